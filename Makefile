@@ -69,6 +69,10 @@ bench-handover: vllm-env ## Measure a vLLM that takes the KV of another one from
 bench-thrash: vllm-env ## Send concurrent hits that exceed the pool
 	@$(VLLM_VENV)/bin/python -m benches.engine.thrash $(ARGS)
 
+.PHONY: bench-waiting
+bench-waiting: vllm-env ## Measure the scheduler's steps while a thousand requests wait
+	@$(VLLM_VENV)/bin/python -m benches.engine.waiting $(ARGS)
+
 .PHONY: bench-wire-faults
 bench-wire-faults: infinistore-env standin-verbs ## Send malformed traffic to our wire door and to InfiniStore's
 	@$(WITH_STANDIN) $(INFINISTORE_VENV)/bin/python -m benches.wire.faults $(ARGS)
@@ -93,6 +97,10 @@ standin-cuda:
 standin-verbs:
 	@$(STEP) "build the stand-in" cargo build --quiet --locked -p kvdepot-standin-verbs
 	@mkdir -p $(dir $(STANDIN_VERBS)) && cp target/debug/libkvdepot_standin_verbs.so $(STANDIN_VERBS)
+
+.PHONY: site
+site: setup ## Build the documentation as a site (ARGS: --out DIR)
+	@$(STEP) "documentation site" $(BIN)/python -m tools.site $(ARGS)
 
 ##@ Check
 
@@ -163,6 +171,7 @@ lint: setup $(CARGO_DENY) ## Check format, lints, types, stubs, spelling and lic
 	@$(STEP) "mypy" $(BIN)/mypy
 	@$(STEP) "stubs match the module" $(BIN)/python -m mypy.stubtest kvdepot._native --mypy-config-file pyproject.toml
 	@$(STEP) "pictures belong to their figures" $(BIN)/python -m tools.plots.first_token --check
+	@$(STEP) "documentation site" $(BIN)/python -m tools.site
 	@$(STEP) "typos" $(BIN)/typos
 
 .PHONY: ptx-check

@@ -25,14 +25,14 @@ Pages = npt.NDArray[np.uint8]
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Seconds that ``work`` takes."""
+    """Returns the seconds that ``work`` takes."""
     start_s = time.perf_counter()
     work()
     return time.perf_counter() - start_s
 
 
 def chained_hashes(count: int) -> list[bytes]:
-    """Block hashes as an engine makes them: each covers all tokens up to its block's end."""
+    """Returns block hashes as an engine computes them: each covers all tokens up to its block's end."""
     hashes, last = [], b""
     for index in range(count):
         last = hashlib.sha256(last + index.to_bytes(8, "little")).digest()
@@ -41,12 +41,12 @@ def chained_hashes(count: int) -> list[bytes]:
 
 
 def rows(pages: Pages) -> list[list[Pages]]:
-    """One row a block, one array a layer."""
+    """Returns one row per block, with one array per layer."""
     return [list(block) for block in pages]
 
 
 def run(count: int, layer_bytes: int, directory: str) -> list[tuple[str, float]]:
-    """Dumps, loads, restarts and loads again; returns what was done and its seconds."""
+    """Dumps, loads, restarts and loads again. Returns the steps and their seconds."""
     generator = np.random.default_rng(0)
     pages = generator.integers(0, 256, size=(count, LAYERS, layer_bytes), dtype=np.uint8)
     loaded = np.zeros_like(pages)

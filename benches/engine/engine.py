@@ -1,6 +1,6 @@
-"""One engine in this process: does the steps of a plan, writes down what came out. Forked by ``runs.run_engine``.
+"""One engine in this process: runs the steps of a plan and writes the results. Forked by ``runs.run_engine``.
 
-A plan is ``{"engine": arguments of vllm.LLM, "result": path, "steps": [...]}``; steps are made by ``runs``.
+A plan is ``{"engine": arguments of vllm.LLM, "result": path, "steps": [...]}``; ``runs`` makes the steps.
 """
 
 import json
@@ -23,7 +23,7 @@ NUDGE_TOKENS = 4
 
 
 class Engine:
-    """A vLLM engine and what can be done with it."""
+    """A vLLM engine and its operations."""
 
     def __init__(self, arguments: dict[str, Any]) -> None:
         started_s = time.monotonic()
@@ -35,7 +35,7 @@ class Engine:
         }
 
     def send(self, name: str, prompts: list[list[int]], max_tokens: int, together: bool) -> None:
-        """Prompts, each ``[seed, tokens]``, one after another or all at once."""
+        """Sends prompts, each ``[seed, tokens]``, in sequence or all together."""
         whole = [{"prompt_token_ids": prompt(seed, tokens)} for seed, tokens in prompts]
         sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
         answers = []
@@ -52,19 +52,56 @@ class Engine:
         )
 
     def forget(self) -> None:
-        """Empties vLLM's own prefix cache; what a connector keeps stays."""
+        """Empties vLLM's own prefix cache; a connector's cache stays."""
         for _ in range(RESET_TRIES):
             if self._llm.reset_prefix_cache():
                 return
             self._nudge()
         raise RuntimeError("vLLM did not reset its prefix cache: blocks are still in use")
 
+    def crowd(self, name: str, prompts: list[list[int]], max_tokens: int, steps: int) -> None:
+        """Adds all prompts, then times the scheduler in ``steps`` steps; the remaining requests are aborted."""
+        engine: Any = self._llm.llm_engine
+        scheduler = engine.engine_core.engine_core.scheduler
+        sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+        names = []
+        for number, (seed, tokens) in enumerate(prompts):
+            whole = {"prompt_token_ids": prompt(seed, tokens)}
+            names.append(engine.add_request(f"{name}-{number}", whole, sampling) or f"{name}-{number}")
+        schedule, times_ms, running, waiting = scheduler.schedule, [], [], []
+
+        def timed(*arguments: Any, **named: Any) -> Any:
+            waiting.append(len(scheduler.waiting))
+            began_s = time.perf_counter()
+            output = schedule(*arguments, **named)
+            times_ms.append((time.perf_counter() - began_s) * 1e3)
+            running.append(len(scheduler.running))
+            return output
+
+        scheduler.schedule = timed
+        began_s, done = time.monotonic(), 0
+        while len(times_ms) < steps and engine.has_unfinished_requests():
+            done += sum(1 for one in engine.step() if one.finished)
+        took_s = time.monotonic() - began_s
+        scheduler.schedule = schedule
+        engine.abort_request(names, internal=True)
+        while engine.has_unfinished_requests():
+            engine.step()
+        self.result["load_average"].append(load_average())
+        self.result.setdefault("crowds", {})[name] = {
+            "schedule_ms": times_ms,
+            "running": running,
+            "waiting": waiting,
+            "took_s": took_s,
+            "done": done,
+        }
+
     def settle(self, socket: str | None, directory: str | None) -> None:
-        """Waits until all that was computed is stored: by a depot, or in files, or as far as steps can tell."""
+        """Waits until everything computed is stored: by a depot, or in files, or as far as steps can tell."""
         end_s = time.monotonic() + SETTLE_S
         steady_since_s, last = time.monotonic(), -1
         while time.monotonic() - steady_since_s < STEADY_S:
-            # An engine in this process takes no step by itself, and stores are begun and ended in steps.
+            # An engine in this process only steps when driven, and stores are started and finished in steps.
             self._nudge()
             now = sum(1 for path in Path(directory).rglob("*") if path.is_file()) if directory else 0
             if now != last:
@@ -81,10 +118,15 @@ class Engine:
 
 
 def main(path: str) -> None:
-    """Does the plan that lies there."""
+    """Runs the plan at this path."""
     plan = json.loads(Path(path).read_text())
     engine = Engine(plan["engine"])
-    can: dict[str, Callable[..., None]] = {"send": engine.send, "forget": engine.forget, "settle": engine.settle}
+    can: dict[str, Callable[..., None]] = {
+        "send": engine.send,
+        "forget": engine.forget,
+        "settle": engine.settle,
+        "crowd": engine.crowd,
+    }
     for step in plan["steps"]:
         can[step["do"]](**{name: value for name, value in step.items() if name != "do"})
     Path(plan["result"]).write_text(json.dumps(engine.result))

@@ -1,7 +1,7 @@
-"""Lets vLLM's own OffloadingConnector run on a CPU, so that it can be measured beside kvdepot.
+"""Makes vLLM's own OffloadingConnector run on a CPU, so that it can be measured beside kvdepot.
 
-vLLM has a copy worker for GPUs only. Here is one for engines whose KV cache is host memory already; lookup, eviction,
-promotion between tiers and the file tier are vLLM's own code. Named in ``kv_connector_extra_config`` as
+vLLM has a copy worker for GPUs only. This one is for engines whose KV cache is already in host memory; lookup,
+eviction, promotion between tiers and the file tier are vLLM's own code. Named in ``kv_connector_extra_config`` as
 ``spec_module_path``, with ``spec_name`` ``HostCpuSpec`` or ``HostTieringSpec``.
 """
 
@@ -26,12 +26,12 @@ Rows = Callable[[int], torch.Tensor]
 
 
 class HostCopyWorker(OffloadingWorker):  # type: ignore[misc]
-    """Copies blocks between the engine's pages and vLLM's chunks in a thread of its own."""
+    """Copies blocks between the engine's pages and vLLM's chunks on its own thread."""
 
     def __init__(
         self, caches: CanonicalKVCaches, blocks_per_chunk: int, rows: Rows, close: Callable[[], None] | None = None
     ) -> None:
-        """``rows(size)`` gives the next tensor of one row of ``size`` bytes a chunk; ``close`` ends them all."""
+        """``rows(size)`` returns the next tensor with one row of ``size`` bytes per chunk; ``close`` frees them all."""
         self._close = close
         self._groups = caches.group_data_refs
         self._blocks_per_chunk = blocks_per_chunk
@@ -45,27 +45,27 @@ class HostCopyWorker(OffloadingWorker):  # type: ignore[misc]
         self._jobs: dict[int, Future[tuple[int, float]]] = {}
 
     def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: BlockIDsLoadStoreSpec) -> bool:
-        """Engine to chunks."""
+        """Copies from the engine to chunks."""
         self._jobs[job_id] = self._thread.submit(self._move, src_spec, dst_spec, storing=True)
         return True
 
     def submit_load(self, job_id: int, src_spec: BlockIDsLoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
-        """Chunks to engine."""
+        """Copies from chunks to the engine."""
         self._jobs[job_id] = self._thread.submit(self._move, dst_spec, src_spec, storing=False)
         return True
 
     def get_finished(self) -> list[TransferResult]:
-        """Jobs that have ended since the last call."""
+        """Returns jobs that have ended since the last call."""
         ended = [job_id for job_id, job in self._jobs.items() if job.done()]
         return [TransferResult(job_id, True, *self._jobs.pop(job_id).result()) for job_id in ended]
 
     def wait(self, job_ids: set[int]) -> None:
-        """Returns when these jobs have ended; they are still reported by ``get_finished``."""
+        """Returns when these jobs have ended; ``get_finished`` still reports them."""
         for job_id in job_ids & self._jobs.keys():
             self._jobs[job_id].result()
 
     def shutdown(self) -> None:
-        """Ends the thread and lets go of vLLM's memory, which is unmapped next."""
+        """Ends the thread and releases vLLM's memory, which is unmapped next."""
         self._thread.shutdown(wait=True)
         self._chunks.clear()
         if self._close is not None:
@@ -77,7 +77,7 @@ class HostCopyWorker(OffloadingWorker):  # type: ignore[misc]
         for refs, count, first in zip(self._groups, engine.group_sizes, engine.block_indices, strict=True):
             if count == 0:
                 continue
-            # A request's blocks follow one another; the first may lie in the middle of its chunk.
+            # A request's blocks are consecutive; the first may lie in the middle of its chunk.
             index = first + np.arange(count)
             nth_chunk = index // self._blocks_per_chunk - first // self._blocks_per_chunk
             pages = torch.from_numpy(engine.block_ids[page_start : page_start + count].astype(np.int64))
@@ -102,7 +102,7 @@ class HostCpuSpec(CPUOffloadingSpec):  # type: ignore[misc]
     _host_worker: HostCopyWorker | None = None
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
-        """The worker, made once."""
+        """Returns the worker, which is created once."""
         if self._host_worker is None:
 
             def rows(size: int) -> torch.Tensor:
@@ -113,12 +113,12 @@ class HostCpuSpec(CPUOffloadingSpec):  # type: ignore[misc]
 
 
 class HostTieringSpec(TieringOffloadingSpec):  # type: ignore[misc]
-    """The tiers of vLLM: host memory that scheduler and workers share, with secondary tiers below."""
+    """vLLM's tiers: host memory that scheduler and workers share, with secondary tiers below."""
 
     _host_worker: HostCopyWorker | None = None
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
-        """The worker, made once, on the shared memory that the secondary tiers read."""
+        """Returns the worker, which is created once, on the shared memory that the secondary tiers read."""
         if self._host_worker is None:
             region = SharedOffloadRegion(
                 engine_id=self.config.engine_id,

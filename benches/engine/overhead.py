@@ -40,7 +40,7 @@ def parse() -> argparse.Namespace:
 
 
 def steps(lengths: list[int], repeats: int, pair: int) -> list[Step]:
-    """Prompts that no process has seen before."""
+    """Returns prompts that no process has seen before."""
     return [
         send("warm-up", warm_up(lengths)),
         *(
@@ -52,7 +52,7 @@ def steps(lengths: list[int], repeats: int, pair: int) -> list[Step]:
 
 
 def ratio_interval(ratios: list[float]) -> tuple[float, float]:
-    """Where the median of such pairs lies nine times in ten, by resampling them."""
+    """Returns the 90 % interval of the median of such pairs, by resampling."""
     draw = random.Random(0)
     medians = sorted(median(draw.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))
     low, high = (medians[int(share * (RESAMPLES - 1))] for share in INTERVAL)

@@ -1,4 +1,4 @@
-"""One round: every configuration once, each in an engine process of its own, because a connector is chosen at start."""
+"""One round: every configuration once, each in its own engine process, because a connector is chosen at start."""
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -28,16 +28,16 @@ DRAIN_S = 120.0
 SEEDS_PER_LENGTH = 1000
 OTHER_SEED = 500
 COLD, OWN, HIT = "cold", "own", "hit"
-"""Computed; found in vLLM's own prefix cache; found where the configuration keeps it."""
+"""Computed; found in vLLM's own prefix cache; found where the configuration stores it."""
 
 Progress = Callable[[str], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What is measured: ``repeats`` prompts of each length. A prompt has one token more than its name says.
+    """The workload: ``repeats`` prompts of each length. A prompt has one token more than its nominal length.
 
-    vLLM computes at least one token of a prompt; with that one beyond, every kind of hit has the same length.
+    vLLM computes at least one token of a prompt; with the additional one, every kind of hit has the same length.
     """
 
     kind: EngineKind
@@ -48,14 +48,14 @@ class Bench:
     settings: Mapping[str, Any]
 
     def prompts(self, length: int) -> Prompts:
-        """Seeds and lengths of a length's prompts that are sent twice."""
+        """Returns seeds and lengths of the prompts of one length, which are sent twice."""
         first = length * SEEDS_PER_LENGTH
         return [(first + number, length + 1) for number in range(self.repeats)]
 
     def cold_then_hit(self, stored: Step, kept: bool) -> list[Step]:
-        """Computes each prompt, sends it again, and, if it is ``kept`` elsewhere, once more after vLLM forgot it.
+        """Computes each prompt, sends it again, and, if it is ``kept`` elsewhere, once more after vLLM dropped it.
 
-        Each hit comes behind the same pause, so that both have the same minute and the same engine.
+        Each hit follows the same pause, so that both run in the same minute and the same engine.
         """
         warm = send("warm-up", warm_up(self.lengths))
         steps = [warm, stored, *([forget()] if kept else []), warm]
@@ -67,7 +67,7 @@ class Bench:
         return steps
 
     def hit_then_cold(self, stored: Step) -> list[Step]:
-        """Sends each prompt, which an earlier process has stored, and again, then computes another one.
+        """Sends each prompt, which an earlier process has stored, then again, then computes another one.
 
         The warm-up is a hit, too.
         """
@@ -101,13 +101,13 @@ def kvdepot(bench: Bench) -> Mapping[str, Result]:
 
 
 def native_memory(bench: Bench) -> Result:
-    """The tier in host memory that vLLM brings."""
+    """Measures vLLM's own tier in host memory."""
     transfer = native_transfer(bench.pool_bytes, None)
     return run_engine("native-memory", bench.kind, transfer, bench.cold_then_hit(settle(), kept=True))
 
 
 def native_files(bench: Bench) -> Result:
-    """The file tier that vLLM brings: hits of a new process on files of an ended one."""
+    """Measures vLLM's own file tier: hits of a new process on the files of an earlier one."""
     directory = empty_directory(WORK / "bench-engine" / "native-files")
     transfer = native_transfer(bench.pool_bytes, directory)
     stored = settle(directory=directory)
@@ -119,13 +119,13 @@ def native_files(bench: Bench) -> Result:
 
 
 def prepare_page_cache(bench: Bench, files: Iterable[Path]) -> None:
-    """Empties the page cache of the files, unless it is to be kept."""
+    """Drops the files from the page cache, unless it is to be kept."""
     if not bench.keep_page_cache:
         drop_from_page_cache(files)
 
 
 def run_round(bench: Bench, progress: Progress) -> dict[str, Result]:
-    """Every configuration once."""
+    """Runs every configuration once."""
     with progress("vLLM without a connector"):
         found = {"plain": plain(bench)}
     with progress("kvdepot, and again after a restart"):

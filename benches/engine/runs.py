@@ -1,10 +1,10 @@
-"""Engines as child processes: plans for them, the connectors they can have, and what they wrote down."""
+"""Engines as child processes: their plans, connectors and results."""
 
 import atexit
 import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -21,7 +21,7 @@ BATCHED_TOKENS = 2048
 RUN_S = 900.0
 WARM_UP_TOKENS = 1025
 MARGIN_TOKENS = 64
-"""What a request may have beyond its prompt."""
+"""Tokens that a request may have beyond its prompt."""
 POOL_MARGIN_BYTES = 256 << 20
 READ_THREADS, WRITE_THREADS = 8, 4
 """Threads of vLLM's file tier: as many as kvdepot has by default."""
@@ -33,7 +33,7 @@ Prompts = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True)
 class EngineKind:
-    """What all engines of a measurement have in common."""
+    """Properties common to all engines of a measurement."""
 
     model: Path
     dtype: str
@@ -42,11 +42,11 @@ class EngineKind:
 
     @classmethod
     def for_prompts(cls, model: Path, dtype: str, lengths: Sequence[int]) -> "EngineKind":
-        """Engines that take prompts of these lengths."""
+        """Returns a kind of engine that takes prompts of these lengths."""
         return cls(model, dtype, max(lengths) + MARGIN_TOKENS)
 
     def arguments(self, transfer: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Arguments of ``vllm.LLM``."""
+        """Returns arguments of ``vllm.LLM``."""
         found: dict[str, Any] = {
             "model": str(self.model),
             "dtype": self.dtype,
@@ -77,25 +77,45 @@ class Sent:
 
 
 @dataclass(frozen=True)
+class Crowd:
+    """Steps of an engine with many waiting requests.
+
+    Attributes:
+        schedule_ms: milliseconds of the scheduler's part of each step.
+        running: requests that ran in each step.
+        waiting: requests that waited before each step.
+        took_s: seconds of all steps.
+        done: number of requests that ended in them.
+    """
+
+    schedule_ms: tuple[float, ...]
+    running: tuple[int, ...]
+    waiting: tuple[int, ...]
+    took_s: float
+    done: int
+
+
+@dataclass(frozen=True)
 class Result:
-    """What an engine did."""
+    """Results of an engine."""
 
     sent: Mapping[str, Sent]
     load_average: tuple[float, ...]
+    crowds: Mapping[str, Crowd] = field(default_factory=dict)
 
 
 def warm_up(lengths: Sequence[int]) -> Prompts:
-    """What an engine computes before it is measured: a prompt that is no longer than the longest of these."""
+    """Returns what an engine computes before it is measured: a prompt no longer than the longest of these."""
     return [(999_999, min(WARM_UP_TOKENS, max(lengths)))]
 
 
 def pool_bytes_for(size: ModelSize, dtype: str, lengths: Sequence[int], repeats: int) -> int:
-    """A pool in which all prompts fit twice."""
+    """Returns the bytes of a pool that holds all prompts twice."""
     return 2 * repeats * sum(lengths) * size.kv_bytes_per_token(dtype) + POOL_MARGIN_BYTES
 
 
 def kvdepot_transfer(home: DepotHome) -> dict[str, Any]:
-    """kvdepot's connector, on the depot of ``home``."""  # noqa: D403 - a name
+    """Returns kvdepot's connector, on the depot of ``home``."""
     return {
         "kv_connector": "KVDepotConnector",
         "kv_role": "kv_both",
@@ -105,7 +125,7 @@ def kvdepot_transfer(home: DepotHome) -> dict[str, Any]:
 
 
 def native_transfer(memory_bytes: int, directory: Path | None) -> dict[str, Any]:
-    """The connector that vLLM brings: host memory, and files below it when there is a directory."""
+    """Returns vLLM's own connector: host memory, and files below it if there is a directory."""
     extra: dict[str, Any] = {
         "spec_module_path": "benches.engine.native_offload_shim",
         "spec_name": "HostCpuSpec" if directory is None else "HostTieringSpec",
@@ -118,8 +138,13 @@ def native_transfer(memory_bytes: int, directory: Path | None) -> dict[str, Any]
 
 
 def send(name: str, prompts: Prompts, *, max_tokens: int = 8, together: bool = False) -> Step:
-    """Sends prompts, one after another or all at once."""
+    """Sends prompts, in sequence or all together."""
     return {"do": "send", "name": name, "prompts": list(prompts), "max_tokens": max_tokens, "together": together}
+
+
+def crowd(name: str, prompts: Prompts, *, max_tokens: int, steps: int) -> Step:
+    """Adds all prompts, and times the scheduler in a number of steps."""
+    return {"do": "crowd", "name": name, "prompts": list(prompts), "max_tokens": max_tokens, "steps": steps}
 
 
 def forget() -> Step:
@@ -128,7 +153,7 @@ def forget() -> Step:
 
 
 def settle(home: DepotHome | None = None, directory: Path | None = None) -> Step:
-    """Waits until all is stored."""
+    """Waits until everything is stored."""
     socket = str(home.socket) if home is not None else None
     return {"do": "settle", "socket": socket, "directory": str(directory) if directory is not None else None}
 
@@ -163,19 +188,29 @@ def run_engine(name: str, kind: EngineKind, transfer: Mapping[str, Any] | None, 
         )
         for key, answers in found["sent"].items()
     }
-    return Result(sent, tuple(found["load_average"]))
+    crowds = {
+        key: Crowd(
+            tuple(crowd["schedule_ms"]),
+            tuple(crowd["running"]),
+            tuple(crowd["waiting"]),
+            crowd["took_s"],
+            crowd["done"],
+        )
+        for key, crowd in found.get("crowds", {}).items()
+    }
+    return Result(sent, tuple(found["load_average"]), crowds)
 
 
 @cache
 def warm() -> Warm:
-    """The process that engines are forked from; it ends with this one."""
+    """Returns the process that engines are forked from; it ends with this one."""
     started = Warm(WORK / "bench-engine" / "warm.log", environ=ON_ALL_CORES)
     atexit.register(started.close)
     return started
 
 
 def empty_directory(path: Path) -> Path:
-    """The directory, with nothing in it."""
+    """Returns the directory, emptied."""
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
     return path

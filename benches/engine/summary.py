@@ -1,4 +1,4 @@
-"""Rounds put together: medians of rounds, and ratios taken where both sides had the same minutes."""
+"""Summary of rounds: medians, and ratios between measurements of the same minutes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("vLLM's offloading, after restart, from files", "native-files-restarted", HIT),
     ("vLLM's offloading, nothing found", "native-memory", COLD),
 )
-"""Title, process, and which of its steps."""
+"""Title, process, and the name of its step."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class Cell:
     """One row at one length over all rounds. Times are milliseconds.
 
     Attributes:
-        faster: for a hit, how many times longer the cold runs took that its own process did in between; for a cold
-            row, how the cold runs without a connector of the same round compare with it.
-        of_own: how many times longer a hit takes than those in vLLM's own prefix cache, of the same length, that its
-            own process did in between; nothing for a cold row.
+        faster: for a hit, the factor to the cold runs that its own process did in between; for a cold row, the factor
+            to the cold runs without a connector of the same round.
+        of_own: factor of a hit's time to hits in vLLM's own prefix cache, of the same length, that its own process did
+            in between; absent for a cold row.
     """
 
     ttft_ms: float
@@ -49,7 +49,7 @@ class Cell:
 
     @staticmethod
     def of(rounds: Sequence[Round], process: str, step: str, length: int) -> "Cell":
-        """Puts a row's rounds together."""
+        """Combines a row's rounds."""
 
         def sent(one: Round, process: str, step: str) -> Sent:
             return one[process].sent[f"{step}/{length}"]
@@ -57,7 +57,7 @@ class Cell:
         mine = [sent(one, process, step) for one in rounds]
         cold = [sent(one, "plain" if step == COLD else process, COLD) for one in rounds]
         own = [] if step == COLD else [sent(one, process, OWN) for one in rounds]
-        # A hit computes on fewer tokens at once than a cold run does, so in bfloat16 it rounds as other hits do.
+        # A hit computes on fewer tokens at once than a cold run, so in bfloat16 it rounds like other hits.
         like = [sent(one, "plain", COLD if step == COLD else OWN) for one in rounds]
         times = [ms for one in mine for ms in one.ttft_ms]
         return Cell(
@@ -72,7 +72,7 @@ class Cell:
 
 
 def summarize(rounds: Sequence[Round], lengths: Sequence[int]) -> dict[str, dict[int, Cell]]:
-    """All rows at all lengths."""
+    """Returns all rows at all lengths."""
     return {title: {n: Cell.of(rounds, process, step, n) for n in lengths} for title, process, step in ROWS}
 
 

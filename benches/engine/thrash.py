@@ -46,18 +46,18 @@ KVDEPOT, NATIVE = "kvdepot", "vLLM's tiers"
 
 @dataclass(frozen=True)
 class Outcome:
-    """All requests at once, on one system."""
+    """All requests sent together, on one system."""
 
     system: str
     alone: Sent
     together: tuple[Sent, ...]
 
     def same_output(self, run: Sent) -> bool:
-        """Whether every request was continued as when it was alone."""
+        """Returns whether every request was continued as when it ran alone."""
         return run.outputs == self.alone.outputs
 
     def problems(self) -> list[str]:
-        """What breaks a promise."""
+        """Returns broken promises."""
         found = []
         for name, run in zip(RUNS, self.together, strict=True):
             if not self.same_output(run):
@@ -68,7 +68,7 @@ class Outcome:
 
 
 def on_kvdepot(kind: EngineKind, prompts: Prompts, pool_bytes: int, settings: Mapping[str, Any]) -> Outcome:
-    """Fills a depot's disk, starts it again, sends all at once."""
+    """Fills a depot's disk, restarts it, sends everything together."""
     values = {"pool_gb": pool_bytes / (1 << 30), **settings}
     with DepotHome(WORK / "bench-engine" / "thrash", values) as home:
         transfer, stored = kvdepot_transfer(home), settle(home=home)
@@ -81,7 +81,7 @@ def on_kvdepot(kind: EngineKind, prompts: Prompts, pool_bytes: int, settings: Ma
 
 
 def on_native(kind: EngineKind, prompts: Prompts, pool_bytes: int) -> Outcome:
-    """The same with the memory and file tiers that vLLM brings."""
+    """The same with vLLM's own memory and file tiers."""
     directory: Path = empty_directory(WORK / "bench-engine" / "thrash-native")
     transfer, stored = native_transfer(pool_bytes, directory), settle(directory=directory)
     alone = run_engine("thrash-native-fill", kind, transfer, one_by_one(prompts, stored)).sent["alone"]
@@ -90,7 +90,7 @@ def on_native(kind: EngineKind, prompts: Prompts, pool_bytes: int) -> Outcome:
 
 
 def one_by_one(prompts: Prompts, stored: Step) -> list[Step]:
-    """Computes a prompt when the one before has been stored: a small pool cannot take them all at once."""
+    """Computes each prompt after the previous one has been stored: a small pool cannot take them all together."""
     return [step for one in prompts for step in (send("alone", [one], max_tokens=ANSWER_TOKENS), stored)]
 
 
@@ -134,7 +134,7 @@ def print_outcomes(outcomes: Sequence[Outcome], title: str, full: int) -> None:
 
 
 def measure(arguments: argparse.Namespace, progress: Progress) -> int:
-    """Runs what was asked for."""
+    """Runs the requested measurements."""
     size = ModelSize()
     prompts = [(FIRST_SEED + number, arguments.tokens + 1) for number in range(arguments.requests)]
     stored_bytes = arguments.requests * arguments.tokens * size.kv_bytes_per_token(arguments.dtype)

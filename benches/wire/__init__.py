@@ -1,1 +1,1 @@
-"""The wire door beside InfiniStore's own server: malformed traffic, throughput, kills."""
+"""The wire door compared with InfiniStore's own server: malformed traffic, throughput, kills."""

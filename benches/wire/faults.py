@@ -17,18 +17,18 @@ Table = dict[str, dict[str, Outcome | None]]
 
 
 def verdict(outcome: Outcome | None) -> str:
-    """One word, and what it means."""
+    """Returns the outcome in a few words."""
     if outcome is None:
         return "not run: needs RDMA"
     end = "" if outcome.survived else "HUNG" if outcome.alive else "DIED"
-    # What a dead server's client met says no more than that it died.
+    # The error that a dead server's client gets says no more than that the server died.
     broken = outcome.broken if outcome.broken and (outcome.survived or "Error" not in outcome.broken) else None
     words = [end, broken and f"BROKEN: {broken}", "LOST DATA" if outcome.survived and not outcome.kept_data else ""]
     return ", ".join(filter(None, words)) or f"ok: {outcome.answer}"
 
 
 def attempt(fault: Fault, kind: str, log: Path | None) -> Outcome | None:
-    """Does one fault to a server of its own."""
+    """Runs one fault on a server of its own."""
     if fault.rdma and standin_verbs() is None:
         return None
     with Server(kind, rdma=fault.rdma, keep_log=log / f"{kind}-{fault.name}.log" if log else None) as server:
@@ -36,7 +36,7 @@ def attempt(fault: Fault, kind: str, log: Path | None) -> Outcome | None:
 
 
 def measure(kinds: Sequence[str], faults: Sequence[Fault], log: Path | None) -> Table:
-    """All faults against all servers, one after the other."""
+    """Runs all faults on all servers, in sequence."""
     table: Table = {}
     for fault in faults:
         table[fault.name] = {kind: attempt(fault, kind, log) for kind in kinds}
@@ -47,7 +47,7 @@ def measure(kinds: Sequence[str], faults: Sequence[Fault], log: Path | None) -> 
 
 
 def as_json(table: Table) -> str:
-    """For machines."""
+    """Returns the table for programs."""
     rows = {
         name: {kind: outcome and {**asdict(outcome), "good": outcome.good} for kind, outcome in outcomes.items()}
         for name, outcomes in table.items()
@@ -56,7 +56,7 @@ def as_json(table: Table) -> str:
 
 
 def as_text(table: Table, kinds: Sequence[str]) -> str:
-    """For people: a table in Markdown, and the count."""
+    """Returns the table for people, in Markdown, and the totals."""
     lines = ["| fault | " + " | ".join(kinds) + " |", "| --- |" + " --- |" * len(kinds)]
     for name, outcomes in table.items():
         lines.append(f"| {name.replace('_', ' ')} | " + " | ".join(verdict(outcomes[kind]) for kind in kinds) + " |")
@@ -71,7 +71,7 @@ def as_text(table: Table, kinds: Sequence[str]) -> str:
 
 
 def main() -> None:
-    """Runs it; fails when our server keeps less than all."""
+    """Runs it; fails when our server does not pass everything."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("faults", nargs="*", help="names; all when none is given")
     parser.add_argument("--server", choices=KINDS, action="append", help="again for more; all by default")

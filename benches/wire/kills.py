@@ -25,24 +25,24 @@ from tools.wire.servers import KINDS, ROOT, NoServerError, Server, preload
 CLIENT_COUNT = 4
 MIB = 1 << 20
 SERVER_SHARE = 0.4
-# Operations of all clients between two kills, at most.
+# Maximum number of operations of all clients between two kills.
 MOST_BETWEEN = 300
 GO_ON_S = 30.0
 POLL_S = 0.01
 WORDS = 2000
 FILL_BYTES = 16 * MIB
-# Of a pool of 1 GiB, which evicts from 95 % on in InfiniStore's server.
+# For a pool of 1 GiB, which InfiniStore's server evicts from at 95 %.
 FILL_COUNT = 52
 
 
 @dataclass
 class Outcome:
-    """What was done, and what was found."""
+    """Actions and findings."""
 
     seed: int
     server_kills: int = 0
     client_kills: int = 0
-    # InfiniStore's client dies when its server goes away in the middle of a get: nothing that a server could help.
+    # InfiniStore's client dies when its server disappears during a get; no server could prevent that.
     peer_clients_died: int = 0
     operations: dict[str, int] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
@@ -66,27 +66,27 @@ class Worker:
             )
 
     def counts(self) -> Counter[str]:
-        """Its last report."""
-        # The last line may be cut, by a kill.
+        """Returns its last report."""
+        # A kill may truncate the last line.
         lines = self.report.read_text().split("\n")[:-1] if self.report.exists() else []
         return Counter(json.loads(lines[-1])) if lines else Counter()
 
     def last_words(self) -> str:
-        """The end of what it wrote to standard error."""
+        """Returns the end of its standard error."""
         return self._errors.read_text(errors="replace")[-WORDS:]
 
     def ended(self) -> int | None:
-        """Status, when it has ended by itself."""
+        """Returns its status if it has ended on its own."""
         return self._process.poll()
 
     def kill(self) -> None:
-        """Ends it as kill -9 does."""
+        """Kills it like kill -9."""
         self._process.kill()
         self._process.wait()
 
 
 class Run:
-    """A server, its clients, and what is done to them."""
+    """A server, its clients, and the kills."""
 
     def __init__(self, server: Server, root: Path, seed: int) -> None:
         self.server, self.root = server, root
@@ -102,11 +102,11 @@ class Run:
         return Worker(self.server, client, self.rng.randrange(1 << 30), self.root / f"client-{self.started}.jsonl")
 
     def total(self) -> Counter[str]:
-        """Of all clients that ever were."""
+        """Returns the counts of all clients so far."""
         return sum((worker.counts() for worker in self.workers), self.past.copy())
 
     def wait(self, what: str, holds: Callable[[], bool]) -> None:
-        """Until it holds; a fault when it does not come to."""
+        """Waits until the condition holds; a finding if it does not."""
         end_s = time.monotonic() + GO_ON_S
         while not holds():
             if time.monotonic() > end_s:
@@ -119,7 +119,7 @@ class Run:
         return total["puts"] + total["hits"] + total["misses"]
 
     def step(self) -> None:
-        """Load for a while, one kill, and until all go on."""
+        """Lets the load run, kills once, and waits until all go on."""
         aim = self._done() + self.rng.randrange(MOST_BETWEEN)
         self.wait("clients under load", lambda: self._done() >= aim)
         server_killed = False
@@ -161,7 +161,7 @@ class Run:
             worker.kill()
 
     def end(self, files_at_first: int) -> Outcome:
-        """Ends the load, and looks for what is left over."""
+        """Ends the load, and looks for leftovers."""
         self.end_load()
         self.outcome.operations = dict(self.total())
         faults = self.outcome.faults
@@ -172,7 +172,7 @@ class Run:
             held = sum(raw.exists(f"load-{key}".encode()) for key in range(KEYS))
             if held != self.server.kvmap_len():
                 faults.append(f"{self.server.kvmap_len()} keys are counted, {held} are there")
-            # Space that a dead client announced is free again: all of the pool takes values, and keeps them.
+            # Space that a dead client announced is free again: the complete pool takes values, and keeps them.
             self.server.purge()
             refused = sum(raw.put(f"fill-{i}", bytes([i]) * FILL_BYTES) != FINISH for i in range(FILL_COUNT))
             kept = sum(raw.get(f"fill-{i}") == bytes([i]) * FILL_BYTES for i in range(FILL_COUNT))
@@ -182,7 +182,7 @@ class Run:
 
 
 def kills(kind: str, count: int, seed: int, root: Path) -> Outcome:
-    """So many kills of a server of that kind, or of its clients."""
+    """Kills a server of that kind, or its clients, ``count`` times."""
     with ExitStack() as stack:
         server = stack.enter_context(Server(kind, keep_log=root / "server.log"))
         files_at_first = server.open_files()

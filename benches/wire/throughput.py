@@ -22,7 +22,7 @@ KIB, MIB = 1 << 10, 1 << 20
 SIZES = [4 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB]
 CLIENTS = [1, 8]
 POOL_GIB = 2
-# Bytes that are held at a time, over all clients; far from what makes a server evict.
+# Bytes that all clients together store at a time; far below what makes a server evict.
 HELD_BYTES = 512 * MIB
 MOST_KEYS = 4000
 START_IN_S = 0.02
@@ -34,7 +34,7 @@ STALL_S = 0.030
 
 @dataclass(frozen=True)
 class Cell:
-    """What is measured."""
+    """Parameters of a measurement."""
 
     clients: int
     nbytes: int
@@ -43,7 +43,7 @@ class Cell:
 
 @dataclass
 class Samples:
-    """A server's figures in a cell, one entry a round; and every single operation's time."""
+    """A server's figures in a cell, one entry per round; and the time of every operation."""
 
     bytes_per_s: list[float] = field(default_factory=list)
     of_stream: list[float] = field(default_factory=list)
@@ -81,7 +81,7 @@ class Bench:
             self.peers[kind] = [stack.enter_context(Peer(server)) for _ in range(clients)]
 
     def measure(self, round_: int, clients: int, nbytes: int, results: Results) -> None:
-        """One round of one size: puts and gets, on each server."""
+        """Measures one round of one size: puts and gets, on each server."""
         stream = stream_bytes_per_s(self.limit_s / 2)
         for kind in self.kinds[:: 1 if round_ % 2 else -1]:
             for op, took in self._put_and_get(self.peers[kind][:clients], round_, nbytes):
@@ -102,7 +102,7 @@ class Bench:
             for peer, names in zip(peers, keys, strict=True):
                 peer.send("timed", op, names, nbytes, start_s, self.limit_s)
             took = [peer.receive("timed") for peer in peers]
-            # What was not put in time is not there, and the client does not come back from asking for it.
+            # A key that was not put in time is missing, and the client never returns from a get of it.
             keys = [names[: len(ones_s)] for names, (_, ones_s) in zip(keys, took, strict=True)]
             yield op, took
         for peer, names in zip(peers, keys, strict=True):
@@ -111,12 +111,12 @@ class Bench:
 
 
 def quantile(values: Sequence[float], part: float) -> float:
-    """The value below which ``part`` of them lies."""
+    """Returns the value below which ``part`` of the values lie."""
     return sorted(values)[min(len(values) - 1, int(len(values) * part))]
 
 
 def rows(results: Results) -> Iterator[Row]:
-    """Medians over rounds; ratios are medians of each round's ratio."""
+    """Yields medians over rounds; ratios are medians of each round's ratio."""
     for cell, servers in results.items():
         peer = servers.get("infinistore")
         for kind, samples in servers.items():
@@ -135,7 +135,7 @@ def rows(results: Results) -> Iterator[Row]:
 
 
 def print_table(table: Sequence[Row]) -> None:
-    """For people."""
+    """Prints the table for people."""
     print("| clients | bytes | op | server | MiB/s | op/s | p50 us | p99 us | of stream | of infinistore |")
     print("| --- " * 10 + "|")
     for row in table:

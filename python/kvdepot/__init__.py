@@ -1,7 +1,7 @@
-"""kvdepot keeps the KV caches of LLM engines: dump what was computed, load it back instead of computing it again.
+"""kvdepot stores the KV caches of LLM engines: dump a computed KV cache, load it back instead of recomputing it.
 
-``kvdepot.open`` gives a ``Store``; ``kvdepot.config`` reads configurations; ``kvdepot.errors`` is what can be raised.
-Names are imported when they are first used, so that ``import kvdepot.config`` needs neither numpy nor torch.
+``kvdepot.open`` returns a ``Store``, ``kvdepot.config`` reads configurations, ``kvdepot.errors`` lists the exceptions.
+Names are imported on first use, so ``import kvdepot.config`` needs neither numpy nor torch.
 """
 
 import importlib

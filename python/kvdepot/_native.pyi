@@ -1,9 +1,11 @@
-"""The Rust core's face: attachment to a depot, namespaces, claims, stores and tasks.
+"""Interface of the Rust core: attachment to a depot, namespaces, claims, stores and tasks.
 
-Every call releases the interpreter lock before it waits or copies, and any number of threads may use one object at once.
-Objects belong to the process that made them: in a forked child, calls raise ``UnavailableError`` (``Depot.attached`` is
-false, ``close`` and ``Claim.release`` do nothing), and the child holds none of the parent's connections. Sizes are bytes and times milliseconds unless a
-name says otherwise. Numbers that could be taken for one another are keyword-only. Block hashes are ``bytes`` of 1 to 64; 16 bytes are taken as they are, others reduced to 16.
+Every call releases the interpreter lock before it waits or copies. Any number of threads may use one object
+concurrently. Objects belong to the process that created them: in a forked child, calls raise ``UnavailableError``
+(``Depot.attached`` is false, ``close`` and ``Claim.release`` do nothing), and the child holds none of the parent's
+connections. Sizes are bytes and times milliseconds unless a name says otherwise. Numbers that are easily confused are
+keyword-only. Block hashes are ``bytes`` of length 1 to 64; 16 bytes are used unchanged, other lengths are reduced
+to 16.
 """
 
 import os
@@ -50,7 +52,7 @@ __version__: str
 PROTOCOL_VERSION: int
 
 class KVDepotError(Exception):
-    """Base of every failure of the store; ``kind`` is its stable lower-case name (``timeout``, ``no_space`` …)."""
+    """Base of every error of kvdepot; ``kind`` is its stable lower-case name (``timeout``, ``no_space`` …)."""
 
     kind: str
 
@@ -71,7 +73,7 @@ class Namespace:
 
     @property
     def canonical(self) -> str:
-        """The canonical description; ``Depot.open_canonical`` opens the same namespace from it in another process."""
+        """Canonical description, from which ``Depot.open_canonical`` opens the same namespace in another process."""
     @property
     def id(self) -> str:
         """32 hex digits: fingerprint of the description, the same through all resets."""
@@ -86,7 +88,7 @@ class Depot:
 
     @staticmethod
     def embedded(config_json: str) -> Depot:
-        """Runs a depot inside this process. ``config_json`` is what ``kvdepot.config`` writes for the core.
+        """Runs a depot inside this process. ``config_json`` is the JSON that ``kvdepot.config`` writes for the core.
 
         Raises:
             ConfigError: a value is wrong. StorageError: a directory cannot be used.
@@ -101,38 +103,38 @@ class Depot:
         queue_depths: tuple[int, int] | None = None,
         passes_through: bool = False,
     ) -> Depot:
-        """Attaches to the depot at ``socket_path``, and starts one with the command ``spawn`` when none answers.
+        """Attaches to the depot at ``socket_path``. If none answers, starts one with the command ``spawn``.
 
-        Waits up to ``wait_ms`` for the first attachment. When that passes, the object is returned unattached
-        (``attached`` is false; every lookup is a miss) and goes on trying in the background, as it does whenever the
-        depot dies. ``call_timeout_ms`` bounds every call that an engine thread waits for (lookups, claims, leases);
-        a lookup waits longer for tiers of a depot that answers other calls. ``queue_depths``: how many tasks may wait in a
-        store, and how many shards of blocks may be under way in a task; ``None`` = as many as the depot was started with.
-        ``passes_through``: whether the depot's pool is ``Staging``, after which log lines of tasks are worded.
+        Waits up to ``wait_ms`` for the first attachment. On timeout the object is returned unattached (``attached`` is
+        false; every lookup is a miss) and keeps trying in the background, as it does whenever the depot dies.
+        ``call_timeout_ms`` bounds every call that an engine thread waits for (lookups, claims, leases); a lookup waits
+        longer for the tiers of a depot that answers other calls. ``queue_depths``: limits of the tasks that may wait in
+        a store, and of the shards of blocks in flight in a task; ``None`` = the depot's own limits. ``passes_through``:
+        whether the depot's pool is ``Staging``; it affects only the wording of tasks' log lines.
 
         Raises:
-            ProtocolError: something else, or another version, answers on the socket.
+            ProtocolError: another service, or another version of kvdepot, answers on the socket.
         """
     @property
     def attached(self) -> bool:
-        """Whether calls reach a depot now."""
+        """Whether calls currently reach a depot."""
     @property
     def trouble(self) -> str:
-        """Why no depot is attached, as far as is known: why it was lost, else why the last try failed. Empty while one
-        is."""
+        """Why no depot is attached, as far as is known: the reason it was lost, else the reason the last attempt
+        failed. Empty while one is attached."""
     def open_namespace(self, facts_json: str, layout_json: str) -> Namespace:
         """Opens a namespace from its facts (a JSON object without fractions) and layout (``[[count, [sizes…]], …]``:
-        runs of equal shards, each with its tensors' sizes in bytes). Works while unattached, too."""
+        runs of equal shards, each with its tensor sizes in bytes). Also works while unattached."""
     def open_canonical(self, canonical: str) -> Namespace: ...
     def store(self, namespace: Namespace, *, timeout_ms: int = 30_000, copy_json: str = "{}") -> Store:
-        """What dumps and loads blocks of one namespace.
+        """Returns a store that dumps and loads the blocks of one namespace.
 
         Args:
-            timeout_ms: bound of each task.
-            copy_json: JSON object that says what is copied and how; ``KVDepotConfig.copy_json`` makes it.
+            timeout_ms: time limit of each task.
+            copy_json: JSON object that selects the memory and the copy engine, from ``KVDepotConfig.copy_json``.
 
         Raises:
-            ConfigError, UnavailableError, UnsupportedError: there is no such copy engine here."""
+            ConfigError, UnavailableError, UnsupportedError: this copy engine is not available."""
     def claim(
         self,
         groups: Sequence[tuple[Sequence[Namespace], int, int]],
@@ -142,90 +144,95 @@ class Depot:
         limit: int,
         label: str = "",
     ) -> Claim:
-        """Claims the longest hit over all groups and ranks, leased in the pool until released.
+        """Claims the longest hit over all groups and ranks. Its blocks are leased in the pool until released.
 
         Args:
-            groups: one ``(namespaces of all ranks, window_blocks, hashes_per_block)`` a KV-cache group;
-                ``window_blocks`` 0 = full attention, else how many last blocks of the hit the group needs.
+            groups: one ``(namespaces of all ranks, window_blocks, hashes_per_block)`` per KV-cache group.
+                ``window_blocks`` is the number of last blocks of the hit that the group needs; 0 = full attention.
             hashes: the request's chained hashes, one per hash unit.
-            skip: leading units that the engine has itself (multiple of every ``hashes_per_block``).
-            limit: no hit beyond this many units.
+            skip: leading units that the engine already has (a multiple of every ``hashes_per_block``).
+            limit: longest hit to return, in units.
             label: what the engine calls the request, for ``kvdepot why``; the depot keeps its first 96 characters.
 
         Never raises for an operational failure: a claim on a dead or hung depot settles with no hit.
         """
     def reset(self, namespaces: Sequence[Namespace]) -> None:
-        """Moves namespaces to their next epoch: no block dumped before is served again, from any tier.
+        """Moves namespaces to their next epoch: blocks dumped before are never served again, from any tier.
 
         Raises:
-            UnavailableError, DepotTimeoutError: the reset was not confirmed.
+            UnavailableError, DepotTimeoutError: the depot did not confirm the reset.
         """
     def drain(self, timeout_ms: int) -> bool:
-        """Waits until what was dumped so far has been written to the tiers; false when the time passed first."""
+        """Waits until everything dumped so far is written to the tiers. Returns false on timeout.
+
+        Raises:
+            UnavailableError, DepotTimeoutError: no depot answers.
+        """
     def stats_json(self) -> str:
-        """Counters and gauges of depot and client as a JSON object."""
+        """Returns counters and gauges of depot and client as a JSON object."""
     def close(self) -> None: ...
 
 @final
 class Claim:
-    """A hit that is being made ready: tier blocks are brought into the pool and leased."""
+    """A hit that is being prepared: blocks are fetched from the tiers into the pool and leased."""
 
     def poll(self) -> tuple[bool, int, int]:
-        """``(settled, units, units_from_tier)``: when settled, ``units`` leading hash units (``skip`` included) are
-        verified, in the pool and leased for all ranks; ``units_from_tier`` of them came from below the pool. Asks the
-        depot at most every half millisecond; a claim that nobody polls for ``timeout_ms`` ends by itself."""
+        """Returns ``(settled, units, units_from_tier)``: when settled, ``units`` leading hash units (``skip`` included)
+        are verified, in the pool and leased for all ranks; ``units_from_tier`` of them came from below the pool. Asks
+        the depot at most every half millisecond. A claim that is not polled for ``timeout_ms`` ends."""
     def wait(self, timeout_ms: int) -> tuple[bool, int, int]:
-        """Polls until settled or the time has passed."""
+        """Polls until the claim settles or ``timeout_ms`` has passed."""
     def arriving(self) -> tuple[int, int, int, int, int] | None:
-        """``(units, units_now, units_from_tier, blocks_come, blocks_left)`` as of the last poll, while every block of the
-        hit is in the pool or on its way there: ``units`` if all of them come, at least ``units_now`` if the claim were
-        settled now. A load may begin then: it waits for each block itself, and fails those that never come."""
+        """Returns ``(units, units_now, units_from_tier, blocks_come, blocks_left)`` as of the last poll, while every
+        block of the hit is in the pool or in flight to it; else ``None``. The hit has ``units`` if all of them arrive,
+        and at least ``units_now`` if the claim is settled now. A load may begin then: it waits for each block itself,
+        and fails those that never arrive."""
     def settle_now(self) -> tuple[bool, int, int]:
-        """Takes what has come so far (best effort): settled from now on."""
+        """Settles the claim with the blocks that have arrived so far (best effort)."""
     def decline(self) -> tuple[bool, int, int]:
-        """As ``settle_now``, because computing the rest is faster than waiting: the depot counts it as ``not_worth_it``."""
+        """Like ``settle_now``, because computing the rest is faster than waiting; counted as ``not_worth_it``."""
     def release(self) -> None:
-        """Drops the leases. Idempotent; also done when the object is collected."""
+        """Drops the leases. Idempotent. Also happens when the object is garbage-collected."""
 
 @final
 class Task:
-    """Blocks on their way: to the depot (dump) or to the engine's memory (load)."""
+    """A dump (to the depot) or a load (to the engine's memory) in flight."""
 
     @property
     def id(self) -> int: ...
     @property
     def block_count(self) -> int: ...
     def done(self) -> bool:
-        """Whether all of a dump has ended, or nothing is written any more and all that has not failed is in place (load).
-        On a device that hangs a dump ends at its time-out all the same (``failures`` says ``timeout``), though the device
-        may still read its pages; a load ends when the device is through."""
+        """Returns whether a dump has ended, or a load writes nothing more and every block that did not fail is in
+        place. On a device that hangs, a dump still ends at its timeout (``failures`` says ``timeout``), while the
+        device may go on reading its pages; a load ends when the device has finished."""
     def wait(self, timeout_ms: int | None = None) -> bool:
-        """Waits until done; false when the time passed first. Never raises for a block's failure: see ``failed``."""
+        """Waits until done. Returns false on timeout. Never raises for a block's failure: see ``failed``."""
     def wait_shard(self, shard: int, *, timeout_ms: int | None = None) -> bool:
         """Waits until shard ``shard`` of every block is in place (load) or copied out (dump), or has failed."""
     def wait_shard_on(self, shard: int, *, stream: int, timeout_ms: int | None = None) -> bool:
-        """For a load on a device: lets ``stream`` (a ``CUstream``) wait on the device until shard ``shard`` of every
-        block is in place or has failed. Returns when all of it has been handed to the device; false when the time passed
-        first. On engines without streams this is ``wait_shard``."""
+        """For a load on a device: makes ``stream`` (a ``CUstream``) wait on the device until shard ``shard`` of every
+        block is in place or has failed. Returns once all copies were submitted to the device; false on timeout. On copy
+        engines without streams this is ``wait_shard``."""
     def failed(self, rows_per_block: int = 1) -> npt.NDArray[np.int64]:
-        """After ``done``: indexes of the blocks that were not stored or not loaded, ascending. ``rows_per_block`` rows of
-        the task count as one block."""
+        """After ``done``: returns the indexes of the blocks that were not stored or not loaded, ascending.
+        ``rows_per_block`` rows of the task count as one block."""
     def failures(self, rows_per_block: int = 1) -> dict[str, int]:
-        """After ``done``: how many blocks failed, by kind (``not_found``, ``no_space``, ``timeout`` …)."""
+        """After ``done``: returns the number of failed blocks by kind (``not_found``, ``no_space``, ``timeout`` …)."""
     def submit_shard(self, shard: int, *, wait_event: int = 0, keep: object = None) -> None:
-        """For a task made by ``begin_dump_pages``: shard ``shard`` of every block may be read, after the device event
-        ``wait_event`` (a ``CUevent``; 0 = now), which must not be recorded again until the task is done. ``keep``, such as
-        the event's owner, is held until the shard's copy has ended."""
+        """For a task from ``begin_dump_pages``: allows shard ``shard`` of every block to be read after the device event
+        ``wait_event`` (a ``CUevent``; 0 = now), which must not be recorded again until the task is done. ``keep``, for
+        example the event's owner, is held until the shard's copy has ended."""
     def fileno(self) -> int:
-        """A descriptor that becomes readable when the task is done; owned by the task."""
+        """Returns a descriptor that becomes readable when the task is done. The task owns it."""
 
 @final
 class Store:
     """Dumps and loads blocks of one namespace between this process's memory and the depot.
 
-    ``keep`` is an object whose reference the core holds until no copy of the task touches its memory any more: also when
-    the task has timed out while a device still copies, and whether or not the ``Task`` is kept. It is released by a later
-    call of the store or of one of its tasks."""
+    The core holds a reference to ``keep`` until no copy of the task touches its memory any more, even if the task
+    has timed out while a device still copies, and whether or not the ``Task`` is kept. A later call of the store or
+    of one of its tasks releases it."""
 
     @property
     def namespace(self) -> Namespace: ...
@@ -238,19 +245,19 @@ class Store:
         *,
         sizes: npt.NDArray[np.uint64] | None = None,
     ) -> None:
-        """Says where the engine's pages lie: tensor ``t`` (counted over all shards of the layout, in order) of page ``p``
-        begins at ``bases[t] + p * strides[t]``. The memory must stay mapped until the store is closed; ``keep`` is held
+        """Registers the engine's pages: tensor ``t`` (counted over all shards of the layout, in order) of page ``p``
+        begins at ``bases[t] + p * strides[t]``. The memory must stay mapped until the store is closed. ``keep`` is held
         until then, and until every task over these pages has ended.
 
         Args:
-            sizes: bytes of the pieces that a page is in, where they are others than the layout's tensors; there is one
-                base and one stride for each. One after another they fill the layout's shards; ``None`` = the tensors.
+            sizes: sizes in bytes of the pieces of a page, if they differ from the layout's tensors. Each piece has one
+                base and one stride, and together, in order, they fill the layout's shards. ``None`` = the tensors.
 
         Raises:
             ConfigError: the numbers of bases, strides and pieces differ, or the pieces do not fill the shards."""
     def set_decoding(self, decoding: bool) -> None:
-        """Says whether the engine decodes in the steps that follow: a device's copies then leave its multiprocessors
-        alone, even if that is slower. Holds for all stores of the device."""
+        """Sets whether the engine decodes in the steps that follow. While it does, a device's copies leave its
+        multiprocessors alone, even if that is slower. Applies to all stores of the device."""
     def dump_pages(
         self,
         hashes: Sequence[bytes],
@@ -259,11 +266,12 @@ class Store:
         wait_event: int = 0,
         keep: object = None,
     ) -> Task:
-        """Stores page ``pages[i]`` as block ``hashes[i]``. Blocks that the depot has already are not copied again.
+        """Stores page ``pages[i]`` as block ``hashes[i]``. Blocks that the depot already has are not copied again.
 
         Args:
             wait_event: device event (a ``CUevent``) after which the pages may be read; 0 = now. It must not be recorded
-                again until the task is done, and stay valid until the copies have ended: its owner can be ``keep``."""
+                again until the task is done, and must stay valid until the copies have ended: pass its owner as
+                ``keep``."""
     def begin_dump_pages(self, hashes: Sequence[bytes], pages: npt.NDArray[np.int64]) -> Task:
         """Like ``dump_pages``, but each shard is read only after ``Task.submit_shard`` (layer-wise save)."""
     def load_pages(
@@ -276,11 +284,11 @@ class Store:
         keep: object = None,
     ) -> Task:
         """Loads block ``hashes[i]`` into page ``pages[i]``, shard by shard in order, after ``wait_event`` as in
-        ``dump_pages``: nothing that the device still computes may use the pages then.
+        ``dump_pages``: work that the device still has to do then must not use the pages.
 
         Args:
             patience_ms: how long to wait for blocks that are not in the pool, after the others have been copied;
-                ``None`` = as long as the task may take."""
+                ``None`` = until the task's time limit."""
     def dump(
         self,
         hashes: Sequence[bytes],
@@ -288,8 +296,8 @@ class Store:
         addresses: npt.NDArray[np.uint64],
         keep: object = None,
     ) -> Task:
-        """Stores shard ``shards[i]`` of block ``hashes[i]`` from ``addresses[i, t]``; a block is visible when all its
-        shards came, in one task or several."""
+        """Stores shard ``shards[i]`` of block ``hashes[i]`` from ``addresses[i, t]``. A block becomes visible once all
+        its shards were stored, by one task or several."""
     def load(
         self,
         hashes: Sequence[bytes],
@@ -298,63 +306,65 @@ class Store:
         keep: object = None,
     ) -> Task: ...
     def lookup(self, hashes: Sequence[bytes]) -> npt.NDArray[np.bool_]:
-        """Which blocks the depot has, in the pool or a tier."""
+        """Returns for each block whether the depot has it, in the pool or a tier: shape ``(len(hashes),)``."""
     def lookup_on_prefix(self, hashes: Sequence[bytes]) -> int:
-        """How many leading blocks the depot has."""
+        """Returns how many leading blocks the depot has."""
     def prefetch(self, hashes: Sequence[bytes]) -> None:
-        """Asks for blocks to be brought into the pool; returns at once."""
+        """Asks the depot to bring blocks into the pool. Returns immediately."""
     def close(self, wait_ms: int = 0) -> bool:
-        """Takes no more tasks, and waits up to ``wait_ms`` for those under way; false when some are left. They go on, and
-        what they touch stays held. Idempotent."""
+        """Refuses new tasks, and waits up to ``wait_ms`` for those in flight. Returns false if some are left: they go
+        on, and the memory that they touch stays held. Idempotent."""
 
 def tier_table() -> str:
-    """JSON: the tiers of this build in the order of the documentation, each with its settings, and the keys of a configuration
-    that say them; ``later`` are the names of tiers to come. ``kvdepot.config.tier_table`` reads it."""
+    """Returns JSON: the tiers of this build in the order of the documentation, each with its settings and their
+    configuration keys; ``later`` are the names of planned tiers. ``kvdepot.config.tier_table`` reads it."""
 
 def describe_devices(cache_dir: str) -> str:
-    """JSON: the CUDA driver, or what is wrong with it, and the devices with their copy engines and what was measured on
-    them, which is kept in ``cache_dir``; ``adapters`` are the RDMA adapters, or ``adapters_problem`` says why there are none. Makes no
-    context and measures nothing."""
+    """Returns JSON: the CUDA driver, or its problem, and the devices with their copy engines and the measurements of
+    them that are kept in ``cache_dir``; ``adapters`` are the RDMA adapters, or ``adapters_problem`` says why there are
+    none. Creates no context and measures nothing."""
 
 def bench_copies(
     device: str = "0", cache_dir: str | None = None, *, smoke: bool = False, kernel_blocks: int | None = None
 ) -> str:
-    """JSON: rates of every copy engine on a device (number, ``GPU-…`` or PCI bus id), some seconds each; ``missing`` says
-    why an engine cannot be used here. What the engine ``auto`` measures for itself is kept in ``cache_dir``. ``smoke``: small sizes,
-    whose rates mean nothing. ``kernel_blocks``: blocks of 256 threads that the kernel runs on at most; ``None`` = 64.
+    """Measures every copy engine on a device (number, ``GPU-…`` or PCI bus id), some seconds each, and returns the
+    rates as JSON; ``missing`` says why an engine cannot be used here. What the engine ``auto`` measures for itself is
+    kept in ``cache_dir``. ``smoke``: small sizes, whose rates mean nothing. ``kernel_blocks``: maximum number of blocks
+    of 256 threads that the kernel runs on; ``None`` = 64.
 
     Raises:
         UnavailableError, UnsupportedError, ConfigError: there is no driver or no such device."""
 
 @final
 class Trace:
-    """A trace of requests in memory, and what caches would do with it."""
+    """A trace of requests in memory, for replaying it against caches."""
 
     def __new__(cls) -> Trace: ...
     def push_json(self, line: str, *, later_ms: int = 0) -> None:
-        """Adds a request in Mooncake's format, or a session with numbers of its own; ``later_ms`` is added to its time.
+        """Adds a request in Mooncake's format, or a session with its own numbering; ``later_ms`` is added to its time.
 
         Raises:
-            ConfigError: it is neither."""
+            ConfigError: the line is neither."""
     def sort(self) -> None:
-        """Brings the requests into the order of their time."""
+        """Sorts the requests by time."""
     def counts(self) -> tuple[int, int, int]:
-        """Requests, blocks that they name, and different ones of these."""
+        """Returns the numbers of requests, of blocks that they name, and of distinct blocks."""
     def requests(self) -> list[tuple[int, int, int, list[int]]]:
-        """Milliseconds, tokens of prompt and answer, and blocks, numbered as they come."""
+        """Returns for each request its time in milliseconds, the tokens of prompt and answer, and its blocks, numbered
+        in the order of first use."""
     def replay(self, levels_json: str) -> str:
-        """What a pool and tiers would have hit. ``levels_json``: a list of ``{"policy", "capacity"}`` in blocks, the pool first, for
-        tiers also ``"write"`` (``through``, ``second_use``, ``cold``) and ``"promote"``. Returns a JSON object with ``references``,
-        ``hits`` and ``levels``.
+        """Returns what a pool and tiers would have hit, as a JSON object with ``references``, ``hits`` and ``levels``.
+        ``levels_json``: a list of ``{"policy", "capacity"}`` in blocks, the pool first; tiers also have ``"write"``
+        (``through``, ``second_use``, ``cold``) and ``"promote"``.
 
         Raises:
             ConfigError: a level is wrong."""
     def belady(self, capacity: int) -> int:
-        """Blocks of hits if the order of eviction knew the future."""
+        """Returns the blocks of hits under optimal eviction, which knows the future."""
 
 @final
 class Recorder:
-    """Writes requests into the files of a trace by a thread of its own; the newest files are kept."""
+    """Writes requests into the files of a trace, on its own thread. Keeps the newest files."""
 
     def __new__(
         cls, directory: str | os.PathLike[str], name: str, *, block_tokens: int, file_bytes: int, files_max: int
@@ -362,30 +372,32 @@ class Recorder:
         """Begins a recording.
 
         Raises:
-            StorageError: there can be no file in the directory."""
+            StorageError: no file can be created in the directory."""
     def record(
         self, block_hashes: Sequence[bytes], *, timestamp_ms: int, input_length: int, output_length: int
     ) -> bool:
-        """Takes a request, to be written later; false when too many wait, and this one is dropped. Never waits."""
+        """Queues a request to be written later. Returns false if the queue is full and it was dropped. Never waits."""
     def counters(self) -> tuple[int, int, int]:
-        """Requests written, dropped because too many waited, and lost because the disk refused them."""
+        """Returns the numbers of requests written, dropped because the queue was full, and lost to errors of the
+        disk."""
     def close(self, wait_ms: int = 2000) -> bool:
-        """Ends the recording, and says whether all that waited was written within that time."""
+        """Ends the recording. Returns whether all queued requests were written within ``wait_ms``."""
 
 @final
 class Meter:
-    """Counts what depots of several sizes, in blocks, and an endless one would give; by a thread of its own."""
+    """Counts the hits that depots of several sizes, in blocks, and an unlimited one would give; on its own thread."""
 
     def __new__(cls, policy: str, capacities: Sequence[int]) -> Meter: ...
     def look_up(self, block_hashes: Sequence[bytes]) -> bool:
-        """A request asks for these blocks, from where the engine's own cache ends; false when too many wait to be counted."""
+        """Counts a request for these blocks, which start where the hit in the engine's own cache ends. Returns false if
+        the queue is full and the call was dropped."""
     def store(self, block_hashes: Sequence[bytes]) -> bool:
-        """The engine has computed these blocks."""
+        """Counts that the engine has computed these blocks."""
     def settle(self, wait_ms: int) -> bool:
-        """Waits until all is counted that was handed over before."""
+        """Waits until everything queued so far is counted. Returns false on timeout."""
     def report_json(self) -> str:
-        """Blocks ``asked`` for, the ``ceiling`` of an endless depot, what each of ``sizes`` has ``held`` and ``hits``, and how many calls were
-        ``dropped``."""
+        """Returns JSON: blocks ``asked`` for, the hits of an unlimited depot (``ceiling``), ``held`` and ``hits`` of
+        each of ``sizes``, and the number of ``dropped`` calls."""
 
 def serve(
     config_json: str,
@@ -396,26 +408,28 @@ def serve(
     take_over: bool = False,
     wait_for_lock: bool = False,
 ) -> None:
-    """Runs a depot with its local door at ``socket_path`` until a signal handler raises, or until nobody was attached
-    for ``idle_exit_ms`` (0 = never). Returns when another depot already serves that socket. ``wire_json`` opens a wire
-    door, too; then it is never idle. What is in no tier yet is written before it returns, for ``drain_timeout_ms`` of the
-    configuration. A panic in a thread of the depot aborts the process. ``take_over``: with the pool and the blocks of the
-    depot that serves the socket, which ends then; with an empty pool where none does. ``wait_for_lock``: while another
-    depot serves the socket, waits until that one ends; ``take_over`` goes first.
+    """Runs a depot with its local door at ``socket_path`` until a signal handler raises, or until no client was
+    attached for ``idle_exit_ms`` (0 = never). Returns if another depot already serves that socket. ``wire_json`` also
+    opens a wire door; then the depot is never idle. Before it returns, it writes blocks that are in no tier yet, for
+    at most ``drain_timeout_ms`` of the configuration. A panic in a thread of the depot aborts the process.
+    ``take_over``: takes the pool and its blocks over from the depot that serves the socket, which then exits; starts
+    with an empty pool if there is none. ``wait_for_lock``: waits until the depot that serves the socket exits;
+    ``take_over`` has precedence.
 
     Raises:
-        ConfigError, StorageError. With ``take_over`` also when the running depot's pool has another size.
-        VersionError: with ``take_over``, the running depot has another version.
+        ConfigError, StorageError: a value is wrong, or a directory cannot be used. With ``take_over`` also when the
+            running depot's pool has another size.
+        ProtocolError: with ``take_over``, the running depot has another version.
         UnavailableError: another process holds the socket's lock, and no depot answers.
     """
 
 def crc64nvme(data: bytes) -> int: ...
 def block_hash(engine_hash: bytes) -> bytes:
-    """The 16 bytes that an engine's hash becomes in a key."""
+    """Returns the 16 bytes that represent an engine's hash in a key."""
 
 def namespace_id(facts_json: str, layout_json: str, *, epoch: int = 0) -> str: ...
 def keep_pool() -> None:
-    """What the process does that keeps a depot's pool beyond a crash of it. Only a depot starts it, over its standard
+    """Runs the keeper process, which holds a depot's pool across a crash. Only a depot starts it, over its standard
     input."""
 
 def init_logging(
@@ -427,8 +441,9 @@ def init_logging(
     max_files: int = 1,
     burst_lines: int = 0,
 ) -> None:
-    """Log lines of the core go to standard error, or to ``path``; ``level``: error, warn, info, debug, trace.
+    """Sends log lines of the core to standard error, or to ``path``; ``level``: error, warn, info, debug, trace.
 
-    ``max_bytes`` and ``max_files`` bound the file ``path`` and those before it; 0 bytes = no bound. Of one kind of line no
-    more than ``burst_lines`` are written in ten seconds; 0 = no bound. Only the first call of a process counts.
+    ``max_bytes`` bounds the file ``path`` (0 = no bound), and ``max_files`` is the number of files kept, including
+    rotated ones. At most ``burst_lines`` lines of one kind are written in ten seconds; 0 = no bound. Only the first
+    call in a process has an effect.
     """

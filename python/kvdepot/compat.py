@@ -1,8 +1,8 @@
-"""Names of other projects that existing launch lines use, installed only when somebody asks for them.
+"""Names of other projects that existing launch commands use, installed only on request.
 
-A wheel cannot leave a console script or a package out until it is wanted, and a second distribution would write over
-files of the real one without a word. So ``kvdepot compat install`` writes a few files into this environment, after it
-has seen that nobody has the name, and ``kvdepot compat remove`` takes away what it wrote.
+A wheel cannot make a console script or a package optional, and a second distribution would silently overwrite files of
+the real one. So ``kvdepot compat install`` writes a few files into this environment, after checking that the name is
+free, and ``kvdepot compat remove`` deletes them again.
 """
 
 import importlib
@@ -20,7 +20,7 @@ from kvdepot.errors import config_error
 
 MARK = "Written by `kvdepot compat install"
 HEAD_BYTES = 400
-"""Where the mark stands in a file that was written here."""
+"""Number of leading bytes of a file to search for the mark."""
 
 _HEADER = f"# {MARK} {{name}}`; `kvdepot compat remove {{name}}` takes it away.\n"
 
@@ -47,15 +47,15 @@ sys.exit(main())
 
 @dataclass(frozen=True)
 class Shim:
-    """One name.
+    """A set of files that provides one foreign name.
 
     Attributes:
-        gives: what there is with it.
-        module: top-level module that must not be there without it; empty = none is made.
-        distributions: whose name it is.
-        files: what is written, by path below ``where``; a text of "" has the header alone.
+        gives: description of what the name provides.
+        module: top-level module that must not exist before the installation; empty = the shim has none.
+        distributions: names of the distributions that own the name.
+        files: content to write, by path below ``where``; for a text of "" the file has the header alone.
         where: key of ``sysconfig``'s paths.
-        is_program: whether the files are run.
+        is_program: whether the files are executable.
     """
 
     name: str
@@ -67,15 +67,15 @@ class Shim:
     is_program: bool = False
 
     def directory(self) -> Path:
-        """Where the files go in this environment."""
+        """Returns the directory of this environment that the files go into."""
         return Path(sysconfig.get_path(self.where))
 
     def paths(self) -> list[Path]:
-        """The files that it is made of."""
+        """Returns the paths of the shim's files."""
         return [self.directory() / name for name in self.files]
 
     def is_installed(self) -> bool:
-        """Whether all of its files are there, and ours."""
+        """Returns whether all of its files exist and were written by kvdepot."""
         return all(is_own(path) for path in self.paths())
 
 
@@ -105,11 +105,11 @@ SHIMS: Mapping[str, Shim] = {
         ),
     )
 }
-"""What can be installed, by name."""
+"""Shims that can be installed, by name."""
 
 
 def is_own(path: Path) -> bool:
-    """Whether a file was written here."""
+    """Returns whether kvdepot wrote the file."""
     try:
         with path.open("rb") as file:
             return MARK.encode() in file.read(HEAD_BYTES)
@@ -118,10 +118,10 @@ def is_own(path: Path) -> bool:
 
 
 def install(shim: Shim) -> list[Path]:
-    """Writes a shim's files; those that are there and ours are written again.
+    """Writes a shim's files, replacing those that kvdepot wrote earlier. Returns their paths.
 
     Raises:
-        ConfigError: somebody else has the name, or the environment cannot be written to.
+        ConfigError: another package or program has the name, or the environment is not writable.
     """
     taken = _taken_by(shim)
     if taken:
@@ -138,7 +138,7 @@ def _write(shim: Shim, path: Path, text: str) -> None:
     shebang = f"#!{sys.executable}\n" if shim.is_program else ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Whole or not at all: an engine may be starting.
+        # Replaced atomically: an engine may be starting.
         fresh = path.with_name(f".{path.name}.{os.getpid()}")
         fresh.write_text(shebang + _HEADER.format(name=shim.name) + text, encoding="utf-8")
         fresh.chmod(0o755 if shim.is_program else 0o644)
@@ -148,7 +148,7 @@ def _write(shim: Shim, path: Path, text: str) -> None:
 
 
 def remove(shim: Shim) -> list[Path]:
-    """Removes what ``install`` wrote, and directories that are empty then. Gives the files that are gone.
+    """Removes the files that ``install`` wrote, and directories that are then empty. Returns the removed paths.
 
     Raises:
         ConfigError: a file cannot be removed.
@@ -176,13 +176,13 @@ def _remove_empty(directory: Path, above: Path) -> None:
         shutil.rmtree(directory / "__pycache__", ignore_errors=True)
         try:
             directory.rmdir()
-        except OSError:  # somebody else's file is in it
+        except OSError:  # it holds a foreign file
             return
         directory = directory.parent
 
 
 def _taken_by(shim: Shim) -> str:
-    """Who has the name; empty when nobody has."""
+    """Returns who owns the name, as text for an error; empty if it is free."""
     for found in importlib.metadata.distributions():
         if str(found.metadata["Name"]).lower().replace("_", "-") in shim.distributions:
             return f"the package {found.metadata['Name']} {found.version}"
@@ -204,14 +204,14 @@ def _taken_by(shim: Shim) -> str:
 
 
 def _is_own_directory(directory: Path) -> bool:
-    """Whether a module's directory was made here.
+    """Returns whether kvdepot created a module's directory.
 
-    A namespace package has no ``__init__.py``, and ours would change what it is.
+    Rejects a namespace package, which has no ``__init__.py`` of ours: ours would turn it into a regular package.
     """
     if directory.is_symlink() or not directory.is_dir():
         return False
     if is_own(directory / "__init__.py"):
         return True
-    # What an installation that was interrupted left: directories, and files of ours.
+    # An interrupted installation leaves directories and files of ours.
     files = (path for path in directory.rglob("*") if "__pycache__" not in path.parts)
     return all(is_own(path) for path in files if path.is_symlink() or not path.is_dir())

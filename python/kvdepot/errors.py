@@ -1,6 +1,6 @@
-"""Errors of kvdepot: the same classes whether Python or the Rust core raises them.
+"""Exceptions of kvdepot: the same classes whether Python or the Rust core raises them.
 
-Every class derives from ``KVDepotError`` and, where one fits, from the built-in that callers catch already
+Every class derives from ``KVDepotError`` and, where one fits, from the built-in that callers already catch
 (``ValueError``, ``OSError``, ``TimeoutError`` …). ``kind`` is the stable lower-case name of the failure.
 """
 
@@ -35,12 +35,12 @@ __all__ = [
 
 
 def config_error(message: str) -> ConfigError:
-    """A ``ConfigError`` raised on the Python side, with the ``kind`` that the core's own carry."""
+    """Returns a ``ConfigError`` with ``kind`` set, as the core sets it on its own."""
     error = ConfigError(message)
     error.kind = "config"
     return error
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether something failed: an ordinary error or a panic of the core, and no request to end the process."""
+    """Returns whether ``error`` is a failure (an ordinary exception or a panic of the core), not a request to exit."""
     return isinstance(error, Exception) or type(error).__module__ == "pyo3_runtime"

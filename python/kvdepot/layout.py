@@ -13,14 +13,15 @@ BLOCK_BYTES_MAX = 1 << 30
 
 @dataclass(frozen=True)
 class BlockLayout:
-    """A block of equal shards.
+    """Layout of a block: equal shards, each made of tensors.
 
     Attributes:
-        shards: parts of a block that move as one: 1, or the number of layers when layers move one by one.
-        tensor_sizes_bytes: sizes of the tensors of one shard, in order.
+        shards: parts of a block that move as one: 1, or the number of layers when layers move one by one. At most
+            4096.
+        tensor_sizes_bytes: sizes of the tensors of one shard, in order. A block has at most 65,536 tensors.
 
     Raises:
-        ConfigError: no shard or tensor, an empty tensor, or a block of more than 1 GiB.
+        ConfigError: no shard or tensor, too many, an empty tensor, or a block of more than 1 GiB.
     """
 
     shards: int
@@ -50,10 +51,10 @@ class BlockLayout:
         return self.shards * self.shard_bytes
 
     def to_json(self) -> str:
-        """The layout as the core and a namespace's description spell it: ``[[shards,[sizes…]]]``."""
+        """Returns the layout as the core and a namespace's description spell it: ``[[shards,[sizes…]]]``."""
         return json.dumps([[self.shards, list(self.tensor_sizes_bytes)]], separators=(",", ":"))
 
     @staticmethod
     def of(layout: "BlockLayout | Iterable[int]") -> "BlockLayout":
-        """``layout`` itself, or a block of one shard from its tensors' sizes in bytes."""
+        """Returns ``layout`` itself, or a block of one shard made from tensor sizes in bytes."""
         return layout if isinstance(layout, BlockLayout) else BlockLayout(1, layout)

@@ -1,4 +1,4 @@
-"""The log of this process: the core's lines go to standard error; Python's logger ``kvdepot`` has the same level."""
+"""Logging of this process: the core logs to standard error; Python's logger ``kvdepot`` gets the same level."""
 
 import logging
 
@@ -16,13 +16,13 @@ _done: list[str] = []
 
 
 def set_up_logging(config: KVDepotConfig) -> str:
-    """Sets it up once a process; later calls change nothing, because the core's logger cannot be replaced.
+    """Sets up logging once per process. Later calls change nothing, because the core's logger cannot be replaced.
 
     Returns:
-        The level that holds: error, warn, info, debug or trace.
+        The effective level: error, warn, info, debug or trace.
 
     Raises:
-        ConfigError: a variable of the environment has no meaning.
+        ConfigError: an environment variable has an invalid value.
     """
     if not _done:
         settings = config.log_settings()

@@ -15,15 +15,16 @@ Buffers: TypeAlias = "Sequence[Sequence[Any]] | Addresses"
 def memory_of(
     buffers: Buffers, rows: int, sizes_bytes: Sequence[int], *, writable: bool, cuda_device: int | None = None
 ) -> tuple[Addresses, tuple[object, ...]]:
-    """Addresses of ``rows`` rows of tensors, each row with the sizes ``sizes_bytes``, and the objects that own them.
+    """Returns the addresses of ``rows`` rows of tensors and the objects that own the memory.
 
-    The memory is allocated as long as somebody holds the owners, whatever happens to ``buffers``.
+    The addresses have shape ``(rows, len(sizes_bytes))``. The memory stays allocated as long as the owners are
+    referenced, whatever happens to ``buffers``.
 
     Args:
         buffers: rows of tensors or arrays, or their addresses as a 2-D ``uint64`` array, which is taken on trust and
             has no owners.
-        rows: how many rows there must be.
-        sizes_bytes: what each tensor of a row must have, in bytes.
+        rows: number of rows that ``buffers`` must have.
+        sizes_bytes: size of each tensor of a row, in bytes.
         writable: whether the memory will be written (a load).
         cuda_device: number of the CUDA device that must hold the memory; ``None`` = host memory.
 
@@ -43,13 +44,13 @@ def memory_of(
     owners: list[object] = []
     addresses = np.empty((rows, len(sizes_bytes)), dtype=np.uint64)
     for row, tensors in enumerate(buffers):
-        # One pass over what the caller gave: a sequence may make a new tensor each time it is asked.
+        # Iterate only once: a sequence may create a new tensor on each access.
         held = tuple(tensors)
         if len(held) != len(sizes_bytes):
             raise config_error(f"row {row} must have {len(sizes_bytes)} tensors, got {len(held)}")
         for column, (tensor, size_bytes) in enumerate(zip(held, sizes_bytes, strict=True)):
             where = f"tensor [{row}][{column}]"
-            # torch may give a tensor another storage later, so the storage itself is held, too.
+            # torch may later give a tensor another storage, so keep the storage alive, too.
             owners += (tensor, tensor.untyped_storage()) if hasattr(tensor, "untyped_storage") else (tensor,)
             addresses[row, column] = _address(tensor, size_bytes, where, writable, cuda_device)
     return addresses, tuple(owners)

@@ -1,4 +1,4 @@
-"""The library's face: ``kvdepot.open`` and the ``Store`` that it gives."""
+"""The library's public interface: ``kvdepot.open`` and the ``Store`` that it returns."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from kvdepot.memory import Buffers, memory_of
 from kvdepot.task import Task, TaskResult
 
 _CLOSE_GRACE_MS = 1_000
-"""How much longer than a task's time limit ``close`` waits: a device that hangs may never end a load."""
+"""Milliseconds that ``close`` waits beyond a task's time limit: on a device that hangs, a load may never finish."""
 
 
 def open_store(
@@ -30,31 +30,31 @@ def open_store(
     engine_id: str | None = None,
     cuda_device: int | None = None,
 ) -> "Store":
-    """Opens a store: a depot inside this process, or with ``mode: node`` the node's own, started when none answers.
+    """Opens a store on a depot inside this process or, with ``mode: node``, on the node's own depot.
 
-    With ``start_depot: false`` nothing is started. Either way a depot is waited for up to ``attach_timeout_ms``;
-    without one every block is a miss until one answers.
+    A node depot is started if none answers, unless ``start_depot`` is false. Either way the call waits up to
+    ``attach_timeout_ms`` for a depot. Until one answers, every block is a miss.
 
     Args:
         config: path of a YAML file, dict, ``KVDepotConfig``, or ``None`` for defaults sized to the machine.
-        layout: how a block is cut: a ``BlockLayout``, or the sizes in bytes of the tensors of a block of one shard.
+        layout: how a block is cut: a ``BlockLayout``, or the tensor sizes in bytes of a block with a single shard.
         namespace: everything that changes a block's bytes and is not in the layout: model, revision, dtype,
             rank, salt … (P8). Text, integers, booleans, lists and dicts; no fractions. Stores with different facts
             never read each other's blocks.
-        engine_id: what tells this engine from others, when ``share_depot`` is false and ``mode`` is ``node``;
-            the process id when left out.
-        cuda_device: number of the CUDA device that holds the tensors which are stored and loaded, as this process
-            counts devices; ``None`` = host memory. Tasks and the device's streams know nothing of each other:
-            synchronise before ``dump``, and wait for a task before the device uses what it loads.
+        engine_id: distinguishes this engine from others when ``share_depot`` is false and ``mode`` is ``node``.
+            Defaults to the process id.
+        cuda_device: number of the CUDA device that holds the tensors to store and load, as this process counts
+            devices; ``None`` = host memory. Tasks are not ordered with the device's streams: synchronise before
+            ``dump``, and wait for a load before the device uses its tensors.
 
     Returns:
-        The store; close it, or use it as a context manager.
+        The store. Close it, or use it as a context manager.
 
     Raises:
         ConfigError: the configuration, layout or namespace is wrong.
         StorageError: a directory cannot be used.
-        UnavailableError, UnsupportedError: there is no such device, or no driver for it.
-        ProtocolError: something else, or another version, answers on the node's socket.
+        UnavailableError, UnsupportedError: the device does not exist, or has no driver.
+        ProtocolError: another service, or another version of kvdepot, answers on the node's socket.
     """
     config = load_config(config, owns_pool=False)
     layout = BlockLayout.of(layout)
@@ -90,16 +90,17 @@ def _attach(config: KVDepotConfig, layout: BlockLayout, engine_id: str) -> _nati
 
 
 class Store:
-    """Dumps and loads the blocks of one namespace. Made by ``kvdepot.open``.
+    """Dumps and loads the blocks of one namespace. Created by ``kvdepot.open``.
 
-    Blocks are named by the engine's hashes, ``bytes`` of 1 to 64. Calls that move bytes give a ``Task`` and return at
-    once. A failure of the depot is a miss, never an exception (P2): ``lookup`` finds nothing, a task's blocks fail.
+    Blocks are named by the engine's hashes, ``bytes`` of length 1 to 64. Calls that move bytes return a ``Task``
+    immediately. For lookups, dumps and loads a failure of the depot is a miss, never an exception (P2): ``lookup``
+    finds nothing, a task's blocks fail. After ``close``, calls that need the depot raise ``UnavailableError``.
 
-    Thread safety: any number of threads may use one store at once, ``close`` included. Calls release the interpreter
-    lock before they wait or copy.
+    Thread safety: any number of threads may use one store concurrently, including ``close``. Calls release the
+    interpreter lock before they wait or copy.
 
-    Processes: a store belongs to the process that opened it. In a process forked from it, calls raise
-    ``UnavailableError``, and ``close`` does nothing; open another store there.
+    Processes: a store belongs to the process that opened it. In a forked child, calls raise ``UnavailableError``, and
+    ``close`` does nothing; open another store there.
     """
 
     def __init__(
@@ -118,67 +119,68 @@ class Store:
 
     @property
     def config(self) -> KVDepotConfig:
-        """The configuration that the store was opened with."""
+        """Configuration that the store was opened with."""
         return self._config
 
     @property
     def layout(self) -> BlockLayout:
-        """How a block is cut."""
+        """How a block is cut into shards and tensors."""
         return self._layout
 
     @property
     def namespace_id(self) -> str:
-        """32 hex digits that name the namespace, and its directory in a Posix tier, through all resets."""
+        """Name of the namespace, and of its directory in a Posix tier: 32 hex digits, the same through all resets."""
         return self._native.namespace.id
 
     @property
     def attached(self) -> bool:
-        """Whether calls reach a depot now."""
+        """Whether calls currently reach a depot."""
         return self._depot.attached
 
     def lookup(self, hashes: Sequence[bytes]) -> npt.NDArray[np.bool_]:
-        """Which of these blocks the depot has, in its pool or a tier."""
+        """Returns for each block whether the depot has it, in its pool or a tier: shape ``(len(hashes),)``."""
         return self._native.lookup(hashes)
 
     def lookup_on_prefix(self, hashes: Sequence[bytes]) -> int:
-        """How many leading blocks the depot has."""
+        """Returns how many leading blocks the depot has, in its pool or a tier."""
         return self._native.lookup_on_prefix(hashes)
 
     def prefetch(self, hashes: Sequence[bytes]) -> None:
-        """Asks for blocks to be brought from the tiers into the pool; returns at once."""
+        """Asks the depot to bring blocks from the tiers into the pool. Returns immediately."""
         self._native.prefetch(hashes)
 
     def dump(self, hashes: Sequence[bytes], buffers: Buffers, shards: Sequence[int] | None = None) -> Task:
         """Stores blocks.
 
         Args:
-            hashes: name of each row's block.
-            buffers: one row of tensors a hash: torch tensors (or numpy arrays in host memory), contiguous, with the
-                layout's sizes, without Python objects. The store holds a reference to each until no copy touches it any
-                more, whatever happens to ``buffers`` and the task. Or their addresses as a 2-D ``uint64`` array, whose
-                memory the caller keeps allocated until the task is done.
-            shards: shard of each row, whose tensors are those of one shard. ``None`` = whole blocks: a row has the
+            hashes: hash of the block of each row.
+            buffers: one row of tensors for each hash: torch tensors (or numpy arrays in host memory), contiguous, with
+                the layout's sizes, without Python objects. The store keeps a reference to each until no copy touches it
+                any more, whatever happens to ``buffers`` and the task. Or the tensors' addresses as a ``uint64`` array
+                of shape ``(rows, tensors)``, whose memory the caller keeps allocated until the task is done.
+            shards: shard of each row, which then has the tensors of that shard. ``None`` = whole blocks: a row has the
                 tensors of all shards in order.
 
         Returns:
-            The task. The memory must not change before it is done. A block is found by ``lookup`` when all its shards
-            were stored, in one task or several.
+            The task. The memory must not change before it is done. ``lookup`` finds a block once all its shards were
+            stored, by one task or several.
 
         Raises:
-            ConfigError: sizes or counts do not fit the layout, or an array holds Python objects; nothing was stored.
-            UnsupportedError: a tensor is in another memory than the store was opened for.
+            ConfigError: sizes or counts do not fit the layout, a hash is not 1 to 64 bytes long, or an array holds
+                Python objects. Nothing was stored.
+            UnsupportedError: a tensor is not in the memory that the store was opened for.
         """
         return self._submit(self._native.dump, hashes, buffers, shards, writable=False)
 
     def load(self, hashes: Sequence[bytes], buffers: Buffers, shards: Sequence[int] | None = None) -> Task:
-        """Loads blocks into ``buffers``; arguments, result and errors as for ``dump``.
+        """Loads blocks into ``buffers``. Arguments, result and errors as for ``dump``.
 
-        The bytes of a block that the result names as failed are undefined: compute it again.
+        The bytes of a block that the result lists as failed are undefined: recompute it.
         """
         return self._submit(self._native.load, hashes, buffers, shards, writable=True)
 
     def check(self, task: Task) -> bool:
-        """Whether a task is done."""
+        """Returns whether a task is done; see ``Task.done``."""
         return task.done()
 
     def wait(self, task: Task, timeout_ms: int | None = None) -> TaskResult:
@@ -186,24 +188,28 @@ class Store:
         return task.wait(timeout_ms)
 
     def drain(self, timeout_ms: int) -> bool:
-        """Waits until what was dumped so far has been written to the tiers; false when the time passed first."""
+        """Waits until everything dumped so far is written to the tiers. Returns false on timeout.
+
+        Raises:
+            UnavailableError, DepotTimeoutError: no depot answers.
+        """
         return self._depot.drain(timeout_ms)
 
     def reset(self) -> None:
-        """Makes every block dumped so far unreachable, in every tier: the model's weights changed.
+        """Makes every block dumped so far unreachable, in every tier. Call it after the model's weights changed.
 
         Raises:
-            UnavailableError, DepotTimeoutError: the depot has not confirmed it.
+            UnavailableError, DepotTimeoutError: the depot did not confirm the reset.
         """
         self._depot.reset([self._native.namespace])
 
     def stats(self) -> dict[str, Any]:
-        """Counters and gauges of the depot and of this process's attachment."""
+        """Returns counters and gauges of the depot and of this process's attachment."""
         stats: dict[str, Any] = json.loads(self._depot.stats_json())
         return stats
 
     def close(self) -> None:
-        """Waits for tasks under way, as long as ``timeout_ms`` allows, and detaches. Idempotent."""
+        """Waits for tasks in flight, slightly longer than ``timeout_ms``, and detaches. Idempotent."""
         self._native.close(self._config.timeout_ms + _CLOSE_GRACE_MS)
         self._depot.close()
 

@@ -1,4 +1,4 @@
-"""A dump or a load under way, to wait for or to await."""
+"""A dump or a load in flight, to wait for or to await."""
 
 import asyncio
 import os
@@ -28,11 +28,11 @@ _ERROR_OF_KIND: Mapping[str, type[errors.KVDepotError]] = {
 
 @dataclass(frozen=True)
 class TaskResult:
-    """How a task ended.
+    """Outcome of a task.
 
     Attributes:
         failed: indexes of the blocks that were not stored or not loaded, ascending.
-        failures: how many of them by kind: ``not_found``, ``no_space``, ``timeout`` …
+        failures: number of failed blocks by kind: ``not_found``, ``no_space``, ``timeout`` …
     """
 
     failed: npt.NDArray[np.int64]
@@ -40,11 +40,15 @@ class TaskResult:
 
     @property
     def ok(self) -> bool:
-        """Whether every block came through."""
+        """Whether every block was stored or loaded."""
         return len(self.failed) == 0
 
     def raise_for_failures(self) -> None:
-        """Raises the typed error of the commonest kind of failure; returns when there was none."""
+        """Raises the typed error of the most common kind of failure. Returns if nothing failed.
+
+        Raises:
+            KVDepotError: a block failed; ``kind`` is the kind of failure.
+        """
         if self.ok:
             return
         kind = max(self.failures, key=self.failures.__getitem__, default="io")
@@ -57,15 +61,15 @@ class TaskResult:
 
 
 class Task:
-    """Blocks on their way. Goes on whether or not somebody keeps this object, and holds its tensors until it has ended.
+    """A dump or a load in flight. It runs on even if this object is dropped, and holds its tensors until it has ended.
 
-    A task has ended when no copy touches its memory any more. That is when it is done, except after a time-out on a
-    device that hangs: the tensors are then held until the device is through with them.
+    A task has ended when no copy touches its memory any more. Usually that is when it is done. After a timeout on a
+    device that hangs, the tensors are held longer, until the device has finished with them.
 
-    ``await task`` waits without blocking the event loop and gives the ``TaskResult``, as ``wait`` does.
+    ``await task`` waits without blocking the event loop and returns the ``TaskResult``, as ``wait`` does.
 
-    Thread safety: any number of threads may use one task at once, and wait for it. In a process forked from the one
-    that made it, every call raises ``UnavailableError``.
+    Thread safety: any number of threads may use one task concurrently, and wait for it. In a process forked from the
+    one that created it, every call raises ``UnavailableError``.
     """
 
     def __init__(self, native: _native.Task, rows_per_block: int = 1) -> None:
@@ -78,38 +82,41 @@ class Task:
         return self._native.id
 
     def done(self) -> bool:
-        """Whether the task's memory is the caller's again: read (dump) or in place (load)."""
+        """Returns whether the caller may reuse the task's memory (dump) or read it (load)."""
         return self._native.done()
 
     def wait(self, timeout_ms: int | None = None) -> TaskResult:
-        """Waits until done.
+        """Waits until the task is done.
 
         Args:
-            timeout_ms: how long; ``None`` waits for the task's own end, which ``timeout_ms`` of the configuration
-                bounds.
+            timeout_ms: how long to wait; ``None`` waits until the task finishes, which ``timeout_ms`` of the
+                configuration bounds.
+
+        Returns:
+            The result, as ``result`` returns it.
 
         Raises:
-            DepotTimeoutError: the time passed first; the task goes on, and its memory must stay untouched.
+            DepotTimeoutError: the time passed first. The task goes on, and its memory must stay untouched.
         """
         if not self._native.wait(timeout_ms):
             raise errors.DepotTimeoutError(f"task {self.id} is not done after {timeout_ms} ms: wait again")
         return self.result()
 
     def result(self) -> TaskResult:
-        """How a task that is done has ended.
+        """Returns the outcome of a task that is done.
 
         Raises:
-            BusyError: it is not done yet.
+            BusyError: the task is not done yet.
         """
         if not self.done():
             raise errors.BusyError(f"task {self.id} is not done: wait for it first")
-        # Grouped in the core: np.unique ends the process in a daemon thread when the interpreter ends, because it takes
-        # the interpreter lock in a C++ destructor.
+        # Grouped in the core, because np.unique takes the interpreter lock in a C++ destructor: in a daemon thread that
+        # would kill the process at interpreter shutdown.
         rows = self._rows_per_block
         return TaskResult(self._native.failed(rows), self._native.failures(rows))
 
     def fileno(self) -> int:
-        """A descriptor that becomes readable when the task is done; owned by the task."""
+        """Returns a descriptor that becomes readable when the task is done. The task owns it."""
         return self._native.fileno()
 
     def __await__(self) -> Generator[Any, None, TaskResult]:
@@ -119,7 +126,7 @@ class Task:
         if not self.done():
             loop = asyncio.get_running_loop()
             ready: asyncio.Future[None] = loop.create_future()
-            # A loop knows one reader a descriptor, so every awaiter brings its own duplicate.
+            # An event loop has one reader per descriptor, so every awaiter registers its own duplicate.
             descriptor = os.dup(self._native.fileno())
             try:
                 loop.add_reader(descriptor, _settle, ready)

@@ -35,7 +35,7 @@ class Device:
 
     @property
     def is_standin(self) -> bool:
-        """Whether this is the stand-in, which works late and in a random legal order."""
+        """Whether this is the stand-in, which works with delays and in a random legal order."""
         return hasattr(self._cuda, "standin_reset")
 
     def _call(self, name: str, *arguments: object) -> None:
@@ -43,7 +43,7 @@ class Device:
             raise CudaError(f"{name} failed with {code}")
 
     def _call_relaxed(self, name: str, *arguments: object) -> None:
-        """As torch allocates: in the thread's default mode that would end the capture of a graph."""
+        """Allocates as torch does: in the thread's default mode that would end the capture of a graph."""
         mode = ctypes.c_int(CAPTURE_RELAXED)
         self._call("cuThreadExchangeStreamCaptureMode", byref(mode))
         self._call(name, *arguments)
@@ -56,7 +56,7 @@ class Device:
         return stream.value
 
     def allocate(self, size_bytes: int) -> int:
-        """Device memory."""
+        """Allocates device memory."""
         address = c_uint64()
         self._call_relaxed("cuMemAlloc_v2", byref(address), ctypes.c_size_t(size_bytes))
         return address.value
@@ -70,7 +70,7 @@ class Device:
         return address.value, np.frombuffer(memory, dtype=np.uint8)
 
     def write(self, address: int, data: npt.NDArray[np.uint8]) -> None:
-        """A kernel that writes ``data``, launched on the compute stream."""
+        """Launches a kernel that writes ``data`` on the compute stream."""
         source, memory = self._pin(data.size)
         memory[:] = data
         self._call(
@@ -82,7 +82,7 @@ class Device:
         )
 
     def read(self, address: int, size_bytes: int) -> npt.NDArray[np.uint8]:
-        """A kernel that reads memory, launched on the compute stream; its result is there after ``synchronize``."""
+        """Launches a kernel that reads memory on the compute stream; its result is available after ``synchronize``."""
         target, memory = self._pin(size_bytes)
         self._call(
             "cuMemcpyDtoHAsync_v2",
@@ -94,7 +94,7 @@ class Device:
         return memory
 
     def record(self) -> int:
-        """An event behind everything that was launched."""
+        """Returns an event after everything launched so far."""
         event = c_void_p()
         self._call("cuEventCreate", byref(event), c_uint(NO_TIMING))
         assert event.value is not None
@@ -107,11 +107,11 @@ class Device:
         self._call("cuStreamSynchronize", c_void_p(self.compute))
 
     def hang(self, hung: bool) -> None:
-        """On the stand-in: what was launched makes no progress, or goes on."""
+        """On the stand-in: stops or resumes the progress of launched work."""
         self._cuda.standin_hang(self.ordinal, c_uint64(self.compute), ctypes.c_bool(hung))
 
     def violations(self) -> str:
-        """What the stand-in has to say of wrong use; nothing on a real device."""
+        """Returns the stand-in's complaints about wrong use; empty on a real device."""
         if not self.is_standin:
             return ""
         log = ctypes.create_string_buffer(LOG_BYTES_MAX)

@@ -16,7 +16,7 @@ from kvdepot._native import Depot, Store
 
 LAYERS, PAGES, BLOCKS = 3, 10, 4
 PAGE_BYTES = (4096, 1536)
-"""Bytes of a page in each tensor of a layer: keys and values apart, one of them no multiple of anything large."""
+"""Bytes of a page in each tensor of a layer: separate keys and values, one of them no multiple of anything large."""
 POOL_BYTES = 4 << 20
 WAIT_MS = 20_000
 
@@ -46,7 +46,7 @@ class Engine:
         self.store.register_pages(bases, np.array(sizes * LAYERS, dtype=np.int64), PAGES)
 
     def compute(self, layer: int, pages: list[int]) -> "Written":
-        """Launches what writes a layer's pages; returns what they will hold."""
+        """Launches writes to a layer's pages. Returns their future content."""
         written = {}
         for page in pages:
             for tensor, size in enumerate(PAGE_BYTES):
@@ -56,7 +56,7 @@ class Engine:
         return written
 
     def attend(self, layer: int, page: int, tensor: int) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
-        """Launches what reads a page of a layer."""
+        """Launches a read of a layer's page."""
         size = PAGE_BYTES[tensor]
         return self.device.read(self.tensors[layer][tensor] + page * size, size)
 
@@ -66,17 +66,17 @@ class Engine:
 
 
 Written = dict[tuple[int, int, int], bytes]
-"""What pages hold: by layer, page and tensor."""
+"""Content of pages: by layer, page and tensor."""
 
 
 class FlowError(Exception):
-    """What was wrong."""
+    """Describes a failure."""
 
 
 class Request:
     """One request that is computed and saved, and then found by another.
 
-    ``without`` names a wait that is left out, as a fault in the connector would: ``save``, ``load``, ``layer`` or none.
+    ``without`` names a wait to leave out, as a bug in the connector would: ``save``, ``load``, ``layer`` or none.
     """
 
     def __init__(self, engine: Engine, without: str) -> None:
@@ -86,11 +86,11 @@ class Request:
         self.target = [page for page in range(PAGES) if page not in self.source][:BLOCKS]
 
     def point(self, name: str) -> int:
-        """An event behind what was launched, unless it is the one to leave out."""
+        """Returns an event after everything launched, unless it is the one to leave out."""
         return 0 if self.without == name else self.engine.device.record()
 
     def save(self) -> Written:
-        """Computes and dumps; returns when the engine's memory is its own again."""
+        """Computes and dumps; returns when the engine may reuse its memory."""
         engine, pages, written = self.engine, np.array(self.source, dtype=np.int64), {}
         if engine.layerwise:
             dump = engine.store.begin_dump_pages(self.hashes, pages)
@@ -106,9 +106,9 @@ class Request:
         return written
 
     def load(self, written: Written) -> None:
-        """Loads into other pages, and reads each layer as soon as it is there."""
+        """Loads into other pages, and reads each layer as soon as it is in place."""
         engine = self.engine
-        # The old pages are in use again, and the new ones still written by a kernel whose request has ended.
+        # The old pages are in use again, and a kernel of a finished request still writes to the new ones.
         for layer in range(LAYERS):
             engine.compute(layer, self.source + self.target)
         load = engine.store.load_pages(
@@ -132,7 +132,7 @@ class Request:
 
 
 def problem_of(engine: Engine, without: str) -> str:
-    """What goes wrong with one request, or nothing."""
+    """Returns what goes wrong with one request, or nothing."""
     request = Request(engine, without)
     try:
         request.load(request.save())
@@ -142,7 +142,7 @@ def problem_of(engine: Engine, without: str) -> str:
 
 
 def main() -> int:
-    """Runs schedules; prints what was wrong, by seed, as JSON."""
+    """Runs schedules; prints failures by seed as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("library", type=Path)
     parser.add_argument("--engine", default="auto")
@@ -160,7 +160,7 @@ def main() -> int:
         engine.close()
     print(json.dumps(wrong))
     sys.stdout.flush()
-    # Modules end in no order that a driver's threads could rely on.
+    # Modules are torn down in an order that a driver's threads cannot rely on.
     os._exit(0)
 
 

@@ -13,15 +13,15 @@ import numpy as np
 from flow import BLOCKS, Engine, Request
 
 TASK_MS = 6_000
-"""Time of a task: long enough for one that does not hang on a busy machine."""
+"""Time limit of a task: long enough for one that does not hang, on a busy machine."""
 HANG_MS = 120_000
-"""A hang of this program, not a measure of speed."""
+"""Limit against a hang of this program, not a measure of speed."""
 LOADS_MAX = 5
-"""Loads that are begun before one must be refused."""
+"""Number of loads started before one must be refused."""
 
 
 def hung_behind(engine: Engine) -> tuple[Request, int]:
-    """A request that was saved, and an event that does not come while the device hangs."""
+    """A saved request, and an event that does not complete while the device hangs."""
     first = Request(engine, "")
     first.save()
     engine.device.hang(True)
@@ -29,7 +29,7 @@ def hung_behind(engine: Engine) -> tuple[Request, int]:
 
 
 def of_dumps(engine: Engine) -> dict[str, object]:
-    """What a dump that hangs, one behind it, a load beside it and closing the store come to."""
+    """Observes a hanging dump, one queued behind it, a concurrent load, and closing the store."""
     first, event = hung_behind(engine)
     pages = np.array(first.source, dtype=np.int64)
     found: dict[str, object] = {}
@@ -50,7 +50,7 @@ def of_dumps(engine: Engine) -> dict[str, object]:
 
 
 def of_loads(engine: Engine) -> dict[str, object]:
-    """What a load that hangs, those behind it, a dump beside it and closing the store come to."""
+    """Observes a hanging load, loads queued behind it, a concurrent dump, and closing the store."""
     first, event = hung_behind(engine)
     target = np.array(first.target, dtype=np.int64)
     found: dict[str, object] = {}
@@ -74,7 +74,7 @@ def of_loads(engine: Engine) -> dict[str, object]:
 
 
 def main() -> None:
-    """Prints what was seen, as JSON."""
+    """Prints the observations as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("library", type=Path)
     parser.add_argument("direction", choices=("dump", "load"))
@@ -84,7 +84,7 @@ def main() -> None:
     engine = Engine(arguments.library, 0, 1, arguments.engine, arguments.layerwise, TASK_MS)
     print(json.dumps((of_dumps if arguments.direction == "dump" else of_loads)(engine)))
     sys.stdout.flush()
-    # Modules end in no order that a driver's threads could rely on.
+    # Modules are torn down in an order that a driver's threads cannot rely on.
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""The first hour on a GPU, without one: what cannot run says so, and what can runs against the stand-in."""
+"""The first hour on a GPU, without one: steps that cannot run are reported, the others run on the stand-in."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""P3 through the whole client: an engine's streams, events and kernels, against a driver that works late.
+"""P3 through the complete client: an engine's streams, events and kernels, on a driver that works with delays.
 
 The driver is the stand-in that ``make test-device`` builds; with ``KVDEPOT_TEST_GPU=1`` it is the machine's own.
 """
@@ -24,7 +24,7 @@ ENGINES = ("memcpy", "batch", "kernel", "auto")
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The driver under the name that processes look for."""
+    """Provides the driver under the name that processes look for."""
     if REAL:
         return Path("libcuda.so.1")
     if not STANDIN.is_file():
@@ -35,7 +35,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(library: Path, *command: str) -> str:
-    """Standard output of a Python program that finds this driver."""
+    """Returns the standard output of a Python program that finds this driver."""
     environ = {**os.environ, "XDG_CACHE_HOME": str(library.parent)}
     if not REAL:
         environ["LD_LIBRARY_PATH"] = str(library.parent)
@@ -47,7 +47,7 @@ def run(library: Path, *command: str) -> str:
 
 
 def flow(library: Path, *options: str, seed: int = 0) -> dict[str, Any]:
-    """What was wrong, by seed."""
+    """Returns failures by seed."""
     program = str(Path(__file__).with_name("flow.py"))
     schedules = ["--seed", str(seed), "--schedules", str(SCHEDULES)]
     wrong: dict[str, Any] = json.loads(run(library, program, str(library), *options, *schedules).splitlines()[-1])
@@ -64,12 +64,12 @@ def test_what_was_computed_is_what_later_kernels_read(library: Path, engine: str
 @pytest.mark.parametrize("wait", ["save", "load", "layer"])
 @pytest.mark.parametrize("layerwise", [True, False])
 def test_a_wait_that_is_left_out_shows(library: Path, wait: str, layerwise: bool) -> None:
-    """Else the test above would prove nothing."""
+    """Otherwise the test above would prove nothing."""
     assert flow(library, "--without", wait, *["--layerwise"] * layerwise) != {}
 
 
 def hang(library: Path, direction: str, engine: str, layerwise: bool) -> dict[str, Any]:
-    """What was seen of a device that hangs."""
+    """Returns the observations of a hanging device."""
     program = str(Path(__file__).with_name("hang.py"))
     options = [direction, "--engine", engine, *["--layerwise"] * layerwise]
     found: dict[str, Any] = json.loads(run(library, program, str(library), *options).splitlines()[-1])
@@ -80,7 +80,7 @@ def hang(library: Path, direction: str, engine: str, layerwise: bool) -> dict[st
 @pytest.mark.parametrize("layerwise", [True, False])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_dump_that_hangs_fails_in_time(library: Path, engine: str, layerwise: bool) -> None:
-    """P2: who waits is told, who goes the other way goes on, and closing returns."""
+    """P2: waiters are notified, the other direction goes on, and closing returns."""
     found = hang(library, "dump", engine, layerwise)
     assert found["beside"] == [True, {}]
     assert found["hung"] == [True, {"timeout": 4}]

@@ -1,4 +1,4 @@
-"""What README, docs, `make help` and every `--help` tell people to run."""
+"""Commands that README, docs, `make help` and every `--help` tell people to run."""
 
 import re
 import shlex
@@ -17,7 +17,7 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`((?:[A-Z_]+=\S+\s+)?(?:kvdepot|make|ulimit|kubectl)\s[^`]+)`")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 TARGET = re.compile(r"^([a-z-]+):.*## ", re.MULTILINE)
-# A fenced block without a language is a shell's when its first word is one of these.
+# A fenced block without a language belongs to a shell if its first word is one of these.
 SHELL_WORDS = {"make", "kvdepot", "vllm", "curl", "kubectl", "openssl", "head", "install", "ulimit"} | {
     ".venv-vllm/bin/python"
 }
@@ -33,7 +33,7 @@ class Snippet:
 
 
 def snippets(language: str) -> list[Snippet]:
-    """Fenced blocks of this language, in order."""
+    """Returns fenced blocks of this language, in order."""
     return [
         Snippet(page.name, found[1], found[2])
         for page in PAGES
@@ -43,7 +43,7 @@ def snippets(language: str) -> list[Snippet]:
 
 
 def shell_commands(text: str) -> Iterator[str]:
-    """Commands of a block: a backslash or an open quote goes on in the next line; what stands behind # is left out."""
+    """Returns a block's commands: a backslash or an open quote continues on the next line; text after # is left out."""
     command = ""
     for line in text.splitlines():
         command = f"{command} {line.strip()}" if command else line.strip()
@@ -61,12 +61,12 @@ def shell_commands(text: str) -> Iterator[str]:
 
 
 def without_comment(command: str) -> str:
-    """The command without what stands behind `` # ``, with single blanks."""
+    """Returns the command without the text after `` # ``, with single spaces."""
     return " ".join(re.sub(r"\s#\s.*$", "", command).split())
 
 
 def documented_commands() -> set[str]:
-    """Every command of a fenced block or in the text."""
+    """Returns every command of a fenced block or in the text."""
     found = set()
     for page in PAGES:
         text = page.read_text("utf-8")
@@ -79,12 +79,12 @@ def documented_commands() -> set[str]:
 
 
 def make_targets() -> list[str]:
-    """What `make help` lists."""
+    """Returns the targets that `make help` lists."""
     return TARGET.findall((ROOT / "Makefile").read_text("utf-8"))
 
 
 def click_options(command: click.Command | None = None, path: tuple[str, ...] = ("kvdepot",)) -> set[str]:
-    """`kvdepot verb --option` for every verb and option."""
+    """Returns `kvdepot verb --option` for every verb and option."""
     command = main if command is None else command
     context = click.Context(command, info_name=path[-1])
     if isinstance(command, click.Group):
@@ -95,7 +95,7 @@ def click_options(command: click.Command | None = None, path: tuple[str, ...] = 
 
 
 def click_parts(words: list[str]) -> set[str]:
-    """Of a command line of kvdepot: the verb, and its options, spelled as `click_options` spells them."""
+    """Returns verb and options of a kvdepot command line, spelled as `click_options` spells them."""
     command: click.Command = main
     path = ["kvdepot"]
     rest = words[1:]
@@ -110,9 +110,9 @@ def click_parts(words: list[str]) -> set[str]:
 
 
 def program_options(python: Path, program: list[str]) -> set[str]:
-    """Options of a program that understands `--help`."""
+    """Returns options of a program that supports `--help`."""
     shown = subprocess.run(
         [python, *program, "--help"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=100
     ).stdout
-    # What comes before is the usage, whose options are those that are listed, and a text.
+    # The part before is the usage line, whose options are those that are listed, and a text.
     return set(OPTION.findall("\n".join(line for line in shown.splitlines() if line.startswith("  -")))) - {"--help"}

@@ -1,10 +1,10 @@
-"""How CI runs what is documented, in a small form. To document a command or an option, add it to a line here.
+"""How CI runs everything that is documented, in a small form. To document a command or an option, add a line here.
 
-- ``RUNS``: commands that `test_runs.py` runs. ``{tmp}`` is a directory of the run's own, ``{port}`` and ``{port2}`` are
+- ``RUNS``: commands that `test_runs.py` runs. ``{tmp}`` is a directory of the run, ``{port}`` and ``{port2}`` are
   free ports. A ``Serve`` starts a depot, waits until `kvdepot stat` and the ports answer, and ends it with SIGTERM.
-- ``SMALL_FORMS``: documented commands, as they are written, and the names of the runs that are their small forms.
-- ``STAGES``: targets of make that `.ci/run` runs as they are. ``DRY``: targets that are not run, and why; make is asked
-  whether it could.
+- ``SMALL_FORMS``: documented commands, verbatim, and the names of the runs that are their small forms.
+- ``STAGES``: targets of make that `.ci/run` runs unchanged. ``DRY``: targets that are not run, and why; `make -n`
+  checks them.
 - ``NOT_RUN``: documented commands that cannot run in CI, and why; `test_static.py` checks what can be checked.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Run:
-    """A command that ends by itself."""
+    """A command that exits on its own."""
 
     name: str
     command: str
@@ -43,7 +43,7 @@ class Serve:
     stat: str = "kvdepot stat --socket {tmp}/depot.sock --json"
 
 
-VLLM_BENCHES = ("engine", "overhead", "handover", "thrash")
+VLLM_BENCHES = ("engine", "overhead", "handover", "thrash", "waiting")
 TINY = "--repeats 1 --tokens 64"
 CUDA = {"LD_LIBRARY_PATH": "{standin_cuda}", "XDG_CACHE_HOME": "{tmp}"}
 CERTIFICATE = (
@@ -60,6 +60,9 @@ CORE = '{{"pipeline":"Cache","pool_bytes":16777216}}'
 RUNS: tuple[Run | Serve, ...] = (
     Run("make help", "make help", says="make setup"),
     Run("make wheel", "make wheel", says=".whl"),
+    Run(
+        "make site", 'make site ARGS="--out {tmp}/site" && cat {tmp}/site/reference/commands.html', says="kvdepot serve"
+    ),
     Run("version", "kvdepot --version", says="version"),
     Run("config check", "kvdepot config check {root}/tests/data/seeds/000_pipeline.yaml", says="good"),
     Run("config check --json", "kvdepot config check --json {root}/tests/data/seeds/000_pipeline.yaml", json=True),
@@ -68,6 +71,9 @@ RUNS: tuple[Run | Serve, ...] = (
     Run("config keys", "kvdepot config keys", says="pool_gb"),
     Run("config keys --json", "kvdepot config keys --json", json=True),
     Run("config keys --markdown", "kvdepot config keys --markdown", says="| `pool_gb` |"),
+    Run("completion bash", 'eval "$(kvdepot completion bash)" && complete -p kvdepot', says="_kvdepot_completion"),
+    Run("completion zsh", "kvdepot completion zsh", says="compdef"),
+    Run("completion fish", "kvdepot completion fish > {tmp}/kvdepot.fish && cat {tmp}/kvdepot.fish", says="complete"),
     Run("compat list", "kvdepot compat list", says="ucm"),
     Run("compat list --json", "kvdepot compat list --json", json=True),
     Run("compat install", "kvdepot compat install ucm && kvdepot compat remove ucm", says="removed"),
@@ -83,7 +89,7 @@ RUNS: tuple[Run | Serve, ...] = (
     ),
     Run("depots", "kvdepot depots", says="no depot runs", environ={"XDG_RUNTIME_DIR": "{tmp}"}),
     Run("depots --json", "kvdepot depots --json", json=True),
-    # That a depot ends is shown in tests/python/test_depots.py.
+    # tests/python/test_depots.py shows that a depot ends.
     Run("stop", "kvdepot stop --socket {tmp}/none.sock --timeout 1 2>&1", status=1, says="no depot answers"),
     Run(
         "stop --config",
@@ -189,7 +195,7 @@ RUNS: tuple[Run | Serve, ...] = (
         status=1,
         says="no depot runs",
     ),
-    # What it shows of a depot is in tests/python/test_verbs.py.
+    # tests/python/test_verbs.py shows its output for a depot.
     Run(
         "top",
         "kvdepot top --once --interval 0.1 2>&1",
@@ -333,6 +339,12 @@ RUNS: tuple[Run | Serve, ...] = (
         json=True,
     ),
     Run(
+        "make bench-waiting",
+        'make bench-waiting ARGS="--requests 20 --running 2 --tokens 65 --answer-tokens 2 --steps 20 --rounds 1 '
+        '--systems misses --set hit_ratio=1.0 --json"',
+        json=True,
+    ),
+    Run(
         "make bench-wire-faults",
         'make bench-wire-faults ARGS="--server kvdepot --logs {tmp} --json garbage_in_delete"',
         json=True,
@@ -346,7 +358,7 @@ RUNS: tuple[Run | Serve, ...] = (
     Run("test-engine --native", 'make test-engine ARGS="--native=fake --collect-only -q"', says="tests collected"),
 )
 
-# Programs behind targets of make: which python runs them, and how.
+# Programs behind targets of make: the python that runs them, and how.
 PROGRAMS: dict[str, tuple[str, ...]] = {
     "demo": ("-m", "tools.demo"),
     "example": ("examples/library.py",),
@@ -354,6 +366,7 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
     "bench-overhead": ("-m", "benches.engine.overhead"),
     "bench-handover": ("-m", "benches.engine.handover"),
     "bench-thrash": ("-m", "benches.engine.thrash"),
+    "bench-waiting": ("-m", "benches.engine.waiting"),
     "bench-wire-faults": ("-m", "benches.wire.faults"),
     "bench-wire": ("-m", "benches.wire.throughput"),
     "first-gpu-hour": ("-m", "tools.first_gpu_hour"),
@@ -388,12 +401,14 @@ DRY = {
 SMALL_FORMS: dict[str, tuple[str, ...]] = {
     "kvdepot config keys": ("config keys",),
     "make wheel": ("make wheel",),
+    "make site": ("make site",),
     "make demo": ("make demo",),
     "make bench-engine": ("make bench-engine",),
     'make bench-engine ARGS="--rounds 2 --repeats 4"': ("make bench-engine",),
     "make bench-overhead": ("make bench-overhead",),
     "make bench-handover": ("make bench-handover",),
     "make bench-thrash": ("make bench-thrash",),
+    "make bench-waiting": ("make bench-waiting",),
     "make bench-wire": ("make bench-wire",),
     'make test-engine ARGS="--full --kills 20"': ("test-engine --full",),
     ".venv-vllm/bin/python -m pytest -o filterwarnings=default -o timeout=900 tests/engine --native=fake": (
@@ -412,6 +427,7 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
     "kvdepot bench store --only traces": ("bench store --only traces",),
     "kvdepot trace replay conversation_trace.jsonl --capacity 1000,5000,10000,20000,50000": ("trace replay",),
     "kvdepot bench copy": ("bench copy", "bench copy --json"),
+    "kvdepot completion --help": ("completion bash", "completion zsh", "completion fish"),
     "kvdepot compat install ucm": ("compat install",),
     "kvdepot compat install infinistore": ("compat install",),
     "kvdepot compat list": ("compat list", "compat list --json"),
@@ -440,7 +456,7 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
     "kvdepot verify": ("verify", "verify --json"),
     "kvdepot verify --rate-mib 200 --set-aside": ("verify",),
     "kvdepot inspect FILE": ("inspect",),
-    # What the next ones do with blocks is shown in tests/python/test_verbs.py and test_export.py.
+    # tests/python/test_verbs.py and test_export.py show what the next ones do with blocks.
     "kvdepot gc DIR": ("gc", "gc --dry-run"),
     "kvdepot gc DIR --apply": ("gc --apply",),
     "kvdepot gc --config /etc/kvdepot.yaml": ("gc --config",),

@@ -1,4 +1,4 @@
-"""P14: what is documented has an entry in `table.py`, and every entry there is of something that is documented."""
+"""P14: everything documented has an entry in `table.py`, and every entry there belongs to something documented."""
 
 import re
 import shlex
@@ -27,7 +27,7 @@ def argv(run):
 
 
 def lines_of_kvdepot():
-    """Every command line of kvdepot that is run: those behind `make bench`, too."""
+    """Every kvdepot command line that is run, including those behind `make bench`."""
     for run in RUNS:
         words = argv(run)
         if words[0] == "kvdepot":

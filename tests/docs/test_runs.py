@@ -54,7 +54,7 @@ def shell(tmp_path, standins):
 
     def start(command, environ, **options):
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "KVDEPOT_"))}
-        # Depots and configurations of the user do not take part.
+        # The user's depots and configurations must not take part.
         own = {"XDG_RUNTIME_DIR": tmp_path, "XDG_CACHE_HOME": tmp_path, "PATH": f"{BIN}:{os.environ['PATH']}"}
         whole = {**inherited, **{name: str(value) for name, value in own.items()}, **environ}
         return subprocess.Popen(
@@ -72,7 +72,7 @@ def shell(tmp_path, standins):
 
 
 def finished(process, seconds):
-    """Output of a process that ends by itself; its whole group is killed where it does not."""
+    """Returns the output of a process that exits on its own; on timeout its whole group is killed."""
     try:
         return process.communicate(timeout=seconds)
     except BaseException:

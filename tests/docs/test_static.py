@@ -1,4 +1,4 @@
-"""What cannot be run is checked as far as it can be; snippets in Python and YAML are run and read."""
+"""Commands that cannot be run are checked as far as possible; snippets in Python and YAML are run and read."""
 
 import argparse
 import json
@@ -40,7 +40,7 @@ def test_python_snippets_run(tmp_path):
 
 
 def test_configuration_examples_are_right(tmp_path):
-    """A block that goes on from an earlier one of its page is read together with it."""
+    """Reads a block that continues an earlier one of its page together with it."""
     before: dict[str, dict] = {}
     found = snippets("yaml")
     assert found
@@ -65,7 +65,7 @@ def test_there_are_engine_commands():
 
 @pytest.mark.parametrize("command", engine_commands())
 def test_the_engine_is_started_with_what_the_connector_reads(command):
-    """`make demo` starts the same command with a model of its own; this is the documented line itself."""
+    """`make demo` starts the same command with its own model; this is the documented line itself."""
     words = shlex.split(command)
     outer = json.loads(words[words.index("--kv-transfer-config") + 1])
     below = outer.get("kv_connector_extra_config", {}).get("connectors", [outer])

@@ -1,4 +1,4 @@
-"""Which kinds of model, numbers of ranks and ways of loading a test runs with."""
+"""The kinds of model, numbers of ranks and ways of loading that tests run with."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ COMBINATIONS = [(kind, ranks, layerwise) for kind in KINDS for ranks in (1, 2) f
 
 
 def combinations(*in_ci: Combination, kinds: tuple[str, ...] = KINDS) -> list[Any]:
-    """All of them; what is not in ``in_ci`` runs with ``--full`` only."""
+    """All combinations; those not in ``in_ci`` run with ``--full`` only."""
     assert set(in_ci) <= set(COMBINATIONS)
     return [
         pytest.param(*one, marks=() if one in in_ci else pytest.mark.full, id=title(*one))
@@ -22,5 +22,5 @@ def combinations(*in_ci: Combination, kinds: tuple[str, ...] = KINDS) -> list[An
 
 
 def title(kind: str, ranks: int, layerwise: bool) -> str:
-    """How a test's name says it: ``llama-2-layerwise``."""
+    """Returns the combination's part of a test's name: ``llama-2-layerwise``."""
     return f"{kind}-{ranks}-{'layerwise' if layerwise else 'whole'}"

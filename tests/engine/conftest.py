@@ -1,4 +1,4 @@
-"""Engines run in processes of their own, forked from one that has imported vLLM; a test runs many phases in one."""
+"""Engines run in separate processes, forked from one that has imported vLLM; a test runs many phases in one."""
 
 import os
 import subprocess
@@ -57,7 +57,7 @@ def lab(tmp_path: Path, warm: Warm, request: pytest.FixtureRequest) -> Iterator[
 
 @pytest.fixture
 def real_lab(lab: Lab) -> Lab:
-    """For what only the core can show."""
+    """For tests that need the real core."""
     if lab.native != "real":
         pytest.skip("needs the real core")
     return lab
@@ -65,5 +65,5 @@ def real_lab(lab: Lab) -> Lab:
 
 @pytest.fixture
 def fake_lab(lab: Lab) -> Lab:
-    """For trouble that only the stand-in can make at will."""
+    """For failures that only the stand-in can inject."""
     return replace(lab, native="fake")

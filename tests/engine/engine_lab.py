@@ -1,4 +1,4 @@
-"""Where engines are run: a depot's place on disk, and child processes that run an engine through phases."""
+"""A depot's place on disk, and child processes that run an engine through phases."""
 
 import json
 import os
@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
 START_TIMEOUT_S = 300
 WINDOW_TOKENS = 96  # short, so that most blocks of a prompt are outside of it
-# A spread of half the usual one: in bfloat16 rounding errors would be as large as what one wrong block does.
+# Half the usual spread: otherwise bfloat16 rounding errors would be as large as the effect of one wrong block.
 # "KIND-…" is a model of that architecture with other sizes.
 EXTRA_ARGUMENTS = {
     "llama-one_kv_head": ["--kv-heads", "1"],
@@ -30,7 +30,7 @@ EXTRA_ARGUMENTS = {
 
 @dataclass
 class EngineRun:
-    """What one engine did: the phases' results and the log."""
+    """Results of one engine: those of its phases, and the log."""
 
     results: dict[str, Any]
     log: str
@@ -75,12 +75,12 @@ class Lab:
             shutil.rmtree(path, ignore_errors=True)
 
     def conflicts(self) -> list[float]:
-        """How far apart bytes were that were dumped twice under one key (fake core only)."""
+        """Returns the largest difference of each block that was dumped twice with other bytes (fake core only)."""
         path = Path(self.socket + ".fake") / "conflicts"
         return [float(line.split()[0]) for line in path.read_text().splitlines()] if path.exists() else []
 
     def model(self, kind: str) -> str:
-        """A tiny model with random weights; made once."""
+        """Returns a tiny model with random weights, which is generated once."""
         if kind == "mla" and "amx_tile" not in Path("/proc/cpuinfo").read_text():
             pytest.skip("vLLM caches prefixes of latent attention only on CPUs with AMX")
         extra = EXTRA_ARGUMENTS.get(kind, [])
@@ -149,7 +149,7 @@ class Lab:
         return EngineRun(json.loads(found[-1].removeprefix("RESULT ")), log)
 
     def options(self, options: dict[str, Any]) -> dict[str, Any]:
-        """The connector's configuration for this lab's depot; an option of None leaves its key out."""
+        """Returns the connector's configuration for this lab's depot; an option of None leaves its key out."""
         (self.root / "blocks").mkdir(exist_ok=True)
         chosen = {
             "socket": self.socket,
@@ -157,9 +157,9 @@ class Lab:
             "directories": [str(self.root / "blocks")],
             "pool_gb": 0.25,
             "idle_exit_s": 5,
-            # What is late is a miss: right for users, but here the machine is busy and hits are counted.
+            # A timeout is a miss, which is correct for users, but here the machine is busy and hits are counted.
             "call_timeout_ms": 3000,
-            # So is what comes more slowly than it is computed.
+            # So is a block that arrives more slowly than it is computed.
             "load_policy": "all",
             **options,
         }

@@ -1,10 +1,10 @@
-"""A stand-in for ``kvdepot._native`` in pure Python: the same face over a directory of files.
+"""A stand-in for ``kvdepot._native`` in pure Python: the same interface over a directory of files.
 
-For developing and testing connectors without the core. Processes share it through ``<socket>.fake/``; what is there
-stays, so restarts find it. ``<socket>.fake/control.json`` injects trouble: ``dead`` (nothing answers),
+For developing and testing connectors without the core. Processes share it through ``<socket>.fake/``, whose content
+survives restarts. ``<socket>.fake/control.json`` injects failures: ``dead`` (nothing answers),
 ``fail_load_every`` (every n-th block fails), ``fail_rank`` (only where the namespace's facts have this kv_shard),
-``load_delay_ms``, ``dump_delay_ms``, ``unsettled_polls`` (before that a claim has nothing). ``KVDEPOT_FAKE_CORRUPT`` in
-the environment: bytes come back wrong. ``KVDEPOT_FAKE_STRICT``: what is dumped twice is compared.
+``load_delay_ms``, ``dump_delay_ms``, ``unsettled_polls`` (a claim is empty before that many). The environment variable
+``KVDEPOT_FAKE_CORRUPT`` corrupts loaded bytes; ``KVDEPOT_FAKE_STRICT`` compares blocks that are dumped twice.
 """
 
 import ctypes
@@ -56,7 +56,7 @@ def block_hash(engine_hash: bytes) -> bytes:
 
 @functools.cache
 def tier_table() -> str:
-    """The core's own: it is data, of which the configuration is made."""
+    """Returns the core's own table: it is data that the configuration is derived from."""
     file = next(Path(sys.modules["kvdepot"].__path__[0]).glob("_native*.so"))
     spec = importlib.util.spec_from_file_location("core._native", file)
     assert spec is not None
@@ -74,7 +74,7 @@ class Namespace:
     def __init__(self, root: Path, canonical: str) -> None:
         self.canonical = canonical
         described = json.loads(canonical)
-        # As the core does: whatever order the description came in.
+        # As the core does, whatever the order of the description.
         canonical = self.canonical = json.dumps(described, sort_keys=True)
         facts, layout = described["facts"], described["layout"]
         self.shard = int(facts.get("kv_shard", 0))
@@ -258,7 +258,7 @@ class Task:
 
 
 def _by_shard(shards, pieces):
-    """Sizes of pieces, as many in each shard as fill it."""
+    """Returns sizes of pieces, as many in each shard as fill it."""
     found, left = [], list(pieces)
     for sizes in shards:
         filling = []
@@ -329,7 +329,7 @@ class Store:
         old = file.read_bytes() if file.exists() else None
         if old is not None and old != data and os.environ.get("KVDEPOT_FAKE_STRICT"):
             with (self.depot.root / "conflicts").open("a") as log:
-                # Same tokens, other batch: float32 values may differ in their last bits, but no more than that.
+                # With the same tokens in another batch, float32 values may differ in their last bits, but no more.
                 apart = np.abs(np.frombuffer(old, np.float32) - np.frombuffer(data, np.float32)).max()
                 log.write(f"{apart:.6f} {file.name}\n")
         if old is None:
@@ -367,7 +367,7 @@ class Store:
                 for i, page in enumerate(pages.tolist()):
                     at = begin
                     for address, size in self._spans(shard, page):
-                        # A failed block leaves garbage, as a copy that broke off would.
+                        # A failed block leaves garbage, as an interrupted copy would.
                         ctypes.memmove(address, found[i][at : at + size] or b"\x3f" * size, size)
                         at += size
                 task.shards[shard].set_result(None)
@@ -376,7 +376,7 @@ class Store:
         return task
 
     def load(self, hashes, shards, addresses, keep=None) -> Task:
-        """As the core does, at once: a row is a shard of a block."""
+        """Dumps as the core does, but immediately: a row is a shard of a block."""
         assert addresses.dtype == np.uint64
         task = Task(len(hashes), 1)
         starts = np.cumsum([0, *map(sum, self.namespace.sizes)]).tolist()

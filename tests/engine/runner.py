@@ -6,7 +6,7 @@ A phase names what it does in ``do``, a method of ``Run``:
 - ``generate``: ``name``, ``prompts`` (each a list of parts, see ``prompt``), ``max_tokens``, ``one_by_one``,
   ``settle`` (the depot's socket: what a batch dumped is in files before the next batch), ``until_cached`` (again
   until the first prompt had that hit: an answer that is late is a miss), ``adapter``
-  (number and path), ``kv_transfer_params``
+  (number and path), ``kv_transfer_params``, ``cache_salt``
 - ``train_adapter``: a LoRA adapter of ``seed`` is written to ``path``
 - ``score``: ``name``, ``prompts``, ``tokens`` (the answers): by how much their tokens are less likely than the best
   ones, in logarithms, on the average
@@ -72,7 +72,8 @@ ENGINE = {
 
 
 def prompt(parts: list[list[int]]) -> dict[str, list[int]]:
-    """Tokens of a prompt made of parts: of a seed's row ``count`` tokens, from the front or from ``begin`` on."""
+    """Returns the tokens of a prompt made of parts: ``count`` tokens of a seed's row, from the front or from
+    ``begin``."""
     tokens: list[int] = []
     for seed, count, *begin in parts:
         chosen = random.Random(seed)
@@ -82,7 +83,7 @@ def prompt(parts: list[list[int]]) -> dict[str, list[int]]:
 
 
 def with_depot(socket: str, use: Callable[[Any], Any]) -> Any:
-    """Asks the engine's depot something on an attachment of its own."""
+    """Queries the engine's depot through a separate attachment."""
     from kvdepot import _native
 
     depot = _native.Depot.connect(socket, None, wait_ms=30_000, call_timeout_ms=30_000)
@@ -93,14 +94,14 @@ def with_depot(socket: str, use: Callable[[Any], Any]) -> Any:
 
 
 def depot_connector(connector: Any) -> Any:
-    """The depot's connector: this one, or the one below a `MultiConnector`."""
+    """Returns the depot's connector: this one, or the one below a `MultiConnector`."""
     return next(
         one for one in getattr(connector, "sub_connectors", [connector]) if type(one).__name__ == "KVDepotConnector"
     )
 
 
 def worker_attached(worker: Any) -> bool:
-    """Whether this rank's connector has a depot."""
+    """Returns whether this rank's connector has a depot."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     return bool(depot_connector(get_kv_transfer_group())._worker._depot.attached)
@@ -130,7 +131,7 @@ def adapter_of(phase: dict[str, Any]) -> Any:
 
 
 def write_adapter(path: str, seed: int, config: Any) -> None:
-    """An adapter that changes queries and values of every layer."""
+    """Creates an adapter that changes queries and values of every layer."""
     import torch
     from safetensors.torch import save_file
 
@@ -155,7 +156,7 @@ def scheduler_attached(llm: Any) -> bool:
 
 
 class Run:
-    """One engine and what came out of its phases so far."""
+    """One engine and the results of its phases so far."""
 
     def __init__(self, llm: Any, control: str) -> None:
         self.llm, self.control_file = llm, control
@@ -164,7 +165,8 @@ class Run:
     def generate(self, phase: dict[str, Any]) -> None:
         from vllm import SamplingParams
 
-        prompts = [prompt(parts) for parts in phase["prompts"]]
+        salt = {"cache_salt": phase["cache_salt"]} if "cache_salt" in phase else {}
+        prompts = [{**prompt(parts), **salt} for parts in phase["prompts"]]
         params = phase.get("kv_transfer_params")
         sampling = SamplingParams(
             temperature=0,
@@ -258,7 +260,7 @@ class Run:
 
     def upgrade(self, phase: dict[str, Any]) -> None:
         def serving() -> int:
-            """Who serves; 0 when a depot goes while it is asked."""
+            """Returns the serving process; 0 if the depot disappears during the query."""
             stats = with_depot(phase["socket"], lambda depot: json.loads(depot.stats_json()))
             return int(stats.get("depot", {}).get("pid", 0))
 
@@ -271,10 +273,10 @@ class Run:
         while not over:
             if time.monotonic() > end_s:
                 raise TimeoutError(f"no depot has taken over within {UPGRADE_S} s, see {phase['log']}")
-            # Refused, as by a depot that is too busy to freeze in time: the old one goes on, and is asked again.
+            # Refused, for example by a depot too busy to freeze in time: the old one goes on, and is asked again.
             if child.poll() is not None:
                 child = start()
-            # Asked before the round: the last one begins at the new depot.
+            # Queried before the round, so that the last one begins at the new depot.
             over = serving() == child.pid
             self.reset({})
             fresh = [[phase["fresh"] + len(rounds), 300]]

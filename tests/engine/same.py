@@ -1,9 +1,9 @@
 """What "the same tokens" means for each kind of model.
 
 In float32 a token is the same wherever its context's KV came from. vLLM's latent attention on a CPU can cache prefixes
-in bfloat16 alone, where batches of other shapes, and hits of other lengths, round otherwise. There a hit is held
-against vLLM's own hit of the same length, request by request; and where shapes cannot be the same, tokens are held
-against what the model itself thinks of them: how much less likely they are than the best ones.
+in bfloat16 only, where batches of other shapes, and hits of other lengths, round differently. There a hit is compared
+with vLLM's own hit of the same length, request by request. Where shapes cannot be equal, tokens are compared with the
+model's own judgement: how much less likely they are than the best ones.
 """
 
 from typing import Any
@@ -14,18 +14,19 @@ KINDS = ("llama", "gemma3", "mla")
 EXACT = ("llama", "gemma3")
 FOREIGN = 1_000_000
 REGRET_MAX = 0.015
-"""Natural logarithms, on the average of a batch: rounding makes up to 0.005 here, one wrong block 0.04 and more."""
+"""Natural logarithms, averaged over a batch: rounding causes up to 0.005 here, one wrong block 0.04 and more."""
 
 
 def engine_of(kind: str) -> dict[str, Any]:
-    """Arguments of the engine that the kind needs."""
+    """Returns arguments of the engine that the kind needs."""
     return {} if kind in EXACT else {"dtype": "bfloat16"}
 
 
 def own_hits(
     lab: Lab, kind: str, prompts: list[Any], cached: list[int], max_tokens: int, ranks: int
 ) -> list[list[int]]:
-    """Tokens of an engine without a connector, whose own cache has the given hits, computed in the same chunks."""
+    """Returns tokens of an engine without a connector, whose own cache has the given hits, computed in the same
+    chunks."""
     phases: list[dict[str, Any]] = []
     for number, (parts, hit) in enumerate(zip(prompts, cached, strict=True)):
         ((seed, count),) = parts
@@ -40,7 +41,7 @@ def own_hits(
 
 
 def assert_likely(lab: Lab, kind: str, prompts: list[Any], *outputs: list[list[int]]) -> None:
-    """Tokens are the likeliest of their own context, but for rounding; one wrong block would show."""
+    """Checks that tokens are the likeliest in their own context, except for rounding; one wrong block would show."""
     name = "with one wrong block"
     spoilt = [[[seed, 64], [seed + FOREIGN, 32], [seed, count - 96, 96], *more] for (seed, count), *more in prompts]
     wrong = {"do": "generate", "name": name, "prompts": spoilt, "max_tokens": len(outputs[0][0])}
@@ -59,7 +60,7 @@ def assert_likely(lab: Lab, kind: str, prompts: list[Any], *outputs: list[list[i
 def assert_same(
     lab: Lab, kind: str, prompts: list[Any], found: dict[str, Any], plain: dict[str, Any], ranks: int
 ) -> None:
-    """``found``, a phase that came request by request, has the tokens of an engine without a connector."""
+    """Checks that ``found``, a phase with one request at a time, has the tokens of an engine without a connector."""
     if kind in EXACT:
         assert found["tokens"] == plain["tokens"]
     else:

@@ -1,4 +1,4 @@
-"""Another connector for `MultiConnector`: keeps blocks in this process's memory, with a handshake of its own.
+"""Another connector for `MultiConnector`: stores blocks in this process's memory, with a handshake of its own.
 
 Only for one engine in one process: scheduler and worker share ``STORE``.
 """
@@ -15,7 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 STORE: dict[bytes, list[torch.Tensor]] = {}
 mode = "serves"
-"""Or ``off``: finds and keeps nothing; or ``fails``: offers what it has, and fills the pages with garbage."""
+"""Or ``off``: finds and stores nothing; or ``fails``: offers its blocks, and fills the pages with garbage."""
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Hello(KVConnectorHandshakeMetadata):
 
 @dataclass
 class Plan(KVConnectorMetadata):
-    """Blocks to load and to keep: hash and page."""
+    """Blocks to load and to store: hash and page."""
 
     loads: list[tuple[bytes, int]] = field(default_factory=list)
     saves: list[tuple[bytes, int]] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Sibling(KVConnectorBase_V1):
         self._caches: list[torch.Tensor] = []
         self._failed: set[int] = set()
 
-    # Handshake: as Nixl's, it takes nobody else's.
+    # Handshake: like Nixl's, it accepts only its own.
 
     def get_handshake_metadata(self) -> Hello:
         return Hello()

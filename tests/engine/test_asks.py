@@ -1,4 +1,4 @@
-"""What requests of real vLLM ask for in ``kv_transfer_params``: what is loaded of them, and what is stored."""
+"""``kv_transfer_params`` of requests to real vLLM: what is loaded and what is stored."""
 
 from typing import Any
 

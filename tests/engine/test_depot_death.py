@@ -1,4 +1,4 @@
-"""A depot that hangs, dies or never was costs a request less than ten milliseconds (P6)."""
+"""A depot that hangs, dies or never existed costs a request less than ten milliseconds (P6)."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ def serve(socket: Path) -> subprocess.Popen[bytes]:
 
 
 def costs_ms(side: Any, make_request: Any) -> list[float]:
-    """Times of whole lookups, each of another request with a thousand blocks."""
+    """Returns durations of complete lookups, each of another request with a thousand blocks."""
     found = []
     for number in range(PROBES):
         request = make_request(f"r{number}-{time.monotonic()}", 16_000)
@@ -66,7 +66,7 @@ def test_a_request_does_not_wait_for_a_depot_that_does_not_answer(core: Any, tmp
             child.send_signal(signal.SIGSTOP if trouble == "hung" else signal.SIGKILL)
         bad = costs_ms(side, request)
         print(f"{trouble}: median {bad[PROBES // 2]:.2f} ms, worst {bad[-1]:.2f} ms")
-        # The machine may be busy: the median has to keep the bound.
+        # The machine may be busy, so the bound applies to the median.
         assert bad[PROBES // 2] < COST_MS_MAX
     finally:
         if child is not None:

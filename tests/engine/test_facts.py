@@ -1,4 +1,4 @@
-"""The namespace's facts from vLLM's own configuration objects: no engine runs here."""
+"""The namespace's facts from vLLM's own configuration objects; no engine runs here."""
 
 import shutil
 from pathlib import Path
@@ -71,7 +71,7 @@ def test_weights_of_the_hub_are_found_where_vllm_was_told_to_put_them(lab: Lab, 
 
 
 def test_a_model_without_weights_has_no_name(lab: Lab, tmp_path: Path) -> None:
-    """As a model whose weights are streamed from a bucket: only its configuration is here."""
+    """Like a model whose weights are streamed from a bucket: only its configuration is local."""
     for file in Path(lab.model("llama")).iterdir():
         if file.suffix != ".safetensors":
             shutil.copy(file, tmp_path)

@@ -1,4 +1,4 @@
-"""Loads of the real core that fail after their claim, on one rank or on all: they are computed, and poison nothing."""
+"""Loads of the real core that fail after their claim, on one rank or on all: recomputed, and nothing is poisoned."""
 
 import pytest
 from combinations import COMBINATIONS, combinations, title
@@ -8,7 +8,7 @@ from test_vllm import RESET, generate
 
 THREE = [[[1, 600]], [[2, 350]], [[3, 330]]]
 LONGER = [[[1, 600], [7, 90]], [[2, 350], [8, 40]]]
-# The rank whose loads fail; None: every rank's do.
+# The rank whose loads fail; None = every rank's.
 FAILING = {(1, True): [None], (1, False): [None], (2, True): [None, 1], (2, False): [None, 0]}
 CASES = [(*one, rank) for one in COMBINATIONS for rank in FAILING[one[1:]]]
 IN_CI = (("llama", 2, True, 1), ("gemma3", 1, True, None))
@@ -24,7 +24,7 @@ IN_CI = (("llama", 2, True, 1), ("gemma3", 1, True, None))
 def test_blocks_that_are_gone_at_the_load(
     real_lab: Lab, kind: str, ranks: int, layerwise: bool, rank: int | None
 ) -> None:
-    """Every seventh block is lost between claim and load (P2); what is stored meanwhile is right (P1)."""
+    """Every seventh block is lost between claim and load (P2); blocks stored meanwhile are correct (P1)."""
     sabotage = {"do": "control", "fail_load_every": 7, **({"rank": rank} if rank is not None else {})}
     run = real_lab.run(
         kind,

@@ -1,4 +1,4 @@
-"""Prefill and decode on different nodes: what one engine's depot has stored, another's finds through a pool server."""
+"""Prefill and decode on different nodes: blocks stored by one engine's depot reach another's through a pool server."""
 
 import pytest
 from engine_lab import Lab
@@ -9,7 +9,7 @@ from tools.wire.servers import Server
 
 @pytest.mark.parametrize("layerwise", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_an_engine_finds_what_another_node_s_has_computed(real_lab: Lab, layerwise: bool) -> None:
-    """Two engines, two depots with nothing in common but the server; their outputs are those of one engine (P1)."""
+    """Two engines, two depots that share only the server; their outputs are those of one engine (P1)."""
     runtime = real_lab.short_root()
 
     def node(name: str, server: Server) -> dict[str, object]:
@@ -26,7 +26,7 @@ def test_an_engine_finds_what_another_node_s_has_computed(real_lab: Lab, layerwi
     plain = real_lab.run("llama", [generate("cold")], connector=None)
     with Server("kvdepot") as server:
         producer = node("producer", server)
-        # Handed over is what has been written behind.
+        # The server has what was written back.
         settle = {"do": "settle", "socket": producer["socket"]}
         first = real_lab.run("llama", [generate("cold"), settle], options=producer)
         second = real_lab.run("llama", [generate("handed over")], options=node("consumer", server))

@@ -1,4 +1,4 @@
-"""Real vLLM over a depot in trouble: small pools, failing reads, damaged files, kills, neighbours. The tokens stay."""
+"""Real vLLM over a depot in trouble: small pools, failing reads, damaged files, kills, neighbours. Same tokens."""
 
 import json
 import random
@@ -26,7 +26,7 @@ def one_by_one(name: str, prompts: list[Any], max_tokens: int = 16) -> dict[str,
 
 
 def settle(lab: Lab) -> dict[str, Any]:
-    """A phase that ends when everything dumped is in files."""
+    """A phase that ends when all dumps are in files."""
     return {"do": "settle", "socket": lab.socket}
 
 
@@ -47,12 +47,12 @@ def depot(lab: Lab, posix: dict[str, Any], pool_bytes: int = 64 << 20) -> Iterat
 
 
 def block_files(lab: Lab) -> list[Path]:
-    """Every block on disk, in a fixed order."""
+    """Returns every block on disk, in a fixed order."""
     return sorted((lab.root / "blocks").rglob("*.kvb"))
 
 
 def damage(files: list[Path], seed: int) -> None:
-    """Cuts files short or flips a bit in them."""
+    """Truncates files or flips a bit in them."""
     chosen = random.Random(seed)
     for file in files:
         content = bytearray(file.read_bytes())
@@ -65,10 +65,10 @@ def damage(files: list[Path], seed: int) -> None:
 
 @pytest.mark.parametrize(("kind", "ranks", "layerwise"), combinations(("llama", 1, True), ("gemma3", 2, False)))
 def test_pool_of_a_tenth_of_the_working_set(lab: Lab, kind: str, ranks: int, layerwise: bool) -> None:
-    """Blocks are evicted and fetched all the time; many hits that want the pool at once are all served.
+    """Blocks are evicted and fetched all the time; many concurrent hits that need the pool are all served.
 
-    A prompt's blocks are half of the pool, and what it dumped is in files before the next one comes: blocks that no
-    tier has yet may take 70 % of the pool, and how many of more would be dropped depends on the disk's speed.
+    A prompt's blocks take half of the pool, and its dumps are in files before the next one comes: blocks that no tier
+    has yet may take 70 % of the pool, and how many of the others would be dropped depends on the disk's speed.
     """
     options = {"use_layerwise": layerwise, "pool_gb": BYTES_OF_MANY[kind] / 10 / (1 << 30)}
     run = lab.run(
@@ -106,11 +106,11 @@ def test_failing_reads_and_damaged_files(lab: Lab, kind: str, ranks: int, layerw
     kept = lab.root / "kept"
     shutil.copytree(lab.root / "blocks", kept)
     failing = run({"faults": "read_eio=0.1,seed=3"}, one_by_one("failing", THREE), RESET, one_by_one("again", THREE))
-    # Where a window of three groups and two ranks has to be read whole, one failure in ten may leave no hit at all.
+    # Where a window of three groups and two ranks has to be read completely, one failure in ten may leave no hit.
     assert sum(failing["failing"]["cached"]) < 576 + 320 + 320
     assert sum(failing["again"]["cached"]) > 0
     assert_same(lab, kind, THREE, failing["failing"], cold, ranks)
-    # What was computed after shorter hits is in files by now; the damage is done to what the cold run left.
+    # Blocks computed after shorter hits are in files by now; the files that the cold run left are damaged.
     shutil.rmtree(lab.root / "blocks")
     shutil.copytree(kept, lab.root / "blocks")
     files = block_files(lab)
@@ -127,7 +127,7 @@ def test_failing_reads_and_damaged_files(lab: Lab, kind: str, ranks: int, layerw
 
 @pytest.mark.parametrize(("kind", "ranks", "layerwise"), combinations(("llama", 1, False), ("mla", 1, True)))
 def test_depot_killed_between_requests(lab: Lab, kind: str, ranks: int, layerwise: bool) -> None:
-    """kill -9: requests in between are computed, the next depot finds what its predecessor had written."""
+    """kill -9: requests in between are computed, and the next depot finds what the previous one had written."""
     kill = {"do": "kill_depot", "socket": lab.socket}
     run = lab.run(
         kind,

@@ -20,7 +20,7 @@ IN_CI = (("llama", 1),)
 def test_whoever_is_killed_leaves_nothing_behind(
     real_lab: Lab, request: pytest.FixtureRequest, kind: str, ranks: int
 ) -> None:
-    """Rounds of ``tools.lab.kill_engine``; its last line says what was seen, its first the seed."""
+    """Runs rounds of ``tools.lab.kill_engine``; its first line has the seed, its last line the result."""
     kills = int(request.config.getoption("--kills"))
     real_lab.model(kind)  # skips where this machine cannot run it
     command = [real_lab.python, "-m", "tools.lab.kill_engine", "--model", kind, "--ranks", str(ranks)]

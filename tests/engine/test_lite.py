@@ -1,4 +1,4 @@
-"""Lite mode and traces in a real vLLM: the real depot's hits without a depot, and a replay of what was recorded."""
+"""Lite mode and traces in a real vLLM: the real depot's hits without a depot, and a replay of the recording."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ RESET = {"do": "reset"}
 
 
 def load() -> list[dict[str, Any]]:
-    """Conversations that go on, prompts that share their beginning, and some that never come back.
+    """Continued conversations, prompts with a common beginning, and some that never recur.
 
     vLLM's own cache is emptied between rounds, as if other requests had filled it.
     """
@@ -65,7 +65,7 @@ def test_lite_counts_what_the_depot_gives_and_starts_none(real_lab: Lab, tmp_pat
     assert "kvdepot lite: " in lite.log
     assert "too little was seen to recommend a size" in lite.log
 
-    # What was recorded, replayed by itself, hits what vLLM's own cache and the depot gave together.
+    # A replay of the recording alone hits as much as vLLM's own cache and the depot together.
     trace, notes = read_traces(map(str, traces.iterdir()))
     requests, references, distinct = trace.counts()
     assert notes == []
@@ -73,5 +73,5 @@ def test_lite_counts_what_the_depot_gives_and_starts_none(real_lab: Lab, tmp_pat
     assert sorted(row[1] for row in trace.requests()) == sorted(lengths())
     assert references == sum(length // BLOCK for length in lengths())
     own = sum(sum(real[f"turn {turn}"]["cached"]) for turn in range(3))  # of both
-    # A hit leaves the last token: 320 tokens are asked for as 9 blocks.
+    # A hit leaves the last token: a lookup of 320 tokens has 9 blocks.
     assert abs((references - distinct) * BLOCK - own) <= 3 * BLOCK

@@ -1,4 +1,4 @@
-"""A digest of the weights in memory: every bit of every tensor counts, and two models of the same weights agree."""
+"""A digest of the weights in memory: every bit of every tensor counts, and two models with the same weights agree."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ def model(dtype: Any = None) -> Any:
 
 
 class Runner:
-    """What holds an engine's models in a worker."""
+    """The part of a worker that holds an engine's models."""
 
     def __init__(self, *models: Any) -> None:
         self.model = models[0]
@@ -48,18 +48,18 @@ def digest(*models: Any) -> str:
 
 
 def flip(model: Any) -> None:
-    """One bit of one value."""
+    """Flips one bit of one value."""
     model[1].weight.data.view(torch.int32)[3, 4] ^= 1
 
 
 def exchange(model: Any) -> None:
-    """Two values change places: no sum of them would tell."""
+    """Swaps two values, which no sum of them would reveal."""
     row = model[0].weight.data[0]
     row[0], row[1] = row[1].clone(), row[0].clone()
 
 
 def negate(model: Any) -> None:
-    """Two signs: the highest bits of two words."""
+    """Flips two signs: the highest bits of two words."""
     model[0].weight.data[2, 2] *= -1
     model[0].weight.data[4, 4] *= -1
 
@@ -73,7 +73,7 @@ CHANGES = [flip, exchange, negate, scale]
 
 @pytest.fixture(params=["host", "device"])
 def _memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways to digest; what runs on a device runs on any tensor."""
+    """Both digests; the one for devices runs on any tensor."""
     if request.param == "device":
         monkeypatch.setattr(live, "_tensor_digest", lambda tensor: device_sum(live._as_bytes(tensor), 64))
 
@@ -136,7 +136,7 @@ def test_weights_that_take_too_long_to_read_are_not_known(limit: int, monkeypatc
 
 
 def test_weights_that_were_packed_again_are_others() -> None:
-    """A CPU's kernels have their own copy, and the tensor is empty: the bytes are out of reach."""
+    """A CPU's kernels have their own copy, and the tensor is empty: the bytes are inaccessible."""
 
     def packed() -> Any:
         return lambda x: x

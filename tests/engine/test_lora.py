@@ -33,7 +33,7 @@ def test_an_adapter_that_was_retrained_in_place_is_another_one(real_lab: Lab) ->
             train(path, 2),
             with_adapter("retrained", 1, path),
             train(path, 3),
-            # vLLM's own cache knows the path alone.
+            # vLLM's own cache only knows the path.
             RESET,
             with_adapter("retrained while the engine runs", 2, path),
             RESET,

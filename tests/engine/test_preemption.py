@@ -1,4 +1,4 @@
-"""More requests than the engine's own memory holds: it preempts some, and they come back through the depot."""
+"""More requests than fit in the engine's own memory: it preempts some, and they resume through the depot."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ from engine_lab import Lab
 from same import EXACT, assert_likely, engine_of
 from test_vllm import RESET, ROUNDING, generate
 
-# A request is admitted when its prefill fits, with a whole budget of tokens in each sliding group. What that takes
-# beyond the windows is free again in the first decode, so windows alone never run out of memory: short prompts, small
-# budgets and long answers do, by the full group.
+# A request is admitted when its prefill fits, with a complete token budget in each sliding group. The part of that
+# beyond the windows is free again in the first decode, so windows alone never exhaust the memory: short prompts, small
+# budgets and long answers do, through the full group.
 CROWDS: dict[str, tuple[int, int, dict[str, Any]]] = {
     "llama": (300, 150, {"kv_cache_memory_bytes": 40 * 131_072, "max_model_len": 768}),
     "gemma3": (120, 260, {"kv_cache_memory_bytes": 64 * 32_768, "max_model_len": 512}),
@@ -18,14 +18,14 @@ CROWDS: dict[str, tuple[int, int, dict[str, Any]]] = {
 }
 
 SHARED_AMONG_RANKS = ("llama", "gemma3")
-"""Whose heads the ranks divide; each has all of MLA's latent KV."""
+"""Kinds whose heads the ranks divide; each rank has all of MLA's latent KV."""
 
 
 @pytest.mark.parametrize(
     ("kind", "ranks", "layerwise"), combinations(("llama", 2, True), ("llama", 1, False), ("gemma3", 1, True))
 )
 def test_preempted_requests_come_back_right(lab: Lab, kind: str, ranks: int, layerwise: bool) -> None:
-    """A small GPU pool: requests are preempted, their blocks overwritten while dumps may still read them (P3)."""
+    """A small GPU pool: requests are preempted, and their blocks overwritten while dumps may still read them (P3)."""
     prompt_tokens, answer_tokens, limits = CROWDS[kind]
     memory = dict(limits)
     if kind in SHARED_AMONG_RANKS:

@@ -1,4 +1,4 @@
-"""Configuration files of the seeds as they are written, but for paths, and the class name and log line they name."""
+"""Configuration files of the seeds, unchanged except for paths, and the class name and log line that they imply."""
 
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ use_layerwise: false
 
 
 def launch(file: Path) -> dict[str, Any]:
-    """The launch line of the seeds, but for the module's path and the size of the model."""
+    """Returns the seeds' launch command, except for the module's path and the size of the model."""
     return {
         "enable_prefix_caching": False,
         "kv_transfer_config": {
@@ -69,13 +69,13 @@ def launch(file: Path) -> dict[str, Any]:
     ids=["pipeline store", "nfs store", "nfs store with all keys", "nfs store on two ranks"],
 )
 def test_seed_configuration_and_log_line(real_lab: Lab, text: str, tp: int, block_size: int) -> None:
-    """The second time all whole blocks come from the depot; a new engine finds them on disk."""
+    """The second time all full blocks come from the depot; a new engine finds them on disk."""
     blocks = real_lab.root / "blocks"
     blocks.mkdir()
     file = real_lab.root / "ucm.yaml"
     file.write_text(text.replace("/mnt/test", str(blocks)))
     engine = {**launch(file), "block_size": block_size}
-    # A socket of this test's own, since the file names none; the path of a socket is short.
+    # A separate socket for this test, since the file names none; a socket's path must be short.
     environment = {"XDG_RUNTIME_DIR": str(real_lab.short_root())}
     plain = real_lab.run("llama", [generate("plain")], connector=None)
     total = 600 // block_size
@@ -97,8 +97,8 @@ def test_seed_configuration_and_log_line(real_lab: Lab, text: str, tp: int, bloc
 
 @pytest.mark.parametrize("layerwise", [True, False])
 def test_staging_pool_over_a_directory(real_lab: Lab, layerwise: bool) -> None:
-    """The pool keeps nothing: what is found comes from files, also when all requests come at once."""
-    # Room for one prompt's blocks, not for three: loads and dumps wait for each other's slots.
+    """The pool keeps nothing: hits come from files, even when all requests come concurrently."""
+    # Space for one prompt's blocks, not for three: loads and dumps wait for each other's slots.
     options = {"pipeline": "Staging|Posix", "pool_gb": None, "pool_slots": 24, "use_layerwise": layerwise}
     settle = {"do": "settle", "socket": real_lab.socket}
     run = real_lab.run(

@@ -1,4 +1,4 @@
-"""A real ``vllm serve`` that starts the node's depot: the depot outlives it, and the next server has its hits."""
+"""A real ``vllm serve`` that starts the node's depot: the depot outlives it, and the next server gets its hits."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ SIGNALS = [
 
 @contextmanager
 def depot_home(root: Path) -> Iterator[DepotHome]:
-    """The configuration of a depot that the first server starts; whichever depot is there at the end is killed."""
+    """The configuration of a depot that the first server starts; whichever depot exists at the end is killed."""
     with DepotHome(root, {"pipeline": "Cache|Empty", "directories": None, "pool_gb": 0.125}) as home:
         try:
             yield home
@@ -37,7 +37,7 @@ def depot_home(root: Path) -> Iterator[DepotHome]:
 
 
 def served(home: DepotHome, model: Path, how: signal.Signals, log: Path) -> tuple[int, tuple[int, ...]]:
-    """Sends one prompt to a server, which is then ended by a signal: the hit's tokens, and the answer."""
+    """Sends one prompt to a server, which is then ended by a signal. Returns the hit's tokens, and the answer."""
     with Server(model, home.config, "float32", PROMPT_TOKENS + ANSWER_TOKENS, log) as server:
         client = Client(server.port)
         wait_until_healthy(server, client)
@@ -51,7 +51,7 @@ def served(home: DepotHome, model: Path, how: signal.Signals, log: Path) -> tupl
 
 
 def check_metrics(client: Client, hits: int) -> None:
-    """What a scrape shows after one prompt, of which so many tokens were hits."""
+    """Checks a scrape after one prompt with this many hit tokens."""
 
     def value(name: str) -> int:
         return client.counter(f"vllm:kvdepot_{name}")
@@ -66,7 +66,7 @@ def check_metrics(client: Client, hits: int) -> None:
 
 @pytest.mark.parametrize("how", SIGNALS)
 def test_the_depot_outlives_the_server_that_started_it(real_lab: Lab, how: signal.Signals) -> None:
-    """A server ends all of its descendants when it is stopped (P6, P11)."""
+    """A server kills all of its descendants when it is stopped (P6, P11)."""
     model = Path(real_lab.model("llama"))
     with depot_home(real_lab.root / "home") as home:
         first = served(home, model, how, real_lab.root / "first.log")

@@ -13,7 +13,7 @@ RESET_ALL = {"do": "reset_all"}
 
 
 def below(*, first: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Puts the depot's connector below a `MultiConnector`, beside the sibling, which comes first or second."""
+    """Puts the depot's connector below a `MultiConnector`, with the sibling before or after it."""
 
     def wrap(depot: dict[str, Any]) -> dict[str, Any]:
         sibling = {"kv_connector": "Sibling", "kv_role": "kv_both", "kv_connector_module_path": "sibling"}
@@ -39,7 +39,7 @@ def phase(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("first", ["sibling", "depot"])
 def test_a_sibling_s_blocks_are_stored_and_its_failures_are_not(real_lab: Lab, first: str) -> None:
-    """What the sibling loads is stored, too; what is computed on a load of its that failed is not (P1)."""
+    """Blocks that the sibling loads are stored, too; blocks computed on its failed load are not (P1)."""
     run = real_lab.run(
         "llama",
         [

@@ -1,4 +1,5 @@
-"""Real vLLM with other numbers of tensor-parallel ranks, one store: what some have computed, others load."""
+"""Real vLLM with several numbers of tensor-parallel ranks on one store: blocks computed by some are loaded by
+others."""
 
 from typing import Any
 
@@ -27,7 +28,7 @@ def run(lab: Lab, model: str, ranks: int, layerwise: bool, *phases: dict[str, An
 def test_an_engine_of_another_size_finds_the_blocks_and_gives_the_same_tokens(
     lab: Lab, model: str, before: int, after: int, layerwise: bool
 ) -> None:
-    """And the first one finds what the other adds to them."""
+    """The first engine also finds what the other adds."""
     longer = [[[1, 600], [7, 90]], [[2, 350], [8, 10]]]
     first = run(lab, model, before, layerwise, generate("cold"), generate("own cache"), RESET, generate("warm"))
     assert first["cold"]["cached"] == [0, 0, 0]
@@ -69,7 +70,7 @@ def test_slices_that_ranks_cannot_share_out_are_said_and_blocks_are_stored_by_ra
 
 
 def test_a_failed_load_of_a_slice_is_computed(fake_lab: Lab) -> None:
-    """One rank, two slices: every seventh read fails, of either (P2); nothing spoilt is stored (P1)."""
+    """One rank, two slices: every seventh read fails, of either (P2); no garbage is stored (P1)."""
     model, options = "llama", {"use_layerwise": True, "kv_head_slices": 2}
     trouble = {"do": "control", "fail_load_every": 7}
     found = fake_lab.run(

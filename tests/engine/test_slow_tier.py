@@ -6,7 +6,7 @@ from engine_lab import Lab
 from test_vllm import RESET, generate
 
 LONG = [[[seed, 600]] for seed in range(60, 64)]
-"""Steps of several hundred tokens: enough of them to know what computing takes."""
+"""Several hundred tokens per step: enough steps to measure the cost of computing."""
 
 
 def one_by_one(name: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import pytest
 from engine_lab import Lab
 from test_vllm import RESET, generate
 
-# Repetitions, so that n-grams are found; an answer long enough that blocks end in it.
+# Repetitions, so that n-grams are found; an answer long enough to contain ends of blocks.
 PROMPTS = [[[1, 100], [1, 100], [1, 130]], [[2, 40], [2, 40], [2, 40], [2, 200]]]
 ANSWER_TOKENS = 80
 NGRAMS = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3}

@@ -1,4 +1,4 @@
-"""What vLLM decides and says at its start, by its own configuration classes and servers: graphs, mistakes, order."""
+"""vLLM's decisions and messages at its start, by its own configuration classes and servers: graphs, mistakes, order."""
 
 import json
 import os
@@ -25,7 +25,7 @@ ucm_connectors:
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets vLLM decide on graphs as it does on a GPU; nothing runs on one."""
+    """Makes vLLM choose graphs as it does on a GPU; nothing runs on one."""
     from vllm.platforms import current_platform
 
     kind = type(current_platform)
@@ -33,7 +33,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kind, "is_cuda_alike", lambda self: True)
     monkeypatch.setattr(kind, "support_static_graph_mode", classmethod(lambda cls: True))
     monkeypatch.setattr(kind, "support_hybrid_kv_cache", classmethod(lambda cls: True))
-    # On a CPU it takes graphs out of every configuration.
+    # On a CPU it removes graphs from every configuration.
     monkeypatch.setattr(kind, "check_and_update_config", classmethod(lambda cls, config: None))
 
 
@@ -42,7 +42,7 @@ def transfer(role: str = "kv_both", **extra: Any) -> dict[str, Any]:
 
 
 def graphs(model: str, kv: dict[str, Any], **arguments: Any) -> str:
-    """The mode of CUDA graphs that vLLM chooses beside a connector."""
+    """Returns the mode of CUDA graphs that vLLM chooses with a connector."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.plugins import load_general_plugins
 
@@ -90,7 +90,7 @@ def test_full_graphs_stay_where_no_step_loads_layer_by_layer(lab: Lab, monkeypat
 
 @pytest.mark.usefixtures("cuda")
 def test_where_full_graphs_stayed_loads_go_between_steps() -> None:
-    """Whatever was taken for certain before the KV cache was laid out (P1)."""
+    """Regardless of what was assumed before the KV cache was laid out (P1)."""
     from vllm.config import CUDAGraphMode
 
     from kvdepot.engines.vllm.graphs import may_replay_whole_steps
@@ -146,7 +146,7 @@ def test_a_mistake_is_the_last_line_of_a_server_that_does_not_start(lab: Lab, tm
 
 
 def test_a_model_that_cannot_use_the_depot_attaches_none(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor is anything started for it: the geometry of its cache is looked at first."""
+    """Nothing is started for it either: the geometry of its cache is checked first."""
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
     from vllm.engine.arg_utils import EngineArgs
 

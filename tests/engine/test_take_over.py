@@ -22,7 +22,7 @@ EXIT_S = 60
 
 
 def serve(lab: Lab, *more: str) -> list[str]:
-    """The command of a depot that has nothing below its pool: what it has after an upgrade came from the old one."""
+    """Returns the command of a depot without tiers: all blocks after an upgrade came from the old one."""
     core = json.dumps({"pipeline": "Cache|Empty", "pool_bytes": 256 << 20})
     return [lab.python, "-m", "kvdepot", "serve", "--core-json", core, "--socket", lab.socket, *more]
 
@@ -46,7 +46,7 @@ def served(lab: Lab) -> Iterator[subprocess.Popen[bytes]]:
     combinations(("llama", 2, True), ("gemma3", 1, False), kinds=EXACT),
 )
 def test_an_upgrade_under_load_keeps_hits_and_tokens(real_lab: Lab, model: str, ranks: int, layerwise: bool) -> None:
-    """Prompts go on while ``kvdepot serve --take-over`` takes the pool over."""
+    """Prompts continue while ``kvdepot serve --take-over`` takes the pool over."""
     lab = real_lab
     with served(lab) as old:
         upgrade = {

@@ -7,7 +7,7 @@ from combinations import combinations
 from engine_lab import EngineRun, Lab
 from same import EXACT
 
-# Lengths on and off block boundaries (32 tokens), one longer than a step's budget of tokens (256).
+# Lengths on and off block boundaries (32 tokens), one longer than a step's token budget (256).
 LONG, SHORT, EVEN = [[1, 600]], [[2, 350]], [[3, 320]]
 PROMPTS = [LONG, SHORT, EVEN]
 DECODED = 40
@@ -22,7 +22,8 @@ RESET = {"do": "reset"}
 
 
 def hits(layerwise: bool, model: str) -> list[int]:
-    """What a repeated prompt finds: whole blocks, but a token stays to be computed where the hit must leave one."""
+    """Returns the hit of a repeated prompt: full blocks, but a token stays to be computed where the hit must leave
+    one."""
     leaves_one = layerwise or model == "gemma3"
     return [576, 320, 288 if leaves_one else 320]
 
@@ -36,7 +37,7 @@ ONE_MODEL = ["llama", pytest.param("gemma3", marks=pytest.mark.full)]
     combinations(("llama", 1, False), ("llama", 2, True), ("gemma3", 1, True), ("gemma3", 2, False), kinds=EXACT),
 )
 def test_same_tokens_cold_warm_and_after_a_restart(lab: Lab, model: str, tp: int, layerwise: bool) -> None:
-    """Outputs do not depend on where the KV came from (P1); a new engine finds what an old one left."""
+    """Outputs do not depend on where the KV came from (P1); a new engine finds blocks of an earlier one."""
     options = {"use_layerwise": layerwise}
     longer = [[[1, 600], [7, 90]], [[2, 350], [8, 10]]]
     first = lab.run(
@@ -63,10 +64,10 @@ def test_same_tokens_cold_warm_and_after_a_restart(lab: Lab, model: str, tp: int
 
 @pytest.mark.parametrize("layerwise", ONE_WAY)
 def test_one_copy_of_latent_kv_for_all_ranks(lab: Lab, layerwise: bool) -> None:
-    """MLA: two ranks share the dumps, both load; one rank finds what two left, and the other way round.
+    """MLA: two ranks share the dumps, both load; one rank finds what two have stored, and vice versa.
 
-    Latent attention on a CPU is fast in bfloat16 alone, where batches of other shapes round otherwise. So requests run
-    one by one, and equal hits are held against each other: vLLM's own cache, the depot, the depot after a restart.
+    Latent attention on a CPU is fast in bfloat16 only, where batches of other shapes round differently. So requests run
+    one by one, and equal hits are compared: vLLM's own cache, the depot, the depot after a restart.
     """
     prompts = [[[1, 257]], [[2, 300]], [[3, 290]]]
     options = {"use_layerwise": layerwise}
@@ -99,7 +100,7 @@ def test_connector_changes_no_token(lab: Lab, model: str) -> None:
     ("model", "tp", "layerwise"), combinations(("llama", 1, False), ("gemma3", 2, True), kinds=EXACT)
 )
 def test_failed_loads_are_computed(fake_lab: Lab, model: str, tp: int, layerwise: bool) -> None:
-    """A failed load costs time, never a request or a token (P2), and poisons nothing that is stored after it (P1)."""
+    """A failed load costs time, never a request or a token (P2), and poisons nothing stored after it (P1)."""
     trouble = {"do": "control", "fail_load_every": 7, "fail_rank": 0}
     longer = [[[1, 600], [7, 90]], [[2, 350], [8, 40]]]
     run = fake_lab.run(
@@ -156,7 +157,7 @@ def test_dead_depot_costs_nothing(fake_lab: Lab, layerwise: bool) -> None:
 
 
 def test_engine_core_in_a_process_of_its_own(lab: Lab) -> None:
-    """As servers run: scheduler, workers and front end are three processes that come to one depot."""
+    """As in servers: scheduler, workers and front end are three processes that reach one depot."""
     run = lab.run(
         "llama",
         [generate("cold"), RESET, generate("warm")],
@@ -168,7 +169,7 @@ def test_engine_core_in_a_process_of_its_own(lab: Lab) -> None:
 
 
 def test_reset_forgets_everything(lab: Lab) -> None:
-    """``on_reset: drop``: nothing that was dumped before a reset is served again, to anybody."""
+    """``on_reset: drop``: nothing dumped before a reset is served again, to any engine."""
     phases = [generate("cold"), {"do": "reset_all"}, generate("reset"), RESET, generate("warm")]
     run = lab.run("llama", phases, options={"on_reset": "drop"})
     assert run["reset_all"] is True
@@ -177,7 +178,7 @@ def test_reset_forgets_everything(lab: Lab) -> None:
 
 
 def test_corrupt_copies_turn_the_connector_off(fake_lab: Lab) -> None:
-    """The self-test sees that bytes do not come back as they went; the engine goes on without a depot."""
+    """The self-test notices bytes that do not survive a round trip; the engine goes on without a depot."""
     fake_lab.control.parent.mkdir(parents=True, exist_ok=True)
     plain = fake_lab.run("llama", [generate("cold")], connector=None)
     run = fake_lab.run("llama", [generate("cold"), RESET, generate("warm")], environment={"KVDEPOT_FAKE_CORRUPT": "1"})
@@ -196,7 +197,7 @@ def test_corrupt_copies_turn_the_connector_off(fake_lab: Lab) -> None:
     ],
 )
 def test_a_depot_that_comes_later_is_tested_first(fake_lab: Lab, model: str, tp: int, corrupt: bool) -> None:
-    """No depot at the start: nothing is loaded from the one that comes before the self-test has been made up for."""
+    """No depot at the start: nothing is loaded from a later one before the self-test has run."""
     run = fake_lab.run(
         model,
         [generate("alone"), RESET, {"do": "control"}, generate("cold"), RESET, generate("warm")],
@@ -218,7 +219,7 @@ def test_hashes_that_mean_nothing_elsewhere_are_refused(fake_lab: Lab) -> None:
 
 
 def test_limits_of_what_is_loaded(fake_lab: Lab) -> None:
-    """``hit_ratio`` caps hits, ``persist_token_threshold`` leaves short prompts alone."""
+    """``hit_ratio`` limits hits, ``persist_token_threshold`` skips short prompts."""
     options = {"hit_ratio": 0.5, "persist_token_threshold": 330}
     run = fake_lab.run("llama", [generate("cold"), RESET, generate("warm")], options=options)
     assert run["warm"]["cached"] == [288, 160, 0]

@@ -1,4 +1,4 @@
-"""Weights that change in an engine's memory: nobody is served KV of other weights than its own (P1)."""
+"""Weights that change in an engine's memory: no engine is served KV of other weights than its own (P1)."""
 
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +17,7 @@ RESET_ALL = {"do": "reset_all"}
 
 
 def beside(lab: Lab, warm: Warm, name: str) -> Lab:
-    """The means to run another engine on the same depot at the same time."""
+    """The means to run another engine on the same depot concurrently."""
     root = lab.root / name
     root.mkdir()
     return replace(lab, root=root, warm=warm)
@@ -42,9 +42,9 @@ def reference(lab: Lab, model: str, ranks: int) -> EngineRun:
     [("llama", 1, True), ("gemma3", 2, False), pytest.param("llama", 2, False, marks=pytest.mark.full)],
 )
 def test_engines_with_old_and_new_weights_share_a_depot(real_lab: Lab, model: str, ranks: int, layerwise: bool) -> None:
-    """One engine's weights change in place while another one runs on; then both start again from the disk.
+    """One engine's weights change in place while another one runs on; then both restart from the disk.
 
-    Each order: old KV is stored before the change and after it, new KV beside, and each is asked for by both.
+    Each order: old KV is stored before the change and after it, new KV beside it, and both engines look up each.
     """
     lab = real_lab
     plain = reference(lab, model, ranks)
@@ -96,7 +96,7 @@ def test_engines_with_old_and_new_weights_share_a_depot(real_lab: Lab, model: st
     for phase in ("old", "old others", "new"):
         assert restarted[phase]["tokens"] == plain[phase]["tokens"]
     # The weights of the disk find what was stored with them. The same change finds nothing: vLLM packs linear weights
-    # on CPUs, where their bytes are out of reach, so weights in memory are known to the engine that has them alone.
+    # on CPUs, where their bytes are inaccessible, so weights in memory are known only to the engine that has them.
     assert restarted["old"]["cached"] == found
     assert restarted["new"]["cached"] == [0, 0, 0]
     assert min(restarted["old others"]["cached"]) > 0
@@ -104,7 +104,7 @@ def test_engines_with_old_and_new_weights_share_a_depot(real_lab: Lab, model: st
 
 @pytest.mark.parametrize("layerwise", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_sleep_keeps_what_is_stored(real_lab: Lab, layerwise: bool) -> None:
-    """vLLM resets its connector before it sleeps: the weights are the same after it, so everything is found again."""
+    """vLLM resets its connector before it sleeps: the weights are the same afterwards, so everything is found again."""
     run = real_lab.run(
         "llama",
         [generate("cold"), {"do": "nap"}, generate("warm")],
@@ -135,7 +135,7 @@ def test_an_engine_sleeps_and_is_reset_without_a_living_depot(real_lab: Lab) -> 
 
 
 def test_only_what_changes_the_bytes_keeps_engines_apart(real_lab: Lab) -> None:
-    """Another place, another way to load and a shorter context are the same model; dummy weights are not (P8)."""
+    """Another path, another load format and a shorter context are the same model; dummy weights are not (P8)."""
     lab = real_lab
     first = lab.run("llama", [generate("cold")])
     copy = lab.root / "0123abc"
@@ -154,14 +154,14 @@ def test_only_what_changes_the_bytes_keeps_engines_apart(real_lab: Lab) -> None:
 
 
 def test_weights_that_nobody_announced_are_not_served_from_the_depot(real_lab: Lab) -> None:
-    """A trainer resets vLLM's own cache alone: nothing is loaded or stored until the connector is reset as well."""
+    """A trainer resets only vLLM's own cache: nothing is loaded or stored until the connector is reset as well."""
     plain = reference(real_lab, "llama", 1)
     run = real_lab.run(
         "llama",
         [
             generate("old"),
             UPDATE,
-            # The pause after which the connector looks.
+            # The pause after which the connector checks.
             {"do": "sleep", "s": 0.3},
             RESET,
             generate("new"),

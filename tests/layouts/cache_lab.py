@@ -1,7 +1,7 @@
-"""An engine's KV cache as vLLM's GPU runner makes it, without a GPU: vLLM's own functions in the engine's order.
+"""An engine's KV cache as vLLM's GPU runner creates it, without a GPU: vLLM's own functions in the engine's order.
 
-What decides over the cache is real: backends, specs, groups, the layout, the configuration, kernel block sizes,
-allocation and views. Stood in for are the model with its weights, the process groups, and the memory (``memory``).
+Everything that determines the cache is real: backends, specs, groups, the layout, the configuration, kernel block
+sizes, allocation and views. The model with its weights, the process groups, and the memory (``memory``) are stand-ins.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ REQUEST_TOKENS = 16
 
 
 def vllm_config(case: Case) -> Any:
-    """What is read of a ``VllmConfig``, with a real cache configuration."""
+    """The part of a ``VllmConfig`` that is read, with a real cache configuration."""
     cache = CacheConfig(block_size=case.block, cache_dtype=case.cache_dtype, num_gpu_blocks_override=case.blocks)
     cache.mamba_block_size, cache.mamba_cache_mode = case.block, "none"
     length = REQUEST_TOKENS
@@ -89,13 +89,13 @@ class Worker:
     views: dict[str, torch.Tensor]
 
     def pages(self, layer_names: tuple[str, ...], layerwise: bool = True) -> GroupPages:
-        """Ours, of a group."""
+        """Our pages of a group."""
         return group_pages(layer_names, self.views, self.config.num_blocks, layerwise)
 
 
 @dataclass
 class Engine:
-    """One case, made real."""
+    """One case, with real objects."""
 
     case: Case
     vllm_config: Any
@@ -105,11 +105,11 @@ class Engine:
     scheduler_config: KVCacheConfig
 
     def geometry(self, config: KVCacheConfig) -> Geometry:
-        """Ours."""
+        """Our geometry of the case."""
         return geometry(self.vllm_config, config)
 
     def backends(self, layer_names: tuple[str, ...]) -> str:
-        """Names of the layers' backends, as the connector writes them."""
+        """Names of the layers' backends, as the connector spells them."""
         found = {self.layers[name].backend for name in layer_names}
         return "+".join(sorted(f"{backend.__module__}.{backend.__qualname__}" for backend in found))
 
@@ -123,7 +123,7 @@ def host_memory(size: int) -> torch.Tensor:
 
 
 def build(case: Case, zeros: Zeros = host_memory) -> Engine:
-    """Makes an engine's cache; ``zeros`` is where its memory comes from."""
+    """Creates an engine's cache; ``zeros`` allocates its memory."""
     with planted.device(case.capability):
         config = vllm_config(case)
         asker = Asker(case, config)
@@ -142,7 +142,7 @@ def build(case: Case, zeros: Zeros = host_memory) -> Engine:
 
 
 def _name_heads(model: Any, heads: int) -> None:
-    """The model's configuration has the heads of the layers that were made."""
+    """Gives the model's configuration the heads of the layers that were created."""
     model.get_total_num_kv_heads = lambda: heads
     named = {**model.hf_config.to_dict(), "num_key_value_heads": heads}
     model.hf_config.to_dict = lambda: named
@@ -155,7 +155,7 @@ def _stages(layers: Layers, count: int) -> list[Layers]:
 
 
 def _layout(case: Case, config: Any, layers: Layers) -> KVCacheLayout:
-    """As workers report what their backends support and the engine core resolves it."""
+    """Resolves the layout as the engine core does, from what workers report of their backends."""
     backends = {layer.backend for layer in layers.values() if layer.backend is not None}
     names = [layout.name for layout in get_supported_kv_cache_layouts(sorted(backends, key=str))]
     with mock.patch.dict(os.environ):
@@ -166,7 +166,7 @@ def _layout(case: Case, config: Any, layers: Layers) -> KVCacheLayout:
 
 
 def _with_states_padded(config: Any, layers: Layers) -> Layers:
-    """States padded to the page of attention, which `Platform._align_hybrid_block_size` does by the model's class."""
+    """Pads states to attention's page, which `Platform._align_hybrid_block_size` does by the model's class."""
     pages = [layer.spec.page_size_bytes for layer in layers.values() if not isinstance(layer.spec, MambaSpec)]
     config.cache_config.mamba_page_size_padded = max(pages)
     return {
@@ -180,7 +180,7 @@ def _padded(spec: MambaSpec, page_bytes: int) -> MambaSpec:
 
 
 def _worker(config: KVCacheConfig, layers: Layers, layout: KVCacheLayout, zeros: Zeros) -> Worker:
-    """As `GPUModelRunner.initialize_kv_cache` does it."""
+    """Does the same as `GPUModelRunner.initialize_kv_cache`."""
     groups = [_attention_groups(index, group, layers) for index, group in enumerate(config.kv_cache_groups)]
     kernel_blocks = prepare_kernel_block_sizes(config, groups)
     with _memory_from(zeros):
@@ -198,7 +198,7 @@ def _attention_groups(index: int, group: KVCacheGroupSpec, layers: Layers) -> li
 
 @contextlib.contextmanager
 def _memory_from(zeros: Zeros) -> Iterator[None]:
-    """Inside, what vLLM allocates for the cache comes from ``zeros``."""
+    """Within the context, vLLM's allocations for the cache come from ``zeros``."""
     made = lambda size, **kwargs: zeros(size)  # noqa: E731
     with mock.patch.object(worker_utils, "torch", _Torch(made)):
         yield

@@ -1,4 +1,4 @@
-"""The table of what is tested: model family, attention backend, layout, sizes and ranks."""
+"""The table of cases: model family, attention backend, layout, sizes and ranks."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ COMPACT = ("LBHNC", "LBNHC", "BLHNC", "BLNHC")
 """Layouts that keep a layer's part of a block together."""
 
 BLOCKS, MANY_BLOCKS = 8, 16
-"""Blocks of a cache: enough for the self-test; and for one request where each of many groups needs some."""
+"""Blocks of a cache: enough for the self-test, and for one request where each of many groups needs some."""
 
 
 @dataclass(frozen=True)
@@ -15,9 +15,9 @@ class Case:
     """One engine.
 
     Attributes:
-        layout: what is asked of vLLM, or ``None`` for its own choice.
-        capability: CUDA's compute capability, by its first number.
-        refused: a part of the reason for which the connector is off.
+        layout: layout requested of vLLM, or ``None`` for its own choice.
+        capability: CUDA's major compute capability.
+        refused: part of the reason for which the connector is off.
         ran: where a real vLLM ran it.
     """
 
@@ -52,13 +52,13 @@ CPU = "tests/engine, on a CPU"
 
 
 def _swept() -> list[Case]:
-    """Every layout with the backends that take any, and every backend with the layout that vLLM chooses."""
+    """Every layout with the backends that take any, and every backend with vLLM's default layout."""
     cases = [
         Case(LLAMA, backend, layout, block)
         for backend in ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN")
         for layout in ALL_LAYOUTS
         for block in (16, 128)
-        # A kernel that takes blocks of 64 splits those of 128, which vLLM refuses where other heads lie between them.
+        # A kernel for blocks of 64 splits those of 128, which vLLM refuses if other heads lie between them.
         if not (backend == "FLASHINFER" and block == 128 and layout == "LHBNC")
     ]
     cases += [Case(V3, "FLASHMLA", layout, 64) for layout in ALL_LAYOUTS]

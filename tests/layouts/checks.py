@@ -1,4 +1,4 @@
-"""What is looked at in one case, and the line that the documentation has of it."""
+"""The checks of one case, and its row in the documentation."""
 
 import itertools
 import json
@@ -28,19 +28,19 @@ from kvdepot.engines.vllm.stores import GroupStore, Stored
 
 WAIT_MS = 60_000
 COPIES = ((1, 3), (4, 2))
-"""From a block to another one."""
+"""From one block to another."""
 
 ONE_RANK = Rank(1, 0, 0)
 
 
 @cache
 def depot() -> Depot:
-    """One for all cases, in this process."""
+    """The depot of all cases, in this process."""
     return Depot.embedded(json.dumps({"pool_bytes": 256 << 20, "pipeline": "Cache", "timeout_ms": WAIT_MS}))
 
 
 class Options(SimpleNamespace):
-    """What copies need of ``ConnectorOptions``; ``engine`` is the copy engine of a device."""
+    """The part of ``ConnectorOptions`` that copies need; ``engine`` is the copy engine of a device."""
 
     timeout_ms = WAIT_MS
     enable_event_sync = True
@@ -51,28 +51,28 @@ class Options(SimpleNamespace):
 
 
 def facts_of(engine: Engine, worker: Worker, group: Group, pages: GroupPages, rank: Rank = ONE_RANK) -> str:
-    """The facts of a group's namespace, as the connector writes them."""
+    """Facts of a group's namespace, as the connector writes them."""
     shared = engine_facts(engine.vllm_config, worker.config)
     return group_facts(shared, group, pages, rank, engine.backends(pages.layer_names))
 
 
 def groups_of(engine: Engine, worker: Worker) -> list[Group]:
-    """A worker's groups that have layers."""
+    """Groups of a worker that have layers."""
     found = engine.geometry(worker.config)
     assert not found.unsupported, found.unsupported
     return [group for group in found.groups if group.layer_names]
 
 
-# Whether the bytes are right.
+# Are the bytes correct?
 
 
 def round_trip_problem(
     case: Case, layerwise: bool, device: memory.Standin | None = None, copies: str = "memcpy"
 ) -> str:
-    """Dumps blocks and loads them into others; what is wrong then, or nothing.
+    """Dumps blocks and loads them into others. Returns what is wrong, or nothing.
 
-    What should be there is what vLLM's own copy of blocks makes; outside of the blocks that were loaded into, nothing
-    may change.
+    The expected result is that of vLLM's own copy of blocks; outside of the blocks that were loaded into, nothing may
+    change.
     """
     engine = build(case, host_memory if device is None else device.zeros)
     for worker in engine.workers:
@@ -119,7 +119,7 @@ def _storage_bytes(view: torch.Tensor) -> torch.Tensor:
 
 
 def _views_over(storage: torch.Tensor, views: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The same views over other memory."""
+    """Returns the same views over other memory."""
     made = [torch.empty(0, dtype=view.dtype) for view in views]
     return [
         one.set_(storage.untyped_storage(), view.storage_offset(), view.shape, view.stride())
@@ -127,31 +127,31 @@ def _views_over(storage: torch.Tensor, views: list[torch.Tensor]) -> list[torch.
     ]
 
 
-# Whether the self-test finds wrong page arithmetic.
+# Does the self-test find wrong page arithmetic?
 
 
 def _neighbours(pages: GroupPages, view: torch.Tensor) -> GroupPages:
-    """Every block is taken for the next one."""
+    """Mistakes every block for the next one."""
     return _every_run(pages, lambda run: replace(run, base=run.base + run.stride))
 
 
 def _half_apart(pages: GroupPages, view: torch.Tensor) -> GroupPages:
-    """Kernel blocks are taken for blocks, or blocks for pairs of blocks."""
+    """Mistakes kernel blocks for blocks, or blocks for pairs of blocks."""
     return _every_run(pages, lambda run: replace(run, stride=run.stride // 2))
 
 
 def _too_short(pages: GroupPages, view: torch.Tensor) -> GroupPages:
-    """The last bytes of every run are left out: scales, for example."""
+    """Omits the last bytes of every run: scales, for example."""
     return _every_run(pages, lambda run: replace(run, size=run.size - 4))
 
 
 def _one_layer_missing(pages: GroupPages, view: torch.Tensor) -> GroupPages:
-    """The last layer is taken for the one before it."""
+    """Mistakes the last layer for the one before it."""
     return replace(pages, shards=(*pages.shards[:-1], pages.shards[-2]))
 
 
 def _another_dimension(pages: GroupPages, view: torch.Tensor) -> GroupPages:
-    """The dimension of heads or tokens is taken for the one of blocks."""
+    """Mistakes the dimension of heads or tokens for that of blocks."""
     dim = next(d for d in (2, 1) if view.shape[d] > 1)
     step = view.stride(dim) * view.element_size()
     return _every_run(pages, lambda run: replace(run, stride=step))
@@ -165,7 +165,7 @@ MISTAKES = (_neighbours, _half_apart, _too_short, _one_layer_missing, _another_d
 
 
 def self_test_ends(engine: Engine, worker: Worker, group: Group, *held: Stored) -> bool:
-    """Whether the self-test is content with what a rank holds."""
+    """Returns whether the self-test accepts a rank's pages."""
     pages = held[0].pages
     store = SimpleNamespace(at_start=held, page_count=pages.page_count, layer_names=pages.layer_names)
     try:
@@ -175,7 +175,7 @@ def self_test_ends(engine: Engine, worker: Worker, group: Group, *held: Stored) 
 
 
 def mistakes_found(case: Case) -> int:
-    """How many of the mistakes the self-test finds; it has to be content without one."""
+    """Returns how many of the mistakes the self-test finds; without a mistake it has to pass."""
     engine = build(case)
     worker = engine.workers[-1]
     group = groups_of(engine, worker)[-1]
@@ -191,18 +191,20 @@ def mistakes_found(case: Case) -> int:
     return sum(not ends(one) for one in wrong) + len(MISTAKES) - len(wrong)
 
 
-# How many copies.
+# Numbers of copies.
 
 
 def copies_of(engine: Engine, worker: Worker, group: Group) -> tuple[int, int, int]:
-    """Copies that a page of a layer takes at most, by the rule before and now; and a whole block of the group."""
+    """Returns the most copies that a page of a layer takes, by the earlier rule and now; and a whole block of the
+    group."""
     now = max(len(shard) for shard in worker.pages(group.layer_names).shards)
     before = max(logical_runs(worker.views[name], worker.config.num_blocks) for name in group.layer_names)
     return before, now, len(worker.pages(group.layer_names, layerwise=False).shards[0])
 
 
 def logical_runs(view: torch.Tensor, blocks: int) -> int:
-    """Copies of a page by the rule of 0.1: dimensions in their logical order, whatever their order in memory."""
+    """Returns the copies of a page by the rule of 0.1: dimensions in their logical order, whatever their order in
+    memory."""
     dims = [(view.shape[0] // blocks, view.stride(0)), *zip(view.shape[1:], view.stride()[1:], strict=True)]
     run, pieces = 1, 1
     for size, step in reversed([dim for dim in dims if dim[0] != 1]):
@@ -214,7 +216,7 @@ def logical_runs(view: torch.Tensor, blocks: int) -> int:
 
 
 def contiguous_pieces(worker: Worker, group: Group) -> int:
-    """Pieces of a block of the group by vLLM's own placement of its pages, where each page is one piece."""
+    """Returns the pieces of a group's block by vLLM's own placement of its pages, where each page is one piece."""
     specs = {}
     for one in worker.config.kv_cache_groups:
         inner = getattr(one.kv_cache_spec, "kv_cache_specs", None)
@@ -229,7 +231,7 @@ def contiguous_pieces(worker: Worker, group: Group) -> int:
 
 
 def heads_of(group: Group) -> int:
-    """Slots of heads of a page."""
+    """Returns the head slots of a page."""
     return max(spec.num_heads for spec in iter_layer_specs(group.spec) if isinstance(spec, AttentionSpec))
 
 
@@ -238,7 +240,7 @@ def heads_of(group: Group) -> int:
 
 @dataclass(frozen=True)
 class Row:
-    """What the documentation says of a case."""
+    """A case's row in the documentation."""
 
     case: Case
     layout: str = ""
@@ -271,7 +273,7 @@ HEAD = (
 
 
 def described(found: Geometry) -> str:
-    """Groups in words."""
+    """Describes groups in words."""
     windows = [group.window_blocks for group in found.groups]
     kinds = ["full" if not window else f"last {window}" for window in windows]
     return ", ".join(f"{kinds.count(kind)} × {kind}" for kind in dict.fromkeys(kinds))
@@ -279,7 +281,7 @@ def described(found: Geometry) -> str:
 
 @cache
 def row(case: Case) -> Row:
-    """A case's line, by running it."""
+    """Runs a case and returns its row."""
     engine = build(case)
     found = engine.geometry(engine.workers[0].config)
     if found.unsupported:

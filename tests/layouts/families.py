@@ -1,7 +1,7 @@
-"""What the layers of model families ask of the cache: their real sizes on one rank, and few of their layers.
+"""Cache specs of model families: their real sizes on one rank, and few of their layers.
 
-A layer's spec is made by vLLM's own layer class from the attributes that it reads; the layer itself, with its weights
-and kernels, is stood in for.
+vLLM's own layer class makes a layer's spec from the attributes that it reads; the layer itself, with its weights and
+kernels, is a stand-in.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from vllm.v1.worker.utils import customize_attention_spec
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer as the runner sees it: its cache spec, and the backend that made it; Mamba's is not asked."""
+    """A layer as the runner sees it: its cache spec, and the backend that made it; Mamba's backend is not asked."""
 
     spec: KVCacheSpec
     backend: Any = None
@@ -46,7 +46,7 @@ class Asker:
         self.total_heads = 1
 
     def heads(self, total: int) -> int:
-        """KV heads of one rank: with more ranks than heads each head is on several."""
+        """Returns KV heads of one rank: with more ranks than heads each head is on several."""
         self.total_heads = total
         return max(1, total // self.case.tp)
 
@@ -57,7 +57,7 @@ class Asker:
         return Layer(spec, backend)
 
     def attention(self, heads: int, size: int, size_v: int = 0, window: int | None = None) -> Layer:
-        """`Attention`, with a sliding window or without."""
+        """`Attention`, with or without a sliding window."""
         layer = self._attributes(heads, size, size_v, sliding_window=window, attn_type=AttentionType.DECODER)
         return self._layer(Attention.get_kv_cache_spec(layer, self.config), self.backend)
 
@@ -94,7 +94,7 @@ class Asker:
         return self._layer(MLAAttention.get_kv_cache_spec(layer, self.config), self.backend)
 
     def indexer(self, size: int) -> Layer:
-        """DSA's cache of the indexer's keys: fp8 with a scale of four bytes for each token."""
+        """DSA's cache of the indexer's keys: fp8 with a four-byte scale per token."""
         layer = SimpleNamespace(cache_config=self.config.cache_config, head_dim=size + 4, dtype=torch.uint8)
         spec = DeepseekV32IndexerCache.get_kv_cache_spec(layer, self.config)
         return self._layer(spec, DeepseekV32IndexerBackend)
@@ -111,7 +111,7 @@ class Asker:
 
 
 def decoder(pattern: list[Callable[[], Layer]], repeats: int, suffix: str = "self_attn.attn") -> Layers:
-    """Layers of a decoder whose kinds follow each other as in ``pattern``."""
+    """Returns the layers of a decoder whose kinds repeat as in ``pattern``."""
     made = [kind() for _ in range(repeats) for kind in pattern]
     return {f"model.layers.{index}.{suffix}": layer for index, layer in enumerate(made)}
 
@@ -173,7 +173,7 @@ def qwen3_next(ask: Asker) -> Layers:
 
 
 def nemotron_h(ask: Asker) -> Layers:
-    """Mamba 2 with attention between."""
+    """Mamba 2 with attention in between."""
     mamba = lambda: ask.state("MAMBA2", ((3, 9216), (128, 64, 128)), (BF16, FP32))  # noqa: E731
     return decoder([mamba, mamba, lambda: ask.attention(8, 128)], 1, "mixer")
 

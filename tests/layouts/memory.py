@@ -1,4 +1,4 @@
-"""Memory of a device: the stand-in's for CUDA, whose copies are late and in a random legal order."""
+"""Memory of a device: that of the stand-in for CUDA, whose copies are delayed and in a random legal order."""
 
 import ctypes
 import importlib.util
@@ -10,13 +10,13 @@ import torch
 from kvdepot.engines.vllm.pages import GroupPages, Run
 
 DEVICE_OFFSET = 0x2000_0000_0000_0000
-"""How far the stand-in's device addresses are above the process's own memory under them (its ``memory.rs``)."""
+"""Offset of the stand-in's device addresses from the process memory that backs them (its ``memory.rs``)."""
 
 DRIVER = Path(__file__).resolve().parents[1] / "device" / "driver.py"
 
 
 def standin_is_there() -> bool:
-    """Whether this process finds the stand-in where it looks for a CUDA driver."""
+    """Returns whether this process finds the stand-in when it looks for a CUDA driver."""
     try:
         return hasattr(ctypes.CDLL("libcuda.so.1"), "standin_reset")
     except OSError:
@@ -37,19 +37,19 @@ class Standin:
         self._allocated: list[int] = []
 
     def zeros(self, size: int) -> torch.Tensor:
-        """Device memory as a tensor that this process can read and write, too."""
+        """Returns device memory as a tensor that this process can also read and write."""
         self._allocated.append(self.device.allocate(size))
         under = (ctypes.c_int8 * size).from_address(self._allocated[-1] - DEVICE_OFFSET)
         return torch.frombuffer(under, dtype=torch.int8).zero_()
 
     def free(self) -> None:
-        """Gives back all that was taken; nothing may use it any more."""
+        """Frees all allocations; nothing may use them any more."""
         for address in self._allocated:
             self.device._call_relaxed("cuMemFree_v2", ctypes.c_uint64(address))
         self._allocated.clear()
 
     def on_device(self, pages: GroupPages) -> GroupPages:
-        """The same pages by the device's addresses."""
+        """Returns the same pages by the device's addresses."""
         shards = tuple(
             tuple(Run(run.base + DEVICE_OFFSET, run.stride, run.size) for run in shard) for shard in pages.shards
         )

@@ -1,7 +1,7 @@
 """Modules that a CPU wheel of vLLM lacks, planted so that the classes of GPU backends can be imported.
 
-Only names are there: what a backend says of its cache (block sizes, layouts, bytes of a token) is its own Python,
-and no kernel is called.
+They contain only names: a backend's requirements of its cache (block sizes, layouts, bytes of a token) are its own
+Python, and no kernel is called.
 """
 
 import importlib.machinery
@@ -27,7 +27,7 @@ class _Planted(ModuleType):
 
 
 def plant() -> None:
-    """Plants what is missing; real modules stay."""
+    """Plants missing modules; real ones stay."""
     for name in MODULES:
         if name not in sys.modules:
             module = _Planted(name)
@@ -37,7 +37,7 @@ def plant() -> None:
 
 
 def plant_kernels() -> None:
-    """Gives modules of backends the kernels that they import, and the host's memory for the device's that they take."""
+    """Gives modules of backends the kernels that they import, and host memory in place of device memory."""
     import importlib
 
     import torch
@@ -53,7 +53,7 @@ def plant_kernels() -> None:
 
 @contextmanager
 def device(major: int, minor: int = 0) -> Iterator[None]:
-    """Inside, vLLM's platform says that it has CUDA's compute capability ``major.minor``: backends decide by it."""
+    """Within the context, vLLM's platform reports the compute capability ``major.minor``, by which backends decide."""
     from vllm.platforms import current_platform
     from vllm.platforms.interface import DeviceCapability
 

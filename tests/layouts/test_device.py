@@ -1,4 +1,4 @@
-"""Every case over a device: the stand-in for the CUDA driver, whose copies are late and in a random legal order."""
+"""Every case over a device: the stand-in for the CUDA driver, whose copies are delayed and in a random legal order."""
 
 import itertools
 from collections.abc import Iterator

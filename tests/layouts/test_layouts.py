@@ -23,7 +23,7 @@ def test_scheduler_and_workers_read_the_same_groups(case: Case) -> None:
 
 @pytest.mark.parametrize("case", REFUSED, ids=str)
 def test_what_cannot_be_stored_is_refused_with_a_reason(case: Case) -> None:
-    """And the engine runs: nothing is raised."""
+    """The engine runs without it: nothing is raised."""
     engine = build(case)
     for config in (engine.scheduler_config, *(worker.config for worker in engine.workers)):
         found = engine.geometry(config)
@@ -52,14 +52,14 @@ def test_all_layouts_are_in_the_table() -> None:
 
 
 def test_vllms_own_choice_took_hundreds_of_copies_by_the_rule_before() -> None:
-    """What the comparison in the documentation stands on."""
+    """The basis of the documentation's comparison."""
     found = checks.row(Case(LLAMA, "FLASH_ATTN", "LBNHC", 128))
     assert (found.before, found.now) == (1024, 1)
 
 
 @pytest.mark.parametrize("case", STORED, ids=str)
 def test_the_bytes_of_whole_blocks_are_those_that_vllm_itself_would_copy(case: Case) -> None:
-    """In host memory; `test_device` has the same layer by layer, in a device's."""
+    """In host memory; `test_device` does the same layer by layer, in device memory."""
     assert checks.round_trip_problem(case, layerwise=False) == ""
 
 

@@ -1,4 +1,4 @@
-"""Engines find each other's blocks where the bytes are the same, and nowhere else."""
+"""Engines find each other's blocks if and only if the bytes are the same."""
 
 import json
 from dataclasses import replace
@@ -16,7 +16,7 @@ BASE = Case(LLAMA, FLASH, "LBNHC")
 
 
 def ids(case: Case, layerwise: bool = True, rank: Rank = checks.ONE_RANK) -> list[str]:
-    """Namespaces of all groups and stages."""
+    """Returns the namespaces of all groups and stages."""
     engine = build(case)
     found = []
     for worker in engine.workers:
@@ -61,7 +61,7 @@ def test_ranks_with_other_slices_have_other_namespaces() -> None:
 
 
 def test_layer_by_layer_and_whole_blocks_differ_where_the_order_of_bytes_does() -> None:
-    """Layers of a block may lie in another order than the group has them: then the order is a fact."""
+    """If the layers of a block lie in another order than the group lists them, that order is a fact."""
     case = Case(V32, "FLASHMLA_SPARSE", "BLHNC", 64)
     engine = build(case)
     worker = engine.workers[0]

@@ -1,4 +1,4 @@
-"""docs/layouts.md says what these tests find; ``--write-layouts`` writes it."""
+"""docs/layouts.md contains the results of these tests; ``--write-layouts`` writes it."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ BEGIN, END = "<!-- written by make test-layouts -->\n", "<!-- end -->\n"
 
 
 def table() -> list[str]:
-    """The lines of the page's table, without its head."""
+    """Returns the lines of the page's table, without its head."""
     text = PAGE.read_text("utf-8")
     begin, end = text.index(BEGIN) + len(BEGIN), text.index(END)
     return text[begin:end].splitlines()[len(checks.HEAD) :]

@@ -1,4 +1,4 @@
-"""The self-test does not trust the tensors either: they have to be where vLLM's cache configuration has them."""
+"""The self-test does not trust the tensors either: they have to be where vLLM's cache configuration places them."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ CASES = [
 
 
 def found(worker: Worker, **views: torch.Tensor) -> list[torch.Tensor]:
-    """The blocks of the first group, some of whose layers have other tensors."""
+    """Returns the blocks of the first group, some of whose layers have other tensors."""
     names = worker.config.kv_cache_groups[0].layer_names
     changed = dict(zip(names, views.values(), strict=False))
     return blocks_of(names, {**worker.views, **changed}, worker.config, 0)

@@ -1,4 +1,4 @@
-"""Ranks with equal bytes share a namespace and its dumps; ranks with others do not."""
+"""Ranks with equal bytes share a namespace and its dumps; other ranks do not."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +28,7 @@ CASES = [
 
 
 def ranks(case: Case, monkeypatch: pytest.MonkeyPatch, config: Any = None) -> list[Rank]:
-    """What each tensor-parallel rank finds. vLLM makes groups of ranks that follow each other."""
+    """Returns the position of each tensor-parallel rank. vLLM forms groups from consecutive ranks."""
     engine = build(case)
     found = []
     for rank in range(case.tp):
@@ -42,7 +42,7 @@ def ranks(case: Case, monkeypatch: pytest.MonkeyPatch, config: Any = None) -> li
 
 
 def bytes_of(case: Case, rank: int) -> tuple[object, ...]:
-    """What is in a rank's blocks, apart from the tokens that are in all: heads, and the tokens of its DCP rank."""
+    """Returns the content of a rank's blocks, beyond the common tokens: heads, and the tokens of its DCP rank."""
     latent = case.family in (V3, V32)
     heads = 0 if latent else rank * 8 // case.tp
     return heads, 0 if latent else 8 / case.tp, rank % case.dcp
@@ -63,14 +63,14 @@ def test_every_rank_finds_its_own_bytes_and_ranks_with_the_same_share_their_dump
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.family in (V3, V32)], ids=str)
 def test_latent_kv_is_stored_once(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With decode context parallelism once for each place in a group, whatever the number of ranks."""
+    """With decode context parallelism, once for each position in a group, whatever the number of ranks."""
     found = ranks(case, monkeypatch)
     assert {rank.share.count for rank in found} == {case.tp // case.dcp}
     assert {(rank.kv_shards, rank.kv_shard) for rank in found} == {(1, 0)}
 
 
 def test_a_vllm_that_does_not_say_who_holds_the_same_has_all_ranks_dump(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Too much is stored then, and nothing is missing."""
+    """Then too much is stored, but nothing is missing."""
     case = Case(V3, MLA, block=64, tp=4)
     silent = SimpleNamespace(kv_cache_groups=build(case).workers[0].config.kv_cache_groups)
     found = ranks(case, monkeypatch, silent)

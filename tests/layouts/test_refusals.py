@@ -1,4 +1,4 @@
-"""What is not stored is refused with a reason, whatever the groups are made of."""
+"""Unsupported caches are refused with a reason, whatever the groups consist of."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ MAMBA = MambaSpec(block_size=16, shapes=((4, 4),), dtypes=(torch.float32,))
 
 
 def read(*groups: Any, pcp: int = 1) -> Geometry:
-    """What the connector says of these groups."""
+    """Returns the connector's geometry of these groups."""
     config = vllm_config(Case(LLAMA, "FLASH_ATTN"))
     config.parallel_config.prefill_context_parallel_size = pcp
     made = [

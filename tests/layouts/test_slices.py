@@ -1,4 +1,4 @@
-"""Slices of KV heads over vLLM's own caches: what an engine of one tensor-parallel size stores, others load."""
+"""Slices of KV heads over vLLM's own caches: blocks stored at one tensor-parallel size are loaded at others."""
 
 import json
 from collections.abc import Iterator
@@ -52,12 +52,12 @@ class RankCache:
 
     @property
     def views(self) -> list[torch.Tensor]:
-        """[block, head, token, content] by layer, with the manager's blocks; writes go through."""
+        """Returns [block, head, token, content] by layer, with the manager's blocks; writes go through."""
         found = []
         for name in self.group.layer_names:
             view = self.worker.views[name]
             blocks = view.unflatten(0, (self.worker.config.num_blocks, -1))
-            # The kernel's blocks of a block hold its tokens in order.
+            # A block's kernel blocks hold its tokens in order.
             found.append(blocks.permute(0, 2, 1, 3, 4))
         return found
 
@@ -67,7 +67,7 @@ class RankCache:
 
 
 def ranks_of(case: Case, wanted: int, group_number: int = -1, layerwise: bool = True) -> Iterator[RankCache]:
-    """All ranks of an engine, each with memory of its own."""
+    """Yields all ranks of an engine, each with its own memory."""
     for rank in range(case.tp):
         engine = build(case)
         worker = engine.workers[0]
@@ -85,7 +85,7 @@ def ranks_of(case: Case, wanted: int, group_number: int = -1, layerwise: bool = 
 
 
 def logical(rank: RankCache, layer: int, page: int) -> torch.Tensor:
-    """What all heads of the model have in a block: [head, tokens' bytes]."""
+    """Returns a block's content for all heads of the model: [head, tokens' bytes]."""
     (_, kernel, _, tokens, content) = rank.views[layer].permute(0, 2, 1, 3, 4).shape
     size = tokens * kernel * content * rank.views[layer].element_size()
     generator = torch.Generator().manual_seed(100 * layer + page)
@@ -94,7 +94,7 @@ def logical(rank: RankCache, layer: int, page: int) -> torch.Tensor:
 
 
 def of_rank(rank: RankCache, layer: int, page: int) -> torch.Tensor:
-    """The rank's heads of it, as its view has them."""
+    """Returns the rank's heads of it, as its view has them."""
     view = rank.views[layer][page]
     first = rank.slices.first * rank.slices.slice_heads
     heads = logical(rank, layer, page)[first : first + rank.slices.rank_heads].contiguous()
@@ -123,7 +123,8 @@ def through(task: Any) -> None:
 
 
 def moved(case: Case, ranks_before: int, ranks_after: int, layerwise: bool) -> None:
-    """Dumped by an engine with so many ranks, loaded by one with others: every rank has its heads of each block."""
+    """Dumps on an engine with some number of ranks, loads on one with another: every rank gets its heads of each
+    block."""
     wanted, keys = 4, hashes(case, f"{ranks_before}/{layerwise}")
     for rank in ranks_of(replace(case, tp=ranks_before), wanted, layerwise=layerwise):
         fill(rank)
@@ -157,7 +158,7 @@ def test_one_and_four_ranks_store_and_two_load(case: Case, layerwise: bool) -> N
 
 @pytest.mark.parametrize("layerwise", [True, False], ids=["layers", "blocks"])
 def test_more_ranks_than_heads_store_each_head_once(layerwise: bool) -> None:
-    """Each of the ranks with a head dumps a share of its blocks, and all of them load it."""
+    """Each rank with the same head dumps a share of the blocks, and all of them load it."""
     case = Case("MiMo-V2", "FLASH_ATTN_DIFFKV")
     ranks = list(ranks_of(replace(case, tp=8), 4))
     assert [(rank.slices.first, rank.slices.replica, rank.slices.replicas) for rank in ranks] == [
@@ -211,7 +212,7 @@ def test_what_cannot_be_cut_by_heads_is_stored_by_rank(case: Case, why: str) -> 
 
 
 def test_heads_that_several_ranks_hold_are_cut_only_where_every_layer_has_as_many() -> None:
-    """A layer with more KV heads than the model names has one on each rank as well, and every rank another one."""
+    """A layer with more KV heads than the model names also has one on each rank, but every rank has another one."""
     engine = build(Case("MiMo-V2", "FLASH_ATTN_DIFFKV", tp=8))
     (group,) = checks.groups_of(engine, engine.workers[0])
     assert slices_of(engine.vllm_config, group.spec, 4, 1).replicas == 2
@@ -249,17 +250,17 @@ def test_heads_are_not_known_to_be_the_same_on_all_ranks() -> None:
     assert not same_on_all_ranks(group.spec)
 
 
-# Mistakes that a round trip of one rank would not show.
+# Mistakes that a round trip on one rank would not reveal.
 
 
 def _next_slice(rank: RankCache) -> list[Stored]:
-    """A slice is taken for another one, and put back where it was."""
+    """Mistakes a slice for another one, and writes it back where it was."""
     pages = [stored.pages for stored in rank.held]
     return [replace(stored, pages=other) for stored, other in zip(rank.held, [*pages[1:], pages[0]], strict=True)]
 
 
 def _other_heads(rank: RankCache) -> list[Stored]:
-    """Of every second token, the heads of another slice are taken."""
+    """Uses the heads of another slice for every second token."""
     first, second, *rest = rank.held
     runs = [list(zip(a, b, strict=True)) for a, b in zip(first.pages.shards, second.pages.shards, strict=True)]
     crossed = [
@@ -277,12 +278,12 @@ def _other_heads(rank: RankCache) -> list[Stored]:
 
 
 def _layers_exchanged(rank: RankCache) -> list[Stored]:
-    """Layers are stored in another order than they are read in elsewhere."""
+    """Stores layers in another order than they are read in elsewhere."""
     return [replace(stored, pages=replace(stored.pages, shards=stored.pages.shards[::-1])) for stored in rank.held]
 
 
 def _tokens_backwards(rank: RankCache) -> list[Stored]:
-    """The runs of a layer are stored in another order than the one of memory."""
+    """Stores the runs of a layer in another order than that of memory."""
     return [
         replace(stored, pages=replace(stored.pages, shards=tuple(shard[::-1] for shard in stored.pages.shards)))
         for stored in rank.held
@@ -291,7 +292,8 @@ def _tokens_backwards(rank: RankCache) -> list[Stored]:
 
 @pytest.mark.parametrize("mistake", [_next_slice, _other_heads, _layers_exchanged, _tokens_backwards])
 def test_the_self_test_finds_slices_that_come_back_to_the_wrong_place_on_other_ranks_only(mistake: Any) -> None:
-    """In NHD a slice is one run a token; a whole page would come back from each of these mistakes as it went."""
+    """In NHD a slice has one run per token; with each of these mistakes a whole page would still survive a round
+    trip."""
     (rank,) = ranks_of(BASE, 2)
     wrong = mistake(rank)
     assert wrong != rank.held
@@ -301,7 +303,7 @@ def test_the_self_test_finds_slices_that_come_back_to_the_wrong_place_on_other_r
 
 
 def _comes_back(rank: RankCache, held: list[Stored]) -> None:
-    """A page goes through the depot and is what it was: the mistake is no other than that of the slices."""
+    """A page survives a round trip through the depot: only the slices are wrong."""
     names = rank.held[0].pages.layer_names
     layers = blocks_of(names, rank.worker.views, rank.worker.config, rank.group.index)
     fill(rank)

@@ -1,4 +1,4 @@
-"""The blocks that a hit needs are those that vLLM's own managers keep."""
+"""The blocks that a hit requires are those that vLLM's own managers keep."""
 
 from typing import Any
 
@@ -12,11 +12,11 @@ from kvdepot.engines.vllm.groups import Geometry, Group
 
 STORED = [case for case in CASES if not case.refused]
 HITS = 3000
-"""Ends of hits that are looked at, in steps of what a hit may end at."""
+"""Number of ends of hits to check, ``hit_tokens`` apart."""
 
 
 def kept_blocks(manager: Any, end: int) -> int:
-    """Blocks before ``end`` that vLLM allocates for a hit that ends there; those before are its null block."""
+    """Returns blocks before ``end`` that vLLM allocates for a hit ending there; earlier ones are its null block."""
     return end // manager.block_size - min(manager.get_num_skipped_tokens(end), end) // manager.block_size
 
 
@@ -35,7 +35,7 @@ def manager_of(engine: Engine, group: Group, found: Geometry) -> Any:
 
 @pytest.mark.parametrize("case", STORED, ids=str)
 def test_windows_are_those_of_vllms_managers(case: Case) -> None:
-    """No block that vLLM reads is missing at any end of a hit, and some hit needs as many as are asked for."""
+    """No block that vLLM reads is missing at any end of a hit, and some hit needs as many as the connector requests."""
     engine = build(case)
     found = engine.geometry(engine.scheduler_config)
     for group in found.groups:

@@ -1,4 +1,4 @@
-"""What the tests of the Python package share."""
+"""Shared fixtures of the tests of the Python package."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def machine() -> Machine:
 
 @pytest.fixture
 def small_machine() -> Machine:
-    """A machine with less memory than the documented defaults want."""
+    """A machine with less memory than the documented defaults need."""
     return Machine(
         memory_bytes=16 * GIB, environ={"HOME": "/home/somebody"}, free_disk_bytes=100 * GIB, total_disk_bytes=200 * GIB
     )
@@ -32,7 +32,7 @@ def small_machine() -> Machine:
 
 @pytest.fixture
 def seeds() -> Path:
-    """The YAML files of the documents that the project came from, verbatim."""
+    """The YAML files of the project's original documents, verbatim."""
     return DATA / "seeds"
 
 

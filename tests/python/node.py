@@ -1,4 +1,4 @@
-"""A store attached to a depot of the test's own, which can be stopped: a gate for everything that asks it."""
+"""A store attached to the test's own depot, which can be stopped: it gates everything that calls it."""
 
 import os
 import signal
@@ -27,14 +27,14 @@ class NodeDepot:
         self.pid = 0
 
     def open(self, layout: Any, namespace: dict[str, object]) -> kvdepot.Store:
-        """A store attached to this depot, which the first one starts."""
+        """Returns a store attached to this depot, which the first one starts."""
         store = kvdepot.open(self.config, layout=layout, namespace=namespace)
         self.pid = store.stats()["depot"]["pid"]
         return store
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """Inside, the depot answers nothing, so no task that needs it can end."""
+        """Within the context the depot answers nothing, so no task that needs it can end."""
         os.kill(self.pid, signal.SIGSTOP)
         try:
             yield

@@ -1,4 +1,4 @@
-"""``kvdepot bench store``: what it hands to the core, and that it can hand over nothing by mistake."""
+"""``kvdepot bench store``: the arguments it passes to the core, and that they cannot be confused."""
 
 import ast
 import json
@@ -16,7 +16,7 @@ TASK_MS_MIN = 30_000
 
 
 class SpyDepot:
-    """A depot that notes the arguments of ``store``."""
+    """A depot that records the arguments of ``store``."""
 
     def __init__(self, depot, stores):
         self._depot, self._stores = depot, stores
@@ -31,7 +31,7 @@ class SpyDepot:
 
 @pytest.fixture
 def stores(monkeypatch):
-    """Arguments of each store that a benchmark opens."""
+    """Returns the arguments of each store that a benchmark opens."""
     noted = []
 
     class Depot:
@@ -89,7 +89,7 @@ def is_int(argument):
 
 @pytest.mark.parametrize("function", functions(), ids=lambda function: f"{function.name}:{function.lineno}")
 def test_no_number_of_the_core_can_be_taken_for_another(function):
-    """An integer that may be left out, or that stands beside another one, is keyword-only."""
+    """An optional integer, or one next to another integer, is keyword-only."""
     positional = [one for one in function.args.args if one.arg != "self"]
     integers = [one.arg for one in positional if is_int(one)]
     assert len(integers) <= 1, integers

@@ -118,7 +118,7 @@ def test_serve_ends_in_order_on_a_signal(kvdepot, monkeypatch, number):
     monkeypatch.setattr(_native, "serve", serve)
     monkeypatch.setattr(_native, "init_logging", lambda *arguments, **named: None)
     before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-    # Whoever runs the tests may ignore some of them, as nohup does.
+    # The process that runs the tests may ignore some of them, as nohup does.
     signal.signal(number, signal.SIG_DFL)
     try:
         kvdepot("serve", "--core-json", "{}", "--socket", "/s", status=0)
@@ -238,7 +238,7 @@ def test_stat_of_nested_counters():
 
 
 def test_doctor_describes_a_machine_without_devices(kvdepot, tmp_path):
-    """A machine with a GPU shows it; either way it is said, and nothing fails."""
+    """A machine with a GPU shows it; either way the output says so, and nothing fails."""
     report = json.loads(kvdepot("doctor", "--json").stdout)
     assert report["devices"] or report["problem"]
     assert "CUDA driver" in kvdepot("doctor").stdout
@@ -291,7 +291,7 @@ def test_check_names_mistakes_of_every_kind_in_one_pass(kvdepot, tmp_path):
 
 
 def test_a_rule_about_a_value_that_is_wrong_is_not_added(kvdepot, tmp_path):
-    """The value was left out, so the rule would speak of a default."""
+    """The value was left out, so the rule would refer to a default."""
     file = tmp_path / "wrong.yaml"
     file.write_text("load_policy: deadline\nload_deadline_ms: soon\n")
     (line,) = kvdepot("config", "check", file, status=2).stderr.splitlines()

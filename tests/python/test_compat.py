@@ -1,4 +1,4 @@
-"""Names of other projects: there when asked for, gone when not, never in the way of the real ones."""
+"""Names of other projects: present on request, otherwise absent, and never in the way of the real ones."""
 
 import http.client
 import os
@@ -14,7 +14,7 @@ import kvdepot
 from tools.lab.ports import free_port
 
 RUN_S = 120
-"""A hang of the test itself, not a measure of speed."""
+"""Limit against a hang of the test itself, not a measure of speed."""
 MODULE = "ucm.integration.vllm.ucm_connector"
 ENGINES = Path(__file__).parent / "engines"
 
@@ -82,7 +82,7 @@ def test_what_an_interrupted_installation_left_is_finished(environment):
 
 def test_the_module_path_is_the_connectors(environment):
     assert environment.compat("install", "ucm").returncode == 0
-    # What stands in for vLLM where there is none.
+    # Stand-in for vLLM where there is none.
     path = os.pathsep.join([environment.environ()["PYTHONPATH"], str(ENGINES)])
     script = f"import conftest, importlib; print(hasattr(importlib.import_module('{MODULE}'), 'Other'))"
     assert environment.python(script, PYTHONPATH=path) == "False\n"

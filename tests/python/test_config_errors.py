@@ -118,7 +118,7 @@ FLAT = [
     ("pipeline: Cache|Slab\nslab_path: relative", "must be an absolute path"),
     ("pipeline: Cache|Slab\nslab_path: /s\nslab_segment_mb: 0", "slab_segment_mb"),
     ("slab_path: /s", "has no use in the pipeline Cache|Posix"),
-    # what comes later
+    # planned features
     (
         "copy_engine: batch\ncopy_engines_forbidden: [batch]",
         "copy_engine: is forbidden by copy_engines_forbidden: write auto, or allow it there, got 'batch'",
@@ -133,7 +133,7 @@ FLAT = [
     ("io_engine: uring", "must be 'psync', 'aio', 'io_uring' or 'auto', got 'uring'"),
     ("pipeline: Cache|Object", "this version does not have the tier Object"),
     ("pipeline: Cache|Object", "this version does not have the tier Object"),
-    # what is no configuration
+    # not a configuration
     ("", ": is empty"),
     ("# only a comment\n", ": is empty"),
     ("a: [", ":1: is no YAML"),

@@ -1,4 +1,4 @@
-"""Every key's effective value says where it comes from; the generated page equals the table."""
+"""Every key's effective value has an origin; the generated page equals the table."""
 
 import dataclasses
 import subprocess

@@ -1,4 +1,5 @@
-"""P10: a variable for every key: which source holds, and nothing that looks like ours is passed over in silence."""
+"""P10: a variable for every key: which source takes effect, and that no variable with our prefix is silently
+ignored."""
 
 import json
 from dataclasses import replace
@@ -25,7 +26,7 @@ SPECIAL = {
 
 
 def sample(name: str, kind: str) -> tuple[str, object]:
-    """A text for a key's variable and the value that it means; another one than the default where that is easy."""
+    """Returns a text for a key's variable and the resulting value; not the default where that is easy."""
     if name in SPECIAL:
         return SPECIAL[name]
     words = kind.split(" | ")

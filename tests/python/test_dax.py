@@ -1,4 +1,4 @@
-"""A depot over a DAX medium: blocks are found again when it is opened once more."""
+"""A depot over a DAX medium: blocks are found again when it is reopened."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Depots that run here: found, ended in order, and not started twice with doors that the first one does not have."""
+"""Depots that run here: found, ended in order, and not started twice with doors that the first one lacks."""
 
 import json
 import os
@@ -19,7 +19,7 @@ LONG_S = 120
 
 @pytest.fixture
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A runtime directory of the test's own, with a short name."""
+    """The test's own runtime directory, with a short name."""
     with tempfile.TemporaryDirectory(prefix="kvd") as directory:
         monkeypatch.setenv("XDG_RUNTIME_DIR", directory)
         monkeypatch.setenv("XDG_CACHE_HOME", directory)
@@ -65,7 +65,7 @@ def test_depots_are_listed_and_ended(runtime: Path, serve: Callable[..., "subpro
     assert "no depot runs" in run("depots")
     small, large = config(runtime, "small", 0.0625), config(runtime, "large", 0.125)
     first, second = serve("--config", str(small)), serve("--config", str(large))
-    # Left behind by one that was killed.
+    # Left behind by a killed one.
     (runtime / "kvdepot" / "depot-000000000000.sock").touch()
     listed = json.loads(run("depots", "--json"))
     assert sorted((one["pid"], one["pool_bytes"]) for one in listed) == sorted(
@@ -96,7 +96,7 @@ def test_a_depot_that_does_not_end_in_time_is_named(
 def test_ports_that_the_running_depot_does_not_have_are_an_error(
     runtime: Path, serve: Callable[..., "subprocess.Popen[str]"]
 ) -> None:
-    """It is not enough that some depot serves the socket: nobody would listen at the ports."""
+    """It is not enough that some depot serves the socket: the ports would have no listener."""
     file = config(runtime, "depot", 0.0625)
     process = serve("--config", str(file))
     said = run("serve", "--config", file, "--service-port", 0, "--manage-port", 0, status=1)

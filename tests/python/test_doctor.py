@@ -1,4 +1,4 @@
-"""`kvdepot doctor`: each check finds what it is for, says how to mend it, and leaves directories as they were."""
+"""`kvdepot doctor`: each check detects its problem, says how to mend it, and leaves directories as they were."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The files of ``examples`` are good, and the commands of its page mean something here."""
+"""The files of ``examples`` are valid, and so are the commands of its page."""
 
 import json
 import re
@@ -30,7 +30,7 @@ COMMANDS = [
 
 
 def of(program: str) -> list[list[str]]:
-    """The page's commands of a program, as words."""
+    """Returns the page's commands of a program, as words."""
     found = [words for words in map(shlex.split, COMMANDS) if words[0] == program]
     assert found, program
     return found

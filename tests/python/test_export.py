@@ -54,7 +54,7 @@ def fill(directory: Path, **facts: Any) -> list[list[Any]]:
 
 
 def load(directory: Path, **facts: Any) -> tuple[int, list[list[Any]]]:
-    """How many blocks a new depot finds, and their bytes."""
+    """Returns how many blocks a new depot finds, and their bytes."""
     found = rows(None)
     with kvdepot.open(config(directory), layout=LAYOUT, namespace={**FACTS, **facts}) as store:
         hits = int(store.lookup(NAMES).sum())
@@ -74,7 +74,7 @@ def run(*arguments: object, status: int = 0) -> str:
 
 
 def write_other(path: Path) -> None:
-    """An export of a block of a namespace that nobody has."""
+    """An export of a block of an unknown namespace."""
     with open(path, "wb") as opened:
         writer = ExportWriter(opened, ExportHeader("ab" * 16, {"model": "new"}, ((1, (64,)),), 0, 0, "nobody"))
         writer.add(ExportedBlock(b"x" * 16, 0, b"y" * 64))
@@ -83,7 +83,7 @@ def write_other(path: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A runtime directory of the test's own, where no depot of the user runs."""
+    """The test's own runtime directory, where no depot of the user runs."""
     with tempfile.TemporaryDirectory(prefix="kvd") as directory:
         monkeypatch.setenv("XDG_RUNTIME_DIR", directory)
         monkeypatch.setenv("XDG_CACHE_HOME", directory)
@@ -139,7 +139,7 @@ def test_export_and_import_through_a_running_depot(tmp_path: Path, runtime: Path
             store.dump(NAMES, stored).wait().raise_for_failures()
             root = store.namespace_id
             assert store.lookup(NAMES).all()
-            # No drain here: the export asks for it, so that nothing of the pool is missing.
+            # No drain here: the export requests it, so that nothing in the pool is missing.
             while not (tmp_path / "blocks" / root / "namespace.json").exists():
                 store.drain(1000)
             said = json.loads(run("export", root[:8], tmp_path / "x.kvx", "--config", file, "--json"))
@@ -192,7 +192,7 @@ def test_a_damaged_or_cut_file_changes_nothing(exported: tuple[Path, Path, list[
 def test_blocks_in_another_order_or_twice_are_found_by_the_last_checksum(
     exported: tuple[Path, Path, list[list[Any]]],
 ) -> None:
-    """Each block is whole in itself: only the checksum over the file knows that one is missing."""
+    """Each block is intact in itself: only the checksum over the file reveals that one is missing."""
     whole = exported[1].read_bytes()
     record = 48 + 8 + 3 * 5256
     start = len(whole) - (24 + 32) - BLOCKS * record
@@ -284,7 +284,7 @@ def test_an_export_that_lacks_blocks_is_no_success(exported: tuple[Path, Path, l
     directory, file, _ = exported
     first = min(directory.rglob("*.kvb"))
     first.rename(first.with_suffix(".moved"))
-    first.symlink_to(first.with_suffix(".moved"))  # which nobody follows
+    first.symlink_to(first.with_suffix(".moved"))  # which must not be followed
     shown = run("export", "", file, "--directory", directory, "--force", status=1)
     assert "1 blocks were left out, because their files cannot be read" in shown
     assert str(first) in shown
@@ -302,7 +302,7 @@ def test_a_layout_beyond_all_bounds_is_refused_before_it_takes_memory(tmp_path: 
 def test_a_reset_while_the_first_import_runs_is_noticed(
     exported: tuple[Path, Path, list[list[Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The directory did not know the namespace: its epoch was 0 all the same."""
+    """The directory did not know the namespace: its epoch was 0 nevertheless."""
     (tmp_path / "other").mkdir()
 
     def and_reset(depot: _native.Depot, reader: ExportReader, **more: Any) -> Restored:

@@ -1,4 +1,4 @@
-"""Keys are the same in Rust, in a pure Python reference, and in the vectors that every version must keep."""
+"""Keys are equal in Rust, in a pure Python reference, and in the vectors that every version must keep."""
 
 import hashlib
 import itertools

@@ -17,7 +17,7 @@ import kvdepot
 SIZE = 4096
 NAMESPACE = {"model": "tiny", "dtype": "uint8"}
 HANG_S = 60
-"""A hang of the test itself, not a measure of speed."""
+"""Limit against a hang of the test itself, not a measure of speed."""
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def names(count):
 
 
 def eventually(is_so, store):
-    """A core thread lets go of an array, and a call of the store releases it."""
+    """A core thread drops an array, and a call of the store releases it."""
     end_s = time.monotonic() + HANG_S
     while not is_so():
         assert time.monotonic() < end_s, "the arrays are still held"
@@ -68,7 +68,7 @@ def test_arrays_live_when_lists_are_cleared(node, direction, task_is):
         found.clear()
     if task is not None:
         task.wait().raise_for_failures()
-    # Not for ever: what has ended holds nothing, even if its task is kept.
+    # Not forever: an ended task holds nothing, even if it is kept.
     eventually(lambda: all(array() is None for array in arrays), store)
     if direction == "dump":
         found = [[np.zeros(SIZE, np.uint8)] for _ in range(8)]
@@ -142,7 +142,7 @@ def test_the_storage_of_a_tensor_is_held_too(node):
 
 
 def test_many_threads_use_one_store(node):
-    """None of the tasks that nobody keeps is lost, nor the memory that they read."""
+    """No unreferenced task is lost, nor the memory that it reads."""
     threads, tasks = 16, 30
     store, arrays, lock = node.open([SIZE], NAMESPACE), [], threading.Lock()
     start = threading.Barrier(threads)
@@ -168,7 +168,7 @@ def test_many_threads_use_one_store(node):
             assert sum(array() is None for array in arrays) == 0
     finally:
         sys.setswitchinterval(switch_s)
-    # Dumps end in no order, but none of them begins before those that two threads of the core are at.
+    # Dumps end in any order, but none begins before the two that the core's threads are working on.
     hashes = [b"%d-%d" % (thread, task) for thread in range(threads) for task in range(tasks)]
     eventually(lambda: store.lookup(hashes).all(), store)
     found = [[np.zeros(SIZE, np.uint8)] for _ in hashes]
@@ -183,7 +183,7 @@ def test_close_waits_for_tasks_that_nobody_keeps(node):
         store.dump([b"a"], [[array]])
         closing = threading.Thread(target=store.close)
         closing.start()
-        # Closed for others at once, and not through before the task.
+        # Closed for new tasks immediately, but not finished before the task.
         with pytest.raises(kvdepot.UnavailableError, match="closed"):
             collections.deque((store.dump([b"b"], [[array]]) for _ in itertools.count()), maxlen=0)
         assert closing.is_alive()

@@ -1,4 +1,4 @@
-"""Log lines: the seeds' own, where operators look for them, with the numbers that they stand for."""
+"""Log lines in the seeds' format, where operators look for them, with correct numbers."""
 
 import json
 import os
@@ -14,12 +14,12 @@ from kvdepot.config.environment import log_settings
 from kvdepot.errors import ConfigError
 
 RUN_S = 120
-"""A hang of the test itself, not a measure of speed."""
+"""Limit against a hang of the test itself, not a measure of speed."""
 BLOCKS, SHARDS, SHARD_BYTES = 3, 2, 4096
 TASK_BYTES = BLOCKS * SHARDS * SHARD_BYTES
 POSIX_BYTES = BLOCKS * SHARDS * SHARD_BYTES
 
-# As seeds 000 and 003 have them.
+# As in seeds 000 and 003.
 CACHE_BEGIN = "[UC][D] Cache task({task_id},{operation},{subtask_number},{size}) dispatching. [PID,TID]"
 CACHE_END = "[UC][D] Cache task({task_id},{operation},{subtask_number},{size}) finished, cost {time}ms. [PID,TID]"
 POSIX_BEGIN = "[UC][D] Posix task({task_id},{operation},{subtask_number},{size}) dispatching. [PID,TID]"
@@ -54,7 +54,7 @@ with kvdepot.open(config, layout=kvdepot.BlockLayout(SHARDS, [BYTES]), namespace
 
 
 def pattern(template: str) -> re.Pattern[str]:
-    """A seed's line as a pattern with a group for each of its placeholders."""
+    """Returns a seed's line as a pattern with a group for each of its placeholders."""
     text = re.escape(template)
     for name, form in FIELDS.items():
         text = text.replace(re.escape("{" + name + "}"), f"(?P<{name}>{form})")
@@ -62,12 +62,12 @@ def pattern(template: str) -> re.Pattern[str]:
 
 
 def found(template: str, log: str) -> list[dict[str, str]]:
-    """What the lines of a log that are like a seed's line say."""
+    """Returns the values in a log's lines that match a seed's line."""
     return [match.groupdict() for line in log.splitlines() if (match := pattern(template).search(line))]
 
 
 def worked(config: dict[str, object], verbs: str = "dump and load", **environ: str) -> str:
-    """What an engine's process that dumps and loads says on standard error."""
+    """Returns the standard error of an engine's process that dumps and loads."""
     environment = {**os.environ, "UC_LOGGER_LEVEL": "debug", **environ}
     done = subprocess.run(
         [sys.executable, "-c", WORK, repr(config), verbs],
@@ -82,7 +82,7 @@ def worked(config: dict[str, object], verbs: str = "dump and load", **environ: s
 
 @pytest.fixture
 def node(tmp_path: Path) -> dict[str, object]:
-    """The configuration of a depot process of the test's own."""
+    """The configuration of the test's own depot process."""
     (tmp_path / "blocks").mkdir()
     config: dict[str, object] = {
         "mode": "node",
@@ -100,7 +100,7 @@ def node(tmp_path: Path) -> dict[str, object]:
 
 
 def check_pairs(begins: list[dict[str, str]], ends: list[dict[str, str]]) -> None:
-    """Each task's two lines say the same of it."""
+    """The two lines of each task agree."""
     names = ("task_id", "operation", "subtask_number", "size")
     assert [[line[name] for name in names] for line in sorted(begins, key=lambda line: int(line["task_id"]))] == [
         [line[name] for name in names] for line in sorted(ends, key=lambda line: int(line["task_id"]))
@@ -147,7 +147,7 @@ def test_over_a_staging_pool_tasks_are_seed_003_s(node, mode):
     for line in ends:
         assert (int(line["subtask_number"]), int(line["size"])) == (BLOCKS * SHARDS, TASK_BYTES)
         seconds, speed = float(line["time"]), float(line["speed"])
-        # What both are rounded to.
+        # Both are rounded to this.
         assert TASK_BYTES / (seconds + 1e-6) / 1e9 - 1e-6 <= speed
         assert seconds < 1e-6 or speed <= TASK_BYTES / (seconds - 1e-6 + 1e-12) / 1e9 + 1e-6
     assert not found(CACHE_END, log)
@@ -165,7 +165,7 @@ def test_json_lines_say_the_same(node):
 
 
 def test_a_depots_log_is_bounded_by_the_seeds_variables(node, tmp_path):
-    # Lines of debug of a few hundred tasks; a MiB is the least bound, so the file is filled before.
+    # Debug lines of a few hundred tasks; the bound is a MiB at least, so the file is filled before.
     log = tmp_path / "d.sock.log"
     log.write_text("x" * ((1 << 20) - 100) + "\n")
     worked(node, UCM_LOG_MAX_SIZE="1", UCM_LOG_MAX_FILES="2")

@@ -1,7 +1,8 @@
-"""The Kubernetes manifests say what the command line and the configuration understand."""
+"""The Kubernetes manifests are valid for the command line and the configuration."""
 
 from pathlib import Path
 
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -16,6 +17,21 @@ MANIFESTS = sorted((Path(__file__).resolve().parents[2] / "deploy" / "kubernetes
 def documents(kind):
     found = [one for file in MANIFESTS for one in yaml.safe_load_all(file.read_text("utf-8"))]
     return [one for one in found if one["kind"] == kind]
+
+
+@pytest.mark.parametrize("version", ["1.29", kubernetes_validate.latest_version()])
+@pytest.mark.parametrize("file", MANIFESTS, ids=lambda file: file.name)
+def test_manifests_have_the_schema_of_kubernetes(file, version):
+    """Strict: a key that Kubernetes does not know is an error, where `kubectl apply` may drop it silently."""
+    for one in yaml.safe_load_all(file.read_text("utf-8")):
+        kubernetes_validate.validate(one, version, strict=True)
+
+
+def test_a_misspelt_key_of_a_manifest_is_found():
+    (one,) = documents("DaemonSet")
+    one["spec"]["template"]["spec"]["containers"][0]["livenesProbe"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(one, kubernetes_validate.latest_version(), strict=True)
 
 
 def test_there_are_manifests():
@@ -37,7 +53,7 @@ def test_servers_may_write_what_they_drain(kind):
     spec = one["spec"]["template"]["spec"]
     _, *options = spec["containers"][0]["args"]
     drain_timeout_s = command.make_context("serve", options).params["drain_timeout"]
-    # Connections and tiers are closed in the rest.
+    # The rest is for closing connections and tiers.
     assert drain_timeout_s + 10 <= spec["terminationGracePeriodSeconds"]
 
 
@@ -50,7 +66,7 @@ def test_the_daemon_set_waits_for_its_turn_and_is_probed_where_engines_attach(ma
         program, verb, *options = container[kind]["exec"]["command"]
         assert (program, verb) == ("kvdepot", "stat")
         assert stat.make_context("stat", options).params["socket"] == depot_config(machine, tmp_path).socket
-    # A depot that ends before this one drains for as long as its grace period lets it.
+    # A depot that ends before this one drains for as long as its grace period permits.
     liveness = container["livenessProbe"]
     grace_s = one["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
     assert liveness["periodSeconds"] * liveness["failureThreshold"] > grace_s

@@ -1,4 +1,4 @@
-"""What a depot's `/metrics` says, read by Prometheus' own parser."""
+"""A depot's `/metrics`, parsed by Prometheus' own parser."""
 
 import http.client
 import socket
@@ -10,7 +10,7 @@ from node import NodeDepot
 import kvdepot
 
 RUN_S = 120
-"""A hang of the test itself, not a measure of speed."""
+"""Limit against a hang of the test itself, not a measure of speed."""
 
 
 class UnixConnection(http.client.HTTPConnection):

@@ -1,4 +1,4 @@
-"""Servers that tests start bind ports that nothing else on the machine comes to have meanwhile."""
+"""Ports of servers that tests start are not taken by anything else on the machine in the meantime."""
 
 import socket
 

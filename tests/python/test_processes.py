@@ -1,4 +1,4 @@
-"""Stores in processes that fork or end with tasks under way."""
+"""Stores in processes that fork or exit with tasks in flight."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ import pytest
 from node import NodeDepot
 
 RUN_S = 120
-"""A hang of the test itself, not a measure of speed."""
+"""Limit against a hang of the test itself, not a measure of speed."""
 
 PREPARE = """
 import os, sys, threading, time, types
@@ -40,7 +40,7 @@ dump.wait().raise_for_failures()
 
 
 def python(script: str, mode: str, directory: Path) -> list[str]:
-    """A command that runs a script after ``PREPARE``."""
+    """Returns a command that runs a script after ``PREPARE``."""
     return [sys.executable, "-c", PREPARE + textwrap.dedent(script), mode, str(directory)]
 
 
@@ -49,7 +49,7 @@ def environ() -> dict[str, str]:
 
 
 def run(script: str, mode: str, directory: Path) -> str:
-    """What a script says; it must end well."""
+    """Returns a script's output; it must exit successfully."""
     done = subprocess.run(
         python(script, mode, directory), env=environ(), capture_output=True, text=True, timeout=RUN_S, check=False
     )
@@ -174,7 +174,7 @@ def test_a_forked_child_holds_no_lease_of_a_parent_that_was_killed(tmp_path):
             child = int(parent.stdout.readline())
             assert store.stats()["depot"]["pool_leased_bytes"] > 0
             os.kill(parent.pid, signal.SIGKILL)
-            # The child lives, and is all that could hold the lease.
+            # The child lives, and only it could hold the lease.
             os.kill(child, 0)
             end = RUN_S * 10
             while store.stats()["depot"]["pool_leased_bytes"] > 0:
@@ -190,7 +190,7 @@ def test_a_forked_child_holds_no_lease_of_a_parent_that_was_killed(tmp_path):
 
 
 def test_daemon_threads_that_load_do_not_abort_the_end_of_the_interpreter(tmp_path):
-    """Each is in a call when the interpreter ends, and comes back to it while modules are torn down."""
+    """Each thread is in a call when the interpreter exits, and returns from it while modules are torn down."""
     script = """
         names = [b"%d" % index for index in range(50_000)]
         found = [[np.zeros(4096, np.uint8)]] * len(names)
@@ -222,7 +222,7 @@ def test_daemon_threads_that_load_do_not_abort_the_end_of_the_interpreter(tmp_pa
 
 
 def parents(pid: int) -> list[int]:
-    """The process's parent, that one's parent, and so on."""
+    """Yields the process's parent, that one's parent, and so on."""
     found = []
     while pid > 1:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
@@ -232,7 +232,7 @@ def parents(pid: int) -> list[int]:
 
 
 def test_a_depot_is_no_descendant_of_the_process_that_started_it(tmp_path):
-    """Servers that end all of their children would end the node's depot."""
+    """Servers that kill all of their children would end the node's depot."""
     depot = NodeDepot(tmp_path)
     store = depot.open([4096], {"model": "tiny"})
     try:

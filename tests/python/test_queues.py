@@ -1,11 +1,11 @@
-"""Engines of one depot queue as much as their own configurations allow."""
+"""Engines of one depot queue as much as their own configurations permit."""
 
 import numpy as np
 import pytest
 from node import NodeDepot
 
 SIZE, TASKS = 4096, 64
-# Two threads carry dumps out, and one task waits.
+# Two threads run dumps, and one task waits.
 TAKEN_MAX = 3
 
 

@@ -1,4 +1,4 @@
-"""Engines with one configuration meet at one socket, in a directory that is safely the user's own."""
+"""Engines with the same configuration use the same socket, in a directory that is safely the user's own."""
 
 import dataclasses
 import os
@@ -96,7 +96,7 @@ DEPOT_KEYS = {
 
 @pytest.mark.parametrize("key", [*ENGINE_KEYS, *MANNER_KEYS])
 def test_engines_that_differ_in_their_own_keys_share_a_depot(path_of, key):
-    """Nor does the manner in which a depot has its memory, and ends, make it another one."""
+    """Nor do a depot's memory settings and its way of ending make it another one."""
     assert path_of({key: (ENGINE_KEYS | MANNER_KEYS)[key]}) == path_of()
 
 
@@ -106,7 +106,7 @@ def test_what_a_depot_holds_and_where_makes_it_another_one(path_of, key):
 
 
 def test_every_key_is_an_engine_s_or_a_depot_s():
-    """A new key of an engine, or of how a depot runs, is said here; a new key of a tier is a depot's by nature."""
+    """A new key of an engine, or of how a depot runs, must be listed here; a new key of a tier identifies the depot."""
     elsewhere = {"socket", "share_depot", "pool_slots", "load_deadline_ms", "posix_promote", "io_engine"}
     later = {key.name for key in KVDepotConfig.key_table() if key.facts.only}
     remote = {name for tier in TIERS if tier.name != "Posix" for name in names_of(tier)}

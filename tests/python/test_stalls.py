@@ -1,4 +1,4 @@
-"""A depot that the machine does not run says so: the operator must not look for the fault in a disk."""
+"""A depot that gets no processor reports it: the operator must not look for the fault in a disk."""
 
 import time
 from pathlib import Path

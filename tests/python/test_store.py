@@ -1,4 +1,4 @@
-"""The library's face over an embedded depot: bytes come back whole, mistakes are told before anything moves."""
+"""The library's interface over an embedded depot: bytes survive a round trip, mistakes are reported before any copy."""
 
 import asyncio
 import gc

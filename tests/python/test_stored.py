@@ -1,4 +1,4 @@
-"""P1, P8: what directories hold, read without a depot: every damaged file is found, and no other."""
+"""P1, P8: the content of directories, read without a depot: every damaged file is found, and no other."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Which depot a verb speaks to, and that no verb removes anything from below a depot that runs."""
+"""Which depot a verb uses, and that no verb removes files of a running depot."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def fill(directory: Path, model: str = "tiny") -> str:
 
 @pytest.fixture(autouse=True)
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A runtime directory of the test's own, where no depot of the user runs."""
+    """The test's own runtime directory, where no depot of the user runs."""
     with tempfile.TemporaryDirectory(prefix="kvd") as directory:
         monkeypatch.setenv("XDG_RUNTIME_DIR", directory)
         monkeypatch.setenv("XDG_CACHE_HOME", directory)
@@ -55,7 +55,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def serve(runtime: Path) -> Iterator[Callable[[Path], tuple[Path, Path]]]:
-    """Starts a depot over a directory, at a socket of the configuration; gives configuration and socket."""
+    """Starts a depot over a directory, at a socket of the configuration. Returns configuration and socket."""
     started = []
 
     def serve(directory: Path) -> tuple[Path, Path]:
@@ -79,14 +79,14 @@ def serve(runtime: Path) -> Iterator[Callable[[Path], tuple[Path, Path]]]:
 def test_a_depot_at_a_configured_socket_is_seen(
     tmp_path: Path, serve: Callable[[Path], tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the units and the manifests start it: --config=FILE, and a socket that is no default one."""
+    """As the units and the manifests start it: --config=FILE, and a socket that is not a default one."""
     directory = tmp_path / "blocks"
     root = fill(directory)
     file, socket = serve(directory)
     for how in ([directory], ["--config", file]):
         assert f"{socket} (pid" in run("gc", *how, "--apply", status=1)
     assert json.loads(run("rm", root, "--directory", directory, "--yes", "--json"))["how"] == "reset"
-    # Where nobody can tell what the process uses, the configuration says it.
+    # If the directories of the process are unknown, those of the configuration count.
     monkeypatch.setattr("kvdepot.cli.running.serving", lambda: iter(()))
     monkeypatch.setattr("kvdepot.cli.running.process", lambda pid: DepotProcess(pid, None, ""))
     assert f"{socket} (pid" in run("gc", "--config", file, "--apply", status=1)
@@ -104,7 +104,7 @@ def test_options_that_disagree_are_refused(tmp_path: Path, serve: Callable[[Path
 def test_a_socket_alone_means_its_own_depots_directories(
     tmp_path: Path, serve: Callable[[Path], tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The default directories, which know of no reset, say nothing of the depot at the socket."""
+    """The default directories, which have no reset, say nothing about the depot at the socket."""
     directory = tmp_path / "blocks"
     root = fill(directory)
     run("export", root, tmp_path / "x.kvx", "--directory", directory)
@@ -133,7 +133,7 @@ def test_a_socket_alone_means_its_own_depots_directories(
 def test_a_process_says_which_directories_it_uses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], variables: dict[str, str], directories: Any
 ) -> None:
-    """A pool server without a file keeps nothing on disk, as `kvdepot serve` decides."""
+    """A pool server without a file stores nothing on disk, as `kvdepot serve` decides."""
     own = tmp_path / "7"
     own.mkdir()
     (own / "cmdline").write_bytes("\0".join(["python", "-m", "kvdepot", "serve", *words, ""]).encode())

@@ -1,4 +1,4 @@
-"""What the core can be told of a tier is a key here, without a line of Python for it."""
+"""Every setting of a tier in the core is a key here, without a line of Python for it."""
 
 import ast
 import json
@@ -28,7 +28,7 @@ KEYS = pytest.mark.parametrize(("tier", "setting"), KEYED, ids=[setting["key"]["
 
 
 def other_than_the_default(setting):
-    """A value that a key takes and that is not its default."""
+    """Returns a valid value of a key that is not its default."""
     kind, default = setting["kind"], setting["key"]["default"]
     if kind["is"] == "bool":
         return not default
@@ -45,7 +45,7 @@ def other_than_the_default(setting):
 
 
 def beside(setting):
-    """What a key needs beside it."""
+    """Returns the other settings that a key needs."""
     rule = setting["key"]["rule"]
     if rule and rule["is"] == "needs":
         return {rule["key"]: OTHERS["path"]}
@@ -106,7 +106,8 @@ def test_what_users_have_no_key_for_is_unknown(machine):
 
 
 def test_configuration_is_written_without_knowing_a_tiers_keys():
-    """Strings, attributes, arguments and fields; what files with ``ucm_connectors`` call by the same name is theirs."""
+    """Strings, attributes, arguments and fields; keys of files with ``ucm_connectors`` that have the same name are
+    theirs."""
     foreign = {name for names in STORES.values() for name in names}
     keys = {setting["key"]["name"] for _, setting in KEYED}
     files = sorted(Path(kvdepot.config.__file__).parent.glob("*.py"))

@@ -1,4 +1,4 @@
-"""Traces: what is read, and that a replay counts what a model of its own counts."""
+"""Traces: what is read, and that a replay counts the same as an independent model."""
 
 import gzip
 import json
@@ -21,11 +21,11 @@ from kvdepot.traces.sizes import Tier, blocks_of, tier_of
 from kvdepot.traces.sweep import POLICIES, Sweep
 
 SHARED = os.environ.get("KVDEPOT_TEST_TRACE", "")
-"""A trace in Mooncake's format that is held against the model, too."""
+"""A trace in Mooncake's format that is also compared with the model."""
 
 
 def lru(requests: list[list[int]], capacity: int) -> int:
-    """Blocks of hits by Python's own ordered dictionary."""
+    """Returns blocks of hits, by Python's own ordered dictionary."""
     held: OrderedDict[int, None] = OrderedDict()
     hits = 0
     for blocks in requests:
@@ -82,10 +82,10 @@ def test_a_seed_makes_one_trace_in_the_order_of_time(family):
     assert one == again != other
     assert all(left[0] <= right[0] for left, right in pairwise(one))
     assert all(row[1] // 512 == len(row[3]) for row in one)
-    # Something comes back, and something does not.
+    # Some blocks recur, and some do not.
     blocks = [block for row in one for block in row[3]]
     assert 0 < len(set(blocks)) < len(blocks)
-    # A block always follows the same one: what hits is a prefix.
+    # A block always follows the same one, so hits are a prefix.
     before: dict[int, int] = {}
     assert all(before.setdefault(b, a) == a for row in one for a, b in pairwise(row[3]))
 

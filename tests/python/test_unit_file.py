@@ -1,4 +1,4 @@
-"""The unit file for systemd says what the command line understands, and what the depot needs."""
+"""The unit file for systemd is valid for the command line, and has what the depot needs."""
 
 import configparser
 import shlex
@@ -24,7 +24,7 @@ def test_the_depot_is_started_with_options_that_exist_and_may_write_what_it_drai
     assert (Path(program).name, verb) == ("kvdepot", "serve")
     params = command.make_context("serve", options).params
     drain_timeout_s = params["drain_timeout"] or 30
-    # Connections and tiers are closed in the rest.
+    # The rest is for closing connections and tiers.
     assert drain_timeout_s + 10 <= int(service["TimeoutStopSec"])
     assert params["wait_for_lock"]
 
@@ -32,5 +32,5 @@ def test_the_depot_is_started_with_options_that_exist_and_may_write_what_it_drai
 def test_the_manager_hears_the_depot_and_stores_what_is_to_outlive_it(service):
     assert service["Type"] == "notify"
     assert int(service["FileDescriptorStoreMax"]) > 2
-    # A depot that handed its pool over ends with status 0, and is not to come back.
+    # A depot that handed its pool over ends with status 0, and must not be restarted.
     assert service["Restart"] == "on-failure"

@@ -59,7 +59,7 @@ def hits(directory: Path, model: str) -> int:
 
 @pytest.fixture(autouse=True)
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A runtime directory of the test's own, where no depot of the user runs."""
+    """The test's own runtime directory, where no depot of the user runs."""
     with tempfile.TemporaryDirectory(prefix="kvd") as directory:
         monkeypatch.setenv("XDG_RUNTIME_DIR", directory)
         monkeypatch.setenv("XDG_CACHE_HOME", directory)
@@ -68,7 +68,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def serve(runtime: Path, tmp_path: Path) -> Iterator[Callable[[], tuple[Path, str]]]:
-    """Starts a depot over ``tmp_path/blocks``; gives its configuration and socket."""
+    """Starts a depot over ``tmp_path/blocks``. Returns its configuration and socket."""
     started = []
 
     def serve() -> tuple[Path, str]:
@@ -157,7 +157,7 @@ def test_gc_finds_what_is_in_vain_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_gc_keeps_the_only_mark_of_an_epoch(tmp_path: Path) -> None:
-    """A directory below<N> is a mark: without e<N> it stays, or blocks from before the reset would be back."""
+    """A directory below<N> is a mark: it stays without e<N>, or blocks from before the reset would reappear."""
     directory = tmp_path / "blocks"
     root = fill(directory, "tiny")
     shutil.move(directory / root / "e0", directory / root / "below7")

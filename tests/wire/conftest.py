@@ -1,6 +1,6 @@
 """One suite for two servers: ours (the default), and InfiniStore's own (--server=infinistore).
 
-What InfiniStore's server itself does not keep is marked ``peer_fault``: expected to fail there, never here.
+Tests that InfiniStore's server itself does not pass are marked ``peer_fault``: expected to fail there, never here.
 """
 
 from collections.abc import Callable, Iterator
@@ -58,7 +58,7 @@ def rdma_server(request: pytest.FixtureRequest) -> Iterator[Server]:
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     """A server without keys, the same process for all tests; it must be alive and answer after every test.
 
-    It has RDMA, too, for tests that are marked so.
+    It also has RDMA for tests that are marked accordingly.
     """
     shared_server = request.getfixturevalue("rdma_server" if request.node.get_closest_marker("rdma") else "tcp_server")
     if not shared_server.answers():
@@ -73,7 +73,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
 
 @pytest.fixture
 def new_server(request: pytest.FixtureRequest) -> Iterator[Callable[..., Server]]:
-    """Starts servers of a test's own."""
+    """Starts servers for a single test."""
     servers: list[Server] = []
 
     def make(**settings: object) -> Server:
@@ -87,7 +87,7 @@ def new_server(request: pytest.FixtureRequest) -> Iterator[Callable[..., Server]
 
 @pytest.fixture
 def new_peer(server: Server) -> Iterator[NewPeer]:
-    """Connects InfiniStore's client over TCP, as often as wanted."""
+    """Connects InfiniStore's client over TCP, any number of times."""
     peers: list[Peer] = []
 
     def connect(**settings: bool) -> Peer:

@@ -1,4 +1,4 @@
-"""P2, P4, P7: malformed and awkward traffic, each fault against a server of its own."""
+"""P2, P4, P7: malformed and awkward traffic, each fault against its own server."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""P1, P4: kill -9 of server and clients under load. benches/wire/kills.py does it as often as wanted."""
+"""P1, P4: kill -9 of server and clients under load. benches/wire/kills.py does it any number of times."""
 
 import random
 from pathlib import Path

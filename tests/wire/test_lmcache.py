@@ -26,7 +26,7 @@ LMCache = Callable[[str, int], dict[str, Any]]
 
 @pytest.fixture
 def lmcache(server: Server) -> LMCache:
-    """Runs LMCache in a new process: an action on so many chunks, from a number on."""
+    """Runs LMCache in a new process: an action on ``count`` chunks, starting at a number."""
     if importlib.util.find_spec("torch") is None:
         pytest.skip("LMCache needs torch: run make vllm-env, then make infinistore-env")
 

@@ -46,7 +46,7 @@ def test_a_chain_longer_than_a_chain_of_work_requests(rdma_peer: Peer) -> None:
 
 
 def test_as_many_requests_in_flight_as_the_client_allows(rdma_peer: Peer) -> None:
-    """128; a 129th makes the client itself wait for ever, as it wakes its event loop from another thread."""
+    """128 requests; a 129th makes the client wait forever, as it wakes its event loop from another thread."""
     count, nbytes = 128, 8 * KIB
     sent = value("sent", count * nbytes)
     rdma_peer.register("from", sent)

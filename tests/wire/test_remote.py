@@ -27,7 +27,7 @@ def pool(request: pytest.FixtureRequest) -> Iterator[Server]:
 
 @pytest.fixture
 def new_depot(pool: Server) -> Iterator[NewDepot]:
-    """Starts depots, each a process of its own, over the server."""
+    """Starts depots, each in its own process, over the server."""
     with ExitStack() as stack:
 
         def start(**settings: object) -> Depot:
@@ -59,7 +59,8 @@ def test_blocks_of_many_sizes(new_depot: NewDepot) -> None:
 
 
 def test_blocks_are_whole_or_missing_while_others_write_them(new_depot: NewDepot) -> None:
-    """P1: its server shows a key before the value has come, and dies of those who ask for it then."""
+    """P1: InfiniStore's server shows a key before the value has arrived, and crashes on clients that request it
+    then."""
     one, two, reader = (new_depot() for _ in range(3))
     for turn in range(6):
         blocks = range(turn * BLOCKS, (turn + 1) * BLOCKS)
@@ -95,7 +96,7 @@ def test_a_killed_server_is_misses_and_is_used_again(new_depot: NewDepot, pool: 
     pool.restart()
     for depot in (producer, consumer):
         depot.until(lambda depot: depot.servers()[0]["up"])
-    # Its pool is empty, and nobody believes anything else.
+    # Its pool is empty, and the depot does not assume anything else.
     assert consumer.load(range(4, BLOCKS)) == ["missing"] * (BLOCKS - 4)
     assert producer.dump(range(2000, 2000 + BLOCKS))
     assert consumer.load(range(2000, 2000 + BLOCKS)) == ["whole"] * BLOCKS
@@ -105,7 +106,7 @@ def test_a_killed_server_is_misses_and_is_used_again(new_depot: NewDepot, pool: 
 
 
 def test_what_the_server_evicted_is_a_miss(new_depot: NewDepot, pool: Server) -> None:
-    """Half as much again as it holds: it evicts blocks and what says that they are whole one by one."""
+    """Half as much again as it holds: it evicts blocks and the records of their completeness one by one."""
     layer_bytes, at_once = MIB, 16
     count = int(1.5 * pool.pool_gib * (1 << 30)) // (4 * layer_bytes)
     producer, consumer = (new_depot(layer_bytes=layer_bytes) for _ in range(2))

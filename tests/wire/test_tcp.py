@@ -1,4 +1,4 @@
-"""InfiniStore's own client over TCP: every public method, and what its documents promise of them."""
+"""InfiniStore's own client over TCP: every public method, and the documented behaviour of each."""
 
 import pytest
 from conftest import NewPeer
@@ -11,7 +11,7 @@ KIB, MIB = 1 << 10, 1 << 20
 # Around the server's pieces of 64 KiB and 256 KiB, and not multiples of anything.
 SIZES = [1, 7, 100, 4095, 4 * KIB, 64 * KIB - 1, 64 * KIB, 64 * KIB + 1, 200_000, 256 * KIB, 256 * KIB + 1, 300_000]
 LARGE_SIZES = [512 * KIB, MIB, MIB + 1, 4 * MIB, 4 * MIB + 3, 32 * MIB]
-# What the client says about the key that is not there is decided in the client: it waits for more, or dies.
+# The client itself decides what it reports about a missing key: it waits for more, or crashes.
 MISS_S = 3.0
 
 
@@ -145,9 +145,9 @@ def test_a_deleted_key_can_be_written_again(peer: Peer) -> None:
 
 
 def test_a_miss_is_told_in_the_only_way_that_the_client_survives(peer: Peer, server: Server) -> None:
-    """The client waits for eight bytes where a miss has four, and dies of any longer answer: it must ask before.
+    """The client waits for eight bytes where a miss has four, and crashes on any longer answer: it must ask before.
 
-    Here: the four bytes come, so the client waits; the server is well, and other clients are served.
+    Here the four bytes arrive, so the client waits; the server is healthy, and other clients are served.
     """
     with pytest.raises(PeerHungError):
         peer.get("missing", timeout_s=MISS_S)
@@ -197,7 +197,7 @@ def test_a_dead_server_is_an_error_of_the_client(new_server: object) -> None:
 
 
 def test_writers_and_readers_of_one_key_see_whole_values(new_peer: NewPeer) -> None:
-    """P1: every read gives one of the values that were written, never a mixture."""
+    """P1: every read returns one of the values that were written, never a mixture."""
     nbytes = 1_000_003
     writers, readers = [new_peer() for _ in range(2)], [new_peer() for _ in range(2)]
     writers[0].put("hot", stamped(0, nbytes))
@@ -216,7 +216,7 @@ def test_writers_and_readers_of_one_key_see_whole_values(new_peer: NewPeer) -> N
 
 
 def test_a_full_pool_evicts_and_serves_on(new_server: object) -> None:
-    """P5: four times the pool is written; what is there is right, and the newest is there."""
+    """P5: four times the pool is written; values that are present are correct, and the newest is present."""
     server = new_server(pool_gib=1)
     nbytes, count = 16 * MIB, 256
     with Peer(server) as peer:

@@ -1,4 +1,4 @@
-"""LMCache's own objects and keys with known content, and a driver that asks an L2 adapter as LMCache's server does."""
+"""LMCache's own objects and keys with known content, and a driver that calls an L2 adapter as LMCache's server does."""
 
 import os
 import select
@@ -14,7 +14,7 @@ SHAPE = torch.Size([2, 4, 16, 64])
 DTYPE = torch.bfloat16
 SIZE = SHAPE.numel() * DTYPE.itemsize
 GUARD = 64
-"""Bytes on either side of an object, which nobody may touch."""
+"""Guard bytes on either side of an object, which must not be touched."""
 END_S = 60.0
 
 
@@ -28,12 +28,12 @@ def key(number: int, **other: Any) -> ObjectKey:
 
 
 def content(number: int, size: int = SIZE) -> torch.Tensor:
-    """Bytes that no two numbers share."""
+    """Returns bytes that no two numbers share."""
     return torch.randint(0, 256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(number))
 
 
 class Memory:
-    """An object in memory of its own, with guards around it."""
+    """An object in its own memory, with guards around it."""
 
     def __init__(self, shape: Sequence[int] = SHAPE, dtype: torch.dtype = DTYPE, fill: torch.Tensor | None = None):
         size = torch.Size(shape).numel() * dtype.itemsize
@@ -55,12 +55,12 @@ class Memory:
 
     @property
     def guarded(self) -> bool:
-        """Whether the guards are as they were."""
+        """Returns whether the guards are unchanged."""
         return bool((self._whole[:GUARD] == 0xA5).all() and (self._whole[-GUARD:] == 0xA5).all())
 
 
 class Driver:
-    """Asks an adapter as LMCache's controllers do: submits, waits for the descriptor, takes the result."""
+    """Calls an adapter as LMCache's controllers do: submits, waits for the descriptor, takes the result."""
 
     def __init__(self, adapter: Any) -> None:
         self.adapter = adapter
@@ -83,7 +83,7 @@ class Driver:
         return [numbers[index] for index in found.get_indices_list()]
 
     def load(self, numbers: Sequence[int], **other: Any) -> dict[int, str]:
-        """What a load brings: ``whole``, ``wrong`` or ``miss`` for each number."""
+        """Returns the result of a load: ``whole``, ``wrong`` or ``miss`` for each number."""
         memories = [Memory() for _ in numbers]
         keys = [key(number, **other) for number in numbers]
         task = self.adapter.submit_load_task(keys, [one.object for one in memories])
@@ -110,7 +110,7 @@ def judge(memory: Memory, number: int) -> str:
 
 
 def until(condition: Callable[[], Any], what: str) -> None:
-    """Waits for what comes by itself."""
+    """Waits for a condition."""
     end_s = time.monotonic() + END_S
     while not condition():
         assert time.monotonic() < end_s, f"{what}: not within {END_S:.0f} s"

@@ -1,4 +1,4 @@
-"""LMCache's own classes over a depot that comes and goes."""
+"""LMCache's own classes over a depot that is started and killed."""
 
 import importlib.util
 import os
@@ -26,7 +26,7 @@ POOL_GB = 0.125
 
 
 def settings(home: DepotHome, **values: Any) -> dict[str, Any]:
-    """An adapter's configuration: what is late is a miss, but here the machine is busy and hits are counted."""
+    """An adapter's configuration: a timeout is a miss, but here the machine is busy and hits are counted."""
     return {
         "pipeline": "Cache|Posix",
         "directories": [str(home.blocks)],

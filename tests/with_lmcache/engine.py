@@ -28,7 +28,7 @@ extra_config:
   dax.max_dax_size: 64
   dax.async_put: false
 """
-"""The configuration of the document that asked for this."""
+"""The configuration of the original specification."""
 OURS = {
     "storage_plugin.dax.module_path": "kvdepot.engines.lmcache",
     "storage_plugin.dax.class_name": "KVDepotBackend",
@@ -36,7 +36,7 @@ OURS = {
 
 
 def configuration(file: Path, settings: dict[str, Any], **changes: Any) -> LMCacheEngineConfig:
-    """The document's configuration with our module and class, this machine's sizes, and where blocks lie."""
+    """The original configuration with our module and class, this machine's sizes, and the place of the blocks."""
     values = yaml.safe_load(SEED_004)
     values["extra_config"] |= OURS | {f"kvdepot.{name}": value for name, value in settings.items()}
     values |= {"max_local_cpu_size": 0.125, **changes}
@@ -81,7 +81,7 @@ class TensorConnector(GPUConnectorInterface):
 
 
 def engine(config: LMCacheEngineConfig, meta: LMCacheMetadata) -> LMCacheEngine:
-    """The engine as a worker makes it."""
+    """Creates the engine as a worker does."""
     made = LMCacheEngine(
         config, meta, ChunkedTokenDatabase(config, meta), TensorConnector(), lambda *_: None, lambda one, _: one
     )
@@ -90,6 +90,6 @@ def engine(config: LMCacheEngineConfig, meta: LMCacheMetadata) -> LMCacheEngine:
 
 
 def kv(seed: int, tokens: int) -> torch.Tensor:
-    """KV of so many tokens that no other seed has."""
+    """Returns KV of ``tokens`` tokens that no other seed has."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn((2, LAYERS, tokens, HEADS * HEAD_SIZE), generator=generator).to(torch.bfloat16)

@@ -25,7 +25,7 @@ MISSES = dict.fromkeys(NUMBERS, "miss")
 
 
 class Account(L2AdapterListener):
-    """What LMCache believes to be stored."""
+    """LMCache's view of what is stored."""
 
     def __init__(self) -> None:
         self.stored: list[Any] = []
@@ -88,7 +88,7 @@ def test_objects_come_back_whole_also_after_everything_was_restarted(home: Depot
     with home.start():
         second = KVDepotL2Adapter(settings(home))
         driver = Driver(second)
-        # In this process nothing was stored: what objects are is known from the lookup alone.
+        # Nothing was stored in this process: the layout of objects is known from the lookup alone.
         assert driver.lookup([*NUMBERS, 99]) == NUMBERS
         assert driver.load([*NUMBERS, 99]) == {**WHOLE, 99: "miss"}
         second.close()
@@ -175,7 +175,7 @@ def test_a_depot_killed_amid_loads_and_stores_gives_whole_objects_or_misses(home
                 assert all(memory.guarded for memory in memories)
                 seen |= {judge(memories[index], part[index]) for index in loaded}
     assert seen <= {"whole"}
-    # What was told to be stored is found, whole, and nothing else is wrong.
+    # Everything reported as stored is found, complete, and nothing else is wrong.
     with home.start():
         until(lambda: adapter.report_status()["attached"], "the adapter finds the new depot")
         for kill_after in (1, 4, 8):
@@ -205,7 +205,7 @@ def wait_for_stores(adapter: Any, count: int) -> None:
 
 
 def taken(adapter: Any, task: int) -> list[int]:
-    """What a load has brought, when it has ended."""
+    """Returns the result of a load that has ended."""
     found: list[Any] = []
     until(lambda: found.append(adapter.query_load_result(task)) or found[-1] is not None, "a load")
     return found[-1].get_indices_list()

@@ -29,7 +29,7 @@ FULL = 4 * CHUNK
 
 @pytest.fixture(autouse=True)
 def _same_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """LMCache's hashes are the same in every process only with this."""
+    """LMCache's hashes are equal in all processes only with this."""
     monkeypatch.setenv("PYTHONHASHSEED", "0")
 
 
@@ -52,7 +52,7 @@ class Life:
         return int(found.sum()), into
 
     def held(self) -> int:
-        """Bytes of LMCache's memory that somebody holds."""
+        """Bytes of LMCache's memory that are in use."""
         allocator = self.manager.allocator_backend.memory_allocator
         return int(allocator.pin_allocator.total_allocated_size)
 
@@ -63,7 +63,7 @@ class Life:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        # Its threads would keep a test that fails from ending.
+        # Its threads would keep a failing test from ending.
         self.close()
 
 
@@ -203,7 +203,7 @@ def test_a_store_that_waits_during_a_clear_is_dropped(life: Life) -> None:
 
 
 def test_a_store_under_way_during_a_clear_is_not_found(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The depot puts a chunk into the epoch of the moment in which its room is reserved: here, the new one."""
+    """The depot puts a chunk into the epoch that is current when its space is reserved: here, the new one."""
     begun, gate = threading.Event(), threading.Event()
     move = life.backend._stores.move
 

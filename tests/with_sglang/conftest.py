@@ -1,4 +1,4 @@
-"""Real SGLang on CPU over a depot that comes and goes."""
+"""Real SGLang on CPU over a depot that is started and killed."""
 
 import importlib.util
 import os
@@ -40,7 +40,7 @@ def pytest_report_header() -> list[str]:
 
 
 def settings(home: DepotHome, **values: Any) -> dict[str, Any]:
-    """The backend's keys: what is late is a miss, but here the machine is busy and hits are counted."""
+    """The backend's keys: a timeout is a miss, but here the machine is busy and hits are counted."""
     return {
         "pipeline": "Cache|Posix",
         "directories": [str(home.blocks)],
@@ -54,7 +54,7 @@ def settings(home: DepotHome, **values: Any) -> dict[str, Any]:
 
 
 def model(architecture: str = "llama", seed: int = 0) -> str:
-    """A tiny model of random weights; another seed has the same configuration."""
+    """A tiny model with random weights; another seed has the same configuration."""
     directory = Path(os.environ.get("KVDEPOT_MODELS", "/tmp/kvdepot-models")) / f"sglang-{architecture}-{seed}"
     if not (directory / "config.json").exists():
         make = [sys.executable, str(ROOT / "tools" / "make_model.py"), str(directory), "--layers", "4"]

@@ -28,7 +28,7 @@ def until(done: Callable[[], bool], what: str) -> None:
 
 
 def stored(depot: Depot, pages: int) -> None:
-    """Waits until the depot has taken so many pages since its start."""
+    """Waits until the depot has stored this many pages since its start."""
 
     def taken() -> bool:
         stats = depot.stats()
@@ -71,7 +71,7 @@ def test_answers_are_the_same_whatever_is_killed(tmp_path: Path, home: DepotHome
 
 
 def said_since(sglang: Engine, mark: str) -> str:
-    """What SGLang's log says behind the last line that has ``mark``."""
+    """Returns SGLang's log after the last line that contains ``mark``."""
     return sglang.log.read_text(errors="replace").rpartition(mark)[2]
 
 
@@ -116,7 +116,7 @@ def test_engines_with_other_layouts_share_pages(tmp_path: Path, home: DepotHome)
 @pytest.mark.full
 @pytest.mark.timeout(600)
 def test_two_models_in_one_directory(tmp_path: Path, home: DepotHome) -> None:
-    """Both have the same configuration and are asked the same tokens, so SGLang's hashes are the same (P8)."""
+    """Both have the same configuration and get the same tokens, so SGLang's hashes are the same (P8)."""
     backend = depot_backend(settings(home))
     found = []
     with home.start() as depot:
@@ -135,7 +135,7 @@ def test_two_models_in_one_directory(tmp_path: Path, home: DepotHome) -> None:
 @pytest.mark.full
 @pytest.mark.timeout(900)
 def test_a_pool_of_a_tenth_of_the_work(tmp_path: Path, home: DepotHome) -> None:
-    """20 prompts of 4 MiB each: what the pool has no room for comes back from the disk."""
+    """20 prompts of 4 MiB each: pages that do not fit in the pool come back from the disk."""
     asked = {"seed": 2, "count": 20, "tokens": TOKENS}
     home.configure({"pool_gb": 8 / 1024})
     backend = depot_backend(settings(home, pool_gb=8 / 1024))
@@ -157,7 +157,7 @@ def test_a_pool_of_a_tenth_of_the_work(tmp_path: Path, home: DepotHome) -> None:
 @pytest.mark.full
 @pytest.mark.timeout(900)
 def test_half_of_all_calls_fail(tmp_path: Path, home: DepotHome) -> None:
-    """SGLang's own injector: whatever fails is computed."""
+    """SGLang's own fault injector: whatever fails is computed."""
     backend = depot_backend(settings(home))
     failing = {"SGLANG_TEST_HICACHE_BACKEND_RANDOM_FAILURE": "0.5"}
     asked = {"seed": 3, "count": 12, "tokens": TOKENS}

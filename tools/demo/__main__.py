@@ -33,7 +33,7 @@ GIB = 1 << 30
 
 @dataclass
 class Demo:
-    """The demonstration: what stays the same over its phases."""
+    """The demonstration: state that is common to its phases."""
 
     prompts: list[list[int]]
     answer_tokens: int
@@ -44,7 +44,7 @@ class Demo:
 
     @contextmanager
     def running(self) -> Iterator[tuple[Depot, Client, "Killers"]]:
-        """A depot and a server that are ready; both are gone in the end."""
+        """Yields a depot and a server that are ready; both are ended at the end."""
         with ExitStack() as stack:
             with self.progress.step("start the depot"):
                 depot = stack.enter_context(self.home.start())
@@ -70,7 +70,7 @@ class Demo:
         return Phase(name, tuple(answers), hits, len(self.prompts[0]), load_average())
 
     def run(self) -> list[Phase]:
-        """All phases."""
+        """Runs all phases."""
         with self.running() as (depot, client, killers):
             cold = self.phase(COLD, client)
             self.drain(depot)
@@ -82,14 +82,14 @@ class Demo:
             return [cold, warm, self.phase(RESTARTED, client)]
 
     def drain(self, depot: Depot) -> None:
-        """A kill -9 loses what is not yet on disk, so the phases after it begin when all is."""
+        """Waits until everything is on disk, because a kill -9 loses the rest."""
         with self.progress.step("wait until the depot has written every block to disk"):
             depot.wait_until_clean(DRAIN_S)
 
 
 @dataclass(frozen=True)
 class Killers:
-    """Kills both; the engine first, which would start another depot when it loses its own."""
+    """Kills both; the engine first, because it would start another depot when it loses its own."""
 
     server: Child
     depot: Child
@@ -114,7 +114,7 @@ def wait_until_healthy(server: Server, client: Client) -> None:
 
 
 def show(phases: list[Phase], arguments: argparse.Namespace, directory: Path) -> None:
-    """Prints what came out."""
+    """Prints the results."""
     here = machine()
     facts: dict[str, object] = {
         "prompts": arguments.prompts,

@@ -30,7 +30,7 @@ class Answer:
 
 
 class Client:
-    """Talks to the server at a port of this machine."""
+    """Client of the server at a port of this machine."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -62,7 +62,7 @@ class Client:
         return Answer(first_s - started_s, tuple(tokens))
 
     def counters(self, queried_tokens: int = 0) -> dict[str, int]:
-        """Counters of vLLM: tokens that were looked up in the connector and found there.
+        """Returns counters of vLLM: tokens that were looked up in the connector and found there.
 
         The server publishes them after an answer; waits a little until ``queried_tokens`` have been counted.
         """
@@ -75,7 +75,7 @@ class Client:
         return found
 
     def counter(self, name: str) -> int:
-        """A counter of the server, summed over its labels."""
+        """Returns a counter of the server, summed over its labels."""
         total = 0.0
         for line in self._get("/metrics").splitlines():
             if line.startswith((f"{name}{{", f"{name} ")):
@@ -83,7 +83,7 @@ class Client:
         return int(total)
 
     def healthy(self) -> bool:
-        """Whether the server answers yet."""
+        """Returns whether the server answers yet."""
         try:
             self._get("/health")
         except (OSError, http.client.HTTPException, RequestError):

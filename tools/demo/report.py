@@ -1,4 +1,4 @@
-"""What came out: a table for people, an object for programs, and whether it is what kvdepot promises."""
+"""The demonstration's results: a table for people, an object for programs, and whether kvdepot's promises hold."""
 
 import sys
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ RESTARTED = "after kill -9, from disk"
 
 @dataclass(frozen=True)
 class Phase:
-    """All prompts sent once, one after another."""
+    """All prompts sent once, in sequence."""
 
     name: str
     answers: tuple[Answer, ...]
@@ -29,7 +29,7 @@ class Phase:
 
     @property
     def ttft_s(self) -> float:
-        """Median time to the first token."""
+        """Median time to the first token, in seconds."""
         return median(answer.ttft_s for answer in self.answers)
 
     @property
@@ -39,16 +39,16 @@ class Phase:
 
     @property
     def total_blocks(self) -> int:
-        """Whole blocks of all prompts."""
+        """Full blocks of all prompts."""
         return len(self.answers) * (self.prompt_tokens // BLOCK_TOKENS)
 
     def same_output(self, other: "Phase") -> bool:
-        """Whether every prompt was continued by the same tokens."""
+        """Returns whether every prompt was continued by the same tokens."""
         return [answer.tokens for answer in self.answers] == [answer.tokens for answer in other.answers]
 
 
 def problems(phases: Sequence[Phase]) -> list[str]:
-    """What is not as promised; empty when all is well."""
+    """Returns broken promises; empty if there are none."""
     cold, *later = phases
     found = []
     if cold.hit_tokens:
@@ -62,17 +62,17 @@ def problems(phases: Sequence[Phase]) -> list[str]:
 
 
 def warnings(phases: Sequence[Phase]) -> list[str]:
-    """Hits that were stored and did not come: each is computed, which is right, but slow."""
+    """Returns stored blocks that were not hits: they were recomputed, which is correct, but slow."""
     return [
         f"{phase.name}: {phase.hit_blocks} of {phase.total_blocks} blocks were hit, though all were stored"
         for phase in phases[1:]
-        # The block of the token that vLLM has to compute.
+        # The block with the token that vLLM has to compute.
         if 0 < phase.hit_blocks < phase.total_blocks - len(phase.answers)
     ]
 
 
 def as_object(phases: Sequence[Phase], facts: dict[str, object]) -> dict[str, object]:
-    """Everything, for programs."""
+    """Returns everything as an object, for programs."""
     cold = phases[0]
     rows = [
         {

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from tools.lab.child import Child
@@ -14,9 +15,27 @@ KV_CACHE_BYTES = 1 << 30
 
 
 class Server(Child):
-    """The server and its engine process; nothing of vLLM's own caches prefixes, so that every hit is the depot's."""
+    """The server and its engine processes. vLLM's own prefix cache is off, so every hit is the depot's."""
 
-    def __init__(self, model: Path, config: Path, dtype: str, max_tokens: int, log: Path) -> None:
+    def __init__(
+        self,
+        model: Path,
+        config: Path,
+        dtype: str,
+        max_tokens: int,
+        log: Path,
+        more: Mapping[str, int] | None = None,
+    ) -> None:
+        """Starts the server.
+
+        Args:
+            model: directory of the model.
+            config: kvdepot's configuration file.
+            dtype: vLLM's ``--dtype``.
+            max_tokens: longest prompt with its answer, in tokens.
+            log: file for the output of all processes.
+            more: further options of ``vllm serve`` without their dashes, such as ``{"data-parallel-size": 2}``.
+        """
         self.port = free_port()
         transfer = {
             "kv_connector": "KVDepotConnector",
@@ -34,11 +53,12 @@ class Server(Child):
             "max-num-seqs": 4,
             "kv-cache-memory-bytes": KV_CACHE_BYTES,
             "kv-transfer-config": json.dumps(transfer),
+            **(more or {}),
         }
         command: list[str | Path] = [Path(sys.executable).parent / "vllm", "serve", model]
         for name, value in options.items():
             command += [f"--{name}", str(value)]
         command += ["--enforce-eager", "--no-enable-prefix-caching", "--disable-uvicorn-access-log"]
-        # All cores compute: the client only waits meanwhile.
+        # All cores compute: the client only waits in the meantime.
         environ = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}
         super().__init__("vLLM", command, log, environ)

@@ -1,1 +1,1 @@
-"""The first hour on a GPU: what reading and stand-ins could not tell, as one command with one report."""
+"""The first hour on a GPU: measures what reading and stand-ins could not show, as one command with one report."""

@@ -23,7 +23,7 @@ OUT = ROOT / ".work" / "first-gpu-hour"
 
 
 def carry_out(step: Step, machine: Machine, folder: Path, number: int) -> dict[str, Any]:
-    """Runs a step, or says why not."""
+    """Runs a step, or records why not."""
     outcome: dict[str, Any] = {"name": step.name, "tells": step.tells, "command": list(step.command), "seconds": 0.0}
     outcome |= {"outcome": "skipped", "reason": "", "file": "", "status": None, "result": None}
     missing = next(filter(None, map(machine.lacks, step.needs)), "")

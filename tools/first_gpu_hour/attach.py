@@ -17,7 +17,7 @@ END_S = 60
 
 
 def rank(socket: str, ordinal: int, stay_s: float) -> None:
-    """Attaches, says how long that took, and stays for a while."""
+    """Attaches, reports how long that took, and stays for a while."""
     from kvdepot._native import Depot
 
     begun = time.perf_counter()
@@ -39,7 +39,7 @@ def main() -> int:
     parser.add_argument("--stay-s", type=float)
     parser.add_argument("--rank", metavar="SOCKET", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    # Half a second for each GiB covers what pinning and its pauses take.
+    # Half a second per GiB covers pinning and its pauses.
     stay_s = arguments.pool_gib / 2 if arguments.stay_s is None else arguments.stay_s
     if arguments.rank:
         rank(arguments.rank, arguments.device, stay_s)

@@ -1,4 +1,4 @@
-"""As much of the CUDA driver as a ping needs, by ctypes."""
+"""The part of the CUDA driver that a ping needs, through ctypes."""
 
 import ctypes
 from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
@@ -13,7 +13,7 @@ class CudaError(RuntimeError):
 
 
 class Cuda:
-    """A stream of a device, and 4 KiB on either side."""
+    """A stream of a device, and 4 KiB on each side."""
 
     def __init__(self, ordinal: int, size_bytes: int) -> None:
         self._cuda = ctypes.CDLL("libcuda.so.1")

@@ -1,4 +1,4 @@
-"""What the machine has of what the steps need."""
+"""The machine's resources that the steps need."""
 
 import json
 import os
@@ -19,11 +19,11 @@ class Machine:
     """Devices and programs.
 
     Attributes:
-        devices: names of the CUDA devices; none where ``problem`` says why.
+        devices: names of the CUDA devices; empty if there is a ``problem``.
         problem: why there is no device.
         adapters: names of the RDMA adapters.
-        programs: those of ``PROGRAMS`` that are there.
-        environ: the environment of every step.
+        programs: the installed ones of ``PROGRAMS``.
+        environ: environment of every step.
     """
 
     devices: tuple[str, ...]
@@ -34,11 +34,11 @@ class Machine:
 
     @property
     def is_standin(self) -> bool:
-        """Whether the driver is the one that tests use: its figures say nothing about any device."""
+        """Whether the driver is the stand-in for tests: its figures say nothing about any device."""
         return any(name.startswith(STANDIN_NAME) for name in self.devices)
 
     def lacks(self, need: str) -> str:
-        """Why a step that needs this cannot run here; empty when it can."""
+        """Returns why a step that needs this cannot run here; empty if it can."""
         if need == "device":
             return "" if self.devices else f"no GPU: {self.problem}"
         if need == "gpu":
@@ -49,7 +49,7 @@ class Machine:
 
 
 def look(driver: Path | None, cache: Path) -> Machine:
-    """Looks at this machine, by ``kvdepot doctor``; with another driver than its own where one is named."""
+    """Inspects this machine by ``kvdepot doctor``, with another CUDA driver if one is given."""
     environ = {**os.environ, "XDG_CACHE_HOME": str(cache), "KVDEPOT_LOG": "debug"}
     if driver is not None:
         environ["LD_LIBRARY_PATH"] = f"{driver.parent}:{os.environ.get('LD_LIBRARY_PATH', '')}".rstrip(":")

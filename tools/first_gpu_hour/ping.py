@@ -18,7 +18,7 @@ SAMPLES_MAX = 1_000_000
 
 
 def quantiles(samples_s: list[float]) -> dict[str, float]:
-    """Microseconds."""
+    """Returns quantiles in microseconds."""
     ascending = sorted(samples_s)
     at = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
     found = {name: ascending[min(len(ascending) - 1, int(part * len(ascending)))] for name, part in at.items()}
@@ -26,14 +26,14 @@ def quantiles(samples_s: list[float]) -> dict[str, float]:
 
 
 def timed(work: Callable[[], None]) -> float:
-    """Seconds."""
+    """Returns how long ``work`` takes, in seconds."""
     begun = time.perf_counter()
     work()
     return time.perf_counter() - begun
 
 
 def main() -> int:
-    """Prints JSON. The status is that of the program beside, if there is one."""
+    """Prints JSON. The exit status is that of the program beside it, if there is one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", type=int, default=0)
     parser.add_argument("--count", type=int, default=5000)
@@ -51,7 +51,7 @@ def main() -> int:
     status = beside.wait() if beside is not None else 0
     print(json.dumps({"count": count, **{name: quantiles(of_kind) for name, of_kind in samples.items()}}))
     sys.stdout.flush()
-    # A driver's threads need no orderly end of this program.
+    # A driver's threads do not need an orderly exit of this program.
     os._exit(1 if status else 0)
 
 

@@ -1,4 +1,4 @@
-"""What came of the steps, for programs (JSON) and for people (text)."""
+"""Results of the steps, for programs (JSON) and for people (text)."""
 
 import json
 from collections.abc import Iterator
@@ -8,11 +8,11 @@ from typing import Any
 from tools.first_gpu_hour.machine import Machine
 
 SPREAD_BAD = 1.2
-"""Runs of one benchmark that differ by more than this factor: the machine was busy, or the choice is a guess."""
+"""If runs of one benchmark differ by more than this factor, the machine was busy, or the choice is a guess."""
 
 
 def spread(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each engine and size the rates of all runs, and how far apart they are (the largest by the smallest)."""
+    """Returns the rates of all runs for each engine and size, and their spread (the largest by the smallest)."""
     table: list[dict[str, Any]] = []
     for row in runs[0]["rows"] if runs else []:
         same = [
@@ -31,7 +31,7 @@ def spread(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def losses(run: dict[str, Any]) -> list[dict[str, Any]]:
-    """Where ``auto`` was slower than the quickest single engine, by how much: 0.1 is a tenth."""
+    """Returns where ``auto`` was slower than the fastest single engine, and by how much: 0.1 is a tenth."""
     found = []
     for name in ("load_gb_per_s", "dump_gb_per_s"):
         for row in run["rows"]:
@@ -46,7 +46,7 @@ def losses(run: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def report(machine: Machine, outcomes: list[dict[str, Any]]) -> dict[str, Any]:
-    """All in one."""
+    """Returns everything as one object."""
     runs = [one["result"] for one in outcomes if one["name"] in {"bench 1", "bench 2", "bench 3"} and one["result"]]
     return {
         "devices": list(machine.devices),
@@ -60,7 +60,7 @@ def report(machine: Machine, outcomes: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def lines(whole: dict[str, Any]) -> Iterator[str]:
-    """The report for people."""
+    """Yields the report for people."""
     devices = ", ".join(whole["devices"][:8])
     yield f"devices: {devices}" if devices else f"no GPU: {whole['problem']}"
     if whole["stand_in"]:

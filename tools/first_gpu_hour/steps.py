@@ -1,4 +1,4 @@
-"""The steps of the first hour on a GPU, in their order: what each does, what it needs, and what it tells."""
+"""The steps of the first hour on a GPU, in order: what each does, what it needs, and what it shows."""
 
 import sys
 from dataclasses import dataclass, field
@@ -14,12 +14,12 @@ MINUTE_S = 60
 
 @dataclass(frozen=True)
 class Step:
-    """A command, and what its outcome tells.
+    """A command, and what its outcome shows.
 
     Attributes:
-        needs: what ``Machine.lacks`` is asked about. ``device`` may be the stand-in's, ``gpu`` may not.
-        manual: what a person does; then there is no command.
-        fresh_cache: whether what was measured before is forgotten first.
+        needs: needs for ``Machine.lacks``. ``device`` may be the stand-in's, ``gpu`` may not.
+        manual: instructions for a person, instead of a command.
+        fresh_cache: whether earlier measurements are dropped first.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Step:
 
 
 def steps(*, smoke: bool) -> list[Step]:
-    """All steps; with ``smoke`` in sizes whose figures mean nothing."""
+    """Returns all steps; with ``smoke`` in sizes whose figures mean nothing."""
     bench = (*BENCH, "--smoke") if smoke else BENCH
     pings = ("--count", "50") if smoke else ("--count", "5000")
     pool = ("--pool-gib", str(SMALL_POOL_GIB if smoke else POOL_GIB))

@@ -1,1 +1,1 @@
-"""Programs started for a demonstration or a measurement, and what belongs to them: depots, engines, models, prompts."""
+"""Programs for demonstrations and measurements, and their helpers: depots, engines, models, prompts."""

@@ -1,4 +1,4 @@
-"""A program in a process group of its own, with its output in a file: nothing of it outlives the ``with`` block."""
+"""A program in a process group of its own, which logs to a file. The whole group ends with the ``with`` block."""
 
 import os
 import signal
@@ -18,11 +18,11 @@ LOG_TAIL_LINES = 40
 
 
 class ChildError(Exception):
-    """A program that ended, or did not come to be ready; the message has the end of its log."""
+    """A program ended, or did not become ready; the message has the end of its log."""
 
 
 class Child:
-    """A running program. Its group is what it has started itself, too: an engine's workers, say."""
+    """A running program. Its process group includes the processes that it starts, such as an engine's workers."""
 
     def __init__(self, name: str, command: Sequence[str | Path], log: Path, environ: Mapping[str, str]) -> None:
         self.name = name
@@ -41,16 +41,16 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The program's process."""
+        """Process id of the program."""
         return self._process.pid
 
     @property
     def running(self) -> bool:
-        """Whether the program itself has not ended."""
+        """Whether the program itself is still running."""
         return self._process.poll() is None
 
     def check(self) -> None:
-        """Nothing, while the program runs.
+        """Returns if the program is running.
 
         Raises:
             ChildError: it has ended.
@@ -59,7 +59,7 @@ class Child:
             raise ChildError(f"{self.name} ended with status {self._process.returncode}\n{self.tail()}")
 
     def wait(self, timeout_s: float) -> None:
-        """Waits until the program has ended well.
+        """Waits until the program has ended successfully.
 
         Raises:
             ChildError: it failed, or the time passed first.
@@ -72,7 +72,7 @@ class Child:
             raise ChildError(f"{self.name} ended with status {status}\n{self.tail()}")
 
     def wait_for_end(self, timeout_s: float) -> None:
-        """Waits until the program itself has ended, well or not.
+        """Waits until the program itself has ended, successfully or not.
 
         Raises:
             ChildError: the time passed first.
@@ -83,15 +83,15 @@ class Child:
             raise ChildError(f"{self.name} did not end within {timeout_s:.0f} s\n{self.tail()}") from None
 
     def lines(self) -> list[str]:
-        """The last lines of the log that say anything."""
+        """Returns the last non-empty lines of the log."""
         return last_lines(self.log)
 
     def tail(self) -> str:
-        """The end of the log, headed by its name."""
+        """Returns the end of the log, with its name as the heading."""
         return tail(self.log)
 
     def kill(self) -> None:
-        """SIGKILL to the whole group; returns when nothing of it is left."""
+        """Sends SIGKILL to the whole group, and returns when nothing of it is left."""
         end_s = time.monotonic() + GROUP_END_S
         while self._signal(signal.SIGKILL) and time.monotonic() < end_s:
             self._process.poll()
@@ -114,7 +114,7 @@ class Child:
 
 
 def last_lines(log: Path) -> list[str]:
-    """The last lines of a log that say anything."""
+    """Returns the last non-empty lines of a log."""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
         text = file.read().decode(errors="replace")
@@ -122,12 +122,12 @@ def last_lines(log: Path) -> list[str]:
 
 
 def tail(log: Path) -> str:
-    """The end of a log, headed by its name."""
+    """Returns the end of a log, with its name as the heading."""
     return "\n".join([f"end of {log}:", *last_lines(log)])
 
 
 def end_within(process: "subprocess.Popen[Any]", timeout_s: float) -> None:
-    """Waits for a process that was told to end; kills it when it takes longer."""
+    """Waits for a process that was asked to end; kills it if that takes longer."""
     try:
         process.wait(timeout_s)
     except subprocess.TimeoutExpired:
@@ -136,7 +136,7 @@ def end_within(process: "subprocess.Popen[Any]", timeout_s: float) -> None:
 
 
 def end_on_signals() -> None:
-    """Lets SIGTERM and SIGHUP unwind the stack as Ctrl-C does, so that every ``with`` block ends its programs."""
+    """Makes SIGTERM and SIGHUP unwind the stack like Ctrl-C, so that every ``with`` block ends its programs."""
 
     def unwind(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a handler's signature
         raise SystemExit(128 + number)

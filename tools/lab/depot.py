@@ -1,4 +1,4 @@
-"""A depot as a process of its own, over a directory that outlives it."""
+"""A depot as a separate process, over a directory that outlives it."""
 
 import json
 import shutil
@@ -22,22 +22,22 @@ UNSAVED = ("pool_filling_bytes", "pool_dirty_bytes", "writes_queued")
 
 
 class DepotHome:
-    """A depot's configuration, socket, log and block files; the depot itself comes and goes."""
+    """A depot's configuration, socket, log and block files, which outlive the depot itself."""
 
     def __init__(self, root: Path, values: Mapping[str, Any]) -> None:
-        """Makes an empty home: what an earlier run has left in ``root`` goes away."""
+        """Creates an empty home; anything that an earlier run left in ``root`` is removed."""
         self.root = root
         self.blocks = root / "blocks"
         self.config = root / "kvdepot.yaml"
         shutil.rmtree(self.blocks, ignore_errors=True)
         self.blocks.mkdir(parents=True)
-        # The path of a socket is short by nature; the repository's may be long.
+        # A socket's path must be short, but the repository's may be long.
         self._runtime = Path(tempfile.mkdtemp(prefix="kvdepot-"))
         self.socket = self._runtime / "depot.sock"
         self.configure(values)
 
     def configure(self, values: Mapping[str, Any]) -> None:
-        """Writes the configuration, for the next depot; a value of None leaves its key out."""
+        """Writes the configuration for the next depot; a value of None leaves its key out."""
         whole = {"pipeline": "Cache|Posix", "socket": str(self.socket), "directories": [str(self.blocks)], **values}
         whole = {name: value for name, value in whole.items() if value is not None}
         self.config.write_text(yaml.safe_dump(whole, sort_keys=False))
@@ -47,11 +47,11 @@ class DepotHome:
         return Depot(self)
 
     def files(self) -> list[Path]:
-        """All block files."""
+        """Returns all block files."""
         return [path for path in self.blocks.rglob("*") if path.is_file()]
 
     def __enter__(self) -> Self:
-        """A home that is removed when it is left."""
+        """Returns the home, which is removed on exit."""
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -59,7 +59,7 @@ class DepotHome:
         self.remove()
 
     def remove(self) -> None:
-        """Removes the socket's directory; configuration, log and blocks stay for whoever wants to look."""
+        """Removes the socket's directory; configuration, log and blocks stay for inspection."""
         shutil.rmtree(self._runtime, ignore_errors=True)
 
 
@@ -84,11 +84,11 @@ class Depot(Child):
             time.sleep(POLL_S)
 
     def stats(self) -> dict[str, Any] | None:
-        """What the depot says of itself; None when it does not answer."""
+        """Returns the depot's own statistics; None if it does not answer."""
         return depot_stats(self._home.socket)
 
     def wait_until_clean(self, timeout_s: float) -> None:
-        """As the function; the message has the end of the log.
+        """The same as the function; the message has the end of the log.
 
         Raises:
             ChildError: the depot ended, or the time passed first.
@@ -101,7 +101,7 @@ class Depot(Child):
 
 
 def depot_stats(socket: Path) -> dict[str, Any] | None:
-    """Counters and gauges of the depot that answers there; None when none does."""
+    """Returns counters and gauges of the depot that answers there; None if none does."""
     depot = _native.Depot.connect(str(socket), None, wait_ms=CALL_MS, call_timeout_ms=CALL_MS)
     try:
         found: dict[str, Any] | None = json.loads(depot.stats_json()).get("depot")
@@ -111,14 +111,14 @@ def depot_stats(socket: Path) -> dict[str, Any] | None:
 
 
 def wait_until_clean(socket: Path, timeout_s: float) -> None:
-    """Waits until the tiers have all that was dumped: nothing is lost when the depot is killed after this.
+    """Waits until everything dumped is in the tiers, so that nothing is lost if the depot is killed afterwards.
 
     Raises:
         TimeoutError: the time passed first.
     """
     end_s = time.monotonic() + timeout_s
     seen_clean = 0
-    # More than once: an engine's last dump may still be on its way to the depot.
+    # Polled repeatedly: an engine's last dump may still be in flight to the depot.
     while seen_clean < CLEAN_POLLS:
         stats = depot_stats(socket)
         unsaved = {name: stats[name] for name in UNSAVED} if stats is not None else None

@@ -1,4 +1,4 @@
-"""A depot that engines start by themselves, seen from outside: its gauges, its process, its files."""
+"""A depot that engines start themselves, seen from outside: its gauges, its process, its files."""
 
 import os
 import signal
@@ -30,11 +30,11 @@ BAD_WORDS = ("panicked", "assertion", "Traceback")
 
 
 class LeakError(Exception):
-    """Something is left that nobody uses, or more is used than may be."""
+    """Something unused is left over, or a cap is exceeded."""
 
 
 class DepotFiles:
-    """One depot's socket, log and directory, and what must hold of them."""
+    """One depot's socket, log and directory, and their invariants."""
 
     def __init__(self, root: Path, block_bytes: int, pool_blocks: int, tier_blocks: int) -> None:
         self.socket = root / "depot.sock"
@@ -50,16 +50,16 @@ class DepotFiles:
             "directories": [str(self.blocks)],
             "pool_gb": pool_blocks * block_bytes / GIB,
             "posix_capacity_gb": self.bytes_max / GIB,
-            # What is late is a miss: right for users, but here a miss shows nothing.
+            # A timeout is a miss, which is correct for users, but here a miss proves nothing.
             "call_timeout_ms": 3000,
         }
 
     def stats(self) -> dict[str, Any] | None:
-        """The depot's gauges; None when no depot answers."""
+        """Returns the depot's gauges; None if no depot answers."""
         return depot_stats(self.socket)
 
     def kill(self) -> bool:
-        """SIGKILL to the depot; false when there is none."""
+        """Sends SIGKILL to the depot. Returns false if there is none."""
         stats = self.stats()
         if stats is None:
             return False
@@ -70,7 +70,7 @@ class DepotFiles:
         return True
 
     def check_caps(self) -> None:
-        """Files never take more than the cap, temporary ones included (P5).
+        """Checks that files never exceed the cap, including temporary ones (P5).
 
         Raises:
             LeakError: they do.
@@ -85,10 +85,10 @@ class DepotFiles:
             raise LeakError(f"{found} bytes are in {self.blocks}, {self.bytes_max} are allowed")
 
     def wait_until_quiet(self) -> None:
-        """Waits until the depot holds nothing for anybody, then looks at what it holds, and at its directory (P4, P5).
+        """Waits until the depot holds nothing for any client, then checks its content and its directory (P4, P5).
 
         Raises:
-            LeakError: something is left.
+            LeakError: something is left over.
         """
         end_s = time.monotonic() + QUIET_S
         stats = None
@@ -103,14 +103,14 @@ class DepotFiles:
             raise LeakError(f"{used} bytes of the pool are taken by {stats['pool_blocks']} blocks")
         self.check_caps()
         while (problem := self._difference(stats["tiers"][0])) is not None:
-            # A thread of the tier may be removing what is counted no more.
+            # A thread of the tier may still be removing files that no longer count.
             if time.monotonic() > end_s:
                 raise LeakError(problem)
             time.sleep(POLL_S)
             stats = self.stats() or stats
 
     def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
-        """Every file below the directory; what goes meanwhile is passed over, and so are directories that go."""
+        """Yields every file below the directory, except files and directories that vanish in the meantime."""
         for place, _, names in os.walk(self.blocks):
             for name in names:
                 path = Path(place, name)
@@ -118,7 +118,7 @@ class DepotFiles:
                     yield path, path.lstat()
 
     def _difference(self, tier: dict[str, Any]) -> str | None:
-        """What the directory has that the tier does not count, or the other way round."""
+        """Returns a difference between the directory and the tier's own counts."""
         found = [(path.name, stat.st_size) for path, stat in self._files()]
         if temporaries := [name for name, _ in found if name.startswith(TEMPORARY_PREFIX)]:
             return f"temporary files in {self.blocks} after all is written: {temporaries[:4]}"
@@ -128,10 +128,10 @@ class DepotFiles:
         return None
 
     def check_log(self) -> None:
-        """The depot's log has no word of a bug.
+        """Checks that the depot's log reports no bug.
 
         Raises:
-            LeakError: it has.
+            LeakError: it does.
         """
         log = Path(f"{self.socket}.log")
         if log.exists():

@@ -13,7 +13,7 @@ POLL_S = 0.02
 
 
 class WrongError(Exception):
-    """An engine did what it must not do."""
+    """An engine misbehaved."""
 
 
 class ForkedEngine:
@@ -31,7 +31,7 @@ class ForkedEngine:
         self._connection: Connection | None = None
 
     def ready(self) -> bool:
-        """Waits for the engine's start; false when it died before.
+        """Waits until the engine has started. Returns false if it died first.
 
         Raises:
             WrongError: it neither started nor died.
@@ -55,7 +55,7 @@ class ForkedEngine:
         return True
 
     def ask(self, order: dict[str, Any]) -> dict[str, Any] | None:
-        """Sends an order (``tools.lab.victim``) and waits for the answer; None when the engine died over it."""
+        """Sends an order (``tools.lab.victim``) and waits for the answer; None if the engine died meanwhile."""
         assert self._connection is not None
         try:
             self._connection.send(order)
@@ -74,10 +74,10 @@ class ForkedEngine:
             return None
 
     def stop(self) -> None:
-        """Lets the engine end by itself.
+        """Lets the engine exit normally.
 
         Raises:
-            WrongError: it ended badly.
+            WrongError: it exited with an error.
         """
         assert self._connection is not None
         self._connection.close()
@@ -86,7 +86,7 @@ class ForkedEngine:
             raise WrongError(f"the engine has ended with status {status}; its log is {self.log}")
 
     def close(self) -> None:
-        """Nothing of the engine is left after this."""
+        """Ends everything of the engine that is left."""
         self.fork.end()
         if self._connection is not None:
             self._connection.close()

@@ -1,4 +1,4 @@
-"""Whether answers are right: equal to the reference's, or as likely as rounding allows."""
+"""Judges whether answers are correct: equal to the reference's, or as likely as rounding permits."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -6,20 +6,20 @@ from collections.abc import Callable
 from tools.lab.forked_engine import WrongError
 
 REGRET_MAX = 0.06
-"""Natural logarithms, on the average of an answer's tokens: rounding makes up to 0.02."""
+"""Natural logarithms, averaged over an answer's tokens: rounding causes up to 0.02."""
 
 REGRET_MEAN_MAX = 0.008
-"""On the average of all answers: rounding makes 0.002, one wrong block at a prompt's beginning several times this."""
+"""Averaged over all answers: rounding causes 0.002, one wrong block at a prompt's beginning several times that."""
 
 Score = Callable[[list[int], list[list[int]]], list[float]]
 """By how much the answers (second) to prompts of these numbers (first) are less likely than the best ones."""
 
 
 class Judge:
-    """Holds answers against those of an engine without a connector."""
+    """Compares answers with those of an engine without a connector."""
 
     def __init__(self, reference: list[list[int]], spoilt: list[list[int]] | None) -> None:
-        """``spoilt``: answers to the same prompts with one wrong block; None where answers must be equal."""
+        """``spoilt``: answers to the same prompts with one wrong block; None if answers must be equal."""
         self._reference = reference
         self._spoilt = spoilt
         self._seen: Counter[tuple[int, tuple[int, ...]]] = Counter()
@@ -30,7 +30,7 @@ class Judge:
         """Judges an answer, or keeps it for ``prove``.
 
         Raises:
-            WrongError: the answer is another than the reference's, where it must not be.
+            WrongError: the answer differs from the reference where it must not.
         """
         if self._spoilt is not None:
             answer = (prompt, tuple(tokens))
@@ -40,7 +40,7 @@ class Judge:
             raise WrongError(f"prompt {prompt}: {tokens} is not the reference's {self._reference[prompt]}")
 
     def prove(self, score: Score) -> None:
-        """Judges what is kept.
+        """Judges the answers that were kept.
 
         Raises:
             WrongError: answers are less likely than rounding explains.

@@ -37,17 +37,17 @@ BATCH = 6
 VICTIMS = ("engine", "depot", "both")
 VICTIMS_OF_MANY_RANKS = (*VICTIMS, "rank")
 STARTING_SHARE = 0.15
-# For each rank: they share the machine.
+# Per rank: they share the machine.
 START_WINDOW_S = 3.0
 LOAD_WINDOW_S = 2.5
 BATCHES_AFTER = 2
-# Of about 300 blocks of the engine a fifth fits in memory and not half on disk: everything is evicted now and then.
+# An engine has about 300 blocks, of which a fifth fits in memory and less than half on disk: all are sometimes evicted.
 POOL_BLOCKS, TIER_BLOCKS = 64, 128
 
 
 @dataclass
 class Tally:
-    """What happened over all rounds."""
+    """Counts over all rounds."""
 
     kills: Counter[str] = field(default_factory=Counter)
     while_starting: int = 0
@@ -61,7 +61,7 @@ class Tally:
 
 
 class Rounds:
-    """Kills, one a round."""
+    """Kills, one per round."""
 
     def __init__(self, warm: Warm, root: Path, model: Path, subject: Subject, seed: int) -> None:
         self._warm, self._root, self._chosen = warm, root, random.Random(seed)
@@ -86,14 +86,14 @@ class Rounds:
         self._number += 1
         plan = dict(self._plan)
         if connector:
-            # Both ways of loading take turns.
+            # Alternate between both ways of loading.
             extra = {**self.files.options, "use_layerwise": self._chosen.random() < 0.5}
             transfer = {**self._transfer, "kv_connector_extra_config": extra}
             plan["engine"] = {**plan["engine"], "kv_transfer_config": transfer}
         return ForkedEngine(self._warm, self._root, plan, f"engine-{self._number % 2}")
 
     def _ask_reference(self, order: dict[str, Any]) -> dict[str, Any]:
-        """What an engine without a connector says."""
+        """Returns the answers of an engine without a connector."""
         engine = self._engine(connector=False)
         try:
             found = engine.ask(order) if engine.ready() else None
@@ -104,7 +104,7 @@ class Rounds:
             engine.close()
 
     def make_reference(self) -> None:
-        """Computes the answers that all others are held against."""
+        """Computes the answers that all others are compared with."""
         reference = self._ask_reference({"prompts": self._prompts})["tokens"]
         spoilt = None
         if not self._subject.exact:
@@ -113,7 +113,7 @@ class Rounds:
         self._judge = Judge(reference, spoilt)
 
     def prove(self) -> None:
-        """Judges the answers that could not be judged when they came."""
+        """Judges the answers that could not be judged when they arrived."""
 
         def score(prompts: list[int], answers: list[list[int]]) -> list[float]:
             order = {"prompts": [self._prompts[n] for n in prompts], "answers": answers}
@@ -125,7 +125,7 @@ class Rounds:
         self.tally.regret_mean = round(self._judge.regret_mean, 4)
 
     def round(self) -> str:
-        """Starts an engine, kills somebody, looks at what is left; says who was killed, and when."""
+        """Starts an engine, kills something, and checks what is left. Returns what was killed, and when."""
         victim = self._chosen.choice(VICTIMS if self._subject.ranks == 1 else VICTIMS_OF_MANY_RANKS)
         starting = self._chosen.random() < STARTING_SHARE
         delay_s = self._chosen.uniform(0, START_WINDOW_S if starting else LOAD_WINDOW_S) * self._subject.ranks
@@ -156,13 +156,13 @@ class Rounds:
         self.tally.while_starting += starting
         self.files.check_caps()
         self.files.check_log()
-        # An engine that was killed while it started may not have come to start its depot.
+        # An engine that was killed during its start may not have started its depot yet.
         if victim in ("engine", "rank") and not (starting and self.files.stats() is None):
             self.files.wait_until_quiet()
         return f"{victim}, {delay_s:.2f} s after {'the fork' if starting else 'its start'}"
 
     def last(self) -> None:
-        """The start after the last kill, with nobody killed any more: what is stored is found again."""
+        """Starts once more after the last kill, without another one: stored blocks are found again."""
         engine = self._engine()
         try:
             if not engine.ready():
@@ -183,7 +183,7 @@ class Rounds:
         self.files.check_log()
 
     def _look_after_start(self, engine: ForkedEngine) -> None:
-        """The start after a kill: a depot answers, it is clean, and so is its directory."""
+        """Checks the start after a kill: a depot answers, and it and its directory are clean."""
         if not self._batch(engine):
             raise WrongError(f"the engine died without being killed; its log is {engine.log}")
         self.files.wait_until_quiet()
@@ -198,7 +198,7 @@ class Rounds:
                 self.tally.depots_killed += self.files.kill()
 
     def _batch(self, engine: ForkedEngine, prompts: list[int] | None = None) -> bool:
-        """Sends some prompts, by chance if none are named; False when the engine did not answer."""
+        """Sends the given prompts, or random ones. Returns False if the engine did not answer."""
         chosen = prompts or self._chosen.sample(range(PROMPTS), BATCH)
         found = engine.ask({"prompts": [self._prompts[n] for n in chosen]})
         if found is None:
@@ -216,13 +216,13 @@ class Rounds:
 
 
 def _with_one_wrong_block(tokens: list[int], others: list[int]) -> list[int]:
-    """The third block is that of another prompt."""
+    """Replaces the third block by that of another prompt."""
     begin, end = 2 * BLOCK_TOKENS, 3 * BLOCK_TOKENS
     return [*tokens[:begin], *others[begin:end], *tokens[end:]]
 
 
 def main() -> int:
-    """Does the rounds; the last line of standard output is what was seen, as JSON."""
+    """Runs the rounds; the last line of standard output is the result as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=20, metavar="N", help="default 20")
     parser.add_argument("--seed", type=int, help="default: another one each time")

@@ -1,4 +1,4 @@
-"""What has to stand beside a figure: the machine and its load; and how to empty the page cache, file by file."""
+"""Facts to report beside a figure: the machine and its load. Also drops files from the page cache."""
 
 import os
 import platform
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def machine() -> dict[str, object]:
-    """The machine in words and numbers."""
+    """Returns a description of the machine."""
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "cpu": _cpu_name(),
@@ -18,7 +18,7 @@ def machine() -> dict[str, object]:
 
 
 def load_average() -> float:
-    """Runnable processes over the last minute, this one's included."""
+    """Returns the number of runnable processes over the last minute, including this one's."""
     return round(os.getloadavg()[0], 2)
 
 
@@ -30,7 +30,7 @@ def _cpu_name() -> str:
 
 
 def drop_from_page_cache(files: Iterable[Path]) -> None:
-    """Lets the kernel forget the files' contents, so that the next read comes from the disk (or what lies under it)."""
+    """Drops the files' contents from the page cache, so that the next read comes from the disk (or what is below)."""
     for path in files:
         descriptor = os.open(path, os.O_RDONLY)
         try:

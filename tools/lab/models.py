@@ -1,4 +1,4 @@
-"""Models of random weights, made once, and prompts of their words."""
+"""Models with random weights, generated once, and prompts of their words."""
 
 import json
 import random
@@ -30,14 +30,14 @@ class ModelSize:
     initializer_range: float = 0.06
 
     def kv_bytes_per_token(self, dtype: str) -> int:
-        """Bytes of keys and values that all layers keep for a token."""
+        """Returns the bytes of keys and values that all layers keep per token."""
         if self.architecture == "mla":
             return self.layers * LATENT_VALUES * BYTES_PER_VALUE[dtype]
         return self.layers * 2 * self.kv_heads * self.head_dim * BYTES_PER_VALUE[dtype]
 
 
 def model_directory(size: ModelSize) -> Path:
-    """Where such a model lies, or will lie."""
+    """Returns the directory of such a model, which may not exist yet."""
     shape = f"{size.layers}x{size.hidden}-{size.heads}x{size.kv_heads}x{size.head_dim}-{size.intermediate}"
     others = {"w": size.sliding_window, "r": size.initializer_range}
     defaults = {"w": ModelSize.sliding_window, "r": ModelSize.initializer_range}
@@ -46,7 +46,7 @@ def model_directory(size: ModelSize) -> Path:
 
 
 def model_command(size: ModelSize) -> list[str]:
-    """The command that makes the model."""
+    """Returns the command that generates the model."""
     command = [sys.executable, "-m", "tools.make_model", str(model_directory(size))]
     for name, value in vars(size).items():
         command += [f"--{name.replace('_', '-')}", str(value)]
@@ -54,7 +54,7 @@ def model_command(size: ModelSize) -> list[str]:
 
 
 def make_model(size: ModelSize) -> Path:
-    """Makes the model unless a whole one is there."""
+    """Generates the model unless a complete one exists."""
     directory = model_directory(size)
     stamp = directory / "made.json"
     if not stamp.is_file():
@@ -65,6 +65,6 @@ def make_model(size: ModelSize) -> Path:
 
 
 def prompt(seed: int, tokens: int) -> list[int]:
-    """Token ids that depend on nothing but the arguments; two seeds share no prefix worth mentioning."""
+    """Returns token ids that depend only on the arguments; two seeds share no significant prefix."""
     chosen = random.Random(seed)
     return [chosen.randrange(len(SPECIAL), VOCABULARY) for _ in range(tokens)]

@@ -6,17 +6,17 @@ from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
 LOWEST = 10_000
-"""Below are the ports of well-known servers."""
+"""Ports of well-known servers are below this."""
 RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 TRIES = 1000
 PORTS = 1 << 16
 
 
 def free_port() -> int:
-    """A TCP port that nobody uses now, and that the kernel hands to nobody.
+    """Returns a TCP port that is unused now, and that the kernel does not assign.
 
-    A port that was found by binding to 0 may be taken again before the server binds it: by any connection that this
-    machine opens meanwhile, and by the next that binds to 0. So it is none of the range that those come from.
+    A port found by binding to 0 may be taken again before the server binds it: by any connection that this machine
+    opens meanwhile, and by the next bind to 0. So the port is outside of the range that those come from.
 
     Raises:
         OSError: there is no free port.
@@ -25,7 +25,7 @@ def free_port() -> int:
     candidates: list[int] = [*range(LOWEST, lowest), *range(highest + 1, PORTS)]
     for port in random.sample(candidates, min(TRIES, len(candidates))):
         with socket.socket() as probe:
-            # As servers do: a connection that has ended does not keep the port.
+            # As servers do: a closed connection does not block the port.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((LOOPBACK, port))

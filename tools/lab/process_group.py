@@ -1,6 +1,6 @@
-"""A process group seen through /proc: its processes, and the named memory that they share.
+"""A process group seen through /proc: its processes, and their named shared memory.
 
-vLLM's ranks talk through files in /dev/shm, and leave them behind when they are killed.
+vLLM's ranks communicate through files in /dev/shm, and leave them behind when they are killed.
 """
 
 import os
@@ -11,7 +11,7 @@ SHARED = Path("/dev/shm")
 
 
 def members(group: int) -> list[int]:
-    """The living processes of the group, eldest first as far as their numbers say so."""
+    """Returns the living processes of the group, oldest first as far as their ids tell."""
     found = []
     for entry in PROC.iterdir():
         if entry.name.isdigit():
@@ -24,14 +24,14 @@ def members(group: int) -> list[int]:
 
 
 def workers(group: int) -> list[int]:
-    """Children of the group's leader that run a program of its own kind: an engine's ranks, not Python's helpers."""
+    """Returns children of the group's leader with a program of their own kind: an engine's ranks, not helpers."""
     return [pid for pid in members(group) if _parent(pid) == group and "resource_tracker" not in _read(pid, "cmdline")]
 
 
 def named_memory(group: int) -> set[Path]:
-    """Files in /dev/shm that processes of the group have mapped."""
+    """Returns files in /dev/shm that processes of the group have mapped."""
     lines = [line for pid in members(group) for line in _read(pid, "maps").splitlines() if f" {SHARED}/" in line]
-    # The name of a file that is unlinked already ends with a word that no file's has.
+    # The kernel appends " (deleted)" to the name of a file that is already unlinked.
     return {Path(line.split(maxsplit=5)[-1]) for line in lines if not line.endswith(" (deleted)")}
 
 
@@ -41,7 +41,7 @@ def _parent(pid: int) -> int:
 
 
 def _read(pid: int, name: str) -> str:
-    """A file of the process; nothing when it has ended meanwhile."""
+    """Returns a file of the process; empty if it has ended in the meantime."""
     try:
         return (PROC / str(pid) / name).read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Programs of ours, run to their end: what they start ends with them, and what went wrong is one line."""
+"""Runs one of our programs to its end: its children end with it, and a failure is one line."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ FAILED, INTERRUPTED = 1, 130
 
 
 def run_program(body: Callable[[Progress], int], failures: tuple[type[Exception], ...] = (ChildError,)) -> int:
-    """The exit status of ``body``, or of how it ended; ``failures`` say by themselves what was wrong."""
+    """Returns the exit status of ``body``, or of how it ended; the text of ``failures`` is self-explanatory."""
     end_on_signals()
     progress = Progress()
     try:

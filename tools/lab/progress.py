@@ -1,4 +1,4 @@
-"""What is going on, on standard error: a spinner with time and last log line; plain lines without a terminal."""
+"""Progress on standard error: a spinner with time and last log line; plain lines without a terminal."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -13,14 +13,14 @@ REFRESH_PER_S = 8
 
 
 class Progress:
-    """Shows steps one after another."""
+    """Shows steps in sequence."""
 
     def __init__(self) -> None:
         self.console = Console(stderr=True, highlight=False)
 
     @contextmanager
     def step(self, text: str, detail: Callable[[], str] = str) -> Iterator[None]:
-        """Shows that ``text`` is being done, with ``detail()`` beside it, and in the end how long it took."""
+        """Shows a running step with ``detail()`` beside it, and finally how long it took."""
         started_s = time.monotonic()
         spinner = Spinner("dots")
 
@@ -42,9 +42,9 @@ class Progress:
         )
 
     def note(self, text: str) -> None:
-        """Says something that needs no time."""
+        """Prints a note that needs no time."""
         self.console.print(Text(f"  {text}"))
 
     def failure(self, text: str) -> None:
-        """Says what went wrong."""
+        """Prints a failure."""
         self.console.print(Text.assemble(("✗ ", "red"), text))

@@ -1,15 +1,15 @@
-"""What a model itself thinks of answers: how much less likely their tokens are than the best ones.
+"""A model's own judgement of answers: how much less likely their tokens are than the best ones.
 
-For models whose tokens depend on the shapes of batches by rounding: then equal tokens prove too much, and this enough.
+For models whose tokens depend on the shapes of batches by rounding: there, equality is too strict, and this is enough.
 """
 
 from typing import Any
 
 
 def regrets(llm: Any, prompts: list[list[int]], answers: list[list[int]]) -> list[float]:
-    """Of each answer, in natural logarithms, on the average of its tokens.
+    """Returns the regret of each answer, in natural logarithms, averaged over its tokens.
 
-    vLLM computes all anew for this: requests that ask for likelihoods of prompts read no cache.
+    vLLM recomputes everything for this: requests for likelihoods of prompts read no cache.
     """
     from vllm import SamplingParams
 

@@ -1,4 +1,4 @@
-"""A program asked round by round: a line of JSON in, a line ``ROUND`` with JSON out. Other lines are passed over."""
+"""A program queried round by round: a line of JSON in, a line ``ROUND`` with JSON out. Other lines are ignored."""
 
 import json
 import os
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Rounds:
-    """A running program in a session of its own, which its own children share. Its errors are appended to ``log``."""
+    """A running program in a session of its own, shared with its children. Its errors are appended to ``log``."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path, environ: Mapping[str, str]) -> None:
         self.name = name
@@ -37,7 +37,7 @@ class Rounds:
         self._rest = b""
 
     def round(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """What the program answers.
+        """Returns the program's answer.
 
         Raises:
             ChildError: it ended, or does not answer.
@@ -52,7 +52,7 @@ class Rounds:
                 return found
 
     def kill(self) -> None:
-        """SIGKILL to the program and all that it has started."""
+        """Sends SIGKILL to the program and everything that it has started."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()

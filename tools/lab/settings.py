@@ -7,7 +7,7 @@ import yaml
 
 
 def add_set_option(parser: argparse.ArgumentParser) -> None:
-    """Adds the option; a wrong key or value is refused by the depot itself."""
+    """Adds the option; the depot itself rejects a wrong key or value."""
     text = "a key of kvdepot's configuration; may be given several times"
     parser.add_argument("--set", dest="settings", action="append", type=_setting, default=[], metavar="K=V", help=text)
 

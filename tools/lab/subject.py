@@ -1,4 +1,4 @@
-"""What is killed: a kind of model on a number of ranks, as its engine, its depot and a judge of its answers see it."""
+"""The subject of a kill test: a kind of model on a number of ranks, as its engine, its depot and its judge see it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -20,11 +20,11 @@ KINDS = {
     "llama": ModelSize(**SMALL),
     # A window so short that most blocks of a prompt are outside of it.
     "gemma3": ModelSize(**SMALL, architecture="gemma3", sliding_window=96),
-    # In bfloat16 the usual spread makes rounding errors as large as what one wrong block does.
+    # In bfloat16 the usual spread makes rounding errors as large as the effect of one wrong block.
     "mla": ModelSize(**SMALL, architecture="mla", initializer_range=0.03),
 }
 GROUPS = {"llama": 1, "gemma3": LAYERS, "mla": 1}
-"""KV-cache groups: vLLM gives each layer one of its own where three slide and one does not."""
+"""Number of KV-cache groups: vLLM gives each layer its own where three slide and one does not."""
 
 
 @dataclass(frozen=True)
@@ -36,35 +36,35 @@ class Subject:
 
     @property
     def model(self) -> ModelSize:
-        """The model to make."""
+        """Model to generate."""
         return KINDS[self.kind]
 
     @property
     def exact(self) -> bool:
-        """Whether a token is the same wherever its context's KV came from.
+        """Whether a token is independent of where its context's KV came from.
 
-        Not in bfloat16, where batches of other shapes round otherwise; vLLM's latent attention takes nothing else.
+        Not in bfloat16, where batches of other shapes round differently; vLLM's latent attention requires bfloat16.
         """
         return self.kind != "mla"
 
     @property
     def dtype(self) -> str:
-        """The model's type."""
+        """Data type of the model."""
         return "float32" if self.exact else "bfloat16"
 
     @property
     def namespaces(self) -> int:
-        """So many blocks of the depot make one of the engine: one a group and rank, but ranks share latent KV."""
+        """Number of depot blocks per engine block: one per group and rank, but ranks share latent KV."""
         return GROUPS[self.kind] * (1 if self.kind == "mla" else self.ranks)
 
     @property
     def block_bytes(self) -> int:
-        """The size of one block of the depot."""
+        """Bytes of one block of the depot."""
         return BLOCK_TOKENS * self.model.kv_bytes_per_token(self.dtype) // self.namespaces
 
     @property
     def engine(self) -> dict[str, Any]:
-        """Arguments of the engine, but for the model's path and the connector."""
+        """Arguments of the engine, except for the model's path and the connector."""
         return {
             "dtype": self.dtype,
             "tensor_parallel_size": self.ranks,

@@ -1,4 +1,4 @@
-"""An engine that does what a socket tells it until it is killed; forked by ``tools.lab.warm``."""
+"""An engine that obeys orders from a socket until it is killed; forked by ``tools.lab.warm``."""
 
 from multiprocessing.connection import Client
 from typing import Any
@@ -9,10 +9,10 @@ RESET_TRIES = 50
 
 
 def main(plan: dict[str, Any]) -> None:
-    """``plan``: ``address`` to call, ``engine`` arguments of vLLM. Ends when the other side hangs up.
+    """``plan``: ``address`` to connect to, ``engine`` arguments of vLLM. Ends when the peer disconnects.
 
-    An order is ``{"prompts": []}``, which is answered, or ``{"prompts": [], "answers": []}``: what the model thinks of
-    these answers.
+    An order is ``{"prompts": []}``, which is answered, or ``{"prompts": [], "answers": []}``, which returns the model's
+    judgement of these answers.
     """
     from vllm import LLM, SamplingParams
 
@@ -29,7 +29,7 @@ def main(plan: dict[str, Any]) -> None:
         if "answers" in order:
             connection.send({"regrets": regrets(llm, prompts, order["answers"])})
             continue
-        # What vLLM itself still has would never be asked of the depot.
+        # The depot is never asked for what vLLM itself still has.
         if not any(llm.reset_prefix_cache() for _ in range(RESET_TRIES)):
             raise RuntimeError("vLLM did not reset its prefix cache between batches")
         outputs = llm.generate([{"prompt_token_ids": tokens} for tokens in prompts], sampling, use_tqdm=False)

@@ -1,7 +1,7 @@
-"""A process that has imported vLLM once and forks engines from there: a start costs two seconds instead of twelve.
+"""A process that has imported vLLM once and forks engines from there: a start takes two seconds instead of twelve.
 
-The process imports and does nothing else: no thread runs and no operator has been computed when it forks. A fork ends
-as any program does, by falling off its end or by a signal, and is a process group of its own.
+The process only imports: when it forks, no thread runs and no operator has been computed. A fork ends like any program,
+by returning or by a signal, and is a process group of its own.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ ON_ALL_CORES = {
 ENVIRON = {
     **ON_ALL_CORES,
     "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
-    # Threads that wait for each other by spinning lose most of their time on a machine that others use, too.
+    # Threads that spin while they wait for each other lose most of their time on a shared machine.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
 }
@@ -52,7 +52,7 @@ LOOK_S = 0.5
 
 
 class WarmError(Exception):
-    """The warm process, or what it forked, did not do as it was told."""
+    """The warm process, or a fork of it, failed."""
 
 
 class Fork:
@@ -65,10 +65,10 @@ class Fork:
         self._shared: set[Path] = set()
 
     def wait(self, timeout_s: float) -> int:
-        """The exit status, negative for a signal.
+        """Returns the exit status, negative for a signal.
 
         Raises:
-            TimeoutError: the program still runs.
+            TimeoutError: the program is still running.
         """
         end_s = time.monotonic() + timeout_s
         while self.status is None:
@@ -83,13 +83,13 @@ class Fork:
         return self.status
 
     def kill(self) -> None:
-        """SIGKILL to the whole group, at once."""
+        """Sends SIGKILL to the whole group."""
         if self.status is None:
             self._note_shared_memory()
             os.killpg(self.pid, signal.SIGKILL)
 
     def kill_worker(self, number: int) -> bool:
-        """SIGKILL to one of the program's own workers, an engine's ranks; false when there are none."""
+        """Sends SIGKILL to one of the program's own workers, an engine's ranks. Returns false if there are none."""
         self._note_shared_memory()
         found = workers(self.pid) if self.status is None else []
         if not found:
@@ -99,11 +99,11 @@ class Fork:
         return True
 
     def _note_shared_memory(self) -> None:
-        """Remembers what the group shares by names now: vLLM leaves some of it, however it ends."""
+        """Records the group's named shared memory: vLLM leaves some of it behind, however it ends."""
         self._shared |= named_memory(self.pid)
 
     def end(self) -> None:
-        """Kills the group, whatever is left of it, and waits for the program."""
+        """Kills whatever is left of the group, and waits for the program."""
         with contextlib.suppress(ProcessLookupError):
             self._note_shared_memory()
             os.killpg(self.pid, signal.SIGKILL)
@@ -137,7 +137,7 @@ class Warm:
         return Fork(self, int(self.answer(END_S * 30)["pid"]))
 
     def answer(self, timeout_s: float) -> dict[str, Any]:
-        """The next line of the warm process.
+        """Returns the next line of the warm process.
 
         Raises:
             TimeoutError: there was none in time.
@@ -154,7 +154,7 @@ class Warm:
         return found
 
     def close(self) -> None:
-        """Ends the process, and what it has forked."""
+        """Ends the process and its forks."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
@@ -171,7 +171,7 @@ class Warm:
 
 
 def _become(order: dict[str, Any], answers: int) -> None:
-    """In the fork: the process is the ordered program from here on."""
+    """Runs in the fork: turns the process into the ordered program."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -182,20 +182,20 @@ def _become(order: dict[str, Any], answers: int) -> None:
         os.close(descriptor)
     os.environ.update(order["environ"])
     os.chdir(order["cwd"])
-    # What an interpreter would do at its start with such an environment.
+    # What an interpreter would do at its start in such an environment.
     for entry in reversed([entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]):
         if entry not in sys.path:
             sys.path.insert(0, entry)
             if os.path.exists(os.path.join(entry, "sitecustomize.py")):
                 sys.modules.pop("sitecustomize", None)
                 importlib.import_module("sitecustomize")
-    # Ranks are forked, too, which is vLLM's own way but on CPUs: there each would import everything again.
+    # Ranks are forked, too, which vLLM does itself except on CPUs: there, each would import everything again.
     executor = importlib.import_module("vllm.v1.executor.multiproc_executor")
     executor.get_mp_context = lambda: multiprocessing.get_context("fork")  # type: ignore[attr-defined]
-    # Ranks that wait for each other by sched_yield keep all others from running for up to 30 s on two processors
+    # Ranks that wait for each other by sched_yield block all others for up to 30 s on two processors
     # (docs/operate.md, "The depot gets no processor"). This is how vLLM waits under older Pythons.
     importlib.import_module("vllm.distributed.utils").USE_SCHED_YIELD = False  # type: ignore[attr-defined]
-    # vLLM has handed its stream to its log handlers already; both write to the same descriptors.
+    # vLLM has already handed its stream to its log handlers; both write to the same descriptors.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     importlib.import_module(order["module"]).main(order["argument"])
 
@@ -213,7 +213,7 @@ class Forker:
         self._child = 0
 
     def run(self) -> None:
-        """Forks on demand until its standard input ends. Returns in every fork, too, when that has done its work."""
+        """Forks on demand until its standard input ends. Also returns in every fork that has done its work."""
         pending = b""
         while True:
             ready, _, _ = select.select([self._orders, self._wake], [], [])
@@ -241,7 +241,7 @@ class Forker:
             os.close(self._wake)
             _become(order, self._answers)
             return True
-        # Both sides do it, as shells do: the group exists before its number is told.
+        # Both sides do it, as shells do: the group exists before its id is sent.
         os.setpgid(child, child)
         self._child = child
         self._answer(pid=child)

@@ -1,1 +1,1 @@
-"""LMCache's server with an L2 adapter, and real vLLM beside it, each a process of its own."""
+"""LMCache's server with an L2 adapter, and real vLLM beside it, each in a separate process."""

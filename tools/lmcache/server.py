@@ -1,4 +1,4 @@
-"""LMCache's own server as a process: its L1 memory, and one L2 adapter below."""
+"""LMCache's own server as a process, with its L1 memory and one L2 adapter."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ CHUNK_TOKENS = "128"
 
 
 def depot_adapter(params: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``--l2-adapter`` says for kvdepot."""
+    """Returns the value of ``--l2-adapter`` for kvdepot."""
     return {
         "type": "plugin",
         "module_path": "kvdepot.engines.lmcache",
@@ -29,7 +29,7 @@ def depot_adapter(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class LMCacheServer(Child):
-    """A running server, which has answered once."""
+    """A running server that has answered once."""
 
     def __init__(self, root: Path, l2_adapter: Mapping[str, Any]) -> None:
         self.port, self._http, metrics = free_port(), free_port(), free_port()
@@ -62,7 +62,7 @@ class LMCacheServer(Child):
             time.sleep(POLL_S)
 
     def adapter(self) -> dict[str, Any]:
-        """What the L2 adapter says of itself."""
+        """Returns the status of the L2 adapter."""
         found = _find(self._ask("GET", "/status"), "l2_adapters")
         status: dict[str, Any] = found[0]
         return status

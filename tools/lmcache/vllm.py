@@ -1,4 +1,4 @@
-"""Real vLLM that looks for prefixes in LMCache's server, asked round by round from another process."""
+"""Real vLLM that looks for prefixes in LMCache's server, driven round by round from another process."""
 
 import sys
 from pathlib import Path
@@ -17,7 +17,7 @@ class Engine(Rounds):
         super().__init__("vLLM", command, log, {"PYTHONHASHSEED": "0"})
 
     def ask(self, seed: int, count: int, tokens: int) -> dict[str, Any]:
-        """Answers to ``count`` prompts of so many tokens, and how many tokens of each were found.
+        """Returns answers to ``count`` prompts of ``tokens`` tokens, and how many tokens of each were found.
 
         Raises:
             ChildError: vLLM ended, or does not answer.

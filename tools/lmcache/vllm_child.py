@@ -28,7 +28,7 @@ VOCABULARY = (4, 2048)
 
 
 def look_past_libraries() -> None:
-    """VLLM 0.32 asks every object of every module for its names, and a library that numba has loaded answers any."""
+    """Works around vLLM 0.32, which looks names up in all objects of all modules: a library of numba has any name."""
     import vllm.triton_utils.dispatcher as dispatcher
 
     def names(thing: Any) -> Any:
@@ -39,7 +39,7 @@ def look_past_libraries() -> None:
 
 
 def engine(model: str, port: str) -> Any:
-    """An engine that looks for prefixes in LMCache's server; without a server when ``port`` is 0."""
+    """Returns an engine that looks for prefixes in LMCache's server; without a server if ``port`` is 0."""
     from vllm import LLM
 
     transfer = {
@@ -64,7 +64,7 @@ def engine(model: str, port: str) -> Any:
 
 
 def prompts(seed: int, count: int, tokens: int) -> list[dict[str, list[int]]]:
-    """Prompts that begin differently."""
+    """Returns prompts with distinct beginnings."""
     chosen = random.Random(seed)
     return [{"prompt_token_ids": [chosen.randrange(*VOCABULARY) for _ in range(tokens)]} for _ in range(count)]
 
@@ -86,7 +86,7 @@ def main() -> None:
             "seconds": time.perf_counter() - began_s,
         }
         print("ROUND", json.dumps(found), flush=True)
-    # LMCache's threads do not end by themselves.
+    # LMCache's threads do not end on their own.
     os._exit(0)
 
 

@@ -1,1 +1,1 @@
-"""Pictures for the documentation, drawn from the figures that it gives."""
+"""Plots for the documentation, drawn from its own figures."""

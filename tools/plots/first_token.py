@@ -21,14 +21,14 @@ ROWS = {
     "vLLM's offloading, from memory": "vLLM's offloading, from host memory",
     "vLLM's offloading, after restart, from files": "vLLM's offloading, from disk, after a restart",
 }
-"""Rows of the table by their beginning, and their labels in the picture."""
+"""Rows of the table by their prefix, and their labels in the plot."""
 
 WIDTH, LABEL, BAR, ROW = 760, 330, 340, 30
 OURS, OTHERS = "#0b7285", "#adb5bd"
 
 
 def figures(text: str) -> list[tuple[str, int]]:
-    """Label and milliseconds of each bar, from the page.
+    """Returns label and milliseconds of each bar, from the page.
 
     Raises:
         ValueError: a row is missing.
@@ -45,7 +45,7 @@ def figures(text: str) -> list[tuple[str, int]]:
 
 
 def draw(bars: list[tuple[str, int]]) -> str:
-    """The picture."""
+    """Returns the plot as SVG."""
     longest = max(value for _, value in bars)
     height = 60 + ROW * len(bars)
     parts = [
@@ -70,7 +70,7 @@ def draw(bars: list[tuple[str, int]]) -> str:
 
 
 def main() -> int:
-    """Writes the picture, or compares it."""
+    """Writes the plot, or compares it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="only compare")
     picture = draw(figures(PAGE.read_text("utf-8")))

@@ -1,1 +1,1 @@
-"""Real SGLang on CPU as a process of its own."""
+"""Real SGLang on CPU in a separate process."""

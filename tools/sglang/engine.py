@@ -1,4 +1,4 @@
-"""Real SGLang with HiCache over kvdepot, asked round by round from another process."""
+"""Real SGLang with HiCache over kvdepot, driven round by round from another process."""
 
 import json
 import os
@@ -16,7 +16,7 @@ STANDIN = ROOT / "tests" / "with_sglang" / "standin"
 
 
 def depot_backend(extra_config: Mapping[str, Any]) -> dict[str, Any]:
-    """SGLang's arguments for kvdepot as HiCache's storage backend."""
+    """Returns SGLang's arguments for kvdepot as HiCache's storage backend."""
     named = {
         "backend_name": "kvdepot",
         "module_path": "kvdepot.engines.sglang",
@@ -28,7 +28,7 @@ def depot_backend(extra_config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Engine(Rounds):
-    """A running SGLang, with its own arguments beside those of the tests."""
+    """A running SGLang, with the given arguments in addition to those of the tests."""
 
     def __init__(self, root: Path, model: str, arguments: Mapping[str, Any], **environ: str) -> None:
         root.mkdir(parents=True, exist_ok=True)
@@ -37,7 +37,7 @@ class Engine(Rounds):
         super().__init__("SGLang", command, root / "sglang.log", {"PYTHONPATH": os.pathsep.join(paths), **environ})
 
     def ask(self, seed: int, count: int, tokens: int) -> dict[str, Any]:
-        """Answers to ``count`` prompts of so many tokens, and how many tokens of each were found and where.
+        """Returns answers to ``count`` prompts of ``tokens`` tokens, and how many tokens of each were found and where.
 
         Raises:
             ChildError: SGLang ended, or does not answer.
@@ -47,7 +47,7 @@ class Engine(Rounds):
     def flush(self) -> None:
         """Empties SGLang's own caches, in the device's memory and in the host's.
 
-        SGLang answers before it is through with a request, and refuses until then.
+        SGLang answers before it has finished a request, and refuses until then.
 
         Raises:
             ChildError: it refuses for too long, or ended.

@@ -1,6 +1,6 @@
-"""Real SGLang on CPU with HiCache, in a process of its own: prompts in rounds, and flushes of its own caches.
+"""Real SGLang on CPU with HiCache, in a separate process: prompts in rounds, and flushes of its own caches.
 
-Run as ``-m tools.sglang.engine_child MODEL ARGUMENTS``, the latter a JSON object of SGLang's. Reads one round a line
+Run as ``-m tools.sglang.engine_child MODEL ARGUMENTS``, the latter a JSON object of SGLang's. Reads one round per line
 from standard input, ``{"seed": …, "count": …, "tokens": …}`` or ``{"flush": true}``, and prints one line of JSON: the
 answers, and how many tokens of each prompt came from where.
 """
@@ -40,13 +40,13 @@ ARGUMENTS = {
 
 
 def prompts(seed: int, count: int, tokens: int) -> list[list[int]]:
-    """Prompts that begin differently."""
+    """Returns prompts with distinct beginnings."""
     chosen = random.Random(seed)
     return [[chosen.randrange(*VOCABULARY) for _ in range(tokens)] for _ in range(count)]
 
 
 def answer(engine: Any, asked: dict[str, Any]) -> dict[str, Any]:
-    """What one line of standard input asks for."""
+    """Returns the answer to one line of standard input."""
     if asked.get("flush"):
         found = engine.flush_cache()
         return {"flushed": bool(getattr(found, "success", found))}
@@ -64,7 +64,7 @@ def answer(engine: Any, asked: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Serves rounds until standard input ends."""
-    # SGLang writes to standard output, too.
+    # SGLang also writes to standard output.
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     import sglang

@@ -1,1 +1,1 @@
-"""The wire door's counterparts: servers under test, InfiniStore's own client in a process of its own, raw frames."""
+"""Counterparts of the wire door: servers under test, InfiniStore's own client in a separate process, raw frames."""

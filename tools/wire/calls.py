@@ -1,15 +1,15 @@
-"""Calls over a pipe to an object in another process: the other process's side."""
+"""Calls over a pipe to an object in another process: that process's side."""
 
 import sys
 from multiprocessing.connection import Connection
 from typing import Any
 
 Reply = tuple[bool, Any]
-"""Whether the call returned, and what; or the name and the text of what it raised."""
+"""Whether the call returned, and the result; or the name and the text of the exception."""
 
 
 def serve(target: object) -> None:
-    """Serves calls of ``target``'s methods, on the descriptor that is the first argument, until the caller is gone."""
+    """Serves calls of ``target``'s methods on the descriptor in the first argument, until the caller disconnects."""
     calls = Connection(int(sys.argv[1]))
     while True:
         try:

@@ -1,4 +1,4 @@
-"""InfiniStore's own client, unmodified, in a process of its own: a hang or an abort of it is an error here."""
+"""InfiniStore's own client, unmodified, in a separate process: if it hangs or aborts, that is an error here."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ Blocks = Sequence[tuple[str, int]]
 
 
 class PeerError(Exception):
-    """What the client raised: the name of its exception, and the text."""
+    """An exception of the client: its name and text."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(f"{kind}: {text}")
@@ -27,7 +27,7 @@ class PeerError(Exception):
 
 
 class PeerHungError(Exception):
-    """The client did not come back in time; it has been killed."""
+    """The client did not return in time; it has been killed."""
 
 
 class PeerDiedError(Exception):
@@ -68,7 +68,7 @@ class Peer:
 
     @property
     def pid(self) -> int:
-        """The client's process."""
+        """Process id of the client."""
         return self._process.pid
 
     def call(self, name: str, *arguments: Any, timeout_s: float = CALL_S) -> Any:
@@ -76,7 +76,7 @@ class Peer:
 
         Raises:
             PeerError: the client raised.
-            PeerHungError: it did not come back in time.
+            PeerHungError: it did not return in time.
             PeerDiedError: its process ended.
         """
         self.send(name, *arguments)
@@ -87,7 +87,7 @@ class Peer:
         self._calls.send((name, arguments))
 
     def receive(self, name: str, *, timeout_s: float = CALL_S) -> Any:
-        """What the call returned; raises as ``call`` does."""
+        """Returns the result of the call; raises as ``call`` does."""
         if not self._calls.poll(timeout_s):
             self.kill()
             raise PeerHungError(f"{name} did not come back within {timeout_s:.0f} s")
@@ -129,22 +129,22 @@ class Peer:
         self.call("register_mr", name, value)
 
     def buffer(self, name: str) -> bytes:
-        """A registered buffer's bytes now."""
+        """Returns a registered buffer's current bytes."""
         value: bytes = self.call("buffer", name)
         return value
 
     def rdma_write(self, name: str, requests: Sequence[tuple[Blocks, int]]) -> list[Reply]:
-        """Writes from a registered buffer, all requests at once; each answer is (done, code or error)."""
+        """Writes from a registered buffer, all requests concurrently; each answer is (done, code or error)."""
         replies: list[Reply] = self.call("rdma_write", name, list(requests))
         return replies
 
     def rdma_read(self, name: str, requests: Sequence[tuple[Blocks, int]]) -> list[Reply]:
-        """Reads to a registered buffer, likewise."""
+        """Reads to a registered buffer, in the same way."""
         replies: list[Reply] = self.call("rdma_read", name, list(requests))
         return replies
 
     def kill(self) -> None:
-        """Ends it as kill -9 does."""
+        """Kills it like kill -9."""
         self._process.kill()
         self._process.wait()
 

@@ -1,6 +1,6 @@
-"""Runs InfiniStore's client for tools.wire.client: takes calls from a socket, sends what they return or raise.
+"""Runs InfiniStore's client for tools.wire.client: takes calls from a socket, sends results or exceptions.
 
-The client blocks for ever on some answers, and ends its process on others; so it has a process of its own.
+The client blocks forever on some answers, and aborts its process on others; so it has a process of its own.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class Peer:
         self.connection.close()
 
     def tcp_write_cache(self, key: str, value: bytes) -> None:
-        """``tcp_write_cache`` of these bytes."""
+        """``tcp_write_cache`` with these bytes."""
         data = np.frombuffer(value, dtype=np.uint8)
         self.connection.tcp_write_cache(key, data.ctypes.data, data.nbytes)
 
@@ -69,14 +69,14 @@ class Peer:
         self.buffers[name][:] = np.frombuffer(value, dtype=np.uint8)
 
     def buffer(self, name: str) -> bytes:
-        """A registered buffer's bytes."""
+        """Returns a registered buffer's bytes."""
         value: bytes = self.buffers[name].tobytes()
         return value
 
     def timed(self, op: str, keys: list[str], nbytes: int, start_s: float, limit_s: float) -> tuple[float, list[float]]:
-        """Puts or gets these keys one after the other, from ``start_s`` (monotonic) on, for ``limit_s`` at most.
+        """Puts or gets these keys in sequence, from ``start_s`` (monotonic) on, for at most ``limit_s``.
 
-        The seconds that the whole took from ``start_s`` on, and the seconds of each.
+        Returns the seconds since ``start_s`` for all of them, and the seconds of each.
         """
         data = np.full(nbytes, (nbytes >> 10) % 251, dtype=np.uint8)
         address, got, took_s = data.ctypes.data, data, []
@@ -97,11 +97,11 @@ class Peer:
         return before_s - start_s, took_s
 
     def rdma_write(self, name: str, requests: list[tuple[Blocks, int]]) -> list[Reply]:
-        """``rdma_write_cache_async`` of all requests at once; each is (key and offset) pairs, and bytes of a block."""
+        """``rdma_write_cache_async`` of all requests concurrently: (key and offset) pairs, and the bytes of a block."""
         return self._gather(self.connection.rdma_write_cache_async, name, requests)
 
     def rdma_read(self, name: str, requests: list[tuple[Blocks, int]]) -> list[Reply]:
-        """``rdma_read_cache_async``, likewise."""
+        """``rdma_read_cache_async``, in the same way."""
         return self._gather(self.connection.rdma_read_cache_async, name, requests)
 
     def _gather(

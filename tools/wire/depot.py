@@ -1,4 +1,4 @@
-"""A depot over pool servers, in a process of its own, with the interpreter that has kvdepot."""
+"""A depot over pool servers, in a separate process, run by the interpreter that has kvdepot."""
 
 import os
 import subprocess
@@ -20,11 +20,11 @@ TIMEOUT_MS = 5_000
 
 
 class DepotError(Exception):
-    """What the depot's process raised, or that it did not answer."""
+    """The depot's process raised an exception, or did not answer."""
 
 
 def interpreter() -> str:
-    """The interpreter that has kvdepot."""
+    """Returns the interpreter that has kvdepot."""
     python = ROOT / ".venv" / "bin" / "python"
     if not python.exists():
         raise NoServerError(f"no {python}: run make setup")
@@ -32,7 +32,7 @@ def interpreter() -> str:
 
 
 class Depot:
-    """``Cache|Remote`` over servers, whose blocks go by numbers; their bytes follow from these."""
+    """``Cache|Remote`` over servers. Blocks are identified by numbers, which determine their bytes."""
 
     def __init__(self, servers: Sequence[Server], *, layer_bytes: int = 64 << 10, **settings: object) -> None:
         here, there = Pipe()
@@ -64,10 +64,10 @@ class Depot:
         self._calls.send((name, arguments))
 
     def receive(self, name: str) -> Any:
-        """What the call returned.
+        """Returns the result of the call.
 
         Raises:
-            DepotError: it raised, or did not come back.
+            DepotError: it raised, or did not return.
         """
         if not self._calls.poll(CALL_S):
             raise DepotError(f"{name} did not come back within {CALL_S:.0f} s")
@@ -84,35 +84,35 @@ class Depot:
         return self.receive(name)
 
     def dump(self, numbers: Sequence[int]) -> bool:
-        """Dumps blocks; whether they were written behind, or could not be, in time."""
+        """Dumps blocks. Returns whether the tiers were written, or had failed, in time."""
         return bool(self._call("dump", list(numbers)))
 
     def load(self, numbers: Sequence[int]) -> list[str]:
-        """Loads blocks: of each, whether it is ``whole``, ``missing`` or ``wrong``."""
+        """Loads blocks. Returns for each ``whole``, ``missing`` or ``wrong``."""
         states: list[str] = self._call("load", list(numbers))
         return states
 
     def lookup(self, numbers: Sequence[int]) -> list[bool]:
-        """Which blocks are there."""
+        """Returns for each block whether it is present."""
         there: list[bool] = self._call("lookup", list(numbers))
         return there
 
     def reset(self) -> None:
-        """Forgets all blocks."""
+        """Drops all blocks."""
         self._call("reset")
 
     def stats(self) -> dict[str, Any]:
-        """The depot's counters."""
+        """Returns the depot's counters."""
         stats: dict[str, Any] = self._call("stats")
         return stats
 
     def servers(self) -> list[dict[str, Any]]:
-        """How the servers are, as the depot sees them."""
+        """Returns the state of the servers, as the depot sees them."""
         servers: list[dict[str, Any]] = self.stats()["tiers"][0]["servers"]
         return servers
 
     def until(self, holds: Callable[[Self], bool]) -> None:
-        """Waits until something holds of it."""
+        """Waits until a condition holds."""
         end_s = time.monotonic() + CALL_S
         while not holds(self):
             if time.monotonic() > end_s:
@@ -120,7 +120,7 @@ class Depot:
             time.sleep(POLL_S)
 
     def close(self) -> None:
-        """Ends the process: by itself, as nobody calls it any more."""
+        """Ends the process, which exits once it has no caller."""
         self._calls.close()
         end_within(self._process, END_S)
 

@@ -1,6 +1,6 @@
-"""Runs a depot for tools.wire.depot: takes calls from a socket, sends what they return or raise.
+"""Runs a depot for tools.wire.depot: takes calls from a socket, sends results or exceptions.
 
-Run by the interpreter that has kvdepot, which is another one than that of InfiniStore.
+Run by the interpreter that has kvdepot, which differs from InfiniStore's.
 """
 
 import hashlib
@@ -19,12 +19,12 @@ Pages = npt.NDArray[np.uint8]
 
 
 def block_hash(number: int) -> bytes:
-    """What an engine would call the block."""
+    """Returns the block's hash, as an engine would compute one."""
     return hashlib.sha256(number.to_bytes(8, "little")).digest()
 
 
 def content(number: int, layer_bytes: int) -> Pages:
-    """A block's bytes; no two blocks have the same."""
+    """Returns a block's bytes; no two blocks have the same."""
     return np.random.default_rng(number).integers(0, 256, size=(LAYERS, layer_bytes), dtype=np.uint8)
 
 
@@ -42,13 +42,13 @@ class Depot:
         self.store = kvdepot.open(config, layout=layout, namespace={"model": "wire"})
 
     def dump(self, numbers: list[int]) -> bool:
-        """Dumps blocks, and waits until they are written behind, or cannot be."""
+        """Dumps blocks, and waits until the tiers were written, or have failed."""
         rows = [list(content(number, self.layer_bytes)) for number in numbers]
         self.store.dump([block_hash(number) for number in numbers], rows).wait().raise_for_failures()
         return bool(self.store.drain(DRAIN_MS))
 
     def load(self, numbers: list[int]) -> list[str]:
-        """Loads blocks: of each, whether it is ``whole``, ``missing`` or ``wrong``."""
+        """Loads blocks. Returns for each ``whole``, ``missing`` or ``wrong``."""
         pages = np.zeros((len(numbers), LAYERS, self.layer_bytes), dtype=np.uint8)
         result = self.store.load([block_hash(number) for number in numbers], [list(page) for page in pages]).wait()
         states = []
@@ -61,15 +61,15 @@ class Depot:
         return states
 
     def lookup(self, numbers: list[int]) -> list[bool]:
-        """Which blocks are there."""
+        """Returns for each block whether it is present."""
         return [bool(there) for there in self.store.lookup([block_hash(number) for number in numbers])]
 
     def reset(self) -> None:
-        """Forgets all blocks."""
+        """Drops all blocks."""
         self.store.reset()
 
     def stats(self) -> dict[str, Any]:
-        """The depot's own counters."""
+        """Returns the depot's own counters."""
         stats: dict[str, Any] = self.store.stats()["depot"]
         return stats
 

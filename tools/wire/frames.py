@@ -1,4 +1,4 @@
-"""InfiniStore's protocol over TCP, spoken by hand: for traffic that no honest client sends."""
+"""InfiniStore's protocol over TCP, encoded by hand: for traffic that no correct client sends."""
 
 import socket
 import struct
@@ -25,16 +25,16 @@ CHUNK_BYTES = 1 << 20
 
 
 class ClosedError(Exception):
-    """The server has ended the connection."""
+    """The server has closed the connection."""
 
 
 def frame(op: bytes, body: bytes = b"", *, size: int | None = None, magic: int = MAGIC) -> bytes:
-    """A request: header and body; ``size`` is a body's size that is not true."""
+    """Returns a request: header and body; ``size`` overrides the body's size in the header."""
     return HEADER.pack(magic, op[0], len(body) if size is None else size) + body
 
 
 def keys_table(keys: Sequence[str | bytes]) -> bytes:
-    """The table of ``DELETE`` and ``MATCH``."""
+    """Returns the table of ``DELETE`` and ``MATCH``."""
     builder = flatbuffers.Builder(0)
     names = [builder.CreateString(key) for key in keys]
     builder.StartVector(4, len(names), 4)
@@ -48,7 +48,7 @@ def keys_table(keys: Sequence[str | bytes]) -> bytes:
 
 
 def payload_table(key: str | bytes | None, length: int, op: bytes) -> bytes:
-    """The table of ``PAYLOAD``; without a key, the field is left out."""
+    """Returns the table of ``PAYLOAD``; without a key, the field is left out."""
     builder = flatbuffers.Builder(0)
     name = None if key is None else builder.CreateString(key)
     builder.StartObject(3)
@@ -61,12 +61,12 @@ def payload_table(key: str | bytes | None, length: int, op: bytes) -> bytes:
 
 
 def put_frame(key: str, length: int) -> bytes:
-    """Announces a value; its bytes follow bare."""
+    """Returns the announcement of a value, whose bare bytes follow."""
     return frame(PAYLOAD, payload_table(key, length, PUT))
 
 
 def get_frame(key: str) -> bytes:
-    """Asks for a value."""
+    """Returns a request for a value."""
     return frame(PAYLOAD, payload_table(key, 0, GET))
 
 
@@ -82,11 +82,11 @@ class Raw:
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, data: bytes) -> None:
-        """Sends all of it.
+        """Sends all of ``data``.
 
         Raises:
-            ClosedError: the server has ended the connection.
-            TimeoutError: the server does not take it.
+            ClosedError: the server has closed the connection.
+            TimeoutError: the server does not read it.
         """
         try:
             self.socket.sendall(data)
@@ -94,11 +94,11 @@ class Raw:
             raise ClosedError(str(error)) from error
 
     def receive(self, nbytes: int) -> bytes:
-        """Exactly so many bytes.
+        """Returns exactly ``nbytes`` bytes.
 
         Raises:
-            ClosedError: the server has ended the connection.
-            TimeoutError: they do not come.
+            ClosedError: the server has closed the connection.
+            TimeoutError: they do not arrive.
         """
         parts = []
         while nbytes:
@@ -113,18 +113,18 @@ class Raw:
         return b"".join(parts)
 
     def code(self) -> int:
-        """A bare code."""
+        """Receives a bare code."""
         (code,) = CODE.unpack(self.receive(CODE.size))
         return int(code)
 
     def put(self, key: str, value: bytes) -> int:
-        """Stores a value; the server's code."""
+        """Stores a value. Returns the server's code."""
         self.send(put_frame(key, len(value)))
         self.send(value)
         return self.code()
 
     def value(self) -> bytes | None:
-        """Answer of a ``GET``; None for a miss."""
+        """Receives the answer to a ``GET``; None for a miss."""
         code = self.code()
         if code == KEY_NOT_FOUND:
             return None
@@ -134,39 +134,39 @@ class Raw:
         return self.receive(nbytes)
 
     def get(self, key: str) -> bytes | None:
-        """A value, or None."""
+        """Returns a value; None for a miss."""
         self.send(get_frame(key))
         return self.value()
 
     def number(self) -> int:
-        """Answer of ``EXISTS``, ``MATCH`` and ``DELETE``."""
+        """Receives the answer to ``EXISTS``, ``MATCH`` and ``DELETE``."""
         code, number = CODE_AND_NUMBER.unpack(self.receive(CODE_AND_NUMBER.size))
         if code != FINISH:
             raise ValueError(f"the answer has code {code}")
         return int(number)
 
     def exists(self, key: bytes) -> bool:
-        """Whether there is a value."""
+        """Returns whether a key has a value."""
         self.send(frame(EXISTS, key))
         return self.number() == 0
 
     def match(self, keys: Sequence[str]) -> int:
-        """Index of the last leading key that is there; -1 for none."""
+        """Returns the index of the last leading key that is present; -1 for none."""
         self.send(frame(MATCH, keys_table(keys)))
         return self.number()
 
     def delete(self, keys: Sequence[str]) -> int:
-        """How many of these there were; they are gone now."""
+        """Deletes keys. Returns how many of them existed."""
         self.send(frame(DELETE, keys_table(keys)))
         return self.number()
 
     def reset(self) -> None:
-        """Ends the connection by a reset instead of in order."""
+        """Resets the connection instead of closing it in order."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.socket.close()
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Closes the connection."""
         self.socket.close()
 
     def __enter__(self) -> Self:

@@ -7,7 +7,7 @@ from infinistore import server
 
 
 def protect_nothing() -> None:
-    """Stands for the server's call that needs the capability."""
+    """Replaces the server's call that needs the capability."""
 
 
 if __name__ == "__main__":

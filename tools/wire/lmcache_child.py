@@ -28,7 +28,7 @@ BACKEND = "RemoteBackend"
 
 
 def manager(url: str) -> Any:
-    """The storage manager of one worker, over the server only: nothing is kept in the process."""
+    """Returns the storage manager of one worker, over the server only: the process itself keeps nothing."""
     config = LMCacheEngineConfig.from_defaults(
         chunk_size=CHUNK_TOKENS,
         local_cpu=False,
@@ -50,12 +50,12 @@ def manager(url: str) -> Any:
 
 
 def key(number: int) -> CacheEngineKey:
-    """A chunk's key."""
+    """Returns a chunk's key."""
     return CacheEngineKey("model", 1, 0, 0x1234_5678_9ABC_0000 + number, torch.bfloat16)
 
 
 def content(number: int) -> torch.Tensor:
-    """A chunk's values; no two chunks have the same."""
+    """Returns a chunk's values; no two chunks have the same."""
     generator = torch.Generator().manual_seed(number)
     return torch.randn(STORED, generator=generator).to(torch.bfloat16)
 
@@ -77,7 +77,7 @@ def store(storage: Any, numbers: list[int]) -> dict[str, Any]:
 
 
 def load(storage: Any, numbers: list[int]) -> dict[str, Any]:
-    """Gets chunks all at once and one by one: which are held, whole or wrong."""
+    """Gets chunks, all together and one by one. Reports which are held, whole or wrong."""
     remote = storage.storage_backends[BACKEND]
     at_once = remote.batched_get_blocking([key(number) for number in numbers])
     one_by_one = [remote.get_blocking(key(number)) for number in numbers]
@@ -90,7 +90,7 @@ def load(storage: Any, numbers: list[int]) -> dict[str, Any]:
 
 
 def judge(chunk: Any, number: int) -> str:
-    """A chunk as it came back."""
+    """Compares a chunk with its expected content."""
     if chunk is None:
         return "miss"
     return "whole" if torch.equal(chunk.tensor, content(number)) else "wrong"
@@ -101,11 +101,11 @@ def main() -> None:
     url, action, first, count = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     storage = manager(url)
     connected = storage.storage_backends[BACKEND].connection is not None
-    # Actions with a step keep holes: every third chunk is left out.
+    # Actions with holes leave out every third chunk.
     numbers = [number for number in range(first, first + count) if action != "store-holes" or number % 3]
     result = (load if action == "load" else store)(storage, numbers) if connected else {}
     print(json.dumps({"connected": connected, **result}), flush=True)
-    # Its event loop's thread and its metrics do not end by themselves.
+    # Its event loop's thread and its metrics do not end on their own.
     os._exit(0)
 
 

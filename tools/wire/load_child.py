@@ -1,7 +1,7 @@
-"""Load that may be killed, and whose server may be: puts and gets, reconnecting, checking every byte.
+"""Load on a server, either of which may be killed: puts and gets, reconnects, checks every byte.
 
 Run as ``-m tools.wire.load_child PORT CLIENT SEED FILE``. ``FILE`` gets lines of JSON with all
-counts so far: it is all that is left of a process that is killed.
+counts so far: they are all that remains of a killed process.
 """
 
 import json
@@ -24,34 +24,34 @@ REPORT_S = 0.02
 
 
 class Client(Protocol):
-    """What the load does."""
+    """Operations of the load."""
 
     def put(self, key: str, value: bytes) -> None:
-        """Stores."""
+        """Stores a value."""
 
     def get(self, key: str) -> bytes | None:
-        """Asks; None for a miss."""
+        """Returns a value; None for a miss."""
 
 
 class RawClient:
-    """Our own few lines."""
+    """Our own minimal client."""
 
     def __init__(self, port: int) -> None:
         self._raw = Raw(port)
 
     def put(self, key: str, value: bytes) -> None:
-        """Stores."""
+        """Stores a value."""
         code = self._raw.put(key, value)
         if code != FINISH:
             raise ClosedError(f"refused: {code}")
 
     def get(self, key: str) -> bytes | None:
-        """Asks."""
+        """Returns a value; None for a miss."""
         return self._raw.get(key)
 
 
 class PeerClient:
-    """InfiniStore's. A key that exists is never deleted here, unless its server dies, which ends the wait for it."""
+    """InfiniStore's client. Existing keys are never deleted here, unless the server dies: that ends the wait."""
 
     def __init__(self, port: int) -> None:
         import infinistore
@@ -66,12 +66,12 @@ class PeerClient:
         self._connection.connect()
 
     def put(self, key: str, value: bytes) -> None:
-        """Stores."""
+        """Stores a value."""
         data = self._numpy.frombuffer(value, dtype=self._numpy.uint8)
         self._connection.tcp_write_cache(key, data.ctypes.data, data.nbytes)
 
     def get(self, key: str) -> bytes | None:
-        """Asks whether, and then what."""
+        """Checks whether the value exists, then gets it."""
         if not self._connection.check_exist(key):
             return None
         value: bytes = self._connection.tcp_read_cache(key).tobytes()
@@ -82,13 +82,13 @@ CLIENTS: dict[str, Callable[[int], Client]] = {"raw": RawClient, "infinistore": 
 
 
 def value_of(key: int, version: int) -> bytes:
-    """A value that says whose it is, in every eight bytes."""
+    """Returns a value that identifies its key and version in every eight bytes."""
     nbytes = SIZES[(key + version) % len(SIZES)]
     return (struct.pack("<II", key, version) * (nbytes // 8 + 1))[:nbytes]
 
 
 def is_whole(key: int, value: bytes) -> bool:
-    """Whether it is a value of that key, of one version."""
+    """Returns whether it is a value of that key, of one version."""
     if len(value) == 1:
         return value == bytes([key])
     if len(value) not in SIZES:
@@ -98,7 +98,7 @@ def is_whole(key: int, value: bytes) -> bool:
 
 
 class Load:
-    """Operations until it is killed."""
+    """Runs operations until it is killed."""
 
     def __init__(self, port: int, client: str, seed: int, report: Path) -> None:
         self.port, self.client = port, client
@@ -108,7 +108,7 @@ class Load:
         self._reported_s = 0.0
 
     def run(self) -> None:
-        """For ever."""
+        """Runs forever."""
         while True:
             # The client raises bare Exception when its server is gone.
             with suppress(Exception):
@@ -120,7 +120,7 @@ class Load:
             time.sleep(RETRY_S)
 
     def step(self, client: Client) -> None:
-        """One operation."""
+        """Runs one operation."""
         key = self.rng.randrange(KEYS)
         if self.rng.random() < 0.5:
             client.put(f"load-{key}", value_of(key, self.rng.randrange(1 << 31)))

@@ -30,7 +30,7 @@ CALL_S = 30.0
 POOL_GIB = 1
 LINK_TYPE = "IB"
 LIBRARY = "libibverbs.so.1"
-# Environment variables: the library that stands in for libibverbs, and the command that starts our server.
+# Environment variables: the stand-in for libibverbs, and the command that starts our server.
 STANDIN = "KVDEPOT_STANDIN_VERBS"
 COMMAND = "KVDEPOT_COMMAND"
 
@@ -47,19 +47,19 @@ print(verbs.ibv_get_device_name(devices[0]).decode() if count.value else "")
 
 
 class NoServerError(Exception):
-    """A kind of server that cannot be started here, and why."""
+    """This kind of server cannot be started here; the text says why."""
 
 
 def standin_verbs() -> Path | None:
-    """The library that stands in for libibverbs, where one is given."""
+    """Returns the stand-in for libibverbs, if one is given."""
     given = os.environ.get(STANDIN)
     return Path(given).absolute() if given else None
 
 
 def preload(library: Path | None) -> dict[str, str]:
-    """Environment of a process that finds ``library`` in libibverbs' place; without one, of a process without RDMA.
+    """Returns the environment of a process that loads ``library`` as libibverbs, or of one without RDMA.
 
-    A process that looks for libibverbs by its name while it runs, as our server does, finds it only under that name.
+    A process that looks libibverbs up by name at run time, as our server does, finds it only under that name.
     """
     if library is None:
         return loadable()
@@ -69,7 +69,7 @@ def preload(library: Path | None) -> dict[str, str]:
 
 @cache
 def loadable() -> dict[str, str]:
-    """Environment in which InfiniStore's client can be imported: it is linked with libibverbs, for TCP, too.
+    """Returns an environment in which InfiniStore's client can be imported: it links to libibverbs, even for TCP.
 
     A system without libibverbs gets the stand-in.
     """
@@ -78,8 +78,8 @@ def loadable() -> dict[str, str]:
 
 
 def device_of(library: Path) -> str:
-    """Name of the first device that a libibverbs look-alike has."""
-    # In a process of its own: a look-alike may start threads, or leave files when it is loaded.
+    """Returns the name of the first device of a libibverbs look-alike."""
+    # In a separate process: a look-alike may start threads, or leave files, when it is loaded.
     found = subprocess.run(
         [sys.executable, "-c", LIST_DEVICES, str(library)], check=True, capture_output=True, text=True
     )
@@ -90,7 +90,7 @@ def device_of(library: Path) -> str:
 
 
 def kvdepot_command() -> list[str]:
-    """What starts our command line: $KVDEPOT_COMMAND, else that of .venv."""
+    """Returns the command of our command line: $KVDEPOT_COMMAND, else that of .venv."""
     given = os.environ.get(COMMAND)
     if given:
         return given.split()
@@ -101,7 +101,7 @@ def kvdepot_command() -> list[str]:
 
 
 class Server:
-    """A server on ports of its own. It can be killed and started again on the same ports; its pool starts empty."""
+    """A server on its own ports. It can be killed and restarted on the same ports; its pool starts empty."""
 
     def __init__(
         self,
@@ -162,16 +162,16 @@ class Server:
 
     @property
     def address(self) -> str:
-        """Its service port, as ``remote_servers`` names it."""
+        """Address of its service port, as ``remote_servers`` spells it."""
         return f"{LOOPBACK}:{self.port}"
 
     @property
     def alive(self) -> bool:
-        """Whether its process has not ended."""
+        """Whether its process is alive."""
         return self._child.running
 
     def ends_within(self, timeout_s: float) -> bool:
-        """Whether its process ends by itself in that time."""
+        """Returns whether its process exits within that time."""
         end_s = time.monotonic() + timeout_s
         while self.alive and time.monotonic() < end_s:
             time.sleep(POLL_S)
@@ -179,11 +179,11 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """Its process id."""
         return self._child.pid
 
     def answers(self) -> bool:
-        """Whether both ports answer: the service port takes a connection, the other says how many keys there are."""
+        """Returns whether both ports answer: the service port to a connection, the other with the number of keys."""
         try:
             with socket.create_connection((LOOPBACK, self.port), CALL_S):
                 pass
@@ -193,49 +193,49 @@ class Server:
         return True
 
     def manage(self, path: str, *, method: str = "GET") -> bytes:
-        """Body of an answer of the management port."""
+        """Returns the body of an answer of the management port."""
         request = urllib.request.Request(f"http://{LOOPBACK}:{self.manage_port}{path}", method=method)
         with urllib.request.urlopen(request, timeout=CALL_S) as answer:
             body: bytes = answer.read()
             return body
 
     def kvmap_len(self) -> int:
-        """Keys held, as the management port says."""
+        """Returns the number of keys, as the management port reports it."""
         return int(json.loads(self.manage("/kvmap_len"))["len"])
 
     def purge(self) -> int:
-        """Forgets all keys; says how many there were."""
+        """Drops all keys. Returns their number."""
         return int(json.loads(self.manage("/purge", method="POST"))["num"])
 
     def rss_bytes(self) -> int:
-        """Memory that its process holds now."""
+        """Returns the memory that its process currently uses, in bytes."""
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
     def open_files(self) -> int:
-        """Descriptors that its process holds now."""
+        """Returns the number of descriptors that its process currently holds."""
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 
     def tail(self) -> str:
-        """The end of its log."""
+        """Returns the end of its log."""
         return self._child.tail()
 
     def kill(self) -> None:
-        """Ends it as kill -9 does."""
+        """Kills it like kill -9."""
         self._child.kill()
 
     def restart(self) -> None:
-        """Starts it again on the same ports, killing it first when it runs."""
+        """Restarts it on the same ports, killing it first if it is running."""
         self.kill()
         self._child = self._start()
 
     def close(self) -> None:
-        """Ends it and removes what it has left."""
+        """Ends it and removes its leftovers."""
         self.kill()
         shutil.rmtree(self._home, ignore_errors=True)
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends its process a signal."""
+        """Sends a signal to its process."""
         os.kill(self.pid, number)
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""What this machine's loopback carries right now, without any protocol: the measure of a server over TCP."""
+"""Current bandwidth and latency of this machine's loopback, without any protocol: the baseline of a server over TCP."""
 
 import socket
 import statistics
@@ -33,7 +33,7 @@ def _receive(end: socket.socket, buffer: memoryview) -> bool:
 
 
 def stream_bytes_per_s(seconds: float) -> float:
-    """One connection, one way; sender and receiver are threads that the system calls let run beside each other."""
+    """Measures one connection, one way; sender and receiver are threads whose system calls overlap."""
     near, far = _connected()
 
     def fill() -> None:
@@ -56,7 +56,7 @@ def stream_bytes_per_s(seconds: float) -> float:
 
 
 def round_trip_s(answer_bytes: int, count: int) -> float:
-    """Median time from a small question to an answer of that size, both sent whole."""
+    """Returns the median time from a small request to an answer of that size, both sent at once."""
     near, far = _connected()
 
     def answer() -> None:

@@ -1,4 +1,4 @@
-//! Work on a pool that goes on in a thread of its own: how far it is, and its end.
+//! Background work on a pool in its own thread, with its progress and outcome.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 use kvdepot_core::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 
-/// A thread, and what it has done; dropping it asks the thread to stop and waits for it.
+/// A thread with its progress. Dropping it stops the thread and waits for it.
 pub(crate) struct Background {
     progress: Arc<Progress>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the thread says of itself, and is told.
+/// State shared between the thread and its owner.
 #[derive(Default)]
 pub(crate) struct Progress {
     state: Mutex<State>,
@@ -24,18 +24,18 @@ pub(crate) struct Progress {
 struct State {
     bytes: u64,
     stop: bool,
-    /// All that could be done so far is.
+    /// Whether everything that could be done so far is done.
     caught_up: bool,
     ended: Option<Result<()>>,
 }
 
 impl Progress {
-    /// Whether to go on.
+    /// Returns whether the thread should continue.
     pub(crate) fn goes_on(&self) -> bool {
         !self.state.lock().stop
     }
 
-    /// Lets this time pass; whether to go on after it.
+    /// Pauses for this time. Returns whether to continue afterwards.
     pub(crate) fn pause(&self, time: Duration) -> bool {
         let until = Instant::now() + time;
         let mut state = self.state.lock();
@@ -43,26 +43,26 @@ impl Progress {
         !state.stop
     }
 
-    /// All that can be done now is done; more may come.
+    /// Notes that everything that can be done now is done; more may follow.
     pub(crate) fn caught_up(&self) {
         self.state.lock().caught_up = true;
         self.changed.notify_all();
     }
 
-    /// So much more is done.
+    /// Adds to the number of bytes done.
     pub(crate) fn add(&self, bytes: usize) {
         self.state.lock().bytes += bytes as u64;
         self.changed.notify_all();
     }
 
-    /// Bytes that are done.
+    /// Returns the number of bytes done.
     pub(crate) fn bytes(&self) -> u64 {
         self.state.lock().bytes
     }
 }
 
 impl Background {
-    /// Starts a thread of this name. What it returns is its end.
+    /// Starts a thread of this name. The result of `work` is its outcome.
     pub(crate) fn start(
         name: &str,
         work: impl FnOnce(&Progress) -> Result<()> + Send + 'static,
@@ -80,12 +80,12 @@ impl Background {
         Ok(Self { progress, thread: Some(thread) })
     }
 
-    /// Bytes that are done.
+    /// Returns the number of bytes done.
     pub(crate) fn bytes(&self) -> u64 {
         self.progress.bytes()
     }
 
-    /// Waits until the thread has ended, or has done all that it could so far, at most `timeout`; whether it has.
+    /// Waits until the thread has ended or has caught up, at most `timeout`. Returns whether it has.
     pub(crate) fn wait(&self, timeout: Duration) -> bool {
         self.wait_until(timeout, |state| state.caught_up || state.ended.is_some())
     }
@@ -101,12 +101,12 @@ impl Background {
         true
     }
 
-    /// Why it ended early, if it did.
+    /// Returns why it ended early, if it did.
     pub(crate) fn failure(&self) -> Option<Error> {
         self.progress.state.lock().ended.as_ref().and_then(|ended| ended.as_ref().err().cloned())
     }
 
-    /// Asks it to stop, and waits for it.
+    /// Stops the thread and waits for it.
     pub(crate) fn stop(&mut self) {
         self.progress.state.lock().stop = true;
         self.progress.changed.notify_all();

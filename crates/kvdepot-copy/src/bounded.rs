@@ -1,9 +1,10 @@
-//! Deadlines before an engine whose device may never answer (P2).
+//! Deadlines for an engine whose device may never answer (P2).
 //!
-//! Nothing can take a copy back from a device. So the batch's sink, and with it the pool memory that the device may still
-//! touch, is kept until the engine lets go of it (P1). A dump's groups are reported as failed at the deadline: whoever
-//! writes the pages of a dump that nobody will see does no harm. A load's are not, once it was begun: a report says that
-//! the pages are the reader's again, and the device may still write into them. Who waits for it has a limit of its own.
+//! A copy cannot be revoked from a device. So the batch's sink, and with it the pool memory that the device may still
+//! touch, is kept until the engine drops it (P1). A dump's groups are reported as failed at the deadline: late writes
+//! into the pages of a failed dump do no harm, because that dump is never visible. A load that has begun is not
+//! reported at the deadline: a report returns the pages to the reader, and the device may still write into them. The
+//! caller that waits for a load needs its own limit.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -20,22 +21,22 @@ use crate::mutation;
 use crate::pool::{DeviceMemory, PoolRegistration};
 use crate::{CopyBatch, CopyEngine, Direction, GroupSink};
 
-/// Mistakes that tests build in.
+/// Deliberate mistakes for tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mistake {
-    /// At its deadline a batch lets go of what the device may still touch.
+    /// At its deadline a batch releases memory that the device may still touch.
     LetGoAtDeadline,
     /// A load is reported at its deadline although the device may still write.
     ReportLoadAtDeadline,
 }
 
-/// The mistake of an engine, if it has one.
+/// The deliberate mistake of an engine, if any.
 pub(crate) type Mutation = mutation::Mutation<Mistake>;
 
-/// An engine that reports every dump by its batch's deadline, and never blocks who calls it.
+/// An engine that reports every dump by its batch's deadline and never blocks its caller.
 ///
-/// After a batch has passed its deadline, its direction takes no other (`Unavailable`) until the device is through with
-/// it: what hangs is what was under way, and no more.
+/// While a batch is past its deadline and the device has not finished it, its direction refuses further batches
+/// (`Unavailable`): only the copies that were in flight hang, and no more.
 pub struct Bounded {
     engine: Option<Arc<dyn CopyEngine>>,
     load: Lane,
@@ -45,11 +46,11 @@ pub struct Bounded {
     mutation: Mutation,
 }
 
-/// One direction: a thread that calls the engine, which may block in its driver.
+/// One direction: a thread that calls the engine and may block in its driver.
 struct Lane {
     queue: Option<Sender<Job>>,
     thread: Option<JoinHandle<()>>,
-    /// Batches that the device is not through with.
+    /// Batches that the device has not finished.
     under_way: Mutex<Vec<Weak<Passing>>>,
 }
 
@@ -58,7 +59,8 @@ struct Job {
     passing: Arc<Passing>,
 }
 
-/// Stands between engine and sink. The engine lets go of it when nothing touches the batch's memory any more.
+/// The sink between the engine and the caller's sink. The engine drops it when nothing touches the batch's memory any
+/// more.
 struct Passing {
     direction: Direction,
     deadline: Option<Instant>,
@@ -66,15 +68,15 @@ struct Passing {
 }
 
 struct Groups {
-    /// None only after a mistake.
+    /// `None` only after a deliberate mistake.
     sink: Option<Arc<dyn GroupSink>>,
     ended: Vec<bool>,
-    /// Whether the engine has heard of it.
+    /// Whether the batch was passed to the engine.
     begun: bool,
     late: bool,
 }
 
-/// Deadlines to come.
+/// Pending deadlines.
 #[derive(Default)]
 struct Watch {
     state: Mutex<Watched>,
@@ -88,7 +90,7 @@ struct Watched {
 }
 
 impl Bounded {
-    /// Puts deadlines before an engine.
+    /// Wraps an engine with deadlines.
     pub fn new(engine: Arc<dyn CopyEngine>) -> Result<Self> {
         Self::with(engine, Mutation::default())
     }
@@ -96,7 +98,7 @@ impl Bounded {
     pub(crate) fn with(engine: Arc<dyn CopyEngine>, mutation: Mutation) -> Result<Self> {
         let watch = Arc::new(Watch::default());
         let watching = Arc::clone(&watch);
-        // Whole from here on, so that a thread that cannot be started leaves no other behind.
+        // Complete from here on, so that a failed thread start leaves no other thread behind.
         let mut this = Self {
             load: Lane::start("kvdepot-load", &engine)?,
             dump: Lane::start("kvdepot-dump", &engine)?,
@@ -109,14 +111,14 @@ impl Bounded {
         Ok(this)
     }
 
-    /// Lets the deadlines of all that is under way pass now: a test waits for no clock.
+    /// Makes the deadlines of all batches in flight pass now, so that tests need no clock.
     #[cfg(test)]
     pub(crate) fn pass_deadlines(&self) {
         self.watch.state.lock().batches.iter_mut().for_each(|(deadline, _)| *deadline = Instant::now());
         self.watch.changed.notify_all();
     }
 
-    /// Whether the device owes a copy whose time is over.
+    /// Returns whether the device owes a copy past its deadline.
     pub(crate) fn is_late(&self) -> bool {
         self.load.is_late() || self.dump.is_late()
     }
@@ -149,11 +151,11 @@ impl Lane {
         Ok(Self { queue: Some(sender), thread: Some(thread), under_way: Mutex::default() })
     }
 
-    /// Adds a batch, unless one is late.
+    /// Adds a batch, unless an earlier one is past its deadline.
     fn admit(&self, passing: &Arc<Passing>) -> Result<()> {
         let mut under_way = self.under_way.lock();
         under_way.retain(|batch| batch.strong_count() > 0);
-        // Dropped after the lock: whoever is the last to let go of a sink may have much to do.
+        // Dropped after the lock is released: dropping the last reference to a sink may be expensive.
         let batches: Vec<_> = under_way.iter().filter_map(Weak::upgrade).collect();
         if let Some(late) = batches.iter().find(|batch| batch.is_late()) {
             drop(under_way);
@@ -175,7 +177,7 @@ impl Lane {
     }
 }
 
-/// The thread of a lane. Callers wait for what they have handed over, so there are no more jobs than callers.
+/// The thread of a lane. Callers wait for the batches that they submit, so there are no more jobs than callers.
 fn carry_out(engine: &dyn CopyEngine, jobs: &Receiver<Job>) {
     for Job { batch, passing } in jobs {
         if !passing.begin() {
@@ -194,19 +196,19 @@ impl Passing {
         self.state.lock().late
     }
 
-    /// Whether the engine is to hear of it: not after its deadline.
+    /// Returns whether the batch should be passed to the engine: not after its deadline.
     fn begin(&self) -> bool {
         let mut state = self.state.lock();
         state.begun = !state.late;
         state.begun
     }
 
-    /// Reports all groups that have not ended.
+    /// Reports the error for all groups without an outcome.
     fn fail(&self, error: &Error) {
         self.state.lock().fail(error);
     }
 
-    /// The deadline has passed. Whoever sees that it is late sees what was reported of it, too.
+    /// Handles the passing of the deadline. Whoever sees that the batch is late also sees its reports.
     fn expire(&self, mutation: Mutation) {
         let mut state = self.state.lock();
         if state.ended.iter().all(|&ended| ended) {
@@ -223,7 +225,7 @@ impl Passing {
     }
 }
 
-/// The error of what did not end by its deadline.
+/// The error of a batch that did not complete by its deadline.
 pub fn late() -> Error {
     Error::new(
         ErrorKind::Timeout,
@@ -249,7 +251,7 @@ impl Groups {
     }
 }
 
-/// Reports go on under the lock, so that none follows the report of the deadline.
+/// Reports under the lock, so that none follows the report of the deadline.
 impl GroupSink for Passing {
     fn group_submitted(&self, group: usize, event: DeviceEvent) {
         let state = self.state.lock();
@@ -279,7 +281,7 @@ impl Watch {
         }
     }
 
-    /// The thread: ends after the engine has.
+    /// Runs the watching thread, which ends after the engine.
     fn run(&self, mutation: Mutation) {
         let mut state = self.state.lock();
         while !state.closed {
@@ -288,7 +290,7 @@ impl Watch {
             let due = state.batches.iter().position(|(deadline, _)| *deadline <= now);
             if let Some(due) = due {
                 let batch = state.batches.swap_remove(due).1.upgrade();
-                // Sinks are told, and perhaps dropped, without the lock.
+                // Sinks are called, and perhaps dropped, without the lock.
                 parking_lot::MutexGuard::unlocked(&mut state, || {
                     if let Some(batch) = batch {
                         batch.expire(mutation);
@@ -366,14 +368,14 @@ impl Drop for Bounded {
             for thread in threads.into_iter().flatten() {
                 let _ = thread.join();
             }
-            // The engine's threads end here, and with them all batches: only then is no deadline left to keep.
+            // This ends the engine's threads, and with them all batches: only then is no deadline left.
             drop(engine);
             watch.close();
             if let Some(watcher) = watcher {
                 let _ = watcher.join();
             }
         };
-        // Who owes something already is not waited for again.
+        // Do not wait again for an engine that already owes something.
         let late = self.is_late();
         let wait = if late { Duration::ZERO } else { close_wait() };
         if let Err(error) = within("closing a copy engine", wait, closing)

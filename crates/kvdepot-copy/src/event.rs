@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use kvdepot_core::Result;
 
-/// What an engine's events can do.
+/// The operations of an engine's event.
 pub trait EventWait: Send + Sync + Debug {
-    /// Lets a stream of the device wait for the event; returns at once.
+    /// Makes a stream of the device wait for the event. Returns immediately.
     fn wait_on_stream(&self, stream: u64) -> Result<()>;
-    /// Whether the event has been reached.
+    /// Returns whether the event has been reached.
     fn reached(&self) -> Result<bool>;
 }
 
-/// A recorded event. Clones are cheap; the driver's event lives, and is not used for anything else, as long as one does.
+/// A recorded event. Clones are cheap. The driver's event lives, and is not reused, until the last clone is dropped.
 #[derive(Clone, Debug)]
 pub struct DeviceEvent(Arc<dyn EventWait>);
 
@@ -23,13 +23,13 @@ impl DeviceEvent {
         Self(event)
     }
 
-    /// Lets what is queued on `stream` (a `CUstream`; 0 is the default stream) after this call wait for the event, on
-    /// the device: no thread of the host waits.
+    /// Makes all work queued on `stream` (a `CUstream`; 0 is the default stream) after this call wait for the event.
+    /// The wait happens on the device; no host thread waits.
     pub fn wait_on_stream(&self, stream: u64) -> Result<()> {
         self.0.wait_on_stream(stream)
     }
 
-    /// Whether the event has been reached, without waiting.
+    /// Returns whether the event has been reached, without waiting.
     pub fn reached(&self) -> Result<bool> {
         self.0.reached()
     }

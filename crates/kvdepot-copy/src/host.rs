@@ -1,4 +1,5 @@
-//! The host engine: device memory is ordinary memory of this process (CPU engines), and the reference for the others.
+//! The host engine. Its device memory is ordinary memory of this process (CPU engines). It is the reference for the
+//! other engines.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,34 +13,34 @@ use crate::batch::{CopyBatch, CopyOp, Direction, GroupSink};
 use crate::on_use::Pools;
 use crate::{CopyEngine, PoolRegistration, stream};
 
-/// Bytes that one thread takes at a time: large enough that hand-over costs nothing beside the copy.
+/// Bytes that one thread takes at a time: enough that the hand-over costs nothing compared with the copy.
 const PIECE_BYTES: usize = 1 << 20;
-/// Below this many bytes a batch is copied by its caller alone.
+/// Batches below this size are copied by their caller alone.
 const HELP_BYTES_MIN: u64 = 4 << 20;
-/// Most threads that an engine takes if it may choose: memory is no faster with more.
+/// Largest number of threads chosen automatically: memory gets no faster with more.
 const CHOSEN_THREADS_MAX: usize = 4;
-/// Most threads of one engine.
+/// Largest number of threads of one engine.
 const THREADS_MAX: usize = 64;
 
-/// Copies with the calling thread and helpers. Large batches go around the cache: the C library would do so only for
+/// Copies with the calling thread and helpers. Large batches bypass the cache, which the C library would do only for
 /// single copies larger than any shard (figures in docs/benchmarks.md).
 pub struct HostEngine {
     helpers: Vec<JoinHandle<()>>,
-    /// Helpers that a dump may have.
+    /// Number of helpers for a dump.
     dump_helpers: usize,
     work: Option<Sender<Arc<Work>>>,
     pools: Arc<Pools>,
 }
 
-/// A batch cut into pieces that threads take by turns.
+/// A batch cut into pieces, which threads take in turn.
 struct Work {
     batch: CopyBatch,
     pools: Arc<Pools>,
     streamed: bool,
-    /// `(group, first op, one past the last op)`.
+    /// Group, first op, and one past the last op.
     pieces: Vec<(usize, usize, usize)>,
     next: AtomicUsize,
-    /// Pieces left of each group; the one who takes the last to zero reports the group.
+    /// Number of remaining pieces of each group. The thread that takes it to zero reports the group.
     left: Vec<AtomicUsize>,
     pieces_left: AtomicUsize,
     done: parking_lot::Mutex<bool>,
@@ -48,8 +49,8 @@ struct Work {
 }
 
 impl HostEngine {
-    /// An engine of `threads` in all, the caller included. 0 = as many as the machine has for loads, which computing
-    /// waits for, and half of them for dumps, which go on beside it; 4 at most.
+    /// Makes an engine of `threads` threads, the caller included. 0 = the number of processors for loads, which compute
+    /// waits for, and half of them for dumps, which run alongside compute; 4 at most.
     pub fn new(threads: usize) -> Result<Self> {
         let available = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let chosen = |share: usize| if threads == 0 { share.clamp(1, CHOSEN_THREADS_MAX) } else { threads };
@@ -130,7 +131,7 @@ impl Work {
             if self.streamed {
                 stream::fence();
             }
-            // AcqRel pairs with the other threads' decrements: whoever reports sees all bytes of the group.
+            // AcqRel pairs with the other threads' decrements: the reporting thread sees all bytes of the group.
             if self.left[group].fetch_sub(1, Ordering::AcqRel) == 1 {
                 self.sink.group_ended(group, Ok(()));
             }
@@ -148,7 +149,7 @@ fn copy_one(direction: Direction, op: &CopyOp, streamed: bool) {
         Direction::ToHost => (device.cast_const(), op.host),
         Direction::ToDevice => (op.host.cast_const(), device),
     };
-    // SAFETY: `CopyEngine::run`'s caller guarantees both ranges until the group was reported, and no overlap of a
+    // SAFETY: the caller of `CopyEngine::run` guarantees both ranges until the group was reported, and no overlap of a
     // written range with anything else.
     unsafe {
         if streamed {
@@ -184,7 +185,7 @@ impl CopyEngine for HostEngine {
             }
         }
         work.take_pieces();
-        // The ops' memory is the caller's again only when the helpers are through with their pieces.
+        // The caller gets the ops' memory back only when the helpers have finished their pieces.
         let mut done = work.done.lock();
         while !*done {
             work.wake.wait(&mut done);

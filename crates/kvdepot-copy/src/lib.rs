@@ -1,7 +1,7 @@
-//! What moves bytes between an engine's memory and the pool: one trait, one engine a kind of device.
+//! Copies bytes between an engine's memory and the pool: one trait, and an engine for each kind of device.
 //!
-//! P3: a batch waits for its event before it touches device memory, and a group is reported only when its bytes are
-//! where they belong. P2: engines of devices, which may hang, have deadlines before them ([`Bounded`]).
+//! P3: a batch waits for its event before it touches device memory, and a group is reported only when its bytes are in
+//! place. P2: engines of devices, which may hang, are wrapped with deadlines ([`Bounded`]).
 
 mod background;
 pub mod batch;
@@ -38,42 +38,44 @@ pub trait CopyEngine: Send + Sync + Debug {
     /// Short name: `host`, `memcpy`, `batch`, `kernel`, `auto`, `gdr`.
     fn name(&self) -> &'static str;
 
-    /// Runs a batch: after its event, every op; each group is reported to `sink` exactly once, as soon as all of its
-    /// ops have ended, in the batch's order where the device allows. May return before that, or only after it; dumps may
-    /// wait here for their turn. An error means that nothing was begun and that no group will be reported; once something
-    /// was begun, a failure is told to the group that it hit and to all that follow.
+    /// Runs a batch: waits for its event, then makes every copy. Each group is reported to `sink` exactly once, as soon
+    /// as all of its ops have completed, in the batch's order where the device allows. May return before or after that;
+    /// dumps may wait here for their turn. An error means that nothing was begun and that no group will be reported.
+    /// Once something was begun, a failure is reported to the group that it hit and to all that follow.
     ///
-    /// The engine lets go of `sink` when nothing touches the batch's memory any more. That is after the last report where a
-    /// dump failed because the batch's deadline had passed: what the memory needs to stay valid belongs into the sink (P1).
-    /// A load is reported when nothing is written any more, however late.
+    /// The engine drops `sink` when nothing touches the batch's memory any more. For a dump that failed at its batch's
+    /// deadline that is after the last report, so whatever keeps the memory valid belongs in the sink (P1). A load is
+    /// reported when nothing is written any more, however late.
     ///
     /// # Safety
-    /// Until the engine has let go of `sink`, every op's device and host range must stay valid, and nobody else may write
-    /// a range that is read, nor touch a range that is written. Device memory of a dump that failed by its deadline may be
-    /// written all the same: what the dump brings is undefined then.
+    /// Until the engine has dropped `sink`, every op's device and host range must stay valid. No other code may write
+    /// to a range that is read, or touch a range that is written. Device memory of a dump that failed at its deadline
+    /// may be written nevertheless: the dump's bytes are undefined then.
     unsafe fn run(&self, batch: CopyBatch, sink: Arc<dyn GroupSink>) -> Result<()>;
 
-    /// Whether a load may be under way after its batch's deadline: then who waits for one needs a limit of its own (P2).
+    /// Returns whether a load can be in flight after its batch's deadline. Then callers that wait for one need their
+    /// own limit (P2).
     fn may_hang(&self) -> bool {
         false
     }
 
-    /// The NUMA node that the engine's device is nearest to, where it has a device and the machine says.
+    /// Returns the NUMA node nearest to the engine's device, if it has a device and the machine reports it.
     fn numa_node(&self) -> Option<u32> {
         None
     }
 
-    /// Makes host memory quick to reach, in the background, as long as what it returns is kept. Batches may name that
-    /// memory, or any other, before, meanwhile and after. For engines to which all memory is alike it does nothing.
+    /// Registers host memory for faster copies, in the background, until the returned value is dropped. Batches may use
+    /// that memory, or any other, before, during and after. Does nothing for engines that copy all memory alike.
     ///
     /// # Safety
-    /// The memory must stay mapped until the registration is dropped, and no batch that names it may be under way then.
+    /// The memory must stay mapped until the registration is dropped, and no batch that uses it may be in flight then.
     unsafe fn register_pool(&self, _base: *mut u8, _len: usize) -> Result<PoolRegistration> {
         Ok(PoolRegistration::none())
     }
 
-    /// Like `register_pool`, for memory whose pages are set aside for it already: none is missing, whether it was touched or
-    /// not. Of other memory, an engine that would make what it registers resident leaves out what is not, and comes back to it.
+    /// Like `register_pool`, for memory whose pages are reserved already: none is missing, whether it was touched or
+    /// not. In other memory, an engine whose registration would make pages resident skips the missing ones and returns
+    /// to them later.
     ///
     /// # Safety
     /// As for `register_pool`.
@@ -82,12 +84,12 @@ pub trait CopyEngine: Send + Sync + Debug {
         unsafe { self.register_pool(base, len) }
     }
 
-    /// Makes device memory quick to reach, as long as what it returns is kept: the engine's KV cache. For engines to which
-    /// all memory is alike it does nothing.
+    /// Registers device memory, the engine's KV cache, for faster copies until the returned value is dropped. Does
+    /// nothing for engines that copy all memory alike.
     ///
     /// # Safety
-    /// The memory must not be freed before the registration is dropped, nor that while a batch that names it is under
-    /// way.
+    /// The memory must not be freed before the registration is dropped, and the registration must not be dropped while
+    /// a batch that uses it is in flight.
     unsafe fn register_device(&self, _address: u64, _len: usize) -> Result<DeviceMemory> {
         Ok(DeviceMemory::none())
     }

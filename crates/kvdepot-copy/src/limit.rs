@@ -1,33 +1,34 @@
-//! Limits for calls into drivers, which may never return.
+//! Time limits for calls into drivers, which may never return.
 
 use std::cell::Cell;
 use std::time::Duration;
 
 use kvdepot_core::{Error, ErrorKind, Result};
 
-/// How long attaching to a device may take: the first context of a machine takes seconds.
+/// The longest time for attaching to a device: the first context of a machine takes seconds.
 pub const ATTACH_WAIT: Duration = Duration::from_secs(60);
-/// How long the short measurement at attach may take; it begins nothing after a tenth of a second.
+/// The longest time for the short measurement at attach, which begins nothing new after 150 ms.
 pub const MEASURE_WAIT: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 5 });
-/// How long closing an engine, or a registration, may take of its owner's time.
+/// The longest time that closing an engine or a registration may take from its owner.
 pub const CLOSE_WAIT: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 5 });
 
 thread_local! {
     static OF_AN_ENGINE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Says that this thread works for an engine: whoever closes the engine waits for it, so it must not wait for that.
+/// Marks this thread as one of an engine: closing the engine waits for the thread, so the thread must not wait for
+/// closing.
 pub(crate) fn thread_of_an_engine() {
     OF_AN_ENGINE.set(true);
 }
 
-/// `CLOSE_WAIT`, or nothing in a thread that the closing may wait for.
+/// Returns `CLOSE_WAIT`, or zero in a thread that closing may wait for.
 pub(crate) fn close_wait() -> Duration {
     if OF_AN_ENGINE.get() { Duration::ZERO } else { CLOSE_WAIT }
 }
 
-/// Runs `work` in a thread of its own and waits for it, at most `limit`. A thread that is late goes on by itself and
-/// keeps what it works on; what it returns then is dropped there.
+/// Runs `work` in a new thread and waits for it, at most `limit`. A thread that exceeds it keeps running and keeps what
+/// it works on; its result is dropped there.
 pub fn within<T: Send + 'static>(
     what: &'static str,
     limit: Duration,

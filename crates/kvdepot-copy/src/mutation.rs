@@ -1,8 +1,8 @@
-//! Mistakes that tests build into an engine, to see that the suite finds them. No other build can make one.
+//! Deliberate mistakes that tests plant in an engine, to check that the suite finds them. Other builds cannot have one.
 
 use std::marker::PhantomData;
 
-/// The mistake of an engine, one of `M`, if it has one.
+/// The mistake of an engine, one of `M`, if any.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mutation<M> {
     #[cfg(test)]

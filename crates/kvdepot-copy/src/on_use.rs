@@ -1,8 +1,8 @@
-//! Page tables of a pool that another process made resident, filled where copies go and nowhere else: attaching costs the
-//! same for a pool of any size.
+//! Fills the page tables of a pool that another process made resident, only where copies go: attaching costs the same
+//! for a pool of any size.
 //!
-//! The kernel maps one page for each write fault, and a fault costs about as much as the page's bytes. So the first copy
-//! into or out of a window of 2 MiB maps the whole window by one call, if all of it is resident.
+//! The kernel maps one page for each write fault, and a fault costs about as much as copying the page's bytes. So the
+//! first copy into or out of a window of 2 MiB maps the complete window by one call, if all of it is resident.
 
 use std::fmt;
 use std::ops::Range;
@@ -16,38 +16,38 @@ use parking_lot::RwLock;
 use crate::pool::Registration;
 use crate::resident::is_resident;
 
-/// What is mapped by one call: what one page of page tables covers.
+/// Size of a window, mapped by one call: what one page of page tables covers.
 const WINDOW_BYTES: usize = 2 << 20;
-/// Looks at a window that was not wholly resident; after that its pages are mapped one by one by their faults.
+/// Number of checks of a window that is not fully resident. After that its pages are mapped one by one by their faults.
 const LOOKS_MAX: u8 = 4;
-/// A window that needs no look any more.
+/// Marks a window that needs no further check.
 const DONE: u8 = u8::MAX;
 
-/// The pools that an engine was told about.
+/// The pools registered with an engine.
 #[derive(Debug, Default)]
 pub(crate) struct Pools(RwLock<Vec<Arc<Windows>>>);
 
-/// A pool, and which of its windows were mapped.
+/// A pool, and which of its windows are mapped.
 struct Windows {
     base: usize,
     len: usize,
-    /// For each window `DONE`, or how often it was looked at.
+    /// For each window `DONE`, or the number of checks so far.
     looks: Box<[AtomicU8]>,
     mapped: AtomicUsize,
 }
 
-/// Keeps a pool known. Dropped before the pool is unmapped.
+/// Keeps a pool registered. Drop it before the pool is unmapped.
 pub(crate) struct Known {
     pools: Weak<Pools>,
     windows: Arc<Windows>,
 }
 
 impl Pools {
-    /// Gets to know a pool. Nothing of it is touched or mapped by that.
+    /// Adds a pool, without touching or mapping any of it.
     ///
     /// # Safety
-    /// The range is a mapping that stays in place, readable, until the answer was dropped, and no copy into or out of it
-    /// is under way then.
+    /// The range is a readable mapping that stays in place until the returned value was dropped, and no copy into or
+    /// out of it is in flight then.
     pub(crate) unsafe fn add(self: &Arc<Self>, base: *mut u8, len: usize) -> Known {
         let windows = Arc::new(Windows {
             base: base.expose_provenance(),
@@ -59,7 +59,7 @@ impl Pools {
         Known { pools: Arc::downgrade(self), windows }
     }
 
-    /// The copies `ranges` (address and length) are about to be made: maps the windows of pools that they touch.
+    /// Maps the windows of pools touched by the upcoming copies `ranges` (address and length).
     pub(crate) fn about_to_copy(&self, ranges: impl Iterator<Item = (usize, usize)>) {
         let pools = self.0.read();
         if pools.is_empty() {
@@ -88,10 +88,10 @@ impl Windows {
             let start = window * WINDOW_BYTES;
             let range = start..(start + WINDOW_BYTES).min(self.len);
             let bytes = range.len();
-            // Pages that are not resident must not become so by a look.
+            // Pages that are not resident must not become so by the check.
             // SAFETY: the range lies in the mapping (`Pools::add`).
             let mapped = unsafe { is_resident(self.base + range.start, range.len()) } && self.populate(range);
-            // Threads that look at the same time do the work twice, and no harm.
+            // Threads that check at the same time do the work twice, which does no harm.
             let after = if mapped || looks + 1 >= LOOKS_MAX { DONE } else { looks + 1 };
             self.looks[window].store(after, Ordering::Relaxed);
             if mapped {
@@ -104,7 +104,7 @@ impl Windows {
         std::ptr::with_exposed_provenance_mut(self.base + at)
     }
 
-    /// A refusal changes nothing but speed: then pages are mapped by their faults.
+    /// Maps a range. A refusal only costs speed: then pages are mapped by their faults.
     fn populate(&self, range: Range<usize>) -> bool {
         // SAFETY: the range lies in the mapping (`Pools::add`); this reads pages, as any load would.
         unsafe { libc::madvise(self.pointer(range.start), range.len(), libc::MADV_POPULATE_READ) == 0 }
@@ -118,7 +118,7 @@ impl fmt::Debug for Windows {
 }
 
 impl Registration for Known {
-    /// Host copies need no registration, so nothing is.
+    /// Host copies need no registration.
     fn registered_bytes(&self) -> u64 {
         0
     }

@@ -8,10 +8,10 @@ use super::*;
 use crate::batch::{CopyBatch, CopyOp, Direction, GroupSink};
 use crate::{CopyEngine, HostEngine};
 
-/// More than what page tables of one page cover, many times over.
+/// Many times what one page of page tables covers.
 const LEN: usize = 64 << 20;
 
-/// Shared memory, mapped twice as a depot and its client do.
+/// Shared memory mapped twice, as by a depot and its client.
 struct Twice {
     depot: *mut u8,
     client: *mut u8,
@@ -23,7 +23,7 @@ impl Twice {
         // SAFETY: a name that ends in zero; the descriptor is checked.
         let fd = unsafe { libc::memfd_create(c"kvdepot-test".as_ptr(), libc::MFD_CLOEXEC) };
         assert!(fd >= 0);
-        // SAFETY: just made, and nobody else's.
+        // SAFETY: just made, and owned by no other code.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         // SAFETY: a descriptor of ours.
         assert_eq!(unsafe { libc::ftruncate(fd.as_raw_fd(), LEN as i64) }, 0);
@@ -44,7 +44,7 @@ impl Twice {
         assert_eq!(done, 0);
     }
 
-    /// Bytes of the client's mapping that its page tables hold.
+    /// Returns the bytes of the client's mapping that are in its page tables.
     fn mapped(&self) -> usize {
         self.mapped_in(0..LEN)
     }
@@ -60,7 +60,7 @@ impl Twice {
         entries.chunks_exact(8).take(pages.end).skip(pages.start).filter(present).count() * page_bytes()
     }
 
-    /// Bytes of the memory that exist, whoever maps them.
+    /// Returns the bytes of the memory that are resident, whoever maps them.
     fn resident(&self) -> usize {
         let mut pages = vec![0u8; LEN / page_bytes()];
         // SAFETY: inside of the mapping, a byte for each page.
@@ -93,7 +93,7 @@ fn dump(engine: &HostEngine, memory: &Twice, at: usize, bytes: &[u8]) {
     let host = memory.client.wrapping_add(at);
     batch.ops.push(CopyOp { device: bytes.as_ptr().expose_provenance() as u64, host, len: bytes.len() });
     batch.end_group();
-    // SAFETY: both ranges are valid for the call, and the host engine is through when it returns.
+    // SAFETY: both ranges are valid for the call, and the host engine has finished when it returns.
     unsafe { engine.run(batch, Arc::new(Deaf)) }.unwrap();
 }
 
@@ -104,7 +104,7 @@ fn telling_an_engine_of_a_resident_pool_maps_nothing_of_it() {
     let engine = HostEngine::new(1).unwrap();
     // SAFETY: `memory` outlives it.
     let known = unsafe { engine.register_pool(memory.client, LEN) }.unwrap();
-    // Whatever the registration has begun has ended when it was waited for.
+    // After the wait everything that the registration has begun is finished.
     assert!(known.wait(Duration::from_secs(30)));
     assert_eq!(memory.mapped(), 0, "attaching costs page tables of what is used only");
 }
@@ -118,13 +118,13 @@ fn a_copy_maps_the_resident_windows_that_it_touches_and_no_others() {
     let _known = unsafe { engine.register_pool(memory.client, LEN) }.unwrap();
     dump(&engine, &memory, 3 * WINDOW_BYTES - 4096, &[7; 8192]);
     let touched = 2 * WINDOW_BYTES..4 * WINDOW_BYTES;
-    // The kernel maps up to 64 KiB around a page, by its address, which need not begin where a window does.
+    // The kernel maps up to 64 KiB around a page, aligned by address and not by window.
     let others = memory.mapped_in(0..touched.start) + memory.mapped_in(touched.end..LEN);
     assert!(others <= 2 * (64 << 10), "{others} bytes of other windows");
     // Faults alone would map far less.
     let mapped = memory.mapped_in(touched);
     assert!(mapped >= WINDOW_BYTES, "{mapped} bytes of the two windows that the copy touches");
-    // SAFETY: inside of the mapping, and nobody writes.
+    // SAFETY: inside of the mapping, and nothing writes it.
     assert_eq!(unsafe { memory.depot.add(3 * WINDOW_BYTES).read() }, 7);
 }
 

@@ -1,7 +1,7 @@
-//! Registering a pool beside an engine that serves: in pieces, with pauses, and only what is in memory.
+//! Registers a pool while the engine serves: in pieces, with pauses, and only resident memory.
 //!
-//! Pinning holds locks of the driver and of the kernel, so other calls of this and of other processes wait meanwhile. And it
-//! makes what it pins resident for good, which is more than a pool may have that is to grow later (P5).
+//! Pinning holds locks of the driver and of the kernel, so other calls of this and of other processes wait meanwhile.
+//! It also makes the pinned memory resident for good, which can be more than a pool that grows later may have (P5).
 
 use std::time::{Duration, Instant};
 
@@ -10,32 +10,32 @@ use kvdepot_core::Result;
 use crate::background::Progress;
 use crate::resident::is_resident;
 
-/// The pause before what was not in memory is looked at again; twice as long each time that nothing has come, up to the
-/// other one.
+/// The first and the longest pause before memory that was not resident is checked again. The pause doubles each time
+/// that nothing new is resident.
 const FIRST_LOOK: Duration = Duration::from_millis(10);
 const LONGEST_LOOK: Duration = Duration::from_secs(5);
 
-/// Memory to be registered.
+/// A range of memory to be registered.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Range {
     pub(crate) base: usize,
     pub(crate) len: usize,
-    /// What is registered as one.
+    /// Size of one registration.
     pub(crate) piece_bytes: usize,
-    /// Whether its pages are set aside already, touched or not.
+    /// Whether its pages are reserved already, touched or not.
     pub(crate) reserved: bool,
 }
 
 impl Range {
-    /// First address and length of each piece.
+    /// Iterates over the pieces: first address and length.
     pub(crate) fn pieces(self) -> impl Iterator<Item = (usize, usize)> {
         let piece = self.piece_bytes.max(1);
         (0..self.len).step_by(piece).map(move |at| (self.base + at, piece.min(self.len - at)))
     }
 }
 
-/// Calls `register` for every piece once it is in memory, with pauses as long as the calls, until all are registered or the
-/// work is to end.
+/// Calls `register` for every piece once it is resident, with pauses as long as the calls, until all are registered or
+/// the work is stopped.
 ///
 /// # Safety
 /// The range is mapped until this returns.
@@ -61,7 +61,7 @@ pub(crate) unsafe fn register(
             let begun = Instant::now();
             register(base, len)?;
             progress.add(len);
-            // As long as the call, so that others have at least half of the time.
+            // Pause as long as the call took, so that others have at least half of the time.
             if !progress.pause(begun.elapsed()) {
                 return Ok(());
             }

@@ -1,10 +1,10 @@
 //! Host memory that can be registered, for tests and measurements.
 
-/// What registration counts in.
+/// The unit of registration.
 pub(crate) const PAGE: usize = 4096;
 
-/// Host memory of whole pages, at a fixed address. Copies write it behind the compiler's back, so it is only reached
-/// through its address.
+/// Host memory of whole pages at a fixed address. Copies write it without the compiler's knowledge, so it is only
+/// accessed through its address.
 #[derive(Debug)]
 pub(crate) struct Pages {
     address: *mut u8,
@@ -40,7 +40,7 @@ impl Pages {
         self.len
     }
 
-    /// A part of what is there now.
+    /// Returns a part of the current content.
     pub(crate) fn read(&self, offset: usize, len: usize) -> Vec<u8> {
         assert!(offset + len <= self.len, "{offset} and {len} of {}", self.len);
         let mut bytes = vec![0; len];

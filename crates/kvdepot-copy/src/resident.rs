@@ -1,21 +1,21 @@
-//! Whether memory is there without being touched.
+//! Checks whether memory is resident without touching it.
 
 use kvdepot_io::aligned::page_bytes;
 
-/// Bytes that are looked at by one call.
+/// Number of bytes checked by one call.
 const LOOK_BYTES: usize = 2 << 20;
 
-/// Whether all pages of a range are in memory: those that are not must not become so by looking. Huge pages of hugetlb that
-/// this process has not touched count as missing, whoever else has.
+/// Returns whether all pages of a range are resident; the check must not make them so. Huge pages of hugetlb that this
+/// process has not touched count as missing, even if another process has touched them.
 ///
 /// # Safety
 /// The range is mapped.
 pub(crate) unsafe fn is_resident(base: usize, len: usize) -> bool {
     let page = page_bytes();
-    // Calls count from a page on.
+    // mincore(2) requires the start of a page.
     let before = base % page;
     let (base, len) = (base - before, if len == 0 { 0 } else { before + len });
-    // The first page of what nobody has touched says so for all of it.
+    // In untouched memory the first page decides for all of it.
     // SAFETY: the caller's contract.
     len == 0
         || unsafe { look(base, page.min(len), page) } && {

@@ -1,4 +1,4 @@
-//! From what a configuration says to a copy engine.
+//! Selects a copy engine by the configuration.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,29 +11,30 @@ use crate::gdr::{self, GdrConfig, UseGdr};
 use crate::limit::{ATTACH_WAIT, within};
 use crate::{Bounded, CopyEngine, HostEngine};
 
-/// Names that a configuration may give an engine.
+/// Engine names in a configuration.
 pub const ENGINE_NAMES: [&str; 6] = ["auto", "host", "memcpy", "batch", "kernel", "gdr"];
 
-/// Names that a configuration may forbid. Plain calls cannot be: memory that is not registered goes no other way.
+/// Engines that a configuration may forbid. Plain calls cannot be forbidden: they are the only way for memory that is
+/// not registered.
 pub const FORBIDDABLE: [&str; 3] = ["batch", "kernel", "gdr"];
 
-/// What is copied, and how. Read from a JSON object; a key that is left out has its default.
+/// The choice of an engine, read from a JSON object. Missing keys have their defaults.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EngineSpec {
-    /// Number of the CUDA device that holds the engine's memory; `None`: host memory.
+    /// Number of the CUDA device that holds the engine's memory; `None` for host memory.
     pub cuda_device: Option<u32>,
     /// One of `ENGINE_NAMES`.
     pub copy_engine: String,
-    /// Engines that are not used: some of `FORBIDDABLE`.
+    /// Engines that must not be used: some of `FORBIDDABLE`.
     pub copy_engines_forbidden: Vec<String>,
-    /// Threads that copy between host memories; 0 = chosen for the machine.
+    /// Number of threads that copy between host memories; 0 = chosen for the machine.
     pub copy_threads: usize,
-    /// Whether to copy by an RDMA adapter.
+    /// Whether to copy through an RDMA adapter.
     pub use_gdr: UseGdr,
-    /// Adapters by the device's number; empty: what the environment says, else the nearest.
+    /// Adapters by the number of the device. If empty, the environment decides, else the nearest is used.
     pub gdr_nics: Vec<String>,
-    /// Where measurements are kept between processes.
+    /// Directory of measurements, which are kept between processes.
     pub cache_dir: Option<PathBuf>,
 }
 
@@ -52,7 +53,7 @@ impl Default for EngineSpec {
 }
 
 impl EngineSpec {
-    /// Reads the JSON object that a configuration became.
+    /// Parses the JSON object.
     pub fn from_json(text: &str) -> Result<Self> {
         serde_json::from_str(text).map_err(|e| {
             Error::new(ErrorKind::Config, "the choice of a copy engine cannot be read")
@@ -61,11 +62,11 @@ impl EngineSpec {
         })
     }
 
-    /// Makes the engine.
+    /// Starts the engine.
     ///
     /// # Errors
-    /// `Config` for an engine that does not fit the memory; `Unavailable` or `Unsupported` when the machine lacks what
-    /// it needs, which the error names.
+    /// `Config` for an engine that does not fit the memory; `Unavailable` or `Unsupported` if the machine lacks
+    /// something that it needs, which the error names.
     pub fn open(&self) -> Result<Arc<dyn CopyEngine>> {
         self.check_forbidden()?;
         let unfit =
@@ -126,7 +127,7 @@ impl EngineSpec {
         Ok(())
     }
 
-    /// May take as long as the driver likes.
+    /// Attaches to the device, which may take as long as the driver likes.
     fn attach(&self, ordinal: u32, mode: Mode) -> Result<Arc<dyn CopyEngine>> {
         let use_gdr = match self.use_gdr {
             _ if self.copy_engine == "gdr" => UseGdr::Yes,
@@ -176,7 +177,7 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::Config, "{error}");
             assert!(error.to_string().contains(named), "{error}");
         }
-        // Seed 001: asked for on a machine without what it takes.
+        // Requested on a machine that lacks the hardware.
         for text in [r#"{"use_gdr": "yes"}"#, r#"{"use_gdr": "yes", "cuda_device": 0}"#] {
             let error = EngineSpec::from_json(text).unwrap().open().unwrap_err();
             assert!(error.to_string().contains("use_gdr"), "{error}");

@@ -1,10 +1,10 @@
-//! Copies that go around the cache: a batch larger than the cache would only push other data out, and ordinary stores
-//! read every line before they overwrite it.
+//! Copies that bypass the cache: a batch larger than the cache would only evict other data, and ordinary stores read
+//! every line before they overwrite it.
 
-/// From here on a batch is copied around the cache. Smaller ones are likely to be used while they are still in it.
+/// Batches from this size on bypass the cache. Smaller ones are likely to be used while they are still in it.
 pub(crate) const STREAM_BYTES_MIN: u64 = 4 << 20;
 
-/// Copies `len` bytes around the cache where the processor can, else as `memcpy` does.
+/// Copies `len` bytes past the cache where the processor supports it, else like `memcpy`.
 ///
 /// # Safety
 /// Both ranges must be valid for `len` bytes and must not overlap.
@@ -19,7 +19,7 @@ pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     unsafe { std::ptr::copy_nonoverlapping(from, to, len) };
 }
 
-/// Orders streamed stores before what comes after: call once before telling anybody that the bytes are there.
+/// Orders streamed stores before later ones. Call it once before reporting that the bytes have arrived.
 pub(crate) fn fence() {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a fence touches no memory; SSE is part of x86_64.
@@ -33,13 +33,13 @@ mod avx2 {
     use std::arch::x86_64::{__m256i, _MM_HINT_T0, _mm_prefetch, _mm256_loadu_si256, _mm256_stream_si256};
 
     const LANE: usize = 32;
-    /// A line written in part between other lines goes to memory twice, so steps begin where lines do.
+    /// A line whose parts are written between other lines goes to memory twice, so steps begin at lines.
     const LINE: usize = 64;
-    /// What one step moves in a page: two cache lines.
+    /// The bytes of one step in a page: two cache lines.
     const STEP: usize = 4 * LANE;
     const PAGE: usize = 4096;
-    /// Pages copied side by side: as many open DRAM rows and streams of the hardware prefetcher. Four was as good as
-    /// eight and better than two and one, on small pages and on huge ones (docs/benchmarks.md).
+    /// Number of pages copied side by side, each with an open DRAM row and a stream of the hardware prefetcher. Four
+    /// was as good as eight and better than two and one, on small pages and on huge ones (docs/benchmarks.md).
     const PAGES: usize = 4;
 
     /// # Safety

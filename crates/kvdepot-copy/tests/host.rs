@@ -13,11 +13,11 @@ impl DeviceMemory for Heap {
         unsafe { (*self.0.get()).as_ptr() as u64 }
     }
     fn read(&self) -> Vec<u8> {
-        // SAFETY: called when no copy is under way.
+        // SAFETY: called when no copy is in flight.
         unsafe { (*self.0.get()).clone() }
     }
     fn write(&self, bytes: &[u8]) {
-        // SAFETY: called when no copy is under way.
+        // SAFETY: called when no copy is in flight.
         unsafe { (&mut *self.0.get()).copy_from_slice(bytes) }
     }
 }

@@ -16,6 +16,7 @@ trait Model {
     fn touch(&mut self, slot: SlotId);
     fn remove(&mut self, slot: SlotId);
     fn victim(&mut self, leased: &BTreeSet<SlotId>) -> Option<SlotId>;
+    fn choose(&mut self, slot: SlotId);
 }
 
 #[derive(Default)]
@@ -37,6 +38,7 @@ impl Model for LruModel {
     fn victim(&mut self, leased: &BTreeSet<SlotId>) -> Option<SlotId> {
         self.0.iter().copied().find(|slot| !leased.contains(slot))
     }
+    fn choose(&mut self, _slot: SlotId) {}
 }
 
 /// For each ghost that comes, so many leave at most: many removals may lower their bound at once.
@@ -115,6 +117,9 @@ impl Model for S3FifoModel {
         }
         self.chosen
     }
+    fn choose(&mut self, slot: SlotId) {
+        self.chosen = Some(slot);
+    }
 }
 
 fn found(search: Search) -> Option<SlotId> {
@@ -127,12 +132,26 @@ fn found(search: Search) -> Option<SlotId> {
 
 #[derive(Clone, Debug)]
 enum Step {
-    Insert { key: u32 },
-    Touch { slot: SlotId },
-    Remove { slot: SlotId },
-    Lease { slot: SlotId },
-    Unlease { slot: SlotId },
+    Insert {
+        key: u32,
+    },
+    Touch {
+        slot: SlotId,
+    },
+    Remove {
+        slot: SlotId,
+    },
+    Lease {
+        slot: SlotId,
+    },
+    Unlease {
+        slot: SlotId,
+    },
     Evict,
+    /// Out of its turn: one of those that go next.
+    Choose {
+        which: usize,
+    },
 }
 
 const SLOTS: SlotId = 32;
@@ -145,6 +164,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (0..SLOTS).prop_map(|slot| Step::Lease { slot }),
         2 => (0..SLOTS).prop_map(|slot| Step::Unlease { slot }),
         4 => Just(Step::Evict),
+        2 => (0usize..8).prop_map(|which| Step::Choose { which }),
     ]
 }
 
@@ -174,6 +194,19 @@ fn compare(
             }
             Step::Lease { slot } => drop(leased.insert(slot)),
             Step::Unlease { slot } => drop(leased.remove(&slot)),
+            Step::Choose { which } => {
+                let mut may_go = Vec::new();
+                policy.coldest(&mut |slot, goes| {
+                    may_go.extend((goes && !leased.contains(&slot)).then_some(slot));
+                    may_go.len() <= which
+                });
+                let Some(&slot) = may_go.get(which) else { continue };
+                policy.choose(slot);
+                policy.remove(slot);
+                model.choose(slot);
+                model.remove(slot);
+                used.remove(&slot);
+            }
             Step::Evict => {
                 let (mut seen, mut next) = (BTreeSet::new(), None);
                 policy.coldest(&mut |slot, goes| {

@@ -230,6 +230,100 @@ fn claims_that_do_not_fit_together_take_turns() {
 }
 
 #[test]
+fn a_claim_at_a_full_pool_evicts_no_more_blocks_than_it_fetches() {
+    let mut lab = Lab::new(8, 1);
+    let namespace = lab.open("a");
+    lab.dump(namespace, &[1, 2, 3, 4]);
+    for (tier, slot, _) in lab.writes() {
+        lab.feed(Event::WriteEnded { tier, slot, outcome: Ok(Stored::New) });
+    }
+    lab.dump(namespace, &[5, 6, 7, 8]);
+    for (tier, slot, _) in lab.writes() {
+        lab.feed(Event::WriteEnded { tier, slot, outcome: Ok(Stored::New) });
+    }
+    assert_eq!(lab.machine.gauges().pool_free_bytes, 0);
+    lab.located = |_| Location::Tier(0);
+    lab.claim(namespace, &[11, 12, 13]);
+    assert_eq!((lab.reads().len(), lab.machine.gauges().evicted), (3, 3));
+}
+
+/// As when a tier evicts a block between every look and every read.
+#[test]
+fn a_block_that_every_look_confirms_and_every_read_misses_is_given_up() {
+    let mut lab = Lab::new(8, 2);
+    let namespace = lab.open("a");
+    lab.located = |_| Location::Tier(0);
+    for _ in 0..2 {
+        let token = lab.claim(namespace, &[1, 2]);
+        let Some(Reply::Claim(begun)) = lab.reply(token) else { panic!("no claim") };
+        let mut asked = Vec::new();
+        loop {
+            let reads = lab.reads();
+            if reads.is_empty() {
+                break;
+            }
+            for (tier, slot, _) in reads {
+                asked.push(tier);
+                assert!(asked.len() <= 4, "each tier is asked once for a block");
+                lab.feed(Event::ReadEnded { tier, slot, outcome: Ok(Fetched::Miss) });
+            }
+        }
+        asked.sort_unstable();
+        assert_eq!(asked, [0, 0, 1, 1]);
+        let Reply::Claim(end) = lab.ask(Request::ClaimPoll { claim: begun.claim, settle: false }) else {
+            panic!("no claim")
+        };
+        assert_eq!((end.settled, end.units), (true, 0));
+        lab.ask(Request::ClaimRelease { claim: begun.claim });
+        assert_eq!(lab.machine.gauges().pool_free_bytes, 8 * BLOCK);
+    }
+}
+
+/// Ranks agree: what one of them has in the pool stays while another's block is read, whatever comes meanwhile.
+#[test]
+fn a_claim_over_two_ranks_keeps_what_is_there_while_the_rest_is_read() {
+    for outcome in [Fetched::Whole, Fetched::Miss] {
+        let mut lab = Lab::new(8, 1);
+        let (first, second) = (lab.open("first"), lab.open("second"));
+        lab.dump(first, &[1]);
+        for (tier, slot, _) in lab.writes() {
+            lab.feed(Event::WriteEnded { tier, slot, outcome: Ok(Stored::New) });
+        }
+        lab.located = |_| Location::Tier(0);
+        let shape = GroupShape { window_blocks: 0, units_per_block: 1 };
+        let token = lab.send(Request::ClaimOpen {
+            groups: vec![ClaimGroup { namespaces: vec![first, second], shape }],
+            hashes: names(&[1]),
+            skip: 0,
+            limit: 1,
+            deadline: 1 << 40,
+            patience: 1 << 40,
+            label: None,
+        });
+        let Some(Reply::Claim(begun)) = lab.reply(token) else { panic!("no claim") };
+        assert!(!begun.settled);
+        let [(tier, slot, _)] = lab.reads()[..] else { panic!("one rank's block is read") };
+        lab.located = |_| Location::Absent;
+        for name in 10..40 {
+            lab.dump(second, &[name]);
+            for (tier, slot, _) in lab.writes() {
+                lab.feed(Event::WriteEnded { tier, slot, outcome: Ok(Stored::New) });
+            }
+        }
+        assert!(lab.machine.gauges().evicted > 20, "the pool was used up");
+        let units = usize::from(outcome == Fetched::Whole);
+        lab.feed(Event::ReadEnded { tier, slot, outcome: Ok(outcome) });
+        let Reply::Claim(end) = lab.ask(Request::ClaimPoll { claim: begun.claim, settle: false }) else {
+            panic!("no claim")
+        };
+        assert_eq!((end.settled, end.units), (true, units));
+        lab.ask(Request::ClaimRelease { claim: begun.claim });
+        let held = lab.machine.gauges().held;
+        assert_eq!((held.leased, held.fetching), (0, 0));
+    }
+}
+
+#[test]
 fn a_removal_comes_after_the_write_that_is_under_way() {
     let mut lab = Lab::new(8, 1);
     let namespace = lab.open("a");

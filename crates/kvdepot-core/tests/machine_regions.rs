@@ -4,9 +4,10 @@
 mod lab;
 
 use kvdepot_core::machine::{
-    ClaimGroup, Command, Event, Location, Machine, Outcome, Owner, Reply, Request, Reserve, ShardSet,
+    ClaimGroup, Command, Event, Location, Machine, Outcome, Owner, Placement, PoolConfig, Reply, Request,
+    Reserve, ShardSet, Stored, WriteWhen,
 };
-use kvdepot_core::{BlockHash, GroupShape, RegionIndex};
+use kvdepot_core::{BlockHash, GroupShape, RegionIndex, eviction};
 use lab::Lab;
 
 const BLOCK: u64 = 4096;
@@ -78,7 +79,10 @@ fn a_wish_ends_with_its_owner_and_one_for_no_region_is_none() {
 
 /// Fills the pool: `colder` blocks of region 0, all of region 1, then the rest of region 0.
 fn filled(colder: u64) -> Lab {
-    let mut lab = divided(0);
+    fill(divided(0), colder)
+}
+
+fn fill(mut lab: Lab, colder: u64) -> Lab {
     for (region, numbers) in [(0, 0..colder), (1, colder..colder + EACH), (0, colder + EACH..2 * EACH)] {
         wish(&mut lab, 7, Some(region));
         for number in numbers {
@@ -90,11 +94,92 @@ fn filled(colder: u64) -> Lab {
 }
 
 #[test]
-fn an_eviction_takes_the_coldest_block_wherever_it_lies() {
+fn an_eviction_takes_one_of_the_coldest_blocks_where_room_is_wished() {
     let mut lab = filled(8);
+    for number in 8..12 {
+        assert_eq!(dump(&mut lab, 7, 1000 + number), Some(1));
+        assert!(!is_there(&mut lab, number) && is_there(&mut lab, number + 1));
+    }
+    assert!((0..8).all(|number| is_there(&mut lab, number)), "the colder ones stay");
+    assert_eq!(lab.machine.gauges().evicted, 4);
+    wish(&mut lab, 7, Some(0));
+    assert_eq!(dump(&mut lab, 7, 2000), Some(0));
+    assert!(!is_there(&mut lab, 0) && is_there(&mut lab, 1), "they have kept their places");
+}
+
+#[test]
+fn an_eviction_takes_the_coldest_block_where_few_of_the_coldest_lie_elsewhere() {
+    let mut lab = filled(EACH);
     assert_eq!(dump(&mut lab, 7, 1000), Some(0), "where room came");
-    assert!(!is_there(&mut lab, 0) && is_there(&mut lab, 1) && is_there(&mut lab, 8));
+    assert!(!is_there(&mut lab, 0) && is_there(&mut lab, 1) && is_there(&mut lab, EACH));
     assert_eq!(lab.machine.gauges().evicted, 1);
+}
+
+/// As `filled`, with S3-FIFO.
+fn filled_by_s3fifo(colder: u64) -> Lab {
+    let lab = Lab::with_machine(2 * EACH, |pool| {
+        let pool = PoolConfig { policy: eviction::by_name("s3fifo").unwrap(), ..pool };
+        Machine::new(pool, 0).with_regions(&[EACH * BLOCK, EACH * BLOCK])
+    });
+    fill(lab, colder)
+}
+
+#[test]
+fn a_block_that_was_evicted_for_where_it_lies_and_comes_back_is_kept() {
+    let mut lab = filled_by_s3fifo(8);
+    assert_eq!(dump(&mut lab, 7, 1000), Some(1));
+    assert!(!is_there(&mut lab, 8));
+    dump(&mut lab, 7, 8);
+    for number in 0..100 {
+        assert!(dump(&mut lab, 7, 2000 + number).is_some());
+    }
+    assert!(is_there(&mut lab, 8), "it is in the main queue");
+}
+
+#[test]
+fn a_block_in_use_is_not_evicted_for_where_it_lies() {
+    let mut lab = filled_by_s3fifo(8);
+    let hashes: Vec<BlockHash> = (8..10).map(hash).collect();
+    for _ in 0..2 {
+        let hashes = hashes.clone();
+        let load =
+            Request::Load { namespace: 0, id: None, hashes, fetch_deadline: 1, last: true, runs_max: 9 };
+        let Reply::Slots(outcomes) = lab.ask(load) else { panic!("no slots") };
+        let leased = outcomes.iter().filter_map(|outcome| match outcome {
+            Outcome::Leased(leased) => Some(leased.lease),
+            _ => None,
+        });
+        let leases: Vec<_> = leased.collect();
+        assert_eq!(leases.len(), 2);
+        lab.ask(Request::Release { leases });
+    }
+    assert_eq!(dump(&mut lab, 7, 1000), Some(1));
+    assert!(is_there(&mut lab, 8) && is_there(&mut lab, 9) && !is_there(&mut lab, 10));
+}
+
+#[test]
+fn a_block_that_a_tier_is_to_have_first_is_not_evicted_for_where_it_lies() {
+    let cold = Placement { write: WriteWhen::WhenCold, promote: false };
+    let lab = Lab::with_machine(2 * EACH, |pool| {
+        let machine = Machine::new(pool, 1).with_placements(&[cold]);
+        machine.with_regions(&[EACH * BLOCK, EACH * BLOCK])
+    });
+    let mut lab = fill(lab, 8);
+    loop {
+        let commands = lab.take();
+        if commands.is_empty() {
+            break;
+        }
+        for command in commands {
+            let Command::Write { tier, slot, .. } = command else { continue };
+            lab.feed(Event::WriteEnded { tier, slot, outcome: Ok(Stored::New) });
+        }
+    }
+    let key = kvdepot_core::BlockKey { namespace: lab.spec.id(0), hash: hash(8) };
+    lab.feed(Event::TierForgot { tier: 0, keys: vec![key], lost: false });
+    assert_eq!(dump(&mut lab, 7, 1000), Some(1));
+    assert!(is_there(&mut lab, 8) && !is_there(&mut lab, 9), "the tier does not have the first");
+    assert_eq!(lab.machine.gauges().evicted_unwritten, 0);
 }
 
 /// Where tiers were told to read blocks to.

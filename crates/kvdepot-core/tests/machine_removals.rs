@@ -72,6 +72,23 @@ fn a_removal_that_a_tier_could_not_carry_out_is_owed_and_tried_again() {
     assert!(lab.writes_and_removals().1.is_empty(), "it is made");
 }
 
+/// The write is of what was stored since, which only the first tier was given.
+#[test]
+fn a_removal_behind_a_write_tells_that_a_tier_owes_an_earlier_one() {
+    let mut lab = Lab::new(8, 2);
+    lab.remove(1, Location::Tier(1));
+    lab.end_removal(0, Ok(()));
+    lab.end_removal(1, failed());
+    lab.take();
+    lab.put(1);
+    let (writes, _) = lab.writes_and_removals();
+    let [(0, slot)] = writes[..] else { panic!("the second tier owes a removal: {writes:?}") };
+    let token = lab.remove(1, Location::Absent);
+    assert!(matches!(lab.reply(token), Some(Reply::Removed { left: 1, .. })), "the second tier may have it");
+    lab.feed(Event::WriteEnded { tier: 0, slot, outcome: Ok(Stored::New) });
+    assert_eq!(lab.writes_and_removals().1, [0, 1], "both are to forget it behind the write");
+}
+
 #[test]
 fn a_removal_that_is_owed_ends_with_the_epoch_of_its_block() {
     let mut lab = Lab::new(8, 1);
@@ -203,6 +220,17 @@ fn a_server_that_owes_too_many_removals_is_closed_and_refuses_nobody_s_writes() 
     let token = lab.remove(2, Location::Tier(0));
     assert_eq!(lab.writes_and_removals().1, [0], "the other is not asked any more");
     lab.end_removal(0, Ok(()));
+    assert!(matches!(lab.reply(token), Some(Reply::Removed { left: 1, .. })), "it may have it still");
+}
+
+#[test]
+fn a_removal_behind_a_write_tells_that_a_closed_tier_may_have_the_block() {
+    let mut lab = parted();
+    owe(&mut lab, 0..REMOVALS_OWED_MAX + 1);
+    lab.put(2);
+    let (writes, _) = lab.writes_and_removals();
+    assert_eq!(writes.iter().map(|write| write.0).collect::<Vec<_>>(), [0], "the second tier is closed");
+    let token = lab.remove(2, Location::Absent);
     assert!(matches!(lab.reply(token), Some(Reply::Removed { left: 1, .. })), "it may have it still");
 }
 

@@ -1,7 +1,8 @@
 //! Measures a depot of many blocks in this process: lookups, idle and under load, and how long its lock is held.
 //!
-//! `cargo run --release -p kvdepot-depot --example depot_size -- [BLOCKS] [LOOKUPS]` (1,000,000 blocks and 20,000 lookups a
-//! thread by default). Blocks have 4 KiB that nobody touches, so memory is what the index takes. Prints one JSON object.
+//! `cargo run --release -p kvdepot-depot --example depot_size -- [BLOCKS] [LOOKUPS]` (by default 1,000,000 blocks and
+//! 20,000 lookups per thread). Blocks have 4 KiB that nobody touches, so the memory in use is what the index takes.
+//! Prints one JSON object.
 #![allow(clippy::unwrap_used, reason = "a measurement stops where it cannot go on")]
 
 use std::borrow::Cow;
@@ -14,9 +15,9 @@ use kvdepot_depot::message::{ClaimGroup, Grant, Hashes, NamespaceHandle, Request
 use kvdepot_depot::{Depot, DepotConfig, Session};
 
 const BLOCK: u64 = 4096;
-/// Blocks in one request that reserves.
+/// Blocks per reserve request.
 const BATCH: u64 = 1024;
-/// Hashes of one lookup.
+/// Hashes per lookup.
 const PREFIX: u64 = 128;
 /// Places of the claim.
 const PLACES: u64 = 100_000;
@@ -75,7 +76,8 @@ fn acquire(session: &Session, namespace: NamespaceHandle, first: u64) {
     assert!(matches!(session.handle(request), Response::Grants(_)));
 }
 
-/// Waits until the blocks of a reset namespace have left the pool: the longest hold meanwhile.
+/// Waits until the blocks of a reset namespace have left the pool; returns the longest time that the lock was held
+/// meanwhile.
 fn wait_until_empty(session: &Session) -> serde_json::Value {
     let mut longest = holds(session);
     loop {
@@ -92,7 +94,7 @@ fn wait_until_empty(session: &Session) -> serde_json::Value {
     }
 }
 
-/// Microseconds of each lookup, sorted.
+/// The time of each lookup in microseconds, sorted.
 fn lookups(depot: &Arc<Depot>, blocks: u64, threads: u64, each: u64) -> (Vec<f64>, f64) {
     let begun = Instant::now();
     let running: Vec<_> = (0..threads)
@@ -128,8 +130,8 @@ fn describe((took, rate): &(Vec<f64>, f64)) -> serde_json::Value {
     serde_json::json!({"p50_us": at(0.5), "p99_us": at(0.99), "per_s": *rate as u64})
 }
 
-/// The longest holds of the machine's lock since the last question, in microseconds of real and of processor time, and what
-/// took them.
+/// The longest times that the machine's lock was held since the last call, in microseconds of real and of processor
+/// time, and what took them.
 fn holds(session: &Session) -> serde_json::Value {
     let Response::Stats(text) = session.handle(Request::Stats) else { panic!("no stats") };
     let stats = serde_json::from_str::<serde_json::Value>(&text).unwrap();
@@ -229,7 +231,7 @@ fn main() {
     out["claim_ms"] = claim(&session, namespace).into();
     std::thread::sleep(Duration::from_millis(200));
     out["hold_claim"] = holds(&session);
-    // As many leases as are loaded in this, on a connection that ends.
+    // As many leases as are loaded here, on a connection that ends.
     let ending = depot.session();
     (0..PLACES).step_by(PREFIX as usize).for_each(|first| acquire(&ending, namespace, first));
     drop(ending);

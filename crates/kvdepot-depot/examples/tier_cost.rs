@@ -1,5 +1,5 @@
-//! What a block costs on its way to a tier and back when the tier itself costs a copy: a `Staging` pool over `Fake`, by
-//! many blocks a request and by one. `cargo run --release -p kvdepot-depot --example tier_cost -- [ROUNDS]`.
+//! What a block costs on its way to a tier and back if the tier itself costs only a copy: a `Staging` pool over `Fake`,
+//! with many blocks per request and with one. `cargo run --release -p kvdepot-depot --example tier_cost -- [ROUNDS]`.
 #![allow(clippy::unwrap_used, reason = "a measurement stops where it cannot go on")]
 
 use std::borrow::Cow;
@@ -22,7 +22,7 @@ fn hashes(first: u64, count: u64) -> Vec<u8> {
     bytes
 }
 
-/// Dumps blocks by `batch` a request, and waits until the tier has them.
+/// Dumps blocks, `batch` per request, and waits until the tier has them.
 fn dump(session: &Session, namespace: NamespaceHandle, first: u64, batch: u64) -> Duration {
     let began = Instant::now();
     for at in (first..first + BLOCKS).step_by(batch as usize) {

@@ -1,7 +1,7 @@
-//! Carrying out what the machine asks of tiers, in batches. Each operation's end is an event for the machine.
+//! Executes the machine's commands for tiers, in batches. The end of each operation becomes an event for the machine.
 //!
-//! A batch is what stands next to each other for one tier: commands of another kind end it, so that each tier gets them in
-//! the order of the steps that gave them.
+//! A batch holds consecutive commands of one kind for one tier, so each tier gets its commands in the order of the
+//! steps that issued them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,21 +21,21 @@ use crate::pool::PoolMapping;
 use crate::probes::Probes;
 use crate::task_line::TierTask;
 
-/// Takes the end of an operation, from any thread; must not block.
+/// Receives the end of an operation, on any thread; must not block.
 pub(crate) type Ended = Arc<dyn Fn(Event) + Send + Sync>;
 
-/// Blocks in one call of a tier.
+/// Number of blocks in one call of a tier.
 const BATCH_BLOCKS_MAX: usize = 256;
 
-/// What the blocks of one call of a tier share: its log lines; None where nobody reads them.
+/// The log lines shared by the blocks of one tier call; `None` if they are not enabled.
 type Task = Option<Arc<TierTask>>;
 
-/// What waits to be handed to one tier in one call.
+/// Commands collected for one call of a tier.
 #[derive(Debug, Default)]
 enum Batch {
     #[default]
     Empty,
-    /// All of them end by the same deadline.
+    /// All of them have the same deadline.
     Reads(Nanos, Task, Vec<ReadItem>),
     Writes(Task, Vec<WriteItem>),
     Removals(Vec<(RemovalId, BlockKey)>),
@@ -57,10 +57,10 @@ impl Batch {
 #[derive(Debug)]
 pub(crate) struct TierCommands {
     locator: Arc<Locator>,
-    /// What log lines call the tiers.
+    /// The tiers' names in log lines.
     names: Vec<&'static str>,
     pool: Arc<PoolMapping>,
-    /// The moment that the machine counts time from.
+    /// The origin of the machine's time.
     began: Instant,
     timeout: Duration,
     probes: Arc<Probes>,
@@ -83,7 +83,7 @@ impl TierCommands {
         &self.locator.tiers[tier]
     }
 
-    /// Says that a tier is not used for a namespace any more.
+    /// Logs that a tier is not used for a namespace any more.
     pub(crate) fn closed(&self, Closed { tier, part, namespace }: Closed) {
         let server = self.tier(tier).servers().into_iter().nth(part).map(|server| server.address);
         tracing::error!(
@@ -93,14 +93,14 @@ impl TierCommands {
         );
     }
 
-    /// Hands all of these commands to the tiers.
+    /// Passes all of these commands to the tiers.
     pub(crate) fn execute(&self, commands: &mut VecDeque<Command>, ended: &Ended) {
         let mut batches: SmallVec<[Batch; 4]> = SmallVec::new();
         batches.resize_with(self.locator.tiers.len(), Batch::default);
         for command in commands.drain(..) {
             match command {
                 Command::Read { tier, slot, key, runs, deadline } => {
-                    // A slot that was made for this read.
+                    // The slot was made for this read.
                     let buf = match self.pool.fresh_slot(&runs) {
                         Ok(buf) => buf,
                         Err(error) => {
@@ -148,7 +148,7 @@ impl TierCommands {
         }
     }
 
-    /// Sends what came before, and begins another batch.
+    /// Sends the current batch and begins another one.
     fn begin(&self, tier: TierIndex, batch: &mut Batch, next: Batch, ended: &Ended) {
         self.send(tier, std::mem::replace(batch, next), ended);
     }
@@ -195,7 +195,7 @@ impl TierCommands {
         self.tier(tier).remove(keys, Box::new(done));
     }
 
-    /// The task of a call of a tier that begins.
+    /// Makes the task of a new tier call.
     fn task(&self, tier: TierIndex, operation: &'static str) -> Task {
         let id = self.tasks.fetch_add(1, Ordering::Relaxed);
         TierTask::begin(id, self.names[tier], operation).map(Arc::new)
@@ -236,7 +236,7 @@ impl TierCommands {
         self.tier(tier).probe(keys, deadline, Box::new(done));
     }
 
-    /// A probe whose tier did not answer in time: it is given up.
+    /// Returns a probe whose tier did not answer in time, which is abandoned.
     pub(crate) fn overdue_probe(&self) -> Option<Ask> {
         self.probes.overdue(Instant::now())
     }

@@ -1,4 +1,4 @@
-//! What a depot is built from. The Python face parses and checks the user's files; this is its outcome as JSON.
+//! The configuration of a depot. The Python face parses and checks the user's files and passes the result as JSON.
 
 use std::collections::BTreeMap;
 
@@ -20,81 +20,81 @@ pub struct DepotConfig {
     pub pipeline: String,
     /// Size of the pool in bytes (P5).
     pub pool_bytes: u64,
-    /// Size that the pool may grow to by itself; 0 = it does not grow.
+    /// Size that the pool may grow to; 0 = it does not grow.
     #[serde(default)]
     pub pool_bytes_max: u64,
-    /// By how much it grows at a time.
+    /// Size of one step of growth.
     #[serde(default = "default_pool_grow_bytes")]
     pub pool_grow_bytes: u64,
     /// Eviction policy of the pool: `s3fifo` or `lru`.
     #[serde(default = "default_eviction")]
     pub eviction: String,
-    /// Tasks that may wait in a client before new ones are refused.
+    /// Number of tasks that may be queued in a client before new ones are refused.
     #[serde(default = "default_waiting_queue_depth")]
     pub waiting_queue_depth: usize,
-    /// Shards that may be under way in a client.
+    /// Number of shards that may be in flight in a client.
     #[serde(default = "default_running_queue_depth")]
     pub running_queue_depth: usize,
-    /// How long anything may wait before it is a miss (P2).
+    /// Longest wait of any operation before it is a miss (P2).
     #[serde(default = "default_timeout_ms")]
     pub timeout_ms: u64,
-    /// How long a depot that ends writes what is dirty; what is left then is lost.
+    /// How long a terminating depot writes dirty blocks. Blocks left after that are lost.
     #[serde(default = "default_drain_timeout_ms")]
     pub drain_timeout_ms: u64,
     /// Whether the pool's memory is touched in the background at start.
     #[serde(default = "default_populate")]
     pub populate: bool,
-    /// Threads that touch it; 0 = half of the processors, 8 at most.
+    /// Number of threads that touch it; 0 = half of the processors, 8 at most.
     #[serde(default)]
     pub pool_populate_threads: usize,
     /// Whether the pool's memory is locked: never swapped out.
     #[serde(default)]
     pub pool_mlock: bool,
-    /// How long the pool's memory waits for a next depot when this one crashes; 0 = it goes with this one.
+    /// How long the pool's memory waits for a next depot after a crash of this one; 0 = it is not kept.
     #[serde(default)]
     pub pool_keep_ms: u64,
-    /// Command of the process that keeps it.
+    /// Command of the process that keeps the pool.
     #[serde(default)]
     pub pool_keeper: Vec<String>,
     /// NUMA nodes of the pool's memory: `auto` or a list such as `0,2-3`, with a region on each, or `interleave`.
     #[serde(default = "default_pool_numa")]
     pub pool_numa: String,
-    /// Blocks that went of which it is remembered why, in 16 bytes each; 0 = none.
+    /// Number of lost blocks whose fate is remembered, in 16 bytes each; 0 = none.
     #[serde(default = "default_evicted_blocks_remembered")]
     pub evicted_blocks_remembered: usize,
-    /// Port of the loopback with HTTP for metrics; none without it, 0 = one that is free.
+    /// Loopback port of HTTP for metrics; 0 = any free port. Without it there is none.
     #[serde(default)]
     pub metrics_port: Option<u16>,
-    /// For tests: NUMA nodes that the machine counts as having. Their memory is that of its first node.
+    /// For tests: NUMA nodes that the machine is assumed to have. Their memory is that of its first node.
     #[serde(default)]
     pub numa_nodes: Option<Vec<u32>>,
-    /// Which blocks a tier is given and when, by its name in the pipeline; a tier that is not named is written through.
+    /// Which blocks a tier gets and when, by the tier's name in the pipeline. Other tiers are written through.
     #[serde(default)]
     pub placement: BTreeMap<String, PlacementConfig>,
-    /// Settings of tiers by their names in the pipeline, read by their registry entries. In the JSON text they stand beside
-    /// the other keys, each under its tier's name in lower case.
+    /// Settings of tiers by their names in the pipeline, parsed by their registry entries. In the JSON text they are
+    /// next to the other keys, each under its tier's name in lower case.
     #[serde(skip)]
     pub tiers: BTreeMap<&'static str, Value>,
 }
 
-/// Which blocks a tier is given, and when.
+/// Which blocks a tier gets, and when.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PlacementConfig {
-    /// When it is given blocks that were dumped.
+    /// When it gets dumped blocks.
     pub write: WriteConfig,
-    /// Whether it is given blocks that were read from a tier below it, too.
+    /// Whether it also gets blocks that were read from a tier below it.
     pub promote: bool,
 }
 
-/// When a tier is given blocks that were dumped.
+/// When a tier gets dumped blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WriteConfig {
-    /// At once.
+    /// Immediately.
     #[default]
     Through,
-    /// When they are used again.
+    /// When they are used a second time.
     OnSecondUse,
     /// Before the pool evicts them.
     WhenCold,
@@ -176,7 +176,7 @@ impl DepotConfig {
         Ok(config)
     }
 
-    /// The placements of the pipeline's tiers, by their names in it.
+    /// Returns the placements of the pipeline's tiers, in their order.
     pub fn placements(&self, pool: PoolKind, tiers: &[&str]) -> Result<Vec<Placement>> {
         let wrong = |what: &str, tier: &str| {
             Error::new(ErrorKind::Config, what.to_owned())
@@ -201,17 +201,17 @@ impl DepotConfig {
             .collect())
     }
 
-    /// Whether the pool only passes blocks on to its tiers.
+    /// Returns whether the pool only passes blocks on to its tiers.
     pub fn passes_through(&self) -> bool {
         self.pipeline.split('|').next().map(str::trim) != Some(PoolKind::Cache.as_str())
     }
 
-    /// Bytes of memory that are mapped: what the pool has, and what it may grow to.
+    /// Returns the number of mapped bytes: the pool's initial size or its maximum.
     pub fn mapped_bytes(&self) -> u64 {
         self.pool_bytes.max(self.pool_bytes_max)
     }
 
-    /// The deadline of an operation that begins now.
+    /// Returns the deadline of an operation that begins now.
     pub fn deadline(&self) -> std::time::Instant {
         std::time::Instant::now() + std::time::Duration::from_millis(self.timeout_ms)
     }

@@ -1,5 +1,5 @@
-//! A panic in a thread of the depot. The machine may be half changed then, so nothing relies on it any more: every request
-//! fails at once, which clients take for a miss (P2). `kvdepot serve` aborts its process instead.
+//! Handles a panic in a thread of the depot. The machine may be half changed then, so nothing relies on it any more:
+//! every request fails immediately, which clients treat as a miss (P2). `kvdepot serve` aborts its process instead.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -7,7 +7,7 @@ use kvdepot_core::{Error, ErrorKind, Result};
 
 use crate::waiters::Waiters;
 
-/// Whether the depot still works, and who waits for it.
+/// Whether the depot still works, and the requests that wait for it.
 #[derive(Debug, Default)]
 pub(crate) struct Life {
     dead: AtomicBool,
@@ -15,7 +15,7 @@ pub(crate) struct Life {
 }
 
 impl Life {
-    /// Fails when the depot is dead.
+    /// Fails if the depot is dead.
     pub(crate) fn ensure_alive(&self) -> Result<()> {
         if self.is_dead() {
             return Err(Error::new(
@@ -31,7 +31,7 @@ impl Life {
     }
 }
 
-/// Marks the depot dead when it is dropped by a panic.
+/// Marks the depot dead if it is dropped by a panic.
 pub(crate) struct DeathGuard<'a>(pub(crate) &'a Life);
 
 impl Drop for DeathGuard<'_> {

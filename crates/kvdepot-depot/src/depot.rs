@@ -1,4 +1,4 @@
-//! A depot: machine, pool and tiers behind one handle. The same value runs inside a process or behind the local door.
+//! A depot: machine, pool and tiers behind one handle. It works the same inside a process or behind the local door.
 
 use std::fmt;
 use std::sync::Arc;
@@ -27,22 +27,22 @@ use crate::stats::Stats;
 use crate::tier_events::Listener;
 use crate::user::User;
 
-/// How often expired claims and delayed writes are looked at.
+/// How often expired claims and delayed writes are checked.
 const JANITOR_TICK: Duration = Duration::from_millis(100);
-/// Most tiers below a pool: the machine keeps a bit for each.
+/// Largest number of tiers below a pool: the machine keeps a bit for each.
 const TIERS_MAX: usize = 8;
 
-/// A running depot. Dropping it writes what is dirty, within bounds, and stops its threads.
+/// A running depot. Dropping it writes dirty blocks, within limits, and stops its threads.
 pub struct Depot {
     pub(crate) runner: Arc<Runner>,
     threads: Vec<JoinHandle<()>>,
-    /// Kept for the tiers, which hold them weakly.
+    /// Kept alive for the tiers, which hold them weakly.
     _listeners: Vec<Arc<Listener>>,
 }
 
 impl DepotConfig {
-    /// Whether a depot can be started from this, as far as that is known without opening a tier: what is there in each of its
-    /// keys, and whether they fit together.
+    /// Checks without opening a tier whether a depot can be started from this: the value of each key, and whether they
+    /// fit together.
     pub fn ensure_can_start(&self) -> Result<()> {
         let spec = PipelineSpec::parse(&self.pipeline, &registry::NAMES)?;
         self.ensure_pool_fits(spec.pool, spec.tiers.len())?;
@@ -50,12 +50,12 @@ impl DepotConfig {
         self.placements(spec.pool, &spec.tiers).map(drop)
     }
 
-    /// Whether the pool's memory outlives a crash. Private memory goes with its process.
+    /// Returns whether the pool's memory outlives a crash. Private memory does not.
     fn keeps_memory(&self, pool: &PoolMapping) -> bool {
         self.pool_keep_ms > 0 && pool.fd().is_some()
     }
 
-    /// Whether the pool can be over so many tiers.
+    /// Fails if the pool cannot have that many tiers.
     fn ensure_pool_fits(&self, pool: PoolKind, tiers: usize) -> Result<()> {
         if pool != PoolKind::Cache && tiers == 0 {
             return Err(Error::new(
@@ -81,18 +81,18 @@ impl Depot {
         Self::start_over(config, pool)
     }
 
-    /// Starts a depot for this process alone.
+    /// Starts a depot for this process only.
     pub fn start_private(mut config: DepotConfig) -> Result<Self> {
         let pool = pool::make(&mut config, Reach::Private)?;
         Self::start_over(config, pool)
     }
 
-    /// As [`Self::start`], in memory that another depot has left. It lies where that depot placed it.
+    /// Like [`Self::start`], in memory left by another depot. It stays on the nodes where that depot placed it.
     pub fn start_on(config: DepotConfig, pool: PoolMapping) -> Result<Self> {
         if config.pool_mlock
             && let Err(error) = pool::lock(&pool)
         {
-            // What is in it is worth more than the lock.
+            // Its blocks are worth more than the lock.
             tracing::warn!("{error}; the pool that was taken over is not locked");
         }
         Self::start_over(config, pool)
@@ -163,48 +163,48 @@ impl Depot {
         Ok(Self { runner, threads, _listeners: listeners })
     }
 
-    /// A new owner of leases: one a connection, or one a lane of an embedded client.
+    /// Makes a new owner of leases: one for each connection, or for each lane of an embedded client.
     pub fn session(&self) -> Session {
         Session::new(Arc::clone(&self.runner), self.runner.next_owner())
     }
 
-    /// A new user of namespaces, whose sessions are made by [`Self::session_of`].
+    /// Makes a new user of namespaces, whose sessions are made by [`Self::session_of`].
     pub fn user(&self) -> User {
         User::new(Arc::clone(&self.runner))
     }
 
-    /// A new owner of leases that opens namespaces for a user.
+    /// Makes a new owner of leases that opens namespaces for a user.
     pub fn session_of(&self, user: &User) -> Session {
         self.session().with_user(user.clone())
     }
 
-    /// The pool's memory.
+    /// Returns the pool's memory.
     pub fn pool(&self) -> Arc<PoolMapping> {
         Arc::clone(&self.runner.pool)
     }
 
-    /// A number that no other depot has.
+    /// Returns the depot's unique id.
     pub fn id(&self) -> u64 {
         self.runner.id
     }
 
-    /// Whether a thread of the depot panicked: every request fails from then on.
+    /// Returns whether a thread of the depot panicked: every request fails from then on.
     pub fn is_dead(&self) -> bool {
         self.runner.life.is_dead()
     }
 
-    /// Answers all requests at once that wait for writes, now and from now on: their connections are to end.
+    /// Immediately answers all requests that wait for writes, now and from now on: their connections are about to end.
     pub fn end_waits(&self) {
         self.runner.end_waits();
     }
 
-    /// Writes what is dirty, for at most `drain_timeout_ms`, and logs how far that is and what is lost. Only the first
-    /// call does anything; without one, dropping the depot does the same.
+    /// Writes dirty blocks for at most `drain_timeout_ms`, and logs progress and losses. Only the first call has an
+    /// effect. Dropping the depot without it does the same.
     pub fn finish(&self) -> Unwritten {
         self.runner.finish()
     }
 
-    /// What the depot was built from.
+    /// Returns the depot's configuration.
     pub fn config(&self) -> &DepotConfig {
         &self.runner.config
     }
@@ -249,8 +249,8 @@ fn spawn(
         .map_err(|e| Error::io("cannot start a thread", e).with("thread", name))
 }
 
-/// Touches the pool from its beginning and hands it over piece by piece; dumps that come faster grow the pool
-/// themselves and meet page faults.
+/// Touches the pool from its beginning and hands it over piece by piece. Faster dumps grow the pool themselves and
+/// incur page faults.
 fn populate(runner: &Arc<Runner>) {
     let population = Population {
         bytes: runner.config.pool_bytes.min(runner.pool.bytes()),
@@ -267,7 +267,8 @@ fn populate(runner: &Arc<Runner>) {
     }
 }
 
-/// Hands queued commands to tiers, and goes on with work that was cut into pieces, for threads that must not wait for it.
+/// Passes queued commands to tiers and continues work that was cut into pieces, on behalf of threads that must not wait
+/// for it.
 fn pump(runner: &Arc<Runner>, kicked: &Receiver<()>) {
     while !runner.stopping.load(Ordering::Acquire) {
         if kicked.recv_timeout(JANITOR_TICK).is_ok() {
@@ -293,8 +294,8 @@ fn note_stall(runner: &Runner, stall: Stall) {
 fn janitor(runner: &Arc<Runner>) {
     let mut stalls = StallWatch::default();
     while !runner.stopping.load(Ordering::Acquire) {
-        // Woken by nothing but its tick and the end: a thread that every stored block wakes takes a processor from
-        // whoever stores it. A spurious wake only looks over the claims once more.
+        // Woken only by its tick and at the end: a thread woken for every stored block would take a processor from the
+        // storing thread. A spurious wake only checks the claims once more.
         let began = Instant::now();
         std::thread::park_timeout(JANITOR_TICK);
         let now = Instant::now();

@@ -1,4 +1,4 @@
-//! Namespaces as lookups see them: read without the machine's lock, written under it.
+//! The namespaces for lookups: read without the machine's lock, written under it.
 
 use hashbrown::HashMap;
 use kvdepot_core::machine::{NamespaceHandle, Opened};
@@ -18,7 +18,7 @@ pub(crate) struct Directory {
 }
 
 impl Directory {
-    /// Takes over what the machine says of a namespace.
+    /// Stores the machine's current data of a namespace.
     pub(crate) fn apply(&self, opened: Opened) {
         let mut entries = self.entries.write();
         let (handle, id) = (opened.handle, opened.id);
@@ -29,7 +29,7 @@ impl Directory {
         entries.current.insert(id, handle);
     }
 
-    /// The machine does not know a namespace any more.
+    /// Removes a namespace that the machine has forgotten.
     pub(crate) fn forget(&self, handle: NamespaceHandle) {
         let mut entries = self.entries.write();
         if let Some(gone) = entries.namespaces.remove(&handle) {
@@ -42,48 +42,48 @@ impl Directory {
         self.entries.read().namespaces.get(&handle).cloned().ok_or_else(|| unknown(handle))
     }
 
-    /// What keys of each of these namespaces carry now; handles of no namespace are passed over.
+    /// Returns the current id of each of these namespaces; unknown handles are skipped.
     pub(crate) fn ids(&self, handles: impl Iterator<Item = NamespaceHandle>) -> Vec<NamespaceId> {
         let entries = self.entries.read();
         handles.filter_map(|handle| entries.namespaces.get(&handle).map(|entry| entry.id)).collect()
     }
 
-    /// The numbers of all namespaces.
+    /// Returns the handles of all namespaces.
     pub(crate) fn handles(&self) -> Vec<NamespaceHandle> {
         self.entries.read().namespaces.keys().copied().collect()
     }
 
-    /// All namespaces.
+    /// Returns all namespaces.
     pub(crate) fn all(&self) -> Vec<Opened> {
         self.entries.read().namespaces.values().cloned().collect()
     }
 
-    /// What keys of at most `count` namespaces carry now, without some.
+    /// Returns the current ids of at most `count` namespaces, without those in `but`.
     pub(crate) fn current_ids(&self, count: usize, but: &[NamespaceId]) -> Vec<NamespaceId> {
         let entries = self.entries.read();
         entries.current.keys().filter(|id| !but.contains(id)).take(count).copied().collect()
     }
 
-    /// Whether a namespace is known, by what no epoch changes.
+    /// Returns whether a namespace is known, in any epoch.
     pub(crate) fn knows(&self, root: NamespaceId) -> bool {
         self.entries.read().by_root.contains_key(&root)
     }
 
-    /// The namespace of this description, if it is known.
+    /// Returns the namespace with this description, if it is known.
     pub(crate) fn find(&self, spec: &NamespaceSpec) -> Option<Opened> {
         let entries = self.entries.read();
         let handle = *entries.by_root.get(&spec.root())?;
         entries.namespaces.get(&handle).cloned()
     }
 
-    /// The namespace whose keys carry this id now.
+    /// Returns the namespace with this current id.
     pub(crate) fn by_id(&self, id: NamespaceId) -> Option<Opened> {
         let entries = self.entries.read();
         let handle = *entries.current.get(&id)?;
         entries.namespaces.get(&handle).cloned()
     }
 
-    /// The keys of these blocks in the namespace's current epoch.
+    /// Returns the keys of these blocks in the namespace's current epoch.
     pub(crate) fn keys(
         &self,
         handle: NamespaceHandle,
@@ -93,7 +93,7 @@ impl Directory {
         Ok(hashes.map(|hash| BlockKey { namespace, hash }).collect())
     }
 
-    /// Whether each key's namespace is open here, in the epoch that the key carries.
+    /// Returns for each key whether its namespace is open here, in the key's epoch.
     pub(crate) fn are_current(&self, keys: &[BlockKey]) -> Vec<bool> {
         let entries = self.entries.read();
         let mut last = None;

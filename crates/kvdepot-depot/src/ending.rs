@@ -1,4 +1,4 @@
-//! The end of a depot: waits of clients are ended, what is dirty is written, and what could not be written is logged.
+//! Terminates a depot: ends waits of clients, writes dirty blocks, and logs what could not be written.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -8,37 +8,38 @@ use kvdepot_core::machine::{Event, Reply, Request};
 
 use crate::runner::Runner;
 
-/// Time between two log lines while the last blocks are written.
+/// Interval of log lines while the last blocks are written.
 const PROGRESS: Duration = Duration::from_secs(5);
-/// How much longer than for the last block the end waits for what tiers do besides: removals, scans, operations that hang.
+/// How much longer than for the last block termination waits for other work of tiers: removals, scans, operations that
+/// hang.
 const TIERS_WAIT: Duration = Duration::from_secs(5);
 
-/// How long a drain waits for a tier before it looks whether the depot ends.
+/// How long a drain waits for a tier before it checks whether the depot is terminating.
 const TIER_DRAIN_TICK: Duration = Duration::from_millis(100);
-/// Requests of the depot itself, which leases nothing.
+/// The owner of the depot's own requests, which leases nothing.
 const NOBODY: u64 = 0;
 
-/// Blocks that no tier had when a depot ended.
+/// Blocks that no tier had when a depot terminated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Unwritten {
-    /// Blocks that were still to be written when the time had passed.
+    /// Number of blocks still unwritten at the deadline.
     pub blocks: u64,
-    /// Bytes of these.
+    /// Their size.
     pub bytes: u64,
-    /// Blocks that the tiers refused since the end began.
+    /// Number of blocks that the tiers refused since termination began.
     pub refused: u64,
 }
 
 impl Runner {
-    /// Answers all requests at once that wait for writes, now and from now on: their connections are to end.
+    /// Immediately answers all requests that wait for writes, now and from now on: their connections are about to end.
     pub(crate) fn end_waits(self: &Arc<Self>) {
-        // The flag ends waits for tiers, the event those in the machine.
+        // The flag ends waits for tiers, the event ends those in the machine.
         self.ending.store(true, Ordering::Release);
         self.tell_and_leave(Event::Ending);
     }
 
-    /// Writes what is dirty, for at most `drain_timeout_ms`, and logs how far that is and what is lost. Only the first
-    /// call does anything; without one, dropping the depot does the same.
+    /// Writes dirty blocks for at most `drain_timeout_ms`, and logs progress and losses. Only the first call has an
+    /// effect. Dropping the depot without it does the same.
     pub(crate) fn finish(self: &Arc<Self>) -> Unwritten {
         self.end_waits();
         if self.finished.swap(true, Ordering::AcqRel) || self.life.is_dead() {
@@ -86,30 +87,30 @@ impl Runner {
         Unwritten { blocks, bytes, refused }
     }
 
-    /// Blocks whose writing has not ended, and bytes that are in no tier.
+    /// Returns the number of blocks being written, and of bytes that no tier has.
     fn dirty(&self) -> (u64, u64) {
         let gauges = self.look(kvdepot_core::machine::Machine::gauges);
         (gauges.dirty_blocks, gauges.held.dirty)
     }
 
-    /// Blocks that the tiers would not take.
+    /// Returns the number of blocks that the tiers refused.
     fn refused(&self) -> u64 {
         self.look(|machine| machine.counters().write_blocks_dropped)
     }
 }
 
-/// How long a drain may go on.
+/// The limit of a drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Waits {
-    /// Until the depot is told to end.
+    /// Until the depot is terminated.
     UntilTheEnd,
-    /// Until its deadline: this is the end.
+    /// Until its deadline, because this is the termination.
     BeyondTheEnd,
 }
 
 impl Runner {
-    /// Waits until every block that was sealed before this call has been written or given up, and the tiers have ended what
-    /// they were given. False when the deadline passed first, or the depot is dead or ends.
+    /// Waits until every block sealed before this call has been written or abandoned, and the tiers have completed
+    /// their work. Returns `false` if the deadline passed first, or the depot is dead or terminating.
     pub(crate) fn drain(self: &Arc<Self>, deadline: Instant, waits: Waits) -> bool {
         let is_over =
             || self.life.is_dead() || (waits == Waits::UntilTheEnd && self.ending.load(Ordering::Acquire));

@@ -1,8 +1,8 @@
-//! One epoch over pool and tiers: the highest that any of them knows.
+//! One epoch for pool and tiers: the highest that any of them knows.
 //!
-//! Every tier stores an epoch of its own, and other depots may move those that are shared. The pool follows the highest,
-//! and tiers that lag are told. A thread looks again now and then: it opens what a tier could not open, tells a tier that
-//! came back, and follows a reset of another depot.
+//! Every tier stores its own epoch, and other depots may advance shared tiers. The pool follows the highest epoch, and
+//! lagging tiers are notified. A background thread checks periodically: it opens namespaces that a tier could not open,
+//! notifies a tier that came back, and follows another depot's reset.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,34 +19,34 @@ use crate::openings::Opening;
 use crate::random::random;
 use crate::runner::Runner;
 
-/// Between two looks at all namespaces: how long another depot's reset may go unnoticed.
+/// Interval of checks of all namespaces: how long another depot's reset may go unnoticed.
 const LOOK_INTERVAL: Duration = Duration::from_secs(30);
-/// Between two tries to open a namespace in a tier that could not.
+/// Interval of attempts to open a namespace in a tier that could not.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
-/// Rounds through the tiers; each one is needed only if a tier was moved on meanwhile.
+/// Number of rounds through the tiers. A further round is only needed if a tier was advanced meanwhile.
 const ROUNDS_MAX: usize = 4;
 
-/// How long after its deadline an answer of a tier may come.
+/// How late after its deadline a tier's answer is still accepted.
 const ANSWER_GRACE: Duration = Duration::from_secs(1);
 
-/// Namespaces that tiers are asked about at a time: all classes of values.
+/// Number of namespaces that tiers are asked about at a time: all classes of values.
 const TOGETHER_MAX: usize = 64;
 
-/// Requests of the depot itself, which leases nothing.
+/// The owner of the depot's own requests, which leases nothing.
 const NOBODY: Owner = 0;
 
-/// What the tiers answered about a namespace.
+/// The tiers' answer about a namespace.
 struct Told {
     epoch: u32,
     /// Why a tier did not store it.
     error: Option<Error>,
 }
 
-/// One namespace that the tiers are told about.
+/// A namespace that the tiers are notified about.
 struct Question {
     spec: Arc<NamespaceSpec>,
     told: Told,
-    /// What each tier answered last.
+    /// The last answer of each tier.
     known: Vec<Option<u32>>,
     failed: Vec<bool>,
 }
@@ -57,12 +57,12 @@ impl Question {
         Self { spec: Arc::clone(spec), told, known: vec![None; tiers], failed: vec![false; tiers] }
     }
 
-    /// Whether a tier is to be asked (again).
+    /// Returns whether a tier should be asked (again).
     fn is_open(&self, tier: usize) -> bool {
         !self.failed[tier] && self.known[tier] != Some(self.told.epoch)
     }
 
-    /// What was told in the end. A tier that is behind after all rounds has not stored the epoch.
+    /// Returns the final answer. A tier that still lags after all rounds has not stored the epoch.
     fn settled(mut self) -> Told {
         if let Some(behind) = (0..self.known.len()).find(|&tier| self.is_open(tier)) {
             let error =
@@ -86,17 +86,17 @@ impl Question {
     }
 }
 
-/// Makes namespaces known to the depot and all tiers, one outcome each.
+/// Opens namespaces in the depot and all tiers. Returns one outcome for each.
 ///
-/// A tier that fails may know of a reset that the others missed, so that their blocks are not to be served without its
-/// answer. Only a tier that is alone can be left for later: the pool holds nothing from before.
+/// A tier that fails may know of a reset that the others missed, so their blocks must not be served without its answer.
+/// Only a single tier can be left for later: the pool holds nothing from before.
 pub(crate) fn open(runner: &Arc<Runner>, user: Owner, specs: &[Arc<NamespaceSpec>]) -> Vec<Result<Opened>> {
     let _openings = begin_openings(runner, specs.iter());
     let told = tell(runner, specs.iter().map(|spec| (spec, 0)));
     specs.iter().zip(told).map(|(spec, told)| open_told(runner, user, spec, told)).collect()
 }
 
-/// While these live, tiers do not close the namespaces.
+/// Keeps tiers from closing the namespaces until the returned values are dropped.
 fn begin_openings<'a, 'b>(
     runner: &'a Runner,
     specs: impl Iterator<Item = &'b Arc<NamespaceSpec>>,
@@ -115,16 +115,16 @@ fn open_told(runner: &Arc<Runner>, user: Owner, spec: &Arc<NamespaceSpec>, told:
     }
     let request = Request::OpenNamespace { spec: Arc::clone(spec), epoch: told.epoch };
     let opened = namespace(runner, user, request)?;
-    // What is left of it from before it was forgotten may be ahead of what the tiers said.
+    // Its remains from before it was forgotten may be ahead of the tiers.
     if told.error.is_some() || opened.epoch > told.epoch {
         runner.looks.soon(opened.handle);
     }
     Ok(opened)
 }
 
-/// Makes namespaces known of which the pool may hold blocks from before, in these epochs at least; one outcome each. A tier
-/// that fails may know of a reset, so without the answer of every tier a namespace is not opened. Its epoch holds all the
-/// same when it is opened later: perhaps nobody else knows of it (P1).
+/// Opens namespaces of which the pool may hold earlier blocks, at no less than these epochs. Returns one outcome for
+/// each. A tier that fails may know of a reset, so a namespace is not opened unless every tier answers. Its epoch still
+/// holds when it is opened later, because possibly nothing else knows of it (P1).
 pub(crate) fn reopen(runner: &Arc<Runner>, namespaces: &[(String, u32)]) -> Vec<Result<Opened>> {
     let specs: Vec<Result<Arc<NamespaceSpec>>> =
         namespaces.iter().map(|(text, _)| NamespaceSpec::from_canonical(text).map(Arc::new)).collect();
@@ -144,18 +144,18 @@ pub(crate) fn reopen(runner: &Arc<Runner>, namespaces: &[(String, u32)]) -> Vec<
     reopened.collect()
 }
 
-/// Whether a failure may end by itself; the others are for people to mend.
+/// Returns whether a failure may pass without intervention.
 fn is_passing(error: &Error) -> bool {
     !matches!(error.kind(), ErrorKind::Config | ErrorKind::Version | ErrorKind::Unsupported)
 }
 
-/// Opens namespaces in all tiers until these agree on an epoch of each that is at least what is given, and its floor.
+/// Opens namespaces in all tiers until these agree on an epoch for each, no lower than the given one and its floor.
 fn tell<'a>(runner: &Runner, namespaces: impl Iterator<Item = (&'a Arc<NamespaceSpec>, u32)>) -> Vec<Told> {
     let tiers = &runner.locator.tiers;
     let mut questions: Vec<Question> = namespaces
         .map(|(spec, at_least)| Question::new(spec, at_least.max(runner.floors.of(spec.root())), tiers.len()))
         .collect();
-    // For all rounds: a tier that hangs costs one wait.
+    // One deadline for all rounds: a tier that hangs costs one wait.
     let deadline = runner.config.deadline();
     for _ in 0..ROUNDS_MAX {
         let asked: Vec<(usize, usize)> = (0..questions.len())
@@ -185,12 +185,13 @@ fn tell<'a>(runner: &Runner, namespaces: impl Iterator<Item = (&'a Arc<Namespace
     settled.collect()
 }
 
-/// As [`tell`], of one namespace.
+/// Like [`tell`], for one namespace.
 fn tell_one(runner: &Runner, spec: &Arc<NamespaceSpec>, at_least: u32) -> Told {
     tell(runner, std::iter::once((spec, at_least))).pop().expect("one namespace, one answer")
 }
 
-/// Begins one call for each item and waits for all of them, until the deadline. One outcome each, in their order.
+/// Begins one call for each item and waits for all of them, until the deadline. Returns one outcome for each, in their
+/// order.
 fn wait_for_all<I: Copy>(items: &[I], deadline: Instant, begin: impl Fn(I, Done<u32>)) -> Vec<Result<u32>> {
     let (send, receive) = crossbeam_channel::unbounded();
     for (index, &item) in items.iter().enumerate() {
@@ -199,7 +200,7 @@ fn wait_for_all<I: Copy>(items: &[I], deadline: Instant, begin: impl Fn(I, Done<
     }
     drop(send);
     let mut outcomes: Vec<Option<Result<u32>>> = vec![None; items.len()];
-    // A tier that answers at its deadline is to be heard.
+    // The answer of a tier that takes until its deadline still counts.
     let deadline = deadline + ANSWER_GRACE;
     for _ in items {
         match receive.recv_deadline(deadline) {
@@ -211,10 +212,10 @@ fn wait_for_all<I: Copy>(items: &[I], deadline: Instant, begin: impl Fn(I, Done<
     outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(silent)).collect()
 }
 
-/// Moves namespaces to epochs that no tier had, pool first. One outcome each.
+/// Advances namespaces to epochs that no tier had, pool first. Returns one outcome for each.
 pub(crate) fn advance(runner: &Arc<Runner>, handles: &[NamespaceHandle]) -> Vec<Result<Opened>> {
     let tiers = &runner.locator.tiers;
-    // From here on nothing old is served from memory, and nothing old is written any more.
+    // From here on no old block is served from memory or written.
     let begun: Vec<Result<Opened>> =
         handles.iter().map(|&namespace| begin_advance(runner, namespace)).collect();
     let _openings = begin_openings(runner, begun.iter().flatten().map(|begun| &begun.spec));
@@ -225,7 +226,7 @@ pub(crate) fn advance(runner: &Arc<Runner>, handles: &[NamespaceHandle]) -> Vec<
         tiers[tier].advance_epoch(&begun.spec, begun.epoch, deadline, done);
     };
     let mut answers = wait_for_all(&asked, deadline, ask).into_iter();
-    // A tier that cannot be told must not keep the others from it.
+    // A tier that cannot be reached must not keep the others from learning it.
     let moved: Vec<Result<(Opened, Option<Error>)>> = begun
         .iter()
         .zip(handles)
@@ -236,7 +237,7 @@ pub(crate) fn advance(runner: &Arc<Runner>, handles: &[NamespaceHandle]) -> Vec<
                 told.answered(tier, tiers[tier].name(), answer);
             }
             let Told { epoch, error } = told.told;
-            // Of several, those that were asked before a tier that is ahead have stored another epoch.
+            // With several tiers, those asked before a tier that is ahead have stored another epoch.
             let stored = error.is_none() && tiers.len() <= 1;
             let ended = namespace(runner, NOBODY, Request::EndAdvance { namespace: handle, epoch, stored })?;
             Ok((ended, error))
@@ -249,7 +250,7 @@ fn begin_advance(runner: &Arc<Runner>, handle: NamespaceHandle) -> Result<Opened
     namespace(runner, NOBODY, Request::BeginAdvance { namespace: handle, provisional: random_id() })
 }
 
-/// After an advance: tiers that gave an epoch below another tier's are told of that one.
+/// After an advance: tells tiers with a lower epoch about the highest one.
 fn agree(runner: &Arc<Runner>, moved: Vec<Result<(Opened, Option<Error>)>>) -> Vec<Result<Opened>> {
     let ended = moved.iter().flatten().filter(|(_, error)| error.is_none());
     let mut told = match runner.locator.tiers.len() {
@@ -270,7 +271,7 @@ fn agree(runner: &Arc<Runner>, moved: Vec<Result<(Opened, Option<Error>)>>) -> V
     outcomes.collect()
 }
 
-/// Follows what the tiers said after they were told of an epoch; an error while one of them has not stored it.
+/// Follows the tiers' answers about an epoch. Fails while one of them has not stored it.
 fn settle(runner: &Arc<Runner>, handle: NamespaceHandle, told: Told) -> Result<Opened> {
     let opened = follow(runner, handle, told.epoch, told.error.is_none())?;
     match told.error {
@@ -282,7 +283,7 @@ fn settle(runner: &Arc<Runner>, handle: NamespaceHandle, told: Told) -> Result<O
     }
 }
 
-/// Moves a namespace to at least this epoch, pool first.
+/// Advances a namespace to at least this epoch, pool first.
 pub(crate) fn raise(runner: &Arc<Runner>, known: &Opened, epoch: u32) -> Result<Opened> {
     // Until the tiers have it, it must not be forgotten here.
     let opened = follow(runner, known.handle, epoch, false)?;
@@ -291,12 +292,12 @@ pub(crate) fn raise(runner: &Arc<Runner>, known: &Opened, epoch: u32) -> Result<
     settle(runner, known.handle, told)
 }
 
-/// Moves a namespace that is known to at least this epoch, which all tiers have `stored` or not.
+/// Advances a known namespace to at least this epoch. `stored` says whether all tiers have stored it.
 fn follow(runner: &Arc<Runner>, handle: NamespaceHandle, epoch: u32, stored: bool) -> Result<Opened> {
     namespace(runner, NOBODY, Request::FollowEpoch { namespace: handle, epoch, stored })
 }
 
-/// What the machine says to a request about a namespace.
+/// Returns the machine's reply to a request about a namespace.
 pub(crate) fn namespace(runner: &Arc<Runner>, owner: Owner, request: Request) -> Result<Opened> {
     match runner.ask(owner, request)? {
         Reply::Namespace(opened) => Ok(opened),
@@ -304,7 +305,7 @@ pub(crate) fn namespace(runner: &Arc<Runner>, owner: Owner, request: Request) ->
     }
 }
 
-/// An id that no epoch of any namespace has.
+/// Returns an id that no epoch of any namespace has.
 fn random_id() -> NamespaceId {
     let mut id = [0; 16];
     id[..8].copy_from_slice(&random().to_le_bytes());
@@ -312,7 +313,7 @@ fn random_id() -> NamespaceId {
     NamespaceId(id)
 }
 
-/// Asks the tiers about namespaces and follows what they say; those about which a tier failed.
+/// Asks the tiers about namespaces and follows their answers. Returns the namespaces for which a tier failed.
 fn look(runner: &Arc<Runner>, handles: &[NamespaceHandle]) -> Vec<NamespaceHandle> {
     let known: Vec<Opened> =
         handles.iter().filter_map(|&handle| runner.locator.directory.get(handle).ok()).collect();
@@ -329,7 +330,7 @@ fn look(runner: &Arc<Runner>, handles: &[NamespaceHandle]) -> Vec<NamespaceHandl
             tracing::debug!(%error, namespace = %known.spec.root(), "a tier cannot open a namespace yet");
             failed.push(known.handle);
         }
-        // A tier that only does not answer now has stored what it was told before.
+        // A tier that merely does not answer now has stored the earlier epoch.
         if told.error.is_none() || told.epoch > known.epoch {
             let _ = follow(runner, known.handle, told.epoch, told.error.is_none());
         }
@@ -337,7 +338,7 @@ fn look(runner: &Arc<Runner>, handles: &[NamespaceHandle]) -> Vec<NamespaceHandl
     failed
 }
 
-/// Looks at what is asked for at once, at what failed a second later, and at everything now and then.
+/// Checks requested namespaces immediately, failed ones a second later, and all of them periodically.
 pub(crate) fn watch(runner: &Arc<Runner>) {
     let mut failed: HashSet<NamespaceHandle> = HashSet::new();
     let (mut all_at, mut again_at) = (Instant::now() + LOOK_INTERVAL, Instant::now() + RETRY_INTERVAL);

@@ -1,8 +1,8 @@
-//! Epochs that a depot before this one knew, and that some tier could not be told of yet: least epochs of namespaces that are
-//! not open here.
+//! Minimum epochs of namespaces that are not open here: an earlier depot knew them, and some tier could not be told
+//! yet.
 //!
-//! A tier that was away may hold blocks from before a reset that nobody else remembers. So its namespace is never opened below
-//! the floor, and the floor stands in this depot's ledger until every tier has stored it (P1).
+//! A tier that was away may hold blocks from before a reset that nothing else remembers. So its namespace is never
+//! opened below the floor, and the floor stays in this depot's ledger until every tier has stored it (P1).
 
 use std::sync::Arc;
 
@@ -27,17 +27,17 @@ struct State {
 #[derive(Clone, Copy, Debug)]
 struct Floor {
     epoch: u32,
-    /// Its number in the ledger; no namespace that is open has it.
+    /// Its number in the ledger, which no open namespace has.
     handle: NamespaceHandle,
 }
 
 impl Floors {
-    /// The least epoch of a namespace.
+    /// Returns the minimum epoch of a namespace.
     pub(crate) fn of(&self, root: NamespaceId) -> u32 {
         self.0.lock().floors.get(&root).map_or(0, |floor| floor.epoch)
     }
 
-    /// From now on a namespace is not opened below this epoch.
+    /// Sets a namespace's floor to at least this epoch.
     pub(crate) fn raise(&self, spec: &Arc<NamespaceSpec>, epoch: u32, ledger: Option<&Ledger>) {
         let mut state = self.0.lock();
         let handle = NamespaceHandle::MAX - state.ever;
@@ -50,7 +50,7 @@ impl Floors {
         }
     }
 
-    /// Every tier has stored this epoch of a namespace.
+    /// Removes the floor if every tier has stored this epoch of a namespace.
     pub(crate) fn stored(&self, root: NamespaceId, epoch: u32, ledger: Option<&Ledger>) {
         let mut state = self.0.lock();
         if state.floors.get(&root).is_some_and(|floor| floor.epoch <= epoch)

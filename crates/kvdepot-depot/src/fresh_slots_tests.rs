@@ -1,4 +1,4 @@
-//! Memory that nobody has touched yet: neither a client nor the depot itself is given a huge page that cannot be had.
+//! Untouched memory: neither a client nor the depot itself is given a huge page that is not available.
 
 use std::borrow::Cow;
 use std::fs::File;
@@ -18,14 +18,14 @@ use crate::{Depot, DepotConfig};
 const PAGE: u64 = 2 << 20;
 const PAGES: u64 = 4;
 
-/// Bytes of the file that are there.
+/// Returns the number of the file's bytes that exist.
 fn present(file: &File) -> u64 {
     use std::os::unix::fs::MetadataExt;
     file.metadata().unwrap().blocks() * 512
 }
 
-/// A depot whose pool is the file, with a namespace of blocks that take a huge page each. Whoever touches what is cut off the
-/// file dies of SIGBUS, as where a huge page is refused.
+/// Makes a depot whose pool is the file, with a namespace of blocks that take a huge page each. Touching a part cut off
+/// the file raises SIGBUS, as where a huge page is refused.
 fn depot(tiers: Vec<Arc<dyn Tier>>) -> (File, Depot, OpenNamespace) {
     let fd = memfd_create("kvdepot-test", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&fd, PAGES * PAGE).unwrap();
@@ -85,7 +85,7 @@ fn no_tier_reads_into_a_huge_page_that_cannot_be_had() {
     let drained = depot.session().handle(Request::Drain { wait_ms: 60_000 });
     assert!(matches!(drained, Response::Drained(true)), "{drained:?}");
     direct.evict_to_percent(0.0);
-    // The page that is there is taken.
+    // The existing page is used.
     let _held = direct.reserve(opened, hash(2)).unwrap().unwrap();
     assert_eq!(present(&file), PAGE);
     ftruncate(&file, PAGE).unwrap();

@@ -1,8 +1,8 @@
-//! A pool that changes hands while its depot runs: what the old depot writes down of it, and how the new one takes it in.
+//! Handing over a pool of a running depot: the snapshot that the old depot writes, and how the new one takes it in.
 //!
-//! The snapshot is a memfd: a head, pieces of slots, an empty piece. Each part is its length (4 bytes, little-endian) and
-//! postcard. It is written once nothing changes any more, and passed to one process, over the local door. Namespaces go by
-//! what was fingerprinted, so that a depot that would name them otherwise takes nothing over.
+//! The snapshot is a memfd: a head, pieces of slots, an empty piece. Each part is its length (4 bytes, little-endian)
+//! and postcard. It is written once nothing changes any more, and passed to one process over the local door. Namespaces
+//! are passed as the text of their fingerprint, so a depot that would name them differently takes nothing over.
 
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Read, Seek, Write};
@@ -21,43 +21,43 @@ use crate::runner::Runner;
 use crate::session::Session;
 use crate::taking_in::TakingIn;
 
-/// Version of the snapshot. Depots hand over to those of the same version only.
+/// Version of the snapshot. Depots only hand over to those of the same version.
 pub const HAND_OVER_VERSION: u32 = 1;
 /// First field of a snapshot.
 const MAGIC: u64 = 0x5245_564f_4456_4b00;
-/// Slot numbers in one piece, looked at under one hold of the lock.
+/// Number of slots in one piece, read under one hold of the lock.
 const PIECE_SLOTS: usize = 128;
-/// Largest part of a snapshot: namespaces are the longest.
+/// Size limit of a part of a snapshot: namespaces are the longest.
 const PART_BYTES_MAX: usize = 64 << 20;
-/// How often it is looked whether the depot has settled.
+/// How often to check whether the depot has settled.
 const SETTLE_TICK: Duration = Duration::from_millis(5);
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Head {
     magic: u64,
     version: u32,
-    /// Bytes that the pool has taken in use, of those that are mapped.
+    /// Bytes that the pool uses, of those that are mapped.
     pool_bytes: u64,
     mapped_bytes: u64,
-    /// The tiers, by their configuration: what a tier holds is taken over only for the same tiers.
+    /// The tiers with their configuration: which tier holds a block only counts for the same tiers.
     tiers: String,
-    /// What was fingerprinted, and the epoch.
+    /// The fingerprinted text, and the epoch.
     namespaces: Vec<(String, u32)>,
     holders: u32,
 }
 
-/// What was taken over.
+/// The result of a take-over.
 #[derive(Debug)]
 pub struct TakenOver {
-    /// Blocks that are visible now.
+    /// Number of blocks that are visible now.
     pub blocks: usize,
-    /// Blocks that were handed over and not taken in: their namespace was reset, or could not be opened.
+    /// Number of handed-over blocks that were not taken in: their namespace was reset or could not be opened.
     pub left_out: usize,
-    /// For each holder what it still has. Each is to be dropped when that holder's copies have ended.
+    /// A session for each holder with the slots that it still has. Drop it when that holder's copies have ended.
     pub held: Vec<Session>,
 }
 
-/// A snapshot whose head has been read and fits.
+/// A snapshot whose head was read and fits.
 #[derive(Debug)]
 pub struct Snapshot {
     head: Head,
@@ -76,7 +76,7 @@ fn unreadable(e: std::io::Error) -> Error {
 }
 
 impl Snapshot {
-    /// Reads the head. Refuses what a depot of another version or with a pool of another size wrote.
+    /// Reads the head. Refuses the snapshot of a depot of another version or with a pool of another size.
     pub fn open(fd: OwnedFd, config: &DepotConfig) -> Result<Self> {
         let mut file = File::from(fd);
         file.rewind().map_err(unreadable)?;
@@ -96,13 +96,13 @@ impl Snapshot {
         Ok(Self { head, rest })
     }
 
-    /// Connections whose clients may still copy.
+    /// Returns the number of connections whose clients may still copy.
     pub const fn holders(&self) -> usize {
         self.head.holders as usize
     }
 }
 
-/// The error of a pool that does not fit.
+/// Returns the error of a pool that does not fit.
 pub fn other_size(running: u64, configured: u64) -> Error {
     Error::new(
         ErrorKind::Config,
@@ -144,8 +144,8 @@ fn read<T: for<'a> Deserialize<'a>>(from: &mut impl Read) -> Result<T> {
 }
 
 impl Depot {
-    /// Begins to hand the pool over: nothing is reserved, leased, fetched, written or evicted from now on, and requests
-    /// that wait are answered with what is known. Copies under way can still be committed.
+    /// Begins to hand over the pool: from now on nothing is reserved, leased, fetched, written or evicted, and waiting
+    /// requests are answered with what is known. Copies in flight can still be committed.
     pub fn freeze(&self) {
         let runner = &self.runner;
         runner.tell_and_leave(Event::Freeze);
@@ -154,23 +154,23 @@ impl Depot {
         }
     }
 
-    /// The hand-over came to nothing: all goes on.
+    /// Resumes after a failed hand-over.
     pub fn thaw(&self) {
         self.runner.ending.store(false, Ordering::Release);
         self.runner.tell(Event::Thaw);
     }
 
-    /// Whether any client may be copying.
+    /// Returns whether any client may be copying.
     pub fn is_copied(&self) -> bool {
         self.runner.look(|machine| !machine.held_by(&[]).is_empty())
     }
 
-    /// Waits until a frozen depot can be handed over: tiers have ended all that they were told, removals in the background
-    /// too, and nobody but the `holders` has slots. `Busy` when that takes longer than `patience`.
+    /// Waits until a frozen depot can be handed over: tiers have completed all their work, including removals in the
+    /// background, and only the `holders` have slots. Fails with `Busy` if that takes longer than `patience`.
     pub fn settle(&self, holders: &[&Session], patience: Duration) -> Result<()> {
         let owners: Vec<u64> = holders.iter().map(|session| session.owner()).collect();
         let end = Instant::now() + patience;
-        // That does not change while the depot is frozen.
+        // This does not change while the depot is frozen.
         if let Some(why) = self.runner.look(Machine::closed_somewhere) {
             return Err(not_now(why));
         }
@@ -178,7 +178,7 @@ impl Depot {
             self.runner.work_off();
             let why = match self.runner.look(|machine| machine.unsettled(&owners)) {
                 Some(why) => why,
-                // Told while they end their writes, tiers may have more to remove.
+                // Completing their writes may give tiers more to remove.
                 None if self.runner.locator.tiers.iter().all(|tier| tier.drain(end))
                     && self.runner.look(|machine| machine.unsettled(&owners)).is_none() =>
                 {
@@ -193,7 +193,7 @@ impl Depot {
         }
     }
 
-    /// Writes down what a settled depot's pool holds.
+    /// Writes the snapshot of a settled depot's pool.
     pub fn hand_over(&self, holders: &[&Session]) -> Result<OwnedFd> {
         let runner = &self.runner;
         let owners: Vec<u64> = holders.iter().map(|session| session.owner()).collect();
@@ -218,7 +218,7 @@ impl Depot {
         let mut from = Some(0);
         while let Some(start) = from {
             let (handed, next) = runner.look(|machine| machine.handed(&held_by, start, PIECE_SLOTS));
-            // An empty piece is the end.
+            // An empty piece marks the end.
             if !handed.is_empty() {
                 write(&mut out, &handed)?;
             }
@@ -234,14 +234,14 @@ impl Depot {
         Ok(file.into())
     }
 
-    /// The pool was handed over: nothing is written any more when this depot ends.
+    /// Marks the pool as handed over: nothing is written any more when this depot terminates.
     pub fn leave(&self) {
         self.runner.finished.store(true, Ordering::Release);
         self.runner.stopping.store(true, Ordering::Release);
     }
 
-    /// Takes in what another depot left in this one's pool, before anybody else asks for room in it. The other depot's
-    /// process has exited.
+    /// Takes in the blocks that another depot left in this one's pool, before there is any request for its space. The
+    /// other depot's process has exited.
     pub fn take_over(&self, mut snapshot: Snapshot) -> Result<TakenOver> {
         let taking = TakingIn::begin(self, snapshot.head.pool_bytes, &snapshot.head.namespaces);
         let same_tiers = snapshot.head.tiers == tiers_of(&self.runner.config);
@@ -278,7 +278,7 @@ impl Depot {
 }
 
 impl Runner {
-    /// The process that takes a pool over must have memory that other processes can map.
+    /// Fails unless other processes can map the pool, as a take-over requires.
     pub(crate) fn ensure_shared(&self) -> Result<()> {
         self.pool.fd().map(drop).ok_or_else(|| {
             Error::new(
@@ -290,7 +290,7 @@ impl Runner {
 }
 
 impl Depot {
-    /// Refuses a hand-over that cannot come about, while nothing has been stopped for it.
+    /// Refuses an impossible hand-over, before anything is stopped for it.
     pub fn may_hand_over(&self, version: u32, pool_bytes: u64) -> Result<()> {
         self.runner.ensure_shared()?;
         if version != HAND_OVER_VERSION {

@@ -1,9 +1,10 @@
-//! How long the machine's lock is held: in real time, and in processor time of the thread that holds it.
+//! Measures how long the machine's lock is held: in real time, and in processor time of the holding thread.
 //!
-//! Real time counts what others do to the holder: a thread that loses its processor under the lock holds it for a time slice.
-//! Processor time tells the work. Reading it is a system call, several hundred nanoseconds on a path that takes one or two
-//! microseconds, so a thread reads it once in `SAMPLE_AGE` and after holds that took long. What is shown is therefore an
-//! upper bound: a hold is charged with what its thread did since its last reading, and with no more than its real time.
+//! Real time includes what others do to the holder: a thread that is preempted under the lock holds it for a time
+//! slice. Processor time shows the actual work. Reading it is a system call of several hundred nanoseconds, on a path
+//! that takes one or two microseconds, so a thread reads it at most once in `SAMPLE_AGE` and after long holds. The
+//! result is therefore an upper bound: a hold is charged with its thread's work since the last reading, but with no
+//! more than its real time.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,17 +13,17 @@ use std::time::{Duration, Instant};
 use kvdepot_io::thread_time::thread_time;
 use parking_lot::Mutex;
 
-/// How old a thread's last reading of its processor time may be: the most that a hold is charged too much.
+/// Maximum age of a thread's last reading of its processor time, which is also the maximum overcharge of a hold.
 const SAMPLE_AGE: Duration = Duration::from_micros(50);
-/// A hold that took less in real time has its real time for its processor time.
+/// For a hold shorter than this in real time, that also counts as its processor time.
 const LONG: Duration = Duration::from_micros(100);
 
 thread_local! {
-    /// When this thread read its processor time last, and what it was.
+    /// When this thread last read its processor time, and the value.
     static LAST: Cell<Option<(Instant, Duration)>> = const { Cell::new(None) };
 }
 
-/// The longest of many times, and what took it.
+/// The longest of many times, and its event.
 #[derive(Debug)]
 struct Longest {
     ns: AtomicU64,
@@ -51,7 +52,7 @@ impl Longest {
     }
 }
 
-/// The longest holds since they were asked for last, in nanoseconds, and the event of each.
+/// The longest holds since the last query, in nanoseconds, with the event of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LongestHolds {
     pub(crate) real: (u64, &'static str),
@@ -65,10 +66,10 @@ pub(crate) struct Holds {
     processor: Longest,
 }
 
-/// One hold, from before the lock was asked for.
+/// One hold, from before the lock was requested.
 #[derive(Debug)]
 pub(crate) struct Hold {
-    /// Processor time of the thread, from a moment before.
+    /// Processor time of the thread, as of a moment before.
     processor: Duration,
 }
 
@@ -77,7 +78,7 @@ impl Holds {
         Self { real: Longest::new(), processor: Longest::new() }
     }
 
-    /// To be called before the lock is taken.
+    /// Starts a measurement. Call it before the lock is taken.
     pub(crate) fn begin() -> Hold {
         let now = Instant::now();
         let processor = LAST.with(|last| match last.get() {
@@ -87,7 +88,7 @@ impl Holds {
         Hold { processor }
     }
 
-    /// The lock was held since `locked`, for an event of this name.
+    /// Records that the lock was held since `locked`, for an event of this name.
     pub(crate) fn end(&self, hold: &Hold, locked: Instant, event: &'static str) {
         let now = Instant::now();
         let real = now.saturating_duration_since(locked);
@@ -100,7 +101,7 @@ impl Holds {
         self.processor.took(processor, event);
     }
 
-    /// The longest since the last call.
+    /// Returns the longest holds since the last call.
     pub(crate) fn take(&self) -> LongestHolds {
         LongestHolds { real: self.real.take(), processor: self.processor.take() }
     }
@@ -130,7 +131,7 @@ mod tests {
     fn time_without_the_processor_is_no_processor_time() {
         let holds = Holds::new();
         let hold = Holds::begin();
-        // As of a thread that lost its processor for a minute.
+        // Like a thread that was preempted for a minute.
         let locked = Instant::now().checked_sub(Duration::from_secs(60)).unwrap();
         holds.end(&hold, locked, "wait");
         let LongestHolds { real, processor } = holds.take();

@@ -1,5 +1,5 @@
-//! Pool, tasks and pipeline of a depot, and the client of its local door. What a depot decides is
-//! `kvdepot_core::machine`; here is the runner that feeds it.
+//! Pool, tasks and pipeline of a depot, and the client of its local door. All decisions of a depot are made by
+//! `kvdepot_core::machine`; this crate has the runner that feeds it.
 
 pub mod client;
 mod commands;

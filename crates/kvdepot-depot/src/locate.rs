@@ -1,5 +1,5 @@
-//! Where is this block? The one answer for lookups, claims, loads, values and the wire door: the pool's presence index
-//! first, then the tiers in order, without I/O where they can tell and by a probe where they cannot. None of it takes the
+//! Finds out where a block is. Lookups, claims, loads, values and the wire door all use it: the pool's presence index
+//! first, then the tiers in order, without I/O if they can tell and by a probe if they cannot. None of it takes the
 //! machine's lock.
 
 use std::sync::Arc;
@@ -20,10 +20,10 @@ use crate::usage::Usage;
 /// Longest wait of a lookup for tiers that cannot tell without I/O.
 const LOOKUP_WAIT: Duration = Duration::from_secs(2);
 
-/// Longest wait for one probe: a shared file system that takes longer is a miss this time.
+/// Longest wait for one probe: if a shared file system takes longer, it is a miss this time.
 const PROBE_WAIT: Duration = Duration::from_secs(2);
 
-/// What lookups look at.
+/// The data that lookups use.
 #[derive(Debug)]
 pub(crate) struct Locator {
     pub(crate) tiers: Vec<Arc<dyn Tier>>,
@@ -42,12 +42,12 @@ impl Locator {
         Self { tiers, presence, directory, stats, misses, usage, timeout }
     }
 
-    /// When a tier has to have answered a probe: one that hangs must leave the others their time (P2).
+    /// Returns the deadline of a tier's answer to a probe: a tier that hangs must leave the others their time (P2).
     pub(crate) fn probe_deadline(&self) -> Instant {
         Instant::now() + PROBE_WAIT.min(self.timeout / (self.tiers.len() as u32 + 1))
     }
 
-    /// Which tier holds each block, as far as that is known without I/O.
+    /// Returns which tier holds each block, as far as that is known without I/O.
     pub(crate) fn locate(&self, keys: &[BlockKey]) -> Vec<Location> {
         let mut locations = Vec::with_capacity(keys.len());
         // In pieces: a tier answers a batch under its own lock.
@@ -84,7 +84,7 @@ impl Locator {
         locations
     }
 
-    /// Which of these blocks are in the pool, ready to be read.
+    /// Returns which of these blocks are in the pool, ready to be read.
     fn in_pool(&self, keys: &[BlockKey]) -> Vec<bool> {
         let mut there = self.directory.are_current(keys);
         for (there, in_pool) in there.iter_mut().zip(self.presence.contain(keys)) {
@@ -93,7 +93,7 @@ impl Locator {
         there
     }
 
-    /// Which blocks are there, where that is known without waiting. None if it is not known of all.
+    /// Returns which blocks exist, if that is known without waiting for all of them; otherwise `None`.
     pub(crate) fn exist_now(&self, keys: &[BlockKey]) -> Option<Vec<bool>> {
         let mut there = self.in_pool(keys);
         Stats::add(&self.stats.lookup_blocks, keys.len());
@@ -112,7 +112,7 @@ impl Locator {
         Some(there)
     }
 
-    /// Which blocks are there; waits for tiers that cannot tell without I/O, within bounds.
+    /// Returns which blocks exist. Waits for tiers that cannot tell without I/O, within limits.
     pub(crate) fn exist(&self, keys: &[BlockKey]) -> Vec<bool> {
         let mut there = self.in_pool(keys);
         Stats::add(&self.stats.lookup_blocks, keys.len());
@@ -164,7 +164,7 @@ impl Locator {
         there
     }
 
-    /// How many leading blocks are there in all of the namespaces. `owner`: who asks.
+    /// Returns how many leading blocks exist in all of the namespaces. `owner` is the connection that asks.
     pub(crate) fn prefix(
         &self,
         owner: Owner,
@@ -200,7 +200,7 @@ impl Locator {
         end.map_or(keys.len(), |end| outside[end])
     }
 
-    /// Finds out by I/O how far a run of blocks goes. Waits, within bounds.
+    /// Finds out by I/O how long a run of existing blocks is. Waits, within limits.
     pub(crate) fn probe_run(&self, keys: &[BlockKey], locations: &mut [Location]) {
         let mut probe = RunProbe::new(self.tiers.len());
         while let ProbeStep::Ask { tier, from, end } = probe.next(locations) {
@@ -211,7 +211,7 @@ impl Locator {
         }
     }
 
-    /// How many leading blocks a tier holds; none when it does not answer in time.
+    /// Returns how many leading blocks a tier holds; 0 if it does not answer in time.
     fn ask_tier(&self, tier: &dyn Tier, keys: Vec<BlockKey>) -> usize {
         let (sender, receiver) = crossbeam_channel::bounded(1);
         let (asked, deadline) = (keys.len(), self.probe_deadline());
@@ -229,7 +229,7 @@ impl Locator {
     }
 }
 
-/// The error of a deadline that passed.
+/// Returns the error of a passed deadline.
 pub(crate) fn timed_out(what: &str) -> Error {
     Error::new(ErrorKind::Timeout, what.to_owned())
 }

@@ -1,13 +1,13 @@
-//! Namespaces that the tiers are to be asked about soon, by the thread that watches epochs.
+//! A queue of namespaces for the thread that watches epochs: the tiers should be asked about them soon.
 
 use std::time::Instant;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use kvdepot_core::machine::NamespaceHandle;
 
-/// Most namespaces that wait to be asked about; all are asked about now and then in any case.
+/// Capacity of the queue. All namespaces are checked periodically in any case.
 const LOOKS_MAX: usize = 1024;
-/// A queue; `None` ends the thread that asks.
+/// The queue; `None` ends the thread.
 #[derive(Debug)]
 pub(crate) struct Looks {
     sender: Sender<Option<NamespaceHandle>>,
@@ -26,13 +26,13 @@ impl Looks {
         let _ = self.sender.try_send(None);
     }
 
-    /// Has the tiers asked about a namespace soon, by another thread.
+    /// Requests that the thread ask the tiers about a namespace soon.
     pub(crate) fn soon(&self, handle: NamespaceHandle) {
-        // Full: all namespaces are looked at now and then in any case.
+        // If it is full: all namespaces are checked periodically in any case.
         let _ = self.sender.try_send(Some(handle));
     }
 
-    /// The next one; `None` when the thread is to end.
+    /// Returns the next namespace; `None` if the thread should terminate.
     pub(crate) fn next(&self, until: Instant) -> Result<Option<NamespaceHandle>, RecvTimeoutError> {
         self.asked.recv_deadline(until)
     }

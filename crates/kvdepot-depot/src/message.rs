@@ -1,5 +1,5 @@
-//! What goes over the local door: requests, responses, and their bytes (postcard). The same values serve a depot
-//! embedded in the process, without the bytes.
+//! The messages of the local door: requests, responses, and their bytes (postcard). A depot embedded in the process
+//! uses the same values without the bytes.
 
 use std::borrow::Cow;
 
@@ -10,12 +10,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::pool::PoolRegion;
 
-/// Version of the local door; both sides must speak the same.
+/// Version of the local door; both sides must have the same.
 pub const PROTOCOL_VERSION: u32 = 7;
-/// First field of the first frame: whoever sends something else is not a client of ours.
+/// First field of the first frame. Other values do not come from a client of ours.
 pub const HELLO_MAGIC: u64 = 0x3154_4f50_4544_564b;
 
-/// Block hashes of a batch, 16 bytes each, one after another: borrowed from the frame, so decoding copies nothing.
+/// The block hashes of a batch, 16 bytes each. They are borrowed from the frame, so decoding copies nothing.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Hashes<'a>(
     #[serde(borrow)]
@@ -24,7 +24,7 @@ pub struct Hashes<'a>(
 );
 
 impl Hashes<'_> {
-    /// How many hashes; an error if the bytes are no whole number of hashes, or too many (P7).
+    /// Returns the number of hashes. Fails if the bytes are not a whole number of hashes, or too many (P7).
     pub fn count(&self) -> Result<usize> {
         let count = self.0.len() / 16;
         if !self.0.len().is_multiple_of(16) || count > BATCH_HASHES_MAX {
@@ -38,49 +38,49 @@ impl Hashes<'_> {
         Ok(count)
     }
 
-    /// The hashes in order.
+    /// Iterates over the hashes in order.
     pub fn iter(&self) -> impl Iterator<Item = BlockHash> + '_ {
         self.0.as_chunks::<16>().0.iter().map(|bytes| BlockHash(*bytes))
     }
 }
 
-/// A namespace's number at this depot, good until the depot ends.
+/// A namespace's number at this depot, valid until the depot terminates.
 pub type NamespaceHandle = u64;
-/// A lease's number, good on the connection that got it.
+/// A lease's number, valid on the connection that got it.
 pub type LeaseNumber = u64;
 
 /// One KV-cache group of a claim.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ClaimGroup {
-    /// Namespaces of all ranks whose blocks are needed.
+    /// Namespaces of all ranks whose blocks are required.
     pub namespaces: Vec<NamespaceHandle>,
-    /// How many last blocks the group needs; 0 = all.
+    /// How many of the last blocks the group needs; 0 = all.
     pub window_blocks: u32,
     /// Hash units per block.
     pub hashes_per_block: u32,
 }
 
-/// What a client asks.
+/// A client's request.
 #[expect(missing_docs, reason = "fields are named for what they carry")]
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Request<'a> {
     /// First frame of a connection.
     Hello { magic: u64, version: u32, pid: u32 },
-    /// Makes a namespace known.
+    /// Opens a namespace.
     OpenNamespace { canonical: Cow<'a, str> },
-    /// Which blocks are there, in pool or tier.
+    /// Finds out which blocks exist, in pool or tier.
     Lookup {
         namespace: NamespaceHandle,
         #[serde(borrow)]
         hashes: Hashes<'a>,
     },
-    /// How many leading blocks are there in all of the namespaces.
+    /// Counts the leading blocks that exist in all of the namespaces.
     LookupPrefix {
         namespaces: Vec<NamespaceHandle>,
         #[serde(borrow)]
         hashes: Hashes<'a>,
     },
-    /// Bring blocks into the pool.
+    /// Read blocks into the pool.
     Prefetch {
         namespace: NamespaceHandle,
         #[serde(borrow)]
@@ -96,24 +96,24 @@ pub enum Request<'a> {
         limit: u32,
         label: Cow<'a, str>,
     },
-    /// How far a claim is; `settle` takes what has come.
+    /// The state of a claim; `settle` settles it with the blocks that have arrived.
     ClaimPoll { claim: u64, settle: bool },
-    /// Take what has come, because computing the rest is faster than waiting for it.
+    /// Settle with the blocks that have arrived, because computing the rest is faster than waiting for it.
     ClaimDecline { claim: u64 },
-    /// Drop a claim's leases.
+    /// Release a claim's leases.
     ClaimRelease { claim: u64 },
-    /// Slots for blocks that the client is about to dump.
+    /// Reserve slots for blocks that the client is about to dump.
     Reserve {
         namespace: NamespaceHandle,
         #[serde(borrow)]
         hashes: Hashes<'a>,
     },
-    /// Shards of reserved blocks have been written; a block with all its shards is sealed, and its lease ends.
+    /// Shards of reserved blocks were written. A block with all its shards is sealed, and its lease ends.
     Commit { leases: Vec<LeaseNumber>, shards: Shards },
-    /// Reserved blocks will not come, or leases are no longer needed.
+    /// Reserved blocks will not be written, or leases are no longer needed.
     Release { leases: Vec<LeaseNumber> },
-    /// Lease blocks for reading, filled from a tier where needed, within `wait_ms`; what is still on its way then is
-    /// refused with `timeout`, and goes on coming. `last`: the caller asks for that no more, so it counts as missed.
+    /// Lease blocks for reading, fetched from a tier where needed, within `wait_ms`. Blocks still in flight then are
+    /// refused with `timeout`, and their fetches continue. `last`: the caller will not retry, so they count as missed.
     Acquire {
         namespace: NamespaceHandle,
         #[serde(borrow)]
@@ -121,9 +121,9 @@ pub enum Request<'a> {
         wait_ms: u32,
         last: bool,
     },
-    /// Move namespaces to their next epoch.
+    /// Advance namespaces to their next epoch.
     Reset { namespaces: Vec<NamespaceHandle> },
-    /// Wait until what is dirty has been written to the tiers.
+    /// Wait until dirty blocks have been written to the tiers.
     Drain { wait_ms: u32 },
     /// Counters and gauges as JSON.
     Stats,
@@ -134,28 +134,28 @@ pub enum Request<'a> {
     },
     /// Whether the depot answers at all.
     Ping,
-    /// Last frame of a connection: no copy into or out of slots leased on it is under way, so its leases end at once.
-    /// Not answered. A connection that ends without it may belong to a process that was killed, whose devices may still
-    /// copy.
+    /// Last frame of a connection: no copy into or out of slots leased on it is in flight, so its leases end
+    /// immediately. Not answered. A connection that ends without it may belong to a process that was killed, whose
+    /// devices may still copy.
     Goodbye,
-    /// A new depot asks for the pool. Nothing else follows on this connection but `TakenOver`.
+    /// A new depot requests the pool. Only `TakenOver` may follow on this connection.
     HandOver { version: u32, pool_bytes: u64 },
-    /// It has what it needs, and waits for the old depot's exit.
+    /// The new depot has received everything, and waits for the old depot's exit.
     TakenOver,
-    /// This process has no pool mapped of any depot before: its copies into and out of them have ended.
+    /// This process has no pool of an earlier depot mapped: its copies into and out of them have ended.
     CopiesEnded,
-    /// Blocks asked for on this connection are to lie near this NUMA node from now on, where there is room; none takes the
-    /// wish back. Not answered.
+    /// From now on, place blocks requested on this connection near this NUMA node where there is space; `None` clears
+    /// the request. Not answered.
     Near { node: Option<u32> },
 }
 
 impl Request<'_> {
-    /// Whether no answer is sent.
+    /// Returns whether the request is not answered.
     pub const fn is_one_way(&self) -> bool {
         matches!(self, Self::ClaimHashes { .. } | Self::Goodbye | Self::Near { .. })
     }
 
-    /// Namespaces that it names by their numbers.
+    /// Returns the namespaces that the request names by their numbers.
     pub fn namespaces(&self) -> Vec<NamespaceHandle> {
         match self {
             Self::Lookup { namespace, .. }
@@ -171,7 +171,7 @@ impl Request<'_> {
     }
 }
 
-/// Which shards a commit speaks of.
+/// The shards of a commit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Shards {
     /// All of them.
@@ -180,34 +180,34 @@ pub enum Shards {
     Some(Vec<u32>),
 }
 
-/// How one block of a `Reserve` or `Acquire` fared.
+/// The outcome for one block of a `Reserve` or `Acquire`.
 #[expect(missing_docs, reason = "fields are named for what they carry")]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Grant {
     /// The slot is leased: for writing (`Reserve`) or reading (`Acquire`).
     Leased { lease: LeaseNumber, runs: Runs },
-    /// The depot has the block already, or somebody else is dumping it: nothing to do.
+    /// The depot has the block already, or another client is dumping it: nothing to do.
     Have,
-    /// No: by the kind's name.
+    /// Refused, with the name of the error kind.
     Refused { kind: Cow<'static, str> },
 }
 
-/// A claim that is not settled, of whose hit every block is leased or on its way from a tier, and none has failed.
+/// An unsettled claim whose blocks are all leased or in flight from a tier, without a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Arriving {
-    /// The hit if all of them come, in hash units.
+    /// The hit if all of them arrive, in hash units.
     pub units: u32,
-    /// The hit if the claim were settled now, in hash units: at least that.
+    /// The hit if the claim were settled now, in hash units, as a lower bound.
     pub units_now: u32,
-    /// Units of it that come from below the pool.
+    /// Units of it that come from tiers.
     pub units_from_tier: u32,
-    /// Blocks that have come from a tier.
+    /// Number of blocks that have arrived from a tier.
     pub blocks_come: u32,
-    /// Blocks that have not.
+    /// Number of blocks that have not.
     pub blocks_left: u32,
 }
 
-/// What a depot answers.
+/// A depot's response.
 #[expect(missing_docs, reason = "fields are named for what they carry")]
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Response {
@@ -223,31 +223,31 @@ pub enum Response {
     },
     /// To `OpenNamespace`.
     Namespace { handle: NamespaceHandle, id: [u8; 16], epoch: u32 },
-    /// To `Lookup`: one byte a hash, 1 = there.
+    /// To `Lookup`: one byte for each hash, 1 = present.
     Present(#[serde(with = "serde_bytes")] Vec<u8>),
     /// To `LookupPrefix`.
     Prefix(u32),
     /// To the claim requests.
     Claim { claim: u64, settled: bool, units: u32, units_from_tier: u32, arriving: Option<Arriving> },
-    /// To `Reserve` and `Acquire`, one a hash.
+    /// To `Reserve` and `Acquire`, one for each hash.
     Grants(Vec<Grant>),
     /// To `Drain`.
     Drained(bool),
-    /// To `Reset`: the new ids, one a namespace.
+    /// To `Reset`: the new ids, one for each namespace.
     Epochs(Vec<[u8; 16]>),
     /// To `Stats`.
     Stats(String),
-    /// Done.
+    /// Success.
     Ok,
-    /// The request failed as a whole.
+    /// The complete request failed.
     Failed { kind: String, message: String },
-    /// To `HandOver`; the list of blocks comes with the frame. An `Ok` with the lock's descriptor follows, and one for each
-    /// of so many connections whose clients may still copy, with their pidfds where there are any.
+    /// To `HandOver`; the list of blocks comes with the frame. An `Ok` with the lock's descriptor follows, then one for
+    /// each of the `holders` connections whose clients may still copy, with their pidfds where there are any.
     HandOver { holders: u32 },
 }
 
 impl Response {
-    /// The failure that a `Failed` carries.
+    /// Converts a `Failed` into its error.
     pub fn into_result(self) -> Result<Self> {
         match self {
             Self::Failed { kind, message } => {
@@ -257,13 +257,13 @@ impl Response {
         }
     }
 
-    /// The frame's form of an error.
+    /// Converts an error into a response.
     pub fn from_error(error: &Error) -> Self {
         Self::Failed { kind: error.kind().as_str().to_owned(), message: error.to_string() }
     }
 }
 
-/// One frame: request id, then the message.
+/// Encodes one frame: request id, then the message.
 pub fn encode<T: Serialize>(request_id: u64, message: &T) -> Result<Vec<u8>> {
     let mut frame = Vec::with_capacity(512);
     frame.extend_from_slice(&request_id.to_le_bytes());
@@ -277,7 +277,7 @@ pub fn encode<T: Serialize>(request_id: u64, message: &T) -> Result<Vec<u8>> {
     Ok(frame)
 }
 
-/// What `encode` wrote. Never panics, whatever the bytes.
+/// Decodes a frame written by `encode`. Never panics, whatever the bytes.
 pub fn decode<'a, T: Deserialize<'a>>(frame: &'a [u8]) -> Result<(u64, T)> {
     let bad = || Error::new(ErrorKind::Protocol, "a frame cannot be read").with("bytes", frame.len());
     let (id, body) = frame.split_first_chunk::<8>().ok_or_else(bad)?;

@@ -1,4 +1,4 @@
-//! Opening and resetting namespaces.
+//! Opens and resets namespaces.
 
 use std::sync::Arc;
 
@@ -9,15 +9,16 @@ use crate::epochs;
 use crate::runner::Runner;
 
 impl Runner {
-    /// Makes a namespace known to the depot and its tiers; its epoch is the newest that any tier knows. One that is known
-    /// is looked at again in the background, so that an engine's start makes the depot follow another depot's reset. `user` uses
-    /// it from now on, until it ends.
+    /// Opens a namespace in the depot and its tiers, with the highest epoch that any tier knows. A known one is checked
+    /// again in the background, so that the start of an engine makes the depot follow another depot's reset. `user`
+    /// uses it from now on, until it ends.
     pub(crate) fn open_namespace(self: &Arc<Self>, user: Owner, canonical: &str) -> Result<Opened> {
         let opened = self.open_namespaces(user, std::slice::from_ref(&canonical))?;
         opened.into_iter().next().ok_or_else(|| Error::new(ErrorKind::Protocol, "no namespace was opened"))
     }
 
-    /// As [`Self::open_namespace`], of many at once, so that a tier that hangs costs one wait and not one for each (P2).
+    /// Like [`Self::open_namespace`], for many at once, so that a tier that hangs costs one wait in total and not one
+    /// for each (P2).
     pub(crate) fn open_namespaces<T: AsRef<str>>(
         self: &Arc<Self>,
         user: Owner,
@@ -35,7 +36,7 @@ impl Runner {
             |(spec, known): &(Arc<NamespaceSpec>, Option<Opened>)| known.is_none().then(|| Arc::clone(spec));
         let new: Vec<_> = found.iter().filter_map(is_new).collect();
         if !new.is_empty() {
-            // Before any tier is told: what is refused is not to leave anything behind there.
+            // Before any tier is told: a refused namespace must not leave anything behind in a tier.
             self.look(|machine| machine.may_open(user))?;
         }
         let mut opened = epochs::open(self, user, &new).into_iter();
@@ -46,7 +47,7 @@ impl Runner {
         outcomes.flatten().collect()
     }
 
-    /// A namespace that is known already, which `user` uses from now on.
+    /// Returns a namespace that is known already, which `user` uses from now on.
     fn use_known(self: &Arc<Self>, user: Owner, spec: &NamespaceSpec) -> Result<Option<Opened>> {
         let Some(known) = self.locator.directory.find(spec) else { return Ok(None) };
         match epochs::namespace(self, user, Request::UseNamespace { namespace: known.handle }) {
@@ -70,19 +71,19 @@ impl Runner {
         Ok(spec)
     }
 
-    /// Moves namespaces to a new epoch, all of them, whatever becomes of one: no block dumped before is served again.
+    /// Advances namespaces to a new epoch, all of them even if one fails: no block dumped before is served again.
     pub(crate) fn reset(self: &Arc<Self>, namespaces: &[NamespaceHandle]) -> Result<Vec<[u8; 16]>> {
         let opened = epochs::advance(self, namespaces);
         opened.into_iter().map(|opened| opened.map(|opened| opened.id.0)).collect()
     }
 
-    /// Moves one namespace to a new epoch.
+    /// Advances one namespace to a new epoch.
     pub(crate) fn advance(self: &Arc<Self>, namespace: NamespaceHandle) -> Result<Opened> {
         let opened = epochs::advance(self, &[namespace]).pop();
         opened.unwrap_or_else(|| Err(Error::new(ErrorKind::Protocol, "no namespace was advanced")))
     }
 
-    /// Moves a namespace to `epoch` or leaves it there; never back.
+    /// Advances a namespace to `epoch`, or leaves it there; never back.
     pub(crate) fn set_epoch(self: &Arc<Self>, handle: NamespaceHandle, epoch: u32) -> Result<Opened> {
         let known = self.locator.directory.get(handle)?;
         if !epoch_moves(known.epoch, epoch)? {

@@ -1,4 +1,4 @@
-//! Namespaces that tiers are being told of, so that a tier closes one only when nobody opens it.
+//! Namespaces that are being opened in tiers: a tier closes a namespace only if it is not being opened.
 
 use std::sync::Arc;
 
@@ -8,11 +8,11 @@ use parking_lot::Mutex;
 
 use crate::locate::Locator;
 
-/// How many threads tell the tiers of each namespace.
+/// Number of threads that are opening each namespace in the tiers.
 #[derive(Debug, Default)]
 pub(crate) struct Openings(Mutex<HashMap<NamespaceId, usize>>);
 
-/// While this lives, tiers do not close the namespace.
+/// Keeps tiers from closing the namespace until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Opening<'a> {
     openings: &'a Openings,
@@ -21,15 +21,15 @@ pub(crate) struct Opening<'a> {
 }
 
 impl Openings {
-    /// Tiers are about to be told of a namespace.
+    /// Notes that a namespace is about to be opened in tiers.
     pub(crate) fn begin<'a>(&'a self, locator: &'a Arc<Locator>, root: NamespaceId) -> Opening<'a> {
         *self.0.lock().entry(root).or_default() += 1;
         Opening { openings: self, locator, root }
     }
 
-    /// Has the tiers close a namespace that the depot does not know, unless somebody opens it.
+    /// Makes the tiers close a namespace that the depot does not know, unless it is being opened.
     pub(crate) fn close_if_unknown(&self, locator: &Locator, root: NamespaceId) {
-        // Held while tiers are told, which they answer at once: who opens it now tells them after this.
+        // Held while tiers are told, which they answer immediately: a thread that opens it now tells them after this.
         let openings = self.0.lock();
         if !openings.contains_key(&root) && !locator.directory.knows(root) {
             locator.tiers.iter().for_each(|tier| tier.close_namespace(root));
@@ -47,7 +47,7 @@ impl Drop for Opening<'_> {
             }
         }
         drop(openings);
-        // What was opened in tiers, and refused here or forgotten meanwhile.
+        // Namespaces that were opened in tiers, but refused here or forgotten meanwhile.
         self.openings.close_if_unknown(self.locator, self.root);
     }
 }

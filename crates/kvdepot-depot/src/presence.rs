@@ -1,8 +1,8 @@
-//! Which blocks the pool can serve, for lookups: many small tables, each behind a lock of its own that is held for one
+//! The index of blocks that the pool can serve, for lookups: many small tables, each with its own lock, held for one
 //! block at a time. So a lookup never waits for the machine, however long a step takes.
 //!
-//! Tables hold fingerprints of 54 bits, 14 of which are the number of the table. A collision makes a lookup hopeful; who
-//! loads the block finds a miss.
+//! Tables hold fingerprints of 54 bits, 14 of which are the number of the table. A collision is a false positive of a
+//! lookup; loading the block is then a miss.
 
 use std::hash::BuildHasher;
 
@@ -12,16 +12,17 @@ use kvdepot_core::BlockKey;
 use parking_lot::{RwLock, RwLockReadGuard};
 use smallvec::SmallVec;
 
-/// Tables; a power of two. At eight million blocks each holds five hundred: one that grows moves no more under the depot's lock.
+/// Number of tables; a power of two. With eight million blocks each holds five hundred, so a table that grows moves no
+/// more than that under the depot's lock.
 const TABLES: usize = 1 << 14;
 
-/// Blocks that are looked for at a time.
+/// Number of blocks searched at a time.
 const AT_A_TIME: usize = 32;
 
-/// What a table holds of a key.
+/// A table's entry for a key.
 type Fingerprint = [u8; 5];
 
-/// Apart from its neighbours: a lookup of one does not slow down a change of another.
+/// Cache-line aligned: a lookup in one table does not slow down a change of another.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Table(RwLock<HashTable<Fingerprint>>);
@@ -43,11 +44,11 @@ impl Presence {
         (&self.tables[(hash >> 48) as usize % TABLES].0, [a, b, c, d, e])
     }
 
-    /// Blocks became visible, or are no longer. Blocks with one fingerprint are counted. One caller at a time.
+    /// Applies changes of blocks' visibility. Blocks with equal fingerprints are counted. One caller at a time.
     pub(crate) fn set(&self, changes: &[(BlockKey, bool)]) {
         for changes in changes.chunks(AT_A_TIME) {
             if changes.len() > 1 {
-                // For the processor's cache: what the changes need is read for all of them at once.
+                // Prefetches the memory for all changes into the processor's cache at once.
                 std::hint::black_box(self.look(changes.iter().map(|(key, _)| key)));
             }
             for (key, visible) in changes {
@@ -72,19 +73,19 @@ impl Presence {
         holds(&table.read(), &fingerprint)
     }
 
-    /// Which of these blocks can be served.
+    /// Returns which of these blocks can be served.
     pub(crate) fn contain<'a>(&self, keys: &'a [BlockKey]) -> impl Iterator<Item = bool> + use<'_, 'a> {
         keys.chunks(AT_A_TIME).flat_map(|keys| self.look(keys.iter()))
     }
 
-    /// How many leading blocks can be served.
+    /// Returns how many leading blocks can be served.
     pub(crate) fn prefix(&self, keys: &[BlockKey]) -> usize {
         self.contain(keys).take_while(|there| *there).count()
     }
 
-    /// Looks for up to `AT_A_TIME` blocks. No look depends on another, and none takes a lock after the first, so the processor
-    /// waits for the memory of all of them together. Who cannot have all locks at once takes one at a time: a reader never
-    /// waits with a lock in its hands, and never passes a writer that waits.
+    /// Searches up to `AT_A_TIME` blocks. The searches are independent and, after the locks are taken, need no further
+    /// lock, so the processor waits for the memory of all of them together. If not all locks are free it takes them one
+    /// at a time: a reader never waits while it holds a lock, and never overtakes a waiting writer.
     fn look<'a>(&self, keys: impl Iterator<Item = &'a BlockKey>) -> SmallVec<[bool; AT_A_TIME]> {
         type Place<'a> = (&'a RwLock<HashTable<Fingerprint>>, Fingerprint);
         let places: SmallVec<[Place<'_>; AT_A_TIME]> = keys.map(|key| self.place(key)).collect();
@@ -105,7 +106,7 @@ fn holds(table: &HashTable<Fingerprint>, fingerprint: &Fingerprint) -> bool {
     table.find(spread(fingerprint), |other| other == fingerprint).is_some()
 }
 
-/// Tables use the lowest bits and the highest of a hash, so all of them depend on the whole fingerprint.
+/// Tables use the lowest and the highest bits of a hash, so all of these depend on the complete fingerprint.
 fn spread(&[a, b, c, d, e]: &Fingerprint) -> u64 {
     let product = u64::from_le_bytes([a, b, c, d, e, 0, 0, 0]).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     product ^ (product >> 32)
@@ -131,7 +132,7 @@ mod tests {
         assert!(!presence.contains(&key(7)) && presence.prefix(&keys) == 7);
     }
 
-    /// Readers whose looks overlap without end would starve who holds the depot's lock.
+    /// Otherwise endlessly overlapping readers would starve the holder of the depot's lock.
     #[test]
     fn a_reader_does_not_pass_a_writer_that_waits() {
         let presence = Presence::new();
@@ -141,12 +142,12 @@ mod tests {
         let held = presence.place(&keys[0]).0.read();
         std::thread::scope(|scope| {
             let writer = scope.spawn(|| presence.set(&[(keys[0], false)]));
-            // The writer waits for `held` from here on.
+            // From here on the writer waits for `held`.
             while presence.place(&keys[0]).0.try_read().is_some() {
                 std::thread::yield_now();
             }
             let reader = scope.spawn(|| presence.contain(&keys).collect::<Vec<_>>());
-            // Time for a reader that passes.
+            // Time for a reader to overtake.
             (0..1000).for_each(|_| std::thread::yield_now());
             drop(held);
             writer.join().unwrap();

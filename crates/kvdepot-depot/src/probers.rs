@@ -1,4 +1,4 @@
-//! Threads for questions that wait for tiers, so that no connection waits for a disk that it did not ask about.
+//! Threads for work that waits for tiers, so that no connection waits for a disk that it does not need.
 
 use std::thread::JoinHandle;
 
@@ -6,9 +6,9 @@ use crossbeam_channel::{Receiver, Sender, TrySendError};
 use kvdepot_core::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 
-/// Threads that wait for probes.
+/// Number of threads that wait for probes.
 const THREADS: usize = 4;
-/// Questions that may wait; more are refused (P7).
+/// Capacity of the queue; further jobs are refused (P7).
 const QUEUE_MAX: usize = 4096;
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -27,7 +27,7 @@ impl Default for Probers {
 }
 
 impl Probers {
-    /// Starts the threads. They end when [`Self::stop`] was called and what was queued before is done.
+    /// Starts the threads. They end after [`Self::stop`], when earlier jobs are done.
     pub(crate) fn start(&self) -> Result<Vec<JoinHandle<()>>> {
         (0..THREADS)
             .map(|index| {
@@ -44,7 +44,7 @@ impl Probers {
         *self.jobs.lock() = None;
     }
 
-    /// Has a thread do it soon.
+    /// Queues a job for a thread.
     pub(crate) fn run(&self, job: impl FnOnce() + Send + 'static) -> Result<()> {
         let jobs = self.jobs.lock();
         let Some(jobs) = jobs.as_ref() else { return Err(Error::new(ErrorKind::Closed, "the depot ends")) };

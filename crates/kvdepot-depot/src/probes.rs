@@ -1,4 +1,4 @@
-//! Probes that tiers have not answered, so that one that hangs is given up in time.
+//! Probes that tiers have not answered, so that one that hangs is abandoned in time.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -6,7 +6,7 @@ use std::time::Instant;
 use kvdepot_core::machine::Ask;
 use parking_lot::Mutex;
 
-/// Probes that have not ended, by their deadline: a tier that hangs must leave the others their time (P2).
+/// Unanswered probes by deadline: a tier that hangs must leave the others their time (P2).
 #[derive(Debug, Default)]
 pub(crate) struct Probes {
     open: Mutex<Open>,
@@ -28,7 +28,7 @@ impl Probes {
         probe
     }
 
-    /// Whether it had not ended before.
+    /// Ends a probe. Returns whether it had not ended before.
     pub(crate) fn end(&self, probe: (Instant, u64)) -> bool {
         self.open.lock().asks.remove(&probe).is_some()
     }

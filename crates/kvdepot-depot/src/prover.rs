@@ -1,4 +1,4 @@
-//! Computes checksums of blocks that nobody has computed, under leases, so that they get a record in the ledger.
+//! Computes missing checksums of blocks, under leases, so that the blocks get a record in the ledger.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,12 +13,12 @@ use kvdepot_io::checksum::crc64_slot;
 use crate::ledger::Ledger;
 use crate::runner::Runner;
 
-/// Blocks leased at a time.
+/// Number of blocks leased at a time.
 const TOGETHER: usize = 8;
-/// How often it is looked whether the depot ends, and how long blocks wait that cannot be leased now.
+/// How often to check whether the depot is terminating, and how long blocks wait that cannot be leased now.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Until the depot stops.
+/// Runs until the depot stops.
 pub(crate) fn run(runner: &Arc<Runner>, ledger: &Ledger) {
     let owner = runner.next_owner();
     while !runner.stopping.load(Ordering::Acquire) {

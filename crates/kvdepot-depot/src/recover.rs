@@ -1,8 +1,9 @@
-//! A pool that its depot left in a crash: how the next one takes in every block that its checksum proves, and no other.
+//! Recovery of a crashed depot's pool: the next depot takes in every block that is proven by its checksum, and no
+//! other.
 //!
-//! Clients of the depot before may have outlived it, and may still copy out of any slot and into any that is no proven
-//! block. Until all of them are through, the whole pool is held: proven blocks can be read and do not go, and the rest is
-//! given to nobody (P1, P4).
+//! Clients of the crashed depot may have outlived it, and may still copy out of any slot and into any that is not a
+//! proven block. Until all of them have finished, the complete pool is held: proven blocks can be read and are not
+//! evicted, and no other slot is given out (P1, P4).
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
@@ -19,28 +20,28 @@ use crate::taking_in::TakingIn;
 
 pub use crate::ledger::left::LeftLedger;
 
-/// Slots adopted under one hold of the lock.
+/// Number of slots adopted under one hold of the lock.
 const PIECE_SLOTS: usize = 128;
-/// Slots that one session holds.
+/// Number of slots that one session holds.
 const SESSION_SLOTS: usize = 1 << 19;
-/// Blocks read between two lines of the log.
+/// Number of blocks read between two log lines.
 const LOG_BLOCKS: usize = 1 << 16;
 
-/// What was recovered.
+/// The result of a recovery.
 #[derive(Debug)]
 pub struct Recovered {
-    /// Blocks that are visible now.
+    /// Number of blocks that are visible now.
     pub blocks: usize,
-    /// Blocks that had a record and are not.
+    /// Number of recorded blocks that were not recovered.
     pub left_out: usize,
-    /// What holds the pool for clients of the depot before; empty where there are none. To be dropped when all of their
-    /// copies have ended.
+    /// Sessions that hold the pool for clients of the crashed depot; empty if there are none. Drop them when all of
+    /// these clients' copies have ended.
     pub holds: Vec<Session>,
 }
 
 impl Depot {
-    /// Takes in what a crashed depot left in this one's pool, before anybody else asks for room in it. `held`: clients of
-    /// that depot may still copy.
+    /// Takes in the blocks that a crashed depot left in this one's pool, before there is any request for its space.
+    /// `held`: clients of that depot may still copy.
     pub fn recover(&self, left: &LeftLedger, held: bool) -> Recovered {
         let (runner, begun) = (&self.runner, Instant::now());
         let taking = TakingIn::begin(self, runner.config.pool_bytes, &left.namespaces());
@@ -65,8 +66,8 @@ impl Depot {
             let keys: Vec<BlockKey> = piece.iter().map(|block| block.key).collect();
             let locations = runner.locator.locate(&keys);
             let slots = piece.iter().zip(locations).map(|(block, location)| {
-                // What only I/O can tell is written again, where blocks are written through: a tier that has the block says
-                // so.
+                // If only I/O can tell, the block is written again where blocks are written through: a tier that has it
+                // already reports that.
                 let saved = match location {
                     Location::Tier(tier) => 1 << tier,
                     Location::Unknown | Location::Absent => 0,
@@ -106,19 +107,19 @@ impl Depot {
         Recovered { blocks, left_out, holds: holds.sessions }
     }
 
-    /// The ledger's descriptor, where one is written.
+    /// Returns the ledger's descriptor, if there is a ledger.
     pub fn ledger_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
         self.runner.ledger.as_ref().map(|ledger| ledger.fd())
     }
 
-    /// So many clients may copy now, for who takes the pool over after a crash.
+    /// Records how many clients may copy now, for the depot that takes over the pool after a crash.
     pub fn set_ledger_clients(&self, clients: u32) {
         if let Some(ledger) = &self.runner.ledger {
             ledger.set_clients(clients);
         }
     }
 
-    /// Nobody may take the pool over by its ledger any more.
+    /// Invalidates the ledger, so that no depot can take over the pool by it any more.
     pub fn close_ledger(&self) {
         if let Some(ledger) = &self.runner.ledger {
             ledger.close();
@@ -135,7 +136,7 @@ struct Holds<'a> {
 }
 
 impl Holds<'_> {
-    /// Who holds the next slot.
+    /// Returns the holder of the next slot.
     fn next(&mut self) -> Vec<Owner> {
         if !self.held {
             return Vec::new();

@@ -1,8 +1,9 @@
-//! The runner: the one place with the machine's lock. It feeds events, carries out effects after unlocking, and wakes
-//! exactly the thread that a reply belongs to.
+//! The runner: the only code that takes the machine's lock. It feeds events, carries out effects after unlocking, and
+//! wakes exactly the thread that a reply belongs to.
 //!
-//! Commands leave in the order of the steps that made them: they enter one outbox under the machine's lock, and one thread
-//! at a time takes out what lies there and hands it to the tiers in batches. A tier that ends an operation inside its call only adds to the outbox, so the stack stays flat.
+//! Commands leave in the order of the steps that made them: they enter one outbox under the machine's lock, and one
+//! thread at a time takes them out and passes them to the tiers in batches. A tier that completes an operation inside
+//! its call only adds to the outbox, so the stack stays flat.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -31,38 +32,38 @@ use crate::pool::PoolMapping;
 use crate::probers::Probers;
 use crate::random::random;
 
-/// What a request may take for its own pieces, however short its deadline is: one that has no time to wait is still told what the
-/// pool has.
+/// Time that a request may take for its own pieces, however short its deadline is: even one that has no time to wait
+/// learns what the pool has.
 const OWN_WORK_MIN: Duration = Duration::from_millis(100);
 /// How long a reply may be on its way from the thread whose step made it.
 const DELIVERY_WAIT: Duration = Duration::from_secs(1);
 
-/// What all threads of a depot share.
+/// State shared by all threads of a depot.
 pub(crate) struct Runner {
     pub(crate) config: DepotConfig,
     pub(crate) id: u64,
     pub(crate) pool: Arc<PoolMapping>,
-    /// What the next depot takes over after a crash of this one, where that was asked for.
+    /// The data for the next depot after a crash of this one, if that is enabled.
     pub(crate) ledger: Option<Ledger>,
     machine: Mutex<Machine>,
     outbox: Mutex<VecDeque<Command>>,
-    /// Whether a thread takes commands out of the outbox now.
+    /// Whether a thread is taking commands out of the outbox.
     executing: AtomicBool,
-    /// Work of the machine that nobody waits for.
+    /// Work of the machine without a waiting request.
     jobs: Mutex<VecDeque<Job>>,
-    /// Who waits for replies, and whether any can still come.
+    /// The waiting requests, and whether replies can still come.
     pub(crate) life: Life,
     pub(crate) probers: Probers,
     pub(crate) looks: Looks,
     pub(crate) openings: Openings,
     pub(crate) floors: Floors,
-    /// Where blocks are: all that lookups need.
+    /// Everything that lookups need to find blocks.
     pub(crate) locator: Arc<Locator>,
     commands: TierCommands,
     /// Wakes the pump.
     kicks: Sender<()>,
     pub(crate) stopping: AtomicBool,
-    /// Set before `stopping`: requests that wait for writes are answered at once.
+    /// Set before `stopping`: requests that wait for writes are answered immediately.
     pub(crate) ending: AtomicBool,
     /// Whether [`crate::Depot::finish`] was called.
     pub(crate) finished: AtomicBool,
@@ -115,22 +116,22 @@ impl Runner {
         self.owners.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// A moment as the machine counts time.
+    /// Converts a moment to the machine's time.
     pub(crate) fn nanos(&self, moment: Instant) -> Nanos {
         u64::try_from(moment.saturating_duration_since(self.began).as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// The deadline of an operation that begins now.
+    /// Returns the deadline of an operation that begins now.
     pub(crate) fn deadline(&self) -> Nanos {
         self.nanos(self.config.deadline())
     }
 
-    /// One step. Nothing that waits, calls a tier or wakes a thread happens under the lock.
+    /// Makes one step. Nothing that waits, calls a tier or wakes a thread happens under the lock.
     fn step(&self, event: impl FnOnce() -> Event) -> Effects {
         let mut effects = Effects::default();
         let hold = Holds::begin();
         let mut machine = self.machine.lock();
-        // Ends before the lock does: nobody steps a machine that a panic left half changed.
+        // Dropped before the lock: no thread may step a machine left half changed by a panic.
         let _guard = DeathGuard(&self.life);
         if self.life.is_dead() {
             return effects;
@@ -164,8 +165,9 @@ impl Runner {
         effects
     }
 
-    /// Feeds an event and what follows from it. The reply to `own`, if it came; until it has, or its time is over (P2), this
-    /// thread goes on with work that was cut into pieces, as it waits for that. Other work is left to the pump.
+    /// Feeds an event and its consequences. Returns the reply to `own`, if it came. Until then, or until its time is
+    /// over (P2), this thread continues work that was cut into pieces, since it waits for it. Other work is left to the
+    /// pump.
     fn feed(
         &self,
         event: impl FnOnce() -> Event,
@@ -204,7 +206,7 @@ impl Runner {
         }
     }
 
-    /// A request whose reply comes at once. One of many blocks is asked piece by piece.
+    /// Makes a request with an immediate reply. A request for many blocks is made piece by piece.
     pub(crate) fn ask(self: &Arc<Self>, owner: Owner, request: Request) -> Result<Reply> {
         let mut batch = match Batch::of(request) {
             Ok(batch) => batch,
@@ -219,7 +221,7 @@ impl Runner {
         }
     }
 
-    /// As [`Self::ask`]; `request` is made under the machine's lock.
+    /// Like [`Self::ask`]; `request` is made under the machine's lock.
     pub(crate) fn ask_with(
         self: &Arc<Self>,
         owner: Owner,
@@ -234,7 +236,7 @@ impl Runner {
         })
     }
 
-    /// A request whose reply may take until the deadline; then it is what is known.
+    /// Makes a request whose reply may take until the deadline; then it contains what is known.
     pub(crate) fn ask_within(
         self: &Arc<Self>,
         owner: Owner,
@@ -243,7 +245,7 @@ impl Runner {
     ) -> Result<Reply> {
         let token = self.tokens.fetch_add(1, Ordering::Relaxed);
         let waiter = self.life.waiters.register(token);
-        // After it was registered: who dies from now on answers it.
+        // After it was registered: a death from now on answers it.
         if let Err(dead) = self.life.ensure_alive() {
             self.life.waiters.forget(token);
             return Err(dead);
@@ -258,26 +260,26 @@ impl Runner {
         if let Some(reply) = waiter.wait(deadline) {
             return reply;
         }
-        // Where it is over already, another thread has the reply in its hands and delivers it: it may name leases.
+        // If the request is complete already, another thread has the reply and delivers it: it may contain leases.
         let reply = self.feed(|| Event::Expire { token }, Some((token, None)));
         let reply = reply.or_else(|| waiter.wait(Instant::now() + DELIVERY_WAIT));
         self.life.waiters.forget(token);
         reply.unwrap_or_else(|| Err(timed_out("a request found no reply")))
     }
 
-    /// Something happened that nobody asks about.
+    /// Feeds an event without a reply.
     pub(crate) fn tell(self: &Arc<Self>, event: Event) {
         self.feed(|| event, None);
         self.execute_queued();
     }
 
-    /// As [`Self::tell`], for threads whose own work must not wait for tiers.
+    /// Like [`Self::tell`], for threads whose own work must not wait for tiers.
     pub(crate) fn tell_and_leave(self: &Arc<Self>, event: Event) {
         self.feed(|| event, None);
         self.kick_if_queued();
     }
 
-    /// Has queued work handed to the tiers soon, by another thread.
+    /// Makes another thread pass queued work to the tiers soon.
     fn kick_if_queued(&self) {
         if !self.outbox.lock().is_empty() {
             self.kick();
@@ -285,18 +287,18 @@ impl Runner {
     }
 
     fn kick(&self) {
-        // A full channel means that a wake is on its way already.
+        // If the channel is full, a wake-up is pending already.
         let _ = self.kicks.try_send(());
     }
 
-    /// Hands queued commands to the tiers, unless another thread is doing so.
+    /// Passes queued commands to the tiers, unless another thread is doing so.
     pub(crate) fn execute_queued(self: &Arc<Self>) {
         if self.outbox.lock().is_empty() {
             return;
         }
-        // Weak: an operation that ends after the depot is nobody's, and must not be the last to hold its tiers.
+        // Weak: an operation that ends after the depot has no receiver, and must not be the last to hold its tiers.
         let again = Arc::downgrade(self);
-        // A panic in a tier's thread is the depot's: the machine never hears of the end of that operation.
+        // A panic in a tier's thread kills the depot: the machine never learns the end of that operation.
         let ended: Ended = Arc::new(move |event| {
             let Some(runner) = again.upgrade() else { return };
             let _guard = DeathGuard(&runner.life);
@@ -320,14 +322,14 @@ impl Runner {
                 self.commands.execute(&mut commands, &ended);
             }
             drop(turn);
-            // What came after the last look, while this thread still had the turn, is nobody else's.
+            // Commands added since the last check, while this thread still had the turn, are left to this thread.
             if self.outbox.lock().is_empty() {
                 return;
             }
         }
     }
 
-    /// Goes on with work that nobody waits for, a step at a time.
+    /// Continues work without a waiting request, one step at a time.
     pub(crate) fn work_off(self: &Arc<Self>) {
         self.execute_queued();
         loop {
@@ -337,14 +339,14 @@ impl Runner {
         }
     }
 
-    /// Gives up probes whose tier did not answer in time.
+    /// Abandons probes whose tier did not answer in time.
     pub(crate) fn expire_probes(self: &Arc<Self>) {
         while let Some(ask) = self.commands.overdue_probe() {
             self.tell(Event::Probed { ask, outcome: Err(timed_out("a tier did not answer")) });
         }
     }
 
-    /// Looks at the machine. Nothing may wait in `look`.
+    /// Reads from the machine under its lock. `look` must not wait.
     pub(crate) fn look<T>(&self, look: impl FnOnce(&Machine) -> T) -> T {
         let hold = Holds::begin();
         let machine = self.machine.lock();
@@ -355,13 +357,13 @@ impl Runner {
         seen
     }
 
-    /// Longest holds of the machine's lock since the last call.
+    /// Returns the longest holds of the machine's lock since the last call.
     pub(crate) fn longest_holds(&self) -> LongestHolds {
         self.holds.take()
     }
 }
 
-/// A thread's turn at the outbox. It ends with a panic too.
+/// A thread's turn at the outbox. It also ends by a panic.
 struct Turn<'a>(&'a AtomicBool);
 
 impl Drop for Turn<'_> {

@@ -1,4 +1,4 @@
-//! Unix SEQPACKET sockets: whole frames, descriptors beside them, deadlines.
+//! Unix SEQPACKET sockets: complete frames, attached descriptors, deadlines.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -18,8 +18,8 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
 };
 
-/// The frame that was received last. Its memory is as large as the largest frame and is written once, when it is made:
-/// a frame that comes overwrites only as many bytes as it has.
+/// The last received frame. Its memory has the size of the largest frame and is zeroed once, when it is made: a
+/// received frame overwrites only its own length.
 #[derive(Debug, Default)]
 pub struct FrameBuffer {
     bytes: Vec<u8>,
@@ -47,7 +47,7 @@ impl std::ops::Deref for FrameBuffer {
 /// A connected or listening socket.
 #[derive(Debug)]
 pub struct SeqPacket {
-    /// Of a client's connection: a forked child must not keep its leases alive. Dropped before the descriptor.
+    /// For a client's connection: a forked child must not keep its leases alive. Dropped before the descriptor.
     private: Option<Private>,
     fd: OwnedFd,
     recv_timeout: Option<Duration>,
@@ -56,7 +56,7 @@ pub struct SeqPacket {
 fn socket() -> Result<OwnedFd> {
     let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
         .map_err(|e| Error::io("cannot make a socket", e.into()))?;
-    // A frame must fit the buffers whole; the kernel's defaults are near our largest frame.
+    // The buffers must fit a complete frame; the kernel's defaults are close to our largest frame.
     let _ = set_socket_send_buffer_size(&fd, 4 * FRAME_BYTES_MAX);
     let _ = set_socket_recv_buffer_size(&fd, 4 * FRAME_BYTES_MAX);
     Ok(fd)
@@ -74,13 +74,13 @@ impl SeqPacket {
         Self { private: None, fd, recv_timeout: None }
     }
 
-    /// Connects; `Unavailable` when nobody listens.
+    /// Connects. `Unavailable` if no process listens.
     pub fn connect(path: &Path) -> Result<Self> {
         let fd = socket()?;
-        // A full backlog must not block the caller: a send time-out bounds connect, too (P6).
+        // A full backlog must not block the caller: a send timeout bounds connect, too (P6).
         let _ = set_socket_timeout(&fd, Timeout::Send, Some(Duration::from_millis(100)));
         rustix::net::connect(&fd, &address(path)?).map_err(|e| {
-            // A listener whose queue is full is late, or stopped, but it is there.
+            // A listener whose queue is full is slow or stopped, but it exists.
             let (kind, what) = match e {
                 rustix::io::Errno::AGAIN => (ErrorKind::Timeout, "the depot does not accept connections"),
                 _ => (ErrorKind::Unavailable, "no depot answers"),
@@ -100,12 +100,12 @@ impl SeqPacket {
         Ok(Self::from_fd(fd))
     }
 
-    /// Sends one frame, with a descriptor where given.
+    /// Sends one frame, with an optional descriptor.
     pub fn send(&self, frame: &[u8], fd: Option<BorrowedFd<'_>>) -> Result<()> {
         self.send_with(frame, fd, SendFlags::empty())
     }
 
-    /// Sends one frame by the deadline; `Timeout` when the other side does not make room for it.
+    /// Sends one frame by the deadline. `Timeout` if the other side does not make space for it.
     pub fn send_by(&self, frame: &[u8], deadline: Instant) -> Result<()> {
         loop {
             match self.send_now(frame) {
@@ -123,7 +123,7 @@ impl SeqPacket {
         }
     }
 
-    /// Sends one frame without waiting; `Timeout` when there is no room for it.
+    /// Sends one frame without waiting. `Timeout` if there is no space for it.
     pub fn send_now(&self, frame: &[u8]) -> Result<()> {
         self.send_with(frame, None, SendFlags::DONTWAIT)
     }
@@ -147,8 +147,8 @@ impl SeqPacket {
         }
     }
 
-    /// Receives one frame into `buffer`, with a descriptor where one came. `Timeout` when none came by the deadline,
-    /// `Closed` at the other side's end.
+    /// Receives one frame into `buffer`, and a descriptor if one came with it. `Timeout` if none arrived by the
+    /// deadline, `Closed` if the other side has closed.
     pub fn recv(&mut self, buffer: &mut FrameBuffer, deadline: Option<Instant>) -> Result<Option<OwnedFd>> {
         loop {
             self.set_recv_timeout(deadline)?;
@@ -194,7 +194,7 @@ impl SeqPacket {
         }
     }
 
-    /// Whether the other side has gone. Takes no frame and never waits.
+    /// Returns whether the other side has closed. Takes no frame and never waits.
     pub fn hung_up(&self) -> bool {
         let mut polled = [PollFd::new(&self.fd, PollFlags::empty())];
         let none = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -202,10 +202,10 @@ impl SeqPacket {
     }
 
     fn set_recv_timeout(&mut self, deadline: Option<Instant>) -> Result<()> {
-        // Zero would mean for ever; a passed deadline still takes what has come already.
+        // Zero would mean forever; with a passed deadline, frames that have arrived already are still taken.
         let exact =
             deadline.map(|at| at.saturating_duration_since(Instant::now()).max(Duration::from_millis(1)));
-        // A time-out that is close enough stays: most frames then need no system call for it.
+        // A timeout that is close enough stays: most frames then need no system call for it.
         let same = match (self.recv_timeout, exact) {
             (None, None) => true,
             (Some(now), Some(exact)) => now >= exact && now <= exact + exact / 4 + Duration::from_millis(1),
@@ -233,7 +233,8 @@ fn lost(what: &str, errno: rustix::io::Errno) -> Error {
 
 impl Drop for SeqPacket {
     fn drop(&mut self) {
-        // Ends the connection even if a child was forked while it was made or dropped, and holds a copy.
+        // Ends the connection even if a forked child holds a copy, because the fork came while the socket was made or
+        // dropped.
         if self.private.is_some() {
             let _ = rustix::net::shutdown(&self.fd, Shutdown::Both);
         }

@@ -29,27 +29,27 @@ use crate::user::User;
 
 /// How long opening a claim waits for tiers that answer quickly, so that most claims need no second call.
 const CLAIM_GRACE: Duration = Duration::from_micros(1500);
-/// Most runs that one answer names, so that it fits a frame (P7); what is beyond is refused and asked for again.
+/// Number of runs in one answer, so that it fits into a frame (P7). Blocks beyond that are refused and requested again.
 const RUNS_PER_ANSWER_MAX: usize = 4096;
 
-/// Everything leased through a session ends with it (P4).
+/// A session. Everything leased through it ends with it (P4).
 pub struct Session {
     runner: Arc<Runner>,
     owner: u64,
-    /// Who uses the namespaces that are opened here; the session itself without one.
+    /// The user of the namespaces opened here; `None` for the session itself.
     user: Option<User>,
-    /// Namespaces that are in use here by their ids.
+    /// Namespaces used here by their ids.
     used: Mutex<HashSet<NamespaceHandle>>,
     ahead: Mutex<Ahead>,
-    /// What is to end with the session, after its leases. Dropped after `drop`.
+    /// Values that end with the session, after its leases. Dropped after `drop`.
     companions: Mutex<Vec<Box<dyn Send>>>,
 }
 
-/// Hashes of the claim that is to be opened next, as far as they have come.
+/// Hashes of the next claim that have arrived so far.
 #[derive(Default)]
 struct Ahead {
     hashes: Vec<BlockHash>,
-    /// Why they are not taken; the claim is told.
+    /// Why they were refused, which is reported to the claim.
     refused: Option<Error>,
 }
 
@@ -77,7 +77,7 @@ impl Session {
         }
     }
 
-    /// Keeps something until the session has ended.
+    /// Keeps a value until the session has ended.
     pub fn accompany(&self, companion: impl Send + 'static) {
         self.companions.lock().push(Box::new(companion));
     }
@@ -94,20 +94,20 @@ impl Session {
         self
     }
 
-    /// Whose namespaces are those that are opened here.
+    /// Returns the user of the namespaces opened here.
     pub(crate) fn user(&self) -> u64 {
         self.user.as_ref().map_or(self.owner, User::owner)
     }
 
-    /// Makes a namespace known, which this session's user uses from now on.
+    /// Opens a namespace, which this session's user uses from now on.
     pub(crate) fn open_namespace(&self, canonical: &str) -> Result<Opened> {
         self.runner.open_namespace(self.user(), canonical)
     }
 
-    /// This session's user uses a namespace from now on that somebody else has opened, as far as its share allows.
+    /// Notes that this session's user uses a namespace that another user has opened, within its quota.
     pub(crate) fn use_namespace(&self, namespace: NamespaceHandle) {
         let mut used = self.used.lock();
-        // Also numbers of namespaces that were forgotten meanwhile.
+        // Includes numbers of namespaces that were forgotten meanwhile.
         if used.len() >= NAMESPACES_MAX {
             used.clear();
         }
@@ -147,7 +147,7 @@ impl Session {
         let ahead = std::mem::take(&mut *self.ahead.lock());
         Ok(match request {
             Request::ClaimHashes { .. } | Request::Ping | Request::Goodbye | Request::CopiesEnded => {
-                // Only a depot whose calls get their turn answers.
+                // Answers only if the depot's calls get the lock.
                 runner.look(|_| ());
                 Response::Ok
             }
@@ -222,7 +222,7 @@ impl Session {
         })
     }
 
-    /// Has blocks lie near a NUMA node, those too that others fetch for namespaces which are used from here.
+    /// Makes blocks be placed near a NUMA node, including those that others fetch for namespaces used from here.
     fn wish_near(&self, node: Option<u32>) -> Result<Response> {
         let region = node.and_then(|node| self.runner.pool.near(node));
         let (owner, user) = (self.owner, self.user());
@@ -234,8 +234,8 @@ impl Session {
         }
     }
 
-    /// Before a client is given slots that nobody may have touched yet: its own cgroup or cpuset may refuse it a huge page,
-    /// and that would end it. Slots that it cannot be given are free again.
+    /// Populates slots before they are given to a client, as they may be untouched: the client's own cgroup or cpuset
+    /// may refuse it a huge page, which would kill it. Slots that cannot be populated are freed again.
     fn ensure_present(&self, outcomes: &[Outcome]) -> Result<()> {
         let leased = || {
             outcomes.iter().filter_map(|outcome| match outcome {
@@ -255,10 +255,10 @@ impl Session {
         self.runner.ask(self.owner, request).map(|_| Response::Ok)
     }
 
-    /// Leases blocks for reading. Blocks in a tier are fetched, each at most once; when the pool has no room for more
-    /// while some are leased, the answer comes at once and the rest is refused with `no_space`: asked again after the
-    /// first were copied, they find room. Fetches go on when the wait is over; their blocks are refused with `timeout`
-    /// then, and may be asked for again.
+    /// Leases blocks for reading. Blocks in a tier are fetched, each at most once. If the pool has no space for more
+    /// while some are leased, the answer comes immediately and the rest is refused with `no_space`; a retry after the
+    /// first were copied finds space. Fetches continue after the wait is over; their blocks are refused with `timeout`
+    /// then, and may be requested again.
     pub(crate) fn load(
         &self,
         namespace: NamespaceHandle,
@@ -270,7 +270,7 @@ impl Session {
     ) -> Result<Vec<Outcome>> {
         let runner = &self.runner;
         let deadline = Instant::now() + wait.min(Duration::from_millis(runner.config.timeout_ms));
-        // Who asks again finds what has come since, so fetches are not bound to this call's wait.
+        // A retry finds what has arrived since, so fetches are not bound to this call's wait.
         let fetch_deadline = runner.deadline();
         let request = Ask::Load { namespace, id, hashes, fetch_deadline, last, runs_max };
         match runner.ask_within(self.owner, request, deadline)? {
@@ -282,7 +282,7 @@ impl Session {
         }
     }
 
-    /// Each block counts once, however often it is asked for: when it is leased or missed.
+    /// Counts each block once, when it is leased or missed, however often it is requested.
     fn count_load(&self, namespace: NamespaceHandle, outcomes: &[Outcome], last: bool) {
         let (mut blocks, mut bytes, mut missed) = (0, 0, 0);
         for outcome in outcomes {
@@ -299,7 +299,7 @@ impl Session {
         self.runner.locator.usage.loaded(namespace, blocks, bytes, missed);
     }
 
-    /// Asks for blocks to be brought into the pool; what only I/O can tell of is found out on a thread of its own.
+    /// Requests that blocks be read into the pool. If only I/O can tell where they are, another thread finds out.
     fn prefetch(&self, namespace: NamespaceHandle, hashes: &Hashes<'_>) -> Result<()> {
         let keys = self.runner.locator.directory.keys(namespace, checked(hashes)?)?;
         if self.runner.locator.tiers.is_empty() || keys.is_empty() {
@@ -397,10 +397,10 @@ impl Session {
         answer(runner.ask_within(self.owner, request, Instant::now() + CLAIM_GRACE)?)
     }
 
-    /// Ends the session's claims; whether it still holds leases. A claim's leases only keep blocks in the pool: a client
-    /// copies under leases of its own, so claims may end while copies are under way.
+    /// Ends the session's claims. Returns whether it still holds leases. A claim's leases only keep blocks in the pool:
+    /// a client copies under its own leases, so claims may end while copies are in flight.
     pub fn end_claims(&self) -> bool {
-        // A depot that cannot answer is treated as one that holds something.
+        // A depot that cannot answer is treated as if something were held.
         matches!(self.runner.ask(self.owner, Ask::EndClaims), Ok(Reply::Holds(true)) | Err(_))
     }
 
@@ -456,7 +456,7 @@ impl Session {
     }
 }
 
-/// The hashes of a batch that is neither torn nor too long.
+/// Returns the hashes of a batch after checking its length.
 fn checked<'a>(hashes: &'a Hashes<'_>) -> Result<impl Iterator<Item = BlockHash> + 'a> {
     hashes.count()?;
     Ok(hashes.iter())

@@ -1,22 +1,22 @@
-//! Stalls: moments in which the machine did not run the depot. Its timer then comes late, and so does every answer.
+//! Detects stalls: moments in which the machine did not run the depot. Its timer is late then, and so is every answer.
 
 use std::time::{Duration, Instant};
 
-/// How late a timer is at least that tells of a stall.
+/// Minimum delay of a timer that counts as a stall.
 const STALL_MIN: Duration = Duration::from_secs(1);
 /// At most one stall is logged in this time.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// What a late timer tells.
+/// A stall found by a late timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stall {
     /// How late the timer was.
     pub(crate) late: Duration,
-    /// Stalls since the last one that was logged, without this one; `None` if this one is not to be logged.
+    /// Number of stalls since the last logged one, without this one; `None` if this one should not be logged.
     pub(crate) logged_after: Option<u64>,
 }
 
-/// Recognizes stalls from when a timer was due and when it came.
+/// Detects stalls by comparing when a timer was due with when it fired.
 #[derive(Debug, Default)]
 pub(crate) struct StallWatch {
     logged: Option<Instant>,
@@ -24,7 +24,7 @@ pub(crate) struct StallWatch {
 }
 
 impl StallWatch {
-    /// The timer was due after `tick` and came at `now`, `took` after it was set.
+    /// Checks a timer that was due after `tick` and fired at `now`, `took` after it was set.
     pub(crate) fn timer_came(&mut self, tick: Duration, took: Duration, now: Instant) -> Option<Stall> {
         let late = took.saturating_sub(tick);
         if late < STALL_MIN {

@@ -1,4 +1,4 @@
-//! Counters of a depot. Failures are counted by kind, because at an engine's face they all look like a miss (P2).
+//! Counters of a depot. Failures are counted by kind, because the engine sees all of them as a miss (P2).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 macro_rules! counters {
     ($($(#[doc = $doc:literal])+ $name:ident),+ $(,)?) => {
-        /// Monotonic counters since the depot began.
+        /// Monotonic counters since the depot started.
         #[derive(Debug, Default)]
         pub struct Stats {
             $($(#[doc = $doc])+ pub $name: AtomicU64,)+
@@ -18,10 +18,10 @@ macro_rules! counters {
         }
 
         impl Stats {
-            /// The counters' names, and what each counts.
+            /// The counters' names and descriptions.
             pub const HELP: &[(&str, &str)] = &[$((stringify!($name), concat!($($doc),+))),+];
 
-            /// All counters by name, failures as `{"operation": {"kind": count}}`.
+            /// Returns all counters by name, failures as `{"operation": {"kind": count}}`.
             pub fn to_json(&self) -> serde_json::Map<String, serde_json::Value> {
                 let mut map = serde_json::Map::new();
                 $(map.insert(stringify!($name).to_owned(), self.$name.load(Ordering::Relaxed).into());)+
@@ -98,7 +98,7 @@ impl Stats {
     }
 }
 
-/// Adds what the machine counted to a depot's counters.
+/// Adds the machine's counters to a depot's counters.
 pub(crate) fn merge(map: &mut serde_json::Map<String, serde_json::Value>, counters: &Counters) {
     let counted = [
         ("lookup_blocks", counters.lookup_blocks),
@@ -133,7 +133,7 @@ pub(crate) fn merge(map: &mut serde_json::Map<String, serde_json::Value>, counte
     }
 }
 
-/// Numbers that `stat` has beside the counters of [`Stats::HELP`], and what each is.
+/// Further numbers of `stat` besides the counters of [`Stats::HELP`], with their descriptions.
 pub const GAUGES_HELP: &[(&str, &str)] = &[
     ("pool_bytes", "Memory of the pool"),
     ("pool_free_bytes", "Memory of the pool that holds nothing"),
@@ -158,13 +158,13 @@ pub const GAUGES_HELP: &[(&str, &str)] = &[
     ("ledger_unproven_blocks", "Blocks of the depot before this one that are not proven yet"),
 ];
 
-/// Numbers of `stat` that only grow, and what each counts.
+/// Further numbers of `stat` that only grow, with their descriptions.
 pub const EVICTIONS_HELP: &[(&str, &str)] = &[
     ("evict_blocks", "Blocks that left the pool for others"),
     ("evict_blocks_unwritten", "Blocks that left the pool for others and that no tier had"),
 ];
 
-/// What the machine holds now, by the names that `stat` and the metrics use.
+/// Returns the machine's gauges, by the names that `stat` and the metrics use.
 pub(crate) fn gauges(gauges: &Gauges) -> [(&'static str, u64); 21] {
     [
         ("pool_bytes", gauges.pool_bytes),

@@ -1,5 +1,4 @@
-//! Taking in what another depot left in this one's pool, one that handed it over or one that crashed: what both ways have
-//! in common.
+//! The common part of taking in another depot's blocks from this one's pool, after a hand-over or a crash.
 
 use hashbrown::HashSet;
 use kvdepot_core::machine::{Adopt, Event, HandedState};
@@ -8,17 +7,17 @@ use kvdepot_core::{BlockKey, NamespaceId};
 use crate::depot::Depot;
 use crate::epochs;
 
-/// A pool that is being taken in, before anybody else asks for room in it.
+/// A pool that is being taken in, before there is any request for its space.
 pub(crate) struct TakingIn<'a> {
     depot: &'a Depot,
-    /// Bytes that the other depot had taken in use.
+    /// Bytes that the other depot had in use.
     pool_bytes: u64,
-    /// What blocks may carry.
+    /// The current namespace ids, which blocks may have.
     current: HashSet<NamespaceId>,
 }
 
 impl<'a> TakingIn<'a> {
-    /// Opens the namespaces of the other depot, which had them in these epochs at least.
+    /// Opens the namespaces of the other depot, at no less than these epochs.
     pub(crate) fn begin(depot: &'a Depot, pool_bytes: u64, namespaces: &[(String, u32)]) -> Self {
         let mut current = HashSet::new();
         for outcome in epochs::reopen(&depot.runner, namespaces) {
@@ -33,13 +32,13 @@ impl<'a> TakingIn<'a> {
         Self { depot, pool_bytes, current }
     }
 
-    /// Whether a block is current, as far as all tiers say.
+    /// Returns whether a block is current, according to all tiers.
     pub(crate) fn is_current(&self, key: &BlockKey) -> bool {
         self.current.contains(&key.namespace)
     }
 
-    /// Takes some slots in, under one hold of the lock. Of a block that is not current only its place is left, for who
-    /// still copies.
+    /// Takes in some slots, under one hold of the lock. For a block that is not current only its place is kept, for
+    /// clients that still copy.
     pub(crate) fn take(&self, mut slots: Vec<Adopt>) {
         for slot in &mut slots {
             if matches!(&slot.handed.state, HandedState::Block { key, .. } if !self.is_current(key)) {
@@ -49,7 +48,7 @@ impl<'a> TakingIn<'a> {
         self.depot.runner.tell_and_leave(Event::Adopt { pool_bytes: self.pool_bytes, slots });
     }
 
-    /// Blocks that are visible now.
+    /// Returns the number of visible blocks.
     pub(crate) fn blocks(&self) -> usize {
         self.depot.runner.look(|machine| machine.gauges().pool_blocks)
     }

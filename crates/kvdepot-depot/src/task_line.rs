@@ -1,14 +1,14 @@
-//! Log lines of tasks, in the words that operators of Unified Cache Management search for. The log's writer puts `[UC][D]`
-//! before and `[PID,TID]` behind lines of [`TARGET`].
+//! Log lines of tasks, in the format that operators of Unified Cache Management search for. The log's writer puts
+//! `[UC][D]` before and `[PID,TID]` after lines of [`TARGET`].
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// The target of these lines.
+/// The tracing target of these lines.
 pub const TARGET: &str = "uc";
 
-/// Which way a task goes.
+/// The direction of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// Engine to depot.
@@ -18,7 +18,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// As the log lines spell it.
+    /// Returns the spelling in log lines.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Dump => "DUMP",
@@ -27,22 +27,22 @@ impl Operation {
     }
 }
 
-/// What a client's task is called in its lines.
+/// The name of a client's task in its lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Store {
     /// `Cache task(7,DUMP,…)`: a pool that keeps blocks.
     Cache,
-    /// `Task(7,PC::D2S,…)`: a pool that blocks only pass through. Such a task has no line at its begin.
+    /// `Task(7,PC::D2S,…)`: a pool that blocks only pass through. Such a task logs no line when it begins.
     PassThrough,
 }
 
-/// A client's task, as its lines name it.
+/// A client's task, as named in its lines.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TaskLine {
     pub(crate) id: u64,
     pub(crate) operation: Operation,
     pub(crate) store: Store,
-    /// Shards of blocks.
+    /// Number of shards of blocks.
     pub(crate) subtasks: usize,
     pub(crate) bytes: u64,
 }
@@ -81,7 +81,7 @@ impl fmt::Display for TaskLine {
     }
 }
 
-/// The blocks that a tier is given in one call. It says that it has finished when the last of them lets go of it.
+/// The blocks of one tier call. It logs its end when the last of them drops it.
 #[derive(Debug)]
 pub(crate) struct TierTask {
     id: u64,
@@ -98,7 +98,7 @@ impl TierTask {
     /// From the pool into a tier.
     pub(crate) const WRITE: &'static str = "Cache2Backend";
 
-    /// A task without blocks; None where nobody reads its lines.
+    /// Makes a task without blocks; `None` if its lines are not enabled.
     pub(crate) fn begin(id: u64, tier: &'static str, operation: &'static str) -> Option<Self> {
         tracing::enabled!(target: TARGET, tracing::Level::DEBUG).then(|| Self {
             id,
@@ -110,13 +110,13 @@ impl TierTask {
         })
     }
 
-    /// One more block belongs to it.
+    /// Adds a block.
     pub(crate) fn add(&self, bytes: usize) {
         self.blocks.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// It has all of its blocks.
+    /// Logs that the task has all of its blocks.
     pub(crate) fn dispatching(&self) {
         tracing::debug!(target: TARGET, "{self} dispatching.");
     }

@@ -1,4 +1,4 @@
-//! What tiers report by themselves, as events for the machine.
+//! Unsolicited reports of tiers, as events for the machine.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -10,17 +10,17 @@ use kvdepot_tier::TierEvents;
 use crate::death::DeathGuard;
 use crate::runner::Runner;
 
-/// Blocks in one event: a bound on a step of the machine.
+/// Number of blocks in one event, which bounds a step of the machine.
 const KEYS_PER_EVENT: usize = 128;
 
-/// Hears what one tier reports. Tiers hold it weakly, the depot keeps it.
+/// Receives the reports of one tier. Tiers hold it weakly, and the depot keeps it.
 pub(crate) struct Listener {
     runner: Weak<Runner>,
     tier: TierIndex,
 }
 
 impl Listener {
-    /// Has every tier of a runner report to it.
+    /// Makes every tier of a runner report to it.
     pub(crate) fn attach_all(runner: &Arc<Runner>) -> Vec<Arc<Self>> {
         let listeners = runner.locator.tiers.iter().enumerate().map(|(tier, attached)| {
             let listener = Arc::new(Self { runner: Arc::downgrade(runner), tier });
@@ -50,7 +50,7 @@ impl TierEvents for Listener {
         self.forgot(keys, true);
     }
 
-    /// The tier's guard logs it, and answers for the tier meanwhile: nothing is decided by it here.
+    /// The tier's guard logs it and answers for the tier meanwhile, so there is nothing to do here.
     fn went_down(&self) {}
 
     /// As [`Self::went_down`].

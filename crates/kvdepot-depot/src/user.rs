@@ -1,4 +1,4 @@
-//! Who uses namespaces: a process, whose sessions come and go, or a single session.
+//! Users of namespaces: a process, whose sessions come and go, or a single session.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,8 +8,8 @@ use kvdepot_core::machine::{Event, Owner};
 use crate::death::DeathGuard;
 use crate::runner::Runner;
 
-/// A user of namespaces, with a share of those that the depot can know. What its sessions open is not forgotten before the
-/// last of them, and this, are dropped. Clones are the same user.
+/// A user of namespaces, with a quota of those that the depot can know. Namespaces opened by its sessions are not
+/// forgotten before the last of the sessions and this value are dropped. Clones are the same user.
 #[derive(Clone)]
 pub struct User(pub(crate) Arc<Inner>);
 
@@ -28,18 +28,18 @@ impl User {
         self.0.owner
     }
 
-    /// Names this user without keeping it.
+    /// Returns a weak reference to this user.
     pub fn downgrade(&self) -> WeakUser {
         WeakUser(Arc::downgrade(&self.0))
     }
 }
 
-/// A user that may be gone.
+/// A weak reference to a user.
 #[derive(Clone)]
 pub struct WeakUser(std::sync::Weak<Inner>);
 
 impl WeakUser {
-    /// The user, if it is still there.
+    /// Returns the user, if it still exists.
     pub fn upgrade(&self) -> Option<User> {
         self.0.upgrade().map(User)
     }

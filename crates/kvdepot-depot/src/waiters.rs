@@ -1,4 +1,4 @@
-//! Who waits for a reply: each is woken by its own, and by nothing else.
+//! Threads that wait for replies: each is woken only by its own.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -8,7 +8,7 @@ use kvdepot_core::machine::{Reply, Token};
 use kvdepot_core::{Error, ErrorKind, Result};
 use parking_lot::{Condvar, Mutex};
 
-/// One thread that waits for one reply.
+/// A thread that waits for one reply.
 #[derive(Debug, Default)]
 pub(crate) struct Waiter {
     reply: Mutex<Option<Result<Reply>>>,
@@ -16,7 +16,7 @@ pub(crate) struct Waiter {
 }
 
 impl Waiter {
-    /// The reply, if it comes by the deadline.
+    /// Returns the reply, if it comes by the deadline.
     pub(crate) fn wait(&self, deadline: Instant) -> Option<Result<Reply>> {
         let mut reply = self.reply.lock();
         while reply.is_none() {
@@ -40,7 +40,7 @@ impl Waiters {
         waiter
     }
 
-    /// Answers everybody with an error.
+    /// Answers all waiting threads with an error.
     pub(crate) fn fail_all(&self) {
         let waiting = std::mem::take(&mut *self.waiting.lock());
         for waiter in waiting.into_values() {
@@ -49,7 +49,7 @@ impl Waiters {
         }
     }
 
-    /// Whose replies are waited for.
+    /// Returns the tokens of all expected replies.
     pub(crate) fn tokens(&self) -> Vec<Token> {
         self.waiting.lock().keys().copied().collect()
     }
@@ -58,7 +58,7 @@ impl Waiters {
         self.waiting.lock().remove(&token);
     }
 
-    /// Hands a reply to who waits for it. Nobody may: its request was told on another way that it is over.
+    /// Delivers a reply. There may be no waiter, if its request has ended in another way.
     pub(crate) fn deliver(&self, token: Token, reply: Result<Reply>) {
         if let Some(waiter) = self.waiting.lock().remove(&token) {
             *waiter.reply.lock() = Some(reply);

@@ -1,4 +1,5 @@
-//! A depot that goes in the middle of being attached is attached again, with all that it must know. P6.
+//! A client whose depot goes away in the middle of being attached attaches to it again, with everything it must know.
+//! P6.
 #![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
 
 use std::os::fd::AsFd;
@@ -13,7 +14,7 @@ use kvdepot_depot::seqpacket::{FrameBuffer, SeqPacket};
 use kvdepot_depot::{PoolMapping, PoolRegion};
 
 const POOL: u64 = 1 << 20;
-/// A hang of the test itself, not a measure of speed.
+/// Reached only if the test hangs; not a measure of speed.
 const HANG: Duration = Duration::from_secs(60);
 
 /// What the depot does when a namespace is to be opened.
@@ -24,7 +25,7 @@ enum Opening {
     Opens,
 }
 
-/// A depot of which the test says how it takes each opening; a connection ends where it hangs up.
+/// A depot that treats each opening as the test says; it ends a connection where it hangs up.
 fn depot(listener: SeqPacket, openings: Receiver<Opening>, opened: Sender<()>) {
     let pool = Arc::new(PoolMapping::create(POOL).unwrap());
     std::thread::spawn(move || {
@@ -83,7 +84,8 @@ fn finds_its_block_after(openings: &[Opening]) {
     let layout = BlockLayout::uniform(1, &[4096]).unwrap();
     let spec = Arc::new(NamespaceSpec::new("{\"model\":\"attach\"}", layout).unwrap());
     openings.iter().for_each(|opening| say.send(*opening).unwrap());
-    // What comes of it is not told to who registers: the engine goes on, and the rest is done beside it.
+    // The outcome is not reported to the caller that registers: the engine goes on, and the rest happens in the
+    // background.
     let _ = attachment.register(&spec);
     opened.recv_timeout(HANG).expect("the namespace is opened in the end");
     let group =

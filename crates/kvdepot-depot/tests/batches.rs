@@ -1,5 +1,5 @@
-//! What a step of the machine asks of a tier reaches it in few calls, in the step's order; a removal ends when the tier says
-//! so; a tier that hangs costs one wait for all namespaces. P1, P2.
+//! What a step of the machine asks of a tier reaches it in few calls, in the step's order; a removal ends when the tier
+//! says so; a hung tier costs one wait for all namespaces. P1, P2.
 #![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
 
 #[path = "common/blocks.rs"]
@@ -17,7 +17,7 @@ use kvdepot_tier::{Done, FakeTier, ReadItem, Tier, WriteItem};
 
 const BLOCKS: u64 = 64;
 
-/// What a tier was asked for.
+/// A request to the tier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Call {
     Read(Vec<BlockKey>),
@@ -25,13 +25,13 @@ enum Call {
     Remove(Vec<BlockKey>),
 }
 
-/// A tier that keeps what it is asked for in mind, and can be told to end nothing.
+/// A tier that records what it is asked for, and can be made to end nothing.
 #[derive(Default)]
 struct Recorder {
     calls: Mutex<Vec<Call>>,
-    /// Where removals go that the test ends.
+    /// Receives removals that the test will end.
     removals: Option<Sender<(Vec<BlockKey>, Done<()>)>>,
-    /// Namespaces are opened by nobody.
+    /// Whether nobody opens namespaces.
     is_hung: bool,
 }
 
@@ -51,7 +51,7 @@ impl Script for Recorder {
         done: Done<u32>,
     ) {
         if self.is_hung {
-            // As a tier whose thread is gone: nobody answers.
+            // Like a tier whose thread is gone: nobody answers.
             return std::mem::forget(done);
         }
         inner.open_namespace(spec, at_least, deadline, done);
@@ -133,7 +133,7 @@ fn a_removal_ends_when_the_tier_has_forgotten() {
     });
 }
 
-/// One wait, though 40 namespaces are opened; more would be 40 deadlines.
+/// One wait, although 40 namespaces are opened; otherwise it would be 40 deadlines.
 #[test]
 fn a_tier_that_hangs_costs_one_wait_for_all_namespaces() {
     let hung = tier(Recorder { is_hung: true, ..Recorder::default() });

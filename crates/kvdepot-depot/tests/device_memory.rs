@@ -1,4 +1,5 @@
-//! What an engine keeps registered of the caller's pages: until the store is closed, whoever still holds something of it.
+//! What an engine keeps registered of the caller's pages: only until the store is closed, whoever still holds a part of
+//! it.
 #![allow(clippy::unwrap_used, reason = "tests fail where they cannot go on")]
 
 use std::sync::Arc;
@@ -13,10 +14,10 @@ use kvdepot_depot::{Depot, DepotConfig};
 
 const BLOCK_BYTES: usize = 8 << 10;
 const SHARDS: usize = 2;
-/// A hang of the test itself, not a measure of speed.
+/// Reached only if the test hangs; not a measure of speed.
 const HANG: Duration = Duration::from_secs(60);
 
-/// Copies on the host, and counts what is registered.
+/// Copies on the host and counts what is registered.
 #[derive(Debug)]
 struct Registering {
     copies: HostEngine,
@@ -50,8 +51,8 @@ impl CopyEngine for Registering {
     }
 }
 
-/// An engine that sleeps gives its pages' memory back, and gets other memory at the same addresses. A registration that
-/// outlived the store would name the memory that is gone.
+/// A sleeping engine gives its pages' memory back, and later gets other memory at the same addresses. A registration
+/// that outlived the store would name memory that is gone.
 #[test]
 fn a_closed_store_has_nothing_registered_although_its_tasks_are_held() {
     let config = serde_json::json!({ "pipeline": "Cache", "pool_bytes": 1 << 20, "timeout_ms": 10_000 });

@@ -1,4 +1,4 @@
-//! Drains, the end of a depot, and its death by a panic (P2): all are bounded, and nothing is lost without a word.
+//! Drains, the end of a depot, and its death by a panic (P2): all are bounded, and nothing is lost silently.
 #![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
 
 #[path = "common/scripted.rs"]
@@ -15,7 +15,7 @@ use kvdepot_depot::message::{Grant, Hashes, Request, Response, Shards};
 use kvdepot_depot::{Depot, DepotConfig, PoolMapping, Session, Unwritten};
 use scripted::{Act, Held, Scripted};
 
-/// A hang of the test itself, not a measure of speed.
+/// Reached only if the test hangs; not a measure of speed.
 const HANG: Duration = Duration::from_secs(60);
 const SLOT_BYTES: u64 = 4096;
 
@@ -45,7 +45,7 @@ fn hashes(block: u64) -> Hashes<'static> {
     Hashes([block.to_le_bytes(), [7; 8]].concat().into())
 }
 
-/// Stores a block of whatever bytes the pool holds.
+/// Stores a block with whatever bytes the pool holds.
 fn seal(session: &Session, namespace: u64, block: u64) {
     let reserved = session.handle(Request::Reserve { namespace, hashes: hashes(block) });
     let Response::Grants(grants) = reserved else { panic!("{reserved:?}") };
@@ -66,7 +66,7 @@ fn is_unavailable(response: &Response) -> bool {
     matches!(response, Response::Failed { kind, .. } if kind == "unavailable")
 }
 
-/// Under load there is always a write under way: a block is stored before the one before it is written.
+/// Under load there is always a write in flight: a block is stored before the previous one has been written.
 #[test]
 fn a_drain_waits_for_what_was_stored_before_it_only() {
     let (depot, writes) = held(0);
@@ -100,7 +100,7 @@ fn a_drain_waits_for_a_write_under_way() {
     assert!(matches!(session.handle(Request::Drain { wait_ms: 0 }), Response::Drained(true)));
 }
 
-/// Blocks of a namespace that was reset are given up, also those that a reader still leases.
+/// Blocks of a reset namespace are dropped, including those that a reader still leases.
 #[test]
 fn a_drain_does_not_wait_for_what_was_given_up() {
     let (depot, writes) = held(0);
@@ -163,7 +163,7 @@ fn what_is_written_in_time_is_not_lost() {
     });
 }
 
-/// The depot is dead then, and no call of its process waits for it or fails in another way.
+/// The depot is dead then, and no call in its process waits for it or fails in any other way.
 #[test]
 fn a_panic_in_a_write_makes_every_call_a_miss() {
     let depot = depot(PoolKind::Cache, Act::Pass, Act::Panic, u64::from(u32::MAX));
@@ -187,7 +187,7 @@ fn a_panic_in_a_write_makes_every_call_a_miss() {
     let attachment = Attachment::embedded(depot).unwrap();
     assert!(!attachment.attached());
     assert!(attachment.drain(HANG).is_err());
-    // Waits neither for writes that nobody does any more nor for the thread that panicked.
+    // Waits neither for writes that nobody will do any more, nor for the thread that panicked.
     drop(attachment);
 }
 
@@ -199,7 +199,7 @@ fn a_panic_in_a_read_makes_every_call_a_miss() {
     seal(&session, namespace, 0);
     assert!(matches!(session.handle(Request::Drain { wait_ms: u32::MAX }), Response::Drained(true)));
     let asking = Arc::clone(&session);
-    // Where the read begins, on this thread or on the depot's, is not promised.
+    // It is unspecified whether the read begins on this thread or on the depot's.
     let _ = std::thread::spawn(move || {
         asking.handle(Request::Acquire { namespace, hashes: hashes(0), wait_ms: 1, last: true })
     })

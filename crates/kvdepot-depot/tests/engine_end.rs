@@ -1,5 +1,5 @@
-//! The last holder of a copy engine may be a copy that ends on a thread of that engine. The engine is not dropped there: it
-//! would wait for its own end (P2).
+//! The last holder of a copy engine may be a copy that ends on one of that engine's threads. The engine must not be
+//! dropped there: it would wait for its own end (P2).
 #![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
 
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use kvdepot_copy::{CopyBatch, CopyEngine, GroupSink};
 use kvdepot_core::Result;
 use kvdepot_depot::client::DeviceEngine;
 
-/// A hang of the test itself, not a measure of speed.
+/// Reached only if the test hangs; not a measure of speed.
 const HANG: Duration = Duration::from_secs(60);
 
-/// Tells on which thread it is dropped.
+/// Reports the thread on which it is dropped.
 #[derive(Debug)]
 struct Device(Sender<String>);
 
@@ -33,7 +33,7 @@ impl Drop for Device {
     }
 }
 
-/// The thread on which an engine ends whose last holder lets go on the thread of this name.
+/// The thread on which an engine ends whose last holder drops it on the thread of this name.
 fn ends_on(name: &str) -> String {
     let (dropped, drops) = unbounded();
     let engine: Arc<dyn CopyEngine> = Arc::new(Device(dropped));

@@ -1,4 +1,5 @@
-//! Pool, tiers and other depots agree on a namespace's epoch, whoever was away when it moved. P1, P2.
+//! Pool, tiers and other depots agree on a namespace's epoch, no matter which of them was away when it advanced. P1,
+//! P2.
 #![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
 
 use std::path::Path;
@@ -16,7 +17,7 @@ use kvdepot_tier::conformance::Waiting;
 use kvdepot_tier::{Done, FakeTier, Presence, ReadItem, Tier, TierUsage, WriteItem};
 
 const POOL: u64 = 1 << 20;
-/// A hang of the test itself, not a measure of speed.
+/// Reached only if the test hangs; not a measure of speed.
 const HANG: Duration = Duration::from_secs(60);
 
 fn spec() -> NamespaceSpec {
@@ -54,7 +55,7 @@ struct Flaky {
     held: Held,
     is_broken: AtomicBool,
     calls: AtomicUsize,
-    /// Calls that must have come before one of them ends.
+    /// Calls that must have come before any of them ends.
     wanted: AtomicUsize,
 }
 
@@ -78,7 +79,7 @@ impl Default for Fake {
 }
 
 impl Flaky {
-    /// Does what is asked, once as many calls have come as are wanted: whoever waits for one before the next waits forever.
+    /// Executes the calls once as many as wanted have come: a caller that waits for one before the next waits forever.
     fn when_all_have_come(&self, done: Done<u32>, work: impl FnOnce(&FakeTier, Done<u32>) + Send + 'static) {
         if self.is_broken.load(Ordering::SeqCst) {
             return done(Err(Error::new(ErrorKind::Io, "broken for a test")));
@@ -153,7 +154,7 @@ fn stored(tier: &Flaky) -> u32 {
     tier.inner.0.open_and_wait(&spec(), 0).unwrap()
 }
 
-/// A depot whose pool outlives a crash, in new memory or in what another one left.
+/// A depot whose pool outlives a crash, in new memory or in what another depot left.
 fn kept(tiers: Vec<Arc<dyn Tier>>, pool: PoolMapping) -> Depot {
     let config = serde_json::json!({"pipeline": "Cache", "pool_bytes": POOL, "populate": false,
         "pool_keep_ms": 1000, "pool_keeper": ["true"]});
@@ -161,7 +162,7 @@ fn kept(tiers: Vec<Arc<dyn Tier>>, pool: PoolMapping) -> Depot {
     Depot::with_tiers(config, PoolKind::Cache, tiers, pool).unwrap()
 }
 
-/// The depot is gone, as by a kill: its memory, and its ledger.
+/// The depot is gone, as if killed; returns its memory and its ledger.
 fn crash(depot: Depot) -> (PoolMapping, LeftLedger) {
     let pool = depot.pool().fd().unwrap().try_clone_to_owned().unwrap();
     let ledger = depot.ledger_fd().unwrap().try_clone_to_owned().unwrap();
@@ -169,7 +170,8 @@ fn crash(depot: Depot) -> (PoolMapping, LeftLedger) {
     (PoolMapping::map(pool, POOL).unwrap(), LeftLedger::open(ledger).unwrap())
 }
 
-/// A crashed depot moved a namespace on, its only tier could not store that, and it is away when the next depot starts.
+/// A crashed depot advanced a namespace, its only tier could not store that, and the tier is away when the next depot
+/// starts.
 #[test]
 fn an_epoch_that_only_the_ledger_knew_is_told_to_a_tier_that_comes_back() {
     let tier: Arc<Flaky> = Arc::default();
@@ -185,7 +187,7 @@ fn an_epoch_that_only_the_ledger_knew_is_told_to_a_tier_that_comes_back() {
     direct.reset(&[namespace.handle]).unwrap_err();
     drop(direct);
     let (pool, left) = crash(first);
-    // More than one crash, before the tier has heard of it.
+    // More than one crash before the tier learns of it.
     let second = kept(vec![Arc::clone(&tier) as _], pool);
     assert_eq!(second.recover(&left, false).blocks, 0);
     let (pool, left) = crash(second);
@@ -231,7 +233,7 @@ fn a_reset_reaches_the_epoch_of_the_tier_that_is_ahead() {
     let tiers: Vec<Arc<Flaky>> = (0..2).map(|_| Arc::default()).collect();
     let depot = depot(tiers.iter().map(|tier| Arc::clone(tier) as _).collect());
     assert_eq!(epoch(&depot), 0);
-    // By another depot, before this one looks again.
+    // By another depot, before this one checks again.
     tiers[1].advance_and_wait(&spec(), 6).unwrap();
     let direct = depot.direct();
     direct.reset(&[direct.open_namespace(spec().canonical()).unwrap().handle]).unwrap();
@@ -291,7 +293,7 @@ fn depots_with_unequal_counts_of_resets_stay_together() {
     until("the other depot follows", || epoch(&one) == epoch(&two));
 }
 
-/// A purge by another depot on the same directory: values are found again afterwards.
+/// Another depot on the same directory purges the values: values are found again afterwards.
 #[test]
 fn values_follow_another_depots_purge() {
     let directory = tempfile::tempdir().unwrap();
@@ -304,7 +306,7 @@ fn values_follow_another_depots_purge() {
     put().unwrap();
     assert!(is_found());
     there.purge().unwrap();
-    // Has the depot look at each of its namespaces again, as an engine's start does.
+    // Makes the depot check each of its namespaces again, as the start of an engine does.
     values(&one);
     until("the value goes with the purge", || !is_found());
     put().unwrap();
@@ -316,12 +318,12 @@ fn all_classes_of_values_are_opened_and_reset_at_once() {
     let counted = Arc::new(Flaky::default());
     let first = depot(vec![Arc::clone(&counted) as _]);
     let values = Values::open(first.direct(), POOL, 0).unwrap();
-    // Opening asks for stamps, too; a purge is one call a class.
+    // Opening asks for stamps too; a purge is one call per class.
     counted.calls.store(0, Ordering::SeqCst);
     values.purge().unwrap();
     let classes = counted.calls.load(Ordering::SeqCst);
     assert!(classes > 8, "{classes}");
-    // One after another, the first would wait for the others.
+    // If they came one after another, the first would wait for the others.
     let tier = Arc::new(Flaky::default());
     tier.wanted.store(classes, Ordering::SeqCst);
     let second = depot(vec![Arc::clone(&tier) as _]);

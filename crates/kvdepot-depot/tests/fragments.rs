@@ -58,7 +58,7 @@ fn stat(session: &Session, name: &str) -> u64 {
 #[test]
 fn blocks_in_many_pieces_are_acquired_in_as_many_answers_as_it_takes() {
     let pages = 2 * BLOCKS * SLOT_RUNS_MAX;
-    // Room for the last: what dumps may take of a pool is for tiers to save, and here are none.
+    // There is space for the last block: dirty blocks may fill only a part of a pool, but without tiers there are none.
     let config = serde_json::json!({
         "pipeline": "Cache", "pool_bytes": pages as u64 * PAGE, "timeout_ms": 10_000, "eviction": "lru",
     });
@@ -72,7 +72,7 @@ fn blocks_in_many_pieces_are_acquired_in_as_many_answers_as_it_takes() {
         store(&session, hole, n..n + 1);
     }
     session.handle(Request::Reset { namespaces: vec![hole] });
-    // Its room comes back in the background.
+    // Its space is freed in the background.
     while stat(&session, "pool_blocks") > pages as u64 / 2 {
         std::thread::yield_now();
     }

@@ -1,5 +1,5 @@
-//! A device that hangs under a client: dumps end by their deadline, loads when nothing is written any more, and nobody gets
-//! the slots that the device may still touch before it is through (P1, P2).
+//! A device that hangs under a client: dumps end by their deadline, loads when nothing is written any more, and nobody
+//! gets the slots that the device may still touch before it has finished (P1, P2).
 #![allow(clippy::unwrap_used, reason = "tests fail where they cannot go on")]
 
 use std::sync::{Arc, Weak};
@@ -11,14 +11,14 @@ use kvdepot_core::{BlockHash, BlockLayout, ErrorKind, NamespaceSpec, Result};
 use kvdepot_depot::client::{Attachment, DeviceEngine, Kept, Store, TaskState};
 use kvdepot_depot::{Depot, DepotConfig};
 
-/// Blocks that the pool has room for.
+/// Blocks that fit in the pool.
 const ROOM: usize = 16;
 const BLOCK_BYTES: usize = 64 << 10;
-/// Blocks of the task that hangs.
+/// Blocks of the hanging task.
 const BLOCKS: usize = 4;
-/// A hang of the test itself, not a measure of speed.
+/// Reached only if the test hangs; not a measure of speed.
 const HANG: Duration = Duration::from_secs(60);
-/// Time of the task that hangs: its slots must have been reserved by then.
+/// Timeout of the hanging task: its slots must have been reserved by then.
 const TASK: Duration = Duration::from_secs(6);
 
 /// A device that copies when the test lets it.
@@ -40,10 +40,10 @@ struct Lab {
     attachment: Arc<Attachment>,
     spec: Arc<NamespaceSpec>,
     memory: Vec<u8>,
-    /// Over the device that hangs.
+    /// Uses the hanging device.
     hangs: Store,
     device: Receiver<(CopyBatch, Arc<dyn GroupSink>)>,
-    /// Over an engine that does not, for another namespace.
+    /// Uses an engine that does not hang, for another namespace.
     others: Store,
 }
 
@@ -84,7 +84,7 @@ impl Lab {
         Self { attachment, spec, memory, hangs, device, others }
     }
 
-    /// Every block of the task failed by its deadline, and was counted by kind.
+    /// Asserts that every block of the task failed by its deadline and was counted by kind.
     fn timed_out(&self, task: &Arc<TaskState>, operation: &str) {
         assert!(task.wait(Some(HANG)), "the task did not end");
         let kinds: Vec<ErrorKind> = task.failed().into_iter().map(|(_, kind)| kind).collect();
@@ -93,7 +93,7 @@ impl Lab {
         assert!(stats.contains(operation) && stats.contains("timeout"), "{stats}");
     }
 
-    /// Dumps as many blocks as the pool has room for; how many of them it has then.
+    /// Dumps as many blocks as fit in the pool; returns how many of them it then has.
     fn fill(&self, first: u64) -> usize {
         // SAFETY: the memory lives in the lab, and nothing writes it.
         let task = unsafe { self.others.dump_pages(hashes(first, ROOM), &pages(ROOM), 0) }.unwrap();
@@ -105,7 +105,7 @@ impl Lab {
         self.others.lookup(&hashes(first, ROOM)).iter().filter(|&&byte| byte != 0).count()
     }
 
-    /// The blocks of `fill` that are there hold what was dumped.
+    /// Asserts that those blocks of `fill` that are there hold what was dumped.
     fn are_whole(&self, first: u64) {
         for (index, hash) in hashes(first, ROOM).into_iter().enumerate() {
             if self.others.lookup(&[hash]) == [0] {
@@ -124,12 +124,12 @@ impl Lab {
         }
     }
 
-    /// The device comes back and writes what it was told to, then lets go.
+    /// The device comes back, writes what it was told to, and then releases everything.
     fn come_back(&self) {
         for (batch, sink) in self.device.try_iter() {
             for op in &batch.ops {
                 let (from, to) = match batch.direction {
-                    // Other bytes than anybody dumped, so that they show wherever they go.
+                    // Bytes that nobody dumped, so that they show wherever they go.
                     Direction::ToHost => (vec![0xDD; op.len], op.host),
                     Direction::ToDevice => (vec![0; 0], op.host),
                 };
@@ -148,7 +148,7 @@ fn owner() -> (Option<Kept>, Weak<()>) {
     (Some(owner), seen)
 }
 
-/// Threads that took part in a copy let go of it, one after the other.
+/// The threads that took part in a copy release it one after the other.
 fn is_let_go(seen: &Weak<()>) {
     let end = Instant::now() + HANG;
     while seen.strong_count() > 0 {
@@ -219,7 +219,7 @@ fn slots_of_a_load_that_hangs_are_not_evicted() {
     // SAFETY: the memory lives in the lab; the device writes nothing.
     let load = unsafe { hangs.load_pages(hashes(0, BLOCKS), &pages(BLOCKS), 0) }.unwrap();
     drop(hangs);
-    // More than there are threads for loads: each is refused or ended in its time, unless it is begun as well.
+    // More loads than there are threads for them: each is refused, or ends in time, unless it is begun as well.
     let mut hung = vec![load];
     for attempt in 0.. {
         assert!(attempt < 4, "no load was refused");
@@ -266,7 +266,7 @@ fn a_store_closes_under_a_device_that_hangs() {
     assert_eq!(lab.fill(200), ROOM, "the slots did not come back");
 }
 
-/// Who has waited for a task may count on its memory being free, and nobody needs to wait for that.
+/// A caller that has waited for a task may rely on its memory being free without waiting for that.
 #[test]
 fn the_owner_of_memory_is_let_go_of_before_the_task_is_done() {
     let lab = Lab::new(2);

@@ -1,4 +1,5 @@
-//! What is hot in the pool stays in the tiers: a block that is never read from disk is not the first to go from there.
+//! What is hot in the pool stays in the tiers: a block that is never read from disk must not be the first to be evicted
+//! there.
 #![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
 
 use std::path::Path;
@@ -9,10 +10,10 @@ use kvdepot_depot::message::{Request, Response};
 use kvdepot_depot::{Depot, DepotConfig};
 
 const BLOCK: u64 = 64 << 10;
-/// A header page more.
+/// One header page in addition.
 const FILE_BYTES: u64 = BLOCK + 4096;
 
-/// A pool for all of them over a disk for four.
+/// A pool with space for all blocks, over a disk with space for four.
 fn open(directory: &Path) -> (Depot, Direct, OpenNamespace) {
     let posix = serde_json::json!({
         "directories": [directory],
@@ -43,7 +44,7 @@ fn a_block_that_is_hot_in_the_pool_is_on_disk_after_a_restart() {
     let directory = tempfile::tempdir().unwrap();
     let (depot, direct, namespace) = open(directory.path());
     (0..4).for_each(|n| store(&depot, &direct, namespace, n));
-    // The system prompt: from the pool, over and over.
+    // The system prompt: read from the pool over and over.
     let key = kvdepot_core::BlockKey { namespace: namespace.id, hash: BlockHash([0; 16]) };
     for _ in 0..3 {
         assert!(matches!(direct.read_now(&[key])[..], [Now::Here(_)]));

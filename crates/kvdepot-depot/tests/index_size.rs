@@ -1,4 +1,4 @@
-//! P7: what a block costs in memory beside its bytes, counted by an allocator.
+//! P7: what a block costs in memory besides its bytes, counted by an allocator.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::borrow::Cow;
@@ -60,7 +60,7 @@ fn dump(session: &Session, namespace: NamespaceHandle, blocks: std::ops::Range<u
 
 #[test]
 fn a_million_blocks_take_at_most_128_bytes_of_memory_each_also_when_as_many_were_evicted() {
-    // The policy that needs more of it.
+    // The policy that needs more memory.
     let eviction = "s3fifo";
     let config = serde_json::json!({
         "pipeline": "Cache", "pool_bytes": BLOCKS * BLOCK, "populate": false, "eviction": eviction,

@@ -1,4 +1,5 @@
-//! P4 of a pool that outlives its depot (`pool_keep_s`): no tier reads into it by an engine whose reads outlive the depot, too.
+//! P4 for a pool that outlives its depot (`pool_keep_s`): no tier reads into it with an engine whose reads outlive the
+//! depot too.
 #![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
 
 use kvdepot_depot::message::{Request, Response};

@@ -1,4 +1,4 @@
-//! A load acquires its next chunk while the device copies the one before.
+//! A load acquires its next chunk while the device copies the previous one.
 #![allow(clippy::unwrap_used, reason = "tests fail where they cannot go on")]
 
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use kvdepot_core::{BlockHash, BlockLayout, Error, ErrorKind, NamespaceSpec, Resu
 use kvdepot_depot::client::{Attachment, DeviceEngine, Store, TaskState};
 use kvdepot_depot::{Depot, DepotConfig};
 
-/// Two of them make a chunk, of which two move at a time.
+/// Two blocks make a chunk, and two chunks move at a time.
 const BLOCK_BYTES: usize = 4 << 20;
 const BLOCKS: usize = 6;
-/// A hang of the test itself, not a measure of speed.
+/// Reached only if the test hangs; not a measure of speed.
 const HANG: Duration = Duration::from_secs(30);
 
 type Begun = (CopyBatch, Arc<dyn GroupSink>);
@@ -115,7 +115,7 @@ fn the_next_chunk_is_begun_while_one_moves() {
     assert!(lab.loaded == lab.dumped);
 }
 
-/// Blocks of the chunk that failed and of those that were not begun have failed; the others have arrived, each once.
+/// The blocks of the failed chunk and of those not begun have failed; the others have arrived, each once.
 #[test]
 fn a_chunk_that_fails_takes_only_what_is_behind_it() {
     let lab = Lab::new();
@@ -135,7 +135,7 @@ fn a_chunk_that_fails_takes_only_what_is_behind_it() {
         let bytes = block * BLOCK_BYTES..(block + 1) * BLOCK_BYTES;
         assert!(lab.loaded[bytes.clone()] == lab.dumped[bytes], "block {block}");
     }
-    // What was leased came back: the pool has room for another load.
+    // The leases came back: the pool has space for another load.
     let again = lab.load();
     (0..3).for_each(|_| copy(lab.begun()));
     assert!(again.wait(Some(HANG)) && again.failed().is_empty(), "{:?}", again.failed());

@@ -1,5 +1,5 @@
-//! Namespaces that come and go: all can be opened, what was forgotten is found again in the tiers, and what a client uses
-//! stays. P1, P7.
+//! Namespaces that come and go: all can be opened, forgotten ones are found again in the tiers, and those that a client
+//! uses stay. P1, P7.
 #![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
 
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use kvdepot_depot::{Depot, DepotConfig, PoolMapping, Session};
 use kvdepot_tier::{FakeTier, Tier};
 
 const POOL: u64 = 4 << 20;
-/// A hang of the test itself, not a measure of speed.
+/// Reached only if the test hangs; not a measure of speed.
 const HANG: Duration = Duration::from_secs(60);
 
 fn depot(tiers: Vec<Arc<dyn Tier>>) -> Depot {
@@ -85,7 +85,7 @@ fn a_client_that_takes_all_it_can_leaves_room_for_others() {
     for name in 10_000..15_000 {
         assert!(matches!(open(&depot.session(), name), Response::Namespace { .. }), "namespace {name}");
     }
-    // Its share comes back with the last of it.
+    // Its share is given back together with the last of it.
     drop((one, other));
     let session = depot.session_of(&greedy);
     assert!(matches!(open(&session, 9_999), Response::Failed { .. }));
@@ -102,7 +102,7 @@ fn an_id_of_a_forgotten_namespace_is_refused_until_it_is_opened_again() {
     let first = depot.direct();
     let old = first.open_namespace(spec(0).canonical()).unwrap();
     put(&first, old, 5);
-    // What is not written yet is not forgotten.
+    // What has not been written yet is not forgotten.
     let drained = depot.session().handle(Request::Drain { wait_ms: 60_000 });
     assert!(matches!(drained, Response::Drained(true)), "{drained:?}");
     drop(first);

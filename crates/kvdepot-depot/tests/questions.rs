@@ -1,4 +1,4 @@
-//! A load without a wait still begins what it asks for: nothing else has to happen before the tier has the reads. P2.
+//! A load without a wait still begins what it asks for: nothing else must happen before the tier has the reads. P2.
 #![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
 
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use kvdepot_depot::{Depot, DepotConfig, PoolMapping};
 use kvdepot_io::SlotBuf;
 use kvdepot_tier::{Done, Fetched, Presence, ReadItem, Tier, TierUsage, WriteItem, Written};
 
-/// Only a hang reaches it.
+/// Reached only by a hang.
 const HANG: Duration = Duration::from_secs(60);
 
-/// A tier that cannot tell what it holds, and reads nothing before the test ends.
+/// A tier that cannot tell what it holds, and completes no read before the test ends it.
 struct Slow(Sender<(SlotBuf, Done<Fetched>)>);
 
 impl std::fmt::Debug for Slow {
@@ -93,7 +93,7 @@ fn reads_are_with_the_tier_when_a_question_without_a_wait_is_answered() {
         let bytes: Vec<u8> = (0..8u8).flat_map(|block| [[round; 15].as_slice(), &[block]].concat()).collect();
         let request = Request::Acquire { namespace, hashes: Hashes(bytes.into()), wait_ms: 0, last: true };
         assert!(matches!(session.handle(request), Response::Grants(_)));
-        // Another thread may hand them over while this one has its answer already.
+        // Another thread may still be handing them over when this one already has its answer.
         let next = |_| reads.recv_timeout(HANG).unwrap_or_else(|_| panic!("round {round}: no read"));
         ended.extend((0..8).map(next));
     }

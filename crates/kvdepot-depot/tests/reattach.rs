@@ -1,5 +1,5 @@
 //! A depot that is lost and found again, dies, or has too many connections: what the client keeps mapped, and what it
-//! takes for lost (P4, P6).
+//! considers lost (P4, P6).
 #![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,17 +19,17 @@ use kvdepot_depot::{PoolMapping, PoolRegion};
 use rustix::net::{Shutdown, shutdown};
 
 const POOL: u64 = 1 << 20;
-/// A hang of the test itself, not a measure of speed.
+/// Reached only if the test hangs; not a measure of speed.
 const HANG: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
 struct Door {
     connections: Vec<OwnedFd>,
     accepted: usize,
-    /// Connections are closed unheard, and drains are not answered.
+    /// Whether connections are closed without an answer, and drains are not answered.
     is_full: bool,
     is_draining: bool,
-    /// Numbers of namespaces that were given out, and up to which one they are forgotten.
+    /// Number of namespace handles given out, and the one up to which they are forgotten.
     opened: u64,
     forgotten: u64,
 }
@@ -67,7 +67,7 @@ impl Depot {
         Self { path, listener, door, pool, acceptor: Some(acceptor), _directory: directory }
     }
 
-    /// Ends all connections; new ones are taken.
+    /// Ends all connections; new ones are accepted.
     fn hang_up(&self) {
         for connection in self.door.lock().unwrap().connections.drain(..) {
             let _ = shutdown(&connection, Shutdown::Both);
@@ -87,7 +87,7 @@ impl Depot {
         self.door.lock().unwrap().accepted
     }
 
-    /// How often the pool's memory is mapped in this process, the depot's own mapping included.
+    /// How often the pool's memory is mapped in this process, including the depot's own mapping.
     fn mappings(&self) -> usize {
         let fd = self.pool.fd().unwrap();
         let inode = rustix::fs::fstat(fd).unwrap().st_ino.to_string();
@@ -148,7 +148,7 @@ fn serve(mut socket: SeqPacket, pool: &PoolMapping, door: &Mutex<Door>) {
     }
 }
 
-/// A device that counts what it was told about pools.
+/// A device that counts what it is told about pools.
 #[derive(Debug, Default)]
 struct Device {
     registered: AtomicUsize,
@@ -269,7 +269,7 @@ fn a_namespace_that_the_depot_has_forgotten_is_a_miss_until_it_is_opened_again()
 #[test]
 fn the_pool_of_a_dead_depot_is_given_up_although_nothing_is_copied() {
     let mut lab = Lab::new();
-    // As an engine keeps them for its requests.
+    // As an engine keeps one for its requests.
     let _claim = claim(&lab.attachment, &lab.spec);
     assert_eq!((lab.counts(), lab.depot.mappings()), ((1, 0), 2));
     lab.depot.die();
@@ -290,7 +290,7 @@ fn a_refused_lane_is_no_lost_depot() {
     lab.depot.door.lock().unwrap().is_full = true;
     let accepted = lab.depot.accepted();
     std::thread::scope(|scope| {
-        // Takes the lane that is left over from opening the namespace; the other one is that of the claims.
+        // Takes the lane that opening the namespace has left; the other one belongs to the claims.
         let drained = scope.spawn(|| lab.attachment.drain(HANG));
         eventually("a drain under way", || lab.depot.door.lock().unwrap().is_draining);
         let refused = lab.attachment.reset(&[Arc::clone(&lab.spec)]).unwrap_err();

@@ -1,5 +1,5 @@
-//! Removals that a tier cannot carry out are not taken for done: the caller is told, the block is not served, and the tier
-//! is asked again (P1).
+//! Removals that a tier cannot carry out are not considered done: the caller is notified, the block is not served, and
+//! the tier is asked again (P1).
 #![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
 
 #[path = "common/blocks.rs"]
@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 
 const BLOCKS: u64 = 8;
 
-/// A tier of two parts that refuses removals when it is told to.
+/// A tier of two parts that refuses removals when told to.
 #[derive(Default)]
 struct Stubborn {
     refuses: AtomicBool,
@@ -60,13 +60,13 @@ fn keys(namespace: OpenNamespace) -> Vec<BlockKey> {
     (0..BLOCKS).map(|n| key(namespace, n)).collect()
 }
 
-/// Stores all blocks in the tier, and leaves none in the pool.
+/// Stores all blocks in the tier and leaves none in the pool.
 fn dump(depot: &Depot, namespace: OpenNamespace) {
     blocks::dump(depot, namespace, BLOCKS);
     depot.direct().evict_to_percent(0.0);
 }
 
-/// How many of the blocks can be read.
+/// Number of blocks that can be read.
 fn readable(depot: &Depot, namespace: OpenNamespace) -> usize {
     let hashes: Vec<BlockHash> = (0..BLOCKS).map(hash).collect();
     let slots = depot.direct().read(namespace.handle, namespace.id, &hashes, HANG).unwrap();
@@ -94,7 +94,7 @@ fn a_removal_that_fails_is_told_and_the_block_is_not_served_until_it_is_made() {
     assert_eq!(readable(&depot, namespace), 0);
     tier.script.set(false);
     until(|| tier.usage().blocks == 0);
-    // Nothing is owed any more: the tier is given what is dumped under the same keys.
+    // Nothing is owed any more: the tier gets what is dumped under the same keys.
     until(|| {
         dump(&depot, namespace);
         tier.usage().blocks == BLOCKS && readable(&depot, namespace) == BLOCKS as usize

@@ -1,4 +1,5 @@
-//! A pool that keeps nothing: what several wait for, or what was reset on its way, is given back once and whole. P1, P4.
+//! A pool that keeps nothing: what several callers wait for, or what was reset on its way, is given back once and
+//! completely. P1, P4.
 #![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
 
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use kvdepot_tier::{Done, Fetched, Presence, ReadItem, Tier, TierUsage, WriteItem
 
 const POOL: u64 = 1 << 20;
 const BLOCK: u64 = 64 << 10;
-/// A hang of the test itself, not a measure of speed.
+/// Reached only if the test hangs; not a measure of speed.
 const HANG: Duration = Duration::from_secs(60);
 
 /// A tier that holds every block, and reads them when the test lets it.
@@ -166,7 +167,7 @@ fn two_that_wait_for_one_block_both_have_it() {
             Response::Claim { settled: true, units: 2, .. } => {}
             other => panic!("{other:?}"),
         }
-        // The other one still reads it when this one has gone.
+        // The other one still reads it after this one has gone.
         drop(session);
     }
     lab.wait_until_empty("both are through");

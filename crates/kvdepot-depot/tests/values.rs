@@ -1,4 +1,4 @@
-//! P1 for values of any length: whole or absent, under overwriting, class changes, removal, eviction and restarts.
+//! P1 for values of any length: complete or absent, under overwriting, class changes, removal, eviction and restarts.
 #![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
 
 use std::sync::Arc;
@@ -63,7 +63,7 @@ fn put(values: &Values, key: &str, value: &[u8]) {
     slot.publish().unwrap();
 }
 
-/// Length and checksum: what failures print of a value.
+/// Length and checksum of a value: what failures print.
 type Sum = (usize, u64);
 
 fn sum(len: usize, seed: u8) -> Sum {
@@ -79,11 +79,11 @@ fn get(values: &Values, key: &str) -> Option<Sum> {
     values.get(Values::hash(key.as_bytes()), LONG).unwrap().map(|value| content(&value))
 }
 
-/// A value that is stored again is never absent meanwhile, though it moves between classes: neither for who reads it nor for
-/// who asks whether it is there.
+/// A value that is stored again is never absent in the meantime, although it moves between classes: neither for a
+/// reader nor for a caller that asks whether it exists.
 #[test]
 fn a_value_that_changes_its_class_is_never_absent() {
-    // In a new depot every class is empty: its first value is what a look that has begun does not know of.
+    // In a new depot every class is empty: a lookup that has begun does not know of its first value.
     (0..60).for_each(|_| store_again_under_readers(&depot(serde_json::json!({}))));
 }
 
@@ -238,8 +238,8 @@ fn values_survive_a_restart_in_the_tier() {
     assert_eq!(get(&values, "k1").unwrap(), sum(10, 1));
 }
 
-/// Values stored again and again, in changing classes, while the tier writes, now and then slowly: in the end the last one
-/// is on the disk.
+/// Values are stored again and again, in changing classes, while the tier writes, sometimes slowly: in the end the last
+/// one is on the disk.
 #[test]
 fn the_last_value_of_a_key_is_the_one_on_disk() {
     for seed in 0..8 {
@@ -262,7 +262,7 @@ fn the_last_value_of_a_key_is_the_one_on_disk() {
     }
 }
 
-/// What is done with a key while the tier still writes the first of its values.
+/// What is done with a key while the tier still writes its first value.
 type Deed = fn(&Values);
 
 /// Another value, a removal, or both come while a value is being written: the disk has what came last.
@@ -309,7 +309,7 @@ fn what_came_last_is_on_the_disk_however_late_the_first_is_written() {
     }
 }
 
-/// A crash between a value and the removal of the one before, and a clock that was set back an hour in between.
+/// A crash between writing a value and removing the previous one, and a clock that was set back an hour in between.
 #[test]
 fn the_later_of_two_values_counts_although_the_clock_went_back() {
     fn files(directory: &std::path::Path) -> Vec<std::path::PathBuf> {

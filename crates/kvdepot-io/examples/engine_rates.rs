@@ -1,8 +1,8 @@
-//! Rates of the I/O engines, beside plain calls of two threads: `engine_rates DIRECTORY [ROUNDS]`.
+//! Throughput of the I/O engines compared with plain calls of two threads: `engine_rates DIRECTORY [ROUNDS]`.
 //!
-//! Every round has each engine write the same files, drop them from the page cache, and read them. Rows are medians: GB/s, that
-//! over the yardstick's of the same round, and processor time a GB.
-#![allow(clippy::unwrap_used, clippy::print_stdout)] // a measurement that cannot go on shall panic, and tells what it found
+//! In every round each engine writes the same files, drops them from the page cache, and reads them. Rows are medians:
+//! GB/s, its ratio to the yardstick of the same round, and processor time per GB.
+#![allow(clippy::unwrap_used, clippy::print_stdout)] // a failing measurement panics, and results go to stdout
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -19,7 +19,7 @@ use kvdepot_io::{
     ReadFile, Request, SlotBuf, WriteFile, open_engine,
 };
 
-/// Bytes of a round's files: 1,024 of the smallest.
+/// Bytes of all files of a round: 1,024 of the smallest.
 const fn total(bytes: usize) -> usize {
     if bytes < 1 << 20 { bytes << 10 } else { 256 << 20 }
 }
@@ -51,7 +51,7 @@ fn drop_from_cache(dir: &Path, files: usize) {
     }
 }
 
-/// What moves the files.
+/// The code that moves the files.
 enum Mover {
     /// Open, one call, close, on a few threads: no checks, no temporary names.
     Bare {
@@ -66,7 +66,7 @@ fn bare(dir: &Path, slots: &[SlotBuf], direct: bool, write: bool) {
         for _ in 0..THREADS {
             scope.spawn(|| {
                 loop {
-                    // Relaxed: the number alone is shared.
+                    // Relaxed: only the number is shared.
                     let number = next.fetch_add(1, Ordering::Relaxed);
                     let Some(slot) = slots.get(number) else { return };
                     let mut options = File::options();
@@ -74,7 +74,7 @@ fn bare(dir: &Path, slots: &[SlotBuf], direct: bool, write: bool) {
                     options.custom_flags(if direct { libc::O_DIRECT } else { 0 });
                     let file = options.open(dir.join(path(number))).unwrap();
                     let run = slot.runs()[0];
-                    // SAFETY: the slot's one run, which this thread alone uses now.
+                    // SAFETY: the slot's one run, which only this thread uses now.
                     let memory = unsafe { std::slice::from_raw_parts_mut(run.ptr, run.len) };
                     if write {
                         file.write_all_at(memory, 0).unwrap();
@@ -150,7 +150,7 @@ fn main() {
             for slot in &slots {
                 slot.write_at(0, &vec![7; bytes]);
             }
-            // By name and direction: rate, ratio to the yardstick, processor time a GB.
+            // By name and direction: rate, ratio to the yardstick, processor time per GB.
             let mut found: BTreeMap<(&str, bool), [Vec<f64>; 3]> = BTreeMap::new();
             for _ in 0..rounds {
                 let mut yardstick = [0.0; 2];

@@ -1,4 +1,4 @@
-//! Memory of its own, aligned to a page: headers and last pages of block files.
+//! Page-aligned memory for headers and last pages of block files.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
@@ -7,14 +7,14 @@ use std::ptr::NonNull;
 
 use kvdepot_core::limits::BLOCK_ALIGN_BYTES;
 
-/// Zeroed bytes whose first address is a multiple of 4 KiB, as O_DIRECT asks for.
+/// Bytes whose first address is a multiple of 4 KiB, as O_DIRECT requires. They begin as zeros.
 pub struct AlignedBuf {
     ptr: NonNull<u8>,
     len: usize,
 }
 
 impl AlignedBuf {
-    /// `len` zero bytes.
+    /// Allocates `len` zero bytes.
     pub fn zeroed(len: usize) -> Self {
         if len == 0 {
             return Self { ptr: NonNull::dangling(), len };
@@ -67,7 +67,7 @@ unsafe impl Send for AlignedBuf {}
 // SAFETY: shared access only reads.
 unsafe impl Sync for AlignedBuf {}
 
-/// Size of the system's pages.
+/// Returns the size of the system's pages.
 pub fn page_bytes() -> usize {
     // SAFETY: asks for a number, touches no memory.
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)

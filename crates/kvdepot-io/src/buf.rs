@@ -1,4 +1,4 @@
-//! A block's memory as I/O sees it: a few contiguous runs of pool memory, kept alive by whoever lent them.
+//! The memory of a block for I/O: a few contiguous runs of pool memory, kept alive by their lender.
 
 use std::any::Any;
 use std::fmt;
@@ -6,18 +6,18 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-/// One contiguous piece of memory: address and length in bytes.
+/// A contiguous piece of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemRun {
-    /// First byte.
+    /// Address of the first byte.
     pub ptr: *mut u8,
     /// Length in bytes.
     pub len: usize,
 }
 
-/// Memory of one slot, in order. Readable and writable for as long as this value (or a clone) lives.
+/// The memory of one slot, in order. Readable and writable for as long as this value or a clone of it lives.
 ///
-/// The runs together hold `slot_bytes` of the block's layout (whole pages); the block itself is the first
+/// The runs together hold the `slot_bytes` of the block's layout (complete pages). The block itself is the first
 /// `block_bytes` of them.
 #[derive(Clone)]
 pub struct SlotBuf {
@@ -32,7 +32,7 @@ unsafe impl Send for SlotBuf {}
 unsafe impl Sync for SlotBuf {}
 
 impl SlotBuf {
-    /// Lends memory.
+    /// Lends memory to a new `SlotBuf`.
     ///
     /// # Safety
     /// Every run must stay mapped, readable and writable while `keep` lives, and no one may write it while a holder
@@ -41,7 +41,7 @@ impl SlotBuf {
         Self { runs: runs.into_iter().collect(), keep }
     }
 
-    /// Zeroed memory of its own, aligned to 4 KiB: for tests, tools and tiers that need scratch space.
+    /// Allocates zeroed memory, aligned to 4 KiB, for tests, tools and tiers that need scratch space.
     pub fn anonymous(len: usize) -> Self {
         let owner = AlignedMemory::zeroed(len);
         let run = MemRun { ptr: owner.ptr, len };
@@ -49,22 +49,22 @@ impl SlotBuf {
         unsafe { Self::new([run], Arc::new(owner)) }
     }
 
-    /// The contiguous pieces, in order.
+    /// Returns the contiguous pieces, in order.
     pub fn runs(&self) -> &[MemRun] {
         &self.runs
     }
 
-    /// Total length in bytes.
+    /// Returns the total length in bytes.
     pub fn len(&self) -> usize {
         self.runs.iter().map(|run| run.len).sum()
     }
 
-    /// Whether there is no memory.
+    /// Returns whether the length is zero.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The pieces that hold bytes `start..end` of the slot, in order; cut at the slot's end.
+    /// Returns the pieces that hold bytes `start..end` of the slot, in order. The range is cut at the slot's end.
     pub fn slice(&self, start: usize, end: usize) -> SmallVec<[MemRun; 2]> {
         let mut out = SmallVec::new();
         let mut at = 0;
@@ -80,7 +80,7 @@ impl SlotBuf {
         out
     }
 
-    /// Copies bytes out, from `start`; for tests and tools.
+    /// Copies bytes from `start` on into `out`. For tests and tools.
     pub fn read_at(&self, start: usize, out: &mut [u8]) {
         let mut done = 0;
         for run in self.slice(start, start + out.len()) {
@@ -91,7 +91,7 @@ impl SlotBuf {
         assert_eq!(done, out.len(), "read past the end of a slot");
     }
 
-    /// Copies bytes in, from `start`; for tests and tools.
+    /// Copies `bytes` into the slot from `start` on. For tests and tools.
     pub fn write_at(&self, start: usize, bytes: &[u8]) {
         let mut done = 0;
         for run in self.slice(start, start + bytes.len()) {

@@ -1,10 +1,10 @@
-//! What the page cache holds of a file.
+//! How much of a file the page cache holds.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use crate::aligned::page_bytes;
 
-/// The number of cachestat(2), the same on all architectures; Linux 6.5 and later.
+/// The system call number of cachestat(2), the same on all architectures. Linux 6.5 and later.
 const SYS_CACHESTAT: libc::c_long = 451;
 
 #[repr(C)]
@@ -24,8 +24,8 @@ struct CacheStat {
     recently_evicted: u64,
 }
 
-/// How many of a file's first `len` bytes are cached; `None` where the system does not say: an older kernel, a
-/// file that this user could not write, a file system without a page cache.
+/// Returns how many of a file's first `len` bytes are cached. Returns `None` where the system does not tell: an older
+/// kernel, a file without write permission for this user, or a file system without a page cache.
 pub(crate) fn cached_bytes(file: BorrowedFd<'_>, len: u64) -> Option<u64> {
     let range = Range { offset: 0, len };
     let mut stat = CacheStat::default();

@@ -4,12 +4,12 @@ use crc_fast::{CrcAlgorithm, Digest};
 
 use crate::buf::SlotBuf;
 
-/// CRC-64/NVME of a piece of memory.
+/// Returns the CRC-64/NVME of a piece of memory.
 pub fn crc64(bytes: &[u8]) -> u64 {
     crc_fast::checksum(CrcAlgorithm::Crc64Nvme, bytes)
 }
 
-/// CRC-64/NVME of bytes `start..end` of a slot, across its runs; `None` if the slot is shorter than `end`.
+/// Returns the CRC-64/NVME of bytes `start..end` of a slot, across its runs. `None` if the slot is shorter than `end`.
 pub fn crc64_slot(slot: &SlotBuf, start: usize, end: usize) -> Option<u64> {
     let mut digest = Digest::new(CrcAlgorithm::Crc64Nvme);
     let mut seen = 0;
@@ -22,12 +22,12 @@ pub fn crc64_slot(slot: &SlotBuf, start: usize, end: usize) -> Option<u64> {
     (seen == end.saturating_sub(start)).then(|| digest.finalize())
 }
 
-/// CRC-64/NVME of two pieces of memory, one behind the other, from that of each and the second one's length.
+/// Returns the CRC-64/NVME of two concatenated pieces of memory, from the CRC of each and the length of the second.
 pub fn combined(first: u64, second: u64, second_bytes: u64) -> u64 {
     crc_fast::checksum_combine(CrcAlgorithm::Crc64Nvme, first, second, second_bytes)
 }
 
-/// Whether bytes `start..end` of a slot are all zero; `false` if the slot is shorter than `end`.
+/// Returns whether bytes `start..end` of a slot are all zero; `false` if the slot is shorter than `end`.
 pub fn is_zero(slot: &SlotBuf, start: usize, end: usize) -> bool {
     let mut seen = 0;
     for run in slot.slice(start, end) {

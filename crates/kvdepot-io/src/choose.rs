@@ -1,4 +1,4 @@
-//! Which engine moves block files: what was asked for, as far as this system has it, or what a short measurement prefers.
+//! Chooses the engine for block files: the requested one if this system has it, or the winner of a short measurement.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,25 +12,25 @@ use crate::psync::{PsyncConfig, PsyncEngine};
 use crate::queued::QueuedEngine;
 use crate::trial::measure;
 
-/// What can be asked for.
+/// The engines that can be requested.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EngineKind {
-    /// Plain calls.
+    /// Threads with blocking system calls.
     #[default]
     Psync,
     /// Linux aio.
     Aio,
     /// io_uring.
     IoUring,
-    /// What a short measurement in each directory prefers.
+    /// The winner of a short measurement in each directory.
     Auto,
 }
 
 impl EngineKind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 4] = [Self::Psync, Self::Aio, Self::IoUring, Self::Auto];
 
-    /// As the configuration spells it.
+    /// Returns the name in the configuration.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Psync => "psync",
@@ -40,15 +40,16 @@ impl EngineKind {
         }
     }
 
-    /// The one of this name.
+    /// Returns the kind with this name.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
-    /// Why it is not to be used for these requests.
+    /// Fails with the reason why this engine must not be used for these requests.
     fn ensure_allowed(self, config: &PsyncConfig) -> Result<()> {
         if self == Self::IoUring && config.memory_outlives {
-            // The kernel ends a process with direct reads of its rings under way; with those of aio and of plain calls it waits.
+            // With io_uring the kernel ends a process while its direct reads are in flight; with aio and plain calls it
+            // waits.
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 "io_uring is not used for a pool that outlives its process (pool_keep_s): reads of a killed depot could \
@@ -69,8 +70,8 @@ impl EngineKind {
     }
 }
 
-/// Opens the engine that was asked for, or the next one that this system has, with one line in the log that says so. `faults` strike
-/// in its queues, if they are left to them.
+/// Opens the requested engine, or the next one that this system has, and logs one line about the fallback. `faults`
+/// strike in the engine's queues if they are left to them.
 pub fn open_engine(
     kind: EngineKind,
     config: &PsyncConfig,
@@ -110,7 +111,7 @@ fn fell_back(asked: EngineKind, instead: EngineKind, error: &Error) {
     );
 }
 
-/// What another engine must save to be preferred to plain calls.
+/// The percentage of time that another engine must save to be preferred to plain calls.
 const WORTH_PERCENT: u32 = 10;
 
 fn measured(
@@ -119,7 +120,7 @@ fn measured(
     faults: Option<&Faults>,
 ) -> Result<Arc<dyn IoEngine>> {
     let plain = EngineKind::Psync.open(config, faults)?;
-    // What does not go past the page cache anywhere is no work for a queue.
+    // Transfers that all go through the page cache gain nothing from a queue.
     let direct = |device: &Arc<dyn Device>| device.direct().is_some() || device.direct_when_cold().is_some();
     if !devices.iter().any(direct) || devices.iter().any(|device| device.is_read_only()) {
         tracing::info!(
@@ -148,7 +149,7 @@ fn measured(
         });
         told.push(format!("{}: {}", device.root().display(), of.collect::<Vec<_>>().join(", ")));
         let best = best(&times);
-        // An engine that not all directories prefer could be slower than plain calls in one of them.
+        // An engine that only some directories prefer could be slower than plain calls in the others.
         preferred = Some(preferred.map_or(best, |before| if before == best { best } else { 0 }));
     }
     let engine = engines.swap_remove(preferred.unwrap_or(0));
@@ -157,7 +158,7 @@ fn measured(
     Ok(engine)
 }
 
-/// Which engine is preferred by these times, the first of which is that of plain calls.
+/// Returns the index of the preferred engine. The first of the times is that of plain calls.
 fn best(times: &[Option<Duration>]) -> usize {
     let Some(Some(plain)) = times.first().copied() else { return 0 };
     let worth = plain * (100 - WORTH_PERCENT) / 100;

@@ -1,10 +1,10 @@
-//! One slot in many pieces, as a fragmented pool would lend it: for tests of what takes slots.
+//! Splits one slot into many pieces, as a fragmented pool would lend it. For tests of code that takes slots.
 
 use std::sync::Arc;
 
 use crate::buf::{MemRun, SlotBuf};
 
-/// The memory of `slot`, which must be one run, in runs of these lengths whose addresses are in reverse order.
+/// Returns the memory of `slot`, which must be one run, in runs of these lengths with their addresses in reverse order.
 ///
 /// # Panics
 /// If the slot is in more than one run or the lengths do not add up to its own.

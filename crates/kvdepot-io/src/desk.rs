@@ -1,4 +1,4 @@
-//! Which requests an engine has taken in: who waits, who is late, who is turned away. No clock, no lock, no threads.
+//! Admission of an engine's requests: which ones wait, expire or are refused. No clock, no lock, no threads.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -7,14 +7,15 @@ use kvdepot_core::Error;
 
 use crate::engine::{Class, EngineStats, Request};
 
-/// Two queues and the count of what runs. A request is in a queue, or was handed out once, so it ends exactly once (P2).
+/// Two queues and the count of running requests. A request is either queued or handed out once, so it completes exactly
+/// once (P2).
 #[derive(Debug)]
 pub(crate) struct Desk {
     queue_depth: usize,
     reads: VecDeque<Request>,
     writes: VecDeque<Request>,
     running: usize,
-    /// Expired requests that were handed out to be told so.
+    /// Expired requests that were handed out to be failed.
     expiring: usize,
     closed: bool,
     stats: EngineStats,
@@ -40,7 +41,7 @@ impl Desk {
         }
     }
 
-    /// Lets a request wait, or gives it back with the reason why not.
+    /// Queues a request, or returns it with the reason for its refusal.
     pub(crate) fn admit(&mut self, request: Request, now: Instant) -> Option<(Request, Error)> {
         if self.closed {
             return Some((request, Request::closed()));
@@ -66,13 +67,13 @@ impl Desk {
         taken
     }
 
-    /// Takes note that a request which `take` had handed out has ended.
+    /// Notes that a request handed out by `take` has completed.
     pub(crate) const fn ended(&mut self) {
         self.running -= 1;
         self.stats.ended += 1;
     }
 
-    /// Hands out what has not begun by its deadline, to be told so before `expired_ended`.
+    /// Hands out the requests that had not begun by their deadline, to be failed before `expired_ended` is called.
     pub(crate) fn expire(&mut self, now: Instant) -> Vec<Request> {
         let mut late = Vec::new();
         for queue in [&mut self.reads, &mut self.writes] {
@@ -92,7 +93,7 @@ impl Desk {
         self.expiring = 0;
     }
 
-    /// Turns all away from now on; hands out what had not begun.
+    /// Refuses all requests from now on and hands out those that had not begun.
     pub(crate) fn close(&mut self) -> Vec<Request> {
         self.closed = true;
         self.reads.drain(..).chain(self.writes.drain(..)).collect()
@@ -102,7 +103,7 @@ impl Desk {
         self.closed
     }
 
-    /// The first deadline of those that wait.
+    /// Returns the earliest deadline of the queued requests.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         self.reads.iter().chain(&self.writes).map(|request| request.deadline).min()
     }

@@ -1,4 +1,4 @@
-//! What files are to an engine: a directory with a few operations, so that a faulty one can stand in.
+//! The files below an engine: a directory with a few operations. Tests replace it by a faulty one.
 
 use std::fmt::Debug;
 use std::os::fd::BorrowedFd;
@@ -9,23 +9,23 @@ use kvdepot_core::Result;
 
 use crate::iobuf::IoBuf;
 
-/// What O_DIRECT asks of a file's requests.
+/// The alignment that O_DIRECT requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectAlign {
-    /// Addresses of memory are multiples of this.
+    /// Alignment of memory addresses.
     pub memory_bytes: usize,
-    /// Offsets and lengths are multiples of this.
+    /// Alignment of file offsets and lengths.
     pub offset_bytes: usize,
 }
 
-/// Which transfers go past the page cache.
+/// Which transfers bypass the page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DirectUse {
     /// None.
     Never,
     /// All.
     Always,
-    /// Reads of files that the page cache does not hold: they would only be copied once more on their way.
+    /// Reads of files that are not in the page cache, which would only cost them one more copy.
     #[default]
     ColdReads,
 }
@@ -35,7 +35,7 @@ pub enum DirectUse {
 pub struct FileStat {
     /// Length in bytes.
     pub bytes: u64,
-    /// When it was last written or touched.
+    /// Time of the last write or touch.
     pub modified: SystemTime,
     /// Whether it is a directory.
     pub is_dir: bool,
@@ -44,20 +44,20 @@ pub struct FileStat {
 /// Size and free space of the file system that holds a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceSpace {
-    /// Tells file systems apart (`st_dev`).
+    /// Identifies the file system (`st_dev`).
     pub file_system: u64,
     /// Size of the file system in bytes.
     pub total_bytes: u64,
-    /// Bytes in use, by anyone.
+    /// Bytes in use by all users.
     pub used_bytes: u64,
-    /// Bytes that an unprivileged process may still write.
+    /// Bytes that an unprivileged process can still write.
     pub free_bytes: u64,
 }
 
-/// One name of a directory.
+/// A directory entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListEntry {
-    /// The name; names that are not UTF-8 are left out, because no name of ours is like that.
+    /// The name. Names that are not UTF-8 are left out, because kvdepot creates none.
     pub name: String,
     /// Whether it is a directory.
     pub is_dir: bool,
@@ -65,56 +65,58 @@ pub struct ListEntry {
 
 /// An open file of a device.
 pub trait DeviceFile: Send + Debug {
-    /// Reads into `buf` from its byte `skip` on, at `offset` of the file: one call to the system. Returns the bytes
-    /// that came, 0 at the file's end.
+    /// Reads from `offset` of the file into `buf`, starting at its byte `skip`, with one system call. Returns the
+    /// number of bytes read, 0 at the end of the file.
     fn read_at(&self, buf: &mut IoBuf, skip: usize, offset: u64) -> Result<usize>;
 
-    /// Writes `buf` from its byte `skip` on, at `offset` of the file: one call to the system. Returns the bytes that
-    /// went.
+    /// Writes `buf`, starting at its byte `skip`, to `offset` of the file, with one system call. Returns the number of
+    /// bytes written.
     fn write_at(&self, buf: &IoBuf, skip: usize, offset: u64) -> Result<usize>;
 
-    /// Waits until the file's bytes would survive a power loss.
+    /// Waits until the file's bytes survive a power loss.
     fn sync_data(&self) -> Result<()>;
 
-    /// Closes a file that was written and reports errors of earlier writes that only come to light now. File systems
-    /// that write back later, such as NFS, are waited for; on local ones the checked close(2) is enough.
+    /// Closes a written file and reports errors of earlier writes that only show up now. File systems that write back
+    /// later, such as NFS, are waited for; on local ones the checked close(2) is enough.
     fn finish(self: Box<Self>) -> Result<()>;
 
-    /// Goes past the page cache from here on if that does not hold most of the file's first `bytes`; whether it does.
-    /// `false` where the system cannot tell.
+    /// Bypasses the page cache from here on, unless it holds most of the file's first `bytes`. Returns whether it does;
+    /// `false` where the system cannot tell what is cached.
     fn go_direct_if_cold(&self, bytes: u64) -> bool;
 
-    /// The descriptor, for engines that submit by themselves; `None` where only the calls above may be used.
+    /// Returns the descriptor, for engines that submit requests to the kernel themselves. `None` where only the calls
+    /// above may be used.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
 }
 
-/// A directory. Paths are relative to it; errors name the whole path.
+/// A directory. Paths are relative to it; errors name the full path.
 pub trait Device: Send + Sync + Debug {
-    /// Where it is, for messages.
+    /// Returns the directory's path, for messages.
     fn root(&self) -> &Path;
 
-    /// What O_DIRECT asks for, if files can and shall be opened so.
+    /// Returns the alignment of O_DIRECT if files can and should be opened with it.
     fn direct(&self) -> Option<DirectAlign>;
 
-    /// What O_DIRECT asks for, if it shall be used for reads of files that are not cached alone.
+    /// Returns the alignment of O_DIRECT if only reads of uncached files should use it.
     fn direct_when_cold(&self) -> Option<DirectAlign>;
 
-    /// Whether the file system is mounted read-only.
+    /// Returns whether the file system is mounted read-only.
     fn is_read_only(&self) -> bool;
 
-    /// Opens a regular file for reading. Anything else under that name, or a file that may not be read, is `Corrupt`:
-    /// the fault of that one name, and never a reason to wait.
+    /// Opens a regular file for reading. Anything else under that name, or a file without read permission, is
+    /// `Corrupt`: the fault of this one name, and no reason to wait.
     fn open(&self, path: &Path, direct: bool) -> Result<Box<dyn DeviceFile>>;
 
-    /// Creates a file for writing that must not be there, and missing directories above it.
+    /// Creates a file for writing, and missing parent directories. Fails if the file exists.
     fn create(&self, path: &Path, direct: bool) -> Result<Box<dyn DeviceFile>>;
 
-    /// Whether a file may be overwritten in place of one that goes. Not where readers on other machines or the caches of a
-    /// network file system may mix the bytes of both without an error.
+    /// Returns whether a new file may overwrite an evicted one in place. Not so where readers on other machines or the
+    /// caches of a network file system can mix the bytes of both without an error.
     fn overwrites(&self) -> bool;
 
-    /// Renames a file and opens it for overwriting all of its `bytes`. `None` if it is no regular file of exactly this
-    /// length, of this process's user and with no other name: then it is removed. After an error it has its old name.
+    /// Renames a file and opens it for overwriting all of its `bytes`. If it is not a regular file of exactly this
+    /// length, owned by this process's user and without other names, it is removed and `None` is returned. After an
+    /// error the file has its old name.
     fn take_over(
         &self,
         from: &Path,
@@ -123,53 +125,54 @@ pub trait Device: Send + Sync + Debug {
         direct: bool,
     ) -> Result<Option<Box<dyn DeviceFile>>>;
 
-    /// Renames within the device, over what was there.
+    /// Renames a file within the device and replaces an existing target.
     fn publish(&self, from: &Path, to: &Path) -> Result<()>;
 
-    /// Renames within the device; `false` if the new name is taken or the old one is gone.
+    /// Renames a file within the device. Returns `false` if the new name exists or the old one does not.
     fn rename_new(&self, from: &Path, to: &Path) -> Result<bool>;
 
-    /// Removes a file; `false` if it was not there.
+    /// Removes a file. Returns `false` if it did not exist.
     fn unlink(&self, path: &Path) -> Result<bool>;
 
-    /// Length and recency; `None` if there is no such file.
+    /// Returns length and recency of a file, `None` if it does not exist.
     fn stat(&self, path: &Path) -> Result<Option<FileStat>>;
 
-    /// `stat` of several names in one directory, one answer a name.
+    /// Like `stat`, for several names of one directory. Returns one answer for each name.
     fn stat_in(&self, directory: &Path, names: &[String]) -> Result<Vec<Option<FileStat>>> {
         names.iter().map(|name| self.stat(&directory.join(name))).collect()
     }
 
-    /// Calls `each` for every name in a directory; none if the directory is not there.
+    /// Calls `each` for every name in a directory, and for none if the directory does not exist.
     fn list(&self, path: &Path, each: &mut dyn FnMut(ListEntry)) -> Result<()>;
 
-    /// Creates a directory and those above it.
+    /// Creates a directory and its missing parents.
     fn make_dir(&self, path: &Path) -> Result<()>;
 
-    /// Creates a directory, whose parent must be there; `false` if the name is taken. Of several callers on several
+    /// Creates a directory in an existing parent. Returns `false` if the name is taken. Of several callers on several
     /// machines exactly one gets `true`.
     fn create_dir(&self, path: &Path) -> Result<bool>;
 
-    /// Removes an empty directory; `false` if it was not there or is not empty.
+    /// Removes an empty directory. Returns `false` if it did not exist or is not empty.
     fn remove_dir(&self, path: &Path) -> Result<bool>;
 
     /// Sets a file's recency.
     fn set_modified(&self, path: &Path, time: SystemTime) -> Result<()>;
 
-    /// Waits until renames in a directory would survive a power loss.
+    /// Waits until renames in a directory survive a power loss.
     fn sync_dir(&self, path: &Path) -> Result<()>;
 
-    /// Size and free space of its file system.
+    /// Returns size and free space of the file system.
     fn space(&self) -> Result<DeviceSpace>;
 
-    /// Bytes that may still be written.
+    /// Returns the number of bytes that can still be written.
     fn free_bytes(&self) -> Result<u64> {
         self.space().map(|space| space.free_bytes)
     }
 
-    /// A small file's bytes, at most `bytes_max` (more is `Corrupt`); `None` if it is not there.
+    /// Reads a small file of at most `bytes_max` bytes (a larger one is `Corrupt`). Returns `None` if it does not
+    /// exist.
     fn read_small(&self, path: &Path, bytes_max: usize) -> Result<Option<Vec<u8>>>;
 
-    /// Writes a small file whole or not at all: temporary name, sync, rename.
+    /// Writes a small file atomically: temporary name, sync, rename.
     fn write_small(&self, path: &Path, temporary: &Path, bytes: &[u8]) -> Result<()>;
 }

@@ -1,4 +1,4 @@
-//! The device that is a directory of a file system.
+//! A device backed by a directory of a file system.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -18,29 +18,30 @@ use crate::cached::cached_bytes;
 use crate::device::{Device, DeviceFile, DeviceSpace, DirectAlign, DirectUse, FileStat, ListEntry};
 use crate::iobuf::IoBuf;
 
-/// Prefix of the file that finds out about O_DIRECT: gone at once, unless its process died in that moment.
+/// Prefix of the file that probes O_DIRECT. It is unlinked immediately, unless its process dies in that moment.
 pub const PROBE_PREFIX: &str = ".probe-";
 
 /// A directory of a local or network file system.
 ///
-/// Nothing in it is trusted. What it creates it creates exclusively, reached from the root without following a
-/// symbolic link; what it reads must be a regular file. The directory is remembered by device and inode number, so
-/// that nothing is written below a mount point whose file system is gone.
+/// Nothing in it is trusted. Files are created exclusively, reached from the root without following a symbolic link;
+/// only regular files are read. The directory is remembered by device and inode number, so nothing is written into a
+/// mount point whose file system was unmounted.
 #[derive(Debug)]
 pub struct DirDevice {
     root: PathBuf,
     /// Device and inode number of the root.
     identity: (u64, u64),
-    /// Whether errors of writes may come as late as the write-back, so that a file is flushed before it is published.
+    /// Whether errors of writes can show up as late as the write-back, so that a file is flushed before it is
+    /// published.
     writes_back_late: bool,
-    /// Whether the system walks a path without following links in one call.
+    /// Whether openat2(2) works here: it walks a path without following links in one call.
     resolves_at_once: AtomicBool,
     direct_use: DirectUse,
     align: Option<DirectAlign>,
 }
 
 impl DirDevice {
-    /// Makes the directory and its parents for their owner alone, where they are not there yet.
+    /// Creates the directory and its missing parents with access for their owner only.
     pub fn create_missing(path: &Path) -> Result<()> {
         std::fs::DirBuilder::new()
             .recursive(true)
@@ -49,8 +50,8 @@ impl DirDevice {
             .map_err(|e| Error::io("cannot make a directory for blocks", e).with("path", path.display()))
     }
 
-    /// Opens a directory that must be there. Where O_DIRECT shall be used, finds out what it asks for here, and falls
-    /// back to buffered I/O where it cannot be had; with a warning if it shall be used always.
+    /// Opens an existing directory. If O_DIRECT should be used, probes its alignment here, and falls back to buffered
+    /// I/O where it is not available; with a warning if `direct_use` is [`DirectUse::Always`].
     pub fn open(root: &Path, direct_use: DirectUse) -> Result<Self> {
         let found = std::fs::metadata(root).map_err(|e| {
             Error::new(
@@ -81,12 +82,12 @@ impl DirDevice {
         Ok(device)
     }
 
-    /// STATX_DIOALIGN where the kernel knows it (6.1 and later), else a trial with whole pages.
+    /// Returns STATX_DIOALIGN where the kernel has it (6.1 and later), else tries whole pages.
     fn probe_direct(&self) -> Option<DirectAlign> {
         let page = kvdepot_core::limits::BLOCK_ALIGN_BYTES as usize;
         let name = PathBuf::from(format!("{PROBE_PREFIX}{}-{:016x}", std::process::id(), random_u64()));
         let (file, _) = self.create_new(&name, OFlags::DIRECT, Mode::RUSR | Mode::WUSR).ok()?;
-        // The open file outlives its name, and a kill from here on leaves nothing (P4).
+        // The open file outlives its name, so a kill from here on leaves nothing behind (P4).
         self.unlink(&name).ok()?;
         (&file).write_all(&AlignedBuf::zeroed(page)).ok()?;
         let known = rustix::fs::statx(&file, c"", AtFlags::EMPTY_PATH, rustix::fs::StatxFlags::DIOALIGN)
@@ -104,7 +105,8 @@ impl DirDevice {
         fail(what, &self.root.join(path), source.into())
     }
 
-    /// The root, which must still be the directory that was opened: after an unmount the mount point is another one.
+    /// Opens the root, which must still be the directory opened at the start: after an unmount the mount point is
+    /// another one.
     fn root_fd(&self) -> Result<OwnedFd> {
         let gone = |source: Option<Errno>| {
             let error = Error::new(
@@ -123,14 +125,14 @@ impl DirDevice {
         if (stat.st_dev, stat.st_ino) == self.identity { Ok(fd) } else { Err(gone(None)) }
     }
 
-    /// A path's directory, reached without following a symbolic link, and its last component.
+    /// Opens a path's parent directory without following a symbolic link. Returns it with the last component.
     fn parent<'a>(&self, path: &'a Path) -> Result<(OwnedFd, &'a OsStr)> {
         let root = self.root_fd()?;
         let (dir, name) = self.enter(root.as_fd(), path)?;
         Ok((dir.unwrap_or(root), name))
     }
 
-    /// As `parent`, from the root that the caller has opened; `None` is the root itself.
+    /// Like `parent`, but starts at the caller's open root; `None` is the root itself.
     fn enter<'a>(&self, root: BorrowedFd<'_>, path: &'a Path) -> Result<(Option<OwnedFd>, &'a OsStr)> {
         let mut parts = path.iter();
         let name = parts.next_back().ok_or_else(|| {
@@ -146,7 +148,7 @@ impl DirDevice {
         if self.resolves_at_once.load(Ordering::Relaxed) {
             let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
             match rustix::fs::openat2(root, above, flags, Mode::empty(), resolve) {
-                // An old kernel, or a sandbox that does not know the call; a rename elsewhere was met half-way.
+                // An old kernel, or a sandbox without the call. EAGAIN: a concurrent rename got in the way.
                 Err(Errno::NOSYS | Errno::PERM) => self.resolves_at_once.store(false, Ordering::Relaxed),
                 Err(Errno::AGAIN) => {}
                 other => return other.map(|fd| (Some(fd), name)).map_err(failed),
@@ -160,7 +162,7 @@ impl DirDevice {
         Ok((dir, name))
     }
 
-    /// Creates a file that must not be there, and missing directories above it.
+    /// Creates a new file, and missing parent directories. Fails if the file exists.
     fn create_new(&self, path: &Path, more: OFlags, mode: Mode) -> Result<(File, PathBuf)> {
         let parent = match self.parent(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -182,12 +184,12 @@ impl DirDevice {
     fn open_regular(&self, path: &Path, more: OFlags) -> Result<File> {
         let whole = self.root.join(path);
         let broken = |what: &str| Error::new(ErrorKind::Corrupt, what).with("path", whole.display());
-        // O_NONBLOCK: a FIFO must not be waited for. It changes nothing for a regular file.
+        // O_NONBLOCK: never wait for a FIFO. It changes nothing for a regular file.
         let flags =
             OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC | more;
         let file = match rustix::fs::openat(CWD, &whole, flags, Mode::empty()) {
             Ok(fd) => File::from(fd),
-            // A file where a directory belongs: nothing is there.
+            // There is a file where a directory belongs, so the path does not exist.
             Err(e @ Errno::NOTDIR) => {
                 return Err(Error::new(ErrorKind::NotFound, "cannot open a file")
                     .with("path", whole.display())
@@ -214,7 +216,7 @@ impl DirDevice {
     }
 }
 
-/// Whether a file is a regular one of this length, of this process's user, and with no other name.
+/// Returns whether a file is regular, of this length, readable and owned by this process's user, and has no other name.
 fn is_plain(file: &OwnedFd, bytes: u64) -> bool {
     let Ok(stat) = rustix::fs::fstat(file) else { return false };
     let is_file = rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::RegularFile;
@@ -224,7 +226,8 @@ fn is_plain(file: &OwnedFd, bytes: u64) -> bool {
     is_file && is_ours && is_whole && stat.st_nlink == 1
 }
 
-/// A file of an NFS mount that another node replaced or removed answers ESTALE: to us it is gone.
+/// Makes an error about a file. ESTALE, the answer of NFS for a file that another node replaced or removed, becomes
+/// `NotFound`.
 pub(crate) fn fail(what: &str, path: &Path, source: std::io::Error) -> Error {
     const ESTALE: i32 = 116;
     let error = if source.raw_os_error() == Some(ESTALE) {
@@ -235,7 +238,7 @@ pub(crate) fn fail(what: &str, path: &Path, source: std::io::Error) -> Error {
     error.with("path", path.display())
 }
 
-/// Whether a file system is known to report the errors of writes at once, or never later than close(2).
+/// Returns whether a file system is known to report errors of writes immediately, or no later than close(2).
 fn is_local(path: &Path) -> bool {
     // linux/magic.h; bcachefs and ZFS define theirs themselves.
     const LOCAL: [u32; 10] = [
@@ -253,18 +256,18 @@ fn is_local(path: &Path) -> bool {
     rustix::fs::statfs(path).is_ok_and(|stat| LOCAL.contains(&(stat.f_type as u32)))
 }
 
-/// A number for a name that nobody guesses.
+/// Returns an unpredictable number for a file name.
 pub(crate) fn random_u64() -> u64 {
     use std::hash::{BuildHasher, Hasher};
     std::collections::hash_map::RandomState::new().build_hasher().finish()
 }
 
-/// Closes a file and checks how: the standard library drops the error of close(2).
+/// Closes a file and checks the result: the standard library drops the error of close(2).
 fn close_checked(file: File, path: &Path) -> Result<()> {
     let fd = file.into_raw_fd();
-    // SAFETY: `fd` was just taken out of its owner, so nobody else closes or uses it.
+    // SAFETY: `fd` was just taken out of its owner, so no other code closes or uses it.
     let closed = unsafe { libc::close(fd) };
-    // EINTR: Linux has closed it all the same.
+    // EINTR: Linux has closed the descriptor nevertheless.
     match closed {
         0 => Ok(()),
         _ => match std::io::Error::last_os_error() {
@@ -368,7 +371,7 @@ impl Device for DirDevice {
         let to_dir = to_dir.as_ref().map_or(root.as_fd(), OwnedFd::as_fd);
         rustix::fs::renameat(from_dir, from_name, to_dir, to_name)
             .map_err(|e| self.fail("cannot rename a file that is to be written over", from, e))?;
-        // Looked at under its new name, which nobody else gives away. O_NONBLOCK: a FIFO must not be waited for.
+        // Check it under its new name, which no other caller hands out. O_NONBLOCK: never wait for a FIFO.
         let more = if direct { OFlags::DIRECT } else { OFlags::empty() };
         let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let file = rustix::fs::openat(to_dir, to_name, flags | more, Mode::empty());
@@ -379,7 +382,7 @@ impl Device for DirDevice {
         match rustix::fs::unlinkat(to_dir, to_name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok(None),
             Err(e) => {
-                // A directory, for one: it gets its name back.
+                // For example a directory: rename it back.
                 let _ = rustix::fs::renameat(to_dir, to_name, from_dir, from_name);
                 Err(self.fail("cannot remove a file", from, e))
             }
@@ -389,7 +392,7 @@ impl Device for DirDevice {
     fn publish(&self, from: &Path, to: &Path) -> Result<()> {
         let (from_dir, from_name) = self.parent(from)?;
         let (other_dir, to_name) = match to.file_name() {
-            // A block is published where it was written.
+            // The usual case: a block is published in the directory in which it was written.
             Some(name) if from.parent() == to.parent() => (None, name),
             _ => self.parent(to).map(|(dir, name)| (Some(dir), name))?,
         };
@@ -403,7 +406,7 @@ impl Device for DirDevice {
         let renamed =
             rustix::fs::renameat_with(&from_dir, from_name, &to_dir, to_name, RenameFlags::NOREPLACE);
         let renamed = match renamed {
-            // No such flag on this file system, for one NFS. Without it only an empty directory is replaced.
+            // This file system does not know the flag; NFS is one. Without it only an empty directory is replaced.
             Err(Errno::INVAL | Errno::NOSYS) => {
                 match rustix::fs::statat(&to_dir, to_name, AtFlags::SYMLINK_NOFOLLOW) {
                     Err(Errno::NOENT) => rustix::fs::renameat(&from_dir, from_name, &to_dir, to_name),
@@ -438,7 +441,7 @@ impl Device for DirDevice {
                 let modified = meta.modified().unwrap_or(SystemTime::UNIX_EPOCH);
                 Ok(Some(FileStat { bytes: meta.len(), modified, is_dir: meta.is_dir() }))
             }
-            // A file where a directory belongs: nothing is there.
+            // There is a file where a directory belongs, so the path does not exist.
             Err(e) if e.kind() == std::io::ErrorKind::NotADirectory => Ok(None),
             Err(e) => match self.fail("cannot look at a file", path, e) {
                 e if e.kind() == ErrorKind::NotFound => Ok(None),
@@ -447,7 +450,7 @@ impl Device for DirDevice {
         }
     }
 
-    /// Relative to an open directory, so that the kernel walks the path once and not for every name.
+    /// Works relative to an open directory, so that the kernel walks the path once and not for every name.
     fn stat_in(&self, directory: &Path, names: &[String]) -> Result<Vec<Option<FileStat>>> {
         use rustix::fs::{AtFlags, FileType, Mode, OFlags, open, statat};
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -474,7 +477,7 @@ impl Device for DirDevice {
 
     fn list(&self, path: &Path, each: &mut dyn FnMut(ListEntry)) -> Result<()> {
         let broken = |e| self.fail("cannot list a directory", path, e);
-        // An empty mount point must not look like a tier that lost everything.
+        // An empty mount point must not look like a tier that has lost everything.
         self.root_fd()?;
         let entries = match std::fs::read_dir(self.root.join(path)) {
             Ok(entries) => entries,
@@ -498,7 +501,7 @@ impl Device for DirDevice {
         for part in path {
             match rustix::fs::mkdirat(&fd, part, Mode::from_raw_mode(0o700)) {
                 Ok(()) | Err(Errno::EXIST) => {}
-                // A read-only or full file system may say so of a directory that is there.
+                // A read-only or full file system may report that error for an existing directory.
                 Err(e) => match rustix::fs::openat(&fd, part, flags, Mode::empty()) {
                     Ok(_) => {}
                     Err(_) => return Err(failed(e)),
@@ -585,7 +588,7 @@ impl Device for DirDevice {
         let written = written.and_then(|()| close_checked(file, &whole));
         let published = written.and_then(|()| self.publish(temporary, path));
         if published.is_err() {
-            // Best effort: the sweep finds what stays.
+            // Best effort: the sweep finds leftovers.
             let _ = self.unlink(temporary);
         }
         published
@@ -620,7 +623,7 @@ mod tests {
 
     #[test]
     fn nothing_is_created_through_a_link() {
-        // Not in memory: there the trial of O_DIRECT would not get as far as a file.
+        // Not in tmpfs, where the probe of O_DIRECT would not get as far as a file.
         let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let (inside, victim) = (dir.path().join("inside"), dir.path().join("victim"));
         std::fs::create_dir(&inside).unwrap();
@@ -647,10 +650,10 @@ mod tests {
     #[test]
     fn only_regular_files_are_read_and_none_is_waited_for() {
         let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
-        // Not by a child: for a moment it would hold what the tests of forks have open.
+        // Not with a child process, which for a moment would hold open files of the tests of forks.
         let (fifo, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR);
         rustix::fs::mknodat(rustix::fs::CWD, dir.path().join("fifo"), fifo, mode, 0).unwrap();
-        // Fails where the path is longer than a socket's may be.
+        // Fails if the path is longer than that of a socket may be.
         let bound = std::os::unix::net::UnixListener::bind(dir.path().join("s"));
         std::fs::create_dir(dir.path().join("dir")).unwrap();
         std::fs::write(dir.path().join("file"), b"x").unwrap();

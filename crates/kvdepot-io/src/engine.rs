@@ -1,4 +1,5 @@
-//! What an engine is asked, and how it answers: whole files in one request, so that every engine does its best.
+//! The interface of an I/O engine. One request covers a complete file, so that each engine can move it in its own best
+//! way.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -10,73 +11,74 @@ use kvdepot_core::{Error, ErrorKind, Result};
 use crate::device::{Device, DeviceFile};
 use crate::iobuf::IoBuf;
 
-/// Which queue a request stands in.
+/// The queue of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// Someone waits for it: served first.
+    /// A caller waits for it; served first.
     Read,
     /// Write-behind.
     Write,
 }
 
-/// What to write, made on the I/O thread so that checksums cost nobody else's time.
+/// The bytes to write. They are made on the I/O thread, so that no other thread pays for checksums.
 #[derive(Debug)]
 pub enum Prepared {
-    /// Write this into a new file.
+    /// Write these bytes into a new file.
     Buf(IoBuf),
-    /// Write this over the file of the same length that was renamed to the temporary name ([`Device::take_over`]).
+    /// Overwrite the file of the same length that was renamed to the temporary name ([`Device::take_over`]).
     Over(IoBuf, Box<dyn DeviceFile>),
-    /// Nothing to do: the file is there.
+    /// Write nothing: the file exists.
     Skip,
 }
 
-/// How a file write ended.
+/// The outcome of a file write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileWritten {
-    /// Written whole and renamed into place.
+    /// The complete file was written and renamed into place.
     Published,
-    /// `prepare` said that there was nothing to do.
+    /// `prepare` returned [`Prepared::Skip`].
     Skipped,
 }
 
-/// Called exactly once when a request has ended, from any thread, possibly before `submit` returns (`Busy`, `Timeout`).
+/// The completion callback of a request. It is called exactly once, from any thread, possibly before `submit` returns
+/// (`Busy`, `Timeout`).
 pub type Ended<T> = Box<dyn FnOnce(Result<T>) + Send>;
 
-/// Reads a file's first `buf.len()` bytes.
+/// A request to read the first `buf.len()` bytes of a file.
 pub struct ReadFile {
-    /// Where.
+    /// The device.
     pub device: Arc<dyn Device>,
-    /// Which file.
+    /// The path on the device.
     pub path: PathBuf,
-    /// Where its bytes go.
+    /// The destination.
     pub buf: IoBuf,
-    /// Gets the filled buffer. Runs on the I/O thread, which is where checksums belong; a file that is too short is
+    /// Receives the filled buffer, on the I/O thread, where checksums are computed. A file that is too short is
     /// `Corrupt`.
     pub done: Ended<IoBuf>,
 }
 
-/// Writes a file under a temporary name and renames it into place (P1).
+/// A request to write a file under a temporary name and rename it into place (P1).
 pub struct WriteFile {
-    /// Where.
+    /// The device.
     pub device: Arc<dyn Device>,
-    /// Name while it is not whole; removed on failure.
+    /// The name until the file is complete. It is removed on failure.
     pub temporary: PathBuf,
-    /// Name when it is whole.
+    /// The name of the complete file.
     pub target: PathBuf,
     /// Whether to sync the bytes before the rename.
     pub durable: bool,
-    /// Makes the bytes; runs on the I/O thread and may do I/O of its own.
+    /// Makes the bytes. It runs on the I/O thread and may do I/O of its own.
     pub prepare: Box<dyn FnOnce() -> Result<Prepared> + Send>,
-    /// Called on the I/O thread when the device has no space left (`NoSpace`); `true` if it freed some, and then the
-    /// file is written once more.
+    /// Called on the I/O thread when the device is full (`NoSpace`). If it returns `true`, it has freed some space and
+    /// the write is retried once.
     pub make_room: Box<dyn FnOnce() -> bool + Send>,
-    /// Says how it ended.
+    /// Receives the outcome.
     pub done: Ended<FileWritten>,
 }
 
-/// Anything else that must not run on the caller's thread: look-ups, removals.
+/// Any other work that must not run on the caller's thread, such as lookups and removals.
 pub struct Call {
-    /// Runs on an I/O thread with `Ok`, or anywhere with the reason why it cannot run.
+    /// Runs on an I/O thread with `Ok`, or on any thread with the reason why it cannot run.
     pub run: Ended<()>,
 }
 
@@ -91,19 +93,19 @@ pub enum Op {
     Call(Call),
 }
 
-/// An operation with its queue and its deadline.
+/// An operation with its queue and deadline.
 #[derive(Debug)]
 pub struct Request {
-    /// Which queue.
+    /// The queue.
     pub class: Class,
-    /// When the caller stops caring: not begun by then ends with `Timeout` (P2).
+    /// A request that has not begun by then fails with `Timeout` (P2).
     pub deadline: Instant,
-    /// What to do.
+    /// The operation.
     pub op: Op,
 }
 
 impl Request {
-    /// Ends a request that did not run.
+    /// Completes a request that did not run with an error.
     pub fn fail(self, error: Error) {
         match self.op {
             Op::Read(read) => (read.done)(Err(error)),
@@ -120,12 +122,12 @@ impl Request {
         )
     }
 
-    /// The error of a request that a full queue refused.
+    /// The error of a request refused by a full queue.
     pub fn refused(queue_depth: usize) -> Error {
         Error::new(ErrorKind::Busy, "an I/O queue is full").with("queue_depth", queue_depth)
     }
 
-    /// The error of a request that met an engine shutting down.
+    /// The error of a request submitted to an engine that is shutting down.
     pub fn closed() -> Error {
         Error::new(ErrorKind::Closed, "the I/O engine is shutting down")
     }
@@ -152,33 +154,33 @@ impl fmt::Debug for Call {
 /// Counters of an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineStats {
-    /// Reads waiting.
+    /// Number of queued reads.
     pub reads_queued: usize,
-    /// Writes waiting.
+    /// Number of queued writes.
     pub writes_queued: usize,
-    /// Requests running now, stuck ones included.
+    /// Number of running requests, stuck ones included.
     pub running: usize,
-    /// Threads written off and still stuck in the operating system.
+    /// Number of threads that were abandoned and are still stuck in the operating system.
     pub written_off: usize,
-    /// Requests that ended since the start.
+    /// Number of requests that have completed since the start.
     pub ended: u64,
-    /// Requests that ended with `Timeout` without having begun.
+    /// Number of requests that failed with `Timeout` before they began.
     pub expired: u64,
-    /// Requests refused with `Busy`.
+    /// Number of requests refused with `Busy`.
     pub refused: u64,
 }
 
-/// Runs requests. Every request ends exactly once (P2), also at shutdown.
+/// Runs requests. Every request completes exactly once (P2), also at shutdown.
 pub trait IoEngine: Send + Sync + fmt::Debug {
     /// Short name for logs: `psync`, `noop`…
     fn name(&self) -> &'static str;
 
-    /// Takes requests; returns at once.
+    /// Accepts requests and returns immediately.
     fn submit(&self, batch: Vec<Request>);
 
-    /// Waits until nothing waits or runs, or the deadline passes (`false`).
+    /// Waits until no request is queued or running. Returns `false` if the deadline passes first.
     fn drain(&self, deadline: Instant) -> bool;
 
-    /// Counters now.
+    /// Returns the current counters.
     fn stats(&self) -> EngineStats;
 }

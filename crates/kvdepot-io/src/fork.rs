@@ -1,9 +1,9 @@
-//! What a process made before a fork stays its own.
+//! Keeps a process's resources away from its forked children.
 //!
 //! A child of `fork` has a copy of all memory and all descriptors, but only one thread. A lock that another thread held
-//! stays locked, a thread cannot be joined, and a copied socket keeps the parent's connection open.
-//! [`OfProcess`] refuses access to such a value in the child, and leaks it there instead of dropping it. [`Private`]
-//! replaces a descriptor in the child by `/dev/null`.
+//! stays locked, a thread cannot be joined, and a copied socket keeps the parent's connection open. [`OfProcess`]
+//! refuses access to such a value in the child, and leaks it there instead of dropping it. [`Private`] replaces a
+//! descriptor in the child by `/dev/null`.
 
 use std::fmt;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -11,24 +11,24 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
 use kvdepot_core::{Error, ErrorKind, Result};
 
-/// Private descriptors of one process; those beyond it are shared with children like any other.
+/// Capacity of the table of private descriptors. Further ones are shared with children like any other descriptor.
 const PRIVATE_MAX: usize = 4096;
 /// No descriptor.
 const FREE: i32 = -1;
 
-/// Forks between this process and the first of its line that asked.
+/// Number of forks between this process and its first ancestor that called [`watch`].
 static FORKS: AtomicU64 = AtomicU64::new(0);
 static WATCHED: AtomicBool = AtomicBool::new(false);
 /// Read by the handler in the child, where no lock can be taken: the thread that holds it may not exist there.
 static PRIVATE: [AtomicI32; PRIVATE_MAX] = [const { AtomicI32::new(FREE) }; PRIVATE_MAX];
 
-/// Counts forks from now on.
+/// Starts to count forks.
 pub fn watch() {
     if WATCHED.swap(true, Ordering::AcqRel) {
         return;
     }
-    // SAFETY: the handler is a function of this library, which is never unloaded, and it calls nothing but what a forked
-    // child may call.
+    // SAFETY: the handler is a function of this library, which is never unloaded, and it calls only what a forked child
+    // may call.
     let outcome = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     if outcome != 0 {
         WATCHED.store(false, Ordering::Release);
@@ -36,7 +36,7 @@ pub fn watch() {
     }
 }
 
-/// Runs in the child's only thread before `fork` returns there. Async-signal-safe: atomics and system calls.
+/// Runs in the child's only thread before `fork` returns there. Async-signal-safe: only atomics and system calls.
 extern "C" fn in_child() {
     FORKS.fetch_add(1, Ordering::Release);
     let mut null = FREE;
@@ -45,8 +45,8 @@ extern "C" fn in_child() {
         if fd == FREE {
             continue;
         }
-        // SAFETY: plain system calls on a path that lives for ever, and on descriptors that this process owns. A private
-        // descriptor keeps its number, so that its owner, should it be dropped, closes nothing else.
+        // SAFETY: plain system calls on a static path and on descriptors that this process owns. A private descriptor
+        // keeps its number, so that its owner closes nothing else if it is dropped.
         unsafe {
             if null == FREE {
                 null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
@@ -57,18 +57,18 @@ extern "C" fn in_child() {
         }
     }
     if null != FREE {
-        // SAFETY: opened above, and nobody else's.
+        // SAFETY: opened above, and owned by no other code.
         unsafe { libc::close(null) };
     }
 }
 
-/// A descriptor that children do not share: in them it is `/dev/null`. Drop it before the descriptor is closed.
+/// A descriptor that is not shared with children: in them it is `/dev/null`. Drop it before the descriptor is closed.
 pub struct Private {
     slot: Option<&'static AtomicI32>,
 }
 
 impl Private {
-    /// Takes the descriptor away from children that are forked from now on.
+    /// Hides the descriptor from children that are forked from now on.
     pub fn of(fd: BorrowedFd<'_>) -> Self {
         watch();
         let free = |slot: &&AtomicI32| {
@@ -92,11 +92,11 @@ impl fmt::Debug for Private {
     }
 }
 
-/// A value that only the process that made it may use. A forked child gets an error instead of it, and leaks its copy.
+/// A value for the process that made it. A forked child gets an error instead, and leaks its copy.
 pub struct OfProcess<T> {
     forks: u64,
     pid: u32,
-    /// None only after the drop.
+    /// `None` only after the drop.
     value: Option<T>,
 }
 
@@ -107,12 +107,12 @@ impl<T> OfProcess<T> {
         Self { forks: FORKS.load(Ordering::Acquire), pid: std::process::id(), value: Some(value) }
     }
 
-    /// The value; none in a forked child.
+    /// Returns the value, or `None` in a forked child.
     pub fn get(&self) -> Option<&T> {
         self.value.as_ref().filter(|_| !self.is_inherited())
     }
 
-    /// The value, or the error to give to the user of a forked child.
+    /// Returns the value, or the error for the user of a forked child.
     pub fn or_inherited(&self) -> Result<&T> {
         self.get().ok_or_else(|| {
             Error::new(
@@ -143,24 +143,24 @@ impl<T> fmt::Debug for OfProcess<T> {
     }
 }
 
-/// Children for tests here and of what is private.
+/// Forked children for the tests of this module and of private descriptors.
 #[cfg(test)]
 pub(crate) mod testing {
     use std::io::{PipeReader, PipeWriter, Read, Write};
 
-    /// Children hold copies of each other's pipes if two tests fork at once.
+    /// Held while a test forks: two tests that fork at once would leave copies of their pipes in each other's children.
     pub(crate) static ONE_AT_A_TIME: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
 
-    /// A forked child; it lives until `hold` is dropped, and its exit status is what `check` gives.
+    /// A forked child. It lives until `hold` is dropped, and exits with the status that `check` returned.
     pub(crate) struct Child {
         pid: libc::pid_t,
         hold: Option<PipeWriter>,
-        /// What the child says before it waits.
+        /// The output of the child before it waits.
         said: PipeReader,
     }
 
     impl Child {
-        /// `check` runs in a child of a process with threads: it must not allocate or lock.
+        /// Runs `check` in a child of a process with threads, so `check` must not allocate or lock.
         pub(crate) fn fork(check: impl FnOnce() -> u8) -> Self {
             let (mut held, hold) = std::io::pipe().unwrap();
             let (said, mut say) = std::io::pipe().unwrap();
@@ -172,7 +172,7 @@ pub(crate) mod testing {
                 drop(said);
                 let _ = say.write_all(&[check()]);
                 let _ = held.read(&mut [0]);
-                // SAFETY: ends the process without running anybody's destructors.
+                // SAFETY: ends the process without running any destructors.
                 unsafe { libc::_exit(0) };
             }
             Self { pid, hold: Some(hold), said }

@@ -1,4 +1,4 @@
-//! Descriptors that whoever started this process left for it, as systemd does: the environment says which
+//! Descriptors inherited from the process that started this one, such as systemd, and named in the environment
 //! (`sd_listen_fds(3)`).
 
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::io::{FdFlags, fcntl_setfd};
 
-/// The number of the first one.
+/// The number of the first descriptor.
 const FIRST_FD: RawFd = 3;
 
-/// Whether they were taken.
+/// Whether the descriptors were taken.
 static TAKEN: AtomicBool = AtomicBool::new(false);
 
-/// Takes those whose names begin so, with their names, so that children do not get them any more. None where the environment
-/// tells of one that is not there. The first call takes them; later ones get none.
+/// Takes the descriptors whose names have this prefix, and marks them close-on-exec. Returns them with their names, or
+/// nothing if the environment names one that is not open. Only the first call returns any.
 pub fn take(prefix: &str) -> Vec<(String, OwnedFd)> {
     let get = |name: &str| std::env::var(name).unwrap_or_default();
     if TAKEN.swap(true, Ordering::AcqRel) {
@@ -28,17 +28,17 @@ fn take_all(left: Vec<(String, RawFd)>) -> Vec<(String, OwnedFd)> {
         return Vec::new();
     }
     let taken = left.into_iter().map(|(name, number)| {
-        // SAFETY: it is open and was so before this program began, which its environment says was left it for its own. It is
-        // taken once: a number stands in the environment once, and `TAKEN` lets the first caller read it.
+        // SAFETY: it was open before this program began, and the environment passes it to this process. It is taken
+        // once: a number occurs once in the environment, and only the first caller gets past `TAKEN`.
         let fd = unsafe { OwnedFd::from_raw_fd(number) };
-        // One that children inherit is shared with them, and does no other harm.
+        // A failure only means that children inherit the descriptor.
         let _ = fcntl_setfd(&fd, FdFlags::CLOEXEC);
         (name, fd)
     });
     taken.collect()
 }
 
-/// Names and numbers of the descriptors that an environment tells of.
+/// Returns the names and numbers of the descriptors in an environment.
 fn left(pid: &str, count: &str, names: &str, prefix: &str) -> Vec<(String, RawFd)> {
     if pid.parse() != Ok(std::process::id()) {
         return Vec::new();
@@ -48,10 +48,11 @@ fn left(pid: &str, count: &str, names: &str, prefix: &str) -> Vec<(String, RawFd
     named.filter(|(name, _)| name.starts_with(prefix)).map(|(name, fd)| (name.to_owned(), fd)).collect()
 }
 
-/// Whether a descriptor is open that this program did not open: its own ones are all closed by an `exec`, so one that is not
-/// came through the one that began it. An environment that is wrong can thus name none that somebody here owns.
+/// Returns whether a descriptor is open and was inherited. This program's own descriptors are all close-on-exec, so one
+/// that is not was passed by the parent. A wrong environment can therefore not name a descriptor with an owner in this
+/// process.
 fn is_left(number: RawFd) -> bool {
-    // SAFETY: a system call that looks at a number.
+    // SAFETY: a system call that only examines a number.
     let flags = unsafe { libc::fcntl(number, libc::F_GETFD) };
     flags >= 0 && flags & libc::FD_CLOEXEC == 0
 }
@@ -83,7 +84,7 @@ mod tests {
         file.write_all(b"left").unwrap();
         assert!(take_all(named(file.as_raw_fd())).is_empty(), "it is this test's");
         fcntl_setfd(&file, FdFlags::empty()).unwrap();
-        // As if it had come through an exec.
+        // As if it had been passed through an exec.
         let number = file.into_raw_fd();
         let both = [named(number), named(1 << 20)].concat();
         assert!(take_all(both).is_empty(), "one is not open, so nothing of it is to be believed");

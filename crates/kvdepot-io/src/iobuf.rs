@@ -1,4 +1,4 @@
-//! The memory of one file: header pages, the payload in a slot, and a last page with the padding.
+//! The memory of one file: header pages, the payload in a slot, and a padded last page.
 
 use std::io::{IoSlice, IoSliceMut};
 
@@ -21,7 +21,7 @@ pub struct IoBuf {
 }
 
 impl IoBuf {
-    /// For reading: header pages and `body_bytes` of payload; `None` if the slot is shorter than that.
+    /// Makes a buffer for reading header pages and `body_bytes` of payload. Returns `None` if the slot is shorter.
     pub fn for_read(head_bytes: usize, body: SlotBuf, body_bytes: usize) -> Option<Self> {
         (body_bytes <= body.len()).then(|| Self {
             head: AlignedBuf::zeroed(head_bytes),
@@ -31,15 +31,16 @@ impl IoBuf {
         })
     }
 
-    /// Exactly the first `body_bytes` of a slot, for a socket, in either direction; `None` if the slot is shorter.
+    /// Makes a buffer of exactly the first `body_bytes` of a slot, to send or receive. Returns `None` if the slot is
+    /// shorter.
     pub fn payload(body: SlotBuf, body_bytes: usize) -> Option<Self> {
         Self::for_read(0, body, body_bytes)
     }
 
-    /// For writing: a header and `used_bytes` of payload, filled up to whole pages with zeros.
+    /// Makes a buffer for writing a header and `used_bytes` of payload, padded to whole pages with zeros.
     ///
-    /// What lies in the slot behind the payload is another block's old bytes, and never reaches a file (P8): the last,
-    /// partly used page is copied.
+    /// The slot's bytes after the payload belong to an earlier block and never reach a file (P8): the last, partly
+    /// used page is copied.
     pub fn for_write(head: AlignedBuf, body: SlotBuf, used_bytes: usize) -> Option<Self> {
         let page = BLOCK_ALIGN_BYTES as usize;
         if used_bytes > body.len() {
@@ -54,27 +55,27 @@ impl IoBuf {
         Some(Self { head, body, body_bytes, tail })
     }
 
-    /// The header pages.
+    /// Returns the header pages.
     pub fn head(&self) -> &[u8] {
         &self.head
     }
 
-    /// The payload's slot.
+    /// Returns the slot of the payload.
     pub const fn body(&self) -> &SlotBuf {
         &self.body
     }
 
-    /// Bytes in all.
+    /// Returns the total number of bytes.
     pub fn len(&self) -> usize {
         self.head.len() + self.body_bytes + self.tail.len()
     }
 
-    /// Whether there are no bytes.
+    /// Returns whether the buffer has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether every piece can move by O_DIRECT.
+    /// Returns whether every piece meets the alignment of O_DIRECT.
     pub fn fits(&self, align: DirectAlign) -> bool {
         self.runs_from(0).iter().all(|run| {
             (run.ptr as usize).is_multiple_of(align.memory_bytes)
@@ -82,7 +83,7 @@ impl IoBuf {
         })
     }
 
-    /// The pieces from byte `skip` on, for one vectored read.
+    /// Returns the pieces from byte `skip` on, for one vectored read.
     pub fn slices_mut(&mut self, skip: usize) -> SmallVec<[IoSliceMut<'_>; 8]> {
         self.runs_from(skip)
             .into_iter()
@@ -92,7 +93,7 @@ impl IoBuf {
             .collect()
     }
 
-    /// The pieces from byte `skip` on, for one vectored write.
+    /// Returns the pieces from byte `skip` on, for one vectored write.
     pub fn slices(&self, skip: usize) -> SmallVec<[IoSlice<'_>; 8]> {
         self.runs_from(skip)
             .into_iter()
@@ -101,13 +102,14 @@ impl IoBuf {
             .collect()
     }
 
-    /// The pieces from byte `skip` on, for a queue of the kernel: read into, or written, while this buffer lives.
+    /// Returns the pieces from byte `skip` on, for a queue of the kernel that reads into or writes them while this
+    /// buffer lives.
     pub(crate) fn pieces(&self, skip: usize) -> Vec<libc::iovec> {
         let piece = |run: MemRun| libc::iovec { iov_base: run.ptr.cast(), iov_len: run.len };
         self.runs_from(skip).into_iter().map(piece).collect()
     }
 
-    /// Inverts one bit: how `faults` makes rotten media. Bits past the end are ignored.
+    /// Inverts one bit, with which `faults` simulates bit rot. Bits past the end are ignored.
     pub fn flip_bit(&mut self, bit: usize) {
         if let Some(run) = self.runs_from(bit / 8).first() {
             // SAFETY: `run` has at least one byte, writable as in `slices_mut`.

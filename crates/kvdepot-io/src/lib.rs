@@ -1,7 +1,7 @@
-//! Reading and writing block files: engines, devices, decorators.
+//! Reads and writes block files: engines, devices and their decorators.
 //!
-//! Two axes, kept apart: an [`IoEngine`] decides how requests run (threads today, aio and io_uring behind the same
-//! trait), a [`Device`] says what files are (a directory, or a faulty one for tests: [`faults`]).
+//! Two independent axes: an [`IoEngine`] decides how requests run (threads, aio or io_uring behind one trait), and a
+//! [`Device`] decides what files are (a directory, or a faulty one for tests: [`faults`]).
 
 pub mod aligned;
 pub mod buf;

@@ -1,19 +1,19 @@
-//! An engine that does nothing, to measure what everything around I/O costs.
+//! An engine that moves no bytes, to measure the overhead around I/O.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use crate::engine::{EngineStats, FileWritten, IoEngine, Op, Request};
 
-/// Ends every request at once and well, on the caller's thread: reads leave the buffer as it is, writes prepare
-/// their bytes and drop them, calls run.
+/// Completes every request successfully and immediately on the caller's thread: reads leave the buffer unchanged,
+/// writes prepare their bytes and drop them, calls run.
 #[derive(Debug, Default)]
 pub struct NoopEngine {
     ended: AtomicU64,
 }
 
 impl NoopEngine {
-    /// A new one.
+    /// Makes an engine.
     pub fn new() -> Self {
         Self::default()
     }
@@ -31,7 +31,7 @@ impl IoEngine for NoopEngine {
                 Op::Write(write) => (write.done)((write.prepare)().map(|_| FileWritten::Published)),
                 Op::Call(call) => (call.run)(Ok(())),
             }
-            // Relaxed: a counter that nothing is ordered by.
+            // Relaxed: a counter that orders nothing.
             self.ended.fetch_add(1, Ordering::Relaxed);
         }
     }

@@ -1,15 +1,16 @@
-//! How far a file's bytes have come, and what comes next: short counts decided once, for plain calls and for queues of the kernel.
+//! The progress of a file transfer and its next step: one place that handles short counts, for plain calls and for
+//! queues of the kernel.
 
-/// What a read does next.
+/// The next step of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReadNext {
-    /// Another call, from [`ReadProgress::done`] on.
+    /// Read again from [`ReadProgress::done`] on.
     More,
-    /// Another call, by a descriptor without O_DIRECT: the file goes on at an offset that O_DIRECT does not take.
+    /// Read again through a descriptor without O_DIRECT: the next offset is not aligned for it.
     MoreBuffered,
-    /// All bytes are there.
+    /// All bytes were read.
     Whole,
-    /// The file is shorter.
+    /// The file is too short.
     EndsEarly,
 }
 
@@ -18,7 +19,7 @@ pub(crate) enum ReadNext {
 pub(crate) struct ReadProgress {
     done: usize,
     whole: usize,
-    /// What offsets are multiples of, while O_DIRECT is in use.
+    /// The alignment of offsets while O_DIRECT is in use.
     direct_step: Option<usize>,
 }
 
@@ -39,7 +40,7 @@ impl ReadProgress {
         self.direct_step.is_some()
     }
 
-    /// Takes note of `count` bytes that came.
+    /// Notes that `count` bytes were read.
     pub(crate) fn came(&mut self, count: usize) -> ReadNext {
         self.done = self.done.saturating_add(count).min(self.whole);
         if self.done == self.whole {
@@ -55,23 +56,23 @@ impl ReadProgress {
     }
 }
 
-/// What a write does next.
+/// The next step of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WriteNext {
-    /// Another call, from [`WriteProgress::done`] on.
+    /// Write again from [`WriteProgress::done`] on.
     More,
-    /// All bytes are written.
+    /// All bytes were written.
     Whole,
-    /// The system takes no more.
+    /// The system makes no progress.
     Stuck,
 }
 
-/// A write of a whole file.
+/// A write of a complete file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WriteProgress {
     done: usize,
     whole: usize,
-    /// What offsets are multiples of: 1 without O_DIRECT.
+    /// The alignment of offsets: 1 without O_DIRECT.
     step: usize,
 }
 
@@ -88,7 +89,7 @@ impl WriteProgress {
         self.whole
     }
 
-    /// Takes note of `count` bytes that went. What lies behind the last whole step is written again.
+    /// Notes that `count` bytes were written. Bytes after the last full step are written again.
     pub(crate) fn went(&mut self, count: usize) -> WriteNext {
         let reached = self.done.saturating_add(count);
         let next = reached / self.step * self.step;

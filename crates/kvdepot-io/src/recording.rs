@@ -1,4 +1,4 @@
-//! A recording of requests: lines in rotated files, written by a thread of its own so that nobody waits for a disk.
+//! Records requests as lines in rotated files. A separate thread writes them, so that no request waits for a disk.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -12,37 +12,37 @@ use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use kvdepot_core::replay::Record;
 use kvdepot_core::{Error, ErrorKind, Result};
 
-/// Bytes of records that may wait to be written; what comes beyond is dropped and counted.
+/// Capacity of the queue in bytes of records. Further records are dropped and counted.
 pub const QUEUED_BYTES_MAX: usize = 32 << 20;
-/// Bytes that are put together before they are written.
+/// Bytes collected before they are written.
 const BATCH_BYTES: usize = 1 << 18;
 const PREFIX: &str = "trace-";
-/// Names that are tried for a file while others have them.
+/// Number of names tried for a file when earlier ones are taken.
 const NAMES_TRIED: u64 = 1000;
 const SUFFIX: &str = ".jsonl";
 const NUMBER_DIGITS: usize = 6;
 
-/// Where lines go, and how many are kept.
+/// Where the files go, and how many are kept.
 #[derive(Clone, Debug)]
 pub struct RecordingConfig {
-    /// Directory of the files; it is made when it is not there.
+    /// Directory of the files; created if missing.
     pub directory: PathBuf,
-    /// What tells this recording's files from those of others: `TIME-PROCESS`, two whole numbers.
+    /// Distinguishes this recording's files from those of others: `TIME-PROCESS`, two whole numbers.
     pub name: String,
-    /// A file that has so many bytes is followed by another one.
+    /// Size at which a new file is begun.
     pub file_bytes: u64,
-    /// Files of recordings that the directory keeps: the newest ones.
+    /// Number of recordings' files that the directory keeps: the newest ones.
     pub files_max: usize,
 }
 
-/// What came of a recording so far.
+/// Counters of a recording.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecordingCounters {
-    /// Records that are in files.
+    /// Records written to files.
     pub written: u64,
-    /// Records that found the queue full.
+    /// Records dropped because the queue was full.
     pub dropped: u64,
-    /// Records that the disk refused.
+    /// Records that could not be written.
     pub failed: u64,
 }
 
@@ -54,7 +54,7 @@ struct Shared {
     failed: AtomicU64,
 }
 
-/// A recording that goes on until it is dropped.
+/// A recording that runs until it is dropped.
 #[derive(Debug)]
 pub struct Recording {
     queue: Sender<Record>,
@@ -63,7 +63,7 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// Makes the directory and the first file, and starts the thread that writes.
+    /// Creates the directory and the first file, and starts the writing thread.
     pub fn start(config: RecordingConfig) -> Result<Self> {
         if !is_own_name(&config.name) {
             let what = "a recording is named TIME-PROCESS, two whole numbers";
@@ -86,7 +86,7 @@ impl Recording {
         Ok(Self { queue, ended, shared })
     }
 
-    /// Takes a record, to be written later. Never waits: a record that finds the queue full is dropped and counted.
+    /// Queues a record to be written later. Never waits: a record that finds the queue full is dropped and counted.
     pub fn offer(&self, record: Record) -> bool {
         let bytes = record.bytes();
         let queued = self.shared.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -98,7 +98,7 @@ impl Recording {
         true
     }
 
-    /// What came of the recording so far.
+    /// Returns the counters so far.
     pub fn counters(&self) -> RecordingCounters {
         let shared = &self.shared;
         RecordingCounters {
@@ -108,7 +108,7 @@ impl Recording {
         }
     }
 
-    /// Ends the recording. Waits so long for what is queued to be written (P2), and says whether it was.
+    /// Stops the recording. Waits up to `wait` for queued records to be written (P2) and returns whether they were.
     pub fn close(self, wait: Duration) -> bool {
         drop(self.queue);
         self.ended.recv_timeout(wait).is_ok()
@@ -155,7 +155,7 @@ impl Files {
             return Err(Error::new(ErrorKind::Io, "a recording has no file"));
         };
         if let Err(error) = file.write_all(lines) {
-            // What was written may end within a line. Where that cannot be cut off, the next line begins a file.
+            // The written part may end within a line. If it cannot be truncated, the next line begins a new file.
             if file.set_len(*bytes).is_err() {
                 self.file = None;
             }
@@ -177,7 +177,7 @@ impl Files {
             Error::io("cannot make the directory of traces", e).with("path", directory.display())
         })?;
         remove_oldest(directory, self.config.files_max.max(1) - 1);
-        // Another recording of this process may have begun in the same millisecond, and have the same name.
+        // Another recording of this process may have begun in the same millisecond, with the same name.
         let (path, file) = loop {
             self.number += 1;
             let path = self.path();
@@ -195,12 +195,12 @@ impl Files {
     }
 }
 
-/// Whether nobody can read what is written: another recording, or somebody, has removed the file.
+/// Returns whether a file was removed, by another recording or by a user, so that its records are lost.
 fn is_gone(file: &File) -> bool {
     file.metadata().is_ok_and(|facts| facts.nlink() == 0)
 }
 
-/// Whether a name is `TIME-PROCESS`.
+/// Returns whether a name has the form `TIME-PROCESS`.
 fn is_own_name(name: &str) -> bool {
     name.split_once('-').is_some_and(|(time, process)| is_number(time) && is_number(process))
 }
@@ -209,7 +209,7 @@ fn is_number(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|digit| digit.is_ascii_digit())
 }
 
-/// Whether a file is a recording's, by its name: others may keep traces beside it.
+/// Returns whether a file name is that of a recording. Others may keep traces in the same directory.
 fn is_recorded(file: &str) -> bool {
     file.strip_prefix(PREFIX)
         .and_then(|rest| rest.strip_suffix(SUFFIX))
@@ -217,7 +217,7 @@ fn is_recorded(file: &str) -> bool {
         .is_some_and(|(name, number)| is_own_name(name) && number.len() >= NUMBER_DIGITS && is_number(number))
 }
 
-/// Removes recordings' files, those first that were written to the longest ago. What cannot be removed stays.
+/// Removes recordings' files, least recently written first. Files that cannot be removed stay.
 fn remove_oldest(directory: &Path, keep: usize) {
     let Ok(entries) = fs::read_dir(directory) else { return };
     let mut files: Vec<_> = entries

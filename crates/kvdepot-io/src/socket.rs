@@ -1,14 +1,15 @@
-//! What sockets can do that no kept library reaches.
+//! Socket options that no library in use offers.
 
 use std::io::{Error, Result};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::process::Pid;
 
-/// Has a socket count as readable only when so many bytes have come, or its peer has ended; 1 is where all begin.
+/// Makes a socket readable only when this number of bytes has arrived or its peer has closed (SO_RCVLOWAT). The default
+/// is 1.
 ///
-/// Linux makes room for as many, as far as its limits on receive buffers go, and wakes the reader before if there is
-/// no room for more. A read takes what has come all the same.
+/// Linux enlarges the receive buffer accordingly, within its limits, and wakes the reader earlier if the buffer is
+/// full. A read takes whatever has arrived in any case.
 pub fn set_low_water(socket: BorrowedFd<'_>, bytes: usize) -> Result<()> {
     let value = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
     let length = size_of_val(&value) as libc::socklen_t;
@@ -29,8 +30,8 @@ pub fn set_low_water(socket: BorrowedFd<'_>, bytes: usize) -> Result<()> {
 /// The socket option of the same name, Linux 6.5 and later, as most architectures number it.
 const SO_PEERPIDFD: libc::c_int = 77;
 
-/// A pidfd of the process at the other end of a unix socket: the one that connected or that listened. It names that very
-/// process, whatever became of its pid, and one of another container as well.
+/// Returns a pidfd of the process at the other end of a unix socket: the one that connected or that listened. It refers
+/// to that very process even if the pid is reused, and works across containers.
 pub fn peer_pidfd(socket: BorrowedFd<'_>) -> Result<OwnedFd> {
     let mut pidfd: libc::c_int = -1;
     let mut length = size_of_val(&pidfd) as libc::socklen_t;
@@ -48,12 +49,12 @@ pub fn peer_pidfd(socket: BorrowedFd<'_>) -> Result<OwnedFd> {
     if outcome != 0 || pidfd < 0 {
         return Err(Error::last_os_error());
     }
-    // SAFETY: the kernel made this descriptor for this call, so nobody else owns it.
+    // SAFETY: the kernel made this descriptor for this call, so nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(pidfd) })
 }
 
-/// The process at the other end of a unix socket: the one that listened, or that connected. None if it cannot be seen
-/// from here, as that of another container.
+/// Returns the process at the other end of a unix socket: the one that listened or that connected. `None` if it is not
+/// visible from here, for example in another container.
 pub fn peer_process(socket: BorrowedFd<'_>) -> Option<Pid> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut length = size_of_val(&peer) as libc::socklen_t;
@@ -129,7 +130,7 @@ mod tests {
         let listener = UnixListener::bind(&path).unwrap();
         let _here = UnixStream::connect(&path).unwrap();
         let (there, _) = listener.accept().unwrap();
-        // Kernels before 6.5 do not know the option; a caller then does without.
+        // Kernels before 6.5 do not know the option; callers do without it then.
         let Ok(pidfd) = peer_pidfd(there.as_fd()) else { return };
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         assert_eq!(poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&now)), Ok(0), "this process runs");

@@ -1,8 +1,8 @@
-//! Processor time of the calling thread: how long work took, without the time that others had the processor.
+//! Processor time of the calling thread: how long work took, without the time in which other threads had the processor.
 
 use std::time::Duration;
 
-/// Processor time of this thread since it began; zero where the system cannot tell.
+/// Returns the processor time of this thread since it began; zero where the system cannot tell.
 pub fn thread_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the call writes one `timespec`, which `time` is, and keeps no pointer to it.

@@ -1,4 +1,4 @@
-//! Moving whole files: the steps of a read and of a write, and how a thread takes all of them by plain calls.
+//! Transfers complete files: the steps of a read and of a write, and how a thread runs all of them by plain calls.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::engine::{Ended, FileWritten, Op, Prepared, Request, WriteFile};
 use crate::iobuf::IoBuf;
 use crate::progress::{ReadNext, ReadProgress, WriteNext, WriteProgress};
 
-/// Runs a request to its end on this thread.
+/// Runs a request to completion on this thread.
 pub fn run(request: Request) {
     match request.op {
         Op::Read(mut read) => {
@@ -26,13 +26,13 @@ pub fn run(request: Request) {
     }
 }
 
-/// Fills `buf` with a file's first bytes; `Corrupt` if the file is shorter.
+/// Fills `buf` with the first bytes of a file; `Corrupt` if the file is shorter.
 pub fn read_file(device: &dyn Device, path: &Path, buf: &mut IoBuf) -> Result<()> {
     let (file, progress) = open_for_read(device, path, buf)?;
     read_rest(device, path, buf, file, progress)
 }
 
-/// Opens a file, with O_DIRECT where the device wants it for this one.
+/// Opens a file, with O_DIRECT if the device wants it for this file.
 pub(crate) fn open_for_read(
     device: &dyn Device,
     path: &Path,
@@ -47,7 +47,7 @@ pub(crate) fn open_for_read(
     Ok((file, ReadProgress::new(whole, step)))
 }
 
-/// Goes on with a read by plain calls.
+/// Finishes a read by plain calls.
 pub(crate) fn read_rest(
     device: &dyn Device,
     path: &Path,
@@ -73,23 +73,23 @@ pub(crate) fn ends_early(device: &dyn Device, path: &Path, progress: ReadProgres
         .with("bytes_expected", progress.whole())
 }
 
-/// A file that is being written, from its bytes on.
+/// A file write whose bytes are ready.
 pub(crate) struct Writing {
     device: Arc<dyn Device>,
     temporary: PathBuf,
     target: PathBuf,
     pub(crate) durable: bool,
-    /// Gone when it was asked.
+    /// `None` after it was called.
     make_room: Option<Box<dyn FnOnce() -> bool + Send>>,
     done: Ended<FileWritten>,
     pub(crate) buf: IoBuf,
 }
 
-/// A file that is to be written over.
+/// The file to overwrite, if any.
 pub(crate) type Over = Option<Box<dyn DeviceFile>>;
 
 impl Writing {
-    /// Makes the bytes; `None` if the request has ended.
+    /// Makes the bytes. Returns `None` if the request has completed.
     pub(crate) fn prepare(write: WriteFile) -> Option<(Self, Over)> {
         let WriteFile { device, temporary, target, durable, prepare, make_room, done } = write;
         let (buf, over) = match prepare() {
@@ -108,7 +108,7 @@ impl Writing {
         Some((Self { device, temporary, target, durable, make_room, done, buf }, over))
     }
 
-    /// Creates the file under its temporary name, if there is none to be written over.
+    /// Creates the file under its temporary name, unless there is one to overwrite.
     pub(crate) fn open(&self, over: Over) -> Result<(Box<dyn DeviceFile>, WriteProgress)> {
         let direct = self.device.direct().filter(|align| self.buf.fits(*align));
         let file = over.map_or_else(|| self.device.create(&self.temporary, direct.is_some()), Ok)?;
@@ -119,7 +119,7 @@ impl Writing {
         self.device.direct().is_some_and(|align| self.buf.fits(align))
     }
 
-    /// Goes on by plain calls with what is written and not yet whole.
+    /// Writes the rest of the file by plain calls.
     pub(crate) fn write_rest(&self, file: &dyn DeviceFile, mut progress: WriteProgress) -> Result<()> {
         while progress.done() < progress.whole() {
             let went = file.write_at(&self.buf, progress.done(), progress.done() as u64)?;
@@ -136,19 +136,19 @@ impl Writing {
             .with("bytes_expected", progress.whole())
     }
 
-    /// An error of the system about this file.
+    /// Makes an error from a system error about this file.
     pub(crate) fn error(&self, what: &str, source: std::io::Error) -> Error {
         crate::directory::fail(what, &self.device.root().join(&self.temporary), source)
     }
 
-    /// Gives a file that is whole its name.
+    /// Gives a complete file its name.
     pub(crate) fn publish(&self, file: Box<dyn DeviceFile>) -> Result<()> {
-        // The rename publishes the file: an error that the system kept for later must come first.
+        // The rename publishes the file, so an error that the system delayed must surface first.
         file.finish()?;
         self.device.publish(&self.temporary, &self.target)
     }
 
-    /// Ends an attempt that failed; what is to be tried once more comes back.
+    /// Ends a failed attempt. Returns the write if it should be retried.
     pub(crate) fn failed(mut self, error: Error) -> Option<Self> {
         let is_full = error.kind() == ErrorKind::NoSpace;
         let error =
@@ -161,25 +161,25 @@ impl Writing {
         None
     }
 
-    /// Ends an attempt that failed, and is not tried again.
+    /// Fails the write without a retry.
     pub(crate) fn abandon(self, error: Error) {
         self.unlink();
         self.end(Err(error));
     }
 
     fn unlink(&self) {
-        // Best effort: the sweep finds what stays (P4).
+        // Best effort: the sweep finds leftovers (P4).
         let _ = self.device.unlink(&self.temporary);
     }
 
     pub(crate) fn end(self, outcome: Result<FileWritten>) {
-        // What was borrowed goes back before anyone hears of the end.
+        // Borrowed memory is returned before the caller is notified.
         let Self { buf, done, .. } = self;
         drop(buf);
         done(outcome);
     }
 
-    /// All of it by plain calls.
+    /// Runs the complete write by plain calls.
     pub(crate) fn run(mut self, mut over: Over) {
         loop {
             match self.attempt(over.take()) {
@@ -197,7 +197,7 @@ impl Writing {
         self.complete(file, progress)
     }
 
-    /// From what is written on to the file's name, by plain calls.
+    /// Finishes a file by plain calls, from the remaining bytes to the rename.
     pub(crate) fn complete(&self, file: Box<dyn DeviceFile>, progress: WriteProgress) -> Result<()> {
         self.write_rest(&*file, progress)?;
         if self.durable {
@@ -229,7 +229,7 @@ mod tests {
         bytes
     }
 
-    /// A cold read that went through the page cache would leave the file there.
+    /// A cold read through the page cache would leave the file there.
     #[test]
     fn a_file_that_is_not_cached_is_read_past_the_cache_and_one_that_is_from_it() {
         let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
@@ -246,14 +246,14 @@ mod tests {
         let never = DirDevice::open(dir.path(), DirectUse::Never).unwrap();
         drop_from_cache();
         if when_cold.direct_when_cold().is_none() || cached() != Some(0) {
-            // No O_DIRECT, no cachestat(2), or a file system that is nothing but cache: then reads are plain ones.
+            // No O_DIRECT, no cachestat(2), or a file system that is only cache: then reads are plain.
             assert!(read(&when_cold) == bytes);
             return;
         }
         assert!(read(&when_cold) == bytes);
         assert_eq!(cached(), Some(0), "the read went through the page cache");
         assert!(read(&never) == bytes);
-        // Not all of it: the system may take pages back at any time.
+        // Not all of it: the system may reclaim pages at any time.
         assert_ne!(cached(), Some(0), "the read went past the page cache");
         assert!(read(&when_cold) == bytes);
     }

@@ -1,4 +1,4 @@
-//! How long engines take to read a directory's files: the measurement of `auto`.
+//! The measurement of `auto`: how long each engine takes to read files of a directory.
 
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
@@ -16,21 +16,21 @@ use crate::directory::random_u64;
 use crate::engine::{Call, Class, FileWritten, IoEngine, Op, Prepared, ReadFile, Request, WriteFile};
 use crate::iobuf::IoBuf;
 
-/// Prefix of the files that `auto` measures with: gone at once, unless their process died in that moment.
+/// Prefix of the files of the measurement. They are removed immediately, unless their process dies in that moment.
 const TRIAL_PREFIX: &str = ".probe-trial-";
 
-/// A trial's files, and the bytes of each.
+/// The number of files in a trial, and the size of each.
 const FILES: usize = 24;
 const FILE_BYTES: usize = 512 << 10;
 const ROUNDS: usize = 3;
-/// No round begins after this time, whose directory has not had all of them: then plain calls are used.
+/// No round begins after this time. A directory that has not completed all rounds by then uses plain calls.
 const ROUNDS_MAX: Duration = Duration::from_secs(2);
-/// How long one step may take: writing the files, one engine's reads, removing the files.
+/// The longest time for one step: writing the files, one engine's reads, or removing the files.
 const STEP_MAX: Duration = Duration::from_secs(2);
 
-/// The best time of each engine to read some files that the page cache does not hold. `None` for all if there was no time for that,
-/// if it failed, or if the files stay cached: then plain calls are as good. The first engine, that of plain calls, writes and
-/// removes the files, so that a directory that hangs holds up nobody for long.
+/// Returns the best time of each engine for reading files that are not in the page cache. All are `None` if there was
+/// no time, if the trial failed, or if the files stay cached: then plain calls are as good. The first engine, that of
+/// plain calls, writes and removes the files, so a directory that hangs blocks the caller only briefly.
 pub(crate) fn measure(device: &Arc<dyn Device>, engines: &[Arc<dyn IoEngine>]) -> Vec<Option<Duration>> {
     let Some(plain) = engines.first() else { return Vec::new() };
     let trial = Trial::new(device);
@@ -39,7 +39,7 @@ pub(crate) fn measure(device: &Arc<dyn Device>, engines: &[Arc<dyn IoEngine>]) -
     times.unwrap_or_else(|| vec![None; engines.len()])
 }
 
-/// Files of a name that no other trial has, in this container or in another one.
+/// Files with names that no other trial uses, in this container or in another one.
 struct Trial {
     device: Arc<dyn Device>,
     tag: u64,
@@ -74,7 +74,7 @@ impl Trial {
         Some(best)
     }
 
-    /// Writes the files, down to the disk: what is dirty cannot leave the page cache.
+    /// Writes the files to the disk, because dirty pages cannot leave the page cache.
     fn write(&self, engine: &dyn IoEngine) -> Option<()> {
         let deadline = Instant::now() + STEP_MAX;
         let (tell, told) = unbounded();
@@ -98,10 +98,10 @@ impl Trial {
         (0..FILES).all(|_| told.recv_deadline(deadline) == Ok(true)).then_some(())
     }
 
-    /// Has the page cache forget the files; `false` if it does not, or where the system does not say.
+    /// Drops the files from the page cache. Returns `false` if that fails or the system does not tell.
     fn forget(&self, plain: &dyn IoEngine) -> bool {
         if self.device.direct().is_some() {
-            // All goes past it.
+            // All transfers bypass the cache anyway.
             return true;
         }
         let device = Arc::clone(&self.device);
@@ -110,7 +110,7 @@ impl Trial {
         run(plain, forgotten) == Some(true)
     }
 
-    /// The time of an engine to read all of them.
+    /// Returns the time that an engine takes to read all files.
     fn read(&self, engine: &dyn IoEngine) -> Option<Duration> {
         let bodies: Vec<SlotBuf> = (0..FILES).map(|_| SlotBuf::anonymous(FILE_BYTES)).collect();
         let began = Instant::now();
@@ -135,7 +135,7 @@ impl Trial {
             (0..FILES).flat_map(|number| ["", "t"].map(|part| self.name(number, part))).collect();
         let removed = move || {
             for name in names {
-                // Best effort: the tier's sweep finds what stays.
+                // Best effort: the tier's sweep finds leftovers.
                 let _ = device.unlink(&name);
             }
         };
@@ -148,7 +148,7 @@ impl Trial {
     }
 }
 
-/// Runs something on an engine's thread; `None` if that takes too long.
+/// Runs a function on an engine's thread. Returns `None` if it takes too long.
 fn run<T: Send + 'static>(engine: &dyn IoEngine, what: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let deadline = Instant::now() + STEP_MAX;
     let (tell, told) = bounded(1);
@@ -209,14 +209,14 @@ mod tests {
         if device.direct_when_cold().is_none() || cached().is_none() {
             return eprintln!("not tested: no O_DIRECT or no cachestat here");
         }
-        // By somebody who reads it.
+        // Another process's read brings it into the cache.
         std::fs::read(dir.path().join(trial.name(0, ""))).unwrap();
         assert_ne!(cached(), Some(0));
         assert!(trial.forget(&*engines[0]));
         assert_eq!(cached(), Some(0));
         trial.remove(&engines[0]);
         assert!(measure(&device, &engines).iter().all(Option::is_some));
-        // A device that gives nobody its descriptors: nobody knows what is cached.
+        // A device that hands out no descriptors, so what is cached is unknown.
         let opaque: Arc<dyn Device> = Arc::new(FaultDevice::new(device, Faults::default()));
         assert_eq!(measure(&opaque, &engines), [None, None]);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);

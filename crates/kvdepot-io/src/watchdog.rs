@@ -1,4 +1,5 @@
-//! The thread of an engine that ends what is past its deadline (P2) and replaces threads stuck in the operating system.
+//! An engine's watchdog thread: fails requests past their deadline (P2) and replaces threads stuck in the operating
+//! system.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -7,31 +8,31 @@ use kvdepot_core::{Error, Result};
 
 use crate::engine::Request;
 
-/// What the watchdog found.
+/// The findings of one check.
 #[derive(Debug, Default)]
 pub(crate) struct Found {
     /// Requests that had not begun by their deadline.
     pub(crate) expired: Vec<Request>,
-    /// Threads to start in place of those written off.
+    /// Written-off threads to be replaced.
     pub(crate) replace: Vec<Stuck>,
     pub(crate) closed: bool,
 }
 
-/// A thread that was written off: the class that it served, where threads serve one.
+/// A thread that was written off: the class that it served, if threads serve one class.
 pub(crate) type Stuck = Option<crate::engine::Class>;
 
-/// An engine that is watched.
+/// An engine with a watchdog.
 pub(crate) trait Watched: Send + Sync + 'static {
-    /// Prefix of thread names.
+    /// Returns the prefix of thread names.
     fn name(&self) -> &str;
 
-    /// Blocks until the next deadline, then collects what is past it.
+    /// Blocks until the next deadline, then collects the requests and threads past it.
     fn watch(&self) -> Found;
 
-    /// Takes note that the expired requests of the last `watch` have ended.
+    /// Notes that the expired requests of the last `watch` have been failed.
     fn expired_ended(&self);
 
-    /// Starts a thread in place of one that is stuck.
+    /// Starts a replacement of a stuck thread.
     fn replace(self: &Arc<Self>, stuck: Stuck) -> Result<()>;
 }
 

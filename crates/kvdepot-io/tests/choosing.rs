@@ -1,5 +1,6 @@
-//! P10 of the choice among I/O engines: what the system lacks or forbids is replaced by what it has, and one line says so.
-#![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
+//! P10 of the choice among I/O engines: an engine that the system lacks or forbids is replaced by an available one, and
+//! one line says so.
+#![allow(clippy::unwrap_used)] // a failing test panics
 
 mod common;
 
@@ -12,18 +13,18 @@ use kvdepot_io::kernel::{AioQueue, UringQueue};
 use kvdepot_io::{Device, DirDevice, DirectUse, EngineKind, PsyncConfig, open_engine};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// What the child of a test forbids itself: system calls, by number.
+/// The system calls that the child of a test forbids itself.
 const FORBID: &str = "KVDEPOT_TEST_FORBID";
-/// What the child asks for.
+/// The engine that the child requests.
 const ASK: &str = "KVDEPOT_TEST_ENGINE";
 
-/// Whether the child says that its memory outlives it.
+/// Whether the child's memory outlives it.
 const KEPT: &str = "KVDEPOT_TEST_KEPT";
 
-/// Has this thread, and those that it starts, get EPERM for some system calls, as in a container.
+/// Makes some system calls fail with EPERM in this thread and those that it starts, as in a container.
 fn forbid(calls: &[libc::c_long]) {
     let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
-    // The number of the call is the first word of what a filter sees.
+    // The number of the system call is the first word of a filter's input.
     let mut filter = vec![statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0)];
     for (i, call) in calls.iter().enumerate() {
         let to_refusal = u8::try_from(calls.len() - i).unwrap();
@@ -33,14 +34,14 @@ fn forbid(calls: &[libc::c_long]) {
     filter.push(statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW));
     filter.push(statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32));
     let program = libc::sock_fprog { len: u16::try_from(filter.len()).unwrap(), filter: filter.as_mut_ptr() };
-    // SAFETY: the kernel copies the program during the call, which concerns this thread only.
+    // SAFETY: the kernel copies the program during the call, which affects this thread only.
     unsafe {
         assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
         assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);
     }
 }
 
-/// Runs in a process of its own, started by the tests below.
+/// Runs in a separate process, started by the tests below.
 #[test]
 #[ignore = "the child of other tests"]
 fn child() {
@@ -77,7 +78,7 @@ fn child() {
     println!("used {}", engine.name());
 }
 
-/// What the child prints, when it asks for an engine and some are forbidden.
+/// Returns the child's output for a requested engine when some are forbidden.
 fn ask(engine: &str, forbidden: &str) -> Vec<String> {
     ask_from(&mut Command::new(std::env::current_exe().unwrap()), engine, forbidden)
 }
@@ -101,7 +102,7 @@ fn count(lines: &[String], part: &str) -> usize {
 
 const FELL_BACK: &str = "the I/O engine that was asked for cannot be used";
 
-/// P4: reads of a killed process that go on must not land in another one's blocks.
+/// P4: reads of a killed process that are still in flight must not land in another process's blocks.
 #[test]
 fn memory_that_outlives_its_process_rules_io_uring_out_and_one_line_says_so() {
     let kept =
@@ -123,7 +124,7 @@ fn memory_that_outlives_its_process_rules_io_uring_out_and_one_line_says_so() {
     );
 }
 
-/// A queue that can be made and not be used would otherwise break with its first request, and its replacement too.
+/// Otherwise a queue that can be made but not used would break at its first request, and so would its replacement.
 #[test]
 fn a_queue_that_cannot_be_used_is_found_out_at_the_start() {
     if UringQueue::new(8).is_err() || AioQueue::new(8).is_err() {

@@ -1,6 +1,6 @@
-//! P1, P2, P4 and P7 of every I/O engine: everything ends, in bounded time, files are whole, a stuck thread stops nobody else, and
-//! memory stays with who may still write into it.
-#![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
+//! P1, P2, P4 and P7 of every I/O engine: every request completes in bounded time, files are complete, a stuck thread
+//! blocks no other, and memory is not returned while it can still be written.
+#![allow(clippy::unwrap_used)] // a failing test panics
 
 mod common;
 
@@ -19,7 +19,7 @@ use kvdepot_io::faults::{Fault, FaultOp, Faults};
 use kvdepot_io::kernel::{AioQueue, Completion, Entry, KernelQueue};
 use kvdepot_io::{Class, DirectUse, FileWritten, IoEngine, Op, PsyncConfig, QueuedEngine, Request};
 
-/// Runs each test on each engine that this system has.
+/// Runs each test on every engine that this system has.
 macro_rules! on_every_engine {
     ($($test:ident)*) => {
         on_engine! { psync Psync $($test)* }
@@ -164,7 +164,7 @@ fn files_come_back_whole_also_through_short_calls(kind: Kind) {
             let Some(engine) = kind.open(2, 2, 64, &place.faults) else { return };
             if short {
                 place.faults.chance(FaultOp::Read, Fault::Short, 0.5);
-                // O_DIRECT may have no short write whose rest begins at a whole step.
+                // O_DIRECT allows no short write that ends within a step.
                 let odd = if direct == DirectUse::Always { 0.0 } else { 0.5 };
                 place.faults.chance(FaultOp::Write, Fault::Short, odd);
             }
@@ -190,7 +190,7 @@ fn many_files_at_once(kind: Kind) {
             assert_eq!(next(&end).unwrap(), FileWritten::Published);
         }
         assert_eq!(place.names().len(), FILES, "something else than the files stayed");
-        // Each in a channel of its own, to know which it is.
+        // Each with its own channel, to tell them apart.
         let mut ends = Vec::new();
         let mut reads = Vec::new();
         for number in 0..FILES {
@@ -219,7 +219,7 @@ fn a_failed_write_leaves_nothing(kind: Kind) {
             let place = Place::new(kind, direct);
             let Some(engine) = kind.open(1, 1, 64, &place.faults) else { return };
             place.faults.at(op, 0, fault);
-            // Number 0 is durable, so that it is synced.
+            // Number 0 is durable, so it is synced.
             let failed = write_now(&place, &*engine, 0, 5000).unwrap_err();
             assert_eq!(failed.kind(), error, "{op:?}");
             if kind.is_queued() && direct == DirectUse::Always && matches!(op, FaultOp::Write | FaultOp::Meta)
@@ -281,7 +281,7 @@ fn a_late_request_keeps_its_memory_until_the_system_is_through(kind: Kind) {
     let (late_write, write_held) = write(&place.device, 3, 9000, soon, &written);
     engine.submit(vec![late_read, late_write]);
     assert!(place.faults.wait_hung(2, Instant::now() + LONG));
-    // Past the deadline: by then the engine has seen to what is late, and served others.
+    // Past the deadline: by then the engine has handled the late requests and served others.
     let (others, other) = unbounded();
     engine.submit(vec![call(Class::Read, LONG, tell(&others)), call(Class::Write, LONG, tell(&others))]);
     next(&other).unwrap();
@@ -362,7 +362,7 @@ fn a_thread_full_of_late_requests_is_replaced(kind: Kind) {
     engine.submit(vec![call(Class::Read, LONG, tell(&others))]);
     next(&other).unwrap();
     assert_eq!(engine.stats().written_off, 1);
-    // What was called says so before its thread does.
+    // The callback runs before its thread reports the end.
     let until = Instant::now() + LONG;
     while engine.stats().running > IO_FLIGHTS_MAX {
         assert!(Instant::now() < until, "a call did not end");
@@ -391,7 +391,7 @@ fn a_queue_that_breaks_frees_nothing_and_is_replaced(kind: Kind) {
     let (ended, end) = unbounded();
     engine.submit(vec![read(&place.device, 1, 9000, LONG, &ended).0]);
     assert_eq!(next(&end).unwrap_err().kind(), ErrorKind::Io, "the kernel had not seen this one");
-    // By another thread: the one whose queue broke looks for completions no more.
+    // By another thread: the one whose queue broke no longer checks for completions.
     let (others, other) = unbounded();
     engine.submit(vec![call(Class::Read, LONG, tell(&others))]);
     next(&other).unwrap();
@@ -409,7 +409,7 @@ fn completions_are_heard_of_while_others_keep_coming(kind: Kind) {
         return eprintln!("not tested: no O_DIRECT here");
     }
     write_now(&place, &*engine, 1, 9000).unwrap();
-    // One that the kernel ends, and one that it gives up when it is asked to.
+    // One that the kernel completes, and one that it cancels on request.
     place.faults.let_cancel().at(FaultOp::Read, 1, Fault::Hang);
     let (ended, end) = unbounded();
     let (lost, late) = unbounded();
@@ -417,7 +417,7 @@ fn completions_are_heard_of_while_others_keep_coming(kind: Kind) {
         read(&place.device, 1, 9000, LONG, &ended).0,
         read(&place.device, 1, 9000, Duration::from_secs(2), &lost).0,
     ];
-    // Each lets the next one wait before it has ended.
+    // Each queues the next one before it completes.
     fn chain(engine: &Weak<dyn IoEngine>, until: Instant, on: &Arc<AtomicBool>) -> Request {
         let (engine, on) = (Weak::clone(engine), Arc::clone(on));
         call(Class::Read, LONG, move |_| {
@@ -443,23 +443,23 @@ fn a_sync_that_failed_is_not_tried_again(kind: Kind) {
     if !has_direct(place.dir.path()) {
         return eprintln!("not tested: no O_DIRECT here");
     }
-    // The system tells an error of its write-back once: another sync would find nothing wrong.
+    // The system reports a write-back error once: another sync would succeed.
     place.faults.at(FaultOp::Meta, 0, Fault::NoMemory);
     write_now(&place, &*engine, 0, 5000).unwrap_err();
     assert!(place.names().is_empty(), "a file was published whose bytes are lost: {:?}", place.names());
     write_now(&place, &*engine, 0, 5000).unwrap();
 }
 
-/// A queue that breaks, and is made anew or not, as a test says.
+/// A queue that breaks and is replaced as a test decides.
 #[derive(Debug, Default)]
 struct Whims {
-    /// Queues that were made.
+    /// Number of queues made.
     made: AtomicUsize,
-    /// Queues are not to be had any more.
+    /// No more queues can be made.
     none: AtomicBool,
-    /// The next wait for being woken fails.
+    /// The next wait for a wake-up fails.
     deaf: AtomicBool,
-    /// The next wait breaks the queue, when something has completed.
+    /// The next wait breaks the queue after something has completed.
     breaks: AtomicBool,
 }
 

@@ -1,6 +1,6 @@
-//! What an engine relies on in a queue of the kernel: every operation completes once, with what became of it; memory is named by its
-//! token until then.
-#![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
+//! The behaviour of a kernel queue that engines rely on: every operation completes exactly once, with its result, and
+//! its token identifies its memory until then.
+#![allow(clippy::unwrap_used)] // a failing test panics
 
 use std::fs::File;
 use std::io::Write;
@@ -34,7 +34,7 @@ fn pieces(buf: &mut AlignedBuf) -> [libc::iovec; 2] {
 }
 
 fn push(queue: &mut dyn KernelQueue, token: u64, fd: i32, work: Work, pieces: &[libc::iovec], offset: u64) {
-    // SAFETY: each test keeps what it names until it has waited for the completion.
+    // SAFETY: each test keeps everything that it names until it has waited for the completion.
     unsafe { queue.push(Entry { token, fd, work, pieces, offset }) }.unwrap();
 }
 
@@ -113,7 +113,7 @@ fn io_uring_gives_up_what_it_is_asked_to() {
     let Ok(mut queue) = UringQueue::new(8) else { return eprintln!("io_uring is not tested") };
     let (reader, _writer) = std::io::pipe().unwrap();
     let mut to = AlignedBuf::zeroed(BYTES);
-    // Of an empty pipe: it waits until it is given up.
+    // A read of an empty pipe waits until it is cancelled.
     push(&mut queue, 5, reader.as_raw_fd(), Work::Read, &pieces(&mut to), 0);
     let mut out = Vec::new();
     queue.wait(Some(Duration::from_millis(1)), &mut out).unwrap();

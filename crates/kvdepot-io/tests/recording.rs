@@ -1,4 +1,4 @@
-//! Recordings: every line whole, as many bytes as allowed, and nobody waits.
+//! Recordings: lines are complete, size limits hold, and no request waits.
 
 use std::fs;
 use std::path::Path;
@@ -75,7 +75,7 @@ fn files_are_followed_by_others_and_the_oldest_go() {
     }
     let recording = Recording::start(config(here.path(), "1-1", 1, 3)).unwrap();
     for n in 0..10 {
-        // One record a file: each is written before the next is offered.
+        // One record per file: each is written before the next is offered.
         assert!(recording.offer(record(n, 1)));
         while recording.counters().written <= n {
             std::thread::yield_now();
@@ -88,7 +88,7 @@ fn files_are_followed_by_others_and_the_oldest_go() {
         others.iter().all(|name| there.contains(&(*name).to_owned())),
         "only recordings are removed: {there:?}"
     );
-    // The next recording keeps the bound, too.
+    // The next recording keeps the limit, too.
     let next = Recording::start(config(here.path(), "2-1", 1 << 20, 3)).unwrap();
     assert!(next.offer(record(77, 1)) && next.close(LONG));
     assert_eq!(timestamps(here.path()), [8, 9, 77]);
@@ -149,7 +149,7 @@ fn a_disk_that_refuses_costs_records_and_nothing_else() {
     while recording.counters().written < 1 {
         std::thread::yield_now();
     }
-    // Nothing can be made where the directory was.
+    // Nothing can be created where the directory was.
     fs::remove_dir_all(&directory).unwrap();
     fs::write(&directory, "").unwrap();
     assert!(recording.offer(record(1, 1)));
@@ -164,7 +164,7 @@ fn a_disk_that_refuses_costs_records_and_nothing_else() {
 
 #[test]
 fn a_full_disk_neither_tears_a_line_nor_costs_older_files() {
-    // A limit to the size of files stands for the disk; a process of its own has it, and no signal ends that.
+    // A limit on the size of files simulates a full disk. A separate process has it, in which the signal is ignored.
     let limited = "trap '' XFSZ; ulimit -f 1; exec \"$0\" --exact on_a_full_disk --ignored";
     let test = std::env::current_exe().expect("this test's own program");
     let ended = std::process::Command::new("sh").arg("-c").arg(limited).arg(test).output().expect("a shell");

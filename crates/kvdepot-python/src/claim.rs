@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 
 use crate::errors::OrRaise;
 
-/// Units, units now, units from tiers, blocks that have come, blocks that have not.
+/// Units, units available now, units from tiers, blocks that have arrived, blocks that have not.
 type ArrivingParts = (u32, u32, u32, u32, u32);
 
 #[pyclass(frozen, module = "kvdepot._native")]
@@ -52,7 +52,7 @@ impl Claim {
     }
 
     fn release(&self, py: Python<'_>) {
-        // In a forked child there is nothing to release: the leases are the parent's.
+        // A forked child has nothing to release: the leases are the parent's.
         if let Some(inner) = self.inner.get() {
             py.detach(|| inner.lock().release());
         }

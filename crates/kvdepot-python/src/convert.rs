@@ -1,4 +1,4 @@
-//! Python values to the core's, and small pure functions.
+//! Converts Python values to the core's types, and offers small pure functions.
 
 use kvdepot_core::{BlockHash, BlockLayout, Error, ErrorKind, NamespaceSpec, Result};
 use pyo3::prelude::*;
@@ -6,7 +6,7 @@ use pyo3::types::{PyBytes, PyList};
 
 use crate::errors::OrRaise;
 
-/// Block hashes from a sequence of `bytes`; a list, as vLLM hands it over, costs some 11 ns a hash.
+/// Reads block hashes from a sequence of `bytes`. A list, as vLLM passes it, costs about 11 ns per hash.
 pub(crate) fn hashes(sequence: &Bound<'_, PyAny>) -> PyResult<Vec<BlockHash>> {
     if let Ok(list) = sequence.cast::<PyList>() {
         let mut out = Vec::with_capacity(list.len());
@@ -21,7 +21,7 @@ pub(crate) fn hashes(sequence: &Bound<'_, PyAny>) -> PyResult<Vec<BlockHash>> {
         .collect()
 }
 
-/// A description from the facts and the layout, both JSON.
+/// Makes a description from the facts and the layout, both JSON.
 pub(crate) fn spec(facts_json: &str, layout_json: &str) -> Result<NamespaceSpec> {
     let layout: serde_json::Value = serde_json::from_str(layout_json)
         .map_err(|e| Error::new(ErrorKind::Config, "the layout is not JSON").with_source(e))?;

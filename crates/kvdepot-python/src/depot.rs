@@ -46,7 +46,7 @@ impl Depot {
     fn open(&self, py: Python<'_>, spec: NamespaceSpec) -> PyResult<Namespace> {
         let spec = Arc::new(spec);
         let attachment = self.attachment()?;
-        // Opened here so that a description which the depot refuses is an error at attach, not a silent miss.
+        // Opened here, so that a description refused by the depot is an error at attach and not a silent miss.
         py.detach(|| attachment.register(&spec)).or_raise()?;
         Ok(Namespace { spec })
     }
@@ -174,15 +174,15 @@ impl Depot {
     }
 
     fn close(&self, py: Python<'_>) {
-        // In a forked child there is nothing to close: the attachment is the parent's.
+        // A forked child has nothing to close: the attachment is the parent's.
         let Some(inner) = self.inner.get() else { return };
         let attachment = inner.attachment.lock().take();
         py.detach(|| {
             if let Some(attachment) = attachment {
                 attachment.close();
             }
-            // Those that no store has any more close here, without the interpreter lock, which a thread that opens an
-            // engine under their lock may be waiting for.
+            // Engines that no store uses any more are closed here, without the interpreter lock, since a thread that
+            // opens an engine under the engines' lock may be waiting for the interpreter lock.
             let engines = std::mem::take(&mut *inner.engines.lock());
             drop(engines);
         });

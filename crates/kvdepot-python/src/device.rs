@@ -1,4 +1,4 @@
-//! What this machine has of devices, and how fast copies are on one of them.
+//! The devices of this machine, and the speed of copies on one of them.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Rust's error kinds as Python exceptions, each of which is also the standard exception that it resembles.
+//! Maps Rust's error kinds to Python exceptions. Each is also a subclass of the standard exception that it resembles.
 
 use std::ffi::CString;
 
@@ -9,7 +9,7 @@ use pyo3::types::PyDict;
 
 static CLASSES: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
 
-/// The classes, in an order in which each base comes first.
+/// The classes, with each base before its subclasses.
 const SOURCE: &str = r#"
 class KVDepotError(Exception):
     """Base of every failure of the store; ``kind`` is its stable lower-case name."""
@@ -87,7 +87,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     Ok(())
 }
 
-/// The exception of an error; it carries `kind`.
+/// Returns the exception for an error, with `kind` as an attribute.
 pub(crate) fn raise(error: &Error) -> PyErr {
     Python::attach(|py| {
         let make = || -> PyResult<PyErr> {
@@ -102,7 +102,7 @@ pub(crate) fn raise(error: &Error) -> PyErr {
     })
 }
 
-/// `?` from our errors to Python's.
+/// Lets `?` convert our errors to Python's.
 pub(crate) trait OrRaise<T> {
     fn or_raise(self) -> PyResult<T>;
 }

@@ -1,4 +1,5 @@
-//! The Python module `kvdepot._native`: thin; every call lets go of the interpreter lock before it waits or copies.
+//! The Python module `kvdepot._native`. It is thin, and every call releases the interpreter lock before it waits or
+//! copies.
 #![allow(missing_docs, reason = "docstrings stand in _native.pyi, which stubtest holds against this module")]
 
 mod claim;

@@ -1,4 +1,4 @@
-//! `Meter`: what depots of several sizes would give, counted by a thread beside the engine.
+//! `Meter`: estimates the hits of depots of several sizes. A thread alongside the engine does the counting.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use crate::convert::hashes;
 use crate::errors::OrRaise;
 
-/// Blocks of requests that may wait to be counted; what comes beyond is dropped and counted as such.
+/// Capacity of the queue in blocks of requests. Further ones are dropped and counted as dropped.
 const QUEUED_BLOCKS_MAX: usize = 4 << 20;
 
 enum Seen {

@@ -1,4 +1,4 @@
-//! `Recorder`: requests into the files of a trace.
+//! `Recorder`: writes requests into the files of a trace.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::errors::OrRaise;
 
 #[pyclass(frozen, module = "kvdepot._native")]
 pub(crate) struct Recorder {
-    /// `None` when it is closed.
+    /// `None` after it was closed.
     inner: Mutex<Option<Recording>>,
     block_tokens: u32,
 }

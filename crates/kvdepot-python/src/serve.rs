@@ -41,7 +41,7 @@ pub(crate) fn serve(
     interrupted.map_or(Ok(()), Err)
 }
 
-/// What the process does that keeps the pool of a depot. That depot starts it.
+/// The code of the process that keeps a depot's pool. The depot starts that process.
 #[pyfunction]
 pub(crate) fn keep_pool(py: Python<'_>) -> PyResult<()> {
     py.detach(kvdepot_server::keeper::run).or_raise()

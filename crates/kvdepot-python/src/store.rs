@@ -23,7 +23,7 @@ pub(crate) struct Store {
 }
 
 struct Inner {
-    /// None once closed.
+    /// `None` after it was closed.
     store: Mutex<Option<CoreStore>>,
     spent: Arc<Spent>,
 }
@@ -52,7 +52,7 @@ impl Store {
         let (store, spent) = self.opened()?;
         let kept = spent.hold(keep);
         let outcome = py.detach(|| {
-            // The last handle of a store joins its threads: not with the interpreter lock.
+            // The last handle of a store joins its threads, which must not happen with the interpreter lock.
             let store = store;
             run(&store.keeping(kept))
         });
@@ -61,7 +61,7 @@ impl Store {
     }
 }
 
-/// A numpy argument as a slice; strided views are refused rather than read wrongly.
+/// Returns a numpy argument as a slice. Strided views are refused, because they would be read wrongly.
 fn contiguous<'a, T: numpy::Element>(array: &'a PyReadonlyArray1<'_, T>, name: &str) -> PyResult<&'a [T]> {
     array.as_slice().map_err(|_| {
         let message = format!("{name} must be a contiguous array: pass numpy.ascontiguousarray({name})");
@@ -166,7 +166,7 @@ impl Store {
         keep: Option<Py<PyAny>>,
     ) -> PyResult<Task> {
         let (shards, addresses) = (contiguous(&shards, "shards")?.to_vec(), rows(&addresses)?.to_vec());
-        // SAFETY: the memory belongs to `keep`, or the caller vouches for it until the task is done.
+        // SAFETY: the memory belongs to `keep`, or the caller guarantees it until the task is done.
         let run = |store: &CoreStore| unsafe { store.dump(hashes, &shards, &addresses) };
         self.with(py, keep, run).map(|(state, spent)| Task::whole(state, spent))
     }
@@ -217,7 +217,7 @@ impl Store {
 
     #[pyo3(signature = (wait_ms = 0))]
     fn close(&self, py: Python<'_>, wait_ms: u64) -> bool {
-        // In a forked child there is nothing to close: threads and tasks are the parent's.
+        // A forked child has nothing to close: threads and tasks are the parent's.
         let Some(Inner { store, spent }) = self.inner.get() else { return true };
         let store = store.lock().take();
         let wait = Duration::from_millis(wait_ms);

@@ -26,7 +26,7 @@ struct Inner {
 }
 
 impl Inner {
-    /// Failed blocks by index, ascending, where `rows_per_block` rows of the task are one block.
+    /// Returns the indices of failed blocks, ascending, where `rows_per_block` rows of the task are one block.
     fn failed(&self, rows_per_block: usize) -> Vec<(usize, ErrorKind)> {
         let mut failed = self.state.failed();
         failed.iter_mut().for_each(|(row, _)| *row /= rows_per_block.max(1));
@@ -50,7 +50,7 @@ impl Task {
         self.inner.or_inherited().or_raise()
     }
 
-    /// Runs a call that waits, without the interpreter lock.
+    /// Runs a blocking call without the interpreter lock.
     fn waiting<T: Send>(
         &self,
         py: Python<'_>,

@@ -1,4 +1,4 @@
-//! `Trace`: traces in memory, and what caches would do with them.
+//! `Trace`: traces in memory, and simulations of caches with them.
 
 use kvdepot_core::machine::{Placement, WriteWhen};
 use kvdepot_core::replay::{self, Level};

@@ -1,5 +1,6 @@
-//! What a pool that outlives a crash (`pool_keep_s`) costs a dump: two depots, one that keeps its pool and one that does not, are
-//! dumped into by turns, in processes of their own over the local door. Each round gives one ratio; its median is what counts.
+//! The cost for a dump of a pool that outlives a crash (`pool_keep_s`). Dumps go alternately into two depots, one that
+//! keeps its pool and one that does not, in separate processes over the local door. Each round gives one ratio; the
+//! median counts.
 //!
 //! `cargo run --release -p kvdepot-server --example keep_cost -- [ROUNDS [MIB_A_ROUND]]`
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement that cannot go on has failed")]
@@ -20,7 +21,7 @@ const WAIT: Duration = Duration::from_secs(600);
 const SIZES: [usize; 4] = [64 << 10, 256 << 10, 1 << 20, 4 << 20];
 const CLIENTS: [usize; 2] = [1, 8];
 
-/// A depot's process.
+/// A depot process.
 struct Depot(Child);
 
 impl Depot {
@@ -34,7 +35,7 @@ impl Depot {
 
 impl Drop for Depot {
     fn drop(&mut self) {
-        // Its standard input ends: an orderly end, which its keeper learns.
+        // Closing its standard input shuts it down in an orderly way, and it dismisses its keeper.
         drop(self.0.stdin.take());
         let _ = self.0.wait();
     }
@@ -59,7 +60,7 @@ fn serve_until_told(socket: &str, pool_bytes: &str, keeps: &str) {
 /// A client with pages to dump.
 struct Client {
     store: Store,
-    /// What the store's pages are: it is told of them once.
+    /// The memory of the store's pages, which are registered once.
     _memory: Vec<u8>,
     pages: usize,
 }
@@ -81,7 +82,7 @@ impl Client {
     fn dump(&self, first: u64) {
         let name = |n: u64| BlockHash::from_engine(&(first + n).to_le_bytes()).unwrap();
         let pages: Vec<i64> = (0..self.pages as i64).collect();
-        // SAFETY: as for `register_pages`; the task has ended before this returns.
+        // SAFETY: as for `register_pages`; the task has completed before this returns.
         let task =
             unsafe { self.store.dump_pages((0..self.pages as u64).map(name).collect(), &pages, 0) }.unwrap();
         assert!(task.wait(Some(WAIT)));
@@ -97,7 +98,7 @@ fn attach(socket: &Path) -> Arc<Attachment> {
     attachment
 }
 
-/// Seconds that a round of dumps takes, and that checksums take after it.
+/// Returns the seconds that a round of dumps takes, and those until all checksums are computed.
 fn round(attachment: &Arc<Attachment>, clients: &[Client], first: u64) -> (f64, f64) {
     let barrier = Barrier::new(clients.len() + 1);
     let dumped = std::thread::scope(|scope| {
@@ -117,7 +118,7 @@ fn round(attachment: &Arc<Attachment>, clients: &[Client], first: u64) -> (f64, 
         begun.elapsed()
     });
     let begun = Instant::now();
-    // A depot that keeps nothing has no such figure.
+    // A depot without a kept pool has no such figure.
     while attachment.stats()["depot"]["ledger_unproven_blocks"].as_u64().is_some_and(|left| left > 0) {
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -138,7 +139,7 @@ fn main() {
     }
     let number = |at: usize, default: usize| arguments.get(at).map_or(default, |text| text.parse().unwrap());
     let (rounds, bytes) = (number(0, 15).max(1), number(1, 256) << 20);
-    // Two rounds fit, so that what is evicted is long proven.
+    // Two rounds fit, so that evicted blocks were proven long before.
     let pool_bytes = bytes * 2 + (64 << 20);
     println!(
         "{rounds} rounds of {} MiB, by turns into a depot that keeps its pool and one that does not",
@@ -159,7 +160,7 @@ fn main() {
             });
             let (mut times, mut behind) = ([Vec::new(), Vec::new()], Vec::new());
             for number in 0..rounds + 1 {
-                // Who goes first changes, and the first round populates the pools.
+                // The order alternates, and the first round populates the pools.
                 for kind in if number % 2 == 0 { [0, 1] } else { [1, 0] } {
                     let (clients, attachment, _) = &kinds[kind];
                     let (dumped, proved) = round(attachment, clients, number as u64 * 100_000_000);

@@ -1,10 +1,11 @@
-//! Measures lookups of many client processes over the local door, and what attaching costs each of them.
+//! Measures lookups of many client processes over the local door, and the cost of attaching for each of them.
 //!
-//! `cargo run --release -p kvdepot-server --example local_clients -- [POOL_MIB] [BLOCKS] [SECONDS]` (512 MiB, 100,000
-//! blocks and 3 s by default). A lookup asks for 128 hashes that are all there. The depot is a process of its own and
-//! holds blocks of 4 KiB that nobody fills. 1, 8, 16 and 64 clients attach together, wait for each other, and ask as
-//! fast as they are answered. The yardstick is a bare round trip of a frame of the same size between two processes.
-//! Prints one JSON object a line.
+//! `cargo run --release -p kvdepot-server --example local_clients -- [POOL_MIB] [BLOCKS] [SECONDS] [TRAFFIC]` (512 MiB,
+//! 100,000 blocks, 3 s and no traffic by default). A lookup asks for 128 hashes that all exist. The depot is a separate
+//! process that holds unfilled blocks of 4 KiB. 1, 8, 16 and 64 clients attach at the same time, wait for each other, and
+//! send lookups as fast as they are answered. With traffic (1), each of these runs is repeated while another process dumps
+//! and loads as fast as it can. The yardstick is a bare round trip of a frame of the same size between two processes.
+//! Prints one JSON object per line.
 #![allow(clippy::unwrap_used, reason = "a measurement stops where it cannot go on")]
 
 use std::borrow::Cow;
@@ -35,13 +36,13 @@ fn spec() -> Arc<NamespaceSpec> {
 
 fn hash(n: u64) -> BlockHash {
     let mut bytes = [0; 16];
-    // Spread as an engine's hashes are.
+    // Distributed like an engine's hashes.
     bytes[..8].copy_from_slice(&n.wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes());
     bytes[8..].copy_from_slice(&n.to_le_bytes());
     BlockHash(bytes)
 }
 
-/// A depot that holds the first `blocks` blocks and serves until its standard input is closed.
+/// Runs a depot with the first `blocks` blocks until its standard input is closed.
 fn depot(socket: &Path, pool_mib: u64, blocks: u64) {
     let config = json!({"pipeline": "Cache", "pool_bytes": pool_mib << 20, "populate": false});
     let depot = Depot::start(DepotConfig::from_json(&config.to_string()).unwrap()).unwrap();
@@ -74,7 +75,7 @@ fn depot(socket: &Path, pool_mib: u64, blocks: u64) {
     serve_depot(&lock, depot, 512, None, None, &mut || ended.try_recv().is_err()).unwrap();
 }
 
-/// Microseconds of each call until the time is over, sorted.
+/// Returns the microseconds of each call until the time is over, sorted.
 fn time_calls(seconds: u64, mut call: impl FnMut()) -> Vec<f64> {
     let (begun, mut took) = (Instant::now(), Vec::new());
     while begun.elapsed() < Duration::from_secs(seconds) {
@@ -90,14 +91,14 @@ fn at(sorted: &[f64], share: f64) -> f64 {
     sorted[((sorted.len() - 1) as f64 * share) as usize]
 }
 
-/// A field of `/proc/self/status`, in KiB.
+/// Returns a field of `/proc/self/status`, in KiB.
 fn status_kib(name: &str) -> u64 {
     let text = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("0");
     line.trim_matches(|c: char| !c.is_ascii_digit()).parse().unwrap_or(0)
 }
 
-/// Attaches, waits for a line, then asks.
+/// Attaches, waits for a line, then sends lookups.
 fn client(socket: &Path, blocks: u64, seconds: u64) {
     let (before, begun) = (own_processor_ms(), Instant::now());
     let attachment = Attachment::connect(socket.to_owned(), None, WAIT, WAIT).unwrap();
@@ -124,7 +125,28 @@ fn client(socket: &Path, blocks: u64, seconds: u64) {
     println!("{}", json!({"per_s": per_s, "not_full": short, "took_us": took}));
 }
 
-/// Answers frames with 64 bytes until the other side ends.
+/// Dumps new blocks and loads them again until it is killed.
+fn traffic(socket: &Path, first: u64) {
+    let attachment = Attachment::connect(socket.to_owned(), None, WAIT, WAIT).unwrap();
+    let engine = DeviceEngine::new(Arc::new(HostEngine::new(1).unwrap()));
+    let store = Store::new(&attachment, spec(), engine, WAIT).unwrap();
+    let memory = vec![1_u8; (2 * BATCH * BLOCK) as usize];
+    // SAFETY: the memory lives as long as the process, and nobody reads it.
+    unsafe { store.register_pages(vec![memory.as_ptr() as u64], vec![BLOCK as i64], 2 * BATCH) }.unwrap();
+    println!("ready");
+    let pages: Vec<i64> = (0..2 * BATCH as i64).collect();
+    let (from, to) = pages.split_at(BATCH as usize);
+    for round in 0.. {
+        let names = |round: u64| (0..BATCH).map(|n| hash(first + round * BATCH + n)).collect::<Vec<_>>();
+        // SAFETY: as for `register_pages`.
+        let dump = unsafe { store.dump_pages(names(round), from, 0) }.unwrap();
+        // SAFETY: as for `register_pages`.
+        let load = (round > 0).then(|| unsafe { store.load_pages(names(round - 1), to, 0) }.unwrap());
+        assert!(dump.wait(Some(WAIT)) && load.is_none_or(|load| load.wait(Some(WAIT))));
+    }
+}
+
+/// Answers frames with 64 bytes until the other side closes.
 fn echo(socket: &Path) {
     let listener = SeqPacket::listen(socket, 1).unwrap();
     println!("ready");
@@ -154,15 +176,15 @@ impl Drop for Role {
     }
 }
 
-/// Processor time of a process, threads that have ended included, in ticks of 10 ms.
+/// Returns the processor time of a process, including finished threads, in ticks of 10 ms.
 fn processor_ms_of(process: u32) -> f64 {
     let text = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-    // Behind the name, which may hold spaces: user and system time are the 12th and 13th.
+    // Behind the name, which may contain spaces: user and system time are the 12th and 13th.
     let fields = text.rsplit(')').next().unwrap_or_default().split_whitespace();
     fields.skip(11).take(2).filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() * 10.0
 }
 
-/// Processor time of this process's first threads, exactly.
+/// Returns the exact processor time of this process's live threads.
 fn own_processor_ms() -> f64 {
     let threads = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
     let texts = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("schedstat")).ok());
@@ -229,6 +251,7 @@ fn main() {
     match arguments.first().map(String::as_str) {
         Some("depot") => return depot(&path(1), number(2, 0), number(3, 0)),
         Some("client") => return client(&path(1), number(2, 0), number(3, 0)),
+        Some("traffic") => return traffic(&path(1), number(2, 0)),
         Some("echo") => return echo(&path(1)),
         _ => {}
     }
@@ -244,5 +267,13 @@ fn main() {
     }
     for clients in [1, 8, 16, 64] {
         println!("{}", measure(&socket, served.0.id(), clients, blocks, seconds));
+    }
+    for clients in [1_u64, 16, 64].into_iter().filter(|_| number(3, 0) > 0) {
+        let first = blocks + clients * 1_000_000_000;
+        let mut role = Role::start("traffic", &[socket.clone(), first.to_string()]);
+        assert_eq!(role.lines().next().as_deref(), Some("ready"));
+        let mut line = measure(&socket, served.0.id(), clients as usize, blocks, seconds);
+        line["traffic"] = true.into();
+        println!("{line}");
     }
 }

@@ -1,25 +1,26 @@
-//! Shares the process's file descriptors among the doors, so that connections leave enough of them for block files.
+//! Shares the process's file descriptors among the doors, so that connections leave enough for block files.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::wire::WireConfig;
 
-/// Descriptors kept for everything but connections: tiers, listening sockets, HTTP requests, logs. Half of a limit that
-/// is less than twice as high.
+/// Descriptors reserved for everything but connections: tiers, listening sockets, HTTP requests, logs. If the limit is
+/// below twice this number, half of it is reserved.
 const RESERVED: u64 = 512;
-/// Descriptors of a local connection: its socket, the duplicate by which the door shuts it down, and the pidfd of its peer.
+/// Descriptors of a local connection: its socket, the duplicate with which the door shuts it down, and its peer's
+/// pidfd.
 const LOCAL_DESCRIPTORS: u64 = 3;
 /// Descriptors of a TLS connection: its TCP socket, and both ends of the socket pair behind it.
 const TLS_DESCRIPTORS: u64 = 3;
 
-/// How many connections each door may hold.
+/// The number of connections that each door may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Connections {
     pub(crate) local: usize,
     pub(crate) wire: usize,
 }
 
-/// What both doors want.
+/// The connections that both doors want.
 #[derive(Clone, Copy, Debug)]
 struct Wanted {
     local: u64,
@@ -41,7 +42,7 @@ impl Wanted {
     }
 }
 
-/// Raises `RLIMIT_NOFILE` to what the doors want, as far as the hard limit allows, and returns how many connections fit.
+/// Raises `RLIMIT_NOFILE` to the needs of the doors, up to the hard limit. Returns how many connections fit.
 pub(crate) fn reserve(local: usize, wire: Option<&WireConfig>) -> Connections {
     let wanted = Wanted {
         local: local as u64,
@@ -79,8 +80,8 @@ fn raise(wanted: u64) -> u64 {
     }
 }
 
-/// Connections that fit a limit. When not all do, neither door takes more than half of what there is as long as the
-/// other one wants it.
+/// Returns the connections that fit a limit. If not all do, neither door takes more than half while the other one wants
+/// it.
 fn fit(limit: u64, wanted: Wanted) -> Connections {
     let budget = limit - RESERVED.min(limit / 2);
     let (local, wire) = (wanted.local_descriptors(), wanted.wire_descriptors());

@@ -1,4 +1,5 @@
-//! Handing a pool over to another depot's process, and taking it over. Both sides of a conversation at the local door:
+//! Hands a pool over to another depot process, or takes it over. This module has both sides of a conversation at the
+//! local door:
 //!
 //! ```text
 //!   new depot                                  running depot
@@ -13,8 +14,8 @@
 //!   waits for the process's exit
 //! ```
 //!
-//! Until its last `Ok` the running depot goes on serving when anything fails, and the new one begins nothing before that
-//! `Ok` and the exit. So at no time do two depots use the pool.
+//! Until its last `Ok` the running depot keeps serving if anything fails, and the new one begins nothing before that
+//! `Ok` and the exit. So the pool is never used by two depots at the same time.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -33,20 +34,21 @@ use crate::lock::DoorLock;
 use crate::peer::{Peer, Process};
 use crate::quarantine::Held;
 
-/// How long the running depot may take to say hello.
+/// The longest time for the running depot's answer to the hello.
 const HELLO_WAIT: Duration = Duration::from_secs(5);
-/// How long tiers may take to end what they read and remove.
+/// The longest time for tiers to finish reads and removals.
 const SETTLE_WAIT: Duration = Duration::from_secs(10);
-/// How long the other side may take for a frame of the hand-over itself.
+/// The longest time for the other side to send a frame of the hand-over.
 const FRAME_WAIT: Duration = Duration::from_secs(10);
-/// How long the running depot may take to stop, and to write its list of blocks: connections end within their deadlines.
+/// The longest time for the running depot to stop and write its list of blocks: connections end within their deadlines.
 const HAND_OVER_WAIT: Duration = Duration::from_secs(180);
-/// Between two looks whether to go on waiting.
+/// How often a wait checks whether to continue.
 const TICK: Duration = Duration::from_millis(100);
 /// How often a wait for the running depot's exit is logged.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// A pool changes hands between processes of one user only: what is in it is believed, and the socket stays that user's.
+/// Fails unless the peer belongs to this process's user. A pool is only handed over within one user, because its
+/// content is trusted and the socket stays that user's.
 pub(crate) fn ensure_own_user(connection: BorrowedFd<'_>, what: &str) -> Result<()> {
     let peer = rustix::net::sockopt::socket_peercred(connection)
         .map_err(|e| Error::io("cannot tell whose process the other one is", e.into()))?
@@ -64,7 +66,7 @@ fn unexpected() -> Error {
     Error::new(ErrorKind::Protocol, "an answer that does not belong to a hand-over")
 }
 
-/// A depot that asked this one for its pool.
+/// A depot that has requested this one's pool.
 #[derive(Debug)]
 pub(crate) struct Asking {
     pub(crate) socket: SeqPacket,
@@ -79,9 +81,9 @@ impl Asking {
         ensure_own_user(self.socket.as_fd(), "a pool is handed over to a process of the same user only")
     }
 
-    /// Tells it no.
+    /// Refuses the request.
     pub(crate) fn refuse(&self, error: &Error) {
-        // One that has gone needs no answer.
+        // A depot that has disconnected needs no answer.
         let _ = self.send(&Response::from_error(error), None);
     }
 
@@ -89,8 +91,8 @@ impl Asking {
         self.socket.send(&encode(self.request, response)?, fd)
     }
 
-    /// Hands the pool of a frozen depot over, whose connections have ended. The connection to who has it now, to be closed
-    /// when nothing here touches it any more.
+    /// Hands over the pool of a frozen depot whose connections have ended. Returns the connection to the new owner, to
+    /// be closed when nothing in this process touches the pool any more.
     pub(crate) fn hand_over(
         mut self,
         depot: &Depot,
@@ -100,7 +102,7 @@ impl Asking {
         let held = door.take_held()?;
         let outcome = self.try_hand_over(depot, &held, lock);
         match outcome {
-            // Their leases are the other depot's now: what this one's machine thinks of them is of no account.
+            // Their leases now belong to the other depot; this one's machine no longer matters.
             Ok(()) => Ok(self.socket),
             Err(error) => {
                 self.refuse(&error);
@@ -128,19 +130,19 @@ impl Asking {
         if !matches!(request, Request::TakenOver) {
             return Err(unexpected());
         }
-        // From here on it is the other depot's: an answer that fails reaches nobody, who then uses nothing.
+        // From here on the pool is the other depot's. If this answer is lost, neither depot uses it.
         self.send(&Response::Ok, None)
     }
 }
 
-/// What a running depot has handed over. It ends, but may not have ended yet.
+/// The hand-over by a running depot, which is terminating but may not have exited yet.
 #[derive(Debug)]
 pub(crate) struct Inheritance {
     what: Inherited,
     running: Process,
 }
 
-/// What a depot that has exited has left.
+/// The inheritance from a depot that has exited.
 #[derive(Debug)]
 pub(crate) struct Inherited {
     socket: PathBuf,
@@ -167,8 +169,8 @@ impl Conversation {
     }
 }
 
-/// Asks the depot that serves `socket` for its pool. None when there is none. A pool that may grow less far than
-/// `config` says, because the machine allows no more, is taken as it is, and `config` is told.
+/// Requests the pool of the depot that serves `socket`. Returns `None` if there is no depot. A pool that can grow less
+/// far than `config` says, because the machine allows no more, is accepted, and `config` is adjusted.
 pub(crate) fn ask(socket: &Path, config: &mut DepotConfig) -> Result<Option<Inheritance>> {
     let connected = match SeqPacket::connect(socket) {
         Ok(connected) => connected,
@@ -223,8 +225,8 @@ pub(crate) fn ask(socket: &Path, config: &mut DepotConfig) -> Result<Option<Inhe
 }
 
 impl Inheritance {
-    /// Waits until the depot before has exited: nothing of it touches the pool or the tiers then. None when `keep_on` says
-    /// no before; the blocks are lost then.
+    /// Waits until the earlier depot has exited, after which nothing of it touches the pool or the tiers. Returns
+    /// `None` if `keep_on` returns `false` first; the blocks are lost then.
     pub(crate) fn wait_for_exit(self, keep_on: &mut dyn FnMut() -> bool) -> Result<Option<Inherited>> {
         let Some(exit) = self.running.exit() else { return Err(unexpected()) };
         let tick = Timespec { tv_sec: 0, tv_nsec: TICK.subsec_nanos().into() };
@@ -247,8 +249,8 @@ impl Inheritance {
 }
 
 impl Inherited {
-    /// A depot with what was inherited, and the sessions of clients that may still copy. With an empty pool of its own when
-    /// that fails.
+    /// Starts a depot with the inherited pool, and sessions for the clients that may still copy. If that fails, starts
+    /// one with an empty pool.
     #[expect(clippy::type_complexity, reason = "each part goes another way")]
     pub(crate) fn start(
         self,
@@ -272,7 +274,7 @@ impl Inherited {
                 Ok((lock, depot, held))
             }
             Err(error) => {
-                // Its slots may be in use by clients that nobody knows of.
+                // Its slots may be in use by unknown clients.
                 tracing::error!(
                     "the pool could not be taken over, this depot begins with an empty one: {error}"
                 );

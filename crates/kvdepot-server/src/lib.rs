@@ -1,4 +1,4 @@
-//! The doors of a depot process: local, a unix socket for the engines of the node; and wire, for other machines.
+//! The doors of a depot process: local, a unix socket for engines on the same node, and wire, for other machines.
 
 mod descriptors;
 mod handover;
@@ -34,29 +34,29 @@ use kvdepot_depot::{Depot, DepotConfig};
 use crate::keeper::Keeper;
 use crate::keeper::start::Started;
 
-/// How long a wire door is tried to be opened again.
+/// How long to retry opening a wire door.
 const REOPEN_WAIT: Duration = Duration::from_secs(5);
-/// Between two tries.
+/// Pause between attempts.
 const REOPEN_TICK: Duration = Duration::from_millis(100);
 
-/// How a `serve` ended.
+/// Why `serve` returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// Asked to.
+    /// `keep_on` returned `false`.
     Stopped,
-    /// Nobody was attached for as long as agreed.
+    /// No client was attached for the configured time.
     Idle,
     /// Another depot serves this socket already.
     AlreadyServed,
     /// Another depot has taken the pool over.
     HandedOver,
-    /// The lock file was deleted, and another depot has taken the socket over.
+    /// The lock file was deleted, and another depot owns the socket now.
     Replaced,
 }
 
-/// Runs a depot with its local door at `socket` until `keep_on` says no (asked about ten times a second), or nobody was
-/// attached for `idle_exit`. What is dirty is written before it returns, within `drain_timeout_ms`. A panic in any of
-/// the depot's threads aborts the process.
+/// Runs a depot with its local door at `socket` until `keep_on` returns `false` (called about ten times a second), or
+/// no client was attached for `idle_exit`. Dirty blocks are written before it returns, within `drain_timeout_ms`. A
+/// panic in any of the depot's threads aborts the process.
 pub fn serve(
     config: DepotConfig,
     socket: &Path,
@@ -66,7 +66,7 @@ pub fn serve(
     serve_doors(config, socket, idle_exit, None, keep_on)
 }
 
-/// As [`serve`], with a wire door beside the local one where `wire` says so. A depot with a wire door is never idle.
+/// Like [`serve`], with an additional wire door if `wire` is given. A depot with a wire door is never idle.
 pub fn serve_doors(
     config: DepotConfig,
     socket: &Path,
@@ -79,7 +79,7 @@ pub fn serve_doors(
     serve_place(place, config, socket, idle_exit, wire, keep_on)
 }
 
-/// As [`serve_doors`], but while another depot serves the socket this one waits for that one's end, however long it takes.
+/// Like [`serve_doors`], but waits while another depot serves the socket, without a limit.
 pub fn serve_in_turn(
     config: DepotConfig,
     socket: &Path,
@@ -88,13 +88,13 @@ pub fn serve_in_turn(
     keep_on: &mut dyn FnMut() -> bool,
 ) -> Result<Ended> {
     let _serving = panics::abort_on_panic();
-    // Now, and not when the other one has ended.
+    // Checked now, and not after the other one has ended.
     ensure_can_serve(&config, wire.as_ref())?;
     let place = Place::wait(socket, keep_on)?;
     serve_place(place, config, socket, idle_exit, wire, keep_on)
 }
 
-/// Finds the mistakes of a configuration while another depot still serves the socket.
+/// Reports configuration mistakes while another depot still serves the socket.
 fn ensure_can_serve(config: &DepotConfig, wire: Option<&WireConfig>) -> Result<()> {
     config.ensure_can_start()?;
     wire.map_or(Ok(()), WireDoor::check)
@@ -121,9 +121,9 @@ fn serve_place(
     serve_held(&lock, started, connections, idle_exit, wire, keep_on)
 }
 
-/// As [`serve_doors`], with the pool of the depot that serves `socket` now, and all blocks in it. That depot ends, once
-/// it has handed them over; it goes on serving when it cannot, or when this one cannot take them. Where no depot answers,
-/// this is [`serve_doors`].
+/// Like [`serve_doors`], with the pool and all blocks of the depot that serves `socket` now. That depot terminates
+/// after it has handed them over. It keeps serving if it cannot hand over, or if this one cannot take over. If no depot
+/// answers, this is [`serve_doors`].
 pub fn serve_taking_over(
     mut config: DepotConfig,
     socket: &Path,
@@ -132,7 +132,7 @@ pub fn serve_taking_over(
     keep_on: &mut dyn FnMut() -> bool,
 ) -> Result<Ended> {
     let _serving = panics::abort_on_panic();
-    // While the running depot still can go on.
+    // While the running depot can still continue.
     ensure_can_serve(&config, wire.as_ref())?;
     let (connections, wire) = reserve_descriptors(wire);
     let Some(inheritance) = handover::ask(socket, &mut config)? else {
@@ -140,19 +140,19 @@ pub fn serve_taking_over(
         return serve_doors(config, socket, idle_exit, wire, keep_on);
     };
     let Some(inherited) = inheritance.wait_for_exit(keep_on)? else { return Ok(Ended::Stopped) };
-    // What a keeper has is older than what was handed over.
+    // The content of a keeper is older than what was handed over.
     keeper::start::dismiss_any(socket);
     let (lock, depot, held) = inherited.start(config)?;
     let started = keeper::start::over(socket, depot)?;
     if let Some(keeper) = &started.keeper {
-        // Should this depot crash, the next one is to know of them.
+        // If this depot crashes, the next one must know about them.
         held.iter().for_each(|(session, peer)| session.accompany(keeper.client(&**peer)));
     }
     serve_held(&lock, Started { held, ..started }, connections, idle_exit, wire, keep_on)
 }
 
-/// The wire door again, after a hand-over that came to nothing. The local door must not wait for it for long: None when it
-/// cannot be opened.
+/// Reopens the wire door after a failed hand-over. Returns `None` if it cannot be opened, since the local door must not
+/// wait for it for long.
 fn reopened(config: &WireConfig, depot: &Arc<Depot>) -> Option<WireDoor> {
     let end = Instant::now() + REOPEN_WAIT;
     loop {
@@ -170,15 +170,15 @@ fn reopened(config: &WireConfig, depot: &Arc<Depot>) -> Option<WireDoor> {
     }
 }
 
-/// Before the depot opens files: how many local connections there may be, and the wire door's configuration with how many
-/// of its own.
+/// Reserves descriptors before the depot opens files. Returns the limit of local connections, and the wire door's
+/// configuration with its limit.
 fn reserve_descriptors(wire: Option<WireConfig>) -> (usize, Option<WireConfig>) {
     let connections = descriptors::reserve(CONNECTIONS_MAX, wire.as_ref());
     let wire = wire.map(|wire| WireConfig { connections_max: connections.wire, ..wire });
     (connections.local, wire)
 }
 
-/// Serves a depot that has been started; the lock is held until it has ended.
+/// Serves a depot that was started. The lock is held until the depot has ended.
 pub fn serve_depot(
     lock: &DoorLock,
     depot: Depot,
@@ -191,7 +191,7 @@ pub fn serve_depot(
     serve_held(lock, started, connections_max, idle_exit, wire, keep_on)
 }
 
-/// Tells the keeper of a depot that ends not to take the ends of sessions for the ends of copies.
+/// Tells the keeper of a terminating depot not to take the ends of sessions for the ends of copies.
 struct Ending(Option<Arc<Keeper>>);
 
 impl Drop for Ending {
@@ -200,7 +200,7 @@ impl Drop for Ending {
     }
 }
 
-/// As [`serve_depot`], of a depot some of whose slots clients of the one before may still copy into or out of.
+/// Like [`serve_depot`], for a depot whose slots may still be used by copies of an earlier depot's clients.
 fn serve_held(
     lock: &DoorLock,
     Started { depot, held, keeper }: Started,
@@ -210,7 +210,7 @@ fn serve_held(
     keep_on: &mut dyn FnMut() -> bool,
 ) -> Result<Ended> {
     let _serving = panics::abort_on_panic();
-    // Dropped before `held`, and the second one before the door: with either end sessions whose clients may still copy.
+    // Dropped before `held`, and the second one before the door: both end sessions whose clients may still copy.
     let _ending = Ending(keeper.clone());
     let mut door = LocalDoor::open(lock)?.with_connections_max(connections_max).with_keeper(keeper.clone());
     let _ending_with_door = Ending(keeper.clone());
@@ -236,13 +236,13 @@ fn serve_held(
                 Ok(heir) => {
                     keeper.iter().for_each(|keeper| keeper.end());
                     drop(door);
-                    // The other depot has a keeper of its own.
+                    // The other depot has its own keeper.
                     keeper.iter().for_each(|keeper| keeper.dismiss());
                     drop(keeper);
                     depot.leave();
                     drop(status);
                     drop(depot);
-                    // The other depot learns from the end of this process that nothing of it touches the pool.
+                    // The exit of this process tells the other depot that nothing of it touches the pool.
                     drop(heir);
                     return ended;
                 }
@@ -256,7 +256,7 @@ fn serve_held(
         }
         systemd::notify("STOPPING=1");
         keeper.iter().for_each(|keeper| keeper.end());
-        // Clients miss from here on, instead of waiting for a depot that only writes.
+        // From here on clients miss, instead of waiting for a depot that only writes.
         drop(door);
         depot.finish();
         if ended.is_ok() {

@@ -1,4 +1,5 @@
-//! The local door: a thread a connection, blocking, a frame in and a frame out. Only the depot's own user may enter.
+//! The local door: a blocking thread for each connection, one frame in and one frame out. Only the depot's own user may
+//! enter.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -26,20 +27,20 @@ use crate::quarantine::{Held, Quarantine, Waits};
 use crate::refusal::Refusals;
 use crate::users::Users;
 
-/// How often the door looks whether it is to close, and how long it accepts nobody after it could not.
+/// How often the door checks whether to close, and how long it pauses after accepting has failed.
 const TICK: Duration = Duration::from_millis(100);
 /// How often the door checks that its socket is still the one at its path.
 const PLACE_CHECK: Duration = Duration::from_secs(1);
-/// How long a new connection may take to say hello.
+/// The longest time for a new connection to say hello.
 const HELLO_WAIT: Duration = Duration::from_secs(5);
-/// How long clients may go on copying when another depot takes the pool over; slots of those that do then stay leased
-/// until they have exited.
+/// How long clients may continue to copy when another depot takes over the pool. Slots of copies that take longer stay
+/// leased until their clients have exited.
 const COPIES_WAIT: Duration = Duration::from_secs(5);
-/// How often it is looked whether they have ended.
+/// How often to check whether they have ended.
 const COPIES_LOOK: Duration = Duration::from_millis(5);
-/// Frames read in search of a goodbye after a connection failed; a claim is the most that a client sends ahead.
+/// Number of frames searched for a goodbye after a connection failed. A claim is the most that a client sends ahead.
 const UNREAD_FRAMES_MAX: usize = 2 + CLAIM_HASHES_MAX / BATCH_HASHES_MAX;
-/// Connections that may wait to be accepted.
+/// Number of connections that may wait to be accepted.
 const BACKLOG: i32 = 128;
 
 /// A listening local door. Its socket is removed when it is dropped.
@@ -48,7 +49,7 @@ pub struct LocalDoor<'a> {
     lock: &'a DoorLock,
     path: PathBuf,
     listener: SeqPacket,
-    /// The socket that this door made.
+    /// The socket file that this door created.
     socket: FileId,
     open: Arc<AtomicUsize>,
     pub(crate) quarantine: Arc<Quarantine>,
@@ -56,13 +57,13 @@ pub struct LocalDoor<'a> {
     connections_max: usize,
     refusals: Refusals,
     log: LogLimits,
-    /// The depot that asks for this one's pool.
+    /// The depot that has requested this one's pool.
     asking: Option<Asking>,
-    /// Who keeps the pool beyond a crash.
+    /// The keeper of the pool beyond a crash.
     keeper: Option<Arc<Keeper>>,
 }
 
-/// Log lines that a peer or a system without resources can cause again and again.
+/// Limits of log lines that a peer, or a system short of resources, can cause repeatedly.
 #[derive(Debug, Default)]
 struct LogLimits {
     not_accepted: LogLimit,
@@ -77,25 +78,25 @@ struct Connection {
     thread: JoinHandle<Option<Asking>>,
 }
 
-/// What became of a conversation that did not fail.
+/// The outcome of a conversation that did not fail.
 enum Exchanged {
     /// The client said goodbye.
     Goodbye,
-    /// Another depot asks for the pool, with a request of this number.
+    /// Another depot requests the pool, with a request of this number.
     HandOver { request: u64, version: u32, pool_bytes: u64 },
 }
 
-/// What became of an attempt to accept a connection.
+/// The outcome of an attempt to accept a connection.
 enum Accepted {
     Connection(OwnedFd),
-    /// None is waiting, or it has gone again.
+    /// None is waiting, or it has disconnected already.
     None,
-    /// The system has no descriptor or no memory for one; the connection stays in the backlog.
+    /// The system has no descriptor or memory for one. The connection stays in the backlog.
     Exhausted,
 }
 
 impl<'a> LocalDoor<'a> {
-    /// Listens on the lock's socket. What lies there is a dead depot's, because the lock was free; anything but a
+    /// Listens on the lock's socket. An existing socket is a dead depot's, because the lock was free; anything but a
     /// socket is left alone.
     pub fn open(lock: &'a DoorLock) -> Result<Self> {
         let path = lock.socket().to_owned();
@@ -124,15 +125,15 @@ impl<'a> LocalDoor<'a> {
         self
     }
 
-    /// Tells a keeper of clients, before they are given the pool.
+    /// Registers clients with a keeper before they are given the pool.
     #[must_use]
     pub(crate) fn with_keeper(mut self, keeper: Option<Arc<Keeper>>) -> Self {
         self.keeper = keeper;
         self
     }
 
-    /// Serves until `keep_on` says no, the door was idle for long enough, or another depot has taken its place; then
-    /// ends all connections.
+    /// Serves until `keep_on` returns `false`, the door was idle for long enough, or another depot has taken its place.
+    /// Then ends all connections.
     pub fn run(
         &mut self,
         depot: &Arc<Depot>,
@@ -153,7 +154,7 @@ impl<'a> LocalDoor<'a> {
                 if self.let_copies_end(depot, keep_on) {
                     break Ended::HandedOver;
                 }
-                // What is dirty is to be written, now.
+                // Dirty blocks must be written now.
                 self.asking = None;
                 depot.thaw();
                 break Ended::Stopped;
@@ -180,7 +181,8 @@ impl<'a> LocalDoor<'a> {
         Ok(ended)
     }
 
-    /// Forgets connections that have ended. Whether one of them was another depot that asks for the pool, and may have it.
+    /// Forgets finished connections. Returns whether one of them was another depot that requests the pool and may have
+    /// it.
     fn look_for_heirs(&mut self, depot: &Depot, connections: &mut Vec<Connection>) -> bool {
         for connection in connections.extract_if(.., |connection| connection.thread.is_finished()) {
             let Ok(Some(asking)) = connection.thread.join() else { continue };
@@ -196,7 +198,8 @@ impl<'a> LocalDoor<'a> {
         self.asking.is_some()
     }
 
-    /// Stops the depot and waits, not for long, until no client copies. False when it was told to end meanwhile.
+    /// Freezes the depot and waits for a short time until no client copies. Returns `false` if the depot was stopped
+    /// meanwhile.
     fn let_copies_end(&self, depot: &Depot, keep_on: &mut dyn FnMut() -> bool) -> bool {
         tracing::info!("another depot takes the pool over: nothing new begins here");
         depot.freeze();
@@ -210,20 +213,20 @@ impl<'a> LocalDoor<'a> {
         true
     }
 
-    /// The depot that asks, once.
+    /// Takes the depot that requested the pool.
     pub(crate) const fn take_asking(&mut self) -> Option<Asking> {
         self.asking.take()
     }
 
-    /// Whose copies may still run, with the thread that waited for them.
+    /// Takes the sessions whose copies may still run, and ends the thread that waited for them.
     pub(crate) fn take_held(&mut self) -> Result<Vec<Held>> {
         let quarantine = Arc::new(Quarantine::start(Waits::default())?);
         let before = std::mem::replace(&mut self.quarantine, quarantine);
-        // The connections' threads have ended, so nobody else has it.
+        // The connections' threads have ended, so there is no other reference.
         Ok(Arc::into_inner(before).map_or_else(Vec::new, Quarantine::take_all))
     }
 
-    /// Waits for a connection, or for the hello of one that is to be refused, until the next tick.
+    /// Waits until the next tick for a connection, or for the hello of one to be refused.
     fn wait(&self) -> Result<()> {
         let mut fds: Vec<PollFd<'_>> = std::iter::once(self.listener.as_fd())
             .chain(self.refusals.descriptors())
@@ -236,8 +239,8 @@ impl<'a> LocalDoor<'a> {
         }
     }
 
-    /// Accepts what is waiting, within bounds. Pauses for a tick when the system cannot accept: the connection stays in
-    /// the backlog, so `poll` would report it at once again.
+    /// Accepts waiting connections, up to a limit. Pauses for a tick if the system cannot accept: the connection stays
+    /// in the backlog, so `poll` would report it again immediately.
     fn accept_waiting(&mut self, depot: &Arc<Depot>, connections: &mut Vec<Connection>) {
         for _ in 0..ACCEPTS_AT_ONCE_MAX {
             match self.accept() {
@@ -283,7 +286,7 @@ impl<'a> LocalDoor<'a> {
             self.refuse(fd);
             return None;
         }
-        // Without a descriptor for the duplicate there is none for block files either.
+        // If there is no descriptor for the duplicate, there is none for block files either.
         let Ok(watched) = fd.try_clone() else {
             self.refuse(fd);
             return None;
@@ -332,7 +335,7 @@ impl<'a> LocalDoor<'a> {
         self.refusals.add(fd);
     }
 
-    /// Makes the socket anew if it was deleted or replaced. False when another depot has the right to it now.
+    /// Creates the socket again if it was deleted or replaced. Returns `false` if another depot owns the place now.
     fn keep_place(&mut self) -> bool {
         let kept = self.lock.renew().and_then(|standing| {
             if standing == Standing::Lost {
@@ -370,14 +373,14 @@ impl<'a> LocalDoor<'a> {
 
 impl Drop for LocalDoor<'_> {
     fn drop(&mut self) {
-        // Another depot's socket may lie there.
+        // It may be another depot's socket.
         if FileId::at(&self.path).ok() == Some(Some(self.socket)) {
             let _ = std::fs::remove_file(&self.path);
         }
     }
 }
 
-/// Counts a connection as open until it is dropped, by a panic too.
+/// Counts a connection as open until it is dropped, even by a panic.
 struct Open(Arc<AtomicUsize>);
 
 impl Open {
@@ -393,7 +396,7 @@ impl Drop for Open {
     }
 }
 
-/// Listens at a path, in place of the socket that lies there.
+/// Listens at a path and replaces the socket there.
 fn listen(path: &Path) -> Result<(SeqPacket, FileId)> {
     if let Ok(meta) = std::fs::symlink_metadata(path) {
         if !meta.file_type().is_socket() {
@@ -414,8 +417,8 @@ fn listen(path: &Path) -> Result<(SeqPacket, FileId)> {
     Ok((listener, socket))
 }
 
-/// One connection, to its end. Leases end at once when the client said goodbye, which it does after its copies. Otherwise
-/// it may have been killed with copies under way, and the quarantine ends them after its exit (P1, P4).
+/// Runs one connection to its end. Leases end immediately when the client said goodbye, which it does after its copies.
+/// Otherwise it may have been killed with copies in flight, and the quarantine ends its leases after its exit (P1, P4).
 pub(crate) fn converse(
     depot: &Depot,
     session: Session,
@@ -448,7 +451,7 @@ pub(crate) fn converse(
     None
 }
 
-/// Answers requests until the client says goodbye; an error when the connection ends otherwise.
+/// Answers requests until the client says goodbye. Returns an error when the connection ends otherwise.
 fn exchange(
     depot: &Depot,
     session: &Session,
@@ -501,17 +504,17 @@ fn exchange(
     }
 }
 
-/// Whether a goodbye is among the frames that the client sent and nobody has read: a client that gives up on an answer
-/// closes without waiting for it, and the answer then fails before its goodbye was read.
+/// Returns whether a goodbye is among the client's unread frames: a client that abandons a request closes without
+/// waiting for the answer, and sending that answer then fails before the goodbye was read.
 pub(crate) fn said_goodbye(socket: &mut SeqPacket) -> bool {
     let mut buffer = FrameBuffer::default();
     let mut failures = 0;
-    // A client that goes on sending is not one that has closed.
+    // A client that keeps sending has not closed.
     for _ in 0..UNREAD_FRAMES_MAX {
         match socket.recv(&mut buffer, Some(Instant::now())) {
             Ok(_) if matches!(decode(&buffer), Ok((_, Request::Goodbye))) => return true,
             Ok(_) => {}
-            // The first one may be ECONNRESET, which stands before what can still be read.
+            // The first error may be ECONNRESET, which is reported before data that can still be read.
             Err(_) if failures == 0 => failures += 1,
             Err(_) => return false,
         }

@@ -1,5 +1,5 @@
-//! One depot a socket: only the process that holds the lock beside the socket may listen on it. The kernel drops the lock
-//! with its holder, so a depot that was killed leaves a stale socket but never a stale lock (P4).
+//! One depot for each socket: only the process that holds the lock next to the socket may listen on it. The kernel
+//! releases the lock with its holder, so a killed depot leaves a stale socket but never a stale lock (P4).
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
@@ -14,7 +14,7 @@ use rustix::fs::{FlockOperation, OFlags};
 /// How often a lock file that is deleted while it is being locked is opened again.
 const OPENS_MAX: usize = 16;
 
-/// Which file a path or a descriptor names.
+/// Identifies a file by device and inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FileId {
     device: u64,
@@ -26,7 +26,7 @@ impl FileId {
         Self { device: meta.dev(), inode: meta.ino() }
     }
 
-    /// The file at a path, links not followed; None when there is none.
+    /// Returns the file at a path without following links; `None` if there is none.
     pub(crate) fn at(path: &Path) -> io::Result<Option<Self>> {
         match std::fs::symlink_metadata(path) {
             Ok(meta) => Ok(Some(Self::of(&meta))),
@@ -36,14 +36,14 @@ impl FileId {
     }
 }
 
-/// Whether a lock still gives the right to its socket.
+/// Whether a lock still grants its socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
     /// The lock file is where it was.
     Held,
-    /// The lock file was deleted or replaced; the one that is there now has been locked instead.
+    /// The lock file was deleted or replaced, and the new file is locked instead.
     Renewed,
-    /// Another process holds the lock file that is there now.
+    /// Another process holds the lock file at the path.
     Lost,
 }
 
@@ -56,8 +56,8 @@ pub struct DoorLock {
 }
 
 impl DoorLock {
-    /// Takes the lock; None when another process holds it. Refuses a directory in which others could replace the
-    /// socket, and a lock file that is a link, no regular file, or another user's.
+    /// Takes the lock. Returns `None` if another process holds it. Refuses a directory in which others could replace
+    /// the socket, and a lock file that is a link, not a regular file, or another user's.
     pub fn take(socket: &Path) -> Result<Option<Self>> {
         let directory = socket.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let refuse = |what: &str| {
@@ -80,7 +80,7 @@ impl DoorLock {
         Ok(file.map(|file| Self { socket: socket.to_owned(), path, file: Mutex::new(file) }))
     }
 
-    /// Takes over the lock that another process holds, through its descriptor: nobody else gets it in between.
+    /// Inherits the lock from another process through its descriptor, so that no third process gets it in between.
     pub(crate) fn inherit(socket: &Path, file: OwnedFd) -> Result<Self> {
         let mut path = socket.as_os_str().to_owned();
         path.push(".lock");
@@ -90,10 +90,10 @@ impl DoorLock {
             Error::io("the running depot has not handed its lock over", e.into())
                 .with("path", this.path.display())
         };
-        // The lock belongs to the open file, which both processes have.
+        // The lock belongs to the open file, which both processes share.
         rustix::fs::flock(&*this.file.lock(), FlockOperation::NonBlockingLockExclusive).map_err(not_ours)?;
         match this.renew()? {
-            // The lock file was deleted meanwhile: the one that is there now is locked instead.
+            // The lock file was deleted meanwhile: the new one is locked instead.
             Standing::Held | Standing::Renewed => Ok(this),
             Standing::Lost => Err(Error::new(
                 ErrorKind::Unavailable,
@@ -103,18 +103,18 @@ impl DoorLock {
         }
     }
 
-    /// The lock's descriptor, for the process that takes over.
+    /// Returns the lock's descriptor, for the process that takes over.
     pub(crate) fn descriptor(&self) -> Result<OwnedFd> {
         let file = self.file.lock().try_clone();
         file.map(OwnedFd::from).map_err(|e| Error::io("cannot hand the lock over", e))
     }
 
-    /// The socket that the holder may serve.
+    /// Returns the socket that the holder may serve.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// Checks that the lock file is still the one that was locked; locks the one that is there now if not.
+    /// Checks that the lock file is still the locked one. If not, locks the file that is there now.
     pub(crate) fn renew(&self) -> Result<Standing> {
         let mut file = self.file.lock();
         let unreadable =
@@ -133,7 +133,7 @@ impl DoorLock {
     }
 }
 
-/// Locks the file at `path`, made if it is missing; None when another process holds it.
+/// Locks the file at `path`, creating it if missing. Returns `None` if another process holds it.
 fn lock(path: &Path) -> Result<Option<File>> {
     for _ in 0..OPENS_MAX {
         let file = open(path)?;
@@ -146,7 +146,7 @@ fn lock(path: &Path) -> Result<Option<File>> {
             }
         }
         let failed = |e| Error::io("cannot check the lock beside the socket", e).with("path", path.display());
-        // Deleted after it was opened: another process would lock a new file beside this one.
+        // It was deleted after it was opened: another process would lock a new file next to it.
         if FileId::at(path).map_err(failed)? == Some(FileId::of(&file.metadata().map_err(failed)?)) {
             return Ok(Some(file));
         }
@@ -155,7 +155,7 @@ fn lock(path: &Path) -> Result<Option<File>> {
         .with("path", path.display()))
 }
 
-/// Opens a lock file. Does not wait for the other end of a FIFO, and refuses what another user could hold locked.
+/// Opens a lock file. Does not wait for the other end of a FIFO, and refuses files that another user could keep locked.
 fn open(path: &Path) -> Result<File> {
     let context = |e: Error| e.with("path", path.display());
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
@@ -187,7 +187,7 @@ fn open(path: &Path) -> Result<File> {
             .with("user", own),
         ));
     }
-    // Who can open the file can lock it.
+    // A user who can open the file can lock it.
     if meta.mode() & 0o077 != 0 {
         file.set_permissions(std::fs::Permissions::from_mode(0o600))
             .map_err(|e| context(Error::io("cannot restrict the lock beside the socket to its user", e)))?;

@@ -1,11 +1,11 @@
-//! Bounds how often a log line repeats: a peer must not be able to fill the disk with it.
+//! Limits how often a log line repeats: a peer must not be able to fill the disk with it.
 
 use std::fmt;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// Least time between two lines of one kind.
+/// Minimum time between two lines of one kind.
 const INTERVAL: Duration = Duration::from_secs(10);
 
 /// One kind of log line.
@@ -20,12 +20,12 @@ struct State {
     left_out: u64,
 }
 
-/// How many lines were left out before this one; empty when none was.
+/// Number of lines left out before this one. Formats as nothing if there were none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LeftOut(u64);
 
 impl LogLimit {
-    /// Calls `write` unless it was called less than `INTERVAL` ago; counts the calls that it leaves out.
+    /// Calls `write` unless it was called less than `INTERVAL` ago. Counts the calls that it leaves out.
     pub(crate) fn line(&self, write: impl FnOnce(LeftOut)) {
         if let Some(left_out) = self.admit(Instant::now()) {
             write(left_out);

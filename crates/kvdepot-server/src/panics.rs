@@ -1,17 +1,17 @@
-//! What a panic does to a depot process. A depot that has lost a thread answers some requests and never others, which
-//! costs clients their deadlines; a dead one is a miss at once.
+//! Turns a panic in a depot process into an abort. A depot that has lost a thread answers some requests and never
+//! others, which costs clients their deadlines; a dead depot is an immediate miss.
 
 use std::sync::Once;
 use std::thread::ThreadId;
 
 use parking_lot::Mutex;
 
-/// Names of the depot's threads begin with this.
+/// Prefix of the names of the depot's threads.
 const THREADS: &str = "kvd";
 
 static SERVING: Mutex<Vec<ThreadId>> = Mutex::new(Vec::new());
 
-/// A thread that serves a depot; a panic in it aborts the process until this is dropped.
+/// Marks a thread that serves a depot. A panic in it aborts the process until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Serving(ThreadId);
 
@@ -24,8 +24,8 @@ impl Drop for Serving {
     }
 }
 
-/// Has a panic in any thread of the depot, or in the calling one, abort the process after it was logged. Panics of other
-/// threads are left to the hook that was there before.
+/// Makes a panic in any thread of the depot, or in the calling one, abort the process after it was logged. Panics of
+/// other threads go to the previous hook.
 #[must_use]
 pub(crate) fn abort_on_panic() -> Serving {
     static INSTALL: Once = Once::new();

@@ -1,4 +1,5 @@
-//! The process at the other end of a connection: whether the kernel has released everything that it had.
+//! The process at the other end of a connection: whether it has exited, so that the kernel has released everything that
+//! it had.
 
 use std::fmt::Debug;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,27 +13,28 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 /// `PF_EXITING` of the kernel's `include/linux/sched.h`: the task has begun to exit.
 const PF_EXITING: u32 = 0x4;
 
-/// What a process does whose exit has not been seen.
+/// The state of a process that has not been seen to exit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Activity {
-    /// At least one of its threads runs or may run.
+    /// At least one of its threads runs or can run.
     Running,
-    /// All of its threads are exiting: the kernel is releasing what it had.
+    /// All of its threads are exiting: the kernel is releasing its resources.
     Exiting,
-    /// Not visible from here, as a process of another container.
+    /// Not visible from here, for example a process in another container.
     Unknown,
 }
 
 /// The process at the other end of a connection. A trait for the sake of tests.
 pub(crate) trait Peer: Send + Debug {
-    /// Readable once the process has exited; None when its exit cannot be watched. The kernel reports an exit after it
-    /// has closed the process's files and run their `release`, so a device's driver has stopped its copies by then.
+    /// Returns a descriptor that becomes readable when the process has exited; `None` if its exit cannot be watched.
+    /// The kernel reports an exit after it has closed the process's files and run their `release`, so a device's driver
+    /// has stopped its copies by then.
     fn exit(&self) -> Option<BorrowedFd<'_>>;
 
-    /// What the process does, as long as `exit` is not readable.
+    /// Returns the state of the process while `exit` is not readable.
     fn activity(&self) -> Activity;
 
-    /// Whether the process has said that none of its copies concerns the session any more.
+    /// Returns whether the process has said that none of its copies concerns the session any more.
     fn copies_ended(&self) -> bool {
         false
     }
@@ -46,17 +48,17 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// A process that another depot watched: its exit is all that is known of it.
+    /// Makes a process that another depot watched. Only its exit is known.
     pub(crate) const fn watched(pidfd: Option<OwnedFd>) -> Self {
         Self { pid: None, pidfd }
     }
 
-    /// Its pid, where it can be seen from here.
+    /// Returns its pid, if it is visible from here.
     pub(crate) const fn pid(&self) -> Option<Pid> {
         self.pid
     }
 
-    /// The pid that its pidfd is of, as long as it has not exited.
+    /// Returns the pid of its pidfd, unless it has exited.
     pub(crate) fn pid_of_pidfd(&self) -> Option<Pid> {
         let fd = rustix::fd::AsRawFd::as_raw_fd(self.pidfd.as_ref()?);
         let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).ok()?;
@@ -64,7 +66,7 @@ impl Process {
         Pid::from_raw(line.trim().parse().ok().filter(|&pid| pid > 0)?)
     }
 
-    /// Whether its exit has been reported.
+    /// Returns whether its exit has been reported.
     pub(crate) fn has_exited(&self) -> bool {
         let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
         self.exit().is_some_and(|exit| {
@@ -73,12 +75,12 @@ impl Process {
         })
     }
 
-    /// Whether it is the calling process.
+    /// Returns whether it is the calling process.
     pub(crate) fn is_this(&self) -> bool {
         self.pid == Some(rustix::process::getpid())
     }
 
-    /// The peer of a connection that was just accepted.
+    /// Returns the peer of a connection that was just accepted.
     pub(crate) fn of(socket: &SeqPacket) -> Self {
         let pid = peer_process(socket.as_fd());
         let pidfd = match peer_pidfd(socket.as_fd()) {
@@ -89,7 +91,8 @@ impl Process {
     }
 }
 
-/// A pidfd by number. A process that has exited may have left its pid to another, but it has closed its connection before.
+/// Opens a pidfd by number. A process that has exited may have left its pid to another one, but then its connection was
+/// closed before.
 fn opened_by_pid(socket: &SeqPacket, pid: Pid) -> Option<OwnedFd> {
     let pidfd = pidfd_open(pid, PidfdFlags::empty()).ok()?;
     (!socket.hung_up()).then_some(pidfd)
@@ -111,17 +114,17 @@ impl Peer for Process {
     }
 }
 
-/// The kernel's flags of each thread of a process; None when it has none or cannot be seen.
+/// Returns the kernel's flags of each thread of a process; `None` if it has none or is not visible.
 fn threads(process: Pid) -> Option<Vec<u32>> {
     let tasks = PathBuf::from(format!("/proc/{}/task", process.as_raw_nonzero()));
     let stats = std::fs::read_dir(tasks).ok()?.flatten();
-    // A thread that ends meanwhile has no line any more.
+    // A thread that has ended meanwhile has no line any more.
     let lines = stats.filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok());
     let flags: Vec<u32> = lines.filter_map(|line| flags(&line)).collect();
     (!flags.is_empty()).then_some(flags)
 }
 
-/// The ninth field of a line of `/proc/*/stat`, counted from behind the name, which may hold anything.
+/// Returns the ninth field of a line of `/proc/*/stat`, counted from the end of the name, which can contain anything.
 fn flags(stat: &str) -> Option<u32> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(6)?.parse().ok()
 }
@@ -140,7 +143,7 @@ mod tests {
         assert_eq!(flags("7 (kvdepot) S 1 2"), None);
     }
 
-    /// A child that nobody has waited for yet is a zombie: all of it is exiting, and its pidfd is readable.
+    /// A child that has not been waited for is a zombie: all of it is exiting, and its pidfd is readable.
     #[test]
     fn a_process_is_running_then_exiting_then_gone() {
         let mut child = Command::new("sh").args(["-c", "read line"]).stdin(Stdio::piped()).spawn().unwrap();

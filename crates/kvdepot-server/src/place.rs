@@ -1,4 +1,4 @@
-//! Taking a socket: its lock, or the certainty that the process that holds the lock serves it.
+//! Takes the place at a socket: either its lock, or the certainty that the lock's holder serves it.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -10,32 +10,32 @@ use kvdepot_depot::seqpacket::{FrameBuffer, SeqPacket};
 use crate::lock::DoorLock;
 use crate::{keeper, systemd};
 
-/// How long another process that holds the lock may take to answer: it may be starting.
+/// The longest time for another holder of the lock to answer: it may be starting.
 pub const ANSWER_WAIT: Duration = Duration::from_secs(15);
-/// How long one hello may take.
+/// The longest time for one hello.
 const HELLO_WAIT: Duration = Duration::from_secs(1);
-/// Pause between two tries.
+/// Pause between attempts.
 const RETRY: Duration = Duration::from_millis(50);
-/// Pause between two tries of a depot that waits for the end of another one.
+/// Pause between attempts of a depot that waits for the end of another one.
 const STANDBY_RETRY: Duration = Duration::from_millis(100);
 
-/// Tries after which a process that holds the lock and does not answer is taken for a depot that has served.
+/// Number of attempts after which a lock holder that does not answer is assumed to be a depot that has served.
 const SILENT_TRIES: u32 = 10;
 
-/// What became of the attempt.
+/// The outcome of the attempt.
 #[derive(Debug)]
 pub enum Place {
-    /// The socket is the caller's to serve.
+    /// The caller may serve the socket.
     Free(DoorLock),
     /// Another depot serves it and answers.
     Served,
-    /// The caller was told to stop.
+    /// The caller was stopped.
     Stopped,
 }
 
 impl Place {
-    /// Takes the lock of a socket. While another process holds it, asks for a depot at the socket; when none has answered
-    /// after `wait`, that is an error. `keep_on` is asked between tries.
+    /// Takes the lock of a socket. While another process holds it, checks for a depot at the socket; fails if none has
+    /// answered after `wait`. `keep_on` is called between attempts.
     pub fn take(socket: &Path, wait: Duration, keep_on: &mut dyn FnMut() -> bool) -> Result<Self> {
         let end = Instant::now() + wait;
         loop {
@@ -61,13 +61,14 @@ impl Place {
         }
     }
 
-    /// Takes the lock of a socket, however long another process holds it; never [`Place::Served`]. `keep_on` is asked between
-    /// tries. A service manager is told that this service is up: its socket is served, by another process so far. What the
-    /// manager kept of this service's last depot is dropped: the other one may have reset and removed what is in it (P1).
+    /// Takes the lock of a socket, however long another process holds it; never returns [`Place::Served`]. `keep_on` is
+    /// called between attempts. The service manager is notified that this service is up: its socket is served, so far
+    /// by another process. Descriptors that the manager stored for this service's last depot are dropped, because the
+    /// other process may have reset or removed blocks in them (P1).
     pub fn wait(socket: &Path, keep_on: &mut dyn FnMut() -> bool) -> Result<Self> {
         let (mut tries, mut forgotten) = (0, false);
         loop {
-            // Where a depot answers, its lock file may have been deleted: it makes that anew, and has the right to it.
+            // A depot that answers may have lost its lock file: it creates that again, and owns the place.
             let served = tries > 0 && answers(socket);
             if !served && let Some(lock) = DoorLock::take(socket)? {
                 return Ok(Self::Free(lock));
@@ -92,7 +93,8 @@ impl Place {
     }
 }
 
-/// Whether a depot answers a hello, in whatever way: one that is full or of another version serves the socket, too.
+/// Returns whether a depot answers a hello in any way: a depot that is full or of another version serves the socket,
+/// too.
 fn answers(socket: &Path) -> bool {
     let ask = || -> Result<Response> {
         let mut socket = SeqPacket::connect(socket)?;

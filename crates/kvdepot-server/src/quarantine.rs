@@ -1,8 +1,9 @@
-//! Sessions whose connection ended without a goodbye. Their process may have been killed, and then its devices may still
-//! copy into and out of the slots that it had leased: a copy engine is no thread, and stops only when the driver's
-//! `release` has run. So the session, and with it every lease, is kept until the kernel reports the process's exit (P1).
+//! The quarantine: sessions whose connection ended without a goodbye. Their process may have been killed, and then its
+//! devices may still copy into and out of the slots that it had leased: a copy engine is not a thread, and stops only
+//! when the driver's `release` has run. So the session, and with it every lease, is kept until the kernel reports the
+//! process's exit (P1).
 //!
-//! One thread waits for all of them.
+//! One thread waits for all of these processes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,12 +21,12 @@ use crate::peer::{Activity, Peer};
 /// Pause after a failed poll.
 const POLL_PAUSE: Duration = Duration::from_millis(100);
 
-/// How long sessions are kept whose process has not been seen to exit.
+/// How long sessions are kept if their process is not seen to exit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Waits {
-    /// When its exit cannot be watched.
+    /// If its exit cannot be watched.
     pub(crate) unwatched: Duration,
-    /// When it goes on running.
+    /// If it keeps running.
     pub(crate) running: Duration,
 }
 
@@ -38,8 +39,8 @@ impl Default for Waits {
     }
 }
 
-/// The sessions and the thread that ends them. Dropping it ends all that are left: drop it when nobody can reserve slots
-/// any more.
+/// The sessions, and the thread that ends them. Dropping it ends all that are left, so drop it when no slots can be
+/// reserved any more.
 #[derive(Debug)]
 pub(crate) struct Quarantine {
     shared: Arc<Shared>,
@@ -51,7 +52,7 @@ struct Shared {
     waits: Waits,
     state: Mutex<State>,
     room: Condvar,
-    /// Readable when the thread has something to look at besides the processes.
+    /// Readable when the thread has to check something besides the processes.
     wake: rustix::fd::OwnedFd,
     stopping: AtomicBool,
 }
@@ -59,12 +60,12 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     entered: Vec<Held>,
-    /// Sessions that have not been ended: `entered`, and those that the thread has.
+    /// Number of sessions that have not been ended: `entered`, and those of the thread.
     count: usize,
     is_closing: bool,
 }
 
-/// A session, and the process whose copies it waits for.
+/// A session, and the process for whose copies it waits.
 #[derive(Debug)]
 pub(crate) struct Held {
     pub(crate) session: Session,
@@ -92,8 +93,8 @@ impl Quarantine {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Keeps a session until its peer has exited. Waits for room while `QUARANTINED_CONNECTIONS_MAX` are kept (P7), so the
-    /// connection that ended counts against the door's limit as long.
+    /// Keeps a session until its peer has exited. Blocks while `QUARANTINED_CONNECTIONS_MAX` are kept (P7), so the
+    /// ended connection counts against the door's limit meanwhile.
     pub(crate) fn hold(&self, session: Session, peer: Box<dyn Peer>) {
         let mut state = self.shared.state.lock();
         while state.count >= QUARANTINED_CONNECTIONS_MAX && !state.is_closing {
@@ -111,7 +112,7 @@ impl Quarantine {
         state.entered.push(Held { session, peer, due: Instant::now() + wait });
     }
 
-    /// Keeps sessions that another quarantine kept, however many.
+    /// Keeps the sessions of another quarantine, however many.
     pub(crate) fn hold_all(&self, sessions: impl IntoIterator<Item = (Session, Box<dyn Peer>)>) {
         let mut state = self.shared.state.lock();
         sessions.into_iter().for_each(|(session, peer)| self.enter(&mut state, session, peer));
@@ -119,18 +120,19 @@ impl Quarantine {
         self.shared.wake();
     }
 
-    /// A process has said that copies of its have ended: sessions that wait for nothing else are let go.
+    /// Rechecks all sessions after a process has said that its copies have ended: sessions that wait for nothing else
+    /// are released.
     pub(crate) fn look_again(&self) {
         self.shared.wake();
     }
 
-    /// Ends the thread and takes all that it has, to be handed over, or to be held again.
+    /// Ends the thread and takes all its sessions, to be handed over or held again.
     pub(crate) fn take_all(mut self) -> Vec<Held> {
         self.stop();
         std::mem::take(&mut self.shared.state.lock().entered)
     }
 
-    /// Lets go of threads that wait for room: the door closes.
+    /// Releases threads that wait for capacity, because the door closes.
     pub(crate) fn close(&self) {
         self.shared.state.lock().is_closing = true;
         self.shared.room.notify_all();
@@ -176,7 +178,7 @@ impl Shared {
                 .collect();
             if !over.is_empty() {
                 let count = over.len();
-                // Ends their leases.
+                // This ends their leases.
                 drop(over);
                 self.state.lock().count -= count;
                 self.room.notify_all();
@@ -185,10 +187,10 @@ impl Shared {
         self.state.lock().entered.append(&mut held);
     }
 
-    /// Waits until a process has exited, a session has come, or one is due: which processes have exited.
+    /// Waits until a process has exited, a session was added, or one is due. Returns which processes have exited.
     fn wait(&self, held: &[Held]) -> Vec<bool> {
         let due = held.iter().map(|held| held.due).min();
-        // One whose copies ended before it came here has been told of already.
+        // If its copies ended before it was added, the wake-up for that has passed already.
         let is_over = held.iter().any(|held| held.peer.copies_ended());
         let left = due
             .map(|due| if is_over { Duration::ZERO } else { due.saturating_duration_since(Instant::now()) });
@@ -217,7 +219,8 @@ impl Shared {
         watched.iter().map(|at| at.is_some_and(|at| !polled[at].revents().is_empty())).collect()
     }
 
-    /// Whether to end a session whose process has not been seen to exit in time; if not, it is looked at again later.
+    /// Returns whether to end a session whose process was not seen to exit in time. Otherwise it is checked again
+    /// later.
     fn is_given_up(&self, held: &mut Held, now: Instant) -> bool {
         if held.peer.exit().is_none() {
             tracing::warn!(
@@ -257,7 +260,7 @@ mod tests {
     use super::*;
     use crate::local::{converse, said_goodbye};
 
-    /// A hang of the test itself, not a measure of speed.
+    /// Detects a hang of the test itself and does not measure speed.
     const HANG: Duration = Duration::from_secs(60);
     const BLOCK: u64 = 64 << 10;
 
@@ -268,7 +271,7 @@ mod tests {
         activity: Activity,
     }
 
-    /// A process that goes on running, and says that its copies have ended.
+    /// A process that keeps running, and says that its copies have ended.
     #[derive(Debug)]
     struct Through(Arc<AtomicBool>, OwnedFd);
 
@@ -326,7 +329,7 @@ mod tests {
         decode::<Response>(&buffer).unwrap().1.into_result().unwrap()
     }
 
-    /// A connection on which a block is reserved, and what the client does then; returns when the door is through.
+    /// Reserves a block on a connection and lets the client do something; returns when the door is done with it.
     fn connection(
         depot: &Depot,
         quarantine: &Quarantine,
@@ -369,7 +372,7 @@ mod tests {
             connection(&depot, &quarantine, block as u8, peer, drop);
             assert_eq!(filling(&depot), (block as u64 + 1) * BLOCK, "given away while a device may write it");
         }
-        // In any order, each by itself.
+        // In any order, each independently.
         for (left, exit) in exits.iter().rev().enumerate().map(|(ended, exit)| (19 - ended as u64, exit)) {
             rustix::io::write(exit, &1u64.to_le_bytes()).unwrap();
             eventually("the slot of a process that has exited is free", || filling(&depot) == left * BLOCK);
@@ -389,7 +392,7 @@ mod tests {
         assert_eq!(filling(&depot), 0);
     }
 
-    /// As after a timeout: the client closes while the door cannot send it what it asked for.
+    /// As after a timeout: the client closes while the door cannot send its answers.
     #[test]
     fn slots_of_a_client_that_gives_up_on_answers_are_free_at_once() {
         let (depot, quarantine) = (depot(), start(HANG * 60, HANG * 60));
@@ -411,7 +414,7 @@ mod tests {
         for (frames, expected) in [(vec![&stats, &goodbye], true), (vec![&stats], false), (vec![], false)] {
             for answers in [0, 1] {
                 let (client, mut server) = pair();
-                // A client that closes with answers unread resets the connection.
+                // A client that closes with unread answers resets the connection.
                 (0..answers).for_each(|_| server.send(b"answer", None).unwrap());
                 frames.iter().for_each(|frame| client.send(frame, None).unwrap());
                 drop(client);
@@ -466,7 +469,7 @@ mod tests {
         assert_eq!(quarantine.shared.state.lock().count, 0);
     }
 
-    /// A client of a depot that crashed goes on with the next one.
+    /// A client of a crashed depot continues with the next one.
     #[test]
     fn who_says_that_its_copies_have_ended_does_not_count_any_more() {
         let (depot, quarantine) = (depot(), start(HANG * 60, HANG * 60));
@@ -483,7 +486,7 @@ mod tests {
         eventually("the other is let go", || count() == 0);
     }
 
-    /// The word came before the thread had the session, and was forgotten with it.
+    /// The message arrived before the thread had the session, and its wake-up was lost.
     #[test]
     fn who_has_said_so_before_it_is_held_is_let_go() {
         let (depot, quarantine) = (depot(), start(HANG * 60, HANG * 60));

@@ -1,5 +1,5 @@
-//! Connections beyond the local door's limit: each is told so in answer to its hello, so that a client can tell a depot
-//! that is full from one that is dead.
+//! Connections beyond the local door's limit. Each gets a refusal in answer to its hello, so that a client can tell a
+//! full depot from a dead one.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,18 +10,18 @@ use kvdepot_core::{Error, ErrorKind};
 use kvdepot_depot::message::{Request, Response, decode, encode};
 use kvdepot_depot::seqpacket::{FrameBuffer, SeqPacket};
 
-/// How long a refused connection may take to send its hello.
+/// The longest time for a refused connection to send its hello.
 const HELLO_WAIT: Duration = Duration::from_secs(5);
 
-/// Connections that are to be refused, oldest first. The kernel resets a connection that is closed with its hello unread,
-/// and the client would not get the answer: a refusal waits for the hello.
+/// Connections to be refused, oldest first. If a connection is closed with its hello unread, the kernel resets it and
+/// the client does not get the answer, so a refusal waits for the hello.
 #[derive(Debug, Default)]
 pub(crate) struct Refusals {
     waiting: VecDeque<(SeqPacket, Instant)>,
 }
 
 impl Refusals {
-    /// Takes a connection over; the oldest one is closed without an answer when there are too many.
+    /// Takes over a connection. If there are too many, the oldest one is closed without an answer.
     pub(crate) fn add(&mut self, fd: OwnedFd) {
         if self.waiting.len() == REFUSALS_MAX {
             self.waiting.pop_front();
@@ -29,12 +29,12 @@ impl Refusals {
         self.waiting.push_back((SeqPacket::from_fd(fd), Instant::now() + HELLO_WAIT));
     }
 
-    /// What to wait on for their hellos.
+    /// Returns the descriptors on which to wait for their hellos.
     pub(crate) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.waiting.iter().map(|(socket, _)| socket.as_fd())
     }
 
-    /// Answers those that have said hello, and closes them and those that took too long.
+    /// Answers those that have said hello. Closes them and those that took too long.
     pub(crate) fn answer(&mut self, connections_max: usize) {
         let now = Instant::now();
         self.waiting.retain_mut(|(socket, until)| {
@@ -49,7 +49,7 @@ impl Refusals {
                     "the depot has as many connections as it takes: close some, or raise `ulimit -n` for the depot",
                 )
                 .with("connections_max", connections_max);
-                // A client that has gone meanwhile needs no answer.
+                // A client that has disconnected meanwhile needs no answer.
                 let _ = encode(id, &Response::from_error(&error)).and_then(|frame| socket.send(&frame, None));
             }
             false

@@ -1,5 +1,5 @@
-//! The service manager: told when the depot serves and when it ends, and asked to store descriptors that are to outlive the
-//! process. The protocol is systemd's, `sd_notify(3)`: datagrams of lines, with descriptors beside them.
+//! The service manager: it is notified when the depot serves and when it ends, and stores descriptors that should
+//! outlive the process. The protocol is systemd's, `sd_notify(3)`: datagrams of lines, with descriptors attached.
 
 use std::ffi::OsStr;
 use std::io::IoSlice;
@@ -15,7 +15,7 @@ use rustix::net::{
     SocketType,
 };
 
-/// How long the manager may take to make room for a datagram.
+/// The longest time for the manager to accept a datagram.
 const SEND_WAIT: Duration = Duration::from_secs(1);
 
 /// The manager's socket.
@@ -23,7 +23,7 @@ const SEND_WAIT: Duration = Duration::from_secs(1);
 pub(crate) struct Manager(OwnedFd);
 
 impl Manager {
-    /// The one that started this process, if it wants to be told of anything.
+    /// Returns the manager that started this process, if it wants notifications.
     pub(crate) fn of_this_process() -> Option<Self> {
         let address = std::env::var_os("NOTIFY_SOCKET").filter(|address| !address.is_empty())?;
         Self::at(&address)
@@ -31,7 +31,7 @@ impl Manager {
             .ok()
     }
 
-    /// The one that started this process, if it stores descriptors.
+    /// Returns the manager that started this process, if it stores descriptors.
     pub(crate) fn with_store() -> Option<Self> {
         (store_size() > 0).then(Self::of_this_process).flatten()
     }
@@ -52,7 +52,7 @@ impl Manager {
         Ok(Self(fd))
     }
 
-    /// Says something, with a descriptor where given.
+    /// Sends a message, with an optional descriptor.
     pub(crate) fn say(&self, what: &str, fd: Option<BorrowedFd<'_>>) -> Result<()> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
@@ -77,19 +77,19 @@ impl Manager {
         }
     }
 
-    /// Has a descriptor stored under a name, beside others of that name. The manager does not say whether it has room.
+    /// Stores a descriptor under a name, next to others of that name. The manager does not report whether it had space.
     pub(crate) fn store(&self, name: &str, fd: BorrowedFd<'_>) -> Result<()> {
-        // It is not to be dropped when it becomes readable, as a pidfd does: the next depot looks at it.
+        // FDPOLL=0: it must not be dropped when it becomes readable, as a pidfd does, because the next depot checks it.
         self.say(&format!("FDSTORE=1\nFDPOLL=0\nFDNAME={name}"), Some(fd))
     }
 
-    /// Has everything dropped that is stored under a name.
+    /// Removes everything stored under a name.
     pub(crate) fn forget(&self, name: &str) -> Result<()> {
         self.say(&format!("FDSTOREREMOVE=1\nFDNAME={name}"), None)
     }
 }
 
-/// Tells the service manager a state, if there is one that wants to know.
+/// Notifies the service manager of a state, if there is one.
 pub(crate) fn notify(state: &str) {
     if let Some(manager) = Manager::of_this_process()
         && let Err(error) = manager.say(state, None)
@@ -98,7 +98,7 @@ pub(crate) fn notify(state: &str) {
     }
 }
 
-/// Descriptors that the manager stores for this service, at most: it says so since systemd 254.
+/// Returns the largest number of descriptors that the manager stores for this service. It reports it since systemd 254.
 fn store_size() -> usize {
     std::env::var("FDSTORE").ok().and_then(|text| text.parse().ok()).unwrap_or(0)
 }

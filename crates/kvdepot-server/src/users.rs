@@ -1,5 +1,5 @@
-//! Which connections are of one process: they share what a client may have of a depot's namespaces, and what one of them
-//! has opened stays open for the others.
+//! Groups connections by process: those of one process share a client's quota of the depot's namespaces, and a
+//! namespace opened by one of them stays open for the others.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use rustix::process::Pid;
 pub(crate) struct Users(Mutex<HashMap<Pid, WeakUser>>);
 
 impl Users {
-    /// A session of a process; one of its own where no process is known.
+    /// Makes a session for a process, or a separate one if the process is unknown.
     pub(crate) fn session(&self, depot: &Depot, process: Option<Pid>) -> Session {
         let Some(process) = process else { return depot.session() };
         self.session_of(depot, process).of_process(process.as_raw_nonzero().get().unsigned_abs())

@@ -1,4 +1,5 @@
-//! Hits of which some blocks are still being read: what is said of them, and loads that begin beside the reads. P1, P2.
+//! Hits of which some blocks are still being read: what is reported about them, and loads that begin during the reads.
+//! P1, P2.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;
@@ -14,7 +15,7 @@ use kvdepot_depot::client::{Attachment, Claim, ClaimGroupSpec, TaskState};
 const BLOCK: u64 = 64 << 10;
 const BLOCKS: usize = 24;
 const SEED: u8 = 5;
-/// More readers than blocks, so that those that hang keep nobody from reading the others.
+/// More readers than blocks, so that hanging reads do not block the others.
 const READERS: usize = 2 * BLOCKS;
 /// Much longer than any test takes.
 const TIMEOUT_MS: u64 = 600_000;
@@ -28,7 +29,7 @@ fn depot(directory: &Path, faults: Option<&str>) -> Arc<Attachment> {
     embedded(config(16 << 20, more))
 }
 
-/// A depot that has just started over files of `BLOCKS` blocks, reading them with `faults`, and a clean engine.
+/// A depot restarted over the files of `BLOCKS` blocks, which it reads with `faults`, and an empty engine.
 fn restarted(directory: &Path, name: &str, faults: &str) -> (Arc<Attachment>, Arc<NamespaceSpec>, Engine) {
     let spec = spec(name, BlockLayout::uniform(4, &[BLOCK / 4]).unwrap());
     let names: Vec<u64> = (0..BLOCKS as u64).collect();
@@ -52,7 +53,7 @@ fn claim(attachment: &Arc<Attachment>, spec: &Arc<NamespaceSpec>) -> Claim {
 
 fn load(engine: &Engine, patience: Option<Duration>) -> Arc<TaskState> {
     let hashes = (0..BLOCKS as u64).map(hash).collect();
-    // SAFETY: the tensors live in the engine; what the task has not copied yet nobody relies on.
+    // SAFETY: the tensors live in the engine; no code relies on bytes that the task has not copied yet.
     unsafe { engine.store.load_pages_within(hashes, &engine.all_pages(), 0, patience) }.unwrap()
 }
 
@@ -60,7 +61,7 @@ fn held(engine: &Engine) -> Vec<usize> {
     (0..BLOCKS).filter(|&page| engine.holds(page, page, SEED)).collect()
 }
 
-/// Asks again and again until the answer fits; fails when it never does.
+/// Retries until the answer fits; fails if it never does.
 fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + LONG;
     loop {
@@ -77,10 +78,10 @@ fn what_has_come_is_copied_while_the_rest_is_read_and_what_never_comes_fails_alo
     let directory = tempfile::tempdir().unwrap();
     let (attachment, spec, engine) = restarted(directory.path(), "beside", "read_hang=0.25,seed=3");
     let mut claim = claim(&attachment, &spec);
-    // Every block has been begun, so all that does not hang comes.
+    // Every read has begun, so all that do not hang complete.
     let came = until("all blocks that do not hang", || {
         claim.poll();
-        // Not before the tier has said what it holds.
+        // Not before the tier has reported what it holds.
         let arriving = claim.arriving()?;
         assert_eq!(arriving.blocks_come + arriving.blocks_left, BLOCKS as u32);
         assert_eq!((arriving.units, arriving.units_from_tier), (BLOCKS as u32, BLOCKS as u32));
@@ -92,7 +93,7 @@ fn what_has_come_is_copied_while_the_rest_is_read_and_what_never_comes_fails_alo
     let patient = load(&engine, None);
     until("copies beside hung reads", || (held(&engine).len() >= came).then_some(()));
     assert!(!patient.done(), "a load without an end to its patience waits for what is being read");
-    // Another one with little patience: the same blocks, and an end, long before the time-out of the task.
+    // Another load with little patience gets the same blocks, and ends long before the timeout of the task.
     let other = Engine::new(&attachment, &spec, BLOCKS);
     let hasty = load(&other, Some(Duration::from_millis(30)));
     assert!(hasty.wait(Some(LONG)), "{}", attachment.stats());
@@ -107,8 +108,8 @@ fn what_has_come_is_copied_while_the_rest_is_read_and_what_never_comes_fails_alo
 
 #[test]
 fn nothing_is_said_to_arrive_once_a_block_has_failed() {
-    // A hit that ends before the first block that hangs is settled at once and shows nothing. Which block meets which
-    // fault depends on the order of the reads, so several seeds are tried.
+    // A hit that ends before the first hanging block settles immediately and shows nothing. The order of the reads
+    // decides which block gets which fault, so several seeds are tried.
     let shown = (0..40).any(|seed| {
         let directory = tempfile::tempdir().unwrap();
         let faults = format!("read_eio=0.5,read_hang=0.5,seed={seed}");
@@ -118,7 +119,7 @@ fn nothing_is_said_to_arrive_once_a_block_has_failed() {
             if claim.poll().0 {
                 return Some(false);
             }
-            // The claim is not settled, so some are under way once the tier has said what it holds.
+            // The claim is not settled, so some reads are in flight once the tier has reported what it holds.
             let begun = attachment.stats()["depot"]["fetches_queued"].as_u64().unwrap() > 0;
             let failed = !attachment.stats()["depot"]["failures"]["fetch"].is_null();
             (begun && failed).then_some(true)
@@ -150,7 +151,7 @@ fn a_settled_claim_has_nothing_on_its_way() {
     assert_eq!(seen.units as usize, BLOCKS);
     assert_eq!(claim.wait(LONG).1 as usize, BLOCKS);
     assert!(claim.arriving().is_none());
-    // Begun before its blocks had come, with patience for them, a load is whole.
+    // A load that began before its blocks had arrived, with patience for them, is complete.
     let task = load(&engine, Some(LONG));
     assert!(task.wait(Some(LONG)) && task.failed().is_empty());
     assert_eq!(held(&engine).len(), BLOCKS);

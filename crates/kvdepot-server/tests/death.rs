@@ -1,6 +1,7 @@
-//! P4 and P6: processes are killed with -9 or stopped at any moment; nothing leaks, nobody waits, all goes on.
+//! P4 and P6: processes are killed with -9 or stopped at any moment. Nothing leaks, no other process blocks, and
+//! everything continues.
 //!
-//! Roles run in children: this very test binary, started again with `KVDEPOT_TEST_ROLE`.
+//! Roles run in child processes: this test binary, started again with `KVDEPOT_TEST_ROLE`.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;
@@ -40,7 +41,7 @@ fn role(name: &str, socket: &Path) -> Child {
         .unwrap()
 }
 
-/// What the children run; does nothing when called as a test.
+/// The code of the child processes. It does nothing when run as a test.
 #[test]
 fn role_main() {
     let Ok(role) = std::env::var(ROLE) else { return };
@@ -60,12 +61,12 @@ fn role_main() {
     }
 }
 
-/// Tells the test that a round is over; it may have stopped listening.
+/// Reports the end of a round; the test may have stopped reading.
 fn say(round: u64) {
     let _ = writeln!(std::io::stdout(), "round {round}");
 }
 
-/// Dumps and loads for ever, by all ways; says a word after each round.
+/// Dumps and loads forever in all ways, and reports each round.
 fn busy_client(socket: &Path) {
     let attachment = Attachment::connect(socket.to_owned(), None, LONG, LONG).unwrap();
     let spec = namespace();
@@ -74,7 +75,7 @@ fn busy_client(socket: &Path) {
     for round in 0u64.. {
         let hashes: Vec<u64> = (0..8).map(|i| 1000 + (round * 8 + i) % 200).collect();
         engine.dump(&hashes, &engine.all_pages()[..8]);
-        // SAFETY: the engine lives for ever.
+        // SAFETY: the engine is never dropped.
         let dump = unsafe {
             engine.store.begin_dump_pages((0..4).map(|i| hash(5000 + round * 4 + i)).collect(), &[0, 1, 2, 3])
         }
@@ -89,7 +90,7 @@ fn busy_client(socket: &Path) {
     }
 }
 
-/// A depot whose files lie beside its socket; the pool is far smaller than what is written.
+/// A depot with files beside its socket. The pool is far smaller than the amount of data written.
 fn on_disk(socket: &Path) -> kvdepot_depot::DepotConfig {
     let directory = socket.with_file_name("blocks");
     std::fs::create_dir_all(&directory).unwrap();
@@ -97,7 +98,7 @@ fn on_disk(socket: &Path) -> kvdepot_depot::DepotConfig {
     config(4 << 20, serde_json::json!({"pipeline": "Cache|Posix", "posix": posix}))
 }
 
-/// Block `n` always has the bytes of page `n % 16`, whoever writes it.
+/// Writes block `n` always with the bytes of page `n % 16`, in every process.
 fn writer(socket: &Path) {
     let attachment = Attachment::connect(socket.to_owned(), None, LONG, LONG).unwrap();
     let mut engine = Engine::new(&attachment, &namespace(), 32);
@@ -110,8 +111,8 @@ fn writer(socket: &Path) {
     }
 }
 
-/// Reserves blocks, closes its connection without a goodbye, and lives on: as the depot sees it, what a process does whose
-/// exit takes long.
+/// Reserves blocks, closes its connection without a goodbye, and keeps running: to the depot it looks like a process
+/// whose exit takes long.
 fn silent(socket: &Path) {
     let mut door = SeqPacket::connect(socket).unwrap();
     let mut ask = |request: &Request<'_>| {
@@ -127,11 +128,11 @@ fn silent(socket: &Path) {
     ask(&Request::Reserve { namespace: handle, hashes: Hashes(vec![7; 16].into()) });
     drop(door);
     say(0);
-    // Until the test ends it, or ends itself.
+    // Until the test ends it, or the test itself ends.
     let _ = std::io::stdin().read_line(&mut String::new());
 }
 
-/// Temporary files of writers below a directory.
+/// Counts temporary files of writers below a directory.
 fn temporaries(directory: &Path) -> usize {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     entries
@@ -162,7 +163,7 @@ fn killed_clients_leak_nothing() {
     let attachment = served.attach();
     for kill in 0..kills() {
         let mut child = role("client", &served.socket);
-        // It dies in the middle of whatever it does after its n-th word: another moment each time.
+        // It dies at some point after its n-th round, at another moment each time.
         let words = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
         assert_eq!(words.filter(|line| line.starts_with("round")).take(1 + kill % 5).count(), 1 + kill % 5);
         child.kill().unwrap();
@@ -201,7 +202,7 @@ fn slots_of_a_killed_client_come_back_when_it_has_exited_and_not_when_its_connec
     eventually("the slot is given back", || gauge(&attachment, "pool_filling_bytes") == 0);
 }
 
-/// Its process runs on, so the depot frees them only because the client says that it is through with them.
+/// Its process keeps running, so the depot frees them only because the client says that it has finished with them.
 #[test]
 fn slots_of_a_lane_that_a_living_client_closes_are_free_at_once() {
     let served = Served::start(config(32 << 20, serde_json::json!({})));
@@ -247,7 +248,8 @@ fn killed_depots_are_misses_until_the_next_one() {
     child.wait().unwrap();
 }
 
-/// As a rank that only loads: its first load from the next depot must not be the call that misses the last one.
+/// Like a rank that only loads: its first load from the next depot must not be the call that notices the loss of the
+/// last one.
 #[test]
 fn who_asks_nothing_notices_a_killed_depot_all_the_same() {
     let directory = tempfile::tempdir().unwrap();
@@ -339,7 +341,7 @@ fn a_hung_depot_costs_one_bounded_wait() {
     assert!(stopped.1.stopped());
     assert_eq!(claim().poll(), (true, 0, 0), "a hung depot is a miss");
     assert!(!attachment.attached());
-    // From the second on it costs nothing: no call is made at all.
+    // From the second call on it costs nothing: no request is made at all.
     let begun = Instant::now();
     (0..1000).for_each(|_| assert_eq!(claim().poll(), (true, 0, 0)));
     assert!(begun.elapsed() < call_timeout * 100, "a thousand claims waited: {:?}", begun.elapsed());
@@ -350,7 +352,7 @@ fn a_hung_depot_costs_one_bounded_wait() {
     child.wait().unwrap();
 }
 
-/// A lookup may wait for tiers for long, but only at a depot that answers.
+/// A lookup may wait long for tiers, but only at a depot that answers.
 #[test]
 fn lookups_at_a_stopped_depot_wait_for_call_timeout_and_not_for_the_task_s() {
     let directory = tempfile::tempdir().unwrap();
@@ -399,7 +401,7 @@ fn racing_starters_start_one_depot() {
     let attachments: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
     let pids: Vec<u64> = attachments.iter().map(|attachment| gauge(attachment, "pid")).collect();
     assert!(pids.iter().all(|&pid| pid == pids[0] && pid != u64::MAX), "one depot for all: {pids:?}");
-    // It outlives a kill by being started anew, by whoever notices.
+    // After a kill, whichever client notices starts it again.
     let pid = Pid::from_raw(i32::try_from(pids[0]).unwrap()).unwrap();
     kill_process(pid, Signal::KILL).unwrap();
     eventually("another depot", || {

@@ -1,5 +1,5 @@
 //! Bad input at the local door: garbage, wrong versions and wrong places get a clear answer or a closed connection, and
-//! nobody else notices.
+//! no other client notices.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;
@@ -24,7 +24,7 @@ fn hello() -> Request<'static> {
     Request::Hello { magic: HELLO_MAGIC, version: PROTOCOL_VERSION, pid: 1 }
 }
 
-/// Sends one frame and returns the answer, or None if the door closed without one.
+/// Sends one frame. Returns the answer, or `None` if the door closed without one.
 fn say(socket: &mut SeqPacket, frame: &[u8]) -> Option<Response> {
     socket.send(frame, None).ok()?;
     let mut buffer = FrameBuffer::default();
@@ -135,11 +135,11 @@ fn a_claim_that_ends_inside_a_block_is_cut_to_whole_blocks() {
         Served::start(config(4 << 20, serde_json::json!({"pipeline": "Cache|Posix", "posix": posix})));
     let attachment = served.attach();
     let engine = Engine::new(&attachment, &spec("m", BlockLayout::uniform(1, &[4096]).unwrap()), 1);
-    // A block of two units is found under the hash of its second.
+    // A block of two units is found under the hash of its second unit.
     assert!(engine.dump(&[1], &[0]).is_empty());
     let mut socket = SeqPacket::connect(&served.socket).unwrap();
     say(&mut socket, &encode(1, &hello()).unwrap());
-    // The second block is nowhere, so tiers are asked; the third is not whole.
+    // The second block does not exist, so tiers are asked; the third is incomplete.
     let hashes: Vec<u8> = (0..5).flat_map(|unit| hash(unit).0).collect();
     for window_blocks in [0, 1] {
         let group = ClaimGroup { namespaces: vec![0], window_blocks, hashes_per_block: 2 };
@@ -156,7 +156,7 @@ fn a_claim_that_ends_inside_a_block_is_cut_to_whole_blocks() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Frames never panic the reader, whatever they hold.
+    /// No bytes make the reader of frames panic.
     #[test]
     fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
         let _ = decode::<Request<'_>>(&bytes);

@@ -1,7 +1,7 @@
-//! P1, P4 and P11: the pool outlives a crash of its depot, and the next depot takes over every block that its checksum
-//! proves, and no other.
+//! P1, P4 and P11: the pool outlives a crash of its depot. The next depot takes in every block whose checksum proves
+//! it, and no other.
 //!
-//! Roles run in children: this very test binary, started again with `KVDEPOT_TEST_ROLE`.
+//! Roles run in child processes: this test binary, started again with `KVDEPOT_TEST_ROLE`.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;
@@ -25,7 +25,7 @@ fn namespace() -> Arc<NamespaceSpec> {
     spec("kept", BlockLayout::uniform(2, &[64 << 10]).unwrap())
 }
 
-/// A directory for depots. Its keeper is killed when it is dropped.
+/// A directory for depots. Dropping it kills its keeper.
 struct Directory(tempfile::TempDir);
 
 impl Directory {
@@ -37,13 +37,13 @@ impl Directory {
         self.0.path()
     }
 
-    /// The keeper that was started last.
+    /// Returns the keeper that was started last.
     fn keeper(&self) -> Option<Pid> {
         let text = std::fs::read_to_string(self.path().join("keeper")).ok()?;
         Pid::from_raw(text.parse().ok()?)
     }
 
-    /// Whether it runs; a process that nobody has waited for yet does not.
+    /// Returns whether it runs; a zombie does not.
     fn is_kept(&self) -> bool {
         self.keeper().is_some_and(|keeper| {
             let stat = std::fs::read_to_string(format!("/proc/{}/stat", keeper.as_raw_nonzero()));
@@ -60,7 +60,7 @@ impl Drop for Directory {
     }
 }
 
-/// What the children run; does nothing when called as a test.
+/// The code of the child processes. It does nothing when run as a test.
 #[test]
 fn role_main() {
     let Some((role, directory)) = own_role() else { return };
@@ -108,14 +108,14 @@ fn role_main() {
     .unwrap();
 }
 
-/// Dumps blocks of these names, each with bytes of its own.
+/// Dumps blocks of these names, each with its own bytes.
 fn dump(attachment: &Arc<Attachment>, names: &[u64], seed: u8) {
     let mut engine = Engine::new(attachment, &namespace(), PAGES);
     engine.fill(seed);
     assert!(engine.dump(names, &engine.all_pages()[..names.len()]).is_empty(), "{}", attachment.stats());
 }
 
-/// Loads blocks of these names: how many are there. Each of them must have its bytes.
+/// Loads blocks of these names. Returns how many exist; each of them must have its bytes.
 fn load(attachment: &Arc<Attachment>, names: &[u64], seed: u8) -> usize {
     let mut engine = Engine::new(attachment, &namespace(), PAGES);
     engine.clear();
@@ -130,7 +130,7 @@ fn load(attachment: &Arc<Attachment>, names: &[u64], seed: u8) -> usize {
     there
 }
 
-/// Blocks in the pool, which the depot has proved. Nobody is attached any more.
+/// Starts a depot and dumps blocks, which it has proven. No client is attached afterwards.
 fn filled(directory: &Directory, names: &[u64], seed: u8) -> Role {
     let depot = Role::start("depot", directory.path());
     let attachment = attach(directory.path());
@@ -202,7 +202,7 @@ fn a_depot_of_another_size_or_without_a_keeper_begins_with_an_empty_pool() {
         let attachment = attach(directory.path());
         assert_eq!(load(&attachment, &names(0), 3), 0, "{kind}");
         if kind == "depot that keeps nothing" {
-            // Which would keep the memory for ten minutes.
+            // It would keep the memory for ten minutes.
             until("the keeper has ended", || !directory.is_kept());
         }
         dump(&attachment, &names(0), 4);
@@ -211,7 +211,7 @@ fn a_depot_of_another_size_or_without_a_keeper_begins_with_an_empty_pool() {
     }
 }
 
-/// A client that outlives its depot may still copy: nothing of the pool is given away, and what is proved can be read.
+/// A client that outlives its depot may still copy: no part of the pool is given away, and proven blocks can be read.
 #[test]
 fn while_a_client_of_the_depot_before_lives_nothing_of_the_pool_is_given_away() {
     let directory = Directory::new();
@@ -231,7 +231,7 @@ fn while_a_client_of_the_depot_before_lives_nothing_of_the_pool_is_given_away() 
     attachment.close();
 }
 
-/// A client that goes on with the next depot, and whose copies have ended, does not hold the pool.
+/// A client that continues with the next depot, and whose copies have ended, does not hold the pool.
 #[test]
 fn a_client_that_attaches_to_the_next_depot_lets_the_pool_go() {
     let directory = Directory::new();
@@ -248,7 +248,8 @@ fn a_client_that_attaches_to_the_next_depot_lets_the_pool_go() {
     attachment.close();
 }
 
-/// The one that gets the place gets the pool, whoever asks first; the other one finds it served and ends.
+/// The one that gets the place gets the pool, whichever asks first. The other one finds the socket served and
+/// terminates.
 #[test]
 fn of_two_depots_that_start_at_once_after_a_crash_one_gets_the_pool() {
     let directory = Directory::new();
@@ -272,7 +273,7 @@ fn of_two_depots_that_start_at_once_after_a_crash_one_gets_the_pool() {
     }
 }
 
-/// Kills in the middle of traffic; `KVDEPOT_TEST_KILLS` sets how many.
+/// Kills in the middle of traffic; `KVDEPOT_TEST_KILLS` sets their number.
 #[test]
 fn kills_in_the_middle_of_traffic_never_give_wrong_bytes() {
     let kills: u64 = std::env::var("KVDEPOT_TEST_KILLS").map_or(20, |text| text.parse().unwrap());
@@ -280,7 +281,7 @@ fn kills_in_the_middle_of_traffic_never_give_wrong_bytes() {
     let (mut recorded, mut survived) = (0, 0);
     let mut depot = Role::start("depot", directory.path());
     for kill in 0..kills {
-        // Every name has bytes of its own, whatever depot it was dumped into.
+        // Every name has its own bytes, whatever depot it was dumped into.
         let own = names(kill * 1000);
         let attachment = attach(directory.path());
         dump(&attachment, &own, 3);
@@ -295,11 +296,11 @@ fn kills_in_the_middle_of_traffic_never_give_wrong_bytes() {
         let attachment = attach(directory.path());
         survived += load(&attachment, &own, 3);
         recorded += own.len();
-        // What the traffic left is whole, or not there.
+        // Blocks of the traffic are either complete or absent.
         for from in 0..8 {
             load(&attachment, &names(TRAFFIC + from * 32), 7);
         }
-        // The slots of the traffic's client come back.
+        // The slots of the traffic's client are freed.
         let mut engine = Engine::new(&attachment, &namespace(), PAGES);
         engine.fill(9);
         until("there is room", || engine.dump(&[kill * 1000 + 999], &[0]).is_empty());

@@ -1,4 +1,4 @@
-//! Claims over more hashes than fit one frame: the hit is as long as what is there.
+//! Claims over more hashes than fit into one frame: the hit covers everything that exists.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;
@@ -88,9 +88,9 @@ fn a_claim_over_too_many_hashes_is_refused_and_the_connection_goes_on() {
     };
     refused(ask(&vec![frame.as_slice(); CLAIM_HASHES_MAX / BATCH_HASHES_MAX], &open));
     refused(ask(&[&frame, &frame[1..]], &open));
-    // What came ahead was of those claims; the next begins anew.
+    // The hashes sent ahead belonged to those claims; the next claim begins anew.
     assert!(matches!(ask(&[&frame[..16]], &open), (2, Response::Claim { settled: true, units: 0, .. })));
-    // Hashes ahead of something else are dropped: the hit of the claim behind it cannot be longer than its own hash.
+    // Hashes ahead of another request are dropped: the hit of the following claim cannot be longer than its own hash.
     assert!(matches!(ask(&[&frame], &Request::Ping), (2, Response::Ok)));
     assert!(matches!(ask(&[], &open), (2, Response::Claim { settled: true, units: 0, .. })));
 }

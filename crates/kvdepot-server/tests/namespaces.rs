@@ -1,5 +1,5 @@
-//! Namespaces at the local door: the connections of a process share what one client may have, and give it back with the last
-//! of them. P7.
+//! Namespaces at the local door: the connections of a process share one client's quota, and return it with the last of
+//! them. P7.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;
@@ -12,7 +12,7 @@ use kvdepot_core::limits::NAMESPACES_MAX;
 use kvdepot_depot::message::{HELLO_MAGIC, PROTOCOL_VERSION, Request, Response, decode, encode};
 use kvdepot_depot::seqpacket::{FrameBuffer, SeqPacket};
 
-/// A hang of the test itself, not a measure of speed.
+/// Detects a hang of the test itself and does not measure speed.
 const HANG: Duration = Duration::from_secs(60);
 
 fn say(socket: &mut SeqPacket, request: &Request<'_>) -> Response {
@@ -48,7 +48,7 @@ fn the_connections_of_a_process_share_what_one_client_may_have() {
     });
     assert_eq!(refused, Some(NAMESPACES_MAX / 2));
     drop(sockets);
-    // The depot hears of the end of the last one a moment later.
+    // The depot notices the end of the last connection a moment later.
     let end = Instant::now() + HANG;
     loop {
         let mut socket = connect(&served);

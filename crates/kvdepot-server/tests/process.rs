@@ -1,6 +1,6 @@
-//! A depot as a process: few descriptors, panics, a socket or a lock that somebody removes, and its end.
+//! A depot as a process: few descriptors, panics, deleted sockets and locks, and its shutdown.
 //!
-//! Roles run in children: this very test binary, started again with `KVDEPOT_TEST_ROLE`.
+//! Roles run in child processes: this test binary, started again with `KVDEPOT_TEST_ROLE`.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;
@@ -32,7 +32,7 @@ use scripted::{Act, Scripted};
 
 const ROLE: &str = "KVDEPOT_TEST_ROLE";
 const DIRECTORY: &str = "KVDEPOT_TEST_DIRECTORY";
-/// Turns of the door that a child counts while it cannot accept.
+/// Number of turns of the door that a child counts while it cannot accept.
 const TURNS: u32 = 30;
 
 fn spec_of_blocks() -> Arc<NamespaceSpec> {
@@ -84,7 +84,7 @@ impl Drop for Role {
     }
 }
 
-/// What the children run; does nothing when called as a test.
+/// The code of the child processes. It does nothing when run as a test.
 #[test]
 fn role_main() {
     let Ok(role) = std::env::var(ROLE) else { return };
@@ -109,7 +109,7 @@ fn role_main() {
         "no descriptors for a while" => {
             limit(256);
             let (mut hoard, mut turns, begin) = (Vec::new(), 0, directory.join("connected"));
-            // Without a tier, which would open and close files of its own meanwhile.
+            // Without a tier, which would open and close its own files meanwhile.
             let plain = config(4 << 20, serde_json::json!({}));
             serve_doors(plain, &socket, None, None, &mut || {
                 if turns == 0 {
@@ -119,7 +119,7 @@ fn role_main() {
                 if turns == TURNS {
                     hoard.clear();
                 }
-                // Once is enough: what the depot opens meanwhile is its own.
+                // Once is enough: descriptors that the depot opens meanwhile are its own.
                 turns = turns.max(1);
                 true
             })
@@ -147,7 +147,7 @@ fn scripted_depot(write: Act) -> Depot {
     Depot::with_tiers(config, PoolKind::Cache, vec![Scripted::tier(Act::Pass, write)], pool).unwrap()
 }
 
-/// Says hello: the depot's answer, whatever it is.
+/// Says hello. Returns the depot's answer, whatever it is.
 fn hello(socket: &Path) -> (SeqPacket, Response) {
     let mut socket = SeqPacket::connect(socket).unwrap();
     let hello = Request::Hello { magic: HELLO_MAGIC, version: PROTOCOL_VERSION, pid: 1 };
@@ -167,7 +167,7 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Every block reaches the disk: no file was refused a descriptor.
+/// Checks that every block reaches the disk, so no file was refused a descriptor.
 fn stores(attachment: &Arc<Attachment>, engine: &Engine, first: u64) {
     let before = attachment.stats()["depot"]["write_blocks"].as_u64().unwrap();
     assert!(engine.dump(&(first..first + 8).collect::<Vec<_>>(), &engine.all_pages()).is_empty());
@@ -222,7 +222,7 @@ fn tcp_peers_beyond_the_descriptor_limit_leave_the_local_door_and_the_disk_alone
 fn a_door_that_cannot_accept_neither_spins_nor_fills_the_log() {
     let depot = Role::start("no descriptors for a while");
     eventually("a socket", || depot.socket().exists() && SeqPacket::connect(&depot.socket()).is_ok());
-    // It waits in the backlog, and can be accepted when the child has had its turns.
+    // It waits in the backlog, and can be accepted after the child has had its turns.
     let begin = depot.directory.path().join("connected");
     let (_, answer) = std::thread::scope(|scope| {
         let asking = scope.spawn(|| hello(&depot.socket()));
@@ -299,9 +299,9 @@ fn a_socket_that_was_deleted_is_made_anew() {
     drop(served.attach());
     std::fs::remove_file(&served.socket).unwrap();
     eventually("the socket", || SeqPacket::connect(&served.socket).is_ok());
-    // Whoever is answered knows that the depot has noted which socket is its own.
+    // The answer means that the depot has noted which socket is its own.
     assert!(matches!(hello(&served.socket).1, Response::Welcome { .. }));
-    // Moved there by somebody: nobody could reach the depot either.
+    // Moved there by another process: clients could not reach the depot either.
     let other = served.socket.with_file_name("other.sock");
     let listener = SeqPacket::listen(&other, 1).unwrap();
     std::fs::rename(&other, &served.socket).unwrap();
@@ -333,7 +333,7 @@ fn a_depot_whose_place_was_taken_ends_and_leaves_the_other_socket() {
     });
     eventually("a depot", || SeqPacket::connect(&at("d.sock")).is_ok());
     assert!(matches!(hello(&at("d.sock")).1, Response::Welcome { .. }));
-    // Another depot comes in one step, as if the lock file had been deleted before it started.
+    // Another depot arrives in one step, as if the lock file had been deleted before it started.
     let lock = DoorLock::take(&at("other.sock")).unwrap().unwrap();
     let door = LocalDoor::open(&lock).unwrap();
     std::fs::rename(at("other.sock.lock"), at("d.sock.lock")).unwrap();
@@ -378,7 +378,7 @@ fn a_lock_that_is_held_without_a_depot_is_an_error() {
     let error = Place::take(&socket, Duration::ZERO, &mut || true).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(matches!(Place::take(&socket, LONG, &mut || false), Ok(Place::Stopped)));
-    // Who held it has gone before it served: the place is taken over.
+    // The holder has gone before it served: the place is taken over.
     let free = Place::take(&socket, LONG, &mut || {
         held = None;
         true

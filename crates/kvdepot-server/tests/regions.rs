@@ -1,7 +1,7 @@
-//! A pool with a region on each of two NUMA nodes: blocks lie near the device that asks for them, also after a take-over
-//! and a crash. The nodes are stood in for; their memory is the machine's.
+//! A pool with a region on each of two NUMA nodes: blocks are near the device that requests them, even after a
+//! take-over and a crash. The nodes are simulated; their memory is the machine's.
 //!
-//! Roles run in children: this very test binary, started again with `KVDEPOT_TEST_ROLE`.
+//! Roles run in child processes: this test binary, started again with `KVDEPOT_TEST_ROLE`.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;
@@ -26,14 +26,14 @@ fn namespace() -> Arc<NamespaceSpec> {
     spec("near", BlockLayout::uniform(2, &[64 << 10]).unwrap())
 }
 
-/// A depot on a machine of two nodes.
+/// Makes the configuration of a depot on a machine with two nodes.
 fn on_two_nodes(more: Value) -> DepotConfig {
     let mut all = json!({"numa_nodes": [0, 1]});
     all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     config(POOL, all)
 }
 
-/// What the children run; does nothing when called as a test.
+/// The code of the child processes. It does nothing when run as a test.
 #[test]
 fn role_main() {
     let Some((role, directory)) = own_role() else { return };
@@ -50,7 +50,7 @@ fn role_main() {
     let mut keep_on = || !directory.join("end").exists();
     match role.as_str() {
         "depot" => serve(on_two_nodes(json!({})), &socket, None, &mut keep_on),
-        // This machine's own nodes are not those of the pool that it takes over.
+        // This machine's own nodes differ from those of the pool that it takes over.
         "heir" => serve_taking_over(config(POOL, json!({})), &socket, None, None, &mut keep_on),
         "kept depot" => serve(kept(), &socket, None, &mut keep_on),
         other => panic!("no such role: {other}"),
@@ -58,7 +58,7 @@ fn role_main() {
     .unwrap();
 }
 
-/// The host's engine, as of a device at a node.
+/// The host engine, as if for a device at a node.
 #[derive(Debug)]
 struct At(u32, HostEngine);
 
@@ -82,7 +82,7 @@ fn engine_at(node: u32, attachment: &Arc<Attachment>) -> Engine {
     Engine::copied_by(Arc::new(engine), attachment, &namespace(), PAGES, LONG)
 }
 
-/// Node and blocks of each region.
+/// Returns node and blocks of each region.
 fn regions(attachment: &Arc<Attachment>) -> Vec<(u64, u64)> {
     let mut shown = Value::Null;
     until("the depot says how it is", || {
@@ -116,7 +116,7 @@ fn blocks_lie_near_the_device_that_dumps_them() {
         let (mut first, mut second) = (engine_at(1, attachment), engine_at(0, attachment));
         dump(&mut first, 0, 1);
         assert_eq!(regions(attachment), [(0, 0), (1, 8)]);
-        // On the lane that the other one has used.
+        // On a lane that the other engine has used.
         dump(&mut second, 100, 2);
         dump(&mut second, 200, 3);
         dump(&mut first, 300, 4);
@@ -168,7 +168,7 @@ fn what_a_scheduler_has_fetched_lies_near_the_worker_s_device() {
     holds(&mut engine, 0, 1);
 }
 
-/// Blocks at both nodes.
+/// Dumps blocks at both nodes.
 fn dump_at_both(attachment: &Arc<Attachment>) {
     dump(&mut engine_at(0, attachment), 0, 1);
     dump(&mut engine_at(1, attachment), 100, 2);
@@ -176,9 +176,9 @@ fn dump_at_both(attachment: &Arc<Attachment>) {
     assert_eq!(regions(attachment), [(0, 8), (1, 16)]);
 }
 
-/// The depot after another one has the regions of that one, and goes on with them.
+/// Checks that the next depot has the regions of the earlier one and continues with them.
 fn goes_on(attachment: &Arc<Attachment>) {
-    // After a crash nothing is given out before this client has said that it copies no more.
+    // After a crash no slot is given out before this client has said that its copies have ended.
     until("the regions hold what they held", || regions(attachment) == [(0, 8), (1, 16)]);
     let mut engine = engine_at(1, attachment);
     for (first, seed) in [(0, 1), (100, 2), (200, 3)] {

@@ -1,4 +1,4 @@
-//! Depots over a pool server: the Remote tier against the real wire door. P1, P2, P8.
+//! Depots with a pool server: the Remote tier against the real wire door. P1, P2, P8.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;
@@ -9,15 +9,16 @@ mod wire;
 
 use std::sync::Arc;
 
-use common::{Engine, LONG, config, embedded, spec};
+use common::{Engine, LONG, config, embedded, hash, spec};
+use kvdepot_depot::client::{Claim, ClaimGroupSpec};
 use kvdepot_tier::{RemoteConfig, RemoteTier, Tier, conformance};
-use pool::{claim, hand_over, layout, over};
+use pool::{BLOCK, claim, hand_over, layout, over, server};
 use serde_json::json;
 use wire::Wired;
 
 const POOL: u64 = 32 << 20;
 
-/// The suite of all tiers against the real server, which lives as long as the suite.
+/// The conformance suite of all tiers against the real server, which lives as long as the suite.
 #[test]
 fn the_real_door_passes_the_conformance_suite() {
     let servers = std::cell::RefCell::new(Vec::new());
@@ -37,7 +38,8 @@ fn the_real_door_passes_the_conformance_suite() {
     conformance::check_persistent(&|| open(&server));
 }
 
-/// Prefill and decode: what one depot has dumped and written behind another one finds, with the same bytes.
+/// Prefill and decode: blocks that one depot has dumped and written behind are found by another one, with the same
+/// bytes.
 #[test]
 fn what_one_depot_dumped_another_one_finds() {
     let server = Wired::open(config(64 << 20, json!({})), json!({}));
@@ -45,14 +47,14 @@ fn what_one_depot_dumped_another_one_finds() {
     let producer = embedded(over(server.at, "Cache|Remote", POOL, &json!({}), &json!({})));
     let consumer = embedded(over(server.at, "Cache|Remote", POOL, &json!({}), &json!({})));
     hand_over(&producer, &consumer, &spec);
-    // A reset on one side is known to whoever comes after.
+    // Later depots know of a reset by another one.
     producer.reset(&[Arc::clone(&spec)]).unwrap();
     let third = embedded(over(server.at, "Cache|Remote", POOL, &json!({}), &json!({})));
     third.register(&spec).unwrap();
     assert_eq!(claim(&third, &spec, 32).1, 0);
 }
 
-/// A tier that is added later knows nothing of earlier resets, and is told of them.
+/// A tier that is added later knows nothing of earlier resets, and is told about them.
 #[test]
 fn a_remote_tier_added_to_files_that_were_reset_takes_part() {
     let directory = tempfile::tempdir().unwrap();
@@ -77,7 +79,7 @@ fn a_remote_tier_added_to_files_that_were_reset_takes_part() {
     assert_eq!(claim(&other, &spec, 16).1, 16, "{}", other.stats());
 }
 
-/// A dump goes to every tier; when the pool server is gone the files still serve, and dumps still reach them.
+/// A dump goes to every tier. When the pool server is gone the files still serve, and dumps still reach them.
 #[test]
 fn files_below_serve_when_the_pool_server_is_gone() {
     let directory = tempfile::tempdir().unwrap();
@@ -102,4 +104,40 @@ fn files_below_serve_when_the_pool_server_is_gone() {
     assert!(engine.dump(&more, &engine.all_pages()).is_empty());
     assert!(depot.drain(LONG).unwrap());
     assert_eq!(depot.stats()["depot"]["write_blocks_dropped"], 0, "the files took them");
+}
+
+/// Fetches that find no room cost their blocks at most, and no connection to the server that has them.
+#[test]
+fn a_full_pool_costs_no_connection() {
+    let wired = Wired::open(config(64 << 20, json!({})), json!({}));
+    let spec = spec("full", layout());
+    let producer = embedded(over(wired.at, "Cache|Remote", POOL, &json!({}), &json!({})));
+    let mut from = Engine::new(&producer, &spec, 32);
+    from.fill(5);
+    let names: Vec<u64> = (0..32).collect();
+    assert!(from.dump(&names, &from.all_pages()).is_empty());
+    assert!(producer.drain(LONG).unwrap());
+    let more = json!({"timeout_ms": 500});
+    let depot = embedded(over(wired.at, "Cache|Remote", 16 * BLOCK, &json!({}), &more));
+    let mut into = Engine::new(&depot, &spec, 16);
+    let group = ClaimGroupSpec { namespaces: vec![Arc::clone(&spec)], window_blocks: 0, hashes_per_block: 1 };
+    let hashes: Vec<_> = (0..16).map(hash).collect();
+    let mut held = Claim::open(&depot, &[group], &hashes, 0, 16, "").unwrap();
+    // A claim is cut to what it may have of a pool.
+    assert_eq!(held.wait(LONG), (true, 14, 14), "{}", depot.stats());
+    let connections = |state: serde_json::Value| {
+        (state["up"].clone(), state["connections"].clone(), state["failures"].clone())
+    };
+    let before = connections(server(&depot));
+    assert_eq!(before.0, true);
+    // Sixteen blocks, and room for two.
+    into.clear();
+    let missed = into.load(&names[16..], &into.all_pages());
+    assert!((0..16).all(|page| missed.contains(&page) || into.holds(page, page + 16, 5)));
+    assert_eq!(connections(server(&depot)), before);
+    held.release();
+    into.clear();
+    assert!(into.load(&names[16..], &into.all_pages()).is_empty(), "{}", depot.stats());
+    assert!((0..16).all(|page| into.holds(page, page + 16, 5)));
+    assert_eq!(connections(server(&depot)), before);
 }

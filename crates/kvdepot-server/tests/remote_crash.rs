@@ -1,4 +1,5 @@
-//! A pool server that ends between taking a reset and telling its own tiers: the reset was not acknowledged, and holds (P1).
+//! A pool server that crashes between receiving a reset and passing it to its own tiers: the reset was not
+//! acknowledged, and still holds (P1).
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;
@@ -25,7 +26,7 @@ const SERVER_POOL: u64 = 64 << 20;
 const POOL: u64 = 32 << 20;
 const BLOCKS: u64 = 16;
 
-/// Stores no epoch, and does not say so, when it is told to.
+/// When stuck, stores no epoch and does not answer.
 #[derive(Default)]
 struct Stuck {
     is_stuck: AtomicBool,
@@ -43,14 +44,14 @@ impl Script for Stuck {
     ) {
         if at_least > 0 && self.is_stuck.load(Ordering::SeqCst) {
             self.epochs_asked.fetch_add(1, Ordering::SeqCst);
-            // As a tier whose thread is gone.
+            // Like a tier whose thread is gone.
             return std::mem::forget(done);
         }
         inner.open_namespace(spec, at_least, deadline, done);
     }
 }
 
-/// A pool server over what `disk` holds, which outlives it.
+/// Starts a pool server over the content of `disk`, which outlives it.
 fn serve(disk: &Arc<FakeTier>, port: u16) -> (Arc<ScriptedTier<Stuck>>, Wired) {
     let tier = Arc::new(ScriptedTier { inner: Arc::clone(disk), script: Stuck::default() });
     let config = config(SERVER_POOL, json!({"timeout_ms": 5_000}));
@@ -81,7 +82,7 @@ fn a_reset_that_a_pool_server_took_before_it_crashed_holds() {
     assert_eq!(disk.usage().blocks, BLOCKS, "the disk was not told");
     let (_, second) = serve(&disk, at.port());
     until("the server is there again", || server(&depot)["up"] == true);
-    // Whoever comes now finds it in the reset's epoch.
+    // Later openers find it in the epoch of the reset.
     let other = embedded(over(second.at, "Cache|Remote", POOL, &json!({}), &json!({})));
     other.register(&spec).unwrap();
     assert_eq!(claim(&other, &spec, BLOCKS).1, 0, "blocks from before the reset (P1)");

@@ -19,9 +19,9 @@ use serde_json::json;
 use wire::Wired;
 
 const PAGES: u64 = 16;
-/// How long a task may take.
+/// The timeout of a task.
 const TIMEOUT_MS: u64 = 8_000;
-/// So small that what was dumped first is soon in the tiers only.
+/// So small that early dumps are soon only in the tiers.
 const POOL: u64 = 4 << 20;
 const SERVER_POOL: u64 = 64 << 20;
 
@@ -29,7 +29,7 @@ fn names(from: u64) -> Vec<u64> {
     (from..from + PAGES).collect()
 }
 
-/// Dumps blocks from number `first` on, until the pool holds nothing of what was dumped before.
+/// Dumps blocks from number `first` on, until the pool holds no earlier dumps.
 fn push_out(depot: &Arc<Attachment>, engine: &Engine, first: u64) {
     for turn in 0..5 {
         assert!(engine.dump(&names(first + turn * PAGES), &engine.all_pages()).is_empty());
@@ -49,8 +49,7 @@ fn nothing_is_held(depot: &Arc<Attachment>) {
     until("fetches_queued", || stat(depot, "fetches_queued") == 0);
 }
 
-/// With a silence that is shorter than what anybody waits, and with one that is longer: then half of the time is left
-/// to the files.
+/// With a silence shorter than every wait, and with a longer one: then half of the time is left for the files.
 #[test]
 fn files_below_serve_while_the_pool_server_hangs() {
     for timeout_ms in [1_000, 3_600_000] {
@@ -67,7 +66,7 @@ fn files_below_serve_while_the_pool_server_hangs() {
         push_out(&depot, &engine, 1_000);
         until("the server is used", || server(&depot)["up"] == true);
         gate.set_shut(true);
-        // The server is believed to hold them, and is asked first.
+        // The server is assumed to hold them, and is asked first.
         assert_eq!(claim(&depot, &spec, PAGES), (true, 16, 16), "{timeout_ms} ms: {}", depot.stats());
         engine.clear();
         assert!(engine.load(&names(0), &engine.all_pages()).is_empty());
@@ -83,7 +82,7 @@ fn files_below_serve_while_the_pool_server_hangs() {
         assert_eq!(stat(&depot, "write_blocks_dropped"), 0, "the files took them");
         assert_eq!(claim(&depot, &spec, PAGES), (true, 16, 16), "{}", depot.stats());
         nothing_is_held(&depot);
-        // Back, it is used.
+        // After its return it is used again.
         gate.set_shut(false);
         until("the server is there again", || server(&depot)["up"] == true);
         let before = wired.stat("pool_blocks");
@@ -94,7 +93,7 @@ fn files_below_serve_while_the_pool_server_hangs() {
     }
 }
 
-/// Without a tier below, dumps are dropped, and what is in the pool is loaded all the same.
+/// Without a tier below it, dumps are dropped, and blocks in the pool are loaded nevertheless.
 #[test]
 fn dumps_are_dropped_and_loads_go_on() {
     let wired = Wired::open(common::config(SERVER_POOL, json!({})), json!({}));
@@ -123,17 +122,17 @@ fn dumps_are_dropped_and_loads_go_on() {
     gate.set_shut(false);
     until("the server is there again", || server(&depot)["up"] == true);
     let mut first = 9_000;
-    // On a machine that has much else to do, a server that answers may be late, too.
+    // On a busy machine, a server that answers may be late, too.
     until("dumps reach the server again", || {
         assert!(engine.dump(&names(first), &engine.all_pages()).is_empty());
         assert!(depot.drain(LONG).unwrap());
         first += PAGES;
-        // What was on its way when the gate was shut may have come, too.
+        // Blocks in flight when the gate was shut may have arrived, too.
         wired.stat("pool_blocks") >= PAGES
     });
 }
 
-/// A server that never said a word: opening a namespace, lookups and dumps end all the same.
+/// A server that never answered at all: opening a namespace, lookups and dumps terminate nevertheless.
 #[test]
 fn a_server_that_hangs_from_the_start_costs_a_silence() {
     let directory = tempfile::tempdir().unwrap();

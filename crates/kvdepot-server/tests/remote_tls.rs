@@ -1,4 +1,4 @@
-//! The Remote tier over TLS: the same answers, and nothing to or from a server that is not the one that is meant.
+//! The Remote tier over TLS: the same answers, and no data to or from a server other than the intended one.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;
@@ -23,7 +23,7 @@ use wire::Wired;
 
 const TOKEN: &str = "a token of these tests";
 
-/// Certificate and key of a server, and the file that a client trusts it by.
+/// Certificate and key of a server, and the file with which a client trusts it.
 struct Identity {
     directory: tempfile::TempDir,
 }
@@ -43,7 +43,7 @@ impl Identity {
         self.directory.path().join(name)
     }
 
-    /// A server with this identity and a token.
+    /// Opens a server with this identity and a token.
     fn open(&self) -> Wired {
         let tls = json!({"certificate_file": self.file("certificate.pem"), "key_file": self.file("key.pem")});
         Wired::open(config(128 << 20, json!({})), json!({"tls": tls, "token_file": self.file("token")}))
@@ -63,7 +63,7 @@ fn client(servers: &[&str], tls: Option<RemoteTls>) -> RemoteConfig {
     config
 }
 
-/// How a server is when a client has tried to reach it.
+/// Returns the state of a server after a client has tried to reach it.
 fn refused(config: RemoteConfig) -> TierServer {
     let tier = RemoteTier::open(config).unwrap();
     until("a try", || tier.servers()[0].failures > 0);
@@ -94,7 +94,7 @@ fn the_conformance_suite_passes_over_tls() {
     conformance::check_persistent(&|| open(&server));
 }
 
-/// As a configuration has it: what one depot has dumped another one finds, through TLS and with a token.
+/// As configured by users: blocks dumped by one depot are found by another one, through TLS and with a token.
 #[test]
 fn depots_hand_over_through_tls() {
     let identity = Identity::of(&["pool.test"]);
@@ -117,12 +117,12 @@ fn a_server_that_is_not_the_one_that_is_meant_gets_nothing() {
     let state = refused(client(&[&at], Some(other.trust(Some("pool.test")))));
     says(&state, "certificate is refused");
     says(&state, "invalid peer certificate");
-    // The name that it is reached by is not in its certificate.
+    // Its certificate does not contain the name in the address.
     let state = refused(client(&[&at], Some(identity.trust(None))));
     says(&state, "certificate is refused");
     says(&state, "127.0.0.1");
     assert_eq!(server.stat("pool_blocks"), 0);
-    // The other server of the two is used as if nothing were wrong.
+    // The other one of the two servers is used normally.
     let good = other.open();
     let config = client(&[&at, &good.at.to_string()], Some(other.trust(Some("pool.test"))));
     let bench = Bench::new(Arc::new(RemoteTier::open(config).unwrap()));
@@ -146,7 +146,7 @@ fn tls_on_one_side_only_says_so() {
     }
 }
 
-/// P2: the handshake has no longer than any other answer.
+/// P2: the handshake has the same time limit as any answer.
 #[test]
 fn a_server_that_ends_no_handshake_is_given_up() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -1,4 +1,4 @@
-//! P1 through both doors: what was dumped comes back whole, under its own name only.
+//! P1 through both doors: dumped blocks come back complete, and only under their own names.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;
@@ -68,7 +68,8 @@ fn layer_dumps_are_visible_only_when_whole() {
             Engine::new(attachment, &spec("layers", BlockLayout::uniform(3, &[8192]).unwrap()), 8);
         engine.fill(3);
         let hashes: Vec<_> = (0..4).map(hash).collect();
-        // SAFETY: the engine's tensors live until the end of this test, and nobody writes them before the task is done.
+        // SAFETY: the engine's tensors live until the end of this test, and nothing writes them before the task is
+        // done.
         let dump = unsafe { engine.store.begin_dump_pages(hashes.clone(), &[0, 1, 2, 3]) }.unwrap();
         dump.submit_shard(0, 0).unwrap();
         dump.submit_shard(2, 0).unwrap();
@@ -91,14 +92,15 @@ fn a_dump_given_up_half_way_leaves_nothing() {
             Engine::new(attachment, &spec("half", BlockLayout::uniform(2, &[1 << 20]).unwrap()), 4);
         engine.fill(3);
         for round in 0..5 {
-            // SAFETY: as above; the copy of shard 0 has ended when `wait_shard` returns.
+            // SAFETY: as above; the copy of shard 0 has completed when `wait_shard` returns.
             let dump =
                 unsafe { engine.store.begin_dump_pages(vec![hash(round), hash(100 + round)], &[0, 1]) }
                     .unwrap();
             dump.submit_shard(0, 0).unwrap();
             assert!(dump.state().wait_shard(0, Some(LONG)));
         }
-        // All of the pool is free again as soon as the depot has seen the lanes end: the next dump needs it all.
+        // All of the pool is free again as soon as the depot has noticed the end of the lanes: the next dump needs all
+        // of it.
         let end = std::time::Instant::now() + LONG;
         let filled = std::iter::from_fn(|| (std::time::Instant::now() < end).then_some(())).any(|()| {
             std::thread::yield_now();

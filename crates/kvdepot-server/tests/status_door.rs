@@ -1,4 +1,4 @@
-//! What a depot without a wire door says over HTTP.
+//! The HTTP answers of a depot without a wire door.
 #![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
 
 mod common;
@@ -104,7 +104,7 @@ fn the_status_page_comes_from_nowhere_else_and_its_json_tells_the_configuration(
     assert_eq!(at_socket(&served.socket, "POST /config").0, 405);
 }
 
-/// What `kvdepot why` asks.
+/// The pages that `kvdepot why` reads.
 #[test]
 fn misses_are_told_and_what_is_no_question_is_refused() {
     let served = Served::start(config(8 << 20, json!({})));
@@ -130,7 +130,7 @@ fn misses_are_told_and_what_is_no_question_is_refused() {
     }
 }
 
-/// Whoever adds a number to `stat` describes it there, too.
+/// A number added to `stat` must be described there, too.
 #[test]
 fn every_number_of_the_status_is_a_series_with_help() {
     let served = Served::start(config(8 << 20, json!({})));
@@ -173,7 +173,7 @@ fn the_port_is_the_loopbacks_and_silent_connections_make_room() {
         stream.set_read_timeout(Some(LONG)).unwrap();
         try_to_ask(stream, "GET /health", "Host: localhost")
     };
-    // A silent connection that the door accepts later may take the place of one whose request has not been read.
+    // A silent connection that the door accepts later may displace one whose request has not been read.
     let (end, mut answered) = (Instant::now() + LONG, 0);
     while answered < 3 {
         assert!(Instant::now() < end, "silent connections keep others out");
@@ -218,7 +218,7 @@ fn the_port_answers_no_web_page() {
         }
     }
     assert_eq!(asked("GET /health", "Host: probe.example").0, 200);
-    // No browser reaches the socket, and what asks there may name it as it likes.
+    // No browser reaches the socket, so any Host is accepted there.
     let stream = UnixStream::connect(socket_of(&socket)).unwrap();
     stream.set_read_timeout(Some(LONG)).unwrap();
     assert_eq!(ask_with(stream, "GET /status", "Host: depot").0, 200);

@@ -1,5 +1,5 @@
-//! P11: a depot under a service manager that stores descriptors: what it left after a crash comes back at the next start,
-//! and it says when it serves and when it ends. The manager is played by the test.
+//! P11: a depot under a service manager that stores descriptors. Those left by a crash come back at the next start, and
+//! the depot notifies the manager when it serves and when it ends. The test plays the manager.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;
@@ -29,13 +29,13 @@ fn namespace() -> Arc<NamespaceSpec> {
     spec("stored", BlockLayout::uniform(2, &[64 << 10]).unwrap())
 }
 
-/// What the children run; does nothing when called as a test.
+/// The code of the child processes. It does nothing when run as a test.
 #[test]
 fn role_main() {
     let Some((role, directory)) = own_role() else { return };
     if role == "client" {
         let _attachment = attach(&directory);
-        // What is none of a client's business.
+        // A message that a client must not send.
         let manager = UnixDatagram::unbound().unwrap();
         manager.send_to(b"FDSTOREREMOVE=1\nFDNAME=kvdepot-pool", directory.join("notify")).unwrap();
         std::fs::write(directory.join("attached"), "").unwrap();
@@ -45,19 +45,19 @@ fn role_main() {
     }
     logging::init("info", Some(&directory.join("log"))).unwrap();
     let keep_ms = if role == "depot that keeps nothing" { 0 } else { 600_000 };
-    // A process that keeps the pool is not to be started.
+    // No process to keep the pool may be started.
     let more = serde_json::json!({"pool_keep_ms": keep_ms, "pool_keeper": ["/nonexistent/keeper"]});
     serve(config(POOL, more), &socket(&directory), None, &mut || !directory.join("end").exists()).unwrap();
 }
 
-/// What a manager has.
+/// The state of a manager.
 #[derive(Default)]
 struct State {
-    /// The service's main process. Nobody else is believed, as with `NotifyAccess=main`.
+    /// The service's main process. Messages of others are ignored, as with `NotifyAccess=main`.
     main: Option<Pid>,
     stored: Vec<(String, OwnedFd)>,
     said: Vec<String>,
-    /// Messages of others.
+    /// Number of messages from others.
     ignored: usize,
 }
 
@@ -70,7 +70,7 @@ struct Manager {
 }
 
 impl Manager {
-    /// One that stores so many descriptors.
+    /// Starts a manager that stores up to `room` descriptors.
     fn start(directory: &Path, room: usize) -> Self {
         let address = directory.join("notify");
         let socket = UnixDatagram::bind(&address).unwrap();
@@ -85,7 +85,7 @@ impl Manager {
         self.state.lock().unwrap().said.iter().any(|said| said == what)
     }
 
-    /// Waits until all has been heard that anybody said before.
+    /// Waits until all messages sent before were received.
     fn catch_up(&mut self) {
         self.marks += 1;
         let mark = format!("MARK={}", self.marks);
@@ -97,12 +97,12 @@ impl Manager {
         self.state.lock().unwrap().stored.iter().map(|(name, _)| name.clone()).collect()
     }
 
-    /// Starts a depot with what is stored, and waits until it says that it serves.
+    /// Starts a depot with the stored descriptors, and waits until it says that it serves.
     fn depot(&mut self, role: &str, directory: &Path) -> Role {
         self.depot_below("$$", role, directory)
     }
 
-    /// As `depot`, with what is stored meant for the process of this number.
+    /// Like `depot`, with the stored descriptors intended for the process with this pid.
     fn depot_below(&mut self, pid: &str, role: &str, directory: &Path) -> Role {
         self.catch_up();
         self.state.lock().unwrap().said.clear();
@@ -130,7 +130,7 @@ impl Manager {
             .env("LISTEN_FDS", stored.len().to_string())
             .env("LISTEN_FDNAMES", names.join(":"));
         let depot = {
-            // It says nothing before its manager knows it.
+            // It sends nothing before its manager knows it.
             let mut state = self.state.lock().unwrap();
             let depot = Role::spawn(&mut command, role, directory);
             state.main = Some(Pid::from_child(&depot.0));
@@ -150,7 +150,7 @@ impl Drop for Manager {
     }
 }
 
-/// Hears one datagram. Whether to go on.
+/// Receives one datagram. Returns whether to continue.
 fn hear(socket: &UnixDatagram, state: &Mutex<State>, room: usize) -> bool {
     let mut bytes = [0; 4096];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1), ScmCredentials(1))];
@@ -168,7 +168,7 @@ fn hear(socket: &UnixDatagram, state: &Mutex<State>, room: usize) -> bool {
     }
     let text = String::from_utf8(bytes[..heard].to_vec()).unwrap();
     let mut state = state.lock().unwrap();
-    // This process says where the test stands.
+    // Messages of this process mark the test's progress.
     if sender != state.main && sender != Some(getpid()) {
         state.ignored += 1;
         return true;
@@ -177,7 +177,7 @@ fn hear(socket: &UnixDatagram, state: &Mutex<State>, room: usize) -> bool {
     match (text.lines().next().unwrap_or_default(), name, fd) {
         ("STOP=1", ..) => return false,
         ("FDSTORE=1", Some(name), Some(fd)) => {
-            // Without room the manager drops it, and says so to nobody but its log.
+            // Without space the manager drops it, and reports that only in its log.
             if state.stored.len() < room {
                 state.stored.push((name.to_owned(), fd));
             }
@@ -193,7 +193,7 @@ fn names(from: u64) -> Vec<u64> {
     (from..from + PAGES as u64).collect()
 }
 
-/// Whether all blocks of these names are there; each that is has its bytes.
+/// Returns whether all blocks of these names exist; each that does has its bytes.
 fn holds(directory: &Path, names: &[u64], seed: u8) -> bool {
     let attachment = attach(directory);
     let mut engine = Engine::new(&attachment, &namespace(), PAGES);
@@ -207,7 +207,7 @@ fn holds(directory: &Path, names: &[u64], seed: u8) -> bool {
     count == PAGES
 }
 
-/// Dumps blocks of these names, and waits for their records.
+/// Dumps blocks of these names and waits for their records.
 fn fill(directory: &Path, names: &[u64], seed: u8) {
     let attachment = attach(directory);
     let mut engine = Engine::new(&attachment, &namespace(), PAGES);
@@ -263,13 +263,13 @@ fn a_client_of_the_depot_before_holds_the_pool_until_it_exits() {
     until("there is room", || engine.dump(&[50], &[0]).is_empty());
     attachment.close();
     manager.catch_up();
-    // Only what the depot has now; its clients of before are told to be over.
+    // Only the depot's current clients remain; the earlier ones are removed.
     until("the manager has forgotten the client", || {
         manager.stored().iter().filter(|name| name.starts_with("kvdepot-client-")).count() == 0
     });
 }
 
-/// Who it has no room for may copy all the same.
+/// A client whose pidfd found no space may copy nevertheless.
 #[test]
 fn clients_that_the_manager_had_no_room_for_are_counted() {
     let directory = tempfile::tempdir().unwrap();
@@ -287,7 +287,8 @@ fn clients_that_the_manager_had_no_room_for_are_counted() {
     assert!(holds(directory, &names(0), 3), "{}", log(directory));
 }
 
-/// A shell between manager and depot is whom the manager means. It would keep a pool for each crash.
+/// With a shell between manager and depot, the manager's main process is the shell. Otherwise it would keep a pool for
+/// each crash.
 #[test]
 fn what_the_manager_gave_to_another_process_is_dropped_and_not_stored_twice() {
     let directory = tempfile::tempdir().unwrap();

@@ -1,6 +1,6 @@
-//! P1, P4 and P11: a depot's process takes pool and blocks over from the one that runs.
+//! P1, P4 and P11: a depot process takes over pool and blocks from the running one.
 //!
-//! Roles run in children: this very test binary, started again with `KVDEPOT_TEST_ROLE`.
+//! Roles run in child processes: this test binary, started again with `KVDEPOT_TEST_ROLE`.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;
@@ -25,7 +25,7 @@ fn namespace() -> Arc<NamespaceSpec> {
     spec("taken", BlockLayout::uniform(2, &[64 << 10]).unwrap())
 }
 
-/// What the children run; does nothing when called as a test.
+/// The code of the child processes. It does nothing when run as a test.
 #[test]
 fn role_main() {
     let Some((role, directory)) = own_role() else { return };
@@ -80,7 +80,7 @@ fn hello(socket: &Path) -> SeqPacket {
     door
 }
 
-/// Reserves slots as a client that is about to copy into them.
+/// Reserves slots, like a client that is about to copy into them.
 fn reserve(socket: &Path, blocks: &[u64]) -> SeqPacket {
     let mut door = hello(socket);
     let open = Request::OpenNamespace { canonical: namespace().canonical().to_owned().into() };
@@ -114,7 +114,7 @@ fn blocks_outlive_the_depot_that_hands_them_over() {
     let (old, new) = ((0..8).collect::<Vec<u64>>(), (100..108).collect::<Vec<u64>>());
     engine.fill(1);
     assert!(engine.dump(&old, &engine.all_pages()).is_empty());
-    // What was reset before does not come back.
+    // Blocks that were reset before do not come back.
     attachment.reset(&[namespace()]).unwrap();
     engine.fill(2);
     assert!(engine.dump(&new, &engine.all_pages()).is_empty());
@@ -152,7 +152,7 @@ fn a_dump_under_way_is_never_served_and_its_space_is_kept_until_the_client_has_e
     until("the hit", || hit(&attachment, &[1, 2]) == 2);
     assert_eq!(hit(&attachment, &[77]), 0, "nobody has committed it");
     assert_eq!(gauge(&attachment, "pool_leased_bytes"), Some(3 * BLOCK));
-    // More than the pool holds: the dumper's space is not given to anybody.
+    // More than the pool holds: the dumper's slots are not given to others.
     for round in 0..16 {
         let blocks: Vec<u64> = (0..8).map(|block| 1000 + round * 8 + block).collect();
         assert!(engine.dump(&blocks, &engine.all_pages()).is_empty());
@@ -193,7 +193,7 @@ fn a_depot_that_cannot_hand_over_goes_on() {
     assert!(engine.dump(&blocks, &engine.all_pages()).is_empty());
     assert!(Role::start("heir of another size", directory).ends(), "it is told why");
     assert!(Role::start("heir that cannot start", directory).ends(), "it finds out before it asks");
-    // Another version; one that dies with all in its hands.
+    // A depot of another version; then one that dies after it has received everything.
     let asked = |version| Request::HandOver { version, pool_bytes: POOL };
     let refused = ask(&mut hello(&socket(directory)), &asked(HAND_OVER_VERSION + 1));
     assert!(matches!(refused, Response::Failed { ref kind, .. } if kind == "version"), "{refused:?}");

@@ -156,7 +156,7 @@ fn a_hit_needs_all_ranks_and_only_the_window_s_end() {
     assert_eq!((settled, units), (true, 14));
 }
 
-/// Nothing of it is known to the node that asks: each window that it hopes for has to be asked about.
+/// The requesting node knows nothing of it: each window that it may hit has to be queried.
 #[test]
 fn a_window_s_end_that_another_node_stored_is_found_wherever_it_is() {
     let directory = tempfile::tempdir().unwrap();
@@ -311,7 +311,7 @@ fn a_tier_that_hangs_delays_nobody_beyond_the_deadline() {
     assert!(engine.dump(&names, &engine.all_pages()[..8]).is_empty());
     assert!(engine.load(&names, &engine.all_pages()[8..]).is_empty());
     assert!((0..8).all(|i| engine.holds(8 + i, i, 1)));
-    // SAFETY: no memory is named that does not outlive the test.
+    // SAFETY: all named memory outlives the test.
     let load =
         unsafe { engine.store.load_pages((0..8).map(hash).collect(), &engine.all_pages()[..8], 0) }.unwrap();
     assert!(load.wait(Some(LONG)) && load.failed().len() == 8);

@@ -1,4 +1,4 @@
-//! P2, P4 and P7 at the wire door: nobody holds up others, everything has a limit, and it ends in order.
+//! P2, P4 and P7 at the wire door: no connection blocks others, everything has a limit, and shutdown is orderly.
 #![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
 
 mod common;
@@ -20,7 +20,7 @@ const MIB: u64 = 1 << 20;
 #[test]
 fn two_thousand_idle_connections_leave_room_for_work() {
     let wired = Wired::open(config(16 * MIB, json!({})), json!({"stall_timeout_ms": 3_600_000}));
-    // Half a request each on some of them: none holds up another.
+    // Partial requests on some connections block no other.
     let idle: Vec<_> = (0..2000)
         .map(|i| {
             let mut tcp = wired.connect();
@@ -65,7 +65,7 @@ fn who_stops_in_the_middle_is_shown_out_and_who_idles_is_not() {
     let wired = Wired::open(config(64 * MIB, json!({})), json!({"stall_timeout_ms": 5_000}));
     let mut client = wired.infini();
     client.put("large", &bytes(30_000_000, 1));
-    // Half a header; half a value; an answer that nobody takes.
+    // Half a header; half a value; an answer that is not read.
     let mut half_frame = wired.connect();
     half_frame.write_all(b"\xef\xbe\xad\xdeC").unwrap();
     let mut half_value = wired.infini();
@@ -84,7 +84,7 @@ fn who_stops_in_the_middle_is_shown_out_and_who_idles_is_not() {
     assert!(wired.http("GET /metrics", None).1.contains("connections_refused_total{reason=\"timeout\"} 3"));
 }
 
-/// What has begun ends, what idles is closed, nobody new gets in.
+/// Requests in flight finish, idle connections are closed, and new ones are refused.
 #[test]
 fn the_door_closes_in_order() {
     let mut wired = Wired::open(config(64 * MIB, json!({})), json!({"drain_ms": 20_000}));
@@ -180,7 +180,7 @@ fn nonsense_is_refused_before_anything_opens() {
     }
 }
 
-/// Half-open connections wait for an hour each here: only one that makes room lets a health check in.
+/// Half-open connections wait for an hour here: a health check only gets in if one is displaced.
 #[test]
 fn half_open_http_connections_do_not_delay_a_health_check() {
     let wired = Wired::open(config(16 * MIB, json!({})), json!({"stall_timeout_ms": 3_600_000}));
@@ -203,7 +203,7 @@ fn half_open_http_connections_do_not_delay_a_health_check() {
     assert!(half_open.iter().filter(|tcp| is_open(tcp)).count() >= 60, "no more make room than must");
 }
 
-/// A page in an administrator's browser can send requests here, under a name of its own, too.
+/// A page in an administrator's browser can send requests here, even under its own name.
 #[test]
 fn web_pages_change_nothing_at_a_door_without_a_token() {
     let wired = Wired::open(config(16 * MIB, json!({})), json!({}));

@@ -1,4 +1,4 @@
-//! InfiniStore's protocol at the wire door: P1 whole or absent, and what crashed or corrupted its own server.
+//! InfiniStore's protocol at the wire door: P1 whole or absent, and inputs that crashed or corrupted its own server.
 #![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
 
 mod common;
@@ -76,7 +76,7 @@ fn pipelined_requests_are_answered_in_order() {
     }
 }
 
-/// P1 and P4: a client that dies in the middle of a put leaves neither key nor memory, and the value before stays.
+/// P1 and P4: a client that dies in the middle of a put leaves neither key nor memory, and the earlier value stays.
 #[test]
 fn a_put_that_does_not_end_changes_nothing() {
     let wired = open();
@@ -87,7 +87,7 @@ fn a_put_that_does_not_end_changes_nothing() {
         let mut client = wired.infini();
         client.send(&Request::Tcp { key: key.as_bytes(), op: TcpOp::Put(1 << 20) });
         client.0.write_all(&bytes(400_000, 9)).unwrap();
-        // Half a value is invisible while it comes.
+        // Half a value is invisible while it arrives.
         assert!(other.exists("known") && !other.exists("unknown"));
         assert!(other.get("known").unwrap() == bytes(50_000, 1));
         client.0.shutdown(Shutdown::Both).unwrap();
@@ -161,7 +161,7 @@ fn a_value_that_finds_no_room_is_refused_and_the_connection_stays_in_step() {
     assert!(client.get("k39").unwrap() == bytes(500_000, 39));
 }
 
-/// Who announces much and sends nothing gets half of the pool at most: what is there stays.
+/// A client that announces much and sends nothing gets half of the pool at most: existing values stay.
 #[test]
 fn announcements_do_not_push_out_what_is_there() {
     let wired = Wired::open(config(16 * MIB, json!({})), json!({"put_wait_ms": 10}));

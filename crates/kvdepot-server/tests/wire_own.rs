@@ -57,7 +57,7 @@ fn batches_are_stored_found_and_sent() {
     wired.wait_stat("pool_leased_bytes", 0);
 }
 
-/// P8: the same hashes in two namespaces are two blocks, and a namespace's earlier epoch is out of reach.
+/// P8: the same hashes in two namespaces are two blocks, and a namespace's earlier epoch is unreachable.
 #[test]
 fn namespaces_and_epochs_are_apart() {
     let wired = Wired::open(config(64 * MIB, json!({})), json!({}));
@@ -74,14 +74,14 @@ fn namespaces_and_epochs_are_apart() {
     assert_eq!(ask_present(&mut own, a, &[hash(1)]), Answer::Failed(ErrorKind::NotFound));
     assert_eq!(own.ask(&Request::SetEpoch { namespace: next, epoch: 2 }), Answer::Failed(ErrorKind::Config));
     assert!(own.get(b, &[hash(1)])[0].is_ok());
-    // A put into what nobody opened, or of another size, is refused, and the connection stays in step.
+    // A put into a namespace that is not open, or of another size, is refused, and the connection stays in step.
     let unknown = NamespaceId([9; 16]);
     assert_eq!(own.put(unknown, &[(hash(1), &bytes(5000, 2))]), Answer::Failed(ErrorKind::NotFound));
     assert_eq!(own.put(b, &[(hash(2), &bytes(4000, 2))]), Answer::Failed(ErrorKind::Config));
     assert_eq!(ask_present(&mut own, b, &[hash(1), hash(2)]), Answer::Present(vec![1, 0]));
 }
 
-/// P1: what was changed on its way is not stored, and its neighbours are.
+/// P1: a block changed in transit is not stored, and its neighbours are.
 #[test]
 fn a_wrong_checksum_stores_nothing() {
     let wired = Wired::open(config(64 * MIB, json!({})), json!({}));
@@ -94,13 +94,14 @@ fn a_wrong_checksum_stores_nothing() {
     assert_eq!(wired.stat("pool_filling_bytes"), 0);
 }
 
-/// P2: the wait for room is one of the whole put, not of each of its blocks: its client takes long silence for the end.
+/// P2: a put has one limit for waiting for space, not one for each of its blocks: its client takes a long silence for
+/// the server's death.
 #[test]
 fn a_put_of_many_blocks_waits_for_room_once() {
     const WAIT_MS: u64 = 1_000;
     const BLOCKS: u64 = 40;
     let directory = tempfile::tempdir().unwrap();
-    // What is not written yet may take 70 % of the pool, and nothing is ever written.
+    // Unwritten blocks may take 70 % of the pool, and nothing is ever written.
     let posix = json!({"directories": [directory.path()], "faults": "write_hang=1"});
     let depot = config(
         16 * MIB,
@@ -123,7 +124,7 @@ fn a_put_of_many_blocks_waits_for_room_once() {
     );
 }
 
-/// A get that waits for a slow tier does not hold up what was asked after it.
+/// A get that waits for a slow tier does not block later requests.
 #[test]
 fn answers_come_as_they_are_ready() {
     let directory = tempfile::tempdir().unwrap();
@@ -166,7 +167,7 @@ fn without_the_token_nobody_gets_in() {
     for wrong in [None, Some("another token than that")] {
         assert_eq!(wired.own(wrong).err().unwrap().kind(), ErrorKind::Permission);
     }
-    // Neither without a hello, nor after a hello without its proof.
+    // Neither without a hello nor after a hello without its proof.
     let hello = Request::Hello { version: 1, features: 0, nonce: [1; 32] };
     for greeting in [None, Some(hello)] {
         let mut tcp = wired.connect();

@@ -74,7 +74,7 @@ fn batches_go_where_they_belong() {
     });
 }
 
-/// The protocol's answers carry no id: one out of order would give a client another value's bytes as its own.
+/// The protocol's answers carry no id: one out of order would pass another value's bytes as the client's own.
 #[test]
 fn answers_come_in_the_order_of_requests() {
     each_seed(|seed| {
@@ -125,7 +125,7 @@ fn what_makes_no_sense_is_refused_and_the_connection_stays() {
     let mut client = lab.client();
     client.memory.write(0, &bytes(4096, 3));
     client.write(&[("key", 0)], 4096);
-    // What is asked for before a value's answer has come may not see it.
+    // Requests sent before a value's answer has arrived may not see it.
     assert_eq!(client.answers(1), [200]);
     let good = client.meta(op::RDMA_READ, &[("key", 8192)], 4096);
     let bad = [
@@ -140,7 +140,7 @@ fn what_makes_no_sense_is_refused_and_the_connection_stays() {
     for meta in &bad {
         client.send_raw(&meta.encode());
     }
-    // Larger than the pool; and one value smaller than its block.
+    // One is larger than the pool; another is a value smaller than its block.
     client.write(&[("huge", 0)], 9 << 20);
     client.read(&[("key", 8192)], 5000);
     let mut expected = vec![400; bad.len()];
@@ -151,7 +151,7 @@ fn what_makes_no_sense_is_refused_and_the_connection_stays() {
     lab.settled();
 }
 
-/// A request with a key of memory that is not the client's own ends its connection; nothing of it is visible, and
+/// A request that names memory outside of the client's region ends its connection. Nothing of it becomes visible, and
 /// nothing stays reserved.
 #[test]
 fn memory_that_the_client_may_not_name_ends_its_connection() {
@@ -169,13 +169,13 @@ fn memory_that_the_client_may_not_name_ends_its_connection() {
             if kind % 2 == 0 {
                 meta.rkey ^= 0x5500;
             } else {
-                // Its last bytes are past the region's end.
+                // Its last bytes are behind the region's end.
                 meta.addresses[0] = client.memory.mr().remote((16 << 20) - 49_999).address;
             }
             let meta = meta.encode();
             client.send_raw(&meta);
             client.read(&[("known", 0)], 50_000);
-            // A device's queue pair may learn of it late; by TCP the client knows.
+            // A device's queue pair may notice it late; TCP tells the client.
             let ended = if on_device() {
                 is_closed(&mut client.tcp.0)
             } else {
@@ -192,8 +192,8 @@ fn memory_that_the_client_may_not_name_ends_its_connection() {
     });
 }
 
-/// P4: a client that leaves with requests under way leaves neither slots nor leases, and no late byte in a slot that is
-/// somebody else's by then.
+/// P4: a client that leaves with requests in flight leaves neither slots nor leases, and no late byte lands in a slot
+/// that has been given to another.
 #[test]
 fn a_client_that_leaves_in_the_middle_leaves_nothing() {
     each_seed(|seed| {
@@ -216,13 +216,13 @@ fn a_client_that_leaves_in_the_middle_leaves_nothing() {
                 2 if !on_device() => lab.standin().cut(client.qp.number()),
                 _ => client.qp.stop().unwrap(),
             }
-            // What was sent may be served only now, since server and device work while nobody looks: its end is waited
-            // for. A device by itself takes long to notice that a queue pair is gone.
+            // Requests may be served only now, since server and device run concurrently, so wait for their end. A real
+            // device takes long to notice that a queue pair is gone.
             client.hang_up();
             lab.is_left_with(1);
             lab.wired.wait_stat("pool_filling_bytes", 0);
             lab.wired.wait_stat("pool_leased_bytes", 0);
-            // Nearly all of the pool, so that every slot that came back is used again.
+            // Nearly all of the pool, so that every returned slot is used again.
             for (i, key) in keys.iter().enumerate() {
                 witness.put(key, &bytes(400_000, round * 16 + i as u8));
             }
@@ -239,13 +239,13 @@ fn a_client_that_leaves_in_the_middle_leaves_nothing() {
 fn values_that_find_no_room_are_refused_after_a_while_and_stored_when_there_is() {
     let lab = Lab::open_with(3, common::config(4 * MIB, json!({})), json!({}), json!({"put_wait_ms": 100}));
     let mut client = lab.client();
-    // Together more than the pool: refused as a whole.
+    // Together more than the pool: refused entirely.
     let keys = names("k", 10);
     let blocks: Vec<(&str, usize)> = keys.iter().map(|key| (key.as_str(), 0)).collect();
     client.write(&blocks, 1 << 20);
     assert_eq!(client.answers(1), [507]);
     assert!(keys.iter().all(|key| !client.tcp.exists(key)));
-    // One after another they take each other's place.
+    // One at a time, each evicts the one before.
     for key in &keys {
         client.write(&[(key, 0)], 1 << 20);
         assert_eq!(client.answers(1), [200]);
@@ -265,7 +265,7 @@ fn many_clients_share_few_receives() {
                 client.write(&[(&key, 0)], 20_000);
             }
         }
-        // All of them poll, since this device works only while somebody does.
+        // All of them poll, since the stand-in only works while it is polled.
         for client in &mut clients {
             assert_eq!(client.answers(10), [200; 10]);
         }

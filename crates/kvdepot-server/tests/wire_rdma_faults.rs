@@ -1,4 +1,5 @@
-//! RDMA at the wire door where something is missing, full, slow or wrong: P2 bounded, P5 caps, and errors that say why.
+//! RDMA at the wire door with something missing, full, slow or wrong: P2 bounded, P5 caps, and errors that give the
+//! reason.
 #![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
 
 mod common;
@@ -21,7 +22,7 @@ use wire::{bytes, is_closed};
 
 const MIB: u64 = 1 << 20;
 
-/// Why a door with this RDMA does not open.
+/// Returns why a door with this RDMA does not open.
 fn refusal(rdma: &serde_json::Value) -> Error {
     let depot = Arc::new(Depot::start_private(config(4 * MIB, json!({}))).unwrap());
     let text = json!({"service_port": 0, "rdma": rdma}).to_string();
@@ -64,7 +65,7 @@ fn connection_data_without_sense_and_a_device_without_room_are_refused() {
     assert_eq!(tcp.ask(&Request::Exchange(info)), Reply::Code(503));
     lab.standin().fail("ibv_create_qp", 0, 1, rustix::io::Errno::NOMEM.raw_os_error());
     assert_eq!(tcp.ask(&Request::Exchange(ConnInfo { mtu: 5, ..info })), Reply::Code(503));
-    // The connection is in step, and the next one is served.
+    // The connection is still in step, and the next one is served.
     assert_eq!(tcp.put("key", b"value"), Reply::Code(200));
     let mut client = lab.client();
     client.read(&[("key", 0)], 100);
@@ -108,7 +109,7 @@ fn values_come_up_from_tiers() {
     }
 }
 
-/// What the pool may grow to is registered when it is used, not before: registered memory is taken for good.
+/// Memory that the pool may grow to is registered when it is used, not before: registered memory is taken for good.
 #[test]
 fn memory_that_the_pool_grows_by_is_registered_when_it_is_used() {
     if on_device() {
@@ -131,7 +132,7 @@ fn memory_that_the_pool_grows_by_is_registered_when_it_is_used() {
     lab.settled();
 }
 
-/// P2: leases do not wait for ever on a client that takes no answers.
+/// P2: leases do not wait forever for a client that takes no answers.
 #[test]
 fn a_client_that_takes_no_answers_is_ended() {
     let lab = Lab::open_with(2, config(8 * MIB, json!({})), json!({}), json!({"stall_timeout_ms": 5_000}));
@@ -144,7 +145,7 @@ fn a_client_that_takes_no_answers_is_ended() {
     for _ in 0..5 {
         client.read(&[("key", 0)], 50_000);
     }
-    // Leased first, or the wait below says nothing; the device works while somebody polls.
+    // Leased first, or the wait below proves nothing; the stand-in only works while it is polled.
     let deadline = std::time::Instant::now() + common::LONG;
     while lab.wired.stat("pool_leased_bytes") == 0 {
         assert!(std::time::Instant::now() < deadline, "the requests do not arrive");
@@ -162,17 +163,17 @@ fn a_request_longer_than_the_receives_ends_its_connection_only() {
     for _ in 0..20 {
         let mut client = lab.client();
         client.send_raw(&[7; MESSAGE_BYTES]);
-        // A device may be stopped before it has refused the message: then the client knows by TCP.
+        // A device may be stopped before it has refused the message; then TCP tells the client.
         assert!(if on_device() { is_closed(&mut client.tcp.0) } else { client.take(1)[0].is_err() });
     }
-    // More than there are receives: each came back.
+    // More than there are receives: each of them was returned.
     witness.memory.write(0, b"value");
     witness.write(&[("key", 0)], 5);
     assert_eq!(witness.answers(1), [200]);
     lab.settled();
 }
 
-/// A poller whose device refuses work ends that connection, whatever was begun.
+/// If a poller's device refuses work, that connection ends, whatever was begun.
 #[test]
 fn work_that_the_device_refuses_ends_the_connection() {
     if on_device() {
@@ -183,7 +184,7 @@ fn work_that_the_device_refuses_ends_the_connection() {
         let free = lab.wired.stat("pool_free_bytes");
         let mut client = lab.client();
         client.memory.write(0, &bytes(300_000, 1));
-        // The first is the client's own, the second the server's.
+        // The first call is the client's own, the second the server's.
         lab.standin().fail("post_send", 1, 1, rustix::io::Errno::NOMEM.raw_os_error());
         client.write(&[("key", 0)], 300_000);
         assert!(is_closed(&mut client.tcp.0), "seed {seed}: the client is told");

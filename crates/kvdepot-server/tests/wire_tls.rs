@@ -1,4 +1,4 @@
-//! TLS at the wire door: the same answers through it, and nothing without it.
+//! TLS at the wire door: the same answers with it, and none without it.
 #![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
 
 mod common;
@@ -21,12 +21,12 @@ use wire::{Wired, bytes, connect, is_closed};
 
 type Tls = StreamOwned<ClientConnection, TcpStream>;
 
-/// A server with a certificate of its own, and what a client needs to trust it.
+/// Opens a server with its own certificate. Returns it with the client's configuration that trusts it.
 fn open(directory: &Path) -> (Wired, Arc<ClientConfig>) {
     open_with(directory, json!({"drain_ms": 20_000}))
 }
 
-/// The same, with more configuration of the door.
+/// The same, with additional configuration of the door.
 fn open_with(directory: &Path, mut wire: serde_json::Value) -> (Wired, Arc<ClientConfig>) {
     let made = rcgen::generate_simple_self_signed(vec!["depot.test".to_owned()]).unwrap();
     let (certificate, key) = (directory.join("certificate.pem"), directory.join("key.pem"));
@@ -62,7 +62,7 @@ fn ask_for(stream: &mut Tls, key: &str) {
     stream.write_all(&out).unwrap();
 }
 
-/// Length of the value that comes.
+/// Returns the length of the value that follows.
 fn begin_value(stream: &mut Tls) -> usize {
     let mut head = [0; 8];
     stream.read_exact(&mut head).unwrap();
@@ -131,7 +131,7 @@ fn who_stops_in_the_middle_of_an_answer_is_shown_out() {
     assert!(rest.len() < LEN);
 }
 
-/// What was asked for comes, though its answers are read late and the peer has said all that it will.
+/// Requested values arrive even if the answers are read late and the peer has finished sending.
 #[test]
 fn the_last_answers_come_before_an_orderly_end() {
     let directory = tempfile::tempdir().unwrap();

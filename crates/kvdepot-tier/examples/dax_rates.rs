@@ -1,7 +1,8 @@
-//! Restore of a DAX tier beside a bare memcpy with as many threads, taken in turns in one run.
+//! Restore rates of a DAX tier compared with a bare memcpy on as many threads, alternating in one run.
 //!
-//! `dax_rates FILE [auto|mapped] [THREADS] [BLOCK_KIB] [TOTAL_MIB] [ROUNDS]`; FILE is made anew, as on /dev/shm.
-#![allow(clippy::unwrap_used)] // a benchmark that cannot go on shall panic
+//! `dax_rates FILE [auto|mapped] [THREADS] [BLOCK_KIB] [TOTAL_MIB] [ROUNDS]`; FILE is created anew, for example on
+//! /dev/shm.
+#![allow(clippy::unwrap_used)] // a failing benchmark panics
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -16,7 +17,8 @@ use kvdepot_tier::{DaxConfig, DaxTier, ReadItem, Tier};
 
 const PIECE: usize = 128 << 10;
 
-/// Copies `from` into the slots on some threads, each its share of them; with `sum` also the checksum of each piece.
+/// Copies `from` into the slots on several threads, each handling its share; with `sum`, also computes the checksum of
+/// each piece.
 fn copy(from: &[u8], slots: &[SlotBuf], threads: usize, sum: bool) -> Duration {
     let block = from.len() / slots.len();
     let share = slots.len().div_ceil(threads);

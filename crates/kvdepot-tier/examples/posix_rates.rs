@@ -1,6 +1,6 @@
-//! Read rates of a Posix tier against a plain O_DIRECT read loop with the same threads, in the same minute, without
-//! and with a checksum over what was read, so that the tier's own cost and the checksum's can be told apart:
-//! `cargo run --release -p kvdepot-tier --example posix_rates -- [directory] [MiB in all] [threads] [rounds]`.
+//! Read rates of a Posix tier compared with a plain O_DIRECT read loop on the same threads, in the same minute, without
+//! and with a checksum over what was read, so that the tier's own cost can be told from the checksum's: `cargo run
+//! --release -p kvdepot-tier --example posix_rates -- [directory] [MiB in total] [threads] [rounds]`.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -17,7 +17,7 @@ use kvdepot_tier::conformance::{Bench, spec};
 use kvdepot_tier::{Fetched, PosixConfig, PosixTier, ReadItem};
 
 const MIB: u64 = 1 << 20;
-/// Reads under way for each thread: a load asks for many blocks at once.
+/// Reads in flight per thread: a load asks for many blocks at once.
 const AHEAD_PER_THREAD: u64 = 4;
 
 fn main() -> Result<()> {
@@ -50,7 +50,7 @@ fn measure(dir: &Path, block_bytes: u64, count: u64, threads: usize, rounds: u64
     }
     let write_rate = rate(count * block_bytes, began.elapsed());
     bench.drain();
-    // Made before the clock runs: the pool's memory is there when a load begins.
+    // Created before the clock starts: the pool's memory exists when a load begins.
     let ahead = count.min(threads as u64 * AHEAD_PER_THREAD);
     let slots: Vec<SlotBuf> = (0..ahead).map(|_| bench.slot()).collect();
     let files = block_files(dir);
@@ -94,13 +94,13 @@ fn block_files(dir: &Path) -> Vec<PathBuf> {
     out
 }
 
-/// Open, one read of the whole file, close; each thread its own buffer.
+/// Opens a file, reads it in one read, closes it; each thread has its own buffer.
 fn read_raw(files: &[PathBuf], block_bytes: u64, threads: usize, sum: bool) -> Result<Duration> {
     let next = AtomicUsize::new(0);
     let began = Instant::now();
     let worker = || -> std::io::Result<()> {
         let mut buf = AlignedBuf::zeroed(block_bytes as usize + 4096);
-        // Relaxed: the number alone is shared.
+        // Relaxed: only the number is shared.
         while let Some(path) = files.get(next.fetch_add(1, Ordering::Relaxed)) {
             let file = File::options().read(true).custom_flags(0o40000).open(path)?;
             if file.read_at(&mut buf, 0)? != buf.len() {
@@ -120,7 +120,7 @@ fn read_raw(files: &[PathBuf], block_bytes: u64, threads: usize, sum: bool) -> R
     Ok(began.elapsed())
 }
 
-/// Several reads under way for each thread, into slots that are used again.
+/// Several reads in flight per thread, into slots that are reused.
 fn read_tier(bench: &Bench, count: u64, slots: &[SlotBuf]) -> Result<Duration> {
     let (send, ended) = channel::<(SlotBuf, Result<Fetched>)>();
     let began = Instant::now();

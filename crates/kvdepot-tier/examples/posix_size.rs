@@ -1,9 +1,10 @@
-//! A Posix tier with many small files: time until they are usable after a restart, memory per file, the slowest `peek`
-//! during a sweep, the longest hold of the tier's lock in processor time, and write rates below and at the cap, in
-//! alternation: `cargo run --release -p kvdepot-tier --example posix_size -- [directory] [files] [writes] [block_bytes]`.
+//! A Posix tier with many small files: the time until they are usable after a restart, memory per file, the slowest
+//! `peek` during a sweep, the longest time that the tier's lock is held (in processor time), and write rates below and
+//! at the cap, in alternation: `cargo run --release -p kvdepot-tier --example posix_size -- [directory] [files]
+//! [writes] [block_bytes]`.
 //!
-//! The files are sparse, so a million of them take inodes and little else; for the rates as many as `writes` are full.
-//! Everything is removed at the end.
+//! The files are sparse, so a million of them take inodes and little else; for the rates, as many files as `writes` are
+//! full. Everything is removed at the end.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -19,7 +20,7 @@ use kvdepot_tier::{PosixConfig, PosixTier, Tier, WriteItem};
 
 /// A block file's header.
 const HEADER_BYTES: u64 = 4096;
-/// Writes under way.
+/// Writes in flight.
 const AHEAD: u64 = 64;
 const ROUNDS: u64 = 7;
 const PATIENCE: Duration = Duration::from_secs(3600);
@@ -46,13 +47,13 @@ fn open(dir: &Path, block_bytes: u64, capacity_bytes: u64) -> Result<(Arc<PosixT
 }
 
 fn measure(dir: &Path, files: u64, writes: u64, block_bytes: u64) -> Result<()> {
-    // More than the headroom that the tier keeps free, or it would evict some of the files.
+    // More than the headroom that the tier keeps free; otherwise it would evict some of the files.
     let room = (files + files / 100 + 2 * writes) * (HEADER_BYTES + block_bytes);
     drop(open(dir, block_bytes, room)?);
     let began = Instant::now();
     generate(dir, files, block_bytes, true)?;
     for record in [".kvdepot-index", ".kvdepot-total"] {
-        // They know nothing of files that were made behind the tier's back.
+        // They do not know the files that were created behind the tier's back.
         let _ = std::fs::remove_file(dir.join(record));
     }
     println!("{files} files made in {:.1} s", began.elapsed().as_secs_f64());
@@ -64,7 +65,7 @@ fn measure(dir: &Path, files: u64, writes: u64, block_bytes: u64) -> Result<()> 
     rates(dir, writes, block_bytes)
 }
 
-/// Files where the tier puts blocks `0..files`: of zeros, or sparse.
+/// Creates files where the tier puts blocks `0..files`: filled with zeros, or sparse.
 fn generate(dir: &Path, files: u64, block_bytes: u64, sparse: bool) -> Result<()> {
     let (_tier, bench) = open(dir, block_bytes, 0)?;
     let bytes = vec![0; (HEADER_BYTES + block_bytes) as usize];
@@ -76,7 +77,7 @@ fn generate(dir: &Path, files: u64, block_bytes: u64, sparse: bool) -> Result<()
     let next = AtomicU64::new(0);
     let worker = || -> std::io::Result<()> {
         loop {
-            // Relaxed: the number alone is shared.
+            // Relaxed: only the number is shared.
             let n = next.fetch_add(1, Ordering::Relaxed);
             if n >= files {
                 return Ok(());
@@ -140,7 +141,7 @@ fn restart(dir: &Path, files: u64, block_bytes: u64, capacity_bytes: u64, what: 
     Ok(())
 }
 
-/// The longest of many calls of `peek` while `work` runs; on a busy machine the scheduler's delays are in it.
+/// The longest of many calls of `peek` while `work` runs; on a busy machine this includes the scheduler's delays.
 fn slowest_peek(bench: &Bench, work: impl FnOnce()) -> Duration {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -173,7 +174,7 @@ fn reset(dir: &Path, block_bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Rounds of writes in alternation, below the cap in one directory and at the cap in another.
+/// Alternating rounds of writes, below the cap in one directory and at the cap in another.
 fn rates(dir: &Path, writes: u64, block_bytes: u64) -> Result<()> {
     let dirs = ["below", "at"].map(|name| dir.join(name));
     for dir in &dirs {

@@ -1,6 +1,6 @@
-//! The Slab tier against a file per block and against bare O_DIRECT on the same disk, in turns, with the processor time of
-//! each; and how long a start takes with many blocks:
-//! `cargo run --release -p kvdepot-tier --example slab_rates -- [directory] [MiB in all] [rounds] [blocks of the start]`.
+//! The Slab tier compared with one file per block and with bare O_DIRECT on the same disk, in turns, with the processor
+//! time of each; and how long a start takes with many blocks: `cargo run --release -p kvdepot-tier --example slab_rates
+//! -- [directory] [MiB in total] [rounds] [blocks of the start]`.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -16,15 +16,15 @@ use kvdepot_tier::conformance::{Bench, spec};
 use kvdepot_tier::{Fetched, PosixConfig, PosixTier, ReadItem, SlabConfig, SlabTier, Tier, WriteItem};
 
 const MIB: u64 = 1 << 20;
-/// Bytes of blocks under way.
+/// Bytes of blocks in flight.
 const AHEAD_BYTES: u64 = 64 * MIB;
-/// Blocks under way, at most: fewer than an engine's queue takes.
+/// The most blocks in flight: fewer than an engine's queue takes.
 const AHEAD_MAX: u64 = 2048;
 const THREADS: u64 = 4;
-/// What the Slab tier writes at once, at most.
+/// The most that the Slab tier writes at once.
 const LARGE_BYTES: u64 = 16 * MIB;
 
-/// Rate in MB/s, and processor seconds for each GB.
+/// Rate in MB/s, and processor seconds per GB.
 #[derive(Clone, Copy, Debug)]
 struct Speed(f64, f64);
 
@@ -56,7 +56,7 @@ fn measure(dir: &Path, block_bytes: u64, count: u64, rounds: u64) -> Result<()> 
         let path = |name: &str| dir.join(format!("{name}-{round}"));
         let total = count * block_bytes;
         let (bare, slab, posix) = (path("bare"), path("slab"), path("posix"));
-        // Every side gets files that were just allocated.
+        // Every contender gets newly allocated files.
         FileVolume::open(&bare, std::time::Duration::ZERO)?.allocate(total)?;
         all[0].push(bare_transfer(&bare, total, LARGE_BYTES, 1, true)?);
         all[1].push(bare_transfer(&bare, total, block_bytes, THREADS, true)?);
@@ -133,7 +133,7 @@ fn timed(bytes: u64, work: impl FnOnce() -> Result<()>) -> Result<Speed> {
     Ok(Speed(rate, (processor_s() - processor) * 1e9 / bytes as f64))
 }
 
-/// Reads or writes a file from its beginning to its end, in pieces that threads take in turns.
+/// Reads or writes a file from beginning to end, in pieces that threads take in turns.
 fn bare_transfer(path: &Path, total: u64, piece: u64, threads: u64, writes: bool) -> Result<Speed> {
     let failed = |e| Error::io("a bare transfer failed", e);
     let file = File::options().read(true).write(true).custom_flags(0o40000).open(path).map_err(failed)?;
@@ -142,7 +142,7 @@ fn bare_transfer(path: &Path, total: u64, piece: u64, threads: u64, writes: bool
         let mut buf = AlignedBuf::zeroed(piece as usize);
         buf.fill(0x5a);
         loop {
-            // Relaxed: the number alone is shared.
+            // Relaxed: only the number is shared.
             let at = next.fetch_add(1, Ordering::Relaxed) * piece;
             if at + piece > total {
                 return Ok(());
@@ -194,7 +194,7 @@ fn read(bench: &Bench, count: u64) -> Result<Speed> {
 
 type Ended = Box<dyn FnOnce(Result<()>) + Send>;
 
-/// Begins an operation for each block, so many at a time as there are slots, and waits for all.
+/// Begins one operation per block, as many at a time as there are slots, and waits for all.
 fn each(bench: &Bench, count: u64, begin: impl Fn(u64, SlotBuf, Ended)) -> Result<Speed> {
     let slots = slots(bench, count);
     let (send, ended) = channel::<(SlotBuf, Result<()>)>();

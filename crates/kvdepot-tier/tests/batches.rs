@@ -1,5 +1,5 @@
-//! Batches of a Posix tier whose files are damaged, and of one behind a guard that waits for a trial. P1, P2.
-#![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
+//! Batches of a Posix tier whose files are damaged, and of a tier behind a guard that waits for a trial. P1, P2.
+#![allow(clippy::unwrap_used)] // a failing test panics
 
 mod common;
 

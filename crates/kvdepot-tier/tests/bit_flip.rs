@@ -1,5 +1,6 @@
-//! P1: a block file with any byte changed, or cut at any length, is a miss and is put aside; never other bytes.
-#![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
+//! P1: a block file with any byte changed, or cut at any length, is a miss and is set aside; it never yields other
+//! bytes.
+#![allow(clippy::unwrap_used)] // a failing test panics
 
 mod common;
 
@@ -24,7 +25,7 @@ fn damage(direct: bool, change: impl Fn(&mut Vec<u8>)) {
         spec("rot", BlockLayout::new(vec![vec![3000], vec![2500, 1]]).unwrap()),
     );
     bench.write_all(2);
-    // A scan that listed the file before it was put aside counts it once more, until somebody reads it.
+    // A scan that listed the file before it was set aside counts it once more, until somebody reads it.
     assert!(tier.wait_scanned(Bench::soon()));
     let path = block_file(dir.path(), &bench, 0);
     let mut bytes = fs::read(&path).unwrap();
@@ -56,7 +57,7 @@ proptest! {
 
     #[test]
     fn a_run_overwritten(at in 0usize..12000, len in 1usize..288, byte: u8) {
-        // A run that held these bytes already is no damage: make sure that one byte differs.
+        // If the run already held these bytes it would not be damaged: make sure that one byte differs.
         damage(false, |bytes| {
             bytes[at] ^= 1;
             let first = bytes[at];
@@ -66,7 +67,7 @@ proptest! {
     }
 }
 
-/// A file in an encoding of another build, of the length of a plain one or shorter, is a miss and stays.
+/// A file in another build's encoding, as long as a plain one or shorter, is a miss and stays.
 #[test]
 fn another_encoding_is_a_miss_and_left_alone() {
     for cut in [0, 4096] {
@@ -90,7 +91,7 @@ fn another_encoding_is_a_miss_and_left_alone() {
     }
 }
 
-/// P8: a whole, valid file under another block's name.
+/// P8: a complete, valid file under another block's name.
 #[test]
 fn another_blocks_file_is_a_miss() {
     let dir = tempfile::tempdir().unwrap();
@@ -107,7 +108,7 @@ fn only_a_few_corrupt_files_are_kept() {
     let dir = tempfile::tempdir().unwrap();
     let bench = Bench::new(open(config(dir.path())));
     bench.write_all(20);
-    // The first scan counts files, too.
+    // The first scan counts files too.
     bench.drain();
     for n in 0..20 {
         fs::write(block_file(dir.path(), &bench, n), b"rot").unwrap();

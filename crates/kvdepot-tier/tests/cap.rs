@@ -1,5 +1,5 @@
-//! P5: the files of all namespaces together never exceed the cap, also those that lay there before.
-#![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
+//! P5: the files of all namespaces together never exceed the cap, including those that existed before.
+#![allow(clippy::unwrap_used)] // a failing test panics
 
 mod common;
 
@@ -51,7 +51,7 @@ fn namespaces_share_the_cap() {
     assert_eq!((disk_bytes(dir.path()), tier.usage().bytes), (6 * FILE_BYTES, 6 * FILE_BYTES));
 }
 
-/// What the disk holds is looked at while sixteen writers work: temporaries count.
+/// The disk's contents are checked while sixteen writers work: temporary files count.
 #[test]
 fn the_disk_is_never_over_the_cap() {
     let dir = tempfile::tempdir().unwrap();
@@ -68,7 +68,7 @@ fn the_disk_is_never_over_the_cap() {
         let (done, path) = (Arc::clone(&done), dir.path().to_owned());
         std::thread::spawn(move || {
             let mut most = 0;
-            // Acquire pairs with the Release below: the last look comes after the last write.
+            // Acquire pairs with the Release below: the last check comes after the last write.
             while !done.load(Ordering::Acquire) {
                 most = most.max(glimpse(&path));
             }
@@ -78,14 +78,14 @@ fn the_disk_is_never_over_the_cap() {
     let writes: Vec<_> = (0..200).map(|n| bench.begin_write(n, bench.filled(n), Bench::soon())).collect();
     writes.iter().for_each(|write| assert!(Bench::answer(write).is_ok()));
     done.store(true, Ordering::Release);
-    // A listing is no snapshot: it may see a file under both of its names, one for each writer.
+    // A listing is not a snapshot: it may see a file under both of its names, once per writer.
     assert!(watcher.join().unwrap() <= cap + 4 * FILE_BYTES);
     bench.drain();
     assert!(disk_bytes(dir.path()) <= cap);
     assert_eq!(disk_bytes(dir.path()), bench.tier.usage().bytes);
 }
 
-/// Bytes seen in one walk over directories that change meanwhile.
+/// Bytes seen in one walk over directories that change in the meantime.
 fn glimpse(dir: &std::path::Path) -> u64 {
     let Ok(entries) = std::fs::read_dir(dir) else { return 0 };
     entries

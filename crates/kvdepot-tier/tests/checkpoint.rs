@@ -1,6 +1,6 @@
-//! A restart knows its files before the scan has ended, keeps the cap from the first write on (P5), and trusts no
+//! A restart knows its files before the scan has ended, keeps the cap from the first write on (P5), and never trusts a
 //! checkpoint more than the files themselves (P1).
-#![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
+#![allow(clippy::unwrap_used)] // a failing test panics
 
 mod common;
 
@@ -27,8 +27,8 @@ fn written(dir: &Path, count: u64) {
     bench.drain();
 }
 
-/// Opens a tier whose scan hangs at its first listing, after `before` other looks: at the recorded total if there is a
-/// cap, at the directory, at `namespace.json`, at the epochs, at the checkpoint.
+/// Opens a tier whose scan hangs at its first listing, after `before` other checks: of the recorded total if there is a
+/// cap, the directory, `namespace.json`, the epochs, and the checkpoint.
 fn open_with_hung_scan(config: PosixConfig, before: u64) -> (Arc<PosixTier>, Faults) {
     let faults = Faults::default();
     faults.at(FaultOp::Meta, before, Fault::Hang);
@@ -131,7 +131,7 @@ fn a_checkpoint_that_is_behind_costs_misses_only() {
     bench.drain();
     let gone = block_file(dir.path(), &bench, 4);
     drop(bench);
-    // Somebody removes one file more, and a checkpoint of before comes back.
+    // Somebody removes one more file, and an earlier checkpoint comes back.
     fs::remove_file(gone).unwrap();
     fs::write(dir.path().join(CHECKPOINT), old).unwrap();
     let (tier, faults) = open_with_hung_scan(own(dir.path(), 0), 4);
@@ -168,7 +168,7 @@ fn a_checkpoint_of_an_earlier_epoch_brings_nothing_back() {
     assert!(files_with(dir.path(), ".kvb").is_empty());
 }
 
-/// B6: what replaces a block need not wait for a background thread to unlink the earlier file.
+/// What replaces a block need not wait for a background thread to unlink the earlier file.
 #[test]
 fn a_removed_block_is_written_again_at_once() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
 //! Every tier of this crate passes the suite that it exports.
-#![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
+#![allow(clippy::unwrap_used)] // a failing test panics
 
 use std::cell::Cell;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! P1, P4: a process killed at any moment leaves no half block visible and no temporary file for ever.
-#![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
+//! P1, P4: a process killed at any moment leaves no half-written block visible and no temporary file forever.
+#![allow(clippy::unwrap_used)] // a failing test panics
 
 mod common;
 
@@ -14,7 +14,7 @@ use kvdepot_tier::{PosixTier, Tier};
 
 const CHILD: &str = "KVDEPOT_TEST_CRASH_DIR";
 
-/// Not a test of its own: the process that `killed_while_writing` kills. It writes for ever and says how far it is.
+/// Not a test itself: the process that `killed_while_writing` kills. It writes forever and reports its progress.
 #[test]
 fn child() {
     let Ok(dir) = std::env::var(CHILD) else { return };
@@ -64,7 +64,7 @@ fn killed_while_writing() {
     }
 }
 
-/// Temporaries of the dead go; those of the living, and young ones of other hosts, stay.
+/// Temporary files of the dead go; those of the living, and young ones of other hosts, stay.
 #[test]
 fn the_sweep_knows_the_dead_from_the_living() {
     let dir = tempfile::tempdir().unwrap();
@@ -72,7 +72,7 @@ fn the_sweep_knows_the_dead_from_the_living() {
     let bench = Bench::new(Arc::clone(&tier) as _);
     bench.write_all(1);
     let blocks = common::block_file(dir.path(), &bench, 0).parent().unwrap().to_owned();
-    // The name that this process's own temporaries have: host, pid, start time.
+    // The name that this process's own temporary files have: host, pid, start time.
     let own = PosixTier::writer_identity();
     let (same_process, start) = own.rsplit_once('-').unwrap();
     let own_host = same_process.rsplit_once('-').unwrap().0;

@@ -1,12 +1,12 @@
-//! P1, P5: a crash between any two writes of a tier leaves directories that the next tier opens, from which it serves
-//! no wrong byte and nothing of a past epoch, and whose cap it keeps.
+//! P1, P5: after a crash between any two writes of a tier, the next tier opens the directories, serves no wrong byte
+//! and nothing of a past epoch, and keeps the cap.
 //!
-//! A device in memory keeps an image after every mutation. Two crashes are tried on each: the process dies, which
-//! leaves the image; or the machine loses power, which also takes bytes of files that were not synced, though their
-//! names are there (delayed allocation), or what was written over them; or it takes the last names, though the bytes that
-//! were written over other files are there. Names are taken to reach the disk in their order, and to be safe once a
-//! directory was synced, as journalling file systems do it.
-#![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
+//! A device in memory keeps an image after every mutation. Two kinds of crash are tried on each: the process dies,
+//! which leaves the image; or the machine loses power. A power loss also takes bytes of files that were not synced
+//! although their names are there (delayed allocation), or what was written over them; or it takes the last names
+//! although the bytes written over other files are there. Names are assumed to reach the disk in order, and to be safe
+//! once a directory has been synced, as in journalling file systems.
+#![allow(clippy::unwrap_used)] // a failing test panics
 
 mod common;
 
@@ -33,7 +33,7 @@ const VERSION: u64 = 1000;
 #[derive(Clone, Copy, Debug)]
 struct Setup {
     shared: bool,
-    /// Each block in a directory of its own. Else all lie in one, and files are written over.
+    /// Whether each block lies in its own directory. Otherwise all lie in one, and files are overwritten.
     sharded: bool,
     engine: EngineKind,
 }
@@ -45,7 +45,7 @@ fn open_on(device: &Arc<dyn Device>, setup: Setup) -> Arc<PosixTier> {
     Arc::new(PosixTier::open_on_devices(config, vec![Arc::clone(device)]).unwrap())
 }
 
-/// A write: when it began, when it was acknowledged, which version of its block.
+/// A write: when it began, when it was acknowledged, and which version of its block it wrote.
 type Write = (usize, Option<usize>, u64);
 
 /// What was done when; "when" is the number of mutations so far.
@@ -53,7 +53,7 @@ type Write = (usize, Option<usize>, u64);
 struct History {
     /// Writes by epoch and block.
     writes: HashMap<(u32, u64), Vec<Write>>,
-    /// Resets: when they had returned, the new epoch.
+    /// Resets: when they had returned, and the new epoch.
     resets: Vec<(usize, u32)>,
 }
 
@@ -105,7 +105,7 @@ impl Workload {
         (0..9).for_each(|n| self.write(&bench, n));
         self.replace(&bench, 8);
         self.replace(&bench, 7);
-        // Some of them again that were evicted.
+        // Includes some evicted ones.
         (9..BLOCKS).chain(0..3).for_each(|n| self.write(&bench, n));
         self.reset(&mut bench);
         (0..4).for_each(|n| self.write(&bench, n));
@@ -118,7 +118,7 @@ impl Workload {
         self.faults.at(FaultOp::Read, 0, Fault::Flip);
         assert!(!bench.read_is_right(6), "a corrupt block is put aside");
         self.write(&bench, 6);
-        // A reset that meets a full disk is stored by a rename.
+        // A reset on a full disk is stored by a rename.
         self.faults.at_name(FaultOp::Grow, "e2", Fault::NoSpace);
         self.reset(&mut bench);
         (0..3).for_each(|n| self.write(&bench, n));
@@ -137,7 +137,7 @@ impl Workload {
         self.memory.images().pop().unwrap()
     }
 
-    /// The epoch that may not be forgotten after mutation `at`: of a reset that had returned, and whose last sync of
+    /// The epoch that must not be forgotten after mutation `at`: of a reset that had returned, and whose last sync of
     /// the directory is not later.
     fn epoch_at(&self, images: &[Image], at: usize) -> u32 {
         let synced = |when: usize| {
@@ -159,7 +159,7 @@ impl Workload {
     }
 }
 
-/// Bytes of what a cap counts: all that lies in the directories of epochs.
+/// Bytes of what a cap counts: everything in the directories of epochs.
 fn block_bytes(image: &Image) -> u64 {
     let below = image.files().filter(|(path, _)| path.components().count() > 2);
     below.map(|(_, bytes)| bytes.next_multiple_of(4096)).sum()
@@ -177,7 +177,7 @@ fn whole_blocks(image: &Image, epoch: u32) -> usize {
     whole.count()
 }
 
-/// Reads every block of every epoch; how many were found.
+/// Reads every block of every epoch; returns how many were found.
 fn read_all(work: &Workload, bench: &Bench, crash: Crash, what: &str) -> usize {
     let mut found = 0;
     for epoch in 0..EPOCHS {
@@ -196,7 +196,7 @@ fn read_all(work: &Workload, bench: &Bench, crash: Crash, what: &str) -> usize {
     found
 }
 
-/// What a crash leaves: bytes as after mutation `at`, names as after mutation `names`, less what was not synced.
+/// What a crash leaves: bytes as after mutation `at`, names as after mutation `names`, minus what was not synced.
 #[derive(Clone, Copy, Debug)]
 struct Crash {
     at: usize,
@@ -210,7 +210,7 @@ impl Crash {
     }
 }
 
-/// Opens a tier on what a crash left, and checks all that is promised.
+/// Opens a tier on what a crash left, and checks everything that is promised.
 fn check(work: &Workload, images: &[Image], crash: Crash) {
     let Crash { at, names, loss } = crash;
     let mut image = images[at].clone();
@@ -218,7 +218,7 @@ fn check(work: &Workload, images: &[Image], crash: Crash) {
     if names < at {
         image.take_names(&images[names]);
     }
-    // The writer is dead: this process's own temporaries would be taken for a living one's.
+    // The writer is dead: otherwise this process's own temporary files would count as those of a living writer.
     let own = PosixTier::writer_identity();
     let (process, start) = own.rsplit_once('-').unwrap();
     let dead = format!("{process}-{}", start.parse::<u64>().unwrap() + 1);
@@ -231,8 +231,8 @@ fn check(work: &Workload, images: &[Image], crash: Crash) {
     let tier = open_on(&device, work.setup);
     let bench = Bench::new(Arc::clone(&tier) as _);
     assert!(bench.epoch >= work.epoch_at(images, names), "{what}: epoch {} came back", bench.epoch);
-    // Writes need not wait for the scan, and keep the cap all the same. What they evict before it is guessed from a
-    // checkpoint, so half of the crashes look at what is found first.
+    // Writes need not wait for the scan, and keep the cap all the same. What they evict before it has ended is guessed
+    // from a checkpoint, so in half of the crashes what was found is checked first.
     let scan_first = at.is_multiple_of(2);
     let scan = || assert!(tier.wait_scanned(Bench::soon()), "{what}: the scan ends");
     if scan_first {
@@ -241,7 +241,7 @@ fn check(work: &Workload, images: &[Image], crash: Crash) {
         let whole = if !crash.is_of_power() { whole_blocks(&image, bench.epoch) } else { 0 };
         assert!(found >= whole, "{what}: {found} of {whole} whole blocks are found");
         if !crash.is_of_power() {
-            // Those of past epochs go with their directories, if no eviction took them before.
+            // Those of past epochs go with their directories, unless an eviction took them before.
             let is_bad = |path: &Path| path.extension().is_some_and(|suffix| suffix == "bad");
             let aside = image.files().filter(|(path, _)| is_bad(path) && is_of(path, bench.epoch)).count();
             assert_eq!(tier.quarantined(&bench.spec), aside, "{what}: no half block was visible");
@@ -256,7 +256,7 @@ fn check(work: &Workload, images: &[Image], crash: Crash) {
     let usage = tier.usage().bytes;
     assert!(usage <= CAP && usage == block_bytes(&memory.images().pop().unwrap()), "{what}: {usage}");
     read_all(work, &bench, crash, &what);
-    // What was torn is written anew.
+    // What was torn is written again.
     for n in 0..4 {
         bench.write(n).unwrap();
         assert!(bench.peek(n) == Presence::Present, "{what}");
@@ -288,7 +288,7 @@ fn check_all(setup: Setup) {
             crashes.extend(losses.map(|loss| Crash { at, names: at, loss: Some(loss) }));
         }
         if image.mutation == Mutation::Write && images[at - 1].mutation == Mutation::Rename {
-            // A file that was renamed is written over: its names of before may come back.
+            // A renamed file is overwritten: its earlier names may come back.
             overwritten += 1;
             let is_lost =
                 |at: &usize| !matches!(images[*at].mutation, Mutation::SyncDir | Mutation::SyncData);
@@ -307,7 +307,7 @@ fn check_all(setup: Setup) {
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
-                // Relaxed: the number alone is shared.
+                // Relaxed: only the number is shared.
                 while let Some(crash) = crashes.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed)) {
                     check(&work, &images, *crash);
                 }
@@ -331,7 +331,7 @@ fn every_crash_between_writes_over_other_files_is_survived() {
     check_all(Setup { shared: false, sharded: false, engine: EngineKind::Psync });
 }
 
-/// What an engine on queues of the kernel does in what order; a device in memory has no descriptors to queue.
+/// The order of operations of an engine on kernel queues; a device in memory has no descriptors to queue.
 #[test]
 fn every_crash_between_writes_of_other_engines_is_survived() {
     for engine in [EngineKind::Aio, EngineKind::IoUring] {

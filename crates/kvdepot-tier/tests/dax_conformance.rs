@@ -1,5 +1,5 @@
-//! The DAX tier passes the suite: on a file, on a mapped file, which takes the way of a device, and in memory.
-#![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
+//! The DAX tier passes the suite: on a file, on a mapped file (which takes the code path of a device), and in memory.
+#![allow(clippy::unwrap_used)] // a failing test panics
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use kvdepot_tier::conformance::Bench;
 use kvdepot_tier::{DaxConfig, DaxTier, Tier, conformance};
 
 const MIB: u64 = 1 << 20;
-/// Only a hang reaches it.
+/// Reached only by a hang.
 const HANG: Duration = Duration::from_secs(60);
 
 fn config(path: &Path) -> DaxConfig {
@@ -90,7 +90,7 @@ fn is_capped() {
     }
 }
 
-/// P5: the medium itself is a cap, and it is filled.
+/// P5: the medium itself is the cap, and it is filled.
 #[test]
 fn a_full_medium_makes_room() {
     let fresh = Fresh::new();
@@ -122,7 +122,8 @@ fn a_medium_is_one_depots_own() {
 #[test]
 fn what_is_not_ours_is_left_alone() {
     let fresh = Fresh::new();
-    // A partition table, a file system's superblock, a label at the end; our format in another version; a damaged one.
+    // A partition table, a file system's superblock, a label at the end; our format in another version; a damaged
+    // medium.
     for (what, at, bytes) in [
         ("partition table", 510, &b"\x55\xaa"[..]),
         ("file system", 1080, b"\x53\xef"),

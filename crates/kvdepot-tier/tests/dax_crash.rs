@@ -1,5 +1,6 @@
-//! P1: a process that is killed with -9 at any moment leaves on its medium all that was acknowledged and no half block.
-#![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
+//! P1: a process killed with -9 at any moment leaves on its medium everything that was acknowledged and no half-written
+//! block.
+#![allow(clippy::unwrap_used)] // a failing test panics
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -13,7 +14,7 @@ use kvdepot_tier::{DaxConfig, DaxTier, Tier};
 
 const CHILD: &str = "KVDEPOT_TEST_DAX_CRASH";
 const MAPPED: &str = "KVDEPOT_TEST_DAX_CRASH_MAPPED";
-/// Fewer than the medium has room for: nothing is evicted.
+/// Fewer than fit on the medium: nothing is evicted.
 const BLOCKS: u64 = 4000;
 const HANG: Duration = Duration::from_secs(60);
 
@@ -24,7 +25,7 @@ fn open(path: &Path, access: Access) -> Arc<DaxTier> {
     Arc::new(DaxTier::open(config).unwrap())
 }
 
-/// Not a test of its own: the process that the test below kills. It writes and says how far it is.
+/// Not a test itself: the process that the test below kills. It writes and reports its progress.
 #[test]
 fn child() {
     let Ok(path) = std::env::var(CHILD) else { return };
@@ -73,7 +74,7 @@ fn killed_while_writing() {
             assert!((0..acknowledged).all(|n| bench.read_is_right(n)), "{access:?}, round {round}");
             let right = (0..BLOCKS + 8).filter(|n| bench.read_is_right(*n)).count() as u64;
             assert_eq!(right, listed, "{access:?}, round {round}: every listed block reads right");
-            // A hole that the kill left among the last ones: the child goes on behind what is listed.
+            // The kill may have left a gap among the last blocks: the child continues after what is listed.
             assert!((0..listed.next_multiple_of(8)).all(|n| bench.write(n).is_ok()));
             acknowledged = listed.next_multiple_of(8);
             drop((bench, tier));

@@ -1,9 +1,9 @@
-//! P1, P5: what a crash leaves of a DAX medium at any write holds all that was acknowledged and nothing else.
+//! P1, P5: after a crash at any write, a DAX medium holds everything that was acknowledged and nothing else.
 //!
-//! A medium in memory records every write and every flush. Two crashes are tried after each of them: the process dies, which
-//! leaves what was written; or the machine loses power, which takes any of the writes since the last flush, or the end of one,
-//! at the granularity of a processor's store.
-#![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
+//! A medium in memory records every write and every flush. Two kinds of crash are tried after each of them: the process
+//! dies, which leaves what was written; or the machine loses power, which takes any of the writes since the last flush,
+//! or the end of one, at the granularity of a processor's store.
+#![allow(clippy::unwrap_used)] // a failing test panics
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use kvdepot_io::mapped::{MemoryMedium, Recorded};
 use kvdepot_tier::conformance::{Bench, Waiting};
 use kvdepot_tier::{DaxConfig, DaxTier, Tier, Written};
 
-/// Room for twelve blocks of three units.
+/// Space for twelve blocks of three units.
 const MEDIUM_BYTES: usize = 160 << 10;
 const BLOCKS: u64 = 14;
 /// Block `n` in version `v` has the bytes of block `n + v * VERSION`.
 const VERSION: u64 = 1000;
-/// Only a hang reaches it.
+/// Reached only by a hang.
 const HANG: Duration = Duration::from_secs(60);
 
 fn open(medium: &MemoryMedium) -> Arc<DaxTier> {
@@ -82,7 +82,7 @@ impl Workload {
         work.remove(&bench, 2);
         work.write(&bench, 2);
         work.remove(&bench, 4);
-        // Beyond what there is room for: the last ones evict.
+        // More than fits: the last ones evict.
         (5..BLOCKS).for_each(|n| work.write(&bench, n));
         drop(bench);
         bench = Bench::new(open(&medium));
@@ -97,7 +97,7 @@ impl Workload {
     }
 }
 
-/// What lies on the medium after `at` records; those in `lost` never got there, `torn` only in part.
+/// What lies on the medium after `at` records; those in `lost` never got there, `torn` got there only in part.
 fn image(log: &[Recorded], at: usize, lost: &HashSet<usize>, torn: Option<(usize, usize)>) -> Vec<u8> {
     let mut bytes = vec![0; MEDIUM_BYTES];
     for (number, record) in log[..at].iter().enumerate() {
@@ -124,7 +124,7 @@ fn check(work: &Workload, at: usize, image: Vec<u8>, what: &str) {
     assert!(bench.epoch >= least, "{what}: epoch {} came back (P1)", bench.epoch);
     let mut found = 0;
     for n in 0..BLOCKS {
-        // What was done to this block in this epoch, and the last of it that was acknowledged.
+        // What was done to this block in this epoch, from the last acknowledged operation on.
         let mine = |done: &&Done| match done.what {
             What::Write { epoch, n: other, .. } | What::Remove { epoch, n: other } => {
                 epoch == bench.epoch && other == n
@@ -145,11 +145,11 @@ fn check(work: &Workload, at: usize, image: Vec<u8>, what: &str) {
                 assert!(is_right, "{what}: block {n} is none of {may:?} (P1)");
             }
             Err(error) => {
-                // A header is written when its payload has been flushed, so what is found is whole.
+                // A header is written after its payload has been flushed, so what is found is complete.
                 assert!(!is_there, "{what}: block {n} was found, and is not whole: {error}");
                 let later = work.done.iter().any(|done| done.begun <= at && done.ended > at);
                 let was_kept = sure.is_some_and(|sure| matches!(all[sure].what, What::Write { .. }));
-                // Blocks make room: then a later write was acknowledged or under way.
+                // Blocks make space for others: then a later write was acknowledged or in flight.
                 let count = |is: fn(What, u32) -> bool| {
                     work.done.iter().filter(begun).filter(|done| is(done.what, bench.epoch)).count()
                 };
@@ -161,7 +161,7 @@ fn check(work: &Workload, at: usize, image: Vec<u8>, what: &str) {
         }
     }
     assert_eq!(tier.keys(bench.spec.id(bench.epoch)).len(), found, "{what}");
-    // It goes on: everything can be written, and is found after another restart.
+    // The tier goes on: everything can be written, and is found after another restart.
     for n in 100..112 {
         bench.write(n).unwrap_or_else(|error| panic!("{what}: {error}"));
     }
@@ -186,14 +186,14 @@ fn every_crash_is_survived() {
     for at in 0..=log.len() {
         check(&work, at, image(&log, at, &none, None), &format!("killed after {at}"));
         images += 1;
-        // Power: what was written since the last flush.
+        // Power loss: what was written since the last flush.
         let flushed =
             log[..at].iter().rposition(|record| *record == Recorded::Persist).map_or(0, |at| at + 1);
         let open: Vec<usize> = (flushed..at).collect();
         if open.is_empty() {
             continue;
         }
-        // Any subset: all, each one, all but each one, and every other one.
+        // Subsets: all, each one, all but each one, and every other one.
         let mut subsets = vec![open.iter().copied().collect::<HashSet<usize>>()];
         for one in &open {
             subsets.push(HashSet::from([*one]));

@@ -1,5 +1,5 @@
-//! P1, P2, P4 on a DAX medium that fails: regions that fail while others copy, a close in the middle, damage, truncation.
-#![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
+//! P1, P2, P4 on a failing DAX medium: regions that fail while others copy, a close in the middle, damage, truncation.
+#![allow(clippy::unwrap_used)] // a failing test panics
 
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,21 +15,21 @@ use kvdepot_tier::dax::layout::PAGE_BYTES;
 use kvdepot_tier::{DaxConfig, DaxTier, Fetched, ReadItem, Tier, Written};
 
 const BLOCK: u64 = 256 << 10;
-/// Only a hang reaches it.
+/// Reached only by a hang.
 const HANG: Duration = Duration::from_secs(60);
 
 fn config() -> DaxConfig {
     DaxConfig { restore_workers: 4, open_wait: HANG, lock_wait: HANG, ..DaxConfig::new("memory") }
 }
 
-/// What a test has the medium do.
+/// What a test makes the medium do.
 type Rule = Box<dyn Fn(MediumCall) -> Result<()> + Send + Sync>;
 
 /// A medium in memory whose rule can be changed.
 struct Scripted {
     memory: MemoryMedium,
     rule: Arc<Mutex<Option<Arc<Rule>>>>,
-    /// Reads of blocks and tables that have begun.
+    /// Number of reads of blocks and tables that have begun.
     reads: Arc<AtomicUsize>,
 }
 
@@ -66,7 +66,7 @@ fn broken() -> Error {
     Error::new(ErrorKind::Io, "a fault for a test")
 }
 
-/// Blocks of 256 KiB, each four times the least size of a region.
+/// Blocks of 256 KiB, each four times the smallest size of a region.
 fn bench(tier: Arc<dyn Tier>) -> Bench {
     Bench::with(tier, spec("dax", BlockLayout::new(vec![vec![BLOCK]]).unwrap()))
 }
@@ -84,13 +84,13 @@ fn read_all(bench: &Bench, count: u64) -> (Vec<SlotBuf>, Vec<Receiver<Result<Fet
     (slots, ends)
 }
 
-/// Where block `n` lies: blocks are written one after another into an empty medium.
+/// Offset of block `n`: blocks are written one after another into an empty medium.
 fn at(tier: &DaxTier, n: u64) -> u64 {
     tier.geometry().data_at() + n * BLOCK
 }
 
-/// The second region of a read of two blocks waits in the middle of its copy; what it sends when it begins, and what lets it
-/// go on.
+/// Makes the second region of a read of two blocks wait in the middle of its copy; returns the receiver that reports
+/// its beginning, and the sender that lets it continue.
 fn hold(script: &Scripted, held_at: u64, fails_at: Option<u64>) -> (Receiver<()>, Sender<()>) {
     let (begun, begins) = channel();
     let (let_go, held) = channel::<()>();
@@ -107,7 +107,8 @@ fn hold(script: &Scripted, held_at: u64, fails_at: Option<u64>) -> (Receiver<()>
     (begins, let_go)
 }
 
-/// The race of the seed's review: a region fails, the caller is told, and frees memory into which another worker copies.
+/// The race to avoid: a region fails, the caller is notified, and frees memory into which another worker is still
+/// copying.
 #[test]
 fn nobody_is_told_while_a_worker_copies_into_his_block() {
     let script = Scripted::new();
@@ -119,7 +120,8 @@ fn nobody_is_told_while_a_worker_copies_into_his_block() {
     let before = script.reads.load(Ordering::SeqCst);
     let (slots, ends) = read_all(&bench, 1);
     begins.recv_timeout(HANG).unwrap();
-    // All four have begun, and three have let go of the memory: left are this test's hold, the block's, and one worker's.
+    // All four have begun, and three have released the memory: left are this test's reference, the block's, and one
+    // worker's.
     let is_at_rest = || {
         script.reads.load(Ordering::SeqCst) == before + 4 && format!("{:?}", slots[0]).contains("3 holders")
     };
@@ -129,7 +131,7 @@ fn nobody_is_told_while_a_worker_copies_into_his_block() {
         assert!(std::time::Instant::now() < end, "three of four regions end: {:?}", slots[0]);
         std::thread::yield_now();
     }
-    // What the three workers still had to do has been done when others have run on them.
+    // What the three workers still had to do is done once other reads have run on them.
     (1..4).for_each(|n| assert!(bench.read_is_right(n)));
     assert!(ends[0].try_recv().is_err(), "told while a worker still copies into its memory (P4)");
     drop(let_go);
@@ -158,7 +160,7 @@ fn blocks_beside_a_region_that_fails_keep_their_places() {
     for (n, end) in (0..).zip(&ends) {
         match n {
             5 => assert_eq!(*end.as_ref().unwrap(), Fetched::Miss),
-            // Blocks that share its region are read once more without it.
+            // Blocks that share its region are read again without it.
             2 => assert_eq!(end.as_ref().unwrap_err().kind(), ErrorKind::Io),
             _ => {
                 assert_eq!(*end.as_ref().unwrap(), Fetched::Whole, "block {n}");
@@ -177,7 +179,7 @@ fn a_close_in_the_middle_waits_for_the_worker() {
     let (begins, let_go) = hold(&script, at(&tier, 1) + BLOCK / 2, None);
     let (slots, ends) = read_all(&bench, 2);
     begins.recv_timeout(HANG).unwrap();
-    // Of the region that is held, and of what waits behind it, nobody is told; the tier goes away meanwhile.
+    // Neither the held region nor what waits behind it is reported; the tier goes away in the meantime.
     let closing = std::thread::spawn(move || drop((bench, tier)));
     closing.join().unwrap();
     assert!(ends[1].try_recv().is_err(), "told while a worker still copies into its memory (P4)");
@@ -204,7 +206,7 @@ fn several_restores_go_on_side_by_side() {
     assert_eq!(held[0].recv_timeout(HANG).unwrap().unwrap(), Fetched::Whole);
 }
 
-/// P4: the place of a block that is removed and reset while it is read is given to nobody.
+/// P4: the place of a block that is removed and reset while it is being read is given to nobody.
 #[test]
 fn a_place_that_is_read_is_not_used_again() {
     let script = Scripted::new();
@@ -218,7 +220,7 @@ fn a_place_that_is_read_is_not_used_again() {
     begins.recv_timeout(HANG).unwrap();
     bench.remove(1).unwrap();
     bench.epoch = bench.tier.advance_and_wait(&bench.spec, 0).unwrap();
-    // More than the medium holds: every other place is used again, some of them twice.
+    // More than the medium holds: every other place is reused, some of them twice.
     for n in 100..250 {
         assert_eq!(bench.write(n).unwrap(), Written::New);
     }
@@ -281,7 +283,7 @@ fn a_reset_that_is_not_stored_hides_all_and_is_tried_again() {
     bench.tier.advance_and_wait(&bench.spec, 0).unwrap_err();
     assert!(bench.read(0).is_err() && bench.write(5).is_err(), "closed until it is stored");
     script.clear();
-    // Stored by the thread that tries again, or by this opening: in any case a new epoch.
+    // Stored by the retry thread or by this opening: in any case a new epoch.
     let epoch = bench.tier.open_and_wait(&bench.spec, 0).unwrap();
     assert!(epoch > bench.epoch);
     assert!(bench.read(0).is_err());
@@ -308,7 +310,7 @@ fn damage_is_an_error_once_and_then_a_miss() {
         assert!(bench.read_is_right(n));
     }
     drop((bench, tier));
-    // A header that is damaged is none; an epoch of which a copy is damaged is taken to be over.
+    // A damaged header is ignored; an epoch with a damaged copy is assumed to be over.
     let geometry = script.open().geometry();
     script.memory.damage(geometry.header_at((2 * BLOCK / geometry.unit_bytes) as u32), |line| line[33] ^= 1);
     let bench = self::bench(script.open());
@@ -324,7 +326,7 @@ fn damage_is_an_error_once_and_then_a_miss() {
     assert_eq!(bench.tier.usage().bytes, 0);
 }
 
-/// A truncated medium is an error and never a signal, on both ways of access.
+/// A truncated medium is an error and never a signal, with either way of access.
 #[test]
 fn a_truncated_medium_is_an_error() {
     for access in [Access::Auto, Access::Mapped] {

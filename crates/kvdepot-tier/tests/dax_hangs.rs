@@ -1,6 +1,6 @@
-//! P2, P8: a DAX medium that hangs, or has bad pages, holds up nothing but what lies there; and a removal ends well only when
+//! P2, P8: a DAX medium that hangs or has bad pages blocks nothing but what lies there; and a removal succeeds only if
 //! no header names the block.
-#![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
+#![allow(clippy::unwrap_used)] // a failing test panics
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -15,7 +15,7 @@ use kvdepot_tier::dax::layout::HEADER_BYTES;
 use kvdepot_tier::{DaxConfig, DaxTier, Fetched, ReadItem, Tier};
 
 const BLOCK: u64 = 256 << 10;
-/// Only a hang reaches it.
+/// Reached only by a hang.
 const HANG: Duration = Duration::from_secs(60);
 
 /// The end of a read.
@@ -60,7 +60,8 @@ impl Scripted {
         *self.rule.lock().unwrap() = None;
     }
 
-    /// Calls of this kind wait: what they send when they begin, and what lets them go on.
+    /// Makes calls of this kind wait; returns the receiver that reports their beginning, and the sender that lets them
+    /// continue.
     fn hold(
         &self,
         is_held: impl Fn(MediumCall) -> bool + Send + Sync + 'static,
@@ -105,7 +106,7 @@ fn begin_remove(tier: &dyn Tier, keys: Vec<BlockKey>) -> Receiver<Result<()>> {
     receive
 }
 
-/// A write of a header of this place or of one behind it.
+/// Recognizes a write of a header and returns its unit.
 fn is_header(tier: &DaxTier) -> impl Fn(MediumCall) -> Option<u64> + use<> {
     let geometry = tier.geometry();
     move |call| match call {
@@ -129,7 +130,7 @@ fn hung_restore(deadline: Instant) -> (Arc<Scripted>, Bench, Sender<()>, Vec<End
     let (begins, let_go) = script.hold(move |call| matches!(call, MediumCall::Read { at, .. } if at == data));
     let ends = read_all(&bench, &(0..12).collect::<Vec<_>>(), deadline);
     begins.recv_timeout(HANG).unwrap();
-    // The other workers have nothing left to do, so none of them finds out for the waves that wait.
+    // The other workers have nothing left to do, so none of them can end the waiting waves.
     ends[1..4].iter().for_each(|end| assert!(end.recv_timeout(HANG).unwrap().is_ok()));
     (script, bench, let_go, ends)
 }
@@ -159,7 +160,7 @@ fn waves_behind_one_that_hangs_end_with_the_tier() {
     assert!(ends[0].recv_timeout(HANG).is_ok());
 }
 
-/// One region of many runs on a medium that is slow: it ends in the first run after the deadline.
+/// One region of many runs on a slow medium: it ends in the first run after the deadline.
 #[test]
 fn a_region_ends_at_the_deadline() {
     let script = Scripted::new(16 << 20);
@@ -179,7 +180,7 @@ fn a_region_ends_at_the_deadline() {
         }
         Ok(())
     });
-    // Blocks that do not lie together.
+    // Blocks that are not contiguous.
     let ends = read_all(&bench, &[0, 2, 4, 6, 8], deadline);
     let ends: Vec<_> = ends.iter().map(|end| end.recv_timeout(HANG).unwrap()).collect();
     assert!(ends[1..].iter().all(|end| end.as_ref().is_err_and(|error| error.kind() == ErrorKind::Timeout)));
@@ -197,13 +198,13 @@ fn a_removal_fails_until_its_header_is_cleared() {
     }
     script.clear();
     bench.remove(0).unwrap();
-    // No write came since that would have cleared it.
+    // No write has come since that would have cleared it.
     drop(bench);
     let bench = self::bench(script.open());
     assert!(bench.read(0).is_err() && bench.read_is_right(1));
 }
 
-/// A block that is written anew has two headers while the old one is not cleared.
+/// A block that is written again has two headers while the old one has not been cleared.
 #[test]
 fn a_removal_clears_the_header_of_before() {
     let script = Scripted::new(16 << 20);
@@ -221,7 +222,7 @@ fn a_removal_clears_the_header_of_before() {
     assert!(self::bench(script.open()).read(0).is_err());
 }
 
-/// A block that makes room is found no more before its header is cleared.
+/// A block evicted to make space can no longer be found before its header is cleared.
 #[test]
 fn a_removal_waits_for_an_eviction() {
     let script = Scripted::new(4 << 20);
@@ -256,7 +257,7 @@ fn one_bad_page_stops_no_other_clearing() {
     assert!(ends[1].recv_timeout(HANG).unwrap().is_err());
     let both = begin_remove(&*tier, vec![bench.key(1), bench.key(2), bench.key(3)]);
     assert!(both.recv_timeout(HANG).unwrap().is_err());
-    // A write whose victims are others is not held up either.
+    // A write with other victims is not blocked either.
     bench.write(50).unwrap();
     drop((bench, tier));
     script.clear();
@@ -265,7 +266,7 @@ fn one_bad_page_stops_no_other_clearing() {
     assert_eq!(there, [1, 4], "only the one whose page is bad is left");
 }
 
-/// Room after a reset is made in pieces; a tier that closes makes no more.
+/// Space is freed in pieces after a reset; a tier that is closing frees no more.
 #[test]
 fn the_end_of_a_tier_ends_what_is_left_of_a_reset() {
     let script = Scripted::new(16 << 20);

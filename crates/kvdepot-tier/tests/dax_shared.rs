@@ -1,5 +1,5 @@
-//! P1, P8: two depots on one medium, which no lock kept apart; and epochs whose newest copy is lost.
-#![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
+//! P1, P8: two depots on one medium that no lock kept apart; and epochs whose newest copy is lost.
+#![allow(clippy::unwrap_used)] // a failing test panics
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -11,7 +11,7 @@ use kvdepot_tier::conformance::{Bench, Waiting};
 use kvdepot_tier::dax::layout::{EPOCH_BYTES, Geometry, HEADER_BYTES, Header, PAGE_BYTES};
 use kvdepot_tier::{DaxConfig, DaxTier, Presence, Tier, Written};
 
-/// Only a hang reaches it.
+/// Reached only by a hang.
 const HANG: Duration = Duration::from_secs(60);
 const MEDIUM_BYTES: usize = 4 << 20;
 
@@ -38,7 +38,7 @@ fn who_opens_a_medium_last_has_it() {
     assert!((0..4).all(|n| second.read_is_right(n)));
     second.epoch = second.tier.advance_and_wait(&second.spec, 0).unwrap();
     second.write(9).unwrap();
-    // What the second one has reset is not served by the first (P1), whose first call finds out.
+    // What the second depot has reset is not served by the first (P1); its first call finds out.
     assert!(first.read(0).is_err());
     assert_eq!(first.read(1).unwrap_err().kind(), ErrorKind::NotFound, "a miss from then on");
     assert_eq!(first.peek(1), Presence::Absent);
@@ -53,20 +53,20 @@ fn who_opens_a_medium_last_has_it() {
     assert!(third.read_is_right(9) && third.read(0).is_err() && third.read(20).is_err());
 }
 
-/// Each call that changes something finds out by itself, before what it did is acknowledged.
+/// Each call that changes something finds out by itself, before its work is acknowledged.
 #[test]
 fn nothing_is_acknowledged_on_a_medium_of_another_owner() {
     type Act = fn(&Bench) -> Error;
     let acts: [(&str, Act); 3] = [
         ("write", |bench| bench.write(5).unwrap_err()),
         ("remove", |bench| bench.remove(0).unwrap_err()),
-        // Of the second copy, the first one's being stored.
+        // Fails at the second copy, after the first has been stored.
         ("reset", |bench| bench.tier.advance_and_wait(&bench.spec, 0).unwrap_err()),
     ];
     for (what, act) in acts {
         let memory = MemoryMedium::new(vec![0; MEDIUM_BYTES]);
         let taken: Arc<Mutex<Option<Arc<DaxTier>>>> = Arc::default();
-        // The last flush of each of these calls: another one opens the medium while it runs.
+        // The last flush of each of these calls: another depot opens the medium while it runs.
         let left = Arc::new(AtomicUsize::new(usize::MAX));
         let hook = {
             let (memory, taken, left) = (memory.clone(), Arc::clone(&taken), Arc::clone(&left));
@@ -90,12 +90,12 @@ fn line(geometry: &Geometry, copy: u64) -> u64 {
     geometry.epochs_at() + copy * EPOCH_BYTES as u64
 }
 
-/// What happens to a copy.
+/// Damage to a copy.
 type Loss = fn(&mut [u8]);
 const LOSSES: [(&str, Loss); 2] =
     [("zero", |line| line[..EPOCH_BYTES].fill(0)), ("damage", |line| line[30] ^= 1)];
 
-/// A newest copy that reads as zero, as a lost page does, must not bring back the epoch before.
+/// A newest copy that reads as zero, as a lost page does, must not bring back the previous epoch.
 #[test]
 fn a_lost_copy_of_an_epoch_brings_nothing_back() {
     for (what, lose) in LOSSES {
@@ -111,7 +111,7 @@ fn a_lost_copy_of_an_epoch_brings_nothing_back() {
             }
             let epoch = bench.epoch;
             drop(bench);
-            // The headers of before are still there, as when nobody came to clear them.
+            // The earlier headers are still there, as when nobody got to clear them.
             let headers = geometry.headers_at() as usize;
             let bytes = geometry.units as usize * HEADER_BYTES;
             memory.damage(headers as u64, |now| now[..bytes].copy_from_slice(&old[headers..headers + bytes]));
@@ -121,7 +121,7 @@ fn a_lost_copy_of_an_epoch_brings_nothing_back() {
                 let tier = open(&memory);
                 assert_eq!(tier.usage().blocks, 0, "{what} of copy {copy} after {resets} resets (P1)");
                 drop(tier);
-                // Again: what told of the old numbers was cleared by the first opening.
+                // Once more: the first opening cleared what recorded the old numbers.
                 let bench = Bench::new(open(&memory));
                 assert!(bench.epoch > epoch, "{what} of copy {copy} after {resets} resets: {}", bench.epoch);
                 assert!((0..3).all(|n| bench.read(n).is_err()));
@@ -130,7 +130,7 @@ fn a_lost_copy_of_an_epoch_brings_nothing_back() {
     }
 }
 
-/// The number of an epoch goes back to none that may have been used, also one that was skipped to.
+/// The number of an epoch never goes back to one that may have been used, including one that was skipped to.
 #[test]
 fn an_epoch_that_was_skipped_to_is_not_used_again() {
     for (what, lose) in LOSSES {
@@ -158,7 +158,7 @@ fn an_epoch_that_was_skipped_to_is_not_used_again() {
     }
 }
 
-/// No writer of ours makes one, but what cannot be right is not offered for ever.
+/// No writer of ours creates such a block, but one that cannot be right must not be offered forever.
 #[test]
 fn a_block_of_another_length_is_put_aside() {
     let memory = MemoryMedium::new(vec![0; MEDIUM_BYTES]);
@@ -182,7 +182,7 @@ fn a_block_of_another_length_is_put_aside() {
     assert!(bench.peek(0) == Presence::Absent && bench.read_is_right(1));
 }
 
-/// What the messages tell a user to do has a medium formatted that is full to its end.
+/// Following the advice of the error messages gets a medium formatted that is full to its end.
 #[test]
 fn a_medium_is_given_up_by_hand() {
     let memory = MemoryMedium::new(vec![0; MEDIUM_BYTES]);
@@ -194,7 +194,7 @@ fn a_medium_is_given_up_by_hand() {
     let opened = |memory: &MemoryMedium| DaxTier::open_on(config(), Arc::new(memory.clone()));
     let error = opened(&memory).unwrap_err();
     assert!(error.to_string().contains("first and last MiB"), "{error}");
-    // Its beginning alone may be an accident: the end holds data.
+    // Zeros at its beginning alone may be an accident: the end holds data.
     for bytes in [PAGE_BYTES as usize, 1 << 20] {
         memory.damage(0, |medium| medium[..bytes].fill(0));
         let before = memory.content();

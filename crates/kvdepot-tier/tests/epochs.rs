@@ -1,6 +1,6 @@
-//! Resets: what was written before is never served again (P1), whatever the disk does, and nodes that share a
-//! directory do not lose each other's resets.
-#![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
+//! Resets: what was written before is never served again (P1), whatever the disk does, and nodes that share a directory
+//! do not lose each other's resets.
+#![allow(clippy::unwrap_used)] // a failing test panics
 
 mod common;
 
@@ -15,14 +15,14 @@ use kvdepot_io::{Device, DirDevice, DirectUse};
 use kvdepot_tier::conformance::{Bench, Waiting};
 use kvdepot_tier::{PosixConfig, PosixTier, Written};
 
-/// Makes everything fail that takes space, as on a full disk.
+/// Makes everything that takes space fail, as on a full disk.
 fn fill(faults: &Faults) {
     for op in [FaultOp::Grow, FaultOp::Create, FaultOp::Write] {
         faults.chance(op, Fault::NoSpace, 1.0);
     }
 }
 
-/// A tier that waits as long as a depot's does.
+/// A tier that waits as long as a depot's tier does.
 fn impatient(dir: &std::path::Path) -> PosixConfig {
     PosixConfig { open_wait: PosixConfig::default().open_wait, ..config(dir) }
 }
@@ -39,7 +39,7 @@ fn a_reset_on_a_full_disk_outlives_the_depot() {
     let bench = Bench::new(open_faulty(config(dir.path()), &faults));
     bench.write_all(3);
     bench.drain();
-    // As if the depot dies with its blocks still there.
+    // As if the depot died with its blocks still there.
     faults.chance(FaultOp::Unlink, Fault::Eio, 1.0);
     fill(&faults);
     assert_eq!(bench.tier.advance_and_wait(&bench.spec, 1).unwrap(), 1, "a rename needs no space");
@@ -58,7 +58,7 @@ fn a_reset_on_a_full_disk_outlives_the_depot() {
     assert_eq!(Bench::new(open(config(dir.path()))).epoch, 1, "an epoch outlives its mark");
 }
 
-/// Not even a rename works: nothing is served until the reset is stored, and it is tried again without being asked.
+/// Not even a rename works: nothing is served until the reset is stored, and it is retried without a request.
 #[test]
 fn a_reset_that_cannot_be_stored_closes_the_namespace_until_it_is() {
     let dir = tempfile::tempdir().unwrap();
@@ -91,7 +91,7 @@ fn a_disk_that_refuses_renames_too_loses_blocks_to_make_room() {
     bench.write_all(3);
     bench.drain();
     let unlinks = faults.count(FaultOp::Unlink);
-    // The first directory cannot be made, nor renamed; after blocks went the second try can.
+    // The first directory can be neither created nor renamed; after some blocks have gone the second attempt succeeds.
     faults.at_name(FaultOp::Grow, "e1", Fault::NoSpace).at_name(FaultOp::Publish, "below1", Fault::NoSpace);
     assert_eq!(bench.tier.advance_and_wait(&bench.spec, 0).unwrap(), 1);
     assert!(faults.count(FaultOp::Unlink) > unlinks);
@@ -112,7 +112,7 @@ fn two_nodes_with_unequal_counts_of_resets_stay_together() {
     assert!((0..3).all(|n| one.read_is_right(n)));
 }
 
-/// Several nodes, each with a tier of its own on the same directory, on a disk with and without space.
+/// Several nodes, each with its own tier on the same directory, on a disk with and without space.
 #[test]
 fn nodes_that_advance_at_once_get_an_epoch_each() {
     const NODES: usize = 6;
@@ -151,7 +151,7 @@ fn two_directories(dirs: [PathBuf; 2], faults: [&Faults; 2]) -> Bench {
     Bench::new(Arc::new(PosixTier::open_on_devices(config(&dirs[0]), devices).unwrap()))
 }
 
-/// One of two directories cannot be told: the other one knows after a restart.
+/// One of two directories cannot be reached: the other one knows after a restart.
 #[test]
 fn a_reset_that_one_directory_missed_is_found_in_the_other() {
     for broken in 0..2 {
@@ -170,7 +170,7 @@ fn a_reset_that_one_directory_missed_is_found_in_the_other() {
         drop(bench);
         // Still broken after the restart.
         let bench = two_directories(dirs, [&faults[0], &faults[1]]);
-        // Each try to store it takes another number.
+        // Each attempt to store it takes another number.
         assert!(bench.epoch >= 1, "directory {broken} was not told");
         let old = Bench { tier: Arc::clone(&bench.tier), spec: bench.spec.clone(), epoch: 0 };
         assert!((0..20).all(|n| !old.read_is_right(n) && !bench.read_is_right(n)));
@@ -193,7 +193,7 @@ fn files_that_are_named_like_epochs_are_in_nobody_s_way() {
     assert!(bench.read_is_right(0));
 }
 
-/// A file system that hangs holds up the namespace that is opened, not the others (P2).
+/// A hung file system blocks the namespace that is being opened, not the others (P2).
 #[test]
 fn a_hung_file_system_ends_openings_in_time_and_holds_up_no_lookup() {
     let dir = tempfile::tempdir().unwrap();
@@ -222,14 +222,14 @@ fn a_hung_file_system_ends_openings_in_time_and_holds_up_no_lookup() {
     assert!(bench.read_is_right(1));
 }
 
-/// The caller has given up waiting when the opening finds that an epoch must be stored, and that it cannot be.
+/// The caller has stopped waiting when the opening finds that an epoch must be stored but cannot be.
 #[test]
 fn an_opening_that_comes_too_late_is_tried_again() {
     let dir = tempfile::tempdir().unwrap();
     let faults = Faults::default();
     let mut bench = Bench::new(open_faulty(impatient(dir.path()), &faults));
     bench.drain();
-    // It raises the namespace's epoch, which hangs, and then fails.
+    // It raises the namespace's epoch; that hangs and then fails.
     faults.hang(FaultOp::Meta);
     let error = bench.tier.open_and_wait(&bench.spec, 1).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Timeout);
@@ -243,7 +243,7 @@ fn an_opening_that_comes_too_late_is_tried_again() {
 }
 
 /// One node stores its reset by a rename, another one by a new directory, and a third clears what was renamed just
-/// before the second looks whether it was alone.
+/// before the second checks whether it was alone.
 #[test]
 fn a_mark_that_is_cleared_between_two_resets_keeps_them_apart() {
     let dir = tempfile::tempdir().unwrap();
@@ -252,7 +252,7 @@ fn a_mark_that_is_cleared_between_two_resets_keeps_them_apart() {
     one.write_all(3);
     let two = Bench::new(open_faulty(config(dir.path()), &slow));
     [&one, &two].into_iter().for_each(Bench::drain);
-    // The second node has looked at `namespace.json` and at the marks, and is about to make its own.
+    // The second node has checked `namespace.json` and the marks, and is about to make its own.
     slow.at_name(FaultOp::Meta, "e1", Fault::Hang);
     let (tier, spec) = (Arc::clone(&two.tier), two.spec.clone());
     let second = std::thread::spawn(move || tier.advance_and_wait(&spec, 1));
@@ -262,7 +262,7 @@ fn a_mark_that_is_cleared_between_two_resets_keeps_them_apart() {
     full.chance(FaultOp::Unlink, Fault::Eio, 1.0);
     let first = one.tier.advance_and_wait(&one.spec, 1).unwrap();
     assert!(names(dir.path()).contains("below1"));
-    // It syncs the directory before it looks at the marks again.
+    // It syncs the directory before it checks the marks again.
     slow.at_name(FaultOp::Meta, &one.spec.root().to_string(), Fault::Hang);
     slow.release();
     until("the second node makes its mark", || names(dir.path()).contains("e1"));
@@ -276,8 +276,8 @@ fn a_mark_that_is_cleared_between_two_resets_keeps_them_apart() {
     assert_ne!(first, second.unwrap(), "two resets have an epoch each");
 }
 
-/// Somebody removes a namespace's directory. It is opened again in the epoch that is known, while the unlink thread is
-/// behind, and keeps what is written then.
+/// Somebody removes a namespace's directory. The namespace is opened again in the known epoch, while the unlink thread
+/// lags behind, and keeps what is written then.
 #[test]
 fn a_namespace_that_opens_again_in_its_epoch_keeps_new_blocks() {
     let dir = tempfile::tempdir().unwrap();

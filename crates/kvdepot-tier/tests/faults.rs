@@ -1,5 +1,5 @@
-//! P2: every failure of a device is a miss, in bounded time, and the tier goes on.
-#![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
+//! P2: every failure of a device is a miss in bounded time, and the tier goes on.
+#![allow(clippy::unwrap_used)] // a failing test panics
 
 mod common;
 
@@ -80,15 +80,15 @@ fn a_failed_write_fails_for_all_who_waited_for_it() {
     assert_eq!(bench.write(0).unwrap(), Written::New);
 }
 
-/// A device that hangs holds up its own operations only until their deadlines, and no others.
+/// A hung device blocks its own operations only until their deadlines, and no others.
 fn a_hung_device_times_out_and_others_go_on() {
     let dir = tempfile::tempdir().unwrap();
     let faults = Faults::seeded(SEED);
     let bench = Bench::new(open_faulty(config(dir.path()), &faults));
     bench.write_all(20);
     bench.drain();
-    // As many as there are threads hang in the device; with their deadline their threads are replaced. A thread with a queue
-    // of the kernel serves others meanwhile.
+    // As many reads as there are threads hang in the device; at their deadlines their threads are replaced. A thread
+    // with a kernel queue serves others in the meantime.
     for nth in 0..4 {
         faults.at(FaultOp::Read, nth, Fault::Hang);
     }
@@ -138,7 +138,7 @@ fn faults_come_from_the_configuration_too() {
     assert_eq!(bench.read(0).unwrap_err().kind(), ErrorKind::Io);
 }
 
-/// A real full disk: a small tmpfs, where this test may mount one. See `tests/full_disk.rs` for simulated ones.
+/// A really full disk: a small tmpfs, if this test may mount one. See `tests/full_disk.rs` for simulated ones.
 fn a_full_disk_evicts_and_harms_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let mount =
@@ -169,7 +169,7 @@ fn directories_that_cannot_be_used_are_refused_at_the_start() {
     let file = dir.path().join("file");
     std::fs::write(&file, b"").unwrap();
     assert_eq!(PosixTier::open(config(&file)).unwrap_err().kind(), ErrorKind::Config);
-    // Root writes everywhere except where nobody can.
+    // Root can write everywhere except where nobody can.
     let nowhere = PosixTier::open(config(std::path::Path::new("/proc/self"))).unwrap_err();
     assert!(nowhere.to_string().contains("/proc/self"), "{nowhere}");
     assert_eq!(nowhere.kind(), ErrorKind::Permission);

@@ -1,5 +1,5 @@
-//! The header parser: what was written is read back, and nothing else is believed; no input makes it panic.
-#![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
+//! The header parser: what was written is read back, and nothing else is accepted; no input makes it panic.
+#![allow(clippy::unwrap_used)] // a failing test panics
 
 use kvdepot_core::{BlockHash, BlockKey, ErrorKind, NamespaceId};
 use kvdepot_io::checksum::crc64;
@@ -70,7 +70,7 @@ fn seal(pages: &mut [u8]) {
     pages[136..144].copy_from_slice(&checksum.to_le_bytes());
 }
 
-/// The bytes that `docs/format.md` gives as an example: a change here is a new format version.
+/// The example bytes from `docs/format.md`: a change here is a new format version.
 #[test]
 fn the_documents_example() {
     let header = BlockHeader {
@@ -105,7 +105,7 @@ fn the_documents_example() {
     }
 }
 
-/// A whole header of another encoding is no damage: the file is another build's to read.
+/// An intact header with another encoding is not damage: another build can read the file.
 #[test]
 fn another_encoding_is_told_from_damage() {
     let header = BlockHeader {

@@ -1,5 +1,5 @@
-//! P5: a full disk evicts and goes on, whoever filled it; and a share of the disk stays free.
-#![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
+//! P5: a full disk makes the tier evict and go on, no matter who filled it; and a share of the disk stays free.
+#![allow(clippy::unwrap_used)] // a failing test panics
 
 mod common;
 
@@ -98,7 +98,7 @@ fn a_disk_that_others_fill_does_not_stop_writes() {
     assert!((50..60).all(|n| bench.read_is_right(n)));
 }
 
-/// The file system never answers ENOSPC here: only the floor keeps a tenth of it free.
+/// The file system never returns ENOSPC here: only the floor keeps a tenth of it free.
 fn a_share_of_the_disk_stays_free() {
     let dir = tempfile::tempdir().unwrap();
     let faults = Faults::default();
@@ -112,7 +112,7 @@ fn a_share_of_the_disk_stays_free() {
         assert!(disk_bytes(dir.path()) <= disk / 10 * 9, "block {n}");
     }
     assert!(bench.tier.usage().blocks > 80 && bench.read_is_right(149) && !bench.read_is_right(0));
-    // Others take more and more: the tier makes way, down to nothing if need be, and then writes no more.
+    // Others take more and more: the tier gives way, down to nothing if necessary, and then writes no more.
     for others in (10..=90).step_by(8).chain([95]) {
         let bytes = vec![1; (disk / 100 * others) as usize];
         std::fs::write(dir.path().join("of-somebody-else"), bytes).unwrap();
@@ -154,7 +154,7 @@ fn a_listener_hears_of_blocks_that_are_missing_or_corrupt() {
     let heard = attach(&tier);
     let bench = Bench::new(Arc::clone(&tier) as _);
     bench.write_all(4);
-    // The first scan would find out, too.
+    // The first scan would find out too.
     bench.drain();
     std::fs::remove_file(common::block_file(dir.path(), &bench, 0)).unwrap();
     assert_eq!(bench.read(0).unwrap_err().kind(), ErrorKind::NotFound);

@@ -1,5 +1,6 @@
-//! P2: what keeps failing goes off for a while, comes back by a trial, and writes go off by themselves.
-#![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
+//! P2: a tier that keeps failing is switched off for a while and comes back by a trial; writes can be switched off
+//! alone.
+#![allow(clippy::unwrap_used)] // a failing test panics
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -47,7 +48,7 @@ impl Rig {
     }
 }
 
-/// A deadline ahead of every clock of these tests.
+/// A deadline ahead of every clock in these tests.
 fn kind_of_read(bench: &Bench) -> Option<ErrorKind> {
     let answer = bench.begin_read(0, bench.slot(), Instant::now() + Duration::from_secs(3600));
     Bench::answer(&answer).err().map(|error| error.kind())
@@ -105,7 +106,7 @@ fn a_disk_that_takes_no_writes_stops_writes_only() {
     assert!(!rig.tier.writes_are_off());
 }
 
-/// A file system that stays full whatever the tier evicts, and then has room again.
+/// A file system that stays full whatever the tier evicts, and then has space again.
 #[test]
 fn a_full_disk_stops_writes_until_it_has_room() {
     let rig = Rig::new();

@@ -1,5 +1,6 @@
-//! Directories in which others write, too: what stands in a block's place costs that block, and never a hang (P2).
-#![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
+//! Directories in which others write too: whatever stands in a block's place costs that block, and never causes a hang
+//! (P2).
+#![allow(clippy::unwrap_used)] // a failing test panics
 
 mod common;
 
@@ -20,7 +21,7 @@ use kvdepot_tier::{GuardConfig, Guarded, PosixConfig, PosixTier, Tier, Written};
 /// Longer than anything here takes, shorter than a hang.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Puts something that is no file where a file was.
+/// Puts something that is not a file where a file was.
 fn plant(kind: &str, path: &Path) {
     let _ = fs::remove_file(path);
     match kind {
@@ -92,7 +93,7 @@ fn what_is_no_file_is_written_anew_by_a_depot_that_never_saw_the_block() {
             let bench = Bench::new(open(PosixConfig { shared, ..config(dir.path()) }));
             bench.drain();
             assert!(!bench.read_is_right(0) || !shared, "{kind}");
-            // A directory is in the way of the first write and put aside by it.
+            // A directory blocks the first write, which sets it aside.
             let _ = bench.write(0);
             let _ = bench.write(0);
             assert!(bench.read_is_right(0), "{kind}, shared: {shared}");
@@ -169,7 +170,7 @@ fn nothing_is_written_below_a_mount_point_whose_file_system_is_gone() {
     }
 }
 
-/// B4: a network file system reports a full quota when it writes back.
+/// A network file system reports a full quota when it writes back.
 #[test]
 fn a_block_whose_flush_fails_is_not_published() {
     let dir = tempfile::tempdir().unwrap();
@@ -187,7 +188,7 @@ fn mount(arguments: &[&str], dir: &Path) -> bool {
     Command::new("mount").args(arguments).arg(dir).status().is_ok_and(|status| status.success())
 }
 
-/// Blocks that are there are read, and writes go on when they can.
+/// Existing blocks can be read, and writes go on when they can.
 #[test]
 fn a_disk_that_is_read_only_or_full_at_the_start_is_read() {
     for fault in ["read-only", "full"] {
@@ -205,7 +206,7 @@ fn a_disk_that_is_read_only_or_full_at_the_start_is_read() {
             drop(bench);
             match fault {
                 "full" => {
-                    // Fails half-way, with all space taken.
+                    // Fails half-way, when all space is taken.
                     let _ = fs::write(dir.path().join("ballast"), vec![0; 2 << 20]);
                 }
                 _ => assert!(mount(&["-o", "remount,ro"], dir.path())),
@@ -213,7 +214,7 @@ fn a_disk_that_is_read_only_or_full_at_the_start_is_read() {
             let tier = PosixTier::open(config(dir.path())).unwrap();
             let bench = Bench::new(Arc::new(tier));
             assert!((0..3).all(|n| bench.read_is_right(n)), "{fault}");
-            // A full disk makes room by eviction, if blocks of this tier take enough of it.
+            // A full disk gets space by eviction, if blocks of this tier take enough of it.
             let written = bench.write(9);
             assert!(fault == "full" || written.is_err(), "{fault}");
             match fault {

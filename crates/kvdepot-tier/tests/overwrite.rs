@@ -1,5 +1,5 @@
 //! P1, P2, P5: at the cap a write takes over the file of the block that it evicts, and nobody sees bytes of both.
-#![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
+#![allow(clippy::unwrap_used)] // a failing test panics
 
 mod common;
 
@@ -34,7 +34,7 @@ on_every_engine! {
 const FILE_BYTES: u64 = 16_384;
 
 fn capped(dir: &Path, capacity_bytes: u64) -> PosixConfig {
-    // One directory for all blocks: the directory of the next block is there.
+    // One directory for all blocks: the directory of the next block already exists.
     PosixConfig { capacity_bytes, shared: false, shard_directories: false, ..config(dir) }
 }
 
@@ -77,7 +77,7 @@ fn where_files_must_not_be_overwritten_they_are_unlinked() {
     assert!((1..4).all(|n| bench.read_is_right(n)));
 }
 
-/// A backup that was made by a hard link keeps its bytes, and so does a file of another length.
+/// A backup made with a hard link keeps its bytes, and so does a file of another length.
 fn a_file_with_another_name_or_length_is_not_overwritten() {
     let dir = tempfile::tempdir().unwrap();
     let bench = Bench::new(open(capped(dir.path(), 2 * FILE_BYTES)));
@@ -90,7 +90,7 @@ fn a_file_with_another_name_or_length_is_not_overwritten() {
     std::fs::hard_link(&kept, &copy).unwrap();
     bench.write(2).unwrap();
     assert_eq!(std::fs::read(&copy).unwrap(), before);
-    // Somebody cut block 1 behind the tier's back.
+    // Somebody truncated block 1 behind the tier's back.
     let cut = block_file(dir.path(), &bench, 1);
     std::fs::File::options().write(true).open(&cut).unwrap().set_len(100).unwrap();
     bench.write(3).unwrap();
@@ -98,7 +98,7 @@ fn a_file_with_another_name_or_length_is_not_overwritten() {
     assert_eq!((disk_bytes(dir.path()), bench.tier.usage().bytes), (2 * FILE_BYTES, 2 * FILE_BYTES));
 }
 
-/// What stands under a block's name may be anything.
+/// Anything may stand under a block's name.
 fn what_is_no_file_is_not_overwritten() {
     let dir = tempfile::tempdir().unwrap();
     let bench = Bench::new(open(capped(dir.path(), FILE_BYTES)));
@@ -175,14 +175,15 @@ fn a_reader_in_another_process_gets_a_miss() {
     faults.release();
     let answer = Bench::answer(&read);
     if Engine::is_queued() {
-        // The kernel had read the file before it was written over; only the completion came late.
+        // The kernel had read the file before it was overwritten; only the completion came late.
         answer.unwrap();
     } else {
         assert_eq!(answer.unwrap_err().kind(), ErrorKind::NotFound, "no corruption: it was evicted");
     }
     assert_eq!(tier.quarantined(&other.spec), 0);
     assert!(one.read_is_right(2) && other.read_is_right(2));
-    // Where block 0 was still read, the other tier knows three blocks, one more than its cap: it may have evicted this one.
+    // If block 0 was still read, the other tier knows three blocks, one more than its cap allows: it may have evicted
+    // this one.
     assert!(Engine::is_queued() || other.read_is_right(1));
 }
 
@@ -208,7 +209,7 @@ fn a_write_that_fails_half_way_leaves_nothing_of_either_block() {
     }
 }
 
-/// The directory of the new block is not there yet, so nothing can be renamed into it.
+/// The directory of the new block does not exist yet, so nothing can be renamed into it.
 fn the_first_block_of_a_directory_is_written_at_the_cap() {
     let dir = tempfile::tempdir().unwrap();
     let sharded = PosixConfig { shard_directories: true, ..capped(dir.path(), 3 * FILE_BYTES) };
@@ -235,7 +236,7 @@ fn a_disk_that_refuses_all_changes_costs_no_block() {
     }
     assert!((0..20).all(|n| bench.peek(n) == Presence::Present && bench.read_is_right(n)));
     assert_eq!(bench.tier.usage().bytes, 20 * FILE_BYTES);
-    // A block that was to go for good does not come back, though its file does not go either.
+    // A block that was to go for good does not come back, although its file does not go either.
     bench.remove(7).unwrap();
     bench.drain();
     assert!(!bench.read_is_right(7));
@@ -245,7 +246,7 @@ fn a_disk_that_refuses_all_changes_costs_no_block() {
     assert_eq!(bench.tier.usage().bytes, disk_bytes(dir.path()));
 }
 
-/// More files than the cap allows lie there, and none can be removed.
+/// More files exist than the cap allows, and none can be removed.
 fn trimming_that_fails_costs_no_block() {
     let dir = tempfile::tempdir().unwrap();
     Bench::new(open(config(dir.path()))).write_all(40);
@@ -259,11 +260,11 @@ fn trimming_that_fails_costs_no_block() {
     assert!(tier.wait_scanned(Bench::soon()));
     tier.sweep(Bench::soon());
     assert!(faults.count(FaultOp::Unlink) > 0);
-    // A block is a miss while its unlink is tried, and each read has the next one tried.
+    // A block is a miss while its unlink is attempted, and each read causes the next attempt.
     (0..40).for_each(|n| until("every block can be read", || bench.read_is_right(n)));
     faults.set_enabled(false);
     tier.sweep(Bench::soon());
-    // An unlink that failed just before may have the thread wait first.
+    // After an unlink that has just failed, the thread may wait first.
     until("the cap is kept", || tier.usage().bytes == 4 * FILE_BYTES);
     assert_eq!(disk_bytes(dir.path()), 4 * FILE_BYTES);
 }
@@ -287,7 +288,7 @@ fn room_comes_back_file_by_file() {
     assert!(files(dir.path()).iter().all(|path| path.ends_with("namespace.json")));
 }
 
-/// A past epoch that was there at the start and cannot be removed is counted, and does not stop writes.
+/// A past epoch that existed at the start and cannot be removed is counted, and does not stop writes.
 fn a_past_epoch_that_cannot_be_removed_counts() {
     let dir = tempfile::tempdir().unwrap();
     let faults = Faults::default();

@@ -1,6 +1,6 @@
 //! What a reset or a removal leaves behind: it counts until it is really gone (P5), it goes before live blocks do, and
-//! nothing of it stays for ever or comes back.
-#![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
+//! nothing of it stays forever or comes back.
+#![allow(clippy::unwrap_used)] // a failing test panics
 
 mod common;
 
@@ -24,7 +24,7 @@ fn named(tier: &Arc<PosixTier>, model: &str) -> Bench {
     Bench::with(Arc::clone(tier) as _, spec(model, BlockLayout::new(vec![vec![10_000]]).unwrap()))
 }
 
-/// After a reset that was stored by a rename the files lie under a name that the index does not know.
+/// After a reset that was stored by a rename, the files lie under a name that the index does not know.
 #[test]
 fn files_of_a_renamed_epoch_count_until_they_are_gone() {
     let dir = tempfile::tempdir().unwrap();
@@ -33,7 +33,7 @@ fn files_of_a_renamed_epoch_count_until_they_are_gone() {
     let mut bench = Bench::new(open_faulty(capped(dir.path(), cap), &faults));
     bench.write_all(4);
     bench.drain();
-    // No unlink comes before the rename, and the renamed directory is not cleared before the look at it returns.
+    // No unlink comes before the rename, and the renamed directory is not cleared before it has been listed.
     faults.hang(FaultOp::Unlink);
     faults.at_name(FaultOp::Grow, "e1", Fault::NoSpace).at_name(FaultOp::Meta, "below1", Fault::Hang);
     bench.epoch = bench.tier.advance_and_wait(&bench.spec, 1).unwrap();
@@ -105,7 +105,7 @@ fn a_corrupt_file_that_cannot_be_removed_keeps_its_room() {
     assert_eq!((disk_bytes(dir.path()), tier.usage().bytes), (cap, cap));
 }
 
-/// The unlink thread is held up: writers that need room remove the past epoch's files themselves.
+/// The unlink thread is blocked: writers that need space remove the past epoch's files themselves.
 #[test]
 fn room_is_made_of_past_epochs_before_live_blocks() {
     let dir = tempfile::tempdir().unwrap();
@@ -136,7 +136,7 @@ fn evicting_down_to_the_floor_ends_with_the_deadline() {
     bench.write_all(20);
     drop(bench);
     std::fs::write(dir.path().join("of-somebody-else"), vec![1; (disk / 100 * 75) as usize]).unwrap();
-    // A tier that has yet to ask for the free space.
+    // A tier that has not queried the free space yet.
     let bench = Bench::new(open_faulty(floored, &faults));
     bench.drain();
     faults.hang(FaultOp::Unlink);
@@ -144,7 +144,7 @@ fn evicting_down_to_the_floor_ends_with_the_deadline() {
     let (write, deadline) = loop {
         let deadline = Instant::now() + Duration::from_secs(1);
         let write = bench.begin_write(n, bench.filled(n), deadline);
-        // The floor is met, and a block goes; a busy machine may not begin in time.
+        // The floor is reached, and a block goes; on a busy machine this may not begin in time.
         if faults.wait_hung(1, deadline) {
             break (write, deadline);
         }
@@ -166,7 +166,7 @@ fn removed_blocks_do_not_come_back_after_a_restart() {
     assert_eq!(files_with(dir.path(), ".kvb").len(), 0);
 }
 
-/// Only the second directory has something of the namespace, and nothing says what.
+/// Only the second directory has something of the namespace, and nothing describes it.
 #[test]
 fn files_without_a_description_are_counted_once() {
     let dir = tempfile::tempdir().unwrap();
@@ -186,7 +186,7 @@ fn files_without_a_description_are_counted_once() {
     assert_eq!(tier.usage().bytes, 0);
 }
 
-/// A sweep lists a directory and looks at its files while one of them goes.
+/// A sweep lists a directory and examines its files while one of them goes.
 #[test]
 fn a_file_that_goes_while_it_is_looked_at_is_not_counted() {
     let dir = tempfile::tempdir().unwrap();
@@ -204,7 +204,7 @@ fn a_file_that_goes_while_it_is_looked_at_is_not_counted() {
     let number = |name: &str| (0..3).find(|&n| name == format!("{}.kvb", bench.key(n).hash)).unwrap();
     let [leaving, next, last] = &names[..] else { panic!("{names:?}") };
     assert!(bench.read_is_right(number(leaving)), "this node knows it");
-    // The unlink hangs before the file has gone; the looks at the others hang one after another.
+    // The unlink hangs before the file has gone; the calls that examine the others hang one after another.
     faults.at_name(FaultOp::Unlink, leaving, Fault::Hang);
     faults.at_name(FaultOp::Meta, next, Fault::Hang).at_name(FaultOp::Meta, last, Fault::Hang);
     bench.remove(number(leaving)).unwrap();

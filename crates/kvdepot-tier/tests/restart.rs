@@ -1,5 +1,5 @@
-//! What a tier finds again, and what it does with directories that are not as it left them.
-#![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
+//! What a tier finds again, and what it does with directories that have changed since it left them.
+#![allow(clippy::unwrap_used)] // a failing test panics
 
 mod common;
 
@@ -81,7 +81,7 @@ fn recency_survives_in_the_files() {
     let bench = Bench::new(open(config(dir.path())));
     bench.write_all(3);
     drop(bench);
-    // An hour ago all were written; then block 0 is read by a later depot.
+    // All were written an hour ago; then a later depot reads block 0.
     let old = SystemTime::now() - Duration::from_secs(3600);
     for path in files_with(dir.path(), ".kvb") {
         fs::File::options().write(true).open(path).unwrap().set_modified(old).unwrap();

@@ -1,5 +1,5 @@
-//! The Slab tier passes the suite of all tiers.
-#![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
+//! The Slab tier passes the conformance suite of all tiers.
+#![allow(clippy::unwrap_used)] // a failing test panics
 
 use std::cell::Cell;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use kvdepot_tier::{SlabConfig, SlabTier, Tier, conformance};
 
 const MIB: u64 = 1 << 20;
 
-/// A new file for each tier, on the disk of the build, where O_DIRECT works; at most two are there at a time.
+/// A new file for each tier, on the disk of the build, where O_DIRECT works; at most two exist at a time.
 struct Fresh {
     dir: tempfile::TempDir,
     count: Cell<u32>,

@@ -1,6 +1,6 @@
-//! What a crash or a power loss may leave of a Slab tier's medium, at every boundary between two writes: whole blocks or
-//! none (P1), no epoch that comes back (P8), nothing acknowledged that is missing.
-#![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
+//! What a crash or a power loss may leave of a Slab tier's medium, at every boundary between two writes: complete
+//! blocks or none (P1), no epoch that comes back (P8), nothing acknowledged that is missing.
+#![allow(clippy::unwrap_used)] // a failing test panics
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -36,16 +36,16 @@ fn open(memory: &MemoryVolume) -> Arc<SlabTier> {
 /// When a version of a block was begun and acknowledged.
 type Version = (usize, Option<usize>);
 
-/// What was done when, in operations of the medium.
+/// What was done when; "when" is the number of operations on the medium.
 #[derive(Default)]
 struct History {
-    /// Of each block of each epoch: when its versions were begun and acknowledged.
+    /// For each block of each epoch: when its versions were begun and acknowledged.
     writes: BTreeMap<(u32, u64), Vec<Version>>,
-    /// When a block was removed that is not written again before blocks are given up.
+    /// When a block was removed that is not written again before blocks are evicted.
     removed: BTreeMap<(u32, u64), usize>,
     /// When epochs were acknowledged.
     resets: Vec<(usize, u32)>,
-    /// Until here no block had been given up.
+    /// Up to here no block had been evicted.
     complete: usize,
 }
 
@@ -116,13 +116,14 @@ impl Workload {
         work.replace(&bench, 13);
         assert!(tier.stats().segments_recycled > 0 && tier.stats().blocks_evicted == 0);
         drop((tier, bench));
-        // An orderly end, then the open segment is gone on with.
+        // After a clean shutdown the open segment is continued.
         let tier = open(&memory);
         let mut bench = Bench::new(Arc::clone(&tier) as _);
         (18..22).for_each(|n| work.write(&bench, n));
         assert!(tier.stats().blocks_evicted == 0);
         work.history.complete = memory.operations();
-        // Around the ring, more than once: some blocks stay in use, and some are replaced when their originals are given up.
+        // Around the ring more than once: some blocks stay in use, and some are replaced when their originals are
+        // evicted.
         for round in 0..12 {
             bench.tier.touch(&bench.keys(3));
             work.write_at_once(&bench, 22..32);
@@ -149,13 +150,13 @@ impl Workload {
         last as u64..begun as u64
     }
 
-    /// Whether a block must be there after operation `at`.
+    /// Whether a block must exist after operation `at`.
     fn must_be_there(&self, n: u64, at: usize) -> bool {
         let removed = self.history.removed.get(&(0, n)).is_some_and(|when| *when <= at);
         let writes = self.history.writes.get(&(0, n)).map_or(&[][..], Vec::as_slice);
         let acknowledged = writes.iter().filter(|(_, end)| end.is_some_and(|end| end <= at)).count();
         let begun = writes.iter().filter(|(begun, _)| *begun <= at).count();
-        // One that is being replaced was removed first.
+        // A block that is being replaced was removed first.
         !removed && acknowledged > 0 && acknowledged == begun && at <= self.history.complete
     }
 
@@ -189,7 +190,7 @@ impl Workload {
         found
     }
 
-    /// Opens a tier on what a crash left, and checks all that is promised.
+    /// Opens a tier on what a crash left, and checks everything that is promised.
     fn check(&self, at: usize, image: Vec<u8>, what: &str) -> usize {
         let memory = MemoryVolume::new(image);
         let bench = Bench::new(open(&memory) as _);
@@ -247,7 +248,7 @@ fn every_crash_is_survived() {
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
-                // Relaxed: numbers alone are shared.
+                // Relaxed: only numbers are shared.
                 while let Some(crash) = crashes.get(next.fetch_add(1, Ordering::Relaxed)) {
                     found.fetch_add(check(*crash), Ordering::Relaxed);
                 }

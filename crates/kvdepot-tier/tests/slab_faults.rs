@@ -1,5 +1,5 @@
-//! A Slab tier on a medium that fails, hangs, is full or is somebody else's. P1, P2, P5, P10.
-#![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
+//! A Slab tier on a medium that fails, hangs, is full or belongs to somebody else. P1, P2, P5, P10.
+#![allow(clippy::unwrap_used)] // a failing test panics
 
 use std::path::Path;
 use std::sync::Arc;
@@ -113,7 +113,7 @@ fn a_read_that_fails_costs_no_block() {
     assert!(bench.read_is_right(0));
 }
 
-/// P2: what has not begun ends by its deadline, and what has begun ends when the medium lets go.
+/// P2: what has not begun ends by its deadline, and what has begun ends when the medium responds.
 #[test]
 fn a_medium_that_hangs_ends_what_waits_by_its_deadline() {
     let (memory, faults) = (medium(), Faults::default());
@@ -135,7 +135,7 @@ fn a_medium_that_hangs_ends_what_waits_by_its_deadline() {
     assert!(bench.read_is_right(1) && (2..6).all(|n| bench.peek(n) == Presence::Absent));
 }
 
-/// A reset fails closed: nothing old is served while it is not stored, and it is stored as soon as that works.
+/// A reset fails closed: nothing old is served while it is not stored, and it is stored as soon as that is possible.
 #[test]
 fn a_reset_that_cannot_be_stored_hides_all_and_is_tried_again() {
     let (memory, faults) = (medium(), Faults::default());

@@ -1,6 +1,6 @@
-//! What must not come back to a Slab tier after failures, damage and restarts: values that were removed or replaced, past
-//! epochs, blocks that were never whole. P1, P8.
-#![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
+//! What must not come back in a Slab tier after failures, damage and restarts: removed or replaced values, past epochs,
+//! blocks that were never complete. P1, P8.
+#![allow(clippy::unwrap_used)] // a failing test panics
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,12 +19,12 @@ use parking_lot::Mutex;
 const SEGMENT_BYTES: u64 = 256 << 10;
 const BYTES: usize = 2 << 20;
 const SEGMENTS: u64 = 7;
-/// Blocks of a segment that are written one by one.
+/// Number of blocks in a segment if they are written one by one.
 const BLOCKS: u64 = 12;
 const TABLE: usize = 8192;
 const TABLE_BYTES: usize = 65_536;
 const SEGMENT_0: usize = TABLE + 2 * TABLE_BYTES;
-/// Bytes of a block's second version are those of the block that is so far behind it.
+/// The second version of a block has the bytes of the block with a number this much higher.
 const SECOND: u64 = 1000;
 
 fn config() -> SlabConfig {
@@ -53,7 +53,7 @@ fn faulty(memory: &MemoryVolume, faults: &Faults) -> FaultVolume {
     FaultVolume::new(Arc::new(memory.clone()), faults.clone())
 }
 
-/// What is on the medium now.
+/// Returns what is on the medium now.
 fn image(memory: &MemoryVolume) -> Vec<u8> {
     memory.crash(memory.operations(), |_| Kept::All)
 }
@@ -70,7 +70,7 @@ fn is_second(bench: &Bench, n: u64) -> bool {
     bench.read(n).unwrap() == bench.bytes(n + SECOND)
 }
 
-/// Where the last write of more than two pages went: a group with a block.
+/// Finds the last write of more than two pages, a group with a block: its number and its range.
 fn last_group(memory: &MemoryVolume) -> (usize, std::ops::Range<usize>) {
     let group = |number: usize| match memory.operation(number) {
         Some(VolumeOp::Write { offset, bytes }) if bytes.len() > 8192 => {
@@ -82,7 +82,7 @@ fn last_group(memory: &MemoryVolume) -> (usize, std::ops::Range<usize>) {
     (0..memory.operations()).rev().find_map(group).unwrap()
 }
 
-/// Who is told that a sync has begun, and who says when it fails.
+/// Reports that a sync has begun, and receives when it shall fail.
 type Ends = (Sender<()>, Receiver<()>);
 
 /// A volume whose next sync waits and then fails, and which may refuse long writes.
@@ -136,7 +136,7 @@ fn nothing_counts_behind_a_group_that_could_not_be_synced() {
     let first = bench.begin_write(3, bench.filled(3), Bench::soon());
     entered.recv().unwrap();
     let (_, torn) = last_group(&memory);
-    // While the sync runs: a block is replaced, and another one is removed.
+    // While the sync runs, a block is replaced and another one is removed.
     let before = memory.operations();
     bench.remove(1).unwrap();
     bench.remove(0).unwrap();
@@ -149,7 +149,7 @@ fn nothing_counts_behind_a_group_that_could_not_be_synced() {
     go.send(()).unwrap();
     assert_eq!(Bench::answer(&first).unwrap_err().kind(), ErrorKind::Io);
     assert_eq!(Bench::answer(&replaced).unwrap_err().kind(), ErrorKind::Io, "it lies behind what is torn");
-    // And what comes after the failure does not.
+    // A write that comes after the failure does count.
     write_second(&bench, 0);
     bench.drain();
     drop(bench);
@@ -188,7 +188,7 @@ fn what_was_given_up_stays_away_before_the_next_group_is_written() {
         n += 1;
     }
     assert_eq!(bench.peek(0), Presence::Absent);
-    // Before the group whose write made room.
+    // Before the group whose write made space.
     let bench = self::bench(MemoryVolume::new(memory.crash(last_group(&memory).0, |_| Kept::All)));
     assert_eq!(bench.peek(0), Presence::Absent, "it was given up, and may have been removed");
     assert!(bench.read_is_right(n - 2) && bench.peek(n - 1) == Presence::Absent);
@@ -215,7 +215,7 @@ fn a_medium_that_cannot_be_read_is_not_opened() {
                 assert_eq!(error.kind(), ErrorKind::Io, "read {nth}");
                 refused += 1;
             }
-            // A superblock or a table: the other one was read.
+            // It was a superblock or a table: the other copy was read.
             Ok(tier) => {
                 let bench = Bench::new(Arc::new(tier) as _);
                 assert!(is_second(&bench, 0) && (1..BLOCKS + 2).all(|n| bench.read_is_right(n)), "{nth}");
@@ -268,7 +268,7 @@ fn a_record_of_an_earlier_life_is_no_later_version() {
         bench.remove(1).unwrap();
         bench.drain();
     }
-    // Nor is it one for a read of a tier that goes on.
+    // A read of a tier that keeps running does not take it for one either.
     let Some(VolumeOp::Write { offset, bytes }) = memory.operation(number) else { panic!("a write") };
     let slot = kvdepot_io::SlotBuf::anonymous(bytes.len());
     let old = memory.crash(number, |_| Kept::All);
@@ -285,7 +285,7 @@ fn an_epoch_that_a_start_has_used_does_not_go_back() {
     let bench = self::bench(memory.clone());
     let before = memory.operations();
     let epoch = bench.tier.advance_and_wait(&bench.spec, 5).unwrap();
-    // The second table is stored first, and then the first one.
+    // The second table is stored first, then the first one.
     let cut = MemoryVolume::new(memory.crash(before + 2, |_| Kept::All));
     faults.at(FaultOp::Write, 0, Fault::Eio);
     let error = SlabTier::open_on(config(), Arc::new(faulty(&cut, &faults))).map(drop).unwrap_err();
@@ -304,7 +304,7 @@ fn what_a_start_has_found_outlives_a_power_loss() {
     let bench = Bench::new(Arc::new(tier) as _);
     bench.write_all(1);
     let killed = Arc::clone(&bench.tier);
-    // A process that is killed syncs nothing.
+    // A killed process syncs nothing.
     std::mem::forget(killed);
     drop(bench);
     let bench = self::bench(memory.clone());
@@ -319,7 +319,7 @@ fn a_medium_that_takes_nothing_keeps_what_it_has() {
         let (memory, faults) = (medium(), Faults::default());
         let tier = open(faulty(&memory, &faults));
         let bench = Bench::new(Arc::clone(&tier) as Arc<dyn Tier>);
-        // Around the ring: every segment that is begun costs one that holds blocks.
+        // Around the ring: every new segment costs one that holds blocks.
         (0..SEGMENTS * BLOCKS + 5).for_each(|n| assert_eq!(bench.write(n).unwrap(), Written::New));
         let (blocks, stats) = (tier.usage().blocks, tier.stats());
         faults.chance(op, Fault::Eio, 1.0);

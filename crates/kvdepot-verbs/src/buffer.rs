@@ -1,4 +1,4 @@
-//! Registered memory of our own: messages, and whatever has no better home.
+//! Registered memory owned by the program: messages, and anything without a better place.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::region::{Access, Mr};
 
 const PAGE_BYTES: usize = 4096;
 
-/// Page-aligned zeroed memory, registered as one region. Bytes go in and out by copies, never by references, because a
+/// Page-aligned zeroed memory, registered as one region. Bytes are only copied in and out, never referenced, because a
 /// device may write at any time.
 #[derive(Debug)]
 pub struct Buffer {
@@ -24,7 +24,7 @@ struct Pages {
     layout: Layout,
 }
 
-// SAFETY: the pages are reached by raw copies only, whose order is their callers' affair.
+// SAFETY: the pages are accessed by raw copies only, which the callers order.
 unsafe impl Send for Pages {}
 // SAFETY: as for Send.
 unsafe impl Sync for Pages {}
@@ -37,7 +37,7 @@ impl Drop for Pages {
 }
 
 impl Buffer {
-    /// `len` bytes, rounded up to pages.
+    /// Allocates and registers `len` bytes, rounded up to pages.
     pub fn new(pd: &Pd, len: usize, access: Access) -> Result<Self> {
         let layout = len
             .max(1)
@@ -52,27 +52,27 @@ impl Buffer {
             handle_alloc_error(layout);
         }
         let memory = Arc::new(Pages { start, layout });
-        // SAFETY: the pages live as long as the region that owns them, and nobody makes references into them.
+        // SAFETY: the pages live as long as the region that owns them, and no references into them are made.
         let mr = unsafe { Mr::register_owned(pd, start, layout.size(), access, Arc::clone(&memory) as _)? };
         Ok(Self { mr, memory })
     }
 
-    /// The region.
+    /// Returns the region.
     pub fn mr(&self) -> &Mr {
         &self.mr
     }
 
-    /// Copies `bytes` in at `offset`.
+    /// Copies `bytes` into the buffer at `offset`.
     ///
     /// # Panics
     /// When they do not fit.
     pub fn write(&self, offset: usize, bytes: &[u8]) {
         self.check(offset, bytes.len());
-        // SAFETY: inside of the pages, as checked; a device that writes there at the same time spoils only the bytes.
+        // SAFETY: inside of the pages, as checked; a device that writes there at the same time only garbles the bytes.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.memory.start.add(offset), bytes.len()) };
     }
 
-    /// Copies out what is at `offset`.
+    /// Copies bytes at `offset` out of the buffer.
     ///
     /// # Panics
     /// When the range is not inside.

@@ -1,36 +1,36 @@
-//! Completions: what a device says about work requests that have ended.
+//! Completions: the device's reports about finished work requests.
 
 use kvdepot_core::{Error, ErrorKind, Result};
 
 use crate::sys::{IBV_WC_RECV, IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_WITH_IMM, ibv_wc};
 
-/// How a work request ended, as the library numbers it.
+/// The status of a completion, with the library's numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WcStatus(pub u32);
 
 impl WcStatus {
-    /// It was done.
+    /// Success.
     pub const SUCCESS: Self = Self(crate::sys::IBV_WC_SUCCESS);
-    /// A receive was too short for what came.
+    /// The receive was shorter than the message.
     pub const LOCAL_LENGTH: Self = Self(crate::sys::IBV_WC_LOC_LEN_ERR);
-    /// This side's queue pair could not carry it out.
+    /// This side's queue pair could not execute the request.
     pub const LOCAL_OPERATION: Self = Self(crate::sys::IBV_WC_LOC_QP_OP_ERR);
-    /// Local memory was not registered for this.
+    /// Local memory is not registered for this access.
     pub const LOCAL_PROTECTION: Self = Self(crate::sys::IBV_WC_LOC_PROT_ERR);
-    /// It was never begun, because one before it failed or the queue pair was stopped.
+    /// Never begun, because an earlier request failed or the queue pair was stopped.
     pub const FLUSHED: Self = Self(crate::sys::IBV_WC_WR_FLUSH_ERR);
-    /// The peer could not take the request: too long for its receive, or not allowed on its queue pair.
+    /// The peer could not accept the request: too long for its receive, or not allowed on its queue pair.
     pub const REMOTE_INVALID_REQUEST: Self = Self(crate::sys::IBV_WC_REM_INV_REQ_ERR);
-    /// The peer's memory was not registered for this.
+    /// The peer's memory is not registered for this access.
     pub const REMOTE_ACCESS: Self = Self(crate::sys::IBV_WC_REM_ACCESS_ERR);
-    /// The peer failed while it carried the request out.
+    /// The peer failed while it executed the request.
     pub const REMOTE_OPERATION: Self = Self(crate::sys::IBV_WC_REM_OP_ERR);
     /// The peer did not answer.
     pub const RETRIES_EXCEEDED: Self = Self(crate::sys::IBV_WC_RETRY_EXC_ERR);
     /// The peer had no receive posted for too long.
     pub const RECEIVER_NOT_READY: Self = Self(crate::sys::IBV_WC_RNR_RETRY_EXC_ERR);
 
-    /// What it means, and what to look for.
+    /// Returns what the status means, and what to check.
     pub fn meaning(self) -> &'static str {
         match self {
             Self::SUCCESS => "done",
@@ -56,20 +56,20 @@ impl std::fmt::Debug for WcStatus {
     }
 }
 
-/// What was done, of a work request that succeeded.
+/// The operation of a work request that succeeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Done {
-    /// A SEND left, and was taken.
+    /// A SEND was delivered.
     Send,
-    /// A WRITE is placed.
+    /// A WRITE was placed.
     Write,
-    /// A READ is here.
+    /// A READ has arrived.
     Read,
-    /// A message came into a receive.
+    /// A receive got a message.
     Receive,
     /// A peer's WRITE WITH IMM is placed; it used up a receive.
     ReceiveWrite,
-    /// Something that this side never posts.
+    /// An operation that this side never posts.
     Other(u32),
 }
 
@@ -78,17 +78,17 @@ pub enum Done {
 pub struct Completion {
     /// The id of the work request.
     pub id: u64,
-    /// How it ended.
+    /// The status.
     pub status: WcStatus,
-    /// Whose it was.
+    /// The number of its queue pair.
     pub qp_number: u32,
-    /// What was done; meaningful on success only.
+    /// The operation; only meaningful on success.
     pub done: Done,
-    /// Bytes received; meaningful for a receive that succeeded.
+    /// Number of bytes received; only meaningful for a successful receive.
     pub len_bytes: u32,
-    /// The four bytes that came along, of a receive that succeeded.
+    /// The immediate data of a successful receive.
     pub imm: Option<[u8; 4]>,
-    /// The device's own code of a failure.
+    /// The device's own error code.
     pub vendor_error: u32,
 }
 
@@ -110,13 +110,13 @@ impl Completion {
             qp_number: wc.qp_num,
             done,
             len_bytes: wc.byte_len,
-            // The number's bytes in memory are the bytes that travelled.
+            // The number's bytes in memory are the bytes on the wire.
             imm: has_imm.then(|| wc.imm_data.to_be().to_be_bytes()),
             vendor_error: wc.vendor_err,
         }
     }
 
-    /// Whether it succeeded, else an error that says why not.
+    /// Returns the operation if it succeeded, else an error with the reason.
     pub fn ok(&self) -> Result<Done> {
         if self.status == WcStatus::SUCCESS {
             return Ok(self.done);

@@ -1,4 +1,4 @@
-//! What two queue pairs must know of each other, and the numbers of a reliable connection.
+//! The parameters that two queue pairs exchange, and those of a reliable connection.
 
 use kvdepot_core::{Error, ErrorKind, Result};
 
@@ -10,23 +10,23 @@ use crate::sys::{IBV_QPS_RTR, IBV_QPS_RTS, ibv_ah_attr, ibv_gid, ibv_global_rout
 /// Packet sequence numbers have 24 bits.
 const PSN_MASK: u32 = 0x00ff_ffff;
 
-/// One end of a connection, as its peer must know it. How it gets there is the caller's affair.
+/// One end of a connection, as its peer must know it. The caller transfers it to the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Endpoint {
-    /// Number of the queue pair.
+    /// The number of the queue pair.
     pub qp_number: u32,
-    /// First packet's number of what this end sends; 24 bits.
+    /// The sequence number of the first packet that this end sends; 24 bits.
     pub psn: u32,
     /// Local identifier; 0 on Ethernet.
     pub lid: u16,
     /// Address; zero on InfiniBand without one.
     pub gid: [u8; 16],
-    /// Path MTU as the library numbers it.
+    /// Path MTU, with the library's numbers.
     pub mtu: u32,
 }
 
 impl Endpoint {
-    /// Of `qp` on `port`. Any `psn` will do; a random one tells old packets from new.
+    /// Describes `qp` on `port`. Any `psn` works; a random one distinguishes old packets from new ones.
     pub fn new(qp: &Qp, port: &Port, psn: u32) -> Self {
         Self {
             qp_number: qp.number(),
@@ -38,29 +38,31 @@ impl Endpoint {
     }
 }
 
-/// The numbers of a reliable connection.
+/// The parameters of a reliable connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RcAttributes {
-    /// READs that each side may have under way.
+    /// Largest number of READs that each side may have in flight.
     pub reads_max: u8,
-    /// How long to wait for an answer: 4.096 us times two to this power; 0 = for ever.
+    /// Timeout for an acknowledgement: 4.096 us times two to this power; 0 = infinite.
     pub timeout: u8,
-    /// How often to ask again, 7 at most.
+    /// Number of retries, 7 at most.
     pub retries: u8,
-    /// How often to ask a peer again that has no receive posted; 7 = for ever.
+    /// Number of retries when the peer has no receive posted; 7 = infinite.
     pub receiver_not_ready_retries: u8,
-    /// How long a peer waits that we have no receive for, as the library numbers it: 12 = 0.64 ms.
+    /// How long a peer waits before it retries when we have no receive posted, with the library's numbers: 12 = 0.64
+    /// ms.
     pub receiver_not_ready_timer: u8,
-    /// Routers that packets may pass.
+    /// Largest number of routers on the path.
     pub hop_limit: u8,
-    /// Class of traffic (RoCE: DSCP and ECN).
+    /// Traffic class (RoCE: DSCP and ECN).
     pub traffic_class: u8,
     /// Service level (RoCE: priority).
     pub service_level: u8,
 }
 
 impl Default for RcAttributes {
-    /// 16 READs, 67 ms, 7 retries, for ever when not ready. Software devices on slow machines need `timeout` 18 to 21.
+    /// 16 READs, 67 ms, 7 retries, unlimited retries when the receiver is not ready. Software devices on slow machines
+    /// need `timeout` 18 to 21.
     fn default() -> Self {
         Self {
             reads_max: 16,
@@ -76,14 +78,14 @@ impl Default for RcAttributes {
 }
 
 impl RcAttributes {
-    /// The same, with no more than a device can do.
+    /// Returns the attributes reduced to a device's limits.
     #[must_use]
     pub fn within(self, limits: &DeviceLimits) -> Self {
         Self { reads_max: self.reads_max.min(limits.reads_max), ..self }
     }
 
     pub(crate) fn to_receive(self, port: &Port, peer: &Endpoint) -> Result<ibv_qp_attr> {
-        // InfiniBand within a subnet goes by the LID alone; a GID would need a route that small fabrics do not have.
+        // InfiniBand within a subnet uses the LID alone; a GID would need a route that small fabrics do not have.
         let is_global = port.link == LinkLayer::Ethernet || peer.lid == 0;
         let own_gid = match (is_global, port.gid) {
             (false, _) => None,

@@ -1,4 +1,4 @@
-//! An open device, and protection domains on it.
+//! Open devices and their protection domains.
 
 use std::fmt;
 use std::mem::MaybeUninit;
@@ -11,7 +11,7 @@ use crate::failure;
 use crate::sys::{ibv_context, ibv_device_attr, ibv_pd};
 use crate::table::Table;
 
-/// An open device. Everything made on it keeps it open. Cheap to clone.
+/// An open device. Every object made on it keeps it open. Cheap to clone.
 #[derive(Clone)]
 pub struct Context {
     inner: Arc<Inner>,
@@ -28,22 +28,22 @@ unsafe impl Send for Inner {}
 // SAFETY: as for Send.
 unsafe impl Sync for Inner {}
 
-/// What a device can hold.
+/// The limits of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceLimits {
-    /// Firmware's version.
+    /// Version of the firmware.
     pub firmware: String,
-    /// Ports, numbered from 1.
+    /// Number of ports, which are numbered from 1.
     pub ports: u8,
     /// Largest memory region.
     pub region_bytes_max: u64,
-    /// Most outstanding work requests of one queue.
+    /// Largest number of outstanding work requests of one queue.
     pub queue_requests_max: u32,
-    /// Most entries of a completion queue.
+    /// Largest number of entries of a completion queue.
     pub completions_max: u32,
-    /// Most pieces of local memory in one work request.
+    /// Largest number of pieces of local memory in one work request.
     pub sges_max: u32,
-    /// Most READs that one queue pair may have under way.
+    /// Largest number of READs that one queue pair may have in flight.
     pub reads_max: u8,
 }
 
@@ -59,17 +59,17 @@ impl Context {
         Ok(Self { inner: Arc::new(Inner { device: device.clone(), name, context }) })
     }
 
-    /// The device that was opened.
+    /// Returns the device.
     pub fn device(&self) -> &Device {
         &self.inner.device
     }
 
-    /// The device's name.
+    /// Returns the device's name.
     pub fn name(&self) -> &str {
         &self.inner.name
     }
 
-    /// What the device can hold.
+    /// Returns the device's limits.
     pub fn limits(&self) -> Result<DeviceLimits> {
         let mut attributes = MaybeUninit::<ibv_device_attr>::zeroed();
         // SAFETY: the context is open, and the call fills the attributes.
@@ -103,7 +103,7 @@ impl Context {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // SAFETY: open, and closed once; all objects on it hold it and so are gone.
+        // SAFETY: open, and closed once; all objects on it hold it, so none is left.
         unsafe { (self.device.table().ibv_close_device)(self.context) };
     }
 }
@@ -114,7 +114,7 @@ impl fmt::Debug for Context {
     }
 }
 
-/// A protection domain: queue pairs reach only regions of their own domain. Cheap to clone.
+/// A protection domain: queue pairs can only access regions of their own domain. Cheap to clone.
 #[derive(Clone)]
 pub struct Pd {
     inner: Arc<PdInner>,
@@ -131,7 +131,7 @@ unsafe impl Send for PdInner {}
 unsafe impl Sync for PdInner {}
 
 impl Pd {
-    /// A new domain.
+    /// Makes a new domain.
     pub fn new(context: &Context) -> Result<Self> {
         // SAFETY: the context is open.
         let pd = unsafe { (context.table().ibv_alloc_pd)(context.raw()) };
@@ -141,7 +141,7 @@ impl Pd {
         Ok(Self { inner: Arc::new(PdInner { context: context.clone(), pd }) })
     }
 
-    /// The device that the domain is on.
+    /// Returns the device of the domain.
     pub fn context(&self) -> &Context {
         &self.inner.context
     }
@@ -153,7 +153,7 @@ impl Pd {
 
 impl Drop for PdInner {
     fn drop(&mut self) {
-        // SAFETY: allocated, and freed once; regions and queue pairs hold it and so are gone.
+        // SAFETY: allocated, and freed once; regions and queue pairs hold it, so none is left.
         unsafe { (self.context.table().ibv_dealloc_pd)(self.pd) };
     }
 }

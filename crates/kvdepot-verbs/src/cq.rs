@@ -1,4 +1,4 @@
-//! Completion queues, and the channel that wakes whoever waits for one.
+//! Completion queues, and the channel that wakes a waiting thread.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -15,7 +15,7 @@ use crate::context::Context;
 use crate::failure;
 use crate::sys::{ibv_comp_channel, ibv_cq, ibv_wc};
 
-/// Completions that one call of `poll` takes at most.
+/// Largest number of completions that one call of `poll` takes.
 const POLL_BATCH: usize = 32;
 
 /// A descriptor that becomes readable when an armed completion queue gets a completion. Cheap to clone.
@@ -35,7 +35,7 @@ unsafe impl Send for ChannelInner {}
 unsafe impl Sync for ChannelInner {}
 
 impl CompletionChannel {
-    /// A new channel.
+    /// Makes a new channel.
     pub fn new(context: &Context) -> Result<Self> {
         // SAFETY: the context is open.
         let channel = unsafe { (context.table().ibv_create_comp_channel)(context.raw()) };
@@ -49,7 +49,7 @@ impl CompletionChannel {
         Ok(channel)
     }
 
-    /// Takes an event if there is one: the token of its completion queue.
+    /// Takes an event if there is one. Returns the token of its completion queue.
     pub fn take(&self) -> Result<Option<usize>> {
         let (mut cq, mut token) = (std::ptr::null_mut(), std::ptr::null_mut());
         let table = self.inner.context.table();
@@ -62,13 +62,13 @@ impl CompletionChannel {
                 _ => Err(failure::last_os("ibv_get_cq_event", self.inner.context.name())),
             };
         }
-        // At once, because a queue cannot be destroyed while one of its events is not acknowledged.
+        // Acknowledged immediately, because a queue with an unacknowledged event cannot be destroyed.
         // SAFETY: the event is of this queue, which lives until the event is acknowledged.
         unsafe { (table.ibv_ack_cq_events)(cq, 1) };
         Ok(Some(token as usize))
     }
 
-    /// Waits for an event until `deadline`: the token of its completion queue, or none when the time is over.
+    /// Waits for an event until `deadline`. Returns the token of its completion queue, or `None` on timeout.
     pub fn wait(&self, deadline: Instant) -> Result<Option<usize>> {
         loop {
             if let Some(token) = self.take()? {
@@ -98,7 +98,7 @@ impl AsFd for CompletionChannel {
 
 impl Drop for ChannelInner {
     fn drop(&mut self) {
-        // SAFETY: created, and destroyed once; its completion queues hold it and so are gone.
+        // SAFETY: created, and destroyed once; its completion queues hold it, so none is left.
         unsafe { (self.context.table().ibv_destroy_comp_channel)(self.channel) };
     }
 }
@@ -127,13 +127,14 @@ unsafe impl Send for CqInner {}
 unsafe impl Sync for CqInner {}
 
 impl Cq {
-    /// A queue of at least `entries`, without events. One that ever holds more completions than entries is lost, so
-    /// count: every signalled request and every receive of its queue pairs, and every request of one that fails.
+    /// Makes a queue of at least `entries`, without events. A queue that overflows is lost, so count all possible
+    /// completions: every signalled request and every receive of its queue pairs, and every request of a queue pair
+    /// that fails.
     pub fn new(context: &Context, entries: u32) -> Result<Self> {
         Self::create(context, entries, None, 0)
     }
 
-    /// As `new`, with events on `channel`, which names the queue by `token`.
+    /// Like `new`, with events on `channel`, which identifies the queue by `token`.
     pub fn with_events(channel: &CompletionChannel, entries: u32, token: usize) -> Result<Self> {
         Self::create(&channel.inner.context, entries, Some(channel.clone()), token)
     }
@@ -155,7 +156,7 @@ impl Cq {
         Ok(Self { inner: Arc::new(CqInner { context: context.clone(), channel, cq }) })
     }
 
-    /// Takes completions off the queue, appends them to `out`, and says how many there were. It may leave some.
+    /// Takes completions off the queue and appends them to `out`. Returns their number. Some may be left.
     pub fn poll(&self, out: &mut Vec<Completion>) -> Result<usize> {
         let mut batch = [ibv_wc::default(); POLL_BATCH];
         // SAFETY: the queue is alive, and so is its context with the provider's functions; at most `POLL_BATCH`
@@ -179,8 +180,8 @@ impl Cq {
         Ok(count)
     }
 
-    /// Asks for one event at the next completion (with `solicited_only`: of a message that asks for it, or a failure).
-    /// Completions that are there already raise none, so poll once more after this before waiting.
+    /// Requests one event at the next completion (with `solicited_only`: of a message marked as solicited, or a
+    /// failure). Completions in the queue raise no event, so poll once more after this call before waiting.
     pub fn request_event(&self, solicited_only: bool) -> Result<()> {
         // SAFETY: as for `poll`.
         let rc = unsafe {
@@ -195,8 +196,8 @@ impl Cq {
         }
     }
 
-    /// Polls for `spin`, then sleeps until there is a completion: appends what is there to `out` and says how many, 0
-    /// when `deadline` has passed. Needs a channel that no other queue uses.
+    /// Polls for `spin`, then sleeps until there is a completion. Appends completions to `out` and returns their
+    /// number, 0 on timeout. Needs a channel that no other queue uses.
     pub fn wait(&self, spin: Duration, deadline: Instant, out: &mut Vec<Completion>) -> Result<usize> {
         let spin_until = deadline.min(Instant::now() + spin);
         loop {
@@ -211,7 +212,7 @@ impl Cq {
         };
         loop {
             self.request_event(false)?;
-            // One may have come between the last poll and the request.
+            // A completion may have arrived between the last poll and the request.
             let count = self.poll(out)?;
             if count > 0 {
                 return Ok(count);
@@ -239,7 +240,7 @@ fn no_function(name: &'static str, context: &Context) -> Error {
 
 impl Drop for CqInner {
     fn drop(&mut self) {
-        // SAFETY: created, and destroyed once; queue pairs that report to it hold it and so are gone.
+        // SAFETY: created, and destroyed once; queue pairs that report to it hold it, so none is left.
         unsafe { (self.context.table().ibv_destroy_cq)(self.cq) };
     }
 }

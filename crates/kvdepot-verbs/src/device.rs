@@ -1,4 +1,4 @@
-//! The library, and the devices that it finds.
+//! The library and its devices.
 
 use std::ffi::{CStr, c_char};
 use std::fmt;
@@ -18,20 +18,20 @@ pub struct Verbs {
 }
 
 impl Verbs {
-    /// Loads the system's library. Without one: an error of kind `Unsupported` that says what to install.
+    /// Loads the system's library. If it is missing, the error is of kind `Unsupported` and says what to install.
     pub fn load() -> Result<Self> {
         Ok(Self { table: Arc::new(Table::load(None)?) })
     }
 
-    /// Loads the library at `path`; tests give the stand-in's.
+    /// Loads the library at `path`; tests use the stand-in's.
     pub fn load_from(path: &Path) -> Result<Self> {
         Ok(Self { table: Arc::new(Table::load(Some(path))?) })
     }
 
-    /// All devices of this machine, at least one; without any an error of kind `Unavailable`.
+    /// Returns all devices of this machine, at least one; an error of kind `Unavailable` if there is none.
     pub fn devices(&self) -> Result<Vec<Device>> {
         let mut count = 0;
-        // SAFETY: the function takes a place for the count and returns a list of that many devices, or null.
+        // SAFETY: the function takes a pointer for the count and returns a list of that many devices, or null.
         let list = unsafe { (self.table.ibv_get_device_list)(&raw mut count) };
         if list.is_null() {
             return Err(failure::last_os("ibv_get_device_list", "any"));
@@ -53,7 +53,7 @@ impl Verbs {
             .collect())
     }
 
-    /// The device called `name`; the error names those that are there.
+    /// Returns the device called `name`. The error names the existing devices.
     pub fn device(&self, name: &str) -> Result<Device> {
         let mut devices = self.devices()?;
         match devices.iter().position(|device| device.name() == name) {
@@ -85,44 +85,43 @@ impl Drop for List {
     }
 }
 
-/// An RDMA device that has not been opened.
+/// An unopened RDMA device.
 #[derive(Clone)]
 pub struct Device {
     list: Arc<List>,
     device: *mut ibv_device,
 }
 
-// SAFETY: as for `List`, which the device belongs to.
+// SAFETY: as for `List`, to which the device belongs.
 unsafe impl Send for Device {}
 // SAFETY: as for Send.
 unsafe impl Sync for Device {}
 
 impl Device {
-    /// Name as in `ibv_devices`: `mlx5_0`.
+    /// Returns its name as in `ibv_devices`: `mlx5_0`.
     pub fn name(&self) -> String {
         // SAFETY: the device is valid while its list is.
         text(unsafe { &(*self.device).name })
     }
 
-    /// Node GUID, as the number that tools print.
+    /// Returns its node GUID, as the number that tools print.
     pub fn guid(&self) -> u64 {
         // SAFETY: the device is valid while its list is.
         u64::from_be(unsafe { (self.list.table.ibv_get_device_guid)(self.device) })
     }
 
-    /// The device's directory in sysfs: `/sys/class/infiniband/mlx5_0`.
+    /// Returns its directory in sysfs: `/sys/class/infiniband/mlx5_0`.
     pub fn sysfs(&self) -> PathBuf {
         // SAFETY: the device is valid while its list is.
         PathBuf::from(text(unsafe { &(*self.device).ibdev_path }))
     }
 
-    /// Where the device sits: its PCI function's directory in sysfs with all bridges above it. None for software
-    /// devices.
+    /// Returns the directory of its PCI function in sysfs, below those of all its bridges. `None` for software devices.
     pub fn pci_path(&self) -> Option<PathBuf> {
         self.sysfs().join("device").canonicalize().ok()
     }
 
-    /// NUMA node, if the machine says one.
+    /// Returns its NUMA node, if the machine reports it.
     pub fn numa_node(&self) -> Option<u32> {
         std::fs::read_to_string(self.sysfs().join("device/numa_node")).ok()?.trim().parse().ok()
     }
@@ -142,7 +141,7 @@ impl fmt::Debug for Device {
     }
 }
 
-/// Text in a C array; what follows the zero is ignored.
+/// Converts text in a C array; bytes after the first zero are ignored.
 fn text(array: &[c_char]) -> String {
     let bytes: Vec<u8> = array.iter().map(|&c| c.cast_unsigned()).collect();
     CStr::from_bytes_until_nul(&bytes).map_or_else(|_| String::new(), |s| s.to_string_lossy().into_owned())

@@ -1,17 +1,17 @@
-//! Failed calls as errors: kind, call, device, errno, and what to do about it.
+//! Converts failed calls into errors: kind, call, device, errno, and advice.
 
 use std::io;
 
 use kvdepot_core::{Error, ErrorKind};
 
-/// The error of a call on `device` that set `errno`.
+/// Returns the error of a call on `device` that set `errno`.
 pub(crate) fn last_os(call: &'static str, device: &str) -> Error {
-    // Never -1, so this does not come back here.
+    // Never -1, so `from_errno` does not call back here.
     let errno = io::Error::last_os_error().raw_os_error().filter(|&errno| errno > 0);
     from_errno(call, device, errno.unwrap_or(libc::EIO))
 }
 
-/// The error of a call on `device` that returned `returned`: a number of an error, or -1 with the number in errno.
+/// Returns the error of a call on `device` that returned `returned`: an errno, or -1 with the number in errno.
 pub(crate) fn from_errno(call: &'static str, device: &str, returned: i32) -> Error {
     if returned == -1 {
         return last_os(call, device);
@@ -47,18 +47,18 @@ pub(crate) fn from_errno(call: &'static str, device: &str, returned: i32) -> Err
         .with_source(io::Error::from_raw_os_error(errno))
 }
 
-/// Whose memory was to be registered; decides what a refusal means.
+/// The kind of memory to be registered, which decides what a refusal means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryOf {
-    /// This process's.
+    /// Memory of this process.
     Host,
-    /// A GPU's, by its address: needs a peer memory module in the kernel.
+    /// A GPU's memory by its address, which needs a peer memory module in the kernel.
     Peer,
-    /// Another device's, by its dma-buf.
+    /// Another device's memory as a dma-buf.
     DmaBuf,
 }
 
-/// Why a registration was refused.
+/// Returns the error of a refused registration.
 pub(crate) fn registration(
     call: &'static str,
     device: &str,

@@ -1,11 +1,11 @@
-//! Safe RDMA verbs over a libibverbs that is found at run time, so that builds and machines without RDMA need nothing.
+//! Safe RDMA verbs over a libibverbs loaded at run time, so that builds and machines without RDMA need nothing.
 //!
-//! [`Verbs`] is the library, a [`Device`] what it finds, a [`Context`] an open device; [`Pd`], [`Mr`], [`Cq`], [`Srq`]
-//! and [`Qp`] live on it and keep what they are made of, so they can be dropped in any order. Queue pairs are reliable
-//! connections; how two ends tell each other their [`Endpoint`] is the caller's affair. Requests are posted in lists
-//! ([`SendList`], [`RecvList`]) and end in a completion queue, to be polled or waited for.
+//! [`Verbs`] is the library, a [`Device`] one of its devices, a [`Context`] an open device. [`Pd`], [`Mr`], [`Cq`],
+//! [`Srq`] and [`Qp`] are made on it and keep their dependencies alive, so they can be dropped in any order. Queue
+//! pairs are reliable connections; callers exchange the [`Endpoint`] of both ends themselves. Requests are posted in
+//! lists ([`SendList`], [`RecvList`]) and complete in a completion queue, which is polled or waited for.
 //!
-//! What a device may touch is decided by registration: [`Mr::register`] is the unsafe step and carries the contract.
+//! Registration decides which memory a device may access: [`Mr::register`] is the unsafe step and carries the contract.
 //! Posting is safe, because the device checks every address of a request against the regions.
 
 mod buffer;

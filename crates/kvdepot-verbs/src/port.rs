@@ -1,4 +1,4 @@
-//! Ports of a device, their addresses, and which one to use.
+//! Ports of a device, their addresses, and the choice of one.
 
 use std::net::Ipv6Addr;
 
@@ -12,42 +12,42 @@ use crate::sys::{
     ibv_gid_entry, ibv_port_attr,
 };
 
-/// Longest GID table that is searched.
+/// Largest number of GID table entries to search.
 const GIDS_MAX: u32 = 1024;
 
-/// What the port speaks.
+/// The link layer of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkLayer {
-    /// Addresses are LIDs; a GID only beyond the subnet.
+    /// Addresses are LIDs; a GID is only used beyond the subnet.
     InfiniBand,
     /// RoCE: addresses are GIDs.
     Ethernet,
 }
 
-/// How RoCE wraps its packets.
+/// How RoCE encapsulates packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GidType {
-    /// An InfiniBand port's, or not told.
+    /// An InfiniBand port's address, or unknown.
     InfiniBand,
     /// RoCE version 1: Ethernet frames.
     RoceV1,
-    /// RoCE version 2: UDP, can be routed.
+    /// RoCE version 2: UDP, routable.
     RoceV2,
 }
 
-/// One entry of a port's table of addresses.
+/// An entry of a port's table of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gid {
-    /// Place in the table.
+    /// Index in the table.
     pub index: u8,
     /// The address.
     pub raw: [u8; 16],
-    /// Its type; `InfiniBand` where the library is too old to tell.
+    /// Its type; `InfiniBand` if the library is too old to tell.
     pub kind: GidType,
 }
 
 impl Gid {
-    /// Whether it is an IPv4 address in IPv6 clothes.
+    /// Returns whether it is an IPv4-mapped IPv6 address.
     pub fn is_ipv4(&self) -> bool {
         Ipv6Addr::from(self.raw).to_ipv4_mapped().is_some()
     }
@@ -57,34 +57,34 @@ impl Gid {
     }
 }
 
-/// A port that is up, with the address to use.
+/// An active port and the address to use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Port {
     /// Number, from 1.
     pub number: u8,
-    /// What it speaks.
+    /// Link layer.
     pub link: LinkLayer,
     /// Local identifier; 0 on Ethernet.
     pub lid: u16,
-    /// Path MTU as the library numbers it: 1 = 256 bytes to 5 = 4096.
+    /// Path MTU, with the library's numbers: 1 = 256 bytes to 5 = 4096.
     pub mtu: u32,
-    /// Largest message.
+    /// Largest message in bytes.
     pub message_bytes_max: u32,
-    /// The address; none only on InfiniBand.
+    /// The address; `None` only on InfiniBand.
     pub gid: Option<Gid>,
 }
 
-/// Which device, port and address to use. What is not said is chosen: the first device with an active port, its first
-/// active port; on Ethernet the first IPv4 address of RoCE version 2, else the first that is not link-local.
+/// Selects device, port and address. The default is the first device with an active port and its first active port; on
+/// Ethernet the first IPv4 address of RoCE version 2, else the first that is not link-local.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PortChoice {
-    /// Device by name.
+    /// Name of the device.
     pub device: Option<String>,
-    /// Port by number.
+    /// Number of the port.
     pub port: Option<u8>,
-    /// Address by its place in the table.
+    /// Index of the address in the port's table.
     pub gid_index: Option<u8>,
-    /// What the port must speak.
+    /// The required link layer.
     pub link: Option<LinkLayer>,
 }
 
@@ -188,7 +188,7 @@ fn query(context: &Context, number: u8) -> Result<ibv_port_attr> {
     }
 }
 
-/// The address at `index`; none where the entry is empty.
+/// Returns the address at `index`; `None` if the entry is empty.
 fn query_gid(context: &Context, port: u8, index: u8) -> Option<Gid> {
     let table = context.table();
     if let Some(query) = table._ibv_query_gid_ex {
@@ -204,7 +204,7 @@ fn query_gid(context: &Context, port: u8, index: u8) -> Option<Gid> {
             };
             return Some(Gid { index, raw: entry.gid.raw, kind });
         }
-        // An old kernel answers the extended call with an error and the plain one with the address.
+        // An old kernel answers the extended call with an error, and the plain one with the address.
     }
     let mut gid = ibv_gid::default();
     // SAFETY: the context is open; the call fills the address.

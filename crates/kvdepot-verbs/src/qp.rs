@@ -17,7 +17,7 @@ use crate::sys::{
 };
 use crate::work::{RecvList, SendList};
 
-/// Receives that several queue pairs share. Cheap to clone.
+/// A shared receive queue for several queue pairs. Cheap to clone.
 #[derive(Clone)]
 pub struct Srq {
     inner: Arc<SrqInner>,
@@ -34,7 +34,7 @@ unsafe impl Send for SrqInner {}
 unsafe impl Sync for SrqInner {}
 
 impl Srq {
-    /// A queue of at least `max_requests` receives of `max_sges` pieces.
+    /// Makes a queue of at least `max_requests` receives of `max_sges` pieces.
     pub fn new(pd: &Pd, max_requests: u32, max_sges: u32) -> Result<Self> {
         let attr = ibv_srq_attr { max_wr: max_requests, max_sge: max_sges, srq_limit: 0 };
         let mut init = ibv_srq_init_attr { srq_context: std::ptr::null_mut(), attr };
@@ -55,7 +55,7 @@ impl Srq {
             return Ok(());
         }
         let mut bad = std::ptr::null_mut();
-        // SAFETY: the queue is alive and so is its context; the list is linked and stays where it is.
+        // SAFETY: the queue and its context are alive; the list is linked and does not move.
         let rc = unsafe {
             match (*(*self.inner.srq).context).ops.post_srq_recv {
                 Some(post) => post(self.inner.srq, first, &raw mut bad),
@@ -72,7 +72,7 @@ impl Srq {
 
 impl Drop for SrqInner {
     fn drop(&mut self) {
-        // SAFETY: created, and destroyed once; queue pairs that use it hold it and so are gone.
+        // SAFETY: created, and destroyed once; queue pairs that use it hold it, so none is left.
         unsafe { (self.pd.context().table().ibv_destroy_srq)(self.srq) };
     }
 }
@@ -83,12 +83,12 @@ impl fmt::Debug for Srq {
     }
 }
 
-/// A list was not taken whole.
+/// A list that was posted only in part.
 #[derive(Debug)]
 pub struct PostError {
-    /// Requests at the front of the list that were taken, and will be carried out.
+    /// Number of requests at the front of the list that were posted and will be executed.
     pub posted: usize,
-    /// Why the next one was not.
+    /// Why the next one was refused.
     pub error: Error,
 }
 
@@ -98,29 +98,29 @@ impl From<PostError> for Error {
     }
 }
 
-/// What a queue pair is made of.
+/// The configuration of a queue pair.
 #[derive(Clone, Debug)]
 pub struct QpConfig {
-    /// Where requests of the send queue end.
+    /// The completion queue of the send queue.
     pub send_cq: Cq,
-    /// Where receives end.
+    /// The completion queue of receives.
     pub recv_cq: Cq,
-    /// Receives shared with others, instead of its own.
+    /// The shared receive queue, if the pair has no own receives.
     pub srq: Option<Srq>,
-    /// Most outstanding requests.
+    /// Largest number of outstanding requests.
     pub max_send_requests: u32,
-    /// Most outstanding receives; without meaning where they are shared.
+    /// Largest number of outstanding receives; unused with a shared receive queue.
     pub max_recv_requests: u32,
-    /// Most pieces of local memory in a request.
+    /// Largest number of pieces of local memory in a request.
     pub max_send_sges: u32,
-    /// Most pieces of local memory in a receive.
+    /// Largest number of pieces of local memory in a receive.
     pub max_recv_sges: u32,
-    /// Most bytes that a request may carry inline.
+    /// Largest number of inline bytes in a request.
     pub max_inline_bytes: u32,
 }
 
 impl QpConfig {
-    /// One completion queue for both ways, one piece a request, nothing inline.
+    /// One completion queue for both directions, one piece for each request, no inline bytes.
     pub fn new(cq: &Cq, max_send_requests: u32, max_recv_requests: u32) -> Self {
         Self {
             send_cq: cq.clone(),
@@ -135,25 +135,25 @@ impl QpConfig {
     }
 }
 
-/// Where a queue pair stands in its life.
+/// The state of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QpState {
     /// New.
     Reset,
-    /// Takes receives.
+    /// Accepts receives.
     Init,
     /// Answers its peer.
     ReadyToReceive,
-    /// Answers and asks.
+    /// Answers and sends.
     ReadyToSend,
-    /// Failed or stopped: every request ends as flushed.
+    /// Failed or stopped: every request completes as flushed.
     Error,
-    /// One that reliable connections do not use.
+    /// A state that reliable connections do not use.
     Other(u32),
 }
 
-/// A queue pair of a reliable connection. When it is dropped the device stops touching memory for it; requests that
-/// were not polled are forgotten.
+/// A queue pair of a reliable connection. After the drop the device touches no more memory for it, and unpolled
+/// requests are forgotten.
 pub struct Qp {
     pd: Pd,
     config: QpConfig,
@@ -166,7 +166,7 @@ unsafe impl Send for Qp {}
 unsafe impl Sync for Qp {}
 
 impl Qp {
-    /// A new one, in `Reset`.
+    /// Makes a queue pair in state `Reset`.
     pub fn new(pd: &Pd, config: QpConfig) -> Result<Self> {
         let own_receives = config.srq.is_none();
         let mut init = ibv_qp_init_attr {
@@ -195,23 +195,23 @@ impl Qp {
         Ok(Self { pd: pd.clone(), config, qp })
     }
 
-    /// Its number, by which a peer names it.
+    /// Returns its number, by which a peer addresses it.
     pub fn number(&self) -> u32 {
         // SAFETY: alive.
         unsafe { (*self.qp).qp_num }
     }
 
-    /// The domain that it belongs to.
+    /// Returns its domain.
     pub fn pd(&self) -> &Pd {
         &self.pd
     }
 
-    /// What it was made of.
+    /// Returns its configuration.
     pub fn config(&self) -> &QpConfig {
         &self.config
     }
 
-    /// To `Init`, on a port: from here on receives can be posted. `access` is what peers may do through it.
+    /// Moves to `Init` on a port, after which receives can be posted. `access` is what peers may do through it.
     pub fn init(&self, port: &Port, access: Access) -> Result<()> {
         let attributes = ibv_qp_attr {
             qp_state: QpState::Init.raw(),
@@ -223,18 +223,18 @@ impl Qp {
         self.modify(attributes, TO_INIT)
     }
 
-    /// To `ReadyToReceive`, towards `peer`.
+    /// Moves to `ReadyToReceive`, connected to `peer`.
     pub fn ready_to_receive(&self, port: &Port, peer: &Endpoint, attributes: &RcAttributes) -> Result<()> {
         self.modify(attributes.to_receive(port, peer)?, TO_RTR)
     }
 
-    /// To `ReadyToSend`; `psn` is the one that the peer was told.
+    /// Moves to `ReadyToSend`; `psn` is the one that the peer was given.
     pub fn ready_to_send(&self, psn: u32, attributes: &RcAttributes) -> Result<()> {
         self.modify(attributes.to_send(psn), TO_RTS)
     }
 
-    /// All steps from `Reset` to `ReadyToSend`. `own` is what the peer was told about this side; to connect a pair to
-    /// itself, give it as `peer` too.
+    /// Takes all steps from `Reset` to `ReadyToSend`. `own` is the endpoint that the peer was given. To connect a pair
+    /// to itself, pass it as `peer` too.
     pub fn connect(
         &self,
         port: &Port,
@@ -248,7 +248,7 @@ impl Qp {
         self.ready_to_send(own.psn, attributes)
     }
 
-    /// To `Error`: every outstanding request ends as flushed.
+    /// Moves to `Error`: every outstanding request completes as flushed.
     pub fn stop(&self) -> Result<()> {
         self.modify(ibv_qp_attr { qp_state: IBV_QPS_ERR, ..Default::default() }, IBV_QP_STATE)
     }
@@ -265,13 +265,13 @@ impl Qp {
         }
     }
 
-    /// Asks the device where it stands.
+    /// Queries the state from the device.
     pub fn state(&self) -> Result<QpState> {
         let mut attributes = ibv_qp_attr::default();
         let mut init = std::mem::MaybeUninit::<ibv_qp_init_attr>::zeroed();
         let table = self.pd.context().table();
         let mask = IBV_QP_STATE.cast_signed();
-        // SAFETY: alive; the call fills both places.
+        // SAFETY: alive; the call fills both structures.
         let rc = unsafe { (table.ibv_query_qp)(self.qp, &raw mut attributes, mask, init.as_mut_ptr()) };
         match rc {
             0 => Ok(QpState::from_raw(attributes.qp_state)),
@@ -279,7 +279,7 @@ impl Qp {
         }
     }
 
-    /// Posts requests with one ring of the doorbell, all or up to the first that is refused. The list may be posted
+    /// Posts requests with one ring of the doorbell, all or up to the first that is refused. The list can be posted
     /// again.
     pub fn post_send(&self, list: &mut SendList) -> Result<(), PostError> {
         let first = list.link();
@@ -287,8 +287,8 @@ impl Qp {
             return Ok(());
         }
         let mut bad = std::ptr::null_mut();
-        // SAFETY: alive, and so is its context; the list is linked and stays where it is. Registered memory is checked
-        // by the device, inline bytes are inside of the list.
+        // SAFETY: the queue pair and its context are alive; the list is linked and does not move. The device checks
+        // registered memory, and inline bytes are inside of the list.
         let rc = unsafe {
             match (*(*self.qp).context).ops.post_send {
                 Some(post) => post(self.qp, first, &raw mut bad),
@@ -358,7 +358,7 @@ fn refused(call: &'static str, pd: &Pd, posted: usize, rc: i32) -> PostError {
 
 impl Drop for Qp {
     fn drop(&mut self) {
-        // SAFETY: created, and destroyed once, before the queues that it reports to: they are its fields.
+        // SAFETY: created, and destroyed once, before the queues that it reports to, which are its fields.
         unsafe { (self.pd.context().table().ibv_destroy_qp)(self.qp) };
     }
 }

@@ -1,4 +1,4 @@
-//! Memory that a device may reach.
+//! Memory that a device may access.
 
 use std::any::Any;
 use std::ffi::c_void;
@@ -17,21 +17,21 @@ use crate::sys::{
 };
 use crate::work::{Remote, Sge};
 
-/// What may be done with a region.
+/// The access rights of a region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Access {
-    /// The device may write it: needed where a READ or a receive puts its bytes.
+    /// The device may write it: required for the target of a READ or a receive.
     pub local_write: bool,
     /// Peers may read it.
     pub remote_read: bool,
     /// Peers may write it; implies that the device may.
     pub remote_write: bool,
-    /// Bytes may land in any order between completions. Ignored where the library is too old for it.
+    /// Bytes may arrive in any order between completions. Ignored if the library is too old.
     pub relaxed_ordering: bool,
 }
 
 impl Access {
-    /// Nothing but reading by the device itself: the source of sends and WRITEs.
+    /// Only the device itself may read: the source of sends and WRITEs.
     pub const READ_ONLY: Self =
         Self { local_write: false, remote_read: false, remote_write: false, relaxed_ordering: false };
     /// The device itself reads and writes, peers do not.
@@ -48,13 +48,13 @@ impl Access {
     }
 }
 
-/// A registered range of memory. The registration ends when it is dropped; work requests that still name it then fail.
+/// A registered range of memory. Dropping it ends the registration; work requests that still use it then fail.
 pub struct Mr {
     pd: Pd,
     mr: *mut ibv_mr,
     address: u64,
     len: usize,
-    /// Keeps the memory until after the registration has ended.
+    /// Keeps the memory alive until the registration has ended.
     _owner: Option<Arc<dyn Any + Send + Sync>>,
 }
 
@@ -67,14 +67,14 @@ impl Mr {
     /// Registers `len` bytes at `address` of this process's memory.
     ///
     /// # Safety
-    /// Until the region is dropped the range must stay mapped, and the device and, as `access` allows, peers may read
-    /// and write it at any time: no reference to bytes that a work request writes may be alive meanwhile.
+    /// Until the region is dropped the range must stay mapped. The device and, as `access` allows, peers may read and
+    /// write it at any time: no reference to bytes that a work request writes may be alive meanwhile.
     pub unsafe fn register(pd: &Pd, address: *mut u8, len: usize, access: Access) -> Result<Self> {
         // SAFETY: the caller's contract.
         unsafe { Self::register_as(pd, MemoryOf::Host, address as u64, len, access, None) }
     }
 
-    /// As `register`, for memory that `owner` keeps mapped: it is released after the registration.
+    /// Like `register`, for memory that `owner` keeps mapped. `owner` is dropped after the registration has ended.
     ///
     /// # Safety
     /// As for `register`, except that the range stays mapped while `owner` lives.
@@ -89,20 +89,20 @@ impl Mr {
         unsafe { Self::register_as(pd, MemoryOf::Host, address as u64, len, access, Some(owner)) }
     }
 
-    /// Registers lent memory, which stays lent until after the registration has ended. It must be in one piece. Peers get
-    /// no access: what work requests of this side do with it is what any holder of the memory may do.
+    /// Registers lent memory, which must be one run and stays lent until the registration has ended. Peers get no
+    /// access: this side's work requests do nothing that a holder of the memory may not do.
     pub fn register_lent(pd: &Pd, memory: &SlotBuf) -> Result<Self> {
         let &[run] = memory.runs() else {
             return Err(Error::new(ErrorKind::Config, "memory is registered a piece at a time")
                 .with("pieces", memory.runs().len()));
         };
         let owner = Arc::new(memory.clone());
-        // SAFETY: mapped, readable and writable while the clone lives, by the contract of `SlotBuf`; who makes a request
-        // on a part of it holds that part, by the same contract.
+        // SAFETY: mapped, readable and writable while the clone lives, by the contract of `SlotBuf`; by the same
+        // contract, the maker of a request on a part of it holds that part.
         unsafe { Self::register_owned(pd, run.ptr, run.len, Access::LOCAL, owner) }
     }
 
-    /// Registers a GPU's memory by its address, which works where the kernel has a peer memory module for it.
+    /// Registers a GPU's memory by its address, which needs a peer memory module in the kernel.
     ///
     /// # Safety
     /// As for `register`; the range is one of the GPU's addresses.
@@ -139,7 +139,7 @@ impl Mr {
         Ok(Self { pd: pd.clone(), mr, address, len, _owner: owner })
     }
 
-    /// Registers `len` bytes of a dma-buf from `offset` on, to be named by addresses from `address` on.
+    /// Registers `len` bytes of a dma-buf from `offset` on, under addresses from `address` on.
     ///
     /// # Safety
     /// As for `register`, for the memory behind the dma-buf. The descriptor itself may be closed afterwards.
@@ -169,51 +169,51 @@ impl Mr {
         Ok(Self { pd: pd.clone(), mr, address, len, _owner: None })
     }
 
-    /// Key of local use.
+    /// Returns the local key.
     pub fn lkey(&self) -> u32 {
         // SAFETY: registered, so the library keeps it.
         unsafe { (*self.mr).lkey }
     }
 
-    /// Key to give to peers.
+    /// Returns the key for peers.
     pub fn rkey(&self) -> u32 {
         // SAFETY: as above.
         unsafe { (*self.mr).rkey }
     }
 
-    /// First address.
+    /// Returns the first address.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it covers nothing.
+    /// Returns whether the length is zero.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether it covers `len` bytes at `address`.
+    /// Returns whether it covers `len` bytes at `address`.
     pub fn covers(&self, address: u64, len: usize) -> bool {
         address.checked_sub(self.address).is_some_and(|offset| {
             usize::try_from(offset).is_ok_and(|offset| offset <= self.len && len <= self.len - offset)
         })
     }
 
-    /// `len` bytes from `offset` on, for a work request of this side. The device checks the range.
+    /// Describes `len` bytes from `offset` on for a work request of this side. The device checks the range.
     pub fn sge(&self, offset: usize, len: u32) -> Sge {
         Sge { address: self.address + offset as u64, len, lkey: self.lkey() }
     }
 
-    /// The place at `offset`, for a work request of a peer. The device checks the range.
+    /// Describes the place at `offset` for a work request of a peer. The device checks the range.
     pub fn remote(&self, offset: usize) -> Remote {
         Remote { address: self.address + offset as u64, rkey: self.rkey() }
     }
 
-    /// The domain that it belongs to.
+    /// Returns its domain.
     pub fn pd(&self) -> &Pd {
         &self.pd
     }

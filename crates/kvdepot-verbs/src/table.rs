@@ -8,7 +8,7 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 use crate::sys::*;
 
-/// What rdma-core installs.
+/// The library installed by rdma-core.
 const LIBRARY: &str = "libibverbs.so.1";
 
 macro_rules! table {
@@ -17,7 +17,7 @@ macro_rules! table {
         optional { $($opt:ident: fn($($oarg:ty),*) $(-> $oret:ty)?;)* }
     ) => {
         /// Functions by their C names. The library stays loaded until the process ends: providers keep threads and
-        /// thread-local data that must not lose their code.
+        /// thread-local data that need its code.
         #[allow(clippy::struct_field_names, reason = "C names")]
         pub(crate) struct Table {
             $(pub(crate) $name: unsafe extern "C" fn($($arg),*) $(-> $ret)?,)*
@@ -75,20 +75,20 @@ table! {
         ibv_destroy_qp: fn(*mut ibv_qp) -> c_int;
     }
     optional {
-        // rdma-core 34: memory of another device by its dma-buf.
+        // rdma-core 34: registers another device's memory as a dma-buf.
         ibv_reg_dmabuf_mr: fn(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr;
         // rdma-core 34: access flags that a device may ignore, such as relaxed ordering.
         ibv_reg_mr_iova2: fn(*mut ibv_pd, *mut c_void, usize, u64, u32) -> *mut ibv_mr;
-        // rdma-core 34: a GID with its type, which for RoCE says version 1 or 2.
+        // rdma-core 34: a GID with its type, which tells RoCE version 1 from 2.
         _ibv_query_gid_ex: fn(*mut ibv_context, u32, u32, *mut ibv_gid_entry, u32, usize) -> c_int;
     }
 }
 
 impl Table {
-    /// Loads `path`, or what the system calls libibverbs.
+    /// Loads `path`, or the system's libibverbs.
     pub(crate) fn load(path: Option<&Path>) -> Result<Self> {
         let name = path.map_or_else(|| LIBRARY.to_owned(), |path| path.display().to_string());
-        // SAFETY: loading runs the library's constructors; a libibverbs has none that needs anything of the caller.
+        // SAFETY: loading runs the library's constructors; those of a libibverbs require nothing from the caller.
         let library = unsafe { Library::open(Some(&name), RTLD_NOW | RTLD_LOCAL) }.map_err(|e| {
             Error::new(
                 ErrorKind::Unsupported,

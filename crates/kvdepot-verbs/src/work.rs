@@ -1,4 +1,4 @@
-//! Work requests, in lists that are handed to the device with one ring of its doorbell.
+//! Work requests, in lists that are posted with one ring of the device's doorbell.
 
 use std::fmt;
 
@@ -28,37 +28,37 @@ pub struct Remote {
     pub rkey: u32,
 }
 
-/// What a request moves, on this side.
+/// The local bytes of a request.
 #[derive(Clone, Copy, Debug)]
 pub enum Payload<'a> {
     /// Registered memory, read or written until the request completes.
     Sges(&'a [Sge]),
-    /// Bytes that are taken when the request is posted; not for READ, and at most what the queue pair was made for.
+    /// Bytes copied when the request is posted. Not for READ, and limited by the queue pair's configuration.
     Inline(&'a [u8]),
 }
 
-/// What a request does.
+/// The operation of a request.
 #[derive(Clone, Copy, Debug)]
 pub enum Operation<'a> {
-    /// Fetches from the peer's memory.
+    /// Reads the peer's memory.
     Read(&'a [Sge], Remote),
-    /// Puts into the peer's memory.
+    /// Writes the peer's memory.
     Write(Payload<'a>, Remote),
-    /// Puts into the peer's memory, then ends one of its receives with four bytes.
+    /// Writes the peer's memory, then completes one of its receives with four bytes.
     WriteImm(Payload<'a>, Remote, [u8; 4]),
-    /// Goes into one of the peer's receives.
+    /// Sends into one of the peer's receives.
     Send(Payload<'a>),
-    /// Goes into one of the peer's receives, with four bytes.
+    /// Sends into one of the peer's receives, with four bytes.
     SendImm(Payload<'a>, [u8; 4]),
 }
 
-/// How a request is carried out.
+/// Options of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flags {
-    /// Reports success. Failures are always reported. A queue's places come back only when a later signalled request
-    /// of it was polled, so every queue needs some.
+    /// Reports success. Failures are always reported. A queue frees the places of its requests only when a later
+    /// signalled request was polled, so every queue needs some.
     pub signaled: bool,
-    /// Begins after the READs before it have ended.
+    /// Waits until earlier READs have completed.
     pub fence: bool,
     /// Wakes a peer that waits for solicited messages only.
     pub solicited: bool,
@@ -67,17 +67,17 @@ pub struct Flags {
 impl Flags {
     /// Reports success.
     pub const SIGNALED: Self = Self { signaled: true, fence: false, solicited: false };
-    /// Reports nothing but a failure.
+    /// Reports only failures.
     pub const SILENT: Self = Self { signaled: false, fence: false, solicited: false };
 }
 
-/// Requests for the send queue of a queue pair, in order. Reuse it: it keeps its memory.
+/// Requests for the send queue of a queue pair, in order. Reuse lists, because they keep their allocations.
 #[derive(Default)]
 pub struct SendList {
     requests: Vec<ibv_send_wr>,
     sges: Vec<ibv_sge>,
     inline: Vec<u8>,
-    /// For each request the first of its pieces.
+    /// The index of each request's first piece.
     first: Vec<usize>,
 }
 
@@ -87,12 +87,12 @@ unsafe impl Send for SendList {}
 unsafe impl Sync for SendList {}
 
 impl SendList {
-    /// An empty list.
+    /// Makes an empty list.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a request; `id` comes back in its completion.
+    /// Adds a request; its completion has the same `id`.
     pub fn push(&mut self, id: u64, operation: Operation<'_>, flags: Flags) {
         let bit = |on: bool, flag: u32| if on { flag } else { 0 };
         let mut send_flags = bit(flags.signaled, IBV_SEND_SIGNALED)
@@ -112,7 +112,7 @@ impl SendList {
             Payload::Sges(sges) => self.sges.extend(sges.iter().map(raw_sge)),
             Payload::Inline(bytes) => {
                 send_flags |= IBV_SEND_INLINE;
-                // The offset; `link` makes it an address, since the buffer may still move.
+                // An offset, which `link` turns into an address, since the buffer may still move.
                 let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
                 self.sges.push(ibv_sge { addr: self.inline.len() as u64, length, lkey: 0 });
                 self.inline.extend_from_slice(bytes);
@@ -135,12 +135,12 @@ impl SendList {
         });
     }
 
-    /// Requests in the list.
+    /// Returns the number of requests.
     pub fn len(&self) -> usize {
         self.requests.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are none.
     pub fn is_empty(&self) -> bool {
         self.requests.is_empty()
     }
@@ -160,12 +160,13 @@ impl SendList {
         self.first.clear();
     }
 
-    /// Links the requests; null when there are none. Valid until the list is changed or moved.
+    /// Links the requests. Returns null if there are none. Valid until the list is changed or moved.
     pub(crate) fn link(&mut self) -> *mut ibv_send_wr {
         let (requests, sges) = (self.requests.as_mut_ptr(), self.sges.as_mut_ptr());
         let inline = self.inline.as_ptr() as u64;
         for index in 0..self.requests.len() {
-            // SAFETY: `index` is inside; the next one too where it is made a pointer; `first` is at most `sges.len()`.
+            // SAFETY: `index` is inside, and so is the next one where it is made a pointer; `first` is at most
+            // `sges.len()`.
             unsafe {
                 let request = &mut *requests.add(index);
                 request.sg_list = sges.add(self.first[index]);
@@ -179,7 +180,7 @@ impl SendList {
         if self.requests.is_empty() { std::ptr::null_mut() } else { requests }
     }
 
-    /// Undoes what `link` did to inline pieces, so that a list may be posted again.
+    /// Undoes the changes of `link` to inline pieces, so that a list can be posted again.
     pub(crate) fn unlink(&mut self) {
         let inline = self.inline.as_ptr() as u64;
         for (request, &first) in self.requests.iter().zip(&self.first) {
@@ -208,12 +209,12 @@ unsafe impl Send for RecvList {}
 unsafe impl Sync for RecvList {}
 
 impl RecvList {
-    /// An empty list.
+    /// Makes an empty list.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a receive into `sges`; none for messages without bytes.
+    /// Adds a receive into `sges`, which are empty for messages without bytes.
     pub fn push(&mut self, id: u64, sges: &[Sge]) {
         self.first.push(self.sges.len());
         self.sges.extend(sges.iter().map(raw_sge));
@@ -226,12 +227,12 @@ impl RecvList {
         });
     }
 
-    /// Receives in the list.
+    /// Returns the number of receives.
     pub fn len(&self) -> usize {
         self.requests.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are none.
     pub fn is_empty(&self) -> bool {
         self.requests.is_empty()
     }

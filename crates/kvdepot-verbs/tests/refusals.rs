@@ -1,4 +1,4 @@
-//! What is said when something is missing: one sentence each, with what to do.
+//! Errors for missing things: one sentence each, with advice.
 #![allow(missing_docs, reason = "a test")]
 
 use std::path::Path;
@@ -51,7 +51,7 @@ fn a_port_that_is_down_or_of_another_kind() {
     says(&choice.open(&verbs).expect_err("InfiniBand"), ErrorKind::Unavailable, &["active InfiniBand"]);
 }
 
-/// RoCE: version 2 by IPv4, unless another entry of the table is asked for.
+/// RoCE: version 2 over IPv4, unless another entry of the table is requested.
 #[test]
 fn the_address_of_a_port() {
     let standin = StandIn::new(1);
@@ -81,7 +81,7 @@ fn memory_that_cannot_be_registered() {
         ErrorKind::NoSpace,
         &["RLIMIT_MEMLOCK", "locked_bytes_max=", "len_bytes=1048576", "ibv_reg_mr"],
     );
-    // SAFETY: an address of nothing: the registration is refused, so nothing is touched.
+    // SAFETY: an unused address: the registration is refused, so nothing is touched.
     let error = unsafe { Mr::register_peer(&pd, 0x7000_0000_0000_0000, 4096, Access::ALL) };
     says(&error.expect_err("no peer memory"), ErrorKind::Unsupported, &["nvidia-peermem"]);
     standin.set("dmabuf", 0);

@@ -1,5 +1,5 @@
-//! Connections between two processes over the stand-in, as a server and its clients have them. The second process is
-//! this test binary again, run on one of its tests; they tell each other their endpoints by pipes.
+//! Connections between two processes over the stand-in, like those of a server and its clients. The second process is
+//! this test binary again, which runs one of its tests; they exchange their endpoints through pipes.
 #![allow(missing_docs, reason = "a test")]
 
 use std::io::{BufRead, BufReader, Write};
@@ -36,7 +36,7 @@ impl End {
         Self { port, cq, qp, memory }
     }
 
-    /// What the other side must know, in one line.
+    /// Returns the parameters for the other side in one line.
     fn introduce(&self) -> String {
         let remote = self.memory.mr().remote(0);
         format!("end {} {} {}\n", self.qp.number(), remote.address, remote.rkey)
@@ -67,11 +67,11 @@ fn bytes(seed: usize) -> Vec<u8> {
     (0..LEN).map(|i| (i * seed + i / 255) as u8).collect()
 }
 
-/// The other process's part; as a test of its own it has nothing to do.
+/// The other process's part. It does nothing when run as a test.
 #[test]
 fn peer() {
     let Ok(role) = std::env::var(ROLE) else { return };
-    // Loaded by its own name, as a program that links it would: the environment configures it.
+    // Loaded by its own name, as by a program that links it: the environment configures it.
     let verbs = Verbs::load_from(&library_path()).expect("the stand-in loads");
     let end = End::new(&verbs);
     end.memory.write(0, &bytes(3));
@@ -91,7 +91,7 @@ fn peer() {
         .expect("receives");
     end.qp.ready_to_send(PSN, &attributes).expect("sends");
     if role == "dies" {
-        // Killed by its parent while it waits here.
+        // Its parent kills it while it waits here.
         std::io::stdin().read_line(&mut line).expect("reads");
         return;
     }
@@ -121,7 +121,7 @@ fn spawn(role: &str) -> (Child, ChildStdin, BufReader<ChildStdout>) {
 
 fn introduction(output: &mut BufReader<ChildStdout>) -> String {
     let mut line = String::new();
-    // The test harness says its own things first, perhaps on the same line.
+    // The test harness prints its own output first, perhaps on the same line.
     while !line.contains("end ") {
         line.clear();
         assert_ne!(output.read_line(&mut line).expect("reads"), 0, "the other process ended early");
@@ -193,8 +193,8 @@ fn a_killed_peer_does_not_answer() {
     assert_eq!(end.next().status, WcStatus::RETRIES_EXCEEDED);
 }
 
-/// A receiver that does not run lets its queue of messages fill up. The answer that finds it full is sent when there is
-/// room again; were it dropped, the request would never end.
+/// A receiver that does not run lets its message queue fill up. An answer that finds the queue full is sent when there
+/// is space again; if it were dropped, the request would never complete.
 #[test]
 fn an_answer_that_finds_its_askers_queue_full_is_sent_later() {
     let (asking, answering) = (StandIn::new(14), StandIn::new(15));
@@ -209,7 +209,7 @@ fn an_answer_that_finds_its_askers_queue_full_is_sent_later() {
     answering.set("hung", 1);
     let mut list = SendList::new();
     list.push(1, Operation::Read(&[ends[0].memory.mr().sge(0, 64)], remote), Flags::SIGNALED);
-    // Counted before: posting wakes the stand-in, which may take its only step at once. That step sends it.
+    // Read before: posting wakes the stand-in, which may take its only step immediately. That step sends the request.
     let before = asking.get("steps");
     ends[0].qp.post_send(&mut list).expect("takes it");
     let until = Instant::now() + Duration::from_secs(60);
@@ -225,13 +225,13 @@ fn an_answer_that_finds_its_askers_queue_full_is_sent_later() {
         assert!(Instant::now() < until, "the request was not carried out");
         ends[0].memory.read(0, &mut found);
     }
-    // Each turn of the device is one hold of its lock: the first attempt to answer is over behind this.
+    // Each step of the device is one hold of its lock, so the first attempt to answer is over after this.
     answering.get("steps");
     asking.set("hung", 0);
     assert_eq!(ends[0].next().status, WcStatus::SUCCESS);
 }
 
-/// Sends to a queue pair what is no message, until the kernel takes no more.
+/// Sends invalid messages to a queue pair until the kernel accepts no more.
 fn fill_queue(number: u32) {
     let socket = UnixDatagram::unbound().expect("a socket");
     socket.set_nonblocking(true).expect("a socket that does not block");

@@ -1,8 +1,8 @@
-//! Reading little-endian fields out of bytes that a peer sent.
+//! Reads little-endian fields from bytes sent by a peer.
 
 use kvdepot_core::{Error, ErrorKind, Result};
 
-/// What has not been read yet of a message.
+/// The unread rest of a message.
 #[derive(Debug)]
 pub(crate) struct Reader<'a> {
     rest: &'a [u8],
@@ -45,7 +45,7 @@ impl<'a> Reader<'a> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
-    /// A count of items of `item_bytes` each, and their bytes.
+    /// Reads a count of items of `item_bytes` each, and returns their bytes.
     pub(crate) fn list(&mut self, item_bytes: usize, count_max: usize) -> Result<&'a [u8]> {
         let count = self.u32()? as usize;
         if count > count_max {
@@ -54,18 +54,18 @@ impl<'a> Reader<'a> {
         self.take(count * item_bytes)
     }
 
-    /// A length and so many bytes of text.
+    /// Reads a length and that many bytes of text.
     pub(crate) fn text(&mut self, bytes_max: usize) -> Result<&'a str> {
         let bytes = self.list(1, bytes_max)?;
         std::str::from_utf8(bytes).map_err(|e| self.bad("its text is not UTF-8").with_source(e))
     }
 
-    /// The rest, whatever it is.
+    /// Returns the unread rest.
     pub(crate) const fn rest(self) -> &'a [u8] {
         self.rest
     }
 
-    /// Nothing may be left.
+    /// Fails unless everything was read.
     pub(crate) fn end(self) -> Result<()> {
         if self.rest.is_empty() {
             return Ok(());
@@ -74,7 +74,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Appends a count and the bytes of a list of items.
+/// Appends a list's count and bytes.
 pub(crate) fn put_list(out: &mut Vec<u8>, items: &[u8], item_bytes: usize) {
     out.extend_from_slice(&((items.len() / item_bytes) as u32).to_le_bytes());
     out.extend_from_slice(items);

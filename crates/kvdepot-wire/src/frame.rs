@@ -1,11 +1,11 @@
-//! Cutting a byte stream into frames, without trusting what a header announces: memory grows with what has arrived.
+//! Splits a byte stream into frames without trusting the lengths in headers: memory only grows with received bytes.
 
 use kvdepot_core::{Error, ErrorKind, Result};
 
 use crate::header::{HEADER_BYTES, Header, request_bytes_max, response_bytes_max};
 use crate::limits::READ_BYTES;
 
-/// One frame: what it is, and its body.
+/// A frame: operation and body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame<'a> {
     /// The operation.
@@ -14,7 +14,7 @@ pub struct Frame<'a> {
     pub body: &'a [u8],
 }
 
-/// Bytes that came from a socket and are not used up yet.
+/// Bytes received from a socket and not consumed yet.
 ///
 /// Holds no memory while it is empty and [`release`](Self::release)d, so an idle connection costs none.
 #[derive(Debug)]
@@ -25,44 +25,44 @@ pub struct FrameBuffer {
     body_bytes_max: fn(u8) -> Option<usize>,
 }
 
-/// Memory of a buffer that waits: nobody sees what was in it.
+/// The memory of a released buffer. Its old content is not accessible.
 #[derive(Debug)]
 pub struct Spare(Vec<u8>);
 
 impl Spare {
-    /// Its size.
+    /// Returns its size.
     pub const fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether it has no size.
+    /// Returns whether its size is zero.
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
 impl FrameBuffer {
-    /// For the side that takes requests.
+    /// Makes a buffer for the side that receives requests.
     pub const fn requests() -> Self {
         Self { bytes: Vec::new(), start: 0, end: 0, body_bytes_max: request_bytes_max }
     }
 
-    /// For the side that takes answers of our own protocol.
+    /// Makes a buffer for the side that receives answers of our own protocol.
     pub const fn responses() -> Self {
         Self { bytes: Vec::new(), start: 0, end: 0, body_bytes_max: response_bytes_max }
     }
 
-    /// Bytes that have arrived and are not used up.
+    /// Returns the number of unconsumed bytes.
     pub const fn len(&self) -> usize {
         self.end - self.start
     }
 
-    /// Whether all that has arrived is used up: no half frame waits for its rest.
+    /// Returns whether all received bytes are consumed, so that no partial frame waits for its rest.
     pub const fn is_empty(&self) -> bool {
         self.start == self.end
     }
 
-    /// Gives its memory up while nothing is in it; call it before a long wait. Keeps what has arrived.
+    /// Releases its memory if it is empty; call it before a long wait. Keeps unconsumed bytes.
     pub fn release(&mut self) -> Option<Spare> {
         if !self.is_empty() || self.bytes.is_empty() {
             return None;
@@ -71,26 +71,26 @@ impl FrameBuffer {
         Some(Spare(std::mem::take(&mut self.bytes)))
     }
 
-    /// Whether it has no memory now.
+    /// Returns whether it has no memory.
     pub const fn is_released(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// Takes memory that another buffer gave up, unless it has its own.
+    /// Takes the memory of another buffer, unless it has its own.
     pub fn reuse(&mut self, spare: Spare) {
         if self.is_released() {
             self.bytes = spare.0;
         }
     }
 
-    /// Has `read` put bytes behind those that have arrived; it says how many.
+    /// Lets `read` append received bytes; `read` returns their number.
     pub fn read_with<E>(&mut self, read: impl FnOnce(&mut [u8]) -> Result<usize, E>) -> Result<usize, E> {
         if self.start > 0 {
             self.bytes.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
         if self.bytes.len() - self.end < READ_BYTES / 2 {
-            // Doubles what has arrived: a peer pays for memory here with bytes of its own.
+            // Grows to double of what has arrived: to make this side allocate memory, a peer has to send bytes.
             self.bytes.resize((self.end * 2).max(READ_BYTES), 0);
         }
         let count = read(&mut self.bytes[self.end..])?;
@@ -99,7 +99,7 @@ impl FrameBuffer {
         Ok(count)
     }
 
-    /// Appends bytes, as if they had been read.
+    /// Appends bytes as if they had been read.
     pub fn extend(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let count = self.read_with(|room| {
@@ -111,7 +111,8 @@ impl FrameBuffer {
         }
     }
 
-    /// The next frame, if all of it has arrived. After an error the stream is out of step and must be closed.
+    /// Returns the next frame, if it has arrived completely. After an error the stream is out of step and must be
+    /// closed.
     pub fn next_frame(&mut self) -> Result<Option<Frame<'_>>> {
         let Some((header, _)) = self.bytes[self.start..self.end].split_first_chunk::<HEADER_BYTES>() else {
             return Ok(None);
@@ -136,8 +137,8 @@ impl FrameBuffer {
         Ok(Some(Frame { op: header.op, body: &self.bytes[body_start..self.start] }))
     }
 
-    /// Moves payload that came along with frames into `into`; how many bytes. The rest is to be read straight from
-    /// the socket.
+    /// Moves payload that was received together with frames into `into`. Returns its size; the rest should be read
+    /// straight from the socket.
     pub fn take_payload(&mut self, into: &mut [u8]) -> usize {
         let count = into.len().min(self.len());
         into[..count].copy_from_slice(&self.bytes[self.start..self.start + count]);
@@ -145,7 +146,8 @@ impl FrameBuffer {
         count
     }
 
-    /// Drops up to `count` bytes of payload that came along with frames; how many were dropped.
+    /// Drops up to `count` bytes of payload that were received together with frames. Returns the number of dropped
+    /// bytes.
     pub fn skip_payload(&mut self, count: u64) -> u64 {
         let count = usize::try_from(count).unwrap_or(usize::MAX).min(self.len());
         self.start += count;
@@ -191,7 +193,7 @@ mod tests {
         let spare = buffer.release().unwrap();
         assert_eq!(buffer.bytes.capacity(), 0);
         assert!(buffer.is_released() && buffer.release().is_none());
-        // Another buffer's bytes are none of its own.
+        // The old bytes of another buffer do not appear.
         buffer.reuse(spare);
         assert!(buffer.is_empty() && !buffer.is_released());
         buffer.extend(&frame(op::STAT, b"own"));

@@ -1,11 +1,11 @@
-//! Bodies of the fuzz targets: each takes any bytes, must not panic, and checks what must hold of what it could read.
-//! `examples/fuzz.rs` runs them.
+//! Bodies of the fuzz targets: each takes any bytes, must not panic, and checks the invariants of everything that it
+//! could decode. `examples/fuzz.rs` runs them.
 
 use crate::infini::{self, RemoteMeta, ReplyReader};
 use crate::own::{self, ClientHandshake, Offer, ServerHandshake, Token};
 use crate::{Frame, FrameBuffer};
 
-/// A target's body.
+/// The body of a target.
 pub type Target = fn(&[u8]);
 
 /// All targets by name.
@@ -18,7 +18,7 @@ pub const TARGETS: [(&str, Target); 6] = [
     ("client_handshake", fuzz_client_handshake),
 ];
 
-/// The first byte says in which steps the rest arrives.
+/// The first byte determines the steps in which the rest arrives.
 fn feed(buffer: &mut FrameBuffer, data: &[u8], mut each: impl FnMut(Frame<'_>)) {
     let Some((&step, stream)) = data.split_first() else { return };
     for piece in stream.chunks(usize::from(step) + 1) {
@@ -33,7 +33,7 @@ fn feed(buffer: &mut FrameBuffer, data: &[u8], mut each: impl FnMut(Frame<'_>)) 
     }
 }
 
-/// A stream that a server receives.
+/// A stream received by a server.
 pub fn fuzz_requests(data: &[u8]) {
     feed(&mut FrameBuffer::requests(), data, |frame| {
         if frame.op >= own::op::HELLO {
@@ -47,7 +47,7 @@ pub fn fuzz_requests(data: &[u8]) {
             }
         } else if let Ok(request) = infini::Request::decode(frame) {
             let mut again = Vec::new();
-            // Written plainly, a message may be longer than the limit.
+            // Encoded again, a message may exceed the limit.
             if request.encode(&mut again).is_ok() {
                 let mut buffer = FrameBuffer::requests();
                 buffer.extend(&again);
@@ -58,7 +58,7 @@ pub fn fuzz_requests(data: &[u8]) {
     });
 }
 
-/// A stream that a client receives.
+/// A stream received by a client.
 pub fn fuzz_responses(data: &[u8]) {
     feed(&mut FrameBuffer::responses(), data, |frame| {
         if let Ok((id, response)) = own::Response::decode(frame) {
@@ -83,7 +83,7 @@ pub fn fuzz_remote_meta(data: &[u8]) {
     }
 }
 
-/// What an InfiniStore server may answer.
+/// The answers of an InfiniStore server.
 pub fn fuzz_replies(data: &[u8]) {
     let Some((&kind, mut stream)) = data.split_first() else { return };
     let request = match kind % 5 {
@@ -113,7 +113,7 @@ pub fn fuzz_replies(data: &[u8]) {
     }
 }
 
-/// What a visitor may say to a server that wants a token: nothing but the proof lets it in.
+/// Messages of a visitor to a server that wants a token: nothing but the proof lets it in.
 pub fn fuzz_server_handshake(data: &[u8]) {
     let token = Token::new(b"a token of tests").expect("long enough");
     let mut handshake = ServerHandshake::new(Some(token));
@@ -128,7 +128,7 @@ pub fn fuzz_server_handshake(data: &[u8]) {
     assert!(!handshake.is_over(), "nobody guesses a proof");
 }
 
-/// What a false server may say to a client that knows a token.
+/// Messages of a false server to a client that knows a token.
 pub fn fuzz_client_handshake(data: &[u8]) {
     let token = Token::new(b"a token of tests").expect("long enough");
     let mut handshake =

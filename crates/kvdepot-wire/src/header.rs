@@ -6,7 +6,7 @@ use crate::infini::op as infini;
 use crate::limits::{INFINI_BODY_BYTES_MAX, REQUEST_BODY_BYTES_MAX, RESPONSE_BODY_BYTES_MAX};
 use crate::own::op as own;
 
-/// What every frame begins with.
+/// The first bytes of every frame.
 pub const MAGIC: u32 = 0xdead_beef;
 /// Length of a header.
 pub const HEADER_BYTES: usize = 9;
@@ -14,14 +14,14 @@ pub const HEADER_BYTES: usize = 9;
 /// Operation and length of the body that follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// What is asked or answered.
+    /// The operation of the request or answer.
     pub op: u8,
-    /// Bytes of the body; payload not counted.
+    /// Length of the body, without payload.
     pub body_bytes: u32,
 }
 
 impl Header {
-    /// The header's bytes.
+    /// Encodes the header.
     pub fn encode(self) -> [u8; HEADER_BYTES] {
         let mut out = [0; HEADER_BYTES];
         out[..4].copy_from_slice(&MAGIC.to_le_bytes());
@@ -30,7 +30,7 @@ impl Header {
         out
     }
 
-    /// Reads a header; its operation and length are not looked at.
+    /// Decodes a header without checking operation and length.
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self> {
         let [a, b, c, d, op, e, f, g, h] = *bytes;
         let magic = u32::from_le_bytes([a, b, c, d]);
@@ -42,7 +42,7 @@ impl Header {
     }
 }
 
-/// Longest body of a request; None for an operation that is none.
+/// Returns the length limit of a request's body; `None` for an unknown operation.
 pub fn request_bytes_max(op: u8) -> Option<usize> {
     match op {
         infini::EXCHANGE => Some(crate::infini::ConnInfo::BYTES),
@@ -55,7 +55,7 @@ pub fn request_bytes_max(op: u8) -> Option<usize> {
     }
 }
 
-/// Longest body of an answer; None for an operation that is none.
+/// Returns the length limit of an answer's body; `None` for an unknown operation.
 pub fn response_bytes_max(op: u8) -> Option<usize> {
     match op {
         own::WELCOME..=own::STATS | own::FAILED => Some(RESPONSE_BODY_BYTES_MAX),

@@ -1,4 +1,4 @@
-//! P1 on the wire: InfiniStore's messages as the official FlatBuffers library (25.12, Python) writes them are read, and
+//! P1 on the wire: InfiniStore's messages are read as the official FlatBuffers library (25.12, Python) writes them, and
 //! no message makes the reader follow an offset out of it.
 #![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
 
@@ -44,7 +44,7 @@ fn the_official_library_s_messages_are_read() {
     );
 }
 
-/// Every cut and every changed byte gives an error or another message, never a panic or an endless loop.
+/// Every truncation and every changed byte gives an error or another message, never a panic or an endless loop.
 #[test]
 fn damaged_messages_are_refused_or_read_as_others() {
     for (hex, op) in [(PUT, op::TCP), (GET, op::TCP), (KEYS, op::MATCH), (KEYS, op::DELETE)] {
@@ -66,7 +66,7 @@ fn damaged_messages_are_refused_or_read_as_others() {
     assert!(RemoteMeta::decode(&whole[..whole.len() / 2]).is_err());
 }
 
-/// The seeds of the peer's crashes: a message without a key, of nothing, of garbage, with a negative length.
+/// Messages that crashed the peer: without a key, empty, garbage, with a negative length.
 #[test]
 fn what_crashed_the_peer_is_refused_here() {
     let negative = Request::Tcp { key: b"k", op: TcpOp::Put(1) };

@@ -1,4 +1,4 @@
-//! Who knows the token gets in, and nobody else: on both sides, and whatever stands between them.
+//! Only who knows the token gets in, on both sides, even with a man in the middle.
 #![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
 
 use kvdepot_core::{Error, ErrorKind};
@@ -9,7 +9,7 @@ fn token(text: &str) -> Option<Token> {
     Some(Token::new(text.as_bytes()).unwrap())
 }
 
-/// Runs both sides against each other; `tamper` may change what the server sends.
+/// Runs both sides against each other. `tamper` may change the server's messages.
 fn shake(
     client_token: Option<Token>,
     server_token: Option<Token>,
@@ -58,7 +58,7 @@ fn another_token_or_none_does_not() {
 
 #[test]
 fn who_changes_what_the_server_says_is_noticed() {
-    // The limit on requests, in the welcome's body behind id, version, features and flag.
+    // The limit of requests in the welcome's body, behind id, version, features and flag.
     let limit = |bytes: &mut Vec<u8>| {
         if bytes[4] == kvdepot_wire::own::op::WELCOME {
             bytes[9 + 8 + 4 + 8 + 1] ^= 2;

@@ -1,4 +1,4 @@
-//! What one side writes the other reads back, for all messages of both protocols, however the bytes arrive.
+//! All messages of both protocols are read back as they were written, however the bytes arrive.
 #![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
 
 use kvdepot_core::{BlockHash, ErrorKind, NamespaceId};

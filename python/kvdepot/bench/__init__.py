@@ -1,1 +1,1 @@
-"""Benchmarks: ratios against something measured in the same minute, never bare figures."""
+"""Benchmarks: ratios to something measured within the same minute, never absolute figures alone."""

@@ -1,4 +1,4 @@
-"""Cold loads from files, against fio's read of the same files' sizes at the same depth."""
+"""Cold loads from files, compared with fio reading files of the same sizes at the same depth."""
 
 import json
 import os
@@ -24,7 +24,7 @@ REMOVE_S = 10
 
 
 def drop_from_page_cache(directory: str) -> None:
-    """Writes back and forgets the cached pages of every file below ``directory``."""
+    """Writes back and drops the cached pages of every file below ``directory``."""
     for folder, _, files in os.walk(directory):
         for name in files:
             descriptor = os.open(os.path.join(folder, name), os.O_RDONLY)
@@ -36,7 +36,7 @@ def drop_from_page_cache(directory: str) -> None:
 
 
 def fio_read_s(directory: str, shape: Shape, *, threads: int, direct: bool) -> float | None:
-    """Seconds in which fio reads files of these sizes with so many threads; None without fio."""
+    """Returns the seconds that fio takes to read files of these sizes with ``threads`` threads; None without fio."""
     fio = shutil.which("fio")
     if fio is None:
         return None
@@ -65,7 +65,7 @@ def fio_read_s(directory: str, shape: Shape, *, threads: int, direct: bool) -> f
 
 @contextmanager
 def scratch(directory: str | None) -> Iterator[str]:
-    """A temporary directory, removed at the end. The last threads of a depot that was closed may still write there."""
+    """Yields a temporary directory and removes it at the end, even if threads of a closed depot still write there."""
     root = tempfile.mkdtemp(dir=directory, prefix="kvdepot-bench-")
     try:
         yield root
@@ -76,7 +76,7 @@ def scratch(directory: str | None) -> Iterator[str]:
 
 
 def cold(shapes: Sequence[Shape], directory: str | None, *, rounds: int, threads: int) -> Iterator[Row]:
-    """One row a shape and way of reading: GB/s to disk and cold from disk, and the ratio to fio."""
+    """Yields one row per shape and way of reading: GB/s to disk and cold from disk, and the ratio to fio."""
     for direct in (True, False):
         for shape in shapes:
             with scratch(directory) as root:
@@ -143,6 +143,6 @@ def load(store: _native.Store, names: list[bytes], pages: Pages) -> None:
 
 
 def touch_pool(store: _native.Store, shape: Shape, pages: Pages) -> None:
-    """Fills the pool once, so that the measured load meets no page faults of first use."""
+    """Fills the pool once, so that the measured load causes no page faults of first use."""
     filler = hashes(1 << 20, shape.blocks)
     store.dump_pages(filler, pages.ids).wait()

@@ -1,4 +1,4 @@
-"""Dump into and load from a warm pool, against memcpy; lookups through the local door."""
+"""Dump into and load from a warm pool, compared with memcpy; lookups through the local door."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def moved(begin: Callable[..., _native.Task], names: list[bytes], pages: Pages) 
 
 
 def warm(shapes: Sequence[Shape], *, rounds: int, threads: int) -> Iterator[Row]:
-    """One row a shape: GB/s of memcpy, dump and load, and the ratios' medians."""
+    """Yields one row per shape: GB/s of memcpy, dump and load, and the medians of the ratios."""
     for shape in shapes:
         pages = Pages(shape)
         config = {"pipeline": "Cache", "pool_bytes": 3 * shape.bytes + 64 * MIB, "eviction": "lru"}
@@ -62,7 +62,7 @@ def warm(shapes: Sequence[Shape], *, rounds: int, threads: int) -> Iterator[Row]
 
 @contextmanager
 def served(config: dict[str, object]) -> Iterator[_native.Depot]:
-    """A depot in a process of its own, attached to through its socket."""
+    """Yields a depot in a process of its own, attached through its socket."""
     with tempfile.TemporaryDirectory() as directory:
         socket = os.path.join(directory, "bench.sock")
         command = [sys.executable, "-m", "kvdepot", "serve", "--core-json", json.dumps(config), "--socket", socket]
@@ -79,7 +79,7 @@ def served(config: dict[str, object]) -> Iterator[_native.Depot]:
 
 
 def door(*, rounds: int, keys: int) -> Row:
-    """Microseconds of a prefix lookup of 128 hashes through the local door, and keys a second in batches."""
+    """Measures a prefix lookup of 128 hashes through the local door, in microseconds, and keys per second in batch."""
     with served({"pipeline": "Cache", "pool_bytes": keys * 4096 + 64 * MIB}) as depot:
         store = open_store(depot, "door", "[[1,[64]]]", copy_threads=1)
         memory = np.zeros((1, 64), np.uint8)

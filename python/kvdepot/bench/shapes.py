@@ -1,4 +1,4 @@
-"""What is moved: blocks of shards in numpy memory, and the plain copy that they are compared with."""
+"""The data that benchmarks move: blocks of shards in numpy memory, and the plain copy they are compared with."""
 
 import hashlib
 import json
@@ -37,7 +37,7 @@ class Shape:
 
     @property
     def layout_json(self) -> str:
-        """The layout as the core takes it."""
+        """Layout as the core reads it."""
         return json.dumps([[self.shards, [self.shard_kib * KIB]]])
 
 
@@ -55,12 +55,12 @@ SMOKE_SHAPES = (Shape(4, 2, 8), Shape(64, 1, 4))
 
 
 def hashes(seed: int, count: int) -> list[bytes]:
-    """Distinct 32-byte hashes, as vLLM makes them."""
+    """Returns distinct 32-byte hashes, as vLLM makes them."""
     return [hashlib.sha256(f"{seed}/{index}".encode()).digest() for index in range(count)]
 
 
 class Pages:
-    """Device memory of the bench: one array, one page a block, one tensor a shard, layers outermost as in vLLM."""
+    """Device memory of the benchmark: one array, a page per block, a tensor per shard, layers outermost as in vLLM."""
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
@@ -69,7 +69,7 @@ class Pages:
         self.ids = np.arange(shape.blocks, dtype=np.int64)
 
     def register(self, store: _native.Store) -> None:
-        """Tells a store where the pages lie."""
+        """Registers the pages with a store."""
         base = self.memory.ctypes.data
         layer, page = self.memory.strides[:2]
         bases = base + layer * np.arange(self.shape.shards, dtype=np.uint64)
@@ -77,13 +77,13 @@ class Pages:
 
 
 def open_store(depot: _native.Depot, bench: str, layout_json: str, *, copy_threads: int) -> _native.Store:
-    """A store of the benchmark ``bench``, whose copies take ``copy_threads`` threads, the caller included."""
+    """Opens a store of the benchmark ``bench``, whose copies use ``copy_threads`` threads, including the caller."""
     namespace = depot.open_namespace(json.dumps({"bench": bench}), layout_json)
     return depot.store(namespace, timeout_ms=TASK_MS, copy_json=json.dumps({"copy_threads": copy_threads}))
 
 
 class PlainCopy:
-    """memcpy of the same bytes by the same number of threads, to memory that was touched before."""
+    """memcpy of the same bytes by the same number of threads, to memory that has been touched before."""
 
     def __init__(self, source: npt.NDArray[np.uint8], *, threads: int) -> None:
         flat = source.reshape(-1)
@@ -97,14 +97,14 @@ class PlainCopy:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """How long ``work`` takes."""
+    """Returns how long ``work`` takes."""
     begun = perf_counter()
     work()
     return perf_counter() - begun
 
 
 def move(task: _native.Task) -> None:
-    """Waits for a task, all of whose blocks must arrive."""
+    """Waits for a task and checks that all of its blocks arrive."""
     task.wait()
     failures = task.failures()
     if failures:

@@ -1,4 +1,4 @@
-"""What recording requests and counting for lite mode cost, beside dumping and loading the same blocks."""
+"""Cost of recording requests and of counting for lite mode, relative to dumping and loading the same blocks."""
 
 import json
 import tempfile
@@ -11,16 +11,16 @@ from kvdepot.bench.shapes import KIB, MIB, Pages, Shape, hashes, move, open_stor
 Row = dict[str, object]
 REQUEST_BLOCKS = 128
 SHAPE = Shape(256, 1, REQUEST_BLOCKS)
-"""Smaller blocks than those of most models, so that what they cost is little."""
+"""Smaller blocks than those of most models, so that moving them costs little."""
 SMOKE_SHAPE = Shape(4, 1, REQUEST_BLOCKS)
 TOKENS = 16
 SETTLE_MS = 60_000
 
 
 def cost(*, rounds: int, shape: Shape = SHAPE, requests: int = 32) -> Row:
-    """Parts of what a dump and a load of a request's blocks take, of the caller's time and of all processors'.
+    """Returns the cost relative to a dump and a load of a request's blocks, in the caller's time and in processor time.
 
-    In each round, requests of blocks that were never seen are moved, recorded and counted one after another.
+    In each round, requests with new blocks are moved, recorded and counted in turn.
     """
     pages = Pages(shape)
     config = {"pipeline": "Cache", "pool_bytes": 2 * requests * shape.bytes + 64 * MIB, "eviction": "lru"}

@@ -1,1 +1,1 @@
-"""Checks of the machine, of a configuration's directories, and of installed versions: what ``kvdepot doctor`` shows."""
+"""Checks of the machine, of a configuration's directories, and of installed versions, for ``kvdepot doctor``."""

@@ -1,4 +1,4 @@
-"""Checks of directories for block files: whether they are there, what they lie on, and what I/O works in them."""
+"""Checks of directories for block files: whether they exist, their file system, and which I/O works in them."""
 
 import contextlib
 import json
@@ -28,7 +28,7 @@ TRIAL_MS = 20_000
 
 @dataclass(frozen=True)
 class Mount:
-    """What a directory lies on: file system type, source and mount point."""
+    """The mount that holds a directory: file system type, source and mount point."""
 
     type: str
     source: str
@@ -36,7 +36,7 @@ class Mount:
 
 
 def unusable(directory: str) -> tuple[str, str] | None:
-    """Why a depot could not store in a directory, and what to do; ``None`` when it could."""
+    """Returns why a depot could not store in a directory, and what to do; ``None`` if it could."""
     if not os.path.isdir(directory):
         return (
             f"{directory} is not there",
@@ -48,11 +48,11 @@ def unusable(directory: str) -> tuple[str, str] | None:
 
 
 def check_directories(config: KVDepotConfig, mountinfo: str | None = None) -> Iterator[Finding]:
-    """Checks the directories of the ``Posix`` tier; each is written to for a moment, and left as it was.
+    """Checks the directories of the ``Posix`` tier. Each is written to briefly, and left as it was.
 
     Args:
         config: the configuration.
-        mountinfo: text like ``/proc/self/mountinfo``; that file's when left out.
+        mountinfo: text like ``/proc/self/mountinfo``; the content of that file when left out.
     """
     if "Posix" not in config.tiers:
         return
@@ -87,7 +87,7 @@ def check_directory(directory: str, config: KVDepotConfig, mountinfo: str) -> It
 
 
 def mount_of(directory: str, mountinfo: str) -> Mount:
-    """The mount that a directory lies on, by text like ``/proc/self/mountinfo``."""
+    """Returns the mount that holds a directory, by text like ``/proc/self/mountinfo``."""
     path, best = os.path.realpath(directory), Mount("unknown", "unknown", "")
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
@@ -96,7 +96,7 @@ def mount_of(directory: str, mountinfo: str) -> Mount:
             continue
         point = fields[4].encode("latin-1", "backslashreplace").decode("unicode_escape")
         inside = path == point or path.startswith(point.rstrip("/") + "/")
-        # The last one of equal points lies on top.
+        # Of equal mount points, the last one is on top.
         if inside and len(point) >= len(best.point):
             best = Mount(facts[0], facts[1], point)
     return best
@@ -192,7 +192,7 @@ def _clock(directory: str) -> Finding:
 
 
 def _trial(directory: str) -> Finding:
-    """A depot of the check's own, in a directory of its own, stores a block, forgets it and reads it back."""
+    """Stores a block with a temporary depot in a temporary directory, drops it from the pool, and reads it back."""
     check = f"I/O in {directory}"
     why = "io_uring keeps many reads under way on a thread; without it the next engine is used"
     place = tempfile.mkdtemp(dir=directory, prefix=f".probe-{os.getpid()}-")
@@ -212,7 +212,7 @@ def _trial(directory: str) -> Finding:
 
 
 def _round_trip(place: str) -> tuple[str, str]:
-    """The I/O engine that a depot chose when it was asked for io_uring, and what went wrong (empty: nothing)."""
+    """Returns the I/O engine that a depot chose when asked for io_uring, and what went wrong (empty: nothing)."""
     given = {
         "pipeline": "Cache|Posix",
         "mode": "embedded",
@@ -227,7 +227,7 @@ def _round_trip(place: str) -> tuple[str, str]:
         "log_level": "error",
     }
     block = np.frombuffer(os.urandom(LAYOUT[0]), dtype=np.uint8).copy()
-    # The environment has no say in what is tried.
+    # The environment must not affect the trial.
     machine = replace(Machine.here(), environ={})
     core, name, facts = (
         load_config(given, machine=machine).to_core_json(),

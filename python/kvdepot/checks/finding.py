@@ -1,4 +1,4 @@
-"""What a check found."""
+"""Results of checks."""
 
 import threading
 from collections.abc import Iterable
@@ -14,8 +14,8 @@ class Finding:
 
     Attributes:
         check: what was checked.
-        state: ``ok``; ``warn``: it works, but slower or with a risk; ``fail``: kvdepot cannot work so.
-        found: what is there.
+        state: ``ok``; ``warn``: it works, but slower or with a risk; ``fail``: kvdepot cannot work like this.
+        found: what was found.
         why: why it matters.
         mend: what to do; empty with ``ok``.
     """
@@ -28,18 +28,18 @@ class Finding:
 
 
 def worst(findings: list[Finding]) -> State:
-    """The worst state of all; ``ok`` without any."""
+    """Returns the worst state of all findings; ``ok`` if there are none."""
     states = {finding.state for finding in findings}
     return "fail" if "fail" in states else "warn" if "warn" in states else "ok"
 
 
 def bounded(findings: Iterable[Finding], what: str, seconds: float) -> list[Finding]:
-    """All findings, or those that came in time and one that says that the rest did not: a dead mount hangs for ever.
+    """Returns all findings; on timeout those so far and one that reports it: access to a dead mount hangs forever.
 
     Args:
-        findings: are asked for on a thread of their own, which is left behind when it hangs.
+        findings: evaluated on a separate thread, which is left behind if it hangs.
         what: what is checked.
-        seconds: how long to wait for all of them.
+        seconds: time limit for all of them.
     """
     come: list[Finding] = []
     failures: list[Exception] = []

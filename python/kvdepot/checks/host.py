@@ -20,14 +20,14 @@ POOL_PART_MAX = 0.8
 
 @dataclass(frozen=True)
 class Host:
-    """Where the checks look; tests make their own.
+    """The machine as the checks see it. Tests construct their own.
 
     Attributes:
         kernel: the kernel's release.
         memory_bytes: memory that this process may use.
         locked_max_bytes: limit of locked memory (``ulimit -l``); ``None`` = none.
-        shared_bytes: size of ``/dev/shm``; ``None`` = it is not there.
-        root: where ``proc`` and ``sys`` lie.
+        shared_bytes: size of ``/dev/shm``; ``None`` = it does not exist.
+        root: directory that contains ``proc`` and ``sys``.
     """
 
     kernel: str
@@ -38,7 +38,7 @@ class Host:
 
     @staticmethod
     def here() -> "Host":
-        """The machine that this process runs on."""
+        """Returns the machine that this process runs on."""
         import os
 
         soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
@@ -51,7 +51,7 @@ class Host:
         return Host(os.uname().release, Machine.here().memory_bytes, locked, shared)
 
     def read(self, path: str) -> str | None:
-        """A file below the root, without white space around it; ``None`` when it cannot be read."""
+        """Returns the stripped content of a file below the root; ``None`` if it cannot be read."""
         try:
             return (self.root / path).read_text("utf-8").strip()
         except (OSError, UnicodeDecodeError):
@@ -62,7 +62,7 @@ def check_host(config: KVDepotConfig, host: Host, rdma: bool) -> Iterator[Findin
     """Checks the machine.
 
     Args:
-        config: what the depot of this machine is configured with.
+        config: configuration of the depot of this machine.
         host: the machine.
         rdma: whether it has RDMA adapters, which register the pool as locked memory.
     """
@@ -155,7 +155,7 @@ def _numa(host: Host, config: KVDepotConfig) -> Finding:
 
 
 def _nodes(text: str) -> set[int]:
-    """Numbers of a list such as ``0,2-3``; what is no number is left out."""
+    """Returns the numbers of a list such as ``0,2-3``, ignoring anything else."""
     found: set[int] = set()
     for part in text.split(","):
         first, _, last = part.strip().partition("-")

@@ -1,4 +1,4 @@
-"""Checks of what is installed, of hashes that must agree between processes, and of depots that run."""
+"""Checks of installed packages, of hashes that must agree between processes, and of running depots."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ PACKAGES = ("vllm", "lmcache", "torch")
 
 
 def installed(package: str) -> str | None:
-    """The version of a package in this environment; ``None`` when it is not there."""
+    """Returns the version of a package in this environment; ``None`` if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -23,7 +23,7 @@ def installed(package: str) -> str | None:
 def check_software(
     environ: Mapping[str, str] = os.environ, version: Callable[[str], str | None] = installed
 ) -> Iterator[Finding]:
-    """Checks versions and hash determinism; imports none of the packages."""
+    """Checks versions and hash determinism. Imports none of the packages."""
     own, found = version("kvdepot") or _native.__version__, {name: version(name) for name in PACKAGES}
     texts = [f"{name} {number}" if number else f"no {name}" for name, number in found.items()]
     why = "engine and depot must speak one version, and vLLM, LMCache and torch are facts of every namespace"
@@ -52,7 +52,7 @@ def _hashes(seed: str | None, *, lmcache: bool) -> Finding:
 
 
 def check_devices(report: Mapping[str, Any], *, rdma_wanted: bool) -> Iterator[Finding]:
-    """Checks GPU driver and RDMA adapters, by what ``_native.describe_devices`` says."""
+    """Checks GPU driver and RDMA adapters, given the report of ``_native.describe_devices``."""
     why = "GPUs are reached through the CUDA driver; engines on CPU need none"
     if report["devices"]:
         names = ", ".join(one["device"]["name"] for one in report["devices"])
@@ -76,7 +76,7 @@ def check_devices(report: Mapping[str, Any], *, rdma_wanted: bool) -> Iterator[F
 
 
 def check_depots(depots: Sequence[Mapping[str, Any]], socket: str | None) -> Iterator[Finding]:
-    """Says which depots run: each has ``socket``, ``pid`` and ``pipeline``; ``socket`` is the configuration's own."""
+    """Reports running depots, each with ``socket``, ``pid`` and ``pipeline``; ``socket`` is the configuration's own."""
     why = "engines with this configuration attach to the depot at its socket, or start it"
     if not depots:
         yield Finding("depots", "ok", "none runs", why)

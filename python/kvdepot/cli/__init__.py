@@ -11,6 +11,7 @@ from kvdepot.errors import ConfigError, KVDepotError
 VERBS: Mapping[str, str] = {
     "bench": "kvdepot.cli.bench",
     "compat": "kvdepot.cli.compat",
+    "completion": "kvdepot.cli.completion",
     "config": "kvdepot.cli.config",
     "depots": "kvdepot.cli.depots",
     "doctor": "kvdepot.cli.doctor",
@@ -35,14 +36,14 @@ VERBS: Mapping[str, str] = {
 
 
 class Verbs(click.Group):
-    """A group that imports a verb's module when the verb is used, and turns typed errors into one line."""
+    """A group that imports a verb's module on use, and prints typed errors as a line each."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """All verbs, without importing them."""
+        """Returns all verbs, without importing them."""
         return sorted(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
-        """Imports the verb's module."""
+        """Imports the verb's module and returns its command."""
         module = VERBS.get(cmd_name)
         if module is None:
             return None
@@ -50,7 +51,7 @@ class Verbs(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> object:
-        """Runs the verb; exit status 2 for a wrong configuration, 1 for other failures."""
+        """Runs the verb. Exits with status 2 for a wrong configuration, 1 for other failures."""
         try:
             return super().invoke(ctx)
         except KVDepotError as error:

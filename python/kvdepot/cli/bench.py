@@ -1,4 +1,4 @@
-"""``kvdepot bench``: how fast the store is on this machine, as ratios."""
+"""``kvdepot bench``: speed of the store on this machine, as ratios."""
 
 import json
 import os
@@ -78,7 +78,7 @@ def copy(device: str, kernel_blocks: int | None, smoke: bool, as_json: bool) -> 
 
 
 def progress(text: str, rows: Iterator[dict[str, object]]) -> list[dict[str, object]]:
-    """Collects rows, showing on standard error how many have come."""
+    """Collects rows, showing their number on standard error."""
     out: list[dict[str, object]] = []
     for row in rows:
         out.append(row)

@@ -1,4 +1,4 @@
-"""``kvdepot compat``: names of other projects that existing launch lines use."""
+"""``kvdepot compat``: names of other projects that existing launch commands use."""
 
 import click
 

@@ -1,4 +1,4 @@
-"""``kvdepot depots``: which depots run here."""
+"""``kvdepot depots``: lists the running depots."""
 
 import click
 

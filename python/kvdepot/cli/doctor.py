@@ -1,4 +1,4 @@
-"""``kvdepot doctor``: what may be wrong with this machine and a configuration, and its devices."""
+"""``kvdepot doctor``: finds problems of this machine and a configuration, and shows its devices."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ from kvdepot.config.machine import Machine
 from kvdepot.errors import ConfigError
 
 DIRECTORIES_S = 60.0
-"""How long the checks of all directories may take."""
+"""Time limit of the checks of all directories, in seconds."""
 METHODS = ("memcpy", "batch", "kernel")
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
@@ -28,7 +28,7 @@ COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 @click.option("--config", "file", type=click.Path(dir_okay=False), help="Configuration file; defaults without one.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(file: str | None, as_json: bool) -> None:
-    r"""Checks this machine and a configuration, and shows devices and copy engines. Exit status 1 when a check fails.
+    """Checks this machine and a configuration, and shows devices and copy engines. Exit status 1 when a check fails.
 
     Needs no root and no running depot. In each directory of the Posix tier a few files are written for a moment, to
     see which I/O works there. Every line that is not ok says why it matters and how to mend it.
@@ -55,7 +55,7 @@ def command(file: str | None, as_json: bool) -> None:
 
 
 def checks(config: KVDepotConfig, report: dict[str, Any]) -> list[Finding]:
-    """Everything that is checked, in the order of the output."""
+    """Runs all checks, in the order of the output."""
     rdma_wanted = config.use_gdr is True or config.copy_engine == "gdr"
     of_directories = bounded(check_directories(config), "directories", DIRECTORIES_S)
     socket = None if any(one.check == "directories" for one in of_directories) else own_socket(config)
@@ -70,7 +70,7 @@ def checks(config: KVDepotConfig, report: dict[str, Any]) -> list[Finding]:
 
 
 def own_socket(config: KVDepotConfig) -> str | None:
-    """The socket of the configuration's depot; ``None`` when only an engine knows it (its id, or its blocks' size)."""
+    """Returns the socket of the configuration's depot; ``None`` if it depends on an engine's id or block size."""
     try:
         return config.socket_path()
     except ConfigError:
@@ -78,7 +78,7 @@ def own_socket(config: KVDepotConfig) -> str | None:
 
 
 def print_findings(findings: list[Finding]) -> None:
-    """A line for each check; two more for each that is not ok."""
+    """Prints a line for each check, and two more for each that is not ok."""
     for one in findings:
         click.echo(f"{click.style(f'{one.state:<5}', fg=COLOURS[one.state])}{one.check}: {one.found}")
         if one.state != "ok":
@@ -88,7 +88,7 @@ def print_findings(findings: list[Finding]) -> None:
 
 
 def print_devices(report: dict[str, Any]) -> None:
-    """The driver, adapters and devices with their copy engines."""
+    """Prints the driver, adapters and devices with their copy engines."""
     click.echo(f"CUDA driver: {report['driver'] or 'none'}")
     if report["problem"]:
         click.echo(report["problem"])
@@ -104,7 +104,7 @@ def print_devices(report: dict[str, Any]) -> None:
 
 
 def ways(one: dict[str, Any], report: dict[str, Any], config: KVDepotConfig) -> list[dict[str, str]]:
-    """Each copy engine of a device: whether it is found, allowed by the configuration, and passed its test."""
+    """Returns for each copy engine of a device whether it was found, is allowed, and passed its test."""
     forbidden = config.copy_engines_forbidden or ()
     table = [
         {
@@ -124,7 +124,7 @@ def ways(one: dict[str, Any], report: dict[str, Any], config: KVDepotConfig) -> 
 
 
 def trust(method: str, one: dict[str, Any]) -> str:
-    """What the last attach made of a way of copying."""
+    """Returns whether a copy engine passed its test at the last attachment."""
     measured = one["calibration"]
     if method not in one["engines"]:
         return "no"
@@ -135,13 +135,13 @@ def trust(method: str, one: dict[str, Any]) -> str:
 
 
 def row(one: dict[str, Any]) -> list[object]:
-    """A device as a line of the table."""
+    """Returns a device as a row of the table."""
     device = one["device"]
     return [device["ordinal"], device["name"], device["pci_bus_id"], ", ".join(one["engines"])]
 
 
 def print_measurements(one: dict[str, Any]) -> None:
-    """What was measured on a device, and what the engine ``auto`` makes of it."""
+    """Prints the measurements of a device, and the choices that the engine ``auto`` derives from them."""
     ordinal, measured = one["device"]["ordinal"], one["calibration"]
     if not measured:
         click.echo(
@@ -157,7 +157,7 @@ def print_measurements(one: dict[str, Any]) -> None:
 
 
 def choice_row(choice: dict[str, Any], methods: list[str]) -> list[object]:
-    """One direction, size and count as a line of the table."""
+    """Returns one direction, size and count as a row of the table."""
     rates = [choice["gb_per_s"].get(method) for method in methods]
     return [
         "load" if choice["to_device"] else "dump",

@@ -1,4 +1,4 @@
-"""``kvdepot export``: a namespace's blocks as one file."""
+"""``kvdepot export``: writes a namespace's blocks to one file."""
 
 import dataclasses
 import sys
@@ -32,7 +32,7 @@ def command(
     force: bool,
     as_json: bool,
 ) -> None:
-    r"""Writes the blocks of NAMESPACE (the first digits of a name) from the Posix tier's directories to FILE.
+    """Writes the blocks of NAMESPACE (the first digits of a name) from the Posix tier's directories to FILE.
 
     Runs beside depots. One that runs with these directories is asked to write what only its pool holds first. Each
     block's checksum is compared before it goes into FILE; a broken one is left out and counted. FILE has a checksum

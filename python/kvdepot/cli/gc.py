@@ -1,4 +1,4 @@
-"""``kvdepot gc``: removes what no depot will read again from a stopped depot's directories."""
+"""``kvdepot gc``: removes files from a stopped depot's directories that no depot will read again."""
 
 import dataclasses
 import sys
@@ -35,7 +35,7 @@ LOOK_AGAIN_S = 1.0
 def command(
     directories: tuple[str, ...], file: str | None, dry_run: bool, apply_: bool, unknown: bool, as_json: bool
 ) -> None:
-    r"""Finds what a stopped depot's directories hold in vain, and why; --apply removes it.
+    """Finds what a stopped depot's directories hold in vain, and why; --apply removes it.
 
     That is: blocks of earlier epochs, broken blocks that were set aside, temporary files whose writer is gone,
     and namespaces without blocks. Blocks that a depot would find stay, and so does what says that a namespace was
@@ -86,7 +86,7 @@ def _check_unused(user: RunningDepot | None) -> None:
 
 
 def _remove(going: list[Garbage], places: list[Path], config: KVDepotConfig | None) -> tuple[int, list[str]]:
-    """The bytes that were freed, and what could not be removed."""
+    """Removes garbage. Returns the bytes that were freed, and an error for each file that could not be removed."""
     freed, failures = 0, []
     looked: float | None = None
     with progress("gc", sum(one.bytes for one in going), hidden=False) as done:

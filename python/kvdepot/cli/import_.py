@@ -42,7 +42,7 @@ def command(
     timeout: float,
     as_json: bool,
 ) -> None:
-    r"""Stores the blocks of FILE, made by `kvdepot export`, that the depot does not have.
+    """Stores the blocks of FILE, made by `kvdepot export`, that the depot does not have.
 
     All checksums of FILE are compared before the first block is stored, so that a file that was cut or damaged changes
     nothing. The blocks go through the depot that runs with this configuration, or into a stopped one's directories.
@@ -73,7 +73,7 @@ def command(
             return
         _check(file_in, refused, any_epoch)
         with progress("import", totals.bytes, hidden=as_json) as done, target.open(reader.header.block_bytes) as depot:
-            # Whoever opens a namespace raises the directories to the epoch of the tier that knows the latest.
+            # Opening a namespace raises all directories to the epoch of the tier that knows the latest.
             open_namespace(depot, reader)
             epoch = _epoch(_stored(target), reader.header)
             _check(file_in, _refusal(reader.header, target, epoch), any_epoch)
@@ -102,7 +102,7 @@ def _check(file_in: str, refused: str, any_epoch: bool) -> None:
 
 
 def _epoch(stored: list[StoredNamespace], header: ExportHeader) -> int:
-    """The namespace's epoch; one that the directories do not know is in epoch 0."""
+    """Returns the namespace's epoch; 0 if the directories do not know it."""
     return next((one.epoch for one in stored if one.root == header.root), 0)
 
 
@@ -116,7 +116,7 @@ def _stored(target: targets.Target) -> list[StoredNamespace]:
 
 
 def _refusal(header: ExportHeader, target: targets.Target, epoch: int) -> str:
-    """Why blocks of this epoch are not to be stored; an empty string when they may be."""
+    """Returns why blocks of this epoch must not be stored; empty if they may be."""
     if not target.directories:
         return f"{target.text} has no directories that would say whether the namespace was reset since the export"
     if not target.sure:
@@ -137,11 +137,11 @@ def _report(
     refused: str,
     as_json: bool,
 ) -> None:
-    """Says what an import would do."""
+    """Prints what an import would do."""
     header = reader.header
     known = next((one for one in stored if one.root == header.root), None)
     with progress("compare", totals.bytes, hidden=as_json) as done:
-        # Opening a namespace makes it: where the directories do not know it, no depot has blocks of it.
+        # Opening a namespace creates it. If the directories do not know it, no depot has blocks of it.
         if target.running is not None and (known is not None or not target.directories):
             with target.open(header.block_bytes) as depot:
                 store = depot.store(open_namespace(depot, reader), timeout_ms=LOOKUP_TIMEOUT_MS)

@@ -1,4 +1,4 @@
-"""What the command ``infinistore`` does once ``kvdepot compat install infinistore`` has made it: ``kvdepot serve``."""
+"""The command ``infinistore``, which ``kvdepot compat install infinistore`` creates: runs ``kvdepot serve``."""
 
 import sys
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from kvdepot.cli.wire import SERVICE_PORT
 
 
 def arguments_of_serve(arguments: Sequence[str]) -> list[str]:
-    """Options of ``kvdepot serve``: those that were given, and the wire door's port, which opens it."""
+    """Returns options of ``kvdepot serve``: the given ones, and the wire door's port, which opens it."""
     given = list(arguments)
     if not any(one == "--service-port" or one.startswith("--service-port=") for one in given):
         given += ["--service-port", str(SERVICE_PORT)]

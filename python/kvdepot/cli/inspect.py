@@ -1,4 +1,4 @@
-"""``kvdepot inspect``: what a block file says of itself, and whether it is whole."""
+"""``kvdepot inspect``: shows a block file's header, and whether the file is intact."""
 
 import dataclasses
 import sys
@@ -19,7 +19,7 @@ SUFFIXES = (".kvb", ".bad")
 @click.argument("file", type=click.Path(dir_okay=False))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(file: str, as_json: bool) -> None:
-    r"""Shows the header of a block FILE, and checks the file as a depot does. Exit status 1 when it is broken.
+    """Shows the header of a block FILE, and checks the file as a depot does. Exit status 1 when it is broken.
 
     \b
     kvdepot inspect /mnt/nvme0/kvdepot/3f2a…/e0/5c/5c17….kvb
@@ -55,7 +55,7 @@ def command(file: str, as_json: bool) -> None:
 
 
 def _problem(path: Path, data: bytes) -> str:
-    """What is wrong with the file, by its namespace's description; an empty string when nothing is."""
+    """Returns what is wrong with the file, by its namespace's description; empty if nothing is."""
     for parent in path.absolute().parents:
         if (parent / "namespace.json").is_file():
             namespace = next(one for one in find_namespaces([parent.parent]) if one.root == parent.name)

@@ -28,7 +28,7 @@ from kvdepot.stored.blocks import block_files
 def command(
     namespace: str, file: str | None, directories: tuple[str, ...], order: str, limit: int, as_json: bool
 ) -> None:
-    r"""Lists the blocks of NAMESPACE (the first digits of a name) in the Posix tier's directories.
+    """Lists the blocks of NAMESPACE (the first digits of a name) in the Posix tier's directories.
 
     Needs no running depot. A block that only a pool or another tier holds is not listed.
 

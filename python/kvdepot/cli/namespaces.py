@@ -1,4 +1,4 @@
-"""``kvdepot namespaces``: what the directories hold, and which facts keep two namespaces apart."""
+"""``kvdepot namespaces``: lists the namespaces in the directories, and the facts in which two of them differ."""
 
 import json
 
@@ -18,7 +18,7 @@ TEXT_MAX = 60
 @places.options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(one: str | None, other: str | None, file: str | None, directories: tuple[str, ...], as_json: bool) -> None:
-    r"""Lists the namespaces in the directories of the Posix tier. Needs no running depot.
+    """Lists the namespaces in the directories of the Posix tier. Needs no running depot.
 
     A namespace holds the blocks of one model, layout and rank. With ONE (the first digits of a name) all of its facts
     are shown, with OTHER the facts that differ: why one engine does not find what another has stored.

@@ -1,4 +1,4 @@
-"""What verbs print: JSON for programs, tables for people."""
+"""Output of verbs: JSON for programs, tables for people."""
 
 import json
 import sys
@@ -15,8 +15,8 @@ def print_json(value: object) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Prints a table that fits the terminal; cells are folded, never cut."""
-    from rich.console import Console  # only tables pay for its import
+    """Prints a table that fits the terminal; cells are wrapped, never cut."""
+    from rich.console import Console  # imported here, because only tables need it
     from rich.markup import escape
     from rich.table import Table
 
@@ -29,7 +29,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
 
 
 def cell_text(value: object) -> str:
-    """A value as the configuration file would spell it."""
+    """Formats a value as the configuration file would spell it."""
     if value is None:
         return "-"
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""Which directories a verb looks at, and what it says of sizes and times."""
+"""The directories that a verb works on, and the formats of sizes and times."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -17,7 +17,7 @@ DAY_S = 86_400
 
 
 def options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that name directories: ``--config`` or ``--directory``."""
+    """Adds the options that name directories: ``--config`` or ``--directory``."""
     for option in (
         click.option(
             "--directory",
@@ -35,7 +35,7 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def chosen_directories(file: str | None, directories: Iterable[str]) -> list[Path]:
-    """The directories that were named, or those of the configuration.
+    """Returns the named directories, or those of the configuration.
 
     Raises:
         ConfigError: the configuration is wrong or has no Posix tier.
@@ -50,7 +50,7 @@ def chosen_directories(file: str | None, directories: Iterable[str]) -> list[Pat
 
 
 def stored_namespaces(file: str | None, directories: Iterable[str]) -> list[StoredNamespace]:
-    """All namespaces in the directories of a verb.
+    """Returns all namespaces in a verb's directories.
 
     Raises:
         StorageError: a directory cannot be read.
@@ -64,7 +64,7 @@ def stored_namespaces(file: str | None, directories: Iterable[str]) -> list[Stor
 
 
 def one_namespace(namespaces: Iterable[StoredNamespace], prefix: str) -> StoredNamespace:
-    """The only namespace whose name begins so.
+    """Returns the only namespace whose name begins with ``prefix``.
 
     Raises:
         ConfigError: there is none, or there are several.
@@ -78,7 +78,7 @@ def one_namespace(namespaces: Iterable[StoredNamespace], prefix: str) -> StoredN
 
 
 def size_text(count: int) -> str:
-    """A number of bytes for people."""
+    """Formats a number of bytes for people."""
     value, unit = float(count), 0
     while value >= 1024 and unit < len(UNITS) - 1:
         value, unit = value / 1024, unit + 1
@@ -86,7 +86,7 @@ def size_text(count: int) -> str:
 
 
 def age_text(moment_unix_s: float | None, now_unix_s: float | None = None) -> str:
-    """How long ago that was, for people."""
+    """Formats the time since a moment for people."""
     if moment_unix_s is None:
         return "-"
     age_s = max(0.0, (time.time() if now_unix_s is None else now_unix_s) - moment_unix_s)

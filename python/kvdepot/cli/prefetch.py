@@ -21,7 +21,7 @@ BATCH = 1024
 def command(
     namespace: str, file: str | None, socket: str | None, directories: tuple[str, ...], limit: int, as_json: bool
 ) -> None:
-    r"""Asks the running depot to read the blocks of NAMESPACE that were used last into its pool, and does not wait.
+    """Asks the running depot to read the blocks of NAMESPACE that were used last into its pool, and does not wait.
 
     \b
     kvdepot prefetch 3f2a

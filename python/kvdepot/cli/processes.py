@@ -1,4 +1,4 @@
-"""What the process of a depot says of itself: its command line and, of one's own user's, its environment."""
+"""Facts about a depot's process: its command line and, for the same user's, its environment."""
 
 import json
 import os
@@ -22,9 +22,9 @@ class DepotProcess:
     """A process ``kvdepot serve``.
 
     Attributes:
-        pid: its number.
-        directories: of its Posix tier; empty without that tier, ``None`` = nobody can tell.
-        socket: what its command line or configuration says; empty = a default one.
+        pid: its process id.
+        directories: directories of its Posix tier; empty without that tier, ``None`` = unknown.
+        socket: socket from its command line or configuration; empty = a default one.
     """
 
     pid: int
@@ -33,7 +33,7 @@ class DepotProcess:
 
 
 def serving() -> Iterator[DepotProcess]:
-    """The processes ``kvdepot serve`` of this machine, of every user whose command lines can be read."""
+    """Yields the processes ``kvdepot serve`` of this machine, of every user whose command lines are readable."""
     for entry in sorted(PROC.iterdir()):
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             with suppress(OSError):
@@ -43,7 +43,7 @@ def serving() -> Iterator[DepotProcess]:
 
 
 def process(pid: int) -> DepotProcess:
-    """What is known of a depot's process."""
+    """Returns the known facts about a depot's process."""
     try:
         options = _options(_words(pid))
         socket = _beside(pid, options["--socket"]) if "--socket" in options else ""
@@ -64,7 +64,7 @@ def process(pid: int) -> DepotProcess:
 
 
 def posix_directories(config: KVDepotConfig, machine: Machine | None = None) -> list[str]:
-    """The directories of a configuration's Posix tier; none without that tier."""
+    """Returns the directories of a configuration's Posix tier; empty without that tier."""
     if "Posix" not in config.tiers:
         return []
     values = {setting.key: setting.value for setting in config.effective(machine)}
@@ -77,7 +77,7 @@ def _words(pid: int) -> list[str]:
 
 
 def _options(words: Sequence[str]) -> dict[str, str]:
-    """Options as ``--name value`` and ``--name=value``; of a switch the value is whatever stands behind it."""
+    """Parses options ``--name value`` and ``--name=value``; a switch gets whatever follows it as its value."""
     found = {}
     for word, following in pairwise([*words, ""]):
         if word.startswith("--"):
@@ -90,11 +90,11 @@ def _environ(pid: int) -> Mapping[str, str]:
     try:
         lines = (PROC / str(pid) / "environ").read_bytes().decode("utf-8", "surrogateescape").split("\0")
     except PermissionError:
-        # Another user's: its home directory is known, and most depots have no variables.
+        # The process of another user: its home directory is known, and most depots have no variables.
         return {"HOME": pwd.getpwuid((PROC / str(pid)).stat().st_uid).pw_dir}
     return dict(line.split("=", 1) for line in lines if "=" in line)
 
 
 def _beside(pid: int, path: str) -> str:
-    """A path as that process sees it."""
+    """Returns a path as that process sees it."""
     return path if os.path.isabs(path) else os.path.join(os.readlink(PROC / str(pid) / "cwd"), path)

@@ -14,7 +14,7 @@ from kvdepot.errors import UnavailableError
 @targets.options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(namespace: str, file: str | None, socket: str | None, directories: tuple[str, ...], as_json: bool) -> None:
-    r"""Has the running depot forget all blocks of NAMESPACE (the first digits of a name), in its pool and every tier.
+    """Has the running depot forget all blocks of NAMESPACE (the first digits of a name), in its pool and every tier.
 
     For weights that were replaced under the same name: no block from before is served again. What is dumped afterwards
     is stored as ever. NAMESPACE is one that `kvdepot namespaces` lists.

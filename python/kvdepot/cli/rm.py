@@ -21,7 +21,7 @@ from kvdepot.stored.gc import remove_blocks
 def command(
     namespace: str, file: str | None, socket: str | None, directories: tuple[str, ...], yes: bool, as_json: bool
 ) -> None:
-    r"""Removes all blocks of NAMESPACE (the first digits of a name).
+    """Removes all blocks of NAMESPACE (the first digits of a name).
 
     Where a depot runs with the directories, it resets the namespace: the blocks are out of reach in its pool and every
     tier at once, and their files go in the background. Where none runs, the files of the Posix tier are removed here.

@@ -1,4 +1,4 @@
-"""The depots that run on this machine, as far as their sockets lie where kvdepot puts them."""
+"""The depots that run on this machine, as far as their sockets are at kvdepot's default places."""
 
 import json
 import os
@@ -23,8 +23,8 @@ class RunningDepot:
     """A depot that answers.
 
     Attributes:
-        socket: where it listens.
-        pid: its process, as this process sees it; 0 when the kernel does not tell.
+        socket: path where it listens.
+        pid: its process id, as this process sees it; 0 if the kernel does not report it.
         stats: its counters and gauges.
     """
 
@@ -34,7 +34,7 @@ class RunningDepot:
 
 
 def running_depots() -> Iterator[RunningDepot]:
-    """All depots of this user that answer."""
+    """Yields all depots of this user that answer."""
     for directory in runtime_directories(Machine.here()):
         for path in sorted(Path(directory).glob("depot-*.sock")):
             depot = ask(str(path))
@@ -43,15 +43,15 @@ def running_depots() -> Iterator[RunningDepot]:
 
 
 def user_of(directories: Iterable[Path], config: KVDepotConfig | None = None) -> RunningDepot | None:
-    """A running depot that uses one of these directories.
+    """Returns a running depot that uses one of these directories, else ``None``.
 
-    That is: one at a default socket of this user, one at the configuration's socket, and any process `kvdepot serve` of
-    this machine, as far as command line, environment and configuration file can be read. A depot inside another
-    program's process and one of another node are not seen.
+    It finds depots at a default socket of this user, one at the configuration's socket, and any process `kvdepot serve`
+    of this machine whose command line, environment and configuration file are readable. Depots inside another program's
+    process and on another node are not found.
 
     Args:
-        directories: of a Posix tier.
-        config: a configuration whose ``socket`` is asked, too, when its Posix tier has one of the directories.
+        directories: directories of a Posix tier.
+        config: a configuration whose ``socket`` is also asked if its Posix tier has one of the directories.
     """
     wanted = {os.path.realpath(directory) for directory in directories}
 
@@ -64,7 +64,7 @@ def user_of(directories: Iterable[Path], config: KVDepotConfig | None = None) ->
     if config is not None and config.socket is not None and uses(posix_directories(config)):
         answer = ask(config.socket)
         if answer is not None and process(answer.pid).directories is None:
-            return answer  # its process does not say otherwise
+            return answer  # its process does not contradict
     for one in serving():
         if uses(one.directories):
             # One that does not answer may be starting, ending or hanging: it uses the directories all the same.
@@ -74,7 +74,7 @@ def user_of(directories: Iterable[Path], config: KVDepotConfig | None = None) ->
 
 
 def ask(path: str) -> RunningDepot | None:
-    """The depot at a socket; ``None`` when none answers within five seconds."""
+    """Returns the depot at a socket; ``None`` if none answers within five seconds."""
     pid = peer_pid(path)
     if pid is None:
         return None
@@ -84,15 +84,15 @@ def ask(path: str) -> RunningDepot | None:
             return None
         stats = json.loads(depot.stats_json()).get("depot")
         if not stats:
-            return None  # lost meanwhile
-        # A depot that took the socket over is not the process that made it, and knows its own number.
+            return None  # lost in the meantime
+        # A depot that took the socket over is not the process that created it, but reports its own process id.
         return RunningDepot(path, stats["pid"] if pid else 0, stats)
     finally:
         depot.close()
 
 
 def peer_pid(path: str) -> int | None:
-    """The process that listens at a Unix socket: ``None`` when none does, 0 when it is in another pid namespace."""
+    """Returns the process that listens at a Unix socket: ``None`` if none does, 0 if it is in another pid namespace."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(WAIT_MS / 1000)
         try:

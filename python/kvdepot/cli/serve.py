@@ -1,4 +1,4 @@
-"""``kvdepot serve``: the node's depot as a process of its own."""
+"""``kvdepot serve``: runs the node's depot as a separate process."""
 
 import json
 import os
@@ -117,7 +117,7 @@ def command(
         raise config_error("--core-json: goes with --socket and without --config")
     wire_json = wire.wire_json(said) if wire.wanted(said) else None
     if core_json is not None:
-        # What started this process has decided everything: a variable that it inherited decides nothing more.
+        # The parent process has decided everything: inherited environment variables must not change it.
         config = KVDepotConfig()
     else:
         config = load_config({"pipeline": "Cache"} if wire_json and wire.memory_only(file, os.environ) else file)
@@ -156,7 +156,7 @@ def command(
 
 
 def _check_unserved(socket: str) -> None:
-    """A depot that serves the socket does not have the ports that are asked for now, so nobody would listen there."""
+    """Refuses to serve a socket that another depot serves: it does not open the ports requested now."""
     pid = peer_pid(socket)
     if pid is not None:
         raise UnavailableError(
@@ -171,7 +171,7 @@ def _with_values(core_json: str, values: Mapping[str, int | None]) -> str:
 
 
 def _detach() -> None:
-    """Goes on in a child whose parent ends at once, so that it is no descendant of whoever started this process.
+    """Continues in a child whose parent exits immediately, so that it is no descendant of the starting process.
 
     No thread has been started yet, so forking is safe.
     """
@@ -183,8 +183,8 @@ def _detach() -> None:
 
 
 def _end_in_order_on_signals() -> None:
-    """Has SIGTERM, SIGINT and SIGHUP end the depot in order, with status 0."""
+    """Makes SIGTERM, SIGINT and SIGHUP end the depot in order, with status 0."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        # nohup has SIGHUP ignored, a shell SIGINT for what it starts in the background.
+        # nohup ignores SIGHUP, a shell ignores SIGINT for background jobs.
         if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, lambda *_: sys.exit(0))

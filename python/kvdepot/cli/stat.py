@@ -1,4 +1,4 @@
-"""``kvdepot stat``: what a depot holds and has done."""
+"""``kvdepot stat``: shows a depot's content and counters."""
 
 import json
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ def command(file: str | None, socket: str | None, block_bytes: int | None, as_js
 
 
 def flat(value: object, name: str = "") -> Iterator[tuple[str, object]]:
-    """Nested objects as ``(dotted name, value)`` rows, in the order of the depot."""
+    """Flattens nested objects into ``(dotted name, value)`` rows, in the order of the depot."""
     if not isinstance(value, dict):
         yield name, value
         return

@@ -1,4 +1,4 @@
-"""Asks a depot's HTTP socket, which lies beside its own."""
+"""Client of a depot's HTTP socket, which lies beside its own."""
 
 import http.client
 import json
@@ -20,7 +20,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def read_status(socket_path: str) -> dict[str, Any] | None:
-    """What ``/status`` says at ``SOCKET.http``; ``None`` when nobody answers within ten seconds."""
+    """Returns ``/status`` of ``SOCKET.http``; ``None`` if there is no answer within ten seconds."""
     page = read_page(socket_path, "/status")
     try:
         status: dict[str, Any] | None = None if page is None else json.loads(page)
@@ -30,13 +30,13 @@ def read_status(socket_path: str) -> dict[str, Any] | None:
 
 
 def read_page(socket_path: str, path: str) -> bytes | None:
-    """A page at ``SOCKET.http``; ``None`` when nobody answers with one within ten seconds."""
+    """Returns a page of ``SOCKET.http``; ``None`` if there is no successful answer within ten seconds."""
     answer = ask_page(socket_path, path)
     return answer[1] if answer is not None and answer[0] == http.HTTPStatus.OK else None
 
 
 def ask_page(socket_path: str, path: str) -> tuple[int, bytes] | None:
-    """Status and body of what ``SOCKET.http`` answers; ``None`` when nobody does within ten seconds."""
+    """Returns status and body of an answer of ``SOCKET.http``; ``None`` if there is none within ten seconds."""
     connection = _UnixConnection(f"{socket_path}.http")
     try:
         connection.request("GET", path)

@@ -28,7 +28,7 @@ STEP_S = 0.5
 def command(
     file: str | None, socket: str | None, block_bytes: int | None, all_depots: bool, timeout: float, as_json: bool
 ) -> None:
-    r"""Ends a running depot in order: it writes blocks that are in no tier yet, then its process ends.
+    """Ends a running depot in order: it writes blocks that are in no tier yet, then its process ends.
 
     Engines that are attached go on without it, and start another one when they look again. Exit status 1 when a depot
     has not ended within --timeout; it goes on ending.
@@ -56,7 +56,7 @@ def command(
 
 
 def _end(depot: RunningDepot, end_s: float, quiet: bool) -> bool:
-    """Whether the depot has ended by then."""
+    """Ends a depot. Returns whether it has ended by ``end_s``."""
     if not depot.pid:
         raise UnavailableError(f"the depot on {depot.socket} runs in another pid namespace: stop it there")
     try:
@@ -64,7 +64,7 @@ def _end(depot: RunningDepot, end_s: float, quiet: bool) -> bool:
     except ProcessLookupError:
         return True
     try:
-        # The number may be somebody else's by now: the socket says whose it is.
+        # Another process may have that id by now: the socket shows whose it is.
         if (now := ask(depot.socket)) is None or now.pid != depot.pid:
             return True
         signal.pidfd_send_signal(process, signal.SIGTERM)

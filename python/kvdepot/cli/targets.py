@@ -1,4 +1,4 @@
-"""The depot that a verb changes: one that runs, or one inside this process over a stopped depot's directories."""
+"""The depot that a verb changes: a running one, or one inside this process over a stopped depot's directories."""
 
 import json
 import os
@@ -27,13 +27,13 @@ POOL_BLOCKS_MIN = 8
 
 @dataclass(frozen=True)
 class Target:
-    """Where a verb's depot is.
+    """A verb's depot.
 
     Attributes:
         config: its configuration.
-        directories: its Posix tier's directories, as far as they are known.
-        running: the depot that runs; ``None`` = none does.
-        sure: whether a depot that runs is known to use these directories.
+        directories: directories of its Posix tier, as far as they are known.
+        running: the running depot; ``None`` = none runs.
+        sure: whether a running depot is known to use these directories.
     """
 
     config: KVDepotConfig
@@ -43,17 +43,17 @@ class Target:
 
     @property
     def text(self) -> str:
-        """The depot in words."""
+        """Description of the depot for messages."""
         if self.running is not None:
             return f"the depot on {self.running.socket} (pid {self.running.pid or 'unknown'})"
         return f"a stopped depot's {', '.join(map(str, self.directories)) or 'tiers'}"
 
     @contextmanager
     def open(self, block_bytes: int) -> Iterator[_native.Depot]:
-        """The depot: attached to, or started inside this process with a small pool of its own.
+        """Yields the depot: attached, or started inside this process with a small pool of its own.
 
         Raises:
-            UnavailableError: the running depot does not answer any more. StorageError: a directory cannot be used.
+            UnavailableError: the running depot no longer answers. StorageError: a directory cannot be used.
         """
         if self.running is not None:
             depot = _native.Depot.connect(self.running.socket, None, wait_ms=WAIT_MS, call_timeout_ms=CALL_MS)
@@ -82,7 +82,7 @@ class Target:
 
 
 def options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that name a depot: ``--socket``, ``--config`` or ``--directory``."""
+    """Adds the options that name a depot: ``--socket``, ``--config`` or ``--directory``."""
     for option in (
         click.option(
             "--directory",
@@ -101,10 +101,10 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def find(file: str | None, socket: str | None, directories: Iterable[str]) -> Target:
-    """The depot that the options name: the one that runs, if one does.
+    """Returns the depot that the options name: the running one, if there is one.
 
     Raises:
-        UnavailableError: nobody answers at ``socket``. ConfigError: the configuration is wrong, or the options name
+        UnavailableError: no depot answers at ``socket``. ConfigError: the configuration is wrong, or the options name
             directories that the depot does not use.
     """
     named = tuple(Path(directory) for directory in directories)
@@ -138,7 +138,7 @@ def find(file: str | None, socket: str | None, directories: Iterable[str]) -> Ta
 
 
 def _checked(running: RunningDepot | None, directories: tuple[Path, ...]) -> bool:
-    """Whether it is known that the depot uses these directories.
+    """Returns whether the depot is known to use these directories.
 
     Raises:
         ConfigError: it uses others.
@@ -161,7 +161,7 @@ def _text(directories: Iterable[str | Path]) -> str:
 
 
 def namespace_of(target: Target, prefix: str) -> StoredNamespace:
-    """The only namespace in the target's directories whose name begins so.
+    """Returns the only namespace in the target's directories whose name begins with ``prefix``.
 
     Raises:
         ConfigError: there is none, there are several, it cannot be read, or the target has no directories.
@@ -181,7 +181,7 @@ def namespace_of(target: Target, prefix: str) -> StoredNamespace:
 
 
 def layout_json(namespace: StoredNamespace) -> str:
-    """A namespace's layout as the core spells it."""
+    """Returns a namespace's layout as the core spells it."""
     return json.dumps([[count, list(tensors)] for count, tensors in namespace.layout])
 
 

@@ -1,4 +1,4 @@
-"""``kvdepot top``: what the running depots do, refreshed."""
+"""``kvdepot top``: shows the activity of running depots, refreshed."""
 
 import sys
 import time
@@ -37,7 +37,7 @@ CLEAR = "\x1b[H\x1b[2J"
 @click.option("--once", is_flag=True, help="Look twice, print once and end.")
 @click.option("--json", "as_json", is_flag=True, help="Print one look as JSON and end.")
 def command(sockets: tuple[str, ...], interval: float, once: bool, as_json: bool) -> None:
-    r"""Shows pool, blocks and rates of the depots of this user, refreshed until Ctrl-C.
+    """Shows pool, blocks and rates of the depots of this user, refreshed until Ctrl-C.
 
     Reads the HTTP socket beside each depot's own (`SOCKET.http`). Rates are blocks and bytes a second since the look
     before; read and write are those of the tiers.
@@ -63,10 +63,10 @@ def command(sockets: tuple[str, ...], interval: float, once: bool, as_json: bool
 
 
 def look(sockets: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The status of each depot that answers, by its socket.
+    """Returns the status of each depot that answers, by its socket.
 
     Raises:
-        UnavailableError: none does.
+        UnavailableError: none answers.
     """
     found = {}
     for socket in sockets or [one.socket for one in running_depots()]:
@@ -83,7 +83,7 @@ def look(sockets: Sequence[str]) -> dict[str, dict[str, Any]]:
 def rows(
     before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]], seconds: float
 ) -> list[tuple[object, ...]]:
-    """A line for each depot that answered now; no rates for one that did not answer before."""
+    """Returns a row for each depot that answered now, without rates if it did not answer before."""
     table = []
     for socket, stats in after.items():
         earlier = before.get(socket)

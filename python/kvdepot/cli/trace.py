@@ -1,4 +1,4 @@
-"""``kvdepot trace``: what a depot of another size or order of eviction would have done, and load from traces."""
+"""``kvdepot trace``: simulates a depot of another size or eviction order, and sends traces as load."""
 
 import click
 

@@ -30,7 +30,7 @@ def command(
     set_aside: bool,
     as_json: bool,
 ) -> None:
-    r"""Reads every block in the directories of the Posix tier and compares its checksums, beside running depots.
+    """Reads every block in the directories of the Posix tier and compares its checksums, beside running depots.
 
     Exit status 1 when a block is broken or a namespace cannot be read. A broken block is harmless to engines: a depot
     that reads it finds out and answers with a miss. NAMESPACE (the first digits of a name) limits the check to one

@@ -1,4 +1,4 @@
-"""Options of the wire door: InfiniStore's server's, by their names and units, and a few of our own."""
+"""Options of the wire door: those of InfiniStore's server, by their names and units, and a few of our own."""
 
 import ipaddress
 import json
@@ -20,7 +20,7 @@ SERVICE_PORT = 22345
 MANAGE_PORT = 18080
 HOST = "127.0.0.1"
 MEMORY_SHARE_PERCENT = 90
-"""Share of the machine's memory that the pool may grow to by itself."""
+"""Share of the machine's memory that the pool may automatically grow to."""
 PORT = click.IntRange(0, 65535)
 RDMA = ("dev_name", "ib_port", "link_type", "hint_gid_index")
 
@@ -100,7 +100,7 @@ OPENING = (
     "tls_key_file",
     *RDMA,
 )
-"""Options any of which opens the wire door. A token alone does not: it may stand in the environment."""
+"""Options any of which opens the wire door. A token alone does not: it may be set in the environment."""
 
 
 def options(command: F) -> F:
@@ -111,23 +111,23 @@ def options(command: F) -> F:
 
 
 def wanted(said: Mapping[str, Any]) -> bool:
-    """Whether any option asks for a wire door."""
-    # Port 0 is one that the system chooses, and equal to False.
+    """Returns whether any option requests a wire door."""
+    # Port 0 lets the system choose a port; it is equal to False.
     return any(said[name] is not None and said[name] is not False for name in OPENING)
 
 
 def wanted_by(options: Iterable[str]) -> bool:
-    """``wanted`` of options as a command line spells them."""
+    """The same as ``wanted`` for options as a command line spells them."""
     return not {"--" + name.replace("_", "-") for name in OPENING}.isdisjoint(options)
 
 
 def memory_only(file: str | None, environ: Mapping[str, str]) -> bool:
-    """Whether a pool server is what InfiniStore is: memory, and nothing on disk that nobody asked for."""
+    """Returns whether a pool server behaves like InfiniStore: in memory, and on disk only on request."""
     return file is None and not environ.get(variable_of("pipeline"))
 
 
 def wire_json(said: Mapping[str, Any]) -> str:
-    """The core's configuration of the wire door.
+    """Returns the core's configuration of the wire door.
 
     Raises:
         ConfigError: a name has no address, or thresholds are in the wrong order.
@@ -161,7 +161,7 @@ def wire_json(said: Mapping[str, Any]) -> str:
 
 
 def rdma(said: Mapping[str, Any]) -> dict[str, Any]:
-    """The core's configuration of RDMA."""
+    """Returns the core's configuration of RDMA."""
     hint = said["hint_gid_index"]
     return {
         "device": said["dev_name"],
@@ -172,7 +172,7 @@ def rdma(said: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def address(host: str) -> str:
-    """An address as it is; that of a name.
+    """Returns an IP address unchanged, or the address of a host name.
 
     Raises:
         ConfigError: the name has no address.
@@ -188,7 +188,7 @@ def address(host: str) -> str:
 
 
 def with_pool(core_json: str, said: Mapping[str, Any], machine: Machine) -> str:
-    """The depot's configuration with the pool that the options ask for.
+    """Returns the depot's configuration with the pool that the options request.
 
     Raises:
         ConfigError: the pool is larger than the machine's memory.

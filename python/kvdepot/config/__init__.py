@@ -1,7 +1,7 @@
-"""Configuration: one typed model, read from YAML in our own spelling or the seeds'.
+"""Configuration: one typed model, read from YAML in our own spelling or that of the seeds.
 
-``load_config`` reads and checks; ``KVDepotConfig`` is what everything else takes. ``KVDepotConfig.key_table()`` is the
-table of all keys, from which ``docs/configuration.md`` is written.
+``load_config`` reads and checks a configuration; ``KVDepotConfig`` is the model that all other code takes.
+``KVDepotConfig.key_table()`` is the table of all keys, from which ``docs/configuration.md`` is generated.
 """
 
 from kvdepot.config.explain import Setting

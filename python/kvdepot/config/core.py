@@ -1,4 +1,4 @@
-"""What the Rust core is told: sizes in bytes, decided on the machine that the depot runs on."""
+"""The configuration as the Rust core reads it: sizes in bytes, decided on the machine that the depot runs on."""
 
 import json
 import sys
@@ -24,17 +24,17 @@ USE_GDR: dict[bool | str, str] = {True: "yes", False: "no", "auto": "auto"}
 
 @dataclass(frozen=True)
 class Size:
-    """A size in bytes, and whether the machine had a say in it."""
+    """A size in bytes, and whether it was derived from the machine."""
 
     bytes: int
     from_machine: bool = False
 
 
 def pool_size(config: "KVDepotConfig", block_bytes: int | None, machine: Machine) -> Size:
-    """Size of the pool on its owner's machine.
+    """Returns the size of the pool on its owner's machine.
 
     Raises:
-        ConfigError: larger than the machine's memory, or sized in blocks and ``block_bytes`` is missing.
+        ConfigError: it is larger than the machine's memory, or is given in blocks and ``block_bytes`` is missing.
     """
     problem = memory_problem(config, machine, block_bytes or 1)
     if problem:
@@ -49,7 +49,7 @@ def pool_size(config: "KVDepotConfig", block_bytes: int | None, machine: Machine
 
 
 def _said_bytes(config: "KVDepotConfig", block_bytes: int | None) -> int | None:
-    """Bytes of the pool by the configuration alone, on any machine; ``None`` when it leaves them to the machine."""
+    """Returns the pool's bytes by the configuration alone, on any machine; ``None`` if they depend on the machine."""
     if config.pool_gb is not None:
         return int(config.pool_gb * GIB)
     if config.pool != "Staging":
@@ -64,7 +64,7 @@ def _said_bytes(config: "KVDepotConfig", block_bytes: int | None) -> int | None:
 
 
 def memory_problem(config: "KVDepotConfig", machine: Machine, block_bytes: int = 1) -> Problem | None:
-    """What is wrong with a pool that was sized explicitly; ``None`` when it fits the machine's memory."""
+    """Returns the problem of a pool with an explicit size; ``None`` if it fits the machine's memory."""
     slot_bytes = -(-block_bytes // BLOCK_ALIGN_BYTES) * BLOCK_ALIGN_BYTES
     if config.pool_gb is not None:
         name, size_bytes = "pool_gb", int(config.pool_gb * GIB)
@@ -82,16 +82,16 @@ def memory_problem(config: "KVDepotConfig", machine: Machine, block_bytes: int =
 
 
 def core_json(config: "KVDepotConfig", block_bytes: int | None, machine: Machine) -> str:
-    """The JSON object that the Rust core reads, keys in a fixed order."""
+    """Returns the JSON object that the Rust core reads, with keys in a fixed order."""
     return json.dumps(_core_object(config, block_bytes, machine, identity=False), separators=(",", ":"))
 
 
 def identity_json(config: "KVDepotConfig", block_bytes: int | None, machine: Machine) -> str:
-    """What makes one depot another than the next: engines for which this is equal share one.
+    """Returns what distinguishes depots from one another: engines for which it is equal share a depot.
 
-    That is what the depot holds and where: pipeline, size of the pool where it is said, eviction, tiers. Sizes that a
-    machine decides are no part of it: they may change from one minute to the next, and an engine's container may be
-    smaller than the depot's. Nor is anything checked against this machine.
+    It covers what the depot holds and where: pipeline, size of the pool if explicit, eviction, tiers. Sizes derived
+    from the machine are excluded: they may change from one minute to the next, and an engine's container may be smaller
+    than the depot's. Nothing is checked against this machine either.
     """
     return json.dumps(_core_object(config, block_bytes, machine, identity=True), separators=(",", ":"))
 
@@ -104,7 +104,7 @@ def _core_object(config: "KVDepotConfig", block_bytes: int | None, machine: Mach
         "eviction": config.eviction,
     }
     if not identity:
-        # How long engines wait and queue, how a depot gets its memory and how it ends do not make it another depot.
+        # Engines' timeouts and queues, and how a depot gets its memory and exits, are not part of its identity.
         whole["waiting_queue_depth"] = config.waiting_queue_depth
         whole["running_queue_depth"] = config.running_queue_depth
         whole["timeout_ms"] = config.timeout_ms
@@ -127,7 +127,7 @@ def _core_object(config: "KVDepotConfig", block_bytes: int | None, machine: Mach
 
 
 def depot_command(config: "KVDepotConfig", socket: str, block_bytes: int | None, machine: Machine) -> list[str]:
-    """The command that starts the depot; sizes are decided here, so that engine and depot agree on them."""
+    """Returns the command that starts the depot. Sizes are decided here, so that engine and depot agree on them."""
     return [
         sys.executable,
         "-m",
@@ -147,7 +147,7 @@ def depot_command(config: "KVDepotConfig", socket: str, block_bytes: int | None,
 
 
 def copy_json(config: "KVDepotConfig", cuda_device: int | None, machine: Machine) -> str:
-    """What the core makes a copy engine from; measurements of devices are kept in the user's cache directory."""
+    """Returns the JSON from which the core creates a copy engine; measurements go to the user's cache directory."""
     copy = {
         "cuda_device": cuda_device,
         "copy_engine": config.copy_engine,

@@ -1,4 +1,4 @@
-"""A YAML document that remembers the line of every key and refuses keys written twice."""
+"""A YAML document that remembers the line of every key and rejects duplicate keys."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ class Document:
     """A mapping, and where it was written.
 
     Attributes:
-        name: the file's path, or ``configuration`` for a dict.
+        name: path of the file, or ``configuration`` for a dict.
         root: the mapping itself.
         lines: 1-based line of every key, by path from the root; empty for a dict.
     """
@@ -28,18 +28,18 @@ class Document:
     lines: Mapping[KeyPath, int] = field(default_factory=dict)
 
     def where(self, path: KeyPath) -> str:
-        """``file:line`` of a key, as an editor understands it; ``argument`` for a dict."""
+        """Returns the ``file:line`` of a key, as editors understand it; ``argument`` for a dict."""
         line = self.lines.get(path)
         return f"{self.name}:{line}" if line else "argument"
 
     def at(self, path: KeyPath) -> str:
-        """How an error begins: ``file:line: key path``."""
+        """Returns the beginning of an error message: ``file:line: key path``."""
         line = self.lines.get(path)
         return f"{self.name}{f':{line}' if line else ''}: {path_text(path)}"
 
 
 def path_text(path: KeyPath) -> str:
-    """``("a", 0, "b")`` as ``a[0].b``."""
+    """Formats ``("a", 0, "b")`` as ``a[0].b``."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f"{'.' if text else ''}{part}"
@@ -50,7 +50,8 @@ def read_document(file: Path) -> Document:
     """Reads and parses a YAML file.
 
     Raises:
-        ConfigError: the file cannot be read, is no YAML, is empty, holds a key twice or is no mapping.
+        ConfigError: the file cannot be read, is larger than 1 MiB, is not YAML, is empty, has a duplicate key or is not
+            a mapping.
     """
     try:
         raw = file.read_bytes()
@@ -66,7 +67,7 @@ def read_document(file: Path) -> Document:
 
 
 def parse_document(text: str, name: str) -> Document:
-    """Parses YAML text; ``name`` is what errors call it. Raises as ``read_document``."""
+    """Parses YAML text; ``name`` is the document's name in errors. Raises the same errors as ``read_document``."""
     try:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()

@@ -1,4 +1,4 @@
-"""Keys of an engine's side: what it dumps and loads, and how long it waits."""
+"""Keys of the engine's side: what it dumps and loads, and how long it waits."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ from kvdepot.config.depot_keys import TIMEOUT_MS_MAX
 from kvdepot.config.keys import key
 
 KV_HEAD_SLICES_MAX = 1024
-"""More than any model has KV heads."""
+"""Larger than the number of KV heads of any model."""
 
 
 class EngineKeys(BaseModel):

@@ -1,4 +1,4 @@
-"""Environment variables that go before the configuration file."""
+"""Environment variables that override the configuration file."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ SIZE_MAX = 1 << 40
 FILES_MAX = 1000
 _ALIASES = {"warning": "warn", "critical": "error", "fatal": "error"}
 LOG_BOUNDS = ("log_max_size_mb", "log_max_files")
-"""Keys that a variable goes before."""
+"""Keys that an environment variable overrides."""
 MIB = 1 << 20
 
 
 @dataclass(frozen=True)
 class LogSettings:
-    """How the core writes its log, as ``_native.init_logging`` and the options of ``kvdepot serve`` want it."""
+    """How the core writes its log, for ``_native.init_logging`` and the options of ``kvdepot serve``."""
 
     level: str
     json: bool
@@ -33,7 +33,7 @@ class LogSettings:
     burst_lines: int
 
     def to_native(self) -> dict[str, Any]:
-        """The named arguments of ``_native.init_logging``."""
+        """Returns the named arguments of ``_native.init_logging``."""
         return {
             "json": self.json,
             "max_bytes": self.max_size_mb * MIB,
@@ -42,7 +42,7 @@ class LogSettings:
         }
 
     def to_options(self) -> list[str]:
-        """The options of ``kvdepot serve``."""
+        """Returns the options of ``kvdepot serve``."""
         return [
             *("--log-level", self.level),
             *("--log-format", "json" if self.json else "text"),
@@ -53,10 +53,10 @@ class LogSettings:
 
 
 def log_settings(config: "KVDepotConfig", environ: Mapping[str, str]) -> LogSettings:
-    """What holds of a configuration and the environment.
+    """Returns the effective settings of a configuration and the environment.
 
     Raises:
-        ConfigError: a variable has no meaning.
+        ConfigError: a variable has an invalid value.
     """
     return LogSettings(
         level=log_level(config.log_level, environ)[0],
@@ -68,7 +68,7 @@ def log_settings(config: "KVDepotConfig", environ: Mapping[str, str]) -> LogSett
 
 
 def log_level(configured: str, environ: Mapping[str, str]) -> tuple[str, str | None]:
-    """The log level that holds, and the variable that says so (``None`` = the configuration does).
+    """Returns the effective log level, and the variable that sets it (``None`` = the configuration does).
 
     Raises:
         ConfigError: a variable names an unknown level.
@@ -87,10 +87,10 @@ def log_level(configured: str, environ: Mapping[str, str]) -> tuple[str, str | N
 
 
 def trace_limits(file_mb: int, files: int, environ: Mapping[str, str]) -> tuple[int, int]:
-    """Bytes of a file of recorded requests, and how many files are kept.
+    """Returns the size limit in bytes of a file of recorded requests, and the number of files to keep.
 
     Raises:
-        ConfigError: a variable has no meaning.
+        ConfigError: a variable has an invalid value.
     """
     size_bytes, kept = _file_limits(environ)
     if size_bytes == 0:
@@ -99,10 +99,10 @@ def trace_limits(file_mb: int, files: int, environ: Mapping[str, str]) -> tuple[
 
 
 def log_bound(key: str, configured: int, environ: Mapping[str, str]) -> tuple[int, str | None]:
-    """The value that holds of a key of ``LOG_BOUNDS``, and the variable that says so.
+    """Returns the effective value of a key of ``LOG_BOUNDS``, and the variable that sets it (``None`` = none does).
 
     Raises:
-        ConfigError: a variable has no meaning.
+        ConfigError: a variable has an invalid value.
     """
     size_bytes, kept = _file_limits(environ)
     if key == "log_max_size_mb":
@@ -114,9 +114,9 @@ _NO_BOUND_BYTES = 1 << 62
 
 
 def _file_limits(environ: Mapping[str, str]) -> tuple[int | None, int | None]:
-    """Bytes of a file (0 = no bound) and files that are kept, as the environment says them; ``None`` = it does not.
+    """Returns bytes per file (0 = no bound) and files to keep, as set in the environment; ``None`` = not set.
 
-    A size counts bytes from a mebibyte on, and MiB below. Files are one at least: the one that is written.
+    A size from 2^20 on counts bytes, a smaller one MiB. At least one file is kept: the current one.
     """
     size = _number(SIZE_VARIABLE, SIZE_MAX, environ)
     kept = _number(FILES_VARIABLE, FILES_MAX, environ)
@@ -129,7 +129,7 @@ def _number(variable: str, most: int, environ: Mapping[str, str]) -> int | None:
     said = environ.get(variable, "").strip()
     if not said:
         return None
-    # Python reads no number of thousands of digits.
+    # int() rejects numbers of thousands of digits with another error.
     if not (said.isascii() and said.isdigit() and len(said) < 20 and int(said) <= most):
         raise config_error(
             f"environment variable {variable} is {said!r}: write a whole number from 0 to {most}, or unset it"

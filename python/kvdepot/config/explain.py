@@ -1,4 +1,4 @@
-"""Which value holds for each key, and where it comes from."""
+"""The effective value of each key, and its origin."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ class Setting:
 
     Attributes:
         key: name in our own spelling.
-        value: the value that holds; ``None`` = none, or decided by the caller.
+        value: the effective value; ``None`` = none, or decided by the caller.
         unit: unit of ``value``; empty for names and switches.
         origin: ``default``, ``machine``, ``path:line``, ``argument`` or ``environment VARIABLE``.
     """
@@ -35,7 +35,7 @@ class Setting:
 
 
 def effective(config: "KVDepotConfig", machine: Machine) -> tuple[Setting, ...]:
-    """Every key's setting, in the order of the table of keys."""
+    """Returns every key's setting, in the order of the table of keys."""
     decided = _decided(config, machine)
     settings = []
     for key in type(config).key_table():
@@ -48,7 +48,7 @@ def effective(config: "KVDepotConfig", machine: Machine) -> tuple[Setting, ...]:
 
 
 def _decided(config: "KVDepotConfig", machine: Machine) -> dict[str, tuple[object, str]]:
-    """Keys whose value is not the configuration's own: sized to the machine or overruled by the environment."""
+    """Returns the keys whose value is not the configuration's own: sized to the machine or set by the environment."""
     decided: dict[str, tuple[object, str]] = {}
     if config.pool_gb is None and config.pool != "Staging":
         size = core.pool_size(config, None, machine)

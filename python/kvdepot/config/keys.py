@@ -1,4 +1,4 @@
-"""What is known about a configuration key beside its type: unit, spelling in the seeds, what it accepts so far."""
+"""Facts of a configuration key beside its type: unit, spelling in the seeds, accepted values."""
 
 import difflib
 from collections.abc import Iterable
@@ -11,15 +11,15 @@ from pydantic.fields import FieldInfo
 
 @dataclass(frozen=True)
 class KeyFacts:
-    """Facts of a key that its type annotation cannot say.
+    """Facts of a key that its type annotation cannot express.
 
     Attributes:
         unit: unit of the value; empty for names and switches.
         seeds: the key's names in a file with ``ucm_connectors``, first the one of ``UcmPipelineStore``.
-        half_of_seed: the name of what the key is half of there, rounded up; empty = of nothing.
-        by_default: what a value of ``None`` comes to, in words; empty when the default speaks for itself.
-        only: the values that this version accepts; empty when all that the type allows are accepted.
-        instead: what to do when another value than ``only`` is asked for.
+        half_of_seed: name of the seed's key of which this key is half, rounded up; empty = none.
+        by_default: description of the value that ``None`` results in; empty when the default is self-explanatory.
+        only: values that this version accepts; empty when it accepts all that the type allows.
+        instead: what to do if another value than ``only`` is requested.
     """
 
     unit: str = ""
@@ -54,10 +54,10 @@ def key(
     type_text: str = "",
     **bounds: Any,
 ) -> Any:
-    """A pydantic field that carries ``KeyFacts``.
+    """Returns a pydantic field that carries ``KeyFacts``.
 
-    ``type_text`` is the type in the documentation where the annotation does not say it well; ``bounds`` are pydantic's
-    own (``ge``, ``le``, ``max_length`` …).
+    ``type_text`` is the type in the documentation where the annotation does not express it well; ``bounds`` are
+    pydantic's own (``ge``, ``le``, ``max_length`` …).
     """
     facts: dict[str, JsonValue] = {
         "unit": unit,
@@ -72,7 +72,7 @@ def key(
 
 
 def key_of_field(name: str, field: FieldInfo) -> Key:
-    """The table's row of a field that was made by ``key``."""
+    """Returns the table's row of a field that ``key`` made."""
     facts: Any = field.json_schema_extra
     table_row = KeyFacts(
         unit=facts["unit"],
@@ -86,7 +86,7 @@ def key_of_field(name: str, field: FieldInfo) -> Key:
 
 
 def type_text(field: FieldInfo) -> str:
-    """The field's type as a reader of the documentation wants it: such as ``int``, ``number`` or ``a | b``."""
+    """Returns the field's type as the documentation shows it, such as ``int``, ``number`` or ``a | b``."""
     text = str(field.annotation) if not isinstance(field.annotation, type) else field.annotation.__name__
     text = text.replace("typing.", "").removesuffix(" | None")
     if text.startswith("Optional["):
@@ -105,6 +105,6 @@ def type_text(field: FieldInfo) -> str:
 
 
 def nearest(name: object, known: Iterable[str]) -> str | None:
-    """The known name that is most like ``name``, if any is like it at all."""
+    """Returns the known name most similar to ``name``; ``None`` if none is similar."""
     found = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
     return found[0] if found else None

@@ -1,4 +1,4 @@
-"""Reads a configuration from a file, a dict or nothing, in either spelling."""
+"""Reads a configuration from a file, a dict or the defaults, in either spelling."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -32,18 +32,18 @@ def load_config(
     Args:
         source: path of a YAML file, a dict like such a file, a configuration (returned as it is), or ``None`` for
             defaults sized to the machine. Files and dicts may be in our own spelling (``docs/configuration.md``) or
-            in the seeds' (``ucm_connectors``). Variables of the environment (``KVDEPOT_POOL_GB``) go before a file's
-            keys and defaults, and not before a dict's, which the program itself says. Beside a dict with a pipeline,
-            variables of tiers that are not in it say nothing.
-        machine: what sizes are checked against; this machine when left out.
-        owns_pool: whether the pool will be of this machine's memory. False for a process that attaches to a depot: it
-            checks the pool's size only if it may start that depot itself (``start_depot``).
+            in the seeds' (``ucm_connectors``). Environment variables (``KVDEPOT_POOL_GB``) override a file's keys
+            and defaults, but not the keys of a dict, which the program itself sets. With a dict that has a
+            pipeline, variables of tiers that are not in it are ignored.
+        machine: machine that sizes are checked against; this machine when left out.
+        owns_pool: whether the pool will be of this machine's memory. False for a process that attaches to a depot:
+            it checks the pool's size only if it may start that depot itself (``start_depot``).
 
     Returns:
-        The configuration; ``origins`` knows the file and line of each key that was said.
+        The configuration; ``origins`` has the file and line of each key that was set.
 
     Raises:
-        ConfigError: every mistake found, one a line, each with file, line, key, value and what to do.
+        ConfigError: every mistake found, one per line, each with file, line, key, value and what to do.
     """
     machine = machine or Machine.here()
     if isinstance(source, KVDepotConfig):
@@ -83,7 +83,7 @@ def _document(source: str | os.PathLike[str] | Mapping[str, object] | None) -> D
 
 
 def _read(document: Document) -> tuple[list[Said], list[str]]:
-    """The keys that are known, and what is wrong with the others."""
+    """Returns the values of known keys, and the problems of the others."""
     if "ucm_connectors" in document.root:
         reader = SeedReader(document, KVDepotConfig.key_table())
         reader.read()
@@ -115,7 +115,7 @@ def _validate(document: Document, said: Sequence[Said], found: list[str]) -> KVD
             break
         except ValidationError as error:
             errors = error.errors()
-            # Rules that name a key whose value was left out speak of its default.
+            # A rule that names a key whose value was left out would complain about its default.
             problems += [text for details in errors for text in _texts(document, said, details, wrong)]
             bad = {str(details["loc"][0]) for details in errors if details["type"] != "rules"}
             if not bad - wrong:

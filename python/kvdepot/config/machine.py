@@ -1,4 +1,4 @@
-"""Facts of the machine that defaults are sized to: memory, free disk space, the user's directories."""
+"""Facts of the machine that defaults depend on: memory, free disk space, the user's directories."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -10,13 +10,13 @@ CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class Machine:
-    """What defaults depend on; tests make their own.
+    """The machine as defaults see it. Tests construct their own.
 
     Attributes:
         memory_bytes: memory that this process may use: the machine's, or its control group's when that is less.
         environ: environment variables.
-        free_disk_bytes: free space where the default directory lies; ``None`` = asked when it is needed.
-        total_disk_bytes: size of the disks that hold configured directories; ``None`` = asked when it is needed.
+        free_disk_bytes: free space where the default directory lies; ``None`` = queried when needed.
+        total_disk_bytes: size of the disks that hold configured directories; ``None`` = queried when needed.
     """
 
     memory_bytes: int
@@ -26,29 +26,29 @@ class Machine:
 
     @staticmethod
     def here() -> "Machine":
-        """The machine that this process runs on."""
+        """Returns the machine that this process runs on."""
         return Machine(memory_bytes=usable_memory_bytes())
 
     def cache_directory(self) -> str:
-        """``kvdepot`` in the user's cache directory (``XDG_CACHE_HOME`` or ``~/.cache``)."""
+        """Returns ``kvdepot`` in the user's cache directory (``XDG_CACHE_HOME`` or ``~/.cache``)."""
         base = self.environ.get("XDG_CACHE_HOME", "")
         if not os.path.isabs(base):
             base = os.path.join(self.environ.get("HOME") or os.path.expanduser("~"), ".cache")
         return os.path.join(base, "kvdepot")
 
     def device_cache_directory(self) -> str:
-        """Where engines keep what they measured on devices."""
+        """Returns the directory where engines keep their measurements of devices."""
         return f"{self.cache_directory()}-devices"
 
     def free_bytes(self, directory: str) -> int:
-        """Free space of the disk that holds ``directory``, which need not exist yet."""
+        """Returns the free bytes of the disk that holds ``directory``, which need not exist yet."""
         if self.free_disk_bytes is not None:
             return self.free_disk_bytes
         facts = os.statvfs(_existing(directory))
         return facts.f_bavail * facts.f_frsize
 
     def disk_bytes(self, directories: Iterable[str]) -> int:
-        """Size of the disks that hold ``directories``, each disk counted once."""
+        """Returns the size in bytes of the disks that hold ``directories``, counting each disk once."""
         if self.total_disk_bytes is not None:
             return self.total_disk_bytes
         disks = {}
@@ -59,14 +59,14 @@ class Machine:
 
 
 def _existing(directory: str) -> str:
-    """The nearest directory at or above ``directory`` that exists."""
+    """Returns the nearest existing directory at or above ``directory``."""
     while not os.path.isdir(directory):
         directory = os.path.dirname(directory)
     return directory
 
 
 def usable_memory_bytes() -> int:
-    """The machine's memory, or the least limit of the control groups above this process when that is less."""
+    """Returns the machine's memory in bytes, or the lowest limit of this process's control groups if that is less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = [limit for limit in map(_read_limit, _limit_files()) if limit]
     return min([total, *limits])

@@ -1,4 +1,4 @@
-"""The file of ``metrics_config_path``: which series an engine exports under which names, in the seeds' spelling."""
+"""The file of ``metrics_config_path``: the series that an engine exports and their names, in the seeds' spelling."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from kvdepot.errors import config_error
 Kind = Literal["counter", "gauge", "histogram"]
 KINDS: tuple[Kind, ...] = ("counter", "gauge", "histogram")
 WITHOUT_USE = ("log_interval", "multiproc_dir", "histogram_max_length")
-"""Keys of the seed's own collector. vLLM collects here: it has an interval and a directory of its own."""
+"""Keys of the seed's own collector, which are ignored: vLLM collects here, with its own interval and directory."""
 TOP_LEVEL = ("metric_prefix", *WITHOUT_USE, *KINDS)
 SERIES_KEYS = ("name", "documentation", "buckets", "multiprocess_mode")
 PREFIX_DEFAULT = "ucm:"
@@ -20,12 +20,12 @@ PREFIX_DEFAULT = "ucm:"
 
 @dataclass(frozen=True)
 class Series:
-    """One series that the file asks for.
+    """One series that the file requests.
 
     Attributes:
-        name: without the prefix.
-        text: what an operator reads of it.
-        buckets: of a histogram: the upper ends of its ranges.
+        name: name without the prefix.
+        text: description for operators.
+        buckets: upper bounds of a histogram's buckets.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Series:
 
 @dataclass(frozen=True)
 class MetricsFile:
-    """What the file says."""
+    """The file's content."""
 
     prefix: str
     series: tuple[Series, ...]
@@ -46,7 +46,7 @@ def read_metrics_file(path: str) -> MetricsFile:
     """Reads a file and checks all of it.
 
     Raises:
-        ConfigError: every mistake found, one a line, each with file, line and what to do.
+        ConfigError: every mistake found, one per line, each with file, line and what to do.
     """
     document = read_document(Path(path))
     reader = _Reader(document)

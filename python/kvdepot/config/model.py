@@ -23,17 +23,18 @@ SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     *((f"{tier.name} tier", names_of(tier)) for tier in TIERS if tier.for_users),
     ("Engine", tuple(EngineKeys.model_fields)),
 )
-"""Titles of the table of keys, each with the names of its keys."""
+"""Titles of the sections of the table of keys, each with the names of its keys."""
 
 
 class KVDepotConfig(EngineKeys, TierKeys, DepotKeys):
-    """A whole configuration: immutable, checked, equal for equal meaning whichever spelling it was read from.
+    """A complete configuration: immutable, checked, equal for equal meaning whichever spelling it was read from.
 
     Read one with ``kvdepot.config.load_config``. Sizes end in ``_gb`` and count GiB (2^30 bytes), times end in
-    ``_ms`` or ``_s``. A value of ``None`` is decided by the machine or the caller when it is needed.
+    ``_ms`` or ``_s``. For a value of ``None``, the machine or the caller decides when it is needed.
 
     Raises:
-        pydantic.ValidationError: made directly from wrong values; ``load_config`` raises ``ConfigError`` instead.
+        pydantic.ValidationError: constructed directly from wrong values; ``load_config`` raises ``ConfigError``
+        instead.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
@@ -74,20 +75,20 @@ class KVDepotConfig(EngineKeys, TierKeys, DepotKeys):
 
     @property
     def origins(self) -> Mapping[str, str]:
-        """Where each key that was said comes from: ``path:line`` or ``argument``; other keys are defaults."""
+        """Origin of each key that was set: ``path:line``, ``argument`` or ``environment VARIABLE``."""
         return self._origins
 
     def with_origins(self, origins: Mapping[str, str]) -> "KVDepotConfig":
-        """The same configuration that remembers where its keys were said."""
+        """Returns a copy with the given origins of its keys."""
         copy = self.model_copy()
         copy._origins = dict(origins)  # noqa: SLF001 - its own class
         return copy
 
     def with_values(self, **values: Any) -> "KVDepotConfig":
-        """A copy with other values, checked as a whole; ``None`` goes back to the default.
+        """Returns a copy with other values, checked again as a whole; ``None`` restores the default.
 
         Raises:
-            pydantic.ValidationError: the result is no valid configuration.
+            pydantic.ValidationError: the result is not a valid configuration.
         """
         said = {name: getattr(self, name) for name in self.model_fields_set} | values
         copy = type(self)(**{name: value for name, value in said.items() if value is not None})
@@ -95,44 +96,44 @@ class KVDepotConfig(EngineKeys, TierKeys, DepotKeys):
         return copy.with_origins({name: origin for name, origin in origins.items() if name in copy.model_fields_set})
 
     def pool_bytes(self, block_bytes: int | None = None, machine: Machine | None = None) -> int:
-        """Size of the pool in bytes; see ``to_core_json`` for the arguments and errors."""
+        """Returns the size of the pool in bytes; see ``to_core_json`` for the arguments and errors."""
         return core.pool_size(self, block_bytes, machine or Machine.here()).bytes
 
     def to_core_json(self, block_bytes: int | None = None, machine: Machine | None = None) -> str:
-        """What the Rust core reads: a JSON object with keys in a fixed order, every size in bytes.
+        """Returns the JSON object that the Rust core reads, with keys in a fixed order and every size in bytes.
 
         Args:
-            block_bytes: bytes of the engine's block; needed when the pool is sized in blocks (``Staging`` without
-                ``pool_gb``), not used otherwise.
-            machine: what defaults are sized to; this machine when left out.
+            block_bytes: bytes of the engine's block; required if the pool is sized in blocks (``Staging`` without
+                ``pool_gb``), otherwise unused.
+            machine: machine that defaults are sized to; this machine when left out.
 
         Raises:
-            ConfigError: the pool is larger than the machine's memory, or ``block_bytes`` is needed and missing.
+            ConfigError: the pool is larger than the machine's memory, or ``block_bytes`` is required and missing.
         """
         return core.core_json(self, block_bytes, machine or Machine.here())
 
     def socket_path(self, block_bytes: int | None = None, suffix: str | None = None) -> str:
-        """Path of the node depot's socket: engines with one configuration get one path, and so share a depot.
+        """Returns the path of the node depot's socket, which all engines with the same configuration share.
 
         Args:
             block_bytes: as for ``to_core_json``.
-            suffix: what tells this engine from others (its engine id); needed when ``share_depot`` is false, else
+            suffix: distinguishes this engine from others (its engine id); required if ``share_depot`` is false, else
                 ignored, because the depot is shared.
 
         Raises:
-            ConfigError: ``suffix`` is needed and missing, or the runtime directory is not safely the user's own.
+            ConfigError: ``suffix`` is required and missing, or the runtime directory is not safely the user's own.
         """
         return socket_path.socket_path(self, block_bytes, suffix, Machine.here())
 
     def depot_command(self, socket: str, block_bytes: int | None = None) -> list[str] | None:
-        """The command that starts this configuration's depot on ``socket``: what ``Depot.connect`` spawns.
+        """Returns the command that starts this configuration's depot on ``socket``, for ``Depot.connect`` to spawn.
 
-        ``None`` with ``start_depot: false``: somebody else starts it.
+        ``None`` with ``start_depot: false``: the depot is started elsewhere.
         """
         return core.depot_command(self, socket, block_bytes, Machine.here()) if self.start_depot else None
 
     def copy_json(self, cuda_device: int | None = None) -> str:
-        """What makes the copy engine: the argument of ``Depot.store``.
+        """Returns the JSON that selects the copy engine: the argument of ``Depot.store``.
 
         Args:
             cuda_device: number of the CUDA device that holds the engine's memory; ``None`` = host memory.
@@ -140,13 +141,13 @@ class KVDepotConfig(EngineKeys, TierKeys, DepotKeys):
         return core.copy_json(self, cuda_device, Machine.here())
 
     def log_settings(self) -> environment.LogSettings:
-        """How the core writes its log: the keys ``log_…``, unless the environment says something else.
+        """Returns how the core writes its log: the keys ``log_…``, unless environment variables override them.
 
         Raises:
-            ConfigError: a variable of the environment has no meaning.
+            ConfigError: an environment variable has an invalid value.
         """
         return environment.log_settings(self, Machine.here().environ)
 
     def effective(self, machine: Machine | None = None) -> tuple[explain.Setting, ...]:
-        """Every key with the value that holds on this machine and where it comes from."""
+        """Returns every key with its effective value on this machine and the value's origin."""
         return explain.effective(self, machine or Machine.here())

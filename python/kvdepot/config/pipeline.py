@@ -1,4 +1,4 @@
-"""Pipeline strings: a pool and the tiers under it, by the names and rules of the Rust core."""
+"""Pipeline strings: a pool and the tiers below it, by the names and rules of the Rust core."""
 
 from kvdepot.config.keys import nearest
 from kvdepot.config.tier_table import LATER, TIERS
@@ -9,7 +9,7 @@ TIERS_KNOWN = (*TIERS_AVAILABLE, *LATER)
 
 
 def normal_pipeline(pipeline: str) -> str:
-    """One spelling for one meaning: no spaces, and a single tier has its ``Staging`` pool before it."""
+    """Returns the normal spelling: no spaces, and ``Staging`` as the pool of a single tier."""
     words = [word.strip() for word in pipeline.split("|")]
     if len(words) == 1 and words[0] in TIERS_KNOWN:
         words.insert(0, "Staging")
@@ -17,13 +17,13 @@ def normal_pipeline(pipeline: str) -> str:
 
 
 def split_pipeline(pipeline: str) -> tuple[str, tuple[str, ...]]:
-    """The pool's word and the tiers' words of a normal spelling, unchecked."""
+    """Splits a normal spelling into the pool's word and the tiers' words, unchecked."""
     pool, *tiers = pipeline.split("|")
     return pool, tuple(tiers)
 
 
 def pipeline_problem(pipeline: str) -> str | None:
-    """What is wrong with a pipeline in its normal spelling and what to write; ``None`` when nothing is."""
+    """Returns the problem of a pipeline in its normal spelling and what to write; ``None`` if it is valid."""
     pool, tiers = split_pipeline(pipeline)
     if pool not in POOLS:
         hint = nearest(pool, POOLS)

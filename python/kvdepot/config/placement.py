@@ -1,4 +1,4 @@
-"""Which blocks a tier is given, and when: keys that every tier has, with its own name before them."""
+"""Keys for when a tier receives which blocks. Every tier has them, prefixed with its own name."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,7 +20,7 @@ PROMOTE = "Give the `{tier}` tier blocks that were read from a tier below it, to
 
 
 def placement_keys(tier: Tier) -> dict[str, Any]:
-    """The keys of a tier's placement as fields of a model."""
+    """Returns the keys of a tier's placement as fields of a model."""
     return {
         f"{tier.section}_write": (WriteWhen, key("through", WRITE.format(tier=tier.name))),
         f"{tier.section}_promote": (bool, key(False, PROMOTE.format(tier=tier.name))),
@@ -28,14 +28,14 @@ def placement_keys(tier: Tier) -> dict[str, Any]:
 
 
 def placement_of(config: "KVDepotConfig", tier: str) -> dict[str, object]:
-    """What the core is told of a tier's placement; empty when that is the default."""
+    """Returns a tier's placement as the core reads it; empty for the default."""
     name = tier.lower()
     said = {"write": getattr(config, f"{name}_write", "through"), "promote": getattr(config, f"{name}_promote", False)}
     return {} if said == {"write": "through", "promote": False} else said
 
 
 def placement_problems(config: "KVDepotConfig") -> Iterator[Problem]:
-    """What is wrong with the placements of a pipeline's tiers."""
+    """Yields the problems with the placements of a pipeline's tiers."""
     for position, tier in enumerate(config.tiers):
         name = tier.lower()
         if config.pool == "Staging" and getattr(config, f"{name}_write", "through") != "through":

@@ -1,11 +1,11 @@
-"""What is wrong with a configuration."""
+"""A problem of a configuration."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong: at which key, and what to do. The value is the key's."""
+    """One problem: the key, and what to do about it. The offending value is the key's."""
 
     key: str
     text: str

@@ -1,4 +1,4 @@
-"""``docs/configuration.md``, written from the table of keys by ``kvdepot config keys --markdown``."""
+"""Generates ``docs/configuration.md`` from the table of keys, for ``kvdepot config keys --markdown``."""
 
 from collections.abc import Collection, Mapping
 
@@ -63,7 +63,7 @@ beside the option `--core-json` of `kvdepot serve`. `kvdepot config explain FILE
 
 
 def reference_markdown() -> str:
-    """The whole page."""
+    """Returns the complete page."""
     parts = [_HEAD.format(example="\n".join(_example()))]
     by_name = {key.name: key for key in KVDepotConfig.key_table()}
     for title, keys in SECTIONS:

@@ -1,4 +1,4 @@
-"""Rules between keys: what a configuration must satisfy beyond each key's own type and bounds."""
+"""Rules between keys: checks beyond each key's own type and bounds."""
 
 import os
 import re
@@ -19,7 +19,7 @@ _POOL_NUMA = re.compile(r"auto|interleave|[0-9]{1,4}(-[0-9]{1,4})?(,[0-9]{1,4}(-
 
 
 def problems(config: "KVDepotConfig") -> Iterator[Problem]:
-    """Everything that is wrong with a configuration whose keys are well-typed."""
+    """Yields every problem of a configuration whose keys are well-typed."""
     wrong = pipeline_problem(config.pipeline)
     if wrong:
         yield Problem("pipeline", wrong)

@@ -1,4 +1,4 @@
-"""A value that a document or the environment says for one of our keys."""
+"""A value that a document or the environment gives for one of our keys."""
 
 from dataclasses import dataclass
 
@@ -10,10 +10,10 @@ class Said:
     """One key's value as written.
 
     Attributes:
-        field: the key in our own spelling.
+        field: name of the key in our own spelling.
         value: the value, unchecked.
         path: where it was written, in the document's spelling.
-        variable: the variable of the environment that says it; empty = the document does.
+        variable: environment variable that gives it; empty = the document gives it.
     """
 
     field: str

@@ -1,4 +1,4 @@
-"""The seeds' spelling: files with ``ucm_connectors``, read into our own keys."""
+"""The seeds' spelling: translates files with ``ucm_connectors`` into our own keys."""
 
 from collections.abc import Iterable, Mapping
 
@@ -45,14 +45,14 @@ TOP_LEVEL = (
     "metrics_config_path",
 )
 STORE_DEFAULTS: Mapping[str, object] = {"io_direct": False}
-"""Where a store's key that is left out means something else than ours."""
+"""Values of a store's missing keys whose default differs from ours."""
 TOP_DEFAULTS: Mapping[str, object] = {"use_layerwise": True}
-"""The same of the file's other keys."""
+"""The same for the file's top-level keys."""
 CONNECTOR_KEYS = ("ucm_connector_name", "ucm_connector_module_path", "ucm_connector_config")
 
 
 class SeedReader:
-    """Reads one document; ``said`` and ``problems`` are what it found."""
+    """Reads one document into ``said`` and ``problems``."""
 
     def __init__(self, document: Document, keys: Iterable[Key]) -> None:
         self.document = document
@@ -62,7 +62,7 @@ class SeedReader:
         self.problems: list[str] = []
 
     def read(self) -> None:
-        """Reads the whole document."""
+        """Reads the complete document."""
         root = self.document.root
         for name, value in root.items():
             if name in TOP_LEVEL:
@@ -119,7 +119,8 @@ class SeedReader:
                 self._say(self.names[name], value, (*path, name))
         defaults = {**STORE_DEFAULTS}
         if config.get("posix_io_engine") == "aio":
-            # There aio goes past the page cache, whatever io_direct says by default; it is of no use without that.
+            # In the seed, aio bypasses the page cache whatever io_direct's default is; without that it would be of no
+            # use.
             defaults["io_direct"] = True
         for name, value in defaults.items():
             if has_files and name not in config:

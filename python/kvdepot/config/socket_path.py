@@ -1,4 +1,4 @@
-"""Where the node's depot listens: a path that engines with one configuration compute alike."""
+"""Path where the node's depot listens. Engines with the same configuration compute the same path."""
 
 import hashlib
 import os
@@ -17,10 +17,10 @@ HEX_DIGITS = 12
 
 
 def socket_path(config: "KVDepotConfig", block_bytes: int | None, suffix: str | None, machine: Machine) -> str:
-    """The depot's socket; its directory is made when it is missing.
+    """Returns the depot's socket, and creates its directory if missing.
 
     Raises:
-        ConfigError: an engine's own depot is asked for without ``suffix``, or no directory is safely the user's own.
+        ConfigError: an engine's own depot is requested without ``suffix``, or no directory is safely the user's own.
     """
     if config.socket is not None:
         return config.socket
@@ -37,7 +37,7 @@ def socket_path(config: "KVDepotConfig", block_bytes: int | None, suffix: str | 
 
 
 def runtime_directory(machine: Machine) -> str:
-    """The user's own directory for sockets: below ``XDG_RUNTIME_DIR`` where there is one, else below ``/tmp``."""
+    """Returns the user's own directory for sockets: below ``XDG_RUNTIME_DIR`` if set and writable, else ``/tmp``."""
     base = machine.environ.get("XDG_RUNTIME_DIR", "")
     if os.path.isabs(base) and os.access(base, os.W_OK | os.X_OK):
         return own_directory(os.path.join(base, "kvdepot"))
@@ -45,17 +45,17 @@ def runtime_directory(machine: Machine) -> str:
 
 
 def runtime_directories(machine: Machine) -> list[str]:
-    """The directories that sockets may lie in: of this user, as far as they are there."""
+    """Returns the existing directories of this user that may contain sockets."""
     base = machine.environ.get("XDG_RUNTIME_DIR", "")
     places = [os.path.join(base, "kvdepot")] if os.path.isabs(base) else []
     return [path for path in (*places, _short_directory()) if os.path.isdir(path)]
 
 
 def own_directory(path: str) -> str:
-    """Makes ``path`` with mode 0700 when it is missing, and checks that nobody else can reach into it.
+    """Creates ``path`` with mode 0700 if missing, checks that no other user has access to it, and returns it.
 
     Raises:
-        ConfigError: it is no directory, belongs to another user, or is open to others.
+        ConfigError: it is not a directory, belongs to another user, or is accessible to others.
     """
     try:
         os.makedirs(path, mode=0o700, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What the core is told of each tier: the keys that were said, and what the machine decides of those that were not."""
+"""Each tier's settings as the core reads them: from explicit keys, and from the machine for keys that were left out."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Decided:
-    """A key that was left out, as the machine decides it.
+    """Value that the machine decides for a key that was left out.
 
     Attributes:
-        key: its name.
-        value: in the key's own unit.
-        told: as the core is told it.
-        may_change: whether another moment could decide otherwise, as with free space.
+        key: name of the key.
+        value: value in the key's own unit.
+        told: value as the core reads it.
+        may_change: whether the value may differ a moment later, as free space does.
     """
 
     key: str
@@ -30,12 +30,12 @@ class Decided:
 
 
 def tiers_in_use(config: "KVDepotConfig") -> Iterator[Tier]:
-    """The pipeline's tiers that users have keys for, in the order of the documentation."""
+    """Yields the pipeline's tiers that have keys for users, in the order of the documentation."""
     return (tier for tier in TIERS if tier.for_users and tier.name in config.tiers)
 
 
 def decided(config: "KVDepotConfig", tier: Tier, machine: Machine) -> Iterator[Decided]:
-    """What the machine decides of a tier in use."""
+    """Yields the values that the machine decides for a tier in use."""
     for _, key in tier.keyed:
         if key.by_machine is None or getattr(config, key.name) is not None:
             continue
@@ -48,7 +48,7 @@ def decided(config: "KVDepotConfig", tier: Tier, machine: Machine) -> Iterator[D
 
 
 def tier_object(config: "KVDepotConfig", tier: Tier, machine: Machine, identity: bool) -> dict[str, object]:
-    """A tier's settings; with ``identity`` without what may change from one minute to the next."""
+    """Returns a tier's settings; with ``identity``, values that may change from one minute to the next are ``None``."""
     by_machine = {one.key: one for one in decided(config, tier, machine)}
     settings: dict[str, object] = {}
     for setting, key in tier.keyed:
@@ -74,5 +74,5 @@ def _disk_share(config: "KVDepotConfig", tier: Tier, wanted: ByMachine, machine:
         share = machine.disk_bytes(paths) // 100 * wanted.percent
     else:
         share = machine.free_bytes(machine.cache_directory()) // 100 * wanted.free_percent
-    # Less than a page would read as no cap.
+    # Less than a page would mean no cap.
     return max(share // BLOCK_ALIGN_BYTES, 1) * BLOCK_ALIGN_BYTES

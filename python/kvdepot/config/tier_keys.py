@@ -1,4 +1,4 @@
-"""Keys of the tiers, made from the core's table: types, checks and documentation of each."""
+"""Keys of the tiers, generated from the core's table: their types, checks and documentation."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ PORT_MAX = 65_535
 
 
 def keys_of(tier: Tier) -> dict[str, Any]:
-    """A tier's keys as fields of a model, in the order of the documentation: its own, then those of its placement."""
+    """Returns a tier's keys as fields of a model, in the order of the documentation: its own, then its placement's."""
     if not tier.for_users:
         return {}
     own = {row.name: (_annotation(setting), _field(setting, row)) for setting, row in tier.keyed}
@@ -24,7 +24,7 @@ def keys_of(tier: Tier) -> dict[str, Any]:
 
 
 def names_of(tier: Tier) -> tuple[str, ...]:
-    """The names of a tier's keys."""
+    """Returns the names of a tier's keys."""
     return tuple(keys_of(tier))
 
 
@@ -79,19 +79,19 @@ def _home(value: object) -> object:
 
 
 def _split_paths(value: object) -> object:
-    """``"/a:/b"`` and ``["/a", "/b"]`` mean the same paths; ``~`` is the user's home."""
+    """Splits ``"/a:/b"`` into the same paths as ``["/a", "/b"]``; ``~`` is the user's home."""
     parts = value.split(":") if isinstance(value, str) else value
     return tuple(map(_home, parts)) if isinstance(parts, list) else parts
 
 
 def _split_servers(value: object) -> object:
-    """``"a:1,b:2"`` and ``["a:1", "b:2"]`` mean the same servers."""
+    """Splits ``"a:1,b:2"`` into the same servers as ``["a:1", "b:2"]``."""
     parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
     return tuple(parts) if isinstance(parts, list) else parts
 
 
 def _checked(problems: Callable[[Any], Sequence[str]]) -> Callable[[Any], Any]:
-    """A validator that tells all that is wrong with a value at once; ``None`` is no value and so never wrong."""
+    """Returns a validator that reports all problems of a value together; ``None`` always passes."""
 
     def check(value: Any) -> Any:
         found = problems(value) if value is not None else []
@@ -138,7 +138,7 @@ def _is_address(server: str) -> bool:
 if TYPE_CHECKING:
 
     class TierKeys(BaseModel):
-        """Keys of all tiers; what they are is known when the core is loaded."""
+        """Keys of all tiers; the actual ones are known when the core is loaded."""
 
 else:
     TierKeys = create_model(

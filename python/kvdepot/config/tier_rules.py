@@ -1,4 +1,4 @@
-"""Rules between the keys of a tier, and between them and the pipeline, as the core's table has them."""
+"""Rules between the keys of a tier, and between them and the pipeline, from the core's table."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def tier_problems(config: "KVDepotConfig") -> Iterator[Problem]:
-    """Everything that is wrong with the keys of tiers beyond each key's own type and bounds."""
+    """Yields every problem of the tiers' keys beyond each key's own type and bounds."""
     for tier in TIERS:
         if tier.name in config.tiers:
             yield from _in_use(config, tier)

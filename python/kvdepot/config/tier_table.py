@@ -1,7 +1,7 @@
-"""The tiers of the Rust core and what each can be told: the core's own table, which nothing else reads.
+"""The tiers of the Rust core and their settings, from the core's own table. Only this module reads that table.
 
-Keys of a configuration, their checks, their documentation and what the core is told follow from it. A tier is added in
-Rust (``crates/kvdepot-tier``) and nowhere in Python.
+Configuration keys, their checks, their documentation and the core's input follow from it. A tier is added in Rust
+(``crates/kvdepot-tier``), without any change in Python.
 """
 
 from typing import Literal
@@ -16,7 +16,7 @@ class _Row(BaseModel):
 
 
 class Kind(_Row):
-    """What a setting may be; see ``Kind`` in ``crates/kvdepot-tier/src/settings.rs``."""
+    """Type and range of a setting; see ``Kind`` in ``crates/kvdepot-tier/src/settings.rs``."""
 
     is_: Literal["bool", "switch", "whole", "bytes", "choice", "text", "path", "paths", "servers"] = Field(alias="is")
     min: int = 0
@@ -25,7 +25,7 @@ class Kind(_Row):
 
 
 class ByMachine(_Row):
-    """How the machine decides the value of a key that is left out."""
+    """How the machine decides the value of a key that was left out."""
 
     is_: Literal["cache_directory", "disk_share"] = Field(alias="is")
     tell: str = ""
@@ -34,7 +34,7 @@ class ByMachine(_Row):
 
 
 class Rule(_Row):
-    """How a key depends on another one of its tier."""
+    """How a key depends on another key of its tier."""
 
     is_: Literal["needs", "not"] = Field(alias="is")
     key: str
@@ -61,7 +61,7 @@ class TierKey(_Row):
 
 
 class TierSetting(_Row):
-    """A setting as the tier reads it, and the key that says it, if users have one."""
+    """A setting as the tier reads it, and the key that sets it, if users have one."""
 
     name: str
     kind: Kind
@@ -72,10 +72,10 @@ class Tier(_Row):
     """A tier.
 
     Attributes:
-        name: as a pipeline names it.
-        section: its name in what the core is told, and before the keys of its placement.
-        for_users: whether users have keys for it; not so what only measures or tests.
-        settings: what it can be told, in the order of the documentation.
+        name: name in a pipeline.
+        section: name in the core's input, and prefix of its placement keys.
+        for_users: whether users have keys for it; false for tiers that only serve measurements or tests.
+        settings: its settings, in the order of the documentation.
     """
 
     name: str
@@ -85,7 +85,7 @@ class Tier(_Row):
 
     @property
     def keyed(self) -> tuple[tuple[TierSetting, TierKey], ...]:
-        """The settings that users have a key for."""
+        """Settings that users have a key for."""
         return tuple((setting, setting.key) for setting in self.settings if setting.key is not None)
 
 
@@ -97,4 +97,4 @@ class _Table(_Row):
 _TABLE = _Table.model_validate_json(tier_table())
 TIERS = _TABLE.tiers
 LATER = _TABLE.later
-"""Names that a pipeline may have in a later version."""
+"""Names of tiers that a later version may have."""

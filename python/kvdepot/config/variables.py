@@ -1,4 +1,4 @@
-"""A variable of the environment for every key, made from the table of keys: ``KVDEPOT_`` and its name in capitals."""
+"""An environment variable for every key, derived from the table of keys: ``KVDEPOT_`` and its name in capitals."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,20 +10,20 @@ from kvdepot.config.said import Said
 
 PREFIX = "KVDEPOT_"
 OTHERS = ("KVDEPOT_LOG", "KVDEPOT_TOKEN_FILE")
-"""Variables that are no key's."""
+"""Variables that do not belong to a key."""
 _TESTS = ("KVDEPOT_TEST_", "KVDEPOT_SIM_", "KVDEPOT_STANDIN_")
-# Kubernetes tells every container of each Service, also of one that is named kvdepot or kvdepot-metrics.
+# Kubernetes sets variables for each Service in every container, also for a Service named kvdepot or kvdepot-metrics.
 _SERVICE_VALUE = re.compile(r"(tcp|udp|sctp)://")
 _SERVICE_NAME = re.compile(r"KVDEPOT_(\w+_)?(SERVICE_HOST|SERVICE_PORT\w*|PORT|PORT_\d+_\w+)")
 
 
 def variable_of(name: str) -> str:
-    """The variable of a key."""
+    """Returns the name of a key's variable."""
     return PREFIX + name.upper()
 
 
 def from_environment(keys: Sequence[Key], environ: Mapping[str, str]) -> list[Said]:
-    """What the environment says of keys, unchecked. A variable that is empty says nothing."""
+    """Returns the keys that the environment sets, unchecked. Empty variables are ignored."""
     found = []
     for key in keys:
         variable = variable_of(key.name)
@@ -34,7 +34,7 @@ def from_environment(keys: Sequence[Key], environ: Mapping[str, str]) -> list[Sa
 
 
 def unknown_variables(keys: Sequence[Key], environ: Mapping[str, str]) -> Iterator[str]:
-    """A sentence for each variable that begins like ours and is none of ours."""
+    """Yields a warning for each variable that has our prefix but is not known."""
     known = {variable_of(key.name) for key in keys} | set(OTHERS)
     for name, value in sorted(environ.items()):
         if not name.startswith(PREFIX) or name in known or name.startswith(_TESTS):
@@ -47,7 +47,7 @@ def unknown_variables(keys: Sequence[Key], environ: Mapping[str, str]) -> Iterat
 
 
 def _value(key: Key, text: str) -> object:
-    """The text as a file would say it; what it cannot be is found out by the key's own check."""
+    """Returns the text as the value that a file would have; the key's own check finds invalid ones."""
     if key.type in ("list of paths", "list of host:port"):
         return text  # with ":" or "," between them, as in a file
     if key.type.startswith("list of "):

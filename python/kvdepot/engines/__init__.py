@@ -1,1 +1,1 @@
-"""Connectors of LLM engines: thin translations of an engine's own words into dumps, loads and claims."""
+"""Connectors for LLM engines: thin translations of an engine's interface into dumps, loads and claims."""

@@ -1,4 +1,4 @@
-"""Files of LoRA adapters, whole: what engines' hashes name by name and path alone is known here by its content."""
+"""Files of LoRA adapters, identified by content: engines' hashes include only an adapter's name and path."""
 
 import hashlib
 from pathlib import Path
@@ -7,7 +7,7 @@ READ_BYTES = 1 << 20
 
 
 def adapter_files(directory: Path, suffixes: tuple[str, ...] = ()) -> list[Path]:
-    """Files of an adapter, by name: those that begin with ``adapter``, and those that end with one of ``suffixes``.
+    """Returns an adapter's files, sorted by name: those that begin with ``adapter`` or end with one of ``suffixes``.
 
     Raises:
         FileNotFoundError: there are none.
@@ -20,7 +20,7 @@ def adapter_files(directory: Path, suffixes: tuple[str, ...] = ()) -> list[Path]
 
 
 def content_digest(directory: Path, suffixes: tuple[str, ...] = ()) -> bytes:
-    """Digest of an adapter's files (as ``adapter_files``), whole: adapters are small, and every value counts.
+    """Returns the digest of an adapter's complete files (as ``adapter_files``): they are small, and any value counts.
 
     Raises:
         OSError: there are none, or one cannot be read.

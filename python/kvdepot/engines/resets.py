@@ -5,17 +5,17 @@ import threading
 from collections import Counter
 
 AGAIN_S = 0.5
-"""How long a reset that was not confirmed waits for its next attempt."""
+"""Seconds until an unconfirmed reset is tried again."""
 
 
 class Resets:
-    """Counts what was cleared, so that nothing from before a clear is found after it.
+    """Tracks clears, so that nothing from before a clear is found after it.
 
-    A clear begins a generation. What is stored belongs to the generation in which the engine handed it over. A store of
-    an older generation does not begin; one that was under way at a clear may have ended after it, so the depot is reset
-    once more. Until no such store is left and every reset is confirmed, nothing is settled.
+    A clear begins a generation. A store belongs to the generation in which the engine submitted it. A store of an older
+    generation does not begin; one that was in flight at a clear may end after it, so the depot is then reset once more.
+    Until no such store is left and every reset is confirmed, nothing is settled.
 
-    Any number of threads may use it at once.
+    Any number of threads may use it concurrently.
     """
 
     def __init__(self) -> None:
@@ -28,24 +28,24 @@ class Resets:
 
     @property
     def generation(self) -> int:
-        """How often was cleared."""
+        """Number of clears so far."""
         return self._generation
 
     @property
     def settled(self) -> bool:
-        """Whether the depot has only what was stored since the last clear."""
+        """Whether the depot has only blocks that were stored since the last clear."""
         with self._lock:
             late = any(generation != self._generation for generation in self._under_way)
             return self._confirmed == self._asked and not late
 
     def clear(self) -> None:
-        """Begins a generation and asks for a reset."""
+        """Begins a generation and requests a reset."""
         with self._lock:
             self._generation += 1
             self._ask()
 
     def attempt(self, now_s: float) -> int | None:
-        """The number of a reset to be sent now; ``None`` when all are confirmed, or one was sent a short while ago."""
+        """Returns the number of a reset to send now; ``None`` if all are confirmed, or one was sent recently."""
         with self._lock:
             if self._confirmed == self._asked or now_s - self._tried_s < AGAIN_S:
                 return None
@@ -53,12 +53,12 @@ class Resets:
             return self._asked
 
     def confirm(self, number: int) -> None:
-        """The depot has confirmed a reset, and with it every earlier one. Later ones stay due."""
+        """Marks a reset and all earlier ones as confirmed. Later ones stay due."""
         with self._lock:
             self._confirmed = max(self._confirmed, number)
 
     def begin(self, generation: int) -> bool:
-        """Whether a store of that generation may begin; ``end`` follows when it does."""
+        """Returns whether a store of that generation may begin; if so, ``end`` must follow."""
         with self._lock:
             if generation != self._generation:
                 return False
@@ -66,7 +66,7 @@ class Resets:
             return True
 
     def end(self, generation: int) -> bool:
-        """A store has ended. When it is of an older generation, says false and asks for a reset once more."""
+        """Ends a store. If it belongs to an older generation, returns false and requests another reset."""
         with self._lock:
             self._under_way[generation] -= 1
             if not self._under_way[generation]:

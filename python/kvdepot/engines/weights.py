@@ -1,7 +1,7 @@
-"""A digest of a model's weights that is cheap, is the same on every node, and differs for every other checkpoint.
+"""A cheap digest of a model's weights that is the same on every node and differs for every other checkpoint.
 
-Names, sizes and, of every tensor, a few bytes out of its middle: a fine-tune, a merge or a new revision under the same
-name changes some tensor everywhere, so its middle, too. Times of files are left out: they differ from node to node.
+It covers names, sizes and a few bytes from the middle of every tensor: a fine-tune, a merge or a new revision under the
+same name changes some tensor everywhere, so also in its middle. Times of files are left out: they differ between nodes.
 """
 
 import hashlib
@@ -19,20 +19,20 @@ PLAIN_SAMPLES = 64
 THREADS = 16
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz")
 SPLIT = re.compile(r"-\d{5}-of-\d{5}(?=\.)")
-"""What the parts of a split file have in their names."""
+"""Suffix that the parts of a split file have in their names."""
 
 
 def weights_digest(place: Path) -> str:
-    """Digest of the weight files in a directory, or of one file with what belongs to it; empty when there are none.
+    """Returns the digest of the weight files in a directory, or of one file and its companions; empty without any.
 
-    A file's split parts (``…-00001-of-00003.gguf``) belong to it, and a projector for media (``mmproj…``) beside it. Of
-    a file that is alone in its directory the digest is the directory's.
+    Companions are a file's split parts (``…-00001-of-00003.gguf``), and a projector for media (``mmproj…``) beside it.
+    For a file that is alone in its directory the digest equals the directory's.
     """
     return _digest([(path.name, path) for path in _weight_files(place)])
 
 
 def tree_digest(place: Path) -> str:
-    """Digest of a weight file, or of all files below a directory whatever their names; empty when there are none."""
+    """Returns the digest of a weight file, or of all files below a directory; empty if there are none."""
     if place.is_file():
         return weights_digest(place)
     files = sorted(path for path in place.rglob("*") if path.is_file())
@@ -57,7 +57,7 @@ def _digest(files: Sequence[tuple[str, Path]]) -> str:
     if not files:
         return ""
     digest = hashlib.sha256()
-    # Every read is a short one somewhere else: a disk or a file server answers many at a time.
+    # Every read is short and at another place: a disk or a file server handles many concurrently.
     with ThreadPoolExecutor(THREADS) as readers:
         for samples in readers.map(_samples, files):
             digest.update(samples)
@@ -65,7 +65,7 @@ def _digest(files: Sequence[tuple[str, Path]]) -> str:
 
 
 def _samples(named: tuple[str, Path]) -> bytes:
-    """A file's name, its size, and bytes out of every tensor's middle."""
+    """Returns a file's name, its size, and bytes from the middle of every tensor."""
     name, path = named
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -78,7 +78,7 @@ def _samples(named: tuple[str, Path]) -> bytes:
 
 
 def _tensor_middles(fd: int, size: int) -> list[int] | None:
-    """Offset of the middle of every tensor of a safetensors file; None when it is not one."""
+    """Returns the offsets of the middle of every tensor of a safetensors file; None if it is not one."""
     head_bytes = int.from_bytes(os.pread(fd, 8, 0), "little")
     if not 2 <= head_bytes <= min(HEADER_BYTES_MAX, size - 8):
         return None
@@ -94,7 +94,7 @@ def _tensor_middles(fd: int, size: int) -> list[int] | None:
 def local_directory(
     model: str, revision: str | None, file: str = "config.json", cache: str | None = None
 ) -> Path | None:
-    """Where a model lies on this machine: a directory, or its snapshot in the hub's cache. Asks no network."""
+    """Returns where a model lies on this machine: a directory, or its snapshot in the hub's cache. Uses no network."""
     if os.path.isdir(model):
         return Path(model)
     if os.path.isfile(model):
@@ -109,7 +109,7 @@ def local_directory(
 
 
 def local_weights(model: str, revision: str | None, file: str = "config.json", cache: str | None = None) -> Path | None:
-    """Where a model's weights lie on this machine: its one file where a weight file is named, else its directory."""
+    """Returns where a model's weights lie on this machine: a weight file if one is named, else a directory."""
     if os.path.isfile(model) and model.endswith(WEIGHT_SUFFIXES):
         return Path(model)
     return local_directory(model, revision, file, cache)

@@ -1,1 +1,1 @@
-"""What the directories of a ``Posix`` tier hold, read without a depot. ``docs/format.md`` describes every byte."""
+"""The content of a ``Posix`` tier's directories, read without a depot. ``docs/format.md`` describes every byte."""

@@ -15,13 +15,13 @@ _ASIDE = re.compile(r"[0-9a-f]{32}\.bad")
 
 @dataclass(frozen=True)
 class BlockFile:
-    """A block file as the directory shows it.
+    """A block file as listed in its directory.
 
     Attributes:
-        path: where it is.
+        path: path of the file.
         hash: the block's hash, 32 hex digits.
         bytes: the file's length.
-        used_unix_s: when the block was last used, within a minute.
+        used_unix_s: time of the block's last use, accurate to a minute.
     """
 
     path: Path
@@ -32,14 +32,14 @@ class BlockFile:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a namespace holds.
+    """Content of a namespace.
 
     Attributes:
         blocks: files of its current epoch.
         bytes: their length.
-        first_used_unix_s: last use of the block that was not used for longest; ``None`` without blocks.
-        last_used_unix_s: last use of the block that was used last; ``None`` without blocks.
-        aside: corrupt files that were kept for people.
+        first_used_unix_s: last use of the least recently used block; ``None`` without blocks.
+        last_used_unix_s: last use of the most recently used block; ``None`` without blocks.
+        aside: corrupt files that were kept for inspection.
     """
 
     blocks: int
@@ -50,7 +50,7 @@ class Contents:
 
 
 def block_files(namespace: StoredNamespace) -> Iterator[BlockFile]:
-    """The block files of the current epoch; those that vanish meanwhile are left out."""
+    """Yields the block files of the current epoch, except those that vanish in the meantime."""
     for entry in _entries(namespace):
         match = _BLOCK.fullmatch(entry.name)
         if match is None:
@@ -63,7 +63,7 @@ def block_files(namespace: StoredNamespace) -> Iterator[BlockFile]:
 
 
 def contents(namespace: StoredNamespace) -> Contents:
-    """Counts a namespace's files; looks at each of them."""
+    """Counts a namespace's files; reads the metadata of each."""
     blocks = total = 0
     first: float | None = None
     last: float | None = None

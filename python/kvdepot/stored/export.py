@@ -1,7 +1,7 @@
 """A namespace's blocks as one file: written and read as a stream. ``docs/format.md`` describes every byte.
 
-A reader believes nothing before its checksum was compared. ``ExportReader.check`` compares all of them, and the one
-over the file, before anybody stores a block of it.
+A reader trusts nothing before comparing its checksum. ``ExportReader.check`` compares all of them, and the one over the
+file, before any block is stored.
 """
 
 import hashlib
@@ -33,13 +33,13 @@ Layout = tuple[tuple[int, tuple[int, ...]], ...]
 
 @dataclass(frozen=True)
 class ExportHeader:
-    """What an export is of.
+    """Description of an export.
 
     Attributes:
         root: the namespace's name on disk, 32 hex digits.
-        facts: what makes it a namespace of its own.
+        facts: facts of the namespace.
         layout: ``((shard count, (tensor bytes, ...)), ...)``.
-        epoch: the epoch that the blocks are of.
+        epoch: the blocks' epoch.
         created_unix_s: when the export was made.
         writer: host and version of kvdepot, for people.
     """
@@ -62,13 +62,13 @@ class ExportHeader:
         return sum(count * sum(tensors) for count, tensors in self.layout)
 
     def layout_json(self) -> str:
-        """The layout as the core spells it."""
+        """Returns the layout as the core spells it."""
         return json.dumps([[count, list(tensors)] for count, tensors in self.layout])
 
 
 @dataclass(frozen=True)
 class ExportedBlock:
-    """A block of an export: its hash (16 bytes), when it was last used, and its bytes, shards one after another."""
+    """A block of an export: its hash (16 bytes), the time of its last use, and its bytes, one shard after another."""
 
     hash: bytes
     used_unix_s: int
@@ -77,18 +77,18 @@ class ExportedBlock:
 
 @dataclass(frozen=True)
 class Totals:
-    """How many blocks an export has, and their bytes."""
+    """Number of an export's blocks, and their bytes."""
 
     blocks: int
     bytes: int
 
 
 class ExportWriter:
-    """Writes an export; whoever uses it gives the file its name only after ``finish``.
+    """Writes an export. The caller gives the file its name only after ``finish``.
 
     Args:
         file: opened for writing, empty.
-        header: what the export is of.
+        header: description of the export.
     """
 
     def __init__(self, file: BinaryIO, header: ExportHeader) -> None:
@@ -139,10 +139,10 @@ class ExportReader:
 
     Args:
         file: opened for reading, seekable.
-        name: what errors call it.
+        name: the file's name in errors.
 
     Raises:
-        CorruptError: the file is no export of a version that this kvdepot reads, or its header is damaged.
+        CorruptError: the file is not an export of a version that this kvdepot reads, or its header is damaged.
     """
 
     def __init__(self, file: BinaryIO, name: str) -> None:
@@ -170,10 +170,10 @@ class ExportReader:
             raise self._broken(f"its header says blocks of {self.header.block_bytes} bytes")
 
     def check(self, progress: Callable[[int], object]) -> Totals:
-        """Reads the whole file and compares every checksum.
+        """Reads the complete file and compares every checksum.
 
         Args:
-            progress: is told the bytes of each block.
+            progress: called with the bytes of each block.
 
         Raises:
             CorruptError: something is wrong; the text says what and where.
@@ -186,7 +186,7 @@ class ExportReader:
         return Totals(blocks, total)
 
     def blocks(self) -> Iterator[ExportedBlock]:
-        """The blocks in the order of the file. Raises ``CorruptError`` where a checksum or the end is wrong."""
+        """Yields the blocks in the order of the file. Raises ``CorruptError`` if a checksum or the end is wrong."""
         self._file.seek(len(self._head))
         summed, blocks, total = hashlib.sha256(self._head), 0, 0
         while True:

@@ -1,7 +1,7 @@
-"""Finds what directories hold that no depot will read again, and removes it. ``docs/format.md`` says what may go.
+"""Finds and removes files in directories that no depot will read again. ``docs/format.md`` says what may be removed.
 
 A namespace's epoch outlives its blocks: it keeps blocks from before a reset unreachable in every tier. So the directory
-that says the current epoch stays, unless that is epoch 0, which is also what a namespace without a directory has.
+that records the current epoch stays, unless that is epoch 0, which a namespace without a directory has, too.
 """
 
 import contextlib
@@ -30,14 +30,14 @@ _SUBDIRECTORY = re.compile(r"[0-9a-f]{2}")
 
 @dataclass(frozen=True)
 class Garbage:
-    """Something that may go.
+    """Something that may be removed.
 
     Attributes:
-        path: a file, or a directory with all that is in it.
+        path: a file, or a directory with its content.
         kind: ``old epoch``, ``set aside``, ``temporary``, ``unknown namespace`` or ``empty namespace``.
-        why: why nobody needs it.
-        bytes: what it takes on the disk.
-        namespace: the namespace's name; empty for what belongs to none.
+        why: why it is not needed.
+        bytes: space that it takes on disk.
+        namespace: the namespace's name; empty if it belongs to none.
     """
 
     path: Path
@@ -48,11 +48,11 @@ class Garbage:
 
 
 def find_garbage(directories: Iterable[Path], now_s: float | None = None) -> Iterator[Garbage]:
-    """Everything that may go; looks at each file.
+    """Yields everything that may be removed; reads the metadata of each file.
 
     Args:
         directories: directories of a Posix tier, which no depot uses.
-        now_s: the time that ages are counted from; now when left out.
+        now_s: time that ages are relative to; now when left out.
 
     Raises:
         OSError: a directory cannot be read.
@@ -67,12 +67,12 @@ def find_garbage(directories: Iterable[Path], now_s: float | None = None) -> Ite
 
 
 def remove(garbage: Garbage, directories: Iterable[Path], now_s: float | None = None) -> int:
-    """Removes it where it still may go; the bytes that were freed. What is gone, or in use again, frees nothing.
+    """Removes garbage if it is still unused. Returns the bytes freed: 0 if it is gone, or in use again.
 
     Args:
-        garbage: what ``find_garbage`` found.
+        garbage: a result of ``find_garbage``.
         directories: as for ``find_garbage``.
-        now_s: the time that ages are counted from; now when left out.
+        now_s: time that ages are relative to; now when left out.
 
     Raises:
         OSError: it cannot be removed.
@@ -100,12 +100,12 @@ def remove(garbage: Garbage, directories: Iterable[Path], now_s: float | None = 
 
 
 def remove_blocks(namespace: StoredNamespace) -> tuple[int, int]:
-    """Removes a namespace's blocks of all epochs, and its directories where that forgets no epoch.
+    """Removes a namespace's blocks of all epochs, and its directories unless that would lose an epoch.
 
-    The directories' checkpoints go as well: a depot would name blocks by them until it has scanned the files.
+    The directories' checkpoints are removed as well: a depot would list blocks by them until it has scanned the files.
 
     Returns:
-        How many files were removed, and their bytes.
+        Number of removed files, and their bytes.
 
     Raises:
         OSError: one cannot be removed.
@@ -126,7 +126,7 @@ def remove_blocks(namespace: StoredNamespace) -> tuple[int, int]:
 
 
 def _remove_empty(root: Path, now: float) -> bool:
-    """Removes a namespace's directory, unless there is a block, a later epoch or a file of others by now."""
+    """Removes a namespace's directory, unless it now has a block, a later epoch or a foreign file."""
     marks = _marks(root)
     if any(int(mark[2]) for mark, _ in marks) or not _only_ours(root):
         return False
@@ -152,7 +152,7 @@ def _remove_orphans(directory: Path, now: float) -> None:
 
 def _of_namespace(root: Path, namespace: StoredNamespace, now: float) -> Iterator[Garbage]:
     if namespace.problem and namespace.problem != NO_DESCRIPTION:
-        return  # of another version, or damaged: a depot that can read it, or writes it anew, may need the blocks
+        return  # of another version, or damaged: a depot that can read it, or rewrites it, may need the blocks
     if namespace.epoch == 0 and _only_ours(root):
         if not any(True for directory in namespace.directories for _ in _block_files(directory / namespace.root)):
             yield Garbage(root, EMPTY, "it has no block and was never reset", _size(root), namespace.root)
@@ -164,7 +164,7 @@ def _of_namespace(root: Path, namespace: StoredNamespace, now: float) -> Iterato
     highest, begun = max((int(mark[2]) for mark, _ in marks), default=0), (root / f"e{namespace.epoch}").is_dir()
     for mark, entry in marks:
         epoch = int(mark[2])
-        # What names this directory's highest epoch stays; below<N> may go where e<N> says the same.
+        # The name of this directory's highest epoch stays; below<N> may go if e<N> records the same.
         if epoch < min(namespace.epoch, highest) or (mark[1] == "below" and epoch <= namespace.epoch and begun):
             why = f"blocks from before epoch {namespace.epoch}, which no depot reads"
             yield Garbage(entry, "old epoch", why, _size(entry), namespace.root)
@@ -223,7 +223,7 @@ def _block_files_of(epoch: Path) -> Iterator[Path]:
 
 
 def _only_ours(root: Path) -> bool:
-    """Whether a namespace's directory holds nothing of others."""
+    """Returns whether a namespace's directory has no foreign files."""
     ours = {DESCRIPTION} | {path.name for _, path in _marks(root)}
     return all(name in ours or is_ours(name, directory=(root / name).is_dir()) for name in os.listdir(root))
 

@@ -1,4 +1,4 @@
-"""Reads block files: header, checksums, padding. Nothing of a file is believed before its checksums were compared."""
+"""Reads block files: header, checksums, padding. Nothing is trusted before its checksums were compared."""
 
 import struct
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _FIXED = struct.Struct("<8sIIII16s16sQQQII32sQIIQ")
 
 
 class BrokenBlockError(ValueError):
-    """A file is not the whole block that its name and namespace promise; the text says why."""
+    """A file is not the complete block that its name and namespace promise; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ class BlockHeader:
 
 
 def parse_header(data: bytes) -> BlockHeader:
-    """The header at the beginning of ``data``.
+    """Returns the header at the beginning of ``data``.
 
     Raises:
-        BrokenBlockError: it is no whole header of a version that this kvdepot reads.
+        BrokenBlockError: it is not a complete header of a version that this kvdepot reads.
     """
     if len(data) < _FIXED.size:
         raise BrokenBlockError(f"the file ends in its header, after {len(data)} bytes")
@@ -106,16 +106,16 @@ def parse_header(data: bytes) -> BlockHeader:
 
 
 def check_block(data: bytes, block_hash: str, namespace_id: str, shard_bytes: Sequence[int]) -> BlockHeader:
-    """Checks a whole block file as a depot does when it reads one.
+    """Checks a complete block file as a depot does when it reads one, and returns its header.
 
     Args:
         data: the file's bytes.
-        block_hash: what its name says, 32 hex digits.
-        namespace_id: the id that keys of its namespace carry now, 32 hex digits.
+        block_hash: hash in its name, 32 hex digits.
+        namespace_id: id in the current keys of its namespace, 32 hex digits.
         shard_bytes: bytes of each shard of the namespace's layout.
 
     Raises:
-        BrokenBlockError: it is not that block, or not whole.
+        BrokenBlockError: it is not that block, or is damaged.
     """
     header = parse_header(data)
     if header.hash != block_hash:

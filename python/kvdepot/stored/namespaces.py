@@ -1,4 +1,4 @@
-"""Finds the namespaces of directories, and what tells two of them apart."""
+"""Finds the namespaces of directories, and the differences between two of them."""
 
 import contextlib
 import json
@@ -24,10 +24,10 @@ class StoredNamespace:
     Attributes:
         root: its name on disk, 32 hex digits.
         directories: the configured directories that have it.
-        facts: what makes it a namespace of its own; empty if ``problem`` is set.
+        facts: its facts; empty if ``problem`` is set.
         layout: ``[[shard count, [tensor bytes, ...]], ...]``.
         epoch: the current one; blocks of earlier ones are unreachable.
-        problem: why it cannot be read, or an empty string.
+        problem: why it cannot be read; empty if it can.
     """
 
     root: str
@@ -43,16 +43,16 @@ class StoredNamespace:
         return tuple(sum(tensors) for count, tensors in self.layout for _ in range(count))
 
     def key_id(self) -> str:
-        """The id that keys of the current epoch carry, 32 hex digits.
+        """Returns the id in keys of the current epoch, 32 hex digits.
 
         Raises:
-            KVDepotError: facts or layout are none that a depot takes.
+            KVDepotError: no depot accepts the facts or layout.
         """
         layout = [[count, list(tensors)] for count, tensors in self.layout]
         return _native.namespace_id(json.dumps(self.facts), json.dumps(layout), epoch=self.epoch)
 
     def block_directories(self) -> Iterator[Path]:
-        """Where the blocks of the current epoch lie."""
+        """Yields the directories with the blocks of the current epoch."""
         for directory in self.directories:
             current = directory / self.root / f"e{self.epoch}"
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -61,7 +61,7 @@ class StoredNamespace:
 
 
 def find_namespaces(directories: Iterable[Path]) -> list[StoredNamespace]:
-    """All namespaces in these directories, by name. A directory that cannot be read raises ``OSError``."""
+    """Returns all namespaces in these directories, by name. Raises ``OSError`` if a directory cannot be read."""
     holders: dict[str, list[Path]] = {}
     for directory in directories:
         with os.scandir(directory) as entries:
@@ -72,24 +72,24 @@ def find_namespaces(directories: Iterable[Path]) -> list[StoredNamespace]:
 
 
 def choose(namespaces: Iterable[StoredNamespace], prefix: str) -> list[StoredNamespace]:
-    """The namespaces whose name begins with ``prefix``."""
+    """Returns the namespaces whose name begins with ``prefix``."""
     return [namespace for namespace in namespaces if namespace.root.startswith(prefix.lower())]
 
 
 def differences(one: StoredNamespace, other: StoredNamespace) -> list[tuple[str, object, object]]:
-    """Facts that differ, as ``(dotted name, value of one, value of the other)``; ``None`` where one lacks it."""
+    """Returns facts that differ, as ``(dotted name, value of one, value of the other)``; ``None`` if one lacks it."""
     return fact_differences({**one.facts, "layout": one.layout}, {**other.facts, "layout": other.layout})
 
 
 def fact_differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[tuple[str, object, object]]:
-    """As ``differences``, of facts that need not be on a disk."""
+    """Like ``differences``, for facts that need not be on a disk."""
     left, right = dict(_flat(one)), dict(_flat(other))
     names = [*left, *(name for name in right if name not in left)]
     return [(name, left.get(name), right.get(name)) for name in names if left.get(name) != right.get(name)]
 
 
 def summary(facts: Mapping[str, Any]) -> str:
-    """Facts on one line: those that people tell models apart by, as far as they are there."""
+    """Formats the facts by which people distinguish models, as far as they exist, on one line."""
     flat = dict(_flat(facts))
     known = [name for name in ("kind", "model", "dtype", "cache_dtype", "kv_shard", "rank", "group") if name in flat]
     shown = known or list(flat)[:3]

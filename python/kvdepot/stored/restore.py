@@ -22,14 +22,14 @@ STEP_MS = 500
 
 @dataclass
 class Restored:
-    """What became of an import.
+    """Outcome of an import.
 
     Attributes:
         blocks: blocks in the export.
-        had: those that the depot had before.
-        stored: those that it was given and has now.
-        failures: those that it did not take, by kind of failure.
-        missing: those that it took and does not have any more: evicted, since they did not fit.
+        had: blocks that the depot already had.
+        stored: blocks that it was given and has now.
+        failures: blocks that it did not take, by kind of failure.
+        missing: blocks that it took but no longer has: evicted, because they did not fit.
     """
 
     blocks: int = 0
@@ -43,7 +43,7 @@ def open_namespace(depot: _native.Depot, reader: ExportReader) -> _native.Namesp
     """Opens the export's namespace.
 
     Raises:
-        CorruptError: facts and layout make another namespace than the export says.
+        CorruptError: facts and layout result in another namespace than the export says.
     """
     opened = depot.open_namespace(_facts_json(reader), reader.header.layout_json())
     if opened.id != reader.header.root:
@@ -58,7 +58,7 @@ def _facts_json(reader: ExportReader) -> str:
 
 
 def known_blocks(store: _native.Store, reader: ExportReader, done: Callable[[int], object]) -> tuple[int, int]:
-    """How many blocks of the export there are, and how many of them the depot has."""
+    """Returns the number of blocks in the export, and how many of them the depot has."""
     blocks = had = 0
     for batch in _batches(reader.blocks(), _batch_blocks(reader)):
         blocks += len(batch)
@@ -68,7 +68,7 @@ def known_blocks(store: _native.Store, reader: ExportReader, done: Callable[[int
 
 
 def restore(depot: _native.Depot, reader: ExportReader, *, timeout_s: float, done: Callable[[int], object]) -> Restored:
-    """Stores every block that the depot does not have, and waits until its tiers have been given all of them.
+    """Stores every block that the depot does not have, and waits until all are written to its tiers.
 
     The caller has compared all checksums (``ExportReader.check``); each block's is compared once more.
 
@@ -76,10 +76,10 @@ def restore(depot: _native.Depot, reader: ExportReader, *, timeout_s: float, don
         depot: an attached depot.
         reader: the export.
         timeout_s: how long the depot may go without taking a block, and without writing one at the end.
-        done: is told the bytes of each batch.
+        done: called with the bytes of each batch.
 
     Raises:
-        CorruptError: the file has changed since it was checked; blocks before the change are stored, and whole.
+        CorruptError: the file has changed since it was checked; blocks before the change are stored, and complete.
         DepotTimeoutError: the tiers were not written in time.
     """
     header = reader.header
@@ -113,7 +113,7 @@ def restore(depot: _native.Depot, reader: ExportReader, *, timeout_s: float, don
 def _dump(
     depot: _native.Depot, store: _native.Store, names: list[bytes], timeout_s: float, result: Restored
 ) -> list[bytes]:
-    """The hashes that were stored; the others are counted. A full pool is given time to write what it holds."""
+    """Returns the hashes that were stored, and counts the others. Waits for a full pool to write its blocks."""
     left = np.arange(len(names), dtype=np.int64)
     for attempt in range(ATTEMPTS):
         if not len(left):
@@ -134,7 +134,7 @@ def _dump(
 
 
 def _drain(depot: _native.Depot, timeout_s: float) -> None:
-    """Waits until what was dumped so far is written, as long as the depot gets on."""
+    """Waits until everything dumped so far is written, as long as the depot makes progress."""
     least, since = None, time.monotonic()
     while not depot.drain(STEP_MS):
         stats = json.loads(depot.stats_json()).get("depot") or {}

@@ -1,4 +1,4 @@
-"""Names of temporary files, and whether whoever wrote one still lives. ``docs/format.md`` says how they are spelled."""
+"""Names of temporary files, and whether a file's writer is alive. ``docs/format.md`` has the spelling."""
 
 import os
 import re
@@ -11,18 +11,18 @@ _PROBE_DIRECTORY = re.compile(r"\.probe-[0-9]{1,10}-[0-9a-z_]{8}")
 
 
 def is_ours(name: str, *, directory: bool) -> bool:
-    """Whether kvdepot names temporary files, or directories, so."""
+    """Returns whether kvdepot names temporary files, or directories, like this."""
     if directory:
         return bool(_PROBE_DIRECTORY.fullmatch(name))
     return bool(_TEMPORARY.fullmatch(name) or _PROBE.fullmatch(name))
 
 
 def is_orphan(name: str, age_s: float) -> bool:
-    """Whether nobody writes the temporary of this name any more.
+    """Returns whether the temporary file of this name has lost its writer.
 
     Args:
         name: a name that ``is_ours``.
-        age_s: seconds since it was written to.
+        age_s: seconds since the last write to it.
     """
     match = _TEMPORARY.fullmatch(name)
     if match is not None and match[1] == own_host():
@@ -31,7 +31,7 @@ def is_orphan(name: str, age_s: float) -> bool:
 
 
 def own_host() -> str:
-    """This host as temporary names spell it: host name, boot and pid namespace."""
+    """Returns this host as temporary names spell it: host name, boot and pid namespace."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii")
         namespace = os.readlink("/proc/self/ns/pid")
@@ -43,7 +43,7 @@ def own_host() -> str:
 
 
 def start_time(pid: int) -> int | None:
-    """Clock ticks from boot to the process's start; ``None`` when no such process lives. A zombie does not."""
+    """Returns clock ticks from boot to the process's start; ``None`` if it does not exist, or is a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
     except OSError:

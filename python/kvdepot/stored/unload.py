@@ -17,15 +17,15 @@ from kvdepot.stored.namespaces import StoredNamespace, find_namespaces
 
 @dataclass(frozen=True)
 class Exported:
-    """What became of an export.
+    """Outcome of an export.
 
     Attributes:
         blocks: blocks in the file.
         bytes: their bytes.
-        broken: block files that were left out, because they are not whole.
-        gone: block files that were evicted meanwhile.
-        unreadable: block files that were left out, because the disk or their permissions refuse them.
-        trouble: what the first of those met; empty without one.
+        broken: block files that were skipped, because they are damaged.
+        gone: block files that were evicted in the meantime.
+        unreadable: block files that were skipped, because of errors of the disk or missing permissions.
+        trouble: the first of those errors; empty if there was none.
     """
 
     blocks: int
@@ -37,18 +37,18 @@ class Exported:
 
 
 def export_namespace(namespace: StoredNamespace, path: Path, done: Callable[[int], object]) -> Exported:
-    """Writes the blocks of the current epoch to a new file, those first that were used longest ago.
+    """Writes the blocks of the current epoch to a new file, least recently used first.
 
-    Depots may use the directories meanwhile. The file has its name only when it is complete.
+    Depots may use the directories concurrently. The file gets its name only when it is complete.
 
     Args:
-        namespace: which one.
-        path: the file; what lies there is replaced.
-        done: is told the bytes of each block file.
+        namespace: the namespace to export.
+        path: path of the file; an existing file is replaced.
+        done: called with the bytes of each block file.
 
     Raises:
-        StorageError: the file cannot be written, or the namespace was reset meanwhile; there is no new file then.
-        KVDepotError: the namespace's description is none that a depot takes.
+        StorageError: the file cannot be written, or the namespace was reset in the meantime; then there is no new file.
+        KVDepotError: no depot accepts the namespace's description.
     """
     key_id, shard_bytes = namespace.key_id(), namespace.shard_bytes
     files = sorted(block_files(namespace), key=lambda file: file.used_unix_s)
@@ -58,7 +58,7 @@ def export_namespace(namespace: StoredNamespace, path: Path, done: Callable[[int
     broken = gone = unreadable = 0
     trouble = ""
     try:
-        # Like the blocks: what a model was asked is nobody else's to read.
+        # Private like the blocks: the prompts of a model must not be readable by others.
         handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with open(handle, "wb") as opened:
             export = ExportWriter(opened, header)

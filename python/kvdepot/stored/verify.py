@@ -1,4 +1,4 @@
-"""Reads every block file of a namespace and compares its checksums: a scrub, with a bound on its rate."""
+"""Reads every block file of a namespace and compares its checksums: a scrub with a rate limit."""
 
 import contextlib
 import os
@@ -12,15 +12,15 @@ from kvdepot.stored.header import BrokenBlockError, check_block
 from kvdepot.stored.namespaces import StoredNamespace
 
 ASIDE_MAX = 16
-"""Corrupt files that are kept for people, a namespace; more are removed. The depot has the same limit."""
+"""Corrupt files kept per namespace, for inspection; more are removed. The depot has the same limit."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A file that is not the whole block that its name promises.
+    """A file that is not the complete block that its name promises.
 
     Attributes:
-        path: where it is.
+        path: path of the file.
         namespace: the namespace's name on disk.
         reason: what is wrong.
         done: ``kept``, ``set aside`` (renamed to ``.bad``), ``removed`` or ``gone``.
@@ -33,12 +33,12 @@ class Finding:
 
 
 class Pace:
-    """Bounds the rate of reading.
+    """Limits the rate of reading.
 
     Args:
-        bytes_per_s: the bound; ``None`` = none.
+        bytes_per_s: the limit; ``None`` = none.
         now_s: a clock.
-        sleep: waits for so many seconds.
+        sleep: waits for the given seconds.
     """
 
     def __init__(
@@ -63,21 +63,21 @@ class Pace:
 def verify(
     namespace: StoredNamespace, *, pace: Pace, set_aside: bool = False, checked: Callable[[BlockFile], object]
 ) -> Iterator[Finding]:
-    """Checks all blocks of the current epoch, beside depots that use the directory.
+    """Checks all blocks of the current epoch, concurrently with depots that use the directory.
 
     Args:
-        namespace: which one.
-        pace: how fast.
-        set_aside: whether broken files are renamed to ``.bad``, or removed when there are enough of those.
-        checked: is told each file that was checked.
+        namespace: the namespace to check.
+        pace: rate limit.
+        set_aside: whether broken files are renamed to ``.bad``, or removed if there are already enough of those.
+        checked: called with each checked file.
 
     Yields:
-        The broken files. One that a depot removes or replaces meanwhile is none.
+        The broken files, except those that a depot removes or replaces in the meantime.
     """
     key_id, shard_bytes = namespace.key_id(), namespace.shard_bytes
     for file in block_files(namespace):
         reason = _broken(file, key_id, shard_bytes)
-        # A depot may have replaced the file while it was read: only what is wrong twice is wrong.
+        # A depot may have replaced the file while it was read, so it must fail twice.
         if reason and _broken(file, key_id, shard_bytes):
             done = _set_aside(file, namespace) if set_aside else "kept"
             yield Finding(file.path, namespace.root, reason, done)

@@ -1,1 +1,1 @@
-"""Traces of requests: files of them, what caches would do with them, and load that is made from them."""
+"""Traces of requests: files, replays against simulated caches, and load generated from them."""

@@ -1,26 +1,26 @@
-"""What a new user is told: which size of a depot would pay, in plain words."""
+"""Advice for a new user, in plain words: which size of a depot would pay off."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 FEW_TOKENS = 100_000
-"""Of fewer prompt tokens nothing can be said yet."""
+"""With fewer prompt tokens no advice is given yet."""
 LITTLE = 0.02
-"""A part of the prompts for which nobody sets up a depot."""
+"""Share of the prompts that is not worth setting up a depot."""
 NEARLY = 0.9
-"""The part of what an endless depot gives that is good enough."""
+"""Share of an unlimited depot's benefit that is good enough."""
 
 GIB = 1 << 30
 
 
 @dataclass(frozen=True)
 class Size:
-    """What a depot of one size would have given.
+    """Estimated benefit of a depot of one size.
 
     Attributes:
         bytes: its size.
         tokens: prompt tokens that would have been loaded instead of computed.
-        full: whether it was filled, so that the size mattered at all.
+        full: whether it was ever full, so that its size mattered.
     """
 
     bytes: float
@@ -30,13 +30,13 @@ class Size:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was counted beside an engine.
+    """Counts measured beside an engine.
 
     Attributes:
-        prompt_tokens: of all requests.
-        own_tokens: of these, what vLLM's own cache had.
-        ceiling_tokens: what an endless depot would have given beyond that.
-        sizes: what depots of certain sizes would have given, smallest first.
+        prompt_tokens: prompt tokens of all requests.
+        own_tokens: prompt tokens that vLLM's own cache had.
+        ceiling_tokens: further tokens that an unlimited depot would have given.
+        sizes: benefit of depots of certain sizes, smallest first.
     """
 
     prompt_tokens: int
@@ -46,7 +46,7 @@ class Measured:
 
 
 def advise(measured: Measured) -> list[str]:
-    """A line for what was seen, one a size, and last the recommendation."""
+    """Returns a line with the totals, one per size, and last the recommendation."""
     prompts = max(1, measured.prompt_tokens)
     own, ceiling = measured.own_tokens / prompts, measured.ceiling_tokens / prompts
     seen = f"{measured.prompt_tokens:,} prompt tokens: vLLM's own cache had {own:.1%}"
@@ -80,5 +80,5 @@ def _recommendation(measured: Measured, prompts: int) -> str:
 
 
 def gib(size: float) -> str:
-    """A size in GiB, as a person says it."""
+    """Formats a size in GiB for people."""
     return f"{size / GIB:,.0f} GiB" if size >= 10 * GIB else f"{size / GIB:.2g} GiB"

@@ -1,4 +1,4 @@
-"""Trace files: Mooncake's lines, what engines recorded, and sessions with hashes of their own."""
+"""Trace files: Mooncake's lines, engines' recordings, and sessions with their own hashes."""
 
 import gzip
 import json
@@ -11,25 +11,25 @@ from kvdepot._native import Trace
 from kvdepot.errors import ConfigError, config_error
 
 RECORDED = re.compile(r"trace-(\d+)-\d+\.\d+\.jsonl")
-"""A file that an engine recorded: the recording's beginning in Unix milliseconds, process, and number."""
+"""A file recorded by an engine: start of the recording in Unix milliseconds, process, and number."""
 
 Request = tuple[int, int, int, list[int]]
 """Milliseconds, tokens of the prompt and of the answer, and the numbers of the prompt's blocks."""
 
 
 def recorded_name(begin_ms: int, process: int) -> str:
-    """What a recording's files are named by, without what the recorder adds."""
+    """Returns the base name of a recording's files, to which the recorder appends."""
     return f"{begin_ms}-{process}"
 
 
 def read_traces(paths: Iterable[str]) -> tuple[Trace, list[str]]:
-    """All requests of these files in the order of their time, and what was left out of them.
+    """Reads all requests of these files, sorted by time. Returns them and notes about skipped lines.
 
-    A file ``.json`` is one session; any other has a request or a session a line. Recordings of several engines, or of
-    one that was restarted, keep the time between them. A last line that is cut off, as a crash leaves it, is left out.
+    A ``.json`` file is one session; any other has one request or session per line. Recordings of several engines, or of
+    one that was restarted, keep the time between them. A truncated last line, as a crash leaves it, is skipped.
 
     Raises:
-        ConfigError: a file cannot be read, or a line is no request; with its file and number.
+        ConfigError: a file cannot be read, or a line is not a request; with its file and number.
     """
     trace = Trace()
     notes: list[str] = []
@@ -76,7 +76,7 @@ def _push(trace: Trace, text: str, path: str, number: int | None, later_ms: int)
 
 
 def line_of(request: Request) -> str:
-    """A request as a line in Mooncake's format."""
+    """Formats a request as a line in Mooncake's format."""
     timestamp, input_length, output_length, blocks = request
     return json.dumps(
         {"timestamp": timestamp, "input_length": input_length, "output_length": output_length, "hash_ids": blocks}

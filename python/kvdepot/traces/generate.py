@@ -1,4 +1,4 @@
-"""Seeded traces like those of real services: the same seed and family make the same requests on every machine."""
+"""Seeded traces similar to real services: seed and family determine the requests, on every machine."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -28,16 +28,16 @@ class Maker:
         self._now_ms = 0.0
 
     def fresh(self, count: int) -> list[int]:
-        """Blocks that nobody had before."""
+        """Returns new blocks."""
         self._blocks += count
         return list(range(self._blocks - count, self._blocks))
 
     def size(self, mean: float) -> int:
-        """A number of blocks, most often small and sometimes large."""
+        """Returns a random number of blocks, usually small and sometimes large."""
         return max(1, round(self.random.lognormvariate(0, 0.8) * mean / 1.38))
 
     def request(self, blocks: list[int]) -> Request:
-        """The next request, after a pause as between independent users."""
+        """Returns the next request, after a pause as between independent users."""
         self._now_ms += self.random.expovariate(self._per_second) * 1000
         spare = self.random.randrange(BLOCK_TOKENS)  # tokens of a last block that is not full
         answer = max(1, round(self.random.expovariate(1 / ANSWER_TOKENS_MEAN)))
@@ -45,13 +45,13 @@ class Maker:
 
 
 def _popular(maker: Maker, count: int, skew: float) -> Callable[[], int]:
-    """Draws a number below ``count``, small ones more often (Zipf)."""
+    """Returns a function that draws a number below ``count``, small ones more often (Zipf)."""
     weights = list(accumulate(1 / (rank + 1) ** skew for rank in range(count)))
     return lambda: maker.random.choices(range(count), cum_weights=weights)[0]
 
 
 def chat(maker: Maker) -> Iterator[Request]:
-    """Conversations of several turns below a few system prompts; most end early, and pauses between turns differ."""
+    """Conversations of several turns with a few system prompts; most end early, and pauses between turns differ."""
     systems = [maker.fresh(maker.size(2)) for _ in range(8)]
     which = _popular(maker, len(systems), 1.2)
     running: list[Chain] = []
@@ -60,7 +60,7 @@ def chat(maker: Maker) -> Iterator[Request]:
             running.append(Chain(list(systems[which()])))
             index = len(running) - 1
         else:
-            # Most go on soon: the later ones of the row are the more likely.
+            # Most conversations continue soon: later ones in the list are more likely.
             index = min(len(running) - 1, int(len(running) * maker.random.random() ** 0.3))
         chain = running[index]
         chain.blocks += maker.fresh(maker.size(4))
@@ -74,7 +74,7 @@ def chat(maker: Maker) -> Iterator[Request]:
 
 
 def documents(maker: Maker) -> Iterator[Request]:
-    """Questions about long documents, of which some are asked about far more often than others."""
+    """Questions about long documents, some of which are asked about far more often than others."""
     texts = [maker.fresh(maker.size(40)) for _ in range(600)]
     which = _popular(maker, len(texts), 0.9)
     while True:
@@ -82,7 +82,7 @@ def documents(maker: Maker) -> Iterator[Request]:
 
 
 def agents(maker: Maker) -> Iterator[Request]:
-    """A few agents at a time, each with one system prompt and many steps that lengthen its context."""
+    """A few concurrent agents, each with one system prompt and many steps that extend its context."""
     system = maker.fresh(12)
     running = [Chain(list(system)) for _ in range(24)]
     while True:
@@ -95,7 +95,7 @@ def agents(maker: Maker) -> Iterator[Request]:
 
 
 def scan(maker: Maker) -> Iterator[Request]:
-    """A few prompts that come back among many long ones that never do."""
+    """A few prompts that recur among many long ones that never do."""
     kept = [maker.fresh(maker.size(10)) for _ in range(60)]
     which = _popular(maker, len(kept), 0.8)
     while True:
@@ -114,7 +114,7 @@ FAMILIES: dict[str, Callable[[Maker], Iterator[Request]]] = {
 
 
 def generate(family: str, *, requests: int, seed: int, per_second: float) -> Iterator[Request]:
-    """So many requests of a family.
+    """Yields ``requests`` requests of a family.
 
     Raises:
         KeyError: there is no such family.

@@ -1,4 +1,4 @@
-"""A trace as load on a depot: each request looks up, loads what is there, and dumps the rest."""
+"""Sends a trace as load to a depot: each request looks up, loads its hit, and dumps the rest."""
 
 import queue
 import threading
@@ -14,22 +14,22 @@ from kvdepot.store import Store
 from kvdepot.traces.files import Request
 
 CHUNK_BLOCKS = 128
-"""Blocks of one task of a client."""
+"""Number of blocks in one of a client's tasks."""
 WORD = 8
 
 
 @dataclass
 class Played:
-    """What came of it.
+    """Outcome of a replay.
 
     Attributes:
-        blocks: named by requests.
-        hits: of these, loaded.
-        wrong: loaded blocks that held other bytes than were dumped: a broken promise, never anything else (P1).
-        failed: blocks that the depot did not take or give.
+        blocks: blocks that requests named.
+        hits: blocks of these that were loaded.
+        wrong: loaded blocks with other bytes than were dumped; must always be 0 (P1).
+        failed: blocks that the depot failed to store or load.
         errors: requests that ended with an error.
-        lookup_s, load_s, dump_s: of each request that looked up, loaded or dumped.
-        late_s: how much later than the trace says each request began; empty in a closed loop.
+        lookup_s, load_s, dump_s: durations for each request that looked up, loaded or dumped.
+        late_s: delay of each request against the trace's time; empty in a closed loop.
         seconds: from the first request to the end of the last.
     """
 
@@ -46,14 +46,14 @@ class Played:
     seconds: float = 0.0
 
     def add(self, other: "Played") -> None:
-        """Adds what another client did."""
+        """Adds another client's counts."""
         for name in ("requests", "blocks", "hits", "wrong", "failed", "errors"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("lookup_s", "load_s", "dump_s", "late_s"):
             getattr(self, name).extend(getattr(other, name))
 
     def json(self, block_bytes: int) -> dict[str, object]:
-        """For programs and people."""
+        """Returns the outcome as an object for JSON and tables."""
         moved = {"loaded": self.hits, "dumped": self.blocks - self.hits}
         return {
             "requests": self.requests,
@@ -83,7 +83,7 @@ def _milliseconds(name: str, seconds: list[float]) -> dict[str, object]:
 
 
 class Client:
-    """Serves one request at a time from memory of its own. The first word of each block tells which block it is."""
+    """Serves one request at a time from memory of its own. First and last word of each block identify the block."""
 
     def __init__(self, store: Store, block_bytes: int) -> None:
         self.played = Played()
@@ -97,7 +97,7 @@ class Client:
         ).reshape(-1, 1)
 
     def serve(self, blocks: Sequence[int]) -> None:
-        """One request, from its lookup to its dump's end."""
+        """Serves one request, from its lookup to the end of its dump."""
         played = self.played
         played.requests += 1
         played.blocks += len(blocks)
@@ -119,7 +119,7 @@ class Client:
             played.errors += 1
 
     def _load(self, blocks: Sequence[int], names: list[bytes]) -> int:
-        """Loads up to the first block that does not come; how many came."""
+        """Loads blocks up to the first one that fails. Returns the number loaded."""
         for at in range(0, len(blocks), CHUNK_BLOCKS):
             chunk = np.array(blocks[at : at + CHUNK_BLOCKS], np.uint64)
             count = len(chunk)
@@ -141,9 +141,9 @@ class Client:
 
 
 def play(store: Store, requests: Sequence[Request], *, block_bytes: int, clients: int, speed: float | None) -> Played:
-    """Sends requests by so many clients: in a closed loop, or ``speed`` times as fast as they came.
+    """Sends requests with ``clients`` clients: in a closed loop, or ``speed`` times as fast as in the trace.
 
-    A client that is not free when a request is due serves it late; how late is told.
+    A request that is due while all clients are busy is served late, and its delay is recorded.
     """
     due: queue.SimpleQueue[tuple[float, Sequence[int]] | None] = queue.SimpleQueue()
     workers = [Client(store, block_bytes) for _ in range(clients)]

@@ -1,4 +1,4 @@
-"""Sizes of caches as the command line has them: blocks, or GiB where the size of a block is known."""
+"""Cache sizes on the command line: blocks, or GiB if the size of a block is known."""
 
 import re
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ WRITES = ("through", "second_use", "cold")
 
 
 def blocks_of(text: str, block_bytes: float | None) -> int:
-    """``5000`` is so many blocks, ``64GB`` as many as fit into 64 GiB.
+    """Returns the number of blocks: ``5000`` is that many, ``64GB`` is as many as fit into 64 GiB.
 
     Raises:
-        ConfigError: it is neither, or the size of a block is needed and not known.
+        ConfigError: it is neither, or the size of a block is required and unknown.
     """
     found = _SIZE.fullmatch(text.strip())
     if found is None:
@@ -31,19 +31,19 @@ def blocks_of(text: str, block_bytes: float | None) -> int:
 
 @dataclass(frozen=True)
 class Tier:
-    """A tier below the pool: its size, its order of eviction, and what it is given."""
+    """A tier below the pool: its size, its eviction order, and which blocks it is given."""
 
     blocks: int
     policy: str
     write: str
 
     def level(self) -> dict[str, object]:
-        """What the core replays."""
+        """Returns the tier as the core's replay reads it."""
         return {"capacity": self.blocks, "policy": self.policy, "write": self.write}
 
 
 def tier_of(text: str, block_bytes: float | None, policies: tuple[str, ...]) -> Tier:
-    """``SIZE``, ``SIZE:WRITE`` or ``SIZE:WRITE:POLICY``.
+    """Parses ``SIZE``, ``SIZE:WRITE`` or ``SIZE:WRITE:POLICY``.
 
     Raises:
         ConfigError: a part is wrong.

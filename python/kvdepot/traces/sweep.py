@@ -1,4 +1,4 @@
-"""Replays of a trace for several sizes and orders of eviction."""
+"""Replays of a trace for several sizes and eviction orders."""
 
 import json
 import time
@@ -11,24 +11,24 @@ from kvdepot.config.depot_keys import DepotKeys
 from kvdepot.traces.sizes import Tier
 
 POLICIES: tuple[str, ...] = typing.get_args(DepotKeys.model_fields["eviction"].annotation)
-"""Orders of eviction that a depot has."""
+"""Eviction orders that a depot has."""
 BELADY = "belady"
-"""The best that an order could do if it knew the future; for one level only."""
+"""The optimal eviction order, which knows the future; for one level only."""
 PARTS = (64, 16, 8, 4, 2, 1)
-"""Sizes that are tried when none is said: these parts of all different blocks."""
+"""Default sizes: the distinct blocks divided by these numbers."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """What came of one replay.
+    """Result of one replay.
 
     Attributes:
         blocks: size of the pool.
-        hit: part of all blocks named that would have been loaded.
-        levels: of these, by level, the pool first.
+        hit: share of all named blocks that would have been loaded.
+        levels: the part of ``hit`` from each level, the pool first.
         written: blocks that each level was given.
-        more: what each level would add to ``hit`` if it alone were larger.
-        references_per_s: how fast the replay was.
+        more: gain in ``hit`` if that level alone were larger, for each level.
+        references_per_s: speed of the replay.
     """
 
     policy: str
@@ -40,14 +40,14 @@ class Point:
     references_per_s: float
 
     def json(self, block_bytes: float | None) -> dict[str, object]:
-        """For programs."""
+        """Returns the result as an object for JSON."""
         size = None if block_bytes is None else self.blocks * block_bytes
         return {**asdict(self), "bytes": size}
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is to be tried on a trace."""
+    """The settings to try on a trace."""
 
     policies: Sequence[str]
     sizes: Sequence[int]
@@ -55,7 +55,7 @@ class Sweep:
     more_blocks: int = 0
 
     def points(self, trace: Trace) -> Iterator[Point]:
-        """Every size with every policy."""
+        """Yields the result for every size with every policy."""
         references = max(1, trace.counts()[1])
         for blocks in self.sizes:
             for policy in self.policies:
@@ -91,5 +91,5 @@ class Sweep:
 
 
 def usual_sizes(distinct: int) -> list[int]:
-    """Sizes from a small part of all different blocks to all of them."""
+    """Returns sizes from a small part of all distinct blocks to all of them."""
     return sorted({max(1, distinct // part) for part in PARTS})

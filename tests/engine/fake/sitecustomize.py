@@ -1,4 +1,4 @@
-"""Puts the fake core in place of ``kvdepot._native``, in every Python process that has this directory in its path."""
+"""Replaces ``kvdepot._native`` by the fake core, in every Python process that has this directory in its path."""
 
 import importlib.util
 import sys

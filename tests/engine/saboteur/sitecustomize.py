@@ -1,8 +1,8 @@
 """Makes loads of the real core fail, in every Python process that has this directory in its path.
 
 The file named by ``KVDEPOT_SABOTAGE`` says how; without it nothing happens. ``fail_load_every``: every n-th block is
-asked of the depot under a hash that nothing has, so the depot itself says that it is not there. ``kill_depot_at_load``:
-the depot at ``socket`` is killed between the n-th claim and its load. ``rank``: on this rank only.
+requested from the depot under an unknown hash, so the depot itself reports a miss. ``kill_depot_at_load``: the depot at
+``socket`` is killed between the n-th claim and its load. ``rank``: on this rank only.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ def sabotage(module):
 
     def sabotaged(self, blocks, after, patience_ms=None):
         order = orders()
-        # Counted from the order on: the self-test at the engine's start loads, too.
+        # Counted from the order on: the self-test at the engine's start also loads.
         if (at := order.get("kill_depot_at_load")) and at == next(loads_seen):
             kill_depot(order["socket"])
         if every := order.get("fail_load_every"):

@@ -1,4 +1,4 @@
-"""The engines' faces without an engine: where vLLM or SGLang is not installed, its base classes are stood in for."""
+"""The engines' interfaces without an engine: if vLLM or SGLang is not installed, its base classes are stand-ins."""
 
 import importlib.util
 import sys
@@ -13,7 +13,7 @@ class StatsBase:
 
 
 class Factory:
-    """What vLLM's factory does with names."""
+    """The part of vLLM's factory that registers names."""
 
     known: ClassVar[dict[str, tuple[str, str]]] = {}
 
@@ -55,7 +55,7 @@ class PoolTransferResult:
 
 
 class HiCacheStorage:
-    """As much of SGLang's base class as a backend uses."""
+    """The part of SGLang's base class that a backend uses."""
 
     def register_mem_pool_host(self, pool: Any) -> None:
         self.mem_pool_host = pool

@@ -1,4 +1,4 @@
-"""Parts of an engine and of the core, as small as the connector's logic sees them."""
+"""Parts of an engine and of the core, reduced to what the connector's logic needs."""
 
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -108,7 +108,7 @@ class FakeTask:
 
 @dataclass
 class FakeStore:
-    """A ``GroupStore`` of as many layers as its names."""
+    """A ``GroupStore`` with one layer per name."""
 
     layers: tuple[str, ...] = ("a", "b")
     share: Share = ALONE
@@ -166,7 +166,7 @@ def geometry(*windows: int) -> Geometry:
 
 
 def found(rank: int, groups: int = 1) -> RankNamespaces:
-    """What a rank tells of itself."""
+    """Returns a rank's report."""
     return RankNamespaces({index: (f"group{index}/{rank}",) for index in range(groups)})
 
 
@@ -203,7 +203,7 @@ def pages(*by_group: list[int]) -> Any:
 
 @dataclass
 class Step:
-    """A ``SchedulerOutput`` in the making."""
+    """Builds a ``SchedulerOutput``."""
 
     new: list[Any] = field(default_factory=list)
     cached: list[tuple[str, int, Any]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""SGLang's host pools and configuration, as much as a storage backend sees of them, with numpy in torch's place."""
+"""SGLang's host pools and configuration, as a storage backend sees them, with numpy in place of torch."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +11,7 @@ LAYERS, HEADS, HEAD_DIM, PAGE = 3, 2, 8, 4
 
 
 class _Pool:
-    """So many tensors of every layer."""
+    """A pool with a number of tensors per layer."""
 
     tensors = 2
 
@@ -42,7 +42,8 @@ class _Pool:
         return found, [LAYERS * self.page_size * self.token_bytes] * len(found)
 
     def page(self, number: int) -> np.ndarray:
-        """Bytes of a page in the order of ``page_first_direct``: all keys by layer, then all values; a copy."""
+        """Returns a copy of a page's bytes in the order of ``page_first_direct``: all keys by layer, then all
+        values."""
         kinds = self.buffer.reshape(self.tensors, -1)
         if self.layout == "layer_first":
             layers = kinds.reshape(self.tensors, LAYERS, self.size, self.token_bytes)
@@ -59,17 +60,17 @@ class _Pool:
 
 
 class MHATokenToKVPoolHost(_Pool):
-    """Keys and values of every layer; the name is the one that tells SGLang's order of bytes."""
+    """Keys and values of every layer; the name is the one that implies SGLang's byte order."""
 
 
 class MLATokenToKVPoolHost(_Pool):
-    """Latent attention: one tensor a layer."""
+    """Latent attention: one tensor per layer."""
 
     tensors = 1
 
 
 class IndexerPoolHost(_Pool):
-    """A pool beside the KV, of a class that is not known."""
+    """A pool beside the KV, of an unknown class."""
 
     tensors = 1
 
@@ -85,7 +86,7 @@ class LogicalPool:
 
 
 class UntoldPool:
-    """A pool that has no addresses to tell."""
+    """A pool that reports no addresses."""
 
     page_size = 1
     layout = "layer_first"
@@ -95,7 +96,7 @@ class UntoldPool:
 
 
 class Tensor:
-    """As much of torch's tensor as is asked for."""
+    """The part of torch's tensor that is used."""
 
     def __init__(self, size: int) -> None:
         self.data = np.zeros(size, dtype=np.uint8)

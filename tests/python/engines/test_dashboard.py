@@ -1,4 +1,4 @@
-"""Dashboard and alert rules ask for series that depots and engines export, and for no others."""
+"""Dashboard and alert rules query series that depots and engines export, and no others."""
 
 import json
 import re
@@ -28,7 +28,7 @@ def of_engines() -> set[str]:
 
 @pytest.fixture(scope="module")
 def of_depots() -> set[str]:
-    """What a real depot with a disk exports, and what it would with failures and pool servers (``series.rs``)."""
+    """Returns the series of a real depot with a disk, and those with failures and pool servers (``series.rs``)."""
     with tempfile.TemporaryDirectory(prefix="kvd") as directory:
         (Path(directory) / "blocks").mkdir()
         core: dict[str, Any] = {"pipeline": "Cache|Posix", "pool_bytes": 16 << 20}

@@ -1,4 +1,4 @@
-"""What needs neither LMCache nor torch: keys as hashes, layouts, tasks, stores and options of kvdepot in LMCache."""
+"""Parts of kvdepot in LMCache that need neither LMCache nor torch: keys, layouts, tasks, stores and options."""
 
 import asyncio
 import os
@@ -31,7 +31,7 @@ from kvdepot.errors import ConfigError
 
 @dataclass(frozen=True)
 class Type:
-    """As much of torch's dtype as is asked for."""
+    """The part of torch's dtype that is used."""
 
     name: str
     itemsize: int
@@ -64,7 +64,7 @@ def test_every_field_of_a_key_changes_its_hash() -> None:
         object_key(kv_rank=1),
         object_key(object_group_id=1),
         object_key(cache_salt="s"),
-        # What one field loses, the other has.
+        # A byte moves from one field to the next.
         object_key(cache_salt="h", chunk_hash=b"h" * 31),
     ]
     chunks = [
@@ -84,7 +84,7 @@ def test_every_field_of_a_key_changes_its_hash() -> None:
 
 
 def test_hashes_stay_as_they_are() -> None:
-    """Another hash finds nothing of what earlier versions have stored: `OBJECT_FORMAT` goes up then."""
+    """Another hash finds nothing that earlier versions have stored: then increment `OBJECT_FORMAT`."""
     assert facts.OBJECT_FORMAT == 1
     assert object_hash(object_key()).hex() == "4734eac10377f834b60c2ff6ba36b21b"
     assert chunk_hash(chunk_key()).hex() == "876f0062ccd50134313d0777a4688f9d"
@@ -288,7 +288,7 @@ def test_too_many_tasks_are_not_begun() -> None:
 
 
 def test_tasks_that_wait_at_the_end_fail() -> None:
-    """Each may take as long as `timeout_ms`: a thousand of them would hold up the end for hours."""
+    """Each may take as long as `timeout_ms`: a thousand of them would delay the end for hours."""
     counts = Counters()
     tasks: Tasks[str] = Tasks("load", 1, counts)
     held = tasks.submit(lambda: closed(tasks), lambda: "miss")
@@ -396,7 +396,7 @@ def stores(made: dict[str, Store]) -> tuple[Stores, Counters]:
 
 
 def test_nobody_leaves_while_another_stores_task_copies() -> None:
-    """The race of the document's review: a worker that fails must not let go of memory that others write."""
+    """The race of the document's review: a failing worker must not free memory that others write."""
     log: list[str] = []
     made = {"a": Store(log), "b": Store(log, breaks="load"), "c": Store(log, breaks="wait"), "d": Store(log)}
     found, counts = stores(made)
@@ -416,7 +416,7 @@ def test_stores_never_raise() -> None:
     assert found.lookup([(layout(), b"k")]) == [False]
     assert found.move("load", [(layout(), b"k", 64)]) == [False]
     assert not found.attached()
-    # It is not tried again at once.
+    # It is not retried immediately.
     assert counts.snapshot() == {"not_open": 2, "open_error": 1}
 
 

@@ -1,4 +1,4 @@
-"""SGLang's storage backend over a depot of the test's own, with pools and configuration that are stood in for."""
+"""SGLang's storage backend over the test's own depot, with stand-ins for pools and configuration."""
 
 import json
 import logging
@@ -55,12 +55,12 @@ class Home(NodeDepot):
         self.config |= {"pipeline": "Cache|Posix", "directories": [str(blocks)]}
 
     def found(self, backend: KVDepotHiCache) -> None:
-        """Learns who the depot is."""
+        """Remembers the depot's process."""
         self.pid = depot_pid(backend)
 
 
 def depot_pid(backend: KVDepotHiCache) -> int:
-    """Who answers; 0 while nobody does."""
+    """Returns the process of the depot that answers; 0 if none does."""
     return int(json.loads(backend._room._depot.stats_json()).get("depot", {}).get("pid", 0))
 
 
@@ -73,7 +73,7 @@ def home(tmp_path: Path) -> Iterator[Home]:
 
 @pytest.fixture
 def says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
-    """What the running SGLang says of itself."""
+    """State of the running SGLang."""
     told = SimpleNamespace(arguments=Model(tmp_path / "model").make())
     monkeypatch.setattr(engine, "server_arguments", lambda: told.arguments)
     monkeypatch.setattr(engine, "sglang_version", lambda: "0.5.23")
@@ -83,7 +83,7 @@ def says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
 
 @pytest.fixture
 def opened(home: Home, says: SimpleNamespace) -> Iterator[Open]:
-    """Makes backends of SGLang's ranks, each with its pool, and closes them."""
+    """Creates backends of SGLang's ranks, each with its pool, and closes them."""
     made: list[KVDepotHiCache] = []
 
     def open_backend(pool: Any, **fields: Any) -> KVDepotHiCache:
@@ -111,7 +111,7 @@ def test_pages_come_back_in_every_layout(opened: Open, kind: Any, layout: str) -
     assert backend.batch_set_v1(keys, pool.indices(1, 2, 3)) == [True] * 3
     pool.buffer[:] = 0
     assert backend.batch_exists(keys) == 3
-    # Others than they were in, and in another order.
+    # Into other pages, in another order.
     assert backend.batch_get_v1(keys, pool.indices(9, 8, 2)) == [True] * 3
     assert [pool.page(number).tobytes() for number in (9, 8, 2)] == before
     assert backend.counts()["hit"] == 3
@@ -139,7 +139,7 @@ def test_only_what_leads_is_a_hit(opened: Open) -> None:
 
 
 def test_models_ranks_and_tenants_find_nothing_of_each_other(opened: Open, says: Any, tmp_path: Path) -> None:
-    """Two models in one directory: the same tokens, so the same keys, and other KV (P8)."""
+    """Two models in one directory: the same tokens, so the same keys, but other KV (P8)."""
     pool = MHATokenToKVPoolHost()
     first = opened(pool)
     assert first.batch_set_v1(names(2), pool.indices(0, 1)) == [True, True]
@@ -286,7 +286,7 @@ def test_without_a_depot_everything_is_a_miss(opened: Open, home: Home, says: An
         assert (found.kv_hit_pages, found.restorable_prefix_pages) == (0, [])
         assert backend.counts()["no_depot"] >= 6
         backend.clear()
-        # A depot comes, and it is found without another start.
+        # A depot starts, and it is found without a restart of the backend.
         other = opened(pool)
         until(lambda: backend._room.attached, "the depot is found")
         until(lambda: backend.batch_set_v1(names(2), pool.indices(0, 1)) == [True, True], "the clear is confirmed")
@@ -344,7 +344,7 @@ def test_a_clear_and_what_follows_it_wait_for_no_depot(opened: Open, monkeypatch
 
 
 def test_other_weights_in_place_turn_it_off(opened: Open, says: Any) -> None:
-    """Pages of the earlier weights may still wait to be written, so not even another namespace is right."""
+    """Pages of the earlier weights may still be queued for writing, so not even another namespace is correct."""
     pool = MHATokenToKVPoolHost()
     backend = opened(pool)
     backend.batch_set_v1(names(2), pool.indices(0, 1))
@@ -358,7 +358,7 @@ def test_other_weights_in_place_turn_it_off(opened: Open, says: Any) -> None:
 
 
 def test_a_pool_smaller_than_the_work_fails_no_dump(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """64 MiB of pool, and ten times as much in pages: SGLang would write nothing behind a page that failed."""
+    """64 MiB of pool, and ten times as much in pages: SGLang would write nothing after a failed page."""
     pool = MHATokenToKVPoolHost("page_first_direct", pages=16, page_size=1 << 14)
     pool.fill()
     backend = opened(pool)
@@ -372,7 +372,7 @@ def test_a_pool_smaller_than_the_work_fails_no_dump(opened: Open, monkeypatch: p
         assert backend.batch_exists(names(16, f"b{batch}")) == 16
         assert backend.batch_get_v1(names(16, f"b{batch}"), pool.indices(*range(16))) == [True] * 16
         assert [pool.page(number).tobytes() for number in range(16)] == before
-    # Questions whose pages nobody reads hold a part of the pool at most, and not for good.
+    # Hits that are never read hold a bounded part of the pool, and not forever.
     for batch in range(batches):
         assert backend.batch_exists(names(16, f"b{batch}")) == 16
     assert backend._room._leases.size <= (64 << 20) // 4
@@ -421,7 +421,7 @@ def test_what_is_wrong_inside_is_a_miss(opened: Open) -> None:
 
 
 class BusyStore:
-    """A store whose dumps fail so many times, each for one of the kinds."""
+    """A store whose dumps fail once for each of the kinds."""
 
     def __init__(self, *kinds: str) -> None:
         self.kinds = list(kinds)

@@ -1,4 +1,4 @@
-"""What needs neither SGLang nor a depot: configuration, pages, hits, leases and namespaces of kvdepot in SGLang."""
+"""Parts of kvdepot in SGLang that need neither SGLang nor a depot: options, pages, hits, leases and namespaces."""
 
 import sys
 from pathlib import Path
@@ -58,7 +58,7 @@ def test_the_extra_config_has_our_keys_beside_those_of_sglang(tmp_path: Path) ->
 
 
 def addressed(pages: Pages, count: int, indices: Any) -> bytes:
-    """The bytes of pages, gathered from the addresses of their pieces."""
+    """Returns the bytes of pages, gathered from the addresses of their pieces."""
     found = b""
     buffer = pages.pool.buffer
     for row in pages.addresses(indices, count).tolist():
@@ -133,7 +133,7 @@ def test_a_hit_is_held_until_all_of_its_pools_have_read_it() -> None:
     assert (claims[0].released, leases.size, leases.room()) == (0, 6, 4)
     leases.read("indexer", [b"last"])
     assert (claims[0].released, leases.size, len(leases)) == (1, 0, 0)
-    # Two requests with the same prefix: each is read by itself.
+    # Two requests with the same prefix: each is read separately.
     leases.hold(claims[1], b"last", {"kv", "indexer"}, 4, now_s=1)
     leases.hold(claims[2], b"last", {"kv", "indexer"}, 4, now_s=2)
     assert (claims[1].released, claims[2].released, leases.size, len(leases)) == (0, 0, 8, 2)
@@ -141,7 +141,7 @@ def test_a_hit_is_held_until_all_of_its_pools_have_read_it() -> None:
     leases.read("kv", [b"last"])
     leases.read("indexer", [b"last"])
     assert (claims[1].released, claims[2].released, leases.size, len(leases)) == (1, 0, 4, 1)
-    # Nobody reads it.
+    # Never read.
     assert leases.expire(2 + LEASE_S - 0.1) == 0
     assert leases.expire(2 + LEASE_S) == 1
     leases.hold(claims[3], b"other", {"kv"}, 1, now_s=3)
@@ -151,7 +151,7 @@ def test_a_hit_is_held_until_all_of_its_pools_have_read_it() -> None:
 
 
 def test_hashes_stay_as_they_are() -> None:
-    """Another hash finds nothing of what earlier versions have stored: ``FORMAT`` goes up then."""
+    """Another hash finds nothing that earlier versions have stored: then increment ``FORMAT``."""
     assert facts.FORMAT == 1
     assert [one.hex() for one in page_hashes(["0" * 64])] == ["b9a39ca08b725e138fa667c453a626ba"]
     assert len(set(page_hashes(["a", "b", "a_0"]))) == 3
@@ -160,7 +160,7 @@ def test_hashes_stay_as_they_are() -> None:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """What the running SGLang says of itself; a test changes it."""
+    """State of the running SGLang, which tests change."""
     says = SimpleNamespace(arguments=None, adapters=True)
     monkeypatch.setattr(engine, "server_arguments", lambda: says.arguments)
     monkeypatch.setattr(engine, "sglang_version", lambda: "0.5.23")
@@ -181,7 +181,7 @@ def described(
 
 
 def test_everything_that_changes_bytes_is_in_the_namespace(told: SimpleNamespace, tmp_path: Path) -> None:
-    """Never one model's KV for another (P8)."""
+    """One model's KV is never used for another (P8)."""
 
     def model(seed: int = 0, **arguments: Any) -> Model:
         return Model(tmp_path / "model", seed, arguments)
@@ -236,7 +236,7 @@ def test_ranks_share_what_is_the_same_on_all_of_them(told: SimpleNamespace, tmp_
 
     assert ranks(MLATokenToKVPoolHost()) == 1
     assert ranks(IndexerPoolHost(), "indexer") == 1
-    # State, and a draft with heads, belong to their rank, and only rank 0 writes the draft.
+    # State, and a draft with heads, differ by rank, and only rank 0 writes the draft.
     assert ranks(MLATokenToKVPoolHost(), "mamba") == 2
     assert ranks(MHATokenToKVPoolHost(), "draft") == 2
 
@@ -276,7 +276,7 @@ def test_adapters_are_known_by_their_files(told: SimpleNamespace, tmp_path: Path
 
 
 def test_an_adapter_s_scale_is_in_the_namespace(told: SimpleNamespace, tmp_path: Path) -> None:
-    """SGLang scales by ``lora_alpha / r`` of the configuration, and names the adapter by its name and path."""
+    """SGLang scales by ``lora_alpha / r`` of the configuration, and identifies the adapter by its name and path."""
     Model(tmp_path / "adapter").make()
     model = Model(tmp_path / "model", arguments={"enable_lora": True, "lora_paths": {"one": str(tmp_path / "adapter")}})
 
@@ -319,7 +319,7 @@ def test_experts_of_other_files_are_in_the_namespace(told: SimpleNamespace, tmp_
     found.append(with_experts())
     assert len(set(found)) == len(found)
     with_experts(str(tmp_path / "nowhere"), Options(OPTIONS.config, "v1"))
-    # Without experts of their own the method says nothing, and namespaces stay as they are.
+    # Without experts of their own the method means nothing, and namespaces stay the same.
     assert described(told, Model(tmp_path / "model", arguments={"kt_method": "AMXINT4"})) == found[0]
 
 
@@ -341,7 +341,7 @@ def test_pages_in_pieces_of_several_ranks_are_refused() -> None:
 
 
 def test_a_draft_with_heads_beside_latent_attention_is_refused() -> None:
-    """SGLang has rank 0 alone write it, and the ranks' lengths are intersected: never a hit."""
+    """Only rank 0 of SGLang writes it, and the ranks' lengths are intersected: never a hit."""
     two = Storage({}, is_mla_model=True, tp_size=2)
     with pytest.raises(ConfigError, match=r"pool draft: .*--tp-size 1"):
         facts.refuse_pool("draft", MHATokenToKVPoolHost(), two)
@@ -386,7 +386,7 @@ def test_releases_tell_themselves_in_different_ways(monkeypatch: pytest.MonkeyPa
     assert engine.attention_backends(old) == ["triton", "", ""]
     assert (engine.model_path(old), engine.weight_version(old)) == ("old", "1")
     assert not engine.hashes_know_adapters()
-    # 0.5.23: what is in effect is told apart from what was asked for, and an update in place is seen.
+    # 0.5.23: effective values differ from requested ones, and an in-place update is visible.
     new = SimpleNamespace(model_path="new", attention_backend=None, weight_version="default")
     serving, model = SimpleNamespace(weight_version="2"), SimpleNamespace(model_path="newer")
     module(
@@ -405,7 +405,7 @@ def test_releases_tell_themselves_in_different_ways(monkeypatch: pytest.MonkeyPa
     before = engine.current_weights(new)
     model.model_path = "another"
     assert engine.current_weights(new) != before
-    # Neither way is there.
+    # Neither way exists.
     module("sglang.srt.runtime_context")
     monkeypatch.setattr(engine, "sglang_version", lambda: "9.9")
     with pytest.raises(ConfigError, match=r"9\.9 does not tell its arguments"):
@@ -413,7 +413,7 @@ def test_releases_tell_themselves_in_different_ways(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_configuration_of_an_early_release(told: SimpleNamespace, tmp_path: Path) -> None:
-    """0.5.4 to 0.5.8 know fewer ranks: what is missing is one rank."""
+    """0.5.4 to 0.5.8 know fewer ranks: a missing one is a single rank."""
     told.arguments = Model(tmp_path / "model").make()
     pages = Pages.of(MHATokenToKVPoolHost(), "kv")
     assert pages is not None

@@ -1,4 +1,4 @@
-"""How long a call may take and how much of the pool it may hold, with a depot and a clock that are stood in for."""
+"""How long a call may take and how much of the pool it may hold, with stand-ins for depot and clock."""
 
 import json
 import logging
@@ -22,7 +22,7 @@ UNTIL_S = 60.0
 
 
 class Clock:
-    """Stands until somebody is slow."""
+    """A clock that only a slow operation moves."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -39,7 +39,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class SlowStore:
-    """Has every page; each call takes as long as it may."""
+    """Has every page; each call takes as long as permitted."""
 
     def __init__(self, clock: Clock, timeout_ms: int) -> None:
         self.clock, self.timeout_ms = clock, timeout_ms
@@ -69,7 +69,7 @@ class SlowStore:
 
 
 class Depot:
-    """Holds what is claimed, as long as there are pages to be had."""
+    """Holds all claims while there is space."""
 
     attached, trouble = True, ""
 
@@ -111,14 +111,14 @@ HASHES = [bytes([number]) for number in range(100)]
 
 @pytest.mark.parametrize(("timeout_ms", "most_s"), [(30_000, CALL_S), (500, 0.5)])
 def test_a_call_ends_long_before_sglang_gives_its_threads_up(clock: Clock, timeout_ms: int, most_s: float) -> None:
-    """Its reset waits 10 s for them and then kills SGLang, and its own patience with a hit may end before ours."""
+    """SGLang's reset waits 10 s for them and then kills SGLang, and its own patience with a hit may end before ours."""
     made, depot, counters = opened(clock, timeout_ms=timeout_ms)
     assert {store.timeout_ms for store in depot.stores} == {most_s * 1e3}
     until_s = made.until()
     assert until_s == clock.now_s + most_s
     began_s = clock.now_s
     assert made.lookup("kv", HASHES, until_s).all()
-    # The rest of a call that is late is a miss, and nobody is asked for it.
+    # The rest of a late call is a miss, and the depot is not asked for it.
     assert not made.lookup("side", HASHES, until_s).any()
     assert made.lookup_on_prefix("kv", HASHES, until_s) == 0
     assert made.hold({"kv": 0}, HASHES, until_s) is None
@@ -126,7 +126,7 @@ def test_a_call_ends_long_before_sglang_gives_its_threads_up(clock: Clock, timeo
     assert not any(made.move("load", "side", HASHES, addresses, until_s))
     assert [store.calls for store in depot.stores] == [["lookup"], []]
     assert counters.snapshot()["too_late"] == 4 * len(HASHES)
-    # A dump that finds no room: its second task does not begin when the time has passed.
+    # A dump without space: its second task does not begin after the time has passed.
     assert not any(made.move("dump", "side", HASHES, addresses))
     assert depot.stores[1].calls == ["dump"]
     assert clock.now_s - began_s == 2 * most_s
@@ -142,7 +142,7 @@ def test_a_long_lookup_ends_in_time_between_its_batches(clock: Clock) -> None:
     )
     assert [len(store.calls) for store in depot.stores] == [2, 1]
     assert counters.snapshot()["too_late"] == LOOKUP_PAGES + 2
-    # What is missing ends a prefix.
+    # A missing page ends a prefix.
     depot.stores[0].missing = 7
     assert made.lookup_on_prefix("kv", hashes, clock.now_s + 10 * CALL_S) == LOOKUP_PAGES - 7
 
@@ -159,7 +159,7 @@ def test_a_hit_of_several_pools_has_no_more_room_than_others(clock: Clock) -> No
     made, _, _ = opened(clock, HELD_PART * (10 * PAGE_BYTES + 10 * SIDE_BYTES))
     assert made.hold({"kv": 0, "side": 0}, HASHES, made.until()) == 10
     assert made.hold({"kv": 0, "side": 0}, HASHES, made.until()) is None
-    # A window takes its own pages only.
+    # A window takes only its own pages.
     made, _, _ = opened(clock, HELD_PART * (10 * PAGE_BYTES + 2 * SIDE_BYTES))
     assert made.hold({"kv": 0, "side": 2}, HASHES, made.until()) == 10
 
@@ -173,7 +173,7 @@ def test_a_pool_that_was_not_told_is_asked_for_again(clock: Clock) -> None:
 
 
 class Resetting:
-    """A depot that confirms a reset when it is told to."""
+    """A depot that confirms a reset on command."""
 
     def __init__(self) -> None:
         self.begun, self.may_end = threading.Event(), threading.Event()
@@ -217,7 +217,7 @@ def test_a_reset_that_fails_is_sent_again() -> None:
     resets.clear()
     assert clearing.confirmed(UNTIL_S)
     assert not answers
-    # A dump that was under way at a clear, and ended after it.
+    # A dump that was in flight at a clear, and ended after it.
     generation = resets.generation
     assert resets.begin(generation)
     resets.clear()

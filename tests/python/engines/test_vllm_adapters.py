@@ -1,4 +1,4 @@
-"""LoRA adapters by their content: one that was retrained in place is another one."""
+"""LoRA adapters identified by content: one that was retrained in place is another one."""
 
 import os
 from pathlib import Path
@@ -39,7 +39,7 @@ def test_an_adapter_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_one_that_changes_under_the_engine_is_left_alone_by_it_and_new_to_the_next(tmp_path: Path) -> None:
-    """vLLM may have either version in its memory, and has KV of the first under the same hashes (P1)."""
+    """vLLM may have either version in memory, and has KV of the first under the same hashes (P1)."""
     path, adapters = write(tmp_path / "a", b"first"), Adapters()
     before = adapters.digest(lora(path))
     (path / "adapter_model.safetensors").write_bytes(b"later")
@@ -64,7 +64,7 @@ def test_an_adapter_that_is_not_found_is_left_alone(tmp_path: Path) -> None:
 
 
 class RecordingDepot(FakeDepot):
-    """Remembers the keys that it was asked for."""
+    """Records the keys of its claims."""
 
     def claim(self, groups: Any, hashes: Any, *, skip: int, limit: int, label: str = "") -> Any:
         self.asked = list(hashes)
@@ -72,7 +72,7 @@ class RecordingDepot(FakeDepot):
 
 
 def keys(path: Path | None) -> tuple[list[bytes], list[bytes]]:
-    """What a request with this adapter asks for, and what it stores."""
+    """Returns the keys that a request with this adapter looks up, and those that it stores."""
     depot = RecordingDepot()
     side, req = scheduler(depot), request("r", 2 * BLOCK)
     req.lora_request = lora(path) if path is not None else None

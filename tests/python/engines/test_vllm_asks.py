@@ -1,4 +1,4 @@
-"""What a request itself asks for: how much is loaded and stored, and what is said of what cannot be understood."""
+"""A request's own settings: how much is loaded and stored, and what is logged about unreadable ones."""
 
 import json
 import re
@@ -91,7 +91,7 @@ def test_a_filter_that_would_choose_among_the_tiers_is_told(caplog: pytest.LogCa
 
 
 def test_unknown_keys_are_named_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
-    """Connectors beside this one have keys of their own, and clients make mistakes."""
+    """Other connectors have keys of their own, and clients make mistakes."""
     stats = DepotStats()
     asks = Asks(["Posix"], stats)
     params = {"do_remote_prefill": True, "kvdepot.nostore": True, "kvdepot.priority": 3}
@@ -119,7 +119,7 @@ def hit(limit: int, **values: Any) -> tuple[int | None, FakeDepot]:
 
 
 def test_a_request_loads_no_more_than_it_asks_for() -> None:
-    """Beyond what vLLM has itself, in whole blocks; claimed at that length, since windows need other blocks then."""
+    """Beyond vLLM's own hit, in full blocks; the claim has that length, since windows then need other blocks."""
     tokens, depot = hit(3 * BLOCK + 5)
     assert tokens == 3 * BLOCK
     assert (depot.claims[0].skip, depot.claims[0].limit) == (2, 5)
@@ -148,7 +148,7 @@ def test_a_request_that_may_not_wait_for_tiers_takes_what_the_pool_has() -> None
 
 
 def saved(tokens: int, **params: Any) -> list[int]:
-    """Pages that are saved of a request whose prompt has two blocks, and its answer two more."""
+    """Returns saved pages of a request whose prompt has two blocks, and its answer two more."""
     side, req = scheduler(FakeDepot()), request("r", 2 * BLOCK, known=4 * BLOCK, **params)
     side.match(req, 0)
     side.allocated(req, pages([1, 2, 3, 4]), 0)
@@ -191,7 +191,7 @@ def test_requests_of_engines_without_the_field_are_read() -> None:
 
 
 def test_the_documented_request_is_understood() -> None:
-    """It needs a server; what the keys do is shown by the other tests here and by `tests/engine/test_asks.py`."""
+    """It needs a server; the other tests here and `tests/engine/test_asks.py` show what the keys do."""
     page = (Path(__file__).parents[3] / "docs" / "vllm.md").read_text("utf-8")
     (command,) = re.findall(r"^```\n(curl .*?)^```$", page, re.MULTILINE | re.DOTALL)
     words = shlex.split(command)

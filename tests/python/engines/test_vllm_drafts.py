@@ -1,4 +1,4 @@
-"""KV of drafts (EAGLE, MTP): a volatile last block is not stored, and a hit ends where the next block still matches."""
+"""KV of drafts (EAGLE, MTP): a volatile last block is not stored; a hit ends where the next block still matches."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +13,7 @@ ALL = Drafts(frozenset({0}), lookahead_tokens=1)
 
 
 def config(*marks: bool, eagle: bool = True, drop: bool = True, **values: Any) -> tuple[Any, Any]:
-    """An engine's configuration: which groups vLLM has marked as a draft's."""
+    """An engine's configuration: the groups that vLLM has marked as a draft's."""
     speculative = SimpleNamespace(use_eagle=lambda: eagle, use_eagle_block_drop=lambda: eagle and drop)
     groups = [SimpleNamespace(is_eagle_group=mark) for mark in marks]
     return (
@@ -28,7 +28,7 @@ def test_drafts_are_in_marked_groups_and_else_in_all_of_them() -> None:
 
 
 def test_engines_without_a_draft_have_none() -> None:
-    """N-grams have no KV; and vLLM may be told to keep such blocks."""
+    """N-grams have no KV; and vLLM may be configured to keep such blocks."""
     assert not drafts_of(*config(False, eagle=False))
     assert not drafts_of(*config(False, drop=False))
     _, groups = config(False)
@@ -47,7 +47,7 @@ def test_engines_before_the_switch_are_read() -> None:
 )
 @pytest.mark.parametrize("layerwise", [True, False])
 def test_a_hit_loses_its_last_block(prompt: int, expected: int, layerwise: bool) -> None:
-    """As in vLLM's own cache: the block after it has to match, too, so a whole prompt is claimed."""
+    """As in vLLM's own cache: the block after it has to match, too, so a complete prompt is claimed."""
     depot = FakeDepot(units=99)
     side = scheduler(depot, drafts=ALL, use_layerwise=layerwise)
     assert side.match(request("r", prompt), 0)[0] == expected * BLOCK
@@ -69,7 +69,7 @@ def test_limits_are_those_of_the_hit_and_not_of_the_claim() -> None:
 
 
 def test_a_window_is_claimed_for_the_shorter_hit() -> None:
-    """The hit ends a block before the claim: its window begins a block before, too."""
+    """The hit ends a block before the claim, so its window also begins a block earlier."""
     side = scheduler(FakeDepot(units=9), windows=(0, 2), drafts=Drafts(frozenset({0}), 1))
     assert side.match(request("r", 6 * BLOCK), 0) == (5 * BLOCK, True)
     assert [window for _, window, _ in side._namespaces.groups] == [0, 3]
@@ -85,7 +85,7 @@ def test_only_blocks_of_the_hit_are_loaded() -> None:
 
 
 def steps(side: Any, req: Any, *ends: int) -> list[list[list[int]]]:
-    """Pages of every group that are saved by steps that end at so many tokens of the request."""
+    """Returns the pages of every group that steps save which end at these tokens of the request."""
     side.match(req, 0)
     tables = tuple([10 * index + page for page in range(1, 7)] for index in range(len(side._geometry.groups)))
     side.allocated(req, pages(*tables), 0)
@@ -103,7 +103,7 @@ def steps(side: Any, req: Any, *ends: int) -> list[list[list[int]]]:
 
 
 def test_the_last_block_of_a_draft_waits_for_the_next_while_the_request_decodes() -> None:
-    """So does the last one of a prompt that ends with it. Other groups do not wait."""
+    """So does the last block of a prompt that ends with it. Other groups do not wait."""
     side = scheduler(FakeDepot(), windows=(0, 0), drafts=Drafts(frozenset({1}), 1))
     req = request("r", 2 * BLOCK, known=6 * BLOCK)
     found = steps(side, req, BLOCK, 2 * BLOCK, 3 * BLOCK - 1, 3 * BLOCK, 4 * BLOCK - 1, 4 * BLOCK)

@@ -1,4 +1,4 @@
-"""Mistakes are found when vLLM asks for the connector's class, as its factory does, and are no ``ValueError``."""
+"""Mistakes are found when vLLM asks for the connector's class, as its factory does, and are not a ``ValueError``."""
 
 import importlib
 from types import SimpleNamespace
@@ -17,12 +17,12 @@ def transfer(name: str = "KVDepotConnector", **extra: Any) -> Any:
 
 
 def get_connector_class(kv_transfer_config: Any) -> Any:
-    """As vLLM's factory: by the module's path."""
+    """Like vLLM's factory: by the module's path."""
     return getattr(importlib.import_module(MODULE), kv_transfer_config.kv_connector)
 
 
 def get_registered_class(kv_transfer_config: Any) -> Any:
-    """As vLLM's factory: by a loader of its own, which knows nothing of the configuration."""
+    """Like vLLM's factory: by a separate loader, which knows nothing of the configuration."""
 
     def loader() -> Any:
         return getattr(importlib.import_module(MODULE), "KVDepotConnector")  # noqa: B009 - as vLLM does
@@ -32,7 +32,7 @@ def get_registered_class(kv_transfer_config: Any) -> Any:
 
 
 class Config:
-    """As vLLM's configuration while it is made."""
+    """Like vLLM's configuration during its construction."""
 
     cache_config = SimpleNamespace(prefix_caching_hash_algo="sha256", enable_prefix_caching=True)
     compilation_config = None

@@ -1,4 +1,4 @@
-"""What tells one model's blocks from another's (P8)."""
+"""Facts that distinguish one model's blocks from another's (P8)."""
 
 import json
 from pathlib import Path
@@ -56,7 +56,7 @@ def test_a_directory_without_weights_has_none(tmp_path: Path) -> None:
 
 
 def test_a_file_is_a_model_of_its_own(tmp_path: Path) -> None:
-    """Two quantizations side by side, as GGUF files lie: vLLM and SGLang are told one of them."""
+    """Two quantizations in one directory, as GGUF files are: vLLM and SGLang are given one of them."""
 
     def digest(name: str) -> object:
         model = SimpleNamespace(model=str(tmp_path / name), revision=None)
@@ -64,7 +64,7 @@ def test_a_file_is_a_model_of_its_own(tmp_path: Path) -> None:
 
     (tmp_path / "m-Q4_K.gguf").write_bytes(bytes(512))
     alone = digest("m-Q4_K.gguf")
-    # As before there were two: the directory's, so namespaces that are in use stay.
+    # The directory's digest, as before there were two, so existing namespaces stay valid.
     assert alone == weights_digest(tmp_path) != ""
     assert digest(".") == alone
     (tmp_path / "m-Q8_0.gguf").write_bytes(b"\1" * 512)
@@ -83,7 +83,7 @@ def test_what_belongs_to_a_file_is_digested_with_it(tmp_path: Path, beside: str)
 
 
 def test_digests_of_ordinary_directories_stay(tmp_path: Path) -> None:
-    """Another digest finds nothing of what was stored before."""
+    """Another digest finds nothing that was stored before."""
     for name in ("model-00001-of-00002.bin", "model-00002-of-00002.bin", "config.json"):
         (tmp_path / name).write_bytes(bytes(range(256)) * 4)
     safetensors(tmp_path / "model.safetensors", bytes(range(256)) * 64)
@@ -116,7 +116,7 @@ def test_an_object_in_a_configuration_has_no_address() -> None:
 
 
 def loaded(path: object, load_format: str = "auto", **values: object) -> tuple[SimpleNamespace, SimpleNamespace]:
-    """A model and how it was loaded, as vLLM's configuration has them."""
+    """A model and how it was loaded, as in vLLM's configuration."""
     model = SimpleNamespace(**{"model": str(path), "revision": None, **values})
     return model, SimpleNamespace(load_format=load_format, download_dir=None)
 

@@ -1,4 +1,4 @@
-"""Lite mode and recording, without an engine: what is asked, stored, counted, said and written."""
+"""Lite mode and recording, without an engine: what is looked up, stored, counted, logged and written."""
 
 import json
 import logging
@@ -25,7 +25,7 @@ WAIT_MS = 60_000
 
 
 class MLASpec:
-    """Named as vLLM names the cache of latent attention."""
+    """Named like vLLM's cache of latent attention."""
 
 
 ONE_GROUP = Geometry((Group(0, ("a",), None, BLOCK, 1, 0),), BLOCK, BLOCK)
@@ -46,7 +46,7 @@ def request(name, chain, prompt, answer=0, arrival_s=0.0):
 
 
 def step(**tokens):
-    """A step that computes so many tokens of requests, from (name=(computed, new))."""
+    """Returns a step that computes tokens of requests, from (name=(computed, new))."""
     return SimpleNamespace(
         scheduled_new_reqs=[SimpleNamespace(req_id=name, num_computed_tokens=at) for name, (at, _) in tokens.items()],
         scheduled_cached_reqs=SimpleNamespace(req_ids=[], num_computed_tokens=[]),
@@ -72,7 +72,7 @@ def lite(geometry=ONE_GROUP, unit=1024.0, pool_gb=1.0, **keys):
 
 
 def serve(side, one, local=0, answer=0):
-    """A request from its lookup to its end; its prompt is computed in one step, and each token of its answer in one."""
+    """Runs a request from lookup to end; its prompt is computed in one step, and each token of its answer in one."""
     assert side.match(one, local) == (0, False)
     side.allocated(one, None, 0)
     prompt = one.num_prompt_tokens
@@ -119,7 +119,7 @@ def test_answers_are_stored_block_by_block():
 
 
 def test_a_small_pool_hits_less_than_a_large_one():
-    # A quarter of the pool has room for 10 blocks, the whole for 40.
+    # A quarter of the pool holds 10 blocks, all of it 40.
     side, _ = lite(unit=1.0 * (1 << 20), pool_gb=40 / 1024)
     for turn in range(3):
         for chain in range(3):
@@ -327,7 +327,7 @@ PANIC = type("PanicException", (BaseException,), {"__module__": "pyo3_runtime"})
 
 
 class Broken:
-    """A native object whose calls fail, from one of them on."""
+    """A native object whose calls fail, except those in ``good``."""
 
     def __init__(self, *good, error=RuntimeError):
         self.good, self.error = good, error

@@ -1,4 +1,4 @@
-"""An engine's process has the core's log lines, worded after its pipeline."""
+"""An engine's process has the core's log lines, worded for its pipeline."""
 
 from types import SimpleNamespace
 from typing import Any

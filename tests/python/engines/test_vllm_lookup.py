@@ -1,4 +1,4 @@
-"""One lookup: what is answered when, and why a request was given nothing."""
+"""One lookup: which answer comes when, and why a request was given nothing."""
 
 import logging
 from types import SimpleNamespace
@@ -73,7 +73,7 @@ def test_blocks_of_a_tier_count_no_more_than_the_hit() -> None:
 
 
 def why(side: SchedulerSide, req: Any, local: int = 0, external: int | None = None) -> str:
-    """The reason that is counted when the request is admitted."""
+    """Returns the reason that is counted when the request is admitted."""
     tokens, _ = side.match(req, local)
     side.allocated(req, pages(list(range(1, 20))), (tokens or 0) if external is None else external)
     (reason,) = side.stats.data["misses"]
@@ -165,3 +165,20 @@ def test_a_hit_is_no_miss() -> None:
     tokens, _ = side.match(req, 0)
     side.allocated(req, pages([1, 2, 3, 4]), tokens or 0)
     assert not [name for name in side.stats.data if name.startswith("misses")]
+
+
+def test_a_request_with_the_name_of_an_earlier_one_is_asked_for_anew() -> None:
+    depot = FakeDepot(units=9, settled=False)
+    side = scheduler(depot)
+    assert side.match(request("r", 4 * BLOCK), 0) == (None, False)
+    other = request("r", 4 * BLOCK)
+    other.block_hashes = [f"other/{index}".encode() for index in range(4)]
+    depot.settled = True
+    tokens, _ = side.match(other, 0)
+    assert tokens
+    assert len(depot.claims) == 2
+    assert depot.claims[0].released
+    side.allocated(other, pages(list(range(1, 20))), tokens)
+    (load,) = side.build_step(Step().output()).loads
+    assert "other/0" in str(load)
+    assert "r/0" not in str(load).replace("other/0", "")

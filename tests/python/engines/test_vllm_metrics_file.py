@@ -1,4 +1,4 @@
-"""``metrics_config_path``: names, buckets and prefix of the file are those of the series."""
+"""``metrics_config_path``: the series have the names, buckets and prefix of the file."""
 
 import logging
 from pathlib import Path
@@ -37,7 +37,7 @@ histogram:
 
 
 class Made:
-    """A series as `prometheus_client` makes it, and what it was given."""
+    """A series as `prometheus_client` creates it, and the values it was given."""
 
     all: dict[str, "Made"]
     taken: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Where the bytes of a page are in an engine's tensors: every layout that vLLM has, against numpy's own indexing."""
+"""Where the bytes of a page are in an engine's tensors: every layout that vLLM has, compared with numpy's indexing."""
 
 import ctypes
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ LAYOUTS = {
 
 
 def tensor(array: np.ndarray) -> Any:
-    """What ``pages`` uses of a torch tensor."""
+    """The part of a torch tensor that ``pages`` uses."""
     item = array.itemsize
     return SimpleNamespace(
         shape=array.shape,
@@ -63,7 +63,7 @@ def test_runs_are_the_bytes_of_the_page(layout: str, layerwise: bool) -> None:
 
 
 def in_memory_order(page: np.ndarray) -> np.ndarray:
-    """The page with its dimensions from the widest step to the narrowest."""
+    """Returns the page with its dimensions from the widest stride to the narrowest."""
     return page.transpose(np.argsort([-step for step in page.strides], kind="stable"))
 
 
@@ -71,7 +71,7 @@ def in_memory_order(page: np.ndarray) -> np.ndarray:
     ("layout", "ratio"), [("LBHNC", 1), ("LBNHC", 1), ("BLHNC", 1), ("BLNHC", 1), ("LBHNC", 2), ("LBNHC", 2)]
 )
 def test_a_page_that_is_contiguous_is_one_run_whatever_the_order_of_its_dimensions(layout: str, ratio: int) -> None:
-    """Also where the kernel sees a block as several: NHD is vLLM's default on GPUs."""
+    """Even if the kernel sees a block as several: NHD is vLLM's default on GPUs."""
     for array in layers_of(layout):
         (run,) = layer_pages(tensor(array), PAGES // ratio).runs
         assert run.size == HEADS * TOKENS * CONTENT * 2 * ratio
@@ -129,7 +129,7 @@ def test_a_layer_without_a_tensor_is_refused() -> None:
 
 @pytest.mark.parametrize("layout", ["BLHNC", "BLNHC", "BHLNC"])
 def test_a_block_is_copied_in_the_order_of_its_addresses(layout: str) -> None:
-    """One copy, though the group names its layers in another order; that order is a fact then."""
+    """One copy, though the group lists its layers in another order, which is then a fact."""
     arrays = layers_of(layout)
     caches = {str(index): tensor(array) for index, array in enumerate(arrays)}
     found = group_pages(list(reversed(caches)), caches, PAGES, layerwise=False)

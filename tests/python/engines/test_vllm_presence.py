@@ -1,4 +1,4 @@
-"""What vLLM's log says of the depot, and that it says each once."""
+"""The lines in vLLM's log about the depot, each written once."""
 
 import json
 import logging
@@ -31,13 +31,13 @@ class Clock:
 
 
 class LogLines:
-    """Levels and lines of the log, as they come."""
+    """Collects levels and lines of the log."""
 
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
         self._caplog = caplog
 
     def new(self) -> list[tuple[str, str]]:
-        """What was said since the last call."""
+        """Returns the lines since the last call."""
         found = [(record.levelname, record.getMessage()) for record in self._caplog.records]
         self._caplog.clear()
         return found

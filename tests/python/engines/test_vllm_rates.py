@@ -14,7 +14,7 @@ TOKENS = 1000
 
 
 def measured(seconds_per_1000: float = 1.0) -> Rates:
-    """What an engine knows that computes a thousand tokens in so long."""
+    """Returns measurements of an engine that takes this long for a thousand tokens."""
     rates = Rates()
     for number in range(SAMPLES_MIN):
         step = rates.step_began(TOKENS, 0, 10.0 * number)
@@ -24,7 +24,7 @@ def measured(seconds_per_1000: float = 1.0) -> Rates:
 
 def test_steps_that_overlap_in_their_planning_are_measured_one_after_the_other() -> None:
     rates = Rates()
-    # Planned while the one before still computes, as with asynchronous scheduling.
+    # Planned while the previous one still computes, as with asynchronous scheduling.
     steps = [rates.step_began(TOKENS, 0, 0.1 * number) for number in range(4)]
     for number, step in enumerate(steps):
         rates.step_ended(step, float(number + 1))
@@ -57,7 +57,7 @@ def test_a_step_behind_one_that_was_not_measured_counts_as_an_upper_bound() -> N
     rates.step_began(64, 64, 200.0)
     rates.step_ended(rates.step_began(TOKENS, 0, 200.1), 200.6)
     assert rates.compute.of(TOKENS) < 0.9
-    # Where there is nothing else, they are better than nothing.
+    # Without better samples, they count.
     unknown = Rates()
     for number in range(SAMPLES_MIN):
         unknown.step_began(64, 64, 10.0 * number)
@@ -84,7 +84,7 @@ def test_an_engine_that_has_measured_nothing_waits() -> None:
 
 
 def reading(reads: Reads, seconds: float, blocks_per_s: float, start_s: float = 0.0, latency_s: float = 0.0) -> float:
-    """A lookup that is looked at each 5 ms for so long, and gets blocks at this rate; when that was over."""
+    """Polls a lookup every 5 ms for some time, with blocks at this rate. Returns when that was over."""
     looks = int(seconds / 0.005)
     for number in range(looks + 1):
         now_s = start_s + 0.005 * number
@@ -96,7 +96,7 @@ def reading(reads: Reads, seconds: float, blocks_per_s: float, start_s: float = 
 
 def test_a_rate_is_that_of_the_blocks_and_not_of_the_latency_before_them() -> None:
     reads = Reads()
-    # 30 ms until the first block, then one each millisecond.
+    # 30 ms until the first block, then one per millisecond.
     end_s = reading(reads, 0.2, 1000, latency_s=0.03)
     assert reads.seconds(1000, end_s) == pytest.approx(1.0, rel=0.05)
 
@@ -110,7 +110,7 @@ def test_a_tier_that_delivers_nothing_is_given_up_by_what_was_measured() -> None
 
 def test_lookups_that_wait_together_share_the_tier() -> None:
     reads = Reads()
-    # Ten of them get a hundred blocks a second each.
+    # Ten of them get a hundred blocks per second each.
     for number in range(41):
         now_s = 0.005 * number
         for lookup_of in range(10):
@@ -122,7 +122,7 @@ def test_what_came_in_a_long_step_came_at_a_moment_that_nobody_saw() -> None:
     reads = Reads()
     end_s = reading(reads, 0.5, 1000)
     known = reads.seconds(1000, end_s)
-    # All of the blocks have come when the engine looks again after a step of ten seconds.
+    # All blocks have arrived when the engine polls again after a step of ten seconds.
     reads.look("late", 0, 100, end_s)
     reads.look("late", 100, 0, end_s + 10)
     assert reads.seconds(1000, end_s + 10) == known
@@ -154,7 +154,7 @@ def test_a_tier_that_was_slow_is_tried_again_when_that_is_long_ago() -> None:
     assert rates.will_lose(TOKENS, 10, end_s)
     later_s = end_s + FORGET_S + 1
     assert not rates.will_lose(TOKENS, 10, later_s)
-    # It is fast now, and a short try shows it whatever was known before.
+    # It is fast now, and a short attempt shows that, whatever was known before.
     later_s = reading(rates.reads, 0.2, 10_000, start_s=later_s)
     assert rates.reads.seconds(10_000, later_s) == pytest.approx(1.0, rel=0.1)
 
@@ -224,7 +224,7 @@ def test_who_asked_to_wait_for_all_waits() -> None:
 
 
 def measured_by(side: SchedulerSide, now: list[float]) -> None:
-    """Lets a scheduler measure that it computes a thousand tokens in a second."""
+    """Makes a scheduler measure that it computes a thousand tokens per second."""
     for number in range(SAMPLES_MIN):
         step = side.build_step(Step(scheduled={"other": TOKENS}).output())
         assert step.timed == number + 1
@@ -258,7 +258,7 @@ def test_the_scheduler_measures_its_steps_and_counts_what_it_declines(now: list[
 
 
 def test_a_request_that_gave_up_waiting_does_not_wait_again_and_counts_once(now: list[float]) -> None:
-    """While it waits for admission it asks again, in case the blocks have come by then."""
+    """While it waits for admission it looks up again, in case the blocks have arrived by then."""
     depot = FakeDepot(units=0, settled=False)
     side = scheduler(depot, wait_ms=100_000)
     measured_by(side, now)

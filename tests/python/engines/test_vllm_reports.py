@@ -1,4 +1,4 @@
-"""What the scheduler keeps until every rank has reported, and pages that are not to be trusted."""
+"""What the scheduler keeps until every rank has reported, and untrusted pages."""
 
 from collections.abc import ValuesView
 
@@ -37,7 +37,7 @@ def test_tainted_pages_are_those_of_requests_that_go_on() -> None:
 
 
 class Counted(dict[str, set[int]]):
-    """Counts how often all values are gone through."""
+    """Counts iterations over all values."""
 
     walks = 0
 

@@ -12,7 +12,7 @@ from kvdepot.engines.vllm.scheduler import SchedulerSide
 
 
 def admit(side: Any, req: Any, local: int, *table: list[int]) -> int:
-    """Matches and allocates as vLLM does; returns the external tokens."""
+    """Matches and allocates as vLLM does. Returns the external tokens."""
     tokens, _ = side.match(req, local)
     side.allocated(req, pages(*table), tokens)
     return tokens
@@ -30,7 +30,7 @@ def test_models_with_windows_load_between_steps_and_leave_a_token() -> None:
 
 
 def starting(depot: FakeDepot, ranks: int = 1) -> SchedulerSide:
-    """The scheduler's side before any rank has told what it found."""
+    """The scheduler's side before any rank has reported."""
     return SchedulerSide(depot, options(), geometry(), ranks)  # type: ignore[arg-type]
 
 
@@ -109,7 +109,7 @@ def test_the_policy_says_how_long_a_tier_is_waited_for(wait_ms: int, first: Any)
 
 
 def test_only_an_idle_engine_gives_a_waiting_claim_time() -> None:
-    """A processor that schedules nothing over and over is taken from the fetches; running requests are not held up."""
+    """Scheduling nothing repeatedly would take a processor from the fetches; running requests are not delayed."""
     depot = FakeDepot(units=9, settled=False)
     side, req = scheduler(depot, wait_ms=10**6), request("r", 4 * BLOCK)
     side.build_step(Step().starts("other", 0, BLOCK, [9]).output())
@@ -132,7 +132,7 @@ def test_a_step_waits_once_however_many_requests_wait() -> None:
 
 
 def nearly_there(left: int, idle: bool = True, **values: Any) -> tuple[FakeDepot, tuple[int | None, bool]]:
-    """What is answered for a claim that was begun a second ago, of whose 1000 blocks so many have not come."""
+    """Returns the answer for a claim that began a second ago, of whose 1000 blocks ``left`` have not arrived."""
     depot = FakeDepot(units=9, settled=False)
     side, req = scheduler(depot, **{"wait_ms": 10**6, **values}), request("r", 4 * BLOCK)
     assert side.match(req, 0)[0] is None
@@ -143,7 +143,7 @@ def nearly_there(left: int, idle: bool = True, **values: Any) -> tuple[FakeDepot
 
 
 def test_an_idle_engine_begins_a_load_when_its_last_blocks_are_about_to_come() -> None:
-    """Copying what has come takes as long as they do; a thousandth of what took a second takes a millisecond."""
+    """Copying arrived blocks takes as long as the others need; a thousandth of a second's work takes a millisecond."""
     depot, answer = nearly_there(left=1)
     assert answer == (3 * BLOCK, False)
     assert not depot.claims[0].released
@@ -152,7 +152,7 @@ def test_an_idle_engine_begins_a_load_when_its_last_blocks_are_about_to_come() -
 
 
 def test_nobody_else_waits_for_blocks_that_have_not_come() -> None:
-    """A step that others compute in, one between which loads go on anyway, and a policy that has a time."""
+    """A step that others compute in, one between which loads run anyway, and a policy with a deadline."""
     assert nearly_there(left=1, idle=False)[1] == (None, False)
     assert nearly_there(left=1, use_layerwise=False)[1] == (None, False)
     assert nearly_there(left=1, waits_for_all=False)[1] == (None, False)
@@ -253,7 +253,7 @@ def test_what_another_connector_loaded_is_saved_when_every_rank_has_computed_on_
 
 
 def test_pages_that_another_connector_may_load_into_are_fenced_before_a_step_computes_on_them() -> None:
-    """Its load may write to them while a dump for somebody else still reads them (P3)."""
+    """Its load may write to them while a dump for another request still reads them (P3)."""
     side, req = scheduler(FakeDepot()), request("r", 4 * BLOCK)
     side.match(req, BLOCK)
     side.allocated(req, pages([1, 2, 3, 4]), 0)
@@ -270,7 +270,7 @@ def test_nothing_is_saved_of_a_step_in_which_another_connector_failed() -> None:
 
 
 def test_requests_of_a_step_planned_before_a_failure_was_known_are_not_saved_any_more() -> None:
-    """VLLM takes what they computed in it for good. Nor is what others compute on their pages (P1)."""
+    """VLLM considers their results valid. Blocks that others compute on their pages are not stored either (P1)."""
     side, step = beside_another()
     side.kv_cache_manager = FakeManager({"r": ([1, 2, 3, 4, 5],)})
     after = side.build_step(Step().goes_on("r", 4 * BLOCK, BLOCK, ([1, 2, 3, 4, 5],)).output())
@@ -341,7 +341,7 @@ def test_saves_of_a_step_that_loads_wait_for_every_rank() -> None:
 
 
 def test_saves_of_a_step_whose_load_failed_on_any_rank_are_dropped() -> None:
-    """One rank's bad KV poisons what all ranks compute after it (P1)."""
+    """One rank's bad KV poisons everything that all ranks compute after it (P1)."""
     side, load_id = loading()
     side.reported(LoadReport({load_id: 1}).aggregate(LoadReport({load_id: 1}, {load_id})))
     assert not side.has_late_saves()
@@ -405,7 +405,7 @@ def test_good_loads_and_blocks_that_vllm_had_itself_stay_in_the_prefix_cache() -
 
 
 def test_saves_of_the_next_step_wait_too_while_reports_are_under_way() -> None:
-    """Async scheduling plans a step before the last one's loads are known to be good."""
+    """Async scheduling plans a step before the previous one's loads are known to have succeeded."""
     side, load_id = loading()
     nxt = Step().goes_on("r", 4 * BLOCK, 1, ([1, 2, 3, 4, 5],))
     side._requests["r"].request.block_hashes.append(b"r/4")

@@ -1,4 +1,4 @@
-"""The proof at start: what it leaves in the engine's pages when a copy is late."""
+"""The proof at the start: what it leaves in the engine's pages if a copy is late."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +13,7 @@ PAGES, PAGE_BYTES = 8, 16
 
 
 class LateLoad(FakeTask):
-    """Has not ended in its time; writes when it ends, whoever has the pages by then."""
+    """Does not end in time; writes when it ends, whoever has the pages by then."""
 
     def __init__(self, write: Any) -> None:
         super().__init__(done=False)
@@ -32,7 +32,7 @@ class LateLoad(FakeTask):
 
 @pytest.mark.parametrize("failed", [(), (1,)])
 def test_a_copy_that_is_late_is_waited_for_until_it_ends(failed: tuple[int, ...]) -> None:
-    """The pages are put back, and live, after it (P1)."""
+    """The pages are restored, and in use, after it (P1)."""
     task = FakeTask(failed, done=False)
     assert selftest._moved(task, timeout_ms=1) is (not failed)  # type: ignore[arg-type]
     assert task.is_done
@@ -42,7 +42,7 @@ def test_a_copy_that_is_late_is_waited_for_until_it_ends(failed: tuple[int, ...]
 def test_a_load_that_is_late_writes_nothing_after_the_pages_were_given_back(
     monkeypatch: pytest.MonkeyPatch, loads_right: bool
 ) -> None:
-    """A pattern in a live page would be served as KV (P1); late bytes are looked at like others."""
+    """A pattern in a page in use would be served as KV (P1); late bytes are compared like others."""
     torch = pytest.importorskip("torch")
     cache = torch.arange(PAGES * PAGE_BYTES, dtype=torch.uint8).reshape(PAGES, PAGE_BYTES)
     before = cache.clone()

@@ -1,4 +1,4 @@
-"""Sleep mode: what vLLM's worker does to the pages, and when the connector hears of it (P3)."""
+"""Sleep mode: what vLLM's worker does to the pages, and when the connector is notified (P3)."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from kvdepot.engines.vllm.sleep import UnwatchedSleepError, watch_sleep
 
 
 class Worker:
-    """vLLM's, as far as its sleep goes."""
+    """The part of vLLM's worker that handles sleep."""
 
     def __init__(self, log: list[str]) -> None:
         self.log = log
@@ -23,7 +23,7 @@ class Worker:
 
 
 class LaterWorker(Worker):
-    """One that can give back memory of one kind alone."""
+    """One that can release one kind of memory only."""
 
     def discard(self, tags: tuple[str, ...]) -> None:
         self.log.append(f"memory goes, {tags}")
@@ -60,6 +60,6 @@ def test_pages_alone_may_go() -> None:
 
 
 def test_an_engine_whose_sleep_cannot_be_watched_is_refused() -> None:
-    """Its copies would meet memory that is not there, and its registrations would name memory that is gone (P1)."""
+    """Its copies would touch missing memory, and its registrations would refer to freed memory (P1)."""
     with pytest.raises(UnwatchedSleepError, match="--enable-sleep-mode"):
         watch_sleep(None, lambda: None, lambda: None)

@@ -29,11 +29,11 @@ LAYOUTS = {
 }
 NAMES = [f"layers.{index}" for index in range(LAYERS)]
 CACHE = np.random.default_rng(3).integers(0, 60000, (LAYERS, PAGES, HEADS, TOKENS, CONTENT), dtype=np.uint16)
-"""What all ranks have together."""
+"""The complete content over all ranks."""
 
 
 def tensor(array: np.ndarray) -> Any:
-    """What ``slices`` uses of a torch tensor."""
+    """The part of a torch tensor that ``slices`` uses."""
     item = array.itemsize
     return SimpleNamespace(
         shape=array.shape,
@@ -55,7 +55,7 @@ def caches(layout: str, heads: range) -> dict[str, Any]:
 
 
 def slices_of_engine(layout: str, ranks: int, count: int, layerwise: bool) -> dict[int, tuple[GroupPages, Any]]:
-    """By number: the pages of all slices of an engine, with what has to stay alive."""
+    """Returns by number the pages of all slices of an engine, with the objects that have to stay alive."""
     found = {}
     for rank in range(ranks):
         slices = head_slices(HEADS, count, ranks, rank)
@@ -107,7 +107,7 @@ def test_a_slice_has_the_same_bytes_and_names_at_every_tensor_parallel_size(
 def test_the_engine_with_as_many_ranks_as_slices_copies_as_few_runs_as_without_slices(
     layout: str, layerwise: bool, runs_of_the_largest: int, runs_of_one_rank: int
 ) -> None:
-    """The others cut their runs where heads of other slices lie between."""
+    """The others split their runs where heads of other slices lie in between."""
     runs = {
         ranks: {
             len(shard) for pages, _ in slices_of_engine(layout, ranks, 4, layerwise).values() for shard in pages.shards
@@ -219,7 +219,7 @@ def test_a_rank_alone_dumps_all() -> None:
     assert ALONE.of(step) is step
 
 
-# What a hit needs.
+# Requirements of a hit.
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_a_hit_needs_every_slice_of_every_rank_once(told: list[tuple[str, ...]],
 
 
 def store_of(*tasks: FakeTask | None) -> GroupStore:
-    """A group's store of as many slices; one without a task refuses all."""
+    """A group's store with one part per slice; a slice without a task refuses all."""
 
     def part(task: FakeTask | None) -> Part:
         def begin(*args: Any, **kwargs: Any) -> FakeTask:
@@ -265,7 +265,7 @@ def store_of(*tasks: FakeTask | None) -> GroupStore:
     ids=["dump", "begin_dump", "load"],
 )
 def test_a_store_begins_every_slice_and_forgets_none_that_it_has_begun(begin: Any) -> None:
-    """Whoever has begun touches the pages: the others' refusal must not hide that (P3)."""
+    """Tasks that have begun touch the pages: the others' refusal must not hide that (P3)."""
     one, other = FakeTask(), FakeTask(done=False)
     assert begin(store_of(one)) is one
     both = begin(store_of(one, other))

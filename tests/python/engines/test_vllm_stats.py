@@ -1,4 +1,4 @@
-"""What the connector counts, over steps and ranks, and what Prometheus shows of it."""
+"""The connector's counts, over steps and ranks, and their series in Prometheus."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from kvdepot.engines.vllm.stats import DepotStats, stats_from
 
 
 def rank(number: int) -> DepotStats:
-    """One rank of several that have loaded the same blocks, each its slice, and waited as long."""
+    """One of several ranks that have loaded the same blocks, each its slice, and waited as long."""
     stats = DepotStats(first_rank=number == 0)
     stats.add("loads")
     stats.add("load_blocks", 4)
@@ -24,7 +24,7 @@ def rank(number: int) -> DepotStats:
 
 
 def taken(stats: DepotStats) -> DepotStats:
-    """As it comes out of another process."""
+    """Returns it as it arrives from another process."""
     found = stats.take()
     assert found is not None
     return stats_from(found.data)

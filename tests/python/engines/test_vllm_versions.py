@@ -106,7 +106,7 @@ def namespaces(side: SchedulerSide) -> list[str]:
 
 
 def answer(side: SchedulerSide, *digests: str) -> StepMetadata:
-    """One step in which the workers are asked, and the next one's metadata."""
+    """Runs one step in which the workers are asked. Returns the next one's metadata."""
     side.match(request("waits", 4 * BLOCK), 0)
     asked = side.build_step(Step().output())
     assert asked.examine
@@ -162,7 +162,7 @@ def test_a_request_waits_for_the_workers_word_and_not_for_ever(monkeypatch: pyte
 
 
 def test_a_change_under_running_requests_turns_the_cache_off_until_a_whole_reset() -> None:
-    """vLLM keeps its own cache while a request has blocks: what is computed on it is of both weights."""
+    """vLLM keeps its own cache while a request has blocks: results computed on it mix both weights."""
     side, req = engine(FakeDepot(units=9), "a"), request("r", 4 * BLOCK)
     side.kv_cache_manager.block_pool.used = 5
     for _ in range(2):  # the second finds nothing new, and vLLM's cache is as stale as before
@@ -222,7 +222,7 @@ def test_weights_without_a_name_begin_in_a_namespace_of_their_own() -> None:
 
 
 class MovingStore(FakeStore):
-    """Says which versions it was opened for."""
+    """Records the versions it was opened for."""
 
     def __init__(self, log: list[str], **values: Any) -> None:
         super().__init__(**values)
@@ -246,7 +246,7 @@ class MovingStore(FakeStore):
 
 
 class Weights:
-    """What a rank has in its memory."""
+    """Weights in a rank's memory."""
 
     now = "what is there"
 
@@ -313,7 +313,7 @@ def test_a_worker_that_cannot_follow_turns_all_off(rank: Any, monkeypatch: pytes
 
 
 def test_pages_are_left_alone_while_the_engine_sleeps(rank: Any) -> None:
-    """Their memory is gone: nothing may read or write it, nor stay registered (P3)."""
+    """Their memory is gone: nothing may read or write it, or stay registered (P3)."""
     side, store = rank
     dump_late(side, store)
     side.sleep()
@@ -347,7 +347,7 @@ def test_a_copy_that_does_not_end_before_a_sleep_turns_the_connector_off(rank: A
 def test_weights_that_changed_without_a_word_are_found_after_a_pause(
     rank: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is loaded would be of other weights, and what is computed stands on vLLM's own KV of other weights (P1)."""
+    """Loads would be of other weights, and results build on vLLM's own KV of other weights (P1)."""
     now = [100.0]
     monkeypatch.setattr("kvdepot.engines.vllm.worker.time.monotonic", lambda: now[0])
     side, store = rank
@@ -397,7 +397,7 @@ def test_a_change_without_a_word_ends_all_use_until_a_whole_reset() -> None:
 
 
 def first_step_after_a_reset(depot: FakeDepot, drops: bool = False) -> tuple[SchedulerSide, Any]:
-    """A reset that comes before any rank has told its namespaces, and the report of the first step."""
+    """A reset that comes before any rank has reported its namespaces, and the report of the first step."""
     side = SchedulerSide(depot, options(drop_at_reset=drops), geometry(), 1)  # type: ignore[arg-type]
     assert side.reset()
     req = request("r", 4 * BLOCK)

@@ -1,4 +1,4 @@
-"""The workers' side of the vLLM connector: who waits for which copies, and what is said of failures."""
+"""The workers' side of the vLLM connector: what waits for which copies, and how failures are reported."""
 
 import gc
 import weakref
@@ -19,7 +19,7 @@ from kvdepot.engines.vllm.worker import WorkerSide
 
 
 class FakeEvent:
-    """An event of a device: its handle counts how many were recorded before it."""
+    """An event of a device: its handle counts the events recorded before it."""
 
     recorded = 0
     alive: ClassVar["weakref.WeakSet[FakeEvent]"] = weakref.WeakSet()
@@ -40,7 +40,7 @@ class FakeStream:
 
 @pytest.fixture(autouse=True)
 def _processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was launched has been computed."""
+    """Completes everything that was launched."""
     monkeypatch.setattr(compute, "_cuda", lambda: None)
 
 
@@ -61,7 +61,7 @@ def loads(store: FakeStore, by_block: bool = True) -> Loads:
 
 
 def waited(store: FakeStore) -> list[int]:
-    """Shards for which a device was told to wait."""
+    """Shards that a device was made to wait for."""
     return [shard for shard, _ in store.next_task.streams]
 
 
@@ -102,7 +102,7 @@ def test_a_graph_that_skips_the_hooks_saves_as_well() -> None:
 
 
 def test_ranks_with_equal_bytes_share_the_dumps() -> None:
-    """Whole blocks and layer by layer alike; a rank without a block of a step begins no dump."""
+    """Whole blocks and layer by layer alike; a rank without a block of a step starts no dump."""
     stores = [FakeStore(share=Share(index, 2)) for index in range(2)]
     for store in stores:
         side = saves(store)
@@ -161,7 +161,7 @@ def test_pages_are_not_given_away_while_a_dump_reads_them() -> None:
 
 @pytest.mark.usefixtures("device")
 def test_a_step_waits_for_layers_that_do_not_ask() -> None:
-    """An indexer's cache is read without a hook, and in a replayed graph all are."""
+    """An indexer's cache is read without a hook, and so are all caches in a replayed graph."""
     store = FakeStore(layers=("a", "silent"))
     side = loads(store)
     load = Load(1, "r", before_forward=True, blocks={0: blocks(1)})
@@ -194,7 +194,7 @@ def test_a_processor_waits_for_the_whole_load_before_it_computes() -> None:
 
 
 def test_a_step_has_an_end_to_its_patience_and_loads_between_steps_do_not() -> None:
-    """A step that waits for a block of a slow tier keeps every other request waiting (P2)."""
+    """A step that waits for a block of a slow tier delays every other request (P2)."""
     store = FakeStore()
     load = Load(1, "r", True, {0: blocks(1)})
     loads(store).start([load, Load(2, "s", False, {0: blocks(2)})])
@@ -250,7 +250,7 @@ def assert_bad_and_fenced(side: Loads, task: FakeTask) -> None:
 
 
 def test_a_load_that_ends_after_the_forward_has_gone_on_without_it_has_failed() -> None:
-    """What was computed read the pages' old bytes, so nobody may take it for good (P1)."""
+    """The results used the pages' old bytes, so they must not be considered valid (P1)."""
     store = FakeStore(next_task=FakeTask(done=False))
     side = loads(store)
     side.start([Load(1, "r", True, {0: blocks(1)})])
@@ -262,7 +262,8 @@ def test_a_load_that_ends_after_the_forward_has_gone_on_without_it_has_failed() 
 @pytest.mark.parametrize("layer", ["hooked", "silent"])
 @pytest.mark.usefixtures("device")
 def test_a_layer_that_was_not_there_in_time_spoils_the_load(layer: str, stream: bool) -> None:
-    """Also when the task has ended, well, by the end of the step (P1); no other layer is waited for as long again."""
+    """Even if the task has ended successfully by the end of the step (P1); no other layer is waited for as long
+    again."""
     store = FakeStore(layers=("hooked", "silent"))
     order = compute.ComputeOrder(event_sync=stream)
     side = Loads({0: store}, options(), DepotStats(), recompute_by_block=True, order=order)  # type: ignore[dict-item]
@@ -284,7 +285,7 @@ def worker(store: FakeStore) -> WorkerSide:
 
 
 def step_of(side: WorkerSide, saved: Blocks, layers: tuple[str, ...], error: Exception | None = None) -> None:
-    """A step as vLLM runs it: ``wait_for_save`` comes in a ``finally``."""
+    """Runs a step as vLLM does: ``wait_for_save`` is called in a ``finally``."""
     step = StepMetadata(saves={0: saved})
     side.prepare(step)
     try:
@@ -298,7 +299,7 @@ def step_of(side: WorkerSide, saved: Blocks, layers: tuple[str, ...], error: Exc
 
 
 def dropped(store: FakeStore) -> bool:
-    """Whether nobody keeps the store's last task: the core then gives back its slots."""
+    """Returns whether the store's last task is unreferenced: then the core reclaims its slots."""
     task, store.next_task = weakref.ref(store.next_task), FakeTask()
     gc.collect()
     return task() is None
@@ -306,19 +307,19 @@ def dropped(store: FakeStore) -> bool:
 
 @pytest.mark.parametrize("layers", [(), ("a",)])
 def test_nothing_is_sealed_of_a_step_whose_forward_broke_off(layers: tuple[str, ...]) -> None:
-    """Layers that never ran hold old bytes, which would be served under a valid hash (P1); slots go back (P4)."""
+    """Layers that never ran hold old bytes, which would be served under a valid hash (P1); slots are reclaimed (P4)."""
     store = FakeStore(next_task=FakeTask(done=False))
     side = worker(store)
     with pytest.raises(MemoryError):
         step_of(side, blocks(1, 2), layers, MemoryError("no room for the next layer's output"))
     assert store.calls == ([("begin", [1, 2])] if layers else [])
-    assert store.next_task.shards == ([0, 0] if layers else [])  # handed over, and waited for: nobody reads the pages
+    assert store.next_task.shards == ([0, 0] if layers else [])  # submitted, and waited for: nothing reads the pages
     assert store.next_task.waits == 0
     assert dropped(store)
 
 
 def test_a_step_that_ended_without_a_word_hands_nothing_to_the_next() -> None:
-    """vLLM's second model runner calls nothing after a forward that failed (P1)."""
+    """vLLM's second model runner calls nothing after a failed forward (P1)."""
     store = FakeStore(next_task=FakeTask(done=False))
     side = worker(store)
     step = StepMetadata(saves={0: blocks(1, 2)})
@@ -369,7 +370,7 @@ def test_closing_does_not_wait_for_layers_that_never_come() -> None:
 
 @pytest.mark.parametrize("by_block", [True, False])
 def test_loads_fail_at_once_until_the_copies_are_proven(by_block: bool) -> None:
-    """A depot that came after the engine's start is not believed before the self-test (P1); requests go on (P2)."""
+    """A depot that came after the engine's start is not trusted before the self-test (P1); requests go on (P2)."""
     store = FakeStore()
     side = loads(store, by_block)
     side.refused = True
@@ -404,7 +405,7 @@ def test_closing_waits_for_loads_and_says_whether_all_have_ended() -> None:
 
 
 def test_closing_does_not_wait_for_ever_for_a_device_that_hangs() -> None:
-    """P2; what the device may still write into is the caller's to keep."""
+    """P2; the caller must keep the memory that the device may still write to."""
     store = FakeStore(next_task=FakeTask(done=False))
     side = loads(store)
     side.start([Load(1, "r", before_forward=False, blocks={0: blocks(4)})])

@@ -1,7 +1,7 @@
-"""Malformed and awkward traffic, one function a fault; each says whether the server kept what must hold.
+"""Malformed and awkward traffic, one function per fault; each checks whether the server kept its invariants.
 
-A fault gets a server of its own that holds ``WITNESSES``. Whatever it does, the server must live and answer, and the
-witnesses must keep their bytes; what else must hold is said by the fault itself, by raising ``BrokenError``.
+A fault gets its own server, which holds ``WITNESSES``. Whatever the fault does, the server must stay alive and answer,
+and the witnesses must keep their bytes. The fault itself checks everything else, by raising ``BrokenError``.
 """
 
 from tools.wire.faults.harness import WITNESSES, BrokenError, Fault, Outcome, all_faults, run

@@ -1,4 +1,4 @@
-"""Runs a fault against a server, and judges what is left of it."""
+"""Runs a fault against a server, and judges the result."""
 
 import random
 from collections.abc import Callable
@@ -9,18 +9,18 @@ from tools.wire.frames import FINISH, ClosedError, Raw
 from tools.wire.servers import Server
 
 KIB, MIB = 1 << 10, 1 << 20
-# A server that does not answer has hung, unless its process ends meanwhile.
+# A server that does not answer hangs, unless its process ends in the meantime.
 END_S = 2.0
 MODULES = ("malformed", "interrupted", "traffic")
 
 
 class BrokenError(Exception):
-    """What had to hold and did not."""
+    """An invariant was broken."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What is done to the server; the text that it returns is the server's answer."""
+    """An action on the server; it returns the server's answer as text."""
 
     name: str
     promise: str
@@ -30,7 +30,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a fault has left behind."""
+    """State after a fault."""
 
     answer: str
     alive: bool
@@ -40,17 +40,17 @@ class Outcome:
 
     @property
     def survived(self) -> bool:
-        """Whether the server lives and serves others."""
+        """Whether the server is alive and serves others."""
         return self.alive and self.answers
 
     @property
     def good(self) -> bool:
-        """Whether all that must hold did."""
+        """Whether all invariants held."""
         return self.survived and self.kept_data and self.broken is None
 
 
 def witness(number: int) -> tuple[str, bytes]:
-    """A key and its value."""
+    """Returns a key and its value."""
     nbytes = [1, 100 * KIB, 64 * KIB, 3 * MIB + 5, 70_001][number % 5]
     return f"witness-{number}", random.Random(number).randbytes(nbytes)
 
@@ -60,7 +60,7 @@ _FAULTS: list[Fault] = []
 
 
 def fault(*, rdma: bool = False) -> Callable[[Callable[[Server], str]], Callable[[Server], str]]:
-    """Registers a fault; the first line of its text says what must hold."""
+    """Registers a fault; the first line of its docstring says what must hold."""
 
     def register(act: Callable[[Server], str]) -> Callable[[Server], str]:
         promise = (act.__doc__ or "").strip().splitlines()[0]
@@ -71,20 +71,20 @@ def fault(*, rdma: bool = False) -> Callable[[Callable[[Server], str]], Callable
 
 
 def all_faults() -> list[Fault]:
-    """All faults, in the order of their files."""
+    """Returns all faults, in the order of their files."""
     for module in MODULES:
         import_module(f"tools.wire.faults.{module}")
     return list(_FAULTS)
 
 
 def must(holds: object, text: str) -> None:
-    """Raises ``BrokenError`` unless something holds."""
+    """Raises ``BrokenError`` unless the condition holds."""
     if not holds:
         raise BrokenError(text)
 
 
 def answer_code(raw: Raw) -> str:
-    """The next code in words, or what came instead of it."""
+    """Returns the next code in words, or what came in its place."""
     try:
         return str(raw.code())
     except ClosedError:
@@ -94,13 +94,13 @@ def answer_code(raw: Raw) -> str:
 
 
 def refused(answer: str) -> str:
-    """The answer, when it is a refusal: an error's code, or the end of the connection."""
+    """Returns the answer if it is a refusal: an error's code, or the end of the connection."""
     must(answer not in {str(FINISH), "silence"}, f"not refused: {answer}")
     return answer
 
 
 def run(fault: Fault, server: Server) -> Outcome:
-    """Does it to a server that has just been started."""
+    """Runs the fault on a server that has just been started."""
     with Raw(server.port) as raw:
         for key, value in WITNESSES.items():
             raw.put(key, value)

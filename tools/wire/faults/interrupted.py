@@ -1,4 +1,4 @@
-"""Clients that stop in the middle, and others that meet what they have begun."""
+"""Clients that stop midway, and others that meet what those have begun."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -54,7 +54,7 @@ def match_of_a_value_on_its_way(server: Server) -> str:
     with Raw(server.port) as writer, Raw(server.port) as reader:
         writer.send(frames.put_frame("coming", 2 * MIB))
         writer.send(b"\x11" * MIB)
-        # An answer to another request of a third connection: the announcement has been read by now, or comes later.
+        # Answers another request on a third connection: the announcement has been read by now, or arrives later.
         must(reader.exists(b"witness-1"), "a key was lost")
         found = reader.match(["witness-0", "coming"])
         must(found == 0, f"half a value was counted: {found}")

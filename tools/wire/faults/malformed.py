@@ -1,4 +1,4 @@
-"""Frames that no honest client sends."""
+"""Frames that no correct client sends."""
 
 import random
 from contextlib import suppress
@@ -13,7 +13,7 @@ MUTATIONS = 400
 # A server under test has a pool of 1 GiB.
 TOO_LARGE_BYTES = 1536 * MIB
 STREAMED_BYTES = 96 * MIB
-# What a server may take for one frame that it has not yet refused, over all connections that send one.
+# Memory that a server may use for one frame that it has not yet refused, over all connections that send one.
 RSS_LIMIT_BYTES = 64 * MIB
 
 

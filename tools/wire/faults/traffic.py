@@ -1,4 +1,4 @@
-"""Honest frames in unusual number, order or speed."""
+"""Correct frames in unusual number, order or speed."""
 
 import time
 from contextlib import ExitStack

@@ -1,4 +1,4 @@
-//! Deadlines before an engine that ends groups when it is told to.
+//! Deadlines around an engine whose groups end when the test says so.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use crate::conformance::Collect;
 
 const HANG: Duration = Duration::from_secs(60);
 
-/// Hands what it is given to the test.
+/// Passes each sink to the test.
 #[derive(Debug)]
 struct Slow(Sender<Arc<dyn GroupSink>>);
 
@@ -31,7 +31,7 @@ fn the_node_is_that_of_the_engine_behind() {
     assert_eq!(Lab::new().engine.numa_node(), Some(3));
 }
 
-/// Tells when it is dropped.
+/// Reports its drop.
 #[derive(Debug)]
 struct Held(Arc<Collect>, Sender<()>);
 
@@ -63,7 +63,7 @@ impl Lab {
         Self { engine: Bounded::new(Arc::new(Slow(sender))).unwrap(), given }
     }
 
-    /// A batch of two empty groups.
+    /// Runs a batch of two empty groups.
     fn run(&self, direction: Direction, deadline: Option<Duration>) -> Result<Batch> {
         let mut batch = CopyBatch::new(direction);
         batch.deadline = deadline.map(|wait| Instant::now() + wait);
@@ -107,7 +107,7 @@ fn what_did_not_end_fails_at_the_deadline_and_is_kept_until_the_engine_lets_go()
     lab.engine.pass_deadlines();
     assert_eq!(kinds(&batch.collect.wait()), [None, Some(ErrorKind::Timeout)]);
     assert!(batch.let_go.is_empty());
-    // What comes later is nobody's business any more; `Collect` panics when a group ends twice.
+    // Later reports are ignored; `Collect` panics when a group ends twice.
     sink.group_ended(1, Ok(()));
     assert!(batch.let_go.is_empty());
     drop(sink);
@@ -160,7 +160,7 @@ fn a_deadline_is_kept_by_the_clock() {
     assert_eq!(kinds(&batch.collect.wait()), [Some(ErrorKind::Timeout); 2]);
 }
 
-/// An engine whose `run` blocks, as a driver's calls may.
+/// An engine whose `run` blocks, as driver calls may.
 #[derive(Debug)]
 struct Blocking(Sender<Arc<dyn GroupSink>>, Receiver<()>);
 
@@ -184,12 +184,12 @@ fn a_call_that_blocks_holds_up_nobody_and_what_waits_behind_it_is_not_begun() {
     let batches = [HANG, HANG].map(|wait| lab.run(Direction::ToDevice, Some(wait)));
     let first = lab.given();
     lab.engine.pass_deadlines();
-    // The one that was not begun can write nothing.
+    // The batch that was not begun can write nothing.
     let outcomes = batches[1].as_ref().unwrap().collect.wait();
     assert_eq!(kinds(&outcomes), [Some(ErrorKind::Timeout); 2]);
     assert!(batches[0].as_ref().unwrap().collect.wait_for(Duration::ZERO).is_none());
     drop(first);
-    // Closing does not wait for what is late.
+    // Closing does not wait for late batches.
     let Lab { engine, given } = lab;
     drop(engine);
     assert!(batches.iter().flatten().all(|batch| batch.let_go.is_empty()));

@@ -15,7 +15,7 @@ impl Draw {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// Below `bound`, which is not zero.
+    /// Returns a number below `bound`, which is not zero.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         ((self.next() >> 16) % bound as u64) as usize
     }
@@ -29,7 +29,7 @@ impl Draw {
     }
 }
 
-/// Bytes that no other seed has.
+/// Returns bytes that differ for every seed.
 pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
     let mut draw = Draw::new(seed);
     let mut bytes = Vec::with_capacity(len + 8);

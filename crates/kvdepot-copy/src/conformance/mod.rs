@@ -1,4 +1,4 @@
-//! What every copy engine must do; run by each engine's tests over memory that the engine can reach.
+//! The conformance suite of copy engines. Each engine's tests run it over memory that the engine can reach.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,17 +15,17 @@ pub(crate) mod work;
 
 pub use streams::{StreamDevice, check_streams};
 
-/// Memory that an engine calls device memory.
+/// Memory that an engine treats as device memory.
 pub trait DeviceMemory {
-    /// Address of its first byte.
+    /// Returns the address of its first byte.
     fn address(&self) -> u64;
-    /// Its content now.
+    /// Returns its current content.
     fn read(&self) -> Vec<u8>;
     /// Overwrites its content.
     fn write(&self, bytes: &[u8]);
 }
 
-/// Collects group outcomes and waits for all of them.
+/// Collects the outcomes of groups and waits for all of them.
 #[derive(Debug)]
 pub struct Collect {
     outcomes: Mutex<Vec<Option<Result<()>>>>,
@@ -33,12 +33,12 @@ pub struct Collect {
 }
 
 impl Collect {
-    /// For a batch of `groups` groups.
+    /// Makes a collector for a batch of `groups` groups.
     pub fn new(groups: usize) -> Arc<Self> {
         Arc::new(Self { outcomes: Mutex::new(vec![None; groups]), all: Condvar::new() })
     }
 
-    /// Waits until every group was reported, and returns the outcomes.
+    /// Waits until every group was reported and returns the outcomes.
     pub fn wait(&self) -> Vec<Result<()>> {
         let mut outcomes = self.outcomes.lock();
         while outcomes.iter().any(Option::is_none) {
@@ -47,7 +47,7 @@ impl Collect {
         outcomes.iter().flatten().cloned().collect()
     }
 
-    /// As `wait`, at most `limit`: None when some group was not reported by then.
+    /// Like `wait`, for at most `limit`. Returns `None` if some group was not reported by then.
     pub fn wait_for(&self, limit: Duration) -> Option<Vec<Result<()>>> {
         let deadline = Instant::now() + limit;
         let mut outcomes = self.outcomes.lock();
@@ -69,7 +69,7 @@ impl GroupSink for Collect {
     }
 }
 
-/// Runs the suite. `device(len)` gives device memory of `len` bytes.
+/// Runs the suite. `device(len)` allocates device memory of `len` bytes.
 ///
 /// # Panics
 /// When the engine breaks a rule.
@@ -81,7 +81,7 @@ pub fn check<D: DeviceMemory>(engine: &dyn CopyEngine, device: impl Fn(usize) ->
     bad_groups_are_refused(engine);
 }
 
-/// Odd sizes, permuted order, several groups: what was dumped comes back, and nothing beside it changes.
+/// Odd sizes, permuted order, several groups: a dump comes back unchanged, and no other byte changes.
 fn round_trip<D: DeviceMemory>(engine: &dyn CopyEngine, device: &impl Fn(usize) -> D, seed: u64) {
     let sizes: Vec<usize> =
         (0..60).map(|i| [1, 7, 64, 4096, 4097, 65_536, 300_000][(i + seed as usize) % 7]).collect();
@@ -125,7 +125,7 @@ fn empty_batches_end(engine: &dyn CopyEngine) {
     assert_eq!(collect.wait().len(), 1);
 }
 
-/// A batch whose groups do not cut its ops is refused as a whole: no group of it is reported.
+/// A batch whose groups do not split its ops is refused entirely: no group of it is reported.
 fn bad_groups_are_refused(engine: &dyn CopyEngine) {
     let mut bytes = [0u8; 4];
     for ends in [vec![0], vec![1, 0], vec![2], vec![]] {

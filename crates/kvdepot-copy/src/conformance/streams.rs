@@ -1,7 +1,7 @@
-//! The suite for engines of devices with streams: what compute wrote is dumped, what was loaded is computed with (P3).
+//! The suite for engines of devices with streams: dumps see what compute wrote, and compute sees what was loaded (P3).
 //!
-//! Nothing here panics in an engine's threads, and all failures come back as sentences: an engine with a mistake built
-//! in must fail the suite, and not end it.
+//! Nothing here panics in an engine's threads, and all failures are returned as text: an engine with a deliberate
+//! mistake must fail the suite, not abort it.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -17,29 +17,29 @@ use crate::conformance::work::Work;
 use crate::pages::{PAGE, Pages};
 use crate::{CopyEngine, DeviceEvent, PoolRegistration};
 
-/// What was there before.
+/// The byte that fills memory at the start.
 const OLD: u8 = 0xEE;
-/// How long a group may take; a hang, not a measure of speed.
+/// The time limit for a group. It detects hangs and does not measure speed.
 const HANG: Duration = Duration::from_secs(60);
 
-/// A device with streams, seen as an engine's compute sees it.
+/// A device with streams, as an engine's compute sees it.
 pub trait StreamDevice: Send + Sync {
-    /// Its memory.
+    /// The type of its memory.
     type Memory: DeviceMemory + Send + Sync;
 
-    /// Memory of `len` bytes.
+    /// Allocates memory of `len` bytes.
     fn memory(&self, len: usize) -> Self::Memory;
-    /// A stream for compute.
+    /// Makes a stream for compute.
     fn stream(&self) -> u64;
-    /// Queues a write of `memory`, behind other work where the device can.
+    /// Queues a write to `memory`, after other work where the device can.
     fn write_on(&self, stream: u64, memory: &Self::Memory, bytes: &[u8]);
-    /// Queues a read of a part of `memory`; `readings` gives the bytes.
+    /// Queues a read of a part of `memory`; `readings` returns the bytes.
     fn read_on(&self, stream: u64, memory: &Self::Memory, offset: usize, len: usize);
-    /// Waits for a stream; what was read on it, in order.
+    /// Waits for a stream. Returns the bytes read on it, in order.
     fn readings(&self, stream: u64) -> Vec<Vec<u8>>;
-    /// Records an event behind all that was queued.
+    /// Records an event after everything queued so far.
     fn record(&self, stream: u64) -> u64;
-    /// Waits until the device has nothing to do.
+    /// Waits until the device is idle.
     fn settle(&self);
 }
 
@@ -53,7 +53,7 @@ fn ensure(good: bool, what: impl FnOnce() -> String) -> Check {
 pub fn check_streams<D: StreamDevice>(engine: &dyn CopyEngine, device: &D, seed: u64) -> Check {
     let run = |name: &str, check: &dyn Fn(&mut Draw) -> Check| {
         let outcome = check(&mut Draw::new(seed));
-        // Whatever a mistaken engine has left behind must end before the memory goes.
+        // Everything that a faulty engine has left running must end before the memory is freed.
         outcome.map_err(|what| format!("{} engine, {name}, seed {seed}: {what}", engine.name()))
     };
     run("compute then dump", &|draw| compute_then_dump(engine, device, draw))?;
@@ -61,12 +61,12 @@ pub fn check_streams<D: StreamDevice>(engine: &dyn CopyEngine, device: &D, seed:
     run("both at once", &|draw| both_at_once(engine, device, draw))
 }
 
-/// What the sink looks at when a group ends.
+/// The check of a sink when a group ends.
 type Look = Box<dyn Fn(usize) -> Check + Send + Sync>;
-/// What it does when a group was handed to the device.
+/// The check of a sink when a group was submitted to the device.
 type Submitted = Box<dyn Fn(usize, &DeviceEvent) -> Check + Send + Sync>;
 
-/// Checks each group in the moment in which it ends.
+/// Checks each group at the moment when it ends.
 struct Watcher {
     state: Mutex<WatcherState>,
     changed: Condvar,
@@ -128,7 +128,7 @@ impl Debug for Watcher {
     }
 }
 
-/// Registers all of the pages, a part, or nothing, and waits for it or not.
+/// Registers all of the pages, a part of them, or nothing, and waits for it or not.
 fn register(engine: &dyn CopyEngine, pages: &Pages, draw: &mut Draw) -> Result<PoolRegistration, String> {
     let count = pages.len() / PAGE;
     let (first, end) = match draw.below(4) {
@@ -162,8 +162,8 @@ fn differs(what: &str, group: usize, found: &[u8], wanted: &[u8]) -> Check {
     }
 }
 
-/// Compute writes, the dump waits for its event, and when a group ends its bytes are there; then compute may write
-/// again without hurting them.
+/// Compute writes and the dump waits for its event. When a group ends, its bytes have arrived, and compute may
+/// overwrite the source without damaging them.
 fn compute_then_dump<D: StreamDevice>(engine: &dyn CopyEngine, device: &D, draw: &mut Draw) -> Check {
     let groups = draw.below(9);
     let work = Arc::new(Work::draw(draw, groups, 5));
@@ -198,8 +198,8 @@ fn compute_then_dump<D: StreamDevice>(engine: &dyn CopyEngine, device: &D, draw:
     differs("host memory at the end", groups, &host.read(0, work.host_len), &wanted)
 }
 
-/// The load waits for what computed with the old bytes; compute waits for each group's event on the device, and computes
-/// with the new ones, while no thread has waited for anything.
+/// The load waits for compute that uses the old bytes. Compute waits for each group's event on the device and uses the
+/// new bytes; no thread waits for anything.
 fn load_then_compute<D: StreamDevice>(engine: &dyn CopyEngine, device: &D, draw: &mut Draw) -> Check {
     let groups = draw.below(7);
     let work = Arc::new(Work::draw(draw, groups, 4));
@@ -237,7 +237,7 @@ fn load_then_compute<D: StreamDevice>(engine: &dyn CopyEngine, device: &D, draw:
     differs("device memory at the end", groups, &memory.read(), &wanted)
 }
 
-/// A load and a dump at a time, each seen as whole in the moment in which it says so.
+/// A load and a dump at the same time. Each group's bytes are complete at the moment when it is reported.
 fn both_at_once<D: StreamDevice>(engine: &dyn CopyEngine, device: &D, draw: &mut Draw) -> Check {
     let counts = [20 + draw.below(20), 20 + draw.below(20)];
     let works = counts.map(|groups| Arc::new(Work::draw(draw, groups, 2)));

@@ -1,10 +1,10 @@
-//! Random batches: where their bytes lie on both sides.
+//! Random batches, by the offsets of their bytes on both sides.
 
 use crate::batch::{CopyBatch, CopyOp, Direction};
 use crate::conformance::draw::Draw;
 use crate::pages::{PAGE, Pages};
 
-/// Lengths that hit the edges: bytes, vectors, tiles of the kernel and beyond.
+/// Lengths at the edges: bytes, vectors, tiles of the kernel and longer.
 const LENGTHS: [usize; 12] = [1, 7, 16, 64, 100, 512, 4096, 4097, 5000, 16_384, 16_400, 40_000];
 
 /// One copy, by offsets.
@@ -24,7 +24,8 @@ pub(crate) struct Work {
 }
 
 impl Work {
-    /// Groups of a few copies each, some empty, some copies neighbours on both sides, in any order. No byte is in two.
+    /// Draws groups of a few copies each, in any order. Some groups are empty, and some copies are adjacent on both
+    /// sides. No byte is in two copies.
     pub(crate) fn draw(draw: &mut Draw, groups: usize, ops_max: usize) -> Self {
         let mut work = Self { groups: Vec::new(), device_len: 0, host_len: 0 };
         for _ in 0..groups {
@@ -49,13 +50,13 @@ impl Work {
             }
             work.groups.push(group);
         }
-        // Never empty, and bytes beside the last copy that nothing may touch.
+        // Never empty, and with bytes after the last copy that must stay untouched.
         work.device_len += 16;
         work.host_len = (work.host_len + 16).next_multiple_of(PAGE);
         work
     }
 
-    /// The batch for memory at these addresses.
+    /// Returns the batch for memory at these addresses.
     pub(crate) fn batch(&self, direction: Direction, device: u64, host: &Pages) -> CopyBatch {
         let mut batch = CopyBatch::new(direction);
         for group in &self.groups {
@@ -69,7 +70,7 @@ impl Work {
         batch
     }
 
-    /// What one side must be when the groups in `done` have gone from `from` to `to`, by `(from, to, len)` of a place.
+    /// Applies all copies to `to`, which then has the expected content of the target.
     pub(crate) fn expect(&self, to: &mut [u8], from: &[u8], direction: Direction) {
         for place in self.groups.iter().flatten() {
             let (source, target) = match direction {

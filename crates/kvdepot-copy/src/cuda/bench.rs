@@ -1,7 +1,7 @@
-//! How quickly each engine copies on this machine, and what that costs a kernel that decodes meanwhile.
+//! Measures the speed of each engine on this machine, and how much it slows down a decoding kernel.
 //!
-//! Measured through [`CudaEngine`] as the depot's client uses it: pages in one order on the device and in another in the
-//! pool, groups, budget and reports included.
+//! All copies go through [`CudaEngine`] as the depot's client uses it: pages in different orders on the device and in
+//! the pool, with groups, budget and reports.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -28,42 +28,42 @@ use crate::gdr::{self, GdrConfig, GdrEngine};
 use crate::pages::{PAGE, Pages};
 use crate::{Bounded, CopyEngine, DeviceMemory, PoolRegistration};
 
-/// Groups of a transfer, as the layers of a block.
+/// Number of groups in a transfer, like the layers of a block.
 const GROUPS: usize = 8;
-/// Threads of a block of the decoding kernel.
+/// Number of threads in a block of the decoding kernel.
 const BURN_THREADS: u32 = 512;
-/// Blocks of the decoding kernel for each multiprocessor.
+/// Number of blocks of the decoding kernel for each multiprocessor.
 const BURN_BLOCKS: u32 = 4;
-/// The name of the devices of the driver that tests use begins so.
+/// Prefix of the names of the test driver's devices.
 const STANDIN_NAME: &str = "stand-in";
 
-/// What is measured.
+/// The configuration of a benchmark.
 #[derive(Clone, Debug)]
 pub struct BenchConfig {
     /// Engines, limits and device.
     pub engine: CudaConfig,
-    /// Bytes of one copy.
+    /// Sizes of a single copy in bytes.
     pub op_bytes: Vec<usize>,
-    /// Bytes of one transfer; each direction has as much memory on either side.
+    /// Bytes of one transfer. Each direction has this much memory on either side.
     pub transfer_bytes: usize,
-    /// Transfers of which the median counts.
+    /// Number of transfers, of which the median counts.
     pub runs: usize,
-    /// Device memory that the decoding kernel goes over.
+    /// Bytes of device memory that the decoding kernel reads and writes.
     pub decode_bytes: usize,
-    /// How long the decoding kernel runs alone, about.
+    /// Approximate run time of the decoding kernel alone.
     pub decode_time: Duration,
-    /// How long registration may take.
+    /// The longest time for registration.
     pub registration_timeout: Duration,
-    /// How long one transfer may take (P2).
+    /// The longest time for one transfer (P2).
     pub transfer_timeout: Duration,
-    /// The RDMA library for `gdr`; `None`: the machine's.
+    /// The RDMA library for `gdr`; `None` for the machine's.
     pub verbs_library: Option<PathBuf>,
-    /// How `gdr` is made.
+    /// The configuration of `gdr`.
     pub gdr: GdrConfig,
 }
 
 impl BenchConfig {
-    /// The sizes that models have, on one device: about half a minute.
+    /// The sizes of real models, on one device. Takes about half a minute.
     pub fn new(device: DeviceSelector) -> Self {
         Self {
             gdr: GdrConfig::new(device.clone()),
@@ -79,7 +79,7 @@ impl BenchConfig {
         }
     }
 
-    /// Small sizes and one run: shows that everything runs; the rates mean nothing.
+    /// Small sizes and one run, to check that everything works. The measured rates mean nothing.
     #[must_use]
     pub fn smoke(self) -> Self {
         Self {
@@ -107,7 +107,7 @@ impl BenchConfig {
     }
 }
 
-/// One engine with one size of copies. Rates are 10^9 bytes in a second.
+/// The result of one engine for one size of copies. Rates are in 10^9 bytes per second.
 #[derive(Clone, Debug, Serialize)]
 pub struct BenchRow {
     /// `memcpy`, `batch`, `kernel`, `auto`, `gdr`.
@@ -118,32 +118,32 @@ pub struct BenchRow {
     pub load_gb_per_s: f64,
     /// Dumps alone.
     pub dump_gb_per_s: f64,
-    /// Both directions at once, added up.
+    /// Both directions at the same time, added up.
     pub both_gb_per_s: f64,
-    /// How much longer the decoding kernel takes beside loads: 0.1 is a tenth.
+    /// By which share the decoding kernel takes longer during loads: 0.1 is a tenth.
     pub decode_slowdown_by_load: f64,
-    /// The same beside dumps.
+    /// The same during dumps.
     pub decode_slowdown_by_dump: f64,
 }
 
-/// What was measured.
+/// The result of a benchmark.
 #[derive(Clone, Debug, Serialize)]
 pub struct BenchResult {
-    /// Newest CUDA that the driver knows.
+    /// The newest CUDA version that the driver supports.
     pub driver: String,
-    /// Where.
+    /// The device.
     pub device: DeviceInfo,
-    /// What to know before reading the figures.
+    /// A remark about the figures.
     pub note: Option<String>,
     /// Bytes of one transfer.
     pub transfer_bytes: usize,
-    /// Time to register the memory of both directions, for each engine about the same.
+    /// Time to register the memory of both directions, which is about the same for every engine.
     pub registration_ms: f64,
-    /// The decoding kernel alone.
+    /// Time of the decoding kernel alone.
     pub decode_ms: f64,
-    /// A row for each engine and size.
+    /// One row for each engine and size.
     pub rows: Vec<BenchRow>,
-    /// Engines that this machine cannot use.
+    /// Engines that are not available on this machine.
     pub missing: Vec<MissingEngine>,
 }
 
@@ -152,11 +152,11 @@ pub struct BenchResult {
 pub struct MissingEngine {
     /// Its name.
     pub engine: String,
-    /// What it lacks, as an engine's start would say it.
+    /// The reason, as the start of the engine would report it.
     pub reason: String,
 }
 
-/// Measures every engine that the machine has. `row` hears of each row when it is there.
+/// Measures every available engine. Calls `row` with each row as soon as it is measured.
 pub fn run(
     driver: &'static Driver,
     config: &BenchConfig,
@@ -184,7 +184,7 @@ pub fn run(
         let engine = Bounded::new(Arc::new(engine))?;
         result.registration_ms = measure_all(&engine, &context, &decode, config, &mut result.rows, &mut row)?;
     }
-    // What is wrong with an adapter takes nothing from the other rows.
+    // A problem with an adapter does not affect the other rows.
     let by_adapter = gdr(driver, config)
         .and_then(|engine| Bounded::new(Arc::new(engine)))
         .and_then(|engine| measure_all(&engine, &context, &decode, config, &mut result.rows, &mut row));
@@ -194,13 +194,14 @@ pub fn run(
     Ok(result)
 }
 
-/// The engine `gdr`, or what a store that asks for it is told.
+/// Starts the engine `gdr`, or returns the error that a store requesting it would get.
 fn gdr(driver: &'static Driver, config: &BenchConfig) -> Result<GdrEngine> {
     let verbs = config.verbs_library.as_deref().map_or_else(Verbs::load, Verbs::load_from);
     verbs.and_then(|verbs| GdrEngine::attach(driver, &verbs, &config.gdr)).map_err(gdr::asked_for)
 }
 
-/// Measures one engine with each size; how long the memory of both directions took to register, in milliseconds.
+/// Measures one engine with each size. Returns the time that registering the memory of both directions took, in
+/// milliseconds.
 fn measure_all(
     engine: &dyn CopyEngine,
     context: &Arc<Context>,
@@ -228,13 +229,13 @@ fn modes(driver: &Driver, context: &Arc<Context>) -> Vec<Mode> {
     modes
 }
 
-/// The memory of one direction, held by every transfer too: what a hung device may still touch is not freed.
+/// The memory of one direction. Every transfer holds it too, so memory that a hung device may still touch is not freed.
 struct Side {
     memory: Arc<SideMemory>,
     timeout: Duration,
 }
 
-/// In this order: unregistered before it goes.
+/// Dropped in this order: unregistered before it is freed.
 struct SideMemory {
     _registration: PoolRegistration,
     _device_registration: DeviceMemory,
@@ -242,7 +243,7 @@ struct SideMemory {
     device: DeviceBuffer,
 }
 
-/// Keeps the memory of a transfer.
+/// Keeps the memory of a transfer alive.
 struct Transfer {
     collect: Arc<Collect>,
     _memory: Arc<SideMemory>,
@@ -273,14 +274,14 @@ impl Side {
             return Err(failure);
         }
         let device = DeviceBuffer::new(context, config.transfer_bytes)?;
-        // SAFETY: the buffer goes after the registration, which goes after the last transfer.
+        // SAFETY: the buffer is dropped after the registration, which is dropped after the last transfer.
         let of_device = unsafe { engine.register_device(device.address(), config.transfer_bytes) }?;
         let memory =
             SideMemory { _registration: registration, _device_registration: of_device, host, device };
         Ok(Self { memory: Arc::new(memory), timeout: config.transfer_timeout })
     }
 
-    /// A transfer of all memory; neighbours on the device are none on the host.
+    /// Makes a transfer of all memory. Copies adjacent on the device are not adjacent on the host.
     fn batch(&self, direction: Direction, op_bytes: usize) -> CopyBatch {
         let memory = &self.memory;
         let ops = memory.host.len() / op_bytes;
@@ -300,7 +301,7 @@ impl Side {
         batch
     }
 
-    /// How long a transfer takes, from the call to the last report.
+    /// Returns the time of a transfer, from the call to the last report.
     fn transfer(&self, engine: &dyn CopyEngine, direction: Direction, op_bytes: usize) -> Result<Duration> {
         let batch = self.batch(direction, op_bytes);
         let collect = Collect::new(batch.ends.len());
@@ -355,7 +356,7 @@ fn median(runs: usize, mut run: impl FnMut() -> Result<Duration>) -> Result<Dura
     Ok(took[took.len() / 2])
 }
 
-/// A kernel that is bound by device memory, as decoding is.
+/// A kernel bound by device memory, like decoding.
 struct Decode {
     context: Arc<Context>,
     _module: Module,
@@ -388,7 +389,7 @@ impl Decode {
         Ok(this)
     }
 
-    /// Runs the kernel once, to its end.
+    /// Runs the kernel once to completion.
     fn step(&self) -> Result<Duration> {
         let _entered = self.context.enter()?;
         let (mut words, mut count, mut rounds) = (self.memory.address(), self.words, self.rounds);
@@ -399,14 +400,14 @@ impl Decode {
         let (function, arguments) = (self.function, arguments.as_mut_ptr());
         let launch = self.context.table().launch_kernel;
         let begun = Instant::now();
-        // SAFETY: the kernel's own arguments, over memory of its own that lives until the stream was waited for.
+        // SAFETY: the kernel's own arguments, over its own memory, which lives until the stream was waited for.
         let code = unsafe { launch(function, blocks, 1, 1, BURN_THREADS, 1, 1, 0, stream, arguments, extra) };
         self.context.check("cuLaunchKernel", code)?;
         self.stream.synchronize()?;
         Ok(begun.elapsed())
     }
 
-    /// By what share the kernel takes longer while transfers run one after the other.
+    /// Returns by which share the kernel takes longer while transfers run continuously.
     fn slowdown(&self, runs: usize, transfer: impl Fn() -> Result<Duration> + Sync) -> Result<f64> {
         let (running, stop) = (AtomicBool::new(false), AtomicBool::new(false));
         let beside = std::thread::scope(|scope| {
@@ -432,7 +433,7 @@ impl Decode {
     }
 }
 
-/// A table.
+/// Formats the result as a table.
 impl fmt::Display for BenchResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(

@@ -1,4 +1,4 @@
-//! Which way of copying is quickest on this machine: measured once, kept, looked up for every group.
+//! Finds the fastest copy method on this machine: measured once, cached, and looked up for every group.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -17,54 +17,54 @@ use crate::cuda::submit::{Method, Submitter};
 use crate::cuda::trust::{self, Distrusted};
 use crate::limit::within;
 
-/// Version of the file; another one is measured again.
+/// Version of the file. Files of another version are ignored and measured again.
 const FORMAT: u32 = 4;
-/// Largest file that is read.
+/// Size limit of the file.
 const FILE_BYTES_MAX: u64 = 256 << 10;
-/// How much quicker the kernel must be than the device's copy engines to be chosen: it takes multiprocessors away from
-/// the engine's own work, copy engines do not.
+/// How much faster than the device's copy engines the kernel must be to be chosen: it takes multiprocessors away from
+/// the engine's own work, and copy engines do not.
 const KERNEL_ADVANTAGE_MIN: f64 = 1.25;
-/// The same while the engine decodes: it was measured with more multiprocessors than it is given then.
+/// The same while the engine decodes: the kernel was measured with more multiprocessors than it gets then.
 const KERNEL_ADVANTAGE_MIN_DECODING: f64 = 2.0;
-/// While the engine decodes the kernel copies only what is smaller: copy engines are good enough from here on.
+/// While the engine decodes the kernel is only used below this size: copy engines are good enough from here on.
 const KERNEL_BYTES_MAX_DECODING: u64 = 28 << 10;
-/// Where nothing was measured: from this size on one call for each copy is as good as anything.
+/// Without measurements: from this size on one call for each copy is as good as any other method.
 const MEMCPY_BYTES_MIN: u64 = 128 << 10;
 
-/// One measurement.
+/// A measurement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Point {
-    /// Whether from host to device.
+    /// Whether the direction is from host to device.
     pub to_device: bool,
     /// Bytes of one copy.
     pub op_bytes: u64,
-    /// Copies at a time.
+    /// Number of concurrent copies.
     pub ops: u64,
-    /// How.
+    /// The method.
     pub method: Method,
-    /// 10^9 bytes in a second, submission included.
+    /// 10^9 bytes per second, submission included.
     pub gb_per_s: f64,
 }
 
-/// What was measured for a device.
+/// The measurements of a device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Calibration {
     format: u32,
     /// UUID of the device.
     pub device: String,
-    /// The driver that it was measured with.
+    /// Version of the driver that was used.
     pub driver_version: i32,
-    /// Most blocks of threads of the kernel.
+    /// Largest number of thread blocks of the kernel.
     pub kernel_blocks_max: u32,
-    /// Ways that are used: those that there are, are allowed, and were tested.
+    /// The usable methods: available, allowed and tested.
     pub methods: Vec<Method>,
-    /// Ways that failed their test.
+    /// Methods that failed their test.
     pub distrusted: Vec<Distrusted>,
-    /// When, in seconds since 1970.
+    /// Time of the measurement, in seconds since 1970.
     pub measured_unix_s: u64,
-    /// What it took.
+    /// Duration of the measurement.
     pub elapsed_ms: f64,
-    /// Why there are no measurements, if there are none: then a rule of thumb chooses.
+    /// Why there are no measurements, if there are none: then a rule of thumb decides.
     pub problem: Option<String>,
     /// The measurements.
     pub points: Vec<Point>,
@@ -72,8 +72,9 @@ pub struct Calibration {
 
 static MEASURED: LazyLock<Mutex<HashMap<String, Arc<Calibration>>>> = LazyLock::new(Mutex::default);
 
-/// The calibration of the submitter's device: from this process, from the cache, or measured now. Every way was tested in
-/// this process. Without measurements a rule of thumb chooses. An error says that not even plain copies are right.
+/// Returns the calibration of the submitter's device: from this process, from the cache, or measured now. Every method
+/// was tested in this process. Without measurements a rule of thumb decides. An error means that not even plain copies
+/// are correct.
 pub(crate) fn of(
     submitter: &Arc<Submitter>,
     forbidden: &[Method],
@@ -83,7 +84,7 @@ pub(crate) fn of(
     let mut wanted = Calibration::empty(submitter, forbidden);
     let blocks = wanted.kernel_blocks_max;
     let key = format!("{} {} {blocks} {:?}", wanted.device, wanted.driver_version, wanted.methods);
-    // Held while measuring: two engines that measured at a time would measure each other.
+    // Held while measuring: two concurrent measurements would disturb each other.
     let mut measured = MEASURED.lock();
     if let Some(known) = measured.get(&key) {
         return Ok(Arc::clone(known));
@@ -96,8 +97,8 @@ pub(crate) fn of(
             wanted.methods.retain(|&method| distrusted.iter().all(|one| one.method != method));
             wanted.distrusted = distrusted;
         }
-        // What could not be tested now, for want of memory say, may be at the next attach. Until then only plain copies are
-        // used (P1).
+        // A test that failed now, for lack of memory for example, may succeed at the next attach. Until then only plain
+        // copies are used (P1).
         Err(error) => {
             tracing::warn!("the copy engines were not tested, so only plain copies are used: {error}");
             let methods = vec![Method::Memcpy];
@@ -123,19 +124,19 @@ pub(crate) fn of(
         calibration
     });
     let calibration = Arc::new(calibration);
-    // What could not be measured now, for want of memory say, may be at the next attach.
+    // A measurement that failed now, for lack of memory for example, may succeed at the next attach.
     if calibration.problem.is_none() {
         measured.insert(key, Arc::clone(&calibration));
     }
     Ok(calibration)
 }
 
-/// Where a device's measurements are kept.
+/// Returns the path of a device's measurements.
 pub(crate) fn file(dir: &Path, device: &str) -> PathBuf {
     dir.join(format!("copy-calibration-{device}.json"))
 }
 
-/// Reads what `write` wrote.
+/// Reads the file that `write` wrote.
 pub(crate) fn read(path: &Path) -> Result<Calibration> {
     let name = |e: Error| e.with("path", path.display());
     let io = |e| name(Error::io("cannot read the measurements of the copy engines", e));
@@ -148,7 +149,7 @@ pub(crate) fn read(path: &Path) -> Result<Calibration> {
     })
 }
 
-/// Whole or not at all: another process may read at any time.
+/// Writes the file atomically, since another process may read it at any time.
 pub(crate) fn write(path: &Path, calibration: &Calibration) -> Result<()> {
     let io =
         |e| Error::io("cannot write the measurements of the copy engines", e).with("path", path.display());
@@ -165,7 +166,7 @@ pub(crate) fn write(path: &Path, calibration: &Calibration) -> Result<()> {
 }
 
 impl Calibration {
-    /// For what a submitter has and is allowed, without measurements.
+    /// Makes a calibration without measurements for the methods that a submitter has and is allowed.
     pub(crate) fn empty(submitter: &Submitter, forbidden: &[Method]) -> Self {
         let driver = submitter.context.driver();
         let mut methods = vec![Method::Memcpy];
@@ -186,7 +187,7 @@ impl Calibration {
         }
     }
 
-    /// Whether it was measured for the same device, driver and ways.
+    /// Returns whether it was measured for the same device, driver and methods.
     fn fits(&self, wanted: &Self) -> bool {
         self.format == FORMAT
             && self.device == wanted.device
@@ -202,8 +203,8 @@ impl Calibration {
         self.choose(direction, bytes / count, count, decoding)
     }
 
-    /// The way to take for `ops` copies of about `op_bytes` bytes: the quickest of the nearest measurement. While the engine
-    /// is decoding a kernel only for copies so small that the others are several times slower.
+    /// Returns the method for `ops` copies of about `op_bytes` bytes: the fastest one in the nearest measurement. While
+    /// the engine decodes, the kernel is only chosen for copies so small that the others are several times slower.
     pub fn choose(&self, direction: Direction, op_bytes: u64, ops: u64, decoding: bool) -> Method {
         let to_device = direction == Direction::ToDevice;
         let allowed =
@@ -238,25 +239,25 @@ impl Calibration {
     }
 }
 
-/// What was measured for copies of one size and count in one direction, and what `auto` makes of it.
+/// The measurements for one size, count and direction, and the choice of `auto`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Choice {
-    /// Whether from host to device.
+    /// Whether the direction is from host to device.
     pub to_device: bool,
     /// Bytes of one copy.
     pub op_bytes: u64,
-    /// Copies at a time.
+    /// Number of concurrent copies.
     pub ops: u64,
-    /// 10^9 bytes in a second of each way that was measured.
+    /// 10^9 bytes per second of each measured method.
     pub gb_per_s: BTreeMap<Method, f64>,
-    /// The way that `auto` takes.
+    /// The method that `auto` chooses.
     pub auto: Method,
-    /// The way that it takes while the engine decodes.
+    /// The method that `auto` chooses while the engine decodes.
     pub auto_decoding: Method,
 }
 
 impl Calibration {
-    /// A choice for each direction, size and count that was measured.
+    /// Returns the choice for each measured direction, size and count.
     pub fn choices(&self) -> Vec<Choice> {
         let mut cells: Vec<_> = self.points.iter().map(|p| (!p.to_device, p.ops, p.op_bytes)).collect();
         cells.sort_unstable();
@@ -273,7 +274,7 @@ impl Calibration {
     }
 }
 
-/// A table: a line for each direction, size and count.
+/// Formats a table: one line for each direction, size and count.
 impl fmt::Display for Calibration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(

@@ -1,4 +1,4 @@
-//! A device's primary context: the one that the engine's own CUDA uses.
+//! A device's primary context, which the engine's own CUDA uses as well.
 
 use std::ffi::{c_int, c_void};
 use std::fmt;
@@ -11,21 +11,21 @@ use crate::cuda::device::DeviceInfo;
 use crate::cuda::driver::{Driver, Table};
 use crate::cuda::types::{CAPTURE_MODE_RELAXED, HOST_ALLOC_PORTABLE_DEVICEMAP, Handle, STREAM_NON_BLOCKING};
 
-/// A primary context, retained: the engine may end its own use of it before we end ours.
+/// A retained primary context: the engine may release its own use of it before we do.
 pub(crate) struct Context {
     driver: &'static Driver,
     device: DeviceInfo,
     handle: Handle,
 }
 
-/// The context is current in this thread until this is dropped; what was current before is so again then.
+/// Keeps the context current in this thread. Dropping it restores the previous context.
 ///
-/// Meanwhile the thread's capture mode is relaxed: engines capture graphs at start, just when the pool is registered, and
-/// a registration, an allocation or an event's query in the default mode would make such a capture fail.
+/// Meanwhile the thread's capture mode is relaxed. Engines capture graphs at start, just when the pool is registered,
+/// and in the default mode a registration, an allocation or an event query would make such a capture fail.
 pub(crate) struct Entered<'a> {
     context: &'a Context,
     capture_mode_before: c_int,
-    /// Contexts are current in a thread, so this must stay in it.
+    /// Contexts are current for a thread, so this value must stay in it.
     _thread: PhantomData<*mut ()>,
 }
 
@@ -66,7 +66,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: retained once, by `retain`; nothing that needs it is left, for it would hold the `Arc`.
+        // SAFETY: retained once, by `retain`; no user is left, as it would hold the `Arc`.
         let _ = unsafe { (self.table().primary_context_release)(self.device.handle) };
     }
 }
@@ -78,7 +78,7 @@ impl fmt::Debug for Context {
 }
 
 impl Entered<'_> {
-    /// Sets the kept mode and keeps what was set.
+    /// Exchanges the thread's capture mode with the stored one.
     fn exchange_capture_mode(&mut self) -> Result<()> {
         // SAFETY: the pointer lives during the call.
         let code =
@@ -96,14 +96,14 @@ impl Drop for Entered<'_> {
     }
 }
 
-/// How urgent a stream's kernels are. The driver does not promise anything for copies.
+/// The priority of a stream's kernels. The driver promises nothing for copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Priority {
     Least,
     Greatest,
 }
 
-/// A stream that does not wait for the default stream.
+/// A stream that does not synchronize with the default stream.
 pub(crate) struct Stream {
     context: Arc<Context>,
     handle: Handle,
@@ -128,14 +128,14 @@ impl Stream {
         self.handle
     }
 
-    /// Lets what follows wait for an event of whatever stream, on the device.
+    /// Makes later work wait on the device for an event of any stream.
     pub(crate) fn wait_event(&self, event: Handle) -> Result<()> {
         // SAFETY: the stream lives; the driver checks the event's handle as far as it can.
         let code = unsafe { (self.context.table().stream_wait_event)(self.handle, event, 0) };
         self.context.check("cuStreamWaitEvent", code)
     }
 
-    /// Waits until all that was queued has run.
+    /// Waits until all queued work has run.
     pub(crate) fn synchronize(&self) -> Result<()> {
         // SAFETY: the stream lives.
         let code = unsafe { (self.context.table().stream_synchronize)(self.handle) };
@@ -146,13 +146,13 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         if let Ok(_entered) = self.context.enter() {
-            // SAFETY: created by `new`, and nobody has it any more.
+            // SAFETY: created by `new`, and not used any more.
             let _ = unsafe { (self.context.table().stream_destroy)(self.handle) };
         }
     }
 }
 
-/// Host memory of the driver's that kernels can read.
+/// Driver-allocated host memory that kernels can read.
 pub(crate) struct Pinned {
     context: Arc<Context>,
     address: *mut c_void,
@@ -162,7 +162,7 @@ pub(crate) struct Pinned {
 
 // SAFETY: memory that only its owner uses; the driver frees it in any thread.
 unsafe impl Send for Pinned {}
-// SAFETY: shared references give out addresses only.
+// SAFETY: shared references only give out addresses.
 unsafe impl Sync for Pinned {}
 
 impl Pinned {
@@ -185,7 +185,7 @@ impl Pinned {
         self.address.cast()
     }
 
-    /// Its address on the device.
+    /// Returns its address on the device.
     pub(crate) fn device(&self) -> u64 {
         self.device
     }
@@ -207,7 +207,7 @@ impl Drop for Pinned {
     }
 }
 
-/// Memory of the device's.
+/// Memory on the device.
 pub(crate) struct DeviceBuffer {
     context: Arc<Context>,
     address: u64,

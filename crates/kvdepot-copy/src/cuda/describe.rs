@@ -1,4 +1,4 @@
-//! What there is, for people who ask.
+//! Describes the machine's devices and engines for users.
 
 use std::fmt;
 use std::path::Path;
@@ -13,10 +13,10 @@ use crate::cuda::driver::Driver;
 use crate::cuda::kernel::CAPABILITY_MIN;
 use crate::limit::{ATTACH_WAIT, within};
 
-/// Driver, devices and engines of this machine, as far as this process sees them.
+/// Driver, devices and engines of this machine, as this process sees them.
 #[derive(Debug, Default, Serialize)]
 pub struct Report {
-    /// Newest CUDA that the driver knows, `13.0`; none without a driver.
+    /// The newest CUDA version that the driver supports, `13.0`; `None` without a driver.
     pub driver: Option<String>,
     /// Why there is no driver or no device.
     pub problem: Option<String>,
@@ -24,24 +24,25 @@ pub struct Report {
     pub devices: Vec<DeviceReport>,
     /// RDMA adapters by name.
     pub adapters: Vec<String>,
-    /// Why there is none.
+    /// Why there are no adapters.
     pub adapters_problem: Option<String>,
 }
 
-/// A device and what it can.
+/// A device and its abilities.
 #[derive(Debug, Serialize)]
 pub struct DeviceReport {
     /// The device.
     pub device: DeviceInfo,
     /// Copy engines that it can use.
     pub engines: Vec<&'static str>,
-    /// What was measured on it, if that was kept in the cache.
+    /// Its measurements, if the cache has them.
     pub calibration: Option<Calibration>,
-    /// What `auto` makes of it; empty before it was measured.
+    /// The choices of `auto`; empty before the device was measured.
     pub choices: Vec<Choice>,
 }
 
-/// Describes the machine. Makes no context and measures nothing: it may run beside an engine that needs all memory.
+/// Describes the machine. Makes no context and measures nothing, so it can run alongside an engine that needs all
+/// memory.
 pub fn describe(cache_dir: Option<&Path>) -> Report {
     let cache_dir = cache_dir.map(Path::to_owned);
     let asked = move || describe_with(Driver::load()?, cache_dir.as_deref());

@@ -1,4 +1,4 @@
-//! Which devices there are, and which one is meant.
+//! Lists devices and selects one.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
@@ -13,18 +13,18 @@ use crate::cuda::types::{
     ATTRIBUTE_CAPABILITY_MAJOR, ATTRIBUTE_CAPABILITY_MINOR, ATTRIBUTE_MULTIPROCESSORS, Uuid,
 };
 
-/// Longest name that is asked for.
+/// Buffer size for a device's name.
 const NAME_BYTES: usize = 128;
 
 /// A device, as the driver describes it to this process.
 #[derive(Clone, Debug, Serialize)]
 pub struct DeviceInfo {
-    /// Its number in this process (`CUDA_VISIBLE_DEVICES` renumbers).
+    /// Its number in this process (`CUDA_VISIBLE_DEVICES` renumbers devices).
     pub ordinal: u32,
     /// The driver's handle.
     #[serde(skip)]
     pub(crate) handle: c_int,
-    /// What it is called.
+    /// Its name.
     pub name: String,
     /// `GPU-…`, as nvidia-smi prints it.
     pub uuid: String,
@@ -37,15 +37,15 @@ pub struct DeviceInfo {
 }
 
 impl DeviceInfo {
-    /// The NUMA node that it is at, where the machine says; `sysfs` is `/sys`.
+    /// Returns the NUMA node of the device if the machine reports it; `sysfs` is `/sys`.
     pub fn numa_node(&self, sysfs: &Path) -> Option<u32> {
         let path = sysfs.join("bus/pci/devices").join(self.pci_bus_id.to_ascii_lowercase()).join("numa_node");
-        // -1 where nobody knows.
+        // -1 if the node is unknown.
         std::fs::read_to_string(path).ok()?.trim().parse().ok()
     }
 }
 
-/// Names a device.
+/// Selects a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceSelector {
     /// By number in this process.
@@ -92,7 +92,7 @@ impl DeviceSelector {
         }
     }
 
-    /// The device that is meant.
+    /// Returns the selected device.
     pub fn find(&self, driver: &Driver) -> Result<DeviceInfo> {
         let count = device_count(driver)?;
         if let Self::Ordinal(ordinal) = self
@@ -111,12 +111,12 @@ impl DeviceSelector {
     }
 }
 
-/// Without leading zeros of the domain, of which tools print four or eight digits.
+/// Strips leading zeros of the domain, which tools print with four or eight digits.
 fn bus_id_tail(id: &str) -> &str {
     id.trim_start_matches('0')
 }
 
-/// How many devices this process sees.
+/// Returns the number of devices that this process sees.
 pub fn device_count(driver: &Driver) -> Result<u32> {
     let mut count = 0;
     // SAFETY: the pointer lives during the call.
@@ -132,7 +132,7 @@ pub fn device(driver: &Driver, ordinal: u32) -> Result<DeviceInfo> {
     let (mut name, mut bus) = ([0 as c_char; NAME_BYTES], [0 as c_char; NAME_BYTES]);
     let mut uuid = Uuid::default();
     let room = NAME_BYTES as c_int;
-    // SAFETY: every pointer lives during its call, and the buffers have the room that is named.
+    // SAFETY: every pointer lives during its call, and the buffers have the stated sizes.
     unsafe {
         driver.check("cuDeviceGet", (table.device_get)(&raw mut handle, number))?;
         driver.check("cuDeviceGetName", (table.device_get_name)(name.as_mut_ptr(), room, handle))?;

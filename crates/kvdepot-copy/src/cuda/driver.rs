@@ -1,8 +1,8 @@
-//! The CUDA driver, found at run time: one table of entry points, no link-time dependency, no panic without it.
+//! The CUDA driver, loaded at run time: one table of entry points, no link-time dependency, no panic without it.
 //!
-//! `cuMemcpyBatchAsync` has had two ABIs under one name. `cuGetProcAddress_v2` gives the one of the version that is asked
-//! for, so this one build serves drivers of CUDA 12 and 13. A driver that is older than the version asked for may answer
-//! with its own, earlier ABI, so nothing newer than the driver is asked for.
+//! `cuMemcpyBatchAsync` has had two ABIs under one name. `cuGetProcAddress_v2` returns the ABI of the requested
+//! version, so this one build works with drivers of CUDA 12 and 13. A driver older than the requested version may
+//! return its own, earlier ABI, so nothing newer than the driver is requested.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::path::Path;
@@ -16,9 +16,9 @@ use crate::cuda::types::{
     NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, Uuid,
 };
 
-/// What the driver's library is called. Not `libcuda.so`: that is the toolkit's stub where there is no driver.
+/// The name of the driver's library. Not `libcuda.so`, which is the toolkit's stub where there is no driver.
 const LIBRARY: &str = "libcuda.so.1";
-/// Oldest driver that is supported: CUDA 12.0.
+/// The oldest supported driver: CUDA 12.0.
 const VERSION_MIN: c_int = 12_000;
 
 macro_rules! entry_points {
@@ -33,7 +33,7 @@ macro_rules! entry_points {
         }
 
         impl Table {
-            /// The entry points, and the driver's version with the result of the call that asked for it.
+            /// Finds the entry points. Also returns the driver's version and the result of the call that queried it.
             ///
             /// # Safety
             /// The library is a CUDA driver, or behaves like one.
@@ -115,7 +115,7 @@ unsafe fn symbol<T: Copy>(library: &Library, name: &'static str) -> Result<T> {
     unsafe { library.get::<T>(name.as_bytes()).map(|found| *found).map_err(lacks) }
 }
 
-/// The newest CUDA that the driver knows, and the result of asking.
+/// Returns the newest CUDA version that the driver supports, and the result of the query.
 ///
 /// # Safety
 /// As for `Table::find`.
@@ -127,7 +127,8 @@ unsafe fn version_of(library: &Library) -> Result<(c_int, CuResult)> {
     Ok((version, asked))
 }
 
-/// The function of CUDA `version`, unless the driver is older: up to 12.9 it would answer with the ABI that it has.
+/// Returns the function of CUDA `version`, unless the driver is older: up to 12.9 a driver would answer with the ABI
+/// that it has.
 ///
 /// # Safety
 /// `find` is the driver's `cuGetProcAddress_v2`.
@@ -142,7 +143,8 @@ unsafe fn versioned(find: GetProcAddress, name: &str, version: c_int, driver: c_
     (code == SUCCESS && !address.is_null()).then_some(address)
 }
 
-/// A loaded driver. Lives until the process ends: its library must not be unloaded under the engine's own CUDA.
+/// A loaded driver. It lives until the process ends: its library must not be unloaded while the engine's own CUDA uses
+/// it.
 pub struct Driver {
     table: Table,
     version: c_int,
@@ -150,13 +152,13 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// The machine's driver; the answer is the same for the whole process.
+    /// Loads the machine's driver. The result is the same for the complete process.
     pub fn load() -> Result<&'static Self> {
         static DRIVER: OnceLock<Result<&'static Driver>> = OnceLock::new();
         DRIVER.get_or_init(|| Self::load_from(Path::new(LIBRARY))).clone()
     }
 
-    /// The driver in a given library. Each call makes a table that lives as long as the process.
+    /// Loads the driver in a given library. Each call makes a table that lives as long as the process.
     pub fn load_from(path: &Path) -> Result<&'static Self> {
         // SAFETY: the initialisers of a CUDA driver may run in any thread at any time.
         let library = unsafe { Library::new(path) }.map_err(|e| {
@@ -165,7 +167,7 @@ impl Driver {
                 format!("CUDA driver not found: {}, GPU copy engines are off", first_line(&e.to_string())),
             )
         })?;
-        // SAFETY: whoever names another library than the driver's answers for it.
+        // SAFETY: callers that name another library than the driver's are responsible for it.
         let (table, version, asked) = unsafe { Table::find(&library) }?;
         let driver = Self { table, version, _library: library };
         driver.check("cuDriverGetVersion", asked)?;
@@ -182,22 +184,22 @@ impl Driver {
         &self.table
     }
 
-    /// The newest CUDA that the driver knows: 13000 is 13.0.
+    /// Returns the newest CUDA version that the driver supports: 13000 is 13.0.
     pub fn version(&self) -> i32 {
         self.version
     }
 
-    /// The same as people write it.
+    /// Returns the version as text.
     pub fn version_text(&self) -> String {
         format!("{}.{}", self.version / 1000, self.version % 1000 / 10)
     }
 
-    /// Whether the driver copies batches.
+    /// Returns whether the driver copies batches.
     pub fn has_batch(&self) -> bool {
         self.table.batch_1.is_some() || self.table.batch_2.is_some()
     }
 
-    /// Turns a call's answer into a result that names the call.
+    /// Converts a return code into a result that names the call.
     pub(crate) fn check(&self, call: &'static str, code: CuResult) -> Result<()> {
         if code == SUCCESS {
             return Ok(());

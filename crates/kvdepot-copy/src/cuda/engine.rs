@@ -1,4 +1,4 @@
-//! The engine: a device's primary context, a lane for each direction, and a way of copying.
+//! The CUDA engine: a device's primary context, a lane for each direction, and a copy method.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -22,50 +22,50 @@ use crate::paced::Range;
 use crate::pool::PoolRegistration;
 use crate::{CopyEngine, cuda};
 
-/// Blocks of 256 threads that the kernel takes from the device's multiprocessors at most: as much as the quickest link between
-/// host and device can use.
+/// Largest number of blocks of 256 threads that the kernel takes from the device's multiprocessors: as much as the
+/// fastest link between host and device can use.
 pub const KERNEL_BLOCKS_DEFAULT: u32 = 64;
-/// Dump bytes on the device at a time: what an engine's own small copies (sampled tokens) may have to wait behind, a
-/// millisecond or so.
+/// Dump bytes on the device at a time. An engine's own small copies (sampled tokens) may have to wait behind them, for
+/// about a millisecond.
 pub const DUMP_BYTES_IN_FLIGHT_DEFAULT: u64 = 32 << 20;
-/// Load bytes on the device at a time: what the inputs of an engine's step may have to wait behind.
+/// Load bytes on the device at a time. The inputs of an engine's step may have to wait behind them.
 pub const LOAD_BYTES_IN_FLIGHT_DEFAULT: u64 = 32 << 20;
 
-/// How an engine copies.
+/// How an engine chooses the copy method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Always in one way.
+    /// Always the same method.
     Fixed(Method),
-    /// In the way that was measured to be the quickest for a group's sizes and count.
+    /// The method measured to be fastest for a group's sizes and count.
     Auto,
 }
 
-/// What an engine is made from.
+/// The configuration of an engine.
 #[derive(Clone, Debug)]
 pub struct CudaConfig {
     /// The device whose memory is copied.
     pub device: DeviceSelector,
-    /// How.
+    /// The choice of the method.
     pub mode: Mode,
-    /// Ways that are not taken, whatever is quickest. Plain calls cannot be forbidden: memory that is not registered goes
-    /// no other way.
+    /// Methods that must not be used, even if they are fastest. Plain calls cannot be forbidden: they are the only way
+    /// for memory that is not registered.
     pub forbidden: Vec<Method>,
-    /// Most blocks of 256 threads that the kernel runs on; fewer while the engine decodes.
+    /// Largest number of blocks of 256 threads that the kernel runs on; fewer while the engine decodes.
     pub kernel_blocks_max: u32,
-    /// Most dump bytes on the device at a time.
+    /// Largest number of dump bytes on the device at a time.
     pub dump_bytes_in_flight_max: u64,
-    /// Most load bytes on the device at a time.
+    /// Largest number of load bytes on the device at a time.
     pub load_bytes_in_flight_max: u64,
-    /// Where measurements are kept between processes; `None`: only in this process.
+    /// Directory of measurements, kept between processes; `None` keeps them only in this process.
     pub cache_dir: Option<PathBuf>,
-    /// How long the measurement at attach may take before a rule of thumb chooses.
+    /// The longest time for the measurement at attach. After that a rule of thumb decides.
     pub measure_wait: Duration,
-    /// What is registered as one; whole pages.
+    /// Size of one registration, in whole pages.
     pub registration_piece_bytes: usize,
 }
 
 impl CudaConfig {
-    /// The defaults, for one device.
+    /// The default configuration for a device.
     pub fn new(device: DeviceSelector, mode: Mode) -> Self {
         Self {
             device,
@@ -118,7 +118,7 @@ impl CudaConfig {
 
 /// Copies between a device's memory and host memory.
 pub struct CudaEngine {
-    // In this order: lanes end before what they use.
+    // Declared in drop order: lanes end before the things that they use.
     load: Lane,
     dump: Lane,
     pools: Arc<Pools>,
@@ -129,7 +129,7 @@ pub struct CudaEngine {
 }
 
 impl CudaEngine {
-    /// Attaches to a device; its primary context is retained until the engine is dropped.
+    /// Attaches to a device. Its primary context is retained until the engine is dropped.
     pub fn attach(driver: &'static Driver, config: &CudaConfig) -> Result<Self> {
         Self::attach_with(driver, config, Mutation::default())
     }
@@ -149,7 +149,7 @@ impl CudaEngine {
             }
             Mode::Fixed(_) => None,
             Mode::Auto if config.forbidden.contains(&Method::Kernel) => None,
-            // An old device has the other ways.
+            // An old device still has the other methods.
             Mode::Auto => CopyKernel::load(&context, config.kernel_blocks_max)
                 .inspect_err(|error| tracing::info!("the copy kernel is off: {error}"))
                 .ok(),
@@ -172,7 +172,7 @@ impl CudaEngine {
         let parts =
             Arc::new(LaneParts { context: Arc::clone(&context), submitter, events, choose, mutation });
         let copies_only = matches!(config.mode, Mode::Fixed(Method::Memcpy | Method::Batch));
-        // Kernels for loads must not push the engine's own aside; copies have nobody to push.
+        // Kernels for loads must not delay the engine's own kernels; copies delay none.
         let load_priority = if copies_only { Priority::Greatest } else { Priority::Least };
         let stream = Stream::new(&context, load_priority)?;
         let budget = config.load_bytes_in_flight_max;
@@ -200,22 +200,22 @@ impl CudaEngine {
         Ok(PoolRegistration::new(Box::new(thread)))
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> &DeviceInfo {
         self.context.device()
     }
 
-    /// What was measured, for engines that choose.
+    /// Returns the measurements, for engines in mode `Auto`.
     pub fn calibration(&self) -> Option<&cuda::calibration::Calibration> {
         self.calibration.as_deref()
     }
 
-    /// Most load bytes that were on the device at a time so far.
+    /// Returns the largest number of load bytes that were on the device at a time.
     pub fn load_bytes_in_flight_most(&self) -> u64 {
         self.load.bytes_in_flight_most()
     }
 
-    /// Most dump bytes that were on the device at a time so far.
+    /// Returns the largest number of dump bytes that were on the device at a time.
     pub fn dump_bytes_in_flight_most(&self) -> u64 {
         self.dump.bytes_in_flight_most()
     }

@@ -1,4 +1,4 @@
-//! Events: made once, used again when nobody holds them any more.
+//! Events, which are reused when their last holder has dropped them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,13 +10,13 @@ use crate::cuda::context::{Context, Stream};
 use crate::cuda::types::{EVENT_BLOCKING_NO_TIMING, Handle, NOT_READY};
 use crate::event::EventWait;
 
-/// Events that are not in use.
+/// The pool of unused events.
 pub(crate) struct EventPool {
     context: Arc<Context>,
     free: Mutex<Vec<Handle>>,
 }
 
-/// An event in use; it goes back to its pool with the last holder.
+/// An event in use. It returns to its pool with the last holder.
 pub(crate) struct Event {
     pool: Arc<EventPool>,
     handle: Handle,
@@ -27,7 +27,7 @@ impl EventPool {
         Arc::new(Self { context: Arc::clone(context), free: Mutex::default() })
     }
 
-    /// An event that nobody else has. The context is current.
+    /// Takes an event that has no other holder. The context is current.
     pub(crate) fn take(self: &Arc<Self>) -> Result<Arc<Event>> {
         let kept = self.free.lock().pop();
         let handle = match kept {
@@ -46,7 +46,7 @@ impl EventPool {
 }
 
 impl Event {
-    /// Sets the event behind all that is queued. The context is current.
+    /// Records the event after everything queued. The context is current.
     pub(crate) fn record(&self, stream: &Stream) -> Result<()> {
         let context = &self.pool.context;
         // SAFETY: both live.
@@ -54,7 +54,7 @@ impl Event {
         context.check("cuEventRecord", code)
     }
 
-    /// Waits until the event was reached, asleep. The context is current.
+    /// Sleeps until the event is reached. The context is current.
     pub(crate) fn synchronize(&self) -> Result<()> {
         let context = &self.pool.context;
         // SAFETY: the event lives.
@@ -98,7 +98,7 @@ impl Drop for EventPool {
     fn drop(&mut self) {
         let Ok(_entered) = self.context.enter() else { return };
         for handle in self.free.get_mut().drain(..) {
-            // SAFETY: every event is back, for each holds the pool.
+            // SAFETY: every event has been returned, since each holds the pool.
             let _ = unsafe { (self.context.table().event_destroy)(handle) };
         }
     }

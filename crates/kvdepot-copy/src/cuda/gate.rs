@@ -1,25 +1,25 @@
-//! How much of a lane's work may be on the device at a time.
+//! Limits how much of a lane's work is on the device at a time.
 
 use std::ops::{AddAssign, SubAssign};
 
 use parking_lot::{Condvar, Mutex};
 
-/// Most pieces of one lane that are on the device at a time (P7).
+/// Largest number of pieces of one lane on the device at a time (P7).
 const PIECES_MAX: usize = 1024;
 
-/// What a piece of work takes on the device.
+/// The device resources that a piece of work takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Amount {
     pub(crate) bytes: u64,
-    /// Copies for the device's copy engine. Others wait behind these, however short they are.
+    /// Number of copies for the device's copy engine. Other copies wait behind these, however short they are.
     pub(crate) copies: usize,
-    /// Calls of the driver. A stream takes a bounded number of them and then blocks its caller inside the driver, with
-    /// a lock held that other threads need.
+    /// Number of driver calls. A stream accepts a bounded number of them and then blocks its caller inside the driver,
+    /// while holding a lock that other threads need.
     pub(crate) calls: usize,
 }
 
 impl Amount {
-    /// Whether `more` still fits into `max`.
+    /// Returns whether `more` still fits into `max`.
     fn has_room_for(&self, more: Self, max: Self) -> bool {
         self.bytes.saturating_add(more.bytes) <= max.bytes
             && self.copies.saturating_add(more.copies) <= max.copies
@@ -43,7 +43,7 @@ impl SubAssign for Amount {
     }
 }
 
-/// Counts what is in flight.
+/// Counts the work in flight.
 #[derive(Debug)]
 pub(crate) struct Gate {
     max: Amount,
@@ -55,7 +55,7 @@ pub(crate) struct Gate {
 struct InFlight {
     amount: Amount,
     pieces: usize,
-    /// Most bytes at a time so far.
+    /// Largest number of bytes at a time so far.
     bytes_most: u64,
 }
 
@@ -72,7 +72,7 @@ impl Gate {
         Self { max, now: Mutex::default(), freed: Condvar::new() }
     }
 
-    /// Waits until there is room; a piece that is larger than all the room goes alone.
+    /// Waits until there is capacity. A piece larger than the limit goes alone.
     pub(crate) fn enter(&self, more: Amount) {
         let mut now = self.now.lock();
         while now.pieces > 0 && (now.pieces >= PIECES_MAX || !now.amount.has_room_for(more, self.max)) {
@@ -94,7 +94,7 @@ impl Gate {
         self.freed.notify_all();
     }
 
-    /// Most bytes that were in flight at a time.
+    /// Returns the largest number of bytes that were in flight at a time.
     pub(crate) fn bytes_most(&self) -> u64 {
         self.now.lock().bytes_most
     }

@@ -11,24 +11,24 @@ use crate::cuda::context::{Context, Pinned, Stream};
 use crate::cuda::plan::Range;
 use crate::cuda::types::Handle;
 
-/// PTX of `kernels/kvcopy.cu`, made by `kernels/make_ptx.py`; the driver compiles it for the device. ISA 8.0 is what
-/// every driver of CUDA 12 knows, sm_80 the oldest device.
+/// The PTX of `kernels/kvcopy.cu`, made by `kernels/make_ptx.py`; the driver compiles it for the device. Every driver
+/// of CUDA 12 supports ISA 8.0, and sm_80 is the oldest device.
 const PTX: &str = concat!(include_str!("../../kernels/kvcopy_80.ptx"), "\0");
-/// Oldest compute capability that the PTX runs on.
+/// The oldest compute capability that runs the PTX.
 pub(crate) const CAPABILITY_MIN: (u32, u32) = (8, 0);
-/// What one warp moves by one descriptor at most.
+/// Largest number of bytes that one warp moves for one descriptor.
 pub(crate) const TILE_BYTES: usize = 16 << 10;
-/// Descriptors of one launch at most.
+/// Largest number of descriptors in one launch.
 pub(crate) const DESCRIPTORS_MAX: usize = 8192;
-/// Buffers of descriptors of one lane.
+/// Number of descriptor buffers of one lane.
 const BUFFERS_MAX: usize = 8;
-/// So few that a block fits beside an engine's own; one of 1,024 needs a multiprocessor that is almost empty.
+/// Few enough for a block to fit next to an engine's own blocks; one of 1,024 needs an almost empty multiprocessor.
 const THREADS_PER_BLOCK: c_uint = 256;
 const WARPS_PER_BLOCK: usize = 8;
-/// Blocks while the engine decodes: what it takes to fill a bus, and no more of its multiprocessors.
+/// Number of blocks while the engine decodes: enough to saturate a bus, and no more multiprocessors.
 const BLOCKS_DECODING: u32 = 8;
 
-/// What the kernel reads for each tile; `kvcopy.cu` has the same.
+/// The kernel's input for each tile; `kvcopy.cu` has the same.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Descriptor {
@@ -60,7 +60,7 @@ impl Module {
         }
         let _entered = context.enter()?;
         let mut handle = 0;
-        // SAFETY: the text ends with a zero and lives for ever.
+        // SAFETY: the text ends with a zero and is static.
         let code = unsafe { (context.table().module_load_data)(&raw mut handle, PTX.as_ptr().cast()) };
         context.check("cuModuleLoadData", code)?;
         Ok(Self { context: Arc::clone(context), handle })
@@ -123,7 +123,8 @@ impl CopyKernel {
         let mut arguments: [*mut c_void; 2] = [(&raw mut address).cast(), (&raw mut count).cast()];
         let blocks = u32::try_from(descriptors.div_ceil(WARPS_PER_BLOCK)).unwrap_or(u32::MAX).min(blocks_max);
         let extra = std::ptr::null_mut();
-        // SAFETY: the arguments are the kernel's, and live during the call; what they point to, by the caller's contract.
+        // SAFETY: the arguments are the kernel's and live during the call; what they point to is valid by the caller's
+        // contract.
         let code = unsafe {
             (context.table().launch_kernel)(
                 self.function,
@@ -149,7 +150,7 @@ pub(crate) struct Buffer {
 }
 
 impl Buffer {
-    /// Writes a descriptor for each tile of each range; how many there are.
+    /// Writes a descriptor for each tile of each range. Returns their number.
     fn fill(&mut self, direction: Direction, ranges: &[Range]) -> Result<usize> {
         let room = self.pinned.len() / size_of::<Descriptor>();
         let needed: usize = ranges.iter().map(|range| range.len.div_ceil(TILE_BYTES)).sum();
@@ -158,7 +159,7 @@ impl Buffer {
                 .with("tiles", needed)
                 .with("descriptors_max", room));
         }
-        // SAFETY: the buffer has room for this many, is aligned for them, and no work that reads it is left.
+        // SAFETY: the buffer has space for this many, is aligned for them, and no work that reads it is left.
         let descriptors =
             unsafe { std::slice::from_raw_parts_mut(self.pinned.address().cast::<Descriptor>(), needed) };
         let mut next = 0;
@@ -184,7 +185,7 @@ impl Buffer {
     }
 }
 
-/// Buffers of one lane.
+/// The buffers of one lane.
 pub(crate) struct Buffers {
     context: Arc<Context>,
     state: Mutex<BufferState>,
@@ -202,8 +203,8 @@ impl Buffers {
         Self { context: Arc::clone(context), state: Mutex::default(), returned: Condvar::new() }
     }
 
-    /// A buffer that no work uses; waits for one if all are in use. A piece of work takes one only, and all pieces that
-    /// have one are on their way, so the wait ends.
+    /// Takes a buffer that no work uses; waits if all are in use. A piece of work takes only one, and all pieces that
+    /// have one are in flight, so the wait ends.
     pub(crate) fn take(&self) -> Result<Buffer> {
         let mut state = self.state.lock();
         loop {

@@ -1,7 +1,7 @@
-//! One direction of an engine: a stream, and a thread that reports what the stream has come past.
+//! One direction of an engine: a stream, and a thread that reports the work that the stream has completed.
 //!
-//! Loads and dumps have a lane each, so that neither waits for the other, on the device or here. Of either only so much is
-//! on the device that an engine's own small copies, which share its copy engines, do not wait for long.
+//! Loads and dumps have a lane each, so that neither waits for the other, on the device or here. Each lane limits its
+//! work on the device, so that an engine's own small copies, which share the copy engines, do not wait for long.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -23,20 +23,21 @@ use crate::cuda::types::Handle;
 use crate::event::DeviceEvent;
 use crate::limit::thread_of_an_engine;
 
-/// Most copies of a lane that are with the copy engine at a time: about a millisecond of the shortest ones.
+/// Largest number of copies of a lane that the copy engine holds at a time: about a millisecond of the shortest ones.
 const COPIES_IN_FLIGHT_MAX: usize = 1024;
-/// Most calls of a lane that its stream has not come past: half of what a device's queue takes (1,024 or so).
+/// Largest number of calls of a lane that its stream has not completed: half of what a device's queue takes (1,024 or
+/// so).
 const CALLS_IN_FLIGHT_MAX: usize = 512;
-/// Work goes in pieces of a share of what may be in flight, so that one can follow while another is reported.
+/// Each piece of work is a fraction of what may be in flight, so that one can run while another is reported.
 pub(crate) const PIECES_IN_FLIGHT: usize = 4;
-/// Calls that are made before the engine's event has come. More wait for it here: inside the driver they would hold up
-/// the engine's own.
+/// Largest number of calls before the engine's event is reached. Further ones wait for it here: inside the driver they
+/// would block the engine's own calls.
 const CALLS_BEFORE_EVENT_MAX: usize = 256;
 
-/// Chooses a way for a group's ranges: `(direction, ranges, decoding)`.
+/// Chooses a method for a group's ranges: `(direction, ranges, decoding)`.
 pub(crate) type Choose = Arc<dyn Fn(Direction, &[Range], bool) -> Method + Send + Sync>;
 
-/// What both lanes of an engine share.
+/// State shared by both lanes of an engine.
 pub(crate) struct LaneParts {
     pub(crate) context: Arc<Context>,
     pub(crate) submitter: Arc<Submitter>,
@@ -51,12 +52,12 @@ pub(crate) struct Lane {
     parts: Arc<LaneParts>,
     shared: Arc<Shared>,
     piece_bytes_max: usize,
-    /// Held for a whole batch: groups end in the order in which batches began.
+    /// Locked for a complete batch: groups end in the order in which batches began.
     queue: Mutex<Option<Sender<Pending>>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the thread needs too.
+/// State shared with the thread.
 struct Shared {
     parts: Arc<LaneParts>,
     stream: Stream,
@@ -64,17 +65,17 @@ struct Shared {
     buffers: Buffers,
 }
 
-/// A batch on its way.
+/// A batch in flight.
 struct Batch {
     sink: Arc<dyn GroupSink>,
-    /// The first failure: groups from there on fail.
+    /// The first failure. Groups from there on fail.
     failed: Mutex<Option<Error>>,
 }
 
-/// What must come to pass before a piece's memory is free.
+/// What to wait for before a piece's memory is free.
 enum After {
     Event(Arc<Event>),
-    /// All that is queued: an event could not be had.
+    /// Everything queued, because no event could be made.
     Stream,
     /// Nothing was queued.
     Nothing,
@@ -160,7 +161,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Queues a group piece by piece; the piece that ends it, or that fails, carries its report.
+    /// Queues a group piece by piece. The piece that ends it, or that fails, carries its report.
     ///
     /// # Safety
     /// As for `CopyEngine::run`.
@@ -178,14 +179,14 @@ impl Lane {
         let mut pieces = plan::pieces(&ranges, &self.limits(method, &ranges));
         let event = if early.is_too_much(method, &ranges) { self.wait_on_host() } else { Ok(()) };
         if pieces.is_empty() {
-            // An empty group has an event too: whoever waits for it waits for what came before.
+            // An empty group has an event too: waiting for it means waiting for everything before it.
             pieces.push(Vec::new());
         }
         let last = pieces.len() - 1;
         for (index, piece) in pieces.iter().enumerate() {
             let amount = method.amount(piece);
             self.shared.enter_gate(amount);
-            // The gate, the event, and calls of the driver before may have taken long.
+            // The gate, the event, and earlier driver calls may have taken long.
             let (outcome, after, buffer) = match event.clone().and_then(|()| batch.check_deadline()) {
                 // SAFETY: the caller's contract.
                 Ok(()) => unsafe { self.submit_piece(method, piece, batch.decoding) },
@@ -205,7 +206,7 @@ impl Lane {
                 failed: outcome.as_ref().err().cloned(),
                 group: ends.then_some(group),
             };
-            // The thread ends only after the sender is gone.
+            // The thread ends only after the sender was dropped.
             let _ = queue.send(pending);
             outcome?;
         }
@@ -228,7 +229,7 @@ impl Lane {
             }
         }
         let (stream, submitter) = (&self.shared.stream, &self.parts.submitter);
-        // SAFETY: the caller's contract; the buffer is kept until the stream has come past this piece.
+        // SAFETY: the caller's contract; the buffer is kept until the stream has completed this piece.
         let submitted =
             unsafe { submitter.submit(method, self.direction, stream, piece, buffer.as_mut(), decoding) };
         if self.parts.mutation.is(Mistake::ReuseDescriptors)
@@ -248,7 +249,7 @@ impl Lane {
         }
     }
 
-    /// What a piece of these ranges may have at most.
+    /// Returns the limits of a piece of these ranges.
     fn limits(&self, method: Method, ranges: &[Range]) -> PieceLimits {
         let each_is_a_call = ranges.iter().any(|range| method.is_plain(range));
         let ranges = match method {
@@ -259,7 +260,7 @@ impl Lane {
         PieceLimits { bytes: self.piece_bytes_max, ranges, tiles: DESCRIPTORS_MAX, tile_bytes: TILE_BYTES }
     }
 
-    /// Waits here until the stream has come past what the batch waits for, and what those before it wait for.
+    /// Waits on the host until the stream has reached the event of this batch and those of earlier ones.
     fn wait_on_host(&self) -> Result<()> {
         let event = self.parts.events.take()?;
         event.record(&self.shared.stream)?;
@@ -267,7 +268,7 @@ impl Lane {
     }
 
     fn merge(&self, ops: &[CopyOp]) -> Vec<Range> {
-        // The last allocation that was asked for; engines have few.
+        // The last allocation looked up; engines have few.
         let mut known = (0, 0);
         plan::merge(ops, |address, len| {
             if !(known.0 <= address && address < known.1) {
@@ -285,21 +286,21 @@ impl Lane {
         (code == 0).then_some((base, base + len as u64))
     }
 
-    /// Most bytes that were handed to the device and not yet reported, at a time.
+    /// Returns the largest number of bytes that were submitted to the device and not yet reported.
     pub(crate) fn bytes_in_flight_most(&self) -> u64 {
         self.shared.gate.bytes_most()
     }
 }
 
-/// What a batch calls the driver for before its event has come.
+/// The driver calls of a batch before its event is reached.
 struct Early {
     calls: usize,
     is_over: bool,
 }
 
 impl Early {
-    /// Whether to wait for the event before these ranges. A call with memory that is not registered waits for it inside the
-    /// driver; others do when there are more of them than a device's queue takes.
+    /// Returns whether to wait for the event before these ranges. A call with memory that is not registered waits for
+    /// it inside the driver; other calls do when there are more of them than a device's queue takes.
     fn is_too_much(&mut self, method: Method, ranges: &[Range]) -> bool {
         if self.is_over {
             return false;
@@ -320,7 +321,7 @@ impl Shared {
         }
     }
 
-    /// The thread: reports groups in order until the lane is dropped and all has ended.
+    /// The thread: reports groups in order until the lane is dropped and everything has completed.
     fn report_all(&self, queue: &Receiver<Pending>) {
         thread_of_an_engine();
         let entered = self.parts.context.enter();
@@ -347,8 +348,8 @@ impl Shared {
         }
     }
 
-    /// Waits until nothing touches a piece's memory any more. When even the stream cannot be waited for, the context is
-    /// lost, and with it all that was queued.
+    /// Waits until nothing touches a piece's memory any more. If even the stream cannot be waited for, the context is
+    /// lost, and with it everything queued.
     fn wait(&self, after: &After) -> Result<()> {
         if self.parts.mutation.is(Mistake::ReportAtOnce) {
             return Ok(());

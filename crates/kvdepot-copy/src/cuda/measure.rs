@@ -11,14 +11,14 @@ use crate::cuda::kernel::Buffers;
 use crate::cuda::plan::Range;
 use crate::cuda::submit::{Method, Submitter};
 
-/// How long measuring takes at attach.
+/// The time limit of the measurement at attach.
 pub(crate) const TIME_MAX: Duration = Duration::from_millis(150);
-/// Runs of which the quickest counts: others of the machine, other ranks for one, can only slow one down.
+/// Number of runs, of which the fastest counts: other processes, such as other ranks, can only slow one down.
 const RUNS: usize = 5;
-/// What is copied to and from, on either side.
+/// Size of the memory on either side.
 const SCRATCH_BYTES: usize = 8 << 20;
-/// `(bytes of a copy, copies)`; no product exceeds the scratch memory. 256 copies are what one call makes at most. Between 24
-/// and 32 KiB batches become several times as quick on some devices.
+/// Bytes of a copy, and number of copies; no product exceeds the scratch memory. One call makes 256 copies at most.
+/// Between 24 and 32 KiB batches become several times faster on some devices.
 const CELLS: [(usize, usize); 11] = [
     (4 << 10, 256),
     (16 << 10, 256),
@@ -33,9 +33,9 @@ const CELLS: [(usize, usize); 11] = [
     (256 << 10, 2),
 ];
 
-/// Measures each way in both directions. What cannot be measured is left out, with the reason. No size, count and
-/// direction but the first is begun after `time_max`; one that was begun is measured for every way, as a choice
-/// between some of them would be none.
+/// Measures each method in both directions. Cells that cannot be measured are left out, with the reason. Except for the
+/// first, no size, count and direction is begun after `time_max`; once begun it is measured for every method, since a
+/// choice between only some of them would be wrong.
 pub(crate) fn all(submitter: &Submitter, mut calibration: Calibration, time_max: Duration) -> Calibration {
     let begun = Instant::now();
     if let Err(error) = measure(submitter, &mut calibration, begun + time_max) {
@@ -49,7 +49,7 @@ pub(crate) fn all(submitter: &Submitter, mut calibration: Calibration, time_max:
     calibration
 }
 
-/// As many digits as mean something, so that a file gives back what was put into it.
+/// Rounds to two decimals, so that a value survives being written and read.
 fn hundredths(value: f64) -> f64 {
     (value * 100.0).round() / 100.0
 }
@@ -59,7 +59,7 @@ fn measure(submitter: &Submitter, calibration: &mut Calibration, until: Instant)
     let _entered = context.enter()?;
     let device = DeviceBuffer::new(context, SCRATCH_BYTES)?;
     let host = Pinned::new(context, SCRATCH_BYTES)?;
-    // The last to be made, so that it is drained and gone before what its work uses.
+    // Declared last, so that it is drained and dropped before the memory that its work uses.
     let bench =
         Bench { submitter, stream: Stream::new(context, Priority::Least)?, buffers: Buffers::new(context) };
     for (op_bytes, ops) in CELLS {
@@ -77,7 +77,7 @@ fn measure(submitter: &Submitter, calibration: &mut Calibration, until: Instant)
                 return Ok(());
             }
             for method in calibration.methods.clone() {
-                // The first run finds the driver's own preparations to do.
+                // The first run includes the driver's own preparations.
                 let mut took = bench.run(method, direction, &ranges)?;
                 for _ in 0..RUNS {
                     took = took.min(bench.run(method, direction, &ranges)?);
@@ -103,11 +103,11 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// How long some copies take, submission included.
+    /// Returns the time of some copies, submission included.
     fn run(&self, method: Method, direction: Direction, ranges: &[Range]) -> Result<Duration> {
         let mut buffer = if method == Method::Kernel { Some(self.buffers.take()?) } else { None };
         let begun = Instant::now();
-        // SAFETY: both sides live until the stream was waited for; nobody else knows them.
+        // SAFETY: both sides live until the stream was waited for; no other code knows them.
         let submitted =
             unsafe { self.submitter.submit(method, direction, &self.stream, ranges, buffer.as_mut(), false) };
         let ended = self.stream.synchronize();

@@ -1,11 +1,11 @@
-//! Copies between HBM and the pool on CUDA devices, by the driver API, found at run time.
+//! Copies between HBM and the pool on CUDA devices, through the driver API, which is loaded at run time.
 //!
-//! `memcpy` makes one call of the driver for each range, `batch` one for many, `kernel` lets a few blocks of threads read
-//! and write host memory, and `auto` takes for each group what was measured to be quickest. All of them are one
-//! [`CudaEngine`]: the ways differ only in how a group's ranges are handed to the driver (`submit.rs`).
+//! `memcpy` makes one driver call for each range, and `batch` one for many ranges. `kernel` lets a few blocks of
+//! threads read and write host memory. `auto` takes for each group the method that was measured to be fastest. All of
+//! them are one [`CudaEngine`]: the methods differ only in how a group's ranges are passed to the driver (`submit.rs`).
 //!
-//! P3 on a device: a batch's stream waits for the engine's compute event; every group has an event behind its last
-//! copy, for which a thread waits before it reports the group, and on which the engine's compute stream can wait too.
+//! P3 on a device: a batch's stream waits for the engine's compute event. Every group has an event after its last
+//! copy; a thread waits for it before it reports the group, and the engine's compute stream can wait for it, too.
 
 pub mod bench;
 pub mod calibration;

@@ -1,4 +1,4 @@
-//! Mistakes that tests build into the CUDA engine.
+//! Deliberate mistakes that tests plant in the CUDA engine.
 
 /// A mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -9,11 +9,11 @@ pub(crate) enum Mistake {
     ReportAtOnce,
     /// The event of a group is handed out without being recorded.
     SkipGroupRecord,
-    /// A batch of a dump lets the driver read its sources before the compute event.
+    /// The batch of a dump lets the driver read its sources before the compute event.
     ReadSourcesAnyTime,
-    /// Descriptors are used again while a kernel may still read them.
+    /// Descriptors are reused while a kernel may still read them.
     ReuseDescriptors,
-    /// Host memory that is not registered is given to a kernel.
+    /// Unregistered host memory is passed to a kernel.
     KernelOnUnregistered,
     /// Groups that follow a failed one are not reported as failed.
     GoOnAfterFailure,
@@ -21,5 +21,5 @@ pub(crate) enum Mistake {
     IgnoreBudget,
 }
 
-/// The mistake of an engine, if it has one.
+/// The deliberate mistake of an engine, if any.
 pub(crate) type Mutation = crate::mutation::Mutation<Mistake>;

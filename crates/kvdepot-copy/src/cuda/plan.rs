@@ -1,20 +1,20 @@
-//! From ops to ranges: neighbours merged, cut where memory that is or will be registered begins or ends.
+//! Turns ops into ranges: merges neighbours, and cuts at the borders of memory that is or will be registered.
 
 use crate::CopyOp;
 use crate::cuda::pools::Piece;
 
-/// A contiguous copy whose host side is registered as a whole, or not at all.
+/// A contiguous copy whose host side is either completely registered or not at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Range {
     pub(crate) device: u64,
     pub(crate) host: usize,
     pub(crate) len: usize,
-    /// The host side's address on the device, if it is registered.
+    /// The device address of the host side, if it is registered.
     pub(crate) mapped: Option<u64>,
 }
 
-/// Merges ops that follow each other on both sides. `one_allocation(address, len)` says whether a range of device
-/// memory lies in one allocation: the driver refuses a copy that spans two, even where they touch.
+/// Merges ops that are adjacent on both sides. `one_allocation(address, len)` says whether a range of device memory
+/// lies in one allocation: the driver refuses a copy that spans two, even if they are adjacent.
 pub(crate) fn merge(ops: &[CopyOp], mut one_allocation: impl FnMut(u64, usize) -> bool) -> Vec<Range> {
     let mut ranges: Vec<Range> = Vec::new();
     for op in ops.iter().filter(|op| op.len > 0) {
@@ -31,7 +31,7 @@ pub(crate) fn merge(ops: &[CopyOp], mut one_allocation: impl FnMut(u64, usize) -
     ranges
 }
 
-/// Cuts ranges where pieces (ascending) begin or end, and says which parts are registered.
+/// Cuts ranges at the borders of pieces (ascending), and marks the registered parts.
 pub(crate) fn split(ranges: &[Range], pieces: &[Piece]) -> Vec<Range> {
     let mut parts = Vec::with_capacity(ranges.len());
     for range in ranges {
@@ -53,7 +53,7 @@ pub(crate) fn split(ranges: &[Range], pieces: &[Piece]) -> Vec<Range> {
     parts
 }
 
-/// The first `len` bytes of a range, and the rest.
+/// Returns the first `len` bytes of a range, and the rest.
 fn cut(range: Range, len: usize) -> (Range, Range) {
     let len = len.min(range.len);
     let rest = Range {
@@ -65,17 +65,17 @@ fn cut(range: Range, len: usize) -> (Range, Range) {
     (Range { len, ..range }, rest)
 }
 
-/// What a piece may have at most.
+/// The limits of a piece.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PieceLimits {
     pub(crate) bytes: usize,
     pub(crate) ranges: usize,
     pub(crate) tiles: usize,
-    /// Bytes of a tile.
+    /// Size of a tile in bytes.
     pub(crate) tile_bytes: usize,
 }
 
-/// Cuts ranges into pieces within limits, each of at least one range.
+/// Cuts ranges into pieces within limits. Each piece has at least one range.
 pub(crate) fn pieces(ranges: &[Range], limits: &PieceLimits) -> Vec<Vec<Range>> {
     let mut pieces = Vec::new();
     let (mut piece, mut bytes, mut tiles) = (Vec::new(), 0, 0);
@@ -84,7 +84,7 @@ pub(crate) fn pieces(ranges: &[Range], limits: &PieceLimits) -> Vec<Vec<Range>> 
         while rest.len > 0 {
             let room = (limits.bytes - bytes).min((limits.tiles - tiles) * limits.tile_bytes);
             let room = if piece.len() < limits.ranges { room } else { 0 };
-            // A cut is made at a tile's end, or not at all: a bad alignment would cost more than a piece more.
+            // Cut at the end of a tile, or not at all: bad alignment would cost more than an additional piece.
             let room = if rest.len <= room { rest.len } else { room - room % limits.tile_bytes };
             let (part, left) = cut(rest, room);
             if part.len > 0 {
@@ -131,7 +131,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is merged, split and cut, each byte still goes where it went, once, in order.
+        /// However ranges are merged, split and cut, each byte still has the same target, once and in order.
         #[test]
         fn every_byte_is_kept(
             ops in prop::collection::vec((0u64..4, 0usize..60, 0usize..50), 0..20),

@@ -1,4 +1,4 @@
-//! Host memory that is registered with the device, and its registration in the background.
+//! Host memory registered with the device, and its registration in the background.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -15,10 +15,10 @@ use crate::cuda::types::{ALREADY_REGISTERED, HOST_REGISTER_PORTABLE_DEVICEMAP};
 use crate::paced::{self, Range};
 use crate::pool::Registration;
 
-/// What is registered as one: other calls of the driver wait as long as that takes, some 10 ms. A copy that spans the end
-/// of a piece is cut there.
+/// Size of one registration: other driver calls wait while it runs, some 10 ms. A copy across the end of a piece is cut
+/// there.
 pub(crate) const PIECE_BYTES: usize = 64 << 20;
-/// No slot's run crosses the end of an extent, so pieces that end there cut none.
+/// No slot's run crosses the end of an extent, so pieces that end there cut no run.
 const _: () = assert!(POOL_EXTENT_BYTES.is_multiple_of(PIECE_BYTES as u64));
 
 /// A range that is or will be registered.
@@ -30,8 +30,9 @@ pub(crate) struct Piece {
     pub(crate) device: Option<u64>,
 }
 
-/// Pieces of one device's pools, ascending. Readers take a snapshot, so that no copy waits for a registration. Pieces
-/// are in it before they are registered: a copy must not span the end of a piece that is registered a moment later.
+/// The pieces of one device's pools, ascending. Readers take a snapshot, so that no copy waits for a registration.
+/// Pieces are listed before they are registered: a copy must not cross the end of a piece that is registered a moment
+/// later.
 #[derive(Debug, Default)]
 pub(crate) struct Pools(Mutex<Arc<Vec<Piece>>>);
 
@@ -40,7 +41,7 @@ impl Pools {
         Arc::clone(&self.0.lock())
     }
 
-    /// Adds pieces that are not registered yet; `false` if one of them touches a piece that is there.
+    /// Adds pieces that are not registered yet. Returns `false` if one of them overlaps an existing piece.
     fn plan(&self, range: Range) -> bool {
         let Range { base, len, .. } = range;
         let mut pieces = self.0.lock();
@@ -65,20 +66,20 @@ impl Pools {
     }
 }
 
-/// What is registered, and with whom.
+/// The registered pieces of a pool.
 struct Registered {
     context: Arc<Context>,
     pools: Arc<Pools>,
-    /// First addresses of what was registered, to be undone.
+    /// First addresses of our registrations, to be undone.
     ours: Mutex<Vec<usize>>,
 }
 
-/// Registers a range piece by piece, in a thread of its own.
+/// Registers a range piece by piece in a thread.
 pub(crate) struct PoolThread {
     base: usize,
     len: usize,
     registered: Arc<Registered>,
-    /// None only while it is started.
+    /// `None` only while it is being started.
     thread: Option<Background>,
 }
 
@@ -104,7 +105,7 @@ impl PoolThread {
             ours: Mutex::default(),
         });
         let shared = Arc::clone(&registered);
-        // Undoes the plan if the thread cannot be started.
+        // Dropping it undoes the plan if the thread cannot be started.
         let mut this = Self { base, len, registered, thread: None };
         this.thread = Some(Background::start("kvdepot-register", move |progress| {
             shared.register(range, progress).inspect_err(|error| {
@@ -140,8 +141,8 @@ impl Registered {
         // SAFETY: the range stays mapped (`PoolThread::start`).
         let code = unsafe { (table.mem_host_register)(address, len, HOST_REGISTER_PORTABLE_DEVICEMAP) };
         if code == ALREADY_REGISTERED {
-            // By somebody who may undo it at any time, so it counts as not registered: the driver still knows it, and
-            // copies by plain calls are as quick.
+            // Registered by other code, which may undo it at any time, so it counts as not registered. The driver still
+            // knows it, and plain copies are as fast.
             return Ok(());
         }
         self.context.check("cuMemHostRegister_v2", code)?;
@@ -171,13 +172,13 @@ impl Registration for PoolThread {
 
 impl Drop for PoolThread {
     fn drop(&mut self) {
-        // Waits for it: nothing is registered from here on.
+        // Waits for the thread: nothing is registered from here on.
         self.thread = None;
         self.registered.pools.remove(self.base, self.len);
         let entered = self.registered.context.enter();
         for base in self.registered.ours.lock().drain(..) {
             if entered.is_ok() {
-                // SAFETY: registered by us; no copy names it any more (`CopyEngine::register_pool`).
+                // SAFETY: registered by us; no copy uses it any more (`CopyEngine::register_pool`).
                 let code =
                     unsafe { (self.registered.context.table().mem_host_unregister)(base as *mut c_void) };
                 if let Err(error) = self.registered.context.check("cuMemHostUnregister", code) {

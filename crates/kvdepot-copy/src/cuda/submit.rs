@@ -1,4 +1,4 @@
-//! Handing copies to the driver, in the ways that it has.
+//! Submits copies to the driver by one of the methods.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use crate::cuda::types::{
     FLAG_OVERLAP_WITH_COMPUTE, MemcpyAttributes, SOURCE_ORDER_ANY, SOURCE_ORDER_STREAM,
 };
 
-/// Most copies of one call of `cuMemcpyBatchAsync` (P7): beyond, drivers were seen to become slower for each copy.
+/// Largest number of copies in one call of `cuMemcpyBatchAsync` (P7). With more, some drivers get slower per copy.
 const BATCH_COPIES_MAX: usize = 1024;
 
-/// A way of copying.
+/// A copy method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Method {
@@ -31,7 +31,7 @@ pub enum Method {
 }
 
 impl Method {
-    /// What the device and its driver have to do with ranges that go this way, and with the event behind them.
+    /// Returns the device and driver resources for ranges copied by this method, and for the event after them.
     pub(crate) fn amount(self, ranges: &[Range]) -> Amount {
         let plain = ranges.iter().filter(|range| self.is_plain(range)).count();
         let together = ranges.len() - plain;
@@ -42,12 +42,12 @@ impl Method {
         }
     }
 
-    /// Whether a range has a call of its own: batches and kernels need registered memory.
+    /// Returns whether a range needs its own call: batches and kernels need registered memory.
     pub(crate) fn is_plain(self, range: &Range) -> bool {
         self == Self::Memcpy || range.mapped.is_none()
     }
 
-    /// Short lower-case name.
+    /// Returns the lower-case name.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Memcpy => "memcpy",
@@ -57,7 +57,7 @@ impl Method {
     }
 }
 
-/// Hands ranges to a stream.
+/// Submits ranges to a stream.
 pub(crate) struct Submitter {
     pub(crate) context: Arc<Context>,
     pub(crate) kernel: Option<CopyKernel>,
@@ -65,12 +65,12 @@ pub(crate) struct Submitter {
 }
 
 impl Submitter {
-    /// Queues ranges; the context is current. What was queued before an error may still run. `buffer` is for the kernel's
-    /// descriptors and must stay untouched until the stream has come past this work. While the engine is `decoding` the
-    /// kernel takes fewer multiprocessors.
+    /// Queues ranges; the context is current. Ranges queued before an error may still be copied. `buffer` is for the
+    /// kernel's descriptors and must stay untouched until the stream has completed this work. While the engine is
+    /// `decoding` the kernel takes fewer multiprocessors.
     ///
     /// # Safety
-    /// Both sides of every range are valid until the stream has come past this work.
+    /// Both sides of every range are valid until the stream has completed this work.
     pub(crate) unsafe fn submit(
         &self,
         method: Method,
@@ -89,7 +89,7 @@ impl Submitter {
             }
             Method::Batch | Method::Kernel => ranges.iter().partition(|range| range.mapped.is_some()),
         };
-        // SAFETY: the caller's contract, handed on.
+        // SAFETY: the caller's contract, passed on.
         unsafe {
             if !registered.is_empty() {
                 match (method, &self.kernel, buffer) {
@@ -186,8 +186,8 @@ impl Submitter {
         Ok(())
     }
 
-    /// A load's sources lie in sealed slots that nothing writes, so the driver may read them whenever it likes. A dump's
-    /// are written by the engine's compute: read out of stream order they would be read before its event (P3).
+    /// A load's sources are in sealed slots that nothing writes, so the driver may read them at any time. A dump's
+    /// sources are written by the engine's compute: reads out of stream order could come before its event (P3).
     fn source_order(&self, direction: Direction) -> i32 {
         if direction == Direction::ToDevice || self.mutation.is(Mistake::ReadSourcesAnyTime) {
             SOURCE_ORDER_ANY

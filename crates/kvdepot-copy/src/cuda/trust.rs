@@ -1,6 +1,7 @@
-//! The test at attach: each way of copying that an engine may choose brings and takes bytes once before it is used.
+//! The test at attach: each copy method that an engine may choose copies bytes in both directions once before it is
+//! used.
 //!
-//! A driver, a device or an entry point that is not what it seems shows here, and not in the KV of a request.
+//! A driver, device or entry point that does not behave as expected shows here, and not in the KV of a request.
 
 use kvdepot_core::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
@@ -11,11 +12,11 @@ use crate::cuda::kernel::Buffers;
 use crate::cuda::plan::Range;
 use crate::cuda::submit::{Method, Submitter};
 
-/// Memory on either side.
+/// Size of the memory on either side.
 const BYTES: usize = 256 << 10;
-/// Lengths of the copies: of pages, of tiles of the kernel and beyond, and odd ones.
+/// Lengths of the copies: pages, tiles of the kernel and longer, and odd ones.
 const LENS: [usize; 8] = [4096, 1536, (64 << 10) + 16, 16, 20 << 10, 333, 1, 16 << 10];
-/// What lies between them and must stay as it is; keeps most of them aligned.
+/// Bytes between copies that must stay unchanged. The gap keeps most copies aligned.
 const GAP: usize = 32;
 
 const _: () = {
@@ -27,22 +28,22 @@ const _: () = {
     assert!(sum <= BYTES);
 };
 
-/// A way of copying that is not used.
+/// A copy method that is not used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Distrusted {
-    /// Which.
+    /// The method.
     pub method: Method,
-    /// What was seen of it.
+    /// The reason.
     pub reason: String,
 }
 
-/// Tests ways of copying: those that failed. An error says that nothing could be tested.
+/// Tests copy methods and returns those that failed. An error means that nothing could be tested.
 pub(crate) fn check(submitter: &Submitter, methods: &[Method]) -> Result<Vec<Distrusted>> {
     let context = &submitter.context;
     let _entered = context.enter()?;
     let (device, host) = (DeviceBuffer::new(context, BYTES)?, Pinned::new(context, BYTES)?);
     let other = Pinned::new(context, BYTES)?;
-    // The last to be made, so that it is drained and gone before what its work uses.
+    // Declared last, so that it is drained and dropped before the memory that its work uses.
     let stream = Stream::new(context, Priority::Least)?;
     let trial = Trial { submitter, device, host, other, buffers: Buffers::new(context), stream };
     let mut distrusted = Vec::new();
@@ -50,7 +51,7 @@ pub(crate) fn check(submitter: &Submitter, methods: &[Method]) -> Result<Vec<Dis
         let reason = match trial.run(method) {
             Ok(None) => continue,
             Ok(Some(reason)) => reason.to_owned(),
-            // Nothing else can be told from what cannot copy plainly.
+            // Without plain copies no other method can be tested.
             Err(error) if method == Method::Memcpy => return Err(error),
             Err(error) => error.to_string(),
         };
@@ -60,7 +61,7 @@ pub(crate) fn check(submitter: &Submitter, methods: &[Method]) -> Result<Vec<Dis
     Ok(distrusted)
 }
 
-/// The error of a device whose plain copies are wrong.
+/// Fails for a device whose plain copies are wrong.
 pub(crate) fn useless(distrusted: &[Distrusted]) -> Result<()> {
     let plain = distrusted.iter().find(|one| one.method == Method::Memcpy);
     plain.map_or(Ok(()), |one| {
@@ -77,17 +78,17 @@ struct Trial<'a> {
     stream: Stream,
     buffers: Buffers,
     device: DeviceBuffer,
-    /// The side of the way that is tested.
+    /// Host memory of the method under test.
     host: Pinned,
-    /// The side of plain copies, which say what is on the device.
+    /// Host memory of plain copies, which show the content of the device.
     other: Pinned,
 }
 
 impl Trial<'_> {
-    /// What is wrong with a way of copying, if anything is.
+    /// Returns what is wrong with a method, if anything.
     fn run(&self, method: Method) -> Result<Option<&'static str>> {
         let ranges = self.ranges();
-        // To the device: what lies between the copies stays as it was.
+        // To the device: bytes between the copies stay unchanged.
         fill(&self.host, |at| (at * 7 + at / 251) as u8);
         fill(&self.other, |_| 0xC3);
         self.plain(Direction::ToDevice)?;
@@ -117,7 +118,7 @@ impl Trial<'_> {
         Ok(wrong.then_some("wrong bytes came from the device when it was tested"))
     }
 
-    /// Copies in one order on the device and in another in host memory, as pages lie.
+    /// Returns copies in different orders on the device and in host memory, as pages lie.
     fn ranges(&self) -> Vec<Range> {
         let (mut device, mut host) = (0, BYTES);
         LENS.iter()
@@ -145,7 +146,7 @@ impl Trial<'_> {
 
     fn submit(&self, method: Method, direction: Direction, ranges: &[Range]) -> Result<()> {
         let mut buffer = if method == Method::Kernel { Some(self.buffers.take()?) } else { None };
-        // SAFETY: both sides live until the stream was waited for; nobody else knows them.
+        // SAFETY: both sides live until the stream was waited for; no other code knows them.
         let submitted =
             unsafe { self.submitter.submit(method, direction, &self.stream, ranges, buffer.as_mut(), false) };
         let ended = self.stream.synchronize();
@@ -157,12 +158,12 @@ impl Trial<'_> {
 }
 
 fn fill(pinned: &Pinned, byte: impl Fn(usize) -> u8) {
-    // SAFETY: memory of this module's own, of this length, which no work uses: every submission was waited for.
+    // SAFETY: this module's own memory, of this length, which no work uses: every submission was waited for.
     let bytes = unsafe { std::slice::from_raw_parts_mut(pinned.address(), pinned.len()) };
     bytes.iter_mut().enumerate().for_each(|(at, place)| *place = byte(at));
 }
 
 fn bytes(pinned: &Pinned) -> &[u8] {
-    // SAFETY: as in `fill`; nothing writes it while it is looked at.
+    // SAFETY: as in `fill`; nothing writes it while it is read.
     unsafe { std::slice::from_raw_parts(pinned.address(), pinned.len()) }
 }

@@ -1,10 +1,10 @@
-//! What the driver's ABI is made of, as cuda.h lays it out.
+//! The types of the driver's ABI, as laid out in cuda.h.
 
 use std::ffi::{c_int, c_uint};
 
 /// Result of every call.
 pub(crate) type CuResult = c_int;
-/// Handles (context, stream, event, module, function): pointers that only the driver follows.
+/// Handles (context, stream, event, module, function): pointers that only the driver dereferences.
 pub(crate) type Handle = usize;
 /// An address on the device.
 pub(crate) type DevicePtr = u64;
@@ -16,13 +16,13 @@ pub(crate) const ALREADY_REGISTERED: CuResult = 712;
 pub(crate) const NOT_SUPPORTED: CuResult = 801;
 
 pub(crate) const STREAM_NON_BLOCKING: c_uint = 1;
-/// The waiting thread sleeps instead of spinning, and no time is taken.
+/// The waiting thread sleeps instead of spinning, and no timestamps are recorded.
 pub(crate) const EVENT_BLOCKING_NO_TIMING: c_uint = 1 | 2;
 /// Usable by every context of the process, and by kernels.
 pub(crate) const HOST_REGISTER_PORTABLE_DEVICEMAP: c_uint = 1 | 2;
 pub(crate) const HOST_ALLOC_PORTABLE_DEVICEMAP: c_uint = 1 | 2;
 
-/// Calls of this thread are no hindrance to a graph that another thread captures.
+/// Calls of this thread do not disturb a graph capture in another thread.
 pub(crate) const CAPTURE_MODE_RELAXED: c_int = 2;
 
 pub(crate) const ATTRIBUTE_MULTIPROCESSORS: c_int = 16;
@@ -35,11 +35,11 @@ pub(crate) const MEM_GET_HANDLE_VERSION: c_int = 11_070;
 pub(crate) const BATCH_VERSION: c_int = 12_080;
 pub(crate) const BATCH_VERSION_2: c_int = 13_000;
 
-/// The source is read in stream order: after everything queued before.
+/// The source is read in stream order: after all work queued before.
 pub(crate) const SOURCE_ORDER_STREAM: c_int = 1;
-/// The source may be read at any time from the call on, events notwithstanding.
+/// The source may be read at any time from the call on, regardless of events.
 pub(crate) const SOURCE_ORDER_ANY: c_int = 3;
-/// Asks for the copy engines instead of kernels.
+/// Prefer copy engines to kernels.
 pub(crate) const FLAG_OVERLAP_WITH_COMPUTE: c_uint = 1;
 
 /// `CUmemLocation`.
@@ -72,6 +72,6 @@ const _: () = {
     assert!(size_of::<MemcpyAttributes>() == 24);
     assert!(size_of::<Uuid>() == 16);
     assert!(size_of::<Handle>() == size_of::<*mut u8>());
-    // The driver's sizes are size_t, its device addresses 64 bits wide.
+    // The driver's sizes are size_t, and its device addresses have 64 bits.
     assert!(size_of::<usize>() == 8);
 };

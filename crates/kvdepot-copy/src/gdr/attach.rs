@@ -1,4 +1,5 @@
-//! `use_gdr`: asked for and missing is an error that says what; `auto` goes without, and says so once.
+//! Handles `use_gdr`. If GPUDirect RDMA is requested and something is missing, the error names it; `auto` does without
+//! and logs that once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,14 +13,14 @@ use crate::gdr::config::{GdrConfig, UseGdr};
 use crate::gdr::engine::GdrEngine;
 use crate::gdr::fallback::Fallback;
 
-/// Attaches with the machine's own driver and RDMA library; an error names the first thing that is missing: the CUDA
-/// driver, libibverbs, an adapter, a port that is up, or peer memory.
+/// Attaches with the machine's own driver and RDMA library. An error names the first missing thing: the CUDA driver,
+/// libibverbs, an adapter, a port that is up, or peer memory.
 pub fn require(config: &GdrConfig) -> Result<GdrEngine> {
     GdrEngine::attach(Driver::load()?, &Verbs::load()?, config)
 }
 
-/// The engine that `use_gdr` asks for: `gdr`, or what is used without it. With `auto` that is used, too, once the adapter
-/// cannot reach the engine's memory.
+/// Returns the engine for a value of `use_gdr`: `gdr`, or the one that is used without it. With `auto` the latter also
+/// takes over when the adapter turns out not to reach the engine's memory.
 pub fn engine_for(
     use_gdr: UseGdr,
     gdr: impl FnOnce() -> Result<GdrEngine>,
@@ -38,7 +39,7 @@ pub fn engine_for(
     }
 }
 
-/// Says once why there is no GPUDirect RDMA.
+/// Logs once why GPUDirect RDMA is not used.
 pub(crate) fn say_unused(error: &Error) {
     static SAID: AtomicBool = AtomicBool::new(false);
     if !SAID.swap(true, Ordering::Relaxed) {
@@ -46,7 +47,7 @@ pub(crate) fn say_unused(error: &Error) {
     }
 }
 
-/// The error of somebody who asked for it.
+/// Marks an error of an engine that was requested explicitly.
 pub(crate) fn asked_for(error: Error) -> Error {
     error.with("use_gdr", true)
 }

@@ -1,4 +1,4 @@
-//! Which adapter serves a device: the nearest on the PCI bus, unless one is named.
+//! Chooses the adapter for a device: the nearest on the PCI bus, unless one is named.
 
 use std::path::{Path, PathBuf};
 
@@ -7,19 +7,19 @@ use kvdepot_verbs::{Device, Verbs};
 
 use crate::gdr::config::{GdrConfig, NICS_VARIABLE};
 
-/// An adapter, and how far it is.
+/// An adapter and its distance from the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nic {
     /// Name: `mlx5_0`.
     pub name: String,
-    /// Steps on the bus between adapter and device; none where the way leaves the bus (another root, or a software
+    /// Steps on the bus between adapter and device. `None` if the path leaves the bus (another root, or a software
     /// adapter).
     pub bus_steps: Option<usize>,
-    /// Whether both are on one NUMA node, as far as the machine says.
+    /// Whether both are on one NUMA node, if the machine reports it.
     pub same_node: bool,
 }
 
-/// All adapters, the nearest to the device at `bus_id` first.
+/// Returns all adapters, the nearest to the device at `bus_id` first.
 pub fn nearest(devices: &[Device], sysfs: &Path, bus_id: &str) -> Vec<Nic> {
     let gpu = sysfs.join("bus/pci/devices").join(bus_id.to_ascii_lowercase());
     let gpu_path = gpu.canonicalize().ok();
@@ -36,7 +36,7 @@ pub fn nearest(devices: &[Device], sysfs: &Path, bus_id: &str) -> Vec<Nic> {
     nics
 }
 
-/// The adapters to try for device number `ordinal` at `bus_id`: the one that is named, or all, the nearest first.
+/// Returns the adapters to try for device number `ordinal` at `bus_id`: the named one, or all, the nearest first.
 pub(crate) fn candidates(
     verbs: &Verbs,
     config: &GdrConfig,
@@ -59,15 +59,15 @@ pub(crate) fn candidates(
     Ok(nics.into_iter().map(|nic| nic.name).collect())
 }
 
-/// Bridges to pass between two functions: none when they have no bridge in common.
+/// Returns the number of bridges between two functions; `None` if they have no bridge in common.
 fn steps(a: &Path, b: &Path) -> Option<usize> {
     let (a, b) = (functions(a)?, functions(b)?);
     let common = a.iter().zip(&b).take_while(|(a, b)| a == b).count();
-    // The first part is the root complex.
+    // The first component is the root complex.
     (common > 0).then_some(a.len() + b.len() - 2 * common)
 }
 
-/// The path from the root complex on.
+/// Returns the components of the path from the root complex on.
 fn functions(path: &Path) -> Option<Vec<PathBuf>> {
     let parts: Vec<PathBuf> = path
         .components()

@@ -1,4 +1,4 @@
-//! What an engine is made from.
+//! The configuration of a GPUDirect RDMA engine.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,21 +9,21 @@ use serde::Deserialize;
 
 use crate::cuda::DeviceSelector;
 
-/// Names the adapter of each device, by the device's number in the process: `mlx5_0,mlx5_1`.
+/// Names the adapter for each device, by the device's number in the process: `mlx5_0,mlx5_1`.
 pub const NICS_VARIABLE: &str = "DEVICE_GDR_NICS";
-/// Most queue pairs of one lane.
+/// Largest number of queue pairs of one lane.
 const QUEUE_PAIRS_MAX: usize = 64;
 
-/// Whether to copy by an RDMA adapter.
+/// Whether to copy through an RDMA adapter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum UseGdr {
     /// No (`use_gdr: false`).
     #[default]
     No,
-    /// If everything for it is there, else as without it.
+    /// If everything that it needs is available.
     Auto,
-    /// Yes (`use_gdr: true`); what is missing is an error.
+    /// Yes (`use_gdr: true`); anything missing is an error.
     Yes,
 }
 
@@ -32,28 +32,28 @@ pub enum UseGdr {
 pub struct GdrConfig {
     /// The device whose memory is copied.
     pub device: DeviceSelector,
-    /// Adapters by the device's number; empty: the nearest to the device.
+    /// Adapters by the number of the device. If empty, the nearest to the device is used.
     pub nics: Vec<String>,
-    /// Port of the adapter; none: its first active one.
+    /// The adapter's port; `None` for its first active one.
     pub port: Option<u8>,
-    /// Address of the port by its place in the port's table; none: chosen.
+    /// Index of the port's address in its GID table; `None` to choose one.
     pub gid_index: Option<u8>,
     /// Queue pairs of each direction.
     pub queue_pairs: usize,
     /// How long to wait for a completion before the adapter counts as hung (P2).
     pub timeout: Duration,
-    /// Pool memory that is registered as one.
+    /// Size of one registration of pool memory.
     pub registration_piece_bytes: usize,
-    /// The kernel's pages, of which the driver exports whole ones; a power of two.
+    /// The kernel's page size, a power of two. The driver exports whole pages.
     pub page_bytes: u64,
-    /// Numbers of the connections.
+    /// Parameters of the connections.
     pub connection: RcAttributes,
-    /// Where sysfs is; tests have one of their own.
+    /// Path of sysfs, which tests replace.
     pub sysfs: PathBuf,
 }
 
 impl GdrConfig {
-    /// The defaults, with the adapters that the environment names.
+    /// The default configuration, with the adapters that the environment names.
     pub fn new(device: DeviceSelector) -> Self {
         Self {
             device,
@@ -86,7 +86,7 @@ impl GdrConfig {
     }
 }
 
-/// The list of adapters, as the environment spells it.
+/// Parses the list of adapters in the environment.
 pub(crate) fn parse_nics(text: &str) -> Vec<String> {
     text.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect()
 }

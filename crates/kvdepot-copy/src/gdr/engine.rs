@@ -1,4 +1,4 @@
-//! The engine: a device's primary context, an adapter, a lane for each direction.
+//! The GPUDirect RDMA engine: a device's primary context, an adapter, a lane for each direction.
 
 use std::fmt;
 use std::path::Path;
@@ -22,12 +22,13 @@ use crate::gdr::regions::{self, Regions};
 use crate::paced::{self, Range};
 use crate::pool::{DeviceMemory, KeptRegistration, PoolRegistration, Registration};
 
-/// Device memory that is registered to see whether the adapter can reach any: what drivers give whole pages of their own.
+/// Size of the device memory that is registered to test whether the adapter can reach any. Drivers allocate such a size
+/// in pages of its own.
 const PROBE_BYTES: usize = 2 << 20;
 
-/// Copies by an RDMA adapter.
+/// Copies through an RDMA adapter.
 pub struct GdrEngine {
-    /// Lanes go first: their queue pairs name regions.
+    /// Lanes are dropped first: their queue pairs use regions.
     load: Lane,
     dump: Lane,
     regions: Arc<Regions>,
@@ -35,7 +36,7 @@ pub struct GdrEngine {
     piece_bytes: usize,
 }
 
-/// Keeps a range of device memory registered; drop it before the memory is freed, and when no copy of it is under way.
+/// Keeps a range of device memory registered. Drop it before the memory is freed, and when no copy of it is in flight.
 #[derive(Debug)]
 pub struct DeviceRegistration {
     regions: Arc<Regions>,
@@ -51,7 +52,8 @@ impl Drop for DeviceRegistration {
 impl KeptRegistration for DeviceRegistration {}
 
 impl GdrEngine {
-    /// Attaches to a device and its adapter. What is missing (adapter, its port, peer memory) is the error.
+    /// Attaches to a device and its adapter. The error names whatever is missing: the adapter, its port, or peer
+    /// memory.
     pub fn attach(driver: &'static Driver, verbs: &Verbs, config: &GdrConfig) -> Result<Self> {
         Self::attach_with(driver, verbs, config, Mutation::default())
     }
@@ -87,7 +89,7 @@ impl GdrEngine {
         })
     }
 
-    /// The adapter's name.
+    /// Returns the adapter's name.
     pub fn nic(&self) -> &str {
         &self.nic
     }
@@ -114,7 +116,7 @@ impl GdrEngine {
     }
 }
 
-/// The first of these adapters that has a port which is up; the error is that of the first.
+/// Returns the first of these adapters with a port that is up. The error is that of the first adapter.
 fn first_up(
     verbs: &Verbs,
     config: &GdrConfig,
@@ -134,11 +136,11 @@ fn first_up(
     Err(first_error.unwrap_or_else(|| Error::new(ErrorKind::Unavailable, "there is no RDMA device")))
 }
 
-/// Whether the adapter can reach the device's memory at all.
+/// Checks whether the adapter can reach the device's memory at all.
 fn probe(regions: &Regions) -> Result<()> {
     let buffer = DeviceBuffer::new(&regions.context, PROBE_BYTES)?;
     let _entered = regions.context.enter()?;
-    // SAFETY: the region goes before the buffer.
+    // SAFETY: the region is dropped before the buffer.
     let region = unsafe { regions.register_device(buffer.address(), PROBE_BYTES) };
     region.map(drop)
 }
@@ -172,8 +174,8 @@ impl CopyEngine for GdrEngine {
         unsafe { self.keep_pool(base, len, true) }
     }
 
-    /// Memory that is not registered is registered for the time of each batch that names it, which costs more than the
-    /// copy.
+    /// Memory without a registration is registered for the duration of each batch that uses it, which costs more than
+    /// the copy.
     unsafe fn register_device(&self, address: u64, len: usize) -> Result<DeviceMemory> {
         // SAFETY: the caller's contract.
         Ok(DeviceMemory::new(Box::new(unsafe { self.keep_device(address, len) }?)))
@@ -186,7 +188,7 @@ impl fmt::Debug for GdrEngine {
     }
 }
 
-/// A pool, as far as it is registered.
+/// A pool and its registered pieces.
 struct Pool {
     regions: Arc<Regions>,
     pieces: Mutex<Vec<Arc<Mr>>>,

@@ -1,7 +1,7 @@
-//! `use_gdr: auto`: an adapter, until it turns out that it cannot reach the engine's memory.
+//! `use_gdr: auto`: uses an adapter until it turns out that it cannot reach the engine's memory.
 //!
-//! A small buffer shows at attach whether the adapter reaches any memory of the device. The KV cache itself may still be
-//! more than the GPU's window on the bus holds. Then all copies go the way that they go without an adapter.
+//! A small buffer shows at attach whether the adapter reaches any memory of the device. The KV cache itself may still
+//! exceed the GPU's window on the bus. Then all copies go the way that they go without an adapter.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock, Weak};
@@ -16,7 +16,7 @@ use crate::gdr::attach::say_unused;
 use crate::gdr::engine::GdrEngine;
 use crate::pool::{DeviceMemory, PoolRegistration, Registration};
 
-/// Makes the engine that is used without an adapter.
+/// Makes the engine without an adapter.
 type Make = Box<dyn FnOnce() -> Result<Arc<dyn CopyEngine>> + Send>;
 
 /// See the module.
@@ -24,20 +24,20 @@ pub(crate) struct Fallback {
     by_adapter: GdrEngine,
     make: Mutex<Option<Make>>,
     instead: OnceLock<Arc<dyn CopyEngine>>,
-    /// Pools that are registered; locked while they go from one engine to the other.
+    /// Registered pools; locked while they move from one engine to the other.
     pools: Mutex<Vec<Weak<Pool>>>,
 }
 
-/// Host memory that one of the two engines knows.
+/// Host memory registered with one of the two engines.
 struct Pool {
     base: usize,
     len: usize,
     reserved: bool,
-    /// None once its owner has let go of it: then the memory may be gone.
+    /// `None` after its owner has dropped it: then the memory may be freed.
     registration: Mutex<Option<PoolRegistration>>,
 }
 
-/// What the pool's owner has.
+/// The handle of the pool's owner.
 struct Owned(Arc<Pool>);
 
 impl Fallback {
@@ -63,7 +63,7 @@ impl Fallback {
         Ok(PoolRegistration::new(Box::new(Owned(pool))))
     }
 
-    /// From now on copies go without the adapter.
+    /// Switches to copies without the adapter.
     fn give_up(&self, why: &Error) -> Result<()> {
         let mut make = self.make.lock();
         if self.instead.get().is_some() {
@@ -89,11 +89,11 @@ impl Pool {
         if registration.take().is_none() {
             return;
         }
-        // SAFETY: its owner has not let go of it, and waits for this lock before it does: until then the memory stays
+        // SAFETY: its owner has not dropped it, and waits for this lock before it does: until then the memory stays
         // mapped (`CopyEngine::register_pool`).
         match unsafe { register(engine, self.base, self.len, self.reserved) } {
             Ok(registered) => *registration = Some(registered),
-            // Copies are slower, and right.
+            // Copies are slower, but correct.
             Err(error) => {
                 tracing::warn!("the pool is not registered: {error}");
                 *registration = Some(PoolRegistration::none());

@@ -19,10 +19,10 @@ use crate::gdr::posting::Posting;
 use crate::gdr::regions::{InUse, Regions};
 use crate::limit::thread_of_an_engine;
 
-/// Largest request: below every device's limit, and a multiple of a page.
+/// Size limit of a request: below every device's limit, and a multiple of a page.
 const REQUEST_BYTES_MAX: usize = 1 << 20;
 
-/// What a lane's thread needs.
+/// The parts that a lane's thread needs.
 pub(crate) struct LaneParts {
     pub(crate) context: Arc<Context>,
     pub(crate) regions: Arc<Regions>,
@@ -36,7 +36,7 @@ pub(crate) struct Lane {
     direction: Direction,
     parts: Arc<LaneParts>,
     events: Arc<EventPool>,
-    /// Waits for the engines' events, so that the thread can wait for events that nobody uses again.
+    /// Waits for the engines' events, so that the thread can wait for events that are not reused.
     before: Stream,
     queue: Mutex<Option<Sender<Job>>>,
     thread: Option<JoinHandle<()>>,
@@ -45,19 +45,19 @@ pub(crate) struct Lane {
 struct Job {
     batch: CopyBatch,
     sink: Arc<dyn GroupSink>,
-    /// Comes after what the batch waits for.
+    /// An event after the event of the batch.
     after: Option<Arc<Event>>,
     submitted: Arc<Submitted>,
 }
 
 impl Drop for Job {
-    /// However a job ends, nobody waits for it any more (P2).
+    /// However a job ends, a waiting `run` is released (P2).
     fn drop(&mut self) {
         self.submitted.set();
     }
 }
 
-/// Tells `run` that all groups of a load were submitted.
+/// Notifies `run` that all groups of a load were submitted.
 #[derive(Default)]
 struct Submitted {
     all: Mutex<bool>,
@@ -141,22 +141,22 @@ impl Drop for Lane {
     }
 }
 
-/// The thread's own.
+/// The state of the thread.
 struct Worker {
     direction: Direction,
     parts: Arc<LaneParts>,
     events: Arc<EventPool>,
-    /// Events of loads are recorded here; nothing else is ever on it.
+    /// The stream on which events of loads are recorded; it never holds anything else.
     behind: Stream,
-    /// None after a failure, until the next batch.
+    /// `None` after a failure, until the next batch.
     posting: Option<Posting>,
 }
 
-/// How far a batch's reports have come.
+/// The progress of a batch's reports.
 struct Reports<'a> {
     job: &'a Job,
     next: usize,
-    /// Groups that were posted whole.
+    /// Number of groups posted completely.
     posted: usize,
 }
 
@@ -190,7 +190,7 @@ impl Worker {
             match self.carry_out(&mut posting, &mut in_use, &mut reports) {
                 Ok(()) => self.posting = Some(posting),
                 Err(error) => {
-                    // Destroyed queue pairs touch no memory any more; only then is it the caller's again.
+                    // Destroyed queue pairs touch no memory any more; only then may the caller have it back.
                     drop(posting);
                     drop(in_use);
                     self.fail(&mut reports, &error);
@@ -231,7 +231,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Cuts a copy where regions end, and at the largest request.
+    /// Posts a copy, cut at the ends of regions and at the largest request.
     fn push(
         &self,
         posting: &mut Posting,
@@ -253,7 +253,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Reports groups that have ended, in order.
+    /// Reports completed groups, in order.
     fn report(&self, posting: &Posting, reports: &mut Reports<'_>) -> Result<()> {
         let at_once = match self.direction {
             Direction::ToHost => self.parts.mutation.is(Mistake::ReportAtOnce),

@@ -1,15 +1,15 @@
-//! Mistakes that tests build into the GPUDirect engine.
+//! Deliberate mistakes that tests plant in the GPUDirect engine.
 
 /// A mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mistake {
     /// Copies do not wait for the engine's compute event.
     SkipComputeWait,
-    /// Groups end when they were posted.
+    /// Groups are reported when they were posted.
     ReportAtOnce,
     /// Groups of a load are submitted when they were posted.
     SubmitAtOnce,
-    /// A group ends with the first queue pair that is through.
+    /// A group ends with the first queue pair that has finished.
     OneQueuePairIsEnough,
     /// The first request of a list reports instead of the last.
     SignalFirst,
@@ -17,9 +17,9 @@ pub(crate) enum Mistake {
     SkipFlush,
     /// Registrations of a batch end when it was posted.
     RegionsEndEarly,
-    /// Groups that follow a failed one are reported as done.
+    /// Groups that follow a failed one are reported as successful.
     GoOnAfterFailure,
 }
 
-/// The mistake of an engine, if it has one.
+/// The deliberate mistake of an engine, if any.
 pub(crate) type Mutation = crate::mutation::Mutation<Mistake>;

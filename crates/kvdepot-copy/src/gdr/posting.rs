@@ -1,4 +1,4 @@
-//! Queue pairs, what is under way on them, and whose it is.
+//! Queue pairs, their requests in flight, and the groups of these.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -12,23 +12,23 @@ use kvdepot_verbs::{
 use crate::batch::Direction;
 use crate::gdr::mutation::{Mistake, Mutation};
 
-/// Places of each queue pair's send queue.
+/// Capacity of each queue pair's send queue.
 const PLACES: u32 = 256;
-/// Requests that are handed over with one ring of the doorbell.
+/// Number of requests posted with one ring of the doorbell.
 const LIST_MAX: usize = 32;
 /// How long completions are polled for before the thread sleeps.
 const SPIN: Duration = Duration::from_micros(50);
-/// Bytes that are read back to push writes to the device: the fewest, because a copy may be that short.
+/// Number of bytes read back to push writes to the device. It is the minimum, because a copy may be that short.
 const FLUSH_BYTES: u32 = 1;
 
-/// One queue pair and its requests under way.
+/// A queue pair and its requests in flight.
 struct Queue {
     qp: Qp,
     list: SendList,
-    /// Signalled requests in order: places that each frees, its group, and whether it is the group's last here.
+    /// Signalled requests in order: the places that each frees, its group, and whether it is the group's last here.
     marks: VecDeque<Mark>,
     places_used: u32,
-    /// Where the list's group wrote last.
+    /// The last write of the list's group.
     last_write: Option<Remote>,
 }
 
@@ -47,7 +47,7 @@ pub(crate) struct Posting {
     cq: Cq,
     scratch: Buffer,
     next: usize,
-    /// Marks that each group of the batch still waits for.
+    /// Number of marks that each group of the batch still waits for.
     waiting: Vec<usize>,
     completions: Vec<Completion>,
 }
@@ -111,11 +111,11 @@ impl Posting {
                 queue.last_write = Some(remote);
             }
         }
-        // One place is kept for the request that pushes writes.
+        // One place is reserved for the request that pushes writes.
         if queue.list.len() + 1 >= LIST_MAX { self.post(index, group, false) } else { Ok(()) }
     }
 
-    /// Posts what is left of a group; from here on it ends by itself.
+    /// Posts the rest of a group. From here on it completes without further calls.
     pub(crate) fn end_group(&mut self, group: usize) -> Result<()> {
         for index in 0..self.queues.len() {
             let queue = &mut self.queues[index];
@@ -150,12 +150,12 @@ impl Posting {
         Ok(())
     }
 
-    /// Whether nothing of a group that was posted is under way any more.
+    /// Returns whether no posted request of a group is in flight.
     pub(crate) fn has_ended(&self, group: usize) -> bool {
         self.waiting[group] == 0
     }
 
-    /// Takes what has completed, without waiting.
+    /// Takes completions without waiting.
     pub(crate) fn poll(&mut self) -> Result<()> {
         self.completions.clear();
         self.cq.poll(&mut self.completions)?;

@@ -1,4 +1,4 @@
-//! What is registered with the adapter.
+//! The memory registered with the adapter.
 
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
@@ -12,25 +12,25 @@ use crate::cuda::context::Context;
 /// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`.
 const HANDLE_DMA_BUF: i32 = 1;
 
-/// Pool memory, which the adapter alone reads and writes. Bytes may land in any order between completions: a completion is
-/// written behind them, and a READ that pushes a load's bytes along the bus never passes them.
+/// Access to pool memory, which only the adapter reads and writes. Bytes may arrive in any order between completions: a
+/// completion is written after them, and a READ that pushes a load's bytes along the bus never passes them.
 const HOST_ACCESS: Access = Access { relaxed_ordering: true, ..Access::LOCAL };
-/// The device's memory, named by the queue pairs as a peer's.
+/// Access to the device's memory, which the queue pairs address as a peer's.
 const DEVICE_ACCESS: Access = Access { relaxed_ordering: true, ..Access::ALL };
 
 /// Regions of one kind of memory, by address.
 pub(crate) type Known = RwLock<Vec<Arc<Mr>>>;
 
-/// What an engine registered ahead, and how to register more.
+/// The regions that an engine registered in advance, and the means to register more.
 #[derive(Debug)]
 pub(crate) struct Regions {
     pub(crate) pd: Pd,
     pub(crate) context: Arc<Context>,
     pub(crate) host: Known,
     pub(crate) device: Known,
-    /// Regions of `device`, and how many registrations use each.
+    /// The regions of `device`, with the number of registrations that use each.
     kept: Mutex<Vec<(Arc<Mr>, usize)>>,
-    /// The kernel's pages: what the driver exports as a dma-buf is made of whole ones.
+    /// The kernel's page size: the driver exports whole pages as a dma-buf.
     page_bytes: u64,
 }
 
@@ -46,10 +46,10 @@ impl Regions {
         })
     }
 
-    /// Regions that cover a range of the device's memory, until each was given to `release`. Whoever asks for the same
-    /// range gets the same regions: a GPU's window on the bus is small. A range that cannot be registered as one is cut
-    /// where allocations end, since an adapter takes memory of one allocation only, and neighbours often touch. The
-    /// context is current.
+    /// Returns regions that cover a range of the device's memory until each was passed to `release`. Registrations of
+    /// the same range share regions, since a GPU's window on the bus is small. A range that cannot be registered as one
+    /// is cut at the ends of allocations: an adapter takes memory of one allocation only, and allocations are often
+    /// adjacent. The context is current.
     ///
     /// # Safety
     /// As for `Mr::register`, for memory of the device.
@@ -75,7 +75,7 @@ impl Regions {
         Ok(regions)
     }
 
-    /// Ends one use of a region that `keep` gave.
+    /// Releases one use of a region that `keep` returned.
     pub(crate) fn release(&self, mr: &Arc<Mr>) {
         self.let_go(&mut self.kept.lock(), mr);
     }
@@ -104,7 +104,7 @@ impl Regions {
         }
     }
 
-    /// The parts of a range that lie in one allocation each; none if some of it lies in none.
+    /// Returns the parts of a range that lie in one allocation each; `None` if some of it lies in no allocation.
     fn cut(&self, address: u64, len: usize) -> Option<Vec<(u64, usize)>> {
         let end = address.checked_add(len as u64)?;
         let (mut parts, mut at) = (Vec::new(), address);
@@ -125,8 +125,8 @@ impl Regions {
         unsafe { Mr::register(&self.pd, address as *mut u8, len, HOST_ACCESS) }.map(Arc::new)
     }
 
-    /// Registers memory of the device: by dma-buf where driver and adapter can, else by its address (peer memory). The
-    /// context is current.
+    /// Registers memory of the device: as a dma-buf if driver and adapter support it, else by its address (peer
+    /// memory). The context is current.
     ///
     /// # Safety
     /// As for `Mr::register`, for memory of the device.
@@ -147,20 +147,20 @@ impl Regions {
         by_address.map(Arc::new).map_err(|error| error.with("by_dma_buf", first))
     }
 
-    /// A dma-buf of the device's memory, if the driver can make one.
+    /// Exports the device's memory as a dma-buf, if the driver can.
     fn export(&self, address: u64, len: usize) -> Result<OwnedFd> {
         let Some(export) = self.context.table().mem_get_handle else {
             return Err(Error::new(ErrorKind::Unsupported, "the CUDA driver exports no memory as a dma-buf"));
         };
         let mut fd = -1;
-        // SAFETY: the place lives during the call and has room for a descriptor.
+        // SAFETY: the pointer is valid during the call and has space for a descriptor.
         let code = unsafe { export((&raw mut fd).cast(), address, len, HANDLE_DMA_BUF, 0) };
         self.context.check("cuMemGetHandleForAddressRange", code)?;
-        // SAFETY: a new descriptor that nobody else has.
+        // SAFETY: a new descriptor without another owner.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
-    /// The allocation of the device's memory that an address lies in. The context is current.
+    /// Returns the allocation of the device's memory that contains an address. The context is current.
     fn allocation(&self, address: u64) -> Result<(u64, usize)> {
         let (mut base, mut len) = (0, 0);
         // SAFETY: the pointers live during the call.
@@ -171,10 +171,10 @@ impl Regions {
     }
 }
 
-/// Adds a region to those that are known.
+/// Adds a region to the known ones.
 pub(crate) fn add(known: &Known, mr: &Arc<Mr>) {
     let mut regions = known.write();
-    // Behind one that begins at the same address: the last that was added is found first.
+    // Behind regions with the same start: the last one added is found first.
     let at = regions.partition_point(|other| other.address() <= mr.address());
     regions.insert(at, Arc::clone(mr));
 }
@@ -183,8 +183,8 @@ pub(crate) fn remove(known: &Known, mr: &Arc<Mr>) {
     known.write().retain(|other| !Arc::ptr_eq(other, mr));
 }
 
-/// What one batch uses: regions that are known, and those made for it. It keeps them until it is dropped, so drop it when
-/// the adapter is through.
+/// The regions of one batch: known ones, and those made for it. It keeps them until it is dropped, so drop it after the
+/// adapter has finished.
 #[derive(Debug)]
 pub(crate) struct InUse<'a> {
     regions: &'a Regions,
@@ -197,10 +197,10 @@ impl<'a> InUse<'a> {
         Self { regions, host: regions.host.read().clone(), device: regions.device.read().clone() }
     }
 
-    /// The region of host memory that `address` lies in, and how much of `len` bytes it covers.
+    /// Returns the region of host memory that contains `address`, and how much of `len` bytes it covers.
     ///
     /// # Safety
-    /// The range is valid until this is dropped.
+    /// The range is valid until this value is dropped.
     pub(crate) unsafe fn host(&mut self, address: u64, len: usize) -> Result<(Arc<Mr>, usize)> {
         if let Some(found) = covering(&self.host, address, len) {
             return Ok(found);
@@ -211,8 +211,8 @@ impl<'a> InUse<'a> {
         Ok((mr, len))
     }
 
-    /// The region of the device's memory that `address` lies in, and how much of `len` bytes it covers. The context is
-    /// current.
+    /// Returns the region of the device's memory that contains `address`, and how much of `len` bytes it covers. The
+    /// context is current.
     ///
     /// # Safety
     /// As for `host`.
@@ -221,14 +221,14 @@ impl<'a> InUse<'a> {
             return Ok(found);
         }
         let (base, allocated) = self.regions.allocation(address)?;
-        // SAFETY: what holds a valid range is an allocation that lives as long.
+        // SAFETY: a valid range lies in an allocation that lives as long.
         let mr = unsafe { self.regions.register_device(base, allocated) }?;
         insert(&mut self.device, &mr);
         let left = (base + allocated as u64 - address) as usize;
         Ok((mr, len.min(left)))
     }
 
-    /// Forgets regions while the adapter may still use them: a mistake that tests make.
+    /// Drops regions while the adapter may still use them: a deliberate mistake of tests.
     pub(crate) fn end_early(&mut self) {
         self.host.clear();
         self.device.clear();
@@ -240,8 +240,8 @@ fn insert(regions: &mut Vec<Arc<Mr>>, mr: &Arc<Mr>) {
     regions.insert(at, Arc::clone(mr));
 }
 
-/// Regions do not contain one another, but those made for a batch may overlap others: the last that begins at or before
-/// the address, and those before it that still reach it.
+/// Finds the region of an address. Regions do not contain one another, but those made for a batch may overlap others:
+/// it checks the last that begins at or before the address, then those before it that still reach it.
 fn covering(regions: &[Arc<Mr>], address: u64, len: usize) -> Option<(Arc<Mr>, usize)> {
     let end = regions.partition_point(|mr| mr.address() <= address);
     let found = regions[..end].iter().rev().find(|mr| mr.covers(address, 1))?;

@@ -67,6 +67,8 @@ impl EvictionPolicy for Lru {
         Search::Nothing
     }
 
+    fn choose(&mut self, _slot: SlotId) {}
+
     fn coldest(&self, look: &mut dyn FnMut(SlotId, bool) -> bool) {
         let mut next = self.lists.oldest(RECENCY);
         while let Some(slot) = next.filter(|&slot| look(slot, true)) {

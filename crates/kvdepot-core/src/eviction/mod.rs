@@ -52,6 +52,10 @@ pub trait EvictionPolicy: Send + Debug {
     /// of leased slots is paid for once and not by every search after.
     fn victim(&mut self, looks: &mut usize, may_evict: &mut dyn FnMut(SlotId) -> bool) -> Search;
 
+    /// The caller evicts this slot, which `coldest` showed it as one that goes, before its turn. Its removal comes next and counts
+    /// as that of a slot which `victim` found.
+    fn choose(&mut self, slot: SlotId);
+
     /// Walks over the slots from those that go next, without changing their order, until `look` returns `false`.
     /// `look` is told whether the slot would go when its turn comes, or is kept for its uses.
     fn coldest(&self, look: &mut dyn FnMut(SlotId, bool) -> bool);

@@ -154,6 +154,10 @@ impl EvictionPolicy for S3Fifo {
         Search::Nothing
     }
 
+    fn choose(&mut self, slot: SlotId) {
+        self.chosen = Some(slot);
+    }
+
     fn coldest(&self, look: &mut dyn FnMut(SlotId, bool) -> bool) {
         let order = if self.small_is_full() { [SMALL, MAIN] } else { [MAIN, SMALL] };
         for list in order {

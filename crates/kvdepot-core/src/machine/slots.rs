@@ -226,6 +226,14 @@ impl Slot {
         Runs::from_slice(&[Run { offset, len: self.bytes() }])
     }
 
+    /// Where its bytes begin, which tells the region that the slot lies in.
+    pub(crate) fn first_byte(&self) -> u64 {
+        match self.rare_runs().first() {
+            Some(run) if self.pages == 0 => run.offset,
+            _ => u64::from(self.first_page) * BLOCK_ALIGN_BYTES,
+        }
+    }
+
     pub(crate) fn bytes(&self) -> u64 {
         if self.pages == 0 {
             return self.rare_runs().iter().map(|run| run.len).sum();

@@ -51,11 +51,11 @@ fn blocks_released_behind_a_search_are_found() {
     lab.machine.check().unwrap();
 }
 
-#[test]
-fn an_allocation_evicts_no_more_blocks_in_many_steps_than_in_one() {
+/// A full pool of which every other block is leased: no evictions make room for a block that would need a hundred pieces of
+/// memory. And the namespace of such blocks.
+fn scattered() -> (Lab, NamespaceHandle) {
     let mut lab = Lab::new("lru", BLOCKS, 0);
     lab.dump(0, BLOCKS);
-    // Every other block is leased: no evictions make room for a block that would need a hundred pieces of memory.
     let namespace = lab.namespace;
     for first in (0..BLOCKS).step_by(2000) {
         let hashes = hashes(first, 2000).into_iter().step_by(2).collect();
@@ -70,9 +70,28 @@ fn an_allocation_evicts_no_more_blocks_in_many_steps_than_in_one() {
         lab.ask_as(2, request);
     }
     let large = namespace_of(&mut lab, "large", 100 * BLOCK);
+    (lab, large)
+}
+
+#[test]
+fn an_allocation_evicts_no_more_blocks_in_many_steps_than_in_one() {
+    let (mut lab, large) = scattered();
     let got = leases(lab.ask(reserve_in(large, 0, 1)));
     assert_eq!(got.len(), 0, "it does not fit");
     assert_eq!(lab.blocks(), BLOCKS - 1024);
+    lab.machine.check().unwrap();
+}
+
+#[test]
+fn an_allocation_that_was_given_up_takes_no_evictions_from_the_next_one() {
+    let (mut lab, large) = scattered();
+    // Its client ends after the first step.
+    step(&mut lab.machine, Event::Request { token: 1 << 40, owner: 3, request: reserve_in(large, 0, 1) });
+    let left = lab.blocks();
+    assert!(left < BLOCKS, "it has evicted some");
+    lab.now = 60_000_000_000;
+    assert_eq!(leases(lab.ask(reserve_in(large, 0, 1))).len(), 0, "it does not fit");
+    assert_eq!(lab.blocks(), left - 1024);
     lab.machine.check().unwrap();
 }
 

@@ -21,6 +21,8 @@ pub(super) struct Lab {
     pub(super) namespace: NamespaceHandle,
     replies: Vec<(Token, Result<Reply>)>,
     pub(super) commands: Vec<Command>,
+    /// Nanoseconds.
+    pub(super) now: u64,
     /// Most looks of one step, and its event.
     most: (u64, &'static str),
     steps: usize,
@@ -38,7 +40,8 @@ impl Lab {
         };
         let machine = Machine::new(pool, tiers);
         let (replies, commands) = (Vec::new(), Vec::new());
-        let mut lab = Self { machine, tokens: 0, namespace: 0, replies, commands, most: (0, ""), steps: 0 };
+        let mut lab =
+            Self { machine, tokens: 0, namespace: 0, replies, commands, now: 0, most: (0, ""), steps: 0 };
         let layout = BlockLayout::uniform(1, &[BLOCK]).unwrap();
         let spec = Arc::new(NamespaceSpec::new("{\"model\":\"a\"}", layout).unwrap());
         let Reply::Namespace(opened) = lab.ask(Request::OpenNamespace { spec, epoch: 0 }) else {
@@ -54,7 +57,7 @@ impl Lab {
         while let Some(event) = todo.pop_front() {
             let (mut out, name) = (Effects::default(), event.name());
             let before = self.machine.pool.slot_looks();
-            self.machine.step(0, event, &mut out);
+            self.machine.step(self.now, event, &mut out);
             let looks = self.machine.pool.slot_looks() - before;
             assert!(looks <= LOOKS_MAX, "{name} looked at {looks} slots");
             self.most = self.most.max((looks, name));

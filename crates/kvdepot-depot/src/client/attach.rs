@@ -1,4 +1,5 @@
-//! Attachment to a depot: found or started, lost and found again in the background, at no cost to who asks (P6).
+//! The attachment to a depot: found or started, and after a loss found again in the background, at no cost to callers
+//! (P6).
 
 use std::fmt;
 use std::path::PathBuf;
@@ -20,41 +21,41 @@ use crate::message::{Hashes, NamespaceHandle, Request, Response};
 use crate::stats::Stats;
 use crate::user::User;
 
-/// Pauses between tries to attach.
+/// Pauses between attempts to attach.
 const RETRY_MIN: Duration = Duration::from_millis(20);
 const RETRY_MAX: Duration = Duration::from_secs(1);
-/// How often an attached process looks whether its depot still is.
+/// How often an attached process checks whether its depot is still there.
 const WATCH: Duration = Duration::from_millis(200);
-/// How long a depot may take to shake hands, or to open a namespace, in the background.
+/// The longest time for a handshake, or for opening a namespace, in the background.
 const HANDSHAKE_WAIT: Duration = Duration::from_secs(5);
-/// Lanes kept for reuse.
+/// Number of lanes kept for reuse.
 const IDLE_LANES_MAX: usize = 16;
 
-/// Where the depot is.
+/// The depot to attach to.
 pub(crate) enum Target {
     Embedded(Depot, User),
     Socket { path: PathBuf, spawner: Option<Spawner> },
 }
 
-/// How much an engine may have under way.
+/// Limits of an engine's tasks.
 #[derive(Clone, Copy, Debug)]
 pub struct QueueDepths {
-    /// Tasks that may wait in a store.
+    /// Number of tasks that may be queued in a store.
     pub waiting: u64,
-    /// Shards of blocks that may be under way in a task.
+    /// Number of shards of blocks that may be in flight in a task.
     pub running: u64,
 }
 
-/// One life of a depot, as this process sees it.
+/// One lifetime of a depot, as this process sees it.
 pub(crate) struct Generation {
     pub(crate) welcome: Welcome,
     pub(crate) pool: Arc<AttachedPool>,
     lanes: Mutex<Vec<Lane>>,
     handles: RwLock<HashMap<String, NamespaceHandle>>,
-    /// The lane on which claims are leased: one, so that a call of the scheduler finds it warm.
+    /// The lane on which claims are leased. There is only one, so that the scheduler's calls find it connected.
     claims: Mutex<Option<Lane>>,
     lost: AtomicBool,
-    /// Whether the depot was told that no copy of this process concerns a depot before.
+    /// Whether the depot was told that no copy of this process concerns an earlier depot.
     told_ended: AtomicBool,
 }
 
@@ -62,22 +63,22 @@ pub(crate) struct Generation {
 pub struct Attachment {
     target: Target,
     current: RwLock<Option<Arc<Generation>>>,
-    /// Descriptions of namespaces to open whenever a depot is found.
+    /// Namespaces to open whenever a depot is found.
     namespaces: Mutex<Vec<Arc<NamespaceSpec>>>,
-    /// The pool that is mapped: of the depot that is attached, or of the one that was last and may come back.
+    /// The mapped pool: that of the attached depot, or of the last one, which may come back.
     pool: Mutex<Option<Arc<AttachedPool>>>,
     pub(crate) devices: Devices,
     signal: Mutex<()>,
     wake: Condvar,
     refused: Mutex<Option<Error>>,
-    /// Why no depot is attached, as far as is known; empty while one is.
+    /// Why no depot is attached, if known; empty while one is.
     trouble: Mutex<String>,
-    /// Bounds of this client's queues where they are not the depot's.
+    /// Limits of this client's queues, if they differ from the depot's.
     queue_depths: OnceLock<QueueDepths>,
     /// Whether the depot's pool only passes blocks on to its tiers.
     passes_through: AtomicBool,
     stopping: AtomicBool,
-    /// Bound of a call that an engine's thread waits for.
+    /// Time limit of a call that an engine's thread waits for.
     pub(crate) call_timeout: Duration,
     /// Counters of this client; failures by kind.
     pub(crate) stats: Stats,
@@ -103,8 +104,8 @@ impl Attachment {
         Ok(Arc::new(this))
     }
 
-    /// Attaches to the depot at `path`, started with `command` when none answers; waits up to `wait` for the first
-    /// attachment, then goes on in the background. Only a peer that cannot be talked to is an error.
+    /// Attaches to the depot at `path`, and starts one with `command` if none answers. Waits up to `wait` for the first
+    /// attachment, then continues in the background. Only a peer with which communication is impossible is an error.
     pub fn connect(
         path: PathBuf,
         command: Option<Vec<String>>,
@@ -151,24 +152,24 @@ impl Attachment {
         }
     }
 
-    /// Whether calls reach a depot now.
+    /// Returns whether calls reach a depot now.
     pub fn attached(&self) -> bool {
         !matches!(&self.target, Target::Embedded(depot, _) if depot.is_dead())
             && self.current.read().is_some()
     }
 
-    /// Why no depot is attached, as far as is known; empty while one is.
+    /// Returns why no depot is attached, if known; empty while one is.
     pub fn trouble(&self) -> String {
         if self.attached() { String::new() } else { self.trouble.lock().clone() }
     }
 
-    /// Bounds of the queues of stores that are made from now on, in place of those that the depot was started with. The first
-    /// call counts.
+    /// Sets the limits of queues for stores made from now on, in place of those that the depot was started with. Only
+    /// the first call has an effect.
     pub fn set_queue_depths(&self, depths: QueueDepths) {
         let _ = self.queue_depths.set(depths);
     }
 
-    /// Says whether the depot's pool only passes blocks on to its tiers: log lines of tasks then name them so.
+    /// Sets whether the depot's pool only passes blocks on to its tiers, which log lines of tasks reflect.
     pub fn set_passes_through(&self, passes_through: bool) {
         self.passes_through.store(passes_through, Ordering::Relaxed);
     }
@@ -177,7 +178,7 @@ impl Attachment {
         self.passes_through.load(Ordering::Relaxed)
     }
 
-    /// The bounds of this client's queues at the depot of a generation.
+    /// Returns the limits of this client's queues at the depot of a generation.
     pub(crate) fn queue_depths(&self, generation: &Generation) -> QueueDepths {
         let welcome = &generation.welcome;
         let depots =
@@ -185,7 +186,7 @@ impl Attachment {
         self.queue_depths.get().copied().unwrap_or_else(depots)
     }
 
-    /// How many tasks may wait in a store; `None` while only a depot could tell, and none is attached.
+    /// Returns how many tasks may be queued in a store; `None` if only a depot could tell and none is attached.
     pub(crate) fn waiting_queue_depth(&self) -> Option<u64> {
         let own = self.queue_depths.get().map(|depths| depths.waiting);
         own.or_else(|| self.generation().ok().map(|generation| generation.welcome.waiting_queue_depth))
@@ -214,7 +215,7 @@ impl Attachment {
             {
                 Ok(())
             }
-            // Tried again in the background; until then all of it is a miss (P2).
+            // Retried in the background; until then all of its blocks are misses (P2).
             Err(error) if error.kind() == ErrorKind::NoSpace => {
                 tracing::warn!("a namespace is not opened yet, its blocks are misses: {error}");
                 Ok(())
@@ -236,13 +237,14 @@ impl Attachment {
         Ok(handle)
     }
 
-    /// The namespace's number at the depot of this generation. Never waits: what is not open yet is being opened.
+    /// Returns the namespace's number at the depot of this generation. Never waits: if it is not open yet, it is being
+    /// opened.
     pub(crate) fn handle(&self, generation: &Generation, spec: &NamespaceSpec) -> Result<NamespaceHandle> {
         let handle = generation.handles.read().get(spec.canonical()).copied();
         handle.ok_or_else(|| Error::new(ErrorKind::Unavailable, "the depot does not know this namespace yet"))
     }
 
-    /// A lane of this generation, new or used.
+    /// Returns a lane of this generation, new or reused.
     pub(crate) fn lane(self: &Arc<Self>, generation: &Arc<Generation>, wait: Duration) -> Result<LaneGuard> {
         if let Some(lane) = generation.lanes.lock().pop() {
             return Ok(LaneGuard {
@@ -260,7 +262,7 @@ impl Attachment {
                     self.lost(generation, "another depot answers now");
                     return Err(Error::new(ErrorKind::Unavailable, "the depot was replaced"));
                 }
-                // A depot with too many connections closes new ones unheard, and goes on serving the others.
+                // A depot with too many connections closes new ones without an answer, and keeps serving the others.
                 Err(error)
                     if matches!(error.kind(), ErrorKind::Closed | ErrorKind::Busy)
                         && !generation.hung_up() =>
@@ -285,7 +287,7 @@ impl Attachment {
         })
     }
 
-    /// Does something on a lane; after an error of the way itself the lane is dropped and the depot lost.
+    /// Makes a call on a lane. After a transport error the lane is dropped and the depot counts as lost.
     fn call_on<T>(
         &self,
         generation: &Arc<Generation>,
@@ -299,7 +301,7 @@ impl Attachment {
         })
     }
 
-    /// Whether the depot answers a call in time; if not, it is lost.
+    /// Returns whether the depot answers a call in time. If not, it counts as lost.
     fn is_answering(self: &Arc<Self>, generation: &Arc<Generation>) -> bool {
         if let Ok(mut lane) = self.lane(generation, self.call_timeout)
             && lane.call(Request::Ping, Instant::now() + self.call_timeout).is_ok()
@@ -309,7 +311,8 @@ impl Attachment {
         !generation.lost.load(Ordering::Acquire)
     }
 
-    /// The depot of this generation does not answer any more: every call is a miss until it, or another, does.
+    /// Notes that the depot of this generation does not answer any more: every call is a miss until it, or another one,
+    /// does.
     pub(crate) fn lost(&self, generation: &Arc<Generation>, why: &str) {
         if matches!(self.target, Target::Embedded(..)) || generation.lost.swap(true, Ordering::AcqRel) {
             return;
@@ -328,7 +331,7 @@ impl Attachment {
         self.wake.notify_all();
     }
 
-    /// Ends the attachment: the background thread stops, lanes close, leases end.
+    /// Closes the attachment: the background thread stops, lanes close, leases end.
     pub fn close(&self) {
         self.stopping.store(true, Ordering::Release);
         if matches!(self.target, Target::Socket { .. })
@@ -341,7 +344,7 @@ impl Attachment {
         self.wake.notify_all();
     }
 
-    /// Lets go of the pool that is mapped, with its registrations: at once, or after the last copy that uses it.
+    /// Releases the mapped pool with its registrations: immediately, or after the last copy that uses it.
     fn give_up_pool(&self) {
         let pool = self.pool.lock().take();
         if let Some(pool) = pool {
@@ -349,7 +352,7 @@ impl Attachment {
         }
     }
 
-    /// The pool of the depot with this id, mapped unless it is already. The pool of any other depot is given up.
+    /// Returns the pool of the depot with this id, mapping it if needed. The pool of any other depot is released.
     fn take_pool(&self, depot: u64, passed: PassedPool) -> Result<Arc<AttachedPool>> {
         if let Some(pool) = self.pool.lock().as_ref().filter(|pool| pool.depot() == depot) {
             return Ok(Arc::clone(pool));
@@ -360,7 +363,7 @@ impl Attachment {
         Ok(pool)
     }
 
-    /// Opens the namespaces that this generation does not know yet; the first error, when all were tried.
+    /// Opens the namespaces that this generation does not know yet. Tries all of them and returns the first error.
     fn open_missing(self: &Arc<Self>, generation: &Arc<Generation>) -> Result<()> {
         let specs = self.namespaces.lock().clone();
         let mut outcome = Ok(());
@@ -370,8 +373,8 @@ impl Attachment {
         outcome
     }
 
-    /// Tells the depot, once, when no copy of this process can concern the pool of a depot before. Until then a depot that
-    /// has that pool after a crash gives nothing of it away.
+    /// Tells the depot, once, when no copy of this process can concern an earlier depot's pool. Until then a depot that
+    /// has that pool after a crash gives out no part of it.
     fn tell_ended(self: &Arc<Self>, generation: &Arc<Generation>) {
         if generation.told_ended.load(Ordering::Acquire) || !has_earlier_ended(generation.welcome.depot) {
             return;
@@ -388,7 +391,7 @@ impl Attachment {
         let Target::Socket { path, .. } = &self.target else { return Ok(()) };
         let (lane, welcome, passed) =
             Lane::connect(path, Instant::now() + HANDSHAKE_WAIT).inspect_err(|error| {
-                // Nobody listens: the depot that was attached is dead. One that is late is `Timeout`, and keeps its pool.
+                // No process listens: the attached depot is dead. A slow depot is `Timeout`, and its pool is kept.
                 if error.kind() == ErrorKind::Unavailable {
                     self.give_up_pool();
                 }
@@ -399,10 +402,10 @@ impl Attachment {
         if let Err(error) = self.open_missing(&generation) {
             tracing::warn!("a namespace cannot be opened, it is tried again: {error}");
         }
-        // The lane that opened everything is warm: the scheduler's first claim must not wait for a connect.
+        // The lane that opened everything is connected: the scheduler's first claim must not wait for a connect.
         *generation.claims.lock() = generation.lanes.lock().pop();
         let mut current = self.current.write();
-        // Who finds it lost from here on finds it in its place, and takes it away again.
+        // A caller that finds it lost from here on finds it in place, and removes it again.
         if generation.lost.load(Ordering::Acquire) {
             return Err(Error::new(ErrorKind::Unavailable, "the depot was lost while it was attached"));
         }
@@ -427,7 +430,7 @@ fn keep_attached(weak: &Weak<Attachment>) {
         }
         if let Ok(generation) = this.generation() {
             pause = RETRY_MIN;
-            // Who has nothing to ask would take a dead depot for a living one, until a load on it fails.
+            // An idle process would take a dead depot for a living one until a load on it fails.
             if generation.hung_up() {
                 this.lost(&generation, "it hung up");
             } else {
@@ -450,11 +453,11 @@ fn keep_attached(weak: &Weak<Attachment>) {
                         error.kind(),
                         ErrorKind::Version | ErrorKind::Protocol | ErrorKind::Permission
                     );
-                    // Whoever waits for the attachment may look only after the next try.
+                    // A caller that waits for the attachment may read this only after the next attempt.
                     if refused {
                         *this.refused.lock() = Some(error.clone());
                     }
-                    // Why a depot was lost tells more than that nobody answers since.
+                    // The reason for a loss says more than that no depot has answered since.
                     let mut trouble = this.trouble.lock();
                     if refused || trouble.is_empty() {
                         *trouble = error.to_string();
@@ -473,8 +476,8 @@ fn keep_attached(weak: &Weak<Attachment>) {
         let mut signal = this.signal.lock();
         let stopping = this.stopping.load(Ordering::Acquire);
         if this.attached() || stopping {
-            // Waked when a call finds the depot lost; now and then all the same, to notice that it is without a call,
-            // and that the attachment was dropped.
+            // Woken when a call finds the depot lost; otherwise periodically, to notice without a call that the depot
+            // is gone or the attachment was dropped.
             this.wake.wait_for(&mut signal, WATCH);
         } else {
             this.wake.wait_for(&mut signal, pause);
@@ -496,14 +499,14 @@ impl Generation {
         }
     }
 
-    /// Whether the depot has gone. A lane in use is left alone: its user finds that out.
+    /// Returns whether the depot has hung up. A lane in use is left alone: its user notices it.
     fn hung_up(&self) -> bool {
         let claims = self.claims.try_lock().is_some_and(|lane| lane.as_ref().is_some_and(Lane::hung_up));
         claims || self.lanes.lock().first().is_some_and(Lane::hung_up)
     }
 
-    /// An answer to a request of these namespaces. Where the depot does not know one of them any more, all are opened anew in
-    /// the background; until then each is a miss.
+    /// Returns an answer to a request that names these namespaces. If the depot does not know one of them any more, all
+    /// are opened again in the background; until then each is a miss.
     fn checked(&self, named: &[NamespaceHandle], response: Response) -> Result<Response> {
         response.into_result().inspect_err(|error| {
             if error.kind() == ErrorKind::NotFound && !named.is_empty() {
@@ -512,8 +515,8 @@ impl Generation {
         })
     }
 
-    /// Asks on the lane of the claims, about the hashes `ahead` and those of the request; a lane out of step is dropped,
-    /// and its claims' leases with it.
+    /// Makes a request on the lane of the claims, about the hashes `ahead` and those of the request. A lane that is out
+    /// of step is dropped, and its claims' leases with it.
     pub(crate) fn ask_claims(
         self: &Arc<Self>,
         attachment: &Arc<Attachment>,
@@ -541,8 +544,8 @@ impl Generation {
     }
 }
 
-/// A lane in use. It closes when dropped, which ends its leases; `finish` gives it back for reuse instead, when
-/// nothing is leased on it any more.
+/// A lane in use. Dropping it closes it, which ends its leases. `finish` returns it for reuse instead, when nothing is
+/// leased on it any more.
 pub(crate) struct LaneGuard {
     attachment: Arc<Attachment>,
     generation: Arc<Generation>,
@@ -551,7 +554,7 @@ pub(crate) struct LaneGuard {
 }
 
 impl LaneGuard {
-    /// Asks the depot; `Failed` answers come as errors and leave the lane in step.
+    /// Makes a call. `Failed` answers are returned as errors and leave the lane in step.
     pub(crate) fn call(&mut self, request: Request<'_>, deadline: Instant) -> Result<Response> {
         let named = request.namespaces();
         let call = |lane: &mut Lane| lane.call(request, deadline);
@@ -559,14 +562,14 @@ impl LaneGuard {
         self.generation.checked(&named, response)
     }
 
-    /// Has blocks that are asked for on this lane lie near a NUMA node, where the depot has room there.
+    /// Makes the depot place blocks requested on this lane near a NUMA node, where it has space.
     pub(crate) fn wish_near(&mut self, node: Option<u32>, deadline: Instant) -> Result<()> {
         let tell = |lane: &mut Lane| lane.wish_near(node, deadline);
         self.attachment.call_on(&self.generation, &mut self.lane, tell)
     }
 
-    /// As `call`, of a request that may wait for tiers: a depot that answers nobody is lost after `call_timeout`, not only
-    /// at the deadline.
+    /// Like `call`, for a request that may wait for tiers: a depot that answers no calls is lost after `call_timeout`,
+    /// not only at the deadline.
     pub(crate) fn call_patiently(&mut self, request: Request<'_>, deadline: Instant) -> Result<Response> {
         let (attachment, generation) = (&self.attachment, &self.generation);
         let is_answering = || attachment.is_answering(generation);
@@ -581,12 +584,12 @@ impl LaneGuard {
         self.lane.take()
     }
 
-    /// The lane with what is leased on it; calls fail from now on.
+    /// Takes the lane with everything leased on it; calls fail from now on.
     pub(crate) fn take(&mut self) -> Option<Lane> {
         self.lane.take()
     }
 
-    /// The lane holds no lease any more and can serve the next user.
+    /// Returns the lane for reuse. It must hold no lease any more.
     pub(crate) fn finish(mut self) {
         self.whole = true;
     }

@@ -1,5 +1,5 @@
-//! The pool of a depot as this process maps it. It stays mapped, and registered with devices, when the depot is lost and
-//! attached again; when the depot is dead it is given up at once, and unmapped after the last copy that uses it.
+//! A depot's pool as mapped by this process. It stays mapped, and registered with devices, when the depot is lost and
+//! attached again. When the depot is dead it is released immediately, and unmapped after the last copy that uses it.
 
 use std::sync::{Arc, Weak};
 
@@ -16,10 +16,10 @@ pub(crate) struct AttachedPool {
     mapping: Mutex<Option<Arc<PoolMapping>>>,
 }
 
-/// Every pool that this process has mapped, by its depot's id.
+/// All pools that this process has mapped, by the depot's id.
 static MAPPED: Mutex<Vec<(u64, Weak<PoolMapping>)>> = Mutex::new(Vec::new());
 
-/// Whether this process had pools of other depots mapped, and has none of them mapped any more: whoever copies holds the
+/// Returns whether this process had pools of other depots mapped and has none of them any more: a copy holds the
 /// mapping.
 pub(crate) fn has_earlier_ended(depot: u64) -> bool {
     let mapped = MAPPED.lock();
@@ -33,12 +33,12 @@ impl AttachedPool {
         Self { depot, mapping: Mutex::new(Some(mapping)) }
     }
 
-    /// Id of the depot that owns it.
+    /// Returns the id of the depot that owns it.
     pub(crate) const fn depot(&self) -> u64 {
         self.depot
     }
 
-    /// The mapping; `Unavailable` once the pool was given up.
+    /// Returns the mapping; `Unavailable` after the pool was released.
     pub(crate) fn mapping(&self) -> Result<Arc<PoolMapping>> {
         let gone =
             || Error::new(ErrorKind::Unavailable, "the pool of this depot was given up: the depot is gone");
@@ -48,16 +48,16 @@ impl AttachedPool {
     /// Unmaps the pool and ends its registrations as soon as no copy uses it.
     pub(crate) fn give_up(&self, devices: &Devices) {
         let Some(mapping) = self.mapping.lock().take() else { return };
-        // A device that asks for the mapping from here on gets none, so none registers it behind this.
+        // From here on a device that requests the mapping gets none, so none registers it after this.
         let registered: Vec<_> = devices.all().iter().filter_map(|device| device.forget(&mapping)).collect();
-        // A driver, or the kernel, may take seconds for it, in which the next depot can be attached. Without a thread it is
-        // done here.
+        // The driver or the kernel may take seconds, during which the next depot can be attached. If there is no
+        // thread, it is done here.
         let undo = move || drop((registered, mapping));
         let _ = std::thread::Builder::new().name("kvdepot-unmap".to_owned()).spawn(undo);
     }
 }
 
-/// The devices whose engines know pools of an attachment.
+/// The devices whose engines have pools of an attachment registered.
 #[derive(Debug, Default)]
 pub(crate) struct Devices(Mutex<Vec<Weak<DeviceEngine>>>);
 

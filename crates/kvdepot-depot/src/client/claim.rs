@@ -1,4 +1,4 @@
-//! A claim as its owner sees it. Operational failures settle it without a hit (P2, P6).
+//! A claim on its owner's side. Operational failures settle it without a hit (P2, P6).
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::client::attach::{Attachment, Generation};
 use crate::client::{hash_bytes, lane};
 use crate::message::{Arriving, ClaimGroup, Hashes, Request, Response};
 
-/// Shortest time between two questions to the depot about one claim.
+/// Minimum time between two polls of one claim.
 const POLL_PAUSE: Duration = Duration::from_micros(500);
 
 /// One KV-cache group of a claim: namespaces of all ranks, window in blocks (0 = full), hashes per block.
@@ -19,14 +19,13 @@ const POLL_PAUSE: Duration = Duration::from_micros(500);
 pub struct ClaimGroupSpec {
     /// Namespaces of all ranks.
     pub namespaces: Vec<Arc<NamespaceSpec>>,
-    /// Last blocks that the group needs; 0 = all.
+    /// Number of last blocks that the group needs; 0 = all.
     pub window_blocks: u32,
     /// Hash units per block, at least 1.
     pub hashes_per_block: u32,
 }
 
-/// A hit that is being made ready. Leases live on the lane that opened the claim, and all claims of an attachment
-/// share that lane.
+/// A hit being prepared. Its leases live on the lane that opened the claim, which all claims of an attachment share.
 pub struct Claim {
     attachment: Arc<Attachment>,
     generation: Option<Arc<Generation>>,
@@ -40,10 +39,11 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Opens a claim, which its client calls `label`; on a depot that is absent, hung or out of step it is settled with no hit.
+    /// Opens a claim that its client calls `label`. If the depot is absent, hung or out of step, the claim is settled without
+    /// a hit.
     ///
     /// # Errors
-    /// `Config` for arguments that no depot would take.
+    /// `Config` for arguments that no depot would accept.
     pub fn open(
         attachment: &Arc<Attachment>,
         groups: &[ClaimGroupSpec],
@@ -58,7 +58,7 @@ impl Claim {
                 "a claim needs groups, each with namespaces and hashes per block",
             ));
         }
-        // Nothing beyond the limit is asked for.
+        // Nothing beyond the limit is requested.
         let hashes = &hashes[..hashes.len().min(limit as usize).min(CLAIM_HASHES_MAX)];
         let mut claim = Self {
             attachment: Arc::clone(attachment),
@@ -108,10 +108,10 @@ impl Claim {
         self.ask(ahead, request)
     }
 
-    /// Asks on the lane that all claims share, about the hashes `ahead` and those of the request.
+    /// Makes a request on the lane that all claims share, about the hashes `ahead` and those of the request.
     fn ask(&mut self, ahead: &[BlockHash], request: Request<'_>) -> Result<()> {
         let generation = self.generation.clone().ok_or_else(lane::unexpected)?;
-        // Once for each frame: a depot takes its time for a prompt of a million tokens.
+        // Once for each frame: a depot takes longer for a prompt of a million tokens.
         let frames = ahead.len().div_ceil(BATCH_HASHES_MAX) + 1;
         let wait = self.attachment.call_timeout * u32::try_from(frames).unwrap_or(u32::MAX);
         let deadline = Instant::now() + wait;
@@ -140,7 +140,7 @@ impl Claim {
         self.arriving = None;
     }
 
-    /// `(settled, units, units from a tier)`; asks the depot at most every half millisecond.
+    /// Returns `(settled, units, units from a tier)`. Polls the depot at most every half millisecond.
     pub fn poll(&mut self) -> (bool, u32, u32) {
         if !self.settled && self.asked.elapsed() >= POLL_PAUSE {
             self.ask_or_miss(Request::ClaimPoll { claim: self.id, settle: false });
@@ -148,13 +148,13 @@ impl Claim {
         (self.settled, self.units, self.units_from_tier)
     }
 
-    /// What the last answer said of blocks on their way. A load may begin before they have all come: it waits for each
-    /// block itself, and fails those that never come.
+    /// Returns the last known state of blocks in flight. A load may begin before all of them have arrived: it waits for
+    /// each block itself, and fails those that never arrive.
     pub fn arriving(&self) -> Option<Arriving> {
         self.arriving.filter(|_| !self.settled)
     }
 
-    /// Polls until settled or the time has passed.
+    /// Polls until the claim is settled or the timeout has passed.
     pub fn wait(&mut self, timeout: Duration) -> (bool, u32, u32) {
         let deadline = Instant::now() + timeout;
         loop {
@@ -166,7 +166,7 @@ impl Claim {
         }
     }
 
-    /// Takes what has come so far.
+    /// Settles the claim with what has arrived so far.
     pub fn settle_now(&mut self) -> (bool, u32, u32) {
         self.end_with(Request::ClaimPoll { claim: self.id, settle: true })
     }
@@ -190,7 +190,7 @@ impl Claim {
         }
     }
 
-    /// Ends the leases; later calls do nothing.
+    /// Ends the leases. Later calls have no effect.
     pub fn release(&mut self) {
         if self.generation.is_some() {
             if let Err(error) = self.ask(&[], Request::ClaimRelease { claim: self.id }) {

@@ -1,4 +1,4 @@
-//! A copy engine and the pool that it was told about: shared by all stores whose pages are in one device's memory.
+//! A copy engine and the pool registered with it, shared by all stores with pages in the memory of one device.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use crate::client::attached_pool::AttachedPool;
 use crate::pool::{PoolMapping, own_node};
 
-/// Names of this library's threads begin with this.
+/// Prefix of the names of this library's threads.
 const OWN_THREADS: &str = "kvd";
 
 /// See the module.
@@ -19,9 +19,9 @@ const OWN_THREADS: &str = "kvd";
 pub struct DeviceEngine {
     registered: Mutex<Option<Arc<RegisteredPool>>>,
     decoding: AtomicBool,
-    /// The NUMA node that its device, or this process, is at.
+    /// The NUMA node of its device, or of this process.
     node: Option<u32>,
-    /// None only while it is dropped.
+    /// `None` only while it is dropped.
     engine: Option<Arc<dyn CopyEngine>>,
 }
 
@@ -30,7 +30,7 @@ impl Drop for DeviceEngine {
     fn drop(&mut self) {
         let (registered, engine) = (self.registered.get_mut().take(), self.engine.take());
         let end = move || {
-            // The pool before the engine that knows it.
+            // The pool before the engine with which it is registered.
             drop(registered);
             drop(engine);
         };
@@ -42,7 +42,8 @@ impl Drop for DeviceEngine {
     }
 }
 
-/// A pool that the engine knows. Held by every copy that names it: a pool that was replaced is given up after the last.
+/// A pool registered with the engine. Every copy that uses it holds it: a replaced pool is released after the last of
+/// them.
 #[derive(Debug)]
 pub(crate) struct RegisteredPool {
     registration: PoolRegistration,
@@ -66,31 +67,31 @@ impl DeviceEngine {
         })
     }
 
-    /// The engine.
+    /// Returns the engine.
     pub fn engine(&self) -> &Arc<dyn CopyEngine> {
         self.engine.as_ref().expect("an engine is there until it is dropped")
     }
 
-    /// The NUMA node near which its blocks are to lie; none where there is no such.
+    /// Returns the NUMA node near which its blocks should be placed, if any.
     pub(crate) const fn node(&self) -> Option<u32> {
         self.node
     }
 
-    /// Says whether the device decodes for somebody: then copies leave its multiprocessors alone.
+    /// Sets whether the device is decoding: then copies avoid its multiprocessors.
     pub(crate) fn set_decoding(&self, decoding: bool) {
         self.decoding.store(decoding, Ordering::Relaxed);
     }
 
-    /// What was said last.
+    /// Returns the last value of `set_decoding`.
     pub(crate) fn is_decoding(&self) -> bool {
         self.decoding.load(Ordering::Relaxed)
     }
 
-    /// Tells the engine about the pool, unless it knows it; registration goes on in the background. Copies keep what is
-    /// returned until they have ended.
+    /// Registers the pool with the engine, unless it is registered; registration continues in the background. Copies
+    /// keep the returned value until they have ended.
     pub(crate) fn pool(&self, pool: &AttachedPool) -> Result<Arc<RegisteredPool>> {
         let mut registered = self.registered.lock();
-        // Under the lock: `forget` comes after the pool was given up, so it finds what is registered here.
+        // Under the lock: `forget` comes after the pool was released, so it finds what is registered here.
         let mapping = pool.mapping()?;
         if let Some(known) = registered.as_ref().filter(|known| Arc::ptr_eq(&known.mapping, &mapping)) {
             return Ok(Arc::clone(known));
@@ -98,13 +99,14 @@ impl DeviceEngine {
         let registration = mapping.register_with(&**self.engine())?;
         let pool = Arc::new(RegisteredPool { registration, mapping });
         let replaced = registered.replace(Arc::clone(&pool));
-        // After the lock: a registration may take long to undo.
+        // After unlocking: undoing a registration may take long.
         drop(registered);
         drop(replaced);
         Ok(pool)
     }
 
-    /// Lets go of a pool that was given up: what to drop, which may take long. Copies under way keep it until they end.
+    /// Removes a released pool. Returns the value to drop, which may take long. Copies in flight keep the pool until
+    /// they end.
     pub(crate) fn forget(&self, mapping: &Arc<PoolMapping>) -> Option<Arc<RegisteredPool>> {
         self.registered.lock().take_if(|known| Arc::ptr_eq(&known.mapping, mapping))
     }

@@ -1,4 +1,4 @@
-//! Carrying out a dump: slots reserved, copied into, committed, a chunk of blocks at a time.
+//! Carries out a dump: reserves slots, copies into them and commits, one chunk of blocks at a time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,12 +17,12 @@ use crate::client::store::Work;
 use crate::client::{hash_bytes, partial};
 use crate::message::{Grant, Hashes, Request, Response, Shards};
 
-/// Bytes of a chunk: enough to hide the calls, little enough that the first blocks are soon visible.
+/// Size of a chunk: large enough to hide the calls, small enough that the first blocks are soon visible.
 const CHUNK_BYTES: u64 = 32 << 20;
-/// Blocks of a chunk.
+/// Number of blocks in a chunk.
 pub(crate) const CHUNK_BLOCKS: usize = 512;
 
-/// How many blocks make a chunk of `bytes`, with no more shards under way than `running_queue_depth`.
+/// Returns the number of blocks in a chunk of `bytes`, with no more shards in flight than `running_queue_depth`.
 pub(crate) fn chunk_blocks(work: &Work, generation: &Generation, bytes: u64) -> usize {
     let by_bytes = bytes / work.layout().block_bytes().max(1);
     let depths = work.store.attachment.queue_depths(generation);
@@ -30,22 +30,22 @@ pub(crate) fn chunk_blocks(work: &Work, generation: &Generation, bytes: u64) -> 
     usize::try_from(by_bytes.min(by_depth)).unwrap_or(usize::MAX).clamp(1, CHUNK_BLOCKS)
 }
 
-/// A block with a slot of its own to go to or come from.
+/// A block with the slot that it is copied to or from.
 pub(crate) struct Placed {
     pub(crate) item: usize,
     pub(crate) lease: u64,
     pub(crate) runs: Runs,
 }
 
-/// What a reservation brought.
+/// The result of a reservation.
 pub(crate) struct Reserved {
     /// Items that got a slot.
     pub(crate) placed: Vec<Placed>,
-    /// Items for which the pool has no room now.
+    /// Items for which the pool has no space now.
     pub(crate) full: Vec<usize>,
 }
 
-/// Runs a dump task to its end.
+/// Runs a dump task to completion.
 pub(crate) fn run(work: Work) {
     let whole = work.items.iter().all(|item| item.shards(work.layout()).len() == work.layout().shard_count());
     let outcome = if whole { run_whole(&work) } else { partial::run(&work) };
@@ -64,7 +64,7 @@ fn run_whole(work: &Work) -> Result<()> {
     outcome
 }
 
-/// Dumps from the front of `rest`, which keeps what has not been decided when an error ends it.
+/// Dumps from the front of `rest`, which keeps the undecided items if an error ends it.
 fn dump_chunks(work: &Work, rest: &mut Vec<usize>) -> Result<()> {
     let attachment = &work.store.attachment;
     let generation = attachment.generation()?;
@@ -76,7 +76,7 @@ fn dump_chunks(work: &Work, rest: &mut Vec<usize>) -> Result<()> {
         copy(work, &generation, &mut lane, &placed, None)?;
         let leases = placed.iter().map(|placed| placed.lease).collect();
         commit(work, &mut lane, leases, Shards::All)?;
-        // What found no room beside this chunk may find it in the chunk's place, once that is committed.
+        // Items that found no space alongside this chunk may find it in the chunk's place, once that is committed.
         if placed.is_empty() {
             full.iter().for_each(|&item| work.fail(item, ErrorKind::NoSpace));
             rest.drain(..now.len());
@@ -88,7 +88,7 @@ fn dump_chunks(work: &Work, rest: &mut Vec<usize>) -> Result<()> {
     Ok(())
 }
 
-/// A lane for a task, which the depot knows to be that of the task's device.
+/// Returns a lane for a task, on which the depot knows the task's device.
 pub(crate) fn lane_of(work: &Work, generation: &Arc<Generation>) -> Result<LaneGuard> {
     let left = time_left(work)?;
     let mut lane = work.store.attachment.lane(generation, left)?;
@@ -98,7 +98,7 @@ pub(crate) fn lane_of(work: &Work, generation: &Arc<Generation>) -> Result<LaneG
     Ok(lane)
 }
 
-/// What is left of the task's time.
+/// Returns the remaining time of the task.
 pub(crate) fn time_left(work: &Work) -> Result<Duration> {
     let left = work.state.deadline().saturating_duration_since(Instant::now());
     if left.is_zero() {
@@ -110,7 +110,8 @@ pub(crate) fn time_left(work: &Work) -> Result<Duration> {
     Ok(left)
 }
 
-/// Slots for these items. Those that the depot has already have arrived; those that it refuses have failed.
+/// Reserves slots for these items. Those that the depot has already count as arrived; those that it refuses have
+/// failed.
 pub(crate) fn reserve(
     work: &Work,
     generation: &Arc<Generation>,
@@ -144,14 +145,14 @@ pub(crate) fn commit(work: &Work, lane: &mut LaneGuard, leases: Vec<u64>, shards
     if leases.is_empty() {
         return Ok(());
     }
-    // The bytes are there: a commit is worth a short wait even when the task's time is over.
+    // The bytes have arrived, so a commit is worth a short wait even if the task's time is over.
     let deadline = Instant::now() + time_left(work).unwrap_or(Duration::from_secs(1));
     lane.call(Request::Commit { leases, shards }, deadline).map(|_| ())
 }
 
 /// Dumps shards of placed blocks (`only` one, or all), and reports each as soon as it has arrived. Returns when all
-/// bytes are where they belong, or with the task's deadline: then the device may still touch the slots, which are nobody
-/// else's until it is through. So after an error the lane is gone, and its leases end with the last copy (P1, P4).
+/// bytes are in place, or at the task's deadline: then the device may still touch the slots, which have no other owner
+/// until it has finished. So after an error the lane is taken away, and its leases end with the last copy (P1, P4).
 pub(crate) fn copy(
     work: &Work,
     generation: &Generation,
@@ -168,8 +169,8 @@ pub(crate) fn copy(
     outcome
 }
 
-/// Begins to copy shards of placed blocks; nothing when there are none. The lane must keep their leases until all has
-/// ended well, and be given to what is returned if it does not.
+/// Begins to copy shards of placed blocks; returns `None` if there are none. The lane must keep their leases until
+/// everything has succeeded, and otherwise be passed to the returned sink.
 pub(crate) fn begin(
     work: &Work,
     generation: &Generation,
@@ -212,23 +213,24 @@ pub(crate) fn begin(
         _slots: slots,
         last: Mutex::new(None),
     });
-    // SAFETY: device ranges are valid by the contract of the store's unsafe calls; the host ranges lie in leased slots, which
-    // the sink keeps mapped, and leased: the lane is the caller's until all has ended well, and the sink's from then on.
+    // SAFETY: device ranges are valid by the contract of the store's unsafe calls. The host ranges lie in leased slots,
+    // which the sink keeps mapped, and leased: the lane belongs to the caller until everything has succeeded, and to
+    // the sink otherwise.
     unsafe { work.store.device.engine().run(batch, Arc::clone(&sink) as Arc<dyn GroupSink>) }?;
     Ok(Some(sink))
 }
 
-/// Kept by the engine until the device is through with the batch, whoever waits for it or not.
+/// Held by the engine until the device has finished the batch, even if nothing waits for it.
 pub(crate) struct Sink {
-    // In this order: what ends leases, what is registered, what is mapped, who is told. The work keeps the engine.
-    /// The lane of a copy that failed.
+    // Dropped in this order: the leases, the registration, the mapping, the task. The work keeps the engine.
+    /// The lane of a failed copy.
     lane: Mutex<Option<Lane>>,
     _pool: Arc<RegisteredPool>,
     _slots: Vec<SlotBuf>,
-    /// What is left to be done when the device is through.
+    /// Dropped when the device has finished.
     last: Mutex<Option<Box<dyn Send>>>,
     work: Work,
-    /// `(shard, blocks)` of each group.
+    /// Shard and number of blocks of each group.
     groups: Vec<(usize, usize)>,
     /// Groups whose device event the task has.
     announced: Vec<AtomicBool>,
@@ -238,7 +240,7 @@ pub(crate) struct Sink {
 }
 
 impl Sink {
-    /// The outcome of all groups; None when some have not ended by `deadline`.
+    /// Returns the outcome of all groups; `None` if some have not ended by `deadline`.
     pub(crate) fn wait(&self, deadline: Option<Instant>) -> Option<Result<()>> {
         let mut left = self.left.lock();
         while *left > 0 {
@@ -254,12 +256,12 @@ impl Sink {
         Some(self.failed.lock().take().map_or(Ok(()), Err))
     }
 
-    /// Ends the lane's leases when the device is through.
+    /// Ends the lane's leases when the device has finished.
     pub(crate) fn keep(&self, lane: &mut LaneGuard) {
         *self.lane.lock() = lane.take();
     }
 
-    /// Drops `last` when the device is through.
+    /// Drops `last` when the device has finished.
     pub(crate) fn end_with(&self, last: Box<dyn Send>) {
         *self.last.lock() = Some(last);
     }

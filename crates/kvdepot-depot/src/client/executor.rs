@@ -1,4 +1,4 @@
-//! Threads that carry out tasks: loads on their own, so that no dump stands before them.
+//! Threads that carry out tasks. Loads have their own, so that dumps do not delay them.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use kvdepot_core::{Error, ErrorKind, Result};
 
 use crate::task_line::Operation;
 
-/// Threads for each of loads and dumps: one copies while another waits for the depot.
+/// Number of threads for each of loads and dumps: one copies while another waits for the depot.
 const THREADS: usize = 2;
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -23,7 +23,7 @@ pub(crate) struct Executor {
 }
 
 impl Executor {
-    /// Starts the threads; at most `depth` jobs wait in each queue (P7).
+    /// Starts the threads. At most `depth` jobs wait in each queue (P7).
     pub(crate) fn start(depth: usize) -> Result<Self> {
         let mut threads = Vec::new();
         let mut queue = |name: &str| -> Result<Sender<Job>> {
@@ -41,7 +41,7 @@ impl Executor {
         self.tasks.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Queues a job; `Busy` when the queue is full.
+    /// Queues a job. `Busy` if the queue is full.
     pub(crate) fn submit(&self, operation: Operation, job: Job) -> Result<()> {
         let queue = match operation {
             Operation::Load => &self.loads,
@@ -70,7 +70,7 @@ impl Drop for Executor {
         self.dumps = None;
         let this = std::thread::current().id();
         for thread in self.threads.drain(..) {
-            // The last holder may be a job on one of these very threads.
+            // The last holder may be a job on one of these threads.
             if thread.thread().id() != this {
                 let _ = thread.join();
             }

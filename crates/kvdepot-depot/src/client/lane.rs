@@ -1,4 +1,4 @@
-//! One exclusive way to a depot: a call at a time, and everything leased on it ends with it (P4).
+//! An exclusive connection to a depot: one call at a time, and everything leased on it ends with it (P4).
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -15,13 +15,13 @@ use crate::pool::{PoolMapping, PoolRegion};
 use crate::seqpacket::{FrameBuffer, SeqPacket};
 use crate::session::Session;
 
-/// How much longer than its bound a call waits for a depot that would run if it got a processor: a hit that is computed
-/// instead takes much longer on such a machine.
+/// How much longer than its limit a call waits for a depot that is runnable but gets no processor: on such a machine,
+/// computing what would have been a hit takes much longer.
 const STARVED_WAIT: Duration = Duration::from_millis(50);
-/// How often it is looked whether that is so.
+/// How often to check whether the depot is starved.
 const STARVED_LOOK: Duration = Duration::from_millis(5);
 
-/// What a depot says of itself in its welcome.
+/// The contents of a depot's welcome.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Welcome {
     pub(crate) depot: u64,
@@ -44,11 +44,11 @@ struct Socket {
     buffer: FrameBuffer,
     request_id: u64,
     depot: Option<Pid>,
-    /// Who connected. A child that it forks has the descriptor too, and must not say goodbye for it.
+    /// The process that connected. A forked child has the descriptor too, and must not say goodbye on it.
     process: u32,
 }
 
-/// A pool that a depot passed.
+/// A pool passed by a depot.
 #[derive(Debug)]
 pub(crate) struct PassedPool {
     fd: OwnedFd,
@@ -56,7 +56,7 @@ pub(crate) struct PassedPool {
 }
 
 impl PassedPool {
-    /// Maps it.
+    /// Maps the pool.
     pub(crate) fn map(self) -> Result<Arc<PoolMapping>> {
         PoolMapping::map_regions(self.fd, self.regions).map(Arc::new)
     }
@@ -66,7 +66,7 @@ impl PassedPool {
 #[derive(Debug)]
 pub(crate) struct Lane {
     way: Way,
-    /// The NUMA node near which the depot was told to have this lane's blocks.
+    /// The NUMA node near which the depot places this lane's blocks.
     near: Option<u32>,
 }
 
@@ -75,7 +75,7 @@ impl Lane {
         Self { way: Way::Embedded(session), near: None }
     }
 
-    /// Connects and shakes hands; returns the pool that the depot passes as well.
+    /// Connects and performs the handshake. Also returns the pool that the depot passes.
     pub(crate) fn connect(path: &Path, deadline: Instant) -> Result<(Self, Welcome, PassedPool)> {
         let socket = SeqPacket::connect(path)?;
         let depot = peer_process(socket.as_fd());
@@ -99,7 +99,7 @@ impl Lane {
         Ok((lane, welcome, PassedPool { fd, regions }))
     }
 
-    /// Asks and waits for the answer until the deadline. After an error of the way itself (not a `Failed` answer) the
+    /// Makes a request and waits for the answer until the deadline. After a transport error (not a `Failed` answer) the
     /// lane is out of step and must be dropped.
     pub(crate) fn call(&mut self, request: Request<'_>, deadline: Instant) -> Result<Response> {
         match &mut self.way {
@@ -111,7 +111,8 @@ impl Lane {
         }
     }
 
-    /// As `call`, of a request that may take long: from `patience` on the wait goes on only while the depot answers others.
+    /// Like `call`, for a request that may take long: after `patience` the wait continues only while the depot answers
+    /// others.
     pub(crate) fn call_patiently(
         &mut self,
         request: Request<'_>,
@@ -143,7 +144,7 @@ impl Lane {
         }
     }
 
-    /// Has blocks that are asked for on this lane lie near a NUMA node, where the depot has room there.
+    /// Makes the depot place blocks requested on this lane near a NUMA node, where it has space.
     pub(crate) fn wish_near(&mut self, node: Option<u32>, deadline: Instant) -> Result<()> {
         if self.near != node {
             self.tell(Request::Near { node }, deadline)?;
@@ -152,7 +153,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Whether the depot at the other end has gone, as far as can be told without asking it.
+    /// Returns whether the depot has hung up, as far as can be told without a request.
     pub(crate) fn hung_up(&self) -> bool {
         match &self.way {
             Way::Embedded(_) => false,
@@ -167,7 +168,7 @@ impl Socket {
         self.socket.send_by(&encode(self.request_id, request)?, deadline)
     }
 
-    /// The answer to the last request.
+    /// Returns the answer to the last request.
     fn answer(&mut self, deadline: Instant) -> Result<(Response, Option<OwnedFd>)> {
         let is_starved = || self.depot.is_some_and(is_runnable);
         let fd = answer(&mut self.socket, &mut self.buffer, deadline, STARVED_WAIT, is_starved)?;
@@ -180,15 +181,15 @@ impl Socket {
     }
 }
 
-/// Tells the depot that no copy under the lane's leases is under way, so that they end at once: a lane is dropped only
-/// after its copies, also when it is out of step. A process that is killed does not get here.
+/// Tells the depot that no copy under the lane's leases is in flight, so that they end immediately: a lane is dropped
+/// only after its copies, even if it is out of step. A process that is killed does not get here.
 impl Drop for Socket {
     fn drop(&mut self) {
         if self.process != std::process::id() {
             return;
         }
         if let Ok(frame) = encode(self.request_id + 1, &Request::Goodbye) {
-            // A depot that has gone needs none, and one that takes none keeps the leases for a while.
+            // A depot that has gone needs no goodbye, and one that does not read it keeps the leases for a while.
             let _ = self.socket.send_now(&frame);
         }
     }
@@ -209,14 +210,14 @@ fn answer(
             return outcome;
         }
         if Instant::now() >= end || !is_starved() {
-            // Whoever is late itself finds what has come meanwhile, or else that nothing has.
+            // If this thread itself is late, take an answer that has arrived meanwhile, or report that there is none.
             return socket.recv(buffer, Some(Instant::now()));
         }
         until = (Instant::now() + STARVED_LOOK).min(end);
     }
 }
 
-/// The error of an answer that fits no question.
+/// Returns the error of an answer that does not fit the request.
 pub(crate) fn unexpected() -> Error {
     Error::new(ErrorKind::Protocol, "the depot's answer does not fit the request")
 }
@@ -225,7 +226,7 @@ pub(crate) fn unexpected() -> Error {
 mod tests {
     use super::*;
 
-    /// Longer than the test itself may be kept from running.
+    /// Longer than the test itself can be kept from running.
     const LONG: Duration = Duration::from_secs(60);
 
     fn pair(directory: &Path) -> (SeqPacket, SeqPacket) {

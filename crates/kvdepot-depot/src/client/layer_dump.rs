@@ -1,4 +1,4 @@
-//! A dump that follows the engine layer by layer: slots are reserved with the first shard, the blocks are sealed with
+//! A dump that follows the engine layer by layer: slots are reserved with the first shard, and blocks are sealed with
 //! the last.
 
 use std::sync::Arc;
@@ -11,9 +11,9 @@ use crate::client::dump::{CHUNK_BLOCKS, Placed, Reserved, commit, copy, lane_of,
 use crate::client::store::{Kept, Work};
 use crate::message::Shards;
 
-/// What has been done of it. The lane goes with it: if the dump is dropped half-way, so are its slots (P4).
+/// The state of the dump. It owns the lane: if the dump is dropped half-way, its slots are released (P4).
 pub(crate) struct LayerDumpState {
-    /// What the dump's memory belongs to, for shards that have not been submitted.
+    /// Owners of the dump's memory, for shards that have not been submitted.
     kept: Arc<Mutex<Vec<Kept>>>,
     begun: Option<(Arc<Generation>, LaneGuard)>,
     placed: Vec<Placed>,
@@ -25,10 +25,10 @@ impl LayerDumpState {
         Self { kept, begun: None, placed: Vec::new(), copied: Vec::new() }
     }
 
-    /// Copies one shard of every block; the last one seals them. Runs on an executor's thread.
+    /// Copies one shard of every block; the last one seals them. Runs on a thread of the executor.
     pub(crate) fn run_shard(this: &Arc<Mutex<Self>>, mut work: Work, shard: usize) {
         let mut state = this.lock();
-        // The memory's owner is let go of under the lock: the last shard reports the task when it has it.
+        // The memory's owner is dropped under the lock: the last shard reports the task when it holds the lock.
         if work.state.done() {
             work.kept.clear();
             return;
@@ -43,7 +43,7 @@ impl LayerDumpState {
         }
     }
 
-    /// No shard will be copied any more.
+    /// Fails the dump: no further shard will be copied.
     pub(crate) fn give_up(this: &Arc<Mutex<Self>>, work: Work, error: &Error) {
         this.lock().end(work, error);
     }
@@ -56,7 +56,7 @@ impl LayerDumpState {
         work.fail_all(error);
     }
 
-    /// Whether this was the last shard.
+    /// Copies a shard. Returns whether it was the last one.
     fn try_shard(&mut self, work: &Work, shard: usize) -> Result<bool> {
         if self.begun.is_none() {
             self.copied = vec![false; work.layout().shard_count()];

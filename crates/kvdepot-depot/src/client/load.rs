@@ -1,4 +1,5 @@
-//! Carrying out a load: leases on slots, copied from, given back, as many blocks at a time as the pool has room for.
+//! Carries out a load: leases slots, copies from them and releases them, as many blocks at a time as the pool has space
+//! for.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,17 +15,17 @@ use crate::client::lane::unexpected;
 use crate::client::store::Work;
 use crate::message::{Grant, Hashes, NamespaceHandle, Request, Response};
 
-/// Bytes of a chunk when a block is one shard: copies overlap the reads of the next chunk, and its acquisition.
+/// Size of a chunk if a block is one shard: copies overlap with the reads of the next chunk, and with its acquisition.
 const CHUNK_BYTES: u64 = 16 << 20;
-/// Bytes of a chunk when the engine waits layer by layer: its first layer is there when all blocks are.
+/// Size of a chunk if the engine waits layer by layer: its first layer is available when all blocks are.
 const LAYERED_CHUNK_BYTES: u64 = 512 << 20;
 
-/// How long a load of which nothing is there to be copied waits before it looks what has come; twice as long each time, up
-/// to the other one.
+/// The first and the longest wait of a load that has nothing to copy before it checks again. The wait doubles each
+/// time.
 const FIRST_WAIT: Duration = Duration::from_millis(1);
 const LONGEST_WAIT: Duration = Duration::from_millis(64);
 
-/// Runs a load task to its end.
+/// Runs a load task to completion.
 pub(crate) fn run(work: Work) {
     let mut rest: Vec<usize> = (0..work.items.len()).collect();
     let mut under_way = Vec::new();
@@ -38,8 +39,8 @@ pub(crate) fn run(work: Work) {
     }
 }
 
-/// A load that failed; its task ends when this is dropped. While the device may still write into the engine's pages that
-/// is not yet (P1): who waits has a limit of its own (P2), and this thread goes on with other tasks.
+/// A failed load; its task ends when this value is dropped, but not while the device may still write into the engine's
+/// pages (P1). Callers that wait have their own limit (P2), and this thread continues with other tasks.
 struct Failed {
     work: Work,
     rest: Vec<usize>,
@@ -55,8 +56,8 @@ impl Drop for Failed {
     }
 }
 
-/// Loads from the front of `rest`, which keeps what has not been decided when an error ends it. `under_way` are the copies
-/// that the device is not through with then.
+/// Loads from the front of `rest`, which keeps the undecided items if an error ends it. `under_way` are then the copies
+/// that the device has not finished.
 fn load_chunks(work: &Work, rest: &mut Vec<usize>, under_way: &mut Vec<Arc<Sink>>) -> Result<()> {
     let attachment = &work.store.attachment;
     let generation = attachment.generation()?;
@@ -64,7 +65,7 @@ fn load_chunks(work: &Work, rest: &mut Vec<usize>, under_way: &mut Vec<Arc<Sink>
     let mut lane = dump::lane_of(work, &generation)?;
     let layered = work.layout().shard_count() > 1;
     let chunk = chunk_blocks(work, &generation, if layered { LAYERED_CHUNK_BYTES } else { CHUNK_BYTES });
-    // Where the processor copies, there is nothing to overlap. Two chunks are no larger together than one.
+    // If the processor copies, there is nothing to overlap. Two chunks together are no larger than one.
     let goes_ahead = work.store.device.engine().may_hang();
     let chunk = if goes_ahead { chunk.div_ceil(2) } else { chunk };
     if rest.len() > chunk {
@@ -77,7 +78,7 @@ fn load_chunks(work: &Work, rest: &mut Vec<usize>, under_way: &mut Vec<Arc<Sink>
         Load { work, generation, namespace, chunk, limit, goes_ahead, moving: Vec::new(), spare: vec![lane] };
     let outcome = load.run(rest, under_way);
     for moving in std::mem::take(&mut load.moving) {
-        // The first error is the load's.
+        // The first error is that of the load.
         let _ = load.end(moving, rest, under_way);
     }
     outcome?;
@@ -85,7 +86,7 @@ fn load_chunks(work: &Work, rest: &mut Vec<usize>, under_way: &mut Vec<Arc<Sink>
     Ok(())
 }
 
-/// A load on its way: while a chunk moves the next one is acquired, on a lane of its own. What happens to that lane does
+/// A load in progress: while a chunk is copied the next one is acquired, on a separate lane. An error on that lane does
 /// not end the leases under which the device copies (P1).
 struct Load<'a> {
     work: &'a Work,
@@ -93,9 +94,9 @@ struct Load<'a> {
     namespace: NamespaceHandle,
     chunk: usize,
     limit: Option<Instant>,
-    /// Whether a chunk is acquired while another one moves.
+    /// Whether a chunk is acquired while another one is copied.
     goes_ahead: bool,
-    /// Chunks that the device has, two at most.
+    /// Chunks that the device holds, two at most.
     moving: Vec<Moving>,
     /// Lanes without leases.
     spare: Vec<LaneGuard>,
@@ -111,13 +112,13 @@ struct Moving {
 
 impl Load<'_> {
     fn run(&mut self, rest: &mut Vec<usize>, under_way: &mut Vec<Arc<Sink>>) -> Result<()> {
-        // What is in the pool is copied first, beside the reads of what is not; waited for is only when nothing can be copied.
+        // Blocks in the pool are copied first, while the others are read. The load waits only if nothing can be copied.
         let mut waiting: Option<Waiting> = None;
         loop {
             let before = self.moving.len();
             if !rest.is_empty() && (self.goes_ahead || before == 0) {
                 let placed = self.begin_next(rest, waiting.as_ref())?;
-                // While something moves, that nothing else is there yet is no reason to wait.
+                // While a copy is in flight, there is no reason to wait just because nothing else has arrived yet.
                 if placed || before == 0 {
                     waiting = Waiting::after(waiting, !placed);
                 }
@@ -132,7 +133,7 @@ impl Load<'_> {
         }
     }
 
-    /// Acquires what is there of the next chunk and begins to copy it; whether there was anything.
+    /// Acquires the available blocks of the next chunk and begins to copy them. Returns whether there were any.
     fn begin_next(&mut self, rest: &mut Vec<usize>, waiting: Option<&Waiting>) -> Result<bool> {
         let (work, generation) = (self.work, Arc::clone(&self.generation));
         let attachment = &work.store.attachment;
@@ -140,7 +141,7 @@ impl Load<'_> {
             Some(lane) => lane,
             None => match dump::lane_of(work, &generation) {
                 Ok(lane) => lane,
-                // One lane will do: it is free again when what moves has been copied.
+                // One lane is enough: it is free again when the current chunk has been copied.
                 Err(_) if !self.moving.is_empty() => return Ok(false),
                 Err(error) => return Err(error),
             },
@@ -151,7 +152,7 @@ impl Load<'_> {
         let (wait, last) = waits.map_or((Duration::ZERO, false), |waiting| waiting.next(work, left));
         let wait_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
         let hashes = Hashes(hash_bytes(now.iter().map(|&item| &work.items[item].hash)).into());
-        // The depot answers by the deadline; what is added covers a busy machine.
+        // The depot answers by the deadline; the extra time is for a busy machine.
         let deadline = Instant::now() + left + attachment.call_timeout;
         let request = Request::Acquire { namespace: self.namespace, hashes, wait_ms, last };
         let Response::Grants(grants) = lane.call(request, deadline)? else { return Err(unexpected()) };
@@ -162,7 +163,7 @@ impl Load<'_> {
         for (&item, grant) in now.iter().zip(grants) {
             match grant {
                 Grant::Leased { lease, runs } => placed.push(Placed { item, lease, runs }),
-                // No room while others were leased: there will be when those are given back.
+                // No space while others were leased: there will be some when those are released.
                 Grant::Refused { kind } if kind == ErrorKind::NoSpace.as_str() => again.push(item),
                 Grant::Refused { kind } if !last && kind == ErrorKind::Timeout.as_str() => again.push(item),
                 Grant::Refused { kind } => {
@@ -184,7 +185,8 @@ impl Load<'_> {
         Ok(!placed.is_empty())
     }
 
-    /// Waits until a chunk has been copied, and gives its leases back; its lane. What was not copied goes back to `rest`.
+    /// Waits until a chunk has been copied, and releases its leases. Returns its lane. Items that were not copied go
+    /// back to `rest`.
     fn end(
         &self,
         mut moving: Moving,
@@ -209,15 +211,15 @@ impl Load<'_> {
     }
 }
 
-/// A load of which, once at least, nothing was there to be copied.
+/// A load that at least once had nothing to copy.
 struct Waiting {
     since: Instant,
     wait: Duration,
 }
 
 impl Waiting {
-    /// What follows an answer of which `nothing` could be copied, or something. Patience counts from the first wait of a
-    /// load, whatever has come since.
+    /// Updates the wait after an answer with `nothing` to copy, or with something. Patience counts from the first wait
+    /// of a load, whatever has arrived since.
     fn after(before: Option<Self>, nothing: bool) -> Option<Self> {
         match (before, nothing) {
             (None, false) => None,
@@ -229,7 +231,7 @@ impl Waiting {
         }
     }
 
-    /// How long to wait now, and whether that is the last time.
+    /// Returns how long to wait now, and whether it is the last time.
     fn next(&self, work: &Work, left: Duration) -> (Duration, bool) {
         let patience = work.patience.map_or(left, |all| all.saturating_sub(self.since.elapsed()).min(left));
         (self.wait.min(patience), patience <= self.wait)

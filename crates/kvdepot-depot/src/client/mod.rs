@@ -32,13 +32,13 @@ use std::time::Instant;
 
 use crate::message::{Hashes, Request, Response};
 
-/// The bytes of hashes as frames carry them.
+/// Returns the bytes of hashes in a frame.
 pub(crate) fn hash_bytes<'a>(hashes: impl IntoIterator<Item = &'a BlockHash>) -> Vec<u8> {
     hashes.into_iter().flat_map(|hash| hash.0).collect()
 }
 
 impl Attachment {
-    /// Moves namespaces to their next epoch: blocks dumped before are not served again, from any tier.
+    /// Advances namespaces to their next epoch: blocks dumped before are not served again, from any tier.
     pub fn reset(self: &Arc<Self>, namespaces: &[Arc<NamespaceSpec>]) -> Result<()> {
         let generation = self.generation()?;
         let handles = namespaces.iter().map(|spec| self.handle(&generation, spec)).collect::<Result<_>>()?;
@@ -49,19 +49,19 @@ impl Attachment {
         if let Response::Epochs(_) = answer { Ok(()) } else { Err(lane::unexpected()) }
     }
 
-    /// Waits until what was dumped so far is in the tiers; false when the time passed first.
+    /// Waits until everything dumped so far is in the tiers. Returns `false` on timeout.
     pub fn drain(self: &Arc<Self>, wait: std::time::Duration) -> Result<bool> {
         let generation = self.generation()?;
         let mut lane = self.lane(&generation, self.call_timeout)?;
         let wait_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
-        // The depot answers by its own deadline; what is added covers a busy machine.
+        // The depot answers by its own deadline; the extra time is for a busy machine.
         let answer =
             lane.call(Request::Drain { wait_ms }, Instant::now() + wait + std::time::Duration::from_secs(1))?;
         lane.finish();
         if let Response::Drained(drained) = answer { Ok(drained) } else { Err(lane::unexpected()) }
     }
 
-    /// Counters of this client, and under `depot` those of the depot when one is attached.
+    /// Returns the counters of this client, and under `depot` those of the depot if one is attached.
     pub fn stats(self: &Arc<Self>) -> serde_json::Value {
         let mut map = self.stats.to_json();
         map.retain(|name, _| name == "failures");
@@ -81,7 +81,7 @@ impl Attachment {
         if let Response::Stats(text) = answer { Ok(text) } else { Err(lane::unexpected()) }
     }
 
-    /// Which blocks the depot has, in pool or tier, within `wait` as long as the depot answers other calls.
+    /// Returns which blocks the depot has, in pool or tier, within `wait` as long as the depot answers other calls.
     pub(crate) fn lookup(
         self: &Arc<Self>,
         spec: &NamespaceSpec,
@@ -103,7 +103,7 @@ impl Attachment {
         if present.len() == hashes.len() { Ok(present) } else { Err(lane::unexpected()) }
     }
 
-    /// How many leading blocks the depot has, within `wait` as long as the depot answers other calls.
+    /// Returns how many leading blocks the depot has, within `wait` as long as the depot answers other calls.
     pub(crate) fn lookup_prefix(
         self: &Arc<Self>,
         spec: &NamespaceSpec,
@@ -129,7 +129,7 @@ impl Attachment {
         Ok(prefix)
     }
 
-    /// Asks for blocks to be brought into the pool.
+    /// Requests that blocks be read into the pool.
     pub(crate) fn prefetch(self: &Arc<Self>, spec: &NamespaceSpec, hashes: &[BlockHash]) -> Result<()> {
         let generation = self.generation()?;
         let namespace = self.handle(&generation, spec)?;

@@ -1,4 +1,4 @@
-//! Dumps of single shards: a block's slot stays reserved between tasks until all of its shards came.
+//! Dumps of single shards: a block's slot stays reserved between tasks until all of its shards have arrived.
 
 use std::sync::Arc;
 
@@ -17,14 +17,14 @@ struct Open {
     copied: Vec<bool>,
 }
 
-/// Blocks of a store of which some shards came. They share one lane, and end with it.
+/// Blocks of a store of which some shards have arrived. They share one lane, and end with it.
 #[derive(Default)]
 pub(crate) struct Partial {
     lane: Option<(Arc<Generation>, LaneGuard)>,
     open: HashMap<BlockHash, Open>,
 }
 
-/// Runs a dump task that does not bring whole blocks.
+/// Runs a dump task that does not contain complete blocks.
 pub(crate) fn run(work: &Work) -> Result<()> {
     let mut partial = work.store.partial.lock();
     let outcome = partial.dump(work);

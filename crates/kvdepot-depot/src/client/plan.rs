@@ -1,4 +1,4 @@
-//! From blocks to copies: where each tensor lies in the engine's memory and in the block's slot.
+//! Plans the copies of blocks: where each tensor lies in the engine's memory and in the block's slot.
 
 use std::ops::Range;
 
@@ -7,23 +7,24 @@ use kvdepot_core::limits::PAGE_PIECES_MAX;
 use kvdepot_core::{BlockHash, BlockLayout, Error, ErrorKind, Result};
 use kvdepot_io::SlotBuf;
 
-/// Where the engine's pages lie: piece `i` of page `p` at `bases[i] + p * strides[i]`, pieces counted over all shards.
+/// The location of the engine's pages: piece `i` of page `p` is at `bases[i] + p * strides[i]`, with pieces counted
+/// over all shards.
 ///
-/// A page's pieces are the layout's tensors, unless the engine's memory is cut otherwise: the block's bytes are the same
-/// for every cut, because a shard is its pieces one after another.
+/// A page's pieces are the layout's tensors, unless the engine's memory is cut differently. The block's bytes are the
+/// same for every cut, because a shard is the concatenation of its pieces.
 #[derive(Clone, Debug)]
 pub struct PageTable {
     bases: Vec<u64>,
     strides: Vec<i64>,
     sizes: Vec<u64>,
-    /// `shard_starts[s]` = first piece of shard `s`; one more entry than shards.
+    /// `shard_starts[s]` is the first piece of shard `s`; one more entry than shards.
     shard_starts: Vec<usize>,
     page_count: u64,
 }
 
 impl PageTable {
-    /// Checks that there is a base and a stride for each piece. `sizes`: bytes of the pieces, which add up to the layout's
-    /// shards in order; `None` = the layout's tensors.
+    /// Checks that there is a base and a stride for each piece. `sizes` are the sizes of the pieces in bytes, which add
+    /// up to the layout's shards in order; `None` for the layout's tensors.
     pub fn new(
         layout: &BlockLayout,
         bases: Vec<u64>,
@@ -50,7 +51,7 @@ impl PageTable {
         Ok(Self { bases, strides, sizes, shard_starts, page_count })
     }
 
-    /// Refuses a page that the engine does not have.
+    /// Fails for a page that the engine does not have.
     pub fn check(&self, page: i64) -> Result<()> {
         if u64::try_from(page).is_ok_and(|page| page < self.page_count) {
             return Ok(());
@@ -60,7 +61,7 @@ impl PageTable {
             .with("page_count", self.page_count))
     }
 
-    /// Runs of memory that hold the pages: address and length, apart from each other, ascending.
+    /// Returns the runs of memory that hold the pages: address and length, disjoint and ascending.
     pub(crate) fn memory(&self) -> Vec<(u64, u64)> {
         let last = i64::try_from(self.page_count.saturating_sub(1)).unwrap_or(i64::MAX);
         let mut runs: Vec<(u64, u64)> = self
@@ -92,7 +93,7 @@ impl PageTable {
     }
 }
 
-/// The layout's tensors as pieces, and the first one of each shard.
+/// Returns the layout's tensors as pieces, and the first piece of each shard.
 fn tensors(layout: &BlockLayout) -> (Vec<u64>, Vec<usize>) {
     let (mut sizes, mut starts) = (Vec::new(), vec![0]);
     for shard in 0..layout.shard_count() {
@@ -102,7 +103,7 @@ fn tensors(layout: &BlockLayout) -> (Vec<u64>, Vec<usize>) {
     (sizes, starts)
 }
 
-/// The first piece of each shard, where pieces of these sizes fill the layout's shards one after another.
+/// Returns the first piece of each shard. Pieces of these sizes fill the layout's shards one after another.
 fn shard_starts(layout: &BlockLayout, sizes: &[u64]) -> Result<Vec<usize>> {
     let bad = |why: &str| Error::new(ErrorKind::Config, why.to_owned());
     if sizes.len() > PAGE_PIECES_MAX {
@@ -142,17 +143,17 @@ pub(crate) struct Item {
     pub(crate) source: Source,
 }
 
-/// Where a block's bytes are in the engine.
+/// The location of a block's bytes in the engine.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
     /// All shards in one page.
     Page(i64),
-    /// Some shards: `(shard, index of the caller's entry, address of each tensor)`.
+    /// Some shards: shard, index of the caller's entry, address of each tensor.
     Shards(Vec<(usize, usize, Vec<u64>)>),
 }
 
 impl Item {
-    /// Shards that the task moves of this block.
+    /// Returns the shards of this block that the task moves.
     pub(crate) fn shards(&self, layout: &BlockLayout) -> Vec<usize> {
         match &self.source {
             Source::Page(_) => (0..layout.shard_count()).collect(),
@@ -160,7 +161,7 @@ impl Item {
         }
     }
 
-    /// Appends the copies of one shard to the batch's current group; nothing if the task does not move it.
+    /// Appends the copies of one shard to the batch's current group. Returns `false` if the task does not move it.
     pub(crate) fn plan(
         &self,
         layout: &BlockLayout,
@@ -197,7 +198,7 @@ impl Item {
     }
 }
 
-/// Appends a copy, merged into the one before where both sides go on without a gap and the group is the same.
+/// Appends a copy, merged with the previous one of the group if both sides are adjacent.
 fn push(batch: &mut CopyBatch, op: CopyOp) {
     let group_start = batch.ends.last().copied().unwrap_or(0);
     if batch.ops.len() > group_start

@@ -1,5 +1,5 @@
-//! Starting the node's depot when none answers. Racing starters are sorted out by a lock file: one of them starts,
-//! and a depot that finds another one serving ends at once.
+//! Starts the node's depot when none answers. A lock file settles races: one starter starts a depot, and a depot that
+//! finds another one serving terminates immediately.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, OFlags};
 
-/// How long a started depot may take to answer before it is started again.
+/// How long a started depot may take to answer before another one is started.
 const START_PATIENCE: Duration = Duration::from_secs(15);
-/// Pauses before a depot is started again, doubled each time: one that cannot start would only burn the machine.
+/// Pauses before a depot is started again, doubled each time: one that cannot start would only waste processor time.
 const RESTART_MIN: Duration = Duration::from_millis(250);
 const RESTART_MAX: Duration = Duration::from_secs(60);
 
@@ -33,15 +33,15 @@ struct Started {
     pause: Duration,
 }
 
-/// A file beside the socket: `suffix` is `.log` or `.starting`.
+/// Returns the path of a file next to the socket: `suffix` is `.log` or `.starting`.
 fn beside(socket: &Path, suffix: &str) -> PathBuf {
     let mut name = socket.as_os_str().to_owned();
     name.push(suffix);
     name.into()
 }
 
-/// Takes out of a command's environment what a service manager told this process. A depot that an engine's service starts would
-/// speak for that service: when it ends, the manager would take the engine for one that ends.
+/// Removes from a command's environment the service manager's variables for this process. A depot started by an
+/// engine's service would speak for that service: its end would look like the engine's end to the manager.
 fn of_no_service(command: &mut Command) -> &mut Command {
     for name in ["NOTIFY_SOCKET", "FDSTORE", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"] {
         command.env_remove(name);
@@ -54,7 +54,7 @@ impl Spawner {
         Self { socket, command, started: Mutex::new(None) }
     }
 
-    /// Starts a depot unless this or another process has just done so.
+    /// Starts a depot unless this or another process has just started one.
     pub(crate) fn start(&self) {
         let mut started = self.started.lock();
         let mut pause = RESTART_MIN;
@@ -72,7 +72,7 @@ impl Spawner {
         }
     }
 
-    /// A depot answered: the next start, if it dies, is at once.
+    /// Notes that a depot answered: if it dies, the next start is immediate.
     pub(crate) fn answered(&self) {
         if let Some(last) = self.started.lock().as_mut() {
             last.pause = RESTART_MIN / 2;
@@ -82,7 +82,7 @@ impl Spawner {
     }
 
     fn try_start(&self) -> std::io::Result<Option<Child>> {
-        // Neither follows a link nor waits for the other end of a FIFO.
+        // Does not follow links, and does not wait for the other end of a FIFO.
         let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
         let open = |path: PathBuf| -> std::io::Result<File> {
             let file =
@@ -101,9 +101,9 @@ impl Spawner {
         }
         let log = open(beside(&self.socket, ".log"))?;
         let Some((program, arguments)) = self.command.split_first() else { return Ok(None) };
-        // A process group of its own: what ends the engine's group must not end the node's depot. The child inherits
-        // the lock, and so holds other starters off until it serves or ends. With `--detach` it forks, and its child
-        // does: then the process started here ends at once.
+        // A separate process group: a signal that ends the engine's group must not end the node's depot. The child
+        // inherits the lock, and so keeps other starters away until it serves or ends. With `--detach` it forks and its
+        // child holds the lock; then the process started here ends immediately.
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::from(lock)).stdout(Stdio::from(log.try_clone()?)).stderr(log);
         let child = of_no_service(&mut command).process_group(0).spawn()?;

@@ -1,11 +1,11 @@
-//! Tells a depot that is late, because it gets no processor, from one that hangs.
+//! Distinguishes a depot that is slow because it gets no processor from one that hangs.
 
 use std::path::Path;
 
 use rustix::process::Pid;
 
-/// Whether one of the process's threads computes or waits for a processor. False of a process that hangs, is stopped
-/// or has ended, and of one that cannot be seen from here (another container's).
+/// Returns whether one of the process's threads runs or waits for a processor. `false` for a process that hangs, is
+/// stopped or has ended, and for one that is not visible from here (in another container).
 pub(crate) fn is_runnable(process: Pid) -> bool {
     let tasks = Path::new("/proc").join(process.as_raw_nonzero().to_string()).join("task");
     let Ok(tasks) = std::fs::read_dir(tasks) else { return false };
@@ -14,7 +14,7 @@ pub(crate) fn is_runnable(process: Pid) -> bool {
     })
 }
 
-/// The state in a line of `/proc/*/stat`: behind the name, which may hold anything.
+/// Returns the state in a line of `/proc/*/stat`. It follows the name, which can contain anything.
 fn state(stat: &str) -> Option<char> {
     stat.rsplit_once(')')?.1.trim_start().chars().next()
 }
@@ -50,7 +50,7 @@ mod tests {
         let mut idle = shell("read line");
         let pid = |child: &Child| Pid::from_child(child);
         eventually("busy", || is_runnable(pid(&busy)));
-        // It starts first.
+        // Its shell has to start first.
         eventually("idle", || !is_runnable(pid(&idle)));
         busy.kill().unwrap();
         busy.wait().unwrap();

@@ -20,13 +20,13 @@ use crate::client::task::{TaskState, UnderWay};
 use crate::client::{dump, load};
 use crate::task_line::{self, Operation, TaskLine};
 
-/// Tasks that may wait while no depot has said otherwise.
+/// Number of tasks that may be queued until a depot sets another limit.
 const WAITING_QUEUE_DEPTH: u64 = 8192;
 
-/// Something that must outlive a copy, such as the owner of the memory that a task reads or writes.
+/// A value that must outlive a copy, such as the owner of the memory that a task reads or writes.
 pub type Kept = Arc<dyn Any + Send + Sync>;
 
-/// See the module. Cheap to clone; every method may be called from any number of threads at once.
+/// A store; see the module. Cheap to clone. Every method may be called from any number of threads at a time.
 #[derive(Clone)]
 pub struct Store {
     pub(crate) inner: Arc<Inner>,
@@ -36,10 +36,10 @@ pub struct Store {
 pub(crate) struct Inner {
     pub(crate) attachment: Arc<Attachment>,
     pub(crate) spec: Arc<NamespaceSpec>,
-    // Dropped before the engine that keeps it.
+    // Dropped before the engine, with which it is registered.
     device_memory: Mutex<Vec<DeviceMemory>>,
     pub(crate) device: Arc<DeviceEngine>,
-    /// The page table, and what its memory belongs to.
+    /// The page table, and the owner of its memory.
     registered: RwLock<Option<(Arc<PageTable>, Option<Kept>)>>,
     under_way: Arc<UnderWay>,
     pub(crate) partial: Mutex<Partial>,
@@ -47,24 +47,24 @@ pub(crate) struct Inner {
     timeout: Duration,
 }
 
-/// What a task works on.
+/// The work of a task.
 #[derive(Clone)]
 pub(crate) struct Work {
     pub(crate) store: Arc<Inner>,
     pub(crate) state: Arc<TaskState>,
     pub(crate) items: Arc<Vec<Item>>,
     pub(crate) pages: Option<Arc<PageTable>>,
-    /// Device event that every copy of the task waits for; 0 = none (P3).
+    /// The device event that every copy of the task waits for; 0 = none (P3).
     pub(crate) wait_event: u64,
-    /// How long a load waits for a block that is not in the pool; `None`: as long as the task may take.
+    /// How long a load waits for a block that is not in the pool; `None` for the task's time limit.
     pub(crate) patience: Option<Duration>,
-    /// What the task's memory belongs to. The work, and with it all of this, is held by the job that carries it out and by
-    /// every copy until the device is through with it, whether anybody waits for the task or not.
+    /// The owners of the task's memory. The work, and with it all of this, is held by the job that carries it out and
+    /// by every copy until the device has finished, even if nothing waits for the task.
     pub(crate) kept: Vec<Kept>,
 }
 
 impl Store {
-    /// A store over the copy engine of the device that holds the caller's pages; `timeout` bounds each task (P2).
+    /// Makes a store that uses the copy engine of the device with the caller's pages. `timeout` limits each task (P2).
     pub fn new(
         attachment: &Arc<Attachment>,
         spec: Arc<NamespaceSpec>,
@@ -74,7 +74,7 @@ impl Store {
         attachment.register(&spec)?;
         attachment.devices.add(&device);
         if let Ok(generation) = attachment.generation() {
-            // Begun now, so that the first copies find much of it done.
+            // Begun now, so that much of it is done before the first copies.
             match device.pool(&generation.pool) {
                 // The depot died just now: the store waits for the next one, as without a depot.
                 Err(_) if generation.pool.mapping().is_err() => {}
@@ -97,16 +97,16 @@ impl Store {
         Ok(Self { inner: Arc::new(inner), kept: None })
     }
 
-    /// The same store; tasks and registrations that are made through it hold `kept` until the last copy that touches their
-    /// memory has ended: also when a task has timed out, or nobody waits for it.
+    /// Returns the same store. Tasks and registrations made through the returned value hold `kept` until the last copy
+    /// that touches their memory has ended, even if a task has timed out or nothing waits for it.
     pub fn keeping(&self, kept: Option<Kept>) -> Self {
         Self { inner: Arc::clone(&self.inner), kept }
     }
 
-    /// Forgets the registered pages, and waits until no task is under way, at most `wait`; whether none is. Then the engine
-    /// has nothing of the pages registered any more, whoever holds a task of the store: their memory may go, or be
-    /// replaced. Tasks that are left go on, and hold what they touch. A layered dump is under way until all of its shards
-    /// have ended.
+    /// Forgets the registered pages, and waits up to `wait` until no task is in flight. Returns whether none is. After
+    /// that the engine has none of the pages registered, even if tasks of the store are still held: their memory may be
+    /// freed or replaced. Remaining tasks continue, and hold the memory that they touch. A layered dump is in flight
+    /// until all of its shards have ended.
     pub fn close(&self, wait: Duration) -> bool {
         let registered = self.inner.registered.write().take();
         drop(registered);
@@ -118,18 +118,18 @@ impl Store {
         ended
     }
 
-    /// The namespace's description.
+    /// Returns the namespace's description.
     pub fn spec(&self) -> &Arc<NamespaceSpec> {
         &self.inner.spec
     }
 
-    /// Says whether the engine decodes in the steps that follow: copies by a device then leave its multiprocessors
-    /// alone, even if that is slower. Holds for all stores of the device.
+    /// Sets whether the engine decodes in the following steps: device copies then avoid its multiprocessors, even if
+    /// they get slower. Applies to all stores of the device.
     pub fn set_decoding(&self, decoding: bool) {
         self.inner.device.set_decoding(decoding);
     }
 
-    /// Says where the engine's pages lie, for the `…_pages` calls.
+    /// Sets the location of the engine's pages, for the `…_pages` calls.
     ///
     /// # Safety
     /// The pages must stay allocated until the last clone of the store was dropped.
@@ -138,7 +138,8 @@ impl Store {
         unsafe { self.register_pieces(bases, strides, page_count, None) }
     }
 
-    /// Like `register_pages`, for pages that are cut otherwise than the layout: into pieces of these sizes, shard by shard.
+    /// Like `register_pages`, for pages that are cut differently from the layout: into pieces of these sizes, shard by
+    /// shard.
     ///
     /// # Safety
     /// As for `register_pages`.
@@ -154,7 +155,7 @@ impl Store {
         let mut kept = Vec::new();
         for (address, len) in pages.memory() {
             let len = usize::try_from(len).unwrap_or(usize::MAX);
-            // SAFETY: the caller's contract; tasks hold the store, so copies end before what is kept here.
+            // SAFETY: the caller's contract; tasks hold the store, so copies end before the kept registrations.
             kept.push(unsafe { engine.register_device(address, len) }?);
         }
         *self.inner.device_memory.lock() = kept;
@@ -165,8 +166,8 @@ impl Store {
     /// Stores page `pages[i]` as block `hashes[i]`, after the device's event (0 = none).
     ///
     /// # Safety
-    /// The registered pages must be readable, and not written by others, from the event until the task is done; the
-    /// event must stay valid, and not be recorded again, as long.
+    /// The registered pages must be readable, and not written by other code, from the event until the task is done. The
+    /// event must stay valid, and not be recorded again, until then.
     pub unsafe fn dump_pages(
         &self,
         hashes: Vec<BlockHash>,
@@ -180,8 +181,8 @@ impl Store {
     /// Loads block `hashes[i]` into page `pages[i]`, shard by shard, after the device's event (0 = none).
     ///
     /// # Safety
-    /// The registered pages must be writable, and not touched by others, from the event until the task is done; the
-    /// event as in `dump_pages`.
+    /// The registered pages must be writable, and not touched by other code, from the event until the task is done. For
+    /// the event see `dump_pages`.
     pub unsafe fn load_pages(
         &self,
         hashes: Vec<BlockHash>,
@@ -192,8 +193,8 @@ impl Store {
         unsafe { self.load_pages_within(hashes, pages, wait_event, None) }
     }
 
-    /// Like `load_pages`, but a block that is not in the pool is waited for no longer than `patience` after those that are
-    /// have been copied.
+    /// Like `load_pages`, but waits for blocks that are not in the pool no longer than `patience` after those in the
+    /// pool have been copied.
     ///
     /// # Safety
     /// As for `load_pages`.
@@ -211,14 +212,14 @@ impl Store {
     /// Like `dump_pages`, but a shard is read only after `LayerDump::submit_shard`.
     ///
     /// # Safety
-    /// From its submission until the task is done, a shard's memory must be readable and not written by others.
+    /// From its submission until the task is done, a shard's memory must be readable and not written by other code.
     pub unsafe fn begin_dump_pages(&self, hashes: Vec<BlockHash>, pages: &[i64]) -> Result<LayerDump> {
         let mut work = self.page_work(Operation::Dump, hashes, pages, 0)?;
         if work.items.is_empty() {
             work.kept.clear();
             work.state.finish();
         }
-        // The task's user holds the dump as long as it likes, but the memory's owner only until the dump has ended.
+        // The task's user may hold the dump for long, but the memory's owner is held only until the dump has ended.
         let kept = Arc::new(Mutex::new(std::mem::take(&mut work.kept)));
         let layers = Arc::new(Mutex::new(LayerDumpState::new(Arc::clone(&kept))));
         Ok(LayerDump { work, kept, layers })
@@ -227,7 +228,7 @@ impl Store {
     /// Stores shard `shards[i]` of block `hashes[i]` from `addresses[i][t]`.
     ///
     /// # Safety
-    /// The addressed memory must be readable, and not written by others, until the task is done.
+    /// The addressed memory must be readable, and not written by other code, until the task is done.
     pub unsafe fn dump(
         &self,
         hashes: Vec<BlockHash>,
@@ -241,7 +242,7 @@ impl Store {
     /// Loads shard `shards[i]` of block `hashes[i]` to `addresses[i][t]`.
     ///
     /// # Safety
-    /// The addressed memory must be writable, and not touched by others, until the task is done.
+    /// The addressed memory must be writable, and not touched by other code, until the task is done.
     pub unsafe fn load(
         &self,
         hashes: Vec<BlockHash>,
@@ -252,7 +253,7 @@ impl Store {
         self.run(Operation::Load, work, load::run)
     }
 
-    /// Which blocks the depot has; all absent when no depot answers.
+    /// Returns which blocks the depot has. All are absent if no depot answers.
     pub fn lookup(&self, hashes: &[BlockHash]) -> Vec<u8> {
         let inner = &self.inner;
         inner.attachment.lookup(&inner.spec, hashes, inner.timeout).unwrap_or_else(|error| {
@@ -261,7 +262,7 @@ impl Store {
         })
     }
 
-    /// How many leading blocks the depot has; none when no depot answers.
+    /// Returns how many leading blocks the depot has; 0 if no depot answers.
     pub fn lookup_on_prefix(&self, hashes: &[BlockHash]) -> usize {
         let inner = &self.inner;
         inner.attachment.lookup_prefix(&inner.spec, hashes, inner.timeout).unwrap_or_else(|error| {
@@ -270,7 +271,7 @@ impl Store {
         })
     }
 
-    /// Asks for blocks to be brought into the pool.
+    /// Requests that blocks be read into the pool.
     pub fn prefetch(&self, hashes: &[BlockHash]) {
         let inner = &self.inner;
         if let Err(error) = inner.attachment.prefetch(&inner.spec, hashes) {
@@ -411,8 +412,8 @@ fn check_shard(layout: &BlockLayout, shard: i64, columns: usize) -> Result<usize
 }
 
 impl Work {
-    /// Ends the task. What its memory belongs to is let go of first, so that who waits finds that done, unless a device
-    /// is not through with it.
+    /// Completes the task. The owners of its memory are dropped first, so that a waiting caller finds that done, unless
+    /// a device has not finished with it.
     pub(crate) fn finish(mut self) {
         self.kept.clear();
         self.state.finish();
@@ -422,7 +423,7 @@ impl Work {
         self.store.spec.layout()
     }
 
-    /// The item will not be moved.
+    /// Notes that the item will not be moved.
     pub(crate) fn fail(&self, item: usize, kind: ErrorKind) {
         let entry = &self.items[item];
         match &entry.source {
@@ -435,7 +436,7 @@ impl Work {
         }
     }
 
-    /// None of the items will be moved.
+    /// Notes that none of the items will be moved.
     pub(crate) fn fail_all(&self, error: &Error) {
         for item in 0..self.items.len() {
             self.fail(item, error.kind());
@@ -446,27 +447,27 @@ impl Work {
     }
 }
 
-/// A dump whose shards are handed over one by one, as layers are computed.
+/// A dump whose shards are submitted one by one, as layers are computed.
 pub struct LayerDump {
     work: Work,
-    /// What its memory belongs to, until it has ended.
+    /// The owners of its memory, until it has ended.
     kept: Arc<Mutex<Vec<Kept>>>,
     layers: Arc<Mutex<LayerDumpState>>,
 }
 
 impl LayerDump {
-    /// The task's progress.
+    /// Returns the task's progress.
     pub fn state(&self) -> &Arc<TaskState> {
         &self.work.state
     }
 
-    /// Shard `shard` of every block may be read after the device's event (0 = now). A shard submitted twice is copied
-    /// once. The event must stay valid, and not be recorded again, until the task is done.
+    /// Allows shard `shard` of every block to be read after the device's event (0 = now). A shard submitted twice is
+    /// copied once. The event must stay valid, and not be recorded again, until the task is done.
     pub fn submit_shard(&self, shard: usize, wait_event: u64) -> Result<()> {
         self.submit_shard_keeping(shard, wait_event, None)
     }
 
-    /// Like `submit_shard`; holds `event_owner` until no copy waits for the event any more.
+    /// Like `submit_shard`, and holds `event_owner` until no copy waits for the event any more.
     pub fn submit_shard_keeping(
         &self,
         shard: usize,

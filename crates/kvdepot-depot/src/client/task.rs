@@ -1,4 +1,4 @@
-//! A task: blocks on their way, counted shard by shard, waited for by whoever wants.
+//! A task: blocks in flight, counted shard by shard, with any number of waiting callers.
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,26 +13,26 @@ use rustix::event::EventfdFlags;
 use crate::task_line::{Operation, TaskLine};
 
 struct Progress {
-    /// Blocks of each shard that have neither arrived nor failed.
+    /// Number of each shard's blocks that have neither arrived nor failed.
     left: Vec<usize>,
-    /// Blocks of each shard that no device event stands for either.
+    /// Number of each shard's blocks for which there is no device event either.
     unsubmitted: Vec<usize>,
-    /// By shard: events behind blocks that are on their way on the device.
+    /// By shard: events behind blocks in flight on the device.
     events: Vec<Vec<DeviceEvent>>,
     failed: Vec<(usize, ErrorKind)>,
     done: bool,
-    /// Counts the task as under way until it is done, or dropped.
+    /// Counts the task as in flight until it is done or dropped.
     counted: Option<Counted>,
 }
 
-/// How many tasks of a store are not done.
+/// Number of unfinished tasks of a store.
 #[derive(Default)]
 pub(crate) struct UnderWay {
     tasks: Mutex<usize>,
     none: Condvar,
 }
 
-/// One task under way.
+/// A task in flight.
 struct Counted(Arc<UnderWay>);
 
 impl UnderWay {
@@ -41,7 +41,7 @@ impl UnderWay {
         Counted(Arc::clone(this))
     }
 
-    /// Waits until no task is under way, at most `timeout`; whether none is.
+    /// Waits until no task is in flight, at most `timeout`. Returns whether none is.
     pub(crate) fn wait(&self, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;
         let mut tasks = self.tasks.lock();
@@ -64,7 +64,7 @@ impl Drop for Counted {
     }
 }
 
-/// How far a task is.
+/// The progress of a task.
 pub struct TaskState {
     line: TaskLine,
     block_count: usize,
@@ -103,12 +103,12 @@ impl TaskState {
         }
     }
 
-    /// Number of the task in this process.
+    /// Returns the number of the task in this process.
     pub fn id(&self) -> u64 {
         self.line.id
     }
 
-    /// Blocks (or shards, for tasks by address) that the task moves.
+    /// Returns the number of blocks (or shards, for tasks by address) that the task moves.
     pub fn block_count(&self) -> usize {
         self.block_count
     }
@@ -121,27 +121,27 @@ impl TaskState {
         self.deadline
     }
 
-    /// Whether all has ended: the engine's memory is free again (dump) or filled (load).
+    /// Returns whether everything has ended: the engine's memory is free again (dump) or filled (load).
     pub fn done(&self) -> bool {
         self.progress.lock().done
     }
 
-    /// Waits until done, at most `timeout`; whether it is.
+    /// Waits until the task is done, at most `timeout`. Returns whether it is.
     pub fn wait(&self, timeout: Option<Duration>) -> bool {
         self.wait_until(timeout, |progress| progress.done)
     }
 
-    /// Waits until a shard of every block has arrived or failed; whether it has. A shard that the task does not move
-    /// is there at once.
+    /// Waits until a shard of every block has arrived or failed. Returns whether it has. A shard that the task does not
+    /// move counts as arrived.
     pub fn wait_shard(&self, shard: usize, timeout: Option<Duration>) -> bool {
         self.wait_until(timeout, |progress| {
             progress.done || progress.left.get(shard).is_none_or(|&left| left == 0)
         })
     }
 
-    /// Waits until a shard of every block is on its way on the device, has arrived or has failed, and lets `stream`
-    /// wait for the rest on the device (P3); whether all that happened in time. What fails after that is known when the
-    /// task is done.
+    /// Waits until a shard of every block is in flight on the device, has arrived or has failed, and makes `stream`
+    /// wait for the rest on the device (P3). Returns whether all that happened in time. Later failures are known when
+    /// the task is done.
     pub fn wait_shard_on(&self, shard: usize, stream: u64, timeout: Option<Duration>) -> Result<bool> {
         let submitted = self.wait_until(timeout, |progress| {
             progress.done || progress.unsubmitted.get(shard).is_none_or(|&left| left == 0)
@@ -167,7 +167,7 @@ impl TaskState {
         true
     }
 
-    /// Blocks that were not moved, ascending, with the reason's kind. Final when done.
+    /// Returns the blocks that were not moved, ascending, with the kind of the reason. Final when the task is done.
     pub fn failed(&self) -> Vec<(usize, ErrorKind)> {
         let mut failed = self.progress.lock().failed.clone();
         failed.sort_unstable_by_key(|&(block, _)| block);
@@ -175,7 +175,7 @@ impl TaskState {
         failed
     }
 
-    /// `count` blocks of a shard are on their way on the device, and there when `event` is reached.
+    /// Notes that `count` blocks of a shard are in flight on the device, and have arrived when `event` is reached.
     pub(crate) fn submitted(&self, shard: usize, count: usize, event: DeviceEvent) {
         let mut progress = self.progress.lock();
         progress.events[shard].push(event);
@@ -185,14 +185,14 @@ impl TaskState {
         }
     }
 
-    /// `count` blocks of a shard arrived.
+    /// Notes that `count` blocks of a shard have arrived.
     pub(crate) fn arrived(&self, shard: usize, count: usize) {
         let mut progress = self.progress.lock();
         progress.unsubmitted[shard] = progress.unsubmitted[shard].saturating_sub(count);
         self.less_left(&mut progress, shard, count);
     }
 
-    /// As `arrived`, of blocks that were `submitted` before.
+    /// Like `arrived`, for blocks that were `submitted` before.
     pub(crate) fn arrived_as_submitted(&self, shard: usize, count: usize) {
         self.less_left(&mut self.progress.lock(), shard, count);
     }
@@ -204,7 +204,7 @@ impl TaskState {
         }
     }
 
-    /// A block will not come: it counts as ended for each of its shards.
+    /// Notes that a block failed: it counts as ended for each of its shards.
     pub(crate) fn failed_block(&self, block: usize, shards: impl Iterator<Item = usize>, kind: ErrorKind) {
         let mut progress = self.progress.lock();
         progress.failed.push((block, kind));
@@ -215,14 +215,15 @@ impl TaskState {
         self.changed.notify_all();
     }
 
-    /// All has ended.
+    /// Notes that everything has ended.
     pub(crate) fn finish(&self) {
         let mut progress = self.progress.lock();
         if progress.done {
             return;
         }
         progress.done = true;
-        // Under the lock: who has seen the end may close the store, and who has waited for the store's tasks sees their end.
+        // Under the lock: a caller that has seen the end may close the store, and one that has waited for the store's
+        // tasks sees their end.
         drop(progress.counted.take());
         self.changed.notify_all();
         let event = self.event.get().and_then(Option::as_ref);
@@ -233,9 +234,9 @@ impl TaskState {
         self.line.finished(self.begun.elapsed());
     }
 
-    /// A descriptor that is readable once the task is done.
+    /// Returns a descriptor that is readable once the task is done.
     pub fn event(&self) -> Option<BorrowedFd<'_>> {
-        // Under the lock, so that `finish` either sees the descriptor or comes before it is looked at.
+        // Under the lock, so that `finish` either sees the descriptor or runs before `done` is checked.
         let progress = self.progress.lock();
         let event = self.event.get_or_init(|| {
             let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok()?;

@@ -1,5 +1,5 @@
-//! A depot used inside of its own process, slot by slot: what the wire door stands on. Bytes go straight between a
-//! socket and a slot; nothing here waits, but for the calls that say so.
+//! Direct use of a depot in its own process, slot by slot, as by the wire door. Bytes go straight between a socket and
+//! a slot. Nothing here waits, except for the calls that say so.
 
 mod slots;
 
@@ -18,57 +18,57 @@ use crate::{Depot, Session};
 
 pub use slots::{ReadSlot, WriteSlot};
 
-/// A namespace as this depot knows it.
+/// A namespace of this depot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenNamespace {
-    /// Its number at this depot.
+    /// The number at this depot.
     pub handle: NamespaceHandle,
-    /// What keys carry now.
+    /// The current id in keys.
     pub id: NamespaceId,
-    /// Its epoch.
+    /// The epoch.
     pub epoch: u32,
-    /// Bytes of one of its blocks.
+    /// Size of one of its blocks in bytes.
     pub block_bytes: u64,
 }
 
-/// What can be said of a block without waiting.
+/// What is known about a block without waiting.
 #[derive(Debug)]
 pub enum Now {
-    /// It is in the pool, and leased.
+    /// It is in the pool, and is now leased.
     Here(ReadSlot),
     /// Neither pool nor tiers have it.
     Absent,
-    /// A tier has it or may have it, or it is on its way: [`Direct::read`] finds out.
+    /// A tier has it or may have it, or it is in flight: [`Direct::read`] finds out.
     Ask,
 }
 
-/// One owner of slots, as a connection is. Clones are the same owner.
+/// An owner of slots, such as a connection. Clones are the same owner.
 #[derive(Clone, Debug)]
 pub struct Direct {
     session: Arc<Session>,
 }
 
 impl Depot {
-    /// A new owner of slots inside of this process.
+    /// Makes a new owner of slots in this process.
     pub fn direct(&self) -> Direct {
         Direct { session: Arc::new(self.session()) }
     }
 }
 
-/// How long a removal waits for the tiers to forget.
+/// How long a removal waits for the tiers.
 const REMOVE_WAIT: Duration = Duration::from_secs(2);
 
-/// What became of a removal.
+/// The outcome of a removal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Removed {
-    /// Whether each block was there, as far as that is known without I/O.
+    /// Whether each block existed, as far as that is known without I/O.
     pub was_there: Vec<bool>,
-    /// Blocks that a tier may still have: it failed, or has not answered in time.
+    /// Number of blocks that a tier may still have, because it failed or has not answered in time.
     pub left: usize,
 }
 
 impl Removed {
-    /// `Unavailable` if a tier may still have some of the blocks.
+    /// Fails with `Unavailable` if a tier may still have some of the blocks.
     pub fn into_result(self) -> Result<Vec<bool>> {
         if self.left == 0 {
             return Ok(self.was_there);
@@ -88,19 +88,19 @@ impl From<Opened> for OpenNamespace {
 }
 
 impl Direct {
-    /// Makes a namespace known; may wait for a tier's disk.
+    /// Opens a namespace. May wait for a tier's disk.
     pub fn open_namespace(&self, canonical: &str) -> Result<OpenNamespace> {
         self.session.open_namespace(canonical).map(OpenNamespace::from)
     }
 
-    /// Makes namespaces known, all at once; may wait for a tier's disk, and no longer than for one of them.
+    /// Opens namespaces, all at the same time. May wait for a tier's disk, and no longer than for one namespace.
     pub fn open_namespaces(&self, canonical: &[String]) -> Result<Vec<OpenNamespace>> {
         let session = &self.session;
         let opened = session.runner().open_namespaces(session.user(), canonical)?;
         Ok(opened.into_iter().map(OpenNamespace::from).collect())
     }
 
-    /// The namespace whose keys carry `id` now; `NotFound` when it was not opened here, or its epoch has passed.
+    /// Returns the namespace with the current id `id`; `NotFound` if it was not opened here or its epoch has passed.
     pub fn namespace(&self, id: NamespaceId) -> Result<OpenNamespace> {
         let opened = self.session.runner().locator.directory.by_id(id).ok_or_else(|| {
             Error::new(
@@ -112,44 +112,44 @@ impl Direct {
         Ok(opened.into())
     }
 
-    /// What tells the ids that keys carry now.
+    /// Returns the locator, which knows the current ids in keys.
     pub(crate) fn locator(&self) -> Arc<Locator> {
         Arc::clone(&self.session.runner().locator)
     }
 
-    /// Moves a namespace to an epoch, never back; may wait for a tier's disk.
+    /// Advances a namespace to an epoch, never back. May wait for a tier's disk.
     pub fn set_epoch(&self, handle: NamespaceHandle, epoch: u32) -> Result<OpenNamespace> {
         self.session.runner().set_epoch(handle, epoch).map(OpenNamespace::from)
     }
 
-    /// Moves a namespace to its next epoch, which no other depot has; may wait for a tier's disk.
+    /// Advances a namespace to its next epoch, which no other depot has. May wait for a tier's disk.
     pub fn advance(&self, handle: NamespaceHandle) -> Result<OpenNamespace> {
         self.session.runner().advance(handle).map(OpenNamespace::from)
     }
 
-    /// Moves namespaces to their next epochs; may wait for a tier's disk.
+    /// Advances namespaces to their next epochs. May wait for a tier's disk.
     pub fn reset(&self, handles: &[NamespaceHandle]) -> Result<()> {
         self.session.runner().reset(handles).map(drop)
     }
 
-    /// Which blocks are there, where that is known without waiting.
+    /// Returns which blocks exist, if that is known without waiting.
     pub fn exist_now(&self, keys: &[BlockKey]) -> Option<Vec<bool>> {
         self.session.runner().locator.exist_now(keys)
     }
 
-    /// Which blocks are there; waits for tiers that cannot tell without I/O, within bounds.
+    /// Returns which blocks exist. Waits for tiers that cannot tell without I/O, within limits.
     pub fn exist(&self, keys: &[BlockKey]) -> Vec<bool> {
         self.session.runner().locator.exist(keys)
     }
 
-    /// How many leading blocks are there; waits as `exist` does.
+    /// Returns how many leading blocks exist. Waits like `exist`.
     pub fn prefix(&self, handle: NamespaceHandle, hashes: &[u8]) -> Result<u32> {
         let (locator, owner) = (&self.session.runner().locator, self.session.owner());
         let prefix = locator.prefix(owner, &[handle], &Hashes(hashes.into()))?;
         Ok(u32::try_from(prefix).unwrap_or(u32::MAX))
     }
 
-    /// What can be said of each block without waiting; what is in the pool is leased.
+    /// Returns what is known about each block without waiting. Blocks in the pool are leased.
     pub fn read_now(&self, keys: &[BlockKey]) -> Vec<Now> {
         let runner = self.session.runner();
         let mut out: Vec<Now> = Vec::with_capacity(keys.len());
@@ -180,7 +180,7 @@ impl Direct {
         out
     }
 
-    /// Leases those blocks that are in the pool, by their place in `keys`.
+    /// Leases those blocks that are in the pool, with their index in `keys`.
     pub(crate) fn read_pool(&self, keys: &[BlockKey]) -> Vec<(usize, ReadSlot)> {
         let leased = self.lease_now(keys).into_iter().enumerate().filter_map(|(index, now)| match now {
             machine::Now::Leased(leased) => Some((index, self.read_slot(leased))),
@@ -201,13 +201,13 @@ impl Direct {
         let runner = self.session.runner();
         let buf = runner.pool.slot(&leased.runs).expect("the allocator hands out runs inside of the pool");
         let (session, block_bytes) = (Arc::clone(&self.session), leased.block_bytes as usize);
-        // SAFETY: the machine leases for reading what is sealed, and this owner has the lease.
+        // SAFETY: the machine leases only sealed slots for reading, and this owner has the lease.
         unsafe { ReadSlot::new(session, leased.lease, buf, block_bytes, leased.crc64) }
     }
 
-    /// Leases blocks, brought up from tiers where needed; waits up to `wait`. Blocks that found no room while others
-    /// were leased are `NoSpace`: asked for again once those are let go, they find it. `NotFound` when the namespace's keys
-    /// do not carry `id` any more.
+    /// Leases blocks, reading them from tiers where needed; waits up to `wait`. Blocks that found no space while others
+    /// were leased are `NoSpace`; a retry after those leases have ended finds space. `NotFound` if `id` is not the
+    /// namespace's current id any more.
     pub fn read(
         &self,
         handle: NamespaceHandle,
@@ -224,13 +224,13 @@ impl Direct {
         Ok(slots.collect())
     }
 
-    /// A slot for a block; None when the depot has the block already, or somebody is storing it. `NotFound` when the
-    /// namespace has left the epoch in which it was opened.
+    /// Reserves a slot for a block. Returns `None` if the depot has the block already or it is being stored, and
+    /// `NotFound` if the namespace has left the epoch in which it was opened.
     pub fn reserve(&self, namespace: OpenNamespace, hash: BlockHash) -> Result<Option<WriteSlot>> {
         self.reserve_for(namespace, hash, Reserve::RemoteBlock)
     }
 
-    /// A slot for a value that is to take the place of what is there under its key.
+    /// Reserves a slot for a value that replaces the one under its key.
     pub(crate) fn reserve_value(&self, handle: NamespaceHandle, hash: BlockHash) -> Result<WriteSlot> {
         let opened = self.session.runner().locator.directory.get(handle)?;
         let slot = self.reserve_for(opened.into(), hash, Reserve::Value)?;
@@ -260,16 +260,16 @@ impl Direct {
         })?;
         let key = BlockKey { namespace: opened.id, hash };
         let (session, block_bytes) = (Arc::clone(&self.session), leased.block_bytes as usize);
-        // SAFETY: the machine made the slot for filling just now, and leased it to this owner.
+        // SAFETY: the machine just made the slot for filling, and leased it to this owner.
         Ok(Some(unsafe { WriteSlot::new(session, leased.lease, key, buf, block_bytes) }))
     }
 
-    /// Whether [`Self::remove`] waits for no other machine.
+    /// Returns whether [`Self::remove`] waits for no other machine.
     pub fn removes_at_once(&self) -> bool {
         self.session.runner().locator.tiers.iter().all(|tier| tier.name() != "remote")
     }
 
-    /// Forgets blocks. Those that a tier could not remove in time are tried again, and not read from tiers meanwhile.
+    /// Removes blocks. Those that a tier could not remove in time are retried, and not read from tiers meanwhile.
     pub fn remove(&self, keys: &[BlockKey]) -> Removed {
         let runner = self.session.runner();
         let mut removed = Removed { was_there: Vec::with_capacity(keys.len()), left: 0 };
@@ -297,7 +297,8 @@ impl Direct {
         removed
     }
 
-    /// Removes blocks again that no tier had before they were removed, and one has now: their write ended in between.
+    /// Removes blocks again that no tier had before they were removed and one has now, because their write completed in
+    /// between.
     fn remove_late(&self, keys: &[BlockKey]) {
         let runner = self.session.runner();
         if runner.locator.tiers.is_empty() || keys.is_empty() {
@@ -319,7 +320,7 @@ impl Direct {
         self.session.runner().ask_within(self.session.owner(), request, deadline)
     }
 
-    /// Evicts what is cold until no more than `percent` of the pool is in use; how many blocks went.
+    /// Evicts cold blocks until no more than `percent` of the pool is in use. Returns the number of evicted blocks.
     pub fn evict_to_percent(&self, percent: f64) -> u64 {
         let runner = self.session.runner();
         let mut gone = 0;
@@ -335,14 +336,15 @@ impl Direct {
         }
     }
 
-    /// Share of the pool that is in use, in percent.
+    /// Returns the used share of the pool, in percent.
     pub fn used_percent(&self) -> f64 {
         let gauges = self.session.runner().look(machine::Machine::gauges);
         let used = gauges.pool_bytes - gauges.pool_free_bytes;
         used as f64 * 100.0 / gauges.pool_bytes.max(1) as f64
     }
 
-    /// Blocks of these namespaces in pool and tiers, each counted once. Looks at all of them: for administrators.
+    /// Returns the number of blocks of these namespaces in pool and tiers, each counted once. Walks all of them: for
+    /// administrators.
     pub fn count(&self, handles: &[NamespaceHandle]) -> Result<u64> {
         let runner = self.session.runner();
         let mut keys = hashbrown::HashSet::<BlockKey>::new();
@@ -362,27 +364,26 @@ impl Direct {
         Ok(keys.len() as u64)
     }
 
-    /// Counters and gauges.
+    /// Returns counters and gauges.
     pub fn stats(&self) -> serde_json::Value {
         self.session.stats()
     }
 
-    /// The last requests that found less than they asked for, newest first: at most `count`, of the request whose label begins
-    /// so where one is named.
+    /// Returns the last requests that found less than they asked for, newest first: at most `count`, and with `request` only
+    /// those whose label begins with it.
     pub fn last_misses(&self, count: usize, request: Option<&str>) -> serde_json::Value {
         self.locator().last_misses(count, request)
     }
 
-    /// Where blocks are, and why those that are nowhere are not there. Waits for tiers that cannot tell without I/O, within
-    /// bounds.
+    /// Returns where blocks are, and why missing ones are missing. Waits, within limits, for tiers that need I/O to tell.
     ///
     /// # Errors
-    /// `NotFound` where no known namespace has a name that begins so; `Config` where several have, or a hash is none.
+    /// `NotFound` if no known namespace's name begins with `namespace`; `Config` if several do, or a hash is malformed.
     pub fn explain(&self, namespace: &str, hashes: &[&str]) -> Result<serde_json::Value> {
         self.locator().explain(namespace, hashes)
     }
 
-    /// Whether the depot has tiers below its pool.
+    /// Returns whether the depot has tiers below its pool.
     pub fn has_tiers(&self) -> bool {
         !self.session.runner().locator.tiers.is_empty()
     }

@@ -1,4 +1,4 @@
-//! Slots in the hands of this process: one that is being filled, and one that is read. Both end with their value (P4).
+//! Slots held by this process: one being filled, and one being read. Each is released when its value is dropped (P4).
 
 use std::fmt;
 use std::io::{IoSlice, IoSliceMut};
@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use crate::Session;
 use crate::pool::{Readable, Writable};
 
-/// A slot that is being filled. Dropping it without publishing gives it back: nobody ever saw it (P1).
+/// A slot being filled. Dropping it without publishing releases it unseen (P1).
 pub struct WriteSlot {
     session: Arc<Session>,
     lease: LeaseId,
@@ -25,7 +25,7 @@ pub struct WriteSlot {
 
 impl WriteSlot {
     /// # Safety
-    /// The memory must be a slot that was made for filling just now, and `lease` the session's lease on it.
+    /// The memory must be a slot just made for filling, and `lease` the session's lease on it.
     pub(super) unsafe fn new(
         session: Arc<Session>,
         lease: LeaseId,
@@ -33,38 +33,38 @@ impl WriteSlot {
         buf: SlotBuf,
         block_bytes: usize,
     ) -> Self {
-        // SAFETY: by the caller's word the slot is being filled by this session only.
+        // SAFETY: by the caller's contract the slot is being filled by this session only.
         let memory = unsafe { Writable::new(buf) };
         Self { session, lease, key, memory, block_bytes, over: false }
     }
 
-    /// Bytes of the block.
+    /// Returns the size of the block in bytes.
     pub const fn block_bytes(&self) -> usize {
         self.block_bytes
     }
 
-    /// The block's key.
+    /// Returns the block's key.
     pub const fn key(&self) -> BlockKey {
         self.key
     }
 
-    /// Bytes `start..end`, to be received into; cut at the slot's end.
+    /// Returns bytes `start..end` to receive into, cut at the slot's end.
     pub fn io_slices_mut(&mut self, start: usize, end: usize) -> SmallVec<[IoSliceMut<'_>; 4]> {
         self.memory.io_slices_mut(start, end)
     }
 
-    /// Bytes `start..end`.
+    /// Returns bytes `start..end`.
     pub fn slices(&self, start: usize, end: usize) -> SmallVec<[&[u8]; 4]> {
         self.memory.slices(start, end)
     }
 
-    /// The memory by address, for devices that write it themselves. They must have ended before this value does: then
-    /// the memory is somebody else's (P4).
+    /// Returns the memory, for devices that write it by address. They must have finished before this value is dropped:
+    /// then the memory gets another owner (P4).
     pub const fn memory(&self) -> &SlotBuf {
         self.memory.memory()
     }
 
-    /// Copies bytes to `start`; what does not fit into the block is an error.
+    /// Copies bytes to `start`. Fails if they do not fit into the block.
     pub fn write_at(&mut self, start: usize, bytes: &[u8]) -> Result<()> {
         if start.checked_add(bytes.len()).is_none_or(|end| end > self.block_bytes) {
             return Err(Error::new(ErrorKind::Protocol, "bytes do not fit into their block")
@@ -81,7 +81,7 @@ impl WriteSlot {
         Ok(())
     }
 
-    /// All bytes are there: the block is visible from now on. `crc64` where it is known.
+    /// Seals the block after all bytes have arrived: it is visible from now on. `crc64` if it is known.
     pub fn seal(mut self, crc64: Option<u64>) -> Result<()> {
         self.over = true;
         let request = Request::Commit { leases: vec![self.lease], shards: ShardSet::All, crc64 };
@@ -92,8 +92,8 @@ impl WriteSlot {
         outcome
     }
 
-    /// All bytes are there: the value takes the place of what was under its key and under `others`, at once; who reads
-    /// that keeps it until they let go. `others` is called under the machine's lock.
+    /// Publishes the value after all bytes have arrived: it replaces those under its key and under `others` in one
+    /// step. Readers of these keep them until they drop them. `others` is called under the machine's lock.
     pub(crate) fn replace(mut self, others: impl FnOnce() -> Vec<BlockKey>) -> Result<()> {
         self.over = true;
         let (lease, runner) = (self.lease, self.session.runner());
@@ -106,7 +106,7 @@ impl WriteSlot {
     }
 }
 
-/// Gives a lease back, if it is still there.
+/// Releases a lease, if it still exists.
 fn release(session: &Session, lease: LeaseId) {
     let _ = session.runner().ask(session.owner(), Request::Release { leases: vec![lease] });
 }
@@ -125,8 +125,7 @@ impl fmt::Debug for WriteSlot {
     }
 }
 
-/// A block that is leased: its bytes stay as they are for as long as this value lives, whatever is stored or removed
-/// meanwhile.
+/// A leased block: its bytes do not change while this value lives, whatever is stored or removed meanwhile.
 pub struct ReadSlot {
     session: Arc<Session>,
     lease: LeaseId,
@@ -145,32 +144,32 @@ impl ReadSlot {
         block_bytes: usize,
         crc64: Option<u64>,
     ) -> Self {
-        // SAFETY: by the caller's word nobody writes the slot while the lease lasts.
+        // SAFETY: by the caller's contract nothing writes the slot while the lease lasts.
         let memory = unsafe { Readable::new(buf) };
         Self { session, lease, memory, block_bytes, crc64 }
     }
 
-    /// Bytes of the block.
+    /// Returns the size of the block in bytes.
     pub const fn block_bytes(&self) -> usize {
         self.block_bytes
     }
 
-    /// Bytes `start..end`, to be sent; cut at the slot's end.
+    /// Returns bytes `start..end` to send, cut at the slot's end.
     pub fn io_slices(&self, start: usize, end: usize) -> SmallVec<[IoSlice<'_>; 4]> {
         self.memory.io_slices(start, end)
     }
 
-    /// Bytes `start..end`.
+    /// Returns bytes `start..end`.
     pub fn slices(&self, start: usize, end: usize) -> SmallVec<[&[u8]; 4]> {
         self.memory.slices(start, end)
     }
 
-    /// The memory by address, for devices that read it themselves; it stays leased only while this value lives.
+    /// Returns the memory, for devices that read it by address. It stays leased only while this value lives.
     pub const fn memory(&self) -> &SlotBuf {
         self.memory.memory()
     }
 
-    /// CRC-64/NVME of the block: as it was when the block was stored, where that is known, else computed now.
+    /// Returns the CRC-64/NVME of the block: as of when it was stored, if that is known, else computed now.
     pub fn crc64(&self) -> u64 {
         if let Some(crc64) = self.crc64 {
             return crc64;

@@ -1,15 +1,15 @@
-//! What stands where in a ledger, in words of 64 bits.
+//! The layout of a ledger, in words of 64 bits.
 //!
 //! ```text
-//!   head         magic, version, bytes of the pool, salt, records there may be, checksum of these; records and namespaces
-//!                used so far; whether it still holds; clients that may copy, with a check; the pool's regions: how many,
-//!                checksum, and of each its bytes and its node
+//!   head         magic, version, bytes of the pool, salt, largest number of records, checksum of these; records and
+//!                namespaces used so far; whether it is valid; clients that may copy, with a check; the pool's regions:
+//!                their number, checksum, and of each its bytes and its node
 //!   namespaces   each: epoch with a check, checksum and length of the text, the text that was fingerprinted
 //!   records      one for each slot number: checksum (0: none), key, checksum of the block, its bytes, its place
 //! ```
 //!
-//! A checksum covers the salt and the number of what it stands in, so nothing is taken for something else. It is written
-//! last, and cleared first.
+//! A checksum includes the salt and the number of its entry, so nothing can be mistaken for something else. It is
+//! written last, and cleared first.
 
 use kvdepot_core::limits::{BLOCK_ALIGN_BYTES, NAMESPACE_SPEC_BYTES_MAX, NAMESPACES_MAX, POOL_REGIONS_MAX};
 use kvdepot_core::machine::Whole;
@@ -20,7 +20,7 @@ use kvdepot_io::checksum::crc64;
 use crate::pool::PoolRegion;
 
 pub(super) const MAGIC: u64 = 0x5244_474c_4456_4b00;
-/// Version of the layout. Another one is not read.
+/// Version of the layout. Other versions are not read.
 pub(super) const VERSION: u64 = 2;
 
 pub(super) const HEAD_MAGIC: usize = 0;
@@ -45,46 +45,46 @@ pub(super) const NAMESPACE_BYTES: usize = 2;
 pub(super) const NAMESPACE_TEXT: usize = 3;
 const NAMESPACE_WORDS: usize = NAMESPACE_TEXT + NAMESPACE_SPEC_BYTES_MAX.div_ceil(8);
 
-/// Runs that a record has room for. A block in more pieces has no record.
+/// Number of runs in a record. A block in more pieces has no record.
 const RUNS_MAX: usize = 8;
 pub(super) const RECORD_WORDS: usize = 16;
 const _: () = assert!(8 + RUNS_MAX == RECORD_WORDS);
 
-/// The number by which the list of regions is checked: the head has 0.
+/// The number in the checksum of the list of regions; that of the head is 0.
 pub(super) const REGIONS_NUMBER: usize = 1;
 
-/// Where what is said of this region begins.
+/// Returns the position of a region's entry.
 pub(super) const fn region_at(number: usize) -> usize {
     HEAD_REGION + 2 * number
 }
 
-/// The words of a region. What is not on one node has node 0, and others one more than their own.
+/// Encodes a region. The node is stored plus one, and 0 means that there is none.
 pub(super) fn region_words(region: &PoolRegion) -> [u64; 2] {
     [region.bytes, region.node.map_or(0, |node| u64::from(node) + 1)]
 }
 
-/// The region of these words.
+/// Decodes a region.
 pub(super) fn region_of([bytes, node]: [u64; 2]) -> Option<PoolRegion> {
     let node = node.checked_sub(1).map(u32::try_from).transpose().ok()?;
     Some(PoolRegion::memory(bytes, node))
 }
 
-/// Where the namespace of this number begins.
+/// Returns the position of the namespace with this number.
 pub(super) const fn namespace_at(number: usize) -> usize {
     HEAD_WORDS + number * NAMESPACE_WORDS
 }
 
-/// Where the record of this slot begins.
+/// Returns the position of this slot's record.
 pub(super) const fn record_at(slot: usize) -> usize {
     namespace_at(NAMESPACES_MAX) + slot * RECORD_WORDS
 }
 
-/// Most slots that a pool of so many bytes can have.
+/// Returns the largest number of slots in a pool of this size.
 pub(super) const fn records_max(pool_bytes: u64) -> usize {
     (pool_bytes / BLOCK_ALIGN_BYTES) as usize
 }
 
-/// Checksum of words; never 0, which stands for none.
+/// Returns the checksum of words. Never 0, which means none.
 pub(super) fn checksum(salt: u64, number: usize, words: &[u64]) -> u64 {
     let mut bytes = Vec::with_capacity(16 + words.len() * 8);
     for word in [salt, number as u64].iter().chain(words) {
@@ -93,32 +93,32 @@ pub(super) fn checksum(salt: u64, number: usize, words: &[u64]) -> u64 {
     crc64(&bytes).max(1)
 }
 
-/// Checksum of a text of so many bytes, the last word of which may be filled up.
+/// Returns the checksum of a text of this many bytes, whose last word may be padded.
 pub(super) fn text_checksum(salt: u64, number: usize, bytes: usize, words: &[u64]) -> u64 {
     let whole: Vec<u64> = std::iter::once(bytes as u64).chain(words.iter().copied()).collect();
     checksum(salt, number, &whole)
 }
 
-/// An epoch and its check, in one word.
+/// Encodes an epoch and its check in one word.
 pub(super) fn epoch_word(salt: u64, number: usize, epoch: u32) -> u64 {
     let check = checksum(salt, number, &[u64::from(epoch)]) >> 32;
     check << 32 | u64::from(epoch)
 }
 
-/// The number by which the count of clients is checked: no namespace has it.
+/// The number in the check of the count of clients, which no namespace has.
 const CLIENTS_NUMBER: usize = usize::MAX;
 
-/// A count of clients and its check, in one word.
+/// Encodes a count of clients and its check in one word.
 pub(super) fn clients_word(salt: u64, clients: u32) -> u64 {
     epoch_word(salt, CLIENTS_NUMBER, clients)
 }
 
-/// The count that a word carries. One that is damaged stands for one that nobody knows the exit of.
+/// Decodes the count of clients. A damaged count is read as one client, whose exit cannot be watched.
 pub(super) fn clients_of(salt: u64, word: u64) -> u32 {
     if word == 0 { 0 } else { epoch_of(salt, CLIENTS_NUMBER, word).unwrap_or(1) }
 }
 
-/// The epoch that a word carries, if its check is right.
+/// Decodes an epoch if its check is correct.
 pub(super) fn epoch_of(salt: u64, number: usize, word: u64) -> Option<u32> {
     let epoch = word as u32;
     (epoch_word(salt, number, epoch) == word).then_some(epoch)
@@ -133,7 +133,7 @@ fn whole(halves: [u64; 2]) -> [u8; 16] {
     (u128::from(halves[0]) | u128::from(halves[1]) << 64).to_le_bytes()
 }
 
-/// A record's words behind its checksum; None when the block lies in too many pieces.
+/// Encodes a record without its checksum; `None` if the block has too many pieces.
 pub(super) fn record_words(block: &Whole) -> Option<[u64; RECORD_WORDS - 1]> {
     let mut words = [0; RECORD_WORDS - 1];
     words[0..2].copy_from_slice(&halves(block.key.namespace.0));
@@ -149,7 +149,7 @@ pub(super) fn record_words(block: &Whole) -> Option<[u64; RECORD_WORDS - 1]> {
     Some(words)
 }
 
-/// What the words of a record say of a block in a pool of so many bytes; None when they make no sense.
+/// Decodes a record for a pool of this size; `None` if its words are invalid.
 pub(super) fn block_of(slot: usize, words: &[u64; RECORD_WORDS - 1], pool_bytes: u64) -> Option<Whole> {
     let mut runs = Runs::new();
     for &word in words[7..].get(..usize::try_from(words[6]).ok()?)? {

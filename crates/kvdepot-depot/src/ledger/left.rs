@@ -1,4 +1,4 @@
-//! A ledger that a depot left behind: which of its blocks can be proved, by their checksums against the pool's memory.
+//! A ledger left behind by a depot: finds the blocks that are proven by their checksums against the pool's memory.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -19,9 +19,9 @@ use super::layout::{
 };
 use crate::pool::{PoolMapping, PoolRegion, SharedWords, region_bytes};
 
-/// Threads that read the pool, at most.
+/// Largest number of threads that read the pool.
 const THREADS_MAX: usize = 8;
-/// Blocks that a thread takes at a time.
+/// Number of blocks that a thread takes at a time.
 const PIECE: usize = 64;
 
 /// See the module.
@@ -34,7 +34,7 @@ pub struct LeftLedger {
 }
 
 impl LeftLedger {
-    /// Opens it. Refuses one of another version, and one that does not hold any more.
+    /// Opens the ledger. Refuses one of another version, and one that is not valid any more.
     pub fn open(fd: OwnedFd) -> Result<Self> {
         let words = SharedWords::map(fd)?;
         let bad = |what: &'static str| Error::new(ErrorKind::Corrupt, what);
@@ -68,17 +68,17 @@ impl LeftLedger {
         Ok(Self { words, pool_bytes: of_bytes, regions, salt })
     }
 
-    /// Bytes of the pool that it is of.
+    /// Returns the size of its pool in bytes.
     pub const fn pool_bytes(&self) -> u64 {
         self.pool_bytes
     }
 
-    /// The regions of that pool.
+    /// Returns the regions of that pool.
     pub fn regions(&self) -> &[PoolRegion] {
         &self.regions
     }
 
-    /// Clients that could copy when it was left.
+    /// Returns the number of clients that could copy when it was left.
     pub fn clients(&self) -> u32 {
         clients_of(self.salt, self.get(HEAD_CLIENTS))
     }
@@ -91,7 +91,7 @@ impl LeftLedger {
         usize::try_from(self.get(at)).unwrap_or(usize::MAX).min(max)
     }
 
-    /// What was fingerprinted, and the epoch, of each namespace whose entry is sound.
+    /// Returns the fingerprinted text and the epoch of each namespace with a valid entry.
     pub(crate) fn namespaces(&self) -> Vec<(String, u32)> {
         (0..self.count(HEAD_NAMESPACES, NAMESPACES_MAX)).filter_map(|number| self.namespace(number)).collect()
     }
@@ -109,7 +109,7 @@ impl LeftLedger {
         Some((String::from_utf8(text).ok()?, epoch))
     }
 
-    /// Blocks whose records are sound, whatever lies in the pool.
+    /// Returns the blocks with valid records, whatever their bytes in the pool.
     pub(crate) fn records(&self) -> Vec<Whole> {
         (0..self.count(HEAD_RECORDS, records_max(self.pool_bytes)))
             .filter_map(|slot| self.record(slot))
@@ -128,8 +128,8 @@ impl LeftLedger {
     }
 }
 
-/// Those of the blocks whose bytes in the pool have the checksum that was recorded. `progress` is told how many have been
-/// read.
+/// Returns those of the blocks whose bytes in the pool match the recorded checksum. `progress` is called with the
+/// number of blocks read.
 pub(crate) fn prove(
     blocks: Vec<Whole>,
     pool: &std::sync::Arc<PoolMapping>,
@@ -151,7 +151,7 @@ pub(crate) fn prove(
         }
     };
     let mut proved: Vec<usize> = std::thread::scope(|scope| {
-        // Without threads of its own the work is done here.
+        // If no thread can be started, the work is done here.
         let others: Vec<_> = (1..threads)
             .filter_map(|_| {
                 let thread = std::thread::Builder::new().name("kvdepot-recover".to_owned());
@@ -173,8 +173,8 @@ fn is_right(block: &Whole, pool: &std::sync::Arc<PoolMapping>) -> bool {
     usize::try_from(block.block_bytes).ok().and_then(|bytes| crc64_slot(&slot, 0, bytes)) == Some(block.crc64)
 }
 
-/// Takes out blocks whose places overlap with one before, and says what of the pool none of them has: pieces that lie in
-/// one extent and one region each.
+/// Removes blocks whose places overlap with an earlier block's. Returns the parts of the pool without a block, in
+/// pieces that lie in one extent and one region each.
 pub(crate) fn places(blocks: &mut Vec<Whole>, regions: &[u64]) -> Vec<Run> {
     let mut ends = Vec::with_capacity(regions.len());
     let mut pool_bytes = 0;

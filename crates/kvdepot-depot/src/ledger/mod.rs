@@ -1,9 +1,10 @@
-//! The ledger: what a depot writes down of its pool while it serves, in memory that outlives it with the pool's.
+//! The ledger: a depot's record of its pool, written while it serves, in memory that outlives it together with the
+//! pool.
 //!
-//! A record goes before anybody can learn that its block is gone or reuse its place, and a namespace's new epoch is there
-//! before its reset is answered: the runner applies what a step says under the machine's lock (P1). A record comes when
-//! the block's checksum is known; a thread of its own computes those that nobody knows (`crate::prover`). What the next depot
-//! makes of it is [`left`].
+//! A record is cleared before its block's disappearance can be noticed or its place reused, and a namespace's new epoch
+//! is written before its reset is answered: the runner applies a step's changes under the machine's lock (P1). A record
+//! is written when the block's checksum is known; a separate thread computes missing ones (`crate::prover`). The next
+//! depot reads it with [`left`].
 
 mod layout;
 pub(crate) mod left;
@@ -28,34 +29,34 @@ use layout::{
     epoch_word, namespace_at, record_at, record_words, records_max, region_at, region_words, text_checksum,
 };
 
-/// Blocks that wait for their checksum, at most; the oldest are left without a record.
+/// Number of blocks that may wait for their checksum. Beyond that the oldest get no record.
 const WANTED_MAX: usize = 1 << 20;
 
-/// A ledger that is being written.
+/// A ledger being written.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     words: SharedWords,
     salt: u64,
     records_max: usize,
     numbers: Mutex<Numbers>,
-    /// Blocks whose checksum is to be computed.
+    /// Blocks whose checksum should be computed.
     wanted: Mutex<VecDeque<BlockKey>>,
     bell: Condvar,
-    /// Blocks in the hands of the thread that computes checksums.
+    /// Number of blocks taken by the thread that computes checksums.
     in_hand: AtomicUsize,
 }
 
-/// Which place each namespace has: handles are not used again, places are.
+/// The place of each namespace. Handles are not reused, places are.
 #[derive(Debug, Default)]
 struct Numbers {
     by_handle: HashMap<NamespaceHandle, usize>,
     free: Vec<usize>,
-    /// Places that were ever taken.
+    /// Number of places that were ever used.
     used: usize,
 }
 
 impl Numbers {
-    /// The place of a namespace, and whether it is taken now; none when there is no more.
+    /// Returns the place of a namespace, and whether it is new; `None` if all are used.
     fn of(&mut self, handle: NamespaceHandle) -> Option<(usize, bool)> {
         if let Some(&number) = self.by_handle.get(&handle) {
             return Some((number, false));
@@ -80,7 +81,7 @@ impl Numbers {
 }
 
 impl Ledger {
-    /// An empty ledger of a pool of these regions.
+    /// Makes an empty ledger for a pool of these regions.
     pub(crate) fn create(regions: &[PoolRegion]) -> Result<Self> {
         let pool_bytes = region_bytes(regions)?;
         let records_max = records_max(pool_bytes);
@@ -109,12 +110,12 @@ impl Ledger {
         Ok(this)
     }
 
-    /// The descriptor, for who keeps it.
+    /// Returns the descriptor, for the keeper.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.words.fd()
     }
 
-    /// Nobody may take anything over by it any more.
+    /// Invalidates the ledger, so that nothing can be taken over by it any more.
     pub(crate) fn close(&self) {
         self.set(HEAD_HOLDS, 0);
     }
@@ -123,12 +124,12 @@ impl Ledger {
         self.words.words()[at].store(word, Ordering::Release);
     }
 
-    /// So many clients may copy into the pool and out of it.
+    /// Records the number of clients that may copy into or out of the pool.
     pub(crate) fn set_clients(&self, clients: u32) {
         self.set(HEAD_CLIENTS, clients_word(self.salt, clients));
     }
 
-    /// A namespace is new, or in another epoch. To be called before anybody learns of it.
+    /// Records a namespace that is new or in another epoch. Call it before the change is visible.
     pub(crate) fn opened(&self, opened: &Opened) {
         let mut numbers = self.numbers.lock();
         let Some((number, is_new)) = numbers.of(opened.handle) else { return };
@@ -153,14 +154,14 @@ impl Ledger {
         }
     }
 
-    /// A namespace is not known any more: its place is another one's. To be called before that one is opened.
+    /// Frees the place of a forgotten namespace for another one. Call it before that one is opened.
     pub(crate) fn forgotten(&self, handle: NamespaceHandle) {
         if let Some(number) = self.numbers.lock().free(handle) {
             self.set(namespace_at(number) + NAMESPACE_CHECKSUM, 0);
         }
     }
 
-    /// What a step says, under the machine's lock.
+    /// Applies a step's changes, under the machine's lock.
     pub(crate) fn apply(&self, proof: Proof) {
         match proof {
             Proof::Gone(slot) => {
@@ -198,13 +199,13 @@ impl Ledger {
         self.set(at, checksum(self.salt, slot, &words));
     }
 
-    /// Blocks that have no record yet, and are to get one.
+    /// Returns the number of blocks that should get a record and have none yet.
     pub(crate) fn unproven(&self) -> usize {
         let wanted = self.wanted.lock();
         wanted.len() + self.in_hand.load(Ordering::Acquire)
     }
 
-    /// The next blocks whose checksum is wanted, within `wait`. The ones before have been done.
+    /// Returns the next blocks whose checksum is wanted, within `wait`. The previous ones are done.
     pub(crate) fn next(&self, count: usize, wait: Duration) -> Vec<BlockKey> {
         let mut wanted = self.wanted.lock();
         self.in_hand.store(0, Ordering::Release);
@@ -216,7 +217,7 @@ impl Ledger {
         wanted.drain(..count).collect()
     }
 
-    /// These could not be done now.
+    /// Returns blocks to the queue that could not be done now.
     pub(crate) fn put_back(&self, keys: Vec<BlockKey>) {
         let mut wanted = self.wanted.lock();
         keys.into_iter().rev().for_each(|key| wanted.push_front(key));

@@ -55,7 +55,7 @@ fn what_was_written_is_read_and_what_is_gone_is_not() {
     assert!(super::tests::left(&ledger).is_err(), "a closed ledger holds nothing");
 }
 
-/// Every bit of every word that is in use, one at a time: blocks and namespaces are lost by it, and never become others.
+/// Flips every bit of every used word, one at a time: blocks and namespaces get lost, but never turn into others.
 #[test]
 fn no_flipped_bit_makes_another_block_or_another_epoch() {
     let ledger = Ledger::create(&REGIONS).unwrap();
@@ -104,7 +104,7 @@ fn only_bytes_with_the_recorded_checksum_are_proved() {
         slot.write_at(0, &bytes);
         block.crc64 = crc64(&bytes);
     }
-    // A copy that goes on after its depot's end.
+    // A copy that continues after its depot's end.
     pool.slot(&blocks[1].runs).unwrap().write_at(1000, b"x");
     let proved = prove(blocks.clone(), &pool, &|_| ());
     assert_eq!(proved, [blocks[0].clone(), blocks[2].clone()]);

@@ -1,43 +1,43 @@
-//! Which cgroup pays for this process's memory, how much it may have, and whether a pool fits. Files are read below a root
-//! that tests can move.
+//! The cgroup that is charged for this process's memory, its limits, and whether a pool fits. Files are read below a
+//! root directory that tests can replace.
 
 use std::path::{Path, PathBuf};
 
 use kvdepot_core::{Error, ErrorKind, Result};
 
-/// Share of a limit above which a pool leaves too little for everything else.
+/// Percentage of a limit above which a pool leaves too little for everything else.
 const WARN_PERCENT: u64 = 80;
 /// Version 1 writes "no limit" as the largest number of whole pages.
 const NO_LIMIT: u64 = 1 << 62;
 
-/// A limit, and the file that says it.
+/// A limit, and the file that sets it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Limit {
     pub(crate) bytes: u64,
     pub(crate) file: PathBuf,
 }
 
-/// What is known of the cgroup that pays for this process's memory.
+/// The cgroup that is charged for this process's memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Memory {
-    /// Its path as the kernel names it; none where the kernel has no memory cgroups.
+    /// Its path in the kernel; `None` if the kernel has no memory cgroups.
     pub(crate) path: Option<String>,
-    /// The lowest hard limit from it up to the root: beyond it the kernel kills processes.
+    /// The lowest hard limit from it up to the root: beyond that the kernel kills processes.
     pub(crate) limit: Option<Limit>,
-    /// The lowest limit beyond which the kernel slows processes down; version 2 only.
+    /// The lowest limit beyond which the kernel throttles processes; version 2 only.
     pub(crate) high: Option<Limit>,
-    /// Bytes that count now, page cache included.
+    /// Current usage in bytes, page cache included.
     pub(crate) current_bytes: Option<u64>,
 }
 
-/// The directories of a controller for this process, its own first, then each parent's.
+/// The directories of a controller for this process: its own first, then those of its ancestors.
 struct Group {
     path: String,
     dirs: Vec<PathBuf>,
     v2: bool,
 }
 
-/// Finds a controller's line in `/proc/self/cgroup`: its path, and whether it is of version 2.
+/// Finds a controller's line in `/proc/self/cgroup`. Returns its path, and whether it is of version 2.
 fn path_of<'a>(text: &'a str, controller: &str) -> Option<(&'a str, bool)> {
     let lines = text.lines().filter_map(|line| {
         let mut parts = line.splitn(3, ':');
@@ -65,7 +65,7 @@ impl Group {
             true if mounts.join("unified/cgroup.controllers").exists() => mounts.join("unified"),
             true => mounts,
         };
-        // A path outside of what this process may see (another cgroup namespace) leads with "..".
+        // A path outside of what this process can see (another cgroup namespace) begins with "..".
         let inside = path.trim_start_matches('/');
         let mut dirs = Vec::new();
         if !Path::new(inside).components().any(|part| part == std::path::Component::ParentDir) {
@@ -76,7 +76,7 @@ impl Group {
         Some(Self { path: path.to_owned(), dirs, v2 })
     }
 
-    /// The lowest limit that a file of this name sets, here or above.
+    /// Returns the lowest limit in files of this name, here or above.
     fn lowest(&self, name: &str) -> Option<Limit> {
         let limits = self.dirs.iter().filter_map(|dir| {
             let file = dir.join(name);
@@ -86,13 +86,13 @@ impl Group {
     }
 }
 
-/// The number that a file holds; none for `max`, and for what cannot be read.
+/// Reads a number from a file; `None` for `max`, and for unreadable files.
 fn number(file: &Path) -> Option<u64> {
     std::fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
 impl Memory {
-    /// Reads it from the files below `root`, which is `/` outside of tests. What cannot be read is not known.
+    /// Reads the limits from the files below `root`, which is `/` outside of tests. Unreadable values are unknown.
     pub(crate) fn read(root: &Path) -> Self {
         let Some(group) = Group::find(root, "memory") else { return Self::default() };
         let (limit, current) = match group.v2 {
@@ -107,7 +107,7 @@ impl Memory {
         }
     }
 
-    /// As `stat` shows it.
+    /// Formats it for `stat`.
     pub(crate) fn to_json(&self) -> serde_json::Value {
         serde_json::json!({
             "path": self.path,
@@ -117,29 +117,29 @@ impl Memory {
     }
 }
 
-/// The limit of huge pages of 2 MiB that this process's cgroup has, if there is one.
+/// Returns the limit of huge pages of 2 MiB of this process's cgroup, if there is one.
 pub(crate) fn huge_page_limit(root: &Path) -> Option<Limit> {
     let group = Group::find(root, "hugetlb")?;
     group.lowest(if group.v2 { "hugetlb.2MB.max" } else { "hugetlb.2MB.limit_in_bytes" })
 }
 
-/// Memory that could be had without swapping.
+/// Returns the memory available without swapping.
 pub(crate) fn available_bytes(root: &Path) -> Option<u64> {
     let text = std::fs::read_to_string(root.join("proc/meminfo")).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// How large a pool is to be.
+/// The requested sizes of a pool.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
     pub(crate) pool_bytes: u64,
-    /// The size that it may grow to; not above `pool_bytes` means that it does not grow.
+    /// The size that it may grow to. A value not above `pool_bytes` means that it does not grow.
     pub(crate) pool_bytes_max: u64,
 }
 
-/// Refuses a pool that cannot fit under the hard limit, lowers the size that it may grow to, and says in words what is
-/// tight.
+/// Refuses a pool that cannot fit below the hard limit, and lowers the size that it may grow to. Returns warnings about
+/// tight limits.
 pub(crate) fn fit(sizes: &mut Sizes, memory: &Memory, available_bytes: Option<u64>) -> Result<Vec<String>> {
     let share = |bytes: u64| bytes / 100 * WARN_PERCENT;
     let pool = sizes.pool_bytes;

@@ -1,4 +1,4 @@
-//! Makes a depot's pool as its configuration asks for: checked against what the process may have, placed, locked, and said.
+//! Makes a depot's pool by its configuration: checks it against the process's limits, places it, locks it, and logs it.
 
 use std::path::Path;
 
@@ -11,16 +11,16 @@ use super::numa::{self, NumaPlacement, Placed};
 use super::{PoolMapping, pages};
 use crate::config::DepotConfig;
 
-/// Who is to have a pool's memory.
+/// The processes that can use a pool's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reach {
-    /// Other processes map it too.
+    /// Other processes can map it, too.
     Shared,
-    /// This process alone.
+    /// Only this process.
     Private,
 }
 
-/// Makes the pool. `config` is told when it may grow less far than it asks for.
+/// Makes the pool. `config` is adjusted if it can grow less far than requested.
 pub(crate) fn make(config: &mut DepotConfig, reach: Reach) -> Result<PoolMapping> {
     let root = Path::new("/");
     let placement = NumaPlacement::parse(&config.pool_numa)?;
@@ -56,7 +56,7 @@ pub(crate) fn make(config: &mut DepotConfig, reach: Reach) -> Result<PoolMapping
     Ok(pool)
 }
 
-/// Keeps the pool's pages in memory from the moment that they are touched. Touches nothing itself.
+/// Locks the pool's pages in memory from their first touch on. Touches nothing itself.
 pub(crate) fn lock(pool: &PoolMapping) -> Result<()> {
     // SAFETY: the range is the mapping.
     let locked =
@@ -76,7 +76,7 @@ fn refused(pool_bytes: u64, limit: Option<u64>, cause: std::io::Error) -> Error 
     .with_source(cause)
 }
 
-/// What `stat` shows of a pool's memory.
+/// Returns the part of `stat` about a pool's memory.
 pub(crate) fn describe(pool: &PoolMapping, config: &DepotConfig) -> [(&'static str, serde_json::Value); 4] {
     let page = match pool.pages() {
         pages::Pages::Huge => pages::HUGE_PAGE_BYTES,
@@ -100,7 +100,7 @@ mod tests {
         DepotConfig::from_json(&text.to_string()).unwrap()
     }
 
-    /// Whether the first `bytes` of a pool, which were touched, can never be swapped out.
+    /// Returns whether the first `bytes` of a pool, which were touched, can never be swapped out.
     fn stays(pool: &PoolMapping, bytes: u64) -> bool {
         let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let start = format!("{:x}-", pool.base.as_ptr().addr());
@@ -121,7 +121,7 @@ mod tests {
                     pool.populate(0, 4 << 20).unwrap();
                     assert!(stays(&pool, 4 << 20), "{reach:?}");
                 }
-                // Who may lock less than the pool is told so.
+                // A process that may lock less than the pool gets this error.
                 Err(error) => assert!(error.to_string().contains("memlock_limit_bytes"), "{error}"),
             }
         }

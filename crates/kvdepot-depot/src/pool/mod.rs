@@ -42,7 +42,8 @@ fn length(bytes: u64) -> Result<usize> {
     usize::try_from(bytes).ok().filter(|&len| len > 0).ok_or_else(bad)
 }
 
-/// The kernel maps and unmaps huge pages as wholes; a pool that ends within one has the rest of it mapped, and unused.
+/// Rounds up to whole huge pages, which the kernel maps and unmaps. If a pool ends within one, the rest of it is mapped
+/// and unused.
 const fn mapped_len(len: usize, pages: Pages) -> usize {
     match pages {
         Pages::Huge => len.next_multiple_of(HUGE_PAGE_BYTES as usize),
@@ -50,18 +51,18 @@ const fn mapped_len(len: usize, pages: Pages) -> usize {
     }
 }
 
-/// A mapping of the pool, unmapped when the last holder lets go: copies under way keep it alive, a dead depot or not.
+/// A mapping of the pool, unmapped by the last holder: copies in flight keep it alive, even if the depot is dead.
 #[derive(Debug)]
 pub struct PoolMapping {
     base: NonNull<u8>,
     bytes: u64,
     pages: Pages,
     regions: Vec<PoolRegion>,
-    /// Where touching a page first can end a process: those that cannot any more.
+    /// If the first touch of a page can kill a process: the pages for which it no longer can.
     present: Option<PresentPages>,
     /// A forked child must not keep the memory of a pool whose depot has ended. Dropped before the descriptor.
     _private: Option<Private>,
-    /// None for memory that only this process has.
+    /// `None` for memory of this process only.
     fd: Option<OwnedFd>,
 }
 
@@ -71,8 +72,8 @@ unsafe impl Send for PoolMapping {}
 unsafe impl Sync for PoolMapping {}
 
 impl PoolMapping {
-    /// Memory that other processes can map. Nothing is touched yet: pages come with `populate` or first use. Huge pages are
-    /// used where the machine has enough of them set aside and nothing can take them away; else ordinary ones are.
+    /// Makes memory that other processes can map. It is untouched: pages come with `populate` or first use. Huge pages
+    /// are used if the machine has enough of them reserved and nothing can take them away; otherwise ordinary ones are.
     pub fn create(bytes: u64) -> Result<Self> {
         Self::create_trying(bytes, pages::are_huge_pages_sure(bytes, Path::new("/")))
     }
@@ -85,7 +86,8 @@ impl PoolMapping {
         })
     }
 
-    /// Mapping sets all huge pages aside for the pool, or fails: when they are touched they are there.
+    /// Makes the memory. Mapping reserves all huge pages for the pool, or fails: they are available when they are
+    /// touched.
     fn create_of(bytes: u64, huge: bool) -> Result<Self> {
         let whole = bytes.checked_next_multiple_of(HUGE_PAGE_BYTES).filter(|_| huge).unwrap_or(bytes);
         let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -94,14 +96,14 @@ impl PoolMapping {
             .map_err(|e| Error::io("cannot make the pool's memory", e.into()))?;
         rustix::fs::ftruncate(&fd, whole)
             .map_err(|e| Error::io("cannot size the pool", e.into()).with("pool_bytes", bytes))?;
-        // A client that shrank it would end every process that maps it by SIGBUS.
+        // A client that shrank it would kill every process that maps it by SIGBUS.
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
             .map_err(|e| Error::io("cannot seal the pool's size", e.into()))?;
         Self::map(fd, bytes)
     }
 
-    /// Memory of this process alone: an embedded depot's. Huge pages are to be had for it on most systems, for shared
-    /// memory on few.
+    /// Makes memory for this process only, for an embedded depot. Huge pages are available for it on most systems, and
+    /// for shared memory on few.
     pub fn create_private(bytes: u64) -> Result<Self> {
         let len = length(bytes)?;
         // SAFETY: a fresh private mapping at an address of the kernel's choice replaces nothing.
@@ -117,12 +119,12 @@ impl PoolMapping {
         Self::mapped(base, bytes, Pages::of_private(Path::new("/")), None)
     }
 
-    /// Maps a pool that another process made; the regions are what that process said.
+    /// Maps a pool made by another process, which also named the regions.
     pub fn map_regions(fd: OwnedFd, regions: Vec<PoolRegion>) -> Result<Self> {
         Self::map(fd, regions::total_bytes(&regions)?)?.divided(regions)
     }
 
-    /// Says of what regions the memory is made, which have as many bytes as all of it.
+    /// Sets the regions of the memory, whose sizes add up to all of it.
     pub fn divided(mut self, regions: Vec<PoolRegion>) -> Result<Self> {
         let bytes = regions::total_bytes(&regions)?;
         if bytes != self.bytes {
@@ -134,23 +136,23 @@ impl PoolMapping {
         Ok(self)
     }
 
-    /// The regions of the memory, one behind the other.
+    /// Returns the regions of the memory, in order.
     pub fn regions(&self) -> &[PoolRegion] {
         &self.regions
     }
 
-    /// The region that is nearest to a NUMA node.
+    /// Returns the region nearest to a NUMA node.
     pub(crate) fn near(&self, node: u32) -> Option<RegionIndex> {
         regions::nearest(&self.regions, node, || numa::distances(Path::new("/"), node))
     }
 
-    /// Maps a pool of one region that another process made; `bytes` is what that process said.
+    /// Maps a pool of one region made by another process, which also named its size `bytes`.
     pub fn map(fd: OwnedFd, bytes: u64) -> Result<Self> {
         let len = length(bytes)?;
         let real =
             rustix::fs::fstat(&fd).map_err(|e| Error::io("cannot look at the pool", e.into()))?.st_size;
         if u64::try_from(real).unwrap_or(0) < bytes {
-            // A mapping past the end would end in SIGBUS.
+            // Access past the end of the file would raise SIGBUS.
             return Err(Error::new(ErrorKind::Protocol, "the pool is smaller than the depot said")
                 .with("pool_bytes", bytes)
                 .with("real_bytes", real));
@@ -181,7 +183,7 @@ impl PoolMapping {
         let base: NonNull<u8> = NonNull::new(base.cast())
             .ok_or_else(|| Error::new(ErrorKind::Io, "the pool was mapped at address 0"))?;
         let len = mapped_len(length(bytes)?, pages);
-        // Huge pages only where the system allows them; a refusal changes nothing but speed.
+        // Huge pages only where the system allows them; a refusal only costs speed.
         // SAFETY: the range is the mapping just made.
         let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast(), len, Advice::LinuxHugepage) };
         // SAFETY: as above. A forked child must not keep (or copy) the pool's page tables.
@@ -193,28 +195,28 @@ impl PoolMapping {
         Ok(Self { base, bytes, pages, regions, present, _private: private, fd })
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub const fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Bytes that are mapped: whole pages.
+    /// Returns the number of mapped bytes, in whole pages.
     const fn mapped_len(&self) -> usize {
         // `bytes` fitted a usize when it was mapped.
         mapped_len(self.bytes as usize, self.pages)
     }
 
-    /// What the memory is made of.
+    /// Returns the kind of its pages.
     pub(crate) const fn pages(&self) -> Pages {
         self.pages
     }
 
-    /// The descriptor to pass to clients; none for private memory.
+    /// Returns the descriptor to pass to clients; `None` for private memory.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.fd.as_ref().map(AsFd::as_fd)
     }
 
-    /// Touches `start..start + len` so that later copies meet no page faults.
+    /// Touches `start..start + len`, so that later copies incur no page faults.
     pub fn populate(&self, start: u64, len: u64) -> Result<()> {
         let run = self.resolve(Run { offset: start, len })?;
         // SAFETY: `resolve` checked that the range lies in the mapping.
@@ -225,8 +227,8 @@ impl PoolMapping {
         Ok(())
     }
 
-    /// Makes sure that another process can touch a slot: the huge pages that it lies in are there, and paid for by this
-    /// process's cgroup. Pages of other sizes are not charged so that it could end who touches them.
+    /// Makes sure that another process can touch a slot: populates its huge pages, which are then charged to this
+    /// process's cgroup. Pages of other sizes are not charged in a way that could kill the process that touches them.
     pub(crate) fn ensure_present(&self, runs: &[Run]) -> Result<()> {
         let Some(present) = &self.present else { return Ok(()) };
         for &run in runs {
@@ -236,15 +238,15 @@ impl PoolMapping {
         Ok(())
     }
 
-    /// As [`Self::slot`], of memory that this process is going to write and that nobody may have touched yet: a huge page that
-    /// it cannot have is an error here, and no SIGBUS later.
+    /// Like [`Self::slot`], for memory that this process is about to write and that may be untouched: an unavailable
+    /// huge page is an error here, and not a SIGBUS later.
     pub(crate) fn fresh_slot(self: &Arc<Self>, runs: &[Run]) -> Result<SlotBuf> {
         self.ensure_present(runs)?;
         self.slot(runs)
     }
 
-    /// As one of huge pages, for tests where the machine has none: a memfd that the test can cut off, which is what a huge page
-    /// that is refused looks like.
+    /// Maps memory as if it had huge pages, for tests on machines without them: a memfd that the test can truncate,
+    /// which behaves like a refused huge page.
     #[cfg(test)]
     pub(crate) fn as_of_huge_pages(fd: OwnedFd, bytes: u64) -> Self {
         let mut pool = Self::map(fd, bytes).expect("memory for a test");
@@ -252,7 +254,7 @@ impl PoolMapping {
         pool
     }
 
-    /// The memory of a run; an error when a peer names bytes outside of the pool.
+    /// Returns the memory of a run. Fails if a peer names bytes outside of the pool.
     pub fn resolve(&self, run: Run) -> Result<MemRun> {
         let inside = run.offset.checked_add(run.len).is_some_and(|end| end <= self.bytes);
         let len = usize::try_from(run.len).ok().filter(|_| inside).ok_or_else(|| {
@@ -266,11 +268,11 @@ impl PoolMapping {
         Ok(MemRun { ptr, len })
     }
 
-    /// Makes the pool quick to reach for an engine.
+    /// Registers the pool with an engine, for faster copies.
     pub fn register_with(self: &Arc<Self>, engine: &dyn CopyEngine) -> Result<PoolRegistration> {
         let len = length(self.bytes)?;
         let base = self.base.as_ptr();
-        // SAFETY: the range is this mapping, which whoever keeps the registration keeps as long (`RegisteredPool`).
+        // SAFETY: the range is this mapping, which the holder of the registration keeps alive (`RegisteredPool`).
         unsafe {
             match self.pages {
                 Pages::Huge => engine.register_reserved_pool(base, len),
@@ -279,12 +281,12 @@ impl PoolMapping {
         }
     }
 
-    /// The memory of a slot, which keeps the mapping alive.
+    /// Returns the memory of a slot, which keeps the mapping alive.
     pub fn slot(self: &Arc<Self>, runs: &[Run]) -> Result<SlotBuf> {
         let runs: Vec<MemRun> = runs.iter().map(|&run| self.resolve(run)).collect::<Result<_>>()?;
         let keep: Arc<Self> = Arc::clone(self);
-        // SAFETY: the runs lie in this mapping, which `keep` holds; the depot gives a slot to one writer or to readers,
-        // never to both (P1), and takes it back only when they have let go (P4).
+        // SAFETY: the runs lie in this mapping, which `keep` holds. The depot gives a slot to one writer or to readers,
+        // never to both (P1), and takes it back only when they have released it (P4).
         Ok(unsafe { SlotBuf::new(runs, keep) })
     }
 }
@@ -313,13 +315,13 @@ mod tests {
         for (offset, len) in [(1 << 20, 1), (0, (1 << 20) + 1), (u64::MAX, 2)] {
             assert_eq!(ours.resolve(Run { offset, len }).unwrap_err().kind(), ErrorKind::Protocol);
         }
-        // Beyond a huge page, too.
+        // Also across a huge page.
         assert_eq!(PoolMapping::map(fd, 1 << 22).unwrap_err().kind(), ErrorKind::Protocol);
     }
 
     #[test]
     fn a_pool_that_gets_no_huge_pages_has_ordinary_ones_and_all_of_it_can_be_touched() {
-        // No machine has so many of them free; where some are, the smaller pool has huge ones.
+        // No machine has that many of them free; if some are, the smaller pool has huge pages.
         for bytes in [1 << 40, (6 << 20) + 4096] {
             let pool = PoolMapping::create_trying(bytes, Ok(())).unwrap();
             assert!(bytes < 1 << 40 || pool.pages() != Pages::Huge);

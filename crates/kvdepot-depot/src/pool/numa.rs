@@ -1,4 +1,4 @@
-//! On which NUMA nodes a pool's memory lies.
+//! The NUMA nodes of a pool's memory.
 
 use std::fmt;
 use std::path::Path;
@@ -10,24 +10,24 @@ use kvdepot_core::{Error, ErrorKind, Result};
 use super::pages::HUGE_PAGE_BYTES;
 use super::{PoolMapping, PoolRegion};
 
-/// Highest number of a node, as the kernel is built at most.
+/// Upper bound of node numbers in any kernel build.
 const NODES_MAX: u32 = 1024;
-/// More processors than the kernel is built for.
+/// More processors than any kernel build supports.
 const PROCESSORS_MAX: u32 = 1 << 16;
 
-/// What `pool_numa` asks for.
+/// The values of `pool_numa`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NumaPlacement {
-    /// A region on each node where there are several; the kernel's choice where that fails.
+    /// A region on each node if there are several; the kernel's choice if that fails.
     Auto,
-    /// One region over all nodes in turn, and an error where that fails.
+    /// One region interleaved over all nodes; an error if that fails.
     Interleave,
-    /// A region on each of these nodes, and an error where that fails.
+    /// A region on each of these nodes; an error if that fails.
     Nodes(Vec<u32>),
 }
 
 impl NumaPlacement {
-    /// Reads the key's value.
+    /// Parses the key's value.
     pub(crate) fn parse(text: &str) -> Result<Self> {
         match text {
             "auto" => Ok(Self::Auto),
@@ -42,8 +42,8 @@ impl NumaPlacement {
         }
     }
 
-    /// The nodes to take in turn; none when there is nothing to choose. `present` are the nodes that have memory, `usual`
-    /// those of them that are taken unless the configuration names others.
+    /// Returns the nodes to use; `None` if there is no choice. `present` are the nodes with memory, `usual` those of
+    /// them that are used unless the configuration names others.
     fn nodes(&self, present: &[u32], usual: &[u32]) -> Result<Option<Vec<u32>>> {
         match self {
             Self::Auto | Self::Interleave => {
@@ -61,7 +61,7 @@ impl NumaPlacement {
     }
 }
 
-/// Numbers as the kernel lists them: `0-3,8`. Ascending, each once; none for anything else.
+/// Parses numbers as the kernel lists them: `0-3,8`. Returns them ascending and once each; `None` for anything else.
 fn parse_list(text: &str) -> Option<Vec<u32>> {
     parse_numbers(text, NODES_MAX)
 }
@@ -81,14 +81,14 @@ fn parse_numbers(text: &str, below: u32) -> Option<Vec<u32>> {
     Some(nodes)
 }
 
-/// The nodes that have memory; node 0 where the kernel does not say.
+/// Returns the nodes that have memory; node 0 if the kernel does not tell.
 pub(crate) fn present(root: &Path) -> Vec<u32> {
     let text = std::fs::read_to_string(root.join("sys/devices/system/node/has_memory")).ok();
     text.and_then(|text| parse_list(&text)).filter(|nodes| !nodes.is_empty()).unwrap_or_else(|| vec![0])
 }
 
-/// Those of the nodes that have processors and that this process may use. A node without processors is a GPU's or an
-/// expander's memory, which is taken only where the configuration says so.
+/// Returns those nodes that have processors and that this process may use. A node without processors is the memory of a
+/// GPU or an expander, which is used only if the configuration says so.
 fn usual(root: &Path, present: &[u32]) -> Vec<u32> {
     let text = std::fs::read_to_string(root.join("sys/devices/system/node/has_cpu")).ok();
     let with_processors = text.and_then(|text| parse_list(&text));
@@ -98,13 +98,13 @@ fn usual(root: &Path, present: &[u32]) -> Vec<u32> {
     present.iter().copied().filter(|&node| is_in(&with_processors, node) && is_in(&allowed, node)).collect()
 }
 
-/// The nodes that this process may have memory of; none where the kernel does not say.
+/// Returns the nodes on which this process may allocate memory; `None` if the kernel does not tell.
 pub(crate) fn allowed(root: &Path) -> Option<Vec<u32>> {
     let text = std::fs::read_to_string(root.join("proc/self/status")).ok()?;
     parse_list(text.lines().find_map(|line| line.strip_prefix("Mems_allowed_list:"))?)
 }
 
-/// Bits of a set of nodes, as `mbind` takes it.
+/// Returns a set of nodes as the bit mask for `mbind`.
 fn mask(nodes: &[u32]) -> Vec<libc::c_ulong> {
     let bits = libc::c_ulong::BITS;
     let mut mask = vec![0; (NODES_MAX / bits) as usize];
@@ -114,41 +114,42 @@ fn mask(nodes: &[u32]) -> Vec<libc::c_ulong> {
     mask
 }
 
-/// How a range of memory is placed.
+/// The placement of a range of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Policy {
-    /// The nodes give pages in turn.
+    /// Pages are interleaved over the nodes.
     Interleave,
-    /// The node gives pages as long as it has some.
+    /// Pages come from the node as long as it has some.
     Prefer,
 }
 
-/// What places a range of memory, of which nothing may be touched yet, on nodes.
+/// Places a range of untouched memory on nodes.
 type Bind = dyn Fn(NonNull<u8>, usize, Policy, &[u32]) -> std::io::Result<()>;
 
 /// A machine's nodes.
 pub(crate) struct Nodes<'a> {
-    /// Those that have memory.
+    /// Nodes with memory.
     present: Vec<u32>,
-    /// Those of them that are taken unless the configuration names others.
+    /// Those of them that are used unless the configuration names others.
     usual: Vec<u32>,
     bind: &'a Bind,
 }
 
 impl Nodes<'_> {
-    /// Those of this machine, by what the kernel writes below `root`.
+    /// Reads the nodes of this machine from the kernel's files below `root`.
     pub(crate) fn of(root: &Path) -> Self {
         let present = present(root);
         Self { usual: usual(root, &present), present, bind: &bind }
     }
 
-    /// Nodes that tests say there are. All of their memory is that of the first node that there really is.
+    /// Pretends that there are these nodes, for tests. Their memory comes from the first real node.
     pub(crate) fn stand_in(nodes: &[u32]) -> Self {
         Self { present: nodes.to_vec(), usual: nodes.to_vec(), bind: &bind_to_first }
     }
 }
 
-/// As on a machine that has nodes which this one has not. A container, or a kernel without nodes, may refuse any.
+/// Binds to the first real node, to imitate a machine with other nodes. A container, or a kernel without nodes, may
+/// refuse any.
 fn bind_to_first(base: NonNull<u8>, len: usize, policy: Policy, _: &[u32]) -> std::io::Result<()> {
     let first: Vec<u32> = present(Path::new("/")).into_iter().take(1).collect();
     match bind(base, len, policy, &first) {
@@ -171,7 +172,7 @@ fn bind(base: NonNull<u8>, len: usize, policy: Policy, nodes: &[u32]) -> std::io
             len,
             mode,
             mask.as_ptr(),
-            // The kernel counts one bit less than it is told.
+            // The kernel uses one bit less than it is told.
             libc::c_ulong::from(NODES_MAX + 1),
             0,
         )
@@ -179,14 +180,14 @@ fn bind(base: NonNull<u8>, len: usize, policy: Policy, nodes: &[u32]) -> std::io
     if outcome == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }
 
-/// Where a pool's memory lies.
+/// The placement of a pool's memory.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Placed {
     /// A region on each node.
     Divided(Vec<PoolRegion>),
-    /// One region, for which these nodes give pages in turn.
+    /// One region, interleaved over these nodes.
     InTurn(Vec<u32>),
-    /// One region, for which the kernel chooses.
+    /// One region, placed by the kernel.
     ByKernel,
 }
 
@@ -203,7 +204,8 @@ impl fmt::Display for Placed {
     }
 }
 
-/// A region on each node, of whole huge pages and as equal as they can be; none where that gives a node nothing.
+/// Divides a pool into a region on each node, of whole huge pages and as equal as possible; `None` if a node would get
+/// nothing.
 fn divide(bytes: u64, nodes: &[u32]) -> Option<Vec<PoolRegion>> {
     let each = bytes / nodes.len().max(1) as u64 / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
     let (last, others) = nodes.split_last()?;
@@ -215,10 +217,9 @@ fn divide(bytes: u64, nodes: &[u32]) -> Option<Vec<PoolRegion>> {
     Some(regions)
 }
 
-/// Places a pool's memory, of which nothing may be touched yet. A pool that `grows` is used from its beginning, so it is not
-/// divided.
+/// Places a pool's untouched memory. A pool that `grows` is used from its beginning, so it is not divided.
 ///
-/// When a node is full, others give its pages: memory elsewhere is slower, and no memory at all would end processes.
+/// If a node is full, its pages come from others: remote memory is slower, but no memory would kill processes.
 pub(crate) fn place(
     pool: &PoolMapping,
     placement: &NumaPlacement,
@@ -262,7 +263,7 @@ fn bind_each(pool: &PoolMapping, regions: &[PoolRegion], bind: &Bind) -> std::io
     Ok(())
 }
 
-/// How far other nodes are from one, in the kernel's measure; empty where it does not say.
+/// Returns the distances of other nodes from one, in the kernel's unit; empty if it does not tell.
 pub(crate) fn distances(root: &Path, node: u32) -> Vec<(u32, u32)> {
     let nodes = root.join("sys/devices/system/node");
     let online = std::fs::read_to_string(nodes.join("online")).ok().and_then(|text| parse_list(&text));
@@ -271,7 +272,7 @@ pub(crate) fn distances(root: &Path, node: u32) -> Vec<(u32, u32)> {
     online.unwrap_or_default().into_iter().zip(distances).collect()
 }
 
-/// The node that has all processors that this process may use; none where several nodes have them.
+/// Returns the node with all processors that this process may use; `None` if they are on several nodes.
 pub(crate) fn own_node(root: &Path) -> Option<u32> {
     let status = std::fs::read_to_string(root.join("proc/self/status")).ok()?;
     let own = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).and_then(parse_cpus)?;
@@ -283,7 +284,7 @@ pub(crate) fn own_node(root: &Path) -> Option<u32> {
     })
 }
 
-/// Numbers of processors as the kernel lists them. There may be more of them than nodes.
+/// Parses the kernel's list of processors, of which there may be more than nodes.
 fn parse_cpus(text: &str) -> Option<Vec<u32>> {
     parse_numbers(text, PROCESSORS_MAX)
 }
@@ -328,7 +329,7 @@ mod tests {
         assert_eq!(mask(&[0, 65])[..2], [1, 2]);
     }
 
-    /// As on a machine whose GPU's memory is a node of its own.
+    /// A machine whose GPU's memory is a separate node.
     #[test]
     fn memory_without_processors_is_not_taken_unless_it_is_named() {
         let root = tempfile::tempdir().unwrap();
@@ -345,7 +346,7 @@ mod tests {
         assert_eq!(super::usual(root.path(), &present), [1], "as numactl --membind says");
     }
 
-    /// What was placed where, from the pool's beginning.
+    /// The calls that placed memory, from the pool's beginning.
     type Calls = std::cell::RefCell<Vec<(usize, usize, Policy, Vec<u32>)>>;
 
     fn placed(pool: &PoolMapping, placement: &NumaPlacement, grows: bool) -> (Placed, Calls) {

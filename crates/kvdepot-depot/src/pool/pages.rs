@@ -1,4 +1,4 @@
-//! How large a pool's pages are, and whether the kernel can promise huge ones.
+//! The size of a pool's pages, and whether the kernel can guarantee huge ones.
 
 use std::os::fd::BorrowedFd;
 use std::path::Path;
@@ -7,22 +7,22 @@ use super::{cgroup, numa};
 
 /// Size of a huge page.
 pub(crate) const HUGE_PAGE_BYTES: u64 = 2 << 20;
-/// What `statfs` calls the file system of huge pages.
+/// The magic number of hugetlbfs in `statfs`.
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 
-/// What a pool's memory is made of.
+/// The kind of a pool's pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pages {
-    /// Huge pages that were set aside for the pool when it was mapped.
+    /// Huge pages reserved for the pool when it was mapped.
     Huge,
-    /// Ordinary pages, which the kernel joins to huge ones where it can.
+    /// Ordinary pages, which the kernel merges into huge ones where it can.
     Transparent,
     /// Ordinary pages.
     Small,
 }
 
 impl Pages {
-    /// Those of a file that was made for a pool.
+    /// Returns the kind for a pool's file.
     pub(crate) fn of(fd: BorrowedFd<'_>, root: &Path) -> Self {
         let huge =
             rustix::fs::fstatfs(fd).is_ok_and(|about| about.f_type as u64 & 0xffff_ffff == HUGETLBFS_MAGIC);
@@ -32,7 +32,7 @@ impl Pages {
         Self::joined(root, "shmem_enabled", &["always", "within_size", "advise", "force"])
     }
 
-    /// Those of private memory.
+    /// Returns the kind for private memory.
     pub(crate) fn of_private(root: &Path) -> Self {
         Self::joined(root, "enabled", &["always", "madvise"])
     }
@@ -45,7 +45,7 @@ impl Pages {
         if chosen.is_some_and(|chosen| on.contains(&chosen)) { Self::Transparent } else { Self::Small }
     }
 
-    /// As `stat` shows it.
+    /// Returns the name in `stat`.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Huge => "huge",
@@ -54,7 +54,7 @@ impl Pages {
         }
     }
 
-    /// In words, with what to do for larger ones.
+    /// Describes the kind for a log line, with advice on larger pages.
     pub(crate) fn describe(self, bytes: u64) -> String {
         match self {
             Self::Huge => "huge pages of 2 MiB".to_owned(),
@@ -68,9 +68,9 @@ impl Pages {
     }
 }
 
-/// Whether huge pages that the kernel sets aside for a pool of this size would all be there when they are touched; the
-/// reason if not. What it sets aside is counted over all nodes and no cgroup, so a process that is limited to some nodes, or
-/// in huge pages, could end by SIGBUS.
+/// Checks whether all huge pages that the kernel reserves for a pool of this size would be available when they are
+/// touched. Fails with the reason if not. The reservation counts all nodes and ignores cgroups, so a process limited to
+/// some nodes, or in its huge pages, could get SIGBUS.
 pub(crate) fn are_huge_pages_sure(bytes: u64, root: &Path) -> Result<(), String> {
     let path = root.join("sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages");
     let free = std::fs::read_to_string(path).ok().and_then(|text| text.trim().parse::<u64>().ok());

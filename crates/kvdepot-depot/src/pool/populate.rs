@@ -1,52 +1,52 @@
-//! A pool's memory is touched by several threads, piece by piece and in order from the front.
+//! Populates a pool's memory with several threads, piece by piece and in order from the front.
 
 use std::collections::BTreeSet;
 
 use kvdepot_core::Result;
 use parking_lot::Mutex;
 
-/// Most threads that are taken where nobody says how many: memory is cleared no faster by more.
+/// Largest number of threads chosen automatically: more clear memory no faster.
 const CHOSEN_THREADS_MAX: usize = 8;
-/// Most threads.
+/// Largest number of threads.
 pub(crate) const THREADS_MAX: usize = 64;
 
-/// How many threads populate a pool: what was asked for, or for 0 half of the processors, 8 at most.
+/// Returns how many threads populate a pool: the requested number, or for 0 half of the processors, 8 at most.
 pub(crate) fn threads(asked: usize) -> usize {
     let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let chosen = (processors / 2).clamp(1, CHOSEN_THREADS_MAX);
     if asked == 0 { chosen } else { asked.min(THREADS_MAX) }
 }
 
-/// What is to be populated, and how.
+/// The parameters of a population.
 pub(crate) struct Population<'a> {
     pub(crate) bytes: u64,
     pub(crate) piece_bytes: u64,
     pub(crate) threads: usize,
-    /// Whether to stop; asked before each piece.
+    /// Whether to stop; called before each piece.
     pub(crate) stop: &'a (dyn Fn() -> bool + Sync),
-    /// Touches a piece, by its first byte and its length.
+    /// Touches a piece, given by its first byte and its length.
     pub(crate) touch: &'a (dyn Fn(u64, u64) -> Result<()> + Sync),
-    /// Hears that all before a byte is populated; calls come in order.
+    /// Called when everything before a byte is populated. Calls come in order.
     pub(crate) reached: &'a (dyn Fn(u64) + Sync),
 }
 
 struct Progress {
     next: u64,
-    /// Pieces that are done while one before them is not.
+    /// Finished pieces after an unfinished one.
     ahead: BTreeSet<u64>,
     reached: u64,
     outcome: Result<()>,
 }
 
 impl Population<'_> {
-    /// Runs until all is populated, `stop` says so, or a piece fails: then no thread begins another one.
+    /// Runs until everything is populated, `stop` returns `true`, or a piece fails: then no thread begins another one.
     pub(crate) fn run(&self) -> Result<()> {
         let progress = Mutex::new(Progress { next: 0, ahead: BTreeSet::new(), reached: 0, outcome: Ok(()) });
         let pieces = usize::try_from(self.bytes.div_ceil(self.piece_bytes)).unwrap_or(usize::MAX);
         std::thread::scope(|scope| {
             for _ in 1..self.threads.min(pieces) {
                 let worker = std::thread::Builder::new().name("kvdepot-populat".to_owned());
-                // Without another thread it takes longer.
+                // Without another thread it only takes longer.
                 let _ = worker.spawn_scoped(scope, || self.work(&progress));
             }
             self.work(&progress);
@@ -55,7 +55,7 @@ impl Population<'_> {
     }
 
     fn work(&self, progress: &Mutex<Progress>) {
-        // Background work: nothing waits for it. Linux counts this by thread.
+        // Low priority, since nothing waits for this work. On Linux it applies to the thread.
         let _ = rustix::process::nice(10);
         while !(self.stop)() {
             let start = {

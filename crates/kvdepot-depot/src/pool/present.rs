@@ -1,15 +1,14 @@
-//! Which huge pages of a pool are there.
+//! Tracks which huge pages of a pool exist.
 //!
-//! A huge page that nobody has touched yet is charged to whoever touches it first: a process whose cgroup or cpuset refuses
-//! it one then dies of SIGBUS. So the depot touches a slot's pages before it gives the slot to a client, and remembers that
-//! it did.
+//! An untouched huge page is charged to the process that touches it first: if that process's cgroup or cpuset refuses
+//! it, it dies of SIGBUS. So the depot touches a slot's pages before it gives the slot to a client, and remembers that.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvdepot_core::Result;
 use kvdepot_core::runs::Run;
 
-/// A bit for each page: set when the page is there for certain. Pages of a pool never go.
+/// A bit for each page, set when the page certainly exists. Pages of a pool never disappear.
 #[derive(Debug)]
 pub(crate) struct PresentPages {
     words: Box<[AtomicU64]>,
@@ -18,7 +17,7 @@ pub(crate) struct PresentPages {
 }
 
 impl PresentPages {
-    /// Of a pool of which nothing is known.
+    /// Makes the bitmap of a pool of which nothing is known.
     pub(crate) fn unknown(pool_bytes: u64, page_bytes: u64) -> Self {
         let words = pool_bytes.div_ceil(page_bytes).div_ceil(64);
         Self { words: (0..words).map(|_| AtomicU64::new(0)).collect(), page_bytes, pool_bytes }
@@ -33,7 +32,7 @@ impl PresentPages {
         word.load(Ordering::Acquire) & bit != 0
     }
 
-    /// Every byte of this range was touched, which lies in the pool: so all pages are there of which it has any.
+    /// Notes that every byte of this range of the pool was touched, so all of its pages exist.
     pub(crate) fn touched(&self, start: u64, len: u64) {
         for page in start / self.page_bytes..(start + len).div_ceil(self.page_bytes) {
             let (word, bit) = self.bit(page);
@@ -41,8 +40,8 @@ impl PresentPages {
         }
     }
 
-    /// Has every page of a run populated that may be missing. The run lies in the pool. `populate` is given the first byte
-    /// and the length of what it is to touch.
+    /// Populates every page of a run that may be missing. The run lies in the pool. `populate` gets the first byte and
+    /// the length of the range to touch.
     pub(crate) fn ensure(&self, run: Run, mut populate: impl FnMut(u64, u64) -> Result<()>) -> Result<()> {
         for page in run.offset / self.page_bytes..run.end().div_ceil(self.page_bytes) {
             if !self.has(page) {
@@ -64,7 +63,7 @@ mod tests {
 
     const PAGE: u64 = 2 << 20;
 
-    /// What a run has touched.
+    /// Returns the ranges that a run has touched.
     fn ensured(pages: &PresentPages, offset: u64, len: u64) -> Vec<(u64, u64)> {
         let mut touched = Vec::new();
         let populate = |start, len| {

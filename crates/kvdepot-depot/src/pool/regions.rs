@@ -1,22 +1,23 @@
-//! Regions of a pool's memory, as the depot tells its clients, the depot after it, and who looks at its statistics.
+//! Regions of a pool's memory, as the depot reports them to clients, to the next depot, and in its statistics.
 //!
-//! Regions lie one behind the other in the pool's offsets. Those of host memory share one descriptor, in the same order: the
-//! kernel keeps a policy for each range of a shared file, so several NUMA nodes need no more. Other media name another one.
+//! Regions are consecutive in the pool's offsets. Those of host memory share one descriptor, in the same order: the
+//! kernel keeps a policy for each range of a shared file, so several NUMA nodes need only one. Other media have another
+//! descriptor.
 
 use kvdepot_core::limits::{BLOCK_ALIGN_BYTES, POOL_REGIONS_MAX};
 use kvdepot_core::regions::{RegionGauge, RegionIndex};
 use kvdepot_core::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
-/// What a region's memory is.
+/// The kind of a region's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RegionKind {
-    /// Memory of the host, which its depot alone made.
+    /// Host memory made by its depot alone.
     Memory,
 }
 
 impl RegionKind {
-    /// Its name in statistics.
+    /// Returns the name in statistics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Memory => "memory",
@@ -27,24 +28,24 @@ impl RegionKind {
 /// A region of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolRegion {
-    /// Its size in bytes: a multiple of `BLOCK_ALIGN_BYTES`, but in the last one.
+    /// Size in bytes: a multiple of `BLOCK_ALIGN_BYTES`, except for the last region.
     pub bytes: u64,
-    /// The NUMA node that it lies on, where it lies on one.
+    /// The region's NUMA node, if it has one.
     pub node: Option<u32>,
-    /// What it is made of.
+    /// The kind of memory.
     pub kind: RegionKind,
-    /// Which of the descriptors that a depot passes has it: 0 is the pool's.
+    /// The index of its descriptor among those that a depot passes: 0 is the pool's.
     pub descriptor: u8,
 }
 
 impl PoolRegion {
-    /// Memory of the host, on this node if on one.
+    /// Makes a region of host memory, optionally on a node.
     pub const fn memory(bytes: u64, node: Option<u32>) -> Self {
         Self { bytes, node, kind: RegionKind::Memory, descriptor: 0 }
     }
 }
 
-/// Bytes of all regions. Refuses what no depot of this version says.
+/// Returns the number of bytes of all regions. Refuses lists that no depot of this version sends.
 pub(crate) fn total_bytes(regions: &[PoolRegion]) -> Result<u64> {
     let bad = |what: &'static str| Error::new(ErrorKind::Protocol, what).with("regions", regions.len());
     let Some((_, inner)) = regions.split_last().filter(|_| regions.len() <= POOL_REGIONS_MAX) else {
@@ -63,7 +64,7 @@ pub(crate) fn total_bytes(regions: &[PoolRegion]) -> Result<u64> {
     total.ok_or_else(|| bad("the regions of the pool have too many bytes"))
 }
 
-/// Sizes of the regions as far as they lie in the first `bytes` of the pool.
+/// Returns the sizes of the regions within the first `bytes` of the pool.
 pub(crate) fn sizes(regions: &[PoolRegion], bytes: u64) -> Vec<u64> {
     let mut left = bytes;
     let cut = regions.iter().map(|region| {
@@ -74,7 +75,7 @@ pub(crate) fn sizes(regions: &[PoolRegion], bytes: u64) -> Vec<u64> {
     cut.filter(|&size| size > 0).collect()
 }
 
-/// The region on a node; else the one at the smallest of the `distances` from that node, which go by node.
+/// Returns the region on a node, or else the nearest one by the `distances` from that node.
 pub(crate) fn nearest(
     regions: &[PoolRegion],
     node: u32,
@@ -89,7 +90,7 @@ pub(crate) fn nearest(
     on(node).or_else(nearest).map(|index| index as RegionIndex)
 }
 
-/// What `stat` shows of the regions.
+/// Returns the part of `stat` about the regions.
 pub(crate) fn describe(regions: &[PoolRegion], gauges: &[RegionGauge]) -> serde_json::Value {
     let shown = regions.iter().zip(gauges).map(|(region, gauge)| {
         serde_json::json!({

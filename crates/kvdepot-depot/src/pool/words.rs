@@ -1,5 +1,5 @@
-//! Shared memory made of 64-bit words, every one of them atomic: a ledger, which is written while its depot may be killed
-//! at any instruction, and read by the next depot.
+//! Shared memory of atomic 64-bit words, for a ledger: it is written while its depot may be killed at any instruction,
+//! and read by the next depot.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -9,7 +9,7 @@ use kvdepot_core::{Error, ErrorKind, Result};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
-/// The mapping of a memfd of words. Memory that nobody touches costs nothing.
+/// The mapping of a memfd of words. Untouched memory costs nothing.
 #[derive(Debug)]
 pub(crate) struct SharedWords {
     base: NonNull<AtomicU64>,
@@ -17,13 +17,13 @@ pub(crate) struct SharedWords {
     fd: OwnedFd,
 }
 
-// SAFETY: all of the memory is reached as atomics only.
+// SAFETY: all of the memory is accessed as atomics only.
 unsafe impl Send for SharedWords {}
 // SAFETY: as for Send.
 unsafe impl Sync for SharedWords {}
 
 impl SharedWords {
-    /// So many words, all of them zero.
+    /// Makes memory for this many words, all of them zero.
     pub(crate) fn create(name: &str, words: usize) -> Result<Self> {
         let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
             .map_err(|e| Error::io("cannot make the ledger's memory", e.into()))?;
@@ -34,7 +34,7 @@ impl SharedWords {
         Self::map(fd)
     }
 
-    /// Maps the words that another process made. Refuses memory that somebody could shrink under the mapping.
+    /// Maps words made by another process. Refuses memory that could be shrunk below the mapping.
     pub(crate) fn map(fd: OwnedFd) -> Result<Self> {
         let failed = |e: rustix::io::Errno| Error::io("cannot look at the ledger", e.into());
         let real = rustix::fs::fstat(&fd).map_err(failed)?.st_size;
@@ -55,14 +55,14 @@ impl SharedWords {
         Ok(Self { base, words: bytes / 8, fd })
     }
 
-    /// All words.
+    /// Returns all words.
     pub(crate) const fn words(&self) -> &[AtomicU64] {
         // SAFETY: the mapping has so many words, is aligned to pages, cannot shrink (it is sealed), and is read and written as
         // atomics only; any bits are a valid word. It stays mapped as long as `self`.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.words) }
     }
 
-    /// The descriptor, for who keeps it.
+    /// Returns the descriptor, for the keeper.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }

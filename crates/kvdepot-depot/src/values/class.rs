@@ -7,18 +7,18 @@
 use kvdepot_core::limits::{BLOCK_ALIGN_BYTES, BLOCK_BYTES_MAX};
 use kvdepot_core::{BlockLayout, Error, ErrorKind, NamespaceSpec, Result};
 
-/// Smallest class.
+/// The smallest class.
 const CLASS_BYTES_MIN: u64 = 16 << 10;
-/// Steps from one power of two to the next: what a slot may waste is a quarter of it at most.
+/// Number of classes for each power of two, so that at most a quarter of a slot is wasted.
 const STEPS: u64 = 4;
 /// Length of the end record.
 pub(super) const END_BYTES: u64 = 64;
-/// Largest value.
+/// The largest value.
 pub const VALUE_BYTES_MAX: u64 = BLOCK_BYTES_MAX - BLOCK_ALIGN_BYTES;
 const MAGIC: [u8; 8] = *b"KVDVALUE";
 
-/// Sizes of all classes, ascending. They depend on nothing, so that values written under one configuration are found
-/// under every other.
+/// Returns the sizes of all classes, ascending. They are constant, so that values written under one configuration are
+/// found under every other.
 pub(super) fn class_sizes() -> Vec<u64> {
     let mut sizes = Vec::new();
     let mut step = CLASS_BYTES_MIN;
@@ -34,17 +34,17 @@ pub(super) fn class_sizes() -> Vec<u64> {
     sizes
 }
 
-/// The namespace of a class.
+/// Returns the namespace of a class.
 pub(super) fn spec(class_bytes: u64) -> Result<NamespaceSpec> {
     let facts = serde_json::json!({"kind": "kvdepot value", "format": 1, "value_bytes_max": class_bytes});
     NamespaceSpec::new(&facts.to_string(), BlockLayout::new(vec![vec![class_bytes + END_BYTES]])?)
 }
 
-/// What stands behind a value: its exact length, and when it was stored.
+/// The end record of a value: its exact length, and when it was stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct End {
     pub(super) value_bytes: u64,
-    /// Grows with every value stored: of two values under one key, which only a crash can leave, the larger counts.
+    /// Increases with every stored value. If a crash leaves two values under one key, the larger one counts.
     pub(super) stamp: u64,
     pub(super) hash: [u8; 16],
 }

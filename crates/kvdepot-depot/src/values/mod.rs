@@ -1,8 +1,8 @@
-//! Values of any length under keys of any bytes, in slots of fixed size: a namespace for each size class.
+//! Values of any length under keys of any bytes, in slots of fixed size: one namespace for each size class.
 //!
-//! There is no directory that could be lost or grow for ever. A key's hash is looked for in the classes that hold
-//! values: in the pool one index look-up each, in tiers what they know. So values are found again after a restart, by
-//! whoever opens the same tiers. Storing a key again takes the place of its value in whichever class that was.
+//! There is no directory that could be lost or grow forever. A key's hash is looked up in the classes that hold values:
+//! one index lookup each in the pool, and in tiers by what they know. So values are found again after a restart,
+//! through any depot with the same tiers. Storing a key again replaces its value in whichever class that was.
 
 mod class;
 mod moves;
@@ -24,10 +24,10 @@ use moves::{Moves, Since};
 pub use class::VALUE_BYTES_MAX;
 pub use slot::{Value, ValueSlot};
 
-/// What goes before a key when it is hashed.
+/// The prefix of a key when it is hashed.
 const KEY_DOMAIN: &[u8] = b"kvdepot value key v1\0";
 
-/// Most values that a prefix look-up asks for at a time.
+/// Number of values that a prefix lookup queries at a time.
 const PREFIX_BATCH_MAX: usize = 64;
 
 #[derive(Debug)]
@@ -39,61 +39,62 @@ struct Class {
 #[derive(Debug)]
 struct Shared {
     classes: Vec<Class>,
-    /// What keys of a handle carry now; changes with a purge, here or by another depot on the same tiers.
+    /// Knows the current ids of the classes' namespaces, which change with a purge, here or by another depot with the
+    /// same tiers.
     locator: Arc<Locator>,
     value_bytes_min: u64,
     has_tiers: bool,
-    /// A bit for each class that values of this process's pool may be in.
+    /// A bit for each class that may have values in this process's pool.
     used: AtomicU64,
     moves: Moves,
     stamp: AtomicU64,
 }
 
 impl Shared {
-    /// The key in each class of the mask.
+    /// Returns the key in each class of the mask.
     fn keys(&self, hash: BlockHash, mask: u64) -> Vec<BlockKey> {
         let classes = self.classes.iter().enumerate().filter(|(i, _)| mask & 1 << i != 0);
         let ids = self.locator.directory.ids(classes.map(|(_, class)| class.handle));
         ids.into_iter().map(|namespace| BlockKey { namespace, hash }).collect()
     }
 
-    /// Which class keys of this namespace belong to.
+    /// Returns the class of keys in this namespace.
     fn index_of(&self, namespace: NamespaceId) -> Option<usize> {
         let handle = self.locator.directory.by_id(namespace)?.handle;
         self.classes.iter().position(|class| class.handle == handle)
     }
 
-    /// Classes where a value can be: those of the pool, or all when there are tiers.
+    /// Returns the classes that may contain a value: those of the pool, or all if there are tiers.
     fn classes_to_ask(&self) -> u64 {
         if self.has_tiers { u64::MAX } else { self.used.load(Ordering::Acquire) }
     }
 }
 
-/// All values of a depot. Clones see the same ones; each is an owner of its own only if made by [`Values::for_owner`].
+/// All values of a depot. Clones share them; only [`Values::for_owner`] makes a separate owner.
 #[derive(Clone, Debug)]
 pub struct Values {
     direct: Direct,
     shared: Arc<Shared>,
 }
 
-/// What can be said of a value without waiting.
+/// What is known about a value without waiting.
 #[derive(Debug)]
 pub enum Found {
-    /// It is in the pool, and leased.
+    /// It is in the pool, and is now leased.
     Here(Value),
-    /// It is nowhere.
+    /// It does not exist.
     Absent,
     /// A tier has it or may have it: [`Values::get`] finds out.
     Ask,
 }
 
 impl Values {
-    /// Opens the classes that fit the pool. A value takes a slot of at least `value_bytes_min`.
+    /// Opens the classes that fit into the pool. A value takes a slot of at least `value_bytes_min`.
     pub fn open(direct: Direct, pool_bytes: u64, value_bytes_min: u64) -> Result<Self> {
         Self::open_at(direct, pool_bytes, value_bytes_min, SystemTime::now())
     }
 
-    /// As [`open`](Self::open), at a moment that the caller names: for tests of clocks that go back.
+    /// Like [`open`](Self::open), at a given time: for tests of clocks that go back.
     pub fn open_at(direct: Direct, pool_bytes: u64, value_bytes_min: u64, now: SystemTime) -> Result<Self> {
         let (mut sizes, mut specs) = (Vec::new(), Vec::new());
         for bytes in class::class_sizes() {
@@ -124,12 +125,13 @@ impl Values {
         Ok(Self { direct, shared: Arc::new(shared) })
     }
 
-    /// The same values, for another owner of slots.
+    /// Returns the same values for another owner of slots.
     pub fn for_owner(&self, direct: Direct) -> Self {
         Self { direct, shared: Arc::clone(&self.shared) }
     }
 
-    /// A key's hash: what it is stored under. 128 bits of SHA-256, because keys are made by strangers.
+    /// Returns a key's hash, under which its value is stored. It is 128 bits of SHA-256, because keys are made by
+    /// strangers.
     pub fn hash(key: &[u8]) -> BlockHash {
         let mut hasher = Sha256::new();
         hasher.update(KEY_DOMAIN);
@@ -139,12 +141,12 @@ impl Values {
         BlockHash(hash)
     }
 
-    /// A slot for a value of this length, to be filled and published.
+    /// Reserves a slot for a value of this length, to be filled and published.
     pub fn reserve(&self, hash: BlockHash, value_bytes: u64) -> Result<ValueSlot> {
         let wanted = value_bytes.max(self.shared.value_bytes_min);
         let index = self.shared.classes.partition_point(|class| class.bytes < wanted);
         let class = self.shared.classes.get(index).or_else(|| {
-            // The least slot may be larger than the pool allows; the value itself may fit all the same.
+            // The minimum slot may be larger than the pool allows; the value itself may still fit.
             self.shared.classes.last().filter(|class| class.bytes >= value_bytes)
         });
         let class = class.ok_or_else(|| {
@@ -153,7 +155,7 @@ impl Values {
                 .with("value_bytes_max", self.value_bytes_max())
         })?;
         let slot = self.direct.reserve_value(class.handle, hash)?;
-        // Before the value is visible, so that neither readers nor writers pass its class over.
+        // Before the value is visible, so that neither readers nor writers skip its class.
         let bit = self.shared.classes.iter().position(|other| other.bytes == class.bytes).unwrap_or(0);
         self.shared.used.fetch_or(1 << bit, Ordering::Release);
         let stamp = self.shared.stamp.fetch_add(1, Ordering::Relaxed);
@@ -161,7 +163,7 @@ impl Values {
         Ok(ValueSlot::new(slot, bit, end, Arc::clone(&self.shared)))
     }
 
-    /// Largest value that fits.
+    /// Returns the size of the largest value that fits.
     pub fn value_bytes_max(&self) -> u64 {
         self.shared.classes.last().map_or(0, |class| class.bytes)
     }
@@ -178,7 +180,7 @@ impl Values {
         self.shared.index_of(key.namespace).and_then(|index| self.shared.classes.get(index))
     }
 
-    /// What can be said of a value without waiting; it is leased if it is in the pool.
+    /// Returns what is known about a value without waiting, leased if it is in the pool.
     pub fn get_now(&self, hash: BlockHash) -> Found {
         let since = self.shared.moves.now();
         if let Some(value) = self.get_in_pool(hash) {
@@ -206,18 +208,19 @@ impl Values {
         self.get_if_moved(hash, since).map_or(Found::Absent, Found::Here)
     }
 
-    /// A value that was not found, if it may have moved from one class to another since then and is in the pool.
+    /// Returns a value that was not found, if it may have moved from one class to another since then and is in the
+    /// pool.
     fn get_if_moved(&self, hash: BlockHash, since: Since) -> Option<Value> {
         if self.shared.moves.none_since(since) { None } else { self.get_in_pool(hash) }
     }
 
-    /// A value, leased, if it is in the pool.
+    /// Returns a value, leased, if it is in the pool.
     fn get_in_pool(&self, hash: BlockHash) -> Option<Value> {
         let used = || self.shared.used.load(Ordering::Acquire);
         let mut mask = used();
         loop {
             let keys = self.keys(hash, mask);
-            // One step looks into all of these classes: a value moves from one to another before it or after it.
+            // One step searches all of these classes: a value moves from one to another before it or after it.
             let slots = self.direct.read_pool(&keys);
             let value = slots.into_iter().find_map(|(index, slot)| self.whole(&keys[index], slot));
             // It may have moved to a class that was empty when this began.
@@ -229,7 +232,7 @@ impl Values {
         }
     }
 
-    /// A value whose end record is right; another one is removed, and a miss (P1).
+    /// Returns a value with a valid end record. Any other is removed, and a miss (P1).
     fn whole(&self, key: &BlockKey, slot: ReadSlot) -> Option<Value> {
         let class = self.class_of(key)?;
         match Value::new(slot, class.bytes, key.hash) {
@@ -242,7 +245,7 @@ impl Values {
         }
     }
 
-    /// A value, brought up from tiers within `wait`; waits.
+    /// Returns a value, read from tiers within `wait`. Blocks.
     pub fn get(&self, hash: BlockHash, wait: Duration) -> Result<Option<Value>> {
         let deadline = Instant::now() + wait;
         match self.get_now(hash) {
@@ -267,8 +270,8 @@ impl Values {
             };
             self.note_used(&key);
             let Some(value) = self.whole(&key, slot) else { continue };
-            // Two classes hold the key when a crash came between a value and the removal of its predecessor, or when the value
-            // was stored again meanwhile: then what lies in the older one's class now may be the latest.
+            // Two classes have the key if a crash came between a value and the removal of its predecessor, or if the
+            // value was stored again meanwhile: then the content of the older one's class may now be the latest.
             let older = match &best {
                 Some((_, other)) if other.stamp() > value.stamp() => Some(key),
                 _ => best.replace((key, value)).map(|(older, _)| older),
@@ -286,18 +289,18 @@ impl Values {
         }
     }
 
-    /// Which of these are there, where that is known without waiting.
+    /// Returns which of these exist, if that is known without waiting.
     pub fn exist_now(&self, hashes: &[BlockHash]) -> Option<Vec<bool>> {
         self.look_for(hashes, |keys| self.direct.exist_now(keys))
     }
 
-    /// Which of these are there; waits for tiers that cannot tell without I/O, within bounds.
+    /// Returns which of these exist. Waits for tiers that cannot tell without I/O, within limits.
     pub fn exist(&self, hashes: &[BlockHash]) -> Vec<bool> {
         let there = self.look_for(hashes, |keys| Some(self.direct.exist(keys)));
         there.unwrap_or_else(|| vec![false; hashes.len()])
     }
 
-    /// Which of these are in one of their classes, by what `exist` says of each class.
+    /// Returns which of these are in one of their classes, according to `exist` for each class.
     fn look_for(
         &self,
         hashes: &[BlockHash],
@@ -315,8 +318,8 @@ impl Values {
         Some(there)
     }
 
-    /// How many leading ones are there; waits as `exist` does. Asks for a few at a time, because tiers that cannot tell
-    /// without I/O would otherwise be asked for all that comes after the first miss.
+    /// Returns how many leading ones exist. Waits like `exist`. Queries a few at a time, because tiers that cannot tell
+    /// without I/O would otherwise be asked about everything after the first miss.
     pub fn prefix(&self, hashes: &[BlockHash]) -> usize {
         let (mut done, mut at_a_time) = (0, 1);
         while done < hashes.len() {
@@ -330,24 +333,24 @@ impl Values {
         done
     }
 
-    /// Whether [`Self::remove`] waits for no other machine.
+    /// Returns whether [`Self::remove`] waits for no other machine.
     pub fn removes_at_once(&self) -> bool {
         self.direct.removes_at_once()
     }
 
-    /// Removes values: how many were there and are gone. One that a tier could not remove does not count.
+    /// Removes values. Returns how many existed and are gone; those that a tier could not remove do not count.
     pub fn remove(&self, hashes: &[BlockHash]) -> usize {
         let is_gone = |removed: Removed| removed.left == 0 && removed.was_there.contains(&true);
         hashes.iter().filter(|&&hash| is_gone(self.direct.remove(&self.keys_to_ask(hash)))).count()
     }
 
-    /// How many values there are, in pool and tiers. Looks at all of them: for administrators.
+    /// Returns the number of values in pool and tiers. Walks all of them: for administrators.
     pub fn count(&self) -> Result<u64> {
         let handles: Vec<NamespaceHandle> = self.shared.classes.iter().map(|class| class.handle).collect();
         self.direct.count(&handles)
     }
 
-    /// Makes all values unreachable at once, in pool and tiers: how many there were.
+    /// Makes all values unreachable immediately, in pool and tiers. Returns how many there were.
     pub fn purge(&self) -> Result<u64> {
         let count = self.count()?;
         let handles: Vec<NamespaceHandle> = self.shared.classes.iter().map(|class| class.handle).collect();

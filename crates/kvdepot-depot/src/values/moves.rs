@@ -1,11 +1,11 @@
-//! Whether values may have moved while somebody looked for one.
+//! Detects whether values may have moved during a lookup.
 //!
-//! A value that is stored again may move from one size class to another. Who looks for it class by class can look into the
-//! new class before the move and into the old one after it, and find it in neither.
+//! A value that is stored again may move from one size class to another. A lookup that searches class by class could
+//! search the new class before the move and the old one after it, and find it in neither.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts the moments in which values take the place of others.
+/// Counts the replacements of values.
 #[derive(Debug, Default)]
 pub(super) struct Moves {
     begun: AtomicU64,
@@ -16,23 +16,23 @@ pub(super) struct Moves {
 #[derive(Debug)]
 pub(super) struct Move<'a>(&'a Moves);
 
-/// When a look began.
+/// When a lookup began.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Since(u64);
 
 impl Moves {
-    /// To be held while a value takes the place of another.
+    /// Begins a move. Hold the returned value while a value replaces another.
     pub(super) fn begin(&self) -> Move<'_> {
         self.begun.fetch_add(1, Ordering::SeqCst);
         Move(self)
     }
 
-    /// To be called before the first class is looked at.
+    /// Returns the start of a lookup. Call it before the first class is searched.
     pub(super) fn now(&self) -> Since {
         Since(self.ended.load(Ordering::SeqCst))
     }
 
-    /// Whether no value moved since then: all moves that have begun by now had ended by then.
+    /// Returns whether no value has moved since then: all moves begun by now had ended by then.
     pub(super) fn none_since(&self, Since(ended): Since) -> bool {
         self.begun.load(Ordering::SeqCst) == ended
     }

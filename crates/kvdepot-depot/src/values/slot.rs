@@ -1,4 +1,4 @@
-//! A value that is being stored, and one that is read.
+//! A value being stored, and one being read.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::Shared;
 use super::class::{END_BYTES, End};
 use crate::direct::{ReadSlot, WriteSlot};
 
-/// A slot that a value is received into. Dropping it without publishing changes nothing (P1).
+/// A slot to receive a value into. Dropping it without publishing changes nothing (P1).
 #[derive(Debug)]
 pub struct ValueSlot {
     slot: WriteSlot,
@@ -25,40 +25,40 @@ impl ValueSlot {
         Self { slot, class, end, shared }
     }
 
-    /// Length of the value.
+    /// Returns the length of the value.
     pub const fn value_bytes(&self) -> usize {
         self.end.value_bytes as usize
     }
 
-    /// Bytes `start..end` of the value, to be received into.
+    /// Returns bytes `start..end` of the value, to receive into.
     pub fn io_slices_mut(&mut self, start: usize, end: usize) -> SmallVec<[IoSliceMut<'_>; 4]> {
         let end = end.min(self.value_bytes());
         self.slot.io_slices_mut(start.min(end), end)
     }
 
-    /// The memory by address, for devices that write it themselves; the value is its first `value_bytes` bytes. A device
-    /// must have let go before this value is published or dropped (P4).
+    /// Returns the memory, for devices that write it by address; the value is its first `value_bytes` bytes. A device
+    /// must have finished before this value is published or dropped (P4).
     pub const fn memory(&self) -> &SlotBuf {
         self.slot.memory()
     }
 
-    /// All bytes have come: the value takes the place of the one before, at once.
+    /// Publishes the value after all bytes have arrived: it replaces its predecessor in one step.
     pub fn publish(mut self) -> Result<()> {
         let class_bytes = self.shared.classes[self.class].bytes as usize;
         if self.shared.has_tiers {
-            // The slot may reach a file: what lies behind the value must not be another one's bytes (P8).
+            // The slot may be written to a file: the bytes after the value must not be those of another one (P8).
             let start = self.value_bytes();
             self.slot.io_slices_mut(start, class_bytes).iter_mut().for_each(|piece| piece.fill(0));
         }
         self.slot.write_at(class_bytes, &self.end.encode())?;
         let Self { slot, class, end, shared } = self;
         let _move = shared.moves.begin();
-        // Looked up in the moment of replacing: whatever became visible before then has marked its class.
+        // Looked up at the moment of replacing: everything that became visible earlier has marked its class.
         slot.replace(|| shared.keys(BlockHash(end.hash), shared.classes_to_ask() & !(1 << class)))
     }
 }
 
-/// A value that is leased: it stays as it is while this lives, whatever is stored under its key meanwhile.
+/// A leased value: it does not change while this lives, whatever is stored under its key meanwhile.
 #[derive(Debug)]
 pub struct Value {
     slot: ReadSlot,
@@ -80,12 +80,12 @@ impl Value {
         Ok(Self { slot, end })
     }
 
-    /// Length of the value.
+    /// Returns the length of the value.
     pub const fn len(&self) -> usize {
         self.end.value_bytes as usize
     }
 
-    /// Whether the value has no bytes.
+    /// Returns whether the value has no bytes.
     pub const fn is_empty(&self) -> bool {
         self.end.value_bytes == 0
     }
@@ -94,13 +94,13 @@ impl Value {
         self.end.stamp
     }
 
-    /// Bytes `start..end` of the value, to be sent.
+    /// Returns bytes `start..end` of the value, to send.
     pub fn io_slices(&self, start: usize, end: usize) -> SmallVec<[IoSlice<'_>; 4]> {
         let end = end.min(self.len());
         self.slot.io_slices(start.min(end), end)
     }
 
-    /// The memory by address, for devices that read it themselves; the value is its first `len` bytes.
+    /// Returns the memory, for devices that read it by address; the value is its first `len` bytes.
     pub const fn memory(&self) -> &SlotBuf {
         self.slot.memory()
     }

@@ -1,7 +1,8 @@
-//! Stamps: of two values under one key, which only a crash can leave, the larger stamp is the later value.
+//! Stamps: if a crash leaves two values under one key, the one with the larger stamp is the later one.
 //!
-//! A stamp is 32 bits that no earlier process used, and a counter below them. The tiers store these 32 bits as the epoch
-//! of a namespace of its own. They follow the clock, in steps of 2^32 ns, and move on when the clock went back.
+//! A stamp consists of 32 bits that no earlier process used, above a counter. The tiers store these 32 bits as the
+//! epoch of a separate namespace. They follow the clock, in steps of 2^32 ns, and still increase when the clock goes
+//! back.
 
 use std::time::Duration;
 
@@ -11,13 +12,13 @@ use crate::direct::Direct;
 
 const COUNTER_BITS: u32 = 32;
 
-/// The namespace whose epoch the stamps begin with. It has no blocks.
+/// The namespace whose epoch gives the high bits of the stamps. It has no blocks.
 fn spec() -> Result<NamespaceSpec> {
     let facts = serde_json::json!({"kind": "kvdepot value stamps", "format": 1});
     NamespaceSpec::new(&facts.to_string(), BlockLayout::uniform(1, &[1])?)
 }
 
-/// The first stamp of a process. Without tiers nothing outlives a process, and the clock will do.
+/// Returns the first stamp of a process. Without tiers nothing outlives a process, and the clock is enough.
 pub(super) fn first(direct: &Direct, since_1970: Duration) -> u64 {
     let now = u64::try_from(since_1970.as_nanos()).unwrap_or(u64::MAX);
     if !direct.has_tiers() {
@@ -39,7 +40,7 @@ fn stored(direct: &Direct, now: u64) -> Result<u64> {
     if open.epoch < clock {
         direct.set_epoch(open.handle, clock)?;
     }
-    // One that no other process has, also of those that begin at this moment.
+    // Unique among all processes, even those that start at the same moment.
     let epoch = direct.advance(open.handle)?.epoch;
     Ok(u64::from(epoch) << COUNTER_BITS)
 }

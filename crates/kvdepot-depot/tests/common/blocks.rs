@@ -1,4 +1,4 @@
-//! Depots over tiers of a test, and blocks of a page in them.
+//! Depots over a test's own tiers, and blocks of one page in them.
 #![allow(dead_code, clippy::unwrap_used, reason = "each test uses its part, and fails where it cannot go on")]
 
 use std::borrow::Cow;
@@ -13,7 +13,7 @@ use kvdepot_depot::{Depot, DepotConfig, PoolMapping};
 use kvdepot_tier::Tier;
 
 const POOL: u64 = 8 << 20;
-/// Only a hang reaches it.
+/// Reached only by a hang.
 pub(crate) const HANG: Duration = Duration::from_secs(60);
 
 pub(crate) fn depot(kind: PoolKind, tiers: Vec<Arc<dyn Tier>>, timeout_ms: u64) -> Depot {
@@ -42,7 +42,7 @@ pub(crate) fn key(namespace: OpenNamespace, n: u64) -> BlockKey {
     BlockKey { namespace: namespace.id, hash: hash(n) }
 }
 
-/// Stores so many blocks by one request, and waits until tiers have them.
+/// Stores this many blocks in one request, and waits until the tiers have them.
 pub(crate) fn dump(depot: &Depot, namespace: OpenNamespace, blocks: u64) {
     let session = depot.session();
     let hashes = Hashes(Cow::Owned((0..blocks).flat_map(|n| hash(n).0).collect()));

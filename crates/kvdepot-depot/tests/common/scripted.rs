@@ -15,7 +15,7 @@ pub(crate) enum Act {
     Pass,
     Fail,
     Panic,
-    /// Waits for the test; for writes.
+    /// Waits for the test; for writes only.
     Hold(Sender<Held>),
 }
 

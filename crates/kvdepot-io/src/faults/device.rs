@@ -1,4 +1,4 @@
-//! A device that follows a plan of faults.
+//! A device that injects faults by a plan.
 
 use std::os::fd::BorrowedFd;
 use std::path::Path;
@@ -11,7 +11,7 @@ use super::plan::{Fault, FaultOp, Faults};
 use crate::device::{Device, DeviceFile, DeviceSpace, DirectAlign, FileStat, ListEntry};
 use crate::iobuf::IoBuf;
 
-/// Passes everything on to another device, save what its plan says.
+/// Forwards everything to another device, except where its plan injects a fault.
 #[derive(Debug)]
 pub struct FaultDevice {
     inner: Arc<dyn Device>,
@@ -35,7 +35,8 @@ impl FaultDevice {
     }
 }
 
-/// Bytes of all files below a directory, each in whole pages. For tests, whose directories are small.
+/// Returns the bytes of all files below a directory, each rounded up to whole pages. For tests, whose directories are
+/// small.
 fn bytes_below(directory: &Path) -> u64 {
     let Ok(entries) = std::fs::read_dir(directory) else { return 0 };
     let bytes = |entry: std::fs::DirEntry| match entry.metadata() {
@@ -58,7 +59,7 @@ impl DeviceFile for FaultFile {
         let fault = self.faults.strike(FaultOp::Read)?;
         let came = self.inner.read_at(buf, skip, offset)?;
         match fault {
-            // The bytes behind a short count do not matter: the caller reads them again.
+            // The bytes after a short count do not matter: the caller reads them again.
             Some(Fault::Short) if came > 1 => Ok(1 + self.faults.pick(came - 1)),
             Some(Fault::Flip) if came > 0 => {
                 buf.flip_bit((skip + self.faults.pick(came)) * 8 + self.faults.pick(8));
@@ -94,7 +95,8 @@ impl DeviceFile for FaultFile {
         self.inner.go_direct_if_cold(bytes)
     }
 
-    /// `None` where faults strike only through the calls above; the size of a simulated disk always does.
+    /// Returns `None` unless the plan strikes in queues and simulates no disk size, which is checked by the calls
+    /// above.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         let in_queue = self.faults.is_striking_in_queue() && self.faults.disk_bytes().is_none();
         self.inner.descriptor().filter(|_| in_queue)

@@ -1,4 +1,4 @@
-//! An engine that follows a plan of faults.
+//! An engine that injects faults by a plan.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -6,8 +6,8 @@ use std::time::Instant;
 use super::plan::{FaultOp, Faults};
 use crate::engine::{EngineStats, IoEngine, Request};
 
-/// Fails requests before another engine sees them, as its plan says for [`FaultOp::Submit`]. A plan that makes
-/// `Submit` slow or hang holds up the caller: no engine may do that, which is what such a test shows.
+/// Fails requests before another engine sees them, as its plan says for [`FaultOp::Submit`]. A plan that makes `Submit`
+/// slow or hang blocks the caller, which no engine may do; tests use that to show its effect.
 #[derive(Debug)]
 pub struct FaultEngine {
     inner: Arc<dyn IoEngine>,

@@ -1,4 +1,4 @@
-//! A device in memory that keeps an image of itself after every mutation: what a crash would leave at that moment.
+//! A device in memory that keeps an image after every mutation, which is what a crash at that moment would leave.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::BorrowedFd;
@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use crate::device::{Device, DeviceFile, DeviceSpace, DirectAlign, FileStat, ListEntry};
 use crate::iobuf::IoBuf;
 
-/// What changed a device.
+/// A kind of change to a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mutation {
     /// Nothing yet: the first image.
@@ -33,11 +33,11 @@ pub enum Mutation {
     RemoveDir,
     /// A file's time was set.
     SetModified,
-    /// A directory was synced: what came before outlives a power loss.
+    /// A directory was synced: all earlier changes survive a power loss.
     SyncDir,
 }
 
-/// What a power loss may leave of a file whose bytes were not synced, though its name is there.
+/// What a power loss may leave of a file whose name survived but whose bytes were not synced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loss {
     /// No bytes.
@@ -46,11 +46,11 @@ pub enum Loss {
     Torn,
     /// Its length, all zeros.
     Zeros,
-    /// The bytes of another file, whole.
+    /// All the bytes of another file.
     Foreign,
-    /// What the file had before, as long as it was then; for a new file, no bytes.
+    /// The file's earlier bytes, with their earlier length; for a new file, no bytes.
     Before,
-    /// Its first half as written, the second as it was before.
+    /// The first half as written, the second half as it was before.
     Mixed,
 }
 
@@ -65,16 +65,16 @@ struct Inode {
     bytes: Arc<Vec<u8>>,
     modified: SystemTime,
     synced: bool,
-    /// The bytes before the last write, if it was not synced.
+    /// The bytes before the last write, unless that was synced.
     before: Option<Arc<Vec<u8>>>,
 }
 
-/// Everything that lies on a device.
+/// The complete content of a device.
 #[derive(Clone, Debug)]
 pub struct Image {
-    /// What was done last.
+    /// The last mutation.
     pub mutation: Mutation,
-    /// To what: the new name, if it was renamed.
+    /// Its path; of a rename, the new name.
     pub path: PathBuf,
     tree: BTreeMap<PathBuf, Node>,
     inodes: HashMap<u64, Inode>,
@@ -86,7 +86,7 @@ impl Image {
         Self { mutation: Mutation::Begin, path: PathBuf::new(), tree, inodes }
     }
 
-    /// All files: path and length in bytes.
+    /// Iterates over all files with their lengths in bytes.
     pub fn files(&self) -> impl Iterator<Item = (&Path, u64)> {
         self.tree.iter().filter_map(|(path, node)| match node {
             Node::File(id) => Some((path.as_path(), self.inodes.get(id)?.bytes.len() as u64)),
@@ -94,7 +94,7 @@ impl Image {
         })
     }
 
-    /// Applies a loss to every file that was not synced; how many there were.
+    /// Applies a loss to every file that was not synced. Returns the number of such files.
     pub fn lose(&mut self, loss: Loss) -> usize {
         let foreign = self.inodes.values().map(|inode| Arc::clone(&inode.bytes)).max_by_key(|b| b.len());
         let named: Vec<u64> = self.tree.values().filter_map(|node| node.file()).collect();
@@ -120,7 +120,7 @@ impl Image {
     }
 
     /// Gives this image the names of an earlier one: a power loss after the bytes reached the disk and before the names
-    /// did. Files that had no name left by now have the bytes that they had then.
+    /// did. Files without a name at this point keep the bytes that they had in the earlier image.
     pub fn take_names(&mut self, earlier: &Self) {
         self.tree.clone_from(&earlier.tree);
         for (id, inode) in &earlier.inodes {
@@ -128,7 +128,7 @@ impl Image {
         }
     }
 
-    /// Replaces a part of every name, for example the writer's in the names of temporary files.
+    /// Replaces a part of every name, for example the writer in the names of temporary files.
     pub fn replace_in_names(&mut self, from: &str, to: &str) {
         let renamed = |path: PathBuf| match path.to_str() {
             Some(text) => PathBuf::from(text.replace(from, to)),
@@ -137,7 +137,7 @@ impl Image {
         self.tree = std::mem::take(&mut self.tree).into_iter().map(|(p, node)| (renamed(p), node)).collect();
     }
 
-    /// Writes everything below an empty directory of the real file system.
+    /// Writes the image into an empty directory of the real file system.
     pub fn write_to(&self, dir: &Path) -> std::io::Result<()> {
         for (path, node) in &self.tree {
             let whole = dir.join(path);
@@ -170,7 +170,7 @@ struct Disk {
     bytes_max: Option<u64>,
 }
 
-/// A directory in memory. Every mutation takes effect and is kept as an image in one step.
+/// A directory in memory. Every mutation takes effect and is recorded as an image in one step.
 #[derive(Clone, Debug)]
 pub struct MemoryDevice {
     disk: Arc<Mutex<Disk>>,
@@ -183,24 +183,24 @@ impl Default for MemoryDevice {
 }
 
 impl MemoryDevice {
-    /// A device that holds what an image holds.
+    /// Makes a device with the content of an image.
     pub fn from_image(image: Image) -> Self {
         let now = Image { mutation: Mutation::Begin, path: PathBuf::new(), ..image };
         let ids = now.inodes.keys().max().map_or(0, |id| id + 1);
         Self { disk: Arc::new(Mutex::new(Disk { images: vec![now.clone()], now, ids, bytes_max: None })) }
     }
 
-    /// The image after each mutation; the first is that before any.
+    /// Returns the image after each mutation. The first one is the state before any.
     pub fn images(&self) -> Vec<Image> {
         self.disk.lock().images.clone()
     }
 
-    /// How many mutations there were.
+    /// Returns the number of mutations so far.
     pub fn mutations(&self) -> usize {
         self.disk.lock().images.len() - 1
     }
 
-    /// The disk's size: writes that do not fit fail with ENOSPC.
+    /// Sets the size of the disk: writes beyond it fail with ENOSPC.
     pub fn set_disk_bytes(&self, bytes: Option<u64>) {
         self.disk.lock().bytes_max = bytes;
     }
@@ -318,7 +318,7 @@ impl DeviceFile for MemoryFile {
         bytes.resize(bytes.len().max(at + new.len()), 0);
         bytes[at..at + new.len()].copy_from_slice(&new);
         (inode.synced, inode.modified) = (false, SystemTime::now());
-        // What the disk has until these bytes are written back.
+        // What the disk holds until these bytes are written back.
         inode.before = Some(before);
         disk.note(Mutation::Write, &self.path);
         Ok(new.len())
@@ -514,7 +514,7 @@ impl Device for MemoryDevice {
         Ok(Some(bytes))
     }
 
-    /// Step by step, with an image after each.
+    /// Writes in single steps, with an image after each.
     fn write_small(&self, path: &Path, temporary: &Path, bytes: &[u8]) -> Result<()> {
         let slot = crate::SlotBuf::anonymous(bytes.len().max(1));
         slot.write_at(0, bytes);
@@ -542,7 +542,7 @@ mod tests {
         out
     }
 
-    /// What every call answers, so that the device in memory can be held against a directory.
+    /// Returns the answers of every call, to compare the device in memory with a directory.
     fn story(device: &dyn Device) -> Vec<String> {
         let (a, b, sub) = (Path::new("d/a"), Path::new("d/b"), Path::new("d/sub"));
         let mut out = vec![

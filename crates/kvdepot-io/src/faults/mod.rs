@@ -1,7 +1,7 @@
-//! Faults on demand: a device and an engine that fail by a plan, for tests here and in the whole house.
+//! Fault injection: a device and an engine that fail by a plan, for the tests of all crates.
 //!
-//! A plan is drawn from a seed (`read_eio=0.1,seed=7`) or written down step by step ([`Faults::at`]); the same seed
-//! and the same order of operations give the same faults.
+//! A plan is drawn from a seed (`read_eio=0.1,seed=7`) or scripted step by step ([`Faults::at`]). The same seed and the
+//! same order of operations give the same faults.
 
 mod device;
 mod engine;

@@ -1,4 +1,4 @@
-//! What goes wrong, and when.
+//! The plan of faults: which operation fails, how and when.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -23,29 +23,31 @@ pub enum FaultOp {
     Publish,
     /// Removing a file.
     Unlink,
-    /// Looking at files and directories, times, small files.
+    /// Metadata: stat, listings, times, small files.
     Meta,
-    /// What takes space besides block files: directories and small files. Each of them is struck by `Meta` first.
+    /// Operations that take space besides those of block files: directories and small files. `Meta` strikes each of
+    /// them first.
     Grow,
-    /// Closing a written file, where late errors of its writes come to light.
+    /// Closing a written file, when late errors of its writes show up.
     Flush,
-    /// Handing a request to an engine (only `FaultEngine`).
+    /// Submitting a request to an engine (only `FaultEngine`).
     Submit,
-    /// Giving an operation to a queue of the kernel (only [`FaultQueue`](super::FaultQueue)): whatever the fault, the queue breaks.
+    /// Pushing an operation to a queue of the kernel (only [`FaultQueue`](super::FaultQueue)). Any fault breaks the
+    /// queue.
     Queue,
 }
 
-/// What strikes an operation that a queue is given.
+/// The effect of a fault on an operation pushed to a queue.
 pub(super) enum Drawn {
     /// The queue itself breaks.
     Break,
-    /// The operation completes with this error, and the kernel does not see it.
+    /// The operation completes with this error and never reaches the kernel.
     Errno(i32),
-    /// The operation is made, and its completion is changed or held back.
+    /// The operation runs, and its completion is changed or held back.
     Fault(Fault),
 }
 
-/// What goes wrong.
+/// An injected fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// Fails with EIO.
@@ -54,9 +56,9 @@ pub enum Fault {
     NoSpace,
     /// Fails with ENOMEM.
     NoMemory,
-    /// Moves only a part of the bytes (reads and writes).
+    /// Transfers only a part of the bytes (reads and writes).
     Short,
-    /// Inverts one bit of what was read.
+    /// Inverts one bit of the bytes that were read.
     Flip,
     /// Takes this much longer.
     Slow(Duration),
@@ -66,11 +68,11 @@ pub enum Fault {
 
 #[derive(Debug, Default)]
 struct Plan {
-    /// Drawn for every operation, in order; the first that strikes counts.
+    /// Drawn in order for every operation; the first one that strikes is used.
     chances: Vec<(FaultOp, Fault, f64)>,
-    /// The n-th operation of a kind from the plan's start fails so.
+    /// Faults by kind and number of the operation, counted from the plan's start.
     script: HashMap<(FaultOp, u64), Fault>,
-    /// The next operation of a kind on a file or directory of this name fails so.
+    /// Faults of the next operation of a kind on a file or directory of this name.
     named: HashMap<(FaultOp, PathBuf), Fault>,
     counts: HashMap<FaultOp, u64>,
     hang_all: Vec<FaultOp>,
@@ -80,12 +82,12 @@ struct Plan {
     overwriting_forbidden: bool,
     strikes_in_queue: bool,
     cancels: bool,
-    /// Counted up by `release`; who hangs waits for the next count.
+    /// Incremented by `release`; hanging operations wait for the next value.
     releases: u64,
     hung: usize,
 }
 
-/// A plan of faults, shared by the device or engine that follows it and the test that steers it.
+/// A plan of faults, shared by the device or engine that follows it and the test that controls it.
 #[derive(Clone, Debug)]
 pub struct Faults {
     shared: Arc<(Mutex<Plan>, Condvar)>,
@@ -98,7 +100,7 @@ impl Default for Faults {
 }
 
 impl Faults {
-    /// A plan without faults; `seed` decides what later chances draw.
+    /// Makes a plan without faults. `seed` determines the draws of later chances.
     pub fn seeded(seed: u64) -> Self {
         Self { shared: Arc::new((Mutex::new(Plan { random: seed, ..Plan::default() }), Condvar::new())) }
     }
@@ -137,20 +139,20 @@ impl Faults {
         self
     }
 
-    /// Has the device say that no file is overwritten in place of one that goes, as network file systems do.
+    /// Makes the device refuse to overwrite files in place, as network file systems do.
     pub fn forbid_overwriting(&self) -> &Self {
         self.shared.0.lock().overwriting_forbidden = true;
         self
     }
 
-    /// Leaves reads, writes and syncs to a [`FaultQueue`](super::FaultQueue) that follows this plan, too: the device then hands out the
-    /// descriptors of its files.
+    /// Moves faults of reads, writes and syncs into a [`FaultQueue`](super::FaultQueue) that follows this plan. The
+    /// device then hands out the descriptors of its files.
     pub fn strike_in_queue(&self) -> &Self {
         self.shared.0.lock().strikes_in_queue = true;
         self
     }
 
-    /// Has a [`FaultQueue`](super::FaultQueue) give up what hangs when it is asked to.
+    /// Lets a [`FaultQueue`](super::FaultQueue) cancel hanging operations on request.
     pub fn let_cancel(&self) -> &Self {
         self.shared.0.lock().cancels = true;
         self
@@ -176,17 +178,17 @@ impl Faults {
         os_error("injected fault: ENOSPC", 28)
     }
 
-    /// Lets all go that hang, and ends what `hang` began.
+    /// Releases all hanging operations and ends the effect of `hang`.
     pub fn release(&self) {
         let mut plan = self.shared.0.lock();
         plan.hang_all.clear();
         plan.releases += 1;
-        // They count no more, though their threads may take a while to notice.
+        // They no longer count as hung, though their threads may take a while to notice.
         plan.hung = 0;
         self.shared.1.notify_all();
     }
 
-    /// Waits until `count` operations hang; `false` if the deadline passes first.
+    /// Waits until `count` operations hang. Returns `false` if the deadline passes first.
     pub fn wait_hung(&self, count: usize, deadline: Instant) -> bool {
         let mut plan = self.shared.0.lock();
         while plan.hung < count {
@@ -197,23 +199,23 @@ impl Faults {
         true
     }
 
-    /// Switches all faults off or on again; operations are counted all the same.
+    /// Enables or disables all faults. Operations are counted either way.
     pub fn set_enabled(&self, enabled: bool) {
         self.shared.0.lock().disabled = !enabled;
     }
 
-    /// Operations of a kind so far.
+    /// Returns the number of operations of a kind so far.
     pub fn count(&self, op: FaultOp) -> u64 {
         self.shared.0.lock().counts.get(&op).copied().unwrap_or(0)
     }
 
-    /// Draws what strikes the next operation of a kind, and lives through what is only time: `Slow` and `Hang`.
-    /// Errors come back as such; `Short` and `Flip` are for the caller to act out.
+    /// Draws the fault of the next operation of a kind. Sleeps through `Slow` and `Hang`, and returns errors as such;
+    /// the caller carries out `Short` and `Flip`.
     pub fn strike(&self, op: FaultOp) -> Result<Option<Fault>> {
         self.act(self.draw(op, None))
     }
 
-    /// What strikes an operation that a queue is given: nothing here takes time.
+    /// Draws the fault of an operation pushed to a queue, without waiting.
     pub(super) fn draw_for_queue(&self, op: FaultOp) -> Option<Drawn> {
         if self.draw(FaultOp::Queue, None).is_some() {
             return Some(Drawn::Break);
@@ -226,7 +228,7 @@ impl Faults {
         })
     }
 
-    /// Counts one more that hangs; it is let go when `releases` tells another number.
+    /// Counts one more hanging operation. It is released when `releases` returns another number than this.
     pub(super) fn begin_hang(&self) -> u64 {
         let mut plan = self.shared.0.lock();
         plan.hung += 1;
@@ -260,7 +262,7 @@ impl Faults {
         }
     }
 
-    /// A number below `bound` from the plan's seed (0 for a bound of 0).
+    /// Returns a number below `bound` from the plan's seed (0 for a bound of 0).
     pub fn pick(&self, bound: usize) -> usize {
         let drawn = self.shared.0.lock().next_random();
         (drawn % (bound.max(1) as u64)) as usize

@@ -1,4 +1,4 @@
-//! A queue of the kernel that follows a plan of faults, among them completions that come late.
+//! A queue of the kernel that injects faults by a plan, such as late completions.
 
 use std::collections::HashMap;
 use std::io;
@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use super::plan::{Drawn, Fault, FaultOp, Faults};
 use crate::kernel::{Completion, Entry, KernelQueue, Work};
 
-/// How long a wait at most overlooks that a completion may be let go.
+/// The longest delay before a released completion is noticed.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// Passes operations on to another queue. Those that a plan makes hang or slow do reach it, and the kernel moves their bytes; their
-/// completions are held back.
+/// Forwards operations to another queue. Operations that the plan makes slow or hang do reach it, and the kernel moves
+/// their bytes; their completions are held back.
 #[derive(Debug)]
 pub struct FaultQueue {
     inner: Box<dyn KernelQueue>,
@@ -24,7 +24,7 @@ pub struct FaultQueue {
 #[derive(Debug)]
 struct Struck {
     fault: Fault,
-    /// For what is read: its memory, as address and length.
+    /// For reads, the memory as address and length.
     pieces: Vec<(usize, usize)>,
 }
 
@@ -40,7 +40,7 @@ impl FaultQueue {
         Self { inner, faults, struck: HashMap::new(), ready: Vec::new(), held: Vec::new() }
     }
 
-    /// What a completion becomes; `None` if it is held back.
+    /// Returns the changed completion, or `None` if it is held back.
     fn pass(&mut self, mut completion: Completion) -> Option<Completion> {
         let Some(Struck { fault, pieces }) = self.struck.remove(&completion.token) else {
             return Some(completion);

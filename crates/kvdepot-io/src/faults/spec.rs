@@ -1,4 +1,4 @@
-//! A plan of faults as text: `read_eio=0.1,write_enospc=0.02,slow_ms=20,read_slow=0.5,seed=7`.
+//! The text form of a plan of faults: `read_eio=0.1,write_enospc=0.02,slow_ms=20,read_slow=0.5,seed=7`.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use kvdepot_core::{Error, ErrorKind, Result};
 
 use super::plan::{Fault, FaultOp, Faults};
 
-/// Probability keys; the `Slow` here is filled in from `slow_ms`.
+/// The keys of probabilities. `slow_ms` replaces the duration of `Slow`.
 const CHANCES: [(&str, FaultOp, Fault); 16] = [
     ("open_eio", FaultOp::Open, Fault::Eio),
     ("read_eio", FaultOp::Read, Fault::Eio),
@@ -26,11 +26,11 @@ const CHANCES: [(&str, FaultOp, Fault); 16] = [
     ("flush_eio", FaultOp::Flush, Fault::Eio),
 ];
 
-/// What `read_slow` and `write_slow` add when `slow_ms` is not given.
+/// The delay of `read_slow` and `write_slow` without `slow_ms`.
 const SLOW_MS_DEFAULT: u64 = 10;
 
 impl Faults {
-    /// Reads a plan: `key=value` pairs with commas between; probabilities from 0 to 1, and the integers `seed` and
+    /// Parses a plan: `key=value` pairs separated by commas, with probabilities from 0 to 1 and the integers `seed` and
     /// `slow_ms`.
     pub fn from_spec(spec: &str) -> Result<Self> {
         let bad =

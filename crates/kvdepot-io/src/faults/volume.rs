@@ -1,4 +1,4 @@
-//! A volume that follows a plan of faults, and one in memory that remembers every write: what a crash would leave.
+//! A volume that injects faults by a plan, and one in memory that records every write for tests of crashes.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -56,7 +56,7 @@ impl Volume for FaultVolume {
         Ok(())
     }
 
-    /// A short write is one that ends with an error after some of its buffers.
+    /// A short write fails after it has written some of its buffers.
     fn write_at(&self, bufs: &[IoBuf], offset: u64) -> Result<()> {
         if self.faults.strike(FaultOp::Write)? == Some(Fault::Short) {
             self.inner.write_at(&bufs[..self.faults.pick(bufs.len())], offset)?;
@@ -71,7 +71,7 @@ impl Volume for FaultVolume {
     }
 }
 
-/// What happened to a volume in memory.
+/// An operation on a volume in memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VolumeOp {
     /// Bytes were written.
@@ -81,20 +81,20 @@ pub enum VolumeOp {
         /// Which.
         bytes: Arc<[u8]>,
     },
-    /// All before was synced.
+    /// Everything before it was synced.
     Sync,
 }
 
-/// What a power loss leaves of a write that no sync followed.
+/// What a power loss leaves of a write without a later sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kept {
-    /// All of it.
+    /// All of its bytes.
     All,
-    /// Nothing.
+    /// None of its bytes.
     Nothing,
-    /// Its first bytes, so many.
+    /// This number of bytes at its start.
     First(usize),
-    /// All but its first bytes, so many.
+    /// All bytes but this number at its start.
     Last(usize),
 }
 
@@ -105,31 +105,31 @@ struct Medium {
     log: Vec<VolumeOp>,
 }
 
-/// A volume of a fixed length in memory; clones are the same one.
+/// A volume of a fixed length in memory. Clones share its content.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryVolume {
     medium: Arc<Mutex<Medium>>,
 }
 
 impl MemoryVolume {
-    /// A volume with these bytes.
+    /// Makes a volume with these bytes.
     pub fn new(bytes: Vec<u8>) -> Self {
         let medium = Medium { begin: bytes.clone(), now: bytes, log: Vec::new() };
         Self { medium: Arc::new(Mutex::new(medium)) }
     }
 
-    /// What happened to it so far.
+    /// Returns the number of operations so far.
     pub fn operations(&self) -> usize {
         self.medium.lock().log.len()
     }
 
-    /// The operation of this number.
+    /// Returns the operation with this number.
     pub fn operation(&self, number: usize) -> Option<VolumeOp> {
         self.medium.lock().log.get(number).cloned()
     }
 
-    /// Its bytes after the first `at` operations, where `kept` says of each write that no sync followed by then what is
-    /// left of it.
+    /// Returns the bytes after a crash that follows the first `at` operations. `kept` says what is left of each write
+    /// that was not synced by then.
     pub fn crash(&self, at: usize, mut kept: impl FnMut(usize) -> Kept) -> Vec<u8> {
         let medium = self.medium.lock();
         let mut image = medium.begin.clone();

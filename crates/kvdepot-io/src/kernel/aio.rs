@@ -1,7 +1,7 @@
-//! Linux aio (io_submit), by raw system calls: in every kernel, and allowed in containers that forbid io_uring.
+//! Linux aio (io_submit), by raw system calls. It is in every kernel, and allowed in containers that forbid io_uring.
 //!
-//! It is asynchronous for O_DIRECT only: `io_submit` of anything else returns when the bytes have moved. The kernel cannot give up
-//! file I/O that was submitted.
+//! It is asynchronous for O_DIRECT only: `io_submit` of anything else returns after the bytes have moved. The kernel
+//! cannot cancel file I/O that was submitted.
 
 use std::io;
 use std::time::Duration;
@@ -51,13 +51,13 @@ const _: () = assert!(size_of::<Iocb>() == 64 && size_of::<IoEvent>() == 32);
 pub struct AioQueue {
     context: libc::c_ulong,
     events: Vec<IoEvent>,
-    /// What the kernel did not take.
+    /// Completions of operations that the kernel refused.
     refused: Vec<Completion>,
     in_kernel: usize,
 }
 
 impl AioQueue {
-    /// A context for so many operations at a time.
+    /// Creates a context for this number of concurrent operations.
     pub fn new(operations: usize) -> io::Result<Self> {
         let mut context: libc::c_ulong = 0;
         let count = libc::c_long::try_from(operations).unwrap_or(libc::c_long::MAX);
@@ -140,9 +140,9 @@ impl KernelQueue for AioQueue {
 }
 
 impl Drop for AioQueue {
-    /// Waits for what the kernel holds.
+    /// Waits for the operations that the kernel holds.
     fn drop(&mut self) {
-        // SAFETY: the context is ours, and nobody uses it again.
+        // SAFETY: the context is ours and is not used again.
         unsafe { libc::syscall(libc::SYS_io_destroy, self.context) };
     }
 }

@@ -1,8 +1,8 @@
-//! Queues of the kernel: I/O that one thread begins now and hears of later.
+//! Queues of the kernel: asynchronous I/O of one thread.
 //!
-//! Each queue belongs to one thread. What it has been given is the kernel's until its completion has come: the memory, the
-//! descriptor, and the list of pieces (P4). No queue takes that back; a request to cancel only makes the completion come sooner,
-//! if the kernel can.
+//! Each queue belongs to one thread. Memory, descriptor and list of pieces of an operation belong to the kernel until
+//! its completion arrives (P4). No queue can take them back: a cancellation only makes the completion arrive sooner, if
+//! the kernel supports it.
 
 mod aio;
 mod uring;
@@ -17,76 +17,77 @@ pub use aio::AioQueue;
 pub use uring::UringQueue;
 pub(crate) use wake::Wake;
 
-/// What the kernel is asked to do.
+/// A kind of operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
     /// Read into the pieces, from an offset.
     Read,
     /// Write the pieces, at an offset.
     Write,
-    /// Wait until the file's bytes would survive a power loss.
+    /// Wait until the file's bytes survive a power loss.
     SyncData,
-    /// Wait until the descriptor can be read from.
+    /// Wait until the descriptor is readable.
     Readable,
 }
 
-/// One operation.
+/// An operation.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry<'a> {
-    /// Comes back with the completion.
+    /// Returned with the completion.
     pub token: u64,
-    /// On which descriptor.
+    /// The descriptor.
     pub fd: RawFd,
-    /// What.
+    /// The kind of operation.
     pub work: Work,
-    /// Memory, for reads and writes: at most `IO_VECTORS_MAX` pieces.
+    /// The memory of reads and writes: at most `IO_VECTORS_MAX` pieces.
     pub pieces: &'a [libc::iovec],
     /// Offset in the file.
     pub offset: u64,
 }
 
-/// The end of an operation.
+/// The completion of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// Of the entry.
+    /// The token of the entry.
     pub token: u64,
-    /// Bytes, or an error's number below zero.
+    /// Number of bytes, or a negative errno.
     pub result: i64,
-    /// Whether the queue did not take the operation, so that nothing of it has happened.
+    /// Whether the queue did not take the operation, so that it had no effect.
     pub is_refused: bool,
 }
 
 impl Completion {
-    /// Bytes, or an error's number.
+    /// Returns the number of bytes, or the errno.
     pub(crate) fn outcome(&self) -> std::result::Result<usize, i32> {
         usize::try_from(self.result).map_err(|_| i32::try_from(-self.result).unwrap_or(libc::EIO))
     }
 }
 
-/// A queue of one thread.
+/// A queue for one thread.
 pub trait KernelQueue: fmt::Debug {
-    /// Gives an operation to the kernel, at the latest with the next `wait`. An operation that the kernel refuses completes with
-    /// the error. An error of the call means that it was not taken and that the queue is broken: what it holds may never complete.
+    /// Passes an operation to the kernel, no later than the next `wait`. An operation that the kernel refuses completes
+    /// with the error. An error of this call means that the operation was not taken and that the queue is broken: the
+    /// operations that it holds may never complete.
     ///
     /// # Safety
-    /// Descriptor, pieces and the memory that they name stay valid until the completion has come out of `wait`, and nobody
-    /// else touches memory that is read into, or writes memory that is written. No two operations that have not completed
+    /// Descriptor, pieces and the memory that they name stay valid until the completion has been returned by `wait`. No
+    /// other code touches memory that is read into, or writes to memory that is written. No two incomplete operations
     /// have the same token.
     unsafe fn push(&mut self, entry: Entry<'_>) -> io::Result<()>;
 
-    /// Begins what was pushed, without waiting.
+    /// Starts the pushed operations without waiting.
     fn submit(&mut self) -> io::Result<()>;
 
-    /// Begins what was pushed, and waits for a completion, at most this long; all that have come are appended. An error means that
-    /// the queue is broken; what had come by then is appended all the same.
+    /// Starts the pushed operations and waits for a completion, at most this long. Appends all that have arrived. An
+    /// error means that the queue is broken; completions that had arrived are appended nevertheless.
     fn wait(&mut self, timeout: Option<Duration>, out: &mut Vec<Completion>) -> io::Result<()>;
 
-    /// Asks for an operation to be given up. Its completion comes all the same.
+    /// Requests the cancellation of an operation. Its completion arrives in any case.
     fn cancel(&mut self, token: u64);
 
-    /// Whether reads that may come from the page cache do not hold up the thread that pushes them.
+    /// Returns whether reads that may hit the page cache do not block the thread that pushes them.
     fn takes_buffered_reads(&self) -> bool;
 }
 
-/// What makes a queue, on the thread that will use it.
+/// Makes a queue, on the thread that will use it.
 pub type MakeQueue = dyn Fn(usize) -> io::Result<Box<dyn KernelQueue>> + Send + Sync;

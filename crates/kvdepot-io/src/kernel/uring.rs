@@ -1,4 +1,5 @@
-//! io_uring: one ring a thread. An operation is submitted and waited for with one system call, and can be cancelled.
+//! io_uring: one ring for each thread. One system call submits operations and waits for completions, and operations can
+//! be cancelled.
 
 use std::io;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use io_uring::{IoUring, opcode, squeue};
 
 use super::{Completion, Entry, KernelQueue, Work};
 
-/// Token of operations whose end nobody waits for.
+/// The token of operations whose completion is ignored.
 const NOBODY: u64 = u64::MAX;
 
 /// A ring.
@@ -23,16 +24,18 @@ impl std::fmt::Debug for UringQueue {
 }
 
 impl UringQueue {
-    /// A ring for so many operations at a time, and as many cancellations. It belongs to the calling thread.
+    /// Creates a ring for this number of concurrent operations, and as many cancellations. It belongs to the calling
+    /// thread.
     pub fn new(operations: usize) -> io::Result<Self> {
         let entries = u32::try_from(operations.saturating_mul(2)).unwrap_or(u32::MAX).next_power_of_two();
-        // Completions are run when this thread asks for them, and never interrupt a checksum: Linux 6.1.
+        // Completions run only when this thread asks for them, and never interrupt a checksum: Linux 6.1.
         let ring = IoUring::builder().setup_single_issuer().setup_defer_taskrun().dontfork().build(entries);
         let ring = match ring {
             Err(e) if e.raw_os_error() == Some(libc::EINVAL) => IoUring::builder().dontfork().build(entries),
             ring => ring,
         }?;
-        // Without them a wait has no timeout (5.11), completions are lost (5.5), or the list of pieces must not move (5.5).
+        // Without these features a wait has no timeout (5.11), completions are lost (5.5), or the list of pieces must
+        // not move (5.5).
         let params = ring.params();
         if !(params.is_feature_ext_arg() && params.is_feature_nodrop() && params.is_feature_submit_stable()) {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "io_uring of this kernel is too old"));
@@ -42,8 +45,8 @@ impl UringQueue {
 
     fn add(&mut self, entry: &squeue::Entry) -> io::Result<()> {
         loop {
-            // SAFETY: what the entry names stays valid until its completion, as the caller of `push` promised; a
-            // cancellation names nothing.
+            // SAFETY: everything that the entry names stays valid until its completion, as the caller of `push`
+            // promised; a cancellation names nothing.
             if unsafe { self.ring.submission().push(entry) }.is_ok() {
                 return Ok(());
             }
@@ -61,7 +64,8 @@ impl UringQueue {
         };
         match entered {
             Ok(_) => Ok(()),
-            // Late, interrupted, or short of memory or room for completions: what was not taken is taken by the next call.
+            // Timed out, interrupted, or short of memory or space for completions: the next call takes what was not
+            // taken.
             Err(e) if matches!(e.raw_os_error(), Some(libc::ETIME | libc::EINTR)) => Ok(()),
             Err(e) if matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY)) => Ok(()),
             Err(e) => Err(e),
@@ -69,7 +73,7 @@ impl UringQueue {
     }
 }
 
-/// Longest wait without a look whether something was not taken.
+/// The longest wait before the queue checks whether something was not taken.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
 impl KernelQueue for UringQueue {
@@ -91,14 +95,15 @@ impl KernelQueue for UringQueue {
 
     fn wait(&mut self, timeout: Option<Duration>, out: &mut Vec<Completion>) -> io::Result<()> {
         let entered = self.enter(1, timeout.unwrap_or(WAIT_MAX).min(WAIT_MAX));
-        // Also those of a ring that broke: they are in our memory.
+        // Also after the ring broke: its completions are in our memory.
         let completions = self.ring.completion();
         out.extend(
             completions
                 .map(|completion| Completion {
                     token: completion.user_data(),
                     result: completion.result().into(),
-                    // It cannot tell. All operations that it is given are older than the features that `new` asks for.
+                    // io_uring cannot tell. All operations that it is given are older than the features that `new`
+                    // requires.
                     is_refused: false,
                 })
                 .filter(|completion| completion.token != NOBODY),
@@ -107,7 +112,7 @@ impl KernelQueue for UringQueue {
     }
 
     fn cancel(&mut self, token: u64) {
-        // A ring that takes no more is broken, which the next `wait` tells.
+        // A ring that takes no more is broken, and the next `wait` reports that.
         let _ = self.add(&opcode::AsyncCancel::new(token).build().user_data(NOBODY));
     }
 

@@ -1,4 +1,4 @@
-//! A descriptor that wakes a thread out of its queue.
+//! An eventfd that wakes a thread waiting on its queue.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use kvdepot_core::{Error, Result};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-/// Readable from `wake` to `clear`.
+/// Readable between `wake` and `clear`.
 #[derive(Debug)]
 pub(crate) struct Wake(OwnedFd);
 
@@ -22,14 +22,14 @@ impl Wake {
     }
 
     pub(crate) fn wake(&self) {
-        // It only fails when the counter is full, and then the descriptor is readable.
+        // It only fails when the counter is full, and then the descriptor is readable already.
         let _ = rustix::io::write(&self.0, &1_u64.to_le_bytes());
     }
 
-    /// Waits until it is readable, at most this long.
+    /// Waits until the eventfd is readable, at most this long.
     pub(crate) fn wait(&self, timeout: Duration) {
         let time = Timespec::try_from(timeout).ok();
-        // Interrupted is early, which its caller takes.
+        // An interrupted wait returns early, which callers expect.
         let _ = poll(&mut [PollFd::new(&self.0, PollFlags::IN)], time.as_ref());
     }
 

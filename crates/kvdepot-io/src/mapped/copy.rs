@@ -1,4 +1,4 @@
-//! Copies in pieces that stay in the processor's caches until their checksum is computed.
+//! Copies in steps that stay in the processor's caches until their checksum is computed.
 
 use crc_fast::{CrcAlgorithm, Digest};
 use kvdepot_core::{Error, ErrorKind, Result};
@@ -6,10 +6,10 @@ use kvdepot_core::{Error, ErrorKind, Result};
 use super::Piece;
 use crate::buf::MemRun;
 
-/// Bytes that are copied before their checksum is computed.
+/// Number of bytes copied before their checksum is computed.
 pub(super) const STEP_BYTES: usize = 128 << 10;
 
-/// The memory of a piece, cut so that no run is longer than a step.
+/// Splits the memory of a piece into runs no longer than a step.
 pub(super) fn steps(piece: Piece<'_>) -> Result<Vec<MemRun>> {
     let runs = piece.slot.slice(piece.from, piece.from + piece.bytes);
     if runs.iter().map(|run| run.len).sum::<usize>() != piece.bytes {
@@ -26,7 +26,7 @@ pub(super) fn steps(piece: Piece<'_>) -> Result<Vec<MemRun>> {
     Ok(runs.into_iter().flat_map(cut).collect())
 }
 
-/// The checksum of a piece, from its steps in order.
+/// The checksum of a piece, computed step by step in order.
 pub(super) struct Sum(Digest);
 
 impl Sum {
@@ -44,7 +44,7 @@ impl Sum {
     }
 }
 
-/// Whether `bytes` from `at` on lie in a medium of `size` bytes; else the error of a caller that asks beyond its end.
+/// Checks that `bytes` from `at` on lie within a medium of `size` bytes.
 pub(super) fn within(size: u64, at: u64, bytes: usize) -> Result<()> {
     if at.checked_add(bytes as u64).is_some_and(|end| end <= size) {
         return Ok(());

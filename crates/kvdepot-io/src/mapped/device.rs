@@ -1,4 +1,4 @@
-//! A mapped medium: a DAX device. Every write is flushed out of the caches as it is done.
+//! A mapped medium, such as a DAX device. Every write is flushed out of the caches as it is made.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -11,22 +11,22 @@ use super::sigbus::Guard;
 use super::{Medium, Piece};
 use crate::fork::Private;
 
-/// A medium in this process's address space.
+/// A medium mapped into this process.
 #[derive(Debug)]
 pub struct MappedMedium {
     path: PathBuf,
     bytes: u64,
     start: usize,
     mapped: usize,
-    // Dropped by hand before the memory is unmapped.
+    // Dropped explicitly before the memory is unmapped.
     guard: Option<Guard>,
-    // Before the descriptor: see `Private`.
+    // Declared before the descriptor: see `Private`.
     _private: Private,
     _file: OwnedFd,
 }
 
 impl MappedMedium {
-    /// Maps the first `bytes`, a multiple of what the device asks for.
+    /// Maps the first `bytes`, a multiple of the device's alignment.
     pub(super) fn new(path: &Path, file: OwnedFd, bytes: u64) -> Result<Self> {
         let too_large = |_| {
             Error::new(ErrorKind::Unsupported, "a medium is larger than the address space")
@@ -64,11 +64,11 @@ impl MappedMedium {
     fn address(&self, at: u64, bytes: usize) -> Result<*mut u8> {
         within(self.bytes, at, bytes)?;
         self.whole()?;
-        // `within` has compared it with the mapping's length, which is an address's.
+        // `within` has compared it with the length of the mapping, so it fits an address.
         Ok((self.start + at as usize) as *mut u8)
     }
 
-    /// An error if pages of the mapping were taken away: what was read is not what the medium held.
+    /// Fails if pages of the mapping were lost: what was read is not what the medium held.
     fn whole(&self) -> Result<()> {
         if self.guard.as_ref().is_some_and(|guard| !guard.is_lost()) {
             return Ok(());
@@ -85,7 +85,7 @@ impl MappedMedium {
 impl Drop for MappedMedium {
     fn drop(&mut self) {
         self.guard = None;
-        // SAFETY: mapped by `new`, and whoever used it borrowed this value.
+        // SAFETY: mapped by `new`, and every user borrowed this value.
         let gone = unsafe { rustix::mm::munmap(self.start as *mut _, self.mapped) };
         if let Err(error) = gone {
             tracing::warn!(path = %self.path.display(), %error, "cannot unmap a medium");
@@ -108,7 +108,8 @@ impl Medium for MappedMedium {
 
     fn read(&self, at: u64, out: &mut [u8]) -> Result<()> {
         let from = self.address(at, out.len())?;
-        // SAFETY: within the mapping. Another thread may write there: then the bytes are any, which the contract allows.
+        // SAFETY: within the mapping. Another thread may write there: then the bytes are any, which the contract
+        // allows.
         unsafe { std::ptr::copy(from, out.as_mut_ptr(), out.len()) };
         self.whole()
     }
@@ -128,7 +129,7 @@ impl Medium for MappedMedium {
         for piece in pieces {
             let mut sum = Sum::new();
             for step in steps(*piece)? {
-                // SAFETY: `address` has looked at the length of all pieces together; the step lies in a slot that the
+                // SAFETY: `address` has checked the length of all pieces together; the step lies in a slot that the
                 // caller holds, writable by the contract of `SlotBuf::new`, and not in this mapping.
                 unsafe {
                     std::ptr::copy_nonoverlapping(from, step.ptr, step.len);
@@ -154,7 +155,7 @@ impl Medium for MappedMedium {
                 to = to.add(step.len);
             }
         }
-        // The flushes of this thread, before whatever thread publishes what it has written.
+        // Orders this thread's flushes before the publication of what it has written, by any thread.
         fence();
         self.whole()?;
         Ok(sum.end())

@@ -1,4 +1,4 @@
-//! Media for tests: one in memory that remembers every write, and one that asks a test before each call.
+//! Media for tests: one in memory that records every write, and one that calls a hook before each access.
 
 use std::fmt;
 use std::path::Path;
@@ -11,17 +11,17 @@ use super::copy::within;
 use super::{Medium, Piece};
 use crate::checksum::crc64;
 
-/// What was done to a medium in memory, in order.
+/// A recorded operation on a medium in memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Recorded {
     /// Bytes were written.
     Write {
         /// Where.
         at: u64,
-        /// What.
+        /// The bytes.
         bytes: Vec<u8>,
     },
-    /// All that was written before is on the medium.
+    /// Everything written before is persistent.
     Persist,
 }
 
@@ -31,7 +31,7 @@ struct Memory {
     log: Vec<Recorded>,
 }
 
-/// A medium in this process's memory. Clones are the same one.
+/// A medium in this process's memory. Clones share its content.
 #[derive(Clone, Debug)]
 pub struct MemoryMedium {
     memory: Arc<Mutex<Memory>>,
@@ -39,28 +39,28 @@ pub struct MemoryMedium {
 }
 
 impl MemoryMedium {
-    /// One with these bytes, and no record yet.
+    /// Makes a medium with these bytes and an empty record.
     pub fn new(bytes: Vec<u8>) -> Self {
         let size = bytes.len() as u64;
         Self { memory: Arc::new(Mutex::new(Memory { bytes, log: Vec::new() })), size }
     }
 
-    /// All that was done to it.
+    /// Returns all recorded operations.
     pub fn log(&self) -> Vec<Recorded> {
         self.memory.lock().log.clone()
     }
 
-    /// How much was done to it.
+    /// Returns the number of recorded operations.
     pub fn recorded(&self) -> usize {
         self.memory.lock().log.len()
     }
 
-    /// Its bytes now.
+    /// Returns the current bytes.
     pub fn content(&self) -> Vec<u8> {
         self.memory.lock().bytes.clone()
     }
 
-    /// Changes bytes without a record, as damage does.
+    /// Changes bytes without recording it, as damage does.
     pub fn damage(&self, at: u64, change: impl FnOnce(&mut [u8])) {
         change(&mut self.memory.lock().bytes[at as usize..]);
     }
@@ -118,7 +118,7 @@ impl Medium for MemoryMedium {
     }
 }
 
-/// A call that a hook is asked about.
+/// A call passed to a hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MediumCall {
     /// `read` and `read_pieces`.
@@ -139,17 +139,17 @@ pub enum MediumCall {
     Persist,
 }
 
-/// What a test says of each call: wait as long as it likes, then let it go on or fail.
+/// A test's callback for each call: it may block, and then lets the call continue or fail.
 pub type Hook = Box<dyn Fn(MediumCall) -> Result<()> + Send + Sync>;
 
-/// A medium that asks a test before each call.
+/// A medium that calls a hook before each access.
 pub struct HookMedium {
     inner: Arc<dyn Medium>,
     hook: Hook,
 }
 
 impl HookMedium {
-    /// Asks `hook` before each call of `inner`.
+    /// Wraps `inner` and calls `hook` before each of its calls.
     pub fn new(inner: Arc<dyn Medium>, hook: Hook) -> Self {
         Self { inner, hook }
     }

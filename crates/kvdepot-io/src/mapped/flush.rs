@@ -1,4 +1,4 @@
-//! Flushing the processor's caches, which is what persistent memory needs in place of fsync.
+//! Flushes the processor's caches, which persistent memory needs in place of fsync.
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
@@ -18,7 +18,7 @@ mod x86 {
     fn way() -> Way {
         static WAY: OnceLock<Way> = OnceLock::new();
         *WAY.get_or_init(|| {
-            // SAFETY: every 64-bit x86 processor has CPUID; leaf 7 is only asked for where leaf 0 says that it is there.
+            // SAFETY: every 64-bit x86 processor has CPUID; leaf 7 is only read where leaf 0 reports it.
             #[allow(unused_unsafe, reason = "safe in later versions of the compiler")]
             let features = unsafe { if __cpuid(0).eax >= 7 { __cpuid_count(7, 0).ebx } else { 0 } };
             match features {
@@ -58,7 +58,7 @@ mod x86 {
 /// Whether this build can flush caches.
 pub(super) const IS_KNOWN: bool = cfg!(target_arch = "x86_64");
 
-/// Writes the cache lines of this memory back to it.
+/// Writes the cache lines of this memory back.
 ///
 /// # Safety
 /// The memory is mapped.
@@ -71,7 +71,7 @@ pub(super) unsafe fn flush(start: *const u8, bytes: usize) {
     }
 }
 
-/// What was flushed by this thread before is in the memory when what follows is flushed.
+/// Orders this thread's earlier flushes before its later ones.
 pub(super) fn fence() {
     #[cfg(target_arch = "x86_64")]
     x86::fence();

@@ -1,8 +1,8 @@
-//! A medium of fixed size that many threads read and write at offsets: a device of persistent memory, or a plain file.
+//! A medium of fixed size that many threads read and write at offsets: a persistent-memory device or a plain file.
 //!
-//! A DAX character device (`/dev/daxX.Y`) has no read and write calls: it is mapped, and what was written is flushed out of
-//! the processor's caches. A plain file is read and written at positions, because a mapping of a file that is truncated ends
-//! the process by SIGBUS. A device whose pages are taken away is an error too, by a handler of that signal.
+//! A DAX character device (`/dev/daxX.Y`) has no read and write calls: it is mapped, and writes are flushed out of the
+//! processor's caches. A plain file is accessed with positional calls, because touching the mapping of a truncated file
+//! ends the process by SIGBUS. A handler of that signal turns lost pages of a device into errors, too.
 
 mod copy;
 mod device;
@@ -30,38 +30,38 @@ pub use positional::FileMedium;
 pub struct Piece<'a> {
     /// The slot.
     pub slot: &'a SlotBuf,
-    /// First byte in it.
+    /// Offset in the slot.
     pub from: usize,
-    /// Length.
+    /// Length in bytes.
     pub bytes: usize,
 }
 
-/// Bytes at offsets. Calls block, and may run on many threads at a time; who reads what another one writes gets any mix of
-/// both, and never more than an error when the medium has gone.
+/// Bytes at offsets. Calls block and may run on many threads at a time. A read that races with a write returns any mix
+/// of both, and a lost medium causes no more than an error.
 pub trait Medium: Send + Sync + Debug {
-    /// Where it is, for messages.
+    /// Returns the path, for messages.
     fn path(&self) -> &Path;
 
-    /// Its size, which does not change.
+    /// Returns the size in bytes, which does not change.
     fn bytes(&self) -> u64;
 
-    /// Whether it is memory: then `persist` costs next to nothing.
+    /// Returns whether the medium is memory, where `persist` costs next to nothing.
     fn is_memory(&self) -> bool;
 
-    /// Fills `out` with what lies at `at`.
+    /// Reads from `at` on until `out` is full.
     fn read(&self, at: u64, out: &mut [u8]) -> Result<()>;
 
     /// Writes `bytes` at `at`.
     fn write(&self, at: u64, bytes: &[u8]) -> Result<()>;
 
-    /// Fills pieces of slots, one behind the other, with what lies from `at` on. Adds the CRC-64 of each whole piece to
-    /// `checksums`: after an error those of the pieces before it.
+    /// Reads from `at` on into consecutive pieces of slots. Appends the CRC-64 of each completed piece to `checksums`;
+    /// after an error these are the pieces before it.
     fn read_pieces(&self, at: u64, pieces: &[Piece<'_>], checksums: &mut Vec<u64>) -> Result<()>;
 
-    /// Writes a piece of a slot at `at`; its CRC-64.
+    /// Writes a piece of a slot at `at`. Returns its CRC-64.
     fn write_piece(&self, at: u64, piece: Piece<'_>) -> Result<u64>;
 
-    /// Waits until all that was written before would survive a power loss.
+    /// Waits until all earlier writes survive a power loss.
     fn persist(&self) -> Result<()>;
 }
 

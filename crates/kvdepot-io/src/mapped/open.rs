@@ -1,4 +1,4 @@
-//! Opening a medium: what it is, how large it is, and that nobody else uses it.
+//! Opens a medium: determines its kind and size, and locks it against other users.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -10,21 +10,21 @@ use rustix::fs::{FileType, FlockOperation, Mode, OFlags, Stat, flock, fstat, maj
 
 use super::{FileMedium, MappedMedium, Medium, flush};
 
-/// How often a lock that another process holds is tried again.
+/// Pause between attempts to take a lock held by another process.
 const LOCK_TRY: Duration = Duration::from_millis(10);
 
 /// How a medium is accessed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Access {
-    /// A DAX device is mapped, a file is read and written at positions.
+    /// A DAX device is mapped; a file is accessed with positional calls.
     #[default]
     Auto,
-    /// Mapped, also a plain file: for tests and measurements without a device.
+    /// Mapped, even a plain file: for tests and measurements without a device.
     Mapped,
 }
 
-/// Opens a medium for this process alone, waiting `lock_wait` for another one to let go of it. `bytes_max` bounds what is
-/// used of it; 0 = all. Nothing is created, and nothing is made longer.
+/// Opens a medium for this process alone, and waits up to `lock_wait` until another process releases it. `bytes_max`
+/// bounds the part of it that is used; 0 = all. Creates and extends nothing.
 pub fn open(path: &Path, bytes_max: u64, access: Access, lock_wait: Duration) -> Result<Arc<dyn Medium>> {
     let said = |error: Error| error.with("path", path.display());
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
@@ -71,7 +71,7 @@ pub fn open(path: &Path, bytes_max: u64, access: Access, lock_wait: Duration) ->
     Ok(Arc::new(FileMedium::new(path, file, bytes)))
 }
 
-/// The lock that makes a medium one process's own; the kernel gives it back when that process ends.
+/// Locks a medium for this process. The kernel releases the lock when the process ends.
 fn lock(file: &OwnedFd, wait: Duration) -> Result<()> {
     let end = Instant::now() + wait;
     loop {
@@ -90,7 +90,7 @@ fn lock(file: &OwnedFd, wait: Duration) -> Result<()> {
     }
 }
 
-/// Size and alignment of a DAX device. Its `stat` says neither.
+/// Returns size and alignment of a DAX device, from sysfs because `stat` reports neither.
 fn dax_size(stat: &Stat) -> Result<(u64, u64)> {
     let directory = format!("/sys/dev/char/{}:{}", major(stat.st_rdev), minor(stat.st_rdev));
     let subsystem = std::fs::read_link(format!("{directory}/subsystem")).unwrap_or_default();

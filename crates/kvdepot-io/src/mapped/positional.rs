@@ -1,4 +1,5 @@
-//! A plain file: every access is a call at a position, so a file that was truncated is a short read and never a signal.
+//! A medium in a plain file. All accesses are positional calls, so a truncated file causes short reads and never a
+//! signal.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,9 +15,9 @@ use super::{Medium, Piece};
 use crate::buf::MemRun;
 use crate::fork::Private;
 
-/// Runs of memory in one call.
+/// Number of memory runs in one call.
 const RUNS_MAX: usize = 64;
-/// Bytes of one call: what was read is still in the cache when its checksum is computed.
+/// Number of bytes in one call: small enough to be still in the cache when their checksum is computed.
 const CALL_BYTES: usize = 256 << 10;
 
 /// A plain file of fixed size.
@@ -24,13 +25,13 @@ const CALL_BYTES: usize = 256 << 10;
 pub struct FileMedium {
     path: PathBuf,
     bytes: u64,
-    // Before the descriptor: see `Private`.
+    // Declared before the descriptor: see `Private`.
     _private: Private,
     file: OwnedFd,
-    /// `fdatasync`, but in tests.
+    /// `fdatasync`, except in tests.
     pub(super) flush: fn(&OwnedFd) -> rustix::io::Result<()>,
-    /// The first flush that failed. Linux tells an error of writing back once per open file, to whichever thread flushes
-    /// next: the others would take what was lost for written. Held while a flush runs.
+    /// The first flush that failed. Linux reports a write-back error once per open file, to the thread that flushes
+    /// next: the others would take lost bytes for written. Locked while a flush runs.
     failed: Mutex<Option<Error>>,
 }
 
@@ -73,7 +74,7 @@ impl FileMedium {
         .with("medium_bytes", self.bytes)
     }
 
-    /// Fills the runs with what lies from `at` on.
+    /// Fills the runs with the bytes from `at` on.
     fn fill(&self, mut at: u64, runs: &[MemRun]) -> Result<()> {
         let (mut first, mut skip) = (0, 0);
         while first < runs.len() {
@@ -138,7 +139,7 @@ impl Medium for FileMedium {
         Ok(())
     }
 
-    /// Neighbours of any slots are read by one call, up to 256 KiB.
+    /// Reads neighbouring pieces with one call, up to 256 KiB, whatever their slots.
     fn read_pieces(&self, at: u64, pieces: &[Piece<'_>], checksums: &mut Vec<u64>) -> Result<()> {
         within(self.bytes, at, pieces.iter().map(|piece| piece.bytes).sum())?;
         let mut cut = Vec::new();
@@ -192,8 +193,8 @@ impl Medium for FileMedium {
         Ok(sum.end())
     }
 
-    /// A write behind the end of a file that was truncated makes it longer again: so its length is looked at here, before
-    /// anything that was written counts.
+    /// Flushes the file and checks its length. A write past the end of a truncated file makes it longer again, so the
+    /// length is checked before anything written counts.
     fn persist(&self) -> Result<()> {
         self.flush()?;
         let stat = fstat(&self.file).map_err(|error| self.failed("cannot look at a medium", 0, error))?;

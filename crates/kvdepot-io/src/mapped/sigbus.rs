@@ -1,9 +1,9 @@
-//! Pages of a mapping that are taken away are an error and not the end of the process.
+//! Turns SIGBUS for lost pages of a mapping into an error.
 //!
-//! The kernel sends SIGBUS to a thread that touches a mapped page that cannot be had: the device was unbound, its memory is
-//! bad, or a file was truncated. The handler puts zeroed memory in place of the whole mapping, marks it as lost and returns;
-//! the access is done again and goes on. Whoever copies looks at the mark after the copy ([`Guard::is_lost`]) and reports an
-//! error. Other faults go to the handler that was there before.
+//! The kernel sends SIGBUS to a thread that touches a mapped page without backing: the device was unbound, its memory
+//! is bad, or a file was truncated. The handler replaces the complete mapping by zeroed memory, marks it as lost and
+//! returns; the access is retried and succeeds. Copying code checks the mark after the copy ([`Guard::is_lost`]) and
+//! reports an error. Other faults go to the previous handler.
 
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use kvdepot_core::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 
-/// Mappings that are guarded at a time.
+/// The largest number of guarded mappings at a time.
 const REGIONS_MAX: usize = 64;
 
 struct Region {
@@ -22,7 +22,8 @@ struct Region {
 }
 
 impl Region {
-    /// Start and length, as they were together at one moment: another thread may give the place to another mapping meanwhile.
+    /// Returns start and length as they were together at one moment. Another thread may hand this entry to another
+    /// mapping meanwhile.
     fn range(&self) -> Option<(usize, usize)> {
         let start = self.start.load(Ordering::SeqCst);
         let bytes = self.bytes.load(Ordering::SeqCst);
@@ -33,18 +34,18 @@ impl Region {
 static REGIONS: [Region; REGIONS_MAX] = [const {
     Region { start: AtomicUsize::new(0), bytes: AtomicUsize::new(0), lost: AtomicBool::new(false) }
 }; REGIONS_MAX];
-/// The handler of before; written once, before ours is installed.
+/// The previous handler; written once, before ours is installed.
 static mut BEFORE: MaybeUninit<libc::sigaction> = MaybeUninit::uninit();
 static INSTALLED: Mutex<bool> = Mutex::new(false);
 
-/// A guarded mapping. Dropped before its memory is unmapped.
+/// A guarded mapping. Drop it before its memory is unmapped.
 #[derive(Debug)]
 pub(super) struct Guard {
     region: usize,
 }
 
 impl Guard {
-    /// Guards `bytes` of memory from `start` on, which is a shared mapping of whole pages that is the caller's own.
+    /// Guards `bytes` of memory from `start` on: a shared mapping of whole pages owned by the caller.
     pub(super) fn new(start: usize, bytes: usize) -> Result<Self> {
         install()?;
         for (number, region) in REGIONS.iter().enumerate() {
@@ -58,7 +59,7 @@ impl Guard {
             .with("regions_max", REGIONS_MAX))
     }
 
-    /// Whether pages were taken away. Asked after an access: if not, what was read is what the medium held.
+    /// Returns whether pages were lost. If not after an access, the bytes read are those of the medium.
     pub(super) fn is_lost(&self) -> bool {
         REGIONS[self.region].lost.load(Ordering::SeqCst)
     }
@@ -77,8 +78,8 @@ fn install() -> Result<()> {
     if *installed {
         return Ok(());
     }
-    // SAFETY: plain system calls on structures of this function; `BEFORE` is written under the lock and only before the
-    // handler that reads it is installed by the second call.
+    // SAFETY: plain system calls on structures of this function; `BEFORE` is written under the lock, and before the
+    // second call installs the handler that reads it.
     let outcome = unsafe {
         let mut before = std::mem::zeroed::<libc::sigaction>();
         if libc::sigaction(libc::SIGBUS, std::ptr::null(), &raw mut before) == 0 {
@@ -99,21 +100,21 @@ fn install() -> Result<()> {
     Ok(())
 }
 
-/// Async-signal-safe: atomics and system calls.
+/// Async-signal-safe: only atomics and system calls.
 extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel passes a valid siginfo to an SA_SIGINFO handler, and SIGBUS carries an address.
     let (address, code) = unsafe { ((*info).si_addr() as usize, (*info).si_code) };
     for region in &REGIONS {
-        // The mapping that was touched is guarded for as long, so its place does not change.
+        // The touched mapping stays guarded meanwhile, so its entry does not change.
         let Some((start, bytes)) = region.range() else { continue };
-        // Codes above 0 are the kernel's: a signal that somebody sent carries no address.
+        // Codes above 0 are the kernel's. A signal sent by a process carries no address.
         if code <= 0 || address < start || address - start >= bytes {
             continue;
         }
-        // Before the pages are replaced: whoever reads one of the new zeros finds the mark.
+        // Set before the pages are replaced, so that every reader of the new zeros finds the mark.
         region.lost.store(true, Ordering::SeqCst);
-        // SAFETY: replaces a mapping that its owner guards and does not unmap before the guard is dropped. The whole of it,
-        // because a device's mapping cannot be cut at any page.
+        // SAFETY: replaces a mapping that its owner guards and does not unmap before the guard is dropped. It replaces
+        // all of it, because a device's mapping cannot be split at any page.
         let replaced = unsafe {
             libc::mmap(
                 start as *mut libc::c_void,
@@ -131,14 +132,14 @@ extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut l
     // SAFETY: written before this handler was installed, and never after.
     let before = unsafe { (&raw const BEFORE).read().assume_init() };
     if before.sa_sigaction == libc::SIG_DFL || before.sa_sigaction == libc::SIG_IGN {
-        // SAFETY: the access is done again and meets the default, which ends the process.
+        // SAFETY: the access is retried and meets the default action, which ends the process.
         unsafe { libc::sigaction(signal, &raw const before, std::ptr::null_mut()) };
         if code <= 0 {
-            // SAFETY: it was sent and not caused: it does not come again by itself.
+            // SAFETY: the signal was sent and not caused by an access, so it does not recur without this.
             unsafe { libc::raise(signal) };
         }
     } else if before.sa_flags & libc::SA_SIGINFO != 0 {
-        // SAFETY: installed with SA_SIGINFO by whoever had the signal before, so it is a function of three arguments.
+        // SAFETY: the previous owner installed it with SA_SIGINFO, so it is a function of three arguments.
         let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
             unsafe { std::mem::transmute(before.sa_sigaction) };
         handler(signal, info, context);
@@ -151,11 +152,11 @@ extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut l
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
+    #![allow(clippy::unwrap_used)] // a failing test panics
 
     use super::*;
 
-    /// Another mapping's length at this start would have the handler replace memory that is nobody's to replace.
+    /// With the length of another mapping at this start, the handler would replace memory of strangers.
     #[test]
     fn a_start_goes_with_its_own_length() {
         const RANGES: [(usize, usize); 2] = [(0x1000, 0x1000), (0x10_0000_0000, 0x7000_0000)];

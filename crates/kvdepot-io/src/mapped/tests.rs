@@ -1,5 +1,5 @@
-//! Both ways of access do the same.
-#![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
+//! Both kinds of access behave the same.
+#![allow(clippy::unwrap_used)] // a failing test panics
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ fn pieces_come_back_with_their_checksums() {
         assert_eq!(sum, crc64(&bytes[3..900_004]));
         medium.persist().unwrap();
         assert_eq!(std::fs::read(file.path()).unwrap()[5000..905_001], bytes[3..900_004]);
-        // Into slots in pieces, by more runs than one call takes.
+        // Read into fragmented slots, with more runs than one call takes.
         let cut = [100, 4000, 300_000, 1, 95_899, 648_576];
         let slots = [in_runs(&SlotBuf::anonymous(1 << 20), &cut), SlotBuf::anonymous(1 << 20)];
         let tiny: Vec<Piece<'_>> =
@@ -74,7 +74,7 @@ fn nothing_is_accessed_behind_the_end() {
     });
 }
 
-/// The mapping of a file that is truncated raises SIGBUS; this test ends the process if nobody handles it.
+/// Access to the mapping of a truncated file raises SIGBUS, which ends this test process unless it is handled.
 #[test]
 fn truncation_is_an_error_from_then_on() {
     each(|medium, file| {
@@ -89,7 +89,7 @@ fn truncation_is_an_error_from_then_on() {
             assert_eq!(medium.write_piece(0, piece).unwrap_err().kind(), ErrorKind::Io);
         }
         assert_eq!(medium.persist().unwrap_err().kind(), ErrorKind::Io);
-        // Another medium of this process is not touched by it.
+        // Another medium of this process is not affected.
         let other = self::file(4 << 20);
         let other = open(other.path(), 0, Access::Mapped, Duration::ZERO).unwrap();
         other.write_piece(0, piece).unwrap();
@@ -108,7 +108,7 @@ fn many_are_opened_one_after_another() {
     }
 }
 
-/// Linux tells an error of writing back once: whoever asks next would be told that all is well.
+/// Linux reports a write-back error once: the next caller would see success.
 #[test]
 fn a_flush_that_failed_stays_failed() {
     use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,4 +1,4 @@
-//! The engine of plain calls on a bounded pool of threads: works on every kernel, container and file system.
+//! The engine of plain calls on a bounded pool of threads. It works on every kernel, container and file system.
 
 mod queue;
 mod worker;
@@ -12,22 +12,22 @@ use kvdepot_core::{Error, ErrorKind, Result};
 use crate::engine::{EngineStats, IoEngine, Request};
 use queue::Shared;
 
-/// How long dropping an engine waits for work that runs; what is stuck longer ends by itself.
+/// How long the drop of an engine waits for running work. Threads that are stuck longer end on their own.
 const CLOSE_WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// Sizes of a psync engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PsyncConfig {
-    /// Threads that are never busy with writes.
+    /// Number of threads that are never busy with writes.
     pub read_threads: usize,
-    /// Most threads busy with writes at a time.
+    /// Largest number of threads busy with writes at a time.
     pub write_threads: usize,
-    /// Most requests that wait, for each of the two queues.
+    /// Capacity of each of the two queues.
     pub queue_depth: usize,
     /// Prefix of thread names.
     pub name: String,
-    /// Whether the memory that requests name outlives this process, in another one's hands: then no engine is used whose transfers may
-    /// go on when a killed process counts as gone (P4).
+    /// Whether the memory of requests outlives this process, in the hands of another one. Then no engine is used whose
+    /// transfers can continue after a killed process counts as gone (P4).
     pub memory_outlives: bool,
 }
 
@@ -70,7 +70,7 @@ impl PsyncEngine {
         config.check()?;
         let count = config.read_threads + config.write_threads;
         let shared = Arc::new(Shared::new(config));
-        // From here on a failure drops `engine`, which lets the threads that did start go.
+        // From here on a failure drops `engine`, which stops the threads that did start.
         let engine = Self { shared };
         crate::watchdog::start(&engine.shared)?;
         for _ in 0..count {

@@ -1,10 +1,11 @@
-//! The two queues and who may take from them.
+//! The two queues and the rules for taking from them.
 //!
 //! Invariants, all under the one lock:
-//! - at most `write_threads` threads that are not written off are busy with writes, so a read always finds one of
-//!   the others;
-//! - a thread takes a read if there is one, but after `IO_READS_IN_A_ROW_MAX` reads a waiting write is next;
-//! - a request is in a queue or with exactly one thread, so it ends exactly once (P2).
+//! - at most `write_threads` threads that are not written off are busy with writes, so one of the others is always left
+//!   for a read;
+//! - a thread takes a read if there is one, but after `IO_READS_IN_A_ROW_MAX` consecutive reads a waiting write is
+//!   next;
+//! - a request is in a queue or with exactly one thread, so it completes exactly once (P2).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use crate::desk::Desk;
 use crate::engine::{Class, EngineStats, Request};
 use crate::watchdog::{Found, Stuck, Watched};
 
-/// What one thread is busy with.
+/// The request that a thread runs.
 #[derive(Debug)]
 struct Running {
     class: Class,
@@ -30,17 +31,17 @@ struct Running {
 #[derive(Debug)]
 struct State {
     desk: Desk,
-    /// By a number that each taken request gets.
+    /// By the number that each taken request gets.
     running: HashMap<u64, Running>,
     taken: u64,
     writes_busy: usize,
     written_off: usize,
     reads_in_a_row: usize,
-    /// When the watchdog looks next; `None` while it looks now or sleeps without end.
+    /// When the watchdog checks next; `None` while it checks or sleeps without a timeout.
     watch_at: Option<Instant>,
 }
 
-/// What the threads of one engine share.
+/// State shared by the threads of one engine.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) config: PsyncConfig,
@@ -50,11 +51,11 @@ pub(super) struct Shared {
     idle: Condvar,
 }
 
-/// What a thread does next.
+/// The next action of a thread.
 pub(super) enum Next {
-    /// Run this, then report its number.
+    /// Run this request, then report its number.
     Run(u64, Request),
-    /// End.
+    /// Terminate.
     Stop,
 }
 
@@ -97,7 +98,7 @@ impl Shared {
         }
     }
 
-    /// Blocks a thread until it has work or shall end.
+    /// Blocks a thread until it has work or should terminate.
     pub(super) fn next(&self) -> Next {
         let mut state = self.state.lock();
         loop {
@@ -119,7 +120,7 @@ impl Shared {
         }
     }
 
-    /// Notes that a request ended; `false` if its thread was written off meanwhile and must end.
+    /// Notes that a request completed. Returns `false` if its thread was written off meanwhile and must terminate.
     pub(super) fn ended(&self, number: u64) -> bool {
         let mut state = self.state.lock();
         let running = state.running.remove(&number).expect("a number from `next`, reported once");
@@ -128,7 +129,7 @@ impl Shared {
             state.written_off -= 1;
         } else if running.class == Class::Write {
             state.writes_busy -= 1;
-            // A write that waited for a free place among the writers may be taken by a sleeping thread now.
+            // A write that waited for a writer to finish can now be taken by a sleeping thread.
             self.work.notify_one();
         }
         if state.desk.is_idle() {
@@ -137,7 +138,7 @@ impl Shared {
         !running.written_off
     }
 
-    /// Refuses new work; returns what had not begun.
+    /// Refuses new work and returns the requests that had not begun.
     pub(super) fn close(&self) -> Vec<Request> {
         let waiting = self.state.lock().desk.close();
         self.work.notify_all();
@@ -208,7 +209,7 @@ impl State {
         read
     }
 
-    /// Writes off threads that are past their request's deadline, within the limit; returns how many.
+    /// Writes off threads that have passed their request's deadline, within the limit. Returns their number.
     fn write_off(&mut self, now: Instant) -> usize {
         let mut count = 0;
         for running in self.running.values_mut() {
@@ -223,7 +224,8 @@ impl State {
         count
     }
 
-    /// The next deadline to look at: of waiting requests, and of running ones whose threads may yet be written off.
+    /// Returns the next deadline to check: of queued requests, and of running ones whose threads can still be written
+    /// off.
     fn next_deadline(&self) -> Option<Instant> {
         let running = self.running.values().filter(|r| !r.written_off).map(|r| r.deadline);
         self.desk.next_deadline().into_iter().chain(running).min()

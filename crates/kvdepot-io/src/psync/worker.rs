@@ -1,4 +1,4 @@
-//! A thread that runs requests until it is told to end or was written off.
+//! A thread that runs requests until it is stopped or written off.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub(super) fn start(shared: &Arc<Shared>) -> Result<()> {
 fn work(shared: &Shared) {
     while let Next::Run(number, request) = shared.next() {
         tracing::trace!(?request, "begin");
-        // A panic in someone's callback must not cost a thread: the others would starve one by one.
+        // A panic in a callback must not cost a thread: the engine would run out of them one by one.
         if catch_unwind(AssertUnwindSafe(|| transfer::run(request))).is_err() {
             tracing::error!("an I/O callback panicked; its thread goes on");
         }

@@ -1,4 +1,4 @@
-//! A request under way: what its thread submits next, as completions come.
+//! A request in flight: what its thread submits next as completions arrive.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -15,22 +15,22 @@ use crate::kernel::{Completion, Work};
 use crate::progress::{ReadNext, ReadProgress, WriteNext, WriteProgress};
 use crate::transfer::{self, Over, Writing};
 
-/// What a thread does next about a request.
+/// The next action of a thread for a request.
 pub(super) enum Step {
-    /// Give this to the kernel.
+    /// Push this to the kernel.
     Submit(Box<Flight>),
-    /// The request has ended.
+    /// The request has completed.
     Ended,
 }
 
-/// A request whose file is open. While it is with the kernel it must not be dropped.
+/// A request whose file is open. It must not be dropped while the kernel holds it.
 pub(super) struct Flight {
     pub(super) deadline: Instant,
-    /// Whether the kernel was asked to give it up.
+    /// Whether the kernel was asked to cancel it.
     pub(super) cancelled: bool,
     pub(super) work: Work,
     pub(super) offset: u64,
-    /// The memory of the operation that the kernel has.
+    /// The memory of the operation that the kernel holds.
     pub(super) pieces: Vec<libc::iovec>,
     file: Box<dyn DeviceFile>,
     fd: RawFd,
@@ -42,7 +42,7 @@ enum Job {
     Write { writing: Writing, progress: WriteProgress },
 }
 
-/// Takes a request as far as its first operation, or to its end where the kernel's queue is of no use.
+/// Runs a request up to its first operation for the kernel, or to completion where the kernel's queue is of no use.
 pub(super) fn start(request: Request, takes_buffered_reads: bool) -> Step {
     let deadline = request.deadline;
     match request.op {
@@ -106,7 +106,7 @@ fn start_write(deadline: Instant, mut writing: Writing, mut over: Over) -> Step 
     }
 }
 
-/// The error of a request whose I/O was not through by its deadline.
+/// The error of a request whose I/O had not completed by its deadline.
 fn late() -> Error {
     Error::new(
         ErrorKind::Timeout,
@@ -114,7 +114,7 @@ fn late() -> Error {
     )
 }
 
-/// Whether the queue, and not the file, refused an operation: then plain calls do it.
+/// Returns whether the queue, and not the file, refused an operation: then plain calls make it.
 fn is_refusal(errno: i32) -> bool {
     matches!(errno, libc::EAGAIN | libc::EOPNOTSUPP | libc::EINVAL | libc::ENOSYS | libc::ENOMEM)
 }
@@ -136,7 +136,7 @@ impl Flight {
         }
     }
 
-    /// The next operation of this flight, from where its bytes have come to.
+    /// Returns the next operation of this flight, for the remaining bytes.
     fn submit(mut self: Box<Self>) -> Step {
         let (buf, done) = match &self.job {
             Job::Read { buf, progress, .. } => (buf, progress.done()),
@@ -147,10 +147,10 @@ impl Flight {
         Step::Submit(self)
     }
 
-    /// Goes on when the kernel has given the operation back.
+    /// Continues after the kernel has completed the operation.
     pub(super) fn advance(self: Box<Self>, completion: Completion, now: Instant) -> Step {
         let outcome = completion.outcome();
-        // A sync that ran has told of what was lost, and another one would not: its error is the file's, whichever it is.
+        // A sync that ran has reported lost writes, and another one would not: whatever its error, it is the file's.
         let may_refuse = self.work != Work::SyncData || completion.is_refused;
         match (outcome, &self.job) {
             (Err(libc::ECANCELED), _) => self.fail(late()),
@@ -205,7 +205,7 @@ impl Flight {
         }
     }
 
-    /// By plain calls to the end.
+    /// Completes the request by plain calls.
     fn go_on_plainly(self: Box<Self>) -> Step {
         let Self { deadline, file, job, work, .. } = *self;
         match job {
@@ -242,7 +242,7 @@ impl Flight {
         self.fail(error)
     }
 
-    /// Ends a request that the kernel has nothing of.
+    /// Fails a request of which the kernel holds nothing.
     pub(super) fn abandon(self: Box<Self>, error: Error) {
         let Self { file, job, .. } = *self;
         drop(file);
@@ -251,7 +251,7 @@ impl Flight {
                 drop(buf);
                 done(Err(error));
             }
-            // Not once more, even if the error were a full disk.
+            // Without a retry, even if the error is a full disk.
             Job::Write { writing, .. } => writing.abandon(error),
         }
     }

@@ -1,8 +1,8 @@
-//! The engine of queues of the kernel: a thread keeps many reads under way, and waits for none of them alone.
+//! The engine on queues of the kernel: a thread keeps many reads in flight and waits for all of them together.
 //!
-//! What the device must be waited for goes through the queue: transfers that go past the page cache, syncs, and with io_uring
-//! reads that may come from it. Everything else a thread does itself by plain calls: opening, checksums, renames, buffered
-//! writes, files without a descriptor.
+//! Operations that wait for the device go through the queue: transfers that bypass the page cache, syncs, and with
+//! io_uring reads that may hit the cache. A thread makes everything else by plain calls: opening, checksums, renames,
+//! buffered writes, files without a descriptor.
 
 mod flight;
 mod shared;
@@ -20,32 +20,36 @@ use crate::kernel::{AioQueue, KernelQueue, MakeQueue, UringQueue};
 use crate::psync::PsyncConfig;
 use shared::Shared;
 
-/// How long dropping an engine waits for work that runs; threads go on waiting for what the kernel holds longer.
+/// How long the drop of an engine waits for running work. Threads keep waiting for operations that the kernel holds
+/// longer.
 const CLOSE_WAIT_MAX: Duration = Duration::from_secs(2);
 
-/// Sizes of an engine on queues: as psync's, but each thread serves one class, with `IO_FLIGHTS_MAX` reads or one write at a time.
+/// Sizes of an engine on queues. They are those of psync, but each thread serves one class, with `IO_FLIGHTS_MAX` reads
+/// or one write at a time.
 pub(crate) type QueuedConfig = PsyncConfig;
 
-/// `read_threads` threads that read and `write_threads` that write, each with a queue of its own; see `shared` for the rules.
+/// `read_threads` threads for reads and `write_threads` for writes, each with its own queue; see `shared` for the
+/// rules.
 #[derive(Debug)]
 pub struct QueuedEngine {
     shared: Arc<Shared>,
 }
 
 impl QueuedEngine {
-    /// The engine `aio`; `Unsupported` where the system has none.
+    /// Starts the engine `aio`; `Unsupported` where the system lacks it.
     pub fn aio(config: PsyncConfig, faults: Option<Faults>) -> Result<Self> {
         let make = |operations| Ok(Box::new(AioQueue::new(operations)?) as Box<dyn KernelQueue>);
         Self::with("aio", config, faults, make)
     }
 
-    /// The engine `io_uring`; `Unsupported` where the system has none, or forbids it.
+    /// Starts the engine `io_uring`; `Unsupported` where the system lacks or forbids it.
     pub fn io_uring(config: PsyncConfig, faults: Option<Faults>) -> Result<Self> {
         let make = |operations| Ok(Box::new(UringQueue::new(operations)?) as Box<dyn KernelQueue>);
         Self::with("io_uring", config, faults, make)
     }
 
-    /// An engine on queues of the caller's, which are struck by faults that are left to them ([`Faults::strike_in_queue`]).
+    /// Starts an engine on the caller's queues. They are subject to the faults left to queues
+    /// ([`Faults::strike_in_queue`]).
     pub fn with(
         name: &'static str,
         config: PsyncConfig,
@@ -61,7 +65,7 @@ impl QueuedEngine {
             }),
         };
         let classes = [(Class::Read, config.read_threads), (Class::Write, config.write_threads)];
-        // From here on a failure drops `engine`, which lets the threads that did start go.
+        // From here on a failure drops `engine`, which stops the threads that did start.
         let engine = Self { shared: Arc::new(Shared::new(name, config, make)) };
         crate::watchdog::start(&engine.shared)?;
         let missing = |e: Error| {
@@ -72,7 +76,7 @@ impl QueuedEngine {
         let mut told = Vec::new();
         for (class, threads) in classes {
             for _ in 0..threads {
-                // Where the limits of the process leave no room for its descriptors, plain calls do without.
+                // If the limits of the process leave no descriptors for it, plain calls need none.
                 told.push(thread::start(&engine.shared, class).map_err(missing)?);
             }
         }

@@ -1,10 +1,11 @@
-//! What the threads of an engine on queues of the kernel share: who waits for work, who is stuck.
+//! State shared by the threads of an engine on queues of the kernel: who waits for work, who is stuck.
 //!
 //! Invariants, all under the one lock:
 //! - a thread serves one class, so writes never keep reads from a thread;
-//! - when a request waits, a thread of its class that has room is awake, or there is none;
-//! - a thread is written off when one step of its own passes a request's deadline, or when all that it has room for is with the
-//!   kernel past its deadline. It takes nothing more, and ends when the kernel has given everything back.
+//! - when a request is queued, a thread of its class with capacity is awake, or there is none with capacity;
+//! - a thread is written off when one of its own steps passes a request's deadline, or when its capacity is used up by
+//!   operations that the kernel holds past their deadlines. It takes nothing more, and ends when the kernel has
+//!   returned everything.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,22 +21,22 @@ use crate::engine::{Class, EngineStats, Request};
 use crate::kernel::{MakeQueue, Wake};
 use crate::watchdog::{Found, Stuck, Watched};
 
-/// How long a step may take that begins after its request's deadline.
+/// The longest time for a step that begins after its request's deadline.
 const STEP_MAX: Duration = Duration::from_secs(1);
 
-/// How long the place of a thread whose queue broke stays empty: from the first to the last, when they break one after another.
+/// How long a thread whose queue broke is not replaced: the first and the last value when queues keep breaking.
 const REPLACE_AFTER: Duration = Duration::from_millis(50);
 const REPLACE_AFTER_MAX: Duration = Duration::from_secs(10);
-/// What is further apart does not count as one after another.
+/// Breaks that are further apart do not count as a series.
 const BREAKS_APART: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 struct Thread {
     class: Class,
     wake: Arc<Wake>,
-    /// With how many requests under way it sleeps and would take more; `None` while it is awake or full.
+    /// With how many requests in flight it sleeps and would take more; `None` while it is awake or full.
     asleep: Option<usize>,
-    /// When the step that it takes by itself should have ended.
+    /// When its current step should be finished.
     step_until: Option<Instant>,
     written_off: bool,
 }
@@ -46,16 +47,16 @@ struct State {
     threads: HashMap<usize, Thread>,
     numbered: usize,
     written_off: usize,
-    /// Classes of threads that are to be replaced, and from when on.
+    /// Classes of threads to be replaced, and the earliest time for it.
     replace: Vec<(Class, Instant)>,
-    /// Queues that broke one soon after another, and when the last one did.
+    /// Number of breaks in the current series, and the time of the last one.
     breaks: u32,
     broke_at: Option<Instant>,
-    /// When the watchdog looks next; `None` while it looks now or sleeps without end.
+    /// When the watchdog checks next; `None` while it checks or sleeps without a timeout.
     watch_at: Option<Instant>,
 }
 
-/// What the threads of one engine share.
+/// State shared by the threads of one engine.
 pub(super) struct Shared {
     pub(super) name: &'static str,
     pub(super) config: QueuedConfig,
@@ -65,13 +66,13 @@ pub(super) struct Shared {
     idle: Condvar,
 }
 
-/// What a thread does next.
+/// The next action of a thread.
 pub(super) enum Next {
-    /// Begin this.
+    /// Begin this request.
     Begin(Request),
     /// Wait for completions.
     Wait,
-    /// End.
+    /// Terminate.
     Stop,
 }
 
@@ -126,7 +127,7 @@ impl Shared {
         }
     }
 
-    /// Enters a thread; returns its number.
+    /// Registers a thread and returns its number.
     pub(super) fn enter(&self, class: Class, wake: Arc<Wake>) -> usize {
         let mut state = self.state.lock();
         let number = state.numbered;
@@ -136,7 +137,7 @@ impl Shared {
         number
     }
 
-    /// What a thread does next that has `flights` requests under way, and room for more or not.
+    /// Returns the next action of a thread with `flights` requests in flight.
     pub(super) fn next(&self, number: usize, flights: usize, has_room: bool) -> Next {
         let mut state = self.state.lock();
         let State { desk, threads, .. } = &mut *state;
@@ -162,7 +163,7 @@ impl Shared {
         Next::Wait
     }
 
-    /// A thread is about to go on with a request by steps of its own.
+    /// Notes that a thread is about to take steps of its own for a request.
     pub(super) fn step(&self, number: usize, deadline: Instant) {
         let until = deadline.max(Instant::now() + STEP_MAX);
         let mut state = self.state.lock();
@@ -173,7 +174,7 @@ impl Shared {
         self.watch_by(&mut state, until);
     }
 
-    /// A request ended that `next` had handed out.
+    /// Notes that a request handed out by `next` has completed.
     pub(super) fn ended(&self) {
         let mut state = self.state.lock();
         state.desk.ended();
@@ -182,8 +183,8 @@ impl Shared {
         }
     }
 
-    /// A thread has no room, and all that it has is past its deadline: another one is started in its place. `false` if too
-    /// many have been.
+    /// Writes off a thread at capacity whose requests are all past their deadline, so that another one replaces it.
+    /// Returns `false` if too many threads are written off.
     pub(super) fn is_clogged(&self, number: usize) -> bool {
         let mut state = self.state.lock();
         let written_off = state.write_off(number);
@@ -194,12 +195,12 @@ impl Shared {
         written_off
     }
 
-    /// A thread's queue is of no use any more: another one is started in its place, after a pause.
+    /// Removes a thread whose queue has become useless. Another one replaces it after a pause.
     pub(super) fn retire(&self, number: usize) {
         let mut state = self.state.lock();
         let Some(thread) = state.threads.remove(&number) else { return };
         if thread.written_off {
-            // It has been replaced.
+            // It has been replaced already.
             state.written_off -= 1;
             return;
         }
@@ -209,7 +210,7 @@ impl Shared {
         self.watch_by(&mut state, at);
     }
 
-    /// A thread ends.
+    /// Notes that a thread terminates.
     pub(super) fn leave(&self, number: usize) {
         let mut state = self.state.lock();
         if let Some(thread) = state.threads.remove(&number) {
@@ -217,7 +218,7 @@ impl Shared {
         }
     }
 
-    /// Refuses new work; returns what had not begun.
+    /// Refuses new work and returns the requests that had not begun.
     pub(super) fn close(&self) -> Vec<Request> {
         let (waiting, wakes) = {
             let mut state = self.state.lock();
@@ -297,7 +298,7 @@ impl Watched for Shared {
 }
 
 impl State {
-    /// The thread to wake for a request that waits: one that sleeps, the idlest.
+    /// Returns the wake of the idlest sleeping thread of the class, for a queued request.
     fn rouse(&mut self, class: Class) -> Option<Arc<Wake>> {
         let able = self.threads.values_mut().filter(|t| t.class == class && !t.written_off);
         let thread = able.filter(|t| t.asleep.is_some()).min_by_key(|t| t.asleep)?;
@@ -317,7 +318,7 @@ impl State {
         true
     }
 
-    /// How long nobody takes the place of a thread that ends now, or that could not be started.
+    /// Returns the pause before a thread that ends now, or could not be started, is replaced.
     fn pause(&mut self, now: Instant) -> Duration {
         let apart = self.broke_at.is_none_or(|at| now.saturating_duration_since(at) > BREAKS_APART);
         self.breaks = if apart { 0 } else { self.breaks.saturating_add(1) };
@@ -325,8 +326,8 @@ impl State {
         (REPLACE_AFTER * 2_u32.pow(self.breaks.min(16))).min(REPLACE_AFTER_MAX)
     }
 
-    /// When to look next: at deadlines of waiting requests and of the steps of threads that may yet be written off, and at threads to
-    /// replace.
+    /// Returns the next time to check: deadlines of queued requests, steps of threads that can still be written off,
+    /// and due replacements.
     fn next_deadline(&self) -> Option<Instant> {
         let able = self.threads.values().filter(|thread| !thread.written_off);
         let steps = able.filter_map(|thread| thread.step_until);

@@ -1,4 +1,4 @@
-//! A thread with a queue of the kernel: begins requests, and goes on with them as completions come.
+//! A thread with a queue of the kernel: begins requests, and continues them as completions arrive.
 
 use std::collections::HashMap;
 use std::mem::ManuallyDrop;
@@ -16,13 +16,13 @@ use crate::engine::{Class, Request};
 use crate::kernel::{Completion, Entry, KernelQueue, Wake, Work};
 use crate::transfer;
 
-/// Token of the operation that waits for being woken.
+/// The token of the operation that waits for a wake-up.
 const WAKE: u64 = 0;
 
-/// Operations that a thread has with the kernel at most: its requests', and the one that waits for being woken.
+/// Capacity of a thread's queue: its requests, and the operation that waits for a wake-up.
 const OPERATIONS: usize = IO_FLIGHTS_MAX + 1;
 
-/// How long the proof of a queue may take.
+/// The longest time for the proof of a queue.
 const PROOF_MAX: Duration = Duration::from_secs(10);
 
 /// How often a thread without a queue tries to make one.
@@ -30,12 +30,12 @@ const QUEUE_RETRY: Duration = Duration::from_secs(1);
 
 type Queue = Box<dyn KernelQueue>;
 
-/// Starts a thread; what comes back tells whether it could make its queue.
+/// Starts a thread. The returned channel reports whether it could make its queue.
 pub(super) fn start(shared: &Arc<Shared>, class: Class) -> Result<Receiver<Result<()>>> {
     let (tell, told) = bounded(1);
     spawn(shared, move |shared, wake| match make(shared, &wake) {
         Ok(queue) => {
-            // Entered before anyone hears that the thread is there.
+            // Registered before the caller learns that the thread runs.
             let number = shared.enter(class, Arc::clone(&wake));
             let _ = tell.send(Ok(()));
             Thread::new(shared, (number, class), wake, queue).run();
@@ -49,7 +49,7 @@ pub(super) fn start(shared: &Arc<Shared>, class: Class) -> Result<Receiver<Resul
     Ok(told)
 }
 
-/// Starts a thread in place of another one. It makes plain calls for as long as it can make no queue.
+/// Starts a thread as a replacement. It makes plain calls until it can make a queue.
 pub(super) fn replace(shared: &Arc<Shared>, class: Class) -> Result<()> {
     spawn(shared, move |shared, wake| {
         let number = shared.enter(class, Arc::clone(&wake));
@@ -70,8 +70,8 @@ fn spawn(shared: &Arc<Shared>, run: impl FnOnce(&Arc<Shared>, Arc<Wake>) + Send 
         .map_err(|e| Error::io("cannot start an I/O thread", e))
 }
 
-/// Makes a queue, and proves that it tells of a wake: some systems let a queue be made and forbid to use it, or cannot poll with
-/// it. What `wake` told is forgotten.
+/// Makes a queue and proves that it reports a wake-up: some systems let a queue be made and forbid its use, or cannot
+/// poll with it. Clears `wake`.
 fn make(shared: &Shared, wake: &Wake) -> Result<Queue> {
     let made = (shared.make)(OPERATIONS).and_then(|mut queue| prove(&mut *queue, wake).map(|()| queue));
     made.map_err(|e| Error::io("cannot make a queue of the kernel for I/O", e).with("engine", shared.name))
@@ -97,7 +97,7 @@ fn wait_for(wake: &Wake) -> Entry<'static> {
     Entry { token: WAKE, fd: wake.fd(), work: Work::Readable, pieces: &[], offset: 0 }
 }
 
-/// Serves by plain calls until a queue can be made; `None` if the thread is to end first.
+/// Serves by plain calls until a queue can be made. Returns `None` if the thread should terminate first.
 fn plainly_until_queue(shared: &Shared, number: usize, wake: &Wake) -> Option<Queue> {
     let mut retry_at = Instant::now();
     let mut told = false;
@@ -132,24 +132,24 @@ fn plainly_until_queue(shared: &Shared, number: usize, wake: &Wake) -> Option<Qu
 struct Thread<'a> {
     shared: &'a Shared,
     number: usize,
-    /// Requests that it has under way at most.
+    /// The largest number of requests in flight.
     flights_max: usize,
     wake: Arc<Wake>,
     wake_armed: bool,
-    /// By token. What is in here is with the kernel.
+    /// By token. The kernel holds everything in here.
     flights: ManuallyDrop<HashMap<u64, Box<Flight>>>,
     bytes: usize,
     token: u64,
     queue: ManuallyDrop<Queue>,
-    /// Whether the queue takes nothing any more.
+    /// Whether the queue accepts nothing any more.
     is_broken: bool,
 }
 
-/// Why a thread ends.
+/// Why a thread terminates.
 enum End {
-    /// Its queue takes nothing any more.
+    /// Its queue accepts nothing any more.
     Broken(std::io::Error),
-    /// Its queue does not tell that the thread is to wake, and does all else.
+    /// Its queue no longer reports wake-ups, and does everything else.
     Deaf(std::io::Error),
 }
 
@@ -157,7 +157,8 @@ type Outcome = std::result::Result<(), End>;
 
 impl<'a> Thread<'a> {
     fn new(shared: &'a Shared, (number, class): (usize, Class), wake: Arc<Wake>, queue: Queue) -> Self {
-        // A write that is prepared may wait for the room of one that ends: that must not be its own thread's to end.
+        // A write in preparation may wait for space that another write frees when it completes, so its own thread must
+        // not be the one to complete it.
         let flights_max = if class == Class::Write { 1 } else { IO_FLIGHTS_MAX };
         let flights = ManuallyDrop::new(HashMap::new());
         let queue = ManuallyDrop::new(queue);
@@ -179,7 +180,7 @@ impl<'a> Thread<'a> {
         };
         if let Err(End::Broken(error) | End::Deaf(error)) = ended {
             self.is_broken = true;
-            // What the kernel has completed is no longer its own. The queue's error is known.
+            // What the kernel has completed it no longer holds. The queue's error is known already.
             let _ = self.queue.wait(Some(Duration::ZERO), &mut came);
             let _ = self.take_all(&mut came);
             let requests = self.flights.len();
@@ -187,7 +188,7 @@ impl<'a> Thread<'a> {
                 %error, engine, requests,
                 "an I/O queue of the kernel broke: what it held never ends, and its memory is kept"
             );
-            // Its place is given to another thread.
+            // The thread's place goes to a replacement.
             self.shared.retire(self.number);
         }
     }
@@ -199,7 +200,8 @@ impl<'a> Thread<'a> {
                     Next::Begin(request) => {
                         let under_way = self.flights.len();
                         self.begin(request)?;
-                        // It ended at once, as the next ones may: what is with the kernel must not wait for the last of them (P2).
+                        // It completed immediately, as the next ones may: operations of the kernel must not wait for
+                        // the last of them (P2).
                         if under_way > 0 && self.flights.len() == under_way {
                             self.reap(Some(Duration::ZERO), came)?;
                         }
@@ -213,7 +215,7 @@ impl<'a> Thread<'a> {
         }
     }
 
-    /// Ends what is with the kernel, and takes nothing more.
+    /// Completes what the kernel holds, and takes nothing more.
     fn finish(&mut self, came: &mut Vec<Completion>) -> Outcome {
         while !self.flights.is_empty() {
             self.reap(self.until_late(), came)?;
@@ -221,7 +223,7 @@ impl<'a> Thread<'a> {
         Ok(())
     }
 
-    /// Waits for completions, at most this long, and goes on with what has come.
+    /// Waits for completions, at most this long, and continues their requests.
     fn reap(&mut self, timeout: Option<Duration>, came: &mut Vec<Completion>) -> Outcome {
         let waited = self.queue.wait(timeout, came).map_err(End::Broken);
         self.is_broken |= waited.is_err();
@@ -231,7 +233,7 @@ impl<'a> Thread<'a> {
         Ok(())
     }
 
-    /// Goes on with all of them, also when one finds that the queue is broken.
+    /// Continues all of them, even if one finds that the queue is broken.
     fn take_all(&mut self, came: &mut Vec<Completion>) -> Outcome {
         let mut outcome = Ok(());
         for completion in came.drain(..) {
@@ -244,7 +246,7 @@ impl<'a> Thread<'a> {
     fn begin(&mut self, request: Request) -> Outcome {
         tracing::trace!(?request, "begin");
         let buffered = self.queue.takes_buffered_reads();
-        // A panic in someone's callback must not cost a thread: the others would starve one by one.
+        // A panic in a callback must not cost a thread: the engine would run out of them one by one.
         let step = catch_unwind(AssertUnwindSafe(|| begin(request, buffered)));
         self.go_on(step)?;
         self.queue.submit().map_err(End::Broken)
@@ -273,8 +275,8 @@ impl<'a> Thread<'a> {
         self.token += 1;
         let (token, fd, work, offset) = (self.token, flight.fd(), flight.work, flight.offset);
         let entry = Entry { token, fd, work, pieces: &flight.pieces, offset };
-        // SAFETY: the flight owns file, pieces and buffer. It goes to `flights`, which drops nothing, until its completion has
-        // come; the buffer's lender keeps everybody else away from the memory as long.
+        // SAFETY: the flight owns file, pieces and buffer. It goes to `flights`, which drops nothing until its
+        // completion has arrived; the buffer's lender keeps all other users away from the memory until then.
         match unsafe { self.queue.push(entry) } {
             Ok(()) => {
                 self.bytes += flight.bytes();
@@ -290,7 +292,7 @@ impl<'a> Thread<'a> {
         }
     }
 
-    /// Ends a request that the kernel has nothing of.
+    /// Fails a request of which the kernel holds nothing.
     fn abandon(&self, flight: Box<Flight>, why: &str) {
         let error = Error::new(ErrorKind::Io, "an I/O queue of the kernel broke").with("why", why);
         if catch_unwind(AssertUnwindSafe(|| flight.abandon(error))).is_err() {
@@ -326,13 +328,13 @@ impl<'a> Thread<'a> {
         self.flights.len() < self.flights_max && self.bytes < IO_FLIGHT_BYTES_MAX
     }
 
-    /// How long until the next of its requests is late.
+    /// Returns the time until the next of its requests passes its deadline.
     fn until_late(&self) -> Option<Duration> {
         let able = self.flights.values().filter(|flight| !flight.cancelled);
         able.map(|flight| flight.deadline.saturating_duration_since(Instant::now())).min()
     }
 
-    /// Asks the kernel to give up what is past its deadline. The memory stays with it until it has (P4).
+    /// Asks the kernel to cancel requests past their deadline. It keeps their memory until it has (P4).
     fn give_up_late(&mut self) {
         let now = Instant::now();
         for (token, flight) in self.flights.iter_mut() {
@@ -350,13 +352,13 @@ impl<'a> Thread<'a> {
 impl Drop for Thread<'_> {
     fn drop(&mut self) {
         if self.flights.is_empty() {
-            // SAFETY: dropped once, here; nothing of ours is with the kernel but the wait for being woken.
+            // SAFETY: dropped once, here; the kernel holds nothing of ours but the wait for a wake-up.
             unsafe {
                 ManuallyDrop::drop(&mut self.queue);
                 ManuallyDrop::drop(&mut self.flights);
             }
         } else {
-            // The kernel may still write into their memory: neither they nor the queue go, ever (P4).
+            // The kernel may still write into their memory, so neither they nor the queue are ever dropped (P4).
             std::mem::forget(Arc::clone(&self.wake));
         }
     }

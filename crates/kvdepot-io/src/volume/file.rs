@@ -1,4 +1,4 @@
-//! A volume that is a regular file or a block device.
+//! A volume in a regular file or on a block device.
 
 use std::fs::{File, OpenOptions};
 use std::io::{IoSlice, Seek, SeekFrom};
@@ -19,14 +19,15 @@ use crate::device::DirectAlign;
 use crate::fork::Private;
 use crate::iobuf::IoBuf;
 
-/// How often a lock that another process holds is asked for.
+/// Pause between attempts to take a lock held by another process.
 const LOCK_POLL: Duration = Duration::from_millis(50);
 
-/// A file or block device that this process alone has open as a volume.
+/// A file or block device opened exclusively as a volume.
 #[derive(Debug)]
 pub struct FileVolume {
     path: PathBuf,
-    // Before the file: it names a descriptor that is open. A forked child would keep the lock after this process's end.
+    // Declared before the file, because it names an open descriptor. Otherwise a forked child would keep the lock after
+    // this process's end.
     _private: Private,
     file: File,
     is_file: bool,
@@ -35,13 +36,13 @@ pub struct FileVolume {
 }
 
 impl FileVolume {
-    /// Opens it and locks it against other owners, waiting `lock_wait` for one that ends. A file that is not there is
-    /// created empty, for its owner alone; its directory must be there.
+    /// Opens the volume and locks it against other owners, waiting up to `lock_wait` for one that is ending. A missing
+    /// file is created empty, with access for its owner only, in an existing directory.
     pub fn open(path: &Path, lock_wait: Duration) -> Result<Self> {
         let config = |what: &str| Error::new(ErrorKind::Config, what.to_owned()).with("path", path.display());
         let open = |create: bool| {
             let mut options = OpenOptions::new();
-            // O_NONBLOCK: a FIFO must not be waited for. It changes nothing for files and block devices.
+            // O_NONBLOCK: never wait for a FIFO. It changes nothing for files and block devices.
             options.read(true).write(true).mode(0o600).custom_flags(OFlags::NONBLOCK.bits() as i32);
             options.create_new(create).open(path)
         };
@@ -93,8 +94,8 @@ fn busy(path: &Path, wait: Duration) -> Error {
     .with("waited_ms", wait.as_millis())
 }
 
-/// Opens a block device for one owner. A lock is one of a device node, of which a device may have many, and no mount and no
-/// volume manager looks at it; this claims the device itself.
+/// Opens a block device exclusively. A lock belongs to a device node, of which a device can have many, and neither
+/// mounts nor volume managers check it; this claims the device itself.
 fn claim(path: &Path, until: Instant, wait: Duration) -> Result<File> {
     loop {
         let flags = OFlags::RDWR | OFlags::EXCL | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -118,7 +119,7 @@ fn claim(path: &Path, until: Instant, wait: Duration) -> Result<File> {
     }
 }
 
-/// One owner at a time; the kernel lets the lock go when its process ends, however it ends.
+/// Locks the file for one owner. The kernel releases the lock when the process ends, however it ends.
 fn lock(file: &File, path: &Path, until: Instant, wait: Duration) -> Result<()> {
     loop {
         match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
@@ -130,7 +131,7 @@ fn lock(file: &File, path: &Path, until: Instant, wait: Duration) -> Result<()> 
     }
 }
 
-/// Turns O_DIRECT on, if the file system has it and whole pages are enough for it.
+/// Enables O_DIRECT if the file system supports it and whole pages meet its alignment.
 fn go_direct(file: &File) -> Option<DirectAlign> {
     let page = BLOCK_ALIGN_BYTES as usize;
     let known = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)
@@ -177,7 +178,7 @@ impl Volume for FileVolume {
                 self.file.set_len(bytes).map_err(|e| fail("cannot make a tier's file", &self.path, e))?;
             }
             Err(e) => {
-                // What was allocated before the disk was full is given back, and no byte that was there.
+                // Gives back what was allocated before the disk was full; earlier bytes stay.
                 let _ = self.file.set_len(before);
                 let error = fail(
                     "a tier's file cannot be allocated: give it a smaller capacity, or make room on its file system",
@@ -238,7 +239,7 @@ impl Volume for FileVolume {
     }
 }
 
-/// The pieces of several buffers from byte `skip` of all of them on, as many as one call takes.
+/// Returns the pieces of several buffers from byte `skip` of all of them on, as many as one call takes.
 fn slices_from(bufs: &[IoBuf], mut skip: usize) -> SmallVec<[IoSlice<'_>; 64]> {
     let mut out: SmallVec<[IoSlice<'_>; 64]> = SmallVec::new();
     for buf in bufs {
@@ -284,7 +285,7 @@ mod tests {
         assert!(std::fs::read(&path).unwrap() == [7; 9000]);
     }
 
-    /// Two nodes of one device, each of which has locks of its own.
+    /// Two nodes of one device, each with its own locks.
     #[test]
     #[ignore = "needs root and a loop device"]
     fn a_block_device_has_one_owner_under_all_its_names() {

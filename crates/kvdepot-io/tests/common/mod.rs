@@ -1,5 +1,5 @@
-//! What the tests of I/O engines share.
-#![allow(dead_code, clippy::unwrap_used)] // each test uses its part; a test that cannot go on shall panic
+//! Tools shared by the tests of I/O engines.
+#![allow(dead_code, clippy::unwrap_used)] // each test uses a part; a failing test panics
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
@@ -13,7 +13,7 @@ use kvdepot_io::{
     Prepared, PsyncConfig, PsyncEngine, QueuedEngine, ReadFile, Request, SlotBuf, WriteFile,
 };
 
-/// Only a hang reaches it.
+/// Reached only when something hangs.
 pub(crate) const LONG: Duration = Duration::from_secs(120);
 
 /// An engine under test.
@@ -25,7 +25,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// `None` where this system lacks or forbids the engine.
+    /// Starts the engine. Returns `None` where this system lacks or forbids it.
     pub(crate) fn open(
         self,
         read_threads: usize,
@@ -50,7 +50,7 @@ impl Kind {
         }
     }
 
-    /// Requests of one class that keep all threads busy that may serve it.
+    /// Returns the number of requests of one class that keep all its threads busy.
     pub(crate) const fn readers(self, read_threads: usize, write_threads: usize) -> usize {
         match self {
             Self::Psync => read_threads + write_threads,
@@ -71,7 +71,7 @@ pub(crate) fn call(
     Request { class, deadline: Instant::now() + timeout, op: Op::Call(Call { run: Box::new(run) }) }
 }
 
-/// A request that keeps its thread until the returned sender is dropped.
+/// Makes a request that occupies its thread until the returned sender is dropped.
 pub(crate) fn plug(class: Class, timeout: Duration, began: &Sender<()>) -> (Request, Sender<()>) {
     let (release, held) = unbounded::<()>();
     let began = began.clone();
@@ -92,17 +92,17 @@ pub(crate) fn next<T>(from: &Receiver<T>) -> T {
     from.recv_timeout(LONG).expect("a request ended without saying so")
 }
 
-/// A slot, and what tells whether someone still holds it.
+/// Makes a slot, with a weak reference that tells whether it is still held.
 pub(crate) fn slot(bytes: usize) -> (SlotBuf, Weak<AlignedBuf>) {
     let memory = Arc::new(AlignedBuf::zeroed(bytes));
     let run = MemRun { ptr: memory.as_ptr().cast_mut(), len: bytes };
     let held = Arc::downgrade(&memory);
-    // SAFETY: the memory stays while `memory` does, and nobody else touches it.
+    // SAFETY: the memory stays while `memory` does, and no other code touches it.
     (unsafe { SlotBuf::new([run], memory) }, held)
 }
 
-/// A directory on a disk, where O_DIRECT works, and a device on it that leaves faults of transfers to the queue, if the engine has
-/// one.
+/// A directory on a disk that supports O_DIRECT, and a device on it. The device leaves faults of transfers to the
+/// engine's queue, if it has one.
 pub(crate) struct Place {
     pub(crate) dir: tempfile::TempDir,
     pub(crate) faults: Faults,
@@ -121,14 +121,14 @@ impl Place {
         Self { dir, faults, device }
     }
 
-    /// Names in the directory of the files, whole and temporary.
+    /// Returns all file names in the directory, final and temporary.
     pub(crate) fn names(&self) -> Vec<String> {
         let Ok(entries) = std::fs::read_dir(self.dir.path().join("d")) else { return Vec::new() };
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
     }
 }
 
-/// The bytes of file `number`.
+/// Returns the bytes of file `number`.
 pub(crate) fn bytes_of(number: usize, used_bytes: usize) -> Vec<u8> {
     (0..used_bytes).map(|i| (i / 4096 + i * 7 + number * 31) as u8).collect()
 }
@@ -137,7 +137,7 @@ pub(crate) fn path(number: usize) -> PathBuf {
     PathBuf::from(format!("d/file{number}"))
 }
 
-/// A write of file `number`; its bytes' memory is seen by what comes back.
+/// Makes a write of file `number`, with a weak reference to the memory of its bytes.
 pub(crate) fn write(
     device: &Arc<dyn Device>,
     number: usize,
@@ -164,7 +164,7 @@ pub(crate) fn write(
     (Request { class: Class::Write, deadline: Instant::now() + timeout, op: Op::Write(write) }, held)
 }
 
-/// A read of file `number`.
+/// Makes a read of file `number`.
 pub(crate) fn read(
     device: &Arc<dyn Device>,
     number: usize,
@@ -180,7 +180,7 @@ pub(crate) fn read(
     (Request { class: Class::Read, deadline: Instant::now() + timeout, op: Op::Read(read) }, held)
 }
 
-/// Whether what was read is file `number`, and nothing else.
+/// Returns whether the bytes read are exactly those of file `number`.
 pub(crate) fn is_right(buf: &IoBuf, number: usize, used_bytes: usize) -> bool {
     let mut out = vec![0; buf.body().len()];
     buf.body().read_at(0, &mut out);
@@ -209,7 +209,7 @@ pub(crate) fn read_now(place: &Place, engine: &dyn IoEngine, number: usize, used
     Ok(())
 }
 
-/// Whether a directory has O_DIRECT, without which no queue is used for writes.
+/// Returns whether a directory supports O_DIRECT, without which no queue is used for writes.
 pub(crate) fn has_direct(dir: &Path) -> bool {
     DirDevice::open(dir, DirectUse::Always).unwrap().direct().is_some()
 }

@@ -1,22 +1,22 @@
-//! Refuses requests that a foreign web page made: a browser on an administrator's machine reaches ports that the page's own machine
-//! does not. Only needed without a token, which no page knows.
+//! Refuses requests made by a foreign web page: a browser on an administrator's machine reaches ports that the page's
+//! own server does not. Only needed without a token, which no page knows.
 
 use std::net::IpAddr;
 
 use hyper::HeaderMap;
 use hyper::header::{HOST, ORIGIN};
 
-/// Why a request is refused; None when no web page can have made it. `own_name` is the machine's host name.
+/// Returns why a request is refused; `None` if no web page can have made it. `own_name` is the machine's host name.
 pub(crate) fn refusal(headers: &HeaderMap, own_name: &str) -> Option<&'static str> {
     // Browsers send it with every POST and every request to another site. This server's own page sends neither.
     if headers.contains_key(ORIGIN) {
         return Some("a request with an Origin comes from a web page: refused where no token is set");
     }
-    // "none": an address that the user typed. "same-origin": the status page, as long as the Host is this machine.
+    // "none": the user typed the address. "same-origin": the status page, as long as the Host is this machine.
     if headers.get("sec-fetch-site").is_some_and(|site| site != "none" && site != "same-origin") {
         return Some("a request with Sec-Fetch-Site comes from a web page: refused where no token is set");
     }
-    // A page can have its own name resolve to this machine (DNS rebinding), but cannot change the Host that is sent.
+    // A page can make its own name resolve to this machine (DNS rebinding), but cannot change the Host header.
     let foreign = |host: &hyper::header::HeaderValue| !host.to_str().is_ok_and(|host| is_own(host, own_name));
     headers.get_all(HOST).iter().any(foreign).then_some(
         "the Host is neither an address, localhost, nor this machine's host name: ask by address, or, at a wire door, set a token",
@@ -33,7 +33,7 @@ fn is_own(host: &str, own_name: &str) -> bool {
         || (!own_name.is_empty() && name.eq_ignore_ascii_case(own_name))
 }
 
-/// The machine's host name; empty when it cannot be read.
+/// Returns the machine's host name; empty if it cannot be read.
 pub(crate) fn own_name() -> String {
     std::fs::read_to_string("/proc/sys/kernel/hostname")
         .map(|name| name.trim().to_owned())

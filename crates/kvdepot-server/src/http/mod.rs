@@ -1,4 +1,4 @@
-//! HTTP for operators: what every depot answers, and the door of those without a wire door.
+//! HTTP for operators: the answers of every depot, and the door of depots without a wire door.
 
 pub(crate) mod browser;
 pub(crate) mod page;

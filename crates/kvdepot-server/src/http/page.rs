@@ -1,4 +1,5 @@
-//! The status page: one HTML file without anything from elsewhere, which reads `/status`, `/config` and `/errors` of the door that gave it.
+//! The status page: a self-contained HTML file that reads `/status`, `/config` and `/errors` of the door that served
+//! it.
 
 use http_body_util::Full;
 use hyper::Response;
@@ -35,7 +36,7 @@ pub(crate) fn page() -> Answer {
     answer
 }
 
-/// `/config`: what the depot was started with. It has paths and addresses, and no secret: tokens lie in files.
+/// `/config`: the depot's configuration. It has paths and addresses, and no secrets: tokens are in files.
 pub(crate) fn config(config: &DepotConfig) -> Value {
     let mut whole = Map::new();
     let mut put = |name: &str, value: Value| whole.insert(name.to_owned(), value);

@@ -1,4 +1,4 @@
-//! Answers that every door with HTTP gives alike.
+//! Answers shared by all doors with HTTP.
 
 use http_body_util::Full;
 use hyper::body::Bytes;
@@ -21,7 +21,7 @@ pub(crate) fn health() -> Answer {
     json(StatusCode::OK, &serde_json::json!({"status": "ok"}))
 }
 
-/// `/metrics`: what a depot's statistics say, after the door's own series.
+/// `/metrics`: a depot's statistics, after the door's own series.
 pub(crate) fn metrics(door: Option<&Registry>, stats: Value) -> Answer {
     match metrics_text(door, stats) {
         Ok(text) => answer_with(StatusCode::OK, METRICS_TYPE, text),
@@ -42,15 +42,15 @@ pub(crate) fn metrics_text(door: Option<&Registry>, stats: Value) -> Result<Stri
     Ok(text)
 }
 
-/// `/status`: all that `kvdepot stat` shows.
+/// `/status`: everything that `kvdepot stat` shows.
 pub(crate) fn status(stats: &Value) -> Answer {
     json(StatusCode::OK, stats)
 }
 
-/// Most misses that one answer tells.
+/// Maximum number of misses in one answer.
 const MISSES_MAX: usize = 256;
 
-/// `/misses`: the last requests that found less than they asked for. `last`: how many; `request`: those whose label begins so.
+/// `/misses`: the last requests that found less than they asked for. `last` limits their number, `request` their labels' prefix.
 pub(crate) fn misses(depot: &Direct, query: Option<&str>) -> Answer {
     let asked = parameters(query);
     let of = |name: &str| asked.iter().find(|(given, _)| given == name).map(|(_, value)| value.as_str());
@@ -61,8 +61,8 @@ pub(crate) fn misses(depot: &Direct, query: Option<&str>) -> Answer {
     }
 }
 
-/// `/why`: where blocks are, and why those that are nowhere are not there. `namespace`: how its name begins; `hash`, as often as
-/// there are blocks: 32 hexadecimal digits. It may wait for a tier's I/O, on a thread of its own.
+/// `/why`: where blocks are, and why missing ones are missing. `namespace` is a prefix of its name; `hash`, once for each block,
+/// has 32 hexadecimal digits. May wait for a tier's I/O, on a separate thread.
 pub(crate) async fn why(depot: Direct, query: Option<&str>) -> Answer {
     let asked = parameters(query);
     let of = |name: &'static str| {
@@ -82,13 +82,13 @@ pub(crate) async fn why(depot: Direct, query: Option<&str>) -> Answer {
     }
 }
 
-/// The names and values of a query.
+/// Returns the names and values of a query.
 fn parameters(query: Option<&str>) -> Vec<(String, String)> {
     let pairs = query.unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
     pairs.map(|(name, value)| (name.to_owned(), decoded(value))).collect()
 }
 
-/// Text whose bytes may be written as `%` and two digits. What is no such thing stands for itself.
+/// Decodes bytes written as `%` and two digits. A malformed escape is kept as it is.
 fn decoded(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -101,7 +101,7 @@ fn decoded(text: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The answer to a request that the depot failed to carry out.
+/// Returns the answer to a request that failed in the depot.
 pub(crate) fn failed(error: &Error) -> Answer {
     tracing::warn!("an administrator's request failed: {error}");
     json(StatusCode::INTERNAL_SERVER_ERROR, &serde_json::json!({"error": error.to_string()}))

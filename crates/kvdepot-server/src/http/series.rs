@@ -12,7 +12,7 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Unit;
 use serde_json::Value;
 
-/// What a depot's `stat` said, to be encoded below the prefix `kvdepot`.
+/// The output of a depot's `stat`, encoded with the prefix `kvdepot`.
 #[derive(Debug)]
 pub(super) struct Series(pub(super) Value);
 
@@ -131,7 +131,7 @@ impl Series {
     }
 }
 
-/// Text as it stands between the quotes of a label: the encoder writes it as it is.
+/// Escapes text for a label: the encoder writes it unchanged.
 fn quoted(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
@@ -163,7 +163,7 @@ enum Kind {
     Gauge,
 }
 
-/// A series and its samples; nothing without any. A name that ends in its unit has that as its unit.
+/// Writes a series with its samples, and nothing if it has none. A name that ends in its unit has that as its unit.
 fn write(
     encoder: &mut DescriptorEncoder<'_>,
     kind: Kind,
@@ -183,7 +183,7 @@ fn write(
         Kind::Gauge => MetricType::Gauge,
     };
     let mut metric = encoder.encode_descriptor(stem, &format!("{help}."), unit.as_ref(), metric_type)?;
-    // Labels of a family are written in braces, also when there are none.
+    // Labels of a family are written in braces, even if there are none.
     if let [(labels, value)] = samples
         && labels.is_empty()
     {

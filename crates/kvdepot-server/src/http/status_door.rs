@@ -1,5 +1,5 @@
-//! What a depot says of itself over HTTP, wire door or not: at a Unix socket beside its own, and at a port of the loopback where
-//! one is asked for, which answers no web page. It reads, and changes nothing. A depot whose status cannot be asked for serves all the same.
+//! The depot's status over HTTP, with or without a wire door: at a Unix socket next to its own, and if requested at a
+//! loopback port, which refuses web pages. It is read-only. A depot that cannot open this door serves nevertheless.
 
 use std::convert::Infallible;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -26,7 +26,7 @@ use crate::lock::FileId;
 use crate::log_limit::LogLimit;
 use crate::logging::recent;
 
-/// What checks requests that come in at the port; None at the socket, which no browser reaches.
+/// Checks requests at the port. `None` at the socket, which no browser reaches.
 type Guard = Option<Arc<PortGuard>>;
 
 struct PortGuard {
@@ -35,7 +35,7 @@ struct PortGuard {
 }
 
 impl PortGuard {
-    /// Why a request is refused. `/health` says nothing that a page could use.
+    /// Returns why a request is refused. `/health` reveals nothing that a page could use.
     fn refusal(&self, path: &str, headers: &HeaderMap) -> Option<Answer> {
         if path == "/health" {
             return None;
@@ -46,26 +46,26 @@ impl PortGuard {
     }
 }
 
-/// Connections at a time, of both doors together.
+/// Limit of concurrent connections, of both doors together.
 const VISITORS_MAX: usize = 16;
-/// How long a visitor may take for a request's head, and stay in all.
+/// The longest time for a request's head, and for a complete visit.
 const HEAD_WAIT: Duration = Duration::from_secs(10);
 const VISIT_MAX: Duration = Duration::from_secs(60);
 /// Pause after a connection that could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How long the end of the door waits for answers that have begun.
+/// How long closing the door waits for answers in flight.
 const END_WAIT: Duration = Duration::from_secs(1);
 
 const PAGES: &str = "/, /config, /errors, /health, /metrics, /misses, /status, /why";
 
-/// The Unix socket for HTTP of the depot at `socket`.
+/// Returns the Unix socket for HTTP of the depot at `socket`.
 pub fn socket_of(socket: &Path) -> PathBuf {
     let mut name = socket.as_os_str().to_owned();
     name.push(".http");
     name.into()
 }
 
-/// An open door; it is closed when it is dropped.
+/// An open door. Dropping it closes it.
 #[derive(Debug)]
 pub struct StatusDoor {
     runtime: Option<Runtime>,
@@ -74,7 +74,7 @@ pub struct StatusDoor {
 }
 
 impl StatusDoor {
-    /// Opens the door of the depot at `socket`, as far as that is possible; the log says what is not.
+    /// Opens the door of the depot at `socket` as far as possible, and logs what is not.
     pub fn open(socket: &Path, port: Option<u16>, depot: &Arc<Depot>) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -113,7 +113,7 @@ impl StatusDoor {
         Self { runtime: Some(runtime), socket: path, port: at }
     }
 
-    /// Where the loopback is listened at.
+    /// Returns the listening address on the loopback.
     pub const fn port_address(&self) -> Option<SocketAddr> {
         self.port
     }
@@ -125,7 +125,7 @@ impl Drop for StatusDoor {
             runtime.shutdown_timeout(END_WAIT);
         }
         if let Some((path, own)) = &self.socket {
-            // Another depot may have taken the place.
+            // It may be another depot's by now.
             if FileId::at(path).is_ok_and(|there| there.as_ref() == Some(own)) {
                 let _ = std::fs::remove_file(path);
             }
@@ -133,7 +133,7 @@ impl Drop for StatusDoor {
     }
 }
 
-/// The caller holds the lock of the depot's own socket: what lies at the path is a dead depot's.
+/// Listens at the path. The caller holds the lock of the depot's own socket, so an existing socket is a dead depot's.
 fn listen_at_socket(path: &Path) -> Result<(UnixListener, FileId)> {
     let context = |what: &'static str| move |e| Error::io(what, e).with("path", path.display());
     if let Ok(there) = std::fs::symlink_metadata(path) {
@@ -225,7 +225,7 @@ where
     let mut builder = hyper::server::conn::http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(HEAD_WAIT);
     let visit = builder.serve_connection(TokioIo::new(stream), service);
-    // A client that stays longer, or speaks no HTTP, is disconnected.
+    // A client that stays longer, or does not speak HTTP, is disconnected.
     let _ = tokio::time::timeout(VISIT_MAX, visit).await;
 }
 

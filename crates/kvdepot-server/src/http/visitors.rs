@@ -1,5 +1,5 @@
-//! Places of HTTP connections. When all are taken, the oldest connection that has sent no whole request makes room, so
-//! that clients which connect and send nothing do not delay a health check.
+//! Places of HTTP connections. When all are taken, the oldest connection without a complete request is closed, so that
+//! clients which connect and send nothing do not delay a health check.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::AbortHandle;
 
-/// Connections that are served at a time.
+/// The connections being served.
 pub(crate) struct Visitors {
     places: Arc<Semaphore>,
     /// Oldest first.
@@ -18,12 +18,12 @@ pub(crate) struct Visitors {
 /// One connection.
 #[derive(Default)]
 pub(crate) struct Visitor {
-    /// Whether a request of it is being answered.
+    /// Whether one of its requests is being answered.
     busy: AtomicBool,
     task: Mutex<Option<AbortHandle>>,
 }
 
-/// A connection's place, until this is dropped.
+/// The place of a connection, freed by its drop.
 pub(crate) struct Place {
     pub(crate) visitor: Arc<Visitor>,
     present: Arc<Mutex<Vec<Arc<Visitor>>>>,
@@ -35,7 +35,7 @@ impl Visitors {
         Self { places: Arc::new(Semaphore::new(places)), present: Arc::default() }
     }
 
-    /// A place for a connection that was accepted; waits only while all others are being answered.
+    /// Returns a place for an accepted connection. Waits only while all others are being answered.
     pub(crate) async fn admit(&self) -> Place {
         if self.places.available_permits() == 0 {
             self.displace();
@@ -56,7 +56,7 @@ impl Visitors {
 }
 
 impl Visitor {
-    /// Tells which task serves this connection.
+    /// Sets the task that serves this connection.
     pub(crate) fn served_by(&self, task: AbortHandle) {
         *self.task.lock() = Some(task);
     }

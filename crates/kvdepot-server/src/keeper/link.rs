@@ -1,4 +1,4 @@
-//! A depot's side of its keeper.
+//! The depot's side of its keeper.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
@@ -23,38 +23,38 @@ use super::{FromKeeper, ToKeeper, path};
 use crate::handover::ensure_own_user;
 use crate::peer::{Activity, Peer, Process};
 
-/// How long the keeper may take to make room for a frame: it does nothing else.
+/// The longest time for the keeper to accept a frame: it does nothing else.
 const SEND_WAIT: Duration = Duration::from_secs(1);
-/// How long a keeper may take to answer a next depot: it waits for the exit of the one before.
+/// The longest time for a keeper to answer a next depot: it waits for the exit of the one before.
 const ANSWER_WAIT: Duration = Duration::from_secs(60);
-/// Pause between two tries to reach it, and between two looks whether to go on waiting.
+/// Pause between attempts to reach it, and between checks whether to keep waiting.
 const TICK: Duration = Duration::from_millis(100);
-/// Depots that may wait for a keeper.
+/// Number of depots that may wait for a keeper.
 const BACKLOG: i32 = 8;
 
-/// The connection to a keeper that has this depot's pool.
+/// The connection to the keeper of this depot's pool.
 #[derive(Debug)]
 pub(crate) struct Keeper {
     depot: Arc<Depot>,
     path: PathBuf,
     store: Mutex<Option<Store>>,
-    /// A service manager's store that was given up: what it has goes by name, at this depot's end.
+    /// A service manager's store that was abandoned. Its content is removed by name when this depot ends.
     given_up: Mutex<Option<Store>>,
     numbers: AtomicU64,
-    /// Clients that may copy now.
+    /// Number of clients that may copy now.
     clients: Mutex<u32>,
-    /// Set when this depot ends: that its sessions go says nothing of their clients any more.
+    /// Set when this depot ends: from then on the end of a session says nothing about its client.
     is_ending: AtomicBool,
-    /// Clients of the depot before, by their pids.
+    /// Clients of the earlier depot, by pid.
     earlier: Mutex<Vec<(Pid, Weak<EarlierClient>)>>,
 }
 
-/// What a client of the depot before holds: the pool, with the others, and its place at the keeper. Nothing when its copies
-/// have ended.
+/// Everything that a client of the earlier depot holds: the pool, together with the others, and its entry at the
+/// keeper. `None` after its copies have ended.
 #[derive(Debug)]
 pub(super) struct EarlierClient(Mutex<Option<(Arc<Vec<Session>>, KnownClient)>>);
 
-/// The process of a client of the depot before.
+/// The process of a client of the earlier depot.
 #[derive(Debug)]
 pub(super) struct EarlierPeer {
     pub(super) process: Process,
@@ -75,14 +75,14 @@ impl Peer for EarlierPeer {
     }
 }
 
-/// A client that the keeper knows of, until it is dropped.
+/// A client registered with the keeper until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct KnownClient {
     keeper: Arc<Keeper>,
     number: u64,
 }
 
-/// What a keeper had.
+/// The content of a keeper.
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) pool: OwnedFd,
@@ -92,7 +92,7 @@ pub(super) struct Found {
     pub(super) store: Store,
 }
 
-/// Asks the keeper of the depot that was at `socket` before. None when there is none.
+/// Asks the keeper of the earlier depot at `socket`. Returns `None` if there is none.
 pub(super) fn ask(socket: &Path, keep_on: &mut dyn FnMut() -> bool) -> Result<Option<Found>> {
     let path = path(socket);
     let mut link = match SeqPacket::connect(&path) {
@@ -123,13 +123,13 @@ pub(super) fn ask(socket: &Path, keep_on: &mut dyn FnMut() -> bool) -> Result<Op
     Ok(Some(Found { pool, ledger, clients, store: Store::Process(link) }))
 }
 
-/// Lets the keeper go that listens at this path, if one does. It reads that when it has nothing else to wait for.
+/// Dismisses the keeper that listens at this path, if any. It reads that when it has nothing else to wait for.
 pub(super) fn dismiss_at(path: &Path) {
     let told = SeqPacket::connect(path).map(|link| Store::Process(link).dismiss());
     match told {
         Ok(true) => {}
         Err(error) if error.kind() == ErrorKind::Unavailable => {}
-        // It takes nobody's word: what it has is of no use without a ledger that holds.
+        // It does not have to be trusted: its pool is useless without a valid ledger.
         Ok(false) | Err(_) => tracing::warn!(
             "the process that keeps a pool does not answer: it goes by itself after pool_keep_s ({})",
             path.display()
@@ -139,7 +139,7 @@ pub(super) fn dismiss_at(path: &Path) {
 }
 
 impl Keeper {
-    /// Gives a depot's pool to the service manager where that stores descriptors, else to a process that is started for it.
+    /// Gives a depot's pool to the service manager if that stores descriptors, else to a new process.
     pub(super) fn start(socket: &Path, depot: &Arc<Depot>) -> Result<Arc<Self>> {
         if let Some(store) = store::empty() {
             tracing::info!("the service manager keeps the pool beyond a crash of this process");
@@ -170,8 +170,8 @@ impl Keeper {
         };
         let (program, arguments) =
             command.split_first().ok_or_else(|| cannot(std::io::ErrorKind::NotFound.into()))?;
-        // A process group of its own: what ends the depot's group by a signal must not end it. Who reads what the depot
-        // writes must not wait for the keeper's end.
+        // A separate process group: a signal that ends the depot's group must not end the keeper. The standard output
+        // is closed, so that readers of the depot's output do not wait for the keeper's end.
         let child = Command::new(program)
             .args(arguments)
             .stdin(Stdio::from(theirs))
@@ -189,7 +189,8 @@ impl Keeper {
         Self::over(store, path, depot, 0)
     }
 
-    /// Goes on with what kept the pool of the depot before, of whose clients it has `clients`, with numbers below `from`.
+    /// Continues with the keeper of the earlier depot's pool. It has `clients` clients of that depot, with numbers
+    /// below `from`.
     pub(super) fn go_on(
         store: Store,
         socket: &Path,
@@ -225,7 +226,7 @@ impl Keeper {
         }))
     }
 
-    /// A keeper that cannot be told of something has to be given up: what it has is not to be relied on.
+    /// Sends a message. If that fails the keeper is abandoned, because its data can no longer be relied on.
     fn tell(&self, frame: &ToKeeper, fd: Option<BorrowedFd<'_>>) {
         let mut store = self.store.lock();
         let Some(open) = store.as_ref() else { return };
@@ -238,7 +239,7 @@ impl Keeper {
         }
     }
 
-    /// A client is to be given the pool. It counts as copying until what is returned is dropped.
+    /// Registers a client before it is given the pool. It counts as copying until the returned value is dropped.
     pub(crate) fn client(self: &Arc<Self>, peer: &dyn Peer) -> KnownClient {
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         self.count(1);
@@ -246,19 +247,19 @@ impl Keeper {
         self.known(number)
     }
 
-    /// Counts clients in the ledger, too: who keeps the pool may not have all of them.
+    /// Counts clients in the ledger, too, because the keeper of the pool may not have all of them.
     fn count(&self, more: i32) {
         let mut clients = self.clients.lock();
         *clients = clients.saturating_add_signed(more);
         self.depot.set_ledger_clients(*clients);
     }
 
-    /// A client that the keeper knows of already.
+    /// Represents a client that the keeper has registered already.
     pub(super) fn known(self: &Arc<Self>, number: u64) -> KnownClient {
         KnownClient { keeper: Arc::clone(self), number }
     }
 
-    /// A client of the depot before, which holds the pool until it exits or says that its copies have ended.
+    /// Adds a client of the earlier depot. It holds the pool until it exits or says that its copies have ended.
     pub(super) fn add_earlier(
         self: &Arc<Self>,
         number: u64,
@@ -270,10 +271,10 @@ impl Keeper {
         client
     }
 
-    /// A process says that none of its copies concerns a depot before.
+    /// Notes that none of a process's copies concerns an earlier depot.
     pub(crate) fn copies_ended(&self, pid: Pid) {
         let ended: Vec<_> = {
-            // One hold: others of the same process say it at the same time.
+            // One critical section, because others of the same process report it at the same time.
             let mut earlier = self.earlier.lock();
             let (ended, left) = std::mem::take(&mut *earlier).into_iter().partition(|(of, _)| *of == pid);
             *earlier = left;
@@ -285,16 +286,17 @@ impl Keeper {
         }
     }
 
-    /// This depot ends, or does not come to serve: sessions end from here on whether their clients still copy or not.
+    /// Notes that this depot ends, or never serves: sessions end from here on whether their clients still copy or not.
     pub(crate) fn end(&self) {
         self.is_ending.store(true, Ordering::Release);
     }
 
-    /// This depot's end is an orderly one: nobody takes its pool over.
+    /// Dismisses the keeper, because this depot ends in an orderly way and has no successor.
     pub(crate) fn dismiss(&self) {
         self.depot.close_ledger();
         let store = self.store.lock().take();
-        // One that was given up, because it did not answer for a while, is told by its names, or where it listens.
+        // A store that was abandoned because it did not answer for a while is removed by name, or dismissed at its
+        // socket.
         let store = store.or_else(|| self.given_up.lock().take());
         if store.is_some_and(|store| store.dismiss()) {
             let _ = std::fs::remove_file(&self.path);
@@ -319,14 +321,14 @@ mod tests {
 
     use super::*;
 
-    /// What a keeper is told next.
+    /// Returns the next message to a keeper.
     fn next(keeper: &mut SeqPacket) -> ToKeeper {
         let mut buffer = FrameBuffer::default();
         keeper.recv(&mut buffer, Some(Instant::now() + Duration::from_secs(60))).unwrap();
         decode::<ToKeeper>(&buffer).unwrap().1
     }
 
-    /// Sessions also end because the depot does, while their clients go on copying (P1).
+    /// Sessions also end because the depot ends, while their clients keep copying (P1).
     #[test]
     fn the_end_of_a_depot_is_not_taken_for_the_end_of_copies() {
         let directory = tempfile::tempdir().unwrap();
@@ -355,7 +357,7 @@ mod tests {
         assert!(matches!(next(&mut told), ToKeeper::Go));
     }
 
-    /// What a manager has of a depot that gave it up would stay for as long as the service exists.
+    /// Otherwise descriptors of a depot that abandoned its manager would stay as long as the service exists.
     #[test]
     fn a_manager_s_store_that_was_given_up_is_emptied_by_name() {
         let directory = tempfile::tempdir().unwrap();
@@ -368,7 +370,7 @@ mod tests {
         let store = store::of(crate::systemd::Manager::at(address.as_os_str()).unwrap());
         let socket = directory.path().join("d.sock");
         let keeper = Keeper::over(store, path(&socket), &Arc::new(depot), 0).unwrap();
-        // It takes nothing any more, so its queue fills up.
+        // It accepts nothing any more, so its queue fills up.
         let mut clients = Vec::new();
         while keeper.store.lock().is_some() {
             clients.push(keeper.client(&Process::watched(None)));
@@ -383,7 +385,7 @@ mod tests {
             heard
         };
         assert!(heard().iter().any(|said| said.starts_with("FDSTORE=1")));
-        // In pieces: its queue holds few, and this thread reads it, too.
+        // In pieces: its queue is short, and this thread reads it, too.
         std::thread::scope(|scope| {
             let dismissed = scope.spawn(|| keeper.dismiss());
             let mut said = Vec::new();
@@ -398,7 +400,7 @@ mod tests {
         });
     }
 
-    /// A keeper that was stopped for longer than a depot waits is given up, and has the pool's memory all the same.
+    /// A keeper that was stopped for longer than a depot waits is abandoned, but still has the pool's memory.
     #[test]
     fn a_keeper_that_was_given_up_is_dismissed_where_it_listens() {
         let directory = tempfile::tempdir().unwrap();

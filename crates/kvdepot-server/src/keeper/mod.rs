@@ -1,5 +1,5 @@
-//! The keeper: a process of a few lines that has the pool's memory and its ledger beside the depot, so that they outlive a
-//! crash of it. It does nothing while its depot lives.
+//! The keeper: a tiny process that holds the pool's memory and its ledger alongside the depot, so that they survive a
+//! crash of the depot. It does nothing while its depot lives.
 //!
 //! ```text
 //!   depot                                      keeper, started by the first depot
@@ -16,10 +16,10 @@
 //!   Pool, Ledger (its own)         ──▶         when it has recovered; it is the depot now, on this connection
 //! ```
 //!
-//! A service manager that stores descriptors takes its place, see [`store`].
+//! A service manager that stores descriptors replaces it, see [`store`].
 //!
-//! The keeper waits for the depot's *exit*: only then clients of that depot see their connections closed, and nothing of it
-//! touches the pool.
+//! The keeper waits for the depot's *exit*: only then do that depot's clients see their connections closed, and nothing
+//! of the depot touches the pool.
 
 mod link;
 mod process;
@@ -34,35 +34,35 @@ pub(crate) use link::Keeper;
 pub use process::run;
 pub(crate) use store::forget_all as forget_stored;
 
-/// What a depot tells its keeper.
+/// A message from a depot to its keeper.
 #[derive(Debug, Serialize, Deserialize)]
 enum ToKeeper {
-    /// Its socket, where the next depot asks. With a descriptor.
+    /// The keeper's socket, at which the next depot asks. With a descriptor.
     Listener,
-    /// The pool's memory, and for how long to keep it after a crash. With its descriptor; `Ledger` follows.
+    /// The pool's memory, and how long to keep it after a crash. With its descriptor; `Ledger` follows.
     Pool { keep_ms: u64 },
     /// The ledger. With its descriptor.
     Ledger,
-    /// A connection's client is to be given the pool. With its pidfd, where it has one.
+    /// The client of a connection is about to be given the pool. With its pidfd, if it has one.
     Client { number: u64 },
-    /// None of its copies can be under way any more.
+    /// None of its copies can be in flight any more.
     ClientEnded { number: u64 },
-    /// An orderly end.
+    /// Shut down: the depot ends in an orderly way.
     Go,
 }
 
-/// What a keeper tells the next depot.
+/// A message from a keeper to the next depot.
 #[derive(Debug, Serialize, Deserialize)]
 enum FromKeeper {
     /// The pool's memory. With its descriptor.
     Pool { clients: u32 },
     /// The ledger. With its descriptor.
     Ledger,
-    /// A connection whose client may still copy. With its pidfd, where it has one.
+    /// A connection whose client may still copy. With its pidfd, if it has one.
     Client { number: u64 },
 }
 
-/// Where the keeper of the depot at `socket` listens.
+/// Returns the path of the socket of a depot's keeper.
 fn path(socket: &Path) -> PathBuf {
     let mut path = socket.as_os_str().to_owned();
     path.push(".keeper");

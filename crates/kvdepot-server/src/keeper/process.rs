@@ -1,4 +1,4 @@
-//! What the keeper's process does: see the drawing in [`super`].
+//! The keeper's process; [`super`] shows the conversation.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,10 +15,10 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use super::{FromKeeper, ToKeeper};
 use crate::peer::{Peer, Process};
 
-/// How long a next depot may take for a frame.
+/// The longest time for a next depot to accept a frame.
 const FRAME_WAIT: Duration = Duration::from_secs(10);
 
-/// What is kept.
+/// The descriptors and clients that are kept.
 #[derive(Debug, Default)]
 struct Kept {
     listener: Option<OwnedFd>,
@@ -36,14 +36,14 @@ enum Left {
     Crashed,
 }
 
-/// Keeps a pool for the depot at the other end of the standard input, and for those after it. Returns when nobody needs it
-/// any more.
+/// Keeps a pool for the depot at the other end of the standard input, and for its successors. Returns when it is no
+/// longer needed.
 pub fn run() -> Result<()> {
     let stdin = std::io::stdin()
         .as_fd()
         .try_clone_to_owned()
         .map_err(|e| Error::io("a keeper is started by a depot, over its standard input", e))?;
-    // Each client is a descriptor.
+    // Each client takes a descriptor.
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
     keep(SeqPacket::from_fd(stdin))
@@ -58,7 +58,7 @@ pub(super) fn keep(mut depot: SeqPacket) -> Result<()> {
         }
         let deadline = Instant::now() + kept.keep;
         drop(depot);
-        // Its exit is the last that it does to the pool, and to its clients' connections.
+        // Until it exits the depot can still touch the pool, and its clients' connections stay open.
         let Some(exit) = process.exit() else {
             return Err(Error::new(
                 ErrorKind::Unsupported,
@@ -76,25 +76,25 @@ pub(super) fn keep(mut depot: SeqPacket) -> Result<()> {
 }
 
 impl Kept {
-    /// Does what a depot says until it ends.
+    /// Processes the messages of a depot until it ends.
     fn serve(&mut self, depot: &mut SeqPacket) -> Result<Left> {
         let mut buffer = FrameBuffer::default();
         let mut was_reset = false;
         loop {
             let fd = match depot.recv(&mut buffer, None) {
                 Ok(fd) => fd,
-                // ECONNRESET stands before what can still be read: the other side left something unread.
+                // ECONNRESET is reported before data that can still be read: the other side had left something unread.
                 Err(error) if error.kind() == ErrorKind::Closed && !was_reset => {
                     was_reset = true;
                     continue;
                 }
                 Err(error) if error.kind() == ErrorKind::Closed => return Ok(Left::Crashed),
-                // A descriptor got lost, for one: nothing that is kept can be relied on.
+                // For example a lost descriptor: nothing that is kept can be relied on.
                 Err(error) => return Err(error),
             };
             match decode::<ToKeeper>(&buffer)?.1 {
                 ToKeeper::Listener => self.listener = fd,
-                // Of no use before its ledger has come.
+                // Useless until its ledger has arrived.
                 ToKeeper::Pool { keep_ms } => {
                     (self.pool, self.ledger) = (fd, None);
                     self.keep = Duration::from_millis(keep_ms);
@@ -107,8 +107,8 @@ impl Kept {
         }
     }
 
-    /// Waits for a depot that asks, and gives it everything. None when nobody came in time, or somebody said that nobody will
-    /// come.
+    /// Waits for the next depot and gives it everything. Returns `None` if none connects in time, or if the keeper is
+    /// dismissed.
     fn next_depot(&self, deadline: Instant) -> Result<Option<(SeqPacket, Process)>> {
         let (Some(listener), Some(_), Some(_)) = (&self.listener, &self.pool, &self.ledger) else {
             return Ok(None);
@@ -119,13 +119,13 @@ impl Kept {
                 continue;
             }
             let mut next = SeqPacket::from_fd(fd);
-            // While it is there: one that has been waited for has no pidfd any more.
+            // Taken while the process is there: one that has exited has no pidfd any more.
             let process = Process::of(&next);
-            // One that has given up meanwhile is no next depot, and nothing is given where the exit cannot be watched.
+            // A depot that has already disconnected is skipped, and one whose exit cannot be watched gets nothing.
             if !next.hung_up() && process.exit().is_some() && self.give(&next).is_ok() {
                 return Ok(Some((next, process)));
             }
-            // Who dismisses a keeper says so and leaves.
+            // Dismissing a keeper means to send `Go` and close.
             if says_go(&mut next) {
                 return Ok(None);
             }
@@ -148,17 +148,17 @@ impl Kept {
     }
 }
 
-/// Whether `Go` is the next thing that the other side said. It says nothing else before it was given the pool.
+/// Returns whether the next message is `Go`. A depot sends nothing else before it was given the pool.
 fn says_go(next: &mut SeqPacket) -> bool {
     let mut buffer = FrameBuffer::default();
-    // The first failure may be ECONNRESET, which stands before what can still be read.
+    // The first error may be ECONNRESET, which is reported before data that can still be read.
     (0..2).any(|_| {
         next.recv(&mut buffer, Some(Instant::now())).is_ok()
             && matches!(decode(&buffer), Ok((_, ToKeeper::Go)))
     })
 }
 
-/// Whether a descriptor becomes readable by the deadline.
+/// Waits until a descriptor is readable. Returns `false` at the deadline.
 fn readable_by(fd: rustix::fd::BorrowedFd<'_>, deadline: Instant) -> Result<bool> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -180,7 +180,7 @@ mod tests {
     use super::super::link::dismiss_at;
     use super::*;
 
-    /// A bound for what always happens.
+    /// A limit for events that always happen.
     const LONG: Duration = Duration::from_secs(60);
 
     fn listening(directory: &std::path::Path) -> (std::path::PathBuf, Kept) {
@@ -191,7 +191,7 @@ mod tests {
         (path, Kept { listener, pool: some(), ledger: some(), ..Kept::default() })
     }
 
-    /// As when it waits for the exit of its depot meanwhile.
+    /// As when it was waiting for the exit of its depot meanwhile.
     #[test]
     fn a_dismissal_reaches_a_keeper_that_looks_when_the_other_side_has_gone() {
         let directory = tempfile::tempdir().unwrap();
@@ -199,7 +199,7 @@ mod tests {
         let given_up = SeqPacket::connect(&path).unwrap();
         drop(given_up);
         dismiss_at(&path);
-        // Would wait for a minute for somebody else.
+        // Otherwise it would wait a minute for another depot.
         let begun = Instant::now();
         assert!(kept.next_depot(begun + LONG).unwrap().is_none());
         assert!(begun.elapsed() < LONG);

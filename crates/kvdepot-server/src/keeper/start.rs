@@ -1,4 +1,4 @@
-//! A depot's start with what a keeper has, if there is one.
+//! Starts a depot with the content of a keeper, if there is one.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,12 +19,12 @@ pub(crate) struct Started {
     pub(crate) keeper: Option<Arc<Keeper>>,
 }
 
-/// Lets a keeper at this place go, whatever it has. The caller has the right to the place.
+/// Dismisses a keeper at this socket, whatever it has. The caller must own the place.
 pub(crate) fn dismiss_any(socket: &Path) {
     dismiss_at(&super::path(socket));
 }
 
-/// Starts a depot at a place to which the caller has the right, in the pool that a crashed one left there.
+/// Starts a depot at a place that the caller owns, in the pool left by a crashed depot.
 pub(crate) fn start(
     socket: &Path,
     mut config: DepotConfig,
@@ -54,7 +54,7 @@ pub(crate) fn start(
     over(socket, Depot::start(config)?)
 }
 
-/// Gives a depot's pool to a keeper of its own.
+/// Gives a depot's pool to a new keeper.
 pub(crate) fn over(socket: &Path, depot: Depot) -> Result<Started> {
     let depot = Arc::new(depot);
     let is_kept = depot.ledger_fd().is_some();
@@ -88,7 +88,7 @@ fn recover(
     pool: PoolMapping,
 ) -> Result<Started> {
     let Found { mut clients, store, .. } = found;
-    // Where not all of them could be kept, the rest are of those whose exit cannot be watched.
+    // If not all of them could be kept, the missing ones are treated as clients whose exit cannot be watched.
     for _ in clients.len()..left.clients() as usize {
         let next = clients.iter().map(|(number, _)| number + 1).max().unwrap_or(0);
         clients.push((next, None));
@@ -109,7 +109,7 @@ fn recover(
     }
     let keeper = Keeper::go_on(store, socket, &depot, count, next)?;
     gone.iter().for_each(|&(number, _)| drop(keeper.known(number)));
-    // The last of them ends it.
+    // The last of them ends the hold.
     let holds = Arc::new(recovered.holds);
     let held = copying.into_iter().map(|(number, process)| {
         let session = depot.session();

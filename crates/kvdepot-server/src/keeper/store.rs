@@ -1,16 +1,16 @@
-//! Who keeps the pool beyond a crash: a process, or the service manager's store of descriptors.
+//! The stores that can keep the pool beyond a crash: a process, or the service manager's store of descriptors.
 //!
-//! The manager takes the place of the process where it stores descriptors for this service: it ends whatever else runs in
-//! the service's cgroup, a keeper too. What it has of a depot, by name:
+//! The manager is used instead of a process where it stores descriptors for this service, because it kills everything
+//! else in the service's cgroup, including a keeper. It has these descriptors of a depot, by name:
 //!
 //! ```text
 //!   kvdepot-pool       the pool's memory
 //!   kvdepot-ledger     the ledger; without it the pool is of no use
-//!   kvdepot-client-N   a client that may copy: its pidfd, or where it has none something that is no pidfd
+//!   kvdepot-client-N   a client that may copy: its pidfd, or a placeholder if it has none
 //! ```
 //!
-//! It does not say whether it has room. So the ledger counts the clients, and those that did not come back are treated as
-//! ones whose exit cannot be watched.
+//! It does not report whether it had space. So the ledger counts the clients, and those that did not come back are
+//! treated as clients whose exit cannot be watched.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -38,12 +38,12 @@ pub(super) enum Store {
     Manager(ManagerStore),
 }
 
-/// The manager's store, and whom of this depot's clients it has.
+/// The manager's store, and the clients of this depot in it.
 #[derive(Debug)]
 pub(super) struct ManagerStore {
     manager: Manager,
     clients: Mutex<BTreeSet<u64>>,
-    /// Whether it has the pool from the depot before: a second one of that name would stay beside it.
+    /// Whether it has the earlier depot's pool: a second descriptor of that name would be stored next to it.
     has_pool: bool,
 }
 
@@ -55,7 +55,7 @@ impl Store {
         }
     }
 
-    /// Lets it go. Whether it was told.
+    /// Dismisses it. Returns whether the message was sent.
     pub(super) fn dismiss(&self) -> bool {
         self.send(&ToKeeper::Go, None).is_ok()
     }
@@ -69,7 +69,7 @@ impl ManagerStore {
             ToKeeper::Pool { .. } if self.has_pool => Ok(()),
             ToKeeper::Pool { .. } => fd.map_or(Ok(()), |fd| self.manager.store(POOL, fd)),
             ToKeeper::Ledger => {
-                // One at a time: the depot before is over.
+                // One at a time: the earlier depot is over.
                 self.manager.forget(LEDGER)?;
                 fd.map_or(Ok(()), |fd| self.manager.store(LEDGER, fd))
             }
@@ -94,20 +94,20 @@ impl ManagerStore {
     }
 }
 
-/// Stands for a client that has no pidfd.
+/// Makes the placeholder for a client without a pidfd.
 fn no_pidfd() -> Result<OwnedFd> {
     rustix::event::eventfd(0, EventfdFlags::CLOEXEC)
         .map_err(|e| kvdepot_core::Error::io("cannot make an eventfd", e.into()))
 }
 
-/// The manager's store for a depot that begins anew: empty.
+/// Returns the manager's store for a new depot, after emptying it.
 pub(super) fn empty() -> Option<Store> {
     let manager = Manager::with_store()?;
     forget_stored(&manager);
     Some(Store::Manager(ManagerStore { manager, clients: Mutex::default(), has_pool: false }))
 }
 
-/// Has the manager drop what it stored for a depot before, where nobody has taken it.
+/// Makes the manager drop everything stored for an earlier depot that was not taken.
 pub(crate) fn forget_all() {
     if let Some(manager) = Manager::of_this_process() {
         forget_stored(&manager);
@@ -116,7 +116,7 @@ pub(crate) fn forget_all() {
 
 fn forget_stored(manager: &Manager) {
     let mut names: BTreeSet<String> = inherited::take(PREFIX).into_iter().map(|(name, _)| name).collect();
-    // Also what was not given to this process: the manager keeps everything of one name, a pool for each crash.
+    // Including those not passed to this process: the manager keeps all descriptors of one name, a pool for each crash.
     names.extend([POOL.to_owned(), LEDGER.to_owned()]);
     for name in names {
         if let Err(error) = manager.forget(&name) {
@@ -125,13 +125,13 @@ fn forget_stored(manager: &Manager) {
     }
 }
 
-/// A manager's store that has nothing, for tests.
+/// Makes an empty manager's store, for tests.
 #[cfg(test)]
 pub(super) const fn of(manager: Manager) -> Store {
     Store::Manager(ManagerStore { manager, clients: Mutex::new(BTreeSet::new()), has_pool: false })
 }
 
-/// What the manager had of a crashed depot. None when it has no whole one.
+/// Returns what the manager has of a crashed depot; `None` if anything is missing.
 pub(super) fn found() -> Option<Found> {
     let manager = Manager::with_store()?;
     let (mut pool, mut ledger, mut clients) = (None, None, Vec::new());

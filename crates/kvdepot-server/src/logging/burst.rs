@@ -1,8 +1,8 @@
-//! Bounds how many lines of one kind are written in a while.
+//! Limits how many lines of one kind are written within a time window.
 
 use std::time::{Duration, Instant};
 
-/// The while.
+/// The time window.
 const WINDOW: Duration = Duration::from_secs(10);
 
 /// One kind of line.
@@ -14,7 +14,8 @@ pub(super) struct Burst {
 }
 
 impl Burst {
-    /// Whether a line may be written now, of which no more than `most` may be in a window; how many were left out before it.
+    /// Decides whether a line may be written now, with at most `most` in a window. Returns the number of lines left out
+    /// before it, or `None` to leave it out.
     pub(super) fn admit(&mut self, now: Instant, most: u32) -> Option<u64> {
         if self.begun.is_none_or(|begun| now.saturating_duration_since(begun) >= WINDOW) {
             (self.begun, self.written) = (Some(now), 0);

@@ -1,5 +1,6 @@
-//! A log file of bounded size: when it is full it is renamed to `NAME.1`, what was `NAME.1` to `NAME.2`, and so on; the oldest goes.
-//! What is no regular file (`/dev/null`, `/dev/stderr`, a pipe, a link) is only appended to: it is somebody else's to replace.
+//! A log file of bounded size. When it is full it is renamed to `NAME.1`, `NAME.1` to `NAME.2`, and so on; the oldest
+//! is deleted. A path that is not a regular file (`/dev/null`, `/dev/stderr`, a pipe, a link) is only appended to and
+//! never replaced.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -8,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use kvdepot_core::{Error, Result};
 
-/// The file that is written, and what bounds it.
+/// The current file and its limits.
 #[derive(Debug)]
 pub(super) struct LogFile {
     path: PathBuf,
@@ -19,7 +20,7 @@ pub(super) struct LogFile {
 }
 
 impl LogFile {
-    /// Opens a file to append to; `max_bytes` of 0 is no bound, and what is no regular file has none.
+    /// Opens a file to append to. There is no limit if `max_bytes` is 0 or it is not a regular file.
     pub(super) fn open(path: &Path, max_bytes: u64, max_files: u32) -> Result<Self> {
         let opened = open(path, 0).and_then(|file| {
             let is_file = file.metadata()?.is_file() && fs::symlink_metadata(path)?.is_file();
@@ -30,7 +31,8 @@ impl LogFile {
         Ok(Self { path: path.to_owned(), max_bytes, max_files: max_files.max(1), file, bytes })
     }
 
-    /// Makes room. A depot that only finds another one serving writes to the same file: whoever comes second finds it renamed.
+    /// Rotates the files. A depot that finds another one serving writes to the same file; the later of the two finds it
+    /// renamed already.
     fn begin_next(&mut self) -> io::Result<()> {
         let own = self.file.metadata()?;
         let is_renamed = fs::symlink_metadata(&self.path)
@@ -42,17 +44,18 @@ impl LogFile {
                 return self.file.set_len(0);
             }
             for number in (1..self.max_files - 1).rev() {
-                // A gap is none of them.
+                // Gaps are harmless.
                 let _ = fs::rename(numbered(&self.path, number), numbered(&self.path, number + 1));
             }
             if let Err(error) = fs::rename(&self.path, numbered(&self.path, 1)) {
-                // The bound holds all the same.
+                // The limit still holds.
                 self.file.set_len(0)?;
                 self.bytes = 0;
                 return Err(error);
             }
         }
-        // Whatever somebody put there since: a link is not followed, and a pipe without a reader not waited for.
+        // Opened carefully, because another file may be there by now: links are not followed, and a pipe without a
+        // reader does not block.
         let next = open(&self.path, libc::O_NOFOLLOW | libc::O_NONBLOCK)?;
         let facts = next.metadata()?;
         if !facts.is_file() {
@@ -65,10 +68,10 @@ impl LogFile {
 }
 
 impl Write for LogFile {
-    /// Writes a whole line: a file ends with one.
+    /// Writes a complete line, so that a file ends with one.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         if self.max_bytes > 0 && self.bytes > 0 && self.bytes + line.len() as u64 > self.max_bytes {
-            // A line that cannot have a file of its own is written to the old one.
+            // If no new file can be begun, the line goes to the old one.
             let _ = self.begin_next();
         }
         self.file.write_all(line)?;
@@ -151,7 +154,7 @@ mod tests {
         let mut second = LogFile::open(&path, 17, 3).expect("open");
         write(&mut second, 0..2);
         write(&mut first, 2..5);
-        // Full by its own count, but its file has another name by now.
+        // Full by its own count, but its file has been renamed by now.
         write(&mut second, 5..6);
         let names: Vec<_> = read(directory.path()).into_iter().map(|(name, _)| name).collect();
         assert_eq!(names, ["log", "log.1"]);
@@ -162,7 +165,7 @@ mod tests {
     fn a_file_that_cannot_be_renamed_stays_bounded() {
         let directory = tempfile::tempdir().expect("directory");
         let path = directory.path().join("log");
-        // A directory that has something in it cannot be replaced by a file.
+        // A directory with content cannot be replaced by a file.
         fs::create_dir_all(numbered(&path, 1).join("x")).expect("directory");
         let mut log = LogFile::open(&path, 17, 2).expect("open");
         write(&mut log, 0..40);

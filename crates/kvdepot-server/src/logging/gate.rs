@@ -1,4 +1,4 @@
-//! A lock that nobody waits for twice: the one who has it may hang in a write, or be a thread that a fork left behind.
+//! A lock for which no thread waits twice: its holder may hang in a write, or may be a thread that a fork left behind.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -8,11 +8,11 @@ use parking_lot::{Mutex, MutexGuard};
 /// How long a thread waits for another one's line.
 const WAIT: Duration = Duration::from_millis(10);
 
-/// A value that one thread at a time has.
+/// A value for one thread at a time.
 pub(super) struct Gate<T> {
     value: Mutex<T>,
     wait: Duration,
-    /// Somebody waited in vain, and nobody has had the value since.
+    /// A wait timed out, and the value was not free since.
     is_stuck: AtomicBool,
 }
 
@@ -21,7 +21,8 @@ impl<T> Gate<T> {
         Self { value: Mutex::new(value), wait: WAIT, is_stuck: AtomicBool::new(false) }
     }
 
-    /// The value, or None where another thread has it for longer than one may wait. After that nobody waits until it is free.
+    /// Locks the value. Returns `None` if another thread holds it for too long. After that no thread waits until it is
+    /// free.
     pub(super) fn enter(&self) -> Option<MutexGuard<'_, T>> {
         let is_stuck = self.is_stuck.load(Ordering::Relaxed);
         let entered = if is_stuck { self.value.try_lock() } else { self.value.try_lock_for(self.wait) };
@@ -36,7 +37,7 @@ impl<T> Gate<T> {
 mod tests {
     use super::*;
 
-    /// Far longer than a test may take: whoever waits hangs.
+    /// Far longer than any test: a wait would hang.
     const NEVER: Duration = Duration::from_secs(100_000);
 
     #[test]

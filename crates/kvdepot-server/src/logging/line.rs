@@ -1,4 +1,4 @@
-//! One log line, as text or JSON.
+//! Formats log lines as text or JSON.
 
 use std::fmt::{self, Write};
 
@@ -8,17 +8,17 @@ use tracing::{Event, Level};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 
-/// How lines are written.
+/// The format of lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Form {
     /// `2026-01-31T23:59:59.123456Z [kvdepot][I] … [PID,TID]`
     #[default]
     Text,
-    /// An object a line: `time`, `level`, `message`, `fields`, `pid`, `tid`.
+    /// One object per line: `time`, `level`, `message`, `fields`, `pid`, `tid`.
     Json,
 }
 
-/// What a line says.
+/// The content of a line.
 #[derive(Debug)]
 pub(super) struct Line {
     level: Level,
@@ -29,7 +29,7 @@ pub(super) struct Line {
 }
 
 impl Line {
-    /// The line of an event before which `left_out` of its kind were not written.
+    /// Makes the line of an event, before which `left_out` of its kind were not written.
     pub(super) fn of(event: &Event<'_>, left_out: u64) -> Self {
         let facts = event.metadata();
         let mut line = Self {
@@ -43,10 +43,10 @@ impl Line {
         line
     }
 
-    /// The whole line, its end included.
+    /// Returns the complete line with its line break.
     pub(super) fn text(&self, form: Form) -> String {
         let mut time = String::new();
-        // The system's clock cannot fail to be written into a string.
+        // Formatting a time into a string cannot fail.
         let _ = SystemTime.format_time(&mut Writer::new(&mut time));
         let (pid, tid) = (std::process::id(), rustix::thread::gettid().as_raw_nonzero());
         match form {
@@ -69,7 +69,7 @@ impl Line {
         }
     }
 
-    /// The words between time and thread.
+    /// Returns the text between time and thread.
     fn said(&self) -> String {
         let from = if self.is_of_seeds { "UC" } else { "kvdepot" };
         let mut said = format!("[{from}][{}] {}", letter(self.level), self.message);
@@ -93,7 +93,7 @@ impl Visit for Line {
     }
 }
 
-/// Text without control characters, which a peer's words may have: each stays in its own line.
+/// Text with escaped control characters: text from a peer stays on one line.
 struct OneLine<'a>(&'a str);
 
 impl fmt::Display for OneLine<'_> {

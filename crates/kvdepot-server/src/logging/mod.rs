@@ -1,4 +1,4 @@
-//! Log lines of the core: to standard error or a file, as text or JSON. Never through Python's interpreter.
+//! Log lines of the core, to standard error or a file, as text or JSON. They never go through Python's interpreter.
 
 mod burst;
 mod file;
@@ -25,28 +25,28 @@ use self::gate::Gate;
 pub use self::line::Form;
 use self::line::Line;
 
-/// Where log lines go, and how many.
+/// Destination, format and limits of log lines.
 #[derive(Clone, Debug, Default)]
 pub struct Settings<'a> {
-    /// The file; None = standard error.
+    /// The file; `None` for standard error.
     pub path: Option<&'a Path>,
     /// Text or JSON.
     pub form: Form,
-    /// Bytes of the file after which the next one begins; 0 = it grows without bound.
+    /// Size at which the next file begins; 0 = no limit.
     pub max_bytes: u64,
-    /// Files that are kept, the one that is written included.
+    /// Number of files to keep, including the current one.
     pub max_files: u32,
-    /// Lines of one kind within ten seconds, of warnings, errors and information; 0 = no bound.
+    /// Number of lines of one kind within ten seconds, for warnings, errors and information; 0 = no limit.
     pub burst_lines: u32,
 }
 
-/// As [`init_with`], as text and without bounds.
+/// Like [`init_with`], as text and without limits.
 pub fn init(level: &str, path: Option<&Path>) -> Result<bool> {
     init_with(level, &Settings { path, ..Settings::default() })
 }
 
-/// Sets where log lines go and from which level on (`error`, `warn`, `info`, `debug`, `trace`). Only the first call of a
-/// process counts; false for the others.
+/// Sets up logging from a level on (`error`, `warn`, `info`, `debug`, `trace`). Only the first call of a process has an
+/// effect; returns `false` for the others.
 pub fn init_with(level: &str, settings: &Settings<'_>) -> Result<bool> {
     let level = level_filter(level)?;
     let out: Box<dyn Write + Send> = match settings.path {
@@ -74,7 +74,7 @@ fn level_filter(level: &str) -> Result<LevelFilter> {
     })
 }
 
-/// Writes each event as a line, whole. What finds a gate shut is lost.
+/// Writes each event as a complete line. Lines that find a gate locked are lost.
 struct Lines {
     form: Form,
     burst_lines: u32,
@@ -87,9 +87,10 @@ impl Lines {
         Self { form, burst_lines, bursts: Gate::new(HashMap::new()), out: Gate::new(out) }
     }
 
-    /// Whether a line may be written now; how many of its kind were left out before it.
+    /// Returns the number of lines of this kind that were left out, or `None` if this one may not be written now
+    /// either.
     fn admit(&self, facts: &Metadata<'_>) -> Option<u64> {
-        // Who asks for debug lines wants all of them.
+        // Debug lines are only enabled to see all of them.
         if self.burst_lines == 0 || *facts.level() > Level::INFO {
             return Some(0);
         }
@@ -107,7 +108,7 @@ impl<S: Subscriber> Layer<S> for Lines {
         }
         let text = line.text(self.form);
         if let Some(mut out) = self.out.enter() {
-            // There is nowhere to say that a line cannot be written.
+            // There is no place to report that a line cannot be written.
             let _ = out.write_all(text.as_bytes());
         }
     }

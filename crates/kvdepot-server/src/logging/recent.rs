@@ -1,11 +1,11 @@
-//! The last warnings and errors of this process, for the status page.
+//! The most recent warnings and errors of this process, for the status page.
 
 use std::collections::VecDeque;
 
 use parking_lot::Mutex;
 use serde_json::Value;
 
-/// How many are kept, and bytes of one that is kept whole.
+/// Number of lines kept, and size limit of a line.
 const LINES_MAX: usize = 50;
 const LINE_BYTES_MAX: usize = 4096;
 
@@ -19,7 +19,7 @@ impl Recent {
         Self(Mutex::new(VecDeque::new()))
     }
 
-    /// Keeps a line that was written as JSON; one that is too long is left out.
+    /// Keeps a line formatted as JSON. Lines that are too long are left out.
     fn keep(&self, line: &str) {
         if line.len() > LINE_BYTES_MAX {
             return;
@@ -42,7 +42,7 @@ pub(super) fn keep(line: &str) {
     RECENT.keep(line);
 }
 
-/// What is kept, oldest first: objects as of `log_format: json`.
+/// Returns the kept lines, oldest first: objects as with `log_format: json`.
 pub(crate) fn list() -> Value {
     RECENT.list()
 }

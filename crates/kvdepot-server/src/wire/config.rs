@@ -1,4 +1,4 @@
-//! What a wire door is opened with.
+//! The configuration of a wire door.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -10,57 +10,57 @@ use serde::Deserialize;
 
 use super::rdma::config::RdmaConfig;
 
-/// How long a value may take to come up from a tier.
+/// The longest wait for a value from a tier.
 pub(super) const GET_WAIT: Duration = Duration::from_secs(10);
 
-/// Largest file that a token is read from.
+/// Size limit of a token file.
 const TOKEN_FILE_BYTES_MAX: u64 = 64 << 10;
 
 /// Configuration of a wire door. Unknown keys are errors (P10).
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WireConfig {
-    /// Address to listen at, for both ports.
+    /// Listening address, for both ports.
     #[serde(default = "default_host")]
     pub host: IpAddr,
-    /// Port of the wire door; 0 = one that is free.
+    /// Port of the wire door; 0 = any free port.
     pub service_port: u16,
-    /// Port of the HTTP management; none without one, 0 = one that is free.
+    /// Port of the HTTP management; 0 = any free port. Without it there is none.
     #[serde(default)]
     pub manage_port: Option<u16>,
-    /// File with the secret that clients must know.
+    /// File with the secret shared by clients.
     #[serde(default)]
     pub token_file: Option<PathBuf>,
-    /// PEM files of the certificate chain and the private key: then both ports speak TLS only.
+    /// PEM files of the certificate chain and the private key. If set, both ports speak only TLS.
     #[serde(default)]
     pub tls: Option<TlsConfig>,
-    /// Least bytes of the pool that a value takes.
+    /// Minimum number of bytes that a value takes in the pool.
     #[serde(default = "default_value_bytes_min")]
     pub value_bytes_min: u64,
-    /// Eviction ahead of need.
+    /// Background eviction.
     #[serde(default)]
     pub evict: EvictConfig,
-    /// Most connections at a time (P7).
+    /// Limit of concurrent connections (P7).
     #[serde(default = "default_connections_max")]
     pub connections_max: usize,
-    /// How long a peer may send or take nothing in the middle of a message (P2).
+    /// How long a peer may stall in the middle of a message (P2).
     #[serde(default = "default_stall_timeout_ms")]
     pub stall_timeout_ms: u64,
-    /// How long a put waits for room before it is refused.
+    /// How long a put waits for space before it is refused.
     #[serde(default = "default_put_wait_ms")]
     pub put_wait_ms: u64,
-    /// How long an ending door lets requests that have begun go on.
+    /// How long a closing door lets requests in flight continue.
     #[serde(default = "default_drain_ms")]
     pub drain_ms: u64,
-    /// RDMA beside TCP; none without it.
+    /// RDMA in addition to TCP, if set.
     #[serde(default)]
     pub rdma: Option<RdmaConfig>,
-    /// Threads that serve connections; 0 = as many as processors, up to eight.
+    /// Number of threads that serve connections; 0 = number of processors, up to eight.
     #[serde(default)]
     pub threads: usize,
 }
 
-/// What TLS is spoken with.
+/// Files for TLS.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TlsConfig {
@@ -70,17 +70,17 @@ pub struct TlsConfig {
     pub key_file: PathBuf,
 }
 
-/// Eviction ahead of need: down to `min_percent` whenever more than `max_percent` of the pool are in use.
+/// Background eviction: evicts down to `min_percent` whenever more than `max_percent` of the pool are in use.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EvictConfig {
-    /// Whether it is done.
+    /// Whether it is enabled.
     pub periodic: bool,
-    /// How often the pool is looked at.
+    /// How often usage is checked.
     pub interval_ms: u64,
-    /// Share of the pool that stays in use.
+    /// Usage of the pool at which eviction stops.
     pub min_percent: f64,
-    /// Share of the pool from which on something must go.
+    /// Usage of the pool above which eviction starts.
     pub max_percent: f64,
 }
 
@@ -135,17 +135,17 @@ impl WireConfig {
         Ok(config)
     }
 
-    /// The secret, read from its file.
+    /// Returns the secret from its file.
     pub(super) fn token(&self) -> Result<Option<Token>> {
         self.token_file.as_deref().map(read_token).transpose()
     }
 
-    /// How long a peer may do nothing in the middle of a message.
+    /// Returns how long a peer may stall in the middle of a message.
     pub(super) const fn stall(&self) -> Duration {
         Duration::from_millis(self.stall_timeout_ms)
     }
 
-    /// Threads to serve with.
+    /// Returns the number of serving threads.
     pub(super) fn worker_threads(&self) -> usize {
         let processors = std::thread::available_parallelism().map_or(2, usize::from);
         if self.threads == 0 { processors.clamp(2, 8) } else { self.threads.min(64) }

@@ -1,4 +1,4 @@
-//! What a connection works with, and how its requests wait.
+//! The state of a connection, and the ways in which its requests wait.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,10 +15,10 @@ use super::rdma::QueuePair;
 use super::shared::Door;
 use super::stream::Stream;
 
-/// How often a put that found no room tries again.
+/// How often a put that found no space is retried.
 const ROOM_TICK: Duration = Duration::from_millis(5);
 
-/// What a connection works with. Leases and half-filled slots end with it (P4).
+/// The state of a connection. Its leases and partly filled slots end with it (P4).
 pub(super) struct Connection {
     pub(super) door: Arc<Door>,
     pub(super) stream: Arc<Stream>,
@@ -27,19 +27,19 @@ pub(super) struct Connection {
     /// Gets that wait for tiers.
     pub(super) tasks: JoinSet<()>,
     pub(super) in_flight: Arc<Semaphore>,
-    /// The queue pair of this connection.
+    /// The queue pair of this connection, if any.
     pub(super) rdma: Option<QueuePair>,
     pub(super) handshake: ServerHandshake,
 }
 
 impl Connection {
-    /// Until when a put that begins now may wait for room in the pool, however many blocks it has: its client waits for
-    /// an answer, and takes longer silence for the server's end (P2).
+    /// Returns the deadline for a put that begins now to find space in the pool, however many blocks it has: its client
+    /// waits for an answer, and takes a longer silence for the server's death (P2).
     pub(super) fn room_deadline(&self) -> Instant {
         Instant::now() + Duration::from_millis(self.door.config.put_wait_ms)
     }
 
-    /// Tries again while the pool has no room, until the deadline; once at least.
+    /// Retries while the pool has no space, until the deadline; tries at least once.
     pub(super) async fn patiently<T>(
         &self,
         deadline: Instant,
@@ -55,7 +55,7 @@ impl Connection {
         }
     }
 
-    /// Runs what may wait, on a thread that may.
+    /// Runs blocking work on a thread for it.
     pub(super) async fn apart<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Values) -> T + Send + 'static,
@@ -64,7 +64,7 @@ impl Connection {
         join(tokio::task::spawn_blocking(move || work(&values))).await
     }
 
-    /// Runs what may wait, on a thread that may.
+    /// Runs blocking work on a thread for it.
     pub(super) async fn wait_for<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Direct) -> T + Send + 'static,

@@ -1,4 +1,4 @@
-//! One connection, from its first byte to its last.
+//! A connection from its first to its last byte.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,12 +22,12 @@ use super::socket::{Socket, keep_alive};
 use super::stream::Stream;
 use super::tls;
 
-/// How long a peer may take to prove that it knows the token.
+/// The longest time for a peer to prove that it knows the token.
 const HELLO_WAIT: Duration = Duration::from_secs(10);
-/// Optional parts of the protocol that this server has: none yet.
+/// Optional protocol features of this server: none yet.
 const FEATURES: u64 = 0;
 
-/// What came: decoded, so that it borrows nothing of the buffer that its payload is taken from.
+/// A received request. It is decoded, so it borrows nothing from the buffer that its payload is taken from.
 enum Arrived {
     Own(u64, OwnCommand),
     Infini(InfiniCommand),
@@ -35,7 +35,7 @@ enum Arrived {
     BadInfini(u8, Error),
 }
 
-/// Serves a connection until it ends; why it ended is logged here.
+/// Serves a connection until it ends, and logs the reason.
 pub(super) async fn converse(door: Arc<Door>, tcp: TcpStream, draining: watch::Receiver<bool>) {
     let (counters, peer) = (Arc::clone(&door.counters), tcp.peer_addr());
     keep_alive(&tcp);
@@ -82,7 +82,7 @@ async fn serve(door: Arc<Door>, socket: Socket, draining: watch::Receiver<bool>)
     };
     let outcome = connection.run(draining).await;
     if outcome.is_ok() {
-        // The peer may have closed only its half: what it asked for before is still sent.
+        // The peer may have closed only its sending half: answers to its earlier requests are still sent.
         while connection.tasks.join_next().await.is_some() {}
     }
     outcome
@@ -119,7 +119,7 @@ impl Connection {
                 Arrived::BadInfini(op, error) => {
                     self.may_enter().await?;
                     self.refuse(code::INVALID, error.kind()).await?;
-                    // Behind a value's request that cannot be read there may be a value: nothing can be found after it.
+                    // An unreadable request for a value may be followed by the value, so the stream is out of step.
                     if op == infini_op::TCP {
                         return Err(error);
                     }
@@ -128,7 +128,7 @@ impl Connection {
         }
     }
 
-    /// The next request; None when the peer left between two, or the door closes.
+    /// Returns the next request; `None` if the peer left between two requests, or the door closes.
     async fn next(
         &self,
         buffer: &mut FrameBuffer,
@@ -178,7 +178,7 @@ impl Connection {
         }
     }
 
-    /// InfiniStore's protocol has no token: where one is wanted, its requests are served only behind our handshake.
+    /// InfiniStore's protocol has no token: if one is required, its requests are served only after our handshake.
     async fn may_enter(&self) -> Result<()> {
         if self.door.token.is_none() || self.handshake.is_over() {
             return Ok(());
@@ -189,7 +189,7 @@ impl Connection {
 
     async fn greet(&mut self, id: u64, greeting: &Greeting) -> Result<()> {
         let mut nonce = [0; 32];
-        // Blocks only in the first moments of a machine.
+        // Blocks only in the first moments after boot.
         rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())
             .map_err(|e| Error::io("no random numbers", e.into()))?;
         let offer = Offer {
@@ -208,7 +208,7 @@ impl Connection {
     }
 }
 
-/// Waits for the end of a connection's queue pair; for ever where it has none.
+/// Waits for the end of a connection's queue pair, forever if it has none.
 async fn over(rdma: Option<&QueuePair>) {
     match rdma {
         Some(queue_pair) => queue_pair.over().await,

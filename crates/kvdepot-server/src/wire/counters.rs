@@ -1,4 +1,4 @@
-//! What the wire door counts.
+//! The counters of the wire door.
 
 use kvdepot_core::ErrorKind;
 use prometheus_client::metrics::counter::Counter;
@@ -53,7 +53,7 @@ impl Counters {
         self.failures.get_or_create(&[("kind", kind.as_str())]).inc();
     }
 
-    /// The series of these counters.
+    /// Returns the series of these counters.
     pub(super) const fn registry(&self) -> &Registry {
         &self.registry
     }

@@ -1,4 +1,4 @@
-//! The listening side: admission, eviction ahead of need, and an orderly end.
+//! The listening side: admission, background eviction, and orderly shutdown.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -22,14 +22,14 @@ use super::tls;
 use crate::descriptors;
 use crate::log_limit::LogLimit;
 
-/// Connections that may wait to be accepted.
+/// Number of connections that may wait to be accepted.
 const BACKLOG: u32 = 1024;
-/// Threads that wait for tiers at a time; more requests wait for one of them.
+/// Number of threads that wait for tiers at a time. Further requests wait for one of them.
 const BLOCKING_THREADS_MAX: usize = 256;
-/// How long no connection is accepted after the system had no descriptor for one.
+/// How long accepting pauses after the system had no descriptor for a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// An open wire door. Dropping it ends all connections; [`WireDoor::close`] does so in order.
+/// An open wire door. Dropping it ends all connections; [`WireDoor::close`] does so in an orderly way.
 #[derive(Debug)]
 pub struct WireDoor {
     runtime: Option<Runtime>,
@@ -42,14 +42,14 @@ pub struct WireDoor {
 }
 
 impl WireDoor {
-    /// Whether what the configuration names can be read: the token, certificate and key.
+    /// Checks that the configured files can be read: the token, certificate and key.
     pub fn check(config: &WireConfig) -> Result<()> {
         config.token()?;
         config.tls.as_ref().map(|tls| tls::acceptor(&tls.certificate_file, &tls.key_file)).transpose()?;
         Ok(())
     }
 
-    /// Opens a wire door to a depot; with RDMA where the configuration has it.
+    /// Opens a wire door to a depot, with RDMA if configured.
     pub fn open(mut config: WireConfig, depot: &Arc<Depot>) -> Result<Self> {
         let token = config.token()?;
         if !config.host.is_loopback() && token.is_none() {
@@ -109,17 +109,17 @@ impl WireDoor {
         Ok(Self { runtime: Some(runtime), draining, service, manage, listener: Some(listener), drain, rdma })
     }
 
-    /// Where clients connect.
+    /// Returns the address for clients.
     pub const fn service_address(&self) -> SocketAddr {
         self.service
     }
 
-    /// Where the HTTP management is.
+    /// Returns the address of the HTTP management.
     pub const fn manage_address(&self) -> Option<SocketAddr> {
         self.manage
     }
 
-    /// Accepts nobody any more, lets requests that have begun end within bounds, and ends all connections.
+    /// Stops accepting, lets requests in flight finish within limits, and ends all connections.
     pub fn close(mut self) {
         self.end(self.drain);
     }
@@ -149,7 +149,7 @@ impl Drop for WireDoor {
 fn listen(at: SocketAddr) -> Result<TcpListener> {
     let open = || {
         let socket = if at.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-        // A server that comes back must not wait until the kernel has forgotten its connections.
+        // Without it a restarted server waits until the kernel has forgotten its old connections.
         socket.set_reuseaddr(true)?;
         socket.bind(at)?;
         socket.listen(BACKLOG)
@@ -200,7 +200,7 @@ async fn accept(door: Arc<Door>, listener: TcpListener, mut closing: watch::Rece
     while connections.join_next().await.is_some() {}
 }
 
-/// Counts a connection as open, until it ends in whatever way.
+/// Counts a connection as open until it ends in any way.
 struct Open(Arc<Counters>);
 
 impl Drop for Open {

@@ -1,5 +1,5 @@
-//! HTTP management: what InfiniStore's server has, and health and metrics. What changes or walks the depot needs the
-//! token where there is one, and must not come from a web page where there is none.
+//! HTTP management: the requests of InfiniStore's server, health and metrics. Requests that change or walk the depot
+//! need the token if there is one, and otherwise must not come from a web page.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -25,16 +25,17 @@ use crate::http::visitors::{Place, Visitors};
 use crate::log_limit::LogLimit;
 use crate::logging::recent;
 
-/// Connections at a time.
+/// Limit of concurrent connections.
 const VISITORS_MAX: usize = 64;
-/// Requests at a time that walk or change the depot. Fewer than connections, so that a place is left for `/health`.
+/// Limit of concurrent requests that walk or change the depot. It is below that of connections, so that there is always
+/// a place for `/health`.
 const HEAVY_MAX: usize = 16;
 /// Pause after a connection that could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How long a visitor may stay in all.
+/// The longest total time of a visit.
 const VISIT_MAX: Duration = Duration::from_secs(120);
 
-/// What all connections share.
+/// State shared by all connections.
 struct Http {
     door: Arc<Door>,
     heavy: Semaphore,
@@ -98,13 +99,13 @@ async fn visit(http: Arc<Http>, tcp: TcpStream, place: Place) {
             },
         }
     };
-    // A client that stays longer, or speaks no HTTP, is disconnected.
+    // A client that stays longer, or does not speak HTTP, is disconnected.
     let _ = tokio::time::timeout(VISIT_MAX, visit).await;
 }
 
 async fn answer(http: &Http, request: Request<Incoming>) -> Answer {
     let door = &http.door;
-    // The page holds no data: what it asks for needs the token.
+    // The page holds no data: its own requests need the token.
     if request.uri().path() == "/"
         && door.token.is_none()
         && let Some(refused) = refused(http, &request)
@@ -161,7 +162,7 @@ async fn answer(http: &Http, request: Request<Incoming>) -> Answer {
 }
 
 async fn apart<T: Send + 'static>(door: &Arc<Door>, work: fn(&Values) -> Result<T>) -> Result<T> {
-    // An owner of its own, so that nothing that it leases outlives this call.
+    // A separate owner, so that none of its leases outlives this call.
     let values = door.values.for_owner(door.depot.direct());
     let task = tokio::task::spawn_blocking(move || work(&values)).await;
     task.unwrap_or_else(|e| {
@@ -169,7 +170,7 @@ async fn apart<T: Send + 'static>(door: &Arc<Door>, work: fn(&Values) -> Result<
     })
 }
 
-/// Whether a path walks or changes the depot, or tells of it what the token protects.
+/// Returns whether a path walks or changes the depot, or reveals data that the token protects.
 fn is_heavy(path: &str) -> bool {
     matches!(
         path,
@@ -177,7 +178,7 @@ fn is_heavy(path: &str) -> bool {
     )
 }
 
-/// The answer to a request that may not walk or change the depot.
+/// Returns the answer to a request that may not walk or change the depot.
 fn refused(http: &Http, request: &Request<Incoming>) -> Option<Answer> {
     let (status, why) = if !is_allowed(&http.door, request) {
         (StatusCode::UNAUTHORIZED, "send the token: Authorization: Bearer …")

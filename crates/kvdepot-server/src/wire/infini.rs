@@ -1,4 +1,4 @@
-//! Requests of InfiniStore clients: one after another, answered in order.
+//! Requests of InfiniStore clients, served one at a time and answered in order.
 
 use kvdepot_core::{BlockHash, ErrorKind, Result};
 use kvdepot_depot::values::{Found, Values};
@@ -8,15 +8,15 @@ use kvdepot_wire::{Frame, FrameBuffer};
 use super::config::GET_WAIT;
 use super::connection::Connection;
 
-/// Values that are removed before other connections get a turn; more are removed on another thread, in pieces.
+/// Number of values removed before other connections get a turn. More are removed on another thread, in pieces.
 const REMOVED_AT_ONCE_MAX: usize = 16;
-/// Values that the other thread removes at a time.
+/// Number of values that the other thread removes at a time.
 const REMOVED_APART_MAX: usize = 256;
 
-/// Keys whose longest prefix is found between two requests of other connections; more take a thread of their own.
+/// Number of keys whose longest prefix is found without leaving this thread. More are looked up on another thread.
 const MATCHED_AT_ONCE_MAX: usize = 64;
 
-/// A request, its keys hashed.
+/// A request with hashed keys.
 #[derive(Debug)]
 pub(super) enum Command {
     Exchange(ConnInfo),
@@ -69,7 +69,7 @@ impl Connection {
                 self.answer(Reply::Number(i32::from(!there))).await
             }
             Command::Match(hashes) => {
-                // Each is looked up in every size class, under the lock of all who use the depot.
+                // Each is looked up in every size class, under the lock of all users of the depot.
                 let now =
                     if hashes.len() <= MATCHED_AT_ONCE_MAX { self.values.exist_now(&hashes) } else { None };
                 let leading = match now {
@@ -83,7 +83,7 @@ impl Connection {
                 if hashes.len() <= REMOVED_AT_ONCE_MAX && self.values.removes_at_once() {
                     gone = self.values.remove(&hashes);
                 } else {
-                    // Requests that wait for a thread or for the depot's lock get their turn in between.
+                    // In between, requests that wait for a thread or for the depot's lock get their turn.
                     for piece in hashes.chunks(REMOVED_APART_MAX) {
                         let piece = piece.to_vec();
                         gone += self.apart(move |values| values.remove(&piece)).await?;
@@ -111,8 +111,8 @@ impl Connection {
         self.answer(Reply::Code(code)).await
     }
 
-    /// The value is received into its slot, and visible after its last byte (P1). A peer that leaves before, or a value
-    /// that finds no room, changes nothing.
+    /// Receives the value into its slot, and makes it visible after its last byte (P1). If the peer leaves earlier, or
+    /// there is no space for the value, nothing changes.
     async fn put_value(&self, hash: BlockHash, bytes: u32, buffer: &mut FrameBuffer) -> Result<()> {
         if bytes == 0 {
             return self.refuse(code::INVALID, ErrorKind::Protocol).await;
@@ -122,7 +122,8 @@ impl Connection {
             Ok(slot) => slot,
             Err(error) => {
                 tracing::debug!("a value was not stored: {error}");
-                // At once, so that a client that looks need not send the rest; most send it all the same.
+                // Refused immediately, so that a client that checks need not send the rest; most clients send it
+                // anyway.
                 self.refuse(code::OUT_OF_MEMORY, error.kind()).await?;
                 return self.stream.discard(buffer, bytes.into()).await;
             }
@@ -137,8 +138,8 @@ impl Connection {
         }
     }
 
-    /// A miss is the four-byte 404: the real client takes every other answer worse, and none of them well. It waits for
-    /// four bytes more, so a careful user asks `check_exist` first.
+    /// A miss is the four-byte 404. The real client handles every other answer worse, and none of them well: it waits
+    /// for four more bytes, so a careful user asks `check_exist` first.
     async fn send_value(&self, hash: BlockHash) -> Result<()> {
         let found = match self.values.get_now(hash) {
             Found::Here(value) => Some(value),

@@ -1,4 +1,4 @@
-//! The wire door: TCP for clients on other machines, InfiniStore's and our own, and HTTP for administrators. Drawn in
+//! The wire door: TCP for clients on other machines, InfiniStore's and our own, and HTTP for administrators. See
 //! `docs/wire.md`.
 
 mod config;

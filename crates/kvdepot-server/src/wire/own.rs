@@ -1,4 +1,4 @@
-//! Requests of our own clients: with ids, in batches, checked by CRC-64/NVME on both sides.
+//! Requests of our own clients: with ids, in batches, verified by CRC-64/NVME on both sides.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,21 +13,21 @@ use tokio::time::Instant;
 use super::connection::Connection;
 use super::stream::{Answer, Source, Stream};
 
-/// Blocks leased at a time by one get: what a slow peer keeps in the pool.
+/// Number of blocks leased at a time by one get, which a slow peer keeps in the pool.
 const LEASES_AT_A_TIME: usize = 16;
-/// Blocks that are removed between two requests of other connections; more take a thread of their own.
+/// Number of blocks removed without leaving this thread. More are removed on another thread.
 const REMOVED_AT_ONCE_MAX: usize = 256;
-/// Bytes of blocks that are sent as one.
+/// Number of bytes of blocks that are sent together.
 const TOGETHER_BYTES: u64 = 256 << 10;
-/// Longest wait for tiers.
+/// The longest wait for tiers.
 const WAIT_MAX: Duration = Duration::from_secs(30);
-/// How long a get waits before it asks again for blocks that found no room in the pool.
+/// How long a get waits before it retries blocks that found no space in the pool.
 const ROOM_TICK: Duration = Duration::from_millis(5);
 
-/// A request, on its own feet.
+/// A request that owns its data.
 #[derive(Debug)]
 pub(super) enum Command {
-    /// `Hello` or `Auth`, as they came.
+    /// A `Hello` or `Auth`, as received.
     Greeting(Greeting),
     Open(String),
     Exists(NamespaceId, Vec<BlockHash>),
@@ -111,7 +111,7 @@ fn described(open: &OpenNamespace) -> Result<Response<'static>> {
 }
 
 impl Connection {
-    /// Serves a request; what fails is told, and the connection goes on. An error ends the connection.
+    /// Serves a request. A failed request is reported, and the connection continues. An error ends the connection.
     pub(super) async fn serve_own(
         &mut self,
         id: u64,
@@ -133,7 +133,7 @@ impl Connection {
         }
     }
 
-    /// Tells that a request failed as a whole.
+    /// Reports that a complete request failed.
     pub(super) async fn fail(&self, id: u64, error: &Error) -> Result<()> {
         self.door.counters.failed(error.kind());
         let message = error.to_string();
@@ -196,7 +196,7 @@ impl Connection {
         }
     }
 
-    /// Each block is received into its slot, checked, and visible after its last byte (P1).
+    /// Receives each block into its slot, verifies it, and makes it visible after its last byte (P1).
     async fn put_blocks(
         &self,
         id: u64,
@@ -252,8 +252,8 @@ impl Connection {
         respond(&self.stream, id, &Response::Stored(statuses)).await
     }
 
-    /// What is in the pool is sent now; the rest by a task of its own, so that requests behind this one do not wait for
-    /// a tier.
+    /// Sends the blocks in the pool now, and the rest in a separate task, so that later requests do not wait for a
+    /// tier.
     async fn get_blocks(
         &mut self,
         id: u64,
@@ -278,7 +278,7 @@ impl Connection {
                     Now::Ask => asked.push((index, part[i])),
                 }
             }
-            // Small ones travel together; between large ones other answers find their turn.
+            // Small blocks are sent together; between large ones other answers get their turn.
             let together = (TOGETHER_BYTES / open.block_bytes).max(1) as usize;
             while !found.is_empty() {
                 let some: Vec<_> = found.drain(..found.len().min(together)).collect();
@@ -302,7 +302,7 @@ impl Connection {
     }
 }
 
-/// A block's place in its get, and the block or why there is none.
+/// A block's index in its get, and the block or the reason why it is missing.
 type Found = (u32, Result<ReadSlot, ErrorKind>);
 
 async fn send_blocks(stream: &Stream, id: u64, blocks: &[Found]) -> Result<()> {
@@ -324,7 +324,7 @@ async fn send_blocks(stream: &Stream, id: u64, blocks: &[Found]) -> Result<()> {
     stream.send_all(&answers).await
 }
 
-/// Blocks that tiers have, or may have.
+/// Sends blocks that tiers have, or may have.
 async fn fetch_blocks(
     stream: &Stream,
     direct: &Direct,
@@ -345,7 +345,7 @@ async fn fetch_blocks(
         let mut found_room = false;
         for ((index, hash), slot) in part.into_iter().zip(slots) {
             match slot {
-                // Room comes when what was leased is let go: this get's own blocks, or somebody else's.
+                // Space is freed when leases end: those of this get's own blocks, or of others.
                 Err(ErrorKind::NoSpace) if !late => asked.push((index, hash)),
                 slot => {
                     found_room = true;

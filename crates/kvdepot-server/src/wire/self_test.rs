@@ -1,11 +1,11 @@
-//! A test of the whole path through the pool, for administrators.
+//! A test of the complete path through the pool, for administrators.
 
 use std::time::Duration;
 
 use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_depot::values::Values;
 
-/// Stores, finds and removes a value: whether the whole path through the pool works.
+/// Stores, finds and removes a value. Fails if any part of the path through the pool does not work.
 pub(super) fn self_test(values: &Values) -> Result<()> {
     let bad = |what: &str| Error::new(ErrorKind::Corrupt, what.to_owned());
     let mut key = [0; 16];

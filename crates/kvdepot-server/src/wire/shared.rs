@@ -1,4 +1,4 @@
-//! What all connections of a wire door share.
+//! State shared by all connections of a wire door.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What carries a connection, and what the system is told about it.
+//! The socket of a connection, and its options.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -10,15 +10,15 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt;
 use tokio::net::{TcpStream, UnixStream};
 
-/// Payload that wakes its reader. One that takes every packet from under the sender's hands makes both of them slower
-/// than one after the other would be; copying so much takes little beside its way through a network.
+/// Number of payload bytes that wake the reader. A reader that takes every packet as it arrives makes both sides slower
+/// than if they took turns. Copying this much takes little time compared with its way through a network.
 const WAKE_BYTES_MAX: usize = 256 << 10;
-/// How long a thread stays awake for the next bytes of a payload: to be woken takes as long.
+/// How long a thread stays awake for the next bytes of a payload: a wake-up takes as long.
 const AWAKE: Duration = Duration::from_micros(30);
-/// Send buffer for a peer on this machine: what is under way to it stays in the processor's caches. Linux doubles it.
+/// Send buffer for a peer on this machine: bytes in flight to it stay in the processor's caches. Linux doubles it.
 const LOCAL_SEND_BYTES: usize = 208 << 10;
 
-/// What carries a connection.
+/// The socket of a connection.
 #[derive(Debug)]
 pub(super) enum Socket {
     Tcp(TcpStream),
@@ -27,10 +27,10 @@ pub(super) enum Socket {
 }
 
 impl Socket {
-    /// Prepares it for messages that are sent as wholes.
+    /// Prepares it for messages that are sent with one call each.
     pub(super) fn prepare(&self) -> Result<()> {
         let Self::Tcp(tcp) = self else { return Ok(()) };
-        // No answer may wait for an acknowledgement of the one before.
+        // No answer may wait for the acknowledgement of the previous one (Nagle).
         tcp.set_nodelay(true).map_err(|e| Error::io("cannot prepare a connection", e))?;
         let ends = (tcp.peer_addr(), tcp.local_addr());
         if matches!(ends, (Ok(peer), Ok(local)) if peer.ip() == local.ip())
@@ -55,7 +55,7 @@ impl Socket {
         }
     }
 
-    /// Reads what has come, though the runtime has not been told of it.
+    /// Reads available bytes without waiting for the runtime's notification.
     pub(super) fn read_untold(&self, pieces: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         Ok(rustix::io::readv(self, pieces)?)
     }
@@ -91,7 +91,7 @@ impl AsFd for Socket {
     }
 }
 
-/// How much of a payload wakes its reader; any byte again when this is dropped.
+/// The number of bytes that wakes the reader (SO_RCVLOWAT). Dropping it restores 1.
 #[derive(Debug)]
 pub(super) struct Wake<'a> {
     socket: &'a Socket,
@@ -103,10 +103,10 @@ impl<'a> Wake<'a> {
         Self { socket, bytes: 1 }
     }
 
-    /// From now on all that is left wakes the reader, or a good part of it.
+    /// From now on the reader wakes when the rest of the payload has arrived, or `WAKE_BYTES_MAX` of it.
     pub(super) fn at(&mut self, left: usize) {
         let bytes = left.clamp(1, WAKE_BYTES_MAX);
-        // The system knows such a mark for TCP only.
+        // Only TCP supports the option.
         if let Socket::Tcp(tcp) = self.socket
             && bytes != self.bytes
         {
@@ -117,7 +117,8 @@ impl<'a> Wake<'a> {
         }
     }
 
-    /// Whether so much comes in the next moment. Nobody looks into the socket meanwhile: that would stop the sender.
+    /// Returns whether that many bytes arrive within the next moment. The socket is not read meanwhile, which would
+    /// stop the sender.
     pub(super) fn comes_soon(&self) -> bool {
         let begun = Instant::now();
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -137,7 +138,7 @@ impl Drop for Wake<'_> {
     }
 }
 
-/// Has the kernel notice a dead host, so that its connection's leases end (P4).
+/// Enables keep-alive probes, so that the kernel notices a dead host and its connection's leases end (P4).
 pub(super) fn keep_alive(tcp: &TcpStream) {
     let kept = sockopt::set_socket_keepalive(tcp, true)
         .and_then(|()| sockopt::set_tcp_keepidle(tcp, Duration::from_secs(60)))

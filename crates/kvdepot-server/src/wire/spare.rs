@@ -1,19 +1,19 @@
-//! Memory for what arrives: a connection has it only while something arrives, and a thread's connections hand it on, so that
-//! thousands of idle ones have none and a busy one does not ask for it at each request.
+//! Spare buffers for receiving. A connection has memory only while it receives, and the connections of a thread pass it
+//! on, so that thousands of idle ones have none and a busy one does not allocate for each request.
 
 use std::cell::RefCell;
 
 use kvdepot_wire::limits::READ_BYTES;
 use kvdepot_wire::{FrameBuffer, Spare};
 
-/// Most pieces that a thread keeps.
+/// Number of buffers that a thread keeps.
 const SPARES_MAX: usize = 16;
 
 thread_local! {
     static SPARES: RefCell<Vec<Spare>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Gives a buffer memory, if it has none and some is at hand.
+/// Gives a buffer memory if it has none and there is some to spare.
 pub(super) fn lend(buffer: &mut FrameBuffer) {
     if buffer.is_released()
         && let Some(spare) = SPARES.with_borrow_mut(Vec::pop)
@@ -22,10 +22,10 @@ pub(super) fn lend(buffer: &mut FrameBuffer) {
     }
 }
 
-/// Takes the memory of a buffer that is to wait with nothing in it.
+/// Takes the memory of an empty buffer before a wait.
 pub(super) fn take_back(buffer: &mut FrameBuffer) {
     let Some(spare) = buffer.release() else { return };
-    // What grew for a long request is given back.
+    // A buffer that grew for a long request is freed.
     if spare.len() <= READ_BYTES {
         SPARES.with_borrow_mut(|spares| {
             if spares.len() < SPARES_MAX {

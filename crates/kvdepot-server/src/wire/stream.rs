@@ -19,18 +19,18 @@ use super::counters::Counters;
 use super::socket::{Socket, Wake};
 use super::spare;
 
-/// Slowest peer that is waited for, once its patience at the beginning is used up.
+/// The slowest accepted rate of a peer after its initial patience.
 const BYTES_PER_S_MIN: u64 = 1 << 20;
-/// Bytes after which a connection lets others have its thread.
+/// Number of bytes after which a connection yields its thread.
 const TURN_BYTES: usize = 4 << 20;
-/// Payload that is copied from the connection's buffer, with one call for many of its size.
+/// Payload up to this size is copied from the connection's buffer, which one call fills for many requests.
 const BULK_BYTES_MAX: usize = READ_BYTES / 4;
-/// Payload of which it is likely that most has not come yet.
+/// Payload from this size on has probably not arrived completely.
 const LARGE_BYTES: usize = 64 << 10;
-/// What is read at a time of payload that nobody wants.
+/// Bytes read at a time when payload is discarded.
 const DISCARD_BYTES: usize = 64 << 10;
 
-/// Memory that is received into.
+/// Memory to receive into.
 pub(super) trait Sink {
     fn pieces(&mut self, start: usize, end: usize) -> SmallVec<[IoSliceMut<'_>; 4]>;
 }
@@ -47,7 +47,7 @@ impl Sink for ValueSlot {
     }
 }
 
-/// Memory that is sent from.
+/// Memory to send from.
 pub(super) trait Source: Sync {
     fn len(&self) -> usize;
     fn pieces(&self, start: usize, end: usize) -> SmallVec<[IoSlice<'_>; 4]>;
@@ -73,7 +73,7 @@ impl Source for Value {
     }
 }
 
-/// An answer, and the payload behind it.
+/// An answer with its payload.
 pub(super) struct Answer<'a> {
     pub(super) head: &'a [u8],
     pub(super) payload: Option<&'a dyn Source>,
@@ -85,24 +85,24 @@ impl Answer<'_> {
     }
 }
 
-/// What is known of the next bytes of a payload.
+/// What is known about the next bytes of a payload.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum More {
-    /// The runtime was told of them, or nobody has asked.
+    /// The runtime reported them, or was not asked yet.
     Told,
-    /// They came before the runtime was told.
+    /// They arrived before the runtime reported them.
     Near,
-    /// A patience has ended: what has come since is less than is told of, or nothing.
+    /// The patience has ended: too few bytes for a notification have arrived, or none.
     Late,
 }
 
-/// A socket that one task reads, and many send answers to in turn.
+/// A socket that one task reads and many tasks send answers to in turn.
 #[derive(Debug)]
 pub(super) struct Stream {
     socket: Socket,
-    /// Whose turn it is to send.
+    /// Held while sending.
     turn: Mutex<()>,
-    /// Whether an answer was cut off: what is sent after it would be read as its rest.
+    /// Whether an answer was cut off: later bytes would be read as its rest.
     broken: AtomicBool,
     stall: Duration,
     counters: Arc<Counters>,
@@ -126,12 +126,12 @@ impl Stream {
         Ok(Self { socket, turn: Mutex::new(()), broken: AtomicBool::new(false), stall, counters })
     }
 
-    /// When a message of so many bytes must be through, if it begins now.
+    /// Returns the deadline of a message of `bytes` that begins now.
     pub(super) fn deadline(&self, bytes: u64) -> Instant {
         Instant::now() + self.stall + Duration::from_millis(bytes * 1000 / BYTES_PER_S_MIN)
     }
 
-    /// Reads what has come into the buffer, waiting for it; 0 at the peer's end.
+    /// Reads available bytes into the buffer, waiting for them; returns 0 when the peer has closed.
     pub(super) async fn fill(&self, buffer: &mut FrameBuffer, deadline: Option<Instant>) -> Result<usize> {
         loop {
             spare::lend(buffer);
@@ -156,7 +156,7 @@ impl Stream {
         ready.map_err(|e| Error::io("a connection broke", e))
     }
 
-    /// Receives `bytes` of payload into memory; `each` sees every piece that has come.
+    /// Receives `bytes` of payload into memory. Calls `each` for every received piece.
     pub(super) async fn receive<S: Sink>(
         &self,
         buffer: &mut FrameBuffer,
@@ -166,7 +166,7 @@ impl Stream {
     ) -> Result<()> {
         let deadline = self.deadline(bytes as u64);
         let (mut at, mut turn) = (0, 0);
-        // What is smaller than a call costs is read together with what follows it, and copied.
+        // Payload too small to be worth its own call is read together with what follows it, and copied.
         while bytes <= BULK_BYTES_MAX && buffer.len() < bytes {
             if self.fill(buffer, Some(deadline)).await? == 0 {
                 return Err(closed("a peer left in the middle of its payload"));
@@ -230,7 +230,7 @@ impl Stream {
         }
     }
 
-    /// Takes payload that nobody wants, so that the next request is found behind it.
+    /// Discards payload, so that the next request is found after it.
     pub(super) async fn discard(&self, buffer: &mut FrameBuffer, bytes: u64) -> Result<()> {
         let deadline = self.deadline(bytes);
         let mut left = bytes - buffer.skip_payload(bytes);
@@ -249,23 +249,23 @@ impl Stream {
         Ok(())
     }
 
-    /// Sends an answer and its payload as one, when its turn has come.
+    /// Sends an answer and its payload together when its turn has come.
     pub(super) async fn send(&self, head: &[u8], payload: Option<&dyn Source>) -> Result<()> {
         self.send_all(&[Answer { head, payload }]).await
     }
 
-    /// Sends answers as one, when their turn has come.
+    /// Sends answers together when their turn has come.
     pub(super) async fn send_all(&self, answers: &[Answer<'_>]) -> Result<()> {
         let _turn = self.turn.lock().await;
         if self.broken.load(Ordering::Acquire) {
             return Err(closed("an answer before this one was cut off"));
         }
-        // Until all of it is sent: a task that is ended in between leaves a connection that nobody can use.
+        // Until everything is sent: a task cancelled in between leaves an unusable connection.
         self.broken.store(true, Ordering::Release);
         let payload_bytes: usize = answers.iter().filter_map(|answer| answer.payload).map(Source::len).sum();
         let all: usize = answers.iter().map(Answer::len).sum();
         let deadline = self.deadline(all as u64);
-        // The answer that is being sent, and how much of it has left.
+        // The answer being sent, and how much of it was sent.
         let (mut index, mut at, mut turn) = (0, 0, 0);
         while index < answers.len() {
             let outcome = self.socket.try_write_vectored(&next_pieces(&answers[index..], at));
@@ -297,7 +297,7 @@ impl Stream {
     }
 }
 
-/// What one call sends of some answers, when `sent` bytes of the first have left.
+/// Returns the pieces for one call that sends some answers, of whose first one `sent` bytes were sent.
 fn next_pieces<'a>(answers: &'a [Answer<'_>], sent: usize) -> SmallVec<[IoSlice<'a>; 8]> {
     let (mut pieces, mut skip) = (SmallVec::new(), sent);
     for Answer { head, payload } in answers {
@@ -330,7 +330,7 @@ mod tests {
     use super::*;
 
     const STALL: Duration = Duration::from_secs(5);
-    /// Less than wakes a reader of so many.
+    /// Too little to wake a reader of `BYTES`.
     static PART: [u8; 20_000] = [7; 20_000];
     const BYTES: usize = 20 << 20;
 
@@ -343,7 +343,7 @@ mod tests {
     /// The other end of a stream.
     struct Peer {
         socket: TcpStream,
-        /// The stream's end, to see what has come.
+        /// The stream's end, to see what has arrived.
         seen: OwnedFd,
     }
 
@@ -352,7 +352,7 @@ mod tests {
             self.socket.write_all(bytes).unwrap();
         }
 
-        /// Writes what does not wake the reader, and waits until it lies there.
+        /// Writes too little to wake the reader, and waits until it has arrived.
         fn write_part(&mut self) {
             let wanted = ioctl_fionread(&self.seen).unwrap() + PART.len() as u64;
             self.write(&PART);
@@ -371,8 +371,8 @@ mod tests {
         (stream, Peer { socket, seen })
     }
 
-    /// Time passes here as soon as nothing else can happen; it stands still while a blocking task runs, so that none
-    /// passes while bytes are on their way.
+    /// Time is simulated: it advances as soon as nothing else can happen, and stands still while a blocking task runs,
+    /// so that none passes while bytes are in flight.
     async fn send_slowly(mut peer: Peer, parts: usize) -> Peer {
         for _ in 0..parts {
             tokio::time::sleep(STALL * 2 / 3).await;
@@ -394,13 +394,13 @@ mod tests {
             let mut peer = send_slowly(peer, 5).await;
             let written = spawn_blocking(move || {
                 peer.write(&vec![7; BYTES - 5 * PART.len()]);
-                // The other side is dropped when all has been received, or when that has failed.
+                // The other side is dropped after everything was received, or after a failure.
                 let _ = until_received.recv();
                 peer
             });
             written.await.unwrap()
         };
-        // Fails at once: nobody would take what is being sent.
+        // Fails immediately: what is being sent would never be received.
         let receive = async {
             let received_all = received_all;
             stream.receive(&mut buffer, &mut received, BYTES, |_, _, _| {}).await.unwrap();

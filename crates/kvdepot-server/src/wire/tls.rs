@@ -1,5 +1,5 @@
-//! TLS around a connection, by rustls. The connection inside is a socket pair, so that all that serves it is the same
-//! as without TLS; what it costs is a copy more each way, beside the encryption.
+//! TLS around a connection, by rustls. The inner connection is a socket pair, so that it is served exactly as without
+//! TLS. That costs one more copy each way, in addition to the encryption.
 
 use std::path::Path;
 use std::pin::pin;
@@ -15,9 +15,9 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-/// How long a visitor may take to shake hands.
+/// The longest time for a handshake.
 const HANDSHAKE_WAIT: Duration = Duration::from_secs(10);
-/// What is copied at a time: a few TLS records.
+/// Size of one copy: a few TLS records.
 const COPY_BYTES: usize = 64 << 10;
 
 /// Reads certificate chain and key, both PEM.
@@ -38,17 +38,17 @@ pub(super) fn acceptor(certificates: &Path, key: &Path) -> Result<TlsAcceptor> {
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-/// Shakes hands.
+/// Performs the handshake.
 pub(super) async fn accept(acceptor: &TlsAcceptor, tcp: TcpStream) -> Result<TlsStream<TcpStream>> {
-    // Whole messages are sent at once inside, too.
+    // Complete messages are sent immediately on the inside, too.
     tcp.set_nodelay(true).map_err(|e| Error::io("cannot prepare a connection", e))?;
     let shaken = tokio::time::timeout(HANDSHAKE_WAIT, acceptor.accept(tcp)).await;
     let late = |_| Error::new(ErrorKind::Timeout, "a peer did not end its TLS handshake");
     shaken.map_err(late)?.map_err(|e| Error::new(ErrorKind::Protocol, "no TLS handshake").with_source(e))
 }
 
-/// Serves a TLS connection by what `served` does at the other end of `inside`. When that has ended, its last bytes have
-/// `patience` to leave: a peer that takes nothing keeps neither its place nor descriptors nor buffers (P2, P4).
+/// Serves a TLS connection with `served`, which uses the other end of `inside`. After that has ended, its last bytes
+/// have `patience` to leave: a peer that takes nothing keeps neither its place nor descriptors nor buffers (P2, P4).
 pub(super) async fn around<S: AsyncRead + AsyncWrite, T>(
     outside: S,
     inside: UnixStream,
@@ -67,8 +67,8 @@ pub(super) async fn around<S: AsyncRead + AsyncWrite, T>(
     }
 }
 
-/// Carries bytes between the TLS connection and `inside`, until `inside` has ended and what it sent is out. Waits for
-/// the peer without a bound.
+/// Carries bytes between the TLS connection and `inside`, until `inside` has ended and its bytes are sent. Waits for
+/// the peer without a limit.
 async fn carry<S: AsyncRead + AsyncWrite>(outside: S, inside: UnixStream) {
     let (outside_read, mut outside_write) = tokio::io::split(outside);
     let (inside_read, mut inside_write) = inside.into_split();
@@ -81,7 +81,7 @@ async fn carry<S: AsyncRead + AsyncWrite>(outside: S, inside: UnixStream) {
         let mut from = tokio::io::BufReader::with_capacity(COPY_BYTES, outside_read);
         let _ = copy_buf(&mut from, &mut inside_write).await;
         let _ = inside_write.shutdown().await;
-        // The peer has said all that it will; its answers go on.
+        // The peer has finished sending; its answers continue.
         std::future::pending::<()>().await;
     };
     tokio::select! {
@@ -99,10 +99,10 @@ mod tests {
 
     const STALL: Duration = Duration::from_secs(5);
     const WAY_BYTES: usize = 1000;
-    /// More than is on the way at a time.
+    /// More than can be in flight at a time.
     static LAST: [u8; 40_000] = [7; 40_000];
 
-    /// Leaves its last bytes and ends.
+    /// Sends its last bytes and ends.
     async fn end(mut near: UnixStream) -> u32 {
         near.write_all(&LAST).await.unwrap();
         5
@@ -119,7 +119,7 @@ mod tests {
         assert_eq!(rest.len(), WAY_BYTES, "nobody is there any more to send the rest");
     }
 
-    /// Time passes here as soon as nothing else can happen.
+    /// Time is simulated: it advances as soon as nothing else can happen.
     #[tokio::test(start_paused = true)]
     async fn a_peer_that_is_only_late_is_given_the_last_bytes() {
         let ((near, far), (outside, mut peer)) = (UnixStream::pair().unwrap(), tokio::io::duplex(WAY_BYTES));

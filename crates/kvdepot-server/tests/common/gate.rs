@@ -1,4 +1,4 @@
-//! A way to a server that can be shut: then connections are accepted and nothing moves on them, as if the server hung.
+//! A proxy to a server that can be shut: then connections are accepted and no bytes move, as if the server hung.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::io::{Read, Write};
@@ -22,7 +22,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// Waits while the gate is shut: whether it is open then, and not taken away.
+    /// Waits while the gate is shut. Returns `false` if it is taken away.
     fn pass(&self) -> bool {
         let mut state = self.state.lock();
         while state.is_shut && !state.is_over {

@@ -1,4 +1,4 @@
-//! Shared by the tests of the doors: a depot served on a thread, and pages of memory as an engine has them.
+//! Shared by the tests of the doors: a depot served on a thread, and memory pages like an engine's.
 #![allow(dead_code, clippy::unwrap_used, reason = "each test uses its part, and fails where it cannot go on")]
 
 pub(crate) mod roles;
@@ -17,7 +17,7 @@ use kvdepot_server::Ended;
 
 pub(crate) const LONG: Duration = Duration::from_secs(120);
 
-/// A configuration without tiers, or with what `more` says.
+/// Makes a configuration without tiers, with the additions of `more`.
 pub(crate) fn config(pool_bytes: u64, more: serde_json::Value) -> DepotConfig {
     let mut value = serde_json::json!({"pipeline": "Cache", "pool_bytes": pool_bytes, "timeout_ms": 10_000, "eviction": "lru"});
     for (key, entry) in more.as_object().unwrap() {
@@ -26,7 +26,7 @@ pub(crate) fn config(pool_bytes: u64, more: serde_json::Value) -> DepotConfig {
     DepotConfig::from_json(&value.to_string()).unwrap()
 }
 
-/// A depot served at a socket in a directory of its own.
+/// A depot served at a socket in its own directory.
 pub(crate) struct Served {
     pub(crate) socket: PathBuf,
     stop: Arc<AtomicBool>,
@@ -78,7 +78,7 @@ pub(crate) fn hash(n: u64) -> BlockHash {
     BlockHash::from_engine(&n.to_le_bytes()).unwrap()
 }
 
-/// An engine's memory: `pages` pages of each tensor, filled with bytes that depend on page, tensor and `seed`.
+/// The memory of an engine: `pages` pages of each tensor, filled with bytes that depend on page, tensor and `seed`.
 pub(crate) struct Engine {
     pub(crate) store: Store,
     tensors: Vec<Vec<u8>>,
@@ -91,7 +91,7 @@ impl Engine {
         Self::within(attachment, spec, pages, LONG)
     }
 
-    /// One whose tasks have so much time.
+    /// Makes one whose tasks have this timeout.
     pub(crate) fn within(
         attachment: &Arc<Attachment>,
         spec: &Arc<NamespaceSpec>,
@@ -101,7 +101,7 @@ impl Engine {
         Self::copied_by(Arc::new(HostEngine::new(2).unwrap()), attachment, spec, pages, timeout)
     }
 
-    /// One whose bytes are copied by this engine.
+    /// Makes one whose bytes are copied by this engine.
     pub(crate) fn copied_by(
         engine: Arc<dyn CopyEngine>,
         attachment: &Arc<Attachment>,
@@ -143,7 +143,7 @@ impl Engine {
         self.tensors.iter_mut().for_each(|tensor| tensor.fill(0));
     }
 
-    /// Whether page `page` holds what page `source` held after `fill(seed)`.
+    /// Returns whether page `page` holds what page `source` held after `fill(seed)`.
     pub(crate) fn holds(&self, page: usize, source: usize, seed: u8) -> bool {
         self.tensors.iter().enumerate().all(|(t, tensor)| {
             let size = self.sizes[t];

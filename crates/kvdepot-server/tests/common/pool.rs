@@ -1,4 +1,4 @@
-//! Depots whose blocks live at pool servers.
+//! Depots that store their blocks at pool servers.
 #![allow(dead_code, clippy::unwrap_used, reason = "each test uses its part, and fails where it cannot go on")]
 
 use std::sync::Arc;
@@ -16,7 +16,8 @@ pub(crate) fn layout() -> BlockLayout {
     BlockLayout::uniform(4, &[BLOCK / 4]).unwrap()
 }
 
-/// A depot over the server at this address; `more` goes into its configuration, `remote` into that of the tier.
+/// Makes the configuration of a depot with the server at this address. `more` is added to it, and `remote` to that of
+/// the tier.
 pub(crate) fn over(
     address: impl ToString,
     pipeline: &str,
@@ -37,7 +38,7 @@ pub(crate) fn over(
     config(pool_bytes, whole)
 }
 
-/// Claims blocks `0..count`: whether it came to an end, the hit, and how much of it came from a tier.
+/// Claims blocks `0..count`. Returns whether the claim settled, the hit, and how much of it came from a tier.
 pub(crate) fn claim(attachment: &Arc<Attachment>, spec: &Arc<NamespaceSpec>, count: u64) -> (bool, u32, u32) {
     let group = ClaimGroupSpec { namespaces: vec![Arc::clone(spec)], window_blocks: 0, hashes_per_block: 1 };
     let hashes: Vec<_> = (0..count).map(hash).collect();
@@ -47,7 +48,7 @@ pub(crate) fn claim(attachment: &Arc<Attachment>, spec: &Arc<NamespaceSpec>, cou
     (settled, units, from_tier)
 }
 
-/// Dumps 32 blocks by one depot and loads them by the other: all are there, with the same bytes.
+/// Dumps 32 blocks through one depot and loads them through the other: all exist, with the same bytes.
 pub(crate) fn hand_over(producer: &Arc<Attachment>, consumer: &Arc<Attachment>, spec: &Arc<NamespaceSpec>) {
     let mut from = Engine::new(producer, spec, 32);
     let mut into = Engine::new(consumer, spec, 32);
@@ -61,7 +62,7 @@ pub(crate) fn hand_over(producer: &Arc<Attachment>, consumer: &Arc<Attachment>, 
     assert!((0..32).all(|page| into.holds(page, page, 5)));
 }
 
-/// What the depot says of itself; a call that was late on a busy machine is repeated.
+/// Returns the depot's statistics. A call that was too late on a busy machine is repeated.
 pub(crate) fn stats(attachment: &Arc<Attachment>) -> Value {
     let mut stats = Value::Null;
     let deadline = std::time::Instant::now() + LONG;
@@ -72,7 +73,7 @@ pub(crate) fn stats(attachment: &Arc<Attachment>) -> Value {
     stats
 }
 
-/// How the first server of the first tier is.
+/// Returns the state of the first server of the first tier.
 pub(crate) fn server(attachment: &Arc<Attachment>) -> Value {
     stats(attachment)["tiers"][0]["servers"][0].take()
 }

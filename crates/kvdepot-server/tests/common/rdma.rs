@@ -1,5 +1,5 @@
-//! An InfiniStore client over RDMA, as plain as it can be: over the stand-in for libibverbs or, with
-//! `KVDEPOT_TEST_VERBS=system`, over this machine's own library and first active port.
+//! A simple InfiniStore client over RDMA. It uses the stand-in for libibverbs or, with `KVDEPOT_TEST_VERBS=system`,
+//! this machine's own library and first active port.
 #![allow(dead_code, clippy::unwrap_used, reason = "each test uses its part, and fails where it cannot go on")]
 
 use std::collections::VecDeque;
@@ -17,20 +17,20 @@ use serde_json::json;
 use crate::common::{LONG, config};
 use crate::wire::{Infini, Wired};
 
-/// Requests that a client has room for.
+/// Number of outstanding requests that a client supports.
 const REQUESTS: u32 = 256;
-/// Longest request of a client here.
+/// Longest request of a client in these tests.
 pub(crate) const MESSAGE_BYTES: usize = 4096;
 
-/// Time that a software device on an emulated processor has for an answer.
+/// The acknowledgement timeout for a software device on an emulated processor.
 const DEVICE_ACK_TIMEOUT: u8 = 20;
 
-/// Whether the machine's own device is under test, not the stand-in.
+/// Returns whether the machine's own device is under test instead of the stand-in.
 pub(crate) fn on_device() -> bool {
     std::env::var("KVDEPOT_TEST_VERBS").is_ok_and(|which| which == "system")
 }
 
-/// A depot with RDMA at its wire door, over a stand-in of its own or over the machine's device.
+/// A depot with RDMA at its wire door, over its own stand-in or the machine's device.
 pub(crate) struct Lab {
     pub(crate) wired: Wired,
     standin: Option<StandIn>,
@@ -41,7 +41,7 @@ pub(crate) struct Lab {
 }
 
 impl Lab {
-    /// A small pool, and pieces of memory so small that values lie in several.
+    /// A small pool, with pieces of memory so small that values span several.
     pub(crate) fn open(seed: u64, pool_bytes: u64, rdma: serde_json::Value) -> Self {
         Self::open_with(seed, config(pool_bytes, json!({})), rdma, json!({}))
     }
@@ -73,7 +73,8 @@ impl Lab {
         Self { wired, standin, context, pd, port, attributes }
     }
 
-    /// The stand-in, for what no real device can be asked to do; tests of that begin with [`on_device`].
+    /// Returns the stand-in, for behaviour that no real device can be made to show; such tests check [`on_device`]
+    /// first.
     pub(crate) fn standin(&self) -> &StandIn {
         self.standin.as_ref().expect("not on a real device")
     }
@@ -82,20 +83,20 @@ impl Lab {
         Client::connect(self)
     }
 
-    /// Waits until the server has so many connections, and nothing more to do for those that are gone.
+    /// Waits until the server has this number of connections, and has finished with those that are gone.
     pub(crate) fn is_left_with(&self, connections: usize) {
         let line = format!("kvdepot_wire_connections {connections}\n");
         let deadline = Instant::now() + LONG;
         while !self.wired.http("GET /metrics", None).1.contains(&line) {
             assert!(Instant::now() < deadline, "a connection does not end");
         }
-        // Answered by the thread that was told of their end before.
+        // Answered by the same thread after it was notified of the other connections' end.
         let mut last = self.client();
         last.read(&[("none", 0)], 1);
         assert_eq!(last.answers(1), [404]);
     }
 
-    /// What every test ends with: no rule of verbs was broken, nothing is held.
+    /// The final checks of every test: verbs were used correctly, and nothing is held.
     pub(crate) fn settled(&self) {
         self.wired.wait_stat("pool_leased_bytes", 0);
         self.wired.wait_stat("pool_filling_bytes", 0);
@@ -108,9 +109,9 @@ impl Lab {
 pub(crate) struct Client {
     pub(crate) qp: Qp,
     cq: Cq,
-    /// Requests, one after another.
+    /// The requests, in order.
     outbox: Buffer,
-    /// What is sent and received.
+    /// The memory for values.
     pub(crate) memory: Buffer,
     pub(crate) tcp: Infini,
     sent: u64,
@@ -146,7 +147,7 @@ impl Client {
         }
     }
 
-    /// Sends bytes as a request; the answer comes into a receive without memory.
+    /// Sends bytes as a request; the answer goes into a receive without memory.
     pub(crate) fn send_raw(&mut self, bytes: &[u8]) {
         let mut receives = RecvList::new();
         receives.push(1 << 32 | self.sent, &[]);
@@ -172,25 +173,25 @@ impl Client {
         }
     }
 
-    /// Asks for values at offsets of the memory to be stored.
+    /// Requests that values at offsets of the memory be stored.
     pub(crate) fn write(&mut self, blocks: &[(&str, usize)], block_bytes: u32) {
         let meta = self.meta(op::RDMA_WRITE, blocks, block_bytes).encode();
         self.send_raw(&meta);
     }
 
-    /// Asks for values to be put at offsets of the memory.
+    /// Requests values at offsets of the memory.
     pub(crate) fn read(&mut self, blocks: &[(&str, usize)], block_bytes: u32) {
         let meta = self.meta(op::RDMA_READ, blocks, block_bytes).encode();
         self.send_raw(&meta);
     }
 
-    /// The next `count` answers, in order.
+    /// Returns the next `count` answers, in order.
     pub(crate) fn answers(&mut self, count: usize) -> Vec<i32> {
         let answers = self.take(count);
         answers.into_iter().map(|answer| answer.unwrap_or_else(|status| panic!("{status:?}"))).collect()
     }
 
-    /// The next `count` ends of requests, in order: an answer's code, or how the connection failed.
+    /// Returns the next `count` outcomes of requests, in order: an answer's code, or how the connection failed.
     pub(crate) fn take(&mut self, count: usize) -> Vec<Result<i32, WcStatus>> {
         let deadline = Instant::now() + LONG;
         let mut completions: Vec<Completion> = Vec::new();
@@ -216,13 +217,13 @@ impl Client {
         self.came.drain(..count).collect()
     }
 
-    /// Leaves by TCP only: the queue pair and its memory stay.
+    /// Closes only the TCP connection: the queue pair and its memory stay.
     pub(crate) fn hang_up(&self) {
         // The server may have closed it first.
         let _ = self.tcp.0.shutdown(Shutdown::Both);
     }
 
-    /// Looks at the queue once: this device works only while somebody does.
+    /// Polls the queue once: the stand-in only works while it is polled.
     pub(crate) fn poll(&self) {
         self.cq.poll(&mut Vec::new()).unwrap();
         std::thread::yield_now();

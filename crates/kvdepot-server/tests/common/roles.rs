@@ -1,5 +1,5 @@
-//! Depots and clients in processes of their own: the test binary itself, started again in a role. Its `role_main` does
-//! what the role says.
+//! Depots and clients in separate processes: the test binary itself, started again in a role that its `role_main`
+//! carries out.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -14,10 +14,10 @@ use super::LONG;
 
 pub(crate) const ROLE: &str = "KVDEPOT_TEST_ROLE";
 pub(crate) const DIRECTORY: &str = "KVDEPOT_TEST_DIRECTORY";
-/// How the test binary is told to run `role_main` and nothing else.
+/// The arguments that make the test binary run only `role_main`.
 pub(crate) const ROLE_MAIN: [&str; 4] = ["--exact", "role_main", "--nocapture", "--test-threads=1"];
 
-/// The role that this process was started in, and its directory.
+/// Returns the role of this process, and its directory.
 pub(crate) fn own_role() -> Option<(String, PathBuf)> {
     let role = std::env::var(ROLE).ok()?;
     Some((role, PathBuf::from(std::env::var(DIRECTORY).unwrap())))
@@ -32,13 +32,13 @@ impl Role {
         Self::spawn(command.args(ROLE_MAIN), role, directory)
     }
 
-    /// By a command that starts this binary in the end.
+    /// Starts it through a command that runs this binary in the end.
     pub(crate) fn spawn(command: &mut Command, role: &str, directory: &Path) -> Self {
         command.env(ROLE, role).env(DIRECTORY, directory).stdin(Stdio::null()).stdout(Stdio::piped());
         Self(command.spawn().unwrap())
     }
 
-    /// Waits for it to say a line with this word.
+    /// Waits for a line with this word.
     pub(crate) fn says(&mut self, word: &str) {
         let mut lines = BufReader::new(self.0.stdout.take().unwrap()).lines();
         assert!(lines.any(|line| line.unwrap().contains(word)), "the process ends without a {word}");
@@ -48,19 +48,19 @@ impl Role {
         self.0.try_wait().unwrap().is_some()
     }
 
-    /// Waits for its end: whether it was a good one.
+    /// Waits for its end. Returns whether it succeeded.
     pub(crate) fn ends(&mut self) -> bool {
         until("the process ends", || self.has_ended());
         self.0.wait().unwrap().success()
     }
 
-    /// Ends it by SIGKILL, and waits for that.
+    /// Kills it by SIGKILL and waits for its end.
     pub(crate) fn kill(mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
     }
 
-    /// Asks a depot to end that looks for this file, and waits for that.
+    /// Stops a depot that checks for this file, and waits for its end.
     pub(crate) fn end(mut self, directory: &Path) {
         std::fs::write(directory.join("end"), "").unwrap();
         assert!(self.ends(), "{}", log(directory));
@@ -75,7 +75,7 @@ impl Drop for Role {
     }
 }
 
-/// Waits until something holds.
+/// Waits until a condition holds.
 pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let end = Instant::now() + LONG;
     while !holds() {
@@ -88,12 +88,12 @@ pub(crate) fn socket(directory: &Path) -> PathBuf {
     directory.join("d.sock")
 }
 
-/// What the depots of a directory have logged.
+/// Returns the log of the depots of a directory.
 pub(crate) fn log(directory: &Path) -> String {
     std::fs::read_to_string(directory.join("log")).unwrap_or_default()
 }
 
-/// A client of the depot that is started there.
+/// Attaches to the depot that is started there.
 pub(crate) fn attach(directory: &Path) -> Arc<Attachment> {
     let socket = socket(directory);
     until("a depot answers", || SeqPacket::connect(&socket).is_ok());
@@ -102,7 +102,7 @@ pub(crate) fn attach(directory: &Path) -> Arc<Attachment> {
     attachment
 }
 
-/// What the depot says of itself.
+/// Returns a number of the depot's statistics.
 pub(crate) fn stat(attachment: &Arc<Attachment>, name: &str) -> u64 {
     let mut value = None;
     until("the depot says how it is", || {
@@ -112,7 +112,7 @@ pub(crate) fn stat(attachment: &Arc<Attachment>, name: &str) -> u64 {
     value.unwrap()
 }
 
-/// Waits until every block has a record.
+/// Waits until every block has a record in the ledger.
 pub(crate) fn proven(attachment: &Arc<Attachment>) {
     until("every block has a record", || stat(attachment, "ledger_unproven_blocks") == 0);
 }

@@ -1,4 +1,4 @@
-//! Blocking clients of the wire door, as plain as they can be: what goes over the socket is written here byte by byte.
+//! Simple blocking clients of the wire door, which write the bytes on the socket themselves.
 #![allow(dead_code, clippy::unwrap_used, reason = "each test uses its part, and fails where it cannot go on")]
 
 use std::io::{Read, Write};
@@ -62,7 +62,8 @@ impl Wired {
         self.depot.direct().stats()[name].as_u64().unwrap()
     }
 
-    /// Waits for a gauge of the depot: what a connection's end gives back comes a moment after the peer knows of it.
+    /// Waits for a gauge of the depot: what the end of a connection releases shows a moment after the peer sees that
+    /// end.
     pub(crate) fn wait_stat(&self, name: &str, wanted: u64) {
         let deadline = std::time::Instant::now() + LONG;
         while self.stat(name) != wanted {
@@ -71,7 +72,7 @@ impl Wired {
         }
     }
 
-    /// One HTTP request: status and body.
+    /// Sends one HTTP request. Returns status and body.
     pub(crate) fn http(&self, request: &str, token: Option<&str>) -> (u16, String) {
         let mut tcp = connect(self.manage);
         let token = token.map_or(String::new(), |token| format!("Authorization: Bearer {token}\r\n"));
@@ -93,15 +94,15 @@ pub(crate) fn connect(at: SocketAddr) -> TcpStream {
     tcp
 }
 
-/// Whether the server has closed the connection: nothing more comes but the end.
+/// Returns whether the server has closed the connection without sending anything more.
 pub(crate) fn is_closed(tcp: &mut TcpStream) -> bool {
     let mut rest = Vec::new();
-    // A reset is an end, too: the server had not read all that came.
+    // A reset counts, too: the server had not read everything.
     tcp.read_to_end(&mut rest)
         .map_or_else(|e| e.kind() == std::io::ErrorKind::ConnectionReset, |_| rest.is_empty())
 }
 
-/// Bytes that depend on length and seed.
+/// Returns bytes that depend on length and seed.
 pub(crate) fn bytes(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|i| (i as u8).wrapping_mul(7) ^ (i >> 8) as u8 ^ (i >> 16) as u8 ^ seed).collect()
 }
@@ -271,7 +272,7 @@ impl Own {
         }
     }
 
-    /// Sends a put of blocks; a checksum may be wrong on purpose.
+    /// Sends a put of blocks, with deliberately wrong checksums if `spoil` is not 0.
     pub(crate) fn send_put(
         &mut self,
         id: u64,

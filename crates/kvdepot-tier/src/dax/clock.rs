@@ -1,5 +1,5 @@
-//! Ends what of a restore is in no queue: a wave waits for the one before, and that one for a medium that may hang. At the
-//! deadline, and when the tier closes, those that wait end (P2).
+//! Ends those parts of a restore that are in no queue: a wave waits for the previous one, and that one for a medium
+//! that may hang. At the deadline, and when the tier closes, waiting waves end (P2).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +18,7 @@ struct Watched {
     has_thread: bool,
 }
 
-/// Knows every restore of more than one wave. Its thread is there while there are such.
+/// Knows every restore of more than one wave. Its thread runs as long as there are any.
 #[derive(Default)]
 pub(super) struct Clock {
     watched: Mutex<Watched>,
@@ -27,9 +27,9 @@ pub(super) struct Clock {
 }
 
 impl Clock {
-    /// Has a restore end in time, if it has waves that wait.
+    /// Makes sure that a restore ends in time, if it has waiting waves.
     pub(super) fn watch(self: &Arc<Self>, restore: &Arc<Restore>) {
-        // Its first wave is in a queue in a moment.
+        // Its first wave will be in a queue in a moment.
         if !restore.has_waves(2) {
             return;
         }
@@ -53,7 +53,7 @@ impl Clock {
         self.is_stopping.load(Ordering::Acquire)
     }
 
-    /// Ends all that waits.
+    /// Ends everything that waits.
     pub(super) fn stop(&self) {
         let watched = self.watched.lock();
         self.is_stopping.store(true, Ordering::Release);

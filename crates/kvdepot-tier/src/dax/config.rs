@@ -1,4 +1,4 @@
-//! Settings of a DAX tier, and how they are read from JSON.
+//! Settings of a DAX tier and how they are read from JSON.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,13 +11,13 @@ use serde_json::Value;
 use super::settings::SETTINGS;
 use crate::settings::Fields;
 
-/// Threads that copy blocks out.
+/// Number of threads that copy blocks out.
 pub(super) const WORKERS_DEFAULT: usize = 4;
 /// Bytes of a wave.
 pub(super) const SLAB_BYTES_DEFAULT: u64 = 256 << 20;
-/// Fewest bytes of a wave.
+/// The fewest bytes of a wave.
 pub(super) const SLAB_BYTES_MIN: u64 = 1 << 20;
-/// Whether a put does not wait for the flush.
+/// Whether a put returns without waiting for the flush.
 pub(super) const ASYNC_PUT_DEFAULT: bool = false;
 
 /// Settings of a DAX tier.
@@ -27,24 +27,24 @@ pub struct DaxConfig {
     pub device_path: PathBuf,
     /// Bytes of it that are used when it is formatted; 0 = all.
     pub max_bytes: u64,
-    /// Cap in bytes of blocks (P5); 0 = all that the medium has room for.
+    /// Cap in bytes of blocks (P5); 0 = as much as fits on the medium.
     pub capacity_bytes: u64,
     /// Whether a block on a plain file counts as written before it is flushed.
     pub async_put: bool,
-    /// Threads that copy blocks out.
+    /// Number of threads that copy blocks out.
     pub restore_workers: usize,
-    /// Most regions of a wave; 0 = `restore_workers`.
+    /// The most regions of a wave; 0 = `restore_workers`.
     pub restore_max_regions: usize,
-    /// Most bytes of a wave.
+    /// The most bytes of a wave.
     pub retrieve_staging_slab_bytes: u64,
-    /// Threads that copy blocks in.
+    /// Number of threads that copy blocks in.
     pub put_workers: usize,
     /// How the medium is accessed. Not read from JSON.
     pub access: Access,
-    /// How long opening waits for another depot to let go of the medium. Not read from JSON.
+    /// How long opening waits for another depot to release the medium. Not read from JSON.
     pub lock_wait: Duration,
-    /// Longest time that opening or advancing a namespace waits for the medium, if its caller waits as long. Not read from
-    /// JSON.
+    /// The longest time that opening or advancing a namespace waits for the medium, if its caller waits that long. Not
+    /// read from JSON.
     pub open_wait: Duration,
 }
 
@@ -66,7 +66,7 @@ impl DaxConfig {
         }
     }
 
-    /// Reads an object of the tier's settings.
+    /// Reads an object with the tier's settings.
     pub fn from_json(value: &Value) -> Result<Self> {
         let fields = Fields::new("Dax", value, &SETTINGS)?;
         let missing = || {
@@ -85,7 +85,7 @@ impl DaxConfig {
         Ok(config)
     }
 
-    /// Refuses values that cannot work (P10).
+    /// Rejects values that cannot work (P10).
     pub fn check(&self) -> Result<()> {
         for (name, value, least) in [
             ("restore_workers", self.restore_workers, 1),

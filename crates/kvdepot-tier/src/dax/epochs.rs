@@ -1,9 +1,10 @@
-//! The epochs of namespaces as a medium stores them. Pure: what is to be written is returned, and its end reported.
+//! The epochs of namespaces as a medium stores them. Pure: returns what must be written, and is notified when that is
+//! done.
 //!
-//! Each namespace has two copies of 64 bytes: both are written, one after the other has been persisted. A copy that is not
-//! whole, or is zero, may have been the higher one, so the namespace is taken to have moved on (fail closed): none of its blocks
-//! is taken in. Its next epoch is above every one that a whole copy or a whole slot header names, since the lost copy may have
-//! skipped numbers. That number is stored before those headers are cleared.
+//! Each namespace has two copies of 64 bytes; both are written, the second once the first has been persisted. A copy
+//! that is damaged or zero may have been the higher one, so the namespace is assumed to have moved on (fail closed):
+//! none of its blocks is taken in. Its next epoch is above every one named by an intact copy or an intact slot header,
+//! since the lost copy may have skipped numbers. That number is stored before those headers are cleared.
 
 use hashbrown::{HashMap, HashSet};
 use kvdepot_core::{Error, ErrorKind, NamespaceId, Result};
@@ -13,14 +14,14 @@ use super::layout::{ANY_ROOT, EPOCH_BYTES, Entry, EpochRecord, Geometry, NO_ID};
 #[derive(Clone, Copy, Debug)]
 struct Stored {
     place: u32,
-    /// The copy that is written next.
+    /// The copy to write next.
     next: u32,
     epoch: u32,
-    /// None if the namespace moved on and nobody has opened it since.
+    /// `None` if the namespace moved on and nobody has opened it since.
     id: Option<NamespaceId>,
 }
 
-/// What is to be written: one copy, or both.
+/// A pending write: one copy, or both.
 #[derive(Clone, Debug)]
 pub(super) struct Change {
     pub(super) at: u64,
@@ -32,25 +33,25 @@ pub(super) struct Change {
 }
 
 impl Change {
-    /// What is to be written when this one is on the medium: the other copy.
+    /// Returns what must be written once this change is on the medium: the other copy.
     pub(super) fn other(&self, epochs: &Epochs) -> Option<Self> {
         let other = epochs.at(self.place, Some(1 - self.copy), self.record);
         self.has_other.then_some(Self { has_other: false, ..other })
     }
 }
 
-/// All of them.
+/// The epochs of all namespaces.
 #[derive(Debug)]
 pub(super) struct Epochs {
     geometry: Geometry,
     roots: HashMap<NamespaceId, Stored>,
-    /// Places of nobody; the lowest last.
+    /// Unused places; the lowest last.
     free: Vec<u32>,
     repairs: Vec<Change>,
 }
 
 impl Epochs {
-    /// Reads the table's bytes. `named` are the namespace ids and epochs of all whole slot headers.
+    /// Reads the table's bytes. `named` are the namespace ids and epochs of all intact slot headers.
     pub(super) fn parse(table: &[u8], geometry: Geometry, named: &[(NamespaceId, u32)]) -> Self {
         let mut epochs = Self { geometry, roots: HashMap::new(), free: Vec::new(), repairs: Vec::new() };
         let (lines, _) = table.as_chunks::<EPOCH_BYTES>();
@@ -62,16 +63,17 @@ impl Epochs {
         let whole = || pairs.iter().flatten().filter_map(|copy| copy.good());
         let used = whole().map(|record| record.epoch).chain(named.iter().map(|(_, epoch)| *epoch)).max();
         let beyond = used.map_or(0, |epoch| epoch.saturating_add(1));
-        // Places are given in order and never given back.
+        // Places are assigned in order and never given back.
         let end = pairs.iter().rposition(|pair| *pair != [Entry::Empty; 2]).map_or(0, |last| last + 1);
         let mut lost = Vec::new();
         for (place, pair) in (0..).zip(&pairs) {
             let good = |copy: usize| pair[copy].good().map(|record| (record, copy as u32));
-            // Of two for one epoch that without an id is a repair's, and the other one was written later.
+            // Of two copies with the same epoch, the one without an id comes from a repair, and the other was written
+            // later.
             let age = |(record, _): &(EpochRecord, u32)| (record.epoch, record.id != NO_ID);
             let newest = good(0).into_iter().chain(good(1)).max_by_key(age);
             let Some((record, copy)) = newest else {
-                // Nothing tells whose it was. Blocks of it are named by no record, so they are not taken in.
+                // Nothing tells whose it was. No record names its blocks, so they are not taken in.
                 if (place as usize) < end {
                     lost.push(place)
                 } else {
@@ -104,7 +106,7 @@ impl Epochs {
         epochs
     }
 
-    /// Has namespaces that are not stored begin here: one of them may have been, in a lower epoch.
+    /// Makes namespaces that are not stored begin at this epoch: one of them may have been stored, in a lower epoch.
     fn begin_beyond(&mut self, epoch: u32, lost: &[u32]) {
         let record = EpochRecord { root: ANY_ROOT, epoch, id: NO_ID };
         let changes = if lost.is_empty() {
@@ -116,7 +118,7 @@ impl Epochs {
         self.repairs.extend(changes);
     }
 
-    /// What is to be written before anything else is, so that a later opening finds the same.
+    /// Takes what must be written before anything else, so that a later opening finds the same.
     pub(super) fn take_repairs(&mut self) -> Vec<Change> {
         std::mem::take(&mut self.repairs)
     }
@@ -126,17 +128,17 @@ impl Epochs {
         self.roots.values().filter_map(|stored| stored.id).collect()
     }
 
-    /// The epoch of a namespace, if it is stored, and whether blocks of it are taken in.
+    /// The epoch of a namespace, if it is stored, and whether its blocks are taken in.
     pub(super) fn get(&self, root: NamespaceId) -> Option<(u32, bool)> {
         self.roots.get(&root).map(|stored| (stored.epoch, stored.id.is_some()))
     }
 
-    /// The lowest epoch of a namespace that is not stored.
+    /// The lowest epoch for a namespace that is not stored.
     pub(super) fn least(&self) -> u32 {
         self.roots.get(&ANY_ROOT).map_or(0, |stored| stored.epoch)
     }
 
-    /// What is to be written for a namespace to be in this epoch.
+    /// Returns what must be written to put a namespace into this epoch.
     pub(super) fn change(&self, record: EpochRecord) -> Result<Change> {
         if let Some(stored) = self.roots.get(&record.root) {
             return Ok(self.at(stored.place, Some(stored.next), record));
@@ -161,7 +163,7 @@ impl Epochs {
         Change { at, bytes, record, place, copy, has_other }
     }
 
-    /// A change is on the medium.
+    /// Notes that a change is on the medium.
     pub(super) fn stored(&mut self, change: &Change) {
         self.free.retain(|place| *place != change.place);
         let stored = Stored {

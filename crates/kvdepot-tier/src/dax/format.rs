@@ -1,4 +1,4 @@
-//! Opening a medium: formatting an empty one, refusing what is not ours, reading what ours holds.
+//! Opening a medium: formats an empty one, refuses what is not ours, and reads what ours holds.
 
 use hashbrown::HashSet;
 use kvdepot_core::{Error, ErrorKind, NamespaceId, Result};
@@ -11,13 +11,13 @@ use super::layout::{
 use super::owner::Owner;
 use super::recover::{Recovered, recover};
 
-/// Bytes at the start and at the end of a medium that are all zero in an empty one: file systems, partition tables and
-/// labels of other programs begin there.
+/// Bytes at the start and at the end that must be zero for a medium to count as empty: file systems, partition tables
+/// and labels of other programs begin there.
 const LOOKED_AT_BYTES: u64 = 1 << 20;
-/// Bytes that are read or zeroed at a time.
+/// Bytes read or zeroed at a time.
 const STEP_BYTES: u64 = 1 << 20;
 
-/// What a medium holds.
+/// The content of an open medium.
 pub(super) struct Opened {
     pub(super) geometry: Geometry,
     pub(super) epochs: Epochs,
@@ -25,7 +25,7 @@ pub(super) struct Opened {
     pub(super) units_max: u32,
 }
 
-/// Opens a medium of ours, or makes an empty one ours with this id. Anything else is refused and left as it is.
+/// Opens a medium of ours, or makes an empty one ours with this id. Anything else is refused and left untouched.
 pub(super) fn open(
     medium: &dyn Medium,
     max_bytes: u64,
@@ -101,9 +101,9 @@ pub(super) fn open(
 }
 
 enum Kind {
-    /// Nothing is on it.
+    /// It holds nothing.
     Empty,
-    /// A depot ended while it formatted it.
+    /// A depot ended while formatting it.
     Unfinished,
     Ours(Geometry),
 }
@@ -147,8 +147,8 @@ fn kind_of(medium: &dyn Medium) -> Result<Kind> {
     Ok(Kind::Empty)
 }
 
-/// Makes a medium ours. The first word says what state it is in and is written by itself, so that a crash at any moment
-/// leaves an empty medium, one that is formatted anew, or one of ours.
+/// Makes a medium ours. The first word tells the state of the medium and is written separately, so that a crash at any
+/// moment leaves an empty medium, one that will be formatted anew, or one of ours.
 fn format(medium: &dyn Medium, id: [u8; 16], owner: &Owner) -> Result<Geometry> {
     let geometry =
         Geometry::of(medium.bytes(), id).map_err(|error| error.with("path", medium.path().display()))?;
@@ -176,7 +176,7 @@ fn format(medium: &dyn Medium, id: [u8; 16], owner: &Owner) -> Result<Geometry> 
     Ok(geometry)
 }
 
-/// Reads all slot headers.
+/// Calls `each` with every slot header.
 fn each_header(
     medium: &dyn Medium,
     geometry: &Geometry,

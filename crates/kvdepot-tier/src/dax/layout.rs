@@ -1,13 +1,13 @@
-//! The bytes of a DAX medium, as `docs/format.md` draws them: superblock, epochs, slot headers, payload.
+//! The bytes of a DAX medium, as shown in `docs/format.md`: superblock, epochs, slot headers, payload.
 //!
-//! P1: nothing is believed before its checksum was compared. The word that makes a medium ours, and each header that makes a
-//! block visible, are written last.
+//! P1: nothing is trusted before its checksum has been compared. The word that makes a medium ours, and each header
+//! that makes a block visible, are written last.
 
 use kvdepot_core::limits::{BLOCK_BYTES_MAX, NAMESPACES_STORED_MAX};
 use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, Result};
 use kvdepot_io::checksum::crc64;
 
-/// First word of a medium that is being formatted: formatted anew by whoever opens it.
+/// First word of a medium that is being formatted: whoever opens it formats it anew.
 pub const FORMATTING: [u8; 8] = *b"KVDDAXfm";
 /// First word of a medium of ours.
 pub const MAGIC: [u8; 8] = *b"KVDEPDAX";
@@ -15,45 +15,45 @@ pub const MAGIC: [u8; 8] = *b"KVDEPDAX";
 pub const VERSION: u32 = 1;
 /// Bytes of the superblock's page.
 pub const PAGE_BYTES: u64 = 4096;
-/// Bytes of the superblock that mean something.
+/// Bytes of the superblock that carry information.
 pub const SUPERBLOCK_BYTES: usize = 88;
-/// Where the word lies that names who has opened the medium.
+/// Offset of the word that names who has opened the medium.
 pub const OWNER_AT: u64 = 128;
-/// Its length.
+/// Length of that word.
 pub const OWNER_BYTES: usize = 16;
 /// Bytes of a slot header: a cache line.
 pub const HEADER_BYTES: usize = 64;
 /// Bytes of one copy of a namespace's epoch; there are two of each.
 pub const EPOCH_BYTES: usize = 64;
 
-/// Most slot headers: 256 MiB of them.
+/// The most slot headers: 256 MiB of them.
 const UNITS_MAX: u64 = 1 << 22;
-/// Bytes of medium for which there is room for one more namespace.
+/// Bytes of medium for each namespace that the table has a place for.
 const EPOCH_SHARE_BYTES: u64 = 64 << 10;
 const EPOCHS_MIN: u64 = 64;
-/// Fewest units that a medium is of use with.
+/// The fewest units with which a medium is useful.
 const UNITS_MIN: u64 = 8;
 
 const HEADER_MARK: u32 = u32::from_le_bytes(*b"KVDX");
 const EPOCH_MARK: u32 = u32::from_le_bytes(*b"KVNS");
 
-/// Where everything lies on a medium. Fixed when it is formatted.
+/// The layout of a medium. Fixed when it is formatted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Bytes that are used, from the start.
     pub medium_bytes: u64,
-    /// What space is given in.
+    /// The unit in which space is allocated.
     pub unit_bytes: u64,
-    /// Units, each with a header.
+    /// Number of units, each with a header.
     pub units: u32,
-    /// Namespaces whose epoch has a place.
+    /// Number of namespaces that have a place for their epoch.
     pub epochs: u32,
-    /// Tells media apart, and a slot header that was copied from one to another.
+    /// Distinguishes media, and exposes a slot header that was copied from one to another.
     pub id: [u8; 16],
 }
 
 impl Geometry {
-    /// How a medium of this size is divided.
+    /// Divides a medium of this size.
     pub fn of(medium_bytes: u64, id: [u8; 16]) -> Result<Self> {
         let unit_bytes = (medium_bytes / UNITS_MAX).next_power_of_two().max(PAGE_BYTES);
         let epochs =
@@ -74,39 +74,39 @@ impl Geometry {
             .with("medium_bytes", medium_bytes))
     }
 
-    /// Where the epochs lie.
+    /// Offset of the epochs.
     pub const fn epochs_at(&self) -> u64 {
         PAGE_BYTES
     }
 
-    /// Where the slot headers lie.
+    /// Offset of the slot headers.
     pub const fn headers_at(&self) -> u64 {
         let end = self.epochs_at() + self.epochs as u64 * 2 * EPOCH_BYTES as u64;
         end.next_multiple_of(PAGE_BYTES)
     }
 
-    /// Where the payload lies.
+    /// Offset of the payload.
     pub const fn data_at(&self) -> u64 {
         let end = self.headers_at() + self.units as u64 * HEADER_BYTES as u64;
         end.next_multiple_of(self.unit_bytes)
     }
 
-    /// Where the header of a slot lies that begins with this unit.
+    /// Offset of the header of a slot that begins with this unit.
     pub const fn header_at(&self, unit: u32) -> u64 {
         self.headers_at() + unit as u64 * HEADER_BYTES as u64
     }
 
-    /// Where the payload of a slot lies that begins with this unit.
+    /// Offset of the payload of a slot that begins with this unit.
     pub const fn payload_at(&self, unit: u32) -> u64 {
         self.data_at() + unit as u64 * self.unit_bytes
     }
 
-    /// Units that so many bytes take.
+    /// Number of units that this many bytes take.
     pub fn units_of(&self, bytes: u64) -> u32 {
         u32::try_from(bytes.div_ceil(self.unit_bytes)).unwrap_or(u32::MAX)
     }
 
-    /// The superblock, with the word that makes it one.
+    /// The superblock, including the word that makes the medium ours.
     pub fn encode(&self) -> [u8; SUPERBLOCK_BYTES] {
         let mut out = [0; SUPERBLOCK_BYTES];
         let mut put = |at: usize, bytes: &[u8]| out[at..at + bytes.len()].copy_from_slice(bytes);
@@ -178,19 +178,19 @@ fn id_at(bytes: &[u8], at: usize) -> NamespaceId {
     NamespaceId(out)
 }
 
-/// What 64 bytes of a table are.
+/// The content of 64 bytes of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry<T> {
-    /// Nothing was written, or it was cleared.
+    /// Nothing was written, or the entry was cleared.
     Empty,
     /// Torn or damaged.
     Bad,
-    /// Whole.
+    /// Intact.
     Good(T),
 }
 
 impl<T: Copy> Entry<T> {
-    /// What is whole.
+    /// Returns the value of an intact entry.
     pub fn good(&self) -> Option<T> {
         if let Self::Good(whole) = self { Some(*whole) } else { None }
     }
@@ -205,16 +205,16 @@ impl<T> Entry<T> {
     }
 }
 
-/// The header of a slot: which block lies from its unit on.
+/// The header of a slot: which block begins at its unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Which block (P8).
+    /// The block's key (P8).
     pub key: BlockKey,
-    /// Grows with every block that is written: of two for one key, or for one place, the later counts.
+    /// Grows with every written block: of two for the same key or the same place, the later one counts.
     pub generation: u64,
     /// CRC-64/NVME of the block.
     pub checksum: u64,
-    /// The epoch of its namespace: a number that was used.
+    /// The epoch of its namespace: records that this number was used.
     pub epoch: u32,
     /// Its length.
     pub bytes: u32,
@@ -256,7 +256,7 @@ impl Header {
         })
     }
 
-    /// Over the line, its place and the medium: a line elsewhere is none.
+    /// Covers the line, its place and the medium: a line at another place is not valid.
     fn own_checksum(line: &[u8; HEADER_BYTES], unit: u32, geometry: &Geometry) -> u64 {
         let mut all = [0; 56 + 4 + 16 + 4];
         all[..56].copy_from_slice(&line[..56]);
@@ -267,9 +267,9 @@ impl Header {
     }
 }
 
-/// In place of an id: the namespace is in an epoch in which no block was written.
+/// Used instead of an id: the namespace is in an epoch in which no block was written.
 pub const NO_ID: NamespaceId = NamespaceId([0; 16]);
-/// In place of a root: what a namespace of which no copy is there begins with.
+/// Used instead of a root: the epoch with which a namespace begins if no copy of it is there.
 pub const ANY_ROOT: NamespaceId = NamespaceId([0; 16]);
 
 /// One copy of a namespace's epoch.
@@ -279,7 +279,8 @@ pub struct EpochRecord {
     pub root: NamespaceId,
     /// Its current epoch.
     pub epoch: u32,
-    /// What keys of that epoch carry: no block of another one is taken in after a restart. [`NO_ID`]: nobody has opened it.
+    /// What keys of that epoch carry: no block of any other epoch is taken in after a restart. [`NO_ID`]: nobody has
+    /// opened it.
     pub id: NamespaceId,
 }
 

@@ -1,8 +1,8 @@
-//! The tier of blocks on a DAX medium: a device of persistent memory, or a plain file that stands for one.
+//! The tier of blocks on a DAX medium: a device of persistent memory, or a plain file that stands in for one.
 //!
-//! Blocks lie in extents; a header of one cache line, written last, makes each of them visible (P1). What lies on the medium
-//! is read into an index when it is opened. `layout`, `space`, `slots`, `epochs`, `recover` and `plan` decide and do no I/O;
-//! `format`, `writer`, `restore`, `removal` and `namespaces` run them.
+//! Blocks lie in extents; a header of one cache line, written last, makes each of them visible (P1). The contents of
+//! the medium are read into an index when it is opened. `layout`, `space`, `slots`, `epochs`, `recover` and `plan`
+//! decide and do no I/O; `format`, `writer`, `restore`, `removal` and `namespaces` carry out what they decide.
 
 mod clock;
 mod config;
@@ -38,7 +38,7 @@ use crate::{
 pub use config::DaxConfig;
 use state::Shared;
 
-/// This tier, as the registry knows it.
+/// The registry's entry for this tier.
 pub const ENTRY: TierEntry = TierEntry {
     name: "Dax",
     open: |config| Ok(Arc::new(DaxTier::open(DaxConfig::from_json(config)?)?)),
@@ -47,30 +47,30 @@ pub const ENTRY: TierEntry = TierEntry {
     for_users: true,
 };
 
-/// Keys that are looked up under one hold of the lock.
+/// Keys looked up while the lock is held once.
 const PIECE: usize = 256;
-/// Namespaces that are opened or moved at a time: one writes, the others wait for it.
+/// Namespaces opened or moved at a time: one writes, the others wait for it.
 const OPENING_MAX: usize = 8;
 
 /// Blocks on a DAX medium.
 #[derive(Debug)]
 pub struct DaxTier {
     shared: Arc<Shared>,
-    // Owned here and not by what its callbacks hold.
+    // Owned here rather than by what its callbacks hold.
     engine: Arc<dyn IoEngine>,
-    /// Opens namespaces and moves them.
+    /// Opens namespaces and moves them to other epochs.
     calls: BlockingCalls,
 }
 
 impl DaxTier {
-    /// Opens the medium for this process alone; an empty one is formatted.
+    /// Opens the medium for this process alone; an empty medium is formatted.
     pub fn open(config: DaxConfig) -> Result<Self> {
         config.check()?;
         let medium = mapped::open(&config.device_path, config.max_bytes, config.access, config.lock_wait)?;
         Self::open_on(config, medium)
     }
 
-    /// As `open`, on a medium of the caller's: `config.device_path` is not looked at.
+    /// Like `open`, on the caller's own medium: `config.device_path` is ignored.
     pub fn open_on(config: DaxConfig, medium: Arc<dyn Medium>) -> Result<Self> {
         config.check()?;
         let owner = owner::Owner::new(drawn()?);
@@ -92,7 +92,7 @@ impl DaxTier {
         Ok(Self { shared: Arc::new(shared), engine: Arc::new(PsyncEngine::new(engine)?), calls })
     }
 
-    /// Where everything lies on the medium.
+    /// The layout of the medium.
     pub fn geometry(&self) -> layout::Geometry {
         self.shared.geometry
     }
@@ -189,10 +189,10 @@ impl Tier for DaxTier {
     }
 }
 
-/// Sixteen bytes that tell a thing from others.
+/// Sixteen random bytes that serve as an id.
 fn drawn() -> Result<[u8; 16]> {
     let mut bytes = [0; 16];
-    // A kernel that has no random numbers yet gives fewer.
+    // A kernel that has no random numbers yet returns fewer bytes.
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
         .map_err(|error| Error::io("cannot draw a random number", error.into()))?;
     Ok(bytes)

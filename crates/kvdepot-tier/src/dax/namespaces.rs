@@ -1,5 +1,5 @@
-//! Opening namespaces and moving them to other epochs. One epoch is written at a time; a medium that hangs holds up openings
-//! and resets, no reads, and its callers no longer than `open_wait`.
+//! Opens namespaces and moves them to other epochs. One epoch is written at a time; a hung medium blocks openings and
+//! resets, but no reads, and blocks callers no longer than `open_wait`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -64,7 +64,7 @@ impl Opening<'_> {
 }
 
 impl Shared {
-    /// Takes a namespace out of reach until a new epoch is stored; the number of this request.
+    /// Makes a namespace unreachable until a new epoch is stored; returns the number of this request.
     fn close(&self, spec: &Arc<NamespaceSpec>, at_least: u32) -> u64 {
         let root = spec.root();
         let mut state = self.lock();
@@ -80,8 +80,8 @@ impl Shared {
         request
     }
 
-    /// Stores the epoch that a namespace is to be in and opens it: the epoch, and the id of one that is over. With `advance`
-    /// a new epoch, for the request of that number.
+    /// Stores the epoch that a namespace shall be in, and opens it; returns the epoch, and the id of the one that is
+    /// over. With `advance`, a new epoch, for the request with that number.
     fn move_to(
         &self,
         spec: &Arc<NamespaceSpec>,
@@ -99,7 +99,7 @@ impl Shared {
         let stored = epochs.get(root);
         let now = stored.map_or(epochs.least(), |(epoch, _)| epoch);
         let least = at_least.max(wanted.unwrap_or(0));
-        // Who opens a namespace whose reset is not stored yet stores it.
+        // Whoever opens a namespace whose reset is not stored yet stores it.
         let is_new = advance.is_some() || wanted.is_some();
         let epoch = if is_new { next_epoch(now, least)? } else { now.max(least) };
         let is_stored = stored == Some((epoch, true));
@@ -112,13 +112,13 @@ impl Shared {
                 self.medium.write(change.at, &change.bytes)?;
                 self.medium.persist()?;
                 self.check_owner()?;
-                // Noted for each copy: if the second fails, what is tried next must not write over the first.
+                // Noted for each copy: if the second fails, the next attempt must not overwrite the first.
                 epochs.stored(&change);
                 next = change.other(&epochs);
             }
         }
         let mut state = self.lock();
-        // A later request wants another epoch: what this one stored is its caller's, and is opened by nobody.
+        // A later request wants another epoch: what this one stored is returned to its caller, but nobody opens it.
         if state.wanted.get(&root).map(|wanted| wanted.request) == request {
             state.wanted.remove(&root);
             let id = spec.id(epoch);
@@ -129,7 +129,7 @@ impl Shared {
         Ok((epoch, past))
     }
 
-    /// Closes a namespace that is open in another epoch than the one that is about to be stored.
+    /// Closes a namespace that is open in an epoch other than the one about to be stored.
     fn out_of_reach(&self, root: NamespaceId, next: &EpochRecord) {
         let mut state = self.lock();
         if let Some(id) = state.roots.get(&root).copied().filter(|id| *id != next.id) {
@@ -139,7 +139,7 @@ impl Shared {
     }
 }
 
-/// Starts the thread that tries again to store what is wanted; it ends when all of it is stored.
+/// Starts the thread that retries to store what is wanted; it ends when everything is stored.
 fn keep_trying(shared: &Arc<Shared>) {
     {
         let mut state = shared.lock();
@@ -179,7 +179,7 @@ fn retry(shared: &Shared) {
 }
 
 impl Shared {
-    /// Waits under the lock; whether the time is over.
+    /// Waits under the lock; returns whether the time is over.
     fn wait_changed(
         &self,
         state: &mut parking_lot::MutexGuard<'_, super::state::State>,
@@ -188,7 +188,7 @@ impl Shared {
         self.changed.wait_until(state, until).timed_out()
     }
 
-    /// Ends the thread that tries again.
+    /// Ends the retry thread.
     pub(super) fn stop(&self) {
         self.lock().is_stopping = true;
         self.changed.notify_all();

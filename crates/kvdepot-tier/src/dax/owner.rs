@@ -1,6 +1,7 @@
-//! Whose a medium is. A lock is of an inode, and containers that are given one device each have a node of their own for it: both
-//! locks succeed. So whoever opens a medium writes a random word on it, and looks whether it is still there after each flush,
-//! before what was flushed counts. The last one who opened it has it; the others serve and acknowledge nothing more (P1, P8).
+//! Who owns a medium. A lock applies to an inode, and containers that are given the same device each have their own
+//! node for it: both locks succeed. So whoever opens a medium writes a random word on it and checks after each flush
+//! that it is still there, before what was flushed counts. The last opener owns the medium; the others neither serve
+//! nor acknowledge anything any more (P1, P8).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -9,7 +10,7 @@ use kvdepot_io::mapped::Medium;
 
 use super::layout::{Geometry, OWNER_AT, OWNER_BYTES, SUPERBLOCK_BYTES};
 
-/// The word of one opening.
+/// The word written by one opener.
 #[derive(Debug)]
 pub(super) struct Owner {
     word: [u8; OWNER_BYTES],
@@ -17,24 +18,24 @@ pub(super) struct Owner {
 }
 
 impl Owner {
-    /// With a word that nobody else has.
+    /// `word` must be one that nobody else has.
     pub(super) fn new(word: [u8; OWNER_BYTES]) -> Self {
         Self { word, is_lost: AtomicBool::new(false) }
     }
 
-    /// Makes the medium this one's.
+    /// Takes ownership of the medium.
     pub(super) fn take(&self, medium: &dyn Medium) -> Result<()> {
         medium.write(OWNER_AT, &self.word)?;
         medium.persist()?;
         self.check_word(medium)
     }
 
-    /// Whether another one was seen.
+    /// Returns whether another owner was seen.
     pub(super) fn is_lost(&self) -> bool {
         self.is_lost.load(Ordering::Acquire)
     }
 
-    /// An error, from then on, if another one has opened the medium or formatted it.
+    /// Fails, now and from then on, if somebody else has opened the medium or formatted it.
     pub(super) fn check(&self, medium: &dyn Medium, geometry: &Geometry) -> Result<()> {
         let mut bytes = [0; OWNER_AT as usize + OWNER_BYTES];
         if !self.is_lost() {
@@ -46,7 +47,7 @@ impl Owner {
         )
     }
 
-    /// As `check`, while the medium is formatted.
+    /// Like `check`, while the medium is being formatted.
     pub(super) fn check_word(&self, medium: &dyn Medium) -> Result<()> {
         let mut word = [0; OWNER_BYTES];
         medium.read(OWNER_AT, &mut word)?;

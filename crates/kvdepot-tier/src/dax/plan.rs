@@ -1,5 +1,5 @@
-//! How a batch of reads is cut: into waves of bounded size, each into regions that are copied side by side, each into runs
-//! that lie behind one another on the medium. Pure.
+//! How a batch of reads is divided: into waves of bounded size, each wave into regions that are copied in parallel,
+//! each region into runs that are contiguous on the medium. Pure.
 
 /// Regions begin at multiples of this within a block, and none is smaller unless its wave is.
 pub(super) const CUT_BYTES: usize = 64 << 10;
@@ -7,36 +7,36 @@ pub(super) const CUT_BYTES: usize = 64 << 10;
 /// A part of a block that is to be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Span {
-    /// Which block of the batch.
+    /// Index of the block in the batch.
     pub(super) item: usize,
-    /// Where it lies on the medium.
+    /// Offset on the medium.
     pub(super) at: u64,
-    /// Where it goes in the block's slot.
+    /// Offset in the block's slot.
     pub(super) from: usize,
     pub(super) bytes: usize,
 }
 
-/// Spans that lie behind one another on the medium: one access.
+/// Spans that are contiguous on the medium: one access.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Run {
     pub(super) spans: Vec<Span>,
 }
 
-/// What one worker copies.
+/// The work of one worker.
 pub(super) type Region = Vec<Run>;
-/// Regions that are copied side by side; the next wave begins when all have ended.
+/// Regions that are copied in parallel; the next wave begins when all have ended.
 pub(super) type Wave = Vec<Region>;
 
 /// Bounds of a restore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Limits {
-    /// Most regions of a wave.
+    /// The most regions of a wave.
     pub(super) regions: usize,
-    /// Most bytes of a wave, or one cut where that is more.
+    /// The most bytes of a wave; at least one cut.
     pub(super) wave_bytes: usize,
 }
 
-/// Cuts whole blocks.
+/// Divides complete blocks.
 pub(super) fn plan(mut blocks: Vec<Span>, limits: Limits) -> Vec<Wave> {
     blocks.retain(|span| span.bytes > 0);
     blocks.sort_by_key(|span| span.at);
@@ -60,12 +60,12 @@ pub(super) fn plan(mut blocks: Vec<Span>, limits: Limits) -> Vec<Wave> {
     waves
 }
 
-/// As much of a span as there is room for, up to a cut, and the rest.
+/// As much of a span as fits, up to a cut, and the rest.
 fn cut(span: Span, room: usize) -> (Option<Span>, Option<Span>) {
     if span.bytes <= room {
         return (Some(span), None);
     }
-    // Cuts lie at multiples within the block, so that no part but a block's last is an odd number of pages.
+    // Cuts lie at multiples within the block, so that only a block's last part has an odd length.
     let end = (span.from + room) / CUT_BYTES * CUT_BYTES;
     if end <= span.from {
         return (None, Some(span));
@@ -75,7 +75,7 @@ fn cut(span: Span, room: usize) -> (Option<Span>, Option<Span>) {
     (Some(Span { bytes, ..span }), Some(rest))
 }
 
-/// Regions of about the same size.
+/// Divides a wave into regions of about the same size.
 fn divide(wave: Vec<Span>, most: usize) -> Wave {
     let whole: usize = wave.iter().map(|span| span.bytes).sum();
     let share = whole.div_ceil(most).next_multiple_of(CUT_BYTES);
@@ -104,7 +104,7 @@ fn divide(wave: Vec<Span>, most: usize) -> Wave {
     regions
 }
 
-/// Adds a span to the last run if it lies behind it.
+/// Adds a span to the last run if it directly follows it.
 fn push(region: &mut Region, span: Span) {
     let behind = |last: &Span| last.at + last.bytes as u64 == span.at;
     match region.last_mut() {

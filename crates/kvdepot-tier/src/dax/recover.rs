@@ -1,5 +1,5 @@
-//! Which blocks of a medium are taken in when it is opened: those with a whole header, of a current epoch, each key and
-//! each place once. Pure.
+//! Decides which blocks of a medium are taken in when it is opened: those with an intact header, of a current epoch,
+//! each key and each place once. Pure.
 
 use hashbrown::HashSet;
 use kvdepot_core::NamespaceId;
@@ -7,16 +7,16 @@ use kvdepot_core::NamespaceId;
 use super::layout::{Entry, Geometry, Header};
 use super::slots::Slots;
 
-/// What a medium holds.
+/// The blocks found on a medium.
 #[derive(Debug)]
 pub(super) struct Recovered {
     pub(super) slots: Slots,
-    /// Headers that are to be cleared before anything is written.
+    /// Headers that must be cleared before anything is written.
     pub(super) clear: Vec<u32>,
 }
 
-/// Sorts out the headers that are not empty. Of two that name one key or one place, the later one counts. `units_max` bounds
-/// what is used of the medium.
+/// Sorts the headers that are not empty. Of two with the same key or the same place, the later one counts. `units_max`
+/// bounds how much of the medium is used.
 pub(super) fn recover(
     headers: impl IntoIterator<Item = (u32, Entry<Header>)>,
     current: &HashSet<NamespaceId>,
@@ -41,7 +41,7 @@ pub(super) fn recover(
             clear.push(unit);
         }
     }
-    // The order of eviction begins with the order in which they were written.
+    // The order of eviction begins with the order in which the blocks were written.
     kept.iter().rev().for_each(|key| slots.touch(key));
     Recovered { slots, clear }
 }

@@ -1,4 +1,4 @@
-//! Removals: out of reach at once, done when no header on the medium names the block any more.
+//! Removals: blocks are unreachable at once, and a removal is done when no header on the medium names them any more.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,12 +10,13 @@ use parking_lot::Mutex;
 use super::state::Shared;
 use crate::Done;
 
-/// When a removal that has not begun is given up: it has no deadline of its own, and what it did not clear is cleared later.
+/// When a removal that has not started is abandoned: it has no deadline of its own, and what it did not clear is
+/// cleared later.
 const REMOVAL_WAIT_MAX: Duration = Duration::from_secs(30);
-/// Blocks that one step takes.
+/// Blocks handled in one step.
 const PIECE: usize = 256;
 
-/// A removal; told when the last part of it is dropped.
+/// A removal; it is reported done when the last reference to it is dropped.
 pub(super) struct Removal {
     done: Mutex<Option<Done<()>>>,
     error: Mutex<Option<Error>>,
@@ -40,7 +41,7 @@ impl Drop for Removal {
     }
 }
 
-/// Has `engine` run something among the writes.
+/// Has `engine` run a function among the writes.
 pub(super) fn later(engine: &dyn IoEngine, run: impl FnOnce(Result<(), Error>) + Send + 'static) {
     let call = Call { run: Box::new(run) };
     let deadline = Instant::now() + REMOVAL_WAIT_MAX;
@@ -48,7 +49,7 @@ pub(super) fn later(engine: &dyn IoEngine, run: impl FnOnce(Result<(), Error>) +
 }
 
 impl Shared {
-    /// Takes blocks out of reach, and has their headers cleared.
+    /// Makes blocks unreachable, and has their headers cleared.
     pub(super) fn remove(self: &Arc<Self>, engine: &dyn IoEngine, keys: &[BlockKey], done: Done<()>) {
         let removal = Removal::new(done);
         if self.owner.is_lost() {
@@ -63,7 +64,7 @@ impl Shared {
             let mut state = self.lock();
             for key in keys {
                 units.extend(state.slots.take_out(key));
-                // Also of what went before and whose header is still there, or is being cleared.
+                // This includes earlier blocks whose header is still there or is being cleared.
                 is_named |= state.wait_cleared(key, &removal);
                 if let Some(write) = state.writing.get_mut(key) {
                     write.cancelled = true;
@@ -87,11 +88,11 @@ impl Shared {
         });
     }
 
-    /// Gives back the space of an epoch that is over, one piece after another, until the tier is closed.
+    /// Frees the space of a past epoch, piece by piece, until the tier is closed.
     pub(super) fn retire(self: &Arc<Self>, engine: &Arc<dyn IoEngine>, id: NamespaceId) {
         let (shared, next) = (Arc::clone(self), Arc::downgrade(engine));
         later(&**engine, move |begun| {
-            // What stays is out of reach, makes room when it is the coldest, and is not taken in after a restart.
+            // What stays is unreachable, makes space when it is the coldest, and is not taken in after a restart.
             if begun.is_err() {
                 return;
             }

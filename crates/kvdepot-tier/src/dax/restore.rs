@@ -1,5 +1,6 @@
-//! Reads: a batch is reserved, planned and copied wave by wave. A block's reader is told when the last piece of it has ended,
-//! however it ended, so its memory is nobody's when it is given back (P4), also when another piece failed or the tier closes.
+//! Reads: a batch is reserved, planned and copied wave by wave. A block's reader is notified when the last piece of the
+//! block has ended, however it ended. So nobody uses its memory any more when it is given back (P4), even if another
+//! piece failed or the tier closes.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,14 +18,14 @@ use super::slots::Found;
 use super::state::{Shared, small_slot};
 use crate::{Fetched, ReadItem};
 
-/// Blocks that are looked up under one hold of the lock.
+/// Blocks looked up while the lock is held once.
 const PIECE: usize = 256;
 
-/// What has come of a block.
+/// The state of a block's pieces.
 struct Parts {
-    /// Bytes of it that have not ended.
+    /// Bytes whose pieces have not ended.
     left: usize,
-    /// Where each piece begins, its length and its checksum.
+    /// Offset, length and checksum of each piece.
     sums: Vec<(usize, usize, u64)>,
     error: Option<Error>,
     read: Option<ReadItem>,
@@ -42,7 +43,7 @@ pub(super) struct Restore {
     engine: Weak<dyn IoEngine>,
     items: Vec<Item>,
     waves: Mutex<VecDeque<Wave>>,
-    /// Regions of the present wave that have not ended.
+    /// Regions of the current wave that have not ended.
     running: AtomicUsize,
     deadline: Instant,
 }
@@ -105,7 +106,7 @@ impl Shared {
         restore.next_wave();
     }
 
-    /// Has blocks not served again that cannot be right.
+    /// Makes sure that blocks which cannot be right are not served again.
     fn clear_wrong(self: &Arc<Self>, engine: &dyn IoEngine, units: Vec<u32>) {
         let shared = Arc::clone(self);
         later(engine, move |begun| {
@@ -119,7 +120,8 @@ impl Shared {
 }
 
 impl super::state::State {
-    /// A block that may be read into so many bytes, reserved. One that cannot be right goes, and is added to `wrong`.
+    /// Finds and pins a block that is to be read into this many bytes. One that cannot be right is taken out and added
+    /// to `wrong`.
     fn find(&mut self, key: &BlockKey, slot_bytes: usize, wrong: &mut Vec<u32>) -> Result<Option<Found>> {
         let Some(space) = self.spaces.get(&key.namespace) else { return Ok(None) };
         let block_bytes = space.spec.layout().block_bytes();
@@ -130,7 +132,7 @@ impl super::state::State {
         if u64::from(found.header.bytes) == block_bytes {
             return Ok(Some(found));
         }
-        // A namespace's id tells its layout, so no writer of ours can have made it.
+        // A namespace's id determines its layout, so no writer of ours can have written it.
         self.slots.unpin(found.unit);
         self.note_lost(*key);
         wrong.extend(self.slots.take_out(key));
@@ -142,8 +144,8 @@ impl super::state::State {
 }
 
 impl Restore {
-    /// Hands the next wave to the workers. Only then: another batch's wave may come in between, so that one long restore does
-    /// not hold up the others.
+    /// Hands the next wave to the workers, and not earlier: another batch's wave may come in between, so that one long
+    /// restore does not hold up the others.
     fn next_wave(self: Arc<Self>) {
         let Some(wave) = self.waves.lock().pop_front() else { return };
         self.running.store(wave.len(), Ordering::Release);
@@ -172,17 +174,17 @@ impl Restore {
             }
             Err(error) => {
                 self.fail(region, &error);
-                // Later waves would meet the same, one after another.
+                // Later waves would hit the same error, one after another.
                 self.give_up(&error);
             }
         }
-        // Acquire and release: the last one sees all that the others did.
+        // Acquire and release: the last worker sees everything that the others did.
         if self.running.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.next_wave();
         }
     }
 
-    /// Ends what is in no queue yet. What workers copy meanwhile ends by itself (P4).
+    /// Ends what is not in a queue yet. What workers are copying ends by itself (P4).
     pub(super) fn give_up(&self, error: &Error) {
         let rest = std::mem::take(&mut *self.waves.lock());
         rest.iter().flatten().for_each(|region| self.fail(region, error));
@@ -192,12 +194,12 @@ impl Restore {
         self.deadline
     }
 
-    /// Whether so many waves are in no queue.
+    /// Returns whether at least `count` waves are not in a queue yet.
     pub(super) fn has_waves(&self, count: usize) -> bool {
         self.waves.lock().len() >= count
     }
 
-    /// Why nothing more is to be copied.
+    /// Why nothing more is to be copied, if so.
     fn over(&self) -> Option<Error> {
         if self.shared.clock.is_stopping() {
             return Some(Request::closed());
@@ -210,7 +212,8 @@ impl Restore {
         spans.for_each(|span| self.ended(span, Err(error.clone())));
     }
 
-    /// Copies a run. If that fails, each of its pieces by itself: those of other blocks are not to be missed for one.
+    /// Copies a run. If that fails, copies each of its pieces separately: one bad piece must not cost the pieces of
+    /// other blocks.
     fn copy(&self, run: &Run) {
         let sums = self.copy_spans(&run.spans);
         for (number, span) in run.spans.iter().enumerate() {
@@ -226,13 +229,13 @@ impl Restore {
         }
     }
 
-    /// Copies pieces that lie behind one another; the checksum of each. Nothing is believed of them after an error.
+    /// Copies contiguous pieces and returns the checksum of each. After an error nothing copied may be trusted.
     fn copy_spans(&self, spans: &[Span]) -> Result<Vec<u64>> {
         let slot = |span: &Span| {
             let parts = self.items[span.item].parts.lock();
             parts.read.as_ref().expect("a block is told after its last piece").dst.clone()
         };
-        // Let go of at the end, before anybody is told that the memory is free.
+        // Dropped at the end, before anybody is notified that the memory is free.
         let slots: Vec<SlotBuf> = spans.iter().map(slot).collect();
         let mut sums = Vec::with_capacity(spans.len());
         if let Some(first) = spans.first() {
@@ -244,7 +247,7 @@ impl Restore {
         Ok(sums)
     }
 
-    /// A piece has ended; the last one of a block ends it.
+    /// Notes the end of a piece; the last piece of a block ends the block.
     fn ended(&self, span: &Span, outcome: Result<u64>) {
         let item = &self.items[span.item];
         let read = {
@@ -295,7 +298,7 @@ impl Item {
 }
 
 impl Shared {
-    /// Has a corrupt block not served again, unless another one has come in its place.
+    /// Makes sure that a corrupt block is not served again, unless another one has taken its place.
     fn put_aside(&self, key: BlockKey, found: Found) {
         let unit = {
             let mut state = self.lock();

@@ -1,4 +1,4 @@
-//! What a DAX tier can be told, and the keys of a user's configuration that say it.
+//! The settings of a DAX tier, and the keys of a user's configuration for them.
 
 use kvdepot_core::limits::IO_THREADS_MAX;
 
@@ -9,7 +9,7 @@ use crate::settings::{Key, Kind, Preset, Setting};
 const BYTES_MAX: u64 = 1 << 60;
 const THREADS: Kind = Kind::Whole { min: 1, max: IO_THREADS_MAX as u64 };
 
-/// All of them, in the order of the documentation.
+/// All settings, in the order of the documentation.
 pub(super) const SETTINGS: [Setting; 8] = [
     Setting {
         name: "device_path",

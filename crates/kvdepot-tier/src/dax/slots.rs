@@ -1,8 +1,9 @@
-//! Which block lies where, which one is read, and which ones go to make room. Pure: what is to be written to the medium is
-//! returned, and its end reported.
+//! Which block lies where, which ones are being read, and which ones are evicted to make space. Pure: returns what must
+//! be written to the medium, and is notified when that is done.
 //!
-//! A slot's units are free only when nobody reads them and when no header on the medium names them any more (P1, P4):
-//! `headers` are those that have to be cleared first. Until they are, `naming` tells where a block is that nobody finds any more.
+//! A slot's units are free only when nobody reads them and no header on the medium names them any more (P1, P4):
+//! `headers` are those that must be cleared first. Until they are, `naming` tells where a block lies that can no longer
+//! be found.
 
 use std::collections::BTreeMap;
 
@@ -13,18 +14,18 @@ use kvdepot_core::{BlockHash, BlockKey, NamespaceId};
 use super::layout::Header;
 use super::space::Space;
 
-/// Blocks that are looked at for one that can make room.
+/// Blocks examined to find one that can make space.
 const CANDIDATES_MAX: usize = 128;
-/// Neighbours that are looked at for all of these, beside two for each unit that is needed: the lock is held meanwhile.
+/// Neighbours examined for all of these, in addition to two per needed unit: the lock is held meanwhile.
 const STEPS_MAX: usize = 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// Its payload is being written; nobody finds it.
+    /// Its payload is being written; it cannot be found.
     Writing,
     /// Found by reads.
     Live,
-    /// Found no more.
+    /// No longer found.
     Leaving,
 }
 
@@ -34,7 +35,7 @@ struct Slot {
     units: u32,
     phase: Phase,
     readers: u32,
-    /// Units whose headers on the medium may name these units, and the blocks that they are of.
+    /// Units whose headers on the medium may name these units, and the blocks they belong to.
     headers: Vec<Victim>,
     header: Header,
 }
@@ -46,14 +47,14 @@ pub(super) struct Found {
     pub(super) header: Header,
 }
 
-/// A block that went, and the unit of its header.
+/// An evicted block, and the unit of its header.
 pub(super) type Victim = (u32, BlockKey);
 
 /// A place for a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Reserved {
     pub(super) unit: u32,
-    /// Blocks that went; their headers are to be cleared before the place is used.
+    /// Evicted blocks; their headers must be cleared before the place is used.
     pub(super) victims: Vec<Victim>,
 }
 
@@ -68,16 +69,16 @@ pub(super) struct Slots {
     /// Live slots, the coldest first.
     order: LruCache<u32, ()>,
     generation: u64,
-    /// Slots that leave and whose headers could not be cleared.
+    /// Leaving slots whose headers could not be cleared.
     uncleared: Vec<u32>,
-    /// Slots by the blocks that are found no more and that their headers may name.
+    /// For each block that is no longer found: the slots whose headers may name it.
     named: HashMap<BlockKey, Vec<u32>>,
-    /// Neighbours that the last reservation looked at.
+    /// Number of neighbours that the last reservation examined.
     steps: usize,
 }
 
 impl Slots {
-    /// `units` free ones.
+    /// `units` free units.
     pub(super) fn new(units: u32) -> Self {
         Self {
             space: Space::new(units),
@@ -93,7 +94,7 @@ impl Slots {
         }
     }
 
-    /// Takes in a block that lies on the medium; `false` if its place is taken or behind the end.
+    /// Takes in a block that lies on the medium; `false` if its place is taken or beyond the end.
     pub(super) fn adopt(&mut self, unit: u32, units: u32, header: Header) -> bool {
         if self.index.contains_key(&header.key) || !self.space.take_at(unit, units) {
             return false;
@@ -106,18 +107,18 @@ impl Slots {
         true
     }
 
-    /// Neighbours that the last reservation looked at.
+    /// Number of neighbours that the last reservation examined.
     #[cfg(test)]
     pub(super) const fn steps(&self) -> usize {
         self.steps
     }
 
-    /// Blocks that are found.
+    /// Number of blocks that can be found.
     pub(super) fn len(&self) -> usize {
         self.index.len()
     }
 
-    /// Units that are not free.
+    /// Number of units that are not free.
     pub(super) const fn units_used(&self) -> u32 {
         self.units - self.space.units()
     }
@@ -126,20 +127,20 @@ impl Slots {
         self.index.contains_key(key)
     }
 
-    /// Counts as a use.
+    /// Notes a use of a block.
     pub(super) fn touch(&mut self, key: &BlockKey) {
         if let Some(unit) = self.index.get(key) {
             self.order.get(unit);
         }
     }
 
-    /// Blocks of a namespace, at most `most`.
+    /// Returns blocks of a namespace, at most `most`.
     pub(super) fn keys(&self, namespace: NamespaceId, most: usize) -> Vec<BlockKey> {
         let hashes = self.spaces.get(&namespace).into_iter().flatten().take(most);
         hashes.map(|hash| BlockKey { namespace, hash: *hash }).collect()
     }
 
-    /// Finds a block and keeps its place from being used again until `unpin`.
+    /// Finds a block and keeps its place from being reused until `unpin`.
     pub(super) fn pin(&mut self, key: &BlockKey) -> Option<Found> {
         let unit = *self.index.get(key)?;
         let slot = self.by_unit.get_mut(&unit)?;
@@ -156,8 +157,8 @@ impl Slots {
         }
     }
 
-    /// A place of `units` for a block, whose headers are to be cleared before it is used. `None` if nothing that is not
-    /// read can make room.
+    /// Reserves a place of `units` for a block; the headers of its victims must be cleared before it is used. `None` if
+    /// nothing can make space that is not being read.
     pub(super) fn reserve(&mut self, key: BlockKey, epoch: u32, units: u32, bytes: u32) -> Option<Reserved> {
         self.steps = 0;
         if units == 0 || units > self.units {
@@ -176,8 +177,8 @@ impl Slots {
         Some(Reserved { unit, victims })
     }
 
-    /// The coldest block that can make room goes, with its neighbours as far as they are needed. All of the place that they
-    /// leave is taken: `settle` gives back what is too much.
+    /// Evicts the coldest block that can make space, and as many of its neighbours as are needed. All of the space that
+    /// they leave is taken: `settle` gives back the excess.
     fn evict(&mut self, units: u32) -> Option<(u32, u32, Vec<Victim>)> {
         let coldest = self.order.iter().take(CANDIDATES_MAX).map(|(unit, ())| *unit);
         // The first candidate alone may need as many neighbours as units.
@@ -199,7 +200,7 @@ impl Slots {
         Some((from, to - from, victims))
     }
 
-    /// Units around a block that are free or can be freed. Takes its steps from `left`.
+    /// Finds units around a block that are free or can be freed. Takes its steps from `left`.
     fn window(&self, unit: u32, units: u32, left: &mut usize) -> Option<(u32, u32, Vec<u32>)> {
         let may_go = |unit: u32| {
             let slot = self.by_unit.get(&unit)?;
@@ -225,7 +226,7 @@ impl Slots {
         Some((from, to, gone))
     }
 
-    /// The headers of a place's victims are cleared: what it has too much is free.
+    /// The headers of a place's victims have been cleared: frees its excess units.
     pub(super) fn settle(&mut self, unit: u32, units: u32) {
         self.unname(unit);
         if let Some(slot) = self.by_unit.get_mut(&unit) {
@@ -235,7 +236,7 @@ impl Slots {
         }
     }
 
-    /// A block's header is about to be written: its header, with the checksum.
+    /// A block's header is about to be written: returns it, with the checksum.
     pub(super) fn begin_publish(&mut self, unit: u32, checksum: u64) -> Option<Header> {
         let slot = self.by_unit.get_mut(&unit)?;
         slot.headers = vec![(unit, slot.key)];
@@ -243,7 +244,7 @@ impl Slots {
         Some(slot.header)
     }
 
-    /// A block's header is written: it is found from here on.
+    /// A block's header has been written: the block can be found from here on.
     pub(super) fn publish(&mut self, unit: u32) {
         if let Some(slot) = self.by_unit.get_mut(&unit) {
             slot.phase = Phase::Live;
@@ -254,14 +255,14 @@ impl Slots {
         }
     }
 
-    /// Takes a block out of reach; the slot whose headers are to be cleared.
+    /// Makes a block unreachable; returns the slot whose headers must be cleared.
     pub(super) fn take_out(&mut self, key: &BlockKey) -> Option<u32> {
         let unit = *self.index.get(key)?;
         self.leave(unit);
         Some(unit)
     }
 
-    /// A slot goes. If nothing on the medium names it and nobody reads it, it is free at once.
+    /// A slot leaves. If nothing on the medium names it and nobody reads it, it is free at once.
     pub(super) fn leave(&mut self, unit: u32) {
         self.hide(unit);
         if let Some(slot) = self.by_unit.get_mut(&unit) {
@@ -271,12 +272,12 @@ impl Slots {
         }
     }
 
-    /// Slots whose headers may name a block that is not found.
+    /// Slots whose headers may name a block that cannot be found.
     pub(super) fn naming(&self, key: &BlockKey) -> Vec<u32> {
         self.named.get(key).cloned().unwrap_or_default()
     }
 
-    /// Notes which blocks a slot's headers name that are not found.
+    /// Notes which blocks that cannot be found are named by a slot's headers.
     fn name(&mut self, unit: u32) {
         let headers = self.by_unit.get(&unit).map_or(&[][..], |slot| &slot.headers);
         for (_, key) in headers {
@@ -287,7 +288,7 @@ impl Slots {
         }
     }
 
-    /// A slot's headers are cleared.
+    /// A slot's headers have been cleared.
     fn unname(&mut self, unit: u32) {
         let Some(slot) = self.by_unit.get_mut(&unit) else { return };
         for (_, key) in std::mem::take(&mut slot.headers) {
@@ -300,26 +301,26 @@ impl Slots {
         }
     }
 
-    /// Headers that are to be cleared before this slot is free.
+    /// Headers that must be cleared before this slot is free.
     pub(super) fn headers(&self, unit: u32) -> Vec<u32> {
         let headers = self.by_unit.get(&unit).map_or(&[][..], |slot| &slot.headers);
         headers.iter().map(|(unit, _)| *unit).collect()
     }
 
-    /// The headers of a slot that leaves are cleared.
+    /// The headers of a leaving slot have been cleared.
     pub(super) fn cleared(&mut self, unit: u32) {
         self.unname(unit);
         self.free_if_over(unit);
     }
 
-    /// The headers of a slot that leaves could not be cleared: it is kept until they can.
+    /// The headers of a leaving slot could not be cleared: it is kept until they can be.
     pub(super) fn not_cleared(&mut self, unit: u32) {
         if self.by_unit.get(&unit).is_some_and(|slot| !slot.headers.is_empty()) {
             self.uncleared.push(unit);
         }
     }
 
-    /// Slots whose headers are to be cleared once more.
+    /// Takes the slots whose headers must be cleared in another attempt.
     pub(super) fn take_uncleared(&mut self) -> Vec<u32> {
         std::mem::take(&mut self.uncleared)
     }

@@ -1,4 +1,4 @@
-//! Which units of a medium are free: extents, the smallest that fits first.
+//! Which units of a medium are free: extents; the smallest one that fits is used first.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) struct Space {
     /// Length by start.
     free: BTreeMap<u32, u32>,
-    /// The same by length.
+    /// The same extents, by length.
     by_length: BTreeSet<(u32, u32)>,
     units: u32,
 }
@@ -19,7 +19,7 @@ impl Space {
         space
     }
 
-    /// Free units.
+    /// Number of free units.
     pub(super) const fn units(&self) -> u32 {
         self.units
     }
@@ -38,7 +38,7 @@ impl Space {
         self.units -= length;
     }
 
-    /// Takes `length` units in one piece.
+    /// Takes `length` contiguous units.
     pub(super) fn take(&mut self, length: u32) -> Option<u32> {
         let (found, start) = *self.by_length.range((length, 0)..).next()?;
         self.delete(start, found);
@@ -72,7 +72,7 @@ impl Space {
         self.insert(from, to - from);
     }
 
-    /// Start and length of the free extent that ends before this unit.
+    /// Start and length of the free extent that ends just before this unit.
     pub(super) fn ending_at(&self, unit: u32) -> Option<(u32, u32)> {
         let (&start, &length) = self.free.range(..unit).next_back()?;
         (start + length == unit).then_some((start, length))

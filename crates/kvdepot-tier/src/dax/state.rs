@@ -1,4 +1,4 @@
-//! What all calls of a DAX tier share: the medium, and what is known of it under one lock. No I/O under the lock.
+//! What all calls of a DAX tier share: the medium, and what is known about it, under one lock. No I/O under the lock.
 
 use std::sync::{Arc, Weak};
 
@@ -17,27 +17,27 @@ use super::removal::Removal;
 use super::slots::Slots;
 use crate::{Done, TierEvents, Written};
 
-/// A write under way, and what waits for its end.
+/// A write in flight, and what waits for its end.
 #[derive(Default)]
 pub(super) struct InFlight {
-    /// The call that writes, then those that came meanwhile.
+    /// The writing call, then those that came in the meantime.
     pub(super) dones: Vec<Done<Written>>,
-    /// The block was removed meanwhile: it is not to be found.
+    /// The block was removed in the meantime: it must not be found.
     pub(super) cancelled: bool,
-    /// Ends when the last of these is dropped.
+    /// Each of these removals ends when its last reference is dropped.
     pub(super) removals: Vec<Arc<Removal>>,
 }
 
-/// An epoch that is to be stored before a namespace is opened again.
+/// An epoch that must be stored before a namespace is opened again.
 #[derive(Clone)]
 pub(super) struct Wanted {
     pub(super) spec: Arc<NamespaceSpec>,
     pub(super) at_least: u32,
-    /// Changes with every request: the end of an earlier one does not open the namespace.
+    /// Changes with every request: the end of an earlier request does not open the namespace.
     pub(super) request: u64,
 }
 
-/// A namespace that is open.
+/// An open namespace.
 pub(super) struct Space {
     pub(super) spec: Arc<NamespaceSpec>,
     pub(super) epoch: u32,
@@ -50,15 +50,15 @@ struct Events {
     lost: Vec<BlockKey>,
 }
 
-/// Under the lock.
+/// The state under the lock.
 pub(super) struct State {
     pub(super) slots: Slots,
-    /// Namespaces that are open, by the id of their current epoch.
+    /// Open namespaces by the id of their current epoch.
     pub(super) spaces: HashMap<NamespaceId, Space>,
     /// The ids of those, by root.
     pub(super) roots: HashMap<NamespaceId, NamespaceId>,
     pub(super) writing: HashMap<BlockKey, InFlight>,
-    /// Removals that end when a slot's headers are cleared, or when that has failed.
+    /// Removals that end when a slot's headers have been cleared, or could not be.
     waiting: HashMap<u32, Vec<Arc<Removal>>>,
     pub(super) wanted: HashMap<NamespaceId, Wanted>,
     pub(super) requests: u64,
@@ -78,9 +78,9 @@ pub(super) struct Shared {
     state: Mutex<State>,
     /// Held while an epoch is written, by one thread at a time. Taken before the state.
     pub(super) epochs: Mutex<Epochs>,
-    /// Signalled at the end.
+    /// Signalled when the tier closes.
     pub(super) changed: Condvar,
-    /// Ends what of a restore is in no queue.
+    /// Ends those parts of a restore that are in no queue.
     pub(super) clock: Arc<Clock>,
 }
 
@@ -129,8 +129,8 @@ impl Shared {
         self.state.lock()
     }
 
-    /// Has what was written survive a power loss, unless the configuration says that nobody waits for that. Nothing counts
-    /// that was written to a medium which another depot has taken.
+    /// Makes what was written survive a power loss, unless the configuration says that nobody waits for that. Nothing
+    /// counts that was written to a medium that another depot has taken.
     pub(super) fn persist(&self) -> Result<()> {
         if !self.config.async_put || self.medium.is_memory() {
             self.medium.persist()?;
@@ -138,13 +138,13 @@ impl Shared {
         self.check_owner()
     }
 
-    /// An error if another depot has opened the medium since.
+    /// Fails if another depot has opened the medium since.
     pub(super) fn check_owner(&self) -> Result<()> {
         self.owner.check(&*self.medium, &self.geometry)
     }
 
-    /// Clears the headers that may name these slots, so that a later tier does not find what they name. Each slot by itself:
-    /// one bad page of the medium holds up no other.
+    /// Clears the headers that may name these slots, so that a later tier does not find what they name. Each slot
+    /// separately: one bad page of the medium must not hold up the others.
     pub(super) fn clear(&self, units: &[u32]) -> Vec<Result<()>> {
         let headers: Vec<Vec<u32>> = {
             let state = self.lock();
@@ -171,7 +171,7 @@ impl Shared {
         outcomes.into_iter().map(|outcome| outcome.and_then(|()| whole.clone())).collect()
     }
 
-    /// Clears the headers of slots that leave, and gives their space back.
+    /// Clears the headers of leaving slots, and gives their space back.
     pub(super) fn clear_slots(&self, units: &[u32]) -> Vec<Result<()>> {
         let outcomes = self.clear(units);
         let mut ended = Vec::new();
@@ -189,7 +189,7 @@ impl Shared {
         outcomes
     }
 
-    /// Slots whose headers nobody came to clear: they are cleared later.
+    /// For slots whose headers nobody got to clear: they are cleared later.
     pub(super) fn put_off(&self, units: &[u32], error: &Error) {
         let mut ended = Vec::new();
         let mut state = self.lock();
@@ -200,7 +200,7 @@ impl Shared {
         drop(state);
     }
 
-    /// Tries once more to clear what could not be cleared.
+    /// Retries to clear what could not be cleared.
     pub(super) fn clear_left_over(&self) {
         let units = self.lock().slots.take_uncleared();
         if let Some(error) = self.clear_slots(&units).into_iter().find_map(Result::err) {
@@ -212,7 +212,7 @@ impl Shared {
         self.lock().events.listener = Some(listener);
     }
 
-    /// Tells the listener what has happened. The caller holds no lock.
+    /// Reports collected events to the listener. The caller must not hold the lock.
     pub(super) fn deliver_events(&self) {
         let (evicted, lost, listener) = {
             let mut state = self.lock();
@@ -233,7 +233,8 @@ impl Shared {
 }
 
 impl State {
-    /// Has a removal end when nothing on the medium names a block any more, whoever clears it; whether something does.
+    /// Makes a removal end when nothing on the medium names a block any more, whoever clears it; returns whether
+    /// something names it now.
     pub(super) fn wait_cleared(&mut self, key: &BlockKey, removal: &Arc<Removal>) -> bool {
         let units = self.slots.naming(key);
         for unit in &units {
@@ -242,7 +243,7 @@ impl State {
         !units.is_empty()
     }
 
-    /// The removals that end with a slot. To be dropped when the lock is not held.
+    /// Returns the removals that end with a slot. They must be dropped while the lock is not held.
     #[must_use]
     pub(super) fn end_waiting(&mut self, unit: u32, outcome: &Result<()>) -> Vec<Arc<Removal>> {
         let ended = self.waiting.remove(&unit).unwrap_or_default();
@@ -253,7 +254,7 @@ impl State {
     }
 
     pub(super) fn note_evicted(&mut self, key: BlockKey) {
-        // What nobody may read is no news.
+        // The loss of blocks that nobody may read is not reported.
         let is_open = self.spaces.contains_key(&key.namespace);
         if is_open && self.events.listener.is_some() && self.events.evicted.len() < TIER_EVENTS_MAX {
             self.events.evicted.push(key);

@@ -1,5 +1,5 @@
 //! Properties of the parts that do no I/O.
-#![allow(clippy::unwrap_used)] // a test that cannot go on shall panic
+#![allow(clippy::unwrap_used)] // a failing test panics
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -26,7 +26,7 @@ fn geometry() -> Geometry {
 }
 
 proptest! {
-    /// Every byte is copied once, by waves and regions within their bounds, in runs that lie together.
+    /// Every byte is copied exactly once, by waves and regions within their bounds, in contiguous runs.
     #[test]
     fn a_plan_copies_every_byte_once(
         blocks in prop::collection::vec((0..40u64, 1..400_000usize), 0..30),
@@ -54,7 +54,7 @@ proptest! {
             let share = sum.div_ceil(regions).next_multiple_of(CUT_BYTES);
             for (number, region) in wave.iter().enumerate() {
                 prop_assert!(!region.is_empty());
-                // A region ends early where its next cut would be beyond its share, so the last one may have more.
+                // A region ends early if its next cut would exceed its share, so the last one may have more.
                 prop_assert!(number + 1 == regions || bytes(region) <= share, "{} of {}", bytes(region), share);
                 for pair in region.windows(2) {
                     let last = pair[0].spans.last().unwrap();
@@ -84,7 +84,7 @@ proptest! {
         prop_assert!(copied.is_empty());
     }
 
-    /// Nothing is given twice, what was given back is whole again.
+    /// Nothing is given out twice, and what was given back is merged again.
     #[test]
     fn space_is_given_once(steps in prop::collection::vec((any::<bool>(), 1..20u32), 1..80)) {
         let mut space = Space::new(UNITS);
@@ -115,11 +115,11 @@ proptest! {
         prop_assert_eq!(space.take(UNITS), Some(0));
     }
 
-    /// P1, P4, P5: a place has one owner; it is nobody's while it is read or while a header may name it.
+    /// P1, P4, P5: a place has one owner; it has none while it is read or while a header may name it.
     #[test]
     fn a_place_has_one_owner(steps in prop::collection::vec((0..7u8, 0..12u64, 1..14u32), 1..120)) {
         let mut slots = Slots::new(UNITS);
-        // Places by unit: owners that write, that are found, and that are read although they are gone.
+        // Places by unit: owners that write, that are found, and that are still read although they are gone.
         let mut writing: BTreeMap<u32, (u64, u32)> = BTreeMap::new();
         let mut found: BTreeMap<u32, (u64, u32)> = BTreeMap::new();
         let mut read: Vec<(u32, u64, u32)> = Vec::new();
@@ -192,7 +192,7 @@ proptest! {
         prop_assert_eq!(slots.units_used(), 0);
     }
 
-    /// Any bytes: no panic, and no line but the one that was written is whole.
+    /// Any bytes: no panic, and no line counts as intact except the one that was written.
     #[test]
     fn lines_are_whole_or_bad(
         n in any::<u64>(), unit in 0..200u32, bytes in 1..200_000u32, flip in 0..HEADER_BYTES * 8, noise in any::<[u8; 32]>(),
@@ -220,7 +220,7 @@ proptest! {
         prop_assert_eq!(EpochRecord::parse(&line, &geometry), Entry::Bad);
     }
 
-    /// What is taken in lies apart, each key once and the newest of it, and all else is cleared.
+    /// What is taken in does not overlap, has each key once and its newest version, and everything else is cleared.
     #[test]
     fn recovery_takes_each_place_once(
         lines in prop::collection::vec((0..UNITS, 0..10u64, 1..30_000u32, any::<bool>()), 0..40),
@@ -270,13 +270,13 @@ fn the_coldest_makes_room_with_its_neighbours() {
         slots.publish(place.unit);
     }
     slots.touch(&key(0));
-    // The coldest is 1; its right neighbour goes with it, and what is too much is free again.
+    // The coldest is 1; its right neighbour goes with it, and the excess is free again.
     let place = slots.reserve(key(9), 0, 5, 5 * 4096).unwrap();
     assert_eq!(place.victims.iter().map(|(_, key)| *key).collect::<Vec<_>>(), [key(1), key(2)]);
     slots.settle(place.unit, 5);
     assert_eq!(slots.units_used(), 11);
     assert!(slots.reserve(key(10), 0, 13, 1).is_none(), "larger than all");
-    // What is read does not go.
+    // What is being read does not go.
     slots.pin(&key(3)).unwrap();
     slots.pin(&key(0)).unwrap();
     assert!(slots.reserve(key(10), 0, 2, 1).is_none());
@@ -291,13 +291,13 @@ fn geometry_fits_every_size() {
         assert_eq!(Geometry::parse(&geometry.encode()).unwrap(), geometry);
     }
     assert!(Geometry::of(4096, [0; 16]).is_err());
-    // A forged superblock may say anything.
+    // A forged superblock may contain anything.
     for bytes in [u64::MAX, u64::MAX - 4096, u64::MAX / 2 + 1, (1 << 63) - 1] {
         let _ = Geometry::of(bytes, [0; 16]);
     }
 }
 
-/// The lock is held while room is made.
+/// Bounds the time for which the lock is held while space is made.
 #[test]
 fn room_is_looked_for_in_few_steps() {
     let fill = |slots: &mut Slots, count: u64| {
@@ -307,7 +307,7 @@ fn room_is_looked_for_in_few_steps() {
             slots.publish(place.unit);
         }
     };
-    // Every 150th block is read: around each candidate there is never enough, which is seen only at the end.
+    // Every 150th block is being read: around each candidate there is never enough space, which only shows at the end.
     let mut slots = Slots::new(30_000);
     fill(&mut slots, 30_000);
     (0..30_000).step_by(150).for_each(|n| assert!(slots.pin(&key(n)).is_some()));

@@ -1,5 +1,5 @@
-//! Writes: room first (P5), then the payload, then the header that makes the block visible (P1), each on the medium before
-//! the next.
+//! Writes: space first (P5), then the payload, then the header that makes the block visible (P1); each is on the medium
+//! before the next.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -25,20 +25,20 @@ pub(super) struct Put {
     bytes: u32,
 }
 
-/// A block with a place.
+/// A block that has a place.
 struct Placed {
     put: Put,
     unit: u32,
     checksum: u64,
 }
 
-/// The memory of a block that is visible now, and who is to be told.
+/// The memory of a block that is visible now, and the callers to notify.
 type Visible = (SlotBuf, Vec<Done<Written>>);
 /// Writes that have ended.
 type Ends = Vec<(Put, Result<Written>)>;
 
 impl Shared {
-    /// The jobs of a batch. What is not to be written ends here.
+    /// Returns the jobs of a batch. What need not be written ends here.
     pub(super) fn begin_writes(self: &Arc<Self>, writes: Vec<WriteItem>, deadline: Instant) -> Vec<Request> {
         if deadline <= Instant::now() {
             let late = Request::expired();
@@ -68,7 +68,7 @@ impl Shared {
         jobs.into_iter().map(request).collect()
     }
 
-    /// Whether this call is to write.
+    /// Returns what this call must write, if anything.
     fn admit(&self, write: WriteItem) -> Option<Put> {
         let WriteItem { key, src, done } = write;
         let answer = |src: SlotBuf, done: Done<Written>, outcome| {
@@ -131,7 +131,7 @@ impl Shared {
         self.deliver_events();
     }
 
-    /// Finds room, and clears the headers of what went for it.
+    /// Finds space, and clears the headers of what was evicted for it.
     fn place(&self, job: Vec<Put>) -> (Vec<Placed>, Ends) {
         let (mut placed, mut ends) = (Vec::new(), Vec::new());
         for put in job {
@@ -163,7 +163,7 @@ impl Shared {
         (kept, ends)
     }
 
-    /// A place for one block. Under one hold of the lock, which looks at a bounded number of neighbours.
+    /// Finds a place for one block while the lock is held once, which bounds the neighbours that are examined.
     fn place_one(&self, put: &Put) -> Result<u32> {
         let mut state = self.lock();
         let epoch = state
@@ -184,7 +184,7 @@ impl Shared {
         Ok(reserved.unit)
     }
 
-    /// Gives places back that no header names, and has the others cleared later.
+    /// Gives back places that no header names, and has the others cleared later.
     fn abandon(&self, placed: &[Placed]) {
         let mut state = self.lock();
         for placed in placed {
@@ -223,7 +223,7 @@ impl Shared {
         {
             let mut state = self.lock();
             for placed in placed {
-                // Removed or reset meanwhile: nothing is to be found, so nothing names it.
+                // Removed or reset in the meantime: nothing must be found, so nothing names it.
                 let is_open = state.spaces.contains_key(&placed.put.key.namespace);
                 let is_cancelled = state.writing.get(&placed.put.key).is_none_or(|write| write.cancelled);
                 let header = if is_open && !is_cancelled {
@@ -259,8 +259,8 @@ impl Shared {
         }
     }
 
-    /// Makes blocks visible whose headers are on the medium, and ends their writes in the same step. Those that were removed
-    /// or reset meanwhile are to be cleared.
+    /// Makes blocks visible whose headers are on the medium, and ends their writes in the same step. Those removed or
+    /// reset in the meantime must be cleared.
     fn publish(&self, placed: Vec<Placed>) -> (Vec<Placed>, Vec<Visible>) {
         let (mut gone, mut found) = (Vec::new(), Vec::new());
         let mut state = self.lock();
@@ -295,7 +295,7 @@ impl Shared {
             drop(put.src);
             if let Err(error) = &outcome {
                 write.removals.iter().for_each(|removal| {
-                    // The block may be on the medium with a whole header, for which the write has failed.
+                    // The block may be on the medium with an intact header, although the write failed.
                     if error.kind() == ErrorKind::Io {
                         removal.fail(error.clone());
                     }

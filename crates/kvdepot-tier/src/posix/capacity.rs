@@ -1,4 +1,4 @@
-//! How many bytes a tier may take, and how many its directories may hold already.
+//! How many bytes a tier may take, and how many its directories may already hold.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::Path;
@@ -14,7 +14,7 @@ use super::checkpoint::CHECKPOINT_NAME;
 use super::state::Prior;
 use super::total;
 
-/// The cap in bytes, 0 = none: as configured, or a share of the file systems that the directories lie on.
+/// The cap in bytes, 0 = none: as configured, or a share of the file systems on which the directories lie.
 pub(super) fn cap(config: &PosixConfig, devices: &[Arc<dyn Device>]) -> Result<u64> {
     if config.capacity_bytes > 0 || config.capacity_percent == 0 {
         return Ok(config.capacity_bytes);
@@ -24,7 +24,7 @@ pub(super) fn cap(config: &PosixConfig, devices: &[Arc<dyn Device>]) -> Result<u
     Ok((share / BLOCK_ALIGN_BYTES * BLOCK_ALIGN_BYTES).max(BLOCK_ALIGN_BYTES))
 }
 
-/// What bounds the bytes in the directories before they are counted.
+/// Returns what bounds the bytes in the directories before they have been counted.
 pub(super) fn prior(config: &PosixConfig, devices: &[Arc<dyn Device>], cap: u64) -> Prior {
     let own = cap > 0 && !config.shared;
     let recorded = if own { total::read(devices) } else { None };
@@ -35,12 +35,12 @@ pub(super) fn prior(config: &PosixConfig, devices: &[Arc<dyn Device>], cap: u64)
     if cap == 0 {
         return Prior { bound: None, total: None, set };
     }
-    // All that is in use there is more than what is ours.
+    // Everything in use there, which is at least what is ours.
     let used =
         file_systems(devices).ok().map(|found| found.values().map(|space| space.used_bytes).sum::<u64>());
     let bound = match recorded {
         Some((total, _)) => Some(used.map_or(total, |used| used.min(total))),
-        // Other nodes may have filled the directories up to the cap, and no further.
+        // Other nodes may have filled the directories, but only up to the cap.
         None if config.shared && has_checkpoint(devices) => Some(used.map_or(cap, |used| used.min(cap))),
         None => used,
     };

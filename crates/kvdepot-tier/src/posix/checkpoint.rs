@@ -1,7 +1,7 @@
 //! The checkpoint of the index: what lay in a directory and when it was used, so that a start need not wait for a scan.
 //!
-//! A hint and no more: the scan that follows forgets what is not there and finds what the checkpoint lacks, and reads
-//! verify every block. Drawn in `docs/format.md`.
+//! Only a hint: the scan that follows forgets what is not there and finds what the checkpoint lacks, and reads verify
+//! every block. `docs/format.md` shows the layout.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -26,12 +26,13 @@ const NAMESPACE_BYTES: usize = 24;
 const PIECE_HEAD_BYTES: usize = 16;
 const ENTRY_BYTES: usize = 24;
 const END_BYTES: usize = PIECE_HEAD_BYTES + 8;
-/// Entries of one piece, which has a checksum of its own.
+/// Entries of one piece; each piece has its own checksum.
 const PIECE_ENTRIES_MAX: usize = 8192;
 /// Bytes read or written at a time: the longest header and the longest piece fit.
 const WINDOW_BYTES: usize = 1 << 20;
 const _: () = assert!(HEADER_BYTES + NAMESPACES_STORED_MAX * NAMESPACE_BYTES <= WINDOW_BYTES);
-/// Blocks indexed or evicted since the last checkpoint, as a part of all, that make the next worth writing.
+/// Share of all blocks that must have been indexed or evicted since the last checkpoint to make a new one worthwhile
+/// (one in this many).
 const CHANGED_PART: u64 = 64;
 
 /// A file that is written from front to back.
@@ -100,7 +101,7 @@ fn piece(entries: usize, bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Whether the eight bytes at `at` are the checksum of all with these eight bytes zero.
+/// Returns whether the eight bytes at `at` are the checksum of all bytes with these eight zeroed.
 fn is_intact(bytes: &[u8], at: usize) -> bool {
     let mut copy = bytes.to_vec();
     copy[at..at + 8].fill(0);
@@ -141,7 +142,7 @@ struct Input {
 }
 
 impl Input {
-    /// Opens a whole one; `None` if there is none.
+    /// Opens a complete checkpoint; `None` if there is none.
     fn open(device: &dyn Device) -> Result<Option<Self>> {
         let path = Path::new(CHECKPOINT_NAME);
         let Some(stat) = device.stat(path)? else { return Ok(None) };
@@ -155,7 +156,7 @@ impl Input {
         Ok(Some(input))
     }
 
-    /// Up to `bytes` at `offset`; less at the end of the file.
+    /// Reads up to `bytes` at `offset`; fewer at the end of the file.
     fn read(&mut self, offset: u64, bytes: usize) -> Result<Vec<u8>> {
         let bytes = bytes.min(usize::try_from(self.bytes.saturating_sub(offset)).unwrap_or(usize::MAX));
         let mut buf = IoBuf::payload(self.slot.clone(), bytes).expect("no longer than the window");
@@ -171,7 +172,7 @@ impl Input {
         Ok(out)
     }
 
-    /// Root, epoch and number of each namespace.
+    /// Returns root, epoch and number of each namespace.
     fn header(&mut self) -> Result<Vec<(NamespaceId, u32, u32)>> {
         let window = self.read(0, WINDOW_BYTES)?;
         if window.len() < HEADER_BYTES || &window[..8] != MAGIC || u32_at(&window, 8) != VERSION {
@@ -190,7 +191,7 @@ impl Input {
         Ok(namespaces.collect())
     }
 
-    /// The entries of the next piece; `None` behind the last.
+    /// Returns the entries of the next piece; `None` after the last.
     fn piece(&mut self) -> Result<Option<Vec<u8>>> {
         let head = self.read(self.offset, PIECE_HEAD_BYTES)?;
         if head.len() < PIECE_HEAD_BYTES {
@@ -215,7 +216,7 @@ fn torn() -> Error {
 }
 
 impl Shared {
-    /// Takes what the checkpoints list into the index.
+    /// Takes into the index what the checkpoints list.
     pub(super) fn replay(&self) {
         let began = Instant::now();
         let mut any = false;
@@ -273,7 +274,7 @@ impl Shared {
         Ok(true)
     }
 
-    /// Writes a checkpoint if much has changed since the last.
+    /// Writes a checkpoint if much has changed since the last one.
     pub(super) fn save_if_changed(&self) {
         let worth_it = {
             let state = self.lock();
@@ -284,7 +285,7 @@ impl Shared {
         }
     }
 
-    /// Writes a checkpoint into every directory; given up at the deadline. Each replaces the one before as a whole.
+    /// Writes a checkpoint into every directory; abandoned at the deadline. Each replaces its predecessor as a whole.
     pub(super) fn save(&self, deadline: Option<Instant>) -> Result<()> {
         let temporaries: Vec<String> = self.devices.iter().map(|_| self.temporary_name()).collect();
         let outcome = self.save_as(&temporaries, deadline);
@@ -314,8 +315,8 @@ impl Shared {
         while let Some(from) = cursor {
             let (listed, next) = self.lock().index.list(from, PIECE_SLOTS);
             for file in &listed {
-                // Files of an odd length are left to the scan; a number that is used again by now is caught at replay,
-                // by the file that is missing.
+                // Files of an unusual length are left to the scan; a number that has been reused by now is caught at
+                // replay because the file is missing.
                 if spaces.get(&file.number).is_some_and(|space| space.file_bytes == file.bytes) {
                     outputs[file.directory].add(file)?;
                 }

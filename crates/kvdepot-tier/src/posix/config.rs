@@ -1,4 +1,4 @@
-//! Settings of a Posix tier, and how they are read from JSON.
+//! Settings of a Posix tier and how they are read from JSON.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,46 +11,47 @@ use serde_json::Value;
 use super::settings::SETTINGS;
 use crate::settings::{Fields, MEMORY_OUTLIVES, Switch};
 
-/// Share of the file systems that a tier takes when no cap is configured.
+/// Share of the file systems that a tier may take if no cap is configured.
 pub(super) const CAPACITY_PERCENT_DEFAULT: u64 = 80;
-/// Share of a file system that stays free unless configured.
+/// Share of a file system that stays free if nothing else is configured.
 pub(super) const FREE_FLOOR_PERCENT_DEFAULT: u64 = 2;
 
 /// Settings of a Posix tier.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PosixConfig {
-    /// Where blocks lie; a block lies in directory `hash % n`. All must be there and writable.
+    /// Where blocks lie; a block lies in directory `hash % n`. All directories must exist and be writable.
     pub directories: Vec<PathBuf>,
-    /// Whether a directory that is not there is made, for its owner alone. Not by default: a mount that is missing
-    /// must not fill the disk below it.
+    /// Whether a missing directory is created, accessible to its owner alone. Off by default: a missing mount must not
+    /// let the tier fill the disk below it.
     pub create: bool,
-    /// What goes past the page cache; falls back where a file system cannot.
+    /// Which I/O bypasses the page cache; falls back to buffered I/O where a file system cannot do that.
     pub io_direct: DirectUse,
     /// Cap in physical bytes over all directories and namespaces (P5); 0 = `capacity_percent` decides.
     pub capacity_bytes: u64,
-    /// Without `capacity_bytes`: cap as a share of the size of the directories' file systems; 0 = no cap.
+    /// If `capacity_bytes` is 0: the cap as a share of the size of the directories' file systems; 0 = no cap.
     pub capacity_percent: u64,
-    /// Share of a file system's size that stays free, whoever fills it: below it the tier evicts, and does not write
-    /// when it has nothing left to evict there; 0 = not looked at.
+    /// Share of a file system's size that stays free, no matter who fills it: below it the tier evicts, and does not
+    /// write when nothing is left to evict there; 0 = not checked.
     pub free_floor_percent: u64,
-    /// Whether a new namespace spreads its files over 256 subdirectories; one that exists stays as it is.
+    /// Whether a new namespace spreads its files over 256 subdirectories; an existing one stays as it is.
     pub shard_directories: bool,
-    /// Threads that are always free for reads.
+    /// Threads reserved for reads.
     pub read_threads: usize,
-    /// Most threads busy with writes.
+    /// The most threads that may be busy with writes.
     pub write_threads: usize,
-    /// Most requests waiting, for reads and for writes each.
+    /// The most waiting requests, for reads and for writes each.
     pub queue_depth: usize,
     /// Whether a block's bytes are synced before it is published. Not needed for P1: a torn file is a miss.
     pub durable: bool,
-    /// Whether other nodes use the directories too: then a block that is not known here may still be there.
+    /// Whether other nodes use the directories too: then a block that is unknown here may still be there.
     pub shared: bool,
-    /// Longest time that opening or advancing a namespace waits for the file system, if its caller waits as long. Not
-    /// read from JSON.
+    /// The longest time that opening or advancing a namespace waits for the file system, if its caller waits that long.
+    /// Not read from JSON.
     pub open_wait: Duration,
-    /// How block files are moved.
+    /// The engine that reads and writes block files.
     pub engine: EngineKind,
-    /// Whether the pool's memory outlives a killed process (`pool_keep_s`), which the depot says: then io_uring is not used.
+    /// Whether the pool's memory outlives a killed process (`pool_keep_s`), set by the depot: then io_uring is not
+    /// used.
     pub memory_outlives: bool,
     /// Faults to inject, for tests: see `kvdepot_io::faults`.
     pub faults: Option<String>,
@@ -85,7 +86,7 @@ impl PosixConfig {
         Self { directories: vec![directory.into()], ..Self::default() }
     }
 
-    /// Reads an object of the tier's settings: this struct's fields, but for `open_wait`.
+    /// Reads an object with the tier's settings: the fields of this struct except `open_wait`.
     pub fn from_json(value: &Value) -> Result<Self> {
         let fields = Fields::new("Posix", value, &SETTINGS)?;
         let mut config = Self { directories: fields.paths("directories")?, ..Self::default() };
@@ -95,7 +96,7 @@ impl PosixConfig {
             Some(Switch::Off) => DirectUse::Never,
             Some(Switch::Auto) | None => DirectUse::ColdReads,
         };
-        // Written as 0 it means no cap; left out, a share of the disk.
+        // An explicit 0 means no cap; if the key is missing, the cap is a share of the disk.
         if value.get("capacity_bytes").is_some() {
             config.capacity_percent = 0;
         }
@@ -118,7 +119,7 @@ impl PosixConfig {
         Ok(config)
     }
 
-    /// Refuses values that cannot work (P10).
+    /// Rejects values that cannot work (P10).
     pub fn check(&self) -> Result<()> {
         let bad = |what: &str| Error::new(ErrorKind::Config, what.to_owned());
         if self.directories.is_empty() || self.directories.len() > TIER_DIRECTORIES_MAX {

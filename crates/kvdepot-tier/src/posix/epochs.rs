@@ -1,10 +1,10 @@
-//! The epoch of a namespace as the directories tell it, and how it moves on.
+//! The epoch of a namespace as the directories store it, and how it advances.
 //!
-//! Three things store an epoch, and the highest of them counts: `epoch` in `namespace.json`, a directory `e<N>`, and a
-//! directory `below<N>`, which says that every epoch below N is over. `mkdir` is atomic on every file system, NFS
-//! included, so of several nodes one creates `e<N>` and owns the advance to N. A disk without space for a directory
-//! entry still renames: an earlier epoch's directory becomes `below<N>`, which takes its blocks out of every reader's
-//! reach in the same step.
+//! An epoch is stored in three ways, and the highest counts: `epoch` in `namespace.json`, a directory `e<N>`, and a
+//! directory `below<N>`, which says that every epoch below N is over. `mkdir` is atomic on every file system, including
+//! NFS, so exactly one of several nodes creates `e<N>` and owns the advance to N. A disk without space for a directory
+//! entry can still rename: the directory of an earlier epoch becomes `below<N>`, which in the same step makes its
+//! blocks unreachable for every reader.
 
 use std::path::{Path, PathBuf};
 
@@ -15,9 +15,9 @@ use kvdepot_io::Device;
 use super::space::{BLOCK_SUFFIX, NamespaceFile, below_of_dir, epoch_of_dir};
 use super::state::Shared;
 
-/// Blocks of a past epoch that are unlinked to make room for a directory.
+/// Blocks of a past epoch that are unlinked to make space for a directory.
 const MAKE_ROOM_FILES: usize = 16;
-/// Tries to rename a directory that other nodes rename too.
+/// Attempts to rename a directory that other nodes may rename too.
 const RENAMES_MAX: usize = 4;
 
 /// A directory whose name stores an epoch.
@@ -65,7 +65,7 @@ fn highest(marks: &[Mark]) -> u32 {
     marks.iter().map(|mark| mark.epoch()).max().unwrap_or(0)
 }
 
-/// What one directory stores of a namespace.
+/// One directory's record of a namespace.
 #[derive(Debug)]
 struct Here {
     file: Option<NamespaceFile>,
@@ -87,7 +87,7 @@ impl Here {
     }
 }
 
-/// What all directories store of a namespace.
+/// All directories' records of a namespace.
 #[derive(Debug)]
 pub(super) struct Stored {
     here: Vec<Here>,
@@ -96,12 +96,12 @@ pub(super) struct Stored {
 }
 
 impl Stored {
-    /// The newest description, if there is one.
+    /// Returns the newest description, if any.
     pub(super) fn file(&self) -> Option<&NamespaceFile> {
         self.here.iter().filter_map(|here| here.file.as_ref()).max_by_key(|file| file.epoch)
     }
 
-    /// Whether every directory has this description.
+    /// Returns whether every directory has this description.
     pub(super) fn is_described(&self, file: &NamespaceFile) -> bool {
         self.here.iter().all(|here| here.file.as_ref() == Some(file))
     }
@@ -110,7 +110,7 @@ impl Stored {
 /// Why an epoch could not be stored.
 #[derive(Debug)]
 pub(super) struct Unstored {
-    /// The epoch that at least one directory has stored, so that no further one is to be claimed.
+    /// The epoch that at least one directory has stored, so that no further epoch must be claimed.
     pub(super) decided: Option<u32>,
     pub(super) error: Error,
 }
@@ -122,7 +122,7 @@ impl From<Error> for Unstored {
 }
 
 impl Shared {
-    /// Reads what is stored of a namespace. Every directory must answer: one that does not may know of a later epoch.
+    /// Reads what is stored about a namespace. Every directory must answer: one that does not may know a later epoch.
     pub(super) fn stored(&self, root: NamespaceId) -> Result<Stored> {
         let here: Vec<Here> =
             self.devices.iter().map(|device| Here::read(&**device, root)).collect::<Result<_>>()?;
@@ -130,8 +130,8 @@ impl Shared {
         Ok(Stored { here, epoch })
     }
 
-    /// Stores an epoch that is at least `at_least` in every directory; with `advance` a new one, which no node had
-    /// stored before.
+    /// Stores an epoch of at least `at_least` in every directory; with `advance`, a new one that no node has stored
+    /// before.
     pub(super) fn store_epoch(
         &self,
         spec: &NamespaceSpec,
@@ -154,7 +154,7 @@ impl Shared {
         NamespaceFile { spec: spec.clone(), epoch, sharded }
     }
 
-    /// Writes `namespace.json` where it is missing or says something else.
+    /// Writes `namespace.json` where it is missing or differs.
     pub(super) fn write_described(&self, file: &NamespaceFile, stored: &Stored) -> Result<()> {
         let mut outcome = Ok(());
         for (device, here) in self.devices.iter().zip(&stored.here) {
@@ -177,8 +177,8 @@ impl Shared {
             let mark = match mark(device, root, target) {
                 Ok(mark) => mark,
                 Err(error) => {
-                    // The other directories are asked, too, when the namespace is opened next. Nobody has decided this
-                    // number, though: a node whose first directory works may claim it at this moment.
+                    // The other directories are asked too when the namespace is opened next. This number is not decided
+                    // yet, however: a node whose first directory works may claim it at this very moment.
                     for device in &self.devices[1..] {
                         if let Err(error) = raise_on(&**device, root, target) {
                             tracing::debug!(%error, namespace = %root, "an epoch is not stored here either");
@@ -187,7 +187,8 @@ impl Shared {
                     return Err(Unstored { decided: None, error });
                 }
             };
-            // Whoever claims by another kind of mark looks, too: of two at a time at least one sees the other's.
+            // A node that claims by the other kind of mark checks too: of two concurrent claims at least one sees the
+            // other's mark.
             let rivals: Vec<Mark> =
                 marks(device, root)?.into_iter().filter(|other| Some(*other) != mark).collect();
             // Read after the list: whoever removes a rival's mark has stored its epoch there before.
@@ -205,7 +206,7 @@ impl Shared {
         Err(error.with("namespace", root).with("epoch", target).into())
     }
 
-    /// Stores an epoch in every directory that knows of none as high; tries all of them.
+    /// Stores an epoch in every directory that stores a lower one; tries all of them.
     fn raise(&self, root: NamespaceId, epoch: u32) -> Result<()> {
         let mut outcome = Ok(());
         for device in &self.devices {
@@ -217,7 +218,7 @@ impl Shared {
     }
 
     /// Before a `below<N>` is removed: stores its epoch in `namespace.json`, where a node that claims N at this moment
-    /// finds it, and by a directory of its own.
+    /// finds it, and as a directory of its own.
     pub(super) fn keep_epoch_of(&self, directory: usize, path: &Path) -> Result<()> {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let parent = path.parent().and_then(|parent| parent.to_str()).unwrap_or_default();
@@ -237,7 +238,7 @@ impl Shared {
 }
 
 impl Shared {
-    /// The description of a namespace that is open.
+    /// Returns the description of an open namespace.
     fn current_file(&self, root: NamespaceId) -> Result<NamespaceFile> {
         let state = self.lock();
         let space = state.roots.get(&root).and_then(|id| state.spaces.get(id)).ok_or_else(|| {
@@ -260,7 +261,7 @@ fn raise_on(device: &dyn Device, root: NamespaceId, epoch: u32) -> Result<()> {
         .with("path", device.root().join(Mark::Epoch(epoch).path(root)).display()))
 }
 
-/// Marks an epoch as begun: the mark that this call made, or `None` if the name was taken.
+/// Marks an epoch as begun: returns the mark that this call made, or `None` if the name was taken.
 fn mark(device: &dyn Device, root: NamespaceId, epoch: u32) -> Result<Option<Mark>> {
     let mark = Mark::Epoch(epoch);
     let create = || device.make_dir(&root_dir(root)).and_then(|()| device.create_dir(&mark.path(root)));
@@ -268,7 +269,7 @@ fn mark(device: &dyn Device, root: NamespaceId, epoch: u32) -> Result<Option<Mar
         Ok(created) => created.then_some(mark),
         Err(error) => match rename_past(device, root, epoch) {
             Ok(Some(renamed)) => renamed,
-            // There was nothing to rename, or it was refused: blocks of the past may stand in the way.
+            // There was nothing to rename, or the rename was refused: blocks of the past may be in the way.
             Ok(None) => return Err(error),
             Err(_) => {
                 make_room(device, root, epoch);
@@ -280,7 +281,8 @@ fn mark(device: &dyn Device, root: NamespaceId, epoch: u32) -> Result<Option<Mar
     Ok(made)
 }
 
-/// Turns the newest earlier directory into `below<epoch>`. Outer `None`: there is none. Inner `None`: the name is taken.
+/// Turns the newest earlier directory into `below<epoch>`. Outer `None`: there is none. Inner `None`: the name is
+/// taken.
 fn rename_past(device: &dyn Device, root: NamespaceId, epoch: u32) -> Result<Option<Option<Mark>>> {
     let below = Mark::Below(epoch);
     for _ in 0..RENAMES_MAX {

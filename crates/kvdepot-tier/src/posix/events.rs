@@ -1,4 +1,4 @@
-//! What the depot above is told: files that were evicted, and files that turned out to be missing or corrupt.
+//! Events for the depot above: files that were evicted, and files found to be missing or corrupt.
 
 use std::sync::{Arc, Weak};
 
@@ -8,7 +8,7 @@ use kvdepot_core::limits::TIER_EVENTS_MAX;
 use super::state::{Shared, State};
 use crate::TierEvents;
 
-/// Events that wait to be delivered; nothing is collected before a listener is attached.
+/// Events waiting to be delivered; nothing is collected before a listener is attached.
 #[derive(Debug, Default)]
 pub(super) struct Events {
     attached: bool,
@@ -44,7 +44,7 @@ impl Shared {
         self.lock().events.attached = true;
     }
 
-    /// Delivers what has happened. The caller holds no lock of the tier.
+    /// Delivers the collected events. The caller must not hold a lock of the tier.
     pub(super) fn deliver_events(&self) {
         let (evicted, lost) = {
             let mut state = self.lock();
@@ -53,7 +53,7 @@ impl Shared {
             }
             state.events.take()
         };
-        // The clone ends the lock's hold before the call.
+        // The clone releases the lock before the call.
         let listener = self.listener.lock().as_ref().and_then(Weak::upgrade);
         let Some(listener): Option<Arc<dyn TierEvents>> = listener else {
             self.lock().events.attached = false;
@@ -69,7 +69,7 @@ impl Shared {
 }
 
 impl State {
-    /// Forgets a file that turned out to be missing or corrupt, unless it is younger than `generation`.
+    /// Forgets a file that was found to be missing or corrupt, unless it is younger than `generation`.
     pub(super) fn lose(&mut self, key: &BlockKey, generation: u64) {
         if self.index.get(key).is_some_and(|entry| entry.generation <= generation)
             && let Some(taken) = self.take(key)

@@ -1,4 +1,4 @@
-//! P5: room is made and reserved before the first byte is written; under the cap, and above the floor of free space.
+//! P5: space is made and reserved before the first byte is written, below the cap and above the floor of free space.
 
 use std::path::Path;
 use std::time::Instant;
@@ -13,25 +13,25 @@ use super::leaving::Leave;
 use super::space::home;
 use super::state::{BadFile, Shared, State};
 
-/// How many seconds newer than we know a file must be on the disk to count as used by another node.
+/// A file must be more than this many seconds newer on the disk than we know to count as used by another node.
 const FOREIGN_USE_MIN_S: u32 = 1;
-/// Files evicted when a file system has no space left, in files of the block that is written.
+/// Space to evict when a file system has none left, as a multiple of the size of the block that is written.
 const EVICT_WHEN_FULL: u64 = 8;
-/// Files that may refuse to go before a write on a full file system gives up.
+/// Failed unlinks after which a write on a full file system gives up.
 const FAILURES_MAX: u32 = 8;
-/// Part of the cap that is evicted ahead of need, so that writes need not wait for unlinks.
+/// Part of the cap that is evicted in advance, so that writes need not wait for unlinks.
 const HEADROOM_PART: u64 = 256;
-/// Files that the headroom must hold; below that it is not worth having.
+/// The smallest number of files that makes the headroom worth having.
 const HEADROOM_FILES_MIN: u64 = 32;
 
-/// What to give up next.
+/// The next thing to give up.
 pub(super) enum Victim {
     Leaving(BlockKey),
     Bad(BadFile),
     Cold(Box<Taken>),
 }
 
-/// Where a block can be written.
+/// The place for a block's bytes.
 #[derive(Debug)]
 pub(super) enum Room {
     /// Into a new file.
@@ -41,8 +41,8 @@ pub(super) enum Room {
 }
 
 impl Shared {
-    /// Reserves a block's bytes for a write, evicting what was used longest ago. `NoSpace` if it can never fit,
-    /// `Busy` if others' reservations do not end by the deadline.
+    /// Reserves a block's bytes for a write, evicting the least recently used blocks. `NoSpace` if it can never fit,
+    /// `Busy` if other reservations do not end by the deadline.
     pub(super) fn reserve(
         &self,
         key: BlockKey,
@@ -98,8 +98,8 @@ impl Shared {
         }
     }
 
-    /// Evicts from a directory until its file system has `bytes` more than the floor free; `NoSpace` if nothing is
-    /// left to evict there, `Busy` if that takes longer than the deadline or the tier is being closed.
+    /// Evicts from a directory until its file system has `bytes` more than the floor free; `NoSpace` if nothing is left
+    /// to evict there, `Busy` if that takes longer than the deadline or the tier is being closed.
     fn keep_floor(&self, directory: usize, bytes: u64, deadline: Option<Instant>) -> Result<()> {
         let device = self.device(directory);
         while self.free_space.shortage(device, directory, bytes) > 0 {
@@ -132,12 +132,13 @@ impl Shared {
     pub(super) fn restore_floor(&self) {
         for directory in 0..self.devices.len() {
             self.free_space.expire(directory);
-            // What cannot be evicted is refused at the next write.
+            // If this fails, the next write is refused.
             let _ = self.keep_floor(directory, 0, None);
         }
     }
 
-    /// After `NoSpace` of a write: evicts some files of the same directory; whether any space was freed in time.
+    /// After `NoSpace` of a write: evicts some files of the same directory, and returns whether any space was freed in
+    /// time.
     pub(super) fn make_room(&self, directory: usize, bytes: u64, deadline: Instant) -> bool {
         self.free_space.expire(directory);
         let (mut freed, mut failures) = (0, 0);
@@ -151,8 +152,8 @@ impl Shared {
         freed > 0
     }
 
-    /// Evicts until the cap holds, and ahead of need; for files that were there already. A bounded number at a time:
-    /// whether there may be more to do.
+    /// Evicts until the bytes are below the cap by the headroom; needed for files that existed at the start. Handles a
+    /// bounded number of files and returns whether there may be more to do.
     pub(super) fn trim(&self, files_max: usize) -> Result<bool> {
         for _ in 0..files_max {
             let victim = {
@@ -169,12 +170,12 @@ impl Shared {
         Ok(true)
     }
 
-    /// Whether the cap is exceeded by something that can be given up.
+    /// Returns whether the cap is exceeded and something can be given up.
     pub(super) fn is_over_cap(&self, state: &State) -> bool {
         self.cap > 0 && state.counted && state.bytes > self.cap && state.has_victims()
     }
 
-    /// Whether less than the headroom is left below the cap.
+    /// Returns whether less than the headroom is left below the cap.
     pub(super) fn is_over_headroom(&self, state: &State) -> bool {
         self.cap > 0
             && state.counted
@@ -182,7 +183,8 @@ impl Shared {
             && state.bytes > self.cap_less_headroom(state)
     }
 
-    /// From where on room is made: half of the headroom is used before the unlink thread makes all of it anew.
+    /// The number of bytes from which space is made: half of the headroom is used before the unlink thread restores all
+    /// of it.
     pub(super) fn cap_less_headroom(&self, state: &State) -> u64 {
         self.cap_less(2 * HEADROOM_PART, state)
     }
@@ -191,7 +193,7 @@ impl Shared {
         self.cap - if self.has_headroom(state) { self.cap / part } else { 0 }
     }
 
-    /// Whether the headroom holds enough files to be worth having.
+    /// Returns whether the headroom holds enough files to be worth having.
     fn has_headroom(&self, state: &State) -> bool {
         let files = state.index.len() as u64;
         files > 0 && self.cap / HEADROOM_PART >= HEADROOM_FILES_MIN * (state.bytes / files)
@@ -216,7 +218,7 @@ impl Shared {
             .with("capacity_bytes", self.cap))
     }
 
-    /// Unlinks a victim; the bytes that this freed. Whoever calls it delivers the events.
+    /// Unlinks a victim and returns the freed bytes. The caller delivers the events.
     fn give_up(&self, victim: Victim) -> Result<u64> {
         match victim {
             Victim::Leaving(key) => self.unlink_all(&[key]),
@@ -240,8 +242,8 @@ impl Shared {
         Ok(freed)
     }
 
-    /// Unlinks a file that was kept aside, its bytes still charged; they stay so if that fails, and the next sweep has it
-    /// tried again. The bytes freed.
+    /// Unlinks a file that was set aside and whose bytes are still charged. If that fails they stay charged, and the
+    /// next sweep has it retried. Returns the freed bytes.
     pub(super) fn unlink_bad(&self, file: BadFile) -> Result<u64> {
         let outcome = self.device(file.directory).unlink(&file.path);
         let mut state = self.lock();
@@ -260,13 +262,13 @@ impl Shared {
         Ok(bytes)
     }
 
-    /// Whether another node has used the file since we last knew, in which case it is put back with that recency.
+    /// Returns whether another node has used the file since we last knew; if so, it is put back with that recency.
     pub(super) fn was_used_elsewhere(&self, taken: &Taken) -> bool {
         let entry = taken.entry;
         let path = taken.space.block_path(taken.key.hash);
         let Ok(Some(stat)) = self.device(entry.directory).stat(&path) else { return false };
         let mut state = self.lock();
-        // A device clock ahead of ours must not keep a file for ever: only a real move counts.
+        // A device clock ahead of ours must not keep a file forever: only real progress counts.
         let used_s = seconds(stat.modified).min(state.index.now_s());
         let known = state.index.get(&taken.key).is_some() || state.reserved.contains_key(&taken.key);
         if known || used_s <= entry.used_s + FOREIGN_USE_MIN_S || !state.is_current(&taken.space) {
@@ -283,7 +285,7 @@ impl Shared {
 }
 
 impl State {
-    /// The next file to give up, already out of the index; of one directory if only that helps.
+    /// The next file to give up, already out of the index; restricted to one directory if only that helps.
     pub(super) fn next_victim(&mut self, directory: Option<usize>) -> Option<Victim> {
         // Waste first: blocks of past epochs go before live ones.
         self.pull_some_retired();

@@ -1,4 +1,4 @@
-//! Free space of the directories' file systems: asked for at most once a second, estimated in between.
+//! Free space of the directories' file systems: queried at most once a second, estimated in between.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ struct Estimate {
     asked: Instant,
 }
 
-/// One estimate a directory; `None` when unknown.
+/// One estimate per directory; `None` if unknown.
 #[derive(Debug)]
 pub(super) struct FreeSpace {
     percent: u64,
@@ -23,12 +23,12 @@ pub(super) struct FreeSpace {
 }
 
 impl FreeSpace {
-    /// `percent` of each file system are to stay free; 0 = not looked at.
+    /// `percent` of each file system shall stay free; 0 = not checked.
     pub(super) fn new(percent: u64, directories: usize) -> Self {
         Self { percent, estimates: Mutex::new(vec![None; directories]) }
     }
 
-    /// Bytes that are missing to the floor when `bytes` more are written; 0 where the file system cannot tell.
+    /// Bytes missing to the floor when `bytes` more are written; 0 if the file system cannot tell.
     pub(super) fn shortage(&self, device: &Arc<dyn Device>, directory: usize, bytes: u64) -> u64 {
         if self.percent == 0 {
             return 0;
@@ -36,7 +36,7 @@ impl FreeSpace {
         let known = self.estimates.lock()[directory].filter(|known| known.asked.elapsed() < FRESH);
         let space = match known {
             Some(known) => known.space,
-            // Not under the lock: a hung mount must not hold up the others.
+            // Not under the lock: a hung mount must not block the others.
             None => {
                 let Ok(space) = device.space() else { return 0 };
                 self.estimates.lock()[directory] = Some(Estimate { space, asked: Instant::now() });
@@ -61,7 +61,7 @@ impl FreeSpace {
         }
     }
 
-    /// Asks anew at the next use.
+    /// Forces a new query at the next use.
     pub(super) fn expire(&self, directory: usize) {
         self.estimates.lock()[directory] = None;
     }

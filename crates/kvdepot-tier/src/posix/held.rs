@@ -1,4 +1,4 @@
-//! A hold of the tier's lock, whose length is noted.
+//! A guard of the tier's lock that records how long it was held.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -8,13 +8,13 @@ use parking_lot::{Condvar, MutexGuard};
 
 use super::state::State;
 
-/// Whether holds are measured in processor time, which costs two system calls each.
+/// Whether hold times are measured in processor time, which costs two system calls each.
 static BY_PROCESSOR: AtomicBool = AtomicBool::new(false);
 
-/// Measures holds in processor time from now on, or not any more: on a machine that does much else, a hold is as long as others have the
-/// processor meanwhile.
+/// Sets whether hold times are measured in processor time: on a busy machine the real time includes what other
+/// processes take of the processor.
 pub(super) fn measure_by_processor(on: bool) {
-    // Relaxed: a hold that is measured by both clocks is a figure that nothing depends on.
+    // Relaxed: a hold measured by both clocks only spoils one figure, on which nothing depends.
     BY_PROCESSOR.store(on, Ordering::Relaxed);
 }
 
@@ -53,7 +53,7 @@ impl<'a> Held<'a> {
         Self { state, since: Since::now(), longest_ns }
     }
 
-    /// Lets go of the lock until somebody wakes `condvar`; `true` if the deadline passed first.
+    /// Releases the lock until somebody wakes `condvar`; `true` if the deadline passed first.
     pub(super) fn wait_until(&mut self, condvar: &Condvar, deadline: Instant) -> bool {
         self.note();
         let late = condvar.wait_until(&mut self.state, deadline).timed_out();
@@ -63,7 +63,7 @@ impl<'a> Held<'a> {
 
     fn note(&self) {
         let held = u64::try_from(self.since.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        // Relaxed: a figure that nothing is ordered by, and written by who holds the lock.
+        // Relaxed: a figure that orders nothing, and is written only by the holder of the lock.
         if held > self.longest_ns.load(Ordering::Relaxed) {
             self.longest_ns.fetch_max(held, Ordering::Relaxed);
         }

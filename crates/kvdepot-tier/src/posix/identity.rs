@@ -1,4 +1,4 @@
-//! Who writes: a name for temporary files from which anyone can tell whether their writer still lives (P4).
+//! Names for temporary files that tell anyone whether their writer is still alive (P4).
 
 use std::sync::OnceLock;
 
@@ -8,7 +8,7 @@ pub(super) struct Identity {
     /// Host name, boot and pid namespace: containers that share a host name do not share process ids.
     pub(super) host: String,
     pub(super) pid: u32,
-    /// Clock ticks from boot to the process's start: a pid that is used again has another.
+    /// Clock ticks from boot to the start of the process: they differ if a pid is reused.
     pub(super) start_time: u64,
 }
 
@@ -30,7 +30,7 @@ impl Identity {
         format!("{TEMPORARY_PREFIX}{}-{}-{}-{n}", self.host, self.pid, self.start_time)
     }
 
-    /// The writer that a temporary name tells; `None` if it is not such a name.
+    /// The writer named by a temporary name; `None` if it is not such a name.
     pub(super) fn of_temporary(name: &str) -> Option<Self> {
         let mut parts = name.strip_prefix(TEMPORARY_PREFIX)?.rsplitn(4, '-');
         let _n: u64 = parts.next()?.parse().ok()?;
@@ -39,7 +39,7 @@ impl Identity {
         Some(Self { host: parts.next()?.to_owned(), pid, start_time })
     }
 
-    /// Whether the process lives; `None` if it cannot be seen from here.
+    /// Returns whether the process is alive; `None` if it cannot be seen from here.
     pub(super) fn is_alive(&self) -> Option<bool> {
         if self.host != Self::own().host {
             return None;
@@ -48,7 +48,7 @@ impl Identity {
     }
 }
 
-/// Short host name as people know it.
+/// The short host name that people know.
 pub(super) fn host_name() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     name.trim().to_owned()
@@ -64,12 +64,12 @@ fn own_host() -> String {
     format!("{host}.{boot}.{digits}")
 }
 
-/// Field 22 of `/proc/<pid>/stat`; the command in field 2 may hold anything, so count from its last parenthesis.
+/// Field 22 of `/proc/<pid>/stat`; the command in field 2 may contain anything, so count from its last parenthesis.
 fn start_time(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let after = &stat[stat.rfind(')')? + 1..];
     let mut fields = after.split_ascii_whitespace();
-    // A zombie has ended: it writes nothing any more.
+    // A zombie has ended: it writes no more.
     if matches!(fields.next()?, "Z" | "X") {
         return None;
     }

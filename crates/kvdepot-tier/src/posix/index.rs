@@ -1,9 +1,9 @@
-//! What the tier knows of its files: by key, and in order of last use.
+//! What the tier knows about its files: by key, and in order of last use.
 //!
 //! Built for tens of millions of files under one lock. A file takes a slot of 56 bytes; slots are allocated in chunks
-//! and found by many small hash tables, so that no insertion copies more than a small part of the index. Namespaces
-//! are numbered: a namespace that is retired becomes unreachable in one step, and its slots are cleared piece by piece.
-//! One index over all namespaces and directories: the cap is common (P5).
+//! and found through many small hash tables, so that no insertion copies more than a small part of the index.
+//! Namespaces are numbered: a retired namespace becomes unreachable in one step, and its slots are cleared piece by
+//! piece. One index covers all namespaces and directories because they share the cap (P5).
 
 use std::hash::BuildHasher;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use kvdepot_core::{BlockHash, BlockKey, NamespaceId};
 use super::order::{LinkStore, Links, NONE, Order};
 use super::space::Space;
 
-/// Hash tables; each grows by itself. 10 million files make 2,400 entries a table.
+/// Hash tables; each grows on its own. 10 million files make 2,400 entries per table.
 const TABLES: usize = 4096;
 /// Slots allocated at a time.
 const CHUNK: usize = 4096;
@@ -25,20 +25,20 @@ const CHUNK: usize = 4096;
 #[derive(Clone, Debug)]
 struct Slot {
     hash: BlockHash,
-    /// Grows with every insertion: tells a file from its successor of the same key.
+    /// Grows with every insertion: distinguishes a file from its successor of the same key.
     generation: u64,
     /// The namespace's number.
     number: u32,
-    /// Pages charged for it.
+    /// Pages charged for the file.
     pages: u32,
     /// When it was last used, in seconds since 1970.
     used_s: u32,
-    /// When its recency last went to the disk.
+    /// When its recency was last written to the disk.
     persisted_s: u32,
     links: Links,
     /// The scan that saw it last; 0 = none.
     seen: u32,
-    /// Which of the tier's directories holds it.
+    /// Index of the tier's directory that holds it.
     directory: u8,
 }
 
@@ -58,10 +58,10 @@ impl Slot {
     };
 }
 
-/// What is known of one file.
+/// The data of one file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
-    /// Bytes charged for it.
+    /// Bytes charged for the file.
     pub(super) bytes: u64,
     pub(super) directory: usize,
     pub(super) generation: u64,
@@ -135,15 +135,15 @@ impl LinkStore for Slots {
     }
 }
 
-/// All files known.
+/// All known files.
 #[derive(Debug)]
 pub(super) struct Index {
     tables: Vec<HashTable<u32>>,
     hasher: DefaultHashBuilder,
     slots: Slots,
-    /// One order a directory: a full disk is made room on by its own files.
+    /// One order per directory: a full disk is relieved only by evicting its own files.
     orders: Vec<Order>,
-    /// Namespaces by number; a number is used again when none of its files are left.
+    /// Namespaces by number; a number is reused once none of its files is left.
     spaces: Vec<Option<Arc<Space>>>,
     numbers: HashMap<NamespaceId, u32>,
     len: usize,
@@ -172,7 +172,7 @@ impl Index {
         hasher.hash_one((number, hash.0))
     }
 
-    /// The table's own bits are the lowest and the highest seven.
+    /// The tables themselves use the lowest bits and the highest seven.
     const fn table_of(hash: u64) -> usize {
         (hash >> 32) as usize % TABLES
     }
@@ -205,18 +205,18 @@ impl Index {
         self.len
     }
 
-    /// The newest generation: files that come later have a higher one.
+    /// The newest generation: files added later have a higher one.
     pub(super) const fn generation(&self) -> u64 {
         self.generations
     }
 
-    /// A scan's number: higher than that of every scan before.
+    /// A new scan's number: higher than that of every earlier scan.
     pub(super) const fn next_scan(&mut self) -> u32 {
         self.scans += 1;
         self.scans
     }
 
-    /// Adds a file that was not known; `used` of `None` is now.
+    /// Adds an unknown file; `used` of `None` means now.
     pub(super) fn insert(
         &mut self,
         key: BlockKey,
@@ -283,7 +283,7 @@ impl Index {
         Taken { key: space.key(hash), space, entry }
     }
 
-    /// Notes a use, now or at `used`; never makes a file older. When it was last used after that.
+    /// Notes a use, now or at `used`; never makes a file older. Returns when it was last used after that.
     pub(super) fn touch(&mut self, key: &BlockKey, used: Option<SystemTime>) -> Option<u32> {
         let now_s = self.now_s();
         let slot = self.find(key)?;
@@ -296,7 +296,7 @@ impl Index {
         Some(used_s)
     }
 
-    /// Whether a file's recency on the disk is `interval_s` or more behind, in which case it counts as written now.
+    /// Returns whether a file's recency on the disk is `interval_s` or more behind; if so, it counts as written now.
     pub(super) fn take_due(&mut self, key: &BlockKey, interval_s: u32) -> bool {
         let Some(slot) = self.find(key) else { return false };
         let slot = self.slots.get_mut(slot);
@@ -307,7 +307,7 @@ impl Index {
         due
     }
 
-    /// Notes that a scan saw a file; `false` if it is not known in this directory.
+    /// Notes that a scan saw a file; `false` if the file is not known in this directory.
     pub(super) fn see(&mut self, key: &BlockKey, directory: usize, scan: u32) -> bool {
         let Some(slot) = self.find(key) else { return false };
         let slot = self.slots.get_mut(slot);
@@ -319,7 +319,7 @@ impl Index {
         true
     }
 
-    /// The file that was used longest ago, in one directory or in all: when, and its slot.
+    /// The least recently used file, in one directory or in all: its last use and its slot.
     pub(super) fn coldest(&self, directory: Option<usize>) -> Option<(u32, u32)> {
         match directory {
             Some(directory) => self.orders[directory].first(),
@@ -327,25 +327,26 @@ impl Index {
         }
     }
 
-    /// What is known of the file in a slot that is taken.
+    /// Returns key and data of the file in an occupied slot.
     pub(super) fn at(&self, slot: u32) -> (BlockKey, Entry) {
         let Slot { number, hash, .. } = *self.slots.get(slot);
         let space = self.spaces[number as usize].as_ref().expect("a file's namespace keeps its number");
         (space.key(hash), self.entry(slot))
     }
 
-    /// Takes out the file that was used longest ago, in one directory or in all.
+    /// Takes out the least recently used file, in one directory or in all.
     pub(super) fn take_coldest(&mut self, directory: Option<usize>) -> Option<Taken> {
         self.coldest(directory).map(|(_, slot)| self.take(slot))
     }
 
-    /// Makes a namespace's files unreachable in one step. Its number, for `take_retired`; `None` if it had no files.
+    /// Makes a namespace's files unreachable in one step. Returns its number, for `take_retired`; `None` if it had no
+    /// files.
     pub(super) fn retire(&mut self, id: NamespaceId) -> Option<u32> {
         self.numbers.remove(&id)
     }
 
-    /// Takes out files of a retired namespace, looking at `slots_max` slots from `cursor` on; where to go on, if there
-    /// is more.
+    /// Takes out files of a retired namespace, examining `slots_max` slots from `cursor` on; also returns where to
+    /// continue, if there is more.
     pub(super) fn take_retired(
         &mut self,
         number: u32,
@@ -360,7 +361,8 @@ impl Index {
         (taken, next)
     }
 
-    /// Keys of a namespace's files that are older than `generation` and that neither `scan` nor a later one saw, piece by piece.
+    /// Keys of a namespace's files that are older than `generation` and were seen neither by `scan` nor by a later one,
+    /// piece by piece.
     pub(super) fn unseen(
         &self,
         id: NamespaceId,
@@ -391,7 +393,7 @@ impl Index {
         (keys.collect(), next)
     }
 
-    /// Files of all current namespaces for a checkpoint, piece by piece.
+    /// Files of all current namespaces, for a checkpoint, piece by piece.
     pub(super) fn list(&self, cursor: u32, slots_max: u32) -> (Vec<Listed>, Option<u32>) {
         let (found, next) = self.slots_where(cursor, slots_max, |slot| slot.number != FREE);
         let listed = found.into_iter().map(|at| {
@@ -402,7 +404,7 @@ impl Index {
         (listed.collect(), next)
     }
 
-    /// Namespaces that can be reached, with their numbers.
+    /// Reachable namespaces with their numbers.
     pub(super) fn numbered(&self) -> Vec<(u32, Arc<Space>)> {
         let spaces = self.numbers.values().filter_map(|number| {
             self.spaces[*number as usize].as_ref().map(|space| (*number, Arc::clone(space)))
@@ -421,7 +423,7 @@ impl Index {
         (found, (end < self.slots.len()).then_some(end))
     }
 
-    /// The clock, which never goes back here even if the system's does.
+    /// The clock; it never goes back here, even if the system's does.
     pub(super) fn now_s(&mut self) -> u32 {
         self.newest_s = self.newest_s.max(seconds(SystemTime::now()));
         self.newest_s
@@ -461,7 +463,8 @@ mod tests {
         assert!(size_of::<Slot>() <= 56, "{}", size_of::<Slot>());
     }
 
-    /// Against a list of files in order of last use; times lie in the past, so that the test does not depend on now.
+    /// Compared with a list of files in order of last use; all times lie in the past, so that the test does not depend
+    /// on now.
     #[test]
     fn the_order_is_that_of_a_plain_list() {
         let (mut index, spaces) = (Index::new(3), [space("a"), space("b")]);

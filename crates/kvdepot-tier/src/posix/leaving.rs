@@ -1,4 +1,4 @@
-//! Files that are no blocks any more and not unlinked yet.
+//! Files that are no longer blocks but not unlinked yet.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,14 +10,14 @@ use super::index::{Entry, Taken, time_of};
 use super::space::Space;
 use super::state::{Shared, State};
 
-/// How far the removal of a file is.
+/// The progress of a file's removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Leave {
-    /// Nobody has taken it up.
+    /// Nobody has started on it.
     Pending,
-    /// A thread unlinks it now.
+    /// A thread is unlinking it now.
     Running,
-    /// The device refused; tried again by the next sweep.
+    /// The device refused; the next sweep retries.
     Failed,
 }
 
@@ -28,7 +28,7 @@ pub(super) struct Leaving {
     pub(super) directory: usize,
     pub(super) bytes: u64,
     pub(super) step: Leave,
-    /// When an evicted block was last used: it is put back where its unlink fails. `None` if it is to go for good.
+    /// When an evicted block was last used: if its unlink fails, it is put back. `None` if it is to go for good.
     pub(super) used_s: Option<u32>,
 }
 
@@ -46,14 +46,14 @@ impl Leaving {
 }
 
 impl Shared {
-    /// Unlinks a file that the caller has taken up (`Leave::Running`), and releases its bytes.
+    /// Unlinks a file that the caller has claimed (`Leave::Running`), and releases its bytes.
     pub(super) fn unlink_leaving(&self, key: &BlockKey) -> Result<()> {
         self.unlink_all(std::slice::from_ref(key)).map(drop)
     }
 
-    /// Unlinks files that the caller has taken up (`Leave::Running`: one unlink a file, else a late second one would
-    /// hit its successor), releases the bytes of each, and wakes callers that wait for room. The bytes that this freed;
-    /// an error if one of the files could not be unlinked.
+    /// Unlinks files that the caller has claimed (`Leave::Running`: one unlink per file, because a late second one
+    /// would hit its successor), releases the bytes of each, and wakes callers that wait for space. Returns the freed
+    /// bytes; an error if one of the files could not be unlinked.
     pub(super) fn unlink_all(&self, keys: &[BlockKey]) -> Result<u64> {
         let files: Vec<(BlockKey, Arc<Space>, usize)> = {
             let state = self.lock();
@@ -74,7 +74,7 @@ impl Shared {
                     let bytes = state.end_leaving(&key, unlinked);
                     let look = state.chores.discover;
                     drop(state);
-                    // A file that was not there gave the file system nothing back.
+                    // A file that was not there gave nothing back to the file system.
                     self.free_space.credit(directory, bytes);
                     freed += bytes;
                     if look {
@@ -82,7 +82,7 @@ impl Shared {
                     }
                 }
                 Err(error) => {
-                    // On a read-only disk no block is any worse than before.
+                    // On a read-only disk all blocks are equally impossible to remove.
                     let keeps_order = self.device(directory).is_read_only();
                     self.lock().fail_leaving(key, keeps_order);
                     first = Err(error.with("key", key));
@@ -93,7 +93,7 @@ impl Shared {
         first.map(|()| freed)
     }
 
-    /// Before a block is written: has its old file unlinked, on this thread if no other has begun.
+    /// Before a block is written: has its old file unlinked, on this thread unless another has started.
     pub(super) fn unlink_predecessor(&self, key: &BlockKey, deadline: Instant) -> Result<()> {
         loop {
             {
@@ -117,7 +117,7 @@ impl Shared {
 }
 
 impl State {
-    /// Takes a block out of the index; its file goes in the background. One that is being evicted goes for good.
+    /// Takes a block out of the index; its file goes in the background. A block being evicted goes for good.
     pub(super) fn leave(&mut self, key: &BlockKey) {
         if let Some(taken) = self.take(key) {
             self.begin_leaving(taken, Leave::Pending);
@@ -132,7 +132,7 @@ impl State {
 
     pub(super) fn add_leaving(&mut self, key: BlockKey, new: Leaving) {
         if let Some(known) = self.leaving.get_mut(&key) {
-            // A block that was written over what a scan had found under its name, and both are of a past epoch: there is
+            // A block was written over what a scan had found under its name, and both belong to a past epoch: there is
             // one file, and one unlink removes it.
             self.bytes -= known.bytes.min(new.bytes);
             known.bytes = known.bytes.max(new.bytes);
@@ -147,7 +147,7 @@ impl State {
         self.leaving.insert(key, new);
     }
 
-    /// Releases a file that is gone, or was not there; its bytes.
+    /// Releases a file that is gone or was not there; returns the freed bytes.
     pub(super) fn end_leaving(&mut self, key: &BlockKey, unlinked: bool) -> u64 {
         self.leaving_running -= 1;
         let Some(Leaving { space, directory, bytes, .. }) = self.leaving.remove(key) else { return 0 };
@@ -163,8 +163,8 @@ impl State {
         if unlinked { bytes } else { 0 }
     }
 
-    /// A file stays. A block that was to be evicted is a block again: as old as before, or else as if it was used now,
-    /// so that the next victim is another one.
+    /// The file stays. A block that was to be evicted becomes a block again: with its old recency, or else as if it
+    /// were used now, so that the next victim is a different one.
     fn fail_leaving(&mut self, key: BlockKey, keeps_order: bool) {
         self.leaving_running -= 1;
         let Some(leaving) = self.leaving.get_mut(&key) else { return };
@@ -178,7 +178,7 @@ impl State {
         self.leaving_failed.push(key);
     }
 
-    /// The next file to unlink, marked as taken up.
+    /// The next file to unlink, marked as claimed.
     pub(super) fn take_leaving(&mut self) -> Option<BlockKey> {
         while let Some(key) = self.leaving_pending.pop_front() {
             if let Some(leaving) = self.leaving.get_mut(&key).filter(|l| l.step == Leave::Pending) {
@@ -190,7 +190,7 @@ impl State {
         None
     }
 
-    /// Has the unlinks tried again that failed.
+    /// Has failed unlinks retried.
     pub(super) fn retry_leaving(&mut self) {
         for file in std::mem::take(&mut self.bad_failed) {
             let root = file.path.iter().next().and_then(|root| NamespaceId::from_hex(root.to_str()?));
@@ -204,13 +204,13 @@ impl State {
         }
     }
 
-    /// Whether no unlink is outstanding but those that failed.
+    /// Returns whether no unlink is outstanding except those that failed.
     pub(super) fn has_unlinked(&self) -> bool {
         self.leaving_pending.is_empty() && self.leaving_running == 0
     }
 }
 
-/// Corrupt files that are kept of one namespace.
+/// Corrupt files kept of one namespace.
 pub(super) type BadFiles = VecDeque<super::state::BadFile>;
 
 #[cfg(test)]
@@ -222,8 +222,8 @@ mod tests {
     use super::super::state::{Adopt, Prior};
     use super::*;
 
-    /// A scan finds a torn file, a write replaces it, and a reset comes before the write ends: one file, which two rooms
-    /// of the tier give up.
+    /// A scan finds a torn file, a write replaces it, and a reset comes before the write ends: one file, which two
+    /// parts of the tier release.
     #[test]
     fn a_file_that_is_given_up_twice_is_released_once() {
         let device: Arc<dyn kvdepot_io::Device> = Arc::new(MemoryDevice::default());

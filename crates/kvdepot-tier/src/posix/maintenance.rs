@@ -13,34 +13,34 @@ use super::state::{PIECE, Shared, State};
 use super::unlinker::ReclaimJob;
 use super::waste::RetireJob;
 
-/// What the two background threads have been asked to do.
+/// The pending work of the two background threads.
 #[derive(Debug)]
 pub(super) struct Chores {
-    /// Whether the directories shall be searched for namespaces.
+    /// Whether to search the directories for namespaces.
     pub(super) discover: bool,
-    /// Whether the checkpoint is still to be read.
+    /// Whether the checkpoint must still be read.
     pub(super) replay: bool,
     pub(super) scans: VecDeque<ScanJob>,
-    /// Namespace directories without a readable description: which device, which root.
+    /// Namespace directories without a readable description: device and root.
     pub(super) unnamed: VecDeque<(usize, NamespaceId)>,
     pub(super) touches: VecDeque<BlockKey>,
     /// Directories of earlier epochs.
     pub(super) reclaims: VecDeque<ReclaimJob>,
     /// Namespaces whose epoch has passed.
     pub(super) retired: VecDeque<RetireJob>,
-    /// Directories being counted or reclaimed now.
+    /// Number of directories being counted or reclaimed now.
     pub(super) looks: usize,
-    /// Whether the floor of free space is to be looked at.
+    /// Whether to check the floor of free space.
     pub(super) floor: bool,
-    /// Whether the last eviction in the background failed: tried again when something changes.
+    /// Whether the last background eviction failed: retried when something changes.
     pub(super) trim_failed: bool,
-    /// Whether the maintenance thread is at work.
+    /// Whether the maintenance thread is working.
     pub(super) busy: bool,
-    /// Whether the unlink thread is at work.
+    /// Whether the unlink thread is working.
     pub(super) unlinking: bool,
-    /// Whether the threads shall end, and until when they finish what cannot be put off.
+    /// Set when the threads shall end: the time by which they finish what cannot be put off.
     pub(super) stop_at: Option<Instant>,
-    /// Threads that have not ended.
+    /// Threads that are still running.
     pub(super) threads: usize,
 }
 
@@ -72,14 +72,14 @@ impl Chores {
         !begun && !queued && self.has_looked()
     }
 
-    /// Whether every directory that was known was looked at.
+    /// Returns whether every known directory has been examined.
     pub(super) fn has_looked(&self) -> bool {
         let listed = self.scans.is_empty() && self.unnamed.is_empty() && self.looks == 0;
         !self.discover && listed && self.reclaims.is_empty()
     }
 }
 
-/// One piece of the maintenance thread's work.
+/// One piece of work for the maintenance thread.
 enum Chore {
     Discover,
     Replay,
@@ -89,7 +89,7 @@ enum Chore {
     Checkpoint,
 }
 
-/// Starts the background threads; they end when `Chores::stop` is set.
+/// Starts the background threads; they end when `Chores::stop_at` is set.
 pub(super) fn start(shared: &Arc<Shared>) -> Result<()> {
     start_thread(shared, "kvd-posix-maint", run)?;
     start_thread(shared, "kvd-posix-unlink", super::unlinker::run)
@@ -123,7 +123,7 @@ fn run(shared: &Shared) {
         state.chores.busy = false;
         drop(state);
         shared.changed.notify_all();
-        // Room may have to be made for what was found.
+        // Space may be needed for what was found.
         shared.unlinks.notify_one();
     }
     shared.save_at_end();
@@ -132,14 +132,14 @@ fn run(shared: &Shared) {
 const SWEEP: Duration = Duration::from_secs(SWEEP_INTERVAL_S);
 const CHECKPOINT: Duration = Duration::from_secs(CHECKPOINT_INTERVAL_S);
 
-/// When what is done from time to time is due.
+/// When the periodic work is due.
 struct Timers {
     sweep: Instant,
     checkpoint: Instant,
 }
 
 impl Shared {
-    /// Asks for everything to be looked at again.
+    /// Requests a new scan of everything.
     pub(super) fn ask_for_sweep(&self) {
         let mut state = self.lock();
         state.retry_leaving();
@@ -149,7 +149,7 @@ impl Shared {
         self.wake_all();
     }
 
-    /// Waits until nothing is left to do, or the deadline passes.
+    /// Waits until nothing is left to do or the deadline passes.
     pub(super) fn wait_idle(&self, deadline: Instant) -> bool {
         let mut state = self.lock();
         let idle = |state: &State| {
@@ -177,7 +177,7 @@ impl Shared {
         let mut state = self.lock();
         loop {
             if let Some(until) = state.chores.stop_at {
-                // The recorded total is to be that of what stays. Half of the time is left for a checkpoint.
+                // The recorded total shall be that of what stays. Half of the time is kept for a checkpoint.
                 let until = until.checked_sub(super::CLOSE_WAIT_MAX / 2).unwrap_or(until);
                 while !state.has_unlinked() && !state.wait_until(&self.changed, until) {}
                 return None;
@@ -210,7 +210,7 @@ impl Shared {
             Chore::Replay => self.replay(),
             Chore::Scan(job) => {
                 if let Some(rest) = self.scan_step(job) {
-                    // Behind an urgent job that came meanwhile, before all others.
+                    // Behind an urgent job that came in the meantime, before all others.
                     let mut state = self.lock();
                     let at = usize::from(!state.chores.scans.is_empty());
                     state.chores.scans.insert(at, rest);
@@ -228,7 +228,7 @@ impl Shared {
         }
     }
 
-    /// Recency lives in the file's modification time, where other nodes and the next start find it.
+    /// Recency is stored as the file's modification time, where other nodes and the next start find it.
     fn persist_touch(&self, key: &BlockKey) {
         let (space, entry) = {
             let state = self.lock();
@@ -244,7 +244,7 @@ impl Shared {
 }
 
 impl State {
-    /// The most urgent piece of work: what is there, then what is there in detail, then recency.
+    /// The most urgent piece of work: first what exists, then its details, then recency.
     fn take_chore(&mut self) -> Option<Chore> {
         let chores = &mut self.chores;
         if std::mem::take(&mut chores.discover) {

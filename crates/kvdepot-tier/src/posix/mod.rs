@@ -1,7 +1,8 @@
 //! The tier of block files in directories: local disks and network mounts.
 //!
-//! One file a block, named by its key, published by rename (P1), drawn in `docs/format.md`. What lies on the disk is
-//! the truth; the index only saves look-ups. It is filled from a checkpoint and by a scan, both in the background.
+//! One file per block, named by its key and published by rename (P1); `docs/format.md` shows the layout. The truth is
+//! what lies on the disk; the index only saves lookups there. It is filled from a checkpoint and by a scan, both in the
+//! background.
 
 mod capacity;
 mod checkpoint;
@@ -45,7 +46,7 @@ use crate::{
 pub use config::PosixConfig;
 use state::{PIECE, PIECE_SLOTS, Shared, State};
 
-/// This tier, as the registry knows it.
+/// The registry's entry for this tier.
 pub const ENTRY: TierEntry = TierEntry {
     name: "Posix",
     open: |config| Ok(Arc::new(PosixTier::open(PosixConfig::from_json(config)?)?)),
@@ -54,11 +55,11 @@ pub const ENTRY: TierEntry = TierEntry {
     for_users: true,
 };
 
-/// How long dropping a tier waits for its background threads and its last checkpoint; one that hangs ends when its
-/// device lets go.
+/// The longest time that dropping a tier waits for its background threads and its last checkpoint. A thread that hangs
+/// ends when its device responds.
 const CLOSE_WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// What sweeps have removed since the tier was opened.
+/// Totals of what sweeps have removed since the tier was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SweepReport {
     /// Temporary files of dead writers (P4).
@@ -71,14 +72,14 @@ pub struct SweepReport {
 #[derive(Debug)]
 pub struct PosixTier {
     shared: Arc<Shared>,
-    // Owned here and not by what its callbacks hold, so that it never ends on a thread of its own.
+    // Owned here rather than by what its callbacks hold, so that it is never dropped on one of its own threads.
     engine: Arc<dyn IoEngine>,
-    /// Opens namespaces and moves them.
+    /// Opens namespaces and moves them to other epochs.
     calls: BlockingCalls,
 }
 
 impl PosixTier {
-    /// Opens the directories, which must be there and writable, and starts to look at what lies in them.
+    /// Opens the directories, which must exist and be writable, and starts to scan what lies in them.
     pub fn open(config: PosixConfig) -> Result<Self> {
         config.check()?;
         let faults = config.faults.as_deref().map(Faults::from_spec).transpose()?;
@@ -102,7 +103,7 @@ impl PosixTier {
         Self::start(config, devices, skew_s, engine)
     }
 
-    /// As `open`, on devices and an engine of the caller's: `config.directories` and `config.faults` are not looked at.
+    /// Like `open`, on the caller's own devices and engine: `config.directories` and `config.faults` are ignored.
     pub fn open_on(
         config: PosixConfig,
         devices: Vec<Arc<dyn Device>>,
@@ -112,13 +113,14 @@ impl PosixTier {
         Self::start(config, devices, skew_s, engine)
     }
 
-    /// As `open_on`, with the engine that the configuration asks for.
+    /// Like `open_on`, with the engine that the configuration asks for.
     pub fn open_on_devices(config: PosixConfig, devices: Vec<Arc<dyn Device>>) -> Result<Self> {
         let engine = engine(&config, &devices, None)?;
         Self::open_on(config, devices, engine)
     }
 
-    /// As `open_on_devices`, with faults that also strike in the engine's queues, if it has any and the plan leaves them to it.
+    /// Like `open_on_devices`, with faults that also strike in the engine's queues, if it has any and the plan leaves
+    /// them to it.
     pub fn open_on_faulty(
         config: PosixConfig,
         devices: Vec<Arc<dyn Device>>,
@@ -158,42 +160,42 @@ impl PosixTier {
         namespaces::Opening { shared, calls, spec, at_least, deadline, done }
     }
 
-    /// Looks at everything on the disk again: removes temporaries of dead writers and earlier epochs (P4), learns of
-    /// files that came or went, and evicts down to the cap. Runs by itself every ten minutes; this call waits for it
-    /// until the deadline. Returns what was removed since the tier was opened.
+    /// Scans the complete disk again: removes temporary files of dead writers and directories of earlier epochs (P4),
+    /// learns of files that appeared or disappeared, and evicts down to the cap. This happens every ten minutes anyway;
+    /// the call waits for it until the deadline. Returns what has been removed since the tier was opened.
     pub fn sweep(&self, deadline: Instant) -> SweepReport {
         self.shared.ask_for_sweep();
         self.shared.wait_idle(deadline);
         self.shared.lock().swept
     }
 
-    /// Waits until the scan that began with the tier is through; `false` if the deadline passes first.
+    /// Waits until the tier's first scan has finished; `false` if the deadline passes first.
     pub fn wait_scanned(&self, deadline: Instant) -> bool {
         self.shared.wait_idle(deadline)
     }
 
-    /// Corrupt files kept aside for a namespace's inspection.
+    /// Number of corrupt files kept for inspection in a namespace.
     pub fn quarantined(&self, spec: &NamespaceSpec) -> usize {
         self.shared.lock().bad.get(&spec.root()).map_or(0, std::collections::VecDeque::len)
     }
 
-    /// Writes a checkpoint of what is known now, as every five minutes if much has changed.
+    /// Writes a checkpoint of what is known now; this also happens every five minutes if much has changed.
     pub fn checkpoint(&self) -> Result<()> {
         self.shared.save(None)
     }
 
-    /// The longest hold of the tier's lock since this was asked last: how long a lookup may have waited.
+    /// The longest time that the tier's lock was held since the last call: how long a lookup may have waited.
     pub fn take_lock_hold_max(&self) -> Duration {
         self.shared.take_hold_max()
     }
 
-    /// Measures holds of the lock in processor time from now on, or in real time again, in all tiers of this process; for
-    /// benchmarks.
+    /// Measures in processor time how long the lock is held, from now on, or in real time again (`false`), in all tiers
+    /// of this process. For benchmarks.
     pub fn measure_lock_by_processor(on: bool) {
         held::measure_by_processor(on);
     }
 
-    /// This process as the names of its temporary files spell it: `<host>-<pid>-<start time>`.
+    /// This process as it appears in the names of its temporary files: `<host>-<pid>-<start time>`.
     pub fn writer_identity() -> String {
         let own = identity::Identity::own();
         format!("{}-{}-{}", own.host, own.pid, own.start_time)
@@ -220,8 +222,8 @@ fn engine(
     open_engine(config.engine, &sizes, devices, faults)
 }
 
-/// Writes and removes a file in each directory: how far ahead of ours each device's clock is, in seconds. A directory
-/// that is only full or read-only now is opened all the same, for what lies in it.
+/// Writes and removes a file in each directory, and returns how far each device's clock is ahead of ours, in seconds. A
+/// directory that is merely full or read-only at the moment is opened all the same, for what lies in it.
 fn check_writable(devices: &[Arc<dyn Device>]) -> Result<Vec<i64>> {
     devices.iter().map(|device| clock_skew_s(&**device)).collect()
 }
@@ -231,7 +233,7 @@ fn clock_skew_s(device: &dyn Device) -> Result<i64> {
         let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
     };
-    // Counted down, because the names of blocks being written are counted up.
+    // Counted down, because the names of blocks that are being written are counted up.
     static TRIALS: AtomicU64 = AtomicU64::new(u64::MAX);
     let trial = || identity::Identity::own().temporary_name(TRIALS.fetch_sub(1, Ordering::Relaxed));
     let (name, second) = (trial(), trial());
@@ -299,8 +301,8 @@ impl Tier for PosixTier {
         self.opening(spec, at_least, deadline, done).advance();
     }
 
-    /// The index stays: the cap counts what lies on the disk, whoever asks for it (P5), and an advance that is not stored
-    /// is still tried.
+    /// The index stays: the cap counts what lies on the disk, no matter who asks for it (P5), and an advance that is
+    /// not stored yet is still retried.
     fn close_namespace(&self, _root: NamespaceId) {}
 
     fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
@@ -324,7 +326,8 @@ impl Tier for PosixTier {
         self.engine.submit(begun.collect());
     }
 
-    /// Unreachable at once; files go in the background. A block that this node has not seen is looked for there.
+    /// The blocks are unreachable at once; their files go in the background. A block that this node has not seen is
+    /// looked for there.
     fn remove(&self, keys: Vec<BlockKey>, done: Done<()>) {
         for keys in keys.chunks(PIECE) {
             let mut state = self.shared.lock();

@@ -1,9 +1,9 @@
-//! Opening namespaces and moving them to other epochs.
+//! Opens namespaces and moves them to other epochs.
 //!
-//! No lock is held across I/O. One thread at a time has the turn of a namespace; a file system that hangs holds up
-//! that namespace alone, and its callers no longer than `open_wait`. What shall be stored is written into
-//! `Inner::wanted` before the first I/O, and a namespace that stands there is closed: nothing reads or writes it until
-//! its epoch is stored. Lock order: `Inner`, then `State`.
+//! No lock is held across I/O. One thread at a time has the turn of a namespace; a hung file system blocks that
+//! namespace alone, and its callers no longer than `open_wait`. What is to be stored is recorded in `Inner::wanted`
+//! before the first I/O, and a namespace recorded there is closed: nothing reads or writes it until its epoch is
+//! stored. Lock order: `Inner`, then `State`.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -19,18 +19,18 @@ use super::space::{NamespaceFile, Space};
 use super::state::Shared;
 use crate::{BlockingCalls, Done};
 
-/// An epoch that is to be stored before the namespace is opened again.
+/// An epoch that must be stored before the namespace is opened again.
 #[derive(Clone, Debug)]
 struct Wanted {
     spec: NamespaceSpec,
     at_least: u32,
     /// Whether the epoch must be a new one.
     advance: bool,
-    /// Changes with every request: an answer to an earlier one is not enough.
+    /// Changes with every request: an answer to an earlier request is not enough.
     request: u64,
 }
 
-/// Who opens or moves which namespace.
+/// Namespaces that are being opened or moved, or must be.
 #[derive(Debug, Default)]
 pub(super) struct Namespaces {
     inner: Mutex<Inner>,
@@ -43,13 +43,13 @@ struct Inner {
     moving: HashSet<NamespaceId>,
     wanted: HashMap<NamespaceId, Wanted>,
     requests: u64,
-    /// Whether the thread that tries again runs.
+    /// Whether the retry thread runs.
     is_retrying: bool,
     is_stopping: bool,
 }
 
 impl Namespaces {
-    /// Takes the turn of a namespace, waiting until `deadline`.
+    /// Takes the turn of a namespace; waits for it until `deadline`.
     fn take_turn(&self, root: NamespaceId, deadline: Instant) -> bool {
         let mut inner = self.inner.lock();
         loop {
@@ -66,7 +66,7 @@ impl Namespaces {
         self.inner.lock().wanted.contains_key(&root)
     }
 
-    /// Ends the thread that tries again.
+    /// Ends the retry thread.
     pub(super) fn stop(&self) {
         self.inner.lock().is_stopping = true;
         self.changed.notify_all();
@@ -83,7 +83,7 @@ impl<S: Deref<Target = Shared>> Drop for Turn<S> {
     }
 }
 
-/// A call that opens a namespace or moves it, until it is answered.
+/// A call that opens a namespace or moves it, until it has been answered.
 pub(super) struct Opening<'a> {
     pub(super) shared: &'a Arc<Shared>,
     pub(super) calls: &'a BlockingCalls,
@@ -126,7 +126,7 @@ impl Opening<'_> {
         self.in_turn(move |shared| shared.settle(root));
     }
 
-    /// Runs `work` on a thread that has the namespace's turn; answered within bounds.
+    /// Runs `work` on a thread that has the namespace's turn; the answer comes by the deadline.
     fn in_turn(self, work: impl FnOnce(&Shared) -> Result<u32> + Send + 'static) {
         let root = self.spec.root();
         let open_wait = self.shared.config.open_wait;
@@ -140,7 +140,7 @@ impl Opening<'_> {
             let turn = Turn(Arc::clone(&shared), root);
             let outcome = work(&turn.0);
             drop(turn);
-            // Here and not at the caller, who may have given up waiting before the namespace was closed.
+            // Here and not in the caller, which may have stopped waiting before the namespace was closed.
             if outcome.is_err() && shared.namespaces.is_wanted(root) {
                 keep_trying(&shared);
             }
@@ -162,7 +162,7 @@ fn late(root: NamespaceId, open_wait: Duration) -> Error {
         .with("waited_ms_max", open_wait.as_millis())
 }
 
-/// Starts the thread that tries again to store what is wanted; it ends when all of it is stored.
+/// Starts the thread that retries to store what is wanted; it ends when everything is stored.
 fn keep_trying(shared: &Arc<Shared>) {
     let mut inner = shared.namespaces.inner.lock();
     if inner.is_retrying || inner.is_stopping {
@@ -190,7 +190,7 @@ fn retry(shared: &Arc<Shared>) {
             inner.wanted.keys().copied().collect()
         };
         for root in roots {
-            // A file system that hangs has its turn taken, and is left alone.
+            // A hung file system keeps the turn and is left alone.
             if let Some(_turn) = shared.try_turn(root) {
                 match shared.settle(root) {
                     Ok(epoch) => tracing::warn!(namespace = %root, epoch, "a reset is stored now"),
@@ -202,7 +202,7 @@ fn retry(shared: &Arc<Shared>) {
 }
 
 impl Shared {
-    /// The turn of a namespace, if nobody has it.
+    /// Returns the turn of a namespace, if nobody has it.
     pub(super) fn try_turn(&self, root: NamespaceId) -> Option<Turn<&Self>> {
         self.namespaces.take_turn(root, Instant::now()).then(|| Turn(self, root))
     }
@@ -219,7 +219,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Takes a namespace out of reach until an epoch is stored.
+    /// Makes a namespace unreachable until an epoch is stored.
     fn close(&self, spec: &NamespaceSpec, at_least: u32, advance: bool) {
         let root = spec.root();
         let mut inner = self.namespaces.inner.lock();
@@ -266,7 +266,7 @@ impl Shared {
             && let Err(error) = self.write_described(&file, &stored)
             && stored.file().is_none()
         {
-            // Other nodes could not tell how its files are laid out.
+            // Other nodes could not know how its files are laid out.
             return Err(error);
         }
         let inner = self.namespaces.inner.lock();
@@ -277,10 +277,10 @@ impl Shared {
         Ok(epoch)
     }
 
-    /// Stores what is wanted of a namespace and opens it. The caller has the turn.
+    /// Stores what is wanted for a namespace, and opens it. The caller has the turn.
     fn settle(&self, root: NamespaceId) -> Result<u32> {
         let Some(wanted) = self.namespaces.inner.lock().wanted.get(&root).cloned() else {
-            // Somebody stored it meanwhile.
+            // Somebody has stored it in the meantime.
             return self.known_epoch(root).ok_or_else(|| {
                 Error::new(ErrorKind::Busy, "the namespace is not open yet").with("namespace", root)
             });
@@ -312,7 +312,7 @@ impl Shared {
         state.roots.get(&root).and_then(|id| state.spaces.get(id)).map(|space| space.epoch)
     }
 
-    /// Makes a stored epoch the one that is read and written, and has its files looked for.
+    /// Makes a stored epoch the current one, and has its files looked for.
     fn make_current(&self, file: NamespaceFile) {
         let id = file.spec.id(file.epoch);
         let root = file.spec.root();
@@ -329,13 +329,13 @@ impl Shared {
             self.enqueue_scan(&mut state, &space, true);
         }
         if !state.counted {
-            // It was out of sight meanwhile.
+            // The namespace was out of sight in the meantime.
             state.chores.discover = true;
             self.work.notify_one();
         }
     }
 
-    /// Makes a namespace known that its directory describes, unless an epoch is to be stored first.
+    /// Makes a namespace known that its directory describes, unless an epoch must be stored first.
     pub(super) fn install_unless_wanted(&self, file: NamespaceFile) {
         let inner = self.namespaces.inner.lock();
         if !inner.wanted.contains_key(&file.spec.root()) {
@@ -371,7 +371,7 @@ mod tests {
         let (one, two) = (NamespaceId([1; 16]), NamespaceId([2; 16]));
         let turn = shared.try_turn(one);
         assert!(turn.is_some() && shared.try_turn(two).is_some());
-        // Twice: a try that fails must not end the turn that it met.
+        // Twice: a failed attempt must not end the turn that it runs into.
         assert!(shared.try_turn(one).is_none());
         assert!(shared.try_turn(one).is_none());
         drop(turn);

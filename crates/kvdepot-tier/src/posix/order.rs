@@ -1,11 +1,11 @@
-//! Files of one directory in order of last use: one list for each second, in the order of arrival within it.
+//! Files of one directory in order of last use: one list per second, in order of arrival within it.
 //!
-//! Links are slot numbers of the index. Files that a scan finds bring their recency from the disk and fall between
-//! those used since, which one list could not do without a search.
+//! Links are slot numbers of the index. Files found by a scan bring their recency from the disk and fall between those
+//! used since; a single list would need a search for that.
 
 use std::collections::BTreeMap;
 
-/// The end of a list, and a slot that is in none.
+/// The end of a list, and the link of a slot that is in none.
 pub(super) const NONE: u32 = u32::MAX;
 
 /// A file's neighbours in the list of its second.
@@ -19,7 +19,7 @@ impl Links {
     pub(super) const NONE: Self = Self { previous: NONE, next: NONE };
 }
 
-/// Where an order keeps its links: in the index's slots.
+/// The place where an order keeps its links: the slots of the index.
 pub(super) trait LinkStore {
     fn links(&mut self, slot: u32) -> &mut Links;
 }
@@ -31,7 +31,7 @@ pub(super) struct Order {
 }
 
 impl Order {
-    /// Adds a slot behind all others of its second.
+    /// Adds a slot after all others of its second.
     pub(super) fn push(&mut self, store: &mut impl LinkStore, slot: u32, second: u32) {
         let (_, last) = self.seconds.entry(second).or_insert((slot, NONE));
         let previous = std::mem::replace(last, slot);
@@ -41,7 +41,7 @@ impl Order {
         }
     }
 
-    /// Takes a slot out that was pushed with this second.
+    /// Removes a slot that was pushed with this second.
     pub(super) fn remove(&mut self, store: &mut impl LinkStore, slot: u32, second: u32) {
         let Links { previous, next } = std::mem::replace(store.links(slot), Links::NONE);
         if previous != NONE {
@@ -62,7 +62,7 @@ impl Order {
         }
     }
 
-    /// The slot used longest ago, and its second.
+    /// The least recently used slot and its second.
     pub(super) fn first(&self) -> Option<(u32, u32)> {
         self.seconds.first_key_value().map(|(second, (first, _))| (*second, *first))
     }

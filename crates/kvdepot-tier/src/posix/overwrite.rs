@@ -1,8 +1,9 @@
-//! At the cap a write takes over the file of the block that it evicts: a rename and an overwrite in place of an unlink and
-//! a new file. The file system allocates and frees nothing, so the write costs no more than one below the cap.
+//! At the cap a write takes over the file of the block that it evicts: a rename and an overwrite instead of an unlink
+//! and a new file. The file system neither allocates nor frees anything, so the write costs no more than one below the
+//! cap.
 //!
-//! P1: the evicted block is out of the index before its file is renamed, and a block that is being read here is not
-//! chosen. Readers in other processes and after a power loss may find bytes of both blocks under either name; then the
+//! P1: the evicted block leaves the index before its file is renamed, and a block that is being read here is never
+//! chosen. Readers in other processes, or after a power loss, may find bytes of both blocks under either name; then the
 //! key in the header or a checksum does not match, and the read is a miss.
 
 use std::path::Path;
@@ -15,17 +16,17 @@ use super::leaving::Leave;
 use super::space::home;
 use super::state::{Shared, State};
 
-/// By how many seconds a block may be younger than the coldest of all and still go first, because it lies in the
+/// By how many seconds a block may be younger than the coldest of all and still go first because it lies in the
 /// directory of the block that is written.
 const YOUNGER_MAX_S: u32 = 60;
 
 impl Shared {
-    /// Takes a block out of the index whose file a block of `bytes` can be written over; `None` if there is room below
-    /// the cap, or nothing fit for it.
+    /// Takes a block out of the index whose file can be overwritten by a block of `bytes`; `None` if there is space
+    /// below the cap, or no suitable file.
     pub(super) fn take_to_overwrite(&self, state: &mut State, key: &BlockKey, bytes: u64) -> Option<Taken> {
         let directory = home(key.hash, self.devices.len());
         let is_at_cap = self.cap > 0 && state.bytes + bytes > self.cap_less_headroom(state);
-        // Above the cap files must really go, and what is of no use goes first.
+        // Above the cap files must really go, and waste goes first.
         let may = state.bytes <= self.cap && state.knows_recency() && !state.has_waste();
         let recorded = state.total.is_none_or(|total| state.bytes <= total);
         if !(is_at_cap && may && recorded && self.device(directory).overwrites()) {
@@ -34,7 +35,7 @@ impl Shared {
         let (coldest_s, _) = state.index.coldest(None)?;
         let (used_s, slot) = state.index.coldest(Some(directory))?;
         let (victim, entry) = state.index.at(slot);
-        // Under the same name a power loss could bring an earlier value back whole.
+        // Under the same name a power loss could bring back the complete earlier value.
         let is_other = victim.hash != key.hash && !state.reading.contains_key(&victim);
         if entry.bytes != bytes || !is_other || used_s.saturating_sub(coldest_s) > YOUNGER_MAX_S {
             return None;
@@ -44,8 +45,8 @@ impl Shared {
         Some(taken)
     }
 
-    /// Renames a file that was taken out to the temporary name of the block that is written over it, which reserves
-    /// the block's bytes; `None` if room has to be looked for again.
+    /// Renames the file of a taken block to the temporary name of the block that will overwrite it, which reserves the
+    /// block's bytes; `None` if space has to be looked for again.
     pub(super) fn rename_to_overwrite(
         &self,
         taken: Taken,
@@ -59,7 +60,7 @@ impl Shared {
         let (victim, bytes, directory) = (taken.key, taken.entry.bytes, taken.entry.directory);
         let (device, from) = (self.device(directory), taken.space.block_path(victim.hash));
         let direct = device.direct().is_some_and(|align| sealed.fits(align));
-        // It fails where the new block's directory is not there yet, or where the file system is read-only.
+        // Fails if the new block's directory does not exist yet, or if the file system is read-only.
         let Ok(file) = device.take_over(&from, temporary, bytes, direct) else {
             self.evict(victim)?;
             self.deliver_events();
@@ -83,13 +84,13 @@ impl Shared {
 }
 
 impl State {
-    /// Whether there is anything to give up before live blocks.
+    /// Returns whether there is anything to give up before live blocks.
     fn has_waste(&self) -> bool {
         let retired = !self.leaving_pending.is_empty() || !self.chores.retired.is_empty();
         retired || self.bad.values().any(|kept| !kept.is_empty())
     }
 
-    /// Notes that a file goes on as another block's; its bytes stay charged.
+    /// Notes that a file lives on as another block's; its bytes stay charged.
     fn end_overwritten(&mut self, key: &BlockKey) {
         self.leaving_running -= 1;
         self.leaving.remove(key);

@@ -1,4 +1,4 @@
-//! Reads and probes: nothing is believed before it was verified (P1, P8).
+//! Reads and probes: nothing is trusted before it has been verified (P1, P8).
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,20 +13,22 @@ use super::space::{Space, home};
 use super::state::{Adopt, BadFile, PIECE, Shared, State};
 use crate::{Done, Fetched, ReadItem, format};
 
-/// A read under way.
+/// A read in flight.
 struct Reading {
     shared: Arc<Shared>,
     space: Arc<Space>,
     key: BlockKey,
     directory: usize,
-    /// Whether the index had it when the read began: if it has not when the read ends, the file was evicted.
+    /// Whether the index had it when the read began: if the index no longer has it when the read ends, the file was
+    /// evicted.
     known: bool,
-    /// Files that came later than this are not the one that was read.
+    /// Files published after this generation are not the one that was read.
     generation: u64,
 }
 
 impl PosixTier {
-    /// The I/O of reads, with one look at the index for each piece of the batch; what needs none ends here.
+    /// Returns the I/O of the reads, with one lookup in the index per piece of the batch; reads that need no I/O end
+    /// here.
     pub(super) fn begin_reads(&self, reads: Vec<ReadItem>, deadline: Instant) -> Vec<Request> {
         let mut requests = Vec::with_capacity(reads.len());
         let mut reads = reads.into_iter();
@@ -65,7 +67,7 @@ impl PosixTier {
         Some(Request { class: Class::Read, deadline, op })
     }
 
-    /// What a read needs to know; none for a block that is known not to be there.
+    /// Returns what a read needs to know; `None` for a block known to be absent.
     fn look_up(&self, state: &mut State, key: BlockKey) -> Option<Reading> {
         let space = state.spaces.get(&key.namespace).map(Arc::clone)?;
         let known = state.index.get(&key).map(|entry| entry.directory);
@@ -134,26 +136,26 @@ impl Reading {
         }
     }
 
-    /// Whether there is no block: no file, one that was evicted meanwhile, or one in an encoding that this build does not
-    /// read.
+    /// Returns whether there is no block: no file, one that was evicted in the meantime, or one in an encoding that
+    /// this build does not read.
     fn is_miss(&self, error: &Error) -> bool {
         match error.kind() {
             ErrorKind::NotFound => true,
-            // Another process may have written over the file while it was read.
+            // Another process may have overwritten the file while it was read.
             ErrorKind::Corrupt => self.has_gone() || self.is_foreign(),
             ErrorKind::Unsupported => self.is_foreign(),
             _ => false,
         }
     }
 
-    /// Whether nothing has the block's name any more.
+    /// Returns whether nothing has the block's name any more.
     fn has_gone(&self) -> bool {
         let stat = self.shared.device(self.directory).stat(&self.space.block_path(self.key.hash));
         stat.is_ok_and(|stat| stat.is_none())
     }
 
-    /// Whether the file is whole as far as its header tells, and in an encoding that is another build's to read: such a file
-    /// may have any length, and is left alone.
+    /// Returns whether the file is intact as far as its header tells, and in an encoding that only another build can
+    /// read: such a file may have any length, and is left alone.
     fn is_foreign(&self) -> bool {
         let pages = SlotBuf::anonymous(self.space.header_bytes);
         let Some(mut buf) = IoBuf::payload(pages.clone(), self.space.header_bytes) else { return false };
@@ -169,7 +171,7 @@ impl Reading {
     fn used(&self) {
         let mut state = self.shared.lock();
         if !self.known {
-            // Another node's file, or one that the scan has yet to reach.
+            // Another node's file, or one that the scan has not reached yet.
             let (space, bytes) = (Arc::clone(&self.space), self.space.file_bytes);
             state.adopt(self.key, Adopt { space, directory: self.directory, bytes, used: None });
         }
@@ -183,7 +185,7 @@ impl Reading {
         }
     }
 
-    /// Puts a corrupt file aside, so that it is not served again and can be looked at.
+    /// Sets a corrupt file aside, so that it is not served again and can be inspected.
     fn quarantine(&self, error: &Error) {
         tracing::warn!(key = %self.key, %error, "a corrupt block file is put aside");
         let kept = self.shared.put_aside(&self.space, self.directory, self.key);
@@ -205,8 +207,8 @@ impl Reading {
 }
 
 impl Shared {
-    /// Renames what stands under a block's name, of whatever kind, to the name of a corrupt file; whether a file is
-    /// kept there now.
+    /// Renames whatever stands under a block's name to the name of a corrupt file; returns whether a file is kept there
+    /// now.
     fn put_aside(&self, space: &Space, directory: usize, key: BlockKey) -> bool {
         let device = self.device(directory);
         let (from, to) = (space.block_path(key.hash), space.bad_path(key.hash));
@@ -222,7 +224,7 @@ impl Shared {
         !is_dir && (kept || device.unlink(&from).is_ok())
     }
 
-    /// Puts a directory aside that stands where a block's file belongs.
+    /// Sets a directory aside that stands where a block's file belongs.
     pub(super) fn clear_name(&self, space: &Space, directory: usize, key: BlockKey) {
         let stat = self.device(directory).stat(&space.block_path(key.hash));
         if stat.ok().flatten().is_some_and(|stat| stat.is_dir) {
@@ -231,7 +233,7 @@ impl Shared {
         }
     }
 
-    /// Unlinks files kept aside that are too many; what cannot be removed is found again by the next sweep.
+    /// Unlinks corrupt files of which too many are kept; what cannot be removed is found again by the next sweep.
     pub(super) fn unlink_surplus(&self, surplus: Vec<BadFile>) {
         for file in surplus {
             if let Err(error) = self.unlink_bad(file) {
@@ -240,13 +242,13 @@ impl Shared {
         }
     }
 
-    /// How many leading keys are known without I/O.
+    /// Returns how many leading keys are known without I/O.
     fn count_leading_known(&self, keys: &[BlockKey]) -> usize {
         let state = self.lock();
         keys.iter().take_while(|key| state.index.get(key).is_some()).count()
     }
 
-    /// Goes on from `known` with a look at the disk for each key that is not known; what is found by the deadline counts.
+    /// Continues after `known`, checking the disk for each key that is not known; what is found by the deadline counts.
     fn count_leading(&self, keys: &[BlockKey], known: usize, deadline: Instant) -> Result<usize> {
         for (position, key) in keys.iter().enumerate().skip(known) {
             if Instant::now() >= deadline || !self.is_there(key)? {
@@ -276,7 +278,7 @@ impl Shared {
         Ok(found)
     }
 
-    /// Looks for a whole file on the disk and takes it into the index.
+    /// Looks for a complete file on the disk and takes it into the index.
     pub(super) fn find(&self, space: &Arc<Space>, key: &BlockKey) -> Result<bool> {
         let directory = home(key.hash, self.devices.len());
         let stat = self.device(directory).stat(&space.block_path(key.hash))?;

@@ -1,9 +1,9 @@
-//! Finding out what lies on the disk: files into the index, what is left behind out of the way (P4).
+//! Finds out what lies on the disk: takes files into the index and removes what was left behind (P4).
 //!
-//! A job is a list of directories still to be listed, taken one at a time, so that it can be put aside for a more
-//! urgent one and taken up again where it stood. Files that the index knows already, from a checkpoint or from earlier,
-//! are not looked at one by one: their names are enough. All others are, by several threads, because on a network
-//! mount each look is a round trip.
+//! A job is a list of directories still to be listed, taken one at a time, so that it can be set aside for a more
+//! urgent job and continued where it stopped. Files that the index already knows, from a checkpoint or from before, are
+//! not examined one by one: their names are enough. All others are, by several threads, because on a network mount each
+//! of these calls is a round trip.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,27 +21,28 @@ use super::space::{
 use super::state::{Adopt, BadFile, PIECE, PIECE_SLOTS, Shared, State};
 use super::unlinker::ReclaimJob;
 
-/// How often a directory that cannot be listed is tried in one job.
+/// Failed listings after which a job gives up until the next sweep.
 const ATTEMPTS_MAX: u32 = 3;
 /// Names of a directory that are handled together.
 const NAMES_AT_A_TIME: usize = 4096;
-/// Threads that look at files of one directory.
+/// Threads that examine the files of one directory.
 const STAT_THREADS: usize = 8;
-/// Files that a thread looks at, at least.
+/// The fewest files that a thread examines.
 const STATS_PER_THREAD: usize = 64;
 
-/// What is left of a namespace to look at.
+/// The rest of a namespace's scan.
 #[derive(Debug)]
 pub(super) struct ScanJob {
     pub(super) space: Arc<Space>,
     /// Directories to list: which device, which path.
     todo: Vec<(usize, PathBuf)>,
-    /// Set by the job's first step: its number, and the newest file then. Later files are not expected to be seen.
+    /// Set by the job's first step: its number, and the newest file at that time. The scan is not expected to see later
+    /// files.
     began: Option<(u32, u64)>,
     failures: u32,
 }
 
-/// A file that a listing found.
+/// A file found by a listing.
 struct Found {
     name: String,
     stat: FileStat,
@@ -59,7 +60,7 @@ impl ScanJob {
 }
 
 impl Shared {
-    /// Searches the directories for namespaces, so that the cap counts those too that nobody opens (P5).
+    /// Searches the directories for namespaces, so that the cap also counts those that nobody opens (P5).
     pub(super) fn discover(&self) {
         let mut complete = true;
         for (directory, device) in self.devices.iter().enumerate() {
@@ -80,17 +81,17 @@ impl Shared {
             }
         }
         if complete {
-            // Unless a directory without description turns out to be unreadable later.
+            // Unless a directory without a description turns out to be unreadable later.
             self.lock().discovered = true;
         } else {
             tracing::debug!("not every namespace could be looked at; the next sweep tries again");
         }
     }
 
-    /// Enqueues a namespace's scan; `false` if that has to be tried again.
+    /// Enqueues a namespace's scan; `false` if that must be retried.
     fn discover_one(&self, directory: usize, root: NamespaceId) -> bool {
         if !self.lock().roots.contains_key(&root) {
-            // It is being opened or moved, or waits for that: its end has all directories looked at again.
+            // It is being opened or moved, or waits for that: when that ends, all directories are examined again.
             let Some(turn) = self.try_turn(root).filter(|_| !self.namespaces.is_wanted(root)) else {
                 return false;
             };
@@ -100,7 +101,7 @@ impl Shared {
                     if let Err(error) = outcome {
                         tracing::warn!(%error, %root, "a namespace directory without a readable namespace.json");
                     }
-                    // It may be large, and its opening must not wait for that.
+                    // It may be large, and opening the namespace must not wait for that.
                     drop(turn);
                     self.lock().chores.unnamed.push_back((directory, root));
                     return true;
@@ -114,13 +115,13 @@ impl Shared {
         true
     }
 
-    /// What the directories say of a namespace, in the newest epoch that any of them knows.
+    /// Returns what the directories say about a namespace, in the newest epoch that any of them knows.
     fn described(&self, root: NamespaceId) -> Result<Option<NamespaceFile>> {
         let stored = self.stored(root)?;
         Ok(stored.file().map(|file| NamespaceFile { epoch: stored.epoch, ..file.clone() }))
     }
 
-    /// Adds a scan unless one is waiting; urgent ones come first.
+    /// Adds a scan unless one is waiting; urgent scans come first.
     pub(super) fn enqueue_scan(&self, state: &mut State, space: &Arc<Space>, urgent: bool) {
         let waiting = state.chores.scans.iter().position(|job| job.space.id == space.id);
         let job = match waiting.and_then(|at| state.chores.scans.remove(at)) {
@@ -135,7 +136,7 @@ impl Shared {
         self.work.notify_one();
     }
 
-    /// Does one directory of a job; gives the job back if there is more.
+    /// Handles one directory of a job; gives the job back if there is more.
     pub(super) fn scan_step(&self, mut job: ScanJob) -> Option<ScanJob> {
         job.begin(&mut self.lock());
         if let Some((directory, path)) = job.todo.pop()
@@ -159,7 +160,7 @@ impl Shared {
         self.lock().begin_listing();
         let outcome = self.list_and_take_in(job, directory, path);
         let overflow = self.lock().end_listing();
-        // What was left out for that is not counted yet.
+        // What was left out because of that is not counted yet.
         outcome.and(if overflow {
             Err(Error::new(ErrorKind::Busy, "too many files went while a directory was listed")
                 .with("path", path.display()))
@@ -201,7 +202,7 @@ impl Shared {
         mut names: Vec<String>,
     ) -> Result<()> {
         let mut unknown = Vec::new();
-        // Only where look-ups would look: a copy in another place is not the file that the index knows.
+        // Only where lookups would look: a copy in another place is not the file that the index knows.
         let shard = path.file_name().and_then(|name| u8::from_str_radix(name.to_str()?, 16).ok());
         let is_here = path == job.space.block_dir(BlockHash([shard.unwrap_or(0); 16]));
         let is_home = |hash: &BlockHash| is_here && (!job.space.sharded || shard == Some(hash.0[0]));
@@ -227,7 +228,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Looks at files of one directory; those that went meanwhile are left out.
+    /// Examines files of one directory; those that have disappeared in the meantime are left out.
     fn stat_all(&self, directory: usize, path: &Path, names: Vec<String>) -> Result<Vec<Found>> {
         let device = self.device(directory);
         let each = names.len().div_ceil(STAT_THREADS).max(STATS_PER_THREAD);
@@ -259,7 +260,7 @@ impl Shared {
                 self.lock().chores.reclaims.push_back(ReclaimJob::remove(job.space.root, directory, whole));
                 self.unlinks.notify_one();
             }
-            // A later epoch is another node's, and the next open here follows.
+            // A later epoch belongs to another node, and the next open here follows it.
             Some(_) => {}
             None if below_of_dir(name).is_some_and(|epoch| epoch <= job.space.epoch) => {
                 self.lock().chores.reclaims.push_back(ReclaimJob::remove(job.space.root, directory, whole));
@@ -277,14 +278,14 @@ impl Shared {
             let bytes = stat.bytes.next_multiple_of(kvdepot_core::limits::BLOCK_ALIGN_BYTES);
             if let Some(hash) = name.strip_suffix(BLOCK_SUFFIX).and_then(BlockHash::from_hex) {
                 let key = job.space.key(hash);
-                // Only where look-ups would look, else the path in the index would be another file's.
+                // Only where lookups would look; otherwise the path in the index would be another file's.
                 if path == job.space.block_dir(hash) {
                     if state.may_have_gone(&key) {
                         continue;
                     }
                     let space = Arc::clone(&job.space);
                     state.adopt(key, Adopt { space, directory, bytes, used: Some(stat.modified) });
-                    // A second copy, from a time with another number of directories, goes aside.
+                    // A second copy, from a time with another number of directories, is set aside.
                     if state.index.see(&key, directory, scan) || state.index.get(&key).is_none() {
                         continue;
                     }

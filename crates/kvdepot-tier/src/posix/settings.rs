@@ -1,4 +1,4 @@
-//! What a Posix tier can be told, and the keys of a user's configuration that say it.
+//! The settings of a Posix tier, and the keys of a user's configuration for them.
 
 use kvdepot_core::limits::{IO_QUEUE_MAX, IO_THREADS_MAX, TIER_DIRECTORIES_MAX};
 
@@ -7,13 +7,13 @@ use crate::settings::{ByMachine, Key, Kind, MEMORY_OUTLIVES, Preset, Setting};
 
 /// Largest cap: an exbibyte.
 const CAPACITY_BYTES_MAX: u64 = 1 << 60;
-/// Share of a disk's free space that a tier takes in the user's cache directory, which nobody chose.
+/// Share of a disk's free space that a tier takes in the user's cache directory if nobody configured a directory.
 const FREE_PERCENT: u64 = 10;
 
 const PERCENT: Kind = Kind::Whole { min: 0, max: 100 };
 const THREADS: Kind = Kind::Whole { min: 1, max: IO_THREADS_MAX as u64 };
 
-/// All of them, in the order of the documentation.
+/// All settings, in the order of the documentation.
 pub(super) const SETTINGS: [Setting; 15] = [
     Setting {
         name: "directories",

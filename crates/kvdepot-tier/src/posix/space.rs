@@ -11,7 +11,7 @@ use crate::format::{FORMAT_VERSION, file_bytes, header_bytes};
 
 /// Suffix of block files.
 pub(super) const BLOCK_SUFFIX: &str = ".kvb";
-/// Suffix of corrupt files kept aside.
+/// Suffix of corrupt files set aside.
 pub(super) const BAD_SUFFIX: &str = ".bad";
 
 /// One epoch of one namespace.
@@ -21,7 +21,7 @@ pub(super) struct Space {
     pub(super) root: NamespaceId,
     pub(super) id: NamespaceId,
     pub(super) epoch: u32,
-    /// Whether files are spread over 256 subdirectories: what `namespace.json` says, so that all nodes agree.
+    /// Whether files are spread over 256 subdirectories: taken from `namespace.json`, so that all nodes agree.
     pub(super) sharded: bool,
     pub(super) header_bytes: usize,
     pub(super) slot_bytes: usize,
@@ -64,7 +64,7 @@ impl Space {
         self.block_dir(hash).join(format!("{hash}{BLOCK_SUFFIX}"))
     }
 
-    /// Where a corrupt block's file is kept.
+    /// Returns the path where a corrupt block's file is kept.
     pub(super) fn bad_path(&self, hash: BlockHash) -> PathBuf {
         self.block_dir(hash).join(format!("{hash}{BAD_SUFFIX}"))
     }
@@ -79,29 +79,29 @@ pub(super) fn epoch_dir(root: NamespaceId, epoch: u32) -> PathBuf {
     PathBuf::from(root.to_string()).join(format!("e{epoch}"))
 }
 
-/// The epoch that a directory's name tells; only the spelling that `epoch_dir` writes.
+/// The epoch in a directory's name; accepts only the spelling that `epoch_dir` writes.
 pub(super) fn epoch_of_dir(name: &str) -> Option<u32> {
     let epoch: u32 = name.strip_prefix('e')?.parse().ok()?;
     (name == format!("e{epoch}")).then_some(epoch)
 }
 
-/// The epoch below which a directory's name says that all epochs are over; only the spelling `below<N>`.
+/// The epoch below which all epochs are over according to a directory's name; accepts only the spelling `below<N>`.
 pub(super) fn below_of_dir(name: &str) -> Option<u32> {
     let epoch: u32 = name.strip_prefix("below")?.parse().ok()?;
     (name == format!("below{epoch}")).then_some(epoch)
 }
 
-/// Whether a name is one of the 256 subdirectories.
+/// Returns whether a name is one of the 256 subdirectories.
 pub(super) fn is_shard_dir(name: &str) -> bool {
     name.len() == 2 && name.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// Which of `count` directories holds a block: its hash as a big-endian number, modulo.
+/// Returns which of `count` directories holds a block: its hash as a big-endian number, modulo `count`.
 pub(super) fn home(hash: BlockHash, count: usize) -> usize {
     usize::try_from(u128::from_be_bytes(hash.0) % count as u128).expect("less than `count`")
 }
 
-/// What `namespace.json` says.
+/// The contents of `namespace.json`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct NamespaceFile {
     pub(super) spec: NamespaceSpec,
@@ -115,7 +115,7 @@ impl NamespaceFile {
         PathBuf::from(root.to_string()).join("namespace.json")
     }
 
-    /// Reads it from one directory; `None` if it is not there, `Corrupt` if it does not describe `root`.
+    /// Reads it from one directory; `None` if it does not exist, `Corrupt` if it does not describe `root`.
     pub(super) fn read(device: &dyn Device, root: NamespaceId) -> Result<Option<Self>> {
         let path = Self::path(root);
         let Some(bytes) = device.read_small(&path, SMALL_FILE_BYTES_MAX)? else { return Ok(None) };
@@ -147,7 +147,7 @@ impl NamespaceFile {
         Ok(Self { spec, epoch, sharded: sharded.ok_or_else(|| bad("has no shard_directories"))? })
     }
 
-    /// Writes it into one directory, whole or not at all.
+    /// Writes it into one directory, completely or not at all.
     pub(super) fn write(&self, device: &dyn Device, temporary_name: &str) -> Result<()> {
         let root = self.spec.root();
         let namespace: Value = serde_json::from_str(self.spec.canonical()).expect("canonical text is JSON");

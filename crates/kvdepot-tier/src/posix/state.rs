@@ -1,11 +1,11 @@
-//! What the tier's calls, its I/O threads and its background threads share.
+//! State shared by the tier's calls, its I/O threads and its background threads.
 //!
-//! Invariants, under the one lock, which is never held across I/O nor for longer than a bounded piece of work
+//! Invariants under the one lock, which is never held across I/O, and never for longer than a bounded piece of work
 //! (`PIECE` files):
 //! - `bytes` counts every indexed file, every reservation, every file whose unlink is outstanding (`leaving`), every
-//!   file kept aside (`bad`), every file that cannot be named (`unnamed`), what lies in directories of past epochs under
-//!   names that are not known (`waste`), and until all files were counted those that may be there besides (`assumed`);
-//!   with a cap it only grows by `reserve` (P5) or by finding files that are there already;
+//!   file set aside (`bad`), every file that cannot be named (`unnamed`), what lies in directories of past epochs under
+//!   unknown names (`waste`), and, until all files have been counted, those that may exist in addition (`assumed`);
+//!   with a cap it grows only through `reserve` (P5) or when existing files are found;
 //! - a key is in at most one of `index`, `leaving`, and, once its bytes are reserved, `reserved`.
 
 use std::collections::VecDeque;
@@ -36,16 +36,16 @@ use super::space::Space;
 use super::waste::Waste;
 use crate::{Done, TierEvents, Written};
 
-/// Files handled under one hold of the lock.
+/// Files handled while the lock is held once.
 pub(super) const PIECE: usize = 128;
-/// Slots of the index looked at under one hold of the lock.
+/// Slots of the index examined while the lock is held once.
 pub(super) const PIECE_SLOTS: u32 = 4096;
-/// Removals remembered until the checkpoint was replayed; more and it is not used.
+/// Removals remembered until the checkpoint has been replayed; if there are more, the checkpoint is not used.
 const REMOVED_EARLY_MAX: usize = 65_536;
-/// Most blocks that are noted to have gone while a directory is listed.
+/// The most blocks noted as gone while a directory is listed.
 const GONE_MAX: usize = 1 << 20;
 
-/// A corrupt file kept aside.
+/// A corrupt file set aside.
 #[derive(Debug)]
 pub(super) struct BadFile {
     pub(super) directory: usize,
@@ -63,38 +63,38 @@ pub(super) struct State {
     pub(super) index: Index,
     pub(super) writing: HashMap<BlockKey, Vec<Done<Written>>>,
     pub(super) reserved: HashMap<BlockKey, u64>,
-    /// Reads under way: their files are not overwritten.
+    /// Reads in flight: their files are not overwritten.
     pub(super) reading: HashMap<BlockKey, usize>,
     pub(super) leaving: HashMap<BlockKey, Leaving>,
     pub(super) leaving_pending: VecDeque<BlockKey>,
     /// Files whose unlink failed.
     pub(super) leaving_failed: Vec<BlockKey>,
-    /// Files that threads unlink now.
+    /// Number of files being unlinked now.
     pub(super) leaving_running: usize,
     pub(super) bad: HashMap<NamespaceId, BadFiles>,
-    /// Files kept aside that could not be unlinked when they were too many, or room was short.
+    /// Files set aside whose unlink failed when there were too many, or space was short.
     pub(super) bad_failed: Vec<BadFile>,
     pub(super) waste: Waste,
-    /// Bytes of namespaces whose description cannot be read, in each directory.
+    /// Bytes of namespaces whose description cannot be read, per directory.
     pub(super) unnamed: HashMap<(NamespaceId, usize), u64>,
     pub(super) bytes: u64,
-    /// Bytes that may lie in the directories in files not found yet; none once `counted`.
+    /// Bytes that the directories may hold in files not found yet; 0 once `counted`.
     assumed: u64,
-    /// Whether `assumed` is an upper bound, so that the cap can be kept before all files are counted.
+    /// Whether `assumed` is an upper bound, so that the cap can be kept before all files have been counted.
     bounded: bool,
     /// Upper bound of `bytes` that the directories record for the next start; `None` = not recorded.
     pub(super) total: Option<u64>,
-    /// Whether every file that was there at the start is counted.
+    /// Whether every file that existed at the start has been counted.
     pub(super) counted: bool,
-    /// Whether all namespace directories could be listed once.
+    /// Whether all namespace directories have been listed once.
     pub(super) discovered: bool,
-    /// Whether a checkpoint told most files and their recency.
+    /// Whether a checkpoint provided most files and their recency.
     pub(super) replayed: bool,
-    /// Keys removed before the checkpoint was replayed, which must not bring them back; `None` after that.
+    /// Keys removed before the checkpoint was replayed; replay must not bring them back. `None` afterwards.
     pub(super) removed_early: Option<HashSet<BlockKey>>,
-    /// Blocks whose files went while a directory is being listed: its list may still name them.
+    /// Blocks whose files disappeared while a directory is being listed: the listing may still name them.
     gone: Option<HashSet<BlockKey>>,
-    /// Files indexed or removed, for the next checkpoint.
+    /// Files indexed or removed since the last checkpoint.
     pub(super) changes: u64,
     pub(super) chores: Chores,
     pub(super) events: Events,
@@ -113,16 +113,16 @@ pub(super) struct Shared {
     pub(super) host: String,
     /// How far each device's clock is ahead of ours, in seconds.
     pub(super) skew_s: Vec<i64>,
-    /// Who opens or moves which namespace.
+    /// Namespaces that are being opened or moved, or must be.
     pub(super) namespaces: Namespaces,
-    /// Names the directories that belong together, in the recorded totals.
+    /// Identifies the directories that belong together, in the recorded totals.
     pub(super) total_set: BlockHash,
-    /// One writer of the recorded total at a time.
+    /// Held by whoever writes the recorded total.
     pub(super) total_writer: Mutex<()>,
     pub(super) listener: Mutex<Option<Weak<dyn TierEvents>>>,
     state: Mutex<State>,
     hold_max_ns: AtomicU64,
-    /// Wakes callers: room, unlinks and idleness.
+    /// Wakes callers that wait for space, unlinks or idleness.
     pub(super) changed: Condvar,
     /// Wakes the maintenance thread.
     pub(super) work: Condvar,
@@ -150,12 +150,12 @@ impl std::fmt::Debug for State {
     }
 }
 
-/// What is known of the directories before they are scanned.
+/// The initial knowledge about the directories, before they are scanned.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Prior {
-    /// Upper bound of the bytes of all block files, where there is one.
+    /// Upper bound of the bytes of all block files, if there is one.
     pub(super) bound: Option<u64>,
-    /// The total that the directories record, or 0 if they are to.
+    /// The total that the directories record; 0 if they are to record one, `None` if not.
     pub(super) total: Option<u64>,
     /// The directories' set: as recorded, or a new one.
     pub(super) set: BlockHash,
@@ -225,13 +225,13 @@ impl Shared {
         Held::new(self.state.lock(), &self.hold_max_ns)
     }
 
-    /// The longest hold of the lock since this was asked last.
+    /// The longest time that the lock was held since the last call.
     pub(super) fn take_hold_max(&self) -> Duration {
-        // Relaxed: a figure that nothing is ordered by.
+        // Relaxed: a figure that orders nothing.
         Duration::from_nanos(self.hold_max_ns.swap(0, Ordering::Relaxed))
     }
 
-    /// Wakes both background threads and every caller that waits.
+    /// Wakes both background threads and every waiting caller.
     pub(super) fn wake_all(&self) {
         self.work.notify_all();
         self.unlinks.notify_all();
@@ -248,7 +248,7 @@ impl Shared {
         &self.devices[directory]
     }
 
-    /// The error of a key whose namespace is not open here, or not in this epoch.
+    /// The error for a key whose namespace is not open here, or not in this epoch.
     pub(super) fn no_namespace(key: &BlockKey) -> Error {
         Error::new(ErrorKind::NotFound, "a block's namespace is not open, or its epoch has passed")
             .with("key", key)
@@ -256,17 +256,17 @@ impl Shared {
 }
 
 impl State {
-    /// Whether nothing is known or suspected of a key beyond what the index says.
+    /// Returns whether the index knows every file of a namespace.
     pub(super) fn is_complete(&self, namespace: NamespaceId, shared: bool) -> bool {
         !shared && self.scanned.contains(&namespace)
     }
 
-    /// Whether `bytes` is at least what the directories hold.
+    /// Returns whether `bytes` is at least what the directories hold.
     pub(super) const fn is_bounded(&self) -> bool {
         self.counted || self.bounded
     }
 
-    /// Whether the coldest file of the index is among the coldest of all.
+    /// Returns whether the coldest file of the index is among the coldest of all.
     pub(super) const fn knows_recency(&self) -> bool {
         self.counted || (self.bounded && self.replayed)
     }
@@ -276,25 +276,25 @@ impl State {
         self.bytes - self.assumed
     }
 
-    /// Remembers that a block is not there, for a while.
+    /// Remembers for a while that a block does not exist.
     pub(super) fn note_absent(&mut self, key: BlockKey) {
         self.absent.insert(key, Instant::now() + Duration::from_millis(ABSENT_TTL_MS));
     }
 
-    /// Whether a block was found absent a short while ago.
+    /// Returns whether a block was found absent a short while ago.
     pub(super) fn is_noted_absent(&self, key: &BlockKey) -> bool {
         self.absent.peek(key).is_some_and(|until| *until > Instant::now())
     }
 
-    /// Charges bytes that turned out to be on the disk: first of all they are some of those that were assumed.
+    /// Charges bytes found on the disk: they first consume the assumed bytes.
     pub(super) fn charge_found(&mut self, bytes: u64) {
         let expected = bytes.min(self.assumed);
         self.assumed -= expected;
         self.bytes += bytes - expected;
     }
 
-    /// Takes back the charge of a file that turned out not to be where it was. Until all files are counted it may never
-    /// have been there, as a checkpoint that is behind lists it: then its bytes are some of those of other files.
+    /// Takes back the charge of a file that was not found where it was expected. Until all files have been counted it
+    /// may never have existed, if an outdated checkpoint listed it: then its bytes may be those of other files.
     pub(super) fn uncharge_missing(&mut self, bytes: u64) {
         if self.counted {
             self.bytes -= bytes;
@@ -303,29 +303,30 @@ impl State {
         }
     }
 
-    /// A directory is about to be listed.
+    /// Called before a directory is listed.
     pub(super) fn begin_listing(&mut self) {
         self.gone = Some(HashSet::new());
     }
 
-    /// All that the list named was taken in; whether more files went than can be noted.
+    /// Called when everything in the listing has been taken in; returns whether more files disappeared than can be
+    /// noted.
     pub(super) fn end_listing(&mut self) -> bool {
         self.gone.take().is_some_and(|gone| gone.len() >= GONE_MAX)
     }
 
-    /// Notes that a block's file is not there any more.
+    /// Notes that a block's file no longer exists.
     pub(super) fn note_gone(&mut self, key: BlockKey) {
         if let Some(gone) = self.gone.as_mut().filter(|gone| gone.len() < GONE_MAX) {
             gone.insert(key);
         }
     }
 
-    /// Whether a file that was listed may have gone since. The next sweep finds those that have not.
+    /// Returns whether a listed file may have disappeared since. The next sweep finds those that have not.
     pub(super) fn may_have_gone(&self, key: &BlockKey) -> bool {
         self.gone.as_ref().is_some_and(|gone| gone.len() >= GONE_MAX || gone.contains(key))
     }
 
-    /// Adds a file that is there: bytes are charged whether or not they fit, because they lie on the disk already.
+    /// Adds an existing file: its bytes are charged whether or not they fit, because they already lie on the disk.
     pub(super) fn adopt(&mut self, key: BlockKey, entry: Adopt) {
         self.absent.remove(&key);
         let known = self.index.get(&key).is_some() || self.leaving.contains_key(&key);
@@ -361,7 +362,7 @@ impl State {
         }
     }
 
-    /// Whether a namespace is in the epoch of this space.
+    /// Returns whether a namespace is in the epoch of this space.
     pub(super) fn is_current(&self, space: &Arc<Space>) -> bool {
         self.spaces.contains_key(&space.id)
     }
@@ -385,7 +386,7 @@ impl State {
         }
     }
 
-    /// Notes whether every file that was there at the start is counted by now.
+    /// Checks whether every file that existed at the start has been counted by now.
     pub(super) fn check_counted(&mut self) {
         let looked = self.discovered && self.chores.has_looked();
         if !self.counted && looked && self.spaces.keys().all(|id| self.scanned.contains(id)) {
@@ -394,12 +395,13 @@ impl State {
         }
     }
 
-    /// Forgets a file that turned out not to be there, unless it is younger than `generation`.
+    /// Forgets a file that was found not to exist, unless it is younger than `generation`.
     pub(super) fn forget(&mut self, key: &BlockKey, generation: u64) {
         self.lose(key, generation);
     }
 
-    /// Notes a use in memory, and for the disk if the last note there is old; whether it was noted for the disk.
+    /// Notes a use in memory, and for the disk if the last use stored there is old; returns whether it was noted for
+    /// the disk.
     pub(super) fn touch(&mut self, key: &BlockKey) -> bool {
         const INTERVAL_S: u32 = (TOUCH_INTERVAL_MS / 1000) as u32;
         if self.index.touch(key, None).is_none() || self.chores.touches.len() >= TOUCH_QUEUE_MAX {
@@ -412,7 +414,7 @@ impl State {
         due
     }
 
-    /// Charges a file kept aside; returns those that are too many now and must be unlinked, their bytes still charged.
+    /// Charges a file set aside; returns surplus files, which must be unlinked and whose bytes are still charged.
     pub(super) fn keep_bad(&mut self, root: NamespaceId, file: BadFile) -> Vec<BadFile> {
         let kept = self.bad.entry(root).or_default();
         if kept.iter().any(|known| known.path == file.path && known.directory == file.directory) {
@@ -425,8 +427,8 @@ impl State {
         surplus
     }
 
-    /// Takes the oldest file kept aside, in one directory or in all, its bytes still charged: the first to go when room
-    /// is short.
+    /// Takes a file set aside, in one directory or in all, its bytes still charged: such files are the first to go when
+    /// space is short.
     pub(super) fn take_bad(&mut self, directory: Option<usize>) -> Option<BadFile> {
         self.bad.values_mut().find_map(|kept| {
             let here = |file: &BadFile| directory.is_none_or(|directory| file.directory == directory);

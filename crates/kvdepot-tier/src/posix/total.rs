@@ -1,8 +1,8 @@
-//! The recorded total: an upper bound of the bytes that a tier's directories hold, so that its cap is kept from the
-//! first write of the next start on (P5), before its files were counted.
+//! The recorded total: an upper bound of the bytes that a tier's directories hold, so that the next start keeps the cap
+//! from its first write on (P5), before the files have been counted.
 //!
-//! Raised before the bytes are written that need it, in steps; exact after an orderly end. Only of directories that no
-//! other node writes to.
+//! Raised in steps before the bytes are written that need it; exact after a clean shutdown. Recorded only for
+//! directories to which no other node writes.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -37,14 +37,14 @@ fn encode(total: u64, set: BlockHash, count: usize, position: usize) -> Vec<u8> 
     out
 }
 
-/// Total and set of a file that lies in the right one of `count` directories.
+/// Returns total and set of a file that lies in the right one of `count` directories.
 fn decode(bytes: &[u8], count: usize, position: usize) -> Option<(u64, BlockHash)> {
     let set = BlockHash(bytes.get(16..32)?.try_into().ok()?);
     let total = u64::from_le_bytes(bytes.get(32..40)?.try_into().ok()?);
     (bytes == encode(total, set, count, position)).then_some((total, set))
 }
 
-/// The total that directories record; `None` unless all of them have one of the same set.
+/// Returns the total that the directories record; `None` unless all of them have one of the same set.
 pub(super) fn read(devices: &[Arc<dyn Device>]) -> Option<(u64, BlockHash)> {
     let read = |(position, device): (usize, &Arc<dyn Device>)| {
         let bytes = device.read_small(Path::new(TOTAL_NAME), 4096).ok()??;
@@ -52,18 +52,19 @@ pub(super) fn read(devices: &[Arc<dyn Device>]) -> Option<(u64, BlockHash)> {
     };
     let all: Vec<_> = devices.iter().enumerate().map(read).collect::<Option<_>>()?;
     let set = all.first()?.1;
-    // A depot that died between two of them left the newer one higher, or lower and then the older is still a bound.
+    // A depot that died between two writes has left the newer one either higher, or lower, in which case the older one
+    // is still a bound.
     all.iter().all(|found| found.1 == set).then(|| (all.iter().map(|found| found.0).max().unwrap_or(0), set))
 }
 
-/// Removes it, for a tier that does not keep it true.
+/// Removes it, for a tier that does not keep it accurate.
 pub(super) fn remove(devices: &[Arc<dyn Device>]) -> Result<()> {
     devices.iter().try_for_each(|device| device.unlink(Path::new(TOTAL_NAME)).map(drop))
 }
 
 impl Shared {
-    /// Records that the directories may hold `needed` bytes, or a step more. Where that fails nothing is recorded any
-    /// more, so that the next start counts.
+    /// Records that the directories may hold `needed` bytes, rounded up to a step. If that fails nothing is recorded
+    /// any more, so that the next start counts.
     pub(super) fn raise_total(&self, needed: u64) {
         let _one_at_a_time = self.total_writer.lock();
         if self.lock().total.is_none_or(|total| needed <= total) {
@@ -74,13 +75,13 @@ impl Shared {
         self.record(total);
     }
 
-    /// At the end: what is there now. The next write would raise it again.
+    /// At the end: records what is there now. The next write would raise it again.
     pub(super) fn settle_total(&self) {
         let _one_at_a_time = self.total_writer.lock();
         let now = {
             let mut state = self.lock();
             let (now, recorded) = (state.bytes, state.total);
-            // Writes under way meet this bound before the directories do.
+            // Writes in flight reach this bound before the directories do.
             state.total = recorded.map(|_| now);
             recorded.map(|_| now)
         };
@@ -106,7 +107,7 @@ impl Shared {
         self.lock().total = recorded;
     }
 
-    /// What the maintenance thread writes when the tier is closed.
+    /// Writes the checkpoint and the total when the tier is closed.
     pub(super) fn save_at_end(&self) {
         let (counted, until) = {
             let state = self.lock();
@@ -118,7 +119,7 @@ impl Shared {
         if let Err(error) = self.save(until) {
             tracing::warn!(%error, "no checkpoint was written at the end; the next start scans");
         }
-        // Later the tier's owner waits no longer, and the next tier may raise the total.
+        // After that the tier's owner no longer waits, and the next tier may raise the total.
         if until.is_none_or(|until| Instant::now() < until) {
             self.settle_total();
         }

@@ -1,6 +1,6 @@
-//! The thread that unlinks: removed blocks, evictions ahead of need, files of epochs that have passed.
+//! The thread that unlinks: removed blocks, evictions in advance, files of past epochs.
 //!
-//! A thread of its own, because on some file systems an unlink takes longer than the write of a small block.
+//! A separate thread, because on some file systems an unlink takes longer than writing a small block.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,20 +14,20 @@ use super::space::{Space, below_of_dir};
 use super::state::{PIECE, Shared, State};
 use super::waste::RetireJob;
 
-/// How often the floor of free space is looked at while nothing is written.
+/// How often the floor of free space is checked while nothing is written.
 const FLOOR_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Directories above which a past epoch's is looked into; deeper ones are not ours.
+/// How many levels below a past epoch's directory are searched; deeper directories are not ours.
 const DEPTH_MAX: usize = 8;
-/// Files that may refuse to go before a past epoch's directory is left alone until the next sweep.
+/// Failed removals after which a past epoch's directory is left alone until the next sweep.
 const FAILURES_MAX: usize = 32;
-/// Files that are taken up together.
+/// Files that are claimed together.
 const UNLINKS: usize = 32;
 
-/// What a scan found of past epochs.
+/// Something that a scan found of past epochs.
 #[derive(Debug)]
 pub(super) enum ReclaimJob {
-    /// A directory of an earlier epoch, to be removed with all that is in it.
+    /// A directory of an earlier epoch, to be removed with everything in it.
     Remove(Remove),
     /// The end of what a scan of this epoch found.
     Settle(Arc<Space>),
@@ -41,7 +41,7 @@ pub(super) struct Remove {
     top: PathBuf,
     /// What is left to list, or to remove once it is empty.
     todo: Vec<(PathBuf, bool)>,
-    /// Files that could not be removed, and what became of the last one.
+    /// Number of files that could not be removed, and the error of the last one.
     failed: Option<(usize, Error)>,
 }
 
@@ -77,7 +77,7 @@ impl Shared {
         let mut state = self.lock();
         loop {
             if let Some(until) = state.chores.stop_at {
-                // Removed blocks must not be there again at the next start; all else is found again.
+                // Removed blocks must not reappear at the next start; everything else is found again.
                 let in_time = Instant::now() + CLOSE_WAIT_MAX / 2 < until;
                 let keys = if in_time { state.take_some_leaving() } else { Vec::new() };
                 state.chores.unlinking = !keys.is_empty();
@@ -89,7 +89,7 @@ impl Shared {
                 state.chores.unlinking = true;
                 return Some(chore);
             }
-            // Names that others had unlinked may have been all that was queued.
+            // The queue may have held only names that others had unlinked.
             self.changed.notify_all();
             if state.wait_until(&self.unlinks, *floor_at) {
                 *floor_at = Instant::now() + FLOOR_INTERVAL;
@@ -99,7 +99,7 @@ impl Shared {
         }
     }
 
-    /// An error only where work is left that is not queued.
+    /// An error only if work is left that is not queued.
     fn do_unlink(&self, chore: Chore) -> Result<()> {
         match chore {
             Chore::Unlink(keys) => {
@@ -115,7 +115,7 @@ impl Shared {
             Chore::Reclaim(ReclaimJob::Remove(job)) => {
                 let (root, directory, top) = (job.root, job.directory, job.top.clone());
                 let rest = self.reclaim_step(job);
-                // Before the look ends, which may be the last before all is counted.
+                // Before this directory is done, which may be the last one before everything is counted.
                 let is_counted = rest.is_ok() || self.count_stuck(root, directory, &top);
                 let mut state = self.lock();
                 state.chores.looks -= 1;
@@ -138,14 +138,14 @@ impl Shared {
         Ok(())
     }
 
-    /// Makes an epoch's blocks unreachable; their files go in the background, and the scan of the next epoch finds
-    /// the directory.
+    /// Makes an epoch's blocks unreachable; their files go in the background, and the scan of the next epoch finds the
+    /// directory.
     pub(super) fn retire_namespace(&self, root: NamespaceId) {
         let mut state = self.lock();
         let Some(id) = state.roots.remove(&root) else { return };
         let space = state.spaces.remove(&id);
         if !state.scanned.remove(&id) && !state.counted {
-            // Its files were not counted, and now no scan of its own will.
+            // Its files were not counted, and no scan of its own will count them now.
             state.discovered = false;
         }
         state.chores.scans.retain(|job| job.space.id != id);
@@ -168,7 +168,7 @@ impl Shared {
                 return Err(error);
             }
             if job.todo.is_empty() {
-                // The epoch's own directory: the only witness of its number may be about to go.
+                // The epoch's own directory: this may remove the only record of its number.
                 self.keep_epoch_of(job.directory, &path)?;
             }
             if job.failed.is_none() && !device.remove_dir(&path)? && device.stat(&path)?.is_some() {
@@ -205,7 +205,8 @@ impl Shared {
         Ok((!job.todo.is_empty()).then_some(job))
     }
 
-    /// Counts what lies in a directory that cannot be removed, unless it is charged already; whether it is now.
+    /// Counts what lies in a directory that cannot be removed, unless it is already charged; returns whether it is
+    /// charged now.
     fn count_stuck(&self, root: NamespaceId, directory: usize, top: &Path) -> bool {
         if !self.lock().is_to_count(root, directory, top) {
             return true;
@@ -250,7 +251,7 @@ impl Shared {
 }
 
 impl State {
-    /// The most urgent unlink: single blocks first, whose keys may be written again.
+    /// The most urgent unlink: single blocks first, because their keys may be written again.
     fn take_unlink(&mut self) -> Option<Chore> {
         let keys = self.take_some_leaving();
         if !keys.is_empty() {
@@ -260,7 +261,7 @@ impl State {
             return Some(Chore::Floor);
         }
         if self.pull_retired() {
-            // Perhaps of no files.
+            // It may have no files.
             return Some(Chore::Unlink(self.take_some_leaving()));
         }
         let job = self.chores.reclaims.pop_front()?;
@@ -268,7 +269,7 @@ impl State {
         Some(Chore::Reclaim(job))
     }
 
-    /// Some files to unlink, marked as taken up.
+    /// Some files to unlink, marked as claimed.
     fn take_some_leaving(&mut self) -> Vec<kvdepot_core::BlockKey> {
         std::iter::from_fn(|| self.take_leaving()).take(UNLINKS).collect()
     }

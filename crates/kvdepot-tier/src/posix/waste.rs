@@ -1,8 +1,8 @@
 //! What is left of past epochs: bytes that stay charged until they are really gone (P5).
 //!
 //! A reset that is stored by a rename moves an epoch's blocks to a directory of another name, and corrupt files go with
-//! their epoch. Neither is found under the name that was known, so they are charged here, until a scan of a later epoch
-//! has found no directory of a past one that could not be removed.
+//! their epoch. Neither is found under its known name, so they are charged here until a scan of a later epoch has found
+//! no directory of a past one that could not be removed.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ use super::leaving::BadFiles;
 use super::space::{Space, epoch_dir};
 use super::state::{PIECE, State};
 
-/// Slots looked at together for files of past epochs: all of them may be taken out.
+/// Slots examined together for files of past epochs: all of them may be taken out.
 const RETIRED_SLOTS: u32 = PIECE as u32;
 /// Such pieces of the index that are searched before a live block is evicted.
 const RETIRED_PIECES: usize = 8;
@@ -22,7 +22,7 @@ const RETIRED_PIECES: usize = 8;
 #[derive(Debug)]
 struct Left {
     bytes: u64,
-    /// The latest epoch that the bytes are of.
+    /// The latest epoch to which the bytes belong.
     epoch: u32,
 }
 
@@ -30,14 +30,14 @@ struct Left {
 #[derive(Debug, Default)]
 pub(super) struct Waste {
     left: HashMap<(NamespaceId, usize), Left>,
-    /// Where a past epoch's directory could not be removed since it was looked at last.
+    /// Where a past epoch's directory could not be removed since the last scan.
     stuck: HashSet<(NamespaceId, usize)>,
-    /// Bytes of such directories that no tier knew when it met them.
+    /// Bytes of such directories that no tier knew when it found them.
     found: HashMap<(NamespaceId, usize, PathBuf), u64>,
 }
 
 impl Waste {
-    /// Notes that a namespace's directories are looked at anew.
+    /// Notes that a namespace's directories are scanned again.
     pub(super) fn look_again(&mut self, root: NamespaceId, directory: usize) {
         self.stuck.remove(&(root, directory));
     }
@@ -51,7 +51,7 @@ impl Waste {
     }
 }
 
-/// A namespace whose epoch has passed: its files are unreachable, and still in the index.
+/// A namespace whose epoch has passed: its files are unreachable but still in the index.
 #[derive(Debug)]
 pub(super) struct RetireJob {
     pub(super) number: u32,
@@ -59,7 +59,7 @@ pub(super) struct RetireJob {
 }
 
 impl State {
-    /// Keeps bytes of a past epoch charged that are not found under the name that was known.
+    /// Keeps bytes of a past epoch charged that are not found under their known name.
     pub(super) fn keep_as_waste(&mut self, space: &Space, directory: usize, bytes: u64) {
         if !self.counted {
             // Counting ends when the past epochs' directories are gone.
@@ -75,7 +75,7 @@ impl State {
         left.epoch = left.epoch.max(space.epoch);
     }
 
-    /// Gives up what is kept aside of an epoch that has passed: it goes with the epoch's directory.
+    /// Counts the set-aside files of a past epoch as waste: they go with the epoch's directory.
     pub(super) fn retire_bad(&mut self, space: &Space) {
         let dir = epoch_dir(space.root, space.epoch);
         let Some(kept) = self.bad.get_mut(&space.root) else { return };
@@ -87,8 +87,8 @@ impl State {
         }
     }
 
-    /// Whether a past epoch's directory that cannot be removed has to be counted: none of its files are charged, because
-    /// it was there at the start.
+    /// Returns whether a past epoch's directory that cannot be removed must be counted: none of its files are charged,
+    /// because it existed at the start.
     pub(super) fn is_to_count(&self, root: NamespaceId, directory: usize, top: &Path) -> bool {
         !self.counted || self.waste.found.contains_key(&(root, directory, top.to_owned()))
     }
@@ -100,7 +100,7 @@ impl State {
         self.charge_found(bytes);
     }
 
-    /// Notes that a file was removed from a directory of past epochs that a reset had renamed.
+    /// Notes that a file was removed from a past epoch's directory that a reset had renamed.
     pub(super) fn release_waste(&mut self, root: NamespaceId, directory: usize, bytes: u64) {
         if let Some(left) = self.waste.left.get_mut(&(root, directory)) {
             let bytes = bytes.min(left.bytes);
@@ -112,7 +112,7 @@ impl State {
     /// Notes that every directory of earlier epochs that a scan found was removed, or is stuck.
     pub(super) fn settle_waste(&mut self, space: &Space) {
         if !self.spaces.contains_key(&space.id) {
-            // Moved on meanwhile, perhaps by renaming what was to be removed; its own scan settles.
+            // The namespace moved on in the meantime, perhaps by renaming what was to be removed; its own scan settles.
             return;
         }
         let Self { waste: Waste { left, stuck, found }, bytes, .. } = self;
@@ -133,7 +133,7 @@ impl State {
         });
     }
 
-    /// Has a piece of the files of past epochs unlinked that are in the index; `false` if there are none.
+    /// Queues the unlinks of a piece of the index's files of past epochs; `false` if there are none.
     pub(super) fn pull_retired(&mut self) -> bool {
         let Some(job) = self.chores.retired.pop_front() else { return false };
         let (taken, next) = self.index.take_retired(job.number, job.cursor, RETIRED_SLOTS);
@@ -164,7 +164,7 @@ impl State {
         }
     }
 
-    /// Whether room comes back in the background.
+    /// Returns whether space will be freed in the background.
     pub(super) fn has_waste_to_go(&self) -> bool {
         let chores = &self.chores;
         !chores.retired.is_empty() || !chores.reclaims.is_empty() || chores.looks > 0

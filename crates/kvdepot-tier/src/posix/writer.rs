@@ -1,4 +1,4 @@
-//! Writes: one writer a key, room first (P5), published when whole (P1).
+//! Writes: one writer per key, space first (P5), published when complete (P1).
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,18 +16,18 @@ use super::state::Shared;
 use crate::format::{Writer, seal};
 use crate::{Done, WriteItem, Written};
 
-/// What becomes of a call to write.
+/// The decision about a call to write.
 enum Admitted {
     /// This call writes.
     Write(Arc<Space>),
-    /// Another call writes the same block; this one is told how that ends.
+    /// Another call writes the same block; this one is notified when that ends.
     Wait,
-    /// Nothing is to be written.
+    /// Nothing needs to be written.
     Answer(Done<Written>, Result<Written>),
 }
 
 impl PosixTier {
-    /// The I/O of a write; none if it has ended, or ends with another one.
+    /// Returns the I/O of a write; `None` if it has ended, or ends with another one.
     pub(super) fn begin_write(&self, write: WriteItem, deadline: Instant) -> Option<Request> {
         let WriteItem { key, src, done } = write;
         let space = match self.shared.admit(key, done) {
@@ -86,7 +86,7 @@ impl Shared {
         }
     }
 
-    /// On the I/O thread: is it there already, is there room, what are its bytes.
+    /// On the I/O thread: does the block exist already, is there space for it, what are its bytes.
     fn prepare(
         &self,
         key: BlockKey,
@@ -115,7 +115,8 @@ impl Shared {
 
     fn end_write(&self, key: BlockKey, space: Arc<Space>, directory: usize, outcome: Result<FileWritten>) {
         if outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::Io) {
-            // The next write of this block must not meet it again. This runs on the I/O thread: other ends are not `Io`.
+            // The next write of this block must not run into it again. This is the I/O thread: other threads never end
+            // with `Io`.
             self.clear_name(&space, directory, key);
         }
         let mut state = self.lock();

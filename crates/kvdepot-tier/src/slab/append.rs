@@ -1,5 +1,5 @@
-//! The thread that writes: groups of what waits, the ends of segments, and the blocks that outlive their segment. And the
-//! thread that syncs, so that the next group is written meanwhile.
+//! The append thread writes groups of waiting blocks, the ends of segments, and the blocks that outlive their segment.
+//! The sync thread syncs, so that the next group can be written meanwhile.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -17,29 +17,29 @@ use super::shape::PAGE;
 use super::state::{Answers, Appended, PIECE, Record, Shared, State};
 use crate::{Written, format};
 
-/// Bytes of records in a group, at most, or one record.
+/// The most bytes of records in a group; a single record may exceed it.
 const GROUP_BYTES_MAX: u64 = 16 << 20;
-/// Groups that wait for a sync, at most: the memory of their blocks is free, but nobody was told of them.
+/// The most groups waiting for a sync: the memory of their blocks is already free, but nobody has been notified.
 const UNSYNCED_MAX: usize = 8;
-/// Failed writes in a row after which a segment is left as it is, and the next one tried.
+/// Consecutive failed writes after which a segment is left as it is and the next one is tried.
 const FAILURES_MAX: u32 = 3;
 
 /// How long removals wait after a failed write.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// What the append thread does next.
+/// The next step of the append thread.
 enum Step {
-    /// Write these: removals first.
+    /// Write this batch: removals first.
     Write(Batch),
     /// The open segment is full, or a part of it could not be synced.
     Roll,
-    /// The segment is new: its first groups are to be written.
+    /// The segment is new: its first groups must be written.
     Begin,
-    /// Nothing is left, and nothing more comes.
+    /// Nothing is left, and nothing more will come.
     Stop,
 }
 
-/// What goes into a group.
+/// The contents of a group.
 #[derive(Default)]
 struct Batch {
     removals: Vec<BlockKey>,
@@ -52,12 +52,12 @@ impl Batch {
     }
 }
 
-/// A block that was written again: where it lay, and where it lies now.
+/// A block that was written again: its old and its new place.
 type Moved = (BlockKey, Known, Place);
 
 /// The append thread.
 pub(super) fn run(shared: &Shared, mut log: Log) {
-    // A medium that takes no blocks loses one segment, not one after the other.
+    // A medium that accepts no blocks costs one segment, not one after another.
     let (mut failures, mut passed_over) = (0, false);
     loop {
         match shared.next_step(&mut log) {
@@ -100,7 +100,7 @@ pub(super) fn run_sync(shared: &Shared) {
     loop {
         let mut state = shared.lock();
         while !state.commit.begin() {
-            // Of its three threads the append thread ends first.
+            // Of its three threads, the append thread ends first.
             if state.stopping && state.threads <= 1 {
                 return;
             }
@@ -128,12 +128,12 @@ pub(super) fn run_sync(shared: &Shared) {
 
 impl Shared {
     fn sync(&self) -> Result<()> {
-        // Relaxed: figures that nothing is ordered by, here and below.
+        // Relaxed: figures that order nothing, here and below.
         self.counters.syncs.fetch_add(1, Ordering::Relaxed);
         self.volume().sync()
     }
 
-    /// After a failure: does not try removals again and again that nothing else goes with.
+    /// After a failure: pauses instead of retrying removals over and over when nothing else is to be written.
     fn pause(&self) {
         let mut state = self.lock();
         if !state.pending.is_empty() {
@@ -150,7 +150,7 @@ impl Shared {
         }
     }
 
-    /// Ends all records that wait: there is no segment that they could go to.
+    /// Ends all waiting records: there is no segment for them.
     fn fail_pending(&self, error: &Error) {
         let mut answers = Answers::new();
         let mut state = self.lock();
@@ -169,7 +169,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Waits for work and takes as much as one write shall have.
+    /// Waits for work and takes as much as one write may contain.
     fn next_step(&self, log: &mut Log) -> Step {
         let mut answers = Answers::new();
         let mut state = self.lock();
@@ -198,7 +198,7 @@ impl Shared {
         step
     }
 
-    /// Writes a group; whether it was written.
+    /// Writes a group; returns whether it was written.
     fn write_batch(&self, log: &mut Log, batch: Batch) -> bool {
         let Batch { removals, records } = batch;
         let mut entries: Vec<Entry> =
@@ -212,14 +212,14 @@ impl Shared {
         }
         let ordinal = log.ordinal();
         let (group, outcome) = self.write_group(log, entries, &mut bufs);
-        // The slots are free before anybody is told.
+        // The slots are released before anybody is notified.
         drop(bufs);
         let records = tokens.into_iter().map(|(at, key, token)| (key, token, group.places[at])).collect();
         let appended = Appended { sequence: log.sequence(), ordinal, records, removals };
         let (written, mut answers) = (outcome.is_ok(), Answers::new());
         let mut state = self.lock();
         state.failing = !written;
-        // What was written behind a group that could not be synced is not found by a walk.
+        // A walk does not find what was written after a group that could not be synced.
         let outcome = state.doubt.clone().map_or(outcome, Err);
         if self.config.durable && outcome.is_ok() {
             state.commit.written(appended);
@@ -235,7 +235,7 @@ impl Shared {
         written
     }
 
-    /// Writes a group behind its head, for which `bufs` begins with an empty buffer.
+    /// Writes a group after its head; the first buffer in `bufs` is empty and takes the head.
     fn write_group(&self, log: &mut Log, entries: Vec<Entry>, bufs: &mut [IoBuf]) -> (Group, Result<()>) {
         let mut group = log.plan(entries);
         bufs[0] = pages(std::mem::replace(&mut group.head, AlignedBuf::zeroed(0)));
@@ -248,9 +248,10 @@ impl Shared {
         (group, outcome)
     }
 
-    /// Ends the open segment and goes on to the next one of the ring.
+    /// Ends the open segment and moves on to the next one of the ring.
     fn roll(&self, log: &mut Log) {
-        // All that is in the segment is on the medium before its footer says so, and before the next one is written over.
+        // Everything in the segment must be on the medium before its footer says so, and before the next segment is
+        // overwritten.
         let mut state = self.lock();
         while state.commit.len() > 0 {
             self.sync.notify_one();
@@ -274,11 +275,11 @@ impl Shared {
         self.counters.recycled.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Writes the hot blocks of the next segment of the ring into the new one, and gives up the others, so that the next
-    /// one is clear. Nothing has changed when that fails.
+    /// Writes the hot blocks of the ring's next segment into the new one and evicts the others, so that the next
+    /// segment is clear. If that fails, nothing has changed.
     ///
-    /// The medium knows that the new segment is begun before any block is given up: a start would find those blocks
-    /// otherwise, though they may have been removed meanwhile.
+    /// The medium records the start of the new segment before any block is evicted: otherwise a start would find those
+    /// blocks, although they may have been removed in the meantime.
     fn begin_segment(&self, log: &mut Log) -> Result<()> {
         let segment = log.next_segment();
         let blocks = self.lock().index.of_segment(segment, usize::MAX);
@@ -313,7 +314,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Writes blocks again, in groups; without any, a group of none.
+    /// Writes blocks again, in groups; if that writes nothing, writes one empty group.
     fn rewrite(&self, log: &mut Log, blocks: &[(BlockKey, Known)]) -> Result<Vec<Moved>> {
         let (mut left, mut all) = (blocks, Vec::new());
         while !left.is_empty() {
@@ -326,7 +327,7 @@ impl Shared {
                     break;
                 }
                 if !log.fits(entries.len() + 1, bytes + record) {
-                    // Nothing more: what is left was used longest ago.
+                    // Stop here: what is left was used least recently.
                     left = &[];
                     break;
                 }
@@ -362,7 +363,7 @@ impl Shared {
 }
 
 impl State {
-    /// Takes what one write shall have: nothing if nothing waits.
+    /// Takes what one write may contain: nothing if nothing waits.
     fn take_batch(&mut self, log: &Log, answers: &mut Answers) -> Step {
         let now = Instant::now();
         self.end_first(now, answers);
@@ -399,7 +400,7 @@ impl State {
         if batch.len() == 0 { Step::Roll } else { Step::Write(batch) }
     }
 
-    /// Ends the first records that wait as far as they are not to be written any more.
+    /// Ends the first waiting records, as far as they need not be written any more.
     fn end_first(&mut self, now: Instant, answers: &mut Answers) {
         while let Some(Record { key, token, deadline, .. }) = self.pending.front() {
             let outcome = if *deadline <= now {
@@ -409,7 +410,7 @@ impl State {
             } else if self.counts(key, *token) {
                 return;
             } else {
-                // It was removed before it was written.
+                // The block was removed before it was written.
                 Ok(Written::New)
             };
             let Some(Record { token, buf, .. }) = self.pending.pop_front() else { return };
@@ -419,7 +420,7 @@ impl State {
         }
     }
 
-    /// Ends records whose deadline has passed while they waited.
+    /// Ends records whose deadline passed while they waited.
     pub(super) fn expire(&mut self, now: Instant, answers: &mut Answers) {
         if self.pending.iter().all(|record| record.deadline > now) {
             return;
@@ -436,7 +437,7 @@ impl State {
     }
 }
 
-/// The error of a write that meets the tier's end.
+/// The error for a write that comes while the tier is closing.
 pub(super) fn closed() -> Error {
     Error::new(ErrorKind::Closed, "the tier is closing")
 }

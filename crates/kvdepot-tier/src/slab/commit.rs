@@ -1,12 +1,12 @@
-//! Group commit: groups that are written wait, in order, for one sync that covers all of them.
+//! Group commit: written groups wait, in order, for one sync that covers all of them.
 
 use std::collections::VecDeque;
 
-/// Groups that are written and not yet synced, each with what is to be done then.
+/// Groups that are written but not synced yet, each with what must be done afterwards.
 #[derive(Debug)]
 pub(super) struct Commit<T> {
     waiting: VecDeque<T>,
-    /// How many of them the sync under way covers.
+    /// Number of groups that the running sync covers.
     covered: Option<usize>,
 }
 
@@ -17,17 +17,17 @@ impl<T> Default for Commit<T> {
 }
 
 impl<T> Commit<T> {
-    /// Groups that wait.
+    /// Number of waiting groups.
     pub(super) fn len(&self) -> usize {
         self.waiting.len()
     }
 
-    /// A group was written.
+    /// Adds a written group.
     pub(super) fn written(&mut self, group: T) {
         self.waiting.push_back(group);
     }
 
-    /// Begins a sync, if something waits and none is under way.
+    /// Begins a sync if something waits and no sync is running.
     pub(super) fn begin(&mut self) -> bool {
         let begins = self.covered.is_none() && !self.waiting.is_empty();
         if begins {
@@ -36,14 +36,15 @@ impl<T> Commit<T> {
         begins
     }
 
-    /// The sync ended: the groups that it covered, in order. Those that were written meanwhile wait for the next one.
+    /// Ends the sync: returns the groups that it covered, in order. Those written in the meantime wait for the next
+    /// sync.
     pub(super) fn end(&mut self) -> Vec<T> {
         let covered = self.covered.take().unwrap_or(0);
         self.waiting.drain(..covered).collect()
     }
 
-    /// The sync failed: all groups, also those written meanwhile. They stand behind one that may be torn, where no walk
-    /// comes.
+    /// The sync failed: returns all groups, including those written in the meantime. They lie after one that may be
+    /// torn, where no walk gets to.
     pub(super) fn fail(&mut self) -> Vec<T> {
         self.covered = None;
         self.waiting.drain(..).collect()

@@ -1,4 +1,4 @@
-//! Settings of a Slab tier, and how they are read from JSON.
+//! Settings of a Slab tier and how they are read from JSON.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,23 +16,23 @@ use crate::settings::Fields;
 pub struct SlabConfig {
     /// The file or block device.
     pub path: PathBuf,
-    /// Bytes of a new file; 0 = what is there.
+    /// Bytes of a new file; 0 = its current size.
     pub capacity_bytes: u64,
-    /// Bytes of a segment of a new medium, in whole pages.
+    /// Bytes of a segment on a new medium, a multiple of the page size.
     pub segment_bytes: u64,
     /// Whether a block is synced before it counts as written.
     pub durable: bool,
-    /// Threads that read.
+    /// Number of threads that read.
     pub read_threads: usize,
-    /// Threads that take checksums of what is written.
+    /// Number of threads that compute checksums of what is written.
     pub write_threads: usize,
-    /// Most requests waiting, for reads and for writes each. Not read from JSON.
+    /// The most waiting requests, for reads and for writes each. Not read from JSON.
     pub queue_depth: usize,
-    /// Bytes of blocks that wait for the next write, at most, or one block. Not read from JSON.
+    /// The most bytes of blocks waiting for the next write; a single block may exceed it. Not read from JSON.
     pub pending_bytes_max: u64,
-    /// How long opening waits for another owner that ends. Not read from JSON.
+    /// How long opening waits for another owner to end. Not read from JSON.
     pub lock_wait: Duration,
-    /// Longest time that opening or advancing a namespace waits for the medium. Not read from JSON.
+    /// The longest time that opening or advancing a namespace waits for the medium. Not read from JSON.
     pub open_wait: Duration,
     /// Faults to inject, for tests: see `kvdepot_io::faults`.
     pub faults: Option<String>,
@@ -56,7 +56,7 @@ impl SlabConfig {
         }
     }
 
-    /// Reads an object of the tier's settings.
+    /// Reads an object with the tier's settings.
     pub fn from_json(value: &Value) -> Result<Self> {
         let fields = Fields::new("Slab", value, &SETTINGS)?;
         let path = fields.text("path")?.ok_or_else(|| {
@@ -76,7 +76,7 @@ impl SlabConfig {
         Ok(config)
     }
 
-    /// Refuses values that cannot work (P10).
+    /// Rejects values that cannot work (P10).
     pub fn check(&self) -> Result<()> {
         let bad = |what: &str| Error::new(ErrorKind::Config, what.to_owned());
         if !self.path.is_absolute() {

@@ -1,4 +1,5 @@
-//! The end of a segment that is full: all its entries in order, so that a start reads a few pages instead of a walk.
+//! The end of a full segment: all its entries in order, so that a start reads a few pages instead of walking the
+//! segment.
 
 use kvdepot_core::BlockKey;
 use kvdepot_io::AlignedBuf;
@@ -24,13 +25,13 @@ pub(super) struct Row {
     pub(super) key: BlockKey,
     /// Page of the segment where the record begins.
     pub(super) page: u32,
-    /// Pages of the record; none = the block was removed.
+    /// Pages of the record; 0 = the block was removed.
     pub(super) pages: u32,
-    /// The record's header checksum, the low half.
+    /// Low half of the record's header checksum.
     pub(super) tag: u32,
 }
 
-/// What the last page of a segment says of the rows before it.
+/// The last page of a segment, which describes the rows before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Trailer {
     pub(super) sequence: u64,
@@ -42,7 +43,7 @@ const fn table_bytes(rows: usize) -> u64 {
     ((rows * ROW) as u64).next_multiple_of(PAGE)
 }
 
-/// Bytes of a footer of so many rows, which stands at the segment's end.
+/// Bytes of a footer with this many rows; it stands at the segment's end.
 pub(super) const fn bytes(rows: usize) -> u64 {
     table_bytes(rows) + PAGE
 }
@@ -86,7 +87,7 @@ pub(super) fn parse_trailer(medium: MediumId, page: &[u8]) -> Option<Trailer> {
     })
 }
 
-/// Reads the rows that a trailer tells of.
+/// Reads the rows that a trailer describes.
 pub(super) fn parse_rows(trailer: Trailer, table: &[u8]) -> Option<Vec<Row>> {
     if table.len() as u64 != trailer.table_bytes() || crc64(table) != trailer.checksum {
         return None;

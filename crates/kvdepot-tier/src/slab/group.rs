@@ -1,8 +1,8 @@
-//! A group: what one write appends to a segment. Its head lists what is in it; then come the records, each the bytes of a
-//! block file (`docs/format.md`).
+//! A group: what one write appends to a segment. Its head lists the contents; the records follow, each with the bytes
+//! of a block file (`docs/format.md`).
 //!
-//! A head carries the checksum of the head before it. So a walk from a segment's beginning meets what was written there
-//! in this life of the segment, in order, and stops where that ends.
+//! A head carries the checksum of the head before it. So a walk from a segment's beginning finds, in order, what was
+//! written in this life of the segment, and stops where that ends.
 
 use kvdepot_core::BlockKey;
 use kvdepot_io::AlignedBuf;
@@ -25,28 +25,29 @@ const AT_CHECKSUM: usize = 64;
 const HEAD: usize = 72;
 const ENTRY: usize = 40;
 
-/// Most entries of a group: no head is longer than a few pages.
+/// The most entries of a group: no head is longer than a few pages.
 pub(super) const ENTRIES_MAX: usize = 2048;
 
 /// One thing that happened to a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) key: BlockKey,
-    /// Pages of its record; none = the block was removed.
+    /// Pages of its record; 0 = the block was removed.
     pub(super) pages: u32,
-    /// Its record's header checksum, the low half: a whole record of another time at the same place is another one.
+    /// Low half of its record's header checksum: tells the record from a complete one of another time at the same
+    /// place.
     pub(super) tag: u32,
 }
 
-/// Where a group stands.
+/// The position of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) medium: MediumId,
-    /// Counts lives of segments.
+    /// Counts the lives of segments.
     pub(super) sequence: u64,
-    /// Counts groups of a segment's life.
+    /// Counts the groups of a segment's life.
     pub(super) ordinal: u32,
-    /// Checksum of the head before; 0 for the first.
+    /// Checksum of the previous head; 0 for the first.
     pub(super) before: u64,
 }
 
@@ -54,7 +55,7 @@ pub(super) struct Place {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Head {
     pub(super) sequence: u64,
-    /// Groups below it had been synced when this one was written.
+    /// Groups below this one had been synced when the head was written.
     pub(super) durable: u32,
     /// Its own checksum.
     pub(super) checksum: u64,
@@ -63,12 +64,12 @@ pub(super) struct Head {
     pub(super) entries: Vec<Entry>,
 }
 
-/// Bytes of a head with so many entries.
+/// Bytes of a head with this many entries.
 pub(super) const fn head_bytes(entries: usize) -> u64 {
     ((HEAD + entries * ENTRY) as u64).next_multiple_of(PAGE)
 }
 
-/// Makes a head: its pages and its checksum.
+/// Makes a head: returns its pages and its checksum.
 pub(super) fn encode(place: Place, durable: u32, entries: &[Entry]) -> (AlignedBuf, u64) {
     let head = head_bytes(entries.len());
     let bytes = head + entries.iter().map(|entry| u64::from(entry.pages) * PAGE).sum::<u64>();
@@ -94,14 +95,14 @@ pub(super) fn encode(place: Place, durable: u32, entries: &[Entry]) -> (AlignedB
     (out, checksum)
 }
 
-/// How long the head is that begins with this page; `None` if none does.
+/// Returns the length of the head that begins with this page; `None` if none does.
 pub(super) fn peek(page: &[u8]) -> Option<u64> {
     let entries = u32_at(page, AT_ENTRIES)? as usize;
     (page.get(..8)? == MAGIC && u32_at(page, 8)? == VERSION && entries <= ENTRIES_MAX)
         .then(|| head_bytes(entries))
 }
 
-/// Reads a head of this medium, whichever its place is; `None` if it is not whole.
+/// Reads a head of this medium, whatever its place; `None` if it is not intact.
 pub(super) fn parse_any(medium: MediumId, pages: &[u8]) -> Option<Head> {
     let length = peek(pages)? as usize;
     let mut whole = pages.get(..length)?.to_vec();
@@ -122,7 +123,7 @@ pub(super) fn parse_any(medium: MediumId, pages: &[u8]) -> Option<Head> {
     (bytes == length as u64 + records).then_some(Head { sequence, durable, checksum, bytes, entries })
 }
 
-/// Reads the head that belongs at a place; `None` if another one, or none, is there.
+/// Reads the head that belongs at a place; `None` if another head or none is there.
 pub(super) fn parse(place: Place, pages: &[u8]) -> Option<Head> {
     let head = parse_any(place.medium, pages)?;
     let here = head.sequence == place.sequence

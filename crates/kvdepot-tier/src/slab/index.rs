@@ -1,7 +1,7 @@
-//! Which block lies where: about 64 bytes a block, and no insertion that moves more than a small part of it.
+//! Which block lies where: about 64 bytes per block, and no insertion moves more than a small part of the index.
 //!
-//! The blocks of a segment are linked, so that a segment is given up without a search. Namespaces are numbered while they
-//! have blocks.
+//! The blocks of a segment are linked, so that a segment can be recycled without a search. Namespaces are numbered as
+//! long as they have blocks.
 
 use std::hash::BuildHasher;
 
@@ -10,31 +10,31 @@ use kvdepot_core::{BlockHash, BlockKey, NamespaceId};
 
 use super::shape::PAGE;
 
-/// Hash tables; each grows by itself.
+/// Hash tables; each grows on its own.
 const TABLES: usize = 4096;
 /// Slots allocated at a time.
 const CHUNK: usize = 4096;
 const NONE: u32 = u32::MAX;
-/// In `Slot::pages`: whether a crash may have torn the record.
+/// In `Slot::pages`: a crash may have torn the record.
 const UNPROVEN: u32 = 1 << 31;
 
-/// Where a record lies.
+/// The position of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) segment: u32,
     pub(super) page: u32,
     pub(super) pages: u32,
-    /// The record's header checksum, the low half.
+    /// Low half of the record's header checksum.
     pub(super) tag: u32,
 }
 
-/// What is known of a block.
+/// The data of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Known {
     pub(super) place: Place,
     /// Grows with every use; 0 = not used since it was written.
     pub(super) used: u32,
-    /// Found by a walk after a crash, behind what was synced: torn bytes are no surprise.
+    /// Found by a walk after a crash, past what was synced: it may well be torn.
     pub(super) unproven: bool,
 }
 
@@ -48,7 +48,7 @@ struct Slot {
     pages: u32,
     tag: u32,
     used: u32,
-    /// Neighbours in the segment's list; of a free slot `next` is the next free one.
+    /// Neighbours in the segment's list; in a free slot, `next` is the next free one.
     before: u32,
     next: u32,
 }
@@ -106,7 +106,7 @@ impl Index {
         }
     }
 
-    /// Blocks.
+    /// Number of blocks.
     pub(super) const fn len(&self) -> u64 {
         self.len
     }
@@ -116,7 +116,7 @@ impl Index {
         self.pages * PAGE
     }
 
-    /// Bytes that the index itself takes, as far as they grow with its blocks.
+    /// Bytes that the index itself takes, counting only what grows with its blocks.
     #[cfg(test)]
     fn memory_bytes(&self) -> usize {
         let tables: usize = self.tables.iter().map(HashTable::allocation_size).sum();
@@ -136,7 +136,7 @@ impl Index {
     }
 
     const fn table_of(hash: u64) -> usize {
-        // The middle bits: a table uses the lowest and the highest.
+        // The middle bits: a table uses the lowest and the highest ones.
         (hash >> 24) as usize % TABLES
     }
 
@@ -164,13 +164,13 @@ impl Index {
     /// Notes that a block was used.
     pub(super) fn touch(&mut self, key: &BlockKey) {
         if let Some(number) = self.find(key) {
-            // After 4 billion uses the order begins anew: blocks used since go before those used earlier.
+            // After 4 billion uses the order starts over: blocks used after that go before those used earlier.
             self.uses = self.uses.checked_add(1).unwrap_or(1);
             self.slot_mut(number).used = self.uses;
         }
     }
 
-    /// Puts a block where it lies now, in place of where it lay.
+    /// Puts a block at its new place, replacing its old one.
     pub(super) fn insert(&mut self, key: BlockKey, place: Place, unproven: bool) {
         self.remove(&key);
         let space = self.number(key.namespace);
@@ -203,7 +203,7 @@ impl Index {
         self.pages += u64::from(place.pages);
     }
 
-    /// Forgets a block: where it lay.
+    /// Forgets a block; returns where it lay.
     pub(super) fn remove(&mut self, key: &BlockKey) -> Option<Place> {
         let number = self.find(key)?;
         Some(self.drop_slot(number))
@@ -286,12 +286,12 @@ impl Index {
         out
     }
 
-    /// Whether a namespace has blocks.
+    /// Returns whether a namespace has blocks.
     pub(super) fn has(&self, namespace: NamespaceId) -> bool {
         self.numbers.contains_key(&namespace)
     }
 
-    /// Keys of a namespace among `count` slots from `from` on, and where to go on.
+    /// Keys of a namespace among `count` slots from `from` on, and where to continue.
     pub(super) fn keys(&self, namespace: NamespaceId, from: u32, count: u32) -> (Vec<BlockKey>, Option<u32>) {
         let Some(space) = self.numbers.get(&namespace) else { return (Vec::new(), None) };
         let end = (self.chunks.len() * CHUNK) as u32;

@@ -1,4 +1,4 @@
-//! The thread that forgets blocks of past epochs, ends writes that waited too long, and has epochs stored that could not be.
+//! The thread that forgets blocks of past epochs, ends writes that waited too long, and retries to store epochs.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use super::spaces::Opening;
 use super::state::{Answers, PIECE_SLOTS, Shared};
 use crate::{BlockingCalls, Done};
 
-/// How often writes that wait are looked at, while there are any.
+/// How often waiting writes are checked, while there are any.
 const TICK: Duration = Duration::from_millis(100);
 const RETRY: Duration = Duration::from_millis(EPOCH_RETRY_MS);
 
@@ -70,7 +70,7 @@ impl Shared {
     }
 
     fn try_again(self: &Arc<Self>, calls: &Weak<BlockingCalls>) {
-        // Whoever stores a table now stores all that is wanted.
+        // Whoever is storing a table now stores everything that is wanted.
         let (Some(calls), false) = (calls.upgrade(), self.table.is_locked()) else { return };
         let shared = Arc::clone(self);
         let done: Done<()> = Box::new(|outcome| match outcome {
@@ -80,7 +80,7 @@ impl Shared {
         calls.run(Instant::now() + self.config.open_wait, move || shared.store(), done);
     }
 
-    /// Stores what is wanted: one table for all namespaces that wait.
+    /// Stores what is wanted: one table for all waiting namespaces.
     fn store(&self) -> Result<()> {
         let mut number = self.table.lock();
         let rows = {
@@ -152,7 +152,7 @@ impl Shared {
         self.in_time(calls, root, epoch, deadline, told, true);
     }
 
-    /// Stores an epoch and tells it, or that the medium does not answer.
+    /// Stores an epoch and reports it, or reports that the medium does not answer.
     fn in_time(
         self: &Arc<Self>,
         calls: &BlockingCalls,
@@ -166,7 +166,7 @@ impl Shared {
         let work = move || {
             shared.store()?;
             let stored = shared.lock().spaces.epoch(root).filter(|stored| *stored >= epoch);
-            // A reset's own number, also when another one followed it.
+            // A reset reports its own number, even if another reset followed it.
             stored.map(|stored| if own { epoch } else { stored }).ok_or_else(|| {
                 Error::new(ErrorKind::Busy, "the namespace is being reset again").with("namespace", root)
             })

@@ -1,8 +1,9 @@
-//! The open segment: where the next group goes, and whether it still fits. No I/O: whoever writes tells how it went.
+//! The open segment: where the next group goes, and whether it still fits. Does no I/O: the writer reports how that
+//! went.
 //!
-//! Segments are written in a ring, each life of a segment with a sequence number of its own, one above the last. So what
-//! is given up is always the oldest, and an entry that says that a block was removed, or holds it anew, outlives every
-//! older one of that block.
+//! Segments are written in a ring; each life of a segment has its own sequence number, one above the last. So the
+//! oldest life is always the one that is recycled, and an entry that removes a block, or holds it anew, outlives every
+//! older entry of that block.
 
 use kvdepot_io::AlignedBuf;
 
@@ -12,10 +13,10 @@ use super::index::Place;
 use super::shape::{PAGE, Shape};
 use super::superblock::MediumId;
 
-/// Where the next group of a segment goes.
+/// The end of a segment's groups, where the next one goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tail {
-    /// Bytes of the segment that are taken.
+    /// Bytes of the segment already used.
     pub(super) bytes: u64,
     /// Number of the next group.
     pub(super) ordinal: u32,
@@ -30,12 +31,12 @@ impl Tail {
 /// A group that is to be written.
 #[derive(Debug)]
 pub(super) struct Group {
-    /// Where, from the medium's beginning.
+    /// Offset from the medium's beginning.
     pub(super) offset: u64,
     pub(super) head: AlignedBuf,
-    /// Where each entry's record goes; of a removal, nothing.
+    /// The place of each entry's record; unused for a removal.
     pub(super) places: Vec<Place>,
-    /// Bytes in all.
+    /// Bytes in total.
     pub(super) bytes: u64,
     entries: Vec<Entry>,
     checksum: u64,
@@ -49,16 +50,16 @@ pub(super) struct Log {
     sequence: u64,
     tail: Tail,
     rows: Vec<footer::Row>,
-    /// Groups below it are synced.
+    /// Groups below this one are synced.
     durable: u32,
-    /// Whether all that was written to the segment is known to be there, so that a footer may say so.
+    /// Whether everything written to the segment is known to be there, so that a footer may say so.
     sound: bool,
     /// Whether the first groups of this life are on the medium, so that the next segment is clear.
     begun: bool,
 }
 
 impl Log {
-    /// Goes on in a segment that a walk has found, or begins the first one.
+    /// Continues in a segment that a walk has found, or begins the first one.
     pub(super) fn new(
         medium: MediumId,
         shape: Shape,
@@ -66,7 +67,7 @@ impl Log {
         tail: Tail,
         rows: Vec<footer::Row>,
     ) -> Self {
-        // What a crash may have torn is listed by no footer, unless nothing was there to be torn.
+        // No footer may list what a crash may have torn, unless there was nothing to tear.
         let sound = rows.is_empty();
         Self { medium, shape, sequence, tail, rows, durable: tail.ordinal, sound, begun: true }
     }
@@ -84,18 +85,18 @@ impl Log {
         self.tail.ordinal
     }
 
-    /// The segment that is next in the ring.
+    /// The next segment in the ring.
     pub(super) const fn next_segment(&self) -> u32 {
         self.shape.segment_of(self.sequence + 1)
     }
 
-    /// Whether a group of so many entries and bytes of records fits, with a footer for all.
+    /// Returns whether a group with this many entries and bytes of records fits, together with a footer for all.
     pub(super) const fn fits(&self, entries: usize, record_bytes: u64) -> bool {
         let group = group::head_bytes(entries) + record_bytes;
         self.tail.bytes + group + footer::bytes(self.rows.len() + entries) <= self.shape.segment_bytes
     }
 
-    /// Lays out the next group, which fits.
+    /// Lays out the next group, which must fit.
     pub(super) fn plan(&self, entries: Vec<Entry>) -> Group {
         let place = group::Place {
             medium: self.medium,
@@ -117,7 +118,7 @@ impl Log {
         Group { offset, head, places, bytes, entries, checksum }
     }
 
-    /// A group was written. One that was not is written again by the next plan, at the same place.
+    /// Notes that a group was written. One that was not is planned again at the same place.
     pub(super) fn written(&mut self, group: &Group) {
         let rows = group.entries.iter().zip(&group.places);
         self.rows.extend(rows.map(|(entry, place)| footer::Row {
@@ -133,19 +134,19 @@ impl Log {
         };
     }
 
-    /// Groups of this sequence below `ordinal` are synced.
+    /// Notes that groups of this sequence below `ordinal` are synced.
     pub(super) fn synced(&mut self, sequence: u64, ordinal: u32) {
         if sequence == self.sequence {
             self.durable = self.durable.max(ordinal);
         }
     }
 
-    /// Something of this segment could not be synced.
+    /// Notes that something in this segment could not be synced.
     pub(super) const fn doubt(&mut self) {
         self.sound = false;
     }
 
-    /// The footer that ends the open segment, and where it goes; none if it would say too much.
+    /// Returns the footer that ends the open segment, and its offset; `None` if it would claim too much.
     pub(super) fn footer(&self) -> Option<(u64, AlignedBuf)> {
         let pages = footer::encode(self.medium, self.sequence, &self.rows);
         let end =
@@ -153,7 +154,7 @@ impl Log {
         (self.sound && !self.rows.is_empty()).then(|| (end - pages.len() as u64, pages))
     }
 
-    /// Goes on to the next segment, which is to begin.
+    /// Moves on to the next segment, which is yet to begin.
     pub(super) fn roll(&mut self) {
         self.sequence += 1;
         self.begun = false;
@@ -164,12 +165,12 @@ impl Log {
         self.begun
     }
 
-    /// The segment's first groups are written, and the next segment is clear.
+    /// Notes that the segment's first groups are written and the next segment is clear.
     pub(super) const fn begin(&mut self) {
         self.begun = true;
     }
 
-    /// The segment's first groups failed, and are written over.
+    /// Notes that the segment's first groups failed: they will be overwritten.
     pub(super) fn restart(&mut self) {
         self.tail = Tail::BEGIN;
         self.rows.clear();
@@ -199,7 +200,7 @@ mod tests {
             let group = log.plan(vec![entry(groups, 5), entry(groups, 0)]);
             assert_eq!((group.offset, group.bytes), (end, 6 * PAGE));
             assert_eq!(u64::from(group.places[0].page) * PAGE + SHAPE.segment_at(1), end + PAGE);
-            // One that failed is planned again at the same place.
+            // A group that failed is planned again at the same place.
             assert_eq!(log.plan(vec![entry(groups, 5)]).offset, group.offset);
             log.written(&group);
             (end, groups) = (end + group.bytes, groups + 1);

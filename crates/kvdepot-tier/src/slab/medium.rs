@@ -1,4 +1,5 @@
-//! The medium at a tier's start: formatted if it is new, refused if it is another's; and its tables of namespaces.
+//! The medium at a tier's start: formatted if it is new, refused if it belongs to something else; and its tables of
+//! namespaces.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use super::superblock::{MediumId, Superblock, decide};
 use super::table::{self, Row};
 
 /// Bytes at the beginning of a device that must be zero before it is formatted: some file systems leave the first pages
-/// alone.
+/// unused.
 const BLANK_BYTES: u64 = 1 << 20;
 
 /// A formatted medium.
@@ -34,13 +35,13 @@ pub(super) fn read(volume: &dyn Volume, offset: u64, bytes: u64) -> Result<Vec<u
     Ok(out)
 }
 
-/// Pages as a buffer that is written.
+/// Makes pages a buffer for writing.
 pub(super) fn pages(pages: AlignedBuf) -> IoBuf {
     IoBuf::for_write(pages, SlotBuf::anonymous(0), 0).expect("no bytes of a slot")
 }
 
 impl Medium {
-    /// Looks what a volume is, and formats it if it is blank.
+    /// Checks what a volume is, and formats it if it is blank.
     pub(super) fn open(volume: Arc<dyn Volume>, config: &SlabConfig) -> Result<Self> {
         let at = |error: Error, volume: &Arc<dyn Volume>| error.with("path", volume.path().display());
         let superblock = if volume.bytes() < 2 * PAGE {
@@ -69,7 +70,7 @@ impl Medium {
         let looked = volume.bytes().min(BLANK_BYTES) / PAGE * PAGE;
         let head = read(&*volume, 0, looked)?;
         let is_short = (1..2 * PAGE).contains(&volume.bytes());
-        // Formatting may have been cut short behind the tables.
+        // Formatting may have been interrupted after the tables were written.
         let is_free = |page: &[u8]| page.iter().all(|&byte| byte == 0) || page.starts_with(&table::MAGIC);
         if is_short || !head.chunks(size(PAGE)).skip(2).all(is_free) {
             return Err(Error::new(
@@ -79,9 +80,9 @@ impl Medium {
         }
         let wanted = config.capacity_bytes.max(volume.bytes());
         if volume.can_grow() && wanted > 0 {
-            // Before anything is allocated: what cannot be formatted takes no room.
+            // Before anything is allocated: what cannot be formatted takes no space.
             Shape::of(wanted, config.segment_bytes)?;
-            // A file that is there may have holes.
+            // An existing file may have holes.
             volume.allocate(wanted)?;
         }
         if volume.bytes() == 0 {
@@ -97,7 +98,7 @@ impl Medium {
         let bytes = if config.capacity_bytes > 0 { config.capacity_bytes } else { volume.bytes() };
         let shape = Shape::of(bytes, config.segment_bytes)?;
         let medium = Self { volume, id: random_id(), shape };
-        // In this order: a medium whose first page is blank has no blocks and no epochs.
+        // In this order: a medium whose first page is blank has neither blocks nor epochs.
         medium.store_rows(1, &[])?;
         for copy in [1, 0] {
             medium.write_superblock(copy)?;
@@ -111,7 +112,7 @@ impl Medium {
         self.volume.write_at(&[pages(superblock.encode())], Shape::superblock_at(copy))
     }
 
-    /// Writes a superblock again that is not what it should be.
+    /// Rewrites a superblock that is not what it should be.
     fn repair_superblocks(&self) {
         let right = Superblock { id: self.id, shape: self.shape }.encode();
         for copy in [1, 0] {
@@ -126,11 +127,11 @@ impl Medium {
         }
     }
 
-    /// The table of namespaces and its number, which both copies hold from then on: whoever opened an epoch finds it again
-    /// though either copy is damaged later.
+    /// Returns the table of namespaces and its number; both copies hold it afterwards, so that whoever opens an epoch
+    /// finds it again even if either copy is damaged later.
     pub(super) fn rows(&self) -> Result<(u64, Vec<Row>)> {
         let find = |copy| {
-            // One that cannot be read is one that is damaged: each copy that is whole has all that was ever acknowledged.
+            // An unreadable copy counts as damaged: each intact copy has everything that was ever acknowledged.
             let bytes = read(&*self.volume, self.shape.table_at(copy), self.shape.table_bytes);
             table::parse(self.id, &bytes.ok()?)
         };
@@ -190,7 +191,7 @@ fn check_size(volume: &dyn Volume, shape: &Shape, config: &SlabConfig) -> Result
 }
 
 fn random_id() -> MediumId {
-    // Each of these states is seeded anew by the system's random numbers.
+    // The system's random numbers seed each of these states anew.
     let draw = || RandomState::new().build_hasher().finish().to_le_bytes();
     let mut id = [0; 16];
     id[..8].copy_from_slice(&draw());

@@ -1,8 +1,8 @@
-//! The tier of one large file or block device: local NVMe with one owner.
+//! The tier of one large file or block device: local NVMe with a single owner.
 //!
-//! Blocks are appended, many with one write, to large segments that are written in a ring; the oldest segment is given up
-//! as a whole, and its blocks that were used meanwhile are written again. What lies where is known in memory, and read at a
-//! start from the ends of segments. `docs/format.md` draws the bytes.
+//! Blocks are appended, many in one write, to large segments that are written in a ring; the oldest segment is recycled
+//! as a whole, and those of its blocks that have been used since are written again. The index of blocks is held in
+//! memory and rebuilt at a start from the ends of segments. `docs/format.md` shows the byte layout.
 
 mod append;
 mod codec;
@@ -42,7 +42,7 @@ use medium::Medium;
 use spaces::Spaces;
 use state::{PIECE, PIECE_SLOTS, Shared};
 
-/// This tier, as the registry knows it.
+/// The registry's entry for this tier.
 pub const ENTRY: TierEntry = TierEntry {
     name: "Slab",
     open: |config| Ok(Arc::new(SlabTier::open(SlabConfig::from_json(config)?)?)),
@@ -51,30 +51,30 @@ pub const ENTRY: TierEntry = TierEntry {
     for_users: true,
 };
 
-/// How long dropping a tier waits for what is queued; a medium that hangs longer loses it.
+/// The longest time that dropping a tier waits for queued work; if the medium hangs longer, that work is lost.
 const CLOSE_WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// What a Slab tier has done since it was opened.
+/// The counters of a Slab tier since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SlabStats {
-    /// Bytes of records that were to be written: blocks with their headers.
+    /// Bytes of records accepted for writing: blocks with their headers.
     pub accepted_bytes: u64,
-    /// Bytes that were written to the segments, of whatever kind.
+    /// Bytes of any kind written to the segments.
     pub written_bytes: u64,
-    /// Bytes of records among them that were written again, because their segment was given up.
+    /// Of those, bytes of records that were written again because their segment was recycled.
     pub rewritten_bytes: u64,
-    /// Writes of groups.
+    /// Number of groups written.
     pub groups: u64,
-    /// Syncs.
+    /// Number of syncs.
     pub syncs: u64,
-    /// Segments that were begun anew.
+    /// Number of segments recycled.
     pub segments_recycled: u64,
-    /// Blocks that were given up.
+    /// Number of blocks evicted.
     pub blocks_evicted: u64,
 }
 
 impl SlabStats {
-    /// Bytes written for each byte of a block's record.
+    /// Bytes written per byte of the blocks' records.
     pub fn write_amplification(&self) -> f64 {
         self.written_bytes as f64 / self.accepted_bytes.max(1) as f64
     }
@@ -84,7 +84,7 @@ impl SlabStats {
 #[derive(Debug)]
 pub struct SlabTier {
     shared: Arc<Shared>,
-    // Owned here and not by what its callbacks hold, so that it never ends on a thread of its own.
+    // Owned here rather than by what its callbacks hold, so that it is never dropped on one of its own threads.
     engine: Arc<dyn IoEngine>,
     /// Stores epochs.
     calls: Arc<BlockingCalls>,
@@ -103,7 +103,7 @@ impl SlabTier {
         Self::open_on(config, volume)
     }
 
-    /// As `open`, on a volume of the caller's: `config.path` and `config.faults` are not looked at.
+    /// Like `open`, on the caller's own volume: `config.path` and `config.faults` are ignored.
     pub fn open_on(config: SlabConfig, volume: Arc<dyn Volume>) -> Result<Self> {
         let medium = Medium::open(volume, &config)?;
         let began = Instant::now();
@@ -172,7 +172,7 @@ impl Tier for SlabTier {
         }
     }
 
-    /// The index knows all that is there.
+    /// The index knows everything that exists.
     fn probe(&self, keys: Vec<BlockKey>, deadline: Instant, done: Done<usize>) {
         if deadline <= Instant::now() {
             return done(Err(Error::new(ErrorKind::Timeout, "the deadline had passed when the call came")));
@@ -193,7 +193,7 @@ impl Tier for SlabTier {
         self.shared.keep.notify_one();
     }
 
-    /// Unreachable at once; the medium learns of it with the next group.
+    /// The blocks are unreachable at once; the medium learns of it with the next group.
     fn remove(&self, keys: Vec<BlockKey>, done: Done<()>) {
         for keys in keys.chunks(PIECE) {
             let mut state = self.shared.lock();
@@ -216,7 +216,7 @@ impl Tier for SlabTier {
         self.shared.attach(events);
     }
 
-    /// The cap is the medium itself, all of which is allocated.
+    /// The cap is the medium itself, which is fully allocated.
     fn usage(&self) -> TierUsage {
         let state = self.shared.lock();
         TierUsage {

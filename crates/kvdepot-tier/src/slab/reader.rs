@@ -1,4 +1,4 @@
-//! Reads: one call to the system into the caller's slot, believed only when every checksum matches (P1, P8).
+//! Reads: one system call into the caller's slot; the bytes are trusted only if every checksum matches (P1, P8).
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,7 +12,7 @@ use super::spaces::Space;
 use super::state::Shared;
 use crate::{Done, Fetched, ReadItem, format};
 
-/// How often a block is followed that moves while it is read.
+/// Attempts to read a block that moves while it is read.
 const TRIES_MAX: usize = 3;
 
 struct Reading {
@@ -22,7 +22,7 @@ struct Reading {
 }
 
 impl Shared {
-    /// The I/O of a read; none if it has ended.
+    /// Returns the I/O of a read; `None` if it has ended.
     pub(super) fn begin_read(self: &Arc<Self>, read: ReadItem, deadline: Instant) -> Option<Request> {
         let found = {
             let state = self.lock();
@@ -59,7 +59,7 @@ impl Reading {
         let outcome = begun.and_then(|()| self.fetch(&dst)).map_err(|error| error.with("key", self.key));
         drop(dst);
         self.shared.deliver_events();
-        // Whoever is told may end the tier.
+        // The callback may drop the tier.
         drop(self);
         done(outcome);
     }
@@ -78,7 +78,7 @@ impl Reading {
             match self.read(known.place, dst) {
                 Ok(()) => return Ok(Fetched::Whole),
                 Err(error) => match self.judge(&known, error) {
-                    // It moved, or was removed: the next look tells.
+                    // It moved or was removed: the next lookup tells.
                     None => {}
                     Some(outcome) => return outcome,
                 },
@@ -103,7 +103,7 @@ impl Reading {
             is_of(place, &direct)?;
             return format::verify(self.key, layout, &direct);
         }
-        // Pieces that O_DIRECT does not take are copied.
+        // Pieces that O_DIRECT does not accept are copied.
         let copy = SlotBuf::anonymous(space.slot_bytes);
         let mut whole = buf(&copy);
         volume.read_at(&mut whole, offset)?;
@@ -115,7 +115,7 @@ impl Reading {
         Ok(())
     }
 
-    /// What a failed read means; `None` if the block was not there any more.
+    /// Decides what a failed read means; `None` if the block was no longer there.
     fn judge(&self, known: &Known, error: Error) -> Option<Result<Fetched>> {
         if !matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Unsupported) {
             return Some(Err(error));
@@ -129,7 +129,7 @@ impl Reading {
         drop(state);
         self.shared.append.notify_one();
         if known.unproven || error.kind() == ErrorKind::Unsupported {
-            // A crash tore it before anybody was told of it.
+            // A crash tore it before anybody was notified of it.
             tracing::debug!(key = %self.key, %error, "a record that was not synced is not whole");
             return Some(Ok(Fetched::Miss));
         }
@@ -138,7 +138,8 @@ impl Reading {
     }
 }
 
-/// Whether this is the record that was written, and no earlier one of the same block that lay at the same place (P1).
+/// Checks that this is the record that was written last, and not an earlier one of the same block that lay at the same
+/// place (P1).
 fn is_of(place: Place, read: &IoBuf) -> Result<()> {
     match format::header_tag(read.head()) {
         Some(tag) if tag == place.tag => Ok(()),

@@ -1,4 +1,4 @@
-//! What a start finds on the medium: the footers of full segments, a walk through the open one.
+//! What a start finds on the medium: reads the footers of full segments and walks through the open one.
 
 use hashbrown::HashSet;
 use kvdepot_core::{BlockKey, NamespaceId, Result};
@@ -13,7 +13,7 @@ use super::shape::PAGE;
 use super::table::Row;
 use crate::format::header_tag;
 
-/// What was found.
+/// The result of a recovery.
 #[derive(Debug)]
 pub(super) struct Recovered {
     pub(super) index: Index,
@@ -21,8 +21,8 @@ pub(super) struct Recovered {
     /// Number of the newest table of namespaces, and its rows.
     pub(super) table: u64,
     pub(super) rows: Vec<Row>,
-    /// Blocks whose records a crash has torn, as far as their first pages tell. The medium is to learn that they are not
-    /// there: the next head says that all groups before it were synced.
+    /// Blocks whose records a crash has torn, as far as their first pages show. The medium must learn that they do not
+    /// exist: the next head says that all groups before it were synced.
     pub(super) torn: HashSet<BlockKey>,
 }
 
@@ -31,7 +31,7 @@ struct Life {
     rows: Vec<footer::Row>,
     /// From this row on a crash may have torn the records.
     proven: usize,
-    /// Where the next group goes; `None` = the segment is full.
+    /// The place for the next group; `None` = the segment is full.
     tail: Option<Tail>,
 }
 
@@ -46,7 +46,7 @@ impl Medium {
             lives.extend(self.newest_life(segment)?);
         }
         lives.sort_unstable();
-        // A segment that was passed over in its turn, because it could not be written, holds what is over.
+        // A segment that was skipped in its turn because it could not be written holds outdated contents.
         let newest = lives.last().copied().unwrap_or(0);
         lives.retain(|sequence| sequence + self.shape.segments > newest);
         let (mut open, mut torn) = (None, HashSet::new());
@@ -67,7 +67,7 @@ impl Medium {
                     index.insert(row.key, place, unproven);
                     torn.remove(&row.key);
                 } else {
-                    // What was there before was removed, or it is another version.
+                    // What was there before was removed, or is another version.
                     index.remove(&row.key);
                     torn.insert(row.key);
                 }
@@ -80,7 +80,7 @@ impl Medium {
                 Log::new(self.id, self.shape, sequence, tail, rows)
             }
             Some((sequence, Life { tail: None, .. })) => {
-                // Nothing more fits, so that the next write goes on to the next segment.
+                // Nothing more fits, so that the next write moves on to the next segment.
                 let full = Tail { bytes: self.shape.segment_bytes, ..Tail::BEGIN };
                 Log::new(self.id, self.shape, sequence, full, Vec::new())
             }
@@ -95,12 +95,12 @@ impl Medium {
                 index.remove(&key);
             }
         }
-        // What counts from now on outlives a power loss, too: after a mere crash it may never have been synced.
+        // What counts from now on must survive a power loss too: after a mere crash it may never have been synced.
         self.volume.sync()?;
         Ok(Recovered { index, log, table, rows, torn })
     }
 
-    /// Which life of a segment it holds: its first group tells, and its footer if that group is damaged.
+    /// Returns which life a segment holds: its first group says so, or its footer if that group is damaged.
     fn newest_life(&self, segment: u64) -> Result<Option<u64>> {
         let begin = self.shape.segment_at(segment);
         let head = self.read_head(begin, |pages| group::parse_any(self.id, pages))?;
@@ -110,19 +110,19 @@ impl Medium {
         Ok(found.into_iter().flatten().filter(is_here).max())
     }
 
-    /// Whether a record's first page is of what was written there last.
+    /// Returns whether a record's first page belongs to what was written there last.
     fn is_begun(&self, place: &Place) -> Result<bool> {
         let at = self.shape.segment_at(place.segment.into()) + u64::from(place.page) * PAGE;
         Ok(header_tag(&read(&*self.volume, at, PAGE)?) == Some(place.tag))
     }
 
-    /// Reads the group head at an offset. What cannot be read is no end of a log: the start fails.
+    /// Reads the group head at an offset. An unreadable page is not the end of a log: the start fails.
     fn read_head(&self, at: u64, parse: impl Fn(&[u8]) -> Option<Head>) -> Result<Option<Head>> {
         let page = read(&*self.volume, at, PAGE)?;
         Ok(match group::peek(&page) {
             None => None,
             Some(PAGE) => parse(&page),
-            // The segment ends before, so that it is none.
+            // The segment ends before that, so it is not a head.
             Some(length) if at + length > self.shape.bytes() => None,
             Some(length) => parse(&read(&*self.volume, at, length)?),
         })
@@ -151,7 +151,7 @@ impl Medium {
         Ok(footer::parse_rows(trailer, &read(&*self.volume, end - bytes, bytes)?))
     }
 
-    /// Follows the groups of a segment to where they end.
+    /// Follows the groups of a segment to their end.
     fn walk(&self, sequence: u64) -> Result<Life> {
         let begin = self.shape.segment_at(self.shape.segment_of(sequence).into());
         let (mut tail, mut rows, mut starts, mut durable) = (Tail::BEGIN, Vec::new(), Vec::new(), 0);

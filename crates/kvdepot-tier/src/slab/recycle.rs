@@ -1,12 +1,12 @@
-//! Which blocks of the oldest segment are written again before it is given up: those that were used since they were
-//! written, the last used first, up to half of a segment, so that room is always gained.
+//! Decides which blocks of the oldest segment are written again before it is recycled: those used since they were
+//! written, most recently used first, up to half a segment, so that space is always gained.
 
 use kvdepot_core::BlockKey;
 
 use super::index::Known;
 use super::shape::{PAGE, Shape};
 
-/// The blocks to keep, of all that lie in a segment.
+/// Returns the blocks to keep, out of all that lie in a segment.
 pub(super) fn keep(shape: &Shape, mut blocks: Vec<(BlockKey, Known)>) -> Vec<(BlockKey, Known)> {
     blocks.retain(|(_, known)| known.used > 0);
     blocks.sort_unstable_by_key(|(_, known)| std::cmp::Reverse(known.used));

@@ -1,4 +1,4 @@
-//! What a Slab tier can be told, and the keys of a user's configuration that say it.
+//! The settings of a Slab tier, and the keys of a user's configuration for them.
 
 use kvdepot_core::limits::IO_THREADS_MAX;
 
@@ -8,7 +8,7 @@ const THREADS: Kind = Kind::Whole { min: 1, max: IO_THREADS_MAX as u64 };
 /// Smallest and largest segment that can be configured, in MiB.
 pub(super) const SEGMENT_MB: (u64, u64) = (1, 4096);
 
-/// All of them, in the order of the documentation.
+/// All settings, in the order of the documentation.
 pub(super) const SETTINGS: [Setting; 7] = [
     Setting {
         name: "path",

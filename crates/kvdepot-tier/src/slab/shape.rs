@@ -1,4 +1,4 @@
-//! Where what lies on the medium: superblocks, tables of namespaces, then segments to its end.
+//! The layout of the medium: superblocks, tables of namespaces, then segments to its end.
 
 use kvdepot_core::limits::{BLOCK_ALIGN_BYTES, NAMESPACES_STORED_MAX};
 use kvdepot_core::{Error, ErrorKind, Result};
@@ -7,19 +7,19 @@ use super::footer;
 use super::group;
 use super::table;
 
-/// Bytes of a page: everything begins and ends at whole ones.
+/// Bytes of a page; everything begins and ends on a page boundary.
 pub(super) const PAGE: u64 = BLOCK_ALIGN_BYTES;
-/// Fewest segments: the open one, the one that is clear, and one that holds blocks.
+/// The fewest segments: the open one, the clear one, and one that holds blocks.
 pub(super) const SEGMENTS_MIN: u64 = 3;
-/// Smallest segment that makes sense at all.
+/// The smallest segment that makes sense at all.
 pub(super) const SEGMENT_BYTES_MIN: u64 = 16 * PAGE;
-/// Largest segment: its pages, and those of all its records, are counted with room to spare.
+/// The largest segment: page numbers within it, and page counts of its records, stay far below their limits.
 pub(super) const SEGMENT_BYTES_MAX: u64 = 4 << 30;
-/// Media below this size keep fewer namespaces than others.
+/// Smaller media keep fewer namespaces.
 const SMALL_BYTES: u64 = 256 << 20;
 const SMALL_TABLE_BYTES: u64 = 16 * PAGE;
 
-/// Sizes that a medium is formatted with and that never change.
+/// Sizes chosen when a medium is formatted; they never change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
     pub(super) segment_bytes: u64,
@@ -45,7 +45,7 @@ impl Shape {
         .with("segment_bytes", segment_bytes))
     }
 
-    /// Whether these sizes can be a medium's at all.
+    /// Returns whether a medium can have these sizes at all.
     pub(super) fn is_possible(&self) -> bool {
         let whole = |bytes: u64| bytes.is_multiple_of(PAGE);
         let segments = self.segments >= SEGMENTS_MIN && self.segments < u64::from(u32::MAX);
@@ -61,27 +61,27 @@ impl Shape {
         self.segment_at(self.segments)
     }
 
-    /// Where one of the two superblocks begins.
+    /// Offset of one of the two superblocks.
     pub(super) const fn superblock_at(copy: u64) -> u64 {
         copy * PAGE
     }
 
-    /// Where one of the two tables of namespaces begins.
+    /// Offset of one of the two tables of namespaces.
     pub(super) const fn table_at(&self, copy: u64) -> u64 {
         2 * PAGE + copy * self.table_bytes
     }
 
-    /// Where a segment begins.
+    /// Offset of a segment.
     pub(super) const fn segment_at(&self, segment: u64) -> u64 {
         2 * PAGE + 2 * self.table_bytes + segment * self.segment_bytes
     }
 
-    /// The segment of a sequence number: they are written in a ring.
+    /// The segment of a sequence number: segments are written in a ring.
     pub(super) const fn segment_of(&self, sequence: u64) -> u32 {
         (sequence % self.segments) as u32
     }
 
-    /// The longest record that a segment takes, behind a first group without entries.
+    /// The longest record that a segment takes, after a first group without entries.
     pub(super) const fn record_bytes_max(&self) -> u64 {
         self.segment_bytes - group::head_bytes(0) - group::head_bytes(1) - footer::bytes(1)
     }

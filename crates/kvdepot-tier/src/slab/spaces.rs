@@ -1,5 +1,5 @@
-//! Namespaces and their epochs. An epoch counts when the medium has stored it; a namespace whose epoch is to be stored is
-//! closed until then (P1), whatever happens to the medium.
+//! Namespaces and their epochs. An epoch counts once the medium has stored it; a namespace whose epoch must still be
+//! stored is closed until then (P1), whatever happens to the medium.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::codec::size;
 use super::table::Row;
 use crate::format::{file_bytes, header_bytes};
 
-/// One epoch of a namespace that is open.
+/// One epoch of an open namespace.
 #[derive(Debug)]
 pub(super) struct Space {
     pub(super) spec: Arc<NamespaceSpec>,
@@ -34,11 +34,11 @@ impl Space {
 
 #[derive(Debug)]
 struct Namespace {
-    /// What the medium stores; `None` = not yet anything.
+    /// The row that the medium stores; `None` = nothing yet.
     stored: Option<Row>,
-    /// What it is to store, and the namespace for whose id that is.
+    /// The row that it shall store, and the namespace to whose id that belongs.
     wanted: Option<(Row, Arc<NamespaceSpec>)>,
-    /// Whether it is to be opened when that is stored.
+    /// Whether to open it once that is stored.
     opens: bool,
 }
 
@@ -48,16 +48,16 @@ pub(super) struct Spaces {
     all: HashMap<NamespaceId, Namespace>,
     open: HashMap<NamespaceId, Arc<Space>>,
     rows_max: usize,
-    /// Ids of epochs that are over, whose blocks are to be forgotten.
+    /// Ids of past epochs whose blocks must be forgotten.
     over: Vec<NamespaceId>,
 }
 
-/// What is to be done to open a namespace.
+/// The work needed to open a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Opening {
     /// Nothing: it is open in this epoch.
     Open(u32),
-    /// Its epoch is to be stored first.
+    /// Its epoch must be stored first.
     Store(u32),
 }
 
@@ -67,7 +67,7 @@ impl Spaces {
         Self { all: rows.iter().map(known).collect(), open: HashMap::new(), rows_max, over: Vec::new() }
     }
 
-    /// The space that a key's namespace is open in.
+    /// Returns the space in which a key's namespace is open.
     pub(super) fn get(&self, key: &BlockKey) -> Option<&Arc<Space>> {
         self.open.get(&key.namespace)
     }
@@ -106,7 +106,7 @@ impl Spaces {
         }
     }
 
-    /// See [`crate::Tier::advance_epoch`]: the new epoch, which is to be stored.
+    /// See [`crate::Tier::advance_epoch`]. Returns the new epoch, which must still be stored.
     pub(super) fn advance(&mut self, spec: &Arc<NamespaceSpec>, at_least: u32) -> Result<u32> {
         let namespace = self.admit(spec.root())?;
         namespace.opens = true;
@@ -137,19 +137,19 @@ impl Spaces {
         }
     }
 
-    /// What the medium is to store.
+    /// Returns what the medium shall store.
     pub(super) fn rows(&self) -> Vec<Row> {
         let newest =
             |namespace: &Namespace| namespace.wanted.as_ref().map(|(row, _)| *row).or(namespace.stored);
         self.all.values().filter_map(newest).collect()
     }
 
-    /// Whether anything is to be stored.
+    /// Returns whether anything must be stored.
     pub(super) fn is_wanted(&self) -> bool {
         self.all.values().any(|namespace| namespace.wanted.is_some())
     }
 
-    /// The medium has stored these rows: opens what waited for them.
+    /// Notes that the medium has stored these rows, and opens what waited for them.
     pub(super) fn stored(&mut self, rows: &[Row]) {
         for row in rows {
             let Some(namespace) = self.all.get_mut(&row.root) else { continue };
@@ -162,12 +162,12 @@ impl Spaces {
         }
     }
 
-    /// The epoch that the medium stores of a namespace.
+    /// Returns the epoch that the medium stores for a namespace.
     pub(super) fn epoch(&self, root: NamespaceId) -> Option<u32> {
         Some(self.all.get(&root)?.stored?.epoch)
     }
 
-    /// Ids of epochs that are over and whose blocks are to be forgotten.
+    /// Takes the ids of past epochs whose blocks must be forgotten.
     pub(super) fn take_over(&mut self) -> Vec<NamespaceId> {
         std::mem::take(&mut self.over)
     }

@@ -1,12 +1,12 @@
-//! What the tier's calls, its I/O threads and its three threads of its own share.
+//! State shared by the tier's calls, its I/O threads and its own three threads.
 //!
-//! Under the one lock, which is never held across I/O:
-//! - a block is in `index` only when its record is written, and synced where the tier is durable (P1);
-//! - the medium learns of removals before it gets what is pending: a removal takes its token away from any write of the
-//!   block that is pending, so one that counts came after it;
-//! - a write that failed may be on the medium all the same, so that it leaves a removal;
-//! - a write that is under way counts for its key only while `writing` names its token: whoever removes the block takes
-//!   the token away.
+//! Invariants under the one lock, which is never held across I/O:
+//! - a block is in `index` only once its record is written, and synced if the tier is durable (P1);
+//! - the medium learns of removals before it gets what is pending: a removal takes the token away from any pending
+//!   write of the block, so a write that counts came after it;
+//! - a failed write may have reached the medium all the same, so it leaves a removal;
+//! - a write in flight counts for its key only while `writing` names its token: whoever removes the block takes the
+//!   token away.
 
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicU64;
@@ -26,12 +26,12 @@ use super::spaces::Spaces;
 use super::{SlabConfig, SlabStats};
 use crate::{Done, TierEvents, Written};
 
-/// Blocks handled under one hold of the lock.
+/// Blocks handled while the lock is held once.
 pub(super) const PIECE: usize = 128;
-/// Slots of the index looked at under one hold of the lock.
+/// Slots of the index examined while the lock is held once.
 pub(super) const PIECE_SLOTS: u32 = 4096;
 
-/// A block that waits to be written, until a deadline.
+/// A block that waits until a deadline to be written.
 #[derive(Debug)]
 pub(super) struct Record {
     pub(super) key: BlockKey,
@@ -40,14 +40,14 @@ pub(super) struct Record {
     pub(super) deadline: Instant,
 }
 
-/// A write under way and those who wait for its end.
+/// A write in flight and the callers waiting for its end.
 pub(super) struct Inflight {
     pub(super) key: BlockKey,
     pub(super) bytes: u64,
     pub(super) waiters: Vec<Done<Written>>,
 }
 
-/// A group that was written: its records and removals, and which group of which life of a segment it is.
+/// A written group: its records and removals, and which group of which segment life it is.
 #[derive(Debug)]
 pub(super) struct Appended {
     pub(super) sequence: u64,
@@ -56,7 +56,7 @@ pub(super) struct Appended {
     pub(super) removals: Vec<BlockKey>,
 }
 
-/// Those who are to be told how a write ended, once the lock is free.
+/// Callers to notify of how a write ended, once the lock is released.
 pub(super) type Answers = Vec<(Done<Written>, Result<Written>)>;
 
 #[derive(Debug, Default)]
@@ -71,27 +71,27 @@ pub(super) struct State {
     pub(super) spaces: Spaces,
     pub(super) pending: VecDeque<Record>,
     pub(super) pending_bytes: u64,
-    /// Blocks of which the medium is to learn that they are not there. Written before what is pending.
+    /// Blocks that must be removed on the medium. Written before what is pending.
     pub(super) removals: HashSet<BlockKey>,
     /// Whether the last write failed.
     pub(super) failing: bool,
-    /// The write under way of each key.
+    /// The write in flight of each key.
     pub(super) writing: HashMap<BlockKey, u64>,
     pub(super) inflight: HashMap<u64, Inflight>,
     pub(super) inflight_bytes: u64,
     tokens: u64,
     pub(super) commit: Commit<Appended>,
-    /// The last group that was synced: its sequence, and the number of the next one.
+    /// The last synced group: its sequence, and the number of the next one.
     pub(super) synced: (u64, u32),
-    /// Why something of the open segment could not be synced: no more is written to it, and nothing behind counts.
+    /// Why something in the open segment could not be synced: no more is written to it, and nothing after it counts.
     pub(super) doubt: Option<Error>,
-    /// Whether the append thread is at work.
+    /// Whether the append thread is working.
     pub(super) appending: bool,
-    /// Epochs that are over, whose blocks are being forgotten.
+    /// Past epochs whose blocks are being forgotten.
     pub(super) over: VecDeque<NamespaceId>,
     pub(super) events: Events,
     pub(super) stopping: bool,
-    /// Threads that have not ended.
+    /// Threads that are still running.
     pub(super) threads: usize,
 }
 
@@ -110,7 +110,7 @@ pub(super) struct Shared {
     pub(super) sync: Condvar,
     /// Wakes the keeper.
     pub(super) keep: Condvar,
-    /// Wakes callers: room, rest, the end of threads.
+    /// Wakes callers that wait for space, idleness or the end of threads.
     pub(super) changed: Condvar,
     listener: Mutex<Option<Weak<dyn TierEvents>>>,
     pub(super) counters: Counters,
@@ -190,7 +190,7 @@ impl Shared {
     }
 
     pub(super) fn stats(&self) -> SlabStats {
-        // Relaxed: figures that nothing is ordered by.
+        // Relaxed: figures that order nothing.
         let read = |counter: &AtomicU64| counter.load(std::sync::atomic::Ordering::Relaxed);
         SlabStats {
             accepted_bytes: read(&self.counters.accepted),
@@ -203,7 +203,7 @@ impl Shared {
         }
     }
 
-    /// The error of a key whose namespace is not open here, or not in this epoch.
+    /// The error for a key whose namespace is not open here, or not in this epoch.
     pub(super) fn no_namespace(key: &BlockKey) -> Error {
         Error::new(ErrorKind::NotFound, "a block's namespace is not open, or its epoch has passed")
             .with("key", key)
@@ -214,14 +214,14 @@ impl Shared {
         self.lock().events.attached = true;
     }
 
-    /// Tells the depot above what has happened. The caller holds no lock of the tier.
+    /// Reports collected events to the depot above. The caller must not hold a lock of the tier.
     pub(super) fn deliver_events(&self) {
         let (evicted, lost) = {
             let mut state = self.lock();
             let Events { evicted, lost, .. } = &mut state.events;
             (std::mem::take(evicted), std::mem::take(lost))
         };
-        // The clone ends the lock's hold before the call.
+        // The clone releases the lock before the call.
         let listener = self.listener.lock().as_ref().and_then(Weak::upgrade);
         let Some(listener): Option<Arc<dyn TierEvents>> = listener else { return };
         if !evicted.is_empty() {
@@ -232,7 +232,7 @@ impl Shared {
         }
     }
 
-    /// Ends writes whose outcome is known. The caller holds no lock of the tier.
+    /// Ends writes whose outcome is known. The caller must not hold a lock of the tier.
     pub(super) fn answer(&self, answers: Answers) {
         for (done, outcome) in answers {
             done(outcome);
@@ -240,7 +240,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Waits until nothing is under way, or the deadline passes.
+    /// Waits until nothing is in flight or the deadline passes.
     pub(super) fn wait_idle(&self, deadline: Instant) -> bool {
         let mut state = self.lock();
         while !state.is_idle() {
@@ -251,7 +251,7 @@ impl Shared {
         true
     }
 
-    /// Tells the threads to end what is queued and themselves, and waits for that until the deadline.
+    /// Tells the threads to finish queued work and end, and waits for that until the deadline.
     pub(super) fn stop(&self, deadline: Instant) {
         let mut state = self.lock();
         state.stopping = true;
@@ -298,7 +298,7 @@ impl State {
         !queued && !self.appending && self.commit.len() == 0
     }
 
-    /// Notes a write under way and its first waiter.
+    /// Notes a write in flight and its first waiter.
     pub(super) fn begin(&mut self, key: BlockKey, bytes: u64, done: Done<Written>) -> u64 {
         self.tokens += 1;
         self.writing.insert(key, self.tokens);
@@ -307,7 +307,7 @@ impl State {
         self.tokens
     }
 
-    /// Whether a write still counts for its key.
+    /// Returns whether a write still counts for its key.
     pub(super) fn counts(&self, key: &BlockKey, token: u64) -> bool {
         self.writing.get(key) == Some(&token)
     }
@@ -325,7 +325,7 @@ impl State {
         answers.extend(waiters.into_iter().zip(outcomes));
     }
 
-    /// Ends a group: its blocks are there from now on, or not at all.
+    /// Ends a group: its blocks exist from now on, or not at all.
     pub(super) fn end_group(&mut self, group: Appended, outcome: &Result<()>, answers: &mut Answers) {
         for (key, token, place) in group.records {
             let ended = match outcome {
@@ -350,7 +350,7 @@ impl State {
         }
     }
 
-    /// Makes a block unreachable, on the medium too when that is written.
+    /// Makes a block unreachable; on the medium too once the removal is written.
     pub(super) fn forget(&mut self, key: &BlockKey) {
         let known = self.index.remove(key).is_some() | self.writing.remove(key).is_some();
         if known {
@@ -370,7 +370,7 @@ impl State {
         }
     }
 
-    /// Takes over the epochs that are over from the namespaces; whether there are any.
+    /// Takes the past epochs from the namespaces; returns whether there are any.
     pub(super) fn note_over(&mut self) -> bool {
         let over = self.spaces.take_over();
         self.over.extend(over);

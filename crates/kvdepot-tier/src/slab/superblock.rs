@@ -1,4 +1,5 @@
-//! The first two pages of a medium: what it is and how it is divided. Written when it is formatted, and never again.
+//! The first two pages of a medium: what it is and how it is divided. Written when it is formatted; later only a
+//! damaged copy is rewritten.
 
 use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_io::AlignedBuf;
@@ -17,20 +18,20 @@ const AT_TABLE_BYTES: usize = 48;
 const AT_CHECKSUM: usize = 56;
 const END: usize = 64;
 
-/// A medium's number, drawn when it is formatted: what an earlier medium at the same place left counts for nothing.
+/// A medium's id, drawn when it is formatted: what an earlier medium left at the same place is ignored.
 pub(super) type MediumId = [u8; 16];
 
-/// What a medium is.
+/// The description of a medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Superblock {
     pub(super) id: MediumId,
     pub(super) shape: Shape,
 }
 
-/// What a page may be that should be a superblock.
+/// The state of a page that should be a superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Found {
-    /// One of ours, whole.
+    /// One of ours, intact.
     Whole(Superblock),
     /// One of ours, of another version.
     Version(u32),
@@ -87,13 +88,13 @@ impl Superblock {
     }
 }
 
-/// What two pages say of a medium: `None` is one that was never formatted, or not to the end.
+/// Decides from both pages what a medium is: `None` means it was never formatted, or not to the end.
 ///
 /// The second page is written and synced first, so a medium whose first page is blank has no blocks.
 pub(super) fn decide(first: Found, second: Found) -> Result<Option<Superblock>> {
     let refuse = |kind, what: &str| Err(Error::new(kind, what.to_owned()));
     match (first, second) {
-        // One of ours beside something else: that is somebody's, and would be written over.
+        // One of ours next to something else: that is somebody's data, and would be overwritten.
         (Found::Whole(_), Found::Foreign) | (Found::Foreign, Found::Whole(_)) => refuse(
             ErrorKind::Config,
             "one of the first two pages of a Slab tier's file or device holds something else, which is left alone: name \

@@ -1,5 +1,5 @@
-//! The table of namespaces: which epoch each is in. Two copies; both are rewritten and synced before an epoch counts, so
-//! that damage to one of them never takes a namespace back to an earlier epoch.
+//! The table of namespaces: which epoch each is in. There are two copies; both are rewritten and synced before an epoch
+//! counts, so that damage to one of them never takes a namespace back to an earlier epoch.
 
 use kvdepot_core::NamespaceId;
 use kvdepot_io::AlignedBuf;
@@ -28,12 +28,12 @@ pub(super) struct Row {
     pub(super) epoch: u32,
 }
 
-/// Bytes of a table of so many rows, in whole pages.
+/// Bytes of a table with this many rows, in complete pages.
 pub(super) const fn bytes_for(rows: usize) -> u64 {
     ((HEAD + rows * ROW) as u64).next_multiple_of(PAGE)
 }
 
-/// Rows that fit.
+/// Number of rows that fit.
 pub(super) const fn rows_max(bytes: u64) -> usize {
     (bytes as usize - HEAD) / ROW
 }
@@ -57,7 +57,7 @@ pub(super) fn encode(medium: MediumId, number: u64, rows: &[Row]) -> AlignedBuf 
     out
 }
 
-/// A copy's number and rows; `None` if it is not whole. `bytes` may have more behind the table.
+/// Returns a copy's number and rows; `None` if it is not intact. `bytes` may be longer than the table.
 pub(super) fn parse(medium: MediumId, bytes: &[u8]) -> Option<(u64, Vec<Row>)> {
     let fits = bytes.get(..8)? == MAGIC && u32_at(bytes, 8)? == VERSION && id_at(bytes, AT_ID)? == medium;
     let count = u32_at(bytes, AT_COUNT)? as usize;

@@ -1,4 +1,4 @@
-//! Writes up to the queue of the append thread: one writer a key, checksums taken on the I/O threads.
+//! Writes up to the queue of the append thread: one writer per key, checksums computed on the I/O threads.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,21 +16,21 @@ use super::state::{Answers, Record, Shared};
 use crate::format::{Writer, seal};
 use crate::{Done, WriteItem, Written};
 
-/// Removals that wait for a medium that fails, from which on it gets no more blocks: each one that fails adds one.
+/// The most removals waiting for a failing medium, after which it gets no more blocks: each failed write adds one.
 const REMOVALS_MAX: usize = 1 << 16;
 
-/// What becomes of a call to write.
+/// The decision about a call to write.
 enum Admitted {
     /// This call writes, under this token.
     Write(Arc<Space>, u64),
-    /// Another call writes the same block; this one is told how that ends.
+    /// Another call writes the same block; this one is notified when that ends.
     Wait,
-    /// Nothing is to be written.
+    /// Nothing needs to be written.
     Answer(Done<Written>, Result<Written>),
 }
 
 impl Shared {
-    /// The first step of a write; none if it has ended, or ends with another one.
+    /// Returns the first step of a write; `None` if it has ended, or ends with another one.
     pub(super) fn begin_write(self: &Arc<Self>, write: WriteItem, deadline: Instant) -> Option<Request> {
         let WriteItem { key, src, done } = write;
         let (space, token) = match self.admit(key, done) {
@@ -101,7 +101,7 @@ impl Shared {
         let sealed = seal(key, layout, src, Writer::now(&self.host))?;
         match self.volume().direct() {
             Some(align) if !sealed.fits(align) => {
-                // Pieces that O_DIRECT does not take are copied.
+                // Pieces that O_DIRECT does not accept are copied.
                 let copy = SlotBuf::anonymous(space.slot_bytes);
                 let mut bytes = vec![0; size(layout.block_bytes())];
                 src.read_at(0, &mut bytes);
@@ -112,7 +112,7 @@ impl Shared {
         }
     }
 
-    /// Hands a record to the append thread, waiting for room until the deadline.
+    /// Hands a record to the append thread; waits for space until the deadline.
     fn queue(&self, key: BlockKey, token: u64, buf: IoBuf, deadline: Instant) -> Result<()> {
         let bytes = buf.len() as u64;
         let mut state = self.lock();
@@ -128,7 +128,7 @@ impl Shared {
             return Err(closed());
         }
         state.pending_bytes += bytes;
-        // Relaxed: a figure that nothing is ordered by.
+        // Relaxed: a figure that orders nothing.
         self.counters.accepted.fetch_add(bytes, Ordering::Relaxed);
         state.pending.push_back(Record { key, token, buf, deadline });
         drop(state);

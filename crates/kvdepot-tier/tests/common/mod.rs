@@ -1,5 +1,5 @@
-//! What the tests of block files share.
-#![allow(dead_code, unused_macros, unused_imports, clippy::unwrap_used)] // each test uses its part; a test that cannot go on shall panic
+//! Helpers shared by the tests of block files.
+#![allow(dead_code, unused_macros, unused_imports, clippy::unwrap_used)] // each test uses some of these; a failing test panics
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use kvdepot_io::{Device, DirDevice, DirectUse, EngineKind};
 use kvdepot_tier::conformance::Bench;
 use kvdepot_tier::{PosixConfig, PosixTier};
 
-/// Only a hang reaches it.
+/// Reached only by a hang.
 const HANG: Duration = Duration::from_secs(60);
 
 thread_local! {
@@ -38,7 +38,7 @@ impl Drop for Engine {
     }
 }
 
-/// Runs each test with each I/O engine; where the system lacks one, with the one that it falls back to.
+/// Runs each test with each I/O engine; where the system lacks one, with its fallback.
 macro_rules! on_every_engine {
     ($($test:ident)*) => {
         on_every_engine! { @ psync Psync $($test)* }
@@ -57,18 +57,18 @@ macro_rules! on_every_engine {
 }
 pub(crate) use on_every_engine;
 
-/// A tier on a directory, small in everything.
+/// A tier on a directory, with everything small.
 pub(crate) fn config(dir: &Path) -> PosixConfig {
     PosixConfig {
         engine: ENGINE.get(),
-        // Without it no queue is used for writes.
+        // Without O_DIRECT no queue is used for writes.
         io_direct: if Engine::is_queued() { DirectUse::Always } else { DirectUse::Never },
         read_threads: 2,
         write_threads: 2,
-        // Whatever the disk of the machine that runs the tests has free.
+        // Independent of how much free space the test machine's disk has.
         capacity_percent: 0,
         free_floor_percent: 0,
-        // A disk that syncs a whole build's output is slow, and does not hang.
+        // A disk that is syncing the output of a complete build is slow, but does not hang.
         open_wait: HANG,
         ..PosixConfig::new(dir)
     }
@@ -86,8 +86,8 @@ pub(crate) fn open_faulty(config: PosixConfig, faults: &Faults) -> Arc<PosixTier
     Arc::new(PosixTier::open_on_faulty(config, vec![device], faults).unwrap())
 }
 
-/// All files under a directory, but for the tier's own records of what lies there. Directories that the tier removes
-/// meanwhile count as empty.
+/// All files under a directory except the tier's own records of what lies there. Directories that the tier removes in
+/// the meantime count as empty.
 pub(crate) fn files(dir: &Path) -> Vec<PathBuf> {
     let mut out = Vec::new();
     let mut todo = vec![dir.to_owned()];

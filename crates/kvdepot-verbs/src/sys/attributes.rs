@@ -1,4 +1,4 @@
-//! Attributes that calls take and fill.
+//! Attributes passed to and from calls.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::{offset_of, size_of};
@@ -75,7 +75,7 @@ pub struct ibv_port_attr {
     pub link_layer: u8,
     pub flags: u8,
     pub port_cap_flags2: u16,
-    /// Newer headers have more; the symbol that is called here never fills it.
+    /// Newer headers have more fields; the symbol called here never fills them.
     pub _newer: [u32; 4],
 }
 
@@ -186,7 +186,7 @@ pub struct ibv_srq_init_attr {
     pub attr: ibv_srq_attr,
 }
 
-// Taken by a C program from the header of rdma-core 44; the ABI has kept them since.
+// Measured by a C program with the header of rdma-core 44; the ABI has kept them since.
 const _: () = {
     assert!(size_of::<ibv_device_attr>() == 232 && offset_of!(ibv_device_attr, max_qp) == 108);
     assert!(offset_of!(ibv_device_attr, phys_port_cnt) == 227);

@@ -1,6 +1,6 @@
-//! The C interface of libibverbs (`infiniband/verbs.h`, ABI `IBVERBS_1`): names are the header's, so that they can be
-//! looked up there. Only what basic completion queues and reliable connections need; extended completion queues are
-//! left out because the software provider of rdma-core before 55 reports completions that never happened.
+//! The C interface of libibverbs (`infiniband/verbs.h`, ABI `IBVERBS_1`), under the header's names. Contains only what
+//! basic completion queues and reliable connections need. Extended completion queues are left out because the software
+//! provider of rdma-core before 55 reports completions that never happened.
 #![allow(
     missing_docs,
     missing_debug_implementations,
@@ -53,9 +53,9 @@ pub const IBV_QP_SQ_PSN: u32 = 1 << 16;
 pub const IBV_QP_MAX_DEST_RD_ATOMIC: u32 = 1 << 17;
 pub const IBV_QP_DEST_QPN: u32 = 1 << 20;
 
-/// What `INIT` needs.
+/// Attributes required for `INIT`.
 pub const TO_INIT: u32 = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
-/// What `RTR` needs on a reliable connection.
+/// Attributes required for `RTR` on a reliable connection.
 pub const TO_RTR: u32 = IBV_QP_STATE
     | IBV_QP_AV
     | IBV_QP_PATH_MTU
@@ -63,7 +63,7 @@ pub const TO_RTR: u32 = IBV_QP_STATE
     | IBV_QP_RQ_PSN
     | IBV_QP_MAX_DEST_RD_ATOMIC
     | IBV_QP_MIN_RNR_TIMER;
-/// What `RTS` needs on a reliable connection.
+/// Attributes required for `RTS` on a reliable connection.
 pub const TO_RTS: u32 = IBV_QP_STATE
     | IBV_QP_TIMEOUT
     | IBV_QP_RETRY_CNT

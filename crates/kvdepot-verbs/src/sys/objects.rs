@@ -1,4 +1,4 @@
-//! Objects that the library hands out, and the work requests that go through their function tables.
+//! Objects returned by the library, and the work requests that go through their function tables.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::{offset_of, size_of};
@@ -21,7 +21,7 @@ pub type PostSrqRecv = unsafe extern "C" fn(*mut ibv_srq, *mut ibv_recv_wr, *mut
 pub type PostSend = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int;
 pub type PostRecv = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int;
 
-/// What the header's inline functions call: the provider's own code, without a symbol of the library.
+/// The functions behind the header's inline functions: the provider's own code, without a symbol of the library.
 #[repr(C)]
 #[derive(Debug)]
 pub struct ibv_context_ops {
@@ -132,7 +132,7 @@ pub struct ibv_send_wr {
     pub num_sge: c_int,
     pub opcode: u32,
     pub send_flags: u32,
-    /// Four bytes as they travel.
+    /// Four bytes in wire order.
     pub imm_data: u32,
     /// `wr.rdma`, the largest member that is used here.
     pub remote_addr: u64,
@@ -159,7 +159,7 @@ pub struct ibv_wc {
     pub opcode: u32,
     pub vendor_err: u32,
     pub byte_len: u32,
-    /// Four bytes as they travelled.
+    /// Four bytes in wire order.
     pub imm_data: u32,
     pub qp_num: u32,
     pub src_qp: u32,
@@ -170,7 +170,7 @@ pub struct ibv_wc {
     pub dlid_path_bits: u8,
 }
 
-// Taken by a C program from the header of rdma-core 44; the ABI has kept them since.
+// Measured by a C program with the header of rdma-core 44; the ABI has kept them since.
 const _: () = {
     assert!(size_of::<ibv_device>() == 664 && offset_of!(ibv_device, name) == 24);
     assert!(offset_of!(ibv_device, ibdev_path) == 408);
@@ -190,7 +190,7 @@ const _: () = {
     assert!(offset_of!(ibv_cq, cqe) == 28);
     assert!(offset_of!(ibv_qp, qp_num) == 52 && offset_of!(ibv_qp, state) == 56);
 };
-// These hold pthread objects, whose size is the C library's.
+// These contain pthread objects, whose size depends on the C library.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 const _: () = {
     assert!(size_of::<ibv_context>() == 328 && offset_of!(ibv_context, abi_compat) == 320);

@@ -1,4 +1,4 @@
-//! Requests that fail, and what they take down.
+//! Failing requests and their consequences.
 
 use kvdepot_core::ErrorKind;
 use kvdepot_verbs::{
@@ -8,8 +8,8 @@ use kvdepot_verbs::{
 
 use crate::lab::{Lab, content, each, each_standin, gather, gather_ok};
 
-/// Posts `bad` between a good request and one after it; the good one succeeds, `bad` fails with `status`, the rest is
-/// flushed, and the connection is over.
+/// Posts `bad` between two good requests. The first succeeds, `bad` fails with `status`, the rest is flushed, and the
+/// connection is over.
 fn fails_with(lab: &Lab, operation: Operation<'_>, target: &Buffer, status: WcStatus) {
     let cq = lab.cq(64);
     let qp = lab.loopback(&cq);
@@ -25,7 +25,7 @@ fn fails_with(lab: &Lab, operation: Operation<'_>, target: &Buffer, status: WcSt
     assert_eq!(ended, [(1, WcStatus::SUCCESS), (2, status), (3, WcStatus::FLUSHED)]);
     assert_eq!(content(target, 4000, 8), b"good\0\0\0\0");
     assert_eq!(qp.state().expect("asks"), QpState::Error);
-    // Whatever is posted later is flushed too.
+    // Requests posted later are flushed too.
     list.clear();
     list.push(4, Operation::Write(Payload::Sges(&good), target.mr().remote(4004)), Flags::SILENT);
     qp.post_send(&mut list).expect("is taken, to be flushed");
@@ -105,7 +105,7 @@ fn a_message_longer_than_its_receive_fails_both_sides() {
         let mut list = SendList::new();
         list.push(1, Operation::Send(Payload::Inline(b"nine byte")), Flags::SIGNALED);
         a.post_send(&mut list).expect("takes it");
-        // The rules say the first, the software device the second; below too.
+        // The specification says the first, and the software device reports the second; also below.
         let sent = gather(&left, 1)[0].status;
         assert!([WcStatus::REMOTE_INVALID_REQUEST, WcStatus::REMOTE_OPERATION].contains(&sent), "{sent:?}");
         let received = gather(&right, 1)[0];
@@ -167,7 +167,7 @@ fn a_cut_link_ends_everything_as_unanswered() {
     });
 }
 
-/// A peer that expects other packet numbers does not answer: both must be told the same.
+/// A peer that expects other packet numbers does not answer: both sides must agree on them.
 #[test]
 fn packet_numbers_must_match() {
     each_standin(|lab, _| {
@@ -185,7 +185,7 @@ fn packet_numbers_must_match() {
     });
 }
 
-/// What the library can refuse at any time is an error that names the call, the device and the number.
+/// Every call that the library may refuse fails with an error that names the call, the device and the number.
 #[test]
 fn every_refused_call_is_an_error_that_names_it() {
     each_standin(|lab, standin| {

@@ -1,4 +1,4 @@
-//! A device, and connections on it.
+//! A device with connections.
 
 use std::time::{Duration, Instant};
 
@@ -8,9 +8,9 @@ use kvdepot_verbs::{
     RcAttributes, Verbs, WcStatus,
 };
 
-/// Schedules of the stand-in that every test runs under.
+/// Number of the stand-in's schedules that every test runs under.
 const SEEDS: u64 = 40;
-/// Longer than any machine needs; only a hang gets here.
+/// Longer than any machine needs. Reached only when something hangs.
 const DEADLINE: Duration = Duration::from_secs(120);
 
 pub(crate) struct Lab {
@@ -22,7 +22,7 @@ pub(crate) struct Lab {
     pub(crate) seed: u64,
 }
 
-/// Says which schedule failed.
+/// Prints the seed of the failed schedule.
 struct Named(u64);
 
 impl Drop for Named {
@@ -33,7 +33,7 @@ impl Drop for Named {
     }
 }
 
-/// Runs `test` on a fresh device of every schedule, or once on the machine's.
+/// Runs `test` on a fresh device for every schedule, or once on the machine's.
 pub(crate) fn each(test: impl Fn(&Lab)) {
     if std::env::var("KVDEPOT_TEST_VERBS").is_ok_and(|which| which == "system") {
         let verbs = Verbs::load().expect("the machine has a libibverbs");
@@ -55,7 +55,7 @@ pub(crate) fn each(test: impl Fn(&Lab)) {
     }
 }
 
-/// Runs `test` on the stand-in only, for what no real device can be asked to do.
+/// Runs `test` only on the stand-in, for behaviour that no real device can be made to show.
 pub(crate) fn each_standin(test: impl Fn(&Lab, &StandIn)) {
     each(|lab| {
         if let Some(standin) = &lab.standin {
@@ -68,7 +68,7 @@ impl Lab {
     fn open(standin: Option<StandIn>, verbs: &Verbs, seed: u64) -> Self {
         let (context, port) = PortChoice::default().open(verbs).expect("a port is up");
         let pd = Pd::new(&context).expect("a domain");
-        // A software device on an emulated processor answers late.
+        // A software device on an emulated processor is slow to answer.
         let timeout = if standin.is_some() { 14 } else { 20 };
         let attributes = RcAttributes { timeout, ..RcAttributes::default() };
         Self { standin, context, pd, port, attributes, seed }
@@ -105,7 +105,7 @@ impl Lab {
         qp
     }
 
-    /// Two that are connected with each other, each with its queue.
+    /// Two connected queue pairs, each with its own completion queue.
     pub(crate) fn pair(&self, left: &Cq, right: &Cq) -> (Qp, Qp) {
         let make = |cq: &Cq| self.qp(QpConfig { max_inline_bytes: 64, ..QpConfig::new(cq, 64, 16) });
         let (a, b) = (make(left), make(right));

@@ -1,4 +1,4 @@
-//! Handles may be dropped in any order: each keeps what it is made of.
+//! Handles can be dropped in any order: each keeps its dependencies alive.
 
 use kvdepot_verbs::{
     Access, Buffer, CompletionChannel, Cq, Flags, Operation, Payload, QpConfig, SendList, Srq,

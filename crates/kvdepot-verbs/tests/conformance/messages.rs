@@ -41,7 +41,7 @@ fn messages_arrive_in_order_with_their_bytes() {
     });
 }
 
-/// The peer of a WRITE WITH IMM finds its bytes when it gets the four.
+/// The peer of a WRITE WITH IMM sees the written bytes when it gets the four immediate ones.
 #[test]
 fn a_write_with_imm_is_placed_before_it_is_told() {
     each(|lab| {
@@ -83,7 +83,7 @@ fn four_bytes_travel_alone() {
     });
 }
 
-/// Inline bytes are taken when they are posted: what happens to them later does not matter.
+/// Inline bytes are copied when they are posted: later changes to them do not matter.
 #[test]
 fn inline_bytes_are_taken_at_once() {
     each(|lab| {
@@ -132,7 +132,7 @@ fn a_message_waits_for_its_receive() {
     });
 }
 
-/// Connections that share receives get each their own messages, and the completion says whose it was.
+/// Connections that share receives get their own messages, and the completion names the connection.
 #[test]
 fn shared_receives_serve_all_connections() {
     each(|lab| {

@@ -1,4 +1,4 @@
-//! READ and WRITE, on a connection to oneself and to a peer.
+//! READ and WRITE, on a connection to itself and to a peer.
 
 use kvdepot_verbs::{Done, Flags, Operation, Payload, Qp, SendList};
 
@@ -6,7 +6,7 @@ use crate::lab::{Lab, content, deadline, each, gather_ok, pattern};
 
 const SIZES: [usize; 7] = [0, 1, 7, 4096, 4097, 65_536, 300_001];
 
-/// What is written is there after the completion, and nothing beside it changes; what is read back is the same.
+/// Written bytes are in place after the completion, no other byte changes, and reading them back returns the same.
 fn there_and_back(lab: &Lab, qp: &Qp, cq: &kvdepot_verbs::Cq) {
     let total: usize = SIZES.iter().sum();
     let (source, target) = (lab.buffer(total), lab.buffer(total + 2));
@@ -109,7 +109,7 @@ fn a_read_sees_the_write_before_it() {
     });
 }
 
-/// Fenced, a WRITE sends what the READ before it has brought.
+/// A fenced WRITE sends the bytes that the READ before it has brought.
 #[test]
 fn a_fence_waits_for_reads() {
     each(|lab| {

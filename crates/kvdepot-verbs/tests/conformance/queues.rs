@@ -1,4 +1,4 @@
-//! Room in queues, waiting, and what is refused at once.
+//! Capacity of queues, waiting, and immediate refusals.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use kvdepot_verbs::{
 
 use crate::lab::{deadline, each, each_standin, gather_ok};
 
-/// A wait ends with a completion, or with its deadline and nothing.
+/// A wait ends with a completion, or at its deadline without one.
 #[test]
 fn a_wait_has_a_deadline() {
     each(|lab| {
@@ -53,7 +53,7 @@ fn an_event_names_its_queue() {
     });
 }
 
-/// Silent requests keep their places until a completion after them was polled.
+/// Silent requests keep their places until a later completion was polled.
 #[test]
 fn a_full_queue_says_so_and_how_much_it_took() {
     each_standin(|lab, _| {
@@ -78,7 +78,7 @@ fn a_full_queue_says_so_and_how_much_it_took() {
     });
 }
 
-/// More completions than a queue has entries is an error of the next poll, not silence.
+/// An overflow of a completion queue is an error of the next poll, not silence.
 #[test]
 fn an_overrun_queue_is_an_error() {
     let standin = kvdepot_standin_verbs::StandIn::new(3);

@@ -1,6 +1,6 @@
-//! FlatBuffers, as far as InfiniStore uses them: one table at the root whose fields are scalars, a string, a vector of
-//! strings or of 64-bit numbers. The reader checks every offset and length before it follows it; there is no nesting, so
-//! no message takes more time than its own length allows.
+//! The part of FlatBuffers that InfiniStore uses: one root table whose fields are scalars, a string, or a vector of
+//! strings or 64-bit numbers. The reader checks every offset and length before it follows it. There is no nesting, so
+//! the time for a message is bounded by its own length.
 
 use kvdepot_core::{Error, ErrorKind, Result};
 
@@ -32,14 +32,14 @@ fn u32_at(bytes: &[u8], at: usize) -> Result<usize> {
     Ok(u32::from_le_bytes(array(bytes, at)?) as usize)
 }
 
-/// Where the offset that stands at `at` points to.
+/// Returns the target of the offset at `at`.
 fn follow(bytes: &[u8], at: usize) -> Result<usize> {
     let offset = u32_at(bytes, at)?;
     let target = at.checked_add(offset).filter(|&target| offset > 0 && target < bytes.len());
     target.ok_or_else(|| bad("an offset points outside of it").with("offset_bytes", at))
 }
 
-/// Count and first element of a vector or string.
+/// Returns the bytes of the elements of a vector or string.
 fn vector(bytes: &[u8], at: usize, item_bytes: usize) -> Result<&[u8]> {
     let count = u32_at(bytes, at)?;
     let len = count.checked_mul(item_bytes).ok_or_else(|| bad("a vector is too long"))?;
@@ -48,7 +48,7 @@ fn vector(bytes: &[u8], at: usize, item_bytes: usize) -> Result<&[u8]> {
 }
 
 impl<'a> Table<'a> {
-    /// The root table of a message.
+    /// Returns the root table of a message.
     pub(crate) fn root(bytes: &'a [u8]) -> Result<Self> {
         let start = follow(bytes, 0)?;
         let back = i64::from(i32::from_le_bytes(array(bytes, start)?));
@@ -64,7 +64,7 @@ impl<'a> Table<'a> {
         Ok(Self { bytes, start, table_bytes, vtable })
     }
 
-    /// Where field number `field` of `field_bytes` stands; None if it was left out.
+    /// Returns the position of field number `field` of `field_bytes`; `None` if it is absent.
     fn field(&self, field: usize, field_bytes: usize) -> Result<Option<usize>> {
         if 4 + field * 2 >= self.vtable.len() {
             return Ok(None);
@@ -86,7 +86,7 @@ impl<'a> Table<'a> {
         at.map_or(Ok(0), |at| Ok(i32::from_le_bytes(array(self.bytes, at)?)))
     }
 
-    /// A string's bytes, without its NUL; empty if it was left out.
+    /// Returns a string's bytes, without its NUL; empty if it is absent.
     pub(crate) fn string(&self, field: usize) -> Result<&'a [u8]> {
         match self.field(field, 4)? {
             None => Ok(&[]),
@@ -102,7 +102,7 @@ impl<'a> Table<'a> {
         Ok(text)
     }
 
-    /// A vector of strings; empty if it was left out.
+    /// Returns a vector of strings; empty if it is absent.
     pub(crate) fn strings(&self, field: usize) -> Result<Vec<&'a [u8]>> {
         let Some(at) = self.field(field, 4)? else { return Ok(Vec::new()) };
         let first = follow(self.bytes, at)? + 4;
@@ -114,13 +114,13 @@ impl<'a> Table<'a> {
         let keys = (0..count).map(|i| {
             let key = self.string_at(first + i * 4)?;
             all_bytes += key.len();
-            // Keys that lie on each other would make a short message cost as much as a long one.
+            // Overlapping keys would let a short message cost as much as a long one.
             if all_bytes > self.bytes.len() { Err(bad("its keys overlap")) } else { Ok(key) }
         });
         keys.collect()
     }
 
-    /// A vector of 64-bit numbers; empty if it was left out.
+    /// Returns a vector of 64-bit numbers; empty if it is absent.
     pub(crate) fn u64s(&self, field: usize) -> Result<Vec<u64>> {
         let Some(at) = self.field(field, 4)? else { return Ok(Vec::new()) };
         let items = vector(self.bytes, follow(self.bytes, at)?, 8)?;
@@ -131,7 +131,7 @@ impl<'a> Table<'a> {
     }
 }
 
-/// A field to be written. Every field takes eight bytes of the table, so that all are aligned alike.
+/// A field to be written. Every field takes eight bytes of the table, so all are aligned alike.
 #[derive(Debug)]
 pub(crate) enum Field<'a> {
     I8(u8),
@@ -141,13 +141,13 @@ pub(crate) enum Field<'a> {
     U64s(&'a [u64]),
 }
 
-/// Bytes of a field in a table.
+/// Size of a field in a table.
 const FIELD_BYTES: usize = 8;
 
-/// A message with one table of these fields, numbered from 0.
+/// Encodes a message with one table of these fields, numbered from 0.
 ///
 /// ```text
-///   root offset | vtable | pad | table: vtable's distance, pad, fields | what offsets point to
+///   root offset | vtable | pad | table: vtable's distance, pad, fields | targets of offsets
 /// ```
 pub(crate) fn encode(fields: &[Field<'_>]) -> Vec<u8> {
     let vtable_bytes = 4 + fields.len() * 2;
@@ -183,7 +183,7 @@ pub(crate) fn encode(fields: &[Field<'_>]) -> Vec<u8> {
                 }
             }
             Field::U64s(values) => {
-                // The count stands before the first element, which is aligned to its eight bytes.
+                // The count precedes the first element, which is aligned to eight bytes.
                 while out.len() % 8 != 4 {
                     out.push(0);
                 }
@@ -206,7 +206,7 @@ fn put_string(out: &mut Vec<u8>, text: &[u8]) {
     out.push(0);
 }
 
-/// Has the offset at `at` point to what is appended next.
+/// Sets the offset at `at` to the bytes that are appended next.
 fn point(out: &mut Vec<u8>, at: usize, align: usize) {
     out.resize(out.len().next_multiple_of(align), 0);
     let distance = (out.len() - at) as u32;

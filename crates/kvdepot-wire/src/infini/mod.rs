@@ -1,4 +1,4 @@
-//! InfiniStore's protocol, as its client and its server speak it: no ids, one request at a time, raw answers.
+//! InfiniStore's protocol, as its client and its server use it: no ids, one request at a time, raw answers.
 
 mod flat;
 mod rdma;
@@ -13,32 +13,32 @@ pub use request::{Request, TcpOp};
 pub mod op {
     /// Exchange of RDMA connection data.
     pub const EXCHANGE: u8 = b'E';
-    /// Is this key there?
+    /// Does this key exist?
     pub const EXISTS: u8 = b'C';
-    /// The last of the leading keys that are there.
+    /// The last of the leading keys that exist.
     pub const MATCH: u8 = b'M';
     /// Delete keys.
     pub const DELETE: u8 = b'X';
-    /// A value over TCP, in or out.
+    /// A value over TCP, in either direction.
     pub const TCP: u8 = b'L';
-    /// Values by RDMA into the server; travels in a SEND.
+    /// Values by RDMA into the server; sent in a SEND.
     pub const RDMA_WRITE: u8 = b'W';
-    /// Values by RDMA out of the server; travels in a SEND.
+    /// Values by RDMA out of the server; sent in a SEND.
     pub const RDMA_READ: u8 = b'A';
 }
 
-/// What a server answers first.
+/// Status codes of answers.
 pub mod code {
-    /// Done.
+    /// Success.
     pub const FINISH: i32 = 200;
-    /// The request makes no sense.
+    /// The request is invalid.
     pub const INVALID: i32 = 400;
     /// No such key.
     pub const NOT_FOUND: i32 = 404;
     /// The server failed.
     pub const INTERNAL: i32 = 500;
-    /// The machine failed, or has not what is asked for.
+    /// The machine failed, or lacks something that the request needs.
     pub const SYSTEM: i32 = 503;
-    /// No room.
+    /// No space.
     pub const OUT_OF_MEMORY: i32 = 507;
 }

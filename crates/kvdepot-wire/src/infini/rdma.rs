@@ -1,4 +1,4 @@
-//! What travels for RDMA: connection data over TCP, and the requests inside of SENDs.
+//! RDMA messages: connection data over TCP, and the requests inside of SENDs.
 
 use kvdepot_core::{Error, ErrorKind, Result};
 
@@ -7,18 +7,18 @@ use super::op;
 use crate::bytes::Reader;
 use crate::limits::INFINI_BODY_BYTES_MAX;
 
-/// What one side tells the other so that their queue pairs find each other.
+/// The connection data of one side's queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnInfo {
     /// Queue pair number.
     pub qpn: u32,
     /// First packet sequence number.
     pub psn: u32,
-    /// Address for RoCE.
+    /// RoCE address.
     pub gid: [u8; 16],
-    /// Address for InfiniBand.
+    /// InfiniBand address.
     pub lid: u16,
-    /// Path MTU as `enum ibv_mtu` counts it.
+    /// Path MTU, with the numbers of `enum ibv_mtu`.
     pub mtu: u32,
 }
 
@@ -26,7 +26,7 @@ impl ConnInfo {
     /// Length on the wire.
     pub const BYTES: usize = 30;
 
-    /// The 30 bytes.
+    /// Encodes the 30 bytes.
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let mut out = [0; Self::BYTES];
         out[..4].copy_from_slice(&self.qpn.to_le_bytes());
@@ -37,7 +37,7 @@ impl ConnInfo {
         out
     }
 
-    /// Reads exactly 30 bytes.
+    /// Decodes exactly 30 bytes.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let mut reader = Reader::new(bytes, "rdma_conn_info");
         let info = Self {
@@ -57,18 +57,18 @@ impl ConnInfo {
 pub struct RemoteMeta<'a> {
     /// [`op::RDMA_WRITE`] (the server reads the client's memory) or [`op::RDMA_READ`] (it writes it).
     pub op: u8,
-    /// One key a block.
+    /// One key for each block.
     pub keys: Vec<&'a [u8]>,
     /// Bytes of each block.
     pub block_bytes: u32,
     /// Key of the client's memory region.
     pub rkey: u32,
-    /// Where each block lies in the client's memory; as many as keys.
+    /// The address of each block in the client's memory, in the order of the keys.
     pub addresses: Vec<u64>,
 }
 
 impl<'a> RemoteMeta<'a> {
-    /// The bytes of the SEND.
+    /// Encodes the bytes of the SEND.
     pub fn encode(&self) -> Vec<u8> {
         encode(&[
             Field::Strings(&self.keys),
@@ -79,7 +79,7 @@ impl<'a> RemoteMeta<'a> {
         ])
     }
 
-    /// Reads the bytes of a SEND.
+    /// Decodes the bytes of a SEND.
     pub fn decode(bytes: &'a [u8]) -> Result<Self> {
         let bad =
             |why: &str| Error::new(ErrorKind::Protocol, format!("an RDMA request cannot be served: {why}"));

@@ -1,4 +1,4 @@
-//! Answers: raw numbers whose meaning depends on what was asked.
+//! Answers: raw numbers whose meaning depends on the request.
 
 use kvdepot_core::{Error, ErrorKind, Result};
 
@@ -7,11 +7,11 @@ use super::{ConnInfo, code, op};
 /// An answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// A code alone: the end of a put, or a refusal.
+    /// Only a code: the end of a put, or a refusal.
     Code(i32),
-    /// Answer to `Exists` (0 = there), `Match` (-1 = none) and `Delete` (how many).
+    /// Answer to `Exists` (0 = present), `Match` (-1 = none) and `Delete` (number of deleted keys).
     Number(i32),
-    /// So many bytes of value follow.
+    /// The length of the value that follows.
     Value(u32),
     /// The server's RDMA connection data.
     Exchange(ConnInfo),
@@ -38,7 +38,8 @@ impl Reply {
     }
 }
 
-/// Reads one answer of a server. Feed it bytes until it has an answer; a value's bytes come after and are not its.
+/// Reads one answer of a server. Feed it bytes until it returns the answer. A value's bytes follow and are not part of
+/// it.
 #[derive(Debug)]
 pub struct ReplyReader {
     op: u8,
@@ -48,19 +49,19 @@ pub struct ReplyReader {
 }
 
 impl ReplyReader {
-    /// For the answer to this request.
+    /// Makes a reader for the answer to this request.
     pub const fn new(request: &super::Request<'_>) -> Self {
         let is_get = matches!(request, super::Request::Tcp { op: super::TcpOp::Get, .. });
         Self { op: request.op(), is_get, bytes: [0; 4 + ConnInfo::BYTES], filled: 0 }
     }
 
-    /// Where the next bytes go; read no more than that. Never empty before there is an answer.
+    /// Returns the buffer for the next bytes; read no more than that. Never empty before the answer is complete.
     pub fn room(&mut self) -> &mut [u8] {
         let wanted = self.wanted();
         &mut self.bytes[self.filled..wanted]
     }
 
-    /// So many bytes were put there: the answer, if that was all of it.
+    /// Notes that `count` bytes were put into the buffer. Returns the answer once it is complete.
     pub fn advance(&mut self, count: usize) -> Result<Option<Reply>> {
         self.filled = (self.filled + count).min(self.bytes.len());
         if self.filled < self.wanted() {
@@ -85,11 +86,11 @@ impl ReplyReader {
         }))
     }
 
-    /// How long the answer is, as far as it is known.
+    /// Returns the length of the answer, as far as it is known.
     fn wanted(&self) -> usize {
         let finished = self.filled >= 4 && self.bytes[..4] == code::FINISH.to_le_bytes();
         match self.op {
-            // A refusal is four bytes long, whatever was asked.
+            // A refusal is four bytes long, whatever the request was.
             _ if !finished => 4,
             op::EXCHANGE => 4 + ConnInfo::BYTES,
             op::TCP if !self.is_get => 4,

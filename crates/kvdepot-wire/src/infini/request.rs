@@ -1,4 +1,4 @@
-//! Requests that travel over TCP.
+//! Requests over TCP.
 
 use kvdepot_core::{Error, ErrorKind, Result};
 
@@ -8,12 +8,12 @@ use crate::frame::Frame;
 use crate::header::{HEADER_BYTES, Header};
 use crate::limits::{INFINI_BODY_BYTES_MAX, KEY_BYTES_MAX, KEYS_MAX, VALUE_BYTES_MAX};
 
-/// What a value's request asks for.
+/// The direction of a request for a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TcpOp {
-    /// So many bytes of value follow the frame.
+    /// The length of the value that follows the frame.
     Put(u32),
-    /// The value is to be sent.
+    /// Send the value.
     Get,
 }
 
@@ -22,20 +22,20 @@ pub enum TcpOp {
 pub enum Request<'a> {
     /// RDMA connection data of the client.
     Exchange(ConnInfo),
-    /// Is this key there? Any bytes, possibly none.
+    /// Whether this key exists. Any bytes, possibly none.
     Exists(&'a [u8]),
-    /// The last of the leading keys that are there.
+    /// The last of the leading keys that exist.
     Match(Vec<&'a [u8]>),
     /// Delete these keys.
     Delete(Vec<&'a [u8]>),
-    /// A value.
+    /// Puts or gets a value.
     Tcp {
-        /// Its key; at least one byte.
+        /// The key; at least one byte.
         key: &'a [u8],
-        /// In which direction.
+        /// The direction.
         op: TcpOp,
     },
-    /// An operation that exists inside of an RDMA SEND only.
+    /// An operation that is only valid inside of an RDMA SEND.
     RdmaOnly(u8),
 }
 
@@ -44,7 +44,7 @@ fn bad(why: &str) -> Error {
 }
 
 impl<'a> Request<'a> {
-    /// The header's operation.
+    /// Returns the operation of the header.
     pub const fn op(&self) -> u8 {
         match self {
             Self::Exchange(_) => op::EXCHANGE,
@@ -56,7 +56,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Appends the frame. The value of a `Put` is the caller's to send behind it.
+    /// Appends the frame. The caller sends the value of a `Put` after it.
     pub fn encode(&self, out: &mut Vec<u8>) -> Result<()> {
         let body = match self {
             Self::Exchange(info) => info.encode().to_vec(),
@@ -88,7 +88,7 @@ impl<'a> Request<'a> {
         Ok(())
     }
 
-    /// Reads a frame that [`FrameBuffer::requests`](crate::FrameBuffer::requests) cut.
+    /// Decodes a frame returned by [`FrameBuffer::requests`](crate::FrameBuffer::requests).
     pub fn decode(frame: Frame<'a>) -> Result<Self> {
         let body = frame.body;
         Ok(match frame.op {

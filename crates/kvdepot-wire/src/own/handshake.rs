@@ -1,4 +1,4 @@
-//! Hello, and the proof on both sides that they share a token, which itself never travels.
+//! The hello, and the proof on both sides that they share a token. The token itself is never sent.
 //!
 //! ```text
 //!   client                                                    server
@@ -8,8 +8,8 @@
 //!          ◀─────  AUTHENTIC  HMAC(token, "server" | hello | welcome)
 //! ```
 //!
-//! Both proofs cover all fields that were said before, so nobody between the two can change them unseen. What follows is
-//! not protected by this: for that there is TLS.
+//! Both proofs cover all earlier fields, so a man in the middle cannot change them unnoticed. Later messages are not
+//! protected; use TLS for that.
 
 use std::fmt;
 
@@ -19,25 +19,25 @@ use sha2::Sha256;
 
 use super::{Request, Response};
 
-/// The version that this code speaks.
+/// The version of this protocol.
 pub const VERSION: u32 = 1;
-/// Length of each side's random number.
+/// Length of each side's nonce.
 pub const NONCE_BYTES: usize = 32;
 /// Length of a proof.
 pub const PROOF_BYTES: usize = 32;
-/// Shortest token: what is shorter can be guessed from a recorded handshake.
+/// Shortest token: a shorter one can be guessed from a recorded handshake.
 const TOKEN_BYTES_MIN: usize = 16;
 const TOKEN_BYTES_MAX: usize = 4096;
 
 const CLIENT: &[u8] = b"kvdepot wire v1 client\0";
 const SERVER: &[u8] = b"kvdepot wire v1 server\0";
 
-/// A secret that client and server share. Its `Debug` says nothing about it.
+/// A secret shared by client and server. Its `Debug` reveals nothing about it.
 #[derive(Clone)]
 pub struct Token(Vec<u8>);
 
 impl Token {
-    /// Takes the secret's bytes; surrounding white space, as files have it, is no part of it.
+    /// Takes the secret's bytes. Surrounding white space, as in files, is stripped.
     pub fn new(secret: &[u8]) -> Result<Self> {
         let secret = secret.trim_ascii();
         if !(TOKEN_BYTES_MIN..=TOKEN_BYTES_MAX).contains(&secret.len()) {
@@ -50,7 +50,7 @@ impl Token {
         Ok(Self(secret.to_vec()))
     }
 
-    /// Whether this is the token, in time that does not depend on where it differs.
+    /// Compares with another token in constant time.
     pub fn is(&self, other: &[u8]) -> bool {
         let tag = |secret: &[u8]| Self::mac(secret, b"equal").finalize().into_bytes();
         Self::mac(&self.0, b"equal").verify_slice(&tag(other)).is_ok()
@@ -87,7 +87,7 @@ fn out_of_turn(what: &str) -> Error {
 #[derive(Debug)]
 pub struct ClientHandshake {
     token: Option<Token>,
-    /// Hello and welcome as they travelled.
+    /// Hello and welcome as they were sent.
     said: Vec<u8>,
     welcomed: Option<Welcomed>,
     state: ClientState,
@@ -100,19 +100,19 @@ enum ClientState {
     Over,
 }
 
-/// What a client learned from its handshake.
+/// The result of a client's handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Welcomed {
-    /// What both sides can.
+    /// The features that both sides support.
     pub features: u64,
-    /// Requests that may be under way at a time.
+    /// Number of requests that may be in flight.
     pub requests_in_flight_max: u32,
-    /// The depot's own number: another one after a reconnect means that its pool is another, too.
+    /// The depot's random id: if it changes after a reconnect, the pool is another one, too.
     pub depot: u64,
 }
 
 impl ClientHandshake {
-    /// `nonce` must be random and new. Appends the hello to `out`.
+    /// Starts a handshake. `nonce` must be random and new. Appends the hello to `out`.
     pub fn begin(
         token: Option<Token>,
         features: u64,
@@ -124,7 +124,8 @@ impl ClientHandshake {
         Ok(Self { token, said: out[start..].to_vec(), welcomed: None, state: ClientState::Hello })
     }
 
-    /// Takes the server's answers in turn; what is to be sent next is appended to `out`. The outcome, when it is over.
+    /// Processes the server's answers in turn and appends the next message to `out`. Returns the result when the
+    /// handshake is complete.
     pub fn step(&mut self, response: &Response<'_>, out: &mut Vec<u8>) -> Result<Option<Welcomed>> {
         match (self.state, response) {
             (_, Response::Failed { kind, message }) => Err(Error::new(*kind, *message)),
@@ -175,14 +176,14 @@ impl ClientHandshake {
     }
 }
 
-/// What a server says of itself in its welcome.
+/// The server's part of its welcome.
 #[derive(Clone, Copy, Debug)]
 pub struct Offer {
-    /// What the server can.
+    /// The features that the server supports.
     pub features: u64,
-    /// Requests that a client may have under way.
+    /// Number of requests that a client may have in flight.
     pub requests_in_flight_max: u32,
-    /// The depot's own number.
+    /// The depot's random id.
     pub depot: u64,
     /// Random and new for each connection.
     pub nonce: [u8; NONCE_BYTES],
@@ -204,17 +205,17 @@ enum ServerState {
 }
 
 impl ServerHandshake {
-    /// Waits for a hello.
+    /// Makes a handshake that waits for a hello.
     pub const fn new(token: Option<Token>) -> Self {
         Self { token, said: Vec::new(), state: ServerState::Hello }
     }
 
-    /// Whether requests may be served.
+    /// Returns whether requests may be served.
     pub fn is_over(&self) -> bool {
         self.state == ServerState::Over
     }
 
-    /// Answers a hello or a proof; the answer is appended to `out`.
+    /// Answers a hello or a proof. The answer is appended to `out`.
     pub fn step(&mut self, id: u64, request: &Request<'_>, offer: Offer, out: &mut Vec<u8>) -> Result<()> {
         match (self.state, request) {
             (ServerState::Hello, Request::Hello { version, features: asked, .. }) => {

@@ -1,4 +1,4 @@
-//! Our own protocol: ids, batches, checksums, namespaces, a token. Drawn in `docs/wire.md`.
+//! Our own protocol: ids, batches, checksums, namespaces, a token. See `docs/wire.md`.
 
 mod handshake;
 mod request;
@@ -18,41 +18,41 @@ pub mod op {
     pub const HELLO: u8 = 0x80;
     /// Proof that the client knows the token.
     pub const AUTH: u8 = 0x81;
-    /// Makes a namespace known.
+    /// Opens a namespace.
     pub const OPEN: u8 = 0x82;
-    /// Which blocks are there.
+    /// Which blocks exist.
     pub const EXISTS: u8 = 0x83;
-    /// How many leading blocks are there.
+    /// How many leading blocks exist.
     pub const PREFIX: u8 = 0x84;
     /// Send blocks.
     pub const GET: u8 = 0x85;
-    /// Blocks follow.
+    /// Store blocks, which follow.
     pub const PUT: u8 = 0x86;
-    /// Move a namespace to an epoch.
+    /// Moves a namespace to an epoch.
     pub const SET_EPOCH: u8 = 0x87;
-    /// Forget blocks.
+    /// Removes blocks.
     pub const REMOVE: u8 = 0x88;
     /// Counters and gauges.
     pub const STAT: u8 = 0x89;
 
-    /// To `HELLO`.
+    /// Answer to `HELLO`.
     pub const WELCOME: u8 = 0xc0;
-    /// To `AUTH`.
+    /// Answer to `AUTH`.
     pub const AUTHENTIC: u8 = 0xc1;
-    /// To `OPEN` and `SET_EPOCH`.
+    /// Answer to `OPEN` and `SET_EPOCH`.
     pub const NAMESPACE: u8 = 0xc2;
-    /// To `EXISTS`.
+    /// Answer to `EXISTS`.
     pub const PRESENT: u8 = 0xc3;
-    /// To `PREFIX`.
+    /// Answer to `PREFIX`.
     pub const LEADING: u8 = 0xc4;
-    /// One block of a `GET`; its bytes follow.
+    /// One block of a `GET`, followed by its bytes.
     pub const BLOCK: u8 = 0xc5;
-    /// To `PUT`: how each block fared.
+    /// Answer to `PUT`: the outcome for each block.
     pub const STORED: u8 = 0xc6;
-    /// To `REMOVE`.
+    /// Answer to `REMOVE`.
     pub const DONE: u8 = 0xc7;
-    /// To `STAT`.
+    /// Answer to `STAT`.
     pub const STATS: u8 = 0xc8;
-    /// The request failed as a whole.
+    /// The complete request failed.
     pub const FAILED: u8 = 0xcf;
 }

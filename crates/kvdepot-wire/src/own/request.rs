@@ -1,4 +1,4 @@
-//! What a client asks.
+//! Requests of a client.
 
 use kvdepot_core::{BlockHash, Error, ErrorKind, NamespaceId, Result};
 
@@ -8,44 +8,44 @@ use crate::frame::Frame;
 use crate::header::{HEADER_BYTES, Header};
 use crate::limits::{BATCH_BLOCKS_MAX, PAYLOAD_BYTES_MAX, REQUEST_BODY_BYTES_MAX};
 
-/// Block hashes of a batch, 16 bytes each, one after another.
+/// The block hashes of a batch, 16 bytes each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hashes<'a>(&'a [u8]);
 
 impl<'a> Hashes<'a> {
-    /// Takes the hashes' bytes; an error if they are no whole number of hashes, or too many.
+    /// Takes the hashes' bytes. Fails if they are not a whole number of hashes, or too many.
     pub fn new(bytes: &'a [u8]) -> Result<Self> {
         check_batch(bytes, 16)?;
         Ok(Self(bytes))
     }
 
-    /// How many.
+    /// Returns the number of hashes.
     pub const fn len(&self) -> usize {
         self.0.len() / 16
     }
 
-    /// Whether there are none.
+    /// Returns whether there are none.
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The hashes in order.
+    /// Iterates over the hashes in order.
     pub fn iter(&self) -> impl Iterator<Item = BlockHash> + use<'a> {
         self.0.as_chunks::<16>().0.iter().map(|bytes| BlockHash(*bytes))
     }
 
-    /// Their bytes.
+    /// Returns their bytes.
     pub const fn as_bytes(&self) -> &'a [u8] {
         self.0
     }
 }
 
-/// Blocks of a put: hash and CRC-64/NVME of each, 24 bytes, one after another.
+/// The blocks of a put: hash and CRC-64/NVME of each, 24 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PutBlocks<'a>(&'a [u8]);
 
 impl<'a> PutBlocks<'a> {
-    /// Takes the blocks' bytes, made by [`PutBlocks::push`].
+    /// Takes the blocks' bytes, as made by [`PutBlocks::push`].
     pub fn new(bytes: &'a [u8]) -> Result<Self> {
         check_batch(bytes, 24)?;
         Ok(Self(bytes))
@@ -57,17 +57,17 @@ impl<'a> PutBlocks<'a> {
         bytes.extend_from_slice(&crc64.to_le_bytes());
     }
 
-    /// How many.
+    /// Returns the number of blocks.
     pub const fn len(&self) -> usize {
         self.0.len() / 24
     }
 
-    /// Whether there are none.
+    /// Returns whether there are none.
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Hash and checksum of each block, in order.
+    /// Iterates over hash and checksum of each block, in order.
     pub fn iter(&self) -> impl Iterator<Item = (BlockHash, u64)> + use<'a> {
         self.0.as_chunks::<24>().0.iter().map(|item| {
             let (mut hash, mut crc64) = ([0; 16], [0; 8]);
@@ -93,28 +93,28 @@ fn check_batch(bytes: &[u8], item_bytes: usize) -> Result<()> {
 pub enum Request<'a> {
     /// First frame of a connection.
     Hello { version: u32, features: u64, nonce: [u8; NONCE_BYTES] },
-    /// Second frame, where the welcome asks for it.
+    /// Second frame, if the welcome requires it.
     Auth { proof: [u8; PROOF_BYTES] },
-    /// Makes a namespace known: its canonical description.
+    /// Opens a namespace by its canonical description.
     Open { canonical: &'a str },
-    /// Which blocks are there.
+    /// Asks which blocks exist.
     Exists { namespace: NamespaceId, hashes: Hashes<'a> },
-    /// How many leading blocks are there.
+    /// Asks how many leading blocks exist.
     Prefix { namespace: NamespaceId, hashes: Hashes<'a> },
-    /// Send blocks, brought up from tiers within `wait_ms` where needed. Answered by one `Block` for each, in any order.
+    /// Send blocks, read from tiers within `wait_ms` where needed. Answered by one `Block` for each, in any order.
     Get { namespace: NamespaceId, wait_ms: u32, hashes: Hashes<'a> },
     /// Blocks of `block_bytes` each follow the frame, in order.
     Put { namespace: NamespaceId, block_bytes: u32, blocks: PutBlocks<'a> },
-    /// Move a namespace to this epoch for good; never back.
+    /// Move a namespace to this epoch permanently. An epoch never goes back.
     SetEpoch { namespace: NamespaceId, epoch: u32 },
-    /// Forget blocks.
+    /// Remove blocks.
     Remove { namespace: NamespaceId, hashes: Hashes<'a> },
     /// Counters and gauges.
     Stat,
 }
 
 impl<'a> Request<'a> {
-    /// The header's operation.
+    /// Returns the operation of the header.
     pub const fn op(&self) -> u8 {
         match self {
             Self::Hello { .. } => op::HELLO,
@@ -130,7 +130,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Bytes of payload that follow the frame.
+    /// Returns the number of payload bytes after the frame.
     pub const fn payload_bytes(&self) -> u64 {
         match self {
             Self::Put { block_bytes, blocks, .. } => *block_bytes as u64 * blocks.len() as u64,
@@ -138,7 +138,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Appends the frame; payload is the caller's to send behind it.
+    /// Appends the frame. The caller sends the payload after it.
     pub fn encode(&self, id: u64, out: &mut Vec<u8>) -> Result<()> {
         let start = out.len();
         out.extend_from_slice(&[0; HEADER_BYTES]);
@@ -183,7 +183,7 @@ impl<'a> Request<'a> {
         Ok(())
     }
 
-    /// Reads a frame that [`FrameBuffer::requests`](crate::FrameBuffer::requests) cut: its id, and the request.
+    /// Decodes a frame returned by [`FrameBuffer::requests`](crate::FrameBuffer::requests) into its id and the request.
     pub fn decode(frame: Frame<'a>) -> Result<(u64, Self)> {
         let mut reader = Reader::new(frame.body, "request");
         let id = reader.u64()?;
@@ -212,7 +212,7 @@ impl<'a> Request<'a> {
             _ => return Err(reader.bad("no such operation").with("op", frame.op)),
         };
         if frame.op == op::HELLO {
-            // A later version's hello may say more; what this version knows comes first in all of them.
+            // A later version's hello may be longer; the fields of this version come first in all of them.
             reader.rest();
         } else {
             reader.end()?;
@@ -220,7 +220,7 @@ impl<'a> Request<'a> {
         Ok((id, request))
     }
 
-    /// The id of a frame whose rest cannot be read, so that its failure can be told.
+    /// Returns the id of a frame that cannot be decoded, so that its failure can be reported.
     pub fn id_of(frame: Frame<'_>) -> u64 {
         Reader::new(frame.body, "request").u64().unwrap_or(0)
     }

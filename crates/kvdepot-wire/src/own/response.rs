@@ -1,4 +1,4 @@
-//! What a server answers. Answers carry the id of their request and may come in any order.
+//! Answers of a server. An answer carries the id of its request, and answers may come in any order.
 
 use kvdepot_core::{Error, ErrorKind, NamespaceId, Result};
 
@@ -13,7 +13,7 @@ use crate::limits::{BATCH_BLOCKS_MAX, MESSAGE_BYTES_MAX, PAYLOAD_BYTES_MAX, RESP
 #[expect(missing_docs, reason = "fields are named for what they carry")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Response<'a> {
-    /// To `Hello`: the version that both speak, what both can, and whether an `Auth` must follow.
+    /// Answer to `Hello`: the common version, the common features, and whether an `Auth` must follow.
     Welcome {
         version: u32,
         features: u64,
@@ -22,28 +22,28 @@ pub enum Response<'a> {
         depot: u64,
         nonce: [u8; NONCE_BYTES],
     },
-    /// To `Auth`: the server knows the token, too.
+    /// Answer to `Auth`: the server knows the token, too.
     Authentic { proof: [u8; PROOF_BYTES] },
-    /// To `Open` and `SetEpoch`: what keys carry now, and the bytes of a block.
+    /// Answer to `Open` and `SetEpoch`: the current namespace id of keys, and the size of a block.
     Namespace { namespace: NamespaceId, epoch: u32, block_bytes: u32 },
-    /// To `Exists`: one byte a hash, 1 = there.
+    /// Answer to `Exists`: one byte for each hash, 1 = present.
     Present(&'a [u8]),
-    /// To `Prefix`.
+    /// Answer to `Prefix`.
     Leading(u32),
-    /// One block of a `Get`, by its place in the request. `block_bytes` of payload follow; none unless the status is `Ok`.
+    /// One block of a `Get`, by its index in the request. `block_bytes` of payload follow; 0 unless the status is `Ok`.
     Block { index: u32, status: Status, block_bytes: u32, crc64: u64 },
-    /// To `Put`: how each block fared.
+    /// Answer to `Put`: the outcome for each block.
     Stored(Vec<Status>),
-    /// To `Remove`.
+    /// Answer to `Remove`.
     Done,
-    /// To `Stat`: JSON.
+    /// Answer to `Stat`: JSON.
     Stats(&'a str),
-    /// The request failed as a whole.
+    /// The complete request failed.
     Failed { kind: ErrorKind, message: &'a str },
 }
 
 impl<'a> Response<'a> {
-    /// The header's operation.
+    /// Returns the operation of the header.
     pub const fn op(&self) -> u8 {
         match self {
             Self::Welcome { .. } => op::WELCOME,
@@ -59,7 +59,7 @@ impl<'a> Response<'a> {
         }
     }
 
-    /// Bytes of payload that follow the frame.
+    /// Returns the number of payload bytes after the frame.
     pub const fn payload_bytes(&self) -> u64 {
         match self {
             Self::Block { block_bytes, .. } => *block_bytes as u64,
@@ -67,7 +67,7 @@ impl<'a> Response<'a> {
         }
     }
 
-    /// Appends the frame; payload is the caller's to send behind it.
+    /// Appends the frame. The caller sends the payload after it.
     pub fn encode(&self, id: u64, out: &mut Vec<u8>) -> Result<()> {
         let start = out.len();
         out.extend_from_slice(&[0; HEADER_BYTES]);
@@ -116,7 +116,8 @@ impl<'a> Response<'a> {
         Ok(())
     }
 
-    /// Reads a frame that [`FrameBuffer::responses`](crate::FrameBuffer::responses) cut: its request's id, and the answer.
+    /// Decodes a frame returned by [`FrameBuffer::responses`](crate::FrameBuffer::responses) into its request's id and
+    /// the answer.
     pub fn decode(frame: Frame<'a>) -> Result<(u64, Self)> {
         let mut reader = Reader::new(frame.body, "answer");
         let id = reader.u64()?;
@@ -157,7 +158,7 @@ impl<'a> Response<'a> {
         Ok((id, response))
     }
 
-    /// The failure that a `Failed` carries.
+    /// Converts a `Failed` into its error.
     pub fn into_result(self) -> Result<Self> {
         match self {
             Self::Failed { kind, message } => Err(Error::new(kind, message)),

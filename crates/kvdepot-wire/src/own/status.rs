@@ -1,8 +1,8 @@
-//! How one block fared, in a byte; and error kinds as numbers that stay.
+//! The outcome for one block, in a byte, and stable numbers of error kinds.
 
 use kvdepot_core::{Error, ErrorKind, Result};
 
-/// Kinds in the order of their numbers, which begin at 16. Only ever appended to.
+/// Error kinds in the order of their numbers, which begin at 16. Only ever append to it.
 const KINDS: [ErrorKind; 13] = [
     ErrorKind::Config,
     ErrorKind::Io,
@@ -20,19 +20,19 @@ const KINDS: [ErrorKind; 13] = [
 ];
 const FIRST_KIND: u8 = 16;
 
-/// How one block of a batch fared.
+/// The outcome for one block of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
     /// Sent, or stored.
     Ok,
-    /// The depot had it already, or somebody else is storing it.
+    /// The depot had it already, or another client is storing it.
     Had,
     /// Not sent or not stored.
     Failed(ErrorKind),
 }
 
 impl Status {
-    /// Its byte.
+    /// Encodes the status.
     pub fn code(self) -> u8 {
         match self {
             Self::Ok => 0,
@@ -41,7 +41,7 @@ impl Status {
         }
     }
 
-    /// The status of a byte.
+    /// Decodes a status.
     pub fn from_code(code: u8) -> Result<Self> {
         Ok(match code {
             0 => Self::Ok,
@@ -51,13 +51,13 @@ impl Status {
     }
 }
 
-/// An error kind's number; a kind that came after this version of the protocol travels as `Io`.
+/// Returns an error kind's number. Kinds newer than this version of the protocol are sent as `Io`.
 pub(super) fn kind_code(kind: ErrorKind) -> u8 {
     let index = KINDS.iter().position(|&known| known == kind).unwrap_or(1);
     FIRST_KIND + index as u8
 }
 
-/// The error kind of a number.
+/// Returns the error kind of a number.
 pub(super) fn kind_of(code: u8) -> Result<ErrorKind> {
     let kind = code.checked_sub(FIRST_KIND).and_then(|index| KINDS.get(usize::from(index)));
     kind.copied().ok_or_else(|| Error::new(ErrorKind::Protocol, "a status is not known").with("status", code))

@@ -1,8 +1,8 @@
-"""kvdepot in LMCache: the module that LMCache's configuration names, for both of its interfaces.
+"""kvdepot in LMCache: the module for LMCache's configuration, with classes for both of its interfaces.
 
 ``KVDepotL2Adapter`` is an L2 adapter of LMCache's server (``--l2-adapter`` of type ``plugin``), ``KVDepotBackend`` a
 storage plug-in of LMCache inside the engine (``storage_plugins``). Importing this module imports neither LMCache nor
-torch; a class is made when it is asked for.
+torch; a class is created on first access.
 """
 
 import importlib

@@ -24,21 +24,22 @@ SEEN_LAYOUTS_MAX = 1024
 
 
 class KVDepotL2Adapter(L2AdapterInterface):
-    """Stores LMCache's objects in the node's depot, which is started when none answers.
+    """Stores LMCache's objects in the node's depot, which is started if none answers.
 
-    The depot's own eviction decides what stays, so no capacity is told to LMCache. What LMCache deletes is a miss from
-    then on in this process, until it is stored again; its bytes leave the depot when they are cold.
+    The depot's own eviction decides what stays, so no capacity is reported to LMCache. An object that LMCache deletes
+    is a miss in this process from then on, until it is stored again; its bytes leave the depot when they are cold.
 
-    Nothing is locked between a lookup and its load: what has gone by then is a load that failed, which is a miss.
+    A lookup locks nothing: an object that is evicted before its load is a failed load, which is a miss.
 
-    Thread safety: LMCache's two controllers may call it at once, and any number of threads more.
+    Thread safety: LMCache's two controllers may call it concurrently, and any number of other threads.
     """
 
     def __init__(self, params: Mapping[str, Any] | None = None, l1_memory_desc: Any = None) -> None:  # noqa: ARG002
         """Reads the configuration; a depot is attached when the first objects come.
 
         Args:
-            params: ``adapter_params`` of ``--l2-adapter``: keys of the configuration, or ``config``, a file's name.
+            params: ``adapter_params`` of ``--l2-adapter``: keys of the configuration, or ``config``, the name of a
+                file.
             l1_memory_desc: LMCache's memory, which needs no registration.
 
         Raises:
@@ -54,50 +55,50 @@ class KVDepotL2Adapter(L2AdapterInterface):
         self._deleted = Recent()
         self._announced = Recent()
         self._seen: dict[tuple[str, int], Layout] = {}
-        lmcache_version()  # an LMCache without one is refused now, and not with the first object
+        lmcache_version()  # rejects an LMCache without a version now, not with the first object
 
     def get_store_event_fd(self) -> int:
-        """Descriptor that tells of stores that have ended."""
+        """Returns the descriptor that signals finished stores."""
         return self._dumps.fileno()
 
     def get_lookup_and_lock_event_fd(self) -> int:
-        """Descriptor that tells of lookups that have ended."""
+        """Returns the descriptor that signals finished lookups."""
         return self._lookups.fileno()
 
     def get_load_event_fd(self) -> int:
-        """Descriptor that tells of loads that have ended."""
+        """Returns the descriptor that signals finished loads."""
         return self._loads.fileno()
 
     def submit_store_task(self, keys: list[Any], objects: list[Any]) -> int:
-        """Begins to store objects, whose memory LMCache keeps until the task has ended."""
+        """Starts storing objects, whose memory LMCache keeps until the task has ended. Returns the task's number."""
         deleted = self._deleted.marks(name for _, name in self._names(keys))
         return self._dumps.submit(lambda: self._store(keys, objects, deleted), lambda: L2StoreResult(False, 0))
 
     def pop_completed_store_tasks(self) -> dict[int, Any]:
-        """Results of stores that have ended since the last call. A store has failed when one of its objects has."""
+        """Returns results of stores that have ended since the last call. A store fails if any of its objects does."""
         return self._dumps.take_all()
 
     def submit_lookup_and_lock_task(self, keys: list[Any], group_layout_descs: Mapping[int, Any]) -> int:
-        """Begins to look objects up, whose layouts ``group_layout_descs`` tells by object group."""
+        """Starts a lookup of objects; ``group_layout_descs`` has their layouts by object group. Returns its number."""
         return self._lookups.submit(lambda: self._look_up(keys, group_layout_descs), lambda: Bitmap(len(keys)))
 
     def query_lookup_and_lock_result(self, task_id: int) -> Any:
-        """Which objects the depot has, once; ``None`` while the task runs."""
+        """Returns which objects the depot has, once; ``None`` while the task runs."""
         return self._lookups.take(task_id)
 
     def submit_unlock(self, keys: list[Any]) -> None:
         """Does nothing: no lookup locks."""
 
     def submit_load_task(self, keys: list[Any], objects: list[Any]) -> int:
-        """Begins to load objects into memory that LMCache keeps until the task has ended."""
+        """Starts loading objects into memory that LMCache keeps until the task has ended. Returns the task's number."""
         return self._loads.submit(lambda: self._load(keys, objects), lambda: Bitmap(len(keys)))
 
     def query_load_result(self, task_id: int) -> Any:
-        """Which objects were loaded, once; ``None`` while the task runs. Bytes of all others are undefined."""
+        """Returns which objects were loaded, once; ``None`` while the task runs. Bytes of all others are undefined."""
         return self._loads.take(task_id)
 
     def delete(self, keys: list[Any]) -> None:
-        """Makes objects misses in this process from now on, also where a lookup has found them already."""
+        """Makes objects misses in this process from now on, even if a lookup has already found them."""
         gone, sizes = [], []
         for number, name in self._names(keys):
             self._deleted.mark(name)
@@ -110,7 +111,7 @@ class KVDepotL2Adapter(L2AdapterInterface):
             self._notify_keys_deleted(gone, sizes)
 
     def report_status(self) -> dict[str, Any]:
-        """What operators see of the adapter. A depot that is away is no fault of LMCache's server: it stays healthy."""
+        """Returns the adapter's status for operators. LMCache's server stays healthy if the depot is away."""
         return {
             "is_healthy": True,
             "type": "kvdepot",
@@ -122,7 +123,7 @@ class KVDepotL2Adapter(L2AdapterInterface):
         }
 
     def close(self) -> None:
-        """Waits for tasks under way, as long as ``timeout_ms`` allows, and detaches; others fail. Idempotent."""
+        """Waits for tasks in flight, at most ``timeout_ms``, and detaches; queued tasks fail. Idempotent."""
         for tasks in (self._lookups, self._dumps, self._loads):
             tasks.close()
         self._stores.close()
@@ -139,7 +140,7 @@ class KVDepotL2Adapter(L2AdapterInterface):
                 continue
             self._seen_layout(keys[number], layout)
             if name in deleted:
-                # Unless it was deleted once more while it was stored.
+                # Unless it was deleted again while it was being stored.
                 self._deleted.take(name, only=deleted[name])
             stored += 1
             sizes += layout.size_bytes
@@ -184,7 +185,7 @@ class KVDepotL2Adapter(L2AdapterInterface):
         came, lost = [], []
         ended = self._stores.move("load", [places[at] for at in wanted])
         for at, well in zip(wanted, ended, strict=True):
-            # A deletion while it was loaded counts: LMCache asked for it before it has these bytes.
+            # A deletion during the load counts: LMCache requested it before it has these bytes.
             if well and places[at][1] not in self._deleted:
                 loaded.set(numbers[at])
                 came.append(keys[numbers[at]])
@@ -196,7 +197,7 @@ class KVDepotL2Adapter(L2AdapterInterface):
         return loaded
 
     def _places(self, keys: Sequence[Any], objects: Sequence[Any], kind: str) -> tuple[list[Place], list[int]]:
-        """Where objects lie, and which they are; without those that cannot be named."""
+        """Returns places and indexes of the objects, without those that cannot be named."""
         places: list[Place] = []
         numbers: list[int] = []
         if len(keys) != len(objects):
@@ -218,7 +219,7 @@ class KVDepotL2Adapter(L2AdapterInterface):
             return None
 
     def _names(self, keys: Sequence[Any]) -> list[tuple[int, bytes]]:
-        """Numbers and hashes of the keys that have one."""
+        """Returns indexes and hashes of the keys that have a hash."""
         named = ((number, self._name(key)) for number, key in enumerate(keys))
         return [(number, name) for number, name in named if name is not None]
 
@@ -238,7 +239,7 @@ class KVDepotL2Adapter(L2AdapterInterface):
                 return Layout.of(model, desc.shapes, desc.dtypes)
             except UnknownLayoutError as error:
                 problem = str(error)
-        # LMCache's own benchmark tells objects of 0 bytes; what was stored since tells them, too.
+        # LMCache's own benchmark reports objects of 0 bytes; then use the layout of objects stored since.
         seen = self._seen.get(group)
         if seen is None:
             self._counters.trouble("unknown_object", problem)
@@ -250,7 +251,7 @@ class KVDepotL2Adapter(L2AdapterInterface):
             self._seen[group] = layout
 
     def _tell_lost(self, keys: Sequence[Any], numbers: Sequence[int]) -> None:
-        """LMCache's account of what is stored follows the depot's eviction, but not a depot that is away."""
+        """Makes LMCache's accounting follow the depot's eviction, unless the depot is away."""
         if not numbers or not self._stores.attached():
             return
         gone, sizes = [], []

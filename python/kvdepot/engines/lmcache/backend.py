@@ -35,19 +35,19 @@ PUT_THREADS = 2
 GET_THREADS = 2
 LOOKUP_THREADS = 2
 PUTS_MAX = 4096
-"""More objects than this are not stored at once: each holds memory of LMCache's."""
+"""Maximum number of objects being stored: each holds memory of LMCache's."""
 ALLOCATE_S = 1.0
-"""How long a load waits for memory of LMCache's that stores under way still hold."""
+"""Seconds that a load waits for memory of LMCache's that stores in flight still hold."""
 ALLOCATE_AGAIN_S = 0.01
 
 
 class KVDepotBackend(StoragePluginInterface):
-    """Stores LMCache's chunks in the node's depot, which is started when none answers.
+    """Stores LMCache's chunks in the node's depot, which is started if none answers.
 
-    Stores go on in the background. A load waits for its chunks, ``timeout_ms`` at most. What LMCache removes is a miss
-    in this process until it is stored again; ``clear`` makes the chunks of this model unreachable for everybody.
+    Stores run in the background. A load waits for its chunks, at most ``timeout_ms``. A chunk that LMCache removes is a
+    miss in this process until it is stored again; ``clear`` makes the chunks of this model unreachable for all engines.
 
-    Thread safety: any number of threads may call it at once.
+    Thread safety: any number of threads may call it concurrently.
     """
 
     def __init__(
@@ -58,17 +58,17 @@ class KVDepotBackend(StoragePluginInterface):
         loop: Any = None,
         dst_device: str = "cpu",
     ) -> None:
-        """Reads the configuration; a depot is attached when the first chunks come.
+        """Reads the configuration, and begins to attach to a depot in the background.
 
         Args:
             config: LMCache's configuration; ``extra_config`` has ours.
             metadata: model, ranks and shapes.
-            local_cpu_backend: where loads get their memory; a scheduler, which only looks up, has none.
+            local_cpu_backend: allocates the memory of loads; a scheduler, which only looks up, has none.
             loop: LMCache's event loop.
-            dst_device: where the engine keeps its KV.
+            dst_device: device of the engine's KV.
 
         Raises:
-            ConfigError: a key or value is wrong, or LMCache's configuration asks for what is not served.
+            ConfigError: a key or value is wrong, or LMCache's configuration asks for something unsupported.
         """
         super().__init__(
             dst_device=dst_device, config=config, metadata=metadata, local_cpu_backend=local_cpu_backend, loop=loop
@@ -94,18 +94,19 @@ class KVDepotBackend(StoragePluginInterface):
         self._lookups = Bounded("lookup", LOOKUP_THREADS, self._counters)
         self._resets = Resets()
         self._closed = False
-        # A depot that has to be started is there when the first request comes: also a scheduler's, which only looks up.
+        # So that a depot that has to be started is ready for the first request, even in a scheduler, which only looks
+        # up.
         self._loads.submit(self._open)
 
     def __str__(self) -> str:
         return type(self).__name__
 
     def contains(self, key: Any, pin: bool = False) -> bool:
-        """Whether the depot has a chunk; ``pin`` asks for it to be brought into the pool, and holds nothing."""
+        """Returns whether the depot has a chunk. ``pin`` asks for it to be brought into the pool, and holds nothing."""
         return self.batched_contains([key], pin) == 1
 
     def batched_contains(self, keys: list[Any], pin: bool = False) -> int:
-        """How many leading chunks the depot has."""
+        """Returns how many leading chunks the depot has."""
         try:
             rows = self._rows(keys)
             found = self._stores.lookup(rows)
@@ -120,11 +121,11 @@ class KVDepotBackend(StoragePluginInterface):
         return hits
 
     async def batched_async_contains(self, lookup_id: str, keys: list[Any], pin: bool = False) -> int:  # noqa: ARG002
-        """As ``batched_contains``, without holding up the event loop."""
+        """The same as ``batched_contains``, without blocking the event loop."""
         return int(await self._lookups.run(functools.partial(self.batched_contains, keys, pin), 0))
 
     def exists_in_put_tasks(self, key: Any) -> bool:
-        """Whether a chunk is being stored."""
+        """Returns whether a chunk is being stored."""
         with self._lock:
             return key in self._puts
 
@@ -135,7 +136,7 @@ class KVDepotBackend(StoragePluginInterface):
         transfer_spec: Any = None,  # noqa: ARG002
         on_complete_callback: Callable[[Any], None] | None = None,
     ) -> list[Future[None]] | None:
-        """Begins to store chunks, and holds their memory until that has ended; calls back for each that was stored."""
+        """Starts storing chunks, and holds their memory until that has ended. Calls back for each stored chunk."""
         chosen: list[tuple[Any, Any]] = []
         with self._lock:
             room = 0 if self._closed else PUTS_MAX - len(self._puts)
@@ -150,7 +151,7 @@ class KVDepotBackend(StoragePluginInterface):
                     obj.ref_count_up()
                 try:
                     future = self._put_threads.submit(self._put, chosen, removed, generation, on_complete_callback)
-                except RuntimeError:  # the interpreter ends
+                except RuntimeError:  # the interpreter is shutting down
                     for _, obj in chosen:
                         obj.ref_count_down()
                     return None
@@ -167,15 +168,15 @@ class KVDepotBackend(StoragePluginInterface):
         transfer_spec: Any = None,
         on_complete_callback: Callable[[Any], None] | None = None,
     ) -> None:
-        """As ``batched_submit_put_task``."""
+        """The same as ``batched_submit_put_task``."""
         self.batched_submit_put_task(keys, objs, transfer_spec, on_complete_callback)
 
     def get_blocking(self, key: Any) -> Any:
-        """A chunk, in memory that the caller releases; ``None`` for a miss."""
+        """Returns a chunk, in memory that the caller releases; ``None`` for a miss."""
         return self.batched_get_blocking([key])[0]
 
     def batched_get_blocking(self, keys: list[Any]) -> list[Any]:
-        """Chunks at the places of their keys, in memory that the caller releases; ``None`` for each miss."""
+        """Returns chunks in the order of their keys, in memory that the caller releases; ``None`` for each miss."""
         try:
             return self._get(keys)
         except Exception as error:  # noqa: BLE001 - nothing is raised into LMCache: it is a miss
@@ -188,7 +189,7 @@ class KVDepotBackend(StoragePluginInterface):
         keys: list[Any],
         transfer_spec: Any = None,  # noqa: ARG002
     ) -> list[Any]:
-        """The leading chunks that were loaded, in memory that the caller releases."""
+        """Returns the leading chunks that were loaded, in memory that the caller releases."""
         found = await self._loads.run(functools.partial(self.batched_get_blocking, keys), [])
         leading = found.index(None) if None in found else len(found)
         for memory in found[leading:]:
@@ -197,15 +198,15 @@ class KVDepotBackend(StoragePluginInterface):
         return found[:leading]
 
     def pin(self, key: Any) -> bool:
-        """Asks for a chunk to be brought into the pool; whether the depot has it. Holds nothing: see ``contains``."""
+        """Asks for a chunk to be brought into the pool, but holds nothing. Returns whether the depot has it."""
         return self.contains(key, pin=True)
 
     def unpin(self, key: Any) -> bool:  # noqa: ARG002
-        """Nothing was held."""
+        """Does nothing: no chunk is held."""
         return True
 
     def remove(self, key: Any, force: bool = True) -> bool:  # noqa: ARG002
-        """Makes a chunk a miss in this process, until it is stored again; whether it was none before."""
+        """Makes a chunk a miss in this process until it is stored again. Returns whether it was present before."""
         was_there = self.contains(key)
         try:
             self._removed.mark(chunk_hash(key))
@@ -217,11 +218,11 @@ class KVDepotBackend(StoragePluginInterface):
     def clear(self) -> int:
         """Makes all chunks of this model and layout unreachable, for every engine and rank, in every tier.
 
-        Until the depot has confirmed that, everything is a miss here. Chunks that wait to be stored are not stored, and
-        those under way are made unreachable, too, when their stores have ended.
+        Until the depot has confirmed that, everything is a miss here. Queued chunks are not stored, and chunks in
+        flight are also made unreachable, when their stores have ended.
 
         Returns:
-            0: nobody counts what went.
+            0: the removed chunks are not counted.
         """
         self._resets.clear()
         try:
@@ -231,10 +232,10 @@ class KVDepotBackend(StoragePluginInterface):
         return 0
 
     def touch_cache(self) -> None:
-        """Nothing to do: lookups and loads tell the depot what is used."""
+        """Does nothing: lookups and loads tell the depot which chunks are used."""
 
     def get_allocator_backend(self) -> Any:
-        """Where the memory of chunks comes from.
+        """Returns the allocator of the chunks' memory.
 
         Raises:
             RuntimeError: a scheduler has none.
@@ -244,13 +245,13 @@ class KVDepotBackend(StoragePluginInterface):
         return self.local_cpu_backend
 
     def counts(self) -> dict[str, int]:
-        """What went well and what did not."""
+        """Returns counts of successes and failures by name."""
         return self._counters.snapshot()
 
     def close(self) -> None:
-        """Waits for stores and loads under way, as long as ``timeout_ms`` allows, and detaches. Idempotent.
+        """Waits for stores and loads in flight, at most ``timeout_ms``, and detaches. Idempotent.
 
-        What still waits for its turn is not stored, and a miss.
+        Queued stores are dropped, queued loads are misses.
         """
         with self._lock:
             self._closed = True
@@ -270,7 +271,7 @@ class KVDepotBackend(StoragePluginInterface):
         return namespace_facts(layout, FACE, self._options.weights_version, further)
 
     def _layout(self) -> Layout:
-        """What every full chunk is; asked each time, since LMCache learns the shapes after it has made its backends."""
+        """Returns the layout of a full chunk; not cached, as LMCache learns the shapes after creating its backends."""
         metadata = self.metadata
         form = MemoryFormat.KV_MLA_FMT if metadata.use_mla else MemoryFormat.KV_2LTD
         shapes = metadata.get_shapes(self.config.chunk_size)
@@ -285,7 +286,7 @@ class KVDepotBackend(StoragePluginInterface):
             self._counters.trouble("open_error", f"no store was opened: {error!r}")
 
     def _rows(self, keys: Sequence[Any]) -> list[tuple[Layout, bytes]]:
-        """Names of the leading keys that may be there."""
+        """Returns layout and hash of the leading keys that may be present."""
         if self._closed or not self._reset_confirmed():
             return []
         rows: list[tuple[Layout, bytes]] = []
@@ -301,7 +302,7 @@ class KVDepotBackend(StoragePluginInterface):
         return rows
 
     def _name(self, key: Any) -> bytes | None:
-        with contextlib.suppress(UnknownLayoutError):  # told when it is stored
+        with contextlib.suppress(UnknownLayoutError):  # reported when it is stored
             return chunk_hash(key)
         return None
 
@@ -329,7 +330,7 @@ class KVDepotBackend(StoragePluginInterface):
     def _call_back(self, on_complete: Callable[[Any], None], key: Any) -> None:
         try:
             on_complete(key)
-        except Exception as error:  # noqa: BLE001 - the caller's own trouble
+        except Exception as error:  # noqa: BLE001 - the caller's own failure
             self._counters.trouble("callback_error", f"LMCache's callback failed: {error!r}")
 
     def _dump(self, chosen: list[tuple[Any, Any]], removed: Mapping[bytes, int], generation: int) -> list[Any]:
@@ -344,7 +345,7 @@ class KVDepotBackend(StoragePluginInterface):
         finally:
             in_time = self._resets.end(generation)
         if not in_time:
-            # The depot may have put these chunks after its reset: it is asked again at once, and by every later call.
+            # The depot may have stored these chunks after its reset: ask it again now, and in every later call.
             self._counters.add("reset_again")
             self._reset_confirmed()
         return stored if in_time else []
@@ -361,12 +362,12 @@ class KVDepotBackend(StoragePluginInterface):
         ended = self._stores.move("dump", places)
         for (_, name, _), well in zip(places, ended, strict=True):
             if well and name in removed:
-                # Unless it was removed once more while it was stored.
+                # Unless it was removed again while it was being stored.
                 self._removed.take(name, only=removed[name])
         return [key for key, well in zip(keys, ended, strict=True) if well]
 
     def _place(self, key: Any, obj: Any, layout: Layout) -> Place | None:
-        """Where a chunk to be stored lies; ``None`` when it is no full chunk of this model."""
+        """Returns layout, hash and address of a chunk to store; ``None`` if it is not a full chunk of this model."""
         try:
             found = layout_of(obj, layout.model, obj.get_memory_format().name)
             if found == layout:
@@ -393,7 +394,7 @@ class KVDepotBackend(StoragePluginInterface):
                 places.append((layout, names[number], address_of(memory, layout)))
             ended = self._stores.move("load", places)
         finally:
-            # Nothing copies any more: `move` returns only then. A clear meanwhile makes all of it a miss.
+            # Nothing copies any more when `move` returns. A clear in the meantime makes everything a miss.
             current = generation == self._resets.generation
             for index, memory in enumerate(memories):
                 if current and index < len(ended) and ended[index] and places[index][1] not in self._removed:
@@ -403,13 +404,13 @@ class KVDepotBackend(StoragePluginInterface):
         return found
 
     def _allocate(self, count: int) -> list[Any]:
-        """Memory for up to so many chunks."""
+        """Allocates memory for up to ``count`` chunks."""
         if count == 0:
             return []
         cpu, metadata = self.local_cpu_backend, self.metadata
         shapes, dtypes = metadata.get_shapes(self.config.chunk_size), metadata.get_dtypes()
         form = MemoryFormat.KV_MLA_FMT if metadata.use_mla else MemoryFormat.KV_2LTD
-        # Its eviction takes the number for that of layers, so only what is free is asked for at once.
+        # Its batched eviction mistakes the count for a number of layers, so only free memory is allocated as a batch.
         memories = list(cpu.batched_allocate(shapes, dtypes, count, form, eviction=False) or [])
         end_s = time.monotonic() + ALLOCATE_S
         while len(memories) < count:
@@ -423,7 +424,7 @@ class KVDepotBackend(StoragePluginInterface):
         return memories
 
     def _reset_confirmed(self) -> bool:
-        """Whether nothing from before a clear is found; asks the depot for what it has not confirmed yet."""
+        """Returns whether nothing from before a clear is found. Asks the depot for resets that are unconfirmed."""
         number = self._resets.attempt(time.monotonic())
         if number is not None and self._stores.reset(self._layout()):
             self._resets.confirm(number)

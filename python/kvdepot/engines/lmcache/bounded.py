@@ -1,4 +1,4 @@
-"""Work of one kind that a coroutine waits for, on threads of its own and with a bounded queue."""
+"""Work of one kind that a coroutine waits for, on separate threads and with a bounded queue."""
 
 import asyncio
 import threading
@@ -9,13 +9,13 @@ from typing import Any
 from kvdepot.engines.lmcache.counters import Counters
 
 WAITING_MAX = 1024
-"""More work of one kind than this, queued or running, is not begun."""
+"""Maximum amount of queued or running work of one kind; more is not begun."""
 
 
 class Bounded:
-    """Threads of one kind of work. What does not fit, comes too late or fails is a miss, and counted.
+    """Threads of one kind of work. Work that does not fit, comes too late or fails is a miss, and is counted.
 
-    Any number of threads may use it at once.
+    Any number of threads may use it concurrently.
     """
 
     def __init__(self, kind: str, threads: int, counters: Counters, at_most: int = WAITING_MAX) -> None:
@@ -28,7 +28,7 @@ class Bounded:
         self._closed = False
 
     async def run(self, work: Callable[[], Any], missed: Any) -> Any:
-        """The result of ``work``, or ``missed``. Holds up no event loop."""
+        """Returns the result of ``work``, or ``missed``. Does not block the event loop."""
         future = self.submit(lambda: self._unless_closed(work, missed))
         if future is None:
             return missed
@@ -39,24 +39,24 @@ class Bounded:
             return missed
 
     def submit(self, work: Callable[[], Any]) -> "Future[Any] | None":
-        """Begins ``work``; ``None`` when too much waits, or after ``close``."""
+        """Starts ``work``; returns ``None`` if too much is queued, or after ``close``."""
         with self._lock:
             fits = self._waiting < self._at_most and not self._closed
             self._waiting += fits
         if fits:
             try:
                 future = self._threads.submit(work)
-            except RuntimeError:  # closed meanwhile, or the interpreter ends
+            except RuntimeError:  # closed meanwhile, or the interpreter is shutting down
                 self._leave()
             else:
-                # Also called when a coroutine gives up work that still waits.
+                # Also called when a coroutine cancels work that is still queued.
                 future.add_done_callback(self._leave)
                 return future
         self._counters.trouble(f"{self._kind}_not_begun", f"a {self._kind} was not begun: too many wait, or closed")
         return None
 
     def close(self) -> None:
-        """Waits for what runs; what still waits is a miss. Idempotent."""
+        """Waits for running work; queued work is a miss. Idempotent."""
         with self._lock:
             self._closed = True
         self._threads.shutdown(wait=True)

@@ -1,4 +1,4 @@
-"""What went well and what did not in LMCache, said with its own logger."""
+"""Counts of successes and failures in LMCache, logged with its own logger."""
 
 import functools
 import importlib
@@ -11,7 +11,7 @@ __all__ = ["Counters", "lmcache_logger"]
 
 @functools.cache
 def lmcache_logger() -> logging.Logger:
-    """The logger of both faces: with LMCache's format and level where LMCache is there."""
+    """Returns the logger of both interfaces: with LMCache's format and level if LMCache is installed."""
     try:
         made: logging.Logger = importlib.import_module("lmcache.logging").init_logger("lmcache.kvdepot")
     except ImportError:

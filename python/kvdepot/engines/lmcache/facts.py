@@ -1,4 +1,4 @@
-"""What an object of LMCache is, beyond its key: model, shapes, types and length, from which its namespace follows."""
+"""The layout of an LMCache object, beyond its key: model, shapes, types and length, which determine its namespace."""
 
 import importlib.metadata
 import math
@@ -9,27 +9,27 @@ from typing import Any
 from kvdepot.errors import config_error
 
 OBJECT_FORMAT = 1
-"""Raised when what we store of an object, or how its key becomes a hash, changes."""
+"""Incremented when the stored form of an object, or the hash of its key, changes."""
 OBJECT_BYTES_MAX = 1 << 30
-"""A block has at most so many bytes."""
+"""Maximum size of a block."""
 
 UNTOLD_DTYPE = "uint8"
-"""The type of plain bytes. vLLM has KV of every 8-bit format in it, ``fp8_e4m3`` as well as ``fp8_e5m2``."""
+"""The type of plain bytes, in which vLLM stores KV of every 8-bit format: ``fp8_e4m3`` as well as ``fp8_e5m2``."""
 
 
 class UnknownLayoutError(ValueError):
-    """The object cannot be named fully, so it is neither stored nor looked up."""
+    """The object cannot be named completely, so it is neither stored nor looked up."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What all objects of a namespace have in common.
+    """Layout shared by all objects of a namespace.
 
     Attributes:
-        model: the model's name, as LMCache has it.
-        shapes: shape of each tensor in the object, which lie one after another.
+        model: the model's name, as LMCache spells it.
+        shapes: shape of each tensor in the object; the tensors are contiguous.
         dtypes: type of each tensor, such as ``bfloat16``.
-        form: LMCache's name of the order of a tensor's dimensions; empty where LMCache does not tell it.
+        form: LMCache's name for the order of a tensor's dimensions; empty if LMCache does not report it.
         size_bytes: bytes of the object.
     """
 
@@ -41,7 +41,7 @@ class Layout:
 
     @classmethod
     def of(cls, model: str, shapes: Sequence[Sequence[int]], dtypes: Sequence[Any], form: str = "") -> "Layout":
-        """The layout of an object with these tensors; ``dtypes`` are torch's.
+        """Returns the layout of an object with these tensors; ``dtypes`` are torch's.
 
         Raises:
             UnknownLayoutError: something is missing, or the object is empty or too large.
@@ -67,9 +67,9 @@ class Layout:
 def namespace_facts(
     layout: Layout, face: str, weights_version: str, further: Mapping[str, object] | None = None
 ) -> dict[str, object]:
-    """Everything that changes an object's bytes and is neither in its hash nor in its length (P8).
+    """Returns everything that changes an object's bytes and is neither in its hash nor in its length (P8).
 
-    LMCache's version is among them: nothing promises that two versions put the same bytes into an object.
+    This includes LMCache's version: two versions need not put the same bytes into an object.
 
     Raises:
         ConfigError: the type is that of plain bytes, and no ``weights_version`` says what they are.
@@ -90,7 +90,7 @@ def namespace_facts(
 
 
 def refuse_untold(dtypes: Iterable[str], weights_version: str) -> None:
-    """Refuses KV in plain bytes whose format nobody has declared: another format would be the same namespace.
+    """Rejects KV in plain bytes without a declared format: another format would have the same namespace.
 
     Raises:
         ConfigError: ``weights_version`` is missing.
@@ -103,12 +103,12 @@ def refuse_untold(dtypes: Iterable[str], weights_version: str) -> None:
 
 
 def dtype_name(dtype: Any) -> str:
-    """A type of torch's without its prefix."""
+    """Returns the name of a torch type without its prefix."""
     return str(dtype).removeprefix("torch.")
 
 
 def lmcache_version() -> str:
-    """The version of the LMCache that is installed.
+    """Returns the version of the installed LMCache.
 
     Raises:
         ConfigError: LMCache has no metadata.

@@ -1,7 +1,7 @@
 """LMCache's keys as block hashes: every field of a key, in 16 bytes.
 
-Ranks, object groups and salts are in the hash and not in the namespace: a server of LMCache sees the ranks of all its
-engines, and a namespace each would cost a store each.
+Ranks, object groups and salts are in the hash, not in the namespace: a server of LMCache sees the ranks of all its
+engines, and a namespace for each would require a store for each.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ HASH_BYTES = 16
 
 
 def object_hash(key: Any) -> bytes:
-    """The hash of an ``ObjectKey`` of LMCache's server.
+    """Returns the hash of an ``ObjectKey`` of LMCache's server.
 
     Raises:
         UnknownLayoutError: the key has no hash of the tokens.
@@ -26,10 +26,10 @@ def object_hash(key: Any) -> bytes:
 
 
 def chunk_hash(key: Any) -> bytes:
-    """The hash of a ``CacheEngineKey`` of LMCache inside the engine.
+    """Returns the hash of a ``CacheEngineKey`` of LMCache inside the engine.
 
     Raises:
-        UnknownLayoutError: the key has tags that are no plain values.
+        UnknownLayoutError: the key has tags that are not plain values.
     """
     fields = [key.model_name, key.world_size, key.worker_id, key.chunk_hash, str(key.dtype), key.tags]
     try:

@@ -1,4 +1,4 @@
-"""LMCache's memory objects: where their bytes lie, and what they are."""
+"""LMCache's memory objects: their address and layout."""
 
 from typing import Any
 
@@ -6,10 +6,10 @@ from kvdepot.engines.lmcache.facts import Layout, UnknownLayoutError
 
 
 def address_of(memory: Any, layout: Layout) -> int:
-    """Address of an object's first byte, in host memory, where ``layout.size_bytes`` bytes are the object's.
+    """Returns the host address of an object's first byte; ``layout.size_bytes`` bytes there belong to the object.
 
     Raises:
-        UnknownLayoutError: the object has other bytes than the layout, or is not in host memory.
+        UnknownLayoutError: the object's size differs from the layout's, or it is not in host memory.
     """
     tensor = memory.raw_tensor
     if tensor is None:
@@ -23,10 +23,10 @@ def address_of(memory: Any, layout: Layout) -> int:
 
 
 def layout_of(memory: Any, model: str, form: str = "") -> Layout:
-    """What an object is.
+    """Returns an object's layout.
 
     Raises:
-        UnknownLayoutError: LMCache does not tell it fully.
+        UnknownLayoutError: LMCache does not describe the object completely.
     """
     meta = memory.metadata
     shapes = meta.shapes if meta.shapes is not None else [meta.shape]

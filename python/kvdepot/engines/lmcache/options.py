@@ -1,4 +1,4 @@
-"""What LMCache's configuration says to kvdepot: the depot's own keys, and those of LMCache's DAX backend."""
+"""kvdepot's settings in LMCache's configuration: the depot's own keys, and those of LMCache's DAX backend."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Options:
 
     Attributes:
         config: keys of the depot and of its client.
-        weights_version: name that the user gives the weights, which LMCache's keys do not tell apart.
+        weights_version: the user's name for the weights, which LMCache's keys do not distinguish.
     """
 
     config: KVDepotConfig
@@ -39,7 +39,7 @@ class Options:
 
 
 def read_params(params: Mapping[str, Any] | None) -> Options:
-    """Reads ``adapter_params`` of ``--l2-adapter``: a file's name, keys of the configuration, or nothing at all.
+    """Reads ``adapter_params`` of ``--l2-adapter``: the name of a file, keys of the configuration, or nothing.
 
     Raises:
         ConfigError: a key or value is wrong.
@@ -60,8 +60,8 @@ def read_params(params: Mapping[str, Any] | None) -> Options:
 def read_extra_config(extra_config: Mapping[str, Any] | None) -> Options:
     """Reads LMCache's ``extra_config``: ``kvdepot.config`` (a file), ``kvdepot.KEY``, and keys of its DAX backend.
 
-    Keys of LMCache's DAX backend say the depot's Dax tier, unless something else says a pipeline without one. Others
-    are LMCache's own, or another plug-in's.
+    Keys of LMCache's DAX backend configure the depot's Dax tier, unless a pipeline without one is set. Other keys are
+    LMCache's own, or another plug-in's.
 
     Raises:
         ConfigError: a key or value is wrong.
@@ -83,7 +83,7 @@ def read_extra_config(extra_config: Mapping[str, Any] | None) -> Options:
 
 
 def _tier_keys(dax: Mapping[str, Any]) -> dict[str, Any]:
-    """The Dax tier's own names of these keys: its table knows LMCache's."""
+    """Translates these keys into the Dax tier's own names, by its table."""
     tier = next((one for one in TIERS if one.name == DAX_TIER), None)
     if tier is None:
         names = ", ".join(DAX_PREFIX + name for name in dax)

@@ -1,4 +1,4 @@
-"""Hashes that were seen last, each with a number; the oldest is forgotten when there are too many."""
+"""A bounded table of the most recent hashes, each with a number."""
 
 import itertools
 import threading
@@ -6,11 +6,11 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 RECENT_MAX = 262_144
-"""About 40 MB."""
+"""Takes about 40 MB."""
 
 
 class Recent:
-    """A bounded table of hashes. Any number of threads may use it at once."""
+    """A bounded table of hashes, which evicts the oldest. Any number of threads may use it concurrently."""
 
     def __init__(self, at_most: int = RECENT_MAX) -> None:
         self._at_most = at_most
@@ -19,7 +19,7 @@ class Recent:
         self._lock = threading.Lock()
 
     def put(self, name: bytes, number: int = 0) -> bool:
-        """Notes ``name`` as seen last; false when it was there already."""
+        """Adds ``name``, or makes it the most recent. Returns false if it was already there."""
         with self._lock:
             new = name not in self._found
             self._found[name] = number
@@ -29,18 +29,18 @@ class Recent:
             return new
 
     def take(self, name: bytes, only: int | None = None) -> int | None:
-        """Forgets ``name`` and returns its number; ``None`` when it is not there, or not with the number ``only``."""
+        """Removes ``name`` and returns its number; ``None`` if it is absent, or has another number than ``only``."""
         with self._lock:
             if only is not None and self._found.get(name) != only:
                 return None
             return self._found.pop(name, None)
 
     def mark(self, name: bytes) -> None:
-        """Notes ``name`` under a number that no other mark has."""
+        """Adds ``name`` with a number that no other mark has."""
         self.put(name, next(self._marks))
 
     def marks(self, names: Iterable[bytes]) -> dict[bytes, int]:
-        """The numbers of those that are there."""
+        """Returns the numbers of the names that are present."""
         with self._lock:
             return {name: self._found[name] for name in names if name in self._found}
 

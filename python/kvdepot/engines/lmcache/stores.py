@@ -1,4 +1,4 @@
-"""The stores of one adapter or backend, one for each layout, which never raise: what fails is a miss, and counted."""
+"""The stores of one adapter or backend, one per layout. They never raise: a failure is a miss, and is counted."""
 
 import threading
 import time
@@ -14,10 +14,10 @@ from kvdepot.engines.lmcache.counters import Counters
 from kvdepot.engines.lmcache.facts import Layout
 
 LAYOUTS_MAX = 64
-"""Each has a connection of its own to the depot."""
+"""Maximum number of open layouts; each has its own connection to the depot."""
 OPEN_AGAIN_S = 30.0
 ATTACH_GLANCE_MS = 100
-"""How long a store waits for a depot for which an earlier one has waited in vain."""
+"""Milliseconds that a store waits for a depot after an earlier store has waited in vain."""
 
 Row: TypeAlias = tuple[Layout, bytes]
 Place: TypeAlias = tuple[Layout, bytes, int]
@@ -32,7 +32,7 @@ class _Slot:
 
 
 class Stores:
-    """Dumps, loads and looks up objects of many layouts. Any number of threads may use them at once."""
+    """Dumps, loads and looks up objects of many layouts. Any number of threads may use them concurrently."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Stores:
         self._absent = False
 
     def lookup(self, rows: Sequence[Row]) -> list[bool]:
-        """Which of these blocks the depot has."""
+        """Returns for each block whether the depot has it."""
         found = [False] * len(rows)
         for layout, numbers in _by_layout(rows).items():
             store = self._store(layout, len(numbers))
@@ -69,7 +69,7 @@ class Stores:
         return found
 
     def move(self, verb: Verb, places: Sequence[Place]) -> list[bool]:
-        """Dumps or loads objects; says which came through. When it returns nothing copies from or to them any more."""
+        """Dumps or loads objects. Returns for each whether it succeeded, when nothing copies from or to them."""
         ended = [False] * len(places)
         tasks = []
         for layout, numbers in _by_layout(places).items():
@@ -79,7 +79,7 @@ class Stores:
             addresses = np.array([[places[number][2]] for number in numbers], dtype=np.uint64)
             try:
                 tasks.append((getattr(store, verb)([places[number][1] for number in numbers], addresses), numbers))
-            except Exception as error:  # noqa: BLE001 - a miss; other tasks still copy, so nothing may leave here
+            except Exception as error:  # noqa: BLE001 - a miss; other tasks still copy, so this must not return yet
                 self._counters.trouble(f"{verb}_error", f"a {verb} failed: {error!r}", len(numbers))
         for task, numbers in tasks:
             try:
@@ -96,11 +96,11 @@ class Stores:
         return ended
 
     def open(self, layout: Layout) -> None:
-        """Opens a layout's store, so that nobody waits for it later."""
+        """Opens a layout's store, so that later calls need not wait for it."""
         self._store(layout, 0)
 
     def prefetch(self, rows: Sequence[Row]) -> None:
-        """Asks for blocks to be brought from the tiers into the pool."""
+        """Asks the depot to bring blocks from the tiers into the pool."""
         for layout, numbers in _by_layout(rows).items():
             store = self._store(layout, 0)
             if store is None:
@@ -111,7 +111,7 @@ class Stores:
                 self._counters.trouble("prefetch_error", f"a prefetch failed: {error!r}")
 
     def reset(self, layout: Layout) -> bool:
-        """Makes everything of this layout unreachable, in every tier and for every engine; false when not confirmed."""
+        """Makes everything of this layout unreachable, in every tier, for every engine. Returns whether confirmed."""
         store = self._store(layout, 0)
         if store is None:
             return False
@@ -123,7 +123,7 @@ class Stores:
         return True
 
     def attached(self) -> bool:
-        """Whether every store reaches a depot now; true before the first one is opened."""
+        """Returns whether every store currently reaches a depot; true before the first one is opened."""
         with self._lock:
             stores = [slot.store for slot in self._slots.values()]
         return all(store is not None and store.attached for store in stores)
@@ -132,7 +132,7 @@ class Stores:
         return len(self._slots)
 
     def close(self) -> None:
-        """Waits for tasks under way, as long as their time limit, and detaches. Idempotent."""
+        """Waits for tasks in flight, at most their time limit, and detaches. Idempotent."""
         with self._lock:
             self._closed = True
             slots = list(self._slots.values())

@@ -1,4 +1,4 @@
-"""Work that LMCache's server submits and asks for later, with an event descriptor that tells when to ask."""
+"""Tasks of LMCache's server, which submits work and polls for the result, with an event descriptor as notification."""
 
 import os
 import threading
@@ -11,17 +11,17 @@ from kvdepot.engines.lmcache.counters import Counters
 Result = TypeVar("Result")
 
 WAITING_MAX = 1024
-"""More tasks of one kind than this are not begun."""
+"""Maximum number of queued or running tasks of one kind; more are not begun."""
 RESULTS_MAX = 16 * WAITING_MAX
-"""So many results wait to be taken. LMCache never asks for those of a prefetch that it gave up."""
+"""Maximum number of results that wait to be taken. LMCache never takes those of a prefetch that it abandoned."""
 
 
 class Tasks(Generic[Result]):
-    """Tasks of one kind, each with a result that is taken once. Every task ends, also one submitted after ``close``.
+    """Tasks of one kind, each with a result that is taken once. Every task ends, even one submitted after ``close``.
 
-    When too many results wait, the one that has waited longest is forgotten.
+    When too many results wait, the oldest one is dropped.
 
-    Any number of threads may use them at once.
+    Any number of threads may use them concurrently.
     """
 
     def __init__(self, kind: str, threads: int, counters: Counters) -> None:
@@ -36,11 +36,11 @@ class Tasks(Generic[Result]):
         self._closed = False
 
     def fileno(self) -> int:
-        """The event descriptor; valid until ``close``."""
+        """Returns the event descriptor, which is valid until ``close``."""
         return self._event_fd
 
     def submit(self, work: Callable[[], Result], failed: Callable[[], Result]) -> int:
-        """Begins ``work`` and returns its number; ``failed`` makes the result of work that cannot be done."""
+        """Starts ``work`` and returns its number; ``failed`` makes the result of work that cannot be done."""
         with self._lock:
             number = self._next
             self._next += 1
@@ -52,20 +52,20 @@ class Tasks(Generic[Result]):
         return number
 
     def take(self, number: int) -> Result | None:
-        """A task's result, once; ``None`` before it has ended and afterwards."""
+        """Returns a task's result, once; ``None`` before it has ended and afterwards."""
         with self._lock:
             return self._results.pop(number, None)
 
     def take_all(self) -> dict[int, Result]:
-        """All results that nobody has taken."""
+        """Returns all results that have not been taken."""
         with self._lock:
             results, self._results = self._results, {}
             return results
 
     def close(self) -> None:
-        """Waits for what runs, each of which has a time limit, and closes the descriptor. Idempotent.
+        """Waits for running tasks, each of which has a time limit, and closes the descriptor. Idempotent.
 
-        What still waits for its turn fails.
+        Queued tasks fail.
         """
         with self._lock:
             if self._closed:
@@ -78,7 +78,7 @@ class Tasks(Generic[Result]):
     def _begin(self, number: int, work: Callable[[], Result], failed: Callable[[], Result]) -> bool:
         try:
             self._threads.submit(self._run, number, work, failed)
-        except RuntimeError:  # the interpreter ends
+        except RuntimeError:  # the interpreter is shutting down
             return False
         return True
 
@@ -101,7 +101,7 @@ class Tasks(Generic[Result]):
             if dropped:
                 del self._results[next(iter(self._results))]
             self._waiting -= waited
-            # A closed adapter's threads have all ended before its descriptor is closed.
+            # The threads of a closed adapter have all ended before its descriptor is closed.
             if waited or not self._closed:
                 os.eventfd_write(self._event_fd, 1)
         if dropped:

@@ -1,6 +1,6 @@
-"""kvdepot in SGLang: the module that ``--hicache-storage-backend-extra-config`` names, with ``KVDepotHiCache``.
+"""kvdepot in SGLang: the module for ``--hicache-storage-backend-extra-config``, with ``KVDepotHiCache``.
 
-Importing it imports neither SGLang nor torch; the class is made when it is asked for.
+Importing it imports neither SGLang nor torch; the class is created on first access.
 """
 
 from typing import TYPE_CHECKING

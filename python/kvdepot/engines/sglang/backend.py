@@ -1,7 +1,7 @@
 """kvdepot as a storage backend of SGLang's HiCache (``--hicache-storage-backend dynamic``), 0.5.8 to 0.5.23.
 
-SGLang asks and writes page by page, from a thread for each direction, and takes whatever fails for a miss. Nothing is
-raised into it after its start: what fails here is counted by kind, and a miss.
+SGLang looks pages up and moves them page by page, on one thread per direction, and treats every failure as a miss.
+After its start nothing is raised into it: a failure here is counted by kind, and becomes a miss.
 """
 
 import importlib
@@ -27,26 +27,26 @@ from kvdepot.engines.sglang.room import Room, Verb
 from kvdepot.errors import is_failure
 
 CLAIM_PAGES = 128
-"""SGLang reads so many pages in one call: what it has read is let go before it reads on."""
+"""Number of pages that SGLang reads in one call: leases of read pages are dropped before it reads more."""
 RATES_MAX = 1024
-"""Batches whose pages and rates are kept for SGLang's metrics until it asks."""
+"""Maximum number of batches whose pages and rates are kept until SGLang's metrics collect them."""
 
 Answer = TypeVar("Answer")
 logger = logging.getLogger("sglang.kvdepot")
 
 
 class KVDepotHiCache(hicache_storage.HiCacheStorage):
-    """Pages of SGLang's host pools as blocks of the node's depot."""
+    """Stores pages of SGLang's host pools as blocks of the node's depot."""
 
     def __init__(self, storage_config: Any, kwargs: dict[str, Any] | None = None) -> None:  # noqa: ARG002
         """Attaches to the depot.
 
         Args:
             storage_config: SGLang's ``HiCacheStorageConfig``; ``extra_config`` has our keys.
-            kwargs: what SGLang hands to any backend; nothing of it is needed.
+            kwargs: SGLang's arguments for any backend; unused.
 
         Raises:
-            ConfigError: a key is wrong, or this model's KV cannot be told from another's.
+            ConfigError: a key is wrong, or this model's KV cannot be distinguished from another's.
         """
         self._storage = storage_config
         options = read_extra_config(storage_config.extra_config)
@@ -76,67 +76,67 @@ class KVDepotHiCache(hicache_storage.HiCacheStorage):
         """Takes the pool of the KV itself.
 
         Raises:
-            ConfigError: it does not tell where its pages lie, or a page does not fit a block.
+            ConfigError: it does not report where its pages lie, or a page does not fit a block.
         """
         super().register_mem_pool_host(mem_pool_host)
         self._register(KV, mem_pool_host)
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
-        """Takes a pool beside the KV, or the KV's once more; errors as above."""
+        """Takes another pool, or the KV's once more. Raises the same errors as ``register_mem_pool_host``."""
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
         self._register(_name(host_pool_name), host_pool)
 
     # Questions.
 
     def exists(self, key: str) -> bool:
-        """Whether the depot has a page."""
+        """Returns whether the depot has a page."""
         return self.batch_exists([key]) == 1
 
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:  # noqa: ARG002
-        """How many leading pages the depot has. They are brought into its pool and held there until they are read."""
+        """Returns how many leading pages the depot has. They are brought into its pool and held until they are read."""
         return self._answered("lookup", len(keys), lambda: self._prefix(page_hashes(keys)), 0)
 
     def batch_exists_v2(self, keys: list[str], pool_transfers: Any = None, extra_info: Any = None) -> Any:  # noqa: ARG002
-        """Which lengths of the prefix can be restored in all pools together; the longest one is held."""
+        """Returns the lengths of the prefix that all pools together can restore; the longest is held."""
         empty = hicache_storage.PoolTransferResult(0, {})
         return self._answered("lookup", len(keys), lambda: self._common(page_hashes(keys), pool_transfers or ()), empty)
 
     # Pages.
 
     def batch_get_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:  # noqa: ARG002
-        """Loads pages into the KV's pool; says which came."""
+        """Loads pages into the KV's pool. Returns for each whether it was loaded."""
         return self._moved("load", KV, keys, host_indices)
 
     def batch_set_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:  # noqa: ARG002
-        """Stores pages of the KV's pool; says which were stored."""
+        """Stores pages of the KV's pool. Returns for each whether it was stored."""
         return self._moved("dump", KV, keys, host_indices)
 
     def batch_get_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[Any, list[bool]]:  # noqa: ARG002
-        """Loads pages of several pools; says for each which came."""
+        """Loads pages of several pools. Returns for each page of each pool whether it was loaded."""
         until_s = self._room.until()
         return {
             one.name: self._moved("load", _name(one.name), one.keys, one.host_indices, until_s) for one in transfers
         }
 
     def batch_set_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[Any, list[bool]]:  # noqa: ARG002
-        """Stores pages of several pools; says for each which were stored."""
+        """Stores pages of several pools. Returns for each page of each pool whether it was stored."""
         until_s = self._room.until()
         return {
             one.name: self._moved("dump", _name(one.name), one.keys, one.host_indices, until_s) for one in transfers
         }
 
     def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> Any:  # noqa: ARG002
-        """Loads a page into a tensor of its bytes; the tensor, or ``None`` for a miss."""
+        """Loads a page into a tensor of its bytes. Returns the tensor, or ``None`` for a miss."""
         return target_location if self._flat("load", key, target_location) else None
 
     def batch_get(self, keys: list[str], target_locations: Any = None, target_sizes: Any = None) -> list[Any]:  # noqa: ARG002
-        """Loads pages into tensors; ``None`` for each miss."""
+        """Loads pages into tensors. Returns the tensors, with ``None`` for each miss."""
         until_s = self._room.until()
         pairs = zip(keys, target_locations or (), strict=False)
         return [target if self._flat("load", key, target, until_s) else None for key, target in pairs]
 
     def set(self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None) -> bool:  # noqa: ARG002
-        """Stores a page out of a tensor of its bytes; whether it was stored."""
+        """Stores a page from a tensor of its bytes. Returns whether it was stored."""
         return self._flat("dump", key, value if value is not None else target_location)
 
     def batch_set(
@@ -146,7 +146,7 @@ class KVDepotHiCache(hicache_storage.HiCacheStorage):
         target_locations: Any = None,
         target_sizes: Any = None,  # noqa: ARG002
     ) -> bool:
-        """Stores pages; whether all were stored."""
+        """Stores pages. Returns whether all were stored."""
         tensors = values if values is not None else target_locations or ()
         until_s = self._room.until()
         return len(tensors) == len(keys) and all(
@@ -158,11 +158,11 @@ class KVDepotHiCache(hicache_storage.HiCacheStorage):
     def clear(self) -> bool:
         """Makes all pages of this model and rank unreachable, for every engine and in every tier.
 
-        Until the depot has confirmed that, everything is a miss here. Waits ``CLEAR_S`` for it at most: SGLang calls
-        this on its scheduler's thread. What SGLang has queued, and not handed over yet, is stored afterwards.
+        Until the depot has confirmed that, everything is a miss here. Waits at most ``CLEAR_S`` for it: SGLang calls
+        this on its scheduler's thread. Pages that SGLang has queued but not handed over yet are stored afterwards.
 
         Returns:
-            Whether it has; otherwise it is asked again in the background.
+            Whether the depot has confirmed it; if not, it is asked again in the background.
         """
         if self._closed:
             return False
@@ -170,7 +170,7 @@ class KVDepotHiCache(hicache_storage.HiCacheStorage):
         return self._clearing.confirmed()
 
     def get_stats(self) -> Any:
-        """Pages and rates of the batches since the last call, as SGLang's metrics want them; ``None`` without those."""
+        """Returns pages and rates of the batches since the last call for SGLang's metrics; ``None`` without those."""
         with self._lock:
             rates = self._rates
             self._rates = {"load": [], "dump": []}
@@ -185,11 +185,11 @@ class KVDepotHiCache(hicache_storage.HiCacheStorage):
         return made
 
     def counts(self) -> dict[str, int]:
-        """What went well and what did not."""
+        """Returns counts of successes and failures by name."""
         return self._counters.snapshot()
 
     def close(self) -> None:
-        """Waits for what runs, ``CALL_S`` at most, and detaches. Idempotent."""
+        """Waits for running calls, at most ``CALL_S``, and detaches. Idempotent."""
         self._closed = True
         self._clearing.close()
         self._room.close()
@@ -206,7 +206,7 @@ class KVDepotHiCache(hicache_storage.HiCacheStorage):
         self._room.open(name, pages, pool_facts(self._facts, name, pages, self._storage))
 
     def _answered(self, verb: str, pages: int, ask: Callable[[], Answer], missed: Answer) -> Answer:
-        """What ``ask`` says; ``missed`` when it fails."""
+        """Returns the result of ``ask``, or ``missed`` on failure."""
         if self._closed:
             return missed
         try:
@@ -218,9 +218,9 @@ class KVDepotHiCache(hicache_storage.HiCacheStorage):
             return missed
 
     def _has_weights_of_start(self, pages: int) -> bool:
-        """Whether SGLang was told of no other weights since its start.
+        """Returns whether SGLang has been given no other weights since its start.
 
-        Pages of the earlier ones may still wait to be written, so no other namespace is right before a new attachment.
+        Pages of the earlier ones may still be queued for writing, so no namespace is correct until a new attachment.
         """
         version = engine.current_weights(self._arguments)
         if version == self._version:
@@ -243,7 +243,7 @@ class KVDepotHiCache(hicache_storage.HiCacheStorage):
             asked = hashes[held : min(found, held + CLAIM_PAGES)]
             units = self._room.hold({KV: 0}, asked, until_s)
             if units != len(asked):
-                # What is not held is still found, most often: a get that finds less returns what leads.
+                # A page that is not held is usually still found: a get that finds fewer returns the leading ones.
                 held += units or 0
                 found = held + self._room.lookup_on_prefix(KV, hashes[held:found], until_s)
                 break
@@ -272,7 +272,7 @@ class KVDepotHiCache(hicache_storage.HiCacheStorage):
             windows[name] = window
         lengths = common(verdicts) if windows else []
         if lengths:
-            # Nothing that is not held: a pool beside the KV must not come back shorter than it.
+            # Report only what is held: a pool beside the KV must not come back shorter than it.
             held = self._room.hold(windows, hashes[: lengths[-1]], until_s) or 0
             lengths = [length for length in lengths if length <= held]
         longest = lengths[-1] if lengths else 0
@@ -323,7 +323,7 @@ class KVDepotHiCache(hicache_storage.HiCacheStorage):
         return ended if current else missed
 
     def _flat(self, verb: Verb, key: str, tensor: Any, until_s: float | None = None) -> bool:
-        """Moves a page between the depot and a tensor that has its pieces one after another."""
+        """Moves a page between the depot and a tensor that contains its pieces in order."""
 
         def move() -> bool:
             pages = self._room.pages(KV)
@@ -355,7 +355,7 @@ def _text(value: Any) -> str:
 
 
 def _result(longest: int, hits: dict[Any, int], lengths: list[int]) -> Any:
-    """SGLang's result; releases before 0.5.23 know no set of lengths."""
+    """Returns SGLang's result; releases before 0.5.23 have no set of lengths."""
     made = hicache_storage.PoolTransferResult(longest, hits)
     if hasattr(made, "restorable_prefix_pages"):
         made.restorable_prefix_pages = lengths

@@ -1,4 +1,4 @@
-"""Sends resets to the depot from a thread of its own: SGLang clears on its scheduler's thread, which must not wait."""
+"""Sends resets to the depot on a thread of its own: SGLang clears on its scheduler's thread, which must not wait."""
 
 import threading
 import time
@@ -8,15 +8,15 @@ from kvdepot.engines.resets import AGAIN_S, Resets
 from kvdepot.errors import is_failure
 
 CLEAR_S = 1.0
-"""How long a clear waits for the depot's confirmation; after that it goes on being asked for in the background."""
+"""Seconds that a clear waits for the depot's confirmation; after that it is retried in the background."""
 
 
 class Clearing:
-    """Asks for what was cleared until the depot has confirmed it. Any number of threads may use it.
+    """Retries resets until the depot has confirmed them. Any number of threads may use it.
 
     Args:
-        resets: what is to be confirmed.
-        send: makes everything unreachable; whether the depot has confirmed that. May take long.
+        resets: tracks what is to be confirmed.
+        send: makes everything unreachable; returns whether the depot has confirmed that. May take long.
     """
 
     def __init__(self, resets: Resets, send: Callable[[], bool]) -> None:
@@ -28,14 +28,14 @@ class Clearing:
         self._thread: threading.Thread | None = None
 
     def settled(self) -> bool:
-        """Whether nothing from before a clear is found. Never waits; when it is not so, the depot is asked again."""
+        """Returns whether nothing from before a clear is found. Never waits; if false, the depot is asked again."""
         if self._resets.settled:
             return True
         self.wake()
         return False
 
     def wake(self) -> None:
-        """Has the depot asked for what it has not confirmed."""
+        """Triggers another attempt at unconfirmed resets."""
         with self._changed:
             if self._closed:
                 return
@@ -46,14 +46,14 @@ class Clearing:
             self._changed.notify_all()
 
     def confirmed(self, wait_s: float = CLEAR_S) -> bool:
-        """Whether all is confirmed within ``wait_s`` seconds."""
+        """Returns whether everything is confirmed within ``wait_s`` seconds."""
         self.wake()
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._resets.settled, wait_s)
         return self._resets.settled
 
     def close(self, wait_s: float = CLEAR_S) -> None:
-        """Asks no more. Waits ``wait_s`` seconds at most for a reset that is under way. Idempotent."""
+        """Stops retrying. Waits at most ``wait_s`` seconds for a reset in flight. Idempotent."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -63,7 +63,7 @@ class Clearing:
     def _run(self) -> None:
         while True:
             with self._changed:
-                # What is not confirmed, or a store from before a clear that still runs, is looked after again.
+                # Woken again for unconfirmed resets, and for stores from before a clear that are still in flight.
                 self._changed.wait_for(lambda: self._closed or self._due, None if self._resets.settled else AGAIN_S)
                 if self._closed:
                     return
@@ -77,7 +77,7 @@ class Clearing:
     def _sent(self) -> bool:
         try:
             return self._send()
-        except BaseException as error:  # a panic of the core: asked again
+        except BaseException as error:  # a panic of the core: retried
             if not is_failure(error):
                 raise
             return False

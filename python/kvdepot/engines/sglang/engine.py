@@ -1,4 +1,4 @@
-"""What the running SGLang says of itself, in each release: arguments, version, and what its page hashes leave out."""
+"""State of the running SGLang in each release: arguments, version, and what its page hashes leave out."""
 
 import importlib
 import importlib.metadata
@@ -9,7 +9,7 @@ from kvdepot.errors import config_error
 
 
 def sglang_version() -> str:
-    """The version of the SGLang that is installed.
+    """Returns the version of the installed SGLang.
 
     Raises:
         ConfigError: SGLang has no metadata.
@@ -21,10 +21,10 @@ def sglang_version() -> str:
 
 
 def server_arguments() -> Any:
-    """The arguments that SGLang was started with.
+    """Returns the arguments that SGLang was started with.
 
     Raises:
-        ConfigError: this release keeps them where kvdepot does not know.
+        ConfigError: it is unknown where this release keeps them.
     """
     # 0.5.23, then the releases before it.
     for module, function in (
@@ -38,32 +38,32 @@ def server_arguments() -> Any:
 
 
 def attention_backends(arguments: Any) -> list[str]:
-    """What computes attention: as SGLang has decided where it tells that, else as it was asked."""
+    """Returns the attention backends that SGLang has chosen, or the requested ones if it does not report its choice."""
     names = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
     kernel = getattr(_call("sglang.srt.runtime_context", "get_exec"), "kernel", None)
     return [str(getattr(kernel, name, None) or getattr(arguments, name, None) or "") for name in names]
 
 
 def model_path(arguments: Any) -> str:
-    """Where the weights in memory are from: an update in place may have taken others than the start."""
+    """Returns where the weights in memory come from: an in-place update may have loaded others than the start."""
     model = _call("sglang.srt.runtime_context", "get_model")
     return str(getattr(model, "model_path", None) or arguments.model_path)
 
 
 def current_weights(arguments: Any) -> str:
-    """Path and version that SGLang was told of its weights last, at its start or by an update in place."""
+    """Returns path and version of the weights that SGLang was last given, at its start or by an in-place update."""
     serving = _call("sglang.srt.runtime_context", "get_serving")
     version = getattr(serving, "weight_version", None) or getattr(arguments, "weight_version", None)
     return f"{model_path(arguments)} {version or ''}".strip()
 
 
 def weight_version(arguments: Any) -> str:
-    """The version alone."""
+    """Returns only the version."""
     return current_weights(arguments).removeprefix(model_path(arguments)).strip()
 
 
 def ranks_of_node(arguments: Any, storage: Any) -> int:
-    """How many ranks of this engine a node has at most, with its data-parallel replicas."""
+    """Returns the maximum number of ranks of this engine on a node, including its data-parallel replicas."""
 
     def size(source: Any, name: str) -> int:
         return max(1, int(getattr(source, name, None) or 1))
@@ -75,7 +75,7 @@ def ranks_of_node(arguments: Any, storage: Any) -> int:
 
 
 def hashes_know_adapters() -> bool:
-    """Whether page hashes are seeded with a request's adapter and salt: since 0.5.23, and not up to 0.5.17."""
+    """Returns whether page hashes include a request's adapter and salt: since 0.5.23, and not up to 0.5.17."""
     try:
         utils = importlib.import_module("sglang.srt.mem_cache.utils")
     except ImportError:
@@ -84,9 +84,9 @@ def hashes_know_adapters() -> bool:
 
 
 def _call(module: str, function: str) -> Any:
-    """What a function of SGLang's returns; ``None`` where there is none, or nothing has been said yet."""
+    """Returns the result of one of SGLang's functions; ``None`` if the function does not exist or has no answer yet."""
     try:
         found: Callable[[], Any] | None = getattr(importlib.import_module(module), function, None)
         return found() if found is not None else None
-    except Exception:  # noqa: BLE001 - a release that has retired it, or a process that is no scheduler
+    except Exception:  # noqa: BLE001 - a release that has removed it, or a process that is not a scheduler
         return None

@@ -1,7 +1,7 @@
-"""The facts that make a namespace (P8): what changes the bytes of a page and is not in SGLang's hash of its tokens.
+"""The facts of a namespace (P8): what changes the bytes of a page and is not in SGLang's hash of its tokens.
 
-That hash knows tokens and, since 0.5.23, a request's adapter and salt. It knows neither the weights nor anything of how
-their KV is computed and laid out.
+That hash covers tokens and, since 0.5.23, a request's adapter and salt. It covers neither the weights nor how their KV
+is computed and laid out.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from kvdepot.engines.weights import WEIGHT_SUFFIXES, local_directory, local_weig
 from kvdepot.errors import config_error
 
 FORMAT = 1
-"""Raised when what is stored of a page, or how its key becomes a hash, changes."""
+"""Incremented when the stored form of a page, or the hash of its key, changes."""
 
 FILE_FORMATS = (
     "auto",
@@ -33,7 +33,7 @@ FILE_FORMATS = (
     "layered",
     "runai_streamer",
 )
-"""Ways to load the weights that are in the model's own files."""
+"""Load formats that read the weights from the model's own files."""
 
 COMPUTE_ARGUMENTS = (
     "dtype",
@@ -53,10 +53,10 @@ COMPUTE_ARGUMENTS = (
     "speculative_draft_kv_cache_dtype",
     "speculative_draft_window_size",
 )
-"""Arguments of SGLang that change what KV has in it; one that a release does not have is left out."""
+"""Arguments of SGLang that change the content of KV; those that a release does not have are left out."""
 
 EXPERT_ARGUMENTS = ("kt_method", "kt_num_gpu_experts", "kt_max_deferred_experts_per_token")
-"""How KTransformers computes experts; without ``kt_weight_path`` they say nothing."""
+"""How KTransformers computes experts; meaningless without ``kt_weight_path``."""
 
 GEOMETRY = (
     "head_num",
@@ -75,17 +75,17 @@ GEOMETRY = (
     "conv_dtype",
     "temporal_dtype",
 )
-"""What host pools tell of their tensors."""
+"""Attributes of host pools that describe their tensors."""
 
 SHARDED_POOLS = ("mamba",)
-"""Pools of which every rank has its own, also when the model's KV is the same on all of them."""
+"""Pools that differ on every rank, even if the model's KV is the same on all of them."""
 
 
 def engine_facts(options: Options) -> dict[str, object]:
-    """What holds for all pools and ranks of an engine.
+    """Returns the facts shared by all pools and ranks of an engine.
 
     Raises:
-        ConfigError: nothing tells the weights from others, or this release's hashes leave out its adapters.
+        ConfigError: nothing distinguishes the weights from others, or this release's hashes leave out its adapters.
     """
     arguments = engine.server_arguments()
     facts: dict[str, object] = {
@@ -124,13 +124,13 @@ def engine_facts(options: Options) -> dict[str, object]:
 
 
 def pool_facts(facts: Mapping[str, object], name: str, pages: Pages, storage: Any) -> dict[str, object]:
-    """What holds for the pages of one pool on this rank.
+    """Returns the facts of the pages of one pool on this rank.
 
     Args:
-        facts: those of the engine.
+        facts: facts of the engine.
         name: SGLang's name of the pool.
         pages: its pages.
-        storage: SGLang's ``HiCacheStorageConfig``; a field that a release does not have has the value of one rank.
+        storage: SGLang's ``HiCacheStorageConfig``; fields that a release does not have default to a single rank.
     """
     pool = pages.pool
     replicated = bool(getattr(storage, "is_mla_model", False)) and not _is_sharded(name, pool)
@@ -142,7 +142,7 @@ def pool_facts(facts: Mapping[str, object], name: str, pages: Pages, storage: An
         "page_tokens": pages.page_tokens,
         "dtype": str(getattr(pool, "dtype", "")).removeprefix("torch."),
         "geometry": {name: _text(getattr(pool, name)) for name in GEOMETRY if getattr(pool, name, None) is not None},
-        # Ranks whose KV is the same read what one of them has written. Data-parallel replicas do, too.
+        # Ranks with the same KV read what one of them has written. So do data-parallel replicas.
         "tp": [0, 1] if replicated else _rank(storage, "tp"),
         "pp": _rank(storage, "pp"),
         "cp": _rank(storage, "attn_cp"),
@@ -151,7 +151,7 @@ def pool_facts(facts: Mapping[str, object], name: str, pages: Pages, storage: An
 
 
 def refuse_unsupported(storage: Any) -> None:
-    """Refuses what would be stored in pieces that no rank reads whole.
+    """Rejects settings under which pages would be stored in pieces that no rank reads completely.
 
     Raises:
         ConfigError: heads are to be split between ranks (``tp_lcm_size``).
@@ -161,10 +161,10 @@ def refuse_unsupported(storage: Any) -> None:
 
 
 def refuse_pool(name: str, pool: Any, storage: Any) -> None:
-    """Refuses a pool whose pages are asked for on ranks where SGLang never writes them: no hit would ever be whole.
+    """Rejects a pool whose pages are looked up on ranks where SGLang never writes them: no hit would ever be complete.
 
     Raises:
-        ConfigError: a pool with heads beside latent attention, of which rank 0 alone writes, and several ranks.
+        ConfigError: a pool with heads beside latent attention, which only rank 0 writes, and several ranks.
     """
     if getattr(storage, "is_mla_model", False) and _rank(storage, "tp")[1] > 1 and _has_heads(pool):
         raise config_error(
@@ -185,10 +185,10 @@ def _weights_facts(arguments: Any, options: Options) -> dict[str, object]:
 
 
 def _digest_or_refuse(model: str, revision: str | None, arguments: Any, options: Options, what: str) -> str:
-    """Digest of a model's files; its name where the user has named the weights.
+    """Returns the digest of a model's files, or the model's name if the user has named the weights.
 
     Raises:
-        ConfigError: there are no files to be read, or others than these are loaded, and no ``weights_version``.
+        ConfigError: there are no readable files, or other weights are loaded, and ``weights_version`` is not set.
     """
     load_format = getattr(arguments, "load_format", None) or "auto"
     load_format = str(getattr(load_format, "value", load_format)).lower()
@@ -210,10 +210,10 @@ def _digest_or_refuse(model: str, revision: str | None, arguments: Any, options:
 
 
 def _experts_digest(path: str, options: Options) -> str:
-    """Digest of the experts' weights that KTransformers takes from files of its own.
+    """Returns the digest of the experts' weights, which KTransformers reads from files of its own.
 
     Raises:
-        ConfigError: they are not there or cannot be read, and there is no ``weights_version``.
+        ConfigError: the files are missing or unreadable, and ``weights_version`` is not set.
     """
     why = "no files are there"
     try:
@@ -230,7 +230,7 @@ def _experts_digest(path: str, options: Options) -> str:
 
 
 def _config_digest(model: str, revision: str | None) -> str:
-    """Digest of the model's configuration; who wrote the file and when is left out. Empty where there is none."""
+    """Returns the digest of the model's configuration, without its author and version; empty if there is none."""
     directory = local_directory(str(model), revision)
     try:
         values = json.loads((directory / "config.json").read_text()) if directory is not None else {}
@@ -243,10 +243,10 @@ def _config_digest(model: str, revision: str | None) -> str:
 
 
 def _adapters(arguments: Any) -> dict[str, str]:
-    """Adapters of the start by their names, each with the digest of its files; with LoRA on at least one entry.
+    """Returns the adapters given at the start by name, each with the digest of its files; with LoRA at least one entry.
 
-    SGLang's hashes name such an adapter by its name and path alone. One that is loaded later has a name of its own in
-    every process, so its KV is found by that process only.
+    SGLang's hashes identify such an adapter by its name and path alone. An adapter loaded later has a name of its own
+    in every process, so its KV is found by that process only.
     """
     if not (getattr(arguments, "enable_lora", None) or getattr(arguments, "lora_paths", None)):
         return {}
@@ -254,7 +254,7 @@ def _adapters(arguments: Any) -> dict[str, str]:
     for name, path in _named_paths(getattr(arguments, "lora_paths", None) or ()):
         directory = local_directory(path, None, "adapter_config.json")
         try:
-            # Whole, with its configuration: SGLang scales by what is said there (`lora_alpha / r`).
+            # All files, including its configuration: SGLang scales by its values (`lora_alpha / r`).
             digest = content_digest(directory, WEIGHT_SUFFIXES) if directory and weights_digest(directory) else b""
         except OSError as error:
             raise config_error(f"adapter {name}: {path}: cannot be read: {error}") from error
@@ -265,7 +265,7 @@ def _adapters(arguments: Any) -> dict[str, str]:
 
 
 def _named_paths(adapters: Any) -> Iterable[tuple[str, str]]:
-    """Names and paths of ``--lora-paths``, in each of its forms."""
+    """Yields names and paths of ``--lora-paths``, in each of its forms."""
     for one in adapters.items() if isinstance(adapters, Mapping) else adapters:
         if isinstance(one, str):
             name, _, path = one.rpartition("=")
@@ -279,7 +279,7 @@ def _named_paths(adapters: Any) -> Iterable[tuple[str, str]]:
 
 
 def _is_sharded(name: str, pool: Any) -> bool:
-    """Whether a pool belongs to its rank even where the model's KV is the same on all: state, and drafts with heads."""
+    """Returns whether a pool differs by rank even if the model's KV does not: state, and drafts with heads."""
     return name in SHARDED_POOLS or _has_heads(pool)
 
 
@@ -300,7 +300,7 @@ def _digest(data: bytes) -> str:
 
 
 def _file_digest(path: str) -> str:
-    """Digest of a file of scales.
+    """Returns the digest of a file of scales.
 
     Raises:
         ConfigError: it cannot be read.

@@ -1,4 +1,4 @@
-"""Which lengths of a prefix can be restored, by the pages that each pool has. No clock, no depot."""
+"""Which lengths of a prefix can be restored, given the pages that each pool has. No clock, no depot."""
 
 from collections.abc import Sequence
 
@@ -11,18 +11,18 @@ TRAILING_PAGES = "trailing_pages"
 
 
 def leading(found: npt.NDArray[np.bool_]) -> int:
-    """How many leading pages are there."""
+    """Returns how many leading pages are present."""
     gaps = np.flatnonzero(~found)
     return int(gaps[0]) if len(gaps) else len(found)
 
 
 def restorable(found: npt.NDArray[np.bool_], pages: int, policy: str, window: int) -> npt.NDArray[np.bool_]:
-    """For every length from 0 to ``pages``: whether this pool has what a prefix of that length needs.
+    """Returns for every length from 0 to ``pages`` whether this pool has what a prefix of that length needs.
 
     Args:
-        found: which pages the pool has.
-        pages: the longest prefix that is asked for.
-        policy: ``all_pages``, or ``trailing_pages``: the last ``window`` ones, or all where the prefix has fewer.
+        found: for each page, whether the pool has it.
+        pages: length of the longest prefix.
+        policy: ``all_pages``, or ``trailing_pages``: the last ``window`` ones, or all if the prefix has fewer.
         window: pages at the end of a prefix.
     """
     there = np.concatenate(([0], np.cumsum(found[:pages], dtype=np.int64)))
@@ -33,6 +33,6 @@ def restorable(found: npt.NDArray[np.bool_], pages: int, policy: str, window: in
 
 
 def common(verdicts: Sequence[npt.NDArray[np.bool_]]) -> list[int]:
-    """Lengths above 0 that every pool can restore, ascending."""
+    """Returns lengths above 0 that every pool can restore, ascending."""
     together = np.logical_and.reduce(verdicts)
     return [int(length) for length in np.flatnonzero(together) if length]

@@ -8,5 +8,5 @@ PERSON = b"kvdepot-sglang"
 
 
 def page_hashes(keys: Sequence[str]) -> list[bytes]:
-    """The hash of each page: all of SGLang's text, whatever a release appends to it, in 16 bytes."""
+    """Returns the 16-byte hash of each page, over all of SGLang's text, including whatever a release appends to it."""
     return [hashlib.blake2b(key.encode(), digest_size=HASH_BYTES, person=PERSON).digest() for key in keys]

@@ -1,29 +1,29 @@
-"""Hits that are held in the pool from SGLang's question until it has read them. No clock and no lock of its own."""
+"""Hits that are held in the pool from SGLang's lookup until it has read them. Has no clock and no lock."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 LEASE_S = 10.0
-"""SGLang may shorten a hit, or forget it, and says so to nobody: what it has not read by then is let go."""
+"""Seconds after which a lease expires: SGLang may shorten or forget a hit without notice."""
 
 
 class Held(Protocol):
-    """As much of a claim as is asked for."""
+    """The part of a claim's interface that is used here."""
 
     def release(self) -> None:
-        """Lets its blocks go."""
+        """Drops the leases of its blocks."""
 
 
 @dataclass
 class Lease:
-    """A claim, and what is still to be read of it.
+    """A claim, and its pages that are still to be read.
 
     Attributes:
         claim: holds the blocks in the depot's pool.
         pools: names of pools whose last page has not been read.
         size: bytes that are held.
-        ends_s: when it is let go at the latest.
+        ends_s: time at which it expires.
     """
 
     claim: Held
@@ -33,9 +33,9 @@ class Lease:
 
 
 class Leases:
-    """Claims by the hash of their last page, oldest first; all together hold ``size_max`` bytes at most.
+    """Claims by the hash of their last page, oldest first; together they hold at most ``size_max`` bytes.
 
-    Requests with the same prefix have a claim each, and a read ends one of them. What two hold counts twice.
+    Requests with the same prefix have one claim each, and each read ends one of them. Bytes held by two count twice.
     """
 
     def __init__(self, size_max: int) -> None:
@@ -47,16 +47,16 @@ class Leases:
         return sum(map(len, self._held.values()))
 
     def room(self) -> int:
-        """How many bytes more may be held."""
+        """Returns how many more bytes may be held."""
         return max(0, self.size_max - self.size)
 
     def hold(self, claim: Held, last: bytes, pools: Iterable[str], size: int, now_s: float) -> None:
-        """Holds a claim until ``last`` was read in all of ``pools``, beside what is held for that page already."""
+        """Holds a claim until ``last`` was read in all of ``pools``, in addition to other claims for that page."""
         self._held.setdefault(last, []).append(Lease(claim, set(pools), size, now_s + LEASE_S))
         self.size += size
 
     def read(self, pool: str, hashes: Iterable[bytes]) -> None:
-        """These pages of a pool were read, or could not be, by one request."""
+        """Notes that one request has read these pages of a pool, or failed to."""
         for last in hashes:
             lease = next((one for one in self._held.get(last, ()) if pool in one.pools), None)
             if lease is not None:
@@ -65,11 +65,11 @@ class Leases:
                     self._let_go(last, lease)
 
     def expire(self, now_s: float) -> int:
-        """Lets go what was held too long; says how many claims."""
+        """Releases expired claims. Returns their number."""
         return self._drop(lambda lease: lease.ends_s <= now_s)
 
     def clear(self) -> None:
-        """Lets everything go."""
+        """Releases all claims."""
         self._drop(lambda _: True)
 
     def _drop(self, over: Callable[[Lease], bool]) -> int:

@@ -1,4 +1,4 @@
-"""What SGLang's extra configuration of a storage backend says to kvdepot."""
+"""Our keys in SGLang's extra configuration of a storage backend."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ SGLANG_KEYS = (
     "prefetch_timeout_per_ki_token",
     "hicache_storage_pass_prefix_keys",
 )
-"""Keys that SGLang reads itself; which of them it leaves in differs from release to release."""
+"""Keys that SGLang reads itself; which of them it leaves in differs between releases."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Options:
 
     Attributes:
         config: keys of the depot and of its client.
-        weights_version: name that the user gives the weights, beside the digest of their files.
-        salt: name that keeps this engine's blocks apart from those of engines with another one.
+        weights_version: the user's name for the weights, in addition to the digest of their files.
+        salt: name that separates this engine's blocks from those of engines with another salt.
     """
 
     config: KVDepotConfig
@@ -41,10 +41,11 @@ class Options:
 
 
 def read_extra_config(extra_config: Mapping[str, Any] | None) -> Options:
-    """Reads ``extra_config``: a file's name (``config``), or keys of the configuration beside SGLang's own.
+    """Reads ``extra_config``: the name of a file (``config``), or keys of the configuration beside SGLang's own.
 
     Raises:
-        ConfigError: a key or value is wrong, or SGLang would copy every page once more.
+        ConfigError: a key or value is wrong, or zero-copy is disabled (``interface_v1``), so SGLang would copy each
+            page an additional time.
     """
     said = {name: value for name, value in (extra_config or {}).items() if name not in SGLANG_KEYS}
     if not (extra_config or {}).get(ZERO_COPY_KEY):

@@ -1,9 +1,9 @@
 """Where the bytes of SGLang's pages lie: a host pool's own addresses, in the same order for layouts of equal bytes.
 
-A page is some pieces. ``layer_first`` has one for each layer (keys and values), far apart in memory;
-``page_first_direct`` has the same bytes in the same order, but side by side. Both are cut into layers here, so that
+A page consists of pieces. ``layer_first`` has one for each layer (keys and values), far apart in memory;
+``page_first_direct`` has the same bytes in the same order, but contiguous. Both are cut into layers here, so that
 engines with either layout share blocks. ``page_first`` and ``page_head`` have the bytes of a page in another order:
-they are forms of their own.
+they are separate forms.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ PIECES_MAX = 65_536
 BY_LAYER = "by_layer"
 """Form of a page whose pieces are layers: all keys, then all values."""
 KNOWN = {"MHATokenToKVPoolHost": 2, "MLATokenToKVPoolHost": 1}
-"""Classes of pools whose pages are known to be ordered so, and tensors that each layer has."""
+"""Classes of pools whose pages are known to have that order, with the number of tensors per layer."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ class Pages:
 
     Attributes:
         pool: SGLang's host pool.
-        page_tokens: how many of the pool's indices a page has.
+        page_tokens: number of the pool's indices per page.
         form: order of the bytes in a page.
-        sizes: bytes of each piece of a page as a block has them, in order.
-        told: pieces of a page that the pool tells.
-        order: which of the told pieces comes where; a told piece is cut into ``cuts`` equal ones.
-        cuts: into how many.
+        sizes: bytes of each piece of a page as stored in a block, in order.
+        told: number of pieces of a page that the pool reports.
+        order: indexes of the reported pieces, in the order of a block; each is cut into ``cuts`` equal pieces.
+        cuts: number of equal pieces that a reported piece is cut into.
     """
 
     pool: Any
@@ -47,10 +47,10 @@ class Pages:
 
     @classmethod
     def of(cls, pool: Any, name: str) -> "Pages | None":
-        """The pages of a host pool; ``None`` for one without bytes, whose indices only name those of other pools.
+        """Returns the pages of a host pool; ``None`` for one without bytes, whose indices only refer to other pools.
 
         Raises:
-            ConfigError: the pool cannot tell where its pages lie, or a page does not fit a block.
+            ConfigError: the pool does not report where its pages lie, or a page does not fit a block.
         """
         page_tokens = int(getattr(pool, "page_size", 1) or 1)
         try:
@@ -90,10 +90,10 @@ class Pages:
         return sum(self.sizes)
 
     def addresses(self, host_indices: Any, count: int) -> npt.NDArray[np.uint64]:
-        """Addresses of the pieces of ``count`` pages: one row a page.
+        """Returns the addresses of the pieces of ``count`` pages: shape ``(count, len(sizes))``.
 
         Raises:
-            ValueError: the indices are not those of so many pages of this pool.
+            ValueError: the indices are not those of ``count`` pages of this pool.
         """
         indices = len(host_indices)
         if indices != count * self.page_tokens:

@@ -1,7 +1,7 @@
-"""The depot below one rank of SGLang: one attachment, a namespace for each host pool, and the hits that are held.
+"""One SGLang rank's access to the depot: one attachment, a namespace for each host pool, and the held hits.
 
-Nothing here raises for an operational failure: what fails is a miss, and counted. Every call is bounded: a lookup, dump
-or load by ``CALL_S`` or ``timeout_ms``, whichever is shorter, a claim by ``call_timeout_ms`` and ``CLAIM_S``.
+Nothing here raises for an operational failure, which is counted and becomes a miss. Every call is bounded: a lookup,
+dump or load by ``CALL_S`` or ``timeout_ms``, whichever is shorter, a claim by ``call_timeout_ms`` and ``CLAIM_S``.
 """
 
 import bisect
@@ -23,22 +23,22 @@ from kvdepot.engines.sglang.pages import Pages
 from kvdepot.logs import set_up_logging
 
 CALL_S = 3.0
-"""How long one lookup, dump or load may take, and how long after the beginning of SGLang's call another may begin.
+"""Seconds that one lookup, dump or load may take, and after the start of SGLang's call in which another may begin.
 
-So a call ends within twice that. SGLang gives its threads 10 s to end when it flushes, and kills itself when they have
+So a call ends within twice that. SGLang gives its threads 10 s to end when it flushes, and kills itself if they have
 not.
 """
 LOOKUP_PAGES = 4096
-"""How many pages one lookup asks for: the depot takes no more at a time, and each batch has ``CALL_S`` anew."""
+"""Pages per lookup: the depot accepts no more at a time. Each batch has its own ``CALL_S``."""
 GLANCE_MS = 500
-"""How long an engine that starts no depot looks for one before it goes on."""
+"""Milliseconds that an engine which starts no depot waits for one before it goes on."""
 CLAIM_S = 1.0
-"""How long blocks of a hit may take to come into the pool, or to be found in a tier, before it is cut."""
+"""Seconds that blocks of a hit may take to arrive in the pool, or to be found in a tier, before it is cut."""
 CLAIM_POLL_MS = 2
 HELD_PART = 4
-"""One part of so many of the pool is held for hits at most, by all ranks of a node together: dumps need room, too."""
+"""Hits hold at most one part in this many of the pool, over all ranks of a node: dumps need space, too."""
 FULL = ("busy", "no_space")
-"""Why a dump fails when nothing is broken: others use the depot. It is tried again."""
+"""Failures of a dump because others use the depot. The dump is retried."""
 FULL_AGAIN_S = 0.05
 
 Verb: TypeAlias = Literal["dump", "load"]
@@ -64,17 +64,17 @@ class Room:
         *,
         ranks: int = 1,
     ) -> None:
-        """Attaches to the node's depot, which is started when none answers.
+        """Attaches to the node's depot, which is started if none answers.
 
         Args:
             config: how to reach it, and how long to wait.
-            counters: count what fails.
-            connect: attaches; ``None`` = to the depot of ``config``.
-            ranks: of this engine on this node, which all hold hits in the same pool.
+            counters: count failures.
+            connect: function that attaches; ``None`` = to the depot of ``config``.
+            ranks: number of this engine's ranks on this node, which all hold hits in the same pool.
 
         Raises:
             ConfigError: the pool that would be started does not fit the machine.
-            ProtocolError: something else, or another version, answers on the socket.
+            ProtocolError: another service, or another version of kvdepot, answers on the socket.
         """
         self._config = config
         self._counters = counters
@@ -87,16 +87,16 @@ class Room:
         self._call_ms = min(config.timeout_ms, int(CALL_S * 1e3))
 
     def until(self) -> float:
-        """When the last lookup, claim or task of a call that begins now may begin, by ``time.monotonic``."""
+        """Returns the time by which the last operation of a call that begins now must begin, by ``time.monotonic``."""
         return time.monotonic() + self._call_ms / 1e3
 
     @property
     def attached(self) -> bool:
-        """Whether calls reach a depot now."""
+        """Whether calls currently reach a depot."""
         return bool(self._depot.attached)
 
     def open(self, name: str, pages: Pages, facts: Mapping[str, object]) -> None:
-        """Opens a pool's namespace, in the place of an earlier one of that name.
+        """Opens a pool's namespace, replacing an earlier one of that name.
 
         Raises:
             ConfigError: facts or layout are wrong.
@@ -112,12 +112,12 @@ class Room:
             before.store.close(0)
 
     def pages(self, name: str) -> Pages | None:
-        """The pages of a pool that is open."""
+        """Returns the pages of an open pool, else ``None``."""
         pool = self._pools.get(name)
         return pool.pages if pool else None
 
     def lookup(self, name: str, hashes: Sequence[bytes], until_s: float) -> npt.NDArray[np.bool_]:
-        """Which pages the depot has, in its pool or a tier; none when it is later than ``until_s``."""
+        """Returns for each page whether the depot has it, in its pool or a tier; all false after ``until_s``."""
         found: npt.NDArray[np.bool_] = np.zeros(len(hashes), dtype=bool)
         pool = self._pool(name, len(hashes), until_s)
         if pool is not None and len(hashes):
@@ -130,7 +130,7 @@ class Room:
         return found
 
     def lookup_on_prefix(self, name: str, hashes: Sequence[bytes], until_s: float) -> int:
-        """How many leading pages the depot has; none when it is later than ``until_s``."""
+        """Returns how many leading pages the depot has; none after ``until_s``."""
         pool = self._pool(name, len(hashes), until_s)
         if pool is None or not hashes:
             return 0
@@ -145,15 +145,15 @@ class Room:
         return found
 
     def hold(self, windows: Mapping[str, int], hashes: Sequence[bytes], until_s: float) -> int | None:
-        """Brings a hit into the pool, and holds it there until its pools have read it: as much as there is room for.
+        """Brings a hit into the pool, as far as there is space, and holds it there until its pools have read it.
 
         Args:
-            windows: names of the pools, each with the pages that it needs at the hit's end; 0 = all.
-            hashes: the pages that are asked for.
-            until_s: no later than this.
+            windows: names of the pools, each with the number of pages that it needs at the hit's end; 0 = all.
+            hashes: the requested pages.
+            until_s: time after which nothing begins.
 
         Returns:
-            How many leading pages are held, or on their way; ``None`` when nothing was tried.
+            How many leading pages are held, or in flight; ``None`` if nothing was tried.
         """
         pools = {name: self._pool(name, len(hashes), until_s) for name in windows}
         if not hashes or not pools or any(pool is None for pool in pools.values()):
@@ -161,14 +161,14 @@ class Room:
         opened = {name: pool for name, pool in pools.items() if pool is not None}
 
         def size(units: int) -> int:
-            """Bytes that a hit of so many pages holds."""
+            """Returns the bytes that a hit of ``units`` pages holds."""
             return sum(pool.pages.bytes * min(windows[name] or units, units) for name, pool in opened.items())
 
         part = self._leases.size_max or self._held_bytes_max()
         with self._lock:
             self._counters.add("leases_expired", self._leases.expire(time.monotonic()))
             self._leases.size_max = part
-            # Where the depot does not tell its pool, one hit is held at a time, and it is asked again.
+            # If the depot does not report its pool's size, one hit is held at a time, and the depot is asked again.
             room = self._leases.room() if part else max(0, size(len(hashes)) - self._leases.size)
         fits = bisect.bisect_right(range(1, len(hashes) + 1), room, key=size)
         if fits < len(hashes):
@@ -203,14 +203,14 @@ class Room:
         addresses: npt.NDArray[np.uint64],
         until_s: float | None = None,
     ) -> list[bool]:
-        """Dumps or loads pages; says which came through. When it returns nothing copies from or to them any more.
+        """Dumps or loads pages. Returns for each whether it succeeded, once nothing copies from or to them any more.
 
         Args:
-            verb: which of both.
-            name: the pool.
-            hashes: the pages.
-            addresses: of their pieces, one row a page.
-            until_s: no task begins later than this; ``None`` = as ``until`` says.
+            verb: which of the two.
+            name: name of the pool.
+            hashes: hashes of the pages.
+            addresses: addresses of their pieces, one row per page.
+            until_s: time after which no task begins; ``None`` = as from ``until``.
         """
         until_s = self.until() if until_s is None else until_s
         ended = np.zeros(len(hashes), dtype=bool)
@@ -232,13 +232,13 @@ class Room:
         return [bool(one) for one in ended]
 
     def read(self, name: str, hashes: Sequence[bytes]) -> None:
-        """These pages were read, or could not be: what was held for them may go, as what was held too long."""
+        """Notes that these pages were read, or could not be. Releases their leases, and expired ones."""
         with self._lock:
             self._leases.read(name, hashes)
             self._counters.add("leases_expired", self._leases.expire(time.monotonic()))
 
     def reset(self) -> bool:
-        """Makes everything of all pools unreachable, in every tier and for every engine; false when not confirmed."""
+        """Makes everything in all pools unreachable, in every tier, for every engine. Returns false if unconfirmed."""
         with self._lock:
             self._leases.clear()
             namespaces = [pool.namespace for pool in self._pools.values()]
@@ -250,12 +250,12 @@ class Room:
         return True
 
     def held(self) -> int:
-        """Hits that are held now."""
+        """Returns the number of held hits."""
         with self._lock:
             return len(self._leases)
 
     def close(self) -> None:
-        """Waits for tasks under way, each of which ends in time, and detaches. Idempotent."""
+        """Waits for tasks in flight, each of which is bounded, and detaches. Idempotent."""
         self._closing.set()
         with self._lock:
             self._leases.clear()
@@ -278,7 +278,7 @@ class Room:
         return pool
 
     def _in_time(self, pages: int, until_s: float) -> Iterator[int]:
-        """Where each batch of a lookup begins; the rest of them is a miss from ``until_s`` on."""
+        """Yields the start of each batch of a lookup; from ``until_s`` on, the rest is a miss."""
         for begin in range(0, pages, LOOKUP_PAGES):
             if begin and time.monotonic() >= until_s:
                 self._too_late(pages - begin)
@@ -289,7 +289,7 @@ class Room:
         self._counters.trouble("too_late", f"a call has taken {self._call_ms} ms: the rest of it is a miss", pages)
 
     def _arrived(self, claim: Any) -> int:
-        """Pages of a claim that are in the pool, or all on their way there."""
+        """Returns how many pages of a claim are in the pool, or all in flight to it."""
         until_s = time.monotonic() + CLAIM_S
         while True:
             settled, units, _ = claim.wait(CLAIM_POLL_MS)
@@ -304,7 +304,7 @@ class Room:
     def _moved(
         self, verb: Verb, pool: Pool, hashes: list[bytes], addresses: npt.NDArray[np.uint64]
     ) -> tuple[npt.NDArray[np.int64], dict[str, int]]:
-        """Which rows failed, and how many by kind."""
+        """Returns the indexes of the failed rows, and their number by kind."""
         every = np.arange(len(hashes), dtype=np.int64)
         shards = np.zeros(len(hashes), dtype=np.int64)
         try:
@@ -312,12 +312,12 @@ class Room:
         except Exception as error:  # noqa: BLE001 - a miss
             self._counters.trouble(f"{verb}_error", f"a {verb} failed: {error!r}", len(hashes))
             return every, {}
-        # Ends at the store's `timeout_ms`; the pages are SGLang's again only then.
+        # Bounded by the store's `timeout_ms`; SGLang may reuse the pages only after it.
         task.wait(None)
         return np.asarray(task.failed(1), dtype=np.int64), dict(task.failures(1))
 
     def _held_bytes_max(self) -> int:
-        """This rank's share of the part of the pool that may be held; 0 when the depot does not tell."""
+        """Returns this rank's share of the bytes that may be held; 0 if the depot does not report its pool's size."""
         try:
             pool_bytes = int(json.loads(self._depot.stats_json())["depot"]["pool_bytes"])
         except (KeyError, TypeError, ValueError, _native.KVDepotError):
@@ -326,11 +326,11 @@ class Room:
 
 
 def attach(config: KVDepotConfig) -> Any:
-    """Attaches to the node's depot, and goes on looking for one in the background where none answers in time.
+    """Attaches to the node's depot, and keeps looking for one in the background if none answers in time.
 
     Raises:
         ConfigError: the pool that would be started does not fit the machine.
-        ProtocolError: something else, or another version, answers on the socket.
+        ProtocolError: another service, or another version of kvdepot, answers on the socket.
     """
     set_up_logging(config)
     socket = config.socket_path()

@@ -1,7 +1,7 @@
-"""kvdepot in vLLM: ``--kv-transfer-config`` names ``KVDepotConnector``, or ``UCMConnector`` in existing launch lines.
+"""kvdepot in vLLM: ``--kv-transfer-config`` names ``KVDepotConnector``, or ``UCMConnector`` in existing commands.
 
-vLLM imports this module in its API server, its engine core and every worker, so importing it does nothing but make the
-connector known to vLLM. Its class is made when it is asked for; mistakes in the configuration are found then, too.
+vLLM imports this module in its API server, its engine core and every worker, so importing it only registers the
+connector with vLLM. The class is created on first access, which also checks the configuration for mistakes.
 """
 
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from kvdepot.engines.vllm.connector import KVDepotConnector
     from kvdepot.engines.vllm.connector import KVDepotConnector as UCMConnector
 
-# For launch lines that name this module where vLLM's plugins are off: `MultiConnector` looks classes up by name.
+# For launch commands that name this module with vLLM's plugins disabled: `MultiConnector` looks classes up by name.
 register()
 
 __all__ = ["KVDepotConnector", "UCMConnector"]

@@ -1,7 +1,7 @@
-"""LoRA adapters by what is in them: vLLM's block hashes have an adapter's name and path only.
+"""LoRA adapters identified by content: vLLM's block hashes include only an adapter's name and path.
 
-An adapter that was trained on and stored at the same path would meet the KV of the earlier one, on every node and after
-every restart (P1). So keys of requests with an adapter have a digest of its files in them.
+An adapter that was trained further and stored at the same path would hit the KV of the earlier one, on every node and
+after every restart (P1). So keys of requests with an adapter include a digest of its files.
 """
 
 import hashlib
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 logger = connector_logger()
 
 Signature = tuple[tuple[str, int, int, int], ...]
-"""Of an adapter's files: name, size, and the times of the last change of content and of inode."""
+"""Of each file of an adapter: name, size, and the times of the last change of content and of inode."""
 
 
 @dataclass
 class Adapter:
-    """What is known of an adapter: its files when they were read last, and their digest; empty = not to be trusted."""
+    """A known adapter: the state of its files when last read, and their digest; empty = untrusted."""
 
     signature: Signature
     digest: bytes
@@ -39,7 +39,7 @@ class Adapters:
         self._known: dict[tuple[str, str], Adapter] = {}
 
     def digest(self, lora: "LoRARequest") -> bytes:
-        """Digest of the adapter's files; empty when its KV can neither be loaded nor stored."""
+        """Returns the digest of the adapter's files; empty if its KV must neither be loaded nor stored."""
         name = (lora.lora_name, lora.lora_path)
         known = self._known.get(name)
         if known is not None and not known.digest:
@@ -52,11 +52,12 @@ class Adapters:
             digest = content_digest(directory)
             written_meanwhile = signature_of(directory) != signature
         except OSError as error:
-            # Not for good: a hub's adapter may come with the first request, and a file system back.
+            # Not permanent: a hub's adapter may arrive with the first request, and a file system may come back.
             logger.warning("kvdepot: the files of LoRA adapter %r from %s cannot be read: %s", *name, error)
             return b""
         if written_meanwhile or (known is not None and known.digest != digest):
-            # vLLM may have either in its memory, and has KV of the earlier one in its own cache under the same hashes.
+            # vLLM may have either version in memory, and has KV of the earlier one in its own cache under the same
+            # hashes.
             self._distrust(name, "its files have changed while the engine runs: give a changed adapter another path")
             return b""
         self._known[name] = Adapter(signature, digest)
@@ -68,10 +69,10 @@ class Adapters:
 
 
 def adapter_directory(path: str) -> Path:
-    """Where vLLM finds an adapter that is on this machine.
+    """Returns where vLLM finds an adapter that is on this machine.
 
     Raises:
-        FileNotFoundError: it is not.
+        FileNotFoundError: the adapter is not on this machine.
     """
     expanded = os.path.expanduser(path)
     directory = Path(expanded) if os.path.isdir(expanded) else local_directory(path, None, "adapter_config.json")
@@ -81,11 +82,11 @@ def adapter_directory(path: str) -> Path:
 
 
 def signature_of(directory: Path) -> Signature:
-    """What changes when a file of the adapter does, without reading it."""
+    """Returns a signature that changes with any file of the adapter, without reading the files."""
     stats = ((path.name, path.stat()) for path in adapter_files(directory))
     return tuple((name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for name, stat in stats)
 
 
 def with_adapter(hashes: Sequence[bytes], adapter: bytes) -> list[bytes]:
-    """The keys of blocks computed with an adapter."""
+    """Returns the keys of blocks computed with an adapter."""
     return [hashlib.sha256(adapter + block_hash).digest() for block_hash in hashes]

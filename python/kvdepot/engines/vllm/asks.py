@@ -1,8 +1,8 @@
-"""What a request itself says about loading and storing, in ``kv_transfer_params``.
+"""A request's own settings for loading and storing, in ``kv_transfer_params``.
 
-The keys without a prefix have the names that vLLM's own offloading connector gave them, and their meaning. A value that
-cannot be read has the strictest meaning of its key: a client that meant to forbid something must not be overheard. Keys
-that are not known are told and counted, never an error, because connectors beside this one have keys of their own.
+The keys without a prefix have the names and the meaning that vLLM's own offloading connector gave them. An unreadable
+value gets its key's strictest meaning: a client that meant to forbid something must not be ignored. Unknown keys are
+logged and counted, but are never an error, because other connectors have keys of their own.
 """
 
 import difflib
@@ -26,13 +26,13 @@ KEYS = (MAX_LOAD, MAX_STORE, LOAD_TIERS, NO_LOAD, NO_STORE)
 MEDIA = ("CPU", "STORAGE")
 LOCALITIES = ("LOCAL", "REMOTE")
 TIERS = {"Posix": ("STORAGE", None), "Remote": (None, "REMOTE")}
-"""What is known of a tier's medium and locality by its word in the pipeline; what is not known fits every filter."""
+"""Known medium and locality of a tier, by its word in the pipeline; what is unknown matches every filter."""
 
 KEYS_TOLD_MAX = 64
-"""Unknown keys that are named in the log, and remembered: clients choose them."""
+"""Maximum number of unknown keys that are logged and remembered: clients choose them."""
 
 SHORT = reprlib.Repr()
-"""Shows a client's key or value in one line, and not longer than one."""
+"""Formats a client's key or value as a single line of limited length."""
 SHORT.maxstring = SHORT.maxother = 80
 
 POOL_ONLY = "it is loaded from host memory alone"
@@ -40,14 +40,13 @@ POOL_ONLY = "it is loaded from host memory alone"
 
 @dataclass(frozen=True)
 class Ask:
-    """A request's own bounds.
+    """A request's own limits.
 
     Attributes:
-        load_tokens_max: tokens beyond what vLLM has itself that may be loaded; ``None`` = any number, 0 = nothing is
-            looked up.
-        store_tokens_max: tokens from the request's beginning, prompt and answer, whose blocks may be stored; ``None`` =
+        load_tokens_max: maximum tokens to load beyond what vLLM already has; ``None`` = no limit, 0 = no lookup.
+        store_tokens_max: leading tokens of the request, prompt and answer, whose blocks may be stored; ``None`` =
             all, 0 = none.
-        pool_only: only blocks that are in host memory when the request is looked up.
+        pool_only: whether to load only blocks that are in host memory when the request is looked up.
     """
 
     load_tokens_max: int | None = None
@@ -56,7 +55,7 @@ class Ask:
 
 
 class Asks:
-    """Reads what requests ask for, and says once what it does not understand."""
+    """Reads the settings of requests, and logs once what it does not understand."""
 
     def __init__(self, tiers: Sequence[str], stats: DepotStats) -> None:
         """``tiers``: words of the pipeline below the pool; ``stats``: counts what is not understood."""
@@ -66,7 +65,7 @@ class Asks:
         self._keys_told: set[str] = set()
 
     def read(self, params: Any) -> Ask:
-        """A request's ``kv_transfer_params``; ``None`` = it has none."""
+        """Reads a request's ``kv_transfer_params``; ``None`` = it has none."""
         if params is None:
             return Ask()
         if not isinstance(params, Mapping):
@@ -85,7 +84,7 @@ class Asks:
 
     def _tokens(self, params: Mapping[Any, Any], key: str, strictly: str) -> int | None:
         value = params.get(key)
-        if value is None or (type(value) is int and value >= 0):  # a bool is no number here
+        if value is None or (type(value) is int and value >= 0):  # a bool is not a number here
             return value
         self._malformed(key, value, "a whole number of tokens, 0 or more", strictly)
         return 0
@@ -98,7 +97,7 @@ class Asks:
         return True
 
     def _pool_only(self, params: Mapping[Any, Any]) -> bool:
-        """Whether the request may not have blocks of every tier. The pool is no tier that a filter can leave out."""
+        """Returns whether some tier is excluded for the request. The pool is not a tier that a filter can exclude."""
         filters = params.get(LOAD_TIERS)
         if filters is None:
             return False
@@ -121,7 +120,7 @@ class Asks:
         return len(allowed) < len(self._tiers)
 
     def _matched(self, wanted: Any) -> set[int] | None:
-        """Positions of the tiers that one filter names; ``None`` when it cannot be read."""
+        """Returns the positions of the tiers that one filter names; ``None`` if it cannot be read."""
         if not isinstance(wanted, Mapping) or set(wanted) - {"medium", "locality"}:
             return None
         found = []

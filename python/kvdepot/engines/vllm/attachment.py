@@ -1,4 +1,4 @@
-"""The engine's way to the node's depot."""
+"""The engine's attachment to the node's depot."""
 
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from kvdepot._native import Depot
 
 GLANCE_MS = 500
-"""How long an engine that starts no depot looks for one before it goes on; one that is there answers in a few."""
+"""Milliseconds that an engine which starts no depot waits for one; an existing one answers within a few."""
 
 LAST_WORDS_MAX = 4096
 
@@ -19,35 +19,35 @@ logger = connector_logger()
 
 
 class NoDepot:
-    """In the place of a depot where the connector is off for good: nothing is attached, started or asked."""
+    """Placeholder for a depot when the connector is off for good: nothing is attached, started or asked."""
 
     attached = False
     trouble = "the connector is off"
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Does nothing."""
 
 
 def socket_of(
     options: ConnectorOptions, kv_cache_config: "KVCacheConfig", engine_id: str, pipeline_stages: int
 ) -> tuple[str, int | None]:
-    """The depot's socket, and the bytes of a block as far as all of the engine's processes agree on them.
+    """Returns the depot's socket, and the bytes of a block if all of the engine's processes agree on them.
 
-    Scheduler and workers are processes of their own and come to one depot, because each makes the same path. Stages may
-    hold different numbers of layers, and must not look for different depots.
+    Scheduler and workers are separate processes that reach the same depot because each computes the same path. Stages
+    may hold different numbers of layers, and must not look for different depots.
     """
     block_bytes = bytes_per_block(kv_cache_config) if pipeline_stages == 1 else None
     return options.config.socket_path(block_bytes, suffix=engine_id), block_bytes
 
 
 def attach(options: ConnectorOptions, socket: str, block_bytes: int | None) -> "Depot":
-    """Attaches to the depot at a socket. When none answers starts it, or with ``start_depot: false`` goes on without.
+    """Attaches to the depot at a socket. If none answers, starts it, or with ``start_depot: false`` goes on without.
 
-    Either way the attachment goes on looking for one in the background.
+    Either way the attachment keeps looking for one in the background.
 
     Raises:
         ConfigError: the pool that this engine would start does not fit the machine.
-        ProtocolError: something else, or another version, answers at the socket.
+        ProtocolError: another service, or another version of kvdepot, answers at the socket.
     """
     from kvdepot import _native
     from kvdepot.logs import set_up_logging
@@ -65,13 +65,13 @@ def attach(options: ConnectorOptions, socket: str, block_bytes: int | None) -> "
 
 
 def bytes_per_block(kv_cache_config: "KVCacheConfig") -> int:
-    """Bytes of a block over all layers of a rank: every cache tensor describes one backing allocation."""
+    """Returns the bytes of a block over all layers of a rank: every cache tensor describes one backing allocation."""
     sizes = [tensor.size for tensor in kv_cache_config.kv_cache_tensors]
     return max(sizes, default=0) // kv_cache_config.num_blocks
 
 
 def last_words(log_file: str) -> str:
-    """What the depot said last: most often why it could not start."""
+    """Returns the depot's last log line: usually the reason why it could not start."""
     try:
         with open(log_file, encoding="utf-8", errors="replace") as file:
             lines = file.read()[-LAST_WORDS_MAX:].strip().splitlines()

@@ -6,10 +6,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ComputePoint:
-    """Everything that the engine had launched at a moment. Kept until the copies that wait for it have ended.
+    """Everything that the engine had launched at some moment. Kept until the copies that wait for it have ended.
 
     Attributes:
-        handle: the device's event (``CUevent``); 0 when all of it has been computed already.
+        handle: the device's event (``CUevent``); 0 if everything has already been computed.
     """
 
     handle: int = 0
@@ -20,11 +20,11 @@ NOW = ComputePoint()
 
 
 class ComputeOrder:
-    """Says after what the core may touch the engine's memory.
+    """Determines when the core may touch the engine's memory.
 
-    On a CPU the forward has run when it returns. On a CUDA device it has only been launched: an event is recorded on
-    the compute stream, for which the copies wait on the device. Without ``event_sync`` the engine's thread waits for
-    the whole stream instead.
+    On a CPU the forward has finished when it returns. On a CUDA device it has only been launched: an event is recorded
+    on the compute stream, and the copies wait for it on the device. Without ``event_sync`` the engine's thread waits
+    for the whole stream instead.
     """
 
     def __init__(self, event_sync: bool) -> None:
@@ -32,16 +32,16 @@ class ComputeOrder:
 
     @property
     def immediate(self) -> bool:
-        """Whether what was computed is in memory as soon as it was launched."""
+        """Whether results are in memory as soon as their computation was launched."""
         return _cuda() is None
 
     def stream(self) -> int | None:
-        """The compute stream, on which a step's kernels can wait for loads; ``None`` where there is none."""
+        """Returns the compute stream, on which a step's kernels can wait for loads; ``None`` if there is none."""
         cuda = _cuda()
         return int(cuda.current_stream().cuda_stream) if cuda is not None and self._event_sync else None
 
     def point(self) -> ComputePoint:
-        """The point after everything launched until now."""
+        """Returns the point after everything launched so far."""
         cuda = _cuda()
         if cuda is None:
             return NOW
@@ -55,7 +55,7 @@ class ComputeOrder:
 
 
 def _cuda() -> Any:
-    """``torch.cuda`` when this process computes with it."""
+    """Returns ``torch.cuda`` if this process computes with it."""
     import torch
 
     cuda: Any = torch.cuda

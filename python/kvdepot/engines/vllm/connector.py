@@ -1,4 +1,4 @@
-"""The class that vLLM knows: one method a hook, each handed to the side that this instance is for."""
+"""The connector class that vLLM loads: one method per hook, which delegates to the scheduler's or the worker's side."""
 
 # ruff: noqa: ARG002, D102, S101 - names and arguments are vLLM's, its base class documents them; asserts say which side
 
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 logger = connector_logger()
 
-# A block of one of these sizes is a kernel's block with every attention backend that accepts another layout than its
-# own; a larger one may be split, which block-outermost layouts forbid: vLLM would not start.
+# With every attention backend that accepts another layout than its own, a block of one of these sizes is one kernel
+# block. A larger one may be split, which block-outermost layouts forbid: vLLM would not start.
 UNSPLIT_BLOCK_SIZES = (16, 32, 64)
 
 
 def is_child(vllm_config: Any) -> bool:
-    """Whether this is the configuration that `MultiConnector` makes for a connector below it."""
+    """Returns whether `MultiConnector` made this configuration for a connector below it."""
     from vllm.config import get_current_vllm_config_or_none
 
     current = get_current_vllm_config_or_none()
@@ -48,9 +48,9 @@ def is_child(vllm_config: Any) -> bool:
 
 
 class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, unused-ignore]
-    """Keeps vLLM's KV blocks in a depot, and finds them there again."""
+    """Stores vLLM's KV blocks in a depot, and loads them from it."""
 
-    # A cache, not a hand-over: a request that is preempted loses nothing that somebody waits for.
+    # This is a cache, not a hand-over: preempting a request loses nothing that another engine waits for.
     requires_kv_delivery = False
 
     _scheduler: "SchedulerSide | LiteScheduler | None" = None
@@ -68,7 +68,7 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
         check(extra_config, vllm_config)
         options = replace(read_options(extra_config), replays=may_replay_whole_steps(vllm_config))
         parallel = vllm_config.parallel_config
-        # Before anything is started, read or registered for a model that cannot use it.
+        # Before anything is started, read or registered: the connector may not support the model.
         shape = geometry(vllm_config, kv_cache_config)
         if role == KVConnectorRole.SCHEDULER and options.config.enable_record_traces:
             from kvdepot.engines.vllm.recording import record
@@ -121,10 +121,11 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
         return depot
 
     def _let_vllm_recompute(self, wanted: Literal["recompute", "fail"]) -> None:
-        """VLLM ends a request whose load failed, by default; a cache must not cost a request (P2).
+        """Makes vLLM recompute after a failed load; by default it fails the request, but a cache must not (P2).
 
-        The scheduler reads the policy after it has made its connector. The default cannot be told from the user's own
-        ``fail``, so whoever wants that says ``load_failure_policy: fail`` in the connector's own configuration.
+        The scheduler reads the policy after it has created its connector. The default is indistinguishable from the
+        user's own ``fail``, so users who want that set ``load_failure_policy: fail`` in the connector's own
+        configuration.
         """
         if self._kv_transfer_config.kv_load_failure_policy != wanted:
             logger.info("kvdepot: kv_load_failure_policy is now %r: a failed load is computed, not an error", wanted)
@@ -134,10 +135,10 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
-        """Asks for one run of memory a block where that is known to be possible and is of use.
+        """Requests a layout with one run of memory per block where that is known to be possible and useful.
 
-        A child of `MultiConnector` asks for nothing, since vLLM does not start when two children ask for different
-        layouts. A page of any block-compact layout is one run a layer.
+        A child of `MultiConnector` requests nothing, because vLLM does not start when two children request different
+        layouts. A page of any block-compact layout is one run per layer.
         """
         try:
             from vllm.platforms import current_platform
@@ -160,7 +161,7 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        """Whether steps may load layer by layer, which a replayed graph would not wait for."""
+        """Returns whether steps may load layer by layer, which a replayed graph would not wait for."""
         from kvdepot.engines.vllm.early import caller_config
         from kvdepot.engines.vllm.graphs import steps_may_load
 
@@ -182,7 +183,7 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
         labelnames: list[str],
         per_engine_labelvalues: dict[int, list[object]],
     ) -> "DepotPromMetrics":
-        # Below `MultiConnector` an engine ends with the first statistics of a connector that has none of these.
+        # Below `MultiConnector`, a connector without these crashes the engine with its first statistics.
         from kvdepot.engines.vllm.metrics import DepotPromMetrics
 
         return DepotPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
@@ -220,7 +221,7 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
         self._on_scheduler.reported(report if isinstance(report, LoadReport) else None, invalid_pages=invalid)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        # Pages may be handed out at once: whoever overwrites one waits for the dump that reads it (P3).
+        # vLLM may reuse the pages immediately: an overwriting step waits for the dump that still reads them (P3).
         if self._recording is not None:
             self._recording.ended(request)
         self._on_scheduler.finished(request.request_id)

@@ -1,9 +1,9 @@
-"""KV of a draft (EAGLE, MTP) among the model's own: what of a block is not final yet, and how much of a hit is.
+"""KV of a draft (EAGLE, MTP) beside the model's own: which part of a block, and of a hit, is final.
 
-A draft computes a token's KV from the token and the one after it. So the KV of a block's last token belongs to whatever
-came next when it was computed: a speculated token that was rejected later, or another continuation. vLLM's own cache
-therefore takes a block only when the one after it matches, too: it drops the last block of every hit. Tokens never
-depend on it, since the model verifies drafts; how many drafts are accepted does.
+A draft computes a token's KV from the token and the next one. So the KV of a block's last token depends on whatever
+followed when it was computed: a speculated token that was rejected later, or another continuation. vLLM's own cache
+therefore uses a block only if the next one matches, too: it drops the last block of every hit. The output never
+depends on it, since the model verifies drafts; only the number of accepted drafts does.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Drafts:
-    """What of an engine's KV is a draft's.
+    """The part of an engine's KV that belongs to a draft.
 
     Attributes:
         groups: indexes of the groups whose blocks have KV of a draft; empty = there is none.
@@ -32,32 +32,32 @@ class Drafts:
         return bool(self.groups)
 
     def final_blocks(self, group: "Group", end_tokens: int, prompt_tokens: int, known_blocks: int) -> int:
-        """Leading blocks that no later step writes to any more, when a step ends at ``end_tokens``.
+        """Returns the number of leading blocks that no later step writes to, when a step ends at ``end_tokens``.
 
         Args:
             group: the blocks' group.
-            end_tokens: tokens of the request with KV at the step's end, speculated ones included.
+            end_tokens: tokens of the request with KV at the step's end, including speculated ones.
             prompt_tokens: tokens of the request's prompt.
             known_blocks: blocks whose tokens are all known; a speculated token is not.
         """
         if group.index not in self.groups:
             return min(end_tokens // group.block_tokens, known_blocks)
-        # Each module of a chain of them reads one token further, so the last tokens are written again.
+        # Each module of a chain reads one token further, so the last tokens are written again.
         settled_tokens = end_tokens - max(0, self.lookahead_tokens - 1)
         blocks = min(settled_tokens // group.block_tokens, known_blocks)
-        # The token after a block is the prompt's. Behind the last block it is this answer's, or the draft's guess.
+        # The token after a block is the prompt's; after the last block it is this answer's, or the draft's guess.
         return max(0, blocks - 1) if blocks * group.block_tokens >= prompt_tokens else max(0, blocks)
 
 
 def drafts_of(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> Drafts:
-    """Reads where an engine keeps a draft's KV: as its own cache does, in every group when none is marked.
+    """Returns where an engine keeps a draft's KV: as its own cache does, in every group if none is marked.
 
-    Nowhere without a draft, or when vLLM was told to keep such blocks (``disable_eagle_block_drop``).
+    Nowhere without a draft, or if vLLM was configured to keep such blocks (``disable_eagle_block_drop``).
     """
     speculative: Any = getattr(vllm_config, "speculative_config", None)
     if speculative is None:
         return Drafts()
-    # Before 0.32 the drop could not be switched off.
+    # Before 0.32 the drop could not be disabled.
     drops = getattr(speculative, "use_eagle_block_drop", speculative.use_eagle)
     if not drops():
         return Drafts()

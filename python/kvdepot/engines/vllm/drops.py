@@ -1,4 +1,4 @@
-"""``on_reset: drop``: what is stored for everybody is forgotten, and nothing is looked up before the depot said so."""
+"""``on_reset: drop``: drops what is stored for every engine; nothing is looked up until the depot has confirmed it."""
 
 import time
 from typing import TYPE_CHECKING
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 logger = connector_logger()
 
 RESET_RETRY_S = 0.5
-"""How often a depot that did not confirm a reset is asked again."""
+"""Seconds until a depot that did not confirm a reset is asked again."""
 
 
 class Drops:
     """Namespaces that the depot has yet to reset.
 
     Attributes:
-        when_opened: whether those are meant that are opened next, since the reset came before they were known.
+        when_opened: whether to reset the namespaces opened next, because the reset came before they were known.
     """
 
     def __init__(self, depot: "Depot") -> None:
@@ -33,11 +33,11 @@ class Drops:
         return bool(self._due)
 
     def ask(self, namespaces: list["Namespace"]) -> None:
-        """These are to be reset; none = those that are due already."""
+        """Queues these namespaces for a reset; an empty list keeps those that are already due."""
         self._due = namespaces or self._due
 
     def confirmed(self) -> bool:
-        """Asks the depot; true when nothing is due any more. One that did not confirm is spared for a while."""
+        """Asks the depot for the reset. Returns true if none is due any more. Retries only after ``RESET_RETRY_S``."""
         from kvdepot._native import KVDepotError
 
         now = time.monotonic()

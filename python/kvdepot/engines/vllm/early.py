@@ -1,7 +1,7 @@
-"""Mistakes in the configuration, found while vLLM makes its own: before it loads a model or starts a process.
+"""Finds mistakes in the configuration while vLLM creates its own: before it loads a model or starts a process.
 
-vLLM asks for the connector's class then, and calls nothing of it. So the question itself is the moment, and what is
-to be checked is found in the callers' frames: the transfer configuration that names us, and vLLM's own around it.
+At that time vLLM asks for the connector's class, but calls no method of it. So the attribute access triggers the check,
+which finds its input in the callers' frames: the transfer configuration that names us, and vLLM's own around it.
 """
 
 import sys
@@ -19,18 +19,18 @@ FRAMES_MAX = 64
 class WrongConfigurationError(KVDepotError):
     """The engine's configuration is wrong.
 
-    No ``ValueError``, which vLLM's own configuration would wrap into lines of its own: the mistake is the last line of
-    what an engine says that does not start.
+    Not a ``ValueError``, which vLLM's own configuration would wrap in further lines: the mistake has to be the last
+    line that a failing engine prints.
     """
 
     kind = "config"
 
 
 def check_callers() -> None:
-    """Checks what the caller that asks for the connector's class is about to use.
+    """Checks the configuration of the caller that asks for the connector's class.
 
     Raises:
-        WrongConfigurationError: with every mistake, one a line.
+        WrongConfigurationError: with every mistake, one per line.
     """
     transfer = vllm_config = None
     for frame in _callers():
@@ -45,20 +45,20 @@ def check_callers() -> None:
 
 
 def check(extra_config: Any, vllm_config: Any = None) -> None:
-    """Checks the connector's own configuration, and what it needs of vLLM's where that is known. Raises as above."""
+    """Checks the connector's own configuration, and vLLM's where it is known. Raises as ``check_callers``."""
     from kvdepot.engines.vllm.facts import unstable_hashes
 
     try:
         counts_only = read_options(extra_config).config.use_lite
     except ConfigError as error:
         raise WrongConfigurationError(str(error)) from None
-    # Hashes that last as long as the process are enough to count by.
+    # For counting, hashes that are stable within the process are enough.
     if vllm_config is not None and not counts_only and (problem := unstable_hashes(vllm_config)):
         raise WrongConfigurationError(f"kvdepot would never find a block again: {problem}")
 
 
 def caller_config() -> Any:
-    """The ``VllmConfig`` that is being made by a caller; ``None`` when none is."""
+    """Returns the ``VllmConfig`` that a caller is constructing; ``None`` if there is none."""
     for frame in _callers():
         found = frame.f_locals.get("self")
         if hasattr(found, "compilation_config") and hasattr(found, "kv_transfer_config"):

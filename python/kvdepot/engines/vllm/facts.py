@@ -1,4 +1,4 @@
-"""The facts that make a namespace (P8): everything that changes the bytes of a block and is not in its hash."""
+"""The facts of a namespace (P8): everything that changes the bytes of a block and is not in its hash."""
 
 import dataclasses
 import hashlib
@@ -38,15 +38,15 @@ FILE_FORMATS = (
     "gguf",
     "bitsandbytes",
 )
-"""Ways to load the weights that are in the model's own files, wherever those are read from."""
+"""Load formats that read the weights from the model's own files, wherever those are."""
 
 
 def engine_facts(
     vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig", weights_version: str = ""
 ) -> dict[str, object]:
-    """What holds for all groups and ranks of an engine.
+    """Returns the facts shared by all groups and ranks of an engine.
 
-    Paths, names and ways to load are left out where the weights are known by their content: P8 wants no fact too many.
+    Paths, names and load formats are left out if the weights are known by their content: by P8, no superfluous facts.
     """
     model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
     facts: dict[str, object] = {
@@ -69,7 +69,7 @@ def engine_facts(
 
 
 def weights_facts(model: Any, load_config: Any, declared: str = "") -> dict[str, object]:
-    """The weights by the content of their files; where that is not known, by all that was said of them."""
+    """Returns the digest of the weights' files; if it is unknown, also everything else that identifies the weights."""
     load_format = str(getattr(load_config.load_format, "value", load_config.load_format)).lower()
     digest = _files_digest(model, load_config.download_dir) if load_format in FILE_FORMATS else ""
     facts: dict[str, object] = {"weights_digest": digest}
@@ -83,12 +83,12 @@ def weights_facts(model: Any, load_config: Any, declared: str = "") -> dict[str,
 
 
 def names_weights(facts: dict[str, object]) -> bool:
-    """Whether facts tell an engine's weights from others."""
+    """Returns whether the facts distinguish an engine's weights from others."""
     return bool(facts["weights_digest"] or facts.get("weights_declared"))
 
 
 def _files_digest(model: Any, cache: str | None) -> str:
-    # vLLM downloads the weights to `cache`, and not the configuration.
+    # vLLM downloads the weights to `cache`, but not the configuration.
     for file in ("config.json", "model.safetensors.index.json", "model.safetensors"):
         place = local_weights(model.model, getattr(model, "revision", None), file, cache)
         if place is not None and (digest := weights_digest(place)):
@@ -97,7 +97,7 @@ def _files_digest(model: Any, cache: str | None) -> str:
 
 
 def length_facts(model: Any) -> dict[str, object]:
-    """The longest request, where rotation or temperature depend on it: LongRoPE's factors, Llama 4's scaling."""
+    """Returns the maximum request length if rotation or temperature depend on it, as in LongRoPE and Llama 4."""
     if not depends_on_length(model.hf_config):
         return {}
     chosen = {**(model.try_get_generation_config() or {}), **(model.override_generation_config or {})}
@@ -105,7 +105,7 @@ def length_facts(model: Any) -> dict[str, object]:
 
 
 def depends_on_length(hf_config: Any) -> bool:
-    """Whether the configuration, at any depth, has something that vLLM decides by ``max_model_len``."""
+    """Returns whether the configuration, at any depth, has a setting that vLLM derives from ``max_model_len``."""
 
     def found(value: Any) -> bool:
         if isinstance(value, dict):
@@ -123,7 +123,7 @@ def depends_on_length(hf_config: Any) -> bool:
 
 
 def media_facts(model: Any) -> dict[str, object]:
-    """What changes the embeddings of the same media; their hashes name the media alone."""
+    """Returns the settings that change the embeddings of the same media; media hashes cover the media alone."""
     media = getattr(model, "multimodal_config", None)
     names = ("video_pruning_rate", "video_pruning_method", "mm_encoder_attn_dtype", "mm_encoder_fp8_scale_path")
     if media is None or not any(getattr(media, name, None) for name in (names[0], names[2])):
@@ -132,7 +132,7 @@ def media_facts(model: Any) -> dict[str, object]:
 
 
 def group_facts(engine: dict[str, object], group: Group, pages: GroupPages, rank: Rank, backend: str) -> str:
-    """The facts of one group's pages on one rank, as the JSON that ``Depot.open_namespace`` takes."""
+    """Returns the facts of one group's pages on one rank, as the JSON that ``Depot.open_namespace`` takes."""
     facts = {
         **engine,
         "backend": backend,
@@ -150,7 +150,7 @@ def group_facts(engine: dict[str, object], group: Group, pages: GroupPages, rank
 def slice_facts(
     engine: dict[str, object], group: Group, pages: GroupPages, slices: HeadSlices, number: int, backend: str
 ) -> str:
-    """The facts of one slice of a group's KV heads: the same on whichever rank of whichever engine it is."""
+    """Returns the facts of one slice of a group's KV heads, which are equal on every rank of every engine."""
     facts = {
         **engine,
         "backend": backend,
@@ -166,7 +166,7 @@ def slice_facts(
 
 
 def _of_all_heads(spec: Any, heads: int) -> Any:
-    """A group's cache spec without what differs from rank to rank."""
+    """Returns a group's cache spec without the fields that differ between ranks."""
     inner = getattr(spec, "kv_cache_specs", None)
     if inner is not None:
         return [(name, _of_all_heads(one, heads)) for name, one in inner.items()]
@@ -175,12 +175,12 @@ def _of_all_heads(spec: Any, heads: int) -> Any:
 
 
 def of_version(facts: str, version: str) -> str:
-    """The facts with those of weights that were replaced in memory; as they are for the weights of the start."""
+    """Adds the version of weights replaced in memory to the facts; leaves them unchanged for the initial weights."""
     return json.dumps({**json.loads(facts), "weights_version": version}, sort_keys=True) if version else facts
 
 
 def canonical_of_version(canonical: str, version: str) -> str:
-    """The same of a namespace's whole description."""
+    """The same as ``of_version`` for a namespace's complete description."""
     if not version:
         return canonical
     described = json.loads(canonical)
@@ -189,7 +189,7 @@ def canonical_of_version(canonical: str, version: str) -> str:
 
 
 def _spec_text(spec: Any) -> str:
-    """The group's cache spec in words; one that lists every layer by its digest."""
+    """Returns the group's cache spec as text, or its digest if the text is too long, as when it lists every layer."""
     text = re.sub(r"\s+", " ", repr(spec))
     if len(text) <= SPEC_TEXT_MAX:
         return text
@@ -197,7 +197,7 @@ def _spec_text(spec: Any) -> str:
 
 
 def layer_ranges(names: Sequence[str]) -> list[str]:
-    """``model.layers.{0-31}.attn`` for 32 layers: short, readable, and different for different layers or order."""
+    """Returns ``model.layers.{0-31}.attn`` for 32 layers: short, readable, unique for the layers and their order."""
     found: list[tuple[str, list[list[int]]]] = []
     for name in names:
         numbers = re.findall(r"\d+", name)
@@ -221,7 +221,7 @@ def layer_ranges(names: Sequence[str]) -> list[str]:
 
 
 def config_digest(hf_config: Any) -> str:
-    """Digest of the model's configuration with the user's overrides; who wrote the file and when is left out."""
+    """Returns the digest of the model's configuration with the user's overrides, without its author and version."""
     values = {k: v for k, v in hf_config.to_dict().items() if k not in ("transformers_version", "_name_or_path")}
     return _digest_of(values)
 
@@ -231,12 +231,12 @@ def _digest_of(values: dict[str, Any]) -> str:
 
 
 def _as_text(value: Any) -> str:
-    """An object in words that are the same in every process: without its address."""
+    """Returns an object as text that is the same in every process: without its address."""
     return re.sub(r" at 0x[0-9a-f]+", "", str(value))
 
 
 def hash_facts(vllm_config: "VllmConfig") -> str:
-    """How block hashes come about: algorithm, seed, and for the pickled ones the interpreter that pickles."""
+    """Returns how block hashes are computed: algorithm, seed, and the interpreter's version for pickled ones."""
     algorithm = str(vllm_config.cache_config.prefix_caching_hash_algo)
     seed = os.environ.get("PYTHONHASHSEED")
     pickled = "" if algorithm.endswith("_cbor") else f"/py{sys.version_info[0]}.{sys.version_info[1]}"
@@ -244,7 +244,7 @@ def hash_facts(vllm_config: "VllmConfig") -> str:
 
 
 def unstable_hashes(vllm_config: "VllmConfig") -> str:
-    """Empty, or why block hashes of this engine mean nothing to another process, and what to do."""
+    """Returns why this engine's block hashes mean nothing to other processes, and what to do; empty if they do."""
     if os.environ.get("PYTHONHASHSEED") is not None:
         return ""
     algorithm = str(vllm_config.cache_config.prefix_caching_hash_algo)
@@ -270,18 +270,18 @@ def _vllm_version() -> str:
 
 
 def _model_name(model: str) -> str:
-    """A path is no identity: the same files may lie elsewhere on another node. Its digest says which they are."""
+    """Returns a name, or a path's last part, as paths differ between nodes; a digest identifies the files."""
     return os.path.basename(os.path.normpath(model)) if os.path.exists(model) else model
 
 
 def _draft_digest(vllm_config: "VllmConfig") -> str:
-    """The draft model's layers lie in the cache beside the model's own."""
+    """Returns the digest of the draft model, whose layers are in the cache beside the model's own."""
     speculative: Any = getattr(vllm_config, "speculative_config", None)
     draft = getattr(speculative, "draft_model_config", None)
     if draft is None:
         return ""
     digest = _files_digest(draft, vllm_config.load_config.download_dir)
-    # An engine that was told not to drop blocks stores such as belong to one continuation.
+    # An engine that was configured not to drop blocks also stores blocks that are valid for one continuation only.
     drops = getattr(speculative, "use_eagle_block_drop", None)
     volatile = "/volatile" if drops is not None and speculative.use_eagle() and not drops() else ""
     return f"{config_digest(draft.hf_config)}/{digest or _model_name(draft.model)}{volatile}"

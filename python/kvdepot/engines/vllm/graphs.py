@@ -1,8 +1,8 @@
 """Whether vLLM may replay whole CUDA graphs beside this connector.
 
-A replayed graph runs no Python: the hooks of its layers are skipped, so a load that a step waits for layer by layer
-would not be waited for. Nothing else of the connector needs the hooks. So only an engine whose steps may load is asked
-to keep its attention out of its graphs (``PIECEWISE``), which costs every decode step.
+A replayed graph runs no Python: the hooks of its layers are skipped, so a step would not wait for a load layer by
+layer. Nothing else in the connector needs the hooks. So only an engine whose steps may load is required to keep its
+attention out of its graphs (``PIECEWISE``), which slows every decode step.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def steps_may_load(vllm_config: "VllmConfig") -> bool:
-    """Whether steps of this engine may load layer by layer, as far as that is known before its KV cache is laid out.
+    """Returns whether steps of this engine may load layer by layer, as far as known before its KV cache is laid out.
 
-    No when it only stores, when its model's cache is not stored by block, or when it has several KV-cache groups, which
-    load between steps. In doubt yes.
+    False if it only stores, if its model's cache is not stored by block, or if it has several KV-cache groups, which
+    load between steps. True if in doubt.
     """
     model = vllm_config.model_config
     return any(role in (None, "kv_both", "kv_consumer") for role in own_roles(vllm_config.kv_transfer_config)) and not (
@@ -27,7 +27,7 @@ def steps_may_load(vllm_config: "VllmConfig") -> bool:
 
 
 def own_roles(transfer: Any) -> list[str | None]:
-    """The connector's role, or those of its entries below `MultiConnector`."""
+    """Returns the connector's role, or those of its entries below `MultiConnector`."""
     if transfer is None or transfer.kv_connector in NAMES:
         return [getattr(transfer, "kv_role", None)]
     children = (transfer.kv_connector_extra_config or {}).get("connectors") or ()
@@ -35,7 +35,7 @@ def own_roles(transfer: Any) -> list[str | None]:
 
 
 def is_unsupported(model: Any, parallel: Any) -> bool:
-    """Whether the connector will be off for this model, whatever its KV cache looks like."""
+    """Returns whether the connector will be off for this model, whatever its KV cache looks like."""
     return bool(
         computes_all_tokens(model)
         or model.is_hybrid
@@ -46,7 +46,7 @@ def is_unsupported(model: Any, parallel: Any) -> bool:
 
 
 def has_groups(vllm_config: "VllmConfig") -> bool:
-    """Whether layers of several kinds will be in KV-cache groups of their own."""
+    """Returns whether layers of several kinds will be in separate KV-cache groups."""
     from vllm.platforms import current_platform
 
     kinds = set(getattr(vllm_config.model_config.hf_text_config, "layer_types", None) or ())
@@ -59,6 +59,6 @@ def has_groups(vllm_config: "VllmConfig") -> bool:
 
 
 def may_replay_whole_steps(vllm_config: "VllmConfig") -> bool:
-    """Whether a step may be one graph: then loads go between steps, whatever was known earlier (P1)."""
+    """Returns whether a step may be one graph: then loads run between steps, whatever was known earlier (P1)."""
     mode = vllm_config.compilation_config.cudagraph_mode
     return mode is not None and mode.has_full_cudagraphs()

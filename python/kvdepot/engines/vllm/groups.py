@@ -1,4 +1,4 @@
-"""KV-cache groups as the depot needs them: block size in hash units, window, and whether they can be stored at all."""
+"""KV-cache groups as the depot needs them: block size in hash units, window, and whether they can be stored."""
 
 import math
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Group:
     Attributes:
         index: position in ``KVCacheConfig.kv_cache_groups``.
         block_tokens: tokens of one block over all context-parallel ranks.
-        hashes_per_block: hash units a block covers; the block's key is the last of them.
+        hashes_per_block: hash units that a block covers; the last one is the block's key.
         window_blocks: last blocks of a hit that the group's attention reads; 0 = all.
     """
 
@@ -35,7 +35,7 @@ class Geometry:
     Attributes:
         hash_tokens: tokens of one entry of ``Request.block_hashes``.
         hit_tokens: a hit ends at a multiple of this.
-        unsupported: empty, or why this model's cache cannot be stored by block.
+        unsupported: why this model's cache cannot be stored by block; empty if it can.
     """
 
     groups: tuple[Group, ...]
@@ -50,7 +50,7 @@ class Geometry:
 
 
 def geometry(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> Geometry:
-    """Reads the groups of a cache configuration, of a worker or of the scheduler."""
+    """Returns the groups of a cache configuration, of a worker or of the scheduler."""
     try:
         return _supported(vllm_config, kv_cache_config)
     except _UnsupportedError as reason:
@@ -58,7 +58,7 @@ def geometry(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> Geo
 
 
 class _UnsupportedError(Exception):
-    """Why a model's cache cannot be stored by block."""
+    """Reason why a model's cache cannot be stored by block."""
 
 
 def _supported(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> Geometry:
@@ -73,11 +73,11 @@ def _supported(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> G
         raise _UnsupportedError("HiSparse keeps KV in host memory of its own, in blocks that are not the device's")
     from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 
-    # A hash-addressed store holds the prefix-cacheable groups only: vLLM rebuilds the others by itself.
+    # A store addressed by hash holds the prefix-cacheable groups only: vLLM rebuilds the others.
     indexes = getattr(kv_cache_config, "prefix_cacheable_group_ids", range(len(all_groups)))
     if not indexes:
         raise _UnsupportedError("vLLM finds none of this model's KV cache again by its hash")
-    # What cannot be stored is said first: vLLM's own arithmetic may not hold for it.
+    # Unsupported caches are rejected first: vLLM's own arithmetic may not hold for them.
     reaches = {index: _reach(all_groups[index]) for index in indexes}
     dcp = vllm_config.parallel_config.decode_context_parallel_size
     hit_tokens, hash_tokens = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
@@ -101,14 +101,14 @@ def _supported(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> G
 
 
 def computes_all_tokens(model_config: Any) -> str:
-    """Empty, or why every token of a prompt has to go through the model, whatever is stored of it."""
+    """Returns why every token of a prompt has to go through the model, whatever is stored of it; empty if not."""
     if getattr(model_config, "pooler_config", None) is None or model_config.is_prefix_caching_supported:
         return ""
     return "this model pools over all tokens of a prompt, and vLLM ends when a part of them comes from a cache"
 
 
 def too_old(group_count: int) -> str:
-    """Empty, or what this version of vLLM lacks."""
+    """Returns what this version of vLLM lacks; empty if nothing."""
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
     from vllm.v1.core.sched.output import SchedulerOutput
 
@@ -121,13 +121,13 @@ def too_old(group_count: int) -> str:
 
 @dataclass(frozen=True)
 class _Reach:
-    """How far back attention reads: a window that ends with the next token, the chunk that it is in, or all."""
+    """How far back attention reads: a window that ends with the next token, the current chunk, or everything."""
 
     window: int = 0
     chunk: int = 0
 
     def blocks(self, span: int) -> int:
-        """The most blocks of ``span`` tokens that are read before a hit's end, which is a block's end; 0 = all."""
+        """Returns the most blocks of ``span`` tokens that are read before a hit's end, a block boundary; 0 = all."""
         if self.chunk:
             # A hit that ends with a chunk needs nothing of it; the longest rest of a chunk is one step shorter than it.
             return max(1, math.ceil((self.chunk - math.gcd(self.chunk, span)) / span))
@@ -135,7 +135,7 @@ class _Reach:
 
 
 def layer_specs(spec: Any) -> list[Any]:
-    """The specs of a group's layers, where they differ, or the one that all have."""
+    """Returns the specs of a group's layers if they differ, else the common one."""
     inner = getattr(spec, "kv_cache_specs", None)
     return [spec] if inner is None else list(inner.values())
 

@@ -1,4 +1,4 @@
-"""What a rank holds of a KV-cache group: its pages as a whole, or the slices of KV heads that they are made of."""
+"""A rank's part of a KV-cache group: its whole pages, or the slices of KV heads that they consist of."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,8 +26,8 @@ class Holding:
     """A group on this rank.
 
     Attributes:
-        stored: by namespace.
-        share: what of it this rank dumps.
+        stored: content, by namespace.
+        share: the rank's share of the dumps.
         first: whether it has the first slice of a token's KV.
     """
 
@@ -45,16 +45,16 @@ def holding_of(
     rank: Rank,
     options: ConnectorOptions,
 ) -> Holding | None:
-    """A group as this rank holds it; ``None`` when it has no layer of it.
+    """Returns a group as this rank holds it; ``None`` if the rank has no layer of it.
 
     Args:
-        vllm_config: the engine's.
-        facts: what holds for all groups and ranks.
+        vllm_config: the engine's configuration.
+        facts: facts shared by all groups and ranks.
         group: the group.
         kv_caches: tensors by layer.
-        page_count: blocks of the cache.
-        rank: this worker's place.
-        options: say whether blocks are stored by slices.
+        page_count: number of blocks of the cache.
+        rank: this worker's position.
+        options: determine whether blocks are stored by slices.
 
     Raises:
         ValueError: the pages cannot be copied.

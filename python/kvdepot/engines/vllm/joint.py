@@ -1,4 +1,4 @@
-"""Tasks over the same blocks as one: those of a block's slices."""
+"""Several tasks over the same blocks, combined into one: those of a block's slices."""
 
 import time
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 class JointTask:
-    """Has the part of a ``Task``'s face that the connector uses. A block is whole when every task has it."""
+    """The part of ``Task``'s interface that the connector uses. A block is complete when every task has it."""
 
     def __init__(self, tasks: Sequence["Task"], refused: str = "") -> None:
-        """``refused``: kind of the error with which a further task was refused; then no block is whole."""
+        """``refused``: kind of the error with which a further task was refused; then no block is complete."""
         self._tasks = tasks
         self._refused = refused
 
@@ -25,37 +25,37 @@ class JointTask:
         return self._tasks[0].block_count
 
     def done(self) -> bool:
-        """Whether all have ended."""
+        """Returns whether all tasks have ended."""
         return all(task.done() for task in self._tasks)
 
     def wait(self, timeout_ms: int | None = None) -> bool:
-        """Waits until all have ended; false when the time passed first."""
+        """Waits until all tasks have ended. Returns false on timeout."""
         left_ms = _countdown(timeout_ms)
         return all(task.wait(left_ms()) for task in self._tasks)
 
     def wait_shard(self, shard: int, *, timeout_ms: int | None = None) -> bool:
-        """Waits until this shard of every block has ended in all; false when the time passed first."""
+        """Waits until this shard of every block has ended in all tasks. Returns false on timeout."""
         left_ms = _countdown(timeout_ms)
         return all(task.wait_shard(shard, timeout_ms=left_ms()) for task in self._tasks)
 
     def wait_shard_on(self, shard: int, *, stream: int, timeout_ms: int | None = None) -> bool:
-        """Lets a device's stream wait for this shard of all; false when the time passed before it was told to."""
+        """Makes a device's stream wait for this shard of all tasks. Returns false if that was not submitted in time."""
         left_ms = _countdown(timeout_ms)
         return all(task.wait_shard_on(shard, stream=stream, timeout_ms=left_ms()) for task in self._tasks)
 
     def submit_shard(self, shard: int, *, wait_event: int = 0, keep: object = None) -> None:
-        """This shard of every block may be read, for all tasks."""
+        """Allows this shard of every block to be read, for all tasks."""
         for task in self._tasks:
             task.submit_shard(shard, wait_event=wait_event, keep=keep)
 
     def failed(self) -> npt.NDArray[np.int64]:
-        """Indexes of the blocks that some task lacks, ascending."""
+        """Returns the indexes of the blocks that some task lacks, ascending."""
         if self._refused:
             return np.arange(self.block_count, dtype=np.int64)
         return np.unique(np.concatenate([task.failed() for task in self._tasks]))
 
     def failures(self) -> dict[str, int]:
-        """Failures by kind: a block counts once for each task that lacks it."""
+        """Returns failures by kind: a block counts once for each task that lacks it."""
         found = {self._refused: self.block_count} if self._refused else {}
         for task in self._tasks:
             for kind, count in task.failures().items():
@@ -68,7 +68,7 @@ def _countdown(timeout_ms: int | None) -> "_Left":
 
 
 class _Left:
-    """Milliseconds that are left of a time that several tasks share."""
+    """Remaining milliseconds of a time limit that several tasks share."""
 
     def __init__(self, end_s: float | None) -> None:
         self._end_s = end_s

@@ -1,8 +1,8 @@
-"""Lite mode (``use_lite``): what depots of several sizes would hit, counted beside an engine that has none.
+"""Lite mode (``use_lite``): estimates the hits of depots of several sizes, beside an engine that uses none.
 
-The scheduler's side asks and stores as the real one does, but in a ``Meter``, which simulates the depots by block
-hashes in a thread of its own. Nothing is attached, started, loaded or stored, and vLLM's own cache works as without a
-connector.
+The scheduler's side makes the same lookups and stores as the real one, but in a ``Meter``, which simulates the depots
+by block hashes on its own thread. Nothing is attached, started, loaded or stored, and vLLM's own cache works as without
+a connector.
 """
 
 # ruff: noqa: ARG002 - hooks that have nothing to do
@@ -37,28 +37,28 @@ if TYPE_CHECKING:
 logger = connector_logger()
 
 SAY_S = 300.0
-"""So often the log says what was counted, while there are requests."""
+"""Seconds between reports in the log, while there are requests."""
 COUNT_S = 1.0
-"""So often the metrics follow while requests run."""
+"""Seconds between updates of the metrics, while requests run."""
 LAST_COUNT_MS = 2000
 SIMULATED_BLOCKS_MAX = 1 << 20
-"""A simulated depot takes about 60 bytes a block: sizes beyond this are counted as this."""
+"""A simulated depot takes about 60 bytes per block. Larger sizes are counted as this size."""
 
 
 class Meter(Protocol):
-    """What simulates the depots: ``kvdepot._native.Meter``."""
+    """Interface of the simulation: ``kvdepot._native.Meter``."""
 
     def look_up(self, block_hashes: "Sequence[bytes]") -> bool:
-        """A request asks for these blocks."""
+        """Counts a request for these blocks."""
 
     def store(self, block_hashes: "Sequence[bytes]") -> bool:
-        """The engine has computed these blocks."""
+        """Counts that the engine has computed these blocks."""
 
     def settle(self, wait_ms: int) -> bool:
-        """Waits until all is counted."""
+        """Waits until everything queued is counted. Returns false on timeout."""
 
     def report_json(self) -> str:
-        """What was counted."""
+        """Returns the counts as JSON."""
 
 
 _Args = ParamSpec("_Args")
@@ -70,7 +70,7 @@ def _or_off(
 ) -> Callable[
     [Callable[Concatenate["LiteScheduler", _Args], _Given]], Callable[Concatenate["LiteScheduler", _Args], _Given]
 ]:
-    """Makes a hook that never raises: whatever goes wrong ends the counting, with one line, and not the engine."""
+    """Makes a hook that never raises: any failure ends the counting, with one log line, but not the engine."""
 
     def guarded(
         hook: Callable[Concatenate["LiteScheduler", _Args], _Given],
@@ -89,12 +89,12 @@ def _or_off(
 
 
 def _nothing() -> None:
-    """What most hooks give."""
+    """Result of most hooks."""
 
 
 @dataclass
 class Followed:
-    """A request that runs, and how many of its units are stored."""
+    """A running request, and how many of its units are stored."""
 
     request: "Request"
     local_tokens: int = 0
@@ -103,7 +103,7 @@ class Followed:
 
 
 class LiteScheduler:
-    """The scheduler's side; has the hooks of ``SchedulerSide``. Calls come from one thread."""
+    """The scheduler's side, with the hooks of ``SchedulerSide``. Calls come from one thread."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class LiteScheduler:
 
     @_or_off(lambda: (0, False))
     def match(self, request: "Request", local_tokens: int) -> tuple[int, bool]:
-        """``get_num_new_matched_tokens``: never anything, and what vLLM has itself is noted."""
+        """``get_num_new_matched_tokens``: notes the tokens that vLLM already has; never returns a hit."""
         if not self._off:
             state = self._requests.setdefault(request.request_id, Followed(request))
             state.local_tokens = local_tokens
@@ -154,13 +154,13 @@ class LiteScheduler:
 
     @_or_off(_nothing)
     def allocated(self, request: "Request", blocks: "KVCacheBlocks", external_tokens: int) -> None:
-        """``update_state_after_alloc``: an admitted request would have asked now."""
+        """``update_state_after_alloc``: counts the lookup that an admitted request would have made."""
         state = self._requests.get(request.request_id)
         if state is None:
             return
         state.stored = state.local_tokens // self._geometry.hit_tokens
         if state.asked:
-            return  # after preemption, what it has computed is in vLLM's cache or in the depot
+            return  # after preemption, its earlier blocks are in vLLM's cache or in the depot
         state.asked = True
         self._prompt_tokens += request.num_prompt_tokens
         self._own_tokens += min(state.local_tokens, request.num_prompt_tokens)
@@ -173,7 +173,7 @@ class LiteScheduler:
 
     @_or_off(StepMetadata)
     def build_step(self, output: "SchedulerOutput") -> StepMetadata:
-        """``build_connector_meta``: what the step computes would be stored."""
+        """``build_connector_meta``: counts the blocks that the step computes as stored."""
         computed = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         cached = output.scheduled_cached_reqs
         computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
@@ -201,13 +201,13 @@ class LiteScheduler:
             self._count()
 
     def _units(self, request: "Request", begin_tokens: int, end_tokens: int) -> "list[bytes]":
-        """The hash of each unit of which a hit is made: the last of those that it covers."""
+        """Returns the hash of each unit that a hit consists of: the last of the hashes that it covers."""
         per = self._geometry.hit_tokens // self._geometry.hash_tokens
         unit = self._geometry.hash_tokens
         return list(request.block_hashes[begin_tokens // unit + per - 1 : end_tokens // unit : per])
 
     def switch_off(self, error: BaseException) -> None:
-        """Counts nothing from now on; raises again what is no failure."""
+        """Stops counting after a failure; re-raises what is not a failure."""
         if not is_failure(error):
             raise error
         if self._off:
@@ -220,7 +220,7 @@ class LiteScheduler:
     # What was counted.
 
     def measured(self) -> Measured:
-        """What was counted so far."""
+        """Returns the counts so far."""
         report = json.loads(self._meter.report_json())
         tokens = self._geometry.hit_tokens
         sizes = [
@@ -230,7 +230,7 @@ class LiteScheduler:
         return Measured(self._prompt_tokens, self._own_tokens, report["ceiling"] * tokens, sizes)
 
     def say(self) -> None:
-        """Says in the log what was counted, if there was a request since it said so last."""
+        """Logs the counts, if there was a request since the last time."""
         self._said_s = self._clock()
         if self._off or self._prompt_tokens == self._prompts_said:
             return
@@ -250,7 +250,7 @@ class LiteScheduler:
             self._add("lite_hit_tokens", size["hits"] * tokens, name)
 
     def _add(self, name: str, now: int, label: str = "") -> None:
-        """A counter never falls: the sketch's estimate may, by a little."""
+        """Raises a counter to ``now``. A counter never falls, but the sketch's estimate may, slightly."""
         key = f"{name}/{label}"
         before = self._told.get(key, 0)
         if now > before:
@@ -260,30 +260,30 @@ class LiteScheduler:
     # Hooks without work.
 
     def hit_tier_tokens(self, request: "Request") -> int:
-        """Nothing is hit."""
+        """Returns 0: nothing is hit."""
         return 0
 
     def reported(self, report: LoadReport | None, *, invalid_pages: bool = False) -> None:
-        """No rank has anything to tell."""
+        """Does nothing: no rank reports anything."""
 
     def has_late_saves(self) -> bool:
-        """Nothing is saved."""
+        """Returns false: nothing is saved."""
         return False
 
     def reset(self) -> bool:
-        """The simulated depots keep what they have, as real ones do by default."""
+        """Returns true. The simulated depots keep their content, as real ones do by default."""
         return True
 
     @_or_off(_nothing)
     def close(self) -> None:
-        """Says what was counted in all."""
+        """Logs the final counts."""
         if not self._off:
             self._meter.settle(LAST_COUNT_MS)
             self.say()
 
 
 class LiteWorker:
-    """A worker's side: moves nothing."""
+    """The worker's side, which moves nothing."""
 
     def __init__(self) -> None:
         self.stats = DepotStats()
@@ -326,12 +326,12 @@ class LiteWorker:
 
 
 def _pool_bytes(config: KVDepotConfig, block_bytes: int) -> float:
-    """The configured pool, which this machine need not have the memory for."""
+    """Returns the bytes of the configured pool, even if this machine does not have the memory for it."""
     return config.pool_gb * GIB if config.pool_gb is not None else config.pool_bytes(max(1, block_bytes))
 
 
 def unit_bytes(geometry: Geometry, kv_cache_config: "KVCacheConfig", ranks: int) -> float:
-    """Bytes that a depot keeps of ``hit_tokens`` tokens, over all groups and ranks.
+    """Returns the bytes that a depot stores for ``hit_tokens`` tokens, over all groups and ranks.
 
     Ranks that hold the same bytes (latent attention) count once.
     """

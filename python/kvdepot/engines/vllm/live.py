@@ -1,7 +1,7 @@
-"""The weights as they are in this worker's memory: a digest of every byte, to be compared with a later one.
+"""The weights in this worker's memory: a digest of every byte, to be compared with a later one.
 
-It is exact, so that an update that changes few values is seen as well: in bfloat16, a step of reinforcement learning
-leaves most values as they were. On a device it costs about what a few decode steps cost; the values stay there.
+The digest is exact, so it also detects an update that changes few values: in bfloat16, a step of reinforcement learning
+leaves most values unchanged. On a device it costs about as much as a few decode steps; the values stay there.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 logger = connector_logger()
 
 HOST_BYTES_MAX = 8 << 30
-"""Weights in host memory beyond this are not digested: reading them would take longer than a step may wait."""
+"""Weights in host memory above this size are not digested: reading them would take longer than a step may wait."""
 
 DEVICE_CHUNK_WORDS = 4 << 20
 FRAMES_MAX = 64
@@ -28,14 +28,14 @@ SAMPLED_TENSORS = 64
 SAMPLED_VALUES = 1024
 PACKING = "_kvdepot_packing"
 
-# Odd constants of 64 bits, as signed numbers: torch has no unsigned arithmetic.
+# Odd 64-bit constants, as signed numbers: torch has no unsigned arithmetic.
 _STEP = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX_2 = 0x94D049BB133111EB - (1 << 64)
 
 
 class LiveWeights:
-    """The weights of one worker's models. Asked between steps, when nothing computes or writes them."""
+    """The weights of one worker's models. Read between steps, when nothing computes or writes them."""
 
     def __init__(self, runner: Any, why_unknown: str = "", settled: bool = True) -> None:
         self._runner = weakref.ref(runner) if runner is not None else None
@@ -44,13 +44,13 @@ class LiveWeights:
 
     @staticmethod
     def of(vllm_config: "VllmConfig") -> "LiveWeights":
-        """The weights of the worker that calls its connector now, at any depth of the call."""
+        """Returns the weights of the worker that is currently calling its connector, at any depth of the call stack."""
         parallel = vllm_config.parallel_config
         if getattr(parallel, "enable_eplb", False):
             return LiveWeights(None, "experts move between ranks while the engine runs")
         if parallel.data_parallel_size > 1 and getattr(vllm_config.model_config, "is_moe", True):
             return LiveWeights(None, "other engines hold a part of the experts")
-        # vLLM tells a connector its tensors, and not its model. Nothing else has to be known of the caller.
+        # vLLM passes its tensors to a connector, but not its model. Nothing else has to be known of the caller.
         runner = caller_with("get_model")
         prefetch = getattr(getattr(vllm_config, "offload_config", None), "prefetch", None)
         return LiveWeights(
@@ -60,7 +60,7 @@ class LiveWeights:
         )
 
     def digest(self) -> str:
-        """Digest of all parameters and buffers; empty, with a line in the log, when it cannot be known."""
+        """Returns the digest of all parameters and buffers; empty if unavailable, which is logged with the reason."""
         runner = self._runner() if self._runner is not None else None
         if runner is None:
             logger.info("kvdepot: weights in memory are not compared: %s", self._why_unknown or "the model is gone")
@@ -72,9 +72,9 @@ class LiveWeights:
             return ""
 
     def sample(self) -> str:
-        """Digest of some values of some parameters, in a millisecond or so; empty when it cannot be known.
+        """Returns a digest of some values of some parameters, within about a millisecond; empty if unavailable.
 
-        For a change that nobody has announced: an update changes most tensors, each in many places.
+        It detects unannounced changes: an update changes most tensors, each in many places.
         """
         runner = self._runner() if self._runner is not None else None
         if runner is None or not self._settled:
@@ -87,7 +87,7 @@ class LiveWeights:
 
 
 def caller_with(method: str) -> Any:
-    """The nearest object up the stack that has this method, among those whose methods are running."""
+    """Returns the nearest object up the call stack with this method, among those whose methods are running."""
     frame = sys._getframe(1)  # noqa: SLF001 - there is no other way up
     for _ in range(FRAMES_MAX):
         if frame.f_back is None:
@@ -100,7 +100,7 @@ def caller_with(method: str) -> Any:
 
 
 def named_tensors(runner: Any) -> Iterator[tuple[str, "torch.Tensor"]]:
-    """Parameters and buffers of the model, and of a draft model beside it."""
+    """Yields parameters and buffers of the model, and of a draft model beside it."""
     models = {"model": runner.get_model()}
     drafter = getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
     if (draft := getattr(drafter, "model", None)) is not None:
@@ -111,10 +111,10 @@ def named_tensors(runner: Any) -> Iterator[tuple[str, "torch.Tensor"]]:
 
 
 def packed_weights(runner: Any) -> dict[str, str]:
-    """Weights that vLLM has packed for a CPU's kernels, by a name that each packing is given once.
+    """Returns weights that vLLM has packed for a CPU's kernels, each with an identifier of the packing.
 
-    Their tensors are empty and their bytes out of reach. Packing again makes another function, so weights that were
-    loaded again are others to us, even if they are the same.
+    Their tensors are empty and their bytes inaccessible. Packing again creates another function, so reloaded weights
+    count as different, even if they are the same.
     """
     found = {}
     for name, module in runner.get_model().named_modules():
@@ -127,7 +127,7 @@ def packed_weights(runner: Any) -> dict[str, str]:
 
 
 def _plain(name: str, tensor: Any) -> Iterator[tuple[str, "torch.Tensor"]]:
-    """A tensor, or those that a wrapper is made of."""
+    """Yields a tensor, or the tensors that a wrapper consists of."""
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
     parts = getattr(tensor, "partitions", None)
@@ -166,7 +166,7 @@ def _sample(parameters: list[Any]) -> str:
         data = parameter.detach()
         data = data.permute(_by_stride(data))
         if data.is_contiguous() and data.numel():
-            # Neighbours: values far apart would each cost an access to memory.
+            # Adjacent values: distant ones would each cost a memory access.
             begin = max(0, data.numel() - SAMPLED_VALUES) // 2
             values = data.view(-1)[begin : begin + SAMPLED_VALUES]
             by_device.setdefault(data.device, []).append(values.view(torch.uint8))
@@ -177,12 +177,12 @@ def _sample(parameters: list[Any]) -> str:
 
 
 def _by_stride(tensor: "torch.Tensor") -> list[int]:
-    """Dimensions in the order of memory, the outermost first."""
+    """Returns the dimensions in the order of memory, the outermost first."""
     return sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
 
 
 def _tensor_digest(tensor: "torch.Tensor") -> Any:
-    """SHA-256 of a tensor in host memory; of one on a device a sum that stays there until it is asked for."""
+    """Returns the SHA-256 of a tensor in host memory; for one on a device, a sum that stays there until it is read."""
     data = _as_bytes(tensor)
     if data.device.type == "cpu":
         return hashlib.sha256(memoryview(data.numpy())).digest()
@@ -190,7 +190,7 @@ def _tensor_digest(tensor: "torch.Tensor") -> Any:
 
 
 def _as_bytes(tensor: "torch.Tensor") -> "torch.Tensor":
-    """The bytes in the order of memory: a transposed weight is not copied."""
+    """Returns the bytes in the order of memory: a transposed weight is not copied."""
     import torch
 
     plain = tensor.detach()
@@ -198,7 +198,7 @@ def _as_bytes(tensor: "torch.Tensor") -> "torch.Tensor":
 
 
 def device_sum(data: "torch.Tensor", chunk_words: int = DEVICE_CHUNK_WORDS) -> "torch.Tensor":
-    """64 bits that depend on every bit of ``data`` and on where it is: words are mixed with their place and added."""
+    """Returns 64 bits that depend on each bit of ``data`` and its place: a sum of words mixed with their index."""
     import torch
 
     total = torch.zeros((), dtype=torch.int64, device=data.device)

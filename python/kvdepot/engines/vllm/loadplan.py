@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class LeasedLoad:
-    """A load under way on the workers. Keeps the claim's leases until every rank has reported (P1, P4).
+    """A load in flight on the workers. Holds the claim's leases until every rank has reported (P1, P4).
 
     Attributes:
-        pages: what is garbage if a load that its step waits for fails: its pages, and those computed on them. Known
-            here, since vLLM forgets a request's pages when it is aborted or preempted, and still serves them by hash.
+        pages: pages that become garbage if a load that its step waits for fails: its own, and those computed on them.
+            Tracked here, because vLLM forgets a request's pages on abort or preemption, but still serves them by hash.
         readers: requests that compute on the load.
-        steps: those that were planned before its report, its own among them.
+        steps: number of steps that were planned before its report, its own included.
     """
 
     request_id: str
@@ -30,7 +30,7 @@ class LeasedLoad:
     steps: int = 0
 
     def follow(self, request_id: str, given: Sequence[int]) -> None:
-        """A step gives pages to a request: what comes after one of the load's is computed on the load."""
+        """Notes pages given to a request in a step: those after one of the load's pages are computed on the load."""
         known = request_id in self.readers
         first = 0 if known else next((i for i, page in enumerate(given) if page in self.pages), None)
         if first is not None:
@@ -41,9 +41,9 @@ class LeasedLoad:
 def planned_blocks(
     geometry: Geometry, hashes: Sequence[bytes], page_ids: Sequence[list[int]], begin_tokens: int, end_tokens: int
 ) -> tuple[GroupBlocks, set[int]]:
-    """Blocks to be copied for a hit from ``begin_tokens`` to ``end_tokens``, and the pages that depend on it.
+    """Returns the blocks to copy for a hit from ``begin_tokens`` to ``end_tokens``, and the pages that depend on it.
 
-    Those are the hit's own and all behind them, which are computed on it.
+    Those are the hit's own pages and all later ones, which are computed on it.
     """
     plan: GroupBlocks = {}
     dependent: set[int] = set()

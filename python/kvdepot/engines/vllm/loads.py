@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 logger = connector_logger()
 
 CLOSE_GRACE_MS = 5_000
-"""How much longer than a task's time closing waits for loads: a device that hangs may never end one."""
+"""Milliseconds that closing waits for loads beyond a task's time limit: on a hung device, one may never end."""
 
 
 STEP_PATIENCE_MS = 250
-"""How long a step waits for blocks that have not come into the pool, against expectation: then they are computed."""
+"""Milliseconds that a step waits for blocks that are unexpectedly not in the pool; after that they are recomputed."""
 
 
 @dataclass
 class Copy:
-    """One task of a load, and the pages it writes; ``task`` is None when it could not even be started.
+    """One task of a load, and the pages it writes; ``task`` is None if it could not be started.
 
     Attributes:
-        late: whether a layer has gone on without it: however the task ends, the step has computed on old bytes (P1).
+        late: whether a layer went on without it: however the task ends, the step has computed on old bytes (P1).
     """
 
     group: int
@@ -42,11 +42,11 @@ class Copy:
     started_s: float = field(default_factory=time.monotonic)
 
     def done(self) -> bool:
-        """Whether nothing is written any more."""
+        """Returns whether nothing is written any more."""
         return self.task is None or self.task.done()
 
     def failed_pages(self) -> set[int]:
-        """Pages that do not hold their block; after ``done``."""
+        """Returns the pages that do not hold their block; call it after ``done``."""
         if self.task is None:
             return set(self.pages)
         return {self.pages[index] for index in self.task.failed()}
@@ -85,13 +85,13 @@ class Loads:
         self._failed_pages: set[int] = set()
         self._report = LoadReport()
         self.refused = False
-        """Whether every load fails at once: what the depot gives back has not been proven to be right (P1)."""
+        """Whether every load fails immediately, because loaded bytes have not been proven correct (P1)."""
 
     def start(self, loads: list[Load]) -> None:
-        """Starts the step's loads; of those before the forward, waits for the layers that will not ask."""
+        """Starts the step's loads. For loads before the forward, waits for layers that have no hook to wait in."""
         self._before_forward = [load for load in loads if load.before_forward]
         if self._before_forward:
-            # One task for all requests, so that a layer waits once.
+            # One task for all requests, so that each layer waits once.
             together: GroupBlocks = {}
             for load in self._before_forward:
                 for index, blocks in load.blocks.items():
@@ -114,7 +114,7 @@ class Loads:
         if store is None or self.refused:
             self._stats.add_failures("load", {"unproven": len(pages)})
             return Copy(index, None, pages)
-        # Kernels of an earlier step may still use the pages for whoever had them before.
+        # Kernels of an earlier step may still use the pages on behalf of their previous owners.
         after = self._order.point()
         try:
             task = store.load(blocks, after, patience_ms)
@@ -124,14 +124,14 @@ class Loads:
         return Copy(index, task, pages, after)
 
     def _wait_for_silent_layers(self) -> None:
-        """Some layers' caches are read without a hook (an indexer beside attention), all when a graph is replayed.
+        """Waits for layers without a hook: an indexer's cache beside attention, or all layers when a graph is replayed.
 
-        Which layers do ask is seen in earlier steps; until one has been seen, everything is waited for here.
+        Earlier steps show which layers have one; until one has been seen, this waits for everything.
         """
         for copy in self._copies:
             if copy.task is not None and self._order.immediate:
-                # Copying threads would take the processors from the threads that compute: each operator waits for the
-                # slowest of them, and loses more time than the overlap saves.
+                # Copying threads would compete with the computing threads for processors: each operator waits for the
+                # slowest of them, which costs more time than the overlap saves.
                 copy.late = not copy.task.wait(self._timeout_ms)
             elif copy.task is not None:
                 shards = self._stores[copy.group].shard_of_layer
@@ -139,7 +139,7 @@ class Loads:
                     self._wait_for_shard(copy, copy.task, shard)
 
     def wait_for_layer(self, layer_name: str) -> None:
-        """``wait_for_layer_load``: the layer's pages are in place, or known as failed, when this returns."""
+        """``wait_for_layer_load``: returns when the layer's pages are in place, or known to have failed."""
         self._hooked.add(layer_name)
         for copy in self._copies:
             shard = self._stores[copy.group].shard_of_layer.get(layer_name) if copy.task is not None else None
@@ -147,8 +147,8 @@ class Loads:
                 self._wait_for_shard(copy, copy.task, shard)
 
     def _wait_for_shard(self, copy: Copy, task: "Task | JointTask", shard: int) -> None:
-        """On a device, it is the kernels launched from now on that wait, not this thread (P3)."""
-        if copy.late:  # its pages are computed again, there is nothing more to wait for
+        """Waits for one shard. On a device, the kernels launched from now on wait, not this thread (P3)."""
+        if copy.late:  # its pages will be recomputed, so there is nothing more to wait for
             return
         stream = self._order.stream()
         if stream is None:
@@ -157,7 +157,7 @@ class Loads:
             copy.late = not task.wait_shard_on(shard, stream=stream, timeout_ms=self._timeout_ms)
 
     def finish_before_forward(self) -> None:
-        """After the forward: says which of the step's loads were whole."""
+        """After the forward: reports which of the step's loads were complete."""
         if not self._before_forward:
             return
         bad: set[int] = set()
@@ -173,7 +173,7 @@ class Loads:
         self._before_forward, self._copies = [], []
 
     def finished(self) -> set[str]:
-        """Requests whose loads between steps have ended, well or not."""
+        """Returns the requests whose loads between steps have ended, successfully or not."""
         ended = [running for running in self._between_steps if all(copy.done() for copy in running.copies)]
         if not ended:
             return set()
@@ -201,19 +201,19 @@ class Loads:
         return bad
 
     def _give_up(self, copy: Copy) -> None:
-        """The wait is over, but the task may still write: its pages stay fenced until it has ended."""
+        """Abandons a task that may still write: its pages stay fenced until it has ended."""
         self._stats.add_failures("load", {"timeout": len(copy.pages)})
         self._given_up.append(copy)
 
     def fence(self, fresh: set[int]) -> None:
-        """Returns when no load that was given up writes to a page of ``fresh``."""
+        """Returns when no abandoned load writes to a page of ``fresh`` any more."""
         for copy in self._given_up:
             if copy.task is not None and not fresh.isdisjoint(copy.pages):
                 copy.task.wait()
         self._given_up = [copy for copy in self._given_up if not copy.done()]
 
     def close(self) -> bool:
-        """Whether no load will write to the engine's memory after this; if not, it must not go away."""
+        """Waits for all loads. Returns false if one may still write to the engine's memory, which must then stay."""
         copies = (*self._copies, *self._given_up, *(c for running in self._between_steps for c in running.copies))
         deadline = time.monotonic() + (self._timeout_ms + CLOSE_GRACE_MS) / 1e3
         for copy in copies:
@@ -223,35 +223,35 @@ class Loads:
         return all(copy.done() for copy in copies)
 
     def take_failed_requests(self) -> set[str]:
-        """Requests of which vLLM has to compute everything again, since the last call."""
+        """Returns requests that vLLM has to recompute completely, since the last call."""
         taken, self._failed_requests = self._failed_requests, set()
         return taken
 
     def take_failed_pages(self) -> set[int]:
-        """Pages from which on vLLM has to compute again, since the last call."""
+        """Returns pages from which on vLLM has to recompute, since the last call."""
         taken, self._failed_pages = self._failed_pages, set()
         return taken
 
     def report_broken(self, why: str) -> None:
-        """Lets the scheduler turn the connector off on all ranks."""
+        """Makes the scheduler disable the connector on all ranks."""
         self._report.broken = why
 
     def report_weights(self, generation: int, rank: int, digest: str) -> None:
-        """Answers what weights this rank has in its memory."""
+        """Reports the digest of the weights in this rank's memory."""
         self._report.generation, self._report.weights = generation, {rank: digest}
 
     def report_moved(self, generation: int) -> None:
-        """Says that this rank's weights have changed, although nobody has announced it."""
+        """Reports an unannounced change of this rank's weights."""
         self._report.moved = generation
 
     def wait_for_all(self) -> None:
-        """Returns when no load writes to the engine's pages: all have ended, within their tasks' time (P3)."""
+        """Returns when no load writes to the engine's pages: all have ended, within their tasks' time limit (P3)."""
         for copy in (*self._copies, *self._given_up, *(c for running in self._between_steps for c in running.copies)):
             if copy.task is not None:
                 copy.task.wait()
 
     def take_report(self) -> LoadReport | None:
-        """Loads that have ended on this rank since the last call."""
+        """Returns the loads that have ended on this rank since the last call."""
         if self._report == LoadReport():
             return None
         taken, self._report = self._report, LoadReport()

@@ -1,6 +1,6 @@
-"""One lookup of a request that waits for admission: how much may be hit, what the claim says, and why it was a miss.
+"""One lookup of a request that waits for admission: how much may be hit, the claim's state, and why it missed.
 
-Nothing here reads a clock or waits by itself: who polls says what time it is, and what time there is to give.
+Nothing here reads a clock or waits by itself: the caller passes the current time, and the time available for waiting.
 """
 
 import math
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from kvdepot._native import Claim
 
 CLAIM_WAIT_MS = 2
-"""How long a claim that is not settled is waited for at a time while the engine has nothing else to do."""
+"""Milliseconds that an idle engine waits for a claim that is not settled, at a time."""
 
 REST_MS_MAX = 20
-"""An idle engine begins a load when the blocks that are still being read will probably have come after so long."""
+"""An idle engine begins a load when the blocks still being read are expected within this many milliseconds."""
 
 MISSES = {
     "unknown": "the depot has no block of it beyond what vLLM has: never stored, evicted, or stored under other facts",
@@ -37,7 +37,7 @@ MISSES = {
     "own_cache": "vLLM itself has all that could be hit",
     "not_taken": "vLLM did not take what was found: another connector's hit came first",
 }
-"""Why a request was given nothing, by the word that counts it."""
+"""Reasons why a request was given nothing, by the key that counts them."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ class Pending:
 
 @dataclass(frozen=True)
 class Miss:
-    """Nothing beyond what the engine has itself.
+    """No hit beyond what the engine already has.
 
     Attributes:
         reason: a key of ``MISSES``.
         declined_tokens: as in a hit.
-        block: the first block that the depot does not have, counted from the prompt's beginning; where it was asked.
+        block: first block that the depot does not have, counted from the beginning of the prompt; if it was asked.
     """
 
     reason: str
@@ -62,11 +62,11 @@ class Miss:
 
 @dataclass(frozen=True)
 class Hit:
-    """So many tokens beyond what the engine has itself.
+    """A hit of ``tokens`` tokens beyond what the engine already has.
 
     Attributes:
-        tier_tokens: those of them that come from below the pool.
-        declined_tokens: further ones that a tier has and that are computed, because that is faster.
+        tier_tokens: tokens of the hit that come from below the pool.
+        declined_tokens: further tokens that a tier has but that are computed, because that is faster.
     """
 
     tokens: int
@@ -78,12 +78,12 @@ PENDING = Pending()
 
 
 class Bounds(NamedTuple):
-    """What a lookup may ask, in hash units.
+    """Range of a lookup, in hash units.
 
     Attributes:
-        skip: leading units that the engine has itself.
-        limit: no claim beyond these.
-        dropped: units at a hit's end that are claimed, to know that they match, and not used.
+        skip: leading units that the engine already has.
+        limit: end of the claim.
+        dropped: units at the end of a hit that are claimed to know that they match, but not used.
     """
 
     skip: int
@@ -92,10 +92,10 @@ class Bounds(NamedTuple):
 
 
 class IdleTime:
-    """What a step of an idle engine gives to lookups that are not settled: one wait, whoever takes it.
+    """Time that a step of an idle engine gives to unsettled lookups: one wait, for whichever takes it.
 
-    Scheduling again at once would keep a processor from the threads that fetch the blocks. One request waits for all
-    that wait: another one's claim may be settled.
+    Scheduling again immediately would keep a processor from the threads that fetch the blocks. One request waits on
+    behalf of all: another one's claim may settle meanwhile.
     """
 
     def __init__(self) -> None:
@@ -103,24 +103,24 @@ class IdleTime:
         self._wait_ms = 0
 
     def begin_step(self, idle: bool) -> None:
-        """The scheduler has planned a step, in which the engine computes something or nothing."""
+        """Notes that the scheduler has planned a step, which computes something or is idle."""
         self.idle = idle
         self._wait_ms = CLAIM_WAIT_MS if idle else 0
 
     def take_ms(self) -> int:
-        """What is left of the step's wait, which is gone with this."""
+        """Takes the remaining wait of the step, in milliseconds."""
         taken, self._wait_ms = self._wait_ms, 0
         return taken
 
 
 @dataclass(frozen=True)
 class HitLimits:
-    """How much of a request may be hit, whatever the depot has.
+    """Limits of how much of a request may be hit, whatever the depot has.
 
     Attributes:
         leaves_token: whether a token has to be left to compute. After a load between steps vLLM takes the last one
             back, but then a window begins one token earlier, where no block was loaded.
-        dropped_tokens: what a hit loses at its end, because a draft has to see that it goes on (``drafts``).
+        dropped_tokens: tokens that a hit loses at its end, because a draft has to see what follows (``drafts``).
     """
 
     geometry: Geometry
@@ -129,8 +129,8 @@ class HitLimits:
     dropped_tokens: int = 0
 
     def bounds(self, request: "Request", local_tokens: int, load_tokens_max: int | None) -> Bounds | Miss:
-        """What to ask for a request of which the engine has ``local_tokens`` itself."""
-        # Cut before the claim, not after: a shorter hit needs other blocks of a window.
+        """Returns the range to claim for a request of which the engine already has ``local_tokens``."""
+        # Limited before the claim, not after: a shorter hit needs other blocks of a window.
         geometry = self.geometry
         known = self._aligned(min(request.num_tokens, len(request.block_hashes) * geometry.hash_tokens))
         tokens: int = request.num_tokens - (1 if self.leaves_token else 0)
@@ -156,9 +156,9 @@ class Patience:
     """How long a request waits for blocks that are in a tier.
 
     Attributes:
-        wait_ms: after this, what has come is taken.
-        begins_early: whether a load may begin before the last blocks have come, for the step waits for them.
-        over: why it is a miss when nothing had come, a key of ``MISSES``.
+        wait_ms: time after which the blocks that have arrived are taken.
+        begins_early: whether a load may begin before the last blocks have arrived, because the step waits for them.
+        over: reason of the miss if nothing had arrived, a key of ``MISSES``.
         while_faster: whether it waits only as long as computing would take longer (P9).
     """
 
@@ -169,12 +169,13 @@ class Patience:
 
 
 class Lookup:
-    """What one claim has found for a request so far.
+    """State of one claim for a request.
 
     Attributes:
-        claim: keeps the hit's leases until it is released.
-        local_tokens: the local hit that the claim was made for.
-        hit: what was told to the scheduler last.
+        claim: holds the hit's leases until it is released.
+        local_tokens: local hit that the claim was made for.
+        hit: last hit reported to the scheduler.
+        polled_step: step of the scheduler in which the claim was polled last; None before the first poll.
     """
 
     def __init__(
@@ -191,6 +192,7 @@ class Lookup:
         self.local_tokens = local_tokens
         self.started_s = started_s
         self.hit: Hit | None = None
+        self.polled_step: int | None = None
         self._bounds = bounds
         self._geometry = geometry
         self._patience = patience
@@ -204,7 +206,7 @@ class Lookup:
         self.claim.release()
 
     def poll(self, now_s: float, idle: IdleTime) -> Pending | Miss | Hit:
-        """Asks the claim; a claim that is not settled may take the step's idle time."""
+        """Polls the claim; an unsettled claim may take the step's idle time."""
         answer = self._poll(now_s, idle)
         if not isinstance(answer, Pending):
             self._rates.reads.over(self)
@@ -225,25 +227,25 @@ class Lookup:
         return self._nearly_there(now_s) if idle.idle and self._patience.begins_early else PENDING
 
     def _is_slower(self, now_s: float) -> bool:
-        """Whether computing would be faster than waiting on: what has come is taken then, and the rest is computed."""
+        """Returns whether computing is faster than waiting on: then arrived blocks are taken, the rest is computed."""
         waited_s, arriving, rates = now_s - self.started_s, self.claim.arriving(), self._rates
         if arriving is None:
-            # Not even known how much there is.
+            # Not even the size of the hit is known.
             rates.reads.over(self)
             return rates.loses((self._bounds.limit - self._bounds.skip) * self._geometry.hash_tokens, waited_s)
         units, units_now, _, come, left = arriving
         rates.reads.look(self, come, left, now_s)
         self._expected_tokens = max(self._expected_tokens, self._tokens(units))
-        # What would have to be computed if the hit ended here.
+        # Tokens that would have to be computed if the hit ended here.
         rest = max(0, self._tokens(units)) - max(0, self._tokens(units_now))
         self._at_stake_tokens = max(self._at_stake_tokens, rest)
         return rates.loses(self._at_stake_tokens, waited_s) or rates.will_lose(rest, left, now_s)
 
     def _nearly_there(self, now_s: float) -> Pending | Miss | Hit:
-        """The hit, when its load may begin before the last blocks have been read.
+        """Returns the hit if its load may begin before the last blocks have been read.
 
-        Copying what is there takes about as long as they do. The step that waits for them keeps nobody else waiting,
-        and not for long: its patience has an end, and what has not come is computed (P2).
+        Copying the blocks that are there takes about as long as reading those. The step that waits for them delays no
+        other request, and its patience is bounded: blocks that have not arrived are computed (P2).
         """
         arriving = self.claim.arriving()
         if arriving is None:
@@ -262,5 +264,5 @@ class Lookup:
         return self.hit
 
     def _tokens(self, units: int) -> int:
-        """Tokens of a hit that ends with so many units, beyond those that the engine has itself."""
+        """Returns the tokens of a hit that ends after ``units`` units, beyond those that the engine already has."""
         return (units - self._bounds.dropped) * self._geometry.hash_tokens - self.local_tokens

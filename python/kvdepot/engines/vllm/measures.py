@@ -1,4 +1,4 @@
-"""What the connector counts: names, units, and what of several ranks makes the engine's number."""
+"""The connector's metrics: names, units, and how ranks' values are combined into the engine's."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -7,7 +7,7 @@ from kvdepot.engines.vllm.lookup import MISSES
 
 
 class Kind(Enum):
-    """How a measure adds up over time."""
+    """How a measure is combined over time."""
 
     COUNTER = "sum"
     HISTOGRAM = "observations"
@@ -15,7 +15,7 @@ class Kind(Enum):
 
 
 class Over(Enum):
-    """How a measure adds up over an engine's processes."""
+    """How a measure is combined over an engine's processes."""
 
     SCHEDULER = "only the scheduler has it"
     SUM = "every rank moves bytes of its own, or fails by itself: the ranks' sum"
@@ -28,14 +28,14 @@ SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 
 @dataclass(frozen=True)
 class Measure:
-    """One thing that is counted.
+    """One metric.
 
     Attributes:
-        name: of the series, after ``vllm:kvdepot_``; ends in its unit.
-        text: what an operator reads of it.
-        label: by what it is divided; empty = by nothing.
-        values: the label's values that are there from the start.
-        buckets: of a histogram: the upper ends of its ranges.
+        name: name of the series after ``vllm:kvdepot_``; ends in its unit.
+        text: description for operators.
+        label: name of the label; empty = none.
+        values: values of the label that exist from the start.
+        buckets: upper bounds of a histogram's buckets.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Measure:
 
 
 LITE_SIZES = {"quarter": 0.25, "half": 0.5, "pool": 1.0, "double": 2.0, "fourfold": 4.0}
-"""Depots that `use_lite` counts for, as parts of the configured pool."""
+"""Depot sizes that `use_lite` counts for, relative to the configured pool."""
 
 BLOCKS_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 RATE_BUCKETS = (1e7, 1e8, 5e8, 1e9, 2e9, 5e9, 1e10, 2e10, 3e10, 5e10, 1e11)

@@ -1,4 +1,4 @@
-"""What the scheduler's connector and the workers' tell each other. Everything here is pickled once a step."""
+"""Messages between the scheduler's connector and the workers'. Everything here is pickled once per step."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadat
 
 @dataclass
 class Blocks:
-    """Blocks of one KV-cache group: ``hashes[i]`` is, or shall be, in page ``pages[i]`` of the group's layers."""
+    """Blocks of one KV-cache group: ``hashes[i]`` is, or will be, in page ``pages[i]`` of the group's layers."""
 
     hashes: list[bytes] = field(default_factory=list)
     pages: list[int] = field(default_factory=list)
@@ -42,16 +42,16 @@ class StepMetadata(KVConnectorMetadata):
     """Work of one engine step.
 
     Attributes:
-        fresh_pages: pages that this step or its loads may overwrite; a dump that still reads one is waited for (P3).
-        late_saves: saves of an earlier step that was held back; their pages still hold that step's bytes when the
-            worker sees this, because they come before anything of this step.
+        fresh_pages: pages that this step or its loads may overwrite; dumps that still read one are waited for (P3).
+        late_saves: saves of an earlier step that were held back. Their pages still hold that step's bytes when the
+            worker sees this, because it processes them before anything of this step.
         saves: blocks that this step's forward completes.
-        decoding: whether the step decodes for somebody.
-        witness: a number that every rank reports back with this step, 0 = none. The scheduler learns by it that another
+        decoding: whether the step decodes for any request.
+        witness: number that every rank reports back with this step, 0 = none. It tells the scheduler that another
             connector's loads, which this step computed on, have ended.
-        generation: of the weights' version, see ``versions``; what the step loads and saves belongs to it.
-        version: of the weights; ``None`` while it is not known, then the step has no loads and no saves.
-        timed: a number that every rank reports back when the step has ended, 0 = none: how long it took is measured.
+        generation: generation of the weights' version, see ``versions``; the step's loads and saves belong to it.
+        version: version of the weights; ``None`` while unknown, then the step has no loads and no saves.
+        timed: number that every rank reports back when the step has ended, to measure its duration; 0 = none.
         examine: whether the workers are asked for a digest of their weights.
     """
 
@@ -69,15 +69,15 @@ class StepMetadata(KVConnectorMetadata):
 
 @dataclass
 class RankNamespaces:
-    """What a worker found at its start: the namespaces of each group's pages on its rank, or why it cannot take part.
+    """A worker's findings at its start: namespaces of each group's pages on its rank, or why it cannot take part.
 
     Attributes:
         canonical: by group, one or one for each slice of KV heads; a group without layers on this rank (pipeline
             parallelism) is absent.
-        broken: empty, or the reason for which the connector has to stay off on all ranks.
-        rank: which of the engine's workers this is.
-        weights: digest of the weights in its memory; empty = not known.
-        named: whether the namespaces' facts tell the weights from others.
+        broken: reason for which the connector has to stay off on all ranks; empty if there is none.
+        rank: index of the worker in the engine.
+        weights: digest of the weights in its memory; empty = unknown.
+        named: whether the namespaces' facts distinguish the weights from others.
     """
 
     canonical: dict[int, tuple[str, ...]] = field(default_factory=dict)
@@ -89,17 +89,17 @@ class RankNamespaces:
 
 @dataclass
 class LoadReport(KVConnectorWorkerMetadata):
-    """Loads that came to their end, with the number of ranks that say so, and those that failed on any rank.
+    """Loads that have ended, with the number of ranks that report it, and loads that failed on any rank.
 
     Attributes:
-        done: by load, or by a step's ``witness``.
-        broken: empty, or why a rank has found, later than at its start, that it cannot take part.
-        ranks: what ranks found at their start, each told once, with the first step. vLLM's handshake would be quicker,
-            but `MultiConnector` hands one connector's handshake to all of them.
-        generation: the doubt that ``weights`` answers.
-        weights: digest of the weights in a rank's memory, by rank; empty = not known.
-        timed: the step's number, if it is to be measured.
-        moved: the generation in which a rank saw that its weights are others, and nobody had said so; else ``None``.
+        done: number of ranks by load, or by a step's ``witness``.
+        broken: why a rank cannot take part, found later than at its start; empty if there is no reason.
+        ranks: findings of ranks at their start, each reported once, with the first step. vLLM's handshake would be
+            faster, but `MultiConnector` hands one connector's handshake to all of them.
+        generation: generation of the doubt that ``weights`` answers.
+        weights: digest of the weights in a rank's memory, by rank; empty = unknown.
+        timed: number of the step, if it is to be measured.
+        moved: generation in which a rank noticed an unannounced change of its weights; else ``None``.
     """
 
     done: dict[int, int] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class LoadReport(KVConnectorWorkerMetadata):
     timed: int = 0
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "LoadReport":
-        """Both ranks' reports as one."""
+        """Merges the reports of two ranks."""
         assert isinstance(other, LoadReport)  # noqa: S101 - vLLM gives a connector its own reports
         done = dict(self.done)
         for load_id, ranks in other.done.items():

@@ -13,7 +13,7 @@ PREFIX = "vllm:kvdepot_"
 
 
 class DepotPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc, unused-ignore]
-    """Series named ``vllm:kvdepot_<measure>``, counters with ``_total`` behind it; one child for each engine."""
+    """Series named ``vllm:kvdepot_<measure>``, counters with ``_total`` appended; one child for each engine."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class DepotPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc, unused-ign
         return self._series[name].labels(*self._engines[engine], *([label] if MEASURES[name].label else []))
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
-        """Adds what a step counted."""
+        """Adds the counts of a step."""
         for name, value in known(transfer_stats_data).items():
             measure = MEASURES[name]
             if self._of_file is not None:

@@ -1,7 +1,7 @@
-"""The namespaces that an engine's blocks are looked up and stored in, as its scheduler knows them.
+"""The namespaces that an engine's blocks are looked up and stored in, as its scheduler sees them.
 
-There are none before all ranks have told what they found, none while the weights are in doubt (``versions``), and none
-for good when a rank cannot take part.
+There are none until all ranks have reported theirs, none while the weights are in doubt (``versions``), and none for
+good if a rank cannot take part.
 """
 
 import time
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 logger = connector_logger()
 
 RANK_STEPS_MAX = 32
-"""Steps after which requests do not wait any longer for what the ranks found; the first step tells it."""
+"""Steps after which requests no longer wait for the ranks' reports, which should come with the first step."""
 
 EXAMINE_S = 30.0
-"""How long a request waits for the workers' word on the weights after a reset; then it is computed."""
+"""Seconds that a request waits for the workers' digests of the weights after a reset; after that it is computed."""
 
 STALE = "the weights have changed, and vLLM's own cache still has KV of the earlier ones"
 
 
 class NamespaceGroup(NamedTuple):
-    """What a claim is told of one KV-cache group: its ranks' namespaces, its window (0 = all), its blocks' hashes."""
+    """One KV-cache group of a claim: its ranks' namespaces, its window (0 = all), its hashes per block."""
 
     ranks: list["Namespace"]
     window_blocks: int
@@ -38,12 +38,12 @@ class NamespaceGroup(NamedTuple):
 
 
 class EngineNamespaces:
-    """State machine: found by the ranks -> open -> in doubt after a reset -> open again, perhaps as another version.
+    """State machine: reported by the ranks -> open -> in doubt after a reset -> open again, perhaps as another version.
 
     Attributes:
-        groups: what is claimed; empty = nothing is looked up, loaded or saved.
-        off: empty, or why the engine goes without the depot for good.
-        weights: which weights the engine computes with.
+        groups: groups of a claim; empty = nothing is looked up, loaded or saved.
+        off: why the engine runs without the depot for good; empty if it does not.
+        weights: version of the weights that the engine computes with.
     """
 
     def __init__(
@@ -56,15 +56,15 @@ class EngineNamespaces:
         claimed_more_tokens: int,
         closed: Callable[[], None],
     ) -> None:
-        """There is no namespace yet.
+        """Starts without a namespace.
 
         Args:
             depot: opens and resets them.
-            geometry: the groups that have one.
-            ranks: how many there are to be heard.
+            geometry: groups that have one.
+            ranks: number of ranks that report.
             drop_at_reset: whether a reset also drops what is stored for every engine.
-            claimed_more_tokens: by what claims are longer than their hits, see ``drafts``.
-            closed: is called when there are none any more.
+            claimed_more_tokens: tokens by which claims are longer than their hits, see ``drafts``.
+            closed: called when there are no namespaces any more.
         """
         self._depot = depot
         self._geometry = geometry
@@ -85,13 +85,13 @@ class EngineNamespaces:
     # What the ranks found.
 
     def found(self, ranks: list[RankNamespaces]) -> None:
-        """Takes what some ranks tell of themselves, each once."""
+        """Takes the reports of some ranks, each of which reports once."""
         self._found += ranks
         if ranks and len(self._found) == self._ranks:
             self.begin(self._found)
 
     def begin(self, ranks: list[RankNamespaces]) -> None:
-        """Takes what all ranks have found."""
+        """Takes the reports of all ranks."""
         if self.off:
             return
         if broken := next((rank.broken for rank in ranks if rank.broken), ""):
@@ -111,21 +111,21 @@ class EngineNamespaces:
             self._open_version()
 
     def wait_for_ranks(self) -> bool:
-        """Whether ranks have not told yet what they found. They do so at the end of the engine's first step."""
+        """Returns whether to wait for ranks that have not reported; they report at the end of the first step."""
         return not self.off and self.misses_ranks() and self._steps_without_ranks < RANK_STEPS_MAX
 
     def misses_ranks(self) -> bool:
-        """Whether some rank has not told what it found, however long it is waited for."""
+        """Returns whether some rank has not reported, no matter how long ago it should have."""
         return not self._names and len(self._found) < self._ranks
 
     def step_without_ranks(self) -> None:
-        """A step was planned before all ranks have told what they found."""
+        """Notes that a step was planned before all ranks have reported."""
         self._steps_without_ranks += 1
         if self._steps_without_ranks == RANK_STEPS_MAX and not self.off:
             logger.warning("kvdepot: %d of %d ranks have told their namespaces", len(self._found), self._ranks)
 
     def turn_off(self, why: str) -> None:
-        """A rank cannot take part after all, so none does. Said once."""
+        """Disables the connector on all ranks, because one cannot take part. Logged once."""
         if self.off:
             return
         logger.error("kvdepot is off, requests are computed as without it: %s", why)
@@ -134,7 +134,7 @@ class EngineNamespaces:
         self._close()
 
     def why_closed(self) -> str:
-        """Why nothing is looked up now, by a word of ``lookup.MISSES``; empty when it is."""
+        """Returns why nothing is looked up now, as a key of ``lookup.MISSES``; empty if lookups work."""
         if self.groups:
             return ""
         if self.off:
@@ -177,13 +177,13 @@ class EngineNamespaces:
     # Weights that change in place.
 
     def reset(self, own_cache_left: bool) -> None:
-        """``reset_cache``: KV of other weights than those that the workers have now is not served again (P1).
+        """``reset_cache``: stops serving KV of weights other than those that the workers have now (P1).
 
-        vLLM calls it after a change of weights and, without one, before it sleeps and when it pauses: the workers are
+        vLLM calls it after a change of weights and, without one, before it sleeps and when it pauses. The workers are
         asked which it was, and until they have answered nothing is looked up, loaded or saved. That needs no depot.
 
         Args:
-            own_cache_left: vLLM could not reset its own cache, which it keeps whole while a request has blocks.
+            own_cache_left: vLLM could not reset its own cache, which it keeps completely while a request has blocks.
         """
         if self.off:
             return
@@ -199,7 +199,7 @@ class EngineNamespaces:
         self._close()
 
     def wait_for_weights(self, wants_loads: bool) -> bool:
-        """Whether a request is not scheduled yet, because what the workers will say decides what it finds."""
+        """Returns whether a request is not scheduled yet, because its hit depends on the workers' answer."""
         if self._drops.due:
             self._drop()
         if not self.weights.examining or not wants_loads:
@@ -209,7 +209,7 @@ class EngineNamespaces:
         return now - self._examined_since_s <= EXAMINE_S
 
     def answered(self, generation: int, digests: dict[int, str]) -> None:
-        """Some ranks say what weights they have in memory; when all have, what belongs to those is opened."""
+        """Takes digests of the weights from ranks. When all have answered, opens the namespaces of those weights."""
         if not digests or not self.weights.answered(generation, digests):
             return
         changed = self.weights.settled()
@@ -226,7 +226,7 @@ class EngineNamespaces:
             self._open_version()
 
     def moved(self, generation: int) -> None:
-        """A rank has found other weights than those of this generation, and nobody has reset a cache."""
+        """Handles a rank's unannounced change of weights within this generation."""
         if self.off or generation != self.weights.generation or self.weights.version is None:
             return
         logger.error("kvdepot is off until the next reset_prefix_cache(reset_connector=True): %s", STALE)

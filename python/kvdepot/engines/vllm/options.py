@@ -1,4 +1,4 @@
-"""What the connector needs of the configuration: the only place here that knows how it is written."""
+"""The connector's view of the configuration. No other module here knows how the configuration is written."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ class ConnectorOptions:
     """Configuration of one engine's connector.
 
     Attributes:
-        config: what the file or the launch line says, by vLLM's and the depot's keys alike.
+        config: configuration from the file or the launch command, with vLLM's and the depot's keys alike.
         drop_at_reset: whether ``reset_cache`` drops what is stored for every engine.
-        weights_version: name that the user gives the weights of the engine's start, beside what else is known of them.
+        weights_version: the user's name for the weights at the engine's start, in addition to other facts about them.
         replays: whether vLLM may replay a whole step as one graph.
     """
 
@@ -35,7 +35,7 @@ class ConnectorOptions:
 
     @property
     def use_layerwise(self) -> bool:
-        """Whether layers are handed over as they are computed; ``auto`` does that on CPUs alone."""
+        """Whether layers are copied as they are computed; ``auto`` does that on CPUs only."""
         said = self.config.use_layerwise
         return computes_on_cpu() if said == "auto" else said
 
@@ -46,7 +46,7 @@ class ConnectorOptions:
 
     @property
     def wants_own_layout(self) -> bool:
-        """Whether vLLM is asked for one run of memory a block: only where the user chose whole blocks by name."""
+        """Whether to request one run of memory per block: only if the user explicitly chose whole blocks."""
         return self.config.use_layerwise is False
 
     @property
@@ -61,7 +61,7 @@ class ConnectorOptions:
 
     @property
     def hit_ratio(self) -> float | None:
-        """At most this part of a prompt is taken from the depot; ``None`` = no limit."""
+        """Maximum part of a prompt taken from the depot; ``None`` = no limit."""
         return self.config.hit_ratio
 
     @property
@@ -71,12 +71,12 @@ class ConnectorOptions:
 
     @property
     def timeout_ms(self) -> int:
-        """Bound of each dump and load."""
+        """Time limit of each dump and load, in milliseconds."""
         return self.config.timeout_ms
 
     @property
     def tiers(self) -> tuple[str, ...]:
-        """Tiers under the pool, nearest first."""
+        """Tiers below the pool, nearest first."""
         return self.config.tiers
 
     @property
@@ -85,12 +85,12 @@ class ConnectorOptions:
         return self.config.use_gdr
 
     def copy_json(self, cuda_device: int | None) -> str:
-        """What copies between the engine's memory, on this device or in host memory, and the pool."""
+        """Returns the settings of copies between the pool and the engine's memory, on this device or in host memory."""
         return self.config.copy_json(cuda_device)
 
     @property
     def waits_for_all(self) -> bool:
-        """Whether a request waits for whatever a tier holds of it."""
+        """Whether a request waits for all of its blocks that a tier holds."""
         return self.config.load_policy in ("all", "faster")
 
     @property
@@ -100,7 +100,7 @@ class ConnectorOptions:
 
     @property
     def wait_ms(self) -> int:
-        """How long a request may wait for blocks that are in a tier."""
+        """How long a request may wait for blocks that are in a tier, in milliseconds."""
         if self.config.load_policy == "best_effort":
             return 0
         if self.config.load_policy == "deadline":
@@ -109,14 +109,14 @@ class ConnectorOptions:
 
 
 def computes_on_cpu() -> bool:
-    """Whether vLLM runs on a CPU here."""
+    """Returns whether vLLM runs on a CPU here."""
     from vllm.platforms import current_platform
 
     return bool(current_platform.is_cpu())
 
 
 def read_options(extra_config: Mapping[str, Any] | None) -> ConnectorOptions:
-    """Reads ``kv_connector_extra_config``: a file's name, keys of the configuration, or nothing at all.
+    """Reads ``kv_connector_extra_config``: the name of a file, keys of the configuration, or nothing.
 
     Raises:
         ConfigError: a key or value is wrong.

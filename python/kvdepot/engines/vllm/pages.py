@@ -1,8 +1,8 @@
-"""Where the bytes of a block lie in the engine's real tensors: opaque runs, whatever their layout means to attention.
+"""Where the bytes of a block lie in the engine's tensors, as opaque runs, whatever the layout means to attention.
 
-The first dimension of a layer's tensor counts blocks, as in every version of vLLM since 0.29; all others make up the
-block's page. A page is cut into runs that are contiguous in memory, in the order of their addresses, so a page that is
-contiguous is one run whatever the order of its dimensions. Shape and strides fix that order, and both are facts of the
+The first dimension of a layer's tensor counts blocks, as in every version of vLLM since 0.29; the others make up the
+block's page. A page is cut into runs that are contiguous in memory, in the order of their addresses. So a contiguous
+page is one run, whatever the order of its dimensions. Shape and strides determine that order, and both are facts of the
 namespace.
 """
 
@@ -23,7 +23,7 @@ RUNS_PER_PAGE_MAX = 4096
 
 @dataclass(frozen=True)
 class Run:
-    """``size`` bytes of every page: page ``p`` has them at ``base + p * stride``."""
+    """A run of ``size`` bytes in every page: in page ``p`` it begins at ``base + p * stride``."""
 
     base: int
     stride: int
@@ -32,7 +32,7 @@ class Run:
 
 @dataclass(frozen=True)
 class LayerPages:
-    """One layer's pages, and what of the tensor's form changes the order of their bytes."""
+    """One layer's pages, and the properties of the tensor that determine the order of their bytes."""
 
     runs: tuple[Run, ...]
     form: str
@@ -44,8 +44,8 @@ class GroupPages:
 
     Attributes:
         cuda_device: number of the device that holds them; ``None`` = host memory.
-        whole_shards: whether the namespace's layout names whole shards, not their runs. Then engines whose pages are in
-            other runs share it, if a shard's bytes are the same.
+        whole_shards: whether the namespace's layout lists whole shards, not their runs. Then engines whose pages are in
+            other runs share the namespace, if a shard's bytes are the same.
     """
 
     layer_names: tuple[str, ...]
@@ -75,21 +75,21 @@ class GroupPages:
         return sum(run.size for shard in self.shards for run in shard)
 
     def bases(self) -> npt.NDArray[np.uint64]:
-        """Address of page 0, by run."""
+        """Returns the address of page 0 for each run."""
         return np.array([run.base for shard in self.shards for run in shard], dtype=np.uint64)
 
     def strides(self) -> npt.NDArray[np.int64]:
-        """Bytes from one page to the next, by run."""
+        """Returns the bytes from one page to the next for each run."""
         return np.array([run.stride for shard in self.shards for run in shard], dtype=np.int64)
 
     def sizes(self) -> npt.NDArray[np.uint64] | None:
-        """Bytes by run, where the runs are not the layout's tensors; else ``None``."""
+        """Returns the bytes of each run if the runs are not the layout's tensors, else ``None``."""
         if not self.whole_shards:
             return None
         return np.array([run.size for shard in self.shards for run in shard], dtype=np.uint64)
 
     def shard_of_layer(self) -> dict[str, int]:
-        """The shard that holds a layer; all are in shard 0 when the layout is not layer-wise."""
+        """Returns the shard of each layer; shard 0 for all of them if the layout is not layer-wise."""
         by_layer = len(self.shards) == len(self.layer_names)
         return {name: index if by_layer else 0 for index, name in enumerate(self.layer_names)}
 
@@ -97,12 +97,12 @@ class GroupPages:
 def group_pages(
     layer_names: Sequence[str], kv_caches: Mapping[str, "torch.Tensor"], page_count: int, layerwise: bool
 ) -> GroupPages:
-    """The pages of a group's layers, one shard a layer, or one for all when not ``layerwise``.
+    """Returns the pages of a group's layers, with one shard per layer, or one for all if not ``layerwise``.
 
     Layers that are only another name for the same memory (shared KV) count once.
 
     Raises:
-        ValueError: a layer has no tensor, so that blocks would lack its bytes; or one whose pages cannot be copied.
+        ValueError: a layer has no tensor, so that blocks would lack its bytes; or its pages cannot be copied.
     """
     by_name, device = distinct_layers(layer_names, kv_caches, page_count)
     names, layers = tuple(by_name), list(by_name.values())
@@ -120,7 +120,7 @@ def group_pages(
 def distinct_layers(
     layer_names: Sequence[str], kv_caches: Mapping[str, "torch.Tensor"], page_count: int
 ) -> tuple[dict[str, LayerPages], int | None]:
-    """The layers with memory of their own, and the number of the device that holds it; ``None`` = host memory.
+    """Returns the layers with memory of their own, and the number of the device that holds it; ``None`` = host memory.
 
     Raises:
         ValueError: as ``group_pages``.
@@ -142,10 +142,10 @@ def distinct_layers(
 
 
 def cuda_device(tensor: "torch.Tensor") -> int | None:
-    """Number of the CUDA device that holds a tensor; ``None`` for host memory.
+    """Returns the number of the CUDA device that holds a tensor; ``None`` for host memory.
 
     Raises:
-        ValueError: it is in memory that no copy engine reaches.
+        ValueError: no copy engine reaches the tensor's memory.
     """
     if tensor.device.type == "cpu":
         return None
@@ -164,31 +164,31 @@ def layer_pages(tensor: "torch.Tensor", page_count: int) -> LayerPages:
     shape, strides = list(tensor.shape), [step * item for step in tensor.stride()]
     if not shape or shape[0] < page_count or shape[0] % page_count:
         raise ValueError(f"the first dimension of {tuple(shape)} does not count {page_count} blocks")
-    # Kernel blocks: the kernel may see every block as `ratio` smaller ones, a constant stride apart.
+    # The kernel may see every block as `ratio` smaller kernel blocks, a constant stride apart.
     ratio = shape[0] // page_count
     page_stride = strides[0] * ratio
     dims = [(ratio, strides[0]), *zip(shape[1:], strides[1:], strict=True)]
     dims = [(n, step) for n, step in dims if n != 1]
     form = f"{tensor.dtype}:{shape[1:]}/{[step for _, step in dims]}x{ratio}"
-    # From the widest step to the narrowest: dimensions that follow each other in memory are one run.
+    # From the widest stride to the narrowest: dimensions that are adjacent in memory are one run.
     widest_first = sorted(dims, key=lambda dim: -dim[1])
     if widest_first != dims:
-        # An earlier version took them in logical order: its blocks have other bytes.
+        # An earlier version used the logical order: its blocks have other bytes.
         form += "@address"
     return LayerPages(runs_of(widest_first, item, tensor.data_ptr(), page_stride), form)
 
 
 def runs_of(dims: Sequence[tuple[int, int]], item: int, base: int, page_stride: int) -> tuple[Run, ...]:
-    """The runs of what has these dimensions (size and step in bytes), from the outermost to the innermost.
+    """Returns the runs of an array with these dimensions (size and stride in bytes), outermost first.
 
     Args:
-        dims: without those of size 1.
+        dims: dimensions without those of size 1.
         item: bytes of an element.
         base: address of the first element in page 0.
         page_stride: bytes from one page to the next.
 
     Raises:
-        ValueError: it is in too many pieces.
+        ValueError: the array is in too many pieces.
     """
     outer, run_size = list(dims), item
     while outer and outer[-1][1] == run_size:
@@ -203,10 +203,10 @@ def runs_of(dims: Sequence[tuple[int, int]], item: int, base: int, page_stride: 
 
 
 def by_address(runs: Sequence[Run]) -> tuple[list[Run], tuple[str, ...]]:
-    """A block's runs in the order of their addresses, and a name for that order unless the runs have it already.
+    """Returns a block's runs in the order of their addresses, and a name for that order if the runs were not in it.
 
     Layouts that keep a block together may hold its layers, or the heads of different layers, in another order than the
-    group names them.
+    group lists them.
     """
     order = sorted(range(len(runs)), key=lambda index: runs[index].base)
     if order == list(range(len(runs))):
@@ -215,7 +215,7 @@ def by_address(runs: Sequence[Run]) -> tuple[list[Run], tuple[str, ...]]:
 
 
 def joined(runs: Sequence[Run]) -> tuple[Run, ...]:
-    """Neighbours in memory become one run: with a block-outermost layout a whole block is one copy."""
+    """Joins runs that are adjacent in memory: with a block-outermost layout a whole block is one copy."""
     found: list[Run] = []
     for run in runs:
         last = found[-1] if found else None

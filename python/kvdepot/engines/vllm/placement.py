@@ -1,7 +1,7 @@
-"""Where a block's bytes lie by vLLM's own word: what the self-test holds the page arithmetic of ``pages`` against.
+"""Where a block's bytes lie according to vLLM: the self-test verifies the page arithmetic of ``pages`` against it.
 
-vLLM says it twice, and neither is read by ``pages``: ``KVCacheConfig.kv_cache_tensors`` has the place of every layer's
-block in the allocation, by which vLLM's own blocks are zeroed and copied, and the layer's cache spec has the bytes of a
+vLLM specifies it twice, and ``pages`` reads neither: ``KVCacheConfig.kv_cache_tensors`` has the place of every layer's
+block in the allocation, by which vLLM itself zeroes and copies blocks, and the layer's cache spec has the bytes of a
 page. The tensors that layers compute on have to agree with both.
 """
 
@@ -23,10 +23,10 @@ def blocks_of(
     kv_cache_config: "KVCacheConfig",
     group_index: int,
 ) -> list["torch.Tensor"]:
-    """Each layer's blocks as bytes, by torch's own indexing; writes go through to the engine's memory.
+    """Returns each layer's blocks as bytes, by torch's own indexing; writes go through to the engine's memory.
 
     Raises:
-        PlacementError: a tensor's blocks are not where the configuration of the cache places them, or not as large.
+        PlacementError: a tensor's blocks are not where the cache's configuration places them, or have another size.
     """
     places, sizes = _places(kv_cache_config), _page_bytes(kv_cache_config.kv_cache_groups[group_index])
     origins: dict[int, str] = {}
@@ -53,12 +53,12 @@ def blocks_of(
 
 
 def head_bytes(layers: Sequence["torch.Tensor"], page: int, heads: range, by_layer: bool) -> list["torch.Tensor"]:
-    """What a slice of some KV heads has of a page, shard by shard, by torch's own indexing.
+    """Returns the bytes of some KV heads in a page, shard by shard, by torch's own indexing.
 
     Args:
-        layers: as ``blocks_of`` has them.
-        page: the block.
-        heads: which of its KV heads.
+        layers: blocks of each layer, from ``blocks_of``.
+        page: index of the block.
+        heads: KV heads of the slice.
         by_layer: whether each layer is a shard, or all are one.
     """
     import torch
@@ -76,7 +76,7 @@ def head_bytes(layers: Sequence["torch.Tensor"], page: int, heads: range, by_lay
 
 
 def _by_block(name: str, tensor: "torch.Tensor", num_blocks: int) -> "torch.Tensor":
-    """The tensor as bytes with the manager's blocks first: kernels may see each as several that follow each other."""
+    """Returns the tensor as bytes, manager's blocks first: kernels may see each as several consecutive blocks."""
     import torch
 
     if tensor.shape[0] % num_blocks:
@@ -87,9 +87,9 @@ def _by_block(name: str, tensor: "torch.Tensor", num_blocks: int) -> "torch.Tens
 
 
 def _places(kv_cache_config: "KVCacheConfig") -> dict[str, tuple[int, int]]:
-    """By layer: where its block 0 begins in the allocation, and how far it is to the next block, in bytes.
+    """Returns for each layer where its block 0 begins in the allocation, and the distance to the next block, in bytes.
 
-    Layers that share another one's cache have no place of their own.
+    Layers that share another layer's cache are absent.
     """
     return {
         name: (tensor.offset + index * tensor.layer_stride, tensor.block_stride)
@@ -99,7 +99,7 @@ def _places(kv_cache_config: "KVCacheConfig") -> dict[str, tuple[int, int]]:
 
 
 def _page_bytes(group: Any) -> dict[str, int]:
-    """By layer: bytes of a block without padding, where the spec says so."""
+    """Returns for each layer the bytes of a block without padding, where the spec has them."""
     by_layer = getattr(group.kv_cache_spec, "kv_cache_specs", None) or dict.fromkeys(
         group.layer_names, group.kv_cache_spec
     )

@@ -1,4 +1,4 @@
-"""What vLLM's log says of the depot, each once: which it is, attached, lost, back, and why not."""
+"""The lines in vLLM's log about the depot, each written once: its place, attached, lost, back, and why not."""
 
 import json
 import time
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 logger = connector_logger()
 
 TAKEN = ("pool_gb", "pool_slots", "directories", "posix_capacity_gb")
-"""Keys of what a depot takes of its machine."""
+"""Keys of machine resources that a depot takes."""
 
 
 class Attached(Protocol):
-    """What is looked at of a ``kvdepot._native.Depot``."""
+    """The part of ``kvdepot._native.Depot`` that is used here."""
 
     @property
     def attached(self) -> bool:
-        """Whether calls reach a depot now."""
+        """Whether calls currently reach a depot."""
 
     @property
     def trouble(self) -> str:
         """Why none is attached."""
 
     def stats_json(self) -> str:
-        """What it says of itself."""
+        """Returns the depot's own statistics as JSON."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Place:
 
     Attributes:
         starts: whether this engine starts it.
-        patience_s: how long one that others start may take before its absence is an error.
+        patience_s: seconds that a depot started elsewhere may take before its absence is an error.
     """
 
     socket: str
@@ -51,7 +51,7 @@ class Place:
 
     @staticmethod
     def of(config: "KVDepotConfig", socket: str) -> "Place":
-        """The place of a configuration's depot."""
+        """Returns the place of a configuration's depot."""
         return Place(socket, config.pipeline, config.start_depot, config.attach_timeout_ms / 1e3)
 
 
@@ -67,7 +67,7 @@ class Presence:
         self._told: bool | None = None
 
     def begin(self, taken: Iterable[str] = ()) -> None:
-        """At the engine's start: says which depot, what it ``taken`` without being told to, and whether it is there."""
+        """Logs at the engine's start the depot's place, resources ``taken`` by default, and whether it is there."""
         starts = "" if self._place.starts else ", which others start (start_depot: false)"
         logger.info("kvdepot: pipeline %s, depot at %s%s", self._place.pipeline, self._place.socket, starts)
         for text in taken:
@@ -77,7 +77,7 @@ class Presence:
             logger.info("kvdepot: no depot answers yet: the engine computes everything until one does")
 
     def look(self) -> None:
-        """Between steps: says what has changed since the last look. Asks the depot nothing, which may be slow."""
+        """Logs changes since the last call; called between steps. Does not query the depot, which may be slow."""
         self._look(str)
 
     def _look(self, facts: Callable[[], str]) -> None:
@@ -92,7 +92,7 @@ class Presence:
                 self._complain(waited_s)
 
     def changed(self) -> bool | None:
-        """Whether a depot is attached, if that is another answer than the last one; else ``None``."""
+        """Returns whether a depot is attached, if that differs from the last answer; else ``None``."""
         told, self._told = self._told, self._attached
         return None if told == self._attached else self._attached
 
@@ -118,7 +118,7 @@ class Presence:
         )
 
     def _facts(self) -> str:
-        """What the depot says of itself, in brackets; nothing when it does not answer in time."""
+        """Returns the depot's facts in brackets; empty if it does not answer in time."""
         try:
             found = json.loads(self._depot.stats_json()).get("depot") or {}
             return f" (pid {found['pid']}, pool of {found['pool_bytes'] / GIB:.1f} GiB)"
@@ -127,7 +127,7 @@ class Presence:
 
 
 def taken_sizes(config: "KVDepotConfig") -> list[str]:
-    """What the depot that this engine starts takes of the machine without anybody having said so, a sentence each."""
+    """Returns a sentence for each resource of the machine that the depot this engine starts takes by default."""
     if not config.start_depot:
         return []
     rules = {key.name: key.facts.by_default for key in type(config).key_table()}

@@ -1,4 +1,4 @@
-"""Work of which every rank reports the end, each by itself: when have all?"""
+"""Work whose end every rank reports separately, until all have."""
 
 from collections.abc import Iterator
 from typing import Generic, TypeVar
@@ -7,7 +7,7 @@ Work = TypeVar("Work")
 
 
 class UntilAllRanks(Generic[Work]):
-    """Numbered work that is under way until every rank has reported its number."""
+    """Numbered work that is in flight until every rank has reported its number."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
@@ -18,24 +18,24 @@ class UntilAllRanks(Generic[Work]):
         return iter(self._work)
 
     def begin(self, number: int, work: Work) -> None:
-        """Work that no rank has reported yet."""
+        """Adds work that no rank has reported yet."""
         self._work[number] = work
         self._ranks_left[number] = self._ranks
 
     def get(self, number: int) -> Work | None:
-        """The work of this number while it is under way."""
+        """Returns the work with this number while it is in flight, else ``None``."""
         return self._work.get(number)
 
     def items(self) -> list[tuple[int, Work]]:
-        """Numbers and work under way, in the order in which it began."""
+        """Returns numbers and work in flight, in the order in which the work began."""
         return list(self._work.items())
 
     def all(self) -> list[Work]:
-        """All that is under way, in the order in which it began."""
+        """Returns all work in flight, in the order in which it began."""
         return list(self._work.values())
 
     def reported(self, number: int, ranks: int) -> Work | None:
-        """So many more ranks have ended it; the work when all have now, ``None`` before that and ever after."""
+        """Counts ``ranks`` more ranks that have ended it. Returns the work once all have, else ``None``."""
         if number not in self._work:
             return None
         self._ranks_left[number] -= ranks

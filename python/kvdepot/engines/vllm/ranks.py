@@ -1,4 +1,4 @@
-"""Which slice of the KV cache this worker holds, and whether it is the one that dumps it."""
+"""Which slice of the KV cache this worker holds, and which part of it the worker dumps."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rank:
-    """A worker's place.
+    """A worker's position.
 
     Attributes:
-        kv_shards: different slices of a token's KV over the tensor-parallel ranks; 1 for MLA, whose latent KV is the
-            same on all of them.
-        kv_shard: which of them this worker holds.
-        dcp_rank: which of every ``dcp`` tokens this worker holds under decode context parallelism.
-        share: what this worker dumps: ranks with equal bytes share the blocks.
+        kv_shards: number of different slices of a token's KV over the tensor-parallel ranks; 1 for MLA, whose latent KV
+            is the same on all of them.
+        kv_shard: index of the slice that this worker holds.
+        dcp_rank: index of the token, of every ``dcp``, that this worker holds under decode context parallelism.
+        share: the worker's share of the dumps: ranks with equal bytes divide the blocks.
     """
 
     kv_shards: int
@@ -30,27 +30,27 @@ class Rank:
 
 
 def this_rank(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> Rank:
-    """This worker's place; only in a worker, after its process groups are there."""
+    """Returns this worker's position. Only in a worker with initialized process groups."""
     from vllm.distributed import parallel_state
 
     parallel = vllm_config.parallel_config
     tp, dcp = parallel.tensor_parallel_size, parallel.decode_context_parallel_size
     tp_rank = parallel_state.get_tp_group().rank_in_group
-    # vLLM says how many ranks in a row hold the same bytes; what a version does not say is stored by each of them.
+    # vLLM tells how many consecutive ranks hold the same bytes; in a version that does not, each of them stores them.
     replicas: int = getattr(kv_cache_config, "kv_tp_replicas", 1)
     if dcp == 1 or replicas > 1:
         return Rank(tp // replicas, tp_rank // replicas, 0, Share(tp_rank % replicas, replicas))
-    # Ranks that follow each other hold different tokens.
+    # Consecutive ranks hold different tokens.
     dcp_rank = parallel_state.get_dcp_group().rank_in_group
     if all(_is_latent(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups):
-        # Latent KV differs by nothing else: ranks of the same place in their groups hold equal bytes. vLLM makes the
-        # groups of ranks that follow each other.
+        # Latent KV differs only by that: ranks at the same position in their groups hold equal bytes. vLLM forms the
+        # groups from consecutive ranks.
         return Rank(kv_shards=1, kv_shard=0, dcp_rank=dcp_rank, share=Share(tp_rank // dcp, tp // dcp))
     return Rank(kv_shards=tp, kv_shard=tp_rank, dcp_rank=dcp_rank)
 
 
 def _is_latent(spec: Any) -> bool:
-    """Whether all layers have one slice of KV, whatever the number of ranks, and share its tokens out."""
+    """Returns whether every layer's KV is one slice, whatever the number of ranks, and is distributed by tokens."""
     return all(
         getattr(layer, "max_tp_shards", None) == 1 and getattr(layer, "dcp_sharded", False)
         for layer in layer_specs(spec)
@@ -58,14 +58,14 @@ def _is_latent(spec: Any) -> bool:
 
 
 def tensor_rank() -> int:
-    """This worker's number among the tensor-parallel ranks; only in a worker, after its process groups are there."""
+    """Returns this worker's index among the tensor-parallel ranks. Only in a worker with initialized process groups."""
     from vllm.distributed import parallel_state
 
     return int(parallel_state.get_tp_group().rank_in_group)
 
 
 def rank_number(vllm_config: "VllmConfig") -> int:
-    """Which of the engine's workers this is; only in a worker, after its process groups are there."""
+    """Returns this worker's index in the engine. Only in a worker with initialized process groups."""
     from vllm.distributed import parallel_state
 
     stage = parallel_state.get_pp_group().rank_in_group
@@ -74,7 +74,7 @@ def rank_number(vllm_config: "VllmConfig") -> int:
 
 
 def attention_backends(vllm_config: "VllmConfig", layer_names: tuple[str, ...]) -> str:
-    """Names of the layers' attention backends, and the CPU's instruction set where it decides how K is packed."""
+    """Returns the names of the layers' attention backends, and the CPU's instruction set if it affects K's packing."""
     try:
         from vllm.distributed.kv_transfer.kv_connector.utils import get_current_attn_backends
 
@@ -90,7 +90,7 @@ def attention_backends(vllm_config: "VllmConfig", layer_names: tuple[str, ...]) 
 
 
 def _cpu_isa() -> str:
-    """What ``cpu_attn`` decides by: flags of the processor. The block size and dtype are facts of their own."""
+    """Returns the processor flags that ``cpu_attn`` depends on. The block size and dtype are facts of their own."""
     import torch
 
     names = ("_is_amx_tile_supported", "_is_avx512_bf16_supported", "_is_avx512_supported", "_is_avx2_supported")

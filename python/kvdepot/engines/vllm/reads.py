@@ -1,25 +1,25 @@
-"""How fast blocks come from tiers, measured over all lookups that wait for them. Nothing here reads a clock.
+"""Rate at which blocks come from tiers, measured over all lookups that wait for them. Nothing here reads a clock.
 
-Lookups share the tiers, so their waits are measured together: while any of them waits for a block the tiers are busy,
-and that time counts once. An engine looks at its lookups between steps, and a step may be long. So time counts only if
-blocks are still missing at its end: what came in the last stretch of a wait came at a moment that nobody saw.
+Lookups share the tiers, so their waits are measured together: the tiers are busy while any lookup waits for a block,
+and that time counts once. An engine polls its lookups between steps, and a step may be long. So time counts only if
+blocks are still missing at its end: blocks that arrived in the last stretch of a wait did so at an unknown moment.
 """
 
 HALF_LIFE_S = 1.0
-"""After so much busy time, a measurement counts half."""
+"""Busy seconds after which a measurement's weight is halved."""
 
 EVIDENCE_S = 0.05
-"""Busy time that is measured before anything is concluded from it."""
+"""Busy seconds that are measured before anything is concluded from them."""
 
 LATENCY_S = 0.05
-"""Time before the first block of a busy period that does not count: the tier's latency, not its rate."""
+"""Seconds before the first block of a busy period that do not count: the tier's latency, not its rate."""
 
 FORGET_S = 60.0
-"""After so long without a measurement, what was known is forgotten and tiers are tried again."""
+"""Seconds without a measurement after which the estimate is dropped and tiers are tried again."""
 
 
 class Reads:
-    """Busy seconds a block."""
+    """Busy seconds per block."""
 
     def __init__(self) -> None:
         self._seconds = self._blocks = 0.0
@@ -29,13 +29,13 @@ class Reads:
         self._looked_s = self._measured_s = 0.0
 
     def look(self, lookup: object, come: int, left: int, now_s: float) -> None:
-        """A lookup waits for ``left`` blocks from tiers; ``come`` have come since it began."""
+        """Notes that a lookup waits for ``left`` blocks from tiers; ``come`` have arrived since it began."""
         before = self._waiting.get(lookup)
         if self._waiting:
             self._unsure_s += max(0.0, now_s - self._looked_s)
             self._unsure_blocks += max(0, come - (before or 0))
         else:
-            # A busy period begins. What has come by now came in a time that nobody measured.
+            # A busy period begins. Blocks that have arrived by now did so in unmeasured time.
             self._grace_s = LATENCY_S
         self._looked_s = now_s
         if left > 0:
@@ -45,13 +45,13 @@ class Reads:
             self.over(lookup)
 
     def over(self, lookup: object) -> None:
-        """A lookup does not wait any longer."""
+        """Notes that a lookup no longer waits."""
         self._waiting.pop(lookup, None)
         if not self._waiting:
             self._unsure_s = self._unsure_blocks = 0.0
 
     def seconds(self, blocks: int, now_s: float) -> float | None:
-        """How long so many more blocks take while the tiers are busy; ``None`` while too little is known."""
+        """Returns how long ``blocks`` more blocks take while the tiers are busy; ``None`` while too little is known."""
         if self._seconds < EVIDENCE_S or now_s - self._measured_s > FORGET_S:
             return None
         return blocks * self._seconds / self._blocks if self._blocks else float("inf")

@@ -1,4 +1,4 @@
-"""Requests into the files of a trace, when they end (``enable_record_traces``)."""
+"""Records requests in the files of a trace when they end (``enable_record_traces``)."""
 
 import os
 import time
@@ -22,22 +22,22 @@ OUTCOMES = ("written", "dropped", "failed")
 
 
 class Recorder(Protocol):
-    """What writes lines: ``kvdepot._native.Recorder``."""
+    """Interface of the writer: ``kvdepot._native.Recorder``."""
 
     def record(
         self, block_hashes: "Sequence[bytes]", *, timestamp_ms: int, input_length: int, output_length: int
     ) -> bool:
-        """Takes a request; never waits."""
+        """Queues a request; never waits."""
 
     def counters(self) -> tuple[int, int, int]:
-        """Requests by ``OUTCOMES``."""
+        """Returns numbers of requests by ``OUTCOMES``."""
 
     def close(self, wait_ms: int = 2000) -> bool:
-        """Ends the recording."""
+        """Ends the recording. Returns whether everything queued was written in time."""
 
 
 class Recording:
-    """Hands requests that ended to a recorder. Calls come from the scheduler's thread, and none waits for a disk."""
+    """Hands finished requests to a recorder. Calls come from the scheduler's thread and never wait for a disk."""
 
     def __init__(self, recorder: Recorder, hash_tokens: int, begin_s: float) -> None:
         self._recorder = recorder
@@ -48,7 +48,7 @@ class Recording:
         self._lost = 0
 
     def ended(self, request: "Request") -> None:
-        """A request has ended, by its answer's end or otherwise. Never raises: a trace must not end an engine."""
+        """Records a request that has ended for any reason. Never raises: a trace must not stop an engine."""
         if not self._off:
             try:
                 self._record(request)
@@ -65,7 +65,7 @@ class Recording:
         self._recorder.record(hashes, timestamp_ms=came_ms, input_length=prompt, output_length=answer)
 
     def count(self, stats: DepotStats) -> None:
-        """Adds what came of requests since the last call."""
+        """Adds the outcomes of requests since the last call."""
         lost, self._lost = self._lost, 0
         stats.add("traced_requests", lost, "failed")
         if self._off:
@@ -80,7 +80,7 @@ class Recording:
         self._counted = now
 
     def close(self) -> None:
-        """Ends the recording; what waits is written, if the disk takes it soon."""
+        """Ends the recording. Queued requests are written if the disk takes them soon."""
         try:
             self._close()
         except BaseException as error:  # noqa: BLE001 - a panic is one, too
@@ -104,7 +104,7 @@ class Recording:
 
 
 def record(config: KVDepotConfig, geometry: Geometry) -> Recording | None:
-    """Begins a recording; ``None``, and a warning, where that is not possible: no request fails for it (P2).
+    """Begins a recording. If that is impossible, logs a warning and returns ``None``: no request fails for it (P2).
 
     Raises:
         ConfigError: an environment variable is wrong.

@@ -1,4 +1,4 @@
-"""What the scheduler's connector remembers of a request."""
+"""State of a request in the scheduler's connector."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,18 +17,18 @@ class RequestState:
     """One request, from its first lookup to its end.
 
     Attributes:
-        lookup: what the depot was asked for the request while it waits for admission; a hit that was told to the
-            scheduler and is not used yet keeps its leases here.
+        lookup: the claim of a request that waits for admission; a hit that was reported to the scheduler but is not
+            used yet holds its leases here.
         miss: why the last lookup found nothing beyond ``local_tokens``; ``None`` after a hit.
-        loaded_tokens: what the depot gave beyond ``local_tokens`` when the request was admitted.
-        asked_tokens: what the last lookup asked the depot for.
-        missed_tokens: local hit of the last lookup that found nothing beyond it, -1 when there was none.
-        expected_tokens: what a tier had beyond ``local_tokens`` when it gave up waiting (P9); 0 = it never did.
+        loaded_tokens: tokens loaded beyond ``local_tokens`` when the request was admitted.
+        asked_tokens: tokens that the last lookup asked the depot for.
+        missed_tokens: local hit of the last lookup that found nothing beyond it, -1 if there was none.
+        expected_tokens: tokens that a tier had beyond ``local_tokens`` when the wait was abandoned (P9); 0 = it never
+            was.
         saved_blocks: by group, leading blocks that need no dump: they were hit, loaded, dumped, or are about to be.
-        load_failed: a load of this request has failed once; it is computed from now on, whatever the depot has (P2).
-        adapter: digest of the LoRA adapter that it is computed with; ``None`` = it is not known, and nothing of the
-            request is loaded or stored.
-        ask: what the request itself says about loading and storing.
+        load_failed: a load of this request has failed once; from now on it is computed, whatever the depot has (P2).
+        adapter: digest of its LoRA adapter; ``None`` = unknown, and nothing of the request is loaded or stored.
+        ask: the request's own limits for loading and storing.
     """
 
     request: "Request"
@@ -48,6 +48,11 @@ class RequestState:
     adapted: list[bytes] = field(default_factory=list)
     ask: Ask = field(default_factory=Ask)
 
+    def is_of(self, request: "Request") -> bool:
+        """Whether ``request`` is this one, or continues its tokens under its name."""
+        known = self.request.block_hashes
+        return request is self.request or list(request.block_hashes[: len(known)]) == list(known)
+
     @property
     def hashes(self) -> Sequence[bytes]:
         """Keys of the request's hash units, as many as have been computed."""
@@ -60,7 +65,7 @@ class RequestState:
         return self.adapted
 
     def drop_lookup(self) -> None:
-        """Gives up what was asked and found, and its leases."""
+        """Drops the lookup and its leases."""
         if self.lookup is not None:
             self.lookup.release()
             self.lookup = None

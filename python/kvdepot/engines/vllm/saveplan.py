@@ -1,4 +1,4 @@
-"""Which blocks a step saves, and which of them have to wait for proof that the step's loads were good."""
+"""Which blocks a step saves, and which of them have to wait for proof that the step's loads succeeded."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def block_ids(output: "SchedulerOutput", request_id: str) -> tuple[list[int], ...]:
-    """A scheduled request's pages by group, with the null block where a window has moved on."""
+    """Returns a scheduled request's pages by group, with the null block where a window has moved on."""
     state = output.kv_connector_block_state
     pages = state.get_block_ids(request_id) if state is not None else None
     if pages is None:
@@ -27,9 +27,9 @@ def block_ids(output: "SchedulerOutput", request_id: str) -> tuple[list[int], ..
 class HeldSaves:
     """Saves of a step that computed on KV loaded in that same step.
 
-    What a step computed is right only if its loads were right on every rank: a failed load on one rank poisons, through
-    the layers' collectives, what all ranks computed after it. So the saves wait for all ranks' reports, and are dropped
-    when one failed (P1).
+    The step's results are correct only if its loads succeeded on every rank: a failed load on one rank poisons, through
+    the layers' collectives, everything that all ranks computed after it. So the saves wait for all ranks' reports, and
+    are dropped if a load failed (P1).
     """
 
     load_ids: set[int]
@@ -37,7 +37,7 @@ class HeldSaves:
 
 
 class SavePlan:
-    """Saves from the step that completes a block to the step that hands it to the workers; most often the same."""
+    """Saves from the step that completes a block to the step that hands it to the workers, usually the same one."""
 
     def __init__(self, geometry: Geometry, persist_token_threshold: int, drafts: Drafts, stats: DepotStats) -> None:
         self._geometry = geometry
@@ -47,17 +47,18 @@ class SavePlan:
         self._held: list[HeldSaves] = []
 
     def complete(self, output: "SchedulerOutput", requests: Mapping[str, RequestState]) -> tuple[GroupBlocks, bool]:
-        """Blocks of which this step computes the last token, or which another connector has loaded.
+        """Returns the blocks whose last token this step computes, or that another connector has loaded.
 
-        Also whether some request of the step starts on KV that another connector has loaded, or loads in this step.
+        Also returns whether a request of the step starts on KV that another connector has loaded, or loads in this
+        step.
         """
         saves: GroupBlocks = {}
         foreign = False
         computed = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         cached = output.scheduled_cached_reqs
         computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        # Requests that start, also again after preemption: what is before their first token is in vLLM's own cache, and
-        # so was dumped, or was loaded, by us or by another connector.
+        # Requests that start, or resume after preemption. The KV before their first token is in vLLM's own cache, and
+        # so was dumped already, or was loaded, by us or by another connector.
         starting = {new.req_id for new in output.scheduled_new_reqs} | set(cached.resumed_req_ids)
         for request_id, new_tokens in output.num_scheduled_tokens.items():
             state = requests.get(request_id)
@@ -89,17 +90,17 @@ class SavePlan:
             blocks = saves.setdefault(group.index, Blocks())
             for index in range(begin, end):
                 page = page_ids[group.index][index]
-                if page != 0:  # the null block: fallen out of the window
+                if page != 0:  # the null block: it has left the window
                     blocks.add(hashes[(index + 1) * group.hashes_per_block - 1], page)
             state.saved_blocks[group.index] = end
 
     def hold(self, saves: GroupBlocks, load_ids: set[int]) -> None:
-        """Keeps saves back until the loads that the step may have computed on have been reported by all ranks."""
+        """Holds saves back until all ranks have reported the loads that the step may have computed on."""
         if saves:
             self._held.append(HeldSaves(load_ids, saves))
 
     def overwritten(self, fresh: set[int]) -> None:
-        """Held blocks whose pages go to somebody else before they could be saved are not saved (P1)."""
+        """Drops held blocks whose pages are reused before they could be saved (P1)."""
         for held in self._held:
             for index, blocks in held.saves.items():
                 if not fresh.isdisjoint(blocks.pages):
@@ -108,12 +109,12 @@ class SavePlan:
                     self._stats.add("dropped_blocks", len(blocks.pages) - len(kept), "overwritten")
 
     def load_was_good(self, load_id: int) -> None:
-        """All ranks have loaded it whole."""
+        """Notes that all ranks have loaded it completely."""
         for held in self._held:
             held.load_ids.discard(load_id)
 
     def load_failed(self, load_id: int) -> None:
-        """What was computed on the load is not stored, nor what others computed in the same step (P1)."""
+        """Drops everything that was computed on the load, and all other saves of the same step (P1)."""
         self._drop([held for held in self._held if load_id in held.load_ids], "load_failed")
         self._held = [held for held in self._held if load_id not in held.load_ids]
 
@@ -122,7 +123,7 @@ class SavePlan:
             self._stats.add("dropped_blocks", sum(len(blocks.pages) for blocks in held.saves.values()), reason)
 
     def released(self) -> GroupBlocks:
-        """Takes the saves that now are known to stand on good loads."""
+        """Takes the saves that are now known to build on successful loads."""
         late: GroupBlocks = {}
         while self._held and not self._held[0].load_ids:
             for index, blocks in self._held.pop(0).saves.items():
@@ -134,6 +135,6 @@ class SavePlan:
         return bool(self._held)
 
     def clear(self) -> None:
-        """Forgets what is held back: it is not to be stored."""
+        """Drops all saves that are held back."""
         self._drop(self._held, "turned_off")
         self._held.clear()

@@ -1,4 +1,4 @@
-"""Dumps of a worker: begun layer by layer or as a whole, watched until the engine's memory is no longer read."""
+"""Dumps of a worker: started layer by layer or as a whole, tracked until they no longer read the engine's memory."""
 
 import time
 from collections.abc import Mapping
@@ -31,14 +31,14 @@ class RunningDump:
 
 @dataclass
 class LayerDump:
-    """A dump of this step of which only some shards have been handed over."""
+    """A dump of this step of which only some shards have been submitted."""
 
     running: RunningDump
     shards_left: set[int]
     submitted: set[int] = field(default_factory=set)
 
     def submit(self, shards: set[int], after: ComputePoint) -> None:
-        """Hands over shards whose layers have been launched."""
+        """Submits shards whose layers have been launched."""
         self.shards_left -= shards
         self.submitted |= shards
         self.running.after.append(after)
@@ -46,7 +46,7 @@ class LayerDump:
             self.running.task.submit_shard(shard, wait_event=after.handle, keep=after.event)
 
     def read_out(self) -> None:
-        """Returns when nothing reads the pages: what was handed over has been copied, or has failed by its deadline."""
+        """Returns when nothing reads the pages: all submitted shards have been copied, or failed at their deadline."""
         for shard in sorted(self.submitted):
             self.running.task.wait_shard(shard)
 
@@ -62,15 +62,15 @@ class Saves:
         self._by_layer: dict[int, LayerDump] = {}
         self._begun = False
         self.stopped = False
-        """Whether nothing is stored any more: a forward broke off, and later ones may compute on what it left (P1)."""
+        """Whether nothing is stored any more: a forward failed, and later ones may compute on what it left (P1)."""
 
     @property
     def under_way(self) -> bool:
-        """Whether layers of a step have been handed over, and others have not."""
+        """Whether some layers of a step have been submitted, and others have not."""
         return self._begun
 
     def dump(self, saves: GroupBlocks) -> None:
-        """Dumps whole blocks; what computes their bytes has been launched."""
+        """Dumps whole blocks; the kernels that compute their bytes have been launched."""
         for index, blocks in saves.items():
             self._submit(index, blocks, by_layer=False)
 
@@ -88,7 +88,7 @@ class Saves:
                 dump.submit({shard}, self._order.point())
 
     def finish_step(self, saves: GroupBlocks) -> None:
-        """Hands over all that the layers' hooks did not, and counts the dumps that have ended."""
+        """Submits everything that the layers' hooks did not, and counts the dumps that have ended."""
         if self._begun:
             for dump in self._by_layer.values():
                 if dump.shards_left:
@@ -98,9 +98,9 @@ class Saves:
         self._end_step()
 
     def give_up_step(self) -> None:
-        """The step's forward broke off: layers that never ran hold old bytes, so their blocks are not sealed (P1).
+        """Discards the dumps of a step whose forward failed: layers that never ran hold old bytes, so do not seal (P1).
 
-        A dump that will not get all of its shards never ends. It is dropped, and the core gives back its slots (P4).
+        A dump that will not get all of its shards never ends. It is dropped, and the core reclaims its slots (P4).
         """
         for dump in self._by_layer.values():
             if dump.shards_left:
@@ -139,12 +139,12 @@ class Saves:
         for dump in self._running:
             if not dump.pages.isdisjoint(fresh) and not dump.task.done():
                 self._stats.add("dump_fences")
-                # Bounded by the task's own deadline: giving up earlier would let the engine write under a reader.
+                # Bounded by the task's own deadline: returning earlier would let the engine write under a reader.
                 dump.task.wait()
         self._reap()
 
     def wait_for_all(self) -> None:
-        """Returns when no dump reads the engine's pages: all have ended, within their tasks' time (P3)."""
+        """Returns when no dump reads the engine's pages: all have ended, within their tasks' time limit (P3)."""
         for dump in self._running:
             dump.task.wait()
         self._reap()
@@ -161,6 +161,6 @@ class Saves:
         self._running = running
 
     def close(self) -> None:
-        """The engine's memory goes away: no dump may read it after this."""
+        """Ends all dumps: the engine's memory is freed after this."""
         self.give_up_step()
         self.wait_for_all()

@@ -1,4 +1,4 @@
-"""The scheduler's side: claims hits for waiting requests, plans loads and saves, keeps leases until they are used."""
+"""The scheduler's side: claims hits for waiting requests, plans loads and saves, holds leases until they are used."""
 
 import logging
 import time
@@ -13,7 +13,7 @@ from kvdepot.engines.vllm.drafts import Drafts
 from kvdepot.engines.vllm.groups import Geometry
 from kvdepot.engines.vllm.loadplan import LeasedLoad, planned_blocks
 from kvdepot.engines.vllm.log import connector_logger, log_hit
-from kvdepot.engines.vllm.lookup import MISSES, Hit, HitLimits, IdleTime, Lookup, Miss, Patience, Pending
+from kvdepot.engines.vllm.lookup import MISSES, PENDING, Hit, HitLimits, IdleTime, Lookup, Miss, Patience, Pending
 from kvdepot.engines.vllm.meta import Load, LoadReport, RankNamespaces, StepMetadata
 from kvdepot.engines.vllm.namespaces import EngineNamespaces
 from kvdepot.engines.vllm.options import ConnectorOptions
@@ -23,6 +23,7 @@ from kvdepot.engines.vllm.requests import RequestState
 from kvdepot.engines.vllm.saveplan import SavePlan
 from kvdepot.engines.vllm.stats import DepotStats
 from kvdepot.engines.vllm.taint import Taint
+from kvdepot.engines.vllm.turns import Turns
 from kvdepot.engines.vllm.witnesses import Witnesses
 
 if TYPE_CHECKING:
@@ -35,18 +36,18 @@ if TYPE_CHECKING:
 logger = connector_logger()
 
 DECODE_TOKENS_MAX = 16
-"""A running request with at most so many tokens in a step decodes, speculated tokens included; else it prefills."""
+"""A running request with at most this many tokens in a step, including speculated ones, decodes; else it prefills."""
 
 MISS_RECHECK_S = 0.5
-"""A request that cannot be admitted is matched again at every step; the depot is asked again only this often."""
+"""Seconds until the depot is asked again for a request that missed; vLLM matches a waiting request at every step."""
 
 
 class SchedulerSide:
     """State machine of the scheduler's connector. Calls come from one thread.
 
-    A request's hit goes: claim -> hit (settled, told to the scheduler) -> load (sent to the workers) -> reported by
-    all ranks, when the claim's leases are dropped. It may end at any point before: then the leases are dropped at once,
-    but never while a worker may still copy.
+    A request's hit goes through: claim -> hit (settled, reported to the scheduler) -> load (sent to the workers) ->
+    reported by all ranks, which drops the claim's leases. If the request ends at any point before, the leases are
+    dropped immediately, but never while a worker may still copy.
     """
 
     def __init__(
@@ -63,8 +64,8 @@ class SchedulerSide:
         self._depot = depot
         self._options = options
         self._geometry = geometry
-        # Loading beside the computation needs a load that the step waits for. vLLM cannot recompute after a failure of
-        # such a load when there are several groups, so those load before they are scheduled (P2).
+        # Overlapping loads with the computation requires loads that the step waits for. With several groups vLLM cannot
+        # recompute after such a load fails, so those load before they are scheduled (P2).
         self.loads_before_forward = options.loads_in_steps and len(geometry.groups) == 1
         self._loads, self._dumps = loads, dumps
         self.stats = DepotStats()
@@ -80,6 +81,7 @@ class SchedulerSide:
         self._step = StepMetadata()
         self._load_ids = 0
         self._idle = IdleTime()
+        self._turns = Turns()
         self._rates = Rates()
         self._witnesses = Witnesses(ranks)
         self._taint = Taint()
@@ -99,7 +101,7 @@ class SchedulerSide:
             self._namespaces.turn_off(geometry.unsupported)
 
     def open_namespaces(self, ranks: list[RankNamespaces]) -> None:
-        """Takes what the workers found. Until this is called nothing is looked up, loaded or saved."""
+        """Takes the namespaces that the workers found. Before this call nothing is looked up, loaded or saved."""
         self._namespaces.begin(ranks)
 
     # Lookup.
@@ -110,6 +112,10 @@ class SchedulerSide:
 
     def _state_of(self, request: "Request") -> RequestState:
         state = self._requests.get(request.request_id)
+        if state is not None and not state.is_of(request):
+            # An earlier request's name, whose end was not told: what was asked for that one says nothing of this one.
+            state.drop_lookup()
+            state = None
         if state is None:
             state = self._requests[request.request_id] = RequestState(request)
             lora = getattr(request, "lora_request", None)
@@ -119,7 +125,7 @@ class SchedulerSide:
         return state
 
     def match(self, request: "Request", local_tokens: int) -> tuple[int | None, bool]:
-        """``get_num_new_matched_tokens``: tokens that the depot has beyond ``local_tokens``; None = not yet known."""
+        """``get_num_new_matched_tokens``: returns the depot's tokens beyond ``local_tokens``; None = not yet known."""
         state = self._state_of(request)
         state.local_tokens = local_tokens
         state.tier_tokens = state.loaded_tokens = 0
@@ -145,11 +151,11 @@ class SchedulerSide:
             return state.miss or Miss("unknown")
         if state.lookup is None:
             begun = self._claim(state, local_tokens, now_s)
-            if isinstance(begun, Miss):
+            if not isinstance(begun, Lookup):
                 return begun
             state.lookup = begun
         known = state.lookup.hit is not None  # then the request waits for admission
-        answer = state.lookup.poll(now_s, self._idle)
+        answer = self._poll(state.lookup, now_s)
         if not known and not isinstance(answer, Pending):
             self.stats.observe("lookup_seconds", time.monotonic() - state.lookup.started_s)
             given = answer.tokens if isinstance(answer, Hit) else 0
@@ -162,11 +168,26 @@ class SchedulerSide:
                 return Miss("no_depot")
         return answer
 
-    def _claim(self, state: RequestState, local_tokens: int, now_s: float) -> Lookup | Miss:
-        """Asks the depot for what the engine does not have, if that is anything."""
+    def _poll(self, lookup: Lookup, now_s: float) -> Pending | Miss | Hit:
+        """Polls a claim, if this step may: always a new one and one that has settled, the others in turn."""
+        last_step, lookup.polled_step = lookup.polled_step, self._turns.step
+        if last_step is None:
+            answer = lookup.poll(now_s, self._idle)
+            if isinstance(answer, Pending):
+                self._turns.claim_is_pending()
+            return answer
+        if lookup.hit is None and not self._turns.may_poll(last_step):
+            lookup.polled_step = last_step
+            return PENDING
+        return lookup.poll(now_s, self._idle)
+
+    def _claim(self, state: RequestState, local_tokens: int, now_s: float) -> Lookup | Pending | Miss:
+        """Claims the blocks that the engine does not have, if there are any."""
         bounds = self._limits.bounds(state.request, local_tokens, state.ask.load_tokens_max)
         if isinstance(bounds, Miss):
             return bounds
+        if not self._turns.may_claim():
+            return PENDING
         self.stats.add("claims")
         state.asked_tokens = (bounds.limit - bounds.skip) * self._geometry.hash_tokens
         self.stats.add("asked_tokens", state.asked_tokens)
@@ -176,7 +197,7 @@ class SchedulerSide:
         if state.ask.pool_only:
             patience = Patience(0, begins_early=False, over="asked")
         elif state.expected_tokens:
-            # It has waited for them before, as long as that paid.
+            # The request has already waited for them as long as that paid off.
             patience = Patience(0, begins_early=False, over="slower")
         else:
             early = self.loads_before_forward and self._options.waits_for_all
@@ -184,7 +205,7 @@ class SchedulerSide:
         return Lookup(claim, local_tokens, bounds, self._geometry, patience, now_s, self._rates)
 
     def _refusal(self, state: RequestState) -> str:
-        """Why the request is computed whatever the depot has, by a word of ``MISSES``; empty when it is not."""
+        """Returns why the request is computed regardless of the depot, as a key of ``MISSES``; empty if it is not."""
         request = state.request
         if self._namespaces.off:
             return "off"
@@ -201,14 +222,15 @@ class SchedulerSide:
     # Loads.
 
     def allocated(self, request: "Request", blocks: "KVCacheBlocks", external_tokens: int) -> None:
-        """``update_state_after_alloc``: the request has pages; the hit, if one was used, becomes a load."""
+        """``update_state_after_alloc``: the request has pages; a hit, if one was used, becomes a load."""
         state = self._requests.get(request.request_id)
         if state is None:
             return
         lookup, state.lookup = state.lookup, None
         self._log_once(state, external_tokens, lookup)
         page_ids = blocks.get_block_ids()
-        # Another connector may load into these before a step computes on them: dumps have to have read them.
+        # Another connector may load into these pages before a step computes on them, so pending dumps must have read
+        # them.
         for group in self._geometry.groups:
             pages = page_ids[group.index][state.local_tokens // group.block_tokens :]
             self._step.fresh_pages += [page for page in pages if page]
@@ -231,7 +253,7 @@ class SchedulerSide:
         return self._load_ids
 
     def _log_once(self, state: RequestState, external_tokens: int, lookup: Lookup | None) -> None:
-        """Says what an admitted request found; of one that was given nothing, why, and counts that."""
+        """Logs what an admitted request found; if it got nothing, logs and counts why."""
         if state.logged:
             return
         state.logged = True
@@ -263,16 +285,17 @@ class SchedulerSide:
         return f" (block {miss.block}, hash {_native.block_hash(state.hashes[last]).hex()})"
 
     def hit_tier_tokens(self, request: "Request") -> int:
-        """How many tokens of the request's last hit came from below the pool."""
+        """Returns how many tokens of the request's last hit came from below the pool."""
         state = self._requests.get(request.request_id)
         return state.tier_tokens if state is not None else 0
 
     # The step.
 
     def build_step(self, output: "SchedulerOutput") -> StepMetadata:
-        """``build_connector_meta``: everything that the workers shall do in this step."""
+        """``build_connector_meta``: returns everything that the workers have to do in this step."""
         step, self._step = self._step, StepMetadata()
         self._idle.begin_step(output.total_num_scheduled_tokens == 0)
+        self._turns.next_step()
         step.decoding = any(
             output.num_scheduled_tokens[name] <= DECODE_TOKENS_MAX for name in output.scheduled_cached_reqs.req_ids
         )
@@ -280,7 +303,7 @@ class SchedulerSide:
         self._follow(list(unproven.values()), output)
         weights = self._namespaces.weights
         step.generation, step.version = weights.generation, weights.version
-        # Not in a step that only ends requests: an engine that is paused for an update has the old weights still.
+        # Not in a step that only finishes requests: an engine that is paused for an update still has the old weights.
         step.examine = weights.examining and (self._waited or not self._idle.idle)
         self._waited = False
         step.timed = self._rates.step_began(
@@ -289,7 +312,7 @@ class SchedulerSide:
             time.monotonic(),
             waits=any(load.before_forward for load in step.loads),
         )
-        # Also without a namespace: dumps of an earlier step may still read these pages.
+        # Needed even without a namespace: dumps of an earlier step may still read these pages.
         self._add_fresh_pages(step, output)
         if not self._namespaces.groups:
             if self._namespaces.misses_ranks():
@@ -315,7 +338,7 @@ class SchedulerSide:
         return {name: state for name, state in self._requests.items() if name not in self._taint}
 
     def _follow(self, loads: Sequence[LeasedLoad], output: "SchedulerOutput") -> None:
-        """Notes what this step computes on loads that are not reported, or that failed, in the order of scheduling."""
+        """Tracks what this step computes on loads that are unreported or failed, in the order of scheduling."""
         for load in loads:
             load.steps += 1
         if not loads and not self._taint:
@@ -335,7 +358,7 @@ class SchedulerSide:
         for new in output.scheduled_new_reqs:
             state = self._requests.get(new.req_id)
             for group in self._geometry.groups:
-                # Leading blocks that vLLM had in its own prefix cache are read, not written.
+                # vLLM's own prefix cache has the leading blocks: they are read, not written.
                 own = state.local_tokens // group.block_tokens if state is not None else 0
                 step.fresh_pages += [page for page in new.block_ids[group.index][own:] if page]
         for page_ids in output.scheduled_cached_reqs.new_block_ids:
@@ -346,9 +369,9 @@ class SchedulerSide:
         step.fresh_pages = list(dict.fromkeys(step.fresh_pages))
 
     def reported(self, report: LoadReport | None, *, invalid_pages: bool = False) -> None:
-        """``update_connector_output``: what ranks found, and loads that ended on some or all of them.
+        """``update_connector_output``: takes what ranks found, and loads that ended on some or all of them.
 
-        ``invalid_pages``: some connector has failed to load a page that the step computed on.
+        ``invalid_pages``: a connector failed to load a page that the step computed on.
         """
         if invalid_pages:
             self._another_failed()
@@ -383,7 +406,7 @@ class SchedulerSide:
             state.saved_blocks = {}
 
     def _distrust(self, request_ids: Iterable[str]) -> None:
-        """These compute on garbage that vLLM takes for good."""
+        """Marks requests that compute on garbage which vLLM considers valid."""
         for request_id in request_ids:
             if request_id in self._requests:
                 held = getattr(self.kv_cache_manager, "get_block_ids", None)
@@ -393,14 +416,14 @@ class SchedulerSide:
             self._evict(self._taint.pages)
 
     def _load_ended(self, load_id: int, ranks: int) -> bool:
-        """So many ranks have ended a load; whether all have now."""
+        """Counts ``ranks`` more ranks that have ended a load. Returns whether all have."""
         load = self._running_loads.reported(load_id, ranks)
         if load is not None:
             load.claim.release()
         return load is not None
 
     def _another_failed(self) -> None:
-        """Steps that may have computed on it are not saved. vLLM computes its requests again, and that is saved."""
+        """Drops saves that may have computed on a failed load. vLLM recomputes the requests, which are saved then."""
         numbers, request_ids, later_ids = self._witnesses.failed()
         for number in numbers:
             self._saves.load_failed(number)
@@ -409,42 +432,42 @@ class SchedulerSide:
         self._distrust(later_ids)
 
     def _forget(self) -> None:
-        """Nothing is looked up, loaded or saved from now on; loads under way keep their leases until reported."""
+        """Stops lookups, loads and saves. Loads in flight keep their leases until they are reported."""
         self._saves.clear()
         for state in self._requests.values():
             state.drop_lookup()
-            # They may start again before there are namespaces again, and what was stored so far is in none of those.
+            # They may start again before there are namespaces again, which will not contain the blocks stored so far.
             state.saved_blocks = {}
 
     def _evict(self, pages: AbstractSet[int]) -> None:
-        """Takes what a failed load left, and what was computed on it, out of vLLM's prefix cache.
+        """Removes what a failed load left, and what was computed on it, from vLLM's prefix cache.
 
-        vLLM publishes blocks of a load that a step waits for before it is done, and leaves them there while they are
-        computed again, and for good when the request was aborted meanwhile: another request that hits them would
-        compute on garbage, and we would store it (P1). A page that somebody else has by now costs a cached block.
+        vLLM publishes blocks of a load that a step waits for before it is done. It leaves them there while they are
+        recomputed, and forever if the request was aborted meanwhile: another request that hits them would compute on
+        garbage, and we would store it (P1). A page that another request has by now costs a cached block.
         """
         evict = getattr(self.kv_cache_manager, "evict_blocks", None)
         if evict is not None:
             evict(pages)
 
     def has_late_saves(self) -> bool:
-        """Whether the engine has to take one more step even when no request is left."""
+        """Returns whether the engine has to run one more step even if no request is left."""
         return self._saves.waiting()
 
     def finished(self, request_id: str) -> None:
-        """``request_finished``: its loads, if some still run, keep their leases until all ranks have reported."""
+        """``request_finished``: loads of the request in flight keep their leases until all ranks have reported."""
         self._taint.ended(request_id)
         state = self._requests.pop(request_id, None)
         if state is not None:
             state.drop_lookup()
 
     def reset(self) -> bool:
-        """``reset_cache``: see ``EngineNamespaces.reset``. Needs no depot, and is done even without one."""
+        """``reset_cache``: see ``EngineNamespaces.reset``. Works without a depot."""
         self._namespaces.reset(own_cache_left=not self._own_cache_is_empty())
         return True
 
     def _own_cache_is_empty(self) -> bool:
-        """Whether vLLM's own cache was reset as well: it keeps everything while a request has blocks."""
+        """Returns whether vLLM's own cache was reset as well: it keeps everything while any request has blocks."""
         pool = getattr(self.kv_cache_manager, "block_pool", None)
         if pool is None:
             return not self._requests

@@ -1,4 +1,4 @@
-"""Series under the names of a ``metrics_config_path`` file, beside our own."""
+"""Series under the names of a ``metrics_config_path`` file, in addition to our own."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from kvdepot.errors import ConfigError
 
 @dataclass(frozen=True)
 class Source:
-    """Where a series' values come from: a measure, in another unit."""
+    """Source of a series: a measure, converted to another unit."""
 
     measure: str
     factor: float = 1
@@ -39,21 +39,21 @@ SOURCES: Mapping[str, Source] = {
     "cache_load_bandwidth_gbps": Source("load_bytes_per_second", 1e-9),
     "cache_dump_bandwidth_gbps": Source("dump_bytes_per_second", 1e-9),
 }
-"""Names of the seed's file that the connector counts something for."""
+"""Names of the seed's file for which the connector has a measure."""
 
 
 def is_measured(series: Series) -> bool:
-    """Whether the connector counts what a file calls by this name, and in this kind of series."""
+    """Returns whether the connector measures a series of this name, as the same kind of series."""
     source = SOURCES.get(series.name)
     return source is not None and MEASURES[source.measure].kind.name == series.kind.upper()
 
 
 class SeedSeries:
-    """The series of a file that are measured; one child for each engine.
+    """The measured series of a file; one child for each engine.
 
     Attributes:
-        not_measured: names of the file that stay without a series.
-        refused: what was said of names that a series of ours, or of vLLM, has already.
+        not_measured: names of the file that get no series.
+        refused: errors for names that one of our or vLLM's series already has.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class SeedSeries:
                 about["buckets"] = series.buckets
             try:
                 made = classes[kind](**about)
-            except ValueError as error:  # a prefix such as "vllm:kvdepot_" makes names of series that are there
+            except ValueError as error:  # a prefix such as "vllm:kvdepot_" results in names of existing series
                 self.refused.append(f"{about['name']} ({error})")
                 continue
             for labels in engines.values():
@@ -89,7 +89,7 @@ class SeedSeries:
             self._by_measure.setdefault(source.measure, []).append((source.factor, made))
 
     def add(self, name: str, value: Any, engine: int) -> None:
-        """Adds what a step counted of a measure: a number, or a list of observations."""
+        """Adds a step's count of a measure: a number, or a list of observations."""
         for factor, series in self._by_measure.get(name, ()):
             child = series.labels(*self._engines[engine])
             if MEASURES[name].kind is Kind.HISTOGRAM:
@@ -100,7 +100,7 @@ class SeedSeries:
 
 
 def file_of(vllm_config: Any) -> MetricsFile | None:
-    """The file that an engine's configuration names; ``None`` when it names none.
+    """Returns the file that an engine's configuration names; ``None`` if it names none.
 
     Raises:
         ConfigError: the file cannot be read, or is wrong.
@@ -113,7 +113,7 @@ def file_of(vllm_config: Any) -> MetricsFile | None:
 
 
 def _own_settings(transfer: Any) -> list[Any]:
-    """What is written for this connector, which may be one of several below a ``MultiConnector``."""
+    """Returns the settings of this connector, which may be one of several below a ``MultiConnector``."""
     extra = transfer.kv_connector_extra_config or {}
     if transfer.kv_connector in NAMES:
         return [extra]
@@ -123,7 +123,7 @@ def _own_settings(transfer: Any) -> list[Any]:
 
 
 def seed_series(vllm_config: Any, logger: Any, **how: Any) -> SeedSeries | None:
-    """The series that an engine's file asks for. A mistake that only shows here costs the series, not the engine."""
+    """Returns the series of an engine's file. A mistake that is only noticed here costs the series, not the engine."""
     try:
         file = file_of(vllm_config)
     except ConfigError as error:

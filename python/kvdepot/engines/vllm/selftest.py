@@ -1,8 +1,8 @@
-"""Proof, before the first load, that bytes of the engine's real tensors come back from the depot as they went.
+"""Proof, before the first load, that bytes of the engine's real tensors survive a round trip through the depot.
 
-It goes through everything that a later engine or layout may change under us: the tensors' views, strides, the order of
-layers, the registration of their memory and the copies themselves. torch writes and compares where vLLM's own
-configuration of the cache has a block's bytes (``placement``), the depot copies by our page arithmetic (``pages``).
+It covers everything that a later engine or layout may change: the tensors' views, strides, the order of layers, the
+registration of their memory and the copies themselves. torch writes and compares where vLLM's own configuration of the
+cache places a block's bytes (``placement``), the depot copies by our page arithmetic (``pages``).
 """
 
 import json
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 logger = connector_logger()
 
-# Page 0 is vLLM's null block. Two pages are dumped, loaded into two others, and one more has to stay as it is.
+# Page 0 is vLLM's null block. Two pages are dumped and loaded into two others; one more must stay unchanged.
 SOURCE_PAGES, TARGET_PAGES, UNTOUCHED_PAGE = (1, 4), (3, 2), 5
 
 
 class SelfTestError(RuntimeError):
-    """What came back is not what was given."""
+    """The bytes that came back differ from those that were given."""
 
 
 def self_test(
@@ -44,12 +44,12 @@ def self_test(
     kv_cache_config: "KVCacheConfig",
     options: ConnectorOptions,
 ) -> bool:
-    """Dumps and loads a pattern in every group, under a namespace of its own; false when there is no depot to ask.
+    """Dumps and loads a pattern in every group, in a namespace of its own. Returns false if there is no depot.
 
-    No copy may be under way, nor anything that computes; what the pages hold is put back.
+    No copy may be in flight, and nothing may compute. The pages' content is restored.
 
     Raises:
-        SelfTestError: a group's bytes came back wrong.
+        SelfTestError: a group's bytes did not survive the round trip.
         PlacementError: a layer's tensor is not where vLLM's configuration of the cache has it.
     """
     if not depot.attached:
@@ -104,7 +104,7 @@ def _round_trip(
 
 
 def _on_trial(stored: Stored) -> Stored:
-    """The same in a namespace of its own."""
+    """Returns the same store in a namespace of its own."""
     facts = {**json.loads(stored.facts), "self_test": os.urandom(8).hex()}
     return Stored(json.dumps(facts, sort_keys=True), stored.pages, stored.heads)
 
@@ -112,10 +112,10 @@ def _on_trial(stored: Stored) -> Stored:
 def _check_slices(
     index: int, trial: GroupStore, layers: list["torch.Tensor"], hashes: list[bytes], options: ConnectorOptions
 ) -> None:
-    """Looks whether each slice has the bytes of its heads; where that cannot be read, a warning says so.
+    """Checks that each slice has the bytes of its heads; logs a warning if that cannot be read.
 
-    A round trip through this rank's own pages cannot show it: a rank that takes one slice for another puts it back
-    where it was, and only an engine with another number of ranks would compute on the wrong heads.
+    A round trip through this rank's own pages cannot prove it: a rank that confuses slices writes them back to where
+    they were, and only an engine with another number of ranks would compute on the wrong heads.
 
     Raises:
         SelfTestError: a slice has other bytes.
@@ -126,7 +126,7 @@ def _check_slices(
         for block_hash, page in zip(hashes, SOURCE_PAGES, strict=True):
             wanted = head_bytes(layers, page, heads, by_layer=trial.shard_count == len(layers))
             found = [torch.empty_like(shard) for shard in wanted]
-            # Kernels of a device may still use this memory for what had it before.
+            # Kernels of a device may still use this memory on behalf of its previous owner.
             ComputeOrder(event_sync=False).point()
             addresses = np.array([[shard.data_ptr()] for shard in found], dtype=np.uint64)
             shards = np.arange(len(found), dtype=np.int64)
@@ -139,10 +139,10 @@ def _check_slices(
 
 
 def _moved(task: "Task | JointTask", timeout_ms: int) -> bool:
-    """Whether all has been moved; returns when nothing touches the pages any more.
+    """Returns whether everything was copied, once nothing touches the pages any more.
 
-    They are put back after this, and are the engine's: a pattern written then would be served as KV, so nothing bounds
-    the wait but the task's own end (P1).
+    After this they are restored and belong to the engine: a pattern written then would be served as KV. So the wait is
+    bounded only by the task's own end (P1).
     """
     if not task.wait(timeout_ms):
         logger.warning("kvdepot: a copy of the self-test has not ended after %d ms, it is waited for", timeout_ms)
@@ -151,7 +151,7 @@ def _moved(task: "Task | JointTask", timeout_ms: int) -> bool:
 
 
 def _not_stored(index: int, task: Any) -> None:
-    """A depot that is full or slow proves nothing about the layout: each later block takes its own chance (P2)."""
+    """Logs an unfinished test: a full or slow depot proves nothing about the layout; later blocks are tried (P2)."""
     logger.warning("kvdepot: the self-test of group %d could not be finished: %s", index, task.failures())
 
 

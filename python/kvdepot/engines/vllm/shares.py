@@ -1,4 +1,4 @@
-"""Dumps of blocks that several ranks hold alike: each dumps a share, so that all their links carry it."""
+"""Dumps of blocks that several ranks hold: each rank dumps a share, so that all their links are used."""
 
 from dataclasses import dataclass
 
@@ -10,19 +10,19 @@ class Share:
     """A rank's part of the dumps.
 
     Attributes:
-        index: which part.
-        count: parts; 1 = this rank dumps all.
+        index: index of the part.
+        count: number of parts; 1 = this rank dumps everything.
     """
 
     index: int = 0
     count: int = 1
 
     def of(self, blocks: Blocks) -> Blocks:
-        """Those of a step's blocks that this rank dumps.
+        """Returns the blocks of a step that this rank dumps.
 
-        All ranks are given the same blocks in the same order, so that every block is in one share, and shares are as
-        equal as they can be. The first block's hash decides who begins: steps with a single block do not all meet the
-        same rank.
+        All ranks are given the same blocks in the same order, so every block is in exactly one share, and the shares
+        are as equal as possible. The first block's hash determines which rank begins, so steps with a single block are
+        spread over the ranks.
         """
         if self.count == 1 or not blocks.pages:
             return blocks
@@ -32,4 +32,4 @@ class Share:
 
 
 ALONE = Share()
-"""Of a rank whose bytes no other rank holds."""
+"""The share of a rank whose bytes no other rank holds."""

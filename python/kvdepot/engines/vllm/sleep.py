@@ -1,7 +1,7 @@
 """Sleep mode: vLLM takes the memory away from the KV cache's pages, and gives it back at the same addresses.
 
-vLLM up to 0.32 tells a connector neither. A copy that still ran would touch memory that is not there, and what was
-registered with a driver or an adapter would name memory that is gone. So the worker's own methods say it.
+vLLM up to 0.32 notifies a connector of neither. A running copy would touch memory that does not exist, and
+registrations with a driver or an adapter would refer to freed memory. So we wrap the worker's own methods.
 """
 
 from collections.abc import Callable
@@ -11,15 +11,15 @@ PAGES_TAG = "kv_cache"
 
 
 class UnwatchedSleepError(RuntimeError):
-    """Nobody would say when the pages' memory goes away."""
+    """Sleep could not be noticed: there is no worker to watch."""
 
 
 def watch_sleep(worker: Any, before_sleep: Callable[[], None], after_wake_up: Callable[[], None]) -> None:
     """Calls ``before_sleep`` before vLLM's worker takes the pages' memory away, ``after_wake_up`` when it is back.
 
     Raises:
-        UnwatchedSleepError: there is no worker to be watched. A copy that met its sleep would end the engine, and what
-            is registered with an RDMA adapter would go on naming the memory from before.
+        UnwatchedSleepError: there is no worker to watch. A copy during its sleep would kill the engine, and
+            registrations with an RDMA adapter would keep referring to the old memory.
     """
     if worker is None:
         raise UnwatchedSleepError(

@@ -1,8 +1,8 @@
-"""Blocks by slices of their KV heads, which engines with different tensor-parallel sizes share.
+"""Blocks cut into slices of their KV heads, which engines with different tensor-parallel sizes share.
 
 A rank of a small engine holds several slices, one of a large engine a single one. A slice's bytes do not depend on
-that: its heads, tokens and layers follow each other in the order in which the engine's layout has them, and only how
-many runs of memory they are in differs from rank to rank.
+that: its heads, tokens and layers are in the order of the engine's layout. Only the number of memory runs differs
+between ranks.
 """
 
 import hashlib
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HeadSlices:
-    """Which slices of a block's KV heads a rank holds.
+    """The slices of a block's KV heads that a rank holds.
 
     Attributes:
         count: slices of a block, over all ranks.
         slice_heads: KV heads of a slice.
         first: the rank's first slice.
-        held: slices of the rank, which follow each other.
-        replica: which of the ranks with the same slices this is.
-        replicas: how many there are.
+        held: number of consecutive slices that the rank holds.
+        replica: index of this rank among those with the same slices.
+        replicas: number of ranks with the same slices.
     """
 
     count: int
@@ -48,26 +48,26 @@ class HeadSlices:
         return self.count * self.slice_heads
 
     def parts(self) -> list[tuple[int, range]]:
-        """Each of the rank's slices by its number, with its heads as the rank counts them."""
+        """Returns the number of each of the rank's slices and its heads, as the rank counts them."""
         size = self.slice_heads
         return [(self.first + index, range(index * size, (index + 1) * size)) for index in range(self.held)]
 
 
 class WholeError(ValueError):
-    """Why blocks are stored for each rank as a whole."""
+    """Reason why blocks are stored whole for each rank."""
 
 
 def head_slices(heads: int, wanted: int, ranks: int, rank: int) -> HeadSlices:
-    """The slices of one rank, as vLLM shares out heads: in order, each head to several ranks when there are too few.
+    """Returns the slices of one rank. Heads are distributed as in vLLM: in order, replicated if there are too few.
 
     Args:
         heads: KV heads of the model.
-        wanted: slices of a block; more than there are heads mean one for each head.
-        ranks: tensor-parallel ranks.
-        rank: which of them.
+        wanted: slices of a block; more than ``heads`` means one for each head.
+        ranks: number of tensor-parallel ranks.
+        rank: index of the rank.
 
     Raises:
-        WholeError: no rank boundary may lie inside of a slice.
+        WholeError: a rank boundary would lie inside of a slice.
     """
     count = min(wanted, heads)
     if heads % count:
@@ -87,16 +87,16 @@ def head_slices(heads: int, wanted: int, ranks: int, rank: int) -> HeadSlices:
 
 
 def slices_of(vllm_config: Any, spec: Any, wanted: int, rank: int) -> HeadSlices:
-    """The slices of a group's blocks on a rank.
+    """Returns the slices of a group's blocks on a rank.
 
     Args:
-        vllm_config: the engine's.
+        vllm_config: the engine's configuration.
         spec: the group's cache spec on this rank.
         wanted: slices of a block.
-        rank: number of the rank among the tensor-parallel ones.
+        rank: index of the rank among the tensor-parallel ones.
 
     Raises:
-        WholeError: its blocks cannot be cut so, or it is not known that they can.
+        WholeError: the blocks cannot be cut like that, or it is not known whether they can.
     """
     from vllm.v1 import kv_cache_interface as kinds
 
@@ -105,7 +105,7 @@ def slices_of(vllm_config: Any, spec: Any, wanted: int, rank: int) -> HeadSlices
     heads = int(model.get_total_num_kv_heads())
     found = head_slices(heads, wanted, parallel.tensor_parallel_size, rank)
     if found.replicas > 1 and kv_head_counts(model.hf_text_config.to_dict()) != {heads}:
-        # A layer with more of them has one on each rank, too, and not the same one on those that follow each other.
+        # A layer with more heads also has one on each rank, but consecutive ranks do not hold the same one.
         raise WholeError(f"it is not known that every layer has {heads} KV heads, each on {found.replicas} ranks")
     for layer in layer_specs(spec):
         if type(layer) not in (kinds.FullAttentionSpec, kinds.SlidingWindowSpec, kinds.ChunkedLocalAttentionSpec):
@@ -122,7 +122,7 @@ def slices_of(vllm_config: Any, spec: Any, wanted: int, rank: int) -> HeadSlices
 
 
 def _check_engine(vllm_config: Any) -> None:
-    """Refuses an engine whose KV is not known to be the same for every number of ranks.
+    """Rejects an engine whose KV is not known to be independent of the number of ranks.
 
     Raises:
         WholeError: its blocks are stored by rank.
@@ -130,7 +130,7 @@ def _check_engine(vllm_config: Any) -> None:
     if vllm_config.parallel_config.decode_context_parallel_size > 1:
         raise WholeError("decode context parallelism shares out tokens, not heads")
     model = vllm_config.model_config
-    # Drafts without a model, such as n-grams, name the engine's own.
+    # For drafts without a model, such as n-grams, this is the engine's own model.
     draft = getattr(getattr(vllm_config, "speculative_config", None), "draft_model_config", None)
     if draft is not None and draft is not model:
         raise WholeError("a draft model has KV heads of its own")
@@ -139,7 +139,7 @@ def _check_engine(vllm_config: Any) -> None:
 
 
 def kv_head_counts(config: Any) -> set[int]:
-    """All numbers of KV heads that a model's configuration names, at any depth: layers may have their own."""
+    """Returns all numbers of KV heads in a model's configuration, at any depth: layers may have their own."""
     if isinstance(config, (list, tuple)):
         return set().union(*map(kv_head_counts, config))
     if not isinstance(config, dict):
@@ -155,7 +155,7 @@ def kv_head_counts(config: Any) -> set[int]:
 
 
 def same_on_all_ranks(spec: Any) -> bool:
-    """Whether a group's KV is the same on all tensor-parallel ranks, whatever their number: latent attention's."""
+    """Returns whether a group's KV is equal on all tensor-parallel ranks, whatever their number: latent attention."""
     return all(getattr(layer, "max_tp_shards", None) == 1 for layer in layer_specs(spec))
 
 
@@ -167,15 +167,15 @@ def slice_pages(
     rank_heads: int,
     heads: range,
 ) -> GroupPages:
-    """The pages of some KV heads, as ``group_pages`` has those of all.
+    """Returns the pages of some KV heads, as ``group_pages`` does for all heads.
 
     Args:
-        layer_names: the group's.
-        kv_caches: tensors [block, head, token, content] by layer; a block may be several of the kernel's.
-        page_count: blocks.
+        layer_names: names of the group's layers.
+        kv_caches: tensors [block, head, token, content] by layer; a block may be several kernel blocks.
+        page_count: number of blocks.
         layerwise: whether each layer is a shard, or all are one.
         rank_heads: KV heads of the tensors.
-        heads: which of them.
+        heads: heads of the slice.
 
     Raises:
         ValueError: as ``group_pages``.
@@ -205,10 +205,10 @@ def slice_pages(
 
 @dataclass(frozen=True)
 class _Unit:
-    """What of a layer's slice is together in every layout: a head, or all heads where tokens are outside of heads.
+    """Part of a layer's slice that is contiguous in every layout: a head, or all heads if tokens are outside of heads.
 
     Attributes:
-        head: number in the slice; -1 = all.
+        head: index in the slice; -1 = all.
     """
 
     head: int
@@ -218,7 +218,7 @@ class _Unit:
 def _layer_units(
     name: str, tensor: "torch.Tensor", page_count: int, rank_heads: int, heads: range
 ) -> tuple[list[_Unit], str]:
-    """A layer's part of a slice, and the form that its bytes have on every rank of every engine."""
+    """Returns a layer's part of a slice, and the form that its bytes have on every rank of every engine."""
     item, shape = tensor.element_size(), tuple(tensor.shape)
     if len(shape) != 4 or shape[1] != rank_heads:
         raise WholeError(f"layer {name}: a tensor of {shape} is not [block, {rank_heads} heads, token, content]")
@@ -226,7 +226,7 @@ def _layer_units(
     ratio = shape[0] // page_count
     sizes = {"k": ratio, "h": len(heads), "n": shape[2], "c": shape[3]}
     steps = {"k": block, "h": head, "n": token, "c": content}
-    # Steps differ from rank to rank, their order does not. A dimension of one has no place in it.
+    # Strides differ between ranks, their order does not. A dimension of one has no place in that order.
     order = sorted((letter for letter, size in sizes.items() if size > 1), key=lambda letter: -steps[letter])
     described = "x".join(f"{size}{letter}" for letter, size in sizes.items())
     form = f"{tensor.dtype}:slice:{described}@{''.join(order)}"

@@ -1,4 +1,4 @@
-"""What the connector counts between two reports, for vLLM's log line and Prometheus."""
+"""The connector's counts between two reports, for vLLM's log line and Prometheus."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ class DepotStats(KVConnectorStats):
     """Values by the name of their measure: a number, numbers by label, or a list of observations.
 
     Attributes:
-        first_rank: whether this process tells what all ranks count alike; true in the scheduler.
-        first_slice: whether it tells its share of what ranks with the same bytes divide among them; true in the
+        first_rank: whether this process reports what all ranks count alike; true in the scheduler.
+        first_slice: whether it reports its share of work that ranks with the same bytes divide among them; true in the
             scheduler.
     """
 
@@ -23,7 +23,7 @@ class DepotStats(KVConnectorStats):
     first_slice: bool = True
 
     def add(self, name: str, amount: int = 1, label: str = "") -> None:
-        """Counts ``amount`` of a measure, under a label where it has one.
+        """Adds ``amount`` to a measure, under a label if it has one.
 
         Raises:
             KeyError: there is no such measure.
@@ -43,12 +43,12 @@ class DepotStats(KVConnectorStats):
             self.add(f"{verb}_failed_blocks", count, kind)
 
     def add_hit(self, tokens: int, from_tier: int) -> None:
-        """Counts the tokens of a hit, of which so many came from below the pool."""
+        """Counts the tokens of a hit, ``from_tier`` of which came from below the pool."""
         self.add("hit_tokens", tokens - from_tier, "pool")
         self.add("hit_tokens", from_tier, "tier")
 
     def add_transfer(self, verb: str, blocks: int, block_bytes: int, seconds: float) -> None:
-        """Counts a load or a dump that has ended, and what of it was copied."""
+        """Counts a load or a dump that has ended, and the blocks that it copied."""
         self.observe(f"{verb}_seconds", seconds)
         self.add(f"{verb}_blocks", blocks)
         self.add(f"{verb}_bytes", blocks * block_bytes)
@@ -57,30 +57,30 @@ class DepotStats(KVConnectorStats):
             self.observe(f"{verb}_bytes_per_second", blocks * block_bytes / max(seconds, 1e-9))
 
     def observe(self, name: str, value: float) -> None:
-        """Adds an observation to a histogram."""
+        """Adds an observation to a histogram. Raises ``KeyError`` for another kind of measure."""
         if MEASURES[name].kind is not Kind.HISTOGRAM:
             raise KeyError(name)
         self.data.setdefault(name, []).append(value)
 
     def tell(self, name: str, value: int) -> None:
-        """Sets a gauge."""
+        """Sets a gauge. Raises ``KeyError`` for another kind of measure."""
         if MEASURES[name].kind is not Kind.GAUGE:
             raise KeyError(name)
         self.data[name] = value
 
     def reset(self) -> None:
-        """Forgets all."""
+        """Drops all counts."""
         self.data: dict[str, Any] = {}
 
     def aggregate(self, other: KVConnectorStats) -> "DepotStats":
-        """Both together: of another rank, or of a later step."""
+        """Adds the counts of another rank, or of a later step."""
         together = dict(self.data)
         for name, value in known(other.data).items():
             together[name] = _together(MEASURES[name].kind, together[name], value) if name in together else value
         return DepotStats(data=together)
 
     def reduce(self) -> dict[str, int | float]:
-        """What vLLM's log line shows."""
+        """Returns the values for vLLM's log line."""
         shown: dict[str, int | float] = {}
         for name in sorted(self.data):
             value, words = self.data[name], name.replace("_", " ")
@@ -94,11 +94,11 @@ class DepotStats(KVConnectorStats):
         return shown
 
     def is_empty(self) -> bool:
-        """Whether nothing was counted."""
+        """Returns whether nothing was counted."""
         return not self.data
 
     def take(self) -> "DepotStats | None":
-        """What was counted since the last call, for the engine's sum; None when nothing was."""
+        """Returns what was counted since the last call, for the engine's sum; None if nothing was."""
         taken, self.data = self.data, {}
         left_out = {Over.FIRST: not self.first_rank, Over.SHARED: not self.first_slice}
         taken = {name: value for name, value in taken.items() if not left_out.get(MEASURES[name].over)}
@@ -114,7 +114,7 @@ def _together(kind: Kind, one: Any, other: Any) -> Any:
 
 
 def known(data: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a payload this version understands: one of another version, on another node, must not end this engine."""
+    """Returns the known part of a payload: one of another version, from another node, must not crash this engine."""
     return {name: value for name, value in data.items() if name in MEASURES and _fits(MEASURES[name], value)}
 
 
@@ -127,5 +127,5 @@ def _fits(measure: Measure, value: Any) -> bool:
 
 
 def stats_from(data: dict[str, Any] | None) -> DepotStats:
-    """The stats object of a payload that came from another process."""
+    """Returns the stats object for a payload from another process."""
     return DepotStats(data=known(data or {}))

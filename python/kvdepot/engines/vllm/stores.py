@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Stored:
-    """What one namespace holds of a group.
+    """Content of one namespace of a group.
 
     Attributes:
-        facts: those of the engine's start, whatever version of the weights a store is for.
-        pages: where the bytes are on this rank.
-        heads: the KV heads, as this rank counts them, of which a slice is; ``None`` = no slice, the rank's whole pages.
+        facts: facts at the engine's start, whatever version of the weights a store is for.
+        pages: location of the bytes on this rank.
+        heads: KV heads of the slice, as this rank counts them; ``None`` = no slice, the rank's whole pages.
     """
 
     facts: str
@@ -34,20 +34,20 @@ class Stored:
     heads: range | None = None
 
     def of_version(self, version: str) -> "Stored":
-        """The same of another version of the weights."""
+        """Returns the same content for another version of the weights."""
         return Stored(of_version(self.facts, version), self.pages, self.heads)
 
 
 @dataclass(frozen=True)
 class Part:
-    """A store whose pages are registered."""
+    """A store with registered pages."""
 
     stored: Stored
     store: "Store"
 
     @staticmethod
     def open(depot: "Depot", stored: Stored, options: ConnectorOptions, owner: object) -> "Part":
-        """Opens the namespace that the facts and the pages' layout make, and registers the pages."""
+        """Opens the namespace given by the facts and the pages' layout, and registers the pages."""
         pages = stored.pages
         namespace = depot.open_namespace(stored.facts, json.dumps(pages.layout))
         copy_json = options.copy_json(pages.cuda_device)
@@ -58,13 +58,13 @@ class Part:
 
 @dataclass(frozen=True)
 class GroupStore:
-    """A group's store on this rank, and where each layer's bytes are in its blocks.
+    """A group's store on this rank, and the location of each layer's bytes in its blocks.
 
     Attributes:
-        at_start: what it holds, with the facts of the engine's start.
-        parts: the stores, one a namespace: a single one, or one for each slice of KV heads.
-        share: the part of the dumps that this rank has.
-        shard_of_layer: the shard that holds a layer.
+        at_start: its content, with the facts of the engine's start.
+        parts: the stores, one per namespace: a single one, or one for each slice of KV heads.
+        share: the rank's share of the dumps.
+        shard_of_layer: index of the shard that holds a layer.
     """
 
     at_start: tuple[Stored, ...]
@@ -76,22 +76,22 @@ class GroupStore:
     def open(
         depot: "Depot", held: Sequence[Stored], options: ConnectorOptions, share: Share, owner: object = None
     ) -> "GroupStore":
-        """Opens the namespaces of all that is held, and registers its pages.
+        """Opens the namespaces of everything held, and registers its pages.
 
-        The core holds ``owner``, whose memory the pages are, until its last copy has ended.
+        The core holds ``owner``, which owns the pages' memory, until its last copy has ended.
         """
         parts = tuple(Part.open(depot, stored, options, owner) for stored in held)
         return GroupStore(tuple(held), parts, share, held[0].pages.shard_of_layer())
 
     def of_version(self, depot: "Depot", version: str, options: ConnectorOptions, owner: object) -> "GroupStore":
-        """The same pages in the namespaces of another version of the weights; this store ends."""
+        """Returns a store of the same pages for another version of the weights, and closes this one."""
         self.close()
         parts = tuple(Part.open(depot, stored.of_version(version), options, owner) for stored in self.at_start)
         return GroupStore(self.at_start, parts, self.share, self.shard_of_layer)
 
     @property
     def namespaces(self) -> list["Namespace"]:
-        """The namespaces of this group's pages on this rank."""
+        """Namespaces of this group's pages on this rank."""
         return [part.store.namespace for part in self.parts]
 
     @property
@@ -101,12 +101,12 @@ class GroupStore:
 
     @property
     def page_count(self) -> int:
-        """Blocks of the engine's cache."""
+        """Number of blocks of the engine's cache."""
         return self.at_start[0].pages.page_count
 
     @property
     def shard_count(self) -> int:
-        """Shards of a block."""
+        """Number of shards of a block."""
         return len(self.at_start[0].pages.shards)
 
     @property
@@ -115,19 +115,19 @@ class GroupStore:
         return sum(stored.pages.block_bytes for stored in self.at_start)
 
     def dump(self, blocks: Blocks, after: ComputePoint) -> "Task | JointTask":
-        """Begins to store whole blocks."""
+        """Starts a dump of whole blocks."""
         pages = np.array(blocks.pages, dtype=np.int64)
         return self._together(
             lambda store: store.dump_pages(blocks.hashes, pages, wait_event=after.handle, keep=after.event)
         )
 
     def begin_dump(self, blocks: Blocks) -> "Task | JointTask":
-        """Prepares to store blocks whose layers are written one after the other."""
+        """Prepares a dump of blocks whose layers are written one by one."""
         pages = np.array(blocks.pages, dtype=np.int64)
         return self._together(lambda store: store.begin_dump_pages(blocks.hashes, pages))
 
     def load(self, blocks: Blocks, after: ComputePoint, patience_ms: int | None = None) -> "Task | JointTask":
-        """Begins to load whole blocks, layer after layer; what is not in the pool is waited for so long."""
+        """Starts a load of whole blocks, layer by layer. ``patience_ms`` bounds the wait for blocks not in the pool."""
         pages = np.array(blocks.pages, dtype=np.int64)
         return self._together(
             lambda store: store.load_pages(
@@ -136,7 +136,7 @@ class GroupStore:
         )
 
     def _together(self, begin: Callable[["Store"], "Task"]) -> "Task | JointTask":
-        """Begins the same with every part; an error is raised only while nothing has begun."""
+        """Starts the same task on every part. Raises an error only if nothing has started."""
         if len(self.parts) == 1:
             return begin(self.parts[0].store)
         from kvdepot._native import KVDepotError
@@ -147,21 +147,21 @@ class GroupStore:
         except KVDepotError as error:
             if not tasks:
                 raise
-            # Those that have begun touch the pages, so they have to be waited for like others (P3).
+            # Tasks that have started touch the pages, so they have to be waited for like others (P3).
             return JointTask(tasks, refused=error.kind)
         return JointTask(tasks)
 
     def set_decoding(self, decoding: bool) -> None:
-        """Says whether copies should leave the device's multiprocessors to the engine."""
+        """Sets whether copies should leave the device's multiprocessors to the engine."""
         for part in self.parts:
             part.store.set_decoding(decoding)
 
     def close(self, wait_ms: int = 0) -> bool:
-        """Ends the use of the engine's memory; false when a copy still uses it after ``wait_ms`` for each part."""
+        """Releases the engine's memory. Returns false if a copy still uses it after ``wait_ms`` for each part."""
         ended = [part.store.close(wait_ms) for part in self.parts]
         return all(ended)
 
 
 def slices(store: GroupStore) -> Iterator[tuple[range, Part]]:
-    """The store's parts that are slices, with their heads."""
+    """Yields the store's parts that are slices, with their heads."""
     return ((part.stored.heads, part) for part in store.parts if part.stored.heads is not None)

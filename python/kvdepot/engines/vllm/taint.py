@@ -1,9 +1,9 @@
-"""Requests that compute on KV of which it is known too late that it is garbage.
+"""Requests that compute on KV that turned out too late to be garbage.
 
-With steps in flight (asynchronous scheduling, pipeline parallelism) a step is planned before the report of the one
-before. When that report says that a load failed, vLLM takes back what its own step computed, and not what the planned
-one does. What such a request computes is not stored any more, nor what others compute on its pages, and vLLM does not
-keep them by hash (P1).
+With steps in flight (asynchronous scheduling, pipeline parallelism) a step is planned before the report of the previous
+one. If that report says that a load failed, vLLM discards the results of the failed step, but not those of the planned
+one. Blocks that such a request computes, and blocks that others compute on its pages, are not stored any more, and vLLM
+does not keep them by hash (P1).
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 
 
 class Taint:
-    """Requests that are not to be trusted until they end, and the pages that they have."""
+    """Requests that are untrusted until they end, and their pages."""
 
     def __init__(self) -> None:
         self._pages: dict[str, set[int]] = {}
@@ -25,24 +25,24 @@ class Taint:
 
     @property
     def pages(self) -> AbstractSet[int]:
-        """All of them. They grow with every page that is added; only the end of a request has them united anew."""
+        """All pages. Adding pages updates the union; only the end of a request recomputes it."""
         if self._union is None:
             self._union = set().union(*self._pages.values())
         return self._union
 
     def add(self, request_id: str, pages: Iterable[int]) -> None:
-        """A request, with the pages that it has."""
+        """Adds a request with its pages."""
         added = {page for page in pages if page}
         self._pages.setdefault(request_id, set()).update(added)
         if self._union is not None:
             self._union |= added
 
     def follow(self, request_id: str, given: Sequence[int]) -> None:
-        """A step gives pages to a request: it is tainted itself when one of them is."""
+        """Notes pages given to a request in a step: the request becomes tainted if one of them is."""
         if request_id in self._pages or not self.pages.isdisjoint(given):
             self.add(request_id, given)
 
     def ended(self, request_id: str) -> None:
-        """The request is over, and its pages may be given to others."""
+        """Removes a request that has ended; its pages may be given to others."""
         if self._pages.pop(request_id, None) is not None:
             self._union = None

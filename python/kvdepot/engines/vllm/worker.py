@@ -1,4 +1,4 @@
-"""A worker's side: copies between the engine's pages and the depot, as the scheduler's connector has planned."""
+"""The worker's side: copies between the engine's pages and the depot, as planned by the scheduler's connector."""
 
 import atexit
 import sys
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 logger = connector_logger()
 
 IDLE_S = 0.1
-"""After a pause of this length between steps, a sample of the weights is looked at."""
+"""Seconds of a pause between steps after which a sample of the weights is checked."""
 
 _written_for_ever: list[object] = []
-"""KV caches into which a device that hangs may still write: they stay allocated as long as this process lives (P1)."""
+"""KV caches that a hung device may still write to: they stay allocated for the lifetime of this process (P1)."""
 
 
 class WorkerSide:
     """One rank's connector. Calls come from the worker's one thread; copies run in the core's threads.
 
-    The order of a step is fixed by vLLM: ``prepare`` (nothing of the step has run), ``start_loads`` (before the forward
-    when it depends on a load, else after), the layers' hooks, ``finish_saves``, ``finished_loads``.
+    vLLM fixes the order within a step: ``prepare`` (before anything of the step runs), ``start_loads`` (before the
+    forward if it depends on a load, else after), the layers' hooks, ``finish_saves``, ``finished_loads``.
     """
 
     def __init__(self, depot: "Depot", options: ConnectorOptions, geometry: Geometry) -> None:
@@ -82,15 +82,14 @@ class WorkerSide:
         kv_cache_config: "KVCacheConfig",
         kv_caches: Mapping[str, "torch.Tensor"],
     ) -> None:
-        """Takes the engine's tensors: names their namespaces, and proves that their bytes come back as they went.
+        """Takes the engine's tensors: opens their namespaces, and verifies that their bytes survive a round trip.
 
-        A failure turns the connector off on all ranks, not the engine (P1, P6).
+        A failure disables the connector on all ranks, not the engine (P1, P6).
         """
         if self._names.broken:
             return
-        # The core reads and writes this memory from threads of its own: it has to outlive their last copy, also when
-        # the engine is dropped or the interpreter ends without a word to us (P3). A copy, because the mapping is the
-        # engine's to change.
+        # The core's threads read and write this memory: it has to outlive their last copy, even if the engine is
+        # dropped or the interpreter exits without notifying us (P3). A copy, because the engine may change the mapping.
         self._kv_caches = kv_caches = dict(kv_caches)
         self._kv_cache_config = kv_cache_config
         atexit.register(self.close)
@@ -106,22 +105,22 @@ class WorkerSide:
                 logger.warning("kvdepot: no depot yet: the KV cache's layout is tested when one is there")
                 self._proof_is_due = True
                 self._refuse()
-        except Exception as error:  # whatever goes wrong here, an engine without a cache is better than none
+        except Exception as error:  # after any failure, an engine without a cache is better than none
             if self._options.use_gdr is True:
-                raise  # asked for by name, and not to be had: the configuration is wrong (P10)
+                raise  # requested explicitly, but unavailable: the configuration is wrong (P10)
             logger.exception("kvdepot cannot use this engine's KV cache")
             self._names = RankNamespaces(broken=f"{type(error).__name__}: {error}")
             self._stores.clear()
 
     def _proves(self) -> bool:
-        """The self-test; false when there is no depot to do it with."""
+        """Runs the self-test. Returns false if there is no depot for it."""
         config = self._kv_cache_config
         return config is not None and self_test(self._depot, self._stores, self._kv_caches, config, self._options)
 
     def _prove_late(self) -> None:
-        """The self-test that had no depot at the start. Until it is done nothing is loaded or dumped (P1).
+        """Runs the self-test that had no depot at the start. Until it passes nothing is loaded or dumped (P1).
 
-        So no copy is under way; and no step computes, because this is called at the beginning of one.
+        So no copy is in flight; and no step computes, because this is called at the beginning of one.
         """
         try:
             if not self._proves():
@@ -134,19 +133,19 @@ class WorkerSide:
         self._refuse()
 
     def _stop(self, error: Exception) -> None:
-        """This rank cannot take part any more, so none does; what is planned already fails (P1)."""
+        """Withdraws this rank, and thereby all ranks. Work that is already planned fails (P1)."""
         self._loads.report_broken(f"{type(error).__name__}: {error}")
         self._stopped, self._proof_is_due = True, False
         self._refuse()
 
     def _refuse(self) -> None:
-        """Nothing is loaded or dumped while the layout is not proven, nor while the pages are not there."""
+        """Refuses loads and dumps while the layout is unproven, and while the pages have no memory."""
         self._loads.refused = self._proof_is_due or self._asleep or self._stopped or self._moved is not None
 
     # The weights.
 
     def _follow_weights(self, step: StepMetadata) -> None:
-        """Answers what weights are in memory when asked, and goes where their version is when it is known."""
+        """Reports the weights in memory when asked, and switches to the namespaces of their version once known."""
         if step.examine and step.generation != self._examined:
             self._examined = step.generation
             self._loads.report_weights(step.generation, self._names.rank, self._weights.digest())
@@ -164,10 +163,10 @@ class WorkerSide:
             self._reopen_stores()
 
     def _look_for_a_change(self, generation: int) -> None:
-        """Weights that nobody said were replaced: an update takes longer than the time between two steps.
+        """Detects weights that were replaced without notice: an update takes longer than the time between two steps.
 
-        What this step was to load is of other weights, and what it computes stands on KV of other weights, which vLLM
-        still has in its own cache: neither is used until a reset has cleared that (P1).
+        What this step was to load belongs to other weights, and what it computes builds on KV of other weights, which
+        vLLM still has in its own cache. Neither is used until a reset has cleared that (P1).
         """
         sampled = self._weights.sample()
         if sampled == self._sampled:
@@ -177,7 +176,7 @@ class WorkerSide:
         self._refuse()
 
     def _reopen_stores(self) -> None:
-        # Copies of the earlier version end first: they hold its stores.
+        # Copies of the earlier version must end first: they use its stores.
         self._saves.wait_for_all()
         self._loads.wait_for_all()
         owner = tuple(self._kv_caches.values())
@@ -191,7 +190,7 @@ class WorkerSide:
     # Sleep.
 
     def sleep(self) -> None:
-        """The pages' memory goes away until ``wake_up``: no copy touches it, and nothing of it is registered (P3)."""
+        """Prepares for the loss of the pages' memory until ``wake_up``: ends all copies and all registrations (P3)."""
         self._saves.wait_for_all()
         self._loads.wait_for_all()
         closed = [store.close(self._options.timeout_ms) for store in self._stores.values()]
@@ -202,7 +201,7 @@ class WorkerSide:
             self._stop(RuntimeError("a copy has not ended before the engine's sleep"))
 
     def wake_up(self) -> None:
-        """The pages have memory again, at the addresses that they had."""
+        """Resumes work: the pages have memory again, at the same addresses."""
         if not self._asleep:
             return
         self._asleep = False
@@ -242,11 +241,11 @@ class WorkerSide:
     # The step, in vLLM's order.
 
     def prepare(self, step: StepMetadata) -> None:
-        """``handle_preemptions``: the last moment at which pages still hold what the last step left in them."""
-        if self._saves.under_way:  # vLLM's second model runner, and drafts, end a step that failed without a word
+        """``handle_preemptions``: the last moment at which pages still hold what the previous step left in them."""
+        if self._saves.under_way:  # vLLM's second model runner, and drafts, end a failed step without notice
             self._give_up_step()
         if self._forward_broke_off:
-            # Not earlier: what a step that failed says does not reach the scheduler.
+            # Not earlier: the report of a failed step does not reach the scheduler.
             self._forward_broke_off = False
             self._loads.report_broken("a forward broke off, and what is computed on the KV that it left is not stored")
         self._handled_before = sys.exc_info()[1]
@@ -257,7 +256,7 @@ class WorkerSide:
         if not self._loads.refused:
             self._saves.dump(step.late_saves)
         fresh = set(step.fresh_pages)
-        # The engine may write to these now: a dump has to have read them, a given-up load to have stopped (P3).
+        # From now on the engine may write to these pages: dumps must have read them, abandoned loads have stopped (P3).
         self._saves.fence(fresh)
         self._loads.fence(fresh)
 
@@ -278,10 +277,10 @@ class WorkerSide:
             self._saves.submit_layer(layer_name, step.saves)
 
     def finish_saves(self, step: StepMetadata) -> None:
-        """``wait_for_save``: hands over all that the layers' hooks have not; full CUDA graphs skip the hooks.
+        """``wait_for_save``: submits everything that the layers' hooks have not; full CUDA graphs skip the hooks.
 
-        vLLM calls this in a ``finally``: also for a forward that broke off in the middle, with its error on the way. An
-        error that was being handled before the step is the caller's own affair.
+        vLLM calls this in a ``finally``, so also for a forward that failed midway, with its exception propagating. An
+        exception that was being handled before the step is the caller's own.
         """
         broke_off = sys.exc_info()[1] is not self._handled_before
         self._handled_before = None
@@ -293,19 +292,19 @@ class WorkerSide:
             self._saves.finish_step(step.saves if not self._loads.refused else {})
 
     def _give_up_step(self) -> None:
-        """The engine may go on after a forward that broke off; what it computes then is not to be trusted (P1)."""
+        """Discards the step's saves: the engine may go on after a failed forward, but on untrusted KV (P1)."""
         self._saves.give_up_step()
         self._saves.stopped = self._forward_broke_off = True
 
     def finished_loads(self) -> set[str]:
-        """Requests whose asynchronous loads have come to an end since the last call."""
-        # With a draft model vLLM asks this, and for failed pages, before ``wait_for_save``: a failure that is told a
-        # step later has given a request its token already.
+        """Returns the requests whose asynchronous loads have ended since the last call."""
+        # With a draft model vLLM asks for these, and for failed pages, before ``wait_for_save``: a failure reported a
+        # step later would already have produced a token.
         self._loads.finish_before_forward()
         return self._loads.finished()
 
     def failed_loads(self) -> set[str]:
-        """Requests whose loads failed, for models of which vLLM cannot compute single blocks again."""
+        """Returns requests whose loads failed, for models of which vLLM cannot recompute single blocks."""
         return self._loads.take_failed_requests()
 
     def failed_pages(self) -> set[int]:
@@ -329,7 +328,7 @@ class WorkerSide:
         return report
 
     def close(self) -> None:
-        """``shutdown``: the engine's memory goes away after this."""
+        """``shutdown``: releases the engine's memory, which is freed after this."""
         atexit.unregister(self.close)
         self._saves.close()
         if not self._loads.close():

@@ -1,7 +1,7 @@
 """A stand-in for ``sgl_kernel``, with which SGLang starts on a CPU that its kernels are not built for.
 
-Every name can be imported. What SGLang's HiCache needs on such a machine is done here in torch; everything else raises
-when it is called. It must lie in front of all other packages, and nothing of SGLang is changed.
+Every name can be imported. The kernels that SGLang's HiCache needs on such a machine are implemented in torch; all
+others raise when called. It must precede all other packages in the path; SGLang itself is unchanged.
 """
 
 import builtins
@@ -15,7 +15,7 @@ import torch
 
 __version__ = "0.0.0+standin"
 
-# SGLang takes its own mock where this cannot be imported.
+# SGLang uses its own mock if this cannot be imported.
 ABSENT = "scalar_type"
 
 
@@ -27,7 +27,7 @@ def _missing(name):
 
 
 def assign_req_to_token_pool_cpu(req_pool_indices, req_to_token, starts, ends, locations, *rest):
-    """Writes where the tokens of each request lie."""
+    """Records where the tokens of each request lie."""
     done = 0
     for request, start, end in zip(req_pool_indices.tolist(), starts.tolist(), ends.tolist(), strict=False):
         count = int(end) - int(start)
@@ -42,7 +42,7 @@ def __getattr__(name):
 
 
 class _Anything(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds modules of this package that are no files."""
+    """Finds modules of this package that have no file."""
 
     def find_spec(self, name, path, target=None):
         if not name.startswith(f"{__name__}.") or name == f"{__name__}.{ABSENT}":
@@ -65,12 +65,12 @@ class _Anything(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 if not any(type(one).__name__ == "_Anything" for one in sys.meta_path):
-    # Last: a file is found first.
+    # Last, so that a file takes precedence.
     sys.meta_path.append(_Anything())
 
 
 def _cudart():
-    """Host pools are registered with CUDA wherever they are; without a driver there is nothing to do."""
+    """Does nothing: SGLang registers host pools with CUDA everywhere, but there is no driver here."""
     return types.SimpleNamespace(cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda *_: 0, cudaGetErrorString=str)
 
 
@@ -83,7 +83,7 @@ def _grow(kind, **methods):
 if not torch.cuda.is_available():
     torch.cuda.cudart = _cudart
 
-# HiCache asks streams and events of a CPU for what those of a GPU have. All work is done when its call returns.
+# HiCache expects streams and events of a CPU to have the methods of a GPU's. All work is done when its call returns.
 _grow(
     torch.cpu.Stream,
     synchronize=lambda self: None,
@@ -101,7 +101,7 @@ for _name, _method in {
 }.items():
     setattr(torch.cpu.Event, _name, _method)
 
-# Host pools import the transfers for GPUs alone; on a CPU their names are looked up last here.
+# Host pools import the transfers for GPUs only; on a CPU their names are looked up here, last.
 _transfers = importlib.import_module(f"{__name__}.kvcacheio")
 for _name in dir(_transfers):
     if _name.startswith("transfer_kv_"):

@@ -18,7 +18,7 @@ def _array(tensor):
 
 
 def _gather(layer_pointers, into, sources, row_bytes):
-    """Copies rows of every layer to where ``into`` says for it."""
+    """Copies rows of every layer to the place that ``into`` returns for it."""
     count = int(sources.max()) + 1
     for number, pointer in enumerate(_array(layer_pointers).tolist()):
         target, places = into(number)

@@ -1,4 +1,4 @@
-//! Calls of the driver that fail: the group that was hit and all that follow fail, each once, and nothing is left.
+//! Failing driver calls: the group that was hit and all that follow fail, once each, and nothing leaks.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::{CopyEngine, Direction, GroupSink};
 const OUT_OF_MEMORY: i32 = 2;
 const LAUNCH_FAILED: i32 = 719;
 
-/// Runs a batch of eight groups and returns how they ended; whatever ended well must be there.
+/// Runs a batch of eight groups and returns their outcomes. Groups that succeeded must have their bytes.
 fn run(
     session: &Session,
     mode: Mode,
@@ -38,7 +38,7 @@ fn run(
     let collect = Collect::new(8);
     let batch = work.batch(direction, memory.address(), &host);
     session.fail_planned();
-    // SAFETY: the memory lives until every group was reported and the engine is gone.
+    // SAFETY: the memory lives until every group was reported and the engine was dropped.
     let begun = unsafe { engine.run(batch, Arc::clone(&collect) as Arc<dyn GroupSink>) };
     let ended: Option<Vec<bool>> =
         begun.ok().map(|()| collect.wait().into_iter().map(|outcome| outcome.is_ok()).collect());
@@ -60,7 +60,7 @@ fn run(
     ended
 }
 
-/// Good groups, then failed ones.
+/// Returns whether all successful groups come before the failed ones.
 fn is_cut(ended: &[bool]) -> bool {
     ended.windows(2).all(|pair| pair[0] || !pair[1])
 }

@@ -1,4 +1,4 @@
-//! What a lane has on the device: little enough for the engine's own copies, and for the driver's queues.
+//! The work of a lane on the device: little enough for the engine's own copies and for the driver's queues.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::{CopyBatch, CopyEngine, CopyOp, Direction, GroupSink};
 const HANG: Duration = Duration::from_secs(60);
 const DIRECTIONS: [Direction; 2] = [Direction::ToDevice, Direction::ToHost];
 
-/// Memory on both sides, and an engine with the budgets that it has by default.
+/// Memory on both sides, and an engine with the default budgets.
 struct Lab<'a> {
     session: &'a Session,
     engine: CudaEngine,
@@ -30,7 +30,7 @@ impl<'a> Lab<'a> {
         Self { session, engine, pages, memory }
     }
 
-    /// Copies all, in `count` copies that have no neighbours.
+    /// Copies everything, in `count` copies without neighbours.
     fn copy(&self, direction: Direction, count: usize, wait_event: u64) {
         let len = self.pages.len() / count;
         let mut batch = CopyBatch::new(direction);
@@ -49,7 +49,7 @@ impl<'a> Lab<'a> {
     }
 }
 
-/// An engine's own small copies share the device's copy engines. Measured in the stand-in's own time.
+/// An engine's own small copies share the device's copy engines. Measured in the stand-in's simulated time.
 #[test]
 fn another_streams_copy_waits_for_a_millisecond_at_most() {
     const NS_MAX: u64 = 1_000_000;
@@ -77,8 +77,8 @@ fn another_streams_copy_waits_for_a_millisecond_at_most() {
     }
 }
 
-/// The stand-in writes down what would block inside the driver: more calls than a queue takes, and a copy of memory that
-/// is not registered before its event has come.
+/// The stand-in records everything that would block inside the driver: more calls than a queue takes, and copies of
+/// unregistered memory before their event is reached.
 #[test]
 fn no_call_blocks_inside_the_driver_behind_compute() {
     const BYTES: usize = 8 << 20;

@@ -1,5 +1,5 @@
-//! A device that hangs: who waits is told in time, and what the device may still touch stays as it is until it is
-//! through (P1, P2).
+//! A device that hangs: waiting callers are notified in time, and memory that the device may still touch stays
+//! unchanged until it has finished (P1, P2).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,23 +20,23 @@ use crate::mutation;
 use crate::pages::{PAGE, Pages};
 use crate::{CopyBatch, CopyEngine, CopyOp, Direction, GroupSink, PoolRegistration};
 
-/// A hang of the test itself, not a measure of speed.
+/// Detects a hang of the test itself and does not measure speed.
 const HANG: Duration = Duration::from_secs(60);
 const LEN: usize = 8 * PAGE;
 const GROUPS: usize = 4;
-/// What the next owner of a slot puts into it.
+/// The byte with which the next owner of a slot fills it.
 const NEXT: u8 = 0x4E;
 
-/// What is said of a slot that the device touched after somebody else had it: nothing else may find a mistake that does
-/// just that.
+/// The message for a slot that the device touched after it had a new owner. It identifies the mistakes that cause just
+/// that.
 pub(crate) const USED_AGAIN: &str = "the slot's next owner and the device met";
 
-/// A slot whose lease ends with the sink: somebody else has it from then on.
+/// A slot whose lease ends with the sink. After that it has a new owner.
 #[derive(Debug)]
 struct Slot {
     collect: Arc<Collect>,
     freed: Sender<()>,
-    // Undone before the memory goes.
+    // Dropped before the memory is freed.
     _registration: PoolRegistration,
     pages: Arc<Pages>,
 }
@@ -51,7 +51,7 @@ impl GroupSink for Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        // SAFETY: inside of the pages. If a device still touches them, that is what the test is to find.
+        // SAFETY: inside of the pages. If a device still touches them, the test should find exactly that.
         unsafe { std::ptr::write_bytes(self.pages.address(), NEXT, self.pages.len()) };
         let _ = self.freed.send(());
     }
@@ -64,7 +64,7 @@ pub(crate) struct Copy {
     pages: Arc<Pages>,
 }
 
-/// Begins a copy between device memory and a slot.
+/// Starts a copy between device memory and a slot.
 fn begin(
     engine: &dyn CopyEngine,
     direction: Direction,
@@ -97,12 +97,13 @@ fn begin(
     let collect = Collect::new(GROUPS);
     let outcomes = Arc::clone(&collect);
     let sink = Slot { collect, freed, _registration: registration, pages: Arc::clone(&pages) };
-    // SAFETY: device memory is given back only when the sink was dropped; the sink has the rest.
+    // SAFETY: device memory is freed only after the sink was dropped; the sink holds the rest.
     unsafe { engine.run(batch, Arc::new(sink)) }?;
     Ok(Copy { outcomes, freed: freeing, pages })
 }
 
-/// Waits until so many copies have let their stream wait for the event: they are on the device's side from then on.
+/// Waits until this number of copies have made their stream wait for the event, which means that they have reached the
+/// device.
 fn begun(session: &Session, copies: u64) {
     let control = session.control.unwrap();
     until("the copies were never begun", || control.calls(session.device, "cuStreamWaitEvent") >= copies);
@@ -122,7 +123,7 @@ impl Copy {
     }
 }
 
-/// One hang: the copy fails in time, others go on, and its slot is its own until the device is through.
+/// One hang: the copy fails in time, others continue, and its slot stays reserved until the device has finished.
 pub(crate) fn once(
     engine: Arc<dyn CopyEngine>,
     session: &Session,
@@ -158,11 +159,11 @@ pub(crate) fn once(
         return Err(format!("a second copy of the direction: {refused:?}"));
     }
     hang(compute, false);
-    // Whatever a mistaken engine has let go of, the device must be through before anybody looks.
+    // Whatever a faulty engine has released, the device must finish before the memory is checked.
     until("the engine never let go of the copy", || !engine.is_late());
     copy.freed.recv_timeout(HANG).map_err(|_| "the slot was never given back".to_owned())?;
     session.settle();
-    // Whoever has the slot now must find it as it was left.
+    // The slot's new owner must find it as it was left.
     if copy.pages.read(0, LEN) != vec![NEXT; LEN] {
         return Err(format!("{USED_AGAIN}: it was written"));
     }
@@ -228,7 +229,7 @@ fn a_slot_that_is_released_despite_the_hung_copy_is_found() {
     }
 }
 
-/// Whoever is told that a load has ended uses its pages again.
+/// After the report of a load its pages are reused.
 #[test]
 fn a_load_that_is_reported_while_the_device_may_write_is_found() {
     let rig = Rig::standin(13_000);
@@ -237,7 +238,7 @@ fn a_load_that_is_reported_while_the_device_may_write_is_found() {
     assert!(outcome.as_ref().is_err_and(|what| what.contains("may still carry out")), "{outcome:?}");
 }
 
-/// A dump that hangs behind its compute event: loads go on, and so does everything on other devices.
+/// A dump hangs behind its compute event: loads continue, and so does everything on other devices.
 #[test]
 fn other_streams_and_the_other_direction_go_on() {
     let rig = Rig::standin(13_000);
@@ -266,7 +267,7 @@ fn other_streams_and_the_other_direction_go_on() {
     }
 }
 
-/// Everything on the device stands still: copies fail, closing returns, and when the device is back all is given back.
+/// The complete device hangs: copies fail, closing returns, and when the device recovers everything is released.
 #[test]
 fn closing_does_not_wait_for_a_device_that_hangs() {
     let rig = Rig::standin(13_000);
@@ -294,7 +295,7 @@ fn closing_does_not_wait_for_a_device_that_hangs() {
         for copy in &copies {
             copy.freed.recv_timeout(HANG).unwrap();
         }
-        // All but the test's own.
+        // All except the test's own.
         let streams = || control.left(session.device).streams - 1;
         let begun = Instant::now();
         while alive.strong_count() > 0 || streams() > 0 || control.left(session.device).retained > 1 {

@@ -1,4 +1,4 @@
-//! The pool's registration: in the background, in pieces, undone at the end, and never a condition for copying.
+//! The pool's registration: in the background, in pieces, undone at the end, and never a precondition of copies.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,7 +34,7 @@ fn a_pool_is_registered_in_pieces_and_unregistered_with_its_guard() {
     session.end().unwrap();
 }
 
-/// Memory of which nothing was touched.
+/// Untouched memory.
 struct Untouched {
     base: *mut u8,
     len: usize,
@@ -46,7 +46,7 @@ impl Untouched {
         // SAFETY: a fresh mapping at an address of the kernel's choice.
         let base = unsafe { libc::mmap(std::ptr::null_mut(), len, access, flags, -1, 0) };
         assert_ne!(base, libc::MAP_FAILED);
-        // SAFETY: the mapping just made; pages come one by one, not 512 at a time.
+        // SAFETY: the mapping just made; pages become resident one by one, not 512 at a time.
         unsafe { libc::madvise(base, len, libc::MADV_NOHUGEPAGE) };
         Self { base: base.cast(), len }
     }
@@ -64,12 +64,12 @@ impl Untouched {
 
 impl Drop for Untouched {
     fn drop(&mut self) {
-        // SAFETY: mapped by `new`, and nobody has it any more.
+        // SAFETY: mapped by `new`, and not used any more.
         unsafe { libc::munmap(self.base.cast(), self.len) };
     }
 }
 
-/// A pool may have room to grow into that is nobody's memory yet (P5).
+/// A pool may reserve address space for growth that has no memory yet (P5).
 #[test]
 fn what_is_not_in_memory_is_registered_when_it_is() {
     const PIECE: usize = 4 * PAGE;
@@ -91,7 +91,7 @@ fn what_is_not_in_memory_is_registered_when_it_is() {
     }
     assert!(!pages.is_resident(6 * PIECE, PIECE), "another piece came into memory");
     drop(registration);
-    // Pages that are set aside for the pool need no touch.
+    // Pages reserved for the pool need no touch.
     // SAFETY: the mapping outlives the registration.
     let registration = unsafe { engine.register_reserved_pool(pages.base, pages.len) }.unwrap();
     assert!(registration.wait(HANG));
@@ -101,7 +101,7 @@ fn what_is_not_in_memory_is_registered_when_it_is() {
     session.end().unwrap();
 }
 
-/// Other calls of the driver wait while memory is pinned, those of other processes too.
+/// Pinning memory blocks other driver calls, in other processes too.
 #[test]
 fn one_call_registers_a_bounded_part() {
     let rig = Rig::standin(13_000);
@@ -185,7 +185,7 @@ fn only_whole_pages_are_registered() {
     let engine = session.engine(Mode::Fixed(Method::Memcpy), Mutation::default());
     let pages = Pages::new(&[0; PAGE]);
     for (offset, len) in [(1, PAGE), (0, 100), (0, 0)] {
-        // SAFETY: refused, whatever it names.
+        // SAFETY: refused, whatever its arguments.
         let refused = unsafe { engine.register_pool(pages.address().wrapping_add(offset), len) };
         assert_eq!(refused.unwrap_err().kind(), kvdepot_core::ErrorKind::Config);
     }
@@ -239,7 +239,7 @@ fn dump(engine: &dyn CopyEngine, memory: &impl DeviceMemory, pages: &Pages, deco
     collect.wait().into_iter().for_each(|outcome| outcome.unwrap());
 }
 
-/// The most dump bytes that were in flight during a dump eight times as large as its budget.
+/// Returns the largest number of dump bytes in flight during a dump eight times as large as its budget.
 fn in_flight_at_most(rig: &Rig, mutation: Mutation, seed: u64) -> u64 {
     let session = rig.session(seed);
     let engine = session.engine(Mode::Fixed(Method::Batch), mutation);

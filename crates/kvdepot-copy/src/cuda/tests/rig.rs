@@ -1,4 +1,4 @@
-//! A driver, a device and what an engine's compute does on it.
+//! A driver and a device, with the compute work of an engine on it.
 
 use std::ffi::c_void;
 use std::path::Path;
@@ -21,11 +21,11 @@ static CONTROL: LazyLock<Control> = LazyLock::new(|| Control::load(&library_path
 static NEXT_DEVICE: AtomicU32 = AtomicU32::new(0);
 static LOADING: Mutex<()> = Mutex::new(());
 
-/// Words that the delaying kernel goes over on a real device, and how often: about a millisecond.
+/// Number of words and rounds of the delaying kernel on a real device: about a millisecond.
 const DELAY_WORDS: u64 = 16 << 20;
 const DELAY_ROUNDS: u32 = 16;
 
-/// A driver and a device that no other test uses.
+/// A driver and a device for one test alone.
 pub(crate) struct Rig {
     pub(crate) driver: &'static Driver,
     pub(crate) device: u32,
@@ -33,7 +33,7 @@ pub(crate) struct Rig {
 }
 
 impl Rig {
-    /// The stand-in as a driver of some version.
+    /// Loads the stand-in with some driver version.
     pub(crate) fn standin(version: i32) -> Self {
         let _one = LOADING.lock();
         CONTROL.set_driver_version(version);
@@ -43,7 +43,7 @@ impl Rig {
         Self { driver, device, control: Some(&CONTROL) }
     }
 
-    /// The machine's own driver, if this run is to use it.
+    /// Loads the machine's own driver, if this run should use it.
     pub(crate) fn real() -> Option<Self> {
         if std::env::var("KVDEPOT_TEST_GPU").as_deref() != Ok("1") {
             eprintln!("SKIPPED: this test needs a CUDA device: set KVDEPOT_TEST_GPU=1 on a machine with one");
@@ -53,7 +53,7 @@ impl Rig {
         Some(Self { driver, device: 0, control: None })
     }
 
-    /// A world that runs by this seed.
+    /// Starts a session whose schedule follows this seed.
     pub(crate) fn session(&self, seed: u64) -> Session {
         if let Some(control) = self.control {
             control.reset(self.device, seed);
@@ -77,7 +77,7 @@ impl Rig {
     }
 }
 
-/// One use of a device, from reset to the last check.
+/// One use of a device, from reset to the final checks.
 pub(crate) struct Session {
     pub(crate) driver: &'static Driver,
     pub(crate) device: u32,
@@ -102,7 +102,7 @@ struct State {
 impl Session {
     pub(crate) fn config(&self, mode: Mode) -> CudaConfig {
         CudaConfig {
-            // Small, so that pieces of dumps and of registrations come about with little memory.
+            // Small, so that little memory is enough for several pieces of dumps and registrations.
             dump_bytes_in_flight_max: 128 << 10,
             load_bytes_in_flight_max: 128 << 10,
             registration_piece_bytes: 16 << 10,
@@ -114,7 +114,7 @@ impl Session {
         CudaEngine::attach_with(self.driver, &self.config(mode), mutation).unwrap()
     }
 
-    /// Fails a call of the stand-in; see `Control::fail`.
+    /// Makes a call of the stand-in fail; see `Control::fail`.
     pub(crate) fn fail(&self, call: &str, after: u64, times: u64, code: i32) {
         self.control.expect("failures are planned on the stand-in").fail(
             self.device,
@@ -125,7 +125,7 @@ impl Session {
         );
     }
 
-    /// Remembers a failure for when everything is prepared; see `fail_planned`.
+    /// Plans a failure for the time when everything is prepared; see `fail_planned`.
     pub(crate) fn plan_failure(&self, call: &str, after: u64, times: u64, code: i32) {
         self.state.lock().planned = Some((call.into(), after, times, code));
     }
@@ -141,7 +141,7 @@ impl Session {
         self.control.map(|control| control.violations(self.device)).unwrap_or_default()
     }
 
-    /// Ends the session; everything must be given back, and nothing may have been done wrong.
+    /// Ends the session and checks that everything was released and nothing was misused.
     pub(crate) fn end(self) -> Result<(), String> {
         self.settle();
         let (control, device) = (self.control, self.device);
@@ -174,11 +174,11 @@ impl Session {
     /// Frees device memory that no `Memory` owns.
     pub(crate) fn free(&self, address: u64) {
         let _entered = self.context.enter().unwrap();
-        // SAFETY: the caller's own, and no work that uses it is left.
+        // SAFETY: owned by the caller, and no work that uses it is left.
         assert_eq!(unsafe { (self.context.table().mem_free)(address) }, 0, "freeing device memory");
     }
 
-    /// Keeps a real device busy for a moment; the stand-in is late anyhow.
+    /// Keeps a real device busy for a moment; the stand-in is late in any case.
     fn delay(&self, stream: u64) {
         let Some(buffer) = &self.delay else { return };
         let (mut words, mut count, mut rounds) = (buffer.address(), DELAY_WORDS, DELAY_ROUNDS);
@@ -186,7 +186,7 @@ impl Session {
             [(&raw mut words).cast(), (&raw mut count).cast(), (&raw mut rounds).cast()];
         let table = self.context.table();
         let extra = std::ptr::null_mut();
-        // SAFETY: the kernel's own arguments, over memory of its own.
+        // SAFETY: the kernel's own arguments, over its own memory.
         let code = unsafe {
             (table.launch_kernel)(
                 self.burn,
@@ -206,7 +206,7 @@ impl Session {
     }
 
     fn wait(&self, stream: u64) {
-        // SAFETY: the driver checks the stream. A lost context shows in what is compared, so the answer is not needed.
+        // SAFETY: the driver checks the stream. A lost context shows in the comparison, so the result is not needed.
         let _ = unsafe { (self.context.table().stream_synchronize)(stream as Handle) };
     }
 }
@@ -260,7 +260,7 @@ impl StreamDevice for Session {
         self.wait(stream);
         let state = self.state.lock();
         let of_stream = state.readings.iter().filter(|(on, ..)| *on == stream);
-        // SAFETY: the stream has come past the reads, so nothing writes the memory.
+        // SAFETY: the stream has completed the reads, so nothing writes the memory.
         of_stream.map(|(_, pinned, len)| unsafe { bytes_of(pinned, *len) }).collect()
     }
 
@@ -288,13 +288,13 @@ impl StreamDevice for Session {
 }
 
 /// # Safety
-/// `len` is at most the memory's, and nothing writes it.
+/// `len` is at most the memory's length, and nothing writes it.
 unsafe fn bytes_of(pinned: &Pinned, len: usize) -> Vec<u8> {
     // SAFETY: the caller's contract.
     unsafe { std::slice::from_raw_parts(pinned.address(), len) }.to_vec()
 }
 
-/// Memory of the device, read and written by streams of its own.
+/// Device memory, read and written through separate streams.
 pub(crate) struct Memory {
     buffer: DeviceBuffer,
     context: Arc<Context>,

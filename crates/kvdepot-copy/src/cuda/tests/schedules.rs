@@ -1,4 +1,4 @@
-//! Every engine under many schedules; and every engine with a mistake, which the same suite must find.
+//! Every engine under many schedules, and every engine with a deliberate mistake, which the same suite must find.
 
 use crate::conformance::{check, check_streams};
 use crate::cuda::engine::Mode;
@@ -6,11 +6,11 @@ use crate::cuda::mutation::{Mistake, Mutation};
 use crate::cuda::submit::Method;
 use crate::cuda::tests::rig::Rig;
 
-/// Random schedules that each engine must pass.
+/// Number of random schedules that each engine must pass.
 const SCHEDULES: u64 = 1000;
-/// Schedules within which a mistake must show.
+/// Number of schedules within which a mistake must show.
 const SCHEDULES_OF_A_MISTAKE: u64 = 100;
-/// Rounds on a real device, which has its own mind about order.
+/// Number of rounds on a real device, whose order cannot be controlled.
 const ROUNDS_OF_A_DEVICE: u64 = 20;
 
 fn once(rig: &Rig, mode: Mode, mutation: Mutation, seed: u64) -> Result<(), String> {
@@ -88,7 +88,7 @@ fn auto_passes_on_a_device() {
     passes_on_a_device(Mode::Auto);
 }
 
-/// The suite finds the mistake in some of the schedules: what it says of the first.
+/// Checks that the suite finds the mistake in some of the schedules.
 fn found(mode: Mode, mistake: Mistake) {
     let rig = Rig::standin(13_000);
     let mut caught = 0;

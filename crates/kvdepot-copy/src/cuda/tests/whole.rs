@@ -1,4 +1,4 @@
-//! What people ask the engines for: choosing, describing, measuring.
+//! The operations for users: choosing, describing, measuring.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::cuda::tests::rig::{Rig, Session};
 use crate::cuda::{DeviceSelector, device, measure};
 use crate::{CopyEngine, Direction};
 
-/// Small, and without a library for RDMA.
+/// Small sizes, and no RDMA library.
 pub(crate) fn bench_config(session: &Session) -> BenchConfig {
     BenchConfig {
         verbs_library: Some("/nowhere/libibverbs.so.1".into()),
@@ -43,7 +43,7 @@ fn the_bench_runs_to_its_end_and_says_what_its_figures_are_worth() {
     let json = serde_json::to_value(&result).unwrap();
     assert_eq!(json["rows"][7]["engine"], "auto");
     assert!(result.to_string().contains("both GB/s"));
-    // What cannot be opened says why, as a store that asks for it would be told.
+    // An engine that cannot start reports the reason that a store requesting it would get.
     let reason = &result.missing[0].reason;
     assert!(reason.contains("libibverbs was not found") && reason.contains("use_gdr=true"), "{reason}");
     assert_eq!(json["missing"][0]["engine"], "gdr");
@@ -88,7 +88,7 @@ fn measurements_are_kept_for_the_next_process() {
     assert_eq!(kept, measured);
     assert!(measured.to_string().contains("load  256 x     4 KiB: memcpy "), "{measured}");
     assert!(measured.measured_unix_s > 1_700_000_000, "{}", measured.measured_unix_s);
-    // People who ask are told what `auto` makes of it.
+    // The description shows the choices of `auto`.
     let report = describe_with(rig.driver, Some(&dir.path().join("cache"))).unwrap();
     let choices = &report.devices[rig.device as usize].choices;
     assert_eq!(choices, &measured.choices());
@@ -126,14 +126,14 @@ fn short_of_time_every_way_is_measured_or_none() {
     session.end().unwrap();
 }
 
-/// A way that brings wrong bytes is not chosen, whatever it measures; one that is forbidden is not either.
+/// Neither a method that copies wrong bytes, however fast, nor a forbidden one is chosen.
 #[test]
 fn only_ways_that_were_tested_and_are_allowed_are_chosen() {
     let rig = Rig::standin(13_000);
     for (call, wrong) in [("cuMemcpyBatchAsync", Method::Batch), ("cuLaunchKernel", Method::Kernel)] {
         let session = rig.session(1);
         session.control.unwrap().corrupt(session.device, call);
-        // Another number of blocks is another calibration.
+        // Another number of blocks makes another calibration.
         let blocks = 3 + wrong as u32;
         let config = CudaConfig { kernel_blocks_max: blocks, ..session.config(Mode::Auto) };
         let engine = CudaEngine::attach(session.driver, &config).unwrap();
@@ -161,7 +161,7 @@ fn only_ways_that_were_tested_and_are_allowed_are_chosen() {
     let error = CudaEngine::attach(session.driver, &config).unwrap_err();
     assert!(error.to_string().contains("asked for and forbidden"), "{error}");
     session.end().unwrap();
-    // What copies wrong bytes by plain calls is of no use at all.
+    // A device whose plain copies are wrong is of no use at all.
     let session = rig.session(3);
     session.control.unwrap().corrupt(session.device, "cuMemcpyAsync");
     let config = CudaConfig { kernel_blocks_max: 7, ..session.config(Mode::Auto) };
@@ -196,7 +196,7 @@ fn while_decoding_auto_launches_a_kernel_for_small_copies_only() {
         [(1, 4096, false), (2, 4096, true), (3, 64 << 10, false), (4, 64 << 10, true)]
     {
         let session = rig.session(seed);
-        // Tested, nothing measured and no batches: the rule of thumb takes the kernel for small copies.
+        // Tested, but not measured and without batches: the rule of thumb takes the kernel for small copies.
         session.fail("cuMemAlloc_v2", 1, 1, 2);
         // One piece, so that the copy is not cut.
         let config = CudaConfig { registration_piece_bytes: 64 << 10, ..session.config(Mode::Auto) };
@@ -217,7 +217,7 @@ fn while_decoding_auto_launches_a_kernel_for_small_copies_only() {
     }
 }
 
-/// Blocks of 1,024 threads would wait for a multiprocessor that is almost empty; beside decoding there are few of them.
+/// Blocks of 1,024 threads would wait for an almost empty multiprocessor; during decoding there are few blocks.
 #[test]
 fn kernels_have_small_blocks_and_few_of_them_beside_decoding() {
     const LEN: usize = 32 << 20;

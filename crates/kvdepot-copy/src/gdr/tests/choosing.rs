@@ -1,4 +1,4 @@
-//! Which adapter, and what is said when something is missing.
+//! The choice of the adapter, and the errors when something is missing.
 
 use std::fs::create_dir_all;
 use std::os::unix::fs::symlink;
@@ -19,8 +19,8 @@ use crate::gdr::mutation::Mutation;
 use crate::gdr::tests::rig::Lab;
 use crate::{CopyEngine, HostEngine};
 
-/// A machine of two roots: a GPU and one adapter behind a switch of the first, one adapter beside the switch, one on
-/// the second root.
+/// A machine with two roots: a GPU and one adapter behind a switch of the first, one adapter beside the switch, and one
+/// on the second root.
 fn sysfs(gpu: &str) -> TempDir {
     let root = TempDir::new().unwrap();
     let functions = [
@@ -71,7 +71,7 @@ fn an_engine_takes_the_nearest_or_the_one_that_is_named() {
     let engine = GdrEngine::attach(lab.rig.driver, &lab.verbs, &config).unwrap();
     assert_eq!(engine.nic(), "standin2");
     drop(engine);
-    // Without a cable it is no way to anywhere.
+    // Without a cable it leads nowhere.
     lab.standin.set("ports_down", 1 << 2);
     let engine = GdrEngine::attach(lab.rig.driver, &lab.verbs, &config).unwrap();
     assert_eq!(engine.nic(), "standin1");
@@ -100,7 +100,7 @@ fn without() -> kvdepot_core::Result<Arc<dyn CopyEngine>> {
     Ok(Arc::new(HostEngine::new(1)?))
 }
 
-/// The four cases of the switch: with or without an adapter, asked for or not.
+/// The four cases of the switch: with or without an adapter, requested or not.
 #[test]
 fn the_switch_does_what_it_says() {
     let lab = Lab::new();
@@ -122,7 +122,7 @@ fn the_switch_does_what_it_says() {
     lab.end(session).unwrap();
 }
 
-/// Each missing thing has its sentence.
+/// Each missing thing has its own error.
 #[test]
 fn what_is_missing_is_named() {
     type Break = fn(&Lab);
@@ -138,7 +138,7 @@ fn what_is_missing_is_named() {
     ];
     for (spoil, kind, words) in cases {
         let lab = Lab::new();
-        // An even seed: no dma-buf, so that peer memory decides.
+        // An even seed: no dma-buf, so peer memory decides.
         let session = lab.session(2);
         spoil(&lab);
         let error = GdrEngine::attach_with(lab.rig.driver, &lab.verbs, &lab.config(), Mutation::default())
@@ -149,7 +149,7 @@ fn what_is_missing_is_named() {
     }
 }
 
-/// The bench measures the engine like the others where it can be opened.
+/// The benchmark measures this engine like the others if it can be opened.
 #[test]
 fn the_bench_has_rows_for_an_adapter() {
     let lab = Lab::new();
@@ -166,7 +166,7 @@ fn the_bench_has_rows_for_an_adapter() {
     for row in rows {
         let rates = [row.load_gb_per_s, row.dump_gb_per_s, row.both_gb_per_s];
         assert!(rates.iter().all(|&rate| rate > 0.0), "{row:?}");
-        // Measured beside the decoding kernel, whatever a stand-in makes of that.
+        // Measured beside the decoding kernel, whatever the stand-in makes of that.
         assert!(
             row.decode_slowdown_by_load.is_finite() && row.decode_slowdown_by_dump.is_finite(),
             "{row:?}"

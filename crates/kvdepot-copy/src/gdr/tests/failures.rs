@@ -1,4 +1,4 @@
-//! Adapters that fail: every group is told once, and the next batch finds a new connection.
+//! Adapters that fail: every group is reported once, and the next batch gets a new connection.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,10 +16,10 @@ use crate::{CopyBatch, CopyEngine, CopyOp, Direction, GroupSink};
 
 const GROUPS: usize = 8;
 const LEN: usize = 3000;
-/// Schedules that every failure comes in.
+/// Number of schedules for every failure.
 const SCHEDULES: u64 = 40;
 
-/// Runs a batch of one copy a group.
+/// Runs a batch with one copy for each group.
 fn run(engine: &GdrEngine, direction: Direction, device: u64, host: &mut [u8]) -> Vec<Result<()>> {
     let mut batch = CopyBatch::new(direction);
     for (group, to) in host.chunks_mut(LEN).enumerate() {
@@ -32,7 +32,7 @@ fn run(engine: &GdrEngine, direction: Direction, device: u64, host: &mut [u8]) -
     collect.wait()
 }
 
-/// `fail` breaks something; the batch ends with failures from some group on, and the one after it succeeds.
+/// `fail` breaks something. The batch fails from some group on, and the next batch succeeds.
 fn recovers(mutation: Mutation, fail: impl Fn(&Lab)) -> std::result::Result<(), String> {
     let lab = Lab::new();
     for seed in 0..SCHEDULES {
@@ -97,7 +97,7 @@ fn groups_behind_a_failed_one_that_claim_success_are_found() {
     recovers(mutation, |lab| lab.standin.cut(0)).unwrap_err();
 }
 
-/// An adapter that never answers is given up after the time-out (P2).
+/// An adapter that never answers is abandoned after the timeout (P2).
 #[test]
 fn a_hung_adapter_is_given_up() {
     let lab = Lab::new();
@@ -117,7 +117,7 @@ fn a_hung_adapter_is_given_up() {
     lab.end(session).unwrap();
 }
 
-/// An event that is never reached holds up the adapter's thread, and nobody else; the slot is kept (P1, P2).
+/// An event that is never reached blocks the adapter's thread and no other. The slot is kept (P1, P2).
 #[test]
 fn compute_that_hangs_fails_the_copy_in_time_and_keeps_its_slot() {
     for seed in 0..8 {

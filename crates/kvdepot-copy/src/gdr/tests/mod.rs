@@ -1,5 +1,5 @@
-//! The engine against both stand-ins: a device that runs streams late, and an adapter that works late and whose writes
-//! arrive later still.
+//! The engine with both stand-ins: a device that runs streams late, and an adapter that works late and whose writes
+//! arrive even later.
 
 mod choosing;
 mod failures;

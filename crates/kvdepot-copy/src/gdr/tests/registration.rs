@@ -1,4 +1,5 @@
-//! Registering the engine's memory: what drivers and adapters take as one, and memory that is replaced under its addresses.
+//! Registration of the engine's memory: the limits of drivers and adapters, and memory that is replaced under its
+//! addresses.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,7 +18,7 @@ use crate::{CopyBatch, CopyEngine, CopyOp, Direction, GroupSink};
 const HANG: Duration = Duration::from_secs(60);
 const LEN: usize = 64 << 10;
 
-/// Copies whole device memory to the host.
+/// Copies all of the device memory to the host.
 fn dump(engine: &dyn CopyEngine, address: u64, len: usize) -> Vec<u8> {
     let pages = Pages::new(&vec![0; len]);
     let mut batch = CopyBatch::new(Direction::ToHost);
@@ -30,7 +31,7 @@ fn dump(engine: &dyn CopyEngine, address: u64, len: usize) -> Vec<u8> {
     pages.read(0, len)
 }
 
-/// An adapter that takes memory as dma-bufs only, as where no peer memory module is loaded.
+/// An adapter that only takes dma-bufs, as without a peer memory module.
 fn dma_buf_only() -> (Lab, Session) {
     let lab = Lab::new();
     let session = lab.session(1);
@@ -54,7 +55,7 @@ fn allocations_that_touch_are_registered_one_by_one() {
     }
     assert_eq!(dump(&engine, both[0], expected.len()), expected);
     drop(cache);
-    // The pages of the dump were registered for the time of its batch, which ends a moment after the dump.
+    // The dump's pages were registered for the duration of its batch, which ends a moment after the dump.
     let deadline = Instant::now() + Duration::from_secs(60);
     while lab.standin.get("regions") != before {
         assert!(Instant::now() < deadline, "{} regions stay registered", lab.standin.get("regions"));
@@ -87,7 +88,8 @@ fn memory_that_several_stores_share_is_registered_once() {
     lab.end(session).unwrap();
 }
 
-/// A kernel of 64 KiB pages exports whole ones of these; with others the error says so, and not only that a module lacks.
+/// A kernel of 64 KiB pages exports whole pages of that size. With another page size the error says so, and does not
+/// only name a missing module.
 #[test]
 fn memory_is_exported_in_pages_of_the_kernel() {
     const PAGE: u64 = 64 << 10;
@@ -150,7 +152,8 @@ fn auto_goes_without_an_adapter_that_cannot_reach_the_cache() {
     lab.end(session).unwrap();
 }
 
-/// A registration names memory, not addresses: whoever sleeps lets go of it, and registers again when it wakes up.
+/// A registration refers to memory, not to addresses: an engine that sleeps drops it, and registers again after it
+/// wakes up.
 #[test]
 fn memory_that_was_replaced_is_registered_again() {
     let (lab, session) = dma_buf_only();

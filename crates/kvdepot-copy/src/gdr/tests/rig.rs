@@ -11,10 +11,10 @@ use crate::gdr::config::GdrConfig;
 use crate::gdr::engine::GdrEngine;
 use crate::gdr::mutation::Mutation;
 
-/// What the stand-in for libcuda adds to addresses of device memory.
+/// The offset that the stand-in for libcuda adds to addresses of device memory.
 const DEVICE_OFFSET: u64 = 0x2000_0000_0000_0000;
 
-/// A driver and an adapter of one test's own.
+/// A driver and an adapter for one test alone.
 pub(super) struct Lab {
     pub(super) rig: Rig,
     pub(super) standin: StandIn,
@@ -22,7 +22,7 @@ pub(super) struct Lab {
 }
 
 impl Lab {
-    /// With everything that GPUDirect RDMA needs.
+    /// Makes a lab with everything that GPUDirect RDMA needs.
     pub(super) fn new() -> Self {
         let standin = StandIn::new(0);
         standin.set("peer_offset", DEVICE_OFFSET);
@@ -30,8 +30,8 @@ impl Lab {
         Self { rig: Rig::standin(13_000), standin, verbs }
     }
 
-    /// A world of the device, and a schedule of the adapter. Every other one exports no memory as a dma-buf, and every
-    /// third is an Ethernet adapter.
+    /// Starts a session of the device with a schedule of the adapter. Every other one exports no memory as a dma-buf,
+    /// and every third is an Ethernet adapter.
     pub(super) fn session(&self, seed: u64) -> Session {
         self.standin.reset(seed);
         self.standin.set("ethernet", u64::from(seed.is_multiple_of(3)));
@@ -53,7 +53,7 @@ impl Lab {
         GdrEngine::attach_with(self.rig.driver, &self.verbs, &self.config(), mutation).unwrap()
     }
 
-    /// Ends a session: nothing may be left with driver or adapter, and nothing may have been done wrong.
+    /// Ends a session and checks that nothing is left with driver or adapter, and that neither was misused.
     pub(super) fn end(&self, session: Session) -> Result<(), String> {
         session.end()?;
         match (self.standin.get("violations"), self.standin.get("objects")) {

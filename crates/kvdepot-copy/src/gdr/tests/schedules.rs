@@ -1,12 +1,12 @@
-//! The engine under many schedules; and with a mistake, which the same suite must find.
+//! The engine under many schedules, and with deliberate mistakes, which the same suite must find.
 
 use crate::conformance::{DeviceMemory, StreamDevice, check, check_streams};
 use crate::gdr::mutation::{Mistake, Mutation};
 use crate::gdr::tests::rig::Lab;
 
-/// Random schedules that the engine must pass.
+/// Number of random schedules that the engine must pass.
 const SCHEDULES: u64 = 1000;
-/// Schedules within which a mistake must show.
+/// Number of schedules within which a mistake must show.
 const SCHEDULES_OF_A_MISTAKE: u64 = 100;
 
 fn once(lab: &Lab, mutation: Mutation, seed: u64) -> Result<(), String> {
@@ -38,7 +38,7 @@ fn gdr_copies_what_every_engine_copies() {
     }
 }
 
-/// With pool and KV cache registered ahead, a batch registers nothing, and rings few doorbells.
+/// With pool and KV cache registered in advance, a batch registers nothing and rings few doorbells.
 #[test]
 fn registered_memory_is_not_registered_again() {
     use crate::conformance::Collect;
@@ -83,7 +83,7 @@ fn registered_memory_is_not_registered_again() {
     lab.end(session).unwrap();
 }
 
-/// The suite finds the mistake in some of the schedules.
+/// Checks that the suite finds the mistake in some of the schedules.
 fn found(mistake: Mistake) {
     let lab = Lab::new();
     let mut caught = 0;

@@ -55,9 +55,9 @@ impl Flow {
             return self.send_removal(catalog, key, token, out);
         };
         if matches!(turn.until, Until::Written(_)) {
-            // The write may take long: nobody waits for it. What a tier owes from before it may still have.
+            // The write may take long: nobody waits for it. A tier that owes an earlier removal, or is closed, may still have it.
             self.set_next(key, Next::Remove);
-            if self.owed.tiers(&key) == 0 {
+            if self.owed.tiers(&key) | self.closed(catalog, &key) == 0 {
                 return false;
             }
             self.removed.extend(token.map(|token| (token, true)));

@@ -120,10 +120,12 @@ pub(crate) struct Pool {
     released: u64,
     /// The last of them.
     last_released: Option<SlotId>,
-    /// Blocks evicted for an allocation that goes on in another step.
-    unfinished: HashMap<PoolKey, usize>,
+    /// Blocks evicted for an allocation that goes on in another step, and the second of the last one.
+    unfinished: HashMap<PoolKey, (usize, u32)>,
     /// Slots that this step may still look at in search of room.
     looks: usize,
+    /// And in search of blocks that lie where room is wished.
+    near_looks: usize,
     /// Blocks that lookups find from now on (`true`), or do not find any more.
     changes: Vec<(PoolKey, bool)>,
     /// Whether room came back since the last look.
@@ -170,6 +172,7 @@ impl Pool {
             last_released: None,
             unfinished: HashMap::new(),
             looks: usize::MAX,
+            near_looks: 0,
             changes: Vec::new(),
             room_came: false,
             now_s: 0,

@@ -20,6 +20,8 @@ const FILLING_SHARE_PERCENT: u64 = 50;
 /// Blocks evicted for one allocation, in all its steps. A pool of small blocks that leases have scattered may have no room for
 /// a large one whatever goes.
 const EVICTIONS_PER_ALLOCATION_MAX: usize = 1024;
+/// Seconds after which an allocation that was not gone on with was given up: another one for its key has all evictions.
+const UNFINISHED_S: u32 = 2;
 /// Allocations whose evictions are remembered from one step to the next. Beyond them all are forgotten, and may evict as many
 /// again.
 const UNFINISHED_MAX: usize = 256;
@@ -29,6 +31,12 @@ const LOOKS_PER_EVICTION: usize = 8;
 const COLD_FREE_DIVISOR: u64 = 8;
 /// Blocks that one eviction passes over because a tier is to have them first. Beyond them it takes what comes.
 const UNWRITTEN_PASSED_OVER_MAX: usize = 64;
+/// How many of the coldest blocks are looked at for one that lies where room is wished. So many blocks of other regions, at
+/// most, stay longer than their turn.
+const NEAR_LOOKS: usize = 32;
+/// Slots that one step may look at for that.
+const NEAR_LOOKS_PER_STEP: usize = 2048;
+
 /// Why there is no room for a block.
 #[derive(Debug)]
 pub(crate) enum NoRoom {
@@ -87,7 +95,41 @@ impl Pool {
 
     /// A step begins, which may look at so many slots in search of room.
     pub(crate) const fn begin_step(&mut self, looks: usize) {
-        self.looks = looks;
+        (self.looks, self.near_looks) = (looks, NEAR_LOOKS_PER_STEP);
+    }
+
+    /// Evicts one of the coldest blocks that lies in a region, if there is one that would go when its turn came. All others
+    /// keep their places.
+    fn evict_near(&mut self, region: RegionIndex) -> bool {
+        if self.near_looks < NEAR_LOOKS || self.looks == 0 {
+            return false;
+        }
+        let Self { slots, regions, cold_tiers, .. } = self;
+        let (mut looks, mut found) = (NEAR_LOOKS, None);
+        self.policy.coldest(&mut |id, goes| {
+            looks -= 1;
+            let may_go = |slot: &&Slot| goes && slot.block.is_evictable() && !slot.owes(*cold_tiers);
+            let slot = slots.get(id).filter(may_go);
+            found = slot.is_some_and(|slot| regions.of(slot.first_byte()) == Some(region)).then_some(id);
+            found.is_none() && looks > 0
+        });
+        self.near_looks -= NEAR_LOOKS - looks;
+        if let Some(victim) = found {
+            self.policy.choose(victim);
+            self.evict(victim);
+        }
+        found.is_some()
+    }
+
+    fn evict(&mut self, victim: SlotId) {
+        self.looks = self.looks.saturating_sub(LOOKS_PER_EVICTION);
+        self.evicted += 1;
+        let slot = self.slots.at(victim);
+        self.evicted_unwritten += u64::from(!slot.is_value() && self.cold_tiers & !slot.saved != 0);
+        if slot.saved == 0 && slot.is_indexed() {
+            self.goes(victim, Fate::Evicted);
+        }
+        self.free(victim);
     }
 
     /// Evicts the coldest block that may go, wherever it lies. One that a tier is to have first goes when no other does, or many
@@ -127,14 +169,7 @@ impl Pool {
                 (Search::Nothing, None) => return Search::Nothing,
             }
         };
-        self.looks = self.looks.saturating_sub(LOOKS_PER_EVICTION);
-        self.evicted += 1;
-        let slot = self.slots.at(victim);
-        self.evicted_unwritten += u64::from(!slot.is_value() && cold & !slot.saved != 0);
-        if slot.saved == 0 && slot.is_indexed() {
-            self.goes(victim, Fate::Evicted);
-        }
-        self.free(victim);
+        self.evict(victim);
         Search::Found(victim)
     }
 
@@ -207,7 +242,7 @@ impl Pool {
         near: Option<RegionIndex>,
     ) -> std::result::Result<Runs, NoRoom> {
         let near = near.filter(|_| !self.flaws.has(Flaw::RegionIgnored));
-        let mut evictions = self.unfinished.remove(&key).unwrap_or(0);
+        let mut evictions = self.recall(&key);
         loop {
             if let Some(runs) = self.take_free(near, bytes) {
                 return Ok(runs);
@@ -221,6 +256,10 @@ impl Pool {
             {
                 return Err(self.full(bytes));
             }
+            if near.is_some_and(|region| self.evict_near(region)) {
+                evictions += 1;
+                continue;
+            }
             match self.evict_one() {
                 Search::Found(_) => evictions += 1,
                 Search::Nothing => return Err(self.full(bytes)),
@@ -232,11 +271,17 @@ impl Pool {
         }
     }
 
+    /// Evictions of an allocation that goes on; none where one for the same key was given up.
+    fn recall(&mut self, key: &PoolKey) -> usize {
+        let Some((evictions, at_s)) = self.unfinished.remove(key) else { return 0 };
+        if self.now_s.saturating_sub(at_s) > UNFINISHED_S { 0 } else { evictions }
+    }
+
     fn remember(&mut self, key: PoolKey, evictions: usize) {
         if self.unfinished.len() >= UNFINISHED_MAX {
             self.unfinished.clear();
         }
-        self.unfinished.insert(key, evictions);
+        self.unfinished.insert(key, (evictions, self.now_s));
     }
 
     fn full(&self, bytes: u64) -> NoRoom {

@@ -1,4 +1,4 @@
-//! What RDMA at the wire door is opened with.
+//! The configuration of RDMA at the wire door.
 
 use std::path::PathBuf;
 
@@ -6,13 +6,13 @@ use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_verbs::{LinkLayer, PortChoice};
 use serde::Deserialize;
 
-/// Most threads that serve RDMA.
+/// Largest number of threads that serve RDMA.
 const THREADS_MAX: usize = 16;
-/// Shortest receive: a request of one key of any usual length fits.
+/// Smallest receive: fits a request with one key of any usual length.
 const RECEIVE_BYTES_MIN: usize = 1 << 10;
-/// Fewest outstanding work requests of a connection.
+/// Smallest limit of a connection's outstanding work requests.
 const WORK_REQUESTS_MIN: u32 = 4;
-/// Shortest and longest wait for an acknowledgement, as powers of two.
+/// Range of the wait for an acknowledgement, as powers of two.
 const ACK_TIMEOUTS: std::ops::RangeInclusive<u8> = 1..=31;
 /// Memory is registered in whole pages.
 const PAGE_BYTES: u64 = 4096;
@@ -21,43 +21,43 @@ const PAGE_BYTES: u64 = 4096;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RdmaConfig {
-    /// Device by name; the first one with a port that fits when left out.
+    /// Name of the device. Default: the first one with a suitable port.
     #[serde(default)]
     pub device: Option<String>,
-    /// Port by number, from 1.
+    /// Number of the port, from 1.
     #[serde(default)]
     pub port: Option<u8>,
-    /// What the port must speak.
+    /// The required link layer of the port.
     #[serde(default)]
     pub link: Option<Link>,
-    /// The port's address by its place in the table.
+    /// Index of the port's address in its table.
     #[serde(default)]
     pub gid_index: Option<u8>,
-    /// The libibverbs to use; the system's when left out.
+    /// The libibverbs to use. Default: the system's.
     #[serde(default)]
     pub library: Option<PathBuf>,
-    /// Threads that serve all connections; each has its own queues and receives.
+    /// Number of threads that serve all connections; each has its own queues and receives.
     #[serde(default = "default_threads")]
     pub threads: usize,
-    /// Receives that the connections of one thread share.
+    /// Number of receives shared by the connections of one thread.
     #[serde(default = "default_receives")]
     pub receives: u32,
     /// Longest request. A longer one ends its connection.
     #[serde(default = "default_receive_bytes")]
     pub receive_bytes: usize,
-    /// Outstanding work requests of one connection.
+    /// Limit of outstanding work requests of one connection.
     #[serde(default = "default_work_requests_max")]
     pub work_requests_max: u32,
-    /// How long the device waits for a client's acknowledgement before it sends again: 4.096 us times two to this power.
-    /// Slow or lossy networks want more than the protocol's 14.
+    /// How long the device waits for a client's acknowledgement before it retransmits: 4.096 us times two to this
+    /// power. Slow or lossy networks need more than the protocol's 14.
     #[serde(default = "default_ack_timeout")]
     pub ack_timeout: u8,
-    /// Bytes of the pool that are registered at a time.
+    /// Bytes of the pool in one registration.
     #[serde(default = "default_region_bytes")]
     pub region_bytes: u64,
 }
 
-/// What a port speaks, as InfiniStore spells it.
+/// The link layer of a port, as InfiniStore spells it.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 pub enum Link {
     /// InfiniBand.

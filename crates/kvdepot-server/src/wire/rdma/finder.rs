@@ -1,4 +1,4 @@
-//! Threads that bring values up from tiers, so that pollers never wait.
+//! Threads that read values from tiers, so that pollers never wait.
 
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use super::mailbox::{Command, Mailbox};
 use crate::wire::config::GET_WAIT;
 use crate::wire::counters::Counters;
 
-/// Values that are brought up at a time.
+/// Number of values read at a time.
 const THREADS: usize = 8;
 
-/// A value that a tier is asked for.
+/// A request for a value in a tier.
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) values: Values,
@@ -24,7 +24,7 @@ pub(super) struct Job {
     pub(super) answer_to: Arc<Mailbox>,
 }
 
-/// Starts the threads. They end when all senders are gone.
+/// Starts the threads. They end when all senders are dropped.
 pub(super) fn start(counters: &Arc<Counters>) -> Result<Sender<Job>> {
     let (sender, receiver) = crossbeam_channel::unbounded::<Job>();
     for _ in 0..THREADS {
@@ -39,7 +39,7 @@ pub(super) fn start(counters: &Arc<Counters>) -> Result<Sender<Job>> {
 
 fn find(jobs: &Receiver<Job>, counters: &Counters) {
     for Job { values, hash, link, request, index, answer_to } in jobs {
-        // P2: a tier that fails is a miss.
+        // P2: a failing tier is a miss.
         let value = values.get(hash, GET_WAIT).unwrap_or_else(|error| {
             counters.failed(error.kind());
             tracing::debug!("a value was not to be had: {error}");

@@ -1,13 +1,13 @@
-//! Receives that connections of a thread share: requests are copied out, and their receives posted again, at once.
+//! The receives shared by a thread's connections. Requests are copied out and their receives posted again immediately.
 //!
-//! A client that finds none is told to wait by the device, and tries again by itself.
+//! The device tells a client that finds no receive to wait, and the client's device retries.
 
 use std::time::{Duration, Instant};
 
 use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_verbs::{Access, Buffer, Completion, Pd, RecvList, Srq};
 
-/// Set in the id of every receive. Below it stand the inbox's generation and the receive's index.
+/// Set in the id of every receive. The bits below hold the inbox's generation and the receive's index.
 const RECEIVE: u64 = 1 << 63;
 const GENERATION_SHIFT: u32 = 32;
 
@@ -19,17 +19,17 @@ pub(super) struct Inbox {
     receive_bytes: usize,
     generation: u32,
     list: RecvList,
-    /// Receives that have not completed since a connection was destroyed: it may have taken one of them with it.
+    /// Receives that have not completed since a connection was destroyed, which may have taken one of them with it.
     suspects: Vec<bool>,
     suspect_count: usize,
-    /// Upper bound of the receives that are lost.
+    /// Upper bound of the number of lost receives.
     lost_max: usize,
-    /// Since when all receives may be lost.
+    /// When it became possible that all receives are lost.
     empty_since: Option<Instant>,
 }
 
 impl Inbox {
-    /// Highest generation; the next one is 0.
+    /// The highest generation; the next one is 0.
     pub(super) const GENERATION_MAX: u32 = (1 << 31) - 1;
 
     pub(super) fn new(pd: &Pd, generation: u32, receives: u32, receive_bytes: usize) -> Result<Self> {
@@ -59,27 +59,27 @@ impl Inbox {
         Ok(inbox)
     }
 
-    /// The queue, for queue pairs.
+    /// Returns the receive queue for queue pairs.
     pub(super) const fn srq(&self) -> &Srq {
         &self.srq
     }
 
-    /// Number of this inbox among those of its thread.
+    /// Returns the number of this inbox among those of its thread.
     pub(super) const fn generation(&self) -> u32 {
         self.generation
     }
 
-    /// Whether a completion is a receive's, also where it failed.
+    /// Returns whether a completion is that of a receive, even a failed one.
     pub(super) const fn owns(completion: &Completion) -> bool {
         completion.id & RECEIVE != 0
     }
 
-    /// Generation of the inbox that a receive's completion belongs to.
+    /// Returns the generation of the inbox that a receive's completion belongs to.
     pub(super) const fn generation_of(completion: &Completion) -> u32 {
         (completion.id >> GENERATION_SHIFT) as u32 & Self::GENERATION_MAX
     }
 
-    /// What came by a receive, which goes back with the next [`Inbox::post`].
+    /// Returns the message of a receive. The receive is posted again by the next [`Inbox::post`].
     pub(super) fn take(&mut self, completion: &Completion) -> Vec<u8> {
         let mut bytes = vec![0; (completion.len_bytes as usize).min(self.receive_bytes)];
         self.buffer.read(self.offset(completion.id), &mut bytes);
@@ -87,7 +87,7 @@ impl Inbox {
         bytes
     }
 
-    /// Gives back a receive whose completion was taken off the queue.
+    /// Returns a receive whose completion was taken off the queue.
     pub(super) fn give_back(&mut self, completion: &Completion) {
         if std::mem::take(&mut self.suspects[index(completion.id)]) {
             self.suspect_count -= 1;
@@ -102,15 +102,15 @@ impl Inbox {
         self.list.push(id, &[sge]);
     }
 
-    /// Posts what was given back.
+    /// Posts the returned receives.
     pub(super) fn post(&mut self) -> Result<()> {
         self.srq.post_recv(&mut self.list)?;
         self.list.clear();
         Ok(())
     }
 
-    /// A connection of this inbox was destroyed, with its completions off the queue. A message of which only a part has
-    /// come may have had a receive that no completion names any more; a connection receives one message at a time.
+    /// Notes that a connection of this inbox was destroyed, with its completions off the queue. A message that arrived
+    /// only in part may have taken a receive that no completion will name. A connection receives one message at a time.
     pub(super) fn buried_one(&mut self, now: Instant) {
         self.suspects.fill(true);
         self.suspect_count = self.suspects.len();
@@ -120,12 +120,12 @@ impl Inbox {
         }
     }
 
-    /// Whether so many receives may be lost that new connections need another inbox.
+    /// Returns whether so many receives may be lost that new connections need another inbox.
     pub(super) fn is_worn(&self) -> bool {
         self.lost_max >= (self.suspects.len() / 2).max(1)
     }
 
-    /// Whether all receives may have been lost for so long, as nothing came by any, so that connections wait for ever.
+    /// Returns whether all receives may be lost and none has completed for so long that connections may wait forever.
     pub(super) fn is_starved(&self, now: Instant, patience: Duration) -> bool {
         self.empty_since.is_some_and(|since| now.saturating_duration_since(since) >= patience)
     }

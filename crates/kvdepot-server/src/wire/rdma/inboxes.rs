@@ -1,8 +1,8 @@
-//! The inboxes of a thread: the one that new connections use, and the one before it while connections use that.
+//! The inboxes of a thread: the one for new connections, and the previous one while connections use it.
 //!
-//! A receive that the device took for a message which its failing peer never finished may complete never. It cannot be
-//! posted again, since nothing says which one it is. So when half of the receives may be lost, new connections get a
-//! new inbox, and the old one goes with its last connection.
+//! If the device took a receive for a message that its failing peer never finished, the receive may never complete. It
+//! cannot be posted again, since nothing identifies it. So when half of the receives may be lost, new connections get a
+//! new inbox, and the old one is dropped with its last connection.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,10 +13,10 @@ use parking_lot::Mutex;
 
 use super::inbox::Inbox;
 
-/// Inboxes that a thread has at a time; the completion queue is sized for the receives of all.
+/// Number of inboxes that a thread has at a time. The completion queue is sized for the receives of all.
 pub(super) const INBOXES_MAX: u32 = 2;
 
-/// The queue that a new queue pair takes its receives from, and the generation of its inbox.
+/// The receive queue for new queue pairs, and the generation of its inbox.
 pub(super) type CurrentSrq = Arc<Mutex<(u32, Srq)>>;
 
 #[derive(Debug)]
@@ -36,12 +36,12 @@ impl Inboxes {
         Ok(Self { pd: pd.clone(), receives, receive_bytes, now, before: None, current })
     }
 
-    /// What new queue pairs take their receives from.
+    /// Returns the receive queue for new queue pairs.
     pub(super) const fn current(&self) -> &CurrentSrq {
         &self.current
     }
 
-    /// Whether a connection's inbox exists.
+    /// Returns whether a connection's inbox exists.
     pub(super) fn has(&mut self, generation: u32) -> bool {
         self.find(generation).is_some()
     }
@@ -53,33 +53,34 @@ impl Inboxes {
         self.before.as_mut().filter(|inbox| inbox.generation() == generation)
     }
 
-    /// What came by a receive, which goes back with the next [`Inboxes::post`]. None when its inbox is gone.
+    /// Returns the message of a receive, which is posted again by the next [`Inboxes::post`]. `None` if its inbox is
+    /// gone.
     pub(super) fn take(&mut self, completion: &Completion) -> Option<Vec<u8>> {
         self.find(Inbox::generation_of(completion)).map(|inbox| inbox.take(completion))
     }
 
-    /// Gives back a receive that nothing came by.
+    /// Returns a receive without a message.
     pub(super) fn give_back(&mut self, completion: &Completion) {
         if let Some(inbox) = self.find(Inbox::generation_of(completion)) {
             inbox.give_back(completion);
         }
     }
 
-    /// Posts what was given back.
+    /// Posts the returned receives.
     pub(super) fn post(&mut self) -> Result<()> {
         self.now.post()?;
         self.before.as_mut().map_or(Ok(()), Inbox::post)
     }
 
-    /// A connection of this generation was destroyed.
+    /// Notes that a connection of this generation was destroyed.
     pub(super) fn buried_one(&mut self, generation: u32, now: Instant) {
         if let Some(inbox) = self.find(generation) {
             inbox.buried_one(now);
         }
     }
 
-    /// Replaces the current inbox when it is worn, unless connections still use the one before it. `is_used` says
-    /// whether a generation has connections.
+    /// Replaces the current inbox if it is worn, unless connections still use the previous one. `is_used` tells whether
+    /// a generation has connections.
     pub(super) fn renew(&mut self, is_used: impl Fn(u32) -> bool) {
         self.before.take_if(|inbox| !is_used(inbox.generation()));
         if !self.now.is_worn() || self.before.is_some() {
@@ -102,8 +103,8 @@ impl Inboxes {
         }
     }
 
-    /// Whether connections of this generation may wait for a receive that never comes, or must go so that there is place
-    /// for an inbox in which new ones do not.
+    /// Returns whether connections of this generation may wait for a receive that never completes, or must end to make
+    /// way for a new inbox.
     pub(super) fn is_starved(&self, generation: u32, now: Instant, patience: Duration) -> bool {
         let is_starved = |inbox: &Inbox| inbox.is_starved(now, patience);
         let own = self.before.as_ref().filter(|inbox| inbox.generation() == generation);

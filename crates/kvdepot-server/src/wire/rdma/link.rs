@@ -1,7 +1,7 @@
-//! One client's connection: its queue pair, and its requests from their arrival to their answer.
+//! A client's connection: its queue pair, and its requests from arrival to answer.
 //!
-//! Answers carry no id: the client matches them by order. So every request is answered, whatever became of it, and in
-//! the order in which they came, while their bytes move side by side.
+//! Answers carry no id: the client matches them by order. So every request is answered, whatever its outcome, and in
+//! the order of arrival, while the bytes of several requests move side by side.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,16 +18,16 @@ use super::regions::Regions;
 use super::request::{Outcome, Request, Waits};
 use crate::wire::counters::Counters;
 
-/// Requests that a client may have unanswered. Its own library keeps to 128.
+/// Limit of a client's unanswered requests. Its own library uses up to 128.
 const REQUESTS_MAX: usize = 1024;
-/// Keys of all of a client's unanswered requests.
+/// Limit of the keys of all of a client's unanswered requests.
 const KEYS_MAX: usize = 1 << 20;
-/// How long a connection that ends waits for its work requests to be told as ended.
+/// How long an ending connection waits for the completion of its work requests.
 const ENDING_MAX: Duration = Duration::from_secs(1);
-/// Id of the work request behind the last one.
+/// The id of the marker, the work request after the last one.
 const MARKER: u64 = (1 << 63) - 1;
 
-/// What a connection works with, lent by its poller.
+/// The resources of a connection, lent by its poller.
 #[derive(Debug)]
 pub(super) struct Means<'a> {
     pub(super) regions: &'a Regions,
@@ -36,14 +36,14 @@ pub(super) struct Means<'a> {
     pub(super) put_wait: Duration,
     pub(super) sges_max: usize,
     pub(super) bytes_max: usize,
-    /// Work requests that may be added; the connection's and the poller's bounds together.
+    /// Number of work requests that may be added, within the limits of connection and poller.
     pub(super) room: u32,
     /// Number of the last work request that was added.
     pub(super) last_id: u64,
 }
 
 impl Means<'_> {
-    /// The number of a work request that is added now; there must be room.
+    /// Returns the number for a work request that is added now. There must be capacity.
     pub(super) fn next_id(&mut self) -> u64 {
         self.room -= 1;
         self.last_id += 1;
@@ -51,40 +51,40 @@ impl Means<'_> {
     }
 }
 
-/// How a connection goes on.
+/// The phase of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Open,
-    /// Stopped: waits until the device has told of every work request.
+    /// Stopped: waits until the device has completed every work request.
     Ending {
         until: Instant,
     },
     Ended,
 }
 
-/// A connection. Dropping it destroys its queue pair first, so that nothing moves bytes any more when slots and leases
-/// go back (P4): keep `qp` the first field.
+/// A connection. Dropping it destroys its queue pair first, so that no bytes move any more when slots and leases are
+/// returned (P4): keep `qp` the first field.
 #[derive(Debug)]
 pub(super) struct Link {
     qp: Qp,
     serial: u64,
-    /// Of the inbox that its receives are from.
+    /// The generation of the inbox of its receives.
     generation: u32,
-    /// A completion has named the receive that a message was going into when the queue pair failed.
+    /// Whether a completion has returned the receive for the message in progress when the queue pair failed.
     gave_back: bool,
     values: Values,
     requests: VecDeque<Request>,
-    /// Number of the first request in the queue.
+    /// Number of the first queued request.
     first: u64,
     keys: usize,
-    /// Leases that last until the work request of this number has ended.
+    /// Values leased until the work request of this number has completed.
     sent: VecDeque<(u64, Vec<Value>)>,
     posted: u64,
     ended: u64,
-    /// When something ended, or was posted with nothing else outstanding.
+    /// When something completed, or was posted with nothing else outstanding.
     moved: Instant,
     phase: Phase,
-    /// Tells the TCP connection that this one is over: its peer may have no other way to know.
+    /// Notifies the TCP connection that this one is over: its peer may have no other way to know.
     over: Arc<Notify>,
     _counted: Counted,
 }
@@ -94,7 +94,7 @@ pub(super) struct Link {
 pub(super) struct Counted(Arc<AtomicUsize>);
 
 impl Counted {
-    /// One more; None where there are `max` already.
+    /// Counts one more. Returns `None` if there are `max` already.
     pub(super) fn one_of(max: usize, links: &Arc<AtomicUsize>) -> Option<Self> {
         let counted = Self(Arc::clone(links));
         (links.fetch_add(1, Ordering::AcqRel) < max).then_some(counted)
@@ -139,17 +139,17 @@ impl Link {
         self.serial
     }
 
-    /// Generation of the inbox that its receives are from.
+    /// Returns the generation of the inbox of its receives.
     pub(super) const fn generation(&self) -> u32 {
         self.generation
     }
 
-    /// A receive of its came back by a failed completion.
+    /// Notes that a failed completion has returned a receive.
     pub(super) const fn set_gave_back(&mut self) {
         self.gave_back = true;
     }
 
-    /// Whether it may have taken a receive with it that no completion names.
+    /// Returns whether it may have taken a receive with it that no completion names.
     pub(super) const fn may_hold_receive(&self) -> bool {
         !self.gave_back
     }
@@ -162,7 +162,7 @@ impl Link {
         &self.values
     }
 
-    /// Work requests that have not ended, as far as is known.
+    /// Returns the number of work requests not known to be complete.
     pub(super) const fn outstanding(&self) -> u32 {
         (self.posted - self.ended) as u32
     }
@@ -171,7 +171,8 @@ impl Link {
         self.phase == Phase::Open
     }
 
-    /// A request has come. `ask` has a tier asked: number of the request, place of the key, and its hash.
+    /// Handles a received request. `ask` requests a value from a tier: number of the request, index of the key, and its
+    /// hash.
     pub(super) fn receive(
         &mut self,
         bytes: &[u8],
@@ -193,7 +194,7 @@ impl Link {
         Ok(())
     }
 
-    /// A tier has answered.
+    /// Handles a tier's answer.
     pub(super) fn found(&mut self, request: u64, index: usize, value: Option<Value>) {
         let place = request.checked_sub(self.first).and_then(|place| usize::try_from(place).ok());
         if let Some(request) = place.and_then(|place| self.requests.get_mut(place)) {
@@ -201,8 +202,8 @@ impl Link {
         }
     }
 
-    /// Goes on with all requests, as far as they can, and answers those whose turn has come. `room` is how many work
-    /// requests may be added.
+    /// Advances all requests as far as possible, and answers those at the head of the queue. `room` limits the number
+    /// of added work requests.
     pub(super) fn pump(&mut self, means: &mut Means<'_>) -> Result<Waits> {
         means.list.clear();
         means.last_id = self.posted;
@@ -210,7 +211,7 @@ impl Link {
         for request in &mut self.requests {
             match request.advance(&self.values, means) {
                 Waits::No => {}
-                // Those behind it would only take what it waits for.
+                // Later requests would only take the resources that this one waits for.
                 Waits::Budget => {
                     waits = Waits::Budget;
                     break;
@@ -229,7 +230,7 @@ impl Link {
                 Outcome::Sent(_) => code::FINISH,
             };
             let id = means.next_id();
-            // The four bytes as they stand in the client's memory.
+            // Four bytes in the client's byte order.
             means.list.push(id, Operation::SendImm(Payload::Sges(&[]), code.to_le_bytes()), Flags::SIGNALED);
             if let Outcome::Sent(values) = outcome {
                 self.sent.push_back((id, values));
@@ -241,18 +242,18 @@ impl Link {
         if means.list.is_empty() {
             return Ok(waits);
         }
-        // What comes back by it: room for more.
+        // Its completion frees the places of all work requests before it.
         means.list.signal_last();
         if self.outstanding() == 0 {
             self.moved = Instant::now();
         }
-        // Before posting: what was posted may be under way even where the call fails.
+        // Set before posting: requests may be in flight even if the call fails.
         self.posted = means.last_id;
         self.qp.post_send(means.list)?;
         Ok(waits)
     }
 
-    /// A work request has ended, and all before it: how many those are.
+    /// Notes that a work request has completed, and with it all before it. Returns their number.
     pub(super) fn ended(&mut self, id: u64) -> u32 {
         if id == MARKER {
             self.phase = Phase::Ended;
@@ -267,17 +268,17 @@ impl Link {
         count
     }
 
-    /// Whether a completion's id is that of the work request behind the last one.
+    /// Returns whether a completion's id is that of the marker.
     pub(super) const fn is_marker(id: u64) -> bool {
         id == MARKER
     }
 
-    /// Whether the peer has let nothing move for so long.
+    /// Returns whether the peer has stalled for that long.
     pub(super) fn is_stalled(&self, now: Instant, patience: Duration) -> bool {
         self.is_open() && self.outstanding() > 0 && now.saturating_duration_since(self.moved) > patience
     }
 
-    /// Stops the queue pair; nothing more is done for the client. Slots and leases stay until the link is dropped.
+    /// Stops the queue pair; no more work is done for the client. Slots and leases stay until the link is dropped.
     pub(super) fn end(&mut self, list: &mut SendList) {
         if !self.is_open() {
             return;
@@ -293,7 +294,7 @@ impl Link {
         }
     }
 
-    /// Whether it may be dropped: all its work requests have ended, or the device was silent for too long.
+    /// Returns whether it may be dropped: all its work requests have completed, or the device was silent for too long.
     pub(super) fn is_over(&self, now: Instant) -> bool {
         match self.phase {
             Phase::Open => false,

@@ -1,4 +1,4 @@
-//! What other threads tell a poller, and how they wake it.
+//! Messages from other threads to a poller, which wake it.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -11,22 +11,22 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::link::Link;
 
-/// Something that a poller is told.
+/// A message to a poller.
 #[derive(Debug)]
 pub(super) enum Command {
     /// Serve this connection.
     Open(Box<Link>),
     /// End this connection.
     Close(u64),
-    /// A value that a tier was asked for.
+    /// The result of a request to a tier.
     Found { link: u64, request: u64, index: usize, value: Option<Value> },
-    /// More of the pool is registered.
+    /// More of the pool was registered.
     Look,
-    /// End.
+    /// Terminate.
     Stop,
 }
 
-/// A poller's ear.
+/// The sending end of a poller's queue of messages.
 #[derive(Debug)]
 pub(super) struct Mailbox {
     sender: Sender<Command>,
@@ -42,23 +42,23 @@ impl Mailbox {
         Ok((Arc::new(Self { sender, wake, closed: AtomicBool::new(false) }), receiver))
     }
 
-    /// Tells; an error when the poller has ended.
+    /// Sends a message. Fails if the poller has ended.
     pub(super) fn tell(&self, command: Command) -> Result<()> {
         let sent = !self.closed.load(Ordering::Acquire) && self.sender.send(command).is_ok();
         if !sent {
             return Err(Error::new(ErrorKind::Unavailable, "RDMA has ended at this depot: see its log"));
         }
-        // A full counter is a wake-up that is on its way already.
+        // If the counter is full, a wake-up is pending already.
         let _ = rustix::io::write(&self.wake, &1u64.to_le_bytes());
         Ok(())
     }
 
-    /// Forgets wake-ups, before what was told is read.
+    /// Clears wake-ups, before messages are read.
     pub(super) fn hush(&self) {
         let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
     }
 
-    /// Nobody listens any more.
+    /// Refuses messages from now on.
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::Release);
     }

@@ -1,8 +1,8 @@
-//! RDMA for InfiniStore clients: `E` over TCP makes a queue pair, `W` and `A` come in SENDs, and this side moves the
+//! RDMA for InfiniStore clients: `E` over TCP makes a queue pair, `W` and `A` arrive in SENDs, and this side moves the
 //! bytes between the client's memory and the pool.
 //!
-//! A few threads serve all connections ([`poller`]); each has one completion queue and one queue of receives that its
-//! connections share, so that a client costs a queue pair and nothing else.
+//! A few threads serve all connections ([`poller`]). Each has one completion queue and one receive queue shared by its
+//! connections, so a client only costs a queue pair.
 
 pub(super) mod config;
 mod finder;
@@ -37,13 +37,14 @@ use regions::Regions;
 use super::config::WireConfig;
 use super::counters::Counters;
 
-/// Outstanding work requests of all connections of a thread, where the device has completion queues that long.
+/// Limit of outstanding work requests of all connections of a thread, if the device supports completion queues of that
+/// length.
 const WORK_REQUESTS_TOTAL: u32 = 1 << 14;
-/// Pieces of local memory in one work request, where the device allows them: values seldom lie in more.
+/// Number of pieces of local memory in one work request, if the device supports it. Values rarely have more.
 const SGES_MAX: u32 = 4;
-/// Bytes of one work request.
+/// Number of bytes in one work request.
 const MESSAGE_BYTES_MAX: u32 = 1 << 30;
-/// Path MTUs as the library numbers them.
+/// Path MTUs, with the library's numbers.
 const MTUS: std::ops::RangeInclusive<u32> = 1..=5;
 
 /// RDMA at a wire door.
@@ -62,7 +63,7 @@ pub(super) struct Rdma {
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// What new connections need of a poller.
+/// The parts of a poller that new connections need.
 #[derive(Debug)]
 struct Lane {
     cq: Cq,
@@ -70,7 +71,7 @@ struct Lane {
     mailbox: Arc<Mailbox>,
 }
 
-/// A client's queue pair: served until this is dropped.
+/// A client's queue pair. It is served until this value is dropped.
 #[derive(Debug)]
 pub(super) struct QueuePair {
     mailbox: Arc<Mailbox>,
@@ -79,7 +80,7 @@ pub(super) struct QueuePair {
 }
 
 impl QueuePair {
-    /// Comes back when the queue pair has failed, or was ended for cause.
+    /// Returns when the queue pair has failed or was ended by this side.
     pub(super) async fn over(&self) {
         self.over.notified().await;
     }
@@ -93,7 +94,7 @@ impl Drop for QueuePair {
 }
 
 impl Rdma {
-    /// Opens the device, and starts the threads.
+    /// Opens the device and starts the threads.
     pub(super) fn open(
         config: &RdmaConfig,
         wire: &WireConfig,
@@ -173,7 +174,7 @@ impl Rdma {
         rdma.spawn("kvdepot-rdma-reg", move || {
             regions.register_all(bytes, &wanted, || {
                 for mailbox in &mailboxes {
-                    // A poller that has ended need not look.
+                    // A poller that has ended need not check.
                     let _ = mailbox.tell(Command::Look);
                 }
             });
@@ -196,8 +197,8 @@ impl Rdma {
         Ok(())
     }
 
-    /// Connects a queue pair to the client's, and begins to serve it, with values that this connection owns: what the
-    /// client must know, and the queue pair, which ends when that is dropped (P4).
+    /// Connects a queue pair to the client's and starts to serve it, with values owned by this connection. Returns the
+    /// connection data for the client, and the queue pair, which ends when it is dropped (P4).
     pub(super) fn exchange(&self, client: ConnInfo, values: Values) -> Result<(ConnInfo, QueuePair)> {
         if !MTUS.contains(&client.mtu) {
             return Err(
@@ -214,7 +215,7 @@ impl Rdma {
         let config = QpConfig {
             srq: Some(srq),
             max_send_sges: self.sges_max,
-            // One more than is used: what tells the end of a connection.
+            // One more than is used: the marker after the last work request.
             ..QpConfig::new(&lane.cq, self.link_requests_max + 1, 0)
         };
         let qp = Qp::new(&self.pd, config)?;
@@ -226,7 +227,7 @@ impl Rdma {
             gid: client.gid,
             mtu: client.mtu,
         };
-        // The client may do nothing to our memory: it is this side that reads and writes.
+        // The client has no access to our memory: this side does all reads and writes.
         qp.connect(&self.port, Access::READ_ONLY, &own, &peer, &self.attributes)?;
         let over = Arc::new(Notify::new());
         let link = Link::new(serial, qp, generation, values, Arc::clone(&over), counted);
@@ -236,11 +237,11 @@ impl Rdma {
         Ok((info, QueuePair { mailbox: Arc::clone(&lane.mailbox), serial, over }))
     }
 
-    /// Ends all connections, and the threads.
+    /// Ends all connections and the threads.
     pub(super) fn close(&self) {
         self.regions.stop();
         for lane in &self.lanes {
-            // It has ended already where this fails.
+            // It fails if the poller has ended already.
             let _ = lane.mailbox.tell(Command::Stop);
         }
         for thread in std::mem::take(&mut *self.threads.lock()) {

@@ -1,4 +1,4 @@
-//! The thread that serves connections: takes what the device says has ended, and goes on with what waited for it.
+//! The thread that serves connections: takes completions, and advances the requests that waited for them.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -19,16 +19,16 @@ use super::regions::Regions;
 use super::request::Waits;
 use crate::wire::counters::Counters;
 
-/// How long the queue is looked at before the thread sleeps.
+/// How long the queue is polled before the thread sleeps.
 const SPIN: Duration = Duration::from_micros(20);
-/// How often a put that found no room tries again.
+/// How often a put that found no space is retried.
 const ROOM_TICK: Duration = Duration::from_millis(5);
-/// How often connections are looked over.
+/// How often all connections are checked.
 const TICK: Duration = Duration::from_millis(250);
-/// Completions that are handled before connections are looked at again.
+/// Number of completions handled before connections are advanced.
 const TURN: usize = 256;
 
-/// What a poller must know.
+/// The configuration and resources of a poller.
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) channel: CompletionChannel,
@@ -38,10 +38,10 @@ pub(super) struct Plan {
     pub(super) counters: Arc<Counters>,
     pub(super) finder: Sender<Job>,
     pub(super) mailbox: Arc<Mailbox>,
-    /// Outstanding work requests of one connection, and of all.
+    /// Limits of outstanding work requests of one connection, and of all.
     pub(super) link_requests_max: u32,
     pub(super) requests_max: u32,
-    /// What the completion queue holds at most, receives and markers included.
+    /// Capacity of the completion queue, receives and markers included.
     pub(super) completions_max: usize,
     pub(super) sges_max: usize,
     pub(super) bytes_max: usize,
@@ -49,23 +49,24 @@ pub(super) struct Plan {
     pub(super) stall: Duration,
 }
 
-/// A poller. Its connections are dropped before what they stand on.
+/// A poller. Its connections are dropped before the resources that they use.
 #[derive(Debug)]
 pub(super) struct Poller {
     links: HashMap<u64, Box<Link>>,
     plan: Plan,
     commands: Receiver<Command>,
     serials: HashMap<u32, u64>,
-    /// Connections to go on with, and whether only time helps them.
+    /// Connections to be advanced, and whether any waits only for time to pass.
     again: VecDeque<u64>,
     waits_for_time: bool,
-    /// Work requests that may be posted yet.
+    /// Number of work requests that may still be posted.
     free: u32,
     list: SendList,
     looked_over: Instant,
-    /// Connections that were stopped, and are not over as far as is known.
+    /// Connections that were stopped and are not known to be over.
     ending: Vec<u64>,
-    /// Those that were over when the queue was last known to be drained, and how much was taken off it since.
+    /// Connections that were over when the queue was last known to be drained, and the number of completions taken
+    /// since.
     over: Vec<u64>,
     taken: usize,
 }
@@ -88,10 +89,10 @@ impl Poller {
         }
     }
 
-    /// Serves until it is told to stop.
+    /// Serves until it is stopped.
     pub(super) fn run(mut self) {
         let outcome = self.serve();
-        // Nobody is told anything any more; a connection that comes late is refused.
+        // Senders get an error from now on, and late connections are refused.
         self.plan.mailbox.close();
         if let Err(error) = outcome {
             tracing::error!("RDMA has ended, and all of its connections: {error}");
@@ -113,7 +114,8 @@ impl Poller {
         }
     }
 
-    /// Handles `completions`, what else has ended, and what was told: whether anything was. None at the end.
+    /// Handles `completions`, further ones in the queue, and messages. Returns whether there was any message; `None` at
+    /// the end.
     fn pass(&mut self, completions: &mut Vec<Completion>) -> Result<Option<bool>> {
         let mut is_drained = false;
         while completions.len() < TURN && !is_drained {
@@ -127,7 +129,7 @@ impl Poller {
         }
         self.plan.inboxes.post()?;
         let now = Instant::now();
-        // Behind as many as a queue can hold there is nothing of what was in it before them, however busy it is.
+        // After as many completions as the queue can hold, none of its earlier content is left, however busy it is.
         if is_drained || self.taken >= self.plan.completions_max {
             self.bury(now);
         }
@@ -138,7 +140,7 @@ impl Poller {
         Ok(Some(told))
     }
 
-    /// Does what was told: whether there was anything. None at the end.
+    /// Handles messages. Returns whether there were any; `None` at the end.
     fn listen(&mut self) -> Result<Option<bool>> {
         let mut any = false;
         while let Ok(command) = self.commands.try_recv() {
@@ -189,7 +191,7 @@ impl Poller {
         let Some(serial) = link else { return };
         let Some(open) = self.links.get_mut(&serial) else { return };
         if completion.status == WcStatus::SUCCESS || !open.is_open() {
-            // Of a queue pair that was stopped only the end is told; its work requests count until it is dropped.
+            // For a stopped queue pair only the marker counts; its work requests count until it is dropped.
             if completion.status == WcStatus::SUCCESS || Link::is_marker(completion.id) {
                 self.free += open.ended(completion.id);
                 self.again.push_back(serial);
@@ -255,7 +257,7 @@ impl Poller {
         }
     }
 
-    /// Goes on with the connections that something happened to, or that wait for others: each once.
+    /// Advances connections with new events and those that wait for others, each once.
     fn go_on(&mut self) {
         self.waits_for_time = false;
         let mut seen = std::collections::HashSet::new();
@@ -275,7 +277,7 @@ impl Poller {
                         self.waits_for_time = true;
                         self.again.push_back(serial);
                     }
-                    // Its own completions come back to it; where it has none, others' do.
+                    // Its own completions bring it back here; if it has none outstanding, those of others do.
                     Ok(Waits::Budget) if link.outstanding() > 0 => {}
                     Ok(Waits::Budget) => self.again.push_back(serial),
                     Err(error) => {
@@ -289,7 +291,7 @@ impl Poller {
         }
     }
 
-    /// Ends connections whose peers let nothing move, or that may wait for ever themselves (P2).
+    /// Ends connections whose peers have stalled, or that may themselves wait forever (P2).
     fn look_over(&mut self, now: Instant) {
         self.looked_over = now;
         let stall = self.plan.stall;
@@ -315,8 +317,8 @@ impl Poller {
         }
     }
 
-    /// The queue was drained: nothing is in it any more, receives included, of queue pairs that were over before, and
-    /// their connections are dropped. Those that are over now wait for the next time.
+    /// Handles a drained queue: it holds nothing, receives included, of queue pairs that were over before, so their
+    /// connections are dropped. Those that are over now wait for the next time.
     fn bury(&mut self, now: Instant) {
         let mut any = false;
         for serial in std::mem::take(&mut self.over) {
@@ -339,14 +341,14 @@ impl Poller {
         }
     }
 
-    /// Waits for a completion, a command, or the next look at the connections.
+    /// Waits for a completion, a message, or the next check of the connections.
     fn sleep(&self, completions: &mut Vec<Completion>) -> Result<()> {
         let plan = &self.plan;
         let is_ending = !self.ending.is_empty() || !self.over.is_empty();
         let timeout = if self.waits_for_time || is_ending { ROOM_TICK } else { TICK };
         plan.mailbox.hush();
         plan.cq.request_event(false)?;
-        // What came between the last look and the request raises no event.
+        // A completion between the last poll and the request raises no event.
         if plan.cq.poll(completions)? > 0 || !self.commands.is_empty() {
             return Ok(());
         }

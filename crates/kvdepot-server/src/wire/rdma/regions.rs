@@ -1,4 +1,4 @@
-//! The pool as the device knows it: registered once, piece by piece, beside the work.
+//! The pool's registration with the device: done once, piece by piece, in the background.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -12,26 +12,26 @@ use kvdepot_io::SlotBuf;
 use kvdepot_verbs::{Mr, Pd, Sge};
 use smallvec::SmallVec;
 
-/// Pieces of local memory of one work request.
+/// The pieces of local memory in one work request.
 pub(super) type Sges = SmallVec<[Sge; 4]>;
 
-/// Regions of the pool. What the pool has from the beginning is registered at once; what it may grow to only when a
-/// value lies there, because registered memory is taken for good (P5).
+/// The regions of the pool. The initial pool is registered at the start. Memory that it may grow to is registered only
+/// when a value lies there, because registered memory is taken for good (P5).
 #[derive(Debug)]
 pub(super) struct Regions {
     pool: Arc<PoolMapping>,
     pd: Pd,
     base: usize,
     piece_bytes: usize,
-    /// None where the registration failed.
+    /// `None` if the registration failed.
     pieces: Vec<OnceLock<Option<Mr>>>,
     wanted: Sender<usize>,
     stopping: AtomicBool,
 }
 
 impl Regions {
-    /// Registers the first piece, so that a machine that cannot says so now, and returns what [`Regions::register_all`]
-    /// goes on with.
+    /// Registers the first piece, so that a machine that cannot do it reports that now. Returns the queue for
+    /// [`Regions::register_all`].
     pub(super) fn open(pd: &Pd, depot: &Depot, piece_bytes: u64) -> Result<(Arc<Self>, Receiver<usize>)> {
         let pool = depot.pool();
         let whole = pool.resolve(Run { offset: 0, len: pool.bytes() })?;
@@ -52,8 +52,8 @@ impl Regions {
         Ok((Arc::new(regions), receiver))
     }
 
-    /// Registers the first `bytes` of the pool, and then what is wanted, until [`Regions::stop`]; `each` is told of every
-    /// piece.
+    /// Registers the first `bytes` of the pool, then requested pieces, until [`Regions::stop`]. Calls `each` after
+    /// every piece.
     pub(super) fn register_all(&self, bytes: u64, wanted: &Receiver<usize>, each: impl Fn()) {
         let mut rest = 0..self.pieces.len().min((bytes as usize).div_ceil(self.piece_bytes));
         while !self.stopping.load(Ordering::Acquire) {
@@ -81,12 +81,12 @@ impl Regions {
     /// Ends `register_all`.
     pub(super) fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
-        // Wakes the thread; there is no piece of this number.
+        // Wakes the thread; there is no piece with this number.
         let _ = self.wanted.send(usize::MAX);
     }
 
-    /// Local memory for one work request on bytes `start..end` of a slot: as much as fits. None while a piece of it is
-    /// being registered; an error when it cannot be.
+    /// Returns local memory for one work request on bytes `start..end` of a slot: as much as fits. Returns `None` while
+    /// a piece of it is being registered, and an error if it cannot be.
     pub(super) fn reach(
         &self,
         memory: &SlotBuf,

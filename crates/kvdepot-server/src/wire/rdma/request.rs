@@ -1,4 +1,4 @@
-//! One request of a client: values to fetch from its memory (W), or to put there (A).
+//! A client's request: values to fetch from its memory (W), or to put there (A).
 
 use std::time::Instant;
 
@@ -10,47 +10,47 @@ use kvdepot_wire::infini::{RemoteMeta, code, op};
 
 use super::link::Means;
 
-/// What a request has come to.
+/// The state of a request.
 #[derive(Debug)]
 enum State {
-    /// W: takes slots, and waits for room.
+    /// W: reserves slots, and waits for space.
     Reserving { slots: Vec<ValueSlot>, until: Instant },
     /// A: waits for tiers.
     Finding { values: Vec<Option<Value>>, asked: usize },
-    /// W: READs go into the slots.
+    /// W: READs fill the slots.
     Filling(Vec<ValueSlot>, Progress),
-    /// A: WRITEs go out of the values.
+    /// A: WRITEs send the values.
     Sending(Vec<Value>, Progress),
-    /// It is refused; nothing was begun.
+    /// Refused; nothing was begun.
     Refused(i32),
 }
 
-/// How far the work requests are posted.
+/// The progress of posting work requests.
 #[derive(Clone, Copy, Debug, Default)]
 struct Progress {
     value: usize,
     offset: usize,
-    /// Why no more will be: what was posted must end all the same before its memory is let go (P4).
+    /// Why no more are posted. Those that were posted must still complete before their memory is released (P4).
     failed: Option<i32>,
 }
 
-/// Why a request does not go on by itself.
+/// What a request waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Waits {
-    /// It does, or somebody will say when.
+    /// Nothing, or an event that will be reported.
     No,
-    /// For room in the pool or for a registration: try again soon.
+    /// Space in the pool or a registration: retry soon.
     Time,
-    /// For work requests of others to end.
+    /// The completion of other requests' work requests.
     Budget,
 }
 
-/// What is to be answered, when its turn has come.
+/// The answer to a request, once its turn has come.
 #[derive(Debug)]
 pub(super) enum Outcome {
-    /// This code.
+    /// A status code.
     Code(i32),
-    /// 200, behind the WRITEs that have been posted; the leases end when the answer has been taken.
+    /// 200, after the posted WRITEs. The leases end when the answer has been taken.
     Sent(Vec<Value>),
 }
 
@@ -66,7 +66,8 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// Reads the bytes of a SEND, and begins: what is in the pool is leased, the rest asked for by `ask`.
+    /// Decodes the bytes of a SEND and starts the request: values in the pool are leased, and the others requested by
+    /// `ask`.
     pub(super) fn begin(
         bytes: &[u8],
         values: &Values,
@@ -111,12 +112,12 @@ impl Request {
         Self { hashes, addresses, block_bytes, rkey, state, last: 0 }
     }
 
-    /// Keys that it keeps in memory.
+    /// Returns the number of keys that it keeps in memory.
     pub(super) const fn keys(&self) -> usize {
         self.hashes.len()
     }
 
-    /// A tier has answered.
+    /// Handles a tier's answer.
     pub(super) fn found(&mut self, index: usize, value: Option<Value>) {
         if let State::Finding { values, asked } = &mut self.state {
             *asked = asked.saturating_sub(1);
@@ -126,7 +127,7 @@ impl Request {
         }
     }
 
-    /// Goes on as far as it can, adding work requests to the list.
+    /// Advances as far as possible, adding work requests to the list.
     pub(super) fn advance(&mut self, values: &Values, means: &mut Means<'_>) -> Waits {
         match &mut self.state {
             State::Reserving { slots, until } => {
@@ -139,7 +140,7 @@ impl Request {
                         Err(error) => {
                             means.counters.failed(error.kind());
                             tracing::debug!("values were not stored: {error}");
-                            // Nothing was posted into the slots: they may go at once.
+                            // Nothing was posted into the slots, so they may go immediately.
                             self.state = State::Refused(code::OUT_OF_MEMORY);
                             return Waits::No;
                         }
@@ -174,7 +175,7 @@ impl Request {
                 let waits = progress.post(each, means, &mut self.last, |sges, index, offset| {
                     Operation::Read(sges, target(index, offset))
                 });
-                // Their end is waited for, so it must be told.
+                // The request waits for their completion, so it must be reported.
                 means.list.signal_last();
                 waits
             }
@@ -188,8 +189,8 @@ impl Request {
         }
     }
 
-    /// The answer, when there is one: called only when all requests before are answered. `ended` is the last work request
-    /// that has ended.
+    /// Returns the answer when there is one. Called only when all earlier requests are answered. `ended` is the last
+    /// completed work request.
     pub(super) fn outcome(&mut self, ended: u64, means: &Means<'_>) -> Option<Outcome> {
         let outcome = match &mut self.state {
             State::Reserving { .. } | State::Finding { .. } => return None,
@@ -247,7 +248,7 @@ impl Progress {
         self.value == values || self.failed.is_some()
     }
 
-    /// Adds work requests for what is left, as many as may be outstanding.
+    /// Adds work requests for the rest, as many as may be outstanding.
     fn post<'a>(
         &mut self,
         memories: impl Iterator<Item = (&'a SlotBuf, usize)>,

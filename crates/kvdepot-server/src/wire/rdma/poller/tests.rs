@@ -1,4 +1,4 @@
-//! A poller, pass by pass over the stand-in: what is in its queue at which pass is said here.
+//! A poller, pass by pass over the stand-in: the tests decide what is in its queue at which pass.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -20,7 +20,7 @@ const RECEIVES: u32 = 2;
 const MESSAGE_BYTES: usize = 1024;
 const REQUESTS_MAX: u32 = 64;
 const COMPLETIONS_MAX: usize = 128;
-/// Passes within which everything here must have happened: each does some of the device's work.
+/// Number of passes within which everything here must have happened: each does some of the device's work.
 const PASSES_MAX: usize = 10_000;
 
 struct Stage {
@@ -42,7 +42,7 @@ struct Client {
 }
 
 impl Client {
-    /// Asks for the value `key`.
+    /// Requests the value `key`.
     fn ask(&self, key: &str) {
         let (rkey, addresses) = (self.outbox.mr().rkey(), vec![self.outbox.mr().remote(0).address]);
         let meta =
@@ -107,7 +107,7 @@ impl Stage {
         Client { qp: there, outbox }
     }
 
-    /// A pass that finds `others` completions of others beside what is in the queue.
+    /// Runs a pass that finds `others` completions of other connections beside those in the queue.
     fn pass(&mut self, others: usize) {
         let of_another = Completion {
             id: 1,
@@ -121,7 +121,7 @@ impl Stage {
         self.poller.pass(&mut vec![of_another; others]).unwrap().unwrap();
     }
 
-    /// Passes until something is so.
+    /// Runs passes until a condition holds.
     fn pass_until(&mut self, others: usize, what: &str, is_so: impl Fn(&Self) -> bool) {
         for _ in 0..PASSES_MAX {
             if is_so(self) {
@@ -141,8 +141,8 @@ impl Stage {
     }
 }
 
-/// P4, however busy others keep the thread: passes that find the queue empty behind some completions, and, once it is
-/// over, passes that never see it empty.
+/// P4, however busy others keep the thread: passes that find the queue empty behind some completions, and, after the
+/// connection is over, passes that never see it empty.
 #[test]
 fn what_a_dead_connection_held_comes_back_though_the_thread_is_busy() {
     for (seed, others) in (0..12).zip([1, TURN - 1, TURN].into_iter().cycle()) {
@@ -162,14 +162,14 @@ fn what_a_dead_connection_held_comes_back_though_the_thread_is_busy() {
     }
 }
 
-/// A queue pair that is destroyed takes its completions off the queue: receives among them would be lost to all.
+/// Destroying a queue pair takes its completions off the queue, and receives among them would be lost for all.
 #[test]
 fn a_connection_stays_until_its_receives_are_off_the_queue() {
     let mut stage = Stage::open(5);
     let (dead, alive) = (stage.connect(1), stage.connect(2));
     stage.pass(0);
     let steps = |stage: &Stage| stage.standin.get("steps");
-    // Both receives are taken, and nobody has looked at the queue yet.
+    // Both receives are taken, and the queue was not polled yet.
     for _ in 0..RECEIVES {
         dead.ask("none");
     }
@@ -182,7 +182,8 @@ fn a_connection_stays_until_its_receives_are_off_the_queue() {
         quiet = if now == before { quiet + 1 } else { 0 };
         before = now;
     }
-    // The device refuses to stop it, so it is over at once; and so many others had ended that the queue must be through.
+    // The device refuses to stop it, so it is over immediately, and enough other completions came for the queue to be
+    // drained.
     stage.standin.fail("ibv_modify_qp", 0, 1, Errno::IO.raw_os_error());
     stage.mailbox.tell(Command::Close(1)).unwrap();
     stage.pass(TURN);
@@ -193,8 +194,8 @@ fn a_connection_stays_until_its_receives_are_off_the_queue() {
     assert_eq!(stage.standin.get("violations"), 0);
 }
 
-/// A peer that dies in the middle of a message takes the receive with it, and nothing says which one it was. New
-/// connections are served all the same, and those that share an exhausted queue are ended (P2, P4).
+/// A peer that dies in the middle of a message takes its receive with it, and nothing tells which one it was. New
+/// connections are served nevertheless, and those that share an exhausted queue are ended (P2, P4).
 #[test]
 fn peers_that_die_in_the_middle_of_a_message_leave_receives_for_others() {
     let mut stage = Stage::open(7);
@@ -209,14 +210,14 @@ fn peers_that_die_in_the_middle_of_a_message_leave_receives_for_others() {
         let dead = stage.connect(serial);
         stage.pass(0);
         dead.ask("none");
-        // Some of the device's work, which as a rule is less than the message.
+        // Some of the device's work, usually less than the message.
         idle.poll(&mut Vec::new()).unwrap();
         dead.qp.stop().unwrap();
         drop(dead);
         stage.mailbox.tell(Command::Close(serial)).unwrap();
         stage.pass_until(0, "its end", |stage| !stage.poller.links.contains_key(&serial));
     }
-    // As after the patience that stalled peers get.
+    // As after the time that stalled peers get.
     stage.poller.plan.stall = Duration::ZERO;
     stage.poller.look_over(Instant::now());
     stage.pass_until(0, "the end of the one beside them", |stage| stage.links() == 0);
