@@ -72,7 +72,7 @@ impl Ghosts {
         if let Some(known) = group.iter_mut().find(|known| known[0] == print) {
             let before = Fate::from_byte((known[1] >> 8) as u8);
             let after_s = now_s.saturating_sub((known[1] >> 32) as u32);
-            if !before.is_some_and(|before| before.outlives(gone.fate, after_s)) {
+            if !before.is_some_and(|before| before.outlives(gone.fate, gone.tier.is_none(), after_s)) {
                 *known = entry;
             }
             return;
@@ -198,7 +198,16 @@ mod tests {
         };
         assert_eq!(after(Fate::Evicted, Fate::Dropped, 1), Fate::Dropped);
         assert_eq!(after(Fate::WriteFailed, Fate::Evicted, 5000), Fate::WriteFailed);
+        assert_eq!(after(Fate::WriteFailed, Fate::Reset, 1), Fate::Reset);
         assert_eq!(after(Fate::Checksum, Fate::Lost, 1), Fate::Checksum);
         assert_eq!(after(Fate::Checksum, Fate::Lost, 61), Fate::Lost);
+    }
+
+    #[test]
+    fn a_write_that_failed_is_forgotten_when_a_tier_has_had_the_block() {
+        let mut ghosts = Ghosts::new(64, 3);
+        ghosts.note(10, &gone(1, Fate::WriteFailed, Some(0), None));
+        ghosts.note(20, &gone(1, Fate::Evicted, Some(0), None));
+        assert_eq!(ghosts.find(20, &key(1)).unwrap().fate, Fate::Evicted);
     }
 }

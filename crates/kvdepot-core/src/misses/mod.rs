@@ -59,11 +59,13 @@ impl Fate {
         Self::ALL.into_iter().find(|fate| *fate as u8 == byte)
     }
 
-    /// Whether this says more of a block than `next`, which came `after_s` seconds later, does.
-    const fn outlives(self, next: Self, after_s: u32) -> bool {
+    /// Returns whether this says more about a block than `next`, which follows `after_s` seconds later. `in_pool`: the pool
+    /// lost it then, not a tier.
+    const fn outlives(self, next: Self, in_pool: bool, after_s: u32) -> bool {
         match (self, next) {
-            // It left the pool because nothing else had it: why nothing did is the reason.
-            (Self::WriteFailed, Self::Evicted) => true,
+            // The pool reports evictions only of blocks that no tier has: the reason is why none has it. A tier that
+            // evicts a block did have it.
+            (Self::WriteFailed, Self::Evicted) => in_pool,
             // One damaged block: the tier tells of it on two ways.
             (Self::Checksum | Self::ReadFailed | Self::TooSlow, Self::Lost) => after_s <= SAME_EVENT_S,
             _ => false,
