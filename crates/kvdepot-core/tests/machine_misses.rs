@@ -221,6 +221,21 @@ fn a_hit_that_the_pool_cannot_hold_says_so() {
 }
 
 #[test]
+fn a_claim_that_was_cut_and_waits_is_told_what_ended_it() {
+    for (declines, short) in [(false, Short::TooSlow), (true, Short::NotWorthIt)] {
+        let mut lab = Lab::new(4, 1);
+        lab.located = Location::Tier(0);
+        let hashes: Vec<u8> = (1..=8).collect();
+        let claim = claim(&mut lab, &hashes, 0).claim;
+        lab.ask(match declines {
+            true => Request::ClaimDecline { claim },
+            false => Request::ClaimPoll { claim, settle: true },
+        });
+        assert_eq!(only_miss(&mut lab), (8, 0, 1, short));
+    }
+}
+
+#[test]
 fn a_reset_is_told_under_the_root_of_its_namespace() {
     let mut lab = Lab::new(4, 0);
     dump(&mut lab, &[1, 2]);

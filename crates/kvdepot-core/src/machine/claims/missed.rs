@@ -31,6 +31,8 @@ impl Claim {
         let absent = || if rooms.pool.find(&key).is_some() { Short::BeingStored } else { Short::Absent };
         let short = match known {
             Known::ABSENT => absent(),
+            // Its fetch was in flight: that the claim was cut is not what ended the hit here.
+            Known::WAITING if self.short_of.is_some() => self.short_of.unwrap_or_else(absent),
             _ if self.cut => Short::NoRoom,
             // A tier has it: the pool could not take it.
             _ if known.tier().is_some() => self.short_of.unwrap_or(Short::NoRoom),
