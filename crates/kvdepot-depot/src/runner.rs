@@ -140,6 +140,8 @@ impl Runner {
         let event = event();
         let name = event.name();
         machine.step(self.nanos(locked), event, &mut effects);
+        // Locked before anything shows that blocks are gone: whoever misses one waits until the reason is noted.
+        let noting = (!effects.gone.is_empty()).then(|| self.locator.misses.begin_noting());
         self.locator.presence.set(&effects.visible);
         effects.visible.clear();
         if let Some(ledger) = &self.ledger {
@@ -149,7 +151,6 @@ impl Runner {
         }
         for forgotten in &effects.forgotten {
             self.locator.directory.forget(forgotten.handle);
-            self.locator.usage.forget(forgotten.handle);
         }
         for opened in effects.namespaces.drain(..) {
             self.locator.directory.apply(opened);
@@ -159,7 +160,10 @@ impl Runner {
         }
         drop(machine);
         self.holds.end(&hold, locked, name);
-        self.locator.misses.note(&effects.gone);
+        if let Some(noting) = noting {
+            noting.note(&effects.gone);
+        }
+        effects.forgotten.iter().for_each(|forgotten| self.locator.usage.forget(forgotten.handle));
         effects.missed.drain(..).for_each(|missed| self.locator.claim_missed(missed));
         effects.closed.drain(..).for_each(|closed| self.commands.closed(closed));
         effects

@@ -3,7 +3,7 @@
 
 use std::borrow::Cow;
 use std::sync::{Arc, Mutex, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kvdepot_core::limits::NAMESPACES_MAX;
 use kvdepot_core::pipeline::PoolKind;
@@ -17,6 +17,16 @@ use serde_json::{Value, json};
 /// The smallest pool: 256 blocks.
 const POOL: u64 = 1 << 20;
 const POOL_BLOCKS: u64 = POOL / 4096;
+/// When a test gives up.
+const LONG: Duration = Duration::from_secs(120);
+
+fn wait_until(what: &str, mut is: impl FnMut() -> bool) {
+    let end = Instant::now() + LONG;
+    while !is() {
+        assert!(Instant::now() < end, "never: {what}");
+        std::thread::yield_now();
+    }
+}
 
 /// A tier in memory that fails as the test says, and says that it gave blocks up.
 #[derive(Default)]
@@ -198,10 +208,13 @@ impl Lab {
     /// A claim's hit, when it is known.
     fn hit(&self, numbers: std::ops::Range<u64>) -> u32 {
         let (claim, mut settled, mut units) = self.claim(numbers);
-        while !settled {
-            std::thread::yield_now();
-            (_, settled, units) = claimed(self.session.handle(Request::ClaimPoll { claim, settle: false }));
-        }
+        wait_until("a claim is settled", || {
+            if !settled {
+                let polled = self.session.handle(Request::ClaimPoll { claim, settle: false });
+                (_, settled, units) = claimed(polled);
+            }
+            settled
+        });
         self.session.handle(Request::ClaimRelease { claim });
         units
     }
@@ -218,6 +231,11 @@ impl Lab {
         self.depot.direct().last_misses(100, None)["misses"].as_array().unwrap().clone()
     }
 
+    /// Waits until so many misses are told: another thread may have settled the claim that we polled.
+    fn wait_for_misses(&self, count: usize) {
+        wait_until("as many misses", || self.misses().len() >= count);
+    }
+
     /// How many misses were counted under each reason that has any.
     fn counts(&self) -> Value {
         let stats = self.depot.direct().stats();
@@ -227,6 +245,7 @@ impl Lab {
 
     /// The only miss so far has this reason, hit and place, at block `first`.
     fn ensure_one(&self, reason: &str, hit: u64, first: u64, place: &Value) {
+        self.wait_for_misses(1);
         let misses = self.misses();
         let [miss] = &misses[..] else { panic!("not one miss: {misses:?}") };
         assert_eq!((&miss["reason"], &miss["hit"], &miss["place"]), (&json!(reason), &json!(hit), place));
@@ -275,7 +294,9 @@ fn what_was_never_stored_is_told_by_claims_and_by_lookups() {
     lab.dump(lab.namespace, 0..2);
     assert_eq!((lab.hit(0..2), lab.lookup(0..2)), (2, 2));
     assert_eq!(lab.counts(), json!({}));
-    assert_eq!((lab.hit(0..5), lab.lookup(0..4)), (2, 2));
+    assert_eq!(lab.hit(0..5), 2);
+    lab.wait_for_misses(1);
+    assert_eq!(lab.lookup(0..4), 2);
     let told = |miss: &Value| (miss["by"].clone(), miss["asked"].clone(), miss["request"].clone());
     let (misses, nobody) = (lab.misses(), Value::Null);
     let expected = [(json!("lookup"), json!(4), nobody), (json!("claim"), json!(5), json!("cmpl-1"))];
@@ -389,7 +410,7 @@ fn a_claim_that_is_settled_before_its_blocks_came_is_told() {
         lab.ensure_one(reason, 0, 0, &Value::Null);
         // The depot's end waits for them.
         let held = std::mem::take(&mut *tier.held.as_ref().unwrap().lock().unwrap());
-        tier.inner().read(held, Instant::now() + std::time::Duration::from_secs(60));
+        tier.inner().read(held, Instant::now() + Duration::from_secs(60));
     }
 }
 
@@ -417,9 +438,7 @@ fn a_reset_is_told() {
     lab.dump(lab.namespace, 0..1);
     lab.depot.direct().reset(&[lab.namespace.handle]).unwrap();
     // Blocks of earlier epochs leave the pool in steps of their own.
-    while lab.depot.direct().stats()["namespace_epochs"] != 1 {
-        std::thread::yield_now();
-    }
+    wait_until("the sweep ends", || lab.depot.direct().stats()["namespace_epochs"] == 1);
     assert_eq!(lab.hit(0..1), 0);
     lab.ensure_one("reset", 0, 0, &json!("pool"));
 }
@@ -447,9 +466,7 @@ fn a_namespace_that_was_forgotten_is_told() {
     }
     drop(passing);
     // Blocks of forgotten namespaces leave the pool in steps of their own; one that is opened before gets them back.
-    while lab.depot.direct().stats()["pool_blocks"] != 0 {
-        std::thread::yield_now();
-    }
+    wait_until("the sweep ends", || lab.depot.direct().stats()["pool_blocks"] == 0);
     let namespace = lab.depot.direct().open_namespace(spec("a").canonical()).unwrap();
     assert_ne!(namespace.handle, lab.namespace.handle, "it was not forgotten");
     let lab = Lab { namespace, ..lab };
@@ -527,6 +544,7 @@ fn the_namespaces_that_are_read_most_are_told_with_what_they_hold() {
     load(other, 0..2);
     load(lab.namespace, 2..4);
     assert_eq!(lab.hit(0..4), 3);
+    lab.wait_for_misses(1);
     let stats = lab.depot.direct().stats();
     let top = stats["top_namespaces"].as_array().unwrap();
     let [first, second] = &top[..] else { panic!("{top:?}") };

@@ -13,7 +13,7 @@ use kvdepot_core::machine::Owner;
 use kvdepot_core::misses::{Ghost, Ghosts, Gone, Missed, Reason};
 use kvdepot_core::{BlockHash, BlockKey, NamespaceId};
 use kvdepot_tier::Presence as InTier;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::locate::Locator;
 use crate::random::random;
@@ -46,6 +46,19 @@ pub(crate) struct Unfound<'a> {
     pub(crate) hit: usize,
 }
 
+/// The table of lost blocks, locked.
+pub(crate) struct Noting<'a> {
+    now_s: u32,
+    ghosts: MutexGuard<'a, Ghosts>,
+}
+
+impl Noting<'_> {
+    /// Adds lost blocks.
+    pub(crate) fn note(mut self, gone: &[Gone]) {
+        gone.iter().for_each(|gone| self.ghosts.note(self.now_s, gone));
+    }
+}
+
 impl Misses {
     /// Remembers so many blocks that went.
     pub(crate) fn new(blocks: usize) -> Self {
@@ -62,14 +75,10 @@ impl Misses {
         u32::try_from(self.began.elapsed().as_secs()).unwrap_or(u32::MAX)
     }
 
-    /// Blocks went.
-    pub(crate) fn note(&self, gone: &[Gone]) {
-        if gone.is_empty() {
-            return;
-        }
-        let now_s = self.now_s();
-        let mut ghosts = self.ghosts.lock();
-        gone.iter().for_each(|gone| ghosts.note(now_s, gone));
+    /// Locks the table, so that nobody reads it before [`Noting::note`] has added the blocks that a step lost. To be called
+    /// before others can see that step; it is shorter than the machine's lock and never taken before it.
+    pub(crate) fn begin_noting(&self) -> Noting<'_> {
+        Noting { now_s: self.now_s(), ghosts: self.ghosts.lock() }
     }
 
     /// A connection is of this process.
