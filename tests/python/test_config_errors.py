@@ -131,8 +131,12 @@ FLAT = [
     ("trace_directory: traces", "trace_directory: must be an absolute path"),
     ("trace_files: 0", "greater than or equal to 1"),
     ("io_engine: uring", "must be 'psync', 'aio', 'io_uring' or 'auto', got 'uring'"),
-    ("pipeline: Cache|Object", "this version does not have the tier Object"),
-    ("pipeline: Cache|Object", "this version does not have the tier Object"),
+    ("pipeline: Cache|Object", "its Object tier needs a bucket: add object_url"),
+    ("pipeline: Cache|Object\nobject_url: bucket", "object_url: must be a URL that begins with s3://"),
+    ("pipeline: Cache|Object\nobject_url: s3://b\nobject_endpoint: host:9000", "begins with https:// or http://"),
+    ("pipeline: Cache|Object\nobject_url: s3://b\nobject_tls_ca_file: /c", "add object_endpoint"),
+    ("pipeline: Cache|Object\nobject_url: s3://b\nobject_part_mb: 4", "greater than or equal to 5"),
+    ("object_url: s3://b", "has no use in the pipeline Cache|Posix"),
     # not a configuration
     ("", ": is empty"),
     ("# only a comment\n", ": is empty"),
@@ -189,7 +193,7 @@ SEEDS = [
     (MINIMAL + "      storage_backends: /b\n", f":6: {CONFIG}.storage_backends: is written twice, first in line 5"),
     (
         seed("Cache|Posix", "Cache|Posix|Object"),
-        f":4: {CONFIG}.store_pipeline: this version does not have the tier Object",
+        f":4: {CONFIG}.store_pipeline: its Object tier needs a bucket",
     ),
     (MINIMAL + "    ucm_connector_module_path: my.store\n", "loads no other module: remove the key, got 'my.store'"),
     (MINIMAL + "    ucm_connector_nam: x\n", ":6: ucm_connectors[0].ucm_connector_nam: unknown key"),

@@ -18,10 +18,11 @@ from kvdepot.errors import ConfigError
 TABLE = json.loads(_native.tier_table())
 KEYED = [(tier, setting) for tier in TABLE["tiers"] for setting in tier["settings"] if setting["key"]]
 ALL_TIERS = {
-    "pipeline": "Cache|Slab|Remote|Dax|Posix",
+    "pipeline": "Cache|Slab|Remote|Dax|Object|Posix",
     "remote_servers": ["a:1"],
     "dax_device_path": "/dev/dax0.0",
     "slab_path": "/slab",
+    "object_url": "s3://bucket",
 }
 OTHERS = {"path": "/some/file", "paths": ["/some/where"], "servers": ["b:2"], "text": "some"}
 KEYS = pytest.mark.parametrize(("tier", "setting"), KEYED, ids=[setting["key"]["name"] for _, setting in KEYED])
@@ -41,6 +42,8 @@ def other_than_the_default(setting):
     if kind["is"] == "choice":
         accepted = setting["key"]["only"] or kind["of"]
         return accepted[-1]
+    if kind["is"] == "url":
+        return f"{kind['of'][0]}://other"
     return OTHERS[kind["is"]]
 
 
@@ -48,7 +51,8 @@ def beside(setting):
     """Returns the other settings that a key needs."""
     rule = setting["key"]["rule"]
     if rule and rule["is"] == "needs":
-        return {rule["key"]: OTHERS["path"]}
+        (needed,) = (other for _, other in KEYED if other["key"]["name"] == rule["key"])
+        return {rule["key"]: other_than_the_default(needed)}
     return {}
 
 

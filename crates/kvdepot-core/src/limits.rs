@@ -138,8 +138,8 @@ pub const REMOTE_BATCH_BLOCKS_MAX: usize = 32;
 pub const REMOTE_BATCH_BYTES_MAX: u64 = 8 << 20;
 /// Bytes of waiting puts from which on a second connection of a Remote tier takes some of them: fewer travel together.
 pub const REMOTE_SECOND_WRITER_BYTES: u64 = 256 << 10;
-/// Blocks of which a Remote tier remembers whether they are there.
-pub const REMOTE_KNOWN_KEYS_MAX: usize = 1 << 20;
+/// Blocks of which a tier over a network remembers whether they are there.
+pub const KNOWN_KEYS_MAX: usize = 1 << 20;
 /// Batches of reads that go before a waiting write.
 pub const REMOTE_READS_IN_A_ROW_MAX: u32 = 16;
 /// Bytes handed to a socket in one call, so that a slow peer is seen to make progress.
@@ -159,3 +159,30 @@ pub const REMOTE_FOREIGN_EPOCHS_MAX: u32 = 1 << 14;
 pub const REMOTE_FOREIGN_DISCARD_TIMEOUTS: u32 = 16;
 /// Longest answer of an InfiniStore server that is read only to be dropped.
 pub const REMOTE_FOREIGN_VALUE_BYTES_MAX: u64 = BLOCK_BYTES_MAX + 4096;
+
+/// Most requests of an Object tier that are under way at a time.
+pub const OBJECT_REQUESTS_MAX: usize = 1024;
+/// Tries of one request of an Object tier, the first one included, where its deadline leaves time.
+pub const OBJECT_TRIES_MAX: u32 = 4;
+/// Requests for epochs, and as many for removals, that an Object tier has under way at a time beside all others.
+pub const OBJECT_APART_MAX: usize = 4;
+/// How long, in milliseconds, a store must have been silent for a caller's deadline to count as a failure of the store's.
+pub const OBJECT_CUT_MS: u64 = 500;
+/// First and longest pause, in milliseconds, before an Object tier tries a request again.
+pub const OBJECT_PAUSE_MS: (u64, u64) = (50, 2_000);
+/// First and longest pause, in milliseconds, of all requests after a store has said that they are too many.
+pub const OBJECT_SLOW_DOWN_MS: (u64, u64) = (100, 10_000);
+/// Failures in a row after which an Object tier asks its store nothing for a while.
+pub const OBJECT_FAILURES_MAX: u32 = 5;
+/// First and longest such while, in milliseconds.
+pub const OBJECT_OFF_MS: (u64, u64) = (1_000, 60_000);
+/// How long, in seconds, a store may still carry out a write that it has not answered.
+pub const OBJECT_DOUBT_S: u64 = 120;
+/// Blocks that one lookup asks a store about at a time, at most; the first one goes alone.
+pub const OBJECT_PROBE_BLOCKS_MAX: usize = 64;
+/// Objects that one request deletes.
+pub const OBJECT_DELETES_MAX: usize = 1_000;
+/// Pause, in milliseconds, between two requests that delete objects of past epochs.
+pub const OBJECT_SWEEP_PAUSE_MS: u64 = 1_000;
+/// Threads of an Object tier.
+pub const OBJECT_THREADS: usize = 4;

@@ -28,7 +28,7 @@ impl PoolKind {
 }
 
 /// Names that a pipeline may have in a later release.
-pub const LATER: [&str; 1] = ["Object"];
+pub const LATER: [&str; 0] = [];
 
 /// The pool and the tiers under it, nearest first. Each kind stands there once.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -7,7 +7,7 @@ use kvdepot_core::{Error, ErrorKind, Result, pipeline};
 use serde_json::{Value, json};
 
 use crate::settings::{MEMORY_OUTLIVES, Setting, nearest};
-use crate::{GuardConfig, Guarded, Tier, dax, empty, fake, posix, remote, slab};
+use crate::{GuardConfig, Guarded, Tier, dax, empty, fake, object, posix, remote, slab};
 
 /// How a tier describes itself.
 #[derive(Debug)]
@@ -26,8 +26,8 @@ pub struct TierEntry {
 }
 
 /// All tiers, in the order of the documentation.
-pub const TIERS: [&TierEntry; 6] =
-    [&posix::ENTRY, &slab::ENTRY, &remote::ENTRY, &dax::ENTRY, &fake::ENTRY, &empty::ENTRY];
+pub const TIERS: [&TierEntry; 7] =
+    [&posix::ENTRY, &slab::ENTRY, &remote::ENTRY, &dax::ENTRY, &object::ENTRY, &fake::ENTRY, &empty::ENTRY];
 
 /// Their names.
 pub const NAMES: [&str; TIERS.len()] = {
@@ -139,6 +139,7 @@ mod tests {
             "Slab" => json!({"path": "/proc/kvdepot-is-not-here"}),
             "Remote" => json!({"servers": ["127.0.0.1:1"]}),
             "Dax" => json!({"device_path": "/proc/kvdepot-is-not-here"}),
+            "Object" => json!({"url": "s3://bucket", "endpoint": "http://127.0.0.1:1"}),
             _ => json!({}),
         };
         all[name] = value;
@@ -212,6 +213,7 @@ mod tests {
             ("Slab", |value| format!("{:?}", slab::SlabConfig::from_json(value).unwrap())),
             ("Remote", |value| format!("{:?}", remote::RemoteConfig::from_json(value).unwrap())),
             ("Dax", |value| format!("{:?}", dax::DaxConfig::from_json(value).unwrap())),
+            ("Object", |value| format!("{:?}", object::ObjectConfig::from_json(value).unwrap())),
         ] {
             let mut compared = 0;
             for setting in find(tier).unwrap().settings {
@@ -247,6 +249,7 @@ mod tests {
                     wrong.push(json!("1"));
                 }
                 Kind::Text | Kind::Path => wrong.push(json!(5)),
+                Kind::Url { .. } => wrong.extend([json!(5), json!("ftp://a"), json!("bucket")]),
                 Kind::Paths { max } | Kind::Servers { max } => {
                     wrong.push(json!([]));
                     wrong.push(json!(vec!["/a"; max + 1]));

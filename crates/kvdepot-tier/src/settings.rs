@@ -50,6 +50,11 @@ pub enum Kind {
     Text,
     /// The absolute path of a file, or null for none.
     Path,
+    /// A URL of one of a few schemes, or null for none.
+    Url {
+        /// The schemes, without `://`.
+        of: &'static [&'static str],
+    },
     /// Absolute paths, each once. A key may say them as one text, separated by `:`.
     Paths {
         /// The most.
@@ -187,11 +192,31 @@ impl Kind {
             Self::Choice { of } => (value.as_str().is_some_and(|value| of.contains(&value)), one_of(of)),
             Self::Text => (value.is_string() || value.is_null(), "a text".to_owned()),
             Self::Path => (value.is_string() || value.is_null(), "a path".to_owned()),
+            Self::Url { of } => (
+                value.is_null() || value.as_str().is_some_and(|text| is_url(text, of)),
+                format!("a URL that begins with {}", one_of_schemes(of)),
+            ),
             Self::Paths { max } => (list(max), format!("a list of 1 to {max} paths")),
             Self::Servers { max } => (list(max), format!("a list of 1 to {max} servers, each host:port")),
         };
         if good { Ok(()) } else { Err(expected) }
     }
+}
+
+/// Whether a text is `scheme://` and something behind it, without a name and a password in front of a host.
+fn is_url(text: &str, schemes: &[&str]) -> bool {
+    let rest = text.split_once("://").filter(|(scheme, _)| schemes.contains(scheme)).map(|(_, rest)| rest);
+    rest.is_some_and(|rest| {
+        !rest.is_empty()
+            && !rest.starts_with('/')
+            && rest.chars().all(|c| c.is_ascii_graphic() && !"@?#".contains(c))
+    })
+}
+
+fn one_of_schemes(schemes: &[&str]) -> String {
+    let written: Vec<String> = schemes.iter().map(|scheme| format!("{scheme}://")).collect();
+    let written: Vec<&str> = written.iter().map(String::as_str).collect();
+    format!("{} and holds no user, query or fragment", one_of(&written))
 }
 
 fn one_of(words: &[&str]) -> String {

@@ -38,6 +38,7 @@ def _annotation(setting: TierSetting) -> Any:
         "choice": Literal[kind.of],
         "text": str,
         "path": str,
+        "url": str,
         "paths": tuple[str, ...],
         "servers": tuple[str, ...],
     }
@@ -46,6 +47,8 @@ def _annotation(setting: TierSetting) -> Any:
         wanted = wanted | None
     if kind.is_ == "path":
         return Annotated[wanted, BeforeValidator(_home), AfterValidator(_checked(_path_problems))]
+    if kind.is_ == "url":
+        return Annotated[wanted, AfterValidator(_checked(_url_problems(kind)))]
     if kind.is_ == "paths":
         return Annotated[wanted, BeforeValidator(_split_paths), AfterValidator(_checked(_paths_problems(kind)))]
     if kind.is_ == "servers":
@@ -104,6 +107,18 @@ def _checked(problems: Callable[[Any], Sequence[str]]) -> Callable[[Any], Any]:
 
 def _path_problems(path: str) -> Sequence[str]:
     return [] if os.path.isabs(path) else ["must be an absolute path, because the depot is its own process"]
+
+
+def _url_problems(kind: Kind) -> Callable[[str], Sequence[str]]:
+    def problems(url: str) -> Sequence[str]:
+        scheme, _, rest = url.partition("://")
+        plain = all("!" <= char <= "~" and char not in "@?#" for char in rest)
+        if scheme in kind.of and rest and plain and not rest.startswith("/"):
+            return []
+        wanted = " or ".join(f"{scheme}://" for scheme in kind.of)
+        return [f"must be a URL that begins with {wanted} and holds no user, query or fragment"]
+
+    return problems
 
 
 def _paths_problems(kind: Kind) -> Callable[[tuple[str, ...]], Sequence[str]]:

@@ -18,7 +18,9 @@ class _Row(BaseModel):
 class Kind(_Row):
     """Type and range of a setting; see ``Kind`` in ``crates/kvdepot-tier/src/settings.rs``."""
 
-    is_: Literal["bool", "switch", "whole", "bytes", "choice", "text", "path", "paths", "servers"] = Field(alias="is")
+    is_: Literal["bool", "switch", "whole", "bytes", "choice", "text", "path", "url", "paths", "servers"] = Field(
+        alias="is"
+    )
     min: int = 0
     max: int = 0
     of: tuple[str, ...] = ()

@@ -189,6 +189,7 @@ mod tests {
         let server = |address: &str, up: bool| serde_json::json!({"address": address, "up": up, "connections": 4, "failures": 7});
         let tiers = serde_json::json!([
             {"name": "Posix", "blocks": 3, "bytes": 12, "bytes_max": null},
+            {"name": "object", "put_requests": 5, "list_requests": 2, "sent_bytes": 70, "corrupt_blocks": 1},
             {"name": "Remote", "servers": [server("a:1", true), server("[::1]:2", false)]},
         ]);
         let text = metrics_text(None, serde_json::json!({"tiers": tiers})).expect("text");
@@ -199,6 +200,10 @@ mod tests {
             "kvdepot_remote_server_up{server=\"[::1]:2\"} 0",
             "kvdepot_remote_server_failures_total{server=\"a:1\"} 7",
             "# TYPE kvdepot_remote_server_connections gauge",
+            "kvdepot_object_requests_total{request=\"put\"} 5",
+            "kvdepot_object_requests_total{request=\"list\"} 2",
+            "kvdepot_object_sent_bytes_total 70",
+            "kvdepot_object_corrupt_blocks_total 1",
         ];
         has(&text, &lines);
         assert!(!text.contains("tier_max_bytes"), "no bound, no number: {text}");

@@ -113,12 +113,18 @@ impl Series {
             });
             write(encoder, Kind::Gauge, name, help, &samples.collect::<Vec<_>>())?;
         }
+        object_stores(encoder, tiers)?;
         let servers: Vec<&Value> =
             tiers.iter().flat_map(|tier| tier["servers"].as_array().into_iter().flatten()).collect();
         for (kind, name, field, help) in [
-            (Kind::Gauge, "remote_server_up", "up", "Whether a pool server is used"),
+            (
+                Kind::Gauge,
+                "remote_server_up",
+                "up",
+                "Whether a pool server, or the store of an Object tier, is used",
+            ),
             (Kind::Gauge, "remote_server_connections", "connections", "Connections to a pool server"),
-            (Kind::Counter, "remote_server_failures", "failures", "Failures of a pool server"),
+            (Kind::Counter, "remote_server_failures", "failures", "Failures of a pool server or of a store"),
         ] {
             let samples = servers.iter().map(|server| {
                 let value = server[field].as_bool().map(u64::from).or_else(|| server[field].as_u64());
@@ -129,6 +135,32 @@ impl Series {
         }
         Ok(())
     }
+}
+
+/// Requests to object stores, as the provider bills them.
+fn object_stores(encoder: &mut DescriptorEncoder<'_>, tiers: &[Value]) -> fmt::Result {
+    let of = |tier: &Value, field: &str| tier[field].as_u64().map(|value| value as f64);
+    let requests = tiers.iter().flat_map(|tier| {
+        ["put", "get", "head", "delete", "list"].into_iter().filter_map(move |request| {
+            let count = of(tier, &format!("{request}_requests"))?;
+            Some((vec![("request", request.to_owned())], count))
+        })
+    });
+    let help = "Requests to an object store, tries again included";
+    write(encoder, Kind::Counter, "object_requests", help, &requests.collect::<Vec<_>>())?;
+    for (name, field, help) in [
+        ("object_sent_bytes", "sent_bytes", "Bytes that were sent to an object store"),
+        ("object_received_bytes", "received_bytes", "Bytes that came from an object store"),
+        ("object_tried_again", "tried_again", "Requests to an object store that were made again"),
+        ("object_slowed_down", "slowed_down", "Answers of an object store that wants fewer requests"),
+        ("object_timeouts", "timeouts", "Requests that an object store did not answer in time"),
+        ("object_corrupt_blocks", "corrupt_blocks", "Objects that were not the block that was asked for"),
+    ] {
+        let samples = tiers.iter().filter_map(|tier| Some((Vec::new(), of(tier, field)?)));
+        let samples: Vec<Sample> = samples.collect();
+        write(encoder, Kind::Counter, name, help, &samples)?;
+    }
+    Ok(())
 }
 
 /// Escapes text for a label: the encoder writes it unchanged.

@@ -9,7 +9,6 @@ mod connect;
 mod epochs;
 mod infini;
 mod job;
-mod known;
 mod lookup;
 mod own;
 mod parting;
@@ -26,7 +25,6 @@ mod socket;
 mod spaces;
 mod tls;
 mod value;
-mod writing;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -43,19 +41,19 @@ use parking_lot::{Condvar, Mutex};
 pub use config::{RemoteConfig, RemoteProtocol};
 pub use tls::RemoteTls;
 
+use crate::known::Known;
 use crate::registry::TierEntry;
+use crate::writing::Writing;
 use crate::{
     BlockingCalls, BlockingConfig, Done, Fetched, Presence, ReadItem, Tier, TierServer, TierUsage, WriteItem,
     Written,
 };
 use epochs::Turns;
 use job::{Job, What};
-use known::Known;
 use lookup::{Addresses, Lookup};
 use place::Places;
 use server::{Health, Server};
 use spaces::{Space, Spaces};
-use writing::Writing;
 
 /// This tier, as the registry knows it.
 pub const ENTRY: TierEntry = TierEntry {

@@ -9,7 +9,7 @@ use kvdepot_wire::own::Status;
 use parking_lot::Mutex;
 
 use super::job::Opened;
-use super::writing::Writing;
+use crate::writing::Writing;
 use crate::{Done, Written};
 
 /// The end of a request, to be called without any lock held.

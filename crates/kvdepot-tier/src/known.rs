@@ -1,9 +1,9 @@
-//! What a Remote tier believes of blocks without asking: what it wrote, what it was told, for a while.
+//! What a tier over a network believes of blocks without asking: what it wrote, what it was told, for a while.
 
 use std::time::{Duration, Instant};
 
 use hashlink::LruCache;
-use kvdepot_core::limits::REMOTE_KNOWN_KEYS_MAX;
+use kvdepot_core::limits::KNOWN_KEYS_MAX;
 use kvdepot_core::{BlockKey, NamespaceId};
 
 use crate::{Presence, TierUsage};
@@ -17,7 +17,7 @@ struct Belief {
 
 /// Beliefs, bounded (P7).
 #[derive(Debug)]
-pub(super) struct Known {
+pub(crate) struct Known {
     beliefs: LruCache<BlockKey, Belief>,
     present_ttl: Duration,
     absent_ttl: Duration,
@@ -26,13 +26,13 @@ pub(super) struct Known {
 }
 
 impl Known {
-    pub(super) fn new(present_ttl: Duration, absent_ttl: Duration) -> Self {
+    pub(crate) fn new(present_ttl: Duration, absent_ttl: Duration) -> Self {
         let beliefs = LruCache::new_unbounded();
         Self { beliefs, present_ttl, absent_ttl, blocks: 0, bytes: 0 }
     }
 
     /// The block is there, or is not.
-    pub(super) fn note(&mut self, key: BlockKey, there: bool, bytes: u64) {
+    pub(crate) fn note(&mut self, key: BlockKey, there: bool, bytes: u64) {
         self.forget(&key);
         let ttl = if there { self.present_ttl } else { self.absent_ttl };
         self.beliefs.insert(key, Belief { there, until: Instant::now() + ttl, bytes });
@@ -40,32 +40,32 @@ impl Known {
             self.blocks += 1;
             self.bytes += bytes;
         }
-        while self.beliefs.len() > REMOTE_KNOWN_KEYS_MAX {
+        while self.beliefs.len() > KNOWN_KEYS_MAX {
             let Some((_, belief)) = self.beliefs.remove_lru() else { break };
             self.uncount(belief);
         }
     }
 
-    pub(super) fn forget(&mut self, key: &BlockKey) {
+    pub(crate) fn forget(&mut self, key: &BlockKey) {
         if let Some(belief) = self.beliefs.remove(key) {
             self.uncount(belief);
         }
     }
 
-    pub(super) fn forget_namespace(&mut self, namespace: NamespaceId) {
+    pub(crate) fn forget_namespace(&mut self, namespace: NamespaceId) {
         for key in self.keys(|key, _| key.namespace == namespace) {
             self.forget(&key);
         }
     }
 
     /// A server came back as another: nothing that it was believed to hold is certain.
-    pub(super) fn forget_if(&mut self, is_meant: impl Fn(&BlockKey) -> bool) {
+    pub(crate) fn forget_if(&mut self, is_meant: impl Fn(&BlockKey) -> bool) {
         for key in self.keys(|key, _| is_meant(key)) {
             self.forget(&key);
         }
     }
 
-    pub(super) fn presence(&self, key: &BlockKey, now: Instant) -> Presence {
+    pub(crate) fn presence(&self, key: &BlockKey, now: Instant) -> Presence {
         match self.beliefs.peek(key) {
             Some(belief) if belief.until <= now => Presence::Unknown,
             Some(belief) if belief.there => Presence::Present,
@@ -75,11 +75,11 @@ impl Known {
     }
 
     /// Keys of a namespace that were there when last heard of.
-    pub(super) fn present(&self, namespace: NamespaceId) -> Vec<BlockKey> {
+    pub(crate) fn present(&self, namespace: NamespaceId) -> Vec<BlockKey> {
         self.keys(|key, belief| key.namespace == namespace && belief.there)
     }
 
-    pub(super) fn usage(&self) -> TierUsage {
+    pub(crate) fn usage(&self) -> TierUsage {
         TierUsage { blocks: self.blocks, bytes: self.bytes, bytes_max: 0 }
     }
 

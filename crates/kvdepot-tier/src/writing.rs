@@ -8,7 +8,7 @@ use kvdepot_core::{BlockKey, Error, ErrorKind};
 use crate::{Done, Written};
 
 #[derive(Default)]
-pub(super) struct Writing {
+pub(crate) struct Writing {
     writers: HashMap<BlockKey, Vec<Done<Written>>>,
     leaving: HashMap<BlockKey, usize>,
     /// Blocks that servers may store yet although their writes have failed.
@@ -33,7 +33,7 @@ fn count_down(counts: &mut HashMap<BlockKey, usize>, key: &BlockKey) {
 impl Writing {
     /// `Some(Ok)`: the caller writes. `None`: another one does, and will tell. `Some(Err)`: not now.
     #[expect(clippy::type_complexity, reason = "three ways out, each with what it needs")]
-    pub(super) fn enter(
+    pub(crate) fn enter(
         &mut self,
         key: BlockKey,
         done: Done<Written>,
@@ -56,37 +56,42 @@ impl Writing {
     }
 
     /// The write is over: those who waited for it.
-    pub(super) fn written(&mut self, key: &BlockKey) -> Vec<Done<Written>> {
+    pub(crate) fn written(&mut self, key: &BlockKey) -> Vec<Done<Written>> {
         self.writers.remove(key).unwrap_or_default()
     }
 
-    pub(super) fn leave(&mut self, key: BlockKey) {
+    pub(crate) fn leave(&mut self, key: BlockKey) {
         *self.leaving.entry(key).or_default() += 1;
     }
 
-    pub(super) fn left(&mut self, key: &BlockKey) {
+    pub(crate) fn left(&mut self, key: &BlockKey) {
         count_down(&mut self.leaving, key);
     }
 
     /// Writes have failed that a server may carry out yet.
-    pub(super) fn doubt(&mut self, keys: &[BlockKey]) {
+    pub(crate) fn doubt(&mut self, keys: &[BlockKey]) {
         keys.iter().for_each(|key| *self.doubtful.entry(*key).or_default() += 1);
     }
 
     /// The server has ended them.
-    pub(super) fn settle(&mut self, keys: &[BlockKey]) {
+    pub(crate) fn settle(&mut self, keys: &[BlockKey]) {
         keys.iter().for_each(|key| count_down(&mut self.doubtful, key));
     }
 
-    pub(super) fn is_doubtful(&self, key: &BlockKey) -> bool {
+    pub(crate) fn is_doubtful(&self, key: &BlockKey) -> bool {
         self.doubtful.contains_key(key)
     }
 
-    pub(super) fn is_leaving(&self, key: &BlockKey) -> bool {
+    pub(crate) fn is_leaving(&self, key: &BlockKey) -> bool {
         self.leaving.contains_key(key)
     }
 
-    pub(super) fn holds(&self, key: &BlockKey) -> bool {
+    /// Whether somebody here writes it.
+    pub(crate) fn is_written(&self, key: &BlockKey) -> bool {
+        self.writers.contains_key(key)
+    }
+
+    pub(crate) fn holds(&self, key: &BlockKey) -> bool {
         self.writers.contains_key(key) || self.is_leaving(key)
     }
 }

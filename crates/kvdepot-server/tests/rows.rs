@@ -1,0 +1,124 @@
+//! `Cache|Slab|Remote|Object`: a disk of the node's own, a pool server, a bucket. The nearest that has a block serves it. P1, P2.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+#[path = "../../kvdepot-tier/tests/bucket_server/mod.rs"]
+mod bucket_server;
+mod common;
+#[path = "common/pool.rs"]
+mod pool;
+#[path = "common/wire.rs"]
+mod wire;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bucket_server::{Act, BucketServer};
+use common::{Engine, LONG, Served, config, embedded, spec};
+use kvdepot_depot::DepotConfig;
+use pool::{claim, layout, over, until};
+use serde_json::json;
+use wire::Wired;
+
+const POOL: u64 = 8 << 20;
+const BLOCKS: u64 = 16;
+
+struct Row {
+    bucket: BucketServer,
+    server: Wired,
+    /// Blocks that the bucket was asked for.
+    gets: Arc<AtomicU64>,
+}
+
+impl Row {
+    fn new() -> Self {
+        let (bucket, gets) = (BucketServer::start(), Arc::new(AtomicU64::new(0)));
+        let counted = Arc::clone(&gets);
+        bucket.plan(move |request| {
+            let is_block = request.method == "GET" && request.is_block();
+            counted.fetch_add(u64::from(is_block), Ordering::Relaxed);
+            Act::Serve
+        });
+        Self { bucket, server: Wired::open(config(64 << 20, json!({})), json!({})), gets }
+    }
+
+    fn config(&self, pipeline: &str, slab: &Path) -> DepotConfig {
+        let object = self.bucket.config("kv");
+        let more = json!({
+            "slab": {"path": slab, "capacity_bytes": 32 << 20, "segment_mb": 4},
+            "object": {
+                "url": format!("s3://{}/{}", object.bucket, object.prefix),
+                "endpoint": object.endpoint,
+                "credentials_file": object.credentials_file,
+                "timeout_ms": 30_000,
+            },
+        });
+        over(self.server.at, pipeline, POOL, &json!({}), &more)
+    }
+
+    /// A depot stores all blocks in all its tiers, and ends.
+    fn store(&self, pipeline: &str, slab: &Path) {
+        let depot = embedded(self.config(pipeline, slab));
+        let mut engine = Engine::new(&depot, &spec("row", layout()), BLOCKS as usize);
+        engine.fill(3);
+        let names: Vec<u64> = (0..BLOCKS).collect();
+        assert!(engine.dump(&names, &engine.all_pages()).is_empty());
+        assert!(depot.drain(LONG).unwrap());
+    }
+
+    /// A depot that starts now finds all blocks, with the right bytes.
+    fn serves(&self, pipeline: &str, slab: &Path) {
+        let depot = embedded(self.config(pipeline, slab));
+        let spec = spec("row", layout());
+        let mut engine = Engine::new(&depot, &spec, BLOCKS as usize);
+        let all = u32::try_from(BLOCKS).unwrap();
+        assert_eq!(claim(&depot, &spec, BLOCKS + 4), (true, all, all), "{}", depot.stats());
+        engine.clear();
+        let names: Vec<u64> = (0..BLOCKS).collect();
+        assert!(engine.load(&names, &engine.all_pages()).is_empty(), "{}", depot.stats());
+        assert!((0..BLOCKS as usize).all(|page| engine.holds(page, page, 3)));
+    }
+
+    fn gets(&self) -> u64 {
+        self.gets.swap(0, Ordering::Relaxed)
+    }
+}
+
+#[test]
+fn each_tier_serves_when_those_above_it_cannot() {
+    let (mut row, home) = (Row::new(), tempfile::tempdir().unwrap());
+    let slab = home.path().join("slab");
+    row.store("Cache|Slab|Remote|Object", &slab);
+    assert_eq!(row.server.stat("pool_blocks"), BLOCKS);
+    assert_eq!(row.bucket.names("/blocks/").len() as u64, BLOCKS);
+    row.serves("Cache|Slab|Remote|Object", &slab);
+    row.serves("Cache|Slab|Remote|Object", &home.path().join("a new node's"));
+    assert_eq!(row.gets(), 0, "slab and pool server are nearer");
+    row.serves("Cache|Object|Remote|Slab", &slab);
+    assert_eq!(row.gets(), 0, "what a tier knows to have goes before what would have to be asked for");
+    row.serves("Cache|Object|Remote|Slab", &home.path().join("a third node's"));
+    assert_eq!(row.gets(), BLOCKS, "here the bucket is the nearest");
+    row.server.close();
+    row.serves("Cache|Slab|Remote|Object", &home.path().join("another new node's"));
+    assert_eq!(row.gets(), BLOCKS, "only the bucket has them");
+}
+
+/// The bucket may know of a reset that the others missed.
+#[test]
+fn a_depot_that_starts_without_its_bucket_serves_when_the_bucket_is_back() {
+    let (mut row, home) = (Row::new(), tempfile::tempdir().unwrap());
+    let (slab, spec) = (home.path().join("slab"), spec("row", layout()));
+    row.store("Cache|Slab|Object", &slab);
+    row.bucket.stop();
+    let mut served = Served::start(row.config("Cache|Slab|Object", &slab));
+    let depot = served.attach();
+    let _engine = Engine::new(&depot, &spec, 1);
+    assert_eq!(claim(&depot, &spec, BLOCKS).1, 0, "{}", depot.stats());
+    row.bucket.come_back();
+    let all = u32::try_from(BLOCKS).unwrap();
+    // Engines ask again for the namespace, once in a while.
+    until("it serves from its own disk", || claim(&depot, &spec, BLOCKS).1 == all);
+    assert_eq!(row.gets(), 0);
+    depot.close();
+    served.stop();
+}

@@ -1,0 +1,171 @@
+//! Settings of an Object tier, and how they are read from JSON.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use kvdepot_core::limits::OBJECT_REQUESTS_MAX;
+use kvdepot_core::{Error, ErrorKind, Result};
+use serde_json::Value;
+
+use super::settings::SETTINGS;
+use crate::settings::Fields;
+
+const MIB: usize = 1 << 20;
+
+/// Settings of an Object tier. Access keys are none of them: they are read when the tier is opened, and kept by the client.
+#[derive(Clone, Debug)]
+pub struct ObjectConfig {
+    /// The bucket.
+    pub bucket: String,
+    /// What names begin with, without slashes at its ends; empty for none.
+    pub prefix: String,
+    /// URL of the store; none for the environment's, or AWS.
+    pub endpoint: Option<String>,
+    /// Region; none for the environment's.
+    pub region: Option<String>,
+    /// File with access keys; none for the usual places.
+    pub credentials_file: Option<PathBuf>,
+    /// Its section; none for the environment's, or `default`.
+    pub profile: Option<String>,
+    /// Certificates that are trusted beside the system's, PEM.
+    pub tls_ca_file: Option<PathBuf>,
+    /// Longest silence of the store while it owes an answer.
+    pub timeout: Duration,
+    /// Most requests at a time.
+    pub requests: usize,
+    /// Larger blocks are written in parts of so many bytes.
+    pub part_bytes: usize,
+    /// How long a block is believed to be there without asking.
+    pub present_ttl: Duration,
+    /// How long a block is believed to be absent without asking.
+    pub absent_ttl: Duration,
+    /// Whether objects of past epochs are deleted.
+    pub sweep: bool,
+}
+
+impl ObjectConfig {
+    /// The defaults for `s3://bucket/prefix`.
+    pub fn new(url: &str) -> Result<Self> {
+        let (bucket, prefix) = split(url)?;
+        Ok(Self {
+            bucket,
+            prefix,
+            endpoint: None,
+            region: None,
+            credentials_file: None,
+            profile: None,
+            tls_ca_file: None,
+            timeout: Duration::from_secs(5),
+            requests: 64,
+            part_bytes: 16 * MIB,
+            present_ttl: Duration::from_secs(600),
+            absent_ttl: Duration::from_secs(5),
+            sweep: true,
+        })
+    }
+
+    /// Reads an object of the tier's settings.
+    pub fn from_json(value: &Value) -> Result<Self> {
+        let fields = Fields::new("Object", value, &SETTINGS)?;
+        let url = fields.text("url")?.ok_or_else(|| {
+            Error::new(ErrorKind::Config, "an Object tier needs a bucket: url is s3://bucket/prefix")
+        })?;
+        let mut config = Self::new(&url)?;
+        config.endpoint = fields.text("endpoint")?;
+        config.region = fields.text("region")?;
+        config.credentials_file = fields.text("credentials_file")?.map(PathBuf::from);
+        config.profile = fields.text("profile")?;
+        config.tls_ca_file = fields.text("tls_ca_file")?.map(PathBuf::from);
+        for (name, out) in [
+            ("timeout_ms", &mut config.timeout),
+            ("present_ttl_ms", &mut config.present_ttl),
+            ("absent_ttl_ms", &mut config.absent_ttl),
+        ] {
+            let mut ms = u64::try_from(out.as_millis()).unwrap_or(u64::MAX);
+            fields.u64(name, &mut ms)?;
+            *out = Duration::from_millis(ms);
+        }
+        fields.usize("requests", &mut config.requests)?;
+        let mut part_mb = config.part_bytes / MIB;
+        fields.usize("part_mb", &mut part_mb)?;
+        config.part_bytes = part_mb * MIB;
+        fields.bool("sweep", &mut config.sweep)?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Refuses values that cannot work (P10).
+    pub fn check(&self) -> Result<()> {
+        if !(4..=OBJECT_REQUESTS_MAX).contains(&self.requests) {
+            return Err(Error::new(ErrorKind::Config, "an Object tier makes 4 to 1024 requests at a time")
+                .with("requests", self.requests));
+        }
+        if self.timeout.is_zero() || self.part_bytes == 0 {
+            return Err(Error::new(ErrorKind::Config, "an Object tier needs a timeout and parts above 0"));
+        }
+        Ok(())
+    }
+}
+
+/// Bucket and prefix of a URL.
+fn split(url: &str) -> Result<(String, String)> {
+    // Not the value itself where it may hold a password.
+    let shown = if url.contains('@') { "(not shown)" } else { url };
+    let bad =
+        |what: &str| Error::new(ErrorKind::Config, what.to_owned()).with("tier", "Object").with("url", shown);
+    let rest = url.strip_prefix("s3://").ok_or_else(|| bad("the URL of a bucket is s3://bucket/prefix"))?;
+    let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+    let of = |text: &str, more: &str| text.chars().all(|c| c.is_ascii_alphanumeric() || more.contains(c));
+    if bucket.is_empty() || !of(bucket, "-._") {
+        return Err(bad("a bucket's name has letters, digits, '-', '.' and '_'"));
+    }
+    let prefix = prefix.strip_suffix('/').unwrap_or(prefix);
+    let is_good = |part: &str| !part.is_empty() && part != "." && part != ".." && of(part, "-._=+");
+    if !prefix.is_empty() && !prefix.split('/').all(is_good) {
+        return Err(bad(
+            "a prefix has parts of letters, digits, '-', '.', '_', '=' and '+', with one '/' between them",
+        ));
+    }
+    Ok((bucket.to_owned(), prefix.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn urls_are_split_and_mistakes_named() {
+        let parts = |url| split(url).map(|(bucket, prefix)| format!("{bucket} {prefix}"));
+        assert_eq!(parts("s3://b").unwrap(), "b ");
+        assert_eq!(parts("s3://b/").unwrap(), "b ");
+        assert_eq!(parts("s3://my-b.c/kv/team=1/").unwrap(), "my-b.c kv/team=1");
+        for url in
+            ["b/p", "gs://b", "s3://", "s3:///p", "s3://b//p", "s3://b/p//q", "s3://b/../q", "s3://b/a b"]
+        {
+            let error = parts(url).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config);
+            assert!(error.to_string().contains(url), "{error}");
+        }
+        let error = parts("s3://AKIA:geheim@b/p").unwrap_err();
+        assert!(!error.to_string().contains("geheim"), "{error}");
+    }
+
+    #[test]
+    fn settings_are_read() {
+        let config = ObjectConfig::from_json(&json!({
+            "url": "s3://b/p", "endpoint": "http://h:1", "timeout_ms": 7, "part_mb": 5, "sweep": false,
+            "present_ttl_ms": 8, "absent_ttl_ms": 9, "requests": 4, "region": "r", "profile": "q",
+        }))
+        .unwrap();
+        assert_eq!((config.timeout.as_millis(), config.part_bytes, config.sweep), (7, 5 << 20, false));
+        assert_eq!((config.present_ttl.as_millis(), config.absent_ttl.as_millis()), (8, 9));
+        assert_eq!(
+            (config.requests, config.region.as_deref(), config.profile.as_deref()),
+            (4, Some("r"), Some("q"))
+        );
+        let error = ObjectConfig::from_json(&json!({})).unwrap_err();
+        assert!(error.to_string().contains("s3://bucket/prefix"), "{error}");
+    }
+}

@@ -1,0 +1,329 @@
+//! The epoch of a namespace as a bucket tells it, and how it moves on.
+//!
+//! One small object for each namespace that was ever reset. It is written on the condition that it is still what was read
+//! (`If-Match`), or still not there (`If-None-Match`), so of several depots that reset at the same moment each gets an epoch
+//! of its own, and none goes back. A namespace without the object is in epoch 0. A store that does not keep conditions is
+//! found out before the first namespace is opened, and refused.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvdepot_core::limits::EPOCH_RETRY_MS;
+use kvdepot_core::{Error, ErrorKind, NamespaceId, NamespaceSpec, Result, next_epoch};
+use kvdepot_io::checksum::crc64;
+use object_store::path::Path;
+use object_store::{ObjectStoreExt, PutMode, PutOptions, PutPayload, UpdateVersion};
+use tokio::time::{Instant as TokioInstant, timeout_at};
+
+use super::link::{Fault, Lane};
+use super::shared::{Shared, late};
+use crate::Done;
+
+/// Longest object that is read as an epoch.
+const BYTES_MAX: u64 = 4096;
+
+/// The text of an epoch's object: `kvdepot epoch 1 <namespace> <epoch> <checksum of all before>`.
+fn written(root: NamespaceId, epoch: u32) -> String {
+    let text = format!("kvdepot epoch 1 {root} {epoch} ");
+    format!("{text}{:016x}\n", crc64(text.as_bytes()))
+}
+
+fn parsed(text: &[u8], root: NamespaceId) -> Result<u32> {
+    let epoch = std::str::from_utf8(text).ok().and_then(|text| text.split(' ').nth(4)?.parse().ok());
+    epoch.filter(|epoch| written(root, *epoch).as_bytes() == text).ok_or_else(|| {
+        let what = "the object that tells a namespace's epoch is damaged: write it anew, or remove it to begin with epoch 0";
+        Error::new(ErrorKind::Corrupt, what).with("namespace", root)
+    })
+}
+
+fn when(mode: PutMode) -> PutOptions {
+    PutOptions { mode, ..PutOptions::default() }
+}
+
+impl Shared {
+    /// See [`crate::Tier::open_namespace`].
+    pub(super) fn open_namespace(
+        self: &Arc<Self>,
+        spec: &Arc<NamespaceSpec>,
+        at_least: u32,
+        deadline: Instant,
+        done: Done<u32>,
+    ) {
+        let (shared, spec, answer) = (Arc::clone(self), Arc::clone(spec), self.owe(done));
+        self.runtime.spawn(async move {
+            let work = shared.open(&spec, at_least, deadline);
+            let outcome = timeout_at(TokioInstant::from_std(deadline), work).await;
+            shared.keep_trying();
+            answer.end(outcome.unwrap_or_else(|_| Err(late())));
+        });
+    }
+
+    /// See [`crate::Tier::advance_epoch`].
+    pub(super) fn advance_epoch(
+        self: &Arc<Self>,
+        spec: &Arc<NamespaceSpec>,
+        at_least: u32,
+        deadline: Instant,
+        done: Done<u32>,
+    ) {
+        // Before any request: from here on nothing old is served, whatever the store does.
+        self.leave(spec, at_least, true);
+        let (shared, spec, answer) = (Arc::clone(self), Arc::clone(spec), self.owe(done));
+        self.runtime.spawn(async move {
+            let work = shared.settle(spec.root(), deadline);
+            let outcome = timeout_at(TokioInstant::from_std(deadline), work).await;
+            let outcome = outcome.unwrap_or_else(|_| Err(late()));
+            if let Err(error) = &outcome {
+                tracing::error!(
+                    %error, namespace = %spec.root(),
+                    "a reset is not stored: the Object tier gives misses for the namespace until it is. It is tried again by \
+                     itself; a depot that ends before that may serve blocks from before the reset after its restart"
+                );
+            }
+            shared.keep_trying();
+            answer.end(outcome);
+        });
+    }
+
+    fn leave(&self, spec: &Arc<NamespaceSpec>, at_least: u32, advance: bool) {
+        let old = self.spaces.lock().want(spec, at_least, advance);
+        if let Some(old) = old {
+            self.known.lock().forget_namespace(old);
+        }
+    }
+
+    async fn open(
+        self: &Arc<Self>,
+        spec: &Arc<NamespaceSpec>,
+        at_least: u32,
+        deadline: Instant,
+    ) -> Result<u32> {
+        let root = spec.root();
+        self.keeps_conditions.get_or_try_init(|| self.try_conditions(deadline)).await?;
+        if self.spaces.lock().wanted(root).is_some() {
+            self.leave(spec, at_least, false);
+            return self.settle(root, deadline).await;
+        }
+        let known = {
+            let spaces = self.spaces.lock();
+            spaces.epoch(root).filter(|epoch| spaces.is_open(root) && *epoch >= at_least)
+        };
+        let stored = match (self.stored(root, deadline).await, known) {
+            (Ok((epoch, _)), _) => epoch,
+            (Err(error), Some(epoch)) if error.kind() != ErrorKind::Corrupt => {
+                tracing::debug!(%error, namespace = %root, "cannot look whether a namespace was moved on");
+                return Ok(epoch);
+            }
+            (Err(error), _) => return Err(error),
+        };
+        let epoch = stored.max(at_least).max(known.unwrap_or(0));
+        if stored < epoch {
+            self.leave(spec, epoch, false);
+            return self.settle(root, deadline).await;
+        }
+        let was_open = known == Some(epoch);
+        let old = self.spaces.lock().enter(spec, epoch)?;
+        self.entered(root, old, was_open);
+        Ok(epoch)
+    }
+
+    /// A namespace is served in an epoch that is new to this tier.
+    fn entered(&self, root: NamespaceId, old: Option<NamespaceId>, was_open: bool) {
+        if let Some(old) = old {
+            self.known.lock().forget_namespace(old);
+        }
+        if !was_open && self.config.sweep {
+            self.to_sweep.lock().insert(root);
+            self.sweep.notify_one();
+        }
+    }
+
+    /// Stores what is wanted of a namespace, and serves it.
+    async fn settle(&self, root: NamespaceId, deadline: Instant) -> Result<u32> {
+        // One at a time: two would each store an epoch for the same request.
+        let turns = Arc::clone(self.settling.lock().entry(root).or_default());
+        let outcome = {
+            let _turn = turns.lock().await;
+            self.settle_now(root, deadline).await
+        };
+        let mut settling = self.settling.lock();
+        // The map's and this one: nobody waits.
+        if Arc::strong_count(&turns) == 2 {
+            settling.remove(&root);
+        }
+        outcome
+    }
+
+    async fn settle_now(&self, root: NamespaceId, deadline: Instant) -> Result<u32> {
+        self.keeps_conditions.get_or_try_init(|| self.try_conditions(deadline)).await?;
+        let wanted = self.spaces.lock().wanted(root);
+        let Some(wanted) = wanted else {
+            // Somebody else stored it meanwhile.
+            let epoch = self.spaces.lock().epoch(root);
+            return epoch.ok_or_else(|| {
+                Error::new(ErrorKind::Busy, "the namespace is not open yet").with("namespace", root)
+            });
+        };
+        let epoch = loop {
+            let (stored, version) = self.stored(root, deadline).await?;
+            let target = if wanted.advance {
+                next_epoch(stored, wanted.at_least)?
+            } else {
+                stored.max(wanted.at_least)
+            };
+            if target == stored {
+                break target;
+            }
+            let mode = version.map_or(PutMode::Create, PutMode::Update);
+            match self.put_when(&self.names.epoch(root), &written(root, target), mode, deadline).await {
+                Ok(()) => break target,
+                // Another depot was first, or this one was and did not hear of it: what is stored tells.
+                Err(Fault::Conflict(_)) => {}
+                Err(fault) => return Err(fault.into_error()),
+            }
+        };
+        let settled = self.spaces.lock().settled(&wanted, epoch);
+        if !settled {
+            return Err(
+                Error::new(ErrorKind::Busy, "the namespace is being reset again").with("namespace", root)
+            );
+        }
+        self.entered(root, None, false);
+        Ok(epoch)
+    }
+
+    /// The stored epoch, and by what it is told from later ones; none if nothing is stored.
+    async fn stored(&self, root: NamespaceId, deadline: Instant) -> Result<(u32, Option<UpdateVersion>)> {
+        let path = self.names.epoch(root);
+        let mut turn = self.link.turn(Lane::Epochs, deadline).await.map_err(Fault::into_error)?;
+        let (text, version) = loop {
+            let got = self.link.within(async {
+                let got = self.link.store.get(&path).await?;
+                let version =
+                    UpdateVersion { e_tag: got.meta.e_tag.clone(), version: got.meta.version.clone() };
+                let text = if got.meta.size <= BYTES_MAX { got.bytes().await? } else { bytes::Bytes::new() };
+                Ok((text, version))
+            });
+            match got.await {
+                Ok(got) => break got,
+                Err(Fault::Missing(_)) => {
+                    turn.good();
+                    return Ok((0, None));
+                }
+                Err(fault) => turn.again(fault).await.map_err(Fault::into_error)?,
+            }
+        };
+        turn.good();
+        Ok((parsed(&text, root)?, Some(version)))
+    }
+
+    async fn put_when(&self, path: &Path, text: &str, mode: PutMode, deadline: Instant) -> Result<(), Fault> {
+        let mut turn = self.link.turn(Lane::Epochs, deadline).await?;
+        loop {
+            let payload = PutPayload::from(text.to_owned().into_bytes());
+            let put = self.link.store.put_opts(path, payload, when(mode.clone()));
+            match self.link.within(put).await {
+                Ok(_) => {
+                    turn.good();
+                    return Ok(());
+                }
+                Err(Fault::Missing(error)) => return Err(Fault::Refused(no_bucket(error))),
+                Err(fault) => turn.again(fault).await?,
+            }
+        }
+    }
+
+    /// Whether the store keeps conditions: one that ignores them would let an epoch go back.
+    async fn try_conditions(&self, deadline: Instant) -> Result<()> {
+        let path = self.names.trial(fresh_number());
+        let wrong = UpdateVersion { e_tag: Some("\"kvdepot-no-such-tag\"".to_owned()), version: None };
+        let put = |mode| self.put_when(&path, "kvdepot: may be deleted\n", mode, deadline);
+        match put(PutMode::Create).await {
+            // Nobody else has this name: it was an earlier try, which was not answered.
+            Ok(()) | Err(Fault::Conflict(_)) => {}
+            Err(fault) => return Err(fault.into_error()),
+        }
+        let mut kept = true;
+        for mode in [PutMode::Create, PutMode::Update(wrong)] {
+            match put(mode).await {
+                Err(Fault::Conflict(_)) => {}
+                Ok(()) => kept = false,
+                Err(fault) => return Err(fault.into_error()),
+            }
+        }
+        if let Err(fault) = self.link.within(self.link.store.delete(&path)).await {
+            tracing::debug!(error = %fault.into_error(), %path, "an object that only tried the store stays there");
+        }
+        if kept {
+            return Ok(());
+        }
+        let what = "the store ignores the conditions of a write (If-None-Match, If-Match): depots that share it could undo \
+                    each other's resets";
+        Err(Error::new(ErrorKind::Unsupported, what).with("bucket", &self.config.bucket))
+    }
+
+    /// Has a task try again while epochs are to be stored.
+    fn keep_trying(self: &Arc<Self>) {
+        if self.spaces.lock().all_wanted().is_empty()
+            || std::mem::replace(&mut *self.is_retrying.lock(), true)
+        {
+            return;
+        }
+        let shared = Arc::clone(self);
+        self.runtime.spawn(async move {
+            loop {
+                tokio::time::sleep(Duration::from_millis(EPOCH_RETRY_MS)).await;
+                let wanted = shared.spaces.lock().all_wanted();
+                for root in wanted {
+                    let deadline = shared.patience();
+                    let work = shared.settle(root, deadline);
+                    match timeout_at(TokioInstant::from_std(deadline), work).await {
+                        Ok(Ok(epoch)) => tracing::warn!(namespace = %root, epoch, "a reset is stored now"),
+                        Ok(Err(error)) => {
+                            tracing::debug!(%error, namespace = %root, "a reset is still not stored");
+                        }
+                        Err(_) => tracing::debug!(namespace = %root, "a reset is still not stored"),
+                    }
+                }
+                let mut is_retrying = shared.is_retrying.lock();
+                if shared.spaces.lock().all_wanted().is_empty() {
+                    *is_retrying = false;
+                    return;
+                }
+            }
+        });
+    }
+}
+
+/// What a write's 404 means.
+pub(super) fn no_bucket(error: Error) -> Error {
+    Error::new(ErrorKind::Unavailable, "the store has no such bucket: look at object_url and object_endpoint")
+        .with_source(error)
+}
+
+/// A number that no other depot has at this moment, as far as it matters.
+fn fresh_number() -> u64 {
+    let mut bytes = [0; 8];
+    if rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty()).is_err() {
+        bytes[..4].copy_from_slice(&std::process::id().to_le_bytes());
+    }
+    u64::from_le_bytes(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_damaged_epoch_is_no_epoch() {
+        let root = NamespaceId([9; 16]);
+        let good = written(root, 41);
+        assert_eq!(parsed(good.as_bytes(), root).unwrap(), 41);
+        for bit in 0..good.len() * 8 {
+            let mut bad = good.clone().into_bytes();
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(parsed(&bad, root).unwrap_err().kind(), ErrorKind::Corrupt, "bit {bit}");
+        }
+        assert!(parsed(b"", root).is_err() && parsed(good.as_bytes(), NamespaceId([8; 16])).is_err());
+    }
+}

@@ -1,0 +1,138 @@
+//! When a store is asked nothing: after failures in a row, and for a moment when it says that requests are too many.
+//!
+//! A state machine without a clock of its own. Reads and writes have a gate each, so that a bucket that may not be written
+//! is still read.
+
+use std::time::{Duration, Instant};
+
+use kvdepot_core::limits::{OBJECT_FAILURES_MAX, OBJECT_OFF_MS, OBJECT_SLOW_DOWN_MS};
+
+const fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// What a gate says to a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pass {
+    /// Go.
+    Go,
+    /// Not before then: the store wants less.
+    NotBefore(Instant),
+    /// Not now: the store fails.
+    Off,
+}
+
+/// What the end of a request changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Change {
+    Nothing,
+    WentOff(Duration),
+    CameBack,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Gate {
+    failures: u32,
+    off_until: Option<Instant>,
+    off_for: Duration,
+    /// Until then one request is out that shows whether the store is back.
+    trial_until: Option<Instant>,
+    slow_until: Option<Instant>,
+    slow_for: Duration,
+}
+
+impl Gate {
+    /// Whether nothing is asked now.
+    pub(super) fn is_off(&self, now: Instant) -> bool {
+        self.off_until.is_some_and(|until| now < until)
+    }
+
+    /// Whether a request that ends by `end` may go.
+    pub(super) fn ask(&mut self, now: Instant, end: Instant) -> Pass {
+        match self.off_until {
+            Some(until) if now < until => return Pass::Off,
+            Some(_) if self.trial_until.is_some_and(|until| now < until) => return Pass::Off,
+            Some(_) => self.trial_until = Some(end),
+            None => {}
+        }
+        match self.slow_until {
+            Some(until) if now < until => Pass::NotBefore(until),
+            _ => Pass::Go,
+        }
+    }
+
+    /// The store has answered, whatever it said.
+    pub(super) fn answered(&mut self) -> Change {
+        self.failures = 0;
+        self.slow_for /= 2;
+        self.trial_until = None;
+        self.off_for = Duration::ZERO;
+        if self.off_until.take().is_some() { Change::CameBack } else { Change::Nothing }
+    }
+
+    /// The store did not answer, or that it cannot.
+    pub(super) fn failed(&mut self, now: Instant) -> Change {
+        self.failures = self.failures.saturating_add(1);
+        let was_trial = self.off_until.is_some_and(|until| until <= now);
+        let is_over = self.off_until.is_none() && self.failures >= OBJECT_FAILURES_MAX;
+        if !was_trial && !is_over {
+            return Change::Nothing;
+        }
+        self.off_for = (self.off_for * 2).clamp(ms(OBJECT_OFF_MS.0), ms(OBJECT_OFF_MS.1));
+        self.off_until = Some(now + self.off_for);
+        self.trial_until = None;
+        if was_trial { Change::Nothing } else { Change::WentOff(self.off_for) }
+    }
+
+    /// The store wants fewer requests.
+    pub(super) fn slow_down(&mut self, now: Instant) {
+        // All requests that were out when it began to say so are one sign.
+        if self.slow_until.is_none_or(|until| until <= now) {
+            self.slow_for = (self.slow_for * 2).clamp(ms(OBJECT_SLOW_DOWN_MS.0), ms(OBJECT_SLOW_DOWN_MS.1));
+            self.slow_until = Some(now + self.slow_for);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_in_a_row_shut_it_and_one_trial_opens_it() {
+        let (mut gate, now) = (Gate::default(), Instant::now());
+        let at = |n| now + ms(n);
+        for _ in 1..OBJECT_FAILURES_MAX {
+            assert_eq!(gate.failed(now), Change::Nothing);
+        }
+        assert_eq!(gate.answered(), Change::Nothing);
+        for _ in 1..OBJECT_FAILURES_MAX {
+            assert_eq!(gate.failed(now), Change::Nothing);
+        }
+        assert_eq!(gate.failed(now), Change::WentOff(ms(OBJECT_OFF_MS.0)));
+        assert!(gate.is_off(now) && gate.ask(at(999), at(5000)) == Pass::Off);
+        assert_eq!(gate.ask(at(1000), at(5000)), Pass::Go);
+        assert_eq!(gate.ask(at(1001), at(5000)), Pass::Off, "one trial at a time");
+        assert_eq!(gate.failed(at(1500)), Change::Nothing);
+        assert!(gate.is_off(at(3499)) && !gate.is_off(at(3500)), "twice as long");
+        assert_eq!(gate.ask(at(3500), at(4000)), Pass::Go);
+        assert_eq!(gate.ask(at(4000), at(5000)), Pass::Go, "a trial that told nothing is over at its end");
+        assert_eq!(gate.answered(), Change::CameBack);
+        assert_eq!(gate.ask(at(4001), at(5000)), Pass::Go);
+    }
+
+    #[test]
+    fn too_many_requests_make_all_wait_longer_each_time() {
+        let (mut gate, now) = (Gate::default(), Instant::now());
+        let at = |n| now + ms(n);
+        gate.slow_down(now);
+        gate.slow_down(now);
+        assert_eq!(gate.ask(now, at(9)), Pass::NotBefore(at(100)));
+        assert_eq!(gate.ask(at(100), at(200)), Pass::Go);
+        gate.slow_down(at(100));
+        assert_eq!(gate.ask(at(101), at(200)), Pass::NotBefore(at(300)));
+        assert_eq!(gate.answered(), Change::Nothing);
+        gate.slow_down(at(300));
+        assert_eq!(gate.ask(at(301), at(400)), Pass::NotBefore(at(500)), "less after an answer");
+    }
+}

@@ -1,0 +1,175 @@
+//! Blocks as objects of a bucket: S3, and what speaks its protocol.
+//!
+//! One object a block, with a block file's bytes (`crate::format`), so nothing of it is believed before its checksums were
+//! compared (P1). All requests run on a few threads of the tier's own. What the tier knows of the bucket is what it wrote and
+//! what it was told, for a while: nothing is listed on the way of a request. A store that is away is asked nothing for a
+//! while (`gate`), and costs misses (P2). The bucket has no cap of ours: a lifecycle rule is its eviction.
+
+mod config;
+mod credentials;
+mod epochs;
+mod gate;
+mod link;
+mod meter;
+mod names;
+mod probe;
+mod reads;
+mod removal;
+mod settings;
+mod shared;
+mod spaces;
+mod store;
+mod writes;
+
+use std::fmt;
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+use kvdepot_core::limits::OBJECT_THREADS;
+use kvdepot_core::{BlockKey, Error, NamespaceId, NamespaceSpec, Result};
+use object_store::ObjectStore;
+use tokio::runtime::{Builder, Handle, Runtime};
+
+pub use config::ObjectConfig;
+
+use crate::registry::TierEntry;
+use crate::{Done, Presence, ReadItem, Tier, TierEvents, TierServer, TierUsage, WriteItem};
+use link::Link;
+use meter::Meter;
+use shared::Shared;
+
+/// This tier, as the registry knows it.
+pub const ENTRY: TierEntry = TierEntry {
+    name: "Object",
+    open: |config| Ok(Arc::new(ObjectTier::open(ObjectConfig::from_json(config)?)?)),
+    guards_itself: true,
+    settings: &settings::SETTINGS,
+    for_users: true,
+};
+
+/// Blocks in a bucket.
+pub struct ObjectTier {
+    shared: Arc<Shared>,
+    /// Taken when the tier ends.
+    runtime: Option<Runtime>,
+}
+
+impl ObjectTier {
+    /// Makes the client. The store is first asked when a namespace is opened, and need not be there yet.
+    pub fn open(config: ObjectConfig) -> Result<Self> {
+        let meter = Arc::new(Meter::default());
+        let store = store::open(&config, &meter)?;
+        Self::start(config, store, meter)
+    }
+
+    /// On a store of the caller's, whose requests are not counted.
+    pub fn open_on(config: ObjectConfig, store: Arc<dyn ObjectStore>) -> Result<Self> {
+        Self::start(config, store, Arc::new(Meter::default()))
+    }
+
+    fn start(config: ObjectConfig, store: Arc<dyn ObjectStore>, meter: Arc<Meter>) -> Result<Self> {
+        config.check()?;
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(OBJECT_THREADS)
+            .max_blocking_threads(OBJECT_THREADS)
+            .thread_name("kvd-object")
+            .enable_all()
+            .build()
+            .map_err(|e| Error::io("cannot start the threads of an Object tier", e))?;
+        let address = format!("{}/{}", config.endpoint.as_deref().unwrap_or("s3:/"), config.bucket);
+        let link = Link::new(store, meter, config.timeout, config.requests, address);
+        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        let shared = Arc::new(Shared::new(config, link, host.trim().to_owned(), runtime.handle().clone()));
+        if shared.config.sweep {
+            runtime.spawn(Arc::clone(&shared).sweep_forever());
+        }
+        Ok(Self { shared, runtime: Some(runtime) })
+    }
+}
+
+impl Tier for ObjectTier {
+    fn name(&self) -> &str {
+        "object"
+    }
+
+    fn open_namespace(&self, spec: &Arc<NamespaceSpec>, at_least: u32, deadline: Instant, done: Done<u32>) {
+        self.shared.open_namespace(spec, at_least, deadline, done);
+    }
+
+    fn advance_epoch(&self, spec: &Arc<NamespaceSpec>, at_least: u32, deadline: Instant, done: Done<u32>) {
+        self.shared.advance_epoch(spec, at_least, deadline, done);
+    }
+
+    fn close_namespace(&self, root: NamespaceId) {
+        let closed = self.shared.spaces.lock().close(root);
+        if let Some(id) = closed {
+            self.shared.known.lock().forget_namespace(id);
+        }
+    }
+
+    fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
+        self.shared.peek(keys, out);
+    }
+
+    fn probe(&self, keys: Vec<BlockKey>, deadline: Instant, done: Done<usize>) {
+        self.shared.probe(keys, deadline, done);
+    }
+
+    fn read(&self, reads: Vec<ReadItem>, deadline: Instant) {
+        reads.into_iter().for_each(|read| self.shared.read(read, deadline));
+    }
+
+    fn write(&self, writes: Vec<WriteItem>, deadline: Instant) {
+        writes.into_iter().for_each(|write| self.shared.write(write, deadline));
+    }
+
+    fn remove(&self, keys: Vec<BlockKey>, done: Done<()>) {
+        self.shared.remove(keys, done);
+    }
+
+    /// A bucket knows no recency: its lifecycle rules go by age.
+    fn touch(&self, _keys: &[BlockKey]) {}
+
+    fn attach(&self, events: Weak<dyn TierEvents>) {
+        *self.shared.link.listener.lock() = Some(events);
+    }
+
+    /// What this tier knows of; the bucket may hold more, and less.
+    fn usage(&self) -> TierUsage {
+        self.shared.known.lock().usage()
+    }
+
+    fn servers(&self) -> Vec<TierServer> {
+        vec![self.shared.link.describe()]
+    }
+
+    fn figures(&self) -> Vec<(&'static str, u64)> {
+        self.shared.link.meter.figures()
+    }
+
+    fn keys(&self, namespace: NamespaceId) -> Vec<BlockKey> {
+        self.shared.known.lock().present(namespace)
+    }
+
+    fn drain(&self, deadline: Instant) -> bool {
+        self.shared.drain(deadline)
+    }
+}
+
+impl fmt::Debug for ObjectTier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ObjectTier").field("shared", &self.shared).finish_non_exhaustive()
+    }
+}
+
+impl Drop for ObjectTier {
+    fn drop(&mut self) {
+        // Not on a thread of its own, which what is under way may need.
+        if Handle::try_current().is_err() {
+            self.shared.drain(Instant::now() + self.shared.config.timeout);
+        }
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}

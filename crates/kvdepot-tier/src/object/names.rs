@@ -1,0 +1,61 @@
+//! What objects are called. Blocks and epochs have a beginning each, so that a lifecycle rule for one spares the other.
+
+use kvdepot_core::{BlockHash, NamespaceId};
+use object_store::path::Path;
+
+/// Names below a prefix of a bucket.
+#[derive(Clone, Debug)]
+pub(super) struct Names {
+    /// Empty, or with a slash at its end.
+    prefix: String,
+}
+
+impl Names {
+    pub(super) fn new(prefix: &str) -> Self {
+        Self { prefix: if prefix.is_empty() { String::new() } else { format!("{prefix}/") } }
+    }
+
+    pub(super) fn block(&self, root: NamespaceId, epoch: u32, hash: BlockHash) -> Path {
+        Path::from(format!("{}blocks/{root}/e{epoch}/{hash}", self.prefix))
+    }
+
+    /// Below it lie the epochs of a namespace.
+    pub(super) fn blocks(&self, root: NamespaceId) -> Path {
+        Path::from(format!("{}blocks/{root}", self.prefix))
+    }
+
+    /// The object that tells a namespace's epoch.
+    pub(super) fn epoch(&self, root: NamespaceId) -> Path {
+        Path::from(format!("{}epochs/{root}", self.prefix))
+    }
+
+    /// An object by which it is found out whether the store keeps conditions.
+    pub(super) fn trial(&self, number: u64) -> Path {
+        Path::from(format!("{}epochs/trial-{number:016x}", self.prefix))
+    }
+}
+
+/// The epoch that the last part of such a name means.
+pub(super) fn epoch_of(path: &Path) -> Option<u32> {
+    path.filename()?.strip_prefix('e')?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_back() {
+        let names = Names::new("kv/a");
+        let (root, hash) = (NamespaceId([1; 16]), BlockHash([2; 16]));
+        let block = names.block(root, 7, hash);
+        assert_eq!(block.as_ref(), format!("kv/a/blocks/{root}/e7/{hash}"));
+        assert!(
+            block.prefix_matches(&names.blocks(root))
+                && !names.epoch(root).prefix_matches(&names.blocks(root))
+        );
+        assert_eq!(epoch_of(&Path::from(format!("kv/a/blocks/{root}/e7"))), Some(7));
+        assert_eq!((epoch_of(&names.epoch(root)), epoch_of(&Path::from("e"))), (None, None));
+        assert_eq!(Names::new("").epoch(root).as_ref(), format!("epochs/{root}"));
+    }
+}

@@ -1,0 +1,150 @@
+//! Which blocks a bucket has: what is not known is asked with `HEAD`, from the front, more at a time as long as all are there.
+//!
+//! A prompt that nobody has seen costs one request, not one for each of its blocks. What is asked is heard to its end, also
+//! when who asked does not wait any longer: the next look finds the answer.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use kvdepot_core::limits::OBJECT_PROBE_BLOCKS_MAX;
+use kvdepot_core::{BlockKey, Error, ErrorKind, Result};
+use object_store::ObjectStoreExt;
+use object_store::path::Path;
+use tokio::sync::oneshot;
+use tokio::time::{Instant as TokioInstant, timeout_at};
+
+use super::link::{Fault, Lane};
+use super::shared::{Shared, in_time};
+use crate::{Done, Presence};
+
+/// How much wider each look is than the one before.
+const WIDER: usize = 8;
+
+impl Shared {
+    /// See [`crate::Tier::peek`].
+    pub(super) fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
+        out.clear();
+        if self.link.is_off() {
+            return out.resize(keys.len(), Presence::Absent);
+        }
+        let now = Instant::now();
+        let spaces = self.spaces.lock();
+        let writing = self.writing.lock();
+        let known = self.known.lock();
+        out.extend(keys.iter().map(|key| {
+            if writing.is_leaving(key) || spaces.of(key).is_err() {
+                return Presence::Absent;
+            }
+            known.presence(key, now)
+        }));
+    }
+
+    /// See [`crate::Tier::probe`].
+    pub(super) fn probe(self: &Arc<Self>, keys: Vec<BlockKey>, deadline: Instant, done: Done<usize>) {
+        if let Err(error) = in_time(deadline) {
+            return done(Err(error));
+        }
+        let (shared, answer) = (Arc::clone(self), self.owe(done));
+        self.runtime.spawn(async move {
+            let mut count = 0;
+            let work = shared.count(&keys, &mut count);
+            let outcome = timeout_at(TokioInstant::from_std(deadline), work).await;
+            answer.end(match outcome {
+                Ok(Err(error)) if count == 0 => Err(error),
+                // What is not known by the deadline is a miss for now.
+                _ => Ok(count),
+            });
+        });
+    }
+
+    /// Counts the leading blocks that are there, as far as it has come.
+    async fn count(self: &Arc<Self>, keys: &[BlockKey], count: &mut usize) -> Result<()> {
+        let mut width = 1;
+        let mut known = Vec::new();
+        while *count < keys.len() {
+            self.peek(&keys[*count..], &mut known);
+            let mut asks = Vec::new();
+            for (key, presence) in keys[*count..].iter().zip(&known) {
+                match presence {
+                    Presence::Present => asks.push(None),
+                    Presence::Unknown if asks.iter().flatten().count() < width => {
+                        asks.push(Some(self.ask(*key)))
+                    }
+                    Presence::Unknown | Presence::Absent => break,
+                }
+            }
+            if asks.is_empty() {
+                return Ok(());
+            }
+            for ask in asks {
+                let is_there = match ask {
+                    None => true,
+                    Some(answer) => answer
+                        .await
+                        .unwrap_or_else(|_| Err(Error::new(ErrorKind::Closed, "the tier is closing")))?,
+                };
+                if !is_there {
+                    return Ok(());
+                }
+                *count += 1;
+            }
+            width = (width * WIDER).min(OBJECT_PROBE_BLOCKS_MAX);
+        }
+        Ok(())
+    }
+
+    /// Asks for a block, or joins those who do.
+    fn ask(self: &Arc<Self>, key: BlockKey) -> oneshot::Receiver<Result<bool>> {
+        let (send, receive) = oneshot::channel();
+        let is_first = {
+            let mut asked = self.asked.lock();
+            let waiting = asked.entry(key).or_default();
+            waiting.push(send);
+            waiting.len() == 1
+        };
+        if is_first {
+            let shared = Arc::clone(self);
+            self.runtime.spawn(async move {
+                let deadline = shared.patience();
+                let work = shared.look(&key, deadline);
+                let outcome = timeout_at(TokioInstant::from_std(deadline), work).await;
+                let outcome = outcome.unwrap_or_else(|_| Err(super::shared::late()));
+                let waiting = shared.asked.lock().remove(&key).unwrap_or_default();
+                waiting.into_iter().for_each(|waiter| drop(waiter.send(outcome.clone())));
+            });
+        }
+        receive
+    }
+
+    async fn look(&self, key: &BlockKey, deadline: Instant) -> Result<bool> {
+        let Ok((_, path)) = self.place(key) else { return Ok(false) };
+        let removals = self.removals.load(Ordering::Acquire);
+        if self.writing.lock().is_leaving(key) {
+            return Ok(false);
+        }
+        let found = self.head(&path, deadline).await.map_err(Fault::into_error)?;
+        match found {
+            Some(bytes) => self.note_present(*key, bytes, removals),
+            None => self.note_absent(*key),
+        }
+        Ok(found.is_some())
+    }
+
+    async fn head(&self, path: &Path, deadline: Instant) -> Result<Option<u64>, Fault> {
+        let mut turn = self.link.turn(Lane::Reads, deadline).await?;
+        loop {
+            match self.link.within(self.link.store.head(path)).await {
+                Ok(meta) => {
+                    turn.good();
+                    return Ok(Some(meta.size));
+                }
+                Err(Fault::Missing(_)) => {
+                    turn.good();
+                    return Ok(None);
+                }
+                Err(fault) => turn.again(fault).await?,
+            }
+        }
+    }
+}

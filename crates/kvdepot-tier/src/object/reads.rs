@@ -1,0 +1,167 @@
+//! Blocks out of a bucket: into their slots, and verified there.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use futures_util::StreamExt;
+use kvdepot_core::{BlockKey, BlockLayout, Error, ErrorKind, Result};
+use kvdepot_io::{IoBuf, SlotBuf};
+use object_store::ObjectStoreExt;
+use object_store::path::Path;
+use tokio::time::{Instant as TokioInstant, timeout_at};
+
+use super::link::{Fault, Lane};
+use super::meter::one_more;
+use super::shared::{Shared, in_time, late};
+use crate::{Fetched, Presence, ReadItem, format};
+
+/// The memory of a block's object.
+fn buffer(dst: SlotBuf, layout: &BlockLayout) -> Result<IoBuf> {
+    let held = dst.len();
+    let bytes = usize::try_from(layout.slot_bytes()).expect("BLOCK_BYTES_MAX fits an address");
+    IoBuf::for_read(format::header_bytes(layout.shard_count()), dst, bytes).ok_or_else(|| {
+        Error::new(ErrorKind::Config, "a slot is smaller than its block").with("slot_bytes", held)
+    })
+}
+
+/// Puts a piece where it belongs; `false` if it does not fit.
+fn scatter(into: &mut IoBuf, mut at: usize, mut piece: &[u8]) -> bool {
+    while !piece.is_empty() {
+        let before = piece.len();
+        for mut slice in into.slices_mut(at) {
+            let now = slice.len().min(piece.len());
+            slice[..now].copy_from_slice(&piece[..now]);
+            (at, piece) = (at + now, &piece[now..]);
+        }
+        if piece.len() == before {
+            return false;
+        }
+    }
+    true
+}
+
+impl Shared {
+    /// See [`crate::Tier::read`].
+    pub(super) fn read(self: &Arc<Self>, read: ReadItem, deadline: Instant) {
+        let ReadItem { key, dst, done } = read;
+        if let Err(error) = in_time(deadline) {
+            drop(dst);
+            return done(Err(error));
+        }
+        let removals = self.removals.load(Ordering::Acquire);
+        // A miss by itself: what is on its way in or out is not there.
+        let is_busy = self.writing.lock().holds(&key);
+        let Some((space, path)) = self.place(&key).ok().filter(|_| !is_busy) else {
+            drop(dst);
+            return done(Ok(Fetched::Miss));
+        };
+        let into = match buffer(dst, space.spec.layout()) {
+            Ok(into) => into,
+            Err(error) => return done(Err(error)),
+        };
+        let was_sure = self.known.lock().presence(&key, Instant::now()) == Presence::Present;
+        let (shared, answer) = (Arc::clone(self), self.owe(done));
+        self.runtime.spawn(async move {
+            let bytes = into.len() as u64;
+            let fetch = shared.fetch(&key, &path, space.spec.layout(), into, deadline);
+            // Its memory is let go with it, before anybody is told.
+            let outcome = timeout_at(TokioInstant::from_std(deadline), fetch).await;
+            let outcome = match outcome {
+                Err(_) => Err(late()),
+                Ok(Ok(())) => {
+                    shared.note_present(key, bytes, removals);
+                    Ok(Fetched::Whole)
+                }
+                Ok(Err(Fault::Missing(_))) => {
+                    shared.note_absent(key);
+                    if was_sure {
+                        shared.tell_lost(key);
+                    }
+                    Ok(Fetched::Miss)
+                }
+                Ok(Err(Fault::Corrupt(error))) => {
+                    one_more(&shared.link.meter.corrupt);
+                    tracing::warn!(%key, %error, "a corrupt object is deleted");
+                    // Out of the way at once; the object itself goes in the background.
+                    shared.remove(vec![key], Box::new(|_| {}));
+                    shared.tell_lost(key);
+                    Err(error)
+                }
+                Ok(Err(fault)) => Err(fault.into_error()),
+            };
+            // A reset that began meanwhile has hidden it.
+            let is_open = shared.spaces.lock().of(&key).is_ok();
+            answer.end(if is_open { outcome } else { outcome.map(|_| Fetched::Miss) });
+        });
+    }
+
+    fn tell_lost(&self, key: BlockKey) {
+        one_more(&self.link.meter.lost);
+        if let Some(listener) = self.link.listener() {
+            listener.lost(&[key]);
+        }
+    }
+
+    async fn fetch(
+        &self,
+        key: &BlockKey,
+        path: &Path,
+        layout: &BlockLayout,
+        mut into: IoBuf,
+        deadline: Instant,
+    ) -> Result<(), Fault> {
+        let mut turn = self.link.turn(Lane::Reads, deadline).await?;
+        loop {
+            match self.fill(path, &mut into).await {
+                Ok(()) => {
+                    turn.good();
+                    return format::verify(*key, layout, &into).map_err(Fault::Corrupt);
+                }
+                Err(fault) => turn.again(fault).await?,
+            }
+        }
+    }
+
+    async fn fill(&self, path: &Path, into: &mut IoBuf) -> Result<(), Fault> {
+        let got = self.link.within(self.link.store.get(path)).await?;
+        let (held, wanted) = (got.meta.size, into.len() as u64);
+        if held != wanted {
+            let error = Error::new(ErrorKind::Corrupt, "a block's object has another length");
+            return Err(Fault::Corrupt(error.with("bytes", held).with("bytes_expected", wanted)));
+        }
+        let broken = |at: usize| {
+            let error = Error::new(ErrorKind::Io, "a store's answer has another length than it said");
+            Fault::Away(error.with("bytes", at).with("bytes_expected", wanted))
+        };
+        let (mut pieces, mut at) = (got.into_stream(), 0);
+        while let Some(piece) = self.link.within(async { pieces.next().await.transpose() }).await? {
+            if !scatter(into, at, &piece) {
+                return Err(broken(at + piece.len()));
+            }
+            at += piece.len();
+        }
+        if at == into.len() { Ok(()) } else { Err(broken(at)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_of_any_length_come_together() {
+        let bytes: Vec<u8> = (0..3 * 4096_usize).map(|n| (n % 251) as u8).collect();
+        for length in [1, 7, 4096, 5000, 12_288] {
+            let mut into = IoBuf::for_read(4096, SlotBuf::anonymous(8192), 8192).unwrap();
+            let mut at = 0;
+            for piece in bytes.chunks(length) {
+                assert!(scatter(&mut into, at, piece));
+                at += piece.len();
+            }
+            let read: Vec<u8> = into.slices(0).iter().flat_map(|slice| slice.to_vec()).collect();
+            assert!(read == bytes, "pieces of {length}");
+            assert!(!scatter(&mut into, at, &[1]) && !scatter(&mut into, at - 1, &[1, 2]));
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Blocks out of reach for good, and what lies in a bucket from before a reset.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use futures_util::{StreamExt, TryStreamExt, stream};
+use kvdepot_core::limits::{OBJECT_DELETES_MAX, OBJECT_SWEEP_PAUSE_MS};
+use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, Result};
+use object_store::path::Path;
+use tokio::time::{Instant as TokioInstant, timeout_at};
+
+use super::link::{Fault, Lane};
+use super::names::epoch_of;
+use super::shared::{Shared, late};
+use crate::Done;
+
+/// Pause before past epochs are looked at again that could not be deleted.
+const SWEEP_AGAIN: Duration = Duration::from_secs(60);
+
+impl Shared {
+    /// See [`crate::Tier::remove`].
+    pub(super) fn remove(self: &Arc<Self>, keys: Vec<BlockKey>, done: Done<()>) {
+        {
+            let mut writing = self.writing.lock();
+            let mut known = self.known.lock();
+            self.removals.fetch_add(1, Ordering::AcqRel);
+            for key in &keys {
+                writing.leave(*key);
+                known.forget(key);
+            }
+        }
+        let leaving = Leaving { shared: Arc::clone(self), keys };
+        let (shared, answer) = (Arc::clone(self), self.owe(done));
+        self.runtime.spawn(async move {
+            let deadline = shared.patience();
+            let work = shared.remove_now(&leaving.keys, deadline);
+            let outcome = timeout_at(TokioInstant::from_std(deadline), work).await;
+            let outcome = outcome.unwrap_or_else(|_| Err(late()));
+            // What an answer from before it was deleted has had noted.
+            leaving.keys.iter().for_each(|key| shared.known.lock().forget(key));
+            // Free to be written again before anybody is told.
+            drop(leaving);
+            answer.end(outcome);
+        });
+    }
+
+    async fn remove_now(&self, keys: &[BlockKey], deadline: Instant) -> Result<()> {
+        self.wait_for_writes(keys).await;
+        let (mut paths, mut later) = (Vec::with_capacity(keys.len()), None);
+        for key in keys {
+            if self.writing.lock().is_doubtful(key) {
+                let what = "a store may still make a write of a block that is to be removed: it is removed after that";
+                later = Some(Error::new(ErrorKind::Busy, what).with("key", key));
+                continue;
+            }
+            match self.place(key) {
+                Ok((_, path)) => paths.push(path),
+                Err(error) => later = Some(error),
+            }
+        }
+        for some in paths.chunks(OBJECT_DELETES_MAX) {
+            self.delete(some, deadline).await.map_err(Fault::into_error)?;
+        }
+        later.map_or(Ok(()), Err)
+    }
+
+    /// Until nobody here writes one of them; nobody begins, since they are leaving.
+    async fn wait_for_writes(&self, keys: &[BlockKey]) {
+        loop {
+            let written = self.written.notified();
+            tokio::pin!(written);
+            written.as_mut().enable();
+            if !keys.iter().any(|key| self.writing.lock().is_written(key)) {
+                return;
+            }
+            written.await;
+        }
+    }
+
+    /// Deletes objects, those that are not there too.
+    async fn delete(&self, paths: &[Path], deadline: Instant) -> Result<(), Fault> {
+        let mut turn = self.link.turn(Lane::Removals, deadline).await?;
+        loop {
+            let all = stream::iter(paths.to_vec()).map(Ok).boxed();
+            let deleted = self.link.store.delete_stream(all).filter_map(async |one| match one {
+                Err(object_store::Error::NotFound { .. }) => None,
+                other => Some(other),
+            });
+            let deleted = std::pin::pin!(deleted);
+            match self.link.within(deleted.try_for_each(async |_| Ok(()))).await {
+                Ok(()) => {
+                    turn.good();
+                    return Ok(());
+                }
+                Err(fault) => turn.again(fault).await?,
+            }
+        }
+    }
+
+    /// Deletes what lies in past epochs, for as long as the tier lives.
+    pub(super) async fn sweep_forever(self: Arc<Self>) {
+        loop {
+            let root = self.to_sweep.lock().pop_front();
+            let Some(root) = root else {
+                self.sweep.notified().await;
+                continue;
+            };
+            match self.sweep_one(root).await {
+                Ok(()) => {}
+                Err(fault) => {
+                    // Behind the others.
+                    self.to_sweep.lock().insert(root);
+                    tracing::debug!(error = %fault.into_error(), namespace = %root, "past epochs are not deleted yet");
+                    tokio::time::sleep(SWEEP_AGAIN).await;
+                }
+            }
+        }
+    }
+
+    async fn sweep_one(&self, root: NamespaceId) -> Result<(), Fault> {
+        // One that was closed is swept when it is opened next.
+        let Some(current) = self.spaces.lock().epoch(root) else { return Ok(()) };
+        let dirs = {
+            let turn = self.link.turn(Lane::Reads, self.patience()).await?;
+            let listed =
+                self.link.within(self.link.store.list_with_delimiter(Some(&self.names.blocks(root)))).await?;
+            turn.good();
+            listed.common_prefixes
+        };
+        for dir in dirs {
+            if epoch_of(&dir).is_none_or(|epoch| epoch >= current) {
+                continue;
+            }
+            loop {
+                let paths = {
+                    let turn = self.link.turn(Lane::Reads, self.patience()).await?;
+                    let listed = self.link.store.list(Some(&dir)).take(OBJECT_DELETES_MAX);
+                    let paths: Vec<Path> =
+                        self.link.within(listed.map_ok(|meta| meta.location).try_collect()).await?;
+                    turn.good();
+                    paths
+                };
+                if paths.is_empty() {
+                    break;
+                }
+                self.delete(&paths, self.patience()).await?;
+                self.link.meter.swept.fetch_add(paths.len() as u64, Ordering::Relaxed);
+                tokio::time::sleep(Duration::from_millis(OBJECT_SWEEP_PAUSE_MS)).await;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Blocks that nobody reads or writes while they are removed.
+struct Leaving {
+    shared: Arc<Shared>,
+    keys: Vec<BlockKey>,
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        let mut writing = self.shared.writing.lock();
+        self.keys.iter().for_each(|key| writing.left(key));
+    }
+}

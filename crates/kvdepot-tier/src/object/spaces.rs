@@ -1,0 +1,160 @@
+//! Namespaces that an Object tier serves, and epochs that are to be stored before one is served again.
+
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
+
+/// A namespace in its epoch.
+#[derive(Clone, Debug)]
+pub(super) struct Space {
+    pub(super) spec: Arc<NamespaceSpec>,
+    pub(super) epoch: u32,
+}
+
+/// An epoch that is to be stored.
+#[derive(Clone, Debug)]
+pub(super) struct Wanted {
+    pub(super) spec: Arc<NamespaceSpec>,
+    pub(super) at_least: u32,
+    /// Whether it must be one that nobody had before.
+    pub(super) advance: bool,
+    /// Changes with every reset: what was stored for an earlier one is not enough.
+    request: u64,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Spaces {
+    by_root: HashMap<NamespaceId, Space>,
+    /// From what keys carry to the root; only of namespaces that are served.
+    current: HashMap<NamespaceId, NamespaceId>,
+    wanted: HashMap<NamespaceId, Wanted>,
+    requests: u64,
+}
+
+impl Spaces {
+    /// The namespace whose keys these are now (P8).
+    pub(super) fn of(&self, key: &BlockKey) -> Result<&Space> {
+        let space = self.current.get(&key.namespace).and_then(|root| self.by_root.get(root));
+        space.ok_or_else(|| {
+            Error::new(ErrorKind::NotFound, "a block's namespace is not open, or its epoch has passed")
+                .with("key", key)
+        })
+    }
+
+    /// The highest epoch that was stored, or seen in the store, and not forgotten.
+    pub(super) fn epoch(&self, root: NamespaceId) -> Option<u32> {
+        self.by_root.get(&root).map(|space| space.epoch)
+    }
+
+    /// Whether it is served.
+    pub(super) fn is_open(&self, root: NamespaceId) -> bool {
+        self.by_root.get(&root).is_some_and(|space| self.current.contains_key(&space.spec.id(space.epoch)))
+    }
+
+    /// Serves a namespace in an epoch that is stored, unless a later one is known or another is to be stored: the id that
+    /// keys carried before, when it has changed.
+    pub(super) fn enter(&mut self, spec: &Arc<NamespaceSpec>, epoch: u32) -> Result<Option<NamespaceId>> {
+        let root = spec.root();
+        if self.wanted.contains_key(&root) || self.epoch(root).is_some_and(|known| known > epoch) {
+            return Err(Error::new(ErrorKind::Busy, "the namespace is being reset").with("namespace", root));
+        }
+        let before = self.by_root.insert(root, Space { spec: Arc::clone(spec), epoch });
+        let old = before.map(|space| space.spec.id(space.epoch)).filter(|old| *old != spec.id(epoch));
+        if let Some(old) = old {
+            self.current.remove(&old);
+        }
+        self.current.insert(spec.id(epoch), root);
+        Ok(old)
+    }
+
+    /// Takes a namespace out of reach until an epoch is stored: the id that its keys carry.
+    pub(super) fn want(
+        &mut self,
+        spec: &Arc<NamespaceSpec>,
+        at_least: u32,
+        advance: bool,
+    ) -> Option<NamespaceId> {
+        self.requests += 1;
+        let (root, request) = (spec.root(), self.requests);
+        let new = || Wanted { spec: Arc::clone(spec), at_least, advance, request };
+        let wanted = self.wanted.entry(root).or_insert_with(new);
+        if advance && !wanted.advance {
+            // The epoch that was to be stored may be in use elsewhere.
+            wanted.at_least = wanted.at_least.saturating_add(1);
+        }
+        wanted.at_least = wanted.at_least.max(at_least);
+        wanted.advance |= advance;
+        if advance {
+            wanted.request = request;
+        }
+        let space = self.by_root.get(&root)?;
+        let id = space.spec.id(space.epoch);
+        self.current.remove(&id).map(|_| id)
+    }
+
+    pub(super) fn wanted(&self, root: NamespaceId) -> Option<Wanted> {
+        self.wanted.get(&root).cloned()
+    }
+
+    pub(super) fn all_wanted(&self) -> Vec<NamespaceId> {
+        self.wanted.keys().copied().collect()
+    }
+
+    /// An epoch was stored for a request. Whether it is served now: not so when there was another request meanwhile.
+    pub(super) fn settled(&mut self, wanted: &Wanted, epoch: u32) -> bool {
+        let root = wanted.spec.root();
+        let is_enough = |now: &Wanted| now.request == wanted.request && now.at_least <= epoch;
+        if !self.wanted.get(&root).is_some_and(is_enough) {
+            return false;
+        }
+        self.wanted.remove(&root);
+        self.enter(&wanted.spec, epoch).is_ok()
+    }
+
+    /// Forgets a namespace, unless an epoch is to be stored: the id that its keys carried.
+    pub(super) fn close(&mut self, root: NamespaceId) -> Option<NamespaceId> {
+        let space = self.by_root.remove(&root)?;
+        let id = space.spec.id(space.epoch);
+        self.current.remove(&id);
+        Some(id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvdepot_core::BlockHash;
+    use kvdepot_core::BlockLayout;
+
+    use super::*;
+
+    #[test]
+    fn a_reset_is_served_when_it_is_stored_and_the_last() {
+        let layout = BlockLayout::new(vec![vec![100]]).unwrap();
+        let spec = Arc::new(crate::conformance::spec("one", layout));
+        let key = |epoch| BlockKey { namespace: spec.id(epoch), hash: BlockHash([0; 16]) };
+        let mut spaces = Spaces::default();
+        assert_eq!(spaces.enter(&spec, 3).unwrap(), None);
+        assert!(spaces.of(&key(3)).is_ok() && spaces.of(&key(2)).is_err());
+        assert_eq!(spaces.want(&spec, 0, true), Some(spec.id(3)));
+        let first = spaces.wanted(spec.root()).unwrap();
+        assert!(
+            spaces.of(&key(3)).is_err() && spaces.enter(&spec, 9).is_err() && !spaces.is_open(spec.root())
+        );
+        assert_eq!(spaces.want(&spec, 8, true), None);
+        assert!(!spaces.settled(&first, 4), "a reset came after it");
+        let second = spaces.wanted(spec.root()).unwrap();
+        assert!(second.advance && second.at_least == 8);
+        assert_eq!(spaces.want(&spec, 8, false), None);
+        assert!(spaces.settled(&second, 8) && spaces.of(&key(8)).is_ok());
+        spaces.want(&spec, 9, false);
+        let third = spaces.wanted(spec.root()).unwrap();
+        spaces.want(&spec, 11, false);
+        assert!(!spaces.settled(&third, 9), "an opener knows a later one");
+        let last = spaces.wanted(spec.root()).unwrap();
+        assert!(spaces.settled(&last, 11) && spaces.of(&key(11)).is_ok());
+        assert!(spaces.enter(&spec, 7).is_err(), "an epoch never goes back");
+        assert_eq!(spaces.close(spec.root()), Some(spec.id(11)));
+        assert!(spaces.of(&key(11)).is_err());
+    }
+}

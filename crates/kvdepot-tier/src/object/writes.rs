@@ -1,0 +1,238 @@
+//! Blocks into a bucket: one object each, a block file's bytes.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use kvdepot_core::limits::OBJECT_DOUBT_S;
+use kvdepot_core::{BlockKey, Error, ErrorKind, Result};
+use kvdepot_io::{IoBuf, SlotBuf};
+use object_store::path::Path;
+use object_store::{MultipartUpload, ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload};
+use tokio::time::{Instant as TokioInstant, timeout_at};
+
+use super::epochs::no_bucket;
+use super::link::{Fault, Lane};
+use super::shared::{Shared, in_time, late};
+use super::spaces::Space;
+use crate::format::{self, Writer};
+use crate::{Done, Presence, WriteItem, Written};
+
+/// The bytes from `at` on, `max` at most. They are copied: a store's client keeps what it sends for as long as it likes.
+fn part(from: &IoBuf, at: usize, max: usize) -> Bytes {
+    let mut out = Vec::with_capacity(max.min(from.len() - at));
+    while out.len() < max && at + out.len() < from.len() {
+        let before = out.len();
+        for slice in from.slices(at + before) {
+            let now = slice.len().min(max - out.len());
+            out.extend_from_slice(&slice[..now]);
+        }
+        if out.len() == before {
+            break;
+        }
+    }
+    out.into()
+}
+
+impl Shared {
+    /// See [`crate::Tier::write`].
+    pub(super) fn write(self: &Arc<Self>, write: WriteItem, deadline: Instant) {
+        let WriteItem { key, src, done } = write;
+        let ready = in_time(deadline).and_then(|()| self.place(&key));
+        let (space, path) = match ready {
+            Ok(place) => place,
+            Err(error) => {
+                drop(src);
+                return done(Err(error));
+            }
+        };
+        let entered = {
+            let mut writing = self.writing.lock();
+            // One who comes after the first may find it written, unless it is on its way out.
+            if !writing.holds(&key) && self.known.lock().presence(&key, Instant::now()) == Presence::Present {
+                drop((writing, src));
+                return done(Ok(Written::AlreadyThere));
+            }
+            writing.enter(key, done)
+        };
+        let done = match entered {
+            None => return,
+            Some(Ok(done)) => done,
+            Some(Err((done, error))) => {
+                drop(src);
+                return done(Err(error));
+            }
+        };
+        let (shared, answer) = (Arc::clone(self), self.owe(self.for_all(key, done)));
+        self.runtime.spawn(async move {
+            let outcome = shared.store(key, &space, &path, src, deadline).await;
+            if outcome.is_ok() {
+                let bytes = format::file_bytes(space.spec.layout());
+                let is_open = shared.spaces.lock().of(&key).is_ok();
+                let writing = shared.writing.lock();
+                if is_open && !writing.is_leaving(&key) {
+                    shared.known.lock().note(key, true, bytes);
+                }
+            }
+            answer.end(outcome);
+        });
+    }
+
+    /// Ends the write of a key for all who wait for it.
+    fn for_all(self: &Arc<Self>, key: BlockKey, done: Done<Written>) -> Done<Written> {
+        let shared = Arc::clone(self);
+        Box::new(move |outcome: Result<Written>| {
+            let waiting = shared.writing.lock().written(&key);
+            shared.written.notify_waiters();
+            let rest = outcome.clone().map(|_| Written::AlreadyThere);
+            done(outcome);
+            waiting.into_iter().for_each(|done| done(rest.clone()));
+        })
+    }
+
+    async fn store(
+        self: &Arc<Self>,
+        key: BlockKey,
+        space: &Space,
+        path: &Path,
+        src: SlotBuf,
+        deadline: Instant,
+    ) -> Result<Written> {
+        // Set while the store may carry out what was not answered.
+        let is_open = AtomicBool::new(false);
+        let work = self.put(key, space, path, src, deadline, &is_open);
+        let outcome = timeout_at(TokioInstant::from_std(deadline), work).await;
+        if is_open.into_inner() {
+            self.doubt(key);
+        }
+        match outcome {
+            Err(_) => Err(late()),
+            Ok(Ok(written)) => Ok(written),
+            Ok(Err(Fault::Missing(error))) => Err(no_bucket(error)),
+            Ok(Err(fault)) => Err(fault.into_error()),
+        }
+    }
+
+    /// Until the store cannot make a write any more that it has not answered, the block cannot be removed for good.
+    fn doubt(self: &Arc<Self>, key: BlockKey) {
+        self.writing.lock().doubt(&[key]);
+        let shared = Arc::downgrade(self);
+        self.runtime.spawn(async move {
+            tokio::time::sleep(Duration::from_secs(OBJECT_DOUBT_S)).await;
+            if let Some(shared) = shared.upgrade() {
+                shared.writing.lock().settle(&[key]);
+            }
+        });
+    }
+
+    async fn put(
+        &self,
+        key: BlockKey,
+        space: &Space,
+        path: &Path,
+        src: SlotBuf,
+        deadline: Instant,
+        is_open: &AtomicBool,
+    ) -> Result<Written, Fault> {
+        let mut turn = self.link.turn(Lane::Writes, deadline).await?;
+        let file =
+            format::seal(key, space.spec.layout(), &src, Writer::now(&self.host)).map_err(Fault::Corrupt)?;
+        drop(src);
+        // Parts are put together without a condition: an earlier write of the block could replace this one.
+        if file.len() > self.config.part_bytes && self.writing.lock().is_doubtful(&key) {
+            let what = "a store may still make an earlier write of the block";
+            return Err(Fault::Refused(Error::new(ErrorKind::Busy, what).with("key", key)));
+        }
+        while file.len() > self.config.part_bytes {
+            match self.put_parts(path, &file, is_open).await {
+                Ok(written) => {
+                    turn.good();
+                    return Ok(written);
+                }
+                Err(fault) => turn.again(fault).await?,
+            }
+        }
+        let payload = PutPayload::from(part(&file, 0, file.len()));
+        drop(file);
+        // Stays: a later try's answer says nothing of an earlier one that had none.
+        let mut is_unanswered = false;
+        loop {
+            let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
+            is_open.store(true, Ordering::Relaxed);
+            match self.link.within(self.link.store.put_opts(path, payload.clone(), options)).await {
+                Ok(_) => {
+                    is_open.store(is_unanswered, Ordering::Relaxed);
+                    turn.good();
+                    return Ok(Written::New);
+                }
+                Err(Fault::Conflict(_)) => {
+                    is_open.store(is_unanswered, Ordering::Relaxed);
+                    turn.good();
+                    // By an earlier try, or another value: the depot tells them apart.
+                    return Ok(Written::AlreadyThere);
+                }
+                Err(fault) => {
+                    is_unanswered |= matches!(fault, Fault::Away(_));
+                    is_open.store(is_unanswered, Ordering::Relaxed);
+                    turn.again(fault).await?;
+                }
+            }
+        }
+    }
+
+    /// A large block, in parts; nobody sees it before all are there.
+    async fn put_parts(&self, path: &Path, file: &IoBuf, is_open: &AtomicBool) -> Result<Written, Fault> {
+        match self.link.within(self.link.store.head(path)).await {
+            Ok(_) => return Ok(Written::AlreadyThere),
+            Err(Fault::Missing(_)) => {}
+            Err(fault) => return Err(fault),
+        }
+        let begin = self.link.store.put_multipart_opts(path, PutMultipartOptions::default());
+        let mut upload = Upload {
+            inner: Some(self.link.within(begin).await?),
+            runtime: &self.runtime,
+            limit: self.link.timeout,
+        };
+        let mut at = 0;
+        while at < file.len() {
+            let bytes = part(file, at, self.config.part_bytes);
+            at += bytes.len();
+            let Some(inner) = upload.inner.as_mut() else { break };
+            // A part has a number of its own, so one that is sent again would be another one: the block is.
+            self.link.within(inner.put_part(bytes.into())).await?;
+        }
+        let was_open = is_open.swap(true, Ordering::Relaxed);
+        let Some(inner) = upload.inner.as_mut() else { return Ok(Written::New) };
+        let completed = self.link.within(inner.complete()).await;
+        if !matches!(completed, Err(Fault::Away(_))) {
+            is_open.store(was_open, Ordering::Relaxed);
+        }
+        // Any other end has the parts dropped.
+        completed?;
+        upload.inner = None;
+        Ok(Written::New)
+    }
+}
+
+/// Parts that are told to go if they do not become an object.
+struct Upload<'a> {
+    inner: Option<Box<dyn MultipartUpload>>,
+    runtime: &'a tokio::runtime::Handle,
+    limit: Duration,
+}
+
+impl Drop for Upload<'_> {
+    fn drop(&mut self) {
+        if let Some(mut inner) = self.inner.take() {
+            let limit = self.limit;
+            self.runtime.spawn(async move {
+                if !matches!(tokio::time::timeout(limit, inner.abort()).await, Ok(Ok(()))) {
+                    tracing::debug!(
+                        "parts of an object stay in the bucket until its lifecycle rule removes them"
+                    );
+                }
+            });
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! HTTP/1.1 as far as a client of S3 speaks it.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+
+/// A request, read whole.
+#[derive(Debug)]
+pub(crate) struct Request {
+    pub(crate) method: String,
+    pub(crate) path: String,
+    pub(crate) query: BTreeMap<String, String>,
+    pub(crate) headers: BTreeMap<String, String>,
+    pub(crate) body: Vec<u8>,
+}
+
+fn decoded(text: &str) -> String {
+    let (mut out, bytes) = (Vec::new(), text.as_bytes());
+    let mut at = 0;
+    while at < bytes.len() {
+        if bytes[at] == b'%' {
+            out.push(u8::from_str_radix(&text[at + 1..at + 3], 16).unwrap());
+            at += 3;
+        } else {
+            out.push(bytes[at]);
+            at += 1;
+        }
+    }
+    String::from_utf8(out).unwrap()
+}
+
+impl Request {
+    /// None when the client has gone.
+    pub(crate) fn read(connection: &mut TcpStream) -> Option<Self> {
+        // Unbuffered past the request: the client sends the next one after the answer.
+        let mut reader = BufReader::new(connection);
+        let mut line = String::new();
+        reader.read_line(&mut line).ok().filter(|bytes| *bytes > 0)?;
+        let mut words = line.split_whitespace();
+        let (method, target) = (words.next()?.to_owned(), words.next()?.to_owned());
+        let mut headers = BTreeMap::new();
+        loop {
+            let mut line = String::new();
+            reader.read_line(&mut line).ok().filter(|bytes| *bytes > 0)?;
+            let Some((name, value)) = line.trim().split_once(':') else { break };
+            headers.insert(name.to_ascii_lowercase(), value.trim().to_owned());
+        }
+        let length = headers.get("content-length").map_or(0, |length| length.parse().unwrap());
+        let mut body = vec![0; length];
+        reader.read_exact(&mut body).ok()?;
+        let (path, query) = target.split_once('?').unwrap_or((&target, ""));
+        let pair = |part: &str| {
+            let (name, value) = part.split_once('=').unwrap_or((part, ""));
+            (name.to_owned(), decoded(value))
+        };
+        let query = query.split('&').filter(|part| !part.is_empty()).map(pair).collect();
+        Some(Self { method, path: decoded(path), query, headers, body })
+    }
+
+    /// Which line of the bill it stands in.
+    pub(crate) fn line(&self) -> &str {
+        match self.method.as_str() {
+            "GET" if self.query.contains_key("list-type") => "list_requests",
+            "GET" => "get_requests",
+            "HEAD" => "head_requests",
+            "DELETE" => "delete_requests",
+            "POST" if self.query.contains_key("delete") => "delete_requests",
+            _ => "put_requests",
+        }
+    }
+
+    pub(crate) fn is_block(&self) -> bool {
+        self.path.contains("/blocks/")
+    }
+
+    pub(crate) fn is_epoch(&self) -> bool {
+        self.path.contains("/epochs/") && !self.path.contains("trial")
+    }
+}
+
+/// What the server says.
+pub(crate) struct Response {
+    pub(crate) status: u16,
+    pub(crate) tag: Option<String>,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Response {
+    pub(crate) fn new(status: u16, body: String) -> Self {
+        Self { status, tag: None, body: body.into_bytes() }
+    }
+
+    pub(crate) fn with_tag(self, tag: &str) -> Self {
+        Self { tag: Some(tag.to_owned()), ..self }
+    }
+
+    /// Sends it, or so many bytes of its body; none when the client has gone.
+    pub(crate) fn write(
+        &self,
+        connection: &mut TcpStream,
+        request: &Request,
+        cut: Option<usize>,
+    ) -> Option<()> {
+        let tag = self.tag.as_ref().map_or_else(String::new, |tag| format!("ETag: {tag}\r\n"));
+        let head = format!(
+            "HTTP/1.1 {} X\r\nContent-Length: {}\r\nLast-Modified: Wed, 21 Oct 2015 07:28:00 GMT\r\n{tag}\r\n",
+            self.status,
+            self.body.len()
+        );
+        let body: &[u8] = if request.method == "HEAD" { &[] } else { &self.body };
+        let body = &body[..cut.unwrap_or(body.len()).min(body.len())];
+        connection.write_all(&[head.as_bytes(), body].concat()).ok()
+    }
+}
