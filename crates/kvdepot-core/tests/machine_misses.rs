@@ -35,8 +35,16 @@ fn dump(lab: &mut Lab, hashes: &[u8]) {
 }
 
 fn claim(lab: &mut Lab, hashes: &[u8], skip: usize) -> Progress {
+    let token = send_claim(lab, hashes, skip);
+    match lab.reply(token) {
+        Some(Reply::Claim(progress)) => progress,
+        reply => panic!("no claim: {reply:?}"),
+    }
+}
+
+fn send_claim(lab: &mut Lab, hashes: &[u8], skip: usize) -> u64 {
     let shape = GroupShape { window_blocks: 0, units_per_block: 1 };
-    let reply = lab.ask(Request::ClaimOpen {
+    lab.send(Request::ClaimOpen {
         groups: vec![ClaimGroup { namespaces: vec![0], shape }],
         hashes: names(hashes),
         skip,
@@ -44,9 +52,7 @@ fn claim(lab: &mut Lab, hashes: &[u8], skip: usize) -> Progress {
         deadline: 1 << 50,
         patience: 1 << 50,
         label: Some("a request".into()),
-    });
-    let Reply::Claim(progress) = reply else { panic!("no claim: {reply:?}") };
-    progress
+    })
 }
 
 /// The only miss that was told: asked, hit, the first block that was not there, and why.
@@ -152,6 +158,51 @@ fn a_dump_that_finds_no_room_is_told_as_dropped() {
 }
 
 #[test]
+fn what_an_answer_has_no_place_for_is_asked_again_and_not_dropped() {
+    let mut lab = Lab::new(4, 0);
+    let (hashes, how) = (names(&[1, 2, 3]), Reserve::Block);
+    let reply = lab.ask(Request::Reserve { namespace: 0, id: None, hashes, how, runs_max: 1 });
+    let Reply::Slots(outcomes) = reply else { panic!("no slots: {reply:?}") };
+    let [Outcome::Leased(_), Outcome::Refused(second), Outcome::Refused(third)] = &outcomes[..] else {
+        panic!("{outcomes:?}")
+    };
+    assert_eq!([second, third], [&ErrorKind::Busy; 2]);
+    assert!(lab.gone.is_empty(), "{:?}", lab.gone);
+}
+
+#[test]
+fn a_probe_that_is_not_answered_was_too_slow() {
+    for (outcome, short) in [
+        (Ok(0), Short::Absent),
+        (Err(fails(ErrorKind::Timeout)), Short::TooSlow),
+        (Err(fails(ErrorKind::Unavailable)), Short::TooSlow),
+    ] {
+        let mut lab = Lab::new(8, 2);
+        dump(&mut lab, &[1]);
+        lab.take();
+        lab.located = Location::Unknown;
+        let token = send_claim(&mut lab, &[1, 2, 3], 0);
+        // The first tier answers as the case says; the other one does not have it.
+        let mut tiers = Vec::new();
+        loop {
+            let mut probes = lab.take().into_iter().filter_map(|command| match command {
+                Command::Probe { tier, ask, .. } => Some((tier, ask)),
+                _ => None,
+            });
+            let Some((tier, ask)) = probes.next() else { break };
+            assert!(probes.next().is_none(), "one run, one question at a time");
+            let outcome = if tier == 0 { outcome.clone() } else { Ok(0) };
+            lab.feed(Event::Probed { ask, outcome });
+            tiers.push(tier);
+        }
+        assert_eq!(tiers, [0, 1]);
+        let Some(Reply::Claim(progress)) = lab.reply(token) else { panic!("no claim") };
+        assert_eq!((progress.settled, progress.units), (true, 1));
+        assert_eq!(only_miss(&mut lab), (3, 1, 2, short));
+    }
+}
+
+#[test]
 fn a_block_that_no_tier_could_write_is_told_before_it_is_evicted() {
     let mut lab = Lab::new(2, 1);
     dump(&mut lab, &[1]);
@@ -163,17 +214,18 @@ fn a_block_that_no_tier_could_write_is_told_before_it_is_evicted() {
 
 #[test]
 fn a_read_that_fails_says_how() {
-    for (kind, fate) in [
-        (ErrorKind::Io, Fate::ReadFailed),
-        (ErrorKind::Unavailable, Fate::ReadFailed),
-        (ErrorKind::Corrupt, Fate::Checksum),
-        (ErrorKind::Timeout, Fate::TooSlow),
-        (ErrorKind::NotFound, Fate::Lost),
+    for (outcome, fate) in [
+        (Err(fails(ErrorKind::Io)), Fate::ReadFailed),
+        (Err(fails(ErrorKind::Unavailable)), Fate::ReadFailed),
+        (Err(fails(ErrorKind::Corrupt)), Fate::Checksum),
+        (Err(fails(ErrorKind::Timeout)), Fate::TooSlow),
+        (Err(fails(ErrorKind::NotFound)), Fate::Lost),
+        (Ok(Fetched::Miss), Fate::Lost),
     ] {
         let mut lab = Lab::new(4, 1);
         lab.located = Location::Tier(0);
         claim(&mut lab, &[1], 0);
-        end_reads(&mut lab, &Err(fails(kind)));
+        end_reads(&mut lab, &outcome);
         assert_eq!(gone(&mut lab), [(1, fate, Some(0), None)]);
         assert_eq!(only_miss(&mut lab), (1, 0, 1, Short::Absent));
     }

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
 
 use std::borrow::Cow;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,7 @@ use kvdepot_core::{BlockHash, BlockKey, BlockLayout, Error, ErrorKind, Namespace
 use kvdepot_depot::direct::OpenNamespace;
 use kvdepot_depot::message::{ClaimGroup, Grant, Hashes, Request, Response, Shards};
 use kvdepot_depot::{Depot, DepotConfig, PoolMapping, Session};
-use kvdepot_tier::{Done, FakeTier, Presence, ReadItem, Tier, TierEvents, TierUsage, WriteItem};
+use kvdepot_tier::{Done, FakeTier, Fetched, Presence, ReadItem, Tier, TierEvents, TierUsage, WriteItem};
 use serde_json::{Value, json};
 
 /// The smallest pool: 256 blocks.
@@ -37,6 +38,9 @@ struct Moody {
     fails_writes: bool,
     /// Reads that nobody ends before the test does.
     held: Option<Mutex<Vec<ReadItem>>>,
+    is_down: AtomicBool,
+    /// Whether only I/O could tell, and none answers.
+    is_mute: AtomicBool,
 }
 
 impl Moody {
@@ -79,11 +83,24 @@ impl Tier for Moody {
         self.inner().close_namespace(root);
     }
 
+    fn is_down(&self, _key: &BlockKey) -> bool {
+        self.is_down.load(Ordering::Acquire)
+    }
+
     fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
         self.inner().peek(keys, out);
+        if self.is_down.load(Ordering::Acquire) {
+            out.fill(Presence::Absent);
+        }
+        if self.is_mute.load(Ordering::Acquire) {
+            out.fill(Presence::Unknown);
+        }
     }
 
     fn probe(&self, keys: Vec<BlockKey>, deadline: Instant, done: Done<usize>) {
+        if self.is_mute.load(Ordering::Acquire) {
+            return done(Err(Error::new(ErrorKind::Timeout, "the test says so")));
+        }
         self.inner().probe(keys, deadline, done);
     }
 
@@ -93,6 +110,7 @@ impl Tier for Moody {
         }
         let fails = *self.fails_reads.lock().unwrap();
         match fails {
+            Some(ErrorKind::NotFound) => reads.into_iter().for_each(|read| read.end(Ok(Fetched::Miss))),
             Some(kind) => reads.into_iter().for_each(|read| {
                 // As the Posix tier does, with a block that is damaged.
                 if kind == ErrorKind::Corrupt {
@@ -381,9 +399,12 @@ fn a_block_that_no_tier_could_write_is_told() {
 
 #[test]
 fn reads_that_fail_are_told_apart() {
-    for (kind, reason) in
-        [(ErrorKind::Io, "read_failed"), (ErrorKind::Corrupt, "checksum"), (ErrorKind::Timeout, "too_slow")]
-    {
+    for (kind, reason) in [
+        (ErrorKind::Io, "read_failed"),
+        (ErrorKind::Corrupt, "checksum"),
+        (ErrorKind::Timeout, "too_slow"),
+        (ErrorKind::NotFound, "lost"),
+    ] {
         let tier = fails_reads(kind);
         let lab = Lab::new(Some(&tier));
         lab.dump(lab.namespace, 0..1);
@@ -391,6 +412,41 @@ fn reads_that_fail_are_told_apart() {
         assert_eq!(lab.hit(0..1), 0);
         lab.ensure_one(reason, 0, 0, &json!("moody"));
     }
+}
+
+#[test]
+fn a_tier_that_is_down_is_told_unless_more_is_known() {
+    let tier = Arc::new(Moody::new());
+    let lab = Lab::new(Some(&tier));
+    lab.dump(lab.namespace, 0..2);
+    lab.flood();
+    tier.give_up(vec![BlockKey { namespace: lab.namespace.id, hash: hash(1) }], false);
+    tier.is_down.store(true, Ordering::Release);
+    assert_eq!(lab.hit(0..1), 0);
+    lab.ensure_one("unavailable", 0, 0, &json!("moody"));
+    assert_eq!((lab.lookup(0..1), lab.lookup(1..2)), (0, 0));
+    assert_eq!(lab.counts(), json!({"unavailable": 2, "evicted": 1}));
+    let explained = lab.depot.direct().explain(&hex(&spec("a").root().0), &[&hex(&hash(0).0)]).unwrap();
+    assert_eq!(explained["blocks"][0]["reason"], "unavailable");
+}
+
+#[test]
+fn a_tier_that_does_not_tell_what_it_has_was_too_slow() {
+    let tier = Arc::new(Moody::new());
+    let lab = Lab::new(Some(&tier));
+    lab.dump(lab.namespace, 0..1);
+    lab.flood();
+    tier.is_mute.store(true, Ordering::Release);
+    assert_eq!(lab.hit(0..2), 0);
+    lab.ensure_one("too_slow", 0, 0, &Value::Null);
+    assert_eq!(lab.lookup(0..2), 0);
+    let namespace = lab.namespace.handle;
+    lab.session.handle(Request::Lookup { namespace, hashes: hashes(0..2) });
+    assert_eq!(lab.counts(), json!({"too_slow": 3}));
+    let explained = lab.depot.direct().explain(&hex(&spec("a").root().0), &[&hex(&hash(0).0)]).unwrap();
+    assert_eq!(explained["blocks"][0]["reason"], "too_slow");
+    tier.is_mute.store(false, Ordering::Release);
+    assert_eq!(lab.lookup(0..2), 1);
 }
 
 #[test]

@@ -31,7 +31,8 @@ REASONS: Mapping[str, str] = {
     "read_failed": "a tier could not read it",
     "checksum": "its checksum differed when a tier read it",
     "lost": "a tier found it damaged or gone",
-    "too_slow": "a tier had it, and not in time",
+    "unavailable": "a tier that may have it is switched off or out of reach",
+    "too_slow": "a tier did not deliver it, or say whether it has it, in time",
     "not_worth_it": "a tier had it, and the engine computes it sooner",
     "no_room": "the pool had no room for it",
     "being_stored": "it was being stored",
@@ -72,6 +73,8 @@ def command(
     kvdepot why 3f2a 00112233445566778899aabbccddeeff
     """
     path = _socket(file, socket, block_bytes)
+    # Bytes of a command line that are no UTF-8 cannot be asked for.
+    what = tuple(one.encode("utf-8", "replace").decode() for one in what)
     if len(what) > 1:
         if last is not None:
             raise config_error("--last is about requests: leave it out where blocks are named")

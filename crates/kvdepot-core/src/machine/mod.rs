@@ -399,10 +399,7 @@ impl Machine {
     }
 
     fn probed(&mut self, ask: Ask, outcome: Result<usize>, out: &mut Effects) {
-        let count = outcome.unwrap_or_else(|error| {
-            self.counters.failed("probe", &error);
-            0
-        });
+        let count = outcome.inspect_err(|error| self.counters.failed("probe", error)).ok();
         let (claims, mut rooms) = split(self);
         if let Ask::Claim(id, run) = ask {
             claims.probed(&mut rooms, id, run, count, out);

@@ -201,6 +201,7 @@ mod tests {
         assert_eq!(after(Fate::WriteFailed, Fate::Reset, 1), Fate::Reset);
         assert_eq!(after(Fate::Checksum, Fate::Lost, 1), Fate::Checksum);
         assert_eq!(after(Fate::Checksum, Fate::Lost, 61), Fate::Lost);
+        assert_eq!(after(Fate::Lost, Fate::ReadFailed, 1), Fate::ReadFailed);
     }
 
     #[test]

@@ -21,7 +21,7 @@ pub use reason::Reason;
 pub enum Fate {
     /// It made room for others.
     Evicted = 1,
-    /// A tier found it damaged or gone.
+    /// A tier found it damaged, or does not have it any more.
     Lost = 2,
     /// It was never taken: its dump found the pool full, or too full of blocks that tiers had not written.
     Dropped = 3,
@@ -66,8 +66,10 @@ impl Fate {
             // The pool reports evictions only of blocks that no tier has: the reason is why none has it. A tier that
             // evicts a block did have it.
             (Self::WriteFailed, Self::Evicted) => in_pool,
-            // One damaged block: the tier tells of it on two ways.
-            (Self::Checksum | Self::ReadFailed | Self::TooSlow, Self::Lost) => after_s <= SAME_EVENT_S,
+            // One event: the tier reports it in two ways, or the tier that is asked next does not have the block either.
+            (Self::Checksum | Self::ReadFailed | Self::TooSlow | Self::Lost, Self::Lost) => {
+                after_s <= SAME_EVENT_S
+            }
             _ => false,
         }
     }

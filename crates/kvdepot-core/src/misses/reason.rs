@@ -22,7 +22,9 @@ pub enum Reason {
     Checksum,
     /// A tier found it gone or damaged.
     Lost,
-    /// It was not in the pool in time.
+    /// A tier that may have it is switched off or out of reach.
+    Unavailable,
+    /// It was not in the pool in time, or a tier did not answer whether it has it.
     TooSlow,
     /// The engine computes it sooner than it comes.
     NotWorthIt,
@@ -40,7 +42,7 @@ pub enum Reason {
 
 impl Reason {
     /// All of them, in the order in which they are counted.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::NeverStored,
         Self::Evicted,
         Self::OtherNamespace,
@@ -49,6 +51,7 @@ impl Reason {
         Self::ReadFailed,
         Self::Checksum,
         Self::Lost,
+        Self::Unavailable,
         Self::TooSlow,
         Self::NotWorthIt,
         Self::NoRoom,
@@ -69,6 +72,7 @@ impl Reason {
             Self::ReadFailed => "read_failed",
             Self::Checksum => "checksum",
             Self::Lost => "lost",
+            Self::Unavailable => "unavailable",
             Self::TooSlow => "too_slow",
             Self::NotWorthIt => "not_worth_it",
             Self::NoRoom => "no_room",

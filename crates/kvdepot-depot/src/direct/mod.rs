@@ -378,7 +378,8 @@ impl Direct {
     /// Returns where blocks are, and why missing ones are missing. Waits, within limits, for tiers that need I/O to tell.
     ///
     /// # Errors
-    /// `NotFound` if no known namespace's name begins with `namespace`; `Config` if several do, or a hash is malformed.
+    /// `NotFound` if no known namespace's name begins with `namespace`; `Config` if several do, or a hash is malformed; `Busy`
+    /// while two others are answered.
     pub fn explain(&self, namespace: &str, hashes: &[&str]) -> Result<serde_json::Value> {
         self.locator().explain(namespace, hashes)
     }

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use kvdepot_core::limits::CLAIM_LABEL_CHARS_MAX;
 use kvdepot_core::machine::{Location, Opened};
-use kvdepot_core::misses::{Ghost, Reason};
 use kvdepot_core::{BlockHash, BlockKey, Error, ErrorKind, NamespaceSpec, Result};
 use serde_json::{Map, Value, json};
 
+use super::Cause;
 use super::record::{LAST_MAX, Miss};
 use crate::locate::Locator;
 
@@ -27,11 +28,13 @@ impl Named {
 }
 
 impl Locator {
-    /// The newest misses, newest first; those of a request whose label begins so, where one is named.
+    /// The newest misses, newest first; those of a request whose label begins so, where one is named. Of longer texts than a
+    /// label may have only the beginning is compared, as labels are cut.
     pub(crate) fn last_misses(&self, count: usize, request: Option<&str>) -> Value {
+        let request: Option<String> = request.map(|text| text.chars().take(CLAIM_LABEL_CHARS_MAX).collect());
         let is_wanted = |miss: &Miss| {
             let label = miss.label.as_deref().unwrap_or_default();
-            request.is_none_or(|request| label.starts_with(request))
+            request.as_deref().is_none_or(|request| label.starts_with(request))
         };
         let misses = self.misses.last.lock().newest(count.min(LAST_MAX), is_wanted);
         let mut named = Named::default();
@@ -51,16 +54,16 @@ impl Locator {
             "hash": hex(&miss.hash.0),
             "other_namespaces": miss.elsewhere.iter().map(|spec| named.name(spec)).collect::<Vec<_>>(),
         });
-        self.tell_why(&mut told, miss.reason, miss.ghost);
+        self.tell_why(&mut told, miss.cause);
         told
     }
 
-    fn tell_why(&self, told: &mut Value, reason: Reason, ghost: Option<Ghost>) {
+    fn tell_why(&self, told: &mut Value, Cause { reason, ghost, down }: Cause) {
         told["reason"] = reason.as_str().into();
-        told["place"] = ghost.map_or(Value::Null, |ghost| match ghost.tier {
-            None => "pool".into(),
+        told["place"] = match down.or_else(|| ghost.and_then(|ghost| ghost.tier)) {
             Some(tier) => self.tiers.get(tier).map_or(Value::Null, |tier| tier.name().into()),
-        });
+            None => ghost.map_or(Value::Null, |_| "pool".into()),
+        };
         told["gone_s"] = ghost.map(|ghost| ghost.ago_s).into();
         told["kept_s"] = ghost.and_then(|ghost| ghost.kept_s).into();
     }
@@ -69,8 +72,10 @@ impl Locator {
     /// I/O, within bounds.
     ///
     /// # Errors
-    /// `NotFound` where no namespace that is known has a name that begins so; `Config` where several do, or a hash is none.
+    /// `NotFound` where no namespace that is known has a name that begins so; `Config` where several do, or a hash is none;
+    /// `Busy` where as many are explained to as may be.
     pub(crate) fn explain(&self, namespace: &str, hashes: &[&str]) -> Result<Value> {
+        let _explaining = self.misses.begin_to_explain()?;
         if hashes.len() > BLOCKS_ASKED_MAX {
             return Err(Error::new(ErrorKind::Config, "one question may be about so many blocks")
                 .with("blocks", hashes.len())
@@ -87,9 +92,9 @@ impl Locator {
         let unknown: Vec<usize> =
             (0..keys.len()).filter(|&i| !in_pool[i] && locations[i] == Location::Unknown).collect();
         let mut found = vec![false; keys.len()];
-        self.probe_each(&keys, &unknown, &mut found);
+        let untold = self.probe_each(&keys, &unknown, &mut found);
         let places = in_pool.into_iter().zip(found).zip(locations);
-        let blocks = keys.iter().zip(places).map(|(key, ((in_pool, found), location))| {
+        let blocks = keys.iter().zip(places).enumerate().map(|(i, (key, ((in_pool, found), location)))| {
             let mut told = json!({"hash": hex(&key.hash.0)});
             match (in_pool, location) {
                 (true, _) => told["at"] = "pool".into(),
@@ -97,11 +102,11 @@ impl Locator {
                 (false, Location::Unknown) if found => told["at"] = "a tier".into(),
                 (false, Location::Unknown | Location::Absent) => {
                     told["at"] = Value::Null;
-                    let why = self.why(key, &[opened.id]);
+                    let why = self.why(key, &[opened.id], untold.contains(&i));
                     let others = self.elsewhere(key.hash, &[opened.id]);
                     let specs = others.iter().filter_map(|&id| self.directory.by_id(id));
                     told["other_namespaces"] = specs.map(|other| named.name(&other.spec)).collect();
-                    self.tell_why(&mut told, why.reason, why.ghost);
+                    self.tell_why(&mut told, why.cause);
                 }
             }
             told
@@ -155,18 +160,16 @@ impl Locator {
     }
 }
 
-/// Facts on one line: those that people tell models apart by, as `kvdepot namespaces` has them.
+/// Facts on one line: those that people tell models apart by. Others may be secret, such as a salt: a scrape shows none of them.
 fn summary(spec: &NamespaceSpec) -> String {
     const KNOWN: [&str; 7] = ["kind", "model", "dtype", "cache_dtype", "kv_shard", "rank", "group"];
     let described: Value = serde_json::from_str(spec.canonical()).unwrap_or(Value::Null);
     let none = Map::new();
     let facts = described["facts"].as_object().unwrap_or(&none);
-    let known: Vec<&str> = KNOWN.into_iter().filter(|name| facts.contains_key(*name)).collect();
-    let shown = if known.is_empty() { facts.keys().map(String::as_str).take(3).collect() } else { known };
     let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    let words = shown.iter().map(|name| {
-        let value: String = text(&facts[*name]).chars().take(40).collect();
-        format!("{name}={value}")
+    let words = KNOWN.into_iter().filter_map(|name| {
+        let value: String = text(facts.get(name)?).chars().take(40).collect();
+        Some(format!("{name}={value}"))
     });
     words.collect::<Vec<_>>().join(" ")
 }

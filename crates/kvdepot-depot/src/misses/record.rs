@@ -3,8 +3,9 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use kvdepot_core::misses::{Ghost, Reason};
 use kvdepot_core::{BlockHash, NamespaceSpec};
+
+use super::Cause;
 
 /// Misses that are kept, at most (P7).
 pub(super) const LAST_MAX: usize = 256;
@@ -26,8 +27,7 @@ pub(super) struct Miss {
     pub(super) hash: BlockHash,
     pub(super) asked: usize,
     pub(super) hit: usize,
-    pub(super) reason: Reason,
-    pub(super) ghost: Option<Ghost>,
+    pub(super) cause: Cause,
     /// Another namespace that had the same hash.
     pub(super) elsewhere: Option<Arc<NamespaceSpec>>,
 }

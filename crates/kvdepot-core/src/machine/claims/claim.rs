@@ -36,6 +36,8 @@ impl Known {
     pub(super) const LEASED: Self = Self(5);
     /// This claim waits for its fetch.
     pub(super) const WAITING: Self = Self(6);
+    /// As `ABSENT`, as far as tiers have answered; one has not.
+    pub(super) const UNTOLD: Self = Self(7);
     const TIER: u8 = 16;
 
     pub(super) fn at(location: Location) -> Self {

@@ -28,9 +28,12 @@ impl Claim {
         let (spot, known) = self.first_missing();
         let key = self.key(spot);
         // What came when the claim had looked was being stored then.
-        let absent = || if rooms.pool.find(&key).is_some() { Short::BeingStored } else { Short::Absent };
+        let unless_stored =
+            |short: Short| if rooms.pool.find(&key).is_some() { Short::BeingStored } else { short };
+        let absent = || unless_stored(Short::Absent);
         let short = match known {
             Known::ABSENT => absent(),
+            Known::UNTOLD => unless_stored(Short::TooSlow),
             // Its fetch was in flight: that the claim was cut is not what ended the hit here.
             Known::WAITING if self.short_of.is_some() => self.short_of.unwrap_or_else(absent),
             _ if self.cut => Short::NoRoom,

@@ -199,7 +199,7 @@ impl Claims {
         rooms: &mut Rooms<'_>,
         id: ClaimId,
         run: u32,
-        count: usize,
+        count: Option<usize>,
         out: &mut Effects,
     ) {
         let Some(mut claim) = self.map.remove(&id) else { return };

@@ -165,7 +165,10 @@ impl Flow {
                 });
                 return ReadEnd::Whole;
             }
-            Ok(Fetched::Miss) => counters.failed("fetch", &Error::new(ErrorKind::NotFound, "a tier missed")),
+            Ok(Fetched::Miss) => {
+                counters.failed("fetch", &Error::new(ErrorKind::NotFound, "a tier missed"));
+                pool.went(pool.slot(slot).key, Fate::Lost, Some(tier));
+            }
             Err(error) => {
                 counters.failed("fetch", error);
                 let fate = match error.kind() {
