@@ -34,9 +34,13 @@ impl Machine {
                 outcomes.push(Outcome::Have);
                 continue;
             }
+            // Where the answer is full, the client asks for the rest again.
+            let is_final = runs_left > 0;
             if let Some(kind) = full {
                 self.counters.dump_blocks_dropped += 1;
-                self.pool.went(key, Fate::Dropped, None);
+                if is_final {
+                    self.pool.went(key, Fate::Dropped, None);
+                }
                 outcomes.push(Outcome::Refused(kind));
                 continue;
             }
@@ -49,7 +53,9 @@ impl Machine {
                 Err(NoRoom::Full(error)) => {
                     full = Some(error.kind());
                     self.counters.dump_blocks_dropped += 1;
-                    self.pool.went(key, Fate::Dropped, None);
+                    if is_final {
+                        self.pool.went(key, Fate::Dropped, None);
+                    }
                     self.counters.failed("dump", &error);
                     Outcome::Refused(error.kind())
                 }
