@@ -195,9 +195,7 @@ fn the_port_answers_no_web_page() {
         stream.set_read_timeout(Some(LONG)).unwrap();
         ask_with(stream, request, headers)
     };
-    for request in
-        ["GET /", "GET /config", "GET /errors", "GET /misses?last=3", "GET /status", "GET /metrics"]
-    {
+    for request in ["GET /", "GET /config", "GET /errors", "GET /status", "GET /metrics"] {
         for own in [
             "Host: localhost:1",
             "Host: 127.0.0.1",
@@ -218,10 +216,18 @@ fn the_port_answers_no_web_page() {
         }
     }
     assert_eq!(asked("GET /health", "Host: probe.example").0, 200);
+    // Every user of the machine reaches the port.
+    for request in ["GET /misses", "GET /misses?last=3", "GET /why?namespace=3f2a"] {
+        let (code, said) = asked(request, "Host: localhost");
+        assert_eq!(code, 403, "{request}");
+        assert!(said.contains("socket") && !said.contains("hash"), "{said}");
+    }
     // No browser reaches the socket, so any Host is accepted there.
-    let stream = UnixStream::connect(socket_of(&socket)).unwrap();
-    stream.set_read_timeout(Some(LONG)).unwrap();
-    assert_eq!(ask_with(stream, "GET /status", "Host: depot").0, 200);
+    for request in ["GET /status", "GET /misses"] {
+        let stream = UnixStream::connect(socket_of(&socket)).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        assert_eq!(ask_with(stream, request, "Host: depot").0, 200);
+    }
 }
 
 #[test]

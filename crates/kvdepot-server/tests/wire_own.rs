@@ -192,6 +192,11 @@ fn without_the_token_nobody_gets_in() {
     assert_eq!(wired.http("GET /why?namespace=none", None).0, 401);
     assert_eq!(wired.http("GET /config", Some(TOKEN)).0, 200);
     assert_eq!(wired.http("GET /misses", Some(TOKEN)).0, 200);
+    for (token, is_named) in [(None, false), (Some("another token than that"), false), (Some(TOKEN), true)] {
+        let (code, metrics) = wired.http("GET /metrics", token);
+        assert_eq!((code, metrics.contains("kvdepot_namespace_")), (200, is_named), "{metrics}");
+        assert!(metrics.contains("kvdepot_miss_requests_total{"), "{metrics}");
+    }
     assert_eq!(wired.http("GET /why?namespace=none", Some(TOKEN)).0, 404);
     let (code, page) = wired.http("GET /", None);
     assert_eq!(code, 200, "the page asks for the token, and has no data");

@@ -29,6 +29,14 @@ pub(crate) fn metrics(door: Option<&Registry>, stats: Value) -> Answer {
     }
 }
 
+/// As [`metrics`], without the series that name namespaces.
+pub(crate) fn public_metrics(door: Option<&Registry>, mut stats: Value) -> Answer {
+    if let Some(stats) = stats.as_object_mut() {
+        stats.remove("top_namespaces");
+    }
+    metrics(door, stats)
+}
+
 /// OpenMetrics text.
 pub(crate) fn metrics_text(door: Option<&Registry>, stats: Value) -> Result<String> {
     let mut depot = Registry::with_prefix("kvdepot");
@@ -62,7 +70,7 @@ pub(crate) fn misses(depot: &Direct, query: Option<&str>) -> Answer {
 }
 
 /// `/why`: where blocks are, and why missing ones are missing. `namespace` is a prefix of its name; `hash`, once for each block,
-/// has 32 hexadecimal digits. May wait for a tier's I/O, on a separate thread.
+/// has 32 hexadecimal digits. May wait for a tier's I/O, on a separate thread; the depot bounds how many do.
 pub(crate) async fn why(depot: Direct, query: Option<&str>) -> Answer {
     let asked = parameters(query);
     let of = |name: &'static str| {
@@ -77,8 +85,16 @@ pub(crate) async fn why(depot: Direct, query: Option<&str>) -> Answer {
     let told = tokio::task::spawn_blocking(ask).await;
     match told.unwrap_or_else(|e| Err(Error::new(ErrorKind::Io, "ended early").with_source(e))) {
         Ok(told) => json(StatusCode::OK, &told),
-        Err(why) if why.kind() == ErrorKind::NotFound => error(StatusCode::NOT_FOUND, &why.to_string()),
-        Err(why) => error(StatusCode::BAD_REQUEST, &why.to_string()),
+        Err(why) => error(refused_with(why.kind()), &why.to_string()),
+    }
+}
+
+const fn refused_with(kind: ErrorKind) -> StatusCode {
+    match kind {
+        ErrorKind::NotFound => StatusCode::NOT_FOUND,
+        ErrorKind::Config => StatusCode::BAD_REQUEST,
+        ErrorKind::Busy => StatusCode::SERVICE_UNAVAILABLE,
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }
 

@@ -26,7 +26,7 @@ use crate::lock::FileId;
 use crate::log_limit::LogLimit;
 use crate::logging::recent;
 
-/// Checks requests at the port. `None` at the socket, which no browser reaches.
+/// Checks requests at the port. `None` at the socket, which no browser and no other user reaches.
 type Guard = Option<Arc<PortGuard>>;
 
 struct PortGuard {
@@ -35,12 +35,15 @@ struct PortGuard {
 }
 
 impl PortGuard {
-    /// Returns why a request is refused. `/health` reveals nothing that a page could use.
+    /// Returns why a request is refused. `/health` reveals nothing that a page could use. Other pages are for every user of
+    /// this machine, except those about single requests and blocks.
     fn refusal(&self, path: &str, headers: &HeaderMap) -> Option<Answer> {
         if path == "/health" {
             return None;
         }
-        let why = browser::refusal(headers, &self.own_name)?;
+        let not_here = "every user of this machine can read this port: ask at the depot's own socket, or at its wire door";
+        let why = browser::refusal(headers, &self.own_name)
+            .or_else(|| matches!(path, "/misses" | "/why").then_some(not_here))?;
         self.refused.line(|left_out| tracing::warn!("a request for {path} was refused: {why}{left_out}"));
         Some(pages::error(StatusCode::FORBIDDEN, why))
     }
