@@ -1,7 +1,9 @@
 """`kvdepot why`: what a running depot tells of requests and blocks that were not found, and how people are told."""
 
 import json
+import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,13 @@ def misses(depot: NodeDepot, *arguments: object) -> list[dict[str, Any]]:
     return list(told["misses"])
 
 
+def told(depot: NodeDepot, count: int) -> None:
+    """Waits until so many misses are told: a claim may be settled just before its miss is."""
+    end = time.monotonic() + 120
+    while len(misses(depot)) < count:
+        assert time.monotonic() < end, f"not {count} misses"
+
+
 def test_the_last_misses_are_told_newest_first(depot: NodeDepot) -> None:
     with depot.open(LAYOUT, {"model": "a"}) as store:
         assert misses(depot) == []
@@ -74,18 +83,48 @@ def test_a_claim_is_found_by_what_its_engine_calls_it(depot: NodeDepot) -> None:
         dump(store, NAMES[:1])
         engine = _native.Depot.connect(socket(depot), None, wait_ms=60_000, call_timeout_ms=60_000)
         namespace = engine.open_namespace('{"model":"a"}', "[[1,[4096]]]")
-        for label in ("cmpl-1 é&=%", "cmpl-2", "é" * 500):
+        for count, label in enumerate(("cmpl-1 é&=%", "cmpl-2", "é" * 500), 1):
             claim = engine.claim([([namespace], 0, 1)], NAMES, skip=0, limit=4, label=label)
             assert claim.wait(60_000)[:2] == (True, 1)
             claim.release()
+            told(depot, count)
         assert engine.claim([([namespace], 0, 1)], NAMES[:1], skip=0, limit=1, label="hit").decline()[:2] == (True, 1)
         engine.close()
         (found,) = misses(depot, "cmpl-1 é&=%")
         assert (found["request"], found["hit"], found["by"]) == ("cmpl-1 é&=%", 1, "claim")
         assert [one["request"] for one in misses(depot, "cmpl")] == ["cmpl-2", "cmpl-1 é&=%"]
-        assert misses(depot, "é")[0]["request"] == "é" * 96
+        for label in ("é", "é" * 96, "é" * 500):
+            assert misses(depot, label)[0]["request"] == "é" * 96
         said = run("why", "hit", "--socket", socket(depot), status=2)
         assert "no request that begins with hit is among the last 256 misses" in said
+
+
+def test_what_a_client_calls_its_requests_does_not_steer_the_terminal(depot: NodeDepot) -> None:
+    from kvdepot import _native
+
+    with depot.open(LAYOUT, {"model": "\x1b[2J"}) as store:
+        engine = _native.Depot.connect(socket(depot), None, wait_ms=60_000, call_timeout_ms=60_000)
+        namespace = engine.open_namespace('{"model":"a"}', "[[1,[4096]]]")
+        dump(store, NAMES[:1])
+        claim = engine.claim([([namespace], 0, 1)], NAMES, skip=0, limit=4, label="\x1b]0;owned\x07\u202e")
+        claim.wait(60_000)
+        claim.release()
+        engine.close()
+        told(depot, 1)
+        text = run("why", "--socket", socket(depot))
+        assert "\ufffd]0;owned\ufffd\ufffd" in text.replace("\n", "")
+        assert "\ufffd[2J" in text
+        assert all(one.isprintable() or one == "\n" for one in text)
+        assert misses(depot, "\x1b]0")[0]["request"] == "\x1b]0;owned\x07\u202e"
+
+
+def test_arguments_that_are_no_text_are_answered(depot: NodeDepot) -> None:
+    odd = os.fsdecode(b"cmpl-\xff\xfe")
+    with depot.open(LAYOUT, {"model": "a"}):
+        said = run("why", odd, "--socket", socket(depot), status=2)
+        assert "no request that begins with cmpl-?? is among" in said
+        said = run("why", odd, odd, "--socket", socket(depot), status=2)
+        assert "a block hash is 32 hexadecimal digits" in said
 
 
 def test_blocks_of_other_facts_are_named_with_what_differs(depot: NodeDepot) -> None:
