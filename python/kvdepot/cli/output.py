@@ -29,7 +29,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
 
 
 def printable(text: str) -> str:
-    """Returns text that a terminal shows and does not obey: what cannot be printed, except a line's end, becomes U+FFFD."""
+    """Returns text that a terminal cannot obey: what is not printable, except a line's end, becomes U+FFFD."""
     return "".join(one if one == "\n" or one.isprintable() else "\ufffd" for one in text)
 
 
