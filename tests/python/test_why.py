@@ -197,6 +197,12 @@ def test_what_cannot_be_asked_is_one_line(depot: NodeDepot, tmp_path: Path, monk
             assert said.count("\n") == 1
 
 
+def test_a_depot_that_answers_too_many_questions_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = (503, b'{"error": "busy: too many questions"}')
+    monkeypatch.setattr("kvdepot.cli.why.ask_page", lambda socket, page: busy)
+    assert "too many questions" in run("why", "3f2a", "12", "--socket", "any.sock", status=1)
+
+
 def test_every_reason_of_the_depot_has_its_words(depot: NodeDepot) -> None:
     with depot.open(LAYOUT, {"model": "a"}) as store:
         assert set(store.stats()["depot"]["misses"]) == set(REASONS)

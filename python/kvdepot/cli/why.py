@@ -1,5 +1,6 @@
 """``kvdepot why``: why a request, or given blocks, were not found."""
 
+import http
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
@@ -121,7 +122,9 @@ def _ask(socket: str, page: str, query: Sequence[tuple[str, str]]) -> dict[str, 
         told: dict[str, Any] = json.loads(body)
     except ValueError:
         raise _unavailable(f"what answers at {socket}.http is no depot of this version") from None
-    if status != 200:
+    if status == http.HTTPStatus.SERVICE_UNAVAILABLE:
+        raise _unavailable(str(told.get("error", "the depot answers too many questions: ask again")))
+    if status != http.HTTPStatus.OK:
         raise ConfigError(str(told.get("error", f"the depot answered with status {status}")))
     return told
 
