@@ -12,7 +12,7 @@ use std::sync::Arc;
 use common::{Engine, LONG, config, embedded, hash, spec};
 use kvdepot_depot::client::{Claim, ClaimGroupSpec};
 use kvdepot_tier::{RemoteConfig, RemoteTier, Tier, conformance};
-use pool::{BLOCK, claim, hand_over, layout, over, server};
+use pool::{BLOCK, claim, hand_over, layout, over, server, until};
 use serde_json::json;
 use wire::Wired;
 
@@ -128,6 +128,8 @@ fn a_full_pool_costs_no_connection() {
     let connections = |state: serde_json::Value| {
         (state["up"].clone(), state["connections"].clone(), state["failures"].clone())
     };
+    // They are made one after the other.
+    until("all connections are made", || server(&depot)["connections"] == 4);
     let before = connections(server(&depot));
     assert_eq!(before.0, true);
     // Sixteen blocks, and room for two.
