@@ -63,7 +63,7 @@ def command(
     block_bytes: int | None,
     as_json: bool,
 ) -> None:
-    r"""Says why requests or blocks were not found.
+    """Says why requests or blocks were not found.
 
     Without WHAT: the last requests that found less than they asked for. With one REQUEST: those of them whose id begins
     so. With NAMESPACE (the first digits of its name) and HASHes: where these blocks are, and why they are nowhere.
