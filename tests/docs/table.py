@@ -101,6 +101,16 @@ RUNS: tuple[Run | Serve, ...] = (
     Run("stop --all", "kvdepot stop --all --json", json=True, environ={"XDG_RUNTIME_DIR": "{tmp}"}),
     Run("namespaces", "kvdepot namespaces --directory {tmp}", says="facts"),
     Run("namespaces --json", "kvdepot namespaces --directory {tmp} --json", json=True),
+    # What a depot tells is shown in tests/python/test_why.py.
+    Run("why", "kvdepot why --last 20 --socket {tmp}/none.sock 2>&1", status=1, says="no depot answers"),
+    Run("why --json", "kvdepot why cmpl --socket {tmp}/none.sock --json 2>&1", status=1, says="no depot answers"),
+    Run(
+        "why --config",
+        "kvdepot why 3f2a 00 --config {root}/tests/data/seeds/000_pipeline.yaml --block-bytes 65536 2>&1",
+        status=1,
+        says="no depot answers",
+        environ={"XDG_RUNTIME_DIR": "{tmp}"},
+    ),
     Run("verify", "kvdepot verify --directory {tmp} --rate-mib 200 --set-aside", says="0 broken"),
     Run("verify --json", "kvdepot verify --directory {tmp} --json", json=True),
     Run(
@@ -439,6 +449,11 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
     "kvdepot namespaces": ("namespaces", "namespaces --json"),
     "kvdepot namespaces 3f2a": ("namespaces",),
     "kvdepot namespaces 3f2a 91c0": ("namespaces",),
+    "kvdepot why": ("why", "why --json", "why --config"),
+    "kvdepot why --last 20": ("why",),
+    "kvdepot why --json": ("why --json",),
+    "kvdepot why cmpl-7f3a": ("why --json",),
+    "kvdepot why 3f2a 98ac1516354109150bded5754fef7df0": ("why --config",),
     "kvdepot verify": ("verify", "verify --json"),
     "kvdepot verify --rate-mib 200 --set-aside": ("verify",),
     "kvdepot inspect FILE": ("inspect",),

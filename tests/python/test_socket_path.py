@@ -67,6 +67,7 @@ MANNER_KEYS = {
     "idle_exit_s": 5,
     "drain_timeout_s": 5,
     "pool_keep_s": 5,
+    "evicted_blocks_remembered": 5,
     "pool_mlock": True,
     "pool_numa": "0-1",
     "pool_populate_threads": 4,

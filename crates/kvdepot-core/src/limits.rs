@@ -50,6 +50,8 @@ pub const CLAIM_NAMESPACES_MAX: usize = 512;
 pub const CLAIM_HASHES_MAX: usize = 1 << 20;
 /// Most blocks that one claim may ask for, over all of its namespaces; a claim over more is cut at the end.
 pub const CLAIM_BLOCKS_MAX: usize = 1 << 21;
+/// Most characters of what a client calls a claim; the rest is cut off.
+pub const CLAIM_LABEL_CHARS_MAX: usize = 96;
 /// Most claims that one connection may hold.
 pub const CLAIMS_PER_CONNECTION_MAX: usize = 65_536;
 

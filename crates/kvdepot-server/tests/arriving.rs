@@ -48,7 +48,7 @@ fn restarted(directory: &Path, name: &str, faults: &str) -> (Arc<Attachment>, Ar
 fn claim(attachment: &Arc<Attachment>, spec: &Arc<NamespaceSpec>) -> Claim {
     let group = ClaimGroupSpec { namespaces: vec![Arc::clone(spec)], window_blocks: 0, hashes_per_block: 1 };
     let hashes: Vec<_> = (0..BLOCKS as u64).map(hash).collect();
-    Claim::open(attachment, &[group], &hashes, 0, u32::try_from(BLOCKS).unwrap()).unwrap()
+    Claim::open(attachment, &[group], &hashes, 0, u32::try_from(BLOCKS).unwrap(), "").unwrap()
 }
 
 fn load(engine: &Engine, patience: Option<Duration>) -> Arc<TaskState> {

@@ -122,7 +122,7 @@ fn a_full_pool_costs_no_connection() {
     let mut into = Engine::new(&depot, &spec, 16);
     let group = ClaimGroupSpec { namespaces: vec![Arc::clone(&spec)], window_blocks: 0, hashes_per_block: 1 };
     let hashes: Vec<_> = (0..16).map(hash).collect();
-    let mut held = Claim::open(&depot, &[group], &hashes, 0, 16).unwrap();
+    let mut held = Claim::open(&depot, &[group], &hashes, 0, 16, "").unwrap();
     // A claim is cut to what it may have of a pool.
     assert_eq!(held.wait(LONG), (true, 14, 14), "{}", depot.stats());
     let connections = |state: serde_json::Value| {

@@ -36,7 +36,7 @@ fn full(spec: &Arc<NamespaceSpec>) -> ClaimGroupSpec {
 
 fn claim(attachment: &Arc<Attachment>, groups: &[ClaimGroupSpec], names: std::ops::Range<u64>) -> Claim {
     let hashes: Vec<_> = names.map(hash).collect();
-    Claim::open(attachment, groups, &hashes, 0, u32::try_from(hashes.len()).unwrap()).unwrap()
+    Claim::open(attachment, groups, &hashes, 0, u32::try_from(hashes.len()).unwrap(), "").unwrap()
 }
 
 fn dump_all(attachment: &Arc<Attachment>, engine: &Engine, first: u64, count: usize) {

@@ -78,6 +78,7 @@ impl World {
             limit: wish.limit,
             deadline: wish.deadline,
             patience: wish.patience,
+            label: None,
         };
         self.request_of(Some(client), request, Asked::Claim(wish))?;
         Ok(())

@@ -29,6 +29,8 @@ pub enum Rule {
     Forgetting,
     /// A block lies in the region that was wished for it, while that has room.
     Regions,
+    /// What is told of blocks that went, and of claims that missed some, is so.
+    Misses,
     /// The machine's own totals.
     Totals,
     /// The machine or the simulation panicked.

@@ -14,6 +14,7 @@ mod handover;
 mod interrupted;
 mod ledger;
 mod memory;
+mod missed;
 mod mistakes;
 mod model;
 mod nonsense;

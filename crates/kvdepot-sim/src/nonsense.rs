@@ -83,6 +83,7 @@ impl World {
             limit: [0, 2, usize::MAX][self.rng.below(3)],
             deadline: 0,
             patience: 0,
+            label: None,
         };
         let token = self.request_of(Some(client), request, Asked::Odd)?;
         if self.waiting.contains_key(&token) {

@@ -247,12 +247,13 @@ impl World {
         self.machine.step(self.now, event, &mut out);
         self.steps += 1;
         self.mark(&out);
-        for (key, visible) in out.visible {
+        for (key, visible) in std::mem::take(&mut out.visible) {
             let changed = if visible { self.presence.insert(key) } else { self.presence.remove(&key) };
             if !changed {
                 return fail(Rule::Presence, format!("{} became visible={visible} twice", name(&key)));
             }
         }
+        self.check_missed(&out)?;
         self.write_ledger(out.proofs)?;
         for forgotten in out.forgotten {
             self.check_forgotten(forgotten.handle)?;

@@ -273,6 +273,10 @@ impl<T: Tier> Tier for Guarded<T> {
         self.inner.close_namespace(root);
     }
 
+    fn is_down(&self, key: &BlockKey) -> bool {
+        self.is_off() || self.inner.is_down(key)
+    }
+
     fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
         if self.is_off() {
             out.clear();

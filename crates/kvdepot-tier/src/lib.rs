@@ -188,6 +188,13 @@ pub trait Tier: Send + Sync + Debug {
         let _ = root;
     }
 
+    /// Whether the place of this block is switched off or out of reach now, so that `Absent` from `peek` and 0 from `probe`
+    /// do not mean that the tier lacks it. Without I/O. A tier that is never down need not implement it.
+    fn is_down(&self, key: &BlockKey) -> bool {
+        let _ = key;
+        false
+    }
+
     /// What is known without I/O, one answer a key, into `out` (cleared first).
     fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>);
 

@@ -24,6 +24,10 @@ impl<T: Tier + ?Sized> Tier for Arc<T> {
         (**self).close_namespace(root);
     }
 
+    fn is_down(&self, key: &BlockKey) -> bool {
+        (**self).is_down(key)
+    }
+
     fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
         (**self).peek(keys, out);
     }

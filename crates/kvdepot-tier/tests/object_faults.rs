@@ -146,6 +146,7 @@ fn a_store_that_hangs_costs_the_deadline_and_then_nothing() {
         let asked = figure(&bench, "get_requests");
         !bench.tier.servers()[0].up
             && bench.peek(0) == Presence::Absent
+            && bench.tier.is_down(&bench.key(0))
             && bench.read(0).unwrap_err().kind() == ErrorKind::Unavailable
             && bench.probe(bench.keys(3)).unwrap_or(0) == 0
             && figure(&bench, "get_requests") == asked

@@ -112,6 +112,7 @@ def _core_object(config: "KVDepotConfig", block_bytes: int | None, machine: Mach
         whole["pool_keep_ms"] = config.pool_keep_s * 1000
         if config.pool_keep_s:
             whole["pool_keeper"] = [sys.executable, "-c", "from kvdepot._native import keep_pool; keep_pool()"]
+        whole["evicted_blocks_remembered"] = config.evicted_blocks_remembered
         if config.metrics_port is not None:
             whole["metrics_port"] = config.metrics_port
         whole["pool_mlock"] = config.pool_mlock

@@ -67,6 +67,15 @@ class DepotKeys(BaseModel):
         ge=0,
         le=86_400,
     )
+    evicted_blocks_remembered: int = key(
+        262_144,
+        "Blocks that were evicted, lost or refused of which the depot remembers why, so that `kvdepot why` and "
+        "`kvdepot_miss_requests_total` can tell a block that went from one that was never stored: 16 bytes each. "
+        "0 = none.",
+        unit="blocks",
+        ge=0,
+        le=67_108_864,
+    )
     attach_timeout_ms: int = key(
         10_000,
         "How long an engine waits at its start for the depot that it starts; after that it goes on without and "

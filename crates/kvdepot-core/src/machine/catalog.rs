@@ -167,6 +167,12 @@ impl Catalog {
         BlockKey { namespace: space.id, hash: key.hash }
     }
 
+    /// The root of a space's namespace, and whether that is known now.
+    pub(crate) fn root(&self, space: SpaceId) -> Option<(NamespaceId, bool)> {
+        let root = self.spaces.get(&space)?.root;
+        Some((root, self.by_root.contains_key(&root)))
+    }
+
     /// Whether keys of this space can still be asked for.
     pub(crate) fn is_live(&self, space: SpaceId) -> bool {
         self.spaces.get(&space).is_some_and(|space| space.handle.is_some())

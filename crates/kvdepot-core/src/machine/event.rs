@@ -8,6 +8,7 @@ use crate::eviction::SlotId;
 use crate::hit::GroupShape;
 use crate::key::{BlockHash, BlockKey, NamespaceId, NamespaceSpec};
 use crate::lease::LeaseId;
+use crate::misses::{Gone, Missed};
 use crate::regions::RegionIndex;
 use crate::runs::Runs;
 
@@ -220,7 +221,7 @@ pub enum Request {
     /// Forgets at most [`super::REMOVE_BLOCKS`] blocks, in the pool and in the tiers that have them by `locations`. Reply:
     /// `Removed`, when tiers have forgotten those that are not being written, or could not.
     Remove { keys: Vec<BlockKey>, locations: Vec<Location> },
-    /// Finds and leases the longest hit. Reply: `Claim`, when tiers have said what they hold.
+    /// Finds and leases the longest hit. `label`: what its client calls it. Reply: `Claim`, when tiers have said what they hold.
     ClaimOpen {
         groups: Vec<ClaimGroup>,
         hashes: Vec<BlockHash>,
@@ -228,9 +229,12 @@ pub enum Request {
         limit: usize,
         deadline: Nanos,
         patience: Nanos,
+        label: Option<Box<str>>,
     },
     /// How far a claim is; `settle` takes what has come. Reply: `Claim`.
     ClaimPoll { claim: ClaimId, settle: bool },
+    /// Takes what has come, because computing the rest is faster than waiting for it. Reply: `Claim`.
+    ClaimDecline { claim: ClaimId },
     /// Ends a claim and its leases. Reply: `Done`.
     ClaimRelease { claim: ClaimId },
     /// Ends all claims of the connection. A claim's leases only keep blocks in the pool: a client copies under leases of its
@@ -426,6 +430,10 @@ pub struct Effects {
     pub again: Vec<Job>,
     /// Tiers that are not used for a namespace from now on. For logs.
     pub closed: Vec<Closed>,
+    /// Blocks that went, for who remembers them. To be noted before `missed` is looked at.
+    pub gone: Vec<Gone>,
+    /// Claims that found less than they asked for.
+    pub missed: Vec<Missed>,
     /// To be dropped after unlocking: giving much memory back takes long.
     pub discarded: Vec<Discarded>,
 }

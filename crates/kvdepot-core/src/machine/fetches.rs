@@ -11,6 +11,7 @@ use crate::block::Block;
 use crate::error::Result;
 use crate::eviction::SlotId;
 use crate::key::BlockKey;
+use crate::misses::{Fate, Gone};
 
 impl Machine {
     pub(super) fn lease_now(&mut self, owner: Owner, keys: &[BlockKey]) -> Vec<Now> {
@@ -134,9 +135,13 @@ impl Machine {
     }
 
     /// A tier does not hold blocks any more. What it lost is written again; what it evicted to make room is not.
-    pub(super) fn tier_forgot(&mut self, tier: TierIndex, keys: &[BlockKey], lost: bool) {
+    pub(super) fn tier_forgot(&mut self, tier: TierIndex, keys: &[BlockKey], lost: bool, out: &mut Effects) {
         for key in keys {
             let slot = self.catalog.pool_key(key).and_then(|key| self.pool.readable(&key));
+            if slot.is_none() {
+                let fate = if lost { Fate::Lost } else { Fate::Evicted };
+                out.gone.push(Gone { key: *key, fate, tier: Some(tier), kept_s: None });
+            }
             let Some(slot) = slot.filter(|&slot| self.pool.slot(slot).saved & 1 << tier != 0) else {
                 continue;
             };

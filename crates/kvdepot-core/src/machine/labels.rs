@@ -61,6 +61,7 @@ impl Request {
             Self::Remove { .. } => "remove",
             Self::ClaimOpen { .. } => "claim_open",
             Self::ClaimPoll { .. } => "claim_poll",
+            Self::ClaimDecline { .. } => "claim_decline",
             Self::ClaimRelease { .. } => "claim_release",
             Self::EndClaims => "end_claims",
             Self::EvictTo { .. } => "evict_to",

@@ -54,6 +54,7 @@ use hashbrown::HashMap;
 
 use crate::error::Result;
 use crate::limits::NAMESPACES_MAX;
+use crate::misses::{Fate, Gone};
 use crate::regions::RegionGauge;
 
 use catalog::Catalog;
@@ -63,7 +64,7 @@ use flow::Flow;
 use forgetting::Sweep;
 use loads::{Loads, Rooms};
 use names::SpaceId;
-use pool::Pool;
+use pool::{GoneHere, Pool};
 use removal::Removal;
 use users::Users;
 
@@ -236,7 +237,7 @@ impl Machine {
             }
             Event::Located { ask, locations } => self.located(ask, locations, out),
             Event::Probed { ask, outcome } => self.probed(ask, outcome, out),
-            Event::TierForgot { tier, keys, lost } => self.tier_forgot(tier, &keys, lost),
+            Event::TierForgot { tier, keys, lost } => self.tier_forgot(tier, &keys, lost, out),
             Event::Continue(job) => self.go_on(job, out),
             Event::Populated { upto_bytes } => self.pool.populated(upto_bytes),
             Event::Ending => {
@@ -284,8 +285,25 @@ impl Machine {
         for (key, visible) in self.pool.take_changes() {
             out.visible.push((self.catalog.block_key(&key), visible));
         }
+        self.tell_gone(&mut out.gone);
         self.prove(&mut out.proofs);
         self.forget_spaces();
+    }
+
+    /// Tells what went in this step, by the names that lookups know.
+    fn tell_gone(&mut self, out: &mut Vec<Gone>) {
+        for gone in self.pool.gone.drain(..) {
+            let GoneHere { key, mut fate, tier, kept_s } = gone;
+            let mut name = self.catalog.block_key(&key);
+            if fate == Fate::Reset {
+                match self.catalog.root(key.space) {
+                    // Whoever asks has another epoch's key.
+                    Some((root, true)) => name.namespace = root,
+                    _ => fate = Fate::Forgotten,
+                }
+            }
+            out.push(Gone { key: name, fate, tier, kept_s });
+        }
     }
 
     /// Who waits for room, or for its turn, gets it.
@@ -381,10 +399,7 @@ impl Machine {
     }
 
     fn probed(&mut self, ask: Ask, outcome: Result<usize>, out: &mut Effects) {
-        let count = outcome.unwrap_or_else(|error| {
-            self.counters.failed("probe", &error);
-            0
-        });
+        let count = outcome.inspect_err(|error| self.counters.failed("probe", error)).ok();
         let (claims, mut rooms) = split(self);
         if let Ask::Claim(id, run) = ask {
             claims.probed(&mut rooms, id, run, count, out);
@@ -404,6 +419,17 @@ impl Machine {
     /// What each region of the pool holds now, in the order of the pool's bytes.
     pub fn regions(&self) -> Vec<RegionGauge> {
         self.pool.region_gauges()
+    }
+
+    /// Blocks and bytes that the pool holds of each of these namespaces, those among them that are on their way. As many
+    /// looks as there are numbers.
+    pub fn namespaces_hold(&self, handles: &[NamespaceHandle]) -> Vec<(u64, u64)> {
+        let held = |handle: &NamespaceHandle| {
+            let namespace = self.catalog.get(*handle).ok()?;
+            let blocks = u64::from(self.pool.uses.slots(namespace.space));
+            Some((blocks, blocks * namespace.slot_bytes()))
+        };
+        handles.iter().map(|handle| held(handle).unwrap_or_default()).collect()
     }
 
     /// What is held now.

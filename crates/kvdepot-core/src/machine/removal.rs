@@ -4,6 +4,7 @@ use super::batch::REMOVE_BLOCKS;
 use super::event::{Effects, Location, Reply, Token};
 use super::{Machine, names};
 use crate::key::BlockKey;
+use crate::misses::Fate;
 
 /// A removal that tiers have not ended.
 #[derive(Debug)]
@@ -52,7 +53,11 @@ impl Machine {
                 continue;
             };
             let in_pool = self.pool.readable(&key).is_some();
-            removal.was_there.push(in_pool || matches!(location, Location::Tier(_)));
+            let was_there = in_pool || matches!(location, Location::Tier(_));
+            removal.was_there.push(was_there);
+            if was_there {
+                self.pool.went(key, Fate::Removed, None);
+            }
             if self.forget(key, location) {
                 removal.left += usize::from(self.flow.remove(&self.catalog, key, Some(token), out));
             }

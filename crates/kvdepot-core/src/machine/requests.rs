@@ -144,18 +144,24 @@ impl Machine {
                 self.remove(token, &keys, &locations, out);
                 return Ok(());
             }
-            Request::ClaimOpen { groups, hashes, skip, limit, deadline, patience } => {
+            Request::ClaimOpen { groups, hashes, skip, limit, deadline, patience, label } => {
                 let now = self.now;
                 let named = groups.iter().flat_map(|group| &group.namespaces);
                 named.for_each(|&namespace| self.users.touch(namespace));
                 let (claims, mut rooms) = split(self);
-                let open = Open { token, owner, groups, hashes, skip, limit, now, deadline, patience };
+                let open = Open { token, owner, groups, hashes, skip, limit, now, deadline, patience, label };
                 return claims.open(&mut rooms, open, out);
             }
             Request::ClaimPoll { claim, settle } => {
                 let now = self.now;
                 let (claims, mut rooms) = split(self);
                 return claims.poll(&mut rooms, now, (token, owner), claim, settle, out);
+            }
+            Request::ClaimDecline { claim } => {
+                let now = self.now;
+                let (claims, mut rooms) = split(self);
+                claims.decline(owner, claim)?;
+                return claims.poll(&mut rooms, now, (token, owner), claim, true, out);
             }
             Request::ClaimRelease { claim } => {
                 let (claims, mut rooms) = split(self);

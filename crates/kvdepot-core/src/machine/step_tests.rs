@@ -259,6 +259,7 @@ fn a_claim_of_many_places_goes_in_pieces() {
         limit: count as usize,
         deadline: 1 << 40,
         patience: 1 << 40,
+        label: None,
     };
     let Reply::Claim(progress) = lab.ask(open) else { panic!("no claim") };
     assert_eq!((progress.settled, progress.units), (true, count as usize));

@@ -78,6 +78,11 @@ impl Uses {
         self.map.get(&space).is_some_and(|uses| uses.slots > 0)
     }
 
+    /// Slots that hold blocks of a space.
+    pub(super) fn slots(&self, space: SpaceId) -> u32 {
+        self.map.get(&space).map_or(0, |uses| uses.slots)
+    }
+
     /// Spaces that something has ceased to name since the last call.
     pub(super) fn take_unused(&mut self) -> Vec<SpaceId> {
         std::mem::take(&mut self.unused)

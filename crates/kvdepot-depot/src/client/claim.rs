@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvdepot_core::limits::{BATCH_HASHES_MAX, CLAIM_HASHES_MAX};
+use kvdepot_core::limits::{BATCH_HASHES_MAX, CLAIM_HASHES_MAX, CLAIM_LABEL_CHARS_MAX};
 use kvdepot_core::{BlockHash, Error, ErrorKind, NamespaceSpec, Result};
 
 use crate::client::attach::{Attachment, Generation};
@@ -39,7 +39,8 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Opens a claim. If the depot is absent, hung or out of step, the claim is settled without a hit.
+    /// Opens a claim that its client calls `label`. If the depot is absent, hung or out of step, the claim is settled without
+    /// a hit.
     ///
     /// # Errors
     /// `Config` for arguments that no depot would accept.
@@ -49,6 +50,7 @@ impl Claim {
         hashes: &[BlockHash],
         skip: u32,
         limit: u32,
+        label: &str,
     ) -> Result<Self> {
         if groups.is_empty() || groups.iter().any(|g| g.namespaces.is_empty() || g.hashes_per_block == 0) {
             return Err(Error::new(
@@ -71,14 +73,20 @@ impl Claim {
         };
         if limit > skip
             && (skip as usize) < hashes.len()
-            && let Err(error) = claim.ask_open(groups, hashes, limit)
+            && let Err(error) = claim.ask_open(groups, hashes, limit, label)
         {
             claim.miss(&error);
         }
         Ok(claim)
     }
 
-    fn ask_open(&mut self, groups: &[ClaimGroupSpec], hashes: &[BlockHash], limit: u32) -> Result<()> {
+    fn ask_open(
+        &mut self,
+        groups: &[ClaimGroupSpec],
+        hashes: &[BlockHash],
+        limit: u32,
+        label: &str,
+    ) -> Result<()> {
         let generation = self.attachment.generation()?;
         let groups = groups
             .iter()
@@ -93,7 +101,9 @@ impl Claim {
             .collect::<Result<_>>()?;
         let (ahead, last) = hashes.split_at((hashes.len() - 1) / BATCH_HASHES_MAX * BATCH_HASHES_MAX);
         let hashes = Hashes(hash_bytes(last).into());
-        let request = Request::ClaimOpen { groups, hashes, skip: self.skip, limit };
+        let label =
+            label.char_indices().nth(CLAIM_LABEL_CHARS_MAX).map_or(label, |(end, _)| &label[..end]).into();
+        let request = Request::ClaimOpen { groups, hashes, skip: self.skip, limit, label };
         self.generation = Some(generation);
         self.ask(ahead, request)
     }
@@ -133,7 +143,7 @@ impl Claim {
     /// Returns `(settled, units, units from a tier)`. Polls the depot at most every half millisecond.
     pub fn poll(&mut self) -> (bool, u32, u32) {
         if !self.settled && self.asked.elapsed() >= POLL_PAUSE {
-            self.ask_or_miss(false);
+            self.ask_or_miss(Request::ClaimPoll { claim: self.id, settle: false });
         }
         (self.settled, self.units, self.units_from_tier)
     }
@@ -158,15 +168,24 @@ impl Claim {
 
     /// Settles the claim with what has arrived so far.
     pub fn settle_now(&mut self) -> (bool, u32, u32) {
+        self.end_with(Request::ClaimPoll { claim: self.id, settle: true })
+    }
+
+    /// As [`Self::settle_now`], because computing the rest is faster than waiting for it.
+    pub fn decline(&mut self) -> (bool, u32, u32) {
+        self.end_with(Request::ClaimDecline { claim: self.id })
+    }
+
+    fn end_with(&mut self, request: Request<'_>) -> (bool, u32, u32) {
         if !self.settled {
-            self.ask_or_miss(true);
+            self.ask_or_miss(request);
             self.settled = true;
         }
         (self.settled, self.units, self.units_from_tier)
     }
 
-    fn ask_or_miss(&mut self, settle: bool) {
-        if let Err(error) = self.ask(&[], Request::ClaimPoll { claim: self.id, settle }) {
+    fn ask_or_miss(&mut self, request: Request<'_>) {
+        if let Err(error) = self.ask(&[], request) {
             self.miss(&error);
         }
     }

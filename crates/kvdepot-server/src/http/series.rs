@@ -56,6 +56,9 @@ impl Collector for Series {
             &most("lock_hold_cpu_max_us"),
         )?;
         write(&mut encoder, Kind::Counter, "failures", "Operations that failed, by kind", &failures(stats))?;
+        let misses = "Claims and lookups that found less than they asked for, by the reason of the first block that they missed";
+        write(&mut encoder, Kind::Counter, "miss_requests", misses, &by_reason(stats))?;
+        self.namespaces(&mut encoder)?;
         self.regions(&mut encoder)?;
         self.tiers(&mut encoder)
     }
@@ -74,6 +77,25 @@ impl Series {
                 (labels, region[field].as_u64().unwrap_or(0) as f64)
             });
             write(encoder, Kind::Gauge, name, help, &samples.collect::<Vec<_>>())?;
+        }
+        Ok(())
+    }
+
+    /// Of the namespaces that were read most in the last hour: as many as the depot tells of, so their number is bounded.
+    fn namespaces(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let top = self.0["top_namespaces"].as_array().map_or(&[][..], Vec::as_slice);
+        for (kind, name, help) in [
+            (Kind::Gauge, "namespace_pool_bytes", "Memory of the pool that a namespace's blocks take"),
+            (Kind::Counter, "namespace_load_bytes", "Bytes of a namespace that loads leased"),
+            (Kind::Counter, "namespace_misses", "Claims and lookups that ended at a block of a namespace"),
+        ] {
+            let field = name.trim_start_matches("namespace_");
+            let samples = top.iter().map(|one| {
+                let text = |field: &str| quoted(one[field].as_str().unwrap_or_default());
+                let labels = vec![("namespace", text("namespace")), ("facts", text("facts"))];
+                (labels, one[field].as_u64().unwrap_or(0) as f64)
+            });
+            write(encoder, kind, name, help, &samples.collect::<Vec<_>>())?;
         }
         Ok(())
     }
@@ -144,6 +166,14 @@ fn object_stores(encoder: &mut DescriptorEncoder<'_>, tiers: &[Value]) -> fmt::R
 /// Escapes text for a label: the encoder writes it unchanged.
 fn quoted(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+/// Misses by reason, those that have not happened too.
+fn by_reason(stats: &Value) -> Vec<Sample> {
+    let counts = stats["misses"].as_object().into_iter().flatten();
+    counts
+        .map(|(reason, count)| (vec![("reason", quoted(reason))], count.as_u64().unwrap_or(0) as f64))
+        .collect()
 }
 
 /// Failures by operation and kind.

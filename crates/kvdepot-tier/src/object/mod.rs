@@ -107,6 +107,10 @@ impl Tier for ObjectTier {
         }
     }
 
+    fn is_down(&self, _key: &BlockKey) -> bool {
+        self.shared.link.is_off()
+    }
+
     fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
         self.shared.peek(keys, out);
     }

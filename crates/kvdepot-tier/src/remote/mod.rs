@@ -282,6 +282,10 @@ impl Tier for RemoteTier {
         }
     }
 
+    fn is_down(&self, key: &BlockKey) -> bool {
+        self.servers[self.shared.places.of(key)].health() == Health::Down
+    }
+
     fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
         let healths: Vec<Health> = self.servers.iter().map(|server| server.health()).collect();
         let now = Instant::now();

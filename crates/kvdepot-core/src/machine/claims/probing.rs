@@ -53,13 +53,13 @@ impl Claims {
         has_more(claim)
     }
 
-    /// A tier's answer: whether there is more to do now.
+    /// A tier's answer, `None` if it did not answer: whether there is more to do now.
     pub(super) fn run_answered(
         &mut self,
         rooms: &mut Rooms<'_>,
         claim: &mut Claim,
         number: u32,
-        count: usize,
+        count: Option<usize>,
         out: &mut Effects,
     ) -> bool {
         let Some(at) = claim.runs.iter().position(|run| run.number == number) else { return false };
@@ -109,10 +109,16 @@ fn ask_on(rooms: &Rooms<'_>, claim: &mut Claim, mut run: Run, out: &mut Effects)
         return;
     }
     for (&place, &location) in run.places.iter().zip(&run.locations) {
-        claim.known[place as usize] = Known::at(location);
+        let known = &mut claim.known[place as usize];
+        if *known != Known::UNTOLD || location != Location::Absent {
+            *known = Known::at(location);
+        }
     }
-    let whole = run.locations.iter().all(|location| matches!(location, Location::Tier(_)));
-    if whole && !run.rest.is_empty() {
+    let end = run.locations.iter().position(|location| !matches!(location, Location::Tier(_)));
+    if let Some(end) = end.filter(|_| run.probe.ends_untold()) {
+        claim.known[run.places[end] as usize] = Known::UNTOLD;
+    }
+    if end.is_none() && !run.rest.is_empty() {
         next_window(rooms, claim, &mut run);
         claim.runs.push(run);
     }

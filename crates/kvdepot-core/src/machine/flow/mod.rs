@@ -13,6 +13,7 @@ use hashbrown::HashMap;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::eviction::SlotId;
+use crate::misses::Fate;
 
 use super::catalog::Catalog;
 use super::counters::Counters;
@@ -164,8 +165,20 @@ impl Flow {
                 });
                 return ReadEnd::Whole;
             }
-            Ok(Fetched::Miss) => counters.failed("fetch", &Error::new(ErrorKind::NotFound, "a tier missed")),
-            Err(error) => counters.failed("fetch", error),
+            Ok(Fetched::Miss) => {
+                counters.failed("fetch", &Error::new(ErrorKind::NotFound, "a tier missed"));
+                pool.went(pool.slot(slot).key, Fate::Lost, Some(tier));
+            }
+            Err(error) => {
+                counters.failed("fetch", error);
+                let fate = match error.kind() {
+                    ErrorKind::Corrupt => Fate::Checksum,
+                    ErrorKind::Timeout => Fate::TooSlow,
+                    ErrorKind::NotFound => Fate::Lost,
+                    _ => Fate::ReadFailed,
+                };
+                pool.went(pool.slot(slot).key, fate, Some(tier));
+            }
         }
         if tier + 1 < self.tiers.len() && now < read.deadline {
             self.tiers[tier + 1].reads.push_front(read);

@@ -12,6 +12,7 @@ use super::Flow;
 use super::turns::{Next, Until};
 use crate::error::{ErrorKind, Result};
 use crate::eviction::SlotId;
+use crate::misses::Fate;
 
 /// A block that a tier is to write. Called off when its slot was freed or the tier's bit left `to_write`.
 #[derive(Clone, Copy, Debug)]
@@ -172,6 +173,9 @@ impl Flow {
             !write.late && !slot.is_pressing() && slot.saved == 0
         });
         counters.write_blocks_dropped += u64::from(dropped);
+        if dropped && wanted {
+            pool.went(key, Fate::WriteFailed, Some(tier));
+        }
         if pool.slot(slot).writing == 0
             && self.turns.get(&key).is_some_and(|turn| turn.until == Until::Written(slot))
         {

@@ -2,9 +2,11 @@
 //!
 //! - *room*: space taken in use, and made by eviction; slots that come and go.
 //! - *leases*: who holds which slots.
+//! - *births*: how long blocks have been there.
 //! - *near*: who wishes its blocks in which region.
 //! - *totals*: what every byte counts as.
 
+mod births;
 mod leases;
 mod near;
 mod room;
@@ -14,6 +16,7 @@ use hashbrown::HashMap;
 
 use crate::eviction::{EvictionPolicy, SlotId};
 use crate::lease::LeaseTable;
+use crate::misses::Fate;
 use crate::regions::{RegionIndex, Regions};
 
 use super::event::Owner;
@@ -23,8 +26,10 @@ use super::index::Index;
 use super::names::{PoolKey, SpaceId};
 use super::proofs::Proofs;
 use super::slots::{Slot, Slots};
-use super::tiers::TierMask;
+use super::tiers::{TierIndex, TierMask};
 use super::uses::Uses;
+
+use births::Births;
 
 pub use room::GROW_BYTES;
 pub(crate) use room::NoRoom;
@@ -70,6 +75,15 @@ struct Unwritten {
     released: u64,
     unwritten: usize,
     first_unwritten: Option<SlotId>,
+}
+
+/// A block that went, as rooms of the machine name it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GoneHere {
+    pub(crate) key: PoolKey,
+    pub(crate) fate: Fate,
+    pub(crate) tier: Option<TierIndex>,
+    pub(crate) kept_s: Option<u32>,
 }
 
 /// Slots and all that is known about them.
@@ -119,6 +133,10 @@ pub(crate) struct Pool {
     now_s: u32,
     /// Blocks in use of which tiers have not been told for a while.
     touched: Vec<SlotId>,
+    /// When slots were taken.
+    births: Births,
+    /// Blocks that went.
+    pub(super) gone: Vec<GoneHere>,
     /// What the ledger is to be told.
     pub(crate) proofs: Proofs,
     /// What names each space: slots, and the requests of claims and loads.
@@ -159,6 +177,8 @@ impl Pool {
             room_came: false,
             now_s: 0,
             touched: Vec::new(),
+            births: Births::default(),
+            gone: Vec::new(),
             proofs: Proofs::default(),
             uses: Uses::default(),
             flaws: Flaws::default(),
@@ -277,6 +297,18 @@ impl Pool {
         }
     }
 
+    /// Tells that a block went, or that a tier failed it.
+    pub(crate) fn went(&mut self, key: PoolKey, fate: Fate, tier: Option<TierIndex>) {
+        self.gone.push(GoneHere { key, fate, tier, kept_s: None });
+    }
+
+    /// Tells that the block in a slot is about to go.
+    fn goes(&mut self, id: SlotId, fate: Fate) {
+        let slot = self.slots.at(id);
+        let kept_s = self.births.age_s(slot.serial, self.now_s);
+        self.gone.push(GoneHere { key: slot.key, fate, tier: None, kept_s });
+    }
+
     /// Sets the time by which uses are told to tiers.
     pub(crate) const fn set_now(&mut self, seconds: u32) {
         self.now_s = seconds;
@@ -303,6 +335,9 @@ impl Pool {
                     return id;
                 }
                 dooms -= 1;
+                if self.slots.at(id as SlotId).is_indexed() {
+                    self.goes(id as SlotId, Fate::Reset);
+                }
                 self.doom(id as SlotId);
             }
         }

@@ -7,6 +7,7 @@ use super::{Pool, Unwritten};
 use crate::block::Block;
 use crate::error::{Error, ErrorKind, Result};
 use crate::eviction::{Search, SlotId};
+use crate::misses::Fate;
 use crate::regions::RegionIndex;
 use crate::runs::Runs;
 
@@ -125,6 +126,9 @@ impl Pool {
         self.evicted += 1;
         let slot = self.slots.at(victim);
         self.evicted_unwritten += u64::from(!slot.is_value() && self.cold_tiers & !slot.saved != 0);
+        if slot.saved == 0 && slot.is_indexed() {
+            self.goes(victim, Fate::Evicted);
+        }
         self.free(victim);
     }
 
@@ -299,6 +303,7 @@ impl Pool {
     ) -> std::result::Result<SlotId, NoRoom> {
         let runs = self.allocate(key, bytes, near)?;
         self.serials = self.serials.wrapping_add(1);
+        self.births.came(self.serials, self.now_s);
         self.cold_due |= self.cold_tiers != 0 && self.free_bytes() < self.pool_bytes / COLD_FREE_DIVISOR;
         let mut slot = Slot::new(key, block, &runs, self.serials, indexed);
         // What a tier has just read it knows to be in use.
