@@ -156,7 +156,7 @@ def test_the_launcher_serves_infinistores_port(environment, tmp_path):
                 said += line
                 if "serving" in line:
                     break
-            assert "infinistore: this is kvdepot, which listens at 127.0.0.1" in said
+            assert "infinistore: this is kvdepot, which listens on 127.0.0.1" in said
             connection = http.client.HTTPConnection("127.0.0.1", manage, timeout=RUN_S)
             connection.request("GET", "/health")
             assert connection.getresponse().read() == b'{"status":"ok"}'

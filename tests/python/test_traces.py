@@ -131,7 +131,7 @@ def test_a_line_that_a_crash_cut_off_is_left_out(tmp_path):
     file.write_text(f"{whole}\n\n{whole[:20]}")
     trace, notes = read_traces([str(file)])
     assert trace.counts()[0] == 1
-    assert notes == [f"{file}:3: a line without an end was left out"]
+    assert notes == [f"{file}:3: an incomplete last line was skipped"]
     file.write_text(f"{whole[:20]}\n{whole}\n")
     with pytest.raises(ConfigError, match=r"trace\.jsonl:1: "):
         read_traces([str(file)])
