@@ -113,7 +113,7 @@ def test_a_real_ucm_is_left_alone(environment, real):
     before = environment.files()
     done = environment.compat("install", "ucm")
     assert done.returncode == 2
-    assert "would stand in the way of" in done.stderr
+    assert "it conflicts with" in done.stderr
     assert environment.files() == before
     environment.compat("remove", "ucm")
     assert environment.files() == before

@@ -164,13 +164,13 @@ def test_a_converted_trace_tells_the_same_and_no_hashes(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--capacity", "many"], "is no size"),
+        (["--capacity", "many"], "is not a size"),
         (["--capacity", "64GB"], "add --block-mib"),
-        (["--capacity", "0"], "no room for a block"),
+        (["--capacity", "0"], "too small for a block"),
         (["--policy", "mru"], "known here are"),
         (["--policy", "belady", "--tier", "5"], "known here are"),
-        (["--tier", "5:sometimes"], "is no tier"),
-        (["--tier", "5:cold:lru:x"], "is no tier"),
+        (["--tier", "5:sometimes"], "is not a tier"),
+        (["--tier", "5:cold:lru:x"], "is not a tier"),
         (["--capacity", "9999999999"], "simulated cache"),
     ],
 )

@@ -408,7 +408,7 @@ def test_releases_tell_themselves_in_different_ways(monkeypatch: pytest.MonkeyPa
     # Neither way exists.
     module("sglang.srt.runtime_context")
     monkeypatch.setattr(engine, "sglang_version", lambda: "9.9")
-    with pytest.raises(ConfigError, match=r"9\.9 does not tell its arguments"):
+    with pytest.raises(ConfigError, match=r"9\.9 does not report its arguments"):
         engine.server_arguments()
 
 
