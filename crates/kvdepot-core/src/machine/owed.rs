@@ -196,7 +196,7 @@ impl Owed {
         Change::Ended
     }
 
-    /// A try has ended. One of a debt that was paid meanwhile, or came anew, says nothing.
+    /// Records the end of a try. It is ignored if the removal was completed in the meantime or is owed anew.
     pub(super) fn tried(&mut self, place: Place, hash: &BlockHash, id: RemovalId, is_made: bool) -> Change {
         let debt = self.groups.get_mut(&place).and_then(|group| group.debts.get_mut(hash));
         match debt {
@@ -206,7 +206,7 @@ impl Owed {
         if is_made { self.pay(place, hash) } else { Change::Neither }
     }
 
-    /// Forgets all that is owed in a place that nobody can ask for any more.
+    /// Forgets all removals that are owed in a place whose blocks can no longer be requested.
     pub(super) fn forgive(&mut self, place: Place) -> Option<Debts> {
         let group = self.groups.remove(&place)?;
         self.closed -= usize::from(group.is_closed);
@@ -214,13 +214,13 @@ impl Owed {
         Some(group.debts)
     }
 
-    /// The place that is to be tried next, in turn.
+    /// Returns the next place to retry, in turn.
     pub(super) fn next_place(&mut self) -> Option<Place> {
         self.tried = after(&self.groups, self.tried.as_ref()).next();
         self.tried
     }
 
-    /// Blocks of a place that are to be tried next, in turn: those that may be, of as many as are looked at.
+    /// Returns the next blocks of a place to retry, in turn, at most `looks`.
     pub(super) fn next_blocks(&mut self, place: Place, looks: usize) -> Vec<BlockHash> {
         let Some(group) = self.groups.get_mut(&place) else { return Vec::new() };
         let blocks: Vec<BlockHash> = after(&group.debts, group.tried.as_ref()).take(looks).collect();
@@ -228,7 +228,7 @@ impl Owed {
         blocks
     }
 
-    /// A try of a debt begins, unless one is under way.
+    /// Begins a try of an owed removal. Returns false if it is not owed or a try is in flight.
     pub(super) fn try_again(&mut self, place: Place, hash: &BlockHash, id: RemovalId) -> bool {
         let debt = self.groups.get_mut(&place).and_then(|group| group.debts.get_mut(hash));
         match debt {
@@ -241,7 +241,7 @@ impl Owed {
     }
 }
 
-/// All keys of a map, beginning behind one and going round.
+/// Returns all keys of a map, starting after one and wrapping around.
 fn after<'a, K: Ord + Copy, V>(map: &'a BTreeMap<K, V>, key: Option<&K>) -> impl Iterator<Item = K> + 'a {
     let (behind, upto) = match key {
         Some(&key) => (Bound::Excluded(key), Some(Bound::Included(key))),
