@@ -108,7 +108,7 @@ fn open_told(runner: &Arc<Runner>, user: Owner, spec: &Arc<NamespaceSpec>, told:
     match &told.error {
         Some(error) if runner.locator.tiers.len() == 1 && is_passing(error) => tracing::warn!(
             %error, namespace = %spec.root(),
-            "a tier cannot open a namespace: it is used without that tier, which is tried again"
+            "a tier cannot open a namespace: the namespace is used without that tier, which is retried"
         ),
         Some(error) => return Err(error.clone()),
         None => {}

@@ -174,7 +174,7 @@ impl Volume for FileVolume {
         match rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, bytes) {
             Ok(()) => {}
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
-                tracing::warn!(path = %self.path.display(), "this file system does not allocate ahead: it may be full later");
+                tracing::warn!(path = %self.path.display(), "this file system cannot preallocate: it may run full later");
                 self.file.set_len(bytes).map_err(|e| fail("cannot make a tier's file", &self.path, e))?;
             }
             Err(e) => {

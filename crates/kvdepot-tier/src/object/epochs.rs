@@ -111,7 +111,7 @@ impl Shared {
         let stored = match (self.stored(root, deadline).await, known) {
             (Ok((epoch, _)), _) => epoch,
             (Err(error), Some(epoch)) if error.kind() != ErrorKind::Corrupt => {
-                tracing::debug!(%error, namespace = %root, "cannot look whether a namespace was moved on");
+                tracing::debug!(%error, namespace = %root, "cannot check whether a namespace has a new epoch");
                 return Ok(epoch);
             }
             (Err(error), _) => return Err(error),
@@ -252,7 +252,7 @@ impl Shared {
             }
         }
         if let Err(fault) = self.link.within(self.link.store.delete(&path)).await {
-            tracing::debug!(error = %fault.into_error(), %path, "an object that only tried the store stays there");
+            tracing::debug!(error = %fault.into_error(), %path, "an object that only tested the store remains there");
         }
         if kept {
             return Ok(());

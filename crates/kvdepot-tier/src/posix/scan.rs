@@ -84,7 +84,7 @@ impl Shared {
             // Unless a directory without a description turns out to be unreadable later.
             self.lock().discovered = true;
         } else {
-            tracing::debug!("not every namespace could be looked at; the next sweep tries again");
+            tracing::debug!("not every namespace could be scanned; the next sweep tries again");
         }
     }
 

@@ -105,7 +105,7 @@ impl Everyone {
             tracing::error!(
                 %error, namespace = %spec.root(),
                 "a reset is not stored at every remote server: those that have not taken it are not used for the namespace \
-                 until they have, which is tried again by itself"
+                 until they have; this is retried automatically"
             );
         }
         outcome

@@ -290,7 +290,7 @@ impl Server {
         drop(state);
         self.changed.notify_all();
         if first {
-            tracing::info!(server = %self.address, ?dialect, "a remote server is there");
+            tracing::info!(server = %self.address, ?dialect, "a remote server is reachable");
         }
     }
 
@@ -314,7 +314,7 @@ impl Server {
         drop(state);
         self.changed.notify_all();
         if is_news && !is_stopping {
-            tracing::warn!(server = %self.address, %error, "a remote server is not there: its blocks are misses");
+            tracing::warn!(server = %self.address, %error, "a remote server is unreachable: its blocks are misses");
         }
         waiting.into_iter().for_each(|job| job.fail(self.is_down()));
     }

@@ -249,7 +249,7 @@ impl Spaces {
             {
                 tracing::warn!(
                     namespace = %oldest, namespaces_max = REMOTE_OWED_CLOSED_MAX,
-                    "too many resets wait for remote servers that are away: the oldest is told no more"
+                    "too many resets wait for unreachable remote servers: the oldest is no longer sent"
                 );
                 self.by_root.remove(&oldest);
             }
