@@ -61,12 +61,12 @@ impl PipelineSpec {
         let mut tiers = Vec::with_capacity(tier_names.len());
         for &name in tier_names {
             if PoolKind::ALL.iter().any(|pool| pool.as_str() == name) {
-                return Err(bad("the pool stands once, and first").with("name", name));
+                return Err(bad("a pipeline has one pool, first").with("name", name));
             }
             let known = known_tiers.iter().find(|tier| **tier == name);
             let tier = *known.ok_or_else(|| unknown(name, known_tiers).with("pipeline", text))?;
             if tiers.contains(&tier) {
-                return Err(bad("a tier stands in the pipeline twice").with("tier", tier));
+                return Err(bad("a tier is in the pipeline twice").with("tier", tier));
             }
             tiers.push(tier);
         }

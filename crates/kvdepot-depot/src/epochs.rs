@@ -66,7 +66,7 @@ impl Question {
     fn settled(mut self) -> Told {
         if let Some(behind) = (0..self.known.len()).find(|&tier| self.is_open(tier)) {
             let error =
-                Error::new(ErrorKind::Busy, "tiers move a namespace's epoch while they are told of it");
+                Error::new(ErrorKind::Busy, "tiers changed a namespace's epoch while it was being stored");
             self.told.error.get_or_insert_with(|| error.with("tier_number", behind));
         }
         self.told

@@ -398,11 +398,8 @@ impl Drop for Open {
 fn listen(path: &Path) -> Result<(SeqPacket, FileId)> {
     if let Ok(meta) = std::fs::symlink_metadata(path) {
         if !meta.file_type().is_socket() {
-            return Err(Error::new(
-                ErrorKind::Config,
-                "something that is no socket lies where the socket should be",
-            )
-            .with("path", path.display()));
+            return Err(Error::new(ErrorKind::Config, "something else is in the place of the socket")
+                .with("path", path.display()));
         }
         std::fs::remove_file(path)
             .map_err(|e| Error::io("cannot remove a dead depot's socket", e).with("path", path.display()))?;

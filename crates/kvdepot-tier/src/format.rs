@@ -185,7 +185,7 @@ impl BlockHeader {
             && (1..=BLOCK_BYTES_MAX).contains(&self.stored_bytes)
             && (self.encoding != PLAIN || self.stored_bytes == self.block_bytes);
         if !zeros || !lengths {
-            return Err(corrupt("a block header says what version 2 cannot mean")
+            return Err(corrupt("a block header is not valid in version 2")
                 .with("block_bytes", self.block_bytes)
                 .with("slot_bytes", self.slot_bytes)
                 .with("stored_bytes", self.stored_bytes));

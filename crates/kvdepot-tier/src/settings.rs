@@ -184,11 +184,11 @@ impl Kind {
             Self::Switch => (value.is_boolean() || value == "auto", "true, false or auto".to_owned()),
             Self::Whole { min, max } => (
                 value.as_u64().is_some_and(|value| (min..=max).contains(&value)),
-                format!("a whole number between {min} and {max}"),
+                format!("an integer between {min} and {max}"),
             ),
             Self::Bytes { max } => (
                 value.as_u64().is_some_and(|value| value <= max),
-                format!("a whole number of bytes, {max} at most"),
+                format!("an integer number of bytes, {max} at most"),
             ),
             Self::Choice { of } => (value.as_str().is_some_and(|value| of.contains(&value)), one_of(of)),
             Self::Text => (value.is_string() || value.is_null(), "a text".to_owned()),
@@ -279,7 +279,7 @@ impl<'a> Fields<'a> {
     fn get(&self, key: &str) -> Option<&Value> {
         debug_assert!(
             self.settings.iter().any(|setting| setting.name == key),
-            "{key} is no setting that {} declares",
+            "{key} is not a setting of {}",
             self.tier
         );
         self.map.get(key)
@@ -305,7 +305,7 @@ impl<'a> Fields<'a> {
 
     pub(crate) fn u64(&self, key: &str, out: &mut u64) -> Result<()> {
         if let Some(value) = self.get(key) {
-            *out = value.as_u64().ok_or_else(|| self.wrong(key, "a whole number, 0 or more"))?;
+            *out = value.as_u64().ok_or_else(|| self.wrong(key, "an integer, 0 or more"))?;
         }
         Ok(())
     }

@@ -62,11 +62,11 @@ impl Visitor<'_> for TimeVisitor {
         if number.is_finite() && number >= 0.0 {
             return Ok(Time(number as u64));
         }
-        Err(E::custom(format_args!("{number} is no time")))
+        Err(E::custom(format_args!("{number} is not a time")))
     }
 
     fn visit_str<E: serde::de::Error>(self, text: &str) -> std::result::Result<Time, E> {
-        let nanoseconds: u64 = text.parse().map_err(|_| E::custom(format_args!("{text:?} is no time")))?;
+        let nanoseconds: u64 = text.parse().map_err(|_| E::custom(format_args!("{text:?} is not a time")))?;
         Ok(Time(nanoseconds / 1_000_000))
     }
 }

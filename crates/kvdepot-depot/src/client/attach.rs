@@ -269,7 +269,7 @@ impl Attachment {
                 {
                     return Err(Error::new(
                         ErrorKind::Busy,
-                        "the depot refused another connection: it has as many as it takes, or just ended",
+                        "the depot refused another connection: it has reached its limit, or has just exited",
                     )
                     .with_source(error));
                 }

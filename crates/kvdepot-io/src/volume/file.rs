@@ -181,7 +181,7 @@ impl Volume for FileVolume {
                 // Gives back what was allocated before the disk was full; earlier bytes stay.
                 let _ = self.file.set_len(before);
                 let error = fail(
-                    "a tier's file cannot be allocated: give it a smaller capacity, or make room on its file system",
+                    "a tier's file cannot be allocated: give it a smaller capacity, or free space on its file system",
                     &self.path,
                     e.into(),
                 );

@@ -31,7 +31,7 @@ fn written(root: NamespaceId, epoch: u32) -> String {
 fn parsed(text: &[u8], root: NamespaceId) -> Result<u32> {
     let epoch = std::str::from_utf8(text).ok().and_then(|text| text.split(' ').nth(4)?.parse().ok());
     epoch.filter(|epoch| written(root, *epoch).as_bytes() == text).ok_or_else(|| {
-        let what = "the object that tells a namespace's epoch is damaged: write it anew, or remove it to begin with epoch 0";
+        let what = "the object with a namespace's epoch is damaged: write it again, or remove it to begin with epoch 0";
         Error::new(ErrorKind::Corrupt, what).with("namespace", root)
     })
 }

@@ -72,7 +72,7 @@ impl From<object_store::Error> for Fault {
                 Self::Missing(made(ErrorKind::NotFound, "the store has no such object", error))
             }
             E::AlreadyExists { .. } | E::Precondition { .. } | E::NotModified { .. } => {
-                Self::Conflict(made(ErrorKind::Busy, "somebody else wrote the object first", error))
+                Self::Conflict(made(ErrorKind::Busy, "another client wrote the object first", error))
             }
             E::PermissionDenied { .. } | E::Unauthenticated { .. } => {
                 let what =
@@ -81,7 +81,7 @@ impl From<object_store::Error> for Fault {
             }
             E::Generic { .. } => match status(&error) {
                 Some(429 | 503) => {
-                    Self::SlowDown(made(ErrorKind::Busy, "the store wants fewer requests", error))
+                    Self::SlowDown(made(ErrorKind::Busy, "the store asks for fewer requests", error))
                 }
                 Some(409) => {
                     let what = "others write the object at this moment";
@@ -318,7 +318,7 @@ impl Turn<'_> {
                     return Err(Fault::Refused(Error::new(ErrorKind::Unavailable, what)));
                 }
                 Pass::NotBefore(until) if until >= self.deadline => {
-                    let what = "the store wants fewer requests, and this one has no time to wait";
+                    let what = "the store asks for fewer requests, and this one has no time to wait";
                     return Err(Fault::Refused(Error::new(ErrorKind::Busy, what)));
                 }
                 Pass::NotBefore(until) => tokio::time::sleep_until(TokioInstant::from_std(until)).await,

@@ -131,7 +131,7 @@ impl Shared {
             return Err(Fault::Corrupt(error.with("bytes", held).with("bytes_expected", wanted)));
         }
         let broken = |at: usize| {
-            let error = Error::new(ErrorKind::Io, "a store's answer has another length than it said");
+            let error = Error::new(ErrorKind::Io, "a store's answer does not have the length in its header");
             Fault::Away(error.with("bytes", at).with("bytes_expected", wanted))
         };
         let (mut pieces, mut at) = (got.into_stream(), 0);

@@ -76,10 +76,10 @@ fn certificates(path: &FilePath) -> Result<Vec<Certificate>> {
     let pem = std::fs::read(path)
         .map_err(|error| bad("cannot read the certificates to trust a store by").with_source(error))?;
     let all = Certificate::from_pem_bundle(&pem).map_err(|error| {
-        bad("cannot use the certificates to trust a store by: PEM is wanted").with_source(error)
+        bad("cannot use the certificates to trust a store by: they must be PEM").with_source(error)
     })?;
     if all.is_empty() {
-        return Err(bad("there is no certificate in the file to trust a store by: PEM is wanted"));
+        return Err(bad("there is no certificate in the file to trust a store by: it must be PEM"));
     }
     Ok(all)
 }

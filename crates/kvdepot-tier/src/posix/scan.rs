@@ -162,7 +162,7 @@ impl Shared {
         let overflow = self.lock().end_listing();
         // What was left out because of that is not counted yet.
         outcome.and(if overflow {
-            Err(Error::new(ErrorKind::Busy, "too many files went while a directory was listed")
+            Err(Error::new(ErrorKind::Busy, "too many files disappeared while a directory was listed")
                 .with("path", path.display()))
         } else {
             Ok(())

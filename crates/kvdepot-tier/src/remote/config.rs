@@ -115,11 +115,11 @@ impl RemoteConfig {
                 return Err(bad("a server is written host:port").with("server", server));
             }
             if self.servers[..index].contains(server) {
-                return Err(bad("a server stands in the list twice").with("server", server));
+                return Err(bad("a server is listed twice").with("server", server));
             }
         }
         if !(1..=REMOTE_CONNECTIONS_MAX).contains(&self.connections) {
-            return Err(bad("connections lies between 1 and 64").with("connections", self.connections));
+            return Err(bad("connections must be between 1 and 64").with("connections", self.connections));
         }
         if self.token.is_some() && self.protocol == RemoteProtocol::Infinistore {
             return Err(bad("InfiniStore's protocol knows no token: remove one of the two settings"));

@@ -168,7 +168,7 @@ struct Talk<'a> {
 
 impl Talk<'_> {
     fn lost(&self, e: std::io::Error) -> Error {
-        Error::io("a remote server went while greeting", e).with("server", &self.server.address)
+        Error::io("a remote server disconnected during the handshake", e).with("server", &self.server.address)
     }
 
     fn send(&mut self, bytes: &[u8]) -> Result<()> {

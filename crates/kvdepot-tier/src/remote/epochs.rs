@@ -353,7 +353,7 @@ fn wait<T>(receive: &Receiver<T>, deadline: Instant) -> Result<T, RecvTimeoutErr
 fn untold(server: &Server) -> Error {
     Error::new(
         ErrorKind::Unavailable,
-        "a remote server could not be told of a reset; it is told when it comes back, as long as this depot runs",
+        "a remote server did not get a reset; it gets it when it comes back, as long as this depot runs",
     )
     .with("server", &server.address)
 }

@@ -322,7 +322,7 @@ pub(super) enum Answer {
 }
 
 fn out_of_turn() -> Error {
-    Error::new(ErrorKind::Protocol, "a remote server answered what nobody asked")
+    Error::new(ErrorKind::Protocol, "a remote server sent an answer without a request")
 }
 
 #[cfg(test)]

@@ -35,7 +35,7 @@ impl RemoteTls {
                 .with("tier", "Remote")
                 .with("path", ca_file.display())
         };
-        let wanted = "cannot read the certificates to trust servers by: PEM is wanted";
+        let wanted = "cannot read the certificates to trust servers by: they must be PEM";
         let certificates = CertificateDer::pem_file_iter(ca_file)
             .and_then(|all| all.collect::<Result<Vec<_>, _>>())
             .map_err(|e| bad(wanted).with_source(e))?;
@@ -46,7 +46,7 @@ impl RemoteTls {
                 .map_err(|e| bad("a certificate cannot be used to trust servers by").with_source(e))?;
         }
         if roots.is_empty() {
-            return Err(bad("there is no certificate in the file to trust servers by: PEM is wanted"));
+            return Err(bad("there is no certificate in the file to trust servers by: it must be PEM"));
         }
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider)
@@ -80,7 +80,8 @@ impl RemoteTls {
             IoKind::TimedOut | IoKind::WouldBlock => {
                 failed(ErrorKind::Timeout, "a remote server did not end its TLS handshake in time")
             }
-            _ => failed(ErrorKind::Unavailable, "a remote server went amid its TLS handshake").with_source(e),
+            _ => failed(ErrorKind::Unavailable, "a remote server disconnected during the TLS handshake")
+                .with_source(e),
         };
         while session.is_handshaking() || session.wants_write() {
             bound(&tcp, deadline).map_err(lost)?;

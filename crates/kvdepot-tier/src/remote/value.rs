@@ -55,7 +55,7 @@ pub(super) fn check(header: &[u8; HEADER_BYTES], key: &BlockKey, block_bytes: us
     if *header == encode(key, block_bytes, block_crc64) {
         return Ok(block_crc64);
     }
-    Err(Error::new(ErrorKind::Corrupt, "a remote value is not the block that was asked for").with("key", key))
+    Err(Error::new(ErrorKind::Corrupt, "a remote value is not the requested block").with("key", key))
 }
 
 #[cfg(test)]

@@ -35,7 +35,8 @@ impl Talk<'_> {
         while self.exists(epoch_name(spec, epoch + 1).as_bytes())? {
             epoch += 1;
             if epoch == REMOTE_FOREIGN_EPOCHS_MAX {
-                let what = "a remote server says that a namespace was reset more often than it can be there: empty it";
+                let what =
+                    "a remote server reports that a namespace was reset more often than possible: empty it";
                 let error = self.bad(ErrorKind::Unsupported, what).with("namespace", spec.root());
                 return Err(Failed::Answer(error.with("epochs_max", REMOTE_FOREIGN_EPOCHS_MAX - 1)));
             }
@@ -51,7 +52,7 @@ impl Talk<'_> {
     /// Adds the epochs after `there` to the server.
     fn raise(&mut self, spec: &NamespaceSpec, there: u32, epoch: u32) -> Outcome<()> {
         if epoch >= REMOTE_FOREIGN_EPOCHS_MAX {
-            let what = "an InfiniStore server cannot be told of so many resets of a namespace";
+            let what = "an InfiniStore server cannot store so many resets of a namespace";
             let error = self.bad(ErrorKind::Unsupported, what).with("namespace", spec.root());
             let error = error.with("epoch", epoch).with("epochs_max", REMOTE_FOREIGN_EPOCHS_MAX - 1);
             return Err(Failed::Answer(error));
