@@ -189,7 +189,7 @@ pub trait Tier: Send + Sync + Debug {
         let _ = root;
     }
 
-    /// Writes what is known without I/O to `out` (cleared first), one answer per key.
+    /// What is known without I/O, one answer a key, into `out` (cleared first).
     fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>);
 
     /// Returns how many leading keys the tier has, using I/O if needed. Later calls of `peek` know the result.

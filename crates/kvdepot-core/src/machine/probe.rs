@@ -29,17 +29,17 @@ pub struct RunProbe {
     next_tier: TierIndex,
     /// Whether any tier had a block since the first was last asked.
     found: bool,
-    /// The open question, until it is answered.
+    /// What was asked, until it is answered.
     asked: Option<(TierIndex, usize, usize)>,
 }
 
 impl RunProbe {
-    /// Makes a probe of `tiers` tiers.
+    /// A probe of as many tiers.
     pub const fn new(tiers: usize) -> Self {
         Self { tiers, next_tier: 0, found: false, asked: None }
     }
 
-    /// Returns whether a tier owes an answer.
+    /// Whether a tier is to answer.
     pub const fn is_asked(&self) -> bool {
         self.asked.is_some()
     }
@@ -62,7 +62,7 @@ impl RunProbe {
         ProbeStep::Ask { tier, from, end }
     }
 
-    /// Takes the tier's answer to the open question: the number of leading blocks that it has.
+    /// The tier's answer to what was asked last: how many leading blocks it holds.
     pub fn answered(&mut self, locations: &mut [Location], count: usize) {
         let Some((tier, from, end)) = self.asked.take() else { return };
         let asked = locations[from..end].iter_mut().filter(|location| !matches!(location, Location::Tier(_)));

@@ -154,7 +154,7 @@ async fn answer(http: &Http, request: Request<Incoming>) -> Answer {
             _,
             "/" | "/config" | "/errors" | "/purge" | "/kvmap_len" | "/selftest" | "/health" | "/metrics"
             | "/status",
-        ) => error(StatusCode::METHOD_NOT_ALLOWED, "this method is not allowed"),
+        ) => error(StatusCode::METHOD_NOT_ALLOWED, "another method is wanted"),
         _ => error(StatusCode::NOT_FOUND, "no such page"),
     }
 }

@@ -53,7 +53,7 @@ impl Claims {
         has_more(claim)
     }
 
-    /// Processes a tier's answer. Returns whether there is more to do now.
+    /// A tier's answer: whether there is more to do now.
     pub(super) fn run_answered(
         &mut self,
         rooms: &mut Rooms<'_>,
