@@ -37,7 +37,7 @@ class EngineKeys(BaseModel):
     )
     hit_ratio: float | None = key(
         None,
-        "Maximum share of a prompt's tokens that is taken from the depot.",
+        "Maximum share of a prompt's tokens that is a hit, including vLLM's own hit.",
         by_default="no limit",
         seeds=["hit_ratio"],
         ge=0,
