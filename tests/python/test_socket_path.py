@@ -135,7 +135,7 @@ def test_own_depots(path_of):
     assert path_of(config, suffix="engine-1") == path_of(config, suffix="engine-1")
     assert path_of(config, suffix="engine-1") != path_of(config, suffix="engine-2")
     assert path_of(config, suffix="engine-1") != path_of()
-    with pytest.raises(ConfigError, match="say which engine"):
+    with pytest.raises(ConfigError, match="name the engine"):
         path_of(config)
 
 
@@ -172,7 +172,7 @@ def test_directory_that_is_not_ones_own(tmp_path, monkeypatch):
     target = tmp_path / "target"
     target.mkdir(mode=0o700)
     (tmp_path / "link").symlink_to(target)
-    with pytest.raises(ConfigError, match="no link or file"):
+    with pytest.raises(ConfigError, match="not a link or file"):
         module.own_directory(str(tmp_path / "link"))
 
     (tmp_path / "file").touch()

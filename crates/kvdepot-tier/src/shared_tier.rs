@@ -1,4 +1,4 @@
-//! A shared tier is a tier, so that decorators can wrap what the registry built.
+//! `Tier` for a shared tier, so that decorators can wrap the registry's tiers.
 
 use std::sync::{Arc, Weak};
 use std::time::Instant;

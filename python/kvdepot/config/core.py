@@ -77,7 +77,7 @@ def memory_problem(config: "KVDepotConfig", machine: Machine, block_bytes: int =
     return Problem(
         name,
         f"makes a pool of {size_bytes / GIB:.1f} GiB, but there are {machine.memory_bytes / GIB:.1f} GiB of memory: "
-        "write less, or remove the key to have half of it",
+        "write less, or remove the key to use half of it",
     )
 
 

@@ -1,33 +1,33 @@
-//! Finding out by I/O how far a run of blocks goes: tiers hold parts of a run by turns, and each goes on where the one
-//! before had to stop.
+//! Probes tiers by I/O for the length of a run of blocks. Tiers hold parts of a run in turn, and each continues where
+//! the one before had to stop.
 
 use super::event::{Location, TierIndex};
 
 /// Blocks in one question to a tier.
 pub const PROBE_KEYS_MAX: usize = 4096;
 
-/// What to do next.
+/// The next step of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProbeStep {
-    /// Ask this tier how many leading ones it holds of the blocks `from..end` that are not `Location::Tier`.
+    /// Ask this tier how many of the leading blocks of `from..end` that are not `Location::Tier` it has.
     Ask {
-        /// Whom to ask.
+        /// The tier to ask.
         tier: TierIndex,
         /// First block.
         from: usize,
         /// The block after the last one.
         end: usize,
     },
-    /// The run goes to here.
+    /// The run ends here.
     Over,
 }
 
-/// One run of blocks, front to back.
+/// The probe of one run of blocks, from front to back.
 #[derive(Clone, Debug)]
 pub struct RunProbe {
     tiers: usize,
     next_tier: TierIndex,
-    /// Whether any tier had a block since the first was asked last.
+    /// Whether any tier had a block since the first was last asked.
     found: bool,
     /// What was asked, until it is answered.
     asked: Option<(TierIndex, usize, usize)>,
@@ -48,8 +48,8 @@ impl RunProbe {
         self.asked.is_some()
     }
 
-    /// What to do next. `locations` is what is known of the run's blocks; the block that ends the run becomes `Absent`,
-    /// whether a tier said so or did not answer.
+    /// Returns the next step. `locations` is what is known about the run's blocks. The block that ends the run becomes
+    /// `Absent`, whether a tier reported that or did not answer.
     pub fn next(&mut self, locations: &mut [Location]) -> ProbeStep {
         let Some(from) = first_unknown(locations) else { return ProbeStep::Over };
         if self.next_tier == self.tiers {
@@ -84,7 +84,7 @@ impl RunProbe {
     }
 }
 
-/// The first block that no tier is known to hold, if only I/O can tell of it.
+/// Returns the first block that no tier is known to have, if only I/O can tell.
 fn first_unknown(locations: &[Location]) -> Option<usize> {
     let first = locations.iter().position(|location| !matches!(location, Location::Tier(_)))?;
     (locations[first] == Location::Unknown).then_some(first)
@@ -94,7 +94,7 @@ fn first_unknown(locations: &[Location]) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// Runs a probe against tiers that hold the blocks where `held[tier][block]`.
+    /// Runs a probe against tiers that hold the blocks where `held[tier][block]` is true.
     fn run(held: &[&[bool]], mut locations: Vec<Location>) -> (Vec<Location>, usize) {
         let mut probe = RunProbe::new(held.len());
         let mut asked = 0;

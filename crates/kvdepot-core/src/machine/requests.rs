@@ -1,4 +1,4 @@
-//! What clients ask, each request to the room that answers it.
+//! Clients' requests: passes each to the module that answers it.
 
 use super::claims::Open;
 use super::event::{Effects, Leased, NamespaceHandle, Now, Owner, Reply, Request, Token};
@@ -9,7 +9,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::eviction::SlotId;
 use crate::key::BlockKey;
 
-/// Whether a request may take slots, or ask something of a tier: what ends leases, and epochs, goes on in a hand-over.
+/// Returns whether a request may take slots or need a tier. Requests that end leases, and those about epochs, continue
+/// during a handover.
 const fn begins_something(request: &Request) -> bool {
     !matches!(
         request,
@@ -192,15 +193,16 @@ impl Machine {
         Ok(())
     }
 
-    /// What is fetched for a namespace is wished where who uses it wishes its blocks, whoever asks for it.
+    /// Records that fetches for a namespace prefer the region of the owner that uses it, whichever client requests
+    /// them.
     pub(super) fn note_near(&mut self, owner: Owner, namespace: NamespaceHandle) {
         if let Some(region) = self.pool.near(owner) {
             self.catalog.set_near(namespace, region);
         }
     }
 
-    /// Leases blocks to look at their bytes. That is no use of them: it changes neither the order of eviction nor what tiers
-    /// are given.
+    /// Leases blocks to examine their bytes. This is not a use: it changes neither the eviction order nor which tiers
+    /// get them.
     fn inspect(&mut self, owner: Owner, keys: &[BlockKey]) -> Vec<Now> {
         let mut lease = |key: &BlockKey| {
             let namespace = self.catalog.by_id(key.namespace)?;
@@ -213,7 +215,7 @@ impl Machine {
         keys.iter().map(|key| lease(key).unwrap_or(Now::Absent)).collect()
     }
 
-    /// Readable blocks of some namespaces, for administrators: a piece of a walk over all slots.
+    /// Returns readable blocks of some namespaces, for administrators: one piece of a walk over all slots.
     fn keys(&self, namespaces: &[NamespaceHandle], from: usize) -> Result<Reply> {
         let mut spaces = Vec::with_capacity(namespaces.len());
         for &handle in namespaces {

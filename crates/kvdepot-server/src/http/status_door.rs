@@ -141,7 +141,7 @@ fn listen_at_socket(path: &Path) -> Result<(UnixListener, FileId)> {
     let context = |what: &'static str| move |e| Error::io(what, e).with("path", path.display());
     if let Ok(there) = std::fs::symlink_metadata(path) {
         if !there.file_type().is_socket() {
-            let what = "something that is no socket lies where the one for metrics should be: remove it";
+            let what = "something else is in the place of the socket for metrics: remove it";
             return Err(Error::new(ErrorKind::Config, what).with("path", path.display()));
         }
         std::fs::remove_file(path).map_err(context("cannot remove a dead depot's socket"))?;
