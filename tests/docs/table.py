@@ -60,9 +60,7 @@ CORE = '{{"pipeline":"Cache","pool_bytes":16777216}}'
 RUNS: tuple[Run | Serve, ...] = (
     Run("make help", "make help", says="make setup"),
     Run("make wheel", "make wheel", says=".whl"),
-    Run(
-        "make site", 'make site ARGS="--out {tmp}/site" && cat {tmp}/site/reference/commands.html', says="--take-over"
-    ),
+    Run("make site", 'make site ARGS="--out {tmp}/site" && cat {tmp}/site/reference/commands.html', says="--take-over"),
     Run("version", "kvdepot --version", says="version"),
     Run("config check", "kvdepot config check {root}/tests/data/seeds/000_pipeline.yaml", says="good"),
     Run("config check --json", "kvdepot config check --json {root}/tests/data/seeds/000_pipeline.yaml", json=True),
