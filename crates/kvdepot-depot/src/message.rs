@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::pool::PoolRegion;
 
 /// Version of the local door; both sides must have the same.
-pub const PROTOCOL_VERSION: u32 = 6;
+pub const PROTOCOL_VERSION: u32 = 7;
 /// First field of the first frame. Other values do not come from a client of ours.
 pub const HELLO_MAGIC: u64 = 0x3154_4f50_4544_564b;
 /// The id of a frame that answers no request.
@@ -94,16 +94,19 @@ pub enum Request<'a> {
         hashes: Hashes<'a>,
     },
     /// Find and lease the longest hit. The claim is over the hashes of the `ClaimHashes` frames directly before it,
-    /// then these.
+    /// then these. `label`: what the client calls the request, for who asks why it was a miss.
     ClaimOpen {
         groups: Vec<ClaimGroup>,
         #[serde(borrow)]
         hashes: Hashes<'a>,
         skip: u32,
         limit: u32,
+        label: Cow<'a, str>,
     },
     /// The state of a claim; `settle` settles it with the blocks that have arrived.
     ClaimPoll { claim: u64, settle: bool },
+    /// Settle with the blocks that have arrived, because computing the rest is faster than waiting for it.
+    ClaimDecline { claim: u64 },
     /// Release a claim's leases.
     ClaimRelease { claim: u64 },
     /// Reserve slots for blocks that the client is about to dump.

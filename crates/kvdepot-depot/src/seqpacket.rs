@@ -176,7 +176,7 @@ impl SeqPacket {
                     if message.bytes == 0 {
                         return Err(Error::new(
                             ErrorKind::Closed,
-                            "the other side of the local door has gone",
+                            "the other side of the local door has disconnected",
                         ));
                     }
                     buffer.len = message.bytes;

@@ -206,7 +206,7 @@ impl<'a> LocalDoor<'a> {
         connections: &[Connection],
         keep_on: &mut dyn FnMut() -> bool,
     ) -> bool {
-        tracing::info!("another depot takes the pool over: nothing new begins here");
+        tracing::info!("another depot takes over the pool: this one accepts no new work");
         // Before the first request is refused, so that clients know why.
         if let Ok(frame) = encode(ANNOUNCEMENT_ID, &Response::HandsOver) {
             for connection in connections {
@@ -355,7 +355,7 @@ impl<'a> LocalDoor<'a> {
             }
             if FileId::at(&self.path).ok() != Some(Some(self.socket)) {
                 tracing::warn!(
-                    "the socket {} was deleted or replaced: it is made anew; find out what removes it",
+                    "the socket {} was deleted or replaced: it is created again; find out what removes it",
                     self.path.display()
                 );
                 (self.listener, self.socket) = listen(&self.path)?;
@@ -373,9 +373,7 @@ impl<'a> LocalDoor<'a> {
             }
             Err(error) => {
                 self.log.place.line(|left_out| {
-                    tracing::error!(
-                        "nobody new can reach this depot, this is tried again: {error}{left_out}"
-                    );
+                    tracing::error!("no new client can reach this depot, retrying: {error}{left_out}");
                 });
                 true
             }
@@ -412,11 +410,8 @@ impl Drop for Open {
 fn listen(path: &Path) -> Result<(SeqPacket, FileId)> {
     if let Ok(meta) = std::fs::symlink_metadata(path) {
         if !meta.file_type().is_socket() {
-            return Err(Error::new(
-                ErrorKind::Config,
-                "something that is no socket lies where the socket should be",
-            )
-            .with("path", path.display()));
+            return Err(Error::new(ErrorKind::Config, "something else is in the place of the socket")
+                .with("path", path.display()));
         }
         std::fs::remove_file(path)
             .map_err(|e| Error::io("cannot remove a dead depot's socket", e).with("path", path.display()))?;

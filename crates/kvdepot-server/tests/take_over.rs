@@ -95,7 +95,7 @@ fn reserve(socket: &Path, blocks: &[u64]) -> SeqPacket {
 fn hit(attachment: &Arc<Attachment>, blocks: &[u64]) -> usize {
     let group = ClaimGroupSpec { namespaces: vec![namespace()], window_blocks: 0, hashes_per_block: 1 };
     let wanted: Vec<_> = blocks.iter().map(|&block| hash(block)).collect();
-    let mut claim = Claim::open(attachment, &[group], &wanted, 0, blocks.len() as u32).unwrap();
+    let mut claim = Claim::open(attachment, &[group], &wanted, 0, blocks.len() as u32, "").unwrap();
     let (settled, units, _) = claim.wait(LONG);
     assert!(settled, "a claim does not settle");
     units as usize

@@ -296,7 +296,7 @@ impl Attachment {
                 {
                     return Err(Error::new(
                         ErrorKind::Busy,
-                        "the depot refused another connection: it has as many as it takes, or just ended",
+                        "the depot refused another connection: it has reached its limit, or has just exited",
                     )
                     .with_source(error));
                 }
@@ -369,10 +369,10 @@ impl Attachment {
             *self.trouble.lock() = why.to_owned();
             *current = None;
             if generation.is_handed_over() {
-                tracing::info!("another depot takes the pool over: it is attached when it answers");
+                tracing::info!("another depot takes over the pool: it is attached when it answers");
             } else {
                 tracing::warn!(
-                    "the depot was lost ({why}): the engine goes on without it, and attaches again by itself"
+                    "the depot was lost ({why}): the engine continues without it, and attaches again automatically"
                 );
             }
         }
@@ -452,7 +452,7 @@ impl Attachment {
         let generation = Arc::new(Generation::new(welcome, pool));
         generation.lanes.lock().push(lane);
         if let Err(error) = self.open_missing(&generation) {
-            tracing::warn!("a namespace cannot be opened, it is tried again: {error}");
+            tracing::warn!("a namespace cannot be opened and is retried: {error}");
         }
         // The lane that opened everything is connected: the scheduler's first claim must not wait for a connect.
         *generation.claims.lock() = generation.lanes.lock().pop();
@@ -489,7 +489,7 @@ fn keep_attached(weak: &Weak<Attachment>) {
             } else {
                 this.tell_ended(&generation);
                 if let Err(error) = this.open_missing(&generation) {
-                    tracing::debug!("a namespace cannot be opened, it is tried again: {error}");
+                    tracing::debug!("a namespace cannot be opened and is retried: {error}");
                 }
             }
         } else {

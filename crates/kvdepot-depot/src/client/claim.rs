@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvdepot_core::limits::{BATCH_HASHES_MAX, CLAIM_HASHES_MAX};
+use kvdepot_core::limits::{BATCH_HASHES_MAX, CLAIM_HASHES_MAX, CLAIM_LABEL_CHARS_MAX};
 use kvdepot_core::{BlockHash, Error, ErrorKind, NamespaceSpec, Result};
 
 use crate::client::attach::{Attachment, Generation};
@@ -30,6 +30,7 @@ struct Wanted {
     groups: Vec<ClaimGroupSpec>,
     hashes: Vec<BlockHash>,
     limit: u32,
+    label: String,
 }
 
 /// A hit being prepared. Its leases live on the lane that opened the claim, which all claims of an attachment share.
@@ -48,8 +49,8 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Opens a claim. If the depot is absent, hung or out of step, the claim is settled without a hit. If another depot
-    /// takes its pool over, the claim stays unsettled, and polls open it there.
+    /// Opens a claim that its client calls `label`. If the depot is absent, hung or out of step, the claim is settled without
+    /// a hit. If another depot takes over the pool, the claim stays unsettled, and polls open it there.
     ///
     /// # Errors
     /// `Config` for arguments that no depot would accept.
@@ -59,6 +60,7 @@ impl Claim {
         hashes: &[BlockHash],
         skip: u32,
         limit: u32,
+        label: &str,
     ) -> Result<Self> {
         if groups.is_empty() || groups.iter().any(|g| g.namespaces.is_empty() || g.hashes_per_block == 0) {
             return Err(Error::new(
@@ -81,7 +83,12 @@ impl Claim {
             asked: Instant::now(),
         };
         if limit > skip && (skip as usize) < hashes.len() {
-            claim.wanted = Some(Wanted { groups: groups.to_vec(), hashes: hashes.to_vec(), limit });
+            let label = label
+                .char_indices()
+                .nth(CLAIM_LABEL_CHARS_MAX)
+                .map_or(label, |(end, _)| &label[..end])
+                .into();
+            claim.wanted = Some(Wanted { groups: groups.to_vec(), hashes: hashes.to_vec(), limit, label });
             claim.open_or_miss();
         }
         Ok(claim)
@@ -109,7 +116,7 @@ impl Claim {
         }
     }
 
-    fn ask_open(&mut self, Wanted { groups, hashes, limit }: &Wanted) -> Result<()> {
+    fn ask_open(&mut self, Wanted { groups, hashes, limit, label }: &Wanted) -> Result<()> {
         let generation = self.attachment.generation()?;
         self.generation = Some(Arc::clone(&generation));
         let groups = groups
@@ -125,7 +132,13 @@ impl Claim {
             .collect::<Result<_>>()?;
         let (ahead, last) = hashes.split_at((hashes.len() - 1) / BATCH_HASHES_MAX * BATCH_HASHES_MAX);
         let hashes = Hashes(hash_bytes(last).into());
-        let request = Request::ClaimOpen { groups, hashes, skip: self.skip, limit: *limit };
+        let request = Request::ClaimOpen {
+            groups,
+            hashes,
+            skip: self.skip,
+            limit: *limit,
+            label: label.as_str().into(),
+        };
         self.ask(ahead, request)
     }
 
@@ -164,7 +177,7 @@ impl Claim {
     /// Returns `(settled, units, units from a tier)`. Polls the depot at most every half millisecond.
     pub fn poll(&mut self) -> (bool, u32, u32) {
         if !self.settled && self.asked.elapsed() >= POLL_PAUSE {
-            self.ask_or_miss(false);
+            self.ask_or_miss(Request::ClaimPoll { claim: self.id, settle: false });
         }
         (self.settled, self.units, self.units_from_tier)
     }
@@ -189,18 +202,27 @@ impl Claim {
 
     /// Settles the claim with what has arrived so far.
     pub fn settle_now(&mut self) -> (bool, u32, u32) {
+        self.end_with(Request::ClaimPoll { claim: self.id, settle: true })
+    }
+
+    /// As [`Self::settle_now`], because computing the rest is faster than waiting for it.
+    pub fn decline(&mut self) -> (bool, u32, u32) {
+        self.end_with(Request::ClaimDecline { claim: self.id })
+    }
+
+    fn end_with(&mut self, request: Request<'_>) -> (bool, u32, u32) {
         if !self.settled {
-            self.ask_or_miss(true);
+            self.ask_or_miss(request);
             self.settled = true;
         }
         (self.settled, self.units, self.units_from_tier)
     }
 
-    fn ask_or_miss(&mut self, settle: bool) {
+    fn ask_or_miss(&mut self, request: Request<'_>) {
         if self.generation.is_none() {
             self.open_or_miss();
         } else {
-            let outcome = self.ask(&[], Request::ClaimPoll { claim: self.id, settle });
+            let outcome = self.ask(&[], request);
             self.note(outcome);
         }
     }
