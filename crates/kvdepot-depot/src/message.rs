@@ -14,6 +14,8 @@ use crate::pool::PoolRegion;
 pub const PROTOCOL_VERSION: u32 = 7;
 /// First field of the first frame. Other values do not come from a client of ours.
 pub const HELLO_MAGIC: u64 = 0x3154_4f50_4544_564b;
+/// The id of a frame that answers no request.
+pub const ANNOUNCEMENT_ID: u64 = 0;
 
 /// The block hashes of a batch, 16 bytes each. They are borrowed from the frame, so decoding copies nothing.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -42,6 +44,11 @@ impl Hashes<'_> {
     pub fn iter(&self) -> impl Iterator<Item = BlockHash> + '_ {
         self.0.as_chunks::<16>().0.iter().map(|bytes| BlockHash(*bytes))
     }
+}
+
+/// Returns the bytes of hashes in a frame.
+pub(crate) fn hash_bytes<'a>(hashes: impl IntoIterator<Item = &'a BlockHash>) -> Vec<u8> {
+    hashes.into_iter().flat_map(|hash| hash.0).collect()
 }
 
 /// A namespace's number at this depot, valid until the depot terminates.
@@ -244,6 +251,8 @@ pub enum Response {
     /// To `HandOver`; the list of blocks comes with the frame. An `Ok` with the lock's descriptor follows, then one for
     /// each of the `holders` connections whose clients may still copy, with their pidfds where there are any.
     HandOver { holders: u32 },
+    /// An announcement: another depot takes the pool over. Nothing new begins here, and the connection is closed soon.
+    HandsOver,
 }
 
 impl Response {

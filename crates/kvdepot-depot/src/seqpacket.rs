@@ -194,6 +194,13 @@ impl SeqPacket {
         }
     }
 
+    /// Returns whether `recv` would not wait: there is a frame, or the other side has closed.
+    pub fn is_readable(&self) -> bool {
+        let mut polled = [PollFd::new(&self.fd, PollFlags::IN)];
+        let none = Timespec { tv_sec: 0, tv_nsec: 0 };
+        matches!(rustix::event::poll(&mut polled, Some(&none)), Ok(1..))
+    }
+
     /// Returns whether the other side has closed. Takes no frame and never waits.
     pub fn hung_up(&self) -> bool {
         let mut polled = [PollFd::new(&self.fd, PollFlags::empty())];

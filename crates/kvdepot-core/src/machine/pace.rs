@@ -36,7 +36,7 @@ pub struct Pace {
     pub(crate) late_writes: usize,
     /// Slots next in the eviction order that are checked for tiers that get cold blocks.
     pub(crate) cold_slots: usize,
-    /// Queue entries examined in one step: cancelled ones are dropped in pieces.
+    /// Queue entries examined in one step: cancelled writes are dropped in pieces, and delayed ones queued again in pieces.
     pub(crate) queue_entries: usize,
     /// Ticks that the write of a replaced value waits for its predecessor's removal.
     pub(crate) replace_tries: u32,

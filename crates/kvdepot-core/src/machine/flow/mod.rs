@@ -74,7 +74,7 @@ pub(crate) struct Flow {
     apart: HashMap<RemovalId, Apart>,
     removals_ever: RemovalId,
     /// Writes to retry at the next tick.
-    delayed: Vec<(TierIndex, Write)>,
+    delayed: Queue<(TierIndex, Write)>,
     /// Number of uncompleted writes of each drain, oldest drain first.
     undrained: std::collections::BTreeMap<u64, usize>,
     drain: u64,
@@ -97,7 +97,7 @@ impl Flow {
             turns: Turns::new(),
             apart: HashMap::new(),
             removals_ever: 0,
-            delayed: Vec::new(),
+            delayed: Queue::default(),
             undrained: std::collections::BTreeMap::new(),
             drain: 0,
             drains: Vec::new(),
@@ -189,10 +189,11 @@ impl Flow {
         ReadEnd::Failed
     }
 
-    /// Queues delayed writes again, and retries failed removals.
+    /// Queues delayed writes again, the oldest first and a bounded number per tick, and retries failed removals.
     pub(crate) fn tick(&mut self, catalog: &Catalog, out: &mut Effects) {
         self.retry_removals(catalog, out);
-        for (tier, write) in std::mem::take(&mut self.delayed) {
+        for _ in 0..self.pace.queue_entries {
+            let Some((tier, write)) = self.delayed.pop_front() else { return };
             self.tiers[tier].writes.push_back(write);
         }
     }
@@ -261,6 +262,30 @@ impl Flow {
         }
         if looked_at == self.pace.queue_entries {
             out.again.push(Job::Emit);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tick_queues_some_of_many_delayed_writes_again_and_the_oldest_first() {
+        let mut flow = Flow::new(2);
+        let some = flow.pace.queue_entries;
+        let ticks = 3;
+        for slot in 0..(ticks * some) as SlotId {
+            let write = Write { slot, serial: 0, replaces: true, tries: 1, drain: 0, late: false };
+            flow.delayed.push_back((0, write));
+        }
+        for tick in 1..=ticks {
+            flow.tick(&Catalog::default(), &mut Effects::default());
+            assert_eq!((flow.tiers[0].writes.len(), flow.tiers[1].writes.len()), (tick * some, 0));
+        }
+        assert_eq!(flow.delayed.len(), 0);
+        for slot in 0..(ticks * some) as SlotId {
+            assert_eq!(flow.tiers[0].writes.pop_front().map(|write| write.slot), Some(slot));
         }
     }
 }

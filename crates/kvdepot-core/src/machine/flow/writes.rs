@@ -227,7 +227,7 @@ impl Flow {
             _ => return false,
         }
         pool.edit(write.slot, |slot| slot.writing &= !bit(tier));
-        self.delayed.push((tier, Write { tries: write.tries + 1, ..*write }));
+        self.delayed.push_back((tier, Write { tries: write.tries + 1, ..*write }));
         true
     }
 
