@@ -8,11 +8,14 @@ mod common;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 use common::roles::{ROLE, ROLE_MAIN, Role, attach, log, own_role, proven, socket, until};
-use common::{Engine, config, spec};
+use common::{Engine, LONG, config, spec};
 use kvdepot_core::{BlockLayout, NamespaceSpec};
 use kvdepot_depot::client::Attachment;
+use kvdepot_depot::message::{HELLO_MAGIC, PROTOCOL_VERSION, Request, encode};
+use kvdepot_depot::seqpacket::{FrameBuffer, SeqPacket};
 use kvdepot_server::{keeper, logging, serve, serve_taking_over};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -71,11 +74,20 @@ fn role_main() {
         return;
     }
     if role == "client" {
-        let attachment = attach(&directory);
+        // It never attaches to the next depot: as long as it lives, its copies may be into the pool of the one before.
+        let mut door = None;
+        until("a depot answers", || {
+            door = SeqPacket::connect(&socket).ok();
+            door.is_some()
+        });
+        let mut door = door.unwrap();
+        let hello = Request::Hello { magic: HELLO_MAGIC, version: PROTOCOL_VERSION, pid: std::process::id() };
+        door.send(&encode(1, &hello).unwrap(), None).unwrap();
+        drop(door.recv(&mut FrameBuffer::default(), Some(Instant::now() + LONG)).unwrap());
         std::fs::write(directory.join("attached"), "").unwrap();
-        std::thread::park();
-        drop(attachment);
-        return;
+        loop {
+            std::thread::park();
+        }
     }
     if role == "traffic" {
         let attachment = attach(&directory);
@@ -130,10 +142,11 @@ fn load(attachment: &Arc<Attachment>, names: &[u64], seed: u8) -> usize {
     there
 }
 
-/// Starts a depot and dumps blocks, which it has proven. No client is attached afterwards.
+/// Starts a depot and dumps blocks, which it has proven. No client is attached afterwards, and the keeper runs.
 fn filled(directory: &Directory, names: &[u64], seed: u8) -> Role {
     let depot = Role::start("depot", directory.path());
     let attachment = attach(directory.path());
+    until("the keeper runs", || directory.is_kept());
     dump(&attachment, names, seed);
     proven(&attachment);
     attachment.close();
@@ -237,6 +250,7 @@ fn a_client_that_attaches_to_the_next_depot_lets_the_pool_go() {
     let directory = Directory::new();
     let depot = Role::start("depot", directory.path());
     let attachment = attach(directory.path());
+    until("the keeper runs", || directory.is_kept());
     dump(&attachment, &names(0), 3);
     proven(&attachment);
     depot.kill();

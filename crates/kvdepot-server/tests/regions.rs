@@ -38,6 +38,7 @@ fn on_two_nodes(more: Value) -> DepotConfig {
 fn role_main() {
     let Some((role, directory)) = own_role() else { return };
     if role == "keeper" {
+        std::fs::write(directory.join("keeper"), "").unwrap();
         let _ = keeper::run();
         return;
     }
@@ -214,6 +215,7 @@ fn a_pool_that_outlives_a_crash_has_the_regions_that_it_had() {
     let directory = directory.path();
     let depot = Role::start("kept depot", directory);
     let attachment = attach(directory);
+    until("the keeper runs", || directory.join("keeper").exists());
     dump_at_both(&attachment);
     proven(&attachment);
     depot.kill();

@@ -105,7 +105,7 @@ fn a_put_of_many_blocks_waits_for_room_once() {
     let posix = json!({"directories": [directory.path()], "faults": "write_hang=1"});
     let depot = config(
         16 * MIB,
-        json!({"pipeline": "Cache|Posix", "posix": posix, "timeout_ms": 500, "drain_timeout_ms": 1}),
+        json!({"pipeline": "Cache|Posix", "posix": posix, "timeout_ms": 20_000, "drain_timeout_ms": 1}),
     );
     let wired = Wired::open(depot, json!({"put_wait_ms": WAIT_MS}));
     let mut own = wired.own(None).unwrap();
@@ -139,7 +139,7 @@ fn answers_come_as_they_are_ready() {
     assert!(wired.depot.direct().evict_to_percent(0.0) == 2, "only the tier has them now");
     own.put(namespace, &[(hash(3), &bytes(5000, 3))]);
     let (slow, quick) = (flat(&[hash(1), hash(2)]), flat(&[hash(3)]));
-    let get = |hashes| Request::Get { namespace, wait_ms: 10_000, hashes: Hashes::new(hashes).unwrap() };
+    let get = |hashes| Request::Get { namespace, wait_ms: 60_000, hashes: Hashes::new(hashes).unwrap() };
     own.send(1, &get(&slow), &[]);
     own.send(2, &get(&quick), &[]);
     own.send(3, &Request::Stat, &[]);

@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn beliefs_end() {
-        let mut known = Known::new(Duration::from_secs(60), Duration::from_secs(1));
+        let mut known = Known::new(Duration::from_secs(60), Duration::from_secs(30));
         let key = |n| BlockKey { namespace: NamespaceId([1; 16]), hash: BlockHash([n; 16]) };
         known.note(key(1), true, 100);
         known.note(key(1), true, 100);
@@ -116,7 +116,7 @@ mod tests {
             (Presence::Present, Presence::Unknown)
         );
         assert_eq!(
-            (known.presence(&key(2), now), known.presence(&key(2), at(2))),
+            (known.presence(&key(2), now), known.presence(&key(2), at(31))),
             (Presence::Absent, Presence::Unknown)
         );
         assert_eq!(known.presence(&key(3), now), Presence::Unknown);

@@ -28,7 +28,14 @@ impl Rig {
         let faults = Faults::default();
         let plain = Arc::new(DirDevice::open(dir.path(), DirectUse::Never).unwrap());
         let device: Arc<dyn Device> = Arc::new(FaultDevice::new(plain, faults.clone()));
-        let inner = PosixTier::open_on_devices(PosixConfig::new(dir.path()), vec![device]).unwrap();
+        // Neither how full nor how slow this machine's disk is matters here.
+        let config = PosixConfig {
+            free_floor_percent: 0,
+            capacity_percent: 0,
+            open_wait: Duration::from_secs(60),
+            ..PosixConfig::new(dir.path())
+        };
+        let inner = PosixTier::open_on_devices(config, vec![device]).unwrap();
         let now = Arc::new(Mutex::new(Instant::now()));
         let clock = Arc::clone(&now);
         let tier = Arc::new(Guarded::with_clock(inner, CONFIG, Arc::new(move || *clock.lock())));

@@ -164,8 +164,10 @@ impl Attachment {
 
     /// Returns whether calls reach a depot now, or one that takes its pool over is about to answer.
     pub fn attached(&self) -> bool {
+        let attached = || self.current.read().is_some();
+        // The next depot is in place before its wait ends, so the first look may come too early for both.
         !matches!(&self.target, Target::Embedded(depot, _) if depot.is_dead())
-            && (self.current.read().is_some() || self.next_depot.until().is_some())
+            && (attached() || self.next_depot.until().is_some() || attached())
     }
 
     /// Returns why no depot is attached, if known; empty while one is.
@@ -211,7 +213,11 @@ impl Attachment {
     pub(crate) fn generation_by(&self, deadline: Instant) -> Result<Arc<Generation>> {
         loop {
             let attached = self.generation();
-            let Some(until) = self.next_depot.until().filter(|_| attached.is_err()) else { return attached };
+            if attached.is_ok() {
+                return attached;
+            }
+            // The next depot is in place before its wait ends.
+            let Some(until) = self.next_depot.until() else { return self.generation() };
             let mut signal = self.signal.lock();
             // The next depot is in place before the signal is given.
             if self.generation().is_err()

@@ -99,6 +99,8 @@ fn truncation_is_an_error_from_then_on() {
 
 #[test]
 fn many_are_opened_one_after_another() {
+    // A child that another test forks holds the file's lock until it has closed its descriptors.
+    let _alone = crate::fork::testing::ONE_AT_A_TIME.lock();
     let file = file(4 << 20);
     for _ in 0..200 {
         let medium = open(file.path(), 1 << 20, Access::Mapped, Duration::ZERO).unwrap();
