@@ -5,6 +5,7 @@ pub mod block;
 pub mod error;
 pub mod eviction;
 pub mod hit;
+mod ids;
 pub mod key;
 pub mod layout;
 pub mod lease;

@@ -7,8 +7,7 @@ use crate::eviction::SlotId;
 use crate::key::BlockKey;
 use crate::runs::Runs;
 
-/// Owner of leases: a connection.
-pub type Owner = u64;
+pub use crate::ids::Owner;
 
 /// A slot as a machine hands it over.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,7 +1,6 @@
 //! Tiers by their positions in the pipeline, and sets of them.
 
-/// A tier's position in the pipeline.
-pub type TierIndex = usize;
+pub use crate::ids::TierIndex;
 
 /// A set of tiers, one bit for each. A pipeline has at most eight.
 pub(crate) type TierMask = u8;

@@ -5,8 +5,8 @@ use std::hash::BuildHasher;
 use foldhash::quality::FixedState;
 
 use super::{Fate, Gone};
+use crate::ids::TierIndex;
 use crate::key::BlockKey;
-use crate::machine::TierIndex;
 
 /// Memory of one remembered block.
 pub const GHOST_BYTES: usize = size_of::<Entry>();

@@ -9,8 +9,8 @@ mod reason;
 
 use std::sync::Arc;
 
+use crate::ids::{Owner, TierIndex};
 use crate::key::{BlockKey, NamespaceId};
-use crate::machine::{Owner, TierIndex};
 
 pub use ghosts::{GHOST_BYTES, Ghost, Ghosts};
 pub use reason::Reason;

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use super::super::loads::Rooms;
+use super::super::catalog::Catalog;
+use super::super::pool::Pool;
 use super::claim::{Claim, Known, Phase, Spot};
 use crate::misses::{Missed, Short};
 
@@ -21,15 +22,14 @@ impl Claim {
     }
 
     /// What is told of a claim whose hit is known and is not all that it asked for.
-    pub(super) fn missed(&mut self, rooms: &Rooms<'_>) -> Option<Missed> {
+    pub(super) fn missed(&mut self, pool: &Pool, catalog: &Catalog) -> Option<Missed> {
         if self.hit >= self.limit || self.groups.is_empty() {
             return None;
         }
         let (spot, known) = self.first_missing();
         let key = self.key(spot);
         // What came when the claim had looked was being stored then.
-        let unless_stored =
-            |short: Short| if rooms.pool.find(&key).is_some() { Short::BeingStored } else { short };
+        let unless_stored = |short: Short| if pool.find(&key).is_some() { Short::BeingStored } else { short };
         let absent = || unless_stored(Short::Absent);
         let short = match known {
             Known::ABSENT => absent(),
@@ -44,7 +44,7 @@ impl Claim {
         Some(Missed {
             owner: self.owner,
             label: self.label.take(),
-            key: rooms.catalog.block_key(&key),
+            key: catalog.block_key(&key),
             namespaces: Arc::clone(&self.ids),
             asked: self.limit - self.skip,
             hit: self.hit - self.skip,

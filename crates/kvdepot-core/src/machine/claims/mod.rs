@@ -263,7 +263,7 @@ impl Claims {
                 }
             }
         }
-        out.missed.extend(claim.missed(rooms));
+        out.missed.extend(claim.missed(rooms.pool, rooms.catalog));
         claim.phase = Phase::Settled;
         claim.cursor = 0;
         claim.trimming = claim.leased > claim.needed_count(claim.hit);
