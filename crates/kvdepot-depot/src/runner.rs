@@ -31,6 +31,7 @@ use crate::openings::Openings;
 use crate::pool::PoolMapping;
 use crate::probers::Probers;
 use crate::random::random;
+use crate::waiters::Waiter;
 
 /// Time that a request may take for its own pieces, however short its deadline is: even one that has no time to wait
 /// learns what the pool has.
@@ -71,6 +72,12 @@ pub(crate) struct Runner {
     tokens: AtomicU64,
     began: Instant,
     holds: Holds,
+}
+
+/// A request that was begun.
+pub(crate) enum Asked {
+    Answered(Result<Reply>),
+    Waits { token: Token, waiter: Arc<Waiter>, deadline: Instant },
 }
 
 impl Runner {
@@ -247,20 +254,35 @@ impl Runner {
         request: Request,
         deadline: Instant,
     ) -> Result<Reply> {
+        let asked = self.begin_within(owner, request, deadline);
+        self.answer_within(asked)
+    }
+
+    /// Begins a request whose reply may take until the deadline. [`Self::answer_within`] must follow.
+    pub(crate) fn begin_within(self: &Arc<Self>, owner: Owner, request: Request, deadline: Instant) -> Asked {
         let token = self.tokens.fetch_add(1, Ordering::Relaxed);
         let waiter = self.life.waiters.register(token);
         // After it was registered: a death from now on answers it.
         if let Err(dead) = self.life.ensure_alive() {
             self.life.waiters.forget(token);
-            return Err(dead);
+            return Asked::Answered(Err(dead));
         }
         let own = Some((token, Some(deadline.max(Instant::now() + OWN_WORK_MIN))));
         if let Some(reply) = self.feed(|| Event::Request { token, owner, request }, own) {
             self.life.waiters.forget(token);
             self.kick_if_queued();
-            return reply;
+            return Asked::Answered(reply);
         }
         self.execute_queued();
+        Asked::Waits { token, waiter, deadline }
+    }
+
+    /// Waits for the reply to a request that was begun.
+    pub(crate) fn answer_within(self: &Arc<Self>, asked: Asked) -> Result<Reply> {
+        let (token, waiter, deadline) = match asked {
+            Asked::Answered(reply) => return reply,
+            Asked::Waits { token, waiter, deadline } => (token, waiter, deadline),
+        };
         if let Some(reply) = waiter.wait(deadline) {
             return reply;
         }

@@ -5,12 +5,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
+use kvdepot_core::BlockKey;
 use kvdepot_core::pipeline::PoolKind;
+use kvdepot_depot::message::{Request, Response};
 use kvdepot_depot::values::{Found, Value, Values};
 use kvdepot_depot::{Depot, DepotConfig, PoolMapping};
 use kvdepot_io::faults::{Fault, FaultDevice, FaultOp, Faults};
 use kvdepot_io::{Device, DirDevice, DirectUse};
-use kvdepot_tier::{PosixConfig, PosixTier};
+use kvdepot_tier::conformance::{Script, ScriptedTier};
+use kvdepot_tier::{Done, FakeTier, PosixConfig, PosixTier, Tier};
+use parking_lot::Mutex;
 
 const LONG: Duration = Duration::from_secs(120);
 const POOL: u64 = 16 << 20;
@@ -236,6 +240,49 @@ fn values_survive_a_restart_in_the_tier() {
     assert_eq!((get(&values, "k1"), values.count().unwrap()), (None, 0));
     put(&values, "k1", &bytes(10, 1));
     assert_eq!(get(&values, "k1").unwrap(), sum(10, 1));
+}
+
+/// A tier on another machine that answers no removal before it has all of them.
+struct Together {
+    wanted: usize,
+    begun: Mutex<Vec<(Vec<BlockKey>, Done<()>)>>,
+}
+
+impl Script for Together {
+    fn remove(&self, inner: &Arc<FakeTier>, keys: Vec<BlockKey>, done: Done<()>) {
+        let mut begun = self.begun.lock();
+        begun.push((keys, done));
+        if begun.iter().map(|(keys, _)| keys.len()).sum::<usize>() >= self.wanted {
+            begun.drain(..).for_each(|(keys, done)| inner.remove(keys, done));
+        }
+    }
+}
+
+/// Otherwise the deletion of many values costs a round trip to a remote tier for each of them.
+#[test]
+fn many_values_are_removed_at_a_time() {
+    const VALUES: usize = 32;
+    let end = Instant::now() + LONG;
+    loop {
+        let tier = Arc::new(ScriptedTier::new(Together { wanted: VALUES, begun: Mutex::default() }));
+        let pool = PoolMapping::create_private(POOL).unwrap();
+        let depot =
+            Depot::with_tiers(config(&serde_json::json!({})), PoolKind::Cache, vec![tier], pool).unwrap();
+        let values = values(&depot);
+        let keys: Vec<String> = (0..VALUES).map(|i| format!("k{i}")).collect();
+        keys.iter().for_each(|key| put(&values, key, &bytes(1000, 1)));
+        let drained = depot.session().handle(Request::Drain { wait_ms: 120_000 });
+        assert!(matches!(drained, Response::Drained(true)), "{drained:?}");
+        let mut hashes: Vec<_> = keys.iter().map(|key| Values::hash(key.as_bytes())).collect();
+        hashes.push(hashes[0]);
+        let gone = values.remove(&hashes);
+        assert!(keys.iter().all(|key| !exists(&values, key)));
+        if gone == VALUES {
+            break;
+        }
+        // On a busy machine the first removal may end its wait before the last one has begun.
+        assert!(Instant::now() < end, "{gone} of {VALUES} values were removed");
+    }
 }
 
 /// Values are stored again and again, in changing classes, while the tier writes, sometimes slowly: in the end the last

@@ -57,6 +57,8 @@ impl Depot {
 
 /// How long a removal waits for the tiers.
 const REMOVE_WAIT: Duration = Duration::from_secs(2);
+/// Sets of blocks that are removed at a time.
+const REMOVALS_AT_ONCE: usize = 32;
 
 /// The outcome of a removal.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -271,30 +273,41 @@ impl Direct {
 
     /// Removes blocks. Those that a tier could not remove in time are retried, and not read from tiers meanwhile.
     pub fn remove(&self, keys: &[BlockKey]) -> Removed {
-        let runner = self.session.runner();
+        let sets: Vec<&[BlockKey]> = keys.chunks(REMOVE_BLOCKS).collect();
         let mut removed = Removed { was_there: Vec::with_capacity(keys.len()), left: 0 };
-        for keys in keys.chunks(REMOVE_BLOCKS) {
-            let locations = runner.locator.locate(keys);
-            let reply = self.ask_to_remove(keys.to_vec(), locations.clone());
-            let absent: Vec<BlockKey> = keys
-                .iter()
-                .zip(&locations)
-                .filter(|(_, location)| **location == Location::Absent)
-                .map(|(key, _)| *key)
-                .collect();
-            match reply {
-                Ok(Reply::Removed { was_there, left }) => {
-                    removed.was_there.extend(was_there);
-                    removed.left += left;
-                }
-                _ => {
-                    removed.was_there.extend(keys.iter().map(|_| false));
-                    removed.left += keys.len();
-                }
-            }
-            self.remove_late(&absent);
+        for of_set in self.remove_each(&sets) {
+            removed.was_there.extend(of_set.was_there);
+            removed.left += of_set.left;
         }
         removed
+    }
+
+    /// Removes sets of at most [`REMOVE_BLOCKS`] blocks each. Several sets are removed at a time, so that a tier on another
+    /// machine does not cost a round trip for each of them; a block in two sets may count twice.
+    pub fn remove_each<S: AsRef<[BlockKey]>>(&self, sets: &[S]) -> Vec<Removed> {
+        let runner = self.session.runner();
+        let mut all = Vec::with_capacity(sets.len());
+        for sets in sets.chunks(REMOVALS_AT_ONCE) {
+            let deadline = std::time::Instant::now() + REMOVE_WAIT;
+            let begun: Vec<_> = sets
+                .iter()
+                .map(|set| {
+                    let (keys, locations) = (set.as_ref(), runner.locator.locate(set.as_ref()));
+                    let absent = keys.iter().zip(&locations).filter(|(_, at)| **at == Location::Absent);
+                    let absent: Vec<BlockKey> = absent.map(|(key, _)| *key).collect();
+                    let request = Request::Remove { keys: keys.to_vec(), locations };
+                    (runner.begin_within(self.session.owner(), request, deadline), keys.len(), absent)
+                })
+                .collect();
+            for (asked, count, absent) in begun {
+                all.push(match runner.answer_within(asked) {
+                    Ok(Reply::Removed { was_there, left }) => Removed { was_there, left },
+                    _ => Removed { was_there: vec![false; count], left: count },
+                });
+                self.remove_late(&absent);
+            }
+        }
+        all
     }
 
     /// Removes blocks again that no tier had before they were removed and one has now, because their write completed in
@@ -310,14 +323,10 @@ impl Direct {
             .map(|(key, location)| (*key, location))
             .unzip();
         if !keys.is_empty() {
-            let _ = self.ask_to_remove(keys, locations);
+            let deadline = std::time::Instant::now() + REMOVE_WAIT;
+            let request = Request::Remove { keys, locations };
+            let _ = runner.ask_within(self.session.owner(), request, deadline);
         }
-    }
-
-    fn ask_to_remove(&self, keys: Vec<BlockKey>, locations: Vec<Location>) -> Result<Reply> {
-        let deadline = std::time::Instant::now() + REMOVE_WAIT;
-        let request = Request::Remove { keys, locations };
-        self.session.runner().ask_within(self.session.owner(), request, deadline)
     }
 
     /// Evicts cold blocks until no more than `percent` of the pool is in use. Returns the number of evicted blocks.

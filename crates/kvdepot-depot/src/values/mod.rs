@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
+use hashbrown::HashSet;
 use kvdepot_core::{BlockHash, BlockKey, Error, ErrorKind, NamespaceId, Result};
 use sha2::{Digest, Sha256};
 
@@ -340,8 +341,11 @@ impl Values {
 
     /// Removes values. Returns how many existed and are gone; those that a tier could not remove do not count.
     pub fn remove(&self, hashes: &[BlockHash]) -> usize {
-        let is_gone = |removed: Removed| removed.left == 0 && removed.was_there.contains(&true);
-        hashes.iter().filter(|&&hash| is_gone(self.direct.remove(&self.keys_to_ask(hash)))).count()
+        let mut seen = HashSet::with_capacity(hashes.len());
+        let once = hashes.iter().filter(|&&hash| seen.insert(hash));
+        let keys: Vec<Vec<BlockKey>> = once.map(|&hash| self.keys_to_ask(hash)).collect();
+        let is_gone = |removed: &Removed| removed.left == 0 && removed.was_there.contains(&true);
+        self.direct.remove_each(&keys).iter().filter(|&removed| is_gone(removed)).count()
     }
 
     /// Returns the number of values in pool and tiers. Walks all of them: for administrators.
