@@ -240,7 +240,10 @@ fn slots_of_a_load_that_hangs_are_not_evicted() {
     assert!(!lab.hangs.close(Duration::ZERO), "a load is under way");
     lab.come_back();
     for load in &hung {
-        lab.timed_out(load, "load");
+        assert!(load.wait(Some(HANG)), "the task did not end");
+        let kinds: Vec<ErrorKind> = load.failed().into_iter().map(|(_, kind)| kind).collect();
+        // On a busy machine its thread may not have run between the deadline and the device's end: it has succeeded.
+        assert!(kinds.is_empty() || kinds == [ErrorKind::Timeout; BLOCKS], "{kinds:?}");
     }
     assert!(lab.hangs.close(HANG));
     is_let_go(&held);
