@@ -88,7 +88,10 @@ class Spans:
             from kvdepot import __version__
 
             tracer = provider.get_tracer(SCOPE, __version__)
-            return None if isinstance(tracer, trace.NoOpTracer) else Spans(tracer, logger)
+            if isinstance(tracer, trace.NoOpTracer):
+                return None
+            logger.info("kvdepot: OpenTelemetry spans are written, because this process has a tracer provider")
+            return Spans(tracer, logger)
         except Exception:
             logger.exception("kvdepot: no spans: the tracer provider of this process cannot be used")
             return None
