@@ -514,6 +514,10 @@ NOT_RUN = {
     "kubectl create secret generic kvdepot-token --from-file=token=/etc/kvdepot/token": "needs a cluster",
     "kubectl apply -f deploy/kubernetes": "needs a cluster; the manifests are checked",
     "kubectl create secret tls": "needs a cluster",
+    "docker build --target depot --tag kvdepot --file deploy/docker/Dockerfile .": "needs Docker; checked",
+    "docker build --target vllm --tag vllm-kvdepot --file deploy/docker/Dockerfile .": "needs Docker; checked",
+    "docker compose --file deploy/docker/compose.yaml up --build --detach": "needs Docker; checked",
+    "docker compose --file deploy/docker/compose.yaml exec depot cat token": "needs Docker; checked",
     "install -m 644 deploy/systemd/kvdepot.service /etc/systemd/system/": "changes the machine; the unit is checked",
     "systemctl daemon-reload && systemctl enable --now kvdepot": "needs systemd; the unit is checked",
 }

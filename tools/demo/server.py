@@ -24,7 +24,7 @@ class Server(Child):
         dtype: str,
         max_tokens: int,
         log: Path,
-        more: Mapping[str, int] | None = None,
+        more: Mapping[str, int | str] | None = None,
     ) -> None:
         """Starts the server.
 

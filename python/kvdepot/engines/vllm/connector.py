@@ -80,6 +80,7 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
         depot: Any = NoDepot() if shape.unsupported else self._attach(options, role, kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:
             from kvdepot.engines.vllm.drafts import drafts_of
+            from kvdepot.engines.vllm.request_spans import SchedulerSpans
             from kvdepot.engines.vllm.scheduler import SchedulerSide
 
             role_flags = self._kv_transfer_config
@@ -91,12 +92,14 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
                 loads=role_flags.is_kv_consumer,
                 dumps=role_flags.is_kv_producer,
                 drafts=drafts_of(vllm_config, kv_cache_config),
+                spans=SchedulerSpans.of_process(),
             )
             self._let_vllm_recompute(options.load_failure_policy)
         else:
+            from kvdepot.engines.vllm.request_spans import WorkerSpans
             from kvdepot.engines.vllm.worker import WorkerSide
 
-            self._worker = WorkerSide(depot, options, shape)
+            self._worker = WorkerSide(depot, options, shape, WorkerSpans.of_process())
 
     def _count_only(
         self, options: ConnectorOptions, role: KVConnectorRole, shape: "Geometry", kv_cache_config: Any

@@ -8,6 +8,8 @@ from kvdepot.engines.vllm.groups import Geometry
 from kvdepot.engines.vllm.meta import Blocks, GroupBlocks
 
 if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
     from kvdepot._native import Claim
 
 
@@ -20,6 +22,7 @@ class LeasedLoad:
             Tracked here, because vLLM forgets a request's pages on abort or preemption, but still serves them by hash.
         readers: requests that compute on the load.
         steps: number of steps that were planned before its report, its own included.
+        span: its span, which ends with it; ``None`` = there is no tracer provider.
     """
 
     request_id: str
@@ -28,6 +31,7 @@ class LeasedLoad:
     pages: set[int] = field(default_factory=set)
     readers: set[str] = field(default_factory=set)
     steps: int = 0
+    span: "Span | None" = None
 
     def follow(self, request_id: str, given: Sequence[int]) -> None:
         """Notes pages given to a request in a step: those after one of the load's pages are computed on the load."""

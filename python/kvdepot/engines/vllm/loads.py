@@ -15,6 +15,7 @@ from kvdepot.engines.vllm.stores import GroupStore
 if TYPE_CHECKING:
     from kvdepot._native import Task
     from kvdepot.engines.vllm.joint import JointTask
+    from kvdepot.engines.vllm.request_spans import WorkerSpans
 
 logger = connector_logger()
 
@@ -70,8 +71,10 @@ class Loads:
         stats: DepotStats,
         recompute_by_block: bool,
         order: ComputeOrder,
+        spans: "WorkerSpans | None" = None,
     ) -> None:
         self._order = order
+        self._spans = spans
         self._stores = stores
         self._timeout_ms = options.timeout_ms
         self._stats = stats
@@ -90,6 +93,8 @@ class Loads:
     def start(self, loads: list[Load]) -> None:
         """Starts the step's loads. For loads before the forward, waits for layers that have no hook to wait in."""
         self._before_forward = [load for load in loads if load.before_forward]
+        if self._spans is not None:
+            self._spans.loads_begun(loads)
         if self._before_forward:
             # One task for all requests, so that each layer waits once.
             together: GroupBlocks = {}
@@ -184,6 +189,9 @@ class Loads:
 
     def _end(self, load: Load, bad: set[int]) -> None:
         self._report.done[load.load_id] = 1
+        if self._spans is not None:
+            block_bytes = {index: store.block_bytes for index, store in self._stores.items()}
+            self._spans.load_ended(load, len(bad), block_bytes)
         if bad:
             logger.warning("request %s: %d blocks were not loaded, they are computed", load.request_id, len(bad))
             self._report.failed.add(load.load_id)

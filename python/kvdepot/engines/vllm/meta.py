@@ -4,13 +4,20 @@ from dataclasses import dataclass, field
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
+from kvdepot.engines.spans import Carrier
+
 
 @dataclass
 class Blocks:
-    """Blocks of one KV-cache group: ``hashes[i]`` is, or will be, in page ``pages[i]`` of the group's layers."""
+    """Blocks of one KV-cache group: ``hashes[i]`` is, or will be, in page ``pages[i]`` of the group's layers.
+
+    Attributes:
+        traces: traces of the requests that the blocks are stored for, if they are sampled.
+    """
 
     hashes: list[bytes] = field(default_factory=list)
     pages: list[int] = field(default_factory=list)
+    traces: list[Carrier] = field(default_factory=list)
 
     def add(self, block_hash: bytes, page: int) -> None:
         """Adds one block."""
@@ -21,6 +28,7 @@ class Blocks:
         """Adds all blocks of ``other``."""
         self.hashes += other.hashes
         self.pages += other.pages
+        self.traces += other.traces
 
 
 GroupBlocks = dict[int, Blocks]
@@ -29,12 +37,17 @@ GroupBlocks = dict[int, Blocks]
 
 @dataclass
 class Load:
-    """One request's hit, to be copied into the pages that the scheduler has allocated for it."""
+    """One request's hit, to be copied into the pages that the scheduler has allocated for it.
+
+    Attributes:
+        trace: context of the load's span; ``None`` = the request is not traced.
+    """
 
     load_id: int
     request_id: str
     before_forward: bool
     blocks: GroupBlocks
+    trace: Carrier | None = None
 
 
 @dataclass

@@ -11,6 +11,8 @@ from kvdepot.engines.vllm.lookup import Lookup, Miss
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
+    from kvdepot.engines.vllm.request_spans import RequestTrace
+
 
 @dataclass
 class RequestState:
@@ -29,6 +31,7 @@ class RequestState:
         load_failed: a load of this request has failed once; from now on it is computed, whatever the depot has (P2).
         adapter: digest of its LoRA adapter; ``None`` = unknown, and nothing of the request is loaded or stored.
         ask: the request's own limits for loading and storing.
+        trace: what its spans share; ``None`` = this process has no tracer provider.
     """
 
     request: "Request"
@@ -47,6 +50,7 @@ class RequestState:
     adapter: bytes | None = b""
     adapted: list[bytes] = field(default_factory=list)
     ask: Ask = field(default_factory=Ask)
+    trace: "RequestTrace | None" = None
 
     def is_of(self, request: "Request") -> bool:
         """Whether ``request`` is this one, or continues its tokens under its name."""

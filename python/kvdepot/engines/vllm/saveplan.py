@@ -88,6 +88,8 @@ class SavePlan:
             if page_ids is None:
                 page_ids = block_ids(output, state.request.request_id)
             blocks = saves.setdefault(group.index, Blocks())
+            if state.trace is not None and state.trace.carrier is not None:
+                blocks.traces.append(state.trace.carrier)
             for index in range(begin, end):
                 page = page_ids[group.index][index]
                 if page != 0:  # the null block: it has left the window
@@ -105,7 +107,7 @@ class SavePlan:
             for index, blocks in held.saves.items():
                 if not fresh.isdisjoint(blocks.pages):
                     kept = [(h, p) for h, p in zip(blocks.hashes, blocks.pages, strict=True) if p not in fresh]
-                    held.saves[index] = Blocks([h for h, _ in kept], [p for _, p in kept])
+                    held.saves[index] = Blocks([h for h, _ in kept], [p for _, p in kept], held.saves[index].traces)
                     self._stats.add("dropped_blocks", len(blocks.pages) - len(kept), "overwritten")
 
     def load_was_good(self, load_id: int) -> None:

@@ -2,9 +2,10 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from kvdepot.engines.spans import Carrier
 from kvdepot.engines.vllm.compute import ComputeOrder, ComputePoint
 from kvdepot.engines.vllm.log import connector_logger
 from kvdepot.engines.vllm.meta import Blocks, GroupBlocks
@@ -14,19 +15,28 @@ from kvdepot.engines.vllm.stores import GroupStore
 if TYPE_CHECKING:
     from kvdepot._native import Task
     from kvdepot.engines.vllm.joint import JointTask
+    from kvdepot.engines.vllm.request_spans import WorkerSpans
 
 logger = connector_logger()
 
 
 @dataclass(frozen=True)
 class RunningDump:
-    """A dump that may still read its pages."""
+    """A dump that may still read its pages.
+
+    Attributes:
+        begun_ns: when it began, in ns since the epoch, if it is traced; else 0.
+        traces: traces of the requests that it is for.
+    """
 
     task: "Task | JointTask"
     pages: frozenset[int]
     block_bytes: int
     after: list[ComputePoint] = field(default_factory=list)
     started_s: float = field(default_factory=time.monotonic)
+    group: int = 0
+    begun_ns: int = 0
+    traces: list[Carrier] = field(default_factory=list)
 
 
 @dataclass
@@ -54,10 +64,17 @@ class LayerDump:
 class Saves:
     """All dumps of a worker."""
 
-    def __init__(self, stores: Mapping[int, GroupStore], order: ComputeOrder, stats: DepotStats) -> None:
+    def __init__(
+        self,
+        stores: Mapping[int, GroupStore],
+        order: ComputeOrder,
+        stats: DepotStats,
+        spans: "WorkerSpans | None" = None,
+    ) -> None:
         self._stores = stores
         self._order = order
         self._stats = stats
+        self._spans = spans
         self._running: list[RunningDump] = []
         self._by_layer: dict[int, LayerDump] = {}
         self._begun = False
@@ -129,7 +146,10 @@ class Saves:
         except KVDepotError as error:  # a block that is not stored is a later miss (P2)
             self._stats.add_failures("dump", {error.kind: len(blocks.pages)})
             return
-        running = RunningDump(task, frozenset(blocks.pages), store.block_bytes, after)
+        running = RunningDump(task, frozenset(blocks.pages), store.block_bytes, after, group=index)
+        if self._spans is not None:
+            begun_ns = self._spans.dump_begun(blocks)
+            running = replace(running, begun_ns=begun_ns, traces=blocks.traces)
         if by_layer:
             self._by_layer[index] = LayerDump(running, set(range(store.shard_count)))
         self._running.append(running)
@@ -157,7 +177,10 @@ class Saves:
                 continue
             stored, seconds = len(dump.pages) - len(dump.task.failed()), time.monotonic() - dump.started_s
             self._stats.add_transfer("dump", stored, dump.block_bytes, seconds)
-            self._stats.add_failures("dump", dump.task.failures())
+            failures = dump.task.failures()
+            self._stats.add_failures("dump", failures)
+            if self._spans is not None:
+                self._spans.dump_ended(dump.begun_ns, dump.traces, dump.group, stored, dump.block_bytes, failures)
         self._running = running
 
     def close(self) -> None:

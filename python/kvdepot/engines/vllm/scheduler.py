@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from kvdepot._native import Depot
+    from kvdepot.engines.vllm.request_spans import SchedulerSpans
 
 logger = connector_logger()
 
@@ -60,6 +61,7 @@ class SchedulerSide:
         loads: bool = True,
         dumps: bool = True,
         drafts: Drafts | None = None,
+        spans: "SchedulerSpans | None" = None,
     ) -> None:
         self._depot = depot
         self._options = options
@@ -69,6 +71,7 @@ class SchedulerSide:
         self.loads_before_forward = options.loads_in_steps and len(geometry.groups) == 1
         self._loads, self._dumps = loads, dumps
         self.stats = DepotStats()
+        self._spans = spans
         drafts = drafts or Drafts()
         dropped_tokens = geometry.hit_tokens if drafts else 0
         leaves_token = self.loads_before_forward or geometry.windowed
@@ -122,6 +125,8 @@ class SchedulerSide:
             if lora is not None:
                 state.adapter = self._adapters.digest(lora) or None
             state.ask = self._asks.read(getattr(request, "kv_transfer_params", None))
+            if self._spans is not None:
+                state.trace = self._spans.request(request)
         return state
 
     def match(self, request: "Request", local_tokens: int) -> tuple[int | None, bool]:
@@ -129,6 +134,8 @@ class SchedulerSide:
         state = self._state_of(request)
         state.local_tokens = local_tokens
         state.tier_tokens = state.loaded_tokens = 0
+        if self._spans is not None:
+            self._spans.asked(state.trace)
         if self._namespaces.wait_for_ranks() or self._namespaces.wait_for_weights(not self._refusal(state)):
             self._waited = True
             return None, False
@@ -137,6 +144,9 @@ class SchedulerSide:
         answer = self._look_up(state, local_tokens, time.monotonic())
         if isinstance(answer, Pending):
             return None, False
+        if self._spans is not None:
+            asked_tokens = state.asked_tokens if state.lookup is not None else 0
+            self._spans.answered(state.trace, answer, local_tokens, asked_tokens)
         if isinstance(answer, Hit):
             state.miss = None
             return answer.tokens, not self.loads_before_forward
@@ -244,8 +254,12 @@ class SchedulerSide:
         state.loaded_tokens = external_tokens
         load_id = self._next_load_id()
         before_forward = self.loads_before_forward
-        self._running_loads.begin(load_id, LeasedLoad(request.request_id, lookup.claim, before_forward, unproven))
-        self._step.loads.append(Load(load_id, request.request_id, before_forward, plan))
+        load = Load(load_id, request.request_id, before_forward, plan)
+        leased = LeasedLoad(request.request_id, lookup.claim, before_forward, unproven)
+        if self._spans is not None:
+            leased.span = self._spans.load_begun(state.trace, load, external_tokens, state.tier_tokens)
+        self._running_loads.begin(load_id, leased)
+        self._step.loads.append(load)
         self.stats.add_hit(external_tokens, state.tier_tokens)
 
     def _next_load_id(self) -> int:
@@ -396,6 +410,9 @@ class SchedulerSide:
         self._saves.load_failed(load_id)
         if load is None:
             return
+        if self._spans is not None:
+            self._spans.load_ended(load.span, "incomplete")
+            load.span = None
         if load.before_forward:
             self._evict(load.pages)
             if load.steps > 1:  # a step was planned meanwhile
@@ -420,6 +437,8 @@ class SchedulerSide:
         load = self._running_loads.reported(load_id, ranks)
         if load is not None:
             load.claim.release()
+            if self._spans is not None:
+                self._spans.load_ended(load.span)
         return load is not None
 
     def _another_failed(self) -> None:
@@ -460,6 +479,8 @@ class SchedulerSide:
         state = self._requests.pop(request_id, None)
         if state is not None:
             state.drop_lookup()
+            if self._spans is not None:
+                self._spans.finished(state.trace)
 
     def reset(self) -> bool:
         """``reset_cache``: see ``EngineNamespaces.reset``. Works without a depot."""
@@ -479,4 +500,6 @@ class SchedulerSide:
             state.drop_lookup()
         for load in self._running_loads.all():
             load.claim.release()
+            if self._spans is not None:
+                self._spans.load_ended(load.span, "shutdown")
         self._depot.close()

@@ -28,7 +28,7 @@ class Share:
             return blocks
         turn = int.from_bytes(blocks.hashes[0][-8:], "little")
         mine = slice((self.index - turn) % self.count, None, self.count)
-        return Blocks(blocks.hashes[mine], blocks.pages[mine])
+        return Blocks(blocks.hashes[mine], blocks.pages[mine], blocks.traces)
 
 
 ALONE = Share()

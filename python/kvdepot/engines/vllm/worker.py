@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
     from kvdepot._native import Depot
+    from kvdepot.engines.vllm.request_spans import WorkerSpans
 
 logger = connector_logger()
 
@@ -45,7 +46,9 @@ class WorkerSide:
     forward if it depends on a load, else after), the layers' hooks, ``finish_saves``, ``finished_loads``.
     """
 
-    def __init__(self, depot: "Depot", options: ConnectorOptions, geometry: Geometry) -> None:
+    def __init__(
+        self, depot: "Depot", options: ConnectorOptions, geometry: Geometry, spans: "WorkerSpans | None" = None
+    ) -> None:
         self._depot = depot
         self._options = options
         self._geometry = geometry
@@ -61,8 +64,10 @@ class WorkerSide:
             self.stats,
             recompute_by_block=len(geometry.groups) == 1,
             order=self._order,
+            spans=spans,
         )
-        self._saves = Saves(self._stores, self._order, self.stats)
+        self._saves = Saves(self._stores, self._order, self.stats, spans)
+        self._spans = spans
         self._weights = LiveWeights(None)
         self._generation, self._version = 0, ""
         self._examined = 0
@@ -97,6 +102,8 @@ class WorkerSide:
             self._weights = LiveWeights.of(vllm_config)
             self._names.rank, self._names.weights = rank_number(vllm_config), self._weights.digest()
             self.stats.first_rank = self._names.rank == 0
+            if self._spans is not None:
+                self._spans.rank = self._names.rank
             self._sampled = self._weights.sample()
             if getattr(vllm_config.model_config, "enable_sleep_mode", False):
                 watch_sleep(caller_with("wake_up"), self.sleep, self.wake_up)

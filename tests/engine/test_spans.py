@@ -1,0 +1,121 @@
+"""A real ``vllm serve --otlp-traces-endpoint``: its collector gets kvdepot's spans, in the trace of the client."""
+
+import json
+import os
+import signal
+import threading
+import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_lab import Lab
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from test_serve import ANSWER_TOKENS, CLEAN_S, EXIT_S, HIT_TOKENS, PROMPT_TOKENS, depot_home
+
+from tools.demo.__main__ import wait_until_healthy
+from tools.demo.client import Client
+from tools.demo.server import MODEL_NAME, Server
+from tools.lab.depot import wait_until_clean
+from tools.lab.models import prompt
+from tools.lab.ports import LOOPBACK
+
+ARRIVE_S = 60.0
+CALLER = "b7ad6b7169203331"
+COLD, WARM = "1" * 32, "2" * 32
+"""Traces of the two requests."""
+
+
+class Collector:
+    """An OTLP collector that keeps every span: name, trace, parent and attributes."""
+
+    def __init__(self) -> None:
+        self.spans: list[dict[str, Any]] = []
+        self._changed = threading.Condition()
+        collector = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                collector.take(ExportTraceServiceRequest.FromString(body))
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer((LOOPBACK, 0), Handler)
+        self.endpoint = f"http://{LOOPBACK}:{self._server.server_port}/v1/traces"
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+
+    def take(self, request: ExportTraceServiceRequest) -> None:
+        found = [
+            {
+                "name": span.name,
+                "scope": scope.scope.name,
+                "trace": span.trace_id.hex(),
+                "id": span.span_id.hex(),
+                "parent": span.parent_span_id.hex(),
+                **{one.key: one.value.int_value or one.value.string_value for one in span.attributes},
+            }
+            for resource in request.resource_spans
+            for scope in resource.scope_spans
+            for span in scope.spans
+        ]
+        with self._changed:
+            self.spans += found
+            self._changed.notify_all()
+
+    def wait_for(self, trace: str, names: set[str]) -> dict[str, dict[str, Any]]:
+        """Returns the spans of a trace by name, once there is one of each of these names."""
+
+        def found() -> dict[str, dict[str, Any]]:
+            return {span["name"]: span for span in self.spans if span["trace"] == trace}
+
+        with self._changed:
+            arrived = self._changed.wait_for(lambda: names <= found().keys(), ARRIVE_S)
+            assert arrived, names - {span["name"] for span in self.spans}
+            return found()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def complete(port: int, trace: str) -> None:
+    body = {"model": MODEL_NAME, "prompt": prompt(1, PROMPT_TOKENS), "max_tokens": ANSWER_TOKENS, "temperature": 0}
+    headers = {"Content-Type": "application/json", "traceparent": f"00-{trace}-{CALLER}-01"}
+    request = urllib.request.Request(f"http://{LOOPBACK}:{port}/v1/completions", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=EXIT_S) as answer:
+        assert answer.status == 200
+
+
+def test_a_request_is_traced_from_its_client_to_each_rank(real_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf")
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+    collector = Collector()
+    try:
+        with depot_home(real_lab.root / "home") as home:
+            model, log = Path(real_lab.model("llama")), real_lab.root / "vllm.log"
+            more = {"otlp-traces-endpoint": collector.endpoint}
+            with Server(model, home.config, "float32", PROMPT_TOKENS + ANSWER_TOKENS, log, more) as server:
+                wait_until_healthy(server, Client(server.port))
+                complete(server.port, COLD)
+                wait_until_clean(home.socket, CLEAN_S)
+                complete(server.port, WARM)  # its steps notice that the dump has ended
+                cold = collector.wait_for(COLD, {"llm_request", "kvdepot.lookup", "kvdepot.dump"})
+                warm = collector.wait_for(WARM, {"llm_request", "kvdepot.lookup", "kvdepot.load", "kvdepot.copy"})
+                os.kill(server.pid, signal.SIGTERM)
+                server.wait_for_end(EXIT_S)
+    finally:
+        collector.close()
+    assert (cold["kvdepot.lookup"]["kvdepot.miss_reason"], cold["kvdepot.dump"]["parent"]) == ("unknown", CALLER)
+    lookup, load, copy = (warm[f"kvdepot.{name}"] for name in ("lookup", "load", "copy"))
+    assert lookup["kvdepot.hit_tokens"] == load["kvdepot.load_tokens"] == HIT_TOKENS
+    assert (lookup["parent"], load["parent"], copy["parent"]) == (CALLER, CALLER, load["id"])
+    assert warm["llm_request"]["parent"] == CALLER
+    assert lookup["kvdepot.request.id"] == copy["kvdepot.request.id"]
+    assert lookup["scope"] == copy["scope"] == "kvdepot"
