@@ -53,6 +53,15 @@ impl Directory {
         self.entries.read().namespaces.keys().copied().collect()
     }
 
+    /// Returns at most `most` namespaces by their handles, after this one.
+    pub(crate) fn list(&self, after: Option<NamespaceHandle>, most: usize) -> Vec<Opened> {
+        let entries = self.entries.read();
+        let mut handles: Vec<NamespaceHandle> = entries.namespaces.keys().copied().collect();
+        handles.sort_unstable();
+        let wanted = handles.iter().filter(|&&handle| after.is_none_or(|after| handle > after));
+        wanted.take(most).filter_map(|handle| entries.namespaces.get(handle).cloned()).collect()
+    }
+
     /// Returns whether a namespace is known, in any epoch.
     pub(crate) fn knows(&self, root: NamespaceId) -> bool {
         self.entries.read().by_root.contains_key(&root)

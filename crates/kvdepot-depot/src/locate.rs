@@ -11,6 +11,7 @@ use kvdepot_core::{BlockKey, Error, ErrorKind, Result};
 use kvdepot_tier::{Presence as InTier, Tier};
 
 use crate::directory::Directory;
+use crate::events::Events;
 use crate::message::Hashes;
 use crate::presence::Presence;
 use crate::stats::Stats;
@@ -28,13 +29,15 @@ pub(crate) struct Locator {
     pub(crate) presence: Presence,
     pub(crate) directory: Directory,
     pub(crate) stats: Stats,
+    pub(crate) events: Events,
     timeout: Duration,
 }
 
 impl Locator {
     pub(crate) fn new(tiers: Vec<Arc<dyn Tier>>, timeout: Duration) -> Self {
         let (presence, directory, stats) = (Presence::new(), Directory::default(), Stats::default());
-        Self { tiers, presence, directory, stats, timeout }
+        let events = Events::new(tiers.len());
+        Self { tiers, presence, directory, stats, events, timeout }
     }
 
     /// Returns the deadline of a tier's answer to a probe: a tier that hangs must leave the others their time (P2).
