@@ -71,6 +71,7 @@ RUNS: tuple[Run | Serve, ...] = (
     Run("config keys", "kvdepot config keys", says="pool_gb"),
     Run("config keys --json", "kvdepot config keys --json", json=True),
     Run("config keys --markdown", "kvdepot config keys --markdown", says="| `pool_gb` |"),
+    Run("events --help", "kvdepot events --help", says="--follow"),
     Run("completion bash", 'eval "$(kvdepot completion bash)" && complete -p kvdepot', says="_kvdepot_completion"),
     Run("completion zsh", "kvdepot completion zsh", says="compdef"),
     Run("completion fish", "kvdepot completion fish > {tmp}/kvdepot.fish && cat {tmp}/kvdepot.fish", says="complete"),

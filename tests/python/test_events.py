@@ -5,15 +5,15 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import kvdepot
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from node import NodeDepot
+
+import kvdepot
 from kvdepot.cli import main
 from kvdepot.errors import UnavailableError
 from kvdepot.events import BlockEvent, BlockEvents
-
-from node import NodeDepot
 
 LAYOUT = [4096]
 HANG_S = 60.0
@@ -115,8 +115,3 @@ def test_the_command_prints_what_is_there(node: NodeDepot) -> None:
 def test_nothing_is_followed_without_a_depot(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="no depot answers"):
         BlockEvents(str(tmp_path / "depot.sock"))
-
-
-def test_wrong_options_are_refused() -> None:
-    for options in (["--replay", "tcp://*:1"], ["--topic", "kv"], ["--publish", "tcp://*:1", "--json"]):
-        assert CliRunner().invoke(main, ["events", *options]).exit_code == 2
