@@ -34,8 +34,8 @@ class BlockEvent:
 class BlockEvents:
     """Follows all namespaces of the depot at a socket. Iterating yields events, the present content first.
 
-    Only blocks that were told as stored are told as removed, so a consumer that applies all events always knows what the
-    depot has. If the depot ends, all blocks are told as removed, and those of the next one at the socket as stored.
+    Only blocks that were told as stored are told as removed, so a consumer that applies all events knows what the depot
+    has. If the depot ends, all blocks are told as removed, and those of the next one at the socket as stored.
 
     Thread safety: one thread at a time may iterate; any thread may call ``close``, which ends the iteration.
     """

@@ -17,7 +17,7 @@ from kvdepot.events import BlockEvent, BlockEvents
 def command(file: str | None, socket: str | None, block_bytes: int | None, follow: bool, as_json: bool) -> None:
     """Prints the blocks of a running depot, pool and every tier, and with --follow what changes from then on.
 
-    A line names how many blocks of a namespace became readable in a place, or stopped being so; --json has their hashes.
+    A line names how many blocks of a namespace became readable in a place, or stopped being so; --json adds hashes.
 
     \b
     kvdepot events --json

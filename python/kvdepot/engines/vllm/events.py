@@ -68,8 +68,8 @@ class DepotEvents:
         """Returns the events since the last call, of at most ``BLOCKS_PER_STEP`` blocks.
 
         Args:
-            groups: the namespaces that the engine uses now; empty = none. When they change, the blocks of the earlier ones
-                are told as removed.
+            groups: the namespaces that the engine uses now; empty = none. When they change, the blocks of the earlier
+                ones are told as removed.
         """
         if self._failed:
             return []
@@ -80,7 +80,7 @@ class DepotEvents:
             return self._events(self._follower.take(BLOCKS_PER_STEP), self._follower.places)
         except Exception as error:  # noqa: BLE001 - events are not worth an engine (P2)
             self._failed = True
-            logger.error("kvdepot: no more KV events, because they failed: %s", error)
+            logger.error("kvdepot: no more KV events, because they failed: %s", error)  # noqa: TRY400 - one line
             return []
 
     def _follow(self, groups: "Sequence[NamespaceGroup]") -> None:
