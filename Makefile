@@ -120,11 +120,13 @@ test-rdma: ## Test RDMA on a software device in a virtual machine
 
 .PHONY: test-python
 test-python: setup ## Test the Python package (ARGS: for pytest)
+	@sync
 	@$(BIN)/python -m pytest tests/python $(ARGS)
 
 .PHONY: test-device
 test-device: setup ## Test stores on a device, with a stand-in for the CUDA driver or, KVDEPOT_TEST_GPU=1, a real one
 	@$(STEP) "build the stand-in" cargo build --quiet --locked -p kvdepot-standin-cuda
+	@sync
 	@$(BIN)/python -m pytest tests/device $(ARGS)
 
 .PHONY: first-gpu-hour
@@ -143,10 +145,12 @@ test-engine: vllm-env ## Test with a real vLLM on CPU (ARGS: for pytest)
 
 .PHONY: test-wire
 test-wire: infinistore-env standin-verbs ## Test the wire door with InfiniStore's own client, RDMA by a stand-in (ARGS: for pytest)
+	@sync
 	@$(WITH_STANDIN) $(INFINISTORE_VENV)/bin/python -m pytest -o pythonpath=. tests/wire $(ARGS)
 
 .PHONY: test-lmcache
 test-lmcache: vllm-env infinistore-env ## Test kvdepot in LMCache: its server with a real vLLM on CPU, and its engine (ARGS: for pytest)
+	@sync
 	@$(INFINISTORE_VENV)/bin/python -m pytest -o pythonpath=. -o filterwarnings=default tests/with_lmcache $(ARGS)
 
 .PHONY: test-sglang
@@ -158,6 +162,7 @@ test-sglang: sglang-env ## Test kvdepot in a real SGLang on CPU (ARGS: for pytes
 .PHONY: test-docs
 test-docs: vllm-env infinistore-env standin-verbs ## Run every documented command and option in a small form (ARGS: for pytest)
 	@$(STEP) "build the stand-in" cargo build --quiet --locked -p kvdepot-standin-cuda
+	@sync
 	@$(BIN)/python -m pytest tests/docs $(ARGS)
 
 .PHONY: lint

@@ -18,6 +18,7 @@ from benches.engine.runs import (
     run_engine,
     send,
     settle,
+    tier_transfer,
     warm_up,
 )
 from tools.lab.depot import DepotHome
@@ -118,6 +119,21 @@ def native_files(bench: Bench) -> Result:
     return run_engine("native-files-restarted", bench.kind, transfer, bench.hit_then_cold(stored))
 
 
+def offloading_tier(bench: Bench) -> Result:
+    """The depot below vLLM's offloading: hits of a new process and a new depot on files of ended ones."""
+    values = {"pool_gb": bench.pool_bytes / (1 << 30), **bench.settings}
+    with DepotHome(WORK / "bench-engine" / "kvdepot-tier", values) as home:
+        transfer = tier_transfer(bench.pool_bytes, home)
+        every = [one for length in bench.lengths for one in bench.prompts(length)]
+        warm, stored = send("warm-up", warm_up(bench.lengths)), settle(home=home)
+        with home.start() as depot:
+            run_engine("kvdepot-tier", bench.kind, transfer, [warm, send("all", every), stored])
+            depot.wait_until_clean(DRAIN_S)
+        prepare_page_cache(bench, home.files())
+        with home.start():
+            return run_engine("kvdepot-tier-restarted", bench.kind, transfer, bench.hit_then_cold(stored))
+
+
 def prepare_page_cache(bench: Bench, files: Iterable[Path]) -> None:
     """Drops the files from the page cache, unless it is to be kept."""
     if not bench.keep_page_cache:
@@ -135,4 +151,6 @@ def run_round(bench: Bench, progress: Progress) -> dict[str, Result]:
         found["native-memory"] = native_memory(bench)
     with progress("vLLM's offloading to files, and again after a restart"):
         found["native-files-restarted"] = native_files(bench)
+    with progress("kvdepot below vLLM's offloading, and again after a restart"):
+        found["kvdepot-tier-restarted"] = offloading_tier(bench)
     return found

@@ -137,6 +137,14 @@ def native_transfer(memory_bytes: int, directory: Path | None) -> dict[str, Any]
     return {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
 
 
+def tier_transfer(memory_bytes: int, home: DepotHome) -> dict[str, Any]:
+    """The connector that vLLM brings, with host memory, and the depot of ``home`` below it."""
+    transfer = native_transfer(memory_bytes, home.root)
+    tier = {"type": "KVDepotTier", "module_path": "kvdepot.engines.offloading", "config": str(home.config)}
+    transfer["kv_connector_extra_config"]["secondary_tiers"] = [tier]
+    return transfer
+
+
 def send(name: str, prompts: Prompts, *, max_tokens: int = 8, together: bool = False) -> Step:
     """Sends prompts, in sequence or all together."""
     return {"do": "send", "name": name, "prompts": list(prompts), "max_tokens": max_tokens, "together": together}

@@ -23,6 +23,7 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("kvdepot, nothing found", "kvdepot", COLD),
     ("vLLM's offloading, from memory", "native-memory", HIT),
     ("vLLM's offloading, after restart, from files", "native-files-restarted", HIT),
+    ("kvdepot below vLLM's offloading, after restart", "kvdepot-tier-restarted", HIT),
     ("vLLM's offloading, nothing found", "native-memory", COLD),
 )
 """Title, process, and the name of its step."""

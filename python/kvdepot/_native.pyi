@@ -142,6 +142,7 @@ class Depot:
         *,
         skip: int,
         limit: int,
+        label: str = "",
     ) -> Claim:
         """Claims the longest hit over all groups and ranks. Its blocks are leased in the pool until released.
 
@@ -151,6 +152,7 @@ class Depot:
             hashes: the request's chained hashes, one per hash unit.
             skip: leading units that the engine already has (a multiple of every ``hashes_per_block``).
             limit: longest hit to return, in units.
+            label: what the engine calls the request, for ``kvdepot why``; the depot keeps its first 96 characters.
 
         Never raises for an operational failure: a claim on a dead or hung depot settles with no hit.
         """
@@ -194,6 +196,8 @@ class Claim:
         and fails those that never arrive."""
     def settle_now(self) -> tuple[bool, int, int]:
         """Settles the claim with the blocks that have arrived so far (best effort)."""
+    def decline(self) -> tuple[bool, int, int]:
+        """Like ``settle_now``, because computing the rest is faster than waiting; counted as ``not_worth_it``."""
     def release(self) -> None:
         """Drops the leases. Idempotent. Also happens when the object is garbage-collected."""
 

@@ -125,9 +125,7 @@ def install(shim: Shim) -> list[Path]:
     """
     taken = _taken_by(shim)
     if taken:
-        raise config_error(
-            f"{shim.name}: not installed, because it would stand in the way of {taken}: remove that first"
-        )
+        raise config_error(f"{shim.name}: not installed, because it conflicts with {taken}: remove that first")
     for path, text in zip(shim.paths(), shim.files.values(), strict=True):
         _write(shim, path, text)
     importlib.invalidate_caches()

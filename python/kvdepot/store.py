@@ -59,7 +59,9 @@ def open_store(
     config = load_config(config, owns_pool=False)
     layout = BlockLayout.of(layout)
     if not namespace:
-        raise config_error("namespace: must say what changes the blocks' bytes, such as {'model': ..., 'dtype': ...}")
+        raise config_error(
+            "namespace: must describe everything that changes the blocks' bytes, such as {'model': ..., 'dtype': ...}"
+        )
     try:
         facts_json = json.dumps(namespace, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -235,5 +237,5 @@ class Store:
         else:
             shard_rows = np.array(shards, dtype=np.int64)
             if shard_rows.shape != (len(names),):
-                raise config_error(f"there must be one shard a hash: {len(names)}, got shape {shard_rows.shape}")
+                raise config_error(f"there must be one shard per hash: {len(names)}, got shape {shard_rows.shape}")
         return Task(verb(names, shard_rows, addresses, owners), rows_per_block)

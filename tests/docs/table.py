@@ -60,9 +60,7 @@ CORE = '{{"pipeline":"Cache","pool_bytes":16777216}}'
 RUNS: tuple[Run | Serve, ...] = (
     Run("make help", "make help", says="make setup"),
     Run("make wheel", "make wheel", says=".whl"),
-    Run(
-        "make site", 'make site ARGS="--out {tmp}/site" && cat {tmp}/site/reference/commands.html', says="kvdepot serve"
-    ),
+    Run("make site", 'make site ARGS="--out {tmp}/site" && cat {tmp}/site/reference/commands.html', says="--take-over"),
     Run("version", "kvdepot --version", says="version"),
     Run("config check", "kvdepot config check {root}/tests/data/seeds/000_pipeline.yaml", says="good"),
     Run("config check --json", "kvdepot config check --json {root}/tests/data/seeds/000_pipeline.yaml", json=True),
@@ -102,6 +100,16 @@ RUNS: tuple[Run | Serve, ...] = (
     Run("stop --all", "kvdepot stop --all --json", json=True, environ={"XDG_RUNTIME_DIR": "{tmp}"}),
     Run("namespaces", "kvdepot namespaces --directory {tmp}", says="facts"),
     Run("namespaces --json", "kvdepot namespaces --directory {tmp} --json", json=True),
+    # What a depot tells is shown in tests/python/test_why.py.
+    Run("why", "kvdepot why --last 20 --socket {tmp}/none.sock 2>&1", status=1, says="no depot answers"),
+    Run("why --json", "kvdepot why cmpl --socket {tmp}/none.sock --json 2>&1", status=1, says="no depot answers"),
+    Run(
+        "why --config",
+        "kvdepot why 3f2a 00 --config {root}/tests/data/seeds/000_pipeline.yaml --block-bytes 65536 2>&1",
+        status=1,
+        says="no depot answers",
+        environ={"XDG_RUNTIME_DIR": "{tmp}"},
+    ),
     Run("verify", "kvdepot verify --directory {tmp} --rate-mib 200 --set-aside", says="0 broken"),
     Run("verify --json", "kvdepot verify --directory {tmp} --json", json=True),
     Run(
@@ -308,7 +316,8 @@ RUNS: tuple[Run | Serve, ...] = (
     # test_static.py has the table that it prints without --json.
     Run(
         "make demo",
-        'make demo ARGS="--prompts 1 --tokens 96 --answer-tokens 2 --dtype float32 --set hit_ratio=1.0 --json"',
+        'make demo ARGS="--prompts 1 --tokens 96 --answer-tokens 2 --dtype float32 --set hit_ratio=1.0 '
+        '--set call_timeout_ms=3000 --json"',
         says="after kill -9",
         json=True,
     ),
@@ -439,6 +448,11 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
     "kvdepot namespaces": ("namespaces", "namespaces --json"),
     "kvdepot namespaces 3f2a": ("namespaces",),
     "kvdepot namespaces 3f2a 91c0": ("namespaces",),
+    "kvdepot why": ("why", "why --json", "why --config"),
+    "kvdepot why --last 20": ("why",),
+    "kvdepot why --json": ("why --json",),
+    "kvdepot why cmpl-7f3a": ("why --json",),
+    "kvdepot why 3f2a 98ac1516354109150bded5754fef7df0": ("why --config",),
     "kvdepot verify": ("verify", "verify --json"),
     "kvdepot verify --rate-mib 200 --set-aside": ("verify",),
     "kvdepot inspect FILE": ("inspect",),
@@ -505,3 +519,4 @@ NOT_RUN = {
     "systemctl daemon-reload && systemctl enable --now kvdepot": "needs systemd; the unit is checked",
 }
 VLLM_SERVE = "vllm serve MODEL --kv-transfer-config "
+VLLM_OFFLOADING = "vllm serve MODEL --kv-offloading-size "

@@ -1,6 +1,7 @@
 """Commands that cannot be run are checked as far as possible; snippets in Python and YAML are run and read."""
 
 import argparse
+import importlib
 import json
 import os
 import shlex
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from collect import ROOT, documented_commands, snippets
-from table import DRY, NOT_RUN, VLLM_SERVE
+from table import DRY, NOT_RUN, VLLM_OFFLOADING, VLLM_SERVE
 
 from kvdepot.engines import vllm_plugin
 from tools.demo.__main__ import show
@@ -76,6 +77,15 @@ def test_the_engine_is_started_with_what_the_connector_reads(command):
     # The key that names the file; `make demo` starts an engine with the same one.
     assert set(transfer.get("kv_connector_extra_config", ())) <= {"config"}
     assert '"kv_connector_extra_config": {"config": str(config)}' in text
+
+
+def test_vllm_s_own_offloading_is_started_with_what_the_tier_reads():
+    """`tests/engine/test_offloading.py` starts an engine with the same line; here its words are what we have."""
+    (command,) = (one for one in documented_commands() if one.startswith(VLLM_OFFLOADING))
+    words = shlex.split(command)
+    (tier,) = json.loads(words[words.index("--kv-transfer-config") + 1])["kv_connector_extra_config"]["secondary_tiers"]
+    assert tier["type"] in importlib.import_module(tier["module_path"]).__all__
+    assert set(tier) == {"type", "module_path", "config"}
 
 
 @pytest.mark.parametrize("target", DRY)

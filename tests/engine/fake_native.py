@@ -49,6 +49,11 @@ UnavailableError = _kind("UnavailableError", "unavailable", ConnectionError)
 UnsupportedError = _kind("UnsupportedError", "unsupported")
 
 
+def block_hash(engine_hash: bytes) -> bytes:
+    """Sixteen bytes of it, in place of the core's reduction."""
+    return engine_hash[:16].ljust(16, b"\0")
+
+
 @functools.cache
 def tier_table() -> str:
     """Returns the core's own table: it is data that the configuration is derived from."""
@@ -143,7 +148,8 @@ class Depot:
     def store(self, namespace, *, timeout_ms=30_000, copy_json="{}") -> "Store":
         return Store(self, namespace)
 
-    def claim(self, groups, hashes, *, skip, limit) -> "Claim":
+    def claim(self, groups, hashes, *, skip, limit, label="") -> "Claim":
+        assert isinstance(label, str)
         assert all(isinstance(h, bytes) for h in hashes)
         assert all(skip % per == 0 for _, _, per in groups)
         return Claim(self, groups, hashes, skip, limit)
@@ -158,7 +164,7 @@ class Depot:
         return True
 
     def stats_json(self) -> str:
-        return "{}"
+        return json.dumps({"depot": {"pool_filling_bytes": 0, "pool_dirty_bytes": 0, "writes_queued": 0}})
 
     def close(self) -> None:
         pass
@@ -211,6 +217,9 @@ class Claim:
             self.result = self.skip
         self.settled = True
         return (True, self.result, 0)
+
+    def decline(self):
+        return self.settle_now()
 
     def release(self) -> None:
         pass

@@ -18,8 +18,12 @@ A phase names what it does in ``do``, a method of ``Run``:
 - ``attached``: the engine's connectors have a depot (again)
 - ``sibling``: what the connector of `sibling.py` does from now on: ``mode``
 - ``sleep``: ``s``
+- ``offloaded``: vLLM's own offloading has stored all in its secondary tiers; ``forget_offloaded``: and its memory is
+  emptied, as is its own cache
+- ``tier_attached``: the secondary tier has a depot, or with ``no`` none; ``tier_counts``: ``name`` gets its counts
 - ``touch`` and ``wait_for``: ``file``, for engines that run at the same time
 - ``update_weights``: every parameter is changed in place, in each rank's memory, by the same rule for one ``seed``
+- ``pause`` (aborts requests, clears all caches) and ``resume``: vLLM's own, for an update of the weights
 - ``nap``: vLLM's sleep mode, down to ``level`` and up again
 """
 
@@ -33,6 +37,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -42,6 +47,7 @@ os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")
 
 ATTACHED_S = 60
 OTHER_ENGINE_S = 240
+SETTLE_S = 120
 UPGRADE_S = 120
 TRIES = 30
 METRICS = (
@@ -55,6 +61,10 @@ METRICS = (
     "vllm:kvdepot_lite_hit_tokens",
     "vllm:kvdepot_misses",
     "vllm:kvdepot_params_malformed",
+    "vllm:kvdepot_offload_attached",
+    "vllm:kvdepot_offload_loaded_chunks",
+    "vllm:kvdepot_offload_missed_chunks",
+    "vllm:kvdepot_offload_stored_chunks",
     "vllm:kvdepot_params_unknown",
     "vllm:spec_decode_num_accepted_tokens",
 )
@@ -80,6 +90,13 @@ def prompt(parts: list[list[int]]) -> dict[str, list[int]]:
         row = [chosen.randrange(4, 2048) for _ in range(sum(begin) + count)]
         tokens += row[sum(begin) :]
     return {"prompt_token_ids": tokens}
+
+
+def settle(socket: str) -> None:
+    """Waits until the tiers have everything that was dumped."""
+    from tools.lab.depot import wait_until_clean
+
+    wait_until_clean(Path(socket), SETTLE_S)
 
 
 def with_depot(socket: str, use: Callable[[Any], Any]) -> Any:
@@ -155,6 +172,11 @@ def scheduler_attached(llm: Any) -> bool:
     return bool(depot_connector(connector)._scheduler._depot.attached)
 
 
+def offloading(llm: Any) -> Any:
+    """The manager of vLLM's own offloading."""
+    return llm.llm_engine.engine_core.engine_core.scheduler.connector.connector_scheduler.manager
+
+
 class Run:
     """One engine and the results of its phases so far."""
 
@@ -182,7 +204,7 @@ class Run:
             for batch in batches:
                 outputs += self.llm.generate(batch, sampling, use_tqdm=False, lora_request=adapter)
                 if "settle" in phase:
-                    with_depot(phase["settle"], lambda depot: depot.drain(60_000))
+                    settle(phase["settle"])
             if phase.get("until_cached", 0) <= outputs[0].num_cached_tokens:
                 break
         self.results[phase["name"]] = {
@@ -208,6 +230,7 @@ class Run:
             if self.llm.reset_prefix_cache():
                 return
             time.sleep(0.05)
+        raise TimeoutError("vLLM does not reset its prefix cache: blocks are in use")
 
     def reset_all(self, phase: dict[str, Any]) -> None:
         self.results["reset_all"] = self.llm.llm_engine.reset_prefix_cache(reset_connector=True)
@@ -240,12 +263,18 @@ class Run:
     def update_weights(self, phase: dict[str, Any]) -> None:
         self.llm.collective_rpc(change_weights, args=(phase.get("seed", 1),))
 
+    def pause(self, phase: dict[str, Any]) -> None:
+        self.llm.llm_engine.engine_core.engine_core.pause_scheduler("abort", clear_cache=True)
+
+    def resume(self, phase: dict[str, Any]) -> None:
+        self.llm.llm_engine.engine_core.engine_core.resume_scheduler()
+
     def nap(self, phase: dict[str, Any]) -> None:
         self.llm.sleep(phase.get("level", 1))
         self.llm.wake_up()
 
     def settle(self, phase: dict[str, Any]) -> None:
-        with_depot(phase["socket"], lambda depot: depot.drain(60_000))
+        settle(phase["socket"])
 
     def attached(self, phase: dict[str, Any]) -> None:
         end_s = time.monotonic() + ATTACHED_S
@@ -253,6 +282,33 @@ class Run:
             if time.monotonic() > end_s:
                 raise TimeoutError(f"the engine has not found its depot within {ATTACHED_S} s")
             time.sleep(0.05)
+
+    def offloaded(self, phase: dict[str, Any]) -> None:
+        from vllm import SamplingParams
+
+        connector = self.llm.llm_engine.engine_core.engine_core.scheduler.connector
+        end_s = time.monotonic() + ATTACHED_S
+        while connector.has_pending_push_work():
+            if time.monotonic() > end_s:
+                raise TimeoutError(f"vLLM's offloading has not come to an end within {ATTACHED_S} s")
+            # Jobs go on with the engine's steps. This prompt is shorter than a chunk: nothing of it is stored.
+            self.llm.generate([prompt([[4711, 8]])], SamplingParams(max_tokens=2), use_tqdm=False)
+
+    def forget_offloaded(self, phase: dict[str, Any]) -> None:
+        self.offloaded(phase)
+        self.reset(phase)
+        offloading(self.llm).primary_tier.reset_cache()
+
+    def tier_attached(self, phase: dict[str, Any]) -> None:
+        wanted = not phase.get("no", False)
+        end_s = time.monotonic() + ATTACHED_S
+        while offloading(self.llm).secondary_tiers[0]._room.attached != wanted:
+            if time.monotonic() > end_s:
+                raise TimeoutError(f"the tier has not {'found' if wanted else 'lost'} its depot within {ATTACHED_S} s")
+            time.sleep(0.02)
+
+    def tier_counts(self, phase: dict[str, Any]) -> None:
+        self.results[phase["name"]] = offloading(self.llm).secondary_tiers[0].counts()
 
     def kill_depot(self, phase: dict[str, Any]) -> None:
         stats = with_depot(phase["socket"], lambda depot: json.loads(depot.stats_json()))

@@ -15,9 +15,12 @@ from engine_lab import Lab
 from same import EXACT, KINDS, assert_likely, assert_same, engine_of
 from test_vllm import RESET, generate
 
+from tools.lab.depot import wait_until_clean
+
 MANY = [[[seed, 300]] for seed in range(40, 60)]
 BYTES_OF_MANY = {"llama": 20 * 9 * 131_072, "gemma3": 20 * 9 * 131_072, "mla": 20 * 9 * 147_456}
 THREE = [[[1, 600]], [[2, 350]], [[3, 330]]]
+START_S = 60
 ON_TWO_RANKS = [1, pytest.param(2, marks=pytest.mark.full)]
 
 
@@ -40,6 +43,7 @@ def depot(lab: Lab, posix: dict[str, Any], pool_bytes: int = 64 << 20) -> Iterat
     with (lab.root / "depot.log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, cwd=lab.root)
         try:
+            wait_until_clean(Path(lab.socket), START_S)  # otherwise the engine might start its own
             yield
         finally:
             process.kill()

@@ -98,14 +98,12 @@ def test_seed_configuration_and_log_line(real_lab: Lab, text: str, tp: int, bloc
 @pytest.mark.parametrize("layerwise", [True, False])
 def test_staging_pool_over_a_directory(real_lab: Lab, layerwise: bool) -> None:
     """The pool keeps nothing: hits come from files, even when all requests come concurrently."""
-    # Space for one prompt's blocks, not for three: loads and dumps wait for each other's slots.
-    options = {"pipeline": "Staging|Posix", "pool_gb": None, "pool_slots": 24, "use_layerwise": layerwise}
-    settle = {"do": "settle", "socket": real_lab.socket}
+    # Space for one prompt's blocks, of which 70 % may be unsaved, but not for three: loads wait for each other's slots.
+    options = {"pipeline": "Staging|Posix", "pool_gb": None, "pool_slots": 32, "use_layerwise": layerwise}
     run = real_lab.run(
         "llama",
         [
-            {**generate("cold"), "one_by_one": True},
-            settle,
+            {**generate("cold"), "one_by_one": True, "settle": str(real_lab.socket)},
             RESET,
             {**generate("warm"), "one_by_one": True},
             RESET,

@@ -28,7 +28,9 @@ SIGNALS = [
 @contextmanager
 def depot_home(root: Path) -> Iterator[DepotHome]:
     """The configuration of a depot that the first server starts; whichever depot exists at the end is killed."""
-    with DepotHome(root, {"pipeline": "Cache|Empty", "directories": None, "pool_gb": 0.125}) as home:
+    values = {"pipeline": "Cache|Empty", "directories": None, "pool_gb": 0.125}
+    # Hits are exact however busy the machine is.
+    with DepotHome(root, {**values, "call_timeout_ms": 3000, "load_policy": "all"}) as home:
         try:
             yield home
         finally:

@@ -64,7 +64,7 @@ def test_engines_that_do_not_ask_for_it_keep_to_their_number_of_ranks(lab: Lab) 
 
 def test_slices_that_ranks_cannot_share_out_are_said_and_blocks_are_stored_by_rank(lab: Lab) -> None:
     found = run(lab, "llama", 2, True, generate("cold"), generate("own cache"), RESET, generate("warm"), slices=1)
-    assert "1 slices cannot be shared out to 2 ranks: use a multiple of 2" in found.log
+    assert "1 slices cannot be distributed over 2 ranks: use a multiple of 2" in found.log
     assert found["warm"]["cached"] == hits(True, "llama")
     assert found["warm"]["tokens"] == found["cold"]["tokens"]
 

@@ -14,11 +14,12 @@ from engine_lab import Lab
 from same import EXACT
 from test_vllm import RESET, generate
 
-from tools.lab.depot import depot_stats
+from tools.lab.depot import depot_stats, wait_until_clean
 
 PROMPTS = [[[1, 600]], [[2, 350]], [[3, 330]]]
 FRESH = 5000
 EXIT_S = 60
+START_S = 60
 
 
 def serve(lab: Lab, *more: str) -> list[str]:
@@ -33,6 +34,7 @@ def served(lab: Lab) -> Iterator[subprocess.Popen[bytes]]:
     with (lab.root / "depot.log").open("w") as log:
         process = subprocess.Popen(serve(lab), stdout=log, stderr=log, cwd=lab.root)
     try:
+        wait_until_clean(Path(lab.socket), START_S)  # otherwise the engine might start its own
         yield process
     finally:
         if (stats := depot_stats(Path(lab.socket))) is not None:

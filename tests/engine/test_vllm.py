@@ -182,7 +182,7 @@ def test_corrupt_copies_turn_the_connector_off(fake_lab: Lab) -> None:
     fake_lab.control.parent.mkdir(parents=True, exist_ok=True)
     plain = fake_lab.run("llama", [generate("cold")], connector=None)
     run = fake_lab.run("llama", [generate("cold"), RESET, generate("warm")], environment={"KVDEPOT_FAKE_CORRUPT": "1"})
-    assert "other bytes came back than went" in run.log
+    assert "the bytes read back differ from those written" in run.log
     assert run["cold"]["tokens"] == run["warm"]["tokens"] == plain["cold"]["tokens"]
     assert run["warm"]["cached"] == [0, 0, 0]
 
@@ -209,7 +209,7 @@ def test_a_depot_that_comes_later_is_tested_first(fake_lab: Lab, model: str, tp:
     assert run["alone"]["cached"] == [0, 0, 0]
     assert run["alone"]["tokens"] == run["cold"]["tokens"] == run["warm"]["tokens"]
     assert run["warm"]["cached"] == ([0, 0, 0] if corrupt else hits(True, model))
-    assert ("other bytes came back than went" in run.log) == corrupt
+    assert ("the bytes read back differ from those written" in run.log) == corrupt
     assert ("kvdepot is off" in run.log) == corrupt
 
 

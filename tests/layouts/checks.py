@@ -92,7 +92,7 @@ def round_trip_problem(
             _move(facts_of(engine, worker, group, pages), where, views, copies)
             for name, view, want in zip(group.layer_names, views, wanted, strict=True):
                 if not torch.equal(view.view(torch.uint8), want.view(torch.uint8)):
-                    return f"{name}: other bytes came back than went"
+                    return f"{name}: the bytes read back differ from those written"
             if not torch.equal(raw[touched == 0], before[touched == 0]):
                 return f"{group.layer_names[0]}: bytes outside of the group's blocks have changed"
     return ""

@@ -113,7 +113,7 @@ def test_a_real_ucm_is_left_alone(environment, real):
     before = environment.files()
     done = environment.compat("install", "ucm")
     assert done.returncode == 2
-    assert "would stand in the way of" in done.stderr
+    assert "it conflicts with" in done.stderr
     assert environment.files() == before
     environment.compat("remove", "ucm")
     assert environment.files() == before
@@ -156,7 +156,7 @@ def test_the_launcher_serves_infinistores_port(environment, tmp_path):
                 said += line
                 if "serving" in line:
                     break
-            assert "infinistore: this is kvdepot, which listens at 127.0.0.1" in said
+            assert "infinistore: this is kvdepot, which listens on 127.0.0.1" in said
             connection = http.client.HTTPConnection("127.0.0.1", manage, timeout=RUN_S)
             connection.request("GET", "/health")
             assert connection.getresponse().read() == b'{"status":"ok"}'

@@ -66,12 +66,12 @@ FLAT = [
     ("posix_promote: true", "posix_promote: there is no tier below Posix in Cache|Posix: remove it"),
     ("remote_write: when_cold", "remote_write: has no use in the pipeline Cache|Posix, which has no Remote tier"),
     # pipelines
-    ("pipeline: Cash|Posix", "a pipeline begins with its pool, but 'Cash' is none: did you mean Cache?"),
-    ("pipeline: Posix|Fake", "a pipeline begins with its pool, but 'Posix' is none"),
-    ("pipeline: Cache|Staging|Posix", "Staging is a pool, which stands once, and first"),
-    ("pipeline: Cache|", "'' is no tier"),
-    ("pipeline: Cache|Posiks", "'Posiks' is no tier: did you mean Posix?"),
-    ("pipeline: Cache|Posix|Posix", "the tier Posix stands in it twice"),
+    ("pipeline: Cash|Posix", "a pipeline begins with its pool, but 'Cash' is not one: did you mean Cache?"),
+    ("pipeline: Posix|Fake", "a pipeline begins with its pool, but 'Posix' is not one"),
+    ("pipeline: Cache|Staging|Posix", "Staging is a pool: name one pool, first"),
+    ("pipeline: Cache|", "'' is not a tier"),
+    ("pipeline: Cache|Posiks", "'Posiks' is not a tier: did you mean Posix?"),
+    ("pipeline: Cache|Posix|Posix", "the tier Posix is named twice"),
     ("pipeline: Staging", "needs a tier"),
     ("pipeline: ''", "a pipeline begins with its pool"),
     # rules between keys
@@ -79,7 +79,7 @@ FLAT = [
     ("directories: a/b", "'a/b' must be an absolute path"),
     ("directories: ''", "must be an absolute path"),
     ("directories: []", "must be 1 to 255 directories, got []"),
-    ("directories: /a:/a", "stands in it twice"),
+    ("directories: /a:/a", "is listed twice"),
     (
         "directories: [a, b]",
         "directories: 'a' must be an absolute path, because the depot is its own process; 'b' must",
@@ -87,7 +87,7 @@ FLAT = [
     ("io_read_threads: 513", "io_read_threads: must be less than or equal to 512, got 513"),
     ("posix_capacity_gb: 2000000000", "posix_capacity_gb: must be less than or equal to 1073741824"),
     ("pool_slots: 5", "only a Staging pool is sized in blocks"),
-    ("pipeline: Staging|Posix\npool_slots: 5\npool_gb: 1", ":2: pool_slots: the pool's size is said twice"),
+    ("pipeline: Staging|Posix\npool_slots: 5\npool_gb: 1", ":2: pool_slots: the pool's size is also set by pool_gb"),
     ("socket: kv.sock", "must be an absolute path"),
     (f"socket: /{'x' * 107}", "at most 107 bytes"),
     ("socket: /a\nshare_depot: false", "cannot share a socket"),
@@ -140,16 +140,16 @@ FLAT = [
     # not a configuration
     ("", ": is empty"),
     ("# only a comment\n", ": is empty"),
-    ("a: [", ":1: is no YAML"),
-    ("\tpool_gb: 1", ":1: is no YAML"),
+    ("a: [", ":1: is not valid YAML"),
+    ("\tpool_gb: 1", ":1: is not valid YAML"),
     ("just text", ": must be a mapping of keys to values, but is a str"),
     ("- a", ": must be a mapping of keys to values, but is a list"),
     ("pool_gb: 1\npool_gb: 2", ":2: pool_gb: is written twice, first in line 1"),
     ("? [a, b]\n: 1", "keys must be plain names"),
     ("base: &b {pool_gb: 1}\n<<: *b", "keys must be plain names"),
-    ("a: !!python/object:os.system x", "is no YAML"),
-    ("--- {pool_gb: 1}\n--- {pool_gb: 2}", "is no YAML"),
-    ("a: " + "[" * 5000, "is no YAML"),
+    ("a: !!python/object:os.system x", "is not valid YAML"),
+    ("--- {pool_gb: 1}\n--- {pool_gb: 2}", "is not valid YAML"),
+    ("a: " + "[" * 5000, "is not valid YAML"),
 ]
 
 
@@ -176,8 +176,8 @@ SEEDS = [
     ),
     (MINIMAL + "      io_dirct: true\n", f":6: {CONFIG}.io_dirct: unknown key: did you mean io_direct?"),
     (MINIMAL + "      stream_number: 8\n", f":6: {CONFIG}.stream_number: is a key of UcmNfsStore only"),
-    (MINIMAL + "      use_layerwise: true\n", f":6: {CONFIG}.use_layerwise: stands in the wrong place"),
-    (MINIMAL + "io_direct: true\n", ":6: io_direct: stands in the wrong place"),
+    (MINIMAL + "      use_layerwise: true\n", f":6: {CONFIG}.use_layerwise: is in the wrong place"),
+    (MINIMAL + "io_direct: true\n", ":6: io_direct: is in the wrong place"),
     (MINIMAL + "use_layrwise: true\n", ":6: use_layrwise: unknown key: did you mean use_layerwise?"),
     (MINIMAL + "eviction: lru\n", ":6: eviction: is of kvdepot's own spelling"),
     (MINIMAL + "      timeout_ms: soon\n", f":6: {CONFIG}.timeout_ms: must be a valid integer, got 'soon'"),
@@ -231,7 +231,7 @@ def test_files_that_cannot_be_read(machine, tmp_path):
     with pytest.raises(ConfigError, match="cannot read the configuration: Is a directory"):
         load_config(tmp_path, machine=machine)
     (tmp_path / "latin.yaml").write_bytes(b"pool_gb: 1 # \xe9\n")
-    with pytest.raises(ConfigError, match="is no UTF-8 text"):
+    with pytest.raises(ConfigError, match="is not UTF-8 text"):
         load_config(tmp_path / "latin.yaml", machine=machine)
     (tmp_path / "long.yaml").write_bytes(b"#" * (2 << 20))
     with pytest.raises(ConfigError, match="at most"):

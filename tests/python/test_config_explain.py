@@ -61,7 +61,7 @@ def test_environment_sets_the_log_level(environ, level, origin, machine):
 
 def test_unknown_level_in_the_environment(monkeypatch):
     monkeypatch.setenv("UC_LOGGER_LEVEL", "warns")
-    with pytest.raises(ConfigError, match=r"UC_LOGGER_LEVEL is 'warns', no log level: did you mean warn\?"):
+    with pytest.raises(ConfigError, match=r"UC_LOGGER_LEVEL is 'warns', which is not a log level: did you mean warn\?"):
         load_config().log_settings()
 
 

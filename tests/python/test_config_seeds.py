@@ -32,6 +32,7 @@ def test_pipeline_store_file(seeds, machine):
         "timeout_ms": 30_000,
         "drain_timeout_ms": 30_000,
         "pool_keep_ms": 0,
+        "evicted_blocks_remembered": 262_144,
         "pool_mlock": False,
         "pool_numa": "auto",
         "pool_populate_threads": 0,

@@ -87,7 +87,7 @@ def test_a_depot_that_does_not_end_in_time_is_named(
     file = config(runtime, "depot", 0.0625)
     process = serve("--config", str(file))
     monkeypatch.setattr("signal.pidfd_send_signal", lambda *_: None)
-    assert f"depot {process.pid} has not ended within 0.1 s" in run(
+    assert f"depot {process.pid} has not exited within 0.1 s" in run(
         "stop", "--config", file, "--timeout", 0.1, status=1
     )
     assert process.poll() is None

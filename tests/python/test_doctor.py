@@ -96,7 +96,7 @@ def test_where_io_uring_is_refused_the_engine_that_works_is_named(
     monkeypatch.setattr(places, "_round_trip", lambda _: ("aio", ""))
     found = by_check(check_directories(config(directories=[str(tmp_path)])))[f"I/O in {tmp_path}"]
     assert (found.state, "aio works" in found.found) == ("warn", True)
-    monkeypatch.setattr(places, "_round_trip", lambda _: ("aio", "a block came back with other bytes"))
+    monkeypatch.setattr(places, "_round_trip", lambda _: ("aio", "a block was read back with different bytes"))
     found = by_check(check_directories(config(directories=[str(tmp_path)])))[f"I/O in {tmp_path}"]
     assert found.state == "fail"
     assert list(tmp_path.iterdir()) == []

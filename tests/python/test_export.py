@@ -114,7 +114,7 @@ def test_export_delete_import_hit(exported: tuple[Path, Path, list[list[Any]]], 
     # Into a directory that knows nothing of it, and then once more.
     (tmp_path / "other").mkdir()
     assert f"{BLOCKS} stored" in run("import", file, "--directory", tmp_path / "other")
-    assert f"{BLOCKS} were there" in run("import", file, "--directory", tmp_path / "other")
+    assert f"{BLOCKS} already stored" in run("import", file, "--directory", tmp_path / "other")
     hits, found = load(tmp_path / "other")
     assert hits == BLOCKS
     assert same(found, stored)
@@ -244,7 +244,7 @@ def test_broken_blocks_are_left_out_and_counted(exported: tuple[Path, Path, list
     data[5000] ^= 1
     first.write_bytes(data)
     os.truncate(second, 100)
-    assert "is there already" in run("export", "", file, "--directory", directory, status=2)
+    assert "already exists" in run("export", "", file, "--directory", directory, status=2)
     shown = run("export", "", file, "--directory", directory, "--force", status=1)
     assert f"{BLOCKS - 2} blocks" in shown
     assert "2 broken blocks" in shown
@@ -286,7 +286,7 @@ def test_an_export_that_lacks_blocks_is_no_success(exported: tuple[Path, Path, l
     first.rename(first.with_suffix(".moved"))
     first.symlink_to(first.with_suffix(".moved"))  # which must not be followed
     shown = run("export", "", file, "--directory", directory, "--force", status=1)
-    assert "1 blocks were left out, because their files cannot be read" in shown
+    assert "1 blocks were skipped because their files cannot be read" in shown
     assert str(first) in shown
 
 

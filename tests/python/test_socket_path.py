@@ -67,6 +67,7 @@ MANNER_KEYS = {
     "idle_exit_s": 5,
     "drain_timeout_s": 5,
     "pool_keep_s": 5,
+    "evicted_blocks_remembered": 5,
     "pool_mlock": True,
     "pool_numa": "0-1",
     "pool_populate_threads": 4,
@@ -134,7 +135,7 @@ def test_own_depots(path_of):
     assert path_of(config, suffix="engine-1") == path_of(config, suffix="engine-1")
     assert path_of(config, suffix="engine-1") != path_of(config, suffix="engine-2")
     assert path_of(config, suffix="engine-1") != path_of()
-    with pytest.raises(ConfigError, match="say which engine"):
+    with pytest.raises(ConfigError, match="name the engine"):
         path_of(config)
 
 
@@ -171,7 +172,7 @@ def test_directory_that_is_not_ones_own(tmp_path, monkeypatch):
     target = tmp_path / "target"
     target.mkdir(mode=0o700)
     (tmp_path / "link").symlink_to(target)
-    with pytest.raises(ConfigError, match="no link or file"):
+    with pytest.raises(ConfigError, match="not a link or file"):
         module.own_directory(str(tmp_path / "link"))
 
     (tmp_path / "file").touch()

@@ -131,7 +131,7 @@ def test_a_line_that_a_crash_cut_off_is_left_out(tmp_path):
     file.write_text(f"{whole}\n\n{whole[:20]}")
     trace, notes = read_traces([str(file)])
     assert trace.counts()[0] == 1
-    assert notes == [f"{file}:3: a line without an end was left out"]
+    assert notes == [f"{file}:3: an incomplete last line was skipped"]
     file.write_text(f"{whole[:20]}\n{whole}\n")
     with pytest.raises(ConfigError, match=r"trace\.jsonl:1: "):
         read_traces([str(file)])
@@ -164,13 +164,13 @@ def test_a_converted_trace_tells_the_same_and_no_hashes(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--capacity", "many"], "is no size"),
+        (["--capacity", "many"], "is not a size"),
         (["--capacity", "64GB"], "add --block-mib"),
-        (["--capacity", "0"], "no room for a block"),
+        (["--capacity", "0"], "too small for a block"),
         (["--policy", "mru"], "known here are"),
         (["--policy", "belady", "--tier", "5"], "known here are"),
-        (["--tier", "5:sometimes"], "is no tier"),
-        (["--tier", "5:cold:lru:x"], "is no tier"),
+        (["--tier", "5:sometimes"], "is not a tier"),
+        (["--tier", "5:cold:lru:x"], "is not a tier"),
         (["--capacity", "9999999999"], "simulated cache"),
     ],
 )

@@ -17,7 +17,15 @@ from sphinx.cmd.build import main as sphinx
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs", "examples")
 MENU: dict[str, tuple[str, ...]] = {
-    "Use": ("docs/vllm", "docs/lmcache", "docs/sglang", "docs/layouts", "docs/traces", "examples/README"),
+    "Use": (
+        "docs/vllm",
+        "docs/lmcache",
+        "docs/sglang",
+        "docs/offloading",
+        "docs/layouts",
+        "docs/traces",
+        "examples/README",
+    ),
     "Operate": ("docs/deploy", "docs/operate", "docs/monitoring", "docs/events", "docs/benchmarks"),
     "Reference": ("docs/configuration", "reference/commands", "reference/python", "docs/format", "docs/wire"),
     "Project": ("docs/design", "CONTRIBUTING", "SECURITY", "CHANGELOG"),

@@ -120,7 +120,7 @@ impl EngineSpec {
         if self.forbids(&self.copy_engine) || self.use_gdr == UseGdr::Yes && self.forbids("gdr") {
             return Err(Error::new(
                 ErrorKind::Config,
-                "this copy engine is asked for and forbidden: write auto, or allow it",
+                "this copy engine is both requested and forbidden: write auto, or allow it",
             )
             .with("copy_engine", if self.use_gdr == UseGdr::Yes { "gdr" } else { &self.copy_engine }));
         }

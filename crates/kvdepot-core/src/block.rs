@@ -12,46 +12,46 @@
 //!                  ▼                                                       ▼       ▼ no lease and no write holds it
 //!               freeable  ◀────────────────────────────────────────────────┴──── gone
 //!
-//!   doom, at any point: never readable again, never written again; freeable when the filling has ended (or its
-//!   quarantine has), and the last lease and the last write are over.
+//! doom, at any point: never readable again, never written again; freeable when the filling (or its quarantine), the
+//! last lease and the last write have ended.
 //! ```
 //!
-//! What holds at every moment: only a sealed block is readable (P1); bytes that somebody may still write or read
-//! are not freeable (P4); a block is evictable only when nothing would be lost that a tier was to have.
+//! Invariants: only a sealed block is readable (P1). Bytes that a client or tier may still write or read are not
+//! freeable (P4). A block is evictable only if nothing is lost that a tier should have.
 
 use smallvec::{SmallVec, smallvec};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::limits::SHARDS_MAX;
 
-/// Where a block's bytes stand.
+/// State of a block's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// A client is writing shards into the slot.
     Filling,
     /// A tier is reading the block into the slot.
     Fetching,
-    /// All bytes are there.
+    /// All bytes are present.
     Sealed,
-    /// Given up while bytes may still arrive: nobody else may have the slot yet.
+    /// Abandoned while bytes may still arrive: the slot must not be reused yet.
     Quarantined,
 }
 
-/// A block of the pool. See the module's diagram. There are millions of them, so what only an unsealed block needs lies
-/// apart.
+/// A block of the pool; see the module's diagram. There are millions of them, so the data that only unsealed blocks
+/// need is stored separately.
 #[derive(Clone, Debug)]
 pub struct Block {
-    /// What a client fills, while it does.
+    /// State of the filling, while a client fills the block.
     filling: Option<Box<Filling>>,
     leases: u32,
     phase: Phase,
-    /// Of `DIRTY` and the others.
+    /// Bit set of `DIRTY` and the other marks.
     marks: u8,
-    /// Shards that a dumper fills; 0 for a block that a tier fills.
+    /// Number of shards that a dumper fills; 0 for a block that a tier fills.
     shard_count: u16,
 }
 
-/// Shards that came so far.
+/// Shards filled so far.
 #[derive(Clone, Debug)]
 struct Filling {
     filled_count: u16,
@@ -59,13 +59,13 @@ struct Filling {
     filled: SmallVec<[u64; 2]>,
 }
 
-/// A tier is still to have it.
+/// A tier has yet to get the block.
 const DIRTY: u8 = 1;
 /// A tier is reading the slot.
 const WRITING: u8 = 2;
-/// A tier has it.
+/// A tier has the block.
 const SAVED: u8 = 4;
-/// No new reader, no new write.
+/// No new reader and no new write are allowed.
 const DOOMED: u8 = 8;
 /// No copy into the abandoned slot can run any more.
 const QUARANTINE_OVER: u8 = 16;
@@ -74,7 +74,7 @@ const _: () = assert!(SHARDS_MAX <= u16::MAX as usize);
 const _: () = assert!(size_of::<Block>() == 16);
 
 impl Block {
-    /// A block that a client is about to dump in `shard_count` shards.
+    /// Makes a block that a client is about to dump in `shard_count` shards.
     pub fn dumping(shard_count: usize) -> Self {
         debug_assert!((1..=SHARDS_MAX).contains(&shard_count), "layouts have 1 to SHARDS_MAX shards");
         let filled = smallvec![0; shard_count.div_ceil(64)];
@@ -83,12 +83,12 @@ impl Block {
         Self { filling, shard_count, ..Self::new(Phase::Filling) }
     }
 
-    /// A block that a tier is about to fill.
+    /// Makes a block that a tier is about to fill.
     pub fn fetching() -> Self {
         Self::new(Phase::Fetching)
     }
 
-    /// A block that another depot sealed in this place, and handed over.
+    /// Makes a block that another depot sealed in this slot and handed over.
     pub fn handed_over(saved: bool) -> Self {
         Self { marks: if saved { SAVED } else { 0 }, ..Self::new(Phase::Sealed) }
     }
@@ -105,8 +105,8 @@ impl Block {
         self.marks = if on { self.marks | mark } else { self.marks & !mark };
     }
 
-    /// All bytes of a shard are in the slot. True when it was the last one: the block is sealed, and dirty unless
-    /// it was doomed meanwhile. A shard that comes twice changes nothing.
+    /// Records that all bytes of a shard are in the slot. Returns true if it was the last shard: the block is then
+    /// sealed, and dirty unless it was doomed in the meantime. Repeating a shard has no effect.
     pub fn shard_filled(&mut self, shard: usize) -> Result<bool> {
         let bad = |what: &str| Err(Error::new(ErrorKind::Protocol, what.to_owned()).with("shard", shard));
         if shard >= usize::from(self.shard_count) {
@@ -133,24 +133,24 @@ impl Block {
         Ok(true)
     }
 
-    /// All bytes of all shards are in the slot. True when the block is sealed by this.
+    /// Records that all bytes of all shards are in the slot. Returns true if this seals the block.
     pub fn all_filled(&mut self) -> Result<bool> {
         match (self.phase, &mut self.filling) {
             (Phase::Filling, Some(filling)) => {
-                // All but the last, which seals the block.
+                // All shards but the last, which seals the block.
                 let last = usize::from(self.shard_count) - 1;
                 filling.filled.iter_mut().for_each(|word| *word = u64::MAX);
                 filling.filled[last / 64] &= !(1 << (last % 64));
                 filling.filled_count = self.shard_count - 1;
                 self.shard_filled(last)
             }
-            // A tier fills it, or another depot has: there is no shard to fill.
+            // A tier fills it, or another depot did: there is no shard to fill.
             _ if self.shard_count == 0 => Ok(false),
             _ => self.shard_filled(0),
         }
     }
 
-    /// A tier has filled the block and its checksum was right (P1): sealed, clean.
+    /// Records that a tier has filled the block and that its checksum was correct (P1): the block is sealed and clean.
     pub fn fill_ended_ok(&mut self) {
         debug_assert_eq!(self.phase, Phase::Fetching, "only a fetch ends");
         if self.phase == Phase::Fetching {
@@ -159,8 +159,8 @@ impl Block {
         }
     }
 
-    /// A tier could not fill the block, and will write no more into the slot: freeable once the leases of those
-    /// who wait for it are over.
+    /// Records that a tier could not fill the block and will no longer write into the slot. The block is freeable when
+    /// its waiters' leases have ended.
     pub fn fill_failed(&mut self) {
         debug_assert_eq!(self.phase, Phase::Fetching, "only a fetch fails");
         if self.phase == Phase::Fetching {
@@ -169,7 +169,7 @@ impl Block {
         }
     }
 
-    /// Somebody will read the block, now or when its fetch ends.
+    /// Adds a lease: a client will read the block, now or when its fetch completes.
     pub fn lease(&mut self) {
         debug_assert!(
             !self.has(DOOMED) && matches!(self.phase, Phase::Sealed | Phase::Fetching),
@@ -178,20 +178,20 @@ impl Block {
         self.leases += 1;
     }
 
-    /// A lease is over.
+    /// Ends a lease.
     pub fn unlease(&mut self) {
         debug_assert!(self.leases > 0, "more leases end than were given");
         self.leases = self.leases.saturating_sub(1);
     }
 
-    /// A tier begins to read the slot.
+    /// Records that a tier begins to read the slot.
     pub fn write_begun(&mut self) {
         debug_assert!(self.is_readable() && !self.has(WRITING), "one write at a time, of readable blocks");
         self.mark(WRITING, true);
     }
 
-    /// The write is over. A block that could not be saved is clean all the same: trying for ever would fill the
-    /// pool, so the write counts as dropped and the pool holds the only copy.
+    /// Records the end of a write. A block that could not be saved is clean, too: endless retries would fill the pool,
+    /// so the write counts as dropped and only the pool has the block.
     pub fn write_ended(&mut self, saved: bool) {
         debug_assert!(self.has(WRITING), "no write had begun");
         self.mark(WRITING, false);
@@ -199,26 +199,28 @@ impl Block {
         self.mark(SAVED, self.has(SAVED) || saved);
     }
 
-    /// A tier is to have this sealed block, for the first time or again because it does not hold it any more.
+    /// Marks this sealed block dirty: a tier gets it for the first time, or again because it lost it.
     pub fn dirty_again(&mut self) {
         debug_assert_eq!(self.phase, Phase::Sealed, "only a sealed block is written");
         self.mark(DIRTY, !self.has(DOOMED));
     }
 
-    /// No tier must have this sealed block, or those that must have it now. A write that may come late can be under way.
+    /// Marks this sealed block clean: no tier must have it, or all that must have it do. A late write may still be in
+    /// flight.
     pub fn seal_clean(&mut self) {
         debug_assert_eq!(self.phase, Phase::Sealed, "only a sealed block becomes clean");
         self.mark(DIRTY, false);
     }
 
-    /// The namespace was reset, or the bytes were found corrupt: no new reader and no new write.
+    /// Dooms the block, because its namespace was reset or its bytes are corrupt: it gets no new reader and no new
+    /// write.
     pub fn doom(&mut self) {
         self.mark(DOOMED, true);
         self.mark(DIRTY, false);
     }
 
-    /// Whoever fills the slot died or gave up, but its copies may still run (P4). A sealed block is whole and
-    /// stays as it is.
+    /// Records that the client or tier that fills the slot died or gave up while its copies may still run (P4). A
+    /// sealed block is complete and stays as it is.
     pub fn abandon(&mut self) {
         if matches!(self.phase, Phase::Filling | Phase::Fetching) {
             self.phase = Phase::Quarantined;
@@ -226,28 +228,28 @@ impl Block {
         }
     }
 
-    /// No copy into an abandoned slot can run any more.
+    /// Records that no copy into an abandoned slot can run any more.
     pub fn quarantine_ended(&mut self) {
         debug_assert_eq!(self.phase, Phase::Quarantined, "the block is not in quarantine");
         self.mark(QUARANTINE_OVER, self.phase == Phase::Quarantined);
     }
 
-    /// Where the bytes stand.
+    /// Returns the state of the bytes.
     pub fn phase(&self) -> Phase {
         self.phase
     }
 
-    /// Whether a lookup may find it.
+    /// Returns whether a lookup may find the block.
     pub fn is_readable(&self) -> bool {
         self.phase == Phase::Sealed && !self.has(DOOMED)
     }
 
-    /// Whether it may go to make room: whole, unused, and no tier still waits for it.
+    /// Returns whether the block may be evicted: it is complete and unused, and no tier is waiting for it.
     pub fn is_evictable(&self) -> bool {
         self.is_readable() && self.leases == 0 && !self.has(WRITING) && !self.has(DIRTY)
     }
 
-    /// Whether it is of no use to anybody, and nobody touches its slot.
+    /// Returns whether nobody needs the block or accesses its slot any more.
     pub fn is_freeable(&self) -> bool {
         let given_up = match self.phase {
             Phase::Filling | Phase::Fetching => false,
@@ -257,27 +259,27 @@ impl Block {
         given_up && self.leases == 0 && !self.has(WRITING)
     }
 
-    /// Whether it was doomed.
+    /// Returns whether the block was doomed.
     pub fn is_doomed(&self) -> bool {
         self.has(DOOMED)
     }
 
-    /// Whether a tier is still to have it.
+    /// Returns whether a tier has yet to get the block.
     pub fn is_dirty(&self) -> bool {
         self.has(DIRTY)
     }
 
-    /// Whether a tier is reading the slot.
+    /// Returns whether a tier is reading the slot.
     pub fn is_writing(&self) -> bool {
         self.has(WRITING)
     }
 
-    /// Whether a tier has it.
+    /// Returns whether a tier has the block.
     pub fn saved(&self) -> bool {
         self.has(SAVED)
     }
 
-    /// How many leases hold it.
+    /// Returns the number of leases on the block.
     pub fn leases(&self) -> u32 {
         self.leases
     }

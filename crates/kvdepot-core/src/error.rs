@@ -1,4 +1,4 @@
-//! One error type for the whole house: what kind, what happened, where, with which value, and why.
+//! The workspace's one error type: its kind, what happened, where, with which value, and why.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 /// Result of every fallible call of the workspace.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What a caller can act on. At an engine's face every kind but `Config` and `Protocol` becomes a miss (P2).
+/// Kind of a failure, for callers to act on. Engines see every kind but `Config` and `Protocol` as a miss (P2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -14,11 +14,11 @@ pub enum ErrorKind {
     Config,
     /// The operating system refused or failed an operation.
     Io,
-    /// A cap, a disk or the pool has no room.
+    /// A cap, a disk or the pool has no space left.
     NoSpace,
     /// Bytes do not match their checksum, or a header does not parse (P1).
     Corrupt,
-    /// The block is not there.
+    /// There is no such block.
     NotFound,
     /// A deadline passed (P2).
     Timeout,
@@ -28,11 +28,11 @@ pub enum ErrorKind {
     Protocol,
     /// The other side speaks another version.
     Version,
-    /// Not allowed to.
+    /// The operation is not permitted.
     Permission,
-    /// The depot or a tier is gone or switched off.
+    /// The depot or a tier is lost or disabled.
     Unavailable,
-    /// Asked for something that this build or machine cannot do.
+    /// This build or machine does not support the request.
     Unsupported,
     /// The other side closed, or this side is shutting down.
     Closed,
@@ -58,7 +58,7 @@ impl ErrorKind {
         }
     }
 
-    /// The kind that `as_str` names, if any.
+    /// Returns the kind with the name that `as_str` returns, if there is one.
     pub fn from_name(name: &str) -> Option<Self> {
         const ALL: [ErrorKind; 13] = [
             ErrorKind::Config,
@@ -85,7 +85,7 @@ impl fmt::Display for ErrorKind {
     }
 }
 
-/// What happened, with the values that it happened with. Cheap to clone: many waiters share one failure.
+/// A failure with the values that it happened with. Cheap to clone, because many waiters share one failure.
 #[derive(Clone)]
 pub struct Error {
     kind: ErrorKind,
@@ -95,12 +95,12 @@ pub struct Error {
 }
 
 impl Error {
-    /// A new error; `message` is a sentence that says what happened and, where it can, what to do.
+    /// Makes an error. `message` is a sentence that says what happened and, if possible, what to do.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into(), context: Vec::new(), source: None }
     }
 
-    /// Wraps an operating system error; `NoSpace` and `Permission` are told apart from other `Io`.
+    /// Wraps an operating system error. `NoSpace` and `Permission` are distinguished from other `Io` errors.
     pub fn io(message: impl Into<String>, source: std::io::Error) -> Self {
         let kind = match source.kind() {
             std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => ErrorKind::NoSpace,
@@ -114,26 +114,26 @@ impl Error {
         Self::new(kind, message).with_source(source)
     }
 
-    /// Adds a value that the failure happened with: `("path", …)`, `("offset_bytes", …)`.
+    /// Adds a value of the failure's context: `("path", …)`, `("offset_bytes", …)`.
     #[must_use]
     pub fn with(mut self, name: &'static str, value: impl fmt::Display) -> Self {
         self.context.push((name, value.to_string()));
         self
     }
 
-    /// Adds the lower error.
+    /// Adds the underlying error.
     #[must_use]
     pub fn with_source(mut self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
         self.source = Some(Arc::new(source));
         self
     }
 
-    /// What a caller can act on.
+    /// Returns the kind.
     pub const fn kind(&self) -> ErrorKind {
         self.kind
     }
 
-    /// The sentence without context and source.
+    /// Returns the sentence without context and source.
     pub fn message(&self) -> &str {
         &self.message
     }

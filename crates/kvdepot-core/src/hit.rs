@@ -1,21 +1,21 @@
-//! How far a prefix hit goes when layers are in groups: full attention needs all of the prefix, a sliding window
-//! only its end, and groups may cut the tokens into blocks of different sizes.
+//! Length of a prefix hit when layers are in groups. Full attention needs the entire prefix, a sliding window only its
+//! end, and groups may cut the tokens into blocks of different sizes.
 
 use std::ops::Range;
 
 /// How one group of layers cuts a prompt. A hash unit is the run of tokens that one engine hash covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupShape {
-    /// Blocks that attention looks back; 0: all of them.
+    /// Number of blocks that attention looks back; 0 = all of them.
     pub window_blocks: usize,
-    /// Hash units in a block of this group; at least 1.
+    /// Number of hash units in a block of this group; at least 1.
     pub units_per_block: usize,
 }
 
-/// The largest hit in hash units for which every group has what it needs; `skip_units` when there is none.
+/// Returns the longest hit in hash units for which every group has the blocks it needs; `skip_units` if there is none.
 ///
-/// A hit is a multiple of every group's block, above `skip_units` (what the engine has already) and at most
-/// `limit_units`. `has(group, block)` is asked at most once for each block. Without groups nothing can be hit.
+/// A hit is a multiple of every group's block size, above `skip_units` (the engine's own hit) and at most
+/// `limit_units`. `has(group, block)` is called at most once for each block. Without groups there is no hit.
 pub fn longest_hit(
     groups: &[GroupShape],
     skip_units: usize,
@@ -26,24 +26,24 @@ pub fn longest_hit(
     search.go_on(groups, &mut { usize::MAX }, has).unwrap_or(skip_units)
 }
 
-/// A search for the longest hit, which can be cut into pieces. What it asks about must not change meanwhile.
+/// A search for the longest hit that can be cut into pieces. The answers of `has` must not change during it.
 #[derive(Clone, Debug)]
 pub struct HitSearch {
     skip_units: usize,
     step: usize,
-    /// No hit is longer.
+    /// Upper bound of the hit.
     hit: usize,
-    /// The group that is looked at, and its next block, if some were looked at already.
+    /// The group that is being examined, and its next block, if some were examined already.
     group: usize,
     at: Option<usize>,
-    /// Whether the groups of full attention have been looked at, and windows are.
+    /// Whether the groups with full attention are done, so that windows are examined.
     windows: bool,
     /// `known[g]`: the group has every block from here up to the one where its last check began.
     known: Vec<usize>,
 }
 
 impl HitSearch {
-    /// See [`longest_hit`].
+    /// Makes a search; see [`longest_hit`].
     pub fn new(groups: &[GroupShape], skip_units: usize, limit_units: usize) -> Self {
         let step = step_units(groups).filter(|_| !groups.is_empty());
         let hit = step.map_or(skip_units, |step| round_down_to(limit_units, step));
@@ -51,7 +51,7 @@ impl HitSearch {
         Self { skip_units, step: step.unwrap_or(1), hit, group: 0, at: None, windows: false, known }
     }
 
-    /// Looks at up to `looks` blocks, and takes those off it that it looked at: the hit, when it is found.
+    /// Examines up to `looks` blocks, and subtracts the number examined. Returns the hit when it is found.
     pub fn go_on(
         &mut self,
         groups: &[GroupShape],
@@ -109,17 +109,17 @@ impl HitSearch {
     }
 }
 
-/// The largest number of units up to `units` that is whole blocks of every group.
+/// Returns the largest number of units up to `units` that consists of complete blocks in every group.
 pub fn whole_blocks(groups: &[GroupShape], units: usize) -> usize {
     step_units(groups).map_or(0, |step| round_down_to(units, step))
 }
 
-/// The blocks of one group that a hit of `hit_units` must lease, when the engine has the first `skip_units`.
+/// Returns the blocks of one group that a hit of `hit_units` must lease if the engine has the first `skip_units`.
 pub fn needed_blocks(shape: &GroupShape, skip_units: usize, hit_units: usize) -> Range<usize> {
     let units = shape.units_per_block.max(1);
     let end = hit_units / units;
     if hit_units <= skip_units {
-        // What the engine has may end inside a block.
+        // The engine's own hit may end inside a block.
         return end..end;
     }
     debug_assert!(hit_units.is_multiple_of(units), "a hit is whole blocks of every group");
@@ -130,7 +130,7 @@ pub fn needed_blocks(shape: &GroupShape, skip_units: usize, hit_units: usize) ->
     }
 }
 
-/// Least common multiple of the groups' blocks; none when it is beyond any prompt.
+/// Returns the least common multiple of the groups' block sizes; `None` if it exceeds any prompt.
 fn step_units(groups: &[GroupShape]) -> Option<usize> {
     groups.iter().try_fold(1usize, |lcm, shape| {
         let units = shape.units_per_block.max(1);
@@ -145,7 +145,7 @@ fn greatest_common_divisor(mut a: usize, mut b: usize) -> usize {
     a
 }
 
-/// The longest hit that ends before `missing_block` of the group.
+/// Returns the longest hit that ends before `missing_block` of the group.
 fn round_down(missing_block: usize, shape: &GroupShape, step: usize) -> usize {
     round_down_to(missing_block * shape.units_per_block.max(1), step)
 }

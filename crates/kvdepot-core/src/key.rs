@@ -9,7 +9,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::layout::BlockLayout;
 use crate::limits::{ENGINE_HASH_BYTES_MAX, NAMESPACE_SPEC_BYTES_MAX};
 
-/// What goes before the canonical description when a namespace is fingerprinted.
+/// Prefix of the canonical description when a namespace is fingerprinted.
 const NAMESPACE_DOMAIN: &[u8] = b"kvdepot namespace v1\0";
 
 /// An engine's chained hash of the tokens up to a block's end, in 16 bytes.
@@ -17,10 +17,10 @@ const NAMESPACE_DOMAIN: &[u8] = b"kvdepot namespace v1\0";
 pub struct BlockHash(pub [u8; 16]);
 
 impl BlockHash {
-    /// Takes 16 bytes as they are; any other length up to 64 bytes is reduced by XXH3-128 (big-endian).
+    /// Takes 16 bytes unchanged. Any other length up to 64 bytes is reduced by XXH3-128 (big-endian).
     ///
-    /// Engines hand over digests (vLLM: SHA-256), whose 128-bit reduction keeps a collision out of reach; a
-    /// caller that hands over counters gets distinct keys all the same, because every byte counts.
+    /// Engines pass digests (vLLM: SHA-256), for which the 128-bit reduction makes collisions practically impossible. A
+    /// caller that passes counters gets distinct keys, too, because every byte counts.
     pub fn from_engine(hash: &[u8]) -> Result<Self> {
         if let Ok(exact) = <[u8; 16]>::try_from(hash) {
             return Ok(Self(exact));
@@ -33,21 +33,21 @@ impl BlockHash {
     }
 }
 
-/// Fingerprint of everything that changes a block's bytes, epoch included.
+/// Fingerprint of everything that changes a block's bytes, including the epoch.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct NamespaceId(pub [u8; 16]);
 
 /// A block's name in every tier: 32 bytes, namespace first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct BlockKey {
-    /// Where the block belongs.
+    /// Namespace of the block.
     pub namespace: NamespaceId,
-    /// Which block it is.
+    /// Hash of the block.
     pub hash: BlockHash,
 }
 
 impl BlockKey {
-    /// The key's 32 bytes: namespace, then hash.
+    /// Returns the key's 32 bytes: namespace, then hash.
     pub fn to_bytes(self) -> [u8; 32] {
         let mut out = [0; 32];
         out[..16].copy_from_slice(&self.namespace.0);
@@ -55,7 +55,7 @@ impl BlockKey {
         out
     }
 
-    /// The key that `to_bytes` wrote.
+    /// Reads a key that `to_bytes` wrote.
     pub fn from_bytes(bytes: &[u8; 32]) -> Self {
         let (mut namespace, mut hash) = ([0; 16], [0; 16]);
         namespace.copy_from_slice(&bytes[..16]);
@@ -64,11 +64,11 @@ impl BlockKey {
     }
 }
 
-/// All that changes a block's bytes: facts named by the engine's face, and the layout of the block.
+/// Everything that changes a block's bytes: facts named by the engine's face, and the layout of the block.
 ///
-/// Facts are a flat or nested JSON object (model, dtype, strides, ranks, versions…). Numbers must be integers, so
-/// that the canonical text is the same from every language: keys sorted, no spaces, UTF-8, as Python's
-/// `json.dumps(x, sort_keys=True, separators=(",", ":"), ensure_ascii=False)` writes it.
+/// Facts are a flat or nested JSON object (model, dtype, strides, ranks, versions…). Numbers must be integers, so that
+/// every language writes the same canonical text: keys sorted, no spaces, UTF-8, as Python's `json.dumps(x,
+/// sort_keys=True, separators=(",", ":"), ensure_ascii=False)` writes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamespaceSpec {
     canonical: String,
@@ -112,22 +112,22 @@ impl NamespaceSpec {
         Self::new(&value.get("facts").ok_or_else(bad)?.to_string(), layout)
     }
 
-    /// The canonical text that is fingerprinted.
+    /// Returns the canonical text that is fingerprinted.
     pub fn canonical(&self) -> &str {
         &self.canonical
     }
 
-    /// How a block of this namespace is cut.
+    /// Returns the layout of this namespace's blocks.
     pub const fn layout(&self) -> &BlockLayout {
         &self.layout
     }
 
-    /// The fingerprint without an epoch: names the directory that holds all epochs.
+    /// Returns the fingerprint without an epoch, which names the directory of all epochs.
     pub fn root(&self) -> NamespaceId {
         fingerprint(&[NAMESPACE_DOMAIN, self.canonical.as_bytes()])
     }
 
-    /// The fingerprint that keys of this epoch carry. A reset of the engine's cache makes the next epoch.
+    /// Returns the fingerprint that keys of this epoch carry. A reset of the engine's cache starts the next epoch.
     pub fn id(&self, epoch: u32) -> NamespaceId {
         fingerprint(&[NAMESPACE_DOMAIN, self.canonical.as_bytes(), b"\0", &epoch.to_le_bytes()])
     }
@@ -193,7 +193,7 @@ impl fmt::Debug for BlockKey {
     }
 }
 
-/// The epoch after `stored` that is at least `at_least`: what an advance moves to.
+/// Returns the epoch after `stored` that is at least `at_least`: the target of an advance.
 ///
 /// # Errors
 /// `Unsupported`: epochs are 32-bit numbers, and this was the last one.
@@ -204,10 +204,10 @@ pub fn next_epoch(stored: u32, at_least: u32) -> Result<u32> {
     Ok(next.max(at_least))
 }
 
-/// Whether a namespace in epoch `current` moves when it is told `epoch`.
+/// Returns whether a namespace in epoch `current` advances when it gets `epoch`.
 ///
 /// # Errors
-/// `Config`: an epoch never goes back.
+/// `Config`: `epoch` is lower than `current`.
 pub fn epoch_moves(current: u32, epoch: u32) -> Result<bool> {
     if epoch < current {
         return Err(Error::new(ErrorKind::Config, "an epoch never goes back")

@@ -1,4 +1,4 @@
-//! How a block is cut: shards that move as one, each made of tensors, one after another without gaps.
+//! Layout of a block: shards that move as one, each made of tensors, one after another without gaps.
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ pub struct BlockLayout {
 }
 
 impl BlockLayout {
-    /// A layout from the tensor sizes of each shard, in bytes.
+    /// Makes a layout from the tensor sizes of each shard, in bytes.
     pub fn new(shards: Vec<Vec<u64>>) -> Result<Self> {
         let bad = |what: &str| Error::new(ErrorKind::Config, what.to_owned());
         if shards.is_empty() || shards.len() > SHARDS_MAX {
@@ -46,7 +46,7 @@ impl BlockLayout {
         Ok(Self { shards, shard_starts })
     }
 
-    /// A layout of equal shards, as the seeds spell it: `tensor_size_list` for each of `shard_count` shards.
+    /// Makes a layout of equal shards, as the seeds spell it: `tensor_size_list` for each of `shard_count` shards.
     pub fn uniform(shard_count: usize, tensor_sizes_bytes: &[u64]) -> Result<Self> {
         if shard_count > SHARDS_MAX {
             return Err(Error::new(ErrorKind::Config, "a block must have 1 to 4096 shards")
@@ -55,32 +55,32 @@ impl BlockLayout {
         Self::new(vec![tensor_sizes_bytes.to_vec(); shard_count])
     }
 
-    /// Number of shards.
+    /// Returns the number of shards.
     pub fn shard_count(&self) -> usize {
         self.shards.len()
     }
 
-    /// Sizes of the tensors of a shard, in bytes.
+    /// Returns the sizes of a shard's tensors, in bytes.
     pub fn tensor_sizes(&self, shard: usize) -> &[u64] {
         &self.shards[shard]
     }
 
-    /// Where a shard's bytes lie in the block.
+    /// Returns the range of a shard's bytes in the block.
     pub fn shard_range(&self, shard: usize) -> Range<u64> {
         self.shard_starts[shard]..self.shard_starts[shard + 1]
     }
 
-    /// Bytes of a block.
+    /// Returns the number of bytes of a block.
     pub fn block_bytes(&self) -> u64 {
         self.shard_starts[self.shards.len()]
     }
 
-    /// Bytes that a block takes in the pool and as payload of a file: whole pages.
+    /// Returns the number of bytes that a block takes in the pool and as payload of a file: whole pages.
     pub fn slot_bytes(&self) -> u64 {
         self.block_bytes().next_multiple_of(BLOCK_ALIGN_BYTES)
     }
 
-    /// The layout as it stands in a namespace: runs of equal shards as `[count, [sizes…]]`.
+    /// Returns the layout as a namespace spells it: runs of equal shards as `[count, [sizes…]]`.
     pub fn to_json(&self) -> serde_json::Value {
         let mut runs: Vec<(u64, &Vec<u64>)> = Vec::new();
         for shard in &self.shards {
@@ -92,7 +92,7 @@ impl BlockLayout {
         serde_json::json!(runs)
     }
 
-    /// Reads what `to_json` wrote.
+    /// Reads a layout that `to_json` wrote.
     pub fn from_json(value: &serde_json::Value) -> Result<Self> {
         let bad =
             || Error::new(ErrorKind::Config, "a layout is a list of [shard count, [tensor sizes in bytes]]");

@@ -1,4 +1,4 @@
-//! P4: a lease belongs to a connection, and ends with it at the latest.
+//! Leases. Each belongs to a connection, and ends with it at the latest (P4).
 
 use std::collections::BTreeMap;
 
@@ -9,11 +9,11 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::eviction::SlotId;
 use crate::limits::LEASES_PER_OWNER_MAX;
 
-/// Name of a lease; never used twice in a depot's life, so a late release cannot hit a newer lease.
+/// Name of a lease. It is never reused in a depot's life, so a late release cannot end a newer lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct LeaseId(pub u64);
 
-/// Who holds which slots. Owners are connection ids.
+/// Leases of slots by owner. Owners are connection ids.
 #[derive(Debug, Default)]
 pub struct LeaseTable {
     /// Leases by number, so that they end in the same order in every run.
@@ -22,12 +22,12 @@ pub struct LeaseTable {
 }
 
 impl LeaseTable {
-    /// A table without leases.
+    /// Makes an empty table.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Gives `owner` a lease on a slot; an owner with `LEASES_PER_OWNER_MAX` of them is `Busy` (P7).
+    /// Gives `owner` a lease on a slot. An owner with `LEASES_PER_OWNER_MAX` leases gets `Busy` (P7).
     pub fn grant(&mut self, owner: u64, slot: SlotId) -> Result<LeaseId> {
         if self.count(owner) >= LEASES_PER_OWNER_MAX {
             return Err(Error::new(ErrorKind::Busy, "the connection holds too many leases")
@@ -39,13 +39,13 @@ impl LeaseTable {
         Ok(lease)
     }
 
-    /// The slot that a lease of `owner` is on.
+    /// Returns the slot of a lease of `owner`.
     pub fn slot_of(&self, owner: u64, lease: LeaseId) -> Result<SlotId> {
         let slot = self.owners.get(&owner).and_then(|leases| leases.get(&lease)).copied();
         slot.ok_or_else(|| no_such_lease(lease))
     }
 
-    /// Ends a lease and says on which slot it was. Only its owner can.
+    /// Ends a lease and returns its slot. Only its owner can end it.
     pub fn release(&mut self, owner: u64, lease: LeaseId) -> Result<SlotId> {
         let bad = || no_such_lease(lease);
         let leases = self.owners.get_mut(&owner).ok_or_else(bad)?;
@@ -56,12 +56,14 @@ impl LeaseTable {
         Ok(slot)
     }
 
-    /// The connection ended: all its leases do (P4). One entry for each lease, so a slot may come up twice.
+    /// Ends all leases of a connection that has ended (P4). Returns one entry for each lease, so a slot may appear
+    /// twice.
     pub fn end_owner(&mut self, owner: u64) -> Vec<SlotId> {
         self.owners.remove(&owner).map(|leases| leases.into_values().collect()).unwrap_or_default()
     }
 
-    /// Ends up to `max` leases of an owner that ended. One entry for each lease, so a slot may come up twice.
+    /// Ends up to `max` leases of an owner that has ended. Returns one entry for each lease, so a slot may appear
+    /// twice.
     pub fn end_some(&mut self, owner: u64, max: usize) -> Vec<SlotId> {
         let Some(leases) = self.owners.get_mut(&owner) else { return Vec::new() };
         if leases.len() <= max {
@@ -71,17 +73,17 @@ impl LeaseTable {
         some.iter().filter_map(|lease| leases.remove(lease)).collect()
     }
 
-    /// Leases granted so far: the number of the newest.
+    /// Returns the number of leases granted so far, which is the number of the newest.
     pub const fn granted_ever(&self) -> u64 {
         self.granted_ever
     }
 
-    /// Every lease: who holds it, and on which slot.
+    /// Iterates over all leases: the owner, and the slot.
     pub fn all(&self) -> impl Iterator<Item = (u64, SlotId)> + '_ {
         self.owners.iter().flat_map(|(&owner, leases)| leases.values().map(move |&slot| (owner, slot)))
     }
 
-    /// How many leases `owner` holds.
+    /// Returns the number of leases that `owner` holds.
     pub fn count(&self, owner: u64) -> usize {
         self.owners.get(&owner).map_or(0, BTreeMap::len)
     }

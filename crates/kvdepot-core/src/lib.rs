@@ -10,6 +10,7 @@ pub mod layout;
 pub mod lease;
 pub mod limits;
 pub mod machine;
+pub mod misses;
 pub mod pipeline;
 pub mod quota;
 pub mod regions;

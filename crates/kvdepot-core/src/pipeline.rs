@@ -1,16 +1,16 @@
-//! A pipeline is data: the pool and the tiers under it, in order, as in `Cache|Posix`.
+//! A pipeline as data: the pool and the tiers below it, in order, as in `Cache|Posix`.
 
 use std::fmt;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::limits::PIPELINE_TEXT_BYTES_MAX;
 
-/// What the pool is for.
+/// Purpose of the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PoolKind {
-    /// Keeps blocks as long as it has room.
+    /// Keeps blocks as long as it has space.
     Cache,
-    /// Only a place to pass through: a block that the tiers have is given up.
+    /// Only passes blocks on: a block that the tiers have is dropped.
     Staging,
 }
 
@@ -18,7 +18,7 @@ impl PoolKind {
     /// All kinds, in the order of the documentation.
     pub const ALL: [Self; 2] = [Self::Cache, Self::Staging];
 
-    /// Its spelling in a pipeline.
+    /// Returns its spelling in a pipeline.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Cache => "Cache",
@@ -30,18 +30,18 @@ impl PoolKind {
 /// Names that a pipeline may have in a later release.
 pub const LATER: [&str; 0] = [];
 
-/// The pool and the tiers under it, nearest first. Each kind stands there once.
+/// The pool and the tiers below it, nearest first. Each kind appears once.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PipelineSpec {
-    /// What the pool is for.
+    /// The purpose of the pool.
     pub pool: PoolKind,
-    /// The tiers, in the order in which they are asked.
+    /// The tiers, in the order in which they are queried.
     pub tiers: Vec<&'static str>,
 }
 
 impl PipelineSpec {
-    /// Reads `Cache|Posix`, with the names of the tiers that this build has. A single tier is short for a pool that keeps
-    /// nothing: `Posix` is `Staging|Posix`.
+    /// Parses text such as `Cache|Posix`, with the names of the tiers of this build. A single tier is short for a pool
+    /// that keeps nothing: `Posix` is `Staging|Posix`.
     pub fn parse(text: &str, known_tiers: &[&'static str]) -> Result<Self> {
         if text.len() > PIPELINE_TEXT_BYTES_MAX {
             return Err(Error::new(ErrorKind::Config, "the pipeline's spelling is too long")
@@ -61,12 +61,12 @@ impl PipelineSpec {
         let mut tiers = Vec::with_capacity(tier_names.len());
         for &name in tier_names {
             if PoolKind::ALL.iter().any(|pool| pool.as_str() == name) {
-                return Err(bad("the pool stands once, and first").with("name", name));
+                return Err(bad("a pipeline has one pool, first").with("name", name));
             }
             let known = known_tiers.iter().find(|tier| **tier == name);
             let tier = *known.ok_or_else(|| unknown(name, known_tiers).with("pipeline", text))?;
             if tiers.contains(&tier) {
-                return Err(bad("a tier stands in the pipeline twice").with("tier", tier));
+                return Err(bad("a tier is in the pipeline twice").with("tier", tier));
             }
             tiers.push(tier);
         }
@@ -85,7 +85,7 @@ impl PipelineSpec {
     }
 }
 
-/// P10: an unknown name is an error that names the nearest known one.
+/// An unknown name is an error that names the nearest known one (P10).
 fn unknown(name: &str, tiers: &[&'static str]) -> Error {
     if LATER.contains(&name) {
         return Error::new(ErrorKind::Unsupported, "this tier comes with a later release").with("tier", name);

@@ -1,4 +1,4 @@
-//! P5: bytes are reserved before they are written, so a cap holds at every moment.
+//! Quotas: bytes are reserved before they are written, so a cap holds at every moment (P5).
 
 /// The account of a pool or a tier.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -9,27 +9,27 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// An empty account; without a maximum every reservation succeeds.
+    /// Makes an empty account. Without a maximum every reservation succeeds.
     pub const fn new(max_bytes: Option<u64>) -> Self {
         Self { max_bytes, used_bytes: 0, reserved_bytes: 0 }
     }
 
-    /// The cap.
+    /// Returns the cap.
     pub const fn max_bytes(&self) -> Option<u64> {
         self.max_bytes
     }
 
-    /// Bytes that are written.
+    /// Returns the number of written bytes.
     pub const fn used_bytes(&self) -> u64 {
         self.used_bytes
     }
 
-    /// Bytes that writes under way may still take.
+    /// Returns the number of bytes that writes in flight may still take.
     pub const fn reserved_bytes(&self) -> u64 {
         self.reserved_bytes
     }
 
-    /// Reserves bytes for a write, or changes nothing and says no.
+    /// Reserves bytes for a write. Returns false, and changes nothing, if they do not fit.
     #[must_use]
     pub fn try_reserve(&mut self, bytes: u64) -> bool {
         if self.shortfall(bytes) > 0 {
@@ -40,33 +40,33 @@ impl Ledger {
         true
     }
 
-    /// Bytes that must be released before `bytes` can be reserved.
+    /// Returns the number of bytes that must be released before `bytes` can be reserved.
     pub fn shortfall(&self, bytes: u64) -> u64 {
         let Some(max_bytes) = self.max_bytes else { return 0 };
         let wanted = u128::from(self.used_bytes) + u128::from(self.reserved_bytes) + u128::from(bytes);
         u64::try_from(wanted.saturating_sub(u128::from(max_bytes))).unwrap_or(u64::MAX)
     }
 
-    /// A reserved write is done: its bytes are used now.
+    /// Completes a reserved write: its bytes are now used.
     pub fn commit(&mut self, bytes: u64) {
         self.cancel(bytes);
         self.used_bytes += bytes;
     }
 
-    /// A reserved write did not happen.
+    /// Cancels a reserved write that did not happen.
     pub fn cancel(&mut self, bytes: u64) {
         debug_assert!(bytes <= self.reserved_bytes, "more is settled than was reserved");
         self.reserved_bytes = self.reserved_bytes.saturating_sub(bytes);
     }
 
-    /// Used bytes were given back.
+    /// Releases used bytes.
     pub fn release(&mut self, bytes: u64) {
         debug_assert!(bytes <= self.used_bytes, "more is released than was used");
         self.used_bytes = self.used_bytes.saturating_sub(bytes);
     }
 
-    /// Counts bytes that a tier already held when it was opened. They may be above the cap, if that was lowered;
-    /// then nothing can be reserved until enough is released.
+    /// Counts bytes that a tier held when it was opened. They may exceed the cap if it was lowered; then nothing can be
+    /// reserved until enough is released.
     pub fn adopt(&mut self, bytes: u64) {
         self.used_bytes = self.used_bytes.saturating_add(bytes);
     }

@@ -1,8 +1,8 @@
-//! Regions of the pool: parts of its address range that lie in different memory, such as that of a NUMA node.
+//! Regions of the pool: parts of its address range in different memory, such as that of a NUMA node.
 //!
-//! A region is a range of the pool's offsets, so a [`Run`] names its region by its offset and costs no more memory than
-//! without regions. No run crosses a region. A region that somebody wishes is tried first; it is no partition: where it is
-//! full, the others give their room, and at last one block may lie in several.
+//! A region is a range of the pool's offsets, so the offset of a [`Run`] determines its region, and regions cost no
+//! memory per run. No run crosses a region. A preferred region is tried first, but it is no partition: if it is full,
+//! the others provide space, and as a last resort one block may be spread over several.
 
 use crate::limits::{POOL_EXTENT_BYTES, SLOT_RUNS_MAX};
 use crate::runs::{Run, RunAllocator, Runs};
@@ -10,25 +10,25 @@ use crate::runs::{Run, RunAllocator, Runs};
 /// A region's number, in the order of the pool's offsets.
 pub type RegionIndex = u8;
 
-/// What a region holds now, in bytes.
+/// Gauges of a region, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RegionGauge {
     /// Its size.
     pub bytes: u64,
-    /// What holds no block, memory that was not taken in use yet included.
+    /// Bytes that hold no block, including memory that was never in use.
     pub free_bytes: u64,
 }
 
 #[derive(Debug)]
 struct Region {
     start: u64,
-    /// The byte after what was taken in use.
+    /// End of the memory in use.
     grown: u64,
     end: u64,
     alloc: RunAllocator,
 }
 
-/// Who owns which bytes of all regions.
+/// Allocator of the bytes of all regions.
 #[derive(Debug)]
 pub struct Regions {
     each: Vec<Region>,
@@ -36,11 +36,11 @@ pub struct Regions {
 }
 
 impl Regions {
-    /// Regions of these sizes, one behind the other, none of them in use yet.
+    /// Makes regions of these sizes, one after another, none of them in use yet.
     ///
     /// # Panics
     ///
-    /// Without a region, or with more than a [`RegionIndex`] can name.
+    /// If there is no region, or more than a [`RegionIndex`] can name.
     pub fn new(sizes: &[u64]) -> Self {
         assert!(!sizes.is_empty() && sizes.len() <= usize::from(RegionIndex::MAX), "1 to 255 regions");
         let mut start = 0;
@@ -57,28 +57,28 @@ impl Regions {
         Self { each: each.collect(), grown_bytes: 0 }
     }
 
-    /// How many regions there are.
+    /// Returns the number of regions.
     pub const fn count(&self) -> usize {
         self.each.len()
     }
 
-    /// The region of a byte; `None` behind the last one.
+    /// Returns the region of a byte; `None` after the last one.
     pub fn of(&self, offset: u64) -> Option<RegionIndex> {
         let index = self.each.partition_point(|region| region.end <= offset);
         (index < self.each.len()).then_some(index as RegionIndex)
     }
 
-    /// Bytes that were taken in use.
+    /// Returns the number of bytes that were taken into use.
     pub const fn grown_bytes(&self) -> u64 {
         self.grown_bytes
     }
 
-    /// Free bytes of those in use.
+    /// Returns the number of free bytes in use.
     pub fn free_bytes(&self) -> u64 {
         self.each.iter().map(|region| region.alloc.free_bytes()).sum()
     }
 
-    /// What each region holds.
+    /// Returns the gauges of each region.
     pub fn gauges(&self) -> Vec<RegionGauge> {
         let gauge = |region: &Region| RegionGauge {
             bytes: region.end - region.start,
@@ -87,7 +87,7 @@ impl Regions {
         self.each.iter().map(gauge).collect()
     }
 
-    /// The region with the most bytes that hold no block.
+    /// Returns the region with the most bytes that hold no block.
     pub fn emptiest(&self) -> RegionIndex {
         let free = |region: &Region| region.alloc.free_bytes() + (region.end - region.grown);
         let mut emptiest = 0;
@@ -99,7 +99,7 @@ impl Regions {
         emptiest as RegionIndex
     }
 
-    /// Takes up to `bytes` more of a region in use: how many.
+    /// Takes up to `bytes` more of a region into use. Returns how many.
     pub fn grow(&mut self, region: RegionIndex, bytes: u64) -> u64 {
         let region = &mut self.each[usize::from(region)];
         let more = bytes.min(region.end - region.grown);
@@ -109,7 +109,7 @@ impl Regions {
         more
     }
 
-    /// Takes all in use that lies before a byte of the pool, at most `bytes` of it: how many.
+    /// Takes the unused memory before a byte of the pool into use, at most `bytes` of it. Returns how many.
     pub fn grow_upto(&mut self, upto: u64, bytes: u64) -> u64 {
         let mut grown = 0;
         for index in 0..self.each.len() {
@@ -119,20 +119,21 @@ impl Regions {
         grown
     }
 
-    /// Bytes of the run's region before the run's end that are not in use yet. `None` where the run is not of one region.
+    /// Returns the number of bytes of the run's region, before the run's end, that are not in use yet. `None` if the
+    /// run crosses regions.
     pub fn missing(&self, run: Run) -> Option<u64> {
         let region = &self.each[usize::from(self.of(run.offset)?)];
         let end = run.offset.checked_add(run.len).filter(|&end| end <= region.end)?;
         Some(end.saturating_sub(region.grown))
     }
 
-    /// Takes `len` bytes of one region, as [`RunAllocator::alloc`] does.
+    /// Allocates `len` bytes of one region, as [`RunAllocator::alloc`] does.
     pub fn alloc_in(&mut self, region: RegionIndex, len: u64) -> Option<Runs> {
         self.each[usize::from(region)].alloc.alloc(len)
     }
 
-    /// Takes `len` bytes of several regions: the longest free runs of all. `None`, and nothing is taken, as
-    /// [`RunAllocator::alloc`] says.
+    /// Allocates `len` bytes of several regions: the longest free runs of all. Returns `None`, and takes nothing, as
+    /// described at [`RunAllocator::alloc`].
     pub fn alloc_across(&mut self, len: u64) -> Option<Runs> {
         if self.each.len() == 1 || len > self.free_bytes() {
             return None;
@@ -142,7 +143,7 @@ impl Regions {
         while rest > 0 && runs.len() < SLOT_RUNS_MAX {
             let longest = self.each.iter_mut().max_by_key(|region| region.alloc.largest_run_bytes())?;
             let piece = longest.alloc.largest_run_bytes().min(rest);
-            // One run, since one of this length is free.
+            // It is one run, since a run of this length is free.
             let Some(piece) = (piece > 0).then(|| longest.alloc.alloc(piece)).flatten() else { break };
             rest -= piece.iter().map(|run| run.len).sum::<u64>();
             runs.extend(piece);
@@ -154,7 +155,8 @@ impl Regions {
         Some(runs)
     }
 
-    /// Takes exactly these runs, as [`RunAllocator::take`] does. False, and nothing is taken, also when one crosses a region.
+    /// Takes exactly these runs, as [`RunAllocator::take`] does. Returns false, and takes nothing, also if one crosses
+    /// a region.
     pub fn take(&mut self, runs: &[Run]) -> bool {
         for (taken, run) in runs.iter().enumerate() {
             let is_taken = self.missing(*run) == Some(0)
@@ -169,11 +171,11 @@ impl Regions {
         true
     }
 
-    /// Gives runs back to their regions, as [`RunAllocator::free`] does.
+    /// Frees runs in their regions, as [`RunAllocator::free`] does.
     ///
     /// # Panics
     ///
-    /// When a byte is freed twice or was never handed out: it would be given to two blocks (P1).
+    /// If a byte is freed twice or was never allocated: it would be given to two blocks (P1).
     pub fn free(&mut self, runs: &[Run]) {
         for run in runs {
             let region = self.of(run.offset).expect("a run of this pool");

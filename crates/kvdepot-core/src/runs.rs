@@ -1,8 +1,8 @@
-//! Space of the pool, handed out so that free bytes are never lost to external fragmentation.
+//! Allocator of the pool's space. Free bytes are never lost to external fragmentation.
 //!
-//! A slot is a list of runs. Free runs are kept twice, by offset (to coalesce) and by length (to choose); both
-//! indexes always describe the same set, no two free runs of one extent touch, and no run crosses an extent,
-//! because extents are mapped and registered one by one.
+//! A slot is a list of runs. Free runs are indexed twice, by offset (to coalesce) and by length (to choose). Both
+//! indexes always describe the same set. No two free runs of one extent touch, and no run crosses an extent, because
+//! extents are mapped and registered one by one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,23 +14,23 @@ use crate::limits::{BLOCK_ALIGN_BYTES, SLOT_RUNS_MAX};
 /// Contiguous bytes of the pool, inside one extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Run {
-    /// First byte, from the pool's start.
+    /// Offset of the first byte from the pool's start.
     pub offset: u64,
     /// Length in bytes.
     pub len: u64,
 }
 
 impl Run {
-    /// The byte after the last one.
+    /// Returns the offset after the last byte.
     pub const fn end(self) -> u64 {
         self.offset + self.len
     }
 }
 
-/// A slot's place: its bytes lie in the runs one after another, in this order.
+/// A slot's memory: its bytes are in the runs one after another, in this order.
 pub type Runs = SmallVec<[Run; 2]>;
 
-/// Who owns which bytes of the pool. All operations are O(log n) in the number of free runs.
+/// Allocator of the pool's bytes. All operations are O(log n) in the number of free runs.
 #[derive(Debug)]
 pub struct RunAllocator {
     extent_bytes: u64,
@@ -45,7 +45,7 @@ pub struct RunAllocator {
 }
 
 impl RunAllocator {
-    /// An allocator without space, whose runs will never cross a multiple of `extent_bytes`.
+    /// Makes an allocator without space. Its runs never cross a multiple of `extent_bytes`.
     pub fn new(extent_bytes: u64) -> Self {
         assert!(
             extent_bytes > 0 && extent_bytes.is_multiple_of(BLOCK_ALIGN_BYTES),
@@ -88,10 +88,10 @@ impl RunAllocator {
         }
     }
 
-    /// Takes `len` bytes: the tightest single run that holds them, else the fewest pieces.
+    /// Allocates `len` bytes: the tightest single run that holds them, otherwise the fewest pieces.
     ///
-    /// None when free space is short, or so scattered that more than `SLOT_RUNS_MAX` runs would be needed; then
-    /// nothing is taken.
+    /// Returns `None`, and takes nothing, if there is not enough free space, or if it is so scattered that more than
+    /// `SLOT_RUNS_MAX` runs would be needed.
     pub fn alloc(&mut self, len: u64) -> Option<Runs> {
         debug_assert!(
             len > 0 && len.is_multiple_of(BLOCK_ALIGN_BYTES),
@@ -116,7 +116,8 @@ impl RunAllocator {
         Some(runs)
     }
 
-    /// Takes exactly these runs. False when one of them is not free, is empty, or crosses an extent; then nothing is taken.
+    /// Takes exactly these runs. Returns false, and takes nothing, if one of them is not free, is empty, or crosses an
+    /// extent.
     pub fn take(&mut self, runs: &[Run]) -> bool {
         for (taken, &run) in runs.iter().enumerate() {
             let sound = run.len > 0
@@ -141,8 +142,8 @@ impl RunAllocator {
         true
     }
 
-    /// Gives back what `alloc` handed out. Freeing a byte twice, or one that was never added, is a bug here and
-    /// would hand one slot to two blocks (P1), so it panics in every build.
+    /// Frees runs that `alloc` returned. Freeing a byte twice, or one that was never added, is a bug and would give one
+    /// slot to two blocks (P1), so it panics in every build.
     pub fn free(&mut self, runs: &[Run]) {
         for &run in runs {
             assert!(
@@ -157,22 +158,22 @@ impl RunAllocator {
         }
     }
 
-    /// Free bytes.
+    /// Returns the number of free bytes.
     pub fn free_bytes(&self) -> u64 {
         self.free_bytes
     }
 
-    /// All bytes that were added.
+    /// Returns the number of all bytes that were added.
     pub fn total_bytes(&self) -> u64 {
         self.total_bytes
     }
 
-    /// Length of the longest free run.
+    /// Returns the length of the longest free run.
     pub fn largest_run_bytes(&self) -> u64 {
         self.free_by_len.last().map_or(0, |&(len, _)| len)
     }
 
-    /// The largest runs that are used up whole until a single other run holds the rest of `len`.
+    /// Returns the largest runs to use up completely until a single other run holds the rest of `len`.
     fn largest_pieces_below(&self, len: u64) -> Option<Runs> {
         let mut pieces = Runs::new();
         let mut rest = len;
@@ -180,7 +181,7 @@ impl RunAllocator {
             if piece_len >= rest {
                 return Some(pieces);
             }
-            // The last run of the slot is taken by the caller.
+            // The caller takes the last run of the slot.
             if pieces.len() + 1 == SLOT_RUNS_MAX {
                 return None;
             }
@@ -199,7 +200,7 @@ impl RunAllocator {
         self.free_bytes -= len;
     }
 
-    /// Makes a run free and joins it with its free neighbours of the same extent.
+    /// Frees a run and joins it with its free neighbours of the same extent.
     fn release(&mut self, run: Run) {
         let mut whole = run;
         if let Some((&offset, &len)) = self.free_by_offset.range(..run.offset).next_back()

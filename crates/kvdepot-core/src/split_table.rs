@@ -1,20 +1,21 @@
-//! A hash table of numbers whose growth is many short steps: it is made of small tables, of which one is split in two for
-//! every few numbers that come (linear hashing). So no insert moves more than a few hundred numbers, however many there are.
+//! A hash table of numbers that grows in many short steps. It consists of small tables, one of which is split in two
+//! for every few numbers added (linear hashing). So no insert moves more than a few hundred numbers, however many there
+//! are.
 
 use hashbrown::HashTable;
 
-/// Numbers in a table on average, at most. Those that were not split yet in this round have up to twice as many.
+/// Maximum average of numbers in a table. Tables that were not split yet in this round have up to twice as many.
 const PER_TABLE: usize = 128;
-/// Tables in one chunk: adding one moves no others.
+/// Tables in one chunk: adding a table moves no other.
 const CHUNK: usize = 1024;
 
-/// What a number stands for, and how that hashes, is the caller's business.
+/// A hash table of numbers. The caller defines what a number means and how it hashes.
 #[derive(Clone, Debug)]
 pub(crate) struct SplitTable {
     chunks: Vec<Vec<HashTable<u32>>>,
-    /// Tables when this round of splits began: a power of two, `1 << level`.
+    /// Number of tables when this round of splits began: a power of two, `1 << level`.
     level: u32,
-    /// The next table to be split.
+    /// The next table to split.
     split: usize,
     len: usize,
 }
@@ -32,7 +33,7 @@ impl SplitTable {
         (1 << self.level) + self.split
     }
 
-    /// From the middle bits: tables use the highest and the lowest.
+    /// Uses the middle bits, because tables use the highest and the lowest.
     const fn table_of(&self, hash: u64) -> usize {
         let bits = (hash >> 16) as usize & u32::MAX as usize;
         let low = bits & ((1 << self.level) - 1);
@@ -57,7 +58,7 @@ impl SplitTable {
         self.at_mut(at).find_mut(hash, is)
     }
 
-    /// Adds a number that is not there. `hash_of` tells the hash of any that is.
+    /// Adds a number that is not present. `hash_of` returns the hash of any number that is.
     pub(crate) fn insert(&mut self, hash: u64, number: u32, hash_of: impl Fn(&u32) -> u64) {
         let at = self.table_of(hash);
         self.at_mut(at).insert_unique(hash, number, &hash_of);
@@ -67,7 +68,7 @@ impl SplitTable {
         }
     }
 
-    /// Takes a number out: whether it was there.
+    /// Removes a number. Returns whether it was present.
     pub(crate) fn remove(&mut self, hash: u64, is: impl FnMut(&u32) -> bool) -> bool {
         let at = self.table_of(hash);
         let Ok(entry) = self.at_mut(at).find_entry(hash, is) else { return false };
@@ -84,7 +85,7 @@ impl SplitTable {
             (self.level, self.split) = (self.level + 1, 0);
         }
         let both = std::mem::take(self.at_mut(old));
-        // Room for those of its half, and for some that come.
+        // Capacity for the numbers of its half, and for some more.
         let capacity = both.len() * 5 / 8;
         let (mut stay, mut go) = (HashTable::with_capacity(capacity), HashTable::with_capacity(capacity));
         for number in both {
@@ -99,7 +100,7 @@ impl SplitTable {
         self.chunks[new / CHUNK].push(go);
     }
 
-    /// Numbers in the table that has the most: as many does one step of its growth move.
+    /// Returns the number of numbers in the largest table: one step of growth moves at most that many.
     #[cfg(test)]
     pub(crate) fn largest(&self) -> usize {
         self.chunks.iter().flatten().map(HashTable::len).max().unwrap_or(0)

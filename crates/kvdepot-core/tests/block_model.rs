@@ -1,4 +1,4 @@
-//! The block's state machine against the plain facts: who has touched the slot, and who may still.
+//! Compares the block's state machine with plain facts: who has accessed the slot, and who still may.
 
 use std::collections::BTreeSet;
 
@@ -36,7 +36,7 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// What happened to the block, without states.
+/// History of the block, without states.
 #[derive(Clone, Debug, Default)]
 struct Facts {
     shards: usize,
@@ -57,7 +57,8 @@ impl Facts {
         self.whole && !self.doomed
     }
 
-    /// Events that a depot without bugs can bring now; shards come from clients, so they may come at any time.
+    /// Returns whether a depot without bugs can raise the event now; shards come from clients, so they may come at any
+    /// time.
     fn allows(&self, event: Event) -> bool {
         match event {
             Event::ShardFilled(_) | Event::Doom | Event::Abandon => true,
@@ -164,7 +165,7 @@ proptest! {
                 agree(&block, &facts)?;
             }
         }
-        // P4: from anywhere, when all who touch the slot are gone, it can be had back.
+        // From any state, the block can be freed when all users of the slot have ended (P4).
         let ends = [Event::Abandon, Event::Doom, Event::QuarantineEnded, Event::WriteEnded { saved: false }];
         for event in ends.into_iter().chain(std::iter::repeat_n(Event::Unlease, 64)) {
             if facts.allows(event) {

@@ -1,4 +1,4 @@
-//! Eviction orders against plain queues, under random inserts, uses, leases and evictions.
+//! Compares eviction policies with plain queues, under random inserts, uses, leases and evictions.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
@@ -10,7 +10,7 @@ fn key(number: u32) -> u64 {
     u64::from(number)
 }
 
-/// The same faces as the real ones, on queues whose front is the oldest.
+/// The interface of the real policies, on queues whose front is the oldest.
 trait Model {
     fn insert(&mut self, slot: SlotId, key: u64);
     fn touch(&mut self, slot: SlotId);
@@ -41,7 +41,7 @@ impl Model for LruModel {
     fn choose(&mut self, _slot: SlotId) {}
 }
 
-/// For each ghost that comes, so many leave at most: many removals may lower their bound at once.
+/// Maximum number of ghosts forgotten for each new one: many removals may lower their limit at once.
 const GHOSTS_FORGOTTEN_MAX: usize = 4;
 
 #[derive(Default)]
@@ -67,7 +67,7 @@ impl S3FifoModel {
         None
     }
     fn victim_in_main(&mut self, leased: &BTreeSet<SlotId>) -> Option<SlotId> {
-        // Round and round over those that may go, one use less each time.
+        // Repeatedly over the evictable ones, with one use less each time.
         while let Some(slot) = self.main.iter().copied().find(|slot| !leased.contains(slot)) {
             let state = self.state.get_mut(&slot).expect("a queued slot has its state");
             if state.0 == 0 {
@@ -148,7 +148,7 @@ enum Step {
         slot: SlotId,
     },
     Evict,
-    /// Out of its turn: one of those that go next.
+    /// Out of turn: one of the next to be evicted.
     Choose {
         which: usize,
     },

@@ -1,4 +1,4 @@
-//! What the eviction policies are for: a scan must not push out what is shared, nor leases cost every eviction.
+//! Purpose of the eviction policies: a scan must not evict shared blocks, and leases must not slow down every eviction.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ fn key(number: u32) -> u64 {
     u64::from(number)
 }
 
-/// The end of a search that may look at every slot.
+/// Returns the result of a search that may examine every slot.
 fn victim(policy: &mut dyn EvictionPolicy, may_evict: &mut dyn FnMut(SlotId) -> bool) -> Option<SlotId> {
     match policy.victim(&mut { usize::MAX }, may_evict) {
         Search::Found(slot) => Some(slot),
@@ -19,7 +19,7 @@ fn victim(policy: &mut dyn EvictionPolicy, may_evict: &mut dyn FnMut(SlotId) -> 
     }
 }
 
-/// How many of a hot set, used in between, are left after a scan of ten times the capacity.
+/// Returns how many of a hot set, used in between, are left after a scan of ten times the capacity.
 fn hot_after_scan(name: &str) -> usize {
     const CAPACITY: u32 = 1000;
     const HOT: u32 = 500;
@@ -79,12 +79,12 @@ fn a_search_of_s3fifo_ends_although_what_may_go_is_used_between_its_pieces() {
     const SLOTS: u32 = 1000;
     let mut policy = by_name("s3fifo").unwrap();
     (0..SLOTS).for_each(|slot| policy.insert(slot, key(slot)));
-    // All go to the main queue.
+    // All move to the main queue.
     (0..2).for_each(|_| (0..SLOTS).for_each(|slot| policy.touch(slot)));
     assert!(victim(&mut *policy, &mut |_| true).is_some());
     let mut pieces = 0;
     let found = loop {
-        // The hot ones are leased, and released, while the search rests.
+        // The hot ones are leased and released while the search is paused.
         (0..3).for_each(|_| (0..10).for_each(|slot| policy.touch(slot)));
         match policy.victim(&mut 50, &mut |slot| slot < 10) {
             Search::Later => pieces += 1,
@@ -95,7 +95,7 @@ fn a_search_of_s3fifo_ends_although_what_may_go_is_used_between_its_pieces() {
     assert!(matches!(found, Search::Found(slot) if slot < 10), "{found:?}");
 }
 
-/// Looks of each call, and what the search came to, with at most `looks` a call.
+/// Returns the number of slots examined by each call, and the result of the search, with at most `looks` per call.
 fn search_in_pieces(
     policy: &mut dyn EvictionPolicy,
     looks: usize,

@@ -1,11 +1,11 @@
-//! `longest_hit` against its definition, tried for every length.
+//! Compares `longest_hit` with its definition, tried for every length.
 
 use std::collections::HashMap;
 
 use kvdepot_core::{GroupShape, HitSearch, longest_hit, needed_blocks};
 use proptest::prelude::*;
 
-/// The definition: the longest length, in whole blocks of all groups, whose needed blocks are all there.
+/// The definition: the longest length, in complete blocks of all groups, whose needed blocks are all present.
 fn by_definition(groups: &[GroupShape], skip: usize, limit: usize, there: &[Vec<bool>]) -> usize {
     let whole = |n: usize| groups.iter().all(|shape| n.is_multiple_of(shape.units_per_block));
     let needs = |shape: &GroupShape, block: usize, n: usize| {

@@ -119,6 +119,7 @@ impl Lab {
             limit: hashes.len(),
             deadline: 1 << 40,
             patience: 1 << 40,
+            label: None,
         })
     }
 
@@ -297,6 +298,7 @@ fn a_claim_over_two_ranks_keeps_what_is_there_while_the_rest_is_read() {
             limit: 1,
             deadline: 1 << 40,
             patience: 1 << 40,
+            label: None,
         });
         let Some(Reply::Claim(begun)) = lab.reply(token) else { panic!("no claim") };
         assert!(!begun.settled);
@@ -476,6 +478,7 @@ fn work_on_a_claim_of_many_places_is_cut_into_pieces() {
         skip: 0,
         deadline: 1 << 40,
         patience: 1 << 40,
+        label: None,
     };
     lab.machine.step(0, Event::Request { token: 900, owner: OWNER, request }, &mut out);
     while let Some(job) = out.again.pop() {

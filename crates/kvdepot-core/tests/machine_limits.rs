@@ -25,6 +25,7 @@ fn claim(hashes: Vec<BlockHash>) -> Request {
         skip: 0,
         deadline: 1 << 40,
         patience: 1 << 40,
+        label: None,
     }
 }
 

@@ -1,5 +1,4 @@
-//! Namespaces that come and go: nobody is shut out by those that nobody uses, and endless resets leave nothing behind.
-//! P1, P7.
+//! Namespaces that come and go: unused ones shut no client out, and endless resets leave nothing behind (P1, P7).
 #![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
 
 use std::sync::Arc;
@@ -15,7 +14,7 @@ use kvdepot_core::{
 
 const BLOCK: u64 = 4096;
 
-/// A machine whose tiers do what the test says.
+/// A machine whose tiers do what the test scripts.
 struct Lab {
     machine: Machine,
     tokens: u64,
@@ -111,7 +110,7 @@ impl Lab {
         self.feed(Event::OwnerEnded { owner });
     }
 
-    /// Opens others until the depot has to forget all that it may.
+    /// Opens other namespaces until the depot has to forget all that it may.
     fn crowd(&mut self, first: usize, count: usize) {
         (first..first + count).for_each(|name| drop(self.open(0, name)));
     }
@@ -239,7 +238,7 @@ fn a_hundred_thousand_resets_leave_nothing_behind() {
         lab.dump(1, namespace);
         let written = lab.commands.pop();
         lab.ask(0, Request::FollowEpoch { namespace, epoch, stored: true }).unwrap();
-        // The write of the epoch before is still under way.
+        // The write of the previous epoch is still in flight.
         assert_eq!(lab.machine.gauges().spaces, 2);
         let Some(Command::Write { tier, slot, key, .. }) = written else { panic!("{written:?}") };
         assert_eq!(key, BlockKey { namespace: spec(0).id(epoch - 1), hash: BlockHash([1; 16]) });

@@ -18,6 +18,7 @@ fn a_hit_of_nothing_needs_no_whole_blocks() {
         limit: 6,
         deadline: 1 << 40,
         patience: 1 << 40,
+        label: None,
     });
     assert!(matches!(reply, Reply::Claim(progress) if progress.settled && progress.units == 4));
 }
@@ -63,6 +64,7 @@ fn a_claim_goes_ahead_when_the_one_before_it_needs_no_room_after_all() {
             limit: hashes.len(),
             deadline: 1 << 40,
             patience: 1 << 40,
+            label: None,
         });
         let Reply::Claim(progress) = reply else { panic!("no claim") };
         progress.claim
@@ -95,6 +97,7 @@ fn a_claim_whose_numbers_make_no_sense_is_refused() {
             limit: usize::MAX,
             deadline: 1 << 40,
             patience: 1 << 40,
+            label: None,
         });
         let refused = |reply: &kvdepot_core::Result<Reply>| {
             reply.as_ref().is_err_and(|error| error.kind() == ErrorKind::Protocol)
@@ -115,6 +118,7 @@ fn claims_that_have_ended_do_not_delay_the_deadlines_of_others() {
             limit: 1,
             deadline,
             patience: 1 << 40,
+            label: None,
         });
         let Reply::Claim(progress) = reply else { panic!("no claim") };
         progress

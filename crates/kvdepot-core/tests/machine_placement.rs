@@ -1,4 +1,4 @@
-//! Which tiers get a block, and when.
+//! Placement: which tiers get a block, and when.
 #![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
 
 use std::collections::BTreeSet;
@@ -16,11 +16,11 @@ const THROUGH: Placement = Placement { write: WriteWhen::Through, promote: false
 const SECOND_USE: Placement = Placement { write: WriteWhen::OnSecondUse, promote: false };
 const COLD: Placement = Placement { write: WriteWhen::WhenCold, promote: false };
 
-/// A machine of one namespace over as many tiers as there are placements.
+/// A machine with one namespace over as many tiers as there are placements.
 struct Lab {
     machine: Machine,
     tokens: u64,
-    /// Writes that have begun and not ended: tier, slot and the first byte of the hash.
+    /// Writes in flight: tier, slot and the first byte of the hash.
     writes: Vec<(usize, u32, u8)>,
     reads: Vec<(usize, u32)>,
     in_pool: BTreeSet<u8>,
@@ -102,7 +102,7 @@ impl Lab {
         outcomes.into_iter().filter_map(lease).collect()
     }
 
-    /// Dumps one block: whether there was room.
+    /// Dumps one block. Returns whether there was space.
     fn dump(&mut self, hash: u8) -> bool {
         let hashes = vec![BlockHash([hash; 16])];
         let reply =
@@ -118,14 +118,14 @@ impl Lab {
         Request::Load { namespace: 0, id: None, hashes, fetch_deadline: 1 << 40, last: true, runs_max: 9 }
     }
 
-    /// Loads a block that is in the pool and gives it back.
+    /// Loads a block that is in the pool and releases it.
     fn use_once(&mut self, hash: u8) {
         let leases = Self::leases(self.ask(self.load(hash)));
         assert_eq!(leases.len(), 1, "block {hash} is in the pool");
         self.ask(Request::Release { leases });
     }
 
-    /// Loads a block that a tier holds and gives it back.
+    /// Loads a block that a tier has and releases it.
     fn fetch(&mut self, hash: u8, tier: usize) {
         self.location = Location::Tier(tier);
         let token = self.send(self.load(hash));
@@ -138,7 +138,7 @@ impl Lab {
         self.ask(Request::Release { leases });
     }
 
-    /// Ends all writes that have begun: which tier was given which block.
+    /// Completes all writes in flight. Returns which tier got which block.
     fn end_writes(&mut self, outcome: impl Fn() -> kvdepot_core::Result<Stored>) -> Vec<(usize, u8)> {
         let writes = std::mem::take(&mut self.writes);
         for &(tier, slot, _) in &writes {
@@ -311,7 +311,8 @@ fn values_are_written_through_to_every_tier() {
     assert_eq!(lab.dirty(), 0);
 }
 
-/// A next depot does not know which tiers have a block, as after a crash. That is no reason to give it to all of them at once.
+/// As after a crash, a next depot does not know which tiers have a block. It must not give the block to all of them for
+/// that reason.
 #[test]
 fn a_block_that_is_taken_in_goes_where_a_block_that_is_sealed_goes() {
     let mut lab = Lab::new(8, "lru", true, &[THROUGH, SECOND_USE, COLD]);
@@ -326,7 +327,7 @@ fn a_block_that_is_taken_in_goes_where_a_block_that_is_sealed_goes() {
     assert_eq!(lab.end_writes(|| Ok(Stored::New)), [(0, 1)]);
     lab.use_once(1);
     assert_eq!(lab.end_writes(|| Ok(Stored::New)), [(1, 1)], "its second use here");
-    // A tier that was left out could show the value before.
+    // A tier without the new value could return the earlier one.
     lab.feed(Event::Adopt { pool_bytes: 8 * BLOCK, slots: vec![slot(1, true)] });
     assert_eq!(lab.end_writes(|| Ok(Stored::New)), [(0, 2), (1, 2), (2, 2)]);
 }

@@ -218,6 +218,7 @@ fn what_is_fetched_lies_where_the_namespace_s_user_wishes_it() {
             limit: 3,
             deadline: 1 << 40,
             patience: 1 << 40,
+            label: None,
         },
     );
     let blocks = (30..33).map(|number| (hash(number), 0)).collect();

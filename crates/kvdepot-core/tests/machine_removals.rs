@@ -1,4 +1,4 @@
-//! Removals: which end belongs to which, and what becomes of those that a tier cannot carry out (P1).
+//! Removals: which end belongs to which, and the handling of those that a tier cannot carry out (P1).
 #![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
 
 mod lab;
@@ -26,7 +26,7 @@ fn a_removal_is_not_ended_by_that_of_the_value_before() {
     let (writes, _) = lab.writes_and_removals();
     let slot = writes[0].1;
     lab.feed(Event::WriteEnded { tier: 1, slot, outcome: Ok(Stored::New) });
-    // The first tier has the value before: it goes, and the write is tried again.
+    // The first tier has the earlier value: it is removed, and the write is retried.
     lab.feed(Event::WriteEnded { tier: 0, slot, outcome: Ok(Stored::AlreadyThere) });
     assert_eq!(lab.writes_and_removals().1, [0]);
     let token = lab.remove(1, Location::Tier(0));
@@ -55,7 +55,7 @@ fn a_removal_that_a_tier_could_not_carry_out_is_owed_and_tried_again() {
         matches!(lab.reply(token), Some(Reply::Removed { was_there, left: 1 }) if was_there == [true]),
         "whoever asked is told"
     );
-    // What is stored under the key is not for the tier that may have the value before.
+    // A tier that may have the earlier value does not get what is stored under the key.
     lab.put(1);
     let (writes, removals) = lab.writes_and_removals();
     assert_eq!(writes.iter().map(|(tier, _)| *tier).collect::<Vec<_>>(), [0]);
@@ -72,7 +72,7 @@ fn a_removal_that_a_tier_could_not_carry_out_is_owed_and_tried_again() {
     assert!(lab.writes_and_removals().1.is_empty(), "it is made");
 }
 
-/// The write is of what was stored since, which only the first tier was given.
+/// The write is of the later block, which only the first tier got.
 #[test]
 fn a_removal_behind_a_write_tells_that_a_tier_owes_an_earlier_one() {
     let mut lab = Lab::new(8, 2);
@@ -101,7 +101,7 @@ fn a_removal_that_is_owed_ends_with_the_epoch_of_its_block() {
     assert_eq!((gauges.removals_owed, gauges.spaces), (0, gauges.namespaces), "nothing is left of it");
 }
 
-/// The end of a removal that was sent earlier comes later, and says something else.
+/// The end of an earlier removal comes later, with another outcome.
 #[test]
 fn a_removal_is_not_ended_by_the_late_end_of_one_before_it() {
     let mut lab = Lab::new(8, 2);
@@ -160,7 +160,7 @@ fn a_late_end_of_a_try_pays_no_debt_that_came_after_it() {
     assert_eq!(lab.machine.gauges().removals_owed, 1, "the tier may have what was stored since");
 }
 
-/// Blocks of even names lie at a server of the second tier that is away.
+/// Returns a lab in which blocks with even names are on an unreachable server of the second tier.
 fn parted() -> Lab {
     let part_of = |tier: usize, key: &BlockKey| usize::from(tier == 1 && key.hash.0[1] % 2 == 1);
     Lab::with_machine(8, |pool| Machine::new(pool, 2).with_parts(Arc::new(part_of)))
@@ -168,13 +168,13 @@ fn parted() -> Lab {
 
 fn name(n: usize) -> BlockHash {
     let mut hash = [0; 16];
-    // As `Lab::key` names them, as far as the part goes.
+    // The same name as `Lab::key` returns, as far as it determines the part.
     hash[1] = 2;
     hash[8..].copy_from_slice(&(n as u64).to_le_bytes());
     BlockHash(hash)
 }
 
-/// Removes so many blocks at the server that is away.
+/// Removes these blocks on the unreachable server.
 fn owe(lab: &mut Lab, blocks: std::ops::Range<usize>) {
     let namespace = lab.spec.id(0);
     owe_in(lab, namespace, blocks);
@@ -207,7 +207,7 @@ fn a_server_that_owes_too_many_removals_is_closed_and_refuses_nobody_s_writes() 
     let namespace = lab.spec.id(0);
     assert_eq!(lab.closed, [Closed { tier: 1, part: 0, namespace }]);
     assert!(lab.machine.unsettled(&[]).is_some(), "another depot would not know of it");
-    // Values are stored, in the pool and in what is not closed.
+    // Values are stored in the pool and in the tiers that are not closed.
     for (hash, tiers) in [(2, vec![0]), (3, vec![0, 1])] {
         lab.put(hash);
         let (writes, removals) = lab.writes_and_removals();

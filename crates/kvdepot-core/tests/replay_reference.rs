@@ -1,4 +1,4 @@
-//! The replay against plain models that share no code with it.
+//! Compares the replay with plain models that share no code with it.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -22,7 +22,7 @@ fn trace_of(requests: &[Vec<u64>]) -> Trace {
     trace
 }
 
-/// Least recently used, written as a row from the oldest to the newest.
+/// Least recently used, written as a vector from the oldest to the newest.
 fn lru_by_row(requests: &[Vec<u64>], capacity: usize) -> u64 {
     let (mut row, mut hits) = (VecDeque::<u64>::new(), 0);
     for blocks in requests {
@@ -41,7 +41,7 @@ fn lru_by_row(requests: &[Vec<u64>], capacity: usize) -> u64 {
     hits
 }
 
-/// S3-FIFO from the paper and the depot's constants: a tenth small, two uses promote, three reprieves.
+/// S3-FIFO from the paper with the depot's constants: a tenth is small, two uses promote, three reprieve.
 fn s3fifo_by_rows(requests: &[Vec<u64>], capacity: usize) -> u64 {
     let (mut small, mut main) = (VecDeque::<u64>::new(), VecDeque::<u64>::new());
     let mut uses = HashMap::<u64, u8>::new();
@@ -91,7 +91,7 @@ fn s3fifo_by_rows(requests: &[Vec<u64>], capacity: usize) -> u64 {
     hits
 }
 
-/// Requests of conversations: each goes on with what it had, and all of a kind begin alike.
+/// Requests of conversations: each continues its history, and all of a kind begin with the same blocks.
 fn requests() -> impl Strategy<Value = Vec<Vec<u64>>> {
     prop::collection::vec((0u64..6, 1u64..12), 1..120).prop_map(|turns| {
         let block =
@@ -110,7 +110,7 @@ proptest! {
 
     #[test]
     fn s3fifo_hits_nearly_what_plain_queues_hit(requests in requests(), capacity in 1usize..40) {
-        // The order in which a queue of which all are kept is left differs; the depot's own tests hold its order.
+        // If all of a queue are kept, the order in which it is left differs; the depot's own tests check its order.
         let ours = replay(&trace_of(&requests), &[level("s3fifo", capacity as u64)]).unwrap().hits();
         let plain = s3fifo_by_rows(&requests, capacity);
         let all: usize = requests.iter().map(Vec::len).sum();
@@ -139,7 +139,7 @@ proptest! {
 
 #[test]
 fn a_gap_ends_a_hit() {
-    // With two slots the second request evicts block 1, so the third finds 2 and 3 behind a gap.
+    // With two slots the second request evicts block 1, so the third finds 2 and 3 after a gap.
     let trace = trace_of(&[vec![1, 2], vec![2, 3], vec![1, 2, 3]]);
     assert_eq!(replay(&trace, &[level("lru", 2)]).unwrap().hits(), 1);
 }
@@ -195,7 +195,7 @@ fn wrong_levels_are_refused() {
     assert!(replay(&trace, &vec![level("lru", 1); 10]).is_err());
 }
 
-/// Numbers that stand for hashes.
+/// Returns a number that represents a hash.
 fn mixed(number: u64) -> u64 {
     xxhash_rust::xxh3::xxh3_64(&number.to_le_bytes())
 }

@@ -1,4 +1,4 @@
-//! The allocator against a map of pages: nothing is handed out twice, nothing is lost, no run crosses an extent.
+//! Compares the allocator with a map of pages: nothing is allocated twice, nothing is lost, no run crosses an extent.
 
 use kvdepot_core::limits::{BLOCK_ALIGN_BYTES as PAGE, SLOT_RUNS_MAX};
 use kvdepot_core::runs::Run;
@@ -21,7 +21,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Lengths of the free runs, in pages, as the page map has them.
+/// Returns the lengths of the free runs in the page map, in pages.
 fn free_runs(taken: &[bool]) -> Vec<u64> {
     let extents = taken.chunks(EXTENT_PAGES as usize);
     let runs = extents.flat_map(|pages| pages.split(|&t| t).map(|run| run.len() as u64));
@@ -58,7 +58,7 @@ proptest! {
             match step {
                 Step::Alloc { pages } => {
                     let runs = allocator.alloc(pages * PAGE);
-                    // Every run is a page at least, and no test slot has more pages than a slot may have runs.
+                    // Every run is at least a page, and no test slot has more pages than a slot may have runs.
                     prop_assert_eq!(runs.is_some(), before.iter().sum::<u64>() >= pages);
                     if let Some(runs) = runs {
                         prop_assert_eq!(runs.iter().map(|r| r.len).sum::<u64>(), pages * PAGE);
@@ -152,7 +152,7 @@ fn exactly_these_runs_are_taken_or_none() {
     alloc.add_extent(0, 16 * PAGE);
     assert!(alloc.take(&[run(2, 3), run(10, 6)]));
     assert_eq!((alloc.free_bytes(), alloc.largest_run_bytes()), (7 * PAGE, 3 * PAGE));
-    // Taken, across two extents, outside, empty, no whole page, twice the same: each with a free run before it.
+    // Taken, across two extents, outside, empty, not a whole page, the same twice: each with a free run before it.
     let crooked = Run { offset: 1, len: PAGE };
     let endless = Run { offset: u64::MAX - PAGE + 1, len: PAGE };
     for bad in [run(4, 1), run(7, 2), run(15, 2), run(5, 0), crooked, endless, run(0, 2)] {

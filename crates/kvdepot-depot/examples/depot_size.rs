@@ -160,6 +160,7 @@ fn claim(session: &Session, namespace: NamespaceHandle) -> f64 {
         hashes: hashes(at, PLACES - at),
         skip: 0,
         limit: PLACES as u32,
+        label: "".into(),
     };
     let mut answer = session.handle(request);
     let claim = loop {

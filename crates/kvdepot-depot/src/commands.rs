@@ -98,7 +98,7 @@ impl TierCommands {
         tracing::error!(
             tier = self.names[tier], server, %namespace, removals_max = REMOVALS_OWED_MAX,
             "removals of too many blocks failed in a tier: it is neither read nor written for the namespace until that is \
-             reset; look why removals fail"
+             reset; find out why removals fail"
         );
     }
 
@@ -195,7 +195,7 @@ impl TierCommands {
         let (ended, name) = (Arc::clone(ended), self.names[tier]);
         let done = move |outcome: Result<()>| {
             if let Err(error) = &outcome {
-                tracing::debug!("{name} may still have blocks that were to be removed: {error}");
+                tracing::debug!("{name} may still have blocks that should be removed: {error}");
             }
             for (id, key) in removals {
                 let said = outcome.is_ok().then_some(Said { tier, key, is_there: false });

@@ -59,6 +59,9 @@ pub struct DepotConfig {
     /// NUMA nodes of the pool's memory: `auto` or a list such as `0,2-3`, with a region on each, or `interleave`.
     #[serde(default = "default_pool_numa")]
     pub pool_numa: String,
+    /// Number of lost blocks whose fate is remembered, in 16 bytes each; 0 = none.
+    #[serde(default = "default_evicted_blocks_remembered")]
+    pub evicted_blocks_remembered: usize,
     /// Loopback port of HTTP for metrics; 0 = any free port. Without it there is none.
     #[serde(default)]
     pub metrics_port: Option<u16>,
@@ -119,6 +122,9 @@ const fn default_running_queue_depth() -> usize {
 }
 const fn default_pool_grow_bytes() -> u64 {
     10 << 30
+}
+const fn default_evicted_blocks_remembered() -> usize {
+    1 << 18
 }
 const fn default_timeout_ms() -> u64 {
     30_000

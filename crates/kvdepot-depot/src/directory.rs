@@ -10,6 +10,8 @@ struct Entries {
     namespaces: HashMap<NamespaceHandle, Opened>,
     current: HashMap<NamespaceId, NamespaceHandle>,
     by_root: HashMap<NamespaceId, NamespaceHandle>,
+    /// What keys of a namespace carried before its last reset.
+    before_reset: HashMap<NamespaceHandle, NamespaceId>,
 }
 
 #[derive(Debug, Default)]
@@ -25,6 +27,7 @@ impl Directory {
         entries.by_root.insert(opened.spec.root(), handle);
         if let Some(before) = entries.namespaces.insert(handle, opened).filter(|before| before.id != id) {
             entries.current.remove(&before.id);
+            entries.before_reset.insert(handle, before.id);
         }
         entries.current.insert(id, handle);
     }
@@ -35,7 +38,13 @@ impl Directory {
         if let Some(gone) = entries.namespaces.remove(&handle) {
             entries.current.remove(&gone.id);
             entries.by_root.remove(&gone.spec.root());
+            entries.before_reset.remove(&handle);
         }
+    }
+
+    /// Returns the namespace's id before its last reset at this depot.
+    pub(crate) fn before_reset(&self, handle: NamespaceHandle) -> Option<NamespaceId> {
+        self.entries.read().before_reset.get(&handle).copied()
     }
 
     pub(crate) fn get(&self, handle: NamespaceHandle) -> Result<Opened> {
@@ -60,6 +69,17 @@ impl Directory {
         handles.sort_unstable();
         let wanted = handles.iter().filter(|&&handle| after.is_none_or(|after| handle > after));
         wanted.take(most).filter_map(|handle| entries.namespaces.get(handle).cloned()).collect()
+    }
+
+    /// Returns all namespaces.
+    pub(crate) fn all(&self) -> Vec<Opened> {
+        self.entries.read().namespaces.values().cloned().collect()
+    }
+
+    /// Returns the current ids of at most `count` namespaces, without those in `but`.
+    pub(crate) fn current_ids(&self, count: usize, but: &[NamespaceId]) -> Vec<NamespaceId> {
+        let entries = self.entries.read();
+        entries.current.keys().filter(|id| !but.contains(id)).take(count).copied().collect()
     }
 
     /// Returns whether a namespace is known, in any epoch.

@@ -66,7 +66,7 @@ impl Question {
     fn settled(mut self) -> Told {
         if let Some(behind) = (0..self.known.len()).find(|&tier| self.is_open(tier)) {
             let error =
-                Error::new(ErrorKind::Busy, "tiers move a namespace's epoch while they are told of it");
+                Error::new(ErrorKind::Busy, "tiers changed a namespace's epoch while it was being stored");
             self.told.error.get_or_insert_with(|| error.with("tier_number", behind));
         }
         self.told
@@ -108,7 +108,7 @@ fn open_told(runner: &Arc<Runner>, user: Owner, spec: &Arc<NamespaceSpec>, told:
     match &told.error {
         Some(error) if runner.locator.tiers.len() == 1 && is_passing(error) => tracing::warn!(
             %error, namespace = %spec.root(),
-            "a tier cannot open a namespace: it is used without that tier, which is tried again"
+            "a tier cannot open a namespace: the namespace is used without that tier, which is retried"
         ),
         Some(error) => return Err(error.clone()),
         None => {}

@@ -283,7 +283,7 @@ impl Runner {
         self.pool.fd().map(drop).ok_or_else(|| {
             Error::new(
                 ErrorKind::Unsupported,
-                "the pool is this process's own memory: nobody can take it over",
+                "the pool is this process's own memory: it cannot be taken over",
             )
         })
     }

@@ -14,6 +14,8 @@ use crate::pool::PoolRegion;
 pub const PROTOCOL_VERSION: u32 = 8;
 /// First field of the first frame. Other values do not come from a client of ours.
 pub const HELLO_MAGIC: u64 = 0x3154_4f50_4544_564b;
+/// The id of a frame that answers no request.
+pub const ANNOUNCEMENT_ID: u64 = 0;
 
 /// The block hashes of a batch, 16 bytes each. They are borrowed from the frame, so decoding copies nothing.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -42,6 +44,11 @@ impl Hashes<'_> {
     pub fn iter(&self) -> impl Iterator<Item = BlockHash> + '_ {
         self.0.as_chunks::<16>().0.iter().map(|bytes| BlockHash(*bytes))
     }
+}
+
+/// Returns the bytes of hashes in a frame.
+pub(crate) fn hash_bytes<'a>(hashes: impl IntoIterator<Item = &'a BlockHash>) -> Vec<u8> {
+    hashes.into_iter().flat_map(|hash| hash.0).collect()
 }
 
 /// A namespace's number at this depot, valid until the depot terminates.
@@ -87,16 +94,19 @@ pub enum Request<'a> {
         hashes: Hashes<'a>,
     },
     /// Find and lease the longest hit. The claim is over the hashes of the `ClaimHashes` frames directly before it,
-    /// then these.
+    /// then these. `label`: what the client calls the request, for who asks why it was a miss.
     ClaimOpen {
         groups: Vec<ClaimGroup>,
         #[serde(borrow)]
         hashes: Hashes<'a>,
         skip: u32,
         limit: u32,
+        label: Cow<'a, str>,
     },
     /// The state of a claim; `settle` settles it with the blocks that have arrived.
     ClaimPoll { claim: u64, settle: bool },
+    /// Settle with the blocks that have arrived, because computing the rest is faster than waiting for it.
+    ClaimDecline { claim: u64 },
     /// Release a claim's leases.
     ClaimRelease { claim: u64 },
     /// Reserve slots for blocks that the client is about to dump.
@@ -259,6 +269,8 @@ pub enum Response {
     /// To `HandOver`; the list of blocks comes with the frame. An `Ok` with the lock's descriptor follows, then one for
     /// each of the `holders` connections whose clients may still copy, with their pidfds where there are any.
     HandOver { holders: u32 },
+    /// An announcement: another depot takes the pool over. Nothing new begins here, and the connection is closed soon.
+    HandsOver,
     /// To `Namespaces`; empty after the last one.
     Namespaces(Vec<KnownNamespace>),
     /// To `Events` that begins: the sequence number of now, and the names of the places.

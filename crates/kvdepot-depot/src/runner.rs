@@ -84,7 +84,7 @@ impl Runner {
         kicks: Sender<()>,
     ) -> Self {
         let (began, timeout) = (Instant::now(), Duration::from_millis(config.timeout_ms));
-        let locator = Arc::new(Locator::new(tiers, timeout));
+        let locator = Arc::new(Locator::new(tiers, timeout, config.evicted_blocks_remembered));
         Self {
             commands: TierCommands::new(Arc::clone(&locator), names, Arc::clone(&pool), began, timeout),
             config,
@@ -140,6 +140,8 @@ impl Runner {
         let event = event();
         let name = event.name();
         machine.step(self.nanos(locked), event, &mut effects);
+        // Locked before anything shows that blocks are gone: whoever misses one waits until the reason is noted.
+        let noting = (!effects.gone.is_empty()).then(|| self.locator.misses.begin_noting());
         self.locator.presence.set(&effects.visible);
         self.locator.events.pool_changed(&effects.visible);
         effects.visible.clear();
@@ -159,6 +161,11 @@ impl Runner {
         }
         drop(machine);
         self.holds.end(&hold, locked, name);
+        if let Some(noting) = noting {
+            noting.note(&effects.gone);
+        }
+        effects.forgotten.iter().for_each(|forgotten| self.locator.usage.forget(forgotten.handle));
+        effects.missed.drain(..).for_each(|missed| self.locator.claim_missed(missed));
         effects.closed.drain(..).for_each(|closed| self.commands.closed(closed));
         effects
     }

@@ -176,7 +176,7 @@ impl SeqPacket {
                     if message.bytes == 0 {
                         return Err(Error::new(
                             ErrorKind::Closed,
-                            "the other side of the local door has gone",
+                            "the other side of the local door has disconnected",
                         ));
                     }
                     buffer.len = message.bytes;
@@ -192,6 +192,13 @@ impl SeqPacket {
                 Err(e) => return Err(lost("cannot receive from the other side of the local door", e)),
             }
         }
+    }
+
+    /// Returns whether `recv` would not wait: there is a frame, or the other side has closed.
+    pub fn is_readable(&self) -> bool {
+        let mut polled = [PollFd::new(&self.fd, PollFlags::IN)];
+        let none = Timespec { tv_sec: 0, tv_nsec: 0 };
+        matches!(rustix::event::poll(&mut polled, Some(&none)), Ok(1..))
     }
 
     /// Returns whether the other side has closed. Takes no frame and never waits.

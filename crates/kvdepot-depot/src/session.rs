@@ -9,7 +9,8 @@ use hashbrown::HashSet;
 use kvdepot_core::hit::GroupShape;
 use kvdepot_core::lease::LeaseId;
 use kvdepot_core::limits::{
-    BATCH_HASHES_MAX, CLAIM_HASHES_MAX, CLAIM_NAMESPACES_MAX, DRAIN_WAIT_MS_MAX, NAMESPACES_MAX,
+    BATCH_HASHES_MAX, CLAIM_HASHES_MAX, CLAIM_LABEL_CHARS_MAX, CLAIM_NAMESPACES_MAX, DRAIN_WAIT_MS_MAX,
+    NAMESPACES_MAX,
 };
 use kvdepot_core::machine::{
     self, Event, Location, Opened, Outcome, Progress, Reply, Request as Ask, Reserve, ShardSet,
@@ -82,6 +83,13 @@ impl Session {
     /// Keeps a value until the session has ended.
     pub fn accompany(&self, companion: impl Send + 'static) {
         self.companions.lock().push(Box::new(companion));
+    }
+
+    /// Tells whose connection this is, for who asks which client missed.
+    #[must_use]
+    pub fn of_process(self, pid: u32) -> Self {
+        self.runner.locator.misses.client(self.owner, pid);
+        self
     }
 
     pub(crate) fn with_user(mut self, user: User) -> Self {
@@ -158,22 +166,25 @@ impl Session {
             }
             Request::Lookup { namespace, hashes } => {
                 let keys = runner.locator.directory.keys(namespace, checked(&hashes)?)?;
-                Response::Present(runner.locator.exist(&keys).into_iter().map(u8::from).collect())
+                Response::Present(
+                    runner.locator.look_up(self.owner, &keys).into_iter().map(u8::from).collect(),
+                )
             }
             Request::LookupPrefix { namespaces, hashes } => {
-                let prefix = runner.locator.prefix(&namespaces, &hashes)?;
+                let prefix = runner.locator.prefix(self.owner, &namespaces, &hashes)?;
                 Response::Prefix(u32::try_from(prefix).unwrap_or(u32::MAX))
             }
             Request::Prefetch { namespace, hashes } => {
                 self.prefetch(namespace, &hashes)?;
                 Response::Ok
             }
-            Request::ClaimOpen { groups, hashes, skip, limit } => {
-                self.open_claim(&groups, ahead, &hashes, skip, limit)?
+            Request::ClaimOpen { groups, hashes, skip, limit, label } => {
+                self.open_claim(&groups, ahead, &hashes, skip, limit, &label)?
             }
             Request::ClaimPoll { claim, settle } => {
                 answer(runner.ask(self.owner, Ask::ClaimPoll { claim, settle })?)?
             }
+            Request::ClaimDecline { claim } => answer(runner.ask(self.owner, Ask::ClaimDecline { claim })?)?,
             Request::ClaimRelease { claim } => self.done(Ask::ClaimRelease { claim })?,
             Request::Reserve { namespace, hashes } => {
                 let hashes = checked(&hashes)?.collect();
@@ -182,6 +193,7 @@ impl Session {
                 let id = Some(runner.locator.directory.get(namespace)?.id);
                 let reply = runner.ask(self.owner, Ask::Reserve { namespace, id, hashes, how, runs_max })?;
                 let Reply::Slots(outcomes) = reply else { return Err(other_reply()) };
+                runner.locator.usage.stored(namespace);
                 self.ensure_present(&outcomes)?;
                 Response::Grants(outcomes.into_iter().map(grant).collect())
             }
@@ -272,9 +284,29 @@ impl Session {
         let fetch_deadline = runner.deadline();
         let request = Ask::Load { namespace, id, hashes, fetch_deadline, last, runs_max };
         match runner.ask_within(self.owner, request, deadline)? {
-            Reply::Slots(outcomes) => Ok(outcomes),
+            Reply::Slots(outcomes) => {
+                self.count_load(namespace, &outcomes, last);
+                Ok(outcomes)
+            }
             _ => Err(other_reply()),
         }
+    }
+
+    /// Counts each block once, when it is leased or missed, however often it is requested.
+    fn count_load(&self, namespace: NamespaceHandle, outcomes: &[Outcome], last: bool) {
+        let (mut blocks, mut bytes, mut missed) = (0, 0, 0);
+        for outcome in outcomes {
+            match outcome {
+                Outcome::Leased(leased) => {
+                    blocks += 1;
+                    bytes += leased.block_bytes;
+                }
+                Outcome::Refused(ErrorKind::NoSpace) | Outcome::Have => {}
+                Outcome::Refused(ErrorKind::Timeout) if !last => {}
+                Outcome::Refused(_) => missed += 1,
+            }
+        }
+        self.runner.locator.usage.loaded(namespace, blocks, bytes, missed);
     }
 
     /// Requests that blocks be read into the pool. If only I/O can tell where they are, another thread finds out.
@@ -334,6 +366,7 @@ impl Session {
         hashes: &Hashes<'_>,
         skip: u32,
         limit: u32,
+        label: &str,
     ) -> Result<Response> {
         let bad = |what: &str| Error::new(ErrorKind::Protocol, what.to_owned());
         if let Some(refused) = ahead.refused.take() {
@@ -369,7 +402,8 @@ impl Session {
             .collect();
         let runner = &self.runner;
         let (deadline, patience) = (runner.deadline(), runner.config.timeout_ms * 1_000_000);
-        let request = Ask::ClaimOpen { groups, hashes, skip, limit, deadline, patience };
+        let label = (!label.is_empty()).then(|| label.chars().take(CLAIM_LABEL_CHARS_MAX).collect());
+        let request = Ask::ClaimOpen { groups, hashes, skip, limit, deadline, patience, label };
         answer(runner.ask_within(self.owner, request, Instant::now() + CLAIM_GRACE)?)
     }
 
@@ -392,6 +426,9 @@ impl Session {
         for (name, value) in crate::pool::describe(&runner.pool, &runner.config) {
             map.insert(name.to_owned(), value);
         }
+        map.insert("misses".to_owned(), runner.locator.misses.to_json());
+        let held = |handles: &[u64]| runner.look(|machine| machine.namespaces_hold(handles));
+        map.insert("top_namespaces".to_owned(), runner.locator.top_namespaces(held));
         let regions = crate::pool::describe_regions(runner.pool.regions(), &regions);
         map.insert("pool_regions".to_owned(), regions);
         if let Some(ledger) = &runner.ledger {
@@ -469,6 +506,7 @@ fn answer(reply: Reply) -> Result<Response> {
 
 impl Drop for Session {
     fn drop(&mut self) {
+        self.runner.locator.misses.client_went(self.owner);
         if !self.runner.life.is_dead() {
             let _guard = DeathGuard(&self.runner.life);
             self.runner.tell_and_leave(Event::OwnerEnded { owner: self.owner });

@@ -38,19 +38,19 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Block hashes asked for by lookups and claims.
+    /// Block hashes requested by lookups and claims.
     lookup_blocks,
-    /// Blocks that dumps wanted to store.
+    /// Blocks that dumps requested to store.
     dump_blocks,
     /// Blocks dumped into the pool.
     dump_blocks_sealed,
-    /// Blocks that were there already when a dump asked.
+    /// Blocks of dumps that were already in the pool.
     dump_blocks_had,
-    /// Blocks whose dump was refused because the pool was full of bytes not yet written (back-pressure).
+    /// Blocks whose dump was refused, mostly because the pool was full of unwritten blocks (backpressure).
     dump_blocks_dropped,
-    /// Blocks leased for loading.
+    /// Blocks requested by loads.
     load_blocks,
-    /// Blocks asked for by loads that were not to be had.
+    /// Blocks requested by loads that could not be served.
     load_blocks_missed,
     /// Blocks read from tiers into the pool.
     fetch_blocks,
@@ -60,25 +60,25 @@ counters! {
     write_blocks,
     /// Bytes written to tiers.
     write_bytes,
-    /// Blocks that a tier would not take: they live in the pool only.
+    /// Blocks whose writes to all tiers failed, so that only the pool has them.
     write_blocks_dropped,
     /// Blocks written to a tier again, because it had lost or evicted them.
     rewrite_blocks,
-    /// Blocks written to a tier later than at their seal, as its placement has it.
+    /// Blocks written to a tier late: not when they were sealed, but when its placement demanded it.
     late_write_blocks,
-    /// Such writes that failed, or found too many others queued.
+    /// Late writes that failed, or that were not queued because the queue was full.
     late_write_blocks_dropped,
     /// Claims opened.
     claims,
-    /// Claims cut because the pool cannot hold more of them.
+    /// Claims shortened because they needed more than one claim's share of the pool.
     claims_cut,
-    /// Claims ended because nobody asked for them any more.
+    /// Claims that expired because no client polled them.
     claims_expired,
-    /// Namespaces that nobody used, forgotten when others needed their place.
+    /// Unused namespaces that were forgotten to make space in the table of namespaces.
     namespaces_forgotten,
-    /// Times that the machine did not run the depot for a second or longer: requests waited as long.
+    /// Stalls: times that the machine did not run the depot for a second or longer, while requests waited.
     stalls,
-    /// Connections whose end gave back leases or half-written slots (P4).
+    /// Connections that ended while they held leases or half-written slots.
     owners_ended_holding,
 }
 
@@ -136,32 +136,32 @@ pub(crate) fn merge(map: &mut serde_json::Map<String, serde_json::Value>, counte
 /// Further numbers of `stat` besides the counters of [`Stats::HELP`], with their descriptions.
 pub const GAUGES_HELP: &[(&str, &str)] = &[
     ("pool_bytes", "Memory of the pool"),
-    ("pool_free_bytes", "Memory of the pool that holds nothing"),
+    ("pool_free_bytes", "Free memory of the pool"),
     ("pool_filling_bytes", "Memory of the pool that clients are copying into"),
-    ("pool_stopped_bytes", "Memory of clients that ended in the middle of a copy, until they have exited"),
+    ("pool_stopped_bytes", "Quarantined memory of clients that ended during a copy, until they exit"),
     ("pool_fetching_bytes", "Memory of the pool that tiers are reading into"),
-    ("pool_dirty_bytes", "Memory of the pool whose blocks no tier has yet"),
-    ("pool_leased_bytes", "Memory of the pool whose blocks clients hold"),
-    ("pool_pinned_bytes", "Memory of the pool that cannot be evicted now"),
+    ("pool_dirty_bytes", "Memory of the pool that holds dirty blocks, which no tier has yet"),
+    ("pool_leased_bytes", "Memory of the pool that holds blocks leased by clients"),
+    ("pool_pinned_bytes", "Memory of the pool that cannot be evicted at the moment"),
     ("pool_page_bytes", "Size of a page of the pool's memory"),
     ("pool_blocks", "Blocks in the pool"),
-    ("dirty_blocks", "Blocks that no tier has yet"),
-    ("namespaces", "Namespaces that are known"),
-    ("namespace_epochs", "Namespaces in all of their epochs that are known"),
-    ("claims_open", "Claims that are open"),
-    ("claims_queued", "Claims that wait for room"),
-    ("loads_open", "Loads that are under way"),
+    ("dirty_blocks", "Dirty blocks, which no tier has yet"),
+    ("namespaces", "Known namespaces"),
+    ("namespace_epochs", "Known namespaces, each epoch counted separately"),
+    ("claims_open", "Open claims"),
+    ("claims_queued", "Claims that wait for space in the pool"),
+    ("loads_open", "Loads in flight"),
     ("fetches_queued", "Blocks that wait to be read from tiers"),
     ("writes_queued", "Blocks that wait to be written to tiers"),
-    ("removals_owed", "Removals that a tier has not carried out yet"),
-    ("removals_closed", "Namespaces for which a tier is closed, because it owes too many removals"),
-    ("ledger_unproven_blocks", "Blocks of the depot before this one that are not proven yet"),
+    ("removals_owed", "Removals that a tier has not completed yet"),
+    ("removals_closed", "Namespaces for which a tier is closed because it owes too many removals"),
+    ("ledger_unproven_blocks", "Blocks of the previous depot whose checksums are not verified yet"),
 ];
 
 /// Further numbers of `stat` that only grow, with their descriptions.
 pub const EVICTIONS_HELP: &[(&str, &str)] = &[
-    ("evict_blocks", "Blocks that left the pool for others"),
-    ("evict_blocks_unwritten", "Blocks that left the pool for others and that no tier had"),
+    ("evict_blocks", "Blocks evicted from the pool"),
+    ("evict_blocks_unwritten", "Blocks evicted from the pool that no tier had"),
 ];
 
 /// Returns the machine's gauges, by the names that `stat` and the metrics use.

@@ -24,7 +24,7 @@ impl<'a> TakingIn<'a> {
             match outcome {
                 Ok(opened) => drop(current.insert(opened.id)),
                 Err(error) => tracing::warn!(
-                    "the blocks that another depot left of a namespace are not taken in: the namespace cannot be opened: \
+                    "the blocks of a namespace from another depot are not taken over: the namespace cannot be opened: \
                      {error}"
                 ),
             }

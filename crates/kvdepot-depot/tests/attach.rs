@@ -91,7 +91,9 @@ fn finds_its_block_after(openings: &[Opening]) {
     let group =
         || ClaimGroupSpec { namespaces: vec![Arc::clone(&spec)], window_blocks: 0, hashes_per_block: 1 };
     let end = Instant::now() + HANG;
-    while Claim::open(&attachment, &[group()], &[BlockHash([1; 16])], 0, 1).unwrap().poll() != (true, 1, 0) {
+    while Claim::open(&attachment, &[group()], &[BlockHash([1; 16])], 0, 1, "").unwrap().poll()
+        != (true, 1, 0)
+    {
         assert!(Instant::now() < end, "the depot is there and never asked");
         std::thread::yield_now();
     }

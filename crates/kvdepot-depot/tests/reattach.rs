@@ -208,7 +208,7 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 
 fn claim(attachment: &Arc<Attachment>, spec: &Arc<NamespaceSpec>) -> Claim {
     let group = ClaimGroupSpec { namespaces: vec![Arc::clone(spec)], window_blocks: 0, hashes_per_block: 1 };
-    Claim::open(attachment, &[group], &[BlockHash([1; 16])], 0, 1).unwrap()
+    Claim::open(attachment, &[group], &[BlockHash([1; 16])], 0, 1, "").unwrap()
 }
 
 struct Lab {

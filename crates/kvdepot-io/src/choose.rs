@@ -106,8 +106,8 @@ pub fn open_engine(
 fn fell_back(asked: EngineKind, instead: EngineKind, error: &Error) {
     tracing::warn!(
         asked = asked.name(), instead = instead.name(), %error,
-        "the I/O engine that was asked for cannot be used, as this system lacks or forbids it (containers often forbid io_uring) or \
-         pool_keep_s rules it out: using another one"
+        "the configured I/O engine cannot be used, because this system lacks or forbids it (containers often forbid io_uring) or \
+         pool_keep_s excludes it: using another one"
     );
 }
 
@@ -125,7 +125,7 @@ fn measured(
     if !devices.iter().any(direct) || devices.iter().any(|device| device.is_read_only()) {
         tracing::info!(
             engine = "psync",
-            "I/O engine chosen: nothing here goes past the page cache, or can be measured"
+            "I/O engine chosen: no I/O here bypasses the page cache, or it cannot be measured"
         );
         return Ok(plain);
     }

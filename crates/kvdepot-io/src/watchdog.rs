@@ -51,7 +51,7 @@ fn run<W: Watched>(shared: &Arc<W>) {
         let found = shared.watch();
         for request in found.expired {
             if catch_unwind(AssertUnwindSafe(|| request.fail(Request::expired()))).is_err() {
-                tracing::error!("an I/O callback panicked; the watchdog goes on");
+                tracing::error!("an I/O callback panicked; the watchdog continues");
             }
         }
         shared.expired_ended();

@@ -100,7 +100,7 @@ fn count(lines: &[String], part: &str) -> usize {
     lines.iter().filter(|line| line.contains(part)).count()
 }
 
-const FELL_BACK: &str = "the I/O engine that was asked for cannot be used";
+const FELL_BACK: &str = "the configured I/O engine cannot be used";
 
 /// P4: reads of a killed process that are still in flight must not land in another process's blocks.
 #[test]

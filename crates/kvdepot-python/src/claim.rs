@@ -47,6 +47,10 @@ impl Claim {
         self.with(py, CoreClaim::settle_now)
     }
 
+    fn decline(&self, py: Python<'_>) -> PyResult<(bool, u32, u32)> {
+        self.with(py, CoreClaim::decline)
+    }
+
     fn release(&self, py: Python<'_>) {
         // A forked child has nothing to release: the leases are the parent's.
         if let Some(inner) = self.inner.get() {

@@ -142,7 +142,7 @@ impl Depot {
         Ok(Store::new(store.or_raise()?))
     }
 
-    #[pyo3(signature = (groups, hashes, *, skip, limit))]
+    #[pyo3(signature = (groups, hashes, *, skip, limit, label = ""))]
     fn claim(
         &self,
         py: Python<'_>,
@@ -150,6 +150,7 @@ impl Depot {
         #[pyo3(from_py_with = hashes)] hashes: Vec<kvdepot_core::BlockHash>,
         skip: u32,
         limit: u32,
+        label: &str,
     ) -> PyResult<Claim> {
         let attachment = self.attachment()?;
         let groups: Vec<ClaimGroupSpec> = groups
@@ -160,8 +161,8 @@ impl Depot {
                 hashes_per_block,
             })
             .collect();
-        let claim =
-            py.detach(|| kvdepot_depot::client::Claim::open(&attachment, &groups, &hashes, skip, limit));
+        let claim = py
+            .detach(|| kvdepot_depot::client::Claim::open(&attachment, &groups, &hashes, skip, limit, label));
         Ok(Claim::new(claim.or_raise()?))
     }
 

@@ -262,7 +262,7 @@ impl Inherited {
         match depot.take_over(self.snapshot) {
             Ok(taken) => {
                 tracing::info!(
-                    "{} blocks were taken over in {} ms, {} were left out; {} clients of the depot before may still copy",
+                    "{} blocks were taken over in {} ms, {} were left out; {} clients of the earlier depot may still copy",
                     taken.blocks,
                     begun.elapsed().as_millis(),
                     taken.left_out,
@@ -276,7 +276,7 @@ impl Inherited {
             Err(error) => {
                 // Its slots may be in use by unknown clients.
                 tracing::error!(
-                    "the pool could not be taken over, this depot begins with an empty one: {error}"
+                    "the pool could not be taken over, this depot starts with an empty one: {error}"
                 );
                 drop(depot);
                 Ok((lock, Depot::start(config)?, Vec::new()))

@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 
 use kvdepot_core::limits::{ACCEPTS_AT_ONCE_MAX, BATCH_HASHES_MAX, CLAIM_HASHES_MAX, CONNECTIONS_MAX};
 use kvdepot_core::{Error, ErrorKind, Result};
-use kvdepot_depot::message::{Request, Response, decode, encode};
+use kvdepot_depot::message::{ANNOUNCEMENT_ID, Request, Response, decode, encode};
 use kvdepot_depot::seqpacket::{FrameBuffer, SeqPacket};
 use kvdepot_depot::{Depot, Session};
 use rustix::event::{PollFd, PollFlags};
-use rustix::net::{Shutdown, SocketFlags, sockopt};
+use rustix::net::{SendFlags, Shutdown, SocketFlags, sockopt};
 
 use crate::Ended;
 use crate::handover::Asking;
@@ -151,7 +151,7 @@ impl<'a> LocalDoor<'a> {
             self.refusals.answer(self.connections_max);
             self.accept_waiting(depot, &mut connections);
             if self.look_for_heirs(depot, &mut connections) {
-                if self.let_copies_end(depot, keep_on) {
+                if self.let_copies_end(depot, &connections, keep_on) {
                     break Ended::HandedOver;
                 }
                 // Dirty blocks must be written now.
@@ -200,8 +200,20 @@ impl<'a> LocalDoor<'a> {
 
     /// Freezes the depot and waits for a short time until no client copies. Returns `false` if the depot was stopped
     /// meanwhile.
-    fn let_copies_end(&self, depot: &Depot, keep_on: &mut dyn FnMut() -> bool) -> bool {
-        tracing::info!("another depot takes the pool over: nothing new begins here");
+    fn let_copies_end(
+        &self,
+        depot: &Depot,
+        connections: &[Connection],
+        keep_on: &mut dyn FnMut() -> bool,
+    ) -> bool {
+        tracing::info!("another depot takes over the pool: this one accepts no new work");
+        // Before the first request is refused, so that clients know why.
+        if let Ok(frame) = encode(ANNOUNCEMENT_ID, &Response::HandsOver) {
+            for connection in connections {
+                // A client that reads nothing misses, as after a crash.
+                let _ = rustix::net::send(&connection.fd, &frame, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+            }
+        }
         depot.freeze();
         let end = Instant::now() + COPIES_WAIT;
         while depot.is_copied() && Instant::now() < end {
@@ -343,7 +355,7 @@ impl<'a> LocalDoor<'a> {
             }
             if FileId::at(&self.path).ok() != Some(Some(self.socket)) {
                 tracing::warn!(
-                    "the socket {} was deleted or replaced: it is made anew; find out what removes it",
+                    "the socket {} was deleted or replaced: it is created again; find out what removes it",
                     self.path.display()
                 );
                 (self.listener, self.socket) = listen(&self.path)?;
@@ -361,9 +373,7 @@ impl<'a> LocalDoor<'a> {
             }
             Err(error) => {
                 self.log.place.line(|left_out| {
-                    tracing::error!(
-                        "nobody new can reach this depot, this is tried again: {error}{left_out}"
-                    );
+                    tracing::error!("no new client can reach this depot, retrying: {error}{left_out}");
                 });
                 true
             }
@@ -400,11 +410,8 @@ impl Drop for Open {
 fn listen(path: &Path) -> Result<(SeqPacket, FileId)> {
     if let Ok(meta) = std::fs::symlink_metadata(path) {
         if !meta.file_type().is_socket() {
-            return Err(Error::new(
-                ErrorKind::Config,
-                "something that is no socket lies where the socket should be",
-            )
-            .with("path", path.display()));
+            return Err(Error::new(ErrorKind::Config, "something else is in the place of the socket")
+                .with("path", path.display()));
         }
         std::fs::remove_file(path)
             .map_err(|e| Error::io("cannot remove a dead depot's socket", e).with("path", path.display()))?;

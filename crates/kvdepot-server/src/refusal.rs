@@ -46,7 +46,7 @@ impl Refusals {
                 let id = decode::<Request<'_>>(&buffer).map_or(0, |(id, _)| id);
                 let error = Error::new(
                     ErrorKind::Busy,
-                    "the depot has as many connections as it takes: close some, or raise `ulimit -n` for the depot",
+                    "the depot has reached its limit of connections: close some, or raise `ulimit -n` for the depot",
                 )
                 .with("connections_max", connections_max);
                 // A client that has disconnected meanwhile needs no answer.

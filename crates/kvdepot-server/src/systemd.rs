@@ -71,7 +71,7 @@ impl Manager {
                 Ok(_) => return Ok(()),
                 Err(rustix::io::Errno::INTR) => {}
                 Err(e) => {
-                    return Err(Error::io("the service manager does not take what it is told", e.into()));
+                    return Err(Error::io("the service manager does not accept a notification", e.into()));
                 }
             }
         }

@@ -15,6 +15,10 @@ impl Users {
     /// Makes a session for a process, or a separate one if the process is unknown.
     pub(crate) fn session(&self, depot: &Depot, process: Option<Pid>) -> Session {
         let Some(process) = process else { return depot.session() };
+        self.session_of(depot, process).of_process(process.as_raw_nonzero().get().unsigned_abs())
+    }
+
+    fn session_of(&self, depot: &Depot, process: Pid) -> Session {
         let mut users = self.0.lock();
         if let Some(user) = users.get(&process).and_then(WeakUser::upgrade) {
             drop(users);

@@ -48,7 +48,7 @@ fn restarted(directory: &Path, name: &str, faults: &str) -> (Arc<Attachment>, Ar
 fn claim(attachment: &Arc<Attachment>, spec: &Arc<NamespaceSpec>) -> Claim {
     let group = ClaimGroupSpec { namespaces: vec![Arc::clone(spec)], window_blocks: 0, hashes_per_block: 1 };
     let hashes: Vec<_> = (0..BLOCKS as u64).map(hash).collect();
-    Claim::open(attachment, &[group], &hashes, 0, u32::try_from(BLOCKS).unwrap()).unwrap()
+    Claim::open(attachment, &[group], &hashes, 0, u32::try_from(BLOCKS).unwrap(), "").unwrap()
 }
 
 fn load(engine: &Engine, patience: Option<Duration>) -> Arc<TaskState> {
@@ -142,7 +142,7 @@ fn nothing_is_said_to_arrive_once_a_block_has_failed() {
 #[test]
 fn a_settled_claim_has_nothing_on_its_way() {
     let directory = tempfile::tempdir().unwrap();
-    let (attachment, spec, engine) = restarted(directory.path(), "whole", "read_slow=1,slow_ms=3000");
+    let (attachment, spec, engine) = restarted(directory.path(), "whole", "read_slow=1,slow_ms=8000");
     let mut claim = claim(&attachment, &spec);
     let seen = until("the tier says what it holds", || {
         claim.poll();

@@ -84,7 +84,7 @@ fn busy_client(socket: &Path) {
         let group =
             ClaimGroupSpec { namespaces: vec![Arc::clone(&spec)], window_blocks: 0, hashes_per_block: 1 };
         let wanted: Vec<_> = hashes.iter().map(|&n| hash(n)).collect();
-        let _claim = Claim::open(&attachment, &[group], &wanted, 0, 8).unwrap();
+        let _claim = Claim::open(&attachment, &[group], &wanted, 0, 8, "").unwrap();
         engine.load(&hashes, &engine.all_pages()[8..]);
         say(round);
     }
@@ -332,7 +332,7 @@ fn a_hung_depot_costs_one_bounded_wait() {
     assert!(engine.dump(&[1, 2], &[0, 1]).is_empty());
     let group =
         || ClaimGroupSpec { namespaces: vec![Arc::clone(&spec)], window_blocks: 0, hashes_per_block: 1 };
-    let claim = || Claim::open(&attachment, &[group()], &[hash(1), hash(2)], 0, 2).unwrap();
+    let claim = || Claim::open(&attachment, &[group()], &[hash(1), hash(2)], 0, 2, "").unwrap();
     // A claim that a busy machine answers late is a miss.
     eventually("the hit", || claim().wait(LONG) == (true, 2, 0));
     kill_process(pid, Signal::STOP).unwrap();

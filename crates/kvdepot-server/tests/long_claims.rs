@@ -32,16 +32,16 @@ fn hits_are_whole(attachment: &Arc<Attachment>) {
     let all: Vec<_> = (0..BLOCKS + 5).map(hash).collect();
     for limit in [1, batch - 1, batch, batch + 1, 2 * batch, BLOCKS, BLOCKS + 5] {
         let limit = u32::try_from(limit).unwrap();
-        let mut claim = Claim::open(attachment, &[group()], &all, 0, limit).unwrap();
+        let mut claim = Claim::open(attachment, &[group()], &all, 0, limit, "").unwrap();
         let hit = limit.min(u32::try_from(BLOCKS).unwrap());
         assert_eq!(claim.wait(LONG), (true, hit, 0), "limit {limit}");
     }
-    let mut tail = Claim::open(attachment, &[group()], &all, 5000, u32::MAX).unwrap();
+    let mut tail = Claim::open(attachment, &[group()], &all, 5000, u32::MAX, "").unwrap();
     assert_eq!(tail.wait(LONG), (true, u32::try_from(BLOCKS).unwrap(), 0));
     // A gap in the second frame ends the hit there.
     let mut gap = all.clone();
     gap[BATCH_HASHES_MAX + 7] = hash(u64::MAX);
-    let mut claim = Claim::open(attachment, &[group()], &gap, 0, u32::MAX).unwrap();
+    let mut claim = Claim::open(attachment, &[group()], &gap, 0, u32::MAX, "").unwrap();
     assert_eq!(claim.wait(LONG), (true, u32::try_from(BATCH_HASHES_MAX).unwrap() + 7, 0));
 }
 
@@ -80,6 +80,7 @@ fn a_claim_over_too_many_hashes_is_refused_and_the_connection_goes_on() {
         hashes: Hashes(vec![1; 16].into()),
         skip: 0,
         limit: u32::MAX,
+        label: "".into(),
     };
     let frame = vec![1u8; BATCH_HASHES_MAX * 16];
     let refused = |answer: (u64, Response)| {

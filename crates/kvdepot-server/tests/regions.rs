@@ -162,7 +162,7 @@ fn what_a_scheduler_has_fetched_lies_near_the_worker_s_device() {
     dump(&mut engine, 100, 2);
     let group = ClaimGroupSpec { namespaces: vec![namespace()], window_blocks: 0, hashes_per_block: 1 };
     let wanted: Vec<_> = (0..PAGES as u64).map(hash).collect();
-    let mut claim = Claim::open(&attachment, &[group], &wanted, 0, PAGES as u32).unwrap();
+    let mut claim = Claim::open(&attachment, &[group], &wanted, 0, PAGES as u32, "").unwrap();
     assert_eq!(claim.wait(LONG).1, PAGES as u32);
     assert_eq!(regions(&attachment), [(0, 0), (1, 16)]);
     holds(&mut engine, 0, 1);

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use common::{Engine, LONG, config, embedded, hash, spec};
 use kvdepot_depot::client::{Claim, ClaimGroupSpec};
 use kvdepot_tier::{RemoteConfig, RemoteTier, Tier, conformance};
-use pool::{BLOCK, claim, hand_over, layout, over, server};
+use pool::{BLOCK, claim, hand_over, layout, over, server, until};
 use serde_json::json;
 use wire::Wired;
 
@@ -117,17 +117,18 @@ fn a_full_pool_costs_no_connection() {
     let names: Vec<u64> = (0..32).collect();
     assert!(from.dump(&names, &from.all_pages()).is_empty());
     assert!(producer.drain(LONG).unwrap());
-    let more = json!({"timeout_ms": 500});
+    let more = json!({"timeout_ms": 5_000});
     let depot = embedded(over(wired.at, "Cache|Remote", 16 * BLOCK, &json!({}), &more));
     let mut into = Engine::new(&depot, &spec, 16);
     let group = ClaimGroupSpec { namespaces: vec![Arc::clone(&spec)], window_blocks: 0, hashes_per_block: 1 };
     let hashes: Vec<_> = (0..16).map(hash).collect();
-    let mut held = Claim::open(&depot, &[group], &hashes, 0, 16).unwrap();
+    let mut held = Claim::open(&depot, &[group], &hashes, 0, 16, "").unwrap();
     // A claim is cut to what it may have of a pool.
     assert_eq!(held.wait(LONG), (true, 14, 14), "{}", depot.stats());
     let connections = |state: serde_json::Value| {
         (state["up"].clone(), state["connections"].clone(), state["failures"].clone())
     };
+    until("all are connected", || server(&depot)["connections"] == 4);
     let before = connections(server(&depot));
     assert_eq!(before.0, true);
     // Sixteen blocks, and room for two.

@@ -9,11 +9,14 @@ mod pool;
 #[path = "common/wire.rs"]
 mod wire;
 
+use std::io::ErrorKind;
 use std::sync::Arc;
 
 use common::{Engine, LONG, embedded, spec};
 use gate::Gate;
 use kvdepot_depot::client::Attachment;
+use kvdepot_wire::infini::{Reply, Request};
+use kvdepot_wire::limits::KEYS_MAX;
 use pool::{claim, layout, over, server, stats, until};
 use serde_json::json;
 use wire::Wired;
@@ -150,4 +153,32 @@ fn a_server_that_hangs_from_the_start_costs_a_silence() {
     depot.reset(&[Arc::clone(&spec)]).unwrap_err();
     assert_eq!(claim(&depot, &spec, PAGES).1, 0, "reset, though the server could not be told");
     nothing_is_held(&depot);
+}
+
+/// The deletion cannot end while the server hangs, so no answer before that waited for it.
+#[test]
+fn a_deletion_of_many_keys_delays_no_other_client() {
+    let wired = Wired::open(common::config(SERVER_POOL, json!({})), json!({}));
+    let gate = Gate::before(wired.at);
+    let remote = json!({"timeout_ms": 3_600_000});
+    let own = Wired::open(over(gate.at, "Cache|Remote", SERVER_POOL, &remote, &json!({})), json!({}));
+    let (mut deletes, mut gets) = (own.infini(), own.infini());
+    for key in ["gone", "stays"] {
+        assert_eq!(gets.put(key, key.as_bytes()), Reply::Code(200));
+    }
+    assert_eq!(own.stat("pool_blocks"), 2);
+    until("the server has them", || own.stat("writes_queued") == 0 && own.stat("dirty_blocks") == 0);
+    gate.set_shut(true);
+    let names: Vec<String> = (1..KEYS_MAX).map(|n| format!("never stored {n}")).collect();
+    let keys = [b"gone".as_slice()].into_iter().chain(names.iter().map(String::as_bytes)).collect();
+    let delete = Request::Delete(keys);
+    deletes.send(&delete);
+    until("the first key is removed", || own.stat("pool_blocks") == 1);
+    for _ in 0..10 {
+        assert_eq!(gets.get("stays").as_deref(), Some(b"stays".as_slice()));
+    }
+    deletes.0.set_nonblocking(true).unwrap();
+    let answered = deletes.0.peek(&mut [0]);
+    assert_eq!(answered.unwrap_err().kind(), ErrorKind::WouldBlock, "the deletion has not ended");
+    gate.set_shut(false);
 }

@@ -144,7 +144,7 @@ fn the_pool_evicts_what_is_old_and_keeps_what_is_claimed() {
         let group =
             ClaimGroupSpec { namespaces: vec![Arc::clone(&spec)], window_blocks: 0, hashes_per_block: 1 };
         let hashes: Vec<_> = (0..20).map(hash).collect();
-        let mut claim = Claim::open(attachment, &[group], &hashes, 0, 20).unwrap();
+        let mut claim = Claim::open(attachment, &[group], &hashes, 0, 20, "").unwrap();
         assert_eq!(claim.wait(LONG), (true, 8, 0));
         let many: Vec<u64> = (100..130).collect();
         assert!(engine.dump(&many, &engine.all_pages()[..30]).is_empty());

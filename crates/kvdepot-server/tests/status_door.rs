@@ -104,6 +104,32 @@ fn the_status_page_comes_from_nowhere_else_and_its_json_tells_the_configuration(
     assert_eq!(at_socket(&served.socket, "POST /config").0, 405);
 }
 
+/// The pages that `kvdepot why` reads.
+#[test]
+fn misses_are_told_and_what_is_no_question_is_refused() {
+    let served = Served::start(config(8 << 20, json!({})));
+    let _attachment = served.attach();
+    let asked = |request: &str| {
+        let (code, said) = at_socket(&served.socket, request);
+        (code, serde_json::from_str::<serde_json::Value>(&said).unwrap())
+    };
+    for request in ["GET /misses", "GET /misses?last=0", "GET /misses?last=99999&request=a%20b"] {
+        let (code, said) = asked(request);
+        assert_eq!((code, &said["misses"], &said["kept"]), (200, &json!([]), &json!(256)), "{request}");
+    }
+    for (request, code) in [
+        ("GET /misses?last=many", 400),
+        ("POST /misses", 405),
+        ("GET /why", 400),
+        ("GET /why?namespace=3f2a", 404),
+        ("GET /why?namespace=3f2a&hash=12", 400),
+        ("POST /why?namespace=3f2a", 405),
+    ] {
+        let (answered, said) = asked(request);
+        assert_eq!((answered, said["error"].is_string()), (code, true), "{request}: {said}");
+    }
+}
+
 /// A number added to `stat` must be described there, too.
 #[test]
 fn every_number_of_the_status_is_a_series_with_help() {
@@ -190,10 +216,18 @@ fn the_port_answers_no_web_page() {
         }
     }
     assert_eq!(asked("GET /health", "Host: probe.example").0, 200);
+    // Every user of the machine reaches the port.
+    for request in ["GET /misses", "GET /misses?last=3", "GET /why?namespace=3f2a"] {
+        let (code, said) = asked(request, "Host: localhost");
+        assert_eq!(code, 403, "{request}");
+        assert!(said.contains("socket") && !said.contains("hash"), "{said}");
+    }
     // No browser reaches the socket, so any Host is accepted there.
-    let stream = UnixStream::connect(socket_of(&socket)).unwrap();
-    stream.set_read_timeout(Some(LONG)).unwrap();
-    assert_eq!(ask_with(stream, "GET /status", "Host: depot").0, 200);
+    for request in ["GET /status", "GET /misses"] {
+        let stream = UnixStream::connect(socket_of(&socket)).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        assert_eq!(ask_with(stream, request, "Host: depot").0, 200);
+    }
 }
 
 #[test]

@@ -7,6 +7,7 @@ mod common;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use common::roles::{Role, attach, own_role, socket, until};
@@ -94,7 +95,7 @@ fn reserve(socket: &Path, blocks: &[u64]) -> SeqPacket {
 fn hit(attachment: &Arc<Attachment>, blocks: &[u64]) -> usize {
     let group = ClaimGroupSpec { namespaces: vec![namespace()], window_blocks: 0, hashes_per_block: 1 };
     let wanted: Vec<_> = blocks.iter().map(|&block| hash(block)).collect();
-    let mut claim = Claim::open(attachment, &[group], &wanted, 0, blocks.len() as u32).unwrap();
+    let mut claim = Claim::open(attachment, &[group], &wanted, 0, blocks.len() as u32, "").unwrap();
     let (settled, units, _) = claim.wait(LONG);
     assert!(settled, "a claim does not settle");
     units as usize
@@ -131,6 +132,72 @@ fn blocks_outlive_the_depot_that_hands_them_over() {
         assert!(engine.load(&new, &engine.all_pages()).is_empty());
         assert!((0..8).all(|page| engine.holds(page, page, 2)), "generation {generation}");
     }
+}
+
+/// A client that looks blocks up, and claims them, again and again. Both must find all of them.
+#[derive(Default)]
+struct Looker {
+    /// The depot that the last rounds began and ended at, and how many rounds those were.
+    at: AtomicU64,
+    rounds: AtomicU64,
+    missed_lookups: AtomicU64,
+    missed_claims: AtomicU64,
+}
+
+impl Looker {
+    fn look(&self, directory: &Path, blocks: &[u64], over: &AtomicBool) {
+        let attachment = attach(directory);
+        let engine = Engine::new(&attachment, &namespace(), blocks.len());
+        let hashes: Vec<_> = blocks.iter().map(|&block| hash(block)).collect();
+        while !over.load(Ordering::Acquire) {
+            let before = gauge(&attachment, "pid").unwrap_or(0);
+            let looked_up = engine.store.lookup_on_prefix(&hashes) == blocks.len();
+            self.missed_lookups.fetch_add(u64::from(!looked_up), Ordering::AcqRel);
+            let claimed = hit(&attachment, blocks) == blocks.len();
+            self.missed_claims.fetch_add(u64::from(!claimed), Ordering::AcqRel);
+            if self.at.swap(before, Ordering::AcqRel) != before {
+                self.rounds.store(0, Ordering::Release);
+            }
+            self.rounds.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    fn has_looked_at(&self, pid: u32) -> bool {
+        self.at.load(Ordering::Acquire) == u64::from(pid) && self.rounds.load(Ordering::Acquire) >= 3
+    }
+}
+
+#[test]
+fn a_client_misses_at_most_one_lookup_in_a_take_over() {
+    const TAKE_OVERS: u64 = 3;
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let mut depot = Role::start("depot", directory);
+    let attachment = attach(directory);
+    let mut engine = Engine::new(&attachment, &namespace(), 8);
+    let blocks: Vec<u64> = (0..8).collect();
+    engine.fill(1);
+    assert!(engine.dump(&blocks, &engine.all_pages()).is_empty());
+    let (over, lookers) = (AtomicBool::new(false), <[Looker; 4]>::default());
+    std::thread::scope(|scope| {
+        for looker in &lookers {
+            scope.spawn(|| looker.look(directory, &blocks, &over));
+        }
+        let all_at = |depot: &Role| lookers.iter().all(|looker| looker.has_looked_at(depot.0.id()));
+        until("all look at the first depot", || all_at(&depot));
+        for _ in 0..TAKE_OVERS {
+            let heir = Role::start("heir", directory);
+            assert!(depot.ends());
+            depot = heir;
+            until("all look at the new depot", || all_at(&depot));
+        }
+        over.store(true, Ordering::Release);
+    });
+    let missed = lookers.each_ref().map(|looker| {
+        (looker.missed_lookups.load(Ordering::Acquire), looker.missed_claims.load(Ordering::Acquire))
+    });
+    println!("missed lookups and claims in {TAKE_OVERS} take-overs, by client: {missed:?}");
+    assert!(missed.iter().all(|&(lookups, claims)| lookups + claims <= TAKE_OVERS), "{missed:?}");
 }
 
 #[test]

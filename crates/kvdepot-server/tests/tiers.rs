@@ -36,7 +36,7 @@ fn full(spec: &Arc<NamespaceSpec>) -> ClaimGroupSpec {
 
 fn claim(attachment: &Arc<Attachment>, groups: &[ClaimGroupSpec], names: std::ops::Range<u64>) -> Claim {
     let hashes: Vec<_> = names.map(hash).collect();
-    Claim::open(attachment, groups, &hashes, 0, u32::try_from(hashes.len()).unwrap()).unwrap()
+    Claim::open(attachment, groups, &hashes, 0, u32::try_from(hashes.len()).unwrap(), "").unwrap()
 }
 
 fn dump_all(attachment: &Arc<Attachment>, engine: &Engine, first: u64, count: usize) {
@@ -299,7 +299,7 @@ fn a_tier_that_hangs_delays_nobody_beyond_the_deadline() {
         dump_all(&attachment, &engine, 0, 8);
     }
     let posix = serde_json::json!({"directories": [directory.path()], "faults": "read_hang=1.0,seed=1"});
-    let hung = serde_json::json!({"pipeline": "Cache|Posix", "posix": posix, "timeout_ms": 300});
+    let hung = serde_json::json!({"pipeline": "Cache|Posix", "posix": posix, "timeout_ms": 3_000});
     let attachment = embedded(config(16 << 20, hung));
     let mut engine = Engine::within(&attachment, &spec, 16, Duration::from_secs(10));
     engine.fill(1);

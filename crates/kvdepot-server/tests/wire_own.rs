@@ -7,8 +7,8 @@ mod wire;
 
 use std::io::Write;
 
-use common::{config, hash};
-use kvdepot_core::{BlockHash, ErrorKind, NamespaceId};
+use common::{config, hash, spec};
+use kvdepot_core::{BlockHash, BlockLayout, ErrorKind, NamespaceId};
 use kvdepot_wire::infini;
 use kvdepot_wire::own::{Hashes, Request, Status};
 use serde_json::json;
@@ -188,7 +188,20 @@ fn without_the_token_nobody_gets_in() {
     assert_eq!(wired.http("GET /status", None).0, 401);
     assert_eq!(wired.http("GET /config", None).0, 401);
     assert_eq!(wired.http("GET /errors", None).0, 401);
+    assert_eq!(wired.http("GET /misses", None).0, 401);
+    assert_eq!(wired.http("GET /why?namespace=none", None).0, 401);
     assert_eq!(wired.http("GET /config", Some(TOKEN)).0, 200);
+    assert_eq!(wired.http("GET /misses", Some(TOKEN)).0, 200);
+    let direct = wired.depot.direct();
+    let used =
+        direct.open_namespace(spec("a", BlockLayout::uniform(1, &[4096]).unwrap()).canonical()).unwrap();
+    assert_eq!(direct.prefix(used.handle, &hash(1).0).unwrap(), 0);
+    for (token, is_named) in [(None, false), (Some("another token than that"), false), (Some(TOKEN), true)] {
+        let (code, metrics) = wired.http("GET /metrics", token);
+        assert_eq!((code, metrics.contains("kvdepot_namespace_misses_total{")), (200, is_named), "{metrics}");
+        assert!(metrics.contains("kvdepot_miss_requests_total{"), "{metrics}");
+    }
+    assert_eq!(wired.http("GET /why?namespace=none", Some(TOKEN)).0, 404);
     let (code, page) = wired.http("GET /", None);
     assert_eq!(code, 200, "the page asks for the token, and has no data");
     assert!(page.starts_with("<!DOCTYPE html>"), "{page}");

@@ -1,4 +1,4 @@
-//! What clients do with claims.
+//! Clients' operations with claims.
 
 use kvdepot_core::machine::{ClaimGroup, Request};
 use kvdepot_core::{GroupShape, NamespaceId};
@@ -15,20 +15,20 @@ impl World {
         let wish = self.wish();
         for space in wish.ranks() {
             if !self.spaces[space].known {
-                // Not as a user: a claim may span more than one client may use.
+                // Not as a user: a claim may span more namespaces than one client may use.
                 self.open(None, space)?;
             }
         }
-        // To know the last one the depot may have forgotten the first.
+        // Opening the last one may have made the depot forget the first.
         if wish.ranks().iter().any(|&space| !self.spaces[space].known) {
             return Ok(());
         }
-        // An id may have changed meanwhile.
+        // An id may have changed in the meantime.
         let wish = Wish { spaces: self.ids_of(&wish.groups), ..wish };
         self.open_claim(client, wish)
     }
 
-    /// Something to claim.
+    /// Returns a request for a claim.
     pub(crate) fn wish(&mut self) -> Wish {
         let (prompts, units) = (self.plan.shape.prompts, self.plan.shape.prompt_units);
         let prompt = self.rng.below(prompts);
@@ -41,7 +41,7 @@ impl World {
             let units = if self.rng.chance(75) { 1 } else { self.rng.between(2, 3) };
             groups.push(ClaimedGroup { ranks, window, units });
         }
-        // Rank 0 alone is another group of the same blocks.
+        // Rank 0 alone is another group with the same blocks.
         groups.retain(|group| group.ranks != 2 || self.rng.chance(50));
         let skip = if self.rng.chance(70) { 0 } else { self.rng.below(units) };
         let spaces = self.ids_of(&groups);
@@ -58,7 +58,7 @@ impl World {
         }
     }
 
-    /// What keys of each group's ranks carry now.
+    /// Returns the ids that keys of each group's ranks carry now.
     pub(crate) fn ids_of(&self, groups: &[ClaimedGroup]) -> Vec<Vec<NamespaceId>> {
         let ids = |group: &ClaimedGroup| {
             specs::GROUPS[group.ranks].iter().map(|&space| self.spaces[space].id).collect()
@@ -78,6 +78,7 @@ impl World {
             limit: wish.limit,
             deadline: wish.deadline,
             patience: wish.patience,
+            label: None,
         };
         self.request_of(Some(client), request, Asked::Claim(wish))?;
         Ok(())
@@ -106,9 +107,9 @@ impl World {
         self.end_claim(client, chosen)
     }
 
-    /// A client ends one of its claims.
+    /// Ends one of a client's claims.
     pub(crate) fn end_claim(&mut self, client: usize, claim: usize) -> Result<(), Fail> {
-        // A claim may have run out of patience: then it is not there any more, and a poll says so.
+        // A claim may have expired: then it does not exist any more, and a poll reports that.
         let id = self.clients[client].claims[claim].id;
         self.request_of(
             Some(client),
@@ -125,9 +126,9 @@ impl World {
         Ok(())
     }
 
-    /// A claim whose deadline has passed is settled, or gone for want of a poll (P2).
+    /// Checks that a claim whose deadline has passed is settled, or has expired because it was not polled (P2).
     pub(crate) fn check_deadlines(&mut self) -> Result<(), Fail> {
-        // Work that is left of them is cut into pieces, as that of others.
+        // The rest of its work is cut into pieces, like that of others.
         while !self.jobs.is_empty() {
             self.go_on()?;
         }

@@ -1,4 +1,4 @@
-//! Clients: what they hold, and how they fill it.
+//! Clients: the slots that they hold and fill.
 
 use kvdepot_core::machine::{ClaimId, Nanos, Owner};
 use kvdepot_core::runs::Runs;
@@ -6,7 +6,7 @@ use kvdepot_core::{BlockHash, BlockKey, LeaseId};
 
 use crate::specs;
 
-/// A slot that a client fills.
+/// A slot that a client is filling.
 #[derive(Clone, Debug)]
 pub(crate) struct Fill {
     pub(crate) lease: LeaseId,
@@ -18,7 +18,7 @@ pub(crate) struct Fill {
     pub(crate) value: bool,
 }
 
-/// A slot that a client reads.
+/// A slot that a client is reading.
 #[derive(Clone, Debug)]
 pub(crate) struct Reading {
     pub(crate) lease: LeaseId,
@@ -30,31 +30,31 @@ pub(crate) struct Reading {
 /// One group of a claim.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ClaimedGroup {
-    /// Which of [`specs::GROUPS`].
+    /// Index into [`specs::GROUPS`].
     pub(crate) ranks: usize,
     pub(crate) window: usize,
     pub(crate) units: usize,
 }
 
-/// What a claim asks for.
+/// The request of a claim.
 #[derive(Clone, Debug)]
 pub(crate) struct Wish {
     pub(crate) groups: Vec<ClaimedGroup>,
     pub(crate) hashes: Vec<BlockHash>,
     pub(crate) skip: usize,
     pub(crate) limit: usize,
-    /// Keys of each group and rank carried these namespaces when it was opened.
+    /// Namespaces that the keys of each group and rank carried when it was opened.
     pub(crate) spaces: Vec<Vec<kvdepot_core::NamespaceId>>,
     pub(crate) opened_at: usize,
     pub(crate) opened: Nanos,
-    /// When it settles at the latest.
+    /// Time by which it settles.
     pub(crate) deadline: Nanos,
     pub(crate) patience: Nanos,
 }
 
 impl Wish {
-    /// Blocks that a hit needs, by the definition: of full attention all that the engine does not have; of a window those
-    /// that it looks back to.
+    /// Returns the blocks that a hit needs by definition: with full attention all that the engine does not have, with a
+    /// window those that it looks back to.
     pub(crate) fn needed(&self, hit: usize) -> Vec<BlockKey> {
         let mut keys = Vec::new();
         if hit <= self.skip {
@@ -73,7 +73,7 @@ impl Wish {
         keys
     }
 
-    /// Blocks that any hit may need.
+    /// Returns the blocks that any hit may need.
     pub(crate) fn needed_all(&self) -> Vec<BlockKey> {
         let mut keys: Vec<BlockKey> = (self.skip + 1..=self.limit).flat_map(|hit| self.needed(hit)).collect();
         keys.sort_unstable();
@@ -81,14 +81,14 @@ impl Wish {
         keys
     }
 
-    /// The longest hit of what is there.
+    /// Returns the longest hit of the blocks that are present.
     pub(crate) fn hit(&self, there: impl Fn(&BlockKey) -> bool) -> usize {
         let whole = |hit: usize| self.groups.iter().all(|group| hit.is_multiple_of(group.units));
         let fits = |hit: &usize| whole(*hit) && self.needed(*hit).iter().all(&there);
         (self.skip + 1..=self.limit).rev().find(fits).unwrap_or(self.skip)
     }
 
-    /// Namespaces of all ranks, as places in the world's list.
+    /// Returns the namespaces of all ranks, as indexes into the world's list.
     pub(crate) fn ranks(&self) -> Vec<usize> {
         let mut ranks: Vec<usize> =
             self.groups.iter().flat_map(|group| specs::GROUPS[group.ranks]).copied().collect();
@@ -97,7 +97,7 @@ impl Wish {
         ranks
     }
 
-    /// Pages of a hit.
+    /// Returns the number of pages of a hit.
     pub(crate) fn pages(&self, hit: usize) -> usize {
         let mut pages = 0;
         for (number, group) in self.groups.iter().enumerate() {
@@ -126,14 +126,14 @@ pub(crate) struct Claimed {
 #[derive(Clone, Debug)]
 pub(crate) struct Client {
     pub(crate) owner: Owner,
-    /// False once it was killed; its copies may run on until its end is told.
+    /// False once it was killed; its copies may continue until the depot learns of its end.
     pub(crate) alive: bool,
     pub(crate) fills: Vec<Fill>,
     pub(crate) readings: Vec<Reading>,
     pub(crate) claims: Vec<Claimed>,
-    /// Namespaces that it has opened, as places in the world's list.
+    /// Namespaces that it has opened, as indexes into the world's list.
     pub(crate) uses: std::collections::BTreeSet<usize>,
-    /// The region that it wishes, as far as it has told the depot.
+    /// Its preferred region, as far as the depot was told.
     pub(crate) near: Option<kvdepot_core::RegionIndex>,
 }
 

@@ -1,4 +1,5 @@
-//! The end of a run: all is given back, and nothing may be left; then calm claims, whose hit is known beforehand.
+//! The end of a run: everything is released, and nothing may be left. Then come claims without faults, whose hit is
+//! known in advance.
 
 use kvdepot_core::BlockKey;
 use kvdepot_core::machine::{Event, Request};
@@ -10,11 +11,11 @@ use crate::replies::Asked;
 use crate::rng::Rng;
 use crate::world::World;
 
-/// Rounds in which all work must have ended.
+/// Number of rounds by which all work must have ended.
 const ROUNDS_MAX: usize = 3_000;
-/// Ticks after which what was put off must have been tried again.
+/// Number of ticks by which delayed work must have been retried.
 const TICKS_MAX: usize = 300;
-/// Share of the pool that a claim may take, in percent.
+/// Maximum share of the pool that a claim may take, in percent.
 const CLAIM_SHARE: usize = 90;
 
 impl World {
@@ -47,13 +48,13 @@ impl World {
         for round in 0..6 {
             self.calm_claim()?;
             if round == 3 {
-                // A step evicts a few.
+                // A step evicts only a few.
                 for _ in 0..10_000 {
                     self.request_of(None, Request::EvictTo { bytes: 0 }, Asked::Done)?;
                     if self.machine.gauges().pool_blocks == 0 {
                         break;
                     }
-                    // In between, what is cold is written to tiers that are to have it.
+                    // In between, cold blocks are written to the tiers that should get them.
                     self.settle_down()?;
                 }
                 let gauges = self.machine.gauges();
@@ -68,7 +69,7 @@ impl World {
         Ok(())
     }
 
-    /// Whether anything is under way.
+    /// Returns whether nothing is in flight.
     fn is_quiet(&self) -> bool {
         self.outbox.is_empty()
             && self.running.is_empty()
@@ -77,7 +78,7 @@ impl World {
             && self.forgotten.is_empty()
     }
 
-    /// Lets everything under way end, delayed writes too.
+    /// Lets everything in flight complete, including delayed writes.
     pub(crate) fn settle_down(&mut self) -> Result<(), Fail> {
         let mut ticks = 0;
         for _ in 0..ROUNDS_MAX {
@@ -86,7 +87,7 @@ impl World {
                 if gauges.writes_queued == 0 && gauges.removals_owed == 0 {
                     return Ok(());
                 }
-                // Writes of values that were put off are tried again, and removals that failed.
+                // Delayed writes of values and failed removals are retried.
                 self.feed_and_answer(Event::Tick)?;
                 ticks += 1;
                 if self.is_quiet() && ticks > TICKS_MAX {
@@ -105,7 +106,7 @@ impl World {
         )
     }
 
-    /// Clients end their dumps and give back what they read; some end themselves.
+    /// Makes clients end their dumps and release what they read; some clients end.
     fn end_clients(&mut self) -> Result<(), Fail> {
         for client in &mut self.clients {
             if client.claims.is_empty() && self.rng.chance(50) {
@@ -135,7 +136,7 @@ impl World {
         self.settle_down()
     }
 
-    /// What waits has a reason to: something is pinned that will come back.
+    /// Checks that waiting requests have a reason to wait: something is pinned that will be released.
     fn check_progress(&mut self) -> Result<(), Fail> {
         loop {
             let gauges = self.machine.gauges();
@@ -158,7 +159,7 @@ impl World {
                     }
                 }
             }
-            // A load that ended meanwhile leased blocks, and a claim may wait for their room.
+            // A load that ended in the meantime leased blocks, and a claim may wait for their space.
             let held = |client: &Client| !client.readings.is_empty() || !client.fills.is_empty();
             if unsettled > 0 && settled.is_none() && self.clients.iter().any(held) {
                 self.end_clients()?;
@@ -213,7 +214,7 @@ impl World {
         }
     }
 
-    /// A walk over the pool finds what lookups find.
+    /// Checks that a walk over the pool finds the blocks that lookups find.
     fn check_listed(&mut self) -> Result<(), Fail> {
         self.listed.clear();
         let mut from = Some(0);
@@ -232,7 +233,7 @@ impl World {
         }
     }
 
-    /// What tiers keep in current epochs may be served by them at any time: it must be whole and current.
+    /// Checks that the blocks of current epochs in tiers, which may be served at any time, are complete and current.
     fn check_tiers(&self) -> Result<(), Fail> {
         for (number, tier) in self.tiers.iter().enumerate() {
             for (key, tags) in tier.kept().filter(|(key, _)| self.live_space(key).is_some()) {
@@ -248,12 +249,12 @@ impl World {
         Ok(())
     }
 
-    /// Whether the pool or a tier has a block.
+    /// Returns whether the pool or a tier has a block.
     fn is_there(&self, key: &BlockKey) -> bool {
         self.presence.contains(key) || self.tiers.iter().any(|tier| tier.holds(key))
     }
 
-    /// A claim with nobody else about: its hit is the longest there is.
+    /// Makes a claim without other activity: its hit must be the longest possible.
     fn calm_claim(&mut self) -> Result<(), Fail> {
         let wish = self.wish();
         self.know_all(&wish)?;
@@ -281,9 +282,10 @@ impl World {
         let Some(units) = settled else {
             return fail(Rule::Progress, "a calm claim does not settle");
         };
-        // What the claim brings up pushes cold blocks down, and a full tier evicts for them: it may be what was wished for.
+        // Blocks that the claim fetches push cold blocks down, and a full tier evicts for them, possibly blocks of the
+        // claim.
         let still = wish.hit(|key| self.is_there(key)).min(best);
-        // While cold blocks are written they hold room, and the claim takes what is left.
+        // While cold blocks are written they take space, and the claim gets the rest.
         let shared = self.machine.counters().late_write_blocks != written_late;
         if units > best || (fits && !damaged && !shared && units < still) {
             return fail(Rule::Claims, format!("a hit of {units} units where {still} are there: {wish:?}"));

@@ -1,34 +1,36 @@
-//! How a run fails: which promise was broken, and how it showed.
+//! Failures of a run: the broken promise, and how it showed.
 
 use std::fmt;
 
-/// A promise.
+/// A promise that the simulation checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rule {
-    /// P1: bytes are those that were dumped, or absent.
+    /// Bytes are those that were dumped, or absent (P1).
     Bytes,
-    /// What was removed, replaced or reset is not served again.
+    /// Removed, replaced or reset blocks are not served again.
     Stale,
-    /// P2: every request has one reply.
+    /// Every request gets one reply (P2).
     Replies,
-    /// P4: nobody touches a slot that another has.
+    /// Nobody accesses a slot that belongs to another client (P4).
     Owners,
-    /// P4: what was given back is free.
+    /// Released memory is free (P4).
     Leaks,
-    /// P5: nothing is larger than its cap.
+    /// Nothing exceeds its cap (P5).
     Caps,
-    /// A claim's hit is the longest, and what it says it holds is there.
+    /// A claim's hit is the longest, and the blocks that it reports as held are present.
     Claims,
-    /// What waits goes on when there is room.
+    /// Waiting requests continue when there is space.
     Progress,
     /// Lookups see what the pool holds.
     Presence,
-    /// A tier is given a block only as its placement has it.
+    /// A tier gets a block only as its placement demands.
     Placement,
-    /// Only a namespace that nobody uses is forgotten, and nothing of it is lost but what the pool holds.
+    /// Only unused namespaces are forgotten, and nothing of them is lost except what only the pool has.
     Forgetting,
-    /// A block lies in the region that was wished for it, while that has room.
+    /// A block is in its preferred region while that has space.
     Regions,
+    /// What is told of blocks that went, and of claims that missed some, is so.
+    Misses,
     /// The machine's own totals.
     Totals,
     /// The machine or the simulation panicked.
@@ -38,7 +40,7 @@ pub enum Rule {
 /// A broken promise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fail {
-    /// Which one.
+    /// The promise.
     pub rule: Rule,
     /// How it showed.
     pub what: String,

@@ -1,5 +1,5 @@
-//! Namespaces that come and go: more than the depot may know at a time, clients that open them, and resets that tiers store
-//! late.
+//! Namespaces that come and go: more than the depot may know at a time, clients that open them, and resets that tiers
+//! store late.
 
 use std::sync::Arc;
 
@@ -15,21 +15,21 @@ use crate::running::Work;
 use crate::specs;
 use crate::world::World;
 
-/// A number of no namespace.
+/// A number that no namespace has.
 pub(crate) const NO_HANDLE: NamespaceHandle = NamespaceHandle::MAX;
 
 impl World {
-    /// Namespaces of the run.
+    /// Returns the number of namespaces of the run.
     pub(crate) fn namespaces(&self) -> usize {
         if self.has(Feature::Forgetting) { specs::all().len() } else { specs::LASTING }
     }
 
-    /// Namespaces that the depot may know at a time.
+    /// Returns how many namespaces the depot may know at a time.
     pub(crate) fn namespaces_max(&self) -> usize {
         if self.has(Feature::Forgetting) { self.plan.shape.namespaces_max } else { specs::LASTING }
     }
 
-    /// A namespace of blocks, not of values.
+    /// Returns a namespace of blocks, not of values.
     pub(crate) fn space_of_blocks(&mut self) -> usize {
         if self.has(Feature::Forgetting) && self.rng.chance(25) {
             return self.rng.between(specs::LASTING, specs::all().len() - 1);
@@ -37,7 +37,7 @@ impl World {
         self.rng.below(specs::VALUES)
     }
 
-    /// Has the depot know a namespace; whether it does. Mostly it is opened where it is not known.
+    /// Makes the depot know a namespace, usually by opening it if it is unknown. Returns whether the depot knows it.
     pub(crate) fn know(&mut self, client: Option<usize>, space: usize) -> Result<bool, Fail> {
         if !self.spaces[space].known && self.rng.chance(70) {
             self.open(client, space)?;
@@ -45,11 +45,11 @@ impl World {
         Ok(self.spaces[space].known)
     }
 
-    /// A client opens a namespace, or the depot itself does. The depot may refuse it.
+    /// Opens a namespace for a client, or for the depot itself. The depot may refuse it.
     pub(crate) fn open(&mut self, client: Option<usize>, number: usize) -> Result<(), Fail> {
         let (spec, was_known) = (&specs::all()[number], self.spaces[number].known);
         let stored = self.tiers.iter().map(|tier| tier.epoch(spec.root())).max().unwrap_or(0);
-        // A namespace that is known is opened by its number.
+        // A known namespace is opened by its number.
         let request = match was_known && self.rng.chance(50) {
             true => Request::UseNamespace { namespace: self.spaces[number].handle },
             false => Request::OpenNamespace { spec: Arc::clone(spec), epoch: stored },
@@ -66,7 +66,7 @@ impl World {
             );
         }
         if opened.id != space.id {
-            // Without a tier the epochs begin anew: what was in them before is gone.
+            // Without a tier epochs start again: their earlier contents are lost.
             if self.tiers.is_empty() {
                 self.model.forget_namespace(opened.id, leases);
             }
@@ -88,12 +88,12 @@ impl World {
         Ok(())
     }
 
-    /// Namespaces that one client may use.
+    /// Returns how many namespaces one client may use.
     fn share(&self) -> usize {
         if self.has(Feature::Forgetting) { self.namespaces_max().div_ceil(2) } else { usize::MAX }
     }
 
-    /// The depot would not let a client open a namespace.
+    /// Checks that the depot had a reason to refuse a client a namespace.
     pub(crate) fn use_refused(&self, client: Option<usize>) -> Result<(), Fail> {
         let greedy = client.is_some_and(|client| self.clients[client].uses.len() >= self.share());
         if greedy || self.machine.gauges().namespaces >= self.namespaces_max() {
@@ -107,7 +107,7 @@ impl World {
         self.open(Some(client), space)
     }
 
-    /// Asks under the number that a forgotten namespace had.
+    /// Sends a request with the number that a forgotten namespace had.
     pub(crate) fn ask_as_before(
         &mut self,
         client: usize,
@@ -132,14 +132,14 @@ impl World {
         Ok(())
     }
 
-    /// The depot has forgotten a namespace: nobody used it, and nothing was under way in it.
+    /// Checks that a forgotten namespace was unused, and that nothing was in flight in it.
     pub(crate) fn check_forgotten(&mut self, handle: NamespaceHandle) -> Result<(), Fail> {
         let known = self.spaces.iter().position(|space| space.known && space.handle == handle);
         let Some(number) = known else {
             return fail(Rule::Forgetting, format!("namespace {handle} is forgotten, and was not known"));
         };
         let id = self.spaces[number].id;
-        // What a client copies since before a take-over is no block of any namespace any more.
+        // A slot that a client has been copying since before a take-over belongs to no namespace any more.
         let of_it = |key: &BlockKey, lease: LeaseId| key.namespace == id && lease != NO_LEASE;
         let why = if self.clients.iter().any(|client| client.uses.contains(&number)) {
             Some("a client uses it")
@@ -163,7 +163,7 @@ impl World {
         Ok(())
     }
 
-    /// Whether a tier was told to read, write or remove a block of a namespace, and has not ended it.
+    /// Returns whether a tier has an uncompleted read, write or removal of a block of a namespace.
     fn is_commanded(&self, id: NamespaceId) -> bool {
         let running = self.running.iter().any(|running| match &running.work {
             Work::Read { key, .. } | Work::Write { key, .. } | Work::Remove { key, .. } => {
@@ -180,7 +180,8 @@ impl World {
             })
     }
 
-    /// An engine resets its cache: the pool first, then every tier. One that cannot store it is told later.
+    /// Resets a namespace as an engine does: the pool first, then every tier. A tier that cannot store it is told again
+    /// later.
     pub(crate) fn reset(&mut self) -> Result<(), Fail> {
         let number = self.rng.below(self.spaces.len());
         self.reset_one(number)
@@ -225,7 +226,7 @@ impl World {
         Ok(())
     }
 
-    /// Namespaces that are closed in a tier are of use again once they are reset.
+    /// Resets the namespaces that are closed in a tier, so that they are usable again.
     pub(crate) fn reset_closed(&mut self) -> Result<(), Fail> {
         if self.machine.gauges().removals_closed == 0 {
             return Ok(());
@@ -249,7 +250,7 @@ impl World {
         }
     }
 
-    /// Tiers are told once more of epochs that they have not stored.
+    /// Sends tiers the epochs again that they have not stored.
     pub(crate) fn store_epochs(&mut self) -> Result<(), Fail> {
         for number in 0..self.spaces.len() {
             let space = &self.spaces[number];
@@ -271,7 +272,7 @@ impl World {
         Ok(())
     }
 
-    /// A depot that has taken a pool over learns which epochs tiers have not stored.
+    /// Tells a depot that has taken over a pool which epochs tiers have not stored.
     pub(crate) fn tell_unstored(&mut self, before: &[bool]) -> Result<(), Fail> {
         for (number, &unstored) in before.iter().enumerate() {
             let space = &mut self.spaces[number];
@@ -285,14 +286,14 @@ impl World {
         Ok(())
     }
 
-    /// Has the depot know all namespaces of a claim, when nobody else asks for any.
+    /// Makes the depot know all namespaces of a claim, while there are no other requests.
     pub(crate) fn know_all(&mut self, wish: &Wish) -> Result<(), Fail> {
         self.store_epochs()?;
         self.clients.iter_mut().for_each(|client| client.alive = false);
         while !self.clients.is_empty() {
             self.end_killed()?;
         }
-        // Those that were opened here already are the last to be forgotten.
+        // The ones that were opened here already are the last to be forgotten.
         for _ in 0..3 {
             for space in wish.ranks() {
                 if !self.spaces[space].known {

@@ -1,7 +1,7 @@
-//! A depot hands its pool over to another one, in the middle of everything.
+//! Take-over: a depot hands over its pool to another one at an arbitrary moment.
 //!
-//! What is under way at the tiers is let end, clients that have not ended their copies are named, and the old depot is
-//! gone before the new one begins. Between the two another depot may reset a namespace in the tiers.
+//! Commands in flight at the tiers complete, clients that have not ended their copies are named, and the old depot
+//! exits before the new one begins. In between, another depot may reset a namespace in the tiers.
 
 use std::collections::HashSet;
 
@@ -15,13 +15,13 @@ use crate::replies::Asked;
 use crate::running::Work;
 use crate::world::World;
 
-/// Rounds in which tiers may end what they have begun.
+/// Number of rounds in which tiers may complete their commands.
 const ROUNDS: usize = 40;
-/// What a client of the old depot holds has no number at the new one.
+/// Leases of a client of the old depot have no number at the new one.
 pub(crate) const NO_LEASE: LeaseId = LeaseId(u64::MAX);
 
 impl World {
-    /// Another depot takes the pool over, unless something does not end: then the old one goes on.
+    /// Another depot takes over the pool, unless a command does not complete: then the old one continues.
     pub(crate) fn take_over(&mut self) -> Result<(), Fail> {
         self.note(|| "TAKE-OVER".to_owned());
         self.feed(Event::Freeze)?;
@@ -57,8 +57,8 @@ impl World {
         Ok(())
     }
 
-    /// A machine that has just begun goes on in the pool of the one before. Nothing has numbers of that one any more, and
-    /// the namespaces are opened in its epochs at least.
+    /// A new machine continues with the pool of the previous one. All numbers of the previous one are void, and the
+    /// namespaces are opened in its epochs or later ones.
     pub(crate) fn begin_anew(&mut self) -> Result<(), Fail> {
         let epochs: Vec<u32> = self.spaces.iter().map(|space| space.epoch).collect();
         self.model.leases_begin_anew();
@@ -73,7 +73,7 @@ impl World {
         let unstored: Vec<bool> = self.spaces.iter().map(|space| space.unstored).collect();
         self.open_spaces(&epochs, |number| known[number])?;
         for (space, (id, mut earlier, acknowledged)) in self.spaces.iter_mut().zip(before) {
-            // What the pool knows of a reset no tier may have stored.
+            // No tier may have stored a reset that the pool knows.
             space.acknowledged = acknowledged;
             earlier.push(id);
             earlier.retain(|&id| id != space.id);
@@ -82,7 +82,7 @@ impl World {
         self.tell_unstored(&unstored)
     }
 
-    /// Requests that wait get the answer that is known.
+    /// Answers waiting requests with what is known.
     fn end_waits(&mut self) -> Result<(), Fail> {
         let tokens: Vec<u64> = self.waiting.keys().copied().collect();
         for token in tokens {
@@ -93,7 +93,7 @@ impl World {
         Ok(())
     }
 
-    /// A client commits some of what it dumps.
+    /// Commits some of a client's dumps.
     fn end_copies(&mut self, client: usize) -> Result<(), Fail> {
         let fills = &self.clients[client].fills;
         let blocks: Vec<usize> = (0..fills.len()).filter(|&fill| !fills[fill].value).collect();
@@ -101,7 +101,7 @@ impl World {
         if some.is_empty() { Ok(()) } else { self.commit(client, &some, &[]) }
     }
 
-    /// All connections end. The clients that may still copy are as those that were killed.
+    /// Ends all connections. The clients that may still copy are treated like killed ones.
     fn end_connections(&mut self) -> Result<Vec<Owner>, Fail> {
         for client in 0..self.clients.len() {
             self.request_of(Some(client), Request::EndClaims, Asked::Odd)?;
@@ -132,7 +132,7 @@ impl World {
         Ok(handed)
     }
 
-    /// The old depot is gone, its writes with it: each has happened as a whole or not at all.
+    /// The old depot has exited, and its writes with it: each has happened completely or not at all.
     fn forget_the_old(&mut self) -> Result<(), Fail> {
         let running = std::mem::take(&mut self.running);
         for operation in running {
@@ -157,7 +157,7 @@ impl World {
         Ok(())
     }
 
-    /// Another depot, over the same tiers, resets a namespace meanwhile.
+    /// Another depot over the same tiers resets a namespace in the meantime.
     fn reset_elsewhere(&mut self) {
         let space = self.rng.below(self.spaces.len());
         if self.luck(Feature::Resets, 30) && !self.tiers.is_empty() {

@@ -1,11 +1,12 @@
-//! Which claims other events came in between the steps of. A dump may take the room that such a claim was promised, and a block
-//! that was pinned when the claim looked may have become free: then its hit may be shorter than it was to be.
+//! Tracks claims that other events interrupted between their steps. A dump may take the space that such a claim was
+//! promised, and a block that was pinned when the claim checked may have been freed. Its hit may then be shorter than
+//! expected.
 
 use std::collections::BTreeSet;
 
 use kvdepot_core::machine::{ClaimId, Event, Job};
 
-/// See the module.
+/// Interrupted claims; see the module.
 #[derive(Debug, Default)]
 pub(crate) struct Interrupted {
     claims: BTreeSet<ClaimId>,
@@ -15,7 +16,7 @@ pub(crate) struct Interrupted {
 }
 
 impl Interrupted {
-    /// A step begins, while these jobs wait.
+    /// Records the start of a step, while these jobs wait.
     pub(crate) fn step(&mut self, event: &Event, jobs: &[Job]) {
         let own = match event {
             Event::Continue(Job::Claim(claim)) => Some(*claim),
@@ -29,7 +30,8 @@ impl Interrupted {
         self.this = own.is_some_and(|claim| self.claims.contains(&claim));
     }
 
-    /// So many claims have found no room by now: whether one did in this step that nothing interrupted.
+    /// Takes the number of claims that have found no space so far. Returns whether one did in this step without an
+    /// interruption.
     pub(crate) const fn claims_cut(&mut self, cut: u64) -> bool {
         let more = cut > self.cut;
         self.cut = cut;

@@ -1,5 +1,6 @@
-//! The ledger of a pool that outlives its depot. After every step, whatever is under way, each of its records that a next
-//! depot would take in must be of a block that lookups find now, in the place where its bytes are: a crash may come there.
+//! The ledger of a pool that outlives its depot. A crash may come at any moment, so after every step, whatever is in
+//! flight, each record that a next depot would take over must be of a block that lookups find now, in the memory where
+//! its bytes are.
 
 use std::collections::BTreeMap;
 
@@ -11,11 +12,11 @@ use crate::mistakes::Mistake;
 use crate::model::{crc_of, name};
 use crate::world::World;
 
-/// See the module.
+/// The simulated ledger; see the module.
 #[derive(Debug, Default)]
 pub(crate) struct SimLedger {
     records: BTreeMap<SlotId, Whole>,
-    /// What is written too late, by mistake.
+    /// Records that are written too late, by mistake.
     late: Vec<Proof>,
 }
 
@@ -24,7 +25,7 @@ impl SimLedger {
         *self = Self::default();
     }
 
-    /// What a next depot finds. The one that wrote it is gone.
+    /// Returns the records that the next depot finds. The depot that wrote them has exited.
     pub(crate) fn take(&mut self) -> Vec<Whole> {
         std::mem::take(self).records.into_values().collect()
     }
@@ -41,7 +42,7 @@ impl SimLedger {
 }
 
 impl World {
-    /// Writes what a step says, and checks what a next depot would find.
+    /// Writes a step's records, and checks what the next depot would find.
     pub(crate) fn write_ledger(&mut self, proofs: Vec<Proof>) -> Result<(), Fail> {
         let now = match self.mistake {
             Some(Mistake::LedgerLate) => std::mem::replace(&mut self.ledger.late, proofs),
@@ -53,7 +54,7 @@ impl World {
                 continue;
             }
             let tags = self.memory.tags(&block.runs);
-            // What the checksum does not prove is left out.
+            // Blocks that the checksum does not prove are left out.
             let is_proven = tags.first().is_some_and(|tag| block.crc64 == crc_of((tag >> 8) as usize))
                 && self.model.version(&block.key, &tags).is_ok();
             if is_proven && !self.presence.contains(&block.key) {

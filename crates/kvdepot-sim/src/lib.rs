@@ -1,8 +1,9 @@
-//! Simulates what a depot decides: one seed, one run, the same on every machine.
+//! Simulates a depot's decisions: one seed determines one run, which is the same on every machine.
 //!
-//! The machine of `kvdepot_core` takes no lock and reads no clock, so the world around it can be made up: tiers that hang,
-//! forget and fill up, clients that die in the middle of a copy, crashes and restarts, replies in any order. A run is
-//! checked against a reference after every step; see [`Rule`] for what must hold. A seed that fails is [shrunk](shrink).
+//! The machine of `kvdepot_core` takes no lock and reads no clock, so the world around it can be simulated: tiers that
+//! hang, forget and fill up, clients that die in the middle of a copy, crashes and restarts, replies in any order. A
+//! run is checked against a reference after every step; [`Rule`] lists the promises. A failing seed is
+//! [shrunk](shrink).
 #![forbid(unsafe_code)]
 
 mod claiming;
@@ -14,6 +15,7 @@ mod handover;
 mod interrupted;
 mod ledger;
 mod memory;
+mod missed;
 mod mistakes;
 mod model;
 mod nonsense;
@@ -40,16 +42,16 @@ pub use rng::Rng;
 
 use world::World;
 
-/// What a run came to.
+/// Result of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// Steps of the machine.
+    /// Number of the machine's steps.
     pub steps: usize,
-    /// Kinds of things that happened, so that tests see that runs are not idle.
+    /// Kinds of events that happened, so that tests see that runs are not idle.
     pub reached: BTreeSet<&'static str>,
-    /// Events and commands, where they were asked for.
+    /// Events and commands, if requested.
     pub trace: Vec<String>,
-    /// A number that two runs share only if they went the same way.
+    /// A number that is the same only for runs with the same course.
     pub fingerprint: u64,
     /// The first promise that was broken.
     pub fail: Option<Fail>,

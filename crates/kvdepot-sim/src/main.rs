@@ -1,4 +1,4 @@
-//! Runs seeds, and shrinks the first that fails.
+//! Runs seeds, and shrinks the first failing one.
 
 use std::process::ExitCode;
 
@@ -45,7 +45,7 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    // A panic is a finding like any other: it is told with the seed.
+    // A panic is a failure like any other: it is reported with the seed.
     std::panic::set_hook(Box::new(|_| {}));
     let mut steps = 0;
     let mut failed = None;

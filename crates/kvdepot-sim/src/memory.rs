@@ -1,11 +1,11 @@
-//! The pool's memory: one tag a page in place of its bytes, and who may touch it now.
+//! The pool's memory: one tag per page in place of its bytes, and the current users of each page.
 
 use kvdepot_core::limits::BLOCK_ALIGN_BYTES;
 use kvdepot_core::runs::Run;
 
 use crate::fail::{Fail, Rule, fail};
 
-/// What a page holds that nobody has filled.
+/// Content of a page that was never filled.
 pub(crate) const POISON: u64 = u64::MAX;
 
 #[derive(Clone, Copy, Debug)]
@@ -19,7 +19,7 @@ struct Page {
 #[derive(Debug)]
 pub(crate) struct Memory(Vec<Page>);
 
-/// Pages of a slot, in the order of its bytes.
+/// Returns the pages of a slot, in the order of its bytes.
 pub(crate) fn pages(runs: &[Run]) -> Vec<usize> {
     let page = |bytes: u64| (bytes / BLOCK_ALIGN_BYTES) as usize;
     runs.iter().flat_map(|run| page(run.offset)..page(run.end())).collect()
@@ -37,7 +37,7 @@ impl Memory {
         }
     }
 
-    /// Somebody begins to fill these pages: nobody else may touch them.
+    /// Begins to fill these pages: no other user may access them.
     pub(crate) fn begin_write(&mut self, runs: &[Run], user: u64) -> Result<(), Fail> {
         self.check_bounds(runs)?;
         for number in pages(runs) {
@@ -65,7 +65,7 @@ impl Memory {
         }
     }
 
-    /// Somebody begins to read these pages: nobody may fill them.
+    /// Begins to read these pages: nobody may fill them.
     pub(crate) fn begin_read(&mut self, runs: &[Run]) -> Result<(), Fail> {
         self.check_bounds(runs)?;
         for number in pages(runs) {
@@ -84,7 +84,7 @@ impl Memory {
         }
     }
 
-    /// Writes as a device does: whoever owns the page.
+    /// Writes like a device, whoever owns the page.
     pub(crate) fn put(&mut self, page: usize, tag: u64) {
         self.0[page].tag = tag;
     }
@@ -97,7 +97,7 @@ impl Memory {
         self.0[page].writer.is_some() || self.0[page].readers > 0
     }
 
-    /// Pages that somebody touches.
+    /// Returns the number of pages in use.
     pub(crate) fn in_use(&self) -> usize {
         self.0.iter().filter(|page| page.writer.is_some() || page.readers > 0).count()
     }

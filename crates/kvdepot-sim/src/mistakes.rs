@@ -1,63 +1,63 @@
-//! Mistakes that tests plant, to see that the simulation finds them.
+//! Mistakes that tests plant, to check that the simulation finds them.
 
 use kvdepot_core::machine::Flaw;
 
-/// A mistake of the machine, of who runs it, or of a tier.
+/// A mistake of the machine, of its runner, or of a tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mistake {
-    /// A commit of some shards counts for all.
+    /// A commit of some shards counts for all of them.
     SealedEarly,
-    /// The end of a client is not told.
+    /// The depot does not learn of the end of a client.
     LeaseKept,
-    /// A client's end is told before its copies have ended.
+    /// The depot learns of a client's end before its copies have ended.
     NoQuarantine,
     /// A tier on a full disk acknowledges an epoch that it could not store.
     EpochLost,
-    /// Removals are acknowledged and not made.
+    /// Removals are acknowledged but not carried out.
     RemovalNotSent,
-    /// The end of a read that missed is not told.
+    /// The end of a read that missed is not reported.
     MissSwallowed,
-    /// Claims are admitted whether there is room or not.
+    /// Claims are admitted even if there is no space.
     RoomNotReserved,
     /// A removal does not wait for the write before it.
     RemovalOvertaken,
-    /// What arrives after its namespace was reset is leased.
+    /// A block that arrives after its namespace was reset is leased.
     LeasedAfterReset,
-    /// A slot that was displaced is still written.
+    /// A displaced slot is still written.
     DisplacedWritten,
-    /// A new value is written beside the one before it.
+    /// A new value is stored next to the earlier one.
     ValueKept,
-    /// Every tier is given every block at its seal.
+    /// Every tier gets every block when it is sealed.
     PlacementIgnored,
-    /// A depot that takes a pool over does not learn who still copies.
+    /// A depot that takes over a pool does not learn which clients still copy.
     HoldersForgotten,
-    /// A depot that takes a pool over takes blocks of an earlier epoch for those of the current one.
+    /// A depot that takes over a pool mistakes blocks of an earlier epoch for blocks of the current one.
     EpochForgotten,
     /// A slot that is still being filled is handed over as a block.
     FillingHandedOver,
-    /// The ledger keeps records of blocks that are gone.
+    /// The ledger keeps records of blocks that have left.
     RecordKept,
     /// The ledger is written a step too late.
     LedgerLate,
-    /// Recovery takes a block without its proof.
+    /// Recovery takes over a block without its proof.
     UnprovenTaken,
-    /// A recovered pool is given out while a client of the crash copies.
+    /// A recovered pool is handed out while a client of the crashed depot copies.
     RecoveredNotHeld,
-    /// A namespace is given the number of one that was forgotten.
+    /// A new namespace gets the number of a forgotten one.
     HandleUsedAgain,
     /// A namespace is forgotten although a tier has not stored its epoch.
     ForgottenUnstored,
     /// A namespace is forgotten while a block of it is written.
     ForgottenWhileBusy,
-    /// A past epoch is forgotten while a tier's command of it is under way.
+    /// A past epoch is forgotten while a tier's command of it is in flight.
     SpaceForgottenEarly,
     /// A failed removal counts as done.
     FailedRemovalCounts,
-    /// The end of a removal is taken for that of the one before it.
+    /// The end of a removal is attributed to the previous one.
     RemovalsMixed,
     /// A tier that owes too many removals is used as if it owed none.
     ClosedTierUsed,
-    /// The region that a client wishes is ignored.
+    /// A client's preferred region is ignored.
     RegionIgnored,
 }
 
@@ -93,12 +93,12 @@ impl Mistake {
         Self::RegionIgnored,
     ];
 
-    /// The mistake of that name.
+    /// Returns the mistake with that name.
     pub fn by_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|mistake| format!("{mistake:?}") == name)
     }
 
-    /// How it is built into the machine, if it is there.
+    /// Returns the machine's flaw for it, if it is one of the machine.
     pub(crate) const fn flaw(self) -> Option<Flaw> {
         match self {
             Self::RoomNotReserved => Some(Flaw::AdmitWithoutRoom),

@@ -1,7 +1,7 @@
 //! The reference: which dumps may be served under which key.
 //!
-//! Every dump has its own content, a *version*, even where an engine would dump the same bytes twice. So the simulation
-//! sees which dump a client was given.
+//! Every dump has its own content, a *version*, even if an engine would dump the same bytes twice. So the simulation
+//! sees which dump a client got.
 
 use std::collections::BTreeMap;
 
@@ -17,9 +17,9 @@ pub(crate) struct Version {
     pub(crate) pages: usize,
     /// Whether all of it was committed.
     pub(crate) sealed: bool,
-    /// Leases given so far when it was removed or replaced: no later one may show it.
+    /// Number of leases granted when it was removed or replaced: no later one may show it.
     pub(crate) gone: Option<u64>,
-    /// Whether a client was told that all tiers have forgotten it.
+    /// Whether a client was told that all tiers have removed it.
     pub(crate) removed: bool,
 }
 
@@ -28,16 +28,16 @@ pub(crate) struct Version {
 pub(crate) struct Model {
     pub(crate) versions: Vec<Version>,
     by_key: BTreeMap<BlockKey, Vec<usize>>,
-    /// When a key was last removed or replaced, in operations.
+    /// Operation in which each key was last removed or replaced.
     changed: BTreeMap<BlockKey, usize>,
 }
 
-/// What stands in a page of a version.
+/// Returns the content of a page of a version.
 pub(crate) const fn tag(version: usize, page: usize) -> u64 {
     (version as u64) << 8 | page as u64
 }
 
-/// A version's checksum.
+/// Returns a version's checksum.
 pub(crate) const fn crc_of(version: usize) -> u64 {
     0xC0DE_0000_0000_0000 | version as u64
 }
@@ -58,7 +58,7 @@ impl Model {
         self.versions[version].sealed = true;
     }
 
-    /// A key was removed, or replaced: what was sealed under it is not to be shown by a lease beyond `leases`.
+    /// Records that a key was removed or replaced: leases after number `leases` must not show what was sealed under it.
     pub(crate) fn forget(&mut self, key: BlockKey, leases: u64, at: usize) -> Vec<usize> {
         self.changed.insert(key, at);
         let mut gone = Vec::new();
@@ -72,18 +72,19 @@ impl Model {
         gone
     }
 
-    /// Nothing that was sealed under keys of this namespace id is to be shown by a lease beyond `leases`.
+    /// Records that leases after number `leases` must not show anything that was sealed under keys of this namespace
+    /// id.
     pub(crate) fn forget_namespace(&mut self, id: NamespaceId, leases: u64) {
         let sealed = |entry: &&mut Version| entry.key.namespace == id && entry.gone.is_none();
         self.versions.iter_mut().filter(sealed).for_each(|entry| entry.gone = Some(leases));
     }
 
-    /// Whether a key was removed or replaced at or after an operation.
+    /// Returns whether a key was removed or replaced at or after an operation.
     pub(crate) fn changed_since(&self, key: &BlockKey, at: usize) -> bool {
         self.changed.get(key).is_some_and(|&changed| changed >= at)
     }
 
-    /// The version of a whole block, if the tags are those of one.
+    /// Returns the version of a complete block, if the tags are those of one.
     pub(crate) fn version(&self, key: &BlockKey, tags: &[u64]) -> Result<usize, Fail> {
         let Some(&first) = tags.first().filter(|&&first| first != POISON) else {
             return fail(Rule::Bytes, format!("{} shows bytes that nobody dumped", name(key)));
@@ -107,7 +108,7 @@ impl Model {
         Ok(version)
     }
 
-    /// A lease shows a block: its version, if it may.
+    /// Checks that a lease may show a block. Returns its version.
     pub(crate) fn shown(&self, key: &BlockKey, tags: &[u64], lease: u64) -> Result<usize, Fail> {
         let version = self.version(key, tags)?;
         if self.versions[version].gone.is_some_and(|leases| lease > leases) {
@@ -119,22 +120,24 @@ impl Model {
         Ok(version)
     }
 
-    /// Whether a version was removed or replaced.
+    /// Returns whether a version was removed or replaced.
     pub(crate) fn is_gone(&self, version: usize) -> bool {
         self.versions[version].gone.is_some()
     }
 
-    /// A depot took the pool over, and counts leases anew: what is gone is not to be shown by any of them.
+    /// Records that a depot took over the pool and restarts the numbers of leases: no lease may show earlier removed
+    /// versions.
     pub(crate) fn leases_begin_anew(&mut self) {
         self.versions.iter_mut().filter(|entry| entry.gone.is_some()).for_each(|entry| entry.gone = Some(0));
     }
 
-    /// A client was told that a version is removed.
+    /// Records that a client was told that a version is removed.
     pub(crate) fn removed(&mut self, version: usize) {
         self.versions[version].removed = true;
     }
 
-    /// After a crash a version that a tier still has may come back, unless a client was told that it is removed.
+    /// Records that after a crash a version that a tier still has may come back, unless a client was told that it is
+    /// removed.
     pub(crate) fn come_back(&mut self, version: usize) {
         if let Some(entry) = self.versions.get_mut(version).filter(|entry| !entry.removed) {
             entry.gone = None;
@@ -146,7 +149,7 @@ fn shown(tag: u64) -> String {
     if tag == POISON { "?".to_owned() } else { format!("{}.{}", version_of(tag), tag & 0xff) }
 }
 
-/// A key as traces show it.
+/// Returns a key as traces show it.
 pub(crate) fn name(key: &BlockKey) -> String {
     let (space, hash) = (key.namespace.0, key.hash.0);
     format!("{:02x}{:02x}/{}.{}", space[0], space[1], hash[0], hash[1])

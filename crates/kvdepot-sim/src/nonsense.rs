@@ -1,4 +1,4 @@
-//! Requests that no sound client sends: they are refused, and change nothing for others.
+//! Requests that no correct client sends: they are refused, and do not affect others.
 
 use kvdepot_core::machine::{ClaimGroup, Event, RemovalId, Request, Reserve, ShardSet};
 use kvdepot_core::{BlockKey, GroupShape, LeaseId};
@@ -8,7 +8,7 @@ use crate::replies::Asked;
 use crate::specs;
 use crate::world::World;
 
-/// A number that names nothing.
+/// A number of no object.
 const NOTHING: u64 = 999_999;
 
 impl World {
@@ -41,7 +41,7 @@ impl World {
         Ok(())
     }
 
-    /// A tier tells once more that a removal has ended. Of the next one of that block it says nothing.
+    /// Makes a tier report a removal's end again. The end of the next removal of that block is then not reported.
     fn end_a_removal_again(&mut self) -> Result<(), Fail> {
         let under_way: Vec<(usize, BlockKey)> = self.removals_under_way().collect();
         let ended = self.removals_ended.iter().filter(|(_, tier, key)| under_way.contains(&(*tier, *key)));
@@ -54,7 +54,7 @@ impl World {
         self.feed_and_answer(Event::Removed { id, tier, key, outcome: Ok(()) })
     }
 
-    /// A lease that another client holds, or nobody.
+    /// Returns a lease that another client holds, or none.
     fn lease_of_another(&self, client: usize) -> LeaseId {
         let others = self.clients.iter().enumerate().filter(|&(number, _)| number != client);
         let mut leases = others.flat_map(|(_, other)| {
@@ -67,7 +67,7 @@ impl World {
         leases.next().unwrap_or(LeaseId(u64::MAX))
     }
 
-    /// What is odd, but has an answer.
+    /// Sends odd requests that have an answer.
     fn odd(&mut self, client: usize) -> Result<(), Fail> {
         let handle = self.spaces[0].handle;
         let hashes = vec![specs::hash(0, 0); self.rng.below(3)];
@@ -83,12 +83,13 @@ impl World {
             limit: [0, 2, usize::MAX][self.rng.below(3)],
             deadline: 0,
             patience: 0,
+            label: None,
         };
         let token = self.request_of(Some(client), request, Asked::Odd)?;
         if self.waiting.contains_key(&token) {
             self.expire(token)?;
         }
-        // Ends at once, for nobody polls it.
+        // It ends immediately, because nobody polls it.
         self.feed_and_answer(Event::Tick)?;
         self.feed_and_answer(Event::Expire { token: u64::MAX })?;
         let keys = vec![self.key(0, specs::hash(0, 0)); 2];

@@ -1,4 +1,4 @@
-//! The operations of a run. Each reads what it does from its own random numbers and from the world as it is.
+//! The operations of a run. Each derives its actions from its own random numbers and from the current world.
 
 use kvdepot_core::machine::{Event, Location, Request, Reserve, ShardSet};
 use kvdepot_core::{BlockHash, BlockKey};
@@ -16,7 +16,7 @@ use crate::world::World;
 
 type Op = fn(&mut World) -> Result<(), Fail>;
 
-/// How often each operation comes, and what it needs.
+/// Weight of each operation, and the feature that it needs.
 const OPS: [(usize, Option<Feature>, Op); 31] = [
     (12, None, World::dump),
     (16, None, World::fill),
@@ -66,7 +66,7 @@ impl World {
         Ok(())
     }
 
-    /// A client that lives; a new one where there are few.
+    /// Returns a client that is alive; a new one if there are few.
     pub(crate) fn someone(&mut self) -> usize {
         let alive: Vec<usize> = (0..self.clients.len()).filter(|&n| self.clients[n].alive).collect();
         let chosen = self.rng.below(self.plan.shape.clients);
@@ -78,7 +78,7 @@ impl World {
         self.clients.len() - 1
     }
 
-    /// Some neighbouring units of a prompt.
+    /// Returns some neighbouring units of a prompt.
     fn units(&mut self) -> Vec<BlockHash> {
         let (prompts, units) = (self.plan.shape.prompts, self.plan.shape.prompt_units);
         let prompt = self.rng.below(prompts);
@@ -130,7 +130,7 @@ impl World {
         Ok(())
     }
 
-    /// A client copies into its slots and commits what it copied.
+    /// Copies into a client's slots and commits what was copied.
     fn fill(&mut self) -> Result<(), Fail> {
         let client = self.someone();
         let blocks: Vec<usize> =
@@ -148,14 +148,14 @@ impl World {
         if shards.is_empty() { Ok(()) } else { self.commit(client, &[fill], &shards) }
     }
 
-    /// Copies shards (all, if none are named) of some slots and commits them.
+    /// Copies shards (all, if none are given) of some slots and commits them.
     pub(crate) fn commit(&mut self, client: usize, fills: &[usize], shards: &[usize]) -> Result<(), Fail> {
         let mut leases = Vec::new();
         for &fill in fills {
             leases.push(self.clients[client].fills[fill].lease);
             self.copy(client, fill, shards);
         }
-        // Only one block at a time is told its checksum.
+        // A checksum can be given only for one block at a time.
         let crc64 = (fills.len() == 1 && self.rng.chance(30))
             .then(|| crc_of(self.clients[client].fills[fills[0]].version));
         let all = shards.is_empty();
@@ -169,7 +169,7 @@ impl World {
         Ok(())
     }
 
-    /// The copies of a client: whether the depot likes it or not.
+    /// Makes the copies of a client, regardless of the depot.
     fn copy(&mut self, client: usize, fill: usize, shards: &[usize]) {
         let fill = &self.clients[client].fills[fill];
         for (shard, page) in pages(&fill.runs).into_iter().enumerate() {
@@ -179,7 +179,7 @@ impl World {
         }
     }
 
-    /// Copies under way go on, those of killed clients too.
+    /// Continues copies in flight, including those of killed clients.
     fn copy_on(&mut self) -> Result<(), Fail> {
         for client in 0..self.clients.len() {
             for fill in 0..self.clients[client].fills.len() {
@@ -191,7 +191,7 @@ impl World {
         Ok(())
     }
 
-    /// A client gives up a dump.
+    /// Makes a client abandon a dump.
     fn give_up(&mut self) -> Result<(), Fail> {
         let client = self.someone();
         let fills = &mut self.clients[client].fills;
@@ -229,7 +229,7 @@ impl World {
         Ok(())
     }
 
-    /// A client has read some blocks: they must not have changed meanwhile.
+    /// Checks that blocks which a client has read did not change, and releases them.
     pub(crate) fn release(&mut self) -> Result<(), Fail> {
         let client = self.someone();
         let mut leases = Vec::new();
@@ -335,7 +335,7 @@ impl World {
         Ok(())
     }
 
-    /// A client dies. Its copies may run on until `end_killed`.
+    /// Kills a client. Its copies may continue until `end_killed`.
     fn kill(&mut self) -> Result<(), Fail> {
         let client = self.someone();
         self.clients[client].alive = false;
@@ -346,7 +346,7 @@ impl World {
         Ok(())
     }
 
-    /// The copies of a killed client have ended, and the depot learns it.
+    /// Ends the copies of a killed client, and tells the depot.
     pub(crate) fn end_killed(&mut self) -> Result<(), Fail> {
         let Some(at) = self.clients.iter().position(|client| !client.alive) else { return Ok(()) };
         let client = self.clients.remove(at);
@@ -381,7 +381,7 @@ impl World {
         Ok(())
     }
 
-    /// Goes on with some work that was cut into pieces.
+    /// Continues some work that was cut into pieces.
     pub(crate) fn go_on(&mut self) -> Result<(), Fail> {
         for _ in 0..self.rng.between(1, 3) {
             if !self.jobs.is_empty() {
@@ -392,7 +392,7 @@ impl World {
         Ok(())
     }
 
-    /// Delivers an answer that was held up, or tells of blocks that a tier has forgotten.
+    /// Delivers a delayed answer, or reports blocks that a tier has forgotten.
     pub(crate) fn answer(&mut self) -> Result<(), Fail> {
         if !self.answers.is_empty() {
             let answer = self.answers.remove(self.rng.below(self.answers.len()));
@@ -422,7 +422,7 @@ impl World {
         }
     }
 
-    /// Something goes wrong in a tier, or with the depot.
+    /// Makes something fail in a tier or in the depot.
     fn misfortune(&mut self) -> Result<(), Fail> {
         if self.luck(Feature::Crashes, 6) {
             return self.crash();

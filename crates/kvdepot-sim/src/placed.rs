@@ -1,4 +1,4 @@
-//! Whether a tier is given a block only as its placement has it, as far as it shows from outside of the machine.
+//! Checks that tiers get blocks only as their placements demand, as far as that is visible from outside of the machine.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,29 +12,31 @@ use crate::world::World;
 /// Bytes of the largest block of `specs`.
 const LARGEST_BLOCK: u64 = 3 * 4096;
 
-/// What the placements look at. Never forgotten: what was used once may be given to a tier twice.
+/// State that the placements depend on. It is never forgotten: a block that was used once may be written to a tier
+/// twice.
 #[derive(Debug, Default)]
 pub(crate) struct Placed {
     used: BTreeSet<BlockKey>,
     values: BTreeSet<BlockKey>,
     /// The lowest tier that each block was read from.
     fetched: BTreeMap<BlockKey, usize>,
-    /// Whether the pool was ever short of room.
+    /// Whether the pool ever lacked space.
     short: bool,
 }
 
 impl Placed {
-    /// Leased for a request, or its reply will say so.
+    /// Records blocks that were leased for a request, or whose reply will lease them.
     pub(crate) fn used(&mut self, keys: &[BlockKey]) {
         self.used.extend(keys);
     }
 
-    /// Stored as a value, or removed: what is stored under the key after that may go to every tier.
+    /// Records keys that were stored as a value, or removed: later blocks under them may go to every tier.
     pub(crate) fn replaced(&mut self, keys: impl IntoIterator<Item = BlockKey>) {
         self.values.extend(keys);
     }
 
-    /// Blocks are to be evicted. A step may look for them, and have what is cold written, before any has gone.
+    /// Records that blocks will be evicted. A step may search for them, and queue writes of cold blocks, before any has
+    /// left.
     pub(crate) const fn evictions_asked(&mut self) {
         self.short = true;
     }
@@ -46,15 +48,16 @@ impl Placed {
 }
 
 impl World {
-    /// Notes, after every step, whether the pool is short: what became cold may be written much later, when a reset has
-    /// made room again. The machine begins at an eighth; within a step it may have been shorter than it shows.
+    /// Records, after every step, whether the pool lacks space: blocks that became cold may be written much later, when
+    /// a reset has freed space again. The machine begins at an eighth; within a step it may have had less space than it
+    /// shows.
     pub(crate) fn note_room(&mut self, gauges: &Gauges) {
-        // A step may look for a block to evict, and have what is cold written, before any has gone.
+        // A step may search for a block to evict, and queue writes of cold blocks, before any has left.
         let short = gauges.pool_free_bytes < LARGEST_BLOCK || gauges.pool_free_bytes * 2 < gauges.pool_bytes;
         self.placed.short |= short || gauges.evicted > 0;
     }
 
-    /// A tier is to write a block.
+    /// Checks a command to a tier to write a block.
     pub(crate) fn check_placed(&mut self, tier: usize, key: &BlockKey) -> Result<(), Fail> {
         let placement = self.plan.shape.tiers[tier].placement;
         let placed = &self.placed;
@@ -74,7 +77,7 @@ impl World {
         Ok(())
     }
 
-    /// Tiers that are to have a block, or a value, as soon as it is sealed; a bit each.
+    /// Returns the tiers that get a block, or a value, as soon as it is sealed, one bit each.
     pub(crate) fn at_seal(&self, value: bool) -> u8 {
         let tiers = self.plan.shape.tiers.iter().enumerate();
         let at_once = |tier: &crate::plan::TierShape| {
@@ -83,14 +86,14 @@ impl World {
         tiers.filter(|(_, tier)| at_once(tier)).fold(0, |mask, (number, _)| mask | 1 << number)
     }
 
-    /// Only a tier that is written through makes blocks dirty, and a value.
+    /// Checks the dirty bytes: only write-through tiers and values make blocks dirty.
     pub(crate) fn check_dirty(&self, dirty: u64) -> Result<(), Fail> {
         let through = |tier: &crate::plan::TierShape| tier.placement.write == WriteWhen::Through;
         let shape = &self.plan.shape;
         if dirty == 0 || !shape.keeps || shape.tiers.iter().any(through) || !self.placed.values.is_empty() {
             return Ok(());
         }
-        // A value that is sealed in this step is noted when its reply comes, after this.
+        // A value that is sealed in this step is recorded when its reply arrives, which is later.
         if self.waiting.values().any(|waiting| waiting.asked.publishes()) {
             return Ok(());
         }

@@ -1,10 +1,10 @@
-//! What a seed stands for: the shape of the world, what may go wrong in it, and the operations of the run.
+//! Plans: a seed determines the sizes of the world, the faults that may happen, and the operations of the run.
 
 use kvdepot_core::machine::{Placement, WriteWhen};
 
 use crate::rng::Rng;
 
-/// Something that may happen in a run. Shrinking switches them off one by one.
+/// Something that may happen in a run. Shrinking disables features one by one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names say it")]
 #[repr(u32)]
@@ -40,7 +40,7 @@ pub enum Feature {
     Wishes,
 }
 
-/// All features, in the order in which shrinking tries to switch them off.
+/// All features, in the order in which shrinking tries to disable them.
 pub const FEATURES: [Feature; 29] = [
     Feature::Wishes,
     Feature::KeptPools,
@@ -78,18 +78,18 @@ pub const FEATURES: [Feature; 29] = [
 pub struct Features(u32);
 
 impl Features {
-    /// Whether a feature is on.
+    /// Returns whether a feature is enabled.
     pub const fn has(self, feature: Feature) -> bool {
         self.0 & (1 << feature as u32) != 0
     }
 
-    /// The set without a feature.
+    /// Returns the set without a feature.
     #[must_use]
     pub const fn without(self, feature: Feature) -> Self {
         Self(self.0 & !(1 << feature as u32))
     }
 
-    /// Names of what is on.
+    /// Returns the names of the enabled features.
     pub fn names(self) -> Vec<String> {
         FEATURES.iter().filter(|&&f| self.has(f)).map(|f| format!("{f:?}")).collect()
     }
@@ -98,15 +98,15 @@ impl Features {
 /// A tier's properties.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TierShape {
-    /// Pages that it holds.
+    /// Its capacity in pages.
     pub pages: usize,
-    /// Whether it can mostly not tell without I/O what it holds.
+    /// Whether it usually needs I/O to tell which blocks it has.
     pub shy: bool,
-    /// Which blocks it is given, and when.
+    /// Which blocks it gets, and when.
     pub placement: Placement,
 }
 
-/// What does not change in a run.
+/// Properties that do not change in a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// Tiers, fastest first.
@@ -121,34 +121,34 @@ pub struct Shape {
     pub policy: &'static str,
     /// Whether blocks stay in the pool.
     pub keeps: bool,
-    /// Clients at a time.
+    /// Number of clients at a time.
     pub clients: usize,
-    /// Prompts that they work on.
+    /// Number of prompts.
     pub prompts: usize,
-    /// Hash units of a prompt.
+    /// Number of hash units of a prompt.
     pub prompt_units: usize,
-    /// Namespaces that the depot may know, where any are forgotten.
+    /// Number of namespaces that the depot may know, in runs that forget any.
     pub namespaces_max: usize,
 }
 
-/// A run, before it is run.
+/// A run's plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// Where it came from.
+    /// The seed that it was made from.
     pub seed: u64,
-    /// The world.
+    /// Sizes of the world.
     pub shape: Shape,
-    /// What may happen.
+    /// Enabled features.
     pub features: Features,
     /// One random seed for each operation.
     pub ops: Vec<u64>,
 }
 
-/// Operations of a plan, at most.
+/// Maximum number of operations of a plan.
 pub const OPS_MAX: usize = 900;
 
 impl Plan {
-    /// The plan of a seed.
+    /// Makes the plan of a seed.
     pub fn new(seed: u64) -> Self {
         let mut rng = Rng::new(seed ^ 0x5EED_0F0A_11DE_907A);
         rng.next();
@@ -178,7 +178,7 @@ impl Plan {
             prompt_units: rng.between(3, 12),
             namespaces_max: 3 + (seed % 5) as usize,
         };
-        // Swarm testing: each feature is on in most runs, but hardly ever are all.
+        // Swarm testing: each feature is enabled in most runs, but hardly ever are all.
         let mut features = Features((1 << FEATURES.len()) - 1);
         let mut forgetting = Rng::new(seed ^ 0xF0_46E7);
         if forgetting.chance(60) {

@@ -1,6 +1,7 @@
-//! The depot is killed, and its pool and ledger are kept: the next one takes in what is proved.
+//! Recovery: the depot is killed, but its pool and ledger are kept, and the next depot takes over the proven blocks.
 //!
-//! Clients of the depot before go on copying until they exit. While one of them is left, the next depot holds the whole pool.
+//! Clients of the killed depot continue to copy until they exit. While one of them is left, the next depot holds the
+//! entire pool.
 
 use kvdepot_core::BlockKey;
 use kvdepot_core::limits::BLOCK_ALIGN_BYTES;
@@ -16,20 +17,20 @@ use crate::running::Work;
 use crate::tier::SimTier;
 use crate::world::World;
 
-/// What holds the pool for clients of a depot that crashed.
+/// The hold on the pool for clients of a crashed depot.
 #[derive(Debug)]
 pub(crate) struct Hold {
-    /// Whose leases they are.
+    /// Owner of the leases.
     owner: Owner,
     /// Clients that may still copy.
     clients: Vec<Owner>,
 }
 
-/// A page that holds what nobody dumped.
+/// Content of a page that nobody dumped.
 const STRAY: u64 = 0xBAD0_0000_0000_0000;
 
 impl World {
-    /// The depot is killed, and the next one recovers its pool.
+    /// Kills the depot; the next one recovers its pool.
     pub(crate) fn crash_keeping_pool(&mut self) -> Result<(), Fail> {
         self.note(|| "CRASH, and the pool is kept".to_owned());
         self.forget_what_ran();
@@ -41,12 +42,12 @@ impl World {
         for tier in &mut self.tiers {
             tier.crash(&mut self.rng);
         }
-        // What a tier still has may come back.
+        // Versions that a tier still has may come back.
         for (_, tags) in self.tiers.iter().flat_map(SimTier::kept) {
             tags.iter().for_each(|tag| self.model.come_back((tag >> 8) as usize));
         }
         let mut records = self.ledger.take();
-        // A record that was being written.
+        // A record that was being written is lost.
         records.retain(|_| !self.rng.chance(5));
         self.damage_pool(&records);
         self.replace_machine();
@@ -63,7 +64,7 @@ impl World {
         Ok(())
     }
 
-    /// Nothing of the old depot is under way any more, at the tiers neither.
+    /// Forgets everything that the old depot had in flight, including commands at the tiers.
     fn forget_what_ran(&mut self) {
         for operation in std::mem::take(&mut self.running) {
             let (number, runs) = match &operation.work {
@@ -85,7 +86,7 @@ impl World {
         self.opened.clear();
     }
 
-    /// Something writes where it must not, while no depot is there to see it: a device, or the memory itself.
+    /// Damages the pool while no depot can see it, as a device or faulty memory would.
     fn damage_pool(&mut self, records: &[Whole]) {
         if records.is_empty() || !self.rng.chance(50) {
             return;
@@ -101,7 +102,7 @@ impl World {
         self.live_space(key).is_some_and(|space| self.spaces[space].known)
     }
 
-    /// Whether the bytes of a block have the checksum that was recorded.
+    /// Returns whether the bytes of a block have the recorded checksum.
     fn is_proved(&self, block: &Whole) -> bool {
         let version = (block.crc64 & 0xFFFF_FFFF) as usize;
         let tags = self.memory.tags(&block.runs);
@@ -109,7 +110,7 @@ impl World {
         is_right || self.mistake == Some(Mistake::UnprovenTaken)
     }
 
-    /// What the next depot takes in: proven blocks, and the rest of the pool where somebody may still copy.
+    /// Returns what the next depot takes over: proven blocks, and the rest of the pool if a client may still copy.
     fn left(&self, records: &[Whole], is_held: bool) -> Vec<Handed> {
         let holders = if is_held { vec![0] } else { Vec::new() };
         let mut handed: Vec<Handed> = records
@@ -137,7 +138,7 @@ impl World {
         handed
     }
 
-    /// A client of the depot before has exited. The last one ends the hold.
+    /// A client of the earlier depot has exited. The last one ends the hold.
     pub(crate) fn let_go(&mut self, client: Owner) -> Result<(), Fail> {
         let Some(hold) = &mut self.hold else { return Ok(()) };
         hold.clients.retain(|&other| other != client);
@@ -149,7 +150,7 @@ impl World {
         self.feed_and_answer(Event::OwnerEnded { owner })
     }
 
-    /// Whether the kept pool survives this crash.
+    /// Decides whether the kept pool survives this crash.
     pub(crate) fn keeps_pool(&mut self) -> bool {
         self.luck(Feature::KeptPools, 12)
     }

@@ -1,4 +1,4 @@
-//! Regions of the pool: clients wish their blocks in one, and a block lies there while there is room.
+//! Regions of the pool: clients prefer a region for their blocks, and get blocks there while it has space.
 
 use kvdepot_core::RegionIndex;
 use kvdepot_core::limits::BLOCK_ALIGN_BYTES;
@@ -10,10 +10,10 @@ use crate::replies::Asked;
 use crate::rng::Rng;
 use crate::world::World;
 
-/// Most regions of a simulated pool.
+/// Maximum number of regions of a simulated pool.
 const REGIONS_MAX: usize = 3;
 
-/// Pages of each region of a pool. Its own random numbers leave those of the plan as they are.
+/// Returns the pages of each region of a pool. It uses its own random numbers, so the plan's do not change.
 pub(crate) fn drawn(seed: u64, pages: usize) -> Vec<usize> {
     let mut rng = Rng::new(seed ^ 0x4E61_0935);
     let mut left = pages;
@@ -26,13 +26,13 @@ pub(crate) fn drawn(seed: u64, pages: usize) -> Vec<usize> {
     regions
 }
 
-/// Sizes of the regions in bytes.
+/// Returns the sizes of the regions in bytes.
 pub(crate) fn bytes(regions: &[usize]) -> Vec<u64> {
     regions.iter().map(|&pages| pages as u64 * BLOCK_ALIGN_BYTES).collect()
 }
 
 impl World {
-    /// A client tells the depot its wish, or another one than before.
+    /// Sends the depot a client's preference, or changes it.
     pub(crate) fn tell_wish(&mut self, client: usize) -> Result<(), Fail> {
         if !self.has(Feature::Wishes) {
             return Ok(());
@@ -48,10 +48,10 @@ impl World {
         Ok(())
     }
 
-    /// What a client is to be given first by what it reserves next, of so many pages each.
+    /// Returns the slot that a client should get first for its next reservation of blocks of `pages` pages.
     pub(crate) fn wished(&self, client: usize, pages: usize) -> Wished {
         let shape = &self.plan.shape;
-        // In a pool that grows, memory of the region may be there and not allowed yet.
+        // In a pool that grows, the region may have memory that must not be used yet.
         let is_whole = shape.pool_pages == shape.pool_pages_max;
         let near = self.clients[client].near.filter(|_| is_whole);
         let has_room = |near: &RegionIndex| {
@@ -61,7 +61,7 @@ impl World {
         Wished { client, first: self.clients[client].fills.len(), region: near.filter(has_room) }
     }
 
-    /// The first block that a client was given lies in the region that it wished.
+    /// Checks that the first block of a client is in its preferred region.
     pub(crate) fn check_wish(&mut self, wished: &Wished) -> Result<(), Fail> {
         let fill = self.clients[wished.client].fills.get(wished.first);
         let (Some(number), Some(fill)) = (wished.region, fill) else { return Ok(()) };
@@ -86,8 +86,8 @@ impl World {
 #[derive(Debug)]
 pub(crate) struct Wished {
     client: usize,
-    /// Which of its slots is the first that it is given.
+    /// Index of the first slot that it gets.
     first: usize,
-    /// Where that must lie; none while the depot may choose.
+    /// The required region; `None` if the depot may choose.
     region: Option<RegionIndex>,
 }

@@ -1,4 +1,4 @@
-//! What was asked, and whether the replies keep their promises.
+//! Requests, and checks of their replies.
 
 use kvdepot_core::machine::{Batch, Event, Leased, Now, Outcome, Owner, Progress, Reply, Request, Token};
 use kvdepot_core::{BlockKey, ErrorKind, LeaseId, Result as CoreResult};
@@ -9,24 +9,24 @@ use crate::mistakes::Mistake;
 use crate::model::{crc_of, name};
 use crate::world::World;
 
-/// A request whose reply has not come.
+/// A request without a reply so far.
 #[derive(Debug)]
 pub(crate) struct Waiting {
     pub(crate) owner: Owner,
     pub(crate) asked: Asked,
 }
 
-/// What was asked.
+/// Kind of a request.
 #[derive(Debug)]
 pub(crate) enum Asked {
-    /// Something whose reply says no more than that it is done.
+    /// A request whose reply only says that it is done.
     Done,
     Reserve {
         keys: Vec<BlockKey>,
         pages: usize,
         value: bool,
     },
-    /// Shards of each lease; `true`: all.
+    /// Shards of each lease; `true`: all of them.
     Commit {
         leases: Vec<LeaseId>,
         shards: Vec<usize>,
@@ -42,13 +42,13 @@ pub(crate) enum Asked {
     LeaseNow {
         keys: Vec<BlockKey>,
     },
-    /// Keys, and whether a tier was writing each then.
+    /// Keys, and whether a tier was writing each at that time.
     Remove {
         keys: Vec<(BlockKey, bool)>,
         gone: Vec<usize>,
     },
     Claim(Wish),
-    /// A claim, and when it was asked: its patience counts from then, however late the reply comes.
+    /// A claim, and the time of the request: its patience counts from then, however late the reply comes.
     Poll(u64, u64),
     Drain {
         writes: Vec<u64>,
@@ -56,23 +56,23 @@ pub(crate) enum Asked {
     Keys {
         from: usize,
     },
-    /// Something that must be refused.
+    /// A request that must be refused.
     Refusal,
-    /// Something of a namespace that was forgotten, under the number that it had: refused, and no hit (P1).
+    /// A request for a forgotten namespace, under the number that it had: it must be refused or miss (P1).
     Forgotten,
-    /// A client opens a namespace: it may have as many as it is to have.
+    /// A client opens a namespace: allowed up to its limit.
     Use,
-    /// Something that may have any reply.
+    /// A request that may have any reply.
     Odd,
 }
 
 impl Asked {
-    /// Whether a value is stored by it.
+    /// Returns whether it stores a value.
     pub(crate) const fn publishes(&self) -> bool {
         matches!(self, Self::Publish { .. })
     }
 
-    /// Pages of each slot that it reserves.
+    /// Returns the pages of each slot that it reserves.
     const fn pages(&self) -> Option<usize> {
         match self {
             Self::Reserve { pages, .. } => Some(*pages),
@@ -80,7 +80,7 @@ impl Asked {
         }
     }
 
-    /// Whether the reply may come later.
+    /// Returns whether the reply may come later.
     const fn waits(&self) -> bool {
         matches!(
             self,
@@ -93,7 +93,7 @@ impl Asked {
         )
     }
 
-    /// What is asked of the blocks after the first `taken`.
+    /// Returns the request for the blocks after the first `taken`.
     fn of_rest(&self, taken: usize) -> Self {
         match self {
             Self::Reserve { keys, pages, value } => {
@@ -112,7 +112,8 @@ impl Asked {
 }
 
 impl World {
-    /// Sends a request of a client (by number) or of the depot itself; one of many blocks as a depot's runner does.
+    /// Sends a request of a client (by number) or of the depot itself; one for many blocks is sent as a depot's runner
+    /// does.
     pub(crate) fn request_of(
         &mut self,
         client: Option<usize>,
@@ -151,7 +152,7 @@ impl World {
                 return Ok(token);
             }
             self.reached.insert("asked in pieces");
-            // What others do in between.
+            // Other activity in between.
             if !self.calm && self.rng.chance(40) {
                 self.execute_one()?;
                 self.end_one()?;
@@ -177,10 +178,10 @@ impl World {
         Ok(token)
     }
 
-    /// The time of a request is over.
+    /// Expires a request.
     pub(crate) fn expire(&mut self, token: Token) -> Result<(), Fail> {
         if let Some(Waiting { asked: Asked::Remove { gone, .. }, .. }) = self.waiting.get_mut(&token) {
-            // The reply comes before the tiers have forgotten.
+            // The reply comes before the tiers have removed the blocks.
             gone.clear();
         }
         self.feed_and_answer(Event::Expire { token })?;
@@ -300,9 +301,9 @@ impl World {
             Asked::Refusal | Asked::Odd => Ok(()),
             Asked::Forgotten if kind == ErrorKind::NotFound => Ok(()),
             Asked::Use if kind == ErrorKind::NoSpace => self.use_refused(client),
-            // The mistake ends the lease too early, too. What readers see must give it away.
+            // The mistake ends the lease too early, too. The blocks that readers see must expose it.
             _ if self.mistake == Some(Mistake::SealedEarly) => Ok(()),
-            // Its namespace was reset: the lease is over all the same.
+            // Its namespace was reset; the lease has ended nevertheless.
             Asked::Publish { lease, .. } if kind == ErrorKind::NotFound => {
                 self.take_fill(client, lease);
                 Ok(())
@@ -314,7 +315,7 @@ impl World {
             Asked::Load { .. } | Asked::Claim(_)
                 if matches!(kind, ErrorKind::Closed | ErrorKind::NotFound) =>
             {
-                // Only the end of the client ends what it waits for.
+                // Only the end of the client ends the objects that it waits for.
                 match client {
                     Some(client) if self.clients[client].alive => {
                         fail(Rule::Replies, "a client that lives was told that its connection ended")
@@ -382,7 +383,7 @@ impl World {
         }
     }
 
-    /// A client was given a block to read.
+    /// Checks a block that a client got to read.
     fn shown(&mut self, client: Option<usize>, key: BlockKey, leased: Leased) -> Result<(), Fail> {
         let Some(client) = client else { return fail(Rule::Leaks, "a slot was leased to nobody") };
         self.memory.begin_read(&leased.runs)?;
@@ -407,7 +408,7 @@ impl World {
         Ok(())
     }
 
-    /// Whether a key belongs to an earlier epoch of a namespace.
+    /// Returns whether a key belongs to an earlier epoch of a namespace.
     fn was(&self, space: &crate::world::Space, key: &BlockKey) -> bool {
         space.earlier.contains(&key.namespace)
     }
@@ -423,7 +424,7 @@ impl World {
                     );
                 }
             }
-            // One that a tier was writing may be removed later than the reply says.
+            // A version that a tier was writing may be removed later than the reply says.
             for &version in gone.iter().filter(|_| !written) {
                 if self.model.versions[version].key == *key {
                     self.model.removed(version);
@@ -471,7 +472,7 @@ impl World {
         self.check_held(&wish, progress.units)
     }
 
-    /// What a settled claim holds is in the pool until it is released, removed or reset.
+    /// Checks that the blocks of a settled claim are in the pool until it is released, removed or reset.
     pub(crate) fn check_held(&self, wish: &Wish, units: usize) -> Result<(), Fail> {
         for key in wish.needed(units) {
             let changed = self.model.changed_since(&key, wish.opened_at);

@@ -1,16 +1,16 @@
 //! Random numbers of a run: SplitMix64, the same on every machine.
 
-/// A generator. Each operation of a plan has its own, so that leaving one out does not change the others.
+/// A random number generator. Each operation of a plan has its own, so that omitting one does not change the others.
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
 impl Rng {
-    /// A generator from a seed.
+    /// Makes a generator from a seed.
     pub const fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next 64 bits.
+    /// Returns the next 64 bits.
     pub const fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
@@ -19,17 +19,17 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// A number below `end`; 0 when `end` is 0.
+    /// Returns a number below `end`; 0 if `end` is 0.
     pub const fn below(&mut self, end: usize) -> usize {
         if end == 0 { 0 } else { (self.next() % end as u64) as usize }
     }
 
-    /// A number in `from..=to`.
+    /// Returns a number in `from..=to`.
     pub const fn between(&mut self, from: usize, to: usize) -> usize {
         from + self.below(to - from + 1)
     }
 
-    /// True in `percent` of 100 cases.
+    /// Returns true in `percent` of 100 cases.
     pub const fn chance(&mut self, percent: usize) -> bool {
         self.below(100) < percent
     }

@@ -1,4 +1,4 @@
-//! The executor: commands leave first in, first out; tiers end them in any order, sometimes before the call returns.
+//! The executor: commands leave in FIFO order; tiers complete them in any order, sometimes before the call returns.
 
 use kvdepot_core::machine::{Ask, Command, Event, Fetched, Nanos, RemovalId};
 use kvdepot_core::runs::Runs;
@@ -17,7 +17,7 @@ pub(crate) struct Running {
     pub(crate) number: u64,
     pub(crate) tier: usize,
     pub(crate) work: Work,
-    /// It hangs before this operation of the plan.
+    /// It hangs until this operation of the plan.
     pub(crate) until: usize,
 }
 
@@ -30,7 +30,7 @@ pub(crate) enum Work {
         deadline: Nanos,
         begun: Option<Vec<u64>>,
     },
-    /// `half`: what the tier has read of the slot so far.
+    /// `half`: the part of the slot that the tier has read so far.
     Write {
         slot: SlotId,
         key: BlockKey,
@@ -48,7 +48,7 @@ pub(crate) enum Work {
 }
 
 impl World {
-    /// Hands the oldest command to its tier.
+    /// Passes the oldest command to its tier.
     pub(crate) fn execute_one(&mut self) -> Result<(), Fail> {
         let Some((number, command)) = self.outbox.pop_front() else { return Ok(()) };
         let (tier, work) = match command {
@@ -87,7 +87,7 @@ impl World {
         Ok(())
     }
 
-    /// Ends an operation that does not hang, chosen at random.
+    /// Completes an operation that does not hang, chosen at random.
     pub(crate) fn end_one(&mut self) -> Result<(), Fail> {
         let (at, calm) = (self.at, self.calm);
         let may_end: Vec<usize> =
@@ -179,7 +179,7 @@ impl World {
         outcome
     }
 
-    /// The depot died under an operation: a write has happened as a whole or not at all.
+    /// Ends an operation by the depot's death: a write has happened completely or not at all.
     pub(crate) fn crash_running(&mut self, running: Running) {
         if let Work::Write { key, runs, half, .. } = running.work
             && self.rng.chance(50)
@@ -190,7 +190,7 @@ impl World {
         }
     }
 
-    /// Tells the machine of blocks that a tier has forgotten a while ago.
+    /// Reports blocks to the machine that a tier has forgotten earlier.
     pub(crate) fn tell_forgotten(&mut self) -> Result<(), Fail> {
         if self.forgotten.is_empty() {
             return Ok(());
@@ -200,7 +200,7 @@ impl World {
         self.feed_and_answer(Event::TierForgot { tier, keys, lost })
     }
 
-    /// Removals that tiers have not ended.
+    /// Returns the removals that tiers have not completed.
     pub(crate) fn removals_under_way(&self) -> impl Iterator<Item = (usize, BlockKey)> {
         let running = self.running.iter().filter_map(|running| match running.work {
             Work::Remove { key, .. } => Some((running.tier, key)),
@@ -213,7 +213,7 @@ impl World {
         running.chain(queued)
     }
 
-    /// Numbers of writes that tiers have not ended, and were ordered already.
+    /// Returns the numbers of writes that tiers have not completed and that were ordered already.
     pub(crate) fn writes_ordered(&self) -> impl Iterator<Item = (u64, BlockKey)> {
         let running = self.running.iter().filter_map(|running| match running.work {
             Work::Write { key, .. } => Some((running.number, key)),

@@ -1,14 +1,14 @@
-//! Makes a failing run small: fewer operations, fewer features, the same broken promise.
+//! Shrinks a failing run: fewer operations and features, but the same broken promise.
 
 use crate::fail::Rule;
 use crate::mistakes::Mistake;
 use crate::plan::{FEATURES, Plan};
 use crate::run;
 
-/// Runs that shrinking may take.
+/// Maximum number of runs of a shrinking.
 const RUNS_MAX: usize = 3_000;
 
-/// The smallest plan found that breaks the same promise.
+/// Returns the smallest plan found that breaks the same promise.
 pub fn shrink(plan: &Plan, mistake: Option<Mistake>, rule: Rule) -> Plan {
     let mut best = plan.clone();
     let mut runs = 0;

@@ -1,4 +1,4 @@
-//! A simulated tier: what it holds for good, and what goes wrong in it.
+//! A simulated tier: its stored blocks, and its faults.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use crate::rng::Rng;
 #[derive(Clone, Debug)]
 struct Held {
     tags: Vec<u64>,
-    /// Whether the tier can tell without I/O that it holds it.
+    /// Whether the tier knows without I/O that it has the block.
     known: bool,
     corrupt: bool,
 }
@@ -25,13 +25,13 @@ pub(crate) enum Presence {
     Unknown,
 }
 
-/// How a write or a removal is to end.
+/// Outcome of a write or a removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Luck {
     Good,
-    /// It fails, and nothing was done.
+    /// It fails without effect.
     Fails,
-    /// It fails, but was done: the answer was lost.
+    /// It fails, but took effect: the answer was lost.
     FailsStored,
     Busy,
 }
@@ -42,7 +42,7 @@ pub(crate) struct SimTier {
     shape: TierShape,
     blocks: BTreeMap<BlockKey, Held>,
     used_pages: usize,
-    /// Keys whose removal has begun and not ended.
+    /// Keys whose removal has begun but not completed.
     leaving: BTreeSet<BlockKey>,
     epochs: BTreeMap<NamespaceId, u32>,
     /// Nothing can be stored, not even an epoch.
@@ -74,32 +74,32 @@ impl SimTier {
         }
     }
 
-    /// Whether a read of the block would succeed.
+    /// Returns whether a read of the block would succeed.
     pub(crate) fn holds(&self, key: &BlockKey) -> bool {
         !self.leaving.contains(key) && self.blocks.get(key).is_some_and(|held| !held.corrupt)
     }
 
-    /// Whether a read would find the block damaged.
+    /// Returns whether a read would find the block damaged.
     pub(crate) fn is_damaged(&self, key: &BlockKey) -> bool {
         self.blocks.get(key).is_some_and(|held| held.corrupt)
     }
 
-    /// The content of a block that is there, and not damaged.
+    /// Returns the content of a block that is present and not damaged.
     pub(crate) fn content(&self, key: &BlockKey) -> Option<Vec<u64>> {
         self.holds(key).then(|| self.blocks[key].tags.clone())
     }
 
-    /// Content of every block that is kept for good, damaged ones apart.
+    /// Returns the content of every durable block, without damaged ones.
     pub(crate) fn kept(&self) -> impl Iterator<Item = (&BlockKey, &[u64])> {
         self.blocks.iter().filter(|(_, held)| !held.corrupt).map(|(key, held)| (key, &held.tags[..]))
     }
 
-    /// Content that is kept for good under a key.
+    /// Returns the durable content under a key.
     pub(crate) fn kept_under(&self, key: &BlockKey) -> Option<&[u64]> {
         self.blocks.get(key).filter(|held| !held.corrupt).map(|held| &held.tags[..])
     }
 
-    /// The end of a read that saw `begun` when it began: the block's content, or how it failed.
+    /// Returns the result of a read that saw `begun` when it began: the block's content, or the failure.
     pub(crate) fn read(
         &mut self,
         key: &BlockKey,
@@ -118,7 +118,7 @@ impl SimTier {
         (Ok(outcome), found)
     }
 
-    /// The end of a write. Blocks that had to go for it are added to `evicted`.
+    /// Completes a write. Blocks that were evicted for it are added to `evicted`.
     pub(crate) fn write(
         &mut self,
         key: &BlockKey,
@@ -168,7 +168,7 @@ impl SimTier {
         }
     }
 
-    /// How many leading keys it holds.
+    /// Returns how many leading keys it has.
     pub(crate) fn probe(&mut self, keys: &[BlockKey]) -> usize {
         let count = keys.iter().take_while(|key| self.holds(key)).count();
         for key in &keys[..count] {
@@ -179,14 +179,14 @@ impl SimTier {
         count
     }
 
-    /// Loses a block, if it holds any.
+    /// Loses a block, if it has any.
     pub(crate) fn lose(&mut self, rng: &mut Rng) -> Option<BlockKey> {
         let key = *self.blocks.keys().nth(rng.below(self.blocks.len()))?;
         self.drop_block(&key);
         Some(key)
     }
 
-    /// Damages a block, if it holds any.
+    /// Damages a block, if it has any.
     pub(crate) fn damage(&mut self, rng: &mut Rng) -> Option<BlockKey> {
         let at = rng.below(self.blocks.len());
         let (key, held) = self.blocks.iter_mut().nth(at)?;
@@ -198,7 +198,7 @@ impl SimTier {
         self.epochs.get(&root).copied().unwrap_or(0)
     }
 
-    /// Whether the epoch is stored for good, as far as the tier says.
+    /// Stores an epoch. Returns whether the tier acknowledges it.
     pub(crate) fn set_epoch(&mut self, root: NamespaceId, epoch: u32) -> bool {
         if self.full {
             return self.loses_epochs;
@@ -207,7 +207,8 @@ impl SimTier {
         true
     }
 
-    /// The depot died: removals that had begun may have ended or not; what it knew without I/O is forgotten.
+    /// Handles the depot's death: removals that had begun may or may not have completed, and what it knew without I/O
+    /// is forgotten.
     pub(crate) fn crash(&mut self, rng: &mut Rng) {
         for key in std::mem::take(&mut self.leaving) {
             if rng.chance(50) {
@@ -220,7 +221,7 @@ impl SimTier {
     }
 }
 
-/// Where the first tier that knows of a block has it.
+/// Returns the location of a block in the first tier that knows of it.
 pub(crate) fn locate(tiers: &[SimTier], key: &BlockKey) -> Location {
     let mut unknown = false;
     for (number, tier) in tiers.iter().enumerate() {

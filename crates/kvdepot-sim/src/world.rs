@@ -1,4 +1,4 @@
-//! The world of a run: the machine, what it commands, what it asks, and all who wait for it.
+//! The world of a run: the machine, its commands and questions, and everything that waits for it.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::sync::Arc;
@@ -30,20 +30,20 @@ pub(crate) struct Space {
     pub(crate) handle: NamespaceHandle,
     pub(crate) epoch: u32,
     pub(crate) id: NamespaceId,
-    /// What keys carried in epochs that this depot has left.
+    /// Ids that keys carried in epochs that this depot has left.
     pub(crate) earlier: Vec<NamespaceId>,
-    /// Newest epoch that all tiers have stored, as far as they said.
+    /// Newest epoch that all tiers have acknowledged.
     pub(crate) acknowledged: u32,
-    /// Leases given when the current epoch began.
+    /// Number of leases granted when the current epoch began.
     pub(crate) leases_before: u64,
     pub(crate) pages: usize,
-    /// Whether the depot knows it now. If not, `handle` is the one that it had.
+    /// Whether the depot knows it now. If not, `handle` is its former number.
     pub(crate) known: bool,
     /// Whether a tier has not stored its epoch yet.
     pub(crate) unstored: bool,
 }
 
-/// An answer to a question, on its way.
+/// An answer to a question, in flight.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) ask: Ask,
@@ -58,9 +58,9 @@ pub(crate) struct World {
     pub(crate) rng: Rng,
     pub(crate) machine: Machine,
     pub(crate) now: Nanos,
-    /// The operation that is going on.
+    /// The current operation.
     pub(crate) at: usize,
-    /// Whether faults may happen now.
+    /// Whether faults are disabled now.
     pub(crate) calm: bool,
     pub(crate) memory: Memory,
     pub(crate) tiers: Vec<SimTier>,
@@ -69,12 +69,13 @@ pub(crate) struct World {
     pub(crate) clients: Vec<Client>,
     pub(crate) outbox: VecDeque<(u64, Command)>,
     pub(crate) commands_ever: u64,
-    /// Bytes that no tier had after the step before.
+    /// Bytes that no tier had after the previous step.
     not_saved: u64,
-    /// Whether slots of a depot before are being taken in. They were within the share then, or their client had stopped.
+    /// Whether slots of an earlier depot are being adopted. They were within the share then, or their client had
+    /// stopped.
     pub(crate) adopting: bool,
     pub(crate) running: Vec<Running>,
-    /// Removals that were told to have ended.
+    /// Reported ends of removals.
     pub(crate) removals_ended: Vec<(RemovalId, usize, BlockKey)>,
     pub(crate) forgotten: Vec<(usize, Vec<BlockKey>, bool)>,
     pub(crate) jobs: Vec<Job>,
@@ -82,24 +83,24 @@ pub(crate) struct World {
     pub(crate) answers: Vec<Answer>,
     pub(crate) waiting: BTreeMap<Token, Waiting>,
     pub(crate) presence: HashSet<BlockKey>,
-    /// What a next depot would find after a crash that leaves the pool.
+    /// What a next depot would find after a crash that keeps the pool.
     pub(crate) ledger: crate::ledger::SimLedger,
-    /// Who holds the pool, after a crash that clients have outlived.
+    /// The hold on the pool, after a crash that clients have survived.
     pub(crate) hold: Option<crate::recovery::Hold>,
     pub(crate) opened: Vec<Opened>,
-    /// What the tiers' placements look at.
+    /// State that the tiers' placements depend on.
     pub(crate) placed: crate::placed::Placed,
-    /// What a walk over the pool has found.
+    /// Blocks that a walk over the pool has found.
     pub(crate) listed: Vec<BlockKey>,
     pub(crate) next_listed: Option<usize>,
-    /// The request that was sent last, and its reply.
+    /// The last request, and its reply.
     pub(crate) asking: Token,
     pub(crate) last_reply: Option<kvdepot_core::Result<kvdepot_core::machine::Reply>>,
     pub(crate) numbers: u64,
     pub(crate) steps: usize,
     pub(crate) trace: Option<Vec<String>>,
     pub(crate) fingerprint: u64,
-    /// What the run came to, so that tests see that it is no idle one.
+    /// Kinds of events that happened, so that tests see that the run is not idle.
     pub(crate) reached: BTreeSet<&'static str>,
 }
 
@@ -171,7 +172,7 @@ impl World {
         self.plan.features.has(feature)
     }
 
-    /// Whether something happens now that the feature allows in so many of 100 cases.
+    /// Decides whether something happens now that the feature allows in `percent` of 100 cases.
     pub(crate) fn luck(&mut self, feature: Feature, percent: usize) -> bool {
         let happens = self.rng.chance(percent);
         happens && !self.calm && self.has(feature)
@@ -181,22 +182,22 @@ impl World {
         BlockKey { namespace: self.spaces[space].id, hash }
     }
 
-    /// The space whose current epoch a key belongs to.
+    /// Returns the space whose current epoch a key belongs to.
     pub(crate) fn live_space(&self, key: &BlockKey) -> Option<usize> {
         self.spaces.iter().position(|space| space.id == key.namespace)
     }
 
-    /// Opens namespaces at a machine that has just begun, in epochs not before `at_least`.
+    /// Opens namespaces at a new machine, in epochs not before `at_least`.
     pub(crate) fn open_spaces(
         &mut self,
         at_least: &[u32],
         which: impl Fn(usize) -> bool,
     ) -> Result<(), Fail> {
         for space in &mut self.spaces {
-            // Its number was one of another depot.
+            // Its number belonged to another depot.
             (space.known, space.unstored, space.handle) = (false, false, crate::forgetting::NO_HANDLE);
         }
-        // Part of the pool is populated ahead of its use.
+        // Part of the pool is populated before it is used.
         let upto_bytes = self.rng.below(self.plan.shape.pool_pages) as u64 * BLOCK_ALIGN_BYTES;
         self.feed(Event::Populated { upto_bytes })?;
         for (number, spec) in specs::all().iter().enumerate().take(self.namespaces()) {
@@ -239,7 +240,7 @@ impl World {
         Ok(())
     }
 
-    /// One step of the machine, and all that must follow at once.
+    /// Makes one step of the machine, and everything that must follow immediately.
     pub(crate) fn feed(&mut self, event: Event) -> Result<(), Fail> {
         self.note(|| show_event(&event));
         self.interrupted.step(&event, &self.jobs);
@@ -247,12 +248,13 @@ impl World {
         self.machine.step(self.now, event, &mut out);
         self.steps += 1;
         self.mark(&out);
-        for (key, visible) in out.visible {
+        for (key, visible) in std::mem::take(&mut out.visible) {
             let changed = if visible { self.presence.insert(key) } else { self.presence.remove(&key) };
             if !changed {
                 return fail(Rule::Presence, format!("{} became visible={visible} twice", name(&key)));
             }
         }
+        self.check_missed(&out)?;
         self.write_ledger(out.proofs)?;
         for forgotten in out.forgotten {
             self.check_forgotten(forgotten.handle)?;
@@ -279,11 +281,11 @@ impl World {
         for (token, reply) in out.replies {
             self.replied(token, reply)?;
         }
-        // After the replies: they say what was stored as a value.
+        // After the replies, because they show what was stored as a value.
         written.into_iter().try_for_each(|(tier, key)| self.check_placed(tier, &key))
     }
 
-    /// Feeds an event and answers the questions that it led to, now or later.
+    /// Feeds an event and answers the questions that it caused, now or later.
     pub(crate) fn feed_and_answer(&mut self, event: Event) -> Result<(), Fail> {
         self.feed(event)?;
         while !self.answers.is_empty() && !self.luck(Feature::StaleAnswers, 20) {
@@ -297,7 +299,7 @@ impl World {
         keys.iter().map(|key| crate::tier::locate(&self.tiers, key)).collect()
     }
 
-    /// Mixes what a step did into the fingerprint.
+    /// Mixes a step's effects into the fingerprint.
     fn mark(&mut self, out: &Effects) {
         let mut mix = |value: u64| {
             self.fingerprint = (self.fingerprint ^ value).wrapping_mul(0x100_0000_01B3).rotate_left(17);
@@ -332,7 +334,7 @@ impl World {
         }
         let not_saved = held.filling + held.dirty;
         let grew = std::mem::replace(&mut self.not_saved, not_saved) < not_saved;
-        // Who has stopped does not count; when it goes on, more than the share may be dirty for a while.
+        // A stopped client does not count; when it resumes, more than the share may be dirty for a while.
         let stopped = gauges.stopped_bytes;
         if grew
             && !self.adopting
@@ -352,7 +354,7 @@ impl World {
         Ok(())
     }
 
-    /// The depot dies. Tiers keep what they have stored; everything else begins anew.
+    /// Crashes the depot. Tiers keep what they have stored; everything else is reset.
     pub(crate) fn crash(&mut self) -> Result<(), Fail> {
         self.note(|| "CRASH and restart".to_owned());
         self.reached.insert("crash");
@@ -363,7 +365,7 @@ impl World {
         for tier in &mut self.tiers {
             tier.crash(&mut self.rng);
         }
-        // What a tier still has may come back.
+        // Versions that a tier still has may come back.
         for (_, tags) in self.tiers.iter().flat_map(SimTier::kept) {
             tags.iter().for_each(|tag| self.model.come_back((tag >> 8) as usize));
         }
@@ -384,7 +386,7 @@ impl World {
 }
 
 impl World {
-    /// Another depot begins, which numbers everything anew.
+    /// Starts another depot, which numbers everything from scratch.
     pub(crate) fn replace_machine(&mut self) {
         self.machine = machine(&self.plan, self.mistake);
         self.interrupted = Interrupted::default();

@@ -1,11 +1,11 @@
-//! Planted mistakes are found within a thousand seeds, by the promise that each breaks.
+//! Planted mistakes are found within a thousand seeds, by the promise that each of them breaks.
 
 use kvdepot_sim::{Mistake, Plan, Rule, run, shrink};
 
-/// Seeds within which every mistake must be found.
+/// Number of seeds within which every mistake must be found.
 const SEEDS_MAX: u64 = 1_000;
 
-/// The first seed that finds a mistake, which must break one of these promises.
+/// Checks that a seed finds a mistake, and that the first one breaks one of these promises.
 fn finds(mistake: Mistake, rules: &[Rule]) {
     let found = (0..SEEDS_MAX).find_map(|seed| {
         let fail = run(&Plan::new(seed), Some(mistake), false).fail?;
@@ -79,7 +79,7 @@ fn an_arrival_leased_after_a_reset() {
 
 #[test]
 fn a_displaced_slot_that_is_still_written() {
-    // With assertions the machine itself notices that it begins such a write.
+    // With assertions the machine itself detects that it begins such a write.
     finds(Mistake::DisplacedWritten, &[Rule::Leaks, Rule::Stale, Rule::Panic]);
 }
 

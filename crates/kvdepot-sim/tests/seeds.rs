@@ -49,6 +49,7 @@ fn every_seed_keeps_all_promises() {
         "hit",
         "in the wished region",
         "killed",
+        "missed",
         "not taken over",
         "opened again",
         "promoted",
@@ -64,6 +65,7 @@ fn every_seed_keeps_all_promises() {
         "taken over",
         "tier closed",
         "told twice",
+        "went",
     ];
     assert_eq!(reached.into_iter().collect::<Vec<_>>(), expected, "the runs are idle");
 }

@@ -8,7 +8,7 @@ use crate::kernels::Kernel;
 use crate::world::{CAPTURE_MODE, CONTEXTS, call, context_handle, device_of, world};
 use crate::{abi_copy, abi_memory, code};
 
-/// What `cuDriverGetVersion` says, and what `cuGetProcAddress_v2` goes by.
+/// Version that `cuDriverGetVersion` returns and that `cuGetProcAddress_v2` uses.
 pub(crate) static DRIVER_VERSION: AtomicI32 = AtomicI32::new(13_000);
 
 /// First bytes of a device's UUID; the ordinal follows.
@@ -111,7 +111,7 @@ unsafe extern "C" fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], ordinal: c_int) -> 
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, ordinal: c_int) -> c_int {
-    // Multiprocessors, compute capability (major, minor); everything else that is asked for is a capability.
+    // Multiprocessors, compute capability (major, minor). Every other attribute is a capability.
     let found = match attribute {
         16 => 132,
         75 => 9,
@@ -236,7 +236,7 @@ unsafe extern "C" fn cuGetProcAddress_v2(
     // SAFETY: the API's contract: a text that ends with a zero.
     let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
     let driver = DRIVER_VERSION.load(Ordering::Relaxed);
-    // From 13.0 on a version beyond the driver's is an error. Before, it gives the newest function that the driver has.
+    // From 13.0 on, a version above the driver's is an error. Earlier drivers return their newest function.
     if version > driver && driver >= 13_000 {
         return code::INVALID_VALUE;
     }

@@ -22,7 +22,7 @@ const _: () = assert!(size_of::<Attributes>() == 24);
 const ORDER_STREAM: c_int = 1;
 const ORDER_ANY: c_int = 3;
 
-/// Refuses a range that is not what it must be.
+/// Refuses a range that is not of one of the expected kinds.
 fn expect(state: &mut State, name: &str, address: u64, len: u64, good: &[Place]) -> Result<Place, i32> {
     let place = state.memory.place(address, len);
     if good.contains(&place) {
@@ -32,7 +32,7 @@ fn expect(state: &mut State, name: &str, address: u64, len: u64, good: &[Place])
     Err(code::INVALID_VALUE)
 }
 
-/// The real driver waits inside the call until it can copy pageable memory; calls of other threads wait with it.
+/// The real driver waits inside the call until it can copy pageable memory, and calls of other threads wait, too.
 fn may_block(state: &mut State, stream: u64, place: Place, name: &str) {
     if place == Place::Pageable && state.waits_for_an_event(stream) {
         state.violation(format!(
@@ -61,7 +61,8 @@ unsafe extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: u64, len: usize, stream
         let place = expect(state, "cuMemcpyHtoDAsync_v2 from", from, len, HOST)?;
         expect(state, "cuMemcpyHtoDAsync_v2 to", to, len, DEVICE)?;
         may_block(state, stream, place, "cuMemcpyHtoDAsync_v2");
-        // The real driver may read pageable memory at once (into a buffer of its own) or when the stream is there.
+        // The real driver may read pageable memory immediately (into its own buffer), or when the stream reaches the
+        // copy.
         let source = if place == Place::Pageable && state.rng.percent(50) {
             // SAFETY: the API's contract: `from` may be read.
             unsafe { take(&state.memory, from, len) }
@@ -100,7 +101,7 @@ fn marker(state: &mut State, stream: u64) -> u64 {
     event
 }
 
-/// What both ABIs have in common.
+/// Common part of both ABIs.
 struct Batch {
     to: *const u64,
     from: *const u64,
@@ -147,7 +148,7 @@ impl Batch {
             if !(ORDER_STREAM..=ORDER_ANY).contains(&order) {
                 return Err(code::INVALID_VALUE);
             }
-            // Any order but the stream's allows the read to happen now.
+            // Any order but the stream's allows to read now.
             let source = if order != ORDER_STREAM && (order != ORDER_ANY || state.rng.percent(50)) {
                 // SAFETY: `expect` found the range in memory that lives.
                 unsafe { take(&state.memory, from[index], len) }
@@ -161,7 +162,7 @@ impl Batch {
     }
 }
 
-/// The ABI of CUDA 12.8, which says where a batch failed.
+/// The ABI of CUDA 12.8, which reports where a batch failed.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn cuMemcpyBatchAsync(
     to: *const u64,

@@ -9,7 +9,7 @@ use crate::world::call;
 
 /// Flags of a registration that other contexts and kernels can use.
 const PORTABLE_DEVICEMAP: c_uint = 3;
-/// What a range must be a multiple of for registration.
+/// A registered range must be a multiple of this.
 const PAGE_BYTES: u64 = 4096;
 
 #[unsafe(no_mangle)]

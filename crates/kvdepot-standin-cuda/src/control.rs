@@ -1,5 +1,5 @@
-//! How a test rules the stand-in: through symbols of the loaded library, since the test's own copy of this crate has
-//! other worlds.
+//! Control of the stand-in by tests, through symbols of the loaded library: the test's own copy of this crate has other
+//! worlds.
 
 use std::ffi::{CString, c_char, c_int};
 use std::path::{Path, PathBuf};
@@ -11,9 +11,9 @@ use crate::world::world;
 
 pub use crate::world::EVERY_STREAM;
 
-/// Devices that the stand-in has. Each is a world of its own: a test takes one.
+/// Number of devices. Each is a separate world: a test uses one.
 pub const DEVICE_COUNT: usize = 128;
-/// Longest log that a test reads.
+/// Maximum length of a log that a test reads.
 const LOG_BYTES_MAX: usize = 64 << 10;
 
 #[unsafe(no_mangle)]
@@ -144,7 +144,7 @@ extern "C" fn standin_longest_registration(device: u32) -> u64 {
     world(device as usize).map_or(0, |world| world.state.lock().longest_registration)
 }
 
-/// What a world still has.
+/// Objects that a world still has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Left {
     /// Allocations on the device.
@@ -153,11 +153,11 @@ pub struct Left {
     pub pinned: u64,
     /// Registered ranges.
     pub registered: u64,
-    /// Streams beside the default one.
+    /// Streams other than the default one.
     pub streams: u64,
     /// Events.
     pub events: u64,
-    /// How often the context is retained.
+    /// Number of times that the context is retained.
     pub retained: u64,
 }
 
@@ -197,7 +197,7 @@ pub struct Control {
     largest_launch: Largest,
 }
 
-/// The stand-in that cargo built for the running test: beside it, or in `deps` beside it.
+/// Returns the path of the stand-in that cargo built for the running test: next to it, or in `deps` next to it.
 pub fn library_path() -> PathBuf {
     let name =
         format!("{}kvdepot_standin_cuda{}", std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
@@ -240,38 +240,37 @@ impl Control {
         }
     }
 
-    /// Empties a world and gives it a seed.
+    /// Empties a world and sets its seed.
     pub fn reset(&self, device: u32, seed: u64) {
         (self.reset)(device, seed);
     }
 
-    /// What driver tables that are made from now on find: 12000 has no batch copies, 12080 the first ABI, 13000 both.
+    /// Sets the driver version for tables made from now on: 12000 has no batch copies, 12080 the first ABI, 13000 both.
     pub fn set_driver_version(&self, version: i32) {
         (self.version)(version);
     }
 
-    /// Lets `after` calls of that name pass and fails the next `times` with `code`. The name `execution` stands for
-    /// a copy's run, after which the context is lost.
+    /// Lets `after` calls with that name pass and makes the next `times` fail with `code`. The name `execution` means a
+    /// copy's execution; its failure loses the context.
     pub fn fail(&self, device: u32, name: &str, after: u64, times: u64, code: i32) {
         let name = CString::new(name).unwrap_or_default();
         // SAFETY: the text lives during the call.
         unsafe { (self.fail)(device, name.as_ptr(), after, times, code) };
     }
 
-    /// Lets a stream make no progress, or makes it go on: what waits for it waits. `EVERY_STREAM` stands for
-    /// all.
+    /// Stops a stream or lets it continue; everything that waits for it waits. `EVERY_STREAM` means all streams.
     pub fn hang(&self, device: u32, stream: u64, hung: bool) {
         (self.hang)(device, stream, hung);
     }
 
-    /// How often a call of that name was made.
+    /// Returns the number of calls with that name.
     pub fn calls(&self, device: u32, name: &str) -> u64 {
         let name = CString::new(name).unwrap_or_default();
         // SAFETY: the text lives during the call.
         unsafe { (self.calls)(device, name.as_ptr()) }
     }
 
-    /// What callers did wrong, a line each.
+    /// Returns the callers' violations, one line each.
     pub fn violations(&self, device: u32) -> Vec<String> {
         let mut bytes = vec![0; LOG_BYTES_MAX];
         // SAFETY: the buffer has the room that is named.
@@ -280,7 +279,7 @@ impl Control {
         String::from_utf8_lossy(&bytes).lines().map(str::to_owned).collect()
     }
 
-    /// What is still allocated.
+    /// Returns what is still allocated.
     pub fn left(&self, device: u32) -> Left {
         let mut left = [0; 6];
         // SAFETY: an array of the length that the symbol writes.
@@ -289,7 +288,8 @@ impl Control {
         Left { device, pinned, registered, streams, events, retained }
     }
 
-    /// Two allocations of device memory of which one begins where the other ends; the first has whole pages.
+    /// Makes two allocations of device memory, the second of which begins where the first ends. The first has whole
+    /// pages.
     pub fn allocate_touching(&self, device: u32, lens: [u64; 2]) -> [u64; 2] {
         let mut made = [0; 2];
         // SAFETY: arrays of the lengths that the symbol reads and writes.
@@ -297,36 +297,37 @@ impl Control {
         made
     }
 
-    /// Gives an allocation's addresses other memory; what was exported of it keeps the old. False if it is not there.
+    /// Gives an allocation's addresses other memory; exports of it keep the old one. Returns false if there is no such
+    /// allocation.
     pub fn remap(&self, device: u32, address: u64) -> bool {
         (self.remap)(device, address)
     }
 
-    /// Takes an allocation's memory away until `remap`. False if it is not there.
+    /// Removes an allocation's memory until `remap`. Returns false if there is no such allocation.
     pub fn unmap(&self, device: u32, address: u64) -> bool {
         (self.unmap)(device, address)
     }
 
-    /// Lets memory that is allocated from now on be exported in pages of this size, as kernels with larger pages do.
+    /// Makes memory that is allocated from now on be exported in pages of this size, as kernels with larger pages do.
     pub fn set_page_bytes(&self, device: u32, page: u64) {
         (self.page_bytes)(device, page);
     }
 
-    /// Lets every copy that `cuMemcpyAsync` (either direction), `cuMemcpyBatchAsync` or `cuLaunchKernel` asks for bring a
-    /// wrong byte; any other name ends that.
+    /// Makes every copy by `cuMemcpyAsync` (either direction), `cuMemcpyBatchAsync` or `cuLaunchKernel` transfer a
+    /// wrong byte. Any other name ends that.
     pub fn corrupt(&self, device: u32, name: &str) {
         let name = CString::new(name).unwrap_or_default();
         // SAFETY: the text lives during the call.
         unsafe { (self.corrupt)(device, name.as_ptr()) };
     }
 
-    /// The longest that a copy in this direction would have waited behind others in the copy engine's queue, since this was
-    /// asked last: nanoseconds of the device's own time, which no clock measures.
+    /// Returns the longest time that a copy in this direction would have waited in the copy engine's queue since the
+    /// last call, in nanoseconds of the device's own time, which no clock measures.
     pub fn copy_engine_ns(&self, device: u32, to_device: bool) -> u64 {
         (self.copy_engine_ns)(device, to_device)
     }
 
-    /// Blocks, and threads of each, of the launch of the copy kernel with most blocks.
+    /// Returns the number of blocks, and of threads per block, of the copy kernel's launch with the most blocks.
     pub fn largest_launch(&self, device: u32) -> [u64; 2] {
         let mut largest = [0; 2];
         // SAFETY: an array of the length that the symbol writes.
@@ -334,7 +335,7 @@ impl Control {
         largest
     }
 
-    /// Most bytes that were registered by one call.
+    /// Returns the largest number of bytes registered by one call.
     pub fn longest_registration(&self, device: u32) -> u64 {
         (self.longest_registration)(device)
     }

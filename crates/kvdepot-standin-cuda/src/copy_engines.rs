@@ -1,14 +1,14 @@
-//! The device's copy engines: one queue for each direction, in a time of their own that no clock measures.
+//! The device's copy engines: one queue per direction, in their own time, which no clock measures.
 
 use crate::memory::Memory;
 use crate::schedule::{Maker, Op, Part};
 
-/// What a copy costs whatever its length: about what a device of today needs.
+/// Fixed cost of a copy of any length, similar to that of a current device.
 const COPY_NS: u64 = 800;
-/// Bytes that go over the bus in a nanosecond.
+/// Bytes transferred over the bus per nanosecond.
 const BYTES_PER_NS: u64 = 50;
 
-/// What a copy that is queued now waits for.
+/// Work that a copy queued now would wait for.
 #[derive(Default)]
 pub(crate) struct CopyEngines {
     /// To the host, to the device.
@@ -33,7 +33,7 @@ impl CopyEngines {
         }
     }
 
-    /// The longest queue of a direction since this was asked last.
+    /// Returns the longest queue of a direction since the last call.
     pub(crate) fn take_most_ns(&mut self, to_device: bool) -> u64 {
         let way = usize::from(to_device);
         std::mem::replace(&mut self.most_ns[way], self.queued_ns[way])

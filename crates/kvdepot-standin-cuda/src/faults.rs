@@ -1,8 +1,8 @@
-//! Calls that fail because a test says so.
+//! Call failures that a test plans.
 
 use std::collections::HashMap;
 
-/// Fail `times` calls of one name after letting `after` pass.
+/// Makes `times` calls with one name fail after letting `after` pass.
 struct Plan {
     after: u64,
     times: u64,
@@ -21,7 +21,7 @@ impl Faults {
         self.plans.insert(name.to_owned(), Plan { after, times, code });
     }
 
-    /// Counts a call; the code with which it must fail, if it must.
+    /// Counts a call. Returns the code with which it must fail, if it must.
     pub(crate) fn called(&mut self, name: &str) -> Option<i32> {
         *self.calls.entry(name.to_owned()).or_default() += 1;
         let plan = self.plans.get_mut(name)?;

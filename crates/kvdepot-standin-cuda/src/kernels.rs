@@ -1,14 +1,14 @@
-//! The kernels of `kvdepot-copy`, by name, on the same arguments.
+//! The kernels of `kvdepot-copy`, by name, with the same arguments.
 
 use crate::code;
 use crate::memory::Place;
 use crate::schedule::{Maker, Part, Source};
 use crate::world::State;
 
-/// Most descriptors of one launch.
+/// Maximum number of descriptors of one launch.
 const DESCRIPTORS_MAX: u64 = 1 << 20;
 
-/// What a function handle stands for.
+/// The kernel of a function handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kernel {
     /// `kvdepot_copy(const Descriptor* descriptors, u32 count)`.
@@ -26,7 +26,7 @@ impl Kernel {
         }
     }
 
-    /// Sizes of its arguments.
+    /// Returns the sizes of its arguments.
     pub(crate) fn argument_bytes(self) -> &'static [usize] {
         match self {
             Self::Copy => &[8, 4],
@@ -35,7 +35,7 @@ impl Kernel {
     }
 }
 
-/// What the copy kernel reads for each piece of work.
+/// A piece of work as the copy kernel reads it.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Descriptor {
@@ -45,7 +45,7 @@ struct Descriptor {
     unused: u64,
 }
 
-/// Begins a kernel: the copies that it makes, in any order.
+/// Begins a kernel. Returns the copies that it makes, in any order.
 pub(crate) fn begin(state: &mut State, kernel: Kernel, arguments: &[u64]) -> Option<Vec<Part>> {
     let (&[first, second, ..], Kernel::Copy) = (arguments, kernel) else { return None };
     let bytes = second * size_of::<Descriptor>() as u64;
@@ -69,7 +69,7 @@ pub(crate) fn begin(state: &mut State, kernel: Kernel, arguments: &[u64]) -> Opt
     (!parts.is_empty()).then_some(parts)
 }
 
-/// A kernel sees device memory, and host memory only by its address on the device.
+/// Returns whether a kernel can access a range: device memory, or host memory by its address on the device.
 fn reachable(state: &mut State, address: u64, len: u64, what: &str) -> bool {
     let allocated = |state: &State| state.memory.mapped(address) == Some(address);
     let good = match state.memory.place(address, len) {

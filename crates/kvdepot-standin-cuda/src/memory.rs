@@ -1,25 +1,25 @@
-//! Ranges that exist: device memory, host memory of the driver, host memory that was registered.
+//! Known ranges: device memory, the driver's host memory, and registered host memory.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Added to what backs device memory, so that its addresses are none of this process.
+/// Added to the backing address of device memory, so that its addresses are invalid in this process.
 const DEVICE_OFFSET: u64 = 0x2000_0000_0000_0000;
-/// Added to registered host memory for its address on the device.
+/// Added to the address of registered host memory to get its address on the device.
 const MAPPED_OFFSET: u64 = 0x4000_0000_0000_0000;
-/// Pages that memory is exported in, unless a test says otherwise.
+/// Page size of exports, unless a test sets another one.
 const PAGE_BYTES: usize = 4096;
-/// What fresh memory of the device holds.
+/// Content of new device memory.
 const DEVICE_FILL: u8 = 0xDD;
 
-/// Bytes of this process.
+/// Memory of this process.
 struct Backing {
     bytes: Vec<u8>,
     offset: usize,
 }
 
 impl Backing {
-    /// Whole pages, so that no other memory lies in the last one.
+    /// Allocates whole pages, so that no other memory is in the last one.
     fn new(len: usize, fill: u8, page: usize) -> Arc<Self> {
         let bytes = vec![fill; len.next_multiple_of(page) + page];
         let offset = bytes.as_ptr().align_offset(page);
@@ -34,10 +34,10 @@ impl Backing {
 /// Memory that the driver allocated.
 struct Block {
     backing: Arc<Backing>,
-    /// Where it begins in the backing.
+    /// Its offset in the backing.
     start: u64,
     len: usize,
-    /// Whether its addresses have memory. Sleeping engines take it away for a while.
+    /// Whether its addresses have memory. Sleeping engines remove it for a while.
     mapped: bool,
 }
 
@@ -51,18 +51,18 @@ impl Block {
     }
 }
 
-/// What a range of addresses is.
+/// Kind of a range of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// Inside one allocation on the device.
     Device,
     /// Inside one range of host memory that the driver allocated or that was registered.
     Pinned,
-    /// The same by its address on the device.
+    /// The same, by its address on the device.
     Mapped,
     /// Host memory that the driver does not know.
     Pageable,
-    /// Partly known, out of bounds, or gone.
+    /// Partly known, out of bounds, or freed.
     Wrong,
 }
 
@@ -71,7 +71,7 @@ pub(crate) struct Memory {
     device: BTreeMap<u64, Block>,
     pinned: BTreeMap<u64, Block>,
     registered: BTreeMap<u64, u64>,
-    /// Memory that addresses do not name any more. What was exported of it still does.
+    /// Memory that no address refers to any more, but exports of it do.
     replaced: Vec<Arc<Backing>>,
     page: usize,
 }
@@ -101,8 +101,8 @@ impl Memory {
         address
     }
 
-    /// Two allocations of which one begins where the other ends, as those of neighbouring layers do. The first has whole
-    /// pages.
+    /// Makes two allocations, the second of which begins where the first ends, like those of neighbouring layers. The
+    /// first has whole pages.
     pub(crate) fn allocate_touching(&mut self, first: usize, second: usize) -> [u64; 2] {
         let backing = Backing::new(first + second, DEVICE_FILL, self.page);
         [(0, first), (first as u64, second)].map(|(start, len)| {
@@ -113,7 +113,7 @@ impl Memory {
         })
     }
 
-    /// Gives an allocation's addresses other memory, as an engine that wakes up does. What was exported keeps the old.
+    /// Gives an allocation's addresses other memory, like an engine that wakes up. Exports keep the old memory.
     pub(crate) fn remap(&mut self, address: u64) -> bool {
         let page = self.page;
         let Some(block) = self.device.get_mut(&address) else { return false };
@@ -123,17 +123,17 @@ impl Memory {
         true
     }
 
-    /// Takes an allocation's memory away; its addresses stay reserved.
+    /// Removes an allocation's memory; its addresses stay reserved.
     pub(crate) fn unmap(&mut self, address: u64) -> bool {
         self.device.get_mut(&address).map(|block| block.mapped = false).is_some()
     }
 
-    /// Pages of this size are exported, and allocations begin at one.
+    /// Sets the page size of exports and the alignment of allocations.
     pub(crate) fn set_page_bytes(&mut self, page: usize) {
         self.page = page;
     }
 
-    /// Whether a range can be exported: whole pages, of one allocation.
+    /// Returns whether a range can be exported: whole pages of one allocation.
     pub(crate) fn can_export(&self, address: u64, len: u64) -> bool {
         let page = self.page as u64;
         let Some((&base, block)) = self.device.range(..=address).next_back() else { return false };
@@ -149,7 +149,7 @@ impl Memory {
         self.device.remove(&address).is_some()
     }
 
-    /// Base and length of the allocation that an address lies in.
+    /// Returns the base and length of the allocation that contains an address.
     pub(crate) fn allocation(&self, address: u64) -> Option<(u64, u64)> {
         let (&base, block) = self.device.range(..=address).next_back()?;
         (address < base + block.len as u64).then_some((base, block.len as u64))
@@ -166,7 +166,7 @@ impl Memory {
         self.pinned.remove(&address).is_some()
     }
 
-    /// Whether no part of the range was registered before.
+    /// Registers a range. Returns false if a part of it was registered before.
     pub(crate) fn register(&mut self, address: u64, len: u64) -> bool {
         if touches(&self.registered, |&len| len, address, len) {
             return false;
@@ -179,7 +179,7 @@ impl Memory {
         self.registered.remove(&address).is_some()
     }
 
-    /// The device's address of host memory that was registered or allocated.
+    /// Returns the device's address of host memory that was registered or allocated.
     pub(crate) fn mapped(&self, address: u64) -> Option<u64> {
         if within(&self.registered, |&len| len, address, 1) {
             return Some(address + MAPPED_OFFSET);
@@ -187,12 +187,12 @@ impl Memory {
         within(&self.pinned, |block| block.len as u64, address, 1).then_some(address)
     }
 
-    /// Regions left over: `(device, pinned, registered)`.
+    /// Returns the numbers of remaining ranges: `(device, pinned, registered)`.
     pub(crate) fn counts(&self) -> (usize, usize, usize) {
         (self.device.len(), self.pinned.len(), self.registered.len())
     }
 
-    /// What a range is.
+    /// Returns the kind of a range.
     pub(crate) fn place(&self, address: u64, len: u64) -> Place {
         if address >= MAPPED_OFFSET {
             let inside = within(&self.registered, |&len| len, address - MAPPED_OFFSET, len);
@@ -213,12 +213,12 @@ impl Memory {
         if partly || address == 0 { Place::Wrong } else { Place::Pageable }
     }
 
-    /// Whether an address is one of device memory.
+    /// Returns whether an address is in device memory.
     pub(crate) fn is_device(address: u64) -> bool {
         (DEVICE_OFFSET..MAPPED_OFFSET).contains(&address)
     }
 
-    /// The address in this process behind an address that `place` found good.
+    /// Returns the address in this process for an address that `place` accepted.
     pub(crate) fn pointer(&self, address: u64) -> *mut u8 {
         let here = if address >= MAPPED_OFFSET {
             address - MAPPED_OFFSET

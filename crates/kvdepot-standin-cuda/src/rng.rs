@@ -1,4 +1,4 @@
-//! The generator that schedules are drawn from.
+//! The random number generator of schedules.
 
 /// xorshift64*: small, and the same everywhere.
 pub(crate) struct Rng(u64);
@@ -16,7 +16,7 @@ impl Rng {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// Below `bound`, which is not zero.
+    /// Returns a number below `bound`, which is not zero.
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
         (self.next() >> 11) % bound
     }

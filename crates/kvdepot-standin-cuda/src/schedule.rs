@@ -1,4 +1,4 @@
-//! What is queued, and in which order it runs.
+//! Queued work, and the order in which it runs.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -10,15 +10,15 @@ use crate::kernels::{self, Kernel};
 use crate::memory::Place;
 use crate::world::{State, World};
 
-/// How long a wait lasts in which nothing can run and nobody queues anything.
+/// How long a wait lasts if no work can run and none is queued.
 const STUCK: Duration = Duration::from_secs(20);
-/// Pieces that one call runs early at most.
+/// Maximum number of pieces that one call runs early.
 const EARLY_MAX: u64 = 12;
 
-/// Where a copy's bytes come from.
+/// Source of a copy's bytes.
 pub(crate) enum Source {
     Address(u64),
-    /// Read while the call was under way.
+    /// Read during the call.
     Taken(Vec<u8>),
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct Part {
     pub(crate) by: Maker,
 }
 
-/// What makes a copy.
+/// Kind of a copy's origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Maker {
     Memcpy,
@@ -38,7 +38,7 @@ pub(crate) enum Maker {
 }
 
 impl Maker {
-    /// The call of the driver that asks for it.
+    /// Returns the kind for the name of a driver's call.
     pub(crate) fn named(call: &str) -> Option<Self> {
         match call {
             "cuMemcpyAsync" => Some(Self::Memcpy),
@@ -50,9 +50,9 @@ impl Maker {
 }
 
 pub(crate) enum Op {
-    /// Copies in any order.
+    /// Copies that run in any order.
     Copies(Vec<Part>),
-    /// A kernel that has not begun: its arguments are read, and what they point to is read when it runs.
+    /// A kernel that has not begun: its arguments are read, but the memory they point to is read when it runs.
     Launch {
         kernel: Kernel,
         arguments: Vec<u64>,
@@ -68,7 +68,7 @@ pub(crate) enum Op {
 }
 
 pub(crate) struct Stream {
-    /// How eagerly it is picked.
+    /// Weight with which it is picked.
     pub(crate) weight: u64,
     pub(crate) queue: VecDeque<Op>,
 }
@@ -81,18 +81,18 @@ impl State {
         handle
     }
 
-    /// Whether a record has been reached. What is gone counts as reached, as in the real driver.
+    /// Returns whether a record has been reached. A destroyed event counts as reached, as in the real driver.
     pub(crate) fn reached(&self, event: u64, number: u64) -> bool {
         self.events.get(&event).is_none_or(|event| event.completed >= number)
     }
 
-    /// Whether a stream has a wait for what has not come.
+    /// Returns whether a stream is waiting for an event that has not occurred.
     pub(crate) fn waits_for_an_event(&self, stream: u64) -> bool {
         let waits = |op: &Op| matches!(op, Op::Wait { event, number } if !self.reached(*event, *number));
         self.streams.get(&stream).is_some_and(|stream| stream.queue.iter().any(waits))
     }
 
-    /// Runs some work before a call returns, as a seed likes it.
+    /// Runs some work before a call returns, depending on the seed.
     pub(crate) fn some_early(&mut self) {
         if self.rng.percent(self.eagerness) {
             for _ in 0..self.rng.below(EARLY_MAX) {
@@ -101,7 +101,7 @@ impl State {
         }
     }
 
-    /// Runs one piece of one stream; false if no stream may run.
+    /// Runs one piece of one stream. Returns false if no stream may run.
     pub(crate) fn step(&mut self) -> bool {
         let mut ready: Vec<(u64, u64)> = self
             .streams
@@ -138,7 +138,7 @@ impl State {
         true
     }
 
-    /// Runs a piece of an op and returns what is left of it.
+    /// Runs a piece of an operation and returns the rest of it.
     fn run_piece(&mut self, op: Op) -> Option<Op> {
         match op {
             Op::Wait { .. } => None,
@@ -189,7 +189,7 @@ impl State {
         }
     }
 
-    /// Whether a range may still be touched; if not, the context is lost as on a device.
+    /// Returns whether a range may still be accessed; if not, the context is lost as on a device.
     pub(crate) fn check(&mut self, address: u64, len: u64, what: &str) -> bool {
         if self.memory.place(address, len) != Place::Wrong {
             return true;
@@ -201,7 +201,7 @@ impl State {
 }
 
 impl World {
-    /// Runs work until `done`, giving way to other threads now and then.
+    /// Runs work until `done`, and yields to other threads periodically.
     pub(crate) fn run_until(
         &self,
         state: &mut MutexGuard<'_, State>,
@@ -220,7 +220,7 @@ impl World {
                     MutexGuard::bump(state);
                 }
             } else if !state.hung.is_empty() {
-                // As long as the test likes.
+                // As long as the test wants.
                 self.progress.wait(state);
             } else if self.progress.wait_for(state, STUCK).timed_out() && !done(state) {
                 state.violation("a wait for work that cannot run".into());

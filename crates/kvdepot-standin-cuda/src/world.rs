@@ -14,24 +14,25 @@ use crate::memory::Memory;
 use crate::rng::Rng;
 use crate::schedule::{Maker, Op, Stream};
 
-/// In the set of hung streams: all of them, those to come included.
+/// In the set of hung streams: all streams, including future ones.
 pub const EVERY_STREAM: u64 = u64::MAX;
-/// Most lines that a world's log keeps.
+/// Maximum number of lines in a world's log.
 const LOG_LINES_MAX: usize = 64;
-/// Calls that a stream takes before the next one blocks inside the driver, and with it what other threads ask of it.
+/// Number of calls that a stream queues before the next one blocks inside the driver, together with other threads'
+/// calls.
 const QUEUE_DEPTH: usize = 1024;
 
 pub(crate) struct World {
     pub(crate) state: Mutex<State>,
-    /// Something ran or was queued.
+    /// Signalled when work ran or was queued.
     pub(crate) progress: Condvar,
 }
 
 #[derive(Default)]
 pub(crate) struct Event {
-    /// Times it was recorded; a wait captures this number.
+    /// Number of times that it was recorded; a wait captures this number.
     pub(crate) recorded: u64,
-    /// Records that have been reached.
+    /// Number of records that have been reached.
     pub(crate) completed: u64,
 }
 
@@ -39,7 +40,7 @@ pub(crate) struct State {
     pub(crate) device: usize,
     pub(crate) retained: u32,
     pub(crate) rng: Rng,
-    /// Chance in percent that a call runs some queued work before it returns.
+    /// Chance, in percent, that a call runs some queued work before it returns.
     pub(crate) eagerness: u64,
     pub(crate) streams: HashMap<u64, Stream>,
     pub(crate) events: HashMap<u64, Event>,
@@ -47,17 +48,17 @@ pub(crate) struct State {
     pub(crate) modules: HashMap<u64, ()>,
     pub(crate) memory: Memory,
     pub(crate) copy_engines: CopyEngines,
-    /// Most bytes that were registered by one call.
+    /// Largest number of bytes registered by one call.
     pub(crate) longest_registration: u64,
-    /// Blocks, and threads of each, of the launch with most blocks of the copy kernel.
+    /// Numbers of blocks, and of threads per block, of the copy kernel's launch with the most blocks.
     pub(crate) largest_launch: [u64; 2],
-    /// Whose copies bring a wrong byte.
+    /// Kind of copies that transfer a wrong byte.
     pub(crate) corrupts: Option<Maker>,
     pub(crate) faults: Faults,
     pub(crate) log: Vec<String>,
-    /// Streams that make no progress; `EVERY_STREAM` stands for all.
+    /// Streams that make no progress; `EVERY_STREAM` means all.
     pub(crate) hung: HashSet<u64>,
-    /// The code with which a lost context answers everything.
+    /// The code that a lost context returns for everything.
     pub(crate) lost: i32,
     handles: u64,
 }
@@ -88,7 +89,7 @@ impl State {
         state
     }
 
-    /// Begins anew from a seed, with nothing allocated.
+    /// Resets the world to a seed, with nothing allocated.
     pub(crate) fn reset(&mut self, seed: u64) {
         let (device, handles) = (self.device, self.handles);
         *self = Self::new(device);
@@ -97,13 +98,13 @@ impl State {
         self.eagerness = [0, 5, 30, 80][self.rng.below(4) as usize];
     }
 
-    /// A handle that says which world it belongs to.
+    /// Returns a new handle that identifies its world.
     pub(crate) fn handle(&mut self) -> u64 {
         self.handles += 1;
         ((self.device as u64 + 1) << 40) | (self.handles << 4)
     }
 
-    /// Writes down what a caller did wrong.
+    /// Records a caller's violation.
     pub(crate) fn violation(&mut self, what: String) {
         if self.log.len() < LOG_LINES_MAX {
             self.log.push(what);
@@ -131,12 +132,12 @@ static WORLDS: LazyLock<Vec<World>> = LazyLock::new(|| {
     (0..DEVICE_COUNT).map(world).collect()
 });
 
-/// What CUDA starts every thread with: calls that could disturb a capture elsewhere make that capture fail.
+/// Default capture mode of threads: calls that could disturb a capture on another thread make that capture fail.
 pub(crate) const CAPTURE_MODE_GLOBAL: i32 = 0;
 /// The mode in which they do not.
 pub(crate) const CAPTURE_MODE_RELAXED: i32 = 2;
 
-/// Calls that may disturb a capture of another thread; an engine may be capturing whenever kvdepot works.
+/// Calls that may disturb a capture on another thread; an engine may capture at any time.
 const DISTURBING: [&str; 8] = [
     "cuMemAlloc_v2",
     "cuMemFree_v2",
@@ -155,23 +156,23 @@ thread_local! {
     pub(crate) static CONTEXTS: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The world of a device.
+/// Returns the world of a device.
 pub(crate) fn world(device: usize) -> Option<&'static World> {
     WORLDS.get(device)
 }
 
-/// A context's handle.
+/// Returns a context's handle.
 pub(crate) fn context_handle(device: usize) -> u64 {
     (device as u64 + 1) << 40
 }
 
-/// The device of any handle.
+/// Returns the device of any handle.
 pub(crate) fn device_of(handle: u64) -> Option<usize> {
     let device = (handle >> 40).checked_sub(1)? as usize;
     (device < DEVICE_COUNT).then_some(device)
 }
 
-/// A call in the world of the thread's current context: planned failures first.
+/// Makes a call in the world of the thread's current context, after checking for planned failures.
 pub(crate) fn call(
     name: &str,
     body: impl FnOnce(&'static World, &mut MutexGuard<'static, State>) -> Result<(), i32>,

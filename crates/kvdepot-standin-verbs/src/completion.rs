@@ -1,4 +1,4 @@
-//! Ends of requests: completions, events, and what a failure takes down with it.
+//! Completions of requests, events, and the consequences of failures.
 
 use std::os::fd::AsFd;
 
@@ -11,7 +11,7 @@ use crate::objects::Completed;
 use crate::request::{Receive, Request};
 use crate::state::State;
 
-/// What came into a receive.
+/// Content that arrived in a receive.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arrival {
     pub(crate) status: u32,
@@ -45,7 +45,7 @@ impl State {
         }
     }
 
-    /// Ends the first request of `qp`, which is done.
+    /// Completes the first request of `qp`.
     pub(crate) fn complete_head(&mut self, qp_number: u32) {
         let status = self.fault("completion").map(i32::cast_unsigned);
         let Some(qp) = self.qps.get_mut(&qp_number) else { return };
@@ -81,7 +81,7 @@ impl State {
         self.push(cq, Completed { wc, qp: qp_number, send_places, recv_places: 0 }, false);
     }
 
-    /// Ends a receive of `qp`.
+    /// Completes a receive of `qp`.
     pub(crate) fn end_receive(&mut self, qp_number: u32, receive: &Receive, arrival: Arrival) {
         let Some(qp) = self.qps.get(&qp_number) else { return };
         let wc = ibv_wc {
@@ -99,7 +99,7 @@ impl State {
         self.push(qp.recv_cq, completed, arrival.solicited);
     }
 
-    /// The queue pair goes to the error state, and everything posted to it ends as flushed.
+    /// Moves the queue pair to the error state: everything posted to it completes as flushed.
     pub(crate) fn fail_qp(&mut self, qp_number: u32) {
         let Some(qp) = self.qps.get_mut(&qp_number) else { return };
         qp.state = IBV_QPS_ERR;
@@ -124,7 +124,7 @@ impl State {
         }
     }
 
-    /// A receive that a message was going into when its sender failed is the receiver's again, or lost.
+    /// Handles a receive whose sender failed in the middle of a message: it is returned to the receiver, or lost.
     fn give_back(&mut self, sender: u32, receive: Receive) {
         if self.config.loses_receives {
             self.lost_receives += 1;
@@ -138,7 +138,7 @@ impl State {
         }
     }
 
-    /// Takes completions off a queue; None when it overran.
+    /// Takes completions off a queue; `None` if it overran.
     pub(crate) fn poll(&mut self, cq_key: usize, max: usize) -> Option<Vec<ibv_wc>> {
         let cq = self.cqs.get_mut(&cq_key)?;
         if cq.overrun {

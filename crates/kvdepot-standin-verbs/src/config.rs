@@ -1,5 +1,5 @@
-//! What the stand-in pretends to be. The environment speaks when nobody takes control:
-//! `KVDEPOT_STANDIN_SEED` (number), `KVDEPOT_STANDIN_LINK` (`ib`, `ethernet`), `KVDEPOT_STANDIN_DEVICE` (name).
+//! Configuration of the stand-in. Without a controlling test, environment variables set it: `KVDEPOT_STANDIN_SEED`
+//! (number), `KVDEPOT_STANDIN_LINK` (`ib`, `ethernet`), `KVDEPOT_STANDIN_DEVICE` (name).
 
 use std::path::PathBuf;
 
@@ -9,27 +9,27 @@ use kvdepot_verbs::sys::{IBV_LINK_LAYER_ETHERNET, IBV_LINK_LAYER_INFINIBAND, IBV
 pub(crate) struct Config {
     pub(crate) seed: u64,
     pub(crate) lazy: bool,
-    /// Nothing is done at all.
+    /// No work is done at all.
     pub(crate) hung: bool,
-    /// A receive is lost with the message that was going into it when its sender failed, as on devices that tell nobody
-    /// of it. Otherwise it goes back to its queue.
+    /// If the sender of a message fails, the receive that it was going into is lost, as on devices that do not report
+    /// it. Otherwise it is returned to its queue.
     pub(crate) loses_receives: bool,
-    /// Name of the first device; others get their number instead of its last digit.
+    /// Name of the first device; the others have their number in place of its last digit.
     pub(crate) device: String,
     pub(crate) devices: usize,
     pub(crate) link: u8,
     pub(crate) port_state: u32,
-    /// Devices whose ports are down, a bit for each.
+    /// Devices whose ports are down, one bit each.
     pub(crate) ports_down: u64,
-    /// Most bytes that all regions together may cover; stands for RLIMIT_MEMLOCK.
+    /// Maximum bytes of all regions together; it models RLIMIT_MEMLOCK.
     pub(crate) region_bytes_max: u64,
-    /// Most bytes of other devices' memory that all regions together may cover; stands for a GPU's window on the bus (BAR1).
+    /// Maximum bytes of other devices' memory in all regions together; it models a GPU's window on the bus (BAR1).
     pub(crate) peer_bytes_max: u64,
     /// Whether memory can be registered by dma-buf.
     pub(crate) dmabuf: bool,
-    /// Added to the addresses of another device's memory; 0 when such memory cannot be registered by address.
+    /// Added to the addresses of another device's memory; 0 if such memory cannot be registered by address.
     pub(crate) peer_offset: u64,
-    /// Directory whose entries are the devices' in sysfs.
+    /// Directory with the devices' entries of sysfs.
     pub(crate) sysfs: PathBuf,
 }
 

@@ -1,4 +1,4 @@
-//! A test's hand on the stand-in.
+//! Control of the stand-in by tests.
 
 use std::ffi::{CString, c_char, c_int};
 use std::fmt;
@@ -9,10 +9,11 @@ use tempfile::TempDir;
 
 const FILE: &str = "libkvdepot_standin_verbs.so";
 
-/// The library that cargo built with the running test: beside it.
+/// Returns the path of the library that cargo built with the running test, next to it.
 ///
 /// # Panics
-/// When it is not there; the package must be a dev-dependency of the test's.
+///
+/// If it does not exist; the package must be a dev-dependency of the test.
 pub fn library_path() -> PathBuf {
     let own = std::env::current_exe().expect("a program knows its own path");
     let places =
@@ -25,8 +26,8 @@ pub fn library_path() -> PathBuf {
         .unwrap_or_else(|| panic!("{FILE} is in none of {places:?}"))
 }
 
-/// A private copy of the stand-in, so that tests which run side by side do not meet. It is in the lazy mode: work is done
-/// when somebody polls or waits.
+/// A private copy of the stand-in, so that tests which run in parallel do not share one. It is in lazy mode: work is
+/// done when something polls or waits.
 pub struct StandIn {
     path: PathBuf,
     reset: unsafe extern "C" fn(u64, c_int),
@@ -39,10 +40,11 @@ pub struct StandIn {
 }
 
 impl StandIn {
-    /// A fresh copy with the schedule of `seed`.
+    /// Makes a new copy with the schedule of `seed`.
     ///
     /// # Panics
-    /// When it cannot be copied or loaded.
+    ///
+    /// If it cannot be copied or loaded.
     pub fn new(seed: u64) -> Self {
         let directory = TempDir::new().expect("a directory can be made");
         let path = directory.path().join(FILE);
@@ -68,18 +70,18 @@ impl StandIn {
         standin
     }
 
-    /// What to give to `Verbs::load_from`.
+    /// Returns the path for `Verbs::load_from`.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Begins the schedule of `seed`, lazily; faults and counters are forgotten, objects stay.
+    /// Restarts with the schedule of `seed` in lazy mode. Faults and counters are reset, objects stay.
     pub fn reset(&self, seed: u64) {
         // SAFETY: numbers only.
         unsafe { (self.reset)(seed, 1) };
     }
 
-    /// Begins the schedule of `seed` with a thread that works by itself.
+    /// Restarts with the schedule of `seed` and a thread that does the work.
     pub fn reset_eager(&self, seed: u64) {
         // SAFETY: numbers only.
         unsafe { (self.reset)(seed, 0) };
@@ -97,7 +99,7 @@ impl StandIn {
         assert_eq!(rc, 0, "there is nothing called {what:?}");
     }
 
-    /// Where the devices' directories of sysfs are said to be.
+    /// Sets the directory with the devices' entries of sysfs.
     pub fn set_sysfs(&self, directory: &Path) {
         let directory = text(&directory.to_string_lossy());
         // SAFETY: as above.
@@ -117,8 +119,8 @@ impl StandIn {
         value
     }
 
-    /// Lets `call` fail `times` times with `code` (an errno; for the call `completion` a status), after it succeeded
-    /// `skip` times. Calls are named as in C; those of a context's table `post_send`, `poll_cq` and so on.
+    /// Makes `call` fail `times` times with `code` (an errno; for the call `completion` a status), after it succeeded
+    /// `skip` times. Calls have their C names; those of a context's table are `post_send`, `poll_cq` and so on.
     pub fn fail(&self, call: &str, skip: u64, times: u64, code: i32) {
         let call = text(call);
         // SAFETY: as above.

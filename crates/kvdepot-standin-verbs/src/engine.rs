@@ -1,4 +1,4 @@
-//! The thread that works while nobody polls: for waiters, for other processes, and in the eager mode always.
+//! The thread that works while nothing polls: for waiters, for other processes, and in eager mode always.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -6,9 +6,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::state::{self, State};
 
-/// Steps between two looks at sockets and other threads.
+/// Number of steps between two checks of sockets and other threads.
 const STEPS_MAX: usize = 16;
-/// How often peers that are not ready, or may have died, are looked at.
+/// Interval for checking peers that are not ready or may have died.
 const LOOK_AGAIN_NS: i64 = 1_000_000;
 
 /// Starts the thread, once.
@@ -17,7 +17,7 @@ pub(crate) fn start(state: &mut State) {
         return;
     }
     state.engine_started = true;
-    // Detached: it ends with the process, as a device would.
+    // Detached: it ends with the process, like a device.
     let thread = std::thread::Builder::new().name("standin-verbs".to_owned()).spawn(run);
     thread.expect("a thread can be started");
 }
@@ -32,13 +32,14 @@ fn run() {
         let mut fds = vec![PollFd::new(state::wake_fd(), PollFlags::IN)];
         fds.extend(sockets.iter().map(|socket| PollFd::new(socket, PollFlags::IN)));
         let again = Timespec { tv_sec: 0, tv_nsec: LOOK_AGAIN_NS };
-        // A failed poll is a look too early.
+        // After a failed poll it only checks too early.
         let _ = poll(&mut fds, waiting.then_some(&again));
         let _ = rustix::io::read(state::wake_fd().as_fd(), &mut [0u8; 8]);
     }
 }
 
-/// Works for a while. Whether there is more to do at once, whether to look again soon, and what to listen to.
+/// Works for a while. Returns whether there is more to do now, whether to check again soon, and the descriptors to wait
+/// for.
 fn turn() -> (bool, bool, Vec<OwnedFd>) {
     let mut state = state::lock();
     if state.config.hung {
@@ -62,7 +63,7 @@ fn turn() -> (bool, bool, Vec<OwnedFd>) {
             .qps
             .values()
             .any(|qp| !qp.requests.is_empty() || !qp.inbound.is_empty() || !qp.answers.is_empty());
-    // Duplicates, so that a queue pair destroyed meanwhile does not leave a number that is somebody else's.
+    // Duplicates, so that the descriptor of a queue pair destroyed in the meantime is not reused by another object.
     let sockets = if busy {
         Vec::new()
     } else {

@@ -1,5 +1,5 @@
-//! Registered regions, and copies between them that cannot crash: the kernel moves the bytes, so that memory which is
-//! registered but gone is a failed request, as on a device.
+//! Registered regions, and copies between them that cannot crash. The kernel moves the bytes, so an access to memory
+//! that is registered but was freed is a failed request, as on a device.
 
 use std::ffi::c_void;
 
@@ -10,7 +10,7 @@ use kvdepot_verbs::sys::{
 
 use crate::state::State;
 
-/// Somebody's memory.
+/// A range of a process's memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
     pub(crate) pid: i32,
@@ -21,15 +21,15 @@ pub(crate) struct Piece {
 #[derive(Debug)]
 pub(crate) struct Region {
     pub(crate) pd: usize,
-    /// First address by which requests name it.
+    /// First address in requests.
     pub(crate) start: u64,
     pub(crate) len: u64,
     pub(crate) access: u32,
-    /// Where the bytes are in this process.
+    /// Address of the bytes in this process.
     pub(crate) backing: u64,
-    /// Another device's memory: what is written to it arrives after the request has completed, unless it is read back.
+    /// Another device's memory: bytes written to it arrive after the request has completed, unless they are read back.
     pub(crate) peer: bool,
-    /// Made by us from a dma-buf, and to be unmapped.
+    /// Mapped by us from a dma-buf, and must be unmapped.
     pub(crate) mapped: bool,
 }
 
@@ -63,7 +63,7 @@ pub(crate) fn own_pid() -> i32 {
 }
 
 impl State {
-    /// The part `from..from + len` of a message that lies in `entries`, checked.
+    /// Returns the part `from..from + len` of a message in `entries`, checked.
     pub(crate) fn local(
         &self,
         pd: usize,
@@ -95,7 +95,7 @@ impl State {
         if left > 0 { Err(IBV_WC_LOC_PROT_ERR) } else { Ok(pieces) }
     }
 
-    /// A peer's range in a region of this process, checked.
+    /// Returns a peer's range in a region of this process, checked.
     pub(crate) fn remote(
         &self,
         pd: usize,
@@ -114,7 +114,7 @@ impl State {
         Ok(Piece { pid: own_pid(), address, len })
     }
 
-    /// Writes into a region of this process, or puts the bytes on their way when it is another device's memory.
+    /// Writes into a region of this process, or queues the bytes if it is another device's memory.
     pub(crate) fn deliver(&mut self, rkey: u32, piece: Piece, bytes: Vec<u8>) -> bool {
         let lkey = self.lkey_of_rkey.get(&rkey).copied().unwrap_or(0);
         if self.regions.get(&lkey).is_some_and(|region| region.peer) {
@@ -124,14 +124,14 @@ impl State {
         place(&[piece], &bytes)
     }
 
-    /// One write arrives at the other device.
+    /// Completes one write to another device.
     pub(crate) fn land_one(&mut self) {
         if let Some(posted) = self.posted.pop_front() {
             place(&[posted.piece], &posted.bytes);
         }
     }
 
-    /// A read of another device's memory arrives there after all writes before it.
+    /// Completes all writes to other devices, because a read arrives after them.
     pub(crate) fn land_all(&mut self) {
         while !self.posted.is_empty() {
             self.land_one();
@@ -139,7 +139,7 @@ impl State {
     }
 }
 
-/// A write on its way to another device.
+/// A write to another device that is in flight.
 #[derive(Debug)]
 pub(crate) struct Posted {
     pub(crate) lkey: u32,
@@ -147,7 +147,7 @@ pub(crate) struct Posted {
     bytes: Vec<u8>,
 }
 
-/// Fetches the bytes of `pieces`; false when some of them are gone.
+/// Reads the bytes of `pieces`. Returns `None` if some of them do not exist any more.
 pub(crate) fn fetch(pieces: &[Piece]) -> Option<Vec<u8>> {
     let mut bytes = vec![0; pieces.iter().map(|piece| piece.len).sum()];
     let mut at = 0;
@@ -169,7 +169,7 @@ pub(crate) fn fetch(pieces: &[Piece]) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Puts `bytes` into `pieces`; false when some of them are gone.
+/// Writes `bytes` to `pieces`. Returns false if some of them do not exist any more.
 pub(crate) fn place(pieces: &[Piece], bytes: &[u8]) -> bool {
     let mut at = 0;
     for piece in pieces {
@@ -191,7 +191,7 @@ pub(crate) fn place(pieces: &[Piece], bytes: &[u8]) -> bool {
     true
 }
 
-/// Whether every page of the range is mapped.
+/// Returns whether every page of the range is mapped.
 pub(crate) fn is_mapped(address: u64, len: u64) -> bool {
     const PAGE: u64 = 4096;
     let first = address & !(PAGE - 1);

@@ -1,5 +1,5 @@
-//! What two processes tell each other about their queue pairs: one datagram a request, one an answer. The bytes
-//! themselves never travel: the answering side moves them between the two processes' memory.
+//! Messages between two processes about their queue pairs: one datagram per request, and one per answer. They never
+//! carry payload: the answering side moves the bytes between the two processes' memory.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -8,7 +8,7 @@ use rustix::net::{
     sendto, socket_with,
 };
 
-/// Pieces of local memory in a request, at most.
+/// Maximum number of pieces of local memory in a request.
 pub(crate) const PIECES_MAX: usize = 16;
 const WORDS: usize = 12 + 2 * PIECES_MAX;
 
@@ -27,21 +27,21 @@ pub(crate) struct Message {
     pub(crate) pid: i32,
     pub(crate) psn: u32,
     pub(crate) opcode: u32,
-    /// Of an answer.
+    /// Status of an answer.
     pub(crate) status: u32,
     pub(crate) imm: u32,
     pub(crate) solicited: bool,
     pub(crate) remote_address: u64,
     pub(crate) rkey: u32,
-    /// Asker's memory.
+    /// The requester's memory.
     pub(crate) pieces: Vec<(u64, u64)>,
 }
 
-/// A request from another process that could not be carried out at once.
+/// A request from another process that could not be carried out immediately.
 #[derive(Debug)]
 pub(crate) struct Inbound {
     pub(crate) message: Message,
-    /// Looks at the receive queue that are left.
+    /// Remaining checks of the receive queue.
     pub(crate) attempts_left: u32,
 }
 
@@ -94,7 +94,7 @@ impl Message {
         })
     }
 
-    /// Sends from `socket` to the queue pair that it is for. [`is_full`] tells an error that passes.
+    /// Sends the message from `socket` to its queue pair. [`is_full`] detects a temporary error.
     pub(crate) fn send(&self, socket: &OwnedFd) -> rustix::io::Result<()> {
         sendto(
             socket.as_fd(),
@@ -112,13 +112,14 @@ impl Message {
     }
 }
 
-/// Whether a message was not sent because the receiver's queue is full: the kernel keeps few datagrams
+/// Returns whether a message was not sent because the receiver's queue is full: the kernel keeps few datagrams
 /// (`net.unix.max_dgram_qlen`), and a receiver that does not run takes none.
 pub(crate) fn is_full(errno: rustix::io::Errno) -> bool {
     matches!(errno, rustix::io::Errno::AGAIN | rustix::io::Errno::NOBUFS)
 }
 
-/// Whether a process has queue pair `number`. Sends nothing, so that the queue stays free for requests and answers.
+/// Returns whether a process has queue pair `number`. It sends nothing, so that the queue stays free for requests and
+/// answers.
 pub(crate) fn exists(number: u32) -> bool {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let Ok(probe) = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None) else { return true };
@@ -129,7 +130,7 @@ fn address(number: u32) -> rustix::io::Result<SocketAddrUnix> {
     SocketAddrUnix::new_abstract_name(format!("kvdepot-standin-verbs/{number}").as_bytes())
 }
 
-/// The socket of queue pair `number`; none when another process has that number.
+/// Returns the socket of queue pair `number`; `None` if another process has that number.
 pub(crate) fn socket_of(number: u32) -> Option<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None).ok()?;

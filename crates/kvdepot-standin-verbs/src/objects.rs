@@ -1,4 +1,4 @@
-//! Queue pairs, queues and channels as the stand-in knows them. The C objects are boxes whose addresses are the keys.
+//! The stand-in's queue pairs, queues and channels. The C objects are boxes whose addresses are the keys.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -8,7 +8,7 @@ use kvdepot_verbs::sys::{ibv_ah_attr, ibv_qp_cap, ibv_wc};
 use crate::message::{Inbound, Message};
 use crate::request::{Receive, Request};
 
-/// A completion, and what becomes free when it is polled.
+/// A completion, and what is freed when it is polled.
 #[derive(Debug)]
 pub(crate) struct Completed {
     pub(crate) wc: ibv_wc,
@@ -21,9 +21,9 @@ pub(crate) struct Completed {
 pub(crate) struct Cq {
     pub(crate) capacity: usize,
     pub(crate) queue: VecDeque<Completed>,
-    /// More came than it has entries for; nothing can be trusted any more.
+    /// More completions came than it has entries: its content is invalid.
     pub(crate) overrun: bool,
-    /// Some(solicited only) when an event is wanted.
+    /// `Some(solicited only)` if an event is requested.
     pub(crate) armed: Option<bool>,
     pub(crate) channel: usize,
     pub(crate) token: usize,
@@ -34,7 +34,7 @@ pub(crate) struct Cq {
 
 #[derive(Debug)]
 pub(crate) struct Channel {
-    /// A semaphore: readable as often as there are events.
+    /// A semaphore that is readable as often as there are events.
     pub(crate) fd: OwnedFd,
     pub(crate) events: VecDeque<usize>,
     pub(crate) users: u32,
@@ -72,12 +72,12 @@ pub(crate) struct Qp {
     pub(crate) dest_reads_max: u8,
     pub(crate) requests: VecDeque<Request>,
     pub(crate) receives: VecDeque<Receive>,
-    /// Places of the send queue in use: they come back when a completion is polled.
+    /// Used entries of the send queue; they are freed when a completion is polled.
     pub(crate) send_places: u32,
     pub(crate) recv_places: u32,
-    /// Requests that ended silently since the last completion.
+    /// Requests that completed without a completion since the last one.
     pub(crate) silent: u32,
-    /// The link was cut: whatever is posted ends as unanswered.
+    /// The link was cut: everything that is posted ends unanswered.
     pub(crate) cut: bool,
     pub(crate) socket: OwnedFd,
     /// Requests from other processes that wait for a receive.

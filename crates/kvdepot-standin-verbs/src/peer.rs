@@ -1,5 +1,5 @@
-//! Requests between two processes. The asker sends one at a time; the other side checks it against its own regions and
-//! queues, moves the bytes, and answers.
+//! Requests between two processes. The requester sends one at a time. The other side checks it against its own regions
+//! and queues, moves the bytes, and answers.
 
 use kvdepot_verbs::sys::{
     IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS,
@@ -14,11 +14,11 @@ use crate::message::{Inbound, Kind, Message, exists, is_full};
 use crate::request::{Phase, Request};
 use crate::state::State;
 
-/// Looks at a queue pair that is not ready, a millisecond apart, before the asker hears of it.
+/// Number of checks of a queue pair that is not ready, a millisecond apart, before the requester is told.
 const ATTEMPTS_MAX: u32 = 60_000;
 
 impl State {
-    /// Hands a request to the process that has the peer.
+    /// Sends a request to the peer's process.
     pub(crate) fn send_away(&mut self, number: u32, request: &mut Request) -> Phase {
         let Some(qp) = self.qps.get(&number) else { return Phase::Done(IBV_WC_RETRY_EXC_ERR) };
         let pieces = match &request.inline {
@@ -49,7 +49,7 @@ impl State {
         }
     }
 
-    /// Takes what came in for every queue pair; true when there was something.
+    /// Receives messages for every queue pair. Returns true if there were any.
     pub(crate) fn receive_messages(&mut self) -> bool {
         let mut any = false;
         let numbers: Vec<u32> = self.qps.keys().copied().collect();
@@ -73,14 +73,14 @@ impl State {
         any
     }
 
-    /// Sends the answers of `number`, in order; those that find the asker's queue full stay for the next turn.
+    /// Sends the answers of `number`, in order. If the requester's queue is full they stay for the next turn.
     fn send_answers(&mut self, number: u32) {
         let Some(qp) = self.qps.get_mut(&number) else { return };
         while let Some(answer) = qp.answers.front() {
             if answer.send(&qp.socket).is_err_and(is_full) {
                 return;
             }
-            // Sent, or the asker is gone and needs no answer.
+            // It was sent, or the requester has exited and needs no answer.
             qp.answers.pop_front();
         }
     }
@@ -93,7 +93,7 @@ impl State {
         }
     }
 
-    /// Carries out what other processes asked of `number`; true when something was.
+    /// Carries out other processes' requests to `number`. Returns true if it did any.
     fn serve(&mut self, number: u32) -> bool {
         let mut any = false;
         while let Some(mut inbound) = self.qps.get_mut(&number).and_then(|qp| qp.inbound.pop_front()) {
@@ -121,7 +121,7 @@ impl State {
         any
     }
 
-    /// The status to answer with; None when it must wait.
+    /// Returns the status of the answer; `None` if the request must wait.
     fn carry_out(&mut self, number: u32, inbound: &mut Inbound) -> Option<u32> {
         let ask = inbound.message.clone();
         let qp = self.qps.get(&number)?;
@@ -198,7 +198,7 @@ impl State {
         Some(IBV_WC_SUCCESS)
     }
 
-    /// Fails requests whose peer's process is gone.
+    /// Fails requests whose peer's process has exited.
     pub(crate) fn look_for_the_dead(&mut self) {
         for qp in self.qps.values_mut() {
             for request in &mut qp.requests {
@@ -209,7 +209,7 @@ impl State {
         }
     }
 
-    /// Whether a queue pair's peer is in another process, so that only the thread can serve it.
+    /// Returns whether a queue pair's peer is in another process, so that only the thread can serve it.
     pub(crate) fn has_foreign_peers(&self) -> bool {
         self.qps.values().any(|qp| qp.dest != 0 && !self.qps.contains_key(&qp.dest))
     }

@@ -1,4 +1,4 @@
-//! Requests of a send queue, and how far they have come.
+//! Requests of a send queue, and their progress.
 
 use kvdepot_verbs::sys::{
     IBV_SEND_FENCE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_WC_RDMA_READ, IBV_WC_RDMA_WRITE, IBV_WC_SEND,
@@ -8,7 +8,7 @@ use kvdepot_verbs::sys::{
 use crate::memory::Entry;
 use crate::rng::Rng;
 
-/// Pieces that one message is cut into, at most.
+/// Maximum number of pieces of one message.
 const CHUNKS_MAX: usize = 5;
 
 #[derive(Debug)]
@@ -17,21 +17,21 @@ pub(crate) struct Request {
     pub(crate) opcode: u32,
     pub(crate) flags: u32,
     pub(crate) entries: Vec<Entry>,
-    /// Bytes that were taken when it was posted.
+    /// Bytes that were copied when it was posted.
     pub(crate) inline: Option<Vec<u8>>,
     pub(crate) remote_address: u64,
     pub(crate) rkey: u32,
     pub(crate) imm: u32,
     pub(crate) len: usize,
     pub(crate) phase: Phase,
-    /// Times that it found its peer not ready.
+    /// Number of times that its peer was not ready.
     pub(crate) attempts: u32,
 }
 
 #[derive(Debug)]
 pub(crate) enum Phase {
     Waiting,
-    /// Bytes go straight from one side to the other. A SEND holds the receive that it goes into.
+    /// Bytes move directly from one side to the other. A SEND holds the receive that it goes into.
     Moving {
         chunks: Vec<(usize, usize)>,
         receive: Option<Receive>,
@@ -46,7 +46,7 @@ pub(crate) enum Phase {
         chunks: Vec<(usize, usize)>,
         staged: Vec<u8>,
     },
-    /// Handed to another process.
+    /// Sent to another process.
     Away,
     Done(u32),
 }
@@ -101,7 +101,7 @@ impl Request {
         matches!(self.phase, Phase::Done(_))
     }
 
-    /// Whether the peer is through with it, as far as later requests can tell.
+    /// Returns whether the peer has finished with it, as far as later requests can tell.
     pub(crate) fn is_executed(&self) -> bool {
         matches!(self.phase, Phase::Done(_) | Phase::Placing { .. })
     }

@@ -1,11 +1,12 @@
-//! Which step comes next: any that the rules allow, by the seed.
+//! Chooses the next step: any that the rules allow, depending on the seed.
 //!
-//! Within one queue pair (InfiniBand's ordering rules for reliable connections):
-//! - the peer carries requests out in order: a request begins when those before it are *executed*. WRITEs are the
-//!   exception: they may land at the same time when they do not overlap, since nobody may look before a completion.
-//! - a READ is executed when it has taken its bytes; it places them at any time after that. A request that must not
-//!   begin before they are placed says so (fence).
-//! - completions come in order.
+//! Within one queue pair these are InfiniBand's ordering rules for reliable connections:
+//! - The peer carries requests out in order: a request begins when those before it are *executed*. WRITEs are the
+//!   exception: they may be placed at the same time if they do not overlap, since nobody may read them before a
+//!   completion.
+//! - A READ is executed when it has taken its bytes; it places them at any later time. A request that must not begin
+//!   before they are placed has a fence.
+//! - Completions come in order.
 
 use kvdepot_verbs::sys::{
     IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS,
@@ -18,15 +19,15 @@ use crate::memory::{fetch, place};
 use crate::request::{Phase, Receive, Request, cut};
 use crate::state::State;
 
-/// Requests at the front of a queue that are looked at.
+/// Number of requests at the front of a queue that are considered.
 const WINDOW: usize = 6;
-/// Looks at a peer that is not connected yet before it counts as gone.
+/// Number of checks of a peer that is not connected yet before it counts as lost.
 const CONNECT_ATTEMPTS_MAX: u32 = 10_000;
-/// `rnr_retry` that means for ever.
+/// The value of `rnr_retry` that means unlimited.
 const FOR_EVER: u8 = 7;
 
 impl State {
-    /// Does one random step; false when there is none.
+    /// Does one random step. Returns false if there is none.
     pub(crate) fn step(&mut self) -> bool {
         if self.config.hung {
             return false;
@@ -74,7 +75,7 @@ impl State {
                     let both_write = request.is_plain_write() && earlier.is_plain_write();
                     let moving = matches!(earlier.phase, Phase::Moving { .. });
                     let side_by_side = both_write && moving && !request.overlaps(earlier);
-                    // After a refusal the peer carries out nothing more.
+                    // After a refusal the peer carries out no more requests.
                     let refused = matches!(earlier.phase, Phase::Done(status) if status != IBV_WC_SUCCESS);
                     fence && !refused && (earlier.is_executed() || side_by_side)
                 });
@@ -85,7 +86,7 @@ impl State {
         }
     }
 
-    /// Whether a request waits, for ever if need be, for the peer's next receive.
+    /// Returns whether a request waits for the peer's next receive without limit.
     fn is_starved(&self, number: u32) -> bool {
         let Some(qp) = self.qps.get(&number) else { return false };
         let Some(peer) = self.qps.get(&qp.dest) else { return false };
@@ -130,7 +131,7 @@ impl State {
             return Phase::Done(IBV_WC_RETRY_EXC_ERR);
         }
         let (pd, dest, sq_psn, rnr_retry) = (qp.pd, qp.dest, qp.sq_psn, qp.rnr_retry);
-        // Keys of this side are looked at before anything leaves.
+        // Keys of this side are checked before any byte leaves.
         let keys = self.local(pd, &request.entries, 0, request.len, request.is_read());
         if let (None, Err(status)) = (&request.inline, keys) {
             return Phase::Done(status);
@@ -152,7 +153,7 @@ impl State {
             }
             let range = (request.remote_address, request.len);
             let checked = self.remote(peer_pd, range.0, range.1, request.rkey, request.writes_remote());
-            // Nothing is looked up for no bytes.
+            // Nothing is looked up for zero bytes.
             if let (Err(status), true) = (checked, request.len > 0) {
                 return self.refuse(number, dest, status);
             }
@@ -174,7 +175,7 @@ impl State {
         }
     }
 
-    /// The peer answers with a refusal and stops, unless it is this very queue pair, which stops after its completion.
+    /// Refuses a request: the peer stops, unless it is this queue pair itself, which stops after its completion.
     fn refuse(&mut self, number: u32, peer: u32, status: u32) -> Phase {
         if peer != number {
             self.fail_qp(peer);
@@ -239,7 +240,7 @@ impl State {
         if !request.takes_receive() {
             return Phase::Done(IBV_WC_SUCCESS);
         }
-        // A WRITE WITH IMM takes its receive when all its bytes are there.
+        // A WRITE WITH IMM takes its receive when all of its bytes have arrived.
         let Some(receive) = receive.or_else(|| self.next_receive(dest)) else {
             return match not_ready(request, rnr_retry) {
                 Phase::Waiting => Phase::Moving { chunks, receive: None },
@@ -308,7 +309,7 @@ impl State {
     }
 }
 
-/// The peer has no receive: again, or give up.
+/// Handles a peer without a receive: retry, or fail.
 pub(crate) fn not_ready(request: &mut Request, rnr_retry: u8) -> Phase {
     request.attempts += 1;
     if rnr_retry == FOR_EVER || request.attempts <= u32::from(rnr_retry) {

@@ -1,4 +1,4 @@
-//! All that the stand-in knows, behind one lock.
+//! The complete state of the stand-in, behind one lock.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,19 +17,19 @@ pub(crate) struct State {
     pub(crate) config: Config,
     pub(crate) rng: Rng,
     pub(crate) contexts: u32,
-    /// The number of the device of each open context.
+    /// Number of each open context's device.
     pub(crate) device_of: HashMap<usize, usize>,
-    /// Users of each protection domain.
+    /// Number of users of each protection domain.
     pub(crate) pds: HashMap<usize, u32>,
-    /// By local key.
+    /// Regions by local key.
     pub(crate) regions: HashMap<u32, Region>,
     pub(crate) lkey_of_rkey: HashMap<u32, u32>,
-    /// Writes on their way to other devices, in order.
+    /// Writes to other devices in flight, in order.
     pub(crate) posted: VecDeque<Posted>,
     pub(crate) channels: HashMap<usize, Channel>,
     pub(crate) cqs: HashMap<usize, Cq>,
     pub(crate) srqs: HashMap<usize, Srq>,
-    /// By number; ordered, so that a seed means the same each time.
+    /// Queue pairs by number; ordered, so that a seed always means the same.
     pub(crate) qps: BTreeMap<u32, Qp>,
     pub(crate) next_key: u32,
     pub(crate) next_qp: u32,
@@ -44,7 +44,7 @@ pub(crate) struct State {
     pub(crate) engine_started: bool,
 }
 
-/// A call that is to fail.
+/// A planned failure of a call.
 #[derive(Debug)]
 pub(crate) struct Fault {
     pub(crate) call: String,
@@ -63,9 +63,9 @@ pub(crate) fn lock() -> MutexGuard<'static, State> {
     STATE.lock()
 }
 
-/// Tells the engine's thread to look again.
+/// Wakes the engine's thread.
 pub(crate) fn wake() {
-    // A full counter is a wake-up that is already under way.
+    // A full counter means that a wake-up is already pending.
     let _ = rustix::io::write(WAKE.as_fd(), &1u64.to_le_bytes());
 }
 
@@ -103,7 +103,7 @@ impl State {
         }
     }
 
-    /// The code that `call` is to fail with this time, if any.
+    /// Returns the code with which this call must fail, if any.
     pub(crate) fn fault(&mut self, call: &str) -> Option<i32> {
         let fault = self.faults.iter_mut().find(|fault| fault.call == call && fault.times > 0)?;
         if fault.skip > 0 {
@@ -114,7 +114,7 @@ impl State {
         Some(fault.code)
     }
 
-    /// Notes that the user broke a rule which a device would let pass.
+    /// Records a violation of a rule that a device would not detect.
     pub(crate) fn violation(&mut self, what: String) {
         eprintln!("kvdepot-standin-verbs: {what}");
         self.violations.push(what);

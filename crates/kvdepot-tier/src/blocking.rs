@@ -1,8 +1,8 @@
-//! Threads for tiers whose calls block: a file system's `stat`, a client library that has no asynchronous form.
+//! Threads for tiers whose calls block, such as a file system's `stat` or a client library without an asynchronous API.
 //!
-//! Calls wait in one queue for a bounded number of threads, which are started when they are needed and end when they have
-//! had nothing to do for a while. Every call is answered: with what it returned, at its deadline, or at once when the queue
-//! is full. A call that hangs keeps its thread, and costs the others nothing until all threads hang.
+//! Calls wait in one queue for a bounded number of threads, which are started on demand and exit after being idle for a
+//! while. Every call is answered: with its result, at its deadline, or immediately if the queue is full. A call that
+//! hangs keeps its thread, but does not affect others until all threads hang.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -15,30 +15,30 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::Done;
 
-/// How long a thread without work stays.
+/// Time after which an idle thread exits.
 const IDLE_MAX: Duration = Duration::from_secs(1);
 
-/// Bounds of the calls of one tier.
+/// Limits of the calls of one tier.
 #[derive(Clone, Debug)]
 pub struct BlockingConfig {
-    /// Name of the threads; 13 bytes of it are seen.
+    /// Name of the threads; the system shows 13 bytes of it.
     pub name: String,
-    /// Calls that run at a time.
+    /// Maximum number of calls that run at a time.
     pub threads_max: usize,
-    /// Calls that wait for a thread.
+    /// Maximum number of calls that wait for a thread.
     pub queue_max: usize,
 }
 
-/// What becomes of a call that has begun and has not ended by its deadline.
+/// Handling of a call that has begun but has not completed by its deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Late {
-    /// It is answered with `Timeout`, and its outcome is dropped.
+    /// It is answered with `Timeout`, and its result is dropped.
     Answer,
-    /// It is answered when it ends: it uses memory of the caller's.
+    /// It is answered when it completes, because it uses the caller's memory.
     Wait,
 }
 
-/// Runs calls that block.
+/// Runs blocking calls.
 pub struct BlockingCalls {
     shared: Arc<Shared>,
 }
@@ -46,16 +46,16 @@ pub struct BlockingCalls {
 struct Shared {
     config: BlockingConfig,
     state: Mutex<State>,
-    /// Signalled when a call is queued, and at the end.
+    /// Signalled when a call is queued, and on shutdown.
     queued: Condvar,
-    /// Signalled when an earlier deadline is entered, and at the end.
+    /// Signalled when an earlier deadline is added, and on shutdown.
     sooner: Condvar,
 }
 
 #[derive(Default)]
 struct State {
     queue: VecDeque<(Key, Arc<dyn Call>)>,
-    /// All calls that are not over.
+    /// All calls that are not finished.
     open: BTreeMap<Key, Arc<dyn Call>>,
     threads: usize,
     idle: usize,
@@ -69,10 +69,10 @@ type Key = (Instant, u64);
 
 /// A call of any type.
 trait Call: Send + Sync {
-    /// Runs it, unless it was given up.
+    /// Runs the call, unless it was abandoned.
     fn run(&self);
 
-    /// Answers it if it has not begun, or does not wait for its end.
+    /// Answers the call if it has not begun, or if its completion is not waited for.
     fn give_up(&self, error: &dyn Fn() -> Error);
 }
 
@@ -102,7 +102,7 @@ impl<T: Send, W: FnOnce() -> Result<T> + Send> Call for Typed<T, W> {
     }
 
     fn give_up(&self, error: &dyn Fn() -> Error) {
-        // Whoever takes it decides: this call, or the thread that runs it.
+        // Whoever takes the work decides: this call, or the thread that runs it.
         let work = self.work.lock().take();
         if work.is_some() || self.late == Late::Answer {
             drop(work);
@@ -112,13 +112,13 @@ impl<T: Send, W: FnOnce() -> Result<T> + Send> Call for Typed<T, W> {
 }
 
 impl BlockingCalls {
-    /// Starts nothing yet.
+    /// Makes the calls without starting a thread.
     pub fn new(config: BlockingConfig) -> Self {
         let (state, queued, sooner) = (Mutex::default(), Condvar::new(), Condvar::new());
         Self { shared: Arc::new(Shared { config, state, queued, sooner }) }
     }
 
-    /// Runs `work` on a thread. `done` is called by `deadline` in any case; what ends later is dropped.
+    /// Runs `work` on a thread. `done` is called by `deadline` in any case; later results are dropped.
     pub fn run<T: Send + 'static>(
         &self,
         deadline: Instant,
@@ -128,8 +128,8 @@ impl BlockingCalls {
         self.begin(deadline, Late::Answer, work, done);
     }
 
-    /// As [`Self::run`], for work that uses memory of the caller's, such as a slot: given up by `deadline` only if it has
-    /// not begun, else `done` is called when it ends.
+    /// Like [`Self::run`], for work that uses the caller's memory, such as a slot. It is abandoned at `deadline` only
+    /// if it has not begun; otherwise `done` is called when it completes.
     pub fn run_to_end<T: Send + 'static>(
         &self,
         deadline: Instant,
@@ -178,7 +178,7 @@ impl Shared {
             .with("threads", &self.config.name)
     }
 
-    /// Queues a call and sees to it that a thread takes it.
+    /// Queues a call and ensures that a thread takes it.
     fn enter(self: &Arc<Self>, deadline: Instant, call: &Arc<dyn Call>) -> Result<()> {
         let mut state = self.state.lock();
         if state.queue.len() >= self.config.queue_max {
@@ -222,7 +222,7 @@ impl Shared {
         })
     }
 
-    /// A thread that runs calls.
+    /// Runs calls; the body of a worker thread.
     fn work(&self) {
         let mut state = self.state.lock();
         loop {
@@ -244,7 +244,7 @@ impl Shared {
         state.threads -= 1;
     }
 
-    /// The thread that keeps the deadlines.
+    /// Enforces the deadlines; the body of the watching thread.
     fn watch(&self) {
         let mut state = self.state.lock();
         loop {
@@ -290,7 +290,7 @@ mod tests {
 
     use super::*;
 
-    /// Only a hang reaches it.
+    /// A deadline that only a hang reaches.
     const HANG: Duration = Duration::from_secs(60);
     /// A deadline that passes while a call hangs.
     const SHORT: Duration = Duration::from_millis(20);
@@ -312,7 +312,7 @@ mod tests {
         receive.recv_timeout(HANG).expect("every call is answered").expect_err("it cannot succeed").kind()
     }
 
-    /// A call that has begun and ends when the sender is dropped or sends.
+    /// Starts a call that completes when the sender is dropped or sends.
     fn hang(calls: &BlockingCalls, deadline: Instant) -> (Sender<()>, Receiver<Result<u32>>) {
         let ((let_go, held), (begun, begins)) = (channel::<()>(), channel());
         let (done, receive) = answer();
@@ -404,10 +404,10 @@ mod tests {
         };
         calls.run_to_end(late, work, done);
         if begins.recv_timeout(HANG).is_err() {
-            // The machine was so slow that it never began.
+            // The machine was so slow that the call never began.
             return assert_eq!(kind(&receive), ErrorKind::Timeout);
         }
-        // Deadlines are kept in order: when this later one was answered, the earlier one was looked at.
+        // Deadlines are handled in order: when this later one was answered, the earlier one had been checked.
         let (_let_go, later) = hang_until_late(&calls, late);
         assert_eq!(kind(&later), ErrorKind::Timeout);
         assert!(receive.try_recv().is_err(), "its memory is still in use");
@@ -415,7 +415,7 @@ mod tests {
         assert_eq!(receive.recv_timeout(HANG).expect("an answer").expect("its own end"), 7);
     }
 
-    /// A call behind a deadline that waits until it is given up.
+    /// Starts a call after a deadline that waits until it is abandoned.
     fn hang_until_late(calls: &BlockingCalls, deadline: Instant) -> (Sender<()>, Receiver<Result<u32>>) {
         let (let_go, held) = channel::<()>();
         let (done, receive) = answer();

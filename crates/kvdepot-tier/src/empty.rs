@@ -1,4 +1,4 @@
-//! A tier that takes everything and keeps nothing: what a pipeline costs without a store.
+//! A tier that accepts everything and keeps nothing, to measure a pipeline without a store.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,7 +11,7 @@ use crate::registry::TierEntry;
 use crate::settings::Fields;
 use crate::{Done, Fetched, Presence, ReadItem, Tier, TierUsage, WriteItem, Written};
 
-/// This tier, as the registry knows it.
+/// The registry's entry of this tier.
 pub const ENTRY: TierEntry =
     TierEntry { name: "Empty", open, guards_itself: false, settings: &[], for_users: false };
 
@@ -20,14 +20,14 @@ fn open(config: &Value) -> Result<Arc<dyn Tier>> {
     Ok(Arc::new(EmptyTier::new()))
 }
 
-/// Accepts every write and never has anything.
+/// Accepts every write and never has a block.
 #[derive(Debug, Default)]
 pub struct EmptyTier {
     epochs: Mutex<hashbrown::HashMap<NamespaceId, u32>>,
 }
 
 impl EmptyTier {
-    /// A new one.
+    /// Makes a tier.
     pub fn new() -> Self {
         Self::default()
     }
@@ -53,7 +53,7 @@ impl Tier for EmptyTier {
         done(self.move_to(spec, |epoch| next_epoch(epoch, at_least)));
     }
 
-    /// Of what it never had only the epoch is to be known again.
+    /// Only the epoch of its blocks, which it never had, must be known again.
     fn close_namespace(&self, root: NamespaceId) {
         let mut epochs = self.epochs.lock();
         if epochs.get(&root) == Some(&0) {

@@ -1,4 +1,4 @@
-//! A tier in this process's memory, for tests and for users of the library: real bytes, a cap, no threads.
+//! A tier in this process's memory, for tests and for users of the library: real bytes, a cap, and no threads.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,7 +14,7 @@ use crate::registry::TierEntry;
 use crate::settings::{Fields, Kind, Setting};
 use crate::{Done, Fetched, Presence, ReadItem, Tier, TierUsage, WriteItem, Written};
 
-/// This tier, as the registry knows it.
+/// The registry's entry of this tier.
 pub const ENTRY: TierEntry =
     TierEntry { name: "Fake", open, guards_itself: false, settings: &SETTINGS, for_users: false };
 
@@ -35,7 +35,7 @@ struct Memory {
     bytes: u64,
 }
 
-/// Keeps blocks in a bounded map; calls end before they return.
+/// Keeps blocks in a bounded map. Calls complete before they return.
 #[derive(Debug)]
 pub struct FakeTier {
     capacity_bytes: u64,
@@ -43,7 +43,7 @@ pub struct FakeTier {
 }
 
 impl FakeTier {
-    /// A tier that holds at most `capacity_bytes` of blocks; 0 = no cap.
+    /// Makes a tier for at most `capacity_bytes` of blocks; 0 = no cap.
     pub fn new(capacity_bytes: u64) -> Self {
         let memory = Memory {
             epochs: HashMap::new(),
@@ -96,13 +96,13 @@ fn in_time(deadline: Instant) -> Result<()> {
 }
 
 impl Memory {
-    /// Length of a block, if its namespace is open in this epoch.
+    /// Returns the length of a block, if its namespace is open in this epoch.
     fn block_bytes(&self, key: &BlockKey) -> Option<usize> {
         let spec = self.spaces.get(&key.namespace)?;
         Some(usize::try_from(spec.layout().block_bytes()).expect("BLOCK_BYTES_MAX fits an address"))
     }
 
-    /// A block's bytes; none is a miss.
+    /// Returns a block's bytes; `None` is a miss.
     fn find(&mut self, key: &BlockKey, dst: &SlotBuf) -> Result<Option<Arc<[u8]>>> {
         match self.block_bytes(key) {
             None => Ok(None),
@@ -160,7 +160,7 @@ impl Tier for FakeTier {
         done(epoch);
     }
 
-    /// The blocks stay, out of reach.
+    /// The blocks stay, but are unreachable.
     fn close_namespace(&self, root: NamespaceId) {
         let mut memory = self.memory.lock();
         memory.spaces.retain(|_, spec| spec.root() != root);
@@ -185,7 +185,7 @@ impl Tier for FakeTier {
         done(count);
     }
 
-    /// One look at the map for the batch; bytes are copied after it.
+    /// Locks the map once for the batch, and copies the bytes after that.
     fn read(&self, reads: Vec<ReadItem>, deadline: Instant) {
         if let Err(late) = in_time(deadline) {
             return reads.into_iter().for_each(|read| read.end(Err(late.clone())));

@@ -1,6 +1,6 @@
-//! The block file, byte by byte as `docs/format.md` draws it: header pages, then the payload in whole pages.
+//! The block file, byte by byte as drawn in `docs/format.md`: header pages, then the payload in whole pages.
 //!
-//! P1: nothing of a file is believed before its checksums were compared. P8: the header carries the whole key.
+//! Nothing of a file is trusted before its checksums were compared (P1). The header has the complete key (P8).
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -13,11 +13,11 @@ use kvdepot_io::{AlignedBuf, IoBuf, SlotBuf};
 pub const MAGIC: [u8; 8] = *b"KVDBLOCK";
 /// Version of the format that this build writes and reads.
 pub const FORMAT_VERSION: u32 = 2;
-/// Encoding of a payload that is the block itself: the only one that this build writes and reads.
+/// Encoding of a payload that is the block itself: the only one that this build reads and writes.
 pub const PLAIN: u32 = 0;
 /// Bytes of the fixed part of the header; the shards' checksums follow.
 pub const FIXED_BYTES: usize = 144;
-/// Longest writer host; longer ones are cut.
+/// Maximum length of the writer's host name; longer ones are truncated.
 pub const HOST_BYTES_MAX: usize = 32;
 
 const AT_VERSION: usize = 8;
@@ -38,7 +38,7 @@ const AT_CHECKSUM: usize = 136;
 
 const _: () = assert!(AT_HOST + HOST_BYTES_MAX == AT_STORED_BYTES && AT_CHECKSUM + 8 == FIXED_BYTES);
 
-/// Who wrote a file, and when: for people who look at it.
+/// The writer of a file, and the time of writing: information for people.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Writer {
     /// Host name, at most `HOST_BYTES_MAX` bytes.
@@ -50,7 +50,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// This process, now.
+    /// Returns a description of this process, now.
     pub fn now(host: &str) -> Self {
         let created_unix_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         Self { host: host.to_owned(), pid: std::process::id(), created_unix_s }
@@ -60,29 +60,28 @@ impl Writer {
 /// A parsed header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockHeader {
-    /// Which block this is (P8).
+    /// Key of the block (P8).
     pub key: BlockKey,
     /// Bytes of the block.
     pub block_bytes: u64,
-    /// Bytes of the block's slot in a pool: the block filled up to whole pages with zeros.
+    /// Bytes of the block's slot in a pool: the block, padded with zeros to whole pages.
     pub slot_bytes: u64,
-    /// Bytes of payload in the file, before it is filled up to whole pages with zeros: those of the block itself when it is
-    /// [`PLAIN`].
+    /// Bytes of payload in the file, without the padding to whole pages: those of the block itself if it is [`PLAIN`].
     pub stored_bytes: u64,
-    /// How the payload is encoded; [`PLAIN`] is not at all.
+    /// Encoding of the payload; [`PLAIN`] is none.
     pub encoding: u32,
     /// CRC-64/NVME of each shard's bytes, in shard order.
     pub shard_checksums: Vec<u64>,
-    /// Who wrote it.
+    /// The writer.
     pub writer: Writer,
 }
 
-/// Bytes of header pages for a number of shards.
+/// Returns the bytes of header pages for a number of shards.
 pub const fn header_bytes(shard_count: usize) -> usize {
     (FIXED_BYTES + 8 * shard_count).next_multiple_of(BLOCK_ALIGN_BYTES as usize)
 }
 
-/// Bytes of a block's file: what a cap counts (P5).
+/// Returns the bytes of a block's file, which count against a cap (P5).
 pub fn file_bytes(layout: &BlockLayout) -> u64 {
     header_bytes(layout.shard_count()) as u64 + layout.slot_bytes()
 }
@@ -100,7 +99,7 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 }
 
 impl BlockHeader {
-    /// The header's pages.
+    /// Returns the header's pages.
     pub fn encode(&self) -> AlignedBuf {
         let mut out = AlignedBuf::zeroed(header_bytes(self.shard_checksums.len()));
         let mut put = |at: usize, bytes: &[u8]| out[at..at + bytes.len()].copy_from_slice(bytes);
@@ -127,8 +126,12 @@ impl BlockHeader {
         out
     }
 
-    /// Reads header pages; bytes behind them are ignored. Never panics, and allocates at most for `SHARDS_MAX` shards.
-    /// `Unsupported` for a whole header of an encoding that this build does not read; else `Corrupt`.
+    /// Parses header pages and ignores the bytes after them. It never panics, and allocates memory for at most
+    /// `SHARDS_MAX` shards.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` for a valid header with an encoding that this build does not read; otherwise `Corrupt`.
     pub fn parse(bytes: &[u8]) -> Result<Self> {
         let short = || corrupt("a block header ends early").with("bytes", bytes.len());
         if bytes.get(..8).ok_or_else(short)? != MAGIC {
@@ -173,7 +176,8 @@ impl BlockHeader {
         })
     }
 
-    /// Version 2 has no flags and nothing in its reserved bytes; lengths follow from each other.
+    /// Checks that there are no flags and that the reserved bytes are zero, as in version 2, and that the lengths are
+    /// consistent.
     fn checked(self, pages: &[u8]) -> Result<Self> {
         let zeros = [AT_FLAGS, AT_RESERVED, AT_RESERVED_2].iter().all(|&at| u32_at(pages, at) == Some(0));
         let lengths = (1..=BLOCK_BYTES_MAX).contains(&self.block_bytes)
@@ -181,7 +185,7 @@ impl BlockHeader {
             && (1..=BLOCK_BYTES_MAX).contains(&self.stored_bytes)
             && (self.encoding != PLAIN || self.stored_bytes == self.block_bytes);
         if !zeros || !lengths {
-            return Err(corrupt("a block header says what version 2 cannot mean")
+            return Err(corrupt("a block header is not valid in version 2")
                 .with("block_bytes", self.block_bytes)
                 .with("slot_bytes", self.slot_bytes)
                 .with("stored_bytes", self.stored_bytes));
@@ -197,19 +201,19 @@ impl BlockHeader {
     }
 }
 
-/// The low half of the checksum that a header names, which tells one file of a block from another one.
+/// Returns the low half of the checksum in a header, which distinguishes one file of a block from another.
 pub fn header_tag(head: &[u8]) -> Option<u32> {
     u32_at(head, AT_CHECKSUM)
 }
 
-/// CRC-64/NVME over the header's pages with the checksum's own eight bytes zero.
+/// Returns the CRC-64/NVME of the header's pages with the checksum's own eight bytes zero.
 fn header_checksum(pages: &[u8]) -> u64 {
     let mut copy = pages.to_vec();
     copy[AT_CHECKSUM..FIXED_BYTES].fill(0);
     crc64(&copy)
 }
 
-/// The longest start of `host` that fits, cut between characters.
+/// Returns the longest prefix of `host` that fits, cut between characters.
 fn cut(host: &str) -> &str {
     let mut end = host.len().min(HOST_BYTES_MAX);
     while !host.is_char_boundary(end) {
@@ -222,7 +226,7 @@ fn usize_of(bytes: u64) -> usize {
     usize::try_from(bytes).expect("BLOCK_BYTES_MAX fits an address")
 }
 
-/// Makes a block's file from its slot: checksums, header, padding. `Config` if the slot is too small.
+/// Makes a block's file from its slot: checksums, header, padding. Returns `Config` if the slot is too small.
 pub fn seal(key: BlockKey, layout: &BlockLayout, src: &SlotBuf, writer: Writer) -> Result<IoBuf> {
     let small = || {
         Error::new(ErrorKind::Config, "a slot is smaller than its block")
@@ -237,8 +241,8 @@ pub fn seal(key: BlockKey, layout: &BlockLayout, src: &SlotBuf, writer: Writer) 
     IoBuf::for_write(header.encode(), src.clone(), usize_of(block_bytes)).ok_or_else(small)
 }
 
-/// Compares what was read with what was asked for: header, key, lengths, every shard, padding (P1, P8). `Unsupported` for
-/// a file that is another build's to read.
+/// Verifies a file that was read: header, key, lengths, every shard, padding (P1, P8). Returns `Unsupported` for a file
+/// that only another build can read.
 pub fn verify(key: BlockKey, layout: &BlockLayout, read: &IoBuf) -> Result<()> {
     let header = BlockHeader::parse(read.head())?;
     if header.key != key {

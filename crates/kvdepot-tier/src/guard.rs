@@ -1,10 +1,10 @@
-//! P2: a tier that keeps failing is switched off for a while, and said so.
+//! Circuit breakers: a tier that keeps failing is disabled for a while, and this is reported (P2).
 //!
-//! A breaker for the whole tier counts failures of reads and probes, a second one those of writes, so that a full disk
-//! can still be read. `failures_max` in a row switch off; after a pause that doubles each time one operation is let
-//! through as a trial, and its end decides. What is wrong with single blocks (a write's `NotFound`, `Corrupt`), with the
-//! caller (`Config`, a deadline in the past) or with the load (`Busy`) says nothing of the tier, nor does an answer that
-//! may have come from an index without I/O (`Miss`, `AlreadyThere`, a probe's count).
+//! A breaker for the entire tier counts failures of reads and probes, and a second one those of writes, so that a full
+//! disk can still be read. `failures_max` consecutive failures open the breaker. After a pause that doubles each time,
+//! one operation is let through as a trial, and its outcome decides. Failures of single blocks (a write's `NotFound`,
+//! `Corrupt`), of the caller (`Config`, a deadline in the past) or of the load (`Busy`) say nothing about the tier.
+//! Neither does an answer that may have come from an index without I/O (`Miss`, `AlreadyThere`, a probe's count).
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -15,10 +15,10 @@ use parking_lot::Mutex;
 
 use crate::{Done, Fetched, Presence, ReadItem, Tier, TierEvents, TierServer, TierUsage, WriteItem, Written};
 
-/// When a guarded tier goes off, and for how long.
+/// When a guarded tier is disabled, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GuardConfig {
-    /// Failures in a row that switch off.
+    /// Consecutive failures that disable it.
     pub failures_max: u32,
     /// First pause.
     pub off_min: Duration,
@@ -32,10 +32,10 @@ impl Default for GuardConfig {
     }
 }
 
-/// What tells the time; a test's own in tests.
+/// Source of the time; tests provide their own.
 pub type Clock = Arc<dyn Fn() -> Instant + Send + Sync>;
 
-/// A tier behind circuit breakers.
+/// A tier with circuit breakers.
 pub struct Guarded<T> {
     inner: T,
     shared: Arc<Shared>,
@@ -50,17 +50,17 @@ struct Shared {
     listener: Mutex<Option<Weak<dyn TierEvents>>>,
 }
 
-/// What the depot is told of the whole tier.
+/// Change of the entire tier that the depot is notified of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Change {
     WentDown,
     CameBack,
 }
 
-/// Which breaker.
+/// The breaker.
 #[derive(Clone, Copy, Debug)]
 enum Side {
-    /// Reads: off means that the whole tier is off.
+    /// Reads: if it is open, the entire tier is off.
     Tier,
     /// Writes only.
     Writes,
@@ -73,11 +73,11 @@ struct Breaker {
     off_until: Option<Instant>,
     /// The pause that led to `off_until`.
     pause: Duration,
-    /// The deadline of the trial that is under way: one that does not end by then has failed.
+    /// The deadline of the trial in flight: one that has not completed by then has failed.
     trial_until: Option<Instant>,
 }
 
-/// What a breaker says to an operation.
+/// A breaker's answer to an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pass {
     On,
@@ -90,7 +90,7 @@ impl Breaker {
         self.off_until.is_some_and(|until| now < until)
     }
 
-    /// Whether an operation may go ahead; of those after a pause only one, as a trial.
+    /// Decides whether an operation may proceed. After a pause only one may, as a trial.
     fn ask(&mut self, now: Instant, deadline: Instant, config: &GuardConfig) -> Pass {
         match self.off_until {
             None => Pass::On,
@@ -116,7 +116,7 @@ impl Breaker {
     }
 }
 
-/// What of a batch goes to the tier, and what the breaker holds back.
+/// Splits a batch into the items that go to the tier and those that the breaker holds back.
 fn let_through<T>(mut batch: Vec<T>, pass: Pass) -> (Vec<T>, Vec<T>) {
     let through = match pass {
         Pass::On => batch.len(),
@@ -127,14 +127,14 @@ fn let_through<T>(mut batch: Vec<T>, pass: Pass) -> (Vec<T>, Vec<T>) {
     (batch, held_back)
 }
 
-/// What an outcome says of the tier.
+/// The meaning of an outcome for the tier.
 enum Verdict<'a> {
     Good,
     Nothing,
     Bad(&'a Error),
 }
 
-/// Judges an outcome; `did_io` tells for a good one whether the device was asked.
+/// Judges an outcome. `did_io` tells whether the device was used for a successful one.
 fn judge<T>(outcome: &Result<T>, did_io: impl Fn(&T) -> bool) -> Verdict<'_> {
     use ErrorKind::{Busy, Config, Corrupt, NotFound};
     match outcome {
@@ -162,11 +162,11 @@ impl Shared {
             .with("tier", &self.name)
     }
 
-    /// Notes how an operation ended, and tells the listener when the whole tier went off or on.
+    /// Records the end of an operation, and notifies the listener if the entire tier went off or on.
     fn note(&self, side: Side, pass: Pass, verdict: Verdict<'_>) {
         let change = self.judge(side, pass, verdict);
         let Some(change) = change.filter(|_| matches!(side, Side::Tier)) else { return };
-        // The clone ends the lock's hold before the call.
+        // The clone releases the lock before the call.
         let listener = self.listener.lock().as_ref().and_then(Weak::upgrade);
         match (listener, change) {
             (Some(listener), Change::WentDown) => listener.went_down(),
@@ -212,34 +212,34 @@ impl Shared {
 }
 
 impl<T: Tier> Guarded<T> {
-    /// Guards a tier with the system's clock.
+    /// Guards a tier, using the system's clock.
     pub fn new(inner: T, config: GuardConfig) -> Self {
         Self::with_clock(inner, config, Arc::new(Instant::now))
     }
 
-    /// Guards a tier with a clock of the caller's.
+    /// Guards a tier, using the caller's clock.
     pub fn with_clock(inner: T, config: GuardConfig, clock: Clock) -> Self {
         let (name, reads, writes) = (inner.name().to_owned(), Mutex::default(), Mutex::default());
         let listener = Mutex::default();
         Self { inner, shared: Arc::new(Shared { name, config, clock, reads, writes, listener }) }
     }
 
-    /// The tier behind the guard.
+    /// Returns the guarded tier.
     pub const fn inner(&self) -> &T {
         &self.inner
     }
 
-    /// Whether the whole tier is off now.
+    /// Returns whether the entire tier is off now.
     pub fn is_off(&self) -> bool {
         self.shared.reads.lock().is_off((self.shared.clock)())
     }
 
-    /// By the guard's own clock, as all else here.
+    /// Uses the guard's own clock, like everything here.
     fn is_ahead(&self, deadline: Instant) -> bool {
         deadline > (self.shared.clock)()
     }
 
-    /// Whether writes are off now, with the tier or by themselves.
+    /// Returns whether writes are off now, together with the tier or alone.
     pub fn writes_are_off(&self) -> bool {
         self.is_off() || self.shared.writes.lock().is_off((self.shared.clock)())
     }
@@ -264,13 +264,17 @@ impl<T: Tier> Tier for Guarded<T> {
         self.inner.open_namespace(spec, at_least, deadline, done);
     }
 
-    /// Never held back: old bytes must become unreachable whatever the device's state.
+    /// Never held back: old bytes must become unreachable in any state of the device.
     fn advance_epoch(&self, spec: &Arc<NamespaceSpec>, at_least: u32, deadline: Instant, done: Done<u32>) {
         self.inner.advance_epoch(spec, at_least, deadline, done);
     }
 
     fn close_namespace(&self, root: NamespaceId) {
         self.inner.close_namespace(root);
+    }
+
+    fn is_down(&self, key: &BlockKey) -> bool {
+        self.is_off() || self.inner.is_down(key)
     }
 
     fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
@@ -296,7 +300,7 @@ impl<T: Tier> Tier for Guarded<T> {
         self.inner.probe(keys, deadline, Box::new(watched));
     }
 
-    /// Of a batch that comes when a trial is due, the first block is the trial.
+    /// If a trial is due, the first block of a batch is the trial.
     fn read(&self, reads: Vec<ReadItem>, deadline: Instant) {
         if !self.is_ahead(deadline) || reads.is_empty() {
             return self.inner.read(reads, deadline);
@@ -321,7 +325,8 @@ impl<T: Tier> Tier for Guarded<T> {
         }
     }
 
-    /// While the tier waits for a trial a write may be it: a depot that is asked for nothing it has would never try.
+    /// While the tier waits for a trial, a write may be the trial: otherwise a depot whose clients request only unknown
+    /// blocks would never try.
     fn write(&self, writes: Vec<WriteItem>, deadline: Instant) {
         if !self.is_ahead(deadline) || writes.is_empty() {
             return self.inner.write(writes, deadline);

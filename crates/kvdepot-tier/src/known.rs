@@ -1,4 +1,4 @@
-//! What a tier over a network believes of blocks without asking: what it wrote, what it was told, for a while.
+//! Cached knowledge of a tier over a network about its blocks: its writes, and recent answers.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ struct Belief {
     bytes: u64,
 }
 
-/// Beliefs, bounded (P7).
+/// The cached knowledge, bounded (P7).
 #[derive(Debug)]
 pub(crate) struct Known {
     beliefs: LruCache<BlockKey, Belief>,
@@ -31,7 +31,7 @@ impl Known {
         Self { beliefs, present_ttl, absent_ttl, blocks: 0, bytes: 0 }
     }
 
-    /// The block is there, or is not.
+    /// Records that the block is present or absent.
     pub(crate) fn note(&mut self, key: BlockKey, there: bool, bytes: u64) {
         self.forget(&key);
         let ttl = if there { self.present_ttl } else { self.absent_ttl };
@@ -58,7 +58,7 @@ impl Known {
         }
     }
 
-    /// A server came back as another: nothing that it was believed to hold is certain.
+    /// Forgets blocks of a server that came back as another one: nothing about them is certain.
     pub(crate) fn forget_if(&mut self, is_meant: impl Fn(&BlockKey) -> bool) {
         for key in self.keys(|key, _| is_meant(key)) {
             self.forget(&key);
@@ -74,7 +74,7 @@ impl Known {
         }
     }
 
-    /// Keys of a namespace that were there when last heard of.
+    /// Returns the keys of a namespace that are known to be present.
     pub(crate) fn present(&self, namespace: NamespaceId) -> Vec<BlockKey> {
         self.keys(|key, belief| key.namespace == namespace && belief.there)
     }

@@ -1,7 +1,7 @@
-//! Places below the pool, their file format and their conformance suite.
+//! Tiers below the pool, their file format and their conformance suite.
 //!
-//! A new tier is one folder, one line in [`registry`] and a test that runs [`conformance`]. The format of block files is
-//! drawn byte by byte in `docs/format.md`.
+//! A new tier is one folder, one line in [`registry`] and a test that runs [`conformance`]. `docs/format.md` draws the
+//! format of block files byte by byte.
 #![forbid(unsafe_code)]
 
 mod blocking;
@@ -39,42 +39,42 @@ pub use posix::{PosixConfig, PosixTier};
 pub use remote::{RemoteConfig, RemoteProtocol, RemoteTier, RemoteTls};
 pub use slab::{SlabConfig, SlabStats, SlabTier};
 
-/// Called once, from any thread, when an operation has ended, possibly before the call that began it returns; must
-/// not block.
+/// Called once, from any thread, when an operation has completed, possibly before the call that began it returns. It
+/// must not block.
 pub type Done<T> = Box<dyn FnOnce(Result<T>) + Send>;
 
 /// What a tier knows about a block without I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
-    /// The tier holds it (as far as it knows: a read may still miss).
+    /// The tier has it (as far as it knows: a read may still miss).
     Present,
-    /// The tier does not hold it.
+    /// The tier does not have it.
     Absent,
-    /// Only I/O can tell: ask `probe`.
+    /// Only I/O can tell: call `probe`.
     Unknown,
 }
 
-/// How a write ended.
+/// Outcome of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Written {
     /// The block was written now.
     New,
-    /// The tier had it already; nothing was written.
+    /// The tier already had it; nothing was written.
     AlreadyThere,
 }
 
-/// One block of a batch that is read.
+/// One block of a batch of reads.
 pub struct ReadItem {
-    /// Which block.
+    /// Key of the block.
     pub key: BlockKey,
-    /// Where it goes.
+    /// Destination of its bytes.
     pub dst: SlotBuf,
-    /// Told how this block ended.
+    /// Called with the result of this block.
     pub done: Done<Fetched>,
 }
 
 impl ReadItem {
-    /// Ends it. The buffer is let go first: whoever is told may use its memory at once.
+    /// Completes the item. The buffer is released first, because the caller may use its memory immediately.
     pub fn end(self, outcome: Result<Fetched>) {
         drop(self.dst);
         (self.done)(outcome);
@@ -87,18 +87,18 @@ impl Debug for ReadItem {
     }
 }
 
-/// One block of a batch that is written.
+/// One block of a batch of writes.
 pub struct WriteItem {
-    /// Which block.
+    /// Key of the block.
     pub key: BlockKey,
     /// Its bytes.
     pub src: SlotBuf,
-    /// Told how this block ended.
+    /// Called with the result of this block.
     pub done: Done<Written>,
 }
 
 impl WriteItem {
-    /// Ends it. The buffer is let go first: whoever is told may use its memory at once.
+    /// Completes the item. The buffer is released first, because the caller may use its memory immediately.
     pub fn end(self, outcome: Result<Written>) {
         drop(self.src);
         (self.done)(outcome);
@@ -111,137 +111,145 @@ impl Debug for WriteItem {
     }
 }
 
-/// What a tier holds and what it may hold.
+/// Size of a tier's content, and its cap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TierUsage {
     /// Blocks held.
     pub blocks: u64,
-    /// Physical bytes held or reserved for writes under way.
+    /// Physical bytes held, or reserved for writes in flight.
     pub bytes: u64,
     /// Cap in bytes; 0 = none (P5).
     pub bytes_max: u64,
 }
 
-/// How one server of a tier that has servers is.
+/// State of one server, for tiers that have servers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TierServer {
-    /// As the configuration names it.
+    /// Its address as configured.
     pub address: String,
-    /// Whether it is used now; its blocks are misses while it is not.
+    /// Whether it is used now; otherwise its blocks are misses.
     pub up: bool,
-    /// Connections to it.
+    /// Number of connections to it.
     pub connections: usize,
-    /// Connections that broke or did not come about.
+    /// Number of connections that broke or could not be made.
     pub failures: u64,
-    /// Why the last of these did.
+    /// The reason of the last of these.
     pub last_error: Option<String>,
 }
 
-/// What a tier tells the depot above it without being asked. Called from the tier's own threads or from a caller's, while
-/// the tier holds no lock; must not block. A tier may tell less than happened, never more.
+/// Notifications from a tier to the depot above it. They are called from the tier's own threads or from a caller's,
+/// while the tier holds no lock, and must not block. A tier may report less than happened, but never more.
 pub trait TierEvents: Send + Sync {
-    /// The tier gave these blocks up to make room.
+    /// The tier evicted these blocks to free space.
     fn evicted(&self, keys: &[BlockKey]);
 
     /// These blocks turned out to be missing or corrupt.
     fn lost(&self, keys: &[BlockKey]);
 
-    /// The tier is switched off for a while: reads miss and nothing is written.
+    /// The tier is disabled for a while: reads miss and nothing is written.
     fn went_down(&self);
 
     /// The tier works again.
     fn came_back(&self);
 }
 
-/// A place below the pool. Every tier passes `conformance::check` (P1, P2, P5, P8).
+/// A store below the pool. Every tier passes `conformance::check` (P1, P2, P5, P8).
 ///
-/// Calls return at once; I/O runs on the tier's own threads (or on those of [`BlockingCalls`], where its calls block) and
-/// ends in a `Done`. `deadline` is when the caller stops caring: a tier gives up work that it has not begun by then with
-/// `Timeout`; work that has begun may end later, and the buffer stays alive until its `Done` was called.
+/// Calls return immediately. I/O runs on the tier's own threads (or on those of [`BlockingCalls`], if its calls block)
+/// and completes in a `Done`. The caller waits until `deadline`: a tier ends work that it has not begun by then with
+/// `Timeout`. Work that has begun may end later, and the buffer stays alive until its `Done` was called.
 ///
-/// Batches save locks, frames and system calls and mean nothing else: each item ends as it would alone, in any order. An
-/// empty batch does nothing. A read and a write of one key that overlap are not ordered; a removal is ordered before what
-/// begins after its `Done`.
+/// Batches save locks, frames and system calls, and have no other meaning: each item ends as it would alone, in any
+/// order. An empty batch does nothing. A read and a write of one key that overlap are not ordered. A removal is ordered
+/// before operations that begin after its `Done`.
 pub trait Tier: Send + Sync + Debug {
     /// Short name for logs, metrics and `stat`: `posix`, `fake`…
     fn name(&self) -> &str;
 
-    /// Makes a namespace known and tells its current epoch (0 for a new one), which may be one that somebody else has
-    /// moved it to. If the stored epoch is below `at_least`, stores `at_least` first. Called again for a namespace that is
-    /// open, it follows what is stored. Ends by `deadline`, also if it has begun: with `Timeout`, and possibly open later.
+    /// Opens a namespace and returns its current epoch (0 for a new one), which another client may have advanced. If
+    /// the stored epoch is below `at_least`, it stores `at_least` first. For an open namespace it follows the stored
+    /// epoch. It ends by `deadline` even if it has begun: with `Timeout`, and the namespace may be opened later.
     fn open_namespace(&self, spec: &Arc<NamespaceSpec>, at_least: u32, deadline: Instant, done: Done<u32>);
 
-    /// Moves a namespace to a new epoch, the higher of `at_least` and the stored epoch + 1, and tells it. An epoch never
-    /// goes back, and of several callers at a time each gets one of its own where the store can tell them apart. Ends by
-    /// `deadline` as `open_namespace` does.
+    /// Advances a namespace to a new epoch, the higher of `at_least` and the stored epoch + 1, and returns it. An epoch
+    /// never goes back, and of several concurrent callers each gets its own one if the store can distinguish them. It
+    /// ends by `deadline` like `open_namespace`.
     ///
-    /// When the call returns, before its `Done` and however that turns out, bytes of earlier epochs that this tier knows
-    /// are out of reach; those of epochs that somebody else has begun are when it is done. Their space is given back in
-    /// the background. On failure the tier neither reads nor writes this namespace until the advance is stored, which it
-    /// tries again by itself, and after a restart where the store can be told at all.
+    /// When the call returns, before its `Done` and whatever the outcome, bytes of earlier epochs that this tier knows
+    /// are unreachable; those of epochs that others have begun are unreachable when it is done. Their space is freed in
+    /// the background. On failure the tier neither reads nor writes this namespace until the advance is stored. It
+    /// retries that by itself, also after a restart if the store can record it at all.
     fn advance_epoch(&self, spec: &Arc<NamespaceSpec>, at_least: u32, deadline: Instant, done: Done<u32>);
 
-    /// The depot does not know a namespace any more, and has nothing under way in it: the tier may let go of what it keeps
-    /// in memory for it. What is stored stays, counted (P5) and evictable, and a later opening finds it again, in an epoch
-    /// that is not before this one. An advance that is not stored yet is still stored. Returns at once.
+    /// Tells the tier that the depot no longer knows a namespace and has nothing in flight in it: the tier may free the
+    /// memory that it keeps for it. Stored blocks stay, counted (P5) and evictable, and a later opening finds them
+    /// again, in an epoch that is not before this one. An advance that is not stored yet is still stored. Returns
+    /// immediately.
     fn close_namespace(&self, root: NamespaceId) {
         let _ = root;
+    }
+
+    /// Whether the place of this block is switched off or out of reach now, so that `Absent` from `peek` and 0 from `probe`
+    /// do not mean that the tier lacks it. Without I/O. A tier that is never down need not implement it.
+    fn is_down(&self, key: &BlockKey) -> bool {
+        let _ = key;
+        false
     }
 
     /// What is known without I/O, one answer a key, into `out` (cleared first).
     fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>);
 
-    /// How many leading keys the tier holds, found out by I/O where needed; later `peek`s know the outcome.
+    /// Returns how many leading keys the tier has, using I/O if needed. Later calls of `peek` know the result.
     fn probe(&self, keys: Vec<BlockKey>, deadline: Instant, done: Done<usize>);
 
-    /// Reads blocks and verifies them. What is not there, or not in an epoch that is open, is a `Miss` and no error.
-    /// `Corrupt` is an error once: the block is put out of the way so that it is not served again (P1). Without `Whole` the
+    /// Reads blocks and verifies them. A block that is missing, or not in an open epoch, is a `Miss` and no error.
+    /// `Corrupt` is an error once: the block is set aside and not served again (P1). If the result is not `Whole`, the
     /// content of the item's `dst` is undefined.
     fn read(&self, reads: Vec<ReadItem>, deadline: Instant);
 
-    /// Writes blocks, each visible only when whole (P1); room is reserved before its first byte (P5).
+    /// Writes blocks. Each becomes visible only when it is complete (P1); space is reserved before its first byte (P5).
     fn write(&self, writes: Vec<WriteItem>, deadline: Instant);
 
-    /// Forgets blocks. Done when none of them is found by a read or a peek any more, and each may be written again; an
-    /// error says that one may come back.
+    /// Removes blocks. It is done when no read or peek finds any of them, and each may be written again. After an
+    /// error, a block may come back.
     fn remove(&self, keys: Vec<BlockKey>, done: Done<()>);
 
-    /// The part of the tier that a block lies in, such as a server. Removals in different parts are asked for in different
-    /// calls, so that one does not wait for another's part, and those that fail count for their part alone. Always the same
-    /// one for a block, and quick: it is called under the depot's lock.
+    /// Returns the part of the tier that a block belongs to, such as a server. Removals in different parts are separate
+    /// calls, so that one part does not wait for another, and failures count only for their part. It always returns the
+    /// same part for a block, and it is fast, because it is called under the depot's lock.
     fn part(&self, key: &BlockKey) -> usize {
         let _ = key;
         0
     }
 
-    /// Says that these blocks were used now: recency for the tier's own eviction. Cheap: no I/O on the caller's thread.
+    /// Records that these blocks were used now, for the tier's own eviction. It is cheap: no I/O on the caller's
+    /// thread.
     fn touch(&self, keys: &[BlockKey]);
 
-    /// Has the tier tell `events` what happens to its blocks, in place of an earlier listener. A tier that has nothing to
-    /// tell ignores it.
+    /// Makes the tier report to `events`, in place of an earlier listener. A tier without notifications ignores it.
     fn attach(&self, events: Weak<dyn TierEvents>) {
         drop(events);
     }
 
-    /// What is held now.
+    /// Returns the size of the content.
     fn usage(&self) -> TierUsage;
 
-    /// How its servers are, if it has any.
+    /// Returns the state of its servers, if it has any.
     fn servers(&self) -> Vec<TierServer> {
         Vec::new()
     }
 
-    /// What moves its blocks, if there is a choice: for `stat`.
+    /// Returns its I/O engine, if there is a choice: for `stat`.
     fn engine(&self) -> &'static str {
         ""
     }
 
-    /// Counters of its own since it was opened, for `stat`: names and values.
+    /// Returns its own counters since it was opened, for `stat`: names and values.
     fn figures(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
     }
 
-    /// Keys of a namespace (of its current epoch) that the tier knows; for `ls`, `verify` and tests.
+    /// Returns the keys of a namespace (of its current epoch) that the tier knows; for `ls`, `verify` and tests.
     fn keys(&self, namespace: NamespaceId) -> Vec<BlockKey>;
 
     /// The same in pieces of a few thousand at most: those from `from` on (0 at first), and where to go on. A block that is
@@ -251,6 +259,6 @@ pub trait Tier: Send + Sync + Debug {
         None
     }
 
-    /// Waits until everything accepted so far has ended, or the deadline passes (`false`).
+    /// Waits until everything accepted so far has completed. Returns `false` if the deadline passes.
     fn drain(&self, deadline: Instant) -> bool;
 }

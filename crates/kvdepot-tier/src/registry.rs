@@ -9,19 +9,19 @@ use serde_json::{Value, json};
 use crate::settings::{MEMORY_OUTLIVES, Setting, nearest};
 use crate::{GuardConfig, Guarded, Tier, dax, empty, fake, object, posix, remote, slab};
 
-/// How a tier describes itself.
+/// Description of a tier.
 #[derive(Debug)]
 pub struct TierEntry {
-    /// As a pipeline names it. Its settings stand in a depot's configuration under this name in lower case.
+    /// Its name in a pipeline. In a depot's configuration, its settings are under this name in lower case.
     pub name: &'static str,
-    /// From its settings to a tier; all keys are to be known (P10).
+    /// Makes a tier from its settings. All keys must be known (P10).
     pub open: fn(&Value) -> Result<Arc<dyn Tier>>,
-    /// Whether it has circuit breakers of its own, as one with several servers has: one dead server must not switch off
-    /// the others.
+    /// Whether it has its own circuit breakers, like a tier with several servers: one dead server must not disable the
+    /// others.
     pub guards_itself: bool,
-    /// What it can be told, in the order of the documentation.
+    /// Its settings, in the order of the documentation.
     pub settings: &'static [Setting],
-    /// Whether users have keys for it, those of its placement included; not so what only measures or tests.
+    /// Whether users have keys for it, including those of its placement. False for tiers that only measure or test.
     pub for_users: bool,
 }
 
@@ -41,18 +41,18 @@ pub const NAMES: [&str; TIERS.len()] = {
 };
 
 impl TierEntry {
-    /// The key of its settings.
+    /// Returns the key of its settings.
     pub fn key(&self) -> String {
         self.name.to_ascii_lowercase()
     }
 }
 
-/// Builds a tier by its name in a pipeline, from a JSON object of settings.
+/// Makes a tier by its name in a pipeline, from a JSON object of settings.
 pub fn build(name: &str, config: &Value) -> Result<Arc<dyn Tier>> {
     (find(name)?.open)(config)
 }
 
-/// Builds a tier behind circuit breakers (P2).
+/// Makes a tier with circuit breakers (P2).
 pub fn build_guarded(name: &str, config: &Value) -> Result<Arc<dyn Tier>> {
     let tier = build(name, config)?;
     if find(name)?.guards_itself {
@@ -61,7 +61,8 @@ pub fn build_guarded(name: &str, config: &Value) -> Result<Arc<dyn Tier>> {
     Ok(Arc::new(Guarded::new(tier, GuardConfig::default())))
 }
 
-/// A tier's settings for a depot whose pool's memory outlives the process (`pool_keep_s`), if the tier asks for that.
+/// Returns a tier's settings for a depot whose pool's memory outlives the process (`pool_keep_s`), if the tier has a
+/// setting for that.
 pub fn for_kept_memory(name: &str, config: &Value) -> Value {
     let mut config = config.clone();
     let asks = find(name).is_ok_and(|entry| entry.settings.iter().any(|one| one.name == MEMORY_OUTLIVES));
@@ -80,7 +81,8 @@ fn find(name: &str) -> Result<&'static TierEntry> {
     })
 }
 
-/// The tiers of this build and what they can be told, as JSON: what Python makes a user's keys and their documentation from.
+/// Returns the tiers of this build and their settings as JSON, from which Python makes a user's keys and their
+/// documentation.
 pub fn table_json() -> String {
     table(&TIERS).to_string()
 }
@@ -132,7 +134,7 @@ mod tests {
         settings().filter_map(|(tier, setting)| Some((tier, setting.key?)))
     }
 
-    /// What a tier cannot do without, and one more setting.
+    /// Returns the settings that a tier requires, and one more.
     fn with(tier: &str, name: &str, value: Value) -> Value {
         let mut all = match tier {
             "Posix" => json!({"directories": ["/proc/kvdepot-is-not-here"]}),

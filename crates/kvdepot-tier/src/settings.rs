@@ -1,4 +1,4 @@
-//! What a tier can be told. Each tier declares its settings once, in its own folder: the object that it is opened with is
+//! Settings of tiers. Each tier declares its settings once, in its own folder. The object that it is opened with is
 //! checked against them here, and the keys of a user's configuration are made from them in Python.
 
 use std::path::PathBuf;
@@ -7,38 +7,39 @@ use kvdepot_core::{Error, ErrorKind, Result};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-/// The setting by which a depot tells a tier that its pool's memory outlives the process; of those tiers that ask.
+/// The setting by which a depot tells a tier that its pool's memory outlives the process; only for tiers that declare
+/// it.
 pub(crate) const MEMORY_OUTLIVES: &str = "memory_outlives";
 
 /// A setting of a tier.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Setting {
-    /// As the tier reads it.
+    /// Its name in the tier's object.
     pub name: &'static str,
-    /// What it may be.
+    /// Its kind of value.
     pub kind: Kind,
-    /// The key that says it in a user's configuration; none for what only programs and tests say.
+    /// The key of a user's configuration for it; `None` for settings that only programs and tests use.
     pub key: Option<Key>,
 }
 
-/// What a setting may be.
+/// Kind of a setting's value.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(tag = "is", rename_all = "snake_case")]
 pub enum Kind {
     /// On or off.
     Bool,
-    /// On, off, or `auto`: for the code to decide.
+    /// On, off, or `auto`: decided by the code.
     Switch,
-    /// A whole number.
+    /// An integer.
     Whole {
-        /// The least.
+        /// The minimum.
         min: u64,
-        /// The most.
+        /// The maximum.
         max: u64,
     },
-    /// A size in bytes. A key says it in GiB, which may be a fraction.
+    /// A size in bytes. Its key is in GiB, which may be a fraction.
     Bytes {
-        /// The most.
+        /// The maximum.
         max: u64,
     },
     /// One of a few words.
@@ -55,51 +56,51 @@ pub enum Kind {
         /// The schemes, without `://`.
         of: &'static [&'static str],
     },
-    /// Absolute paths, each once. A key may say them as one text, separated by `:`.
+    /// Absolute paths without duplicates. A key may have them as one text, separated by `:`.
     Paths {
-        /// The most.
+        /// Maximum number of paths.
         max: usize,
     },
-    /// Servers, each `host:port` and each once. A key may say them as one text, separated by `,`.
+    /// Servers, each `host:port`, without duplicates. A key may have them as one text, separated by `,`.
     Servers {
-        /// The most.
+        /// Maximum number of servers.
         max: usize,
     },
 }
 
-/// A key of a user's configuration, as its documentation has it.
+/// A key of a user's configuration, with its documentation.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Key {
-    /// Its name, which is no other key's of any tier.
+    /// Its name, which is unique over all tiers.
     pub name: &'static str,
     /// One or two sentences for the table of keys.
     pub meaning: &'static str,
     /// Unit of the value; empty for names and switches.
     pub unit: &'static str,
-    /// Its value when it is left out.
+    /// Its default value.
     pub default: Preset,
-    /// Without a `default`: what holds then, in words.
+    /// Without a `default`: a description of the value.
     pub by_default: &'static str,
-    /// Without a `default`: how the machine decides it.
+    /// Without a `default`: how the machine determines it.
     pub by_machine: Option<ByMachine>,
-    /// A value for the example of a configuration, as YAML; empty = the example is without it.
+    /// Its value in the example of a configuration, as YAML; empty = not in the example.
     pub example: &'static str,
     /// Its names in files with `ucm_connectors`.
     pub seeds: &'static [&'static str],
-    /// The name of what it is half of there, rounded up; empty = of nothing.
+    /// The name of the key there of which it is half, rounded up; empty = none.
     pub half_of_seed: &'static str,
-    /// What this build accepts of its words; empty = all of them.
+    /// The words that this build accepts; empty = all.
     pub only: &'static [&'static str],
-    /// What to do instead of asking for others.
+    /// What to do instead of using others.
     pub instead: &'static str,
-    /// Why a pipeline with this tier needs it; empty = it may be left out.
+    /// Why a pipeline with this tier needs it; empty = it is optional.
     pub required: &'static str,
-    /// How it depends on another key.
+    /// Its dependency on another key.
     pub rule: Option<Rule>,
 }
 
 impl Key {
-    /// A key without name or default, to be filled in by those who declare one.
+    /// A key without name or default, as a base for declarations.
     pub const BLANK: Self = Self {
         name: "",
         meaning: "",
@@ -117,7 +118,7 @@ impl Key {
     };
 }
 
-/// The value of a key that is left out.
+/// Default value of a key.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(untagged)]
 pub enum Preset {
@@ -127,52 +128,52 @@ pub enum Preset {
     Whole(u64),
     /// A word.
     Word(&'static str),
-    /// None: the tier is not told, or the machine decides.
+    /// None: the tier does not get it, or the machine determines it.
     Nothing,
 }
 
-/// How the machine decides the value of a key that is left out.
+/// How the machine determines a key's default.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(tag = "is", rename_all = "snake_case")]
 pub enum ByMachine {
     /// `kvdepot` in the user's cache directory.
     CacheDirectory {
-        /// A setting that is true then and false otherwise: that the directory is to be made.
+        /// A setting that is true in this case, and false otherwise: the directory must be created.
         tell: &'static str,
     },
     /// A share of the disks under the tier's paths.
     DiskShare {
-        /// Of the size of the disks under paths that were configured.
+        /// Percentage of the size of the disks under configured paths.
         percent: u64,
-        /// Of the free space, where the paths were left to the machine too.
+        /// Percentage of the free space, if the paths are defaults, too.
         free_percent: u64,
     },
 }
 
-/// How a key depends on another one of its tier.
+/// Dependency of a key on another one of its tier.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(tag = "is", rename_all = "snake_case")]
 pub enum Rule {
-    /// It has no use while the other is left out.
+    /// It has no effect without the other.
     Needs {
         /// The other key.
         key: &'static str,
-        /// What is wrong then, and what to do.
+        /// Description of the mistake, and what to do.
         text: &'static str,
     },
-    /// It cannot be said while the other has a certain value.
+    /// It must not be set if the other has a certain value.
     Not {
         /// The other key.
         key: &'static str,
         /// Its value.
         value: &'static str,
-        /// What is wrong then, and what to do.
+        /// Description of the mistake, and what to do.
         text: &'static str,
     },
 }
 
 impl Kind {
-    /// Whether a tier takes this value; otherwise what it must be.
+    /// Checks that a tier accepts this value. The error describes the accepted values.
     fn check(&self, value: &Value) -> std::result::Result<(), String> {
         let list = |max: usize| {
             let items = value.as_array().filter(|items| items.iter().all(Value::is_string));
@@ -183,11 +184,11 @@ impl Kind {
             Self::Switch => (value.is_boolean() || value == "auto", "true, false or auto".to_owned()),
             Self::Whole { min, max } => (
                 value.as_u64().is_some_and(|value| (min..=max).contains(&value)),
-                format!("a whole number between {min} and {max}"),
+                format!("an integer between {min} and {max}"),
             ),
             Self::Bytes { max } => (
                 value.as_u64().is_some_and(|value| value <= max),
-                format!("a whole number of bytes, {max} at most"),
+                format!("an integer number of bytes, {max} at most"),
             ),
             Self::Choice { of } => (value.as_str().is_some_and(|value| of.contains(&value)), one_of(of)),
             Self::Text => (value.is_string() || value.is_null(), "a text".to_owned()),
@@ -203,7 +204,7 @@ impl Kind {
     }
 }
 
-/// Whether a text is `scheme://` and something behind it, without a name and a password in front of a host.
+/// Returns whether a text is `scheme://` followed by an address without user name, password, query or fragment.
 fn is_url(text: &str, schemes: &[&str]) -> bool {
     let rest = text.split_once("://").filter(|(scheme, _)| schemes.contains(scheme)).map(|(_, rest)| rest);
     rest.is_some_and(|rest| {
@@ -227,7 +228,7 @@ fn one_of(words: &[&str]) -> String {
     }
 }
 
-/// A setting that is on, off, or for the code to decide.
+/// A setting that is on, off, or decided by the code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Switch {
     On,
@@ -235,7 +236,7 @@ pub(crate) enum Switch {
     Auto,
 }
 
-/// The object that a tier is opened with: every key is one of its settings, and every value is of its kind (P10).
+/// The object that a tier is opened with. Every key is one of its settings, and every value is of its kind (P10).
 pub(crate) struct Fields<'a> {
     tier: &'a str,
     settings: &'a [Setting],
@@ -278,7 +279,7 @@ impl<'a> Fields<'a> {
     fn get(&self, key: &str) -> Option<&Value> {
         debug_assert!(
             self.settings.iter().any(|setting| setting.name == key),
-            "{key} is no setting that {} declares",
+            "{key} is not a setting of {}",
             self.tier
         );
         self.map.get(key)
@@ -291,7 +292,7 @@ impl<'a> Fields<'a> {
         Ok(())
     }
 
-    /// `true`, `false` or `"auto"`.
+    /// Returns `true`, `false` or `"auto"` as a switch.
     pub(crate) fn switch(&self, key: &str) -> Result<Option<Switch>> {
         match self.get(key) {
             None => Ok(None),
@@ -304,7 +305,7 @@ impl<'a> Fields<'a> {
 
     pub(crate) fn u64(&self, key: &str, out: &mut u64) -> Result<()> {
         if let Some(value) = self.get(key) {
-            *out = value.as_u64().ok_or_else(|| self.wrong(key, "a whole number, 0 or more"))?;
+            *out = value.as_u64().ok_or_else(|| self.wrong(key, "an integer, 0 or more"))?;
         }
         Ok(())
     }
@@ -324,14 +325,14 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A list of texts, which must be there.
+    /// Returns a list of texts, which is required.
     pub(crate) fn texts(&self, key: &str) -> Result<Vec<String>> {
         let wrong = || self.wrong(key, "a list of texts");
         let items = self.get(key).and_then(Value::as_array).ok_or_else(wrong)?;
         items.iter().map(|item| item.as_str().map(str::to_owned).ok_or_else(wrong)).collect()
     }
 
-    /// A list of paths, which must be there.
+    /// Returns a list of paths, which is required.
     pub(crate) fn paths(&self, key: &str) -> Result<Vec<PathBuf>> {
         let wrong = || self.wrong(key, "a list of paths");
         let items = self.get(key).and_then(Value::as_array).ok_or_else(wrong)?;
@@ -339,7 +340,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// The known name with the fewest single-letter edits to `name`; empty if none is known.
+/// Returns the known name with the fewest single-letter edits to `name`; empty if none is known.
 pub(crate) fn nearest<'a>(name: &str, known: &[&'a str]) -> &'a str {
     known.iter().min_by_key(|candidate| edits(name, candidate)).copied().unwrap_or_default()
 }

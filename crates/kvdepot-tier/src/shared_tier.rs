@@ -1,4 +1,4 @@
-//! A shared tier is a tier, so that decorators can wrap what the registry built.
+//! `Tier` for a shared tier, so that decorators can wrap the registry's tiers.
 
 use std::sync::{Arc, Weak};
 use std::time::Instant;
@@ -22,6 +22,10 @@ impl<T: Tier + ?Sized> Tier for Arc<T> {
 
     fn close_namespace(&self, root: NamespaceId) {
         (**self).close_namespace(root);
+    }
+
+    fn is_down(&self, key: &BlockKey) -> bool {
+        (**self).is_down(key)
     }
 
     fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {

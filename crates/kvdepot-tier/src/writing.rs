@@ -1,4 +1,4 @@
-//! Blocks on their way to a server or out of it: one writer a key, and nobody reads meanwhile.
+//! Blocks that are being written to or removed from a server: one writer per key, and no reader in the meantime.
 
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
@@ -11,7 +11,7 @@ use crate::{Done, Written};
 pub(crate) struct Writing {
     writers: HashMap<BlockKey, Vec<Done<Written>>>,
     leaving: HashMap<BlockKey, usize>,
-    /// Blocks that servers may store yet although their writes have failed.
+    /// Blocks that servers may still store although their writes have failed.
     doubtful: HashMap<BlockKey, usize>,
 }
 
@@ -31,7 +31,8 @@ fn count_down(counts: &mut HashMap<BlockKey, usize>, key: &BlockKey) {
 }
 
 impl Writing {
-    /// `Some(Ok)`: the caller writes. `None`: another one does, and will tell. `Some(Err)`: not now.
+    /// Returns `Some(Ok)` if the caller writes, `None` if another caller writes and will notify this one, `Some(Err)`
+    /// if it must not be written now.
     #[expect(clippy::type_complexity, reason = "three ways out, each with what it needs")]
     pub(crate) fn enter(
         &mut self,
@@ -55,7 +56,7 @@ impl Writing {
         }
     }
 
-    /// The write is over: those who waited for it.
+    /// Ends a write. Returns the callers that waited for it.
     pub(crate) fn written(&mut self, key: &BlockKey) -> Vec<Done<Written>> {
         self.writers.remove(key).unwrap_or_default()
     }
@@ -68,12 +69,12 @@ impl Writing {
         count_down(&mut self.leaving, key);
     }
 
-    /// Writes have failed that a server may carry out yet.
+    /// Records failed writes that a server may still carry out.
     pub(crate) fn doubt(&mut self, keys: &[BlockKey]) {
         keys.iter().for_each(|key| *self.doubtful.entry(*key).or_default() += 1);
     }
 
-    /// The server has ended them.
+    /// Records that the server has finished them.
     pub(crate) fn settle(&mut self, keys: &[BlockKey]) {
         keys.iter().for_each(|key| count_down(&mut self.doubtful, key));
     }
@@ -86,7 +87,7 @@ impl Writing {
         self.leaving.contains_key(key)
     }
 
-    /// Whether somebody here writes it.
+    /// Returns whether a caller here writes it.
     pub(crate) fn is_written(&self, key: &BlockKey) -> bool {
         self.writers.contains_key(key)
     }

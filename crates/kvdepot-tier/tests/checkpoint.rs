@@ -7,8 +7,9 @@ mod common;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
-use common::{block_file, config, disk_bytes, files_with, open, open_faulty};
+use common::{block_file, config, disk_bytes, files_with, open, open_faulty, remove_records};
 use kvdepot_core::ErrorKind;
 use kvdepot_io::faults::{Fault, FaultOp, Faults};
 use kvdepot_tier::conformance::{Bench, Waiting};
@@ -16,6 +17,8 @@ use kvdepot_tier::{PosixConfig, PosixTier, Presence, Tier, Written};
 
 const FILE_BYTES: u64 = 16_384;
 const CHECKPOINT: &str = ".kvdepot-index";
+/// Checks before the scan's first listing, without a cap.
+const SCAN_BEGINS: u64 = 4;
 
 fn own(dir: &Path, capacity_bytes: u64) -> PosixConfig {
     PosixConfig { capacity_bytes, shared: false, ..config(dir) }
@@ -166,6 +169,84 @@ fn a_checkpoint_of_an_earlier_epoch_brings_nothing_back() {
     bench.drain();
     assert_eq!((bench.epoch, bench.tier.usage().blocks), (1, 0));
     assert!(files_with(dir.path(), ".kvb").is_empty());
+}
+
+/// Whether the scan knows the files from a checkpoint or not, wherever it has got to, and whether the write of the newer
+/// block has ended by then or not.
+#[test]
+fn a_block_that_is_replaced_during_the_scan_is_the_newer_one() {
+    const BLOCKS: u64 = 6;
+    for is_known in [true, false] {
+        for is_under_way in [false, true] {
+            let mut steps = 0;
+            while is_replaced_during_the_scan(BLOCKS, is_known, is_under_way, steps) {
+                steps += 1;
+            }
+            assert!(steps > BLOCKS, "the scan looks at each directory: {steps} steps");
+        }
+    }
+}
+
+/// Replaces blocks while the scan hangs at its step `step`. Returns `false` if it has fewer steps.
+fn is_replaced_during_the_scan(blocks: u64, is_known: bool, is_under_way: bool, step: u64) -> bool {
+    let dir = tempfile::tempdir().unwrap();
+    written(dir.path(), blocks);
+    if !is_known {
+        remove_records(dir.path());
+    }
+    let faults = Faults::default();
+    faults.at(FaultOp::Meta, SCAN_BEGINS + step, Fault::Hang);
+    let tier = open_faulty(own(dir.path(), 0), &faults);
+    while !faults.wait_hung(1, Instant::now()) {
+        if tier.wait_scanned(Instant::now()) {
+            return false;
+        }
+        std::thread::yield_now();
+    }
+    let bench = Bench::new(Arc::clone(&tier) as _);
+    let newer = |bench: &Bench, n| bench.bytes(100 + n);
+    if is_under_way {
+        faults.at(FaultOp::Publish, faults.count(FaultOp::Publish), Fault::Hang);
+    }
+    let writes: Vec<_> = (0..blocks - 1)
+        .map(|n| {
+            bench.remove(n).unwrap();
+            let write = bench.begin_write(n, bench.filled(100 + n), Bench::soon());
+            if is_under_way && n == 0 {
+                assert!(faults.wait_hung(2, Bench::soon()), "the first write hangs before it publishes");
+            } else {
+                assert_eq!(Bench::answer(&write).unwrap(), Written::New);
+                assert_eq!(bench.read(n).unwrap(), newer(&bench, n), "block {n} during the scan");
+            }
+            write
+        })
+        .collect();
+    bench.remove(blocks - 1).unwrap();
+    faults.release();
+    if is_under_way {
+        assert_eq!(Bench::answer(&writes[0]).unwrap(), Written::New);
+    }
+    bench.drain();
+    let is_right = |bench: &Bench| {
+        (0..blocks - 1).all(|n| bench.read(n).unwrap() == newer(bench, n))
+            && bench.peek(blocks - 1) == Presence::Absent
+            && files_with(dir.path(), ".kvb").len() as u64 == blocks - 1
+            && (bench.tier.usage().blocks, bench.tier.usage().bytes) == (blocks - 1, disk_bytes(dir.path()))
+    };
+    assert!(is_right(&bench), "known: {is_known}, under way: {is_under_way}, step {step}");
+    drop((bench, tier));
+    // The next start agrees, with a checkpoint and without one.
+    for _ in 0..2 {
+        let bench = Bench::new(open(own(dir.path(), 0)));
+        bench.drain();
+        assert!(
+            is_right(&bench),
+            "known: {is_known}, under way: {is_under_way}, step {step}, after a restart"
+        );
+        drop(bench);
+        remove_records(dir.path());
+    }
+    true
 }
 
 /// What replaces a block need not wait for a background thread to unlink the earlier file.

@@ -137,7 +137,7 @@ fn hung_restore(deadline: Instant) -> (Arc<Scripted>, Bench, Sender<()>, Vec<End
 
 #[test]
 fn waves_behind_one_that_hangs_end_at_the_deadline() {
-    let (_script, _bench, let_go, ends) = hung_restore(Instant::now() + Duration::from_secs(1));
+    let (_script, _bench, let_go, ends) = hung_restore(Instant::now() + Duration::from_secs(5));
     for (n, end) in ends.iter().enumerate().skip(4) {
         let end = end.recv_timeout(HANG).unwrap_or_else(|_| panic!("block {n} waits past its deadline (P2)"));
         assert_eq!(end.unwrap_err().kind(), ErrorKind::Timeout, "block {n}");

@@ -74,6 +74,7 @@ fn a_tier_that_fails_to_read_goes_off_and_comes_back() {
     assert_eq!(kind_of_read(&bench), Some(ErrorKind::Unavailable));
     assert_eq!(kind_of_write(&bench, 1), Some(ErrorKind::Unavailable));
     assert_eq!(bench.peek(0), Presence::Absent);
+    assert!(rig.tier.is_down(&bench.keys(1)[0]));
     assert_eq!(bench.probe(bench.keys(1)).unwrap(), 0);
     assert_eq!(rig.faults.count(FaultOp::Read), reads, "a tier that is off is left alone");
     rig.pass(101);
@@ -84,7 +85,7 @@ fn a_tier_that_fails_to_read_goes_off_and_comes_back() {
     rig.faults.set_enabled(false);
     assert_eq!(bench.peek(0), Presence::Present);
     assert_eq!(kind_of_read(&bench), None);
-    assert!(!rig.tier.is_off());
+    assert!(!rig.tier.is_off() && !rig.tier.is_down(&bench.keys(1)[0]));
     assert_eq!(kind_of_write(&bench, 1), None);
 }
 

@@ -1,4 +1,4 @@
-//! What an Object tier asks its store for, and what it leaves there.
+//! The requests of an Object tier to its store, and the objects that it leaves there.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod bucket_server;
@@ -46,7 +46,7 @@ fn the_bill_is_what_the_store_has_served() {
         served.iter().all(|(line, count)| figure(&bench, line) == *count) && served.len() == 5
     });
     until("what was deleted is counted", || figure(&bench, "swept_objects") == 2);
-    // Three blocks of 10,000 bytes and their headers, in parts and in all.
+    // Three blocks of 10,000 bytes and their headers, together and in parts.
     assert!(figure(&bench, "sent_bytes") >= 3 * 16_384 && figure(&bench, "received_bytes") >= 3 * 16_384);
 }
 
@@ -168,7 +168,7 @@ fn a_bucket_that_is_not_there_opens_no_namespace() {
     assert!(error.to_string().contains("no such bucket"), "{error}");
 }
 
-/// In a process of its own: the environment of this one is shared by all its tests.
+/// In a separate process, because all tests of this one share its environment.
 #[test]
 fn keys_of_a_file_do_without_the_environment_s_token() {
     let output = Command::new(std::env::current_exe().unwrap())

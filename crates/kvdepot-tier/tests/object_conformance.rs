@@ -44,11 +44,12 @@ fn a_store_in_memory() {
 #[test]
 fn a_depot_that_comes_back_finds_all() {
     let servers = BucketServer::start();
-    // The suite's checks share a place each among their own tiers.
+    // Each check of the suite has its own place, which its tiers share.
     conformance::check_persistent(&|| Arc::new(ObjectTier::open(servers.config("kv")).unwrap()));
 }
 
-/// `KVDEPOT_TEST_OBJECT_URL` (a bucket that exists), `…_ENDPOINT` and `…_CA` (a file), and AWS's own variables say which.
+/// `KVDEPOT_TEST_OBJECT_URL` (an existing bucket), `…_ENDPOINT`, `…_CA` (a file) and AWS's own variables select the
+/// store.
 #[test]
 #[ignore = "needs a store that speaks S3"]
 fn a_real_store() {

@@ -35,7 +35,7 @@ fn until(what: &str, is: impl Fn() -> bool) {
     }
 }
 
-/// The name of a block's object.
+/// Returns the name of a block's object.
 fn name(server: &BucketServer, bench: &Bench, n: u64) -> String {
     let names = server.names(&bench.key(n).hash.to_string());
     assert_eq!(names.len(), 1, "{names:?}");
@@ -146,6 +146,7 @@ fn a_store_that_hangs_costs_the_deadline_and_then_nothing() {
         let asked = figure(&bench, "get_requests");
         !bench.tier.servers()[0].up
             && bench.peek(0) == Presence::Absent
+            && bench.tier.is_down(&bench.key(0))
             && bench.read(0).unwrap_err().kind() == ErrorKind::Unavailable
             && bench.probe(bench.keys(3)).unwrap_or(0) == 0
             && figure(&bench, "get_requests") == asked
@@ -194,9 +195,10 @@ fn a_server_that_dies_and_comes_back_is_used_again() {
 #[test]
 fn a_write_that_was_not_answered_cannot_be_removed_yet() {
     let server = BucketServer::start();
-    let bench = open(&server, impatient);
+    let bench = open(&server, |_| {});
     for (n, act, outcome) in [(0, Act::ServeAndClose, Written::AlreadyThere), (2, Act::Close, Written::New)] {
-        // Carried out, or not yet, and not answered: what a later try is told says nothing of it.
+        // The first write may or may not be carried out, and is not answered: a later try's answer says nothing about
+        // it.
         let mut first = true;
         server.plan(move |request| {
             let fails = request.is_block() && request.method == "PUT" && std::mem::take(&mut first);
@@ -205,6 +207,7 @@ fn a_write_that_was_not_answered_cannot_be_removed_yet() {
         assert_eq!(bench.write(n).unwrap(), outcome);
         assert_eq!(bench.remove(n).unwrap_err().kind(), ErrorKind::Busy);
     }
+    let bench = open(&server, impatient);
     server.plan(|request| if request.method == "PUT" { Act::Hang } else { Act::Serve });
     assert!(bench.write(1).is_err());
     server.serve_all();
@@ -220,13 +223,13 @@ fn parts_that_may_be_put_together_late_keep_the_next_write_away() {
         let completes = request.method == "POST" && request.query.contains_key("uploadId");
         if completes { Act::Hang } else { Act::Serve }
     });
-    // On a slow machine a write may end before it comes to that.
+    // On a slow machine a write may fail earlier.
     until("a write that is not answered", || {
         assert!(bench.write(0).is_err());
         bench.remove(0).is_err_and(|error| error.kind() == ErrorKind::Busy)
     });
     server.serve_all();
-    // On a slow machine so much may have failed that the store is not asked for a while.
+    // On a slow machine there may have been so many failures that the store gets no requests for a while.
     until("an earlier one may replace it", || bench.write(0).unwrap_err().kind() == ErrorKind::Busy);
     until("all parts are dropped", || server.with(|bucket| bucket.uploads.is_empty()));
     assert!(server.names("/blocks/").is_empty());
@@ -373,7 +376,7 @@ fn a_trial_that_was_not_answered_opens_all_the_same() {
 #[test]
 fn resets_of_one_depot_at_once_share_an_epoch() {
     let server = BucketServer::start();
-    // All are asked for before the store lets any of them begin.
+    // All requests are sent before the store lets any of them begin.
     server.plan(|request| if request.path.contains("/epochs/trial") { Act::Hold } else { Act::Serve });
     let tier = ObjectTier::open(server.config("kv")).unwrap();
     let spec =

@@ -165,9 +165,9 @@ fn a_server_that_dies_while_nothing_is_asked_is_noticed() {
         bench.write_all(1);
         until(|| bench.tier.servers()[0].connections == 8);
         let (address, store) = server.kill();
-        until(|| !bench.tier.servers()[0].up);
+        until(|| !bench.tier.servers()[0].up && bench.tier.is_down(&bench.key(0)));
         let again = PoolServer::start_on(address, speaks, None, store);
-        until(|| bench.tier.servers()[0].up);
+        until(|| bench.tier.servers()[0].up && !bench.tier.is_down(&bench.key(0)));
         assert!((1..20).all(|n| can_write(&bench, n)), "{speaks:?}");
         assert!((0..20).all(|n| bench.read_is_right(n)), "{speaks:?}");
         drop(again);

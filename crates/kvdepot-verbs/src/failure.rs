@@ -26,7 +26,7 @@ pub(crate) fn from_errno(call: &'static str, device: &str, returned: i32) -> Err
         libc::EOPNOTSUPP => (ErrorKind::Unsupported, "the RDMA device or its driver cannot do this"),
         libc::ENOMEM => (
             ErrorKind::NoSpace,
-            "the RDMA device has no room for more (queues, regions or memory); use fewer or smaller ones, or raise \
+            "the RDMA device has no space for more (queues, regions or memory); use fewer or smaller ones, or raise \
              the limit on locked memory (ulimit -l)",
         ),
         libc::EACCES | libc::EPERM => (
@@ -35,7 +35,7 @@ pub(crate) fn from_errno(call: &'static str, device: &str, returned: i32) -> Err
              devices and IPC_LOCK)",
         ),
         libc::ENODEV | libc::EIO => {
-            (ErrorKind::Unavailable, "the RDMA device is gone or broken; see the kernel's log")
+            (ErrorKind::Unavailable, "the RDMA device was removed or is broken; see the kernel's log")
         }
         libc::EINVAL => (ErrorKind::Config, "the RDMA device refused a value"),
         _ => (ErrorKind::Io, "a call of the RDMA library failed"),

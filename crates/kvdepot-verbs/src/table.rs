@@ -113,7 +113,7 @@ impl std::fmt::Debug for Table {
 fn missing_symbol(path: &str, symbol: &str, source: libloading::Error) -> Error {
     Error::new(
         ErrorKind::Unsupported,
-        "the library is no libibverbs that can be used: a function is missing; install rdma-core 34 or newer",
+        "the library is not a usable libibverbs: a function is missing; install rdma-core 34 or newer",
     )
     .with("library", path)
     .with("symbol", symbol)

@@ -40,7 +40,7 @@ def unusable(directory: str) -> tuple[str, str] | None:
     if not os.path.isdir(directory):
         return (
             f"{directory} is not there",
-            "create it. A depot does not make it, because a disk that is not mounted would fill the root file system",
+            "create it. A depot does not, because it would fill the root file system if a disk is not mounted",
         )
     if not os.access(directory, os.W_OK | os.X_OK):
         return f"this user cannot write to {directory}", "give it to the depot's user, or name another one"
@@ -62,8 +62,10 @@ def check_directories(config: KVDepotConfig, mountinfo: str | None = None) -> It
         mountinfo = Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape")
     for directory in directories:
         if not os.path.lexists(directory) and values["directories"].origin == "machine":
-            why = "block files lie there"
-            yield Finding(f"directory {directory}", "ok", "it is made when a depot starts without a configuration", why)
+            why = "block files are stored there"
+            yield Finding(
+                f"directory {directory}", "ok", "it is created when a depot starts without a configuration", why
+            )
             continue
         yield from check_directory(directory, config, mountinfo)
     yield from _capacity(directories, values["posix_capacity_gb"].value)
@@ -73,7 +75,7 @@ def check_directory(directory: str, config: KVDepotConfig, mountinfo: str) -> It
     """Checks one directory."""
     name = f"directory {directory}"
     if (problem := unusable(directory)) is not None:
-        yield Finding(name, "fail", problem[0], "the depot does not start without it", problem[1])
+        yield Finding(name, "fail", problem[0], "a depot does not start without it", problem[1])
         return
     yield _mount(directory, mount_of(directory, mountinfo), config)
     yield _space(directory, config)
@@ -82,7 +84,7 @@ def check_directory(directory: str, config: KVDepotConfig, mountinfo: str) -> It
         yield _clock(directory)
         yield _trial(directory)
     except OSError as error:
-        mend = "look at the disk, its quota and the kernel's log"
+        mend = "check the disk, its quota and the kernel's log"
         yield Finding(name, "fail", f"a file could not be written: {error.strerror or error}", "blocks are files", mend)
 
 
@@ -105,20 +107,20 @@ def mount_of(directory: str, mountinfo: str) -> Mount:
 def _mount(directory: str, mount: Mount, config: KVDepotConfig) -> Finding:
     check = f"mount of {directory}"
     found = f"{mount.type} ({mount.source}) at {mount.point}"
-    why = "blocks outlive the depot only on a disk; a network file system is slower and may be shared"
+    why = "blocks survive the depot only on a disk; a network file system is slower and may be shared"
     if mount.type in ("tmpfs", "ramfs"):
         return Finding(
             check, "warn", found + ": this is memory", why, "name a directory on a disk, or enlarge the pool"
         )
     if mount.type in ("overlay", "aufs"):
-        return Finding(check, "warn", found + ": it goes with the container", why, "mount a volume there")
+        return Finding(check, "warn", found + ": it is deleted with the container", why, "mount a volume there")
     if mount.type in NETWORK or mount.type.startswith("fuse"):
         if config.directories_shared:  # type: ignore[attr-defined]
             return Finding(check, "ok", found + ": over the network", why)
         mend = "directories_shared: true, if several nodes use it"
         return Finding(check, "warn", found + ": over the network, with directories_shared: false", why, mend)
     if mount.point == "/":
-        mend = "mount the disk that you mean, or check that the root file system is meant"
+        mend = "mount the intended disk, or check that the root file system is intended"
         return Finding(check, "warn", found + ": the root file system", why, mend)
     return Finding(check, "ok", found, why)
 
@@ -133,7 +135,7 @@ def _space(directory: str, config: KVDepotConfig) -> Finding:
     if facts.f_files and not facts.f_favail:
         return Finding(check, "fail", found + ", no inodes", why, "remove files: each block is one")
     if percent <= config.posix_free_floor_percent:  # type: ignore[attr-defined]
-        return Finding(check, "fail", found, why, "make room on the disk, or name another directory")
+        return Finding(check, "fail", found, why, "free space on the disk, or name another directory")
     return Finding(check, "ok", found, why)
 
 
@@ -149,14 +151,14 @@ def _capacity(directories: Iterable[str], capacity_gb: object) -> Iterator[Findi
     found = f"{capacity_gb:g} GiB for blocks, on disks of {total:.1f} GiB"
     why = "a tier may grow to posix_capacity_gb over all directories"
     if capacity_gb > total:
-        yield Finding("capacity", "warn", found, why, "lower posix_capacity_gb: the free floor will evict before")
+        yield Finding("capacity", "warn", found, why, "lower posix_capacity_gb: the free floor evicts blocks earlier")
     else:
         yield Finding("capacity", "ok", found, why)
 
 
 def _direct(directory: str) -> Finding:
     check = f"O_DIRECT in {directory}"
-    why = "with it, large blocks are read past the page cache, which leaves that to the engine"
+    why = "with it, large reads bypass the page cache, which leaves the cache to the engine"
     path = os.path.join(directory, f".probe-{os.getpid()}-{os.urandom(6).hex()}")
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -165,11 +167,15 @@ def _direct(directory: str) -> Finding:
         try:
             direct = os.open(path, os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
         except OSError as error:
-            return Finding(check, "warn", f"refused: {error.strerror}", why, "nothing has to be done: reads are cached")
+            return Finding(
+                check, "warn", f"refused: {error.strerror}", why, "nothing needs to be done: reads are cached"
+            )
         try:
             os.write(direct, page)
         except OSError as error:
-            return Finding(check, "warn", f"refused: {error.strerror}", why, "nothing has to be done: reads are cached")
+            return Finding(
+                check, "warn", f"refused: {error.strerror}", why, "nothing needs to be done: reads are cached"
+            )
         finally:
             os.close(direct)
         return Finding(check, "ok", "works", why)
@@ -180,7 +186,7 @@ def _direct(directory: str) -> Finding:
 
 def _clock(directory: str) -> Finding:
     check = f"clock of {directory}"
-    why = "a block's last use is its file's time: on clocks that differ, the wrong blocks are evicted first"
+    why = "a block's last use is its file's time: if the clocks differ, the wrong blocks are evicted first"
     with tempfile.NamedTemporaryFile(dir=directory, prefix=f".probe-{os.getpid()}-") as file:
         file.write(b"x")
         file.flush()
@@ -194,18 +200,18 @@ def _clock(directory: str) -> Finding:
 def _trial(directory: str) -> Finding:
     """Stores a block with a temporary depot in a temporary directory, drops it from the pool, and reads it back."""
     check = f"I/O in {directory}"
-    why = "io_uring keeps many reads under way on a thread; without it the next engine is used"
+    why = "io_uring keeps many reads in flight on a thread; without it the next engine is used"
     place = tempfile.mkdtemp(dir=directory, prefix=f".probe-{os.getpid()}-")
     try:
         engine, wrong = _round_trip(place)
     except KVDepotError as error:
-        return Finding(check, "fail", f"a block could not be stored: {error}", why, "look at the disk and its quota")
+        return Finding(check, "fail", f"a block could not be stored: {error}", why, "check the disk and its quota")
     finally:
         shutil.rmtree(place, ignore_errors=True)
     if wrong:
-        return Finding(check, "fail", wrong, why, "look at the disk, its quota and the kernel's log")
+        return Finding(check, "fail", wrong, why, "check the disk, its quota and the kernel's log")
     if engine != "io_uring":
-        mend = "nothing has to be done; a container's seccomp profile or kernel.io_uring_disabled forbids io_uring"
+        mend = "nothing needs to be done; a container's seccomp profile or kernel.io_uring_disabled forbids io_uring"
         found = f"a block was stored and read back; io_uring is refused, {engine} works"
         return Finding(check, "warn", found, why, mend)
     return Finding(check, "ok", "a block was stored and read back, by io_uring", why)
@@ -249,7 +255,7 @@ def _round_trip(place: str) -> tuple[str, str]:
             if write and not depot.drain(TRIAL_MS):
                 return engine, f"a block was not written within {TRIAL_MS / 1000:.0f} s"
             if not (memory == block).all():
-                return engine, "a block came back with other bytes"
+                return engine, "a block was read back with different bytes"
             store.close(TRIAL_MS)
         finally:
             depot.close()

@@ -81,17 +81,19 @@ def check_host(config: KVDepotConfig, host: Host, rdma: bool) -> Iterator[Findin
 def _kernel(host: Host) -> Finding:
     match = re.match(r"(\d+)\.(\d+)", host.kernel)
     version = (int(match[1]), int(match[2])) if match else (0, 0)
-    why = "a depot watches its clients by pidfd (Linux 5.3), and asks what the page cache holds (cachestat, Linux 6.5)"
+    why = "a depot watches its clients by pidfd (Linux 5.3), and queries the page cache (cachestat, Linux 6.5)"
     if version < KERNEL_MIN:
         return Finding("kernel", "fail", f"Linux {host.kernel}", why, "use Linux 5.3 or later")
     if version < KERNEL_GOOD:
-        mend = "nothing has to be done; reads of cached files may go past the page cache on Linux before 6.5"
+        mend = "nothing needs to be done; before Linux 6.5 reads of cached files may bypass the page cache"
         return Finding("kernel", "warn", f"Linux {host.kernel}", why, mend)
     return Finding("kernel", "ok", f"Linux {host.kernel}", why)
 
 
 def _memory(host: Host, pool_bytes: int | None) -> Finding:
-    why = "the pool is allocated at the depot's start and counts for its cgroup: too large, and the depot is killed"
+    why = (
+        "the pool is allocated when the depot starts and counts for its cgroup: if it is too large, the depot is killed"
+    )
     limit = _gib(host.memory_bytes)
     if pool_bytes is None:
         return Finding("memory", "ok", f"{limit} may be used; an engine sizes the pool by its blocks", why)
@@ -114,11 +116,11 @@ def _locked(host: Host, mlock: bool, pool_bytes: int | None, rdma: bool) -> Find
         return Finding("memlock", "fail", f"{found}, and pool_mlock locks {_gib(pool_bytes)}", why, mend)
     if rdma:
         return Finding("memlock", "warn", f"{found}, and an adapter would pin {_gib(pool_bytes)}", why, mend)
-    return Finding("memlock", "ok", f"{found}; nothing asks for more", why)
+    return Finding("memlock", "ok", f"{found}; nothing needs more", why)
 
 
 def _huge_pages(host: Host, pool_bytes: int | None) -> Finding:
-    why = "huge pages spare page faults when the pool is filled, and shorten registration with GPUs and adapters"
+    why = "huge pages avoid page faults when the pool is filled, and speed up registration with GPUs and adapters"
     free = host.read("sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
     free_bytes = int(free) * (2 << 20) if free and free.isdigit() else 0
     transparent = re.search(r"\[(\w+)\]", host.read("sys/kernel/mm/transparent_hugepage/shmem_enabled") or "")
@@ -131,7 +133,7 @@ def _huge_pages(host: Host, pool_bytes: int | None) -> Finding:
 
 
 def _shared(host: Host) -> Finding:
-    why = "the pool is memory without a name and needs no room here, but processes of vLLM talk through /dev/shm"
+    why = "the pool is anonymous memory and needs no space here, but processes of vLLM communicate through /dev/shm"
     if host.shared_bytes is None:
         mend = "mount a tmpfs at /dev/shm"
         return Finding("shared memory", "warn", "there is no /dev/shm", why, mend)
@@ -143,7 +145,7 @@ def _shared(host: Host) -> Finding:
 
 
 def _numa(host: Host, config: KVDepotConfig) -> Finding:
-    why = "on several nodes the pool has a region on each, so that a GPU copies from memory that is near"
+    why = "on several nodes the pool has a region on each, so that a GPU copies from nearby memory"
     nodes = host.read("sys/devices/system/node/online") or "0"
     several = not nodes.isdigit()
     found = f"nodes {nodes}, pool_numa {config.pool_numa}" if several else "one node"

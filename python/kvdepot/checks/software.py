@@ -26,11 +26,11 @@ def check_software(
     """Checks versions and hash determinism. Imports none of the packages."""
     own, found = version("kvdepot") or _native.__version__, {name: version(name) for name in PACKAGES}
     texts = [f"{name} {number}" if number else f"no {name}" for name, number in found.items()]
-    why = "engine and depot must speak one version, and vLLM, LMCache and torch are facts of every namespace"
+    why = "engine and depot must have the same version, and vLLM, LMCache and torch are facts of every namespace"
     python = ".".join(map(str, sys.version_info[:3]))
     line = f"kvdepot {own}, {', '.join(texts)}, Python {python}"
     if own.replace("-", "").replace("rc", "") != _native.__version__.replace("-", "").replace("rc", ""):
-        mend = "install kvdepot anew: a library of another version lies beside the package"
+        mend = "reinstall kvdepot: a library of another version is next to the package"
         yield Finding("versions", "warn", f"{line}; its native library is {_native.__version__}", why, mend)
     else:
         yield Finding("versions", "ok", line, why)
@@ -42,23 +42,25 @@ def _hashes(seed: str | None, *, lmcache: bool) -> Finding:
     if seed is not None and seed != "random":
         return Finding("hashes", "ok", f"PYTHONHASHSEED={seed}", why)
     found = "PYTHONHASHSEED is not set" if seed is None else "PYTHONHASHSEED=random"
-    mend = "export PYTHONHASHSEED=0 for every engine that is to share blocks"
+    mend = "export PYTHONHASHSEED=0 for every engine that shares blocks"
     if seed == "random":
         return Finding("hashes", "fail", found, why, mend)
     if lmcache:
-        return Finding("hashes", "warn", f"{found}, and LMCache's hashes hold for one process without it", why, mend)
+        return Finding(
+            "hashes", "warn", f"{found}, and LMCache's hashes are valid only within one process without it", why, mend
+        )
     why += "; vLLM's default (sha256, 0.29 or later) agrees without it"
     return Finding("hashes", "ok", found, why)
 
 
 def check_devices(report: Mapping[str, Any], *, rdma_wanted: bool) -> Iterator[Finding]:
     """Checks GPU driver and RDMA adapters, given the report of ``_native.describe_devices``."""
-    why = "GPUs are reached through the CUDA driver; engines on CPU need none"
+    why = "GPUs need the CUDA driver; engines on CPUs do not"
     if report["devices"]:
         names = ", ".join(one["device"]["name"] for one in report["devices"])
         yield Finding("GPU driver", "ok", f"CUDA {report['driver']}: {names}", why)
     elif report["driver"]:
-        mend = "check nvidia-smi and, in a container, that devices are given to it"
+        mend = "check nvidia-smi and, in a container, that it has devices"
         yield Finding("GPU driver", "warn", f"CUDA {report['driver']}: {report['problem'] or 'no device'}", why, mend)
     else:
         yield Finding("GPU driver", "ok", f"none ({report['problem']})" if report["problem"] else "none", why)

@@ -31,6 +31,7 @@ VERBS: Mapping[str, str] = {
     "top": "kvdepot.cli.top",
     "trace": "kvdepot.cli.trace",
     "verify": "kvdepot.cli.verify",
+    "why": "kvdepot.cli.why",
 }
 """Verb -> module whose attribute ``command`` is its click command; imported only when the verb is used."""
 

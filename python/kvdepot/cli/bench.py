@@ -12,21 +12,25 @@ from kvdepot.config.machine import Machine
 
 @click.group()
 def command() -> None:
-    """Measures this machine. Figures of a busy machine are noise: look at the ratios, and at the load beside them."""
+    """Measures this machine. Figures of a busy machine are noise: compare the ratios, and check the load average."""
 
 
 @command.command()
 @click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Interleaved repetitions.")
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Threads of each copy.")
 @click.option("--io-threads", type=click.IntRange(min=1), default=4, show_default=True, help="Threads of disk reads.")
-@click.option("--directory", type=click.Path(file_okay=False, exists=True), help="Where to write; default: temporary.")
-@click.option("--only", type=click.Choice(["memory", "door", "disk", "traces"]), help="Only this part.")
-@click.option("--smoke", is_flag=True, help="Small sizes: shows that everything runs; the figures mean nothing.")
+@click.option(
+    "--directory",
+    type=click.Path(file_okay=False, exists=True),
+    help="Where to write; default: a temporary one.",
+)
+@click.option("--only", type=click.Choice(["memory", "door", "disk", "traces"]), help="Run only this part.")
+@click.option("--smoke", is_flag=True, help="Use small sizes to see that everything runs; the figures mean nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def store(
     rounds: int, threads: int, io_threads: int, directory: str | None, only: str | None, smoke: bool, as_json: bool
 ) -> None:
-    """Pool against memcpy, local door, cold loads against fio (install fio for that ratio), and what traces cost."""
+    """Pool against memcpy, local door, cold loads against fio (if fio is installed), and the cost of traces."""
     from kvdepot.bench import disk, memory, shapes, traces
 
     results: dict[str, object] = {"load_average": os.getloadavg()[0], "cores": os.cpu_count()}
@@ -56,12 +60,12 @@ def store(
 @command.command()
 @click.option("--device", default="0", show_default=True, help="CUDA device: its number, GPU-… or PCI bus id.")
 @click.option(
-    "--kernel-blocks", type=click.IntRange(1, 1024), help="Blocks of 256 threads of the kernel; 64 when left out."
+    "--kernel-blocks", type=click.IntRange(1, 1024), help="Number of the kernel's blocks of 256 threads; default: 64."
 )
-@click.option("--smoke", is_flag=True, help="Small sizes: shows that everything runs; the figures mean nothing.")
+@click.option("--smoke", is_flag=True, help="Use small sizes to see that everything runs; the figures mean nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def copy(device: str, kernel_blocks: int | None, smoke: bool, as_json: bool) -> None:
-    """Copy engines of a CUDA device: 4 KiB to 1 MiB, both directions, and what a decoding kernel beside them loses."""
+    """Copy engines of a CUDA device: 4 KiB to 1 MiB in both directions, and the slowdown of a concurrent kernel."""
     from kvdepot import _native
 
     click.echo("measuring; this takes some seconds for each engine", err=True)

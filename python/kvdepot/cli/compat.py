@@ -10,17 +10,17 @@ NAME = click.argument("name", type=click.Choice(sorted(compat.SHIMS)))
 
 @click.group()
 def command() -> None:
-    """Installs and removes names of other projects that existing launch lines use.
+    """Installs and removes names of other projects that existing launch commands use.
 
-    Nothing of it is there unless it is asked for, and nothing is installed where the real one is. Remove them before
-    you uninstall kvdepot.
+    No name is installed by default, and none is installed over the real package. Remove them before you uninstall
+    kvdepot.
     """
 
 
 @command.command()
 @NAME
 def install(name: str) -> None:
-    """Makes a name known in this environment."""
+    """Installs a name into this environment."""
     for path in compat.install(compat.SHIMS[name]):
         click.echo(f"written: {path}")
 
@@ -28,7 +28,7 @@ def install(name: str) -> None:
 @command.command()
 @NAME
 def remove(name: str) -> None:
-    """Takes away what install has written, and nothing else."""
+    """Removes the files that install has written, and nothing else."""
     gone = compat.remove(compat.SHIMS[name])
     for path in gone:
         click.echo(f"removed: {path}")

@@ -27,7 +27,7 @@ def command() -> None:
 @FILE
 @JSON
 def explain(file: str | None, as_json: bool) -> None:
-    """Shows every key's value on this machine, and where it comes from. Without FILE: the defaults."""
+    """Shows every key's value on this machine, and where it comes from. Without FILE it shows the defaults."""
     settings = load_config(file).effective()
     if as_json:
         print_json([dataclasses.asdict(setting) for setting in settings])
@@ -39,10 +39,10 @@ def explain(file: str | None, as_json: bool) -> None:
 @click.argument("file", type=click.Path(dir_okay=False))
 @JSON
 def check(file: str, as_json: bool) -> None:
-    """Checks FILE; every mistake is a line. Exit status 2 when there is one.
+    """Checks FILE and prints each mistake on a line. Exits with 2 if there are mistakes.
 
-    Directories that are not there, or that this user cannot write to, are warnings: another machine may have them. So
-    are variables of the environment that begin with KVDEPOT_ and are no key's.
+    Directories that are missing, or that this user cannot write to, are warnings, because another machine may have
+    them. So are environment variables that begin with KVDEPOT_ but belong to no key.
     """
     try:
         warnings = list(_warnings(load_config(file)))

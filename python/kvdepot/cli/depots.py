@@ -10,9 +10,9 @@ from kvdepot.cli.running import RunningDepot, running_depots
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(as_json: bool) -> None:
-    """Lists the depots of this user that answer, with their pools and sockets.
+    """Lists this user's running depots with their pools and sockets.
 
-    Depots at a socket that a configuration names (`socket:`) are not found; `kvdepot stat --socket PATH` shows those.
+    Depots at a socket that a configuration names (`socket:`) are not found; `kvdepot stat --socket PATH` shows them.
     """
     found = list(running_depots())
     if as_json:

@@ -28,10 +28,10 @@ COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 @click.option("--config", "file", type=click.Path(dir_okay=False), help="Configuration file; defaults without one.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(file: str | None, as_json: bool) -> None:
-    """Checks this machine and a configuration, and shows devices and copy engines. Exit status 1 when a check fails.
+    """Checks this machine and a configuration, and shows devices and copy engines. Exits with 1 if a check fails.
 
-    Needs no root and no running depot. In each directory of the Posix tier a few files are written for a moment, to
-    see which I/O works there. Every line that is not ok says why it matters and how to mend it.
+    It needs neither root nor a running depot. It writes a few temporary files to each directory of the Posix tier, to
+    test which kinds of I/O work there. Every line that is not ok says why it matters and how to fix it.
 
     \b
     kvdepot doctor

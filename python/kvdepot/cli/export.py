@@ -34,13 +34,13 @@ def command(
 ) -> None:
     """Writes the blocks of NAMESPACE (the first digits of a name) from the Posix tier's directories to FILE.
 
-    Runs beside depots. One that runs with these directories is asked to write what only its pool holds first. Each
-    block's checksum is compared before it goes into FILE; a broken one is left out and counted. FILE has a checksum
-    for each block and one over all, and appears under its name only when all of it is written. Only
+    Depots may be running. A depot that uses these directories first writes the blocks that only its pool holds. Each
+    block's checksum is compared before the block is added to FILE; broken blocks are skipped and counted. FILE has a
+    checksum for each block and one for the entire file, and it appears under its name only when it is complete. Only
     this user can read it.
 
-    Exit status 1 when FILE lacks blocks: broken ones, those that cannot be read, or those that the depot has not
-    written within a minute. Blocks that are evicted meanwhile do not count.
+    The exit status is 1 if FILE lacks blocks: broken or unreadable ones, or those that the depot has not written within
+    a minute. Blocks that are evicted in the meantime do not count.
 
     \b
     kvdepot export 3f2a llama.kvx
@@ -48,7 +48,7 @@ def command(
     """
     path = Path(file_out)
     if path.exists() and not force:
-        raise config_error(f"{path}: is there already: name another file, or add --force")
+        raise config_error(f"{path}: already exists: name another file, or add --force")
     target = targets.find(file, socket, directories)
     written = True
     if target.running is not None:
@@ -68,10 +68,10 @@ def command(
 def _print(found: StoredNamespace, path: Path, result: Exported, written: bool) -> None:
     click.echo(f"{path}: {result.blocks} blocks, {places.size_text(result.bytes)}, of namespace {found.root}")
     if result.broken:
-        click.echo(f"{result.broken} broken blocks were left out: kvdepot verify names them")
+        click.echo(f"{result.broken} broken blocks were skipped: kvdepot verify lists them")
     if result.unreadable:
-        click.echo(f"{result.unreadable} blocks were left out, because their files cannot be read: {result.trouble}")
+        click.echo(f"{result.unreadable} blocks were skipped because their files cannot be read: {result.trouble}")
     if result.gone:
-        click.echo(f"{result.gone} blocks were evicted meanwhile")
+        click.echo(f"{result.gone} blocks were evicted in the meantime")
     if not written:
         click.echo("the depot was still writing: blocks that only its pool held may be missing")

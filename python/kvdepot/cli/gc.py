@@ -23,34 +23,34 @@ LOOK_AGAIN_S = 1.0
 @click.command()
 @click.argument("directories", nargs=-1, metavar="[DIR]...", type=click.Path(file_okay=False))
 @click.option("--config", "file", type=click.Path(dir_okay=False), help="Configuration file that names directories.")
-@click.option("--dry-run", is_flag=True, help="Only say what would go; so it is without --apply.")
-@click.option("--apply", "apply_", is_flag=True, help="Remove it.")
+@click.option("--dry-run", is_flag=True, help="Only list the garbage; this is the default without --apply.")
+@click.option("--apply", "apply_", is_flag=True, help="Remove the garbage.")
 @click.option(
     "--unknown-namespaces",
     "unknown",
     is_flag=True,
-    help="With --apply, also remove blocks whose namespace.json is missing: no depot finds them any more then.",
+    help="With --apply, also remove blocks whose namespace.json is missing; no depot can find them again.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     directories: tuple[str, ...], file: str | None, dry_run: bool, apply_: bool, unknown: bool, as_json: bool
 ) -> None:
-    """Finds what a stopped depot's directories hold in vain, and why; --apply removes it.
+    """Finds garbage in a stopped depot's directories, and explains it; --apply removes it.
 
-    That is: blocks of earlier epochs, broken blocks that were set aside, temporary files whose writer is gone,
-    and namespaces without blocks. Blocks that a depot would find stay, and so does what says that a namespace was
-    reset. Blocks whose namespace.json is missing are listed; they go only with --unknown-namespaces. Exit status 1
-    when something cannot be removed, or a depot uses the directories.
+    Garbage is: blocks of earlier epochs, broken blocks that were set aside, temporary files whose writer has exited,
+    and namespaces without blocks. Blocks that a depot would find are kept, and so are records of a namespace's resets.
+    Blocks whose namespace.json is missing are listed, but removed only with --unknown-namespaces. The exit status is 1
+    if something cannot be removed, or if a depot uses the directories.
 
-    Depots inside another program's process, in a container and on another node are not seen: stop them first. Name all
-    directories of a tier.
+    It does not see depots inside another program's process, in a container or on another node: stop them first. Name
+    all directories of a tier.
 
     \b
     kvdepot gc /mnt/nvme0/kvdepot
     kvdepot gc --config /etc/kvdepot.yaml --apply
     """
     if apply_ and dry_run:
-        raise config_error("--dry-run: removes nothing, and --apply does: use one of them")
+        raise config_error("--dry-run: removes nothing, but --apply does: use one of them")
     places = chosen_directories(file, directories)
     config = load_config(file, owns_pool=False) if file is not None or not directories else None
     user = user_of(places, config)
@@ -112,8 +112,8 @@ def _print(found: list[Garbage], going: list[Garbage], freed: int | None) -> Non
     if len(found) > SHOWN:
         click.echo(f"… and {len(found) - SHOWN} more: --json lists all")
     if len(going) < len(found):
-        click.echo("blocks without namespace.json stay: --unknown-namespaces removes them, too")
+        click.echo("blocks without namespace.json are kept: --unknown-namespaces removes them, too")
     if freed is None:
-        click.echo(f"{size_text(sum(one.bytes for one in going))} would be freed: --apply does it")
+        click.echo(f"{size_text(sum(one.bytes for one in going))} would be freed: add --apply to remove it")
     else:
         click.echo(f"{size_text(freed)} freed")

@@ -24,12 +24,18 @@ LOOKUP_TIMEOUT_MS = 30_000
 @click.command()
 @click.argument("file_in", metavar="FILE", type=click.Path(dir_okay=False))
 @targets.options
-@click.option("--dry-run", is_flag=True, help="Check FILE, say what matches, and store nothing.")
+@click.option("--dry-run", is_flag=True, help="Check FILE and report what an import would do, but store nothing.")
 @click.option(
-    "--any-epoch", is_flag=True, help="Store blocks although the namespace was, or may have been, reset since."
+    "--any-epoch",
+    is_flag=True,
+    help="Store blocks even if the namespace was, or may have been, reset since.",
 )
 @click.option(
-    "--timeout", type=click.FloatRange(min=0.1), default=60.0, show_default=True, help="Seconds without progress."
+    "--timeout",
+    type=click.FloatRange(min=0.1),
+    default=60.0,
+    show_default=True,
+    help="Longest time without progress, in s.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
@@ -44,12 +50,12 @@ def command(
 ) -> None:
     """Stores the blocks of FILE, made by `kvdepot export`, that the depot does not have.
 
-    All checksums of FILE are compared before the first block is stored, so that a file that was cut or damaged changes
-    nothing. The blocks go through the depot that runs with this configuration, or into a stopped one's directories.
-    Exit status 1 when blocks could not be stored.
+    All checksums of FILE are compared before the first block is stored, so a truncated or damaged file changes nothing.
+    The blocks are stored by the depot that runs with this configuration, or in a stopped depot's directories. The exit
+    status is 1 if blocks could not be stored.
 
-    A reset says that the bytes of earlier blocks hold no more, such as after a change of weights. Blocks from before a
-    reset are refused without --any-epoch. Do not reset the namespace while an import runs.
+    A reset means that earlier blocks are no longer valid, for example after a change of weights. Blocks from before a
+    reset are refused without --any-epoch. Do not reset the namespace while an import is running.
 
     \b
     kvdepot import llama.kvx --dry-run
@@ -84,12 +90,12 @@ def command(
         print_json({"file": file_in, "namespace": reader.header.root, **dataclasses.asdict(result), "reset": reset})
     else:
         click.echo(
-            f"{file_in}: {result.blocks} blocks: {result.stored} stored, {result.had} were there, {failed} failed"
+            f"{file_in}: {result.blocks} blocks: {result.stored} stored, {result.had} already stored, {failed} failed"
         )
         if result.failures:
             click.echo("failed: " + ", ".join(f"{count} {kind}" for kind, count in sorted(result.failures.items())))
         if result.missing:
-            click.echo(f"{result.missing} were stored and evicted again: the depot has too little room for the file")
+            click.echo(f"{result.missing} were stored and evicted again: the depot has too little space for the file")
         if reset:
             click.echo(f"the namespace was reset meanwhile: run kvdepot reset {reader.header.root[:12]} once more")
     if failed or reset:
@@ -98,7 +104,7 @@ def command(
 
 def _check(file_in: str, refused: str, any_epoch: bool) -> None:
     if refused and not any_epoch:
-        raise config_error(f"{file_in}: {refused}. With --any-epoch they are stored all the same")
+        raise config_error(f"{file_in}: {refused}. --any-epoch stores them anyway")
 
 
 def _epoch(stored: list[StoredNamespace], header: ExportHeader) -> int:
@@ -118,13 +124,13 @@ def _stored(target: targets.Target) -> list[StoredNamespace]:
 def _refusal(header: ExportHeader, target: targets.Target, epoch: int) -> str:
     """Returns why blocks of this epoch must not be stored; empty if they may be."""
     if not target.directories:
-        return f"{target.text} has no directories that would say whether the namespace was reset since the export"
+        return f"{target.text} has no directories that show whether the namespace was reset since the export"
     if not target.sure:
-        return f"nobody can tell whether {target.text} uses the directories that would say whether it was reset since"
+        return f"it is unknown whether {target.text} uses the directories that show whether it was reset since"
     if epoch > header.epoch:
         return (
-            f"the namespace was reset since (epoch {header.epoch} then, {epoch} now), so its blocks may be those "
-            "of other weights"
+            f"the namespace was reset since the export (epoch {header.epoch} then, {epoch} now), so its blocks may be "
+            "those of other weights"
         )
     return ""
 
@@ -169,16 +175,16 @@ def _report(
     if as_json:
         print_json(shown)
         return
-    click.echo(f"{reader.name}: whole: {totals.blocks} blocks, {size_text(totals.bytes)}")
+    click.echo(f"{reader.name}: complete: {totals.blocks} blocks, {size_text(totals.bytes)}")
     click.echo(f"namespace {header.root}: {summary(header.facts)}")
     click.echo(f"exported {age_text(header.created_unix_s)} ago by {header.writer}")
     click.echo(f"{target.text}: has {had} of the blocks, would store {totals.blocks - had}")
     if refused:
         click.echo(f"refused without --any-epoch: {refused}")
     if known is None:
-        click.echo("the namespace is new there: an engine finds the blocks only when all of its facts are the same")
+        click.echo("the namespace is new there: an engine finds the blocks only if all of its facts are the same")
     if nearest is not None:
-        click.echo(f"the most alike namespace there is {nearest[0].root[:12]}; it differs in")
+        click.echo(f"the most similar namespace there is {nearest[0].root[:12]}; it differs in")
         for name, mine, theirs in nearest[1][:FACTS_SHOWN]:
             click.echo(f"  {name}: {mine} in the file, {theirs} there")
 

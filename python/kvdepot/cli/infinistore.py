@@ -22,8 +22,8 @@ def main() -> None:
     given = sys.argv[1:]
     if not any(one.split("=")[0] in ("--host", "--help", "-h") for one in given):
         click.echo(
-            "infinistore: this is kvdepot, which listens at 127.0.0.1 unless --host says otherwise; for clients on "
-            "other machines add --host 0.0.0.0, and a --token-file or certificate where they can have one",
+            "infinistore: this is kvdepot, which listens on 127.0.0.1 unless --host says otherwise; for clients on "
+            "other machines add --host 0.0.0.0, and a --token-file or certificate if the clients support it",
             err=True,
         )
     kvdepot(args=arguments_of_serve(given), prog_name="infinistore")

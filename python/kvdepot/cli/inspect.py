@@ -19,14 +19,14 @@ SUFFIXES = (".kvb", ".bad")
 @click.argument("file", type=click.Path(dir_okay=False))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(file: str, as_json: bool) -> None:
-    """Shows the header of a block FILE, and checks the file as a depot does. Exit status 1 when it is broken.
+    """Shows the header of a block FILE, and checks the file as a depot does. Exits with 1 if it is broken.
 
     \b
     kvdepot inspect /mnt/nvme0/kvdepot/3f2a…/e0/5c/5c17….kvb
     """
     path = Path(file)
     if path.suffix not in SUFFIXES:
-        raise config_error(f"{file}: not a block file: those end in .kvb, or in .bad when they were set aside")
+        raise config_error(f"{file}: not a block file: those end in .kvb, or in .bad if they were set aside")
     try:
         data = path.read_bytes()
     except OSError as error:

@@ -21,16 +21,16 @@ from kvdepot.stored.blocks import block_files
     type=click.Choice(["age", "recent", "size"]),
     default="recent",
     show_default=True,
-    help="First those used longest ago, those used last, or the largest.",
+    help="Order: least recently used first (age), most recently used first (recent), or largest first (size).",
 )
-@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="How many are shown.")
+@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Maximum number of blocks.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     namespace: str, file: str | None, directories: tuple[str, ...], order: str, limit: int, as_json: bool
 ) -> None:
     """Lists the blocks of NAMESPACE (the first digits of a name) in the Posix tier's directories.
 
-    Needs no running depot. A block that only a pool or another tier holds is not listed.
+    It needs no running depot. Blocks that only a pool or another tier holds are not listed.
 
     \b
     kvdepot ls 3f2a
@@ -59,4 +59,4 @@ def command(
             for one in shown
         ],
     )
-    click.echo(f"{len(shown)} of {count} blocks, {places.size_text(total)} in all")
+    click.echo(f"{len(shown)} of {count} blocks, {places.size_text(total)} in total")

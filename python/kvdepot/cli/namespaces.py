@@ -18,10 +18,11 @@ TEXT_MAX = 60
 @places.options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(one: str | None, other: str | None, file: str | None, directories: tuple[str, ...], as_json: bool) -> None:
-    """Lists the namespaces in the directories of the Posix tier. Needs no running depot.
+    """Lists the namespaces in the directories of the Posix tier. It needs no running depot.
 
-    A namespace holds the blocks of one model, layout and rank. With ONE (the first digits of a name) all of its facts
-    are shown, with OTHER the facts that differ: why one engine does not find what another has stored.
+    A namespace holds the blocks of one model, layout and rank. With ONE (the first digits of a name) it shows all facts
+    of that namespace. With OTHER it shows the facts that differ, which is why one engine does not find the blocks of
+    another.
 
     \b
     kvdepot namespaces

@@ -24,8 +24,13 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*(escape(cell_text(cell)) for cell in row))
+        table.add_row(*(escape(printable(cell_text(cell))) for cell in row))
     Console(width=None if sys.stdout.isatty() else COLUMNS_WITHOUT_TERMINAL).print(table)
+
+
+def printable(text: str) -> str:
+    """Returns text that a terminal cannot obey: what is not printable, except a line's end, becomes U+FFFD."""
+    return "".join(one if one == "\n" or one.isprintable() else "\ufffd" for one in text)
 
 
 def cell_text(value: object) -> str:

@@ -24,7 +24,7 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
             "directories",
             multiple=True,
             type=click.Path(file_okay=False),
-            help="A directory of the Posix tier; may be given several times. Overrides --config.",
+            help="Directory of the Posix tier; may be repeated. Overrides --config.",
         ),
         click.option(
             "--config", "file", type=click.Path(dir_okay=False), help="Configuration file; defaults without one."

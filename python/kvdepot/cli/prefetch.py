@@ -16,12 +16,12 @@ BATCH = 1024
 @click.command()
 @click.argument("namespace")
 @targets.options
-@click.option("--limit", type=click.IntRange(min=1), default=1024, show_default=True, help="How many blocks at most.")
+@click.option("--limit", type=click.IntRange(min=1), default=1024, show_default=True, help="Maximum number of blocks.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     namespace: str, file: str | None, socket: str | None, directories: tuple[str, ...], limit: int, as_json: bool
 ) -> None:
-    """Asks the running depot to read the blocks of NAMESPACE that were used last into its pool, and does not wait.
+    """Asks the running depot to read the most recently used blocks of NAMESPACE into its pool. It does not wait.
 
     \b
     kvdepot prefetch 3f2a
@@ -43,4 +43,4 @@ def command(
     if as_json:
         print_json({"namespace": found.root, "asked": len(names)})
     else:
-        click.echo(f"asked for {len(names)} blocks of namespace {found.root}")
+        click.echo(f"requested {len(names)} blocks of namespace {found.root}")

@@ -14,10 +14,10 @@ from kvdepot.errors import UnavailableError
 @targets.options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(namespace: str, file: str | None, socket: str | None, directories: tuple[str, ...], as_json: bool) -> None:
-    """Has the running depot forget all blocks of NAMESPACE (the first digits of a name), in its pool and every tier.
+    """Makes the running depot forget all blocks of NAMESPACE (the first digits of a name) in its pool and every tier.
 
-    For weights that were replaced under the same name: no block from before is served again. What is dumped afterwards
-    is stored as ever. NAMESPACE is one that `kvdepot namespaces` lists.
+    Use it if weights were replaced under the same name: no earlier block is served again, and later dumps are stored as
+    usual. `kvdepot namespaces` lists the namespaces.
 
     \b
     kvdepot reset 3f2a

@@ -16,15 +16,16 @@ from kvdepot.stored.gc import remove_blocks
 @click.command()
 @click.argument("namespace")
 @targets.options
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; goes with --yes.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; needs --yes.")
 def command(
     namespace: str, file: str | None, socket: str | None, directories: tuple[str, ...], yes: bool, as_json: bool
 ) -> None:
     """Removes all blocks of NAMESPACE (the first digits of a name).
 
-    Where a depot runs with the directories, it resets the namespace: the blocks are out of reach in its pool and every
-    tier at once, and their files go in the background. Where none runs, the files of the Posix tier are removed here.
+    If a depot is running with the directories, it resets the namespace: the blocks are immediately unreachable in its
+    pool and every tier, and their files are removed in the background. Otherwise this command removes the files of the
+    Posix tier.
 
     \b
     kvdepot rm 3f2a
@@ -35,7 +36,7 @@ def command(
     held = contents(found)
     if not yes:
         if as_json or not sys.stdin.isatty():
-            raise config_error("rm: asks before it removes blocks: add --yes where nobody can answer")
+            raise config_error("rm: asks for confirmation before it removes blocks: add --yes if there is no terminal")
         question = f"remove {held.blocks} blocks, {size_text(held.bytes)}, of namespace {found.root}?"
         click.confirm(question, abort=True)
         # Somebody may have started a depot, or ended it, before the answer.

@@ -22,53 +22,51 @@ from kvdepot.errors import UnavailableError, config_error
 @click.command()
 @click.option("--config", "file", type=click.Path(dir_okay=False), help="Configuration file; defaults without one.")
 @click.option(
-    "--core-json", help="The core's own JSON instead of a file and variables, as engines pass it; needs --socket."
+    "--core-json", help="The core's JSON instead of a file and variables, as engines pass it; needs --socket."
 )
-@click.option("--socket", type=click.Path(), help="Unix socket; made from the configuration when left out.")
+@click.option("--socket", type=click.Path(), help="Unix socket; default: made from the configuration.")
 @click.option("--block-bytes", type=click.IntRange(min=1), help="Bytes of a block, for a Staging pool sized in blocks.")
 @click.option(
     "--idle-exit-s",
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="End when nobody was attached for so many seconds; 0 = never.",
+    help="Exit after this many seconds without an attached client; 0 = never.",
 )
 @click.option(
     "--take-over",
     is_flag=True,
-    help="Take pool and blocks over from the depot that serves the socket, which ends then.",
+    help="Take over the pool and its blocks from the depot that serves the socket; that depot then exits.",
 )
 @click.option(
     "--wait-for-lock",
     is_flag=True,
-    help="While another depot serves the socket, wait until that one ends, and then serve.",
+    help="If another depot serves the socket, wait until it exits, and then serve.",
 )
 @click.option(
     "--detach",
     is_flag=True,
-    help="Return at once and serve in the background, in a session of its own. Engines start their depot so.",
+    help="Return immediately and serve in the background, in a separate session, as engines start their depot.",
 )
 @click.option(
     "--drain-timeout",
     type=click.IntRange(0, 86_400),
     metavar="SECONDS",
-    help="At the end, write blocks that are in no tier yet for this long; drain_timeout_s when left out.",
+    help="Time limit for writing blocks that are in no tier yet at shutdown; default: drain_timeout_s.",
 )
 @click.option(
     "--metrics-port",
     type=click.IntRange(0, 65_535),
-    help="Port of 127.0.0.1 for /metrics, /health and /status; metrics_port when left out.",
+    help="Port of 127.0.0.1 for /metrics, /health and /status; default: metrics_port.",
 )
 @click.option(
-    "--log-level", type=click.Choice([*LOG_LEVELS, "warning"]), help="Goes before environment and configuration."
+    "--log-level", type=click.Choice([*LOG_LEVELS, "warning"]), help="Overrides environment and configuration."
 )
-@click.option("--log-format", type=click.Choice(["text", "json"]), help="Goes before log_format.")
-@click.option(
-    "--log-max-size", type=click.IntRange(0), metavar="MIB", help="Goes before log_max_size_mb; 0 = no bound."
-)
-@click.option("--log-max-files", type=click.IntRange(1), metavar="FILES", help="Goes before log_max_files.")
-@click.option("--log-burst-lines", type=click.IntRange(0), metavar="LINES", help="Goes before log_burst_lines.")
-@click.option("--log-file", type=click.Path(dir_okay=False), help="Write log lines there, not to standard error.")
+@click.option("--log-format", type=click.Choice(["text", "json"]), help="Overrides log_format.")
+@click.option("--log-max-size", type=click.IntRange(0), metavar="MIB", help="Overrides log_max_size_mb; 0 = no limit.")
+@click.option("--log-max-files", type=click.IntRange(1), metavar="FILES", help="Overrides log_max_files.")
+@click.option("--log-burst-lines", type=click.IntRange(0), metavar="LINES", help="Overrides log_burst_lines.")
+@click.option("--log-file", type=click.Path(dir_okay=False), help="Log to this file instead of standard error.")
 @wire.options
 def command(
     file: str | None,
@@ -91,27 +89,29 @@ def command(
 ) -> None:
     """Runs a depot until SIGTERM, SIGINT or SIGHUP.
 
-    On these signals it writes blocks that are in no tier yet, for at most --drain-timeout, and ends with status 0.
-    Engines with the same configuration find it by themselves. Ends with status 0 when another depot already serves the
-    socket, with status 1 when another process holds its lock and no depot answers.
+    On these signals it writes blocks that are in no tier yet, for at most --drain-timeout, and exits with status 0.
+    Engines with the same configuration find the depot automatically. It exits with status 0 if another depot already
+    serves the socket, and with status 1 if another process holds its lock but no depot answers.
 
-    With --service-port or any other option of the wire door, clients on other machines find it, too, and so do
-    InfiniStore's. Such a depot keeps everything in memory unless --config gives it a tier, and ends with status 1
-    when another depot already serves the socket, because that one does not have its ports.
+    With --service-port or any other option of the wire door, clients on other machines can use the depot, too,
+    including those of InfiniStore. Such a depot keeps everything in memory unless --config gives it a tier. It exits
+    with status 1 if another depot already serves the socket, because that one does not have its ports.
 
-    With --detach it becomes no descendant of the process that started it, so a server that ends all of its children, as
-    vLLM's does, leaves it alone. Use --log-file then. The exit status says nothing about whether the depot could start.
+    With --detach it is no descendant of the process that started it, so a server that kills all of its children, such
+    as vLLM's, does not kill the depot. Use --log-file then. The exit status does not show whether the depot could
+    start.
 
-    With --wait-for-lock it does not end beside another depot: it waits for that one's end, however long it takes, and
-    then serves. Until then it has no pool. For service managers that start again whatever ends, such as a DaemonSet.
+    With --wait-for-lock it does not exit if another depot serves the socket: it waits until that one exits, however
+    long it takes, and then serves. Until then it has no pool. Use it with service managers that restart every process
+    that exits, such as a DaemonSet.
 
-    With --take-over it asks the depot that serves the socket for its pool. That depot hands all of its blocks over and
-    ends with status 0. It goes on serving, and this one ends with an error, when the pools differ in size or the
-    versions do not fit. Where no depot serves the socket, this one starts with an empty pool.
+    With --take-over it takes the pool over from the depot that serves the socket. That depot hands over all of its
+    blocks and exits with status 0. If the pools differ in size or the versions are not compatible, that depot continues
+    to serve, and this one exits with an error. If no depot serves the socket, this one starts with an empty pool.
     """
     if take_over and wait_for_lock:
         raise config_error(
-            "--wait-for-lock: --take-over does not wait for the running depot but ends it: use one of them"
+            "--wait-for-lock: --take-over ends the running depot instead of waiting for it: use one of them"
         )
     if core_json is not None and (file is not None or socket is None):
         raise config_error("--core-json: goes with --socket and without --config")
@@ -160,7 +160,7 @@ def _check_unserved(socket: str) -> None:
     pid = peer_pid(socket)
     if pid is not None:
         raise UnavailableError(
-            f"a depot (pid {pid or 'unknown'}) already serves {socket}, without the ports that were asked for: "
+            f"a depot (pid {pid or 'unknown'}) already serves {socket}, without the requested ports: "
             "stop it, add --take-over, or name another --socket"
         )
 

@@ -31,11 +31,17 @@ def read_status(socket_path: str) -> dict[str, Any] | None:
 
 def read_page(socket_path: str, path: str) -> bytes | None:
     """Returns a page of ``SOCKET.http``; ``None`` if there is no successful answer within ten seconds."""
+    answer = ask_page(socket_path, path)
+    return answer[1] if answer is not None and answer[0] == http.HTTPStatus.OK else None
+
+
+def ask_page(socket_path: str, path: str) -> tuple[int, bytes] | None:
+    """Returns status and body of an answer of ``SOCKET.http``; ``None`` if there is none within ten seconds."""
     connection = _UnixConnection(f"{socket_path}.http")
     try:
         connection.request("GET", path)
         answer = connection.getresponse()
-        return answer.read() if answer.status == http.HTTPStatus.OK else None
+        return answer.status, answer.read()
     except (OSError, ValueError, http.client.HTTPException):
         return None
     finally:

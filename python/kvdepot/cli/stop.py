@@ -1,4 +1,4 @@
-"""``kvdepot stop``: ends depots in order."""
+"""``kvdepot stop``: shuts depots down."""
 
 import os
 import select
@@ -18,20 +18,20 @@ STEP_S = 0.5
 
 @click.command()
 @click.option("--config", "file", type=click.Path(dir_okay=False), help="Configuration file; defaults without one.")
-@click.option("--socket", type=click.Path(), help="Unix socket; made from the configuration when left out.")
-@click.option("--block-bytes", type=click.IntRange(min=1), help="Bytes of a block, as for serve.")
-@click.option("--all", "all_depots", is_flag=True, help="End all depots that `kvdepot depots` lists.")
+@click.option("--socket", type=click.Path(), help="Unix socket; default: made from the configuration.")
+@click.option("--block-bytes", type=click.IntRange(min=1), help="Bytes of a block, as for `kvdepot serve`.")
+@click.option("--all", "all_depots", is_flag=True, help="Stop all depots that `kvdepot depots` lists.")
 @click.option(
-    "--timeout", type=click.FloatRange(min=0), default=60.0, show_default=True, help="Seconds to wait for the end."
+    "--timeout", type=click.FloatRange(min=0), default=60.0, show_default=True, help="Seconds to wait for the exit."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     file: str | None, socket: str | None, block_bytes: int | None, all_depots: bool, timeout: float, as_json: bool
 ) -> None:
-    """Ends a running depot in order: it writes blocks that are in no tier yet, then its process ends.
+    """Shuts a running depot down: it writes blocks that are in no tier yet, then its process exits.
 
-    Engines that are attached go on without it, and start another one when they look again. Exit status 1 when a depot
-    has not ended within --timeout; it goes on ending.
+    Attached engines continue without it, and start another one at their next attempt to attach. The exit status is 1 if
+    a depot has not exited within --timeout; it continues to shut down.
 
     \b
     kvdepot stop --config /etc/kvdepot.yaml
@@ -44,7 +44,7 @@ def command(
             socket = load_config(file, owns_pool=False).socket_path(block_bytes)
         depot = ask(socket)
         if depot is None:
-            raise UnavailableError(f"no depot answers on {socket}: `kvdepot depots` lists those that run")
+            raise UnavailableError(f"no depot answers on {socket}: `kvdepot depots` lists the running ones")
         found = [depot]
     end_s = time.monotonic() + timeout
     late = [depot for depot in found if not _end(depot, end_s, as_json)]
@@ -52,7 +52,7 @@ def command(
         print_json([{"socket": one.socket, "pid": one.pid, "ended": one not in late} for one in found])
     if late:
         pids = ", ".join(str(one.pid) for one in late)
-        raise DepotTimeoutError(f"depot {pids} has not ended within {timeout:g} s: it may still be writing blocks")
+        raise DepotTimeoutError(f"depot {pids} has not exited within {timeout:g} s: it may still be writing blocks")
 
 
 def _end(depot: RunningDepot, end_s: float, quiet: bool) -> bool:

@@ -89,7 +89,7 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
             "directories",
             multiple=True,
             type=click.Path(file_okay=False),
-            help="A directory of a Posix tier; may be given several times, in the order of the configuration.",
+            help="Directory of a Posix tier; repeat it in the order of the configuration.",
         ),
         click.option("--socket", type=click.Path(), help="Unix socket of a running depot."),
         click.option(
@@ -130,7 +130,7 @@ def find(file: str | None, socket: str | None, directories: Iterable[str]) -> Ta
         return Target(config, configured, running, _checked(running, configured))
     running = ask(socket)
     if running is None:
-        raise _unavailable(f"no depot answers on {socket}: `kvdepot depots` lists those that run")
+        raise _unavailable(f"no depot answers on {socket}: `kvdepot depots` lists the running ones")
     if named or file is not None:
         return Target(config, configured, running, _checked(running, configured))
     used = process(running.pid).directories
@@ -147,7 +147,7 @@ def _checked(running: RunningDepot | None, directories: tuple[Path, ...]) -> boo
     if used is not None and running is not None and _real(map(Path, used)) != _real(directories):
         raise config_error(
             f"the depot on {running.socket} (pid {running.pid}) uses {_text(used) or 'no directories'}, not "
-            f"{_text(directories) or 'none'}: name all that it uses, or its configuration"
+            f"{_text(directories) or 'none'}: name all of its directories, or its configuration"
         )
     return running is None or used is not None
 

@@ -30,17 +30,17 @@ CLEAR = "\x1b[H\x1b[2J"
 
 
 @click.command()
-@click.option("--socket", "sockets", multiple=True, type=click.Path(), help="Unix socket; all depots that run without.")
+@click.option("--socket", "sockets", multiple=True, type=click.Path(), help="Unix socket; default: all running depots.")
 @click.option(
-    "--interval", type=click.FloatRange(min=0.1), default=2.0, show_default=True, help="Seconds between two looks."
+    "--interval", type=click.FloatRange(min=0.1), default=2.0, show_default=True, help="Seconds between two samples."
 )
-@click.option("--once", is_flag=True, help="Look twice, print once and end.")
-@click.option("--json", "as_json", is_flag=True, help="Print one look as JSON and end.")
+@click.option("--once", is_flag=True, help="Take two samples, print once and exit.")
+@click.option("--json", "as_json", is_flag=True, help="Print one sample as JSON and exit.")
 def command(sockets: tuple[str, ...], interval: float, once: bool, as_json: bool) -> None:
     """Shows pool, blocks and rates of the depots of this user, refreshed until Ctrl-C.
 
-    Reads the HTTP socket beside each depot's own (`SOCKET.http`). Rates are blocks and bytes a second since the look
-    before; read and write are those of the tiers.
+    Reads the HTTP socket next to each depot's own (`SOCKET.http`). Rates are blocks and bytes per second since the
+    previous sample; read and write are those of the tiers.
 
     \b
     kvdepot top
@@ -74,7 +74,7 @@ def look(sockets: Sequence[str]) -> dict[str, dict[str, Any]]:
         if status is not None:
             found[socket] = status
     if not found:
-        error = UnavailableError("no depot answers: `kvdepot depots` lists those that run")
+        error = UnavailableError("no depot answers: `kvdepot depots` lists the running ones")
         error.kind = "unavailable"
         raise error
     return found

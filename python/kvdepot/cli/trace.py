@@ -7,15 +7,17 @@ from kvdepot.errors import config_error
 
 FILES = click.argument("files", nargs=-1, required=True, type=click.Path(dir_okay=False))
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-BLOCK_MIB = click.option("--block-mib", type=click.FloatRange(min=0, min_open=True), help="Size of a block, for GB.")
+BLOCK_MIB = click.option(
+    "--block-mib", type=click.FloatRange(min=0, min_open=True), help="Size of a block, for sizes in GB."
+)
 BAR_CHARACTERS = 50
 
 
 @click.group()
 def command() -> None:
-    """Replays traces of requests, makes them, and sends them as load.
+    """Replays, generates and plays traces of requests.
 
-    A trace has a request a line: {"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [...]}, as
+    A trace has one request per line: {"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [...]}, as
     Mooncake published them and as `enable_record_traces` records them.
     """
 
@@ -23,9 +25,9 @@ def command() -> None:
 @command.command()
 @FILES
 @click.option("--capacity", "capacities", multiple=True, help="Size of the pool: blocks, or 64GB; also a,b,c.")
-@click.option("--policy", "policies", multiple=True, help="Order of eviction: lru, s3fifo, belady; all when left out.")
+@click.option("--policy", "policies", multiple=True, help="Eviction policy: lru, s3fifo, belady; default: all.")
 @click.option("--tier", "tiers", multiple=True, help="A tier below: SIZE[:through|second_use|cold[:POLICY]].")
-@click.option("--more", help="What so much more of each level would give: blocks, or 16GB.")
+@click.option("--more", help="Show the effect of this much more of each level: blocks, or 16GB.")
 @BLOCK_MIB
 @click.option("--plot", is_flag=True, help="Draw the hit rates as bars.")
 @JSON
@@ -41,8 +43,8 @@ def replay(
 ) -> None:
     """Runs the depot's own eviction and placement over FILES: hit rates by size.
 
-    A rate is the part of all blocks that requests name which would have been loaded: a request hits up to its first
-    block that is missing. Placement is that of a pool that keeps blocks.
+    The hit rate is the share of all requested blocks that would have been loaded: a request hits up to its first
+    missing block. Placement is that of a pool that keeps blocks.
     """
     from kvdepot.traces.files import read_traces
     from kvdepot.traces.sizes import MIB, blocks_of, tier_of
@@ -108,9 +110,9 @@ def replay(
 @FILES
 @click.option("--output", required=True, type=click.Path(dir_okay=False), help="File to write.")
 def convert(files: tuple[str, ...], output: str) -> None:
-    """Writes FILES as one trace in Mooncake's format: blocks by small numbers, times from 0.
+    """Writes FILES as one trace in Mooncake's format, with small numbers for blocks and times from 0.
 
-    Hashes are gone then: what is written tells which requests share blocks, and nothing that could be compared.
+    The output has no hashes: it shows which requests share blocks, but it cannot be compared with other traces.
     """
     from kvdepot.traces.files import line_of, read_traces
 
@@ -128,13 +130,13 @@ def convert(files: tuple[str, ...], output: str) -> None:
 @command.command()
 @click.argument("family", type=click.Choice(("agents", "chat", "documents", "scan")))
 @click.option("--output", required=True, type=click.Path(dir_okay=False), help="File to write.")
-@click.option("--requests", type=click.IntRange(min=1), default=10_000, show_default=True, help="How many.")
+@click.option("--requests", type=click.IntRange(min=1), default=10_000, show_default=True, help="Number of requests.")
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed makes the same trace.")
 @click.option(
-    "--per-second", type=click.FloatRange(min=0.001), default=3.0, show_default=True, help="Requests a second."
+    "--per-second", type=click.FloatRange(min=0.001), default=3.0, show_default=True, help="Requests per second."
 )
 def generate(family: str, output: str, requests: int, seed: int, per_second: float) -> None:
-    """Makes a trace: conversations, questions about documents, agents, or a scan beside prompts that come back."""
+    """Generates a trace: conversations, questions about documents, agents, or a scan with recurring prompts."""
     from kvdepot.traces.files import line_of
     from kvdepot.traces.generate import generate as make
 
@@ -146,11 +148,15 @@ def generate(family: str, output: str, requests: int, seed: int, per_second: flo
 
 @command.command()
 @FILES
-@click.option("--config", "file", type=click.Path(dir_okay=False), help="Configuration of the depot to be used.")
+@click.option("--config", "file", type=click.Path(dir_okay=False), help="Configuration of the depot to use.")
 @click.option("--block-kib", type=click.IntRange(min=1), default=64, show_default=True, help="Size of a block.")
-@click.option("--clients", type=click.IntRange(1, 256), default=4, show_default=True, help="Requests at a time.")
-@click.option("--speed", type=click.FloatRange(min=0, min_open=True), help="Times the trace's own; else a closed loop.")
-@click.option("--requests", "limit", type=click.IntRange(min=1), help="Only the first so many requests.")
+@click.option("--clients", type=click.IntRange(1, 256), default=4, show_default=True, help="Concurrent requests.")
+@click.option(
+    "--speed",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Multiple of the trace's speed; else a closed loop.",
+)
+@click.option("--requests", "limit", type=click.IntRange(min=1), help="Play only the first N requests.")
 @JSON
 def play(
     files: tuple[str, ...],
@@ -163,8 +169,8 @@ def play(
 ) -> None:
     """Sends FILES as load to a depot: each request looks up, loads its hit, and dumps the rest.
 
-    Without --config: to a depot inside this process with a pool of 1 GiB. Each block's first and last word tell which
-    block it is, and are checked. Exit status 1 when a block held other bytes than were dumped.
+    Without --config it uses a depot inside this process with a pool of 1 GiB. The first and last word of each block
+    identify it and are checked. The exit status is 1 if a block did not hold the bytes that were dumped.
     """
     from kvdepot.store import open_store
     from kvdepot.traces.files import read_traces

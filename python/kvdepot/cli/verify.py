@@ -18,9 +18,9 @@ MIB = 1 << 20
 @click.argument("namespace", required=False)
 @places.options
 @click.option(
-    "--rate-mib", type=click.FloatRange(min=0, min_open=True), help="Read at most so many MiB a second; no limit."
+    "--rate-mib", type=click.FloatRange(min=0, min_open=True), help="Maximum MiB read per second; default: no limit."
 )
-@click.option("--set-aside", is_flag=True, help="Rename broken files to .bad, as a depot does that meets one.")
+@click.option("--set-aside", is_flag=True, help="Rename broken files to .bad, as a depot does when it reads one.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     namespace: str | None,
@@ -30,11 +30,11 @@ def command(
     set_aside: bool,
     as_json: bool,
 ) -> None:
-    """Reads every block in the directories of the Posix tier and compares its checksums, beside running depots.
+    """Reads every block in the directories of the Posix tier and compares its checksums. Depots may be running.
 
-    Exit status 1 when a block is broken or a namespace cannot be read. A broken block is harmless to engines: a depot
-    that reads it finds out and answers with a miss. NAMESPACE (the first digits of a name) limits the check to one
-    namespace.
+    The exit status is 1 if a block is broken or a namespace cannot be read. A broken block is harmless to engines: a
+    depot that reads it detects that and answers with a miss. NAMESPACE (the first digits of a name) limits the check to
+    one namespace.
 
     \b
     kvdepot verify
@@ -72,7 +72,7 @@ def command(
         for finding in findings:
             click.echo(f"{finding.path}: {finding.reason} ({finding.done})")
         for root, problem in unread.items():
-            click.echo(f"namespace {root} was left out: {problem}")
+            click.echo(f"namespace {root} was skipped: {problem}")
         click.echo(f"{seen[0]} blocks, {places.size_text(seen[1])}: {len(findings)} broken")
     if findings or unread:
         sys.exit(1)

@@ -25,67 +25,67 @@ PORT = click.IntRange(0, 65535)
 RDMA = ("dev_name", "ib_port", "link_type", "hint_gid_index")
 
 OPTIONS = (
-    click.option("--service-port", type=PORT, help=f"Open the wire door at this port; {SERVICE_PORT} when left out."),
-    click.option("--manage-port", type=PORT, help=f"HTTP management; {MANAGE_PORT} when left out."),
-    click.option("--host", help=f"Address or name to listen at, for both ports; {HOST} when left out."),
+    click.option("--service-port", type=PORT, help=f"Port of the wire door; default: {SERVICE_PORT}."),
+    click.option("--manage-port", type=PORT, help=f"Port of HTTP management; default: {MANAGE_PORT}."),
+    click.option("--host", help=f"Address or name to listen on, for both ports; default: {HOST}."),
     click.option(
         "--prealloc-size", type=click.FloatRange(min=0, min_open=True), help="Size of the pool in GB (2^30 bytes)."
     ),
     click.option(
         "--minimal-allocate-size",
         type=click.IntRange(min=16),
-        help="Least memory that a value takes, in KB (2^10 bytes); 64 when left out.",
+        help="Minimum memory of a value, in KB (2^10 bytes); default: 64.",
     ),
     click.option("--auto-increase", is_flag=True, help="Let the pool grow by 10 GB at a time before it evicts."),
-    click.option("--enable-periodic-evict", is_flag=True, help="Evict ahead of need, by the thresholds below."),
+    click.option("--enable-periodic-evict", is_flag=True, help="Evict in advance, by the thresholds below."),
     click.option(
         "--evict-interval",
         type=click.FloatRange(min=0, min_open=True),
         default=5.0,
         show_default=True,
-        help="Seconds from one look at the pool to the next.",
+        help="Seconds between two checks of the pool.",
     ),
     click.option(
         "--evict-min-threshold",
         type=click.FloatRange(0, 1),
         default=0.6,
         show_default=True,
-        help="Share of the pool that stays in use.",
+        help="Share of the pool in use at which eviction stops.",
     ),
     click.option(
         "--evict-max-threshold",
         type=click.FloatRange(0, 1),
         default=0.8,
         show_default=True,
-        help="Share of the pool in use from which on something must go.",
+        help="Share of the pool in use at which eviction begins.",
     ),
-    click.option("--dev-name", help="RDMA device; this and the next three serve RDMA beside TCP."),
+    click.option("--dev-name", help="RDMA device; this and the next three options enable RDMA in addition to TCP."),
     click.option(
-        "--ib-port", type=click.IntRange(1, 255), help="Port of the RDMA device; the first that is up when left out."
+        "--ib-port", type=click.IntRange(1, 255), help="Port of the RDMA device; default: the first that is up."
     ),
     click.option(
-        "--link-type", type=click.Choice(["IB", "Ethernet"]), help="What the port must speak; either when left out."
+        "--link-type", type=click.Choice(["IB", "Ethernet"]), help="Required link type of the port; default: either."
     ),
     click.option(
         "--hint-gid-index",
         type=click.IntRange(-1, 255),
-        help="The port's address by its index; -1, or left out: RoCE v2 over IPv4 where there is one.",
+        help="GID index of the port; -1 (default): RoCE v2 over IPv4 if there is one.",
     ),
     click.option(
         "--token-file",
         type=click.Path(dir_okay=False, exists=True),
         envvar="KVDEPOT_TOKEN_FILE",
-        help="File with the secret that clients must know; also by KVDEPOT_TOKEN_FILE.",
+        help="File with the secret that clients must know; or set KVDEPOT_TOKEN_FILE.",
     ),
     click.option(
         "--tls-certificate-file",
         type=click.Path(dir_okay=False, exists=True),
-        help="PEM file of the certificate chain; then both ports speak TLS only.",
+        help="PEM file with the certificate chain; both ports then accept only TLS.",
     ),
     click.option(
-        "--tls-key-file", type=click.Path(dir_okay=False, exists=True), help="PEM file of the certificate's key."
+        "--tls-key-file", type=click.Path(dir_okay=False, exists=True), help="PEM file with the certificate's key."
     ),
-    click.option("--max-connections", type=click.IntRange(min=1), help="Connections at a time; 4096 when left out."),
+    click.option("--max-connections", type=click.IntRange(min=1), help="Maximum number of connections; default: 4096."),
 )
 OPENING = (
     "service_port",

@@ -77,7 +77,7 @@ def memory_problem(config: "KVDepotConfig", machine: Machine, block_bytes: int =
     return Problem(
         name,
         f"makes a pool of {size_bytes / GIB:.1f} GiB, but there are {machine.memory_bytes / GIB:.1f} GiB of memory: "
-        "write less, or remove the key to have half of it",
+        "write less, or remove the key to use half of it",
     )
 
 
@@ -112,6 +112,7 @@ def _core_object(config: "KVDepotConfig", block_bytes: int | None, machine: Mach
         whole["pool_keep_ms"] = config.pool_keep_s * 1000
         if config.pool_keep_s:
             whole["pool_keeper"] = [sys.executable, "-c", "from kvdepot._native import keep_pool; keep_pool()"]
+        whole["evicted_blocks_remembered"] = config.evicted_blocks_remembered
         if config.metrics_port is not None:
             whole["metrics_port"] = config.metrics_port
         whole["pool_mlock"] = config.pool_mlock

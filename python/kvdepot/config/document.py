@@ -62,7 +62,7 @@ def read_document(file: Path) -> Document:
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise config_error(f"{file}: is no UTF-8 text (byte {error.start}): save it as UTF-8") from error
+        raise config_error(f"{file}: is not UTF-8 text (byte {error.start}): save it as UTF-8") from error
     return parse_document(text, str(file))
 
 
@@ -78,11 +78,11 @@ def parse_document(text: str, name: str) -> Document:
         root = loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise config_error(f"{name}{line}: is no YAML: {error.problem or error.context}") from error
+        raise config_error(f"{name}{line}: is not valid YAML: {error.problem or error.context}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         if type(error).__module__.startswith("kvdepot"):
             raise
-        raise config_error(f"{name}: is no YAML: {str(error) or type(error).__name__}") from error
+        raise config_error(f"{name}: is not valid YAML: {str(error) or type(error).__name__}") from error
     if not isinstance(root, dict):
         raise config_error(f"{name}: must be a mapping of keys to values, but is a {type(root).__name__}")
     return Document(name, root, lines)

@@ -81,7 +81,7 @@ def log_level(configured: str, environ: Mapping[str, str]) -> tuple[str, str | N
         if level not in LOG_LEVELS:
             hint = nearest(level, LOG_LEVELS)
             did_you_mean = f"did you mean {hint}?" if hint else f"levels are {', '.join(LOG_LEVELS)}"
-            raise config_error(f"environment variable {variable} is {said!r}, no log level: {did_you_mean}")
+            raise config_error(f"environment variable {variable} is {said!r}, which is not a log level: {did_you_mean}")
         return level, variable
     return configured, None
 

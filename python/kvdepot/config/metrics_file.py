@@ -115,7 +115,7 @@ class _Reader:
             return ()
         numbers = [one for one in said if _is_number(one)] if isinstance(said, list) else []
         if not isinstance(said, list) or not said or len(numbers) < len(said) or numbers != sorted(set(numbers)):
-            self._problem((*path, "buckets"), f"must be numbers that ascend, got {said!r}")
+            self._problem((*path, "buckets"), f"must be ascending numbers, got {said!r}")
             return ()
         return tuple(float(one) for one in numbers)
 

@@ -28,18 +28,18 @@ def pipeline_problem(pipeline: str) -> str | None:
     if pool not in POOLS:
         hint = nearest(pool, POOLS)
         said = f"did you mean {hint}?" if hint else f"write {' or '.join(POOLS)} first, as in Cache|Posix"
-        return f"a pipeline begins with its pool, but {pool!r} is none: {said}"
+        return f"a pipeline begins with its pool, but {pool!r} is not one: {said}"
     for tier in tiers:
         if tier in POOLS:
-            return f"{tier} is a pool, which stands once, and first"
+            return f"{tier} is a pool: name one pool, first"
         if tier not in TIERS_KNOWN:
             hint = nearest(tier, TIERS_KNOWN)
             said = f"did you mean {hint}?" if hint else f"tiers are {', '.join(TIERS_KNOWN)}"
-            return f"{tier!r} is no tier: {said}"
+            return f"{tier!r} is not a tier: {said}"
         if tier not in TIERS_AVAILABLE:
             return f"this version does not have the tier {tier}: use {', '.join(TIERS_AVAILABLE)}"
         if tiers.count(tier) > 1:
-            return f"the tier {tier} stands in it twice: name it once (a Posix tier takes several directories)"
+            return f"the tier {tier} is named twice: name it once (a Posix tier takes several directories)"
     if pool == "Staging" and not tiers:
         return "a Staging pool keeps nothing, so it needs a tier: write Staging|Posix"
     return None

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 WriteWhen = Literal["through", "on_second_use", "when_cold"]
 WRITE = (
-    "When the `{tier}` tier is given a block: `through`: at once, and the pool keeps the block until it is written; "
-    "`on_second_use`: when the block is used again; `when_cold`: before the pool evicts it, which does not wait for a "
-    "tier that fails or is slow. What the pool alone has is lost when the depot ends."
+    "When the `{tier}` tier is given a block. `through`: immediately, and the pool keeps the block until it is "
+    "written. `on_second_use`: when the block is used again. `when_cold`: before the pool evicts it; eviction does not "
+    "wait for a tier that fails or is slow. Blocks that no tier was given are lost when the depot shuts down."
 )
-PROMOTE = "Give the `{tier}` tier blocks that were read from a tier below it, too."
+PROMOTE = "Also give the `{tier}` tier blocks that were read from a tier below it."
 
 
 def placement_keys(tier: Tier) -> dict[str, Any]:

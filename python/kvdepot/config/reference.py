@@ -46,19 +46,20 @@ _ENVIRONMENT = """\
 ## Environment
 
 Every key has a variable: `{prefix}` and its name in capitals, such as {examples}.
-An option of a command goes before the variable, the variable before the file, the file before the default. A dict that
-a program gives goes before the variable, too. Values are written as in a file; lists with commas, `{paths}` with colons
-between them. An empty variable says nothing, nor does one of a tier that is not in the pipeline of a dict, nor any
-beside the option `--core-json` of `kvdepot serve`. `kvdepot config explain FILE` shows what comes from the environment,
-`kvdepot config check FILE` warns of variables that begin so and are no key's. Those below go before their keys' own.
+A command's options override variables, variables override the file, and the file overrides the defaults. A dict that
+a program passes overrides variables, too. Values are written as in a file, lists with commas, `{paths}` with colons.
+Empty variables are ignored. So are variables of a tier that is not in the pipeline of a dict, and all variables if
+`kvdepot serve` has the option `--core-json`. `kvdepot config explain FILE` shows which values come from the
+environment, and `kvdepot config check FILE` warns of variables with this prefix that belong to no key. The variables
+below override the key's own variable.
 
 | variable | meaning |
 | --- | --- |
-| `KVDEPOT_LOG`, then `UC_LOGGER_LEVEL` | goes before `log_level`, same levels |
-| `UCM_LOG_MAX_SIZE` | goes before `log_max_size_mb` and `trace_file_mb`: MiB, bytes from 1048576 on; 0 = no bound |
-| `UCM_LOG_MAX_FILES` | goes before `log_max_files` and `trace_files`; 0 = 1 |
-| `XDG_CACHE_HOME` | where the default directory of the `Posix` tier lies; `~/.cache` without it |
-| `XDG_RUNTIME_DIR` | where the depot's socket lies; `/tmp/kvdepot-UID` without it |
+| `KVDEPOT_LOG`, then `UC_LOGGER_LEVEL` | overrides `log_level`; same levels |
+| `UCM_LOG_MAX_SIZE` | overrides `log_max_size_mb` and `trace_file_mb`; MiB, or bytes from 1048576 on; 0 = no limit |
+| `UCM_LOG_MAX_FILES` | overrides `log_max_files` and `trace_files`; 0 counts as 1 |
+| `XDG_CACHE_HOME` | parent of the default directory of the `Posix` tier; `~/.cache` if not set |
+| `XDG_RUNTIME_DIR` | directory of the depot's socket; `/tmp/kvdepot-UID` if not set |
 """
 
 
@@ -73,9 +74,9 @@ def reference_markdown() -> str:
     names = {seed: key for key in KVDepotConfig.key_table() for seed in key.facts.seeds}
     for store, store_keys in seeds.STORES.items():
         rows = [_seed_row(seed, names[seed], seeds.REQUIRED[store], seeds.STORE_DEFAULTS) for seed in store_keys]
-        parts.append(_table(f"`ucm_connector_config` of `{store}`", ["key", "is our", "default"], rows, level=3))
+        parts.append(_table(f"`ucm_connector_config` of `{store}`", ["key", "kvdepot key", "default"], rows, level=3))
     rows = [_seed_row(seed, names[seed], (), seeds.TOP_DEFAULTS) for seed in seeds.TOP_LEVEL]
-    parts.append(_table("Top level", ["key", "is our", "default"], rows, level=3))
+    parts.append(_table("Top level", ["key", "kvdepot key", "default"], rows, level=3))
     parts.append(
         "`UcmNfsStore` is the pipeline `Staging|Posix`. `ucm_connector_module_path` may name the store's own module\n"
         "and changes nothing.\n"

@@ -52,7 +52,7 @@ def _pool(config: "KVDepotConfig") -> Iterator[Problem]:
     if config.pool_slots is not None and config.pool != "Staging":
         yield Problem("pool_slots", "only a Staging pool is sized in blocks: write pool_gb instead")
     if config.pool_slots is not None and config.pool_gb is not None:
-        yield Problem("pool_slots", "the pool's size is said twice, by pool_gb too: remove one")
+        yield Problem("pool_slots", "the pool's size is also set by pool_gb: remove one of the two")
     if config.pool_gb is not None and config.pool_gb * (1 << 30) < POOL_BYTES_MIN:
         yield Problem("pool_gb", f"a pool has at least {POOL_BYTES_MIN} bytes: the unit is GiB")
     if not _POOL_NUMA.fullmatch(config.pool_numa):

@@ -140,13 +140,13 @@ class SeedReader:
         name = path[-1]
         for store, names in STORES.items():
             if name in names and "ucm_connector_config" not in path:
-                self._problem(path, f"stands in the wrong place: move it into ucm_connector_config of {store}")
+                self._problem(path, f"is in the wrong place: move it into ucm_connector_config of {store}")
                 return
             if name in names:
                 self._problem(path, f"is a key of {store} only: remove it, or name that store")
                 return
         if name in TOP_LEVEL:
-            self._problem(path, "stands in the wrong place: move it to the top level of the file")
+            self._problem(path, "is in the wrong place: move it to the top level of the file")
             return
         if any(name == key.name for key in self.keys):
             text = "is of kvdepot's own spelling, which does not mix with ucm_connectors: write the file in one of them"

@@ -27,7 +27,7 @@ def socket_path(config: "KVDepotConfig", block_bytes: int | None, suffix: str | 
     name = f"depot-{_hex(identity_json(config, block_bytes, machine))}"
     if not config.share_depot:
         if not suffix:
-            raise config_error("share_depot is false, so every engine has a socket of its own: say which engine")
+            raise config_error("share_depot is false, so every engine has its own socket: name the engine")
         name += f"-{_hex(suffix)}"
     name += ".sock"
     path = os.path.join(runtime_directory(machine), name)
@@ -63,7 +63,7 @@ def own_directory(path: str) -> str:
     except OSError as error:
         raise config_error(f"{path}: cannot make the directory for the depot's socket: {error}") from error
     if not stat.S_ISDIR(facts.st_mode):
-        raise config_error(f"{path}: must be a directory for the depot's socket, no link or file: remove it")
+        raise config_error(f"{path}: must be a directory for the depot's socket, not a link or file: remove it")
     if facts.st_uid != os.getuid():
         raise config_error(f"{path}: belongs to user {facts.st_uid}, not to {os.getuid()}: write socket: PATH")
     if facts.st_mode & 0o077:

@@ -127,7 +127,7 @@ def _paths_problems(kind: Kind) -> Callable[[tuple[str, ...]], Sequence[str]]:
         if not 1 <= len(paths) <= kind.max:
             found.append(f"must be 1 to {kind.max} directories")
         if len(set(paths)) < len(paths):
-            found.append("a directory stands in it twice: name each once")
+            found.append("a directory is listed twice: name each once")
         return found
 
     return problems

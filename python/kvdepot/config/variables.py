@@ -43,7 +43,7 @@ def unknown_variables(keys: Sequence[Key], environ: Mapping[str, str]) -> Iterat
             continue
         hint = nearest(name, known)
         said = f"did you mean {hint}?" if hint else "unset it, or name another key"
-        yield f"environment variable {name} is no key's, and nothing reads it: {said}"
+        yield f"environment variable {name} belongs to no key and is not read: {said}"
 
 
 def _value(key: Key, text: str) -> object:

@@ -112,7 +112,9 @@ class ExportWriter:
     def add(self, block: ExportedBlock) -> None:
         """Adds a block, which must have the layout's length."""
         if len(block.payload) != self._header.block_bytes or len(block.hash) != 16:
-            raise ValueError(f"a block of {len(block.payload)} bytes is none of {self._header.block_bytes}")
+            raise ValueError(
+                f"a block of {len(block.payload)} bytes does not have the header's {self._header.block_bytes} bytes"
+            )
         record = _RECORD.pack(
             _BLOCK, 0, block.hash, block.used_unix_s, len(block.payload), _native.crc64nvme(block.payload)
         )

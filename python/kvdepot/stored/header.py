@@ -81,7 +81,7 @@ def parse_header(data: bytes) -> BlockHeader:
         checksum,
     ) = _FIXED.unpack_from(data)
     if magic != MAGIC:
-        raise BrokenBlockError("it is no block file: the magic differs")
+        raise BrokenBlockError("it is not a block file: the magic differs")
     if version != VERSION:
         raise BrokenBlockError(f"its format has version {version}, and this kvdepot reads {VERSION}")
     if not 1 <= shards <= SHARDS_MAX or header_bytes != _whole_pages(_FIXED.size + 8 * shards):

@@ -78,8 +78,12 @@ def choose(namespaces: Iterable[StoredNamespace], prefix: str) -> list[StoredNam
 
 def differences(one: StoredNamespace, other: StoredNamespace) -> list[tuple[str, object, object]]:
     """Returns facts that differ, as ``(dotted name, value of one, value of the other)``; ``None`` if one lacks it."""
-    left = dict(_flat({**one.facts, "layout": one.layout}))
-    right = dict(_flat({**other.facts, "layout": other.layout}))
+    return fact_differences({**one.facts, "layout": one.layout}, {**other.facts, "layout": other.layout})
+
+
+def fact_differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[tuple[str, object, object]]:
+    """Like ``differences``, for facts that need not be on a disk."""
+    left, right = dict(_flat(one)), dict(_flat(other))
     names = [*left, *(name for name in right if name not in left)]
     return [(name, left.get(name), right.get(name)) for name in names if left.get(name) != right.get(name)]
 

@@ -65,7 +65,7 @@ def _read(trace: Trace, path: str, file: IO[str], later_ms: int) -> Iterator[str
         except ConfigError:
             if line.endswith("\n"):
                 raise
-            yield f"{path}:{number}: a line without an end was left out"
+            yield f"{path}:{number}: an incomplete last line was skipped"
 
 
 def _push(trace: Trace, text: str, path: str, number: int | None, later_ms: int) -> None:

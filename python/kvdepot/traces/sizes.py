@@ -19,13 +19,13 @@ def blocks_of(text: str, block_bytes: float | None) -> int:
     """
     found = _SIZE.fullmatch(text.strip())
     if found is None:
-        raise config_error(f"{text!r} is no size: write a number of blocks, or GiB such as 64GB")
+        raise config_error(f"{text!r} is not a size: write a number of blocks, or GiB such as 64GB")
     number, is_gb = float(found[1]), bool(found[2])
     if is_gb and block_bytes is None:
         raise config_error(f"{text!r} needs the size of a block: add --block-mib")
     blocks = int(number * GIB / block_bytes) if is_gb and block_bytes else int(number)
     if blocks < 1:
-        raise config_error(f"{text!r} has no room for a block")
+        raise config_error(f"{text!r} is too small for a block")
     return blocks
 
 
@@ -52,7 +52,7 @@ def tier_of(text: str, block_bytes: float | None, policies: tuple[str, ...]) -> 
     write, policy = write or "through", policy or "lru"
     if more or write not in WRITES or policy not in policies:
         raise config_error(
-            f"{text!r} is no tier: write SIZE:WRITE:POLICY with WRITE {', '.join(WRITES)} "
+            f"{text!r} is not a tier: write SIZE:WRITE:POLICY with WRITE {', '.join(WRITES)} "
             f"and POLICY {', '.join(policies)}"
         )
     return Tier(blocks_of(size, block_bytes), policy, write)

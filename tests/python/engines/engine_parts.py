@@ -20,6 +20,8 @@ class FakeClaim:
     def __init__(self, units: int, settled: bool, skip: int, limit: int) -> None:
         self.units, self.settled, self.skip, self.limit, self.released = units, settled, skip, limit, False
         self.polls = 0
+        self.label = ""
+        self.declined = False
         self.waits: list[int] = []
         self.on_their_way: tuple[int, int, int, int, int] | None = None
 
@@ -38,6 +40,10 @@ class FakeClaim:
         self.settled = True
         return self.poll()
 
+    def decline(self) -> tuple[bool, int, int]:
+        self.declined = True
+        return self.settle_now()
+
     def release(self) -> None:
         self.released = True
 
@@ -55,9 +61,10 @@ class FakeDepot:
     def open_canonical(self, canonical: str) -> Any:
         return SimpleNamespace(canonical=canonical, id=canonical)
 
-    def claim(self, groups: Any, hashes: Any, *, skip: int, limit: int) -> FakeClaim:
+    def claim(self, groups: Any, hashes: Any, *, skip: int, limit: int, label: str = "") -> FakeClaim:
         assert len(hashes) >= limit > skip
         self.claims.append(FakeClaim(self.units, self.settled, skip, limit))
+        self.claims[-1].label = label
         return self.claims[-1]
 
     def reset(self, namespaces: Any) -> None:

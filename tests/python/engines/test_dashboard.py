@@ -49,7 +49,8 @@ def of_depots() -> set[str]:
             process.stderr.close()
     names = {line.split("{")[0].split(" ")[0] for line in text.splitlines() if not line.startswith("#")}
     source = (ROOT / "crates" / "kvdepot-server" / "src" / "http" / "series.rs").read_text()
-    for kind, name in re.findall(r'\(\s*Kind::(Counter|Gauge),\s*"(remote_server_\w+)"', source):
+    series = re.findall(r'\(\s*Kind::(Counter|Gauge),\s*"((?:remote_server|namespace)_\w+)"', source)
+    for kind, name in series:
         names.add(f"kvdepot_{name}{'_total' if kind == 'Counter' else ''}")
     assert 'Kind::Counter, "failures"' in source
     return names | {"kvdepot_failures_total"}

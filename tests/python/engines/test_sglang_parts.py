@@ -36,7 +36,7 @@ V1 = {"interface_v1": 1}
         ({}, "interface_v1: must be 1"),
         ({"interface_v1": 0}, "interface_v1: must be 1"),
         ({**V1, "pool_gbs": 1}, "pool_gbs.*did you mean pool_gb"),
-        ({**V1, "config": "a.yaml", "pool_gb": 1}, "config: names a file, and there are keys beside it: pool_gb"),
+        ({**V1, "config": "a.yaml", "pool_gb": 1}, "config: names a file, but there are other keys, too: pool_gb"),
         ({**V1, "mode": "embedded"}, "mode: embedded"),
         ({**V1, "pipeline": "Staging|Posix", "directories": ["/tmp"]}, "begin it with Cache"),
         ({**V1, "weights_version": True}, "weights_version: must be a name"),
@@ -408,7 +408,7 @@ def test_releases_tell_themselves_in_different_ways(monkeypatch: pytest.MonkeyPa
     # Neither way exists.
     module("sglang.srt.runtime_context")
     monkeypatch.setattr(engine, "sglang_version", lambda: "9.9")
-    with pytest.raises(ConfigError, match=r"9\.9 does not tell its arguments"):
+    with pytest.raises(ConfigError, match=r"9\.9 does not report its arguments"):
         engine.server_arguments()
 
 

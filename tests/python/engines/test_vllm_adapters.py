@@ -66,7 +66,7 @@ def test_an_adapter_that_is_not_found_is_left_alone(tmp_path: Path) -> None:
 class RecordingDepot(FakeDepot):
     """Records the keys of its claims."""
 
-    def claim(self, groups: Any, hashes: Any, *, skip: int, limit: int) -> Any:
+    def claim(self, groups: Any, hashes: Any, *, skip: int, limit: int, label: str = "") -> Any:
         self.asked = list(hashes)
         return super().claim(groups, hashes, skip=skip, limit=limit)
 

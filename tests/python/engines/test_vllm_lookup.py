@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from engine_parts import BLOCK, FakeClaim, FakeDepot, Step, found, geometry, options, pages, request, scheduler
 
+from kvdepot import _native
 from kvdepot.engines.vllm.lookup import MISSES, PENDING, Bounds, Hit, IdleTime, Lookup, Miss, Patience
 from kvdepot.engines.vllm.meta import LoadReport
 from kvdepot.engines.vllm.namespaces import RANK_STEPS_MAX
@@ -148,7 +149,15 @@ def test_a_request_is_counted_once_and_says_why(caplog: pytest.LogCaptureFixture
             side.allocated(req, pages([1, 2, 3, 4]), 0)
     assert side.stats.data["misses"] == {"unknown": 1}
     (said,) = [record.getMessage() for record in caplog.records if record.levelname == "DEBUG"]
-    assert "request_id: r, nothing from the depot (block 1)" in said
+    missed = _native.block_hash(req.block_hashes[1]).hex()
+    assert f"request_id: r, nothing from the depot (block 1, hash {missed})" in said
+
+
+def test_a_claim_carries_the_name_of_its_request() -> None:
+    depot = FakeDepot(units=1)
+    side = scheduler(depot)
+    side.match(request("cmpl-7", 4 * BLOCK), 0)
+    assert [claim.label for claim in depot.claims] == ["cmpl-7"]
 
 
 def test_a_hit_is_no_miss() -> None:

@@ -254,6 +254,7 @@ def test_the_scheduler_measures_its_steps_and_counts_what_it_declines(now: list[
     side.allocated(req, pages(list(range(1, 20))), 0)
     assert side.stats.data["misses"] == {"slower": 1}
     assert side.stats.data["declined_tokens"] == 10 * BLOCK
+    assert depot.claims[0].declined
 
 
 def test_a_request_that_gave_up_waiting_does_not_wait_again_and_counts_once(now: list[float]) -> None:

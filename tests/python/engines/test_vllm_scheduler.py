@@ -58,7 +58,7 @@ def test_ranks_that_never_name_their_pages_cost_requests_a_bounded_number_of_ste
 def test_a_rank_that_cannot_take_part_turns_the_connector_off_before_the_first_lookup() -> None:
     depot = FakeDepot(units=9)
     side = starting(depot, ranks=2)
-    broken = RankNamespaces(broken="other bytes came back than went")
+    broken = RankNamespaces(broken="the bytes read back differ from those written")
     side.reported(LoadReport(ranks=[found(0)]).aggregate(LoadReport(ranks=[broken])))
     assert side.match(request("r", 4 * BLOCK), 0) == (0, False)
     assert depot.claims == []

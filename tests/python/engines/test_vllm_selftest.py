@@ -72,7 +72,7 @@ def test_a_load_that_is_late_writes_nothing_after_the_pages_were_given_back(
     if loads_right:
         assert selftest.self_test(depot, {0: store}, {"a": cache}, config, options())
     else:
-        with pytest.raises(selftest.SelfTestError, match="other bytes came back"):
+        with pytest.raises(selftest.SelfTestError, match="bytes read back differ"):
             selftest.self_test(depot, {0: store}, {"a": cache}, config, options())
     tasks[0].end()
     assert torch.equal(cache, before)

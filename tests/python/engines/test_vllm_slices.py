@@ -156,10 +156,10 @@ def test_slices_are_shared_out_in_the_order_of_ranks(
     ("heads", "wanted", "ranks", "why"),
     [
         (8, 3, 1, "8 KV heads cannot be cut into 3 equal slices"),
-        (8, 2, 4, "2 slices cannot be shared out to 4 ranks: use a multiple of 4"),
+        (8, 2, 4, "2 slices cannot be distributed over 4 ranks: use a multiple of 4"),
         (8, 4, 16, "16 ranks hold one of 8 KV heads each: use 8 slices or more, not 4"),
-        (8, 8, 3, "8 KV heads cannot be shared out to 3 ranks"),
-        (8, 8, 12, "8 KV heads cannot be shared out to 12 ranks"),
+        (8, 8, 3, "8 KV heads cannot be distributed over 3 ranks"),
+        (8, 8, 12, "8 KV heads cannot be distributed over 12 ranks"),
     ],
 )
 def test_what_cannot_be_shared_out_is_not_cut(heads: int, wanted: int, ranks: int, why: str) -> None:

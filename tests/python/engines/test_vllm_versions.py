@@ -341,7 +341,7 @@ def test_a_copy_that_does_not_end_before_a_sleep_turns_the_connector_off(rank: A
     side.sleep()
     report = side.report()
     assert report is not None
-    assert "a copy has not ended" in report.broken
+    assert "a copy has not completed" in report.broken
 
 
 def test_weights_that_changed_without_a_word_are_found_after_a_pause(

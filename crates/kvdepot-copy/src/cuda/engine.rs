@@ -95,7 +95,7 @@ impl CudaConfig {
         {
             return Err(Error::new(
                 ErrorKind::Config,
-                "this copy engine is asked for and forbidden: write auto, or allow it",
+                "this copy engine is both requested and forbidden: write auto, or allow it",
             )
             .with("copy_engine", method.as_str()));
         }

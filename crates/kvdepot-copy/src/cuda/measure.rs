@@ -39,7 +39,7 @@ const CELLS: [(usize, usize); 11] = [
 pub(crate) fn all(submitter: &Submitter, mut calibration: Calibration, time_max: Duration) -> Calibration {
     let begun = Instant::now();
     if let Err(error) = measure(submitter, &mut calibration, begun + time_max) {
-        tracing::info!("the copy engines were not measured to the end: {error}");
+        tracing::info!("the copy engines were not measured completely: {error}");
         calibration.problem = Some(error.to_string());
     }
     calibration.measured_unix_s =

@@ -109,7 +109,7 @@ impl PoolThread {
         let mut this = Self { base, len, registered, thread: None };
         this.thread = Some(Background::start("kvdepot-register", move |progress| {
             shared.register(range, progress).inspect_err(|error| {
-                tracing::warn!("copies of a part of the pool go the slow way: {error}");
+                tracing::warn!("copies of a part of the pool use the slow path: {error}");
             })
         })?);
         Ok(this)

@@ -79,7 +79,7 @@ impl GdrConfig {
             return Err(Error::new(ErrorKind::Config, "memory cannot be registered in pieces of no bytes"));
         }
         if !self.page_bytes.is_power_of_two() {
-            return Err(Error::new(ErrorKind::Config, "the bytes of a page are no power of two")
+            return Err(Error::new(ErrorKind::Config, "the bytes of a page are not a power of two")
                 .with("page_bytes", self.page_bytes));
         }
         Ok(())

@@ -1,5 +1,5 @@
-//! A vector that grows in pieces: an element never moves, so growth is a short hold of the depot's lock, and takes no room
-//! for a second copy.
+//! A vector that grows in pieces. Elements never move, so growth holds the depot's lock only briefly and needs no
+//! memory for a second copy.
 
 use std::ops::{Index, IndexMut};
 
@@ -8,7 +8,7 @@ use super::SlotId;
 /// Elements of a piece.
 const CHUNK: usize = 4096;
 
-/// See the module.
+/// A vector in pieces; see the module.
 #[derive(Debug)]
 pub(super) struct Chunked<T> {
     chunks: Vec<Box<[T]>>,
@@ -16,19 +16,19 @@ pub(super) struct Chunked<T> {
 }
 
 impl<T: Copy> Chunked<T> {
-    /// An empty one, whose new elements are `fill`.
+    /// Makes an empty vector. New elements are `fill`.
     pub(super) const fn new(fill: T) -> Self {
         Self { chunks: Vec::new(), fill }
     }
 
-    /// Sees to it that there is an element `at`.
+    /// Grows the vector until it has an element `at`.
     pub(super) fn reach(&mut self, at: SlotId) {
         while self.chunks.len() <= at as usize / CHUNK {
             self.chunks.push(vec![self.fill; CHUNK].into_boxed_slice());
         }
     }
 
-    /// The element, if the vector reaches as far.
+    /// Returns the element, if the vector has it.
     pub(super) fn get(&self, at: SlotId) -> Option<T> {
         Some(self.chunks.get(at as usize / CHUNK)?[at as usize % CHUNK])
     }

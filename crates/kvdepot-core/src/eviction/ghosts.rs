@@ -1,4 +1,5 @@
-//! Keys that left the small queue of S3-FIFO lately, by fingerprints of 32 bits: a collision costs a worse choice.
+//! Keys that recently left the small queue of S3-FIFO, as fingerprints of 32 bits. A collision only causes a worse
+//! choice.
 
 use std::collections::VecDeque;
 use std::hash::BuildHasher;
@@ -8,10 +9,10 @@ use foldhash::fast::FixedState;
 
 /// Fingerprints in one piece of the row.
 const CHUNK: usize = 4096;
-/// Keys forgotten for one that is remembered, at most.
+/// Maximum number of keys that are forgotten for each key that is remembered.
 const POPS_MAX: usize = 4;
 
-/// Remembered keys, oldest first. About 14 bytes a key.
+/// Remembered keys, oldest first. It takes about 14 bytes per key.
 #[derive(Debug)]
 pub(super) struct Ghosts {
     /// Number of the newest entry of each remembered key; a key's earlier entries are stale.
@@ -20,11 +21,11 @@ pub(super) struct Ghosts {
     row: Row,
 }
 
-/// A queue in pieces, in which an entry is found by its number. Numbers wrap; there are never 2^32 entries.
+/// A queue in pieces whose entries are found by number. Numbers wrap; there are never 2^32 entries.
 #[derive(Debug, Default)]
 struct Row {
     chunks: VecDeque<Vec<u32>>,
-    /// Entries of the first piece that have left.
+    /// Number of entries of the first piece that have left.
     gone: usize,
     len: usize,
     /// Number of the oldest entry.
@@ -63,7 +64,7 @@ impl Ghosts {
         Self { newest: SplitTable::new(), hasher: FixedState::default(), row: Row::default() }
     }
 
-    /// Remembers a key, and at most `keys_max` in all (P7); where there were more, it forgets them step by step.
+    /// Remembers a key, and at most `keys_max` in total (P7). If there are more, it forgets them step by step.
     pub(super) fn remember(&mut self, fingerprint: u32, keys_max: usize) {
         let number = self.row.push(fingerprint);
         let (row, hasher) = (&self.row, &self.hasher);
@@ -86,7 +87,7 @@ impl Ghosts {
         }
     }
 
-    /// Whether the key was remembered; it is not any more.
+    /// Forgets the key. Returns whether it was remembered.
     pub(super) fn forget(&mut self, fingerprint: u32) -> bool {
         let (row, hash) = (&self.row, self.hasher.hash_one(fingerprint));
         self.newest.remove(hash, |&known| row.at(known) == Some(fingerprint))

@@ -25,7 +25,7 @@ struct Ends {
 #[derive(Debug)]
 pub(super) struct SlotLists<const N: usize> {
     nodes: Chunked<Node>,
-    /// Which list, apart from the nodes: beside them it would take four bytes.
+    /// Number of each slot's list, stored separately: in the nodes it would take four bytes.
     list: Chunked<u8>,
     ends: [Ends; N],
 }
@@ -49,12 +49,12 @@ impl<const N: usize> SlotLists<N> {
         Some(self.ends[list].oldest).filter(|&slot| slot != NIL)
     }
 
-    /// The neighbour that came after `slot` in its list.
+    /// Returns the neighbour that is newer than `slot` in its list.
     pub(super) fn newer(&self, slot: SlotId) -> Option<SlotId> {
         Some(self.nodes[slot].newer).filter(|&slot| slot != NIL)
     }
 
-    /// Puts a slot that is in no list at the newest end.
+    /// Adds a slot that is in no list at the newest end.
     pub(super) fn push(&mut self, list: usize, slot: SlotId) {
         assert!(slot != NIL, "the last slot number marks the end of a list");
         self.nodes.reach(slot);
@@ -71,7 +71,7 @@ impl<const N: usize> SlotLists<N> {
         self.ends[list].len += 1;
     }
 
-    /// Takes a slot out of its list and says which that was.
+    /// Removes a slot from its list, and returns the list's number.
     pub(super) fn unlink(&mut self, slot: SlotId) -> Option<usize> {
         let list = self.list_of(slot)?;
         let Node { newer, older } = std::mem::replace(&mut self.nodes[slot], OUTSIDE);

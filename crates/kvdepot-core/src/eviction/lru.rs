@@ -1,4 +1,4 @@
-//! Least recently used.
+//! Eviction of the least recently used block.
 
 use super::list::SlotLists;
 use super::walk::Walk;
@@ -6,16 +6,16 @@ use super::{EvictionPolicy, Search, SlotId};
 
 const RECENCY: usize = 0;
 
-/// Evicts the slot whose last use is the longest ago.
+/// Evicts the least recently used slot.
 #[derive(Debug)]
 pub struct Lru {
     lists: SlotLists<1>,
-    /// A search that has not ended.
+    /// A search that has not completed.
     walk: Option<Walk>,
 }
 
 impl Lru {
-    /// An empty policy.
+    /// Makes an empty policy.
     pub fn new() -> Self {
         Self { lists: SlotLists::new(), walk: None }
     }

@@ -1,4 +1,5 @@
-//! Which slot goes next. Policies order slots; the caller says which of them may go (leases, writes, dirt).
+//! Eviction policies. A policy orders slots; the caller decides which of them may be evicted (leases, writes, dirty
+//! blocks).
 
 use std::fmt::Debug;
 
@@ -14,62 +15,62 @@ mod walk;
 pub use lru::Lru;
 pub use s3fifo::S3Fifo;
 
-/// Number of a slot in the pool. Numbers are dense: policies keep what they know of one by its number.
+/// Number of a slot in the pool. Numbers are dense: policies index their records of slots by number.
 pub type SlotId = u32;
 
 /// Names that [`by_name`] knows.
 pub const POLICY_NAMES: [&str; 2] = ["lru", "s3fifo"];
 
-/// What a search for a slot that may go has come to.
+/// Result of a search for a victim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Search {
-    /// This slot is the next to go.
+    /// This slot is the next victim.
     Found(SlotId),
-    /// None may go.
+    /// No slot may be evicted.
     Nothing,
-    /// Not known yet: too many may not go.
+    /// The search has not completed, because it met too many slots that may not be evicted.
     Later,
 }
 
-/// An order of eviction over the slots that hold a block.
+/// An eviction order over the slots that hold a block.
 pub trait EvictionPolicy: Send + Debug {
-    /// A block came into a slot that the policy does not know yet. `fingerprint` is a hash of its key, by which the
-    /// policy may recognise a block that comes back; a collision costs a worse choice and nothing else.
+    /// Adds a slot that the policy does not know yet, with its block. `fingerprint` is a hash of the block's key, by
+    /// which the policy may recognise a block that returns. A collision only causes a worse choice.
     fn insert(&mut self, slot: SlotId, fingerprint: u64);
 
-    /// The slot's block was used. A slot that is not known is left alone.
+    /// Records a use of the slot's block. Ignores unknown slots.
     fn touch(&mut self, slot: SlotId);
 
-    /// The slot's block is gone, by eviction or otherwise. A slot that is not known is left alone.
+    /// Removes a slot whose block has left, by eviction or otherwise. Ignores unknown slots.
     fn remove(&mut self, slot: SlotId);
 
-    /// The next slot to go among those that `may_evict` allows. Looks at no more than `looks` slots, and takes off it what it
-    /// looked at: a search that has not ended by then is [`Search::Later`], and goes on where it stopped when it is called
-    /// again. It finds a slot if there is one that may go all the while.
+    /// Searches for the next slot to evict among those that `may_evict` allows. It examines at most `looks` slots, and
+    /// subtracts the number examined. If the search has not completed by then, it returns [`Search::Later`], and the
+    /// next call resumes there. It finds a slot if there is one that may be evicted during the entire search.
     ///
-    /// The slot stays until the caller removes it. Slots that may not go are passed over and keep their place in
-    /// the order; beyond `EVICTION_PASSED_OVER_MAX` in one search they count as used just now, so that a long row
-    /// of leased slots is paid for once and not by every search after.
+    /// The slot stays until the caller removes it. Slots that may not be evicted are passed over and keep their place
+    /// in the order. If one search passes over more than `EVICTION_PASSED_OVER_MAX` slots, the further ones count as
+    /// just used, so that only one search pays for a long run of leased slots.
     fn victim(&mut self, looks: &mut usize, may_evict: &mut dyn FnMut(SlotId) -> bool) -> Search;
 
-    /// The caller evicts this slot, which `coldest` showed it as one that goes, before its turn. Its removal comes next and counts
-    /// as that of a slot which `victim` found.
+    /// Tells the policy that the caller evicts this slot before its turn, a slot that `coldest` showed as one that
+    /// would be evicted. Its removal comes next and counts as that of a slot that `victim` found.
     fn choose(&mut self, slot: SlotId);
 
-    /// Walks over the slots from those that go next, without changing their order, until `look` returns `false`.
-    /// `look` is told whether the slot would go when its turn comes, or is kept for its uses.
+    /// Walks over the slots, the next to evict first, without changing their order, until `look` returns `false`. The
+    /// flag tells `look` whether the slot would be evicted at its turn, or is kept for its uses.
     fn coldest(&self, look: &mut dyn FnMut(SlotId, bool) -> bool);
 
-    /// How many slots are known.
+    /// Returns the number of known slots.
     fn len(&self) -> usize;
 
-    /// Whether no slot is known.
+    /// Returns whether no slot is known.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// The policy of that name, without slots. It grows in pieces.
+/// Returns an empty policy with that name. It grows in pieces.
 pub fn by_name(name: &str) -> Result<Box<dyn EvictionPolicy>> {
     match name {
         "lru" => Ok(Box::new(Lru::new())),

@@ -1,8 +1,8 @@
 //! S3-FIFO (Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023).
 //!
-//! New blocks enter a small queue of a tenth of the slots. Those used again there move to the main queue, the
-//! others leave early, and their keys are remembered for a while: a block that comes back goes to the main queue
-//! at once. So a prompt that is seen once cannot push out what many prompts share.
+//! New blocks enter a small queue, which has a tenth of the slots. Blocks that are used again there move to the main
+//! queue. The others leave early, and their keys are remembered for a while: a block that returns enters the main queue
+//! immediately. So a prompt that is seen once cannot evict blocks that many prompts share.
 
 use super::chunked::Chunked;
 use super::ghosts::Ghosts;
@@ -14,28 +14,28 @@ const SMALL: usize = 0;
 const MAIN: usize = 1;
 /// The small queue's share of all slots.
 const SMALL_DIVISOR: usize = 10;
-/// Uses are counted up to here: two bits, as in the paper.
+/// Maximum of the use counter: two bits, as in the paper.
 const USES_MAX: u8 = 3;
-/// Uses in the small queue that earn a place in the main one: the paper's "more than once".
+/// Uses in the small queue that move a block to the main one: the paper's "more than once".
 const PROMOTION_USES: u8 = 2;
 
-/// Evicts what was used least among the new, then among the old.
+/// Evicts the least used new block first, then the least used old one.
 #[derive(Debug)]
 pub struct S3Fifo {
     lists: SlotLists<2>,
-    /// Uses of each slot since it came or was reprieved; meaningful only for slots in a list.
+    /// Uses of each slot since it was added or reprieved; valid only for slots in a list.
     uses: Chunked<u8>,
-    /// A hash of the key of each slot; meaningful only for slots in a list.
+    /// Hash of each slot's key; valid only for slots in a list.
     fingerprints: Chunked<u32>,
     ghosts: Ghosts,
-    /// The last answer of `victim`: only an eviction leaves a ghost, a doomed block does not.
+    /// The last slot that `victim` returned. Only an eviction leaves a ghost; a doomed block does not.
     chosen: Option<SlotId>,
-    /// A search that has not ended: the queues still to be looked through, and how far it is in the first.
+    /// A search that has not completed: the queues that it has yet to search, and its position in the first of them.
     search: Option<(&'static [usize], Walk)>,
 }
 
 impl S3Fifo {
-    /// An empty policy.
+    /// Makes an empty policy.
     pub fn new() -> Self {
         Self {
             lists: SlotLists::new(),
@@ -47,19 +47,21 @@ impl S3Fifo {
         }
     }
 
-    /// Whether the small queue has its share, so that its oldest slots go before those of the main queue.
+    /// Returns whether the small queue has its share, so that its oldest slots are evicted before those of the main
+    /// queue.
     fn small_is_full(&self) -> bool {
         self.lists.len(SMALL) >= (self.len() / SMALL_DIVISOR).max(1)
     }
 
-    /// The lists to be looked through, in this order. The walk over the small queue may promote all that it finds, so the main
-    /// queue comes after it.
+    /// Returns the lists to search, in this order. The walk over the small queue may promote all slots that it meets,
+    /// so the main queue comes after it.
     fn order(&self) -> &'static [usize] {
         if self.small_is_full() { &[SMALL, MAIN] } else { &[MAIN, SMALL, MAIN] }
     }
 
-    /// A walk over one queue, oldest first. Slots that may go and were used often enough are kept: those of the small queue
-    /// move to the main queue, those of the main queue lose a use. So a walk that began anew for each of them finds one.
+    /// Walks over one queue, oldest first. Slots that may be evicted but were used often enough are kept: those of the
+    /// small queue move to the main queue, those of the main queue lose a use. So a walk that restarts for each of them
+    /// finds one.
     fn walk(
         &mut self,
         list: usize,

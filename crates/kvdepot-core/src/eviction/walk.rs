@@ -1,24 +1,24 @@
-//! A walk over a list in search of a slot that may go, a few slots at a time.
+//! A walk over a list in search of a slot that may be evicted, a few slots at a time.
 
 use crate::limits::EVICTION_PASSED_OVER_MAX;
 
-/// Where a walk stands. One that was cut goes on at the oldest end: what it has passed over is at the newest, but for the
-/// first few, which it meets again.
+/// Position of a walk. A walk that was cut resumes at the oldest end: the slots that it has passed over are at the
+/// newest end, except the first few, which it meets again.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Walk {
-    /// Slots still to be looked at.
+    /// Number of slots left to examine.
     left: usize,
-    /// Slots passed over.
+    /// Number of slots passed over.
     passed_over: usize,
-    /// Whether it was cut before.
+    /// Whether the walk was cut before.
     is_cut: bool,
-    /// Slots that may be looked at before none is kept for its uses any more. While a search is cut, uses come back: without
-    /// a bound it might never end.
+    /// Number of slots to examine before none is kept for its uses any more. While a search is cut, slots gain uses
+    /// again: without a limit it might never complete.
     patience: usize,
 }
 
 impl Walk {
-    /// A walk over a list of so many slots, each of which may be kept so many times.
+    /// Makes a walk over a list of `len` slots, each of which may be kept up to `uses_max` times.
     pub(super) const fn over(len: usize, uses_max: u8) -> Self {
         Self {
             left: len,
@@ -28,7 +28,8 @@ impl Walk {
         }
     }
 
-    /// A slot may go. Whether it may be kept for a while: then all of so many slots are to be looked at once more.
+    /// Notes a slot that may be evicted. Returns whether it may be kept for a while; then all `len` slots must be
+    /// examined again.
     pub(super) const fn reprieve(&mut self, len: usize) -> bool {
         if self.patience > 0 {
             self.left = len;
@@ -36,7 +37,7 @@ impl Walk {
         self.patience > 0
     }
 
-    /// Whether there is another slot to look at.
+    /// Returns whether there is another slot to examine.
     pub(super) const fn next(&mut self) -> bool {
         if self.left == 0 {
             return false;
@@ -46,13 +47,13 @@ impl Walk {
         true
     }
 
-    /// A slot may not go: whether it is to be moved to the newest end.
+    /// Notes a slot that may not be evicted. Returns whether to move it to the newest end.
     pub(super) const fn pass_over(&mut self) -> bool {
         self.passed_over += 1;
         self.is_cut || self.passed_over > EVICTION_PASSED_OVER_MAX
     }
 
-    /// The walk is cut here. From now on it moves all that it passes over, or it would not get on.
+    /// Cuts the walk here. From now on it moves all slots that it passes over, or it would make no progress.
     pub(super) fn cut(&mut self) {
         if !self.is_cut {
             self.left += self.passed_over.min(EVICTION_PASSED_OVER_MAX);

@@ -1,23 +1,23 @@
-//! Requests of many blocks, asked for piece by piece.
+//! Requests for many blocks, submitted piece by piece.
 //!
-//! A step takes a bounded number of a request's blocks, and fewer where it has looked long for room: its reply is about the
-//! first ones, and the rest is to be asked for again. A [`Batch`] does that, and joins the replies.
+//! A step takes a bounded number of a request's blocks, and fewer if it has searched long for space. Its reply covers
+//! the first blocks, and the rest must be submitted again. A [`Batch`] does that and joins the replies.
 
 use super::event::{Now, Outcome, Reply, Request};
 use crate::error::{Error, ErrorKind, Result};
 
-/// Blocks of one request that a step takes.
+/// Number of a request's blocks that one step takes.
 pub const REQUEST_BLOCKS: usize = 64;
-/// Most blocks of one removal, which a step takes whole: none of them may be shown once it was asked. Who removes more asks
-/// several times.
+/// Maximum number of blocks of one removal. One step processes all of them, because none of them may be visible once
+/// the removal was requested. A caller with more blocks sends several removals.
 pub const REMOVE_BLOCKS: usize = 128;
-/// Steps in a row that may look for room in vain, before a block is refused.
+/// Number of consecutive steps that may search for space without success before a block is refused.
 const FRUITLESS_MAX: usize = 1 << 14;
 
-/// A request of many blocks that is being asked.
+/// A request for many blocks that is being processed.
 #[derive(Debug)]
 pub struct Batch {
-    /// All of it.
+    /// The complete request.
     request: Request,
     blocks: usize,
     taken: usize,
@@ -26,7 +26,7 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// None, and the request, where it is not one of many blocks or its reply comes later.
+    /// Makes a batch. Returns the request as the error if it is not one for many blocks, or if its reply comes later.
     pub fn of(request: Request) -> std::result::Result<Self, Request> {
         let (blocks, reply) = match &request {
             Request::Reserve { hashes, .. } => (hashes.len(), Reply::Slots(Vec::with_capacity(hashes.len()))),
@@ -40,7 +40,7 @@ impl Batch {
         Ok(Self { request, blocks, taken: 0, fruitless: 0, reply })
     }
 
-    /// What is to be asked now.
+    /// Returns the request to submit next.
     pub fn next(&self) -> Request {
         let piece = self.taken..self.blocks.min(self.taken + REQUEST_BLOCKS);
         match &self.request {
@@ -63,7 +63,7 @@ impl Batch {
         }
     }
 
-    /// Runs that were named so far.
+    /// Returns the number of runs named so far.
     fn runs(&self) -> usize {
         let Reply::Slots(outcomes) = &self.reply else { return 0 };
         let runs = outcomes.iter().map(|outcome| match outcome {
@@ -73,7 +73,7 @@ impl Batch {
         runs.sum()
     }
 
-    /// The reply to what was asked: the reply to all of it, once it is over.
+    /// Takes the reply to the submitted piece. Returns the reply to the complete request when it is finished.
     pub fn answered(&mut self, reply: Result<Reply>) -> Option<Result<Reply>> {
         let took = match (reply, &mut self.reply) {
             (Ok(Reply::Slots(some)), Reply::Slots(all)) => join(all, some),
@@ -97,7 +97,7 @@ impl Batch {
             .then(|| self.failed(Error::new(ErrorKind::NoSpace, "no slot of the pool was found that may go")))
     }
 
-    /// The rest fails. What was leased before is the caller's, so it is told of that.
+    /// Fails the rest of the request. Earlier leases belong to the caller, so the reply includes them.
     fn failed(&mut self, error: Error) -> Result<Reply> {
         let blocks = self.blocks;
         match &mut self.reply {
@@ -142,7 +142,7 @@ mod tests {
         loop {
             let Request::Release { leases } = batch.next() else { panic!("another request") };
             assert!((1..=REQUEST_BLOCKS).contains(&leases.len()));
-            // A step may take fewer than it is asked for.
+            // A step may take fewer blocks than requested.
             let took = leases.len().min(1 + asked.len() % 50);
             asked.extend_from_slice(&leases[..took]);
             if let Some(reply) = batch.answered(Ok(Reply::Took(took))) {

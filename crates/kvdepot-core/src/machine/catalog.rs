@@ -1,5 +1,5 @@
-//! Namespaces and their epochs. An epoch of a namespace is a *space*: a small number that block names inside the machine
-//! carry in place of the 16-byte id.
+//! Namespaces and their epochs. An epoch of a namespace is a *space*: a small number that names of blocks inside the
+//! machine have in place of the 16-byte id.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::regions::RegionIndex;
 use super::flaw::{Flaw, Flaws};
 use super::names::{PoolKey, SpaceId};
 
-/// A namespace's number at this depot. Never used twice: one of a namespace that was forgotten names nothing (P1).
+/// A namespace's number at this depot. It is never reused: the number of a forgotten namespace is invalid (P1).
 pub type NamespaceHandle = u64;
 
 /// A namespace at its current epoch.
@@ -20,18 +20,18 @@ pub type NamespaceHandle = u64;
 pub struct Namespace {
     /// Its number at this depot.
     pub handle: NamespaceHandle,
-    /// What was fingerprinted.
+    /// Its fingerprinted specification.
     pub spec: Arc<NamespaceSpec>,
     /// Its epoch.
     pub epoch: u32,
-    /// What keys carry now. While the namespace is being advanced, an id that no epoch has.
+    /// The id that keys carry now. While the namespace is being advanced, an id that no epoch has.
     pub id: NamespaceId,
     pub(crate) space: SpaceId,
-    /// Advances under way.
+    /// Number of advances in flight.
     advancing: u32,
     /// Whether a tier has not stored the epoch, as far as is known here.
     unstored: bool,
-    /// The region of the pool that is wished for its blocks.
+    /// The preferred region of the pool for its blocks.
     pub(crate) near: Option<RegionIndex>,
 }
 
@@ -40,29 +40,29 @@ impl Namespace {
         PoolKey { space: self.space, hash }
     }
 
-    /// Bytes that one block takes in the pool.
+    /// Returns the bytes that one block takes in the pool.
     pub(crate) fn slot_bytes(&self) -> u64 {
         self.spec.layout().slot_bytes()
     }
 
-    /// Whether its epoch moves, or is not stored where it is to be: it must not be forgotten now.
+    /// Returns whether its epoch is moving, or is not stored everywhere: it must not be forgotten now.
     pub(crate) const fn is_moving(&self) -> bool {
         self.advancing > 0 || self.unstored
     }
 }
 
-/// What a space's number stands for.
+/// A space.
 #[derive(Clone, Copy, Debug)]
 struct Space {
-    /// What keys carry.
+    /// The id that its keys carry.
     id: NamespaceId,
     root: NamespaceId,
     epoch: u32,
-    /// The namespace whose keys carry it now. None: it has left this epoch, or is not known any more.
+    /// The namespace whose keys carry it now; `None` if it has left this epoch or is not known any more.
     handle: Option<NamespaceHandle>,
 }
 
-/// Epochs of forgotten namespaces that a depot without tiers remembers.
+/// Maximum number of epochs of forgotten namespaces that a depot without tiers remembers.
 const EPOCHS_KEPT_MAX: usize = 1 << 17;
 
 /// All namespaces, by number, and all spaces of which something is left.
@@ -72,11 +72,11 @@ pub(crate) struct Catalog {
     by_root: HashMap<NamespaceId, NamespaceHandle>,
     spaces: HashMap<SpaceId, Space>,
     by_id: HashMap<NamespaceId, SpaceId>,
-    /// How many spaces there are of each namespace, known or not.
+    /// Number of spaces of each namespace, known or not.
     spaces_of: HashMap<NamespaceId, u32>,
-    /// Spaces of namespaces that were forgotten, as long as blocks are left in them.
+    /// Spaces of forgotten namespaces that still have blocks.
     forgotten: HashMap<NamespaceId, SpaceId>,
-    /// Epochs of namespaces that were forgotten where no tier stores them: a reset must not be taken back (P1).
+    /// Epochs of forgotten namespaces, if no tier stores them: a reset must not be undone (P1).
     epochs_kept: Option<HashMap<NamespaceId, u32>>,
     handles_ever: NamespaceHandle,
     spaces_ever: u32,
@@ -84,12 +84,12 @@ pub(crate) struct Catalog {
 }
 
 impl Catalog {
-    /// A catalog without namespaces. `is_alone`: there is no tier that stores epochs.
+    /// Makes an empty catalog. `is_alone`: there is no tier that stores epochs.
     pub(crate) fn new(is_alone: bool) -> Self {
         Self { epochs_kept: is_alone.then(HashMap::new), ..Self::default() }
     }
 
-    /// Whether there is room to remember a namespace's epoch beyond the namespace, where that is needed.
+    /// Returns whether a namespace's epoch can be remembered after the namespace is forgotten, if that is needed.
     pub(crate) fn may_forget(&self, namespace: &Namespace) -> bool {
         namespace.epoch == 0 || self.epochs_kept.as_ref().is_none_or(|kept| kept.len() < EPOCHS_KEPT_MAX)
     }
@@ -102,19 +102,19 @@ impl Catalog {
         self.namespaces.get_mut(&handle).ok_or_else(|| unknown(handle))
     }
 
-    /// From now on its blocks are wished in a region of the pool.
+    /// Sets the preferred region of the pool for its blocks.
     pub(crate) fn set_near(&mut self, handle: NamespaceHandle, region: RegionIndex) {
         if let Some(namespace) = self.namespaces.get_mut(&handle) {
             namespace.near = Some(region);
         }
     }
 
-    /// The region of the pool that is wished for a space's blocks.
+    /// Returns the preferred region of the pool for a space's blocks.
     pub(crate) fn near(&self, space: SpaceId) -> Option<RegionIndex> {
         self.namespaces.get(&self.spaces.get(&space)?.handle?)?.near
     }
 
-    /// A namespace, if its keys carry `id` now; whatever they carry without one.
+    /// Returns a namespace, if its keys carry `id` now; without an id in any case.
     pub(crate) fn get_as(&self, handle: NamespaceHandle, id: Option<NamespaceId>) -> Result<&Namespace> {
         let namespace = self.get(handle)?;
         if id.is_some_and(|id| id != namespace.id) {
@@ -128,43 +128,49 @@ impl Catalog {
         self.namespaces.len()
     }
 
-    /// Spaces of which something is left, those of known namespaces among them.
+    /// Returns the number of spaces of which something is left, including those of known namespaces.
     pub(crate) fn spaces_len(&self) -> usize {
         self.spaces.len()
     }
 
-    /// All namespaces, in the order of their numbers.
+    /// Returns all namespaces, in the order of their numbers.
     pub(crate) fn all(&self) -> Vec<&Namespace> {
         let mut all: Vec<&Namespace> = self.namespaces.values().collect();
         all.sort_unstable_by_key(|namespace| namespace.handle);
         all
     }
 
-    /// The number of a namespace that is known.
+    /// Returns the number of a known namespace.
     pub(crate) fn find(&self, spec: &NamespaceSpec) -> Option<NamespaceHandle> {
         self.by_root.get(&spec.root()).copied()
     }
 
-    /// The namespace whose keys carry this id now.
+    /// Returns the namespace whose keys carry this id now.
     pub(crate) fn by_id(&self, id: NamespaceId) -> Option<&Namespace> {
         let space = self.spaces.get(self.by_id.get(&id)?)?;
         self.namespaces.get(&space.handle?)
     }
 
-    /// A tier's key as the machine names it, of whatever epoch.
+    /// Returns the machine's name for a tier's key of any epoch.
     pub(crate) fn any_pool_key(&self, key: &BlockKey) -> Option<PoolKey> {
         self.by_id.get(&key.namespace).map(|&space| PoolKey { space, hash: key.hash })
     }
 
-    /// A client's key as the machine names it; None when its namespace is not open here or its epoch has passed.
+    /// Returns the machine's name for a client's key; `None` if its namespace is not open here or its epoch has passed.
     pub(crate) fn pool_key(&self, key: &BlockKey) -> Option<PoolKey> {
         self.by_id(key.namespace).map(|namespace| namespace.pool_key(key.hash))
     }
 
-    /// The name of a block in tiers.
+    /// Returns a block's key in tiers.
     pub(crate) fn block_key(&self, key: &PoolKey) -> BlockKey {
         let space = self.spaces.get(&key.space).expect("a space is known while anything names it");
         BlockKey { namespace: space.id, hash: key.hash }
+    }
+
+    /// The root of a space's namespace, and whether that is known now.
+    pub(crate) fn root(&self, space: SpaceId) -> Option<(NamespaceId, bool)> {
+        let root = self.spaces.get(&space)?.root;
+        Some((root, self.by_root.contains_key(&root)))
     }
 
     /// Whether keys of this space can still be asked for.
@@ -177,19 +183,19 @@ impl Catalog {
         self.spaces.contains_key(&space)
     }
 
-    /// Whether a namespace has left no space behind of which something is left.
+    /// Returns whether nothing is left of a namespace's earlier spaces.
     pub(crate) fn has_one_space(&self, namespace: &Namespace) -> bool {
         self.spaces_of.get(&namespace.spec.root()) == Some(&1)
     }
 
-    /// Makes a namespace known that is not, in `epoch` at least.
+    /// Makes an unknown namespace known, in `epoch` or a later one.
     pub(crate) fn open(&mut self, spec: &Arc<NamespaceSpec>, mut epoch: u32) -> NamespaceHandle {
         let (root, mut handle) = (spec.root(), self.handles_ever);
         self.handles_ever += 1;
         if self.flaws.has(Flaw::HandlesUsedAgain) {
             handle = (0..).find(|handle| !self.namespaces.contains_key(handle)).unwrap_or(handle);
         }
-        // Forgotten a moment ago: what is left of it is still its own, in its epoch.
+        // It was forgotten only recently: what is left of it still belongs to it, in its epoch.
         let kept = self.epochs_kept.as_mut().and_then(|kept| kept.remove(&root)).unwrap_or(0);
         let left = self.forgotten.remove(&root);
         epoch = epoch.max(kept);
@@ -208,7 +214,7 @@ impl Catalog {
         handle
     }
 
-    /// Forgets a namespace: its space, of which something may be left. Nothing may be under way in it.
+    /// Forgets a namespace. Returns its space, of which something may be left. Nothing may be in flight in it.
     pub(crate) fn forget(&mut self, handle: NamespaceHandle) -> Option<(NamespaceId, SpaceId)> {
         let namespace = self.namespaces.remove(&handle)?;
         let root = namespace.spec.root();
@@ -225,7 +231,7 @@ impl Catalog {
         Some((root, namespace.space))
     }
 
-    /// Forgets a space that nothing names any more.
+    /// Forgets a space that is not named any more.
     pub(crate) fn forget_space(&mut self, space: SpaceId) {
         let Some(gone) = self.spaces.remove(&space) else { return };
         if self.by_id.get(&gone.id) == Some(&space) {
@@ -242,7 +248,7 @@ impl Catalog {
         }
     }
 
-    /// Moves a namespace to `epoch`, never back. The space that it left, if it moved.
+    /// Moves a namespace to `epoch`, but never back. Returns the space that it left, if it moved.
     pub(crate) fn enter(&mut self, handle: NamespaceHandle, epoch: u32) -> Result<Option<SpaceId>> {
         let entry = self.get_mut(handle)?;
         if !epoch_moves(entry.epoch, epoch)? {
@@ -256,7 +262,7 @@ impl Catalog {
         Ok(Some(self.move_to(handle, id)))
     }
 
-    /// Moves a namespace to at least `epoch`, which all tiers have stored or not.
+    /// Moves a namespace to `epoch` or a later one; `stored`: all tiers have stored it.
     pub(crate) fn follow(
         &mut self,
         handle: NamespaceHandle,
@@ -265,16 +271,16 @@ impl Catalog {
     ) -> Result<Option<SpaceId>> {
         let entry = self.get_mut(handle)?;
         if entry.epoch > epoch {
-            // What is known of an earlier epoch says nothing of this one.
+            // Information about an earlier epoch is not valid for this one.
             return Ok(None);
         }
         entry.unstored = !stored;
         self.enter(handle, epoch)
     }
 
-    /// Begins to advance: until [`Self::end_advance`] keys carry `provisional`, an id that no epoch has. The next epoch's
-    /// would not do, because a tier that another depot has moved may hold blocks of it from before. The space that it
-    /// left.
+    /// Begins an advance: until [`Self::end_advance`] keys carry `provisional`, an id that no epoch has. The next
+    /// epoch's id would not do, because a tier that another depot has moved may have earlier blocks of it. Returns the
+    /// space that the namespace left.
     pub(crate) fn begin_advance(
         &mut self,
         handle: NamespaceHandle,
@@ -286,8 +292,8 @@ impl Catalog {
         Ok(self.move_to(handle, provisional))
     }
 
-    /// Ends an advance, in an epoch that is at least `epoch`, which all tiers have stored or not. The space that it left, if
-    /// no other advance is under way.
+    /// Completes an advance, to `epoch` or a later one; `stored`: all tiers have stored it. Returns the space that the
+    /// namespace left, if no other advance is in flight.
     pub(crate) fn end_advance(
         &mut self,
         handle: NamespaceHandle,
@@ -311,7 +317,7 @@ impl Catalog {
         Ok(Some(self.move_to(handle, id)))
     }
 
-    /// Gives a namespace another id; the space that it left.
+    /// Gives a namespace another id. Returns the space that it left.
     fn move_to(&mut self, handle: NamespaceHandle, id: NamespaceId) -> SpaceId {
         let entry = &self.namespaces[&handle];
         let (root, epoch, left) = (entry.spec.root(), entry.epoch, entry.space);
@@ -327,7 +333,7 @@ impl Catalog {
 
     fn new_space(&mut self, entry: Space) -> SpaceId {
         loop {
-            // Begins anew after four thousand million, and passes over those that something still names.
+            // Wraps around after four thousand million, and skips numbers that are still in use.
             self.spaces_ever = self.spaces_ever.checked_add(1).unwrap_or(1);
             let space = SpaceId(self.spaces_ever);
             if !self.spaces.contains_key(&space) {
@@ -394,7 +400,7 @@ mod tests {
             |catalog: &Catalog| (0..20).any(|epoch| spec("a").id(epoch) == catalog.get(handle).unwrap().id);
         catalog.begin_advance(handle, NamespaceId([1; 16])).unwrap();
         assert!(!is_an_epoch(&catalog));
-        // A look that another thread began earlier.
+        // An answer to a query that another thread began earlier.
         assert_eq!(catalog.follow(handle, 6, true).unwrap(), None);
         assert!(!is_an_epoch(&catalog));
         catalog.begin_advance(handle, NamespaceId([2; 16])).unwrap();
@@ -430,7 +436,7 @@ mod tests {
         assert_eq!(catalog.forget(old), Some((spec("a").root(), namespace.space)));
         assert!(catalog.get(old).is_err() && catalog.pool_key(&key).is_none());
         assert_eq!(catalog.block_key(&namespace.pool_key(key.hash)), key);
-        // What its tiers say now may be less than what the space's blocks went through.
+        // Its tiers may report an earlier epoch than the space's blocks have seen.
         let new = catalog.open(&spec("a"), 1);
         assert!(new != old && catalog.get(old).is_err());
         let again = catalog.get(new).unwrap();

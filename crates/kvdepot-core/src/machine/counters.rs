@@ -1,19 +1,19 @@
-//! What the machine counts. Failures are counted by kind, because at an engine's face they all look like a miss (P2).
+//! Counters of the machine. Failures are counted by kind, because an engine sees all of them as a miss (P2).
 
 use crate::error::{Error, ErrorKind};
 
-/// Monotonic counters since the depot began.
+/// Monotonic counters since the depot started.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Block hashes that claims asked for.
+    /// Block hashes requested by claims.
     pub lookup_blocks: u64,
-    /// Blocks that dumps wanted to store.
+    /// Blocks that dumps requested to store.
     pub dump_blocks: u64,
     /// Blocks dumped into the pool.
     pub dump_blocks_sealed: u64,
-    /// Blocks that were there already when a dump asked.
+    /// Blocks of dumps that were already in the pool.
     pub dump_blocks_had: u64,
-    /// Blocks whose dump was refused, mostly because the pool was full of bytes not yet written (back-pressure).
+    /// Blocks whose dump was refused, mostly because the pool was full of unwritten blocks (backpressure).
     pub dump_blocks_dropped: u64,
     /// Blocks requested by loads.
     pub load_blocks: u64,
@@ -27,23 +27,23 @@ pub struct Counters {
     pub write_blocks: u64,
     /// Bytes written to tiers.
     pub write_bytes: u64,
-    /// Blocks that no tier would take: they live in the pool only.
+    /// Blocks whose writes to all tiers failed, so that only the pool has them.
     pub write_blocks_dropped: u64,
     /// Blocks written to a tier again, because it had lost or evicted them.
     pub rewrite_blocks: u64,
-    /// Blocks written to a tier later than at their seal, as its placement has it.
+    /// Blocks written to a tier late: not when they were sealed, but when its placement demanded it.
     pub late_write_blocks: u64,
-    /// Such writes that failed, or found too many others queued.
+    /// Late writes that failed, or that were not queued because the queue was full.
     pub late_write_blocks_dropped: u64,
     /// Claims opened.
     pub claims: u64,
-    /// Claims cut because the pool cannot hold more of them.
+    /// Claims shortened because they needed more than one claim's share of the pool.
     pub claims_cut: u64,
-    /// Claims ended because nobody polled them any more.
+    /// Claims that expired because no client polled them.
     pub claims_expired: u64,
-    /// Namespaces that nobody used, forgotten when others needed their place.
+    /// Unused namespaces that were forgotten to make space in the table of namespaces.
     pub namespaces_forgotten: u64,
-    /// Connections whose end gave back leases or half-written slots (P4).
+    /// Connections that ended while they held leases or half-written slots (P4).
     pub owners_ended_holding: u64,
     /// Failures by operation and kind.
     pub failures: Vec<(&'static str, ErrorKind, u64)>,

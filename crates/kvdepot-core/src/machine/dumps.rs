@@ -8,6 +8,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::eviction::SlotId;
 use crate::key::{BlockKey, NamespaceId};
 use crate::lease::LeaseId;
+use crate::misses::Fate;
 
 impl Machine {
     pub(super) fn reserve(
@@ -33,8 +34,13 @@ impl Machine {
                 outcomes.push(Outcome::Have);
                 continue;
             }
+            // Where the answer is full, the client asks for the rest again.
+            let is_final = runs_left > 0;
             if let Some(kind) = full {
                 self.counters.dump_blocks_dropped += 1;
+                if is_final {
+                    self.pool.went(key, Fate::Dropped, None);
+                }
                 outcomes.push(Outcome::Refused(kind));
                 continue;
             }
@@ -47,6 +53,9 @@ impl Machine {
                 Err(NoRoom::Full(error)) => {
                     full = Some(error.kind());
                     self.counters.dump_blocks_dropped += 1;
+                    if is_final {
+                        self.pool.went(key, Fate::Dropped, None);
+                    }
                     self.counters.failed("dump", &error);
                     Outcome::Refused(error.kind())
                 }

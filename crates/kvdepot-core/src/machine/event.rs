@@ -1,4 +1,4 @@
-//! What goes into the machine and what comes out of it. All of it is data: nothing here calls anything.
+//! Inputs and outputs of the machine. All of it is plain data: nothing here calls anything.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -8,6 +8,7 @@ use crate::eviction::SlotId;
 use crate::hit::GroupShape;
 use crate::key::{BlockHash, BlockKey, NamespaceId, NamespaceSpec};
 use crate::lease::LeaseId;
+use crate::misses::{Gone, Missed};
 use crate::regions::RegionIndex;
 use crate::runs::Runs;
 
@@ -17,104 +18,104 @@ pub use super::catalog::NamespaceHandle;
 pub use super::records::Owner;
 pub use super::tiers::TierIndex;
 
-/// Time in nanoseconds since a moment of the caller's choice. It never goes back.
+/// Time in nanoseconds since a moment of the caller's choice. It never decreases.
 pub type Nanos = u64;
-/// Names a request, so that its reply finds the one who waits for it. Never used twice.
+/// Identifies a request, so that its reply reaches the caller. Never reused.
 pub type Token = u64;
 /// A claim's number.
 pub type ClaimId = u64;
-/// A removal's number, one for all tiers that are told of it. Never used twice.
+/// A removal's number, the same for all tiers that get it. Never reused.
 pub type RemovalId = u64;
 
-/// Something that happened.
+/// An input of the machine.
 #[derive(Debug)]
 #[expect(missing_docs, reason = "fields are named for what they carry")]
 pub enum Event {
-    /// A client asks for something. Its reply may come with this step or with a later one.
+    /// A client's request. Its reply may come with this step or with a later one.
     Request { token: Token, owner: Owner, request: Request },
-    /// The time that a request may wait is over: what is known by now is its reply.
+    /// The time limit of a request has passed: its reply is what is known by now.
     Expire { token: Token },
-    /// A connection ended, and no copy of its client can touch a slot any more (P4).
+    /// A connection ended, and no copy of its client can access a slot any more (P4).
     OwnerEnded { owner: Owner },
-    /// A tier has ended a `Command::Read`.
+    /// A tier has completed a `Command::Read`.
     ReadEnded { tier: TierIndex, slot: SlotId, outcome: Result<Fetched> },
-    /// A tier has ended a `Command::Write`.
+    /// A tier has completed a `Command::Write`.
     WriteEnded { tier: TierIndex, slot: SlotId, outcome: Result<Stored> },
-    /// A tier has ended a `Command::Remove`: it has forgotten the block, or may still have it. One that is told twice counts
-    /// once.
+    /// A tier has completed a `Command::Remove`: it has removed the block, or may still have it. A repeated report
+    /// counts once.
     Removed { id: RemovalId, tier: TierIndex, key: BlockKey, outcome: Result<()> },
-    /// The answer to a [`Question`], one location a key.
+    /// The answer to a [`Question`], one location per key.
     Located { ask: Ask, locations: Vec<Location> },
-    /// A tier has ended a `Command::Probe`: how many leading keys it holds.
+    /// A tier has completed a `Command::Probe`: how many leading keys it has.
     Probed { ask: Ask, outcome: Result<usize> },
-    /// A tier does not hold these blocks any more: it made room, or (`lost`) found them damaged or gone.
+    /// A tier no longer has these blocks: it evicted them, or (`lost`) found them damaged or missing.
     TierForgot { tier: TierIndex, keys: Vec<BlockKey>, lost: bool },
-    /// Goes on with work that was cut into pieces.
+    /// Continues work that was cut into pieces.
     Continue(Job),
     /// The pool's memory is populated up to this byte.
     Populated { upto_bytes: u64 },
-    /// The depot is to end: who waits for a drain waits no longer.
+    /// The depot is shutting down: waits for a drain end.
     Ending,
-    /// The depot hands its pool over to another one: from now on nothing is reserved, leased, fetched, written or evicted.
-    /// Copies under way can still be committed.
+    /// The depot hands over its pool to another one: from now on nothing is reserved, leased, fetched, written or
+    /// evicted. Copies in flight can still be committed.
     Freeze,
-    /// The hand-over came to nothing: all goes on.
+    /// The hand-over failed: everything continues.
     Thaw,
-    /// Slots that another depot, whose pool had this size, has handed over in the pool's memory. Their namespaces are to be
-    /// open.
+    /// Slots that another depot, whose pool had this size, has handed over in the pool's memory. Their namespaces must
+    /// be open.
     Adopt { pool_bytes: u64, slots: Vec<Adopt> },
-    /// Some time has passed: expired claims end, delayed writes are tried again.
+    /// Some time has passed: expired claims end, delayed writes are retried.
     Tick,
 }
 
-/// How a read that did not fail ended.
+/// Outcome of a read that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fetched {
-    /// The block is in the slot, and its checksum was right.
+    /// The block is in the slot, and its checksum was correct.
     Whole,
-    /// The tier does not hold it.
+    /// The tier does not have it.
     Miss,
 }
 
-/// How a write that did not fail ended.
+/// Outcome of a write that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stored {
     /// The block was written now.
     New,
-    /// The tier had it already; nothing was written.
+    /// The tier already had it; nothing was written.
     AlreadyThere,
 }
 
-/// What is known without I/O about which tier holds a block.
+/// Location of a block, as far as it is known without I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Location {
-    /// This tier does.
+    /// This tier has it.
     Tier(TierIndex),
-    /// At least one tier cannot tell without I/O, and no tier is known to hold it.
+    /// At least one tier cannot tell without I/O, and no tier is known to have it.
     Unknown,
-    /// None does.
+    /// No tier has it.
     Absent,
 }
 
-/// Who asked a question.
+/// Origin of a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ask {
     /// A load.
     Load(Token),
-    /// A claim, and which of its questions.
+    /// A claim, and the number of its question.
     Claim(ClaimId, u32),
 }
 
-/// Which tiers hold these blocks? To be answered without I/O, by [`Event::Located`].
+/// A question which tiers have these blocks. It must be answered without I/O, by [`Event::Located`].
 #[derive(Debug)]
 pub struct Question {
-    /// Who asks.
+    /// Origin of the question.
     pub ask: Ask,
     /// The blocks.
     pub keys: Vec<BlockKey>,
 }
 
-/// Work that goes on in the next step.
+/// Work that continues in the next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Job {
     /// A claim's next places.
@@ -132,7 +133,7 @@ pub enum Job {
     Miss { tier: TierIndex, slot: SlotId },
 }
 
-/// Which shards a commit speaks of.
+/// Shards of a commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ShardSet {
     /// All of them.
@@ -146,46 +147,46 @@ pub enum ShardSet {
 pub struct ClaimGroup {
     /// Namespaces of all ranks whose blocks are needed.
     pub namespaces: Vec<NamespaceHandle>,
-    /// How the group cuts a prompt.
+    /// The group's block and window sizes.
     pub shape: GroupShape,
 }
 
-/// How a slot for a dump is to be made.
+/// Kind of slot for a dump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reserve {
-    /// A block that never changes: refused when it is there, or on its way.
+    /// A block that never changes: refused if it is present or in flight.
     Block,
-    /// As `Block`, for a remote client: what all of them may be filling is bounded.
+    /// Like `Block`, for a remote client: the total size that all of them fill is limited.
     RemoteBlock,
-    /// A value that will take the place of what is there.
+    /// A value that will replace the current one.
     Value,
 }
 
-/// What a client asks.
+/// A client's request.
 #[derive(Debug)]
 #[expect(missing_docs, reason = "fields are named for what they carry")]
 pub enum Request {
-    /// Makes a namespace known, at this epoch at least; the owner, if it is not 0, uses it until it ends. Where too many are
-    /// known, one that nobody uses is forgotten for it. Reply: `Namespace`.
+    /// Makes a namespace known, at this epoch or later. The owner, if it is not 0, uses it until it ends. If too many
+    /// are known, an unused one is forgotten. Reply: `Namespace`.
     OpenNamespace { spec: Arc<NamespaceSpec>, epoch: u32 },
-    /// The owner uses a namespace that is known, until it ends. Reply: `Namespace`.
+    /// The owner uses a known namespace until it ends. Reply: `Namespace`.
     UseNamespace { namespace: NamespaceHandle },
-    /// Moves a namespace to an epoch, never back. Reply: `Namespace`.
+    /// Moves a namespace to an epoch, but never back. Reply: `Namespace`.
     EnterEpoch { namespace: NamespaceHandle, epoch: u32 },
-    /// Begins to move a namespace to an epoch that no tier had: from now on keys carry `provisional`, which no epoch has, so
-    /// nothing old is served and nothing is served too early. Reply: `Namespace`.
+    /// Begins to move a namespace to an epoch that no tier had: from now on keys carry `provisional`, which no epoch
+    /// has, so nothing old is served, and nothing new too early. Reply: `Namespace`.
     BeginAdvance { namespace: NamespaceHandle, provisional: NamespaceId },
-    /// Ends that, in at least this epoch. Until every tier has `stored` it, which a `FollowEpoch` may tell, the namespace is
-    /// not forgotten. Reply: `Namespace`.
+    /// Completes that move, to this epoch or later. Until every tier has `stored` it, which a `FollowEpoch` may report,
+    /// the namespace is not forgotten. Reply: `Namespace`.
     EndAdvance { namespace: NamespaceHandle, epoch: u32, stored: bool },
-    /// Moves a namespace to at least this epoch, which every tier has `stored` or not yet. Reply: `Namespace`.
+    /// Moves a namespace to this epoch or later; `stored`: every tier has stored it. Reply: `Namespace`.
     FollowEpoch { namespace: NamespaceHandle, epoch: u32, stored: bool },
-    /// Blocks for the owner are to lie in this region of the pool from now on, where there is room; none takes the wish back.
-    /// A namespace for which it reserves or loads keeps the wish for who has none of its own, such as a scheduler's claim.
-    /// Reply: `Done`.
+    /// Sets the preferred region of the pool for the owner's blocks, used while it has space; `None` resets it. A
+    /// namespace for which the owner reserves or loads keeps the preference for callers without their own, such as a
+    /// scheduler's claim. Reply: `Done`.
     Near { region: Option<RegionIndex> },
-    /// Slots for blocks about to be dumped; more than `runs_max` runs in all are refused. With an `id`, the namespace's keys
-    /// must still carry it. Reply: `Slots`, of the first ones.
+    /// Reserves slots for blocks that will be dumped; more than `runs_max` runs in total are refused. With an `id`, the
+    /// namespace's keys must still carry it. Reply: `Slots`, for the first ones.
     Reserve {
         namespace: NamespaceHandle,
         id: Option<NamespaceId>,
@@ -193,14 +194,15 @@ pub enum Request {
         how: Reserve,
         runs_max: usize,
     },
-    /// Shards of reserved blocks are in their slots. Reply: `Took`.
+    /// Commits shards of reserved blocks that are in their slots. Reply: `Took`.
     Commit { leases: Vec<LeaseId>, shards: ShardSet, crc64: Option<u64> },
-    /// A filled slot becomes the value of its key, in place of what is under it and under `others`. Reply: `Done`.
+    /// Makes a filled slot the value of its key, in place of the values under it and under `others`. Reply: `Done`.
     Publish { lease: LeaseId, others: Vec<BlockKey> },
     /// Ends leases. Reply: `Took`.
     Release { leases: Vec<LeaseId> },
-    /// Leases blocks for reading; blocks in a tier are fetched until `fetch_deadline`. `last`: the caller asks for what
-    /// is late no more, so it counts as missed. With an `id`, the namespace's keys must still carry it. Reply: `Slots`.
+    /// Leases blocks for reading. Blocks in a tier are fetched until `fetch_deadline`. `last`: the caller will not ask
+    /// again for late blocks, so they count as missed. With an `id`, the namespace's keys must still carry it. Reply:
+    /// `Slots`.
     Load {
         namespace: NamespaceHandle,
         id: Option<NamespaceId>,
@@ -209,9 +211,10 @@ pub enum Request {
         last: bool,
         runs_max: usize,
     },
-    /// Leases what is in the pool. Reply: `Leased`, of the first ones.
+    /// Leases the blocks that are in the pool. Reply: `Leased`, for the first ones.
     LeaseNow { keys: Vec<BlockKey> },
-    /// Leases what is in the pool to look at its bytes, which is no use of it. Reply: `Leased`, of the first ones.
+    /// Leases the blocks that are in the pool to examine their bytes, which does not count as a use. Reply: `Leased`,
+    /// for the first ones.
     Inspect { keys: Vec<BlockKey> },
     /// Notes the checksum of a leased block.
     SetChecksum { lease: LeaseId, crc64: u64 },
@@ -220,7 +223,7 @@ pub enum Request {
     /// Forgets at most [`super::REMOVE_BLOCKS`] blocks, in the pool and in the tiers that have them by `locations`. Reply:
     /// `Removed`, when tiers have forgotten those that are not being written, or could not.
     Remove { keys: Vec<BlockKey>, locations: Vec<Location> },
-    /// Finds and leases the longest hit. Reply: `Claim`, when tiers have said what they hold.
+    /// Finds and leases the longest hit. `label`: what its client calls it. Reply: `Claim`, when tiers have said what they hold.
     ClaimOpen {
         groups: Vec<ClaimGroup>,
         hashes: Vec<BlockHash>,
@@ -228,9 +231,12 @@ pub enum Request {
         limit: usize,
         deadline: Nanos,
         patience: Nanos,
+        label: Option<Box<str>>,
     },
     /// How far a claim is; `settle` takes what has come. Reply: `Claim`.
     ClaimPoll { claim: ClaimId, settle: bool },
+    /// Takes what has come, because computing the rest is faster than waiting for it. Reply: `Claim`.
+    ClaimDecline { claim: ClaimId },
     /// Ends a claim and its leases. Reply: `Done`.
     ClaimRelease { claim: ClaimId },
     /// Ends all claims of the connection. A claim's leases only keep blocks in the pool: a client copies under leases of its
@@ -245,59 +251,59 @@ pub enum Request {
     Keys { namespaces: Vec<NamespaceHandle>, from: usize },
 }
 
-/// A slot in a client's hands.
+/// A slot leased to a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leased {
     /// The lease on it.
     pub lease: LeaseId,
     /// Its number.
     pub slot: SlotId,
-    /// Its place in the pool.
+    /// Its memory in the pool.
     pub runs: Runs,
-    /// Bytes of the block in it.
+    /// Number of bytes of the block in it.
     pub block_bytes: u64,
-    /// The block's CRC-64/NVME, where it is known.
+    /// The block's CRC-64/NVME, if known.
     pub crc64: Option<u64>,
 }
 
-/// How one block of a request fared.
+/// Outcome for one block of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The slot is leased: for writing, or for reading.
     Leased(Leased),
-    /// The depot has the block already, or somebody else is dumping it.
+    /// The depot already has the block, or another client is dumping it.
     Have,
-    /// No: why.
+    /// Refused, with the reason.
     Refused(ErrorKind),
 }
 
-/// How a block of a `LeaseNow` stands.
+/// State of a block of a `LeaseNow`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Now {
     /// Leased.
     Leased(Leased),
-    /// On its way into the pool.
+    /// Being fetched into the pool.
     Arriving,
     /// Not in the pool.
     Absent,
 }
 
-/// A claim that is not settled, of whose hit every block is leased or on its way from a tier, and none has failed.
+/// A claim that is not settled, whose hit's blocks are all leased or being fetched, and none has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arriving {
-    /// The hit if all of them come, in hash units.
+    /// The hit if all of them arrive, in hash units.
     pub units: usize,
-    /// The hit if the claim were settled now, in hash units: at least that.
+    /// The minimum hit if the claim were settled now, in hash units.
     pub units_now: usize,
-    /// Units of it that come from below the pool.
+    /// Units of the hit that come from below the pool.
     pub units_from_tier: usize,
-    /// Blocks that have come from a tier.
+    /// Number of blocks that have arrived from a tier.
     pub blocks_come: usize,
-    /// Blocks that have not.
+    /// Number of blocks that have not.
     pub blocks_left: usize,
 }
 
-/// How far a claim is.
+/// Progress of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// Its number.
@@ -308,66 +314,69 @@ pub struct Progress {
     pub units: usize,
     /// Units of it that came from below the pool.
     pub units_from_tier: usize,
-    /// What may still come.
+    /// The blocks that may still arrive.
     pub arriving: Option<Arriving>,
 }
 
-/// A namespace as it stands now.
+/// A namespace in its current state.
 #[derive(Clone, Debug)]
 pub struct Opened {
     /// Its number at this depot.
     pub handle: NamespaceHandle,
-    /// What keys carry now.
+    /// The id that its keys carry now.
     pub id: NamespaceId,
     /// Its epoch.
     pub epoch: u32,
-    /// What was fingerprinted.
+    /// Its fingerprinted specification.
     pub spec: Arc<NamespaceSpec>,
 }
 
-/// A namespace that is not known any more.
+/// A namespace that is no longer known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Forgotten {
-    /// Its number, which no namespace will have again.
+    /// Its number, which is never reused.
     pub handle: NamespaceHandle,
-    /// What it is known by to tiers, which may let go of it.
+    /// Its name at the tiers, which may free its memory.
     pub root: NamespaceId,
 }
 
-/// What a request comes to. A request that fails as a whole is an error in its place.
+/// Reply to a request. If the entire request fails, an error takes its place.
 #[derive(Clone, Debug)]
 pub enum Reply {
     /// To all requests about namespaces and epochs.
     Namespace(Opened),
-    /// To `Load`, one for each hash. To `Reserve`, one for each of the first hashes: the rest is to be asked for again.
+    /// To `Load`, one for each hash. To `Reserve`, one for each of the first hashes: the caller must submit the rest
+    /// again.
     Slots(Vec<Outcome>),
-    /// To `LeaseNow` and `Inspect`, one for each of the first keys: the rest is to be asked for again.
+    /// To `LeaseNow` and `Inspect`, one for each of the first keys: the caller must submit the rest again.
     Leased(Vec<Now>),
-    /// To `Commit`, `Release` and `Prefetch`: how many of the first ones were taken. The rest is to be asked for again.
+    /// To `Commit`, `Release` and `Prefetch`: how many of the first ones were taken. The caller must submit the rest
+    /// again.
     Took(usize),
     /// To `Remove`.
     Removed {
-        /// Whether each was there.
+        /// Whether each was present.
         was_there: Vec<bool>,
-        /// Blocks that a tier may still have: it failed, has not answered, or was not asked because it owes too much. They are
-        /// not read from it before it has removed them; the depot's end forgets that.
+        /// Number of blocks that a tier may still have: it failed, has not answered, or was not asked because it owes
+        /// too many removals. They are not read from it before it has removed them; the depot forgets that when it
+        /// ends.
         left: usize,
     },
     /// To the claim requests.
     Claim(Progress),
     /// To `EndClaims`: whether the connection still holds leases.
     Holds(bool),
-    /// To `EvictTo`: how many blocks went, and whether it is to be asked again.
+    /// To `EvictTo`: how many blocks were evicted, and whether to submit it again.
     Evicted(usize, bool),
-    /// To `Drain`: whether it is over.
+    /// To `Drain`: whether it has completed.
     Drained(bool),
-    /// To `Keys`: the keys, and where to go on, if not at the end.
+    /// To `Keys`: the keys, and where to continue, unless it is the end.
     Keys(Vec<BlockKey>, Option<usize>),
     /// Done.
     Done,
 }
 
-/// What a tier is to do.
+/// A command to a tier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "fields are named for what they carry")]
 pub enum Command {
@@ -375,26 +384,26 @@ pub enum Command {
     Read { tier: TierIndex, slot: SlotId, key: BlockKey, runs: Runs, deadline: Nanos },
     /// Write a block from a slot.
     Write { tier: TierIndex, slot: SlotId, key: BlockKey, runs: Runs },
-    /// Forget a block.
+    /// Remove a block.
     Remove { id: RemovalId, tier: TierIndex, key: BlockKey },
-    /// Find out by I/O how many leading ones of these blocks it holds.
+    /// Determine by I/O how many leading blocks of these the tier has.
     Probe { tier: TierIndex, ask: Ask, keys: Vec<BlockKey> },
-    /// Note that these blocks are in use. For every tier.
+    /// Record that these blocks are in use. For every tier.
     Touch { keys: Vec<BlockKey> },
 }
 
-/// A tier, or a part of one, that owes too many removals to be used for a namespace before that is reset.
+/// A tier, or a part of one, that owes too many removals to be used for a namespace until that is reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Closed {
     /// The tier.
     pub tier: TierIndex,
     /// Its part, such as a server.
     pub part: usize,
-    /// What the namespace's keys carry.
+    /// The id that the namespace's keys carry.
     pub namespace: NamespaceId,
 }
 
-/// Memory that is to be given back. It is only dropped.
+/// Memory to be freed by dropping it.
 #[derive(Debug)]
 pub struct Discarded(#[expect(dead_code, reason = "see there")] Box<dyn Any + Send>);
 
@@ -404,17 +413,17 @@ impl Discarded {
     }
 }
 
-/// What a step asks of its caller. Order matters inside each list.
+/// Effects of a step, for its caller to carry out. The order inside each list matters.
 #[derive(Debug, Default)]
 pub struct Effects {
-    /// Replies, each to one waiter.
+    /// Replies, each to one caller.
     pub replies: Vec<(Token, Result<Reply>)>,
-    /// Blocks that lookups find from now on, or do not find any more. To be applied before the next step.
+    /// Blocks that lookups find from now on, or no longer find. Apply them before the next step.
     pub visible: Vec<(BlockKey, bool)>,
-    /// For the ledger, in this order; empty where none is kept. To be applied before the next step, and before replies and
-    /// commands leave.
+    /// Changes for the ledger, in this order; empty if none is kept. Apply them before the next step, and before
+    /// replies and commands leave.
     pub proofs: Vec<Proof>,
-    /// Namespaces that are not known any more. To be applied before the next step, and before `namespaces`.
+    /// Namespaces that are no longer known. Apply them before the next step, and before `namespaces`.
     pub forgotten: Vec<Forgotten>,
     /// Namespaces whose epoch changed, or that are new. To be applied before the next step, and before replies leave.
     pub namespaces: Vec<Opened>,
@@ -426,6 +435,10 @@ pub struct Effects {
     pub again: Vec<Job>,
     /// Tiers that are not used for a namespace from now on. For logs.
     pub closed: Vec<Closed>,
+    /// Blocks that went, for who remembers them. To be noted before `missed` is looked at.
+    pub gone: Vec<Gone>,
+    /// Claims that found less than they asked for.
+    pub missed: Vec<Missed>,
     /// To be dropped after unlocking: giving much memory back takes long.
     pub discarded: Vec<Discarded>,
 }

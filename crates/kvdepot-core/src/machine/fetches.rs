@@ -1,4 +1,5 @@
-//! Blocks on their way from tiers, and what keeps pool and tiers in step: uses, and what tiers forgot.
+//! Fetches of blocks from tiers, and notifications that keep pool and tiers in sync: uses, and blocks that tiers
+//! forgot.
 
 use super::event::{Command, Effects, Fetched, NamespaceHandle, Nanos, Now, Owner, TierIndex};
 use super::flaw::Flaw;
@@ -11,6 +12,7 @@ use crate::block::Block;
 use crate::error::Result;
 use crate::eviction::SlotId;
 use crate::key::BlockKey;
+use crate::misses::{Fate, Gone};
 
 impl Machine {
     pub(super) fn lease_now(&mut self, owner: Owner, keys: &[BlockKey]) -> Vec<Now> {
@@ -32,7 +34,7 @@ impl Machine {
         out
     }
 
-    /// Begins fetches: of how many of the blocks, before this step had looked long enough for room.
+    /// Begins fetches. Returns for how many of the blocks, before this step had searched long enough for space.
     pub(super) fn prefetch(
         &mut self,
         namespace: NamespaceHandle,
@@ -67,12 +69,12 @@ impl Machine {
         if end == ReadEnd::GoesOn {
             return;
         }
-        // A namespace may have been reset while its blocks were on their way.
+        // A namespace may have been reset while its blocks were in flight.
         let current = catalog.is_live(pool.slot(slot).key.space) || self.flaws.has(Flaw::LeaseAfterReset);
         let live = current && pool.slot(slot).block.is_readable();
         let arrived = (end == ReadEnd::Whole && live).then_some(slot);
         let waiters = pool.edit(slot, slots::Slot::take_waiters);
-        // All have their leases before any of them is answered: who gives its lease back may free the slot (P4).
+        // All get their leases before any of them is answered: a waiter that releases its lease may free the slot (P4).
         for waiter in &waiters {
             let Self { catalog, pool, flow, counters, loads, claims, .. } = self;
             let mut rooms = Rooms { catalog, pool, flow, counters };
@@ -104,8 +106,8 @@ impl Machine {
         }
     }
 
-    /// Keeps what is hot in the pool fresh in the tiers, and writes again what no tier has: it was evicted there, or
-    /// could not be written before.
+    /// Reports uses of blocks to the tiers, and writes blocks again that no tier has: they were evicted there, or could
+    /// not be written before.
     pub(super) fn tell_uses(&mut self, out: &mut Effects) {
         let touched = self.pool.take_touched();
         if touched.is_empty() || !self.flow.has_tiers() {
@@ -134,9 +136,13 @@ impl Machine {
     }
 
     /// A tier does not hold blocks any more. What it lost is written again; what it evicted to make room is not.
-    pub(super) fn tier_forgot(&mut self, tier: TierIndex, keys: &[BlockKey], lost: bool) {
+    pub(super) fn tier_forgot(&mut self, tier: TierIndex, keys: &[BlockKey], lost: bool, out: &mut Effects) {
         for key in keys {
             let slot = self.catalog.pool_key(key).and_then(|key| self.pool.readable(&key));
+            if slot.is_none() {
+                let fate = if lost { Fate::Lost } else { Fate::Evicted };
+                out.gone.push(Gone { key: *key, fate, tier: Some(tier), kept_s: None });
+            }
             let Some(slot) = slot.filter(|&slot| self.pool.slot(slot).saved & 1 << tier != 0) else {
                 continue;
             };

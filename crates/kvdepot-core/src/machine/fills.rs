@@ -1,12 +1,12 @@
-//! Who is filling how much of the pool, and who has stopped.
+//! Tracks how much of the pool each client is filling, and which clients have stopped.
 //!
-//! Bytes that clients are filling count against the shares that dumps may take. A client that was stopped in the middle of
-//! its dumps, by a debugger or SIGSTOP, keeps its slots: it may go on and write them (P4). But it must not keep everybody
-//! else from dumping into what is left, so after a while its bytes are taken out of the account.
+//! Bytes that clients are filling count against the shares that dumps may take. A client that was stopped in the middle
+//! of its dumps, by a debugger or SIGSTOP, keeps its slots, because it may resume and write them (P4). But it must not
+//! keep all others from dumping into the rest, so after a while its bytes no longer count.
 
 use hashbrown::HashMap;
 
-/// Seconds without a dump's request after which an owner that is filling slots counts as stopped.
+/// Seconds without a dump request after which an owner that is filling slots counts as stopped.
 pub(crate) const STOPPED_AFTER_S: u32 = 10;
 
 #[derive(Clone, Copy, Debug)]
@@ -15,7 +15,7 @@ struct Fill {
     seen_s: u32,
 }
 
-/// See the module.
+/// Filled bytes by owner; see the module.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Fills {
     by_owner: HashMap<u64, Fill>,
@@ -23,7 +23,7 @@ pub(crate) struct Fills {
 }
 
 impl Fills {
-    /// An owner asks for slots: it has not stopped.
+    /// Records that an owner requests slots: it has not stopped.
     pub(crate) fn seen(&mut self, owner: u64, now_s: u32) {
         if let Some(fill) = self.by_owner.get_mut(&owner) {
             fill.seen_s = now_s;
@@ -31,14 +31,14 @@ impl Fills {
         }
     }
 
-    /// It was given a slot to fill.
+    /// Records that an owner got a slot to fill.
     pub(crate) fn begun(&mut self, owner: u64, bytes: u64, now_s: u32) {
         let fill = self.by_owner.entry(owner).or_insert(Fill { bytes: 0, seen_s: now_s });
         fill.bytes += bytes;
         fill.seen_s = now_s;
     }
 
-    /// It has filled one, or given it up.
+    /// Records that an owner has filled or abandoned a slot.
     pub(crate) fn ended(&mut self, owner: u64, bytes: u64, now_s: u32) {
         let Some(fill) = self.by_owner.get_mut(&owner) else { return };
         fill.bytes = fill.bytes.saturating_sub(bytes);
@@ -49,20 +49,21 @@ impl Fills {
         self.look_again(now_s);
     }
 
-    /// Somebody who counted as stopped may have gone on.
+    /// An owner that counted as stopped may have resumed.
     fn look_again(&mut self, now_s: u32) {
         if self.stopped_bytes > 0 {
             self.look(now_s);
         }
     }
 
-    /// Looks who has stopped. As many steps as there are owners who fill slots: at most one a connection.
+    /// Finds the owners that have stopped. It takes as many steps as there are owners that fill slots: at most one per
+    /// connection.
     pub(crate) fn look(&mut self, now_s: u32) {
         let stopped = |fill: &&Fill| now_s.saturating_sub(fill.seen_s) >= STOPPED_AFTER_S;
         self.stopped_bytes = self.by_owner.values().filter(stopped).map(|fill| fill.bytes).sum();
     }
 
-    /// Bytes in the hands of owners who have stopped.
+    /// Returns the number of bytes held by stopped owners.
     pub(crate) const fn stopped_bytes(&self) -> u64 {
         self.stopped_bytes
     }

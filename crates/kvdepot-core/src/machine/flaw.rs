@@ -1,39 +1,39 @@
-//! Mistakes that the simulation builds into the machine, to see that it finds them. No other build can make one.
+//! Mistakes that the simulation plants in the machine, to check that it finds them. No other build can enable one.
 
 /// A mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flaw {
-    /// Claims are admitted whether there is room or not.
+    /// Claims are admitted even if there is no space.
     AdmitWithoutRoom,
-    /// What a displaced slot's write leaves behind is not waited for.
+    /// The removal of what a displaced slot's write leaves behind is not waited for.
     NoTurnBehindWrite,
     /// A block that arrives after its namespace was reset is leased.
     LeaseAfterReset,
-    /// A displaced slot's queued writes are not called off.
+    /// A displaced slot's queued writes are not cancelled.
     WriteDisplaced,
-    /// A tier that has the value before counts as having the new one.
+    /// A tier that already has the earlier value counts as having the new one.
     AlreadyThereIsStored,
     /// Every tier is given every block at its seal.
     PlacementIgnored,
     /// A slot that is being filled is handed over as a block.
     HandOverFilling,
-    /// The ledger is not told of blocks that are gone.
+    /// The ledger is not updated when a block leaves.
     RecordKept,
-    /// A namespace is given the number of one that was forgotten.
+    /// A new namespace gets the number of a forgotten one.
     HandlesUsedAgain,
     /// A namespace is forgotten although a tier has not stored its epoch.
     ForgetUnstored,
-    /// A namespace is forgotten although something is under way in it.
+    /// A namespace is forgotten although something is in flight in it.
     ForgetWhileBusy,
-    /// A past epoch is forgotten although a tier has not ended a command of it.
+    /// A past epoch is forgotten although a tier has not completed a command of it.
     ForgetSpaceEarly,
-    /// A removal that a tier could not carry out counts as done.
+    /// A removal that a tier failed to carry out counts as done.
     FailedRemovalCounts,
-    /// The end of a removal is taken for that of the one that was sent first.
+    /// The end of a removal is attributed to the removal that was sent first.
     RemovalsByOrder,
     /// A tier that owes too many removals is used as if it owed none.
     ClosedTierUsed,
-    /// The region that is wished for a block is ignored.
+    /// The preferred region of a block is ignored.
     RegionIgnored,
 }
 

@@ -1,9 +1,9 @@
-//! Forgetting: epochs that have passed, as soon as nothing is left of them, and namespaces that nobody uses, when others
-//! need their place.
+//! Forgetting: of past epochs, as soon as nothing of them is left, and of unused namespaces, when others need their
+//! place.
 //!
-//! A namespace is *idle* when it has no user, its epoch does not move and is stored in every tier, and no request, no tier
-//! and no client has anything under way in it; its blocks are all in the tiers that are to have them. Only an idle one is
-//! forgotten, the one that was used least recently first. Its blocks leave the pool in bounded pieces.
+//! A namespace is *idle* if it has no user, its epoch does not move and is stored in every tier, no request, tier or
+//! client has anything in flight in it, and its blocks are in all tiers that should have them. Only idle namespaces are
+//! forgotten, the least recently used first. Their blocks leave the pool in bounded pieces.
 
 use super::Machine;
 use super::catalog::{Namespace, NamespaceHandle};
@@ -12,20 +12,20 @@ use super::flaw::Flaw;
 use super::names::SpaceId;
 use crate::error::{Error, ErrorKind, Result};
 
-/// Requests of the depot itself, which uses no namespace.
+/// Owner of requests of the depot itself, which uses no namespace.
 const NOBODY: Owner = 0;
 
-/// A walk over the slots in search of blocks that nobody can ask for.
+/// A walk over the slots in search of blocks that no client can request.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sweep {
-    /// Where it goes on, while there is one.
+    /// Position of the walk, while there is one.
     at: Option<usize>,
-    /// Whether another space was left since it began: then another walk follows.
+    /// Whether another space was left since the walk began: then another walk follows.
     again: bool,
 }
 
 impl Machine {
-    /// Lets the machine know no more than `namespaces_max` namespaces at a time; half of them for one owner. To be called
+    /// Limits the machine to `namespaces_max` known namespaces at a time, and half of them for one owner. Call it
     /// before the first event.
     #[must_use]
     pub fn with_namespaces_max(mut self, namespaces_max: usize) -> Self {
@@ -33,7 +33,7 @@ impl Machine {
         self
     }
 
-    /// An owner uses a namespace from now on.
+    /// Records that an owner uses a namespace from now on.
     pub(super) fn begin_use(&mut self, owner: Owner, handle: NamespaceHandle) -> Result<()> {
         self.catalog.get(handle)?;
         if owner != NOBODY {
@@ -47,7 +47,7 @@ impl Machine {
         self.namespaces_max.div_ceil(2)
     }
 
-    /// Makes room for a namespace that `owner` would open.
+    /// Makes space for a namespace that `owner` is about to open.
     pub(super) fn make_room(&mut self, owner: Owner, out: &mut Effects) -> Result<()> {
         if let Some(handle) = self.whose_place(owner)? {
             self.forget_namespace(handle, out);
@@ -55,12 +55,12 @@ impl Machine {
         Ok(())
     }
 
-    /// Whether `owner` may open a namespace that is not known, and why not.
+    /// Returns an error if `owner` may not open an unknown namespace, with the reason.
     pub fn may_open(&self, owner: Owner) -> Result<()> {
         self.whose_place(owner).map(drop)
     }
 
-    /// The namespace that is to be forgotten for a new one of `owner`, if any must be.
+    /// Returns the namespace that must be forgotten for a new one of `owner`, if any.
     fn whose_place(&self, owner: Owner) -> Result<Option<NamespaceHandle>> {
         if owner != NOBODY {
             self.users.may_use(owner, None, self.namespaces_per_owner_max())?;
@@ -71,7 +71,7 @@ impl Machine {
         let idle =
             |handle: &NamespaceHandle| self.catalog.get(*handle).is_ok_and(|known| self.is_idle(known));
         match self.users.unused().find(idle) {
-            // What is handed over was counted already.
+            // The namespaces to hand over have been counted already.
             Some(_) if self.frozen => Err(Error::new(
                 ErrorKind::Unavailable,
                 "the depot is handing its pool over to another one, which will answer in a moment",
@@ -87,7 +87,7 @@ impl Machine {
         }
     }
 
-    /// See the module.
+    /// Returns whether a namespace is idle; see the module.
     fn is_idle(&self, namespace: &Namespace) -> bool {
         let writing = !self.pool.uses.is_idle(namespace.space) || !self.flow.uses.is_unused(namespace.space);
         (!namespace.is_moving() || self.flaws.has(Flaw::ForgetUnstored))
@@ -105,7 +105,7 @@ impl Machine {
         }
     }
 
-    /// A namespace has left a space: what is in it goes, in pieces.
+    /// Removes the contents of a space that its namespace has left, in pieces.
     pub(super) fn leave(&mut self, space: SpaceId, out: &mut Effects) {
         self.left.push(space);
         if self.pool.uses.has_slots(space) {
@@ -117,7 +117,7 @@ impl Machine {
         }
     }
 
-    /// Looks at the next slots for blocks that nobody can ask for.
+    /// Checks the next slots for blocks that no client can request.
     pub(super) fn sweep(&mut self, out: &mut Effects) {
         let Some(at) = self.sweep.at else { return };
         let (catalog, pace) = (&self.catalog, self.pace);
@@ -131,8 +131,8 @@ impl Machine {
         }
     }
 
-    /// Forgets spaces that were left and that nothing names any more: no slot, no request, no turn of a key. A tier that has
-    /// not ended a command of such a space keeps a slot or a turn there.
+    /// Forgets spaces that were left and that no slot, request or turn of a key names any more. A tier that has not
+    /// completed a command of such a space keeps a slot or a turn there.
     pub(super) fn forget_spaces(&mut self) {
         let Self { left, pool, flow, catalog, .. } = self;
         left.append(&mut pool.uses.take_unused());
@@ -145,7 +145,7 @@ impl Machine {
         }
     }
 
-    /// What is counted of spaces is what there is, and what is named is known: for tests.
+    /// Checks that the counts of spaces are correct and that every named space is known. For tests.
     #[cfg(any(test, feature = "model"))]
     pub(super) fn check_spaces(&self) -> std::result::Result<(), String> {
         let slots = self.pool.recount_spaces();

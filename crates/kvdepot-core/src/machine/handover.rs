@@ -1,9 +1,9 @@
-//! A pool that changes hands: what one depot's machine says of its slots, and how another one's takes them in.
+//! Handover of a pool: how one depot's machine describes its slots, and how the machine of another depot adopts them.
 //!
-//! The old machine is frozen and has settled: no tier reads into a slot, no key waits for a tier, and every lease belongs
-//! to a client that is named as a holder. A holder may still copy, so its slots stay leased at the new machine until its
-//! copies have ended (P4). Only sealed blocks that lookups found are handed over as blocks (P1), under the namespace id
-//! that they were sealed under: the new machine takes those in whose id is current there.
+//! The old machine is frozen and has settled: no tier reads into a slot, no key waits for a tier, and every lease
+//! belongs to a client that is named as a holder. A holder may still copy, so its slots stay leased at the new machine
+//! until its copies have ended (P4). Only sealed blocks that lookups found are handed over as blocks (P1), under the
+//! namespace id that they were sealed under. The new machine adopts those whose id is current there.
 
 use hashbrown::HashMap;
 
@@ -16,11 +16,12 @@ use crate::block::Block;
 use crate::eviction::SlotId;
 use crate::key::{BlockHash, NamespaceId};
 
-/// A key of no block: no namespace's space has this number.
+/// A key that belongs to no block: no namespace's space has this number.
 const NOBODYS: PoolKey = PoolKey { space: SpaceId(0), hash: BlockHash([0; 16]) };
 
 impl Machine {
-    /// Why a frozen machine cannot be handed over yet, if so. `holders` are the connections that may still copy.
+    /// Returns why a frozen machine cannot be handed over yet, if so. `holders` are the connections that may still
+    /// copy.
     pub fn unsettled(&self, holders: &[Owner]) -> Option<&'static str> {
         if let Some(why) = self.closed_somewhere() {
             return Some(why);
@@ -34,13 +35,13 @@ impl Machine {
         None
     }
 
-    /// Why a machine cannot be handed over before somebody resets namespaces, if so.
+    /// Returns why a machine cannot be handed over until namespaces are reset, if so.
     pub fn closed_somewhere(&self) -> Option<&'static str> {
         let closed = self.flow.places_closed() > 0;
         closed.then_some("a tier owes so many removals that namespaces are closed there: reset them")
     }
 
-    /// Which holders have leased which slots, for [`Self::handed`].
+    /// Returns the holders of each leased slot, for [`Self::handed`].
     pub fn held_by(&self, holders: &[Owner]) -> HashMap<SlotId, Vec<u32>> {
         let places: HashMap<Owner, u32> = (0..).zip(holders).map(|(place, &owner)| (owner, place)).collect();
         let mut held: HashMap<SlotId, Vec<u32>> = HashMap::new();
@@ -51,7 +52,7 @@ impl Machine {
         held
     }
 
-    /// What is handed over of `count` slot numbers from `from` on, and where to go on. The machine is frozen.
+    /// Returns the descriptions of `count` slot numbers from `from` on, and where to resume. The machine is frozen.
     pub fn handed(
         &self,
         held_by: &HashMap<SlotId, Vec<u32>>,
@@ -76,12 +77,12 @@ impl Machine {
                 holders,
             });
         }
-        // Of a value that a tier could not replace, and of a block whose writes wait for something, all tiers are told
-        // again.
+        // For a value that a tier could not replace, and for a block whose writes wait for something, all tiers get the
+        // write again.
         let unwritten_value = slot.is_value() && slot.saved == 0;
         let everywhere =
             unwritten_value || slot.is_unreplaced() || (slot.block.is_dirty() && slot.to_write == 0);
-        // What is written late is decided anew by the tiers' placements.
+        // Late writes are decided again by the tiers' placements.
         let to_write = if everywhere { TierMask::MAX } else { slot.to_write & !slot.late };
         let state = HandedState::Block {
             key: self.catalog.block_key(&slot.key),
@@ -93,7 +94,7 @@ impl Machine {
         Some(Handed { runs: slot.runs(), state, holders })
     }
 
-    /// Takes a slot in. A block whose namespace is not open here in the epoch of its key is none any more.
+    /// Adopts a slot. A block whose namespace is not open here in the epoch of its key is dropped.
     pub(super) fn adopt(&mut self, slot: &Adopt) {
         let tiers = if self.flow.has_tiers() { self.flow.all() } else { 0 };
         if let HandedState::Block { key, saved, to_write, value, crc64 } = slot.handed.state
@@ -111,7 +112,7 @@ impl Machine {
             });
             self.lease_for(id, &slot.owners);
             if to_write != 0 {
-                // Tiers that are given blocks late are so again: on the second use here, or when the block is cold.
+                // Tiers with late writes get the block late again: on its second use here, or when it is cold.
                 let to_write = to_write & self.flow.to_write_again(&self.pool, id);
                 if to_write != 0 {
                     self.flow.write_again(&mut self.pool, id, to_write);
@@ -122,7 +123,7 @@ impl Machine {
             && let Some(id) = self.pool.adopt(NOBODYS, Block::handed_over(false), &slot.handed.runs, false)
         {
             self.lease_for(id, &slot.owners);
-            // Free when the last of them has ended.
+            // It is free when the last of them has ended.
             self.pool.doom(id);
         }
     }
@@ -130,13 +131,13 @@ impl Machine {
     fn lease_for(&mut self, id: SlotId, owners: &[Owner]) {
         for &owner in owners {
             if self.pool.lease(owner, id).is_err() {
-                // It has too many. Better a slot that is never free than one that is too early.
+                // The owner has too many leases. A slot that is never freed is better than one that is freed too early.
                 self.pool.pin(id);
             }
         }
     }
 
-    /// The namespaces that are handed over: what was fingerprinted, and the epoch.
+    /// Returns the namespaces to hand over: the fingerprinted specification, the epoch and the id.
     pub fn namespaces(&self) -> Vec<(std::sync::Arc<crate::key::NamespaceSpec>, u32, NamespaceId)> {
         self.catalog
             .all()

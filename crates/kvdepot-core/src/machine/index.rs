@@ -1,4 +1,4 @@
-//! From a key to its slot. Keys themselves stand in the slots only.
+//! Index from a key to its slot. Only the slots store the keys.
 
 use std::hash::BuildHasher;
 
@@ -17,7 +17,7 @@ pub(crate) struct Index {
 }
 
 impl Index {
-    /// `seed` makes the order of a table unknown to those who choose keys.
+    /// Makes an empty index. `seed` hides the order of a table from clients that choose keys.
     pub(crate) fn new(seed: u64) -> Self {
         Self { slots: SplitTable::new(), hasher: FixedState::with_seed(seed) }
     }
@@ -34,7 +34,7 @@ impl Index {
         self.slots.find(self.hash(key), |&id| slots.at(id).key == *key)
     }
 
-    /// Names `id` for its slot's key; which slot was named before.
+    /// Makes its slot's key point to `id`. Returns the slot that it pointed to before.
     pub(crate) fn insert(&mut self, slots: &Slots, id: SlotId) -> Option<SlotId> {
         let key = slots.at(id).key;
         let hash = self.hash(&key);
@@ -46,7 +46,7 @@ impl Index {
         None
     }
 
-    /// Forgets a key if `id` is what it names.
+    /// Removes a key if it points to `id`.
     pub(crate) fn remove(&mut self, slots: &Slots, id: SlotId) -> bool {
         self.slots.remove(self.hash(&slots.at(id).key), |&other| other == id)
     }

@@ -1,9 +1,9 @@
-//! Short names of events, for figures that say what took long.
+//! Short names of events, for statistics of slow steps.
 
 use super::event::{Event, Job, Request};
 
 impl Event {
-    /// What it is, in a word or two.
+    /// Returns its name, in a word or two.
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Request { request, .. } => request.name(),
@@ -61,6 +61,7 @@ impl Request {
             Self::Remove { .. } => "remove",
             Self::ClaimOpen { .. } => "claim_open",
             Self::ClaimPoll { .. } => "claim_poll",
+            Self::ClaimDecline { .. } => "claim_decline",
             Self::ClaimRelease { .. } => "claim_release",
             Self::EndClaims => "end_claims",
             Self::EvictTo { .. } => "evict_to",

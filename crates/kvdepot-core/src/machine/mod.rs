@@ -1,7 +1,7 @@
-//! Everything that a depot decides, as one state machine: `step(now, event) -> effects`.
+//! All decisions of a depot, as one state machine: `step(now, event) -> effects`.
 //!
-//! Nothing in here reads a clock, takes a lock, starts a thread or calls a tier, so it can be model-tested and simulated.
-//! No step looks at more than a bounded number of blocks: what would take longer ends with a [`Job`] to be continued.
+//! It reads no clock, takes no lock, starts no thread and calls no tier, so it can be model-tested and simulated. No
+//! step examines more than a bounded number of blocks: longer work ends with a [`Job`] to continue.
 //!
 //! ```text
 //!   claims, loads ──▶ flow ──▶ pool            arrows: who looks at whom
@@ -13,7 +13,7 @@
 //! - *flow*: for each tier, queues of reads and writes and the order of what happens to one key.
 //! - *claims* and *loads*: what requests still need, woken by the arrival of a block or by room.
 //!
-//! What happened in a room is returned to this file, which tells the rooms above.
+//! A module returns what happened to this file, which notifies the modules above it.
 
 mod batch;
 mod catalog;
@@ -54,6 +54,7 @@ use hashbrown::HashMap;
 
 use crate::error::Result;
 use crate::limits::NAMESPACES_MAX;
+use crate::misses::{Fate, Gone};
 use crate::regions::RegionGauge;
 
 use catalog::Catalog;
@@ -63,7 +64,7 @@ use flow::Flow;
 use forgetting::Sweep;
 use loads::{Loads, Rooms};
 use names::SpaceId;
-use pool::Pool;
+use pool::{GoneHere, Pool};
 use removal::Removal;
 use users::Users;
 
@@ -78,46 +79,47 @@ pub use placement::{Placement, WriteWhen};
 pub use pool::{GROW_BYTES, Held, PoolConfig};
 pub use records::{Adopt, Handed, HandedState, Proof, Whole};
 
-/// What the machine holds now.
+/// Gauges of the machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Gauges {
     /// Size of the pool in bytes.
     pub pool_bytes: u64,
-    /// Bytes of it that hold no block.
+    /// Bytes that hold no block.
     pub pool_free_bytes: u64,
-    /// Bytes by what holds them.
+    /// Bytes by use.
     pub held: Held,
-    /// Bytes that clients are filling who have asked for nothing for a while; others' dumps do not wait for them.
+    /// Bytes that clients are filling that have requested nothing for a while; dumps of other clients do not wait for
+    /// them.
     pub stopped_bytes: u64,
-    /// Blocks that lookups can find, and those on their way.
+    /// Blocks that lookups can find, and those being fetched.
     pub pool_blocks: usize,
-    /// Sealed blocks that are not yet in every tier that is to have them.
+    /// Sealed blocks that are not yet in every tier that should have them.
     pub dirty_blocks: u64,
-    /// Namespaces known.
+    /// Known namespaces.
     pub namespaces: usize,
-    /// Epochs of namespaces that something is left of, those that hold now among them.
+    /// Epochs of namespaces of which something is left, including the current ones.
     pub spaces: usize,
     /// Claims that have not ended.
     pub claims_open: usize,
-    /// Claims that wait for room.
+    /// Claims that wait for space.
     pub claims_queued: usize,
     /// Loads that have not been answered.
     pub loads_open: usize,
-    /// Reads that have not ended.
+    /// Reads that have not completed.
     pub reads_queued: usize,
-    /// Writes that have not ended.
+    /// Writes that have not completed.
     pub writes_queued: usize,
-    /// Blocks that a tier could not remove and is asked for again.
+    /// Removals that a tier failed and that are retried.
     pub removals_owed: usize,
     /// Namespaces that are closed in a tier, or in a part of one, because it owes too many removals.
     pub removals_closed: usize,
     /// Blocks evicted from the pool.
     pub evicted: u64,
-    /// Those of them that a tier was to have before, and had not.
+    /// Evicted blocks that a tier should have got before, but did not.
     pub evicted_unwritten: u64,
 }
 
-/// All that a depot knows and decides.
+/// The state and the decisions of a depot.
 #[derive(Debug)]
 pub struct Machine {
     catalog: Catalog,
@@ -127,16 +129,16 @@ pub struct Machine {
     loads: Loads,
     counters: Counters,
     users: Users,
-    /// Most namespaces, and most that one owner may use.
+    /// Maximum number of namespaces, and of those that one owner may use.
     namespaces_max: usize,
     removals: HashMap<Token, Removal>,
-    /// Slots that are still to be looked at for blocks of spaces that nobody can ask for, and where to go on.
+    /// Slots that must be checked for blocks of spaces that can no longer be requested, and the position of the check.
     sweep: Sweep,
-    /// Spaces that were left and that nothing may name any more.
+    /// Spaces that were left and that may not be named any more.
     left: Vec<SpaceId>,
-    /// Whether the depot is to end.
+    /// Whether the depot is shutting down.
     ending: bool,
-    /// Whether the depot is handing its pool over: nothing new begins.
+    /// Whether the depot is handing over its pool: nothing new begins.
     frozen: bool,
     now: Nanos,
     pace: Pace,
@@ -144,7 +146,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// A machine over as many tiers, with an empty pool.
+    /// Makes a machine over `tiers` tiers, with an empty pool.
     pub fn new(pool: PoolConfig, tiers: usize) -> Self {
         Self {
             catalog: Catalog::new(tiers == 0),
@@ -166,16 +168,16 @@ impl Machine {
         }
     }
 
-    /// Has removals that fail counted for each part of a tier, such as a server; without it a tier is one part. To be
-    /// called before the first event.
+    /// Makes failed removals count for each part of a tier, such as a server; by default a tier is one part. Call it
+    /// before the first event.
     #[must_use]
     pub fn with_parts(mut self, part_of: PartOf) -> Self {
         self.flow.parts = owed::Parts(Some(part_of));
         self
     }
 
-    /// Divides the pool into regions of these sizes, one behind the other: multiples of `BLOCK_ALIGN_BYTES`, as many bytes in
-    /// all as the pool may have. To be called before the first event.
+    /// Divides the pool into regions of these sizes, one after another: multiples of `BLOCK_ALIGN_BYTES`, in total the
+    /// maximum size of the pool. Call it before the first event.
     #[must_use]
     pub fn with_regions(mut self, sizes: &[u64]) -> Self {
         self.pool.divide(sizes);
@@ -191,7 +193,7 @@ impl Machine {
         self.loads.pace = pace;
     }
 
-    /// Builds a mistake in.
+    /// Plants a mistake.
     #[cfg(any(test, feature = "model"))]
     pub const fn set_flaw(&mut self, flaw: Flaw) {
         self.flaws = Flaws::of(flaw);
@@ -201,13 +203,13 @@ impl Machine {
         self.catalog.flaws = self.flaws;
     }
 
-    /// Leases given so far: a later lease has a larger number.
+    /// Returns the number of leases granted so far: later leases have larger numbers.
     #[cfg(any(test, feature = "model"))]
     pub const fn leases_granted(&self) -> u64 {
         self.pool.leases_granted()
     }
 
-    /// Something happened: what follows from it is added to `out`.
+    /// Processes an event, and adds its effects to `out`.
     pub fn step(&mut self, now: Nanos, event: Event, out: &mut Effects) {
         self.now = self.now.max(now);
         self.pool.begin_step(self.pace.eviction_looks);
@@ -236,7 +238,7 @@ impl Machine {
             }
             Event::Located { ask, locations } => self.located(ask, locations, out),
             Event::Probed { ask, outcome } => self.probed(ask, outcome, out),
-            Event::TierForgot { tier, keys, lost } => self.tier_forgot(tier, &keys, lost),
+            Event::TierForgot { tier, keys, lost } => self.tier_forgot(tier, &keys, lost, out),
             Event::Continue(job) => self.go_on(job, out),
             Event::Populated { upto_bytes } => self.pool.populated(upto_bytes),
             Event::Ending => {
@@ -248,7 +250,7 @@ impl Machine {
             Event::Freeze => self.frozen = true,
             Event::Thaw => {
                 (self.frozen, self.ending) = (false, false);
-                // One whose turn came meanwhile was answered, and gave the turn to no other.
+                // A load whose turn came in the meantime was answered without passing the turn on.
                 self.loads.retry_oldest(out);
             }
             Event::Adopt { pool_bytes, slots } => {
@@ -265,7 +267,8 @@ impl Machine {
         self.follow_up(out);
     }
 
-    /// What any event may lead to: room for who waits for it, commands, removals and drains that are over.
+    /// Does what may follow any event: space for waiting requests, commands, and replies to completed removals and
+    /// drains.
     fn follow_up(&mut self, out: &mut Effects) {
         if !self.frozen {
             self.go_on_with_room(out);
@@ -284,8 +287,25 @@ impl Machine {
         for (key, visible) in self.pool.take_changes() {
             out.visible.push((self.catalog.block_key(&key), visible));
         }
+        self.tell_gone(&mut out.gone);
         self.prove(&mut out.proofs);
         self.forget_spaces();
+    }
+
+    /// Tells what went in this step, by the names that lookups know.
+    fn tell_gone(&mut self, out: &mut Vec<Gone>) {
+        for gone in self.pool.gone.drain(..) {
+            let GoneHere { key, mut fate, tier, kept_s } = gone;
+            let mut name = self.catalog.block_key(&key);
+            if fate == Fate::Reset {
+                match self.catalog.root(key.space) {
+                    // Whoever asks has another epoch's key.
+                    Some((root, true)) => name.namespace = root,
+                    _ => fate = Fate::Forgotten,
+                }
+            }
+            out.push(Gone { key: name, fate, tier, kept_s });
+        }
     }
 
     /// Who waits for room, or for its turn, gets it.
@@ -301,7 +321,7 @@ impl Machine {
         }
     }
 
-    /// A request's time is over.
+    /// Expires a request.
     fn expire(&mut self, token: Token, out: &mut Effects) {
         if self.claims.expire_waiter(token, out) {
             return;
@@ -338,7 +358,7 @@ impl Machine {
                 let (claims, mut rooms) = split(self);
                 claims.go_on(&mut rooms, id, out);
             }
-            // What waits for a depot that hands its pool over is answered with what is known.
+            // A request that waits while the pool is handed over is answered with what is known.
             Job::Load(token) if self.frozen => self.expire(token, out),
             Job::Load(token) => {
                 let Self { catalog, pool, flow, counters, loads, .. } = self;
@@ -356,7 +376,7 @@ impl Machine {
         }
     }
 
-    /// Ends everything an owner holds (P4).
+    /// Ends all leases, claims and loads of an owner (P4).
     fn owner_ended(&mut self, owner: Owner, out: &mut Effects) {
         self.users.end_owner(owner);
         self.pool.forget_near(owner);
@@ -381,29 +401,37 @@ impl Machine {
     }
 
     fn probed(&mut self, ask: Ask, outcome: Result<usize>, out: &mut Effects) {
-        let count = outcome.unwrap_or_else(|error| {
-            self.counters.failed("probe", &error);
-            0
-        });
+        let count = outcome.inspect_err(|error| self.counters.failed("probe", error)).ok();
         let (claims, mut rooms) = split(self);
         if let Ask::Claim(id, run) = ask {
             claims.probed(&mut rooms, id, run, count, out);
         }
     }
 
-    /// A namespace by its number.
+    /// Returns a namespace by its number.
     pub fn namespace(&self, handle: NamespaceHandle) -> Result<&Namespace> {
         self.catalog.get(handle)
     }
 
-    /// What is counted.
+    /// Returns the counters.
     pub const fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// What each region of the pool holds now, in the order of the pool's bytes.
+    /// Returns the gauges of each region of the pool, in the order of the pool's bytes.
     pub fn regions(&self) -> Vec<RegionGauge> {
         self.pool.region_gauges()
+    }
+
+    /// Blocks and bytes that the pool holds of each of these namespaces, those among them that are on their way. As many
+    /// looks as there are numbers.
+    pub fn namespaces_hold(&self, handles: &[NamespaceHandle]) -> Vec<(u64, u64)> {
+        let held = |handle: &NamespaceHandle| {
+            let namespace = self.catalog.get(*handle).ok()?;
+            let blocks = u64::from(self.pool.uses.slots(namespace.space));
+            Some((blocks, blocks * namespace.slot_bytes()))
+        };
+        handles.iter().map(|handle| held(handle).unwrap_or_default()).collect()
     }
 
     /// What is held now.
@@ -429,7 +457,7 @@ impl Machine {
         }
     }
 
-    /// Checks what must hold after every step, by looking at every slot: for tests. The first thing that does not hold.
+    /// Checks the invariants after a step, by examining every slot: for tests. Returns the first violation.
     #[cfg(any(test, feature = "model"))]
     pub fn check(&self) -> std::result::Result<(), String> {
         let (held, used) = self.pool.recount();
@@ -454,7 +482,7 @@ impl Machine {
     }
 }
 
-/// The claims, and what they need of the other rooms.
+/// Returns the claims, and the other modules' state that they need.
 const fn split(machine: &mut Machine) -> (&mut Claims, Rooms<'_>) {
     let Machine { catalog, pool, flow, counters, claims, .. } = machine;
     (claims, Rooms { catalog, pool, flow, counters })

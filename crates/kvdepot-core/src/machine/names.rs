@@ -2,7 +2,7 @@
 
 use crate::key::BlockHash;
 
-/// One epoch of one namespace. Never used twice.
+/// One epoch of one namespace. Its number is never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct SpaceId(pub(crate) u32);
 

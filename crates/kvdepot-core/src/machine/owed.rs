@@ -1,10 +1,11 @@
-//! Removals that tiers could not carry out. The tier may still have the block, so until a later try succeeds, or nobody can
-//! ask for the block any more, no tier is asked for it and the tier is not given what is stored under its key (P1).
+//! Removals that tiers have failed to carry out. The tier may still have the block. Until a retry succeeds, or no
+//! client can request the block any more, the tier is not asked for it and does not get what is stored under its key
+//! (P1).
 //!
-//! What is owed is kept for each *part* of a tier, such as a server, and for each space. One part may owe so many removals
-//! and no more. Beyond that it is *closed* for the space that has the most of them: it is neither read nor written there, and is
-//! not asked to remove anything, until the namespace has left the space. So a part that is away for long costs a bounded amount of memory, and
-//! what others store and remove goes on.
+//! Owed removals are kept for each *part* of a tier, such as a server, and for each space. A part may owe a limited
+//! number of removals. Beyond that it is *closed* for the space that has the most of them: it is neither read nor
+//! written there and gets no removals, until the namespace has left the space. So a part that is unreachable for long
+//! costs a bounded amount of memory, and other clients can store and remove.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,10 +19,11 @@ use super::names::{PoolKey, SpaceId};
 use super::tiers::{TierMask, bit};
 use crate::key::{BlockHash, BlockKey};
 
-/// Tells the part of a tier that a block lies in, such as a server: always the same one. Called under the depot's lock.
+/// Returns the part of a tier, such as a server, that a block belongs to: always the same one. Called under the depot's
+/// lock.
 pub type PartOf = Arc<dyn Fn(TierIndex, &BlockKey) -> usize + Send + Sync>;
 
-/// Parts of tiers. Without more knowledge each tier is one.
+/// Parts of tiers. Without a function each tier is one part.
 #[derive(Clone, Default)]
 pub(super) struct Parts(pub(super) Option<PartOf>);
 
@@ -37,7 +39,7 @@ impl fmt::Debug for Parts {
     }
 }
 
-/// A part of a tier, as far as it concerns one space.
+/// A part of a tier, for one space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place {
     pub(super) space: SpaceId,
@@ -45,48 +47,48 @@ pub(super) struct Place {
     pub(super) part: usize,
 }
 
-/// Blocks to be removed, and which try of each is under way.
+/// Blocks to remove, with the try of each that is in flight.
 pub(super) type Debts = BTreeMap<BlockHash, Option<RemovalId>>;
 
-/// What is owed in one place.
+/// Removals that one place owes.
 #[derive(Clone, Debug, Default)]
 struct Group {
     debts: Debts,
-    /// The block that was tried again last.
+    /// The block that was retried last.
     tried: Option<BlockHash>,
     is_closed: bool,
 }
 
-/// All of it.
+/// All owed removals.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Owed {
     groups: BTreeMap<Place, Group>,
-    /// How many removals each part owes, over all spaces.
+    /// Number of removals that each part owes, over all spaces.
     sums: HashMap<(TierIndex, usize), usize>,
     closed: usize,
-    /// The place that was tried again last.
+    /// The place that was retried last.
     tried: Option<Place>,
-    /// Ticks since the last tries.
+    /// Ticks since the last retries.
     pub(super) ticks: u32,
 }
 
-/// What has become of a place.
+/// Change of a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Change {
-    /// Something is owed there from now on.
+    /// It owes something from now on.
     Began,
-    /// Nothing is owed there any more.
+    /// It owes nothing any more.
     Ended,
     Neither,
 }
 
 impl Owed {
-    /// Removals that are owed.
+    /// Returns the number of owed removals.
     pub(super) fn len(&self) -> usize {
         self.sums.values().sum()
     }
 
-    /// Places that are closed.
+    /// Returns the number of closed places.
     pub(super) const fn closed_len(&self) -> usize {
         self.closed
     }
@@ -95,7 +97,7 @@ impl Owed {
         self.groups.is_empty()
     }
 
-    /// Places where anything is owed.
+    /// Returns the number of places that owe something.
     pub(super) fn places(&self) -> usize {
         self.groups.len()
     }
@@ -105,7 +107,7 @@ impl Owed {
         self.groups.range(end(usize::MIN)..=end(usize::MAX))
     }
 
-    /// Tiers that may still have what was removed under a key, closed ones apart.
+    /// Returns the tiers that may still have what was removed under a key, without closed ones.
     pub(super) fn tiers(&self, key: &PoolKey) -> TierMask {
         if self.is_empty() {
             return 0;
@@ -114,7 +116,7 @@ impl Owed {
         owing.fold(0, |tiers, (place, _)| tiers | bit(place.tier))
     }
 
-    /// Tiers whose part that a block lies in is closed for it.
+    /// Returns the tiers whose part that a block belongs to is closed for it.
     pub(super) fn closed(&self, parts: &Parts, space: SpaceId, key: impl FnOnce() -> BlockKey) -> TierMask {
         if self.closed == 0 {
             return 0;
@@ -131,7 +133,8 @@ impl Owed {
         })
     }
 
-    /// A removal is owed from now on, unless that is known or the place is closed. None when the part owes `max` already.
+    /// Records an owed removal, unless it is known or the place is closed. Returns `None` if the part owes `max`
+    /// already.
     pub(super) fn owe(&mut self, place: Place, hash: BlockHash, max: usize) -> Option<Change> {
         if let Some(group) = self.groups.get(&place)
             && (group.is_closed || group.debts.contains_key(&hash))
@@ -148,7 +151,8 @@ impl Owed {
         Some(change)
     }
 
-    /// The place of the same part that owes the most; `place` itself if none owes anything. As many steps as there are places.
+    /// Returns the place of the same part that owes the most; `place` itself if none owes anything. It takes as many
+    /// steps as there are places.
     pub(super) fn largest(&self, place: Place) -> Place {
         let same =
             self.groups.iter().filter(|(other, _)| (other.tier, other.part) == (place.tier, place.part));
@@ -157,7 +161,7 @@ impl Owed {
         largest.map_or(place, |(largest, _)| *largest)
     }
 
-    /// Closes a place: what it owes is not to be remembered one by one any more.
+    /// Closes a place: its owed removals are no longer recorded one by one.
     pub(super) fn close(&mut self, place: Place) -> (Change, Debts) {
         let change = if self.groups.contains_key(&place) { Change::Neither } else { Change::Began };
         let group = self.groups.entry(place).or_default();
@@ -177,7 +181,7 @@ impl Owed {
         }
     }
 
-    /// A tier has removed a block.
+    /// Records that a tier has removed a block.
     pub(super) fn pay(&mut self, place: Place, hash: &BlockHash) -> Change {
         let Some(group) = self.groups.get_mut(&place) else { return Change::Neither };
         if group.debts.remove(hash).is_none() {
@@ -192,7 +196,7 @@ impl Owed {
         Change::Ended
     }
 
-    /// A try has ended. One of a debt that was paid meanwhile, or came anew, says nothing.
+    /// Records the end of a try. It is ignored if the removal was completed in the meantime or is owed anew.
     pub(super) fn tried(&mut self, place: Place, hash: &BlockHash, id: RemovalId, is_made: bool) -> Change {
         let debt = self.groups.get_mut(&place).and_then(|group| group.debts.get_mut(hash));
         match debt {
@@ -202,7 +206,7 @@ impl Owed {
         if is_made { self.pay(place, hash) } else { Change::Neither }
     }
 
-    /// Forgets all that is owed in a place that nobody can ask for any more.
+    /// Forgets all removals that are owed in a place whose blocks can no longer be requested.
     pub(super) fn forgive(&mut self, place: Place) -> Option<Debts> {
         let group = self.groups.remove(&place)?;
         self.closed -= usize::from(group.is_closed);
@@ -210,13 +214,13 @@ impl Owed {
         Some(group.debts)
     }
 
-    /// The place that is to be tried next, in turn.
+    /// Returns the next place to retry, in turn.
     pub(super) fn next_place(&mut self) -> Option<Place> {
         self.tried = after(&self.groups, self.tried.as_ref()).next();
         self.tried
     }
 
-    /// Blocks of a place that are to be tried next, in turn: those that may be, of as many as are looked at.
+    /// Returns the next blocks of a place to retry, in turn, at most `looks`.
     pub(super) fn next_blocks(&mut self, place: Place, looks: usize) -> Vec<BlockHash> {
         let Some(group) = self.groups.get_mut(&place) else { return Vec::new() };
         let blocks: Vec<BlockHash> = after(&group.debts, group.tried.as_ref()).take(looks).collect();
@@ -224,7 +228,7 @@ impl Owed {
         blocks
     }
 
-    /// A try of a debt begins, unless one is under way.
+    /// Begins a try of an owed removal. Returns false if it is not owed or a try is in flight.
     pub(super) fn try_again(&mut self, place: Place, hash: &BlockHash, id: RemovalId) -> bool {
         let debt = self.groups.get_mut(&place).and_then(|group| group.debts.get_mut(hash));
         match debt {
@@ -237,7 +241,7 @@ impl Owed {
     }
 }
 
-/// All keys of a map, beginning behind one and going round.
+/// Returns all keys of a map, starting after one and wrapping around.
 fn after<'a, K: Ord + Copy, V>(map: &'a BTreeMap<K, V>, key: Option<&K>) -> impl Iterator<Item = K> + 'a {
     let (behind, upto) = match key {
         Some(&key) => (Bound::Excluded(key), Some(Bound::Included(key))),

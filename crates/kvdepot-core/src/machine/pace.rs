@@ -1,48 +1,48 @@
-//! How much one step does, and how much tiers are given at a time.
+//! Limits of the work of one step, and of the commands in flight per tier.
 
 use crate::limits::REMOVALS_OWED_MAX;
 
 use super::batch::REQUEST_BLOCKS;
 
-/// Bounds on the work of one step and on the commands in flight. Together they keep a step below a few hundred microseconds,
-/// where each slot, key and lease is a miss of the processor's caches.
+/// Limits of the work of one step and of the commands in flight. Together they keep a step below a few hundred
+/// microseconds, if each slot, key and lease is a miss of the processor's caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
     /// Blocks of one request that a step takes.
     pub(crate) request_blocks: usize,
-    /// Slots that a step looks at in search of one to evict; an eviction counts as a few.
+    /// Slots that a step examines in search of a victim; an eviction counts as a few.
     pub(crate) eviction_looks: usize,
-    /// Slots looked at in one step of a walk over all of them.
+    /// Slots examined in one step of a walk over all of them.
     pub(crate) walk_slots: usize,
-    /// Blocks that go in one step of a sweep.
+    /// Blocks removed in one step of a sweep.
     pub(crate) sweep_dooms: usize,
     /// Leases of an ended owner that end in one step.
     pub(crate) owner_leases: usize,
-    /// Places of a claim looked for in the pool in one step.
+    /// Places of a claim searched in the pool in one step.
     pub(crate) survey_places: usize,
-    /// Places of a claim weighed in one step, by what is known of them already.
+    /// Places of a claim weighed in one step, by what is already known about them.
     pub(crate) weigh_places: usize,
-    /// Leases of a claim taken or given back in one step.
+    /// Leases of a claim taken or released in one step.
     pub(crate) claim_leases: usize,
-    /// Pieces of a claim's work in one step, where all its places make one piece.
+    /// Pieces of a claim's work in one step, if one piece covers all of its places.
     pub(crate) small_pieces: usize,
     /// Claims that expire in one step.
     pub(crate) claims_expired: usize,
-    /// Reads handed to one tier at a time.
+    /// Reads in flight per tier.
     pub(crate) reads_in_flight: usize,
-    /// Writes handed to one tier at a time.
+    /// Writes in flight per tier.
     pub(crate) writes_in_flight: usize,
-    /// Writes that may come late, queued for one tier at a time.
+    /// Late writes queued per tier.
     pub(crate) late_writes: usize,
-    /// Slots next to go that are looked at for tiers that are to have them before.
+    /// Slots next in the eviction order that are checked for tiers that get cold blocks.
     pub(crate) cold_slots: usize,
-    /// Queue entries looked at in one step: cancelled ones are dropped in pieces.
+    /// Queue entries examined in one step: cancelled writes are dropped in pieces, and delayed ones queued again in pieces.
     pub(crate) queue_entries: usize,
     /// Ticks that the write of a replaced value waits for its predecessor's removal.
     pub(crate) replace_tries: u32,
-    /// Ticks between two tries of removals that failed.
+    /// Ticks between two retries of removals that failed.
     pub(crate) removal_retry_ticks: u32,
-    /// Removals that one part of a tier may owe before it is closed for what it owes more of.
+    /// Removals that one part of a tier may owe before it is closed for the space that has the most of them.
     pub(crate) removals_owed: usize,
 }
 
@@ -73,7 +73,7 @@ impl Default for Pace {
 
 #[cfg(any(test, feature = "model"))]
 impl Pace {
-    /// Bounds so small that work on a few blocks is cut into pieces too.
+    /// Returns limits so small that work on a few blocks is cut into pieces, too.
     #[must_use]
     pub const fn small(seed: u64) -> Self {
         const fn pick(seed: u64, shift: u32, max: u64) -> usize {

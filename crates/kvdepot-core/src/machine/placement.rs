@@ -1,5 +1,5 @@
-//! Which tiers get a block, and when. A write that may come late never makes a block dirty: the block can be evicted
-//! before, and its queue entry then names no block.
+//! Placement: which tiers get a block, and when. A late write never makes a block dirty: the block can be evicted
+//! before the write, and then the queue entry names no block.
 
 use super::Machine;
 use super::tiers::{TierMask, bit};
@@ -16,13 +16,13 @@ pub enum WriteWhen {
     WhenCold,
 }
 
-/// What a tier is given. Values, which can be replaced, go to every tier when they are sealed: a tier that was left out
-/// could show the value before (P1). So do blocks of a pool that keeps nothing.
+/// Placement of a tier. Values, which can be replaced, are written to every tier when they are sealed, because a tier
+/// without the new value could return the earlier one (P1). So are blocks of a pool that keeps nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Placement {
-    /// When it is given blocks that were dumped.
+    /// When it gets blocks that were dumped.
     pub write: WriteWhen,
-    /// Whether it is given blocks that were read from a tier below it, too.
+    /// Whether it also gets blocks that were read from a tier below it.
     pub promote: bool,
 }
 
@@ -52,8 +52,8 @@ impl Placements {
 }
 
 impl Machine {
-    /// Sets which tiers get a block, and when: one placement for each tier. Without it all are written through. To be
-    /// called before the first event.
+    /// Sets which tiers get a block, and when: one placement for each tier. The default is write-through for all. Call
+    /// it before the first event.
     #[must_use]
     pub fn with_placements(mut self, tiers: &[Placement]) -> Self {
         debug_assert_eq!(tiers.len(), self.flow.tier_count(), "one placement for each tier");

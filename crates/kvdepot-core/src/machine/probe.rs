@@ -1,42 +1,46 @@
-//! Finding out by I/O how far a run of blocks goes: tiers hold parts of a run by turns, and each goes on where the one
-//! before had to stop.
+//! Probes tiers by I/O for the length of a run of blocks. Tiers hold parts of a run in turn, and each continues where
+//! the one before had to stop.
 
 use super::event::{Location, TierIndex};
 
 /// Blocks in one question to a tier.
 pub const PROBE_KEYS_MAX: usize = 4096;
 
-/// What to do next.
+/// The next step of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProbeStep {
-    /// Ask this tier how many leading ones it holds of the blocks `from..end` that are not `Location::Tier`.
+    /// Ask this tier how many of the leading blocks of `from..end` that are not `Location::Tier` it has.
     Ask {
-        /// Whom to ask.
+        /// The tier to ask.
         tier: TierIndex,
         /// First block.
         from: usize,
         /// The block after the last one.
         end: usize,
     },
-    /// The run goes to here.
+    /// The run ends here.
     Over,
 }
 
-/// One run of blocks, front to back.
+/// The probe of one run of blocks, from front to back.
 #[derive(Clone, Debug)]
 pub struct RunProbe {
     tiers: usize,
     next_tier: TierIndex,
-    /// Whether any tier had a block since the first was asked last.
+    /// Whether any tier had a block since the first was last asked.
     found: bool,
     /// What was asked, until it is answered.
     asked: Option<(TierIndex, usize, usize)>,
+    /// Whether a tier did not answer since the first was asked last.
+    unanswered: bool,
+    /// Whether the run ended at a block that a tier did not answer about.
+    ends_untold: bool,
 }
 
 impl RunProbe {
     /// A probe of as many tiers.
     pub const fn new(tiers: usize) -> Self {
-        Self { tiers, next_tier: 0, found: false, asked: None }
+        Self { tiers, next_tier: 0, found: false, asked: None, unanswered: false, ends_untold: false }
     }
 
     /// Whether a tier is to answer.
@@ -44,16 +48,17 @@ impl RunProbe {
         self.asked.is_some()
     }
 
-    /// What to do next. `locations` is what is known of the run's blocks; the block that ends the run becomes `Absent`,
-    /// whether a tier said so or did not answer.
+    /// Returns the next step. `locations` is what is known about the run's blocks. The block that ends the run becomes
+    /// `Absent`, whether a tier reported that or did not answer.
     pub fn next(&mut self, locations: &mut [Location]) -> ProbeStep {
         let Some(from) = first_unknown(locations) else { return ProbeStep::Over };
         if self.next_tier == self.tiers {
             if !std::mem::replace(&mut self.found, false) {
                 locations[from] = Location::Absent;
+                self.ends_untold = self.unanswered;
                 return ProbeStep::Over;
             }
-            self.next_tier = 0;
+            (self.next_tier, self.unanswered) = (0, false);
         }
         let tier = self.next_tier;
         self.next_tier += 1;
@@ -62,18 +67,24 @@ impl RunProbe {
         ProbeStep::Ask { tier, from, end }
     }
 
-    /// The tier's answer to what was asked last: how many leading blocks it holds.
-    pub fn answered(&mut self, locations: &mut [Location], count: usize) {
+    /// Whether a tier that may hold the block that ended the run did not answer.
+    pub const fn ends_untold(&self) -> bool {
+        self.ends_untold
+    }
+
+    /// The tier's answer to what was asked last: how many leading blocks it holds; `None` if it did not answer.
+    pub fn answered(&mut self, locations: &mut [Location], count: Option<usize>) {
         let Some((tier, from, end)) = self.asked.take() else { return };
+        self.unanswered |= count.is_none();
         let asked = locations[from..end].iter_mut().filter(|location| !matches!(location, Location::Tier(_)));
-        for location in asked.take(count) {
+        for location in asked.take(count.unwrap_or(0)) {
             *location = Location::Tier(tier);
             self.found = true;
         }
     }
 }
 
-/// The first block that no tier is known to hold, if only I/O can tell of it.
+/// Returns the first block that no tier is known to have, if only I/O can tell.
 fn first_unknown(locations: &[Location]) -> Option<usize> {
     let first = locations.iter().position(|location| !matches!(location, Location::Tier(_)))?;
     (locations[first] == Location::Unknown).then_some(first)
@@ -83,7 +94,7 @@ fn first_unknown(locations: &[Location]) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// Runs a probe against tiers that hold the blocks where `held[tier][block]`.
+    /// Runs a probe against tiers that hold the blocks where `held[tier][block]` is true.
     fn run(held: &[&[bool]], mut locations: Vec<Location>) -> (Vec<Location>, usize) {
         let mut probe = RunProbe::new(held.len());
         let mut asked = 0;
@@ -91,7 +102,7 @@ mod tests {
             asked += 1;
             let blocks = (from..end).filter(|&block| !matches!(locations[block], Location::Tier(_)));
             let count = blocks.take_while(|&block| held[tier][block]).count();
-            probe.answered(&mut locations, count);
+            probe.answered(&mut locations, Some(count));
         }
         (locations, asked)
     }
@@ -104,6 +115,30 @@ mod tests {
         let tiers = [0, 0, 1, 1, 0].map(Location::Tier);
         assert_eq!(locations[..5], tiers);
         assert_eq!(locations[5], Location::Absent);
+    }
+
+    /// Whether a run ends untold, where tiers answer in this order.
+    fn ends_untold(tiers: usize, mut locations: Vec<Location>, answers: &[Option<usize>]) -> bool {
+        let mut probe = RunProbe::new(tiers);
+        let mut answers = answers.iter();
+        while let ProbeStep::Ask { .. } = probe.next(&mut locations) {
+            probe.answered(&mut locations, *answers.next().expect("no more questions"));
+        }
+        assert!(answers.next().is_none(), "all were asked for");
+        probe.ends_untold()
+    }
+
+    #[test]
+    fn a_run_ends_untold_only_where_a_tier_did_not_answer_about_its_end() {
+        let unknown = || vec![Location::Unknown; 3];
+        assert!(!ends_untold(2, unknown(), &[Some(0), Some(0)]));
+        assert!(ends_untold(2, unknown(), &[None, Some(0)]));
+        assert!(ends_untold(2, unknown(), &[Some(0), None]));
+        assert!(!ends_untold(2, unknown(), &[None, Some(1), Some(0), Some(0)]), "it answered later");
+        assert!(ends_untold(2, unknown(), &[Some(0), Some(1), None, Some(0)]));
+        assert!(!ends_untold(1, vec![Location::Tier(0), Location::Absent], &[]));
+        let known_end = vec![Location::Unknown, Location::Unknown, Location::Absent];
+        assert!(!ends_untold(2, known_end, &[None, Some(2)]), "its end was known");
     }
 
     #[test]

@@ -1,27 +1,28 @@
-//! What a ledger of the pool is told. A ledger is memory that outlives the depot's process; the next depot takes over
-//! what it proves, and nothing else.
+//! Records for a ledger of the pool. A ledger is memory that outlives the depot's process. The next depot takes over
+//! the blocks that it proves, and nothing else.
 //!
-//! A block's record comes with its checksum, and goes before anybody can learn that the block is gone, or reuse its place:
-//! both are effects of the same step, and whoever runs the machine applies them before anything else of that step (P1).
-//! Values have no record: one that was replaced looks as whole as the one that replaced it.
+//! A block's record is added with its checksum. It is removed before anybody can learn that the block has left, or
+//! reuse its memory: both are effects of the same step, and the runner of the machine applies them before any other
+//! effect of that step (P1). Values have no record, because a value that was replaced looks as complete as its
+//! replacement.
 
 use super::Machine;
 use super::flaw::{Flaw, Flaws};
 use super::records::{Proof, Whole};
 use crate::eviction::SlotId;
 
-/// What became of a slot, for the ledger.
+/// Change of a slot that a ledger must know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     /// Lookups find it.
     Visible,
-    /// Its checksum was told.
+    /// Its checksum is known.
     Proven,
-    /// Lookups do not find it any more.
+    /// Lookups no longer find it.
     Gone,
 }
 
-/// Changes since the last look; none where no ledger is kept.
+/// Changes since the last call; empty if no ledger is kept.
 #[derive(Debug, Default)]
 pub(crate) struct Proofs {
     is_kept: bool,
@@ -45,12 +46,12 @@ impl Proofs {
 }
 
 impl Machine {
-    /// From now on steps say what a ledger is to be told.
+    /// Makes steps report the changes for a ledger from now on.
     pub const fn keep_ledger(&mut self) {
         self.pool.proofs.keep();
     }
 
-    /// What the ledger is told of a step: each change, as the slot stands at the step's end.
+    /// Reports a step's changes to the ledger, each with the state of the slot at the step's end.
     pub(super) fn prove(&mut self, out: &mut Vec<Proof>) {
         for (id, change) in self.pool.proofs.take() {
             if change == Change::Gone {
@@ -72,7 +73,7 @@ impl Machine {
                     crc64,
                 })),
                 None if change == Change::Visible => out.push(Proof::Wanted(key)),
-                // A checksum of 0 counts as not known: that block is not recorded.
+                // A checksum of 0 counts as unknown: that block is not recorded.
                 None => {}
             }
         }

@@ -1,10 +1,10 @@
-//! A queue in chunks: it never moves what it holds, however long it gets.
+//! A queue in chunks. It never moves its elements, however long it gets.
 
 use std::collections::VecDeque;
 
 const CHUNK: usize = 1024;
 
-/// First in, first out.
+/// A FIFO queue.
 #[derive(Clone, Debug)]
 pub(crate) struct Queue<T> {
     chunks: VecDeque<VecDeque<T>>,

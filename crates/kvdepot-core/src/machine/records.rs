@@ -1,4 +1,4 @@
-//! What is said of slots to those outside: to the machine of another depot, and to a ledger. All of it is data.
+//! Descriptions of slots for the machine of another depot and for a ledger. All of it is plain data.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,57 +7,57 @@ use crate::eviction::SlotId;
 use crate::key::BlockKey;
 use crate::runs::Runs;
 
-/// Who leases slots: a connection.
+/// Owner of leases: a connection.
 pub type Owner = u64;
 
 /// A slot as a machine hands it over.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Handed {
-    /// Its place in the pool.
+    /// Its memory in the pool.
     pub runs: Runs,
-    /// What is in it.
+    /// Its state.
     pub state: HandedState,
-    /// Which holders have it leased, by their places in the list that the machine was given.
+    /// The holders that have it leased, as indexes into the list that the machine got.
     pub holders: Vec<u32>,
 }
 
-/// What is in a slot that is handed over.
+/// State of a slot that is handed over.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum HandedState {
-    /// A whole block.
+    /// A complete block.
     Block {
         /// Its key, with the epoch under which it was sealed.
         key: BlockKey,
-        /// Tiers that hold it, a bit each.
+        /// Tiers that have it, one bit each.
         saved: TierMask,
-        /// Tiers that are to have it still. Of these, only those that are written through are told at once.
+        /// Tiers that have yet to get it. Of these, only those with write-through get it immediately.
         to_write: TierMask,
         /// Whether it is a value, which can be replaced.
         value: bool,
-        /// Its CRC-64/NVME, where it is known.
+        /// Its CRC-64/NVME, if known.
         crc64: Option<u64>,
     },
-    /// Nothing that anybody may read, but a holder may still copy into it or out of it.
+    /// Nothing that may be read, but a holder may still copy into it or out of it.
     Busy,
 }
 
-/// A slot to be taken in.
+/// A slot to adopt.
 #[derive(Clone, Debug)]
 pub struct Adopt {
     /// The slot.
     pub handed: Handed,
-    /// Who holds it now, in place of the holders.
+    /// Its owners here, in place of the holders.
     pub owners: Vec<Owner>,
 }
 
-/// A line for the ledger.
+/// A record for the ledger.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Proof {
-    /// A block can be read whose checksum nobody knows yet: to be found out, and told by `SetChecksum`.
+    /// A block became readable, but its checksum is unknown: compute it, and report it by `SetChecksum`.
     Wanted(BlockKey),
-    /// A whole block.
+    /// A complete block.
     Whole(Whole),
-    /// What a slot held cannot be read any more.
+    /// The contents of a slot are no longer readable.
     Gone(SlotId),
 }
 
@@ -68,9 +68,9 @@ pub struct Whole {
     pub slot: SlotId,
     /// Its key.
     pub key: BlockKey,
-    /// Its place in the pool.
+    /// Its memory in the pool.
     pub runs: Runs,
-    /// Its bytes, which the checksum is of.
+    /// Number of bytes that the checksum covers.
     pub block_bytes: u64,
     /// Its CRC-64/NVME.
     pub crc64: u64,

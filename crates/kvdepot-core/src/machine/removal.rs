@@ -1,11 +1,12 @@
-//! Removal of blocks, in the pool at once and in the tiers in their turn.
+//! Removal of blocks: immediately in the pool, and in turn in the tiers.
 
 use super::batch::REMOVE_BLOCKS;
 use super::event::{Effects, Location, Reply, Token};
 use super::{Machine, names};
 use crate::key::BlockKey;
+use crate::misses::Fate;
 
-/// A removal that tiers have not ended.
+/// A removal that tiers have not completed.
 #[derive(Debug)]
 pub(super) struct Removal {
     was_there: Vec<bool>,
@@ -14,24 +15,24 @@ pub(super) struct Removal {
 }
 
 impl Removal {
-    /// What is known now.
+    /// Returns the reply with what is known now.
     pub(super) fn reply(self) -> Reply {
         Reply::Removed { was_there: self.was_there, left: self.left + self.failed }
     }
 }
 
 impl Machine {
-    /// Takes a key out of the pool: whether tiers are to be told.
+    /// Removes a key from the pool. Returns whether tiers must be asked to remove it.
     pub(super) fn forget(&mut self, key: names::PoolKey, location: Location) -> bool {
         let mut saved = false;
         if let Some(slot) = self.pool.find(&key) {
             let found = self.pool.slot(slot);
-            // A tier that is still to have a value may have another one, whose removal is on its way.
+            // A tier that has yet to get a value may have another one, whose removal is in flight.
             saved = found.saved != 0 || (found.is_value() && found.to_write != 0);
             self.pool.unname(slot);
             self.flow.displace(&mut self.pool, slot);
         }
-        // A tier that is closed for the block may have it, whatever it says.
+        // A tier that is closed for the block may have it, whatever it reports.
         let may_be_there = || self.flow.is_leaving(&key) || self.flow.is_closed(&self.catalog, &key);
         self.flow.has_tiers() && (saved || location != Location::Absent || may_be_there())
     }
@@ -52,7 +53,11 @@ impl Machine {
                 continue;
             };
             let in_pool = self.pool.readable(&key).is_some();
-            removal.was_there.push(in_pool || matches!(location, Location::Tier(_)));
+            let was_there = in_pool || matches!(location, Location::Tier(_));
+            removal.was_there.push(was_there);
+            if was_there {
+                self.pool.went(key, Fate::Removed, None);
+            }
             if self.forget(key, location) {
                 removal.left += usize::from(self.flow.remove(&self.catalog, key, Some(token), out));
             }

@@ -1,4 +1,4 @@
-//! What clients ask, each request to the room that answers it.
+//! Clients' requests: passes each to the module that answers it.
 
 use super::claims::Open;
 use super::event::{Effects, Leased, NamespaceHandle, Now, Owner, Reply, Request, Token};
@@ -9,7 +9,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::eviction::SlotId;
 use crate::key::BlockKey;
 
-/// Whether a request may take slots, or ask something of a tier: what ends leases, and epochs, goes on in a hand-over.
+/// Returns whether a request may take slots or need a tier. Requests that end leases, and those about epochs, continue
+/// during a handover.
 const fn begins_something(request: &Request) -> bool {
     !matches!(
         request,
@@ -144,18 +145,24 @@ impl Machine {
                 self.remove(token, &keys, &locations, out);
                 return Ok(());
             }
-            Request::ClaimOpen { groups, hashes, skip, limit, deadline, patience } => {
+            Request::ClaimOpen { groups, hashes, skip, limit, deadline, patience, label } => {
                 let now = self.now;
                 let named = groups.iter().flat_map(|group| &group.namespaces);
                 named.for_each(|&namespace| self.users.touch(namespace));
                 let (claims, mut rooms) = split(self);
-                let open = Open { token, owner, groups, hashes, skip, limit, now, deadline, patience };
+                let open = Open { token, owner, groups, hashes, skip, limit, now, deadline, patience, label };
                 return claims.open(&mut rooms, open, out);
             }
             Request::ClaimPoll { claim, settle } => {
                 let now = self.now;
                 let (claims, mut rooms) = split(self);
                 return claims.poll(&mut rooms, now, (token, owner), claim, settle, out);
+            }
+            Request::ClaimDecline { claim } => {
+                let now = self.now;
+                let (claims, mut rooms) = split(self);
+                claims.decline(owner, claim)?;
+                return claims.poll(&mut rooms, now, (token, owner), claim, true, out);
             }
             Request::ClaimRelease { claim } => {
                 let (claims, mut rooms) = split(self);
@@ -186,15 +193,16 @@ impl Machine {
         Ok(())
     }
 
-    /// What is fetched for a namespace is wished where who uses it wishes its blocks, whoever asks for it.
+    /// Records that fetches for a namespace prefer the region of the owner that uses it, whichever client requests
+    /// them.
     pub(super) fn note_near(&mut self, owner: Owner, namespace: NamespaceHandle) {
         if let Some(region) = self.pool.near(owner) {
             self.catalog.set_near(namespace, region);
         }
     }
 
-    /// Leases blocks to look at their bytes. That is no use of them: it changes neither the order of eviction nor what tiers
-    /// are given.
+    /// Leases blocks to examine their bytes. This is not a use: it changes neither the eviction order nor which tiers
+    /// get them.
     fn inspect(&mut self, owner: Owner, keys: &[BlockKey]) -> Vec<Now> {
         let mut lease = |key: &BlockKey| {
             let namespace = self.catalog.by_id(key.namespace)?;
@@ -207,7 +215,7 @@ impl Machine {
         keys.iter().map(|key| lease(key).unwrap_or(Now::Absent)).collect()
     }
 
-    /// Readable blocks of some namespaces, for administrators: a piece of a walk over all slots.
+    /// Returns readable blocks of some namespaces, for administrators: one piece of a walk over all slots.
     fn keys(&self, namespaces: &[NamespaceHandle], from: usize) -> Result<Reply> {
         let mut spaces = Vec::with_capacity(namespaces.len());
         for &handle in namespaces {

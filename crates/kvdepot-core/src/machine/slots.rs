@@ -1,4 +1,4 @@
-//! Slots by number. They live in chunks, so that adding one never moves the others.
+//! Slots by number. They are stored in chunks, so adding one never moves the others.
 
 use std::num::NonZeroU64;
 
@@ -12,54 +12,54 @@ use super::tiers::TierMask;
 
 /// Slots in one chunk.
 const CHUNK: usize = 4096;
-/// No second at which tiers were told. Seconds count up to it and begin anew.
+/// No time of a report. Seconds count up to it and wrap around.
 const NEVER: u16 = u16::MAX;
 /// End of the list of free numbers.
 const NIL: SlotId = SlotId::MAX;
 
-/// Who waits for a block that a tier is reading.
+/// A waiter for a block that a tier is reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Waiter {
-    /// A claim, and which of its places.
+    /// A claim, and the index of its place.
     Claim { id: u64, place: u32 },
-    /// A load, and which of its blocks.
+    /// A load, and the index of its block.
     Load { token: u64, place: u32 },
 }
 
-/// One block in the pool. There are millions of them: what few slots have lies in `Rare`.
+/// One block in the pool. There are millions of them, so rarely used fields are in `Rare`.
 #[derive(Clone, Debug)]
 pub(crate) struct Slot {
     pub(crate) key: PoolKey,
-    /// Tells this use of the slot's number from earlier and later ones.
+    /// Distinguishes this use of the slot's number from earlier and later ones.
     pub(crate) serial: u32,
     pub(crate) block: Block,
     rare: Option<Box<Rare>>,
-    /// CRC-64/NVME of the block's bytes, where somebody computed it already. One that is 0 counts as not known.
+    /// CRC-64/NVME of the block's bytes, if it was computed. A checksum of 0 counts as unknown.
     crc64: Option<NonZeroU64>,
-    /// The slot's place in the pool, if it is one run that these can say; else it is in `rare`.
+    /// The slot's memory in the pool, if it is one run that these two fields can express; otherwise it is in `rare`.
     first_page: u32,
     pages: u32,
-    /// When tiers were told last that the block is in use, in seconds below `NEVER`.
+    /// Time at which tiers last learned that the block is in use, in seconds below `NEVER`.
     touched_s: u16,
-    /// Tiers that are to have the block and have not ended writing it.
+    /// Tiers that should get the block and have not completed writing it.
     pub(crate) to_write: TierMask,
-    /// Tiers that are writing it now.
+    /// Tiers that are writing it.
     pub(crate) writing: TierMask,
-    /// Tiers that hold it, as far as they have told.
+    /// Tiers that have it, as far as they have reported.
     pub(crate) saved: TierMask,
-    /// Tiers among `to_write` that may do without: their writes do not make the block dirty.
+    /// Tiers in `to_write` with late writes, which do not make the block dirty.
     pub(crate) late: TierMask,
-    /// Tiers that could not write it late. They are not asked again before its next use.
+    /// Tiers that failed to write it late. They are not asked again before its next use.
     pub(crate) refused: TierMask,
-    /// Of `INDEXED` and the others.
+    /// Bit set of `INDEXED` and the other marks.
     marks: u8,
 }
 
-/// What few slots have.
+/// Fields that few slots need.
 #[derive(Clone, Debug, Default)]
 struct Rare {
     waiters: Vec<Waiter>,
-    /// The place of a slot of several runs.
+    /// The memory of a slot with several runs.
     runs: Box<[Run]>,
 }
 
@@ -67,27 +67,27 @@ struct Rare {
 const INDEXED: u8 = 1;
 /// A tier fills it, not a client.
 const FROM_TIER: u8 = 2;
-/// It is a value, of which a tier may have an earlier one under the same key.
+/// It is a value, and a tier may have an earlier one under the same key.
 const VALUE: u8 = 4;
-/// A tier could not write it in place of the value before, which that tier may still have.
+/// A tier failed to write it in place of the earlier value, which that tier may still have.
 const UNREPLACED: u8 = 8;
-/// It was used in the pool: a dump is a use, a fetch is none.
+/// It was used in the pool: a dump is a use, a fetch is not.
 const USED: u8 = 16;
 /// It was used again since.
 const USED_AGAIN: u8 = 32;
 
-/// What a slot counts as. The pool compares it before and after every change, so its totals cannot drift.
+/// How a slot counts. The pool compares it before and after every change, so its totals cannot drift.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Standing {
     /// A client fills it.
     pub(crate) filling: bool,
     /// A tier fills it.
     pub(crate) fetching: bool,
-    /// Sealed, and a tier is still to have it.
+    /// Sealed, and a tier has yet to get it.
     pub(crate) dirty: bool,
-    /// At least one reader leases it.
+    /// Leased by at least one reader.
     pub(crate) leased: bool,
-    /// No eviction can free it now.
+    /// It cannot be evicted at the moment.
     pub(crate) pinned: bool,
     /// Lookups find it.
     pub(crate) visible: bool,
@@ -96,7 +96,7 @@ pub(crate) struct Standing {
 }
 
 impl Standing {
-    /// What a slot that does not exist counts as.
+    /// The counts of a slot that does not exist.
     pub(crate) const NONE: Self = Self {
         filling: false,
         fetching: false,
@@ -148,7 +148,7 @@ impl Slot {
         self.marks = if on { self.marks | mark } else { self.marks & !mark };
     }
 
-    /// Whether the index names this slot for its key.
+    /// Returns whether the index names this slot for its key.
     pub(crate) const fn is_indexed(&self) -> bool {
         self.has(INDEXED)
     }
@@ -157,12 +157,12 @@ impl Slot {
         self.mark(INDEXED, indexed);
     }
 
-    /// Whether a tier fills it, not a client.
+    /// Returns whether a tier fills it, not a client.
     pub(crate) const fn is_from_tier(&self) -> bool {
         self.has(FROM_TIER)
     }
 
-    /// Whether it is a value, of which a tier may have an earlier one under the same key.
+    /// Returns whether it is a value; a tier may have an earlier one under the same key.
     pub(crate) const fn is_value(&self) -> bool {
         self.has(VALUE)
     }
@@ -171,7 +171,7 @@ impl Slot {
         self.mark(VALUE, value);
     }
 
-    /// Whether a tier could not write it in place of the value before, which that tier may still have.
+    /// Returns whether a tier failed to write it in place of the earlier value, which that tier may still have.
     pub(crate) const fn is_unreplaced(&self) -> bool {
         self.has(UNREPLACED)
     }
@@ -180,7 +180,7 @@ impl Slot {
         self.mark(UNREPLACED, unreplaced);
     }
 
-    /// Counts a use; whether it is the second one.
+    /// Counts a use. Returns whether it is the second one.
     pub(crate) const fn count_use(&mut self) -> bool {
         let second = self.has(USED) && !self.has(USED_AGAIN);
         self.mark(USED_AGAIN, self.has(USED));
@@ -188,24 +188,25 @@ impl Slot {
         second
     }
 
-    /// Whether it was used at least twice since it was dumped, the dump itself one of them, or fetched.
+    /// Returns whether it was used at least twice since it was dumped (the dump counts) or fetched.
     pub(crate) const fn is_used_again(&self) -> bool {
         self.has(USED_AGAIN)
     }
 
-    /// Notes that tiers are told, or know, of its use now.
+    /// Records that tiers learn, or know, of its use now.
     pub(crate) const fn tell_use(&mut self, now_s: u32) {
         self.touched_s = (now_s % NEVER as u32) as u16;
     }
 
-    /// Whether tiers were told of a use less than `interval_s` ago. After 18 hours it may seem so once more, for as long.
+    /// Returns whether tiers learned of a use less than `interval_s` ago. After 18 hours it may wrongly return true
+    /// again, for as long.
     pub(crate) const fn was_told(&self, now_s: u32, interval_s: u32) -> bool {
         let period = NEVER as u32;
         let ago = (now_s % period + period - self.touched_s as u32) % period;
         self.touched_s != NEVER && ago < interval_s
     }
 
-    /// CRC-64/NVME of the block's bytes, where it is known.
+    /// Returns the CRC-64/NVME of the block's bytes, if known.
     pub(crate) fn crc64(&self) -> Option<u64> {
         self.crc64.map(NonZeroU64::get)
     }
@@ -226,7 +227,7 @@ impl Slot {
         Runs::from_slice(&[Run { offset, len: self.bytes() }])
     }
 
-    /// Where its bytes begin, which tells the region that the slot lies in.
+    /// Returns the offset of its first byte, which determines the slot's region.
     pub(crate) fn first_byte(&self) -> u64 {
         match self.rare_runs().first() {
             Some(run) if self.pages == 0 => run.offset,
@@ -251,17 +252,17 @@ impl Slot {
         waiters
     }
 
-    /// Whether one of these tiers is to have the block before it is evicted, and may still come to it.
+    /// Returns whether one of these tiers should get the block before it is evicted, and still can.
     pub(crate) fn owes(&self, tiers: TierMask) -> bool {
         !self.is_value() && tiers & !self.saved & !self.refused != 0
     }
 
-    /// Whether a tier that is to have the block now has not ended writing it.
+    /// Returns whether a tier that must get the block now, not late, has not completed writing it.
     pub(crate) fn is_pressing(&self) -> bool {
         self.to_write & !self.late != 0
     }
 
-    /// What the end of a write makes of the block: tiers that may write it late do not keep it dirty.
+    /// Updates the block after the end of a write: tiers with late writes do not keep it dirty.
     pub(crate) fn settle_writes(&mut self) {
         if self.writing == 0 && self.block.is_writing() {
             self.block.write_ended(self.saved != 0);
@@ -294,7 +295,7 @@ enum Entry {
     Used(Slot),
 }
 
-// With index, eviction order and what lookups read it makes up the 128 bytes a block of `tests/index_size`.
+// Together with index, eviction order and presence index this makes up the 128 bytes per block of `tests/index_size`.
 const _: () = assert!(size_of::<Entry>() == 72);
 
 /// All slots, by number.
@@ -302,9 +303,9 @@ const _: () = assert!(size_of::<Entry>() == 72);
 pub(crate) struct Slots {
     chunks: Vec<Vec<Entry>>,
     free: SlotId,
-    /// Numbers in use or free.
+    /// Number of numbers, in use or free.
     numbers: usize,
-    /// How often a slot was looked at.
+    /// Number of slot accesses.
     #[cfg(test)]
     looks: std::cell::Cell<u64>,
 }
@@ -320,7 +321,7 @@ impl Slots {
         }
     }
 
-    /// Numbers given out so far, freed ones included: the end of a walk over all slots.
+    /// Returns the count of numbers handed out so far, including freed ones: the end of a walk over all slots.
     pub(crate) const fn numbers(&self) -> usize {
         self.numbers
     }
@@ -341,7 +342,7 @@ impl Slots {
         &mut self.chunks[id as usize / CHUNK][id as usize % CHUNK]
     }
 
-    /// None when every number is in use.
+    /// Returns `None` if every number is in use.
     pub(crate) fn insert(&mut self, slot: Slot) -> Option<SlotId> {
         let id = if self.free == NIL {
             let id = SlotId::try_from(self.numbers).ok().filter(|&id| id != NIL)?;

@@ -1,4 +1,4 @@
-//! Searches for room that take several steps: what other steps do in between must not lead them astray.
+//! Searches for space that take several steps: what other steps do in between must not mislead them.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use super::*;
 use crate::BlockLayout;
 use crate::key::NamespaceSpec;
 
-/// Another namespace, whose blocks are of so many bytes.
+/// Opens another namespace, with blocks of `bytes` bytes.
 fn namespace_of(lab: &mut Lab, model: &str, bytes: u64) -> NamespaceHandle {
     let layout = BlockLayout::uniform(1, &[bytes]).unwrap();
     let spec = Arc::new(NamespaceSpec::new(&format!("{{\"model\":\"{model}\"}}"), layout).unwrap());
@@ -30,10 +30,10 @@ fn blocks_released_behind_a_search_are_found() {
     for first in (0..BLOCKS - 10).step_by(1000) {
         held.push(lab.load(2, first, 1000.min(BLOCKS - 10 - first)));
     }
-    // The ten that may go are the last that were used.
+    // The ten evictable blocks are the most recently used.
     let leases = lab.load(OWNER, BLOCKS - 10, 10);
     lab.ask(Request::Release { leases });
-    // Somebody looks for room, and has passed over many leased blocks when its step ends.
+    // A request searches for space, and has passed over many leased blocks when its step ends.
     let (out, _) = step(
         &mut lab.machine,
         Event::Request { token: 1 << 40, owner: OWNER, request: reserve_in(lab.namespace, BLOCKS, 1) },
@@ -43,7 +43,7 @@ fn blocks_released_behind_a_search_are_found() {
         "{:?}",
         out.replies
     );
-    // Some of them may go now, and none of those that are still before it.
+    // Some of them become evictable, and none of those that it has yet to reach.
     lab.load(2, BLOCKS - 10, 10);
     let released = held[0].split_off(500);
     lab.ask_as(2, Request::Release { leases: released });
@@ -51,8 +51,8 @@ fn blocks_released_behind_a_search_are_found() {
     lab.machine.check().unwrap();
 }
 
-/// A full pool of which every other block is leased: no evictions make room for a block that would need a hundred pieces of
-/// memory. And the namespace of such blocks.
+/// Returns a full pool in which every other block is leased, and a namespace of large blocks. No evictions make space
+/// for such a block, which would need a hundred pieces of memory.
 fn scattered() -> (Lab, NamespaceHandle) {
     let mut lab = Lab::new("lru", BLOCKS, 0);
     lab.dump(0, BLOCKS);
@@ -109,7 +109,7 @@ fn a_starved_load_that_ends_leaves_its_turn_to_a_smaller_one() {
         let large = namespace_of(&mut lab, "large", 2 * BLOCK);
         let small = lab.namespace;
         let held = lab.reserve(0, 2);
-        // Reads that do not end take the rest of the room.
+        // Reads that do not complete take the rest of the space.
         let blocks = hashes(100, 2).into_iter().map(|hash| (hash, 0)).collect();
         lab.ask(Request::Prefetch { namespace: small, blocks, deadline: 1 << 40 });
         assert_eq!(lab.machine.gauges().pool_free_bytes, 0);
@@ -126,7 +126,7 @@ fn a_starved_load_that_ends_leaves_its_turn_to_a_smaller_one() {
             let located = Event::Located { ask: Ask::Load(token), locations: vec![Location::Tier(0)] };
             assert_eq!(step(&mut lab.machine, located).1, 0, "there is no room");
         }
-        // Room for the second, and not for the first, which is asked before it.
+        // There is space for the second, but not for the first, which was requested before it.
         lab.ask(Request::Release { leases: held[..1].to_vec() });
         assert_eq!(lab.machine.gauges().pool_free_bytes, BLOCK);
         lab.commands.clear();

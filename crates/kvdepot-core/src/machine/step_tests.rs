@@ -1,4 +1,4 @@
-//! No step looks at more than a bounded number of slots, however large the pool, a request or a claim is.
+//! No step examines more than a bounded number of slots, however large the pool, a request or a claim is.
 
 use std::sync::Arc;
 
@@ -10,9 +10,9 @@ use crate::{BlockLayout, LeaseId};
 
 pub(super) const BLOCK: u64 = 4096;
 pub(super) const OWNER: Owner = 1;
-/// Slots that a step may look at, each look counted: a few for each block of a piece of work.
+/// Maximum number of slots that a step may examine, counting repeated ones: a few for each block of a piece of work.
 const LOOKS_MAX: u64 = 5_000;
-/// Blocks of a small pool here: many times as many as a step may look at.
+/// Blocks of a small pool here: many times as many as a step may examine.
 pub(super) const BLOCKS: u64 = 30_000;
 
 pub(super) struct Lab {
@@ -23,7 +23,7 @@ pub(super) struct Lab {
     pub(super) commands: Vec<Command>,
     /// Nanoseconds.
     pub(super) now: u64,
-    /// Most looks of one step, and its event.
+    /// Largest number of slots examined by one step, and its event.
     most: (u64, &'static str),
     steps: usize,
 }
@@ -51,7 +51,7 @@ impl Lab {
         lab
     }
 
-    /// Steps until all work that was cut into pieces is done. Tiers hold nothing that the pool does not.
+    /// Steps until all work that was cut into pieces is done. Tiers have only the blocks that the pool has.
     pub(super) fn feed(&mut self, event: Event) {
         let mut todo = std::collections::VecDeque::from([event]);
         while let Some(event) = todo.pop_front() {
@@ -161,7 +161,7 @@ pub(super) fn leases(reply: Reply) -> Vec<LeaseId> {
 fn a_request_of_many_blocks_is_taken_in_pieces() {
     let mut lab = Lab::new("lru", BLOCKS, 0);
     assert_eq!(lab.dump(0, BLOCKS), BLOCKS as usize);
-    // From now on each block takes the place of another.
+    // From now on each block replaces another.
     assert_eq!(lab.dump(BLOCKS, 4096), 4096);
     let got = lab.load(OWNER, BLOCKS, 4096);
     assert_eq!(got.len(), 4096);
@@ -178,7 +178,7 @@ fn the_search_for_a_victim_behind_leased_blocks_goes_on_in_steps_to_come() {
         for first in (0..BLOCKS - 10).step_by(1000) {
             lab.load(2, first, 1000.min(BLOCKS - 10 - first));
         }
-        // The ten that may go are the last that were used.
+        // The ten evictable blocks are the most recently used.
         let leases = lab.load(OWNER, BLOCKS - 10, 10);
         lab.ask(Request::Release { leases });
         let steps = lab.steps;
@@ -237,7 +237,7 @@ fn the_writes_that_removals_call_off_go_in_pieces() {
         lab.send_as(OWNER, Request::Remove { keys, locations: Vec::new() });
     }
     assert_eq!(lab.blocks(), 0);
-    // The tier ends what it was given: then it comes to the entries of blocks that are gone.
+    // The tier completes its commands; then it reaches the entries of blocks that have left.
     for command in std::mem::take(&mut lab.commands) {
         if let Command::Write { tier, slot, .. } = command {
             lab.feed(Event::WriteEnded { tier, slot, outcome: Ok(Stored::New) });
@@ -259,6 +259,7 @@ fn a_claim_of_many_places_goes_in_pieces() {
         limit: count as usize,
         deadline: 1 << 40,
         patience: 1 << 40,
+        label: None,
     };
     let Reply::Claim(progress) = lab.ask(open) else { panic!("no claim") };
     assert_eq!((progress.settled, progress.units), (true, count as usize));
@@ -273,7 +274,7 @@ fn loads_that_wait_for_room_try_again_one_after_another() {
     let held = lab.reserve(0, 44);
     assert!(!held.is_empty());
     let namespace = lab.namespace;
-    // The rest of the pool is taken by blocks that the tier reads.
+    // The rest of the pool is taken by blocks that the tier is reading.
     let prefetch = |lab: &mut Lab, first, count| {
         let blocks = hashes(first, count).into_iter().map(|hash| (hash, 0)).collect();
         lab.ask(Request::Prefetch { namespace, blocks, deadline: 1 << 40 });
@@ -310,7 +311,7 @@ fn loads_that_wait_for_room_try_again_one_after_another() {
     assert!(lab.machine.gauges().pool_free_bytes == 0, "the oldest load took the room");
 }
 
-/// Steps once: what else is to be done, and how many reads a tier is given.
+/// Makes one step. Returns the remaining work, and how many reads a tier gets.
 pub(super) fn step(machine: &mut Machine, event: Event) -> (Effects, usize) {
     let mut out = Effects::default();
     machine.step(0, event, &mut out);
@@ -342,7 +343,7 @@ fn the_turn_of_a_starved_load_that_ends_goes_to_the_next() {
         let locations = vec![Location::Tier(0); count];
         step(machine, Event::Located { ask: Ask::Load(token), locations })
     };
-    // All of the pool is leased to one.
+    // One client has leased the entire pool.
     let (out, reads) = begin(machine, 2, namespace, hashes(0, 2));
     assert_eq!(reads, 2);
     for command in out.commands {
@@ -352,7 +353,7 @@ fn the_turn_of_a_starved_load_that_ends_goes_to_the_next() {
     for (owner, namespace) in [(3, other), (4, other), (5, namespace)] {
         assert_eq!(begin(machine, owner, namespace, hashes(10 * owner, 1)).1, 0, "there is no room");
     }
-    // What the first two ask for is not to be had any more. The second ends before its turn.
+    // The blocks that the first two request cannot be served any more. The second ends before its turn.
     let advance = Request::BeginAdvance { namespace: other, provisional: crate::key::NamespaceId([9; 16]) };
     step(machine, Event::Request { token: 200, owner: 9, request: advance });
     let (mut out, reads) = step(machine, Event::OwnerEnded { owner: 2 });

@@ -1,12 +1,12 @@
-//! Tiers by their places in the pipeline, and sets of them.
+//! Tiers by their positions in the pipeline, and sets of them.
 
-/// A tier's place in the pipeline.
+/// A tier's position in the pipeline.
 pub type TierIndex = usize;
 
 /// A set of tiers, one bit for each. A pipeline has at most eight.
 pub(crate) type TierMask = u8;
 
-/// The set of one tier.
+/// Returns the set with one tier.
 pub(crate) const fn bit(tier: TierIndex) -> TierMask {
     1 << tier
 }

@@ -1,4 +1,4 @@
-//! Who uses which namespaces. Those without users stand in the order in which they were used last.
+//! Users of namespaces. Namespaces without users are kept in the order of their last use.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,11 +11,11 @@ use crate::error::{Error, ErrorKind, Result};
 #[derive(Clone, Copy, Debug)]
 struct Standing {
     users: u32,
-    /// Its place among those without users.
+    /// Its position among those without users.
     place: u64,
 }
 
-/// See the module.
+/// Users by namespace; see the module.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Users {
     by_owner: HashMap<Owner, BTreeSet<NamespaceHandle>>,
@@ -30,21 +30,21 @@ impl Users {
         self.places
     }
 
-    /// A new namespace, which nobody uses yet.
+    /// Adds a new namespace without users.
     pub(super) fn came(&mut self, handle: NamespaceHandle) {
         let place = self.next_place();
         self.namespaces.insert(handle, Standing { users: 0, place });
         self.unused.insert(place, handle);
     }
 
-    /// A namespace is not known any more. It had no users.
+    /// Removes a namespace. It had no users.
     pub(super) fn went(&mut self, handle: NamespaceHandle) {
         if let Some(standing) = self.namespaces.remove(&handle) {
             self.unused.remove(&standing.place);
         }
     }
 
-    /// Refuses an owner who uses `max` namespaces already and would use another one.
+    /// Refuses an owner that already uses `max` namespaces and would use another one.
     pub(super) fn may_use(&self, owner: Owner, handle: Option<NamespaceHandle>, max: usize) -> Result<()> {
         let Some(used) = self.by_owner.get(&owner) else { return Ok(()) };
         if used.len() < max || handle.is_some_and(|handle| used.contains(&handle)) {
@@ -59,7 +59,7 @@ impl Users {
         .with("namespaces_per_client_max", max))
     }
 
-    /// An owner uses a namespace from now on, until it ends.
+    /// Records that an owner uses a namespace from now on, until the owner ends.
     pub(super) fn begin(&mut self, owner: Owner, handle: NamespaceHandle) {
         let Some(standing) = self.namespaces.get_mut(&handle) else { return };
         if self.by_owner.entry(owner).or_default().insert(handle) {
@@ -68,7 +68,7 @@ impl Users {
         }
     }
 
-    /// An owner ended.
+    /// Ends all uses of an owner.
     pub(super) fn end_owner(&mut self, owner: Owner) {
         for handle in self.by_owner.remove(&owner).unwrap_or_default() {
             if let Some(standing) = self.namespaces.get_mut(&handle) {
@@ -78,7 +78,7 @@ impl Users {
         }
     }
 
-    /// A namespace was used now; by somebody who is not its user, if it has none.
+    /// Records a use of a namespace now. Only namespaces without users are reordered.
     pub(super) fn touch(&mut self, handle: NamespaceHandle) {
         if self.namespaces.get(&handle).is_none_or(|standing| standing.users > 0) {
             return;
@@ -91,12 +91,12 @@ impl Users {
         }
     }
 
-    /// Namespaces without users, the one that was used least recently first.
+    /// Returns the namespaces without users, the least recently used first.
     pub(super) fn unused(&self) -> impl Iterator<Item = NamespaceHandle> + '_ {
         self.unused.values().copied()
     }
 
-    /// Namespaces that are known, and uses of them. For tests.
+    /// Returns the number of known namespaces, and of uses of them. For tests.
     #[cfg(any(test, feature = "model"))]
     pub(super) fn len(&self) -> (usize, usize) {
         (self.namespaces.len(), self.by_owner.values().map(BTreeSet::len).sum())

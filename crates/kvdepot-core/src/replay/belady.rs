@@ -1,4 +1,4 @@
-//! The best that an order of eviction could do if it knew the future (Belady): always evicts what is used again last.
+//! Belady's optimal policy: knows the future, and evicts the block whose next use is farthest away.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,8 @@ use super::trace::Trace;
 
 const NEVER: usize = usize::MAX;
 
-/// Blocks of hits of a pool with so many blocks. It is the optimum for single blocks, and near it for hits without a gap.
+/// Returns the blocks of hits of a pool with `capacity` blocks. It is the optimum for single blocks, and close to it
+/// for hits without a gap.
 pub fn belady(trace: &Trace, capacity: u64) -> u64 {
     let mut later: HashMap<u64, usize, FixedState> = HashMap::with_hasher(FixedState::default());
     let mut next = Vec::with_capacity(trace.references() as usize);

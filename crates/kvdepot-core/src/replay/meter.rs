@@ -1,13 +1,13 @@
-//! Counts what depots of several sizes would give an engine that has none, while it runs.
+//! Counts the hits that depots of several sizes would give an engine that has none, while it runs.
 
 use super::ceiling::Ceiling;
 use super::simulated::SimulatedCache;
 use crate::error::Result;
 
-/// What a depot of one size would have given so far.
+/// Hits that a depot of one size would have given so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SizeReport {
-    /// Blocks that it has room for.
+    /// Its capacity in blocks.
     pub capacity: u64,
     /// Blocks that it holds.
     pub held: u64,
@@ -25,14 +25,14 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// Depots of so many blocks each.
+    /// Makes simulated depots of `capacities` blocks.
     pub fn new(policy: &str, capacities: &[u64]) -> Result<Self> {
         let caches: Result<Vec<_>> =
             capacities.iter().map(|&capacity| Ok((SimulatedCache::new(policy, capacity)?, 0))).collect();
         Ok(Self { caches: caches?, ceiling: Ceiling::new(), asked: 0, new: 0.0 })
     }
 
-    /// A request asks for these blocks, which follow one another and begin where the engine's own cache ends.
+    /// Records a request for these blocks. They follow one another, and begin where the engine's own cache ends.
     pub fn look_up(&mut self, blocks: &[u64]) {
         self.asked += blocks.len() as u64;
         for (cache, hits) in &mut self.caches {
@@ -43,7 +43,7 @@ impl Meter {
         }
     }
 
-    /// The engine has computed these blocks; those that are there already stay as they are.
+    /// Records blocks that the engine has computed. Blocks that are already stored do not change.
     pub fn store(&mut self, blocks: &[u64]) {
         for (cache, _) in &mut self.caches {
             for &block in blocks {
@@ -57,18 +57,18 @@ impl Meter {
         }
     }
 
-    /// Blocks that were asked for.
+    /// Returns the number of requested blocks.
     pub const fn asked(&self) -> u64 {
         self.asked
     }
 
-    /// Blocks that an endless depot would have had, approximately.
+    /// Returns the approximate number of blocks that an endless depot would have had.
     pub fn ceiling(&self) -> u64 {
-        // Rounding never makes it less than nothing or more than all.
+        // Rounding keeps it between zero and all.
         (self.asked as f64 - self.new).round().clamp(0.0, self.asked as f64) as u64
     }
 
-    /// What came of each size, in the order that was asked for.
+    /// Returns the report of each size, in the order of the request.
     pub fn sizes(&self) -> impl Iterator<Item = SizeReport> + '_ {
         self.caches.iter().map(|(cache, hits)| SizeReport {
             capacity: cache.capacity() as u64,

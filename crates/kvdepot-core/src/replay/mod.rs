@@ -1,7 +1,8 @@
-//! What a cache would do with a trace of requests, by the depot's own order of eviction and placement. No bytes, no clock.
+//! Replays a trace of requests against a cache with the depot's own eviction order and placement. It needs no bytes and
+//! no clock.
 //!
-//! A request hits as far as its blocks are there without a gap from its first one. The hit's blocks are used, from the first to the
-//! last, and blocks that are missing are stored, as in the depot.
+//! A request hits as many blocks as are present without a gap from its first one. The blocks of the hit are used, from
+//! the first to the last, and missing blocks are stored, as in the depot.
 
 mod belady;
 mod ceiling;
@@ -22,7 +23,8 @@ pub use trace::{Request, Trace};
 
 use crate::key::BlockHash;
 
-/// What stands for a block's hash in a replay. Two blocks share one by chance once in 2^64 pairs, which costs a wrong count.
+/// Returns the number that represents a block's hash in a replay. Two blocks share one by chance once in 2^64 pairs,
+/// which only causes a wrong count.
 pub fn block_number(hash: &BlockHash) -> u64 {
     let [a, b, c, d, e, f, g, h, ..] = hash.0;
     u64::from_le_bytes([a, b, c, d, e, f, g, h])

@@ -1,4 +1,4 @@
-//! Readers of traces: Mooncake's lines, and sessions of nested requests with hashes of their own.
+//! Parsers of traces: Mooncake's lines, and sessions of nested requests with their own hashes.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ use crate::key::BlockHash;
 #[derive(Clone, Copy)]
 struct Id(u64);
 
-/// Milliseconds; written as a text they are nanoseconds.
+/// Milliseconds; as a text it is in nanoseconds.
 struct Time(u64);
 
 struct IdVisitor;
@@ -62,11 +62,11 @@ impl Visitor<'_> for TimeVisitor {
         if number.is_finite() && number >= 0.0 {
             return Ok(Time(number as u64));
         }
-        Err(E::custom(format_args!("{number} is no time")))
+        Err(E::custom(format_args!("{number} is not a time")))
     }
 
     fn visit_str<E: serde::de::Error>(self, text: &str) -> std::result::Result<Time, E> {
-        let nanoseconds: u64 = text.parse().map_err(|_| E::custom(format_args!("{text:?} is no time")))?;
+        let nanoseconds: u64 = text.parse().map_err(|_| E::custom(format_args!("{text:?} is not a time")))?;
         Ok(Time(nanoseconds / 1_000_000))
     }
 }
@@ -103,10 +103,10 @@ struct Row {
     requests: Option<Vec<Turn>>,
 }
 
-/// A request of a session; a subagent has requests of its own.
+/// A request of a session; a subagent has its own requests.
 #[derive(Deserialize)]
 struct Turn {
-    /// Seconds since the session's beginning.
+    /// Seconds since the start of the session.
     #[serde(default)]
     t: f64,
     #[serde(default, rename = "in")]
@@ -120,14 +120,14 @@ struct Turn {
 }
 
 impl Trace {
-    /// Adds what a line of JSON says: one request in Mooncake's format, or a whole session.
+    /// Adds a line of JSON: one request in Mooncake's format, or an entire session.
     ///
-    /// A number in `hash_ids` of a request stands for the same block in all lines; in a session, only within that session.
+    /// A number in `hash_ids` of a request means the same block in all lines; in a session, only within that session.
     pub fn push_json(&mut self, line: &str) -> Result<()> {
         self.push_json_later(line, 0)
     }
 
-    /// The same of a file that begins so much later than the trace.
+    /// Does the same for a file that begins `later_ms` after the trace.
     pub fn push_json_later(&mut self, line: &str, later_ms: u64) -> Result<()> {
         let row: Row = serde_json::from_str(line)
             .map_err(|e| Error::new(ErrorKind::Config, "no line of a trace").with("problem", e))?;

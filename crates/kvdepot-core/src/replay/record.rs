@@ -2,28 +2,28 @@
 
 use crate::key::BlockHash;
 
-/// What is recorded of a request.
+/// The recorded data of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// When it came, in milliseconds since the recording's beginning.
+    /// Time of arrival, in milliseconds since the recording began.
     pub timestamp_ms: u64,
     /// Tokens of the prompt.
     pub input_length: u64,
     /// Tokens of the answer.
     pub output_length: u64,
-    /// Tokens that a hash stands for.
+    /// Number of tokens per hash.
     pub block_tokens: u32,
     /// The chained hashes of the prompt's full blocks.
     pub hashes: Vec<BlockHash>,
 }
 
 impl Record {
-    /// Bytes that the record takes while it waits to be written.
+    /// Returns the number of bytes that the record takes while it waits to be written.
     pub fn bytes(&self) -> usize {
         size_of::<Self>() + size_of_val(self.hashes.as_slice())
     }
 
-    /// Appends the record's line. A hash is written as 32 hex digits.
+    /// Appends the record's line. Hashes are written as 32 hex digits.
     pub fn write_line(&self, out: &mut Vec<u8>) {
         let head = format_args!(
             r#"{{"timestamp": {}, "input_length": {}, "output_length": {}, "block_tokens": {}, "hash_ids": ["#,

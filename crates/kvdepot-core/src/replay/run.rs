@@ -6,42 +6,42 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::machine::placement::{Placement, Placements};
 use crate::machine::tiers::{TierMask, bit};
 
-/// More tiers than any pipeline has.
+/// Larger than the number of tiers of any pipeline.
 const TIERS_MAX: usize = 8;
 
-/// What a replay is to simulate: the pool, or a tier below it.
+/// A level to simulate: the pool, or a tier below it.
 #[derive(Clone, Debug)]
 pub struct Level {
-    /// Name of its order of eviction.
+    /// Name of its eviction policy.
     pub policy: String,
-    /// Blocks that it has room for.
+    /// Its capacity in blocks.
     pub capacity: u64,
-    /// What it is given; of no meaning for the pool.
+    /// Its placement; not used for the pool.
     pub placement: Placement,
 }
 
-/// What came of one level.
+/// Result of one level.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LevelReport {
-    /// Blocks of hits that it had and no level above it.
+    /// Blocks of hits that it had and that no level above it had.
     pub hits: u64,
-    /// Blocks that were stored in it.
+    /// Blocks stored in it.
     pub written: u64,
-    /// Blocks that it gave up for others.
+    /// Blocks evicted from it.
     pub evicted: u64,
 }
 
-/// What came of a replay.
+/// Result of a replay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Blocks that all requests named.
+    /// Blocks named by all requests.
     pub references: u64,
-    /// Of each level, the pool first.
+    /// Result of each level, the pool first.
     pub levels: Vec<LevelReport>,
 }
 
 impl Report {
-    /// Blocks of hits in all levels.
+    /// Returns the blocks of hits in all levels.
     pub fn hits(&self) -> u64 {
         self.levels.iter().map(|level| level.hits).sum()
     }
@@ -54,7 +54,7 @@ struct Levels {
 }
 
 impl Levels {
-    /// The nearest level that has the block.
+    /// Returns the nearest level that has the block.
     fn find(&self, block: u64) -> Option<usize> {
         self.caches.iter().position(|cache| cache.contains(block))
     }
@@ -92,12 +92,12 @@ impl Levels {
         }
         for (index, &block) in blocks.iter().enumerate() {
             if self.caches[0].contains(block) {
-                // Behind the hit's end it is no use: a dump of what is there changes nothing.
+                // Beyond the end of the hit it is not a use: a dump of a stored block changes nothing.
                 if index < hits && self.caches[0].touch(block) {
                     self.tiers(block, self.placements.second_use);
                 }
             } else if let Some(level) = self.find(block).filter(|_| index < hits) {
-                // A load from tier `level - 1`: the tiers above it are given the block where they take such.
+                // A load from tier `level - 1`: the tiers above it that promote get the block.
                 self.tiers(block, self.placements.promote & (bit(level - 1) - 1));
                 self.store_in_pool(block);
             } else {
@@ -108,7 +108,7 @@ impl Levels {
     }
 }
 
-/// Runs the requests in their order over a pool and tiers, nearest first.
+/// Replays the requests in order over a pool and tiers, nearest first.
 pub fn replay(trace: &Trace, levels: &[Level]) -> Result<Report> {
     if levels.is_empty() || levels.len() > 1 + TIERS_MAX {
         return Err(Error::new(ErrorKind::Config, "a replay has a pool and up to 8 tiers")

@@ -1,4 +1,4 @@
-//! A cache without bytes: the depot's order of eviction over as many slots as it would have.
+//! A cache without bytes: the depot's eviction order over as many slots as it would have.
 
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
@@ -6,22 +6,22 @@ use hashbrown::HashMap;
 use crate::error::{Error, ErrorKind, Result};
 use crate::eviction::{EvictionPolicy, Search, SlotId, by_name};
 
-/// Slots that a search may look at before it is asked again.
+/// Number of slots that one call of a search may examine.
 const LOOKS: usize = 1 << 16;
 
-/// Which of the blocks a cache of so many slots would hold.
+/// The set of blocks that a cache of a given number of slots would hold.
 #[derive(Debug)]
 pub struct SimulatedCache {
     policy: Box<dyn EvictionPolicy>,
     slots: HashMap<u64, SlotId, FixedState>,
-    /// The block in each slot that was used so far.
+    /// The block in each slot used so far.
     blocks: Vec<u64>,
     free: Vec<SlotId>,
     capacity: usize,
 }
 
 impl SimulatedCache {
-    /// An empty cache. It takes memory for blocks that it holds, about 60 bytes each, and none for its capacity.
+    /// Makes an empty cache. It takes about 60 bytes of memory for each block that it holds, and none for its capacity.
     pub fn new(policy: &str, capacity: u64) -> Result<Self> {
         let too_large = || {
             Error::new(ErrorKind::Config, "a simulated cache has 1 to 4294967294 blocks")
@@ -39,12 +39,12 @@ impl SimulatedCache {
         })
     }
 
-    /// Whether the block is there.
+    /// Returns whether the block is present.
     pub fn contains(&self, block: u64) -> bool {
         self.slots.contains_key(&block)
     }
 
-    /// Uses a block, if it is there.
+    /// Uses a block. Returns whether it is present.
     pub fn touch(&mut self, block: u64) -> bool {
         let slot = self.slots.get(&block).copied();
         if let Some(slot) = slot {
@@ -53,7 +53,7 @@ impl SimulatedCache {
         slot.is_some()
     }
 
-    /// Stores a block that is not there, and says which one went for it.
+    /// Stores a block that is not present. Returns the block that was evicted for it.
     pub fn insert(&mut self, block: u64) -> Option<u64> {
         debug_assert!(!self.contains(block), "the block is there already");
         let evicted = if self.slots.len() < self.capacity { None } else { self.evict() };
@@ -83,17 +83,17 @@ impl SimulatedCache {
         Some(block)
     }
 
-    /// Blocks that it has room for.
+    /// Returns the capacity in blocks.
     pub const fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Blocks that are there.
+    /// Returns the number of blocks present.
     pub fn len(&self) -> usize {
         self.slots.len()
     }
 
-    /// Whether no block is there.
+    /// Returns whether no block is present.
     pub fn is_empty(&self) -> bool {
         self.slots.is_empty()
     }

@@ -7,6 +7,7 @@ use kvdepot_core::machine::{
     Closed, Command, Effects, Event, Location, Machine, Outcome, Owner, PoolConfig, RemovalId, Reply,
     Request, Reserve, TierIndex,
 };
+use kvdepot_core::misses::{Gone, Missed};
 use kvdepot_core::{BlockHash, BlockKey, BlockLayout, NamespaceSpec, eviction};
 
 const BLOCK: u64 = 4096;
@@ -25,6 +26,10 @@ pub(crate) struct Lab {
     pub(crate) removals: Vec<(RemovalId, TierIndex, BlockKey)>,
     /// Parts of tiers that were closed.
     pub(crate) closed: Vec<Closed>,
+    /// Blocks that went.
+    pub(crate) gone: Vec<Gone>,
+    /// Claims that found less than they asked for.
+    pub(crate) missed: Vec<Missed>,
 }
 
 impl Lab {
@@ -54,6 +59,8 @@ impl Lab {
             spec: Arc::clone(&spec),
             removals: Vec::new(),
             closed: Vec::new(),
+            gone: Vec::new(),
+            missed: Vec::new(),
         };
         lab.ask(Request::OpenNamespace { spec, epoch: 0 });
         lab
@@ -70,6 +77,8 @@ impl Lab {
             }));
             self.commands.extend(out.commands);
             self.closed.extend(out.closed);
+            self.gone.extend(out.gone);
+            self.missed.extend(out.missed);
             self.replies.extend(out.replies);
             todo.extend(out.questions.into_iter().map(|question| Event::Located {
                 ask: question.ask,

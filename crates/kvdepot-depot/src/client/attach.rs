@@ -13,21 +13,25 @@ use kvdepot_core::{BlockHash, Error, ErrorKind, NamespaceSpec, Result};
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::client::attached_pool::{AttachedPool, Devices, has_earlier_ended};
-use crate::client::hash_bytes;
 use crate::client::lane::{Lane, PassedPool, Welcome, unexpected};
+use crate::client::next_depot::NextDepot;
 use crate::client::spawn::Spawner;
 use crate::depot::Depot;
-use crate::message::{Hashes, NamespaceHandle, Request, Response};
+use crate::message::{Hashes, NamespaceHandle, Request, Response, hash_bytes};
 use crate::stats::Stats;
 use crate::user::User;
 
 /// Pauses between attempts to attach.
 const RETRY_MIN: Duration = Duration::from_millis(20);
 const RETRY_MAX: Duration = Duration::from_secs(1);
+/// Longest pause while another depot takes the pool over.
+const RETRY_TAKE_OVER_MAX: Duration = Duration::from_millis(40);
 /// How often an attached process checks whether its depot is still there.
 const WATCH: Duration = Duration::from_millis(200);
 /// The longest time for a handshake, or for opening a namespace, in the background.
 const HANDSHAKE_WAIT: Duration = Duration::from_secs(5);
+/// Why a depot counts as lost that hands its pool over.
+const HANDS_OVER: &str = "it hands its pool over to another depot";
 /// Number of lanes kept for reuse.
 const IDLE_LANES_MAX: usize = 16;
 
@@ -55,6 +59,8 @@ pub(crate) struct Generation {
     /// The lane on which claims are leased. There is only one, so that the scheduler's calls find it connected.
     claims: Mutex<Option<Lane>>,
     lost: AtomicBool,
+    /// Whether the depot has announced that it hands its pool over.
+    handed_over: AtomicBool,
     /// Whether the depot was told that no copy of this process concerns an earlier depot.
     told_ended: AtomicBool,
 }
@@ -69,7 +75,10 @@ pub struct Attachment {
     pool: Mutex<Option<Arc<AttachedPool>>>,
     pub(crate) devices: Devices,
     signal: Mutex<()>,
+    /// Notified after each attempt to attach.
     wake: Condvar,
+    /// The depot that takes over, if callers wait for one.
+    next_depot: NextDepot,
     refused: Mutex<Option<Error>>,
     /// Why no depot is attached, if known; empty while one is.
     trouble: Mutex<String>,
@@ -121,7 +130,7 @@ impl Attachment {
             .map_err(|e| Error::io("cannot start a thread", e))?;
         let deadline = Instant::now() + wait;
         let mut signal = this.signal.lock();
-        while !this.attached() {
+        while this.generation().is_err() {
             if let Some(error) = this.refused.lock().clone() {
                 return Err(error);
             }
@@ -142,6 +151,7 @@ impl Attachment {
             devices: Devices::default(),
             signal: Mutex::new(()),
             wake: Condvar::new(),
+            next_depot: NextDepot::default(),
             refused: Mutex::new(None),
             trouble: Mutex::default(),
             queue_depths: OnceLock::new(),
@@ -152,10 +162,10 @@ impl Attachment {
         }
     }
 
-    /// Returns whether calls reach a depot now.
+    /// Returns whether calls reach a depot now, or one that takes its pool over is about to answer.
     pub fn attached(&self) -> bool {
         !matches!(&self.target, Target::Embedded(depot, _) if depot.is_dead())
-            && self.current.read().is_some()
+            && (self.current.read().is_some() || self.next_depot.until().is_some())
     }
 
     /// Returns why no depot is attached, if known; empty while one is.
@@ -195,6 +205,21 @@ impl Attachment {
     pub(crate) fn generation(&self) -> Result<Arc<Generation>> {
         let unattached = || Error::new(ErrorKind::Unavailable, "no depot is attached");
         self.current.read().clone().ok_or_else(unattached)
+    }
+
+    /// Like `generation`, but waits for the next depot during a take-over, at most until `deadline`.
+    pub(crate) fn generation_by(&self, deadline: Instant) -> Result<Arc<Generation>> {
+        loop {
+            let attached = self.generation();
+            let Some(until) = self.next_depot.until().filter(|_| attached.is_err()) else { return attached };
+            let mut signal = self.signal.lock();
+            // The next depot is in place before the signal is given.
+            if self.generation().is_err()
+                && self.wake.wait_until(&mut signal, until.min(deadline)).timed_out()
+            {
+                return self.generation();
+            }
+        }
     }
 
     /// Makes a namespace known here, and to the depot if one is attached.
@@ -259,6 +284,8 @@ impl Attachment {
             Target::Socket { path, .. } => match Lane::connect(path, Instant::now() + wait) {
                 Ok((lane, welcome, _)) if welcome.depot == generation.welcome.depot => lane,
                 Ok(_) => {
+                    // It is attached in a moment.
+                    self.note_take_over(generation);
                     self.lost(generation, "another depot answers now");
                     return Err(Error::new(ErrorKind::Unavailable, "the depot was replaced"));
                 }
@@ -269,7 +296,7 @@ impl Attachment {
                 {
                     return Err(Error::new(
                         ErrorKind::Busy,
-                        "the depot refused another connection: it has as many as it takes, or just ended",
+                        "the depot refused another connection: it has reached its limit, or has just exited",
                     )
                     .with_source(error));
                 }
@@ -293,7 +320,8 @@ impl Attachment {
         lane.ok_or_else(|| Error::new(ErrorKind::Closed, "the lane is out of step"))
     }
 
-    /// Makes a call on a lane. After a transport error the lane is dropped and the depot counts as lost.
+    /// Makes a call on a lane. After a transport error the lane is dropped and the depot counts as lost, as does a depot
+    /// that hands its pool over.
     fn call_on<T>(
         &self,
         generation: &Arc<Generation>,
@@ -301,7 +329,12 @@ impl Attachment {
         call: impl FnOnce(&mut Lane) -> Result<T>,
     ) -> Result<T> {
         let lane = slot.as_mut().ok_or_else(|| Error::new(ErrorKind::Closed, "the lane is out of step"))?;
-        call(lane).inspect_err(|error| {
+        let outcome = call(lane);
+        if if outcome.is_ok() { lane.is_handed_over() } else { lane.look_for_announcement() } {
+            self.note_take_over(generation);
+            self.lost(generation, HANDS_OVER);
+        }
+        outcome.inspect_err(|error| {
             *slot = None;
             self.lost(generation, &error.to_string());
         })
@@ -317,19 +350,37 @@ impl Attachment {
         !generation.lost.load(Ordering::Acquire)
     }
 
+    /// Notes that another depot takes the pool of this generation over.
+    fn note_take_over(&self, generation: &Generation) {
+        if !generation.handed_over.swap(true, Ordering::AcqRel) {
+            self.next_depot.announced(self.call_timeout);
+        }
+    }
+
     /// Notes that the depot of this generation does not answer any more: every call is a miss until it, or another one,
     /// does.
     pub(crate) fn lost(&self, generation: &Arc<Generation>, why: &str) {
-        if matches!(self.target, Target::Embedded(..)) || generation.lost.swap(true, Ordering::AcqRel) {
+        if matches!(self.target, Target::Embedded(..)) {
+            return;
+        }
+        // The announcement may be on a lane that is not in use.
+        if !generation.is_handed_over() && generation.is_told() {
+            self.note_take_over(generation);
+        }
+        if generation.lost.swap(true, Ordering::AcqRel) {
             return;
         }
         let mut current = self.current.write();
         if current.as_ref().is_some_and(|now| Arc::ptr_eq(now, generation)) {
             *self.trouble.lock() = why.to_owned();
             *current = None;
-            tracing::warn!(
-                "the depot was lost ({why}): the engine goes on without it, and attaches again by itself"
-            );
+            if generation.is_handed_over() {
+                tracing::info!("another depot takes over the pool: it is attached when it answers");
+            } else {
+                tracing::warn!(
+                    "the depot was lost ({why}): the engine continues without it, and attaches again automatically"
+                );
+            }
         }
         drop(current);
         generation.lanes.lock().clear();
@@ -340,6 +391,7 @@ impl Attachment {
     /// Closes the attachment: the background thread stops, lanes close, leases end.
     pub fn close(&self) {
         self.stopping.store(true, Ordering::Release);
+        self.next_depot.no_more();
         if matches!(self.target, Target::Socket { .. })
             && let Some(generation) = self.current.write().take()
         {
@@ -406,7 +458,7 @@ impl Attachment {
         let generation = Arc::new(Generation::new(welcome, pool));
         generation.lanes.lock().push(lane);
         if let Err(error) = self.open_missing(&generation) {
-            tracing::warn!("a namespace cannot be opened, it is tried again: {error}");
+            tracing::warn!("a namespace cannot be opened and is retried: {error}");
         }
         // The lane that opened everything is connected: the scheduler's first claim must not wait for a connect.
         *generation.claims.lock() = generation.lanes.lock().pop();
@@ -420,6 +472,7 @@ impl Attachment {
             return Err(Error::new(ErrorKind::Closed, "the attachment was closed"));
         }
         *current = Some(generation);
+        self.next_depot.no_more();
         drop(current);
         tracing::info!("attached to the depot at {}", path.display());
         Ok(())
@@ -442,7 +495,7 @@ fn keep_attached(weak: &Weak<Attachment>) {
             } else {
                 this.tell_ended(&generation);
                 if let Err(error) = this.open_missing(&generation) {
-                    tracing::debug!("a namespace cannot be opened, it is tried again: {error}");
+                    tracing::debug!("a namespace cannot be opened and is retried: {error}");
                 }
             }
         } else {
@@ -470,6 +523,7 @@ fn keep_attached(weak: &Weak<Attachment>) {
                     }
                     drop(trouble);
                     if error.kind() == ErrorKind::Unavailable
+                        && this.next_depot.until().is_none()
                         && let Target::Socket { spawner: Some(spawner), .. } = &this.target
                     {
                         spawner.start();
@@ -481,13 +535,17 @@ fn keep_attached(weak: &Weak<Attachment>) {
         }
         let mut signal = this.signal.lock();
         let stopping = this.stopping.load(Ordering::Acquire);
-        if this.attached() || stopping {
+        if this.generation().is_ok() || stopping {
             // Woken when a call finds the depot lost; otherwise periodically, to notice without a call that the depot
             // is gone or the attachment was dropped.
             this.wake.wait_for(&mut signal, WATCH);
         } else {
             this.wake.wait_for(&mut signal, pause);
-            pause = (pause * 2).min(RETRY_MAX);
+            pause = (pause * 2).min(if this.next_depot.until().is_some() {
+                RETRY_TAKE_OVER_MAX
+            } else {
+                RETRY_MAX
+            });
         }
     }
 }
@@ -501,6 +559,7 @@ impl Generation {
             handles: RwLock::new(HashMap::new()),
             claims: Mutex::new(None),
             lost: AtomicBool::new(false),
+            handed_over: AtomicBool::new(false),
             told_ended: AtomicBool::new(false),
         }
     }
@@ -514,6 +573,18 @@ impl Generation {
     fn hung_up(&self) -> bool {
         let claims = self.claims.try_lock().is_some_and(|lane| lane.as_ref().is_some_and(Lane::hung_up));
         claims || self.lanes.lock().first().is_some_and(Lane::hung_up)
+    }
+
+    /// Returns whether the depot has announced that it hands its pool over, as far as was noticed.
+    pub(crate) fn is_handed_over(&self) -> bool {
+        self.handed_over.load(Ordering::Acquire)
+    }
+
+    /// Returns whether the depot has announced on an unused lane that it hands its pool over.
+    fn is_told(&self) -> bool {
+        let told = |lane: &mut Lane| lane.look_for_announcement();
+        self.claims.try_lock().is_some_and(|mut lane| lane.as_mut().is_some_and(told))
+            || self.lanes.lock().iter_mut().any(told)
     }
 
     /// Returns an answer to a request that names these namespaces. If the depot does not know one of them any more, all

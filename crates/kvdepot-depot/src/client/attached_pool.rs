@@ -41,7 +41,7 @@ impl AttachedPool {
     /// Returns the mapping; `Unavailable` after the pool was released.
     pub(crate) fn mapping(&self) -> Result<Arc<PoolMapping>> {
         let gone =
-            || Error::new(ErrorKind::Unavailable, "the pool of this depot was given up: the depot is gone");
+            || Error::new(ErrorKind::Unavailable, "the pool of this depot was released: the depot is lost");
         self.mapping.lock().clone().ok_or_else(gone)
     }
 

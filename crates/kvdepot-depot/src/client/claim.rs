@@ -4,12 +4,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvdepot_core::limits::{BATCH_HASHES_MAX, CLAIM_HASHES_MAX};
+use kvdepot_core::limits::{BATCH_HASHES_MAX, CLAIM_HASHES_MAX, CLAIM_LABEL_CHARS_MAX};
 use kvdepot_core::{BlockHash, Error, ErrorKind, NamespaceSpec, Result};
 
 use crate::client::attach::{Attachment, Generation};
-use crate::client::{hash_bytes, lane};
-use crate::message::{Arriving, ClaimGroup, Hashes, Request, Response};
+use crate::client::lane;
+use crate::message::{Arriving, ClaimGroup, Hashes, Request, Response, hash_bytes};
 
 /// Minimum time between two polls of one claim.
 const POLL_PAUSE: Duration = Duration::from_micros(500);
@@ -25,10 +25,20 @@ pub struct ClaimGroupSpec {
     pub hashes_per_block: u32,
 }
 
+/// The blocks that a claim is over, kept until it is settled: a depot that takes over does not know it.
+struct Wanted {
+    groups: Vec<ClaimGroupSpec>,
+    hashes: Vec<BlockHash>,
+    limit: u32,
+    label: String,
+}
+
 /// A hit being prepared. Its leases live on the lane that opened the claim, which all claims of an attachment share.
 pub struct Claim {
     attachment: Arc<Attachment>,
+    /// The depot that has the claim; `None` if none has it, or not yet.
     generation: Option<Arc<Generation>>,
+    wanted: Option<Wanted>,
     id: u64,
     skip: u32,
     settled: bool,
@@ -39,7 +49,8 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Opens a claim. If the depot is absent, hung or out of step, the claim is settled without a hit.
+    /// Opens a claim that its client calls `label`. If the depot is absent, hung or out of step, the claim is settled without
+    /// a hit. If another depot takes over the pool, the claim stays unsettled, and polls open it there.
     ///
     /// # Errors
     /// `Config` for arguments that no depot would accept.
@@ -49,6 +60,7 @@ impl Claim {
         hashes: &[BlockHash],
         skip: u32,
         limit: u32,
+        label: &str,
     ) -> Result<Self> {
         if groups.is_empty() || groups.iter().any(|g| g.namespaces.is_empty() || g.hashes_per_block == 0) {
             return Err(Error::new(
@@ -61,6 +73,7 @@ impl Claim {
         let mut claim = Self {
             attachment: Arc::clone(attachment),
             generation: None,
+            wanted: None,
             id: 0,
             skip,
             settled: true,
@@ -69,17 +82,43 @@ impl Claim {
             arriving: None,
             asked: Instant::now(),
         };
-        if limit > skip
-            && (skip as usize) < hashes.len()
-            && let Err(error) = claim.ask_open(groups, hashes, limit)
-        {
-            claim.miss(&error);
+        if limit > skip && (skip as usize) < hashes.len() {
+            let label = label
+                .char_indices()
+                .nth(CLAIM_LABEL_CHARS_MAX)
+                .map_or(label, |(end, _)| &label[..end])
+                .into();
+            claim.wanted = Some(Wanted { groups: groups.to_vec(), hashes: hashes.to_vec(), limit, label });
+            claim.open_or_miss();
         }
         Ok(claim)
     }
 
-    fn ask_open(&mut self, groups: &[ClaimGroupSpec], hashes: &[BlockHash], limit: u32) -> Result<()> {
+    fn open_or_miss(&mut self) {
+        let Some(wanted) = self.wanted.take() else { return };
+        let outcome = self.ask_open(&wanted);
+        self.wanted = Some(wanted);
+        self.note(outcome);
+    }
+
+    /// Settles the claim without a hit after an error, unless another depot will know more.
+    fn note(&mut self, outcome: Result<()>) {
+        if let Err(error) = outcome {
+            let handed_over = self.generation.take().is_none_or(|generation| generation.is_handed_over());
+            if handed_over && self.attachment.attached() {
+                (self.settled, self.arriving, self.asked) = (false, None, Instant::now());
+            } else {
+                self.miss(&error);
+            }
+        }
+        if self.settled {
+            self.wanted = None;
+        }
+    }
+
+    fn ask_open(&mut self, Wanted { groups, hashes, limit, label }: &Wanted) -> Result<()> {
         let generation = self.attachment.generation()?;
+        self.generation = Some(Arc::clone(&generation));
         let groups = groups
             .iter()
             .map(|group| {
@@ -93,8 +132,13 @@ impl Claim {
             .collect::<Result<_>>()?;
         let (ahead, last) = hashes.split_at((hashes.len() - 1) / BATCH_HASHES_MAX * BATCH_HASHES_MAX);
         let hashes = Hashes(hash_bytes(last).into());
-        let request = Request::ClaimOpen { groups, hashes, skip: self.skip, limit };
-        self.generation = Some(generation);
+        let request = Request::ClaimOpen {
+            groups,
+            hashes,
+            skip: self.skip,
+            limit: *limit,
+            label: label.as_str().into(),
+        };
         self.ask(ahead, request)
     }
 
@@ -133,7 +177,7 @@ impl Claim {
     /// Returns `(settled, units, units from a tier)`. Polls the depot at most every half millisecond.
     pub fn poll(&mut self) -> (bool, u32, u32) {
         if !self.settled && self.asked.elapsed() >= POLL_PAUSE {
-            self.ask_or_miss(false);
+            self.ask_or_miss(Request::ClaimPoll { claim: self.id, settle: false });
         }
         (self.settled, self.units, self.units_from_tier)
     }
@@ -158,16 +202,28 @@ impl Claim {
 
     /// Settles the claim with what has arrived so far.
     pub fn settle_now(&mut self) -> (bool, u32, u32) {
+        self.end_with(Request::ClaimPoll { claim: self.id, settle: true })
+    }
+
+    /// As [`Self::settle_now`], because computing the rest is faster than waiting for it.
+    pub fn decline(&mut self) -> (bool, u32, u32) {
+        self.end_with(Request::ClaimDecline { claim: self.id })
+    }
+
+    fn end_with(&mut self, request: Request<'_>) -> (bool, u32, u32) {
         if !self.settled {
-            self.ask_or_miss(true);
+            self.ask_or_miss(request);
             self.settled = true;
         }
         (self.settled, self.units, self.units_from_tier)
     }
 
-    fn ask_or_miss(&mut self, settle: bool) {
-        if let Err(error) = self.ask(&[], Request::ClaimPoll { claim: self.id, settle }) {
-            self.miss(&error);
+    fn ask_or_miss(&mut self, request: Request<'_>) {
+        if self.generation.is_none() {
+            self.open_or_miss();
+        } else {
+            let outcome = self.ask(&[], request);
+            self.note(outcome);
         }
     }
 
@@ -178,8 +234,8 @@ impl Claim {
                 self.attachment.stats.failed("claim", &error);
             }
             self.generation = None;
-            self.settled = true;
         }
+        (self.settled, self.wanted) = (true, None);
     }
 }
 

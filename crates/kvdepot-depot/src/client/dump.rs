@@ -1,56 +1,22 @@
 //! Carries out a dump: reserves slots, copies into them and commits, one chunk of blocks at a time.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use kvdepot_core::{ErrorKind, Result};
+use parking_lot::Mutex;
 
-use kvdepot_copy::{CopyBatch, DeviceEvent, Direction, GroupSink};
-use kvdepot_core::runs::Runs;
-use kvdepot_core::{Error, ErrorKind, Result};
-use kvdepot_io::SlotBuf;
-use parking_lot::{Condvar, Mutex};
-
-use crate::client::attach::{Generation, LaneGuard};
-use crate::client::device::RegisteredPool;
-use crate::client::lane::{Lane, unexpected};
-use crate::client::store::Work;
-use crate::client::{hash_bytes, partial};
-use crate::message::{Grant, Hashes, Request, Response, Shards};
+use crate::client::partial::{self, Partial};
+use crate::client::slots::{Reserved, chunk_blocks, commit, copy, lane_of, reserve};
+use crate::client::work::Work;
+use crate::message::Shards;
 
 /// Size of a chunk: large enough to hide the calls, small enough that the first blocks are soon visible.
 const CHUNK_BYTES: u64 = 32 << 20;
-/// Number of blocks in a chunk.
-pub(crate) const CHUNK_BLOCKS: usize = 512;
-
-/// Returns the number of blocks in a chunk of `bytes`, with no more shards in flight than `running_queue_depth`.
-pub(crate) fn chunk_blocks(work: &Work, generation: &Generation, bytes: u64) -> usize {
-    let by_bytes = bytes / work.layout().block_bytes().max(1);
-    let depths = work.store.attachment.queue_depths(generation);
-    let by_depth = depths.running / work.layout().shard_count() as u64;
-    usize::try_from(by_bytes.min(by_depth)).unwrap_or(usize::MAX).clamp(1, CHUNK_BLOCKS)
-}
-
-/// A block with the slot that it is copied to or from.
-pub(crate) struct Placed {
-    pub(crate) item: usize,
-    pub(crate) lease: u64,
-    pub(crate) runs: Runs,
-}
-
-/// The result of a reservation.
-pub(crate) struct Reserved {
-    /// Items that got a slot.
-    pub(crate) placed: Vec<Placed>,
-    /// Items for which the pool has no space now.
-    pub(crate) full: Vec<usize>,
-}
 
 /// Runs a dump task to completion.
-pub(crate) fn run(work: Work) {
+pub(crate) fn run(work: Work, partial: &Mutex<Partial>) {
     let whole = work.items.iter().all(|item| item.shards(work.layout()).len() == work.layout().shard_count());
-    let outcome = if whole { run_whole(&work) } else { partial::run(&work) };
+    let outcome = if whole { run_whole(&work) } else { partial::run(&work, partial) };
     if let Err(error) = outcome {
-        work.store.attachment.stats.failed("dump", &error);
+        work.base.attachment.stats.failed("dump", &error);
     }
     work.finish();
 }
@@ -66,7 +32,7 @@ fn run_whole(work: &Work) -> Result<()> {
 
 /// Dumps from the front of `rest`, which keeps the undecided items if an error ends it.
 fn dump_chunks(work: &Work, rest: &mut Vec<usize>) -> Result<()> {
-    let attachment = &work.store.attachment;
+    let attachment = &work.base.attachment;
     let generation = attachment.generation()?;
     let mut lane = lane_of(work, &generation)?;
     let chunk = chunk_blocks(work, &generation, CHUNK_BYTES);
@@ -86,216 +52,4 @@ fn dump_chunks(work: &Work, rest: &mut Vec<usize>) -> Result<()> {
     }
     lane.finish();
     Ok(())
-}
-
-/// Returns a lane for a task, on which the depot knows the task's device.
-pub(crate) fn lane_of(work: &Work, generation: &Arc<Generation>) -> Result<LaneGuard> {
-    let left = time_left(work)?;
-    let mut lane = work.store.attachment.lane(generation, left)?;
-    if generation.welcome.is_divided {
-        lane.wish_near(work.store.device.node(), Instant::now() + left)?;
-    }
-    Ok(lane)
-}
-
-/// Returns the remaining time of the task.
-pub(crate) fn time_left(work: &Work) -> Result<Duration> {
-    let left = work.state.deadline().saturating_duration_since(Instant::now());
-    if left.is_zero() {
-        return Err(Error::new(
-            ErrorKind::Timeout,
-            "the task's time is over: raise timeout_ms or move less at a time",
-        ));
-    }
-    Ok(left)
-}
-
-/// Reserves slots for these items. Those that the depot has already count as arrived; those that it refuses have
-/// failed.
-pub(crate) fn reserve(
-    work: &Work,
-    generation: &Arc<Generation>,
-    lane: &mut LaneGuard,
-    items: &[usize],
-) -> Result<Reserved> {
-    let namespace = work.store.attachment.handle(generation, &work.store.spec)?;
-    let hashes = Hashes(hash_bytes(items.iter().map(|&item| &work.items[item].hash)).into());
-    let answer = lane.call(Request::Reserve { namespace, hashes }, Instant::now() + time_left(work)?)?;
-    let Response::Grants(grants) = answer else { return Err(unexpected()) };
-    if grants.len() != items.len() {
-        return Err(unexpected());
-    }
-    let (mut placed, mut full) = (Vec::new(), Vec::new());
-    for (&item, grant) in items.iter().zip(grants) {
-        match grant {
-            Grant::Leased { lease, runs } => placed.push(Placed { item, lease, runs }),
-            Grant::Refused { kind } if kind == ErrorKind::NoSpace.as_str() => full.push(item),
-            Grant::Have => {
-                work.items[item].shards(work.layout()).into_iter().for_each(|s| work.state.arrived(s, 1))
-            }
-            Grant::Refused { kind } => {
-                work.fail(item, ErrorKind::from_name(&kind).unwrap_or(ErrorKind::Busy))
-            }
-        }
-    }
-    Ok(Reserved { placed, full })
-}
-
-pub(crate) fn commit(work: &Work, lane: &mut LaneGuard, leases: Vec<u64>, shards: Shards) -> Result<()> {
-    if leases.is_empty() {
-        return Ok(());
-    }
-    // The bytes have arrived, so a commit is worth a short wait even if the task's time is over.
-    let deadline = Instant::now() + time_left(work).unwrap_or(Duration::from_secs(1));
-    lane.call(Request::Commit { leases, shards }, deadline).map(|_| ())
-}
-
-/// Dumps shards of placed blocks (`only` one, or all), and reports each as soon as it has arrived. Returns when all
-/// bytes are in place, or at the task's deadline: then the device may still touch the slots, which have no other owner
-/// until it has finished. So after an error the lane is taken away, and its leases end with the last copy (P1, P4).
-pub(crate) fn copy(
-    work: &Work,
-    generation: &Generation,
-    lane: &mut LaneGuard,
-    placed: &[Placed],
-    only: Option<usize>,
-) -> Result<()> {
-    let Some(sink) = begin(work, generation, Direction::ToHost, placed, only)? else { return Ok(()) };
-    // The engine reports dumps by their deadline.
-    let outcome = sink.wait(None).unwrap_or(Ok(()));
-    if outcome.is_err() {
-        sink.keep(lane);
-    }
-    outcome
-}
-
-/// Begins to copy shards of placed blocks; returns `None` if there are none. The lane must keep their leases until
-/// everything has succeeded, and otherwise be passed to the returned sink.
-pub(crate) fn begin(
-    work: &Work,
-    generation: &Generation,
-    direction: Direction,
-    placed: &[Placed],
-    only: Option<usize>,
-) -> Result<Option<Arc<Sink>>> {
-    if placed.is_empty() {
-        return Ok(None);
-    }
-    let mapping = generation.pool.mapping()?;
-    let slots = placed.iter().map(|placed| mapping.slot(&placed.runs)).collect::<Result<Vec<_>>>()?;
-    if slots.iter().any(|slot| (slot.len() as u64) < work.layout().block_bytes()) {
-        return Err(unexpected());
-    }
-    let shards = only.map_or(0..work.layout().shard_count(), |shard| shard..shard + 1);
-    let mut batch = CopyBatch::new(direction);
-    batch.wait_event = work.wait_event;
-    batch.deadline = Some(work.state.deadline());
-    batch.decoding = work.store.device.is_decoding();
-    let mut groups = Vec::new();
-    for shard in shards {
-        let mut count = 0;
-        for (placed, slot) in placed.iter().zip(&slots) {
-            let item = &work.items[placed.item];
-            count += usize::from(item.plan(work.layout(), work.pages.as_deref(), shard, slot, &mut batch));
-        }
-        batch.end_group();
-        groups.push((shard, count));
-    }
-    let sink = Arc::new(Sink {
-        work: work.clone(),
-        left: Mutex::new(groups.len()),
-        announced: groups.iter().map(|_| AtomicBool::new(false)).collect(),
-        groups,
-        all: Condvar::new(),
-        failed: Mutex::new(None),
-        lane: Mutex::new(None),
-        _pool: work.store.device.pool(&generation.pool)?,
-        _slots: slots,
-        last: Mutex::new(None),
-    });
-    // SAFETY: device ranges are valid by the contract of the store's unsafe calls. The host ranges lie in leased slots,
-    // which the sink keeps mapped, and leased: the lane belongs to the caller until everything has succeeded, and to
-    // the sink otherwise.
-    unsafe { work.store.device.engine().run(batch, Arc::clone(&sink) as Arc<dyn GroupSink>) }?;
-    Ok(Some(sink))
-}
-
-/// Held by the engine until the device has finished the batch, even if nothing waits for it.
-pub(crate) struct Sink {
-    // Dropped in this order: the leases, the registration, the mapping, the task. The work keeps the engine.
-    /// The lane of a failed copy.
-    lane: Mutex<Option<Lane>>,
-    _pool: Arc<RegisteredPool>,
-    _slots: Vec<SlotBuf>,
-    /// Dropped when the device has finished.
-    last: Mutex<Option<Box<dyn Send>>>,
-    work: Work,
-    /// Shard and number of blocks of each group.
-    groups: Vec<(usize, usize)>,
-    /// Groups whose device event the task has.
-    announced: Vec<AtomicBool>,
-    left: Mutex<usize>,
-    all: Condvar,
-    failed: Mutex<Option<Error>>,
-}
-
-impl Sink {
-    /// Returns the outcome of all groups; `None` if some have not ended by `deadline`.
-    pub(crate) fn wait(&self, deadline: Option<Instant>) -> Option<Result<()>> {
-        let mut left = self.left.lock();
-        while *left > 0 {
-            match deadline {
-                None => self.all.wait(&mut left),
-                Some(deadline) => {
-                    if self.all.wait_until(&mut left, deadline).timed_out() && *left > 0 {
-                        return None;
-                    }
-                }
-            }
-        }
-        Some(self.failed.lock().take().map_or(Ok(()), Err))
-    }
-
-    /// Ends the lane's leases when the device has finished.
-    pub(crate) fn keep(&self, lane: &mut LaneGuard) {
-        *self.lane.lock() = lane.take();
-    }
-
-    /// Drops `last` when the device has finished.
-    pub(crate) fn end_with(&self, last: Box<dyn Send>) {
-        *self.last.lock() = Some(last);
-    }
-}
-
-impl std::fmt::Debug for Sink {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Sink({:?})", self.work.state)
-    }
-}
-
-impl GroupSink for Sink {
-    fn group_submitted(&self, group: usize, event: DeviceEvent) {
-        let (shard, count) = self.groups[group];
-        self.announced[group].store(true, Ordering::Release);
-        self.work.state.submitted(shard, count, event);
-    }
-
-    fn group_ended(&self, group: usize, outcome: Result<()>) {
-        match outcome {
-            Ok(()) => {
-                let (shard, count) = self.groups[group];
-                if self.announced[group].load(Ordering::Acquire) {
-                    self.work.state.arrived_as_submitted(shard, count);
-                } else {
-                    self.work.state.arrived(shard, count);
-                }
-            }
-            Err(error) => *self.failed.lock() = Some(error),
-        }
-        let mut left = self.left.lock();
-        *left -= 1;
-        if *left == 0 {
-            self.all.notify_all();
-        }
-    }
 }

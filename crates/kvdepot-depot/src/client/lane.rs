@@ -10,7 +10,7 @@ use kvdepot_io::socket::peer_process;
 use rustix::process::Pid;
 
 use crate::client::starved::is_runnable;
-use crate::message::{HELLO_MAGIC, PROTOCOL_VERSION, Request, Response, decode, encode};
+use crate::message::{ANNOUNCEMENT_ID, HELLO_MAGIC, PROTOCOL_VERSION, Request, Response, decode, encode};
 use crate::pool::{PoolMapping, PoolRegion};
 use crate::seqpacket::{FrameBuffer, SeqPacket};
 use crate::session::Session;
@@ -43,6 +43,8 @@ struct Socket {
     socket: SeqPacket,
     buffer: FrameBuffer,
     request_id: u64,
+    /// Whether the depot has announced that it hands its pool over.
+    handed_over: bool,
     depot: Option<Pid>,
     /// The process that connected. A forked child has the descriptor too, and must not say goodbye on it.
     process: u32,
@@ -81,7 +83,7 @@ impl Lane {
         let depot = peer_process(socket.as_fd());
         let process = std::process::id();
         let buffer = FrameBuffer::default();
-        let way = Way::Socket(Socket { socket, buffer, request_id: 0, depot, process });
+        let way = Way::Socket(Socket { socket, buffer, request_id: 0, handed_over: false, depot, process });
         let mut lane = Self { way, near: None };
         let Way::Socket(socket) = &mut lane.way else { return Err(unexpected()) };
         let hello = Request::Hello { magic: HELLO_MAGIC, version: PROTOCOL_VERSION, pid: process };
@@ -153,6 +155,20 @@ impl Lane {
         Ok(())
     }
 
+    /// Returns whether the depot has announced that it hands its pool over, as far as frames were read.
+    pub(crate) const fn is_handed_over(&self) -> bool {
+        matches!(&self.way, Way::Socket(Socket { handed_over: true, .. }))
+    }
+
+    /// Like `is_handed_over`, and reads an announcement that has arrived on a lane without a request in flight. Never
+    /// waits.
+    pub(crate) fn look_for_announcement(&mut self) -> bool {
+        if let Way::Socket(socket) = &mut self.way {
+            socket.look_for_announcement();
+        }
+        self.is_handed_over()
+    }
+
     /// Returns whether the depot has hung up, as far as can be told without a request.
     pub(crate) fn hung_up(&self) -> bool {
         match &self.way {
@@ -168,16 +184,40 @@ impl Socket {
         self.socket.send_by(&encode(self.request_id, request)?, deadline)
     }
 
+    fn look_for_announcement(&mut self) {
+        // The first error may be one that is reported before frames that can still be read.
+        for _ in 0..2 {
+            if self.handed_over || !self.socket.is_readable() {
+                return;
+            }
+            if self.socket.recv(&mut self.buffer, Some(Instant::now())).is_ok() {
+                // Anything else in a frame is no announcement.
+                let _ = self.take_frame();
+            }
+        }
+    }
+
     /// Returns the answer to the last request.
     fn answer(&mut self, deadline: Instant) -> Result<(Response, Option<OwnedFd>)> {
-        let is_starved = || self.depot.is_some_and(is_runnable);
-        let fd = answer(&mut self.socket, &mut self.buffer, deadline, STARVED_WAIT, is_starved)?;
-        let (id, response) = decode::<Response>(&self.buffer)?;
-        if id != self.request_id {
-            return Err(Error::new(ErrorKind::Protocol, "an answer to another request")
-                .with("request", self.request_id));
+        loop {
+            let is_starved = || self.depot.is_some_and(is_runnable);
+            let fd = answer(&mut self.socket, &mut self.buffer, deadline, STARVED_WAIT, is_starved)?;
+            match self.take_frame()? {
+                (ANNOUNCEMENT_ID, _) => {}
+                (id, response) if id == self.request_id => return Ok((response, fd)),
+                _ => {
+                    return Err(Error::new(ErrorKind::Protocol, "an answer to another request")
+                        .with("request", self.request_id));
+                }
+            }
         }
-        Ok((response, fd))
+    }
+
+    /// Decodes the frame in the buffer, and notes an announcement.
+    fn take_frame(&mut self) -> Result<(u64, Response)> {
+        let (id, response) = decode::<Response>(&self.buffer)?;
+        self.handed_over |= id == ANNOUNCEMENT_ID && matches!(response, Response::HandsOver);
+        Ok((id, response))
     }
 }
 

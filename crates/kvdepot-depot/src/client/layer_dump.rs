@@ -7,8 +7,8 @@ use kvdepot_core::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 
 use crate::client::attach::{Generation, LaneGuard};
-use crate::client::dump::{CHUNK_BLOCKS, Placed, Reserved, commit, copy, lane_of, reserve};
-use crate::client::store::{Kept, Work};
+use crate::client::slots::{CHUNK_BLOCKS, Placed, Reserved, commit, copy, lane_of, reserve};
+use crate::client::work::{Kept, Work};
 use crate::message::Shards;
 
 /// The state of the dump. It owns the lane: if the dump is dropped half-way, its slots are released (P4).
@@ -60,7 +60,7 @@ impl LayerDumpState {
     fn try_shard(&mut self, work: &Work, shard: usize) -> Result<bool> {
         if self.begun.is_none() {
             self.copied = vec![false; work.layout().shard_count()];
-            let generation = work.store.attachment.generation()?;
+            let generation = work.base.attachment.generation()?;
             let mut lane = lane_of(work, &generation)?;
             let items: Vec<usize> = (0..work.items.len()).collect();
             for chunk in items.chunks(CHUNK_BLOCKS) {

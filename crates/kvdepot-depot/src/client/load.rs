@@ -9,11 +9,10 @@ use kvdepot_copy::bounded::late;
 use kvdepot_core::{Error, ErrorKind, Result};
 
 use crate::client::attach::{Generation, LaneGuard};
-use crate::client::dump::{self, Placed, Sink, chunk_blocks, time_left};
-use crate::client::hash_bytes;
 use crate::client::lane::unexpected;
-use crate::client::store::Work;
-use crate::message::{Grant, Hashes, NamespaceHandle, Request, Response};
+use crate::client::slots::{CHUNK_BLOCKS, Placed, Sink, begin, chunk_blocks, lane_of, time_left};
+use crate::client::work::Work;
+use crate::message::{Grant, Hashes, NamespaceHandle, Request, Response, hash_bytes};
 
 /// Size of a chunk if a block is one shard: copies overlap with the reads of the next chunk, and with its acquisition.
 const CHUNK_BYTES: u64 = 16 << 20;
@@ -50,7 +49,7 @@ struct Failed {
 impl Drop for Failed {
     fn drop(&mut self) {
         self.rest.iter().for_each(|&item| self.work.fail(item, self.error.kind()));
-        self.work.store.attachment.stats.failed("load", &self.error);
+        self.work.base.attachment.stats.failed("load", &self.error);
         self.work.kept.clear();
         self.work.state.finish();
     }
@@ -59,21 +58,22 @@ impl Drop for Failed {
 /// Loads from the front of `rest`, which keeps the undecided items if an error ends it. `under_way` are then the copies
 /// that the device has not finished.
 fn load_chunks(work: &Work, rest: &mut Vec<usize>, under_way: &mut Vec<Arc<Sink>>) -> Result<()> {
-    let attachment = &work.store.attachment;
-    let generation = attachment.generation()?;
-    let namespace = attachment.handle(&generation, &work.store.spec)?;
-    let mut lane = dump::lane_of(work, &generation)?;
+    let attachment = &work.base.attachment;
+    let patience = work.patience.unwrap_or(Duration::MAX).min(time_left(work)?);
+    let generation = attachment.generation_by(Instant::now() + patience)?;
+    let namespace = attachment.handle(&generation, &work.base.spec)?;
+    let mut lane = lane_of(work, &generation)?;
     let layered = work.layout().shard_count() > 1;
     let chunk = chunk_blocks(work, &generation, if layered { LAYERED_CHUNK_BYTES } else { CHUNK_BYTES });
     // If the processor copies, there is nothing to overlap. Two chunks together are no larger than one.
-    let goes_ahead = work.store.device.engine().may_hang();
+    let goes_ahead = work.base.device.engine().may_hang();
     let chunk = if goes_ahead { chunk.div_ceil(2) } else { chunk };
     if rest.len() > chunk {
-        let ahead = &rest[chunk..rest.len().min(dump::CHUNK_BLOCKS * 4)];
+        let ahead = &rest[chunk..rest.len().min(CHUNK_BLOCKS * 4)];
         let hashes = Hashes(hash_bytes(ahead.iter().map(|&item| &work.items[item].hash)).into());
         lane.call(Request::Prefetch { namespace, hashes }, Instant::now() + time_left(work)?)?;
     }
-    let limit = work.store.device.engine().may_hang().then(|| work.state.deadline());
+    let limit = work.base.device.engine().may_hang().then(|| work.state.deadline());
     let mut load =
         Load { work, generation, namespace, chunk, limit, goes_ahead, moving: Vec::new(), spare: vec![lane] };
     let outcome = load.run(rest, under_way);
@@ -136,10 +136,10 @@ impl Load<'_> {
     /// Acquires the available blocks of the next chunk and begins to copy them. Returns whether there were any.
     fn begin_next(&mut self, rest: &mut Vec<usize>, waiting: Option<&Waiting>) -> Result<bool> {
         let (work, generation) = (self.work, Arc::clone(&self.generation));
-        let attachment = &work.store.attachment;
+        let attachment = &work.base.attachment;
         let mut lane = match self.spare.pop() {
             Some(lane) => lane,
-            None => match dump::lane_of(work, &generation) {
+            None => match lane_of(work, &generation) {
                 Ok(lane) => lane,
                 // One lane is enough: it is free again when the current chunk has been copied.
                 Err(_) if !self.moving.is_empty() => return Ok(false),
@@ -172,7 +172,7 @@ impl Load<'_> {
                 Grant::Have => return Err(unexpected()),
             }
         }
-        match dump::begin(work, &generation, Direction::ToDevice, &placed, None)? {
+        match begin(work, &generation, Direction::ToDevice, &placed, None)? {
             Some(sink) => {
                 let leases = placed.iter().map(|placed| placed.lease).collect();
                 let items = placed.iter().map(|placed| placed.item).collect();

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 use kvdepot_core::{BlockHash, ErrorKind, Result};
+use parking_lot::Mutex;
 
 use crate::client::attach::{Generation, LaneGuard};
-use crate::client::dump::{CHUNK_BLOCKS, Placed, Reserved, commit, copy, lane_of, reserve};
-use crate::client::store::Work;
+use crate::client::slots::{CHUNK_BLOCKS, Placed, Reserved, commit, copy, lane_of, reserve};
+use crate::client::work::Work;
 use crate::message::Shards;
 use kvdepot_core::runs::Runs;
 
@@ -25,8 +26,8 @@ pub(crate) struct Partial {
 }
 
 /// Runs a dump task that does not contain complete blocks.
-pub(crate) fn run(work: &Work) -> Result<()> {
-    let mut partial = work.store.partial.lock();
+pub(crate) fn run(work: &Work, partial: &Mutex<Partial>) -> Result<()> {
+    let mut partial = partial.lock();
     let outcome = partial.dump(work);
     if let Err(error) = &outcome {
         partial.lane = None;
@@ -40,7 +41,7 @@ pub(crate) fn run(work: &Work) -> Result<()> {
 
 impl Partial {
     fn dump(&mut self, work: &Work) -> Result<()> {
-        let current = work.store.attachment.generation()?;
+        let current = work.base.attachment.generation()?;
         if !self.lane.as_ref().is_some_and(|(generation, _)| Arc::ptr_eq(generation, &current)) {
             self.open.clear();
             self.lane = Some((Arc::clone(&current), lane_of(work, &current)?));

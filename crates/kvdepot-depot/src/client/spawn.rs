@@ -89,7 +89,7 @@ impl Spawner {
                 OpenOptions::new().create(true).append(true).mode(0o600).custom_flags(flags).open(&path)?;
             if !file.metadata()?.is_file() {
                 return Err(std::io::Error::other(format!(
-                    "{} is no regular file: remove it",
+                    "{} is not a regular file: remove it",
                     path.display()
                 )));
             }

@@ -1,6 +1,5 @@
 //! Dumps and loads blocks of one namespace between this process's memory and a depot.
 
-use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,50 +16,30 @@ use crate::client::layer_dump::LayerDumpState;
 use crate::client::partial::Partial;
 use crate::client::plan::{Item, PageTable, Source};
 use crate::client::task::{TaskState, UnderWay};
+use crate::client::work::{Base, Kept, Work};
 use crate::client::{dump, load};
 use crate::task_line::{self, Operation, TaskLine};
 
 /// Number of tasks that may be queued until a depot sets another limit.
 const WAITING_QUEUE_DEPTH: u64 = 8192;
 
-/// A value that must outlive a copy, such as the owner of the memory that a task reads or writes.
-pub type Kept = Arc<dyn Any + Send + Sync>;
-
 /// A store; see the module. Cheap to clone. Every method may be called from any number of threads at a time.
 #[derive(Clone)]
 pub struct Store {
-    pub(crate) inner: Arc<Inner>,
+    inner: Arc<Inner>,
     kept: Option<Kept>,
 }
 
-pub(crate) struct Inner {
-    pub(crate) attachment: Arc<Attachment>,
-    pub(crate) spec: Arc<NamespaceSpec>,
+struct Inner {
     // Dropped before the engine, with which it is registered.
     device_memory: Mutex<Vec<DeviceMemory>>,
-    pub(crate) device: Arc<DeviceEngine>,
+    base: Arc<Base>,
     /// The page table, and the owner of its memory.
     registered: RwLock<Option<(Arc<PageTable>, Option<Kept>)>>,
     under_way: Arc<UnderWay>,
-    pub(crate) partial: Mutex<Partial>,
+    partial: Arc<Mutex<Partial>>,
     executor: Executor,
     timeout: Duration,
-}
-
-/// The work of a task.
-#[derive(Clone)]
-pub(crate) struct Work {
-    pub(crate) store: Arc<Inner>,
-    pub(crate) state: Arc<TaskState>,
-    pub(crate) items: Arc<Vec<Item>>,
-    pub(crate) pages: Option<Arc<PageTable>>,
-    /// The device event that every copy of the task waits for; 0 = none (P3).
-    pub(crate) wait_event: u64,
-    /// How long a load waits for a block that is not in the pool; `None` for the task's time limit.
-    pub(crate) patience: Option<Duration>,
-    /// The owners of the task's memory. The work, and with it all of this, is held by the job that carries it out and
-    /// by every copy until the device has finished, even if nothing waits for the task.
-    pub(crate) kept: Vec<Kept>,
 }
 
 impl Store {
@@ -84,13 +63,11 @@ impl Store {
         let depth = attachment.waiting_queue_depth().unwrap_or(WAITING_QUEUE_DEPTH);
         let depth = usize::try_from(depth).unwrap_or(usize::MAX).clamp(1, 1 << 20);
         let inner = Inner {
-            attachment: Arc::clone(attachment),
-            spec,
             device_memory: Mutex::default(),
-            device,
+            base: Arc::new(Base { attachment: Arc::clone(attachment), spec, device }),
             registered: RwLock::new(None),
             under_way: Arc::default(),
-            partial: Mutex::new(Partial::default()),
+            partial: Arc::default(),
             executor: Executor::start(depth)?,
             timeout,
         };
@@ -120,13 +97,13 @@ impl Store {
 
     /// Returns the namespace's description.
     pub fn spec(&self) -> &Arc<NamespaceSpec> {
-        &self.inner.spec
+        &self.inner.base.spec
     }
 
     /// Sets whether the engine decodes in the following steps: device copies then avoid its multiprocessors, even if
     /// they get slower. Applies to all stores of the device.
     pub fn set_decoding(&self, decoding: bool) {
-        self.inner.device.set_decoding(decoding);
+        self.inner.base.device.set_decoding(decoding);
     }
 
     /// Sets the location of the engine's pages, for the `…_pages` calls.
@@ -150,8 +127,8 @@ impl Store {
         page_count: u64,
         sizes: Option<Vec<u64>>,
     ) -> Result<()> {
-        let pages = PageTable::new(self.inner.spec.layout(), bases, strides, page_count, sizes)?;
-        let engine = self.inner.device.engine();
+        let pages = PageTable::new(self.inner.base.spec.layout(), bases, strides, page_count, sizes)?;
+        let engine = self.inner.base.device.engine();
         let mut kept = Vec::new();
         for (address, len) in pages.memory() {
             let len = usize::try_from(len).unwrap_or(usize::MAX);
@@ -175,7 +152,7 @@ impl Store {
         wait_event: u64,
     ) -> Result<Arc<TaskState>> {
         let work = self.page_work(Operation::Dump, hashes, pages, wait_event)?;
-        self.run(Operation::Dump, work, dump::run)
+        self.run_dump(work)
     }
 
     /// Loads block `hashes[i]` into page `pages[i]`, shard by shard, after the device's event (0 = none).
@@ -222,7 +199,7 @@ impl Store {
         // The task's user may hold the dump for long, but the memory's owner is held only until the dump has ended.
         let kept = Arc::new(Mutex::new(std::mem::take(&mut work.kept)));
         let layers = Arc::new(Mutex::new(LayerDumpState::new(Arc::clone(&kept))));
-        Ok(LayerDump { work, kept, layers })
+        Ok(LayerDump { work, store: Arc::clone(&self.inner), kept, layers })
     }
 
     /// Stores shard `shards[i]` of block `hashes[i]` from `addresses[i][t]`.
@@ -236,7 +213,7 @@ impl Store {
         addresses: &[u64],
     ) -> Result<Arc<TaskState>> {
         let work = self.address_work(Operation::Dump, hashes, shards, addresses)?;
-        self.run(Operation::Dump, work, dump::run)
+        self.run_dump(work)
     }
 
     /// Loads shard `shards[i]` of block `hashes[i]` to `addresses[i][t]`.
@@ -256,8 +233,8 @@ impl Store {
     /// Returns which blocks the depot has. All are absent if no depot answers.
     pub fn lookup(&self, hashes: &[BlockHash]) -> Vec<u8> {
         let inner = &self.inner;
-        inner.attachment.lookup(&inner.spec, hashes, inner.timeout).unwrap_or_else(|error| {
-            inner.attachment.stats.failed("lookup", &error);
+        inner.base.attachment.lookup(&inner.base.spec, hashes, inner.timeout).unwrap_or_else(|error| {
+            inner.base.attachment.stats.failed("lookup", &error);
             vec![0; hashes.len()]
         })
     }
@@ -265,8 +242,8 @@ impl Store {
     /// Returns how many leading blocks the depot has; 0 if no depot answers.
     pub fn lookup_on_prefix(&self, hashes: &[BlockHash]) -> usize {
         let inner = &self.inner;
-        inner.attachment.lookup_prefix(&inner.spec, hashes, inner.timeout).unwrap_or_else(|error| {
-            inner.attachment.stats.failed("lookup", &error);
+        inner.base.attachment.lookup_prefix(&inner.base.spec, hashes, inner.timeout).unwrap_or_else(|error| {
+            inner.base.attachment.stats.failed("lookup", &error);
             0
         })
     }
@@ -274,12 +251,22 @@ impl Store {
     /// Requests that blocks be read into the pool.
     pub fn prefetch(&self, hashes: &[BlockHash]) {
         let inner = &self.inner;
-        if let Err(error) = inner.attachment.prefetch(&inner.spec, hashes) {
-            inner.attachment.stats.failed("prefetch", &error);
+        if let Err(error) = inner.base.attachment.prefetch(&inner.base.spec, hashes) {
+            inner.base.attachment.stats.failed("prefetch", &error);
         }
     }
 
-    fn run(&self, operation: Operation, work: Work, body: fn(Work)) -> Result<Arc<TaskState>> {
+    fn run_dump(&self, work: Work) -> Result<Arc<TaskState>> {
+        let partial = Arc::clone(&self.inner.partial);
+        self.run(Operation::Dump, work, move |work| dump::run(work, &partial))
+    }
+
+    fn run(
+        &self,
+        operation: Operation,
+        work: Work,
+        body: impl FnOnce(Work) + Send + 'static,
+    ) -> Result<Arc<TaskState>> {
         let state = Arc::clone(&work.state);
         if work.items.is_empty() {
             state.finish();
@@ -313,7 +300,7 @@ impl Store {
             .zip(pages)
             .map(|(hash, &page)| Item { hash, source: Source::Page(page) })
             .collect();
-        let layout = self.inner.spec.layout();
+        let layout = self.inner.base.spec.layout();
         let left = vec![items.len(); layout.shard_count()];
         let (count, bytes) = (items.len(), items.len() as u64 * layout.block_bytes());
         let mut work = self.work(operation, items, Some(table), left, count, bytes);
@@ -329,7 +316,7 @@ impl Store {
         shards: &[i64],
         addresses: &[u64],
     ) -> Result<Work> {
-        let layout = self.inner.spec.layout();
+        let layout = self.inner.base.spec.layout();
         let columns = if hashes.is_empty() { 0 } else { addresses.len() / hashes.len() };
         if hashes.len() != shards.len() || columns * hashes.len() != addresses.len() {
             return Err(Error::new(
@@ -375,7 +362,7 @@ impl Store {
     ) -> Work {
         let id = self.inner.executor.next_task();
         let inner = &self.inner;
-        let store = if inner.attachment.passes_through() {
+        let store = if inner.base.attachment.passes_through() {
             task_line::Store::PassThrough
         } else {
             task_line::Store::Cache
@@ -383,7 +370,8 @@ impl Store {
         let line = TaskLine { id, operation, store, subtasks: left.iter().sum(), bytes };
         let state = TaskState::new(line, left, count, inner.timeout, &inner.under_way);
         Work {
-            store: Arc::clone(&self.inner),
+            _store: Arc::clone(&self.inner) as Kept,
+            base: Arc::clone(&self.inner.base),
             state: Arc::new(state),
             items: Arc::new(items),
             pages,
@@ -411,45 +399,10 @@ fn check_shard(layout: &BlockLayout, shard: i64, columns: usize) -> Result<usize
     Ok(shard)
 }
 
-impl Work {
-    /// Completes the task. The owners of its memory are dropped first, so that a waiting caller finds that done, unless
-    /// a device has not finished with it.
-    pub(crate) fn finish(mut self) {
-        self.kept.clear();
-        self.state.finish();
-    }
-
-    pub(crate) fn layout(&self) -> &BlockLayout {
-        self.store.spec.layout()
-    }
-
-    /// Notes that the item will not be moved.
-    pub(crate) fn fail(&self, item: usize, kind: ErrorKind) {
-        let entry = &self.items[item];
-        match &entry.source {
-            Source::Page(_) => self.state.failed_block(item, entry.shards(self.layout()).into_iter(), kind),
-            Source::Shards(shards) => {
-                for &(shard, index, _) in shards {
-                    self.state.failed_block(index, std::iter::once(shard), kind);
-                }
-            }
-        }
-    }
-
-    /// Notes that none of the items will be moved.
-    pub(crate) fn fail_all(&self, error: &Error) {
-        for item in 0..self.items.len() {
-            self.fail(item, error.kind());
-        }
-        let operation = if self.state.operation() == Operation::Load { "load" } else { "dump" };
-        self.store.attachment.stats.failed(operation, error);
-        self.state.finish();
-    }
-}
-
 /// A dump whose shards are submitted one by one, as layers are computed.
 pub struct LayerDump {
     work: Work,
+    store: Arc<Inner>,
     /// The owners of its memory, until it has ended.
     kept: Arc<Mutex<Vec<Kept>>>,
     layers: Arc<Mutex<LayerDumpState>>,
@@ -484,7 +437,7 @@ impl LayerDump {
         kept.extend(event_owner);
         let (work, layers) = (Work { wait_event, kept, ..self.work.clone() }, Arc::clone(&self.layers));
         let job = move || LayerDumpState::run_shard(&layers, work, shard);
-        if let Err(error) = self.work.store.executor.submit(Operation::Dump, Box::new(job)) {
+        if let Err(error) = self.store.executor.submit(Operation::Dump, Box::new(job)) {
             LayerDumpState::give_up(&self.layers, self.work.clone(), &error);
         }
         Ok(())
@@ -499,6 +452,6 @@ impl fmt::Debug for LayerDump {
 
 impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Store({})", self.inner.spec.root())
+        write!(f, "Store({})", self.inner.base.spec.root())
     }
 }

@@ -144,7 +144,8 @@ impl Direct {
 
     /// Returns how many leading blocks exist. Waits like `exist`.
     pub fn prefix(&self, handle: NamespaceHandle, hashes: &[u8]) -> Result<u32> {
-        let prefix = self.session.runner().locator.prefix(&[handle], &Hashes(hashes.into()))?;
+        let (locator, owner) = (&self.session.runner().locator, self.session.owner());
+        let prefix = locator.prefix(owner, &[handle], &Hashes(hashes.into()))?;
         Ok(u32::try_from(prefix).unwrap_or(u32::MAX))
     }
 
@@ -366,6 +367,21 @@ impl Direct {
     /// Returns counters and gauges.
     pub fn stats(&self) -> serde_json::Value {
         self.session.stats()
+    }
+
+    /// Returns the last requests that found less than they asked for, newest first: at most `count`, and with `request` only
+    /// those whose label begins with it.
+    pub fn last_misses(&self, count: usize, request: Option<&str>) -> serde_json::Value {
+        self.locator().last_misses(count, request)
+    }
+
+    /// Returns where blocks are, and why missing ones are missing. Waits, within limits, for tiers that need I/O to tell.
+    ///
+    /// # Errors
+    /// `NotFound` if no known namespace's name begins with `namespace`; `Config` if several do, or a hash is malformed; `Busy`
+    /// while two others are answered.
+    pub fn explain(&self, namespace: &str, hashes: &[&str]) -> Result<serde_json::Value> {
+        self.locator().explain(namespace, hashes)
     }
 
     /// Returns whether the depot has tiers below its pool.

@@ -8,8 +8,7 @@ use kvdepot_core::machine::{Reply, Request as Ask};
 use kvdepot_core::{BlockHash, BlockKey, Error, ErrorKind, NamespaceId, Result};
 
 use super::packed::pack;
-use crate::client::hash_bytes;
-use crate::message::{KnownNamespace, NamespaceHandle, Response};
+use crate::message::{KnownNamespace, NamespaceHandle, Response, hash_bytes};
 use crate::runner::Runner;
 use crate::session::Session;
 

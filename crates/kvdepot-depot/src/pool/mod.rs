@@ -153,7 +153,7 @@ impl PoolMapping {
             rustix::fs::fstat(&fd).map_err(|e| Error::io("cannot look at the pool", e.into()))?.st_size;
         if u64::try_from(real).unwrap_or(0) < bytes {
             // Access past the end of the file would raise SIGBUS.
-            return Err(Error::new(ErrorKind::Protocol, "the pool is smaller than the depot said")
+            return Err(Error::new(ErrorKind::Protocol, "the pool is smaller than the depot reported")
                 .with("pool_bytes", bytes)
                 .with("real_bytes", real));
         }

@@ -51,7 +51,7 @@ impl Faults {
                         })?;
                     let chance: f64 = value.parse().map_err(|e| bad("not a number", part).with_source(e))?;
                     if !(0.0..=1.0).contains(&chance) {
-                        return Err(bad("a probability lies between 0 and 1", part));
+                        return Err(bad("a probability must be between 0 and 1", part));
                     }
                     chances.push((op, fault, chance));
                 }

@@ -82,7 +82,7 @@ fn lock(file: &OwnedFd, wait: Duration) -> Result<()> {
             Err(rustix::io::Errno::WOULDBLOCK) => {
                 return Err(Error::new(
                     ErrorKind::Busy,
-                    "another depot uses this medium: each depot needs one of its own",
+                    "another depot uses this medium: each depot needs its own",
                 ));
             }
             Err(error) => return Err(Error::io("cannot lock a medium", error.into())),
@@ -95,14 +95,15 @@ fn dax_size(stat: &Stat) -> Result<(u64, u64)> {
     let directory = format!("/sys/dev/char/{}:{}", major(stat.st_rdev), minor(stat.st_rdev));
     let subsystem = std::fs::read_link(format!("{directory}/subsystem")).unwrap_or_default();
     if subsystem.file_name().is_none_or(|name| name != "dax") {
-        return Err(Error::new(ErrorKind::Config, "a character device that is no DAX device is no medium")
+        return Err(Error::new(ErrorKind::Config, "a character device must be a DAX device to be a medium")
             .with("sysfs", directory));
     }
     let number = |name: &str| {
         let text = std::fs::read_to_string(format!("{directory}/{name}"))
             .map_err(|error| Error::io("cannot read a DAX device's attribute", error).with("name", name))?;
-        let wrong =
-            |_| Error::new(ErrorKind::Io, "a DAX device's attribute is no number").with("value", text.trim());
+        let wrong = |_| {
+            Error::new(ErrorKind::Io, "a DAX device's attribute is not a number").with("value", text.trim())
+        };
         text.trim().parse::<u64>().map_err(wrong)
     };
     Ok((number("size")?, number("device/align").or_else(|_| number("align")).unwrap_or(2 << 20).max(4096)))

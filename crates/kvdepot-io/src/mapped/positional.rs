@@ -67,7 +67,7 @@ impl FileMedium {
     fn ended(&self, at: u64) -> Error {
         Error::new(
             ErrorKind::Io,
-            "a medium's file has become shorter: it was truncated while it was in use; restart the depot with the whole file",
+            "a medium's file has become shorter: it was truncated while it was in use; restart the depot with the complete file",
         )
         .with("path", self.path.display())
         .with("offset_bytes", at)

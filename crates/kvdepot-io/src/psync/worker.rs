@@ -23,7 +23,7 @@ fn work(shared: &Shared) {
         tracing::trace!(?request, "begin");
         // A panic in a callback must not cost a thread: the engine would run out of them one by one.
         if catch_unwind(AssertUnwindSafe(|| transfer::run(request))).is_err() {
-            tracing::error!("an I/O callback panicked; its thread goes on");
+            tracing::error!("an I/O callback panicked; its thread continues");
         }
         if !shared.ended(number) {
             return;

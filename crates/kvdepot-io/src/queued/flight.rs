@@ -110,7 +110,7 @@ fn start_write(deadline: Instant, mut writing: Writing, mut over: Over) -> Step 
 fn late() -> Error {
     Error::new(
         ErrorKind::Timeout,
-        "an I/O request was given up at its deadline: the device is slower than its load",
+        "an I/O request was abandoned at its deadline: the device is slower than its load",
     )
 }
 

@@ -116,7 +116,7 @@ fn plainly_until_queue(shared: &Shared, number: usize, wake: &Wake) -> Option<Qu
         match shared.next(number, 0, true) {
             Next::Begin(request) => {
                 if catch_unwind(AssertUnwindSafe(|| transfer::run(request))).is_err() {
-                    tracing::error!("an I/O callback panicked; its thread goes on");
+                    tracing::error!("an I/O callback panicked; its thread continues");
                 }
                 shared.ended();
             }
@@ -186,7 +186,7 @@ impl<'a> Thread<'a> {
             let requests = self.flights.len();
             tracing::error!(
                 %error, engine, requests,
-                "an I/O queue of the kernel broke: what it held never ends, and its memory is kept"
+                "an I/O queue of the kernel broke: its requests never complete, and their memory is kept"
             );
             // The thread's place goes to a replacement.
             self.shared.retire(self.number);
@@ -260,7 +260,7 @@ impl<'a> Thread<'a> {
                 Ok(())
             }
             Err(_) => {
-                tracing::error!("an I/O callback panicked; its thread goes on");
+                tracing::error!("an I/O callback panicked; its thread continues");
                 self.shared.ended();
                 Ok(())
             }

@@ -174,14 +174,14 @@ impl Volume for FileVolume {
         match rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, bytes) {
             Ok(()) => {}
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
-                tracing::warn!(path = %self.path.display(), "this file system does not allocate ahead: it may be full later");
+                tracing::warn!(path = %self.path.display(), "this file system cannot preallocate: it may run full later");
                 self.file.set_len(bytes).map_err(|e| fail("cannot make a tier's file", &self.path, e))?;
             }
             Err(e) => {
                 // Gives back what was allocated before the disk was full; earlier bytes stay.
                 let _ = self.file.set_len(before);
                 let error = fail(
-                    "a tier's file cannot be allocated: give it a smaller capacity, or make room on its file system",
+                    "a tier's file cannot be allocated: give it a smaller capacity, or free space on its file system",
                     &self.path,
                     e.into(),
                 );

@@ -15,7 +15,7 @@ const HTML: &str = include_str!("status.html");
 
 /// Nothing but the page's own script and style runs, known by their SHA-256 (tests/python/test_status_page.py computes both),
 /// and they reach this door alone.
-const POLICY: &str = "default-src 'none'; script-src 'sha256-YKzWqf5qzm8Rtrp0+JQQB+OwVFG9YKHCUpOVdIxk3GU='; style-src 'sha256-hV5gNG0pXfc8ho755Ssq3itcvaX9ix+chx0aO2bkzOU='; connect-src 'self'; \
+const POLICY: &str = "default-src 'none'; script-src 'sha256-tJDixDSBZBGNVh2gE/Wkrz91OOHhy7etK0hV0+28L9M='; style-src 'sha256-hV5gNG0pXfc8ho755Ssq3itcvaX9ix+chx0aO2bkzOU='; connect-src 'self'; \
      base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 const HEADERS: [(HeaderName, &str); 6] = [
@@ -50,6 +50,7 @@ pub(crate) fn config(config: &DepotConfig) -> Value {
     put("pool_mlock", json!(config.pool_mlock));
     put("pool_numa", json!(config.pool_numa));
     put("metrics_port", json!(config.metrics_port));
+    put("evicted_blocks_remembered", json!(config.evicted_blocks_remembered));
     put("placement", json!(config.placement));
     for (name, settings) in &config.tiers {
         put(&name.to_lowercase(), settings.clone());

@@ -5,6 +5,7 @@ use hyper::body::Bytes;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Response, StatusCode};
 use kvdepot_core::{Error, ErrorKind, Result};
+use kvdepot_depot::direct::Direct;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::registry::Registry;
 use serde_json::Value;
@@ -28,6 +29,14 @@ pub(crate) fn metrics(door: Option<&Registry>, stats: Value) -> Answer {
     }
 }
 
+/// As [`metrics`], without the series that name namespaces.
+pub(crate) fn public_metrics(door: Option<&Registry>, mut stats: Value) -> Answer {
+    if let Some(stats) = stats.as_object_mut() {
+        stats.remove("top_namespaces");
+    }
+    metrics(door, stats)
+}
+
 /// OpenMetrics text.
 pub(crate) fn metrics_text(door: Option<&Registry>, stats: Value) -> Result<String> {
     let mut depot = Registry::with_prefix("kvdepot");
@@ -44,6 +53,68 @@ pub(crate) fn metrics_text(door: Option<&Registry>, stats: Value) -> Result<Stri
 /// `/status`: everything that `kvdepot stat` shows.
 pub(crate) fn status(stats: &Value) -> Answer {
     json(StatusCode::OK, stats)
+}
+
+/// Maximum number of misses in one answer.
+const MISSES_MAX: usize = 256;
+
+/// `/misses`: the last requests that found less than they asked for. `last` limits their number, `request` their labels' prefix.
+pub(crate) fn misses(depot: &Direct, query: Option<&str>) -> Answer {
+    let asked = parameters(query);
+    let of = |name: &str| asked.iter().find(|(given, _)| given == name).map(|(_, value)| value.as_str());
+    let count = of("last").map_or(Ok(MISSES_MAX), str::parse);
+    match count {
+        Ok(count) => json(StatusCode::OK, &depot.last_misses(count.min(MISSES_MAX), of("request"))),
+        Err(_) => error(StatusCode::BAD_REQUEST, "last is how many misses are told"),
+    }
+}
+
+/// `/why`: where blocks are, and why missing ones are missing. `namespace` is a prefix of its name; `hash`, once for each block,
+/// has 32 hexadecimal digits. May wait for a tier's I/O, on a separate thread; the depot bounds how many do.
+pub(crate) async fn why(depot: Direct, query: Option<&str>) -> Answer {
+    let asked = parameters(query);
+    let of = |name: &'static str| {
+        asked.iter().filter(move |(given, _)| given == name).map(|(_, value)| value.as_str())
+    };
+    let Some(namespace) = of("namespace").next() else {
+        return error(StatusCode::BAD_REQUEST, "namespace is how a namespace's name begins, hash a block's");
+    };
+    let namespace = namespace.to_owned();
+    let hashes: Vec<String> = of("hash").map(str::to_owned).collect();
+    let ask = move || depot.explain(&namespace, &hashes.iter().map(String::as_str).collect::<Vec<_>>());
+    let told = tokio::task::spawn_blocking(ask).await;
+    match told.unwrap_or_else(|e| Err(Error::new(ErrorKind::Io, "ended early").with_source(e))) {
+        Ok(told) => json(StatusCode::OK, &told),
+        Err(why) => error(refused_with(why.kind()), &why.to_string()),
+    }
+}
+
+const fn refused_with(kind: ErrorKind) -> StatusCode {
+    match kind {
+        ErrorKind::NotFound => StatusCode::NOT_FOUND,
+        ErrorKind::Config => StatusCode::BAD_REQUEST,
+        ErrorKind::Busy => StatusCode::SERVICE_UNAVAILABLE,
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}
+
+/// Returns the names and values of a query.
+fn parameters(query: Option<&str>) -> Vec<(String, String)> {
+    let pairs = query.unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
+    pairs.map(|(name, value)| (name.to_owned(), decoded(value))).collect()
+}
+
+/// Decodes bytes written as `%` and two digits. A malformed escape is kept as it is.
+fn decoded(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&first, behind)) = rest.split_first() {
+        let digits = behind.get(..2).filter(|_| first == b'%').and_then(|two| std::str::from_utf8(two).ok());
+        let byte = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok());
+        bytes.push(byte.unwrap_or(first));
+        rest = if byte.is_some() { &behind[2..] } else { behind };
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// Returns the answer to a request that failed in the depot.
@@ -100,6 +171,33 @@ mod tests {
         has(&text, &lines);
         assert!(text.contains("pipeline=\"Cache|\\\"Posix\\\"\""), "{text}");
         assert!(!text.contains("pid"), "{text}");
+    }
+
+    #[test]
+    fn a_query_may_have_any_text_in_it() {
+        let asked = parameters(Some("last=3&request=cmpl%2D1%20%26x&hash=a&hash=b&none&odd=%zz%é%"));
+        let pairs: Vec<(&str, &str)> = asked.iter().map(|(name, value)| (&**name, &**value)).collect();
+        let expected =
+            [("last", "3"), ("request", "cmpl-1 &x"), ("hash", "a"), ("hash", "b"), ("odd", "%zz%é%")];
+        assert_eq!(pairs, expected);
+        assert!(parameters(None).is_empty());
+    }
+
+    #[test]
+    fn misses_are_told_by_reason_and_by_the_namespaces_that_are_read_most() {
+        let top = serde_json::json!([{"namespace": "3f", "facts": "model=\"a\"", "pool_bytes": 5, "load_bytes": 7, "misses": 2}]);
+        let misses = serde_json::json!({"evicted": 4, "never_stored": 0});
+        let text =
+            metrics_text(None, serde_json::json!({"misses": misses, "top_namespaces": top})).expect("text");
+        let lines = [
+            "# TYPE kvdepot_miss_requests counter",
+            "kvdepot_miss_requests_total{reason=\"evicted\"} 4",
+            "kvdepot_miss_requests_total{reason=\"never_stored\"} 0",
+            "kvdepot_namespace_pool_bytes{namespace=\"3f\",facts=\"model=\\\"a\\\"\"} 5",
+            "kvdepot_namespace_load_bytes_total{namespace=\"3f\",facts=\"model=\\\"a\\\"\"} 7",
+            "kvdepot_namespace_misses_total{namespace=\"3f\",facts=\"model=\\\"a\\\"\"} 2",
+        ];
+        has(&text, &lines);
     }
 
     #[test]

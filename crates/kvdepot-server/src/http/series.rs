@@ -26,7 +26,7 @@ impl Collector for Series {
             ("version", env!("CARGO_PKG_VERSION").to_owned()),
             ("pipeline", quoted(stats["pipeline"].as_str().unwrap_or_default())),
         ]);
-        info.encode(encoder.encode_descriptor("build", "The depot.", None, MetricType::Info)?)?;
+        info.encode(encoder.encode_descriptor("build", "Version and pipeline.", None, MetricType::Info)?)?;
         let plain = |name: &str| stats[name].as_u64().map(|value| vec![(Vec::new(), value as f64)]);
         for (kind, table) in
             [(Kind::Counter, Stats::HELP), (Kind::Counter, EVICTIONS_HELP), (Kind::Gauge, GAUGES_HELP)]
@@ -43,11 +43,13 @@ impl Collector for Series {
         }
         let most =
             |name: &str| stats[name].as_u64().map_or_else(Vec::new, |us| vec![(Vec::new(), us as f64 / 1e6)]);
-        let holds = "Longest time that a thread held the depot's lock";
+        let holds = "Longest time that a thread held the depot's lock since statistics were last read; each scrape \
+                     resets it";
         write(&mut encoder, Kind::Gauge, "lock_hold_max_seconds", holds, &most("lock_hold_max_us"))?;
-        let stall = "Longest time that the machine did not run the depot";
+        let stall = "Longest time that the machine did not run the depot, since the depot started";
         write(&mut encoder, Kind::Gauge, "stall_max_seconds", stall, &most("stall_max_us"))?;
-        let on_processor = "Longest processor time of a thread that held the depot's lock";
+        let on_processor = "Longest processor time of a thread while it held the depot's lock, since statistics were last read; \
+                            each scrape resets it";
         write(
             &mut encoder,
             Kind::Gauge,
@@ -56,6 +58,9 @@ impl Collector for Series {
             &most("lock_hold_cpu_max_us"),
         )?;
         write(&mut encoder, Kind::Counter, "failures", "Operations that failed, by kind", &failures(stats))?;
+        let misses = "Claims and lookups that found less than they asked for, by the reason of the first block that they missed";
+        write(&mut encoder, Kind::Counter, "miss_requests", misses, &by_reason(stats))?;
+        self.namespaces(&mut encoder)?;
         self.regions(&mut encoder)?;
         self.tiers(&mut encoder)
     }
@@ -65,8 +70,8 @@ impl Series {
     fn regions(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let regions = self.0["pool_regions"].as_array().map_or(&[][..], Vec::as_slice);
         for (name, field, help) in [
-            ("pool_region_bytes", "bytes", "Memory of a region of the pool"),
-            ("pool_region_free_bytes", "free_bytes", "Memory of a region of the pool that holds nothing"),
+            ("pool_region_bytes", "bytes", "Memory of a pool region"),
+            ("pool_region_free_bytes", "free_bytes", "Free memory of a pool region"),
         ] {
             let samples = regions.iter().enumerate().map(|(number, region)| {
                 let node = region["node"].as_u64().map_or_else(String::new, |node| node.to_string());
@@ -78,12 +83,31 @@ impl Series {
         Ok(())
     }
 
+    /// Of the namespaces that were read most in the last hour: as many as the depot tells of, so their number is bounded.
+    fn namespaces(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let top = self.0["top_namespaces"].as_array().map_or(&[][..], Vec::as_slice);
+        for (kind, name, help) in [
+            (Kind::Gauge, "namespace_pool_bytes", "Memory of the pool that a namespace's blocks take"),
+            (Kind::Counter, "namespace_load_bytes", "Bytes of a namespace that loads leased"),
+            (Kind::Counter, "namespace_misses", "Claims and lookups that ended at a block of a namespace"),
+        ] {
+            let field = name.trim_start_matches("namespace_");
+            let samples = top.iter().map(|one| {
+                let text = |field: &str| quoted(one[field].as_str().unwrap_or_default());
+                let labels = vec![("namespace", text("namespace")), ("facts", text("facts"))];
+                (labels, one[field].as_u64().unwrap_or(0) as f64)
+            });
+            write(encoder, kind, name, help, &samples.collect::<Vec<_>>())?;
+        }
+        Ok(())
+    }
+
     fn tiers(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let tiers = self.0["tiers"].as_array().map_or(&[][..], Vec::as_slice);
         for (name, field, help) in [
-            ("tier_blocks", "blocks", "Blocks of a tier, where it knows them"),
-            ("tier_bytes", "bytes", "Bytes of a tier's blocks, where it knows them"),
-            ("tier_max_bytes", "bytes_max", "Bytes that a tier may hold, where it has a bound"),
+            ("tier_blocks", "blocks", "Blocks in a tier, if it counts them"),
+            ("tier_bytes", "bytes", "Bytes of the blocks in a tier, if it counts them"),
+            ("tier_max_bytes", "bytes_max", "Maximum bytes of a tier, if it has a limit"),
         ] {
             let samples = tiers.iter().filter_map(|tier| {
                 let name = quoted(tier["name"].as_str()?);
@@ -95,12 +119,7 @@ impl Series {
         let servers: Vec<&Value> =
             tiers.iter().flat_map(|tier| tier["servers"].as_array().into_iter().flatten()).collect();
         for (kind, name, field, help) in [
-            (
-                Kind::Gauge,
-                "remote_server_up",
-                "up",
-                "Whether a pool server, or the store of an Object tier, is used",
-            ),
+            (Kind::Gauge, "remote_server_up", "up", "Whether a pool server or a store is in use"),
             (Kind::Gauge, "remote_server_connections", "connections", "Connections to a pool server"),
             (Kind::Counter, "remote_server_failures", "failures", "Failures of a pool server or of a store"),
         ] {
@@ -124,15 +143,15 @@ fn object_stores(encoder: &mut DescriptorEncoder<'_>, tiers: &[Value]) -> fmt::R
             Some((vec![("request", request.to_owned())], count))
         })
     });
-    let help = "Requests to an object store, tries again included";
+    let help = "Requests to an object store, including retries";
     write(encoder, Kind::Counter, "object_requests", help, &requests.collect::<Vec<_>>())?;
     for (name, field, help) in [
-        ("object_sent_bytes", "sent_bytes", "Bytes that were sent to an object store"),
-        ("object_received_bytes", "received_bytes", "Bytes that came from an object store"),
-        ("object_tried_again", "tried_again", "Requests to an object store that were made again"),
-        ("object_slowed_down", "slowed_down", "Answers of an object store that wants fewer requests"),
+        ("object_sent_bytes", "sent_bytes", "Bytes sent to an object store"),
+        ("object_received_bytes", "received_bytes", "Bytes received from an object store"),
+        ("object_tried_again", "tried_again", "Retried requests to an object store"),
+        ("object_slowed_down", "slowed_down", "Throttling answers of an object store"),
         ("object_timeouts", "timeouts", "Requests that an object store did not answer in time"),
-        ("object_corrupt_blocks", "corrupt_blocks", "Objects that were not the block that was asked for"),
+        ("object_corrupt_blocks", "corrupt_blocks", "Objects whose content was not the requested block"),
     ] {
         let samples = tiers.iter().filter_map(|tier| Some((Vec::new(), of(tier, field)?)));
         let samples: Vec<Sample> = samples.collect();
@@ -144,6 +163,14 @@ fn object_stores(encoder: &mut DescriptorEncoder<'_>, tiers: &[Value]) -> fmt::R
 /// Escapes text for a label: the encoder writes it unchanged.
 fn quoted(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+/// Misses by reason, those that have not happened too.
+fn by_reason(stats: &Value) -> Vec<Sample> {
+    let counts = stats["misses"].as_object().into_iter().flatten();
+    counts
+        .map(|(reason, count)| (vec![("reason", quoted(reason))], count.as_u64().unwrap_or(0) as f64))
+        .collect()
 }
 
 /// Failures by operation and kind.

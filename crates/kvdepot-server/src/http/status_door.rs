@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use hyper::body::Incoming;
 use hyper::service::service_fn;
-use hyper::{HeaderMap, Method, Request, StatusCode};
+use hyper::{HeaderMap, Method, Request, StatusCode, Uri};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_depot::Depot;
@@ -26,7 +26,7 @@ use crate::lock::FileId;
 use crate::log_limit::LogLimit;
 use crate::logging::recent;
 
-/// Checks requests at the port. `None` at the socket, which no browser reaches.
+/// Checks requests at the port. `None` at the socket, which no browser and no other user reaches.
 type Guard = Option<Arc<PortGuard>>;
 
 struct PortGuard {
@@ -35,12 +35,15 @@ struct PortGuard {
 }
 
 impl PortGuard {
-    /// Returns why a request is refused. `/health` reveals nothing that a page could use.
+    /// Returns why a request is refused. `/health` reveals nothing that a page could use. Other pages are for every user of
+    /// this machine, except those about single requests and blocks.
     fn refusal(&self, path: &str, headers: &HeaderMap) -> Option<Answer> {
         if path == "/health" {
             return None;
         }
-        let why = browser::refusal(headers, &self.own_name)?;
+        let not_here = "every user of this machine can read this port: ask at the depot's own socket, or at its wire door";
+        let why = browser::refusal(headers, &self.own_name)
+            .or_else(|| matches!(path, "/misses" | "/why").then_some(not_here))?;
         self.refused.line(|left_out| tracing::warn!("a request for {path} was refused: {why}{left_out}"));
         Some(pages::error(StatusCode::FORBIDDEN, why))
     }
@@ -56,7 +59,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long closing the door waits for answers in flight.
 const END_WAIT: Duration = Duration::from_secs(1);
 
-const PAGES: &str = "/, /config, /errors, /health, /metrics, /status";
+const PAGES: &str = "/, /config, /errors, /health, /metrics, /misses, /status, /why";
 
 /// Returns the Unix socket for HTTP of the depot at `socket`.
 pub fn socket_of(socket: &Path) -> PathBuf {
@@ -138,7 +141,7 @@ fn listen_at_socket(path: &Path) -> Result<(UnixListener, FileId)> {
     let context = |what: &'static str| move |e| Error::io(what, e).with("path", path.display());
     if let Ok(there) = std::fs::symlink_metadata(path) {
         if !there.file_type().is_socket() {
-            let what = "something that is no socket lies where the one for metrics should be: remove it";
+            let what = "something else is in the place of the socket for metrics: remove it";
             return Err(Error::new(ErrorKind::Config, what).with("path", path.display()));
         }
         std::fs::remove_file(path).map_err(context("cannot remove a dead depot's socket"))?;
@@ -211,11 +214,16 @@ where
 {
     let visitor = Arc::clone(&place.visitor);
     let service = service_fn(move |request: Request<Incoming>| {
-        let _answering = visitor.answering();
-        let path = request.uri().path();
-        let refused = guard.as_ref().and_then(|guard| guard.refusal(path, request.headers()));
-        let answered = refused.unwrap_or_else(|| answer(&depot, request.method(), path));
-        async move { Ok::<_, Infallible>(answered) }
+        let answering = visitor.answering();
+        let refused = guard.as_ref().and_then(|guard| guard.refusal(request.uri().path(), request.headers()));
+        let depot = Arc::clone(&depot);
+        async move {
+            let _answering = answering;
+            Ok::<_, Infallible>(match refused {
+                Some(refused) => refused,
+                None => answer(&depot, request.method(), request.uri()).await,
+            })
+        }
     });
     let mut builder = hyper::server::conn::http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(HEAD_WAIT);
@@ -224,15 +232,17 @@ where
     let _ = tokio::time::timeout(VISIT_MAX, visit).await;
 }
 
-fn answer(depot: &Arc<Depot>, method: &Method, path: &str) -> Answer {
-    match (method, path) {
+async fn answer(depot: &Arc<Depot>, method: &Method, uri: &Uri) -> Answer {
+    match (method, uri.path()) {
         (&Method::GET, "/") => page::page(),
         (&Method::GET, "/config") => pages::json(StatusCode::OK, &page::config(depot.config())),
         (&Method::GET, "/errors") => pages::json(StatusCode::OK, &recent::list()),
         (&Method::GET, "/health") => pages::health(),
         (&Method::GET, "/metrics") => pages::metrics(None, depot.direct().stats()),
+        (&Method::GET, "/misses") => pages::misses(&depot.direct(), uri.query()),
         (&Method::GET, "/status") => pages::status(&depot.direct().stats()),
-        (_, "/" | "/config" | "/errors" | "/health" | "/metrics" | "/status") => {
+        (&Method::GET, "/why") => pages::why(depot.direct(), uri.query()).await,
+        (_, "/" | "/config" | "/errors" | "/health" | "/metrics" | "/misses" | "/status" | "/why") => {
             pages::error(StatusCode::METHOD_NOT_ALLOWED, "only GET is answered")
         }
         _ => pages::error(StatusCode::NOT_FOUND, &format!("no such page: there are {PAGES}")),

@@ -110,7 +110,7 @@ pub(super) fn ask(socket: &Path, keep_on: &mut dyn FnMut() -> bool) -> Result<Op
             Err(error) => return Err(error),
         }
     };
-    let unexpected = || Error::new(ErrorKind::Protocol, "the keeper said something else");
+    let unexpected = || Error::new(ErrorKind::Protocol, "the keeper gave an unexpected answer");
     let (FromKeeper::Pool { clients: count }, Some(pool)) = receive(&mut link)? else {
         return Err(unexpected());
     };

@@ -41,14 +41,14 @@ pub(crate) fn start(
             Ok((left, pool)) => return recover(socket, config, found, &left, pool),
             Err(error) => {
                 tracing::error!(
-                    "what a crashed depot left is not taken over, this one begins with an empty pool: {error}"
+                    "the pool of a crashed depot is not taken over, this one starts with an empty pool: {error}"
                 );
                 found.store.dismiss();
             }
         },
         Ok(None) => {}
         Err(error) => {
-            tracing::error!("the keeper cannot be asked, this depot begins with an empty pool: {error}")
+            tracing::error!("the keeper cannot be asked, this depot starts with an empty pool: {error}")
         }
     }
     over(socket, Depot::start(config)?)
@@ -103,7 +103,7 @@ fn recover(
     let recovered = depot.recover(left, !copying.is_empty());
     if !copying.is_empty() {
         tracing::info!(
-            "{} connections of clients that may still copy: until they are through nothing of the pool is given away",
+            "{} connections of clients that may still copy: until they have ended no memory of the pool is handed out",
             copying.len()
         );
     }

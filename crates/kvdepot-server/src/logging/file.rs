@@ -59,7 +59,7 @@ impl LogFile {
         let next = open(&self.path, libc::O_NOFOLLOW | libc::O_NONBLOCK)?;
         let facts = next.metadata()?;
         if !facts.is_file() {
-            return Err(io::Error::other("something that is no file lies at the log's path"));
+            return Err(io::Error::other("the log's path is not a file"));
         }
         self.bytes = facts.len();
         self.file = next;

@@ -184,7 +184,7 @@ impl Connection {
             return Ok(());
         }
         self.refuse(code::INVALID, ErrorKind::Permission).await?;
-        Err(Error::new(ErrorKind::Permission, "a token is wanted, and InfiniStore's protocol carries none"))
+        Err(Error::new(ErrorKind::Permission, "a token is required, but InfiniStore's protocol has none"))
     }
 
     async fn greet(&mut self, id: u64, greeting: &Greeting) -> Result<()> {

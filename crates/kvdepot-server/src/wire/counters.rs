@@ -27,15 +27,15 @@ impl Counters {
         let (connections, accepted, refused) = (Gauge::default(), Counter::default(), Family::default());
         let (requests, failures) = (Family::default(), Family::default());
         let (received_bytes, sent_bytes) = (Counter::default(), Counter::default());
-        registry.register("connections", "Connections that are open", connections.clone());
-        registry.register("connections_accepted", "Connections that were accepted", accepted.clone());
+        registry.register("connections", "Open connections", connections.clone());
+        registry.register("connections_accepted", "Accepted connections", accepted.clone());
         registry.register(
             "connections_refused",
-            "Connections that were closed, by reason",
+            "Connections refused, or closed after an error, by reason",
             Family::clone(&refused),
         );
         registry.register("requests", "Requests by operation", Family::clone(&requests));
-        registry.register("failures", "Requests that failed, by kind", Family::clone(&failures));
+        registry.register("failures", "Failed requests, by kind", Family::clone(&failures));
         registry.register_with_unit("received", "Payload received", Unit::Bytes, received_bytes.clone());
         registry.register_with_unit("sent", "Payload sent", Unit::Bytes, sent_bytes.clone());
         Self { registry, connections, accepted, refused, requests, failures, received_bytes, sent_bytes }

@@ -132,9 +132,14 @@ async fn answer(http: &Http, request: Request<Incoming>) -> Answer {
         (&Method::GET, "/errors") => json(StatusCode::OK, &recent::list()),
         (&Method::GET, "/health") => pages::health(),
         (&Method::GET, "/metrics") => {
-            pages::metrics(Some(door.counters.registry()), door.depot.direct().stats())
+            // Namespaces are named only to those who may read `/status`.
+            let answer =
+                if refusal(http, &request).is_none() { pages::metrics } else { pages::public_metrics };
+            answer(Some(door.counters.registry()), door.depot.direct().stats())
         }
+        (&Method::GET, "/misses") => pages::misses(&door.depot.direct(), request.uri().query()),
         (&Method::GET, "/status") => pages::status(&door.depot.direct().stats()),
+        (&Method::GET, "/why") => pages::why(door.depot.direct(), request.uri().query()).await,
         (&Method::POST, "/purge") => match apart(door, Values::purge).await {
             Ok(count) => {
                 tracing::info!("{count} values were purged");
@@ -153,7 +158,7 @@ async fn answer(http: &Http, request: Request<Incoming>) -> Answer {
         (
             _,
             "/" | "/config" | "/errors" | "/purge" | "/kvmap_len" | "/selftest" | "/health" | "/metrics"
-            | "/status",
+            | "/misses" | "/status" | "/why",
         ) => error(StatusCode::METHOD_NOT_ALLOWED, "another method is wanted"),
         _ => error(StatusCode::NOT_FOUND, "no such page"),
     }
@@ -170,18 +175,25 @@ async fn apart<T: Send + 'static>(door: &Arc<Door>, work: fn(&Values) -> Result<
 
 /// Returns whether a path walks or changes the depot, or reveals data that the token protects.
 fn is_heavy(path: &str) -> bool {
-    matches!(path, "/config" | "/errors" | "/purge" | "/kvmap_len" | "/selftest" | "/status")
+    matches!(
+        path,
+        "/config" | "/errors" | "/purge" | "/kvmap_len" | "/selftest" | "/misses" | "/status" | "/why"
+    )
 }
 
-/// Returns the answer to a request that may not walk or change the depot.
+/// Returns why a request may not walk or change the depot.
+fn refusal(http: &Http, request: &Request<Incoming>) -> Option<(StatusCode, &'static str)> {
+    if !is_allowed(&http.door, request) {
+        return Some((StatusCode::UNAUTHORIZED, "send the token: Authorization: Bearer …"));
+    }
+    let has_token = http.door.token.is_some();
+    let why = browser::refusal(request.headers(), &http.own_name).filter(|_| !has_token)?;
+    Some((StatusCode::FORBIDDEN, why))
+}
+
+/// Returns the answer to a request that may not walk or change the depot, and logs it.
 fn refused(http: &Http, request: &Request<Incoming>) -> Option<Answer> {
-    let (status, why) = if !is_allowed(&http.door, request) {
-        (StatusCode::UNAUTHORIZED, "send the token: Authorization: Bearer …")
-    } else if http.door.token.is_none() {
-        (StatusCode::FORBIDDEN, browser::refusal(request.headers(), &http.own_name)?)
-    } else {
-        return None;
-    };
+    let (status, why) = refusal(http, request)?;
     let (method, path) = (request.method(), request.uri().path());
     http.refused.line(|left_out| tracing::warn!("{method} {path} was refused: {why}{left_out}"));
     Some(error(status, why))

@@ -148,7 +148,7 @@ impl Connection {
                 let outcome = self.apart(move |values| values.get(hash, GET_WAIT)).await?;
                 outcome.unwrap_or_else(|error| {
                     self.door.counters.failed(error.kind());
-                    tracing::debug!("a value was not to be had: {error}");
+                    tracing::debug!("a value could not be read: {error}");
                     None
                 })
             }

@@ -24,12 +24,12 @@ const COPY_BYTES: usize = 64 << 10;
 pub(super) fn acceptor(certificates: &Path, key: &Path) -> Result<TlsAcceptor> {
     let bad =
         |what: &str, path: &Path| Error::new(ErrorKind::Config, what.to_owned()).with("path", path.display());
-    let unreadable = "cannot read the certificates: PEM is wanted, the server's own first";
+    let unreadable = "cannot read the certificates: they must be PEM, the server's own first";
     let chain = CertificateDer::pem_file_iter(certificates)
         .and_then(|all| all.collect::<Result<Vec<_>, _>>())
         .map_err(|e| bad(unreadable, certificates).with_source(e))?;
     let private = PrivateKeyDer::from_pem_file(key)
-        .map_err(|e| bad("cannot read the private key: PEM is wanted", key).with_source(e))?;
+        .map_err(|e| bad("cannot read the private key: it must be PEM", key).with_source(e))?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()

@@ -42,7 +42,7 @@ pub(crate) fn over(
 pub(crate) fn claim(attachment: &Arc<Attachment>, spec: &Arc<NamespaceSpec>, count: u64) -> (bool, u32, u32) {
     let group = ClaimGroupSpec { namespaces: vec![Arc::clone(spec)], window_blocks: 0, hashes_per_block: 1 };
     let hashes: Vec<_> = (0..count).map(hash).collect();
-    let mut claim = Claim::open(attachment, &[group], &hashes, 0, u32::try_from(count).unwrap()).unwrap();
+    let mut claim = Claim::open(attachment, &[group], &hashes, 0, u32::try_from(count).unwrap(), "").unwrap();
     let (settled, units, from_tier) = claim.wait(LONG);
     claim.release();
     (settled, units, from_tier)

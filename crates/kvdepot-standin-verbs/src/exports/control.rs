@@ -1,4 +1,4 @@
-//! Names of our own, by which tests take control.
+//! Our own symbols, with which tests control the stand-in.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ unsafe fn name(text: *const c_char) -> String {
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
-/// Begins the schedule of `seed`; faults and counters are forgotten.
+/// Restarts with the schedule of `seed`. Faults and counters are reset.
 #[unsafe(no_mangle)]
 extern "C" fn kvdepot_standin_verbs_reset(seed: u64, lazy: c_int) {
     let mut state = lock();
@@ -29,7 +29,7 @@ extern "C" fn kvdepot_standin_verbs_reset(seed: u64, lazy: c_int) {
     wake();
 }
 
-/// Sets a value of the configuration; -1 when there is none of this name.
+/// Sets a value of the configuration. Returns -1 if there is none with this name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn kvdepot_standin_verbs_set(what: *const c_char, value: u64) -> c_int {
     // SAFETY: the caller gives text that ends with zero.
@@ -60,7 +60,7 @@ unsafe extern "C" fn kvdepot_standin_verbs_sysfs(directory: *const c_char) {
     lock().config.sysfs = PathBuf::from(unsafe { name(directory) });
 }
 
-/// A counter.
+/// Returns a counter.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn kvdepot_standin_verbs_get(what: *const c_char) -> u64 {
     // SAFETY: the caller gives text that ends with zero.
@@ -80,7 +80,7 @@ unsafe extern "C" fn kvdepot_standin_verbs_get(what: *const c_char) -> u64 {
     }
 }
 
-/// Lets `call` fail `times` times with `code`, after `skip` times that it does not.
+/// Makes `call` fail `times` times with `code`, after `skip` successes.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn kvdepot_standin_verbs_fail(call: *const c_char, skip: u64, times: u64, code: c_int) {
     // SAFETY: the caller gives text that ends with zero.
@@ -88,7 +88,7 @@ unsafe extern "C" fn kvdepot_standin_verbs_fail(call: *const c_char, skip: u64, 
     lock().faults.push(Fault { call, skip, times, code });
 }
 
-/// Cuts the link of a queue pair, or of all with number 0: whatever is under way or posted later goes unanswered.
+/// Cuts the link of a queue pair, or of all with number 0: requests in flight and later ones are not answered.
 #[unsafe(no_mangle)]
 extern "C" fn kvdepot_standin_verbs_cut(number: u32) {
     let mut state = lock();

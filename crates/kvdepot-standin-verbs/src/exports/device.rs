@@ -12,13 +12,13 @@ use crate::config::Config;
 use crate::engine;
 use crate::state::lock;
 
-/// Most places of a queue, and entries of a completion queue.
+/// Maximum size of a queue, and of a completion queue.
 pub(super) const QUEUE_MAX: u32 = 16_384;
 pub(super) const COMPLETIONS_MAX: i32 = 65_536;
 pub(super) const SGES_MAX: u32 = 16;
 pub(super) const READS_MAX: u8 = 16;
 
-/// The table of addresses of an Ethernet port: link-local, then IPv4 of both versions.
+/// Returns an entry of an Ethernet port's address table: link-local, then IPv4 in both versions.
 fn gid(config: &Config, index: u32) -> Option<([u8; 16], u32)> {
     let ipv4 = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1];
     let link_local = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0xff, 0xfe, 0, 0, 1];
@@ -31,7 +31,7 @@ fn gid(config: &Config, index: u32) -> Option<([u8; 16], u32)> {
     }
 }
 
-/// Whether `raw` at `index` of the own table is what a connection towards `dgid` can use.
+/// Returns whether `raw` at `index` of the own table can be used for a connection to `dgid`.
 pub(super) fn reaches(config: &Config, index: u8, dgid: [u8; 16]) -> bool {
     gid(config, index.into()).is_some() && (0..4).any(|other| gid(config, other).is_some_and(|g| g.0 == dgid))
 }
@@ -76,7 +76,7 @@ extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
 
 #[unsafe(no_mangle)]
 extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
-    // Devices stay: an open context may still name one. A test's few hundred bytes are no leak that matters.
+    // Devices are not freed, because an open context may still refer to one. A test's few hundred bytes do not matter.
     let mut len = 1;
     // SAFETY: made above, ended by null.
     unsafe {
@@ -185,7 +185,7 @@ extern "C" fn ibv_query_port(context: *mut ibv_context, port: u8, attributes: *m
     let ethernet = state.config.ethernet();
     // SAFETY: the caller's place, of which this symbol fills the members up to `flags`.
     let attributes = unsafe { &mut *attributes };
-    // The device itself is gone when its list was freed.
+    // The device itself was freed with its list.
     let device = state.device_of.get(&(context as usize)).copied().unwrap_or_default();
     let is_down = state.config.ports_down >> device & 1 == 1;
     attributes.state = if is_down { PORT_DOWN } else { state.config.port_state };

@@ -1,4 +1,4 @@
-//! Registration.
+//! Registration of memory.
 
 use std::ffi::{c_int, c_void};
 
@@ -8,7 +8,7 @@ use super::null;
 use crate::memory::{Region, is_mapped};
 use crate::state::{State, lock};
 
-/// Where a region's bytes are.
+/// Location of a region's bytes.
 #[derive(Clone, Copy, Default)]
 struct Backing {
     address: u64,
@@ -16,10 +16,10 @@ struct Backing {
     peer: bool,
 }
 
-/// How the stand-in for libcuda begins what stands for a dma-buf of its memory; address and length follow.
+/// Start of the content of a dma-buf of the stand-in for libcuda; address and length follow.
 const PEER_MAGIC: [u8; 8] = *b"kvdepeer";
 
-/// The address behind a dma-buf of the other stand-in.
+/// Returns the address of a dma-buf of the other stand-in.
 fn peer_address(fd: c_int) -> Option<u64> {
     let mut bytes = [0u8; 24];
     // SAFETY: the place has the room that is named.
@@ -59,7 +59,7 @@ fn register(
     }
     let Some(users) = state.pds.get_mut(&(pd as usize)) else { return null(libc::EINVAL) };
     *users += 1;
-    // Two keys that differ, and are never used again, so that a mixed-up or stale one shows.
+    // Two different keys that are never reused, so that a mixed-up or stale one is detected.
     let index = state.next_key;
     state.next_key += 1;
     let (lkey, rkey) = ((index << 9) | 0x100, (index << 9) | (state.rng.next() as u32 & 0xff));
@@ -129,7 +129,7 @@ extern "C" fn ibv_reg_mr_iova2(
     register_host("ibv_reg_mr_iova2", pd, address, len, iova, access)
 }
 
-/// A dma-buf is the other stand-in's, or any descriptor that can be mapped.
+/// A dma-buf of the other stand-in, or any descriptor that can be mapped.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_reg_dmabuf_mr(
     pd: *mut ibv_pd,
@@ -177,7 +177,7 @@ extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
         return libc::EINVAL;
     }
     state.lkey_of_rkey.remove(&rkey);
-    // What was still on its way finds nobody any more: whoever did not push it has lost it.
+    // Writes that were still in flight are lost, unless they were flushed.
     state.posted.retain(|posted| posted.lkey != lkey);
     if let Some(users) = state.pds.get_mut(&pd) {
         *users -= 1;

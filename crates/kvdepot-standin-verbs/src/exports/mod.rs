@@ -7,7 +7,7 @@ mod memory;
 mod posting;
 mod queues;
 
-/// Fails like the library does where a pointer is returned.
+/// Fails like the library does for calls that return a pointer.
 fn null<T>(errno: i32) -> *mut T {
     set_errno(errno);
     std::ptr::null_mut()

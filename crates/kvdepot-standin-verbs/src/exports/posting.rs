@@ -1,4 +1,4 @@
-//! What goes through a context's table: posting, polling, arming.
+//! Calls of a context's table: posting, polling, arming.
 
 use std::ffi::c_int;
 
@@ -8,7 +8,7 @@ use crate::memory::{Entry, Piece, fetch, own_pid};
 use crate::request::{Phase, Receive, Request};
 use crate::state::{State, lock, wake};
 
-/// Steps that a poll of the lazy mode does at most.
+/// Maximum number of steps of one poll in lazy mode.
 const STEPS_OF_A_POLL: usize = 6;
 
 pub(super) fn operations() -> ibv_context_ops {
@@ -53,7 +53,7 @@ unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_
         return errno;
     }
     let Some(cq) = state.cqs.get_mut(&(cq as usize)) else { return libc::EINVAL };
-    // Asking again for less does not take back what was asked for.
+    // A later request for fewer events does not undo an earlier one.
     cq.armed = Some(solicited_only != 0 && cq.armed.unwrap_or(true));
     drop(state);
     wake();
@@ -99,7 +99,7 @@ unsafe extern "C" fn post_send(
         }
         next = request.next;
     }
-    // In the error state everything that is posted ends at once.
+    // In the error state everything that is posted completes immediately.
     if state.qps.get(&number).is_some_and(|qp| qp.state == IBV_QPS_ERR) {
         state.fail_qp(number);
     }

@@ -13,7 +13,7 @@ use crate::message::socket_of;
 use crate::objects::{Channel, Cq, Qp, Srq};
 use crate::state::{State, lock, wake};
 
-/// Numbers that are tried before giving up.
+/// Number of queue pair numbers that are tried.
 const NUMBER_ATTEMPTS: u32 = 4096;
 const INLINE_MAX: u32 = 1024;
 
@@ -102,7 +102,7 @@ extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     let mut state = lock();
     let Some(known) = state.cqs.get(&(cq as usize)) else { return libc::EINVAL };
     let channel = known.channel;
-    // Events that nobody took are dropped with the queue; one that was taken must be acknowledged. (The real library
+    // Events that were not taken are dropped with the queue; one that was taken must be acknowledged. (The real library
     // would block here until it is.)
     let taken = known.events - known.acknowledged;
     let queued = state
@@ -119,7 +119,7 @@ extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
         channel.users -= 1;
         channel.events.retain(|&event| event != cq as usize);
         for _ in 0..queued {
-            // The semaphore counts what was just dropped.
+            // The semaphore counts the events that were just dropped.
             let _ = rustix::io::read(&channel.fd, &mut [0u8; 8]);
         }
     }
@@ -384,20 +384,20 @@ impl State {
         }
     }
 
-    /// A number that no process on this machine has, with its socket.
+    /// Returns a number that no process on this machine uses, with its socket.
     fn new_number(&mut self) -> Option<(u32, std::os::fd::OwnedFd)> {
-        // Neighbouring processes and private copies of this library begin at different places.
+        // Neighbouring processes and private copies of this library start at different numbers.
         let place = std::ptr::from_ref(self) as u64;
         let base = crate::rng::Rng::new(place ^ u64::from(std::process::id())).next() as u32;
         (0..NUMBER_ATTEMPTS).find_map(|_| {
             self.next_qp = self.next_qp.wrapping_add(1);
             let number = base.wrapping_add(self.next_qp) & 0x00ff_ffff;
-            // 0 and 1 are the fabric's own.
+            // 0 and 1 are reserved for the fabric.
             if number < 2 { None } else { socket_of(number).map(|socket| (number, socket)) }
         })
     }
 
-    /// One step of a queue pair's life, checked like a driver does.
+    /// Changes the state of a queue pair, with a driver's checks.
     fn modify(&mut self, number: u32, wanted: &ibv_qp_attr, mask: u32) -> c_int {
         let config = &self.config;
         let Some(qp) = self.qps.get_mut(&number) else { return libc::EINVAL };

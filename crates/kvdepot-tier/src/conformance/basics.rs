@@ -29,7 +29,7 @@ pub(super) fn what_is_not_there_is_not_found(tier: Arc<dyn Tier>) {
     assert_eq!(bench.read(1).expect_err("nothing is there").kind(), ErrorKind::NotFound);
     assert_eq!(bench.probe(bench.keys(3)).expect("a probe"), 0);
     assert_eq!(bench.probe(Vec::new()).expect("an empty probe"), 0);
-    // What a probe found is known for a while only, which may be over here.
+    // The result of a probe is known only for a limited time, which may have passed here.
     let end = Bench::soon();
     while bench.peek(0) != Presence::Absent {
         assert!(std::time::Instant::now() < end, "a peek knows what the probe found");
@@ -97,7 +97,7 @@ pub(super) fn a_small_slot_is_refused(tier: Arc<dyn Tier>) {
     assert!(bench.read_is_right(0), "what the caller did wrong costs no block");
 }
 
-/// P8: the same block hash in two namespaces is two blocks.
+/// The same block hash in two namespaces means two blocks (P8).
 pub(super) fn namespaces_do_not_see_each_other(tier: Arc<dyn Tier>) {
     let layout = |bytes| BlockLayout::new(vec![vec![bytes]]).expect("a valid layout");
     let one = Bench::with(Arc::clone(&tier), spec("one", layout(5000)));
@@ -142,7 +142,7 @@ pub(super) fn an_epoch_hides_what_was(tier: Arc<dyn Tier>) {
 
 pub(super) fn an_epoch_only_grows(tier: Arc<dyn Tier>) {
     let mut bench = Bench::new(tier);
-    // An advance may skip epochs: a server may have been told of one by a connection that was just made.
+    // An advance may skip epochs: a connection that was just made may have told a server about one.
     let first = bench.tier.advance_and_wait(&bench.spec, bench.epoch + 4).expect("a later epoch");
     assert!(first >= bench.epoch + 4);
     let next = bench.tier.advance_and_wait(&bench.spec, first - 2).expect("the next epoch");
@@ -170,7 +170,7 @@ pub(super) fn closed_and_opened_again_all_is_there(tier: Arc<dyn Tier>) {
     bench.drain();
     let usage = bench.tier.usage();
     for _ in 0..2 {
-        // Also one that is closed already.
+        // Also for a namespace that is closed already.
         bench.tier.close_namespace(bench.spec.root());
     }
     assert_eq!(bench.tier.open_and_wait(&bench.spec, 0).expect("opened again"), bench.epoch);

@@ -1,4 +1,4 @@
-//! Several blocks a call, and calls that end later.
+//! Several blocks per call, and calls that complete later.
 
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -10,7 +10,7 @@ use kvdepot_io::SlotBuf;
 use super::tools::{Bench, answer, spec};
 use crate::{Fetched, Presence, ReadItem, Tier, WriteItem, Written};
 
-/// Begins one batch of reads; their ends, in its order.
+/// Begins one batch of reads. Returns their results, in the batch's order.
 fn read(bench: &Bench, items: Vec<(BlockKey, SlotBuf)>, deadline: Instant) -> Vec<Receiver<Result<Fetched>>> {
     let (items, ends) = items
         .into_iter()
@@ -23,7 +23,7 @@ fn read(bench: &Bench, items: Vec<(BlockKey, SlotBuf)>, deadline: Instant) -> Ve
     ends
 }
 
-/// Begins one batch of writes; their ends, in its order.
+/// Begins one batch of writes. Returns their results, in the batch's order.
 fn write(
     bench: &Bench,
     items: Vec<(BlockKey, SlotBuf)>,
@@ -115,7 +115,7 @@ pub(super) fn removed_means_not_found_and_free_to_write(tier: Arc<dyn Tier>) {
     let bench = Bench::new(tier);
     bench.write_all(20);
     let (done, end) = answer();
-    // Every other one, and some that were never there.
+    // Every other block, and some that never existed.
     bench.tier.remove((0..30).filter(|n| n % 2 == 0).map(|n| bench.key(n)).collect(), done);
     Bench::answer(&end).expect("a removal");
     for n in 0..20 {
@@ -127,7 +127,7 @@ pub(super) fn removed_means_not_found_and_free_to_write(tier: Arc<dyn Tier>) {
         let expected = if n % 2 == 1 { Fetched::Whole } else { Fetched::Miss };
         assert_eq!(Bench::answer(end).expect("a read"), expected, "block {n}");
     }
-    // A removal that has ended does not take what is written after it.
+    // A removal that has completed does not affect later writes.
     let items = (0..20).map(|n| (bench.key(n), bench.filled(n))).collect();
     for (n, end) in (0..).zip(&write(&bench, items, Bench::soon())) {
         let expected = if n % 2 == 1 { Written::AlreadyThere } else { Written::New };
@@ -166,7 +166,7 @@ pub(super) fn many_namespaces_open_and_advance_at_once(tier: Arc<dyn Tier>) {
     assert!(last.read_is_right(0));
 }
 
-/// P1: a reset hides old blocks from the moment when it is asked for, however long it takes to store.
+/// A reset hides old blocks from the moment of the request, however long it takes to store (P1).
 pub(super) fn an_advance_hides_what_was_before_it_is_done(tier: Arc<dyn Tier>) {
     let bench = Bench::new(tier);
     bench.write_all(2);

@@ -1,6 +1,7 @@
-//! What every tier promises, as code: run these on a new tier, from any crate.
+//! The promises of every tier, as code. Run them on a new tier, from any crate.
 //!
-//! Each check panics with what it expected. They wait only on answers and deadlines, never on time.
+//! Each check panics with a description of what it expected. The checks wait only for answers and deadlines, and never
+//! sleep.
 
 mod basics;
 mod batches;
@@ -15,8 +16,8 @@ use crate::Tier;
 pub use scripted::{Script, ScriptedTier};
 pub use tools::{Bench, Waiting, spec};
 
-/// Runs everything that holds for a tier that keeps what it is given; `make` gives a fresh, empty tier each time,
-/// with room for at least 64 MiB.
+/// Runs all checks for a tier that keeps its blocks. `make` returns a fresh, empty tier each time, with space for at
+/// least 64 MiB.
 pub fn check(make: &dyn Fn() -> Arc<dyn Tier>) {
     basics::write_then_read(make());
     basics::what_is_not_there_is_not_found(make());
@@ -42,22 +43,22 @@ pub fn check(make: &dyn Fn() -> Arc<dyn Tier>) {
     shapes::whole_or_absent_while_written(make());
 }
 
-/// Runs what holds for a tier whose blocks outlive it and whose place has one owner at a time; `make` opens the same, at
-/// first empty, place each time.
+/// Runs the checks for a tier whose blocks outlive it and whose place has one owner at a time. `make` opens the same
+/// place each time, which is empty at first.
 pub fn check_persistent_alone(make: &dyn Fn() -> Arc<dyn Tier>) {
     persistent::reopening_finds_all(make);
     persistent::an_epoch_survives(make);
     persistent::a_removal_survives(make);
 }
 
-/// Runs what holds for a tier whose blocks outlive it and whose place several nodes may use; `make` opens the same, at
-/// first empty, place each time.
+/// Runs the checks for a tier whose blocks outlive it and whose place several nodes may use. `make` opens the same
+/// place each time, which is empty at first.
 pub fn check_persistent(make: &dyn Fn() -> Arc<dyn Tier>) {
     check_persistent_alone(make);
     persistent::a_laggard_follows(make);
 }
 
-/// Runs what holds for a tier with a cap (P5); `make` gives a fresh, empty tier with this cap in bytes.
+/// Runs the checks for a tier with a cap (P5). `make` returns a fresh, empty tier with this cap in bytes.
 pub fn check_capped(make: &dyn Fn(u64) -> Arc<dyn Tier>) {
     persistent::the_cap_holds(make);
     persistent::the_coldest_goes_first(make);

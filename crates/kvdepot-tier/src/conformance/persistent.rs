@@ -1,4 +1,4 @@
-//! What outlives a tier, and what its cap means.
+//! Blocks that outlive a tier, and its cap.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ pub(super) fn an_epoch_survives(make: &dyn Fn() -> Arc<dyn Tier>) {
     assert_eq!(bench.tier.usage().bytes, 0);
 }
 
-/// An orderly end keeps what was removed away, and what was written anew in its place.
+/// After an orderly end, removed blocks stay removed and their replacements are kept.
 pub(super) fn a_removal_survives(make: &dyn Fn() -> Arc<dyn Tier>) {
     let bench = Bench::new(make());
     for n in 30..33 {
@@ -50,12 +50,12 @@ pub(super) fn a_removal_survives(make: &dyn Fn() -> Arc<dyn Tier>) {
     assert!(bench.read_is_right(32));
 }
 
-/// Two tiers on one place, as two nodes are: neither's advance is lost, and whoever lags learns of it.
+/// Two tiers on one place, as on two nodes: neither's advance is lost, and the one that lags learns of it.
 pub(super) fn a_laggard_follows(make: &dyn Fn() -> Arc<dyn Tier>) {
     let (ahead, mut behind) = (Bench::new(make()), Bench::new(make()));
     let first = ahead.epoch;
     behind.write_all(1);
-    // Advances may skip epochs, and never repeat one.
+    // Advances may skip epochs, but never repeat one.
     let once = ahead.tier.advance_and_wait(&ahead.spec, first + 1).expect("a reset");
     let twice = ahead.tier.advance_and_wait(&ahead.spec, first + 1).expect("another one");
     assert!(first < once && once < twice);
@@ -69,7 +69,7 @@ pub(super) fn a_laggard_follows(make: &dyn Fn() -> Arc<dyn Tier>) {
     assert_eq!(ahead.tier.open_and_wait(&ahead.spec, twice).expect("a look"), thrice);
 }
 
-/// P5: at no moment more bytes than the cap, however many write at once.
+/// The cap holds at every moment, however many writes run at once (P5).
 pub(super) fn the_cap_holds(make: &dyn Fn(u64) -> Arc<dyn Tier>) {
     let cap = 10 * 16_384 + 1000;
     let bench = Bench::new(make(cap));

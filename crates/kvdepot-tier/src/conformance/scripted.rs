@@ -1,4 +1,4 @@
-//! A tier in memory that does what a test says.
+//! A tier in memory whose behaviour a test scripts.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use kvdepot_core::{BlockKey, NamespaceId, NamespaceSpec};
 
 use crate::{Done, FakeTier, Presence, ReadItem, Tier, TierUsage, WriteItem};
 
-/// What a test has to say of a tier's calls. Those that it says nothing of go to the tier in memory.
+/// A test's script for a tier's calls. Calls that it does not handle go to the tier in memory.
 #[expect(missing_docs, reason = "as those of `Tier`")]
 pub trait Script: Send + Sync {
     fn open_namespace(
@@ -51,16 +51,16 @@ pub trait Script: Send + Sync {
     }
 }
 
-/// A tier in memory, and what a test says of it.
+/// A tier in memory, and a test's script for it.
 pub struct ScriptedTier<S> {
-    /// Has no cap.
+    /// The tier in memory; it has no cap.
     pub inner: Arc<FakeTier>,
-    /// Asked first.
+    /// The script, which is called first.
     pub script: S,
 }
 
 impl<S: Script> ScriptedTier<S> {
-    /// An empty one.
+    /// Makes an empty tier.
     pub fn new(script: S) -> Self {
         Self { inner: Arc::new(FakeTier::new(0)), script }
     }

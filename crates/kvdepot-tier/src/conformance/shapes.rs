@@ -20,7 +20,7 @@ pub(super) fn blocks_of_every_size(tier: Arc<dyn Tier>) {
     }
 }
 
-/// The pool may give a slot in pieces, whole pages or not, and shards may begin anywhere in them.
+/// The pool may provide a slot in pieces, with or without complete pages, and shards may begin anywhere in them.
 pub(super) fn slots_of_several_runs(tier: Arc<dyn Tier>) {
     let bench =
         bench(&tier, BlockLayout::new(vec![vec![3000], vec![9000], vec![500]]).expect("a valid layout"));
@@ -72,7 +72,7 @@ pub(super) fn many_blocks_at_once(tier: Arc<dyn Tier>) {
     assert_eq!(keys, expected);
 }
 
-/// P1: a reader beside a writer gets all of the block or a miss.
+/// A reader that runs during a write gets the complete block or a miss (P1).
 pub(super) fn whole_or_absent_while_written(tier: Arc<dyn Tier>) {
     let bench = Bench::new(tier);
     for n in 0..50 {

@@ -1,4 +1,4 @@
-//! Blocks with known bytes, and calls that wait for their answer.
+//! Blocks with known bytes, and calls that wait for their results.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
@@ -9,16 +9,16 @@ use kvdepot_io::SlotBuf;
 
 use crate::{Done, Fetched, Presence, ReadItem, Tier, WriteItem, Written};
 
-/// How long a check waits for an answer before it says that none came.
+/// How long a check waits for an answer before it fails.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A namespace for tests, told apart by `model`.
+/// Returns a namespace for tests, identified by `model`.
 pub fn spec(model: &str, layout: BlockLayout) -> NamespaceSpec {
     NamespaceSpec::new(&serde_json::json!({ "model": model }).to_string(), layout)
         .expect("a valid description")
 }
 
-/// Calls of a tier that wait for their answer.
+/// Calls of a tier that wait for their results.
 pub trait Waiting {
     /// Opens a namespace.
     fn open_and_wait(&self, spec: &NamespaceSpec, at_least: u32) -> Result<u32>;
@@ -50,13 +50,14 @@ impl<T: Tier + ?Sized> Waiting for T {
     }
 }
 
-/// Takes the end of an operation to who waits for it.
+/// Returns a `Done` and the receiver of its result.
 pub(super) fn answer<T: Send + 'static>() -> (Done<T>, Receiver<Result<T>>) {
     let (send, receive) = channel();
     (Box::new(move |outcome| drop(send.send(outcome))), receive)
 }
 
-/// A read's end with a miss as an error, for tests that expect a block; a tier must not give that error itself.
+/// Returns a read's result with a miss as an error, for tests that expect a block; a tier must not return that error
+/// itself.
 pub(super) fn whole(outcome: Result<Fetched>) -> Result<()> {
     match outcome {
         Ok(Fetched::Whole) => Ok(()),
@@ -68,7 +69,7 @@ pub(super) fn whole(outcome: Result<Fetched>) -> Result<()> {
     }
 }
 
-/// A tier with one open namespace, and blocks whose bytes follow from their number.
+/// A tier with one open namespace, and blocks whose bytes are derived from their numbers.
 #[derive(Debug)]
 pub struct Bench {
     /// The tier under test.
@@ -80,7 +81,7 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// Opens a namespace of two unequal shards, 10,000 bytes in all.
+    /// Opens a namespace with two unequal shards of 10,000 bytes in total.
     pub fn new(tier: Arc<dyn Tier>) -> Self {
         let layout = BlockLayout::new(vec![vec![4096, 904], vec![5000]]).expect("a valid layout");
         Self::with(tier, spec("bench", layout))
@@ -91,7 +92,7 @@ impl Bench {
         let end = Self::soon();
         let epoch = loop {
             match tier.open_and_wait(&spec, 0) {
-                // A busy disk: opening syncs, and gives up after a few seconds.
+                // The disk is busy: opening syncs, and fails after a few seconds.
                 Err(error) if error.kind() == ErrorKind::Timeout && Instant::now() < end => {}
                 opened => break opened.expect("a namespace opens"),
             }
@@ -99,7 +100,7 @@ impl Bench {
         Self { tier, spec, epoch }
     }
 
-    /// Key of block `n`.
+    /// Returns the key of block `n`.
     pub fn key(&self, n: u64) -> BlockKey {
         let digest = n.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes();
         let mut hash = [0; 16];
@@ -108,12 +109,12 @@ impl Bench {
         BlockKey { namespace: self.spec.id(self.epoch), hash: BlockHash(hash) }
     }
 
-    /// Keys of blocks `0..count`.
+    /// Returns the keys of blocks `0..count`.
     pub fn keys(&self, count: u64) -> Vec<BlockKey> {
         (0..count).map(|n| self.key(n)).collect()
     }
 
-    /// Bytes of block `n`.
+    /// Returns the bytes of block `n`.
     pub fn bytes(&self, n: u64) -> Vec<u8> {
         let mut state = n ^ 0xd1b5_4a32_d192_ed03;
         let len = usize::try_from(self.spec.layout().block_bytes()).expect("a small block");
@@ -125,7 +126,7 @@ impl Bench {
             .collect()
     }
 
-    /// A slot with old bytes in it, as the pool gives them.
+    /// Returns a slot with old bytes in it, as the pool provides them.
     pub fn slot(&self) -> SlotBuf {
         let slot =
             SlotBuf::anonymous(usize::try_from(self.spec.layout().slot_bytes()).expect("a small block"));
@@ -133,14 +134,14 @@ impl Bench {
         slot
     }
 
-    /// A slot with block `n`.
+    /// Returns a slot with block `n`.
     pub fn filled(&self, n: u64) -> SlotBuf {
         let slot = self.slot();
         slot.write_at(0, &self.bytes(n));
         slot
     }
 
-    /// A deadline that only a hang reaches.
+    /// Returns a deadline that only a hang reaches.
     pub fn soon() -> Instant {
         Instant::now() + PATIENCE
     }
@@ -190,7 +191,7 @@ impl Bench {
         Ok(self.block_of(&slot))
     }
 
-    /// Reads block `n` and compares it; `false` if it is a miss.
+    /// Reads block `n` and compares it. Returns `false` if it is a miss.
     pub fn read_is_right(&self, n: u64) -> bool {
         match self.read(n) {
             Ok(bytes) => {
@@ -201,21 +202,21 @@ impl Bench {
         }
     }
 
-    /// The block's bytes of a slot.
+    /// Returns the block's bytes from a slot.
     pub fn block_of(&self, slot: &SlotBuf) -> Vec<u8> {
         let mut out = vec![0; usize::try_from(self.spec.layout().block_bytes()).expect("a small block")];
         slot.read_at(0, &mut out);
         out
     }
 
-    /// How many leading ones of these keys are there.
+    /// Returns how many leading keys of these the tier has.
     pub fn probe(&self, keys: Vec<BlockKey>) -> Result<usize> {
         let (done, receive) = answer();
         self.tier.probe(keys, Self::soon(), done);
         Self::answer(&receive)
     }
 
-    /// What is known of block `n`.
+    /// Returns what is known about block `n`.
     pub fn peek(&self, n: u64) -> Presence {
         let mut out = vec![Presence::Present; 3];
         self.tier.peek(&[self.key(n)], &mut out);
@@ -223,7 +224,7 @@ impl Bench {
         out[0]
     }
 
-    /// Waits until nothing is under way.
+    /// Waits until nothing is in flight.
     pub fn drain(&self) {
         assert!(self.tier.drain(Self::soon()), "a tier must come to rest");
     }

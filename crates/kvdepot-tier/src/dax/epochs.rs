@@ -146,7 +146,7 @@ impl Epochs {
         let full = || {
             Error::new(
                 ErrorKind::NoSpace,
-                "a medium holds too many namespaces: zero its first and last MiB to have it formatted anew",
+                "a medium holds too many namespaces: zero its first and last MiB to have it formatted again",
             )
             .with("namespaces_max", self.geometry.epochs)
         };

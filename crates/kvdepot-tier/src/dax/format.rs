@@ -42,7 +42,7 @@ pub(super) fn open(
         return Err(said(Error::new(
             ErrorKind::Config,
             "a medium was formatted for more bytes than there are now: it was truncated, or its size was configured lower. \
-             Make it as long as it was, or zero its first and last MiB to have it formatted anew",
+             Make it as long as it was, or zero its first and last MiB to have it formatted again",
         )
         .with("bytes", medium.bytes())
         .with("bytes_formatted", geometry.medium_bytes)));

@@ -129,7 +129,7 @@ impl Geometry {
             return Err(Error::new(
                 ErrorKind::Version,
                 "a medium has another version of the format: use the version of kvdepot that made it, or zero the medium's \
-                 first and last MiB to have it formatted anew",
+                 first and last MiB to have it formatted again",
             )
             .with("version", version)
             .with("version_expected", VERSION));
@@ -137,7 +137,7 @@ impl Geometry {
         let damaged = || {
             Error::new(
                 ErrorKind::Corrupt,
-                "a medium's superblock is damaged: zero the medium's first and last MiB to have it formatted anew",
+                "a medium's superblock is damaged: zero the medium's first and last MiB to have it formatted again",
             )
         };
         if crc64(&bytes[8..80]) != u64_at(bytes, 80) {

@@ -61,7 +61,7 @@ impl Owner {
         let error = Error::new(
             ErrorKind::Io,
             "another depot has opened this medium, or it was overwritten: nothing of it is served or written any more. Give each \
-             depot a medium of its own, and restart this one",
+             depot its own medium, and restart this one",
         )
         .with("path", medium.path().display());
         if !self.is_lost.swap(true, Ordering::AcqRel) {

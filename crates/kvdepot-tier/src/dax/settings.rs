@@ -16,8 +16,8 @@ pub(super) const SETTINGS: [Setting; 8] = [
         kind: Kind::Path,
         key: Some(Key {
             name: "dax_device_path",
-            meaning: "Medium of the `Dax` tier: a DAX device (`/dev/dax0.0`) or a plain file that exists. It is one depot's \
-                      own, and is formatted when it is empty.",
+            meaning: "Medium of the `Dax` tier: a DAX device (`/dev/dax0.0`) or an existing plain file. It \
+                      belongs to one depot, which formats it if it is empty.",
             by_default: "none; a pipeline with `Dax` needs one",
             seeds: &["dax.device_path"],
             required: "its Dax tier needs a medium: add dax_device_path with the path of a DAX device or of a file",
@@ -29,8 +29,8 @@ pub(super) const SETTINGS: [Setting; 8] = [
         kind: Kind::Bytes { max: BYTES_MAX },
         key: Some(Key {
             name: "dax_max_size_gb",
-            meaning: "How much of its medium the `Dax` tier uses, from the start; fixed when the medium is formatted. 0 = all \
-                      of it.",
+            meaning: "How much of its medium the `Dax` tier uses, from the start of the medium. It is fixed \
+                      when the medium is formatted. 0 = all of it.",
             unit: "GiB",
             default: Preset::Whole(0),
             seeds: &["dax.max_dax_size"],
@@ -43,8 +43,9 @@ pub(super) const SETTINGS: [Setting; 8] = [
         kind: Kind::Bool,
         key: Some(Key {
             name: "dax_async_put",
-            meaning: "A block counts as written before a plain file's medium is flushed: after a power loss it may be missing, \
-                      after a kill it is there. A DAX device is always flushed.",
+            meaning: "Count a block as written before a plain file is flushed. The block may then be missing \
+                      after a power loss, but not after the process was killed. A DAX device is always \
+                      flushed.",
             default: Preset::Bool(ASYNC_PUT_DEFAULT),
             seeds: &["dax.async_put"],
             ..Key::BLANK
@@ -67,7 +68,7 @@ pub(super) const SETTINGS: [Setting; 8] = [
         kind: Kind::Whole { min: 0, max: IO_THREADS_MAX as u64 },
         key: Some(Key {
             name: "dax_restore_max_regions",
-            meaning: "Most pieces of one restore that are copied side by side. 0 = `dax_restore_workers`.",
+            meaning: "Maximum number of pieces of one restore that are copied in parallel. 0 = `dax_restore_workers`.",
             unit: "regions",
             default: Preset::Whole(0),
             seeds: &["dax.restore_max_regions"],
@@ -79,8 +80,8 @@ pub(super) const SETTINGS: [Setting; 8] = [
         kind: Kind::Whole { min: SLAB_BYTES_MIN, max: BYTES_MAX },
         key: Some(Key {
             name: "dax_retrieve_staging_slab_bytes",
-            meaning: "Most bytes of one restore that are copied before another restore has its turn. The pool is the staging \
-                      memory: nothing more is allocated.",
+            meaning: "Maximum number of bytes that one restore copies before it is another restore's turn. \
+                      The pool is the staging memory, so no other memory is allocated.",
             unit: "bytes",
             default: Preset::Whole(SLAB_BYTES_DEFAULT),
             seeds: &["dax.retrieve_staging_slab_bytes"],

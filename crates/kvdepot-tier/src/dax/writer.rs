@@ -175,7 +175,7 @@ impl Shared {
         let reserved = state.slots.reserve(put.key, epoch, units, put.bytes).ok_or_else(|| {
             Error::new(
                 ErrorKind::NoSpace,
-                "a medium has no room for a block: it is larger than the cap, or all blocks are in use",
+                "a medium has no space for a block: it is larger than the cap, or all blocks are in use",
             )
             .with("block_bytes", put.bytes)
             .with("cap_bytes", u64::from(self.units_max) * self.geometry.unit_bytes)

@@ -1,4 +1,4 @@
-//! Settings of an Object tier, and how they are read from JSON.
+//! Settings of an Object tier, and their parser.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,39 +12,40 @@ use crate::settings::Fields;
 
 const MIB: usize = 1 << 20;
 
-/// Settings of an Object tier. Access keys are none of them: they are read when the tier is opened, and kept by the client.
+/// Settings of an Object tier. Access keys are not part of them: they are read when the tier is opened, and kept by the
+/// client.
 #[derive(Clone, Debug)]
 pub struct ObjectConfig {
     /// The bucket.
     pub bucket: String,
-    /// What names begin with, without slashes at its ends; empty for none.
+    /// Prefix of all object names, without slashes at its ends; empty for none.
     pub prefix: String,
-    /// URL of the store; none for the environment's, or AWS.
+    /// URL of the store; `None` for the environment's, or AWS.
     pub endpoint: Option<String>,
-    /// Region; none for the environment's.
+    /// Region; `None` for the environment's.
     pub region: Option<String>,
-    /// File with access keys; none for the usual places.
+    /// File with access keys; `None` for the usual places.
     pub credentials_file: Option<PathBuf>,
-    /// Its section; none for the environment's, or `default`.
+    /// Profile in that file; `None` for the environment's, or `default`.
     pub profile: Option<String>,
-    /// Certificates that are trusted beside the system's, PEM.
+    /// PEM file with certificates to trust in addition to the system's.
     pub tls_ca_file: Option<PathBuf>,
-    /// Longest silence of the store while it owes an answer.
+    /// Maximum silence of the store while it owes an answer.
     pub timeout: Duration,
-    /// Most requests at a time.
+    /// Maximum number of concurrent requests.
     pub requests: usize,
-    /// Larger blocks are written in parts of so many bytes.
+    /// Size of parts in bytes. Larger blocks are written in parts.
     pub part_bytes: usize,
-    /// How long a block is believed to be there without asking.
+    /// Time for which a block is assumed to be present without asking.
     pub present_ttl: Duration,
-    /// How long a block is believed to be absent without asking.
+    /// Time for which a block is assumed to be absent without asking.
     pub absent_ttl: Duration,
     /// Whether objects of past epochs are deleted.
     pub sweep: bool,
 }
 
 impl ObjectConfig {
-    /// The defaults for `s3://bucket/prefix`.
+    /// Returns the defaults for `s3://bucket/prefix`.
     pub fn new(url: &str) -> Result<Self> {
         let (bucket, prefix) = split(url)?;
         Ok(Self {
@@ -64,7 +65,7 @@ impl ObjectConfig {
         })
     }
 
-    /// Reads an object of the tier's settings.
+    /// Parses an object of the tier's settings.
     pub fn from_json(value: &Value) -> Result<Self> {
         let fields = Fields::new("Object", value, &SETTINGS)?;
         let url = fields.text("url")?.ok_or_else(|| {
@@ -94,7 +95,7 @@ impl ObjectConfig {
         Ok(config)
     }
 
-    /// Refuses values that cannot work (P10).
+    /// Rejects values that cannot work (P10).
     pub fn check(&self) -> Result<()> {
         if !(4..=OBJECT_REQUESTS_MAX).contains(&self.requests) {
             return Err(Error::new(ErrorKind::Config, "an Object tier makes 4 to 1024 requests at a time")
@@ -107,9 +108,9 @@ impl ObjectConfig {
     }
 }
 
-/// Bucket and prefix of a URL.
+/// Splits a URL into bucket and prefix.
 fn split(url: &str) -> Result<(String, String)> {
-    // Not the value itself where it may hold a password.
+    // The value may hold a password, so it is not shown then.
     let shown = if url.contains('@') { "(not shown)" } else { url };
     let bad =
         |what: &str| Error::new(ErrorKind::Config, what.to_owned()).with("tier", "Object").with("url", shown);

@@ -1,4 +1,4 @@
-//! Access keys from a file as `~/.aws/credentials` is written. They are printed nowhere: no type here has `Debug`.
+//! Access keys from a file in the format of `~/.aws/credentials`. They are never printed: no type here has `Debug`.
 
 use std::fs;
 use std::io::Read;
@@ -8,18 +8,18 @@ use kvdepot_core::{Error, ErrorKind, Result};
 
 use super::ObjectConfig;
 
-/// Longest file that is read.
+/// Maximum size of the file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// What a request is signed with.
+/// Credentials that requests are signed with.
 pub(super) struct AccessKeys {
     pub(super) id: String,
     pub(super) secret: String,
-    /// Of keys that end.
+    /// Session token of temporary keys.
     pub(super) token: Option<String>,
 }
 
-/// The keys of the file that is configured, or of the usual one where it has any and the environment has none.
+/// Returns the keys from the configured file, or from the usual one if it has any and the environment has none.
 pub(super) fn find(config: &ObjectConfig) -> Result<Option<AccessKeys>> {
     let env = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let profile = config.profile.clone().or_else(|| env("AWS_PROFILE"));
@@ -59,7 +59,7 @@ fn read(path: &Path) -> std::io::Result<String> {
     Ok(text)
 }
 
-/// The keys of a section.
+/// Returns the keys of a section.
 fn parse(text: &str, profile: &str) -> Option<AccessKeys> {
     let (mut id, mut secret, mut token) = (None, None, None);
     let mut is_here = false;

@@ -1,9 +1,9 @@
-//! The epoch of a namespace as a bucket tells it, and how it moves on.
+//! Epochs of namespaces in a bucket, and how they advance.
 //!
-//! One small object for each namespace that was ever reset. It is written on the condition that it is still what was read
-//! (`If-Match`), or still not there (`If-None-Match`), so of several depots that reset at the same moment each gets an epoch
-//! of its own, and none goes back. A namespace without the object is in epoch 0. A store that does not keep conditions is
-//! found out before the first namespace is opened, and refused.
+//! There is one small object for each namespace that was ever reset. It is written on the condition that it has not
+//! changed since it was read (`If-Match`), or that it still does not exist (`If-None-Match`). So of several depots that
+//! reset concurrently each gets its own epoch, and none goes back. A namespace without the object is in epoch 0. Stores
+//! that ignore conditions are detected before the first namespace is opened, and refused.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,10 +19,10 @@ use super::link::{Fault, Lane};
 use super::shared::{Shared, late};
 use crate::Done;
 
-/// Longest object that is read as an epoch.
+/// Maximum size of an epoch's object.
 const BYTES_MAX: u64 = 4096;
 
-/// The text of an epoch's object: `kvdepot epoch 1 <namespace> <epoch> <checksum of all before>`.
+/// Returns the text of an epoch's object: `kvdepot epoch 1 <namespace> <epoch> <checksum of the text before>`.
 fn written(root: NamespaceId, epoch: u32) -> String {
     let text = format!("kvdepot epoch 1 {root} {epoch} ");
     format!("{text}{:016x}\n", crc64(text.as_bytes()))
@@ -31,7 +31,7 @@ fn written(root: NamespaceId, epoch: u32) -> String {
 fn parsed(text: &[u8], root: NamespaceId) -> Result<u32> {
     let epoch = std::str::from_utf8(text).ok().and_then(|text| text.split(' ').nth(4)?.parse().ok());
     epoch.filter(|epoch| written(root, *epoch).as_bytes() == text).ok_or_else(|| {
-        let what = "the object that tells a namespace's epoch is damaged: write it anew, or remove it to begin with epoch 0";
+        let what = "the object with a namespace's epoch is damaged: write it again, or remove it to begin with epoch 0";
         Error::new(ErrorKind::Corrupt, what).with("namespace", root)
     })
 }
@@ -66,7 +66,7 @@ impl Shared {
         deadline: Instant,
         done: Done<u32>,
     ) {
-        // Before any request: from here on nothing old is served, whatever the store does.
+        // Before any request: from here on no old block is served, whatever the store does.
         self.leave(spec, at_least, true);
         let (shared, spec, answer) = (Arc::clone(self), Arc::clone(spec), self.owe(done));
         self.runtime.spawn(async move {
@@ -111,7 +111,7 @@ impl Shared {
         let stored = match (self.stored(root, deadline).await, known) {
             (Ok((epoch, _)), _) => epoch,
             (Err(error), Some(epoch)) if error.kind() != ErrorKind::Corrupt => {
-                tracing::debug!(%error, namespace = %root, "cannot look whether a namespace was moved on");
+                tracing::debug!(%error, namespace = %root, "cannot check whether a namespace has a new epoch");
                 return Ok(epoch);
             }
             (Err(error), _) => return Err(error),
@@ -127,7 +127,7 @@ impl Shared {
         Ok(epoch)
     }
 
-    /// A namespace is served in an epoch that is new to this tier.
+    /// Records that a namespace is served in an epoch that is new to this tier.
     fn entered(&self, root: NamespaceId, old: Option<NamespaceId>, was_open: bool) {
         if let Some(old) = old {
             self.known.lock().forget_namespace(old);
@@ -138,16 +138,16 @@ impl Shared {
         }
     }
 
-    /// Stores what is wanted of a namespace, and serves it.
+    /// Stores the requested epoch of a namespace, and serves it.
     async fn settle(&self, root: NamespaceId, deadline: Instant) -> Result<u32> {
-        // One at a time: two would each store an epoch for the same request.
+        // One at a time: two tasks would each store an epoch for the same request.
         let turns = Arc::clone(self.settling.lock().entry(root).or_default());
         let outcome = {
             let _turn = turns.lock().await;
             self.settle_now(root, deadline).await
         };
         let mut settling = self.settling.lock();
-        // The map's and this one: nobody waits.
+        // Only the map and this task have it: no other waits.
         if Arc::strong_count(&turns) == 2 {
             settling.remove(&root);
         }
@@ -158,7 +158,7 @@ impl Shared {
         self.keeps_conditions.get_or_try_init(|| self.try_conditions(deadline)).await?;
         let wanted = self.spaces.lock().wanted(root);
         let Some(wanted) = wanted else {
-            // Somebody else stored it meanwhile.
+            // Another task has stored it in the meantime.
             let epoch = self.spaces.lock().epoch(root);
             return epoch.ok_or_else(|| {
                 Error::new(ErrorKind::Busy, "the namespace is not open yet").with("namespace", root)
@@ -177,7 +177,7 @@ impl Shared {
             let mode = version.map_or(PutMode::Create, PutMode::Update);
             match self.put_when(&self.names.epoch(root), &written(root, target), mode, deadline).await {
                 Ok(()) => break target,
-                // Another depot was first, or this one was and did not hear of it: what is stored tells.
+                // Another depot was first, or this one was but got no answer: the stored epoch tells.
                 Err(Fault::Conflict(_)) => {}
                 Err(fault) => return Err(fault.into_error()),
             }
@@ -192,7 +192,7 @@ impl Shared {
         Ok(epoch)
     }
 
-    /// The stored epoch, and by what it is told from later ones; none if nothing is stored.
+    /// Returns the stored epoch, and the version that distinguishes it from later ones; `None` if nothing is stored.
     async fn stored(&self, root: NamespaceId, deadline: Instant) -> Result<(u32, Option<UpdateVersion>)> {
         let path = self.names.epoch(root);
         let mut turn = self.link.turn(Lane::Epochs, deadline).await.map_err(Fault::into_error)?;
@@ -233,13 +233,13 @@ impl Shared {
         }
     }
 
-    /// Whether the store keeps conditions: one that ignores them would let an epoch go back.
+    /// Checks that the store honours conditions: a store that ignores them would let an epoch go back.
     async fn try_conditions(&self, deadline: Instant) -> Result<()> {
         let path = self.names.trial(fresh_number());
         let wrong = UpdateVersion { e_tag: Some("\"kvdepot-no-such-tag\"".to_owned()), version: None };
         let put = |mode| self.put_when(&path, "kvdepot: may be deleted\n", mode, deadline);
         match put(PutMode::Create).await {
-            // Nobody else has this name: it was an earlier try, which was not answered.
+            // No other depot uses this name: it is from an earlier try that was not answered.
             Ok(()) | Err(Fault::Conflict(_)) => {}
             Err(fault) => return Err(fault.into_error()),
         }
@@ -252,7 +252,7 @@ impl Shared {
             }
         }
         if let Err(fault) = self.link.within(self.link.store.delete(&path)).await {
-            tracing::debug!(error = %fault.into_error(), %path, "an object that only tried the store stays there");
+            tracing::debug!(error = %fault.into_error(), %path, "an object that only tested the store remains there");
         }
         if kept {
             return Ok(());
@@ -262,7 +262,7 @@ impl Shared {
         Err(Error::new(ErrorKind::Unsupported, what).with("bucket", &self.config.bucket))
     }
 
-    /// Has a task try again while epochs are to be stored.
+    /// Starts a task that retries while there are epochs to store.
     fn keep_trying(self: &Arc<Self>) {
         if self.spaces.lock().all_wanted().is_empty()
             || std::mem::replace(&mut *self.is_retrying.lock(), true)
@@ -295,13 +295,13 @@ impl Shared {
     }
 }
 
-/// What a write's 404 means.
+/// The meaning of a 404 for a write.
 pub(super) fn no_bucket(error: Error) -> Error {
     Error::new(ErrorKind::Unavailable, "the store has no such bucket: look at object_url and object_endpoint")
         .with_source(error)
 }
 
-/// A number that no other depot has at this moment, as far as it matters.
+/// Returns a number that no other depot is likely to have at this moment.
 fn fresh_number() -> u64 {
     let mut bytes = [0; 8];
     if rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty()).is_err() {

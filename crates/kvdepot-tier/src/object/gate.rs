@@ -1,7 +1,7 @@
-//! When a store is asked nothing: after failures in a row, and for a moment when it says that requests are too many.
+//! Gates that pause requests to a store: after consecutive failures, and for a moment if it reports too many requests.
 //!
-//! A state machine without a clock of its own. Reads and writes have a gate each, so that a bucket that may not be written
-//! is still read.
+//! A gate is a state machine without a clock of its own. Reads and writes have separate gates, so that a bucket without
+//! write permission is still read.
 
 use std::time::{Duration, Instant};
 
@@ -11,18 +11,18 @@ const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// What a gate says to a request.
+/// A gate's answer to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pass {
     /// Go.
     Go,
-    /// Not before then: the store wants less.
+    /// Not before this time: the store asked for fewer requests.
     NotBefore(Instant),
-    /// Not now: the store fails.
+    /// Not now: the store is failing.
     Off,
 }
 
-/// What the end of a request changed.
+/// Change caused by the end of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Change {
     Nothing,
@@ -35,19 +35,19 @@ pub(super) struct Gate {
     failures: u32,
     off_until: Option<Instant>,
     off_for: Duration,
-    /// Until then one request is out that shows whether the store is back.
+    /// Until this time a trial request is in flight, which shows whether the store is back.
     trial_until: Option<Instant>,
     slow_until: Option<Instant>,
     slow_for: Duration,
 }
 
 impl Gate {
-    /// Whether nothing is asked now.
+    /// Returns whether requests are paused now.
     pub(super) fn is_off(&self, now: Instant) -> bool {
         self.off_until.is_some_and(|until| now < until)
     }
 
-    /// Whether a request that ends by `end` may go.
+    /// Decides whether a request that ends by `end` may proceed.
     pub(super) fn ask(&mut self, now: Instant, end: Instant) -> Pass {
         match self.off_until {
             Some(until) if now < until => return Pass::Off,
@@ -61,7 +61,7 @@ impl Gate {
         }
     }
 
-    /// The store has answered, whatever it said.
+    /// Records that the store has answered, whatever the answer.
     pub(super) fn answered(&mut self) -> Change {
         self.failures = 0;
         self.slow_for /= 2;
@@ -70,7 +70,7 @@ impl Gate {
         if self.off_until.take().is_some() { Change::CameBack } else { Change::Nothing }
     }
 
-    /// The store did not answer, or that it cannot.
+    /// Records that the store did not answer, or answered that it cannot.
     pub(super) fn failed(&mut self, now: Instant) -> Change {
         self.failures = self.failures.saturating_add(1);
         let was_trial = self.off_until.is_some_and(|until| until <= now);
@@ -84,9 +84,9 @@ impl Gate {
         if was_trial { Change::Nothing } else { Change::WentOff(self.off_for) }
     }
 
-    /// The store wants fewer requests.
+    /// Records that the store asked for fewer requests.
     pub(super) fn slow_down(&mut self, now: Instant) {
-        // All requests that were out when it began to say so are one sign.
+        // All requests that were in flight when it began to ask count as one signal.
         if self.slow_until.is_none_or(|until| until <= now) {
             self.slow_for = (self.slow_for * 2).clamp(ms(OBJECT_SLOW_DOWN_MS.0), ms(OBJECT_SLOW_DOWN_MS.1));
             self.slow_until = Some(now + self.slow_for);

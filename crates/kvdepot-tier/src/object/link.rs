@@ -1,6 +1,6 @@
-//! One request to a store: its turn, its deadline, its tries.
+//! One request to a store: its turn, its deadline and its tries.
 //!
-//! Whatever a store does, a request ends: silence by `timeout`, and all of it by the deadline of who asks (P2).
+//! Whatever a store does, a request ends: after silence of `timeout`, and at the caller's deadline at the latest (P2).
 
 use std::cell::Cell;
 use std::future::Future;
@@ -19,33 +19,33 @@ use super::gate::{Change, Gate, Pass};
 use super::meter::{Meter, StatusError, one_more};
 use crate::{TierEvents, TierServer};
 
-/// Which requests wait for each other.
+/// Groups of requests that wait for each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lane {
     Reads,
     Writes,
-    /// Behind no write: what is not removed now is owed.
+    /// They wait for no write: removals that are not done now are owed.
     Removals,
-    /// Behind nothing else, and never held back: a reset that is not stored is lost when the depot ends.
+    /// They wait for no other request and are never paused: a reset that is not stored is lost when the depot ends.
     Epochs,
 }
 
-/// Why one try did not bring what was asked for.
+/// Why one try failed.
 #[derive(Debug)]
 pub(super) enum Fault {
     /// There is no such object.
     Missing(Error),
-    /// Another one was there first.
+    /// Another object was there first.
     Conflict(Error),
-    /// What is there is not what was asked for.
+    /// The object is not the requested one.
     Corrupt(Error),
-    /// The store refuses it, and would again.
+    /// The store refuses the request, and would refuse it again.
     Refused(Error),
-    /// Others write the object at this moment, and nothing was done: the same request may be made again.
+    /// Other clients are writing the object at the moment, and nothing was done: the request may be retried.
     Contended(Error),
     /// Too many requests.
     SlowDown(Error),
-    /// The store cannot, or says nothing: it may have done it.
+    /// The store is failing or silent: it may have carried out the request.
     Away(Error),
 }
 
@@ -72,7 +72,7 @@ impl From<object_store::Error> for Fault {
                 Self::Missing(made(ErrorKind::NotFound, "the store has no such object", error))
             }
             E::AlreadyExists { .. } | E::Precondition { .. } | E::NotModified { .. } => {
-                Self::Conflict(made(ErrorKind::Busy, "somebody else wrote the object first", error))
+                Self::Conflict(made(ErrorKind::Busy, "another client wrote the object first", error))
             }
             E::PermissionDenied { .. } | E::Unauthenticated { .. } => {
                 let what =
@@ -81,7 +81,7 @@ impl From<object_store::Error> for Fault {
             }
             E::Generic { .. } => match status(&error) {
                 Some(429 | 503) => {
-                    Self::SlowDown(made(ErrorKind::Busy, "the store wants fewer requests", error))
+                    Self::SlowDown(made(ErrorKind::Busy, "the store asks for fewer requests", error))
                 }
                 Some(409) => {
                     let what = "others write the object at this moment";
@@ -97,7 +97,7 @@ impl From<object_store::Error> for Fault {
     }
 }
 
-/// The status that a store gave, if it gave one.
+/// Returns the status that a store answered, if any.
 fn status(error: &object_store::Error) -> Option<u16> {
     let mut source = std::error::Error::source(error);
     while let Some(error) = source {
@@ -109,13 +109,13 @@ fn status(error: &object_store::Error) -> Option<u16> {
     None
 }
 
-/// A store, and what is known of how it does.
+/// A store, and the state of its gates.
 pub(super) struct Link {
     pub(super) store: Arc<dyn ObjectStore>,
     pub(super) meter: Arc<Meter>,
     pub(super) timeout: Duration,
     address: String,
-    /// By `Lane`.
+    /// Indexed by `Lane`.
     lanes: [(Semaphore, Mutex<Gate>); 4],
     pub(super) listener: Mutex<Option<Weak<dyn TierEvents>>>,
     last_error: Mutex<Option<String>>,
@@ -148,12 +148,12 @@ impl Link {
         &self.lanes[lane as usize]
     }
 
-    /// Whether nothing is read now.
+    /// Returns whether reads are paused now.
     pub(super) fn is_off(&self) -> bool {
         self.lane(Lane::Reads).1.lock().is_off(Instant::now())
     }
 
-    /// For `stat`.
+    /// Returns its state, for `stat`.
     pub(super) fn describe(&self) -> TierServer {
         let failures = self.meter.failures.load(Ordering::Relaxed);
         let (address, last_error) = (self.address.clone(), self.last_error.lock().clone());
@@ -164,7 +164,7 @@ impl Link {
         self.listener.lock().as_ref().and_then(Weak::upgrade)
     }
 
-    /// What the store says within its time.
+    /// Returns the store's answer, or a failure when its time is up.
     pub(super) async fn within<T>(
         &self,
         call: impl Future<Output = StoreResult<T>> + Send,
@@ -179,7 +179,7 @@ impl Link {
         }
     }
 
-    /// Waits for a turn to ask, which may have several tries until `deadline`.
+    /// Waits for a turn, which may have several tries until `deadline`.
     pub(super) async fn turn(&self, lane: Lane, deadline: Instant) -> Result<Turn<'_>, Fault> {
         let permit = tokio::time::timeout_at(TokioInstant::from_std(deadline), self.lane(lane).0.acquire());
         let permit = permit.await.ok().and_then(Result::ok).ok_or_else(|| {
@@ -224,19 +224,19 @@ impl std::fmt::Debug for Link {
     }
 }
 
-/// A request that may ask the store, and ask again.
+/// Permission to send a request to the store, and to retry it.
 pub(super) struct Turn<'a> {
     link: &'a Link,
     lane: Lane,
     deadline: Instant,
     tries: u32,
-    /// Since when a try is under way.
+    /// Start of the try in flight.
     asked: Cell<Option<Instant>>,
     _permit: SemaphorePermit<'a>,
 }
 
 impl Turn<'_> {
-    /// The store has answered: whether it had what was asked for is no matter here.
+    /// Records an answer of the store. It does not matter here whether it had the object.
     pub(super) fn good(&self) {
         self.asked.set(None);
         if self.lane == Lane::Epochs {
@@ -246,7 +246,7 @@ impl Turn<'_> {
         self.link.changed(self.lane, change, None);
     }
 
-    /// After a try that failed: returns when the next one is due, or says why there is none.
+    /// Handles a try that failed: returns when the next one is due, or fails if there is none.
     pub(super) async fn again(&mut self, fault: Fault) -> Result<(), Fault> {
         self.asked.set(None);
         let now = Instant::now();
@@ -276,14 +276,14 @@ impl Turn<'_> {
         };
         self.tries += 1;
         let first = OBJECT_PAUSE_MS.0 << (self.tries - 1).min(16);
-        // So that requests which failed together do not come together again.
+        // Prevents requests that failed together from being retried together.
         let jitter = u64::from(now.elapsed().subsec_nanos() ^ std::process::id()) % OBJECT_PAUSE_MS.0;
         let pause = Duration::from_millis(first.min(OBJECT_PAUSE_MS.1) + jitter);
         if self.tries >= OBJECT_TRIES_MAX || now + pause >= self.deadline {
             return Err(fault);
         }
         tokio::time::sleep(pause).await;
-        // What the gate says is about the store as well; what went wrong says more.
+        // The gate's answer is about the store, too, but the failure says more.
         self.pass().await.map_err(|_| fault)?;
         one_more(&self.link.meter.tried_again);
         Ok(())
@@ -318,7 +318,7 @@ impl Turn<'_> {
                     return Err(Fault::Refused(Error::new(ErrorKind::Unavailable, what)));
                 }
                 Pass::NotBefore(until) if until >= self.deadline => {
-                    let what = "the store wants fewer requests, and this one has no time to wait";
+                    let what = "the store asks for fewer requests, and this one has no time to wait";
                     return Err(Fault::Refused(Error::new(ErrorKind::Busy, what)));
                 }
                 Pass::NotBefore(until) => tokio::time::sleep_until(TokioInstant::from_std(until)).await,
@@ -328,8 +328,8 @@ impl Turn<'_> {
 }
 
 impl Drop for Turn<'_> {
-    /// A deadline that ends a try before `timeout` is a failure, too, if the store had long enough to answer: else a store
-    /// that hangs costs each caller its deadline, and is never switched off.
+    /// A deadline that ends a try before `timeout` counts as a failure, too, if the store had long enough to answer.
+    /// Otherwise a store that hangs would cost each caller its deadline, and would never be disabled.
     fn drop(&mut self) {
         let Some(asked) = self.asked.get() else { return };
         let now = Instant::now();

@@ -1,4 +1,4 @@
-//! What a store is asked, counted as its bill counts it: each request that leaves this machine, tries again included.
+//! Counts requests to a store in the way it bills them: each request that leaves this machine, including retries.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,7 +35,7 @@ pub(super) fn one_more(counter: &AtomicU64) {
 }
 
 impl Meter {
-    /// For `stat` and metrics.
+    /// Returns the counters for `stat` and metrics.
     pub(super) fn figures(&self) -> Vec<(&'static str, u64)> {
         let all = [
             ("put_requests", &self.puts),
@@ -56,7 +56,7 @@ impl Meter {
         all.map(|(name, counter)| (name, counter.load(Ordering::Relaxed))).into()
     }
 
-    /// Which line of the bill a request stands in.
+    /// Returns the counter of a request's billing category.
     fn line(&self, method: &str, query: &str) -> &AtomicU64 {
         let has =
             |name: &str| query.split('&').any(|part| part == name || part.starts_with(&format!("{name}=")));
@@ -71,7 +71,7 @@ impl Meter {
     }
 }
 
-/// What a store said in place of an answer. The client's own errors keep such a status to themselves.
+/// The status of an error answer. The client's own errors do not expose such a status.
 #[derive(Debug)]
 pub(super) struct StatusError {
     pub(super) status: u16,
@@ -86,12 +86,13 @@ impl std::fmt::Display for StatusError {
 
 impl std::error::Error for StatusError {}
 
-/// Statuses of which the client makes errors that can be told apart.
+/// Statuses for which the client has distinguishable errors.
 const TOLD_APART: [u16; 4] = [401, 403, 404, 412];
-/// Longest text of a store that is looked at for its code.
+/// Maximum length of a store's answer that is searched for its code.
 const SAID_BYTES_MAX: usize = 16 << 10;
 
-/// The code in what a store says of an error. The rest is not kept: some stores repeat what a request was signed with.
+/// Returns the code in a store's error answer. The rest is not kept, because some stores repeat the signed headers of a
+/// request.
 fn code(said: &str) -> &str {
     let code =
         said.split_once("<Code>").and_then(|(_, rest)| rest.split_once("</Code>")).map(|(code, _)| code);
@@ -99,7 +100,7 @@ fn code(said: &str) -> &str {
     code.filter(is_code).unwrap_or_default()
 }
 
-/// Makes clients that count what goes to one bucket; what asks for credentials is not billed.
+/// Makes clients that count the traffic of one bucket. Requests for credentials are not billed.
 #[derive(Debug)]
 pub(super) struct Metered {
     pub(super) meter: Arc<Meter>,

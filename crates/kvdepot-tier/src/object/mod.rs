@@ -1,9 +1,10 @@
-//! Blocks as objects of a bucket: S3, and what speaks its protocol.
+//! Blocks as objects of a bucket: S3, and stores with its protocol.
 //!
-//! One object a block, with a block file's bytes (`crate::format`), so nothing of it is believed before its checksums were
-//! compared (P1). All requests run on a few threads of the tier's own. What the tier knows of the bucket is what it wrote and
-//! what it was told, for a while: nothing is listed on the way of a request. A store that is away is asked nothing for a
-//! while (`gate`), and costs misses (P2). The bucket has no cap of ours: a lifecycle rule is its eviction.
+//! There is one object per block, with a block file's bytes (`crate::format`), so nothing of it is trusted before its
+//! checksums were compared (P1). All requests run on a few threads of the tier. The tier knows about the bucket what it
+//! wrote and what it was answered, for a limited time: requests never list the bucket. An unreachable store gets no
+//! requests for a while (`gate`), and costs misses (P2). The tier has no cap: a lifecycle rule of the bucket evicts
+//! objects.
 
 mod config;
 mod credentials;
@@ -38,7 +39,7 @@ use link::Link;
 use meter::Meter;
 use shared::Shared;
 
-/// This tier, as the registry knows it.
+/// The registry's entry of this tier.
 pub const ENTRY: TierEntry = TierEntry {
     name: "Object",
     open: |config| Ok(Arc::new(ObjectTier::open(ObjectConfig::from_json(config)?)?)),
@@ -50,19 +51,19 @@ pub const ENTRY: TierEntry = TierEntry {
 /// Blocks in a bucket.
 pub struct ObjectTier {
     shared: Arc<Shared>,
-    /// Taken when the tier ends.
+    /// Taken when the tier is dropped.
     runtime: Option<Runtime>,
 }
 
 impl ObjectTier {
-    /// Makes the client. The store is first asked when a namespace is opened, and need not be there yet.
+    /// Makes the client. The store gets its first request when a namespace is opened, and need not exist before.
     pub fn open(config: ObjectConfig) -> Result<Self> {
         let meter = Arc::new(Meter::default());
         let store = store::open(&config, &meter)?;
         Self::start(config, store, meter)
     }
 
-    /// On a store of the caller's, whose requests are not counted.
+    /// Opens the tier on the caller's store, whose requests are not counted.
     pub fn open_on(config: ObjectConfig, store: Arc<dyn ObjectStore>) -> Result<Self> {
         Self::start(config, store, Arc::new(Meter::default()))
     }
@@ -107,6 +108,10 @@ impl Tier for ObjectTier {
         }
     }
 
+    fn is_down(&self, _key: &BlockKey) -> bool {
+        self.shared.link.is_off()
+    }
+
     fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
         self.shared.peek(keys, out);
     }
@@ -127,14 +132,14 @@ impl Tier for ObjectTier {
         self.shared.remove(keys, done);
     }
 
-    /// A bucket knows no recency: its lifecycle rules go by age.
+    /// A bucket does not track recency: its lifecycle rules go by age.
     fn touch(&self, _keys: &[BlockKey]) {}
 
     fn attach(&self, events: Weak<dyn TierEvents>) {
         *self.shared.link.listener.lock() = Some(events);
     }
 
-    /// What this tier knows of; the bucket may hold more, and less.
+    /// The blocks that this tier knows; the bucket may hold more or fewer.
     fn usage(&self) -> TierUsage {
         self.shared.known.lock().usage()
     }
@@ -164,7 +169,7 @@ impl fmt::Debug for ObjectTier {
 
 impl Drop for ObjectTier {
     fn drop(&mut self) {
-        // Not on a thread of its own, which what is under way may need.
+        // Not from one of its own threads, which requests in flight may need.
         if Handle::try_current().is_err() {
             self.shared.drain(Instant::now() + self.shared.config.timeout);
         }

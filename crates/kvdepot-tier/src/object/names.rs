@@ -1,4 +1,4 @@
-//! What objects are called. Blocks and epochs have a beginning each, so that a lifecycle rule for one spares the other.
+//! Names of objects. Blocks and epochs have different prefixes, so that a lifecycle rule for blocks spares epochs.
 
 use kvdepot_core::{BlockHash, NamespaceId};
 use object_store::path::Path;
@@ -6,7 +6,7 @@ use object_store::path::Path;
 /// Names below a prefix of a bucket.
 #[derive(Clone, Debug)]
 pub(super) struct Names {
-    /// Empty, or with a slash at its end.
+    /// Empty, or ends with a slash.
     prefix: String,
 }
 
@@ -19,23 +19,23 @@ impl Names {
         Path::from(format!("{}blocks/{root}/e{epoch}/{hash}", self.prefix))
     }
 
-    /// Below it lie the epochs of a namespace.
+    /// Returns the prefix of a namespace's blocks, which has one part per epoch below it.
     pub(super) fn blocks(&self, root: NamespaceId) -> Path {
         Path::from(format!("{}blocks/{root}", self.prefix))
     }
 
-    /// The object that tells a namespace's epoch.
+    /// Returns the name of the object with a namespace's epoch.
     pub(super) fn epoch(&self, root: NamespaceId) -> Path {
         Path::from(format!("{}epochs/{root}", self.prefix))
     }
 
-    /// An object by which it is found out whether the store keeps conditions.
+    /// Returns the name of an object to test whether the store honours conditions.
     pub(super) fn trial(&self, number: u64) -> Path {
         Path::from(format!("{}epochs/trial-{number:016x}", self.prefix))
     }
 }
 
-/// The epoch that the last part of such a name means.
+/// Returns the epoch in the last part of such a name.
 pub(super) fn epoch_of(path: &Path) -> Option<u32> {
     path.filename()?.strip_prefix('e')?.parse().ok()
 }

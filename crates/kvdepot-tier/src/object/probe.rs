@@ -1,7 +1,8 @@
-//! Which blocks a bucket has: what is not known is asked with `HEAD`, from the front, more at a time as long as all are there.
+//! Probes a bucket for blocks. Unknown blocks are requested with `HEAD`, from the front, and more at a time as long as
+//! all are present.
 //!
-//! A prompt that nobody has seen costs one request, not one for each of its blocks. What is asked is heard to its end, also
-//! when who asked does not wait any longer: the next look finds the answer.
+//! A prompt that is new costs one request, not one per block. Requests continue to their end even if the caller does
+//! not wait any longer, so the next lookup knows the answers.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,7 +19,7 @@ use super::link::{Fault, Lane};
 use super::shared::{Shared, in_time};
 use crate::{Done, Presence};
 
-/// How much wider each look is than the one before.
+/// Growth factor of the window from one round to the next.
 const WIDER: usize = 8;
 
 impl Shared {
@@ -52,13 +53,13 @@ impl Shared {
             let outcome = timeout_at(TokioInstant::from_std(deadline), work).await;
             answer.end(match outcome {
                 Ok(Err(error)) if count == 0 => Err(error),
-                // What is not known by the deadline is a miss for now.
+                // Blocks that are not known by the deadline are misses for now.
                 _ => Ok(count),
             });
         });
     }
 
-    /// Counts the leading blocks that are there, as far as it has come.
+    /// Counts the leading blocks that are present, as far as it has come.
     async fn count(self: &Arc<Self>, keys: &[BlockKey], count: &mut usize) -> Result<()> {
         let mut width = 1;
         let mut known = Vec::new();
@@ -94,7 +95,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Asks for a block, or joins those who do.
+    /// Requests a block, or joins a request in flight.
     fn ask(self: &Arc<Self>, key: BlockKey) -> oneshot::Receiver<Result<bool>> {
         let (send, receive) = oneshot::channel();
         let is_first = {

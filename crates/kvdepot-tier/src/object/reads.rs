@@ -1,4 +1,4 @@
-//! Blocks out of a bucket: into their slots, and verified there.
+//! Reads of blocks from a bucket into their slots, where they are verified.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,7 +16,7 @@ use super::meter::one_more;
 use super::shared::{Shared, in_time, late};
 use crate::{Fetched, Presence, ReadItem, format};
 
-/// The memory of a block's object.
+/// Returns the memory for a block's object.
 fn buffer(dst: SlotBuf, layout: &BlockLayout) -> Result<IoBuf> {
     let held = dst.len();
     let bytes = usize::try_from(layout.slot_bytes()).expect("BLOCK_BYTES_MAX fits an address");
@@ -25,7 +25,7 @@ fn buffer(dst: SlotBuf, layout: &BlockLayout) -> Result<IoBuf> {
     })
 }
 
-/// Puts a piece where it belongs; `false` if it does not fit.
+/// Copies a piece to its place. Returns `false` if it does not fit.
 fn scatter(into: &mut IoBuf, mut at: usize, mut piece: &[u8]) -> bool {
     while !piece.is_empty() {
         let before = piece.len();
@@ -50,7 +50,7 @@ impl Shared {
             return done(Err(error));
         }
         let removals = self.removals.load(Ordering::Acquire);
-        // A miss by itself: what is on its way in or out is not there.
+        // A miss by itself: a block that is being written or removed is not present.
         let is_busy = self.writing.lock().holds(&key);
         let Some((space, path)) = self.place(&key).ok().filter(|_| !is_busy) else {
             drop(dst);
@@ -65,7 +65,7 @@ impl Shared {
         self.runtime.spawn(async move {
             let bytes = into.len() as u64;
             let fetch = shared.fetch(&key, &path, space.spec.layout(), into, deadline);
-            // Its memory is let go with it, before anybody is told.
+            // Its memory is released with it, before anyone is notified.
             let outcome = timeout_at(TokioInstant::from_std(deadline), fetch).await;
             let outcome = match outcome {
                 Err(_) => Err(late()),
@@ -83,14 +83,14 @@ impl Shared {
                 Ok(Err(Fault::Corrupt(error))) => {
                     one_more(&shared.link.meter.corrupt);
                     tracing::warn!(%key, %error, "a corrupt object is deleted");
-                    // Out of the way at once; the object itself goes in the background.
+                    // It is unreachable immediately; the object itself is deleted in the background.
                     shared.remove(vec![key], Box::new(|_| {}));
                     shared.tell_lost(key);
                     Err(error)
                 }
                 Ok(Err(fault)) => Err(fault.into_error()),
             };
-            // A reset that began meanwhile has hidden it.
+            // A reset that began in the meantime has hidden it.
             let is_open = shared.spaces.lock().of(&key).is_ok();
             answer.end(if is_open { outcome } else { outcome.map(|_| Fetched::Miss) });
         });
@@ -131,7 +131,7 @@ impl Shared {
             return Err(Fault::Corrupt(error.with("bytes", held).with("bytes_expected", wanted)));
         }
         let broken = |at: usize| {
-            let error = Error::new(ErrorKind::Io, "a store's answer has another length than it said");
+            let error = Error::new(ErrorKind::Io, "a store's answer does not have the length in its header");
             Fault::Away(error.with("bytes", at).with("bytes_expected", wanted))
         };
         let (mut pieces, mut at) = (got.into_stream(), 0);

@@ -1,4 +1,4 @@
-//! Blocks out of reach for good, and what lies in a bucket from before a reset.
+//! Removal of blocks, and deletion of objects from before a reset.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,7 +15,7 @@ use super::names::epoch_of;
 use super::shared::{Shared, late};
 use crate::Done;
 
-/// Pause before past epochs are looked at again that could not be deleted.
+/// Pause before past epochs that could not be deleted are tried again.
 const SWEEP_AGAIN: Duration = Duration::from_secs(60);
 
 impl Shared {
@@ -37,9 +37,9 @@ impl Shared {
             let work = shared.remove_now(&leaving.keys, deadline);
             let outcome = timeout_at(TokioInstant::from_std(deadline), work).await;
             let outcome = outcome.unwrap_or_else(|_| Err(late()));
-            // What an answer from before it was deleted has had noted.
+            // An earlier answer may have been recorded before the block was deleted.
             leaving.keys.iter().for_each(|key| shared.known.lock().forget(key));
-            // Free to be written again before anybody is told.
+            // The block may be written again before anyone is notified.
             drop(leaving);
             answer.end(outcome);
         });
@@ -65,7 +65,7 @@ impl Shared {
         later.map_or(Ok(()), Err)
     }
 
-    /// Until nobody here writes one of them; nobody begins, since they are leaving.
+    /// Waits until no write of these blocks is in flight here. No new one begins, because they are leaving.
     async fn wait_for_writes(&self, keys: &[BlockKey]) {
         loop {
             let written = self.written.notified();
@@ -78,7 +78,7 @@ impl Shared {
         }
     }
 
-    /// Deletes objects, those that are not there too.
+    /// Deletes objects, ignoring those that do not exist.
     async fn delete(&self, paths: &[Path], deadline: Instant) -> Result<(), Fault> {
         let mut turn = self.link.turn(Lane::Removals, deadline).await?;
         loop {
@@ -98,7 +98,7 @@ impl Shared {
         }
     }
 
-    /// Deletes what lies in past epochs, for as long as the tier lives.
+    /// Deletes the objects of past epochs, as long as the tier lives.
     pub(super) async fn sweep_forever(self: Arc<Self>) {
         loop {
             let root = self.to_sweep.lock().pop_front();
@@ -109,7 +109,7 @@ impl Shared {
             match self.sweep_one(root).await {
                 Ok(()) => {}
                 Err(fault) => {
-                    // Behind the others.
+                    // To the end of the queue.
                     self.to_sweep.lock().insert(root);
                     tracing::debug!(error = %fault.into_error(), namespace = %root, "past epochs are not deleted yet");
                     tokio::time::sleep(SWEEP_AGAIN).await;
@@ -119,7 +119,7 @@ impl Shared {
     }
 
     async fn sweep_one(&self, root: NamespaceId) -> Result<(), Fault> {
-        // One that was closed is swept when it is opened next.
+        // A closed namespace is swept when it is next opened.
         let Some(current) = self.spaces.lock().epoch(root) else { return Ok(()) };
         let dirs = {
             let turn = self.link.turn(Lane::Reads, self.patience()).await?;
@@ -153,7 +153,7 @@ impl Shared {
     }
 }
 
-/// Blocks that nobody reads or writes while they are removed.
+/// Blocks that must not be read or written while they are being removed.
 struct Leaving {
     shared: Arc<Shared>,
     keys: Vec<BlockKey>,

@@ -1,23 +1,24 @@
-//! What an Object tier can be told, and the keys of a user's configuration that say it.
+//! The settings of an Object tier, and the keys of a user's configuration for them.
 
 use kvdepot_core::limits::OBJECT_REQUESTS_MAX;
 
 use crate::settings::{Key, Kind, Preset, Rule, Setting};
 
-/// Longest silence that can be configured.
+/// Largest timeout that can be configured.
 const TIMEOUT_MS_MAX: u64 = 3_600_000;
-/// Longest time that something is believed.
+/// Largest time to live of a cached answer.
 const TTL_MS_MAX: u64 = 86_400_000;
 
-/// All of them, in the order of the documentation.
+/// All settings, in the order of the documentation.
 pub(super) const SETTINGS: [Setting; 12] = [
     Setting {
         name: "url",
         kind: Kind::Url { of: &["s3"] },
         key: Some(Key {
             name: "object_url",
-            meaning: "Bucket of the `Object` tier, and what its objects' names begin with: `s3://bucket/prefix`. Several depots \
-                      may share it. Credentials come from the usual variables and files of AWS, never from here.",
+            meaning: "Bucket of the `Object` tier and the prefix of its object names: `s3://bucket/prefix`. \
+                      Several depots may share it. Credentials come from the usual AWS variables and files, \
+                      never from this URL.",
             by_default: "none; a pipeline with `Object` needs one",
             required: "its Object tier needs a bucket: add object_url with s3://bucket/prefix",
             ..Key::BLANK
@@ -28,7 +29,8 @@ pub(super) const SETTINGS: [Setting; 12] = [
         kind: Kind::Url { of: &["https", "http"] },
         key: Some(Key {
             name: "object_endpoint",
-            meaning: "Address of the store, for one that is not AWS: `https://host:port`. The bucket is then named in the path.",
+            meaning: "Address of a store other than AWS: `https://host:port`. The bucket is then part of the \
+                      path (path-style requests).",
             by_default: "`AWS_ENDPOINT_URL`, else AWS in `object_region`",
             ..Key::BLANK
         }),
@@ -48,7 +50,8 @@ pub(super) const SETTINGS: [Setting; 12] = [
         kind: Kind::Path,
         key: Some(Key {
             name: "object_credentials_file",
-            meaning: "File with access keys, as `~/.aws/credentials` is written. Read once, when the depot starts.",
+            meaning: "File with access keys in the format of `~/.aws/credentials`. It is read once, when the \
+                      depot starts.",
             by_default: "variables (`AWS_ACCESS_KEY_ID` …), `AWS_SHARED_CREDENTIALS_FILE`, `~/.aws/credentials`, then the \
                          machine's role",
             ..Key::BLANK
@@ -59,7 +62,7 @@ pub(super) const SETTINGS: [Setting; 12] = [
         kind: Kind::Text,
         key: Some(Key {
             name: "object_profile",
-            meaning: "Section of the file with access keys.",
+            meaning: "Profile (section) in the file with access keys.",
             by_default: "`AWS_PROFILE`, else `default`",
             ..Key::BLANK
         }),
@@ -69,8 +72,8 @@ pub(super) const SETTINGS: [Setting; 12] = [
         kind: Kind::Path,
         key: Some(Key {
             name: "object_tls_ca_file",
-            meaning: "PEM file of certificates that the store is trusted by, beside those of the system.",
-            by_default: "those of the system alone",
+            meaning: "PEM file with certificates to trust the store by, in addition to those of the system.",
+            by_default: "only those of the system",
             rule: Some(Rule::Needs {
                 key: "object_endpoint",
                 text: "has no use with AWS itself: add object_endpoint",
@@ -83,8 +86,8 @@ pub(super) const SETTINGS: [Setting; 12] = [
         kind: Kind::Whole { min: 1, max: TIMEOUT_MS_MAX },
         key: Some(Key {
             name: "object_timeout_ms",
-            meaning: "Longest silence of the store while it owes an answer, and longest time to take an object or a part of one \
-                      that is written. It is tried again while the request has time.",
+            meaning: "How long the store may stay silent while it owes an answer, and how long the upload of \
+                      an object or of a part may take. The request is retried while it has time left.",
             unit: "ms",
             default: Preset::Whole(5_000),
             ..Key::BLANK
@@ -95,7 +98,8 @@ pub(super) const SETTINGS: [Setting; 12] = [
         kind: Kind::Whole { min: 4, max: OBJECT_REQUESTS_MAX as u64 },
         key: Some(Key {
             name: "object_requests",
-            meaning: "Most requests to the store at a time; a quarter of them may write.",
+            meaning: "Maximum number of concurrent requests that read or write blocks: three quarters for reads, a \
+                      quarter for writes. A few requests for removals and resets are not counted.",
             unit: "requests",
             default: Preset::Whole(64),
             ..Key::BLANK
@@ -106,7 +110,7 @@ pub(super) const SETTINGS: [Setting; 12] = [
         kind: Kind::Whole { min: 5, max: 4_096 },
         key: Some(Key {
             name: "object_part_mb",
-            meaning: "Blocks that are larger than this are written in parts of it (multipart).",
+            meaning: "Part size of multipart uploads. Blocks that are larger are written in parts.",
             unit: "MiB",
             default: Preset::Whole(16),
             ..Key::BLANK
@@ -117,7 +121,8 @@ pub(super) const SETTINGS: [Setting; 12] = [
         kind: Kind::Whole { min: 0, max: TTL_MS_MAX },
         key: Some(Key {
             name: "object_present_ttl_ms",
-            meaning: "How long a block is taken to be in the bucket without asking again. What is gone by then is a miss.",
+            meaning: "How long the tier assumes that a block is still in the bucket before it asks again. A \
+                      block that was deleted in the meantime is a miss.",
             unit: "ms",
             default: Preset::Whole(600_000),
             ..Key::BLANK
@@ -128,8 +133,8 @@ pub(super) const SETTINGS: [Setting; 12] = [
         kind: Kind::Whole { min: 0, max: TTL_MS_MAX },
         key: Some(Key {
             name: "object_absent_ttl_ms",
-            meaning: "How long a block is taken not to be in the bucket without asking again: for so long another depot's new \
-                      block may stay unseen.",
+            meaning: "How long the tier assumes that a block is not in the bucket before it asks again. New \
+                      blocks of other depots may stay unseen for that long.",
             unit: "ms",
             default: Preset::Whole(5_000),
             ..Key::BLANK
@@ -140,8 +145,8 @@ pub(super) const SETTINGS: [Setting; 12] = [
         kind: Kind::Bool,
         key: Some(Key {
             name: "object_sweep",
-            meaning: "Delete blocks from before a reset, 1,000 a second at most. `false` leaves them to a lifecycle rule of the \
-                      bucket; they are never read again in either case.",
+            meaning: "Delete blocks from before a reset, at most 1,000 per second. `false` leaves them to a \
+                      lifecycle rule of the bucket. They are never read again in either case.",
             default: Preset::Bool(true),
             ..Key::BLANK
         }),

@@ -1,4 +1,4 @@
-//! What the requests of an Object tier share, and the answers that they owe.
+//! State that the requests of an Object tier share, and the answers that they owe.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +20,7 @@ use crate::Done;
 use crate::known::Known;
 use crate::writing::Writing;
 
-/// Who waits for what the store says of a block.
+/// Callers that wait for the store's answer about a block.
 pub(super) type Asked = HashMap<BlockKey, Vec<oneshot::Sender<Result<bool>>>>;
 
 pub(super) struct Shared {
@@ -32,18 +32,18 @@ pub(super) struct Shared {
     pub(super) spaces: Mutex<Spaces>,
     pub(super) known: Mutex<Known>,
     pub(super) writing: Mutex<Writing>,
-    /// Signalled when a write has ended.
+    /// Signalled when a write has completed.
     pub(super) written: Notify,
     pub(super) asked: Mutex<Asked>,
-    /// Removals that have begun: what the store said of a block before one is not believed after it.
+    /// Number of removals begun: the store's answer about a block from before a removal is not trusted after it.
     pub(super) removals: AtomicU64,
-    /// Filled when the store has shown that it keeps conditions.
+    /// Set when the store has shown that it honours conditions.
     pub(super) keeps_conditions: OnceCell<()>,
-    /// Whose turn it is to store a namespace's epoch; only of those that somebody stores.
+    /// A lock per namespace, held while its epoch is stored; only for namespaces with an epoch to store.
     pub(super) settling: Mutex<HashMap<NamespaceId, Arc<tokio::sync::Mutex<()>>>>,
-    /// Whether a task tries again to store epochs.
+    /// Whether a task is retrying to store epochs.
     pub(super) is_retrying: Mutex<bool>,
-    /// Namespaces whose past epochs are to be deleted; the front one is next.
+    /// Namespaces whose past epochs should be deleted; the front one is next.
     pub(super) to_sweep: Mutex<LinkedHashSet<NamespaceId>>,
     pub(super) sweep: Notify,
     under_way: Mutex<usize>,
@@ -74,14 +74,14 @@ impl Shared {
         }
     }
 
-    /// The namespace of a block that is served now, and the block's object.
+    /// Returns the served namespace of a block, and the block's object.
     pub(super) fn place(&self, key: &BlockKey) -> Result<(Space, Path)> {
         let space = self.spaces.lock().of(key)?.clone();
         let path = self.names.block(space.spec.root(), space.epoch, key.hash);
         Ok((space, path))
     }
 
-    /// The block is there, unless it was removed meanwhile.
+    /// Records that the block is present, unless it was removed in the meantime.
     pub(super) fn note_present(&self, key: BlockKey, bytes: u64, removals: u64) {
         let is_open = self.spaces.lock().of(&key).is_ok();
         let writing = self.writing.lock();
@@ -90,7 +90,7 @@ impl Shared {
         }
     }
 
-    /// The block was not there, unless it is being written.
+    /// Records that the block was absent, unless it is being written.
     pub(super) fn note_absent(&self, key: BlockKey) {
         let writing = self.writing.lock();
         if !writing.holds(&key) {
@@ -98,7 +98,7 @@ impl Shared {
         }
     }
 
-    /// An answer that is owed from now on.
+    /// Registers an owed answer.
     pub(super) fn owe<T>(self: &Arc<Self>, done: Done<T>) -> Answer<T> {
         *self.under_way.lock() += 1;
         Answer { done: Some(done), shared: Arc::clone(self) }
@@ -115,7 +115,7 @@ impl Shared {
         true
     }
 
-    /// When a request without a deadline of its own is given up.
+    /// Returns the deadline of a request without its own one.
     pub(super) fn patience(&self) -> Instant {
         Instant::now() + self.config.timeout.max(Duration::from_millis(100)) * 2
     }
@@ -127,7 +127,7 @@ impl std::fmt::Debug for Shared {
     }
 }
 
-/// The end of an operation, which comes in any case: a task that ends without it says that the tier is closing.
+/// The result of an operation, which is sent in any case: a task that ends without it reports that the tier is closing.
 pub(super) struct Answer<T> {
     done: Option<Done<T>>,
     shared: Arc<Shared>,

@@ -1,4 +1,4 @@
-//! Namespaces that an Object tier serves, and epochs that are to be stored before one is served again.
+//! Namespaces that an Object tier serves, and epochs that it must store before it serves a namespace again.
 
 use std::sync::Arc;
 
@@ -12,28 +12,28 @@ pub(super) struct Space {
     pub(super) epoch: u32,
 }
 
-/// An epoch that is to be stored.
+/// An epoch to store.
 #[derive(Clone, Debug)]
 pub(super) struct Wanted {
     pub(super) spec: Arc<NamespaceSpec>,
     pub(super) at_least: u32,
-    /// Whether it must be one that nobody had before.
+    /// Whether it must be one that was never used before.
     pub(super) advance: bool,
-    /// Changes with every reset: what was stored for an earlier one is not enough.
+    /// Changes with every reset: the epoch stored for an earlier one is not enough.
     request: u64,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Spaces {
     by_root: HashMap<NamespaceId, Space>,
-    /// From what keys carry to the root; only of namespaces that are served.
+    /// Root by the id that keys carry; only for served namespaces.
     current: HashMap<NamespaceId, NamespaceId>,
     wanted: HashMap<NamespaceId, Wanted>,
     requests: u64,
 }
 
 impl Spaces {
-    /// The namespace whose keys these are now (P8).
+    /// Returns the namespace whose keys these are now (P8).
     pub(super) fn of(&self, key: &BlockKey) -> Result<&Space> {
         let space = self.current.get(&key.namespace).and_then(|root| self.by_root.get(root));
         space.ok_or_else(|| {
@@ -42,18 +42,18 @@ impl Spaces {
         })
     }
 
-    /// The highest epoch that was stored, or seen in the store, and not forgotten.
+    /// Returns the highest epoch that was stored, or seen in the store, and not forgotten.
     pub(super) fn epoch(&self, root: NamespaceId) -> Option<u32> {
         self.by_root.get(&root).map(|space| space.epoch)
     }
 
-    /// Whether it is served.
+    /// Returns whether it is served.
     pub(super) fn is_open(&self, root: NamespaceId) -> bool {
         self.by_root.get(&root).is_some_and(|space| self.current.contains_key(&space.spec.id(space.epoch)))
     }
 
-    /// Serves a namespace in an epoch that is stored, unless a later one is known or another is to be stored: the id that
-    /// keys carried before, when it has changed.
+    /// Serves a namespace in a stored epoch, unless a later one is known or another one must be stored. Returns the
+    /// previous id of its keys if it has changed.
     pub(super) fn enter(&mut self, spec: &Arc<NamespaceSpec>, epoch: u32) -> Result<Option<NamespaceId>> {
         let root = spec.root();
         if self.wanted.contains_key(&root) || self.epoch(root).is_some_and(|known| known > epoch) {
@@ -68,7 +68,7 @@ impl Spaces {
         Ok(old)
     }
 
-    /// Takes a namespace out of reach until an epoch is stored: the id that its keys carry.
+    /// Makes a namespace unreachable until an epoch is stored. Returns the id that its keys carry.
     pub(super) fn want(
         &mut self,
         spec: &Arc<NamespaceSpec>,
@@ -80,7 +80,7 @@ impl Spaces {
         let new = || Wanted { spec: Arc::clone(spec), at_least, advance, request };
         let wanted = self.wanted.entry(root).or_insert_with(new);
         if advance && !wanted.advance {
-            // The epoch that was to be stored may be in use elsewhere.
+            // The epoch to store may be in use elsewhere.
             wanted.at_least = wanted.at_least.saturating_add(1);
         }
         wanted.at_least = wanted.at_least.max(at_least);
@@ -101,7 +101,8 @@ impl Spaces {
         self.wanted.keys().copied().collect()
     }
 
-    /// An epoch was stored for a request. Whether it is served now: not so when there was another request meanwhile.
+    /// Records that an epoch was stored for a request. Returns whether it is served now: not if there was another
+    /// request in the meantime.
     pub(super) fn settled(&mut self, wanted: &Wanted, epoch: u32) -> bool {
         let root = wanted.spec.root();
         let is_enough = |now: &Wanted| now.request == wanted.request && now.at_least <= epoch;
@@ -112,7 +113,7 @@ impl Spaces {
         self.enter(&wanted.spec, epoch).is_ok()
     }
 
-    /// Forgets a namespace, unless an epoch is to be stored: the id that its keys carried.
+    /// Forgets a namespace, unless an epoch must be stored. Returns the id that its keys carried.
     pub(super) fn close(&mut self, root: NamespaceId) -> Option<NamespaceId> {
         let space = self.by_root.remove(&root)?;
         let id = space.spec.id(space.epoch);

@@ -1,4 +1,4 @@
-//! The client of a store, made from the settings and from what AWS's own tools read.
+//! The client of a store, made from the settings and from the variables and files of AWS's own tools.
 
 use std::path::Path as FilePath;
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use object_store::{
 use super::meter::{Meter, Metered};
 use super::{ObjectConfig, credentials};
 
-/// How long a connection without work is kept; stores close theirs sooner or later.
+/// Time for which an idle connection is kept; stores close idle ones sooner or later.
 const IDLE_MAX: Duration = Duration::from_secs(20);
 
-/// Makes the client; nothing is asked yet.
+/// Makes the client, without sending a request.
 pub(super) fn open(config: &ObjectConfig, meter: &Arc<Meter>) -> Result<Arc<dyn ObjectStore>> {
-    // The process may have one already, which does as well.
+    // The process may already have a provider, which is fine, too.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let endpoint = config.endpoint.clone().or_else(|| {
         ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"].iter().find_map(|name| std::env::var(name).ok())
@@ -26,7 +26,7 @@ pub(super) fn open(config: &ObjectConfig, meter: &Arc<Meter>) -> Result<Arc<dyn 
     let is_plain = endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://"));
     let mut client = ClientOptions::new()
         .with_allow_http(is_plain)
-        // Silence and deadlines are watched here, and a large object may take long.
+        // Silence and deadlines are enforced here, and a large object may take long.
         .with_timeout_disabled()
         .with_connect_timeout(config.timeout)
         .with_pool_idle_timeout(IDLE_MAX)
@@ -39,7 +39,7 @@ pub(super) fn open(config: &ObjectConfig, meter: &Arc<Meter>) -> Result<Arc<dyn 
     let mut builder = AmazonS3Builder::from_env()
         .with_bucket_name(&config.bucket)
         .with_conditional_put(S3ConditionalPut::ETagMatch)
-        // Blocks carry checksums of their own; over TLS a signature of each byte says nothing more.
+        // Blocks have their own checksums, so over TLS a signature of each byte adds nothing.
         .with_unsigned_payload(!is_plain)
         .with_client_options(client)
         .with_retry(RetryConfig {
@@ -53,11 +53,11 @@ pub(super) fn open(config: &ObjectConfig, meter: &Arc<Meter>) -> Result<Arc<dyn 
     }
     match &endpoint {
         Some(endpoint) => builder = builder.with_endpoint(endpoint.trim_end_matches('/')),
-        // A name with dots has no certificate.
+        // There is no certificate for a name with dots.
         None => builder = builder.with_virtual_hosted_style_request(!config.bucket.contains('.')),
     }
     if let Some(keys) = credentials::find(config)? {
-        // All of them from one place: the environment's token does not go with the file's keys.
+        // All of them from one source: the environment's token does not belong to the file's keys.
         let keys = AwsCredential { key_id: keys.id, secret_key: keys.secret, token: keys.token };
         builder = builder.with_credentials(Arc::new(StaticCredentialProvider::new(keys)));
     }
@@ -76,10 +76,10 @@ fn certificates(path: &FilePath) -> Result<Vec<Certificate>> {
     let pem = std::fs::read(path)
         .map_err(|error| bad("cannot read the certificates to trust a store by").with_source(error))?;
     let all = Certificate::from_pem_bundle(&pem).map_err(|error| {
-        bad("cannot use the certificates to trust a store by: PEM is wanted").with_source(error)
+        bad("cannot use the certificates to trust a store by: they must be PEM").with_source(error)
     })?;
     if all.is_empty() {
-        return Err(bad("there is no certificate in the file to trust a store by: PEM is wanted"));
+        return Err(bad("there is no certificate in the file to trust a store by: it must be PEM"));
     }
     Ok(all)
 }

@@ -1,4 +1,4 @@
-//! Blocks into a bucket: one object each, a block file's bytes.
+//! Writes of blocks to a bucket: one object each, with a block file's bytes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +19,7 @@ use super::spaces::Space;
 use crate::format::{self, Writer};
 use crate::{Done, Presence, WriteItem, Written};
 
-/// The bytes from `at` on, `max` at most. They are copied: a store's client keeps what it sends for as long as it likes.
+/// Returns up to `max` bytes from `at` on. They are copied, because a store's client may keep them for any time.
 fn part(from: &IoBuf, at: usize, max: usize) -> Bytes {
     let mut out = Vec::with_capacity(max.min(from.len() - at));
     while out.len() < max && at + out.len() < from.len() {
@@ -49,7 +49,7 @@ impl Shared {
         };
         let entered = {
             let mut writing = self.writing.lock();
-            // One who comes after the first may find it written, unless it is on its way out.
+            // A later writer may find the block written, unless it is being removed.
             if !writing.holds(&key) && self.known.lock().presence(&key, Instant::now()) == Presence::Present {
                 drop((writing, src));
                 return done(Ok(Written::AlreadyThere));
@@ -79,7 +79,7 @@ impl Shared {
         });
     }
 
-    /// Ends the write of a key for all who wait for it.
+    /// Returns a `Done` that completes the write of a key for all callers that wait for it.
     fn for_all(self: &Arc<Self>, key: BlockKey, done: Done<Written>) -> Done<Written> {
         let shared = Arc::clone(self);
         Box::new(move |outcome: Result<Written>| {
@@ -99,7 +99,7 @@ impl Shared {
         src: SlotBuf,
         deadline: Instant,
     ) -> Result<Written> {
-        // Set while the store may carry out what was not answered.
+        // Set while the store may carry out a request that was not answered.
         let is_open = AtomicBool::new(false);
         let work = self.put(key, space, path, src, deadline, &is_open);
         let outcome = timeout_at(TokioInstant::from_std(deadline), work).await;
@@ -114,7 +114,7 @@ impl Shared {
         }
     }
 
-    /// Until the store cannot make a write any more that it has not answered, the block cannot be removed for good.
+    /// The block cannot be removed for good as long as the store may still carry out an unanswered write.
     fn doubt(self: &Arc<Self>, key: BlockKey) {
         self.writing.lock().doubt(&[key]);
         let shared = Arc::downgrade(self);
@@ -139,7 +139,7 @@ impl Shared {
         let file =
             format::seal(key, space.spec.layout(), &src, Writer::now(&self.host)).map_err(Fault::Corrupt)?;
         drop(src);
-        // Parts are put together without a condition: an earlier write of the block could replace this one.
+        // Parts are completed without a condition: an earlier write of the block could replace this one.
         if file.len() > self.config.part_bytes && self.writing.lock().is_doubtful(&key) {
             let what = "a store may still make an earlier write of the block";
             return Err(Fault::Refused(Error::new(ErrorKind::Busy, what).with("key", key)));
@@ -155,7 +155,7 @@ impl Shared {
         }
         let payload = PutPayload::from(part(&file, 0, file.len()));
         drop(file);
-        // Stays: a later try's answer says nothing of an earlier one that had none.
+        // It stays set: a later try's answer says nothing about an earlier one without an answer.
         let mut is_unanswered = false;
         loop {
             let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
@@ -169,7 +169,7 @@ impl Shared {
                 Err(Fault::Conflict(_)) => {
                     is_open.store(is_unanswered, Ordering::Relaxed);
                     turn.good();
-                    // By an earlier try, or another value: the depot tells them apart.
+                    // By an earlier try, or with another value: the depot distinguishes them.
                     return Ok(Written::AlreadyThere);
                 }
                 Err(fault) => {
@@ -181,7 +181,7 @@ impl Shared {
         }
     }
 
-    /// A large block, in parts; nobody sees it before all are there.
+    /// Writes a large block in parts. It is not visible before all are complete.
     async fn put_parts(&self, path: &Path, file: &IoBuf, is_open: &AtomicBool) -> Result<Written, Fault> {
         match self.link.within(self.link.store.head(path)).await {
             Ok(_) => return Ok(Written::AlreadyThere),
@@ -199,7 +199,8 @@ impl Shared {
             let bytes = part(file, at, self.config.part_bytes);
             at += bytes.len();
             let Some(inner) = upload.inner.as_mut() else { break };
-            // A part has a number of its own, so one that is sent again would be another one: the block is.
+            // Each part has its own number, so a retried part would be another one; the entire block is retried
+            // instead.
             self.link.within(inner.put_part(bytes.into())).await?;
         }
         let was_open = is_open.swap(true, Ordering::Relaxed);
@@ -208,14 +209,14 @@ impl Shared {
         if !matches!(completed, Err(Fault::Away(_))) {
             is_open.store(was_open, Ordering::Relaxed);
         }
-        // Any other end has the parts dropped.
+        // Any other outcome discards the parts.
         completed?;
         upload.inner = None;
         Ok(Written::New)
     }
 }
 
-/// Parts that are told to go if they do not become an object.
+/// Parts that are discarded unless they become an object.
 struct Upload<'a> {
     inner: Option<Box<dyn MultipartUpload>>,
     runtime: &'a tokio::runtime::Handle,

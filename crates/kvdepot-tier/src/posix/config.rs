@@ -133,7 +133,7 @@ impl PosixConfig {
             }
         }
         if !(1..=IO_QUEUE_MAX).contains(&self.queue_depth) {
-            return Err(bad("queue_depth lies between 1 and 65536").with("queue_depth", self.queue_depth));
+            return Err(bad("queue_depth must be between 1 and 65536").with("queue_depth", self.queue_depth));
         }
         for (name, value) in
             [("capacity_percent", self.capacity_percent), ("free_floor_percent", self.free_floor_percent)]

@@ -257,7 +257,7 @@ fn raise_on(device: &dyn Device, root: NamespaceId, epoch: u32) -> Result<()> {
     if highest(&marks(device, root)?) >= epoch {
         return Ok(());
     }
-    Err(Error::new(ErrorKind::Corrupt, "a file stands where an epoch's directory belongs: remove it")
+    Err(Error::new(ErrorKind::Corrupt, "a file is in the place of an epoch's directory: remove it")
         .with("path", device.root().join(Mark::Epoch(epoch).path(root)).display()))
 }
 

@@ -251,7 +251,7 @@ impl Shared {
         let stored = match (self.stored(root), known) {
             (Ok(stored), _) => stored,
             (Err(error), Some(epoch)) if epoch >= at_least => {
-                tracing::debug!(%error, namespace = %root, "cannot look whether a namespace was moved on");
+                tracing::debug!(%error, namespace = %root, "cannot check whether a namespace has a new epoch");
                 return Ok(epoch);
             }
             (Err(error), _) => return Err(error),

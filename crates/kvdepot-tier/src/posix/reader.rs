@@ -187,7 +187,7 @@ impl Reading {
 
     /// Sets a corrupt file aside, so that it is not served again and can be inspected.
     fn quarantine(&self, error: &Error) {
-        tracing::warn!(key = %self.key, %error, "a corrupt block file is put aside");
+        tracing::warn!(key = %self.key, %error, "a corrupt block file is set aside");
         let kept = self.shared.put_aside(&self.space, self.directory, self.key);
         let mut state = self.shared.lock();
         let bytes = state.index.get(&self.key).map_or(self.space.file_bytes, |entry| entry.bytes);
@@ -228,7 +228,7 @@ impl Shared {
     pub(super) fn clear_name(&self, space: &Space, directory: usize, key: BlockKey) {
         let stat = self.device(directory).stat(&space.block_path(key.hash));
         if stat.ok().flatten().is_some_and(|stat| stat.is_dir) {
-            tracing::warn!(%key, "a directory stands where a block belongs, and is put aside");
+            tracing::warn!(%key, "a directory is in the place of a block, and is set aside");
             self.put_aside(space, directory, key);
         }
     }

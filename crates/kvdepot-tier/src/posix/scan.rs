@@ -84,7 +84,7 @@ impl Shared {
             // Unless a directory without a description turns out to be unreadable later.
             self.lock().discovered = true;
         } else {
-            tracing::debug!("not every namespace could be looked at; the next sweep tries again");
+            tracing::debug!("not every namespace could be scanned; the next sweep tries again");
         }
     }
 
@@ -162,7 +162,7 @@ impl Shared {
         let overflow = self.lock().end_listing();
         // What was left out because of that is not counted yet.
         outcome.and(if overflow {
-            Err(Error::new(ErrorKind::Busy, "too many files went while a directory was listed")
+            Err(Error::new(ErrorKind::Busy, "too many files disappeared while a directory was listed")
                 .with("path", path.display()))
         } else {
             Ok(())

@@ -20,7 +20,8 @@ pub(super) const SETTINGS: [Setting; 15] = [
         kind: Kind::Paths { max: TIER_DIRECTORIES_MAX },
         key: Some(Key {
             name: "directories",
-            meaning: "Directories of the `Posix` tier, absolute, as a list or separated by `:`; local disks or mounts.",
+            meaning: "Directories of the `Posix` tier on local disks or mounts: absolute paths, as a list or \
+                      separated by `:`.",
             by_default: "`kvdepot` in the user's cache directory",
             by_machine: Some(ByMachine::CacheDirectory { tell: "create" }),
             example: r#"["/mnt/nvme0/kvdepot", "/mnt/nvme1/kvdepot"]"#,
@@ -34,7 +35,8 @@ pub(super) const SETTINGS: [Setting; 15] = [
         kind: Kind::Bytes { max: CAPACITY_BYTES_MAX },
         key: Some(Key {
             name: "posix_capacity_gb",
-            meaning: "Cap of the `Posix` tier over all its directories; blocks long unused make room. 0 = no cap.",
+            meaning: "Maximum size of the `Posix` tier, over all its directories. When it is full, the tier \
+                      evicts the blocks that were not used for the longest time. 0 = no limit.",
             unit: "GiB",
             by_default: "80 % of the disks' size; in the default directory a tenth of the disk's free space",
             by_machine: Some(ByMachine::DiskShare {
@@ -52,8 +54,9 @@ pub(super) const SETTINGS: [Setting; 15] = [
         kind: PERCENT,
         key: Some(Key {
             name: "posix_free_floor_percent",
-            meaning: "Share of each disk that stays free, whoever fills it. Below it the `Posix` tier evicts blocks, and \
-                      stores no more when it has none left on that disk. 0 = fill the disk.",
+            meaning: "Share of each disk that the tier leaves free, whoever fills the disk. Below it the \
+                      `Posix` tier evicts blocks; if it has none left on that disk, it stores no more. 0 = \
+                      fill the disk.",
             unit: "%",
             default: Preset::Whole(FREE_FLOOR_PERCENT_DEFAULT),
             ..Key::BLANK
@@ -64,8 +67,8 @@ pub(super) const SETTINGS: [Setting; 15] = [
         kind: Kind::Switch,
         key: Some(Key {
             name: "io_direct",
-            meaning: "Read and write block files past the page cache (O_DIRECT). With `auto` only reads of files that the \
-                      page cache does not hold go past it.",
+            meaning: "Bypass the page cache when reading and writing block files (O_DIRECT). With `auto` \
+                      only reads of files that are not in the page cache bypass it.",
             default: Preset::Word("auto"),
             seeds: &["io_direct"],
             ..Key::BLANK
@@ -76,9 +79,10 @@ pub(super) const SETTINGS: [Setting; 15] = [
         kind: Kind::Choice { of: &["psync", "aio", "io_uring", "auto"] },
         key: Some(Key {
             name: "io_engine",
-            meaning: "How block files are read and written: by plain calls, or by queues of the kernel, for what goes past the page \
-                      cache (`io_direct`). An engine that the system lacks or forbids is replaced by the next one; \
-                      `pool_keep_s` replaces io_uring. `auto` measures for a moment in each directory.",
+            meaning: "I/O engine for block files: plain system calls (`psync`) or one of the kernel's \
+                      queues, which are used for I/O that bypasses the page cache (`io_direct`). An engine \
+                      that the system lacks or forbids is replaced by the next one. `pool_keep_s` replaces \
+                      `io_uring`. `auto` runs a short measurement in each directory.",
             default: Preset::Word("psync"),
             seeds: &["posix_io_engine"],
             ..Key::BLANK
@@ -89,7 +93,8 @@ pub(super) const SETTINGS: [Setting; 15] = [
         kind: THREADS,
         key: Some(Key {
             name: "io_read_threads",
-            meaning: "Threads that read block files. With `aio` and `io_uring` each reads several at a time.",
+            meaning: "Threads that read block files. With `aio` and `io_uring` each thread has several reads \
+                      in flight.",
             unit: "threads",
             default: Preset::Whole(8),
             seeds: &["stream_number"],
@@ -101,7 +106,8 @@ pub(super) const SETTINGS: [Setting; 15] = [
         kind: THREADS,
         key: Some(Key {
             name: "io_write_threads",
-            meaning: "Threads that write block files. In files with `ucm_connectors`: half of `stream_number`, rounded up.",
+            meaning: "Threads that write block files. In files with `ucm_connectors` it is half of \
+                      `stream_number`, rounded up.",
             unit: "threads",
             default: Preset::Whole(4),
             half_of_seed: "stream_number",
@@ -114,7 +120,8 @@ pub(super) const SETTINGS: [Setting; 15] = [
         kind: Kind::Bool,
         key: Some(Key {
             name: "shard_directories",
-            meaning: "Spread block files over subdirectories; false keeps a namespace's in one.",
+            meaning: "Distribute block files over subdirectories. `false` keeps all files of a namespace in \
+                      one directory.",
             default: Preset::Bool(true),
             seeds: &["shard_data_dir"],
             ..Key::BLANK
@@ -125,7 +132,7 @@ pub(super) const SETTINGS: [Setting; 15] = [
         kind: Kind::Bool,
         key: Some(Key {
             name: "durable",
-            meaning: "Flush every block file to the medium before it counts as written.",
+            meaning: "Flush every block file to the medium before its block counts as written.",
             default: Preset::Bool(false),
             ..Key::BLANK
         }),
@@ -135,7 +142,8 @@ pub(super) const SETTINGS: [Setting; 15] = [
         kind: Kind::Bool,
         key: Some(Key {
             name: "directories_shared",
-            meaning: "Other nodes may write to the same directories, so a block that is not known may still be there.",
+            meaning: "Whether other nodes may write to the same directories. If so, a block that this depot \
+                      does not know may still be in them.",
             default: Preset::Bool(true),
             ..Key::BLANK
         }),

@@ -130,7 +130,7 @@ impl NamespaceFile {
         if version != FORMAT_VERSION {
             return Err(Error::new(
                 ErrorKind::Version,
-                "a directory was written in another format version: name another directory, or remove what lies there",
+                "a directory was written in another format version: name another directory, or remove its contents",
             )
             .with("version", version)
             .with("version_expected", FORMAT_VERSION));

@@ -117,7 +117,7 @@ impl Shared {
             return;
         }
         if let Err(error) = self.save(until) {
-            tracing::warn!(%error, "no checkpoint was written at the end; the next start scans");
+            tracing::warn!(%error, "no checkpoint was written at shutdown; the next start scans");
         }
         // After that the tier's owner no longer waits, and the next tier may raise the total.
         if until.is_none_or(|until| Instant::now() < until) {

@@ -172,7 +172,7 @@ impl Shared {
                 self.keep_epoch_of(job.directory, &path)?;
             }
             if job.failed.is_none() && !device.remove_dir(&path)? && device.stat(&path)?.is_some() {
-                return Err(Error::new(ErrorKind::Busy, "a past epoch's directory does not become empty")
+                return Err(Error::new(ErrorKind::Busy, "a past epoch's directory cannot be emptied")
                     .with("path", device.root().join(path).display()));
             }
         } else {

@@ -1,4 +1,4 @@
-//! Settings of a Remote tier, and how they are read from JSON.
+//! Settings of a Remote tier, and their parser.
 
 use std::fs;
 use std::path::Path;
@@ -13,40 +13,41 @@ use super::RemoteTls;
 use super::settings::{SETTINGS, TIMEOUT_MS_MAX};
 use crate::settings::Fields;
 
-/// Longest file that is read as a token.
+/// Maximum size of a token file.
 const TOKEN_FILE_BYTES_MAX: u64 = 64 << 10;
 
-/// What the servers speak.
+/// Protocol of the servers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RemoteProtocol {
-    /// Ours where the server answers our hello, else InfiniStore's. With a token: ours only.
+    /// Ours if the server answers our hello, otherwise InfiniStore's. With a token: ours only.
     #[default]
     Auto,
     /// Ours.
     Kvdepot,
-    /// InfiniStore's: no token, no namespaces and no checksums but those that values carry.
+    /// InfiniStore's: no token, no namespaces, and no checksums other than those in the values.
     Infinistore,
 }
 
 /// Settings of a Remote tier.
 #[derive(Clone, Debug)]
 pub struct RemoteConfig {
-    /// `host:port` of every server. A block lives at one of them, found by its key and these spellings, so all nodes
-    /// that share servers must spell them alike; their order does not matter.
+    /// `host:port` of every server. A block is stored on one of them, chosen by its key and these spellings, so all
+    /// nodes that share servers must spell them alike. Their order does not matter.
     pub servers: Vec<String>,
-    /// What client and server share; none for servers without a token.
+    /// Secret shared by client and servers; `None` for servers without a token.
     pub token: Option<Token>,
-    /// Whom servers are trusted by; none for servers without TLS.
+    /// Certificates to trust servers by; `None` for servers without TLS.
     pub tls: Option<RemoteTls>,
-    /// Longest silence of a server that owes an answer, and longest time to connect.
+    /// Maximum silence of a server that owes an answer, and maximum time to connect.
     pub timeout: Duration,
-    /// Connections to each server.
+    /// Number of connections to each server.
     pub connections: usize,
-    /// What the servers speak.
+    /// Protocol of the servers.
     pub protocol: RemoteProtocol,
-    /// How long a block is believed to be there without asking; a server may evict it at any time.
+    /// Time for which a block is assumed to be present without asking. A server may evict it at any time.
     pub present_ttl: Duration,
-    /// How long a block is believed to be absent: for so long another node's new block may stay unseen.
+    /// Time for which a block is assumed to be absent without asking. Another node's new block may stay unseen for that
+    /// long.
     pub absent_ttl: Duration,
 }
 
@@ -66,12 +67,12 @@ impl Default for RemoteConfig {
 }
 
 impl RemoteConfig {
-    /// The defaults on these servers.
+    /// Returns the defaults for these servers.
     pub fn new(servers: impl IntoIterator<Item = impl Into<String>>) -> Self {
         Self { servers: servers.into_iter().map(Into::into).collect(), ..Self::default() }
     }
 
-    /// Reads an object of the tier's settings.
+    /// Parses an object of the tier's settings.
     pub fn from_json(value: &Value) -> Result<Self> {
         let fields = Fields::new("Remote", value, &SETTINGS)?;
         let mut config = Self::new(fields.texts("servers")?);
@@ -102,7 +103,7 @@ impl RemoteConfig {
         Ok(config)
     }
 
-    /// Refuses values that cannot work (P10).
+    /// Rejects values that cannot work (P10).
     pub fn check(&self) -> Result<()> {
         if self.servers.is_empty() || self.servers.len() > REMOTE_SERVERS_MAX {
             return Err(bad("a Remote tier needs 1 to 64 servers, each host:port")
@@ -114,11 +115,11 @@ impl RemoteConfig {
                 return Err(bad("a server is written host:port").with("server", server));
             }
             if self.servers[..index].contains(server) {
-                return Err(bad("a server stands in the list twice").with("server", server));
+                return Err(bad("a server is listed twice").with("server", server));
             }
         }
         if !(1..=REMOTE_CONNECTIONS_MAX).contains(&self.connections) {
-            return Err(bad("connections lies between 1 and 64").with("connections", self.connections));
+            return Err(bad("connections must be between 1 and 64").with("connections", self.connections));
         }
         if self.token.is_some() && self.protocol == RemoteProtocol::Infinistore {
             return Err(bad("InfiniStore's protocol knows no token: remove one of the two settings"));

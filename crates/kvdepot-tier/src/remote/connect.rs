@@ -1,4 +1,4 @@
-//! Reaching a server: connect, find out what it speaks, prove the token, bring namespaces into step.
+//! Connecting to a server: detect its protocol, prove the token, synchronise namespaces.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -15,17 +15,17 @@ use super::server::Server;
 use super::socket::Socket;
 use super::{RemoteProtocol, again};
 
-/// How a server that speaks TLS answers anything else: an alert of TLS 1.x.
+/// Answer of a server with TLS to anything else: an alert of TLS 1.x.
 const TLS_ALERT: [u8; 2] = [21, 3];
 
-/// A peer that sent nothing for so long is probed,
+/// TCP keepalive: idle time before the first probe of a peer,
 const PEER_QUIET: Duration = Duration::from_secs(30);
-/// again after so long,
+/// time between two probes,
 const PEER_PROBE_INTERVAL: Duration = Duration::from_secs(10);
-/// and is gone when it has answered none of so many probes.
+/// and number of unanswered probes after which it is lost.
 const PEER_PROBES: u32 = 3;
 
-/// What a server speaks.
+/// Protocol of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dialect {
     /// Ours.
@@ -34,7 +34,7 @@ pub(super) enum Dialect {
     Infini,
 }
 
-/// A connection on which requests may be sent.
+/// A connection that accepts requests.
 pub(super) struct Link {
     pub(super) stream: Socket,
     pub(super) buffer: FrameBuffer,
@@ -43,15 +43,15 @@ pub(super) struct Link {
     pub(super) requests_in_flight_max: u32,
 }
 
-/// Why a hello came to nothing.
+/// Reason of a failed hello.
 enum Refused {
-    /// What answered is no server of ours, or nothing did.
+    /// The peer is no server of ours, or did not answer.
     Foreign(Error),
-    /// It is one, and will not have us.
+    /// It is our server, but refuses us.
     Ours(Error),
 }
 
-/// Connects and speaks the server's protocol as far as requests may follow.
+/// Connects and completes the handshake of the server's protocol.
 pub(super) fn connect(server: &Server) -> Result<Link> {
     let config = &server.shared.config;
     if config.protocol == RemoteProtocol::Infinistore {
@@ -61,10 +61,10 @@ pub(super) fn connect(server: &Server) -> Result<Link> {
     match own(server) {
         Ok(link) => Ok(link),
         Err(Refused::Ours(error)) => Err(error),
-        // Without the proof of a token anybody could stand there and take our blocks.
+        // Without the proof of a token, anyone could pose as the server and get our blocks.
         Err(Refused::Foreign(error)) if config.protocol == RemoteProtocol::Auto && config.token.is_none() => {
             if begun.elapsed() >= config.timeout {
-                // Nobody waits for a second silence (P2).
+                // A second silence must not be waited for (P2).
                 server.went(&error, false);
             }
             infinistore(server).map_err(|_| error)
@@ -80,7 +80,7 @@ fn own(server: &Server) -> Result<Link, Refused> {
     let welcomed = talk.hello()?;
     talk.align().map_err(Refused::Ours)?;
     let Talk { stream, buffer, .. } = talk;
-    // The receiver looks now and then whether its connection is over.
+    // The receiver checks periodically whether its connection has ended.
     let look = Duration::from_millis(REMOTE_IDLE_LOOK_MS);
     stream.set_timeouts(None).and_then(|()| stream.set_read_patience(look)).map_err(|e| {
         Refused::Ours(Error::io("cannot prepare a connection", e).with("server", &server.address))
@@ -89,7 +89,7 @@ fn own(server: &Server) -> Result<Link, Refused> {
     Ok(Link { stream, buffer, dialect: Dialect::Own, depot: Some(depot), requests_in_flight_max })
 }
 
-/// Asks what any InfiniStore server can answer.
+/// Sends a request that any InfiniStore server can answer.
 fn infinistore(server: &Server) -> Result<Link> {
     let deadline = Instant::now() + server.shared.config.timeout;
     let stream = reach(server, deadline)?;
@@ -103,7 +103,8 @@ fn infinistore(server: &Server) -> Result<Link> {
     })
 }
 
-/// Connects, and shakes hands where TLS is wanted. A call on what comes of it sits out no longer silence than the tier.
+/// Connects, and completes the TLS handshake if configured. No later call on the socket waits longer than the tier's
+/// timeout.
 fn reach(server: &Server, deadline: Instant) -> Result<Socket> {
     let tcp = dial(server, deadline)?;
     let config = &server.shared.config;
@@ -141,8 +142,8 @@ fn dial(server: &Server, deadline: Instant) -> Result<TcpStream> {
     Err(failed(last))
 }
 
-/// A peer that vanished without a word is found out within a minute even when nobody asks it anything, or all that is left is
-/// to wait for its end of the connection.
+/// Enables TCP keepalive: a peer that vanished is detected within a minute, even if nothing is requested from it, or if
+/// only its end of the connection is waited for.
 fn keep_alive(stream: &TcpStream) -> std::io::Result<()> {
     use rustix::net::sockopt;
     sockopt::set_tcp_keepidle(stream, PEER_QUIET)?;
@@ -151,13 +152,13 @@ fn keep_alive(stream: &TcpStream) -> std::io::Result<()> {
     Ok(sockopt::set_socket_keepalive(stream, true)?)
 }
 
-/// How long the next of `untried` addresses may take, when `left` is left for all: one that never answers leaves the
-/// others their time.
+/// Returns how long the next of `untried` addresses may take if `left` is left for all, so that an address that never
+/// answers leaves time for the others.
 fn share_of(left: Duration, untried: usize) -> Duration {
     left / u32::try_from(untried).unwrap_or(u32::MAX).max(1)
 }
 
-/// A conversation of one question and one answer at a time, before requests may overtake each other.
+/// A conversation with one question and one answer at a time, before requests are pipelined.
 struct Talk<'a> {
     stream: Socket,
     buffer: FrameBuffer,
@@ -167,7 +168,7 @@ struct Talk<'a> {
 
 impl Talk<'_> {
     fn lost(&self, e: std::io::Error) -> Error {
-        Error::io("a remote server went while greeting", e).with("server", &self.server.address)
+        Error::io("a remote server disconnected during the handshake", e).with("server", &self.server.address)
     }
 
     fn send(&mut self, bytes: &[u8]) -> Result<()> {
@@ -183,7 +184,7 @@ impl Talk<'_> {
         self.send(&out).map_err(Refused::Foreign)?;
         let mut magic = [0; 4];
         let came = (&self.stream).read_exact(&mut magic);
-        // A server of ours that is only slow must not be taken for another.
+        // A slow server of ours must not be mistaken for another kind.
         let known = self.server.dialect() == Some(Dialect::Own);
         match came {
             Err(e) if known => return Err(Refused::Ours(self.lost(e))),
@@ -210,7 +211,7 @@ impl Talk<'_> {
         }
     }
 
-    /// Brings the server's namespaces into step with ours: it may have been away while an epoch passed.
+    /// Synchronises the server's namespaces with ours: it may have been unreachable while an epoch passed.
     fn align(&mut self) -> Result<()> {
         let server = self.server;
         for space in server.shared.spaces() {
@@ -296,7 +297,7 @@ mod tests {
                 left -= share;
             }
             assert!(left.is_zero(), "the last one may use what is left");
-            // What earlier ones did not use is for the later ones.
+            // Later addresses get the time that earlier ones did not use.
             assert_eq!(share_of(whole, 1), whole);
         }
         assert!(share_of(Duration::ZERO, 2).is_zero());

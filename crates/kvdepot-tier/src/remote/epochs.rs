@@ -1,10 +1,10 @@
-//! Opening namespaces at all servers, and resets: an epoch that every server is told of.
+//! Opening namespaces on all servers, and resets, which every server must learn of.
 //!
-//! A reset closes the namespace at every server before any is asked. A server opens again when this tier has moved it, by a
-//! request that names the epoch which it leaves: so its blocks of the new epoch are all from after the reset. A server
-//! that is in that epoch already, or in a later one, was moved before the reset, possibly. Then no server keeps the number:
-//! all are moved to a later one. But a server that was still behind when it was asked after the reset had begun was moved
-//! since, if only by a request whose answer never came: it has taken the reset.
+//! A reset closes the namespace on every server before any is asked. A server opens again when this tier has moved it
+//! by a request that names the epoch it leaves, so its blocks of the new epoch are all from after the reset. A server
+//! that is already in that epoch or a later one may have been moved before the reset. In that case no server keeps the
+//! number: all are moved to a later one. But a server that was still behind when it was asked after the reset had begun
+//! was moved since then, even if only by a request whose answer was lost: it has taken the reset.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -21,19 +21,20 @@ use super::spaces::{ServerSet, Space, bit};
 use super::{Everyone, RemoteProtocol};
 use crate::Done;
 
-/// Tries to move all servers to one epoch while other clients move them, too.
+/// Maximum number of tries to move all servers to one epoch while other clients move them, too.
 const ADVANCES_MAX: usize = 3;
-/// Clocks that show more are wrong: their time must not use up the numbers of epochs.
+/// Clocks that show more are wrong, and must not use up the numbers of epochs.
 const CLOCK_EPOCHS_MAX: u32 = 3 << 30;
 
-/// When phase after phase of work ends that has to be over by `deadline`: a server that hangs leaves the next one its time.
+/// Returns the end of one phase of work that must be finished by `deadline`, so that a server that hangs leaves time
+/// for the next phase.
 fn phase_end(timeout: Duration, deadline: Instant) -> Instant {
     let left = deadline.saturating_duration_since(Instant::now());
     Instant::now() + timeout.min(left / 2)
 }
 
-/// Whose epoch moves: one thread at a time brings servers into step, or it would take what another one did for a
-/// stranger's doing.
+/// Turns to advance an epoch. One thread at a time synchronises servers: otherwise it would mistake another thread's
+/// move for another client's.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     taken: Mutex<HashSet<NamespaceId>>,
@@ -65,18 +66,18 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// How telling all servers of an epoch ended.
+/// Result of moving all servers to an epoch.
 struct Told {
-    /// Names a server that could not be told, and will be when it comes back.
+    /// Names a server that could not be moved, and will be when it comes back.
     outcome: Result<()>,
-    /// Whether a server answered that it will not be moved from where it was.
+    /// Whether a server refused to be moved from its epoch.
     is_refused: bool,
 }
 
 impl Everyone {
-    /// The newest epoch that any server knows, or `at_least`; all servers that are there know it when this returns.
+    /// Returns the newest epoch that any server knows, or `at_least`. All reachable servers know it when this returns.
     pub(super) fn open(&self, spec: &Arc<NamespaceSpec>, at_least: u32, deadline: Instant) -> u32 {
-        // From here on a server that comes back is told of it.
+        // From here on, a server that comes back is moved to it.
         let epoch = self.enter_at_least(spec, at_least);
         if let Err(error) = self.settle(spec, at_least, deadline) {
             tracing::debug!(%error, namespace = %spec.root(), "a namespace is not open at every remote server");
@@ -84,7 +85,8 @@ impl Everyone {
         self.shared.spaces.lock().get(spec.root()).map_or(epoch, |space| space.epoch)
     }
 
-    /// Begins a reset before any server is asked: nothing of the namespace is read or written until servers have taken it.
+    /// Begins a reset before any server is asked: nothing of the namespace is read or written until servers have taken
+    /// it.
     pub(super) fn leave_epoch(&self, spec: &Arc<NamespaceSpec>, at_least: u32) -> Result<()> {
         let mut spaces = self.shared.spaces.lock();
         let known = spaces.get(spec.root()).map_or(0, |space| space.epoch);
@@ -96,14 +98,14 @@ impl Everyone {
         Ok(())
     }
 
-    /// Has all servers take a reset that [`Self::leave_epoch`] began.
+    /// Makes all servers take a reset that [`Self::leave_epoch`] began.
     pub(super) fn advance(&self, spec: &Arc<NamespaceSpec>, at_least: u32, deadline: Instant) -> Result<u32> {
         let outcome = self.settle(spec, at_least, deadline);
         if let Err(error) = &outcome {
             tracing::error!(
                 %error, namespace = %spec.root(),
                 "a reset is not stored at every remote server: those that have not taken it are not used for the namespace \
-                 until they have, which is tried again by itself"
+                 until they have; this is retried automatically"
             );
         }
         outcome
@@ -113,7 +115,7 @@ impl Everyone {
         (0..self.servers.len()).map(bit).sum()
     }
 
-    /// Brings all servers to one epoch: the newest that any of them knows, or a later one where a reset asks for that.
+    /// Moves all servers to one epoch: the newest that any of them knows, or a later one if a reset requires it.
     fn settle(&self, spec: &Arc<NamespaceSpec>, at_least: u32, deadline: Instant) -> Result<u32> {
         let _turn = self.shared.turns.take(spec.root(), deadline)?;
         for attempt in 1.. {
@@ -124,7 +126,7 @@ impl Everyone {
             if told.outcome.is_ok() {
                 self.doubt(spec.root(), deadline)?;
             }
-            // Another client was faster; or a server failed amid, and the next number tells when the reset was.
+            // Another client was faster, or a server failed in between and the next number shows when the reset was.
             let is_worth_it = told.is_refused || (self.is_to_be_ordered(spec) && self.may_order());
             if attempt >= ADVANCES_MAX || !is_worth_it || Instant::now() >= deadline {
                 return told.outcome.map(|()| epoch);
@@ -133,11 +135,12 @@ impl Everyone {
         unreachable!("the last attempt returns")
     }
 
-    /// An error if a server has taken a reset, and may not have stored it: it serves nothing old before it crashes.
+    /// Returns an error if a server has taken a reset but may not have stored it: it serves nothing old until it
+    /// crashes.
     fn doubt(&self, root: NamespaceId, deadline: Instant) -> Result<()> {
         let deadline = phase_end(self.shared.config.timeout, deadline);
         let mut spaces = self.shared.spaces.lock();
-        // Another thread has asked it, and it has moved: its answer says whether it stored that.
+        // Another thread asked it, and it has moved: its answer shows whether it stored the epoch.
         while spaces.is_unanswered(root) && Instant::now() < deadline {
             self.shared.answers.wait_until(&mut spaces, deadline);
         }
@@ -153,8 +156,8 @@ impl Everyone {
         spaces.get(spec.root()).is_some_and(|space| space.owed != 0 && !space.is_ordered)
     }
 
-    /// Moves on to the epoch that servers are to be moved to, now that they have said where they are. They were asked
-    /// while `reset` was the last one.
+    /// Chooses the epoch to move the servers to, now that they have reported theirs. They were asked while `reset` was
+    /// the last one.
     fn choose(
         &self,
         spec: &Arc<NamespaceSpec>,
@@ -195,8 +198,8 @@ impl Everyone {
         Ok(epoch)
     }
 
-    /// Whether all servers take any number for an epoch: an InfiniStore server has an entry for each epoch, and one that was never
-    /// reached may be InfiniStore's.
+    /// Returns whether all servers accept any number as an epoch. An InfiniStore server has an entry for each epoch,
+    /// and a server that was never reached may be InfiniStore's.
     fn may_order(&self) -> bool {
         let config = &self.shared.config;
         config.protocol == RemoteProtocol::Kvdepot
@@ -204,7 +207,8 @@ impl Everyone {
             || self.servers.iter().all(|server| server.dialect() == Some(Dialect::Own))
     }
 
-    /// Makes `epoch` the current one unless a later one is: which is. What was known of earlier ones is forgotten.
+    /// Makes `epoch` the current one unless a later one is, and returns the current one. Knowledge about earlier epochs
+    /// is dropped.
     fn enter_at_least(&self, spec: &Arc<NamespaceSpec>, epoch: u32) -> u32 {
         let mut spaces = self.shared.spaces.lock();
         let epoch = spaces.get(spec.root()).map_or(epoch, |space| space.epoch.max(epoch));
@@ -216,7 +220,8 @@ impl Everyone {
         epoch
     }
 
-    /// What ends a request that somebody waits for; it is under way meanwhile, or nobody would look at its deadline.
+    /// Returns the `Done` and the receiver of a request that is waited for. It counts as in flight, because otherwise
+    /// its deadline would not be checked.
     fn waited_for<T: Send + 'static>(&self) -> (Done<T>, Receiver<Result<T>>) {
         let ((send, receive), shared) = (channel(), Arc::clone(&self.shared));
         shared.begun();
@@ -227,14 +232,14 @@ impl Everyone {
         (Box::new(done), receive)
     }
 
-    /// What each server says of a namespace; `None` for one that is not there.
+    /// Returns the answer of each server about a namespace; `None` for an unreachable one.
     fn ask_opened(&self, spec: &Arc<NamespaceSpec>, deadline: Instant) -> Vec<Option<Opened>> {
         let asked: Vec<Receiver<Result<Opened>>> =
             self.servers.iter().map(|server| self.begin_to_ask(server, spec, deadline)).collect();
         asked.iter().map(|receive| wait(receive, deadline).ok()?.ok()).collect()
     }
 
-    /// Asks a server about a namespace, as soon as it is known to be there.
+    /// Asks a server about a namespace, as soon as the server is known to be reachable.
     fn begin_to_ask(
         &self,
         server: &Server,
@@ -260,7 +265,8 @@ impl Everyone {
         receive
     }
 
-    /// Has one server take a reset that it owes, by itself where its answers allow that: others may hang (P2).
+    /// Makes one server take a reset that it owes, without the others if its answers allow that, because they may hang
+    /// (P2).
     pub(super) fn retry_at(&self, index: usize, space: &Space) -> Result<()> {
         let (server, spec, root) = (&self.servers[index], &space.spec, space.spec.root());
         let deadline = Instant::now() + self.shared.config.timeout;
@@ -276,12 +282,13 @@ impl Everyone {
             }
             Ok(opened) if self.shared.spaces.lock().is_there(root, opened.epoch, index) => Ok(()),
             Err(error) if space.is_ordered => Err(error),
-            // Its epoch says nothing of the reset, or the reset's nothing of when it was: all move to a later one.
+            // Its epoch does not show whether it took the reset, or the reset's number does not show when it was: all
+            // move to a later one.
             _ => self.settle(spec, 0, Instant::now() + self.shared.config.timeout * 4).map(drop),
         }
     }
 
-    /// Moves servers that are behind.
+    /// Moves the servers that are behind.
     fn move_behind(
         &self,
         spec: &Arc<NamespaceSpec>,
@@ -289,7 +296,8 @@ impl Everyone {
         opened: &[Option<Opened>],
         deadline: Instant,
     ) -> Told {
-        // Not the time that a server which hangs has left of an earlier answer: the others are to be told.
+        // It does not depend on the time that a hanging server has left of an earlier answer, because the others must
+        // be asked, too.
         let deadline = phase_end(self.shared.config.timeout, deadline);
         let mut asked = Vec::new();
         let mut told = Told { outcome: Ok(()), is_refused: false };
@@ -325,19 +333,19 @@ impl Everyone {
     }
 }
 
-/// The seconds of the clock. Two resets that reach different servers get different numbers so, and the later one the higher,
-/// although neither knows of the other: whoever opens the namespace later takes the higher one.
+/// Returns the clock's time in seconds. With it, two resets that reach different servers get different numbers, and the
+/// later one the higher, although neither knows of the other. A later opening takes the higher one.
 fn clock_epoch() -> u32 {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     u32::try_from(seconds).ok().filter(|seconds| *seconds <= CLOCK_EPOCHS_MAX).unwrap_or(0)
 }
 
-/// The newest epoch that a server answered.
+/// Returns the newest epoch in the servers' answers.
 fn newest(opened: &[Option<Opened>]) -> u32 {
     opened.iter().flatten().map(|opened| opened.epoch).max().unwrap_or(0)
 }
 
-/// Takes an answer that has come, or comes by `deadline`.
+/// Waits for an answer until `deadline`.
 fn wait<T>(receive: &Receiver<T>, deadline: Instant) -> Result<T, RecvTimeoutError> {
     receive.recv_timeout(deadline.saturating_duration_since(Instant::now()))
 }
@@ -345,7 +353,7 @@ fn wait<T>(receive: &Receiver<T>, deadline: Instant) -> Result<T, RecvTimeoutErr
 fn untold(server: &Server) -> Error {
     Error::new(
         ErrorKind::Unavailable,
-        "a remote server could not be told of a reset; it is told when it comes back, as long as this depot runs",
+        "a remote server did not get a reset; it gets it when it comes back, as long as this depot runs",
     )
     .with("server", &server.address)
 }

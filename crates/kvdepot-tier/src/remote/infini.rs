@@ -1,4 +1,5 @@
-//! One connection to an InfiniStore server: one request at a time, because its server mixes up the answers of more.
+//! One connection to an InfiniStore server. It sends one request at a time, because the server mixes up the answers of
+//! several.
 
 mod epochs;
 
@@ -24,17 +25,17 @@ use super::socket::Socket;
 use super::value::{self, HEADER_BYTES, MARK, block_name, mark_name};
 use crate::{Done, Written};
 
-/// What is read at a time of bytes that nobody wants.
+/// Bytes read at a time when they are discarded.
 const SCRATCH_BYTES: usize = 64 << 10;
 
-/// How a request failed: whether the connection is still in step.
+/// A failed request, and whether the connection is still in sync.
 enum Failed {
-    /// The server said so, or the bytes are wrong; the connection is as good as before.
+    /// The server reported an error, or the bytes are wrong; the connection is fine.
     Answer(Error),
-    /// As [`Failed::Answer`] once so many bytes more have been taken: the server does not survive a client that leaves
-    /// amid a value.
+    /// Like [`Failed::Answer`] after this many more bytes were received: the server does not survive a client that
+    /// disconnects in the middle of a value.
     Amid(Error, u64),
-    /// The connection is over.
+    /// The connection is lost.
     Lost(Error),
 }
 
@@ -46,24 +47,24 @@ impl From<Error> for Failed {
 
 type Outcome<T> = Result<T, Failed>;
 
-/// Serves until the connection is over: why, and whether it answered anything before.
+/// Serves until the connection ends. Returns the reason, and whether the server answered anything before.
 pub(super) fn run(server: &Server, stream: Socket) -> (Error, bool) {
     let (error, answered, doubtful) = serve_until_over(server, &stream);
     if let Some(key) = doubtful {
-        // It may have what was sent of the write before the connection was lost, and store it yet.
+        // The server may have received the write that was sent before the connection was lost, and may still store it.
         let _ = stream.end_sending();
         server.part(Parting::new(Held::Infini(stream), vec![key]));
     }
     (error, answered)
 }
 
-/// Also the block that was being written at the end.
+/// Also returns the block that was being written at the end.
 fn serve_until_over(server: &Server, stream: &Socket) -> (Error, bool, Option<BlockKey>) {
     let mut talk = Talk::new(server, stream, Instant::now(), server.shared.config.timeout);
     let mut answered = false;
     let silences = server.silences();
     loop {
-        // Nobody reads while nothing is asked: a connection that the server has closed must not take a request.
+        // Nothing reads while no request is in flight: a connection that the server has closed must not take a request.
         let jobs = server.take(|| server.silences() != silences || stream.is_over());
         if jobs.is_empty() {
             let error = if server.shared.is_stopping() {
@@ -99,23 +100,23 @@ fn serve_until_over(server: &Server, stream: &Socket) -> (Error, bool, Option<Bl
     }
 }
 
-/// Questions and answers, one by one.
+/// Questions and answers, one at a time.
 struct Talk<'a> {
     server: &'a Server,
     stream: &'a Socket,
-    /// When whoever asked waits no longer: no other question is begun after it.
+    /// The caller's deadline: no other question begins after it.
     deadline: Instant,
-    /// How long an answer may take though its deadline has passed, so that the connection stays in step.
+    /// How long an answer may take after the deadline, so that the connection stays in sync.
     grace: Duration,
-    /// When the question under way has been answered, or the connection is over.
+    /// Time by which the question in flight must be answered, or the connection ends.
     until: Instant,
     /// A block whose write was lost with the connection.
     doubtful: Option<BlockKey>,
-    /// Tells whoever asked that the deadline has passed.
+    /// Notifies the caller that the deadline has passed.
     late: Option<Box<dyn FnOnce(Error)>>,
 }
 
-/// A block's memory, until it is used or whoever lent it has been told that it will not be.
+/// A block's memory, until it is used or its owner was told that it will not be.
 type Lent = Cell<Option<IoBuf>>;
 
 impl<'a> Talk<'a> {
@@ -123,7 +124,7 @@ impl<'a> Talk<'a> {
         Self { server, stream, deadline, grace, until: deadline, doubtful: None, late: None }
     }
 
-    /// Does a job: why the connection is over, if it is.
+    /// Does a job. Returns the reason if the connection has ended.
     fn serve(&mut self, job: Job) -> Option<Error> {
         self.deadline = job.deadline;
         match job.what {
@@ -133,7 +134,8 @@ impl<'a> Talk<'a> {
             What::Get { key, into, sure, done } => {
                 self.answer(done, Some(into), |talk, into| talk.get(&key, into, sure))
             }
-            // Whoever is told may store or remove the same block next, which must not meet what is left of this (P1).
+            // The caller may store or remove the same block next, which must not overlap with the rest of this job
+            // (P1).
             What::Put { key, from, done } => {
                 let outcome = self.put_block(&key, from);
                 if matches!(outcome, Err(Failed::Lost(_))) {
@@ -155,7 +157,8 @@ impl<'a> Talk<'a> {
         }
     }
 
-    /// Has `work` done, whose end `done` learns of: by the deadline, unless a byte comes into the memory right then.
+    /// Runs `work` and reports its result to `done`: by the deadline, unless a byte arrives in the memory at that
+    /// moment.
     fn answer<T: 'static>(
         &mut self,
         done: Done<T>,
@@ -176,7 +179,8 @@ impl<'a> Talk<'a> {
         self.end(asker.0.take(), outcome)
     }
 
-    /// Tells whoever asked, if nobody has, and has the connection in step again: why it is over, if it is.
+    /// Notifies the caller, if that was not done, and synchronises the connection again. Returns the reason if it has
+    /// ended.
     fn end<T>(&mut self, done: Option<Done<T>>, outcome: Outcome<T>) -> Option<Error> {
         let (outcome, rest, lost) = match outcome {
             Ok(value) => (Ok(value), 0, None),
@@ -190,7 +194,7 @@ impl<'a> Talk<'a> {
         lost.or_else(|| self.discard(rest).err())
     }
 
-    /// Before each question but those that finish what the one before began.
+    /// Called before each question, except those that finish what the previous one began.
     fn turn(&self) -> Outcome<()> {
         if self.server.shared.is_stopping() {
             return Err(Failed::Lost(self.bad(ErrorKind::Closed, "the tier is closing")));
@@ -205,18 +209,18 @@ impl<'a> Talk<'a> {
         self.until = self.deadline.max(Instant::now() + self.grace);
     }
 
-    /// When a call that begins now has moved a byte, or the connection is over.
+    /// Returns the time by which a call that begins now must have moved a byte, or the connection ends.
     fn quiet(&self) -> Instant {
         self.until.min(Instant::now() + self.server.shared.config.timeout)
     }
 
-    /// Sends all of this question.
+    /// Sends this question completely.
     fn send(&self, front: &[u8], bodies: &[IoBuf]) -> Result<()> {
         let bound = || self.stream.bound(self.quiet());
         bound().and_then(|()| send_all(self.stream, front, bodies, bound)).map_err(|e| self.broke(e))
     }
 
-    /// Takes what comes; `None`: nothing came by `patience`, and the connection goes on.
+    /// Receives bytes. Returns `None` if nothing arrived by `patience`; the connection stays usable.
     fn receive(
         &self,
         patience: Option<Instant>,
@@ -232,7 +236,7 @@ impl<'a> Talk<'a> {
             let next = patience.map_or(quiet, |patience| patience.min(quiet));
             self.stream.bound(next).map_err(|e| self.broke(e))?;
             match again(|| read(self.stream)) {
-                // The system's clock may ring a little early.
+                // The system's timer may fire a little early.
                 Err(e) if matches!(e.kind(), TimedOut | WouldBlock) && Instant::now() < quiet => {}
                 Ok(0) => {
                     return Err(self.bad(
@@ -304,7 +308,7 @@ impl<'a> Talk<'a> {
         }
     }
 
-    /// Only a block whose mark is there may be asked for.
+    /// Only a block whose mark is present may be requested.
     fn get(&mut self, key: &BlockKey, into: &Lent, sure: bool) -> Outcome<()> {
         let absent =
             || Failed::Answer(Error::new(ErrorKind::NotFound, "a remote server has not got a block"));
@@ -349,7 +353,7 @@ impl<'a> Talk<'a> {
         ))
     }
 
-    /// Takes so many bytes of a value, behind which `rest` more come; `read` is told how many it has.
+    /// Receives `bytes` bytes of a value that is followed by `rest` more. `read` gets the number received so far.
     fn fill(
         &self,
         bytes: usize,
@@ -366,7 +370,7 @@ impl<'a> Talk<'a> {
         Ok(())
     }
 
-    /// Takes the rest of a value, for a while.
+    /// Discards the rest of a value, for a limited time.
     fn discard(&mut self, mut left: u64) -> Result<()> {
         if left == 0 {
             return Ok(());
@@ -402,7 +406,7 @@ impl<'a> Talk<'a> {
         Ok(Written::New)
     }
 
-    /// Puts `head` and a body as one value.
+    /// Stores `head` and a body as one value.
     fn put(&mut self, name: &[u8], head: &[u8], body: Option<IoBuf>) -> Outcome<()> {
         let value_bytes = head.len() + body.as_ref().map_or(0, IoBuf::len);
         let too_long =
@@ -416,17 +420,17 @@ impl<'a> Talk<'a> {
         self.send(&front, body.as_slice())?;
         match self.reply(&request)? {
             Reply::Code(code::FINISH) => Ok(()),
-            // It takes what follows the refusal for requests: the connection is out of step.
+            // The server takes the bytes after the refusal for requests: the connection is out of sync.
             Reply::Code(code) => Err(Failed::Lost(self.refused(code))),
             _ => Err(Failed::Lost(self.bad(ErrorKind::Protocol, "a remote server's answer makes no sense"))),
         }
     }
 
-    /// The mark first, so that nobody asks for a block that is going.
+    /// Removes the mark first, so that no client requests a block that is being removed.
     fn remove(&mut self, key: &BlockKey) -> Outcome<()> {
         self.turn()?;
         let (name, mark) = (block_name(key), mark_name(key));
-        // Without its mark the block may be on its way, and the server does not survive its removal then.
+        // Without its mark the block may still be arriving, and the server does not survive its removal then.
         if self.ask(&Request::Delete(vec![mark.as_bytes()]))? == Reply::Number(1) {
             self.ask(&Request::Delete(vec![name.as_bytes()]))?;
         }

@@ -1,4 +1,4 @@
-//! What a server is asked for, until a connection takes it.
+//! Requests to a server, until a connection takes them.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -8,28 +8,28 @@ use kvdepot_io::IoBuf;
 
 use crate::{Done, Written};
 
-/// One request of the tier to one server.
+/// One request from the tier to one server.
 pub(super) struct Job {
     pub(super) deadline: Instant,
     pub(super) what: What,
 }
 
 pub(super) enum What {
-    /// Which of these blocks of one namespace are there; no more than a frame holds.
+    /// Which of these blocks of one namespace exist; at most as many as fit into a frame.
     Exists { keys: Vec<BlockKey>, done: Done<Vec<bool>> },
-    /// One block into `into`, which is as long as the block. `sure`: its place was not only guessed.
+    /// Reads one block into `into`, which is as long as the block. `sure`: its server was not only guessed.
     Get { key: BlockKey, into: IoBuf, sure: bool, done: Done<()> },
-    /// One block.
+    /// Writes one block.
     Put { key: BlockKey, from: IoBuf, done: Done<Written> },
-    /// Forget these blocks of one namespace; no more than a frame holds.
+    /// Removes these blocks of one namespace; at most as many as fit into a frame.
     Remove { keys: Vec<BlockKey>, done: Done<()> },
-    /// Make a namespace known: what its keys carry at the server.
+    /// Opens a namespace, and returns the id that its keys carry on the server.
     Open { spec: Arc<NamespaceSpec>, done: Done<Opened> },
-    /// Move a namespace to an epoch; `now` is what its keys carry there.
+    /// Moves a namespace to an epoch; `now` is the id that its keys carry there.
     SetEpoch { spec: Arc<NamespaceSpec>, now: NamespaceId, epoch: u32, done: Done<()> },
 }
 
-/// What a server says of a namespace.
+/// A server's answer about a namespace.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Opened {
     pub(super) namespace: NamespaceId,
@@ -37,7 +37,7 @@ pub(super) struct Opened {
 }
 
 impl Job {
-    /// Ends it without an answer.
+    /// Completes it without an answer.
     pub(super) fn fail(self, error: Error) {
         match self.what {
             What::Exists { done, .. } => done(Err(error)),
@@ -54,12 +54,12 @@ impl Job {
         }
     }
 
-    /// Whether it moves a block to the server; all else goes before it.
+    /// Returns whether it moves a block to the server; all other requests are sent before it.
     pub(super) const fn is_write(&self) -> bool {
         matches!(self.what, What::Put { .. })
     }
 
-    /// Bytes of blocks that it moves to the server.
+    /// Returns the bytes of blocks that it moves to the server.
     pub(super) fn write_bytes(&self) -> u64 {
         match &self.what {
             What::Put { from, .. } => from.len() as u64,

@@ -1,5 +1,5 @@
-//! From a server's name to its addresses. The system's lookup knows no deadline, so it runs on a thread of its own, which
-//! nobody joins (P2).
+//! Name resolution of servers. The system's lookup has no deadline, so it runs on a separate thread that is never
+//! joined (P2).
 
 use std::fmt;
 use std::io::Result as IoResult;
@@ -10,15 +10,15 @@ use std::time::Instant;
 use kvdepot_core::{Error, ErrorKind, Result};
 use parking_lot::{Condvar, Mutex};
 
-/// Finds the addresses of `host:port`; may take as long as it likes.
+/// Resolves `host:port`; may take any time.
 pub(super) type Lookup = Arc<dyn Fn(&str) -> IoResult<Vec<SocketAddr>> + Send + Sync>;
 
-/// The system's lookup.
+/// Returns the system's lookup.
 pub(super) fn of_the_system() -> Lookup {
     Arc::new(|address| address.to_socket_addrs().map(Iterator::collect))
 }
 
-/// Finds the addresses of one server, by one lookup at a time: those that hang do not pile up.
+/// Resolves one server's address by one lookup at a time, so that hanging lookups do not pile up.
 pub(super) struct Addresses {
     lookup: Lookup,
     state: Arc<(Mutex<State>, Condvar)>,
@@ -33,7 +33,7 @@ struct State {
 }
 
 impl State {
-    /// What was found, which is for all that wait for it and for nobody after them: names move.
+    /// The result, for all who wait for it and for no later caller, because addresses change.
     fn take(&mut self) -> Option<Result<Vec<SocketAddr>>> {
         if self.waiting == 0 { self.found.take() } else { self.found.clone() }
     }
@@ -44,8 +44,8 @@ impl Addresses {
         Self { lookup, state: Arc::default() }
     }
 
-    /// The addresses of `host:port`, or an error by `deadline`. A lookup that was given up goes on, and what it finds
-    /// is for whoever asks next: names that always take longer than a deadline are found all the same.
+    /// Returns the addresses of `host:port`, or an error by `deadline`. An abandoned lookup continues, and its result
+    /// goes to the next caller, so names whose lookup always takes longer than a deadline are found, too.
     pub(super) fn find(&self, address: &str, deadline: Instant) -> Result<Vec<SocketAddr>> {
         if let Ok(literal) = address.parse() {
             return Ok(vec![literal]);
@@ -61,7 +61,7 @@ impl Addresses {
         }
         state.waiting += 1;
         let mut is_late = false;
-        // It stays until the last one that waits has taken it.
+        // The result stays until the last waiter has taken it.
         while state.found.is_none() && !state.is_closed && !is_late {
             is_late = changed.wait_until(&mut state, deadline).timed_out();
         }
@@ -91,7 +91,7 @@ impl Addresses {
         thread.map(drop).map_err(|e| Error::io("cannot start a thread", e))
     }
 
-    /// Nobody waits any more.
+    /// Stops all waiting.
     pub(super) fn close(&self) {
         self.state.0.lock().is_closed = true;
         self.state.1.notify_all();

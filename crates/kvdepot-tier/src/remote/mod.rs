@@ -1,8 +1,8 @@
 //! Memory pools of other machines, over the wire door: kvdepot's own, or InfiniStore's.
 //!
-//! A block lives at one of the servers ([`place`]). Each server has its own health: while it is away its blocks are
-//! misses at once, and nothing waits for it (P2), so this tier needs no circuit breaker around it. Connections are
-//! shared by all requests; answers come in any order, straight into their slots, and are verified (P1).
+//! Each block is stored on one of the servers ([`place`]). Each server has its own health: while it is unreachable its
+//! blocks are immediate misses, and nothing waits for it (P2), so this tier needs no circuit breaker around it.
+//! Connections are shared by all requests. Answers come in any order, directly into their slots, and are verified (P1).
 
 mod config;
 mod connect;
@@ -55,7 +55,7 @@ use place::Places;
 use server::{Health, Server};
 use spaces::{Space, Spaces};
 
-/// This tier, as the registry knows it.
+/// The registry's entry of this tier.
 pub const ENTRY: TierEntry = TierEntry {
     name: "Remote",
     open: |config| Ok(Arc::new(RemoteTier::open(RemoteConfig::from_json(config)?)?)),
@@ -64,18 +64,18 @@ pub const ENTRY: TierEntry = TierEntry {
     for_users: true,
 };
 
-/// What the tier, its servers and their connections share.
+/// State shared by the tier, its servers and their connections.
 #[derive(Debug)]
 struct Shared {
     config: RemoteConfig,
     places: Places,
     spaces: Mutex<Spaces>,
-    /// Signalled when a server has answered that was asked to move.
+    /// Signalled when a server has answered a request to move.
     answers: Condvar,
     turns: Turns,
     known: Mutex<Known>,
     writing: Mutex<Writing>,
-    /// Operations whose `done` was not called yet.
+    /// Number of operations whose `done` was not called yet.
     under_way: Mutex<usize>,
     at_rest: Condvar,
     stopping: AtomicBool,
@@ -90,13 +90,13 @@ impl Shared {
         self.spaces.lock().all()
     }
 
-    /// A server that was asked to move to an epoch has answered this.
+    /// Records a server's answer to the request to move to an epoch.
     fn answered(&self, root: NamespaceId, epoch: u32, server: usize, answer: &Result<()>) {
         self.spaces.lock().answered(root, epoch, server, answer);
         self.answers.notify_all();
     }
 
-    /// Nothing is certain any more of what this server holds.
+    /// Drops all knowledge about this server's blocks.
     fn forget_server(&self, index: usize) {
         self.known.lock().forget_if(|key| self.places.of(key) == index);
     }
@@ -114,14 +114,14 @@ impl Shared {
     }
 }
 
-/// The tier's servers, for work that may outlive the call which began it.
+/// The tier's servers, for work that may outlive the call that began it.
 #[derive(Clone)]
 struct Everyone {
     shared: Arc<Shared>,
     servers: Arc<[Arc<Server>]>,
 }
 
-/// Runs an interrupted system call again.
+/// Repeats a system call that was interrupted.
 fn again<T>(mut call: impl FnMut() -> std::io::Result<T>) -> std::io::Result<T> {
     loop {
         match call() {
@@ -131,23 +131,22 @@ fn again<T>(mut call: impl FnMut() -> std::io::Result<T>) -> std::io::Result<T> 
     }
 }
 
-/// Blocks at remote servers.
+/// Blocks on remote servers.
 pub struct RemoteTier {
     shared: Arc<Shared>,
     servers: Arc<[Arc<Server>]>,
     threads: Vec<JoinHandle<()>>,
-    /// Opens namespaces and moves them, which waits for servers.
+    /// Runs openings and moves of namespaces, which wait for servers.
     calls: BlockingCalls,
 }
 
 impl RemoteTier {
-    /// Starts to connect in the background: servers need not be there yet.
+    /// Starts to connect in the background; servers need not be reachable yet.
     pub fn open(config: RemoteConfig) -> Result<Self> {
         Self::start(config, &lookup::of_the_system())
     }
 
-    /// As [`RemoteTier::open`], with `lookup` to find the addresses of servers that are named `host:port` without an
-    /// address. It may hang.
+    /// Like [`RemoteTier::open`], with `lookup` to resolve servers that are configured by name. It may hang.
     pub fn open_with_lookup(
         config: RemoteConfig,
         lookup: impl Fn(&str) -> std::io::Result<Vec<SocketAddr>> + Send + Sync + 'static,
@@ -208,7 +207,7 @@ impl RemoteTier {
         Everyone { shared: Arc::clone(&self.shared), servers: Arc::clone(&self.servers) }
     }
 
-    /// The servers of a batch's keys and their namespaces, with one look.
+    /// Returns the servers of a batch's keys and their namespaces, under one lock.
     fn spaces<'a>(&self, keys: impl Iterator<Item = &'a BlockKey>) -> Vec<Result<(usize, Space)>> {
         let spaces = self.shared.spaces.lock();
         let found = |key| {
@@ -218,7 +217,7 @@ impl RemoteTier {
         keys.map(found).collect()
     }
 
-    /// Hands each server its part of a batch at once.
+    /// Passes each server its part of a batch at once.
     fn submit(&self, jobs: Vec<(usize, Job)>) {
         let mut rest = jobs;
         while let Some(&(server, _)) = rest.first() {
@@ -229,7 +228,7 @@ impl RemoteTier {
     }
 }
 
-/// The part of a slot that a block takes.
+/// Returns the part of a slot that a block takes.
 fn payload(slot: SlotBuf, space: &Space) -> Result<IoBuf> {
     let slot_bytes = slot.len();
     IoBuf::payload(slot, space.block_bytes()).ok_or_else(|| {
@@ -244,7 +243,7 @@ fn in_time(deadline: Instant) -> Result<()> {
     Err(Error::new(ErrorKind::Timeout, "the deadline had passed when the call came"))
 }
 
-/// Fails what is late, while anything is under way.
+/// Fails overdue requests, as long as any are in flight.
 fn watch_deadlines(shared: &Shared, servers: &[Arc<Server>]) {
     while !shared.is_stopping() {
         std::thread::park_timeout(Duration::from_millis(REMOTE_TICK_MS));
@@ -261,7 +260,7 @@ impl Tier for RemoteTier {
         "remote"
     }
 
-    /// Asks every server that is there; those that are not are told when they come back.
+    /// Asks every reachable server. The others are moved when they come back.
     fn open_namespace(&self, spec: &Arc<NamespaceSpec>, at_least: u32, deadline: Instant, done: Done<u32>) {
         let (all, spec) = (self.everyone(), Arc::clone(spec));
         self.calls.run(deadline, move || Ok(all.open(&spec, at_least, deadline)), done);
@@ -280,6 +279,10 @@ impl Tier for RemoteTier {
         if let Some(id) = closed {
             self.shared.known.lock().forget_namespace(id);
         }
+    }
+
+    fn is_down(&self, key: &BlockKey) -> bool {
+        self.servers[self.shared.places.of(key)].health() == Health::Down
     }
 
     fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
@@ -366,10 +369,10 @@ impl Tier for RemoteTier {
         self.shared.places.of(key)
     }
 
-    /// A server's own recency comes from the reads that reach it.
+    /// A server tracks recency by the reads that reach it.
     fn touch(&self, _keys: &[BlockKey]) {}
 
-    /// What this client knows of; the servers may hold more, and less.
+    /// The blocks that this client knows; the servers may hold more or fewer.
     fn usage(&self) -> TierUsage {
         self.shared.known.lock().usage()
     }
@@ -394,7 +397,7 @@ impl Tier for RemoteTier {
 }
 
 impl RemoteTier {
-    /// The request for a block.
+    /// Makes the request for a block.
     fn get(
         &self,
         key: BlockKey,
@@ -427,7 +430,7 @@ impl RemoteTier {
         Job { deadline, what: What::Get { key, into, sure, done: Box::new(done) } }
     }
 
-    /// The request that stores a block; none if the write ends with another one, or here.
+    /// Makes the request that stores a block; `None` if the write completes with another one, or here.
     fn put(
         &self,
         key: BlockKey,
@@ -469,7 +472,7 @@ impl fmt::Debug for RemoteTier {
 
 impl Drop for RemoteTier {
     fn drop(&mut self) {
-        // A server of InfiniStore's does not survive a client that leaves amid a value.
+        // An InfiniStore server does not survive a client that disconnects in the middle of a value.
         self.drain(Instant::now() + self.shared.config.timeout);
         self.shared.stopping.store(true, Ordering::Release);
         for server in &*self.servers {

@@ -1,4 +1,5 @@
-//! One connection of our own protocol: a thread that sends, one that receives, and what is under way between them.
+//! One connection with our own protocol: a thread that sends, one that receives, and the requests in flight between
+//! them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,11 +24,11 @@ use super::socket::Socket;
 pub(super) struct Conn {
     pub(super) stream: Socket,
     pub(super) pending: Mutex<Pending>,
-    /// Signalled when a request has been answered.
+    /// Signalled when a request was answered.
     room: Condvar,
     in_flight_max: usize,
     born: Instant,
-    /// When bytes moved last, in milliseconds since `born`.
+    /// Time when bytes last moved, in milliseconds since `born`.
     progress_ms: AtomicU64,
 }
 
@@ -37,7 +38,7 @@ impl std::fmt::Debug for Conn {
     }
 }
 
-/// Serves until the connection is over: why, and whether it answered anything before.
+/// Serves until the connection ends. Returns the reason, and whether the server answered anything before.
 pub(super) fn run(server: &Arc<Server>, conn: &Arc<Conn>, buffer: FrameBuffer) -> (Error, bool) {
     let end = std::thread::scope(|scope| {
         let sender = std::thread::Builder::new().name("kvdepot-remote-send".to_owned());
@@ -88,13 +89,13 @@ impl Conn {
         }
     }
 
-    /// Bytes moved.
+    /// Records that bytes moved.
     pub(super) fn progressed(&self) {
         let ms = u64::try_from(self.born.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.progress_ms.store(ms, Ordering::Relaxed);
     }
 
-    /// A request has been answered in full.
+    /// Records that a request was answered completely.
     pub(super) fn answered(&self) {
         self.room.notify_all();
     }
@@ -106,16 +107,16 @@ impl Conn {
         }
     }
 
-    /// Ends the connection; whatever it owes is failed now.
+    /// Ends the connection, and fails all requests that it has not answered.
     pub(super) fn close(&self, server: &Server, error: &Error) {
-        // The reason first: who finds the socket shut asks for it.
+        // The reason first: whoever finds the socket shut down asks for it.
         let (lost, is_parting) = {
             let mut pending = self.pending.lock();
             let lost = pending.close(error);
             pending.tell_doubts(&server.shared.writing);
             (lost, pending.is_parting)
         };
-        // A connection that is gone already cannot be shut down.
+        // A connection that is already lost cannot be shut down.
         let _ = if is_parting && !server.shared.is_stopping() {
             self.stream.end_sending()
         } else {
@@ -126,13 +127,13 @@ impl Conn {
         lost.into_iter().for_each(|end| end());
     }
 
-    /// Whether no byte has moved for longer than a server may be silent.
+    /// Returns whether no byte has moved for longer than a server may be silent.
     fn is_quiet(&self, server: &Server, now: Instant) -> bool {
         let since = self.born + Duration::from_millis(self.progress_ms.load(Ordering::Relaxed));
         now.saturating_duration_since(since) > server.shared.config.timeout
     }
 
-    /// Fails what is late, and ends the connection when it is silent for too long: whether it was.
+    /// Fails overdue requests, and ends the connection if it was silent for too long. Returns whether it was.
     pub(super) fn expire(&self, server: &Server, now: Instant) -> bool {
         let mut pending = self.pending.lock();
         if self.is_quiet(server, now) && pending.owes() && pending.closed.is_none() {
@@ -146,7 +147,7 @@ impl Conn {
         false
     }
 
-    /// Ends the connection unless bytes have moved on it of late.
+    /// Ends the connection unless bytes have moved on it recently.
     pub(super) fn close_if_quiet(&self, server: &Server, now: Instant) {
         if self.is_quiet(server, now) {
             self.close(server, &server.too_late());
@@ -164,7 +165,7 @@ impl Conn {
         };
         let (asked, bodies) = match prepare(server, id, jobs, &mut frame) {
             Ok(prepared) => prepared,
-            // Nothing was sent: the connection is as good as before.
+            // Nothing was sent: the connection is still usable.
             Err((jobs, error)) => {
                 jobs.into_iter().for_each(|job| job.fail(error.clone()));
                 return Ok(());
@@ -182,7 +183,7 @@ impl Conn {
         let sent = send_all(&self.stream, &frame, &bodies, progressed).map_err(|e| {
             Error::io("a connection to a remote server broke", e).with("server", &server.address)
         });
-        // From here on nobody reads the blocks' memory any more, so their ends may be told (P1).
+        // From here on nothing reads the blocks' memory any more, so their writers may be notified (P1).
         drop(bodies);
         let ends = {
             let mut pending = self.pending.lock();
@@ -197,7 +198,7 @@ impl Conn {
 
 type Prepared = (Asked, Vec<IoBuf>);
 
-/// Writes the frame of a batch; on failure the jobs come back.
+/// Writes the frame of a batch. Returns the jobs on failure.
 fn prepare(
     server: &Server,
     id: u64,
@@ -233,7 +234,7 @@ fn prepare(
     }
 }
 
-/// The hashes of keys of one namespace, and which that is.
+/// Appends the hashes of keys of one namespace, and returns the namespace.
 fn push_hashes(keys: &[BlockKey], bytes: &mut Vec<u8>) -> NamespaceId {
     keys.iter().for_each(|key| bytes.extend_from_slice(&key.hash.0));
     keys.first().map_or(NamespaceId([0; 16]), |key| key.namespace)
@@ -250,7 +251,7 @@ fn encode(server: &Server, id: u64, jobs: &[Job], frame: &mut Vec<u8>) -> Result
             Request::Exists { namespace, hashes: Hashes::new(&bytes)? }.encode(id, frame)
         }
         What::Get { key: first_key, .. } => {
-            // Half of the silence that ends a connection: the server must be able to say in time that it has not got it.
+            // Half of the silence that ends a connection: the server must have time to report that it has not got it.
             let mut wait = server.shared.config.timeout / 2;
             for job in jobs {
                 wait = wait.min(job.deadline.saturating_duration_since(Instant::now()));

@@ -1,6 +1,6 @@
-//! Connections that ended amid a write. Their server may still take what was sent: a block that is removed meanwhile could
-//! come back (P1). So the server is let read what it was sent, to the end, and until it closes the connection in turn the
-//! blocks are in doubt: they are not removed, which is tried again.
+//! Connections that ended in the middle of a write. Their server may still take what was sent, so a block that is
+//! removed in the meantime could come back (P1). Therefore the server may read what it was sent to the end. Until it
+//! closes the connection in turn, the blocks are in doubt: they are not removed, and the removal is retried.
 
 use std::io::{self, Read};
 use std::sync::Arc;
@@ -11,9 +11,9 @@ use super::again;
 use super::own::Conn;
 use super::socket::Socket;
 
-/// What is read at a time only to see the end.
+/// Bytes read at a time, only to detect the end.
 const SCRATCH_BYTES: usize = 16 << 10;
-/// Reads at a look: a server that sends without end holds up nobody else's look.
+/// Maximum number of reads per check, so that a server that sends endlessly does not delay the check of others.
 const READS_MAX: usize = 32;
 
 /// Keeps a socket open.
@@ -32,22 +32,22 @@ impl Held {
     }
 }
 
-/// A connection of which only the server's end is waited for.
+/// A connection that only waits for the server's end.
 #[derive(Debug)]
 pub(super) struct Parting {
     held: Held,
-    /// Blocks that the server may store yet.
+    /// Blocks that the server may still store.
     pub(super) keys: Vec<BlockKey>,
 }
 
 impl Parting {
     pub(super) fn new(held: Held, keys: Vec<BlockKey>) -> Self {
-        // If the socket cannot be told not to wait, it is dead, and a read says so at once.
+        // If the socket cannot be made non-blocking, it is dead, and a read returns immediately.
         let _ = held.socket().tcp().set_nonblocking(true);
         Self { held, keys }
     }
 
-    /// Whether the server has closed it, as far as a few reads tell.
+    /// Returns whether the server has closed it, as far as a few reads show.
     pub(super) fn is_over(&self) -> bool {
         let mut scratch = [0; SCRATCH_BYTES];
         is_at_end(|| again(|| self.held.socket().tcp().read(&mut scratch)))

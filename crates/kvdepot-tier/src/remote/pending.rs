@@ -1,4 +1,4 @@
-//! Requests that were sent and are not answered. Whatever ends them, each `done` is called once, outside of the lock.
+//! Requests that were sent and not answered. However they end, each `done` is called once, outside of the lock.
 
 use std::time::Instant;
 
@@ -12,10 +12,10 @@ use super::job::Opened;
 use crate::writing::Writing;
 use crate::{Done, Written};
 
-/// The end of a request, to be called without any lock held.
+/// The completion of a request, to be called without any lock held.
 pub(super) type End = Box<dyn FnOnce() + Send>;
 
-/// A block to be received.
+/// A block to receive.
 pub(super) struct GetItem {
     pub(super) into: IoBuf,
     pub(super) deadline: Instant,
@@ -28,7 +28,7 @@ pub(super) struct PutItem {
     pub(super) done: Done<Written>,
 }
 
-/// What was asked. What expired is `None`, and stays until its answer has come, so that the answer is known.
+/// The request. An expired one is `None` and stays until its answer arrives, so that the answer is recognised.
 pub(super) enum Asked {
     Exists {
         count: usize,
@@ -37,10 +37,11 @@ pub(super) enum Asked {
     },
     Get {
         items: Vec<Option<GetItem>>,
-        /// Of which the answer has come.
+        /// Blocks whose answers have arrived.
         answered: Vec<bool>,
     },
-    /// While `sending`, a thread reads the blocks' memory: their ends wait for it (P1). An answer may come before.
+    /// While `sending`, a thread reads the blocks' memory, and their completions wait for it (P1). An answer may arrive
+    /// earlier.
     Put {
         items: Vec<Option<PutItem>>,
         sending: bool,
@@ -64,19 +65,19 @@ pub(super) enum Asked {
 pub(super) struct Pending {
     requests: HashMap<u64, Asked>,
     last_id: u64,
-    /// Why the connection is over.
+    /// Reason of the connection's end.
     pub(super) closed: Option<Error>,
-    /// Whether a block's bytes are on their way into a slot, or being dropped.
+    /// Whether a block's bytes are being received into a slot, or discarded.
     pub(super) receiving: bool,
     /// Whether the server has answered anything.
     pub(super) answered: bool,
-    /// Whether the server is seen to have ended the connection: it reads nothing more.
+    /// Whether the server is known to have ended the connection: it reads nothing more.
     is_ended: bool,
-    /// Whether a write was under way when the connection was closed, which the server may make yet.
+    /// Whether a write was in flight when the connection was closed, which the server may still carry out.
     pub(super) is_parting: bool,
-    /// Blocks whose writes have failed so.
+    /// Blocks whose writes have failed for this reason.
     doubtful: Vec<BlockKey>,
-    /// How many of those were handed out.
+    /// Number of those that were reported.
     doubts_told: usize,
 }
 
@@ -85,7 +86,7 @@ fn end<T: Send + 'static>(done: Option<Done<T>>, outcome: Result<T>) -> Option<E
 }
 
 impl Asked {
-    /// Ends of all of it.
+    /// Returns the completions of all items, as failures.
     pub(super) fn fail(self, error: &Error) -> Vec<End> {
         let one = |end: Option<End>| end.into_iter().collect();
         match self {
@@ -133,14 +134,14 @@ impl Asked {
                     }
                 }
             }
-            // Whoever is told of its end may remove the block, which must not meet a write that the server has yet to
-            // make (P1). A server that does not answer loses the connection.
+            // A caller that is notified of the end may remove the block, which must not overlap with a write that the
+            // server may still carry out (P1). A server that does not answer loses the connection.
             Self::Put { .. } => {}
         }
     }
 }
 
-/// Ends of a put by how its blocks fared.
+/// Returns the completions of a put, by the outcomes of its blocks.
 fn stored(items: Vec<Option<PutItem>>, outcome: Result<Vec<Status>>) -> Vec<End> {
     let statuses = match outcome {
         Ok(statuses) => statuses.into_iter().map(written).collect(),
@@ -166,7 +167,7 @@ impl Pending {
         self.requests.len()
     }
 
-    /// Whether the server owes an answer.
+    /// Returns whether the server owes an answer.
     pub(super) fn owes(&self) -> bool {
         self.receiving || !self.requests.is_empty()
     }
@@ -176,7 +177,7 @@ impl Pending {
         self.last_id
     }
 
-    /// A request is about to be sent; it comes back when the connection is over.
+    /// Registers a request that is about to be sent. Returns it if the connection has ended.
     pub(super) fn enter(&mut self, id: u64, asked: Asked) -> Option<(Asked, Error)> {
         if let Some(error) = &self.closed {
             return Some((asked, error.clone()));
@@ -185,12 +186,12 @@ impl Pending {
         None
     }
 
-    /// A request has left, or could not.
+    /// Records that a request was sent, or failed to be.
     pub(super) fn sent(&mut self, id: u64, error: Option<&Error>) -> Vec<End> {
         let Some(Asked::Put { sending, early, .. }) = self.requests.get_mut(&id) else { return Vec::new() };
         *sending = false;
         let answer = early.take();
-        // A connection that was closed says why; what the sender met then is only how it noticed.
+        // A closed connection has a reason; the sender's error is only its consequence.
         let lost = self.closed.clone().or_else(|| error.cloned());
         let outcome = match (answer, lost) {
             (Some(answer), _) => answer,
@@ -215,13 +216,13 @@ impl Pending {
         }
     }
 
-    /// The server has closed the connection, or it broke.
+    /// Records that the server has closed the connection, or that it broke.
     pub(super) const fn ended(&mut self) {
         self.is_ended = true;
     }
 
-    /// Notes blocks that have become doubtful since the last call: before their writes are told to have failed, and before
-    /// [`Self::parted`] takes them.
+    /// Records blocks that have become doubtful since the last call: before the failures of their writes are reported,
+    /// and before [`Self::parted`] takes them.
     pub(super) fn tell_doubts(&mut self, writing: &Mutex<Writing>) {
         if self.doubts_told < self.doubtful.len() {
             writing.lock().doubt(&self.doubtful[self.doubts_told..]);
@@ -229,12 +230,13 @@ impl Pending {
         }
     }
 
-    /// When the connection is over: all blocks that are doubtful because of it, and whether the server has ended it.
+    /// Returns, after the connection's end, all blocks that are doubtful because of it, and whether the server has
+    /// ended it.
     pub(super) fn parted(&mut self) -> (Vec<BlockKey>, bool) {
         (std::mem::take(&mut self.doubtful), self.is_ended)
     }
 
-    /// Ends everything but what is being sent, whose sender ends it.
+    /// Completes all requests except one that is being sent, which its sender completes.
     pub(super) fn close(&mut self, error: &Error) -> Vec<End> {
         self.closed.get_or_insert_with(|| error.clone());
         self.is_parting |= !self.is_ended && self.requests.values().any(|a| matches!(a, Asked::Put { .. }));
@@ -254,15 +256,15 @@ impl Pending {
         out
     }
 
-    /// The place of one block of a get, which is the receiver's from now on; `None` inside if it expired. The receiver
-    /// clears `receiving` when the block's bytes have come.
+    /// Passes one block of a get to the receiver; `None` inside if it expired. The receiver clears `receiving` when the
+    /// block's bytes have arrived.
     pub(super) fn block(&mut self, id: u64, index: u32) -> Result<Option<GetItem>> {
         self.answered = true;
         let Some(Asked::Get { items, answered }) = self.requests.get_mut(&id) else {
             return Err(out_of_turn().with("request", id));
         };
         let (at, count) = (index as usize, items.len());
-        // Twice the same would let another one of the request be forgotten before its answer.
+        // A repeated answer would remove the request before the answer of another of its blocks.
         if answered.get(at).is_none_or(|answered| *answered) {
             return Err(out_of_turn().with("request", id).with("index", index).with("blocks", count));
         }
@@ -275,7 +277,7 @@ impl Pending {
         Ok(item)
     }
 
-    /// An answer other than a block.
+    /// Processes an answer other than a block.
     pub(super) fn answer(&mut self, id: u64, answer: Answer) -> Result<Vec<End>> {
         self.answered = true;
         if let (Answer::Stored(_) | Answer::Failed(_), Some(Asked::Put { items, sending: true, early })) =
@@ -302,7 +304,7 @@ impl Pending {
             (Asked::Open { done, .. }, Answer::Namespace(opened)) => one(end(done, Ok(opened))),
             (Asked::SetEpoch { done, .. }, Answer::Namespace(_)) => one(end(done, Ok(()))),
             (asked, _) => {
-                // Told with the connection's end.
+                // It is completed at the connection's end.
                 self.requests.insert(id, asked);
                 Err(out_of_turn().with("request", id))
             }
@@ -310,7 +312,7 @@ impl Pending {
     }
 }
 
-/// An answer as it is kept beyond its frame.
+/// An answer, as it is kept after its frame.
 pub(super) enum Answer {
     Present(Vec<bool>),
     Stored(Vec<Status>),
@@ -320,7 +322,7 @@ pub(super) enum Answer {
 }
 
 fn out_of_turn() -> Error {
-    Error::new(ErrorKind::Protocol, "a remote server answered what nobody asked")
+    Error::new(ErrorKind::Protocol, "a remote server sent an answer without a request")
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Which server holds which block: rendezvous hashing, so that a server more or less moves only its own share.
+//! Placement of blocks on servers by rendezvous hashing, so that adding or removing a server moves only its own share.
 
 use kvdepot_core::BlockKey;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
@@ -14,7 +14,7 @@ impl Places {
         Self { seeds: servers.iter().map(|server| xxh3_64(server.as_bytes())).collect() }
     }
 
-    /// The server of a block: the one with the highest score, whichever order they are listed in.
+    /// Returns the server of a block: the one with the highest score, in whichever order they are listed.
     pub(super) fn of(&self, key: &BlockKey) -> usize {
         if self.seeds.len() == 1 {
             return 0;
@@ -55,7 +55,7 @@ mod tests {
         assert!(share.iter().all(|&count| count > 800), "{share:?}");
     }
 
-    /// Nodes of different versions must agree: these values never change.
+    /// Nodes of different versions must agree, so these values never change.
     #[test]
     fn places_are_fixed() {
         let places = Places::new(&["a:1".to_owned(), "b:1".to_owned(), "c:1".to_owned()]);

@@ -1,4 +1,4 @@
-//! Which blocks servers have: each is asked about its own.
+//! Probes servers for blocks: each is asked about its own.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,7 +12,7 @@ use super::removal::in_frames;
 use super::{RemoteTier, Shared};
 use crate::{Done, Presence, Tier};
 
-/// Keys that several servers are asked about.
+/// A probe of keys on several servers.
 pub(super) struct Probe {
     shared: Arc<Shared>,
     keys: Vec<BlockKey>,
@@ -52,7 +52,7 @@ impl Probe {
                     }
                 }
             }
-            // What no server could tell is a miss.
+            // Blocks for which no server could answer are misses.
             Err(error) => state.error = Some(error),
         }
         state.left -= 1;
@@ -80,7 +80,7 @@ impl Probe {
 }
 
 impl RemoteTier {
-    /// Asks each server about its keys, all at once, and counts from the front.
+    /// Asks all servers about their keys at once, and counts from the front.
     pub(super) fn begin_probe(&self, keys: Vec<BlockKey>, deadline: Instant, done: Done<usize>) {
         let mut answers = Vec::new();
         self.peek(&keys, &mut answers);
@@ -88,7 +88,7 @@ impl RemoteTier {
         for (key, answer) in keys.iter().zip(&answers) {
             match answer {
                 Presence::Present => {}
-                // Nothing behind it counts.
+                // Keys after it do not count.
                 Presence::Absent => break,
                 Presence::Unknown => {
                     asks.entry((self.shared.places.of(key), key.namespace)).or_default().push(*key);

@@ -1,4 +1,4 @@
-//! The receiving side of a connection of our own protocol: answers in any order, blocks straight into their slots.
+//! The receiving side of a connection with our own protocol: answers in any order, blocks directly into their slots.
 
 use std::io::Read;
 use std::time::Instant;
@@ -15,10 +15,10 @@ use super::own::Conn;
 use super::pending::{Answer, GetItem};
 use super::server::Server;
 
-/// What is read at a time of bytes that nobody wants any more.
+/// Bytes read at a time when they are discarded.
 const SCRATCH_BYTES: usize = 64 << 10;
 
-/// Receives until the connection is over: why.
+/// Receives until the connection ends. Returns the reason.
 pub(super) fn until_over(server: &Server, conn: &Conn, buffer: FrameBuffer) -> Error {
     let mut receiver = Receiver { server, conn, buffer };
     loop {
@@ -35,7 +35,7 @@ struct Receiver<'a> {
     buffer: FrameBuffer,
 }
 
-/// What a frame says.
+/// Content of a frame.
 enum Came {
     Block { id: u64, index: u32, status: Status, block_bytes: usize, crc64: u64 },
     Answer(u64, Answer),
@@ -62,7 +62,7 @@ fn closed() -> Error {
 }
 
 impl Receiver<'_> {
-    /// Takes the next frame, or more bytes.
+    /// Processes the next frame, or receives more bytes.
     fn step(&mut self) -> Result<()> {
         let came = self.buffer.next_frame()?.map(read).transpose()?;
         match came {
@@ -143,7 +143,7 @@ impl Receiver<'_> {
         arrived(self.conn, || (&self.conn.stream).read_vectored(&mut slices))
     }
 
-    /// Stays in step when nobody wants a block any more.
+    /// Skips the bytes of a block that is no longer waited for, to stay in sync.
     fn discard(&mut self, count: usize) -> Result<()> {
         let mut left = count - usize::try_from(self.buffer.skip_payload(count as u64)).unwrap_or(count);
         let mut scratch = vec![0; SCRATCH_BYTES.min(left)];
@@ -161,7 +161,7 @@ fn fail(item: GetItem, error: Error) {
     done(Err(error));
 }
 
-/// Takes what comes next, however long that takes while the connection is open.
+/// Receives the next bytes, however long that takes while the connection is open.
 fn arrived(conn: &Conn, mut read: impl FnMut() -> std::io::Result<usize>) -> Result<usize> {
     use std::io::ErrorKind::{TimedOut, WouldBlock};
     loop {

@@ -1,4 +1,4 @@
-//! Removals of blocks: each server is asked for its own, and answers for them alone.
+//! Removals of blocks: each server is asked for its own blocks, and its answer counts only for them.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,7 +12,7 @@ use super::Everyone;
 use super::job::{Job, What};
 use crate::Done;
 
-/// Removals that several servers are asked for, and who waits for all of them.
+/// A removal on several servers, and the caller that waits for all of them.
 struct Removal {
     left: usize,
     error: Option<Error>,
@@ -20,7 +20,7 @@ struct Removal {
 }
 
 impl Everyone {
-    /// Has servers forget blocks; until one has, its block is a miss here.
+    /// Makes servers remove blocks. Until a server has, its block is a miss here.
     pub(super) fn remove(&self, keys: Vec<BlockKey>, done: Done<()>) {
         let mut asks: HashMap<(usize, NamespaceId), Vec<BlockKey>> = HashMap::new();
         {
@@ -70,7 +70,7 @@ impl Everyone {
     }
 }
 
-/// One of the servers has answered.
+/// Records the answer of one of the servers.
 fn ended(removal: &Mutex<Removal>, error: Option<Error>) {
     let mut removal = removal.lock();
     removal.left -= 1;
@@ -85,7 +85,7 @@ fn ended(removal: &Mutex<Removal>, error: Option<Error>) {
     }
 }
 
-/// Keys of one server and namespace, as many at a time as a frame holds.
+/// Splits keys of one server and namespace into groups that fit into a frame.
 pub(super) fn in_frames(server: usize, keys: Vec<BlockKey>) -> Vec<(usize, Vec<BlockKey>)> {
     keys.chunks(BATCH_HASHES_MAX).map(|some| (server, some.to_vec())).collect()
 }

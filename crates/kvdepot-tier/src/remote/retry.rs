@@ -1,4 +1,5 @@
-//! Resets that servers owe. Each server is asked by a thread of its own, so one that hangs holds up nobody else's.
+//! Retries of resets that servers owe. Each server has its own thread for it, so a server that hangs does not delay the
+//! others.
 
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use super::Everyone;
 use super::server::Health;
 
 impl Everyone {
-    /// Tries again, until the tier ends, to have a server take the resets that it owes.
+    /// Retries, until the tier ends, to make a server take the resets that it owes.
     pub(super) fn retry_owed(&self, index: usize) {
         let server = &self.servers[index];
         while !self.shared.is_stopping() {

@@ -1,4 +1,4 @@
-//! Bytes into a socket: frames from memory of ours, blocks straight from their slots.
+//! Writes bytes to a socket: frames from our memory, blocks directly from their slots.
 
 use std::io::{IoSlice, Write};
 
@@ -47,7 +47,7 @@ pub(super) fn send_all(
     Ok(())
 }
 
-/// What one call sends of the blocks: no more than is good for seeing progress.
+/// Returns the blocks' bytes for one call: few enough to see progress.
 fn next_pieces(bodies: &[IoBuf], sent: usize) -> Pieces<'_> {
     let (mut pieces, mut bytes, mut skip) = (Pieces::new(), 0, sent);
     for body in bodies {

@@ -1,4 +1,4 @@
-//! One server: the requests that wait for it, its connections, and whether it is there at all.
+//! One server: its queued requests, its connections, and its health.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,31 +22,31 @@ use super::spaces::Space;
 use super::{Shared, infini, own};
 use crate::TierServer;
 
-/// Whether a server is there.
+/// Health of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Health {
-    /// Nobody knows yet: requests wait.
+    /// Not known yet: requests wait.
     New,
     /// At least one connection.
     Up,
-    /// None: requests fail at once, so that nobody waits for it (P2).
+    /// No connection: requests fail immediately, so that nothing waits for it (P2).
     Down,
 }
 
 /// One server.
 #[derive(Debug)]
 pub(super) struct Server {
-    /// Its place in the configuration.
+    /// Its index in the configuration.
     pub(super) index: usize,
     pub(super) address: String,
     pub(super) addresses: Addresses,
     pub(super) shared: Arc<Shared>,
     state: Mutex<State>,
-    /// Signalled when jobs come that nobody will take without being woken.
+    /// Signalled when jobs are queued that no sender takes without being woken.
     work: Condvar,
-    /// Signalled when connections come or go.
+    /// Signalled when connections are made or lost.
     changed: Condvar,
-    /// How often it owed an answer for too long.
+    /// Number of times that it owed an answer for too long.
     silences: AtomicU64,
 }
 
@@ -54,31 +54,31 @@ pub(super) struct Server {
 struct State {
     health: Health,
     up: usize,
-    /// Connections of our own protocol, for the timer.
+    /// Connections with our own protocol, for the timer.
     conns: Vec<Arc<Conn>>,
     first: VecDeque<Job>,
     writes: VecDeque<Job>,
-    /// Connections that send blocks now.
+    /// Number of connections that are sending blocks.
     writing: usize,
-    /// A sender was woken and has not looked for jobs since.
+    /// A sender was woken and has not looked for jobs since then.
     is_woken: bool,
     reads_in_a_row: u32,
-    /// What it spoke last.
+    /// Its last known protocol.
     dialect: Option<Dialect>,
-    /// The depot behind it, as it said last.
+    /// The depot that it last reported.
     depot: Option<u64>,
-    /// Connections that ended amid a write, and that the server has not closed.
+    /// Connections that ended in the middle of a write, and that the server has not closed.
     parting: Vec<Arc<Parting>>,
-    /// Connections that broke or did not come about.
+    /// Number of connections that broke or could not be made.
     failures: u64,
     last_error: Option<Error>,
 }
 
 impl State {
-    /// Whether enough blocks wait for one more connection to take some of them.
+    /// Returns whether enough blocks are queued for one more connection to take some of them.
     fn is_worth_another_writer(&self) -> bool {
         let enough_bytes = match self.dialect {
-            // Each of its puts waits for the answer to the one before.
+            // Each of its puts waits for the answer to the previous one.
             Some(Dialect::Infini) => 1,
             _ => REMOTE_SECOND_WRITER_BYTES,
         };
@@ -115,7 +115,7 @@ impl Server {
         self.state.lock().health
     }
 
-    /// Has it moved to a namespace's epoch by `ask`, whose answer others may wait for.
+    /// Moves the server to a namespace's epoch by `ask`, whose answer other threads may wait for.
     pub(super) fn move_to(&self, space: &Space, ask: impl FnOnce() -> Result<()>) -> Result<()> {
         let root = space.spec.root();
         self.shared.spaces.lock().asks(root, self.index);
@@ -124,7 +124,7 @@ impl Server {
         answer
     }
 
-    /// How it is, for who looks at the depot.
+    /// Returns its state, for `stat`.
     pub(super) fn describe(&self) -> TierServer {
         let state = self.state.lock();
         TierServer {
@@ -140,12 +140,12 @@ impl Server {
         Error::new(ErrorKind::Unavailable, "a remote server is not there").with("server", &self.address)
     }
 
-    /// Queues a request; its `done` is called in any case, possibly at once.
+    /// Queues a request. Its `done` is called in any case, possibly immediately.
     pub(super) fn submit(&self, job: Job) {
         self.submit_all([job]);
     }
 
-    /// Queues requests together, so that those that are alike travel in one frame.
+    /// Queues requests together, so that similar ones are sent in one frame.
     pub(super) fn submit_all(&self, jobs: impl IntoIterator<Item = Job>) {
         let mut refused = Vec::new();
         let mut state = self.state.lock();
@@ -167,7 +167,8 @@ impl Server {
         refused.into_iter().for_each(|(job, error)| job.fail(error));
     }
 
-    /// Wakes a sender, unless one will come by itself: what comes meanwhile travels with the job that it was woken for.
+    /// Wakes a sender, unless one will come anyway: jobs that arrive in the meantime are sent together with the job
+    /// that it was woken for.
     fn wake_a_sender(&self, state: &mut State) {
         if state.is_woken {
             return;
@@ -180,17 +181,18 @@ impl Server {
         }
     }
 
-    /// One connection is left to those who wait for answers.
+    /// Returns the maximum number of writing connections; one connection is left for requests that wait for answers.
     fn writers_max(&self) -> usize {
         (self.shared.config.connections - 1).max(1)
     }
 
-    /// The next requests for a connection, alike enough to travel as one. Empty: the connection is over.
+    /// Returns the next requests for a connection, similar enough to be sent as one. It returns none if the connection
+    /// is over.
     pub(super) fn take(&self, is_over: impl Fn() -> bool) -> Vec<Job> {
         let mut state = self.state.lock();
         loop {
             if is_over() || self.shared.is_stopping() {
-                // It may have been woken for a job, which is another's now.
+                // It may have been woken for a job that another sender has taken.
                 self.wake_a_sender(&mut state);
                 return Vec::new();
             }
@@ -215,21 +217,21 @@ impl Server {
         }
     }
 
-    /// A batch of writes has left.
+    /// Records that a batch of writes was sent.
     pub(super) fn write_ended(&self) {
         let mut state = self.state.lock();
         state.writing -= 1;
         self.wake_a_sender(&mut state);
     }
 
-    /// Wakes whoever waits in `take`, so that it looks whether its connection is over.
+    /// Wakes all threads that wait in `take`, so that they check whether their connection is over.
     pub(super) fn wake(&self) {
         drop(self.state.lock());
         self.work.notify_all();
         self.changed.notify_all();
     }
 
-    /// Fails what has waited past its deadline, here and on connections.
+    /// Fails requests that have waited past their deadline, here and on connections.
     pub(super) fn expire(&self, now: Instant) {
         let mut late = Vec::new();
         let mut state = self.state.lock();
@@ -241,7 +243,7 @@ impl Server {
                 late.push(over);
             }
         }
-        // Whoever was to take it may hang on its own connection.
+        // The sender that was to take it may hang on its own connection.
         if !(state.first.is_empty() && state.writes.is_empty()) {
             self.work.notify_one();
         }
@@ -255,14 +257,14 @@ impl Server {
         }
     }
 
-    /// One of its connections waited for an answer for too long. Those that nothing moves on end with it, or each of
-    /// them would cost a silence of its own (P2).
+    /// Records that one of its connections waited for an answer for too long. Connections without progress end together
+    /// with it; otherwise each of them would cost its own silence (P2).
     pub(super) fn fell_silent(&self) {
         self.silences.fetch_add(1, Ordering::AcqRel);
         self.wake();
     }
 
-    /// How often it has fallen silent.
+    /// Returns how often it has fallen silent.
     pub(super) fn silences(&self) -> u64 {
         self.silences.load(Ordering::Acquire)
     }
@@ -275,11 +277,11 @@ impl Server {
         let (first, other) = {
             let state = self.state.lock();
             let first = state.health != Health::Up;
-            // Another depot, or one that cannot tell: what it was believed to hold is not certain any more.
+            // It is another depot, or one that cannot tell: the knowledge about its blocks is no longer certain.
             (first, first && (depot.is_none() || state.depot != depot))
         };
         if other {
-            // Before any connection serves: what they learn from now on is to be kept.
+            // Before any connection serves, because what they learn from now on must be kept.
             self.shared.forget_server(self.index);
         }
         let mut state = self.state.lock();
@@ -288,7 +290,7 @@ impl Server {
         drop(state);
         self.changed.notify_all();
         if first {
-            tracing::info!(server = %self.address, ?dialect, "a remote server is there");
+            tracing::info!(server = %self.address, ?dialect, "a remote server is reachable");
         }
     }
 
@@ -312,7 +314,7 @@ impl Server {
         drop(state);
         self.changed.notify_all();
         if is_news && !is_stopping {
-            tracing::warn!(server = %self.address, %error, "a remote server is not there: its blocks are misses");
+            tracing::warn!(server = %self.address, %error, "a remote server is unreachable: its blocks are misses");
         }
         waiting.into_iter().for_each(|job| job.fail(self.is_down()));
     }
@@ -321,7 +323,8 @@ impl Server {
         self.state.lock().dialect
     }
 
-    /// The first connection looks for the server; the others come when it is there.
+    /// Waits for the connection's turn: the first connection tries to reach the server; the others follow when it is
+    /// reachable.
     fn wait_for_turn(&self, index: usize) {
         let mut state = self.state.lock();
         let is_to_wait = |state: &State| {
@@ -333,12 +336,12 @@ impl Server {
         }
     }
 
-    /// Waits for the server's end of a connection.
+    /// Starts to wait for the server's end of a connection.
     pub(super) fn part(&self, parting: Parting) {
         self.state.lock().parting.push(Arc::new(parting));
     }
 
-    /// Looks which connections the server has closed: it carries out no more writes of theirs.
+    /// Checks which connections the server has closed: it no longer carries out their writes.
     pub(super) fn look_at_parting(&self) {
         let parting = {
             let state = self.state.lock();
@@ -347,7 +350,7 @@ impl Server {
             }
             state.parting.clone()
         };
-        // They are read without the lock, which lookups take.
+        // They are read without the lock, which lookups need.
         let over: Vec<Arc<Parting>> = parting.into_iter().filter(|parting| parting.is_over()).collect();
         if !over.is_empty() {
             let mut writing = self.shared.writing.lock();
@@ -365,7 +368,7 @@ impl Server {
         while !self.shared.is_stopping() && !self.changed.wait_until(&mut state, until).timed_out() {}
     }
 
-    /// The tier ends: connections close and threads leave.
+    /// Stops the server when the tier ends: connections close and threads exit.
     pub(super) fn stop(&self) {
         self.addresses.close();
         let conns = self.state.lock().conns.clone();
@@ -379,7 +382,7 @@ impl Server {
     }
 }
 
-/// Takes what stands in front, and what is alike and stands right behind it.
+/// Takes the first job, and the similar ones directly after it.
 fn batch(queue: &mut VecDeque<Job>) -> Vec<Job> {
     let mut jobs: Vec<Job> = queue.pop_front().into_iter().collect();
     let mut bytes = 0;
@@ -417,7 +420,7 @@ pub(super) fn spawn(server: &Arc<Server>) -> Result<Vec<JoinHandle<()>>> {
         .collect()
 }
 
-/// Connects, serves until the connection is over, and again, with pauses that double while nothing comes of it.
+/// Connects, serves until the connection ends, and repeats, with pauses that double while connecting fails.
 fn keep_connected(server: &Arc<Server>, index: usize) {
     let (pause_min, pause_max) =
         (Duration::from_millis(REMOTE_PAUSE_MS.0), Duration::from_millis(REMOTE_PAUSE_MS.1));
@@ -432,11 +435,12 @@ fn keep_connected(server: &Arc<Server>, index: usize) {
                 let (error, answered) = match link.dialect {
                     Dialect::Own => {
                         let conn = Arc::new(Conn::new(link.stream, link.requests_in_flight_max));
-                        // Known before the server counts as up: whoever finds it silent must find all its connections.
+                        // Registered before the server counts as up, because the check for silence must find all
+                        // connections.
                         server.state.lock().conns.push(Arc::clone(&conn));
                         server.came(link.dialect, link.depot);
                         if server.shared.is_stopping() {
-                            // `stop` may have looked before it was there.
+                            // `stop` may have run before it was registered.
                             conn.close(server, &Error::new(ErrorKind::Closed, "the tier is closing"));
                         }
                         let end = own::run(server, &conn, link.buffer);

@@ -1,22 +1,23 @@
-//! What a Remote tier can be told, and the keys of a user's configuration that say it.
+//! The settings of a Remote tier, and the keys of a user's configuration for them.
 
 use kvdepot_core::limits::{REMOTE_CONNECTIONS_MAX, REMOTE_SERVERS_MAX};
 
 use crate::settings::{Key, Kind, Preset, Rule, Setting};
 
-/// Longest silence that can be configured.
+/// Largest timeout that can be configured.
 pub(super) const TIMEOUT_MS_MAX: u64 = 3_600_000;
 
-/// All of them, in the order of the documentation.
+/// All settings, in the order of the documentation.
 pub(super) const SETTINGS: [Setting; 7] = [
     Setting {
         name: "servers",
         kind: Kind::Servers { max: REMOTE_SERVERS_MAX },
         key: Some(Key {
             name: "remote_servers",
-            meaning: "Pool servers of the `Remote` tier, each `host:port`, as a list or separated by `,`: `kvdepot serve` \
-                      with its wire door open, or InfiniStore. Each block lives at one of them, so all nodes must spell \
-                      them alike; the order does not matter.",
+            meaning: "Pool servers of the `Remote` tier, each `host:port`, as a list or separated by `,`: \
+                      `kvdepot serve` with its wire door open, or InfiniStore. Each block is stored on one \
+                      of them, chosen by its key, so all nodes must spell the servers alike. Their order \
+                      does not matter.",
             by_default: "none; a pipeline with `Remote` needs at least one",
             required: "its Remote tier needs servers: add remote_servers with host:port of each",
             ..Key::BLANK
@@ -27,8 +28,8 @@ pub(super) const SETTINGS: [Setting; 7] = [
         kind: Kind::Path,
         key: Some(Key {
             name: "remote_token_file",
-            meaning: "File with the secret that the pool servers want. With it only servers that prove the same secret are \
-                      used.",
+            meaning: "File with the secret of the pool servers. If it is set, only servers that prove the \
+                      same secret are used.",
             by_default: "no secret",
             rule: Some(Rule::Not {
                 key: "remote_protocol",
@@ -43,8 +44,8 @@ pub(super) const SETTINGS: [Setting; 7] = [
         kind: Kind::Path,
         key: Some(Key {
             name: "remote_tls_ca_file",
-            meaning: "PEM file of the certificates that pool servers are trusted by: their own, or their authority's. With \
-                      it they must speak TLS.",
+            meaning: "PEM file with the certificates to trust pool servers by: their own, or those of their \
+                      certificate authority. If it is set, the servers must use TLS.",
             by_default: "no TLS",
             ..Key::BLANK
         }),
@@ -54,7 +55,7 @@ pub(super) const SETTINGS: [Setting; 7] = [
         kind: Kind::Text,
         key: Some(Key {
             name: "remote_tls_server_name",
-            meaning: "Name that the certificates of all pool servers are for.",
+            meaning: "Server name in the certificates of all pool servers.",
             by_default: "the host of each in `remote_servers`",
             rule: Some(Rule::Needs {
                 key: "remote_tls_ca_file",
@@ -68,8 +69,8 @@ pub(super) const SETTINGS: [Setting; 7] = [
         kind: Kind::Whole { min: 1, max: TIMEOUT_MS_MAX },
         key: Some(Key {
             name: "remote_timeout_ms",
-            meaning: "Longest silence of a pool server that owes an answer; then its blocks are misses until it is there \
-                      again.",
+            meaning: "How long a pool server may stay silent while it owes an answer. After that its blocks \
+                      are misses until it answers again.",
             unit: "ms",
             default: Preset::Whole(2_000),
             ..Key::BLANK
@@ -80,7 +81,7 @@ pub(super) const SETTINGS: [Setting; 7] = [
         kind: Kind::Whole { min: 1, max: REMOTE_CONNECTIONS_MAX as u64 },
         key: Some(Key {
             name: "remote_connections",
-            meaning: "Connections to each pool server.",
+            meaning: "Number of connections to each pool server.",
             unit: "connections",
             default: Preset::Whole(4),
             ..Key::BLANK
@@ -91,7 +92,7 @@ pub(super) const SETTINGS: [Setting; 7] = [
         kind: Kind::Choice { of: &["auto", "kvdepot", "infinistore"] },
         key: Some(Key {
             name: "remote_protocol",
-            meaning: "What the pool servers speak. `auto` finds out; InfiniStore's protocol knows no secret.",
+            meaning: "Protocol of the pool servers. `auto` detects it. InfiniStore's protocol has no secret.",
             default: Preset::Word("auto"),
             ..Key::BLANK
         }),

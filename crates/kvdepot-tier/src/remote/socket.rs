@@ -1,4 +1,4 @@
-//! A connection's bytes: TCP as it is, or TLS in it. One thread may send while another one receives.
+//! A connection's bytes: plain TCP, or TLS over it. One thread may send while another receives.
 
 use std::io::{IoSlice, IoSliceMut, Read, Result, Write};
 use std::net::{Shutdown, TcpStream};
@@ -23,51 +23,51 @@ impl Socket {
         }
     }
 
-    /// Ends the connection for whoever sends or receives on it now.
+    /// Shuts the connection down for all threads that are sending or receiving on it.
     pub(super) fn shutdown(&self) -> Result<()> {
         self.tcp().shutdown(Shutdown::Both)
     }
 
-    /// Sends nothing more: the server reads what it was sent, and then the end.
+    /// Ends the sending side: the server reads what it was sent, and then the end.
     pub(super) fn end_sending(&self) -> Result<()> {
         self.tcp().shutdown(Shutdown::Write)
     }
 
-    /// How long a read waits before it says that nothing came.
+    /// Sets how long a read waits before it reports that nothing arrived.
     pub(super) fn set_read_patience(&self, patience: Duration) -> Result<()> {
         self.tcp().set_read_timeout(Some(patience))
     }
 
-    /// Whether nothing may be asked on it any more, when nothing is under way: the server has closed it, or has sent what
-    /// nobody asked for.
+    /// Returns whether the connection cannot take requests any more, if none is in flight: the server has closed it, or
+    /// has sent bytes that were not requested.
     pub(super) fn is_over(&self) -> bool {
         let events = match self {
             Self::Plain(_) => PollFlags::IN | PollFlags::RDHUP,
-            // Some of what comes by itself is TLS's own.
+            // Some unrequested bytes belong to TLS itself.
             Self::Tls(_) => PollFlags::RDHUP,
         };
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut [PollFd::new(self.tcp(), events)], Some(&now)).is_ok_and(|count| count > 0)
     }
 
-    /// Has the next call end by `deadline`.
+    /// Makes the next call end by `deadline`.
     pub(super) fn bound(&self, deadline: Instant) -> Result<()> {
         bound(self.tcp(), deadline)
     }
 
-    /// Longest silence and longest jam that a single call sits out; none: for ever.
+    /// Sets how long a single call may wait for bytes or for space to send; `None`: forever.
     pub(super) fn set_timeouts(&self, timeout: Option<Duration>) -> Result<()> {
         set_timeouts(self.tcp(), timeout)
     }
 }
 
-/// As [`Socket::set_timeouts`].
+/// Like [`Socket::set_timeouts`].
 pub(super) fn set_timeouts(tcp: &TcpStream, timeout: Option<Duration>) -> Result<()> {
     tcp.set_read_timeout(timeout)?;
     tcp.set_write_timeout(timeout)
 }
 
-/// Has the next call on a socket end by `deadline`.
+/// Makes the next call on a socket end by `deadline`.
 pub(super) fn bound(tcp: &TcpStream, deadline: Instant) -> Result<()> {
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() {

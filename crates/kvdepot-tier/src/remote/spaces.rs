@@ -1,8 +1,10 @@
-//! Namespaces that a Remote tier serves, what their keys carry now, and which servers have not taken a reset.
+//! Namespaces that a Remote tier serves, the ids that their keys carry now, and the servers that have not taken a
+//! reset.
 //!
-//! A reset is *owed* to each server from the moment that it begins until this tier itself has moved that server to the
-//! reset's epoch, or a later one. What a server holds that owes it may be from before the reset, whatever its epoch: another
-//! depot may have begun that epoch earlier. So nothing of the namespace is read from there or written to it meanwhile (P1).
+//! A reset is *owed* by each server from its beginning until this tier itself has moved that server to the reset's
+//! epoch, or a later one. The blocks of a server that owes it may be from before the reset, whatever their epoch,
+//! because another depot may have begun that epoch earlier. So nothing of the namespace is read from or written to that
+//! server in the meantime (P1).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,7 +13,7 @@ use hashbrown::HashMap;
 use kvdepot_core::limits::{REMOTE_OWED_CLOSED_MAX, REMOTE_SERVERS_MAX};
 use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
 
-/// Some of the tier's servers, a bit each, by their places in the configuration.
+/// A set of the tier's servers, one bit each, by their indexes in the configuration.
 pub(super) type ServerSet = u64;
 const _: () = assert!(REMOTE_SERVERS_MAX <= ServerSet::BITS as usize);
 
@@ -26,17 +28,17 @@ pub(super) struct Space {
     pub(super) epoch: u32,
     /// Servers that owe the last reset.
     pub(super) owed: ServerSet,
-    /// Servers that were before `epoch` when they were asked since the last reset began. One of them that is in it now, or in
-    /// a later one, was moved after that beginning, whoever moved it.
+    /// Servers that were before `epoch` when they were asked since the last reset began. If one of them is now in that
+    /// epoch or a later one, it was moved after that beginning, by whatever client.
     behind: ServerSet,
-    /// Servers that are being asked to move, by whatever thread.
+    /// Servers that are being asked to move, by any thread.
     asking: ServerSet,
-    /// Servers that were asked to move since the last reset began, and said that they could not store that, or nothing. One
-    /// that has moved all the same may forget it in a crash.
+    /// Servers that were asked to move since the last reset began, and answered that they could not store the epoch, or
+    /// nothing. If one has moved anyway, it may forget that in a crash.
     unsure: Vec<(usize, Error)>,
-    /// Whether the epoch's number tells that its reset came after resets that other servers were told of before.
+    /// Whether the epoch's number shows that its reset was after earlier resets that other servers know.
     pub(super) is_ordered: bool,
-    /// Which reset was the last, of those of all namespaces.
+    /// Number of the last reset, counted over all namespaces.
     pub(super) reset: u64,
 }
 
@@ -49,16 +51,16 @@ impl Space {
 #[derive(Debug, Default)]
 pub(super) struct Spaces {
     by_root: HashMap<NamespaceId, Space>,
-    /// From what keys carry to the root; only of namespaces that are open.
+    /// Root by the id that keys carry; only for open namespaces.
     current: HashMap<NamespaceId, NamespaceId>,
     /// Namespaces that were closed while a server owes their reset, oldest first.
     closed: VecDeque<NamespaceId>,
-    /// Resets that have begun.
+    /// Number of resets that have begun.
     resets: u64,
 }
 
 impl Spaces {
-    /// The namespace whose keys these are now (P8).
+    /// Returns the namespace whose keys these are now (P8).
     pub(super) fn of(&self, key: &BlockKey) -> Result<&Space> {
         let space = self.current.get(&key.namespace).and_then(|root| self.by_root.get(root));
         space.ok_or_else(|| {
@@ -67,7 +69,7 @@ impl Spaces {
         })
     }
 
-    /// As [`Self::of`], if the key's server has taken the namespace's last reset.
+    /// Like [`Self::of`], if the key's server has taken the namespace's last reset.
     pub(super) fn at(&self, key: &BlockKey, server: usize) -> Result<&Space> {
         let space = self.of(key)?;
         if space.owed & bit(server) == 0 {
@@ -78,24 +80,24 @@ impl Spaces {
         Err(Error::new(ErrorKind::Unavailable, what).with("key", key))
     }
 
-    /// Whether keys of this namespace and epoch are served.
+    /// Returns whether keys of this namespace and epoch are served.
     pub(super) fn is_open(&self, key: &BlockKey) -> bool {
         self.current.contains_key(&key.namespace)
     }
 
-    /// A namespace that is open, or whose reset is owed.
+    /// Returns a namespace that is open, or whose reset is owed.
     pub(super) fn get(&self, root: NamespaceId) -> Option<&Space> {
         self.by_root.get(&root)
     }
 
-    /// Opens a namespace, or moves it on to `epoch`: the id that keys carried before, when it has changed. What is owed
-    /// stays owed.
+    /// Opens a namespace, or moves it to `epoch`. Returns the previous id of its keys if it has changed. Owed resets
+    /// stay owed.
     pub(super) fn enter(&mut self, spec: &Arc<NamespaceSpec>, epoch: u32) -> Option<NamespaceId> {
         self.closed.retain(|closed| *closed != spec.root());
         self.put(spec, epoch)
     }
 
-    /// As [`Self::enter`] for a namespace that is known; one that is closed stays closed.
+    /// Like [`Self::enter`] for a known namespace. A closed one stays closed.
     pub(super) fn follow(&mut self, spec: &Arc<NamespaceSpec>, epoch: u32) -> Option<NamespaceId> {
         self.by_root.contains_key(&spec.root()).then(|| self.put(spec, epoch)).flatten()
     }
@@ -123,7 +125,7 @@ impl Spaces {
         old
     }
 
-    /// Begins a reset, which `servers` owe. A namespace that is closed stays closed. As [`Self::enter`].
+    /// Begins a reset, which `servers` owe. A closed namespace stays closed. Returns the same as [`Self::enter`].
     pub(super) fn begin_reset(
         &mut self,
         spec: &Arc<NamespaceSpec>,
@@ -139,7 +141,7 @@ impl Spaces {
         old
     }
 
-    /// Moves a reset that has begun to a later epoch, which `servers` owe. As [`Self::begin_reset`].
+    /// Moves a reset that has begun to a later epoch, which `servers` owe. Returns the same as [`Self::begin_reset`].
     pub(super) fn advance(
         &mut self,
         spec: &Arc<NamespaceSpec>,
@@ -154,15 +156,15 @@ impl Spaces {
         old
     }
 
-    /// Servers were before the namespace's epoch when they were asked, while `reset` was the last one.
+    /// Records servers that were before the namespace's epoch when they were asked, while `reset` was the last one.
     pub(super) fn were_behind(&mut self, root: NamespaceId, reset: u64, servers: ServerSet) {
         if let Some(space) = self.by_root.get_mut(&root).filter(|space| space.reset == reset) {
             space.behind |= servers;
         }
     }
 
-    /// Servers are in the namespace's epoch or a later one: those that were behind it have taken the reset. The others that
-    /// owe it may have been moved before it began. Returns those that owed it and have taken it.
+    /// Records servers that are in the namespace's epoch or a later one. Those that were behind it have taken the
+    /// reset; the others that owe it may have been moved before it began. Returns those that owed it and have taken it.
     pub(super) fn are_there(&mut self, root: NamespaceId, servers: ServerSet) -> ServerSet {
         let Some(space) = self.by_root.get_mut(&root) else { return 0 };
         let taken = space.owed & servers & space.behind;
@@ -171,12 +173,14 @@ impl Spaces {
         taken
     }
 
-    /// A server is in this epoch: whether it has taken the reset by that, as [`Self::are_there`] has it.
+    /// Records that a server is in this epoch. Returns whether that shows that it has taken the reset; see
+    /// [`Self::are_there`].
     pub(super) fn is_there(&mut self, root: NamespaceId, epoch: u32, server: usize) -> bool {
         self.get(root).is_some_and(|space| space.epoch <= epoch) && self.are_there(root, bit(server)) != 0
     }
 
-    /// This tier has moved a server to an epoch: it does not owe a reset any more that began no later.
+    /// Records that this tier has moved a server to an epoch: the server no longer owes any reset that began up to
+    /// then.
     fn took(&mut self, root: NamespaceId, epoch: u32, server: usize) {
         let Some(space) = self.by_root.get_mut(&root).filter(|space| space.epoch == epoch) else { return };
         space.owed &= !bit(server);
@@ -184,15 +188,15 @@ impl Spaces {
         self.forget_if_over(root);
     }
 
-    /// A server is asked to move, until [`Self::answered`].
+    /// Records that a server is being asked to move, until [`Self::answered`].
     pub(super) fn asks(&mut self, root: NamespaceId, server: usize) {
         if let Some(space) = self.by_root.get_mut(&root) {
             space.asking |= bit(server);
         }
     }
 
-    /// A server that was asked to move to an epoch has answered. One that refuses was moved by another client, which it told
-    /// whether it stored that.
+    /// Records the answer of a server that was asked to move to an epoch. If it refused, another client has moved it,
+    /// and got the answer whether it stored the epoch.
     pub(super) fn answered(&mut self, root: NamespaceId, epoch: u32, server: usize, answer: &Result<()>) {
         let Some(space) = self.by_root.get_mut(&root) else { return };
         space.asking &= !bit(server);
@@ -206,18 +210,19 @@ impl Spaces {
         }
     }
 
-    /// Whether a server that has taken the reset is being asked to: it may yet say that it could not store it.
+    /// Returns whether a server that has taken the reset is being asked to: it may still answer that it could not store
+    /// it.
     pub(super) fn is_unanswered(&self, root: NamespaceId) -> bool {
         self.get(root).is_some_and(|space| space.asking & !space.owed != 0)
     }
 
-    /// A server that has taken the reset and may not have stored it, and what it said.
+    /// Returns a server that has taken the reset but may not have stored it, and its answer.
     pub(super) fn doubt(&self, root: NamespaceId) -> Option<&(usize, Error)> {
         let space = self.get(root)?;
         space.unsure.iter().find(|(server, _)| space.owed & bit(*server) == 0)
     }
 
-    /// Nobody has it open, and no server owes its reset.
+    /// Forgets the namespace if it is not open and no server owes its reset.
     fn forget_if_over(&mut self, root: NamespaceId) {
         if self.by_root.get(&root).is_some_and(|space| space.owed == 0) && self.closed.contains(&root) {
             self.closed.retain(|closed| *closed != root);
@@ -225,13 +230,14 @@ impl Spaces {
         }
     }
 
-    /// Namespaces of which a server owes a reset.
+    /// Returns the namespaces whose reset a server owes.
     pub(super) fn owed_by(&self, server: usize) -> Vec<Space> {
         self.by_root.values().filter(|space| space.owed & bit(server) != 0).cloned().collect()
     }
 
-    /// Closes a namespace: what its keys carried. It is remembered while a server owes its reset, up to a bound: of those
-    /// beyond it a later opening knows what the servers tell, as after a restart of the depot.
+    /// Closes a namespace. Returns the id that its keys carried. It is remembered while a server owes its reset, up to
+    /// a limit. For namespaces beyond the limit a later opening uses the servers' answers, as after a restart of the
+    /// depot.
     pub(super) fn close(&mut self, root: NamespaceId) -> Option<NamespaceId> {
         let space = self.by_root.get(&root)?;
         let (id, is_owed) = (space.spec.id(space.epoch), space.owed != 0);
@@ -243,7 +249,7 @@ impl Spaces {
             {
                 tracing::warn!(
                     namespace = %oldest, namespaces_max = REMOTE_OWED_CLOSED_MAX,
-                    "too many resets wait for remote servers that are away: the oldest is told no more"
+                    "too many resets wait for unreachable remote servers: the oldest is no longer sent"
                 );
                 self.by_root.remove(&oldest);
             }

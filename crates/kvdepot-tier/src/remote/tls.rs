@@ -1,4 +1,4 @@
-//! TLS to a server, by rustls: whom to trust, and a socket that speaks it.
+//! TLS to a server, by rustls: the trusted certificates, and a socket with TLS.
 
 use std::io::{ErrorKind as IoKind, IoSlice, IoSliceMut, Read, Result as IoResult, Write};
 use std::net::TcpStream;
@@ -16,10 +16,10 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore};
 use super::again;
 use super::socket::bound;
 
-/// Bytes taken off a socket at a time: a few TLS records.
+/// Bytes received from a socket at a time: a few TLS records.
 const RECEIVE_BYTES: usize = 64 << 10;
 
-/// Whom servers must be vouched for by. With it they must speak TLS.
+/// Certificates that servers must be trusted by. If it is set, they must use TLS.
 #[derive(Clone, Debug)]
 pub struct RemoteTls {
     config: Arc<ClientConfig>,
@@ -27,15 +27,15 @@ pub struct RemoteTls {
 }
 
 impl RemoteTls {
-    /// Trusts the certificates of a PEM file, and those that they have signed. Servers must be certified for
-    /// `server_name`, or, without one, for the host that each is named by.
+    /// Trusts the certificates of a PEM file, and those that they have signed. Servers must have a certificate for
+    /// `server_name`, or, without one, for the configured host of each.
     pub fn new(ca_file: &Path, server_name: Option<&str>) -> Result<Self> {
         let bad = |what: &str| {
             Error::new(ErrorKind::Config, what.to_owned())
                 .with("tier", "Remote")
                 .with("path", ca_file.display())
         };
-        let wanted = "cannot read the certificates to trust servers by: PEM is wanted";
+        let wanted = "cannot read the certificates to trust servers by: they must be PEM";
         let certificates = CertificateDer::pem_file_iter(ca_file)
             .and_then(|all| all.collect::<Result<Vec<_>, _>>())
             .map_err(|e| bad(wanted).with_source(e))?;
@@ -46,7 +46,7 @@ impl RemoteTls {
                 .map_err(|e| bad("a certificate cannot be used to trust servers by").with_source(e))?;
         }
         if roots.is_empty() {
-            return Err(bad("there is no certificate in the file to trust servers by: PEM is wanted"));
+            return Err(bad("there is no certificate in the file to trust servers by: it must be PEM"));
         }
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider)
@@ -58,7 +58,7 @@ impl RemoteTls {
         Ok(Self { config: Arc::new(config), server_name: server_name.transpose()? })
     }
 
-    /// The name that a server at `host:port` must be certified for.
+    /// Returns the name for which a server at `host:port` must have a certificate.
     pub(super) fn name_of(&self, address: &str) -> Result<ServerName<'static>> {
         if let Some(name) = &self.server_name {
             return Ok(name.clone());
@@ -67,7 +67,7 @@ impl RemoteTls {
         named(host.trim_start_matches('[').trim_end_matches(']')).map_err(|e| e.with("server", address))
     }
 
-    /// Shakes hands, which ends by `deadline` in any case.
+    /// Completes the handshake, which ends by `deadline` in any case.
     pub(super) fn connect(&self, tcp: TcpStream, address: &str, deadline: Instant) -> Result<TlsSocket> {
         let failed = |kind: ErrorKind, what: &str| Error::new(kind, what.to_owned()).with("server", address);
         let name = self.name_of(address)?;
@@ -80,7 +80,8 @@ impl RemoteTls {
             IoKind::TimedOut | IoKind::WouldBlock => {
                 failed(ErrorKind::Timeout, "a remote server did not end its TLS handshake in time")
             }
-            _ => failed(ErrorKind::Unavailable, "a remote server went amid its TLS handshake").with_source(e),
+            _ => failed(ErrorKind::Unavailable, "a remote server disconnected during the TLS handshake")
+                .with_source(e),
         };
         while session.is_handshaking() || session.wants_write() {
             bound(&tcp, deadline).map_err(lost)?;
@@ -92,7 +93,7 @@ impl RemoteTls {
                 return Err(lost(IoKind::UnexpectedEof.into()));
             }
             if let Err(error) = session.process_new_packets() {
-                // The server is told why, if it still listens.
+                // Tells the server why, if it is still listening.
                 let _ = session.write_tls(&mut &tcp);
                 return Err(match error {
                     rustls::Error::InvalidCertificate(_) => failed(
@@ -124,7 +125,7 @@ fn named(name: &str) -> Result<ServerName<'static>> {
     })
 }
 
-/// What came off the socket and is not decrypted.
+/// Bytes received from the socket that are not decrypted yet.
 #[derive(Debug)]
 struct Received {
     bytes: Vec<u8>,
@@ -132,14 +133,14 @@ struct Received {
     to: usize,
 }
 
-/// A socket that speaks TLS. The session is locked only while it works on memory, never while the socket waits: so one
-/// thread can send while another one waits for bytes. Every message inside says its length, so an end without a
-/// farewell cuts nothing off unnoticed.
+/// A socket with TLS. The session is locked only while it works on memory, never while the socket waits, so one thread
+/// can send while another waits for bytes. Every message has its length, so an end without a close alert cannot
+/// truncate one unnoticed.
 #[derive(Debug)]
 pub(super) struct TlsSocket {
     tcp: TcpStream,
     session: Mutex<ClientConnection>,
-    /// Locked until all is out: what was encrypted first must leave first.
+    /// Locked until all bytes are sent, because they must be sent in the order of their encryption.
     sending: Mutex<Vec<u8>>,
     received: Mutex<Received>,
 }
@@ -149,7 +150,7 @@ impl TlsSocket {
         &self.tcp
     }
 
-    /// Encrypts as much as is taken at a time, and sends all of that.
+    /// Encrypts as many bytes as are taken at a time, and sends all of them.
     pub(super) fn send(&self, bufs: &[IoSlice<'_>]) -> IoResult<usize> {
         let mut out = self.sending.lock();
         out.clear();
@@ -165,7 +166,7 @@ impl TlsSocket {
         Ok(count)
     }
 
-    /// Fills `bufs` with what has come; waits only when there is nothing.
+    /// Fills `bufs` with the bytes that have arrived; waits only if there are none.
     pub(super) fn receive(&self, bufs: &mut [IoSliceMut<'_>]) -> IoResult<usize> {
         let mut received = self.received.lock();
         let Received { bytes, from, to } = &mut *received;
@@ -195,8 +196,8 @@ impl TlsSocket {
     }
 }
 
-/// Moves decrypted bytes to the place `at` of `bufs` and on: how many, and whether that is all: there is no more room, or
-/// the peer has said farewell.
+/// Copies decrypted bytes to `bufs`, from `at` on. Returns how many, and whether that is all: `bufs` are full, or the
+/// peer has closed the session.
 fn take(
     session: &mut ClientConnection,
     bufs: &mut [IoSliceMut<'_>],

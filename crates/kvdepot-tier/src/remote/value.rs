@@ -6,8 +6,8 @@
 //!  12  header bytes, u32                                  72  the block
 //! ```
 //!
-//! That server shows a key before its value has come, and crashes when somebody asks for it then. So a block counts as
-//! there when a second, small value says so, which is put after the first and travels in one piece (P1).
+//! That server shows a key before its value has arrived, and crashes if a client requests it then. So a block counts as
+//! present when a second, small value exists. It is stored after the first, and is sent in one piece (P1).
 
 use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceSpec, Result};
 use kvdepot_io::checksum::crc64;
@@ -16,20 +16,20 @@ use kvdepot_io::checksum::crc64;
 pub(super) const HEADER_BYTES: usize = 72;
 const MAGIC: [u8; 8] = *b"KVDVALUE";
 const VERSION: u32 = 1;
-/// What the small value holds.
+/// Content of the small value.
 pub(super) const MARK: &[u8] = b"kvdepot\n";
 
-/// The string under which a block lies (P8).
+/// Returns the string under which a block is stored (P8).
 pub(super) fn block_name(key: &BlockKey) -> String {
     format!("kvdepot1/{}/{}", key.namespace, key.hash)
 }
 
-/// The string that says that the block is whole.
+/// Returns the string of the mark that shows that the block is complete.
 pub(super) fn mark_name(key: &BlockKey) -> String {
     format!("{}/whole", block_name(key))
 }
 
-/// The string that says that a namespace has reached an epoch.
+/// Returns the string of the entry that shows that a namespace has reached an epoch.
 pub(super) fn epoch_name(spec: &NamespaceSpec, epoch: u32) -> String {
     format!("kvdepot1/{}/epoch/{epoch}", spec.root())
 }
@@ -47,7 +47,7 @@ pub(super) fn encode(key: &BlockKey, block_bytes: usize, block_crc64: u64) -> [u
     out
 }
 
-/// Compares a header with what was asked for: the block's checksum.
+/// Checks a header against the requested block. Returns the block's checksum.
 pub(super) fn check(header: &[u8; HEADER_BYTES], key: &BlockKey, block_bytes: usize) -> Result<u64> {
     let mut sum = [0; 8];
     sum.copy_from_slice(&header[56..64]);
@@ -55,7 +55,7 @@ pub(super) fn check(header: &[u8; HEADER_BYTES], key: &BlockKey, block_bytes: us
     if *header == encode(key, block_bytes, block_crc64) {
         return Ok(block_crc64);
     }
-    Err(Error::new(ErrorKind::Corrupt, "a remote value is not the block that was asked for").with("key", key))
+    Err(Error::new(ErrorKind::Corrupt, "a remote value is not the requested block").with("key", key))
 }
 
 #[cfg(test)]

@@ -78,7 +78,7 @@ pub(super) fn run(shared: &Shared, mut log: Log) {
             Step::Roll => shared.roll(&mut log),
             Step::Begin => {
                 if let Err(error) = shared.begin_segment(&mut log) {
-                    tracing::warn!(%error, "a segment cannot be begun: what waits fails, and nothing is given up");
+                    tracing::warn!(%error, "a segment cannot be started: waiting writes fail, and nothing is evicted");
                     log.restart();
                     shared.fail_pending(&error);
                     shared.pause();
@@ -142,7 +142,7 @@ impl Shared {
         if state.stopping && !state.removals.is_empty() {
             tracing::warn!(
                 blocks = state.removals.len(),
-                "removals are not stored: the blocks may be back after the next start"
+                "removals are not stored: the blocks may come back after the next start"
             );
             state.removals.clear();
         } else if !state.removals.is_empty() {
@@ -337,7 +337,7 @@ impl Shared {
                 let offset =
                     log.shape().segment_at(known.place.segment.into()) + u64::from(known.place.page) * PAGE;
                 if let Err(error) = self.volume().read_at(&mut buf, offset) {
-                    tracing::debug!(%error, %key, "a block in use cannot be read and is given up");
+                    tracing::debug!(%error, %key, "a block in use cannot be read and is dropped");
                     continue;
                 }
                 bytes += record;

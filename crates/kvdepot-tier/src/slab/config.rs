@@ -94,7 +94,7 @@ impl SlabConfig {
             }
         }
         if !(1..=IO_QUEUE_MAX).contains(&self.queue_depth) {
-            return Err(bad("queue_depth lies between 1 and 65536").with("queue_depth", self.queue_depth));
+            return Err(bad("queue_depth must be between 1 and 65536").with("queue_depth", self.queue_depth));
         }
         Ok(())
     }

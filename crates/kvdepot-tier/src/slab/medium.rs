@@ -139,7 +139,7 @@ impl Medium {
         let Some((number, rows)) = found.iter().flatten().max_by_key(|(number, _)| *number).cloned() else {
             return Err(Error::new(
                 ErrorKind::Corrupt,
-                "both tables of namespaces of a Slab tier are damaged, so that nobody knows which blocks are current: \
+                "both tables of namespaces of a Slab tier are damaged, so it is unknown which blocks are current: \
                  remove the file or wipe the device, or name another one",
             )
             .with("path", self.volume.path().display()));

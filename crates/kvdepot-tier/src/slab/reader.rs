@@ -130,10 +130,10 @@ impl Reading {
         self.shared.append.notify_one();
         if known.unproven || error.kind() == ErrorKind::Unsupported {
             // A crash tore it before anybody was notified of it.
-            tracing::debug!(key = %self.key, %error, "a record that was not synced is not whole");
+            tracing::debug!(key = %self.key, %error, "a record that was not synced is incomplete");
             return Some(Ok(Fetched::Miss));
         }
-        tracing::warn!(key = %self.key, %error, "a corrupt record is given up");
+        tracing::warn!(key = %self.key, %error, "a corrupt record is dropped");
         Some(Err(error))
     }
 }

@@ -15,8 +15,8 @@ pub(super) const SETTINGS: [Setting; 7] = [
         kind: Kind::Path,
         key: Some(Key {
             name: "slab_path",
-            meaning: "File or block device of the `Slab` tier, absolute. A file that is not there is made and allocated; \
-                      its directory must be there. One depot uses it at a time.",
+            meaning: "File or block device of the `Slab` tier, as an absolute path. A missing file is \
+                      created and allocated; its directory must exist. Only one depot can use it at a time.",
             by_default: "none; a pipeline with `Slab` needs it",
             required: "its Slab tier needs a file or a block device: add slab_path",
             ..Key::BLANK
@@ -27,10 +27,10 @@ pub(super) const SETTINGS: [Setting; 7] = [
         kind: Kind::Bytes { max: 1 << 60 },
         key: Some(Key {
             name: "slab_capacity_gb",
-            meaning: "Size of the `Slab` tier's file, which is allocated when it is made. A file that is there keeps its \
-                      size, and another one is refused.",
+            meaning: "Size of the `Slab` tier's file. A new file is allocated at this size. An existing file \
+                      keeps its size, and it is an error to set a different one.",
             unit: "GiB",
-            by_default: "the size of the device, or of the file that is there; a new file needs it",
+            by_default: "the size of the device or of the existing file; required for a new file",
             ..Key::BLANK
         }),
     },
@@ -39,8 +39,8 @@ pub(super) const SETTINGS: [Setting; 7] = [
         kind: Kind::Whole { min: SEGMENT_MB.0, max: SEGMENT_MB.1 },
         key: Some(Key {
             name: "slab_segment_mb",
-            meaning: "Size of the segments that a new file or device of the `Slab` tier is divided into. A segment is given \
-                      up as a whole; a block must fit into one.",
+            meaning: "Size of the segments of a new file or device of the `Slab` tier. The tier evicts \
+                      entire segments, and a block must fit into one.",
             unit: "MiB",
             default: Preset::Whole(256),
             ..Key::BLANK
@@ -51,7 +51,8 @@ pub(super) const SETTINGS: [Setting; 7] = [
         kind: Kind::Bool,
         key: Some(Key {
             name: "slab_durable",
-            meaning: "Flush blocks of the `Slab` tier to the medium before they count as written, many with one flush.",
+            meaning: "Flush blocks of the `Slab` tier to the medium before they count as written. One flush \
+                      covers many blocks.",
             default: Preset::Bool(true),
             ..Key::BLANK
         }),
@@ -72,7 +73,7 @@ pub(super) const SETTINGS: [Setting; 7] = [
         kind: THREADS,
         key: Some(Key {
             name: "slab_write_threads",
-            meaning: "Threads that take checksums of blocks for the `Slab` tier; one more writes them.",
+            meaning: "Threads that compute checksums of blocks for the `Slab` tier. One more thread writes the blocks.",
             unit: "threads",
             default: Preset::Whole(2),
             ..Key::BLANK

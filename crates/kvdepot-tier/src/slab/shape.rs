@@ -39,7 +39,7 @@ impl Shape {
         }
         Err(Error::new(
             ErrorKind::Config,
-            "a Slab tier needs room for three segments at least: give it more capacity or smaller segments",
+            "a Slab tier needs space for at least three segments: give it more capacity or smaller segments",
         )
         .with("capacity_bytes", bytes)
         .with("segment_bytes", segment_bytes))

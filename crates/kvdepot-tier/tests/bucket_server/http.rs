@@ -1,10 +1,10 @@
-//! HTTP/1.1 as far as a client of S3 speaks it.
+//! The part of HTTP/1.1 that an S3 client uses.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 
-/// A request, read whole.
+/// A complete request.
 #[derive(Debug)]
 pub(crate) struct Request {
     pub(crate) method: String,
@@ -30,9 +30,9 @@ fn decoded(text: &str) -> String {
 }
 
 impl Request {
-    /// None when the client has gone.
+    /// Reads a request; `None` if the client has disconnected.
     pub(crate) fn read(connection: &mut TcpStream) -> Option<Self> {
-        // Unbuffered past the request: the client sends the next one after the answer.
+        // Nothing after the request is buffered: the client sends the next one after the answer.
         let mut reader = BufReader::new(connection);
         let mut line = String::new();
         reader.read_line(&mut line).ok().filter(|bytes| *bytes > 0)?;
@@ -57,7 +57,7 @@ impl Request {
         Some(Self { method, path: decoded(path), query, headers, body })
     }
 
-    /// Which line of the bill it stands in.
+    /// Returns the request's billing category.
     pub(crate) fn line(&self) -> &str {
         match self.method.as_str() {
             "GET" if self.query.contains_key("list-type") => "list_requests",
@@ -78,7 +78,7 @@ impl Request {
     }
 }
 
-/// What the server says.
+/// A response of the server.
 pub(crate) struct Response {
     pub(crate) status: u16,
     pub(crate) tag: Option<String>,
@@ -94,7 +94,7 @@ impl Response {
         Self { tag: Some(tag.to_owned()), ..self }
     }
 
-    /// Sends it, or so many bytes of its body; none when the client has gone.
+    /// Sends it, or only some bytes of its body; `None` if the client has disconnected.
     pub(crate) fn write(
         &self,
         connection: &mut TcpStream,

@@ -1,4 +1,4 @@
-//! A server that speaks as much of S3 as the tier asks for, and fails as a test says.
+//! A server with the part of S3 that the tier uses, and with failures that a test plans.
 #![allow(dead_code, clippy::unwrap_used)] // each test uses its part; a test that cannot go on shall panic
 
 mod http;
@@ -17,28 +17,28 @@ pub(crate) use http::{Request, Response};
 /// The only bucket.
 pub(crate) const BUCKET: &str = "bucket";
 
-/// What becomes of a request.
+/// Handling of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Act {
     /// It is served.
     Serve,
-    /// It is refused with this status and done nothing about.
+    /// It is refused with this status, without effect.
     Refuse(u16),
     /// It is served, and the answer is never sent.
     ServeAndHang,
     /// It is not served, and nothing is sent.
     Hang,
-    /// It is served when `serve_all` says so.
+    /// It is served after `serve_all` was called.
     Hold,
-    /// It is served, and the answer is sent when `serve_all` says so.
+    /// It is served, and the answer is sent after `serve_all` was called.
     ServeAndHold,
     /// It is served, and the connection ends without an answer.
     ServeAndClose,
     /// It is not served, and the connection ends.
     Close,
-    /// It is served, and the connection ends after so many bytes of the answer's body.
+    /// It is served, and the connection ends after this many bytes of the answer's body.
     Cut(usize),
-    /// It is served without a look at its conditions.
+    /// It is served, ignoring its conditions.
     IgnoreConditions,
 }
 
@@ -55,9 +55,9 @@ pub(crate) struct Bucket {
     pub(crate) uploads: BTreeMap<String, BTreeMap<u32, Vec<u8>>>,
     tags: u64,
     plan: Option<Plan>,
-    /// Requests that wait for `serve_all`.
+    /// Number of requests that wait for `serve_all`.
     pub(crate) held: u32,
-    /// Lines of the bill.
+    /// Served requests by billing category.
     pub(crate) served: BTreeMap<String, u64>,
     connections: Vec<TcpStream>,
     is_stopping: bool,
@@ -69,7 +69,7 @@ struct Inner {
     changed: Condvar,
 }
 
-/// The server; it ends when it is dropped, and its objects outlive `stop`.
+/// The server. It stops when it is dropped; its objects survive `stop`.
 pub(crate) struct BucketServer {
     inner: Arc<Inner>,
     address: SocketAddr,
@@ -106,7 +106,7 @@ impl BucketServer {
         }));
     }
 
-    /// Ends all connections; whoever connects is refused.
+    /// Ends all connections; new ones are refused.
     pub(crate) fn stop(&mut self) {
         let Some(accepting) = self.accepting.take() else { return };
         self.inner.bucket.lock().is_stopping = true;
@@ -118,10 +118,10 @@ impl BucketServer {
         }
     }
 
-    /// Is there again, at the same address and with the same objects.
+    /// Restarts at the same address and with the same objects.
     pub(crate) fn come_back(&mut self) {
         self.inner.bucket.lock().is_stopping = false;
-        // A connection of another process may have the port for a moment.
+        // A connection of another process may use the port for a moment.
         let end = std::time::Instant::now() + Duration::from_secs(60);
         let listener = loop {
             match TcpListener::bind(self.address) {
@@ -133,7 +133,7 @@ impl BucketServer {
         self.accept(listener);
     }
 
-    /// Settings of a tier below a prefix, with which nothing depends on how fast this machine is.
+    /// Returns settings of a tier below a prefix that do not depend on the speed of this machine.
     pub(crate) fn config(&self, prefix: &str) -> ObjectConfig {
         ObjectConfig {
             endpoint: Some(format!("http://{}", self.address)),
@@ -145,7 +145,7 @@ impl BucketServer {
         }
     }
 
-    /// Asks `plan` about each request from now on.
+    /// Sets the function that decides about each request from now on.
     pub(crate) fn plan(&self, plan: impl FnMut(&Request) -> Act + Send + 'static) {
         self.inner.bucket.lock().plan = Some(Box::new(plan));
     }
@@ -159,7 +159,7 @@ impl BucketServer {
         look(&mut self.inner.bucket.lock())
     }
 
-    /// Names that hold this part.
+    /// Returns the names that contain this part.
     pub(crate) fn names(&self, part: &str) -> Vec<String> {
         self.with(|bucket| bucket.objects.keys().filter(|name| name.contains(part)).cloned().collect())
     }

@@ -1,5 +1,5 @@
-//! InfiniStore's protocol, as its own server speaks it, its traps included: a key shows before its value has come, and
-//! whoever asks for it then ends the server; a miss is four bytes; one request at a time.
+//! InfiniStore's protocol, as its own server speaks it, including its traps: a key shows before its value has arrived,
+//! and a client that requests it then crashes the server; a miss is four bytes; one request at a time.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -10,7 +10,7 @@ use kvdepot_wire::{Frame, FrameBuffer};
 
 use super::{Fault, Served, State, next, payload};
 
-/// A key that was announced and whose value has not come.
+/// A key that was announced but whose value has not arrived.
 const NOT_YET: &[u8] = b"";
 
 pub(super) fn serve(mut stream: &TcpStream, state: &State, answers_unknown: bool) -> Served {

@@ -1,4 +1,4 @@
-//! A small server of both protocols of the wire door, in memory, with faults to order.
+//! A small in-memory server for both protocols of the wire door, with configurable faults.
 #![allow(dead_code, reason = "each test uses its part")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -18,51 +18,51 @@ use kvdepot_wire::FrameBuffer;
 use kvdepot_wire::own::Token;
 use parking_lot::{Condvar, Mutex};
 
-/// What is wrong with a server.
+/// Fault of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     None,
     /// Takes requests and never answers.
     Hung,
-    /// Takes nothing off its connections after the hello.
+    /// Reads nothing from its connections after the hello.
     Deaf,
-    /// Says nothing to a hello.
+    /// Does not answer a hello.
     HungHello,
-    /// Answers a get with bytes that are no frame.
+    /// Answers a get with bytes that are not a frame.
     Garbage,
     /// Sends half of a value and closes.
     CloseAmidValue,
     /// Sends half of a value and then nothing.
     HangAmidValue,
-    /// Tells another checksum than the block's.
+    /// Sends a checksum other than the block's.
     WrongChecksum,
-    /// Changes one bit of a value on its way.
+    /// Changes one bit of a value during the transfer.
     FlippedBit,
-    /// Answers with the id of no request.
+    /// Answers with an unknown request id.
     WrongId,
-    /// Answers the blocks of a get from the last to the first.
+    /// Answers the blocks of a get in reverse order.
     Backwards,
     /// Sends values that are a byte too long.
     WrongLength,
-    /// Answers nothing until the fault is over, and then what it was asked meanwhile; InfiniStore's protocol only.
+    /// Answers nothing until the fault is over, then the requests of that time; InfiniStore's protocol only.
     Held,
-    /// Says of every key that it is there; InfiniStore's protocol only.
+    /// Reports every key as present; InfiniStore's protocol only.
     AllThere,
-    /// Takes puts (in InfiniStore's protocol the marks of blocks) and stores them when the fault is over.
+    /// Accepts puts (in InfiniStore's protocol the marks of blocks), and stores them when the fault is over.
     LatePuts,
-    /// Moves to an epoch and says that it failed; our own protocol only.
+    /// Moves to an epoch but reports a failure; our own protocol only.
     MovesAndFails,
-    /// Does not move to an epoch, and says so; our own protocol only.
+    /// Does not move to an epoch, and reports that; our own protocol only.
     NeverMoves,
-    /// Is moved by another depot as soon as it is asked to move, once; our own protocol only.
+    /// Another depot moves it as soon as it is asked to move, once; our own protocol only.
     MovedByAnother,
 }
 
-/// What a server speaks.
+/// Protocol of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Speaks {
     Own,
-    /// InfiniStore's protocol; `answers_unknown`: says 400 to what it does not know, else closes.
+    /// InfiniStore's protocol. `answers_unknown`: answers 400 to unknown requests, otherwise closes.
     Foreign {
         answers_unknown: bool,
     },
@@ -88,13 +88,13 @@ pub(crate) struct State {
     pub(crate) gets: AtomicU64,
     pub(crate) puts: AtomicU64,
     pub(crate) removes: AtomicU64,
-    /// Questions whether a key is there; InfiniStore's protocol only.
+    /// Number of requests whether a key is present; InfiniStore's protocol only.
     pub(crate) exists: AtomicU64,
-    /// What InfiniStore's own server would have crashed of.
+    /// Reason for which InfiniStore's own server would have crashed.
     crashed: Mutex<Option<&'static str>>,
-    /// Connections that were left hanging so far.
+    /// Number of connections left hanging so far.
     pub(crate) hanging: AtomicU64,
-    /// Puts that were stored late.
+    /// Number of puts stored late.
     pub(crate) kept_back: AtomicU64,
     streams: Mutex<Vec<TcpStream>>,
     stopping: AtomicBool,
@@ -105,7 +105,7 @@ impl State {
         *self.fault.lock()
     }
 
-    /// Notes what the real server does not survive.
+    /// Records requests that the real server does not survive.
     fn survives(&self, it_does: bool, what: &'static str) -> Served {
         if it_does {
             return Ok(());
@@ -114,7 +114,7 @@ impl State {
         Err(what.into())
     }
 
-    /// Waits for another fault, or none.
+    /// Waits for another fault, or for none.
     fn hold_still(&self) {
         let mut fault = self.fault.lock();
         while matches!(*fault, Fault::Deaf | Fault::Held) && !self.stopping.load(Ordering::SeqCst) {
@@ -122,7 +122,7 @@ impl State {
         }
     }
 
-    /// Keeps a put back until the fault is over.
+    /// Delays a put until the fault is over.
     fn keep_back(&self) {
         if self.fault() == Fault::LatePuts {
             self.hanging.fetch_add(1, Ordering::SeqCst);
@@ -135,7 +135,7 @@ impl State {
         }
     }
 
-    /// Waits for the connection's end: what a hung server does.
+    /// Waits for the connection's end, like a hung server.
     fn hang(&self, mut stream: &TcpStream) {
         self.hanging.fetch_add(1, Ordering::SeqCst);
         let mut nothing = [0; 4096];
@@ -168,7 +168,7 @@ impl PoolServer {
         Self::start(Speaks::Foreign { answers_unknown: true }, None)
     }
 
-    /// On this address, with what an earlier server held.
+    /// Starts on this address, with the content of an earlier server.
     pub(crate) fn start_on(
         address: SocketAddr,
         speaks: Speaks,
@@ -176,7 +176,7 @@ impl PoolServer {
         store: Arc<Mutex<Store>>,
     ) -> Self {
         static DEPOTS: AtomicU64 = AtomicU64::new(1);
-        let listener = TcpListener::bind(address).unwrap();
+        let listener = bind(address);
         let address = listener.local_addr().unwrap();
         let state = Arc::new(State {
             store,
@@ -210,14 +210,14 @@ impl PoolServer {
         self.state.changed.notify_all();
     }
 
-    /// Ends all connections, and takes new ones.
+    /// Ends all connections, and accepts new ones.
     pub(crate) fn disconnect(&self) {
         for stream in self.state.streams.lock().drain(..) {
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
 
-    /// Ends at once, as a killed process does; the address and what was held.
+    /// Stops immediately, like a killed process. Returns the address and the content.
     pub(crate) fn kill(mut self) -> (SocketAddr, Arc<Mutex<Store>>) {
         self.stop();
         (self.address, Arc::clone(&self.state.store))
@@ -260,7 +260,7 @@ fn accept(listener: &TcpListener, state: &Arc<State>) {
         state.connections.fetch_add(1, Ordering::SeqCst);
         let state = Arc::clone(state);
         std::thread::spawn(move || {
-            // A client that leaves ends its connection and nothing else.
+            // A client that disconnects ends its connection, and nothing else.
             let _ = serve(&stream, &state);
             let _ = stream.shutdown(Shutdown::Both);
         });
@@ -280,7 +280,7 @@ fn serve(stream: &TcpStream, state: &State) -> Served {
     }
 }
 
-/// Reads until a frame is whole; its operation and body.
+/// Reads until a frame is complete. Returns its operation and body.
 fn next(mut stream: &TcpStream, buffer: &mut FrameBuffer) -> Served<Option<(u8, Vec<u8>)>> {
     loop {
         if let Some(frame) = buffer.next_frame()? {
@@ -292,10 +292,22 @@ fn next(mut stream: &TcpStream, buffer: &mut FrameBuffer) -> Served<Option<(u8, 
     }
 }
 
-/// Payload behind a frame.
+/// Reads the payload after a frame.
 fn payload(mut stream: &TcpStream, buffer: &mut FrameBuffer, bytes: usize) -> std::io::Result<Vec<u8>> {
     let mut out = vec![0; bytes];
     let had = buffer.take_payload(&mut out);
     stream.read_exact(&mut out[had..])?;
     Ok(out)
+}
+
+/// Listens at this address. A connection of another process may have its port for a moment.
+fn bind(address: SocketAddr) -> TcpListener {
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    loop {
+        match TcpListener::bind(address) {
+            Ok(listener) => return listener,
+            Err(error) => assert!(std::time::Instant::now() < end, "{address}: {error}"),
+        }
+        std::thread::yield_now();
+    }
 }

@@ -1,9 +1,9 @@
-//! Waiting for what must come, or end.
+//! Waits for events that must occur, or fails.
 
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-/// Only a hang reaches it.
+/// A time limit that only a hang reaches.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 const POLL: Duration = Duration::from_millis(1);
@@ -16,7 +16,7 @@ pub(crate) fn until(what: impl Fn() -> bool) {
     }
 }
 
-/// Runs what must end.
+/// Runs a function that must return.
 pub(crate) fn ends<T: Send + 'static>(what: impl FnOnce() -> T + Send + 'static) -> T {
     let (send, ended) = channel();
     std::thread::spawn(move || drop(send.send(what())));

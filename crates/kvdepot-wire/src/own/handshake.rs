@@ -148,7 +148,7 @@ impl ClientHandshake {
                 let (features, requests_in_flight_max) = (*features, *requests_in_flight_max);
                 self.welcomed = Some(Welcomed { features, requests_in_flight_max, depot: *depot });
                 match (&self.token, auth_wanted) {
-                    (None, true) => Err(refused("the server wants a token, and none is configured")),
+                    (None, true) => Err(refused("the server requires a token, but none is configured")),
                     (Some(_), false) => Err(refused(
                         "a token is configured, and the server does not ask for it: it may be another one",
                     )),

@@ -47,9 +47,9 @@ class Layout:
             UnknownLayoutError: something is missing, or the object is empty or too large.
         """
         if not model:
-            raise UnknownLayoutError("LMCache does not tell the model's name")
+            raise UnknownLayoutError("LMCache does not report the model's name")
         if not shapes or len(shapes) != len(dtypes):
-            raise UnknownLayoutError(f"LMCache tells {len(shapes)} shapes and {len(dtypes)} types of {model}")
+            raise UnknownLayoutError(f"LMCache reports {len(shapes)} shapes and {len(dtypes)} types of {model}")
         sizes = [math.prod(shape) * int(dtype.itemsize) for shape, dtype in zip(shapes, dtypes, strict=True)]
         if not 0 < sum(sizes) <= OBJECT_BYTES_MAX or min(sizes) <= 0:
             raise UnknownLayoutError(

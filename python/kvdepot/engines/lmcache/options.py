@@ -50,7 +50,7 @@ def read_params(params: Mapping[str, Any] | None) -> Options:
         raise config_error(f"{VERSION_KEY}: must be a name or a number, got {version!r}")
     file = said.pop(FILE_KEY, None)
     if file is not None and said:
-        raise config_error(f"{FILE_KEY}: names a file, and there are keys beside it: {', '.join(sorted(said))}")
+        raise config_error(f"{FILE_KEY}: names a file, but there are other keys, too: {', '.join(sorted(said))}")
     config = load_config(file if file is not None else said or None, owns_pool=False)
     if config.mode == "embedded":
         raise config_error("mode: embedded: stores of several layouts share a depot: write node, or remove the key")
@@ -72,7 +72,7 @@ def read_extra_config(extra_config: Mapping[str, Any] | None) -> Options:
     if not dax:
         return read_params(own)
     if unknown := sorted(set(dax) - set(DAX_KEYS)):
-        raise config_error(f"{DAX_PREFIX}{unknown[0]}: is no key of LMCache's DAX backend: remove it")
+        raise config_error(f"{DAX_PREFIX}{unknown[0]}: is not a key of LMCache's DAX backend: remove it")
     pipeline = str(own.get("pipeline", f"Cache|{DAX_TIER}"))
     if FILE_KEY in own or DAX_TIER not in pipeline.split("|"):
         said = OWN_PREFIX + (FILE_KEY if FILE_KEY in own else "pipeline")

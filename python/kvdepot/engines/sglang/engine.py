@@ -34,7 +34,7 @@ def server_arguments() -> Any:
         found = _call(module, function)
         if found is not None:
             return found
-    raise config_error(f"SGLang {sglang_version()} does not tell its arguments, so its model is unknown")
+    raise config_error(f"SGLang {sglang_version()} does not report its arguments, so its model is unknown")
 
 
 def attention_backends(arguments: Any) -> list[str]:

@@ -204,8 +204,8 @@ def _digest_or_refuse(model: str, revision: str | None, arguments: Any, options:
     if options.weights_version:
         return f"{model}@{revision or ''}/{load_format}"
     raise config_error(
-        f"{what} {model}: {why}, so its KV cannot be told from another model's: set weights_version in the extra "
-        "config to a name that no other weights have"
+        f"{what} {model}: {why}, so its KV cannot be distinguished from another model's: set weights_version in the "
+        "extra config to a name that no other weights have"
     )
 
 
@@ -224,8 +224,8 @@ def _experts_digest(path: str, options: Options) -> str:
     if options.weights_version:
         return f"{path}@{options.weights_version}"
     raise config_error(
-        f"--kt-weight-path {path}: {why}, so KV of its experts cannot be told from others': set weights_version in the "
-        "extra config to a name that no other weights have"
+        f"--kt-weight-path {path}: {why}, so KV of its experts cannot be distinguished from that of others: set "
+        "weights_version in the extra config to a name that no other weights have"
     )
 
 

@@ -53,7 +53,7 @@ def read_extra_config(extra_config: Mapping[str, Any] | None) -> Options:
     version, salt = (_name(said.pop(key, ""), key) for key in (VERSION_KEY, SALT_KEY))
     file = said.pop(FILE_KEY, None)
     if file is not None and said:
-        raise config_error(f"{FILE_KEY}: names a file, and there are keys beside it: {', '.join(sorted(said))}")
+        raise config_error(f"{FILE_KEY}: names a file, but there are other keys, too: {', '.join(sorted(said))}")
     config = load_config(file if file is not None else said or None, owns_pool=False)
     if config.mode == "embedded":
         raise config_error("mode: embedded: the ranks of an engine share a depot: write node, or remove the key")

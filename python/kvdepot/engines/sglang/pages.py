@@ -58,7 +58,7 @@ class Pages:
         except (NotImplementedError, ValueError) as error:
             layout = getattr(pool, "layout", "")
             raise config_error(
-                f"pool {name}: layout {layout}: SGLang does not tell where its pages lie ({error}): "
+                f"pool {name}: layout {layout}: SGLang does not report where its pages are ({error}): "
                 "start with --hicache-mem-layout page_first or page_first_direct"
             ) from error
         if first is None:
@@ -100,7 +100,7 @@ class Pages:
             raise ValueError(f"{indices} indices for {count} pages of {self.page_tokens}")
         told = _told(self.pool, host_indices)
         if told is None or len(told[0]) != count * self.told:
-            raise ValueError(f"the pool tells {0 if told is None else len(told[0])} pieces of {count} pages")
+            raise ValueError(f"the pool reports {0 if told is None else len(told[0])} pieces of {count} pages")
         rows = np.asarray(told[0], dtype=np.uint64).reshape(count, self.told)[:, self.order]
         if self.cuts > 1:
             steps = np.arange(self.cuts, dtype=np.uint64) * np.uint64(self.sizes[0])

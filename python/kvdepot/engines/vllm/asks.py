@@ -113,9 +113,7 @@ class Asks:
             return bool(self._tiers)
         if len(allowed) < len(self._tiers):
             # A claim cannot choose among the tiers.
-            said = (
-                "kvdepot: %s of a request allows only some tiers, among which it cannot choose; %s (this is said once)"
-            )
+            said = "kvdepot: %s of a request allows only some tiers, among which it cannot choose; %s (logged once)"
             self._tell_once(f"{LOAD_TIERS} chooses", said, LOAD_TIERS, POOL_ONLY)
         return len(allowed) < len(self._tiers)
 
@@ -138,7 +136,7 @@ class Asks:
 
     def _malformed(self, key: str, value: Any, wanted: str, strictly: str) -> None:
         self._stats.add("params_malformed")
-        said = "kvdepot: %s of a request must be %s, got %s; %s (this is said once)"
+        said = "kvdepot: %s of a request must be %s, got %s; %s (logged once)"
         self._tell_once(f"{key} is malformed", said, key, wanted, SHORT.repr(value), strictly)
 
     def _tell_once(self, topic: str, said: str, *values: str) -> None:
@@ -154,4 +152,4 @@ class Asks:
         self._keys_told.add(name)
         near = difflib.get_close_matches(name.strip("'"), KEYS, n=1, cutoff=0.8)
         hint = f"did you mean {near[0]}?" if near else "it may be another connector's"
-        logger.warning("kvdepot: kv_transfer_params has an unknown key %s: %s (this is said once)", name, hint)
+        logger.warning("kvdepot: kv_transfer_params has an unknown key %s: %s (logged once)", name, hint)

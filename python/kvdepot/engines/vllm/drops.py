@@ -47,7 +47,7 @@ class Drops:
             self._depot.reset(self._due)
         except KVDepotError as error:
             self._tried_s = time.monotonic()
-            logger.error("kvdepot: the depot did not confirm the reset, it is asked again: %s", error)  # noqa: TRY400
+            logger.error("kvdepot: the depot did not confirm the reset and is asked again: %s", error)  # noqa: TRY400
             return False
         self._due, self._tried_s = [], 0.0
         return True

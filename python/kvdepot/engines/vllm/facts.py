@@ -139,7 +139,7 @@ def group_facts(engine: dict[str, object], group: Group, pages: GroupPages, rank
         "block_tokens": group.block_tokens,
         "layers": layer_ranges(pages.layer_names),
         "form": list(pages.forms),
-        "spec": _spec_text(group.spec),
+        "spec": spec_text(group.spec),
         "kv_shards": rank.kv_shards,
         "kv_shard": rank.kv_shard,
         "dcp_rank": rank.dcp_rank,
@@ -157,7 +157,7 @@ def slice_facts(
         "block_tokens": group.block_tokens,
         "layers": layer_ranges(pages.layer_names),
         "form": list(pages.forms),
-        "spec": _spec_text(_of_all_heads(group.spec, slices.all_heads)),
+        "spec": spec_text(_of_all_heads(group.spec, slices.all_heads)),
         "kv_heads": slices.all_heads,
         "kv_slices": slices.count,
         "kv_slice": number,
@@ -188,7 +188,7 @@ def canonical_of_version(canonical: str, version: str) -> str:
     return json.dumps(described, sort_keys=True)
 
 
-def _spec_text(spec: Any) -> str:
+def spec_text(spec: Any) -> str:
     """Returns the group's cache spec as text, or its digest if the text is too long, as when it lists every layer."""
     text = re.sub(r"\s+", " ", repr(spec))
     if len(text) <= SPEC_TEXT_MAX:

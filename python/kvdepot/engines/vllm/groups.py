@@ -70,13 +70,13 @@ def _supported(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> G
     if getattr(vllm_config.parallel_config, "prefill_context_parallel_size", 1) > 1:
         raise _UnsupportedError("prefill context parallelism is not supported")
     if any(getattr(group, "host_resident", False) for group in all_groups):
-        raise _UnsupportedError("HiSparse keeps KV in host memory of its own, in blocks that are not the device's")
+        raise _UnsupportedError("HiSparse keeps KV in its own host memory, in blocks other than the device's")
     from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 
     # A store addressed by hash holds the prefix-cacheable groups only: vLLM rebuilds the others.
     indexes = getattr(kv_cache_config, "prefix_cacheable_group_ids", range(len(all_groups)))
     if not indexes:
-        raise _UnsupportedError("vLLM finds none of this model's KV cache again by its hash")
+        raise _UnsupportedError("vLLM cannot find this model's KV cache by its hash")
     # Unsupported caches are rejected first: vLLM's own arithmetic may not hold for them.
     reaches = {index: _reach(all_groups[index]) for index in indexes}
     dcp = vllm_config.parallel_config.decode_context_parallel_size
@@ -104,7 +104,7 @@ def computes_all_tokens(model_config: Any) -> str:
     """Returns why every token of a prompt has to go through the model, whatever is stored of it; empty if not."""
     if getattr(model_config, "pooler_config", None) is None or model_config.is_prefix_caching_supported:
         return ""
-    return "this model pools over all tokens of a prompt, and vLLM ends when a part of them comes from a cache"
+    return "this model pools over all tokens of a prompt, and vLLM fails when a part of them comes from a cache"
 
 
 def too_old(group_count: int) -> str:
@@ -113,9 +113,9 @@ def too_old(group_count: int) -> str:
     from vllm.v1.core.sched.output import SchedulerOutput
 
     if "kv_connector_block_state" not in getattr(SchedulerOutput, "__dataclass_fields__", {}):
-        return "this version of vLLM does not tell a connector which blocks a request has: use 0.29 or later"
+        return "this version of vLLM does not tell a connector the blocks of a request: use 0.29 or later"
     if group_count > 1 and not hasattr(KVConnectorBase_V1, "get_transfer_results"):
-        return "this version of vLLM ends with the first failed load of a hybrid model: use 0.30 or later"
+        return "this version of vLLM exits at the first failed load of a hybrid model: use 0.30 or later"
     return ""
 
 

@@ -221,7 +221,7 @@ class Lookup:
             settled, units, from_tier = self.claim.settle_now()
         elif not settled and self._patience.while_faster and self._is_slower(now_s):
             self._over = "slower"
-            settled, units, from_tier = self.claim.settle_now()
+            settled, units, from_tier = self.claim.decline()
         if settled:
             return self._found(units, from_tier)
         return self._nearly_there(now_s) if idle.idle and self._patience.begins_early else PENDING

@@ -59,40 +59,42 @@ _ALL = (
     Measure(
         "asked_tokens",
         Over.SCHEDULER,
-        "Tokens that lookups asked for, beyond vLLM's own hits; a request that waits may ask more than once.",
+        "Tokens requested by lookups, beyond vLLM's own hits. A waiting request may look up more than once.",
     ),
     Measure(
         "hit_tokens",
         Over.SCHEDULER,
-        "Tokens that requests were given from the depot, by where they were: its memory, or a tier below that.",
+        "Tokens that requests got from the depot, by source: the pool, or a tier.",
         label="source",
         values=("pool", "tier"),
     ),
     Measure(
         "declined_tokens",
         Over.SCHEDULER,
-        "Tokens that a tier had and that were computed, because waiting for them would have taken longer.",
+        "Tokens that a tier had but that were computed, because waiting for them would have taken longer.",
     ),
     Measure(
         "lookup_seconds",
         Over.SCHEDULER,
-        "From a request's lookup until its hit was known, waiting for tiers included.",
+        "Time from a request's lookup until its hit was known, including waits for tiers.",
         Kind.HISTOGRAM,
     ),
     Measure(
         "lookup_hit_ratio",
         Over.SCHEDULER,
-        "Part of the tokens that a lookup asked for which it was given.",
+        "Share of a lookup's requested tokens that were a hit.",
         Kind.HISTOGRAM,
         buckets=RATIO_BUCKETS,
     ),
-    Measure("loads", Over.FIRST, "Loads: of a request, or of all requests that a step waits for, by KV-cache group."),
+    Measure(
+        "loads", Over.FIRST, "Loads, one per KV-cache group: of a request, or of all requests that a step waits for."
+    ),
     Measure("load_blocks", Over.FIRST, "Blocks copied from the depot into the KV cache of one rank."),
     Measure("load_bytes", Over.SUM, "Bytes copied from the depot into the KV cache, over all ranks."),
     Measure(
         "load_seconds",
         Over.FIRST,
-        "From a load's start until the engine saw its end, which is at the end of a step.",
+        "Time from a load's start until the engine noticed its completion at the end of a step.",
         Kind.HISTOGRAM,
     ),
     Measure(
@@ -105,14 +107,14 @@ _ALL = (
     Measure(
         "load_bytes_per_second",
         Over.SUM,
-        "Bytes that a load copied into one rank's KV cache, by the time of `load_seconds`.",
+        "Bytes that a load copied into one rank's KV cache, divided by its `load_seconds`.",
         Kind.HISTOGRAM,
         buckets=RATE_BUCKETS,
     ),
     Measure(
         "load_failed_blocks",
         Over.SUM,
-        "Blocks that could not be loaded and are computed, over all ranks and their slices of KV heads.",
+        "Blocks that could not be loaded and are computed instead, over all ranks and their slices of KV heads.",
         label="kind",
     ),
     Measure(
@@ -124,7 +126,7 @@ _ALL = (
     Measure(
         "dump_seconds",
         Over.FIRST,
-        "From a dump's start until the engine saw its end, which may be a step or more after it.",
+        "Time from a dump's start until the engine noticed its completion, which may be a step or more later.",
         Kind.HISTOGRAM,
     ),
     Measure(
@@ -137,7 +139,7 @@ _ALL = (
     Measure(
         "dump_bytes_per_second",
         Over.SUM,
-        "Bytes that a dump copied out of one rank's KV cache, by the time of `dump_seconds`.",
+        "Bytes that a dump copied out of one rank's KV cache, divided by its `dump_seconds`.",
         Kind.HISTOGRAM,
         buckets=RATE_BUCKETS,
     ),
@@ -150,8 +152,8 @@ _ALL = (
     Measure(
         "dropped_blocks",
         Over.SCHEDULER,
-        "Blocks that were computed and not handed to the ranks to be stored: computed on a load that failed, "
-        "overwritten while that was not known, or left when the connector was turned off or reset.",
+        "Computed blocks that were not handed to the ranks to be stored: computed from a load that failed, "
+        "overwritten before that was known, or left when the connector was disabled or reset.",
         label="reason",
         values=("load_failed", "overwritten", "turned_off"),
     ),
@@ -161,7 +163,7 @@ _ALL = (
     Measure(
         "misses",
         Over.SCHEDULER,
-        "Requests that were given nothing from the depot, by reason.",
+        "Requests that got nothing from the depot, by reason.",
         label="reason",
         values=tuple(MISSES),
     ),
@@ -170,24 +172,26 @@ _ALL = (
     Measure(
         "traced_requests",
         Over.SCHEDULER,
-        "Requests that ended with `enable_record_traces`: in a file, dropped because too many waited, or refused by "
-        "the disk.",
+        "Requests that finished with `enable_record_traces`: written to a file, dropped because too many waited, or "
+        "failed because of a disk error.",
         label="outcome",
         values=("written", "dropped", "failed"),
     ),
-    Measure("lite_asked_tokens", Over.SCHEDULER, "With `use_lite`: tokens that a depot would have been asked for."),
+    Measure("lite_asked_tokens", Over.SCHEDULER, "With `use_lite`: tokens that lookups would have requested."),
     Measure(
         "lite_hit_tokens",
         Over.SCHEDULER,
-        "With `use_lite`: tokens that a depot would have given, by its size beside the pool's configured one.",
+        "With `use_lite`: tokens that a depot would have had, by its size relative to the configured pool.",
         label="size",
         values=tuple(LITE_SIZES),
     ),
-    Measure("lite_ceiling_tokens", Over.SCHEDULER, "With `use_lite`: tokens that an endless depot would have given."),
+    Measure("lite_ceiling_tokens", Over.SCHEDULER, "With `use_lite`: tokens that an endless depot would have had."),
     Measure(
-        "lite_dropped_calls", Over.SCHEDULER, "With `use_lite`: lookups and stores that found the counter's queue full."
+        "lite_dropped_calls",
+        Over.SCHEDULER,
+        "With `use_lite`: lookups and stores that were not counted because the queue was full.",
     ),
-    Measure("attached", Over.SCHEDULER, "Whether the engine is attached to a depot.", Kind.GAUGE),
+    Measure("attached", Over.SCHEDULER, "Whether the engine is attached to a depot (1) or not (0).", Kind.GAUGE),
 )
 MEASURES = {measure.name: measure for measure in _ALL}
 """All measures by name."""

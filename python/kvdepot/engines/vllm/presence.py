@@ -110,7 +110,7 @@ class Presence:
         socket = self._place.socket
         hint = last_words(f"{socket}.log") if self._place.starts else "start_depot is false: is kvdepot serve running?"
         logger.error(
-            "kvdepot: no depot answers at %s after %.0f s (%s): the engine goes on without one, it is tried again. %s",
+            "kvdepot: no depot answers at %s after %.0f s (%s): the engine continues without one and tries again. %s",
             socket,
             waited_s,
             self._depot.trouble or "no reason known",

@@ -1,10 +1,12 @@
 """The scheduler's side: claims hits for waiting requests, plans loads and saves, holds leases until they are used."""
 
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
+from kvdepot import _native
 from kvdepot.engines.vllm.adapters import Adapters
 from kvdepot.engines.vllm.asks import Asks
 from kvdepot.engines.vllm.drafts import Drafts
@@ -196,7 +198,8 @@ class SchedulerSide:
         state.asked_tokens = (bounds.limit - bounds.skip) * self._geometry.hash_tokens
         self.stats.add("asked_tokens", state.asked_tokens)
         groups, hashes = self._namespaces.groups, state.hashes[: bounds.limit]
-        claim = self._depot.claim(groups, hashes, skip=bounds.skip, limit=bounds.limit)
+        label = state.request.request_id
+        claim = self._depot.claim(groups, hashes, skip=bounds.skip, limit=bounds.limit, label=label)
         if state.ask.pool_only:
             patience = Patience(0, begins_early=False, over="asked")
         elif state.expected_tokens:
@@ -268,8 +271,24 @@ class SchedulerSide:
         if hit_blocks or miss is None:
             return
         self.stats.add("misses", label=miss.reason)
-        where = "" if miss.block is None else f" (block {miss.block})"
-        logger.debug("request_id: %s, nothing from the depot%s: %s", request.request_id, where, MISSES[miss.reason])
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug(
+                "request_id: %s, nothing from the depot%s: %s",
+                request.request_id,
+                self._where(state, miss),
+                MISSES[miss.reason],
+            )
+
+    def _where(self, state: RequestState, miss: Miss) -> str:
+        """The first block that was missed, for people and for ``kvdepot why``; empty where the depot was not asked."""
+        last = (
+            0
+            if miss.block is None
+            else (miss.block + 1) * (self._geometry.hit_tokens // self._geometry.hash_tokens) - 1
+        )
+        if miss.block is None or last >= len(state.hashes):
+            return ""
+        return f" (block {miss.block}, hash {_native.block_hash(state.hashes[last]).hex()})"
 
     def hit_tier_tokens(self, request: "Request") -> int:
         """Returns how many tokens of the request's last hit came from below the pool."""

@@ -98,7 +98,9 @@ def _round_trip(
             for page, want in zip((*TARGET_PAGES, UNTOUCHED_PAGE), expected[number], strict=True):
                 if not torch.equal(layer[page], want):
                     name = store.layer_names[number]
-                    raise SelfTestError(f"group {index}, layer {name}, page {page}: other bytes came back than went")
+                    raise SelfTestError(
+                        f"group {index}, layer {name}, page {page}: the bytes read back differ from those written"
+                    )
     finally:
         _forget(depot, trial)
 
@@ -145,14 +147,14 @@ def _moved(task: "Task | JointTask", timeout_ms: int) -> bool:
     bounded only by the task's own end (P1).
     """
     if not task.wait(timeout_ms):
-        logger.warning("kvdepot: a copy of the self-test has not ended after %d ms, it is waited for", timeout_ms)
+        logger.warning("kvdepot: a copy of the self-test has not completed after %d ms: waiting for it", timeout_ms)
         task.wait()
     return not len(task.failed())
 
 
 def _not_stored(index: int, task: Any) -> None:
     """Logs an unfinished test: a full or slow depot proves nothing about the layout; later blocks are tried (P2)."""
-    logger.warning("kvdepot: the self-test of group %d could not be finished: %s", index, task.failures())
+    logger.warning("kvdepot: the self-test of group %d could not be completed: %s", index, task.failures())
 
 
 def _forget(depot: "Depot", trial: GroupStore) -> None:
@@ -161,5 +163,5 @@ def _forget(depot: "Depot", trial: GroupStore) -> None:
     try:
         depot.reset(trial.namespaces)
     except KVDepotError as error:
-        logger.debug("kvdepot: the self-test's blocks stay until they are evicted: %s", error)
+        logger.debug("kvdepot: the self-test's blocks remain until they are evicted: %s", error)
     trial.close()

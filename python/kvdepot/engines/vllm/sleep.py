@@ -23,7 +23,7 @@ def watch_sleep(worker: Any, before_sleep: Callable[[], None], after_wake_up: Ca
     """
     if worker is None:
         raise UnwatchedSleepError(
-            "this version of vLLM does not show its worker, so copies would meet its sleep: start it without "
+            "this version of vLLM does not expose its worker, so copies could run during its sleep: start it without "
             "--enable-sleep-mode, or without the connector"
         )
     sleep, wake_up, discard = worker.sleep, worker.wake_up, getattr(worker, "discard", None)

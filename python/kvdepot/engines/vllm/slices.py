@@ -75,11 +75,11 @@ def head_slices(heads: int, wanted: int, ranks: int, rank: int) -> HeadSlices:
     size = heads // count
     if ranks <= heads and not heads % ranks:
         if count % ranks:
-            raise WholeError(f"{count} slices cannot be shared out to {ranks} ranks: use a multiple of {ranks}")
+            raise WholeError(f"{count} slices cannot be distributed over {ranks} ranks: use a multiple of {ranks}")
         held = count // ranks
         return HeadSlices(count, size, rank * held, held)
     if ranks % heads:
-        raise WholeError(f"{heads} KV heads cannot be shared out to {ranks} ranks")
+        raise WholeError(f"{heads} KV heads cannot be distributed over {ranks} ranks")
     if count != heads:
         raise WholeError(f"{ranks} ranks hold one of {heads} KV heads each: use {heads} slices or more, not {count}")
     replicas = ranks // heads
@@ -113,9 +113,9 @@ def slices_of(vllm_config: Any, spec: Any, wanted: int, rank: int) -> HeadSlices
         if getattr(layer.kv_quant_mode, "name", "NONE") != "NONE":
             raise WholeError("scales of quantised KV may differ from rank to rank")
         if not hasattr(layer, "num_head_slots"):
-            raise WholeError("this version of vLLM does not say how a page holds its heads")
+            raise WholeError("this version of vLLM does not report the layout of heads in a page")
         if layer.num_head_slots is not None or layer.tokens_per_state != 1:
-            raise WholeError("the attention backend packs the heads of a page in a way of its own")
+            raise WholeError("the attention backend packs the heads of a page in its own way")
         if layer.num_kv_heads != found.rank_heads:
             raise WholeError(f"a layer has {layer.num_kv_heads} KV heads on this rank, not {found.rank_heads}")
     return found
@@ -128,12 +128,12 @@ def _check_engine(vllm_config: Any) -> None:
         WholeError: its blocks are stored by rank.
     """
     if vllm_config.parallel_config.decode_context_parallel_size > 1:
-        raise WholeError("decode context parallelism shares out tokens, not heads")
+        raise WholeError("decode context parallelism distributes tokens, not heads")
     model = vllm_config.model_config
     # For drafts without a model, such as n-grams, this is the engine's own model.
     draft = getattr(getattr(vllm_config, "speculative_config", None), "draft_model_config", None)
     if draft is not None and draft is not model:
-        raise WholeError("a draft model has KV heads of its own")
+        raise WholeError("a draft model has its own KV heads")
     if getattr(model, "quantization", None):
         raise WholeError("scales of quantised weights may be made for each rank, so that its KV depends on the ranks")
 

@@ -102,7 +102,7 @@ class WorkerSide:
                 watch_sleep(caller_with("wake_up"), self.sleep, self.wake_up)
             self._open_stores(vllm_config, kv_cache_config, kv_caches)
             if not self._proves():
-                logger.warning("kvdepot: no depot yet: the KV cache's layout is tested when one is there")
+                logger.warning("kvdepot: no depot yet: the KV cache's layout is tested when one answers")
                 self._proof_is_due = True
                 self._refuse()
         except Exception as error:  # after any failure, an engine without a cache is better than none
@@ -197,8 +197,10 @@ class WorkerSide:
         self._asleep = True
         self._refuse()
         if not all(closed):
-            logger.error("kvdepot: a copy has not ended, and the memory that it uses goes away: the connector is off")
-            self._stop(RuntimeError("a copy has not ended before the engine's sleep"))
+            logger.error(
+                "kvdepot: a copy has not completed, but its memory is about to be freed: the connector is disabled"
+            )
+            self._stop(RuntimeError("a copy has not completed before the engine's sleep"))
 
     def wake_up(self) -> None:
         """Resumes work: the pages have memory again, at the same addresses."""

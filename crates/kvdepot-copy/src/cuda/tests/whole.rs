@@ -159,7 +159,7 @@ fn only_ways_that_were_tested_and_are_allowed_are_chosen() {
     drop(engine);
     let config = CudaConfig { mode: Mode::Fixed(Method::Kernel), ..config };
     let error = CudaEngine::attach(session.driver, &config).unwrap_err();
-    assert!(error.to_string().contains("asked for and forbidden"), "{error}");
+    assert!(error.to_string().contains("requested and forbidden"), "{error}");
     session.end().unwrap();
     // A device whose plain copies are wrong is of no use at all.
     let session = rig.session(3);

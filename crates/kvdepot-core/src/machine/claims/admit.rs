@@ -228,7 +228,10 @@ impl Claims {
                         wait_for(rooms, claim, place, slot);
                     }
                     Err(NoRoom::Later) => return false,
-                    Err(NoRoom::Full(error)) => rooms.counters.failed("claim", &error),
+                    Err(NoRoom::Full(error)) => {
+                        claim.cut = true;
+                        rooms.counters.failed("claim", &error);
+                    }
                 }
             }
         }

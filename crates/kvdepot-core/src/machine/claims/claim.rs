@@ -1,12 +1,14 @@
 //! One claim: its places, what is known of each, and what follows from that. Nothing here looks at another room.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 
 use crate::eviction::SlotId;
 use crate::hit::{GroupShape, HitSearch, needed_blocks};
-use crate::key::BlockHash;
+use crate::key::{BlockHash, NamespaceId};
+use crate::misses::Short;
 
 use super::super::event::{Arriving, ClaimId, Location, Nanos, Owner, Progress, Token};
 use super::super::names::{PoolKey, SpaceId};
@@ -34,6 +36,8 @@ impl Known {
     pub(super) const LEASED: Self = Self(5);
     /// This claim waits for its fetch.
     pub(super) const WAITING: Self = Self(6);
+    /// As `ABSENT`, as far as tiers have answered; one has not.
+    pub(super) const UNTOLD: Self = Self(7);
     const TIER: u8 = 16;
 
     pub(super) fn at(location: Location) -> Self {
@@ -186,7 +190,7 @@ pub(super) struct Claim {
     pub(super) fetched: usize,
     /// Whether leases beyond the hit are still to be given back.
     pub(super) trimming: bool,
-    /// Whether the pool was too small for all of it.
+    /// Whether the pool was too small for all of it, or had no room for a block of it.
     pub(super) cut: bool,
     pub(super) polled: Nanos,
     /// When it is looked at next: its place in [`super::Claims::due`].
@@ -197,6 +201,14 @@ pub(super) struct Claim {
     pub(super) waiters: SmallVec<[Token; 1]>,
     /// What is being found out.
     pub(super) weigh: Option<Weigh>,
+    /// What its client calls it.
+    pub(super) label: Option<Box<str>>,
+    /// What keys of each namespace carried when it was opened.
+    pub(super) ids: Arc<[NamespaceId]>,
+    /// What blocks wanted that had not come when it began to settle; None: nothing could come any more.
+    pub(super) short_of: Option<Short>,
+    /// Whether its client would compute sooner what has not come.
+    pub(super) declined: bool,
 }
 
 impl Claim {

@@ -12,10 +12,12 @@
 
 mod admit;
 mod claim;
+mod missed;
 mod probing;
 mod survey;
 
 use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
 
 use hashbrown::HashMap;
 use smallvec::SmallVec;
@@ -62,6 +64,7 @@ pub(crate) struct Open {
     pub(crate) now: Nanos,
     pub(crate) deadline: Nanos,
     pub(crate) patience: Nanos,
+    pub(crate) label: Option<Box<str>>,
 }
 
 impl Claims {
@@ -131,7 +134,7 @@ impl Claims {
             Phase::Weigh => self.weigh(rooms, claim),
             Phase::Probe => self.probe(rooms, claim, out),
             Phase::Lease { .. } => self.take_leases(rooms, claim),
-            Phase::Settling => self.settle_on(claim),
+            Phase::Settling => self.settle_on(rooms, claim, out),
             Phase::Settled => claim.trimming && trim(rooms, claim, self.pace),
             Phase::Queued | Phase::Filling | Phase::Releasing => false,
         }
@@ -196,7 +199,7 @@ impl Claims {
         rooms: &mut Rooms<'_>,
         id: ClaimId,
         run: u32,
-        count: usize,
+        count: Option<usize>,
         out: &mut Effects,
     ) {
         let Some(mut claim) = self.map.remove(&id) else { return };
@@ -241,6 +244,7 @@ impl Claims {
     fn begin_to_settle(&mut self, claim: &mut Claim) {
         self.give_up_promise(claim);
         self.turn_came |= claim.queued;
+        claim.note_end();
         claim.phase = Phase::Settling;
         claim.weigh = Some(Weigh::Leased(claim.search(claim.hit)));
         claim.runs.clear();
@@ -248,7 +252,7 @@ impl Claims {
     }
 
     /// The next piece of that: whether there is more to do now. Leases beyond the hit end when it is known.
-    fn settle_on(&self, claim: &mut Claim) -> bool {
+    fn settle_on(&self, rooms: &Rooms<'_>, claim: &mut Claim, out: &mut Effects) -> bool {
         let mut looks = (self.pace.weigh_places / claim.width()).max(1);
         if let Some(Weigh::Leased(mut search)) = claim.weigh.take() {
             match claim.leased_hit(&mut search, &mut looks) {
@@ -259,6 +263,7 @@ impl Claims {
                 }
             }
         }
+        out.missed.extend(claim.missed(rooms));
         claim.phase = Phase::Settled;
         claim.cursor = 0;
         claim.trimming = claim.leased > claim.needed_count(claim.hit);
@@ -334,6 +339,13 @@ impl Claims {
         }
     }
 
+    /// Notes that a claim's client would compute sooner what has not come.
+    pub(crate) fn decline(&mut self, owner: Owner, id: ClaimId) -> Result<()> {
+        let claim = self.map.get_mut(&id).filter(|claim| claim.owner == owner);
+        claim.ok_or_else(|| no_such_claim(id))?.declined = true;
+        Ok(())
+    }
+
     fn take(&mut self, owner: Owner, id: ClaimId) -> Result<Claim> {
         match self.map.get(&id) {
             Some(claim) if claim.owner == owner && claim.phase != Phase::Releasing => {}
@@ -403,7 +415,7 @@ fn no_such_claim(id: ClaimId) -> Error {
 }
 
 fn new_claim(rooms: &Rooms<'_>, id: ClaimId, open: Open) -> Result<Claim> {
-    let Open { token, owner, groups: asked, hashes, skip, mut limit, now, deadline, patience } = open;
+    let Open { token, owner, groups: asked, hashes, skip, mut limit, now, deadline, patience, label } = open;
     if skip > hashes.len() || asked.iter().any(|group| group.shape.units_per_block == 0) {
         return Err(Error::new(
             ErrorKind::Protocol,
@@ -425,11 +437,13 @@ fn new_claim(rooms: &Rooms<'_>, id: ClaimId, open: Open) -> Result<Claim> {
     limit = crate::hit::whole_blocks(&shapes, limit).max(skip);
     let mut groups = Vec::with_capacity(asked.len());
     let mut base = 0;
+    let mut ids = Vec::new();
     for group in asked {
         let (mut spaces, mut slot_bytes) = (Vec::new(), Vec::new());
         for handle in group.namespaces {
             let namespace = rooms.catalog.get(handle)?;
             spaces.push(namespace.space);
+            ids.push(namespace.id);
             slot_bytes.push(namespace.slot_bytes());
         }
         let units = group.shape.units_per_block;
@@ -474,6 +488,10 @@ fn new_claim(rooms: &Rooms<'_>, id: ClaimId, open: Open) -> Result<Claim> {
         patience,
         waiters: SmallVec::from_slice(&[token]),
         weigh: None,
+        label,
+        ids: Arc::from(ids),
+        short_of: None,
+        declined: false,
     })
 }
 

@@ -1,8 +1,8 @@
-//! Finding out what only I/O can tell about a claim's places: groups of full attention first, then the windows at the end
-//! of what they allow, until nothing that the hit needs is unknown.
+//! Probes tiers for the parts of a claim's places that only I/O can tell: groups of full attention first, then the
+//! windows at the end of the hit that these allow, until everything that the hit needs is known.
 //!
-//! A round finds out what hit can be hoped for, and asks the tiers about it, run by run: the places of one group and rank,
-//! a window of them at a time. A round in which nothing had to be asked is the last one.
+//! A round determines the hit that can be hoped for and asks the tiers about it, run by run: the places of one group
+//! and rank, a window of them at a time. A round that asks nothing is the last one.
 
 use super::super::event::{Ask, Command, Effects, Location};
 use super::super::loads::Rooms;
@@ -10,13 +10,13 @@ use super::super::probe::{PROBE_KEYS_MAX, ProbeStep, RunProbe};
 use super::Claims;
 use super::claim::{Claim, Known, Phase, Run, Spot, Weigh};
 
-/// Rounds of questions for one claim. Each shortens the hit that is hoped for by a block at least; a window with that many
-/// gaps in a slow tier is not worth more.
+/// Maximum number of rounds for one claim. Each shortens the hoped-for hit by at least one block; a window with that
+/// many gaps in a slow tier is not worth more.
 const ROUNDS_MAX: usize = 256;
-/// Runs of one claim that are asked about at a time.
+/// Maximum number of a claim's runs that are probed at a time.
 const RUNS_AT_A_TIME: usize = 4;
 
-/// Begins the next round, or ends them.
+/// Begins the next round, or ends the probing.
 pub(super) fn begin_round(claim: &mut Claim) {
     claim.rounds += 1;
     claim.phase = Phase::Probe;
@@ -25,7 +25,7 @@ pub(super) fn begin_round(claim: &mut Claim) {
 }
 
 impl Claims {
-    /// The next piece of a round: whether there is more to do now.
+    /// Continues a round by one piece. Returns whether there is more to do now.
     pub(super) fn probe(&mut self, rooms: &mut Rooms<'_>, claim: &mut Claim, out: &mut Effects) -> bool {
         if let Some(Weigh::Round(mut search)) = claim.weigh.take() {
             let mut looks = (self.pace.weigh_places / claim.width()).max(1);
@@ -53,13 +53,13 @@ impl Claims {
         has_more(claim)
     }
 
-    /// A tier's answer: whether there is more to do now.
+    /// A tier's answer, `None` if it did not answer: whether there is more to do now.
     pub(super) fn run_answered(
         &mut self,
         rooms: &mut Rooms<'_>,
         claim: &mut Claim,
         number: u32,
-        count: usize,
+        count: Option<usize>,
         out: &mut Effects,
     ) -> bool {
         let Some(at) = claim.runs.iter().position(|run| run.number == number) else { return false };
@@ -71,13 +71,13 @@ impl Claims {
 }
 
 impl Run {
-    /// Whether a tier is to answer.
+    /// Returns whether a tier owes an answer.
     const fn is_asked(&self) -> bool {
         self.probe.is_asked()
     }
 }
 
-/// Whether a run can be gone on with now.
+/// Returns whether a run can continue now.
 fn has_more(claim: &Claim) -> bool {
     let asked = claim.runs.iter().filter(|run| run.is_asked()).count();
     asked < claim.runs.len() || (asked < RUNS_AT_A_TIME && !claim.runs_to_ask.is_empty())
@@ -90,13 +90,13 @@ fn end_round(claim: &mut Claim) {
         begin_round(claim);
         return;
     }
-    // The pool has moved on meanwhile.
+    // The pool has changed in the meantime.
     claim.probed = true;
     claim.hit = claim.skip;
     claim.survey_again();
 }
 
-/// Goes on with a run: sends the next question about its window, takes in what is known of it, or begins the next window.
+/// Continues a run: sends the next question about its window, processes the known answers, or begins the next window.
 fn ask_on(rooms: &Rooms<'_>, claim: &mut Claim, mut run: Run, out: &mut Effects) {
     if let ProbeStep::Ask { tier, from, end } = run.probe.next(&mut run.locations) {
         let places = run.places[from..end].iter().zip(&run.locations[from..end]);
@@ -109,16 +109,22 @@ fn ask_on(rooms: &Rooms<'_>, claim: &mut Claim, mut run: Run, out: &mut Effects)
         return;
     }
     for (&place, &location) in run.places.iter().zip(&run.locations) {
-        claim.known[place as usize] = Known::at(location);
+        let known = &mut claim.known[place as usize];
+        if *known != Known::UNTOLD || location != Location::Absent {
+            *known = Known::at(location);
+        }
     }
-    let whole = run.locations.iter().all(|location| matches!(location, Location::Tier(_)));
-    if whole && !run.rest.is_empty() {
+    let end = run.locations.iter().position(|location| !matches!(location, Location::Tier(_)));
+    if let Some(end) = end.filter(|_| run.probe.ends_untold()) {
+        claim.known[run.places[end] as usize] = Known::UNTOLD;
+    }
+    if end.is_none() && !run.rest.is_empty() {
         next_window(rooms, claim, &mut run);
         claim.runs.push(run);
     }
 }
 
-/// Groups and ranks that the round is about, the last one first.
+/// Returns the groups and ranks of the round, the last one first.
 fn runs_of(claim: &Claim) -> Vec<(usize, usize)> {
     let groups = claim.groups.iter().enumerate().rev();
     let groups = groups.filter(|(_, entry)| claim.windows || entry.shape.window_blocks == 0);
@@ -140,7 +146,7 @@ fn new_run(rooms: &Rooms<'_>, claim: &mut Claim, group: usize, rank: usize) -> R
     run
 }
 
-/// The next blocks of a run.
+/// Prepares the next blocks of a run.
 fn next_window(rooms: &Rooms<'_>, claim: &Claim, run: &mut Run) {
     let end = run.rest.end.min(run.rest.start + PROBE_KEYS_MAX);
     run.probe = RunProbe::new(rooms.flow.tier_count());

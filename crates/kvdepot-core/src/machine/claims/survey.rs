@@ -1,4 +1,4 @@
-//! Looking through a claim's places: what is in the pool, and what tiers know of the rest without I/O.
+//! Surveys a claim's places: which blocks are in the pool, and what tiers know of the others without I/O.
 
 use super::super::event::{Ask, Effects, Question};
 use super::super::loads::Rooms;
@@ -7,7 +7,7 @@ use super::claim::{Claim, Known};
 use crate::block::Phase as BlockPhase;
 
 impl Claims {
-    /// The next piece of a survey: whether there are more.
+    /// Continues a survey by one piece. Returns whether there are more.
     pub(super) fn survey(&mut self, rooms: &mut Rooms<'_>, claim: &mut Claim, out: &mut Effects) -> bool {
         let (start, end) = (claim.cursor, claim.places().min(claim.cursor + self.pace.survey_places));
         let mut keys = Vec::new();
@@ -31,7 +31,8 @@ impl Claims {
                 {
                     Known::ABSENT
                 }
-                // What tiers said before the claim had to wait still stands, unless the block was in the pool then.
+                // Earlier answers of tiers are still valid after the claim had to wait, unless the block was in the
+                // pool then.
                 None if before.is_in_pool() || before == Known::UNLOCATED => {
                     keys.push(rooms.catalog.block_key(&key));
                     Known::UNLOCATED

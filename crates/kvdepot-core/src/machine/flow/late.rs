@@ -1,4 +1,5 @@
-//! Writes that may come late: who is given what was used again, what goes next, and what was read from below.
+//! Late writes: to tiers that get blocks on the second use, to tiers that get cold blocks, and to tiers above the one
+//! that a block was read from.
 
 use super::super::counters::Counters;
 use super::super::event::TierIndex;
@@ -8,7 +9,7 @@ use super::Flow;
 use crate::eviction::SlotId;
 
 impl Flow {
-    /// Has tiers above write a block that `tier` has read.
+    /// Queues writes to the tiers above `tier`, which has read this block.
     pub(crate) fn promote(
         &mut self,
         pool: &mut Pool,
@@ -20,7 +21,8 @@ impl Flow {
         self.write_late(pool, counters, slot, above);
     }
 
-    /// A block was used: tiers that could not write it before are asked again, and those that wait for a second use.
+    /// Records a use of a block: queues it for tiers that could not write it before, and for those that wait for a
+    /// second use.
     pub(crate) fn used(&mut self, pool: &mut Pool, counters: &mut Counters, slot: SlotId) {
         if pool.slot(slot).refused != 0 {
             pool.edit(slot, |slot| slot.refused = 0);
@@ -30,7 +32,7 @@ impl Flow {
         }
     }
 
-    /// Has tiers write what is about to be evicted.
+    /// Queues writes of the blocks that are about to be evicted.
     pub(crate) fn demote(&mut self, pool: &mut Pool, counters: &mut Counters) {
         let cold = self.placements.cold;
         for slot in pool.take_cold(self.pace.cold_slots) {
@@ -40,7 +42,8 @@ impl Flow {
         }
     }
 
-    /// Has those of the tiers write a block that neither have it nor are about to, without making it dirty.
+    /// Queues writes to those of the tiers that neither have the block nor are about to get it, without making it
+    /// dirty.
     pub(crate) fn write_late(
         &mut self,
         pool: &mut Pool,

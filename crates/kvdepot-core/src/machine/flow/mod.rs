@@ -1,8 +1,9 @@
-//! Between the pool and the tiers: queues of reads and writes for each tier, and the order of what happens to one key.
+//! Data flow between the pool and the tiers: queues of reads and writes for each tier, and the order of operations
+//! under one key.
 //!
-//! Blocks never change, but values do: one that is replaced or removed while a tier writes it must not come back. So a
-//! key has a *turn* from the moment its slot is displaced during a write, or its removal is sent, until tiers have
-//! ended that. What is stored or removed under the key meanwhile comes after it. The latest wins.
+//! Blocks never change, but values do: a value that is replaced or removed while a tier writes it must not come back.
+//! So a key has a *turn* from the moment its slot is displaced during a write, or its removal is sent, until tiers have
+//! completed that. Later stores and removals of the key come after it, and the latest wins.
 
 mod late;
 mod removals;
@@ -13,6 +14,7 @@ use hashbrown::HashMap;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::eviction::SlotId;
+use crate::misses::Fate;
 
 use super::catalog::Catalog;
 use super::counters::Counters;
@@ -29,7 +31,7 @@ use removals::Apart;
 use turns::Turns;
 use writes::Write;
 
-/// A block that a tier is to read.
+/// A read of a block by a tier.
 #[derive(Clone, Copy, Debug)]
 struct Read {
     slot: SlotId,
@@ -41,7 +43,7 @@ struct TierFlow {
     reads: Queue<Read>,
     reads_in_flight: HashMap<SlotId, Read>,
     writes: Queue<Write>,
-    /// Writes that may come late: after all others.
+    /// Late writes: after all others.
     late: Queue<Write>,
     writes_in_flight: HashMap<SlotId, Write>,
 }
@@ -52,7 +54,7 @@ impl TierFlow {
     }
 }
 
-/// How a read ended, for who waits for the block.
+/// Outcome of a read, for requests that wait for the block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReadEnd {
     /// The next tier is asked.
@@ -68,12 +70,12 @@ pub(crate) enum ReadEnd {
 pub(crate) struct Flow {
     tiers: Vec<TierFlow>,
     turns: Turns,
-    /// Removals under way that belong to no turn.
+    /// Removals in flight that belong to no turn.
     apart: HashMap<RemovalId, Apart>,
     removals_ever: RemovalId,
-    /// Writes to be tried again at the next tick.
-    delayed: Vec<(TierIndex, Write)>,
-    /// Writes of each drain that have not ended, oldest drain first.
+    /// Writes to retry at the next tick.
+    delayed: Queue<(TierIndex, Write)>,
+    /// Number of uncompleted writes of each drain, oldest drain first.
     undrained: std::collections::BTreeMap<u64, usize>,
     drain: u64,
     drains: Vec<(u64, Token)>,
@@ -95,7 +97,7 @@ impl Flow {
             turns: Turns::new(),
             apart: HashMap::new(),
             removals_ever: 0,
-            delayed: Vec::new(),
+            delayed: Queue::default(),
             undrained: std::collections::BTreeMap::new(),
             drain: 0,
             drains: Vec::new(),
@@ -117,17 +119,17 @@ impl Flow {
         self.tiers.len()
     }
 
-    /// Reads that have not ended.
+    /// Returns the number of uncompleted reads.
     pub(crate) fn reads_left(&self) -> usize {
         self.tiers.iter().map(|tier| tier.reads.len() + tier.reads_in_flight.len()).sum()
     }
 
-    /// Writes that have not ended.
+    /// Returns the number of uncompleted writes.
     pub(crate) fn writes_left(&self) -> usize {
         self.undrained.values().sum()
     }
 
-    /// Whether a tier reads into a slot now, a key waits for a tier, or a tier may still have what was removed.
+    /// Returns whether a tier is reading into a slot, a key waits for a tier, or a tier may still have a removed block.
     pub(crate) fn is_unsettled(&self) -> bool {
         self.turns.len() > 0
             || !self.apart.is_empty()
@@ -140,7 +142,7 @@ impl Flow {
         self.tiers[tier].reads.push_back(Read { slot, deadline });
     }
 
-    /// A tier ended a read.
+    /// Records that a tier has completed a read.
     pub(crate) fn read_ended(
         &mut self,
         now: Nanos,
@@ -164,8 +166,20 @@ impl Flow {
                 });
                 return ReadEnd::Whole;
             }
-            Ok(Fetched::Miss) => counters.failed("fetch", &Error::new(ErrorKind::NotFound, "a tier missed")),
-            Err(error) => counters.failed("fetch", error),
+            Ok(Fetched::Miss) => {
+                counters.failed("fetch", &Error::new(ErrorKind::NotFound, "a tier missed"));
+                pool.went(pool.slot(slot).key, Fate::Lost, Some(tier));
+            }
+            Err(error) => {
+                counters.failed("fetch", error);
+                let fate = match error.kind() {
+                    ErrorKind::Corrupt => Fate::Checksum,
+                    ErrorKind::Timeout => Fate::TooSlow,
+                    ErrorKind::NotFound => Fate::Lost,
+                    _ => Fate::ReadFailed,
+                };
+                pool.went(pool.slot(slot).key, fate, Some(tier));
+            }
         }
         if tier + 1 < self.tiers.len() && now < read.deadline {
             self.tiers[tier + 1].reads.push_front(read);
@@ -175,15 +189,16 @@ impl Flow {
         ReadEnd::Failed
     }
 
-    /// Queues delayed writes again, and has removals that failed tried again.
+    /// Queues delayed writes again, the oldest first and a bounded number per tick, and retries failed removals.
     pub(crate) fn tick(&mut self, catalog: &Catalog, out: &mut Effects) {
         self.retry_removals(catalog, out);
-        for (tier, write) in std::mem::take(&mut self.delayed) {
+        for _ in 0..self.pace.queue_entries {
+            let Some((tier, write)) = self.delayed.pop_front() else { return };
             self.tiers[tier].writes.push_back(write);
         }
     }
 
-    /// A request that waits until the writes of this moment have ended. Whether they have already.
+    /// Registers a request that waits until the current writes have completed. Returns whether they already have.
     pub(crate) fn begin_drain(&mut self, token: Token) -> bool {
         if self.undrained.is_empty() {
             return true;
@@ -193,12 +208,12 @@ impl Flow {
         false
     }
 
-    /// Drains that are given up: the depot ends.
+    /// Abandons all drains, because the depot is shutting down. Returns their requests.
     pub(crate) fn end_drains(&mut self) -> Vec<Token> {
         std::mem::take(&mut self.drains).into_iter().map(|(_, token)| token).collect()
     }
 
-    /// Drains that are over.
+    /// Returns the requests of completed drains.
     pub(crate) fn take_drained(&mut self) -> Vec<Token> {
         if self.drains.is_empty() {
             return Vec::new();
@@ -207,14 +222,14 @@ impl Flow {
         self.drains.extract_if(.., |(drain, _)| *drain < oldest).map(|(_, token)| token).collect()
     }
 
-    /// Forgets who waits for a drain: whether it did.
+    /// Forgets a request that waits for a drain. Returns whether it did.
     pub(crate) fn forget_token(&mut self, token: Token) -> bool {
         let drains = self.drains.len();
         self.drains.retain(|(_, other)| *other != token);
         self.drains.len() < drains
     }
 
-    /// Hands queued work to the tiers until their bounds are reached: reads before writes.
+    /// Sends queued work to the tiers up to their limits: reads before writes.
     pub(crate) fn emit(&mut self, now: Nanos, pool: &mut Pool, catalog: &Catalog, out: &mut Effects) {
         let last = self.tiers.len().saturating_sub(1);
         let mut looked_at = 0;
@@ -229,7 +244,7 @@ impl Flow {
                     continue;
                 }
                 let left = read.deadline.saturating_sub(now);
-                // The tiers below, which may hold the block too, are left half of the time (P2).
+                // Half of the time is left for the tiers below, which may have the block too (P2).
                 let deadline = now + if tier < last { left / 2 } else { left };
                 let (runs, key) = (slot.runs(), catalog.block_key(&slot.key));
                 self.tiers[tier].reads_in_flight.insert(read.slot, read);
@@ -247,6 +262,30 @@ impl Flow {
         }
         if looked_at == self.pace.queue_entries {
             out.again.push(Job::Emit);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tick_queues_some_of_many_delayed_writes_again_and_the_oldest_first() {
+        let mut flow = Flow::new(2);
+        let some = flow.pace.queue_entries;
+        let ticks = 3;
+        for slot in 0..(ticks * some) as SlotId {
+            let write = Write { slot, serial: 0, replaces: true, tries: 1, drain: 0, late: false };
+            flow.delayed.push_back((0, write));
+        }
+        for tick in 1..=ticks {
+            flow.tick(&Catalog::default(), &mut Effects::default());
+            assert_eq!((flow.tiers[0].writes.len(), flow.tiers[1].writes.len()), (tick * some, 0));
+        }
+        assert_eq!(flow.delayed.len(), 0);
+        for slot in 0..(ticks * some) as SlotId {
+            assert_eq!(flow.tiers[0].writes.pop_front().map(|write| write.slot), Some(slot));
         }
     }
 }

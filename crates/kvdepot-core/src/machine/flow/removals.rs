@@ -1,5 +1,5 @@
-//! Removals: what tiers are told to forget, and what becomes of it. Each has a number, by which its end is known: an end that
-//! comes late, or twice, ends nothing else.
+//! Removals: commands to tiers to forget blocks, and their outcomes. Each has a number that identifies its end, so an
+//! end that comes late or twice ends nothing else.
 
 use super::super::catalog::Catalog;
 use super::super::event::{Closed, Command, Discarded, Effects, RemovalId, TierIndex, Token};
@@ -13,37 +13,37 @@ use super::turns::{Next, Turn, Until};
 use crate::error::Result;
 use crate::key::BlockHash;
 
-/// A removal that no turn waits for: of what a value replaces, or one that is owed and tried again.
+/// A removal that no turn waits for: of a value's predecessor, or one that is owed and retried.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Apart {
     tier: TierIndex,
     key: PoolKey,
-    /// Where it is owed.
+    /// The place that owes it.
     owed: Option<Place>,
 }
 
 impl Flow {
-    /// Removals that tiers owe.
+    /// Returns the number of removals that tiers owe.
     pub(crate) fn removals_owed(&self) -> usize {
         self.owed.len()
     }
 
-    /// Parts of tiers that are closed for a space.
+    /// Returns the number of parts of tiers that are closed for a space.
     pub(crate) const fn places_closed(&self) -> usize {
         self.owed.closed_len()
     }
 
-    /// Tiers that are neither to be asked for a block nor to be given it, because of too much that they owe.
+    /// Returns the tiers that must neither be asked for a block nor be given it, because they owe too many removals.
     pub(super) fn closed(&self, catalog: &Catalog, key: &PoolKey) -> TierMask {
         self.owed.closed(&self.parts, key.space, || catalog.block_key(key))
     }
 
-    /// Whether a tier, or the part of one that the block belongs to, is closed for it.
+    /// Returns whether a tier, or the part of it that the block belongs to, is closed for the block.
     pub(crate) fn is_closed(&self, catalog: &Catalog, key: &PoolKey) -> bool {
         self.closed(catalog, key) != 0
     }
 
-    /// Has the tiers forget a key, in its turn. Whether `token` will be told when they have.
+    /// Makes the tiers forget a key, in its turn. Returns whether `token` will be notified when they have.
     pub(crate) fn remove(
         &mut self,
         catalog: &Catalog,
@@ -55,7 +55,8 @@ impl Flow {
             return self.send_removal(catalog, key, token, out);
         };
         if matches!(turn.until, Until::Written(_)) {
-            // The write may take long: nobody waits for it. A tier that owes an earlier removal, or is closed, may still have it.
+            // The write may take long, so the removal does not wait for it. A tier that owes an earlier removal, or is
+            // closed, may still have the block.
             self.set_next(key, Next::Remove);
             if self.owed.tiers(&key) | self.closed(catalog, &key) == 0 {
                 return false;
@@ -91,7 +92,7 @@ impl Flow {
         token.is_some()
     }
 
-    /// Has one tier forget what a value replaces there, before the value is written once more.
+    /// Makes one tier forget the predecessor of a value before the value is written again.
     pub(super) fn remove_predecessor(
         &mut self,
         catalog: &Catalog,
@@ -127,7 +128,7 @@ impl Flow {
         self.apart.insert(id, apart);
     }
 
-    /// A tier has ended a removal.
+    /// Records that a tier has ended a removal.
     #[expect(clippy::too_many_arguments, reason = "rooms are passed one by one, so that each borrow is seen")]
     pub(crate) fn removal_ended(
         &mut self,
@@ -171,7 +172,7 @@ impl Flow {
         }
     }
 
-    /// A tier has carried a removal out, or could not.
+    /// Records that a tier has completed a removal, or has failed to.
     fn note_removal(
         &mut self,
         catalog: &Catalog,
@@ -190,7 +191,7 @@ impl Flow {
             let change = self.owed.pay(place, &key.hash);
             return self.note_change(place, change);
         }
-        // At most twice: a place that was closed or forgiven makes room.
+        // At most twice: closing or forgiving a place makes space.
         let change = loop {
             if let Some(change) = self.owed.owe(place, key.hash, self.pace.removals_owed) {
                 break change;
@@ -205,7 +206,7 @@ impl Flow {
         self.note_change(place, change);
     }
 
-    /// A part of a tier owes too much, and most of it in this space.
+    /// Closes the space with the most owed removals of a part of a tier that owes too many.
     fn close(&mut self, catalog: &Catalog, place: Place, out: &mut Effects) {
         let (change, debts) = self.owed.close(place);
         self.note_change(place, change);
@@ -233,7 +234,8 @@ impl Flow {
         }
     }
 
-    /// Asks tiers again, every few ticks and for some keys at a time. What nobody can ask for any more is let go.
+    /// Retries owed removals every few ticks, some keys at a time. Removals of blocks that can no longer be requested
+    /// are dropped.
     pub(super) fn retry_removals(&mut self, catalog: &Catalog, out: &mut Effects) {
         self.owed.ticks += 1;
         if self.owed.ticks < self.pace.removal_retry_ticks {
@@ -263,19 +265,19 @@ impl Flow {
         }
     }
 
-    /// Requests whose removals have ended since the last call.
+    /// Returns the requests whose removals have ended since the last call.
     pub(crate) fn take_removed(&mut self) -> Vec<(Token, bool)> {
         std::mem::take(&mut self.removed)
     }
 
-    /// The mistake: ends are taken to come in the order in which removals were sent.
+    /// The mistake: ends are assumed to come in the order in which removals were sent.
     fn oldest_apart(&self, tier: TierIndex, key: &PoolKey) -> RemovalId {
         let mine = |apart: &Apart| apart.key == *key && apart.tier == tier;
         self.apart.iter().filter(|(_, apart)| mine(apart)).map(|(&id, _)| id).min().unwrap_or(0)
     }
 }
 
-/// Has memory given back outside of the step.
+/// Passes memory on, to be freed outside of the step.
 fn discard(debts: Debts, out: &mut Effects) {
     if !debts.is_empty() {
         out.discarded.push(Discarded::new(debts));

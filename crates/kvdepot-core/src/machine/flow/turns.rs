@@ -1,4 +1,4 @@
-//! Turns of keys: what waits for what under one key. There may be as many as blocks are removed at a time.
+//! Turns of keys: the order of operations under one key. There may be as many as blocks are removed at a time.
 
 use std::hash::BuildHasher;
 
@@ -14,21 +14,21 @@ use super::super::tiers::TierMask;
 use super::Flow;
 use crate::eviction::SlotId;
 
-/// What a key waits for.
+/// The event that a key waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Until {
-    /// Tiers that write a displaced slot.
+    /// Tiers complete their writes of a displaced slot.
     Written(SlotId),
-    /// Tiers that are to forget the block, which `id` tells them to.
+    /// Tiers complete the removal `id` of the block.
     Removed { id: RemovalId, left: TierMask },
 }
 
-/// What comes after it.
+/// The next operation after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     Nothing,
     Remove,
-    /// `drain`: the drain that it counts for, as a queued write does.
+    /// `drain`: the drain that it counts for, like a queued write.
     Write {
         slot: SlotId,
         serial: u32,
@@ -42,7 +42,7 @@ pub(super) struct Turn {
     pub(super) next: Next,
     /// Requests that wait for the removal.
     pub(super) tokens: Vec<Token>,
-    /// Whether a tier could not remove the block.
+    /// Whether a tier has failed to remove the block.
     pub(super) failed: bool,
 }
 
@@ -52,7 +52,7 @@ impl Turn {
     }
 }
 
-/// Tables of turns, so that the growth of one is a short hold of the depot's lock.
+/// Number of tables of turns. It is large, so that the growth of one holds the depot's lock only briefly.
 const TABLES: usize = 256;
 
 /// The turn of each key that has one.
@@ -105,12 +105,12 @@ impl Turns {
 }
 
 impl Flow {
-    /// Whether tiers may still show a block under this key that was removed or replaced.
+    /// Returns whether tiers may still have a block under this key that was removed or replaced.
     pub(crate) fn is_leaving(&self, key: &PoolKey) -> bool {
         self.turns.contains_key(key) || self.owed.tiers(key) != 0
     }
 
-    /// What comes after a key's turn; what was to come before is given up.
+    /// Sets the operation after a key's turn, in place of the previous one.
     pub(super) fn set_next(&mut self, key: PoolKey, next: Next) {
         if let Some(turn) = self.turns.get_mut(&key)
             && let Next::Write { drain, .. } = std::mem::replace(&mut turn.next, next)
@@ -119,8 +119,8 @@ impl Flow {
         }
     }
 
-    /// Takes a slot out of the pool's view after the index has ceased to name it: calls off its writes, and waits for
-    /// those that are under way.
+    /// Removes a slot from the pool's view after the index has ceased to name it: cancels its queued writes, and waits
+    /// for those in flight.
     pub(crate) fn displace(&mut self, pool: &mut Pool, slot: SlotId) {
         let (key, writing) = (pool.slot(slot).key, pool.slot(slot).writing != 0);
         let writing = writing && !self.flaws.has(Flaw::NoTurnBehindWrite);

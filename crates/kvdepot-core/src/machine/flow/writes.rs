@@ -1,4 +1,4 @@
-//! Writes: which tiers are given a block, and what the end of a write makes of it.
+//! Writes: which tiers get a block, and the effects of a write's end.
 
 use super::super::catalog::Catalog;
 use super::super::counters::Counters;
@@ -12,15 +12,16 @@ use super::Flow;
 use super::turns::{Next, Until};
 use crate::error::{ErrorKind, Result};
 use crate::eviction::SlotId;
+use crate::misses::Fate;
 
-/// A block that a tier is to write. Called off when its slot was freed or the tier's bit left `to_write`.
+/// A write of a block by a tier. It is cancelled when its slot was freed or the tier's bit left `to_write`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Write {
     pub(super) slot: SlotId,
     pub(super) serial: u32,
-    /// Whether what the tier has under this key is another value, which must go first.
+    /// Whether the tier has another value under this key, which must be removed first.
     pub(super) replaces: bool,
-    /// How often the tier was asked before.
+    /// Number of earlier tries.
     pub(super) tries: u32,
     /// The drain that it counts for.
     pub(super) drain: u64,
@@ -29,11 +30,11 @@ pub(super) struct Write {
 }
 
 impl Flow {
-    /// Has tiers write a sealed block, in its key's turn.
+    /// Queues writes of a sealed block, in its key's turn.
     pub(crate) fn write(&mut self, pool: &mut Pool, slot: SlotId, replaces: bool) {
         let (key, serial) = (pool.slot(slot).key, pool.slot(slot).serial);
         if self.turns.contains_key(&key) {
-            // Any tier may keep what was under the key, and this write comes in place of its removal.
+            // Any tier may have an earlier block under the key, and this write replaces its removal.
             pool.edit(slot, |slot| slot.set_value(true));
         }
         let tiers = self.at_seal(pool, slot);
@@ -48,28 +49,28 @@ impl Flow {
         }
     }
 
-    /// Tiers that are to have a block as soon as it is sealed.
+    /// Returns the tiers that should get a block as soon as it is sealed.
     pub(super) fn at_seal(&self, pool: &Pool, slot: SlotId) -> TierMask {
         let all = pool.slot(slot).is_value() || self.flaws.has(Flaw::PlacementIgnored);
         if all { self.all() } else { self.placements.through }
     }
 
-    /// Every tier's bit.
+    /// Returns the set of all tiers.
     pub(crate) const fn all(&self) -> TierMask {
         TierMask::MAX >> (TierMask::BITS as usize - self.tiers.len())
     }
 
-    /// Tiers that are to write a block again that none of them holds.
+    /// Returns the tiers that must write a block again that none of them has.
     pub(crate) fn to_write_again(&self, pool: &Pool, slot: SlotId) -> TierMask {
         self.at_seal(pool, slot) & !pool.slot(slot).to_write
     }
 
-    /// Whether a tier is given this block late, if at all.
+    /// Returns whether a tier gets this block late, if at all.
     pub(crate) fn is_late(&self, pool: &Pool, slot: SlotId, tier: TierIndex) -> bool {
         self.at_seal(pool, slot) & bit(tier) == 0
     }
 
-    /// Has some tiers write a block again that they do not hold any more.
+    /// Queues writes of a block to tiers that no longer have it.
     pub(crate) fn write_again(&mut self, pool: &mut Pool, slot: SlotId, tiers: TierMask) {
         if !self.is_leaving(&pool.slot(slot).key) {
             let replaces = pool.slot(slot).is_value();
@@ -99,7 +100,8 @@ impl Flow {
         }
     }
 
-    /// Queues a write that may come late. Whether there was room: blocks that are evicted meanwhile leave entries behind.
+    /// Queues a late write. Returns whether there was space in the queue: blocks that are evicted in the meantime leave
+    /// entries behind.
     pub(crate) fn queue_late(&mut self, tier: TierIndex, slot: SlotId, serial: u32) -> bool {
         let queue = &mut self.tiers[tier].late;
         if queue.len() >= self.pace.late_writes {
@@ -111,7 +113,7 @@ impl Flow {
         true
     }
 
-    /// A write that counted for a drain has ended, or was given up.
+    /// Records that a write that counted for a drain has completed or was abandoned.
     pub(super) fn write_over(&mut self, drain: u64) {
         if let Some(left) = self.undrained.get_mut(&drain) {
             *left -= 1;
@@ -121,7 +123,7 @@ impl Flow {
         }
     }
 
-    /// A tier ended a write.
+    /// Records that a tier has completed a write.
     #[expect(clippy::too_many_arguments, reason = "rooms are passed one by one, so that each borrow is seen")]
     pub(crate) fn write_ended(
         &mut self,
@@ -172,6 +174,9 @@ impl Flow {
             !write.late && !slot.is_pressing() && slot.saved == 0
         });
         counters.write_blocks_dropped += u64::from(dropped);
+        if dropped && wanted {
+            pool.went(key, Fate::WriteFailed, Some(tier));
+        }
         if pool.slot(slot).writing == 0
             && self.turns.get(&key).is_some_and(|turn| turn.until == Until::Written(slot))
         {
@@ -182,8 +187,9 @@ impl Flow {
         pool.free_if_over(slot);
     }
 
-    /// Better nothing under a key than the value before (P1). Not before all tiers have ended: a write under way at another
-    /// one could land after the removal, and the next removal would take this one for its own.
+    /// Removes a value if a tier may still have its predecessor: an empty key is better than one with the earlier value
+    /// (P1). It waits until all tiers have completed, because a write in flight at another tier could land after the
+    /// removal, and the next removal would take this one's end for its own.
     fn remove_unreplaced(&mut self, pool: &mut Pool, catalog: &Catalog, slot: SlotId, out: &mut Effects) {
         let found = pool.slot(slot);
         if found.is_unreplaced() && found.to_write == 0 {
@@ -196,7 +202,7 @@ impl Flow {
         }
     }
 
-    /// Whether the write of a value waits for its predecessor to be gone from the tier.
+    /// Returns whether the write of a value waits for the removal of its predecessor from the tier.
     #[expect(clippy::too_many_arguments, reason = "rooms are passed one by one, so that each borrow is seen")]
     pub(super) fn try_again(
         &mut self,
@@ -213,7 +219,7 @@ impl Flow {
             return false;
         }
         match outcome {
-            // What the tier has is the value before this one.
+            // The tier has the previous value.
             Ok(Stored::AlreadyThere) if !self.flaws.has(Flaw::AlreadyThereIsStored) => {
                 self.remove_predecessor(catalog, tier, key, out);
             }
@@ -221,7 +227,7 @@ impl Flow {
             _ => return false,
         }
         pool.edit(write.slot, |slot| slot.writing &= !bit(tier));
-        self.delayed.push((tier, Write { tries: write.tries + 1, ..*write }));
+        self.delayed.push_back((tier, Write { tries: write.tries + 1, ..*write }));
         true
     }
 
@@ -237,7 +243,7 @@ impl Flow {
         let Some(slot) = pool.get(write.slot).filter(|slot| wanted(slot)) else { return false };
         let (key, runs) = (slot.key, slot.runs());
         if (self.owed.tiers(&key) | self.closed(catalog, &key)) & bit(tier) != 0 {
-            // It may have what was removed under the key, and could take that for this (P1).
+            // The tier may have a removed block under the key, and could mistake that for this one (P1).
             pool.edit(write.slot, |slot| {
                 slot.to_write &= !bit(tier);
                 slot.late &= !bit(tier);
@@ -251,7 +257,7 @@ impl Flow {
             return false;
         }
         if !catalog.is_live(key.space) {
-            // The sweep has not come by yet.
+            // The sweep has not reached it yet.
             pool.doom(write.slot);
             return false;
         }

@@ -1,4 +1,4 @@
-//! One load: its blocks, and how each stands.
+//! One load: its blocks, and the state of each.
 
 use super::Rooms;
 use crate::block::Phase;
@@ -13,12 +13,12 @@ use super::super::names::PoolKey;
 use super::super::slots::Waiter;
 use super::lease_slot;
 
-/// How one block of a load stands.
+/// State of one block of a load.
 #[derive(Clone, Debug)]
 pub(super) enum Want {
-    /// Not in the pool; the tiers have not been asked.
+    /// Not in the pool; the tiers were not asked.
     Unlocated,
-    /// A tier may have it; there was no room in the pool.
+    /// A tier may have it, but there was no space in the pool.
     NoRoom(usize),
     /// A tier is reading it.
     Arriving,
@@ -28,7 +28,7 @@ pub(super) enum Want {
     Missed(ErrorKind),
 }
 
-/// How many blocks of a load stand how.
+/// Number of a load's blocks in each state.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Count {
     pub(super) unlocated: usize,
@@ -51,16 +51,16 @@ impl Count {
     }
 }
 
-/// What a load does piece by piece.
+/// Stage of a load's work, which is done in pieces.
 #[derive(Debug)]
 pub(super) enum Stage {
-    /// Leases what is in the pool, so that no fetch of this load evicts a block that it wants too.
+    /// Leases the blocks in the pool, so that no fetch of this load evicts a block that it needs too.
     Lease,
-    /// Looks at the rest, and collects what the tiers are to be asked about.
+    /// Examines the others, and collects those that the tiers must be asked about.
     Look(Vec<BlockKey>),
-    /// Takes in what the tiers answered, and begins fetches as far as the pool has room. `full`: it had none for one.
+    /// Processes the tiers' answer, and begins fetches as far as the pool has space. `full`: it had none for one block.
     Fetch { locations: std::vec::IntoIter<Location>, full: bool },
-    /// Nothing to do before something happens.
+    /// Nothing to do until something happens.
     Rest,
 }
 
@@ -72,14 +72,14 @@ pub(super) struct Load {
     wants: Vec<(PoolKey, Want)>,
     pub(super) count: Count,
     pub(super) stage: Stage,
-    /// The next block of the stage.
+    /// Next block of the stage.
     pub(super) cursor: usize,
     pub(super) fetch_deadline: Nanos,
     pub(super) last: bool,
     pub(super) runs_left: usize,
-    /// Whether it found no room and leases nothing.
+    /// Whether it found no space and leases nothing.
     pub(super) starved: bool,
-    /// How often room had come when it began to look for some.
+    /// Number of times that space was freed before it began to search for some.
     pub(super) rooms_seen: u64,
 }
 
@@ -127,7 +127,7 @@ impl Load {
         self.count.of(&before).into_iter().for_each(|count| *count -= 1);
     }
 
-    /// What the pool says of a block that is not readable, or was not.
+    /// Determines the state of a block that is not readable, or was not.
     pub(super) fn look(&mut self, rooms: &mut Rooms<'_>, place: usize) -> Want {
         let key = self.key(place);
         if !rooms.catalog.is_live(key.space) {
@@ -140,7 +140,7 @@ impl Load {
         match rooms.pool.slot(slot).block.phase() {
             Phase::Fetching => self.wait_for(rooms, place, slot),
             Phase::Sealed if rooms.pool.slot(slot).block.is_readable() => self.lease(rooms, slot),
-            // Being dumped, or given up.
+            // It is being dumped, or was abandoned.
             _ => Want::Missed(ErrorKind::NotFound),
         }
     }
@@ -166,14 +166,14 @@ impl Load {
         }
     }
 
-    /// The answer; what has not come is refused as `late`.
+    /// Returns the answer. Blocks that have not arrived are refused as `late`.
     pub(super) fn answer(self, counters: &mut Counters, late: ErrorKind) -> Vec<Outcome> {
         let mut outcomes = Vec::with_capacity(self.wants.len());
         for (_, want) in self.wants {
             let (outcome, missed) = match want {
                 Want::Leased(leased) => (Outcome::Leased(leased), Some(false)),
                 Want::Missed(kind) => (Outcome::Refused(kind), Some(true)),
-                // Each block counts once, however often it is asked for: when it is leased or missed.
+                // Each block counts once, however often it is requested: when it is leased or missed.
                 Want::Unnamed => (Outcome::Refused(ErrorKind::NoSpace), None),
                 Want::Unlocated | Want::NoRoom(_) | Want::Arriving => {
                     let missed = late == ErrorKind::Timeout && self.last;

@@ -1,11 +1,11 @@
-//! Loads: blocks leased for reading, each fetched from a tier where it is not in the pool.
+//! Loads: requests to lease blocks for reading. Blocks that are not in the pool are fetched from a tier.
 //!
 //! ```text
 //!   Lease ──▶ Look ──▶ (tiers are asked) ──▶ Fetch ──▶ answered, when nothing more can come
 //!                                              ▲──────── room came
 //! ```
 //!
-//! A load of many blocks goes through each stage in pieces, with other steps in between.
+//! A load of many blocks passes each stage in pieces, with other steps in between.
 
 mod load;
 
@@ -25,7 +25,7 @@ use super::pace::Pace;
 use super::pool::{NoRoom, Pool};
 use load::{Load, Stage, Want};
 
-/// What the loads need of the other rooms.
+/// The other modules' state that loads need.
 pub(crate) struct Rooms<'a> {
     pub(crate) catalog: &'a Catalog,
     pub(crate) pool: &'a mut Pool,
@@ -37,11 +37,11 @@ pub(crate) struct Rooms<'a> {
 #[derive(Debug, Default)]
 pub(crate) struct Loads {
     map: HashMap<Token, Load>,
-    /// Those that found no room and lease nothing, oldest first.
+    /// Loads that found no space and lease nothing, oldest first.
     starved: VecDeque<Token>,
-    /// The one of them that tries again now.
+    /// The one of them that retries now.
     retrying: Option<Token>,
-    /// How often room came.
+    /// Number of times that space was freed.
     rooms: u64,
     pub(crate) pace: Pace,
 }
@@ -51,7 +51,7 @@ impl Loads {
         self.map.len()
     }
 
-    /// Begins a load. Its reply comes when no block can come any more, or its waiter's patience ends.
+    /// Begins a load. Its reply is sent when no block can arrive any more, or when its waiter's patience ends.
     #[expect(clippy::too_many_arguments, reason = "the fields of one request")]
     pub(crate) fn begin(
         &mut self,
@@ -71,10 +71,10 @@ impl Loads {
         self.go_on(rooms, token, out);
     }
 
-    /// The next piece of a load's work.
+    /// Continues a load's work by one piece.
     pub(crate) fn go_on(&mut self, rooms: &mut Rooms<'_>, token: Token, out: &mut Effects) {
         let Some(load) = self.map.get_mut(&token) else {
-            // It may have ended when it was its turn to try again.
+            // It may have ended when it was its turn to retry.
             self.retry_oldest(out);
             return;
         };
@@ -82,13 +82,13 @@ impl Loads {
             if self.retrying.is_some() {
                 return;
             }
-            // There is room again, and it is its turn.
+            // There is space again, and it is its turn.
             self.starved.retain(|other| *other != token);
             self.retrying = Some(token);
             load.rooms_seen = self.rooms;
             load.begin(Stage::Fetch { locations: Vec::new().into_iter(), full: false });
         }
-        // A small load is through two stages in one step.
+        // A small load passes two stages in one step.
         for _ in 0..2 * self.pace.request_blocks {
             if load.cursor == load.blocks() && load.next_stage(out) {
                 self.finish_if_over(rooms, token, out);
@@ -101,7 +101,7 @@ impl Loads {
         out.again.push(Job::Load(token));
     }
 
-    /// The tiers' answer about the blocks that were not in the pool.
+    /// Processes the tiers' answer about the blocks that were not in the pool.
     pub(crate) fn located(
         &mut self,
         rooms: &mut Rooms<'_>,
@@ -117,7 +117,7 @@ impl Loads {
         }
     }
 
-    /// A fetch that loads waited for has ended.
+    /// Records the end of a fetch that loads waited for.
     pub(crate) fn arrived(&mut self, rooms: &mut Rooms<'_>, token: Token, place: u32, slot: Option<SlotId>) {
         let Some(load) = self.map.get_mut(&token) else { return };
         let want = match slot {
@@ -127,8 +127,8 @@ impl Loads {
         load.set(place as usize, want);
     }
 
-    /// Answers a load that waits for nothing any more. Where the pool was too small for all while some blocks are leased,
-    /// the answer comes at once: asked again after those were copied, the others find room.
+    /// Answers a load that waits for nothing any more. If the pool was too small for all of its blocks and some are
+    /// leased, the answer is sent immediately: if the client asks again after copying those, the others find space.
     pub(crate) fn finish_if_over(&mut self, rooms: &mut Rooms<'_>, token: Token, out: &mut Effects) {
         let Some(load) = self.map.get_mut(&token) else { return };
         if !matches!(load.stage, Stage::Rest) {
@@ -144,7 +144,7 @@ impl Loads {
             } else if retried {
                 self.starved.push_front(token);
             }
-            // Between the steps in which it looked.
+            // Space was freed between the steps of its search.
             if load.rooms_seen != self.rooms
                 && (retried || !was_starved)
                 && let Some(&oldest) = self.starved.front()
@@ -154,7 +154,7 @@ impl Loads {
             return;
         }
         load.starved = false;
-        // What is unnamed is asked for again after what was leased has been copied.
+        // The client requests unnamed blocks again after it has copied the leased ones.
         let over = count.unnamed > 0 || (count.no_room > 0 && !waits_for_room) || count.arriving == 0;
         if count.unlocated == 0 && over {
             self.answer(rooms, token, ErrorKind::NoSpace, out);
@@ -164,7 +164,7 @@ impl Loads {
         }
     }
 
-    /// The time of a load is over.
+    /// Ends a load whose time is up.
     pub(crate) fn expire(&mut self, rooms: &mut Rooms<'_>, token: Token, out: &mut Effects) -> bool {
         let known = self.map.contains_key(&token);
         let waiting = self.starved.len();
@@ -172,7 +172,7 @@ impl Loads {
         self.retrying.take_if(|other| *other == token);
         self.answer(rooms, token, ErrorKind::Timeout, out);
         if self.starved.len() < waiting {
-            // The next one may want less.
+            // The next one may need less.
             self.retry_oldest(out);
         }
         known
@@ -184,7 +184,7 @@ impl Loads {
         out.replies.push((token, Ok(Reply::Slots(load.answer(rooms.counters, late)))));
     }
 
-    /// Room came back: the oldest load that found none tries again, and when it has found some, the next.
+    /// Records freed space: the oldest load that found none retries and, when it has found some, the next.
     pub(crate) fn room_came(&mut self, rooms: &mut Rooms<'_>, out: &mut Effects) {
         self.rooms += 1;
         if self.retrying.is_none()
@@ -194,7 +194,7 @@ impl Loads {
         }
     }
 
-    /// Has the oldest load that found no room try again, unless one does so now.
+    /// Makes the oldest load that found no space retry, unless one is retrying now.
     pub(crate) fn retry_oldest(&self, out: &mut Effects) {
         if self.retrying.is_none()
             && let Some(&oldest) = self.starved.front()
@@ -212,7 +212,7 @@ impl Loads {
                 token
             })
             .collect();
-        // A table's order differs from one run to the next.
+        // A hash table's order differs between runs.
         ended.sort_unstable();
         let waiting = self.starved.len();
         self.starved.retain(|token| !ended.contains(token));
@@ -232,7 +232,7 @@ impl Load {
         (self.stage, self.cursor) = (stage, 0);
     }
 
-    /// A stage has looked at every block: whether there is nothing more to do now.
+    /// Records that a stage has examined every block. Returns whether there is nothing more to do now.
     fn next_stage(&mut self, out: &mut Effects) -> bool {
         match std::mem::replace(&mut self.stage, Stage::Rest) {
             Stage::Lease => {
@@ -247,7 +247,7 @@ impl Load {
         true
     }
 
-    /// The next block of the stage: false when this step has looked long enough for room.
+    /// Processes the next block of the stage. Returns false if this step has searched long enough for space.
     fn next_block(&mut self, rooms: &mut Rooms<'_>) -> bool {
         let place = self.cursor;
         let went = match self.want(place) {
@@ -296,7 +296,7 @@ impl Load {
         self.set(place, want);
     }
 
-    /// Begins the fetch of a block that a tier may have: false when this step has looked long enough for room.
+    /// Begins the fetch of a block that a tier may have. Returns false if this step has searched long enough for space.
     fn fetch(&mut self, rooms: &mut Rooms<'_>, place: usize) -> bool {
         let (Want::NoRoom(tier), Stage::Fetch { full, .. }) = (self.want(place), &self.stage) else {
             return true;
@@ -327,7 +327,7 @@ impl Load {
     }
 }
 
-/// A reader's lease on a readable slot; loads are what recency is made of.
+/// Gives a reader a lease on a readable slot. Loads are the uses that recency counts.
 pub(crate) fn lease_slot(
     pool: &mut Pool,
     namespace: &Namespace,

@@ -1,4 +1,4 @@
-//! Leases on slots, and what their ends make of a slot.
+//! Leases on slots, and the effects of their ends.
 
 use super::Pool;
 use crate::block::Phase;
@@ -12,7 +12,7 @@ impl Pool {
         self.edit(id, |slot| slot.block.lease());
     }
 
-    /// The end of a pin or of a reader's lease.
+    /// Ends a pin or a reader's lease.
     pub(crate) fn unpin(&mut self, id: SlotId) {
         self.edit(id, |slot| slot.block.unlease());
         self.free_if_over(id);
@@ -23,14 +23,14 @@ impl Pool {
         self.leases.granted_ever()
     }
 
-    /// A reader's lease on a readable slot.
+    /// Gives a reader a lease on a readable slot.
     pub(crate) fn lease(&mut self, owner: u64, id: SlotId) -> Result<LeaseId> {
         let lease = self.leases.grant(owner, id)?;
         self.pin(id);
         Ok(lease)
     }
 
-    /// A dumper's lease on a slot that it is to fill.
+    /// Gives a dumper a lease on a slot that it is about to fill.
     pub(crate) fn lease_for_filling(&mut self, owner: u64, id: SlotId) -> Result<LeaseId> {
         debug_assert_eq!(self.slots.at(id).block.phase(), Phase::Filling, "only what is new is filled");
         let lease = self.leases.grant(owner, id)?;
@@ -38,17 +38,17 @@ impl Pool {
         Ok(lease)
     }
 
-    /// An owner asks for slots to fill.
+    /// Records that an owner requests slots to fill.
     pub(crate) fn seen(&mut self, owner: u64) {
         self.fills.seen(owner, self.now_s);
     }
 
-    /// Bytes that owners fill who have stopped.
+    /// Returns the number of bytes that stopped owners are filling.
     pub(crate) const fn stopped_bytes(&self) -> u64 {
         self.fills.stopped_bytes()
     }
 
-    /// Looks who has stopped in the middle of a dump.
+    /// Finds the owners that have stopped in the middle of a dump.
     pub(crate) fn look_who_stopped(&mut self) {
         self.fills.look(self.now_s);
     }
@@ -57,7 +57,7 @@ impl Pool {
         self.leases.slot_of(owner, lease)
     }
 
-    /// Takes a dumper's lease out of the table, without an effect on its slot.
+    /// Removes a dumper's lease from the table, without an effect on its slot.
     pub(crate) fn forget_lease(&mut self, owner: u64, lease: LeaseId) -> Result<()> {
         let id = self.leases.release(owner, lease)?;
         self.fills.ended(owner, self.slots.at(id).bytes(), self.now_s);
@@ -71,7 +71,7 @@ impl Pool {
         Ok(())
     }
 
-    /// The end of a lease, of a reader or of a dumper who did not finish.
+    /// Handles the end of a lease of a reader, or of a dumper that did not finish.
     pub(crate) fn lease_ended(&mut self, owner: u64, id: SlotId) {
         if self.slots.at(id).block.phase() == Phase::Filling {
             self.fills.ended(owner, self.slots.at(id).bytes(), self.now_s);
@@ -81,9 +81,9 @@ impl Pool {
         }
     }
 
-    /// Nobody fills this slot any more. Only the dumper holds a lease on a slot that is being filled, and it cannot write
-    /// any more: it gave the lease back itself, or its connection ended and with it, as the runner makes sure, all its
-    /// copies (P4).
+    /// Abandons a slot: it is not filled any more. Only the dumper holds a lease on a slot that is being filled, and it
+    /// can no longer write: it released the lease itself, or its connection has ended. The runner ensures that all
+    /// copies of a connection end with it (P4).
     pub(crate) fn abandon(&mut self, id: SlotId) {
         self.edit(id, |slot| {
             slot.block.abandon();
@@ -92,7 +92,7 @@ impl Pool {
         self.free_if_over(id);
     }
 
-    /// Ends up to `max` leases of an owner; whether it has none left.
+    /// Ends up to `max` leases of an owner. Returns how many ended, and whether the owner has none left.
     pub(crate) fn end_owner(&mut self, owner: u64, max: usize) -> (usize, bool) {
         let slots = self.leases.end_some(owner, max);
         for &slot in &slots {
@@ -101,12 +101,12 @@ impl Pool {
         (slots.len(), self.leases.count(owner) == 0)
     }
 
-    /// Every lease: who holds it, and on which slot.
+    /// Iterates over all leases: the owner, and the slot.
     pub(crate) fn leases(&self) -> impl Iterator<Item = (u64, SlotId)> + '_ {
         self.leases.all()
     }
 
-    /// Whether an owner has leases.
+    /// Returns whether an owner has leases.
     pub(crate) fn holds(&self, owner: u64) -> bool {
         self.leases.count(owner) > 0
     }

@@ -1,10 +1,12 @@
-//! The pool: slots, their space, the order of eviction, leases, and what every byte counts as.
+//! The pool: slots, their space, the eviction order, leases, and the totals of its bytes.
 //!
 //! - *room*: space taken in use, and made by eviction; slots that come and go.
 //! - *leases*: who holds which slots.
+//! - *births*: how long blocks have been there.
 //! - *near*: who wishes its blocks in which region.
 //! - *totals*: what every byte counts as.
 
+mod births;
 mod leases;
 mod near;
 mod room;
@@ -14,6 +16,7 @@ use hashbrown::HashMap;
 
 use crate::eviction::{EvictionPolicy, SlotId};
 use crate::lease::LeaseTable;
+use crate::misses::Fate;
 use crate::regions::{RegionIndex, Regions};
 
 use super::event::Owner;
@@ -23,24 +26,26 @@ use super::index::Index;
 use super::names::{PoolKey, SpaceId};
 use super::proofs::Proofs;
 use super::slots::{Slot, Slots};
-use super::tiers::TierMask;
+use super::tiers::{TierIndex, TierMask};
 use super::uses::Uses;
+
+use births::Births;
 
 pub use room::GROW_BYTES;
 pub(crate) use room::NoRoom;
 
-/// How often tiers are told that a block is in use.
+/// Interval at which tiers are notified that a block is in use.
 const TOUCH_INTERVAL_S: u32 = 30;
-/// How a pool is set up.
+/// Configuration of a pool.
 #[derive(Debug)]
 pub struct PoolConfig {
     /// Its size in bytes.
     pub pool_bytes: u64,
-    /// The size that it may grow to; not above `pool_bytes` means that it does not grow.
+    /// Maximum size; if it is not above `pool_bytes` the pool does not grow.
     pub pool_bytes_max: u64,
-    /// By how much it grows at a time.
+    /// Bytes by which it grows at a time.
     pub grow_step_bytes: u64,
-    /// The order of eviction.
+    /// The eviction policy.
     pub policy: Box<dyn EvictionPolicy>,
     /// Whether blocks stay in the pool after they were written or loaded.
     pub keeps: bool,
@@ -48,22 +53,22 @@ pub struct PoolConfig {
     pub seed: u64,
 }
 
-/// Bytes of the pool by what holds them. A slot can count in several of them, and once in `pinned` at most.
+/// Bytes of the pool by use. A slot can count in several of them, and at most once in `pinned`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
     /// Being filled by clients.
     pub filling: u64,
     /// Being filled by tiers.
     pub fetching: u64,
-    /// Sealed, and not yet in every tier that is to have them.
+    /// Sealed, and not yet in every tier that should have them.
     pub dirty: u64,
     /// Leased by at least one reader.
     pub leased: u64,
-    /// Not evictable now, for any of these reasons.
+    /// Not evictable at the moment, for any of these reasons.
     pub pinned: u64,
 }
 
-/// Blocks that a search for an eviction has passed over, because a tier is to have them first.
+/// Blocks that a search for a victim has passed over, because a tier should get them first.
 #[derive(Clone, Copy, Debug, Default)]
 struct Unwritten {
     /// `Pool::released` when the search began.
@@ -72,13 +77,22 @@ struct Unwritten {
     first_unwritten: Option<SlotId>,
 }
 
+/// A block that went, as rooms of the machine name it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GoneHere {
+    pub(crate) key: PoolKey,
+    pub(crate) fate: Fate,
+    pub(crate) tier: Option<TierIndex>,
+    pub(crate) kept_s: Option<u32>,
+}
+
 /// Slots and all that is known about them.
 #[derive(Debug)]
 pub(crate) struct Pool {
     slots: Slots,
     index: Index,
     regions: Regions,
-    /// Who wishes its blocks in which region.
+    /// Preferred regions of owners.
     near: HashMap<Owner, RegionIndex>,
     policy: Box<dyn EvictionPolicy>,
     leases: LeaseTable,
@@ -92,36 +106,40 @@ pub(crate) struct Pool {
     serials: u32,
     evicted: u64,
     evicted_unwritten: u64,
-    /// Tiers that are to have a block before it is evicted.
+    /// Tiers that should get a block before it is evicted.
     cold_tiers: TierMask,
-    /// Whether any tier is given blocks that are used a second time.
+    /// Whether any tier gets blocks that are used a second time.
     counts_uses: bool,
-    /// Whether blocks came in while room was short, since the last look.
+    /// Whether blocks came in while space was short, since the last check.
     cold_due: bool,
-    /// Blocks that eviction passed over, because such a tier is to have them first.
+    /// Blocks that eviction passed over, because such a tier should get them first.
     passed_over: Vec<SlotId>,
-    /// The eviction whose search has not ended.
+    /// The eviction whose search has not completed.
     search: Option<Unwritten>,
-    /// How often a block that could not be evicted could again: a search that found none may have passed it before.
+    /// Number of times that a block became evictable again: a search that found none may have passed it before.
     released: u64,
     /// The last of them.
     last_released: Option<SlotId>,
-    /// Blocks evicted for an allocation that goes on in another step, and the second of the last one.
+    /// Number of blocks evicted for an allocation that continues in another step, and the second of the last eviction.
     unfinished: HashMap<PoolKey, (usize, u32)>,
-    /// Slots that this step may still look at in search of room.
+    /// Number of slots that this step may still examine in search of space.
     looks: usize,
-    /// And in search of blocks that lie where room is wished.
+    /// The same for the search for blocks in a preferred region.
     near_looks: usize,
-    /// Blocks that lookups find from now on (`true`), or do not find any more.
+    /// Blocks that lookups find from now on (`true`), or no longer find.
     changes: Vec<(PoolKey, bool)>,
-    /// Whether room came back since the last look.
+    /// Whether space was freed since the last check.
     room_came: bool,
     now_s: u32,
-    /// Blocks in use of which tiers have not been told for a while.
+    /// Blocks in use whose use was not reported to tiers for a while.
     touched: Vec<SlotId>,
+    /// When slots were taken.
+    births: Births,
+    /// Blocks that went.
+    pub(super) gone: Vec<GoneHere>,
     /// What the ledger is to be told.
     pub(crate) proofs: Proofs,
-    /// What names each space: slots, and the requests of claims and loads.
+    /// Uses of each space: by slots, and by requests of claims and loads.
     pub(super) uses: Uses,
     pub(crate) flaws: Flaws,
 }
@@ -159,6 +177,8 @@ impl Pool {
             room_came: false,
             now_s: 0,
             touched: Vec::new(),
+            births: Births::default(),
+            gone: Vec::new(),
             proofs: Proofs::default(),
             uses: Uses::default(),
             flaws: Flaws::default(),
@@ -181,12 +201,12 @@ impl Pool {
         self.evicted
     }
 
-    /// Blocks that the index names.
+    /// Returns the number of blocks that the index names.
     pub(crate) const fn blocks(&self) -> usize {
         self.index.len()
     }
 
-    /// End of a walk over all slot numbers.
+    /// Returns the end of a walk over all slot numbers.
     pub(crate) const fn numbers(&self) -> usize {
         self.slots.numbers()
     }
@@ -195,7 +215,7 @@ impl Pool {
         self.regions.free_bytes() + (self.pool_bytes - self.regions.grown_bytes())
     }
 
-    /// Bytes that could be had now, by eviction too.
+    /// Returns the number of bytes that can be allocated now, including by eviction.
     pub(crate) const fn unpinned_bytes(&self) -> u64 {
         self.pool_bytes.saturating_sub(self.held.pinned)
     }
@@ -204,7 +224,7 @@ impl Pool {
         self.index.get(&self.slots, key)
     }
 
-    /// The slot of a block that may be read now.
+    /// Returns the slot of a block that may be read now.
     pub(crate) fn readable(&self, key: &PoolKey) -> Option<SlotId> {
         self.find(key).filter(|&id| self.slots.at(id).block.is_readable())
     }
@@ -213,28 +233,28 @@ impl Pool {
         self.slots.at(id)
     }
 
-    /// How often slots were looked at.
+    /// Returns the number of slot accesses.
     #[cfg(test)]
     pub(super) const fn slot_looks(&self) -> u64 {
         self.slots.looks()
     }
 
-    /// The slot of this number, if it is in use.
+    /// Returns the slot with this number, if it is in use.
     pub(crate) fn get(&self, id: SlotId) -> Option<&Slot> {
         self.slots.get(id)
     }
 
-    /// What became visible or invisible since the last call.
+    /// Returns the blocks that became visible or invisible since the last call.
     pub(crate) fn take_changes(&mut self) -> Vec<(PoolKey, bool)> {
         std::mem::take(&mut self.changes)
     }
 
-    /// Whether room came back since the last call.
+    /// Returns whether space was freed since the last call.
     pub(crate) const fn take_room(&mut self) -> bool {
         std::mem::replace(&mut self.room_came, false)
     }
 
-    /// Sets the tiers that are to have a block before its eviction, and those that are given it when it is used again.
+    /// Sets the tiers that should get a block before its eviction, and those that get it when it is used again.
     pub(crate) const fn set_placements(&mut self, cold: TierMask, second_use: TierMask) {
         self.cold_tiers = cold;
         self.counts_uses = second_use != 0;
@@ -244,12 +264,12 @@ impl Pool {
         self.keeps
     }
 
-    /// Blocks evicted before a tier had them that was to.
+    /// Returns the number of blocks evicted before a tier got them that should have.
     pub(crate) const fn evicted_unwritten(&self) -> u64 {
         self.evicted_unwritten
     }
 
-    /// Lets the index name `id` for its key; the slot that it named before is unnamed now.
+    /// Makes the index name `id` for its key. Returns the slot that it named before.
     pub(crate) fn name(&mut self, id: SlotId) -> Option<SlotId> {
         let old = self.index.insert(&self.slots, id).filter(|&old| old != id);
         if let Some(old) = old {
@@ -259,14 +279,14 @@ impl Pool {
         old
     }
 
-    /// Takes a slot's key out of the index.
+    /// Removes a slot's key from the index.
     pub(crate) fn unname(&mut self, id: SlotId) {
         if self.index.remove(&self.slots, id) {
             self.edit(id, |slot| slot.set_indexed(false));
         }
     }
 
-    /// The block was used.
+    /// Records a use of the block.
     pub(crate) fn touch(&mut self, id: SlotId) {
         self.policy.touch(id);
         let slot = self.slots.at_mut(id);
@@ -277,18 +297,30 @@ impl Pool {
         }
     }
 
+    /// Tells that a block went, or that a tier failed it.
+    pub(crate) fn went(&mut self, key: PoolKey, fate: Fate, tier: Option<TierIndex>) {
+        self.gone.push(GoneHere { key, fate, tier, kept_s: None });
+    }
+
+    /// Tells that the block in a slot is about to go.
+    fn goes(&mut self, id: SlotId, fate: Fate) {
+        let slot = self.slots.at(id);
+        let kept_s = self.births.age_s(slot.serial, self.now_s);
+        self.gone.push(GoneHere { key: slot.key, fate, tier: None, kept_s });
+    }
+
     /// Sets the time by which uses are told to tiers.
     pub(crate) const fn set_now(&mut self, seconds: u32) {
         self.now_s = seconds;
     }
 
-    /// Blocks that were used, each once in `TOUCH_INTERVAL_S`.
+    /// Returns the blocks that were used, each at most once in `TOUCH_INTERVAL_S`.
     pub(crate) fn take_touched(&mut self) -> Vec<SlotId> {
         std::mem::take(&mut self.touched)
     }
 
-    /// Dooms the blocks of spaces that have `passed` among `count` slot numbers from `from` on. Which tiers' writes that
-    /// calls off is the flow's business: a doomed slot's queue entries name no block.
+    /// Dooms the blocks of spaces that have `passed` among `count` slot numbers from `from` on. The flow handles the
+    /// writes that this cancels: a doomed slot's queue entries name no block.
     pub(crate) fn doom_some(
         &mut self,
         from: usize,
@@ -303,13 +335,16 @@ impl Pool {
                     return id;
                 }
                 dooms -= 1;
+                if self.slots.at(id as SlotId).is_indexed() {
+                    self.goes(id as SlotId, Fate::Reset);
+                }
                 self.doom(id as SlotId);
             }
         }
         end
     }
 
-    /// No new reader and no new write of a block. Freed at once if nothing touches it.
+    /// Dooms a block: it gets no new reader and no new write. It is freed immediately if nothing accesses it.
     pub(crate) fn doom(&mut self, id: SlotId) {
         let flawed = self.flaws.has(Flaw::WriteDisplaced);
         self.edit(id, |slot| {

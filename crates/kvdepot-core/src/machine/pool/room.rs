@@ -1,4 +1,4 @@
-//! Space of the pool: how it is taken in use, and how room is made for a block by eviction.
+//! Space of the pool: how it is taken into use, and how eviction frees space for a block.
 
 use super::super::flaw::Flaw;
 use super::super::names::PoolKey;
@@ -7,69 +7,73 @@ use super::{Pool, Unwritten};
 use crate::block::Block;
 use crate::error::{Error, ErrorKind, Result};
 use crate::eviction::{Search, SlotId};
+use crate::misses::Fate;
 use crate::regions::RegionIndex;
 use crate::runs::Runs;
 
-/// Space that the pool takes in use at a time, when it grows into memory that nobody has touched yet.
+/// Space that the pool takes into use at a time, when it grows into memory that was never touched.
 pub const GROW_BYTES: u64 = 64 << 20;
-/// Share of the pool that bytes not yet in a tier may take: beyond it dumps are dropped, so that loads find room.
+/// Share of the pool that unwritten bytes may take: beyond it dumps are dropped, so that loads find space.
 const DIRTY_SHARE_PERCENT: u64 = 70;
 /// Share of the pool that clients on other machines may be filling at a time.
 const FILLING_SHARE_PERCENT: u64 = 50;
-/// Blocks evicted for one allocation, in all its steps. A pool of small blocks that leases have scattered may have no room for
-/// a large one whatever goes.
+/// Maximum number of blocks evicted for one allocation, over all its steps. A pool of small blocks that are scattered
+/// by leases may have no space for a large one, whatever is evicted.
 const EVICTIONS_PER_ALLOCATION_MAX: usize = 1024;
-/// Seconds after which an allocation that was not gone on with was given up: another one for its key has all evictions.
+/// Seconds after which an allocation that was not continued counts as abandoned: another one for its key starts with
+/// the full number of evictions.
 const UNFINISHED_S: u32 = 2;
-/// Allocations whose evictions are remembered from one step to the next. Beyond them all are forgotten, and may evict as many
-/// again.
+/// Maximum number of allocations whose evictions are remembered between steps. Beyond it all are forgotten, and may
+/// evict as many again.
 const UNFINISHED_MAX: usize = 256;
-/// What an eviction counts as, in slots looked at.
+/// Cost of an eviction, in examined slots.
 const LOOKS_PER_EVICTION: usize = 8;
-/// Below this part of the pool that is free, what is cold is written to tiers that are to have it before its eviction.
+/// When a smaller part than this of the pool is free, cold blocks are written to the tiers that should get them before
+/// their eviction.
 const COLD_FREE_DIVISOR: u64 = 8;
-/// Blocks that one eviction passes over because a tier is to have them first. Beyond them it takes what comes.
+/// Maximum number of blocks that one eviction passes over because a tier should get them first. Beyond it the eviction
+/// takes any block.
 const UNWRITTEN_PASSED_OVER_MAX: usize = 64;
-/// How many of the coldest blocks are looked at for one that lies where room is wished. So many blocks of other regions, at
-/// most, stay longer than their turn.
+/// Number of the coldest blocks that are searched for one in the preferred region. At most that many blocks of other
+/// regions stay longer than their turn.
 const NEAR_LOOKS: usize = 32;
-/// Slots that one step may look at for that.
+/// Number of slots that one step may examine for that.
 const NEAR_LOOKS_PER_STEP: usize = 2048;
 
-/// Why there is no room for a block.
+/// Reason why there is no space for a block.
 #[derive(Debug)]
 pub(crate) enum NoRoom {
-    /// This step has looked at enough slots: the next one goes on.
+    /// This step has examined enough slots: the next one continues.
     Later,
-    /// What is left of the pool is in use.
+    /// The rest of the pool is in use.
     Full(Error),
 }
 
 impl Pool {
-    /// Bytes of the pool that were not taken in use yet.
+    /// Returns the number of bytes of the pool that are not in use yet.
     fn ungrown_bytes(&self) -> u64 {
         self.pool_bytes - self.regions.grown_bytes()
     }
 
-    /// Takes in use what a background thread has populated.
+    /// Takes memory into use that a background thread has populated.
     pub(crate) fn populated(&mut self, upto: u64) {
         self.regions.grow_upto(upto, self.ungrown_bytes());
     }
 
-    /// Lets the pool have more memory, where that was agreed.
+    /// Lets the pool grow, if that is configured.
     fn enlarge(&mut self) -> bool {
         let before = self.pool_bytes;
         self.pool_bytes = (before + self.grow_step_bytes).min(self.pool_bytes_max);
         self.pool_bytes > before
     }
 
-    /// Lets the pool have at least so many bytes, where that was agreed.
+    /// Lets the pool grow to at least `bytes`, if that is configured.
     pub(crate) fn enlarge_to(&mut self, bytes: u64) {
         while self.pool_bytes < bytes && self.enlarge() {}
     }
 
-    /// Whether remote clients may reserve `bytes` more. Announced but unsent payload must not evict cached blocks; one
-    /// slot at a time may be of any size.
+    /// Returns whether remote clients may reserve `bytes` more. Announced payload that was not sent must not evict
+    /// cached blocks; one slot at a time may have any size.
     pub(crate) fn may_fill(&self, bytes: u64) -> Result<()> {
         let stopped = self.fills.stopped_bytes();
         let filling = self.held.filling.saturating_sub(stopped);
@@ -82,7 +86,7 @@ impl Pool {
             .with("block_bytes", bytes))
     }
 
-    /// Whether a dump of `bytes` leaves the tiers time to write what was dumped before.
+    /// Returns whether a dump of `bytes` leaves the tiers time to write earlier dumps.
     pub(crate) fn may_dirty(&self, bytes: u64) -> Result<()> {
         let stopped = self.fills.stopped_bytes();
         let not_saved = (self.held.filling + self.held.dirty + bytes).saturating_sub(stopped);
@@ -92,13 +96,13 @@ impl Pool {
         Ok(())
     }
 
-    /// A step begins, which may look at so many slots in search of room.
+    /// Begins a step, which may examine `looks` slots in search of space.
     pub(crate) const fn begin_step(&mut self, looks: usize) {
         (self.looks, self.near_looks) = (looks, NEAR_LOOKS_PER_STEP);
     }
 
-    /// Evicts one of the coldest blocks that lies in a region, if there is one that would go when its turn came. All others
-    /// keep their places.
+    /// Evicts one of the coldest blocks that is in a region, if there is one that would be evicted at its turn. All
+    /// others keep their places.
     fn evict_near(&mut self, region: RegionIndex) -> bool {
         if self.near_looks < NEAR_LOOKS || self.looks == 0 {
             return false;
@@ -125,11 +129,14 @@ impl Pool {
         self.evicted += 1;
         let slot = self.slots.at(victim);
         self.evicted_unwritten += u64::from(!slot.is_value() && self.cold_tiers & !slot.saved != 0);
+        if slot.saved == 0 && slot.is_indexed() {
+            self.goes(victim, Fate::Evicted);
+        }
         self.free(victim);
     }
 
-    /// Evicts the coldest block that may go, wherever it lies. One that a tier is to have first goes when no other does, or many
-    /// do not.
+    /// Evicts the coldest block that may be evicted, in any region. A block that a tier should get first is evicted if
+    /// no other can be, or if many cannot be.
     fn evict_one(&mut self) -> Search {
         let cold = self.cold_tiers;
         let victim = loop {
@@ -155,8 +162,9 @@ impl Pool {
                     return Search::Later;
                 }
                 (Search::Found(victim), _) | (Search::Nothing, Some(victim)) => break victim,
-                // The search may have begun steps ago, for somebody else: what may go now may lie behind it. It is searched
-                // anew, unless the last that was used is enough: what is used all the time might lie behind that search, too.
+                // The search may have begun in an earlier step for another request, and may have passed a block that
+                // became evictable since. It restarts, unless the most recently used block is sufficient: a block in
+                // constant use might have been passed, too.
                 (Search::Nothing, None) if search.released != self.released => {
                     if let Some(last) = self.last_released.take().filter(|&id| self.is_evictable(id)) {
                         break last;
@@ -173,8 +181,8 @@ impl Pool {
         self.slots.get(id).is_some_and(|slot| slot.block.is_evictable())
     }
 
-    /// Blocks that are about to be evicted and that a tier is to have first: those that an eviction passed over, and, when
-    /// room is short, those among the `count` slots that go next.
+    /// Returns blocks that are about to be evicted and that a tier should get first: those that an eviction passed over
+    /// and, if space is short, those among the `count` slots next in the eviction order.
     pub(crate) fn take_cold(&mut self, count: usize) -> Vec<SlotId> {
         let mut cold = std::mem::take(&mut self.passed_over);
         if std::mem::take(&mut self.cold_due) {
@@ -191,8 +199,8 @@ impl Pool {
         cold
     }
 
-    /// Evicts what is cold until no more than `bytes` are in use or `blocks_max` blocks went: how many went, and whether the
-    /// search for more is to be gone on with.
+    /// Evicts cold blocks until at most `bytes` are in use or `blocks_max` blocks were evicted. Returns how many were,
+    /// and whether the search for more should continue.
     pub(crate) fn evict_to(&mut self, bytes: u64, blocks_max: usize) -> (usize, bool) {
         for gone in 0..blocks_max {
             if self.pool_bytes - self.free_bytes() <= bytes {
@@ -206,7 +214,7 @@ impl Pool {
         (blocks_max, true)
     }
 
-    /// Free room of a region, of memory that nobody has touched yet if need be.
+    /// Allocates free space of a region, from memory that was never touched if necessary.
     fn take_in(&mut self, region: RegionIndex, bytes: u64) -> Option<Runs> {
         loop {
             if let Some(runs) = self.regions.alloc_in(region, bytes) {
@@ -218,8 +226,9 @@ impl Pool {
         }
     }
 
-    /// Free room: of the region that is wished, else of the one with most of it, else of the others, else of several. A block
-    /// that lies elsewhere is copied more slowly; one that is evicted is computed or read again, which costs far more.
+    /// Allocates free space: in the preferred region, otherwise in the one with the most, otherwise in the others,
+    /// otherwise in several. A block in another region is copied more slowly, but a block that is evicted is computed
+    /// or read again, which costs far more.
     fn take_free(&mut self, near: Option<RegionIndex>, bytes: u64) -> Option<Runs> {
         let count = self.regions.count() as RegionIndex;
         let first = near.unwrap_or_else(|| self.regions.emptiest());
@@ -230,7 +239,7 @@ impl Pool {
             .or_else(|| self.regions.alloc_across(bytes))
     }
 
-    /// Room for a block, made by eviction where needed. None when what is left is in use.
+    /// Allocates space for a block, evicting others if necessary. Returns `None` if the rest is in use.
     fn allocate(
         &mut self,
         key: PoolKey,
@@ -246,7 +255,7 @@ impl Pool {
             if self.enlarge() {
                 continue;
             }
-            // Without anything to evict, no walk over the slots finds it.
+            // If nothing can be evicted, no walk over the slots is needed.
             if self.held.pinned + self.free_bytes() >= self.pool_bytes
                 || evictions == EVICTIONS_PER_ALLOCATION_MAX
             {
@@ -267,7 +276,7 @@ impl Pool {
         }
     }
 
-    /// Evictions of an allocation that goes on; none where one for the same key was given up.
+    /// Returns the evictions of an allocation that continues; none if one for the same key was abandoned.
     fn recall(&mut self, key: &PoolKey) -> usize {
         let Some((evictions, at_s)) = self.unfinished.remove(key) else { return 0 };
         if self.now_s.saturating_sub(at_s) > UNFINISHED_S { 0 } else { evictions }
@@ -287,8 +296,8 @@ impl Pool {
         NoRoom::Full(error)
     }
 
-    /// Makes room for a block. `indexed`: the index names it from now on; its key must not be there yet. `near`: the region that
-    /// is wished for it.
+    /// Allocates a slot for a block. `indexed`: the index names it from now on; its key must not exist yet. `near`: the
+    /// preferred region.
     pub(crate) fn insert(
         &mut self,
         key: PoolKey,
@@ -299,9 +308,10 @@ impl Pool {
     ) -> std::result::Result<SlotId, NoRoom> {
         let runs = self.allocate(key, bytes, near)?;
         self.serials = self.serials.wrapping_add(1);
+        self.births.came(self.serials, self.now_s);
         self.cold_due |= self.cold_tiers != 0 && self.free_bytes() < self.pool_bytes / COLD_FREE_DIVISOR;
         let mut slot = Slot::new(key, block, &runs, self.serials, indexed);
-        // What a tier has just read it knows to be in use.
+        // The tier that has just read it knows that it is in use.
         if slot.is_from_tier() {
             slot.tell_use(self.now_s);
         }
@@ -319,8 +329,8 @@ impl Pool {
         Ok(id)
     }
 
-    /// A slot that another depot left at this place of the pool's memory. None when the place is not free, or the index
-    /// names another slot for its key.
+    /// Adds a slot that another depot left at this place in the pool's memory. Returns `None` if the place is not free,
+    /// or if the index names another slot for its key.
     pub(crate) fn adopt(&mut self, key: PoolKey, block: Block, runs: &Runs, indexed: bool) -> Option<SlotId> {
         if runs.is_empty() || (indexed && self.find(&key).is_some()) {
             return None;
@@ -352,7 +362,7 @@ impl Pool {
         Some(id)
     }
 
-    /// Gives a slot's space back. Nothing may touch its bytes any more (P4).
+    /// Frees a slot's space. Nothing may access its bytes any more (P4).
     fn free(&mut self, id: SlotId) {
         debug_assert!(
             self.slots.at(id).block.leases() == 0 && !self.slots.at(id).block.is_writing(),
@@ -370,7 +380,7 @@ impl Pool {
         self.room_came = true;
     }
 
-    /// Frees a slot that is of no use to anybody, or is not to be kept, when nothing touches it any more.
+    /// Frees a slot that is no longer needed, or not kept, when nothing accesses it any more.
     pub(crate) fn free_if_over(&mut self, id: SlotId) {
         let block = &self.slots.at(id).block;
         let waits = self.slots.at(id).to_write != 0;
@@ -379,7 +389,7 @@ impl Pool {
         }
     }
 
-    /// Frees a slot if it was doomed: where blocks are not kept, one that was fetched stays for who asked for it.
+    /// Frees a slot if it was doomed. In a pool that keeps no blocks, a fetched one stays for its waiters.
     pub(crate) fn free_if_doomed(&mut self, id: SlotId) {
         if self.slots.get(id).is_some_and(|slot| slot.block.is_freeable()) {
             self.free(id);

@@ -1,5 +1,5 @@
-//! What every byte counts as. All changes of a slot go through [`Pool::edit`], which compares what the slot counted as
-//! before and after, so the totals cannot drift from the slots.
+//! Totals of the pool's bytes by state. All changes of a slot go through [`Pool::edit`], which compares the slot's
+//! state before and after, so the totals cannot drift from the slots.
 
 use super::super::names::PoolKey;
 #[cfg(any(test, feature = "model"))]
@@ -12,7 +12,7 @@ use super::Pool;
 use crate::eviction::SlotId;
 
 impl Pool {
-    /// Every total, computed from the slots. For tests: it must equal what was counted.
+    /// Returns every total, recomputed from the slots. For tests: it must equal the counted ones.
     #[cfg(any(test, feature = "model"))]
     pub(crate) fn recount(&self) -> (Held, u64) {
         let mut held = Held::default();
@@ -30,7 +30,7 @@ impl Pool {
         (held, used)
     }
 
-    /// Slots of each space, and those of them that are pinned, counted anew. For tests.
+    /// Returns the number of slots of each space, and of its pinned slots, recounted. For tests.
     #[cfg(any(test, feature = "model"))]
     pub(crate) fn recount_spaces(&self) -> hashbrown::HashMap<SpaceId, (u32, u32)> {
         let mut spaces: hashbrown::HashMap<SpaceId, (u32, u32)> = hashbrown::HashMap::new();
@@ -42,7 +42,7 @@ impl Pool {
         spaces
     }
 
-    /// Changes a slot, and all totals with it.
+    /// Changes a slot, and updates all totals.
     pub(crate) fn edit<R>(&mut self, id: SlotId, change: impl FnOnce(&mut Slot) -> R) -> R {
         let slot = self.slots.at_mut(id);
         let before = slot.standing();

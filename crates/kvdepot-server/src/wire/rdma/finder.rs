@@ -42,7 +42,7 @@ fn find(jobs: &Receiver<Job>, counters: &Counters) {
         // P2: a failing tier is a miss.
         let value = values.get(hash, GET_WAIT).unwrap_or_else(|error| {
             counters.failed(error.kind());
-            tracing::debug!("a value was not to be had: {error}");
+            tracing::debug!("a value could not be read: {error}");
             None
         });
         // A poller that has ended needs no answer.

@@ -1,4 +1,4 @@
-//! Epochs at an InfiniStore server, which knows none: each is an entry of its own.
+//! Epochs on an InfiniStore server, which has none: each is a separate entry.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,8 @@ use super::super::socket::Socket;
 use super::super::value::{MARK, epoch_name};
 use super::{Failed, Outcome, Talk};
 
-/// Asks what any InfiniStore server can answer, and tells it of epochs that passed while it was away, all by `deadline`.
+/// Sends a request that any InfiniStore server can answer, and adds the epochs that passed while it was unreachable,
+/// all by `deadline`.
 pub(in crate::remote) fn greet(server: &Server, stream: &Socket, deadline: Instant) -> Result<()> {
     let mut talk = Talk::new(server, stream, deadline, Duration::ZERO);
     let error = |(Failed::Answer(error) | Failed::Amid(error, _) | Failed::Lost(error))| error;
@@ -28,13 +29,14 @@ pub(in crate::remote) fn greet(server: &Server, stream: &Socket, deadline: Insta
 }
 
 impl Talk<'_> {
-    /// The newest epoch that the server was told of.
+    /// Returns the newest epoch on the server.
     pub(super) fn epoch(&mut self, spec: &NamespaceSpec) -> Outcome<u32> {
         let mut epoch = 0;
         while self.exists(epoch_name(spec, epoch + 1).as_bytes())? {
             epoch += 1;
             if epoch == REMOTE_FOREIGN_EPOCHS_MAX {
-                let what = "a remote server says that a namespace was reset more often than it can be there: empty it";
+                let what =
+                    "a remote server reports that a namespace was reset more often than possible: empty it";
                 let error = self.bad(ErrorKind::Unsupported, what).with("namespace", spec.root());
                 return Err(Failed::Answer(error.with("epochs_max", REMOTE_FOREIGN_EPOCHS_MAX - 1)));
             }
@@ -47,10 +49,10 @@ impl Talk<'_> {
         self.raise(spec, there, epoch)
     }
 
-    /// Tells the server of epochs after `there`.
+    /// Adds the epochs after `there` to the server.
     fn raise(&mut self, spec: &NamespaceSpec, there: u32, epoch: u32) -> Outcome<()> {
         if epoch >= REMOTE_FOREIGN_EPOCHS_MAX {
-            let what = "an InfiniStore server cannot be told of so many resets of a namespace";
+            let what = "an InfiniStore server cannot store so many resets of a namespace";
             let error = self.bad(ErrorKind::Unsupported, what).with("namespace", spec.root());
             let error = error.with("epoch", epoch).with("epochs_max", REMOTE_FOREIGN_EPOCHS_MAX - 1);
             return Err(Failed::Answer(error));
