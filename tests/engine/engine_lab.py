@@ -122,6 +122,7 @@ class Lab:
             },
             "connector": transfer,
             "control": str(self.control),
+            "socket": None if connector is None else self.options(options or {}).get("socket"),
             "phases": phases,
         }
         self.control.parent.mkdir(parents=True, exist_ok=True)

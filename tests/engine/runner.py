@@ -10,7 +10,7 @@ A phase names what it does in ``do``, a method of ``Run``:
 - ``train_adapter``: a LoRA adapter of ``seed`` is written to ``path``
 - ``score``: ``name``, ``prompts``, ``tokens`` (the answers): by how much their tokens are less likely than the best
   ones, in logarithms, on the average
-- ``reset`` (vLLM's own cache), ``reset_all`` (the depot's, too)
+- ``reset`` (vLLM's own cache, when all dumps have ended), ``reset_all`` (the depot's, too)
 - ``control``: the rest is written to the fake depot's control file
 - ``settle`` (all dumps are in files), ``kill_depot`` (kill -9): ``socket``
 - ``upgrade``: ``command`` is started, and ``prompts`` go on, with a new one in each round (``fresh``), until the depot
@@ -48,6 +48,7 @@ os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")
 ATTACHED_S = 60
 OTHER_ENGINE_S = 240
 SETTLE_S = 120
+DUMPS_S = 30
 UPGRADE_S = 120
 TRIES = 30
 METRICS = (
@@ -97,6 +98,20 @@ def settle(socket: str) -> None:
     from tools.lab.depot import wait_until_clean
 
     wait_until_clean(Path(socket), SETTLE_S)
+
+
+def let_dumps_end(socket: str) -> None:
+    """Waits until no block is being dumped, if a depot answers: the engine returns before its last dumps have ended."""
+    from tools.lab.depot import CLEAN_POLLS, depot_stats
+
+    end_s = time.monotonic() + DUMPS_S
+    still = 0
+    while still < CLEAN_POLLS and time.monotonic() < end_s:
+        stats = depot_stats(Path(socket))
+        if stats is None:
+            return
+        still = 0 if stats.get("pool_filling_bytes") else still + 1
+        time.sleep(0.01)
 
 
 def with_depot(socket: str, use: Callable[[Any], Any]) -> Any:
@@ -180,8 +195,8 @@ def offloading(llm: Any) -> Any:
 class Run:
     """One engine and the results of its phases so far."""
 
-    def __init__(self, llm: Any, control: str) -> None:
-        self.llm, self.control_file = llm, control
+    def __init__(self, llm: Any, control: str, socket: str | None) -> None:
+        self.llm, self.control_file, self.socket = llm, control, socket
         self.results: dict[str, Any] = {}
 
     def generate(self, phase: dict[str, Any]) -> None:
@@ -226,6 +241,8 @@ class Run:
         self.results[phase["name"]] = sum(found) / len(found)
 
     def reset(self, phase: dict[str, Any]) -> None:
+        if self.socket is not None:
+            let_dumps_end(self.socket)
         for _ in range(50):
             if self.llm.reset_prefix_cache():
                 return
@@ -358,7 +375,7 @@ def main(file_name: str) -> None:
     options: dict[str, Any] = {**ENGINE, **scenario["engine"]}
     if scenario.get("connector") is not None:
         options["kv_transfer_config"] = scenario["connector"]
-    run = Run(LLM(**options), scenario["control"])
+    run = Run(LLM(**options), scenario["control"], scenario.get("socket"))
     for phase in scenario["phases"]:
         getattr(run, phase["do"])(phase)
     print("RESULT " + json.dumps({**run.results, "metrics": run.metrics()}), flush=True)

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from tools.lab.depot import depot_stats
+from tools.lab.pause import pause
 
 CHUNKS, CHUNK_BYTES = 16, 8192
 WAIT_S = 30
@@ -54,11 +54,14 @@ class Served:
             assert time.monotonic() < end_s, "the depot does not answer"
             time.sleep(0.02)
 
-    def send(self, number: int) -> None:
+    def pause(self) -> None:
         assert self.process is not None
-        self.process.send_signal(number)
-        if number == signal.SIGKILL:
-            self.process.wait()
+        pause(self.process.pid)
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
 
 
 @pytest.fixture
@@ -66,7 +69,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
     made = Served(tmp_path / "depot.sock")
     yield made
     if made.process is not None:
-        made.send(signal.SIGKILL)
+        made.kill()
 
 
 class Side:
@@ -291,7 +294,7 @@ def test_a_step_does_not_wait_for_a_depot_that_does_not_answer(
     side.settle()
     if trouble != "absent":
         assert side.tier.counts() == {"dumped": 1}
-        served.send(signal.SIGSTOP if trouble == "hung" else signal.SIGKILL)
+        served.pause() if trouble == "hung" else served.kill()
     for number in range(PROBES):
         wanted = keys(*range(100, 200))
         context = side.request(f"r{number}", wanted)
@@ -308,7 +311,7 @@ def test_a_step_does_not_wait_for_a_depot_that_does_not_answer(
     assert side.found(last, keys(50)) == ["MISS"]
     if trouble == "hung":
         assert side.tier.counts()["miss_late"] == 1
-        served.send(signal.SIGKILL)
+        served.kill()
     context = side.request("store")
     side.store(context, keys(60))
     side.settle()
@@ -343,7 +346,7 @@ def test_a_depot_that_comes_later_is_used(served: Served, make: Callable[..., Si
     side.until(lambda: bool(side.tier._room.attached))
     side.store(side.request("b"), keys(2))
     side.settle()
-    served.send(signal.SIGKILL)
+    served.kill()
     side.until(lambda: not side.tier._room.attached)
     for _ in range(3):
         side.step()
@@ -578,7 +581,7 @@ def test_metrics_are_those_that_vllm_was_told_of(served: Served, make: Callable[
     assert side.found(context, keys(1)) == ["MISS"]
     side.store(context, keys(1))
     side.settle()
-    served.send(signal.SIGKILL)
+    served.kill()
     side.until(lambda: not side.tier._room.attached)
     side.store(context, keys(2))
     side.settle()

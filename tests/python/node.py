@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import kvdepot
+from tools.lab.pause import paused
 
 
 class NodeDepot:
@@ -35,11 +36,8 @@ class NodeDepot:
     @contextmanager
     def stopped(self) -> Iterator[None]:
         """Within the context the depot answers nothing, so no task that needs it can end."""
-        os.kill(self.pid, signal.SIGSTOP)
-        try:
+        with paused(self.pid):
             yield
-        finally:
-            os.kill(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
         """Ends the depot."""

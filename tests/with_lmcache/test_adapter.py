@@ -1,8 +1,6 @@
 """The L2 adapter with LMCache's own keys, objects and listeners, over a real depot (P1, P2, P6, P8, P10)."""
 
 import inspect
-import os
-import signal
 from contextlib import ExitStack
 from typing import Any
 
@@ -17,6 +15,7 @@ from lmcache.v1.distributed.l2_adapters.plugin_l2_adapter import PluginL2Adapter
 from kvdepot.engines.lmcache import KVDepotL2Adapter
 from kvdepot.errors import ConfigError
 from tools.lab.depot import Depot, DepotHome
+from tools.lab.pause import paused
 
 NUMBERS = list(range(8))
 MANY = list(range(512))
@@ -189,11 +188,10 @@ def test_a_depot_that_hangs_is_a_miss_in_bounded_time(home: DepotHome) -> None:
         adapter = KVDepotL2Adapter(settings(home, timeout_ms=1000, call_timeout_ms=100))
         driver = Driver(adapter)
         until(lambda: driver.store(NUMBERS).is_successful(), "a store")
-        os.kill(depot.pid, signal.SIGSTOP)
-        assert driver.lookup(NUMBERS) == []
-        assert driver.load(NUMBERS) == MISSES
-        assert not driver.store([9]).is_successful()
-        os.kill(depot.pid, signal.SIGCONT)
+        with paused(depot.pid):
+            assert driver.lookup(NUMBERS) == []
+            assert driver.load(NUMBERS) == MISSES
+            assert not driver.store([9]).is_successful()
         until(lambda: driver.lookup(NUMBERS) == NUMBERS, "the depot answers again")
         until(lambda: driver.load(NUMBERS) == WHOLE, "it is read again")
         adapter.close()

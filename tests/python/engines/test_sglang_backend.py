@@ -2,8 +2,6 @@
 
 import json
 import logging
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -33,6 +31,7 @@ from kvdepot.engines.sglang.leases import LEASE_S
 from kvdepot.engines.sglang.pages import Pages
 from kvdepot.engines.sglang.room import Room
 from kvdepot.errors import ConfigError
+from tools.lab.pause import paused
 
 UNTIL_S = 60.0
 Open = Callable[..., KVDepotHiCache]
@@ -298,15 +297,12 @@ def test_without_a_depot_everything_is_a_miss(opened: Open, home: Home, says: An
 def test_a_hung_depot_is_a_miss_in_bounded_time(opened: Open, home: Home) -> None:
     pool = MHATokenToKVPoolHost()
     backend = opened(pool, extra={"timeout_ms": 500, "call_timeout_ms": 50})
-    os.kill(home.pid, signal.SIGSTOP)
-    try:
+    with paused(home.pid):
         assert backend.batch_exists(names(4)) == 0
         assert backend.batch_exists_v2(names(4), [Transfer("kv", names(4))]).kv_hit_pages == 0
         assert backend.batch_set_v1(names(4), pool.indices(0, 1, 2, 3)) == [False] * 4
         assert backend.batch_get_v1(names(4), pool.indices(0, 1, 2, 3)) == [False] * 4
         assert not backend.clear()
-    finally:
-        os.kill(home.pid, signal.SIGCONT)
     until(lambda: backend.batch_set_v1(names(4), pool.indices(0, 1, 2, 3)) == [True] * 4, "it answers again")
 
 
