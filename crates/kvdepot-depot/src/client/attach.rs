@@ -331,8 +331,7 @@ impl Attachment {
         let lane = slot.as_mut().ok_or_else(|| Error::new(ErrorKind::Closed, "the lane is out of step"))?;
         let outcome = call(lane);
         if if outcome.is_ok() { lane.is_handed_over() } else { lane.look_for_announcement() } {
-            self.note_take_over(generation);
-            self.lost(generation, HANDS_OVER);
+            self.hands_over(generation);
         }
         outcome.inspect_err(|error| {
             *slot = None;
@@ -348,6 +347,12 @@ impl Attachment {
             lane.finish();
         }
         !generation.lost.load(Ordering::Acquire)
+    }
+
+    /// Notes that the depot of this generation has announced that another one takes its pool over.
+    pub(crate) fn hands_over(&self, generation: &Arc<Generation>) {
+        self.note_take_over(generation);
+        self.lost(generation, HANDS_OVER);
     }
 
     /// Notes that another depot takes the pool of this generation over.

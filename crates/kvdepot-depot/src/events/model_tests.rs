@@ -14,6 +14,10 @@ const HASHES: u64 = 12;
 /// Namespaces of each group.
 const GROUPS: [usize; 2] = [2, 1];
 const SPACES: usize = 3;
+/// Changes that may wait to be taken, before nothing more is read.
+const WAITING_MAX: usize = 8;
+/// Most changes that a last answer adds: events of eight looks, and all places of a block that went.
+const ANSWER_DELTAS: usize = 8 + PLACES as usize;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mistake {
@@ -24,6 +28,8 @@ enum Mistake {
     KeptStale,
     /// What a tier reported is recorded, in place of what it has.
     Reported,
+    /// The caller's room counts only while what went is told.
+    NoRoom,
 }
 
 struct Random(u64);
@@ -111,7 +117,7 @@ impl Model {
     /// Answers as a session does.
     fn answer(&mut self, reader: &mut Reader, next: &Next) {
         match *next {
-            Next::Begin => reader.followed(self.ring.head(), PLACES),
+            Next::Begin => reader.followed(self.ring.head(), (0..PLACES).collect()),
             Next::Events(after) => {
                 let ids = self.ids.map(|id| [id; 16]);
                 let space = |id: &NamespaceId| {
@@ -173,16 +179,21 @@ fn run(seed: u64, mistake: Mistake) -> Result<(), String> {
             0..60 => model.act(),
             60 => reader.lost(),
             61 => reader.refresh(),
-            62..75 => {
+            62 => reader.suspend(),
+            63..67 => {
                 for delta in out.drain(..) {
                     take(delta, &mut told)?;
                 }
             }
             _ => {
-                let next = reader.next(8_usize.saturating_sub(out.len()));
+                let room = WAITING_MAX.saturating_sub(out.len());
+                let next = reader.next(if mistake == Mistake::NoRoom { room.max(1) } else { room });
                 model.answer(&mut reader, &next);
                 out.extend(reader.view.out.drain(..));
             }
+        }
+        if out.len() > WAITING_MAX + ANSWER_DELTAS {
+            return Err(format!("seed {seed}: {} changes wait for who does not take them", out.len()));
         }
     }
     // Everything was reported; nothing changes any more.
@@ -221,7 +232,7 @@ fn a_reader_ends_with_exactly_what_the_depot_has() {
 
 #[test]
 fn planted_mistakes_are_found() {
-    for mistake in [Mistake::HiddenGap, Mistake::KeptStale, Mistake::Reported] {
+    for mistake in [Mistake::HiddenGap, Mistake::KeptStale, Mistake::Reported, Mistake::NoRoom] {
         let found = (1..3000).find(|&seed| run(seed, mistake).is_err());
         assert!(found.is_some(), "{mistake:?} was not found");
     }

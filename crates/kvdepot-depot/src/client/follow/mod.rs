@@ -108,7 +108,8 @@ impl Follower {
         out.drain(..count).collect()
     }
 
-    /// Returns the names of the places, as far as a depot has told them.
+    /// Returns the names of the places, as far as a depot has told them. More may be appended, when a depot with other
+    /// tiers is attached.
     pub fn places(&self) -> Vec<String> {
         self.shared.places.lock().clone()
     }
@@ -159,6 +160,10 @@ struct Thread {
     reader: Reader,
     link: Option<Link>,
     followed: Followed,
+    /// What to follow once all that was told is taken back.
+    next: Option<Followed>,
+    /// Whether another depot takes over the pool of the last one.
+    awaits_heir: bool,
     /// When all are followed: what is known of each namespace, by its number here.
     known: Vec<KnownNamespace>,
     listed: Option<Instant>,
@@ -175,6 +180,8 @@ impl Thread {
             reader: Reader::new(FOLLOWED_BLOCKS_MAX),
             link: None,
             followed: Followed::Groups(Vec::new()),
+            next: None,
+            awaits_heir: false,
             known: Vec::new(),
             listed: None,
             refreshed: Instant::now(),
@@ -198,25 +205,37 @@ impl Thread {
 
     /// Does one thing. Returns how long to wait before the next.
     fn step(&mut self) -> Duration {
-        let target = self.shared.control.lock().target.take();
-        if let Some(target) = target {
+        if let Some(target) = self.shared.control.lock().target.take() {
+            self.next = Some(target);
+        }
+        if let Some(target) = self.next.take() {
             self.reader.lost();
             if !self.told_all() {
                 // The caller has to take what is told first.
-                self.shared.control.lock().target.get_or_insert(target);
+                self.next = Some(target);
                 return POLL;
             }
             self.retarget(target);
         }
         self.try_step().unwrap_or_else(|error| {
             tracing::debug!("events cannot be read now: {error}");
-            if error.kind() != ErrorKind::NotFound {
-                self.link = None;
-                self.reader.lost();
-            }
             self.listed = None;
+            if error.kind() != ErrorKind::NotFound {
+                self.unlink();
+            }
             POLL
         })
+    }
+
+    /// Notes that the depot does not answer. While another one takes its pool over, what was told stays.
+    fn unlink(&mut self) {
+        self.awaits_heir |= self.link.take().is_some_and(|link| link.generation.is_handed_over());
+        self.awaits_heir &= self.attachment.attached();
+        if self.awaits_heir {
+            self.reader.suspend();
+        } else {
+            self.reader.lost();
+        }
     }
 
     /// Takes back what was told. Whether all of it has been told.
@@ -239,7 +258,7 @@ impl Thread {
     }
 
     fn room(&self) -> usize {
-        FOLLOWED_CHANGES_MAX.saturating_sub(self.shared.out.lock().len())
+        FOLLOWED_CHANGES_MAX.saturating_sub(self.shared.out.lock().len() + self.reader.view.out.len())
     }
 
     /// Hands over what was found.
@@ -256,6 +275,9 @@ impl Thread {
         if self.link.as_ref().is_some_and(|link| link.generation.is_lost()) {
             return Err(Error::new(ErrorKind::Unavailable, "the depot was lost"));
         }
+        if !self.told_all() {
+            return Ok(POLL);
+        }
         self.list_if_due()?;
         let room = self.room();
         match self.reader.next(room) {
@@ -269,8 +291,9 @@ impl Thread {
     fn begin(&mut self) -> Result<Duration> {
         let request = Request::Events { namespaces: Vec::new(), after: None };
         let Response::Followed { upto, places } = self.call(request)? else { return Err(lane::unexpected()) };
-        self.reader.followed(upto, u8::try_from(places.len()).unwrap_or(u8::MAX));
-        *self.shared.places.lock() = places;
+        let numbers = numbered(&mut self.shared.places.lock(), places);
+        self.reader.followed(upto, numbers);
+        self.awaits_heir = false;
         Ok(Duration::ZERO)
     }
 
@@ -388,10 +411,43 @@ impl Thread {
         let Some(link) = &mut self.link else { return Err(lane::unexpected()) };
         let named = request.followed();
         let generation = Arc::clone(&link.generation);
-        let response = link.lane.call(request, Instant::now() + CALL).inspect_err(|_| self.link = None)?;
-        generation.checked(&named, response)
+        let outcome = link.lane.call(request, Instant::now() + CALL);
+        if link.lane.is_handed_over() || (outcome.is_err() && link.lane.look_for_announcement()) {
+            attachment.hands_over(&generation);
+        }
+        generation.checked(&named, outcome?)
     }
+}
+
+/// Returns a number for each of a depot's places: its position among the names of all places of all depots so far, so that
+/// a number that was told means the same for ever.
+fn numbered(known: &mut Vec<String>, places: Vec<String>) -> Vec<u8> {
+    let mut numbers = Vec::with_capacity(places.len());
+    for name in places {
+        let is_it = |&(at, other): &(usize, &String)| *other == name && !numbers.contains(&(at as u8));
+        let at = known.iter().enumerate().find(is_it).map(|(at, _)| at);
+        let at = at.unwrap_or_else(|| {
+            known.push(name);
+            known.len() - 1
+        });
+        numbers.push(u8::try_from(at).unwrap_or(u8::MAX));
+    }
+    numbers
 }
 
 /// In place of a namespace's number: the depot does not know it now.
 const GONE: NamespaceHandle = NamespaceHandle::MAX;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_s_number_means_the_same_at_the_next_depot() {
+        let places = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+        let mut known = Vec::new();
+        assert_eq!(numbered(&mut known, places(&["pool", "Posix", "Posix"])), [0, 1, 2]);
+        assert_eq!(numbered(&mut known, places(&["pool", "Slab", "Posix"])), [0, 3, 1]);
+        assert_eq!(known, ["pool", "Posix", "Posix", "Slab"]);
+    }
+}

@@ -40,7 +40,8 @@ pub(crate) struct Reader {
     pub(crate) view: View,
     /// Current id of each namespace, as far as it is known.
     ids: Vec<Option<[u8; 16]>>,
-    places: u8,
+    /// What the view calls each of the depot's places.
+    places: Vec<u8>,
     after: Option<u64>,
     walk: Option<Walk>,
     /// Namespaces to be walked over next.
@@ -58,7 +59,7 @@ impl Reader {
         Self {
             view: View::new(blocks_max),
             ids: Vec::new(),
-            places: 0,
+            places: Vec::new(),
             after: None,
             walk: None,
             to_walk: Vec::new(),
@@ -93,11 +94,16 @@ impl Reader {
 
     /// The depot does not answer any more: nothing can be read.
     pub(crate) fn lost(&mut self) {
+        self.suspend();
+        (0..self.view.spaces()).for_each(|space| self.view.clear(space));
+        self.ids.fill(None);
+    }
+
+    /// Another depot takes the pool over: what was told stays, and is compared with what that depot has.
+    pub(crate) fn suspend(&mut self) {
         self.after = None;
         self.walk = None;
         self.caught_up = false;
-        (0..self.view.spaces()).for_each(|space| self.view.clear(space));
-        self.ids.fill(None);
         self.refresh();
     }
 
@@ -127,14 +133,15 @@ impl Reader {
 
     /// What to ask next. `room`: how many changes the caller can still take.
     pub(crate) fn next(&mut self, room: usize) -> Next {
-        if !self.view.settle(room) {
+        if !self.view.settle(room) || room == 0 {
+            self.caught_up = false;
             return Next::Full;
         }
         let Some(after) = self.after else { return Next::Begin };
         if self.walk.is_none() && !self.to_walk.is_empty() {
             let spaces = std::mem::take(&mut self.to_walk);
             spaces.iter().for_each(|&space| self.view.begin_walk(space));
-            let pairs = spaces.iter().flat_map(|&space| (0..self.places).map(move |place| (space, place, 0)));
+            let pairs = spaces.iter().flat_map(|&space| (0..self.places.len()).map(move |place| (space, place as u8, 0)));
             self.walk = Some(Walk { todo: pairs.collect(), spaces, events_next: false });
         }
         match &mut self.walk {
@@ -146,8 +153,8 @@ impl Reader {
         }
     }
 
-    /// The answer to `Begin`.
-    pub(crate) fn followed(&mut self, upto: u64, places: u8) {
+    /// The answer to `Begin`: what the view is to call each of the depot's places.
+    pub(crate) fn followed(&mut self, upto: u64, places: Vec<u8>) {
         (self.after, self.places) = (Some(upto), places);
     }
 
@@ -175,8 +182,9 @@ impl Reader {
             // Of a namespace that begins anew, nothing counts before its walk.
             if let Some(&space) = spaces.get(usize::from(event.space))
                 && self.ids[space].is_some()
+                && let Some(&place) = self.places.get(usize::from(event.place))
             {
-                self.view.set(space, event.place, event.is_stored, event.hash);
+                self.view.set(space, place, event.is_stored, event.hash);
             }
         }
         self.end_walk_if_over(has_more);
@@ -203,6 +211,7 @@ impl Reader {
             return;
         }
         self.ids[space] = Some(id);
+        let Some(&place) = self.places.get(usize::from(place)) else { return };
         hashes.for_each(|hash| self.view.set(space, place, true, hash));
         if let Some(walk) = &mut self.walk {
             walk.events_next = true;

@@ -167,7 +167,7 @@ impl View {
 
     /// All blocks of a namespace are gone.
     pub(crate) fn clear(&mut self, space: usize) {
-        if !self.clearing.contains(&space) {
+        if !self.spaces[space].blocks.is_empty() && !self.clearing.contains(&space) {
             self.clearing.push_back(space);
         }
     }
