@@ -61,7 +61,7 @@ class BlockEvents:
 
     @property
     def in_step(self) -> bool:
-        """Whether everything that the depot has was told."""
+        """Whether everything that the depot had at the last look, normally within 50 ms, was told."""
         return self._follower.in_step
 
     def take(self, most: int = 1024) -> list[BlockEvent]:

@@ -45,7 +45,7 @@ pub enum Followed {
 /// Counters of a follower, and whether it is in step with the depot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FollowerState {
-    /// Whether all that the depot has was told.
+    /// Whether all that the depot had at the last look was told.
     pub is_in_step: bool,
     /// Blocks kept in mind.
     pub blocks: u64,

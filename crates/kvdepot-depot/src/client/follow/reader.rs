@@ -141,7 +141,9 @@ impl Reader {
         if self.walk.is_none() && !self.to_walk.is_empty() {
             let spaces = std::mem::take(&mut self.to_walk);
             spaces.iter().for_each(|&space| self.view.begin_walk(space));
-            let pairs = spaces.iter().flat_map(|&space| (0..self.places.len()).map(move |place| (space, place as u8, 0)));
+            let pairs = spaces
+                .iter()
+                .flat_map(|&space| (0..self.places.len()).map(move |place| (space, place as u8, 0)));
             self.walk = Some(Walk { todo: pairs.collect(), spaces, events_next: false });
         }
         match &mut self.walk {
