@@ -24,6 +24,7 @@ __all__ = [
     "CorruptError",
     "Depot",
     "DepotTimeoutError",
+    "Follower",
     "KVDepotError",
     "Meter",
     "Namespace",
@@ -224,7 +225,7 @@ class Follower:
         """Without ``groups``: each group's namespace, by its name of 32 hex digits. Otherwise empty."""
     @property
     def in_step(self) -> bool:
-        """Whether everything that the depot had when the follower looked last, normally within 50 ms, was told and taken."""
+        """Whether everything that the depot had at the last look, normally within 50 ms, was told and taken."""
     def counters(self) -> list[tuple[str, int]]:
         """Returns ``blocks`` kept in mind now, blocks ``left_out`` because there were too many, ``gaps`` (times that events
         were missed and everything was read again) and ``walks`` over everything."""

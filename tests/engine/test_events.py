@@ -23,8 +23,8 @@ END_OF_REPLAY = ZmqEventPublisher.END_SEQ
 class Router:
     """A subscriber that knows from events alone which blocks are where, and touches files when it knows enough.
 
-    It applies batches by their numbers. Those that were published before its subscription had reached the engine, or that
-    it missed, it asks for at the replay endpoint, as vLLM intends.
+    It applies batches by their numbers. Those that it missed, such as the first ones, which were published before its
+    subscription had reached the engine, it asks for at the replay endpoint, as vLLM intends.
     """
 
     def __init__(self, endpoint: str, replay: str, goals: dict[Path, Any]) -> None:
@@ -139,6 +139,6 @@ def test_a_router_knows_the_depot_s_blocks_by_vllm_s_hashes(real_lab: Lab, tp: i
         run = real_lab.run("llama", phases, tp=tp, options=options, engine={"kv_events_config": events})
     finally:
         router.close()
-        print("the router knows", router.blocks, router.trouble)  # noqa: T201 - shown if the test fails
+        print("the router knows", router.blocks, router.trouble)
     assert not router.trouble, router.trouble
     assert run["hit"]["cached"] == [BLOCKS * 32], "the blocks that were told are a hit"

@@ -1,6 +1,9 @@
 """What a depot can serve, as told to those who follow it: with the real core, in this process and behind a socket."""
 
 import json
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -110,6 +113,25 @@ def test_the_command_prints_what_is_there(node: NodeDepot) -> None:
         assert found == {"pool": both, "posix": both}
         printed = CliRunner().invoke(main, ["events", "--socket", socket], catch_exceptions=False)
         assert f"{store.namespace_id} pool stored 2" in printed.output
+
+
+def test_the_command_follows_until_it_is_interrupted(node: NodeDepot) -> None:
+    with node.open(LAYOUT, {"model": "m"}) as store:
+        command = [sys.executable, "-m", "kvdepot", "events", "--follow", "--json", "--socket", node.config["socket"]]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout is not None
+                found = set()
+                for number in (1, 2):
+                    dump(store, number)
+                    while names(number)[0].hex() not in found:
+                        line = json.loads(process.stdout.readline())
+                        found.update(line["hashes"] if line["place"] == "posix" else ())
+                process.send_signal(signal.SIGINT)
+                _, errors = process.communicate(timeout=HANG_S)
+                assert (process.returncode, "Traceback" in errors) == (1, False), errors
+            finally:
+                process.kill()
 
 
 def test_nothing_is_followed_without_a_depot(tmp_path: Path) -> None:

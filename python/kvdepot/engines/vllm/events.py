@@ -62,7 +62,7 @@ class DepotEvents:
         self._group_indexes = [group.index for group in geometry.groups]
         self._follower: Follower | None = None
         self._followed: Sequence[NamespaceGroup] = ()
-        self._failed = False
+        self._over = False
 
     def take(self, groups: "Sequence[NamespaceGroup]") -> list[Any]:
         """Returns the events since the last call, of at most ``BLOCKS_PER_STEP`` blocks.
@@ -71,7 +71,7 @@ class DepotEvents:
             groups: the namespaces that the engine uses now; empty = none. When they change, the blocks of the earlier
                 ones are told as removed.
         """
-        if self._failed:
+        if self._over:
             return []
         try:
             self._follow(groups)
@@ -79,7 +79,7 @@ class DepotEvents:
                 return []
             return self._events(self._follower.take(BLOCKS_PER_STEP), self._follower.places)
         except Exception as error:  # noqa: BLE001 - events are not worth an engine (P2)
-            self._failed = True
+            self._over = True
             logger.error("kvdepot: no more KV events, because they failed: %s", error)  # noqa: TRY400 - one line
             return []
 
@@ -119,7 +119,8 @@ class DepotEvents:
         return events
 
     def close(self) -> None:
-        """Stops following."""
+        """Stops following, for good."""
+        self._over = True
         if self._follower is not None:
             self._follower.close()
             self._follower = None
