@@ -1,5 +1,6 @@
 """The connector's KV events: what vLLM's publisher gets of the depot, without vLLM."""
 
+import importlib
 import json
 import logging
 import time
@@ -14,8 +15,10 @@ from kvdepot import _native
 from kvdepot.engines.vllm import events as module
 from kvdepot.engines.vllm.adapters import block_keys, with_adapter
 from kvdepot.engines.vllm.connector import KVDepotConnector
-from kvdepot.engines.vllm.events import BLOCKS_PER_STEP, DepotEvents, external_hash, medium_of, wants_events
+from kvdepot.engines.vllm.events import BLOCKS_PER_STEP, DepotEvents, external_hashes, medium_of, wants_events
 from kvdepot.engines.vllm.namespaces import NamespaceGroup
+
+vllm_hashes = importlib.import_module("vllm.v1.core.kv_cache_utils")
 
 HANG_S = 60.0
 BYTES = 4096
@@ -136,8 +139,17 @@ def test_keys_end_with_the_bytes_that_name_a_block_in_events() -> None:
     assert {len(key) for key in adapted} == {16}
     assert not set(adapted) & {*block_keys(DIGESTS), *with_adapter(DIGESTS, b"another")}
     for keys in (block_keys(DIGESTS), adapted):
-        assert [external_hash(key) for key in keys] == [external_hash(digest) for digest in DIGESTS]
+        assert (
+            external_hashes(keys)
+            == external_hashes(DIGESTS)
+            == list(map(vllm_hashes.maybe_convert_block_hash, DIGESTS))
+        )
         assert [_native.block_hash(key) for key in keys] == keys, "the core takes 16 bytes as they are"
+
+
+def test_whole_hashes_are_told_where_vllm_tells_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_hashes, "maybe_convert_block_hash", lambda block_hash: block_hash)
+    assert external_hashes(block_keys(DIGESTS)) == block_keys(DIGESTS)
 
 
 def test_places_in_vllm_s_words() -> None:
@@ -201,7 +213,7 @@ def test_the_connector_tells_events_only_if_the_user_wants_them() -> None:
     connector._tell_events(depot, shape)
     depot.follower.changes = [(0, 0, True, [b"a" * 16])]
     (event,) = connector.take_events()
-    assert event.block_hashes == [external_hash(b"a" * 16)]
+    assert event.block_hashes == external_hashes([b"a" * 16])
     connector._scheduler.namespace_groups = ()
     assert connector.take_events() == []
     assert depot.follower.followed == [[["rank"]], []]
