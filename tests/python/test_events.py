@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,19 +67,35 @@ class Told:
         return {int.from_bytes(one, "big") for _, where, one in self.blocks if where == place}
 
 
-def test_two_engines_and_a_follower(node: NodeDepot) -> None:
+TIERS: dict[str, dict[str, Any]] = {
+    "posix": {},
+    "slab": {"pipeline": "Cache|Slab", "slab_path": "slab", "slab_capacity_gb": 0.25, "slab_segment_mb": 16},
+    "dax": {"pipeline": "Cache|Dax", "dax_device_path": "dax"},
+}
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_two_engines_and_a_follower(node: NodeDepot, tmp_path: Path, tier: str) -> None:
+    node.config |= {
+        key: str(tmp_path / value) if key.endswith("_path") else value for key, value in TIERS[tier].items()
+    }
+    if tier != "posix":
+        del node.config["directories"], node.config["posix_capacity_gb"]
+    if tier == "dax":
+        with (tmp_path / "dax").open("wb") as medium:
+            medium.truncate(128 << 20)
     with node.open(LAYOUT, {"model": "m"}) as one, node.open(LAYOUT, {"model": "m"}) as other:
         dump(one, 1, 2)
         with BlockEvents(node.config["socket"]) as events:
             told = Told(events)
-            told.until(lambda told: told.at("pool") == {1, 2} == told.at("posix"))
+            told.until(lambda told: told.at("pool") == {1, 2} == told.at(tier))
             dump(other, 3)
-            told.until(lambda told: told.at("pool") == {1, 2, 3} == told.at("posix"))
+            told.until(lambda told: told.at("pool") == {1, 2, 3} == told.at(tier))
             assert {name for name, *_ in told.blocks} == {one.namespace_id}
             one.reset()
             told.until(lambda told: not told.blocks)
             dump(other, 3, 4)
-            told.until(lambda told: told.at("pool") == {3, 4} == told.at("posix"))
+            told.until(lambda told: told.at("pool") == {3, 4} == told.at(tier))
 
 
 def test_eviction_and_a_depot_that_is_killed_are_told(node: NodeDepot) -> None:
