@@ -199,7 +199,7 @@ class Follower:
 
     def _content(self, namespaces) -> set[bytes]:
         stored = [
-            {bytes.fromhex(file.name) for file in namespace.file(b"").parent.iterdir() if not file.suffix}
+            {bytes.fromhex(file.name) for file in namespace.file(b"any").parent.iterdir() if not file.suffix}
             for namespace in namespaces
             if self.depot.attached
         ]

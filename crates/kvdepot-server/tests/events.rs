@@ -4,6 +4,10 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;
+#[path = "common/pool.rs"]
+mod pool;
+#[path = "common/wire.rs"]
+mod wire;
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -11,7 +15,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use common::roles::{Role, attach, own_role, socket, until};
-use common::{Engine, LONG, Served, config, hash, spec};
+use common::{Engine, LONG, Served, config, embedded, hash, spec};
 use kvdepot_core::limits::{EVENTS_KEPT_MAX, EVENTS_LOOKS, FOLLOWED_CHANGES_MAX};
 use kvdepot_core::{BlockHash, BlockLayout, NamespaceSpec};
 use kvdepot_depot::client::{Attachment, Followed, Follower};
@@ -20,6 +24,8 @@ use kvdepot_depot::message::{
 };
 use kvdepot_depot::seqpacket::{FrameBuffer, SeqPacket};
 use kvdepot_server::{logging, serve, serve_taking_over};
+use serde_json::json;
+use wire::Wired;
 
 const POOL: u64 = 8 << 20;
 const PAGES: u64 = 512;
@@ -280,4 +286,23 @@ fn hashes_of_a_lookup_and_of_events_are_the_same_bytes() {
     let answer = ask(&mut reader, &Request::Lookup { namespace, hashes });
     assert!(matches!(answer, Response::Present(ref present) if **present == [1]), "{answer:?}");
     assert_eq!(snapshot(&mut reader, namespace, 0), BTreeSet::from([hash(5)]));
+}
+
+#[test]
+fn blocks_at_a_pool_server_are_told_by_the_depots_that_know_of_them() {
+    let server = Wired::open(config(64 << 20, json!({})), json!({}));
+    let spec = spec("pooled", pool::layout());
+    let over = || embedded(pool::over(server.at, "Cache|Remote", 32 << 20, &json!({}), &json!({})));
+    let (producer, consumer) = (over(), over());
+    let mut followers = [&producer, &consumer].map(|depot| {
+        depot.register(&spec).unwrap();
+        Told::start(depot, Followed::Groups(vec![vec![Arc::clone(&spec)]]))
+    });
+    pool::hand_over(&producer, &consumer, &spec);
+    let all = hashes(0..32);
+    for told in &mut followers {
+        told.until("pool and server have them", |told| told.at("pool") == all && told.at("remote") == all);
+    }
+    producer.reset(&[spec]).unwrap();
+    followers[0].until("nothing is left", |told| told.blocks.is_empty());
 }
