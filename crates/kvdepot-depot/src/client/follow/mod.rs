@@ -164,6 +164,8 @@ struct Thread {
     next: Option<Followed>,
     /// Whether another depot takes over the pool of the last one.
     awaits_heir: bool,
+    /// Whether it was logged that nothing can be read.
+    is_in_trouble: bool,
     /// When all are followed: what is known of each namespace, by its number here.
     known: Vec<KnownNamespace>,
     listed: Option<Instant>,
@@ -182,6 +184,7 @@ impl Thread {
             followed: Followed::Groups(Vec::new()),
             next: None,
             awaits_heir: false,
+            is_in_trouble: false,
             known: Vec::new(),
             listed: None,
             refreshed: Instant::now(),
@@ -218,7 +221,9 @@ impl Thread {
             self.retarget(target);
         }
         self.try_step().unwrap_or_else(|error| {
-            tracing::debug!("events cannot be read now: {error}");
+            if !std::mem::replace(&mut self.is_in_trouble, true) {
+                tracing::debug!("events cannot be read now: {error}");
+            }
             self.listed = None;
             if error.kind() != ErrorKind::NotFound {
                 self.unlink();
@@ -303,6 +308,7 @@ impl Thread {
         let Response::Events { upto, is_gap, has_more, ids, events } = answer else {
             return Err(lane::unexpected());
         };
+        self.is_in_trouble = false;
         self.reader.events(&spaces, &ids, &unpack(&events)?, upto, is_gap, has_more);
         if is_gap {
             self.is_refresh = false;
