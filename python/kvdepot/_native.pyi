@@ -24,6 +24,7 @@ __all__ = [
     "CorruptError",
     "Depot",
     "DepotTimeoutError",
+    "Follower",
     "KVDepotError",
     "Meter",
     "Namespace",
@@ -162,6 +163,13 @@ class Depot:
         Raises:
             UnavailableError, DepotTimeoutError: the depot did not confirm the reset.
         """
+    def follow(self, groups: Sequence[Sequence[Namespace]] | None = None) -> Follower:
+        """Follows what can be read where, on a thread of its own. Also works while unattached.
+
+        Args:
+            groups: the namespaces of each group; a block counts for a group when all of its namespaces have it. ``None``
+                = every namespace of the depot, each as a group of its own.
+        """
     def drain(self, timeout_ms: int) -> bool:
         """Waits until everything dumped so far is written to the tiers. Returns false on timeout.
 
@@ -193,6 +201,36 @@ class Claim:
         """Like ``settle_now``, because computing the rest is faster than waiting; counted as ``not_worth_it``."""
     def release(self) -> None:
         """Drops the leases. Idempotent. Also happens when the object is garbage-collected."""
+
+@final
+class Follower:
+    """Follows a depot's events: reads a snapshot, then changes, and keeps in step over lost events, resets of a namespace
+    and restarts of the depot. It keeps 4 Mi blocks in mind at most, about 32 bytes each, and leaves out the others."""
+
+    def take(self, most: int = 1024) -> list[tuple[int, int, bool, list[bytes]]]:
+        """Takes the oldest changes, of at most ``most`` blocks. Never waits.
+
+        Each is ``(group, place, stored, hashes)``: blocks that can be read in a place from now on, or (``stored`` false)
+        cannot any more. ``group`` is the position among the groups, ``place`` in ``places``; a hash has 16 bytes. Only
+        what was told as stored is told as removed, and a block is told again only after that. While 65 536 changes wait
+        here, nothing more is read.
+        """
+    def follow(self, groups: Sequence[Sequence[Namespace]]) -> None:
+        """Follows other namespaces. All that was told as stored is told as removed first."""
+    @property
+    def places(self) -> list[str]:
+        """``pool``, then the names of the depot's tiers; empty before the first answer of a depot."""
+    @property
+    def namespaces(self) -> list[str]:
+        """Without ``groups``: each group's namespace, by its name of 32 hex digits. Otherwise empty."""
+    @property
+    def in_step(self) -> bool:
+        """Whether everything that the depot had at the last look, normally within 50 ms, was told and taken."""
+    def counters(self) -> list[tuple[str, int]]:
+        """Returns ``blocks`` kept in mind now, blocks ``left_out`` because there were too many, ``gaps`` (times that events
+        were missed and everything was read again) and ``walks`` over everything."""
+    def close(self) -> None:
+        """Ends the thread. Idempotent. Also happens when the object is garbage-collected, or the depot is closed."""
 
 @final
 class Task:

@@ -160,6 +160,10 @@ class Depot:
         for namespace in namespaces:
             namespace.next_epoch()
 
+    def follow(self, groups=None) -> "Follower":
+        assert groups is not None, "the stand-in has no list of namespaces"
+        return Follower(self, groups)
+
     def drain(self, timeout_ms: int) -> bool:
         return True
 
@@ -168,6 +172,51 @@ class Depot:
 
     def close(self) -> None:
         pass
+
+
+class Follower:
+    """Compares the files with what was told, whenever it is asked."""
+
+    def __init__(self, depot: Depot, groups) -> None:
+        self.depot, self.groups = depot, groups
+        self.told: list[set[bytes]] = [set() for _ in groups]
+        self.changes: list[tuple[int, int, bool, list[bytes]]] = []
+        self.closed = False
+
+    places = property(lambda self: ["pool"])
+    namespaces = property(lambda self: [])
+    in_step = property(lambda self: not self.changes)
+
+    def follow(self, groups) -> None:
+        self._tell([set() for _ in self.told])
+        self.groups, self.told = groups, [set() for _ in groups]
+
+    def _tell(self, now: list[set[bytes]]) -> None:
+        for group, (told, there) in enumerate(zip(self.told, now, strict=True)):
+            self.changes += [(group, 0, False, [one]) for one in sorted(told - there)]
+            self.changes += [(group, 0, True, [one]) for one in sorted(there - told)]
+        self.told = now
+
+    def _content(self, namespaces) -> set[bytes]:
+        stored = [
+            {bytes.fromhex(file.name) for file in namespace.file(b"any").parent.iterdir() if not file.suffix}
+            for namespace in namespaces
+            if self.depot.attached
+        ]
+        return set.intersection(*stored) if stored else set()
+
+    def take(self, most=1024):
+        if self.closed:
+            return []
+        self._tell([self._content(namespaces) for namespaces in self.groups])
+        taken, self.changes = self.changes[:most], self.changes[most:]
+        return taken
+
+    def counters(self):
+        return [("blocks", sum(map(len, self.told))), ("left_out", 0), ("gaps", 0), ("walks", 0)]
+
+    def close(self) -> None:
+        self.closed = True
 
 
 class Claim:

@@ -22,6 +22,7 @@ A phase names what it does in ``do``, a method of ``Run``:
   emptied, as is its own cache
 - ``tier_attached``: the secondary tier has a depot, or with ``no`` none; ``tier_counts``: ``name`` gets its counts
 - ``touch`` and ``wait_for``: ``file``, for engines that run at the same time
+- ``step_until``: the engine computes ``prompts`` again and again until ``file`` exists
 - ``update_weights``: every parameter is changed in place, in each rank's memory, by the same rule for one ``seed``
 - ``pause`` (aborts requests, clears all caches) and ``resume``: vLLM's own, for an update of the weights
 - ``nap``: vLLM's sleep mode, down to ``level`` and up again
@@ -50,6 +51,7 @@ OTHER_ENGINE_S = 240
 SETTLE_S = 120
 DUMPS_S = 30
 UPGRADE_S = 120
+STEPS_S = 240
 TRIES = 30
 METRICS = (
     "vllm:num_preemptions",
@@ -277,6 +279,14 @@ class Run:
                 raise TimeoutError(f"{phase['file']} has not come within {OTHER_ENGINE_S} s")
             time.sleep(0.05)
 
+    def step_until(self, phase: dict[str, Any]) -> None:
+        end_s = time.monotonic() + STEPS_S
+        while not os.path.exists(phase["file"]):
+            if time.monotonic() > end_s:
+                raise TimeoutError(f"{phase['file']} has not come within {STEPS_S} s")
+            time.sleep(0.02)
+            self.generate({"name": "steps", "prompts": phase["prompts"], "max_tokens": 1})
+
     def update_weights(self, phase: dict[str, Any]) -> None:
         self.llm.collective_rpc(change_weights, args=(phase.get("seed", 1),))
 
@@ -375,6 +385,10 @@ def main(file_name: str) -> None:
     options: dict[str, Any] = {**ENGINE, **scenario["engine"]}
     if scenario.get("connector") is not None:
         options["kv_transfer_config"] = scenario["connector"]
+    if "kv_events_config" in options:
+        from vllm.config import KVEventsConfig
+
+        options["kv_events_config"] = KVEventsConfig(**options["kv_events_config"])
     run = Run(LLM(**options), scenario["control"], scenario.get("socket"))
     for phase in scenario["phases"]:
         getattr(run, phase["do"])(phase)

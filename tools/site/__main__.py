@@ -26,7 +26,7 @@ MENU: dict[str, tuple[str, ...]] = {
         "docs/traces",
         "examples/README",
     ),
-    "Operate": ("docs/deploy", "docs/operate", "docs/monitoring", "docs/benchmarks"),
+    "Operate": ("docs/deploy", "docs/operate", "docs/monitoring", "docs/events", "docs/benchmarks"),
     "Reference": ("docs/configuration", "reference/commands", "reference/python", "docs/format", "docs/wire"),
     "Project": ("docs/design", "CONTRIBUTING", "SECURITY", "CHANGELOG"),
 }

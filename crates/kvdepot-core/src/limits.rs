@@ -193,3 +193,13 @@ pub const OBJECT_DELETES_MAX: usize = 1_000;
 pub const OBJECT_SWEEP_PAUSE_MS: u64 = 1_000;
 /// Number of threads of an Object tier.
 pub const OBJECT_THREADS: usize = 4;
+/// Changes of what can be read where that a depot keeps for those who follow its events: 40 bytes each.
+pub const EVENTS_KEPT_MAX: usize = 1 << 16;
+/// Of these, the most that one request looks at; events of all of them fit into a frame.
+pub const EVENTS_LOOKS: usize = 4096;
+/// Blocks in a piece of a snapshot.
+pub const SNAPSHOT_HASHES_MAX: usize = 4096;
+/// Blocks in all places that a client that follows events keeps in mind: about 32 bytes each.
+pub const FOLLOWED_BLOCKS_MAX: usize = 1 << 22;
+/// Changes that it keeps for a caller who does not take them, before it stops reading.
+pub const FOLLOWED_CHANGES_MAX: usize = 1 << 16;

@@ -21,8 +21,17 @@ use crate::pool::PoolMapping;
 use crate::probes::Probes;
 use crate::task_line::TierTask;
 
-/// Receives the end of an operation, on any thread; must not block.
-pub(crate) type Ended = Arc<dyn Fn(Event) + Send + Sync>;
+/// Receives the end of an operation, and what that says of a block in a tier, on any thread; must not block.
+pub(crate) type Ended = Arc<dyn Fn(Event, Option<Said>) + Send + Sync>;
+
+/// What the end of an operation says of a block in a tier.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Said {
+    pub(crate) tier: TierIndex,
+    pub(crate) key: BlockKey,
+    /// Whether the tier has it now.
+    pub(crate) is_there: bool,
+}
 
 /// Number of blocks in one call of a tier.
 const BATCH_BLOCKS_MAX: usize = 256;
@@ -104,7 +113,7 @@ impl TierCommands {
                     let buf = match self.pool.fresh_slot(&runs) {
                         Ok(buf) => buf,
                         Err(error) => {
-                            ended(Event::ReadEnded { tier, slot, outcome: Err(error) });
+                            ended(Event::ReadEnded { tier, slot, outcome: Err(error) }, None);
                             continue;
                         }
                     };
@@ -189,7 +198,8 @@ impl TierCommands {
                 tracing::debug!("{name} may still have blocks that should be removed: {error}");
             }
             for (id, key) in removals {
-                ended(Event::Removed { id, tier, key, outcome: outcome.clone() });
+                let said = outcome.is_ok().then_some(Said { tier, key, is_there: false });
+                ended(Event::Removed { id, tier, key, outcome: outcome.clone() }, said);
             }
         };
         self.tier(tier).remove(keys, Box::new(done));
@@ -219,7 +229,8 @@ impl TierCommands {
                 Written::New => Stored::New,
                 Written::AlreadyThere => Stored::AlreadyThere,
             });
-            ended(Event::WriteEnded { tier, slot, outcome });
+            let said = outcome.is_ok().then_some(Said { tier, key, is_there: true });
+            ended(Event::WriteEnded { tier, slot, outcome }, said);
         };
         WriteItem { key, src: buf, done: Box::new(done) }
     }
@@ -230,7 +241,7 @@ impl TierCommands {
         let ended = Arc::clone(ended);
         let done = move |outcome: Result<usize>| {
             if probes.end(probe) {
-                ended(Event::Probed { ask, outcome });
+                ended(Event::Probed { ask, outcome }, None);
             }
         };
         self.tier(tier).probe(keys, deadline, Box::new(done));
@@ -250,7 +261,13 @@ fn read(tier: TierIndex, slot: SlotId, key: BlockKey, buf: SlotBuf, task: Task, 
         if let Err(error) = &outcome {
             tracing::debug!("fetch failed: {error}");
         }
-        ended(Event::ReadEnded { tier, slot, outcome });
+        let is_there = match &outcome {
+            Ok(Fetched::Whole) => Some(true),
+            Ok(Fetched::Miss) => Some(false),
+            Err(_) => None,
+        };
+        let said = is_there.map(|is_there| Said { tier, key, is_there });
+        ended(Event::ReadEnded { tier, slot, outcome }, said);
     };
     ReadItem { key, dst: buf, done: Box::new(done) }
 }

@@ -62,6 +62,15 @@ impl Directory {
         self.entries.read().namespaces.keys().copied().collect()
     }
 
+    /// Returns at most `most` namespaces by their handles, after this one.
+    pub(crate) fn list(&self, after: Option<NamespaceHandle>, most: usize) -> Vec<Opened> {
+        let entries = self.entries.read();
+        let mut handles: Vec<NamespaceHandle> = entries.namespaces.keys().copied().collect();
+        handles.sort_unstable();
+        let wanted = handles.iter().filter(|&&handle| after.is_none_or(|after| handle > after));
+        wanted.take(most).filter_map(|handle| entries.namespaces.get(handle).cloned()).collect()
+    }
+
     /// Returns all namespaces.
     pub(crate) fn all(&self) -> Vec<Opened> {
         self.entries.read().namespaces.values().cloned().collect()

@@ -10,6 +10,7 @@ pub mod direct;
 mod directory;
 mod ending;
 mod epochs;
+mod events;
 mod floors;
 #[cfg(test)]
 mod fresh_slots_tests;

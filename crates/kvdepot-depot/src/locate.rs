@@ -11,6 +11,7 @@ use kvdepot_core::{BlockKey, Error, ErrorKind, Result};
 use kvdepot_tier::{Presence as InTier, Tier};
 
 use crate::directory::Directory;
+use crate::events::Events;
 use crate::message::Hashes;
 use crate::misses::{Misses, Unfound};
 use crate::presence::Presence;
@@ -30,6 +31,7 @@ pub(crate) struct Locator {
     pub(crate) presence: Presence,
     pub(crate) directory: Directory,
     pub(crate) stats: Stats,
+    pub(crate) events: Events,
     pub(crate) misses: Misses,
     pub(crate) usage: Usage,
     timeout: Duration,
@@ -39,7 +41,8 @@ impl Locator {
     pub(crate) fn new(tiers: Vec<Arc<dyn Tier>>, timeout: Duration, blocks_remembered: usize) -> Self {
         let (presence, directory, stats) = (Presence::new(), Directory::default(), Stats::default());
         let (misses, usage) = (Misses::new(blocks_remembered), Usage::new());
-        Self { tiers, presence, directory, stats, misses, usage, timeout }
+        let events = Events::new(tiers.len());
+        Self { tiers, presence, directory, stats, events, misses, usage, timeout }
     }
 
     /// Returns the deadline of a tier's answer to a probe: a tier that hangs must leave the others their time (P2).

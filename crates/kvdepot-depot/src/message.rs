@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::pool::PoolRegion;
 
 /// Version of the local door; both sides must have the same.
-pub const PROTOCOL_VERSION: u32 = 7;
+pub const PROTOCOL_VERSION: u32 = 8;
 /// First field of the first frame. Other values do not come from a client of ours.
 pub const HELLO_MAGIC: u64 = 0x3154_4f50_4544_564b;
 /// The id of a frame that answers no request.
@@ -154,12 +154,30 @@ pub enum Request<'a> {
     /// From now on, place blocks requested on this connection near this NUMA node where there is space; `None` clears
     /// the request. Not answered.
     Near { node: Option<u32> },
+    /// List the depot's namespaces by their numbers, after this one.
+    Namespaces { after: Option<NamespaceHandle> },
+    /// Read the events of namespaces after a sequence number. `None` begins: from then on, until the connection ends, the
+    /// depot records events.
+    Events { namespaces: Vec<NamespaceHandle>, after: Option<u64> },
+    /// A piece of what a place (0 = the pool, `n` = the `n`-th tier) holds of a namespace: from 0 on, then from where the
+    /// answer says.
+    Snapshot { namespace: NamespaceHandle, place: u8, from: u64 },
 }
 
 impl Request<'_> {
     /// Returns whether the request is not answered.
     pub const fn is_one_way(&self) -> bool {
         matches!(self, Self::ClaimHashes { .. } | Self::Goodbye | Self::Near { .. })
+    }
+
+    /// Returns the namespaces whose events or content the request asks for, by their numbers. To follow them is no use of
+    /// them.
+    pub(crate) fn followed(&self) -> Vec<NamespaceHandle> {
+        match self {
+            Self::Events { namespaces, .. } => namespaces.clone(),
+            Self::Snapshot { namespace, .. } => vec![*namespace],
+            _ => Vec::new(),
+        }
     }
 
     /// Returns the namespaces that the request names by their numbers.
@@ -253,6 +271,38 @@ pub enum Response {
     HandOver { holders: u32 },
     /// An announcement: another depot takes the pool over. Nothing new begins here, and the connection is closed soon.
     HandsOver,
+    /// To `Namespaces`; empty after the last one.
+    Namespaces(Vec<KnownNamespace>),
+    /// To `Events` that begins: the sequence number of now, and the names of the places.
+    Followed { upto: u64, places: Vec<String> },
+    /// To `Events`: up to which sequence number; whether events before it are missing, so that a snapshot is needed;
+    /// whether there are more; the namespaces' current ids, which a reset changes; and packed events (`events::packed`).
+    Events {
+        upto: u64,
+        is_gap: bool,
+        has_more: bool,
+        ids: Vec<[u8; 16]>,
+        #[serde(with = "serde_bytes")]
+        events: Vec<u8>,
+    },
+    /// To `Snapshot`: the namespace's id, hashes of 16 bytes each, and where to go on.
+    Snapshot {
+        id: [u8; 16],
+        #[serde(with = "serde_bytes")]
+        hashes: Vec<u8>,
+        next: Option<u64>,
+    },
+}
+
+/// A namespace that a depot knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KnownNamespace {
+    /// Its number at this depot.
+    pub handle: NamespaceHandle,
+    /// Its name, the same through all resets.
+    pub root: [u8; 16],
+    /// What its blocks' keys carry now.
+    pub id: [u8; 16],
 }
 
 impl Response {

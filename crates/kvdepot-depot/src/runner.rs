@@ -19,7 +19,7 @@ use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_tier::Tier;
 use parking_lot::Mutex;
 
-use crate::commands::{Ended, TierCommands};
+use crate::commands::{Ended, Said, TierCommands};
 use crate::config::DepotConfig;
 use crate::death::{DeathGuard, Life};
 use crate::floors::Floors;
@@ -150,6 +150,7 @@ impl Runner {
         // Locked before anything shows that blocks are gone: whoever misses one waits until the reason is noted.
         let noting = (!effects.gone.is_empty()).then(|| self.locator.misses.begin_noting());
         self.locator.presence.set(&effects.visible);
+        self.locator.events.pool_changed(&effects.visible);
         effects.visible.clear();
         if let Some(ledger) = &self.ledger {
             effects.forgotten.iter().for_each(|forgotten| ledger.forgotten(forgotten.handle));
@@ -325,9 +326,13 @@ impl Runner {
         // Weak: an operation that ends after the depot has no receiver, and must not be the last to hold its tiers.
         let again = Arc::downgrade(self);
         // A panic in a tier's thread kills the depot: the machine never learns the end of that operation.
-        let ended: Ended = Arc::new(move |event| {
+        let ended: Ended = Arc::new(move |event, said| {
             let Some(runner) = again.upgrade() else { return };
             let _guard = DeathGuard(&runner.life);
+            if let Some(Said { tier, key, is_there }) = said {
+                let locator = &runner.locator;
+                locator.events.tier_changed(tier, &*locator.tiers[tier], &[key], is_there);
+            }
             runner.tell(event);
         });
         loop {

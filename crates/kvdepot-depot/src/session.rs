@@ -16,10 +16,11 @@ use kvdepot_core::machine::{
     self, Event, Location, Opened, Outcome, Progress, Reply, Request as Ask, Reserve, ShardSet,
 };
 use kvdepot_core::{BlockHash, Error, ErrorKind, NamespaceId, Result};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::death::DeathGuard;
 use crate::ending::Waits;
+use crate::events::Following;
 use crate::message::{
     Arriving, ClaimGroup, Grant, HELLO_MAGIC, Hashes, NamespaceHandle, PROTOCOL_VERSION, Request, Response,
     Shards,
@@ -41,6 +42,7 @@ pub struct Session {
     /// Namespaces used here by their ids.
     used: Mutex<HashSet<NamespaceHandle>>,
     ahead: Mutex<Ahead>,
+    following: Mutex<Following>,
     /// Values that end with the session, after its leases. Dropped after `drop`.
     companions: Mutex<Vec<Box<dyn Send>>>,
 }
@@ -73,6 +75,7 @@ impl Session {
             user: None,
             used: Mutex::default(),
             ahead: Mutex::default(),
+            following: Mutex::default(),
             companions: Mutex::default(),
         }
     }
@@ -120,6 +123,10 @@ impl Session {
 
     pub(crate) const fn runner(&self) -> &Arc<Runner> {
         &self.runner
+    }
+
+    pub(crate) fn following(&self) -> MutexGuard<'_, Following> {
+        self.following.lock()
     }
 
     pub(crate) const fn owner(&self) -> u64 {
@@ -219,6 +226,9 @@ impl Session {
                 ));
             }
             Request::Stats => Response::Stats(self.stats().to_string()),
+            Request::Namespaces { after } => self.list_namespaces(after),
+            Request::Events { namespaces, after } => self.events(&namespaces, after)?,
+            Request::Snapshot { namespace, place, from } => self.snapshot(namespace, place, from)?,
         })
     }
 

@@ -34,10 +34,18 @@ impl Listener {
     fn forgot(&self, keys: &[BlockKey], lost: bool) {
         let Some(runner) = self.runner.upgrade() else { return };
         let _guard = DeathGuard(&runner.life);
+        let locator = &runner.locator;
+        locator.events.tier_changed(self.tier, &*locator.tiers[self.tier], keys, false);
         for keys in keys.chunks(KEYS_PER_EVENT) {
             // A tier's own thread must not wait for the tiers.
             runner.tell_and_leave(Event::TierForgot { tier: self.tier, keys: keys.to_vec(), lost });
         }
+    }
+}
+
+impl Listener {
+    fn look_anew(&self) {
+        self.runner.upgrade().iter().for_each(|runner| runner.locator.events.look_anew());
     }
 }
 
@@ -50,11 +58,14 @@ impl TierEvents for Listener {
         self.forgot(keys, true);
     }
 
-    /// The tier's guard logs it and answers for the tier meanwhile, so there is nothing to do here.
-    fn went_down(&self) {}
+    /// The tier's guard logs it and answers for the tier meanwhile.
+    fn went_down(&self) {
+        self.look_anew();
+    }
 
-    /// As [`Self::went_down`].
-    fn came_back(&self) {}
+    fn came_back(&self) {
+        self.look_anew();
+    }
 }
 
 impl fmt::Debug for Listener {

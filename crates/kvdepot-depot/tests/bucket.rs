@@ -127,3 +127,24 @@ fn a_reset_of_one_depot_holds_for_the_other() {
     assert_eq!(load(&one, open(&one), 2), [true, false]);
     until("what lay in the past epoch goes", || server.names("/blocks/").len() == 1);
 }
+
+#[test]
+fn who_follows_is_told_of_blocks_in_the_bucket() {
+    const STORED_IN_THE_BUCKET: u8 = 0x81;
+    let server = BucketServer::start();
+    let (depot, namespace) = start(&server, None);
+    let session = depot.session();
+    let begun = session.handle(Request::Events { namespaces: vec![], after: None });
+    let Response::Followed { upto, places } = begun else { panic!("{begun:?}") };
+    assert_eq!(places.len(), 2, "{places:?}");
+    store(&depot, namespace, 0..4);
+    let read = session.handle(Request::Events { namespaces: vec![namespace.handle], after: Some(upto) });
+    let Response::Events { events, is_gap: false, .. } = read else { panic!("{read:?}") };
+    let in_bucket = events.as_chunks::<19>().0.iter().filter(|event| event[0] == STORED_IN_THE_BUCKET);
+    let mut told: Vec<u8> = in_bucket.map(|event| event[3]).collect();
+    told.sort_unstable();
+    assert_eq!(told, [0, 1, 2, 3]);
+    let piece = session.handle(Request::Snapshot { namespace: namespace.handle, place: 1, from: 0 });
+    let Response::Snapshot { hashes, next: None, .. } = piece else { panic!("{piece:?}") };
+    assert_eq!(hashes.len(), 4 * 16);
+}

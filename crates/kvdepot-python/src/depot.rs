@@ -1,11 +1,14 @@
 //! `Depot`: this process's attachment.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use kvdepot_copy::EngineSpec;
 use kvdepot_core::NamespaceSpec;
-use kvdepot_depot::client::{Attachment, ClaimGroupSpec, DeviceEngine, QueueDepths, Store as CoreStore};
+use kvdepot_depot::client::{
+    Attachment, ClaimGroupSpec, DeviceEngine, Followed, Follower as CoreFollower, QueueDepths,
+    Store as CoreStore,
+};
 use kvdepot_depot::{Depot as CoreDepot, DepotConfig};
 use kvdepot_io::fork::OfProcess;
 use parking_lot::Mutex;
@@ -14,6 +17,7 @@ use pyo3::prelude::*;
 use crate::claim::Claim;
 use crate::convert::{hashes, spec};
 use crate::errors::OrRaise;
+use crate::follower::Follower;
 use crate::namespace::Namespace;
 use crate::store::Store;
 
@@ -26,11 +30,17 @@ struct Inner {
     attachment: Mutex<Option<Arc<Attachment>>>,
     /// Copy engines, shared by the stores of this attachment.
     engines: Mutex<Vec<(EngineSpec, Arc<DeviceEngine>)>>,
+    /// Ended with the attachment, which they would keep.
+    followers: Mutex<Vec<Weak<CoreFollower>>>,
 }
 
 impl Depot {
     fn new(attachment: Arc<Attachment>) -> Self {
-        let inner = Inner { attachment: Mutex::new(Some(attachment)), engines: Mutex::default() };
+        let inner = Inner {
+            attachment: Mutex::new(Some(attachment)),
+            engines: Mutex::default(),
+            followers: Mutex::default(),
+        };
         Self { inner: OfProcess::new(inner) }
     }
 
@@ -163,6 +173,19 @@ impl Depot {
         py.detach(|| attachment.reset(&specs)).or_raise()
     }
 
+    #[pyo3(signature = (groups = None))]
+    fn follow(&self, py: Python<'_>, groups: Option<Vec<Vec<PyRef<'_, Namespace>>>>) -> PyResult<Follower> {
+        let (attachment, inner) = (self.attachment()?, self.inner()?);
+        let specs = |group: &Vec<PyRef<'_, Namespace>>| group.iter().map(|it| Arc::clone(&it.spec)).collect();
+        let followed =
+            groups.map_or(Followed::All, |groups| Followed::Groups(groups.iter().map(specs).collect()));
+        let follower = Arc::new(py.detach(|| CoreFollower::start(&attachment, followed)).or_raise()?);
+        let mut followers = inner.followers.lock();
+        followers.retain(|other| other.strong_count() > 0);
+        followers.push(Arc::downgrade(&follower));
+        Ok(Follower::new(follower))
+    }
+
     fn drain(&self, py: Python<'_>, timeout_ms: u64) -> PyResult<bool> {
         let attachment = self.attachment()?;
         py.detach(|| attachment.drain(Duration::from_millis(timeout_ms))).or_raise()
@@ -178,6 +201,8 @@ impl Depot {
         let Some(inner) = self.inner.get() else { return };
         let attachment = inner.attachment.lock().take();
         py.detach(|| {
+            let followers = std::mem::take(&mut *inner.followers.lock());
+            followers.iter().filter_map(Weak::upgrade).for_each(|follower| follower.close());
             if let Some(attachment) = attachment {
                 attachment.close();
             }

@@ -7,6 +7,7 @@ mod convert;
 mod depot;
 mod device;
 mod errors;
+mod follower;
 mod meter;
 mod namespace;
 mod recorder;
@@ -31,6 +32,8 @@ mod native {
     use super::depot::Depot;
     #[pymodule_export]
     use super::device::{bench_copies, describe_devices};
+    #[pymodule_export]
+    use super::follower::Follower;
     #[pymodule_export]
     use super::meter::Meter;
     #[pymodule_export]

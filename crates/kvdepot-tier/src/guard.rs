@@ -393,6 +393,11 @@ impl<T: Tier> Tier for Guarded<T> {
         self.inner.keys(namespace)
     }
 
+    /// A tier that is switched off has nothing that could be read.
+    fn keys_from(&self, namespace: NamespaceId, from: u64) -> Option<(Vec<BlockKey>, Option<u64>)> {
+        if self.is_off() { Some((Vec::new(), None)) } else { self.inner.keys_from(namespace, from) }
+    }
+
     fn drain(&self, deadline: Instant) -> bool {
         self.inner.drain(deadline)
     }

@@ -252,6 +252,13 @@ pub trait Tier: Send + Sync + Debug {
     /// Returns the keys of a namespace (of its current epoch) that the tier knows; for `ls`, `verify` and tests.
     fn keys(&self, namespace: NamespaceId) -> Vec<BlockKey>;
 
+    /// The same in pieces of a few thousand at most: those from `from` on (0 at first), and where to go on. A block that is
+    /// there from the first call to the last is in one of the pieces. `None`: the tier lists them only all at once.
+    fn keys_from(&self, namespace: NamespaceId, from: u64) -> Option<(Vec<BlockKey>, Option<u64>)> {
+        let _ = (namespace, from);
+        None
+    }
+
     /// Waits until everything accepted so far has completed. Returns `false` if the deadline passes.
     fn drain(&self, deadline: Instant) -> bool;
 }

@@ -80,6 +80,10 @@ impl<T: Tier + ?Sized> Tier for Arc<T> {
         (**self).keys(namespace)
     }
 
+    fn keys_from(&self, namespace: NamespaceId, from: u64) -> Option<(Vec<BlockKey>, Option<u64>)> {
+        (**self).keys_from(namespace, from)
+    }
+
     fn drain(&self, deadline: Instant) -> bool {
         (**self).drain(deadline)
     }

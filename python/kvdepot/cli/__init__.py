@@ -15,6 +15,7 @@ VERBS: Mapping[str, str] = {
     "config": "kvdepot.cli.config",
     "depots": "kvdepot.cli.depots",
     "doctor": "kvdepot.cli.doctor",
+    "events": "kvdepot.cli.events",
     "export": "kvdepot.cli.export",
     "gc": "kvdepot.cli.gc",
     "import": "kvdepot.cli.import_",

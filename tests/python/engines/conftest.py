@@ -24,6 +24,41 @@ class Factory:
         cls.known[name] = (module_path, class_name)
 
 
+@dataclass
+class BlockStored:
+    """Part of vLLM's event of the same name."""
+
+    block_hashes: list[Any]
+    parent_block_hash: Any
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+    group_idx: int | None = None
+    locality: str | None = None
+    ownership: str | None = None
+    __struct_fields__: ClassVar[tuple[str, ...]] = (
+        *("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name"),
+        *("group_idx", "locality", "ownership"),
+    )
+
+
+@dataclass
+class BlockRemoved:
+    """As of a vLLM that knows no locality and no ownership yet."""
+
+    block_hashes: list[Any]
+    medium: str | None
+    group_idx: int | None = None
+    __struct_fields__: ClassVar[tuple[str, ...]] = ("block_hashes", "medium", "group_idx")
+
+
+def maybe_convert_block_hash(block_hash: bytes) -> int:
+    """As vLLM does by default."""
+    return int.from_bytes(block_hash, "big") & ((1 << 64) - 1)
+
+
 def _stand_in(name: str, **members: Any) -> None:
     module = ModuleType(name)
     module.__dict__.update(members)
@@ -43,6 +78,10 @@ if importlib.util.find_spec("vllm") is None:
     )
     _stand_in("vllm.distributed.kv_transfer.kv_connector.v1.metrics", KVConnectorStats=StatsBase)
     _stand_in("vllm.distributed.kv_transfer.kv_connector.factory", KVConnectorFactory=Factory)
+    _stand_in("vllm.distributed.kv_events", BlockStored=BlockStored, BlockRemoved=BlockRemoved)
+    for package in ("vllm.v1", "vllm.v1.core"):
+        _stand_in(package)
+    _stand_in("vllm.v1.core.kv_cache_utils", BlockHash=bytes, maybe_convert_block_hash=maybe_convert_block_hash)
     cpu = SimpleNamespace(is_cpu=lambda: True)
     _stand_in("vllm.platforms", current_platform=cpu)
 

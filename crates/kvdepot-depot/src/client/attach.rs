@@ -320,6 +320,12 @@ impl Attachment {
         })
     }
 
+    /// Returns a lane that is not returned for reuse.
+    pub(crate) fn lane_of_its_own(self: &Arc<Self>, generation: &Arc<Generation>) -> Result<Lane> {
+        let lane = self.lane(generation, HANDSHAKE_WAIT)?.into_lane();
+        lane.ok_or_else(|| Error::new(ErrorKind::Closed, "the lane is out of step"))
+    }
+
     /// Makes a call on a lane. After a transport error the lane is dropped and the depot counts as lost, as does a depot
     /// that hands its pool over.
     fn call_on<T>(
@@ -331,8 +337,7 @@ impl Attachment {
         let lane = slot.as_mut().ok_or_else(|| Error::new(ErrorKind::Closed, "the lane is out of step"))?;
         let outcome = call(lane);
         if if outcome.is_ok() { lane.is_handed_over() } else { lane.look_for_announcement() } {
-            self.note_take_over(generation);
-            self.lost(generation, HANDS_OVER);
+            self.hands_over(generation);
         }
         outcome.inspect_err(|error| {
             *slot = None;
@@ -348,6 +353,12 @@ impl Attachment {
             lane.finish();
         }
         !generation.lost.load(Ordering::Acquire)
+    }
+
+    /// Notes that the depot of this generation has announced that another one takes its pool over.
+    pub(crate) fn hands_over(&self, generation: &Arc<Generation>) {
+        self.note_take_over(generation);
+        self.lost(generation, HANDS_OVER);
     }
 
     /// Notes that another depot takes the pool of this generation over.
@@ -564,6 +575,11 @@ impl Generation {
         }
     }
 
+    /// Returns whether the depot of this generation counts as lost.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Acquire)
+    }
+
     /// Returns whether the depot has hung up. A lane in use is left alone: its user notices it.
     fn hung_up(&self) -> bool {
         let claims = self.claims.try_lock().is_some_and(|lane| lane.as_ref().is_some_and(Lane::hung_up));
@@ -584,7 +600,7 @@ impl Generation {
 
     /// Returns an answer to a request that names these namespaces. If the depot does not know one of them any more, all
     /// are opened again in the background; until then each is a miss.
-    fn checked(&self, named: &[NamespaceHandle], response: Response) -> Result<Response> {
+    pub(crate) fn checked(&self, named: &[NamespaceHandle], response: Response) -> Result<Response> {
         response.into_result().inspect_err(|error| {
             if error.kind() == ErrorKind::NotFound && !named.is_empty() {
                 self.handles.write().retain(|_, handle| !named.contains(handle));

@@ -249,6 +249,12 @@ impl Tier for SlabTier {
         keys
     }
 
+    fn keys_from(&self, namespace: NamespaceId, from: u64) -> Option<(Vec<BlockKey>, Option<u64>)> {
+        let from = u32::try_from(from).unwrap_or(u32::MAX);
+        let (keys, next) = self.shared.lock().index.keys(namespace, from, PIECE_SLOTS);
+        Some((keys, next.map(u64::from)))
+    }
+
     fn drain(&self, deadline: Instant) -> bool {
         self.engine.drain(deadline) && self.shared.wait_idle(deadline)
     }

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 logger = connector_logger()
 
+KEY_BYTES = 16
+EVENT_HASH_BYTES = 8
+"""Last bytes of a block's hash that name it in vLLM's KV events."""
+
 Signature = tuple[tuple[str, int, int, int], ...]
 """Of each file of an adapter: name, size, and the times of the last change of content and of inode."""
 
@@ -87,6 +91,16 @@ def signature_of(directory: Path) -> Signature:
     return tuple((name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for name, stat in stats)
 
 
+def block_keys(hashes: Sequence[bytes]) -> list[bytes]:
+    """Returns the depot's keys of blocks: the last 16 bytes of vLLM's digests.
+
+    So the last 8 bytes, which are a block's name in vLLM's KV events, can be told of every block in the depot, whoever
+    stored it.
+    """
+    return [block_hash[-KEY_BYTES:] for block_hash in hashes]
+
+
 def with_adapter(hashes: Sequence[bytes], adapter: bytes) -> list[bytes]:
-    """Returns the keys of blocks computed with an adapter."""
-    return [hashlib.sha256(adapter + block_hash).digest() for block_hash in hashes]
+    """Returns the depot's keys of blocks computed with an adapter: 8 bytes of a digest of both, then as above."""
+    head, tail = KEY_BYTES - EVENT_HASH_BYTES, EVENT_HASH_BYTES
+    return [hashlib.sha256(adapter + block_hash).digest()[:head] + block_hash[-tail:] for block_hash in hashes]

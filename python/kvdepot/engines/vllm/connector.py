@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from kvdepot._native import Depot
+    from kvdepot.engines.vllm.events import DepotEvents
     from kvdepot.engines.vllm.groups import Geometry
     from kvdepot.engines.vllm.lite import LiteScheduler, LiteWorker
     from kvdepot.engines.vllm.metrics import DepotPromMetrics
@@ -57,6 +58,7 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
     _worker: "WorkerSide | LiteWorker | None" = None
     _presence: "Presence | None" = None
     _recording: "Recording | None" = None
+    _events: "DepotEvents | None" = None
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any = None) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -95,11 +97,18 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
                 spans=SchedulerSpans.of_process(),
             )
             self._let_vllm_recompute(options.load_failure_policy)
+            self._tell_events(depot, shape)
         else:
             from kvdepot.engines.vllm.request_spans import WorkerSpans
             from kvdepot.engines.vllm.worker import WorkerSide
 
             self._worker = WorkerSide(depot, options, shape, WorkerSpans.of_process())
+
+    def _tell_events(self, depot: Any, shape: "Geometry") -> None:
+        from kvdepot.engines.vllm.events import DepotEvents, wants_events
+
+        if wants_events(self._vllm_config) and not shape.unsupported:
+            self._events = DepotEvents(depot, shape)
 
     def _count_only(
         self, options: ConnectorOptions, role: KVConnectorRole, shape: "Geometry", kv_cache_config: Any
@@ -289,9 +298,13 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
         return side.stats.take()
 
     def take_events(self) -> Iterable[Any]:
-        return ()
+        if self._events is None:
+            return ()
+        return self._events.take(getattr(self._on_scheduler, "namespace_groups", ()))
 
     def shutdown(self) -> None:
+        if self._events is not None:
+            self._events.close()
         side = self._scheduler or self._worker
         if side is not None:
             side.close()

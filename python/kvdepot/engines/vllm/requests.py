@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kvdepot.engines.vllm.adapters import with_adapter
+from kvdepot.engines.vllm.adapters import block_keys, with_adapter
 from kvdepot.engines.vllm.asks import Ask
 from kvdepot.engines.vllm.lookup import Lookup, Miss
 
@@ -48,7 +48,7 @@ class RequestState:
     load_failed: bool = False
     logged: bool = False
     adapter: bytes | None = b""
-    adapted: list[bytes] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)
     ask: Ask = field(default_factory=Ask)
     trace: "RequestTrace | None" = None
 
@@ -61,12 +61,11 @@ class RequestState:
     def hashes(self) -> Sequence[bytes]:
         """Keys of the request's hash units, as many as have been computed."""
         own: Sequence[bytes] = self.request.block_hashes
-        if not self.adapter:
-            return own
-        if len(self.adapted) > len(own):
-            self.adapted.clear()
-        self.adapted += with_adapter(own[len(self.adapted) :], self.adapter)
-        return self.adapted
+        if len(self.keys) > len(own):
+            self.keys.clear()
+        new = own[len(self.keys) :]
+        self.keys += with_adapter(new, self.adapter) if self.adapter else block_keys(new)
+        return self.keys
 
     def drop_lookup(self) -> None:
         """Drops the lookup and its leases."""

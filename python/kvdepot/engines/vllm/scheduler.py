@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from kvdepot._native import Depot
+    from kvdepot.engines.vllm.namespaces import NamespaceGroup
     from kvdepot.engines.vllm.request_spans import SchedulerSpans
 
 logger = connector_logger()
@@ -106,6 +107,11 @@ class SchedulerSide:
     def open_namespaces(self, ranks: list[RankNamespaces]) -> None:
         """Takes the namespaces that the workers found. Before this call nothing is looked up, loaded or saved."""
         self._namespaces.begin(ranks)
+
+    @property
+    def namespace_groups(self) -> Sequence["NamespaceGroup"]:
+        """The namespaces in use now, another list whenever they change; empty while there are none."""
+        return self._namespaces.groups
 
     # Lookup.
 

@@ -1,0 +1,159 @@
+//! The answers of a session to those who follow events.
+
+use std::fmt;
+use std::sync::Arc;
+
+use kvdepot_core::limits::{EVENTS_LOOKS, SNAPSHOT_HASHES_MAX};
+use kvdepot_core::machine::{Reply, Request as Ask};
+use kvdepot_core::{BlockHash, BlockKey, Error, ErrorKind, NamespaceId, Result};
+
+use super::packed::pack;
+use crate::message::{KnownNamespace, NamespaceHandle, Response, hash_bytes};
+use crate::runner::Runner;
+use crate::session::Session;
+
+/// Namespaces in one answer.
+const NAMESPACES_PER_ANSWER: usize = 1024;
+
+/// What a session has open of events. They stop being recorded for it when it ends.
+#[derive(Default)]
+pub(crate) struct Following {
+    runner: Option<Arc<Runner>>,
+    /// The blocks of a tier that lists them only all at once, until the last of them was asked for.
+    listed: Option<Listed>,
+}
+
+struct Listed {
+    namespace: NamespaceId,
+    place: u8,
+    hashes: Vec<BlockHash>,
+}
+
+impl Following {
+    fn begin(&mut self, runner: &Arc<Runner>) {
+        if self.runner.is_none() {
+            runner.locator.events.begin();
+            self.runner = Some(Arc::clone(runner));
+        }
+    }
+}
+
+impl Drop for Following {
+    fn drop(&mut self) {
+        self.runner.iter().for_each(|runner| runner.locator.events.end());
+    }
+}
+
+impl fmt::Debug for Following {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Following({})", self.runner.is_some())
+    }
+}
+
+impl Session {
+    /// Lists namespaces by their numbers, after this one.
+    pub(crate) fn list_namespaces(&self, after: Option<NamespaceHandle>) -> Response {
+        let known = self.runner().locator.directory.list(after, NAMESPACES_PER_ANSWER);
+        let entries = known.into_iter().map(|opened| KnownNamespace {
+            handle: opened.handle,
+            root: opened.spec.root().0,
+            id: opened.id.0,
+        });
+        Response::Namespaces(entries.collect())
+    }
+
+    /// Reads events on after a sequence number, or begins to follow.
+    pub(crate) fn events(&self, namespaces: &[NamespaceHandle], after: Option<u64>) -> Result<Response> {
+        let runner = self.runner();
+        let Some(after) = after else {
+            self.following().begin(runner);
+            let upto = runner.locator.events.ring.lock().head();
+            let tiers = runner.locator.tiers.iter().map(|tier| tier.name().to_owned());
+            let places = std::iter::once("pool".to_owned()).chain(tiers).collect();
+            return Ok(Response::Followed { upto, places });
+        };
+        // Before the events are read: a reader that sees a new id looks anew, whatever it got under the old one.
+        let ids: Vec<NamespaceId> = namespaces
+            .iter()
+            .map(|&handle| runner.locator.directory.get(handle).map(|opened| opened.id))
+            .collect::<Result<_>>()?;
+        let space =
+            |id: &NamespaceId| ids.iter().position(|other| other == id).and_then(|at| u16::try_from(at).ok());
+        let reading = match ids.len() {
+            0..=8 => runner.locator.events.ring.lock().read(after, EVENTS_LOOKS, space),
+            _ => {
+                let numbered = ids.iter().zip(0..);
+                let by_id: hashbrown::HashMap<NamespaceId, u16> =
+                    numbered.map(|(id, at)| (*id, at)).collect();
+                runner.locator.events.ring.lock().read(after, EVENTS_LOOKS, |id| by_id.get(id).copied())
+            }
+        };
+        Ok(Response::Events {
+            upto: reading.upto,
+            is_gap: reading.is_gap,
+            has_more: reading.has_more,
+            ids: ids.iter().map(|id| id.0).collect(),
+            events: pack(&reading.events),
+        })
+    }
+
+    /// Returns a piece of what a place holds of a namespace. It is at least as new as all events recorded before the
+    /// request.
+    pub(crate) fn snapshot(&self, namespace: NamespaceHandle, place: u8, from: u64) -> Result<Response> {
+        let runner = self.runner();
+        let id = runner.locator.directory.get(namespace)?.id;
+        let (keys, next) = match place.checked_sub(1) {
+            None => self.snapshot_of_pool(namespace, from)?,
+            Some(tier) => {
+                let Some(tier) = runner.locator.tiers.get(usize::from(tier)) else {
+                    return Err(
+                        Error::new(ErrorKind::Protocol, "the depot has no such place").with("place", place)
+                    );
+                };
+                match tier.keys_from(id, from) {
+                    Some(piece) => piece,
+                    None => return Ok(self.snapshot_of_list(&**tier, id, place, from)),
+                }
+            }
+        };
+        let hashes = keys.iter().filter(|key| key.namespace == id).map(|key| &key.hash);
+        Ok(Response::Snapshot { id: id.0, hashes: hash_bytes(hashes), next })
+    }
+
+    fn snapshot_of_pool(
+        &self,
+        namespace: NamespaceHandle,
+        from: u64,
+    ) -> Result<(Vec<BlockKey>, Option<u64>)> {
+        let from = usize::try_from(from).unwrap_or(usize::MAX);
+        match self.runner().ask(self.owner(), Ask::Keys { namespaces: vec![namespace], from })? {
+            Reply::Keys(keys, next) => Ok((keys, next.map(|next| next as u64))),
+            _ => Err(Error::new(ErrorKind::Protocol, "the machine gave another reply")),
+        }
+    }
+
+    /// Cuts the list of a tier that cannot list its blocks in pieces.
+    fn snapshot_of_list(
+        &self,
+        tier: &dyn kvdepot_tier::Tier,
+        namespace: NamespaceId,
+        place: u8,
+        from: u64,
+    ) -> Response {
+        let mut following = self.following();
+        let is_it = |listed: &Listed| listed.namespace == namespace && listed.place == place;
+        if from == 0 || !following.listed.as_ref().is_some_and(is_it) {
+            let hashes = tier.keys(namespace).into_iter().map(|key| key.hash).collect();
+            following.listed = Some(Listed { namespace, place, hashes });
+        }
+        let listed = following.listed.as_ref().map_or(&[][..], |listed| &listed.hashes);
+        let from = usize::try_from(from).unwrap_or(usize::MAX).min(listed.len());
+        let end = (from + SNAPSHOT_HASHES_MAX).min(listed.len());
+        let hashes = hash_bytes(&listed[from..end]);
+        let next = (end < listed.len()).then_some(end as u64);
+        if next.is_none() {
+            following.listed = None;
+        }
+        Response::Snapshot { id: namespace.0, hashes, next }
+    }
+}

@@ -1,0 +1,130 @@
+"""KV events for vLLM's publisher: which of this engine's blocks the depot has, whoever stored them.
+
+A follower of the core reads the depot on a thread of its own (``Depot.follow``), so taking events never waits for the
+depot, and an operational failure is at most an event that comes later.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvdepot.engines.vllm.adapters import EVENT_HASH_BYTES
+from kvdepot.engines.vllm.log import connector_logger
+
+if TYPE_CHECKING:
+    from kvdepot._native import Depot, Follower
+    from kvdepot.engines.vllm.groups import Geometry
+    from kvdepot.engines.vllm.namespaces import NamespaceGroup
+
+logger = connector_logger()
+
+BLOCKS_PER_STEP = 2048
+"""Most blocks that one step of the scheduler tells about."""
+
+
+class Medium(NamedTuple):
+    """A place in the words of vLLM's events."""
+
+    medium: str
+    locality: str
+
+
+POOL = Medium("CPU", "LOCAL")
+MEDIA = {"remote": Medium("CPU", "REMOTE"), "object": Medium("STORAGE", "REMOTE")}
+"""Media of tiers; the others are local storage."""
+
+
+def medium_of(place: str) -> Medium:
+    """Returns the medium of the pool or a tier."""
+    return POOL if place == "pool" else MEDIA.get(place.lower(), Medium("STORAGE", "LOCAL"))
+
+
+def external_hashes(hashes: Sequence[bytes]) -> "list[bytes | int]":
+    """Returns blocks' hashes in the form that vLLM's own events have.
+
+    By default that is the number of its last 8 bytes, which the depot's 16 bytes end with too. With
+    ``VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0`` vLLM publishes all bytes, of which the depot has the last 16.
+    """
+    from vllm.v1.core.kv_cache_utils import BlockHash, maybe_convert_block_hash
+
+    # vLLM's function takes 2 us, and a step may tell of 2,048 blocks.
+    if not isinstance(maybe_convert_block_hash(BlockHash(hashes[0])), int):
+        return list(hashes)
+    return [int.from_bytes(one[-EVENT_HASH_BYTES:], "big") for one in hashes]
+
+
+def wants_events(vllm_config: Any) -> bool:
+    """Returns whether the user has turned vLLM's KV events on."""
+    config = getattr(vllm_config, "kv_events_config", None)
+    return config is not None and bool(config.enable_kv_cache_events)
+
+
+class DepotEvents:
+    """Turns what a follower tells into vLLM's events. Calls come from the scheduler's thread."""
+
+    def __init__(self, depot: "Depot", geometry: "Geometry") -> None:
+        self._depot = depot
+        self._group_indexes = [group.index for group in geometry.groups]
+        self._follower: Follower | None = None
+        self._followed: Sequence[NamespaceGroup] = ()
+        self._over = False
+
+    def take(self, groups: "Sequence[NamespaceGroup]") -> list[Any]:
+        """Returns the events since the last call, of at most ``BLOCKS_PER_STEP`` blocks.
+
+        Args:
+            groups: the namespaces that the engine uses now; empty = none. When they change, the blocks of the earlier
+                ones are told as removed.
+        """
+        if self._over:
+            return []
+        try:
+            self._follow(groups)
+            if self._follower is None:
+                return []
+            return self._events(self._follower.take(BLOCKS_PER_STEP), self._follower.places)
+        except Exception as error:  # noqa: BLE001 - events are not worth an engine (P2)
+            self._over = True
+            logger.error("kvdepot: no more KV events, because they failed: %s", error)  # noqa: TRY400 - one line
+            return []
+
+    def _follow(self, groups: "Sequence[NamespaceGroup]") -> None:
+        if groups is self._followed:
+            return
+        namespaces = [group.ranks for group in groups]
+        if self._follower is not None:
+            self._follower.follow(namespaces)
+        elif namespaces:
+            self._follower = self._depot.follow(namespaces)
+        self._followed = groups
+
+    def _events(self, changes: list[tuple[int, int, bool, list[bytes]]], places: list[str]) -> list[Any]:
+        if not changes:
+            return []
+        from vllm.distributed.kv_events import BlockRemoved, BlockStored
+
+        events: list[Any] = []
+        for group, place, stored, hashes in changes:
+            name = places[place] if place < len(places) else f"tier {place}"
+            medium = medium_of(name)
+            fields = {
+                "block_hashes": external_hashes(hashes),
+                "medium": medium.medium,
+                "group_idx": self._group_indexes[group],
+                "locality": medium.locality,
+                "ownership": f"kvdepot/{name}",
+            }
+            if stored:
+                # The depot knows no tokens; vLLM's own offloading tells such blocks in the same form.
+                fields |= {"parent_block_hash": None, "token_ids": [], "block_size": 0, "lora_id": None}
+                fields["lora_name"] = None
+            kind = BlockStored if stored else BlockRemoved
+            known = kind.__struct_fields__
+            events.append(kind(**{field: value for field, value in fields.items() if field in known}))
+        return events
+
+    def close(self) -> None:
+        """Stops following, for good."""
+        self._over = True
+        if self._follower is not None:
+            self._follower.close()
+            self._follower = None

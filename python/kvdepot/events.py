@@ -1,0 +1,110 @@
+"""Follows what a depot can serve: which blocks become readable in which place, and which stop being so."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+
+from typing_extensions import Self
+
+from kvdepot import _native
+from kvdepot.errors import UnavailableError
+
+ATTACH_MS = 1000
+PAUSE_S = 0.05
+
+
+@dataclass(frozen=True)
+class BlockEvent:
+    """Blocks of one namespace that became readable in one place, or stopped being so.
+
+    Attributes:
+        namespace: name of the namespace, 32 hex digits.
+        place: ``pool``, or the name of a tier.
+        stored: whether the blocks can be read there from now on; if not, they cannot any more.
+        hashes: the blocks' hashes, 16 bytes each.
+    """
+
+    namespace: str
+    place: str
+    stored: bool
+    hashes: tuple[bytes, ...]
+
+
+class BlockEvents:
+    """Follows all namespaces of the depot at a socket. Iterating yields events, the present content first.
+
+    Only blocks that were told as stored are told as removed, so a consumer that applies all events knows what the depot
+    has. If the depot ends, all blocks are told as removed, and those of the next one at the socket as stored.
+
+    Thread safety: one thread at a time may iterate; any thread may call ``close``, which ends the iteration.
+    """
+
+    def __init__(self, socket: str) -> None:
+        """Begins to follow.
+
+        Args:
+            socket: path of the depot's Unix socket.
+
+        Raises:
+            UnavailableError: no depot answers there within a second.
+            ProtocolError: another service, or another version of kvdepot, answers.
+        """
+        self._depot = _native.Depot.connect(socket, None, wait_ms=ATTACH_MS, call_timeout_ms=ATTACH_MS)
+        if not self._depot.attached:
+            self._depot.close()
+            error = UnavailableError(f"no depot answers on {socket}: `kvdepot depots` lists those that run")
+            error.kind = "unavailable"
+            raise error
+        self._follower = self._depot.follow()
+        self._closed = False
+
+    @property
+    def in_step(self) -> bool:
+        """Whether everything that the depot had at the last look, normally within 50 ms, was told."""
+        return self._follower.in_step
+
+    def take(self, most: int = 1024) -> list[BlockEvent]:
+        """Returns events about at most ``most`` blocks; empty if there is nothing new. Never waits."""
+        changes = self._follower.take(most)
+        if not changes:
+            return []
+        names, places = self._follower.namespaces, self._follower.places
+        return [
+            BlockEvent(names[group], places[place], stored, tuple(hashes)) for group, place, stored, hashes in changes
+        ]
+
+    def __iter__(self) -> Iterator[BlockEvent]:
+        """Yields events until ``close``."""
+        while not self._closed:
+            if events := self.take():
+                yield from events
+            else:
+                time.sleep(PAUSE_S)
+
+    def content(self) -> Iterator[BlockEvent]:
+        """Yields the events until they have told everything that the depot has."""
+        while not self._closed:
+            in_step = self._follower.in_step
+            if events := self.take():
+                yield from events
+            elif in_step:
+                return
+            else:
+                time.sleep(PAUSE_S)
+
+    def close(self) -> None:
+        """Stops following. Idempotent."""
+        self._closed = True
+        self._follower.close()
+        self._depot.close()
+
+    def __enter__(self) -> Self:
+        """Returns itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Closes it."""
+        self.close()
