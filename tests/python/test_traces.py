@@ -90,6 +90,18 @@ def test_a_seed_makes_one_trace_in_the_order_of_time(family):
     assert all(before.setdefault(b, a) == a for row in one for a, b in pairwise(row[3]))
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_lhd_loses_to_no_other_policy_on_any_family(tmp_path, family):
+    file = str(tmp_path / "trace.jsonl")
+    with open(file, "w") as out:
+        out.writelines(line_of(row) + "\n" for row in generate(family, requests=3000, seed=8, per_second=3.0))
+    points = json.loads(run("replay", file, "--capacity", "500,2000", "--json"))["points"]
+    hits = {(point["blocks"], point["policy"]): point["hit"] for point in points}
+    for blocks in (500, 2000):
+        best = max(hits[blocks, "lru"], hits[blocks, "s3fifo"])
+        assert best - 0.005 < hits[blocks, "lhd"] <= hits[blocks, "belady"]
+
+
 def test_a_replay_prints_a_table_bars_and_json(tmp_path):
     file = written(tmp_path / "trace.jsonl", "chat")
     text = run("replay", file, "--capacity", "100,1000", "--plot")
@@ -100,7 +112,7 @@ def test_a_replay_prints_a_table_bars_and_json(tmp_path):
     assert (point["blocks"], point["bytes"], point["policy"]) == (100, 100 * (4 << 20), "lru")
     assert 0 < point["hit"] < found["ceiling"] < 1
     by_default = json.loads(run("replay", file, "--json"))
-    assert len(by_default["points"]) == 6 * 3
+    assert len(by_default["points"]) == 6 * (len(POLICIES) + 1)
     assert by_default["points"][-1]["hit"] == pytest.approx(by_default["ceiling"])
 
 

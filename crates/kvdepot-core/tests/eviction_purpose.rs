@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 
-use kvdepot_core::eviction::{Search, by_name};
+use kvdepot_core::eviction::{POLICY_NAMES, Search, by_name};
 use kvdepot_core::limits::EVICTION_PASSED_OVER_MAX;
+use kvdepot_core::replay::SimulatedCache;
 use kvdepot_core::{EvictionPolicy, SlotId};
 
 fn key(number: u32) -> u64 {
@@ -47,17 +48,21 @@ fn hot_after_scan(name: &str) -> usize {
 }
 
 #[test]
-fn a_scan_pushes_the_hot_set_out_of_lru_but_not_of_s3fifo() {
+fn a_scan_pushes_the_hot_set_out_of_lru_but_not_of_the_others() {
     assert_eq!(hot_after_scan("lru"), 0);
     assert_eq!(hot_after_scan("s3fifo"), 500);
+    assert_eq!(hot_after_scan("lhd"), 500);
 }
 
 #[test]
 fn a_long_row_of_leased_slots_is_paid_for_once() {
-    for name in ["lru", "s3fifo"] {
+    for name in POLICY_NAMES {
         let mut policy = by_name(name).unwrap();
         let leased = 4 * EVICTION_PASSED_OVER_MAX as u32;
-        (0..leased + 100).for_each(|slot| policy.insert(slot, key(slot)));
+        for slot in 0..leased + 100 {
+            policy.begin_row();
+            policy.insert(slot, key(slot));
+        }
         let mut asked = 0;
         for round in 0..100 {
             asked = 0;
@@ -120,7 +125,7 @@ fn search_in_pieces(
 
 #[test]
 fn a_search_looks_at_few_slots_at_a_time_and_still_finds_the_only_one() {
-    for name in ["lru", "s3fifo"] {
+    for name in POLICY_NAMES {
         for looks in [1, 7, 1000] {
             let mut policy = by_name(name).unwrap();
             let slots = 20_000;
@@ -157,7 +162,7 @@ fn a_search_among_blocks_that_are_all_hot_looks_at_few_slots_at_a_time() {
 #[test]
 fn an_unknown_policy_is_told_the_known_ones() {
     let error = by_name("fifo").unwrap_err().to_string();
-    assert!(error.contains("lru, s3fifo"), "{error}");
+    assert!(error.contains("lru, s3fifo, lhd"), "{error}");
 }
 
 #[test]
@@ -183,4 +188,87 @@ fn a_doomed_block_leaves_no_ghost() {
     (0..9).for_each(|slot| policy.remove(slot));
     policy.insert(0, key(100));
     assert_eq!(victim(&mut *policy, &mut |_| true), Some(9));
+}
+
+/// Evicts what the policy chooses, and returns it.
+fn evicted(policy: &mut dyn EvictionPolicy) -> SlotId {
+    policy.begin_row();
+    let slot = victim(policy, &mut |_| true).expect("all may go");
+    policy.remove(slot);
+    slot
+}
+
+#[test]
+fn lhd_evicts_the_end_of_a_prompt_before_its_beginning() {
+    let mut policy = by_name("lhd").unwrap();
+    for first in [0, 10] {
+        policy.begin_row();
+        (first..first + 10).for_each(|slot| policy.insert(slot, key(slot)));
+    }
+    let order: Vec<SlotId> = (0..20).map(|_| evicted(&mut *policy)).collect();
+    let wanted: Vec<SlotId> = (0..10).rev().chain((10..20).rev()).collect();
+    assert_eq!(order, wanted, "the older prompt goes first");
+}
+
+#[test]
+fn lhd_evicts_by_last_use_before_it_has_learned_anything() {
+    let mut policy = by_name("lhd").unwrap();
+    for slot in 0..20 {
+        policy.begin_row();
+        policy.insert(slot, key(slot));
+    }
+    for slot in [3, 7, 3] {
+        policy.begin_row();
+        policy.touch(slot);
+    }
+    let order: Vec<SlotId> = (0..20).map(|_| evicted(&mut *policy)).collect();
+    let wanted: Vec<SlotId> = (0..20).filter(|slot| ![3, 7].contains(slot)).chain([7, 3]).collect();
+    assert_eq!(order, wanted);
+}
+
+/// Returns the share of hits among uses of 60 blocks at random, each followed by four blocks that are used once.
+fn hits_of_hot(name: &str) -> f64 {
+    const USES: u64 = 5_000;
+    let mut cache = SimulatedCache::new(name, 150).expect("a known policy");
+    let mut hits = 0;
+    for round in 0..USES {
+        let hot = u64::from((round as u32).wrapping_mul(0x9E37_79B9) >> 16) % 60;
+        for block in [hot, 4 * round + 100, 4 * round + 101, 4 * round + 102, 4 * round + 103] {
+            cache.begin_request();
+            match cache.touch(block) {
+                true => hits += 1,
+                false => drop(cache.insert(block)),
+            }
+        }
+    }
+    f64::from(hits) / USES as f64
+}
+
+#[test]
+fn lhd_learns_which_blocks_are_used_again() {
+    let (lru, lhd) = (hits_of_hot("lru"), hits_of_hot("lhd"));
+    assert!(lru < 0.4 && lhd > 0.9, "{lru} and {lhd}");
+}
+
+#[test]
+fn a_doomed_block_is_not_remembered_by_lhd() {
+    // After an eviction, the block that returns is of a higher class than one that is new; after a removal it is not.
+    for (evicts, wanted) in [(true, 1), (false, 0)] {
+        let mut policy = by_name("lhd").unwrap();
+        for slot in 0..2 {
+            policy.begin_row();
+            policy.insert(slot, key(slot));
+        }
+        if evicts {
+            assert_eq!(evicted(&mut *policy), 0);
+        } else {
+            policy.remove(0);
+        }
+        // One row: both are equally old. Of such the less used goes first, and of equals the last.
+        policy.remove(1);
+        policy.begin_row();
+        policy.insert(1, key(7));
+        policy.insert(0, key(0));
+        assert_eq!(evicted(&mut *policy), wanted);
+    }
 }

@@ -244,7 +244,7 @@ fn a_pool_that_keeps_nothing_writes_through() {
 
 #[test]
 fn what_goes_next_is_written_before_room_is_needed() {
-    for policy in ["lru", "s3fifo"] {
+    for policy in ["lru", "s3fifo", "lhd"] {
         let mut lab = Lab::new(16, policy, true, &[COLD]);
         (1..=14).for_each(|hash| assert!(lab.dump(hash)));
         assert!(lab.writes.is_empty(), "{policy}: an eighth of the pool is free");

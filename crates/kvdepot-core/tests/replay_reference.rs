@@ -177,7 +177,7 @@ fn belady_is_never_worse_than_what_knows_no_future() {
     let trace = trace_of(&requests);
     for capacity in [4, 10, 30, 60] {
         let best = belady(&trace, capacity);
-        for policy in ["lru", "s3fifo"] {
+        for policy in ["lru", "s3fifo", "lhd"] {
             assert!(
                 replay(&trace, &[level(policy, capacity)]).unwrap().hits() <= best,
                 "{policy} at {capacity}"

@@ -26,7 +26,7 @@ pub struct DepotConfig {
     /// Size of one step of growth.
     #[serde(default = "default_pool_grow_bytes")]
     pub pool_grow_bytes: u64,
-    /// Eviction policy of the pool: `s3fifo` or `lru`.
+    /// Eviction policy of the pool: `s3fifo`, `lru` or `lhd`.
     #[serde(default = "default_eviction")]
     pub eviction: String,
     /// Number of tasks that may be queued in a client before new ones are refused.

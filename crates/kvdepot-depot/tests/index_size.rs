@@ -60,8 +60,11 @@ fn dump(session: &Session, namespace: NamespaceHandle, blocks: std::ops::Range<u
 
 #[test]
 fn a_million_blocks_take_at_most_128_bytes_of_memory_each_also_when_as_many_were_evicted() {
-    // The policy that needs more memory.
-    let eviction = "s3fifo";
+    // The policies that remember evicted blocks.
+    ["s3fifo", "lhd"].into_iter().for_each(take_at_most_128_bytes);
+}
+
+fn take_at_most_128_bytes(eviction: &str) {
     let config = serde_json::json!({
         "pipeline": "Cache", "pool_bytes": BLOCKS * BLOCK, "populate": false, "eviction": eviction,
     });

@@ -171,7 +171,11 @@ impl Plan {
             pool_pages,
             pool_pages_max,
             regions: crate::regions::drawn(seed, pool_pages_max),
-            policy: if rng.chance(50) { "lru" } else { "s3fifo" },
+            policy: match (rng.chance(50), Rng::new(seed ^ 0x1EA5_7D17).chance(33)) {
+                (_, true) => "lhd",
+                (true, false) => "lru",
+                (false, false) => "s3fifo",
+            },
             keeps: !rng.chance(12),
             clients: rng.between(1, 5),
             prompts: rng.between(1, 3),

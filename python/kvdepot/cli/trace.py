@@ -25,7 +25,7 @@ def command() -> None:
 @command.command()
 @FILES
 @click.option("--capacity", "capacities", multiple=True, help="Size of the pool: blocks, or 64GB; also a,b,c.")
-@click.option("--policy", "policies", multiple=True, help="Eviction policy: lru, s3fifo, belady; default: all.")
+@click.option("--policy", "policies", multiple=True, help="Eviction policy: lru, s3fifo, lhd, belady; default: all.")
 @click.option("--tier", "tiers", multiple=True, help="A tier below: SIZE[:through|second_use|cold[:POLICY]].")
 @click.option("--more", help="Show the effect of this much more of each level: blocks, or 16GB.")
 @BLOCK_MIB

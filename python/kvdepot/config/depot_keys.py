@@ -141,7 +141,12 @@ class DepotKeys(BaseModel):
         ge=0,
         le=64,
     )
-    eviction: Literal["s3fifo", "lru"] = key("s3fifo", "Eviction policy: which clean blocks a full pool evicts first.")
+    eviction: Literal["s3fifo", "lru", "lhd"] = key(
+        "s3fifo",
+        "Eviction policy: which clean blocks a full pool evicts first. `lru`: the least recently used. `s3fifo`: new "
+        "ones that are not used again soon. `lhd`: the least likely to be used soon, as learned from other blocks by "
+        "uses and age.",
+    )
     waiting_queue_depth: int = key(
         8192,
         "Maximum number of tasks that wait in each of an engine's two queues (loads, dumps). A task beyond it is "

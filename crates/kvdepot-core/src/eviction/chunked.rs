@@ -32,6 +32,12 @@ impl<T: Copy> Chunked<T> {
     pub(super) fn get(&self, at: SlotId) -> Option<T> {
         Some(self.chunks.get(at as usize / CHUNK)?[at as usize % CHUNK])
     }
+
+    /// Returns `len` elements from `at` on, which the vector has. `at` is a multiple of `len`, and `len` a power of two
+    /// up to a chunk's.
+    pub(super) fn piece_mut(&mut self, at: SlotId, len: usize) -> &mut [T] {
+        &mut self.chunks[at as usize / CHUNK][at as usize % CHUNK..][..len]
+    }
 }
 
 impl<T> Index<SlotId> for Chunked<T> {

@@ -71,6 +71,24 @@ impl<const N: usize> SlotLists<N> {
         self.ends[list].len += 1;
     }
 
+    /// Adds a slot that is in no list beside `newer`, which is in one, on its older side.
+    pub(super) fn push_before(&mut self, newer: SlotId, slot: SlotId) {
+        let list = self.list[newer];
+        self.nodes.reach(slot);
+        self.list.reach(slot);
+        debug_assert_eq!(self.list[slot], NO_LIST, "slot {slot} is in a list already");
+        let older = self.nodes[newer].older;
+        self.nodes[slot] = Node { newer, older };
+        self.nodes[newer].older = slot;
+        self.list[slot] = list;
+        let ends = &mut self.ends[usize::from(list)];
+        match older {
+            NIL => ends.oldest = slot,
+            _ => self.nodes[older].newer = slot,
+        }
+        ends.len += 1;
+    }
+
     /// Removes a slot from its list, and returns the list's number.
     pub(super) fn unlink(&mut self, slot: SlotId) -> Option<usize> {
         let list = self.list_of(slot)?;

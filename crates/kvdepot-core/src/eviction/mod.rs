@@ -5,13 +5,18 @@ use std::fmt::Debug;
 
 use crate::error::{Error, ErrorKind, Result};
 
+mod age;
 mod chunked;
+mod density;
 mod ghosts;
+mod lhd;
 mod list;
 mod lru;
+mod returns;
 mod s3fifo;
 mod walk;
 
+pub use lhd::Lhd;
 pub use lru::Lru;
 pub use s3fifo::S3Fifo;
 
@@ -19,7 +24,7 @@ pub use s3fifo::S3Fifo;
 pub type SlotId = u32;
 
 /// Names that [`by_name`] knows.
-pub const POLICY_NAMES: [&str; 2] = ["lru", "s3fifo"];
+pub const POLICY_NAMES: [&str; 3] = ["lru", "s3fifo", "lhd"];
 
 /// Result of a search for a victim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +39,10 @@ pub enum Search {
 
 /// An eviction order over the slots that hold a block.
 pub trait EvictionPolicy: Send + Debug {
+    /// Begins a row of inserts and uses that belong to one request, from its first block to its last. A policy may use
+    /// that to evict a prompt's end before its beginning, without which the end cannot be a hit. Does nothing by default.
+    fn begin_row(&mut self) {}
+
     /// Adds a slot that the policy does not know yet, with its block. `fingerprint` is a hash of the block's key, by
     /// which the policy may recognise a block that returns. A collision only causes a worse choice.
     fn insert(&mut self, slot: SlotId, fingerprint: u64);
@@ -75,6 +84,7 @@ pub fn by_name(name: &str) -> Result<Box<dyn EvictionPolicy>> {
     match name {
         "lru" => Ok(Box::new(Lru::new())),
         "s3fifo" => Ok(Box::new(S3Fifo::new())),
+        "lhd" => Ok(Box::new(Lhd::new())),
         _ => Err(Error::new(ErrorKind::Config, "unknown eviction policy")
             .with("name", name)
             .with("known", POLICY_NAMES.join(", "))),

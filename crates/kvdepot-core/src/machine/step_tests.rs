@@ -172,7 +172,7 @@ fn a_request_of_many_blocks_is_taken_in_pieces() {
 
 #[test]
 fn the_search_for_a_victim_behind_leased_blocks_goes_on_in_steps_to_come() {
-    for policy in ["lru", "s3fifo"] {
+    for policy in ["lru", "s3fifo", "lhd"] {
         let mut lab = Lab::new(policy, BLOCKS, 0);
         lab.dump(0, BLOCKS);
         for first in (0..BLOCKS - 10).step_by(1000) {

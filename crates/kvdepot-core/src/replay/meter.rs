@@ -36,6 +36,7 @@ impl Meter {
     pub fn look_up(&mut self, blocks: &[u64]) {
         self.asked += blocks.len() as u64;
         for (cache, hits) in &mut self.caches {
+            cache.begin_request();
             *hits += blocks.iter().take_while(|&&block| cache.touch(block)).count() as u64;
         }
         for &block in blocks {
@@ -46,6 +47,7 @@ impl Meter {
     /// Records blocks that the engine has computed. Blocks that are already stored do not change.
     pub fn store(&mut self, blocks: &[u64]) {
         for (cache, _) in &mut self.caches {
+            cache.begin_request();
             for &block in blocks {
                 if !cache.contains(block) {
                     cache.insert(block);

@@ -85,6 +85,7 @@ impl Levels {
     }
 
     fn request(&mut self, blocks: &[u64]) {
+        self.caches.iter_mut().for_each(SimulatedCache::begin_request);
         let mut hits = 0;
         while let Some(level) = blocks.get(hits).and_then(|&block| self.find(block)) {
             self.reports[level].hits += 1;

@@ -39,6 +39,11 @@ impl SimulatedCache {
         })
     }
 
+    /// Begins a request, whose blocks are used and stored from the first to the last.
+    pub fn begin_request(&mut self) {
+        self.policy.begin_row();
+    }
+
     /// Returns whether the block is present.
     pub fn contains(&self, block: u64) -> bool {
         self.slots.contains_key(&block)

@@ -96,8 +96,10 @@ impl Pool {
         Ok(())
     }
 
-    /// Begins a step, which may examine `looks` slots in search of space.
-    pub(crate) const fn begin_step(&mut self, looks: usize) {
+    /// Begins a step, which may examine `looks` slots in search of space. The blocks that a step uses or stores are
+    /// those of one request, in its order.
+    pub(crate) fn begin_step(&mut self, looks: usize) {
+        self.policy.begin_row();
         (self.looks, self.near_looks) = (looks, NEAR_LOOKS_PER_STEP);
     }
 
