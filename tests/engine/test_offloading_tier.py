@@ -290,6 +290,8 @@ def test_a_step_does_not_wait_for_a_depot_that_does_not_answer(
     if trouble != "absent":
         served.start()
     side = make(attach_timeout_ms=100)
+    if trouble != "absent":
+        side.until(lambda: bool(side.tier._room.attached))
     side.store(side.request("a"), keys(1))
     side.settle()
     if trouble != "absent":

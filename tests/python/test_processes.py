@@ -21,7 +21,7 @@ from kvdepot import _native
 from node import NodeDepot
 from pathlib import Path
 
-EMBEDDED = {"pipeline": "Cache", "pool_gb": 0.0625, "log_level": "warn"}
+EMBEDDED = {"pipeline": "Cache", "pool_gb": 0.0625, "log_level": "error"}
 mode, directory = sys.argv[1], Path(sys.argv[2])
 
 def opened():
@@ -116,7 +116,7 @@ def test_a_forked_child_is_told_at_once_and_opens_a_store_of_its_own(mode, tmp_p
             assert bytes(found[0][0]) == bytes(row[0])
             sys.exit(0)
         print(ended(pid))
-        assert claim.poll()[:2] == (True, 1)
+        assert claim.wait(10_000)[:2] == (True, 1)
         store.load([b"a"], found).wait().raise_for_failures()
         assert bytes(found[0][0]) == bytes(row[0])
         claim.release()

@@ -67,7 +67,8 @@ def test_the_json_behind_the_page(door: tuple[str, int]) -> None:
     connection.request("GET", "/status", headers={"Sec-Fetch-Site": "same-origin"})
     assert json.loads(connection.getresponse().read())["pool_bytes"] == 16 << 20
     connection.close()
-    (warning,) = json.loads(read_page(socket, "/errors") or b"null")
-    assert (warning["level"], "/status was refused" in warning["message"]) == ("warn", True)
+    # A depot that a busy machine did not run for a second warns of that, too.
+    warnings = json.loads(read_page(socket, "/errors") or b"null")
+    assert [one["level"] for one in warnings if "/status was refused" in one["message"]] == ["warn"]
     assert json.loads(read_page(socket, "/config") or b"null")["pool_bytes"] == 16 << 20
     assert (read_page(socket, "/") or b"").decode() == PAGE

@@ -27,9 +27,12 @@ def pause(pid: int) -> None:
     SIGSTOP takes effect only when a thread of the process is scheduled. Until then the other threads still answer.
 
     Raises:
+        ValueError: ``pid`` is not that of one process; 0 would stop the caller's own process group.
         ProcessLookupError: there is no such process.
         TimeoutError: a thread still runs after 60 s.
     """
+    if pid <= 0:
+        raise ValueError(f"{pid} is not the number of a process")
     os.kill(pid, signal.SIGSTOP)
     end_s = time.monotonic() + STOP_S
     while running := [state for state in _states(pid) if state not in "Tt"]:

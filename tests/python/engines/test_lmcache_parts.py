@@ -28,6 +28,8 @@ from kvdepot.engines.lmcache.tasks import WAITING_MAX, Tasks
 from kvdepot.engines.resets import AGAIN_S, Resets
 from kvdepot.errors import ConfigError
 
+BEGIN_S = 60.0
+
 
 @dataclass(frozen=True)
 class Type:
@@ -291,8 +293,10 @@ def test_tasks_that_wait_at_the_end_fail() -> None:
     """Each may take as long as `timeout_ms`: a thousand of them would delay the end for hours."""
     counts = Counters()
     tasks: Tasks[str] = Tasks("load", 1, counts)
-    held = tasks.submit(lambda: closed(tasks), lambda: "miss")
+    begun = threading.Event()
+    held = tasks.submit(lambda: begun.set() or closed(tasks), lambda: "miss")
     waiting = [tasks.submit(lambda: "well", lambda: "miss") for _ in range(3)]
+    assert begun.wait(BEGIN_S)
     tasks.close()
     assert tasks.take_all() == {held: "well", **dict.fromkeys(waiting, "miss")}
     assert counts.snapshot() == {"load_not_begun": 3}
@@ -330,9 +334,11 @@ def test_work_that_waits_at_the_end_is_missed() -> None:
     ran: list[str] = []
 
     async def ask() -> Any:
-        held = asyncio.create_task(work.run(lambda: closed(work), "missed"))
+        begun = threading.Event()
+        held = asyncio.create_task(work.run(lambda: begun.set() or closed(work), "missed"))
         waits = [asyncio.create_task(work.run(lambda: ran.append("ran"), "missed")) for _ in range(3)]
         await asyncio.sleep(0)
+        assert begun.wait(BEGIN_S)
         work.close()
         return await asyncio.gather(held, *waits)
 

@@ -5,6 +5,8 @@ from engine_parts import BLOCK, FakeDepot, Step, request, scheduler
 from kvdepot.engines.vllm.turns import FIRST_POLLS, OTHER_POLLS, PENDING_CLAIMS_PER_STEP, POLLS_PER_STEP
 
 WAITING = 1000
+WAIT_MS = 10**9
+"""The steps of a test may take any time; a claim that waits for longer than this is settled."""
 
 
 def walk(side, requests):  # type: ignore[no-untyped-def]
@@ -16,7 +18,7 @@ def walk(side, requests):  # type: ignore[no-untyped-def]
 
 def test_a_step_makes_a_bounded_number_of_claims_and_polls() -> None:
     depot = FakeDepot(units=9, settled=False)
-    side, requests = scheduler(depot), [request(f"r{number}", 4 * BLOCK) for number in range(WAITING)]
+    side, requests = scheduler(depot, wait_ms=WAIT_MS), [request(f"r{number}", 4 * BLOCK) for number in range(WAITING)]
     polls = 0
     for _ in range(100):
         claims_before, polls_before = len(depot.claims), polls
@@ -31,7 +33,7 @@ def test_a_step_makes_a_bounded_number_of_claims_and_polls() -> None:
 
 def test_every_pending_claim_is_polled_in_turn() -> None:
     depot = FakeDepot(units=9, settled=False)
-    side, requests = scheduler(depot), [request(f"r{number}", 4 * BLOCK) for number in range(WAITING)]
+    side, requests = scheduler(depot, wait_ms=WAIT_MS), [request(f"r{number}", 4 * BLOCK) for number in range(WAITING)]
     for _ in range(WAITING // PENDING_CLAIMS_PER_STEP + 1):
         walk(side, requests)
     for claim in depot.claims:
@@ -45,7 +47,7 @@ def test_every_pending_claim_is_polled_in_turn() -> None:
 
 def test_requests_at_the_head_are_polled_in_every_step() -> None:
     depot = FakeDepot(units=9, settled=False)
-    side, requests = scheduler(depot), [request(f"r{number}", 4 * BLOCK) for number in range(WAITING)]
+    side, requests = scheduler(depot, wait_ms=WAIT_MS), [request(f"r{number}", 4 * BLOCK) for number in range(WAITING)]
     for _ in range(WAITING // PENDING_CLAIMS_PER_STEP + 1):
         walk(side, requests)
     for claim in depot.claims[:FIRST_POLLS]:
@@ -57,14 +59,17 @@ def test_requests_at_the_head_are_polled_in_every_step() -> None:
 def test_claims_that_settle_immediately_are_not_limited() -> None:
     """vLLM admits those requests; a limit would make its batches smaller."""
     depot = FakeDepot(units=9)
-    side, requests = scheduler(depot), [request(f"r{number}", 4 * BLOCK) for number in range(WAITING)]
+    side, requests = scheduler(depot, wait_ms=WAIT_MS), [request(f"r{number}", 4 * BLOCK) for number in range(WAITING)]
     assert set(walk(side, requests)) == {(3 * BLOCK, False)}
     assert len(depot.claims) == WAITING
 
 
 def test_few_pending_claims_are_polled_in_every_step() -> None:
     depot = FakeDepot(units=9, settled=False)
-    side, requests = scheduler(depot), [request(f"r{number}", 4 * BLOCK) for number in range(FIRST_POLLS + OTHER_POLLS)]
+    side, requests = (
+        scheduler(depot, wait_ms=WAIT_MS),
+        [request(f"r{number}", 4 * BLOCK) for number in range(FIRST_POLLS + OTHER_POLLS)],
+    )
     walk(side, requests)
     before = [claim.polls for claim in depot.claims]
     walk(side, requests)

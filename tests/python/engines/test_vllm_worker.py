@@ -48,6 +48,7 @@ def _processor(monkeypatch: pytest.MonkeyPatch) -> None:
 def device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Computes on a device whose kernels have only been launched."""
     FakeEvent.recorded, FakeStream.waits = 0, 0
+    FakeEvent.alive.clear()
     monkeypatch.setattr(compute, "_cuda", lambda: SimpleNamespace(Event=FakeEvent, current_stream=FakeStream))
 
 
