@@ -1,4 +1,4 @@
-"""``kvdepot events``: prints what a depot can serve."""
+"""``kvdepot events``: prints the blocks of a depot, and how they change."""
 
 import json
 
@@ -12,12 +12,13 @@ from kvdepot.events import BlockEvent, BlockEvents
 @click.option("--config", "file", type=click.Path(dir_okay=False), help="Configuration file; defaults without one.")
 @click.option("--socket", type=click.Path(), help="Unix socket; made from the configuration when left out.")
 @click.option("--block-bytes", type=click.IntRange(min=1), help="Bytes of a block, as for serve.")
-@click.option("--follow", is_flag=True, help="Go on with what changes, until Ctrl-C.")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object a line.")
+@click.option("--follow", is_flag=True, help="Then print each change, until Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def command(file: str | None, socket: str | None, block_bytes: int | None, follow: bool, as_json: bool) -> None:
-    """Prints the blocks of a running depot, pool and every tier, and with --follow what changes from then on.
+    """Prints the blocks of a running depot, in the pool and in each tier. With --follow, then prints each change.
 
-    A line names how many blocks of a namespace became readable in a place, or stopped being so; --json adds hashes.
+    Each line says how many blocks of a namespace became readable in a place, or stopped being readable there. --json adds
+    their hashes.
 
     \b
     kvdepot events --json
