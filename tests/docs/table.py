@@ -431,6 +431,7 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
     "kvdepot trace convert": ("trace convert",),
     "kvdepot trace generate": ("trace generate",),
     "kvdepot trace generate agents --requests 2000 --output agents.jsonl": ("trace generate",),
+    "kvdepot trace generate FAMILY --seed S": ("trace generate",),
     "kvdepot trace replay agents.jsonl --capacity 64GB,256GB --tier 1024GB:second_use --more 64GB --block-mib 10 "
     "--plot": ("trace replay",),
     "kvdepot bench store --only traces": ("bench store --only traces",),
@@ -457,6 +458,7 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
     "kvdepot namespaces": ("namespaces", "namespaces --json"),
     "kvdepot namespaces 3f2a": ("namespaces",),
     "kvdepot namespaces 3f2a 91c0": ("namespaces",),
+    "kvdepot events": ("events --config",),
     "kvdepot events --json": ("events --json", "events --config"),
     "kvdepot events --follow": ("events --follow",),
     "kvdepot why": ("why", "why --json", "why --config"),

@@ -135,7 +135,11 @@ def test_the_command_prints_what_is_there(node: NodeDepot) -> None:
 def test_the_command_follows_until_it_is_interrupted(node: NodeDepot) -> None:
     with node.open(LAYOUT, {"model": "m"}) as store:
         command = [sys.executable, "-m", "kvdepot", "events", "--follow", "--json", "--socket", node.config["socket"]]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        # A handler, unlike a signal that is ignored, is not inherited: background jobs of a shell ignore SIGINT.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        signal.signal(signal.SIGINT, before)
+        with process:
             try:
                 assert process.stdout is not None
                 found = set()
