@@ -15,7 +15,9 @@ from kvdepot.events import BlockEvent, BlockEvents
 @click.option("--follow", is_flag=True, help="Then print each change, until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def command(file: str | None, socket: str | None, block_bytes: int | None, follow: bool, as_json: bool) -> None:
-    """Prints the blocks of a running depot, in the pool and in each tier. With --follow, then prints each change.
+    """Prints the blocks of a running depot, in the pool and in each tier.
+
+    With --follow, it then prints each change.
 
     Each line says how many blocks of a namespace became readable in a place, or stopped being readable there. --json adds
     their hashes.
