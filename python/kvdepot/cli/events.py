@@ -19,8 +19,8 @@ def command(file: str | None, socket: str | None, block_bytes: int | None, follo
 
     With --follow, it then prints each change.
 
-    Each line says how many blocks of a namespace became readable in a place, or stopped being readable there. --json adds
-    their hashes.
+    Each line says how many blocks of a namespace became readable in a place, or stopped being readable there.
+    --json adds their hashes.
 
     \b
     kvdepot events --json
