@@ -120,6 +120,14 @@ fn snapshot(door: &mut SeqPacket, namespace: NamespaceHandle, place: u8) -> BTre
     found
 }
 
+/// Reads events on: up to where, whether there is a gap, whether there are more, and the bytes of what was read.
+fn read(door: &mut SeqPacket, namespace: NamespaceHandle, after: u64) -> (u64, bool, bool, usize) {
+    match ask(door, &Request::Events { namespaces: vec![namespace], after: Some(after) }) {
+        Response::Events { upto, is_gap, has_more, events, .. } => (upto, is_gap, has_more, events.len()),
+        other => panic!("{other:?}"),
+    }
+}
+
 /// Dumps new blocks until at least this many became readable, and returns the number behind the last.
 fn churn(engine: &Engine, first: u64, changes: usize) -> u64 {
     let end = first + (changes as u64).next_multiple_of(PAGES);
@@ -149,13 +157,7 @@ fn who_was_overrun_finds_everything_in_a_snapshot() {
     let engine = Engine::new(&attachment, &self::namespace(), PAGES as usize);
 
     let end = churn(&engine, 0, PAGES as usize);
-    let read = |reader: &mut SeqPacket, after| match ask(
-        reader,
-        &Request::Events { namespaces: vec![namespace], after: Some(after) },
-    ) {
-        Response::Events { upto, is_gap, has_more, events, .. } => (upto, is_gap, has_more, events.len()),
-        other => panic!("{other:?}"),
-    };
+    let read = |reader: &mut SeqPacket, after| read(reader, namespace, after);
     let (after, is_gap, has_more, bytes) = read(&mut reader, upto);
     assert_eq!((after - upto, is_gap, has_more, bytes), (PAGES, false, false, 19 * PAGES as usize));
 
@@ -187,12 +189,9 @@ fn nothing_is_kept_for_who_does_not_follow() {
     let (mut reader, namespace) = door(&served.socket);
     let engine = Engine::new(&attachment, &self::namespace(), PAGES as usize);
     churn(&engine, 0, PAGES as usize);
-    let read = |reader: &mut SeqPacket, after| match ask(
-        reader,
-        &Request::Events { namespaces: vec![namespace], after: Some(after) },
-    ) {
-        Response::Events { upto, is_gap, events, .. } => (upto, is_gap, events.len()),
-        other => panic!("{other:?}"),
+    let read = |reader: &mut SeqPacket, after| {
+        let (upto, is_gap, _, bytes) = read(reader, namespace, after);
+        (upto, is_gap, bytes)
     };
     assert_eq!(read(&mut reader, 0), (0, false, 0), "nobody has followed yet");
     let (mut follower, _) = door(&served.socket);

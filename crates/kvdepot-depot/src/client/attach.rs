@@ -336,7 +336,7 @@ impl Attachment {
     ) -> Result<T> {
         let lane = slot.as_mut().ok_or_else(|| Error::new(ErrorKind::Closed, "the lane is out of step"))?;
         let outcome = call(lane);
-        if if outcome.is_ok() { lane.is_handed_over() } else { lane.look_for_announcement() } {
+        if lane.is_handed_over_after(&outcome) {
             self.hands_over(generation);
         }
         outcome.inspect_err(|error| {

@@ -169,6 +169,12 @@ impl Lane {
         self.is_handed_over()
     }
 
+    /// Returns whether the depot has announced that it hands its pool over, after a call with this outcome: after an error
+    /// the announcement may not have been read yet.
+    pub(crate) fn is_handed_over_after<T>(&mut self, outcome: &Result<T>) -> bool {
+        if outcome.is_ok() { self.is_handed_over() } else { self.look_for_announcement() }
+    }
+
     /// Returns whether the depot has hung up, as far as can be told without a request.
     pub(crate) fn hung_up(&self) -> bool {
         match &self.way {

@@ -418,7 +418,7 @@ impl Thread {
         let named = request.followed();
         let generation = Arc::clone(&link.generation);
         let outcome = link.lane.call(request, Instant::now() + CALL);
-        if link.lane.is_handed_over() || (outcome.is_err() && link.lane.look_for_announcement()) {
+        if link.lane.is_handed_over_after(&outcome) {
             attachment.hands_over(&generation);
         }
         generation.checked(&named, outcome?)
