@@ -107,7 +107,7 @@ class SavePlan:
             for index, blocks in held.saves.items():
                 if not fresh.isdisjoint(blocks.pages):
                     kept = [(h, p) for h, p in zip(blocks.hashes, blocks.pages, strict=True) if p not in fresh]
-                    held.saves[index] = Blocks([h for h, _ in kept], [p for _, p in kept], held.saves[index].traces)
+                    held.saves[index] = Blocks([h for h, _ in kept], [p for _, p in kept], blocks.traces)
                     self._stats.add("dropped_blocks", len(blocks.pages) - len(kept), "overwritten")
 
     def load_was_good(self, load_id: int) -> None:

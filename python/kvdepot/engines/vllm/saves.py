@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvdepot.engines.spans import Carrier
@@ -146,10 +146,16 @@ class Saves:
         except KVDepotError as error:  # a block that is not stored is a later miss (P2)
             self._stats.add_failures("dump", {error.kind: len(blocks.pages)})
             return
-        running = RunningDump(task, frozenset(blocks.pages), store.block_bytes, after, group=index)
-        if self._spans is not None:
-            begun_ns = self._spans.dump_begun(blocks)
-            running = replace(running, begun_ns=begun_ns, traces=blocks.traces)
+        begun_ns = self._spans.dump_begun(blocks) if self._spans is not None else 0
+        running = RunningDump(
+            task,
+            frozenset(blocks.pages),
+            store.block_bytes,
+            after,
+            group=index,
+            begun_ns=begun_ns,
+            traces=blocks.traces,
+        )
         if by_layer:
             self._by_layer[index] = LayerDump(running, set(range(store.shard_count)))
         self._running.append(running)
