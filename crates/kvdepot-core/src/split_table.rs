@@ -2,12 +2,18 @@
 //! for every few numbers added (linear hashing). So no insert moves more than a few hundred numbers, however many there
 //! are.
 
+use std::hint::black_box;
+
 use hashbrown::HashTable;
+use smallvec::SmallVec;
 
 /// Maximum average of numbers in a table. Tables that were not split yet in this round have up to twice as many.
 const PER_TABLE: usize = 128;
 /// Tables in one chunk: adding a table moves no other.
 const CHUNK: usize = 1024;
+
+/// Number of hashes that `prefetch` takes without an allocation.
+const PREFETCHED: usize = 64;
 
 /// A hash table of numbers. The caller defines what a number means and how it hashes.
 #[derive(Clone, Debug)]
@@ -51,6 +57,18 @@ impl SplitTable {
 
     pub(crate) fn find(&self, hash: u64, is: impl FnMut(&u32) -> bool) -> Option<u32> {
         self.table(hash).find(hash, is).copied()
+    }
+
+    /// Reads the tables of these hashes, so that following calls find them in the processor's caches. The reads are
+    /// independent of each other, so the processor waits for the memory of all of them together.
+    pub(crate) fn prefetch(&self, hashes: impl Iterator<Item = u64>) {
+        let tables: SmallVec<[(&HashTable<u32>, u64); PREFETCHED]> =
+            hashes.map(|hash| (self.table(hash), hash)).collect();
+        // First the headers, which say where the entries are.
+        black_box(tables.iter().fold(0, |sum, (table, _)| sum ^ table.capacity()));
+        black_box(
+            tables.iter().fold(false, |any, (table, hash)| any | table.find(*hash, |_| true).is_some()),
+        );
     }
 
     pub(crate) fn find_mut(&mut self, hash: u64, is: impl FnMut(&u32) -> bool) -> Option<&mut u32> {

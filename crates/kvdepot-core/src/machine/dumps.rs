@@ -27,6 +27,7 @@ impl Machine {
         let mut outcomes = Vec::with_capacity(hashes.len());
         // Blocks of a namespace are of one size: where one finds no room, the next does not either.
         let mut full = None;
+        self.pool.prefetch(hashes.iter().map(|&hash| namespace.pool_key(hash)));
         for &hash in hashes {
             let key = namespace.pool_key(hash);
             if how != Reserve::Value && self.pool.find(&key).is_some() {

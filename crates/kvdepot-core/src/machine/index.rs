@@ -34,6 +34,11 @@ impl Index {
         self.slots.find(self.hash(key), |&id| slots.at(id).key == *key)
     }
 
+    /// Brings the entries of these keys into the processor's caches.
+    pub(crate) fn prefetch(&self, keys: impl Iterator<Item = PoolKey>) {
+        self.slots.prefetch(keys.map(|key| self.hash(&key)));
+    }
+
     /// Makes its slot's key point to `id`. Returns the slot that it pointed to before.
     pub(crate) fn insert(&mut self, slots: &Slots, id: SlotId) -> Option<SlotId> {
         let key = slots.at(id).key;

@@ -61,7 +61,7 @@ pub(crate) struct Noting<'a> {
 impl Noting<'_> {
     /// Adds lost blocks.
     pub(crate) fn note(mut self, gone: &[Gone]) {
-        gone.iter().for_each(|gone| self.ghosts.note(self.now_s, gone));
+        self.ghosts.note_all(self.now_s, gone);
     }
 }
 

@@ -224,6 +224,11 @@ impl Pool {
         self.index.get(&self.slots, key)
     }
 
+    /// Brings the index entries of keys that are about to be searched or inserted into the processor's caches.
+    pub(crate) fn prefetch(&self, keys: impl Iterator<Item = PoolKey>) {
+        self.index.prefetch(keys);
+    }
+
     /// Returns the slot of a block that may be read now.
     pub(crate) fn readable(&self, key: &PoolKey) -> Option<SlotId> {
         self.find(key).filter(|&id| self.slots.at(id).block.is_readable())
