@@ -250,6 +250,14 @@ RUNS: tuple[Run | Serve, ...] = (
     ),
     Run("trace replay --json", f"kvdepot trace replay {TRACE} --json", json=True),
     Run(
+        "trace fleet",
+        f"kvdepot trace fleet {TRACE} --nodes 3 --capacity 1GB --policy lru --tier 500:cold --servers 2 --shared 2GB "
+        "--route longest_prefix --copies 2 --lose-node 1@50 --add-node 1@75 --lose-server 0@25 --add-server 0@50 "
+        "--upgrade 10-20 --take-over --windows 4 --seed 1 --block-mib 8 --plot",
+        says="busiest node",
+    ),
+    Run("trace fleet --json", f"kvdepot trace fleet {TRACE} --capacity 100 --json", json=True),
+    Run(
         "trace play",
         f"kvdepot trace play {TRACE} --config {{root}}/tests/data/trace_play.yaml --block-kib 4 --clients 2 "
         "--speed 1000 --requests 10",
@@ -427,6 +435,11 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
     "kvdepot bench store": ("bench store",),
     "kvdepot bench store --rounds 5": ("bench store",),
     "kvdepot trace replay": ("trace replay", "trace replay --json"),
+    "kvdepot trace fleet": ("trace fleet", "trace fleet --json"),
+    "kvdepot trace fleet chat.jsonl --nodes 8 --capacity 2000 --servers 2 --shared 20000 --plot": ("trace fleet",),
+    "kvdepot trace fleet chat.jsonl --nodes 8 --capacity 2000 --lose-node 3@50 --add-node 3@75 --plot": ("trace fleet",),
+    "kvdepot trace fleet chat.jsonl --nodes 8 --capacity 2000 --upgrade 25-75 --take-over": ("trace fleet",),
+    "kvdepot trace generate chat --requests 20000 --output chat.jsonl": ("trace generate",),
     "kvdepot trace play": ("trace play", "trace play --json"),
     "kvdepot trace convert": ("trace convert",),
     "kvdepot trace generate": ("trace generate",),

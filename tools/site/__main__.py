@@ -24,6 +24,7 @@ MENU: dict[str, tuple[str, ...]] = {
         "docs/offloading",
         "docs/layouts",
         "docs/traces",
+        "docs/fleet",
         "examples/README",
     ),
     "Operate": ("docs/deploy", "docs/operate", "docs/monitoring", "docs/events", "docs/benchmarks"),

@@ -15,6 +15,7 @@ pub mod misses;
 pub mod pipeline;
 pub mod quota;
 pub mod regions;
+pub mod rendezvous;
 pub mod replay;
 pub mod runs;
 mod split_table;

@@ -195,8 +195,8 @@ pub const OBJECT_SWEEP_PAUSE_MS: u64 = 1_000;
 pub const OBJECT_THREADS: usize = 4;
 /// Changes of what can be read where that a depot keeps for those who follow its events: 40 bytes each.
 pub const EVENTS_KEPT_MAX: usize = 1 << 16;
-/// Of these, the most that one request looks at; events of all of them fit into a frame.
-pub const EVENTS_LOOKS: usize = 4096;
+/// Maximum number of these that one request looks at. Its answer, with an id for each namespace, fits into a frame.
+pub const EVENTS_LOOKS: usize = 3072;
 /// Blocks in a piece of a snapshot.
 pub const SNAPSHOT_HASHES_MAX: usize = 4096;
 /// Blocks in all places that a client that follows events keeps in mind: about 32 bytes each.

@@ -170,8 +170,8 @@ impl Request<'_> {
         matches!(self, Self::ClaimHashes { .. } | Self::Goodbye | Self::Near { .. })
     }
 
-    /// Returns the namespaces whose events or content the request asks for, by their numbers. To follow them is no use of
-    /// them.
+    /// Returns the namespaces whose events or content the request asks for, by their numbers. Following a namespace does
+    /// not count as using it.
     pub(crate) fn followed(&self) -> Vec<NamespaceHandle> {
         match self {
             Self::Events { namespaces, .. } => namespaces.clone(),

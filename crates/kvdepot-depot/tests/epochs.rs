@@ -141,8 +141,8 @@ impl Tier for Flaky {
         self.inner.0.usage()
     }
 
-    fn keys(&self, namespace: NamespaceId) -> Vec<BlockKey> {
-        self.inner.0.keys(namespace)
+    fn keys_from(&self, namespace: NamespaceId, from: u64) -> (Vec<BlockKey>, Option<u64>) {
+        self.inner.0.keys_from(namespace, from)
     }
 
     fn drain(&self, deadline: Instant) -> bool {

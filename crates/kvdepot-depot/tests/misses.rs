@@ -150,8 +150,8 @@ impl Tier for Moody {
         self.inner().usage()
     }
 
-    fn keys(&self, namespace: NamespaceId) -> Vec<BlockKey> {
-        self.inner().keys(namespace)
+    fn keys_from(&self, namespace: NamespaceId, from: u64) -> (Vec<BlockKey>, Option<u64>) {
+        self.inner().keys_from(namespace, from)
     }
 }
 

@@ -66,8 +66,8 @@ impl Tier for Slow {
         TierUsage::default()
     }
 
-    fn keys(&self, _: NamespaceId) -> Vec<BlockKey> {
-        Vec::new()
+    fn keys_from(&self, _: NamespaceId, _: u64) -> (Vec<BlockKey>, Option<u64>) {
+        (Vec::new(), None)
     }
 
     fn drain(&self, _: Instant) -> bool {

@@ -7,6 +7,7 @@ mod convert;
 mod depot;
 mod device;
 mod errors;
+mod fleet;
 mod follower;
 mod meter;
 mod namespace;

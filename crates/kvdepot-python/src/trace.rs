@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use serde::Deserialize;
 
 use crate::errors::OrRaise;
+use crate::fleet;
 
 #[pyclass(frozen, module = "kvdepot._native")]
 pub(crate) struct Trace {
@@ -16,7 +17,7 @@ pub(crate) struct Trace {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct LevelJson {
+pub(crate) struct LevelJson {
     policy: String,
     capacity: u64,
     #[serde(default)]
@@ -26,7 +27,7 @@ struct LevelJson {
 }
 
 impl LevelJson {
-    fn level(self) -> Result<Level> {
+    pub(crate) fn level(self) -> Result<Level> {
         let write = match self.write.as_deref() {
             None | Some("through") => WriteWhen::Through,
             Some("second_use") => WriteWhen::OnSecondUse,
@@ -98,6 +99,10 @@ impl Trace {
 
     fn replay(&self, py: Python<'_>, levels_json: &str) -> PyResult<String> {
         py.detach(|| run(&self.inner.lock(), levels_json)).or_raise()
+    }
+
+    fn fleet(&self, py: Python<'_>, fleet_json: &str) -> PyResult<String> {
+        py.detach(|| fleet::run(&self.inner.lock(), fleet_json)).or_raise()
     }
 
     fn belady(&self, py: Python<'_>, capacity: u64) -> u64 {

@@ -88,8 +88,8 @@ impl Tier for EmptyTier {
         TierUsage::default()
     }
 
-    fn keys(&self, _namespace: NamespaceId) -> Vec<BlockKey> {
-        Vec::new()
+    fn keys_from(&self, _namespace: NamespaceId, _from: u64) -> (Vec<BlockKey>, Option<u64>) {
+        (Vec::new(), None)
     }
 
     fn drain(&self, _deadline: Instant) -> bool {

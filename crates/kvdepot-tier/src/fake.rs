@@ -236,9 +236,10 @@ impl Tier for FakeTier {
         TierUsage { blocks: memory.blocks.len() as u64, bytes: memory.bytes, bytes_max: self.capacity_bytes }
     }
 
-    fn keys(&self, namespace: NamespaceId) -> Vec<BlockKey> {
+    fn keys_from(&self, namespace: NamespaceId, _from: u64) -> (Vec<BlockKey>, Option<u64>) {
         let memory = self.memory.lock();
-        memory.blocks.iter().map(|(key, _)| *key).filter(|key| key.namespace == namespace).collect()
+        let keys = memory.blocks.iter().map(|(key, _)| *key);
+        (keys.filter(|key| key.namespace == namespace).collect(), None)
     }
 
     fn drain(&self, _deadline: Instant) -> bool {

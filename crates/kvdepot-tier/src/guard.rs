@@ -389,13 +389,14 @@ impl<T: Tier> Tier for Guarded<T> {
         self.inner.figures()
     }
 
+    /// Lists what a tier that is off holds, too.
     fn keys(&self, namespace: NamespaceId) -> Vec<BlockKey> {
         self.inner.keys(namespace)
     }
 
     /// A tier that is switched off has nothing that could be read.
-    fn keys_from(&self, namespace: NamespaceId, from: u64) -> Option<(Vec<BlockKey>, Option<u64>)> {
-        if self.is_off() { Some((Vec::new(), None)) } else { self.inner.keys_from(namespace, from) }
+    fn keys_from(&self, namespace: NamespaceId, from: u64) -> (Vec<BlockKey>, Option<u64>) {
+        if self.is_off() { (Vec::new(), None) } else { self.inner.keys_from(namespace, from) }
     }
 
     fn drain(&self, deadline: Instant) -> bool {

@@ -249,14 +249,21 @@ pub trait Tier: Send + Sync + Debug {
         Vec::new()
     }
 
-    /// Returns the keys of a namespace (of its current epoch) that the tier knows; for `ls`, `verify` and tests.
-    fn keys(&self, namespace: NamespaceId) -> Vec<BlockKey>;
+    /// Returns a piece of the keys of a namespace (of its current epoch) that the tier knows: at most
+    /// `SNAPSHOT_HASHES_MAX` from the position `from` on (0 at first), and the position of the next piece. A block that is
+    /// present from the first call to the last is in one of the pieces. A block that was removed before a call is not in
+    /// its piece.
+    fn keys_from(&self, namespace: NamespaceId, from: u64) -> (Vec<BlockKey>, Option<u64>);
 
-    /// The same in pieces of a few thousand at most: those from `from` on (0 at first), and where to go on. A block that is
-    /// there from the first call to the last is in one of the pieces. `None`: the tier lists them only all at once.
-    fn keys_from(&self, namespace: NamespaceId, from: u64) -> Option<(Vec<BlockKey>, Option<u64>)> {
-        let _ = (namespace, from);
-        None
+    /// Returns all of these keys; for `ls`, `verify` and tests.
+    fn keys(&self, namespace: NamespaceId) -> Vec<BlockKey> {
+        let (mut keys, mut cursor) = (Vec::new(), Some(0));
+        while let Some(from) = cursor {
+            let (piece, next) = self.keys_from(namespace, from);
+            keys.extend(piece);
+            cursor = next;
+        }
+        keys
     }
 
     /// Waits until everything accepted so far has completed. Returns `false` if the deadline passes.

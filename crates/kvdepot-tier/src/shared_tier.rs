@@ -80,7 +80,7 @@ impl<T: Tier + ?Sized> Tier for Arc<T> {
         (**self).keys(namespace)
     }
 
-    fn keys_from(&self, namespace: NamespaceId, from: u64) -> Option<(Vec<BlockKey>, Option<u64>)> {
+    fn keys_from(&self, namespace: NamespaceId, from: u64) -> (Vec<BlockKey>, Option<u64>) {
         (**self).keys_from(namespace, from)
     }
 

@@ -3,14 +3,9 @@
 import click
 
 from kvdepot.cli.output import print_json, print_table
+from kvdepot.cli.trace_fleet import fleet
+from kvdepot.cli.trace_options import BAR_CHARACTERS, BLOCK_MIB, FILES, JSON
 from kvdepot.errors import config_error
-
-FILES = click.argument("files", nargs=-1, required=True, type=click.Path(dir_okay=False))
-JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-BLOCK_MIB = click.option(
-    "--block-mib", type=click.FloatRange(min=0, min_open=True), help="Size of a block, for sizes in GB."
-)
-BAR_CHARACTERS = 50
 
 
 @click.group()
@@ -20,6 +15,9 @@ def command() -> None:
     A trace has one request per line: {"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [...]}, as
     Mooncake published them and as `enable_record_traces` records them.
     """
+
+
+command.add_command(fleet)
 
 
 @command.command()

@@ -5,6 +5,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from kvdepot.engines.vllm.adapters import block_keys, with_adapter
 from kvdepot.engines.vllm.connector import KVDepotConnector
 from kvdepot.engines.vllm.events import BLOCKS_PER_STEP, DepotEvents, external_hashes, medium_of, wants_events
 from kvdepot.engines.vllm.namespaces import NamespaceGroup
+from kvdepot.engines.vllm.requests import RequestState
 
 vllm_hashes = importlib.import_module("vllm.v1.core.kv_cache_utils")
 
@@ -147,6 +149,20 @@ def test_keys_end_with_the_bytes_that_name_a_block_in_events() -> None:
         assert [_native.block_hash(key) for key in keys] == keys, "the core takes 16 bytes as they are"
 
 
+@pytest.mark.parametrize("adapter", [b"", b"adapter"])
+def test_hashes_that_a_scheduler_computes_again_get_keys_of_their_own(adapter: bytes) -> None:
+    """As many other tokens must not be stored or loaded under the keys of the first ones (P1)."""
+    state = RequestState(SimpleNamespace(block_hashes=DIGESTS[:2]), adapter=adapter)
+    keys_of = partial(with_adapter, adapter=adapter) if adapter else block_keys
+    assert state.hashes == keys_of(DIGESTS[:2])
+    state.request.block_hashes = DIGESTS[:3]
+    assert state.hashes == keys_of(DIGESTS[:3])
+    others = [bytes(reversed(digest)) for digest in DIGESTS]
+    for count in (3, 4, 2, 1, 0):
+        state.request.block_hashes = others[:count]
+        assert state.hashes == keys_of(others[:count]), count
+
+
 def test_whole_hashes_are_told_where_vllm_tells_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_hashes, "maybe_convert_block_hash", lambda block_hash: block_hash)
     assert external_hashes(block_keys(DIGESTS)) == block_keys(DIGESTS)
@@ -193,8 +209,8 @@ def test_a_failure_ends_the_events_and_nothing_else(
     assert [record.getMessage() for record in caplog.records] == [
         "kvdepot: no more KV events, because they failed: a planted failure"
     ]
+    assert events._follower is None, "without a reference the follower stops, and the depot records no more for it"
     events.close()
-    assert depot.follower.closed
 
 
 def test_the_connector_tells_events_only_if_the_user_wants_them() -> None:

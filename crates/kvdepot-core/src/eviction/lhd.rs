@@ -23,7 +23,7 @@ const LEARN_EVENTS_MIN: usize = 64;
 /// Maximum of the use counter.
 const USES_MAX: u8 = CLASS_USES[CLASSES - 1];
 
-/// Evicts the block of which the fewest hits are to be expected for the time that it takes a slot.
+/// Evicts the block with the fewest expected hits per unit of time in its slot.
 #[derive(Debug)]
 pub struct Lhd {
     /// A list of each class. Each is ordered by last use, but a row's later blocks come before its earlier ones.

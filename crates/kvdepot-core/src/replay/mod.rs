@@ -6,15 +6,19 @@
 
 mod belady;
 mod ceiling;
+mod fleet;
+mod levels;
 mod meter;
 mod parse;
 mod record;
 mod run;
+mod servers;
 mod simulated;
 mod trace;
 
 pub use belady::belady;
 pub use ceiling::Ceiling;
+pub use fleet::{Change, Fleet, Route, Window, simulate};
 pub use meter::{Meter, SizeReport};
 pub use record::Record;
 pub use run::{Level, LevelReport, Report, replay};

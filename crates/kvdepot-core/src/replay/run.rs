@@ -1,13 +1,12 @@
 //! A replay: a pool and the tiers below it, with the depot's placement.
 
-use super::simulated::SimulatedCache;
+use super::levels::{Levels, Store};
 use super::trace::Trace;
 use crate::error::{Error, ErrorKind, Result};
-use crate::machine::placement::{Placement, Placements};
-use crate::machine::tiers::{TierMask, bit};
+use crate::machine::placement::Placement;
 
 /// Larger than the number of tiers of any pipeline.
-const TIERS_MAX: usize = 8;
+pub(super) const TIERS_MAX: usize = 8;
 
 /// A level to simulate: the pool, or a tier below it.
 #[derive(Clone, Debug)]
@@ -47,84 +46,16 @@ impl Report {
     }
 }
 
-struct Levels {
-    caches: Vec<SimulatedCache>,
-    reports: Vec<LevelReport>,
-    placements: Placements,
-}
-
-impl Levels {
-    /// Returns the nearest level that has the block.
-    fn find(&self, block: u64) -> Option<usize> {
-        self.caches.iter().position(|cache| cache.contains(block))
-    }
-
-    fn insert(&mut self, level: usize, block: u64) -> Option<u64> {
-        let evicted = self.caches[level].insert(block);
-        self.reports[level].written += 1;
-        self.reports[level].evicted += u64::from(evicted.is_some());
-        evicted
-    }
-
-    /// Uses the block in the tiers that have it, and stores it in those of `mask` that do not.
-    fn tiers(&mut self, block: u64, mask: TierMask) {
-        for level in 1..self.caches.len() {
-            if !self.caches[level].touch(block) && mask & bit(level - 1) != 0 {
-                self.insert(level, block);
-            }
-        }
-    }
-
-    fn store_in_pool(&mut self, block: u64) {
-        let Some(evicted) = self.insert(0, block) else { return };
-        for level in 1..self.caches.len() {
-            if self.placements.cold & bit(level - 1) != 0 && !self.caches[level].contains(evicted) {
-                self.insert(level, evicted);
-            }
-        }
-    }
-
-    fn request(&mut self, blocks: &[u64]) {
-        self.caches.iter_mut().for_each(SimulatedCache::begin_request);
-        let mut hits = 0;
-        while let Some(level) = blocks.get(hits).and_then(|&block| self.find(block)) {
-            self.reports[level].hits += 1;
-            hits += 1;
-        }
-        for (index, &block) in blocks.iter().enumerate() {
-            if self.caches[0].contains(block) {
-                // Beyond the end of the hit it is not a use: a dump of a stored block changes nothing.
-                if index < hits && self.caches[0].touch(block) {
-                    self.tiers(block, self.placements.second_use);
-                }
-            } else if let Some(level) = self.find(block).filter(|_| index < hits) {
-                // A load from tier `level - 1`: the tiers above it that promote get the block.
-                self.tiers(block, self.placements.promote & (bit(level - 1) - 1));
-                self.store_in_pool(block);
-            } else {
-                self.tiers(block, self.placements.through);
-                self.store_in_pool(block);
-            }
-        }
-    }
-}
-
 /// Replays the requests in order over a pool and tiers, nearest first.
 pub fn replay(trace: &Trace, levels: &[Level]) -> Result<Report> {
     if levels.is_empty() || levels.len() > 1 + TIERS_MAX {
         return Err(Error::new(ErrorKind::Config, "a replay has a pool and up to 8 tiers")
             .with("levels", levels.len()));
     }
-    let caches: Result<Vec<_>> =
-        levels.iter().map(|level| SimulatedCache::new(&level.policy, level.capacity)).collect();
-    let tiers: Vec<Placement> = levels[1..].iter().map(|level| level.placement).collect();
-    let mut state = Levels {
-        caches: caches?,
-        reports: vec![LevelReport::default(); levels.len()],
-        placements: Placements::new(&tiers, true),
-    };
+    let stores: Result<Vec<Store>> = levels.iter().map(Store::own).collect();
+    let mut state = Levels::new(stores?, levels);
     for request in trace.requests() {
         state.request(trace.blocks(request));
     }
-    Ok(Report { references: trace.references(), levels: state.reports })
+    Ok(Report { references: trace.references(), levels: state.reports().to_vec() })
 }

@@ -3,9 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use kvdepot_core::limits::{EVENTS_LOOKS, SNAPSHOT_HASHES_MAX};
+use kvdepot_core::limits::EVENTS_LOOKS;
 use kvdepot_core::machine::{Reply, Request as Ask};
-use kvdepot_core::{BlockHash, BlockKey, Error, ErrorKind, NamespaceId, Result};
+use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, Result};
 
 use super::packed::pack;
 use crate::message::{KnownNamespace, NamespaceHandle, Response, hash_bytes};
@@ -15,18 +15,10 @@ use crate::session::Session;
 /// Namespaces in one answer.
 const NAMESPACES_PER_ANSWER: usize = 1024;
 
-/// What a session has open of events. They stop being recorded for it when it ends.
+/// What a session follows. Recording for it stops when the session ends.
 #[derive(Default)]
 pub(crate) struct Following {
     runner: Option<Arc<Runner>>,
-    /// The blocks of a tier that lists them only all at once, until the last of them was asked for.
-    listed: Option<Listed>,
-}
-
-struct Listed {
-    namespace: NamespaceId,
-    place: u8,
-    hashes: Vec<BlockHash>,
 }
 
 impl Following {
@@ -110,10 +102,7 @@ impl Session {
                         Error::new(ErrorKind::Protocol, "the depot has no such place").with("place", place)
                     );
                 };
-                match tier.keys_from(id, from) {
-                    Some(piece) => piece,
-                    None => return Ok(self.snapshot_of_list(&**tier, id, place, from)),
-                }
+                tier.keys_from(id, from)
             }
         };
         let hashes = keys.iter().filter(|key| key.namespace == id).map(|key| &key.hash);
@@ -130,30 +119,5 @@ impl Session {
             Reply::Keys(keys, next) => Ok((keys, next.map(|next| next as u64))),
             _ => Err(Error::new(ErrorKind::Protocol, "the machine gave another reply")),
         }
-    }
-
-    /// Cuts the list of a tier that cannot list its blocks in pieces.
-    fn snapshot_of_list(
-        &self,
-        tier: &dyn kvdepot_tier::Tier,
-        namespace: NamespaceId,
-        place: u8,
-        from: u64,
-    ) -> Response {
-        let mut following = self.following();
-        let is_it = |listed: &Listed| listed.namespace == namespace && listed.place == place;
-        if from == 0 || !following.listed.as_ref().is_some_and(is_it) {
-            let hashes = tier.keys(namespace).into_iter().map(|key| key.hash).collect();
-            following.listed = Some(Listed { namespace, place, hashes });
-        }
-        let listed = following.listed.as_ref().map_or(&[][..], |listed| &listed.hashes);
-        let from = usize::try_from(from).unwrap_or(usize::MAX).min(listed.len());
-        let end = (from + SNAPSHOT_HASHES_MAX).min(listed.len());
-        let hashes = hash_bytes(&listed[from..end]);
-        let next = (end < listed.len()).then_some(end as u64);
-        if next.is_none() {
-            following.listed = None;
-        }
-        Response::Snapshot { id: namespace.0, hashes, next }
     }
 }

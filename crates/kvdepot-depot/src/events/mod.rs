@@ -74,7 +74,7 @@ impl Events {
         }
     }
 
-    /// Looks what became of blocks in a tier, and records it. `said`: what the tier reported, which counts where only I/O
+    /// Looks up blocks in a tier and records what it finds. `said`: what the tier reported, which counts where only I/O
     /// could tell. The caller must not hold a lock of the tier.
     pub(crate) fn tier_changed(&self, index: TierIndex, tier: &dyn Tier, keys: &[BlockKey], said: bool) {
         if keys.is_empty() || !self.is_on() {

@@ -30,6 +30,8 @@ enum Mistake {
     Reported,
     /// The caller's room counts only while what went is told.
     NoRoom,
+    /// A namespace that the depot forgot is asked for.
+    AsksForGone,
 }
 
 struct Random(u64);
@@ -47,6 +49,8 @@ impl Random {
 struct Model {
     random: Random,
     ids: [u8; SPACES],
+    /// Namespaces that the depot knows.
+    known: [bool; SPACES],
     slots: BTreeMap<(usize, u8), Vec<Option<u8>>>,
     ring: Ring,
     /// Changes of tiers that are not recorded yet, as reported.
@@ -61,7 +65,7 @@ impl Model {
         let pairs = (0..SPACES).flat_map(|space| (0..PLACES).map(move |place| (space, place)));
         let slots = pairs.map(|pair| (pair, Vec::new())).collect();
         let random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
-        Self { random, ids: [0, 100, 200], slots, ring, reports: Vec::new(), mistake }
+        Self { random, ids: [0, 100, 200], known: [true; SPACES], slots, ring, reports: Vec::new(), mistake }
     }
 
     fn has(&self, space: usize, place: u8, hash: u8) -> bool {
@@ -81,12 +85,22 @@ impl Model {
                 (0..PLACES).for_each(|place| self.slots.get_mut(&(space, place)).unwrap().clear());
             }
             1 => self.ring.cut(),
-            2..30 if !self.reports.is_empty() => self.look(),
+            2 => self.forget_or_learn(space),
+            3..30 if !self.reports.is_empty() => self.look(),
             _ => self.change(space),
         }
     }
 
+    /// The depot forgets a namespace with all its blocks, or it is opened again.
+    fn forget_or_learn(&mut self, space: usize) {
+        self.known[space] = !self.known[space];
+        (0..PLACES).for_each(|place| self.slots.get_mut(&(space, place)).unwrap().clear());
+    }
+
     fn change(&mut self, space: usize) {
+        if !self.known[space] {
+            return;
+        }
         let (place, hash) = (self.random.below(PLACES.into()) as u8, self.random.below(HASHES) as u8);
         let stored = !self.has(space, place, hash);
         let at = self.random.below(20) as usize;
@@ -119,15 +133,17 @@ impl Model {
         match *next {
             Next::Begin => reader.followed(self.ring.head(), (0..PLACES).collect()),
             Next::Events(after) => {
-                let ids = self.ids.map(|id| [id; 16]);
+                let spaces: Vec<usize> = (0..SPACES).filter(|space| self.known[*space]).collect();
+                let ids: Vec<_> = spaces.iter().map(|space| [self.ids[*space]; 16]).collect();
                 let space = |id: &NamespaceId| {
                     ids.iter().position(|other| *other == id.0).and_then(|at| u16::try_from(at).ok())
                 };
                 let reading = self.ring.read(after, 1 + self.random.below(8) as usize, space);
                 let events = unpack(&pack(&reading.events)).unwrap();
-                let spaces: Vec<usize> = (0..SPACES).collect();
                 reader.events(&spaces, &ids, &events, reading.upto, reading.is_gap, reading.has_more);
             }
+            // A namespace that is not known has no answer.
+            Next::Piece { space, .. } if !self.known[space] => {}
             Next::Piece { space, place, from } => {
                 let slots = &self.slots[&(space, place)];
                 let from = (from as usize).min(slots.len());
@@ -166,6 +182,20 @@ fn run(seed: u64, mistake: Mistake) -> Result<(), String> {
     GROUPS.into_iter().for_each(|count| {
         reader.add_group(count);
     });
+    let mut known = [true; SPACES];
+    let mut follow_list = |model: &Model, reader: &mut Reader| {
+        for (space, known) in known.iter_mut().enumerate() {
+            if *known && !model.known[space] {
+                reader.space_lost(space);
+                if mistake == Mistake::AsksForGone {
+                    reader.walk_over(space);
+                }
+            } else if !*known && model.known[space] {
+                reader.walk_over(space);
+            }
+            *known = model.known[space];
+        }
+    };
     let mut out = VecDeque::new();
     let mut told = BTreeSet::new();
     let take = |delta: Delta, told: &mut BTreeSet<_>| {
@@ -187,6 +217,7 @@ fn run(seed: u64, mistake: Mistake) -> Result<(), String> {
             }
             _ => {
                 let room = WAITING_MAX.saturating_sub(out.len());
+                follow_list(&model, &mut reader);
                 let next = reader.next(if mistake == Mistake::NoRoom { room.max(1) } else { room });
                 model.answer(&mut reader, &next);
                 out.extend(reader.view.out.drain(..));
@@ -200,6 +231,7 @@ fn run(seed: u64, mistake: Mistake) -> Result<(), String> {
     while !model.reports.is_empty() {
         model.look();
     }
+    follow_list(&model, &mut reader);
     for _ in 0..10_000 {
         for delta in out.drain(..) {
             take(delta, &mut told)?;
@@ -232,7 +264,8 @@ fn a_reader_ends_with_exactly_what_the_depot_has() {
 
 #[test]
 fn planted_mistakes_are_found() {
-    for mistake in [Mistake::HiddenGap, Mistake::KeptStale, Mistake::Reported, Mistake::NoRoom] {
+    use Mistake::{AsksForGone, HiddenGap, KeptStale, NoRoom, Reported};
+    for mistake in [HiddenGap, KeptStale, Reported, NoRoom, AsksForGone] {
         let found = (1..3000).find(|&seed| run(seed, mistake).is_err());
         assert!(found.is_some(), "{mistake:?} was not found");
     }

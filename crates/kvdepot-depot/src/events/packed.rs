@@ -1,10 +1,13 @@
 //! Events as bytes: for each a byte for place and kind, two for the namespace, sixteen for the hash.
 
+use kvdepot_core::limits::{EVENTS_LOOKS, FRAME_BYTES_MAX, NAMESPACES_MAX};
 use kvdepot_core::{BlockHash, Error, ErrorKind, Result};
 
 use super::Event;
 
 const BYTES: usize = 19;
+/// An answer to a follower: these events, and an id of 16 bytes for each namespace that is followed.
+const _: () = assert!(EVENTS_LOOKS * BYTES + NAMESPACES_MAX * 16 + 1024 < FRAME_BYTES_MAX);
 /// Of the first byte; the rest is the place.
 const STORED: u8 = 0x80;
 

@@ -121,8 +121,8 @@ impl<S: Script> Tier for ScriptedTier<S> {
         self.inner.usage()
     }
 
-    fn keys(&self, namespace: NamespaceId) -> Vec<BlockKey> {
-        self.inner.keys(namespace)
+    fn keys_from(&self, namespace: NamespaceId, from: u64) -> (Vec<BlockKey>, Option<u64>) {
+        self.inner.keys_from(namespace, from)
     }
 
     fn drain(&self, deadline: Instant) -> bool {

@@ -26,7 +26,7 @@ mod writer;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use kvdepot_core::limits::{IO_QUEUE_MAX, NAMESPACES_MAX};
+use kvdepot_core::limits::{IO_QUEUE_MAX, NAMESPACES_MAX, SNAPSHOT_HASHES_MAX};
 use kvdepot_core::{BlockKey, Error, NamespaceId, NamespaceSpec, Result};
 use kvdepot_io::mapped::{self, Medium};
 use kvdepot_io::{IoEngine, PsyncConfig, PsyncEngine, Request};
@@ -178,10 +178,14 @@ impl Tier for DaxTier {
         }
     }
 
-    fn keys(&self, namespace: NamespaceId) -> Vec<BlockKey> {
+    fn keys_from(&self, namespace: NamespaceId, from: u64) -> (Vec<BlockKey>, Option<u64>) {
+        let from = u32::try_from(from).unwrap_or(u32::MAX);
         let state = self.shared.lock();
-        let is_open = state.spaces.contains_key(&namespace) && !self.shared.owner.is_lost();
-        if is_open { state.slots.keys(namespace, usize::MAX) } else { Vec::new() }
+        if !state.spaces.contains_key(&namespace) || self.shared.owner.is_lost() {
+            return (Vec::new(), None);
+        }
+        let (keys, next) = state.slots.keys_from(namespace, from, SNAPSHOT_HASHES_MAX);
+        (keys, next.map(u64::from))
     }
 
     fn drain(&self, deadline: Instant) -> bool {

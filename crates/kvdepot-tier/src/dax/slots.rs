@@ -140,6 +140,21 @@ impl Slots {
         hashes.map(|hash| BlockKey { namespace, hash: *hash }).collect()
     }
 
+    /// Returns the blocks of a namespace among `count` slots from the unit `from` on, and the unit to continue at.
+    pub(super) fn keys_from(
+        &self,
+        namespace: NamespaceId,
+        from: u32,
+        count: usize,
+    ) -> (Vec<BlockKey>, Option<u32>) {
+        let mut slots = self.by_unit.range(from..);
+        let is_ours = |(unit, slot): &(&u32, &Slot)| {
+            slot.key.namespace == namespace && self.index.get(&slot.key) == Some(unit)
+        };
+        let keys = slots.by_ref().take(count).filter(is_ours).map(|(_, slot)| slot.key).collect();
+        (keys, slots.next().map(|(unit, _)| *unit))
+    }
+
     /// Finds a block and keeps its place from being reused until `unpin`.
     pub(super) fn pin(&mut self, key: &BlockKey) -> Option<Found> {
         let unit = *self.index.get(key)?;

@@ -152,8 +152,8 @@ impl Tier for ObjectTier {
         self.shared.link.meter.figures()
     }
 
-    fn keys(&self, namespace: NamespaceId) -> Vec<BlockKey> {
-        self.shared.known.lock().present(namespace)
+    fn keys_from(&self, namespace: NamespaceId, from: u64) -> (Vec<BlockKey>, Option<u64>) {
+        self.shared.known.lock().present_from(namespace, from)
     }
 
     fn drain(&self, deadline: Instant) -> bool {

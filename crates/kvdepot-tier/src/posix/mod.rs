@@ -363,20 +363,10 @@ impl Tier for PosixTier {
         self.engine.name()
     }
 
-    fn keys(&self, namespace: NamespaceId) -> Vec<BlockKey> {
-        let (mut keys, mut cursor) = (Vec::new(), Some(0));
-        while let Some(from) = cursor {
-            let (some, next) = self.shared.lock().index.keys(namespace, from, PIECE_SLOTS);
-            keys.extend(some);
-            cursor = next;
-        }
-        keys
-    }
-
-    fn keys_from(&self, namespace: NamespaceId, from: u64) -> Option<(Vec<BlockKey>, Option<u64>)> {
+    fn keys_from(&self, namespace: NamespaceId, from: u64) -> (Vec<BlockKey>, Option<u64>) {
         let from = u32::try_from(from).unwrap_or(u32::MAX);
         let (keys, next) = self.shared.lock().index.keys(namespace, from, PIECE_SLOTS);
-        Some((keys, next.map(u64::from)))
+        (keys, next.map(u64::from))
     }
 
     fn drain(&self, deadline: Instant) -> bool {

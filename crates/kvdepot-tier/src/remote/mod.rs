@@ -13,7 +13,6 @@ mod lookup;
 mod own;
 mod parting;
 mod pending;
-mod place;
 mod probing;
 mod receive;
 mod removal;
@@ -34,6 +33,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kvdepot_core::limits::{NAMESPACES_MAX, NAMESPACES_OPENING_MAX, REMOTE_TICK_MS};
+use kvdepot_core::rendezvous::Places;
 use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
 use kvdepot_io::{IoBuf, SlotBuf};
 use parking_lot::{Condvar, Mutex};
@@ -51,7 +51,6 @@ use crate::{
 use epochs::Turns;
 use job::{Job, What};
 use lookup::{Addresses, Lookup};
-use place::Places;
 use server::{Health, Server};
 use spaces::{Space, Spaces};
 
@@ -381,8 +380,8 @@ impl Tier for RemoteTier {
         self.servers.iter().map(|server| server.describe()).collect()
     }
 
-    fn keys(&self, namespace: NamespaceId) -> Vec<BlockKey> {
-        self.shared.known.lock().present(namespace)
+    fn keys_from(&self, namespace: NamespaceId, from: u64) -> (Vec<BlockKey>, Option<u64>) {
+        self.shared.known.lock().present_from(namespace, from)
     }
 
     fn drain(&self, deadline: Instant) -> bool {

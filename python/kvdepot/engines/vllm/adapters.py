@@ -104,3 +104,16 @@ def with_adapter(hashes: Sequence[bytes], adapter: bytes) -> list[bytes]:
     """Returns the depot's keys of blocks computed with an adapter: 8 bytes of a digest of both, then as above."""
     head, tail = KEY_BYTES - EVENT_HASH_BYTES, EVENT_HASH_BYTES
     return [hashlib.sha256(adapter + block_hash).digest()[:head] + block_hash[-tail:] for block_hash in hashes]
+
+
+def is_key_list_of(hashes: Sequence[bytes], keys: Sequence[bytes]) -> bool:
+    """Returns whether ``keys`` are those of the first of these hashes.
+
+    Compares the last key only: each hash depends on all tokens before it. So keys of a request whose hashes were
+    computed again, for other tokens, are recognised even if there are as many.
+    """
+    if not keys:
+        return True
+    if len(keys) > len(hashes):
+        return False
+    return hashes[len(keys) - 1][-EVENT_HASH_BYTES:] == keys[-1][-EVENT_HASH_BYTES:]

@@ -84,6 +84,8 @@ class DepotEvents:
             return self._events(self._follower.take(BLOCKS_PER_STEP), self._follower.places)
         except Exception as error:  # noqa: BLE001 - events are not worth an engine (P2)
             self._over = True
+            # Not closed: that would wait for the depot. Without a reference it stops.
+            self._follower = None
             logger.error("kvdepot: no more KV events, because they failed: %s", error)  # noqa: TRY400 - one line
             return []
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kvdepot.engines.vllm.adapters import block_keys, with_adapter
+from kvdepot.engines.vllm.adapters import block_keys, is_key_list_of, with_adapter
 from kvdepot.engines.vllm.asks import Ask
 from kvdepot.engines.vllm.lookup import Lookup, Miss
 
@@ -61,7 +61,7 @@ class RequestState:
     def hashes(self) -> Sequence[bytes]:
         """Keys of the request's hash units, as many as have been computed."""
         own: Sequence[bytes] = self.request.block_hashes
-        if len(self.keys) > len(own):
+        if not is_key_list_of(own, self.keys):
             self.keys.clear()
         new = own[len(self.keys) :]
         self.keys += with_adapter(new, self.adapter) if self.adapter else block_keys(new)

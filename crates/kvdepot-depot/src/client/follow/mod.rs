@@ -76,7 +76,7 @@ struct Control {
     target: Option<Followed>,
 }
 
-/// See the module. Dropping it ends its thread.
+/// See the module. Dropping it ends its thread, without waiting for that.
 pub struct Follower {
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -126,10 +126,15 @@ impl Follower {
         state
     }
 
-    /// Ends the thread, which may take as long as a call to the depot.
-    pub fn close(&self) {
+    /// Tells the thread to end.
+    fn stop(&self) {
         self.shared.control.lock().stop = true;
         self.shared.wake.notify_all();
+    }
+
+    /// Ends the thread, which may take as long as a call to the depot.
+    pub fn close(&self) {
+        self.stop();
         if let Some(thread) = self.thread.lock().take() {
             let _ = thread.join();
         }
@@ -137,8 +142,9 @@ impl Follower {
 }
 
 impl Drop for Follower {
+    /// Does not wait: the thread may be waiting for a depot that hangs, and a caller may hold a lock, such as Python's.
     fn drop(&mut self) {
-        self.close();
+        self.stop();
     }
 }
 
@@ -162,7 +168,7 @@ struct Thread {
     followed: Followed,
     /// What to follow once all that was told is taken back.
     next: Option<Followed>,
-    /// Whether another depot takes over the pool of the last one.
+    /// Whether another depot is taking over the last one's pool.
     awaits_heir: bool,
     /// Whether it was logged that nothing can be read.
     is_in_trouble: bool,

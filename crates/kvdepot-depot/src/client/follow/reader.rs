@@ -3,9 +3,9 @@
 //! A *walk* reads all that the depot has of some namespaces, in pieces. It begins after the reader has a sequence number,
 //! and events are read on between its pieces. A piece is at least as new as the events before it, so for a block whose last
 //! event comes later that event decides, and otherwise the piece is right. When the walk is over and the reader has caught
-//! up, what was confirmed by neither is gone.
+//! up, every block that neither confirmed is gone.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use kvdepot_core::BlockHash;
 
@@ -46,6 +46,8 @@ pub(crate) struct Reader {
     walk: Option<Walk>,
     /// Namespaces to be walked over next.
     to_walk: Vec<usize>,
+    /// Namespaces that the depot does not know now. They are not walked over.
+    gone: BTreeSet<usize>,
     /// Whether the last answer had all events there were.
     caught_up: bool,
     /// Walks that were completed.
@@ -63,6 +65,7 @@ impl Reader {
             after: None,
             walk: None,
             to_walk: Vec::new(),
+            gone: BTreeSet::new(),
             caught_up: false,
             walks: 0,
             gaps: 0,
@@ -89,7 +92,7 @@ impl Reader {
 
     /// Walks over everything again, which finds what no event told.
     pub(crate) fn refresh(&mut self) {
-        self.to_walk = (0..self.view.spaces()).collect();
+        self.to_walk = (0..self.view.spaces()).filter(|space| !self.gone.contains(space)).collect();
     }
 
     /// The depot does not answer any more: nothing can be read.
@@ -109,6 +112,11 @@ impl Reader {
 
     /// A namespace is not known to the depot any more.
     pub(crate) fn space_lost(&mut self, space: usize) {
+        self.gone.insert(space);
+        self.forget(space);
+    }
+
+    fn forget(&mut self, space: usize) {
         self.view.clear(space);
         self.ids[space] = None;
         self.to_walk.retain(|other| *other != space);
@@ -120,6 +128,7 @@ impl Reader {
 
     /// A namespace that was lost is known again.
     pub(crate) fn walk_over(&mut self, space: usize) {
+        self.gone.remove(&space);
         self.to_walk.push(space);
     }
 
@@ -128,6 +137,7 @@ impl Reader {
         self.view.forget_groups();
         self.ids.clear();
         self.to_walk.clear();
+        self.gone.clear();
         self.walk = None;
     }
 
@@ -181,7 +191,7 @@ impl Reader {
             self.refresh();
         }
         for event in events {
-            // Of a namespace that begins anew, nothing counts before its walk.
+            // Events of a namespace that was reset are ignored until it has been walked over.
             if let Some(&space) = spaces.get(usize::from(event.space))
                 && self.ids[space].is_some()
                 && let Some(&place) = self.places.get(usize::from(event.place))
@@ -226,7 +236,7 @@ impl Reader {
     /// A namespace that was reset has none of its blocks any more, and is walked over again.
     fn note_id(&mut self, space: usize, id: [u8; 16]) {
         if self.ids[space].is_some_and(|known| known != id) {
-            self.space_lost(space);
+            self.forget(space);
             self.to_walk.push(space);
         }
     }

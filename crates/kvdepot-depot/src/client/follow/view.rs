@@ -106,7 +106,7 @@ impl View {
         self.groups.clear();
     }
 
-    /// A block of a namespace can be read in a place, or cannot any more. Twice is once.
+    /// A block of a namespace can be read in a place, or cannot any more. Idempotent.
     pub(crate) fn set(&mut self, space: usize, place: u8, is_stored: bool, hash: BlockHash) {
         let Some(bit) = 1_u16.checked_shl(place.into()) else { return };
         let full = self.blocks >= self.blocks_max;
@@ -172,7 +172,7 @@ impl View {
         }
     }
 
-    /// Tells what went, in at most `room` deltas or a few more. Whether all was told: nothing else may be noted before.
+    /// Reports pending removals, in about `room` deltas at most. Returns whether none is left; until then, call nothing else.
     pub(crate) fn settle(&mut self, room: usize) -> bool {
         while self.out.len() < room {
             if let Some((space, hash)) = self.stale.pop() {

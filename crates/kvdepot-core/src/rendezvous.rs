@@ -1,21 +1,23 @@
 //! Placement of blocks on servers by rendezvous hashing, so that adding or removing a server moves only its own share.
 
-use kvdepot_core::BlockKey;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+
+use crate::key::BlockKey;
 
 /// The servers' seeds, in the order of the configuration.
 #[derive(Debug)]
-pub(super) struct Places {
+pub struct Places {
     seeds: Vec<u64>,
 }
 
 impl Places {
-    pub(super) fn new(servers: &[String]) -> Self {
+    /// Makes the places on these servers, by their names.
+    pub fn new(servers: &[String]) -> Self {
         Self { seeds: servers.iter().map(|server| xxh3_64(server.as_bytes())).collect() }
     }
 
     /// Returns the server of a block: the one with the highest score, in whichever order they are listed.
-    pub(super) fn of(&self, key: &BlockKey) -> usize {
+    pub fn of(&self, key: &BlockKey) -> usize {
         if self.seeds.len() == 1 {
             return 0;
         }
@@ -27,9 +29,8 @@ impl Places {
 
 #[cfg(test)]
 mod tests {
-    use kvdepot_core::{BlockHash, NamespaceId};
-
     use super::*;
+    use crate::key::{BlockHash, NamespaceId};
 
     fn key(n: u64) -> BlockKey {
         let mut hash = [0; 16];

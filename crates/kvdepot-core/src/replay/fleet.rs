@@ -1,0 +1,302 @@
+//! Replays a trace over a fleet: many nodes with a depot each, a router in front of them, and pool servers that they
+//! share. Nodes and servers are lost, come back, join, and are upgraded at given moments.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use super::levels::{Levels, Store};
+use super::run::{Level, LevelReport, TIERS_MAX};
+use super::servers::Servers;
+use super::trace::Trace;
+use crate::error::{Error, ErrorKind, Result};
+
+/// Maximum number of nodes, of servers, and of copies of the trace.
+const FLEET_MAX: usize = 4096;
+/// Recent requests, per node, by which the load of a node is judged.
+const RECENT_PER_NODE: usize = 8;
+
+/// How the router chooses a node for a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Route {
+    /// At random, from a seed.
+    Random,
+    /// One after another.
+    RoundRobin,
+    /// The node with the longest prefix in its own pool and tiers; if several have it, the least loaded one. Nodes that
+    /// had more than twice their share of the recent requests are left out.
+    LongestPrefix,
+}
+
+/// What happens to the fleet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// A node is lost, with its pool and its own tiers.
+    LoseNode(usize),
+    /// A node comes back, or a new one joins if the number is the next one. It is empty.
+    AddNode(usize),
+    /// A node's depot restarts. Its own tiers keep their blocks; the pool keeps them if another depot takes it over.
+    Upgrade {
+        /// The node.
+        node: usize,
+        /// Whether another depot takes the pool over.
+        takes_over: bool,
+    },
+    /// A pool server is lost, with its blocks.
+    LoseServer(usize),
+    /// A pool server comes back, empty.
+    AddServer(usize),
+}
+
+/// A fleet to simulate.
+#[derive(Clone, Debug)]
+pub struct Fleet {
+    /// Number of nodes at the start.
+    pub nodes: usize,
+    /// The pool of each node, and the node's own tiers below it.
+    pub levels: Vec<Level>,
+    /// Number of pool servers.
+    pub servers: usize,
+    /// The tier that they make up, below the others; the capacity is that of one server.
+    pub shared: Option<Level>,
+    /// How requests are routed.
+    pub route: Route,
+    /// Number of times that each request is sent, each time with blocks of its own, as by so many tenants.
+    pub copies: usize,
+    /// Changes, and after which share of all requests each happens, in order.
+    pub changes: Vec<(f64, Change)>,
+    /// Number of parts of the trace that are reported separately.
+    pub windows: usize,
+    /// Determines random routes.
+    pub seed: u64,
+}
+
+/// Result of a part of the trace.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Window {
+    /// Blocks named by its requests.
+    pub references: u64,
+    /// Results of the pools, of each own tier, and of the pool servers, over all nodes.
+    pub levels: Vec<LevelReport>,
+    /// Requests of the node that had the most.
+    pub requests_max: u64,
+    /// Nodes that served requests at its end.
+    pub nodes: usize,
+}
+
+struct Node {
+    levels: Levels,
+    is_up: bool,
+    requests: u64,
+}
+
+struct State<'a> {
+    fleet: &'a Fleet,
+    all_levels: Vec<Level>,
+    nodes: Vec<Node>,
+    servers: Option<Rc<RefCell<Servers>>>,
+    recent: VecDeque<usize>,
+    recent_of: Vec<usize>,
+    random: u64,
+    turn: usize,
+}
+
+impl<'a> State<'a> {
+    fn new(fleet: &'a Fleet) -> Result<Self> {
+        let servers = match &fleet.shared {
+            Some(level) => Some(Rc::new(RefCell::new(Servers::new(fleet.servers, level)?))),
+            None => None,
+        };
+        let all_levels = fleet.levels.iter().chain(&fleet.shared).cloned().collect();
+        let mut state = Self {
+            fleet,
+            all_levels,
+            nodes: Vec::new(),
+            servers,
+            recent: VecDeque::new(),
+            recent_of: Vec::new(),
+            random: fleet.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
+            turn: 0,
+        };
+        (0..fleet.nodes).try_for_each(|_| state.add_new_node())?;
+        Ok(state)
+    }
+
+    fn add_new_node(&mut self) -> Result<()> {
+        let own: Result<Vec<Store>> = self.fleet.levels.iter().map(Store::own).collect();
+        let mut stores = own?;
+        stores.extend(self.servers.iter().map(|servers| Store::Shared(Rc::clone(servers))));
+        self.nodes.push(Node { levels: Levels::new(stores, &self.all_levels), is_up: true, requests: 0 });
+        self.recent_of.push(0);
+        Ok(())
+    }
+
+    fn change(&mut self, change: Change) -> Result<()> {
+        match change {
+            Change::LoseNode(node) => {
+                self.node(node)?.is_up = false;
+                if !self.nodes.iter().any(|node| node.is_up) {
+                    return Err(
+                        Error::new(ErrorKind::Config, "a fleet needs a node that is up").with("lost", node)
+                    );
+                }
+            }
+            Change::AddNode(node) if node == self.nodes.len() && node < FLEET_MAX => self.add_new_node()?,
+            Change::AddNode(node) => {
+                self.node(node)?.is_up = true;
+                for level in 0..self.fleet.levels.len() {
+                    self.empty(node, level)?;
+                }
+            }
+            Change::Upgrade { node, takes_over } => {
+                self.node(node)?;
+                if !takes_over {
+                    self.empty(node, 0)?;
+                }
+            }
+            Change::LoseServer(server) => self.servers(server)?.borrow_mut().lose(server),
+            Change::AddServer(server) => self.servers(server)?.borrow_mut().bring_back(server)?,
+        }
+        Ok(())
+    }
+
+    fn node(&mut self, node: usize) -> Result<&mut Node> {
+        let nodes = self.nodes.len();
+        self.nodes.get_mut(node).ok_or_else(|| {
+            Error::new(ErrorKind::Config, "the fleet has no such node at that moment; its first one is 0")
+                .with("node", node)
+                .with("nodes", nodes)
+        })
+    }
+
+    fn servers(&self, server: usize) -> Result<&RefCell<Servers>> {
+        let servers = self.servers.as_deref().filter(|_| server < self.fleet.servers);
+        servers.ok_or_else(|| {
+            Error::new(ErrorKind::Config, "the fleet has no such pool server; its first one is 0")
+                .with("server", server)
+                .with("servers", self.fleet.servers)
+        })
+    }
+
+    fn empty(&mut self, node: usize, level: usize) -> Result<()> {
+        let store = Store::own(&self.fleet.levels[level])?;
+        self.nodes[node].levels.replace(level, store);
+        Ok(())
+    }
+
+    fn up(&self) -> impl Iterator<Item = usize> + Clone + '_ {
+        self.nodes.iter().enumerate().filter(|(_, node)| node.is_up).map(|(number, _)| number)
+    }
+
+    fn route(&mut self, blocks: &[u64]) -> usize {
+        let up = self.up().count();
+        match self.fleet.route {
+            Route::Random => {
+                self.random ^= self.random << 13;
+                self.random ^= self.random >> 7;
+                self.random ^= self.random << 17;
+                let number = (self.random % up as u64) as usize;
+                self.up().nth(number).unwrap_or(0)
+            }
+            Route::RoundRobin => {
+                self.turn += 1;
+                self.up().nth(self.turn % up).unwrap_or(0)
+            }
+            Route::LongestPrefix => {
+                let most = (2 * self.recent.len() / up).max(1);
+                let has_room = |node: &usize| self.recent_of[*node] < most;
+                let best = self.up().filter(has_room).max_by_key(|&node| {
+                    (self.nodes[node].levels.own_prefix(blocks), std::cmp::Reverse(self.recent_of[node]))
+                });
+                best.or_else(|| self.up().min_by_key(|&node| self.recent_of[node])).unwrap_or(0)
+            }
+        }
+    }
+
+    fn request(&mut self, blocks: &[u64]) {
+        let node = self.route(blocks);
+        self.recent.push_back(node);
+        self.recent_of[node] += 1;
+        if self.recent.len() > RECENT_PER_NODE * self.nodes.len()
+            && let Some(oldest) = self.recent.pop_front()
+        {
+            self.recent_of[oldest] -= 1;
+        }
+        self.nodes[node].requests += 1;
+        self.nodes[node].levels.request(blocks);
+    }
+
+    /// Returns the sums over all nodes since the start.
+    fn sums(&self) -> Vec<LevelReport> {
+        let mut sums = vec![LevelReport::default(); self.all_levels.len()];
+        for node in &self.nodes {
+            for (sum, level) in sums.iter_mut().zip(node.levels.reports()) {
+                sum.hits += level.hits;
+                sum.written += level.written;
+                sum.evicted += level.evicted;
+            }
+        }
+        sums
+    }
+}
+
+fn check(fleet: &Fleet) -> Result<()> {
+    let counts = [("nodes", fleet.nodes), ("copies", fleet.copies), ("windows", fleet.windows)];
+    if let Some((what, count)) = counts.into_iter().find(|(_, count)| !(1..=FLEET_MAX).contains(count)) {
+        return Err(Error::new(ErrorKind::Config, "a fleet has 1 to 4096 nodes, copies and windows")
+            .with("of", what)
+            .with("count", count));
+    }
+    if fleet.levels.is_empty() || fleet.levels.len() + usize::from(fleet.shared.is_some()) > 1 + TIERS_MAX {
+        return Err(Error::new(ErrorKind::Config, "a node has a pool and up to 8 tiers"));
+    }
+    if fleet.shared.is_some() != (1..=FLEET_MAX).contains(&fleet.servers) {
+        return Err(Error::new(
+            ErrorKind::Config,
+            "a shared tier needs 1 to 4096 pool servers, and they need one",
+        )
+        .with("servers", fleet.servers));
+    }
+    Ok(())
+}
+
+/// Simulates a fleet. Returns the result of each part of the trace.
+pub fn simulate(trace: &Trace, fleet: &Fleet) -> Result<Vec<Window>> {
+    check(fleet)?;
+    let mut state = State::new(fleet)?;
+    let total = trace.requests().len() * fleet.copies;
+    let mut changes = fleet.changes.iter().peekable();
+    let (mut windows, mut before) = (Vec::with_capacity(fleet.windows), state.sums());
+    let (mut references, mut sent, mut blocks) = (0, 0, Vec::new());
+    for request in trace.requests() {
+        for copy in 0..fleet.copies {
+            while let Some((_, change)) = changes.next_if(|(at, _)| *at * total as f64 <= sent as f64) {
+                state.change(*change)?;
+            }
+            // Distinct blocks for each copy; those of the first are the trace's own.
+            let other = (copy as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+            blocks.clear();
+            blocks.extend(trace.blocks(request).iter().map(|block| block.wrapping_add(other)));
+            references += blocks.len() as u64;
+            state.request(&blocks);
+            sent += 1;
+            if sent * fleet.windows / total > windows.len() {
+                let sums = state.sums();
+                let since = |(now, then): (&LevelReport, &LevelReport)| LevelReport {
+                    hits: now.hits - then.hits,
+                    written: now.written - then.written,
+                    evicted: now.evicted - then.evicted,
+                };
+                windows.push(Window {
+                    references: std::mem::take(&mut references),
+                    levels: sums.iter().zip(&before).map(since).collect(),
+                    requests_max: state.nodes.iter().map(|node| node.requests).max().unwrap_or(0),
+                    nodes: state.up().count(),
+                });
+                state.nodes.iter_mut().for_each(|node| node.requests = 0);
+                before = sums;
+            }
+        }
+    }
+    Ok(windows)
+}

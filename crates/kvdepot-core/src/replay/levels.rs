@@ -1,0 +1,147 @@
+//! The levels of one node in a replay: its pool and the tiers below it, with the depot's placement.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use super::run::{Level, LevelReport};
+use super::servers::Servers;
+use super::simulated::SimulatedCache;
+use crate::error::Result;
+use crate::machine::placement::{Placement, Placements};
+use crate::machine::tiers::{TierMask, bit};
+
+/// Where a level keeps its blocks.
+pub(super) enum Store {
+    /// In memory or on a disk of this node.
+    Own(SimulatedCache),
+    /// On the pool servers that all nodes share.
+    Shared(Rc<RefCell<Servers>>),
+}
+
+impl Store {
+    /// Makes an empty store of this node.
+    pub(super) fn own(level: &Level) -> Result<Self> {
+        Ok(Self::Own(SimulatedCache::new(&level.policy, level.capacity)?))
+    }
+
+    fn begin_request(&mut self) {
+        match self {
+            Self::Own(cache) => cache.begin_request(),
+            Self::Shared(servers) => servers.borrow_mut().begin_request(),
+        }
+    }
+
+    fn contains(&self, block: u64) -> bool {
+        match self {
+            Self::Own(cache) => cache.contains(block),
+            Self::Shared(servers) => servers.borrow().contains(block),
+        }
+    }
+
+    fn touch(&mut self, block: u64) -> bool {
+        match self {
+            Self::Own(cache) => cache.touch(block),
+            Self::Shared(servers) => servers.borrow_mut().touch(block),
+        }
+    }
+
+    /// Stores a block that is not present. Returns the block that was evicted for it; `Err` if it could not be stored.
+    fn insert(&mut self, block: u64) -> std::result::Result<Option<u64>, Unreachable> {
+        match self {
+            Self::Own(cache) => Ok(cache.insert(block)),
+            Self::Shared(servers) => servers.borrow_mut().insert(block),
+        }
+    }
+}
+
+/// The block's server is down.
+#[derive(Debug)]
+pub(super) struct Unreachable;
+
+/// The levels of one node.
+pub(super) struct Levels {
+    stores: Vec<Store>,
+    reports: Vec<LevelReport>,
+    placements: Placements,
+}
+
+impl Levels {
+    /// Makes a node of these stores, the pool first.
+    pub(super) fn new(stores: Vec<Store>, levels: &[Level]) -> Self {
+        let tiers: Vec<Placement> = levels[1..].iter().map(|level| level.placement).collect();
+        let reports = vec![LevelReport::default(); stores.len()];
+        Self { stores, reports, placements: Placements::new(&tiers, true) }
+    }
+
+    pub(super) fn reports(&self) -> &[LevelReport] {
+        &self.reports
+    }
+
+    /// Replaces a level's store, for example by an empty one.
+    pub(super) fn replace(&mut self, level: usize, store: Store) {
+        self.stores[level] = store;
+    }
+
+    /// Returns how many leading blocks the stores of this node have.
+    pub(super) fn own_prefix(&self, blocks: &[u64]) -> usize {
+        let own = |block: &u64| {
+            self.stores.iter().any(|store| matches!(store, Store::Own(cache) if cache.contains(*block)))
+        };
+        blocks.iter().take_while(|block| own(block)).count()
+    }
+
+    /// Returns the nearest level that has the block.
+    fn find(&self, block: u64) -> Option<usize> {
+        self.stores.iter().position(|store| store.contains(block))
+    }
+
+    fn insert(&mut self, level: usize, block: u64) -> Option<u64> {
+        let evicted = self.stores[level].insert(block).ok()?;
+        self.reports[level].written += 1;
+        self.reports[level].evicted += u64::from(evicted.is_some());
+        evicted
+    }
+
+    /// Uses the block in the tiers that have it, and stores it in those of `mask` that do not.
+    fn tiers(&mut self, block: u64, mask: TierMask) {
+        for level in 1..self.stores.len() {
+            if !self.stores[level].touch(block) && mask & bit(level - 1) != 0 {
+                self.insert(level, block);
+            }
+        }
+    }
+
+    fn store_in_pool(&mut self, block: u64) {
+        let Some(evicted) = self.insert(0, block) else { return };
+        for level in 1..self.stores.len() {
+            if self.placements.cold & bit(level - 1) != 0 && !self.stores[level].contains(evicted) {
+                self.insert(level, evicted);
+            }
+        }
+    }
+
+    /// Serves a request: uses the blocks of its hit, and stores the others.
+    pub(super) fn request(&mut self, blocks: &[u64]) {
+        self.stores.iter_mut().for_each(Store::begin_request);
+        let mut hits = 0;
+        while let Some(level) = blocks.get(hits).and_then(|&block| self.find(block)) {
+            self.reports[level].hits += 1;
+            hits += 1;
+        }
+        for (index, &block) in blocks.iter().enumerate() {
+            if self.stores[0].contains(block) {
+                // Beyond the end of the hit it is not a use: a dump of a stored block changes nothing.
+                if index < hits && self.stores[0].touch(block) {
+                    self.tiers(block, self.placements.second_use);
+                }
+            } else if let Some(level) = self.find(block).filter(|_| index < hits) {
+                // A load from tier `level - 1`: the tiers above it that promote get the block.
+                self.tiers(block, self.placements.promote & (bit(level - 1) - 1));
+                self.store_in_pool(block);
+            } else {
+                self.tiers(block, self.placements.through);
+                self.store_in_pool(block);
+            }
+        }
+    }
+}

@@ -1,0 +1,135 @@
+"""Simulations of a fleet: nodes with a depot each, a router, and pool servers that the nodes share."""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from kvdepot._native import Trace
+from kvdepot.errors import config_error
+from kvdepot.traces.sizes import Tier
+
+ROUTES = ("random", "round_robin", "longest_prefix")
+"""How a router chooses a node."""
+_AT = re.compile(r"(\d+)@(\d+(?:\.\d+)?)%?")
+_SPAN = re.compile(r"(\d+(?:\.\d+)?)-(\d+(?:\.\d+)?)%?")
+
+Change = tuple[float, dict[str, int]]
+"""Share of the requests after which something happens, and what: its name and the number of the node or server."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Result of one part of the trace.
+
+    Attributes:
+        references: blocks named by its requests.
+        hits: blocks of hits in the pools, in each own tier, and on the pool servers.
+        written: blocks stored in each of these.
+        busiest: requests of the node with the most, divided by the mean of all nodes.
+        nodes: nodes that serve requests at its end.
+    """
+
+    references: int
+    hits: tuple[int, ...]
+    written: tuple[int, ...]
+    busiest: float
+    nodes: int
+
+    @property
+    def hit(self) -> float:
+        """Share of the named blocks that would have been loaded."""
+        return sum(self.hits) / max(1, self.references)
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """A fleet to simulate.
+
+    Attributes:
+        nodes: number of nodes at the start.
+        pool: size of each node's pool, in blocks.
+        policy: eviction policy of the pools.
+        tiers: each node's own tiers.
+        servers: number of pool servers.
+        shared: the tier that these make up; its size is that of one server. ``None`` = no servers.
+        copies: how often each request is sent, each time with blocks of its own.
+        changes: what happens, and when, in order.
+        windows: number of parts of the trace.
+        seed: determines random routes.
+    """
+
+    nodes: int
+    pool: int
+    policy: str
+    tiers: Sequence[Tier] = ()
+    servers: int = 0
+    shared: Tier | None = None
+    copies: int = 1
+    changes: Sequence[Change] = field(default_factory=list)
+    windows: int = 20
+    seed: int = 0
+
+    def simulate(self, trace: Trace, route: str) -> list[Part]:
+        """Returns the result of each part of the trace.
+
+        Raises:
+            ConfigError: the fleet has no such node or server, or a number is too large.
+        """
+        wanted = {
+            "nodes": self.nodes,
+            "levels": [{"capacity": self.pool, "policy": self.policy}, *(tier.level() for tier in self.tiers)],
+            "servers": self.servers,
+            "shared": self.shared.level() if self.shared else None,
+            "route": route,
+            "copies": self.copies,
+            "changes": self.changes,
+            "windows": self.windows,
+            "seed": self.seed,
+        }
+        found = json.loads(trace.fleet(json.dumps(wanted)))
+        mean = trace.counts()[0] * self.copies / max(1, len(found))
+        return [
+            Part(
+                window["references"],
+                tuple(level["hits"] for level in window["levels"]),
+                tuple(level["written"] for level in window["levels"]),
+                window["requests_max"] * window["nodes"] / max(1.0, mean),
+                window["nodes"],
+            )
+            for window in found
+        ]
+
+
+def together(parts: Sequence[Part]) -> Part:
+    """Returns the result of all parts; the busiest node is that of the part in which it was the busiest."""
+    sums = [tuple(map(sum, zip(*(getattr(part, name) for part in parts), strict=True))) for name in ("hits", "written")]
+    references = sum(part.references for part in parts)
+    return Part(references, sums[0], sums[1], max(part.busiest for part in parts), parts[-1].nodes)
+
+
+def change_at(name: str, text: str) -> Change:
+    """Parses ``NUMBER@PERCENT``: what happens to this node or server, after this share of the requests.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    found = _AT.fullmatch(text.strip())
+    if found is None or float(found[2]) > 100:
+        option = name.replace("_", "-")
+        raise config_error(f"--{option} {text!r}: write NUMBER@PERCENT, such as 3@50 for node or server 3 at half time")
+    return float(found[2]) / 100, {name: int(found[1])}
+
+
+def upgrades(text: str, nodes: int, *, takes_over: bool) -> Iterator[Change]:
+    """Yields one upgrade of every node, evenly between two moments: ``FROM-TO`` in percent of the requests.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    found = _SPAN.fullmatch(text.strip())
+    begin, end = (float(found[1]) / 100, float(found[2]) / 100) if found else (1.0, 0.0)
+    if not begin <= end <= 1:
+        raise config_error(f"--upgrade {text!r}: write FROM-TO in percent of the requests, such as 25-75")
+    for node in range(nodes):
+        yield begin + (end - begin) * node / nodes, {"take_over" if takes_over else "upgrade": node}
