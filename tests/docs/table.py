@@ -437,7 +437,9 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
     "kvdepot trace replay": ("trace replay", "trace replay --json"),
     "kvdepot trace fleet": ("trace fleet", "trace fleet --json"),
     "kvdepot trace fleet chat.jsonl --nodes 8 --capacity 2000 --servers 2 --shared 20000 --plot": ("trace fleet",),
-    "kvdepot trace fleet chat.jsonl --nodes 8 --capacity 2000 --lose-node 3@50 --add-node 3@75 --plot": ("trace fleet",),
+    "kvdepot trace fleet chat.jsonl --nodes 8 --capacity 2000 --lose-node 3@50 --add-node 3@75 --plot": (
+        "trace fleet",
+    ),
     "kvdepot trace fleet chat.jsonl --nodes 8 --capacity 2000 --upgrade 25-75 --take-over": ("trace fleet",),
     "kvdepot trace generate chat --requests 20000 --output chat.jsonl": ("trace generate",),
     "kvdepot trace play": ("trace play", "trace play --json"),
