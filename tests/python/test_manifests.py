@@ -1,5 +1,6 @@
 """The Kubernetes manifests are valid for the command line and the configuration."""
 
+import re
 from pathlib import Path
 
 import kubernetes_validate
@@ -94,3 +95,57 @@ def test_configurations_are_right(machine, tmp_path):
             file.write_text(text)
             config = load_config(file, machine=machine)
             assert config.socket
+
+
+def pods():
+    return {one["metadata"]["name"]: one["spec"]["template"]["spec"] for one in workloads()}
+
+
+def workloads():
+    return [one for kind in ("DaemonSet", "StatefulSet", "Deployment") for one in documents(kind)]
+
+
+@pytest.mark.parametrize("pod", ["kvdepot", "kvdepot-pool", "vllm"])
+def test_containers_run_without_root_and_capabilities(pod):
+    spec = pods()[pod]
+    assert spec["securityContext"]["runAsNonRoot"]
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in spec["containers"]:
+        context = container["securityContext"]
+        assert not {"runAsUser", "runAsNonRoot", "privileged"} & set(context)
+        assert context["allowPrivilegeEscalation"] is False
+        assert context["capabilities"] == {"drop": ["ALL"]}
+        # vLLM's image writes where it likes.
+        assert pod == "vllm" or context["readOnlyRootFilesystem"]
+
+
+def test_depot_and_engines_run_as_the_user_of_the_image():
+    """The depot's socket admits its own user, and that user has to own the socket's directory."""
+    image = (MANIFESTS[0].parents[1] / "docker" / "Dockerfile").read_text("utf-8")
+    (uid,) = {int(found) for found in re.findall(r"^USER (\d+):", image, re.MULTILINE)}
+    for spec in pods().values():
+        context = spec["securityContext"]
+        assert (context["runAsUser"], context["runAsGroup"], context["fsGroup"]) == (uid, uid, uid)
+    (init,) = pods()["kvdepot"]["initContainers"]
+    program, *options = init["command"]
+    assert program == "install"
+    assert {"--directory", f"--owner={uid}", f"--group={uid}", "/run/kvdepot"} <= set(options)
+    # `install` gives the directory away, and then sets the mode of a directory that is no longer its own.
+    assert init["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN", "FOWNER"]}
+
+
+def test_only_the_user_of_a_pod_reads_the_token():
+    for spec in pods().values():
+        (token,) = (volume["secret"] for volume in spec["volumes"] if volume["name"] == "token")
+        assert token["defaultMode"] == 0o440
+
+
+def test_a_read_only_container_can_write_where_its_configuration_says(machine, tmp_path):
+    for name, file in (("kvdepot", "depot.yaml"), ("kvdepot-pool", "pool.yaml")):
+        (text,) = (one["data"][file] for one in documents("ConfigMap") if one["metadata"]["name"] == name)
+        (tmp_path / file).write_text(text)
+        config = load_config(tmp_path / file, machine=machine)
+        (container,) = pods()[name]["containers"]
+        writable = {mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
+        for path in (str(Path(config.socket).parent), *(config.directories or ())):
+            assert path in writable, (name, path)
