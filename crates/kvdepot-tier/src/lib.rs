@@ -16,6 +16,7 @@ pub mod object;
 pub mod posix;
 pub mod registry;
 pub mod remote;
+mod served;
 pub mod settings;
 mod shared_tier;
 pub mod slab;
