@@ -11,7 +11,7 @@ use kvdepot_io::SlotBuf;
 use parking_lot::Mutex;
 use serde_json::Value;
 
-use crate::registry::TierEntry;
+use crate::entry::TierEntry;
 use crate::settings::{Fields, Kind, Setting};
 use crate::{Done, Fetched, Presence, ReadItem, Tier, TierUsage, WriteItem, Written};
 

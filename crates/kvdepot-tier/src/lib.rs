@@ -8,6 +8,7 @@ mod blocking;
 pub mod conformance;
 pub mod dax;
 pub mod empty;
+pub mod entry;
 pub mod fake;
 pub mod format;
 pub mod guard;
