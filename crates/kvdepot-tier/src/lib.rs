@@ -180,7 +180,7 @@ pub trait Tier: Send + Sync + Debug {
     /// When the call returns, before its `Done` and whatever the outcome, bytes of earlier epochs that this tier knows
     /// are unreachable; those of epochs that others have begun are unreachable when it is done. Their space is freed in
     /// the background. On failure the tier neither reads nor writes this namespace until the advance is stored. It
-    /// retries that by itself, also after a restart if the store can record it at all.
+    /// retries that automatically, also after a restart if the store can record it at all.
     fn advance_epoch(&self, spec: &Arc<NamespaceSpec>, at_least: u32, deadline: Instant, done: Done<u32>);
 
     /// Tells the tier that the depot no longer knows a namespace and has nothing in flight in it: the tier may free the
