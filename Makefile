@@ -167,6 +167,20 @@ test-docs: vllm-env infinistore-env standin-verbs ## Run every documented comman
 	@sync
 	@$(BIN)/python -m pytest tests/docs $(ARGS)
 
+FULL_SIM_SEEDS := 1000000
+FULL_KILLS := 200
+FULL_CASES := 20000
+
+.PHONY: test-full
+test-full: vllm-env infinistore-env sglang-env standin-verbs ## Run the long matrices, for hours: every engine's --full, more seeds, kills and cases
+	@$(STEP) "$(FULL_SIM_SEEDS) seeds of the simulation" env KVDEPOT_SIM_SEEDS=$(FULL_SIM_SEEDS) cargo test --release --quiet -p kvdepot-sim --test seeds
+	@$(STEP) "$(FULL_CASES) cases of each property" env PROPTEST_CASES=$(FULL_CASES) cargo test --quiet -p kvdepot-core
+	@$(STEP) "$(FULL_KILLS) kills of depots and engines" env KVDEPOT_KILLS=$(FULL_KILLS) KVDEPOT_TEST_KILLS=$(FULL_KILLS) \
+		cargo test --quiet -p kvdepot-server --test death --test kept_pool
+	@$(WITH_STANDIN) $(INFINISTORE_VENV)/bin/python -m benches.wire.kills --kills $(FULL_KILLS)
+	@$(MAKE) test-engine ARGS="--full --kills 20"
+	@$(MAKE) test-sglang ARGS="--full"
+
 .PHONY: lint
 lint: setup $(CARGO_DENY) ## Check format, lints, types, stubs, spelling and licences
 	@$(STEP) "cargo fmt" cargo fmt --all --check
@@ -250,7 +264,7 @@ $(STAMPS)/installed: $(STAMPS)/wheel
 		--compile-bytecode $(WHEELS)/*.whl
 	@touch $@
 
-# A copy of its own: nobody else of the environments needs a part of the CUDA toolkit.
+# A separate copy, because no other environment needs a part of the CUDA toolkit.
 $(STAMPS)/ptxas: requirements/ptxas.txt $(STAMPS)/tools
 	@rm -rf .work/ptxas
 	@$(STEP) "install ptxas" $(BIN)/uv pip install -q --python $(BIN)/python --no-deps --target .work/ptxas -r requirements/ptxas.txt

@@ -1,8 +1,8 @@
 """Measures the time to the first token of real vLLM on CPU: cold, hits of kvdepot, hits of vLLM's own caches.
 
 Configurations take turns, one engine process each, for some rounds. A hit is compared with cold runs, and with hits in
-vLLM's own prefix cache, that its own process does in between. The time is vLLM's own, from a request's arrival to its
-first token. Look at the ratios, and at the load beside them.
+vLLM's own prefix cache that the same process made in between. The time is vLLM's own, from a request's arrival to its
+first token. Look at the ratios, and at the load averages.
 """
 
 import argparse
@@ -11,12 +11,12 @@ import sys
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 
+from benches.engine.report import run_measurement
 from benches.engine.rounds import Bench, run_round
 from benches.engine.runs import EngineKind, pool_bytes_for
 from benches.engine.summary import Round, print_summary, summarize
 from tools.lab.machine import load_average, machine
 from tools.lab.models import ModelSize, make_model
-from tools.lab.program import run_program
 from tools.lab.progress import Progress
 from tools.lab.settings import add_set_option
 
@@ -80,8 +80,7 @@ def measure(arguments: argparse.Namespace, progress: Progress) -> int:
 
 def main() -> int:
     """Reads the command line and measures."""
-    arguments = parse()
-    return run_program(lambda progress: measure(arguments, progress))
+    return run_measurement(parse, measure)
 
 
 if __name__ == "__main__":

@@ -8,12 +8,12 @@ import json
 import sys
 from statistics import median
 
+from benches.engine.report import run_measurement
 from benches.engine.rounds import COLD, HIT, Bench
 from benches.engine.runs import EngineKind, kvdepot_transfer, run_engine, send, settle
 from tools.lab.depot import DepotHome
 from tools.lab.machine import load_average, machine
 from tools.lab.models import WORK, ModelSize, make_model
-from tools.lab.program import run_program
 from tools.lab.progress import Progress
 from tools.wire.servers import Server
 
@@ -77,8 +77,7 @@ def measure(arguments: argparse.Namespace, progress: Progress) -> int:
 
 def main() -> int:
     """Reads the command line and measures."""
-    arguments = parse()
-    return run_program(lambda progress: measure(arguments, progress))
+    return run_measurement(parse, measure)
 
 
 if __name__ == "__main__":

@@ -6,20 +6,16 @@ median over many pairs says something; its spread is printed beside it.
 """
 
 import argparse
-import json
 import random
 import sys
 from statistics import median
 
-from rich.console import Console
-from rich.table import Table
-
+from benches.engine.report import conditions_of, print_report, run_measurement
 from benches.engine.rounds import COLD
 from benches.engine.runs import EngineKind, Result, Step, kvdepot_transfer, pool_bytes_for, run_engine, send, warm_up
 from tools.lab.depot import DepotHome
-from tools.lab.machine import load_average, machine
+from tools.lab.machine import load_average
 from tools.lab.models import WORK, ModelSize, make_model
-from tools.lab.program import run_program
 from tools.lab.progress import Progress
 from tools.lab.settings import add_set_option
 
@@ -96,35 +92,26 @@ def measure(arguments: argparse.Namespace, progress: Progress) -> int:
             "ratios": ratios,
         }
     loads = [load for pair in pairs for result in pair.values() for load in result.load_average]
-    conditions = {
-        "machine": machine(),
-        "load_average": {"before": before, "lowest": min(loads), "highest": max(loads)},
-        **{name: getattr(arguments, name) for name in ("pairs", "repeats", "dtype")},
-        "settings": dict(arguments.settings),
-    }
-    if arguments.json:
-        print(json.dumps({"conditions": conditions, "rows": rows}, indent=2))
-        return 0
-    table = Table(title="Time to first token with nothing found", title_style="bold")
-    for column in ("tokens", "no connector", "kvdepot", "median ratio of pairs", "nine in ten"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for length, row in rows.items():
-        table.add_row(
-            str(length),
+    load = {"before": before, "lowest": min(loads), "highest": max(loads)}
+    print_report(
+        "Time to first token with nothing found",
+        ("tokens", "no connector", "kvdepot", "median ratio of pairs", "nine in ten"),
+        rows,
+        conditions_of(arguments, load, "pairs", "repeats", "dtype"),
+        lambda row: (
             f"{row['plain_ms']:,.0f} ms",
             f"{row['kvdepot_ms']:,.0f} ms",
             f"{row['ratio']:.3f}",
             f"{row['ratio_low']:.3f} … {row['ratio_high']:.3f}",
-        )
-    Console(width=120).print(table)
-    print("\n".join(f"{name}: {value}" for name, value in conditions.items()))
+        ),
+        as_json=arguments.json,
+    )
     return 0
 
 
 def main() -> int:
     """Reads the command line and measures."""
-    arguments = parse()
-    return run_program(lambda progress: measure(arguments, progress))
+    return run_measurement(parse, measure)
 
 
 if __name__ == "__main__":

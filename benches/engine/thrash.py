@@ -16,6 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benches.engine.report import run_measurement
 from benches.engine.runs import (
     BLOCK_TOKENS,
     EngineKind,
@@ -33,7 +34,6 @@ from benches.engine.runs import (
 from tools.lab.depot import DepotHome
 from tools.lab.machine import load_average
 from tools.lab.models import WORK, ModelSize, make_model
-from tools.lab.program import run_program
 from tools.lab.progress import Progress
 from tools.lab.settings import add_set_option
 
@@ -175,8 +175,7 @@ def measure(arguments: argparse.Namespace, progress: Progress) -> int:
 
 def main() -> int:
     """Reads the command line and measures."""
-    arguments = parse()
-    return run_program(lambda progress: measure(arguments, progress))
+    return run_measurement(parse, measure)
 
 
 if __name__ == "__main__":

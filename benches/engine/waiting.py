@@ -6,15 +6,12 @@ is short and the scheduler's part is seen.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from statistics import median, quantiles
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
+from benches.engine.report import conditions_of, print_report, run_measurement
 from benches.engine.runs import (
     Crowd,
     EngineKind,
@@ -28,9 +25,8 @@ from benches.engine.runs import (
     warm_up,
 )
 from tools.lab.depot import DepotHome
-from tools.lab.machine import load_average, machine
+from tools.lab.machine import load_average
 from tools.lab.models import WORK, ModelSize, make_model
-from tools.lab.program import run_program
 from tools.lab.progress import Progress
 from tools.lab.settings import add_set_option
 
@@ -131,31 +127,25 @@ def measure(arguments: argparse.Namespace, progress: Progress) -> int:
             with progress.step(f"round {number + 1} of {arguments.rounds}: {system}"):
                 crowds[system].append(measured(kind, prompts, arguments, dict(arguments.settings), system))
     rows = {system: summary(found, arguments.requests) for system, found in crowds.items()}
-    conditions = {
-        "machine": machine(),
-        "load_average": {"before": before, "after": load_average()},
-        **{name: getattr(arguments, name) for name in ("requests", "running", "tokens", "answer_tokens", "rounds")},
-        "settings": dict(arguments.settings),
-    }
-    if arguments.json:
-        print(json.dumps({"conditions": conditions, "rows": rows}, indent=2))
-        return 0
-    title = f"{arguments.requests} requests, {arguments.running} run: the scheduler's part of a step"
-    table = Table(title=title, title_style="bold")
-    for column in ("", "steps", "p50", "p99", "longest", "requests/s"):
-        table.add_column(column, justify="left" if not column else "right", no_wrap=True)
-    for system, row in rows.items():
-        times = (f"{row[name]:.2f} ms" for name in ("p50_ms", "p99_ms", "max_ms"))
-        table.add_row(system, f"{row['steps']:.0f}", *times, f"{row['requests_per_second']:.1f}")
-    Console(width=120).print(table)
-    print("\n".join(f"{name}: {value}" for name, value in conditions.items()))
+    load = {"before": before, "after": load_average()}
+    print_report(
+        f"{arguments.requests} requests, {arguments.running} run: the scheduler's part of a step",
+        ("", "steps", "p50", "p99", "longest", "requests/s"),
+        rows,
+        conditions_of(arguments, load, "requests", "running", "tokens", "answer_tokens", "rounds"),
+        lambda row: (
+            f"{row['steps']:.0f}",
+            *(f"{row[name]:.2f} ms" for name in ("p50_ms", "p99_ms", "max_ms")),
+            f"{row['requests_per_second']:.1f}",
+        ),
+        as_json=arguments.json,
+    )
     return 0
 
 
 def main() -> int:
     """Reads the command line and measures."""
-    arguments = parse()
-    return run_program(lambda progress: measure(arguments, progress))
+    return run_measurement(parse, measure)
 
 
 if __name__ == "__main__":

@@ -205,18 +205,18 @@ class Claim:
 @final
 class Follower:
     """Follows a depot's events: reads a snapshot, then changes, and keeps in step over lost events, resets of a namespace
-    and restarts of the depot. It keeps 4 Mi blocks in mind at most, about 32 bytes each, and leaves out the others."""
+    and restarts of the depot. It tracks at most 4 Mi blocks, about 32 bytes each, and leaves out the others."""
 
     def take(self, most: int = 1024) -> list[tuple[int, int, bool, list[bytes]]]:
         """Takes the oldest changes, of at most ``most`` blocks. Never waits.
 
         Each is ``(group, place, stored, hashes)``: blocks that can be read in a place from now on, or (``stored`` false)
         cannot any more. ``group`` is the position among the groups, ``place`` in ``places``; a hash has 16 bytes. Only
-        what was told as stored is told as removed, and a block is told again only after that. While 65 536 changes wait
-        here, nothing more is read.
+        blocks that were reported as stored are reported as removed, and are reported again only after that. While 65 536
+        changes wait here, nothing more is read.
         """
     def follow(self, groups: Sequence[Sequence[Namespace]]) -> None:
-        """Follows other namespaces. All that was told as stored is told as removed first."""
+        """Follows other namespaces. All blocks that were reported as stored are reported as removed first."""
     @property
     def places(self) -> list[str]:
         """``pool``, then the names of the depot's tiers; empty before the first answer of a depot."""

@@ -406,6 +406,7 @@ STAGES = {
 
 DRY = {
     "test": "its parts are stages",
+    "test-full": "takes hours; its parts are stages in a small form",
     "ptx-check": "a part of make lint",
     "fix": "rewrites the tree",
     "vllm-env": "a part of make test-engine",

@@ -102,20 +102,6 @@ def settle(socket: str) -> None:
     wait_until_clean(Path(socket), SETTLE_S)
 
 
-def let_dumps_end(socket: str) -> None:
-    """Waits until no block is being dumped, if a depot answers: the engine returns before its last dumps have ended."""
-    from tools.lab.depot import CLEAN_POLLS, depot_stats
-
-    end_s = time.monotonic() + DUMPS_S
-    still = 0
-    while still < CLEAN_POLLS and time.monotonic() < end_s:
-        stats = depot_stats(Path(socket))
-        if stats is None:
-            return
-        still = 0 if stats.get("pool_filling_bytes") else still + 1
-        time.sleep(0.01)
-
-
 def with_depot(socket: str, use: Callable[[Any], Any]) -> Any:
     """Queries the engine's depot through a separate attachment."""
     from kvdepot import _native
@@ -243,8 +229,10 @@ class Run:
         self.results[phase["name"]] = sum(found) / len(found)
 
     def reset(self, phase: dict[str, Any]) -> None:
+        from tools.lab.depot import let_dumps_end
+
         if self.socket is not None:
-            let_dumps_end(self.socket)
+            let_dumps_end(Path(self.socket), DUMPS_S)
         for _ in range(50):
             if self.llm.reset_prefix_cache():
                 return

@@ -1,4 +1,4 @@
-"""KV events of a real vLLM, as a router's subscriber gets them: what the depot has, whoever stored it."""
+"""KV events of a real vLLM, as a router's subscriber gets them: what the depot has, whichever engine stored it."""
 
 import threading
 from pathlib import Path

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from kvdepot.config import load_config
+from kvdepot.config import load_config, load_engine_config
 from kvdepot.errors import ConfigError
 
 MINIMAL = """\
@@ -95,7 +95,7 @@ FLAT = [
     ("load_policy: deadline", "needs load_deadline_ms"),
     ("load_deadline_ms: 5", "has no use with load_policy faster"),
     ("load_policy: deadline\nload_deadline_ms: 31000", "must not be more than timeout_ms"),
-    ("start_depot: false\nshare_depot: false", ":1: start_depot: nobody else starts an engine's own depot"),
+    ("start_depot: false\nshare_depot: false", ":1: start_depot: no other process starts an engine's own depot"),
     ("start_depot: false\nmode: embedded", ":1: start_depot: an embedded depot is a part of this process"),
     ("use_layerwise: sometimes", ":1: use_layerwise: must be True, False or 'auto'"),
     ("pipeline: Cache|Remote", "its Remote tier needs servers: add remote_servers"),
@@ -268,3 +268,13 @@ def test_remote_servers_reach_the_core(machine, tmp_path):
         "connections": 4,
         "protocol": "auto",
     }
+
+
+def test_an_engine_names_a_file_or_keys(tmp_path):
+    file = tmp_path / "kvdepot.yaml"
+    file.write_text("pool_gb: 2\n")
+    assert load_engine_config({"config": str(file)}).pool_gb == load_engine_config({"pool_gb": 2}).pool_gb == 2
+    with pytest.raises(ConfigError, match=r"^config: names a file, but there are other keys, too: mode, pool_gb$"):
+        load_engine_config({"config": str(file), "pool_gb": 1, "mode": "node"})
+    with pytest.raises(ConfigError, match=r"^config: must be the name of a file, got 7$"):
+        load_engine_config({"config": 7})

@@ -104,6 +104,8 @@ def test_an_upgrade_with_a_take_over_costs_nothing(file: str) -> None:
         (["--lose-node", "first"], "--lose-node 'first': write NUMBER@PERCENT"),
         (["--add-server", "1@101"], "--add-server '1@101'"),
         (["--lose-node", "9@50"], "no such node"),
+        (["--lose-node", "9@100"], "no such node"),
+        (["--add-node", "1@50"], "up already"),
         (["--lose-server", "0@50"], "no such pool server"),
         (["--nodes", "1", "--lose-node", "0@50"], "a node that is up"),
     ],

@@ -18,6 +18,7 @@ from tools.lab.child import POLL_S, Child, ChildError
 START_S = 30.0
 CALL_MS = 1000
 CLEAN_POLLS = 3
+DUMP_POLL_S = 0.01
 UNSAVED = ("pool_filling_bytes", "pool_dirty_bytes", "writes_queued")
 
 
@@ -126,3 +127,18 @@ def wait_until_clean(socket: Path, timeout_s: float) -> None:
         if time.monotonic() > end_s:
             raise TimeoutError(f"the depot is not clean after {timeout_s:.0f} s: {unsaved or 'it does not answer'}")
         time.sleep(POLL_S)
+
+
+def let_dumps_end(socket: Path, timeout_s: float) -> None:
+    """Waits until no block is being dumped, if a depot answers: an engine returns before its last dumps have ended.
+
+    Returns after ``timeout_s`` at the latest.
+    """
+    end_s = time.monotonic() + timeout_s
+    seen_still = 0
+    while seen_still < CLEAN_POLLS and time.monotonic() < end_s:
+        stats = depot_stats(socket)
+        if stats is None:
+            return
+        seen_still = 0 if stats.get("pool_filling_bytes") else seen_still + 1
+        time.sleep(DUMP_POLL_S)

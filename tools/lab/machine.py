@@ -1,4 +1,4 @@
-"""Facts to report beside a figure: the machine and its load. Also drops files from the page cache."""
+"""Facts to report with a figure: the machine and its load. Also drops files from the page cache."""
 
 import os
 import platform

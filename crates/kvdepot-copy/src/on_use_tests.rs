@@ -60,7 +60,7 @@ impl Twice {
         entries.chunks_exact(8).take(pages.end).skip(pages.start).filter(present).count() * page_bytes()
     }
 
-    /// Returns the bytes of the memory that are resident, whoever maps them.
+    /// Returns the number of resident bytes of the memory, whichever process maps them.
     fn resident(&self) -> usize {
         let mut pages = vec![0u8; LEN / page_bytes()];
         // SAFETY: inside of the mapping, a byte for each page.

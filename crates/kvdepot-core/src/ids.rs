@@ -1,4 +1,4 @@
-//! Numbers that the machine and the accounts beside it have in common.
+//! Numbers that the machine shares with the accounts outside of it.
 
 /// A tier's position in the pipeline.
 pub type TierIndex = usize;

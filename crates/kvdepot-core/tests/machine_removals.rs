@@ -53,7 +53,7 @@ fn a_removal_that_a_tier_could_not_carry_out_is_owed_and_tried_again() {
     lab.end_removal(1, failed());
     assert!(
         matches!(lab.reply(token), Some(Reply::Removed { was_there, left: 1 }) if was_there == [true]),
-        "whoever asked is told"
+        "the caller is told"
     );
     // A tier that may have the earlier value does not get what is stored under the key.
     lab.put(1);

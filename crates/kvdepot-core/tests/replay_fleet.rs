@@ -173,5 +173,15 @@ fn wrong_fleets_are_refused() {
     assert!(changed(Change::LoseNode(1)).contains("no such node"));
     assert!(changed(Change::AddNode(2)).contains("no such node"));
     assert!(changed(Change::LoseServer(0)).contains("no such pool server"));
+    assert!(changed(Change::AddNode(0)).contains("up already"));
+    let all = |changes: Vec<(f64, Change)>| refused(Fleet { changes, ..shared(fleet(2, 1), 1, 1) });
+    assert!(all(vec![(0.0, Change::AddServer(0))]).contains("up already"));
+    assert!(all(vec![(0.0, Change::LoseServer(0)); 2]).contains("down already"));
+    assert!(all(vec![(0.0, Change::LoseNode(0)); 2]).contains("down already"));
+    assert!(all(vec![(1.0, Change::LoseNode(7))]).contains("no such node"), "after the last request, too");
+    for wrong in [vec![1.1], vec![-0.1], vec![f64::NAN], vec![0.5, 0.4]] {
+        let changes = wrong.into_iter().map(|at| (at, Change::Upgrade { node: 0, takes_over: true }));
+        assert!(all(changes.collect()).contains("ascending shares"));
+    }
     assert_eq!(simulate(&Trace::new(), &fleet(1, 1)).unwrap(), []);
 }

@@ -147,7 +147,7 @@ impl Runner {
         let event = event();
         let name = event.name();
         machine.step(self.nanos(locked), event, &mut effects);
-        // Locked before anything shows that blocks are gone: whoever misses one waits until the reason is noted.
+        // Locked before anything shows that blocks are gone: a lookup that misses one waits until the reason is recorded.
         let noting = (!effects.gone.is_empty()).then(|| self.locator.misses.begin_noting());
         self.locator.presence.set(&effects.visible);
         self.locator.events.pool_changed(&effects.visible);

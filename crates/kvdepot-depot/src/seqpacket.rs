@@ -135,7 +135,7 @@ impl SeqPacket {
         if let Some(fds) = &fds
             && !ancillary.push(SendAncillaryMessage::ScmRights(fds))
         {
-            return Err(Error::new(ErrorKind::Protocol, "no room for a descriptor beside the frame"));
+            return Err(Error::new(ErrorKind::Protocol, "a frame has no room for its descriptors"));
         }
         loop {
             let slices = [IoSlice::new(frame)];

@@ -5,9 +5,9 @@
 mod bucket_server;
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use bucket_server::{Act, BucketServer};
+use bucket_server::{Act, BucketServer, until};
 use kvdepot_core::{BlockHash, BlockLayout, NamespaceSpec};
 use kvdepot_depot::direct::{OpenNamespace, ReadSlot};
 use kvdepot_depot::message::{Request, Response};
@@ -72,14 +72,6 @@ fn load(depot: &Depot, namespace: OpenNamespace, count: u8) -> Vec<bool> {
         true
     };
     (0..count).zip(slots).map(right).collect()
-}
-
-fn until(what: &str, is: impl Fn() -> bool) {
-    let end = Instant::now() + HANG;
-    while !is() {
-        assert!(Instant::now() < end, "{what}");
-        std::thread::yield_now();
-    }
 }
 
 #[test]

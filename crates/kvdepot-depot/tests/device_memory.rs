@@ -1,5 +1,5 @@
-//! What an engine keeps registered of the caller's pages: only until the store is closed, whoever still holds a part of
-//! it.
+//! An engine keeps the caller's pages registered only until the store is closed, even if a part of the store is still
+//! referenced.
 #![allow(clippy::unwrap_used, reason = "tests fail where they cannot go on")]
 
 use std::sync::Arc;

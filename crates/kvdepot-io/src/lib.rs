@@ -16,6 +16,7 @@ pub mod engine;
 pub mod faults;
 pub mod fork;
 pub mod inherited;
+mod intake;
 pub mod iobuf;
 pub mod kernel;
 pub mod mapped;

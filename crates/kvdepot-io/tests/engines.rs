@@ -321,12 +321,19 @@ fn shutdown_leaves_memory_to_what_is_under_way(kind: Kind) {
     }
 }
 
-fn a_request_that_the_kernel_gives_up_is_late_and_leaves_nothing(kind: Kind) {
+/// Returns a place and an engine of one thread for reads and one for writes, if both bypass the page cache here.
+fn direct(kind: Kind) -> Option<(Place, Arc<dyn IoEngine>)> {
     let place = Place::new(kind, DirectUse::Always);
-    let Some(engine) = kind.open(1, 1, 64, &place.faults) else { return };
+    let engine = kind.open(1, 1, 64, &place.faults)?;
     if !has_direct(place.dir.path()) {
-        return eprintln!("not tested: no O_DIRECT here");
+        eprintln!("not tested: no O_DIRECT here");
+        return None;
     }
+    Some((place, engine))
+}
+
+fn a_request_that_the_kernel_gives_up_is_late_and_leaves_nothing(kind: Kind) {
+    let Some((place, engine)) = direct(kind) else { return };
     write_now(&place, &*engine, 1, 9000).unwrap();
     place.faults.let_cancel().hang(FaultOp::Read).hang(FaultOp::Write);
     let soon = Duration::from_secs(3);
@@ -346,11 +353,7 @@ fn a_request_that_the_kernel_gives_up_is_late_and_leaves_nothing(kind: Kind) {
 }
 
 fn a_thread_full_of_late_requests_is_replaced(kind: Kind) {
-    let place = Place::new(kind, DirectUse::Always);
-    let Some(engine) = kind.open(1, 1, 64, &place.faults) else { return };
-    if !has_direct(place.dir.path()) {
-        return eprintln!("not tested: no O_DIRECT here");
-    }
+    let Some((place, engine)) = direct(kind) else { return };
     write_now(&place, &*engine, 1, 9000).unwrap();
     place.faults.hang(FaultOp::Read);
     let (ended, end) = unbounded();
@@ -376,11 +379,7 @@ fn a_thread_full_of_late_requests_is_replaced(kind: Kind) {
 }
 
 fn a_queue_that_breaks_frees_nothing_and_is_replaced(kind: Kind) {
-    let place = Place::new(kind, DirectUse::Always);
-    let Some(engine) = kind.open(1, 1, 64, &place.faults) else { return };
-    if !has_direct(place.dir.path()) {
-        return eprintln!("not tested: no O_DIRECT here");
-    }
+    let Some((place, engine)) = direct(kind) else { return };
     write_now(&place, &*engine, 1, 9000).unwrap();
     place.faults.hang(FaultOp::Read);
     let (lost, loss) = unbounded();
@@ -403,11 +402,7 @@ fn a_queue_that_breaks_frees_nothing_and_is_replaced(kind: Kind) {
 }
 
 fn completions_are_heard_of_while_others_keep_coming(kind: Kind) {
-    let place = Place::new(kind, DirectUse::Always);
-    let Some(engine) = kind.open(1, 1, 64, &place.faults) else { return };
-    if !has_direct(place.dir.path()) {
-        return eprintln!("not tested: no O_DIRECT here");
-    }
+    let Some((place, engine)) = direct(kind) else { return };
     write_now(&place, &*engine, 1, 9000).unwrap();
     // One that the kernel completes, and one that it cancels on request.
     place.faults.let_cancel().at(FaultOp::Read, 1, Fault::Hang);
@@ -438,11 +433,7 @@ fn completions_are_heard_of_while_others_keep_coming(kind: Kind) {
 }
 
 fn a_sync_that_failed_is_not_tried_again(kind: Kind) {
-    let place = Place::new(kind, DirectUse::Always);
-    let Some(engine) = kind.open(1, 1, 64, &place.faults) else { return };
-    if !has_direct(place.dir.path()) {
-        return eprintln!("not tested: no O_DIRECT here");
-    }
+    let Some((place, engine)) = direct(kind) else { return };
     // The system reports a write-back error once: another sync would succeed.
     place.faults.at(FaultOp::Meta, 0, Fault::NoMemory);
     write_now(&place, &*engine, 0, 5000).unwrap_err();

@@ -4,7 +4,7 @@ use kvdepot_core::replay::{self, Change, Fleet, Route, Window};
 use kvdepot_core::{Error, ErrorKind, Result};
 use serde::Deserialize;
 
-use crate::trace::LevelJson;
+use crate::level::LevelJson;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -69,8 +69,9 @@ impl FleetJson {
 
 /// Simulates the fleet that the JSON describes, and returns its windows as JSON.
 pub(crate) fn run(trace: &replay::Trace, fleet_json: &str) -> Result<String> {
-    let fleet: FleetJson = serde_json::from_str(fleet_json)
-        .map_err(|e| Error::new(ErrorKind::Config, "a fleet cannot be read").with_source(e))?;
+    let fleet: FleetJson = serde_json::from_str(fleet_json).map_err(|e| {
+        Error::new(ErrorKind::Config, "the description of a fleet is not valid").with_source(e)
+    })?;
     let windows = replay::simulate(trace, &fleet.fleet()?)?;
     let json = |window: &Window| {
         let levels: Vec<_> = window

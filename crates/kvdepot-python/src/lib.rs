@@ -9,6 +9,7 @@ mod device;
 mod errors;
 mod fleet;
 mod follower;
+mod level;
 mod meter;
 mod namespace;
 mod recorder;

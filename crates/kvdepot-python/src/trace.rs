@@ -1,50 +1,22 @@
 //! `Trace`: traces in memory, and simulations of caches with them.
 
-use kvdepot_core::machine::{Placement, WriteWhen};
 use kvdepot_core::replay::{self, Level};
 use kvdepot_core::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
-use serde::Deserialize;
 
 use crate::errors::OrRaise;
 use crate::fleet;
+use crate::level::LevelJson;
 
 #[pyclass(frozen, module = "kvdepot._native")]
 pub(crate) struct Trace {
     inner: Mutex<replay::Trace>,
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct LevelJson {
-    policy: String,
-    capacity: u64,
-    #[serde(default)]
-    write: Option<String>,
-    #[serde(default)]
-    promote: bool,
-}
-
-impl LevelJson {
-    pub(crate) fn level(self) -> Result<Level> {
-        let write = match self.write.as_deref() {
-            None | Some("through") => WriteWhen::Through,
-            Some("second_use") => WriteWhen::OnSecondUse,
-            Some("cold") => WriteWhen::WhenCold,
-            Some(other) => {
-                return Err(Error::new(ErrorKind::Config, "a tier is written through, second_use or cold")
-                    .with("write", other));
-            }
-        };
-        let placement = Placement { write, promote: self.promote };
-        Ok(Level { policy: self.policy, capacity: self.capacity, placement })
-    }
-}
-
 fn run(trace: &replay::Trace, levels_json: &str) -> Result<String> {
     let levels: Vec<LevelJson> = serde_json::from_str(levels_json).map_err(|e| {
-        Error::new(ErrorKind::Config, "levels of a replay are not as they should be").with_source(e)
+        Error::new(ErrorKind::Config, "the levels of a replay are not valid JSON of levels").with_source(e)
     })?;
     let levels: Result<Vec<Level>> = levels.into_iter().map(LevelJson::level).collect();
     let report = replay::replay(trace, &levels?)?;

@@ -29,7 +29,7 @@ pub enum Rule {
     Forgetting,
     /// A block is in its preferred region while that has space.
     Regions,
-    /// What is told of blocks that went, and of claims that missed some, is so.
+    /// Reports about blocks that went, and about claims that missed some, are true.
     Misses,
     /// The machine's own totals.
     Totals,

@@ -84,7 +84,7 @@ impl Memory {
         }
     }
 
-    /// Writes like a device, whoever owns the page.
+    /// Writes like a device, whichever process owns the page.
     pub(crate) fn put(&mut self, page: usize, tag: u64) {
         self.0[page].tag = tag;
     }

@@ -14,7 +14,7 @@ impl World {
             self.reached.insert("went");
             let left_pool = tier.is_none() && matches!(fate, Fate::Evicted | Fate::Forgotten);
             if left_pool && self.presence.contains(key) {
-                return fail(Rule::Misses, format!("{} is told as {fate:?}, and is there", name(key)));
+                return fail(Rule::Misses, format!("{} is reported as {fate:?}, but is there", name(key)));
             }
         }
         for Missed { key, asked, hit, short, namespaces, .. } in &out.missed {
@@ -24,7 +24,7 @@ impl World {
                 return fail(Rule::Misses, what);
             }
             if *short == Short::Absent && self.presence.contains(key) {
-                return fail(Rule::Misses, format!("{} is told as absent, and is there", name(key)));
+                return fail(Rule::Misses, format!("{} is reported as absent, but is there", name(key)));
             }
         }
         Ok(())

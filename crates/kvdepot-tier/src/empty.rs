@@ -7,7 +7,7 @@ use kvdepot_core::{BlockKey, NamespaceId, NamespaceSpec, Result, next_epoch};
 use parking_lot::Mutex;
 use serde_json::Value;
 
-use crate::registry::TierEntry;
+use crate::entry::TierEntry;
 use crate::settings::Fields;
 use crate::{Done, Fetched, Presence, ReadItem, Tier, TierUsage, WriteItem, Written};
 

@@ -5,12 +5,13 @@ use std::time::Instant;
 
 use hashbrown::HashMap;
 use hashlink::LruCache;
+use kvdepot_core::limits::SNAPSHOT_HASHES_MAX;
 use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Result, next_epoch};
 use kvdepot_io::SlotBuf;
 use parking_lot::Mutex;
 use serde_json::Value;
 
-use crate::registry::TierEntry;
+use crate::entry::TierEntry;
 use crate::settings::{Fields, Kind, Setting};
 use crate::{Done, Fetched, Presence, ReadItem, Tier, TierUsage, WriteItem, Written};
 
@@ -31,8 +32,17 @@ fn open(config: &Value) -> Result<Arc<dyn Tier>> {
 struct Memory {
     epochs: HashMap<NamespaceId, u32>,
     spaces: HashMap<NamespaceId, Arc<NamespaceSpec>>,
-    blocks: LruCache<BlockKey, Arc<[u8]>>,
+    blocks: LruCache<BlockKey, Block>,
     bytes: u64,
+    /// Number of blocks stored so far.
+    stored: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Block {
+    bytes: Arc<[u8]>,
+    /// How many blocks were stored before it: its position in the list of keys, which no use changes.
+    number: u64,
 }
 
 /// Keeps blocks in a bounded map. Calls complete before they return.
@@ -50,6 +60,7 @@ impl FakeTier {
             spaces: HashMap::new(),
             blocks: LruCache::new_unbounded(),
             bytes: 0,
+            stored: 0,
         };
         Self { capacity_bytes, memory: Mutex::new(memory) }
     }
@@ -74,12 +85,14 @@ impl FakeTier {
         }
         while self.capacity_bytes > 0 && memory.bytes + bytes > self.capacity_bytes {
             let Some((_, evicted)) = memory.blocks.remove_lru() else { break };
-            memory.bytes -= evicted.len() as u64;
+            memory.bytes -= evicted.bytes.len() as u64;
         }
         let mut copy = vec![0; block_bytes];
         src.read_at(0, &mut copy);
-        memory.blocks.insert(key, copy.into());
+        let number = memory.stored;
+        memory.blocks.insert(key, Block { bytes: copy.into(), number });
         memory.bytes += bytes;
+        memory.stored += 1;
         Ok(Written::New)
     }
 }
@@ -107,7 +120,7 @@ impl Memory {
         match self.block_bytes(key) {
             None => Ok(None),
             Some(block_bytes) if dst.len() < block_bytes => Err(small_slot(dst)),
-            Some(_) => Ok(self.blocks.get(key).map(Arc::clone)),
+            Some(_) => Ok(self.blocks.get(key).map(|block| Arc::clone(&block.bytes))),
         }
     }
 
@@ -131,8 +144,8 @@ impl Memory {
     }
 
     fn forget(&mut self, key: &BlockKey) {
-        if let Some(bytes) = self.blocks.remove(key) {
-            self.bytes -= bytes.len() as u64;
+        if let Some(block) = self.blocks.remove(key) {
+            self.bytes -= block.bytes.len() as u64;
         }
     }
 }
@@ -236,13 +249,42 @@ impl Tier for FakeTier {
         TierUsage { blocks: memory.blocks.len() as u64, bytes: memory.bytes, bytes_max: self.capacity_bytes }
     }
 
-    fn keys_from(&self, namespace: NamespaceId, _from: u64) -> (Vec<BlockKey>, Option<u64>) {
+    fn keys_from(&self, namespace: NamespaceId, from: u64) -> (Vec<BlockKey>, Option<u64>) {
         let memory = self.memory.lock();
-        let keys = memory.blocks.iter().map(|(key, _)| *key);
-        (keys.filter(|key| key.namespace == namespace).collect(), None)
+        let numbered = memory.blocks.iter().map(|(key, block)| (block.number, *key));
+        let mut rest: Vec<_> =
+            numbered.filter(|(number, key)| *number >= from && key.namespace == namespace).collect();
+        drop(memory);
+        rest.sort_unstable_by_key(|(number, _)| *number);
+        let next = rest.get(SNAPSHOT_HASHES_MAX).map(|(number, _)| *number);
+        (rest.into_iter().take(SNAPSHOT_HASHES_MAX).map(|(_, key)| key).collect(), next)
     }
 
     fn drain(&self, _deadline: Instant) -> bool {
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvdepot_core::BlockLayout;
+
+    use super::*;
+    use crate::conformance::{Bench, spec};
+
+    /// The answer to a follower of events has room for one piece, and no more.
+    #[test]
+    fn keys_come_in_pieces_that_uses_do_not_reorder() {
+        const COUNT: u64 = SNAPSHOT_HASHES_MAX as u64 + 10;
+        let layout = BlockLayout::new(vec![vec![1]]).unwrap();
+        let bench = Bench::with(Arc::new(FakeTier::new(0)), spec("pieces", layout));
+        bench.write_all(COUNT);
+        let id = bench.spec.id(bench.epoch);
+        let (first, next) = bench.tier.keys_from(id, 0);
+        assert_eq!(first, bench.keys(SNAPSHOT_HASHES_MAX as u64));
+        bench.tier.touch(&bench.keys(1));
+        bench.remove(COUNT - 1).unwrap();
+        let rest = bench.tier.keys_from(id, next.unwrap());
+        assert_eq!(rest, ((COUNT - 10..COUNT - 1).map(|n| bench.key(n)).collect(), None));
     }
 }

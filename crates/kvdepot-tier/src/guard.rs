@@ -389,12 +389,12 @@ impl<T: Tier> Tier for Guarded<T> {
         self.inner.figures()
     }
 
-    /// Lists what a tier that is off holds, too.
+    /// Also lists the blocks of a tier that is switched off.
     fn keys(&self, namespace: NamespaceId) -> Vec<BlockKey> {
         self.inner.keys(namespace)
     }
 
-    /// A tier that is switched off has nothing that could be read.
+    /// Returns nothing while the tier is switched off, because nothing can be read then.
     fn keys_from(&self, namespace: NamespaceId, from: u64) -> (Vec<BlockKey>, Option<u64>) {
         if self.is_off() { (Vec::new(), None) } else { self.inner.keys_from(namespace, from) }
     }

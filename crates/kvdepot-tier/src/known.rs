@@ -143,8 +143,9 @@ mod tests {
         known.forget_namespace(NamespaceId([1; 16]));
         assert_eq!((known.usage().bytes, known.presence(&key(1), now)), (0, Presence::Unknown));
     }
-    /// Every belief is in one piece, no piece is long, and each is read fresh: otherwise a follower of events would be
-    /// told of blocks that were removed while it read the list.
+
+    /// Every present block is in one piece, no piece is too long, and each piece is read afresh. Otherwise a follower of
+    /// events would report blocks that were removed while it read the list.
     #[test]
     fn pieces_have_every_present_block_and_none_that_was_removed_before() {
         let mut known = Known::new(Duration::from_secs(60), Duration::from_secs(60));

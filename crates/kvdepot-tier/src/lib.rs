@@ -8,6 +8,7 @@ mod blocking;
 pub mod conformance;
 pub mod dax;
 pub mod empty;
+pub mod entry;
 pub mod fake;
 pub mod format;
 pub mod guard;
@@ -16,6 +17,7 @@ pub mod object;
 pub mod posix;
 pub mod registry;
 pub mod remote;
+mod served;
 pub mod settings;
 mod shared_tier;
 pub mod slab;
@@ -178,7 +180,7 @@ pub trait Tier: Send + Sync + Debug {
     /// When the call returns, before its `Done` and whatever the outcome, bytes of earlier epochs that this tier knows
     /// are unreachable; those of epochs that others have begun are unreachable when it is done. Their space is freed in
     /// the background. On failure the tier neither reads nor writes this namespace until the advance is stored. It
-    /// retries that by itself, also after a restart if the store can record it at all.
+    /// retries that automatically, also after a restart if the store can record it at all.
     fn advance_epoch(&self, spec: &Arc<NamespaceSpec>, at_least: u32, deadline: Instant, done: Done<u32>);
 
     /// Tells the tier that the depot no longer knows a namespace and has nothing in flight in it: the tier may free the

@@ -6,24 +6,9 @@ use std::sync::Arc;
 use kvdepot_core::{Error, ErrorKind, Result, pipeline};
 use serde_json::{Value, json};
 
-use crate::settings::{MEMORY_OUTLIVES, Setting, nearest};
+pub use crate::entry::TierEntry;
+use crate::settings::{MEMORY_OUTLIVES, nearest};
 use crate::{GuardConfig, Guarded, Tier, dax, empty, fake, object, posix, remote, slab};
-
-/// Description of a tier.
-#[derive(Debug)]
-pub struct TierEntry {
-    /// Its name in a pipeline. In a depot's configuration, its settings are under this name in lower case.
-    pub name: &'static str,
-    /// Makes a tier from its settings. All keys must be known (P10).
-    pub open: fn(&Value) -> Result<Arc<dyn Tier>>,
-    /// Whether it has its own circuit breakers, like a tier with several servers: one dead server must not disable the
-    /// others.
-    pub guards_itself: bool,
-    /// Its settings, in the order of the documentation.
-    pub settings: &'static [Setting],
-    /// Whether users have keys for it, including those of its placement. False for tiers that only measure or test.
-    pub for_users: bool,
-}
 
 /// All tiers, in the order of the documentation.
 pub const TIERS: [&TierEntry; 7] =
@@ -39,13 +24,6 @@ pub const NAMES: [&str; TIERS.len()] = {
     }
     names
 };
-
-impl TierEntry {
-    /// Returns the key of its settings.
-    pub fn key(&self) -> String {
-        self.name.to_ascii_lowercase()
-    }
-}
 
 /// Makes a tier by its name in a pipeline, from a JSON object of settings.
 pub fn build(name: &str, config: &Value) -> Result<Arc<dyn Tier>> {

@@ -5,9 +5,9 @@ mod bucket_server;
 
 use std::process::Command;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use bucket_server::{Act, BucketServer};
+use bucket_server::{Act, BucketServer, until};
 use kvdepot_core::{BlockKey, BlockLayout, ErrorKind};
 use kvdepot_tier::conformance::{Bench, Waiting, spec};
 use kvdepot_tier::{ObjectConfig, ObjectTier, Presence, Tier, TierEvents, Written};
@@ -21,14 +21,6 @@ fn open(server: &BucketServer, change: impl FnOnce(&mut ObjectConfig)) -> Bench 
 
 fn figure(bench: &Bench, name: &str) -> u64 {
     bench.tier.figures().into_iter().find(|(known, _)| *known == name).unwrap().1
-}
-
-fn until(what: &str, is: impl Fn() -> bool) {
-    let end = Bench::soon();
-    while !is() {
-        assert!(Instant::now() < end, "{what}");
-        std::thread::yield_now();
-    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ mod bucket_server;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bucket_server::{Act, BucketServer};
+use bucket_server::{Act, BucketServer, until};
 use kvdepot_core::ErrorKind;
 use kvdepot_tier::conformance::{Bench, Waiting};
 use kvdepot_tier::{ObjectConfig, ObjectTier, Presence, Tier, Written};
@@ -25,14 +25,6 @@ type Damage<'a> = &'a dyn Fn(&mut Vec<u8>);
 
 fn figure(bench: &Bench, name: &str) -> u64 {
     bench.tier.figures().into_iter().find(|(known, _)| *known == name).unwrap().1
-}
-
-fn until(what: &str, is: impl Fn() -> bool) {
-    let end = Bench::soon();
-    while !is() {
-        assert!(Instant::now() < end, "{what}");
-        std::thread::yield_now();
-    }
 }
 
 /// Returns the name of a block's object.

@@ -290,7 +290,7 @@ fn a_reset_reaches_a_server_that_was_away() {
         assert!(bench.epoch >= 5);
         until(|| can_write(&bench, 7));
         let other = open(config(&[&again]));
-        assert_eq!(other.epoch, bench.epoch, "{speaks:?}: whoever comes next knows of it");
+        assert_eq!(other.epoch, bench.epoch, "{speaks:?}: the next depot knows of it");
         assert!(!other.read_is_right(0) && other.read_is_right(7));
     }
 }

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvdepot.config.keys import nearest
+from kvdepot.config.keys import suggestion
 from kvdepot.errors import config_error
 
 if TYPE_CHECKING:
@@ -79,9 +79,8 @@ def log_level(configured: str, environ: Mapping[str, str]) -> tuple[str, str | N
             continue
         level = _ALIASES.get(said, said)
         if level not in LOG_LEVELS:
-            hint = nearest(level, LOG_LEVELS)
-            did_you_mean = f"did you mean {hint}?" if hint else f"levels are {', '.join(LOG_LEVELS)}"
-            raise config_error(f"environment variable {variable} is {said!r}, which is not a log level: {did_you_mean}")
+            do = suggestion(level, LOG_LEVELS, f"levels are {', '.join(LOG_LEVELS)}")
+            raise config_error(f"environment variable {variable} is {said!r}, which is not a log level: {do}")
         return level, variable
     return configured, None
 

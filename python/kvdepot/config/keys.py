@@ -104,7 +104,7 @@ def type_text(field: FieldInfo) -> str:
     )
 
 
-def nearest(name: object, known: Iterable[str]) -> str | None:
-    """Returns the known name most similar to ``name``; ``None`` if none is similar."""
+def suggestion(name: object, known: Iterable[str], otherwise: str) -> str:
+    """Suggests the known name most similar to ``name``; returns ``otherwise`` if none is similar."""
     found = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
-    return found[0] if found else None
+    return f"did you mean {found[0]}?" if found else otherwise

@@ -9,7 +9,7 @@ from pydantic_core import ErrorDetails
 
 from kvdepot.config import core
 from kvdepot.config.document import Document, read_document
-from kvdepot.config.keys import nearest
+from kvdepot.config.keys import suggestion
 from kvdepot.config.machine import Machine
 from kvdepot.config.model import KVDepotConfig
 from kvdepot.config.pipeline import normal_pipeline, split_pipeline
@@ -102,8 +102,8 @@ def _unknown_text(document: Document, name: str) -> str:
     for key in keys:
         if name in key.facts.seeds:
             return f"{document.at((name,))}: unknown key: outside of ucm_connector_config it is spelled {key.name}"
-    hint = nearest(name, [*(key.name for key in keys), "ucm_connectors"])
-    said = f"did you mean {hint}?" if hint else "`kvdepot config keys` lists the known ones"
+    known = [*(key.name for key in keys), "ucm_connectors"]
+    said = suggestion(name, known, "`kvdepot config keys` lists the known ones")
     return f"{document.at((name,))}: unknown key: {said}"
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from kvdepot.config.document import Document, KeyPath, read_document
-from kvdepot.config.keys import nearest
+from kvdepot.config.keys import suggestion
 from kvdepot.errors import config_error
 
 Kind = Literal["counter", "gauge", "histogram"]
@@ -120,8 +120,7 @@ class _Reader:
         return tuple(float(one) for one in numbers)
 
     def _unknown(self, path: KeyPath, known: tuple[str, ...]) -> None:
-        hint = nearest(path[-1], known)
-        said = f"did you mean {hint}?" if hint else f"known here: {', '.join(known)}"
+        said = suggestion(path[-1], known, f"known here: {', '.join(known)}")
         self._problem(path, f"unknown key: {said}")
 
     def _problem(self, path: KeyPath, text: str) -> None:

@@ -1,6 +1,6 @@
 """Pipeline strings: a pool and the tiers below it, by the names and rules of the Rust core."""
 
-from kvdepot.config.keys import nearest
+from kvdepot.config.keys import suggestion
 from kvdepot.config.tier_table import LATER, TIERS
 
 POOLS = ("Cache", "Staging")
@@ -26,15 +26,13 @@ def pipeline_problem(pipeline: str) -> str | None:
     """Returns the problem of a pipeline in its normal spelling and what to write; ``None`` if it is valid."""
     pool, tiers = split_pipeline(pipeline)
     if pool not in POOLS:
-        hint = nearest(pool, POOLS)
-        said = f"did you mean {hint}?" if hint else f"write {' or '.join(POOLS)} first, as in Cache|Posix"
+        said = suggestion(pool, POOLS, f"write {' or '.join(POOLS)} first, as in Cache|Posix")
         return f"a pipeline begins with its pool, but {pool!r} is not one: {said}"
     for tier in tiers:
         if tier in POOLS:
             return f"{tier} is a pool: name one pool, first"
         if tier not in TIERS_KNOWN:
-            hint = nearest(tier, TIERS_KNOWN)
-            said = f"did you mean {hint}?" if hint else f"tiers are {', '.join(TIERS_KNOWN)}"
+            said = suggestion(tier, TIERS_KNOWN, f"tiers are {', '.join(TIERS_KNOWN)}")
             return f"{tier!r} is not a tier: {said}"
         if tier not in TIERS_AVAILABLE:
             return f"this version does not have the tier {tier}: use {', '.join(TIERS_AVAILABLE)}"

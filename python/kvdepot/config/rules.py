@@ -71,7 +71,7 @@ def _start(config: "KVDepotConfig") -> Iterator[Problem]:
     if config.start_depot:
         return
     if not config.share_depot:
-        yield Problem("start_depot", "nobody else starts an engine's own depot: remove start_depot or share_depot")
+        yield Problem("start_depot", "no other process starts an engine's own depot: remove start_depot or share_depot")
     if config.mode == "embedded":
         yield Problem("start_depot", "an embedded depot is a part of this process: remove it, or write mode: node")
 

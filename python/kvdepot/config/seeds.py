@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from kvdepot.config.document import Document, KeyPath, path_text
-from kvdepot.config.keys import Key, nearest
+from kvdepot.config.keys import Key, suggestion
 from kvdepot.config.said import Said
 
 STORES: Mapping[str, tuple[str, ...]] = {
@@ -90,8 +90,7 @@ class SeedReader:
                 self._unknown((*path, name), CONNECTOR_KEYS)
         store = connector.get("ucm_connector_name")
         if not isinstance(store, str) or store not in STORES:
-            hint = nearest(store, STORES)
-            said = f"did you mean {hint}?" if hint else f"write {' or '.join(STORES)}"
+            said = suggestion(store, STORES, f"write {' or '.join(STORES)}")
             self._problem((*path, "ucm_connector_name"), f"no known store: {said}, got {store!r}")
             return
         module = connector.get("ucm_connector_module_path", MODULES[store])
@@ -152,8 +151,7 @@ class SeedReader:
             text = "is of kvdepot's own spelling, which does not mix with ucm_connectors: write the file in one of them"
             self._problem(path, text)
             return
-        hint = nearest(name, known)
-        said = f"did you mean {hint}?" if hint else f"known here: {', '.join(known)}"
+        said = suggestion(name, known, f"known here: {', '.join(known)}")
         self._problem(path, f"unknown key: {said}")
 
     def _say(self, field: str, value: object, path: KeyPath) -> None:

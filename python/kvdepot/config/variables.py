@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import yaml
 
-from kvdepot.config.keys import Key, nearest
+from kvdepot.config.keys import Key, suggestion
 from kvdepot.config.said import Said
 
 PREFIX = "KVDEPOT_"
@@ -41,8 +41,7 @@ def unknown_variables(keys: Sequence[Key], environ: Mapping[str, str]) -> Iterat
             continue
         if _SERVICE_VALUE.match(value) or _SERVICE_NAME.fullmatch(name):
             continue
-        hint = nearest(name, known)
-        said = f"did you mean {hint}?" if hint else "unset it, or name another key"
+        said = suggestion(name, known, "unset it, or name another key")
         yield f"environment variable {name} belongs to no key and is not read: {said}"
 
 

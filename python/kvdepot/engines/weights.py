@@ -25,7 +25,7 @@ SPLIT = re.compile(r"-\d{5}-of-\d{5}(?=\.)")
 def weights_digest(place: Path) -> str:
     """Returns the digest of the weight files in a directory, or of one file and its companions; empty without any.
 
-    Companions are a file's split parts (``…-00001-of-00003.gguf``), and a projector for media (``mmproj…``) beside it.
+    Companions are a file's split parts (``…-00001-of-00003.gguf``), and a projector for media (``mmproj…``) next to it.
     For a file that is alone in its directory the digest equals the directory's.
     """
     return _digest([(path.name, path) for path in _weight_files(place)])

@@ -30,7 +30,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Measured:
-    """Counts measured beside an engine.
+    """Counts measured next to a running engine.
 
     Attributes:
         prompt_tokens: prompt tokens of all requests.

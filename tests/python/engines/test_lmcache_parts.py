@@ -479,7 +479,7 @@ def test_lmcaches_own_keys_are_read_or_named(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(options, "lmcache_logger", lambda: logger)
     assert options.read_extra_config({**DAX, **PLACE, "other.key": 1}).config.pipeline == "Cache|Empty"
     unused = "dax.device_path, dax.max_dax_size, dax.async_put"
-    assert said == [f"kvdepot: not used, since kvdepot.pipeline says where blocks lie: {unused}"]
+    assert said == [f"kvdepot: ignored, because kvdepot.pipeline determines the tiers: {unused}"]
     with pytest.raises(ConfigError, match=r"dax\.no_such_key"):
         options.read_extra_config({"dax.no_such_key": 1, **PLACE})
     with pytest.raises(ConfigError, match="no_such_key"):

@@ -347,7 +347,7 @@ mod tests {
         assert_eq!(
             choose(64 << 10, 128, true),
             Method::Batch,
-            "copy engines are good enough beside decoding"
+            "copy engines are good enough during decoding"
         );
         let near = calibration(&[(4096, 128, Method::Batch, 16.0), (4096, 128, Method::Kernel, 30.0)]);
         assert_eq!(near.choose(Direction::ToDevice, 4096, 128, false), Method::Kernel);

@@ -1,14 +1,14 @@
-//! A vector that grows in pieces. Elements never move, so growth holds the depot's lock only briefly and needs no
+//! A vector that grows in chunks. Elements never move, so growing holds the depot's lock only briefly and never needs
 //! memory for a second copy.
 
 use std::ops::{Index, IndexMut};
 
 use super::SlotId;
 
-/// Elements of a piece.
+/// Number of elements per chunk.
 const CHUNK: usize = 4096;
 
-/// A vector in pieces; see the module.
+/// A vector in chunks; see the module.
 #[derive(Debug)]
 pub(super) struct Chunked<T> {
     chunks: Vec<Box<[T]>>,
@@ -28,13 +28,13 @@ impl<T: Copy> Chunked<T> {
         }
     }
 
-    /// Returns the element, if the vector has it.
+    /// Returns the element if the vector reaches that far.
     pub(super) fn get(&self, at: SlotId) -> Option<T> {
         Some(self.chunks.get(at as usize / CHUNK)?[at as usize % CHUNK])
     }
 
-    /// Returns `len` elements from `at` on, which the vector has. `at` is a multiple of `len`, and `len` a power of two
-    /// up to a chunk's.
+    /// Returns `len` elements from `at` on. The vector must reach that far, `len` must be a power of two that is not larger
+    /// than a chunk, and `at` a multiple of `len`.
     pub(super) fn piece_mut(&mut self, at: SlotId, len: usize) -> &mut [T] {
         &mut self.chunks[at as usize / CHUNK][at as usize % CHUNK..][..len]
     }
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_reaches_where_it_was_told_to_and_elements_stay_in_place() {
+    fn it_reaches_as_far_as_requested_and_elements_stay_in_place() {
         let mut chunked = Chunked::new(7u8);
         assert_eq!(chunked.get(0), None);
         chunked.reach(0);

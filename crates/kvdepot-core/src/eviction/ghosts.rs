@@ -1,5 +1,5 @@
-//! Keys that recently left the small queue of S3-FIFO, as fingerprints of 32 bits. A collision only causes a worse
-//! choice.
+//! Keys that recently left the small queue of S3-FIFO, as 32-bit fingerprints. A collision only leads to a worse choice
+//! of a victim.
 
 use std::collections::VecDeque;
 use std::hash::BuildHasher;
@@ -7,12 +7,12 @@ use std::hash::BuildHasher;
 use crate::split_table::SplitTable;
 use foldhash::fast::FixedState;
 
-/// Fingerprints in one piece of the row.
+/// Number of fingerprints per chunk of the row.
 const CHUNK: usize = 4096;
-/// Maximum number of keys that are forgotten for each key that is remembered.
+/// Maximum number of keys to forget for each key that is added.
 const POPS_MAX: usize = 4;
 
-/// Remembered keys, oldest first. It takes about 14 bytes per key.
+/// Remembered keys, oldest first. Takes about 14 bytes per key.
 #[derive(Debug)]
 pub(super) struct Ghosts {
     /// Number of the newest entry of each remembered key; a key's earlier entries are stale.
@@ -21,11 +21,11 @@ pub(super) struct Ghosts {
     row: Row,
 }
 
-/// A queue in pieces whose entries are found by number. Numbers wrap; there are never 2^32 entries.
+/// A queue in chunks whose entries are found by number. Numbers wrap around; there are never 2^32 entries.
 #[derive(Debug, Default)]
 struct Row {
     chunks: VecDeque<Vec<u32>>,
-    /// Number of entries of the first piece that have left.
+    /// Number of entries that have left the first chunk.
     gone: usize,
     len: usize,
     /// Number of the oldest entry.
@@ -37,7 +37,7 @@ impl Row {
         if self.chunks.back().is_none_or(|chunk| chunk.len() == CHUNK) {
             self.chunks.push_back(Vec::with_capacity(CHUNK));
         }
-        self.chunks.back_mut().expect("a piece was just made").push(fingerprint);
+        self.chunks.back_mut().expect("a chunk was just added").push(fingerprint);
         self.len += 1;
         self.first.wrapping_add((self.len - 1) as u32)
     }
@@ -64,7 +64,7 @@ impl Ghosts {
         Self { newest: SplitTable::new(), hasher: FixedState::default(), row: Row::default() }
     }
 
-    /// Remembers a key, and at most `keys_max` in total (P7). If there are more, it forgets them step by step.
+    /// Adds a key. If there are more than `keys_max` (P7), forgets the oldest ones, a few per call.
     pub(super) fn remember(&mut self, fingerprint: u32, keys_max: usize) {
         let number = self.row.push(fingerprint);
         let (row, hasher) = (&self.row, &self.hasher);
@@ -76,7 +76,7 @@ impl Ghosts {
                 self.newest.insert(hash, number, rehash);
             }
         }
-        // In bounded pieces: after a reset there are far fewer slots than keys.
+        // The work per call is bounded: after a reset there are far fewer slots than keys.
         for _ in 0..POPS_MAX {
             if self.row.len <= keys_max.max(1) {
                 return;

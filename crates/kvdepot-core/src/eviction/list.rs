@@ -1,4 +1,4 @@
-//! Doubly linked lists threaded through vectors indexed by slot: every operation is O(1).
+//! Doubly linked lists of slots, stored in vectors that are indexed by slot. Every operation is O(1).
 
 use super::SlotId;
 use super::chunked::Chunked;
@@ -25,7 +25,7 @@ struct Ends {
 #[derive(Debug)]
 pub(super) struct SlotLists<const N: usize> {
     nodes: Chunked<Node>,
-    /// Number of each slot's list, stored separately: in the nodes it would take four bytes.
+    /// Number of each slot's list. Stored separately, because padding would make it four bytes in a node.
     list: Chunked<u8>,
     ends: [Ends; N],
 }
@@ -49,7 +49,7 @@ impl<const N: usize> SlotLists<N> {
         Some(self.ends[list].oldest).filter(|&slot| slot != NIL)
     }
 
-    /// Returns the neighbour that is newer than `slot` in its list.
+    /// Returns the next newer slot in the list of `slot`.
     pub(super) fn newer(&self, slot: SlotId) -> Option<SlotId> {
         Some(self.nodes[slot].newer).filter(|&slot| slot != NIL)
     }
@@ -71,7 +71,7 @@ impl<const N: usize> SlotLists<N> {
         self.ends[list].len += 1;
     }
 
-    /// Adds a slot that is in no list beside `newer`, which is in one, on its older side.
+    /// Adds a slot that is in no list to the list of `newer`, as its next older neighbour.
     pub(super) fn push_before(&mut self, newer: SlotId, slot: SlotId) {
         let list = self.list[newer];
         self.nodes.reach(slot);

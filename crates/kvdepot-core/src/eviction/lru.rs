@@ -10,7 +10,7 @@ const RECENCY: usize = 0;
 #[derive(Debug)]
 pub struct Lru {
     lists: SlotLists<1>,
-    /// A search that has not completed.
+    /// An interrupted search.
     walk: Option<Walk>,
 }
 

@@ -1,8 +1,8 @@
 //! S3-FIFO (Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023).
 //!
 //! New blocks enter a small queue, which has a tenth of the slots. Blocks that are used again there move to the main
-//! queue. The others leave early, and their keys are remembered for a while: a block that returns enters the main queue
-//! immediately. So a prompt that is seen once cannot evict blocks that many prompts share.
+//! queue. The others are evicted early, but their keys are remembered for a while, and a block that returns enters the
+//! main queue at once. So a prompt that occurs only once cannot evict blocks that many prompts share.
 
 use super::chunked::Chunked;
 use super::ghosts::Ghosts;
@@ -23,14 +23,14 @@ const PROMOTION_USES: u8 = 2;
 #[derive(Debug)]
 pub struct S3Fifo {
     lists: SlotLists<2>,
-    /// Uses of each slot since it was added or reprieved; valid only for slots in a list.
+    /// Uses of each slot since it was added or spared; valid only for slots in a list.
     uses: Chunked<u8>,
     /// Hash of each slot's key; valid only for slots in a list.
     fingerprints: Chunked<u32>,
     ghosts: Ghosts,
-    /// The last slot that `victim` returned. Only an eviction leaves a ghost; a doomed block does not.
+    /// The last slot that `victim` returned. Only an evicted block leaves a ghost, not one that leaves for another reason.
     chosen: Option<SlotId>,
-    /// A search that has not completed: the queues that it has yet to search, and its position in the first of them.
+    /// An interrupted search: the queues that are left, and its position in the first of them.
     search: Option<(&'static [usize], Walk)>,
 }
 
@@ -47,21 +47,21 @@ impl S3Fifo {
         }
     }
 
-    /// Returns whether the small queue has its share, so that its oldest slots are evicted before those of the main
+    /// Returns whether the small queue has its full share. If so, its oldest slots are evicted before those of the main
     /// queue.
     fn small_is_full(&self) -> bool {
         self.lists.len(SMALL) >= (self.len() / SMALL_DIVISOR).max(1)
     }
 
-    /// Returns the lists to search, in this order. The walk over the small queue may promote all slots that it meets,
-    /// so the main queue comes after it.
+    /// Returns the lists to search, in order. The walk over the small queue may promote every slot that it meets, so the
+    /// main queue comes after it.
     fn order(&self) -> &'static [usize] {
         if self.small_is_full() { &[SMALL, MAIN] } else { &[MAIN, SMALL, MAIN] }
     }
 
-    /// Walks over one queue, oldest first. Slots that may be evicted but were used often enough are kept: those of the
-    /// small queue move to the main queue, those of the main queue lose a use. So a walk that restarts for each of them
-    /// finds one.
+    /// Walks over one queue, oldest first. Spares slots that were used often enough: those of the small queue move to the
+    /// main queue, those of the main queue lose a use. The walk restarts for each slot that it spares, so it finds one in
+    /// the end.
     fn walk(
         &mut self,
         list: usize,

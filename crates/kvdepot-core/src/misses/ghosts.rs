@@ -34,7 +34,7 @@ pub struct Ghost {
     pub kept_s: Option<u32>,
 }
 
-/// Remembered blocks. Two keys share a fingerprint of 64 bits about never; then a miss is told a wrong reason.
+/// Remembered blocks. Two keys almost never share a 64-bit fingerprint. If they do, a miss is given a wrong reason.
 #[derive(Debug)]
 pub struct Ghosts {
     entries: Vec<Entry>,
@@ -75,7 +75,7 @@ impl Ghosts {
         gone.iter().for_each(|gone| self.note(now_s, gone));
     }
 
-    /// A block went, at this second. What is known of it already may say more.
+    /// Adds a block that went at this second. What is known about it already may be more specific.
     pub fn note(&mut self, now_s: u32, gone: &Gone) {
         if self.entries.is_empty() {
             return;

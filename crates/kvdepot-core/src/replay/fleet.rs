@@ -5,8 +5,8 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
+use super::level::{Level, LevelReport, TIERS_MAX};
 use super::levels::{Levels, Store};
-use super::run::{Level, LevelReport, TIERS_MAX};
 use super::servers::Servers;
 use super::trace::Trace;
 use crate::error::{Error, ErrorKind, Result};
@@ -63,7 +63,7 @@ pub struct Fleet {
     pub route: Route,
     /// Number of times that each request is sent, each time with blocks of its own, as by so many tenants.
     pub copies: usize,
-    /// Changes, and after which share of all requests each happens, in order.
+    /// Changes, and after which share of all requests each happens: 0 to 1, ascending.
     pub changes: Vec<(f64, Change)>,
     /// Number of parts of the trace that are reported separately.
     pub windows: usize,
@@ -134,7 +134,7 @@ impl<'a> State<'a> {
     fn change(&mut self, change: Change) -> Result<()> {
         match change {
             Change::LoseNode(node) => {
-                self.node(node)?.is_up = false;
+                self.set_up(node, false)?;
                 if !self.nodes.iter().any(|node| node.is_up) {
                     return Err(
                         Error::new(ErrorKind::Config, "a fleet needs a node that is up").with("lost", node)
@@ -143,7 +143,7 @@ impl<'a> State<'a> {
             }
             Change::AddNode(node) if node == self.nodes.len() && node < FLEET_MAX => self.add_new_node()?,
             Change::AddNode(node) => {
-                self.node(node)?.is_up = true;
+                self.set_up(node, true)?;
                 for level in 0..self.fleet.levels.len() {
                     self.empty(node, level)?;
                 }
@@ -154,7 +154,7 @@ impl<'a> State<'a> {
                     self.empty(node, 0)?;
                 }
             }
-            Change::LoseServer(server) => self.servers(server)?.borrow_mut().lose(server),
+            Change::LoseServer(server) => self.servers(server)?.borrow_mut().lose(server)?,
             Change::AddServer(server) => self.servers(server)?.borrow_mut().bring_back(server)?,
         }
         Ok(())
@@ -167,6 +167,16 @@ impl<'a> State<'a> {
                 .with("node", node)
                 .with("nodes", nodes)
         })
+    }
+
+    fn set_up(&mut self, node: usize, is_up: bool) -> Result<()> {
+        let state = self.node(node)?;
+        if state.is_up == is_up {
+            let said = if is_up { "an added node is up already" } else { "a lost node is down already" };
+            return Err(Error::new(ErrorKind::Config, said).with("node", node));
+        }
+        state.is_up = is_up;
+        Ok(())
     }
 
     fn servers(&self, server: usize) -> Result<&RefCell<Servers>> {
@@ -257,6 +267,14 @@ fn check(fleet: &Fleet) -> Result<()> {
         )
         .with("servers", fleet.servers));
     }
+    let moments = || fleet.changes.iter().map(|(at, _)| at);
+    if !moments().all(|at| (0.0..=1.0).contains(at)) || !moments().is_sorted() {
+        return Err(Error::new(
+            ErrorKind::Config,
+            "changes of a fleet happen after ascending shares of 0 to 1",
+        )
+        .with("shares", format!("{:?}", moments().collect::<Vec<_>>())));
+    }
     Ok(())
 }
 
@@ -298,5 +316,7 @@ pub fn simulate(trace: &Trace, fleet: &Fleet) -> Result<Vec<Window>> {
             }
         }
     }
+    // What happens after the last request changes no result, but may be wrong.
+    changes.try_for_each(|(_, change)| state.change(*change))?;
     Ok(windows)
 }

@@ -3,8 +3,8 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use super::run::{Level, LevelReport};
-use super::servers::Servers;
+use super::level::{Level, LevelReport};
+use super::servers::{Servers, Unreachable};
 use super::simulated::SimulatedCache;
 use crate::error::Result;
 use crate::machine::placement::{Placement, Placements};
@@ -53,10 +53,6 @@ impl Store {
         }
     }
 }
-
-/// The block's server is down.
-#[derive(Debug)]
-pub(super) struct Unreachable;
 
 /// The levels of one node.
 pub(super) struct Levels {

@@ -7,6 +7,7 @@
 mod belady;
 mod ceiling;
 mod fleet;
+mod level;
 mod levels;
 mod meter;
 mod parse;
@@ -19,9 +20,10 @@ mod trace;
 pub use belady::belady;
 pub use ceiling::Ceiling;
 pub use fleet::{Change, Fleet, Route, Window, simulate};
+pub use level::{Level, LevelReport};
 pub use meter::{Meter, SizeReport};
 pub use record::Record;
-pub use run::{Level, LevelReport, Report, replay};
+pub use run::{Report, replay};
 pub use simulated::SimulatedCache;
 pub use trace::{Request, Trace};
 

@@ -1,34 +1,9 @@
 //! A replay: a pool and the tiers below it, with the depot's placement.
 
+use super::level::{Level, LevelReport, TIERS_MAX};
 use super::levels::{Levels, Store};
 use super::trace::Trace;
 use crate::error::{Error, ErrorKind, Result};
-use crate::machine::placement::Placement;
-
-/// Larger than the number of tiers of any pipeline.
-pub(super) const TIERS_MAX: usize = 8;
-
-/// A level to simulate: the pool, or a tier below it.
-#[derive(Clone, Debug)]
-pub struct Level {
-    /// Name of its eviction policy.
-    pub policy: String,
-    /// Its capacity in blocks.
-    pub capacity: u64,
-    /// Its placement; not used for the pool.
-    pub placement: Placement,
-}
-
-/// Result of one level.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LevelReport {
-    /// Blocks of hits that it had and that no level above it had.
-    pub hits: u64,
-    /// Blocks stored in it.
-    pub written: u64,
-    /// Blocks evicted from it.
-    pub evicted: u64,
-}
 
 /// Result of a replay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

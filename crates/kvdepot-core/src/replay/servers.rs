@@ -1,11 +1,14 @@
 //! The pool servers that the nodes of a simulated fleet share. Blocks lie on them as those of a Remote tier do.
 
-use super::levels::Unreachable;
-use super::run::Level;
+use super::level::Level;
 use super::simulated::SimulatedCache;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::key::{BlockHash, BlockKey, NamespaceId};
 use crate::rendezvous::Places;
+
+/// The block's server is down.
+#[derive(Debug)]
+pub(super) struct Unreachable;
 
 /// Pool servers; one that is down is `None`.
 pub(super) struct Servers {
@@ -27,12 +30,16 @@ impl Servers {
     }
 
     /// A server goes down, and loses its blocks.
-    pub(super) fn lose(&mut self, server: usize) {
-        self.caches[server] = None;
+    pub(super) fn lose(&mut self, server: usize) -> Result<()> {
+        let lost = self.caches[server].take();
+        lost.map(drop).ok_or_else(|| refused("a lost pool server is down already", server))
     }
 
     /// A server comes back, empty.
     pub(super) fn bring_back(&mut self, server: usize) -> Result<()> {
+        if self.caches[server].is_some() {
+            return Err(refused("an added pool server is up already", server));
+        }
         self.caches[server] = Some(SimulatedCache::new(&self.level.policy, self.level.capacity)?);
         Ok(())
     }
@@ -60,4 +67,8 @@ impl Servers {
         let place = self.place(block);
         self.caches[place].as_mut().map(|cache| cache.insert(block)).ok_or(Unreachable)
     }
+}
+
+fn refused(why: &'static str, server: usize) -> Error {
+    Error::new(ErrorKind::Config, why).with("server", server)
 }

@@ -1,4 +1,4 @@
-//! The answers of a session to those who follow events.
+//! A session's answers to clients that follow events.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::message::{KnownNamespace, NamespaceHandle, Response, hash_bytes};
 use crate::runner::Runner;
 use crate::session::Session;
 
-/// Namespaces in one answer.
+/// Maximum number of namespaces per answer.
 const NAMESPACES_PER_ANSWER: usize = 1024;
 
 /// What a session follows. Recording for it stops when the session ends.
@@ -54,7 +54,7 @@ impl Session {
         Response::Namespaces(entries.collect())
     }
 
-    /// Reads events on after a sequence number, or begins to follow.
+    /// Reads the events after a sequence number, or begins to follow.
     pub(crate) fn events(&self, namespaces: &[NamespaceHandle], after: Option<u64>) -> Result<Response> {
         let runner = self.runner();
         let Some(after) = after else {
@@ -64,7 +64,7 @@ impl Session {
             let places = std::iter::once("pool".to_owned()).chain(tiers).collect();
             return Ok(Response::Followed { upto, places });
         };
-        // Before the events are read: a reader that sees a new id looks anew, whatever it got under the old one.
+        // Before the events are read: a reader that sees a new id drops what it has under the old one, and reads a snapshot.
         let ids: Vec<NamespaceId> = namespaces
             .iter()
             .map(|&handle| runner.locator.directory.get(handle).map(|opened| opened.id))
@@ -89,8 +89,8 @@ impl Session {
         })
     }
 
-    /// Returns a piece of what a place holds of a namespace. It is at least as new as all events recorded before the
-    /// request.
+    /// Returns a piece of the list of a namespace's blocks in a place. It is at least as new as all events recorded before
+    /// the request.
     pub(crate) fn snapshot(&self, namespace: NamespaceHandle, place: u8, from: u64) -> Result<Response> {
         let runner = self.runner();
         let id = runner.locator.directory.get(namespace)?.id;

@@ -1,8 +1,9 @@
-//! Events: what can be read where, told to those who follow it. docs/design.md says how a reader keeps in step.
+//! Events: which blocks become readable where, and stop being so, for clients that follow. docs/design.md describes how a
+//! reader keeps in step.
 //!
-//! Nothing is recorded before somebody follows. Changes of the pool come from the machine, in its order. A tier's reports
-//! come from its own threads in any order, so each is only a reason to look: what is recorded is what the tier's index
-//! said then, one look at a time. So the last event of a block is newer than its last change.
+//! Nothing is recorded until a client follows. Changes of the pool come from the machine, in its order. A tier's reports
+//! come from its own threads in any order, so a report only triggers a look at the tier's index, one look at a time, and
+//! the event records what the index says. So the last event of a block is newer than its last change.
 
 mod answer;
 #[cfg(test)]
@@ -25,10 +26,10 @@ use ring::{Change, Place, Ring};
 /// Events of a depot.
 #[derive(Debug)]
 pub(crate) struct Events {
-    /// Connections that follow.
+    /// Number of connections that follow.
     followers: AtomicUsize,
     ring: Mutex<Ring>,
-    /// Held for a look at a tier and its recording, so that looks are recorded in their order.
+    /// One per tier, held during a look at the tier and its recording, so that looks are recorded in their order.
     looks: Vec<Mutex<()>>,
 }
 
@@ -41,21 +42,21 @@ impl Events {
         }
     }
 
-    /// Returns whether somebody follows.
+    /// Returns whether a client follows.
     pub(crate) fn is_on(&self) -> bool {
         self.followers.load(Ordering::SeqCst) > 0
     }
 
-    /// Notes one more follower.
+    /// Records a new follower.
     fn begin(&self) {
         let mut ring = self.ring.lock();
         if self.followers.fetch_add(1, Ordering::SeqCst) == 0 {
-            // What happened while nobody followed is a gap.
+            // Changes without a follower were not recorded, which is a gap.
             ring.cut();
         }
     }
 
-    /// Notes that a follower has gone. Without followers nothing is kept.
+    /// Records that a follower has gone. Without followers nothing is kept.
     fn end(&self) {
         let mut ring = self.ring.lock();
         if self.followers.fetch_sub(1, Ordering::SeqCst) == 1 {
@@ -74,8 +75,8 @@ impl Events {
         }
     }
 
-    /// Looks up blocks in a tier and records what it finds. `said`: what the tier reported, which counts where only I/O
-    /// could tell. The caller must not hold a lock of the tier.
+    /// Looks up blocks in a tier's index and records the result. `said` is what the tier reported; it is used if only I/O
+    /// could answer. The caller must not hold a lock of the tier.
     pub(crate) fn tier_changed(&self, index: TierIndex, tier: &dyn Tier, keys: &[BlockKey], said: bool) {
         if keys.is_empty() || !self.is_on() {
             return;
@@ -95,7 +96,7 @@ impl Events {
         }
     }
 
-    /// A tier holds more or less than it reported block by block: everybody who follows takes a new snapshot.
+    /// A tier has gained or lost blocks without reporting each of them, so every follower reads new snapshots.
     pub(crate) fn look_anew(&self) {
         if self.is_on() {
             self.ring.lock().cut();

@@ -1,4 +1,4 @@
-//! A reader in step: whatever happens to ring, tiers and namespaces, what it told is in the end exactly what the depot has.
+//! A reader in step: whatever happens to ring, tiers and namespaces, in the end it has reported exactly what the depot has.
 //! Seeded runs over a model of a depot, and mistakes that these runs find.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -28,9 +28,9 @@ enum Mistake {
     KeptStale,
     /// What a tier reported is recorded, in place of what it has.
     Reported,
-    /// The caller's room counts only while what went is told.
+    /// The caller's room is respected only while removals are reported.
     NoRoom,
-    /// A namespace that the depot forgot is asked for.
+    /// The reader asks for a namespace that the depot forgot.
     AsksForGone,
 }
 

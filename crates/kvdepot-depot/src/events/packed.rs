@@ -1,4 +1,4 @@
-//! Events as bytes: for each a byte for place and kind, two for the namespace, sixteen for the hash.
+//! Events as bytes. An event has one byte for place and kind, two for the namespace, and sixteen for the hash.
 
 use kvdepot_core::limits::{EVENTS_LOOKS, FRAME_BYTES_MAX, NAMESPACES_MAX};
 use kvdepot_core::{BlockHash, Error, ErrorKind, Result};
@@ -6,9 +6,9 @@ use kvdepot_core::{BlockHash, Error, ErrorKind, Result};
 use super::Event;
 
 const BYTES: usize = 19;
-/// An answer to a follower: these events, and an id of 16 bytes for each namespace that is followed.
+// An answer has these events, and an id of 16 bytes for each followed namespace.
 const _: () = assert!(EVENTS_LOOKS * BYTES + NAMESPACES_MAX * 16 + 1024 < FRAME_BYTES_MAX);
-/// Of the first byte; the rest is the place.
+/// Flag in the first byte; the other bits are the place.
 const STORED: u8 = 0x80;
 
 /// Packs events.
@@ -22,13 +22,12 @@ pub(crate) fn pack(events: &[Event]) -> Vec<u8> {
     bytes
 }
 
-/// Unpacks what `pack` made. Fails for a number of bytes that it never makes.
+/// Unpacks the result of `pack`. Fails if the number of bytes is not a multiple of an event's.
 pub(crate) fn unpack(bytes: &[u8]) -> Result<Vec<Event>> {
     let (events, rest) = bytes.as_chunks::<BYTES>();
     if !rest.is_empty() {
-        return Err(
-            Error::new(ErrorKind::Protocol, "events must be whole").with("trailing_bytes", rest.len())
-        );
+        return Err(Error::new(ErrorKind::Protocol, "packed events end in the middle of an event")
+            .with("trailing_bytes", rest.len()));
     }
     let unpacked = events.iter().map(|[kind, low, high, hash @ ..]| Event {
         space: u16::from_le_bytes([*low, *high]),

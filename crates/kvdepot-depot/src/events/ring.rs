@@ -1,4 +1,4 @@
-//! The last changes of what can be read where, with sequence numbers. A pure data structure, bounded (P7).
+//! The latest changes of which blocks can be read where, with sequence numbers. A pure, bounded data structure (P7).
 
 use std::collections::VecDeque;
 
@@ -15,27 +15,27 @@ pub(crate) struct Change {
     pub(crate) is_stored: bool,
 }
 
-/// A change in one of the namespaces that were asked for.
+/// A change in one of the requested namespaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Event {
-    /// Which of the namespaces.
+    /// Index of the namespace in the request.
     pub(crate) space: u16,
     /// 0 is the pool, `n` the `n`-th tier below it.
     pub(crate) place: u8,
-    /// Whether the block can be read there from now on; if not, it cannot any more.
+    /// Whether the block has become readable there, or stopped being so.
     pub(crate) is_stored: bool,
-    /// Which block.
+    /// The block.
     pub(crate) hash: BlockHash,
 }
 
-/// What a reader gets.
+/// The answer to a reader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reading {
-    /// The sequence number up to which the reader has everything now.
+    /// Sequence number of the last change that the reader has now.
     pub(crate) upto: u64,
-    /// Whether changes are missing between what the reader had and this.
+    /// Whether changes between the reader's last one and these are missing.
     pub(crate) is_gap: bool,
-    /// Whether there are more than this.
+    /// Whether there are more changes.
     pub(crate) has_more: bool,
     pub(crate) events: Vec<Event>,
 }
@@ -52,7 +52,7 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// Makes one that keeps this many changes. Allocates nothing before the first.
+    /// Makes a ring that keeps this many changes. Allocates nothing before the first one.
     pub(crate) const fn new(capacity: usize) -> Self {
         Self {
             changes: VecDeque::new(),
@@ -75,13 +75,14 @@ impl Ring {
         self.head += 1;
     }
 
-    /// Forgets all changes: everybody who reads on finds a gap.
+    /// Forgets all changes. Every reader finds a gap.
     pub(crate) fn cut(&mut self) {
         self.changes = VecDeque::new();
         self.head += 1;
     }
 
-    /// Reads on after a sequence number, `looks` changes at most. `space` numbers the namespaces that are asked for.
+    /// Reads the changes after a sequence number, examining at most `looks`. `space` returns the index of a requested
+    /// namespace.
     pub(crate) fn read(
         &self,
         after: u64,

@@ -1,4 +1,4 @@
-//! What is told of misses to who asks: the last ones, and why given blocks are not there.
+//! Answers about misses: the last ones, and why given blocks are absent.
 
 use std::collections::BTreeMap;
 

@@ -92,18 +92,18 @@ impl Misses {
         u32::try_from(self.began.elapsed().as_secs()).unwrap_or(u32::MAX)
     }
 
-    /// Locks the table, so that nobody reads it before [`Noting::note`] has added the blocks that a step lost. To be called
-    /// before others can see that step; it is shorter than the machine's lock and never taken before it.
+    /// Locks the table until [`Noting::note`] has added the blocks that a step lost. Call it before other threads can see
+    /// that step. The lock is held for a shorter time than the machine's, and is never taken before that one.
     pub(crate) fn begin_noting(&self) -> Noting<'_> {
         Noting { now_s: self.now_s(), ghosts: self.ghosts.lock() }
     }
 
-    /// A connection is of this process.
+    /// Records the process of a connection.
     pub(crate) fn client(&self, owner: Owner, pid: u32) {
         self.clients.lock().insert(owner, pid);
     }
 
-    /// A connection ended.
+    /// Records the end of a connection.
     pub(crate) fn client_went(&self, owner: Owner) {
         self.clients.lock().remove(&owner);
     }
@@ -116,7 +116,7 @@ impl Misses {
             .collect::<serde_json::Value>()
     }
 
-    /// Takes a place among those who are explained to, whoever waits for the answer.
+    /// Counts one more question that is being answered. Fails if there are too many.
     fn begin_to_explain(&self) -> Result<Explaining<'_>> {
         let explaining = Explaining(&self.explaining);
         if self.explaining.fetch_add(1, Ordering::AcqRel) >= EXPLAINED_AT_A_TIME {

@@ -4,16 +4,13 @@ mod queue;
 mod worker;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use kvdepot_core::limits::{IO_QUEUE_MAX, IO_THREADS_MAX};
 use kvdepot_core::{Error, ErrorKind, Result};
 
 use crate::engine::{EngineStats, IoEngine, Request};
 use queue::Shared;
-
-/// How long the drop of an engine waits for running work. Threads that are stuck longer end on their own.
-const CLOSE_WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// Sizes of a psync engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,19 +87,16 @@ impl IoEngine for PsyncEngine {
     }
 
     fn drain(&self, deadline: Instant) -> bool {
-        self.shared.drain(deadline)
+        self.shared.intake.drain(deadline)
     }
 
     fn stats(&self) -> EngineStats {
-        self.shared.stats()
+        self.shared.intake.stats()
     }
 }
 
 impl Drop for PsyncEngine {
     fn drop(&mut self) {
-        for request in self.shared.close() {
-            request.fail(Request::closed());
-        }
-        self.shared.drain(Instant::now() + CLOSE_WAIT_MAX);
+        self.shared.close();
     }
 }

@@ -10,7 +10,7 @@ mod thread;
 
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use kvdepot_core::{Error, ErrorKind, Result};
 
@@ -19,10 +19,6 @@ use crate::faults::{FaultQueue, Faults};
 use crate::kernel::{AioQueue, KernelQueue, MakeQueue, UringQueue};
 use crate::psync::PsyncConfig;
 use shared::Shared;
-
-/// How long the drop of an engine waits for running work. Threads keep waiting for operations that the kernel holds
-/// longer.
-const CLOSE_WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// Sizes of an engine on queues. They are those of psync, but each thread serves one class, with `IO_FLIGHTS_MAX` reads
 /// or one write at a time.
@@ -97,19 +93,17 @@ impl IoEngine for QueuedEngine {
     }
 
     fn drain(&self, deadline: Instant) -> bool {
-        self.shared.drain(deadline)
+        self.shared.intake.drain(deadline)
     }
 
     fn stats(&self) -> EngineStats {
-        self.shared.stats()
+        self.shared.intake.stats()
     }
 }
 
 impl Drop for QueuedEngine {
+    /// Threads keep waiting for operations that the kernel holds longer.
     fn drop(&mut self) {
-        for request in self.shared.close() {
-            request.fail(Request::closed());
-        }
-        self.shared.drain(Instant::now() + CLOSE_WAIT_MAX);
+        self.shared.close();
     }
 }

@@ -12,12 +12,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvdepot_core::Result;
-use kvdepot_core::limits::{IO_WATCHDOG_TICK_MS, IO_WORKERS_WRITTEN_OFF_MAX};
-use parking_lot::{Condvar, Mutex};
+use kvdepot_core::limits::IO_WORKERS_WRITTEN_OFF_MAX;
 
 use super::{QueuedConfig, thread};
-use crate::desk::Desk;
-use crate::engine::{Class, EngineStats, Request};
+use crate::engine::{Class, Request};
+use crate::intake::{self, Intake};
 use crate::kernel::{MakeQueue, Wake};
 use crate::watchdog::{Found, Stuck, Watched};
 
@@ -41,19 +40,17 @@ struct Thread {
     written_off: bool,
 }
 
-#[derive(Debug)]
-struct State {
-    desk: Desk,
-    threads: HashMap<usize, Thread>,
+type State = intake::State<Threads>;
+
+#[derive(Debug, Default)]
+pub(super) struct Threads {
+    by_number: HashMap<usize, Thread>,
     numbered: usize,
-    written_off: usize,
     /// Classes of threads to be replaced, and the earliest time for it.
     replace: Vec<(Class, Instant)>,
     /// Number of breaks in the current series, and the time of the last one.
     breaks: u32,
     broke_at: Option<Instant>,
-    /// When the watchdog checks next; `None` while it checks or sleeps without a timeout.
-    watch_at: Option<Instant>,
 }
 
 /// State shared by the threads of one engine.
@@ -61,9 +58,7 @@ pub(super) struct Shared {
     pub(super) name: &'static str,
     pub(super) config: QueuedConfig,
     pub(super) make: Box<MakeQueue>,
-    state: Mutex<State>,
-    watch: Condvar,
-    idle: Condvar,
+    pub(super) intake: Intake<Threads>,
 }
 
 /// The next action of a thread.
@@ -78,70 +73,41 @@ pub(super) enum Next {
 
 impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shared").field("name", &self.name).field("state", &*self.state.lock()).finish()
+        f.debug_struct("Shared").field("name", &self.name).field("intake", &self.intake).finish()
     }
 }
 
 impl Shared {
     pub(super) fn new(name: &'static str, config: QueuedConfig, make: Box<MakeQueue>) -> Self {
-        let state = State {
-            desk: Desk::new(config.queue_depth),
-            threads: HashMap::new(),
-            numbered: 0,
-            written_off: 0,
-            replace: Vec::new(),
-            breaks: 0,
-            broke_at: None,
-            watch_at: None,
-        };
-        let (watch, idle) = (Condvar::new(), Condvar::new());
-        Self { name, config, make, state: Mutex::new(state), watch, idle }
+        let intake = Intake::new(config.queue_depth, Threads::default());
+        Self { name, config, make, intake }
     }
 
     pub(super) fn submit(&self, batch: Vec<Request>) {
-        let now = Instant::now();
-        let (mut failed, mut woken) = (Vec::new(), Vec::new());
-        {
-            let mut state = self.state.lock();
-            for request in batch {
-                let (class, deadline) = (request.class, request.deadline);
-                match state.desk.admit(request, now) {
-                    Some(refused) => failed.push(refused),
-                    None => {
-                        self.watch_by(&mut state, deadline);
-                        woken.extend(state.rouse(class));
-                    }
-                }
-            }
-        }
+        let mut woken = Vec::new();
+        let refused = self.intake.admit(batch, |state, class| woken.extend(state.rouse(class)));
         woken.iter().for_each(|wake| wake.wake());
-        for (request, error) in failed {
+        for (request, error) in refused {
             request.fail(error);
-        }
-    }
-
-    fn watch_by(&self, state: &mut State, deadline: Instant) {
-        if state.watch_at.is_none_or(|at| deadline < at) {
-            state.watch_at = Some(deadline);
-            self.watch.notify_one();
         }
     }
 
     /// Registers a thread and returns its number.
     pub(super) fn enter(&self, class: Class, wake: Arc<Wake>) -> usize {
-        let mut state = self.state.lock();
-        let number = state.numbered;
-        state.numbered += 1;
+        let mut state = self.intake.lock();
+        let threads = &mut state.own;
+        let number = threads.numbered;
+        threads.numbered += 1;
         let thread = Thread { class, wake, asleep: None, step_until: None, written_off: false };
-        state.threads.insert(number, thread);
+        threads.by_number.insert(number, thread);
         number
     }
 
     /// Returns the next action of a thread with `flights` requests in flight.
     pub(super) fn next(&self, number: usize, flights: usize, has_room: bool) -> Next {
-        let mut state = self.state.lock();
-        let State { desk, threads, .. } = &mut *state;
-        let Some(thread) = threads.get_mut(&number) else { return Next::Stop };
+        let mut state = self.intake.lock();
+        let State { desk, own: threads, .. } = &mut *state;
+        let Some(thread) = threads.by_number.get_mut(&number) else { return Next::Stop };
         thread.step_until = None;
         if has_room && !thread.written_off {
             let class = thread.class;
@@ -166,83 +132,56 @@ impl Shared {
     /// Notes that a thread is about to take steps of its own for a request.
     pub(super) fn step(&self, number: usize, deadline: Instant) {
         let until = deadline.max(Instant::now() + STEP_MAX);
-        let mut state = self.state.lock();
-        if let Some(thread) = state.threads.get_mut(&number) {
+        let mut state = self.intake.lock();
+        if let Some(thread) = state.own.by_number.get_mut(&number) {
             thread.asleep = None;
             thread.step_until = Some(until);
         }
-        self.watch_by(&mut state, until);
+        self.intake.watch_by(&mut state, until);
     }
 
     /// Notes that a request handed out by `next` has completed.
     pub(super) fn ended(&self) {
-        let mut state = self.state.lock();
-        state.desk.ended();
-        if state.desk.is_idle() {
-            self.idle.notify_all();
-        }
+        self.intake.ended(&mut self.intake.lock());
     }
 
     /// Writes off a thread at capacity whose requests are all past their deadline, so that another one replaces it.
     /// Returns `false` if too many threads are written off.
     pub(super) fn is_clogged(&self, number: usize) -> bool {
-        let mut state = self.state.lock();
+        let mut state = self.intake.lock();
         let written_off = state.write_off(number);
         if written_off {
-            state.watch_at = Some(Instant::now());
-            self.watch.notify_one();
+            self.intake.watch_by(&mut state, Instant::now());
         }
         written_off
     }
 
     /// Removes a thread whose queue has become useless. Another one replaces it after a pause.
     pub(super) fn retire(&self, number: usize) {
-        let mut state = self.state.lock();
-        let Some(thread) = state.threads.remove(&number) else { return };
+        let mut state = self.intake.lock();
+        let Some(thread) = state.own.by_number.remove(&number) else { return };
         if thread.written_off {
             // It has been replaced already.
             state.written_off -= 1;
             return;
         }
         let now = Instant::now();
-        let at = now + state.pause(now);
-        state.replace.push((thread.class, at));
-        self.watch_by(&mut state, at);
+        let at = now + state.own.pause(now);
+        state.own.replace.push((thread.class, at));
+        self.intake.watch_by(&mut state, at);
     }
 
     /// Notes that a thread terminates.
     pub(super) fn leave(&self, number: usize) {
-        let mut state = self.state.lock();
-        if let Some(thread) = state.threads.remove(&number) {
+        let mut state = self.intake.lock();
+        if let Some(thread) = state.own.by_number.remove(&number) {
             state.written_off -= usize::from(thread.written_off);
         }
     }
 
-    /// Refuses new work and returns the requests that had not begun.
-    pub(super) fn close(&self) -> Vec<Request> {
-        let (waiting, wakes) = {
-            let mut state = self.state.lock();
-            let wakes: Vec<_> = state.threads.values().map(|thread| Arc::clone(&thread.wake)).collect();
-            (state.desk.close(), wakes)
-        };
-        wakes.iter().for_each(|wake| wake.wake());
-        self.watch.notify_all();
-        waiting
-    }
-
-    pub(super) fn drain(&self, deadline: Instant) -> bool {
-        let mut state = self.state.lock();
-        while !state.desk.is_idle() {
-            if self.idle.wait_until(&mut state, deadline).timed_out() {
-                return state.desk.is_idle();
-            }
-        }
-        true
-    }
-
-    pub(super) fn stats(&self) -> EngineStats {
-        let state = self.state.lock();
-        EngineStats { written_off: state.written_off, ..state.desk.stats() }
+    /// Ends the engine.
+    pub(super) fn close(&self) {
+        self.intake.close(|state| state.own.by_number.values().for_each(|thread| thread.wake.wake()));
     }
 }
 
@@ -252,46 +191,32 @@ impl Watched for Shared {
     }
 
     fn watch(&self) -> Found {
-        let mut state = self.state.lock();
-        if !state.desk.is_closed() {
-            match state.watch_at {
-                Some(at) => drop(self.watch.wait_until(&mut state, at)),
-                None => self.watch.wait(&mut state),
+        self.intake.watch(|state, now| {
+            let stuck =
+                |thread: &Thread| !thread.written_off && thread.step_until.is_some_and(|at| at <= now);
+            let threads = state.own.by_number.iter();
+            let late: Vec<usize> =
+                threads.filter(|(_, thread)| stuck(thread)).map(|(number, _)| *number).collect();
+            for number in late {
+                state.write_off(number);
             }
-        }
-        let now = Instant::now();
-        let (expired, closed) = (state.desk.expire(now), state.desk.is_closed());
-        let stuck = |thread: &Thread| !thread.written_off && thread.step_until.is_some_and(|at| at <= now);
-        let late: Vec<usize> =
-            state.threads.iter().filter(|(_, thread)| stuck(thread)).map(|(number, _)| *number).collect();
-        for number in late {
-            state.write_off(number);
-        }
-        let (due, later) = state.replace.drain(..).partition::<Vec<_>, _>(|(_, at)| *at <= now);
-        state.replace = later;
-        let replace = due.into_iter().map(|(class, _)| Some(class)).collect();
-        let tick = Duration::from_millis(IO_WATCHDOG_TICK_MS);
-        state.watch_at = state.next_deadline().map(|at| at.max(now + tick));
-        Found { expired, replace, closed }
+            (state.own.due(now), state.own.next_deadline())
+        })
     }
 
     fn expired_ended(&self) {
-        let mut state = self.state.lock();
-        state.desk.expired_ended();
-        if state.desk.is_idle() {
-            self.idle.notify_all();
-        }
+        self.intake.expired_ended();
     }
 
     fn replace(self: &Arc<Self>, stuck: Stuck) -> Result<()> {
         let class = stuck.unwrap_or(Class::Read);
         let replaced = thread::replace(self, class);
         if replaced.is_err() {
-            let mut state = self.state.lock();
+            let mut state = self.intake.lock();
             let now = Instant::now();
-            let at = now + state.pause(now);
-            state.replace.push((class, at));
-            self.watch_by(&mut state, at);
+            let at = now + state.own.pause(now);
+            state.own.replace.push((class, at));
+            self.intake.watch_by(&mut state, at);
         }
         replaced
     }
@@ -300,22 +225,31 @@ impl Watched for Shared {
 impl State {
     /// Returns the wake of the idlest sleeping thread of the class, for a queued request.
     fn rouse(&mut self, class: Class) -> Option<Arc<Wake>> {
-        let able = self.threads.values_mut().filter(|t| t.class == class && !t.written_off);
+        let able = self.own.by_number.values_mut().filter(|t| t.class == class && !t.written_off);
         let thread = able.filter(|t| t.asleep.is_some()).min_by_key(|t| t.asleep)?;
         thread.asleep = None;
         Some(Arc::clone(&thread.wake))
     }
 
     fn write_off(&mut self, number: usize) -> bool {
-        let Some(thread) = self.threads.get_mut(&number) else { return false };
+        let Some(thread) = self.own.by_number.get_mut(&number) else { return false };
         if thread.written_off || self.written_off >= IO_WORKERS_WRITTEN_OFF_MAX {
             return thread.written_off;
         }
         thread.written_off = true;
         thread.asleep = None;
         self.written_off += 1;
-        self.replace.push((thread.class, Instant::now()));
+        self.own.replace.push((thread.class, Instant::now()));
         true
+    }
+}
+
+impl Threads {
+    /// Takes the classes of threads that are to be replaced now.
+    fn due(&mut self, now: Instant) -> Vec<Stuck> {
+        let (due, later) = self.replace.drain(..).partition::<Vec<_>, _>(|(_, at)| *at <= now);
+        self.replace = later;
+        due.into_iter().map(|(class, _)| Some(class)).collect()
     }
 
     /// Returns the pause before a thread that ends now, or could not be started, is replaced.
@@ -326,12 +260,11 @@ impl State {
         (REPLACE_AFTER * 2_u32.pow(self.breaks.min(16))).min(REPLACE_AFTER_MAX)
     }
 
-    /// Returns the next time to check: deadlines of queued requests, steps of threads that can still be written off,
-    /// and due replacements.
+    /// Returns the next time to check: steps of threads that can still be written off, and due replacements.
     fn next_deadline(&self) -> Option<Instant> {
-        let able = self.threads.values().filter(|thread| !thread.written_off);
+        let able = self.by_number.values().filter(|thread| !thread.written_off);
         let steps = able.filter_map(|thread| thread.step_until);
         let replacements = self.replace.iter().map(|(_, at)| *at);
-        self.desk.next_deadline().into_iter().chain(steps).chain(replacements).min()
+        steps.chain(replacements).min()
     }
 }

@@ -131,7 +131,7 @@ pub(super) fn dismiss_at(path: &Path) {
         Err(error) if error.kind() == ErrorKind::Unavailable => {}
         // It does not have to be trusted: its pool is useless without a valid ledger.
         Ok(false) | Err(_) => tracing::warn!(
-            "the process that keeps a pool does not answer: it goes by itself after pool_keep_s ({})",
+            "the process that keeps a pool does not answer: it exits on its own after pool_keep_s ({})",
             path.display()
         ),
     }

@@ -54,7 +54,7 @@ impl WireDoor {
         let token = config.token()?;
         if !config.host.is_loopback() && token.is_none() {
             tracing::warn!(
-                "THE WIRE DOOR IS OPEN TO THE NETWORK WITHOUT A TOKEN: whoever reaches {} can read, change and delete \
+                "THE WIRE DOOR IS OPEN TO THE NETWORK WITHOUT A TOKEN: anyone who reaches {} can read, change and delete \
                  everything in it. Set a token, or listen at 127.0.0.1.",
                 config.host
             );

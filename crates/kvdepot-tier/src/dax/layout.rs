@@ -7,7 +7,7 @@ use kvdepot_core::limits::{BLOCK_BYTES_MAX, NAMESPACES_STORED_MAX};
 use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, Result};
 use kvdepot_io::checksum::crc64;
 
-/// First word of a medium that is being formatted: whoever opens it formats it anew.
+/// First word of a medium that is being formatted. The next depot that opens it formats it anew.
 pub const FORMATTING: [u8; 8] = *b"KVDDAXfm";
 /// First word of a medium of ours.
 pub const MAGIC: [u8; 8] = *b"KVDEPDAX";

@@ -31,7 +31,7 @@ use kvdepot_core::{BlockKey, Error, NamespaceId, NamespaceSpec, Result};
 use kvdepot_io::mapped::{self, Medium};
 use kvdepot_io::{IoEngine, PsyncConfig, PsyncEngine, Request};
 
-use crate::registry::TierEntry;
+use crate::entry::TierEntry;
 use crate::{
     BlockingCalls, BlockingConfig, Done, Presence, ReadItem, Tier, TierEvents, TierUsage, WriteItem,
 };

@@ -53,7 +53,7 @@ impl Opening<'_> {
             {
                 tracing::error!(
                     %error, namespace = %root,
-                    "a reset is not stored: this tier gives misses for the namespace until it is. It is tried again by itself"
+                    "a reset is not stored: until it is, all blocks of the namespace are misses in this tier. It is retried automatically"
                 );
                 keep_trying(&shared);
             }

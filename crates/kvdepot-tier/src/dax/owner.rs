@@ -1,6 +1,6 @@
 //! Who owns a medium. A lock applies to an inode, and containers that are given the same device each have their own
-//! node for it: both locks succeed. So whoever opens a medium writes a random word on it and checks after each flush
-//! that it is still there, before what was flushed counts. The last opener owns the medium; the others neither serve
+//! node for it: both locks succeed. So a depot that opens a medium writes a random word on it. After each flush it checks
+//! that the word is still there, before the flushed bytes count. The last opener owns the medium; the others neither serve
 //! nor acknowledge anything any more (P1, P8).
 
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -184,7 +184,7 @@ impl Restore {
         }
     }
 
-    /// Ends what is not in a queue yet. What workers are copying ends by itself (P4).
+    /// Ends reads that are not in a queue yet. Those that workers are copying end on their own (P4).
     pub(super) fn give_up(&self, error: &Error) {
         let rest = std::mem::take(&mut *self.waves.lock());
         rest.iter().flatten().for_each(|region| self.fail(region, error));

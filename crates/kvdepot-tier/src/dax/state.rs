@@ -233,8 +233,7 @@ impl Shared {
 }
 
 impl State {
-    /// Makes a removal end when nothing on the medium names a block any more, whoever clears it; returns whether
-    /// something names it now.
+    /// Makes a removal end when nothing on the medium names the block any more. Returns whether something names it now.
     pub(super) fn wait_cleared(&mut self, key: &BlockKey, removal: &Arc<Removal>) -> bool {
         let units = self.slots.naming(key);
         for unit in &units {

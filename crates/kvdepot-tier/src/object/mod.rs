@@ -33,7 +33,7 @@ use tokio::runtime::{Builder, Handle, Runtime};
 
 pub use config::ObjectConfig;
 
-use crate::registry::TierEntry;
+use crate::entry::TierEntry;
 use crate::{Done, Presence, ReadItem, Tier, TierEvents, TierServer, TierUsage, WriteItem};
 use link::Link;
 use meter::Meter;

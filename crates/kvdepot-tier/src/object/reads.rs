@@ -50,7 +50,7 @@ impl Shared {
             return done(Err(error));
         }
         let removals = self.removals.load(Ordering::Acquire);
-        // A miss by itself: a block that is being written or removed is not present.
+        // A block that is being written or removed is not present, so reading it is a miss.
         let is_busy = self.writing.lock().holds(&key);
         let Some((space, path)) = self.place(&key).ok().filter(|_| !is_busy) else {
             drop(dst);

@@ -5,12 +5,10 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
 
+use crate::served::{self, Served};
+
 /// A namespace in its epoch.
-#[derive(Clone, Debug)]
-pub(super) struct Space {
-    pub(super) spec: Arc<NamespaceSpec>,
-    pub(super) epoch: u32,
-}
+pub(super) type Space = served::Space<()>;
 
 /// An epoch to store.
 #[derive(Clone, Debug)]
@@ -25,9 +23,7 @@ pub(super) struct Wanted {
 
 #[derive(Debug, Default)]
 pub(super) struct Spaces {
-    by_root: HashMap<NamespaceId, Space>,
-    /// Root by the id that keys carry; only for served namespaces.
-    current: HashMap<NamespaceId, NamespaceId>,
+    served: Served<()>,
     wanted: HashMap<NamespaceId, Wanted>,
     requests: u64,
 }
@@ -35,21 +31,17 @@ pub(super) struct Spaces {
 impl Spaces {
     /// Returns the namespace whose keys these are now (P8).
     pub(super) fn of(&self, key: &BlockKey) -> Result<&Space> {
-        let space = self.current.get(&key.namespace).and_then(|root| self.by_root.get(root));
-        space.ok_or_else(|| {
-            Error::new(ErrorKind::NotFound, "a block's namespace is not open, or its epoch has passed")
-                .with("key", key)
-        })
+        self.served.of(key)
     }
 
     /// Returns the highest epoch that was stored, or seen in the store, and not forgotten.
     pub(super) fn epoch(&self, root: NamespaceId) -> Option<u32> {
-        self.by_root.get(&root).map(|space| space.epoch)
+        self.served.get(root).map(|space| space.epoch)
     }
 
     /// Returns whether it is served.
     pub(super) fn is_open(&self, root: NamespaceId) -> bool {
-        self.by_root.get(&root).is_some_and(|space| self.current.contains_key(&space.spec.id(space.epoch)))
+        self.served.is_served(root)
     }
 
     /// Serves a namespace in a stored epoch, unless a later one is known or another one must be stored. Returns the
@@ -59,13 +51,7 @@ impl Spaces {
         if self.wanted.contains_key(&root) || self.epoch(root).is_some_and(|known| known > epoch) {
             return Err(Error::new(ErrorKind::Busy, "the namespace is being reset").with("namespace", root));
         }
-        let before = self.by_root.insert(root, Space { spec: Arc::clone(spec), epoch });
-        let old = before.map(|space| space.spec.id(space.epoch)).filter(|old| *old != spec.id(epoch));
-        if let Some(old) = old {
-            self.current.remove(&old);
-        }
-        self.current.insert(spec.id(epoch), root);
-        Ok(old)
+        Ok(self.served.enter(spec, epoch, true))
     }
 
     /// Makes a namespace unreachable until an epoch is stored. Returns the id that its keys carry.
@@ -88,9 +74,7 @@ impl Spaces {
         if advance {
             wanted.request = request;
         }
-        let space = self.by_root.get(&root)?;
-        let id = space.spec.id(space.epoch);
-        self.current.remove(&id).map(|_| id)
+        self.served.hide(root)
     }
 
     pub(super) fn wanted(&self, root: NamespaceId) -> Option<Wanted> {
@@ -115,10 +99,7 @@ impl Spaces {
 
     /// Forgets a namespace, unless an epoch must be stored. Returns the id that its keys carried.
     pub(super) fn close(&mut self, root: NamespaceId) -> Option<NamespaceId> {
-        let space = self.by_root.remove(&root)?;
-        let id = space.spec.id(space.epoch);
-        self.current.remove(&id);
-        Some(id)
+        self.served.forget(root)
     }
 }
 

@@ -191,7 +191,7 @@ impl Shared {
             // other's mark.
             let rivals: Vec<Mark> =
                 marks(device, root)?.into_iter().filter(|other| Some(*other) != mark).collect();
-            // Read after the list: whoever removes a rival's mark has stored its epoch there before.
+            // Read after the list: a depot stores its epoch there before it removes a rival's mark.
             let described = match NamespaceFile::read(device, root) {
                 Err(error) if error.kind() == ErrorKind::Corrupt => 0,
                 file => file?.map_or(0, |file| file.epoch),

@@ -39,7 +39,7 @@ use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Resul
 use kvdepot_io::faults::{FaultDevice, Faults};
 use kvdepot_io::{Device, DirDevice, IoEngine, PsyncConfig, open_engine};
 
-use crate::registry::TierEntry;
+use crate::entry::TierEntry;
 use crate::{
     BlockingCalls, BlockingConfig, Done, Presence, ReadItem, Tier, TierEvents, TierUsage, WriteItem,
 };

@@ -54,7 +54,7 @@ pub(super) const SETTINGS: [Setting; 15] = [
         kind: PERCENT,
         key: Some(Key {
             name: "posix_free_floor_percent",
-            meaning: "Share of each disk that the tier leaves free, whoever fills the disk. Below it the \
+            meaning: "Share of each disk that the tier leaves free, no matter what fills the disk. Below it the \
                       `Posix` tier evicts blocks; if it has none left on that disk, it stores no more. 0 = \
                       fill the disk.",
             unit: "%",

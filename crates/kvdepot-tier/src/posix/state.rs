@@ -117,7 +117,7 @@ pub(super) struct Shared {
     pub(super) namespaces: Namespaces,
     /// Identifies the directories that belong together, in the recorded totals.
     pub(super) total_set: BlockHash,
-    /// Held by whoever writes the recorded total.
+    /// Held while the recorded total is written.
     pub(super) total_writer: Mutex<()>,
     pub(super) listener: Mutex<Option<Weak<dyn TierEvents>>>,
     state: Mutex<State>,

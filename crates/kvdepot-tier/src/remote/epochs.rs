@@ -119,7 +119,7 @@ impl Everyone {
     fn settle(&self, spec: &Arc<NamespaceSpec>, at_least: u32, deadline: Instant) -> Result<u32> {
         let _turn = self.shared.turns.take(spec.root(), deadline)?;
         for attempt in 1.. {
-            let reset = self.shared.spaces.lock().get(spec.root()).map_or(0, |space| space.reset);
+            let reset = self.shared.spaces.lock().get(spec.root()).map_or(0, |space| space.own.last);
             let opened = self.ask_opened(spec, phase_end(self.shared.config.timeout, deadline));
             let epoch = self.choose(spec, at_least, &opened, reset)?;
             let told = self.move_behind(spec, epoch, &opened, deadline);
@@ -153,7 +153,7 @@ impl Everyone {
 
     fn is_to_be_ordered(&self, spec: &NamespaceSpec) -> bool {
         let spaces = self.shared.spaces.lock();
-        spaces.get(spec.root()).is_some_and(|space| space.owed != 0 && !space.is_ordered)
+        spaces.get(spec.root()).is_some_and(|space| space.own.owed != 0 && !space.own.is_ordered)
     }
 
     /// Chooses the epoch to move the servers to, now that they have reported theirs. They were asked while `reset` was
@@ -175,7 +175,7 @@ impl Everyone {
         spaces.are_there(spec.root(), servers(&|there| there >= known));
         let (epoch, owed, is_ordered) = spaces
             .get(spec.root())
-            .map_or((0, 0, false), |space| (space.epoch, space.owed, space.is_ordered));
+            .map_or((0, 0, false), |space| (space.epoch, space.own.owed, space.own.is_ordered));
         let newest = newest(opened).max(epoch);
         let owing = || opened.iter().enumerate().filter(|(server, _)| owed & bit(*server) != 0);
         // Its blocks of this epoch may be from before the reset.
@@ -274,14 +274,14 @@ impl Everyone {
             .unwrap_or_else(|_| Err(untold(server)));
         match opened {
             Ok(opened) if opened.epoch < space.epoch => {
-                self.shared.spaces.lock().were_behind(root, space.reset, bit(index));
+                self.shared.spaces.lock().were_behind(root, space.own.last, bit(index));
                 server.move_to(space, || {
                     let moved = self.begin_to_move(server, spec, opened, space.epoch, deadline);
                     wait(&moved, deadline).unwrap_or_else(|_| Err(untold(server)))
                 })
             }
             Ok(opened) if self.shared.spaces.lock().is_there(root, opened.epoch, index) => Ok(()),
-            Err(error) if space.is_ordered => Err(error),
+            Err(error) if space.own.is_ordered => Err(error),
             // Its epoch does not show whether it took the reset, or the reset's number does not show when it was: all
             // move to a later one.
             _ => self.settle(spec, 0, Instant::now() + self.shared.config.timeout * 4).map(drop),

@@ -41,8 +41,8 @@ use parking_lot::{Condvar, Mutex};
 pub use config::{RemoteConfig, RemoteProtocol};
 pub use tls::RemoteTls;
 
+use crate::entry::TierEntry;
 use crate::known::Known;
-use crate::registry::TierEntry;
 use crate::writing::Writing;
 use crate::{
     BlockingCalls, BlockingConfig, Done, Fetched, Presence, ReadItem, Tier, TierServer, TierUsage, WriteItem,

@@ -109,7 +109,7 @@ impl Conn {
 
     /// Ends the connection, and fails all requests that it has not answered.
     pub(super) fn close(&self, server: &Server, error: &Error) {
-        // The reason first: whoever finds the socket shut down asks for it.
+        // The reason is set first: a thread that finds the socket shut down reads it.
         let (lost, is_parting) = {
             let mut pending = self.pending.lock();
             let lost = pending.close(error);

@@ -9,9 +9,10 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use hashbrown::HashMap;
 use kvdepot_core::limits::{REMOTE_OWED_CLOSED_MAX, REMOTE_SERVERS_MAX};
 use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
+
+use crate::served::{self, Served};
 
 /// A set of the tier's servers, one bit each, by their indexes in the configuration.
 pub(super) type ServerSet = u64;
@@ -22,13 +23,14 @@ pub(super) const fn bit(server: usize) -> ServerSet {
 }
 
 /// One namespace in its current epoch.
-#[derive(Clone, Debug)]
-pub(super) struct Space {
-    pub(super) spec: Arc<NamespaceSpec>,
-    pub(super) epoch: u32,
+pub(super) type Space = served::Space<Resets>;
+
+/// What is known of a namespace's resets.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Resets {
     /// Servers that owe the last reset.
     pub(super) owed: ServerSet,
-    /// Servers that were before `epoch` when they were asked since the last reset began. If one of them is now in that
+    /// Servers that were before the namespace's epoch when they were asked since the last reset began. If one of them is now in that
     /// epoch or a later one, it was moved after that beginning, by whatever client.
     behind: ServerSet,
     /// Servers that are being asked to move, by any thread.
@@ -39,40 +41,29 @@ pub(super) struct Space {
     /// Whether the epoch's number shows that its reset was after earlier resets that other servers know.
     pub(super) is_ordered: bool,
     /// Number of the last reset, counted over all namespaces.
-    pub(super) reset: u64,
-}
-
-impl Space {
-    pub(super) fn block_bytes(&self) -> usize {
-        usize::try_from(self.spec.layout().block_bytes()).expect("BLOCK_BYTES_MAX fits an address")
-    }
+    pub(super) last: u64,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Spaces {
-    by_root: HashMap<NamespaceId, Space>,
-    /// Root by the id that keys carry; only for open namespaces.
-    current: HashMap<NamespaceId, NamespaceId>,
+    /// Open namespaces are served.
+    served: Served<Resets>,
     /// Namespaces that were closed while a server owes their reset, oldest first.
     closed: VecDeque<NamespaceId>,
     /// Number of resets that have begun.
-    resets: u64,
+    begun: u64,
 }
 
 impl Spaces {
     /// Returns the namespace whose keys these are now (P8).
     pub(super) fn of(&self, key: &BlockKey) -> Result<&Space> {
-        let space = self.current.get(&key.namespace).and_then(|root| self.by_root.get(root));
-        space.ok_or_else(|| {
-            Error::new(ErrorKind::NotFound, "a block's namespace is not open, or its epoch has passed")
-                .with("key", key)
-        })
+        self.served.of(key)
     }
 
     /// Like [`Self::of`], if the key's server has taken the namespace's last reset.
     pub(super) fn at(&self, key: &BlockKey, server: usize) -> Result<&Space> {
         let space = self.of(key)?;
-        if space.owed & bit(server) == 0 {
+        if space.own.owed & bit(server) == 0 {
             return Ok(space);
         }
         let what =
@@ -82,12 +73,16 @@ impl Spaces {
 
     /// Returns whether keys of this namespace and epoch are served.
     pub(super) fn is_open(&self, key: &BlockKey) -> bool {
-        self.current.contains_key(&key.namespace)
+        self.served.has_id(&key.namespace)
     }
 
     /// Returns a namespace that is open, or whose reset is owed.
     pub(super) fn get(&self, root: NamespaceId) -> Option<&Space> {
-        self.by_root.get(&root)
+        self.served.get(root)
+    }
+
+    fn resets(&mut self, root: NamespaceId) -> Option<&mut Resets> {
+        self.served.get_mut(root).map(|space| &mut space.own)
     }
 
     /// Opens a namespace, or moves it to `epoch`. Returns the previous id of its keys if it has changed. Owed resets
@@ -99,30 +94,12 @@ impl Spaces {
 
     /// Like [`Self::enter`] for a known namespace. A closed one stays closed.
     pub(super) fn follow(&mut self, spec: &Arc<NamespaceSpec>, epoch: u32) -> Option<NamespaceId> {
-        self.by_root.contains_key(&spec.root()).then(|| self.put(spec, epoch)).flatten()
+        self.get(spec.root()).is_some().then(|| self.put(spec, epoch)).flatten()
     }
 
     fn put(&mut self, spec: &Arc<NamespaceSpec>, epoch: u32) -> Option<NamespaceId> {
-        let (root, id) = (spec.root(), spec.id(epoch));
-        let space = self.by_root.entry(root).or_insert_with(|| Space {
-            spec: Arc::clone(spec),
-            epoch,
-            owed: 0,
-            behind: 0,
-            asking: 0,
-            unsure: Vec::new(),
-            is_ordered: false,
-            reset: 0,
-        });
-        let before = space.spec.id(std::mem::replace(&mut space.epoch, epoch));
-        let old = (before != id).then_some(before);
-        if let Some(old) = old {
-            self.current.remove(&old);
-        }
-        if !self.closed.contains(&root) {
-            self.current.insert(id, root);
-        }
-        old
+        let is_open = !self.closed.contains(&spec.root());
+        self.served.enter(spec, epoch, is_open)
     }
 
     /// Begins a reset, which `servers` owe. A closed namespace stays closed. Returns the same as [`Self::enter`].
@@ -133,10 +110,11 @@ impl Spaces {
         servers: ServerSet,
     ) -> Option<NamespaceId> {
         let old = self.advance(spec, epoch, servers, false);
-        if let Some(space) = self.by_root.get_mut(&spec.root()) {
-            self.resets += 1;
-            (space.behind, space.reset) = (0, self.resets);
-            space.unsure.clear();
+        self.begun += 1;
+        let last = self.begun;
+        if let Some(resets) = self.resets(spec.root()) {
+            (resets.behind, resets.last) = (0, last);
+            resets.unsure.clear();
         }
         old
     }
@@ -150,25 +128,25 @@ impl Spaces {
         is_ordered: bool,
     ) -> Option<NamespaceId> {
         let old = self.put(spec, epoch);
-        if let Some(space) = self.by_root.get_mut(&spec.root()) {
-            (space.owed, space.is_ordered) = (servers, is_ordered);
+        if let Some(resets) = self.resets(spec.root()) {
+            (resets.owed, resets.is_ordered) = (servers, is_ordered);
         }
         old
     }
 
     /// Records servers that were before the namespace's epoch when they were asked, while `reset` was the last one.
     pub(super) fn were_behind(&mut self, root: NamespaceId, reset: u64, servers: ServerSet) {
-        if let Some(space) = self.by_root.get_mut(&root).filter(|space| space.reset == reset) {
-            space.behind |= servers;
+        if let Some(resets) = self.resets(root).filter(|resets| resets.last == reset) {
+            resets.behind |= servers;
         }
     }
 
     /// Records servers that are in the namespace's epoch or a later one. Those that were behind it have taken the
     /// reset; the others that owe it may have been moved before it began. Returns those that owed it and have taken it.
     pub(super) fn are_there(&mut self, root: NamespaceId, servers: ServerSet) -> ServerSet {
-        let Some(space) = self.by_root.get_mut(&root) else { return 0 };
-        let taken = space.owed & servers & space.behind;
-        space.owed &= !taken;
+        let Some(resets) = self.resets(root) else { return 0 };
+        let taken = resets.owed & servers & resets.behind;
+        resets.owed &= !taken;
         self.forget_if_over(root);
         taken
     }
@@ -182,30 +160,30 @@ impl Spaces {
     /// Records that this tier has moved a server to an epoch: the server no longer owes any reset that began up to
     /// then.
     fn took(&mut self, root: NamespaceId, epoch: u32, server: usize) {
-        let Some(space) = self.by_root.get_mut(&root).filter(|space| space.epoch == epoch) else { return };
-        space.owed &= !bit(server);
-        space.unsure.retain(|(unsure, _)| *unsure != server);
+        let Some(space) = self.served.get_mut(root).filter(|space| space.epoch == epoch) else { return };
+        space.own.owed &= !bit(server);
+        space.own.unsure.retain(|(unsure, _)| *unsure != server);
         self.forget_if_over(root);
     }
 
     /// Records that a server is being asked to move, until [`Self::answered`].
     pub(super) fn asks(&mut self, root: NamespaceId, server: usize) {
-        if let Some(space) = self.by_root.get_mut(&root) {
-            space.asking |= bit(server);
+        if let Some(resets) = self.resets(root) {
+            resets.asking |= bit(server);
         }
     }
 
     /// Records the answer of a server that was asked to move to an epoch. If it refused, another client has moved it,
     /// and got the answer whether it stored the epoch.
     pub(super) fn answered(&mut self, root: NamespaceId, epoch: u32, server: usize, answer: &Result<()>) {
-        let Some(space) = self.by_root.get_mut(&root) else { return };
-        space.asking &= !bit(server);
+        let Some(resets) = self.resets(root) else { return };
+        resets.asking &= !bit(server);
         match answer {
             Ok(()) => self.took(root, epoch, server),
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => {
-                space.unsure.retain(|(unsure, _)| *unsure != server);
-                space.unsure.push((server, error.clone()));
+                resets.unsure.retain(|(unsure, _)| *unsure != server);
+                resets.unsure.push((server, error.clone()));
             }
         }
     }
@@ -213,35 +191,34 @@ impl Spaces {
     /// Returns whether a server that has taken the reset is being asked to: it may still answer that it could not store
     /// it.
     pub(super) fn is_unanswered(&self, root: NamespaceId) -> bool {
-        self.get(root).is_some_and(|space| space.asking & !space.owed != 0)
+        self.get(root).is_some_and(|space| space.own.asking & !space.own.owed != 0)
     }
 
     /// Returns a server that has taken the reset but may not have stored it, and its answer.
     pub(super) fn doubt(&self, root: NamespaceId) -> Option<&(usize, Error)> {
-        let space = self.get(root)?;
-        space.unsure.iter().find(|(server, _)| space.owed & bit(*server) == 0)
+        let resets = &self.get(root)?.own;
+        resets.unsure.iter().find(|(server, _)| resets.owed & bit(*server) == 0)
     }
 
     /// Forgets the namespace if it is not open and no server owes its reset.
     fn forget_if_over(&mut self, root: NamespaceId) {
-        if self.by_root.get(&root).is_some_and(|space| space.owed == 0) && self.closed.contains(&root) {
+        if self.get(root).is_some_and(|space| space.own.owed == 0) && self.closed.contains(&root) {
             self.closed.retain(|closed| *closed != root);
-            self.by_root.remove(&root);
+            self.served.forget(root);
         }
     }
 
     /// Returns the namespaces whose reset a server owes.
     pub(super) fn owed_by(&self, server: usize) -> Vec<Space> {
-        self.by_root.values().filter(|space| space.owed & bit(server) != 0).cloned().collect()
+        self.served.all().filter(|space| space.own.owed & bit(server) != 0).cloned().collect()
     }
 
     /// Closes a namespace. Returns the id that its keys carried. It is remembered while a server owes its reset, up to
     /// a limit. For namespaces beyond the limit a later opening uses the servers' answers, as after a restart of the
     /// depot.
     pub(super) fn close(&mut self, root: NamespaceId) -> Option<NamespaceId> {
-        let space = self.by_root.get(&root)?;
-        let (id, is_owed) = (space.spec.id(space.epoch), space.owed != 0);
-        self.current.remove(&id)?;
+        let id = self.served.hide(root)?;
+        let is_owed = self.get(root).is_some_and(|space| space.own.owed != 0);
         if is_owed {
             self.closed.push_back(root);
             if self.closed.len() > REMOTE_OWED_CLOSED_MAX
@@ -251,16 +228,16 @@ impl Spaces {
                     namespace = %oldest, namespaces_max = REMOTE_OWED_CLOSED_MAX,
                     "too many resets wait for unreachable remote servers: the oldest is no longer sent"
                 );
-                self.by_root.remove(&oldest);
+                self.served.forget(oldest);
             }
         } else {
-            self.by_root.remove(&root);
+            self.served.forget(root);
         }
         Some(id)
     }
 
     pub(super) fn all(&self) -> Vec<Space> {
-        self.by_root.values().cloned().collect()
+        self.served.all().cloned().collect()
     }
 }
 
@@ -296,7 +273,7 @@ mod tests {
     #[test]
     fn only_a_server_that_was_behind_a_reset_has_taken_it_when_it_is_found_there() {
         let (mut spaces, spec) = (Spaces::default(), spec(0));
-        let owed = |spaces: &Spaces| spaces.get(spec.root()).unwrap().owed;
+        let owed = |spaces: &Spaces| spaces.get(spec.root()).unwrap().own.owed;
         spaces.begin_reset(&spec, 1, 0b111);
         spaces.were_behind(spec.root(), 1, 0b001);
         assert_eq!(spaces.are_there(spec.root(), 0b011), 0b001);
@@ -342,10 +319,10 @@ mod tests {
             spaces.close(spec.root());
         }
         assert_eq!(
-            (spaces.by_root.len(), spaces.closed.len()),
-            (REMOTE_OWED_CLOSED_MAX, REMOTE_OWED_CLOSED_MAX)
+            (spaces.served.counts(), spaces.closed.len()),
+            ((REMOTE_OWED_CLOSED_MAX, 0), REMOTE_OWED_CLOSED_MAX)
         );
-        assert!(spaces.current.is_empty() && spaces.get(spec(0).root()).is_none());
+        assert!(spaces.get(spec(0).root()).is_none());
         assert!(spaces.get(spec(REMOTE_OWED_CLOSED_MAX).root()).is_some());
     }
 }

@@ -7,13 +7,12 @@ use std::time::{Duration, Instant};
 use kvdepot_core::{BlockKey, Error, ErrorKind, Result};
 use kvdepot_io::{AlignedBuf, IoBuf, Request, SlotBuf};
 
-use super::codec::size;
+use super::codec::{PAGE, size};
 use super::group::{ENTRIES_MAX, Entry};
 use super::index::{Known, Place};
 use super::log::{Group, Log};
 use super::medium::pages;
 use super::recycle;
-use super::shape::PAGE;
 use super::state::{Answers, Appended, PIECE, Record, Shared, State};
 use crate::{Written, format};
 

@@ -7,8 +7,9 @@ use kvdepot_core::limits::{IO_QUEUE_MAX, IO_THREADS_MAX, NAMESPACE_OPEN_MS};
 use kvdepot_core::{Error, ErrorKind, Result};
 use serde_json::Value;
 
+use super::codec::PAGE;
 use super::settings::SETTINGS;
-use super::shape::{PAGE, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
+use super::shape::{SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
 use crate::settings::Fields;
 
 /// Settings of a Slab tier.

@@ -8,7 +8,7 @@ use std::hash::BuildHasher;
 use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
 use kvdepot_core::{BlockHash, BlockKey, NamespaceId};
 
-use super::shape::PAGE;
+use super::codec::PAGE;
 
 /// Hash tables; each grows on its own.
 const TABLES: usize = 4096;

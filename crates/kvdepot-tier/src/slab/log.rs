@@ -7,11 +7,11 @@
 
 use kvdepot_io::AlignedBuf;
 
+use super::codec::{MediumId, PAGE};
 use super::footer;
 use super::group::{self, Entry};
 use super::index::Place;
-use super::shape::{PAGE, Shape};
-use super::superblock::MediumId;
+use super::shape::Shape;
 
 /// The end of a segment's groups, where the next one goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

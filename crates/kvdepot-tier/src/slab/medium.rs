@@ -8,9 +8,9 @@ use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_io::{AlignedBuf, IoBuf, SlotBuf, Volume};
 
 use super::SlabConfig;
-use super::codec::size;
-use super::shape::{PAGE, Shape};
-use super::superblock::{MediumId, Superblock, decide};
+use super::codec::{MediumId, PAGE, size};
+use super::shape::Shape;
+use super::superblock::{Superblock, decide};
 use super::table::{self, Row};
 
 /// Bytes at the beginning of a device that must be zero before it is formatted: some file systems leave the first pages
@@ -127,8 +127,8 @@ impl Medium {
         }
     }
 
-    /// Returns the table of namespaces and its number; both copies hold it afterwards, so that whoever opens an epoch
-    /// finds it again even if either copy is damaged later.
+    /// Returns the table of namespaces and its number; both copies hold it afterwards, so that an opened epoch is
+    /// found again even if either copy is damaged later.
     pub(super) fn rows(&self) -> Result<(u64, Vec<Row>)> {
         let find = |copy| {
             // An unreadable copy counts as damaged: each intact copy has everything that was ever acknowledged.

@@ -33,7 +33,7 @@ use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Resul
 use kvdepot_io::faults::{FaultVolume, Faults};
 use kvdepot_io::{FileVolume, IoEngine, PsyncConfig, PsyncEngine, Volume};
 
-use crate::registry::TierEntry;
+use crate::entry::TierEntry;
 use crate::{
     BlockingCalls, BlockingConfig, Done, Presence, ReadItem, Tier, TierEvents, TierUsage, WriteItem,
 };

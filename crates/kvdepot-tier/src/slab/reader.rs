@@ -6,8 +6,8 @@ use std::time::Instant;
 use kvdepot_core::{BlockKey, Error, ErrorKind, Result};
 use kvdepot_io::{Call, Class, IoBuf, Op, Request, SlotBuf};
 
+use super::codec::PAGE;
 use super::index::{Known, Place};
-use super::shape::PAGE;
 use super::spaces::Space;
 use super::state::Shared;
 use crate::{Done, Fetched, ReadItem, format};

@@ -3,13 +3,12 @@
 use hashbrown::HashSet;
 use kvdepot_core::{BlockKey, NamespaceId, Result};
 
-use super::codec::size;
+use super::codec::{PAGE, size};
 use super::footer;
 use super::group::{self, Entry, Head};
 use super::index::{Index, Place};
 use super::log::{Log, Tail};
 use super::medium::{Medium, read};
-use super::shape::PAGE;
 use super::table::Row;
 use crate::format::header_tag;
 

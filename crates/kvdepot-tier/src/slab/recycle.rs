@@ -3,8 +3,9 @@
 
 use kvdepot_core::BlockKey;
 
+use super::codec::PAGE;
 use super::index::Known;
-use super::shape::{PAGE, Shape};
+use super::shape::Shape;
 
 /// Returns the blocks to keep, out of all that lie in a segment.
 pub(super) fn keep(shape: &Shape, mut blocks: Vec<(BlockKey, Known)>) -> Vec<(BlockKey, Known)> {

@@ -1,14 +1,13 @@
 //! The layout of the medium: superblocks, tables of namespaces, then segments to its end.
 
-use kvdepot_core::limits::{BLOCK_ALIGN_BYTES, NAMESPACES_STORED_MAX};
+use kvdepot_core::limits::NAMESPACES_STORED_MAX;
 use kvdepot_core::{Error, ErrorKind, Result};
 
+use super::codec::PAGE;
 use super::footer;
 use super::group;
 use super::table;
 
-/// Bytes of a page; everything begins and ends on a page boundary.
-pub(super) const PAGE: u64 = BLOCK_ALIGN_BYTES;
 /// The fewest segments: the open one, the clear one, and one that holds blocks.
 pub(super) const SEGMENTS_MIN: u64 = 3;
 /// The smallest segment that makes sense at all.

@@ -5,7 +5,7 @@
 //! - the medium learns of removals before it gets what is pending: a removal takes the token away from any pending
 //!   write of the block, so a write that counts came after it;
 //! - a failed write may have reached the medium all the same, so it leaves a removal;
-//! - a write in flight counts for its key only while `writing` names its token: whoever removes the block takes the
+//! - a write in flight counts for its key only while `writing` names its token, and a removal of the block takes the
 //!   token away.
 
 use std::collections::VecDeque;

@@ -5,8 +5,8 @@ use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_io::AlignedBuf;
 use kvdepot_io::checksum::crc64;
 
-use super::codec::{id_at, u32_at, u64_at};
-use super::shape::{PAGE, Shape};
+use super::codec::{MediumId, PAGE, id_at, u32_at, u64_at};
+use super::shape::Shape;
 
 const MAGIC: [u8; 8] = *b"KVDSLAB\0";
 /// Version of the layout that this build writes and reads.
@@ -17,9 +17,6 @@ const AT_SEGMENTS: usize = 40;
 const AT_TABLE_BYTES: usize = 48;
 const AT_CHECKSUM: usize = 56;
 const END: usize = 64;
-
-/// A medium's id, drawn when it is formatted: what an earlier medium left at the same place is ignored.
-pub(super) type MediumId = [u8; 16];
 
 /// The description of a medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

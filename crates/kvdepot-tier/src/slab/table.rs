@@ -5,9 +5,7 @@ use kvdepot_core::NamespaceId;
 use kvdepot_io::AlignedBuf;
 use kvdepot_io::checksum::crc64;
 
-use super::codec::{id_at, u32_at, u64_at};
-use super::shape::PAGE;
-use super::superblock::MediumId;
+use super::codec::{MediumId, PAGE, id_at, u32_at, u64_at};
 
 /// First bytes of a table.
 pub(super) const MAGIC: [u8; 8] = *b"KVDSPACE";

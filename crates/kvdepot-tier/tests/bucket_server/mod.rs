@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvdepot_tier::ObjectConfig;
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -40,6 +40,22 @@ pub(crate) enum Act {
     Cut(usize),
     /// It is served, ignoring its conditions.
     IgnoreConditions,
+}
+
+/// Ends every wait for something that must happen, however busy the machine is.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Waits until something holds.
+///
+/// # Panics
+///
+/// If it does not within two minutes.
+pub(crate) fn until(what: &str, is: impl Fn() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !is() {
+        assert!(Instant::now() < end, "{what}");
+        std::thread::yield_now();
+    }
 }
 
 type Plan = Box<dyn FnMut(&Request) -> Act + Send>;

@@ -27,15 +27,15 @@ class KVDepotL2Adapter(L2AdapterInterface):
     """Stores LMCache's objects in the node's depot, which is started if none answers.
 
     The depot's own eviction decides what stays, so no capacity is reported to LMCache. An object that LMCache deletes
-    is a miss in this process from then on, until it is stored again; its bytes leave the depot when they are cold.
+    is a miss in this process until it is stored again. The depot evicts its bytes like those of any unused block.
 
-    A lookup locks nothing: an object that is evicted before its load is a failed load, which is a miss.
+    A lookup locks nothing. If an object is evicted between lookup and load, the load fails, which is a miss.
 
     Thread safety: LMCache's two controllers may call it concurrently, and any number of other threads.
     """
 
     def __init__(self, params: Mapping[str, Any] | None = None, l1_memory_desc: Any = None) -> None:  # noqa: ARG002
-        """Reads the configuration; a depot is attached when the first objects come.
+        """Reads the configuration. The depot is attached with the first objects.
 
         Args:
             params: ``adapter_params`` of ``--l2-adapter``: keys of the configuration, or ``config``, the name of a
@@ -55,7 +55,7 @@ class KVDepotL2Adapter(L2AdapterInterface):
         self._deleted = Recent()
         self._announced = Recent()
         self._seen: dict[tuple[str, int], Layout] = {}
-        lmcache_version()  # rejects an LMCache without a version now, not with the first object
+        lmcache_version()  # refuses an LMCache without a version now rather than with the first object
 
     def get_store_event_fd(self) -> int:
         """Returns the descriptor that signals finished stores."""
@@ -111,7 +111,7 @@ class KVDepotL2Adapter(L2AdapterInterface):
             self._notify_keys_deleted(gone, sizes)
 
     def report_status(self) -> dict[str, Any]:
-        """Returns the adapter's status for operators. LMCache's server stays healthy if the depot is away."""
+        """Returns the adapter's status for operators. LMCache's server stays healthy without a depot."""
         return {
             "is_healthy": True,
             "type": "kvdepot",
@@ -185,7 +185,7 @@ class KVDepotL2Adapter(L2AdapterInterface):
         came, lost = [], []
         ended = self._stores.move("load", [places[at] for at in wanted])
         for at, well in zip(wanted, ended, strict=True):
-            # A deletion during the load counts: LMCache requested it before it has these bytes.
+            # A deletion during the load counts, because LMCache requested it before it had these bytes.
             if well and places[at][1] not in self._deleted:
                 loaded.set(numbers[at])
                 came.append(keys[numbers[at]])
@@ -197,11 +197,13 @@ class KVDepotL2Adapter(L2AdapterInterface):
         return loaded
 
     def _places(self, keys: Sequence[Any], objects: Sequence[Any], kind: str) -> tuple[list[Place], list[int]]:
-        """Returns places and indexes of the objects, without those that cannot be named."""
+        """Returns places and indexes of the objects, except those that cannot be identified."""
         places: list[Place] = []
         numbers: list[int] = []
         if len(keys) != len(objects):
-            self._counters.trouble(f"{kind}_error", f"{len(keys)} keys come with {len(objects)} objects", len(keys))
+            self._counters.trouble(
+                f"{kind}_error", f"LMCache passed {len(keys)} keys with {len(objects)} objects", len(keys)
+            )
             return places, numbers
         for number, name in self._names(keys):
             place = self._place(keys[number].model_name, name, objects[number])
@@ -233,13 +235,13 @@ class KVDepotL2Adapter(L2AdapterInterface):
     def _told_layout(self, group: tuple[str, int], descs: Mapping[int, Any]) -> Layout | None:
         model, number = group
         desc = descs.get(number)
-        problem = f"LMCache does not tell the layout of {model}'s object group {number}"
+        problem = f"LMCache does not report the layout of {model}'s object group {number}"
         if desc is not None:
             try:
                 return Layout.of(model, desc.shapes, desc.dtypes)
             except UnknownLayoutError as error:
                 problem = str(error)
-        # LMCache's own benchmark reports objects of 0 bytes; then use the layout of objects stored since.
+        # LMCache's own benchmark reports objects of 0 bytes; the layout of stored objects is used then.
         seen = self._seen.get(group)
         if seen is None:
             self._counters.trouble("unknown_object", problem)
@@ -251,7 +253,7 @@ class KVDepotL2Adapter(L2AdapterInterface):
             self._seen[group] = layout
 
     def _tell_lost(self, keys: Sequence[Any], numbers: Sequence[int]) -> None:
-        """Makes LMCache's accounting follow the depot's eviction, unless the depot is away."""
+        """Tells LMCache's accounting what the depot has evicted, unless no depot is attached."""
         if not numbers or not self._stores.attached():
             return
         gone, sizes = [], []

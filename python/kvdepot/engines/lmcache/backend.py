@@ -78,9 +78,11 @@ class KVDepotBackend(StoragePluginInterface):
         if config.use_layerwise:
             raise config_error("use_layerwise: kvdepot stores whole chunks: set it to false")
         if config.save_unfull_chunk:
-            lmcache_logger().warning("kvdepot: save_unfull_chunk: chunks that are not full are not stored in the depot")
+            lmcache_logger().warning("kvdepot: save_unfull_chunk: the depot stores full chunks only")
         if not os.environ.get("PYTHONHASHSEED"):
-            lmcache_logger().warning("kvdepot: LMCache's hashes hold for this process only: set PYTHONHASHSEED")
+            lmcache_logger().warning(
+                "kvdepot: other processes will not find these chunks: LMCache's hashes are random: set PYTHONHASHSEED"
+            )
         self._options = read_extra_config(config.extra_config)
         lmcache_version()
         refuse_untold([dtype_name(metadata.kv_dtype)], self._options.weights_version)
@@ -94,15 +96,15 @@ class KVDepotBackend(StoragePluginInterface):
         self._lookups = Bounded("lookup", LOOKUP_THREADS, self._counters)
         self._resets = Resets()
         self._closed = False
-        # So that a depot that has to be started is ready for the first request, even in a scheduler, which only looks
-        # up.
+        # A depot that has to be started first is then ready for the first request, even in a scheduler, which only
+        # looks up.
         self._loads.submit(self._open)
 
     def __str__(self) -> str:
         return type(self).__name__
 
     def contains(self, key: Any, pin: bool = False) -> bool:
-        """Returns whether the depot has a chunk. ``pin`` asks for it to be brought into the pool, and holds nothing."""
+        """Returns whether the depot has a chunk. ``pin`` prefetches it into the pool, but holds nothing."""
         return self.batched_contains([key], pin) == 1
 
     def batched_contains(self, keys: list[Any], pin: bool = False) -> int:
@@ -136,7 +138,7 @@ class KVDepotBackend(StoragePluginInterface):
         transfer_spec: Any = None,  # noqa: ARG002
         on_complete_callback: Callable[[Any], None] | None = None,
     ) -> list[Future[None]] | None:
-        """Starts storing chunks, and holds their memory until that has ended. Calls back for each stored chunk."""
+        """Starts storing chunks, and holds their memory until then. Calls back for each stored chunk."""
         chosen: list[tuple[Any, Any]] = []
         with self._lock:
             room = 0 if self._closed else PUTS_MAX - len(self._puts)
@@ -198,7 +200,7 @@ class KVDepotBackend(StoragePluginInterface):
         return found[:leading]
 
     def pin(self, key: Any) -> bool:
-        """Asks for a chunk to be brought into the pool, but holds nothing. Returns whether the depot has it."""
+        """Prefetches a chunk into the pool, but holds nothing. Returns whether the depot has it."""
         return self.contains(key, pin=True)
 
     def unpin(self, key: Any) -> bool:  # noqa: ARG002
@@ -218,8 +220,8 @@ class KVDepotBackend(StoragePluginInterface):
     def clear(self) -> int:
         """Makes all chunks of this model and layout unreachable, for every engine and rank, in every tier.
 
-        Until the depot has confirmed that, everything is a miss here. Queued chunks are not stored, and chunks in
-        flight are also made unreachable, when their stores have ended.
+        Until the depot has confirmed this, everything is a miss here. Queued chunks are not stored. Chunks in flight
+        become unreachable, too, once their stores have ended.
 
         Returns:
             0: the removed chunks are not counted.
@@ -345,7 +347,7 @@ class KVDepotBackend(StoragePluginInterface):
         finally:
             in_time = self._resets.end(generation)
         if not in_time:
-            # The depot may have stored these chunks after its reset: ask it again now, and in every later call.
+            # The depot may have stored these chunks after its reset: repeat it now, and in every call until it works.
             self._counters.add("reset_again")
             self._reset_confirmed()
         return stored if in_time else []
@@ -372,7 +374,9 @@ class KVDepotBackend(StoragePluginInterface):
             found = layout_of(obj, layout.model, obj.get_memory_format().name)
             if found == layout:
                 return layout, chunk_hash(key), address_of(obj, layout)
-            self._counters.trouble("other_layout", f"a chunk is not stored: it is {found}, full ones are {layout}")
+            self._counters.trouble(
+                "other_layout", f"a chunk is not stored: its layout is {found}, that of full chunks is {layout}"
+            )
         except UnknownLayoutError as error:
             self._counters.trouble("unknown_object", str(error))
         return None
@@ -394,7 +398,7 @@ class KVDepotBackend(StoragePluginInterface):
                 places.append((layout, names[number], address_of(memory, layout)))
             ended = self._stores.move("load", places)
         finally:
-            # Nothing copies any more when `move` returns. A clear in the meantime makes everything a miss.
+            # When `move` has returned, nothing copies any more. A clear in the meantime makes everything a miss.
             current = generation == self._resets.generation
             for index, memory in enumerate(memories):
                 if current and index < len(ended) and ended[index] and places[index][1] not in self._removed:
@@ -410,7 +414,7 @@ class KVDepotBackend(StoragePluginInterface):
         cpu, metadata = self.local_cpu_backend, self.metadata
         shapes, dtypes = metadata.get_shapes(self.config.chunk_size), metadata.get_dtypes()
         form = MemoryFormat.KV_MLA_FMT if metadata.use_mla else MemoryFormat.KV_2LTD
-        # Its batched eviction mistakes the count for a number of layers, so only free memory is allocated as a batch.
+        # LMCache's batched eviction mistakes the count for a number of layers, so a batch gets free memory only.
         memories = list(cpu.batched_allocate(shapes, dtypes, count, form, eviction=False) or [])
         end_s = time.monotonic() + ALLOCATE_S
         while len(memories) < count:
@@ -424,7 +428,7 @@ class KVDepotBackend(StoragePluginInterface):
         return memories
 
     def _reset_confirmed(self) -> bool:
-        """Returns whether nothing from before a clear is found. Asks the depot for resets that are unconfirmed."""
+        """Returns whether nothing from before a clear can be found. Repeats resets that the depot has not confirmed."""
         number = self._resets.attempt(time.monotonic())
         if number is not None and self._stores.reset(self._layout()):
             self._resets.confirm(number)

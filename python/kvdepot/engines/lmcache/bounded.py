@@ -9,11 +9,11 @@ from typing import Any
 from kvdepot.engines.lmcache.counters import Counters
 
 WAITING_MAX = 1024
-"""Maximum amount of queued or running work of one kind; more is not begun."""
+"""Maximum number of calls of one kind that are queued or running. Further ones fail."""
 
 
 class Bounded:
-    """Threads of one kind of work. Work that does not fit, comes too late or fails is a miss, and is counted.
+    """Threads for one kind of work. Work that does not fit the queue, comes after ``close`` or fails is a counted miss.
 
     Any number of threads may use it concurrently.
     """

@@ -1,4 +1,4 @@
-"""The layout of an LMCache object, beyond its key: model, shapes, types and length, which determine its namespace."""
+"""What determines the namespace of an LMCache object, in addition to its key: model, shapes, types and length."""
 
 import importlib.metadata
 import math
@@ -14,11 +14,11 @@ OBJECT_BYTES_MAX = 1 << 30
 """Maximum size of a block."""
 
 UNTOLD_DTYPE = "uint8"
-"""The type of plain bytes, in which vLLM stores KV of every 8-bit format: ``fp8_e4m3`` as well as ``fp8_e5m2``."""
+"""The type of plain bytes. vLLM uses it for KV of every 8-bit format: ``fp8_e4m3`` as well as ``fp8_e5m2``."""
 
 
 class UnknownLayoutError(ValueError):
-    """The object cannot be named completely, so it is neither stored nor looked up."""
+    """The object cannot be identified completely, so it is neither stored nor looked up."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Layout:
         sizes = [math.prod(shape) * int(dtype.itemsize) for shape, dtype in zip(shapes, dtypes, strict=True)]
         if not 0 < sum(sizes) <= OBJECT_BYTES_MAX or min(sizes) <= 0:
             raise UnknownLayoutError(
-                f"an object of {model} has tensors of {sizes} bytes: each must have some, all 1 GiB at most"
+                f"an object of {model} has tensors of {sizes} bytes: none may be empty, all together have at most 1 GiB"
             )
         return cls(
             model,
@@ -67,9 +67,9 @@ class Layout:
 def namespace_facts(
     layout: Layout, face: str, weights_version: str, further: Mapping[str, object] | None = None
 ) -> dict[str, object]:
-    """Returns everything that changes an object's bytes and is neither in its hash nor in its length (P8).
+    """Returns everything that changes an object's bytes and that neither its hash nor its length reflects (P8).
 
-    This includes LMCache's version: two versions need not put the same bytes into an object.
+    This includes LMCache's version, because two versions may put different bytes into an object.
 
     Raises:
         ConfigError: the type is that of plain bytes, and no ``weights_version`` says what they are.
@@ -97,8 +97,8 @@ def refuse_untold(dtypes: Iterable[str], weights_version: str) -> None:
     """
     if UNTOLD_DTYPE in dtypes and not weights_version:
         raise config_error(
-            f"weights_version: missing, and KV has the type {UNTOLD_DTYPE}, which does not tell fp8_e4m3 from fp8_e5m2:"
-            " set weights_version to a name with the format, such as v1-fp8_e4m3"
+            f"weights_version: missing, but KV has the type {UNTOLD_DTYPE}, which may be fp8_e4m3 or fp8_e5m2: set "
+            "weights_version to a name that contains the format, such as v1-fp8_e4m3"
         )
 
 
@@ -116,4 +116,6 @@ def lmcache_version() -> str:
     try:
         return importlib.metadata.version("lmcache")
     except importlib.metadata.PackageNotFoundError as error:
-        raise config_error("LMCache's version is unknown, so its objects cannot be named: install its wheel") from error
+        raise config_error(
+            "LMCache's version is unknown, so its objects cannot be identified: install its wheel"
+        ) from error

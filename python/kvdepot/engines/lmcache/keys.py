@@ -1,7 +1,7 @@
 """LMCache's keys as block hashes: every field of a key, in 16 bytes.
 
-Ranks, object groups and salts are in the hash, not in the namespace: a server of LMCache sees the ranks of all its
-engines, and a namespace for each would require a store for each.
+Ranks, object groups and salts are in the hash and not in the namespace: an LMCache server serves the ranks of all its
+engines, and a namespace for each of them would need a store for each.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ def chunk_hash(key: Any) -> bytes:
     try:
         text = json.dumps(fields, ensure_ascii=True, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise UnknownLayoutError(f"a key of {key.model_name} has tags that are no plain values: {error}") from error
+        raise UnknownLayoutError(f"a key of {key.model_name} has tags that are not plain values: {error}") from error
     return _digest(b"kvdepot-chunk", text.encode())
 
 

@@ -13,12 +13,14 @@ def address_of(memory: Any, layout: Layout) -> int:
     """
     tensor = memory.raw_tensor
     if tensor is None:
-        raise UnknownLayoutError("LMCache has freed the object, or keeps it in no memory of this process")
+        raise UnknownLayoutError("LMCache has freed the object, or keeps it outside of this process")
     if tensor.device.type != "cpu":
         raise UnknownLayoutError(f"the object is on {tensor.device}: only objects in host memory are copied")
     size, room = int(memory.get_size()), int(memory.get_physical_size())
     if size != layout.size_bytes or room < size:
-        raise UnknownLayoutError(f"the object has {size} bytes in {room}, and its tensors {layout.size_bytes}")
+        raise UnknownLayoutError(
+            f"the object has {size} bytes in {room} bytes of memory, but its tensors have {layout.size_bytes}"
+        )
     return int(memory.data_ptr)
 
 

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvdepot.config import KVDepotConfig, load_config
+from kvdepot.config import KVDepotConfig, load_engine_config
+from kvdepot.config.engine_options import FILE_KEY, name_of
 from kvdepot.config.tier_table import TIERS
 from kvdepot.engines.lmcache.counters import lmcache_logger
 from kvdepot.errors import config_error
 
-FILE_KEY = "config"
 VERSION_KEY = "weights_version"
 OWN_PREFIX = "kvdepot."
 DAX_PREFIX = "dax."
@@ -45,16 +45,11 @@ def read_params(params: Mapping[str, Any] | None) -> Options:
         ConfigError: a key or value is wrong.
     """
     said = dict(params or {})
-    version = said.pop(VERSION_KEY, "")
-    if not isinstance(version, str | int) or isinstance(version, bool):
-        raise config_error(f"{VERSION_KEY}: must be a name or a number, got {version!r}")
-    file = said.pop(FILE_KEY, None)
-    if file is not None and said:
-        raise config_error(f"{FILE_KEY}: names a file, but there are other keys, too: {', '.join(sorted(said))}")
-    config = load_config(file if file is not None else said or None, owns_pool=False)
+    version = name_of(said.pop(VERSION_KEY, ""), VERSION_KEY)
+    config = load_engine_config(said)
     if config.mode == "embedded":
         raise config_error("mode: embedded: stores of several layouts share a depot: write node, or remove the key")
-    return Options(config.model_copy(update={"mode": "node"}), str(version))
+    return Options(config.model_copy(update={"mode": "node"}), version)
 
 
 def read_extra_config(extra_config: Mapping[str, Any] | None) -> Options:
@@ -72,12 +67,12 @@ def read_extra_config(extra_config: Mapping[str, Any] | None) -> Options:
     if not dax:
         return read_params(own)
     if unknown := sorted(set(dax) - set(DAX_KEYS)):
-        raise config_error(f"{DAX_PREFIX}{unknown[0]}: is not a key of LMCache's DAX backend: remove it")
+        raise config_error(f"{DAX_PREFIX}{unknown[0]}: not a key of LMCache's DAX backend: remove it")
     pipeline = str(own.get("pipeline", f"Cache|{DAX_TIER}"))
     if FILE_KEY in own or DAX_TIER not in pipeline.split("|"):
         said = OWN_PREFIX + (FILE_KEY if FILE_KEY in own else "pipeline")
         names = ", ".join(DAX_PREFIX + name for name in dax)
-        lmcache_logger().warning("kvdepot: not used, since %s says where blocks lie: %s", said, names)
+        lmcache_logger().warning("kvdepot: ignored, because %s determines the tiers: %s", said, names)
         return read_params(own)
     return read_params({"pipeline": pipeline, **_tier_keys(dax), **own})
 
@@ -87,7 +82,7 @@ def _tier_keys(dax: Mapping[str, Any]) -> dict[str, Any]:
     tier = next((one for one in TIERS if one.name == DAX_TIER), None)
     if tier is None:
         names = ", ".join(DAX_PREFIX + name for name in dax)
-        raise config_error(f"{names}: this build has no Dax tier: say {OWN_PREFIX}pipeline, such as Cache|Posix")
+        raise config_error(f"{names}: this build has no Dax tier: set {OWN_PREFIX}pipeline, for example to Cache|Posix")
     ours = {theirs: setting.key.name for setting in tier.settings if setting.key for theirs in setting.key.seeds}
     if strange := [DAX_PREFIX + name for name in dax if DAX_PREFIX + name not in ours]:
         raise config_error(f"{strange[0]}: the Dax tier has no such key: remove it")

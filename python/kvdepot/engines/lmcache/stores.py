@@ -17,7 +17,7 @@ LAYOUTS_MAX = 64
 """Maximum number of open layouts; each has its own connection to the depot."""
 OPEN_AGAIN_S = 30.0
 ATTACH_GLANCE_MS = 100
-"""Milliseconds that a store waits for a depot after an earlier store has waited in vain."""
+"""Milliseconds that a store waits for a depot if an earlier store found none."""
 
 Row: TypeAlias = tuple[Layout, bytes]
 Place: TypeAlias = tuple[Layout, bytes, int]
@@ -63,13 +63,15 @@ class Stores:
                 self._counters.trouble("lookup_error", f"a lookup failed: {error!r}", len(numbers))
                 continue
             if not store.attached:
-                self._counters.trouble("no_depot", "no depot answers: all is a miss until one does", len(numbers))
+                self._counters.trouble(
+                    "no_depot", "no depot answers: everything is a miss until one does", len(numbers)
+                )
             for number, there in zip(numbers, has, strict=True):
                 found[number] = bool(there)
         return found
 
     def move(self, verb: Verb, places: Sequence[Place]) -> list[bool]:
-        """Dumps or loads objects. Returns for each whether it succeeded, when nothing copies from or to them."""
+        """Dumps or loads objects, and waits until nothing copies any more. Returns for each whether it succeeded."""
         ended = [False] * len(places)
         tasks = []
         for layout, numbers in _by_layout(places).items():
@@ -111,7 +113,7 @@ class Stores:
                 self._counters.trouble("prefetch_error", f"a prefetch failed: {error!r}")
 
     def reset(self, layout: Layout) -> bool:
-        """Makes everything of this layout unreachable, in every tier, for every engine. Returns whether confirmed."""
+        """Makes all objects of this layout unreachable in all tiers, for all engines. Returns whether it worked."""
         store = self._store(layout, 0)
         if store is None:
             return False
@@ -149,7 +151,9 @@ class Stores:
                 slot = self._slots[layout] = _Slot()
         if slot is None:
             self._counters.trouble(
-                "too_many_layouts", f"objects of {layout.model} are not stored: {LAYOUTS_MAX} layouts are open", blocks
+                "too_many_layouts",
+                f"objects of {layout.model} are not stored: {LAYOUTS_MAX} layouts, the maximum, are open",
+                blocks,
             )
             return None
         if slot.store is None:

@@ -11,17 +11,15 @@ from kvdepot.engines.lmcache.counters import Counters
 Result = TypeVar("Result")
 
 WAITING_MAX = 1024
-"""Maximum number of queued or running tasks of one kind; more are not begun."""
+"""Maximum number of queued or running tasks of one kind. Further ones fail."""
 RESULTS_MAX = 16 * WAITING_MAX
-"""Maximum number of results that wait to be taken. LMCache never takes those of a prefetch that it abandoned."""
+"""Maximum number of results that have not been taken. LMCache never takes those of a prefetch that it abandoned."""
 
 
 class Tasks(Generic[Result]):
     """Tasks of one kind, each with a result that is taken once. Every task ends, even one submitted after ``close``.
 
-    When too many results wait, the oldest one is dropped.
-
-    Any number of threads may use them concurrently.
+    If too many results have not been taken, the oldest one is dropped. Any number of threads may use them concurrently.
     """
 
     def __init__(self, kind: str, threads: int, counters: Counters) -> None:
@@ -40,7 +38,7 @@ class Tasks(Generic[Result]):
         return self._event_fd
 
     def submit(self, work: Callable[[], Result], failed: Callable[[], Result]) -> int:
-        """Starts ``work`` and returns its number; ``failed`` makes the result of work that cannot be done."""
+        """Starts ``work`` and returns its number; ``failed`` returns the result if the work cannot be done."""
         with self._lock:
             number = self._next
             self._next += 1
@@ -105,4 +103,4 @@ class Tasks(Generic[Result]):
             if waited or not self._closed:
                 os.eventfd_write(self._event_fd, 1)
         if dropped:
-            self._counters.trouble(f"{self._kind}_not_taken", f"nobody asked for the result of a {self._kind}")
+            self._counters.trouble(f"{self._kind}_not_taken", f"LMCache did not take the result of a {self._kind}")

@@ -1,4 +1,4 @@
-"""What one request has asked the depot, and what is known: a state machine without depot, thread or clock.
+"""The lookups of one request and their answers: a state machine without depot, thread or clock.
 
 vLLM asks for one key at a time. The first question of a request covers all keys that may follow, so the depot gets one
 lookup per request instead of one per key.
@@ -52,8 +52,8 @@ class Answers:
 
         Args:
             late_s: seconds that the request waits for an answer before it counts as a miss.
-            hits_max: most keys that are answered with ``THERE``: the number of chunks in vLLM's memory. Each one is
-                loaded into that memory, and one more would evict a chunk of the same request.
+            hits_max: maximum number of keys answered with ``THERE``: the number of chunks in vLLM's memory. Each one
+                is loaded into that memory, so one more would evict a chunk of the same request.
         """
         self._late_s = late_s
         self._hits_max = hits_max
@@ -69,8 +69,8 @@ class Answers:
     def of(self, key: bytes, now_s: float) -> Verdict:
         """Returns what is known about a key.
 
-        ``LATE`` is returned once per batch. After that its keys are absent until ``restart``: a request that waits to
-        be scheduled would otherwise wait for a depot that hangs again and again.
+        ``LATE`` is returned once per batch. After that its keys are absent until ``restart``. Otherwise a request that
+        waits to be scheduled would wait again and again for a depot that hangs.
         """
         if key in self._lost or key in self._over:
             return Verdict.ABSENT
@@ -99,8 +99,8 @@ class Answers:
             positions: the request's keys with the token where each ends; empty if vLLM does not provide them.
             now_s: current time, by ``time.monotonic``.
         """
-        # Prefixes are looked up from this key to the end. Windows are looked up from the end, so a model without full
-        # attention has a second question, which covers all other keys.
+        # vLLM looks up a prefix from this key to the end, but a window from its end. So a request of a model without
+        # full attention asks twice: the second batch covers all other keys.
         begin = positions.get(key, 0) if not self._begun else 0
         rest = (one for one, end in positions.items() if end >= begin and one != key)
         keys = [key, *(one for one in rest if one not in self._asked and one not in self._known)]
@@ -110,7 +110,7 @@ class Answers:
         return batch
 
     def lost(self, keys: Sequence[bytes]) -> None:
-        """Marks keys that failed to load as absent for this request, which would otherwise retry them forever."""
+        """Marks keys that failed to load as absent for this request. Otherwise it would retry them forever."""
         self._lost.update(keys)
 
     @property
@@ -119,14 +119,14 @@ class Answers:
         return bool(self._promised)
 
     def accepted(self, keys: Sequence[bytes]) -> None:
-        """Marks keys that vLLM has found room for, and loads."""
+        """Marks keys that vLLM has made room for and is loading."""
         self._promised.difference_update(keys)
 
     def step_over(self) -> None:
-        """Marks keys that were ``THERE`` in this step and are not loaded: vLLM had no room for them.
+        """Marks keys that were ``THERE`` in this step but are not being loaded: vLLM had no room for them.
 
-        They are absent until ``restart``. In the next step vLLM would make room for them by evicting chunks that
-        belong to the beginning of the same request, and nothing could be used.
+        They are absent until ``restart``. Otherwise vLLM would make room for them in the next step by evicting chunks
+        from the beginning of the same request, and the rest would be useless.
         """
         self._over |= self._promised
         self._hits -= self._promised
@@ -135,7 +135,7 @@ class Answers:
     def loaded(self, keys: Sequence[bytes]) -> None:
         """Marks keys that were loaded for this request. If it asks for one again, vLLM has evicted the chunk.
 
-        Such a key is absent: two requests that evict each other's chunks would otherwise load them forever.
+        Such a key is absent. Otherwise two requests could evict each other's chunks and load them forever.
         """
         self._over.update(keys)
 

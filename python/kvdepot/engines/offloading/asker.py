@@ -1,4 +1,4 @@
-"""Threads that look keys up in the depot: vLLM asks on its scheduler's thread, which must not wait."""
+"""Threads that look up keys in the depot, so that vLLM's scheduler thread does not wait."""
 
 import queue
 import threading
@@ -11,7 +11,7 @@ from kvdepot.errors import is_failure
 KEYS_MAX = 4096
 """Keys per lookup; the depot accepts no more."""
 THREADS = 4
-"""Lookups at the same time: one that waits for a slow tier must not delay those that the pool answers."""
+"""Concurrent lookups. One that waits for a slow tier must not delay those that the pool can answer."""
 JOIN_S = 2.0
 
 
@@ -24,8 +24,9 @@ class Asker:
         """Starts the threads.
 
         Args:
-            look: returns which keys the depot has, ``None`` if unknown. It should not raise, and returns in time.
-            trouble: called with what ``look`` raised nonetheless; its batches are answered with ``None``.
+            look: returns which keys the depot has, ``None`` if unknown. Has a time limit of its own, and should not
+                raise.
+            trouble: called with an exception that ``look`` raised; the batches of that lookup get ``None``.
         """
         self._look = look
         self._trouble = trouble

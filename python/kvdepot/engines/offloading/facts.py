@@ -1,7 +1,7 @@
 """The facts of a tier's namespace (P8), and the engines that a tier cannot serve.
 
-vLLM passes little of its configuration to a tier: neither the model's configuration nor how its weights were loaded.
-Both are read from the frames of the callers that make the tier.
+vLLM passes a tier neither the model's configuration nor how its weights were loaded. Both are read from the frames of
+the callers that create the tier.
 """
 
 import importlib.metadata
@@ -22,7 +22,7 @@ CHUNK_BYTES_MAX = 1 << 30
 FRAMES_MAX = 64
 ATTENTION_VARIABLES = ("VLLM_ATTENTION_BACKEND", "VLLM_KV_CACHE_LAYOUT")
 ATTENTION_PACKAGES = ("flashinfer-python", "flash-attn")
-"""Packages that vLLM selects its attention backend by, besides its version and the device."""
+"""Packages that influence which attention backend vLLM selects, besides its version and the device."""
 RECYCLED = "RSWASpec"
 """Attention whose blocks are recycled although vLLM counts it as full attention."""
 ONE_NODE = ("mp", "uni")
@@ -37,10 +37,10 @@ class Engine(NamedTuple):
 
 
 def calling_engine() -> Engine:
-    """Returns the engine whose scheduler is being made by a caller.
+    """Returns the engine whose scheduler a caller is creating.
 
     Raises:
-        ConfigError: no caller has one. Another release of vLLM may make its tiers differently.
+        ConfigError: no caller has one. Other releases of vLLM may create their tiers differently.
     """
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - vLLM passes none of this
     for _ in range(FRAMES_MAX):
@@ -51,8 +51,8 @@ def calling_engine() -> Engine:
             return Engine(vllm_config, kv_cache_config)
         frame = frame.f_back
     raise config_error(
-        "this vLLM does not tell its model where it makes secondary tiers, so its KV cannot be named: use vLLM 0.32, "
-        "or KVDepotConnector"
+        "this vLLM release hides its model's configuration from secondary tiers, so its KV cannot be identified: use "
+        "vLLM 0.32, or KVDepotConnector"
     )
 
 
@@ -67,8 +67,8 @@ def refuse_unsupported(engine: Engine, options: Options, chunk_bytes: int, block
 
     Raises:
         ConfigError: the ranks are on several nodes, adapters cannot be identified, hashes change with every process,
-            weights are replaced or windows used in spite of ``on_reset: keep``, chunks may be wrong or have holes, or
-            a chunk is too large.
+            ``on_reset: keep`` is combined with new weights or with windows, chunks may be wrong or incomplete, or a
+            chunk is too large.
     """
     vllm_config = engine.vllm_config
     parallel = vllm_config.parallel_config
@@ -76,43 +76,44 @@ def refuse_unsupported(engine: Engine, options: Options, chunk_bytes: int, block
     nodes = getattr(parallel, "nnodes_within_dp", 1)
     if nodes > 1 or (ranks > 1 and way not in ONE_NODE):
         raise config_error(
-            f"{ranks} ranks run by {way!r} on {nodes} nodes: a tier sees the memory of its scheduler's node alone, so "
-            "the others would load nothing: use KVDepotConnector, or --distributed-executor-backend mp on one node"
+            f"{ranks} ranks run by {way!r} on {nodes} nodes: a tier reaches the scheduler's node only, so "
+            "other nodes would load nothing: use KVDepotConnector, or --distributed-executor-backend mp on one node"
         )
     if vllm_config.lora_config is not None and not options.adapters_version:
         raise config_error(
-            "adapters_version: missing, and LoRA is on: vLLM's keys have an adapter's name and path, and not its "
-            "content: set adapters_version to a name that changes whenever any adapter does, or use KVDepotConnector"
+            "adapters_version: missing, but LoRA is enabled: vLLM's keys contain an adapter's name and path, not its "
+            "contents: set adapters_version to a name that changes whenever any adapter does, or use KVDepotConnector"
         )
     if options.on_reset == "keep" and getattr(vllm_config, "weight_transfer_config", None) is not None:
         raise config_error(
-            "on_reset: keep, and the engine takes new weights while it runs (--weight-transfer-config): KV of the "
-            "earlier ones would be served: remove the key"
+            "on_reset: keep cannot be used with --weight-transfer-config: after an update of the weights, KV of the "
+            "old ones would be served: remove the key"
         )
     if problem := unstable_hashes(vllm_config):
-        raise config_error(f"kvdepot would never find a chunk again: {problem}")
+        raise config_error(f"kvdepot would never find a stored chunk again: {problem}")
     kinds = _forgetful(engine.kv_cache_config)
     if RECYCLED in kinds:
         raise config_error(
-            f"the model has layers of {RECYCLED}, whose blocks vLLM gives to other requests while a request runs: it "
-            "may offload their bytes as those of the first request: remove KVDepotTier from secondary_tiers"
+            f"the model has layers of {RECYCLED}, whose blocks vLLM gives to other requests while the first one still "
+            "runs, so it may offload bytes of one request as those of another: remove KVDepotTier from secondary_tiers"
         )
     if options.on_reset == "keep" and kinds:
         raise config_error(
-            f"on_reset: keep, and {', '.join(kinds)} gives back blocks that left its window: after a reset vLLM offers "
-            "the chunks of running requests again, and such blocks may belong to other requests: wrong KV would be "
-            "stored where every engine finds it: remove the key, or use KVDepotConnector"
+            f"on_reset: keep cannot be used with {', '.join(kinds)}, which gives back blocks that have left its "
+            "window: after a reset, vLLM offers the chunks of running requests again, and such blocks may belong to "
+            "other requests by then, so wrong KV would be stored for all engines: remove the key, or use "
+            "KVDepotConnector"
         )
     if blocks_per_chunk > 1 and kinds:
         raise config_error(
-            f"a chunk of vLLM's has {blocks_per_chunk} GPU blocks, and {', '.join(kinds)} gives back blocks that left "
-            "its window: vLLM would offload chunks with parts that it never wrote: remove block_size and "
+            f"a chunk of vLLM's has {blocks_per_chunk} GPU blocks, but {', '.join(kinds)} gives back blocks that have "
+            "left its window, so vLLM would offload chunks with parts that it never wrote: remove block_size and "
             "blocks_per_chunk from kv_connector_extra_config, or use KVDepotConnector"
         )
     if not 0 < chunk_bytes <= CHUNK_BYTES_MAX:
         raise config_error(
-            f"a chunk of vLLM's has {chunk_bytes} bytes, a block of the depot 1 to {CHUNK_BYTES_MAX}: set block_size "
-            "or blocks_per_chunk of kv_connector_extra_config lower"
+            f"a chunk of vLLM's has {chunk_bytes} bytes, but a block of the depot has 1 to {CHUNK_BYTES_MAX}: lower "
+            "block_size or blocks_per_chunk in kv_connector_extra_config"
         )
 
 
@@ -140,7 +141,7 @@ def _forgets(group: Any) -> set[str]:
 
 
 def chunk_facts(spec: Any, engine: Engine, options: Options) -> dict[str, object]:
-    """Returns everything that changes a chunk's bytes and is in neither its key nor its length.
+    """Returns everything that changes a chunk's bytes and that neither its key nor its length reflects.
 
     Args:
         spec: vLLM's ``OffloadingSpec``.
@@ -161,7 +162,7 @@ def chunk_facts(spec: Any, engine: Engine, options: Options) -> dict[str, object
         **facts,
         "face": "offloading",
         "format": FORMAT,
-        # The order of tensors within a chunk is vLLM's own matter, of any release.
+        # Any release of vLLM may change the order of tensors within a chunk.
         "engine_version": importlib.metadata.version("vllm"),
         "attention": _attention(engine.vllm_config),
         "groups": [
@@ -173,7 +174,7 @@ def chunk_facts(spec: Any, engine: Engine, options: Options) -> dict[str, object
             }
             for group in config.groups
         ],
-        # The scheduler sees one layer's type per group; these layers have another one.
+        # The scheduler sees one type per group, but these layers have another one.
         "unquantized": sorted(engine.vllm_config.cache_config.kv_cache_dtype_skip_layers),
         "blocks_per_chunk": config.cache.blocks_per_chunk,
         "tokens_per_hash": config.cache.tokens_per_hash,
@@ -185,7 +186,7 @@ def chunk_facts(spec: Any, engine: Engine, options: Options) -> dict[str, object
 
 
 def _attention(vllm_config: Any) -> dict[str, str]:
-    """Returns what vLLM selects its attention backend by; the scheduler's process does not know the selection."""
+    """Returns what determines vLLM's choice of an attention backend, which the scheduler's process does not know."""
     from vllm.platforms import current_platform
 
     asked = getattr(getattr(vllm_config, "attention_config", None), "backend", None)

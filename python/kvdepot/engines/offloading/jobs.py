@@ -1,6 +1,6 @@
 """Transfers between vLLM's chunks and the depot, and their results.
 
-vLLM pins a job's chunks until the job is reported as ended. So no job is reported while anything may still copy.
+vLLM pins a job's chunks until the job is reported as ended. So a job is not reported while anything may still copy.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from kvdepot.engines.offloading.room import Verb
 from kvdepot.errors import is_failure
 
 FULL = ("busy", "no_space")
-"""Failures of a dump that only mean that the depot is in use. Such a dump is retried."""
+"""Failures of a dump that only mean that the depot is busy or full for now. Such a dump is retried."""
 FULL_AGAIN_S = 0.05
 FULL_S = 3.0
 """Seconds during which a dump is retried. Meanwhile its chunks occupy vLLM's memory."""
@@ -108,7 +108,7 @@ class Jobs:
     def _goes_on(self, job: _Job, now_s: float) -> bool:
         if job.task is not None:
             if not self._attempt(job.task.done):
-                # A task that cannot be asked may still copy, so its chunks stay pinned.
+                # A task whose state is unknown may still copy, so its chunks stay pinned.
                 return True
             self._take(job)
             full = job.verb == "dump" and bool(job.kinds) and all(kind in FULL for kind in job.kinds)
@@ -126,12 +126,12 @@ class Jobs:
         job.task = self._begin(job.verb, [job.keys[row] for row in job.rest.tolist()], job.addresses[job.rest])
 
     def _broken(self, job: _Job) -> bool:
-        """Marks a job as failed whose result is not known. Returns whether its task may still copy."""
+        """Marks a job whose result is unknown as failed. Returns whether its task may still copy."""
         job.kinds = {"error": len(job.rest)}
         return job.task is not None
 
     def _take(self, job: _Job) -> bool:
-        """Takes the result of a task that is done. Returns ``True``, as it either returns or raises."""
+        """Takes the result of a task that is done. Always returns ``True``, so that ``None`` means that it raised."""
         task, job.task = job.task, None
         failed, kinds = self._attempt(lambda: task.failed(1)), self._attempt(lambda: task.failures(1))
         if failed is None or kinds is None:
@@ -148,11 +148,11 @@ class Jobs:
         except BaseException as error:
             if not is_failure(error):
                 raise
-            self._counters.trouble("errors", f"the result of a transfer is not known: {error!r}")
+            self._counters.trouble("errors", f"the result of a transfer is unknown: {error!r}")
             return None
 
     def _end(self, job: _Job, now_s: float) -> None:
-        # Taken out first: a job that was reported must neither begin again nor be reported twice.
+        # Removed first: a reported job must neither begin again nor be reported twice.
         self._under_way.pop(job.job_id, None)
         failed = [job.keys[row] for row in job.rest.tolist()]
         self._ended.append(Ended(job.job_id, job.verb, job.keys, failed, now_s - job.began_s))

@@ -21,19 +21,15 @@ PLAIN = {
     "lookups": Count("vllm:kvdepot_offload_lookups", "Lookups sent to the depot, each for many chunks."),
     "dumped": Count("vllm:kvdepot_offload_stored_chunks", "Chunks stored in the depot."),
     "loaded": Count("vllm:kvdepot_offload_loaded_chunks", "Chunks loaded from the depot."),
-    "errors": Count(
-        "vllm:kvdepot_offload_errors", "Unexpected errors that are no chunk's: the tier goes on without the call."
-    ),
-    "resets": Count("vllm:kvdepot_offload_resets", "Resets of vLLM's offloaded cache that the tier was told of."),
+    "errors": Count("vllm:kvdepot_offload_errors", "Unexpected errors that concern no chunk; the tier continues."),
+    "resets": Count("vllm:kvdepot_offload_resets", "Resets of vLLM's offloaded cache."),
 }
 KINDS = {
     "dump_": Count(
         "vllm:kvdepot_offload_store_failed_chunks", "Chunks that were not stored, by kind of failure.", True
     ),
     "load_": Count("vllm:kvdepot_offload_load_failed_chunks", "Chunks that were not loaded, by kind of failure.", True),
-    "miss_": Count(
-        "vllm:kvdepot_offload_missed_chunks", "Chunks that were not looked for to the end, by reason.", True
-    ),
+    "miss_": Count("vllm:kvdepot_offload_missed_chunks", "Chunks whose lookup was not completed, by reason.", True),
 }
 """Counters by the prefix of their name; the rest of the name is the kind."""
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from kvdepot.config import KVDepotConfig, load_config
+from kvdepot.config import KVDepotConfig, load_engine_config
+from kvdepot.config.engine_options import name_of
 from kvdepot.errors import config_error
 
-FILE_KEY = "config"
 VERSION_KEY = "weights_version"
 ADAPTERS_KEY = "adapters_version"
 RESET_KEY = "on_reset"
@@ -43,29 +43,18 @@ def read_options(tier_config: Mapping[str, Any]) -> Options:
         ConfigError: a key or value is wrong.
     """
     said = dict(tier_config)
-    version, adapters = (_name(said.pop(key, ""), key) for key in (VERSION_KEY, ADAPTERS_KEY))
+    version, adapters = (name_of(said.pop(key, ""), key) for key in (VERSION_KEY, ADAPTERS_KEY))
     reset = said.pop(RESET_KEY, "apart")
     if reset not in RESETS:
         raise config_error(f"{RESET_KEY}: must be one of {', '.join(RESETS)}, got {reset!r}")
     locality = said.pop(LOCALITY_KEY, None)
     if locality is not None and locality not in LOCALITIES:
         raise config_error(f"{LOCALITY_KEY}: must be one of {', '.join(LOCALITIES)}, got {locality!r}")
-    file = said.pop(FILE_KEY, None)
-    if file is not None and said:
-        raise config_error(f"{FILE_KEY}: names a file, and there are keys beside it: {', '.join(sorted(said))}")
-    config = load_config(file if file is not None else said or None, owns_pool=False)
+    config = load_engine_config(said)
     if config.mode == "embedded":
         raise config_error("mode: embedded: the engines of a node share a depot: write node, or remove the key")
     if config.use_lite:
-        raise config_error(
-            "use_lite: true: the tier stores and counts nothing of that kind: remove it, or use the connector"
-        )
+        raise config_error("use_lite: true: the tier has no lite mode: remove the key, or use KVDepotConnector")
     if config.pool == "Staging":
         raise config_error(f"pipeline: {config.pipeline}: the tier needs a pool that keeps blocks: begin it with Cache")
     return Options(config.model_copy(update={"mode": "node"}), version, adapters, reset, locality)
-
-
-def _name(value: object, key: str) -> str:
-    if not isinstance(value, str | int) or isinstance(value, bool):
-        raise config_error(f"{key}: must be a name or a number, got {value!r}")
-    return str(value)

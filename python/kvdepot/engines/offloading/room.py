@@ -21,7 +21,7 @@ from kvdepot.errors import BusyError, is_failure
 TASK_S = 10.0
 """Time limit of a dump or load in seconds, unless ``timeout_ms`` is shorter."""
 RESET_S = 5.0
-"""Seconds that vLLM's scheduler waits until the depot has reset a namespace, and during which a busy one is retried."""
+"""Seconds that vLLM's scheduler waits for the depot to reset a namespace, retries of a busy depot included."""
 BUSY_AGAIN_S = 0.05
 
 _Result = TypeVar("_Result")
@@ -91,7 +91,7 @@ class Room:
     def lookup(self, keys: Sequence[bytes]) -> npt.NDArray[np.bool_] | None:
         """Returns which chunks the depot has, or ``None`` if there is no answer. May wait for tiers.
 
-        A lookup that an attached depot refuses finds nothing: the core does not tell the two apart.
+        A lookup that an attached depot refuses looks like one that finds nothing: the core does not distinguish them.
         """
         try:
             self._counters.add("lookups")
@@ -125,9 +125,9 @@ class Room:
     def go_apart(self) -> bool:
         """Switches to an empty namespace with a unique name. No task may be running.
 
-        If this room is in such a namespace already, the depot resets it: a depot knows a limited number of namespaces,
-        and an engine may be reset after every step of a training. If the reset fails, the namespace gets another name.
-        A busy depot is asked again for ``RESET_S``.
+        If this room already has such a namespace, the depot resets it, because the number of namespaces is limited and
+        an engine may be reset after every training step. If that fails, the room switches to another new namespace.
+        Calls to a busy depot are retried for ``RESET_S``.
 
         Returns:
             Whether that worked. If not, everything is a miss from now on.
@@ -144,7 +144,7 @@ class Room:
             if not is_failure(error):
                 raise
             # Nothing that was stored before may be found.
-            self._off = f"there is no namespace for what follows a reset: {error!r}"
+            self._off = f"no namespace could be opened after a reset: {error!r}"
             self._counters.trouble("miss_off", f"off until the next start: {self._off}")
             return False
         return True
@@ -165,9 +165,9 @@ class Room:
             except BaseException as error:
                 if not is_failure(error):
                     raise
-                self._counters.trouble("errors", f"the depot has not reset a namespace: {error!r}")
+                self._counters.trouble("errors", f"the depot did not reset a namespace: {error!r}")
 
-        # The call itself waits as long as the depot's timeout_ms. If it succeeds too late, nobody uses the namespace.
+        # The call itself may take timeout_ms. If it succeeds too late, the namespace is not used any more.
         thread = threading.Thread(target=reset, name="kvdepot-reset", daemon=True)
         thread.start()
         thread.join(RESET_S)

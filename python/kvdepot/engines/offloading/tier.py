@@ -1,7 +1,7 @@
 """kvdepot as a secondary tier of vLLM's own offloading (``TieringOffloadingSpec``), vLLM 0.32.
 
-Everything but lookups runs on the thread of vLLM's scheduler. After the start nothing is raised into vLLM: a failure
-is a miss, and counted by kind.
+Everything except lookups runs on vLLM's scheduler thread. After the start, nothing is raised into vLLM: every failure
+is a miss, counted by kind.
 """
 
 import time
@@ -45,7 +45,7 @@ _Result = TypeVar("_Result")
 
 
 class KVDepotTier(SecondaryTierManager):
-    """Chunks of vLLM's offloaded cache as blocks of the node's depot."""
+    """Stores the chunks of vLLM's offloaded cache as blocks in the node's depot."""
 
     medium = Medium.STORAGE
     cache_hit_source = CacheHitSource.EXTERNAL_UNSPECIFIED  # the depot's memory, its disks or another node
@@ -62,7 +62,7 @@ class KVDepotTier(SecondaryTierManager):
 
         Args:
             offloading_spec: vLLM's ``TieringOffloadingSpec``.
-            primary_kv_view: vLLM's memory, of shape (chunks, bytes per chunk); ranks lie side by side in a chunk.
+            primary_kv_view: vLLM's memory, of shape (chunks, bytes per chunk); a chunk has the bytes of all ranks.
             tier_type: name of the tier on the command line.
             backpressure_detector: vLLM's own; it may drop stores.
             tier_config: the other keys of the tier's entry in ``secondary_tiers``.
@@ -118,9 +118,9 @@ class KVDepotTier(SecondaryTierManager):
             self._counters.trouble("miss_error", f"a lookup failed: {error!r}")
             result = LookupResult.MISS
         if result is LookupResult.MISS and get_offload_group_idx(key) in self._windowed:
-            # vLLM looks windows up after the full groups. Room for a chunk that is there may come from a chunk that
-            # was a hit a moment ago, and vLLM forgets at a miss of a window that a load is pending: it would load
-            # the evicted chunk, and end. So the request is deferred to a step without loads.
+            # vLLM looks up windows after the full groups. To make room for a hit, it may evict a chunk that was a hit
+            # a moment ago, and at a miss of a window it forgets that a load is pending. It would then load the evicted
+            # chunk, which ends the engine. So the request is deferred to a step without loads.
             answers = self._answers.get(req_context.req_id)
             if answers is not None and answers.promised:
                 return LookupResult.RETRY
@@ -128,7 +128,7 @@ class KVDepotTier(SecondaryTierManager):
 
     def _lookup(self, key: bytes, req_context: Any) -> LookupResult:
         if self._unflushed:
-            self._counters.trouble("miss_after_reset", "nothing is loaded until a chunk was stored after the reset")
+            self._counters.trouble("miss_after_reset", "after a reset, nothing is loaded until a chunk has been stored")
             return LookupResult.MISS
         answers = self._answers.get(req_context.req_id)
         if answers is None:
@@ -142,7 +142,7 @@ class KVDepotTier(SecondaryTierManager):
             positions = getattr(req_context, "_offload_key_positions", None)
             batch = answers.ask(key, positions if isinstance(positions, dict) else {}, now_s)
             self._asker.ask(batch)
-            # Most answers take less than a millisecond, and waiting saves the request a step of the engine.
+            # Most answers take less than a millisecond. Waiting for them saves the request a step of the engine.
             if self._patience_s > 0:
                 batch.done.wait(self._patience_s)
                 self._patience_s -= time.monotonic() - now_s
@@ -161,11 +161,11 @@ class KVDepotTier(SecondaryTierManager):
     def submit_store(self, job_metadata: Any) -> None:
         """Starts to store chunks."""
         # vLLM offers no chunk whose copy from the GPU was queued before the last reset. So the workers have run a step
-        # since then, and that step waited for all earlier copies first.
+        # since then, which first waited for all earlier copies.
         self._unflushed = False
         if job_metadata.req_context.req_id in self._of_before:
             count = len(job_metadata.keys)
-            self._counters.trouble("dump_before_reset", "a request from before a reset is not stored", count)
+            self._counters.trouble("dump_before_reset", "chunks of a request from before a reset are not stored", count)
             self._jobs.refuse(job_metadata.job_id, "dump", _keys(job_metadata.keys))
             return
         self._submit("dump", job_metadata)
@@ -211,7 +211,7 @@ class KVDepotTier(SecondaryTierManager):
 
     def _note_load(self, ended: Ended, good: Sequence[bytes]) -> None:
         if ended.failed:
-            # Requests that know the chunk as present must not retry forever.
+            # Requests that were told that the chunk is there must not retry forever.
             for one in self._answers.values():
                 one.lost(ended.failed)
         answers = self._answers.get(self._loads.pop(ended.job_id, ""))
@@ -263,19 +263,19 @@ class KVDepotTier(SecondaryTierManager):
         self._counters.add("resets")
         self._answers.clear()
         self._promised.clear()
-        # Requests that run may have KV of the earlier weights. And vLLM offers all of their chunks again, by block IDs
-        # of which those that a window has left may belong to other requests now.
+        # Running requests may have KV of the earlier weights. vLLM also offers all of their chunks again, by block IDs,
+        # and blocks that have left a window may belong to other requests by now.
         self._of_before |= self._requests
         if not self._apart:
-            # vLLM's workers may still have copies to and from the slots that vLLM uses again now. What is loaded into
-            # such a slot would be overwritten. With `apart` there is nothing to load.
+            # vLLM's workers may still copy to and from slots that vLLM reuses now, and would overwrite what is loaded
+            # into them. With `apart` there is nothing to load.
             self._unflushed = True
             return
         if not self._room.go_apart():
             return
         logger.info(
-            "kvdepot: vLLM has reset its offloaded cache: this engine goes on in a namespace of its own, %s, until it "
-            "is started again (on_reset: apart)",
+            "kvdepot: vLLM has reset its offloaded cache: this engine uses a namespace of its own, %s, until it is "
+            "restarted (on_reset: apart)",
             self._room.namespace_id,
         )
 
@@ -328,7 +328,7 @@ class KVDepotTier(SecondaryTierManager):
         except BaseException as error:
             if not is_failure(error):
                 raise
-            self._counters.trouble("errors", f"the tier goes on after {error!r}")
+            self._counters.trouble("errors", f"the tier continues after {error!r}")
             return None
 
 
@@ -337,7 +337,7 @@ def _keys(keys: Collection[Any]) -> Sequence[bytes]:
 
 
 def _address(view: memoryview) -> int:
-    """Returns the address of vLLM's chunks. Keeps no export of the view, so that vLLM can release it.
+    """Returns the address of vLLM's chunks. Keeps no reference to the view, so that vLLM can release it.
 
     Raises:
         ConfigError: the chunks are not contiguous.
@@ -345,6 +345,7 @@ def _address(view: memoryview) -> int:
     chunks = np.asarray(view)
     if chunks.ndim != 2 or not chunks.flags.c_contiguous or not chunks.flags.writeable:
         raise config_error(
-            f"vLLM's memory of chunks has the shape {chunks.shape} and strides {chunks.strides}: not known"
+            f"vLLM's memory of chunks has the unsupported shape {chunks.shape} and strides {chunks.strides}: use vLLM "
+            "0.32, or KVDepotConnector"
         )
     return int(chunks.ctypes.data)

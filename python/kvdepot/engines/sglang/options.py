@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvdepot.config import KVDepotConfig, load_config
+from kvdepot.config import KVDepotConfig, load_engine_config
+from kvdepot.config.engine_options import name_of
 from kvdepot.errors import config_error
 
-FILE_KEY = "config"
 VERSION_KEY = "weights_version"
 SALT_KEY = "salt"
 ZERO_COPY_KEY = "interface_v1"
@@ -41,7 +41,7 @@ class Options:
 
 
 def read_extra_config(extra_config: Mapping[str, Any] | None) -> Options:
-    """Reads ``extra_config``: the name of a file (``config``), or keys of the configuration beside SGLang's own.
+    """Reads ``extra_config``: the name of a file (``config``), or keys of the configuration next to SGLang's own.
 
     Raises:
         ConfigError: a key or value is wrong, or zero-copy is disabled (``interface_v1``), so SGLang would copy each
@@ -50,19 +50,10 @@ def read_extra_config(extra_config: Mapping[str, Any] | None) -> Options:
     said = {name: value for name, value in (extra_config or {}).items() if name not in SGLANG_KEYS}
     if not (extra_config or {}).get(ZERO_COPY_KEY):
         raise config_error(f'{ZERO_COPY_KEY}: must be 1: write "{ZERO_COPY_KEY}": 1 into the extra config')
-    version, salt = (_name(said.pop(key, ""), key) for key in (VERSION_KEY, SALT_KEY))
-    file = said.pop(FILE_KEY, None)
-    if file is not None and said:
-        raise config_error(f"{FILE_KEY}: names a file, but there are other keys, too: {', '.join(sorted(said))}")
-    config = load_config(file if file is not None else said or None, owns_pool=False)
+    version, salt = (name_of(said.pop(key, ""), key) for key in (VERSION_KEY, SALT_KEY))
+    config = load_engine_config(said)
     if config.mode == "embedded":
         raise config_error("mode: embedded: the ranks of an engine share a depot: write node, or remove the key")
     if config.pool == "Staging":
         raise config_error(f"pipeline: {config.pipeline}: SGLang needs a pool that keeps blocks: begin it with Cache")
     return Options(config.model_copy(update={"mode": "node"}), version, salt)
-
-
-def _name(value: object, key: str) -> str:
-    if not isinstance(value, str | int) or isinstance(value, bool):
-        raise config_error(f"{key}: must be a name or a number, got {value!r}")
-    return str(value)

@@ -94,8 +94,8 @@ def signature_of(directory: Path) -> Signature:
 def block_keys(hashes: Sequence[bytes]) -> list[bytes]:
     """Returns the depot's keys of blocks: the last 16 bytes of vLLM's digests.
 
-    So the last 8 bytes, which are a block's name in vLLM's KV events, can be told of every block in the depot, whoever
-    stored it.
+    So the last 8 bytes, which name a block in vLLM's KV events, are known of every block in the depot, no matter which
+    engine stored it.
     """
     return [block_hash[-KEY_BYTES:] for block_hash in hashes]
 

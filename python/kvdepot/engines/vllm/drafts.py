@@ -1,4 +1,4 @@
-"""KV of a draft (EAGLE, MTP) beside the model's own: which part of a block, and of a hit, is final.
+"""KV of a draft (EAGLE, MTP) in addition to the model's own: which part of a block, and of a hit, is final.
 
 A draft computes a token's KV from the token and the next one. So the KV of a block's last token depends on whatever
 followed when it was computed: a speculated token that was rejected later, or another continuation. vLLM's own cache

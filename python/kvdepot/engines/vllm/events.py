@@ -1,4 +1,4 @@
-"""KV events for vLLM's publisher: which of this engine's blocks the depot has, whoever stored them.
+"""KV events for vLLM's publisher: which of this engine's blocks the depot has, no matter which engine stored them.
 
 A follower of the core reads the depot on a thread of its own (``Depot.follow``), so taking events never waits for the
 depot, and an operational failure is at most an event that comes later.
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 logger = connector_logger()
 
 BLOCKS_PER_STEP = 2048
-"""Most blocks that one step of the scheduler tells about."""
+"""Maximum number of blocks that one step of the scheduler reports."""
 
 
 class Medium(NamedTuple):
-    """A place in the words of vLLM's events."""
+    """A place in the terms of vLLM's events."""
 
     medium: str
     locality: str
@@ -41,12 +41,12 @@ def medium_of(place: str) -> Medium:
 def external_hashes(hashes: Sequence[bytes]) -> "list[bytes | int]":
     """Returns blocks' hashes in the form that vLLM's own events have.
 
-    By default that is the number of its last 8 bytes, which the depot's 16 bytes end with too. With
+    By default this is an integer of the last 8 bytes, with which the depot's 16 bytes end, too. With
     ``VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0`` vLLM publishes all bytes, of which the depot has the last 16.
     """
     from vllm.v1.core.kv_cache_utils import BlockHash, maybe_convert_block_hash
 
-    # vLLM's function takes 2 us, and a step may tell of 2,048 blocks.
+    # vLLM's function takes 2 us, and a step may report 2,048 blocks.
     if not isinstance(maybe_convert_block_hash(BlockHash(hashes[0])), int):
         return list(hashes)
     return [int.from_bytes(one[-EVENT_HASH_BYTES:], "big") for one in hashes]
@@ -59,7 +59,7 @@ def wants_events(vllm_config: Any) -> bool:
 
 
 class DepotEvents:
-    """Turns what a follower tells into vLLM's events. Calls come from the scheduler's thread."""
+    """Turns the changes of a follower into vLLM's events. Called from the scheduler's thread."""
 
     def __init__(self, depot: "Depot", geometry: "Geometry") -> None:
         self._depot = depot
@@ -73,7 +73,7 @@ class DepotEvents:
 
         Args:
             groups: the namespaces that the engine uses now; empty = none. When they change, the blocks of the earlier
-                ones are told as removed.
+                ones are reported as removed.
         """
         if self._over:
             return []
@@ -116,7 +116,7 @@ class DepotEvents:
                 "ownership": f"kvdepot/{name}",
             }
             if stored:
-                # The depot knows no tokens; vLLM's own offloading tells such blocks in the same form.
+                # The depot knows no tokens. vLLM's own offloading reports its blocks in the same form.
                 fields |= {"parent_block_hash": None, "token_ids": [], "block_size": 0, "lora_id": None}
                 fields["lora_name"] = None
             kind = BlockStored if stored else BlockRemoved

@@ -275,7 +275,7 @@ def _model_name(model: str) -> str:
 
 
 def _draft_digest(vllm_config: "VllmConfig") -> str:
-    """Returns the digest of the draft model, whose layers are in the cache beside the model's own."""
+    """Returns the digest of the draft model, whose layers are in the same cache as the model's own."""
     speculative: Any = getattr(vllm_config, "speculative_config", None)
     draft = getattr(speculative, "draft_model_config", None)
     if draft is None:

@@ -1,4 +1,4 @@
-"""Whether vLLM may replay whole CUDA graphs beside this connector.
+"""Whether vLLM may replay whole CUDA graphs with this connector.
 
 A replayed graph runs no Python: the hooks of its layers are skipped, so a step would not wait for a load layer by
 layer. Nothing else in the connector needs the hooks. So only an engine whose steps may load is required to keep its

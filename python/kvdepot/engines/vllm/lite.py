@@ -1,4 +1,4 @@
-"""Lite mode (``use_lite``): estimates the hits of depots of several sizes, beside an engine that uses none.
+"""Lite mode (``use_lite``): estimates the hits of depots of several sizes for an engine that uses none.
 
 The scheduler's side makes the same lookups and stores as the real one, but in a ``Meter``, which simulates the depots
 by block hashes on its own thread. Nothing is attached, started, loaded or stored, and vLLM's own cache works as without

@@ -100,7 +100,7 @@ def caller_with(method: str) -> Any:
 
 
 def named_tensors(runner: Any) -> Iterator[tuple[str, "torch.Tensor"]]:
-    """Yields parameters and buffers of the model, and of a draft model beside it."""
+    """Yields parameters and buffers of the model, and of its draft model if there is one."""
     models = {"model": runner.get_model()}
     drafter = getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
     if (draft := getattr(drafter, "model", None)) is not None:

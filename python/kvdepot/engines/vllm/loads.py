@@ -129,7 +129,7 @@ class Loads:
         return Copy(index, task, pages, after)
 
     def _wait_for_silent_layers(self) -> None:
-        """Waits for layers without a hook: an indexer's cache beside attention, or all layers when a graph is replayed.
+        """Waits for layers without a hook: an indexer's cache, or all layers if a graph is replayed.
 
         Earlier steps show which layers have one; until one has been seen, this waits for everything.
         """

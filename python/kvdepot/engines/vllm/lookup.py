@@ -1,6 +1,6 @@
 """One lookup of a request that waits for admission: how much may be hit, the claim's state, and why it missed.
 
-Nothing here reads a clock or waits by itself: the caller passes the current time, and the time available for waiting.
+Nothing here reads a clock or waits: the caller passes the current time, and the time available for waiting.
 """
 
 import math

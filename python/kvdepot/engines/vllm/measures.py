@@ -18,7 +18,7 @@ class Over(Enum):
     """How a measure is combined over an engine's processes."""
 
     SCHEDULER = "only the scheduler has it"
-    SUM = "every rank moves bytes of its own, or fails by itself: the ranks' sum"
+    SUM = "every rank moves its own bytes, or fails on its own: the ranks' sum"
     FIRST = "every rank does the same: the first rank's"
     SHARED = "ranks that hold the same bytes share the work: the sum over those that hold the first slice"
 

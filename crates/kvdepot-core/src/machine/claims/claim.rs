@@ -154,6 +154,8 @@ pub(super) struct Claim {
     pub(super) id: ClaimId,
     pub(super) owner: Owner,
     pub(super) groups: Vec<Group>,
+    /// Whether a group needs only the last blocks of a hit.
+    pub(super) has_windows: bool,
     pub(super) hashes: Vec<BlockHash>,
     pub(super) skip: usize,
     pub(super) limit: usize,
@@ -167,6 +169,7 @@ pub(super) struct Claim {
     pub(super) asked: usize,
     /// Whether tiers were asked by I/O: once is enough.
     pub(super) probed: bool,
+    /// Whether blocks in windows are asked for, too.
     pub(super) windows: bool,
     pub(super) rounds: usize,
     /// Whether anything was asked in this round.
@@ -340,11 +343,10 @@ impl Claim {
         Progress { claim: self.id, settled, units, units_from_tier, arriving: self.arriving() }
     }
 
-    /// Looks how far the leading units are leased, a few further each time. What is leased stays so while a claim fills. With
-    /// windows a shorter hit needs other blocks than a longer one, which nobody fetched: then nothing is certain.
+    /// Counts the leading units that are leased, a few more per call. Leases stay while a claim fills. With windows nothing
+    /// is certain, because a shorter hit needs other blocks than a longer one, and those were not fetched.
     fn follow_lead(&mut self) {
-        let windows = self.groups.iter().any(|group| group.shape.window_blocks > 0);
-        if self.phase != Phase::Filling || windows {
+        if self.phase != Phase::Filling || self.has_windows {
             return;
         }
         let end = self.hit.min(self.lead + LEAD_UNITS_PER_LOOK);

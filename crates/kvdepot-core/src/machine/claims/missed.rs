@@ -21,7 +21,7 @@ impl Claim {
         };
     }
 
-    /// What is told of a claim whose hit is known and is not all that it asked for.
+    /// Returns the report about a claim whose known hit is shorter than requested.
     pub(super) fn missed(&mut self, pool: &Pool, catalog: &Catalog) -> Option<Missed> {
         if self.hit >= self.limit || self.groups.is_empty() {
             return None;

@@ -455,6 +455,7 @@ fn new_claim(rooms: &Rooms<'_>, id: ClaimId, open: Open) -> Result<Claim> {
     Ok(Claim {
         id,
         owner,
+        has_windows: groups.iter().any(|group| group.shape.window_blocks > 0),
         groups,
         hashes,
         skip,

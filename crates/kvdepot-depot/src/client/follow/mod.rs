@@ -1,4 +1,4 @@
-//! Follows a depot's events on a thread of its own, so that taking what it found never waits for the depot.
+//! Follows a depot's events on its own thread, so that callers never wait for the depot.
 
 mod reader;
 mod view;
@@ -22,38 +22,38 @@ use crate::message::{KnownNamespace, NamespaceHandle, Request, Response};
 pub(crate) use reader::{Next, Reader};
 pub use view::Delta;
 
-/// Time between two looks at a depot that had nothing new.
+/// Time between two requests to a depot that has nothing new.
 const POLL: Duration = Duration::from_millis(50);
-/// Time between two walks over everything, for what no event tells.
+/// Time between two walks over everything, which find what no event reports.
 const REFRESH: Duration = Duration::from_secs(60);
 /// Time between two pieces of such a walk, so that it costs little.
 const REFRESH_PAUSE: Duration = Duration::from_millis(2);
-/// Time between two looks for new namespaces, when all are followed.
+/// Time between two searches for new namespaces, when all are followed.
 const LIST: Duration = Duration::from_secs(1);
-/// Longest wait for an answer. The thread has nothing else to do.
+/// Maximum wait for an answer. The thread has nothing else to do.
 const CALL: Duration = Duration::from_secs(5);
 
 /// What is followed.
 #[derive(Clone, Debug)]
 pub enum Followed {
-    /// These namespaces. A block counts when all namespaces of its group have it.
+    /// Groups of namespaces. A block counts if all namespaces of a group have it.
     Groups(Vec<Vec<Arc<NamespaceSpec>>>),
-    /// Every namespace of the depot, each as a group of its own, in the order in which they are found.
+    /// Every namespace of the depot, each as its own group, in the order in which they are found.
     All,
 }
 
 /// Counters of a follower, and whether it is in step with the depot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FollowerState {
-    /// Whether all that the depot had at the last look was told.
+    /// Whether everything that the depot had at the last request was reported.
     pub is_in_step: bool,
-    /// Blocks kept in mind.
+    /// Number of tracked blocks.
     pub blocks: u64,
-    /// Blocks that were not told because there were too many.
+    /// Number of blocks that were not reported because there were too many.
     pub left_out: u64,
-    /// Times that events were missed and everything was read again.
+    /// Number of times that events were missed and everything was read again.
     pub gaps: u64,
-    /// Walks over everything.
+    /// Number of walks over everything.
     pub walks: u64,
 }
 
@@ -61,7 +61,7 @@ pub struct FollowerState {
 #[derive(Debug, Default)]
 struct Shared {
     out: Mutex<VecDeque<Delta>>,
-    /// Names of the namespaces when all are followed, by group.
+    /// Names of the namespaces by group, when all are followed.
     names: Mutex<Vec<NamespaceId>>,
     places: Mutex<Vec<String>>,
     state: Mutex<FollowerState>,
@@ -76,7 +76,7 @@ struct Control {
     target: Option<Followed>,
 }
 
-/// See the module. Dropping it ends its thread, without waiting for that.
+/// See the module. Dropping it ends its thread, but does not wait for the end.
 pub struct Follower {
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -95,21 +95,20 @@ impl Follower {
         Ok(Self { shared, thread: Mutex::new(Some(thread)) })
     }
 
-    /// Follows something else. What was told of the groups so far is taken back first.
+    /// Follows something else. Everything reported as stored is reported as removed first.
     pub fn follow(&self, followed: Followed) {
         self.shared.control.lock().target = Some(followed);
         self.shared.wake.notify_all();
     }
 
-    /// Takes the oldest changes, `most` at most. Never waits.
+    /// Takes the oldest changes, at most `most`. Never waits.
     pub fn take(&self, most: usize) -> Vec<Delta> {
         let mut out = self.shared.out.lock();
         let count = most.min(out.len());
         out.drain(..count).collect()
     }
 
-    /// Returns the names of the places, as far as a depot has told them. More may be appended, when a depot with other
-    /// tiers is attached.
+    /// Returns the names of the known places. The list grows when a depot with other tiers is attached.
     pub fn places(&self) -> Vec<String> {
         self.shared.places.lock().clone()
     }
@@ -119,7 +118,7 @@ impl Follower {
         self.shared.names.lock().clone()
     }
 
-    /// Returns counters. `is_in_step` says that everything is told, and nothing is left to be taken.
+    /// Returns counters. `is_in_step` also means that the caller has taken all changes.
     pub fn state(&self) -> FollowerState {
         let mut state = *self.shared.state.lock();
         state.is_in_step &= self.shared.out.lock().is_empty();
@@ -132,7 +131,7 @@ impl Follower {
         self.shared.wake.notify_all();
     }
 
-    /// Ends the thread, which may take as long as a call to the depot.
+    /// Ends the thread and waits for it, which may take as long as a call to the depot.
     pub fn close(&self) {
         self.stop();
         if let Some(thread) = self.thread.lock().take() {
@@ -166,17 +165,17 @@ struct Thread {
     reader: Reader,
     link: Option<Link>,
     followed: Followed,
-    /// What to follow once all that was told is taken back.
+    /// What to follow once everything reported so far is reported as removed.
     next: Option<Followed>,
     /// Whether another depot is taking over the last one's pool.
     awaits_heir: bool,
-    /// Whether it was logged that nothing can be read.
+    /// Whether the failure to read was logged.
     is_in_trouble: bool,
-    /// When all are followed: what is known of each namespace, by its number here.
+    /// When all are followed: what is known about each namespace, by its number here.
     known: Vec<KnownNamespace>,
     listed: Option<Instant>,
     refreshed: Instant,
-    /// Whether the walk under way only looks for what no event told.
+    /// Whether the current walk only searches for what no event reported.
     is_refresh: bool,
 }
 
@@ -220,7 +219,7 @@ impl Thread {
         if let Some(target) = self.next.take() {
             self.reader.lost();
             if !self.told_all() {
-                // The caller has to take what is told first.
+                // The caller must take the removals first.
                 self.next = Some(target);
                 return POLL;
             }
@@ -238,7 +237,7 @@ impl Thread {
         })
     }
 
-    /// Notes that the depot does not answer. While another one takes its pool over, what was told stays.
+    /// Records that the depot does not answer. While another depot takes over its pool, nothing is reported as removed.
     fn unlink(&mut self) {
         self.awaits_heir |= self.link.take().is_some_and(|link| link.generation.is_handed_over());
         self.awaits_heir &= self.attachment.attached();
@@ -249,7 +248,7 @@ impl Thread {
         }
     }
 
-    /// Takes back what was told. Whether all of it has been told.
+    /// Reports pending removals. Returns whether none is left.
     fn told_all(&mut self) -> bool {
         let room = self.room();
         self.reader.view.settle(room)
@@ -272,7 +271,7 @@ impl Thread {
         FOLLOWED_CHANGES_MAX.saturating_sub(self.shared.out.lock().len() + self.reader.view.out.len())
     }
 
-    /// Hands over what was found.
+    /// Publishes changes and counters for the caller.
     fn publish(&mut self) {
         let view = &mut self.reader.view;
         self.shared.out.lock().extend(view.out.drain(..));
@@ -375,7 +374,7 @@ impl Thread {
         }
     }
 
-    /// Looks for namespaces that are new, or that the depot has forgotten.
+    /// Searches for namespaces that are new, or that the depot has forgotten.
     fn list_if_due(&mut self) -> Result<()> {
         if !matches!(self.followed, Followed::All) || self.listed.is_some_and(|at| at.elapsed() < LIST) {
             return Ok(());
@@ -431,8 +430,8 @@ impl Thread {
     }
 }
 
-/// Returns a number for each of a depot's places: its position among the names of all places of all depots so far, so that
-/// a number that was told means the same for ever.
+/// Returns a number for each place of a depot: its position among the names of all places of all depots so far. So a
+/// reported number never changes its meaning.
 fn numbered(known: &mut Vec<String>, places: Vec<String>) -> Vec<u8> {
     let mut numbers = Vec::with_capacity(places.len());
     for name in places {
@@ -447,7 +446,7 @@ fn numbered(known: &mut Vec<String>, places: Vec<String>) -> Vec<u8> {
     numbers
 }
 
-/// In place of a namespace's number: the depot does not know it now.
+/// Stands for the number of a namespace that the depot does not know now.
 const GONE: NamespaceHandle = NamespaceHandle::MAX;
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
-//! How a follower keeps in step with a depot, without I/O: what to ask next, and what an answer means.
+//! The state machine that keeps a follower in step with a depot: what to request next, and what an answer means. No I/O.
 //!
-//! A *walk* reads all that the depot has of some namespaces, in pieces. It begins after the reader has a sequence number,
-//! and events are read on between its pieces. A piece is at least as new as the events before it, so for a block whose last
-//! event comes later that event decides, and otherwise the piece is right. When the walk is over and the reader has caught
-//! up, every block that neither confirmed is gone.
+//! A *walk* reads all blocks of some namespaces, in pieces. It begins after the reader has a sequence number, and events are
+//! read between its pieces. A piece is at least as new as the events before it. So if the last event of a block comes after
+//! the piece, the event is right, and otherwise the piece is. When the walk is over and the reader has caught up, every
+//! block that neither has confirmed is gone.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -12,25 +12,25 @@ use kvdepot_core::BlockHash;
 use super::view::View;
 use crate::events::Event;
 
-/// What to ask the depot.
+/// The next request to the depot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// To follow from now on.
+    /// Begin to follow.
     Begin,
     /// Events after this sequence number.
     Events(u64),
-    /// A piece of what a place has of a namespace.
+    /// A piece of the list of a namespace's blocks in a place.
     Piece { space: usize, place: u8, from: u64 },
-    /// The caller is to take what was told before more is read.
+    /// None: the caller must take changes before more is read.
     Full,
 }
 
 #[derive(Debug, Default)]
 struct Walk {
-    /// What is left: namespace, place, where to go on.
+    /// What is left: namespace, place, and position to continue at.
     todo: VecDeque<(usize, u8, u64)>,
     spaces: Vec<usize>,
-    /// Whether events come next: they are read between two pieces.
+    /// Whether to read events before the next piece.
     events_next: bool,
 }
 
@@ -40,19 +40,19 @@ pub(crate) struct Reader {
     pub(crate) view: View,
     /// Current id of each namespace, as far as it is known.
     ids: Vec<Option<[u8; 16]>>,
-    /// What the view calls each of the depot's places.
+    /// The view's number of each of the depot's places.
     places: Vec<u8>,
     after: Option<u64>,
     walk: Option<Walk>,
-    /// Namespaces to be walked over next.
+    /// Namespaces of the next walk.
     to_walk: Vec<usize>,
-    /// Namespaces that the depot does not know now. They are not walked over.
+    /// Namespaces that the depot does not know now, which walks leave out.
     gone: BTreeSet<usize>,
-    /// Whether the last answer had all events there were.
+    /// Whether the last answer had all remaining events.
     caught_up: bool,
-    /// Walks that were completed.
+    /// Number of completed walks.
     pub(crate) walks: u64,
-    /// Times that events were missed.
+    /// Number of times that events were missed.
     pub(crate) gaps: u64,
 }
 
@@ -72,7 +72,7 @@ impl Reader {
         }
     }
 
-    /// Follows a group of namespaces, too. Returns the number of the first.
+    /// Adds a group of namespaces to follow. Returns the number of the first one.
     pub(crate) fn add_group(&mut self, namespaces: usize) -> usize {
         let first = self.view.add_group(namespaces);
         self.ids.resize(self.view.spaces(), None);
@@ -80,29 +80,29 @@ impl Reader {
         first
     }
 
-    /// Whether everything that was told is true now, as far as the depot has said.
+    /// Returns whether everything reported so far is true, as far as the depot has answered.
     pub(crate) fn is_in_step(&self) -> bool {
         self.after.is_some() && self.walk.is_none() && self.to_walk.is_empty() && self.caught_up
     }
 
-    /// Whether a walk is under way or to begin.
+    /// Returns whether a walk is in progress or due.
     pub(crate) fn is_walking(&self) -> bool {
         self.walk.is_some() || !self.to_walk.is_empty()
     }
 
-    /// Walks over everything again, which finds what no event told.
+    /// Walks over everything again, which finds what no event reported.
     pub(crate) fn refresh(&mut self) {
         self.to_walk = (0..self.view.spaces()).filter(|space| !self.gone.contains(space)).collect();
     }
 
-    /// The depot does not answer any more: nothing can be read.
+    /// Records that the depot does not answer any more: no block can be read.
     pub(crate) fn lost(&mut self) {
         self.suspend();
         (0..self.view.spaces()).for_each(|space| self.view.clear(space));
         self.ids.fill(None);
     }
 
-    /// Another depot takes the pool over: what was told stays, and is compared with what that depot has.
+    /// Records that another depot takes over the pool. What was reported stays, and is compared with that depot later.
     pub(crate) fn suspend(&mut self) {
         self.after = None;
         self.walk = None;
@@ -110,7 +110,7 @@ impl Reader {
         self.refresh();
     }
 
-    /// A namespace is not known to the depot any more.
+    /// Records that the depot does not know a namespace any more.
     pub(crate) fn space_lost(&mut self, space: usize) {
         self.gone.insert(space);
         self.forget(space);
@@ -126,13 +126,13 @@ impl Reader {
         }
     }
 
-    /// A namespace that was lost is known again.
+    /// Records that the depot knows a lost namespace again.
     pub(crate) fn walk_over(&mut self, space: usize) {
         self.gone.remove(&space);
         self.to_walk.push(space);
     }
 
-    /// Forgets all groups, once `lost` was called and everything was told.
+    /// Forgets all groups. Call it after `lost`, when all removals have been reported.
     pub(crate) fn forget_groups(&mut self) {
         self.view.forget_groups();
         self.ids.clear();
@@ -141,7 +141,7 @@ impl Reader {
         self.walk = None;
     }
 
-    /// What to ask next. `room`: how many changes the caller can still take.
+    /// Returns the next request. `room` is the number of changes that the caller can still hold.
     pub(crate) fn next(&mut self, room: usize) -> Next {
         if !self.view.settle(room) || room == 0 {
             self.caught_up = false;
@@ -165,12 +165,12 @@ impl Reader {
         }
     }
 
-    /// The answer to `Begin`: what the view is to call each of the depot's places.
+    /// Handles the answer to `Begin`. `places` are the view's numbers of the depot's places.
     pub(crate) fn followed(&mut self, upto: u64, places: Vec<u8>) {
         (self.after, self.places) = (Some(upto), places);
     }
 
-    /// The answer to `Events`: `ids` and the numbers of events are those of `spaces`.
+    /// Handles the answer to `Events`. `ids`, and the namespaces of events, refer to `spaces`.
     pub(crate) fn events(
         &mut self,
         spaces: &[usize],
@@ -213,7 +213,7 @@ impl Reader {
         }
     }
 
-    /// The answer to `Piece`.
+    /// Handles the answer to `Piece`.
     pub(crate) fn piece(&mut self, id: [u8; 16], hashes: impl Iterator<Item = BlockHash>, next: Option<u64>) {
         let Some((space, place, _)) = self.walk.as_mut().and_then(|walk| walk.todo.pop_front()) else {
             return;
@@ -233,7 +233,7 @@ impl Reader {
         }
     }
 
-    /// A namespace that was reset has none of its blocks any more, and is walked over again.
+    /// Compares a namespace's id. If it was reset, all its blocks are gone, and a new walk reads it.
     fn note_id(&mut self, space: usize, id: [u8; 16]) {
         if self.ids[space].is_some_and(|known| known != id) {
             self.forget(space);

@@ -1,6 +1,6 @@
-//! What a follower has told its caller: which blocks can be read where. Pure, and bounded (P7).
+//! What a follower has reported to its caller: which blocks can be read where. Pure and bounded (P7).
 //!
-//! A block counts for a group when every one of the group's namespaces has it, as for a hit.
+//! A block counts for a group if all namespaces of the group have it, as for a hit.
 
 use std::collections::VecDeque;
 
@@ -15,9 +15,9 @@ pub struct Delta {
     pub group: u32,
     /// 0 is the pool, `n` the `n`-th tier below it.
     pub place: u8,
-    /// Whether the block can be read there from now on; if not, it cannot any more.
+    /// Whether the block has become readable there, or stopped being so.
     pub is_stored: bool,
-    /// Which block.
+    /// The block.
     pub hash: BlockHash,
 }
 
@@ -26,7 +26,7 @@ pub struct Delta {
 struct Entry {
     /// A bit for each place.
     places: u16,
-    /// Those of them that were confirmed in `round`.
+    /// Places that were confirmed in `round`.
     seen: u16,
     round: u16,
 }
@@ -52,14 +52,14 @@ pub(crate) struct View {
     groups: Vec<Vec<usize>>,
     blocks: usize,
     blocks_max: usize,
-    /// Blocks that were not noted because there were too many.
+    /// Number of blocks that were not tracked because there were too many.
     pub(crate) left_out: u64,
-    /// Namespaces whose blocks are all gone, the first of which is being told.
+    /// Namespaces whose blocks are all gone. Those of the first are being reported.
     clearing: VecDeque<usize>,
     leaving: Option<IntoIter<BlockHash, Entry>>,
     /// Blocks that a walk did not find again.
     stale: Vec<(usize, BlockHash)>,
-    /// For the caller.
+    /// Changes for the caller.
     pub(crate) out: Vec<Delta>,
     #[cfg(test)]
     pub(crate) keeps_stale: bool,
@@ -82,7 +82,7 @@ impl View {
         }
     }
 
-    /// Number of blocks that are kept in mind, each once for every namespace that has it.
+    /// Returns the number of tracked blocks, each counted once per namespace that has it.
     pub(crate) const fn blocks(&self) -> usize {
         self.blocks
     }
@@ -91,7 +91,7 @@ impl View {
         self.spaces.len()
     }
 
-    /// Adds a group of this many namespaces, and returns the number of the first; the others follow.
+    /// Adds a group of this many namespaces with consecutive numbers. Returns the first number.
     pub(crate) fn add_group(&mut self, namespaces: usize) -> usize {
         let (first, group) = (self.spaces.len(), self.groups.len() as u32);
         self.spaces.extend((0..namespaces).map(|_| Space { group, ..Space::default() }));
@@ -99,14 +99,14 @@ impl View {
         first
     }
 
-    /// Forgets the groups. What was told has to be taken back before, by `clear` and `settle`.
+    /// Forgets the groups. All their blocks must have been reported as removed before, by `clear` and `settle`.
     pub(crate) fn forget_groups(&mut self) {
-        debug_assert_eq!(self.blocks, 0, "what was told was not taken back");
+        debug_assert_eq!(self.blocks, 0, "blocks were not reported as removed");
         self.spaces.clear();
         self.groups.clear();
     }
 
-    /// A block of a namespace can be read in a place, or cannot any more. Idempotent.
+    /// Records that a block of a namespace can be read in a place, or cannot any more. Idempotent.
     pub(crate) fn set(&mut self, space: usize, place: u8, is_stored: bool, hash: BlockHash) {
         let Some(bit) = 1_u16.checked_shl(place.into()) else { return };
         let full = self.blocks >= self.blocks_max;
@@ -142,19 +142,19 @@ impl View {
         }
     }
 
-    /// Where all other namespaces of the group have the block, a bit for each place.
+    /// Returns the places where all other namespaces of the group have the block, one bit each.
     fn others_have(&self, space: usize, group: u32, hash: &BlockHash) -> u16 {
         let others = self.groups[group as usize].iter().filter(|&&other| other != space);
         let places = others.map(|&other| self.spaces[other].blocks.get(hash).map_or(0, |entry| entry.places));
         places.fold(u16::MAX, |all, places| all & places)
     }
 
-    /// A walk over all that a namespace has begins.
+    /// Begins a walk over all blocks of a namespace.
     pub(crate) fn begin_walk(&mut self, space: usize) {
         self.spaces[space].round = self.spaces[space].round.wrapping_add(1);
     }
 
-    /// The walk is over, and all events before its end were applied: what neither has confirmed is gone.
+    /// Ends the walk. All events before its end must have been applied; a block that neither has confirmed is gone.
     pub(crate) fn end_walk(&mut self, space: usize) {
         #[cfg(test)]
         if self.keeps_stale {
@@ -165,7 +165,7 @@ impl View {
         self.stale.extend(unseen.map(|(hash, _)| (space, *hash)));
     }
 
-    /// All blocks of a namespace are gone.
+    /// Records that all blocks of a namespace are gone.
     pub(crate) fn clear(&mut self, space: usize) {
         if !self.spaces[space].blocks.is_empty() && !self.clearing.contains(&space) {
             self.clearing.push_back(space);

@@ -1,31 +1,31 @@
-//! Hit density, learned while the depot runs: the hits that a block will give for the time that it takes a slot, by how
-//! often it was used (its class) and by how long ago (its age).
+//! Hit density, learned while the depot runs: the expected hits of a block per unit of time in its slot, depending on how
+//! often it was used (its class) and how long ago (its age).
 
 use super::age::{AGES, width};
 
-/// Classes of blocks by number of uses.
+/// Number of classes of blocks by number of uses.
 pub(super) const CLASSES: usize = 8;
-/// Least number of uses of each class.
+/// Smallest number of uses of each class.
 pub(super) const CLASS_USES: [u8; CLASSES] = [0, 1, 2, 3, 4, 6, 10, 20];
-/// Ends of waits that the average of all classes adds to each class: a class that has seen fewer follows the average.
+/// Weight of the average of all classes, in ended waits: a class that has seen fewer of them follows the average.
 const PRIOR: f64 = 200.0;
-/// Keeps averages over blocks that nothing was seen of finite.
+/// Keeps averages finite for blocks of which nothing has been seen.
 const LEAST_TIME: f64 = 1e-12;
 
 type ByAge = [f64; AGES];
 
-/// Returns the class of a block with that many uses.
+/// Returns the class of a block with this many uses.
 pub(super) fn class_of(uses: u8) -> usize {
     CLASS_USES.iter().rposition(|&least| least <= uses).unwrap_or(0)
 }
 
-/// What became of the blocks of one class: counts by age at the end of a wait for the next use.
+/// What happened to the blocks of one class, counted by their age at the end of the wait for the next use.
 #[derive(Clone, Copy, Debug)]
 struct Waits {
     used: ByAge,
-    /// Waits that were given up because the evicted block was forgotten.
+    /// Waits that ended because the evicted block was forgotten.
     forgotten: ByAge,
-    /// Evictions: the wait goes on, but nothing is known of how it ends until the block returns or is forgotten.
+    /// Evictions. The wait continues, and its end is unknown until the block returns or is forgotten.
     evicted: ByAge,
     /// Evicted blocks that returned or were forgotten.
     resolved: f64,
@@ -35,7 +35,7 @@ impl Waits {
     const NONE: Self =
         Self { used: [0.0; AGES], forgotten: [0.0; AGES], evicted: [0.0; AGES], resolved: 0.0 };
 
-    /// Returns the time that blocks spent at each age, and the number of waits.
+    /// Returns the total time that blocks spent at each age, and the number of waits.
     fn times(&self) -> (ByAge, f64) {
         let evicted: f64 = self.evicted.iter().sum();
         let open = if evicted > 0.0 { ((evicted - self.resolved) / evicted).max(0.0) } else { 0.0 };
@@ -65,7 +65,7 @@ pub(super) struct Density {
 }
 
 impl Density {
-    /// Makes counts of nothing: all densities are equal, so the oldest block is the one to evict.
+    /// Makes empty counts: all densities are equal, so the oldest block is evicted.
     pub(super) fn new() -> Box<Self> {
         Box::new(Self { waits: [Waits::NONE; CLASSES], densities: [[0.0; AGES]; CLASSES] })
     }
@@ -102,9 +102,9 @@ impl Density {
         self.waits.iter_mut().for_each(Waits::halve);
     }
 
-    /// Computes the densities anew. They never rise with age, and never fall with the number of uses: so the beginning
-    /// of a prompt, used at least as often as its end, is evicted after it. The work does not depend on the number of
-    /// blocks.
+    /// Computes the densities anew. They never rise with age and never fall with the number of uses. The beginning of a
+    /// prompt is used at least as often as its end, so it is evicted after the end. The work does not depend on the number
+    /// of blocks.
     pub(super) fn learn(&mut self) {
         let times: [(ByAge, f64); CLASSES] = std::array::from_fn(|class| self.waits[class].times());
         let waits: f64 = times.iter().map(|(_, waits)| waits).sum();
@@ -135,7 +135,7 @@ impl Density {
 
 /// Returns the sequence closest to `hits / times` that never rises (pool adjacent violators).
 fn falling<const N: usize>(hits: &[f64; N], times: &[f64; N]) -> [f64; N] {
-    // Pools: hits, time, and the number of places. Each is denser than the next one.
+    // Each pool has hits, a time and a number of places, and is denser than the next one.
     let mut pools = [(0.0, 0.0, 0); N];
     let mut len = 0;
     for place in 0..N {

@@ -1,22 +1,27 @@
 //! Least hit density, after Beckmann, Chen and Cidon ("LHD: improving cache hit rate by maximizing hit density", NSDI
 //! 2018).
 //!
-//! The policy learns how soon blocks are used again, by how often they were used and how long ago, and evicts where it
-//! expects the fewest hits for the time that a block takes a slot. The paper compares a random sample of blocks. Here,
-//! each class of blocks with about as many uses has a list ordered by last use, and the oldest ones of the classes are
-//! compared; and the policy remembers evicted blocks, so it also learns from those that it should have kept.
+//! The policy learns how soon blocks are used again, depending on how often they were used and how long ago. It evicts the
+//! block with the fewest expected hits per unit of time in its slot. The paper compares a random sample of blocks. Here,
+//! blocks with a similar number of uses form a class, each class has a list ordered by last use, and the oldest blocks of
+//! all classes are compared. The policy also remembers evicted blocks, so it learns from those that it should have kept.
 
-use super::age::{Time, age_class};
+mod age;
+mod density;
+mod returns;
+
+use age::{Time, age_class};
+use density::{CLASS_USES, CLASSES, Density, class_of};
+use returns::Returns;
+
 use super::chunked::Chunked;
-use super::density::{CLASS_USES, CLASSES, Density, class_of};
 use super::list::SlotLists;
-use super::returns::Returns;
 use super::{EvictionPolicy, Search, SlotId};
 use crate::limits::EVICTION_PASSED_OVER_MAX;
 
-/// Turns of the cache (as many events as it has blocks) after which a count has half its weight.
+/// Number of turns (as many events as the cache has blocks) after which a count has half its weight.
 const HALF_LIFE_TURNS: usize = 32;
-/// Parts of a turn after which the densities are computed anew.
+/// The densities are computed anew after this fraction of a turn.
 const LEARN_DIVISOR: usize = 16;
 /// Minimum number of events between two computations, which take microseconds each.
 const LEARN_EVENTS_MIN: usize = 64;
@@ -26,9 +31,9 @@ const USES_MAX: u8 = CLASS_USES[CLASSES - 1];
 /// Evicts the block with the fewest expected hits per unit of time in its slot.
 #[derive(Debug)]
 pub struct Lhd {
-    /// A list of each class. Each is ordered by last use, but a row's later blocks come before its earlier ones.
+    /// A list for each class, ordered by last use, except that a row's later blocks are older than its earlier ones.
     lists: SlotLists<CLASSES>,
-    /// Uses of each slot's block; valid only for slots in a list, as are the two below.
+    /// Uses of each slot's block. Valid only for slots in a list, like the next two fields.
     uses: Chunked<u8>,
     /// Time of each slot's last use.
     used: Chunked<u16>,
@@ -37,18 +42,18 @@ pub struct Lhd {
     returns: Returns,
     density: Box<Density>,
     time: Time,
-    /// Time when the row began, and the slot of each class that the row used last.
+    /// Time when the row began, and the last slot of each class that the row used.
     row: (u16, [Option<SlotId>; CLASSES]),
     events_until_learn: usize,
     events_since_halved: usize,
-    /// The last slot that `victim` returned. Only an eviction is remembered; a doomed block is not.
+    /// The last slot that `victim` returned. Only evicted blocks are remembered, not those that leave for another reason.
     chosen: Option<SlotId>,
-    /// A search that has not completed.
+    /// An interrupted search.
     hunt: Option<Hunt>,
 }
 
-/// Position of a search over all lists. One that was cut resumes at the oldest ends: the slots that it has passed over
-/// are at the newest ends, except the first few, which it meets again.
+/// Position of a search over all lists. An interrupted search resumes at the oldest ends. The slots that it has passed
+/// over are at the newest ends by then, except the first few, which it meets again.
 #[derive(Clone, Copy, Debug)]
 struct Hunt {
     /// Slots left to examine in each list.
@@ -66,7 +71,7 @@ impl Hunt {
         }
     }
 
-    /// Notes a slot that may not be evicted. Returns whether to move it to the newest end.
+    /// Records a slot that may not be evicted. Returns whether to move it to the newest end.
     fn pass_over(&mut self, list: usize) -> bool {
         let moves = self.is_cut || self.kept.iter().sum::<usize>() >= EVICTION_PASSED_OVER_MAX;
         self.kept[list] += usize::from(!moves);
@@ -93,7 +98,7 @@ impl Lhd {
         }
     }
 
-    /// Notes a use or an insert.
+    /// Records a use or an insert.
     fn pass(&mut self) {
         let len = self.len();
         self.time.pass(len);
@@ -109,12 +114,12 @@ impl Lhd {
         }
     }
 
-    /// Returns how long ago the slot was used. All that a row uses is used when it begins.
+    /// Returns how long ago the slot was used. All uses of a row count as happening when it begins.
     fn age(&self, slot: SlotId) -> u16 {
         self.row.0.wrapping_sub(self.used[slot])
     }
 
-    /// Puts a slot that is in no list where one that was just used belongs.
+    /// Adds a slot that is in no list at the place of one that was just used.
     fn put(&mut self, slot: SlotId) {
         let class = class_of(self.uses[slot]);
         self.used[slot] = self.row.0;
@@ -125,7 +130,7 @@ impl Lhd {
         self.row.1[class] = Some(slot);
     }
 
-    /// Returns the list whose slot in `next` is to be evicted first: the least dense, of equals the oldest.
+    /// Returns the list whose slot in `next` is evicted first: the one with the least density, or the oldest of equals.
     fn coldest_list(&self, next: &[Option<SlotId>; CLASSES]) -> Option<(usize, SlotId)> {
         let mut coldest: Option<(f64, u16, usize, SlotId)> = None;
         for (list, &slot) in next.iter().enumerate() {
@@ -244,7 +249,7 @@ impl EvictionPolicy for Lhd {
     }
 }
 
-/// Returns 32 bits of a hash of which all depend on all of it: block numbers of a trace are small.
+/// Mixes a hash into 32 bits, each of which depends on all of it: block numbers of a trace are small.
 const fn mixed(fingerprint: u64) -> u32 {
     let folded = (fingerprint ^ (fingerprint >> 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     ((folded ^ (folded >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 32) as u32

@@ -1,23 +1,23 @@
-//! Blocks that were evicted a while ago, in four bytes each, so that a block that returns is recognised.
+//! Recently evicted blocks, in four bytes each, so that a block that returns is recognised.
 //!
-//! A block's place is one of 16 in the set that its fingerprint names. A collision only causes a worse choice. Blocks are
-//! forgotten in the order of their eviction, and not by the space in their sets: else the beginning of a prompt might be
-//! forgotten and its end not, and the end would be taken for the more useful part.
+//! A fingerprint determines a set of 16 places. A collision only leads to a worse choice of a victim. Blocks are forgotten
+//! in the order of their eviction rather than when their set is full. Otherwise the beginning of a prompt might be
+//! forgotten before its end, and the end would seem more useful.
 
-use super::chunked::Chunked;
+use crate::eviction::chunked::Chunked;
 
-/// Places of a set.
+/// Number of places per set.
 const PLACES: usize = 16;
-/// Slots for which there is one set. Twice as many blocks as there are slots fill ten places of 16 on average, so few
-/// sets overflow.
+/// Number of slots per set. Up to twice as many blocks as slots are remembered, which fill ten of the 16 places on
+/// average, so few sets overflow.
 const SLOTS_PER_SET: usize = 5;
-/// Units of time in which as many blocks are evicted as there are slots.
+/// Number of units of time in which as many blocks are evicted as there are slots.
 const UNITS: usize = 8;
 /// Age in these units at which an evicted block is forgotten.
 const FORGOTTEN: u32 = 2 * UNITS as u32;
 /// Age in these units at which an entry would look young again.
 const UNITS_MAX: u32 = 32;
-/// An entry's bits, from the highest: 13 of the fingerprint, 3 the class, 11 the last use, 5 the eviction.
+/// Bits of an entry, from the highest: 13 for the fingerprint, 3 for the class, 11 for the last use, 5 for the eviction.
 const TAG_SHIFT: u32 = 19;
 const CLASS_SHIFT: u32 = 16;
 const USE_SHIFT: u32 = 5;
@@ -26,16 +26,16 @@ const USE_MASK: u32 = (1 << 11) - 1;
 const USE_STEP_SHIFT: u32 = 3;
 const EMPTY: u32 = 0;
 
-/// What is known of an evicted block.
+/// What is known about an evicted block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Past {
-    /// Class by number of uses when it was evicted.
+    /// Class by number of uses at its eviction.
     pub(super) class: usize,
     /// Time since its last use, in units of the cache's time.
     pub(super) age: u16,
 }
 
-/// Evicted blocks: about 13 bytes for each slot, for up to two blocks.
+/// Evicted blocks: up to two per slot, in about 13 bytes per slot.
 #[derive(Debug)]
 pub(super) struct Returns {
     entries: Chunked<u32>,
@@ -62,8 +62,8 @@ impl Returns {
         Self { entries: Chunked::new(EMPTY), sets: 0, unit: 0, evictions: 0 }
     }
 
-    /// Grows for a cache of `len` slots. If it is called for each new slot, the work is one set at most. A block that
-    /// was evicted from a smaller cache may be forgotten.
+    /// Grows for a cache of `len` slots. A call for each new slot adds one set at most. Blocks that were evicted from a
+    /// smaller cache may be forgotten.
     pub(super) fn reach(&mut self, len: usize) {
         while self.sets < len / SLOTS_PER_SET + 1 {
             self.entries.reach((self.sets * PLACES) as u32);
@@ -72,15 +72,15 @@ impl Returns {
     }
 
     fn set_of(&mut self, fingerprint: u32) -> &mut [u32] {
-        // As in linear hashing: the sets that are there already keep most of their blocks while more are added.
+        // As in linear hashing, existing sets keep most of their blocks when sets are added.
         let mask = self.sets.next_power_of_two() - 1;
         let at = fingerprint as usize & mask;
         let set = if at < self.sets { at } else { at & (mask >> 1) };
         self.entries.piece_mut((set * PLACES) as u32, PLACES)
     }
 
-    /// Remembers an evicted block of a cache with `len` slots, and tells `forgets` of those that it forgets for it, 16 at
-    /// most. `used` is the time of its last use.
+    /// Remembers an evicted block of a cache with `len` slots. Calls `forgets` for each block that is forgotten instead, at
+    /// most 16. `used` is the time of the block's last use.
     pub(super) fn remember(
         &mut self,
         fingerprint: u32,
@@ -97,7 +97,7 @@ impl Returns {
         let entry =
             tag_of(fingerprint) << TAG_SHIFT | (class as u32) << CLASS_SHIFT | used << USE_SHIFT | unit;
         let set = self.set_of(fingerprint);
-        // The newest is the first, and empty places are the last.
+        // The newest entry is first, and empty places are last.
         for at in (0..PLACES).rev() {
             let old = set[at];
             if old != EMPTY && (at == PLACES - 1 || is_over(old, unit)) {
@@ -110,7 +110,7 @@ impl Returns {
         set[0] = entry;
     }
 
-    /// Forgets the block. Returns what was known of it.
+    /// Forgets the block. Returns what was known about it.
     pub(super) fn take(&mut self, fingerprint: u32, now: u16) -> Option<Past> {
         let unit = self.unit;
         let set = self.set_of(fingerprint);
@@ -123,7 +123,7 @@ impl Returns {
     }
 }
 
-/// Returns whether the entry's block is to be forgotten.
+/// Returns whether it is time to forget the entry's block.
 const fn is_over(entry: u32, unit: u32) -> bool {
     entry != EMPTY && unit.wrapping_sub(entry) % UNITS_MAX >= FORGOTTEN
 }

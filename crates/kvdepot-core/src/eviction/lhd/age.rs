@@ -1,8 +1,8 @@
-//! Time without a clock: it passes with the uses and inserts that a cache sees, faster in a small one.
+//! Time without a clock: it advances with the uses and inserts of a cache, faster in a small one.
 
-/// Units of time in which as many blocks are used or inserted as the cache holds.
+/// Number of units of time in which as many blocks are used or inserted as the cache holds.
 const UNITS: usize = 256;
-/// Classes of ages: two for each doubling.
+/// Number of classes of ages: two for each doubling.
 pub(super) const AGES: usize = 32;
 
 /// Returns the class of an age in units of time.
@@ -14,12 +14,12 @@ pub(super) const fn age_class(age: u16) -> usize {
     (doubling * 2 + ((age >> (doubling - 1)) & 1) as u32) as usize
 }
 
-/// Returns the number of units of time that the class spans.
+/// Returns how many units of time the class spans.
 pub(super) fn width(class: usize) -> f64 {
     if class < 2 { 1.0 } else { f64::from(1u32 << (class / 2 - 1)) }
 }
 
-/// The time. It wraps after 2^16 units: a block that nobody has used for so long is taken for a younger one.
+/// The time. It wraps around after 2^16 units, so a block that was not used for so long looks younger.
 #[derive(Debug, Default)]
 pub(super) struct Time {
     now: u16,
@@ -27,7 +27,7 @@ pub(super) struct Time {
 }
 
 impl Time {
-    /// Notes a use or an insert in a cache of `len` blocks.
+    /// Records a use or an insert in a cache of `len` blocks.
     pub(super) const fn pass(&mut self, len: usize) {
         self.events += 1;
         if self.events * UNITS >= len {
