@@ -396,6 +396,7 @@ STAGES = {
     "test-python",
     "test-device",
     "test-rdma",
+    "test-dax",
     "test-layouts",
     "test-engine",
     "test-wire",
@@ -522,7 +523,7 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
 # Documented commands that are a stage of `.ci/run`, or a target of `DRY`.
 DOCUMENTED_STAGES = {
     f"make {stage}"
-    for stage in ("test-docs", "test-engine", "test-layouts", "test-lmcache", "test-rdma", "test-sglang")
+    for stage in ("test-dax", "test-docs", "test-engine", "test-layouts", "test-lmcache", "test-rdma", "test-sglang")
 }
 DOCUMENTED_DRY = {f"make {target}" for target in ("ptx-check", "test")}
 
@@ -549,6 +550,12 @@ NOT_RUN = {
     "docker compose --file deploy/docker/compose.yaml exec depot cat token": "needs Docker; checked",
     "install -m 644 deploy/systemd/kvdepot.service /etc/systemd/system/": "changes the machine; the unit is checked",
     "systemctl daemon-reload && systemctl enable --now kvdepot": "needs systemd; the unit is checked",
+    "ndctl create-namespace --region=region0 --mode=devdax": "needs persistent memory; make test-dax makes a device",
+    "daxctl reconfigure-device --mode=devdax": "needs CXL memory",
+    'python3 -c \'import mmap, os; medium = mmap.mmap(os.open("/dev/dax0.0", os.O_RDWR), '
+    'int(open("/sys/bus/dax/devices/dax0.0/size").read())); medium[:2**20] = medium[-(2**20):] = bytes(2**20)\'': (
+        "needs a DAX device; make test-dax runs it on one"
+    ),
 }
 VLLM_SERVE = "vllm serve MODEL --kv-transfer-config "
 VLLM_OFFLOADING = "vllm serve MODEL --kv-offloading-size "
