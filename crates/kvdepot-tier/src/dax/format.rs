@@ -70,6 +70,13 @@ pub(super) fn open(
     })?;
     let mut table = vec![0; geometry.epochs as usize * 2 * EPOCH_BYTES];
     medium.read(geometry.epochs_at(), &mut table)?;
+    if !is_new && !medium.is_memory() {
+        // What was read may be in the page cache only: after a write-back that failed, Linux takes its pages for written. A
+        // reset that counts from here on must not be undone by a power loss (P1).
+        medium.write(geometry.epochs_at(), &table)?;
+        medium.persist()?;
+        owner.check(medium, &geometry)?;
+    }
     let good = entries.iter().filter_map(|(_, entry)| entry.good());
     let named: HashSet<(NamespaceId, u32)> =
         good.map(|header| (header.key.namespace, header.epoch)).collect();

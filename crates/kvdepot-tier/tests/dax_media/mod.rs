@@ -1,4 +1,5 @@
-//! Media for tests of the DAX tier: new files or, if `KVDEPOT_TEST_DAX` names one, a DAX device that is given up for each.
+//! Media for tests of the DAX tier: new files or, if `KVDEPOT_TEST_DAX` names one, a DAX device that is given up for each:
+//! what it holds is lost.
 //!
 //! A device is one depot's own, so tests on a device run one after another (`--test-threads=1`).
 #![allow(dead_code, clippy::unwrap_used)] // each test uses some of these; a failing test panics
