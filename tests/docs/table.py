@@ -550,12 +550,6 @@ NOT_RUN = {
     "docker compose --file deploy/docker/compose.yaml exec depot cat token": "needs Docker; checked",
     "install -m 644 deploy/systemd/kvdepot.service /etc/systemd/system/": "changes the machine; the unit is checked",
     "systemctl daemon-reload && systemctl enable --now kvdepot": "needs systemd; the unit is checked",
-    "ndctl create-namespace --region=region0 --mode=devdax": "needs persistent memory; make test-dax makes a device",
-    "daxctl reconfigure-device --mode=devdax": "needs CXL memory",
-    'python3 -c \'import mmap, os; medium = mmap.mmap(os.open("/dev/dax0.0", os.O_RDWR), '
-    'int(open("/sys/bus/dax/devices/dax0.0/size").read())); medium[:2**20] = medium[-(2**20):] = bytes(2**20)\'': (
-        "needs a DAX device; make test-dax runs it on one"
-    ),
 }
 VLLM_SERVE = "vllm serve MODEL --kv-transfer-config "
 VLLM_OFFLOADING = "vllm serve MODEL --kv-offloading-size "
