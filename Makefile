@@ -119,7 +119,7 @@ test-rdma: ## Test RDMA on a software device in a virtual machine
 	@tools/vm/rdma.sh $(ARGS)
 
 .PHONY: test-dax
-test-dax: ## Test the Dax tier on a DAX device in a virtual machine, restarted and killed
+test-dax: setup ## Test the Dax tier on a DAX device in a virtual machine, restarted and killed
 	@tools/vm/dax.sh
 
 .PHONY: test-python

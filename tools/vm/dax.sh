@@ -13,9 +13,10 @@ prepare DAX "${KVDEPOT_REQUIRE_DAX:-}" ndctl
 build_tests kvdepot-io/medium kvdepot-tier/dax_conformance kvdepot-tier/dax_crash kvdepot-tier/dax_device
 crash=${binaries[2]} device=${binaries[3]}
 start=$SECONDS
-work=$(mktemp -d)
+work=$(mktemp -d "$VM_DIR/dax.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 truncate -s "$NVDIMM_BYTES" "$work/nvdimm"
+printf '%s\n' 'pipeline: "Cache|Dax"' 'dax_device_path: /dev/dax0.0' 'pool_gb: 0.0625' >"$work/depot.yaml"
 
 begin='set -euo pipefail
 export KVDEPOT_TEST_DAX=/dev/dax0.0 RUST_BACKTRACE=0
@@ -73,9 +74,12 @@ KVDEPOT_TEST_DAX_CRASH=/dev/dax0.0 run_test $crash --exact child --nocapture | w
 done"
 written=$(acknowledged written)
 
-# After the kill. Then the medium is given up as docs/deploy.md says.
+# After the kill: the blocks, and what kvdepot doctor says of the device (what else it finds here does not matter). Then the
+# medium is given up as docs/deploy.md says.
 boot 0 "await_device
 KVDEPOT_TEST_DAX_ACKNOWLEDGED=$written run_test $crash --exact survivor --nocapture
+{ $root/.venv/bin/python -m kvdepot doctor --config $work/depot.yaml || true; } |
+    grep '^ok .*medium /dev/dax0.0: a DAX device of 0.24 GiB, formatted for 0.06 GiB'
 python3 -c 'import mmap, os; medium = mmap.mmap(os.open(\"/dev/dax0.0\", os.O_RDWR), int(open(\"/sys/bus/dax/devices/dax0.0/size\").read())); medium[:2**20] = medium[-(2**20):] = bytes(2**20)'
 KVDEPOT_TEST_DAX_ACKNOWLEDGED=0 run_test $crash --exact survivor --nocapture"
 [ "$(acknowledged kept)" = 0 ] || { echo "a medium that was given up still has blocks" >&2 && exit 1; }
