@@ -107,7 +107,7 @@ site: setup ## Build the documentation as a site (ARGS: --out DIR)
 ##@ Check
 
 .PHONY: test
-test: test-rust test-python test-device test-rdma test-layouts test-engine test-wire test-lmcache test-sglang test-docs ## Run all tests
+test: test-rust test-python test-device test-rdma test-dax test-layouts test-engine test-wire test-lmcache test-sglang test-docs ## Run all tests
 
 .PHONY: test-rust
 test-rust: ## Test the Rust crates (ARGS: for cargo test)
@@ -118,7 +118,11 @@ test-rust: ## Test the Rust crates (ARGS: for cargo test)
 
 .PHONY: test-rdma
 test-rdma: ## Test RDMA on a software device in a virtual machine
-	@tools/rdma_vm/test.sh $(ARGS)
+	@tools/vm/rdma.sh $(ARGS)
+
+.PHONY: test-dax
+test-dax: setup ## Test the Dax tier on a DAX device in a virtual machine, restarted and killed
+	@tools/vm/dax.sh
 
 .PHONY: test-python
 test-python: setup ## Test the Python package (ARGS: for pytest)

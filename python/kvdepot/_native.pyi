@@ -43,6 +43,7 @@ __all__ = [
     "crc64nvme",
     "describe_devices",
     "init_logging",
+    "inspect_medium",
     "keep_pool",
     "namespace_id",
     "serve",
@@ -356,6 +357,15 @@ class Store:
 def tier_table() -> str:
     """Returns JSON: the tiers of this build in the order of the documentation, each with its settings and their
     configuration keys; ``later`` are the names of planned tiers. ``kvdepot.config.tier_table`` reads it."""
+
+def inspect_medium(tier: str, settings: str) -> str:
+    """Returns JSON: what the medium of a tier (``Dax`` or ``Slab``) with these settings (JSON) is: ``kind``
+    (``dax_device``, ``block_device``, ``file``; ``missing``: the tier creates the file), ``bytes``, and
+    ``formatted_bytes``, which is ``None`` if it is empty. Changes nothing, and takes the medium's lock for a moment.
+
+    Raises:
+        KVDepotError: the tier could not use it. ``busy``: another process does.
+    """
 
 def describe_devices(cache_dir: str) -> str:
     """Returns JSON: the CUDA driver, or its problem, and the devices with their copy engines and the measurements of

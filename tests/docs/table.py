@@ -396,6 +396,7 @@ STAGES = {
     "test-python",
     "test-device",
     "test-rdma",
+    "test-dax",
     "test-layouts",
     "test-engine",
     "test-wire",
@@ -523,7 +524,7 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
 # Documented commands that are a stage of `.ci/run`, or a target of `DRY`.
 DOCUMENTED_STAGES = {
     f"make {stage}"
-    for stage in ("test-docs", "test-engine", "test-layouts", "test-lmcache", "test-rdma", "test-sglang")
+    for stage in ("test-dax", "test-docs", "test-engine", "test-layouts", "test-lmcache", "test-rdma", "test-sglang")
 }
 DOCUMENTED_DRY = {f"make {target}" for target in ("ptx-check", "test")}
 

@@ -45,6 +45,18 @@ pub(crate) fn namespace_id(facts_json: &str, layout_json: &str, epoch: u32) -> P
 }
 
 #[pyfunction]
+pub(crate) fn inspect_medium(py: Python<'_>, tier: &str, settings: &str) -> PyResult<String> {
+    let facts = || {
+        let settings = serde_json::from_str(settings).map_err(|error| {
+            Error::new(ErrorKind::Config, "a tier's settings are not JSON").with_source(error)
+        })?;
+        let facts = kvdepot_tier::media::inspect(tier, &settings)?;
+        Ok(serde_json::json!(facts).to_string())
+    };
+    py.detach(facts).or_raise()
+}
+
+#[pyfunction]
 pub(crate) fn tier_table() -> String {
     kvdepot_tier::registry::table_json()
 }

@@ -13,6 +13,7 @@ pub mod fake;
 pub mod format;
 pub mod guard;
 mod known;
+pub mod media;
 pub mod object;
 pub mod posix;
 pub mod registry;

@@ -80,7 +80,7 @@ fn table(tiers: &[&TierEntry]) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::settings::{ByMachine, Key, Kind, Preset, Rule};
+    use crate::settings::{ByMachine, Key, Kind, Preset, Rule, Setting};
 
     #[test]
     fn wrong_settings_name_the_nearest_known_one() {

@@ -1,7 +1,9 @@
-//! The DAX tier passes the suite: on a file, on a mapped file (which takes the code path of a device), and in memory.
+//! The DAX tier passes the suite: on a file, on a mapped file (which takes the code path of a device), and in memory. With
+//! `KVDEPOT_TEST_DAX` on a DAX device instead of files (`make test-dax`: one in a virtual machine).
 #![allow(clippy::unwrap_used)] // a failing test panics
 
-use std::cell::Cell;
+mod dax_media;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,53 +13,27 @@ use kvdepot_io::mapped::{Access, MemoryMedium};
 use kvdepot_tier::conformance::Bench;
 use kvdepot_tier::{DaxConfig, DaxTier, Tier, conformance};
 
-const MIB: u64 = 1 << 20;
-/// Reached only by a hang.
-const HANG: Duration = Duration::from_secs(60);
-
-fn config(path: &Path) -> DaxConfig {
-    DaxConfig { open_wait: HANG, lock_wait: HANG, restore_workers: 2, ..DaxConfig::new(path) }
-}
-
-/// New media of this size.
-struct Fresh {
-    dir: tempfile::TempDir,
-    count: Cell<u32>,
-}
-
-impl Fresh {
-    fn new() -> Self {
-        let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        Self { dir, count: Cell::new(0) }
-    }
-
-    fn next(&self, bytes: u64) -> PathBuf {
-        self.count.set(self.count.get() + 1);
-        let path = self.dir.path().join(self.count.get().to_string());
-        std::fs::File::create(&path).unwrap().set_len(bytes).unwrap();
-        path
-    }
-}
+use dax_media::{MIB, Media, accesses, config, raw};
 
 fn open(config: DaxConfig) -> Arc<dyn Tier> {
-    Arc::new(DaxTier::open(config).unwrap())
+    dax_media::open(config)
 }
 
 #[test]
-fn on_a_file() {
-    let fresh = Fresh::new();
-    conformance::check(&|| open(DaxConfig { async_put: true, ..config(&fresh.next(80 * MIB)) }));
+fn with_positional_calls() {
+    let media = Media::new();
+    conformance::check(&|| open(DaxConfig { async_put: true, ..media.next(80 * MIB) }));
 }
 
 #[test]
-fn on_a_mapped_file_with_small_waves() {
-    let fresh = Fresh::new();
+fn mapped_with_small_waves() {
+    let media = Media::new();
     conformance::check(&|| {
         open(DaxConfig {
             access: Access::Mapped,
             retrieve_staging_slab_bytes: MIB,
             restore_max_regions: 3,
-            ..config(&fresh.next(80 * MIB))
+            ..media.next(80 * MIB)
         })
     });
 }
@@ -65,7 +41,7 @@ fn on_a_mapped_file_with_small_waves() {
 #[test]
 fn in_memory_with_one_thread_of_each_kind() {
     conformance::check(&|| {
-        let config = DaxConfig { restore_workers: 1, put_workers: 1, ..config(Path::new("memory")) };
+        let config = DaxConfig { restore_workers: 1, put_workers: 1, ..config(Path::new("memory"), 0) };
         let medium = MemoryMedium::new(vec![0; 80 << 20]);
         Arc::new(DaxTier::open_on(config, Arc::new(medium)).unwrap())
     });
@@ -73,19 +49,19 @@ fn in_memory_with_one_thread_of_each_kind() {
 
 #[test]
 fn is_persistent() {
-    for access in [Access::Auto, Access::Mapped] {
-        let fresh = Fresh::new();
-        let path = fresh.next(80 * MIB);
-        conformance::check_persistent_alone(&|| open(DaxConfig { access, ..config(&path) }));
+    for &access in accesses() {
+        let media = Media::new();
+        let medium = media.next(80 * MIB);
+        conformance::check_persistent_alone(&|| open(DaxConfig { access, ..medium.clone() }));
     }
 }
 
 #[test]
 fn is_capped() {
-    for access in [Access::Auto, Access::Mapped] {
-        let fresh = Fresh::new();
+    for &access in accesses() {
+        let media = Media::new();
         conformance::check_capped(&|cap| {
-            open(DaxConfig { access, capacity_bytes: cap, ..config(&fresh.next(4 * MIB)) })
+            open(DaxConfig { access, capacity_bytes: cap, ..media.next(4 * MIB) })
         });
     }
 }
@@ -93,8 +69,8 @@ fn is_capped() {
 /// P5: the medium itself is the cap, and it is filled.
 #[test]
 fn a_full_medium_makes_room() {
-    let fresh = Fresh::new();
-    let tier = open(config(&fresh.next(2 * MIB)));
+    let media = Media::new();
+    let tier = open(media.next(2 * MIB));
     let bench = Bench::new(Arc::clone(&tier));
     for n in 0..300 {
         bench.write(n).unwrap();
@@ -109,19 +85,19 @@ fn a_full_medium_makes_room() {
 
 #[test]
 fn a_medium_is_one_depots_own() {
-    let fresh = Fresh::new();
-    let path = fresh.next(4 * MIB);
-    let first = open(config(&path));
-    let second = DaxTier::open(DaxConfig { lock_wait: Duration::ZERO, ..config(&path) }).unwrap_err();
+    let media = Media::new();
+    let medium = media.next(4 * MIB);
+    let first = open(medium.clone());
+    let second = DaxTier::open(DaxConfig { lock_wait: Duration::ZERO, ..medium.clone() }).unwrap_err();
     assert_eq!(second.kind(), ErrorKind::Busy);
     assert!(second.to_string().contains("another depot uses this medium"), "{second}");
     drop(first);
-    open(config(&path));
+    open(medium);
 }
 
 #[test]
 fn what_is_not_ours_is_left_alone() {
-    let fresh = Fresh::new();
+    let media = Media::new();
     // A partition table, a file system's superblock, a label at the end; our format in another version; a damaged
     // medium.
     for (what, at, bytes) in [
@@ -131,11 +107,15 @@ fn what_is_not_ours_is_left_alone() {
         ("version", 0, b"KVDEPDAX\x09\0\0\0"),
         ("damage", 0, b"KVDEPDAX\x01\0\0\0"),
     ] {
-        let path = fresh.next(4 * MIB);
-        let mut content = vec![0; 4 << 20];
-        content[at as usize..][..bytes.len()].copy_from_slice(bytes);
-        std::fs::write(&path, &content).unwrap();
-        let error = DaxTier::open(config(&path)).unwrap_err();
+        let medium = media.next(4 * MIB);
+        let content = || {
+            let mut bytes = vec![0; 4 << 20];
+            raw(&medium).read(0, &mut bytes).unwrap();
+            bytes
+        };
+        raw(&medium).write(at, bytes).unwrap();
+        let before = content();
+        let error = DaxTier::open(medium.clone()).unwrap_err();
         let kind = match what {
             "version" => ErrorKind::Version,
             "damage" => ErrorKind::Corrupt,
@@ -143,23 +123,23 @@ fn what_is_not_ours_is_left_alone() {
         };
         assert_eq!(error.kind(), kind, "{what}: {error}");
         assert!(error.to_string().contains("zero"), "{what}: it says what to do: {error}");
-        assert!(std::fs::read(&path).unwrap() == content, "{what}: nothing was written");
+        assert!(content() == before, "{what}: nothing was written");
     }
     for (path, kind) in [
-        (fresh.dir.path().to_owned(), ErrorKind::Io),
-        (fresh.dir.path().join("missing"), ErrorKind::NotFound),
+        (media.dir.path().to_owned(), ErrorKind::Io),
+        (media.dir.path().join("missing"), ErrorKind::NotFound),
         (PathBuf::from("/dev/null"), ErrorKind::Config),
-        (fresh.next(0), ErrorKind::Config),
-        (fresh.next(40_000), ErrorKind::Config),
+        (media.file(0), ErrorKind::Config),
+        (media.file(40_000), ErrorKind::Config),
     ] {
-        let error = DaxTier::open(config(&path)).unwrap_err();
+        let error = DaxTier::open(config(&path, 0)).unwrap_err();
         assert_eq!(error.kind(), kind, "{}: {error}", path.display());
     }
-    let path = fresh.next(4 * MIB);
-    let error = DaxTier::open(DaxConfig { max_bytes: 5 * MIB, ..config(&path) }).unwrap_err();
+    let medium = media.next(4 * MIB);
+    let error = DaxTier::open(DaxConfig { max_bytes: 1 << 50, ..medium.clone() }).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
-    open(config(&path));
-    let error = DaxTier::open(DaxConfig { max_bytes: 3 * MIB, ..config(&path) }).unwrap_err();
+    open(medium.clone());
+    let error = DaxTier::open(DaxConfig { max_bytes: 3 * MIB, ..medium.clone() }).unwrap_err();
     assert!(error.to_string().contains("truncated"), "{error}");
-    open(config(&path));
+    open(medium);
 }

@@ -1,38 +1,41 @@
 //! P1: a process killed with -9 at any moment leaves on its medium everything that was acknowledged and no half-written
-//! block.
+//! block. With `KVDEPOT_TEST_DAX`, the medium is a DAX device; there `make test-dax` also kills the machine in the middle of
+//! `child`, and runs `survivor` after its next start.
 #![allow(clippy::unwrap_used)] // a failing test panics
 
+mod dax_media;
+
 use std::io::{BufRead, BufReader};
-use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
 
 use kvdepot_io::mapped::Access;
 use kvdepot_tier::conformance::Bench;
-use kvdepot_tier::{DaxConfig, DaxTier, Tier};
+use kvdepot_tier::{DaxConfig, Tier};
 
+use dax_media::{MIB, Media, accesses, config, device};
+
+/// Path of the medium on which `child` writes.
 const CHILD: &str = "KVDEPOT_TEST_DAX_CRASH";
 const MAPPED: &str = "KVDEPOT_TEST_DAX_CRASH_MAPPED";
+/// Number of blocks that `survivor` must find.
+const ACKNOWLEDGED: &str = "KVDEPOT_TEST_DAX_ACKNOWLEDGED";
+const BYTES: u64 = 64 * MIB;
 /// Fewer than fit on the medium: nothing is evicted.
 const BLOCKS: u64 = 4000;
-const HANG: Duration = Duration::from_secs(60);
 
-fn open(path: &Path, access: Access) -> Arc<DaxTier> {
-    // Without flushes: the system does not die with the process.
-    let config =
-        DaxConfig { access, async_put: true, open_wait: HANG, lock_wait: HANG, ..DaxConfig::new(path) };
-    Arc::new(DaxTier::open(config).unwrap())
+fn open(config: DaxConfig) -> Bench {
+    // Without flushes of a file: the system does not die with the process.
+    Bench::new(dax_media::open(DaxConfig { async_put: true, ..config }) as Arc<dyn Tier>)
 }
 
-/// Not a test itself: the process that the test below kills. It writes and reports its progress.
+/// Not a test itself: the process that the tests below kill. It writes and reports its progress.
 #[test]
 fn child() {
     let Ok(path) = std::env::var(CHILD) else { return };
     let access = if std::env::var(MAPPED).is_ok() { Access::Mapped } else { Access::Auto };
-    let tier = open(path.as_ref(), access);
-    let bench = Bench::new(Arc::clone(&tier) as _);
-    let first = tier.usage().blocks;
+    let bench = open(DaxConfig { access, ..config(path.as_ref(), BYTES) });
+    let first = bench.tier.usage().blocks;
     for first in (first..BLOCKS).step_by(8) {
         let writes: Vec<_> =
             (first..first + 8).map(|n| bench.begin_write(n, bench.filled(n), Bench::soon())).collect();
@@ -47,15 +50,29 @@ fn child() {
     }
 }
 
+/// Checks what a crash left. Fills the gap that it may have left among the last blocks, since the next child continues
+/// after what is there; returns the number of blocks then.
+fn check(bench: &Bench, acknowledged: u64, what: &str) -> u64 {
+    let listed = bench.tier.keys(bench.spec.id(bench.epoch)).len() as u64;
+    assert!(listed >= acknowledged, "{what}: {listed} of {acknowledged}");
+    assert!((0..acknowledged).all(|n| bench.read_is_right(n)), "{what}: all that was acknowledged");
+    let right = (0..BLOCKS + 8).filter(|n| bench.read_is_right(*n)).count() as u64;
+    assert_eq!(right, listed, "{what}: every listed block reads right");
+    let next = listed.next_multiple_of(8);
+    assert!((0..next).all(|n| bench.write(n).is_ok()));
+    next
+}
+
 #[test]
 fn killed_while_writing() {
-    for access in [Access::Auto, Access::Mapped] {
-        let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        file.as_file().set_len(64 << 20).unwrap();
+    for &access in accesses() {
+        let media = Media::new();
+        let medium = DaxConfig { access, ..media.next(BYTES) };
         let mut acknowledged = 0;
         for round in 1..=4 {
             let mut command = Command::new(std::env::current_exe().unwrap());
-            command.args(["child", "--exact", "--nocapture", "--test-threads=1"]).env(CHILD, file.path());
+            command.args(["child", "--exact", "--nocapture", "--test-threads=1"]);
+            command.env(CHILD, &medium.device_path);
             if access == Access::Mapped {
                 command.env(MAPPED, "1");
             }
@@ -67,17 +84,17 @@ fn killed_while_writing() {
             acknowledged = written.by_ref().find(|&count| count >= acknowledged + 8 * round).unwrap();
             child.kill().unwrap();
             child.wait().unwrap();
-            let tier = open(file.path(), access);
-            let bench = Bench::new(Arc::clone(&tier) as _);
-            let listed = tier.keys(bench.spec.id(bench.epoch)).len() as u64;
-            assert!(listed >= acknowledged, "{access:?}, round {round}: {listed} of {acknowledged}");
-            assert!((0..acknowledged).all(|n| bench.read_is_right(n)), "{access:?}, round {round}");
-            let right = (0..BLOCKS + 8).filter(|n| bench.read_is_right(*n)).count() as u64;
-            assert_eq!(right, listed, "{access:?}, round {round}: every listed block reads right");
-            // The kill may have left a gap among the last blocks: the child continues after what is listed.
-            assert!((0..listed.next_multiple_of(8)).all(|n| bench.write(n).is_ok()));
-            acknowledged = listed.next_multiple_of(8);
-            drop((bench, tier));
+            let bench = open(medium.clone());
+            acknowledged = check(&bench, acknowledged, &format!("{access:?}, round {round}"));
         }
     }
+}
+
+/// Runs after a restart of the machine, on the device where `child` had written.
+#[test]
+fn survivor() {
+    let (Ok(acknowledged), Some(device)) = (std::env::var(ACKNOWLEDGED), device()) else { return };
+    let acknowledged = acknowledged.parse().unwrap();
+    let bench = open(config(&device, BYTES));
+    println!("\nkept {}", check(&bench, acknowledged, "after a restart of the machine"));
 }

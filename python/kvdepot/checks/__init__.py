@@ -1,1 +1,1 @@
-"""Checks of the machine, of a configuration's directories, and of installed versions, for ``kvdepot doctor``."""
+"""Checks of the machine, a configuration's directories and media, and installed versions, for ``kvdepot doctor``."""

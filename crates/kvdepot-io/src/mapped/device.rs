@@ -166,3 +166,46 @@ impl Medium for MappedMedium {
         self.whole()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // a failing test panics
+
+    use super::*;
+    use crate::SlotBuf;
+    use crate::cut::in_runs;
+    use crate::mapped::flush::testing::{Noted, take};
+
+    /// A power loss takes what is still in the caches, which no device of a test shows.
+    #[test]
+    fn every_written_byte_is_flushed_before_the_fence() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(4 << 20).unwrap();
+        let fd = rustix::fs::open(file.path(), rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty()).unwrap();
+        let medium = MappedMedium::new(file.path(), fd, 4 << 20).unwrap();
+        let whole = SlotBuf::anonymous(1 << 20);
+        let cut = in_runs(&whole, &[100, 4000, 300_000, 1, 95_899, 648_576]);
+        let check = |at: u64, bytes: usize, write: &dyn Fn()| {
+            take();
+            write();
+            medium.persist().unwrap();
+            let noted = take();
+            assert_eq!(noted.last(), Some(&Noted::Fence));
+            let mut next = medium.start + at as usize;
+            for one in noted {
+                let Noted::Flush { start, bytes } = one else { continue };
+                assert_eq!(start, next, "one after the other, without a gap");
+                next += bytes;
+            }
+            assert_eq!(next, medium.start + at as usize + bytes);
+        };
+        check(70, 1, &|| medium.write(70, &[7]).unwrap());
+        check(4095, 4098, &|| medium.write(4095, &[7; 4098]).unwrap());
+        for slot in [&whole, &cut] {
+            let piece = Piece { slot, from: 50, bytes: 900_001 };
+            check(5000, piece.bytes, &|| {
+                medium.write_piece(5000, piece).unwrap();
+            });
+        }
+    }
+}

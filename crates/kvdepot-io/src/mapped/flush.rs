@@ -64,6 +64,8 @@ pub(super) const IS_KNOWN: bool = cfg!(target_arch = "x86_64");
 /// The memory is mapped.
 #[allow(unused_variables, reason = "other processors: a device is refused when it is opened")]
 pub(super) unsafe fn flush(start: *const u8, bytes: usize) {
+    #[cfg(test)]
+    testing::note(testing::Noted::Flush { start: start as usize, bytes });
     #[cfg(target_arch = "x86_64")]
     // SAFETY: as promised by the caller.
     unsafe {
@@ -73,6 +75,33 @@ pub(super) unsafe fn flush(start: *const u8, bytes: usize) {
 
 /// Orders this thread's earlier flushes before its later ones.
 pub(super) fn fence() {
+    #[cfg(test)]
+    testing::note(testing::Noted::Fence);
     #[cfg(target_arch = "x86_64")]
     x86::fence();
+}
+
+/// What this thread has flushed: no test can see it in the memory.
+#[cfg(test)]
+pub(super) mod testing {
+    use std::cell::RefCell;
+
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) enum Noted {
+        Flush { start: usize, bytes: usize },
+        Fence,
+    }
+
+    thread_local! {
+        static NOTED: RefCell<Vec<Noted>> = const { RefCell::new(Vec::new()) };
+    }
+
+    pub(super) fn note(what: Noted) {
+        NOTED.with_borrow_mut(|noted| noted.push(what));
+    }
+
+    /// Returns what was noted since the last call.
+    pub(crate) fn take() -> Vec<Noted> {
+        NOTED.take()
+    }
 }

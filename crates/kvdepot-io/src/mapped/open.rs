@@ -58,6 +58,14 @@ pub fn open(path: &Path, bytes_max: u64, access: Access, lock_wait: Duration) ->
         .with("bytes_wanted", wanted)));
     }
     let bytes = wanted / align * align;
+    if is_device && bytes == 0 {
+        return Err(said(Error::new(
+            ErrorKind::Config,
+            "a DAX device is mapped in multiples of its alignment, and less than one was asked for: raise the size",
+        )
+        .with("bytes_wanted", wanted)
+        .with("alignment_bytes", align)));
+    }
     lock(&file, lock_wait).map_err(said)?;
     if is_device && !flush::IS_KNOWN {
         return Err(said(Error::new(

@@ -5,9 +5,13 @@
 //! that is damaged or zero may have been the higher one, so the namespace is assumed to have moved on (fail closed):
 //! none of its blocks is taken in. Its next epoch is above every one named by an intact copy or an intact slot header,
 //! since the lost copy may have skipped numbers. That number is stored before those headers are cleared.
+//!
+//! When all places are taken, a namespace without blocks is forgotten: its place is given to the record that covers all
+//! namespaces without a place ([`ANY_ROOT`]), with an epoch above the forgotten one, and the place where that record was
+//! before becomes free.
 
 use hashbrown::{HashMap, HashSet};
-use kvdepot_core::{Error, ErrorKind, NamespaceId, Result};
+use kvdepot_core::{Error, ErrorKind, NamespaceId, Result, next_epoch};
 
 use super::layout::{ANY_ROOT, EPOCH_BYTES, Entry, EpochRecord, Geometry, NO_ID};
 
@@ -47,13 +51,21 @@ pub(super) struct Epochs {
     roots: HashMap<NamespaceId, Stored>,
     /// Unused places; the lowest last.
     free: Vec<u32>,
+    /// Places of records for [`ANY_ROOT`] that another one replaces, and the copy of each to write next.
+    spare: Vec<(u32, u32)>,
     repairs: Vec<Change>,
 }
 
 impl Epochs {
     /// Reads the table's bytes. `named` are the namespace ids and epochs of all intact slot headers.
     pub(super) fn parse(table: &[u8], geometry: Geometry, named: &[(NamespaceId, u32)]) -> Self {
-        let mut epochs = Self { geometry, roots: HashMap::new(), free: Vec::new(), repairs: Vec::new() };
+        let mut epochs = Self {
+            geometry,
+            roots: HashMap::new(),
+            free: Vec::new(),
+            spare: Vec::new(),
+            repairs: Vec::new(),
+        };
         let (lines, _) = table.as_chunks::<EPOCH_BYTES>();
         let pairs: Vec<[Entry<EpochRecord>; 2]> = lines
             .chunks_exact(2)
@@ -63,7 +75,7 @@ impl Epochs {
         let whole = || pairs.iter().flatten().filter_map(|copy| copy.good());
         let used = whole().map(|record| record.epoch).chain(named.iter().map(|(_, epoch)| *epoch)).max();
         let beyond = used.map_or(0, |epoch| epoch.saturating_add(1));
-        // Places are assigned in order and never given back.
+        // Places are assigned in order, and never become empty again.
         let end = pairs.iter().rposition(|pair| *pair != [Entry::Empty; 2]).map_or(0, |last| last + 1);
         let mut lost = Vec::new();
         for (place, pair) in (0..).zip(&pairs) {
@@ -93,9 +105,12 @@ impl Epochs {
                 let change = epochs.at(place, Some(1 - copy), record);
                 epochs.repairs.push(change);
             }
-            match epochs.roots.get(&record.root) {
-                Some(other) if other.epoch >= stored.epoch => {}
-                _ => drop(epochs.roots.insert(record.root, stored)),
+            let older = match epochs.roots.get(&record.root) {
+                Some(other) if other.epoch >= stored.epoch => Some(stored),
+                _ => epochs.roots.insert(record.root, stored),
+            };
+            if let Some(older) = older.filter(|_| record.root == ANY_ROOT) {
+                epochs.spare.push((older.place, older.next));
             }
         }
         epochs.free.reverse();
@@ -143,14 +158,42 @@ impl Epochs {
         if let Some(stored) = self.roots.get(&record.root) {
             return Ok(self.at(stored.place, Some(stored.next), record));
         }
-        let full = || {
-            Error::new(
-                ErrorKind::NoSpace,
-                "a medium holds too many namespaces: zero its first and last MiB to have it formatted again",
-            )
-            .with("namespaces_max", self.geometry.epochs)
-        };
-        Ok(self.at(*self.free.last().ok_or_else(full)?, None, record))
+        if let Some(place) = self.free.last() {
+            return Ok(self.at(*place, None, record));
+        }
+        // What was there has an epoch no higher than this one, since a namespace begins with `least`.
+        if let Some((place, copy)) = self.spare.last() {
+            return Ok(self.at(*place, Some(*copy), record));
+        }
+        Err(Error::new(
+            ErrorKind::NoSpace,
+            "a medium holds too many namespaces that are open or have blocks: zero its first and last MiB to have it \
+             formatted again",
+        )
+        .with("namespaces_max", self.geometry.epochs))
+    }
+
+    /// Returns whether a new namespace has no place.
+    pub(super) fn is_full(&self) -> bool {
+        self.free.is_empty() && self.spare.is_empty()
+    }
+
+    /// Returns what must be written to forget a namespace for which `is_used`, given its root and the id of its blocks, is
+    /// false; `None` if there is none. The first one to be forgotten leaves no place free.
+    pub(super) fn forget(
+        &self,
+        is_used: impl Fn(NamespaceId, Option<NamespaceId>) -> bool,
+    ) -> Result<Option<Change>> {
+        let unused = self
+            .roots
+            .iter()
+            .filter(|(root, stored)| **root != ANY_ROOT && !is_used(**root, stored.id))
+            // Unknown namespaces begin no higher than they must.
+            .min_by_key(|(_, stored)| (stored.epoch, stored.place));
+        let Some((_, stored)) = unused else { return Ok(None) };
+        let epoch = next_epoch(stored.epoch, self.least())?;
+        let record = EpochRecord { root: ANY_ROOT, epoch, id: NO_ID };
+        Ok(Some(self.at(stored.place, Some(stored.next), record)))
     }
 
     /// One copy of a place, or both.
@@ -166,12 +209,17 @@ impl Epochs {
     /// Notes that a change is on the medium.
     pub(super) fn stored(&mut self, change: &Change) {
         self.free.retain(|place| *place != change.place);
+        self.spare.retain(|(place, _)| *place != change.place);
+        self.roots.retain(|root, other| *root == change.record.root || other.place != change.place);
         let stored = Stored {
             place: change.place,
             next: 1 - change.copy,
             epoch: change.record.epoch,
             id: Some(change.record.id).filter(|id| *id != NO_ID),
         };
-        self.roots.insert(change.record.root, stored);
+        if let Some(older) = self.roots.insert(change.record.root, stored).filter(|o| o.place != change.place)
+        {
+            self.spare.push((older.place, older.next));
+        }
     }
 }

@@ -33,20 +33,10 @@ pub(super) fn open(
     new_id: [u8; 16],
     owner: &Owner,
 ) -> Result<Opened> {
-    let (geometry, is_new) = match kind_of(medium)? {
-        Kind::Empty | Kind::Unfinished => (format(medium, new_id, owner)?, true),
-        Kind::Ours(geometry) => (geometry, false),
+    let (geometry, is_new) = match look(medium)? {
+        None => (format(medium, new_id, owner)?, true),
+        Some(geometry) => (geometry, false),
     };
-    let said = |error: Error| error.with("path", medium.path().display());
-    if geometry.medium_bytes > medium.bytes() {
-        return Err(said(Error::new(
-            ErrorKind::Config,
-            "a medium was formatted for more bytes than there are now: it was truncated, or its size was configured lower. \
-             Make it as long as it was, or zero its first and last MiB to have it formatted again",
-        )
-        .with("bytes", medium.bytes())
-        .with("bytes_formatted", geometry.medium_bytes)));
-    }
     if max_bytes > 0 && medium.bytes() / geometry.unit_bytes > geometry.medium_bytes / geometry.unit_bytes {
         tracing::warn!(
             path = %medium.path().display(), bytes = medium.bytes(), bytes_formatted = geometry.medium_bytes,
@@ -70,6 +60,13 @@ pub(super) fn open(
     })?;
     let mut table = vec![0; geometry.epochs as usize * 2 * EPOCH_BYTES];
     medium.read(geometry.epochs_at(), &mut table)?;
+    if !is_new && !medium.is_memory() {
+        // What was read may be in the page cache only: after a write-back that failed, Linux takes its pages for written. A
+        // reset that counts from here on must not be undone by a power loss (P1).
+        medium.write(geometry.epochs_at(), &table)?;
+        medium.persist()?;
+        owner.check(medium, &geometry)?;
+    }
     let good = entries.iter().filter_map(|(_, entry)| entry.good());
     let named: HashSet<(NamespaceId, u32)> =
         good.map(|header| (header.key.namespace, header.epoch)).collect();
@@ -98,6 +95,24 @@ pub(super) fn open(
     }
     owner.check(medium, &geometry)?;
     Ok(Opened { geometry, epochs, recovered, units_max })
+}
+
+/// Returns the layout of a medium of ours that can be opened; `None`: it is empty, or was not formatted to the end.
+pub(super) fn look(medium: &dyn Medium) -> Result<Option<Geometry>> {
+    let said = |error: Error| error.with("path", medium.path().display());
+    match kind_of(medium)? {
+        Kind::Empty | Kind::Unfinished => Geometry::of(medium.bytes(), [0; 16]).map(|_| None).map_err(said),
+        Kind::Ours(geometry) if geometry.medium_bytes > medium.bytes() => Err(said(
+            Error::new(
+                ErrorKind::Config,
+                "a medium was formatted for more bytes than there are now: it was truncated, or its size was configured \
+                 lower. Make it as long as it was, or zero its first and last MiB to have it formatted again",
+            )
+            .with("bytes", medium.bytes())
+            .with("bytes_formatted", geometry.medium_bytes),
+        )),
+        Kind::Ours(geometry) => Ok(Some(geometry)),
+    }
 }
 
 enum Kind {

@@ -32,6 +32,7 @@ use kvdepot_io::mapped::{self, Medium};
 use kvdepot_io::{IoEngine, PsyncConfig, PsyncEngine, Request};
 
 use crate::entry::TierEntry;
+use crate::media::{MediumFacts, MediumKind};
 use crate::{
     BlockingCalls, BlockingConfig, Done, Presence, ReadItem, Tier, TierEvents, TierUsage, WriteItem,
 };
@@ -90,6 +91,18 @@ impl DaxTier {
         let format::Opened { geometry, epochs, recovered, units_max } = opened;
         let shared = Shared::new(config, medium, owner, geometry, units_max, recovered.slots, epochs);
         Ok(Self { shared: Arc::new(shared), engine: Arc::new(PsyncEngine::new(engine)?), calls })
+    }
+
+    /// Looks at the medium of a tier and changes nothing. Fails where `open` would, except for errors of the medium.
+    pub fn inspect(config: &DaxConfig) -> Result<MediumFacts> {
+        config.check()?;
+        let medium = mapped::open(&config.device_path, config.max_bytes, config.access, config.lock_wait)?;
+        let geometry = format::look(&*medium)?;
+        Ok(MediumFacts {
+            kind: if medium.is_memory() { MediumKind::DaxDevice } else { MediumKind::File },
+            bytes: medium.bytes(),
+            formatted_bytes: geometry.map(|geometry| geometry.medium_bytes),
+        })
     }
 
     /// The layout of the medium.

@@ -8,6 +8,7 @@ use kvdepot_core::limits::EPOCH_RETRY_MS;
 use kvdepot_core::{NamespaceId, NamespaceSpec, Result, next_epoch};
 use kvdepot_io::IoEngine;
 
+use super::epochs::{Change, Epochs};
 use super::layout::EpochRecord;
 use super::state::{Shared, Space, Wanted};
 use crate::{BlockingCalls, Done};
@@ -97,6 +98,9 @@ impl Shared {
             (wanted.map(|wanted| wanted.at_least), advance.or(wanted.map(|wanted| wanted.request)))
         };
         let stored = epochs.get(root);
+        if stored.is_none() {
+            self.make_place(&mut epochs)?;
+        }
         let now = stored.map_or(epochs.least(), |(epoch, _)| epoch);
         let least = at_least.max(wanted.unwrap_or(0));
         // Whoever opens a namespace whose reset is not stored yet stores it.
@@ -105,17 +109,9 @@ impl Shared {
         let is_stored = stored == Some((epoch, true));
         if !is_stored {
             let record = EpochRecord { root, epoch, id: spec.id(epoch) };
-            let mut next = Some(epochs.change(record)?);
+            let change = epochs.change(record)?;
             self.out_of_reach(root, &record);
-            while let Some(change) = next {
-                self.check_owner()?;
-                self.medium.write(change.at, &change.bytes)?;
-                self.medium.persist()?;
-                self.check_owner()?;
-                // Noted for each copy: if the second fails, the next attempt must not overwrite the first.
-                epochs.stored(&change);
-                next = change.other(&epochs);
-            }
+            self.store(&mut epochs, change)?;
         }
         let mut state = self.lock();
         // A later request wants another epoch: what this one stored is returned to its caller, but nobody opens it.
@@ -127,6 +123,39 @@ impl Shared {
         }
         let past = stored.filter(|(past, _)| *past != epoch).map(|(past, _)| spec.id(past));
         Ok((epoch, past))
+    }
+
+    /// Writes a change, one copy after the other.
+    fn store(&self, epochs: &mut Epochs, change: Change) -> Result<()> {
+        let mut next = Some(change);
+        while let Some(change) = next {
+            self.check_owner()?;
+            self.medium.write(change.at, &change.bytes)?;
+            self.medium.persist()?;
+            self.check_owner()?;
+            // Noted for each copy: if the second fails, the next attempt must not overwrite the first.
+            epochs.stored(&change);
+            next = change.other(epochs);
+        }
+        Ok(())
+    }
+
+    /// Forgets namespaces that have no blocks and that nobody has opened since the start, until a new one has a place.
+    fn make_place(&self, epochs: &mut Epochs) -> Result<()> {
+        while epochs.is_full() {
+            let forgotten = {
+                let state = self.lock();
+                epochs.forget(|root, id| {
+                    state.roots.contains_key(&root)
+                        || state.wanted.contains_key(&root)
+                        || id.is_some_and(|id| state.slots.has_any(id))
+                })?
+            };
+            let Some(change) = forgotten else { break };
+            tracing::debug!(path = %self.medium.path().display(), "a medium forgets a namespace without blocks");
+            self.store(epochs, change)?;
+        }
+        Ok(())
     }
 
     /// Closes a namespace that is open in an epoch other than the one about to be stored.

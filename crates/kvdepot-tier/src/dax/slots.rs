@@ -140,6 +140,11 @@ impl Slots {
         hashes.map(|hash| BlockKey { namespace, hash: *hash }).collect()
     }
 
+    /// Returns whether a namespace has blocks that can be found.
+    pub(super) fn has_any(&self, namespace: NamespaceId) -> bool {
+        self.spaces.get(&namespace).is_some_and(|blocks| !blocks.is_empty())
+    }
+
     /// Returns the blocks of a namespace among `count` slots from the unit `from` on, and the unit to continue at.
     pub(super) fn keys_from(
         &self,

@@ -2,6 +2,7 @@
 //! namespaces.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::path::Path;
 use std::sync::Arc;
 
 use kvdepot_core::{Error, ErrorKind, Result};
@@ -12,6 +13,7 @@ use super::codec::{MediumId, PAGE, size};
 use super::shape::Shape;
 use super::superblock::{Superblock, decide};
 use super::table::{self, Row};
+use crate::media::{MediumFacts, MediumKind};
 
 /// Bytes at the beginning of a device that must be zero before it is formatted: some file systems leave the first pages
 /// unused.
@@ -44,16 +46,8 @@ impl Medium {
     /// Checks what a volume is, and formats it if it is blank.
     pub(super) fn open(volume: Arc<dyn Volume>, config: &SlabConfig) -> Result<Self> {
         let at = |error: Error, volume: &Arc<dyn Volume>| error.with("path", volume.path().display());
-        let superblock = if volume.bytes() < 2 * PAGE {
-            None
-        } else {
-            let head = read(&*volume, 0, 2 * PAGE)?;
-            let (first, second) = head.split_at(size(PAGE));
-            decide(Superblock::find(first), Superblock::find(second)).map_err(|e| at(e, &volume))?
-        };
-        match superblock {
+        match look(&*volume, config).map_err(|e| at(e, &volume))? {
             Some(Superblock { id, shape }) => {
-                check_size(&*volume, &shape, config).map_err(|e| at(e, &volume))?;
                 if volume.can_grow() {
                     // A copy of a medium may have holes.
                     volume.allocate(volume.bytes()).map_err(|e| at(e, &volume))?;
@@ -67,36 +61,11 @@ impl Medium {
     }
 
     fn format(volume: Arc<dyn Volume>, config: &SlabConfig) -> Result<Self> {
-        let looked = volume.bytes().min(BLANK_BYTES) / PAGE * PAGE;
-        let head = read(&*volume, 0, looked)?;
-        let is_short = (1..2 * PAGE).contains(&volume.bytes());
-        // Formatting may have been interrupted after the tables were written.
-        let is_free = |page: &[u8]| page.iter().all(|&byte| byte == 0) || page.starts_with(&table::MAGIC);
-        if is_short || !head.chunks(size(PAGE)).skip(2).all(is_free) {
-            return Err(Error::new(
-                ErrorKind::Config,
-                "a Slab tier's file or device holds something else, which is left alone: name another one, or wipe it",
-            ));
-        }
-        let wanted = config.capacity_bytes.max(volume.bytes());
-        if volume.can_grow() && wanted > 0 {
-            // Before anything is allocated: what cannot be formatted takes no space.
-            Shape::of(wanted, config.segment_bytes)?;
+        let shape = shape_of(&*volume, config)?;
+        if volume.can_grow() {
             // An existing file may have holes.
-            volume.allocate(wanted)?;
+            volume.allocate(config.capacity_bytes.max(volume.bytes()))?;
         }
-        if volume.bytes() == 0 {
-            return Err(Error::new(
-                ErrorKind::Config,
-                "a new file of a Slab tier needs a size: set capacity_bytes (slab_capacity_gb)",
-            ));
-        }
-        if config.capacity_bytes > volume.bytes() {
-            let error = Error::new(ErrorKind::Config, "a Slab tier's capacity is larger than its device");
-            return Err(error.with("capacity_bytes", config.capacity_bytes).with("bytes", volume.bytes()));
-        }
-        let bytes = if config.capacity_bytes > 0 { config.capacity_bytes } else { volume.bytes() };
-        let shape = Shape::of(bytes, config.segment_bytes)?;
         let medium = Self { volume, id: random_id(), shape };
         // In this order: a medium whose first page is blank has neither blocks nor epochs.
         medium.store_rows(1, &[])?;
@@ -163,6 +132,67 @@ impl Medium {
         self.volume.write_at(&[table], self.shape.table_at(copy))?;
         self.volume.sync()
     }
+}
+
+/// Returns what a medium of ours is that can be opened; `None`: it is blank, and can be formatted.
+pub(super) fn look(volume: &dyn Volume, config: &SlabConfig) -> Result<Option<Superblock>> {
+    if volume.bytes() >= 2 * PAGE {
+        let head = read(volume, 0, 2 * PAGE)?;
+        let (first, second) = head.split_at(size(PAGE));
+        if let Some(superblock) = decide(Superblock::find(first), Superblock::find(second))? {
+            check_size(volume, &superblock.shape, config)?;
+            return Ok(Some(superblock));
+        }
+    }
+    check_blank(volume)?;
+    shape_of(volume, config).map(|_| None)
+}
+
+/// Returns the facts of a file that `open` would create.
+pub(super) fn to_create(config: &SlabConfig) -> Result<MediumFacts> {
+    let at = |error: Error| error.with("path", config.path.display());
+    if !config.path.parent().is_some_and(Path::is_dir) {
+        return Err(at(Error::new(
+            ErrorKind::Config,
+            "a Slab tier's file cannot be created: its directory does not exist, or the device is not there",
+        )));
+    }
+    shape_for(config.capacity_bytes, config).map_err(at)?;
+    Ok(MediumFacts { kind: MediumKind::Missing, bytes: config.capacity_bytes, formatted_bytes: None })
+}
+
+fn check_blank(volume: &dyn Volume) -> Result<()> {
+    let looked = volume.bytes().min(BLANK_BYTES) / PAGE * PAGE;
+    let head = read(volume, 0, looked)?;
+    let is_short = (1..2 * PAGE).contains(&volume.bytes());
+    // Formatting may have been interrupted after the tables were written.
+    let is_free = |page: &[u8]| page.iter().all(|&byte| byte == 0) || page.starts_with(&table::MAGIC);
+    if is_short || !head.chunks(size(PAGE)).skip(2).all(is_free) {
+        return Err(Error::new(
+            ErrorKind::Config,
+            "a Slab tier's file or device holds something else, which is left alone: name another one, or wipe it",
+        ));
+    }
+    Ok(())
+}
+
+/// Returns how a blank medium is divided, before anything of it is allocated: what cannot be formatted takes no space.
+fn shape_of(volume: &dyn Volume, config: &SlabConfig) -> Result<Shape> {
+    if config.capacity_bytes > volume.bytes() && !volume.can_grow() {
+        let error = Error::new(ErrorKind::Config, "a Slab tier's capacity is larger than its device");
+        return Err(error.with("capacity_bytes", config.capacity_bytes).with("bytes", volume.bytes()));
+    }
+    shape_for(if config.capacity_bytes > 0 { config.capacity_bytes } else { volume.bytes() }, config)
+}
+
+fn shape_for(bytes: u64, config: &SlabConfig) -> Result<Shape> {
+    if bytes == 0 {
+        return Err(Error::new(
+            ErrorKind::Config,
+            "a new file of a Slab tier needs a size: set capacity_bytes (slab_capacity_gb)",
+        ));
+    }
+    Shape::of(bytes, config.segment_bytes)
 }
 
 fn check_size(volume: &dyn Volume, shape: &Shape, config: &SlabConfig) -> Result<()> {

@@ -34,6 +34,7 @@ use kvdepot_io::faults::{FaultVolume, Faults};
 use kvdepot_io::{FileVolume, IoEngine, PsyncConfig, PsyncEngine, Volume};
 
 use crate::entry::TierEntry;
+use crate::media::{MediumFacts, MediumKind};
 use crate::{
     BlockingCalls, BlockingConfig, Done, Presence, ReadItem, Tier, TierEvents, TierUsage, WriteItem,
 };
@@ -101,6 +102,21 @@ impl SlabTier {
             volume = Arc::new(FaultVolume::new(volume, faults));
         }
         Self::open_on(config, volume)
+    }
+
+    /// Looks at the medium of a tier and changes nothing. Fails where `open` would, except for errors of the medium.
+    pub fn inspect(config: &SlabConfig) -> Result<MediumFacts> {
+        config.check()?;
+        if !config.path.try_exists().unwrap_or(true) {
+            return medium::to_create(config);
+        }
+        let volume = FileVolume::open(&config.path, config.lock_wait)?;
+        let superblock = medium::look(&volume, config).map_err(|e| e.with("path", config.path.display()))?;
+        Ok(MediumFacts {
+            kind: if volume.can_grow() { MediumKind::File } else { MediumKind::BlockDevice },
+            bytes: volume.bytes(),
+            formatted_bytes: superblock.map(|superblock| superblock.shape.bytes()),
+        })
     }
 
     /// Like `open`, on the caller's own volume: `config.path` and `config.faults` are ignored.

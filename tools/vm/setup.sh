@@ -2,9 +2,10 @@
 # Prepares the virtual machine under $VM_DIR: kernel, modules, and an initial file system that boots this machine's own
 # root directory, read-only, under a layer of memory. So every program and library of this machine is in the guest.
 # The last line on standard error says what is missing.
+# usage: setup.sh [PACKAGE...], Debian packages that the guest's command needs
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-packages=(qemu-system-x86 seabios busybox-static cpio kmod zstd iproute2 ibverbs-providers)
+packages=(qemu-system-x86 seabios busybox-static cpio kmod zstd "$@")
 mkdir -p "$VM_DIR"
 cd "$VM_DIR"
 

@@ -1,0 +1,142 @@
+"""Checks of the media of the ``Dax`` and ``Slab`` tiers: whether they are there, free, and what a depot would take."""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvdepot import _native
+from kvdepot.checks.directories import NETWORK, mount_of
+from kvdepot.checks.finding import Finding
+from kvdepot.config import KVDepotConfig
+from kvdepot.config.machine import Machine
+from kvdepot.config.sizes import GIB
+from kvdepot.config.tier_core import tier_object, tiers_in_use
+from kvdepot.errors import KVDepotError
+
+PATHS = {"Dax": "device_path", "Slab": "path"}
+"""The tiers with a medium, and the setting with its path."""
+KINDS = {
+    "dax_device": "a DAX device",
+    "block_device": "a block device",
+    "file": "a file",
+    "missing": "a file to create",
+}
+MENDS = {
+    "permission": "give it to the depot's user: chown, a udev rule for a device, --device for a container",
+    "not_found": "correct the path; a Dax tier's file must exist (truncate -s 64G FILE), and a device needs its driver",
+    "no_space": "free space on the disk, or lower the capacity",
+    "version": "use the version of kvdepot that formatted it, or have it formatted again (docs/operate.md)",
+}
+
+
+@dataclass(frozen=True)
+class Proc:
+    """What ``/proc`` says about mounts and locks. Tests construct their own.
+
+    Attributes:
+        mounts: text like ``/proc/self/mountinfo``.
+        locks: text like ``/proc/locks``.
+    """
+
+    mounts: str
+    locks: str
+
+    @staticmethod
+    def here() -> "Proc":
+        """Returns that of this machine."""
+        texts = [Path(path).read_text("utf-8", "surrogateescape") for path in ("/proc/self/mountinfo", "/proc/locks")]
+        return Proc(*texts)
+
+
+def check_media(config: KVDepotConfig, *, runs: bool, proc: Proc | None = None) -> Iterator[Finding]:
+    """Checks the media of a pipeline. Changes nothing on them, and takes each one's lock for a moment.
+
+    Args:
+        config: the configuration.
+        runs: whether the depot of this configuration runs, which then uses the media itself.
+        proc: mounts and locks; those of this machine when left out.
+    """
+    for tier in tiers_in_use(config):
+        if tier.name in PATHS:
+            settings = tier_object(config, tier, Machine.here(), identity=False)
+            settings = {name: value for name, value in settings.items() if value is not None}
+            path = str(settings[PATHS[tier.name]])
+            yield _medium(tier.name, path, json.dumps(settings), runs, proc or Proc.here())
+
+
+def _medium(tier: str, path: str, settings: str, runs: bool, proc: Proc) -> Finding:
+    check = f"medium {path}"
+    why = f"a depot does not start if its {tier} tier cannot use its medium"
+    try:
+        facts = json.loads(_native.inspect_medium(tier, settings))
+    except KVDepotError as error:
+        if error.kind == "busy" and runs:
+            return Finding(check, "ok", "in use by the depot of this configuration", why)
+        if error.kind == "busy":
+            mend = "stop that process, or name another medium: each has one owner"
+            return Finding(check, "fail", f"in use by {holder(path, proc.locks) or 'another process'}", why, mend)
+        return Finding(check, "fail", str(error), why, MENDS.get(error.kind, "do what the message says"))
+    found = f"{KINDS[facts['kind']]} of {facts['bytes'] / GIB:.2f} GiB, "
+    if facts["kind"] == "missing":
+        return _to_create(check, path, facts["bytes"], found + "not there yet", proc)
+    formatted = facts["formatted_bytes"]
+    found += "empty: the depot formats it" if formatted is None else f"formatted for {formatted / GIB:.2f} GiB"
+    if facts["kind"] != "file":
+        return Finding(check, "ok", found, why)
+    return _mount(check, path, found, proc)
+
+
+def _to_create(check: str, path: str, wanted: int, found: str, proc: Proc) -> Finding:
+    directory = os.path.dirname(path)
+    why = "the depot creates and allocates the file when it starts"
+    if not os.access(directory, os.W_OK | os.X_OK):
+        found = f"{found}, and this user cannot write to {directory}"
+        return Finding(check, "fail", found, why, "give the directory to the depot's user")
+    facts = os.statvfs(directory)
+    free = facts.f_bavail * facts.f_frsize
+    if free < wanted:
+        found = f"{found}, and {free / GIB:.2f} GiB are free"
+        return Finding(check, "fail", found, why, "free space on the disk, or lower slab_capacity_gb")
+    return _mount(check, directory, found, proc)
+
+
+def _mount(check: str, path: str, found: str, proc: Proc) -> Finding:
+    """Says what a file lies on."""
+    mount = mount_of(path, proc.mounts)
+    why = (
+        "blocks survive the machine on a disk only, and a medium has one owner, which is known within one machine only"
+    )
+    found = f"{found}; on {mount.type} ({mount.source})"
+    if mount.type in ("tmpfs", "ramfs"):
+        return Finding(check, "warn", f"{found}, which is memory", why, "put it on a disk, or enlarge the pool")
+    if mount.type in ("overlay", "aufs"):
+        return Finding(check, "warn", f"{found}, deleted with the container", why, "mount a volume there")
+    if mount.type in NETWORK or mount.type.startswith("fuse"):
+        mend = "use a local disk, or make sure that no other machine opens it; Posix is the tier for shared directories"
+        return Finding(check, "warn", f"{found}, over the network", why, mend)
+    return Finding(check, "ok", found, why)
+
+
+def holder(path: str, locks: str) -> str | None:
+    """Returns the process that holds a medium's lock, by text like ``/proc/locks``; ``None`` if that does not tell.
+
+    A block device that is claimed without a lock, as by a mount, has no line there.
+    """
+    try:
+        facts = os.stat(path)
+    except OSError:
+        return None
+    wanted = f"{os.major(facts.st_dev):02x}:{os.minor(facts.st_dev):02x}:{facts.st_ino}"
+    for line in locks.splitlines():
+        fields = line.split()
+        # A line: number, FLOCK, ADVISORY, WRITE, pid, device and inode, start, end.
+        if len(fields) < 6 or fields[1] != "FLOCK" or fields[5] != wanted or not fields[4].isdigit():
+            continue
+        try:
+            name = Path(f"/proc/{fields[4]}/comm").read_text("utf-8", "replace").strip()
+        except OSError:
+            name = "unknown"
+        return f"process {fields[4]} ({name})"
+    return None

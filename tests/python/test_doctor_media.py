@@ -1,0 +1,126 @@
+"""`kvdepot doctor` on media of the Dax and Slab tiers: it finds what a depot would refuse, and changes nothing."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import kvdepot
+from kvdepot.checks.finding import Finding
+from kvdepot.checks.media import Proc, check_media, holder
+from kvdepot.cli import main
+from kvdepot.config import load_config
+
+MIB = 1 << 20
+
+
+def checked(keys: dict[str, Any], *, runs: bool = False, mount: str = "ext4", locks: str | None = None) -> Finding:
+    proc = Proc(f"20 1 8:1 / / rw - {mount} /dev/a rw\n", Proc.here().locks if locks is None else locks)
+    (finding,) = check_media(load_config({"pool_gb": 0.0625, **keys}, owns_pool=False), runs=runs, proc=proc)
+    assert finding.why
+    assert bool(finding.mend) == (finding.state != "ok"), finding
+    return finding
+
+
+def dax(path: Path, **keys: Any) -> dict[str, Any]:
+    return {"pipeline": "Cache|Dax", "dax_device_path": str(path), **keys}
+
+
+def slab(path: Path, **keys: Any) -> dict[str, Any]:
+    return {"pipeline": "Cache|Slab", "slab_path": str(path), "slab_segment_mb": 1, **keys}
+
+
+def opened(keys: dict[str, Any]) -> kvdepot.Store:
+    config = {"pool_gb": 0.0625, "log_level": "error", "mode": "embedded", **keys}
+    return kvdepot.open(config, layout=[4096], namespace={"model": "tiny"})
+
+
+@pytest.fixture
+def medium(tmp_path: Path) -> Path:
+    path = tmp_path / "medium"
+    with path.open("wb") as file:
+        file.truncate(16 * MIB)
+    return path
+
+
+def test_a_pipeline_without_a_medium_has_no_check(tmp_path: Path) -> None:
+    posix = load_config({"pool_gb": 0.0625, "directories": [str(tmp_path)]}, owns_pool=False)
+    assert list(check_media(posix, runs=False)) == []
+
+
+def test_a_medium_of_the_dax_tier(medium: Path) -> None:
+    empty = checked(dax(medium))
+    assert (empty.state, "a file of 0.02 GiB, empty" in empty.found) == ("ok", True)
+    assert medium.read_bytes() == bytes(16 * MIB)
+    with opened(dax(medium)):
+        used = checked(dax(medium))
+        assert (used.state, f"in use by process {os.getpid()} (" in used.found) == ("fail", True)
+        assert "another process" in checked(dax(medium), locks="").found
+        assert checked(dax(medium), runs=True).state == "ok"
+    before = medium.read_bytes()
+    assert "formatted for 0.02 GiB" in checked(dax(medium)).found
+    small = checked(dax(medium, dax_max_size_gb=0.01))
+    assert (small.state, "formatted for more bytes" in small.found) == ("fail", True)
+    large = checked(dax(medium, dax_max_size_gb=1.0))
+    assert (large.state, "smaller than it shall be" in large.found) == ("fail", True)
+    assert medium.read_bytes() == before
+
+
+def test_a_dax_medium_that_is_missing_or_something_else(tmp_path: Path, medium: Path) -> None:
+    missing = checked(dax(tmp_path / "missing"))
+    assert (missing.state, "truncate" in missing.mend) == ("fail", True)
+    assert checked(dax(Path("/dev/null"))).state == "fail"
+    medium.write_bytes(b"something else" * 1000)
+    foreign = checked(dax(medium))
+    assert (foreign.state, "not kvdepot's" in foreign.found) == ("fail", True)
+    medium.write_bytes(b"KVDEPDAX\x09" + bytes(MIB))
+    version = checked(dax(medium))
+    assert (version.state, "version=9" in version.found) == ("fail", True)
+
+
+def test_a_medium_of_the_slab_tier(tmp_path: Path) -> None:
+    path = tmp_path / "slab"
+    new = checked(slab(path, slab_capacity_gb=0.03))
+    assert (new.state, "a file to create of 0.03 GiB" in new.found) == ("ok", True)
+    assert checked(slab(path)).state == "fail", "no size"
+    assert "are free" in checked(slab(path, slab_capacity_gb=1_000_000)).found
+    nowhere = checked(slab(tmp_path / "missing/slab", slab_capacity_gb=0.03))
+    assert (nowhere.state, "directory does not exist" in nowhere.found) == ("fail", True)
+    assert not path.exists()
+    with opened(slab(path, slab_capacity_gb=0.03)):
+        assert f"in use by process {os.getpid()} (" in checked(slab(path)).found
+    before = path.read_bytes()
+    assert "formatted for 0.03 GiB" in checked(slab(path)).found
+    assert checked(slab(path, slab_capacity_gb=0.02)).state == "fail", "formatted with another size"
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(("kind", "state"), [("ext4", "ok"), ("tmpfs", "warn"), ("overlay", "warn"), ("nfs4", "warn")])
+def test_what_a_medium_lies_on(medium: Path, kind: str, state: str) -> None:
+    assert checked(dax(medium), mount=kind).state == state
+
+
+def test_the_holder_of_a_lock(medium: Path) -> None:
+    facts = os.stat(medium)
+    place = f"{os.major(facts.st_dev):02x}:{os.minor(facts.st_dev):02x}:{facts.st_ino}"
+    lines = (
+        f"1: POSIX  ADVISORY  WRITE 5 {place} 0 EOF\n2: FLOCK  ADVISORY  WRITE {os.getpid()} {place} 0 EOF\ngarbage\n"
+    )
+    found = holder(str(medium), lines)
+    assert found is not None
+    assert found.startswith(f"process {os.getpid()} (")
+    assert holder(str(medium), lines.replace(place, "00:01:2")) is None
+    assert holder(str(medium) + "x", lines) is None
+
+
+def test_the_command_checks_media(tmp_path: Path, medium: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    file = tmp_path / "kvdepot.yaml"
+    file.write_text(f'pipeline: "Cache|Dax"\ndax_device_path: {medium}\npool_gb: 0.0625\n')
+    assert f"medium {medium}: a file of 0.02 GiB" in CliRunner().invoke(main, ["doctor", "--config", str(file)]).stdout
+    medium.unlink()
+    bad = CliRunner().invoke(main, ["doctor", "--config", str(file)])
+    assert bad.exit_code == 1
+    assert f"fail medium {medium}" in bad.stdout

@@ -1,0 +1,40 @@
+# What the tests in the virtual machine share; they source it. Makes what they need by itself: Debian packages (as root),
+# a kernel, an initial file system; kept under .work/vm.
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+root=$(cd "$here/../.." && pwd)
+export VM_DIR=${VM_DIR:-$root/.work/vm}
+
+# prepare NAME REQUIRED PACKAGE...: makes the virtual machine. Where that cannot be, says why and ends with success; with a
+# REQUIRED that is not empty, with failure.
+prepare() {
+    local name=$1 required=$2 start=$SECONDS reason
+    shift 2
+    if ! reason=$("$here/setup.sh" "$@" 2>&1 >/dev/null | tail -n 1); then
+        printf 'SKIPPED: %s tests did not run: %s\n' "$name" "${reason:-setup failed}" >&2
+        [ -z "$required" ] || exit 1
+        exit 0
+    fi
+    printf 'virtual machine ready: %d s\n' $((SECONDS - start))
+}
+
+# build_tests CRATE/TEST...: builds integration tests; puts the paths of their binaries into the array `binaries`, in this
+# order.
+build_tests() {
+    local start=$SECONDS options=() wanted paths
+    for wanted in "$@"; do options+=(--test "${wanted#*/}"); done
+    # With the features that `make test-rust` builds with, those of the whole workspace: what that has built is used again.
+    paths=$(cd "$root" && cargo test --quiet --workspace "${options[@]}" --no-run --message-format=json |
+        python3 -c '
+import json, pathlib, sys
+found = dict.fromkeys(sys.argv[1:])
+for message in map(json.loads, sys.stdin):
+    if message.get("executable"):
+        name = pathlib.Path(message["manifest_path"]).parent.name + "/" + message["target"]["name"]
+        if name in found:
+            found[name] = message["executable"]
+if missing := [name for name, path in found.items() if path is None]:
+    sys.exit(f"not built: {missing}")
+print(*found.values(), sep="\n")' "$@")
+    mapfile -t binaries <<<"$paths"
+    printf 'tests built: %d s\n' $((SECONDS - start))
+}
