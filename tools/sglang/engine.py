@@ -1,4 +1,4 @@
-"""Real SGLang with HiCache over kvdepot, driven round by round from another process."""
+"""Real SGLang over kvdepot, with HiCache or a linker, driven round by round from another process."""
 
 import json
 import os
@@ -25,6 +25,21 @@ def depot_backend(extra_config: Mapping[str, Any]) -> dict[str, Any]:
         **extra_config,
     }
     return {"hicache_storage_backend": "dynamic", "hicache_storage_backend_extra_config": json.dumps(named)}
+
+
+def depot_linker(extra_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns SGLang's arguments for kvdepot as its external linker, without HiCache."""
+    named = {
+        "linker": "KVDepotLinker",
+        "linker_module_path": "kvdepot.engines.sglang",
+        "linker_extra_config": dict(extra_config),
+    }
+    return {
+        "enable_hierarchical_cache": False,
+        "enable_unified_cache_external_linker": True,
+        "unified_cache_external_linker_backend": "dynamic",
+        "unified_cache_external_linker_config": named,
+    }
 
 
 class Engine(Rounds):

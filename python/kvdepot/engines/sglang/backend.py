@@ -8,8 +8,8 @@ import importlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from sglang.srt.mem_cache import hicache_storage
@@ -19,19 +19,20 @@ from kvdepot.engines.resets import Resets
 from kvdepot.engines.sglang import engine
 from kvdepot.engines.sglang.clearing import Clearing
 from kvdepot.engines.sglang.facts import engine_facts, pool_facts, refuse_pool, refuse_unsupported
+from kvdepot.engines.sglang.guard import Guard
 from kvdepot.engines.sglang.hits import ALL_PAGES, KV, TRAILING_PAGES, common, leading, restorable
 from kvdepot.engines.sglang.keys import page_hashes
 from kvdepot.engines.sglang.options import read_extra_config
 from kvdepot.engines.sglang.pages import KNOWN, Pages
 from kvdepot.engines.sglang.room import Room, Verb
-from kvdepot.errors import is_failure
 
 CLAIM_PAGES = 128
 """Number of pages that SGLang reads in one call: leases of read pages are dropped before it reads more."""
 RATES_MAX = 1024
 """Maximum number of batches whose pages and rates are kept until SGLang's metrics collect them."""
+REMEDY = "detach the storage backend and attach it again"
+"""What to do after an update of the weights in place."""
 
-Answer = TypeVar("Answer")
 logger = logging.getLogger("sglang.kvdepot")
 
 
@@ -51,16 +52,15 @@ class KVDepotHiCache(hicache_storage.HiCacheStorage):
         self._storage = storage_config
         options = read_extra_config(storage_config.extra_config)
         refuse_unsupported(storage_config)
-        self._arguments = engine.server_arguments()
         self._facts = engine_facts(options)
-        self._version = engine.current_weights(self._arguments)
         self._counters = Counters(lambda: logger)
+        self._guard = Guard(self._counters, REMEDY)
         self._resets = Resets()
         self._lock = threading.Lock()
+        self._pages: dict[str, Pages] = {}
         self._empty: set[str] = set()
         self._rates: dict[Verb, list[tuple[int, float]]] = {"load": [], "dump": []}
-        self._closed = False
-        ranks = engine.ranks_of_node(self._arguments, storage_config)
+        ranks = engine.ranks_of_node(engine.server_arguments(), storage_config)
         self._room = Room(options.config, self._counters, ranks=ranks)
         self._clearing = Clearing(self._resets, self._room.reset)
         if not engine.hashes_know_adapters() and not options.salt:
@@ -94,12 +94,13 @@ class KVDepotHiCache(hicache_storage.HiCacheStorage):
 
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:  # noqa: ARG002
         """Returns how many leading pages the depot has. They are brought into its pool and held until they are read."""
-        return self._answered("lookup", len(keys), lambda: self._prefix(page_hashes(keys)), 0)
+        return self._guard.answered("lookup", len(keys), lambda: self._prefix(page_hashes(keys)), 0)
 
     def batch_exists_v2(self, keys: list[str], pool_transfers: Any = None, extra_info: Any = None) -> Any:  # noqa: ARG002
         """Returns the lengths of the prefix that all pools together can restore; the longest is held."""
         empty = hicache_storage.PoolTransferResult(0, {})
-        return self._answered("lookup", len(keys), lambda: self._common(page_hashes(keys), pool_transfers or ()), empty)
+        wanted = pool_transfers or ()
+        return self._guard.answered("lookup", len(keys), lambda: self._common(page_hashes(keys), wanted), empty)
 
     # Pages.
 
@@ -164,7 +165,7 @@ class KVDepotHiCache(hicache_storage.HiCacheStorage):
         Returns:
             Whether the depot has confirmed it; if not, it is asked again in the background.
         """
-        if self._closed:
+        if self._guard.closed:
             return False
         self._resets.clear()
         return self._clearing.confirmed()
@@ -190,12 +191,12 @@ class KVDepotHiCache(hicache_storage.HiCacheStorage):
 
     def close(self) -> None:
         """Waits for running calls, at most ``CALL_S``, and detaches. Idempotent."""
-        self._closed = True
+        self._guard.close()
         self._clearing.close()
         self._room.close()
 
     def _register(self, name: str, pool: Any) -> None:
-        known = self._room.pages(name)
+        known = self._pages.get(name)
         if known is not None and known.pool is pool:
             return
         refuse_pool(name, pool, self._storage)
@@ -204,34 +205,7 @@ class KVDepotHiCache(hicache_storage.HiCacheStorage):
             self._empty.add(name)
             return
         self._room.open(name, pages, pool_facts(self._facts, name, pages, self._storage))
-
-    def _answered(self, verb: str, pages: int, ask: Callable[[], Answer], missed: Answer) -> Answer:
-        """Returns the result of ``ask``, or ``missed`` on failure."""
-        if self._closed:
-            return missed
-        try:
-            return ask() if self._has_weights_of_start(pages) else missed
-        except BaseException as error:  # nothing is raised into SGLang: its ranks would wait for each other
-            if not is_failure(error):
-                raise
-            self._counters.trouble(f"{verb}_error", f"a {verb} failed: {error!r}", pages)
-            return missed
-
-    def _has_weights_of_start(self, pages: int) -> bool:
-        """Returns whether SGLang has been given no other weights since its start.
-
-        Pages of the earlier ones may still be queued for writing, so no namespace is correct until a new attachment.
-        """
-        version = engine.current_weights(self._arguments)
-        if version == self._version:
-            return True
-        self._counters.trouble(
-            "other_weights",
-            f"off, since the weights were {self._version!r} and are {version!r}: detach the storage backend and attach "
-            "it again",
-            pages,
-        )
-        return False
+        self._pages[name] = pages
 
     def _prefix(self, hashes: list[bytes]) -> int:
         if not self._clearing.settled() or KV in self._empty:
@@ -294,14 +268,14 @@ class KVDepotHiCache(hicache_storage.HiCacheStorage):
             return missed
 
         def move() -> list[bool]:
-            pages = self._room.pages(name)
+            pages = self._pages.get(name)
             hashes = page_hashes(keys or ())
             if pages is None or host_indices is None:
                 self._counters.trouble("unknown_pool", f"pool {name} is not open, or no indices were given", count)
                 return missed
             return self._move(verb, name, hashes, pages.addresses(host_indices, count), until_s)
 
-        return self._answered(verb, count, move, missed)
+        return self._guard.answered(verb, count, move, missed)
 
     def _move(self, verb: Verb, name: str, hashes: list[bytes], addresses: Any, until_s: float | None) -> list[bool]:
         missed = [False] * len(hashes)
@@ -318,27 +292,27 @@ class KVDepotHiCache(hicache_storage.HiCacheStorage):
                 self._room.read(name, hashes)
             if not current:
                 self._clearing.settled()  # a reset is due
-        pages = self._room.pages(name)
-        self._rate(verb, sum(ended), pages.bytes if pages else 0, time.monotonic() - began_s)
+        pages = self._pages.get(name)
+        self._rate(verb, sum(ended), pages.size_bytes if pages else 0, time.monotonic() - began_s)
         return ended if current else missed
 
     def _flat(self, verb: Verb, key: str, tensor: Any, until_s: float | None = None) -> bool:
         """Moves a page between the depot and a tensor that contains its pieces in order."""
 
         def move() -> bool:
-            pages = self._room.pages(KV)
+            pages = self._pages.get(KV)
             if pages is None or tensor is None or type(pages.pool).__name__ not in KNOWN:
                 self._counters.trouble("no_flat_page", "a page was asked for that is no plain tensor")
                 return False
             size = int(tensor.numel() * tensor.element_size())
-            if size != pages.bytes or not tensor.is_contiguous():
-                self._counters.trouble("no_flat_page", f"a tensor has {size} bytes, and a page {pages.bytes}")
+            if size != pages.size_bytes or not tensor.is_contiguous():
+                self._counters.trouble("no_flat_page", f"a tensor has {size} bytes, and a page {pages.size_bytes}")
                 return False
             begins = np.concatenate(([0], np.cumsum(pages.sizes)[:-1])).astype(np.uint64)
             addresses = (begins + np.uint64(tensor.data_ptr())).reshape(1, -1)
             return self._move(verb, KV, page_hashes([key]), addresses, until_s)[0]
 
-        return self._answered(verb, 1, move, missed=False)
+        return self._guard.answered(verb, 1, move, missed=False)
 
     def _rate(self, verb: Verb, pages: int, page_bytes: int, seconds: float) -> None:
         with self._lock:

@@ -13,7 +13,7 @@ from typing import Any
 from kvdepot.engines.adapter_files import content_digest
 from kvdepot.engines.sglang import engine
 from kvdepot.engines.sglang.options import Options
-from kvdepot.engines.sglang.pages import Pages
+from kvdepot.engines.sglang.pages import PoolPages
 from kvdepot.engines.weights import WEIGHT_SUFFIXES, local_directory, local_weights, tree_digest, weights_digest
 from kvdepot.errors import config_error
 
@@ -123,7 +123,7 @@ def engine_facts(options: Options) -> dict[str, object]:
     return facts
 
 
-def pool_facts(facts: Mapping[str, object], name: str, pages: Pages, storage: Any) -> dict[str, object]:
+def pool_facts(facts: Mapping[str, object], name: str, pages: PoolPages, storage: Any) -> dict[str, object]:
     """Returns the facts of the pages of one pool on this rank.
 
     Args:

@@ -1,4 +1,4 @@
-"""Our keys in SGLang's extra configuration of a storage backend."""
+"""Our keys in SGLang's extra configuration of a storage backend or linker."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ SGLANG_KEYS = (
 
 @dataclass(frozen=True)
 class Options:
-    """Configuration of one backend.
+    """Configuration of one backend or linker.
 
     Attributes:
         config: keys of the depot and of its client.
@@ -50,6 +50,19 @@ def read_extra_config(extra_config: Mapping[str, Any] | None) -> Options:
     said = {name: value for name, value in (extra_config or {}).items() if name not in SGLANG_KEYS}
     if not (extra_config or {}).get(ZERO_COPY_KEY):
         raise config_error(f'{ZERO_COPY_KEY}: must be 1: write "{ZERO_COPY_KEY}": 1 into the extra config')
+    return _options(said)
+
+
+def read_linker_config(extra_config: Mapping[str, Any] | None) -> Options:
+    """Reads ``linker_extra_config``: the name of a file (``config``), or keys of the configuration.
+
+    Raises:
+        ConfigError: a key or value is wrong.
+    """
+    return _options(dict(extra_config or {}))
+
+
+def _options(said: dict[str, Any]) -> Options:
     version, salt = (_name(said.pop(key, ""), key) for key in (VERSION_KEY, SALT_KEY))
     file = said.pop(FILE_KEY, None)
     if file is not None and said:

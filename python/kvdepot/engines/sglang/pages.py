@@ -8,7 +8,7 @@ they are separate forms.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,43 @@ BY_LAYER = "by_layer"
 """Form of a page whose pieces are layers: all keys, then all values."""
 KNOWN = {"MHATokenToKVPoolHost": 2, "MLATokenToKVPoolHost": 1}
 """Classes of pools whose pages are known to have that order, with the number of tensors per layer."""
+
+Layout: TypeAlias = list[list[Any]]
+"""Layout of a block: runs of equal shards, each ``[count, [bytes of each tensor]]``."""
+
+
+class PoolPages(Protocol):
+    """Where the pages of a pool are: ``Pages`` in host memory, ``DevicePages`` in a device's."""
+
+    @property
+    def pool(self) -> Any:
+        """SGLang's pool."""
+
+    @property
+    def form(self) -> str:
+        """Order of the bytes in a page."""
+
+    @property
+    def page_tokens(self) -> int:
+        """Number of the pool's indices per page."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of a page."""
+
+    @property
+    def layout(self) -> Layout:
+        """Layout of a page as a block."""
+
+    @property
+    def cuda_device(self) -> int | None:
+        """Number of the CUDA device that holds the pages; ``None`` = host memory."""
+
+    def attach(self, store: Any) -> None:
+        """Tells a new store what its tasks take for granted."""
+
+    def submit(self, store: Any, verb: str, hashes: Sequence[bytes], places: npt.NDArray[Any]) -> Any:
+        """Begins a task over the pages at ``places``, and returns it."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +121,25 @@ class Pages:
                 return cls(pool, page_tokens, BY_LAYER, pieces, len(sizes), tuple(range(tensors)), layers)
         return cls(pool, page_tokens, layout, tuple(sizes), len(sizes), tuple(range(len(sizes))), 1)
 
+    cuda_device: ClassVar[None] = None
+    """Host memory."""
+
     @property
-    def bytes(self) -> int:
+    def size_bytes(self) -> int:
         """Bytes of a page."""
         return sum(self.sizes)
+
+    @property
+    def layout(self) -> Layout:
+        """Layout of a block: one shard, with a tensor for each piece."""
+        return [[1, list(self.sizes)]]
+
+    def attach(self, store: Any) -> None:
+        """Does nothing: every task names its own addresses."""
+
+    def submit(self, store: Any, verb: str, hashes: Sequence[bytes], places: npt.NDArray[Any]) -> Any:
+        """Begins a dump or load of pages whose ``places`` are rows from ``addresses``. Returns the task."""
+        return getattr(store, verb)(hashes, np.zeros(len(hashes), dtype=np.int64), places, self.pool)
 
     def addresses(self, host_indices: Any, count: int) -> npt.NDArray[np.uint64]:
         """Returns the addresses of the pieces of ``count`` pages: shape ``(count, len(sizes))``.
