@@ -1,7 +1,7 @@
 """kvdepot as a storage backend of SGLang's HiCache (``--hicache-storage-backend dynamic``), 0.5.8 to 0.5.23.
 
 SGLang looks pages up and moves them page by page, on one thread per direction, and treats every failure as a miss.
-After its start nothing is raised into it: a failure here is counted by kind, and becomes a miss.
+After the start, kvdepot raises nothing into SGLang: it counts each failure by kind, and reports a miss.
 """
 
 import importlib
@@ -70,10 +70,10 @@ class KVDepotHiCache(hicache_storage.HiCacheStorage):
                 engine.sglang_version(),
             )
 
-    # The pools.
+    # Pools.
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
-        """Takes the pool of the KV itself.
+        """Registers the main KV pool.
 
         Raises:
             ConfigError: it does not report where its pages lie, or a page does not fit a block.
@@ -82,34 +82,34 @@ class KVDepotHiCache(hicache_storage.HiCacheStorage):
         self._register(KV, mem_pool_host)
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
-        """Takes another pool, or the KV's once more. Raises the same errors as ``register_mem_pool_host``."""
+        """Registers another pool, or the main one again. Raises the same errors as ``register_mem_pool_host``."""
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
         self._register(_name(host_pool_name), host_pool)
 
-    # Questions.
+    # Lookups.
 
     def exists(self, key: str) -> bool:
         """Returns whether the depot has a page."""
         return self.batch_exists([key]) == 1
 
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:  # noqa: ARG002
-        """Returns how many leading pages the depot has. They are brought into its pool and held until they are read."""
+        """Returns how many leading pages the depot has. It brings them into its pool, and holds them until read."""
         return self._guard.answered("lookup", len(keys), lambda: self._prefix(page_hashes(keys)), 0)
 
     def batch_exists_v2(self, keys: list[str], pool_transfers: Any = None, extra_info: Any = None) -> Any:  # noqa: ARG002
-        """Returns the lengths of the prefix that all pools together can restore; the longest is held."""
+        """Returns the prefix lengths that all pools can restore. The longest one is held."""
         empty = hicache_storage.PoolTransferResult(0, {})
         wanted = pool_transfers or ()
         return self._guard.answered("lookup", len(keys), lambda: self._common(page_hashes(keys), wanted), empty)
 
-    # Pages.
+    # Reads and writes.
 
     def batch_get_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:  # noqa: ARG002
-        """Loads pages into the KV's pool. Returns for each whether it was loaded."""
+        """Loads pages into the main KV pool. Returns for each page whether it was loaded."""
         return self._moved("load", KV, keys, host_indices)
 
     def batch_set_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:  # noqa: ARG002
-        """Stores pages of the KV's pool. Returns for each whether it was stored."""
+        """Stores pages of the main KV pool. Returns for each page whether it was stored."""
         return self._moved("dump", KV, keys, host_indices)
 
     def batch_get_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[Any, list[bool]]:  # noqa: ARG002
@@ -154,7 +154,7 @@ class KVDepotHiCache(hicache_storage.HiCacheStorage):
             self._flat("dump", key, tensor, until_s) for key, tensor in zip(keys, tensors, strict=True)
         )
 
-    # The rest.
+    # Lifecycle and metrics.
 
     def clear(self) -> bool:
         """Makes all pages of this model and rank unreachable, for every engine and in every tier.

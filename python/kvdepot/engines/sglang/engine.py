@@ -70,8 +70,8 @@ def ranks_of_node(arguments: Any, storage: Any) -> int:
         return max(1, int(getattr(source, name, None) or 1))
 
     replicas = 1 if getattr(arguments, "enable_dp_attention", False) else size(arguments, "dp_size")
-    told = size(storage, "tp_size") * size(storage, "pp_size") * size(storage, "attn_cp_size")
-    ranks = max(size(arguments, "tp_size") * size(arguments, "pp_size"), told) * replicas
+    stored = size(storage, "tp_size") * size(storage, "pp_size") * size(storage, "attn_cp_size")
+    ranks = max(size(arguments, "tp_size") * size(arguments, "pp_size"), stored) * replicas
     return -(-ranks // size(arguments, "nnodes"))
 
 

@@ -75,7 +75,7 @@ GEOMETRY = (
     "conv_dtype",
     "temporal_dtype",
 )
-"""Attributes of host pools that describe their tensors."""
+"""Attributes of pools that describe their tensors."""
 
 SHARDED_POOLS = ("mamba",)
 """Pools that differ on every rank, even if the model's KV is the same on all of them."""
@@ -130,7 +130,8 @@ def pool_facts(facts: Mapping[str, object], name: str, pages: PoolPages, storage
         facts: facts of the engine.
         name: SGLang's name of the pool.
         pages: its pages.
-        storage: SGLang's ``HiCacheStorageConfig``; fields that a release does not have default to a single rank.
+        storage: SGLang's ``HiCacheStorageConfig``, or a linker's ranks. A field that a release does not have
+            defaults to a single rank.
     """
     pool = pages.pool
     replicated = bool(getattr(storage, "is_mla_model", False)) and not _is_sharded(name, pool)

@@ -38,7 +38,7 @@ class Lease:
 
 
 class Leases:
-    """Claims by a key, oldest first; together they hold at most ``size_max`` bytes. Bytes held by two count twice.
+    """Claims by key, oldest first. Together they hold at most ``size_max`` bytes; bytes that two hold count twice.
 
     The key is the hash of the claim's last page, or the name of a request. Requests with the same prefix have one claim
     each, and each read ends one of them.

@@ -219,7 +219,7 @@ class KVDepotLinker(UnifiedCacheLinker):
         """Takes the oldest result: whether the pages were stored."""
         return self._results.popleft()
 
-    # The rest.
+    # Lifecycle and metrics.
 
     def reset(self) -> None:
         """Forgets queued loads, leases and results, and ends all copies: SGLang reuses the pages.

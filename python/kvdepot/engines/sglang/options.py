@@ -47,10 +47,10 @@ def read_extra_config(extra_config: Mapping[str, Any] | None) -> Options:
         ConfigError: a key or value is wrong, or zero-copy is disabled (``interface_v1``), so SGLang would copy each
             page an additional time.
     """
-    said = {name: value for name, value in (extra_config or {}).items() if name not in SGLANG_KEYS}
+    given = {name: value for name, value in (extra_config or {}).items() if name not in SGLANG_KEYS}
     if not (extra_config or {}).get(ZERO_COPY_KEY):
         raise config_error(f'{ZERO_COPY_KEY}: must be 1: write "{ZERO_COPY_KEY}": 1 into the extra config')
-    return _options(said)
+    return _options(given)
 
 
 def read_linker_config(extra_config: Mapping[str, Any] | None) -> Options:
@@ -62,12 +62,12 @@ def read_linker_config(extra_config: Mapping[str, Any] | None) -> Options:
     return _options(dict(extra_config or {}))
 
 
-def _options(said: dict[str, Any]) -> Options:
-    version, salt = (_name(said.pop(key, ""), key) for key in (VERSION_KEY, SALT_KEY))
-    file = said.pop(FILE_KEY, None)
-    if file is not None and said:
-        raise config_error(f"{FILE_KEY}: names a file, but there are other keys, too: {', '.join(sorted(said))}")
-    config = load_config(file if file is not None else said or None, owns_pool=False)
+def _options(given: dict[str, Any]) -> Options:
+    version, salt = (_name(given.pop(key, ""), key) for key in (VERSION_KEY, SALT_KEY))
+    file = given.pop(FILE_KEY, None)
+    if file is not None and given:
+        raise config_error(f"{FILE_KEY}: names a file, but there are other keys, too: {', '.join(sorted(given))}")
+    config = load_config(file if file is not None else given or None, owns_pool=False)
     if config.mode == "embedded":
         raise config_error("mode: embedded: the ranks of an engine share a depot: write node, or remove the key")
     if config.pool == "Staging":

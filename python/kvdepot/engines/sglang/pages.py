@@ -69,7 +69,7 @@ class Pages:
         page_tokens: number of the pool's indices per page.
         form: order of the bytes in a page.
         sizes: bytes of each piece of a page as stored in a block, in order.
-        told: number of pieces of a page that the pool reports.
+        reported: number of pieces of a page that the pool reports.
         order: indexes of the reported pieces, in the order of a block; each is cut into ``cuts`` equal pieces.
         cuts: number of equal pieces that a reported piece is cut into.
     """
@@ -78,7 +78,7 @@ class Pages:
     page_tokens: int
     form: str
     sizes: tuple[int, ...]
-    told: int
+    reported: int
     order: tuple[int, ...]
     cuts: int
 
@@ -91,7 +91,7 @@ class Pages:
         """
         page_tokens = int(getattr(pool, "page_size", 1) or 1)
         try:
-            first = _told(pool, np.arange(page_tokens))
+            first = _reported(pool, np.arange(page_tokens))
         except (NotImplementedError, ValueError) as error:
             layout = getattr(pool, "layout", "")
             raise config_error(
@@ -150,19 +150,19 @@ class Pages:
         indices = len(host_indices)
         if indices != count * self.page_tokens:
             raise ValueError(f"{indices} indices for {count} pages of {self.page_tokens}")
-        told = _told(self.pool, host_indices)
-        if told is None or len(told[0]) != count * self.told:
-            raise ValueError(f"the pool reports {0 if told is None else len(told[0])} pieces of {count} pages")
-        rows = np.asarray(told[0], dtype=np.uint64).reshape(count, self.told)[:, self.order]
+        reported = _reported(self.pool, host_indices)
+        if reported is None or len(reported[0]) != count * self.reported:
+            raise ValueError(f"the pool reports {0 if reported is None else len(reported[0])} pieces of {count} pages")
+        rows = np.asarray(reported[0], dtype=np.uint64).reshape(count, self.reported)[:, self.order]
         if self.cuts > 1:
             steps = np.arange(self.cuts, dtype=np.uint64) * np.uint64(self.sizes[0])
             rows = (rows[:, :, None] + steps).reshape(count, -1)
         return np.ascontiguousarray(rows)
 
 
-def _told(pool: Any, indices: Any) -> tuple[Sequence[int], Sequence[int]] | None:
-    told = pool.get_page_buffer_meta(indices)
-    if told is None:
+def _reported(pool: Any, indices: Any) -> tuple[Sequence[int], Sequence[int]] | None:
+    reported = pool.get_page_buffer_meta(indices)
+    if reported is None:
         return None
-    pointers, sizes = told
+    pointers, sizes = reported
     return pointers, sizes
