@@ -17,6 +17,7 @@ from sglang_parts import LAYERS, PAGE, DeviceEntry, DeviceGroup, Model, Transfer
 
 from kvdepot.engines.sglang import KVDepotLinker, engine, linker
 from kvdepot.engines.sglang.device_pages import DevicePages, Piece
+from kvdepot.engines.sglang.worker import Worker
 from kvdepot.errors import ConfigError
 from tools.lab.pause import paused
 
@@ -412,6 +413,21 @@ def test_after_close_nothing_is_taken(opened: Open) -> None:
     assert made.lookup("a", [transfer(keys)]) == []
     assert not made.offload([transfer(keys, 0)])
     assert not made.load("a", [transfer(keys, 0)])
+
+
+def test_a_job_that_fails_does_not_stop_those_behind_it() -> None:
+    done: list[int] = []
+
+    def run(job: int) -> None:
+        if job == 1:
+            raise KeyError(job)
+        done.append(job)
+
+    worker = Worker("test", run)
+    assert all(worker.put(job) for job in range(3))
+    assert worker.drain(UNTIL_S)
+    assert worker.close(UNTIL_S)
+    assert (done, worker.put(3)) == ([0, 2], False)
 
 
 def test_decode_context_parallelism_is_refused(opened: Open, says: Any) -> None:

@@ -1,11 +1,13 @@
 """A thread that runs jobs one after another."""
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
 Job = TypeVar("Job")
+logger = logging.getLogger("sglang.kvdepot")
 
 
 class Worker(Generic[Job]):
@@ -13,7 +15,7 @@ class Worker(Generic[Job]):
 
     Args:
         name: name of the thread.
-        run: runs a job; must not raise.
+        run: runs a job; what it raises is logged.
     """
 
     def __init__(self, name: str, run: Callable[[Job], None]) -> None:
@@ -63,6 +65,9 @@ class Worker(Generic[Job]):
                 self._running = True
             try:
                 self._run_job(job)
+            except Exception:
+                # The jobs behind it still have to run: SGLang waits for each of them.
+                logger.exception("kvdepot: a job of %s failed", self._thread.name)
             finally:
                 del job
                 with self._changed:
