@@ -16,6 +16,7 @@ BIN := $(VENV)/bin
 VLLM_VENV := .venv-vllm
 INFINISTORE_VENV := .venv-infinistore
 SGLANG_VENV := .venv-sglang
+SGLANG_OLD_VENV := .venv-sglang-old
 STAMPS := .work/stamps
 WHEELS := .work/wheels
 # The oldest glibc that the wheel runs with; Zig links for it, whatever this machine has.
@@ -47,6 +48,10 @@ wheel: $(STAMPS)/wheel ## Build the wheel into dist/
 demo: vllm-env ## Serve a model by real vLLM: cold, warm, and after kill -9
 	@$(VLLM_VENV)/bin/python -m tools.demo $(ARGS)
 
+.PHONY: demo-sglang
+demo-sglang: sglang-env ## Serve a model by real SGLang: cold, warm, and after kill -9
+	@$(SGLANG_VENV)/bin/python -m tools.sglang.demo $(ARGS)
+
 .PHONY: example
 example: setup ## Use the depot as a library, through memory and disk
 	@$(BIN)/python examples/library.py $(ARGS)
@@ -74,6 +79,10 @@ bench-thrash: vllm-env ## Send concurrent hits that exceed the pool
 .PHONY: bench-waiting
 bench-waiting: vllm-env ## Measure the scheduler's steps while a thousand requests wait
 	@$(VLLM_VENV)/bin/python -m benches.engine.waiting $(ARGS)
+
+.PHONY: bench-sglang
+bench-sglang: sglang-env ## Measure hits of real SGLang in kvdepot, its own host memory and its own files
+	@$(SGLANG_VENV)/bin/python -m benches.sglang $(ARGS)
 
 .PHONY: bench-wire-faults
 bench-wire-faults: infinistore-env standin-verbs ## Send malformed traffic to our wire door and to InfiniStore's
@@ -166,7 +175,7 @@ test-sglang: sglang-env ## Test kvdepot in a real SGLang on CPU (ARGS: for pytes
 	@$(SGLANG_VENV)/bin/python -m pytest -o pythonpath=. -o filterwarnings=default tests/with_sglang $(ARGS)
 
 .PHONY: test-docs
-test-docs: vllm-env infinistore-env standin-verbs ## Run every documented command and option in a small form (ARGS: for pytest)
+test-docs: vllm-env infinistore-env sglang-env standin-verbs ## Run every documented command and option in a small form (ARGS: for pytest)
 	@$(STEP) "build the stand-in" cargo build --quiet --locked -p kvdepot-standin-cuda
 	@sync
 	@$(BIN)/python -m pytest tests/docs $(ARGS)
@@ -232,6 +241,10 @@ infinistore-env: setup standin-verbs ## Make .venv-infinistore: InfiniStore's ow
 sglang-env: setup ## Make .venv-sglang: a real SGLang on CPU, with this wheel
 	@$(BIN)/python -m tools.sglang_env --wheel $(WHEELS)/*.whl $(SGLANG_VENV)
 
+.PHONY: sglang-old-env
+sglang-old-env: setup ## Make .venv-sglang-old: SGLang 0.5.17 on CPU, for make test-sglang ARGS=--full
+	@$(BIN)/python -m tools.sglang_env --lock requirements/sglang-old.txt --wheel $(WHEELS)/*.whl $(SGLANG_OLD_VENV)
+
 .PHONY: lock
 lock: $(STAMPS)/tools ## Pin the newest versions in requirements/*.txt
 	@$(BIN)/uv pip compile -q --upgrade --python-version 3.10 --universal requirements/dev.in -o requirements/dev.txt
@@ -244,10 +257,13 @@ lock: $(STAMPS)/tools ## Pin the newest versions in requirements/*.txt
 	@$(BIN)/uv pip compile -q --upgrade --python-version 3.11 --python-platform x86_64-manylinux_2_34 \
 		--excludes requirements/sglang-excludes.txt \
 		requirements/sglang.in -o requirements/sglang.txt
+	@$(BIN)/uv pip compile -q --upgrade --python-version 3.11 --python-platform x86_64-manylinux_2_34 \
+		--excludes requirements/sglang-excludes.txt \
+		requirements/sglang-old.in -o requirements/sglang-old.txt
 
 .PHONY: clean
 clean: ## Remove all that was built, environments included
-	@rm -rf $(VENV) $(VLLM_VENV) $(INFINISTORE_VENV) $(SGLANG_VENV) .work target .mypy_cache .ruff_cache .pytest_cache
+	@rm -rf $(VENV) $(VLLM_VENV) $(INFINISTORE_VENV) $(SGLANG_VENV) $(SGLANG_OLD_VENV) .work target .mypy_cache .ruff_cache .pytest_cache
 	@find python tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMPS)/tools: requirements/dev.txt

@@ -24,9 +24,9 @@ class Run:
 
     @property
     def vllm(self) -> bool:
-        """Whether it starts or imports vLLM."""
+        """Whether it starts or imports vLLM or SGLang."""
         return self.command.startswith(
-            ("make demo", "make test-engine", *(f"make bench-{name}" for name in VLLM_BENCHES))
+            ("make demo", "make test-engine", "make bench-sglang", *(f"make bench-{name}" for name in VLLM_BENCHES))
         )
 
 
@@ -339,6 +339,13 @@ RUNS: tuple[Run | Serve, ...] = (
         json=True,
     ),
     Run(
+        "make demo-sglang",
+        'make demo-sglang ARGS="--prompts 1 --tokens 512 --answer-tokens 2 --door linker --json"',
+        says="after kill -9",
+        json=True,
+    ),
+    Run("make bench-sglang", 'make bench-sglang ARGS="--repeats 1 --tokens 512 --kinds linker --json"', json=True),
+    Run(
         "make bench-engine",
         f'make bench-engine ARGS="--rounds 1 {TINY} --dtype float32 --keep-page-cache --set hit_ratio=1.0 --json"',
         json=True,
@@ -378,6 +385,8 @@ RUNS: tuple[Run | Serve, ...] = (
 # Programs behind targets of make: the python that runs them, and how.
 PROGRAMS: dict[str, tuple[str, ...]] = {
     "demo": ("-m", "tools.demo"),
+    "demo-sglang": ("-m", "tools.sglang.demo"),
+    "bench-sglang": ("-m", "benches.sglang"),
     "example": ("examples/library.py",),
     "bench-engine": ("-m", "benches.engine"),
     "bench-overhead": ("-m", "benches.engine.overhead"),
@@ -413,6 +422,7 @@ DRY = {
     "vllm-env": "a part of make test-engine",
     "infinistore-env": "a part of make test-wire and make test-lmcache",
     "sglang-env": "a part of make test-sglang",
+    "sglang-old-env": "another 3.5 GB; tests with --full use it if it is there",
     "lock": "asks the network for newer versions",
     "clean": "removes what other stages use",
 }
@@ -422,6 +432,8 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
     "make wheel": ("make wheel",),
     "make site": ("make site",),
     "make demo": ("make demo",),
+    "make demo-sglang": ("make demo-sglang",),
+    'make bench-sglang ARGS="--repeats 3 --tokens 2048"': ("make bench-sglang",),
     "make bench-engine": ("make bench-engine",),
     'make bench-engine ARGS="--rounds 2 --repeats 4"': ("make bench-engine",),
     "make bench-overhead": ("make bench-overhead",),
@@ -529,6 +541,7 @@ DOCUMENTED_STAGES = {
 DOCUMENTED_DRY = {f"make {target}" for target in ("ptx-check", "test")}
 
 NOT_RUN = {
+    "make sglang-old-env": "another 3.5 GB of disk, for tests with --full only",
     "pip install dist/kvdepot-*.whl": "changes a user's environment; make setup installs the same wheel",
     "KVDEPOT_TEST_GPU=1 make test-device": "needs a GPU; make test-device runs on the stand-in",
     'curl http://localhost:8000/v1/completions -H \'Content-Type: application/json\' -d \'{"model": "MODEL", '

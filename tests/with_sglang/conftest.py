@@ -12,6 +12,11 @@ import pytest
 
 from tools.lab.depot import DepotHome
 from tools.lab.rounds import ROOT
+from tools.sglang.engine import STANDIN
+
+# For tests that import SGLang themselves.
+os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
+sys.path.insert(0, str(STANDIN))
 
 MISSING = [name for name in ("sglang", "torch") if importlib.util.find_spec(name) is None]
 collect_ignore_glob = ["standin/*", *(["test_*.py"] if MISSING else [])]

@@ -1,6 +1,7 @@
 """Real SGLang on CPU with HiCache over a depot: the same answers whatever is flushed, killed or failing (P1, P4)."""
 
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from conftest import model, settings
 
 from tools.lab.depot import Depot, DepotHome
+from tools.lab.rounds import ROOT
 from tools.sglang.engine import Engine, depot_backend
 
 PAGE = 32
@@ -18,6 +20,7 @@ PROMPT = {"seed": 1, "count": 2, "tokens": TOKENS}
 WHOLE = [TOKENS // PAGE * PAGE] * 2
 NOTHING = [0, 0]
 UNTIL_S = 60.0
+OLDER_PYTHON = os.environ.get("KVDEPOT_SGLANG_OLD_PYTHON", str(ROOT / ".venv-sglang-old" / "bin" / "python"))
 
 
 def until(done: Callable[[], bool], what: str) -> None:
@@ -96,6 +99,27 @@ def test_every_layout(tmp_path: Path, home: DepotHome, architecture: str, argume
         flushed = sglang.ask(**PROMPT)
     assert flushed["tokens"] == cold["tokens"]
     assert (cold["from_depot"], flushed["from_depot"]) == (NOTHING, WHOLE)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_an_older_release(tmp_path: Path, home: DepotHome) -> None:
+    """0.5.17: another prefix tree, and other host pools."""
+    if not Path(OLDER_PYTHON).exists():
+        pytest.skip(
+            "no older SGLang: make sglang-old-env, or KVDEPOT_SGLANG_OLD_PYTHON names an interpreter that has one"
+        )
+    backend = depot_backend(settings(home))
+    found = []
+    with home.start() as depot:
+        for name in ("first", "second"):
+            with Engine(tmp_path / name, model(), backend, python=OLDER_PYTHON) as sglang:
+                found.append(sglang.ask(**PROMPT))
+                stored(depot, sum(WHOLE) // PAGE)
+                sglang.flush()
+                found.append(sglang.ask(**PROMPT))
+    assert [one["tokens"] for one in found] == [found[0]["tokens"]] * 4
+    assert [one["from_depot"] for one in found] == [NOTHING, WHOLE, WHOLE, WHOLE]
 
 
 @pytest.mark.full

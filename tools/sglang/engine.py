@@ -1,4 +1,4 @@
-"""Real SGLang with HiCache over kvdepot, driven round by round from another process."""
+"""Real SGLang over kvdepot, with HiCache or a linker, driven round by round from another process."""
 
 import json
 import os
@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from tools.lab.child import POLL_S, ChildError, tail
-from tools.lab.rounds import ROOT, Rounds
+from tools.lab.rounds import Rounds
+from tools.sglang_env import EXTENSIONS, STANDIN
 
 FLUSH_S = 30.0
-STANDIN = ROOT / "tests" / "with_sglang" / "standin"
 
 
 def depot_backend(extra_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -27,22 +27,50 @@ def depot_backend(extra_config: Mapping[str, Any]) -> dict[str, Any]:
     return {"hicache_storage_backend": "dynamic", "hicache_storage_backend_extra_config": json.dumps(named)}
 
 
+def depot_linker(extra_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns SGLang's arguments for kvdepot as its external linker, without HiCache."""
+    named = {
+        "linker": "KVDepotLinker",
+        "linker_module_path": "kvdepot.engines.sglang",
+        "linker_extra_config": dict(extra_config),
+    }
+    return {
+        "enable_hierarchical_cache": False,
+        "enable_unified_cache_external_linker": True,
+        "unified_cache_external_linker_backend": "dynamic",
+        "unified_cache_external_linker_config": named,
+    }
+
+
 class Engine(Rounds):
     """A running SGLang, with the given arguments in addition to those of the tests."""
 
-    def __init__(self, root: Path, model: str, arguments: Mapping[str, Any], **environ: str) -> None:
+    def __init__(
+        self, root: Path, model: str, arguments: Mapping[str, Any], *, python: str = sys.executable, **environ: str
+    ) -> None:
         root.mkdir(parents=True, exist_ok=True)
         paths = [str(STANDIN), *filter(None, [os.environ.get("PYTHONPATH")])]
-        command = [sys.executable, "-m", "tools.sglang.engine_child", model, json.dumps(dict(arguments))]
-        super().__init__("SGLang", command, root / "sglang.log", {"PYTHONPATH": os.pathsep.join(paths), **environ})
+        command = [python, "-m", "tools.sglang.engine_child", model, json.dumps(dict(arguments))]
+        here = {
+            "PYTHONPATH": os.pathsep.join(paths),
+            "TORCH_EXTENSIONS_DIR": str(Path(python).parents[1] / EXTENSIONS),
+            **environ,
+        }
+        super().__init__("SGLang", command, root / "sglang.log", here)
 
-    def ask(self, seed: int, count: int, tokens: int) -> dict[str, Any]:
+    def ask(self, seed: int, count: int, tokens: int, **more: int) -> dict[str, Any]:
         """Returns answers to ``count`` prompts of ``tokens`` tokens, and how many tokens of each were found and where.
+
+        Args:
+            seed: chooses the prompts.
+            count: number of prompts.
+            tokens: tokens of each.
+            more: ``answer_tokens``: tokens of each answer.
 
         Raises:
             ChildError: SGLang ended, or does not answer.
         """
-        return self.round({"seed": seed, "count": count, "tokens": tokens})
+        return self.round({"seed": seed, "count": count, "tokens": tokens, **more})
 
     def flush(self) -> None:
         """Empties SGLang's own caches, in the device's memory and in the host's.

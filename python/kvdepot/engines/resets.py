@@ -11,8 +11,8 @@ AGAIN_S = 0.5
 class Resets:
     """Tracks clears, so that nothing from before a clear is found after it.
 
-    A clear begins a generation. A store belongs to the generation in which the engine submitted it. A store of an older
-    generation does not begin; one that was in flight at a clear may end after it, so the depot is then reset once more.
+    A clear or flush begins a generation. A store belongs to the generation in which the engine submitted it. A store of
+    an older generation does not begin; one that was in flight may end after it, so the depot is then reset once more.
     Until no such store is left and every reset is confirmed, nothing is settled.
 
     Any number of threads may use it concurrently.
@@ -28,7 +28,7 @@ class Resets:
 
     @property
     def generation(self) -> int:
-        """Number of clears so far."""
+        """Number of clears and flushes so far."""
         return self._generation
 
     @property
@@ -43,6 +43,11 @@ class Resets:
         with self._lock:
             self._generation += 1
             self._ask()
+
+    def flush(self) -> None:
+        """Begins a generation without a reset: what is stored stays valid, but the memory of stores is reused."""
+        with self._lock:
+            self._generation += 1
 
     def attempt(self, now_s: float) -> int | None:
         """Returns the number of a reset to send now; ``None`` if all are confirmed, or one was sent recently."""

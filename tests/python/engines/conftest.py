@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
@@ -103,9 +104,58 @@ class HiCacheStorage:
         self.__dict__.setdefault("registered_pools", {})[name] = pool
 
 
+class Event:
+    """A device's event that has happened."""
+
+    def record(self, stream: Any = None) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+class UnifiedCacheLinker:
+    """The part of SGLang's base class of linkers that is used."""
+
+    events: tuple[Any, ...] = ()
+
+    def record_offload_ready(self) -> list[Any]:
+        return [Event(), *self.events]
+
+
+class LayerWiseLoadCounter:
+    """Says for each batch which layers are in place, and what became of it."""
+
+    def __init__(self, layers: int) -> None:
+        self.layers = layers
+        self.batches: list[list[Future[None]]] = []
+
+    def update_producer(self) -> int:
+        self.batches.append([Future() for _ in range(self.layers)])
+        return len(self.batches) - 1
+
+    def complete(self, batch: int, layer: int) -> None:
+        self.batches[batch][layer].set_result(None)
+
+    def fail(self, batch: int, error: BaseException) -> None:
+        for layer in self.batches[batch]:
+            if not layer.done():
+                layer.set_exception(error)
+
+    def finish(self, batch: int) -> bool:
+        return not any(layer.exception(timeout=60) for layer in self.batches[batch])
+
+    def reset(self) -> None:
+        self.batches.clear()
+
+
 if importlib.util.find_spec("sglang") is None:
-    for package in ("sglang", "sglang.srt", "sglang.srt.mem_cache"):
+    for package in ("sglang", "sglang.srt", "sglang.srt.mem_cache", "sglang.srt.mem_cache.unified_cache"):
         _stand_in(package)
+    _stand_in(
+        "sglang.srt.mem_cache.unified_cache.unified_cache_linker",
+        LayerWiseLoadCounter=LayerWiseLoadCounter,
+        UnifiedCacheLinker=UnifiedCacheLinker,
+    )
+    _stand_in("sglang.srt.utils", get_device_module=lambda: SimpleNamespace(Event=Event))
     _stand_in(
         "sglang.srt.mem_cache.hicache_storage", HiCacheStorage=HiCacheStorage, PoolTransferResult=PoolTransferResult
     )

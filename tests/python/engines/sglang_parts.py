@@ -1,6 +1,6 @@
 """SGLang's host pools and configuration, as a storage backend sees them, with numpy in place of torch."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -122,6 +122,67 @@ class Transfer:
     keys: list[str] | None = None
     host_indices: Any = None
     hit_policy: str = "all_pages"
+    device_indices: Any = None
+
+
+class DeviceTensor(np.ndarray):
+    """An array with the attributes of a torch tensor that are used."""
+
+    device = SimpleNamespace(type="cpu", index=None)
+
+
+def device_tensor(rows: int, row_bytes: int) -> DeviceTensor:
+    return np.zeros((rows, row_bytes), dtype=np.uint8).view(DeviceTensor)
+
+
+class DeviceEntry:
+    """SGLang's ``DevicePoolEntry``: tensors of one pool, and the layer that each belongs to."""
+
+    def __init__(
+        self, name: str, tensors: list[DeviceTensor], layers: dict[int, Any], page: int = PAGE, span: int | None = None
+    ) -> None:
+        self.name, self.page_size, self.layer_mapping = name, page, layers
+        self.device_pool = type("MHATokenToKVPool", (), {"dtype": "bfloat16", "layer_num": len(layers)})()
+        self.components, self.kv_buffer = [tensors], tensors
+        self.span = page if span is None else span
+        self.buffer_meta = [
+            [(tensor.ctypes.data, tensor.strides[0], tensor.shape[1] * self.span) for tensor in tensors]
+        ]
+
+    def prepare_locations(self, indices: Any) -> list[int]:
+        return [int(first) * self.span // self.page_size for first in indices[:: self.page_size]]
+
+    def fill(self, seed: int = 0) -> None:
+        random = np.random.default_rng(seed)
+        for tensor in self.kv_buffer:
+            tensor[:] = random.integers(0, 256, tensor.shape, dtype=np.uint8)
+
+    def page(self, number: int) -> bytes:
+        """Returns a page's bytes, tensor by tensor."""
+        return b"".join(tensor[number * self.span : (number + 1) * self.span].tobytes() for tensor in self.kv_buffer)
+
+
+def heads(name: str = "kv", pages: int = 16, first_layer: int = 0, token_bytes: int = 64) -> DeviceEntry:
+    """A pool with keys and values of ``LAYERS`` layers."""
+    tensors = [device_tensor(pages * PAGE, token_bytes) for _ in range(2 * LAYERS)]
+    return DeviceEntry(name, tensors, {first_layer + layer: (layer, LAYERS + layer) for layer in range(LAYERS)})
+
+
+class DeviceGroup:
+    """SGLang's ``DevicePoolGroup``, in which every pool has the indices of its own transfer."""
+
+    def __init__(self, *entries: DeviceEntry, rank_replicated: bool = False) -> None:
+        self.entry_map = {entry.name: entry for entry in entries}
+        self.num_layers = 1 + max(layer for entry in entries for layer in entry.layer_mapping)
+        self.rank_replicated = rank_replicated
+
+    def resolve_transfers(
+        self, transfers: list[Transfer], *, allow_partial: bool = False, allow_missing_kv: bool = False
+    ) -> list[Transfer]:
+        named = {transfer.name: transfer for transfer in transfers if transfer.keys}
+        if not named or (not allow_partial and named.keys() != self.entry_map.keys()):
+            return []
+        return [replace(one, host_indices=one.device_indices) for one in named.values()]
 
 
 @dataclass

@@ -235,6 +235,20 @@ def test_a_store_that_outlives_a_clear_asks_for_a_reset_of_its_own() -> None:
     assert resets.settled
 
 
+def test_a_flush_resets_nothing_unless_a_store_outlives_it() -> None:
+    resets = Resets()
+    old = resets.generation
+    resets.flush()
+    assert (resets.settled, resets.begin(old)) == (True, False)
+    assert resets.begin(resets.generation)
+    late = resets.generation
+    resets.flush()
+    assert (resets.settled, resets.attempt(0.0)) == (False, None)
+    assert not resets.end(late)
+    resets.confirm(resets.attempt(0.0) or 0)
+    assert resets.settled
+
+
 def closed(what: Any) -> str:
     """Ends when ``what`` is closed."""
     end_s = time.monotonic() + 60

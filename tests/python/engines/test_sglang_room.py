@@ -86,7 +86,7 @@ class Depot:
     def stats_json(self) -> str:
         return json.dumps({"depot": {"pool_bytes": self.pool_bytes}} if self.pool_bytes else {})
 
-    def claim(self, groups: Any, hashes: list[bytes], *, skip: int, limit: int) -> Any:
+    def claim(self, groups: Any, hashes: list[bytes], *, skip: int, limit: int, label: str) -> Any:
         return SimpleNamespace(wait=lambda _: (True, len(hashes), len(hashes)), release=lambda: None)
 
 

@@ -1,19 +1,21 @@
-"""kvdepot in SGLang: the module for ``--hicache-storage-backend-extra-config``, with ``KVDepotHiCache``.
+"""kvdepot in SGLang: ``KVDepotHiCache`` is a storage backend of HiCache, ``KVDepotLinker`` an external linker.
 
-Importing it imports neither SGLang nor torch; the class is created on first access.
+Importing this module imports neither SGLang nor torch; each class is created on first access.
 """
 
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvdepot.engines.sglang.backend import KVDepotHiCache
+    from kvdepot.engines.sglang.linker import KVDepotLinker
 
-__all__ = ["KVDepotHiCache"]
+__all__ = ["KVDepotHiCache", "KVDepotLinker"]
+
+_MODULES = {"KVDepotHiCache": "backend", "KVDepotLinker": "linker"}
 
 
-def __getattr__(name: str) -> "type[KVDepotHiCache]":
-    if name != "KVDepotHiCache":
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from kvdepot.engines.sglang.backend import KVDepotHiCache
-
-    return KVDepotHiCache
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

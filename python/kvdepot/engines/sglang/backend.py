@@ -1,15 +1,15 @@
 """kvdepot as a storage backend of SGLang's HiCache (``--hicache-storage-backend dynamic``), 0.5.8 to 0.5.23.
 
 SGLang looks pages up and moves them page by page, on one thread per direction, and treats every failure as a miss.
-After its start nothing is raised into it: a failure here is counted by kind, and becomes a miss.
+After the start, kvdepot raises nothing into SGLang: it counts each failure by kind, and reports a miss.
 """
 
 import importlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from sglang.srt.mem_cache import hicache_storage
@@ -19,19 +19,20 @@ from kvdepot.engines.resets import Resets
 from kvdepot.engines.sglang import engine
 from kvdepot.engines.sglang.clearing import Clearing
 from kvdepot.engines.sglang.facts import engine_facts, pool_facts, refuse_pool, refuse_unsupported
+from kvdepot.engines.sglang.guard import Guard
 from kvdepot.engines.sglang.hits import ALL_PAGES, KV, TRAILING_PAGES, common, leading, restorable
 from kvdepot.engines.sglang.keys import page_hashes
 from kvdepot.engines.sglang.options import read_extra_config
 from kvdepot.engines.sglang.pages import KNOWN, Pages
 from kvdepot.engines.sglang.room import Room, Verb
-from kvdepot.errors import is_failure
 
 CLAIM_PAGES = 128
 """Number of pages that SGLang reads in one call: leases of read pages are dropped before it reads more."""
 RATES_MAX = 1024
 """Maximum number of batches whose pages and rates are kept until SGLang's metrics collect them."""
+REMEDY = "detach the storage backend and attach it again"
+"""What to do after an update of the weights in place."""
 
-Answer = TypeVar("Answer")
 logger = logging.getLogger("sglang.kvdepot")
 
 
@@ -51,16 +52,15 @@ class KVDepotHiCache(hicache_storage.HiCacheStorage):
         self._storage = storage_config
         options = read_extra_config(storage_config.extra_config)
         refuse_unsupported(storage_config)
-        self._arguments = engine.server_arguments()
         self._facts = engine_facts(options)
-        self._version = engine.current_weights(self._arguments)
         self._counters = Counters(lambda: logger)
+        self._guard = Guard(self._counters, REMEDY)
         self._resets = Resets()
         self._lock = threading.Lock()
+        self._pages: dict[str, Pages] = {}
         self._empty: set[str] = set()
         self._rates: dict[Verb, list[tuple[int, float]]] = {"load": [], "dump": []}
-        self._closed = False
-        ranks = engine.ranks_of_node(self._arguments, storage_config)
+        ranks = engine.ranks_of_node(engine.server_arguments(), storage_config)
         self._room = Room(options.config, self._counters, ranks=ranks)
         self._clearing = Clearing(self._resets, self._room.reset)
         if not engine.hashes_know_adapters() and not options.salt:
@@ -70,10 +70,10 @@ class KVDepotHiCache(hicache_storage.HiCacheStorage):
                 engine.sglang_version(),
             )
 
-    # The pools.
+    # Pools.
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
-        """Takes the pool of the KV itself.
+        """Registers the main KV pool.
 
         Raises:
             ConfigError: it does not report where its pages lie, or a page does not fit a block.
@@ -82,33 +82,34 @@ class KVDepotHiCache(hicache_storage.HiCacheStorage):
         self._register(KV, mem_pool_host)
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
-        """Takes another pool, or the KV's once more. Raises the same errors as ``register_mem_pool_host``."""
+        """Registers another pool, or the main one again. Raises the same errors as ``register_mem_pool_host``."""
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
         self._register(_name(host_pool_name), host_pool)
 
-    # Questions.
+    # Lookups.
 
     def exists(self, key: str) -> bool:
         """Returns whether the depot has a page."""
         return self.batch_exists([key]) == 1
 
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:  # noqa: ARG002
-        """Returns how many leading pages the depot has. They are brought into its pool and held until they are read."""
-        return self._answered("lookup", len(keys), lambda: self._prefix(page_hashes(keys)), 0)
+        """Returns how many leading pages the depot has. It brings them into its pool, and holds them until read."""
+        return self._guard.answered("lookup", len(keys), lambda: self._prefix(page_hashes(keys)), 0)
 
     def batch_exists_v2(self, keys: list[str], pool_transfers: Any = None, extra_info: Any = None) -> Any:  # noqa: ARG002
-        """Returns the lengths of the prefix that all pools together can restore; the longest is held."""
+        """Returns the prefix lengths that all pools can restore. The longest one is held."""
         empty = hicache_storage.PoolTransferResult(0, {})
-        return self._answered("lookup", len(keys), lambda: self._common(page_hashes(keys), pool_transfers or ()), empty)
+        wanted = pool_transfers or ()
+        return self._guard.answered("lookup", len(keys), lambda: self._common(page_hashes(keys), wanted), empty)
 
-    # Pages.
+    # Reads and writes.
 
     def batch_get_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:  # noqa: ARG002
-        """Loads pages into the KV's pool. Returns for each whether it was loaded."""
+        """Loads pages into the main KV pool. Returns for each page whether it was loaded."""
         return self._moved("load", KV, keys, host_indices)
 
     def batch_set_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:  # noqa: ARG002
-        """Stores pages of the KV's pool. Returns for each whether it was stored."""
+        """Stores pages of the main KV pool. Returns for each page whether it was stored."""
         return self._moved("dump", KV, keys, host_indices)
 
     def batch_get_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[Any, list[bool]]:  # noqa: ARG002
@@ -153,7 +154,7 @@ class KVDepotHiCache(hicache_storage.HiCacheStorage):
             self._flat("dump", key, tensor, until_s) for key, tensor in zip(keys, tensors, strict=True)
         )
 
-    # The rest.
+    # Lifecycle and metrics.
 
     def clear(self) -> bool:
         """Makes all pages of this model and rank unreachable, for every engine and in every tier.
@@ -164,7 +165,7 @@ class KVDepotHiCache(hicache_storage.HiCacheStorage):
         Returns:
             Whether the depot has confirmed it; if not, it is asked again in the background.
         """
-        if self._closed:
+        if self._guard.closed:
             return False
         self._resets.clear()
         return self._clearing.confirmed()
@@ -190,12 +191,12 @@ class KVDepotHiCache(hicache_storage.HiCacheStorage):
 
     def close(self) -> None:
         """Waits for running calls, at most ``CALL_S``, and detaches. Idempotent."""
-        self._closed = True
+        self._guard.close()
         self._clearing.close()
         self._room.close()
 
     def _register(self, name: str, pool: Any) -> None:
-        known = self._room.pages(name)
+        known = self._pages.get(name)
         if known is not None and known.pool is pool:
             return
         refuse_pool(name, pool, self._storage)
@@ -204,34 +205,7 @@ class KVDepotHiCache(hicache_storage.HiCacheStorage):
             self._empty.add(name)
             return
         self._room.open(name, pages, pool_facts(self._facts, name, pages, self._storage))
-
-    def _answered(self, verb: str, pages: int, ask: Callable[[], Answer], missed: Answer) -> Answer:
-        """Returns the result of ``ask``, or ``missed`` on failure."""
-        if self._closed:
-            return missed
-        try:
-            return ask() if self._has_weights_of_start(pages) else missed
-        except BaseException as error:  # nothing is raised into SGLang: its ranks would wait for each other
-            if not is_failure(error):
-                raise
-            self._counters.trouble(f"{verb}_error", f"a {verb} failed: {error!r}", pages)
-            return missed
-
-    def _has_weights_of_start(self, pages: int) -> bool:
-        """Returns whether SGLang has been given no other weights since its start.
-
-        Pages of the earlier ones may still be queued for writing, so no namespace is correct until a new attachment.
-        """
-        version = engine.current_weights(self._arguments)
-        if version == self._version:
-            return True
-        self._counters.trouble(
-            "other_weights",
-            f"off, since the weights were {self._version!r} and are {version!r}: detach the storage backend and attach "
-            "it again",
-            pages,
-        )
-        return False
+        self._pages[name] = pages
 
     def _prefix(self, hashes: list[bytes]) -> int:
         if not self._clearing.settled() or KV in self._empty:
@@ -294,14 +268,14 @@ class KVDepotHiCache(hicache_storage.HiCacheStorage):
             return missed
 
         def move() -> list[bool]:
-            pages = self._room.pages(name)
+            pages = self._pages.get(name)
             hashes = page_hashes(keys or ())
             if pages is None or host_indices is None:
                 self._counters.trouble("unknown_pool", f"pool {name} is not open, or no indices were given", count)
                 return missed
             return self._move(verb, name, hashes, pages.addresses(host_indices, count), until_s)
 
-        return self._answered(verb, count, move, missed)
+        return self._guard.answered(verb, count, move, missed)
 
     def _move(self, verb: Verb, name: str, hashes: list[bytes], addresses: Any, until_s: float | None) -> list[bool]:
         missed = [False] * len(hashes)
@@ -318,27 +292,27 @@ class KVDepotHiCache(hicache_storage.HiCacheStorage):
                 self._room.read(name, hashes)
             if not current:
                 self._clearing.settled()  # a reset is due
-        pages = self._room.pages(name)
-        self._rate(verb, sum(ended), pages.bytes if pages else 0, time.monotonic() - began_s)
+        pages = self._pages.get(name)
+        self._rate(verb, sum(ended), pages.size_bytes if pages else 0, time.monotonic() - began_s)
         return ended if current else missed
 
     def _flat(self, verb: Verb, key: str, tensor: Any, until_s: float | None = None) -> bool:
         """Moves a page between the depot and a tensor that contains its pieces in order."""
 
         def move() -> bool:
-            pages = self._room.pages(KV)
+            pages = self._pages.get(KV)
             if pages is None or tensor is None or type(pages.pool).__name__ not in KNOWN:
                 self._counters.trouble("no_flat_page", "a page was asked for that is no plain tensor")
                 return False
             size = int(tensor.numel() * tensor.element_size())
-            if size != pages.bytes or not tensor.is_contiguous():
-                self._counters.trouble("no_flat_page", f"a tensor has {size} bytes, and a page {pages.bytes}")
+            if size != pages.size_bytes or not tensor.is_contiguous():
+                self._counters.trouble("no_flat_page", f"a tensor has {size} bytes, and a page {pages.size_bytes}")
                 return False
             begins = np.concatenate(([0], np.cumsum(pages.sizes)[:-1])).astype(np.uint64)
             addresses = (begins + np.uint64(tensor.data_ptr())).reshape(1, -1)
             return self._move(verb, KV, page_hashes([key]), addresses, until_s)[0]
 
-        return self._answered(verb, 1, move, missed=False)
+        return self._guard.answered(verb, 1, move, missed=False)
 
     def _rate(self, verb: Verb, pages: int, page_bytes: int, seconds: float) -> None:
         with self._lock:

@@ -3,6 +3,7 @@
 import importlib
 import importlib.metadata
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from kvdepot.errors import config_error
@@ -69,9 +70,35 @@ def ranks_of_node(arguments: Any, storage: Any) -> int:
         return max(1, int(getattr(source, name, None) or 1))
 
     replicas = 1 if getattr(arguments, "enable_dp_attention", False) else size(arguments, "dp_size")
-    told = size(storage, "tp_size") * size(storage, "pp_size") * size(storage, "attn_cp_size")
-    ranks = max(size(arguments, "tp_size") * size(arguments, "pp_size"), told) * replicas
+    stored = size(storage, "tp_size") * size(storage, "pp_size") * size(storage, "attn_cp_size")
+    ranks = max(size(arguments, "tp_size") * size(arguments, "pp_size"), stored) * replicas
     return -(-ranks // size(arguments, "nnodes"))
+
+
+def linker_ranks(params: Any, *, replicated: bool) -> SimpleNamespace:
+    """Returns a linker's ranks, with the names that ``HiCacheStorageConfig`` gives to those of a storage backend.
+
+    Args:
+        params: SGLang's ``CacheInitParams``.
+        replicated: whether all tensor-parallel ranks have the same KV.
+    """
+    parallel = _call("sglang.srt.runtime_context", "get_parallel")
+    rank, size = 0, int(getattr(parallel, "tp_size", 1) or 1)
+    distributed = importlib.import_module("torch.distributed")
+    if distributed.is_available() and distributed.is_initialized():
+        # With attention parallelised by data, the ranks that share a prefix are fewer than those of the model.
+        group = params.attn_tp_cache_group or params.tp_cache_group
+        rank, size = distributed.get_rank(group=group), distributed.get_world_size(group=group)
+    return SimpleNamespace(
+        tp_rank=rank,
+        tp_size=size,
+        pp_rank=params.pp_rank,
+        pp_size=params.pp_size,
+        attn_cp_rank=params.attn_cp_rank,
+        attn_cp_size=params.attn_cp_size,
+        dcp_size=int(getattr(parallel, "attn_dcp_size", 1) or 1),
+        is_mla_model=replicated,
+    )
 
 
 def hashes_know_adapters() -> bool:

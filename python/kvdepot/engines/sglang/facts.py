@@ -13,7 +13,7 @@ from typing import Any
 from kvdepot.engines.adapter_files import content_digest
 from kvdepot.engines.sglang import engine
 from kvdepot.engines.sglang.options import Options
-from kvdepot.engines.sglang.pages import Pages
+from kvdepot.engines.sglang.pages import PoolPages
 from kvdepot.engines.weights import WEIGHT_SUFFIXES, local_directory, local_weights, tree_digest, weights_digest
 from kvdepot.errors import config_error
 
@@ -75,7 +75,7 @@ GEOMETRY = (
     "conv_dtype",
     "temporal_dtype",
 )
-"""Attributes of host pools that describe their tensors."""
+"""Attributes of pools that describe their tensors."""
 
 SHARDED_POOLS = ("mamba",)
 """Pools that differ on every rank, even if the model's KV is the same on all of them."""
@@ -123,14 +123,15 @@ def engine_facts(options: Options) -> dict[str, object]:
     return facts
 
 
-def pool_facts(facts: Mapping[str, object], name: str, pages: Pages, storage: Any) -> dict[str, object]:
+def pool_facts(facts: Mapping[str, object], name: str, pages: PoolPages, storage: Any) -> dict[str, object]:
     """Returns the facts of the pages of one pool on this rank.
 
     Args:
         facts: facts of the engine.
         name: SGLang's name of the pool.
         pages: its pages.
-        storage: SGLang's ``HiCacheStorageConfig``; fields that a release does not have default to a single rank.
+        storage: SGLang's ``HiCacheStorageConfig``, or a linker's ranks. A field that a release does not have
+            defaults to a single rank.
     """
     pool = pages.pool
     replicated = bool(getattr(storage, "is_mla_model", False)) and not _is_sharded(name, pool)

@@ -1,4 +1,4 @@
-"""Hits that are held in the pool from SGLang's lookup until it has read them. Has no clock and no lock."""
+"""Hits that are held in the pool from SGLang's lookup until it has read them. No clock, no lock."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -9,7 +9,10 @@ LEASE_S = 10.0
 
 
 class Held(Protocol):
-    """The part of a claim's interface that is used here."""
+    """The part of a claim that is used here and by ``room``."""
+
+    def poll(self) -> tuple[bool, int, int]:
+        """Returns whether it is settled, how many pages it has, and how many of them came from a tier."""
 
     def release(self) -> None:
         """Drops the leases of its blocks."""
@@ -23,19 +26,22 @@ class Lease:
         claim: holds the blocks in the depot's pool.
         pools: names of pools whose last page has not been read.
         size: bytes that are held.
+        units: number of pages that are held.
         ends_s: time at which it expires.
     """
 
     claim: Held
     pools: set[str]
     size: int
+    units: int
     ends_s: float
 
 
 class Leases:
-    """Claims by the hash of their last page, oldest first; together they hold at most ``size_max`` bytes.
+    """Claims by key, oldest first. Together they hold at most ``size_max`` bytes; bytes that two hold count twice.
 
-    Requests with the same prefix have one claim each, and each read ends one of them. Bytes held by two count twice.
+    The key is the hash of the claim's last page, or the name of a request. Requests with the same prefix have one claim
+    each, and each read ends one of them.
     """
 
     def __init__(self, size_max: int) -> None:
@@ -46,14 +52,30 @@ class Leases:
     def __len__(self) -> int:
         return sum(map(len, self._held.values()))
 
+    def keys(self) -> set[bytes]:
+        """Returns the keys of all claims."""
+        return set(self._held)
+
     def room(self) -> int:
         """Returns how many more bytes may be held."""
         return max(0, self.size_max - self.size)
 
-    def hold(self, claim: Held, last: bytes, pools: Iterable[str], size: int, now_s: float) -> None:
-        """Holds a claim until ``last`` was read in all of ``pools``, in addition to other claims for that page."""
-        self._held.setdefault(last, []).append(Lease(claim, set(pools), size, now_s + LEASE_S))
+    def hold(self, claim: Held, key: bytes, pools: Iterable[str], size: int, now_s: float, *, units: int = 0) -> None:
+        """Holds a claim until its last page was read in all of ``pools``, in addition to other claims with that key."""
+        self._held.setdefault(key, []).append(Lease(claim, set(pools), size, units, now_s + LEASE_S))
         self.size += size
+
+    def renew(self, key: bytes, now_s: float) -> Lease | None:
+        """Returns the newest lease with a key, which now expires later; ``None`` if there is none."""
+        lease = next(reversed(self._held.get(key, ())), None)
+        if lease is not None:
+            lease.ends_s = now_s + LEASE_S
+        return lease
+
+    def drop(self, key: bytes) -> None:
+        """Releases all claims with a key."""
+        for lease in tuple(self._held.get(key, ())):
+            self._let_go(key, lease)
 
     def read(self, pool: str, hashes: Iterable[bytes]) -> None:
         """Notes that one request has read these pages of a pool, or failed to."""

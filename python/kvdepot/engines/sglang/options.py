@@ -1,4 +1,4 @@
-"""Our keys in SGLang's extra configuration of a storage backend."""
+"""Our keys in SGLang's extra configuration of a storage backend or linker."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ SGLANG_KEYS = (
 
 @dataclass(frozen=True)
 class Options:
-    """Configuration of one backend.
+    """Configuration of one backend or linker.
 
     Attributes:
         config: keys of the depot and of its client.
@@ -47,11 +47,24 @@ def read_extra_config(extra_config: Mapping[str, Any] | None) -> Options:
         ConfigError: a key or value is wrong, or zero-copy is disabled (``interface_v1``), so SGLang would copy each
             page an additional time.
     """
-    said = {name: value for name, value in (extra_config or {}).items() if name not in SGLANG_KEYS}
+    given = {name: value for name, value in (extra_config or {}).items() if name not in SGLANG_KEYS}
     if not (extra_config or {}).get(ZERO_COPY_KEY):
         raise config_error(f'{ZERO_COPY_KEY}: must be 1: write "{ZERO_COPY_KEY}": 1 into the extra config')
-    version, salt = (name_of(said.pop(key, ""), key) for key in (VERSION_KEY, SALT_KEY))
-    config = load_engine_config(said)
+    return _options(given)
+
+
+def read_linker_config(extra_config: Mapping[str, Any] | None) -> Options:
+    """Reads ``linker_extra_config``: the name of a file (``config``), or keys of the configuration.
+
+    Raises:
+        ConfigError: a key or value is wrong.
+    """
+    return _options(dict(extra_config or {}))
+
+
+def _options(given: dict[str, Any]) -> Options:
+    version, salt = (name_of(given.pop(key, ""), key) for key in (VERSION_KEY, SALT_KEY))
+    config = load_engine_config(given)
     if config.mode == "embedded":
         raise config_error("mode: embedded: the ranks of an engine share a depot: write node, or remove the key")
     if config.pool == "Staging":

@@ -8,7 +8,7 @@ they are separate forms.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,43 @@ BY_LAYER = "by_layer"
 KNOWN = {"MHATokenToKVPoolHost": 2, "MLATokenToKVPoolHost": 1}
 """Classes of pools whose pages are known to have that order, with the number of tensors per layer."""
 
+Layout: TypeAlias = list[list[Any]]
+"""Layout of a block: runs of equal shards, each ``[count, [bytes of each tensor]]``."""
+
+
+class PoolPages(Protocol):
+    """Where the pages of a pool are: ``Pages`` in host memory, ``DevicePages`` in a device's."""
+
+    @property
+    def pool(self) -> Any:
+        """SGLang's pool."""
+
+    @property
+    def form(self) -> str:
+        """Order of the bytes in a page."""
+
+    @property
+    def page_tokens(self) -> int:
+        """Number of the pool's indices per page."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of a page."""
+
+    @property
+    def layout(self) -> Layout:
+        """Layout of a page as a block."""
+
+    @property
+    def cuda_device(self) -> int | None:
+        """Number of the CUDA device that holds the pages; ``None`` = host memory."""
+
+    def attach(self, store: Any) -> None:
+        """Tells a new store what its tasks take for granted."""
+
+    def submit(self, store: Any, verb: str, hashes: Sequence[bytes], places: npt.NDArray[Any]) -> Any:
+        """Begins a task over the pages at ``places``, and returns it."""
+
 
 @dataclass(frozen=True)
 class Pages:
@@ -32,7 +69,7 @@ class Pages:
         page_tokens: number of the pool's indices per page.
         form: order of the bytes in a page.
         sizes: bytes of each piece of a page as stored in a block, in order.
-        told: number of pieces of a page that the pool reports.
+        reported: number of pieces of a page that the pool reports.
         order: indexes of the reported pieces, in the order of a block; each is cut into ``cuts`` equal pieces.
         cuts: number of equal pieces that a reported piece is cut into.
     """
@@ -41,7 +78,7 @@ class Pages:
     page_tokens: int
     form: str
     sizes: tuple[int, ...]
-    told: int
+    reported: int
     order: tuple[int, ...]
     cuts: int
 
@@ -54,7 +91,7 @@ class Pages:
         """
         page_tokens = int(getattr(pool, "page_size", 1) or 1)
         try:
-            first = _told(pool, np.arange(page_tokens))
+            first = _reported(pool, np.arange(page_tokens))
         except (NotImplementedError, ValueError) as error:
             layout = getattr(pool, "layout", "")
             raise config_error(
@@ -84,10 +121,25 @@ class Pages:
                 return cls(pool, page_tokens, BY_LAYER, pieces, len(sizes), tuple(range(tensors)), layers)
         return cls(pool, page_tokens, layout, tuple(sizes), len(sizes), tuple(range(len(sizes))), 1)
 
+    cuda_device: ClassVar[None] = None
+    """Host memory."""
+
     @property
-    def bytes(self) -> int:
+    def size_bytes(self) -> int:
         """Bytes of a page."""
         return sum(self.sizes)
+
+    @property
+    def layout(self) -> Layout:
+        """Layout of a block: one shard, with a tensor for each piece."""
+        return [[1, list(self.sizes)]]
+
+    def attach(self, store: Any) -> None:
+        """Does nothing: every task names its own addresses."""
+
+    def submit(self, store: Any, verb: str, hashes: Sequence[bytes], places: npt.NDArray[Any]) -> Any:
+        """Begins a dump or load of pages whose ``places`` are rows from ``addresses``. Returns the task."""
+        return getattr(store, verb)(hashes, np.zeros(len(hashes), dtype=np.int64), places, self.pool)
 
     def addresses(self, host_indices: Any, count: int) -> npt.NDArray[np.uint64]:
         """Returns the addresses of the pieces of ``count`` pages: shape ``(count, len(sizes))``.
@@ -98,19 +150,19 @@ class Pages:
         indices = len(host_indices)
         if indices != count * self.page_tokens:
             raise ValueError(f"{indices} indices for {count} pages of {self.page_tokens}")
-        told = _told(self.pool, host_indices)
-        if told is None or len(told[0]) != count * self.told:
-            raise ValueError(f"the pool reports {0 if told is None else len(told[0])} pieces of {count} pages")
-        rows = np.asarray(told[0], dtype=np.uint64).reshape(count, self.told)[:, self.order]
+        reported = _reported(self.pool, host_indices)
+        if reported is None or len(reported[0]) != count * self.reported:
+            raise ValueError(f"the pool reports {0 if reported is None else len(reported[0])} pieces of {count} pages")
+        rows = np.asarray(reported[0], dtype=np.uint64).reshape(count, self.reported)[:, self.order]
         if self.cuts > 1:
             steps = np.arange(self.cuts, dtype=np.uint64) * np.uint64(self.sizes[0])
             rows = (rows[:, :, None] + steps).reshape(count, -1)
         return np.ascontiguousarray(rows)
 
 
-def _told(pool: Any, indices: Any) -> tuple[Sequence[int], Sequence[int]] | None:
-    told = pool.get_page_buffer_meta(indices)
-    if told is None:
+def _reported(pool: Any, indices: Any) -> tuple[Sequence[int], Sequence[int]] | None:
+    reported = pool.get_page_buffer_meta(indices)
+    if reported is None:
         return None
-    pointers, sizes = told
+    pointers, sizes = reported
     return pointers, sizes

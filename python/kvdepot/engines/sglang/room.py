@@ -1,11 +1,12 @@
-"""One SGLang rank's access to the depot: one attachment, a namespace for each host pool, and the held hits.
+"""One SGLang rank's access to the depot: one attachment, a namespace for each pool, and the held hits.
 
 Nothing here raises for an operational failure, which is counted and becomes a miss. Every call is bounded: a lookup,
-dump or load by ``CALL_S`` or ``timeout_ms``, whichever is shorter, a claim by ``call_timeout_ms`` and ``CLAIM_S``.
+dump or load by ``call_s`` or ``timeout_ms``, whichever is shorter, a claim by ``call_timeout_ms`` and ``CLAIM_S``.
 """
 
 import bisect
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from kvdepot import _native
 from kvdepot.config import KVDepotConfig
 from kvdepot.engines.counters import Counters
 from kvdepot.engines.sglang.leases import Leases
-from kvdepot.engines.sglang.pages import Pages
+from kvdepot.engines.sglang.pages import PoolPages
 from kvdepot.logs import set_up_logging
 
 CALL_S = 3.0
@@ -46,9 +47,9 @@ Verb: TypeAlias = Literal["dump", "load"]
 
 @dataclass(frozen=True)
 class Pool:
-    """A host pool whose pages are blocks of a namespace."""
+    """A pool of SGLang whose pages are blocks of a namespace."""
 
-    pages: Pages
+    pages: PoolPages
     namespace: Any
     store: Any
 
@@ -63,6 +64,7 @@ class Room:
         connect: Callable[[KVDepotConfig], Any] | None = None,
         *,
         ranks: int = 1,
+        call_s: float = CALL_S,
     ) -> None:
         """Attaches to the node's depot, which is started if none answers.
 
@@ -71,6 +73,7 @@ class Room:
             counters: count failures.
             connect: function that attaches; ``None`` = to the depot of ``config``.
             ranks: number of this engine's ranks on this node, which all hold hits in the same pool.
+            call_s: seconds that an operation may take.
 
         Raises:
             ConfigError: the pool that would be started does not fit the machine.
@@ -84,7 +87,7 @@ class Room:
         self._lock = threading.Lock()
         self._leases = Leases(0)
         self._ranks = max(1, ranks)
-        self._call_ms = min(config.timeout_ms, int(CALL_S * 1e3))
+        self._call_ms = min(config.timeout_ms, int(call_s * 1e3))
 
     def until(self) -> float:
         """Returns the time by which the last operation of a call that begins now must begin, by ``time.monotonic``."""
@@ -95,26 +98,23 @@ class Room:
         """Whether calls currently reach a depot."""
         return bool(self._depot.attached)
 
-    def open(self, name: str, pages: Pages, facts: Mapping[str, object]) -> None:
+    def open(self, name: str, pages: PoolPages, facts: Mapping[str, object]) -> None:
         """Opens a pool's namespace, replacing an earlier one of that name.
 
         Raises:
             ConfigError: facts or layout are wrong.
+            UnavailableError, UnsupportedError: no copy engine reaches the pool's memory.
         """
-        layout = [[1, list(pages.sizes)]]
-        namespace = self._depot.open_namespace(json.dumps(facts, sort_keys=True), json.dumps(layout))
-        store = self._depot.store(namespace, timeout_ms=self._call_ms, copy_json=self._config.copy_json(None))
+        namespace = self._depot.open_namespace(json.dumps(facts, sort_keys=True), json.dumps(pages.layout))
+        copy_json = self._config.copy_json(pages.cuda_device)
+        store = self._depot.store(namespace, timeout_ms=self._call_ms, copy_json=copy_json)
+        pages.attach(store)
         with self._lock:
             self._leases.clear()
             before = self._pools.get(name)
             self._pools[name] = Pool(pages, namespace, store)
         if before is not None:
             before.store.close(0)
-
-    def pages(self, name: str) -> Pages | None:
-        """Returns the pages of an open pool, else ``None``."""
-        pool = self._pools.get(name)
-        return pool.pages if pool else None
 
     def lookup(self, name: str, hashes: Sequence[bytes], until_s: float) -> npt.NDArray[np.bool_]:
         """Returns for each page whether the depot has it, in its pool or a tier; all false after ``until_s``."""
@@ -144,17 +144,30 @@ class Room:
             self._counters.trouble("lookup_error", f"a lookup failed: {error!r}", len(hashes))
         return found
 
-    def hold(self, windows: Mapping[str, int], hashes: Sequence[bytes], until_s: float) -> int | None:
+    def hold(
+        self,
+        windows: Mapping[str, int],
+        hashes: Sequence[bytes],
+        until_s: float,
+        *,
+        owner: bytes | None = None,
+        wait_s: float = CLAIM_S,
+    ) -> int | None:
         """Brings a hit into the pool, as far as there is space, and holds it there until its pools have read it.
 
         Args:
             windows: names of the pools, each with the number of pages that it needs at the hit's end; 0 = all.
             hashes: the requested pages.
             until_s: time after which nothing begins.
+            owner: name under which only verified pages are held, until ``let_go``, instead of what was held for it;
+                ``None`` = until they have been read, and pages in flight count as well.
+            wait_s: seconds that pages may take to arrive from a tier.
 
         Returns:
             How many leading pages are held, or in flight; ``None`` if nothing was tried.
         """
+        if owner is not None:
+            self.let_go(owner)
         pools = {name: self._pool(name, len(hashes), until_s) for name in windows}
         if not hashes or not pools or any(pool is None for pool in pools.values()):
             return None
@@ -162,45 +175,66 @@ class Room:
 
         def size(units: int) -> int:
             """Returns the bytes that a hit of ``units`` pages holds."""
-            return sum(pool.pages.bytes * min(windows[name] or units, units) for name, pool in opened.items())
+            return sum(pool.pages.size_bytes * min(windows[name] or units, units) for name, pool in opened.items())
 
-        part = self._leases.size_max or self._held_bytes_max()
-        with self._lock:
-            self._counters.add("leases_expired", self._leases.expire(time.monotonic()))
-            self._leases.size_max = part
-            # If the depot does not report its pool's size, one hit is held at a time, and the depot is asked again.
-            room = self._leases.room() if part else max(0, size(len(hashes)) - self._leases.size)
-        fits = bisect.bisect_right(range(1, len(hashes) + 1), room, key=size)
-        if fits < len(hashes):
+        fits = bisect.bisect_right(range(1, len(hashes) + 1), self._space(size(len(hashes))), key=size)
+        units, claim = 0, None
+        if fits:
+            try:
+                claim = self._depot.claim(
+                    [([pool.namespace], windows[name], 1) for name, pool in opened.items()],
+                    hashes[:fits],
+                    skip=0,
+                    limit=fits,
+                    label=owner.decode() if owner is not None else "",
+                )
+                units = self._arrived(claim, wait_s, in_flight=owner is None)
+            except Exception as error:  # noqa: BLE001 - a miss
+                self._counters.trouble("claim_error", f"a claim failed: {error!r}", len(hashes))
+                return 0
+        if units == fits:
             self._counters.add("not_leased", len(hashes) - fits)
-            hashes = hashes[:fits]
-            if not hashes:
-                return None
-        try:
-            claim = self._depot.claim(
-                [([pool.namespace], windows[name], 1) for name, pool in opened.items()],
-                hashes,
-                skip=0,
-                limit=len(hashes),
-            )
-            units = self._arrived(claim)
-        except Exception as error:  # noqa: BLE001 - a miss
-            self._counters.trouble("claim_error", f"a claim failed: {error!r}", len(hashes))
-            return 0
+        if claim is None:
+            return None
         if units <= 0:
             claim.release()
             return 0
+        key = hashes[units - 1] if owner is None else owner
         with self._lock:
-            self._leases.hold(claim, hashes[units - 1], opened, size(units), time.monotonic())
+            self._leases.hold(claim, key, opened, size(units), time.monotonic(), units=units)
         self._counters.add("leased", units)
         return units
+
+    def renew(self, owner: bytes) -> int:
+        """Returns how many leading pages are held for an owner, who keeps them for another while; 0 = none any more."""
+        with self._lock:
+            lease = self._leases.renew(owner, time.monotonic())
+        if lease is None:
+            return 0
+        # A claim that nobody polls ends, and one on a depot that has died has ended.
+        settled, units, _ = lease.claim.poll()
+        if self.attached and settled and units >= lease.units:
+            return lease.units
+        self.let_go(owner)
+        return 0
+
+    def let_go(self, owner: bytes) -> None:
+        """Releases what is held for an owner, and what has expired."""
+        with self._lock:
+            self._leases.drop(owner)
+            self._counters.add("leases_expired", self._leases.expire(time.monotonic()))
+
+    def forget(self) -> None:
+        """Releases everything that is held."""
+        with self._lock:
+            self._leases.clear()
 
     def move(
         self,
         verb: Verb,
         name: str,
         hashes: Sequence[bytes],
-        addresses: npt.NDArray[np.uint64],
+        places: npt.NDArray[Any],
         until_s: float | None = None,
     ) -> list[bool]:
         """Dumps or loads pages. Returns for each whether it succeeded, once nothing copies from or to them any more.
@@ -209,7 +243,7 @@ class Room:
             verb: which of the two.
             name: name of the pool.
             hashes: hashes of the pages.
-            addresses: addresses of their pieces, one row per page.
+            places: where they are, one row per page, as the pool's ``submit`` takes them.
             until_s: time after which no task begins; ``None`` = as from ``until``.
         """
         until_s = self.until() if until_s is None else until_s
@@ -219,7 +253,7 @@ class Room:
             return [bool(one) for one in ended]
         rest = np.arange(len(hashes))
         while len(rest):
-            failed, kinds = self._moved(verb, pool, [hashes[row] for row in rest.tolist()], addresses[rest])
+            failed, kinds = self._moved(verb, pool, [hashes[row] for row in rest.tolist()], places[rest])
             ended[np.delete(rest, failed)] = True
             rest = rest[failed]
             again = verb == "dump" and bool(kinds) and all(kind in FULL for kind in kinds)
@@ -230,6 +264,17 @@ class Room:
             self._counters.add("dump_again", len(rest))
         self._counters.add(f"{verb}ed", int(ended.sum()))
         return [bool(one) for one in ended]
+
+    def begin_load(self, name: str, hashes: Sequence[bytes], places: npt.NDArray[Any]) -> Any | None:
+        """Begins to load pages, as in ``move``. Returns the task, or ``None`` if none began."""
+        pool = self._pool(name, len(hashes), math.inf)
+        if pool is None:
+            return None
+        try:
+            return pool.pages.submit(pool.store, "load", hashes, places)
+        except Exception as error:  # noqa: BLE001 - the caller counts it
+            self._counters.trouble("load_error", f"a load failed: {error!r}", len(hashes))
+            return None
 
     def read(self, name: str, hashes: Sequence[bytes]) -> None:
         """Notes that these pages were read, or could not be. Releases their leases, and expired ones."""
@@ -253,6 +298,11 @@ class Room:
         """Returns the number of held hits."""
         with self._lock:
             return len(self._leases)
+
+    def owners(self) -> set[bytes]:
+        """Returns the keys of all leases: the owners that something is held for."""
+        with self._lock:
+            return self._leases.keys()
 
     def close(self) -> None:
         """Waits for tasks in flight, each of which is bounded, and detaches. Idempotent."""
@@ -288,27 +338,35 @@ class Room:
     def _too_late(self, pages: int) -> None:
         self._counters.trouble("too_late", f"a call has taken {self._call_ms} ms: the rest of it is a miss", pages)
 
-    def _arrived(self, claim: Any) -> int:
-        """Returns how many pages of a claim are in the pool, or all in flight to it."""
-        until_s = time.monotonic() + CLAIM_S
+    def _space(self, wanted: int) -> int:
+        """Returns how many bytes a hit of ``wanted`` bytes may hold."""
+        part = self._leases.size_max or self._held_bytes_max()
+        with self._lock:
+            self._counters.add("leases_expired", self._leases.expire(time.monotonic()))
+            self._leases.size_max = part
+            # If the depot does not report its pool's size, one hit is held at a time, and the depot is asked again.
+            return self._leases.room() if part else max(0, wanted - self._leases.size)
+
+    def _arrived(self, claim: Any, wait_s: float, *, in_flight: bool) -> int:
+        """Returns how many pages of a claim are verified in the pool, or, if ``in_flight``, all on their way to it."""
+        until_s = time.monotonic() + wait_s
         while True:
             settled, units, _ = claim.wait(CLAIM_POLL_MS)
             if settled:
                 return int(units)
-            arriving = claim.arriving()
+            arriving = claim.arriving() if in_flight else None
             if arriving is not None:
                 return int(arriving[0])
             if time.monotonic() >= until_s or self._closing.is_set():
                 return int(claim.settle_now()[1])
 
     def _moved(
-        self, verb: Verb, pool: Pool, hashes: list[bytes], addresses: npt.NDArray[np.uint64]
+        self, verb: Verb, pool: Pool, hashes: list[bytes], places: npt.NDArray[Any]
     ) -> tuple[npt.NDArray[np.int64], dict[str, int]]:
         """Returns the indexes of the failed rows, and their number by kind."""
         every = np.arange(len(hashes), dtype=np.int64)
-        shards = np.zeros(len(hashes), dtype=np.int64)
         try:
-            task = getattr(pool.store, verb)(hashes, shards, addresses, pool.pages.pool)
+            task = pool.pages.submit(pool.store, verb, hashes, places)
         except Exception as error:  # noqa: BLE001 - a miss
             self._counters.trouble(f"{verb}_error", f"a {verb} failed: {error!r}", len(hashes))
             return every, {}

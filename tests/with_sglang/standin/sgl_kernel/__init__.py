@@ -1,13 +1,16 @@
 """A stand-in for ``sgl_kernel``, with which SGLang starts on a CPU that its kernels are not built for.
 
 Every name can be imported. The kernels that SGLang's HiCache needs on such a machine are implemented in torch; all
-others raise when called. It must precede all other packages in the path; SGLang itself is unchanged.
+others raise when called. It must precede all other packages in the path; SGLang itself is unchanged, except for two
+kernels of releases before 0.5.23 (``paged_alloc``).
 """
 
 import builtins
 import importlib
 import importlib.abc
 import importlib.machinery
+import importlib.metadata
+import os
 import sys
 import types
 
@@ -83,6 +86,15 @@ def _grow(kind, **methods):
 if not torch.cuda.is_available():
     torch.cuda.cudart = _cudart
 
+if not torch.cuda.is_available() and "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR" in os.environ:
+    # HiCache's generic transfers pin their memory.
+    _zeros = torch.zeros
+
+    def _unpinned(*sizes, pin_memory=False, **options):
+        return _zeros(*sizes, **options)
+
+    torch.zeros = _unpinned
+
 # HiCache expects streams and events of a CPU to have the methods of a GPU's. All work is done when its call returns.
 _grow(
     torch.cpu.Stream,
@@ -106,3 +118,7 @@ _transfers = importlib.import_module(f"{__name__}.kvcacheio")
 for _name in dir(_transfers):
     if _name.startswith("transfer_kv_"):
         setattr(builtins, _name, getattr(_transfers, _name))
+
+# Later releases allocate pages without Triton on a CPU.
+if tuple(map(int, importlib.metadata.version("sglang").split(".")[:3])) < (0, 5, 23):
+    importlib.import_module(f"{__name__}.paged_alloc").install()

@@ -1,0 +1,86 @@
+"""Real SGLang on CPU with kvdepot as its external linker, without a host pool of its own (P1, P3, P4)."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import model, settings
+from test_engine import NOTHING, PROMPT, TOKENS, WHOLE, said_since, stored, until
+
+from tools.lab.depot import DepotHome
+from tools.sglang.engine import Engine, depot_linker
+
+PAGES = sum(WHOLE) // 32
+
+
+@pytest.mark.timeout(600)
+def test_answers_are_the_same_whatever_is_killed(tmp_path: Path, home: DepotHome) -> None:
+    linker = depot_linker(settings(home, load_policy="all"))
+    seen: dict[str, Any] = {}
+    with home.start() as depot, Engine(tmp_path / "first", model(), linker) as sglang:
+        seen["cold"] = sglang.ask(**PROMPT)
+        stored(depot, PAGES)
+        seen["on the device"] = sglang.ask(**PROMPT)
+        sglang.flush()
+        seen["flushed"] = sglang.ask(**PROMPT)
+        depot.wait_until_clean(60)
+        # Both are killed here.
+    with Engine(tmp_path / "second", model(), linker) as sglang:
+        with home.start() as depot:
+            seen["restarted"] = sglang.ask(**PROMPT)
+            sglang.flush()
+            depot.kill()
+            seen["depot dead"] = sglang.ask(**PROMPT)
+            sglang.flush()
+        with home.start() as depot:
+            until(lambda: "attached to the depot" in said_since(sglang, "the depot was lost"), "the depot is found")
+            seen["depot back"] = sglang.ask(**PROMPT)
+            until(lambda: (depot.stats() or {}).get("pool_leased_bytes") == 0, "nothing is held any more")
+    print(json.dumps(seen))
+    assert [one["tokens"] for one in seen.values()] == [seen["cold"]["tokens"]] * len(seen)
+    assert {name: one["from_depot"] for name, one in seen.items()} == {
+        "cold": NOTHING,
+        "on the device": NOTHING,
+        "flushed": WHOLE,
+        "restarted": WHOLE,
+        "depot dead": NOTHING,
+        "depot back": WHOLE,
+    }
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_two_models_in_one_directory(tmp_path: Path, home: DepotHome) -> None:
+    """Both have the same configuration and get the same tokens, so SGLang's hashes are the same (P8)."""
+    linker = depot_linker(settings(home, load_policy="all"))
+    found = []
+    with home.start() as depot:
+        for seed in (0, 1):
+            with Engine(tmp_path / str(seed), model(seed=seed), linker) as sglang:
+                found.append(sglang.ask(**PROMPT))
+                stored(depot, (seed + 1) * PAGES)
+                sglang.flush()
+                found.append(sglang.ask(**PROMPT))
+    assert [one["from_depot"] for one in found] == [NOTHING, WHOLE, NOTHING, WHOLE]
+    assert found[0]["tokens"] == found[1]["tokens"]
+    assert found[2]["tokens"] == found[3]["tokens"]
+    assert found[0]["tokens"] != found[2]["tokens"]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_a_pool_smaller_than_the_work(tmp_path: Path, home: DepotHome) -> None:
+    """8 prompts of 4 MiB each, in a pool of 16 MiB: a hit comes from the disk, and is as long as what can be held."""
+    asked = {"seed": 2, "count": 8, "tokens": TOKENS}
+    home.configure({"pool_gb": 16 / 1024})
+    linker = depot_linker(settings(home, pool_gb=16 / 1024, load_policy="all"))
+    with home.start() as depot, Engine(tmp_path, model(), linker) as sglang:
+        cold = sglang.ask(**asked)
+        stored(depot, 8 * WHOLE[0] // 32)
+        depot.wait_until_clean(60)
+        sglang.flush()
+        flushed = sglang.ask(**asked)
+        until(lambda: (depot.stats() or {}).get("pool_leased_bytes") == 0, "nothing is held any more")
+    assert flushed["tokens"] == cold["tokens"]
+    assert all(0 < tokens <= WHOLE[0] for tokens in flushed["from_depot"])
