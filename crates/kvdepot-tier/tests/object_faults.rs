@@ -6,7 +6,7 @@ mod bucket_server;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bucket_server::{Act, BucketServer, Dialect, in_every_dialect};
+use bucket_server::{Act, BucketServer, Dialect, Speaking, in_every_dialect};
 use kvdepot_core::ErrorKind;
 use kvdepot_tier::conformance::{Bench, Waiting};
 use kvdepot_tier::{ObjectConfig, ObjectTier, Presence, Tier, Written};
@@ -58,6 +58,7 @@ in_every_dialect! {
     what_was_said_of_a_block_before_its_removal_is_not_believed_after_it
     writes_that_fail_hold_back_no_reset_and_no_removal
     deadlines_that_are_shorter_than_the_timeout_switch_a_hung_store_off
+    short_deadlines_switch_a_hung_store_off_together
     a_store_that_ignores_conditions_is_refused
     a_trial_that_was_not_answered_opens_all_the_same
     resets_of_one_depot_at_once_share_an_epoch
@@ -212,23 +213,38 @@ fn a_server_that_dies_and_comes_back_is_used_again() {
 fn a_write_that_was_not_answered_cannot_be_removed_yet() {
     let server = BucketServer::start();
     let bench = open(&server, |_| {});
-    for (n, act, outcome) in [(0, Act::ServeAndClose, Written::AlreadyThere), (2, Act::Close, Written::New)] {
-        // The first write may or may not be carried out, and is not answered: a later try's answer says nothing about
-        // it.
-        let mut first = true;
-        server.plan(move |request| {
-            let fails = request.is_block() && request.method == "PUT" && std::mem::take(&mut first);
-            if fails { act } else { Act::Serve }
-        });
-        assert_eq!(bench.write(n).unwrap(), outcome);
-        assert_eq!(bench.remove(n).unwrap_err().kind(), ErrorKind::Busy);
-    }
+    // A later try finds the object of the first one there, which is then over.
+    fail_once(&server, Act::ServeAndClose);
+    assert_eq!(bench.write(0).unwrap(), Written::New);
+    bench.remove(0).unwrap();
+    assert_eq!(bench.write(0).unwrap(), Written::New);
+    // The first one may still be carried out: a later try's answer says nothing about it.
+    fail_once(&server, Act::Close);
+    assert_eq!(bench.write(2).unwrap(), Written::New);
+    assert_eq!(bench.remove(2).unwrap_err().kind(), ErrorKind::Busy);
+    // So may one of two.
+    let mut acts = [Act::Close, Act::ServeAndClose].into_iter();
+    server.plan(move |request| {
+        let is_write = request.is_block() && request.method == "PUT";
+        if is_write { acts.next().unwrap_or(Act::Serve) } else { Act::Serve }
+    });
+    assert_eq!(bench.write(3).unwrap(), Written::New);
+    assert_eq!(bench.remove(3).unwrap_err().kind(), ErrorKind::Busy);
     let bench = open(&server, impatient);
     server.plan(|request| if request.method == "PUT" { Act::Hang } else { Act::Serve });
     assert!(bench.write(1).is_err());
     server.serve_all();
     assert_eq!(bench.remove(1).unwrap_err().kind(), ErrorKind::Busy, "it may still be carried out");
     assert_ne!(bench.peek(1), Presence::Present);
+}
+
+/// Lets the next write of a block fail in this way.
+fn fail_once(server: &BucketServer, act: Act) {
+    let mut first = true;
+    server.plan(move |request| {
+        let fails = request.is_block() && request.method == "PUT" && std::mem::take(&mut first);
+        if fails { act } else { Act::Serve }
+    });
 }
 
 fn parts_that_may_be_put_together_late_keep_the_next_write_away() {
@@ -254,12 +270,24 @@ fn another_value_is_not_taken_for_ones_own() {
     let server = BucketServer::start();
     open(&server, |_| {}).write_all(1);
     let bench = open(&server, |_| {});
-    let mut first = true;
-    server.plan(move |request| {
-        let fails = request.is_block() && request.method == "PUT" && std::mem::take(&mut first);
-        if fails { Act::Refuse(500) } else { Act::Serve }
-    });
-    assert_eq!(bench.write(0).unwrap(), Written::AlreadyThere, "the first try stored nothing");
+    fail_once(&server, Act::Refuse(500));
+    let write = bench.begin_write(0, bench.filled(7), Bench::soon());
+    assert_eq!(Bench::answer(&write).unwrap(), Written::AlreadyThere, "the first try stored nothing");
+    assert!(bench.read_is_right(0));
+}
+
+#[test]
+fn parts_that_another_writer_dropped_are_not_the_end_of_a_write() {
+    let _speaking = Speaking::set(Dialect::Azure);
+    let server = BucketServer::start();
+    let (in_parts, whole) = (open(&server, |config| config.part_bytes = 5000), open(&server, |_| {}));
+    server.plan(|request| if request.completes_parts() { Act::Hold } else { Act::Serve });
+    let write = in_parts.begin_write(0, in_parts.filled(0), Bench::soon());
+    until("all parts are there", || server.with(|bucket| bucket.held == 1));
+    assert_eq!(whole.write(0).unwrap(), Written::New);
+    server.serve_all();
+    assert_eq!(Bench::answer(&write).unwrap(), Written::AlreadyThere);
+    assert!(in_parts.read_is_right(0));
 }
 
 fn a_conflict_is_tried_again_and_nothing_is_taken_for_stored() {
@@ -352,6 +380,18 @@ fn deadlines_that_are_shorter_than_the_timeout_switch_a_hung_store_off() {
         let end = Instant::now() + Duration::from_secs(1);
         let reads: Vec<_> = (0..6).map(|_| bench.begin_read(0, bench.slot(), end)).collect();
         reads.iter().for_each(|read| assert!(Bench::answer(read).is_err()));
+        !bench.tier.servers()[0].up
+    });
+}
+
+fn short_deadlines_switch_a_hung_store_off_together() {
+    let server = BucketServer::start();
+    let bench = open(&server, |_| {});
+    bench.write_all(1);
+    server.plan(|_| Act::Hang);
+    until("it is switched off", || {
+        let end = Instant::now() + Duration::from_millis(200);
+        assert!(Bench::answer(&bench.begin_read(0, bench.slot(), end)).is_err());
         !bench.tier.servers()[0].up
     });
 }

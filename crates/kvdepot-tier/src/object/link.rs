@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use kvdepot_core::limits::{OBJECT_APART_MAX, OBJECT_CUT_MS, OBJECT_PAUSE_MS, OBJECT_TRIES_MAX};
+use kvdepot_core::limits::{OBJECT_APART_MAX, OBJECT_PAUSE_MS, OBJECT_TRIES_MAX};
 use kvdepot_core::{Error, ErrorKind};
 use object_store::{ObjectStore, Result as StoreResult};
 use parking_lot::Mutex;
@@ -338,13 +338,14 @@ impl Turn<'_> {
 }
 
 impl Drop for Turn<'_> {
-    /// A deadline that ends a try before `timeout` counts as a failure, too, if the store had long enough to answer.
+    /// Deadlines that end tries before `timeout` count as failures, too, if the store had long enough to answer.
     /// Otherwise a store that hangs would cost each caller its deadline, and would never be disabled.
     fn drop(&mut self) {
         let Some(asked) = self.asked.get() else { return };
         let now = Instant::now();
-        if now.min(self.deadline).saturating_duration_since(asked) >= Duration::from_millis(OBJECT_CUT_MS) {
-            let what = "the store did not answer by a caller's deadline";
+        let is_failure = self.link.lane(self.lane).1.lock().cut(asked, now.min(self.deadline));
+        if is_failure {
+            let what = "the store did not answer by its callers' deadlines";
             self.note(now, &Error::new(ErrorKind::Timeout, what));
         }
     }
