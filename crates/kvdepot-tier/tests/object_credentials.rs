@@ -6,6 +6,7 @@ mod bucket_server;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bucket_server::{Act, BUCKET, BucketServer, Dialect, Request, Speaking};
 use kvdepot_core::{BlockLayout, ErrorKind};
@@ -55,7 +56,7 @@ fn requests(server: &BucketServer, url: &str, variables: &[(&str, &str)]) -> Vec
 fn with_variables() {
     let mut config = ObjectConfig::new(&std::env::var("KVDEPOT_TEST_URL").unwrap()).unwrap();
     config.endpoint = std::env::var("KVDEPOT_TEST_ENDPOINT").ok();
-    config.timeout = std::time::Duration::from_secs(30);
+    config.timeout = Duration::from_secs(30);
     let bench = Bench::new(Arc::new(ObjectTier::open(config).unwrap()));
     bench.write_all(1);
     assert!(bench.read_is_right(0));
@@ -239,7 +240,9 @@ fn refused_credentials_are_named_and_not_shown() {
 #[ignore = "a part of refused_credentials_are_named_and_not_shown"]
 fn with_an_identity_that_is_refused() {
     let endpoint = std::env::var("KVDEPOT_TEST_ENDPOINT").ok();
-    let tier = ObjectTier::open(ObjectConfig { endpoint, ..ObjectConfig::new(IN_ACCOUNT).unwrap() }).unwrap();
+    let timeout = Duration::from_secs(30);
+    let config = ObjectConfig { endpoint, timeout, ..ObjectConfig::new(IN_ACCOUNT).unwrap() };
+    let tier = ObjectTier::open(config).unwrap();
     let error = tier.open_and_wait(&spec("one", BlockLayout::new(vec![vec![100]]).unwrap()), 0).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Permission, "{error}");
     let told = format!("{error} {error:?} {:?}", tier.servers());
