@@ -137,6 +137,10 @@ FLAT = [
     ("pipeline: Cache|Object\nobject_url: s3://b\nobject_tls_ca_file: /c", "add object_endpoint"),
     ("pipeline: Cache|Object\nobject_url: s3://b\nobject_part_mb: 4", "greater than or equal to 5"),
     ("object_url: s3://b", "has no use in the pipeline Cache|Posix"),
+    ("pipeline: Cache|Object\nobject_url: gs://b@c", "holds no user, query or fragment"),
+    ("pipeline: Cache|Object\nobject_url: abfss://c:p@a.dfs.core.windows.net/kv", "holds no user, query or fragment"),
+    ("pipeline: Cache|Object\nobject_url: gs://b\nobject_region: r", "object_region: has no use unless object_url"),
+    ("pipeline: Cache|Object\nobject_url: az://c\nobject_profile: p", "object_profile: has no use unless object_url"),
     # not a configuration
     ("", ": is empty"),
     ("# only a comment\n", ": is empty"),

@@ -70,6 +70,14 @@ def test_every_key_is_accepted_and_reaches_the_core(tier, setting, machine):
     assert setting["key"]["name"] in {one.key for one in config.effective(machine)}
 
 
+@pytest.mark.parametrize(
+    "url", ["s3://b/kv", "gs://b/kv", "az://c/kv", "azure://c", "abfss://c@a.dfs.core.windows.net/kv"]
+)
+def test_buckets_of_all_providers_are_accepted(url, machine):
+    config = load_config({"pipeline": "Cache|Object", "object_url": url}, machine=machine)
+    assert json.loads(config.to_core_json(machine=machine))["object"]["url"] == url
+
+
 @KEYS
 def test_every_default_is_told_to_the_core(tier, setting, machine):
     told = json.loads(load_config(ALL_TIERS, machine=machine).to_core_json(machine=machine))

@@ -173,7 +173,8 @@ pub const OBJECT_TRIES_MAX: u32 = 4;
 /// Maximum number of concurrent requests of an Object tier for epochs, and of those for removals, in addition to all
 /// others.
 pub const OBJECT_APART_MAX: usize = 4;
-/// How long, in milliseconds, a store must have been silent for a caller's deadline to count as the store's failure.
+/// How long, in milliseconds, a store must have been silent, in one request or in several, for callers' deadlines to count
+/// as its failure.
 pub const OBJECT_CUT_MS: u64 = 500;
 /// First and longest pause, in milliseconds, before an Object tier retries a request.
 pub const OBJECT_PAUSE_MS: (u64, u64) = (50, 2_000);

@@ -55,6 +55,8 @@ pub enum Kind {
     Url {
         /// The schemes, without `://`.
         of: &'static [&'static str],
+        /// Those whose address may have a name before `@`, as in `abfss://container@account.dfs.core.windows.net`.
+        with_name: &'static [&'static str],
     },
     /// Absolute paths without duplicates. A key may have them as one text, separated by `:`.
     Paths {
@@ -161,6 +163,15 @@ pub enum Rule {
         /// Description of the mistake, and what to do.
         text: &'static str,
     },
+    /// It has no effect unless the other, a URL, has one of a few schemes.
+    Scheme {
+        /// The other key.
+        key: &'static str,
+        /// The schemes, without `://`.
+        of: &'static [&'static str],
+        /// Description of the mistake, and what to do.
+        text: &'static str,
+    },
     /// It must not be set if the other has a certain value.
     Not {
         /// The other key.
@@ -193,8 +204,8 @@ impl Kind {
             Self::Choice { of } => (value.as_str().is_some_and(|value| of.contains(&value)), one_of(of)),
             Self::Text => (value.is_string() || value.is_null(), "a text".to_owned()),
             Self::Path => (value.is_string() || value.is_null(), "a path".to_owned()),
-            Self::Url { of } => (
-                value.is_null() || value.as_str().is_some_and(|text| is_url(text, of)),
+            Self::Url { of, with_name } => (
+                value.is_null() || value.as_str().is_some_and(|text| is_url(text, of, with_name)),
                 format!("a URL that begins with {}", one_of_schemes(of)),
             ),
             Self::Paths { max } => (list(max), format!("a list of 1 to {max} paths")),
@@ -204,14 +215,21 @@ impl Kind {
     }
 }
 
-/// Returns whether a text is `scheme://` followed by an address without user name, password, query or fragment.
-fn is_url(text: &str, schemes: &[&str]) -> bool {
-    let rest = text.split_once("://").filter(|(scheme, _)| schemes.contains(scheme)).map(|(_, rest)| rest);
-    rest.is_some_and(|rest| {
-        !rest.is_empty()
-            && !rest.starts_with('/')
-            && rest.chars().all(|c| c.is_ascii_graphic() && !"@?#".contains(c))
-    })
+/// Returns whether a text is `scheme://` followed by an address without user name, password, query or fragment. Some
+/// schemes may have a name before `@`.
+fn is_url(text: &str, schemes: &[&str], with_name: &[&str]) -> bool {
+    let Some((scheme, rest)) = text.split_once("://").filter(|(scheme, _)| schemes.contains(scheme)) else {
+        return false;
+    };
+    let rest = match rest.split_once('@').filter(|_| with_name.contains(&scheme)) {
+        Some((name, _)) if name.is_empty() || name.contains([':', '/']) => return false,
+        Some((_, rest)) => rest,
+        None => rest,
+    };
+    !rest.is_empty()
+        && !rest.starts_with('/')
+        && text.chars().all(|c| c.is_ascii_graphic() && !"?#".contains(c))
+        && !rest.contains('@')
 }
 
 fn one_of_schemes(schemes: &[&str]) -> String {

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bucket_server::{Act, BucketServer, until};
+use bucket_server::{Act, BucketServer, in_every_dialect, until};
 use kvdepot_core::{BlockKey, BlockLayout, ErrorKind};
 use kvdepot_tier::conformance::{Bench, Waiting, spec};
 use kvdepot_tier::{ObjectConfig, ObjectTier, Presence, Tier, TierEvents, Written};
@@ -23,7 +23,18 @@ fn figure(bench: &Bench, name: &str) -> u64 {
     bench.tier.figures().into_iter().find(|(known, _)| *known == name).unwrap().1
 }
 
-#[test]
+in_every_dialect! {
+    the_bill_is_what_the_store_has_served
+    a_prompt_that_nobody_has_seen_costs_one_request
+    blocks_that_another_depot_wrote_are_not_stored_twice
+    what_a_lifecycle_rule_took_is_a_miss_and_written_again
+    past_epochs_are_deleted_and_no_other_s
+    what_a_reset_during_a_sweep_leaves_is_deleted_as_well
+    a_depot_that_begins_after_a_crash_deletes_what_lies_in_past_epochs
+    a_bucket_that_is_not_there_opens_no_namespace
+    refused_keys_are_named_as_such_and_not_shown
+}
+
 fn the_bill_is_what_the_store_has_served() {
     let server = BucketServer::start();
     let bench = open(&server, |config| config.part_bytes = 9000);
@@ -42,7 +53,6 @@ fn the_bill_is_what_the_store_has_served() {
     assert!(figure(&bench, "sent_bytes") >= 3 * 16_384 && figure(&bench, "received_bytes") >= 3 * 16_384);
 }
 
-#[test]
 fn a_prompt_that_nobody_has_seen_costs_one_request() {
     let server = BucketServer::start();
     let bench = open(&server, |_| {});
@@ -64,7 +74,6 @@ fn a_prompt_that_nobody_has_seen_costs_one_request() {
     assert_eq!(fresh.probe(fresh.keys(22)).unwrap(), 21);
 }
 
-#[test]
 fn blocks_that_another_depot_wrote_are_not_stored_twice() {
     let server = BucketServer::start();
     let (one, two) = (open(&server, |_| {}), open(&server, |config| config.part_bytes = 5000));
@@ -91,7 +100,6 @@ impl TierEvents for Heard {
     fn came_back(&self) {}
 }
 
-#[test]
 fn what_a_lifecycle_rule_took_is_a_miss_and_written_again() {
     let server = BucketServer::start();
     let bench = open(&server, |_| {});
@@ -108,7 +116,6 @@ fn what_a_lifecycle_rule_took_is_a_miss_and_written_again() {
     assert!(bench.read_is_right(0) && bench.read_is_right(1));
 }
 
-#[test]
 fn past_epochs_are_deleted_and_no_other_s() {
     let server = BucketServer::start();
     let mut bench = open(&server, |_| {});
@@ -126,12 +133,11 @@ fn past_epochs_are_deleted_and_no_other_s() {
     assert_eq!(server.names("/blocks/").len(), 3, "a rule of the bucket's does it");
 }
 
-#[test]
 fn what_a_reset_during_a_sweep_leaves_is_deleted_as_well() {
     let server = BucketServer::start();
     let mut bench = open(&server, |_| {});
     bench.write_all(2);
-    server.plan(|request| if request.query.contains_key("list-type") { Act::Hold } else { Act::Serve });
+    server.plan(|request| if request.is_list() { Act::Hold } else { Act::Serve });
     bench.epoch = bench.tier.advance_and_wait(&bench.spec, 0).unwrap();
     until("the bucket is being listed", || server.with(|bucket| bucket.held > 0));
     bench.write_all(3);
@@ -140,7 +146,6 @@ fn what_a_reset_during_a_sweep_leaves_is_deleted_as_well() {
     until("all go", || server.names("/blocks/").is_empty());
 }
 
-#[test]
 fn a_depot_that_begins_after_a_crash_deletes_what_lies_in_past_epochs() {
     let server = BucketServer::start();
     let bench = open(&server, |config| config.sweep = false);
@@ -150,7 +155,6 @@ fn a_depot_that_begins_after_a_crash_deletes_what_lies_in_past_epochs() {
     until("both go", || server.names("/blocks/").is_empty());
 }
 
-#[test]
 fn a_bucket_that_is_not_there_opens_no_namespace() {
     let server = BucketServer::start();
     let mut config = server.config("kv");
@@ -187,7 +191,6 @@ fn with_the_environment_s_token() {
     assert_eq!(signed.recv().unwrap(), (true, false));
 }
 
-#[test]
 fn refused_keys_are_named_as_such_and_not_shown() {
     for (status, kind) in [(403, ErrorKind::Permission), (500, ErrorKind::Unavailable)] {
         refused_keys(status, kind);

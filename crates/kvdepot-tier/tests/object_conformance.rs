@@ -1,4 +1,4 @@
-//! The Object tier passes the suite of all tiers, over HTTP and on a store in memory.
+//! The Object tier passes the suite of all tiers, in every protocol over HTTP, and on a store in memory.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod bucket_server;
@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bucket_server::BucketServer;
+use bucket_server::{BucketServer, in_every_dialect};
 use kvdepot_core::BlockLayout;
 use kvdepot_tier::conformance::Bench;
 use kvdepot_tier::{ObjectConfig, ObjectTier, Tier, conformance};
@@ -22,12 +22,16 @@ fn check(change: impl Fn(&mut ObjectConfig)) {
     });
 }
 
-#[test]
+in_every_dialect! {
+    a_bucket
+    a_bucket_with_few_requests_and_every_block_in_parts
+    a_depot_that_comes_back_finds_all
+}
+
 fn a_bucket() {
     check(|_| {});
 }
 
-#[test]
 fn a_bucket_with_few_requests_and_every_block_in_parts() {
     check(|config| (config.requests, config.part_bytes) = (4, 5000));
 }
@@ -41,17 +45,16 @@ fn a_store_in_memory() {
     });
 }
 
-#[test]
 fn a_depot_that_comes_back_finds_all() {
     let servers = BucketServer::start();
     // Each check of the suite has its own place, which its tiers share.
     conformance::check_persistent(&|| Arc::new(ObjectTier::open(servers.config("kv")).unwrap()));
 }
 
-/// `KVDEPOT_TEST_OBJECT_URL` (an existing bucket), `…_ENDPOINT`, `…_CA` (a file) and AWS's own variables select the
-/// store.
+/// `KVDEPOT_TEST_OBJECT_URL` (an existing bucket), `…_ENDPOINT`, `…_CREDENTIALS` and `…_CA` (files) and the provider's own
+/// variables select the store.
 #[test]
-#[ignore = "needs a store that speaks S3"]
+#[ignore = "needs a store, or an emulator"]
 fn a_real_store() {
     let url = std::env::var("KVDEPOT_TEST_OBJECT_URL").expect("KVDEPOT_TEST_OBJECT_URL names a bucket");
     let count = Cell::new(0);
@@ -61,6 +64,7 @@ fn a_real_store() {
         let config = ObjectConfig::new(&format!("{url}/{}-{}", std::process::id(), count.get())).unwrap();
         let config = ObjectConfig {
             endpoint: std::env::var("KVDEPOT_TEST_OBJECT_ENDPOINT").ok(),
+            credentials_file: std::env::var_os("KVDEPOT_TEST_OBJECT_CREDENTIALS").map(Into::into),
             tls_ca_file: std::env::var_os("KVDEPOT_TEST_OBJECT_CA").map(Into::into),
             part_bytes: 5 << 20,
             present_ttl: hour,

@@ -112,7 +112,10 @@ def _path_problems(path: str) -> Sequence[str]:
 def _url_problems(kind: Kind) -> Callable[[str], Sequence[str]]:
     def problems(url: str) -> Sequence[str]:
         scheme, _, rest = url.partition("://")
-        plain = all("!" <= char <= "~" and char not in "@?#" for char in rest)
+        name, at, host = rest.partition("@")
+        if at and scheme in kind.with_name and name and not set(":/") & set(name):
+            rest = host
+        plain = "@" not in rest and all("!" <= char <= "~" and char not in "?#" for char in url)
         if scheme in kind.of and rest and plain and not rest.startswith("/"):
             return []
         wanted = " or ".join(f"{scheme}://" for scheme in kind.of)

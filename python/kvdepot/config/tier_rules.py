@@ -34,4 +34,8 @@ def _in_use(config: "KVDepotConfig", tier: Tier) -> Iterator[Problem]:
 
 def _is_broken(config: "KVDepotConfig", rule: Rule) -> bool:
     other: object = getattr(config, rule.key)
-    return other is None if rule.is_ == "needs" else other == rule.value
+    if rule.is_ == "needs":
+        return other is None
+    if rule.is_ == "scheme":
+        return str(other).partition("://")[0] not in rule.of
+    return other == rule.value

@@ -24,6 +24,7 @@ class Kind(_Row):
     min: int = 0
     max: int = 0
     of: tuple[str, ...] = ()
+    with_name: tuple[str, ...] = ()
 
 
 class ByMachine(_Row):
@@ -38,9 +39,10 @@ class ByMachine(_Row):
 class Rule(_Row):
     """How a key depends on another key of its tier."""
 
-    is_: Literal["needs", "not"] = Field(alias="is")
+    is_: Literal["needs", "not", "scheme"] = Field(alias="is")
     key: str
     value: str = ""
+    of: tuple[str, ...] = ()
     text: str
 
 

@@ -7,6 +7,8 @@ use kvdepot_core::limits::OBJECT_REQUESTS_MAX;
 use kvdepot_core::{Error, ErrorKind, Result};
 use serde_json::Value;
 
+use super::address::{Account, Address};
+use super::cloud::Cloud;
 use super::settings::SETTINGS;
 use crate::settings::Fields;
 
@@ -16,17 +18,21 @@ const MIB: usize = 1 << 20;
 /// client.
 #[derive(Clone, Debug)]
 pub struct ObjectConfig {
-    /// The bucket.
+    /// The store's protocol.
+    pub cloud: Cloud,
+    /// The bucket; at Azure the container.
     pub bucket: String,
+    /// Storage account of Azure; `None` for the environment's.
+    pub account: Option<Account>,
     /// Prefix of all object names, without slashes at its ends; empty for none.
     pub prefix: String,
-    /// URL of the store; `None` for the environment's, or AWS.
+    /// URL of the store; `None` for the environment's, or the provider's.
     pub endpoint: Option<String>,
-    /// Region; `None` for the environment's.
+    /// Region of S3; `None` for the environment's.
     pub region: Option<String>,
-    /// File with access keys; `None` for the usual places.
+    /// File with credentials in the provider's format; `None` for the usual places.
     pub credentials_file: Option<PathBuf>,
-    /// Profile in that file; `None` for the environment's, or `default`.
+    /// Profile in that file of S3's; `None` for the environment's, or `default`.
     pub profile: Option<String>,
     /// PEM file with certificates to trust in addition to the system's.
     pub tls_ca_file: Option<PathBuf>,
@@ -45,11 +51,14 @@ pub struct ObjectConfig {
 }
 
 impl ObjectConfig {
-    /// Returns the defaults for `s3://bucket/prefix`.
+    /// Returns the defaults for a bucket: `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix` or
+    /// `abfss://container@account.dfs.core.windows.net/prefix`.
     pub fn new(url: &str) -> Result<Self> {
-        let (bucket, prefix) = split(url)?;
+        let Address { cloud, bucket, prefix, account } = Address::parse(url)?;
         Ok(Self {
+            cloud,
             bucket,
+            account,
             prefix,
             endpoint: None,
             region: None,
@@ -69,7 +78,8 @@ impl ObjectConfig {
     pub fn from_json(value: &Value) -> Result<Self> {
         let fields = Fields::new("Object", value, &SETTINGS)?;
         let url = fields.text("url")?.ok_or_else(|| {
-            Error::new(ErrorKind::Config, "an Object tier needs a bucket: url is s3://bucket/prefix")
+            let what = "an Object tier needs a bucket: url is s3://bucket/prefix, gs://bucket/prefix or az://container/prefix";
+            Error::new(ErrorKind::Config, what)
         })?;
         let mut config = Self::new(&url)?;
         config.endpoint = fields.text("endpoint")?;
@@ -104,30 +114,14 @@ impl ObjectConfig {
         if self.timeout.is_zero() || self.part_bytes == 0 {
             return Err(Error::new(ErrorKind::Config, "an Object tier needs a timeout and parts above 0"));
         }
+        let of_aws = [("region", self.region.is_some()), ("profile", self.profile.is_some())];
+        if let Some((setting, _)) = of_aws.iter().find(|(_, is_set)| *is_set && self.cloud != Cloud::Aws) {
+            return Err(Error::new(ErrorKind::Config, "only stores at s3:// have such a setting")
+                .with("tier", "Object")
+                .with("key", setting));
+        }
         Ok(())
     }
-}
-
-/// Splits a URL into bucket and prefix.
-fn split(url: &str) -> Result<(String, String)> {
-    // The value may hold a password, so it is not shown then.
-    let shown = if url.contains('@') { "(not shown)" } else { url };
-    let bad =
-        |what: &str| Error::new(ErrorKind::Config, what.to_owned()).with("tier", "Object").with("url", shown);
-    let rest = url.strip_prefix("s3://").ok_or_else(|| bad("the URL of a bucket is s3://bucket/prefix"))?;
-    let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
-    let of = |text: &str, more: &str| text.chars().all(|c| c.is_ascii_alphanumeric() || more.contains(c));
-    if bucket.is_empty() || !of(bucket, "-._") {
-        return Err(bad("a bucket's name has letters, digits, '-', '.' and '_'"));
-    }
-    let prefix = prefix.strip_suffix('/').unwrap_or(prefix);
-    let is_good = |part: &str| !part.is_empty() && part != "." && part != ".." && of(part, "-._=+");
-    if !prefix.is_empty() && !prefix.split('/').all(is_good) {
-        return Err(bad(
-            "a prefix has parts of letters, digits, '-', '.', '_', '=' and '+', with one '/' between them",
-        ));
-    }
-    Ok((bucket.to_owned(), prefix.to_owned()))
 }
 
 #[cfg(test)]
@@ -135,23 +129,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-
-    #[test]
-    fn urls_are_split_and_mistakes_named() {
-        let parts = |url| split(url).map(|(bucket, prefix)| format!("{bucket} {prefix}"));
-        assert_eq!(parts("s3://b").unwrap(), "b ");
-        assert_eq!(parts("s3://b/").unwrap(), "b ");
-        assert_eq!(parts("s3://my-b.c/kv/team=1/").unwrap(), "my-b.c kv/team=1");
-        for url in
-            ["b/p", "gs://b", "s3://", "s3:///p", "s3://b//p", "s3://b/p//q", "s3://b/../q", "s3://b/a b"]
-        {
-            let error = parts(url).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Config);
-            assert!(error.to_string().contains(url), "{error}");
-        }
-        let error = parts("s3://AKIA:geheim@b/p").unwrap_err();
-        assert!(!error.to_string().contains("geheim"), "{error}");
-    }
 
     #[test]
     fn settings_are_read() {
@@ -168,5 +145,9 @@ mod tests {
         );
         let error = ObjectConfig::from_json(&json!({})).unwrap_err();
         assert!(error.to_string().contains("s3://bucket/prefix"), "{error}");
+        for key in ["region", "profile"] {
+            let error = ObjectConfig::from_json(&json!({"url": "gs://b", key: "x"})).unwrap_err();
+            assert!(error.to_string().contains(key), "{error}");
+        }
     }
 }

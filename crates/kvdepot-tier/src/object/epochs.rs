@@ -1,7 +1,8 @@
 //! Epochs of namespaces in a bucket, and how they advance.
 //!
 //! There is one small object for each namespace that was ever reset. It is written on the condition that it has not
-//! changed since it was read (`If-Match`), or that it still does not exist (`If-None-Match`). So of several depots that
+//! changed since it was read (`If-Match`), or that it still does not exist (`If-None-Match`). Google compares generations
+//! instead (`x-goog-if-generation-match`, 0 for none). So of several depots that
 //! reset concurrently each gets its own epoch, and none goes back. A namespace without the object is in epoch 0. Stores
 //! that ignore conditions are detected before the first namespace is opened, and refused.
 
@@ -15,6 +16,7 @@ use object_store::path::Path;
 use object_store::{ObjectStoreExt, PutMode, PutOptions, PutPayload, UpdateVersion};
 use tokio::time::{Instant as TokioInstant, timeout_at};
 
+use super::cloud::Cloud;
 use super::link::{Fault, Lane};
 use super::shared::{Shared, late};
 use crate::Done;
@@ -236,7 +238,6 @@ impl Shared {
     /// Checks that the store honours conditions: a store that ignores them would let an epoch go back.
     async fn try_conditions(&self, deadline: Instant) -> Result<()> {
         let path = self.names.trial(fresh_number());
-        let wrong = UpdateVersion { e_tag: Some("\"kvdepot-no-such-tag\"".to_owned()), version: None };
         let put = |mode| self.put_when(&path, "kvdepot: may be deleted\n", mode, deadline);
         match put(PutMode::Create).await {
             // No other depot uses this name: it is from an earlier try that was not answered.
@@ -244,7 +245,7 @@ impl Shared {
             Err(fault) => return Err(fault.into_error()),
         }
         let mut kept = true;
-        for mode in [PutMode::Create, PutMode::Update(wrong)] {
+        for mode in [PutMode::Create, PutMode::Update(Cloud::no_version())] {
             match put(mode).await {
                 Err(Fault::Conflict(_)) => {}
                 Ok(()) => kept = false,
@@ -257,9 +258,11 @@ impl Shared {
         if kept {
             return Ok(());
         }
-        let what = "the store ignores the conditions of a write (If-None-Match, If-Match): depots that share it could undo \
-                    each other's resets";
-        Err(Error::new(ErrorKind::Unsupported, what).with("bucket", &self.config.bucket))
+        let what = format!(
+            "the store ignores the conditions of a write ({}): depots that share it could undo each other's resets",
+            self.config.cloud.conditions()
+        );
+        Err(Error::new(ErrorKind::Unsupported, what).with(self.config.cloud.bucket(), &self.config.bucket))
     }
 
     /// Starts a task that retries while there are epochs to store.

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use kvdepot_core::limits::{OBJECT_FAILURES_MAX, OBJECT_OFF_MS, OBJECT_SLOW_DOWN_MS};
+use kvdepot_core::limits::{OBJECT_CUT_MS, OBJECT_FAILURES_MAX, OBJECT_OFF_MS, OBJECT_SLOW_DOWN_MS};
 
 const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
@@ -39,6 +39,10 @@ pub(super) struct Gate {
     trial_until: Option<Instant>,
     slow_until: Option<Instant>,
     slow_for: Duration,
+    /// Time without an answer in requests that ended too early to count as failures by themselves.
+    silent_for: Duration,
+    /// Time up to which `silent_for` is counted.
+    silent_until: Option<Instant>,
 }
 
 impl Gate {
@@ -64,6 +68,7 @@ impl Gate {
     /// Records that the store has answered, whatever the answer.
     pub(super) fn answered(&mut self) -> Change {
         self.failures = 0;
+        self.silent_for = Duration::ZERO;
         self.slow_for /= 2;
         self.trial_until = None;
         self.off_for = Duration::ZERO;
@@ -84,8 +89,23 @@ impl Gate {
         if was_trial { Change::Nothing } else { Change::WentOff(self.off_for) }
     }
 
+    /// Records that a caller's deadline ended a request. Returns whether that counts as a failure: the store was silent
+    /// for long enough, in this request or in those that were ended since its last answer or failure. Time in which
+    /// several requests waited counts once.
+    pub(super) fn cut(&mut self, asked: Instant, now: Instant) -> bool {
+        let from = self.silent_until.map_or(asked, |until| until.max(asked));
+        self.silent_for += now.saturating_duration_since(from);
+        self.silent_until = Some(now.max(from));
+        let is_failure = now.saturating_duration_since(asked).max(self.silent_for) >= ms(OBJECT_CUT_MS);
+        if is_failure {
+            self.silent_for = Duration::ZERO;
+        }
+        is_failure
+    }
+
     /// Records that the store asked for fewer requests.
     pub(super) fn slow_down(&mut self, now: Instant) {
+        self.silent_for = Duration::ZERO;
         // All requests that were in flight when it began to ask count as one signal.
         if self.slow_until.is_none_or(|until| until <= now) {
             self.slow_for = (self.slow_for * 2).clamp(ms(OBJECT_SLOW_DOWN_MS.0), ms(OBJECT_SLOW_DOWN_MS.1));
@@ -119,6 +139,22 @@ mod tests {
         assert_eq!(gate.ask(at(4000), at(5000)), Pass::Go, "a trial that told nothing is over at its end");
         assert_eq!(gate.answered(), Change::CameBack);
         assert_eq!(gate.ask(at(4001), at(5000)), Pass::Go);
+    }
+
+    #[test]
+    fn silence_adds_up_over_requests_that_end_early() {
+        let (mut gate, now) = (Gate::default(), Instant::now());
+        let at = |n| now + ms(n);
+        assert!(gate.cut(now, at(500)), "long enough by itself");
+        assert!(gate.cut(now, at(500)), "and so is each at the same time");
+        assert!(!gate.cut(at(600), at(900)) && !gate.cut(at(600), at(900)), "300 ms, twice at the same time");
+        assert!(!gate.cut(at(5000), at(5199)), "499 ms");
+        assert!(gate.cut(at(6000), at(6001)));
+        assert!(!gate.cut(at(7000), at(7499)));
+        assert_eq!(gate.answered(), Change::Nothing);
+        assert!(!gate.cut(at(8000), at(8499)), "after an answer it begins anew");
+        gate.slow_down(at(9000));
+        assert!(!gate.cut(at(9000), at(9499)), "that was an answer, too");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use kvdepot_core::limits::{OBJECT_APART_MAX, OBJECT_CUT_MS, OBJECT_PAUSE_MS, OBJECT_TRIES_MAX};
+use kvdepot_core::limits::{OBJECT_APART_MAX, OBJECT_PAUSE_MS, OBJECT_TRIES_MAX};
 use kvdepot_core::{Error, ErrorKind};
 use object_store::{ObjectStore, Result as StoreResult};
 use parking_lot::Mutex;
@@ -76,18 +76,28 @@ impl From<object_store::Error> for Fault {
             }
             E::PermissionDenied { .. } | E::Unauthenticated { .. } => {
                 let what =
-                    "the store refuses it: look at the access keys and what they may do with the bucket";
+                    "the store refuses it: look at the credentials and what they may do with the bucket";
                 Self::Refused(made(ErrorKind::Permission, what, error))
             }
-            E::Generic { .. } => match status(&error) {
-                Some(429 | 503) => {
+            E::Generic { .. } => match said(&error) {
+                Some((status, _, true)) if (400..500).contains(&status) && !matches!(status, 408 | 429) => {
+                    let what =
+                        "no token for the store: the machine or its token server refuses these credentials";
+                    Self::Refused(made(ErrorKind::Permission, what, error))
+                }
+                Some((429 | 503, ..)) => {
                     Self::SlowDown(made(ErrorKind::Busy, "the store asks for fewer requests", error))
                 }
-                Some(409) => {
+                // Azure's answer to a write of an object that must not exist.
+                Some((409, "BlobAlreadyExists", _)) => {
+                    Self::Conflict(made(ErrorKind::Busy, "another client wrote the object first", error))
+                }
+                // Azure drops the parts of all others when an object is completed.
+                Some((409, ..) | (400, "InvalidBlockList", _)) => {
                     let what = "others write the object at this moment";
                     Self::Contended(made(ErrorKind::Busy, what, error))
                 }
-                Some(status) if (400..500).contains(&status) && status != 408 => {
+                Some((status, ..)) if (400..500).contains(&status) && status != 408 => {
                     Self::Refused(made(ErrorKind::Unavailable, "the store refuses it", error))
                 }
                 _ => Self::Away(made(ErrorKind::Unavailable, "the store cannot be used now", error)),
@@ -97,12 +107,12 @@ impl From<object_store::Error> for Fault {
     }
 }
 
-/// Returns the status that a store answered, if any.
-fn status(error: &object_store::Error) -> Option<u16> {
+/// Returns the status and the code of an error answer, if there was one, and whether it is about credentials.
+fn said(error: &object_store::Error) -> Option<(u16, &str, bool)> {
     let mut source = std::error::Error::source(error);
     while let Some(error) = source {
         if let Some(said) = error.downcast_ref::<StatusError>() {
-            return Some(said.status);
+            return Some((said.status, &said.code, said.is_for_credentials));
         }
         source = error.source();
     }
@@ -328,13 +338,14 @@ impl Turn<'_> {
 }
 
 impl Drop for Turn<'_> {
-    /// A deadline that ends a try before `timeout` counts as a failure, too, if the store had long enough to answer.
+    /// Deadlines that end tries before `timeout` count as failures, too, if the store had long enough to answer.
     /// Otherwise a store that hangs would cost each caller its deadline, and would never be disabled.
     fn drop(&mut self) {
         let Some(asked) = self.asked.get() else { return };
         let now = Instant::now();
-        if now.min(self.deadline).saturating_duration_since(asked) >= Duration::from_millis(OBJECT_CUT_MS) {
-            let what = "the store did not answer by a caller's deadline";
+        let is_failure = self.link.lane(self.lane).1.lock().cut(asked, now.min(self.deadline));
+        if is_failure {
+            let what = "the store did not answer by its callers' deadlines";
             self.note(now, &Error::new(ErrorKind::Timeout, what));
         }
     }

@@ -10,6 +10,10 @@ use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody,
     HttpService, ReqwestConnector,
 };
+use reqwest::header::HeaderMap;
+
+use super::bill::{Bill, Line, Target};
+use super::cloud::Cloud;
 
 /// Counters since the tier was opened.
 #[derive(Debug, Default)]
@@ -56,17 +60,13 @@ impl Meter {
         all.map(|(name, counter)| (name, counter.load(Ordering::Relaxed))).into()
     }
 
-    /// Returns the counter of a request's billing category.
-    fn line(&self, method: &str, query: &str) -> &AtomicU64 {
-        let has =
-            |name: &str| query.split('&').any(|part| part == name || part.starts_with(&format!("{name}=")));
-        match method {
-            "GET" if has("list-type") => &self.lists,
-            "GET" => &self.gets,
-            "HEAD" => &self.heads,
-            "DELETE" => &self.deletes,
-            "POST" if has("delete") => &self.deletes,
-            _ => &self.puts,
+    const fn counter(&self, line: Line) -> &AtomicU64 {
+        match line {
+            Line::Put => &self.puts,
+            Line::Get => &self.gets,
+            Line::Head => &self.heads,
+            Line::Delete => &self.deletes,
+            Line::List => &self.lists,
         }
     }
 }
@@ -75,12 +75,15 @@ impl Meter {
 #[derive(Debug)]
 pub(super) struct StatusError {
     pub(super) status: u16,
-    said: String,
+    /// The store's code for it; empty if it has none.
+    pub(super) code: String,
+    /// Whether it is the answer to a request for credentials.
+    pub(super) is_for_credentials: bool,
 }
 
 impl std::fmt::Display for StatusError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "status {} {}", self.status, self.said)
+        write!(f, "status {} {}", self.status, self.code)
     }
 }
 
@@ -91,30 +94,30 @@ const TOLD_APART: [u16; 4] = [401, 403, 404, 412];
 /// Maximum length of a store's answer that is searched for its code.
 const SAID_BYTES_MAX: usize = 16 << 10;
 
-/// Returns the code in a store's error answer. The rest is not kept, because some stores repeat the signed headers of a
-/// request.
+/// Returns the code in an error answer: of XML, or of the JSON that token servers answer. The rest is not kept, because
+/// some stores repeat the signed headers of a request.
 fn code(said: &str) -> &str {
-    let code =
-        said.split_once("<Code>").and_then(|(_, rest)| rest.split_once("</Code>")).map(|(code, _)| code);
-    let is_code = |code: &&str| code.len() <= 64 && code.bytes().all(|byte| byte.is_ascii_alphanumeric());
-    code.filter(is_code).unwrap_or_default()
+    let between = |before: &str, after: &str| {
+        said.split_once(before).and_then(|(_, rest)| rest.split_once(after)).map(|(code, _)| code)
+    };
+    let code = between("<Code>", "</Code>").or_else(|| between("\"error\":", ",")).unwrap_or_default();
+    let code = code.trim_matches([' ', '"', '}']);
+    let is_code = code.len() <= 64 && code.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+    if is_code { code } else { "" }
 }
 
-/// Makes clients that count the traffic of one bucket. Requests for credentials are not billed.
+/// Makes clients that count the traffic of one bucket.
 #[derive(Debug)]
 pub(super) struct Metered {
     pub(super) meter: Arc<Meter>,
-    pub(super) bucket: String,
+    pub(super) bill: Arc<Bill>,
 }
 
 impl HttpConnector for Metered {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
         let inner = ReqwestConnector::default().connect(options)?;
-        Ok(HttpClient::new(MeteredClient {
-            inner,
-            meter: Arc::clone(&self.meter),
-            bucket: self.bucket.clone(),
-        }))
+        let (meter, bill) = (Arc::clone(&self.meter), Arc::clone(&self.bill));
+        Ok(HttpClient::new(MeteredClient { inner, meter, bill }))
     }
 }
 
@@ -122,35 +125,49 @@ impl HttpConnector for Metered {
 struct MeteredClient {
     inner: HttpClient,
     meter: Arc<Meter>,
-    bucket: String,
+    bill: Arc<Bill>,
+}
+
+impl MeteredClient {
+    /// Sends a request for credentials.
+    async fn ask_for_credentials(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let response = self.inner.execute(request).await?;
+        // The client of S3 distinguishes the statuses of the machine's metadata.
+        if self.bill.cloud == Cloud::Aws || response.status().as_u16() < 400 {
+            return Ok(response);
+        }
+        let (parts, body) = response.into_parts();
+        let (status, code) = (parts.status.as_u16(), code_of(&parts.headers, body).await);
+        let error = StatusError { status, code, is_for_credentials: true };
+        Err(HttpError::new(HttpErrorKind::Unknown, error))
+    }
 }
 
 #[async_trait]
 impl HttpService for MeteredClient {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let uri = request.uri();
-        let is_bucket = |text: &str, end: char| {
-            text.strip_prefix(&self.bucket).is_some_and(|rest| rest.is_empty() || rest.starts_with(end))
+        let target = Target {
+            host: uri.host().unwrap_or_default(),
+            path: uri.path(),
+            query: uri.query().unwrap_or_default(),
         };
-        let is_billed = is_bucket(uri.host().unwrap_or_default(), '.')
-            || is_bucket(uri.path().trim_start_matches('/'), '/');
-        if !is_billed {
-            return self.inner.execute(request).await;
-        }
-        one_more(self.meter.line(request.method().as_str(), uri.query().unwrap_or_default()));
+        let Some(line) = self.bill.line(request.method().as_str(), target) else {
+            return self.ask_for_credentials(request).await;
+        };
+        one_more(self.meter.counter(line));
         let sent = request.body().content_length() as u64;
         self.meter.bytes_up.fetch_add(sent, Ordering::Relaxed);
         let (mut parts, body) = self.inner.execute(request).await?.into_parts();
         let status = parts.status.as_u16();
         if status >= 400 {
-            let text = Limited::new(body, SAID_BYTES_MAX).collect().await;
-            let text = text.map(|text| String::from_utf8_lossy(&text.to_bytes()).into_owned());
-            let said = code(&text.unwrap_or_default()).to_owned();
+            let code = code_of(&parts.headers, body).await;
             if TOLD_APART.contains(&status) {
                 parts.headers.remove("content-length");
-                return Ok(HttpResponse::from_parts(parts, said.into()));
+                return Ok(HttpResponse::from_parts(parts, code.into()));
             }
-            return Err(HttpError::new(HttpErrorKind::Unknown, StatusError { status, said }));
+            let error = StatusError { status, code, is_for_credentials: false };
+            return Err(HttpError::new(HttpErrorKind::Unknown, error));
         }
         let meter = Arc::clone(&self.meter);
         let body = body.map_frame(move |frame| {
@@ -163,6 +180,17 @@ impl HttpService for MeteredClient {
     }
 }
 
+/// Returns the code of an error answer. Azure repeats it in a header, because the answer to `HEAD` has no body.
+async fn code_of(headers: &HeaderMap, body: HttpResponseBody) -> String {
+    let text = Limited::new(body, SAID_BYTES_MAX).collect().await;
+    let text = text.map(|text| String::from_utf8_lossy(&text.to_bytes()).into_owned()).unwrap_or_default();
+    let in_header = headers.get("x-ms-error-code").and_then(|code| code.to_str().ok()).unwrap_or_default();
+    match code(&text) {
+        "" => code(&format!("<Code>{in_header}</Code>")).to_owned(),
+        code => code.to_owned(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -170,26 +198,10 @@ mod tests {
     #[test]
     fn of_an_error_the_code_is_kept() {
         assert_eq!(code("<Error><Code>ExpiredToken</Code><Token-0>abc</Token-0></Error>"), "ExpiredToken");
+        assert_eq!(code("{\"error\":\"invalid_grant\",\"error_description\":\"Bad\"}"), "invalid_grant");
+        assert_eq!(code("{\"error\": \"invalid_client\", \"x\": 1}"), "invalid_client");
         for said in ["", "<Code>a key</Code>", "<Code>abc", "<html>"] {
             assert_eq!(code(said), "");
-        }
-    }
-
-    #[test]
-    fn requests_stand_in_their_line_of_the_bill() {
-        let meter = Meter::default();
-        for (method, query, line) in [
-            ("PUT", "", &meter.puts),
-            ("PUT", "partNumber=1&uploadId=x", &meter.puts),
-            ("POST", "uploads", &meter.puts),
-            ("POST", "uploadId=x", &meter.puts),
-            ("POST", "delete", &meter.deletes),
-            ("DELETE", "uploadId=x", &meter.deletes),
-            ("GET", "", &meter.gets),
-            ("GET", "list-type=2&prefix=p", &meter.lists),
-            ("HEAD", "", &meter.heads),
-        ] {
-            assert!(std::ptr::eq(meter.line(method, query), line), "{method} {query}");
         }
     }
 }

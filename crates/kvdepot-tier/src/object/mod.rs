@@ -1,4 +1,4 @@
-//! Blocks as objects of a bucket: S3, and stores with its protocol.
+//! Blocks as objects of a bucket: of S3 and stores with its protocol, Google Cloud Storage, Azure Blob Storage.
 //!
 //! There is one object per block, with a block file's bytes (`crate::format`), so nothing of it is trusted before its
 //! checksums were compared (P1). All requests run on a few threads of the tier. The tier knows about the bucket what it
@@ -6,10 +6,17 @@
 //! requests for a while (`gate`), and costs misses (P2). The tier has no cap: a lifecycle rule of the bucket evicts
 //! objects.
 
+mod address;
+mod aws;
+mod aws_profile;
+mod azure;
+mod bill;
+mod cloud;
 mod config;
-mod credentials;
+mod connection_string;
 mod epochs;
 mod gate;
+mod google;
 mod link;
 mod meter;
 mod names;
@@ -20,6 +27,7 @@ mod settings;
 mod shared;
 mod spaces;
 mod store;
+mod transport;
 mod writes;
 
 use std::fmt;
@@ -31,6 +39,8 @@ use kvdepot_core::{BlockKey, Error, NamespaceId, NamespaceSpec, Result};
 use object_store::ObjectStore;
 use tokio::runtime::{Builder, Handle, Runtime};
 
+pub use address::Account;
+pub use cloud::Cloud;
 pub use config::ObjectConfig;
 
 use crate::entry::TierEntry;
@@ -77,7 +87,7 @@ impl ObjectTier {
             .enable_all()
             .build()
             .map_err(|e| Error::io("cannot start the threads of an Object tier", e))?;
-        let address = format!("{}/{}", config.endpoint.as_deref().unwrap_or("s3:/"), config.bucket);
+        let address = shown_address(&config);
         let link = Link::new(store, meter, config.timeout, config.requests, address);
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         let shared = Arc::new(Shared::new(config, link, host.trim().to_owned(), runtime.handle().clone()));
@@ -159,6 +169,17 @@ impl Tier for ObjectTier {
     fn drain(&self, deadline: Instant) -> bool {
         self.shared.drain(deadline)
     }
+}
+
+/// Returns the bucket's address as people see it.
+fn shown_address(config: &ObjectConfig) -> String {
+    let of_account = config.account.as_ref().map(|account| account.endpoint.as_str());
+    let provider = match config.cloud {
+        Cloud::Aws => "s3:/",
+        Cloud::Google => "gs:/",
+        Cloud::Azure => "az:/",
+    };
+    format!("{}/{}", config.endpoint.as_deref().or(of_account).unwrap_or(provider), config.bucket)
 }
 
 impl fmt::Debug for ObjectTier {

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use futures_util::{StreamExt, TryStreamExt, stream};
-use kvdepot_core::limits::{OBJECT_DELETES_MAX, OBJECT_SWEEP_PAUSE_MS};
+use kvdepot_core::limits::OBJECT_SWEEP_PAUSE_MS;
 use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, Result};
 use object_store::path::Path;
 use tokio::time::{Instant as TokioInstant, timeout_at};
@@ -59,7 +59,7 @@ impl Shared {
                 Err(error) => later = Some(error),
             }
         }
-        for some in paths.chunks(OBJECT_DELETES_MAX) {
+        for some in paths.chunks(self.config.cloud.deletes_max()) {
             self.delete(some, deadline).await.map_err(Fault::into_error)?;
         }
         later.map_or(Ok(()), Err)
@@ -135,7 +135,7 @@ impl Shared {
             loop {
                 let paths = {
                     let turn = self.link.turn(Lane::Reads, self.patience()).await?;
-                    let listed = self.link.store.list(Some(&dir)).take(OBJECT_DELETES_MAX);
+                    let listed = self.link.store.list(Some(&dir)).take(self.config.cloud.deletes_max());
                     let paths: Vec<Path> =
                         self.link.within(listed.map_ok(|meta| meta.location).try_collect()).await?;
                     turn.good();

@@ -2,6 +2,7 @@
 
 use kvdepot_core::limits::OBJECT_REQUESTS_MAX;
 
+use super::cloud::{AWS_SCHEMES, AZURE_SCHEMES, SCHEMES};
 use crate::settings::{Key, Kind, Preset, Rule, Setting};
 
 /// Largest timeout that can be configured.
@@ -13,25 +14,30 @@ const TTL_MS_MAX: u64 = 86_400_000;
 pub(super) const SETTINGS: [Setting; 12] = [
     Setting {
         name: "url",
-        kind: Kind::Url { of: &["s3"] },
+        kind: Kind::Url { of: SCHEMES, with_name: AZURE_SCHEMES },
         key: Some(Key {
             name: "object_url",
-            meaning: "Bucket of the `Object` tier and the prefix of its object names: `s3://bucket/prefix`. \
-                      Several depots may share it. Credentials come from the usual AWS variables and files, \
-                      never from this URL.",
+            meaning: "Bucket of the `Object` tier and the prefix of its object names: `s3://bucket/prefix`, \
+                      `gs://bucket/prefix` (Google Cloud Storage), `az://container/prefix` or \
+                      `abfss://container@account.dfs.core.windows.net/prefix` (Azure Blob Storage). Several depots \
+                      may share it. Credentials come from the provider's usual variables and files, never from \
+                      this URL.",
             by_default: "none; a pipeline with `Object` needs one",
-            required: "its Object tier needs a bucket: add object_url with s3://bucket/prefix",
+            required: "its Object tier needs a bucket: add object_url with s3://bucket/prefix, gs://bucket/prefix or \
+                       az://container/prefix",
             ..Key::BLANK
         }),
     },
     Setting {
         name: "endpoint",
-        kind: Kind::Url { of: &["https", "http"] },
+        kind: Kind::Url { of: &["https", "http"], with_name: &[] },
         key: Some(Key {
             name: "object_endpoint",
-            meaning: "Address of a store other than AWS: `https://host:port`. The bucket is then part of the \
-                      path (path-style requests).",
-            by_default: "`AWS_ENDPOINT_URL`, else AWS in `object_region`",
+            meaning: "Address of the store if it is not the provider's own, or an emulator: `https://host:port`. With \
+                      `s3://` the bucket is then part of the path (path-style requests). With `az://` it is the \
+                      address of the account's blob service.",
+            by_default: "`AWS_ENDPOINT_URL`, `STORAGE_EMULATOR_HOST` (`gs://`) or `AZURE_STORAGE_ENDPOINT`, else the \
+                         provider's",
             ..Key::BLANK
         }),
     },
@@ -40,8 +46,13 @@ pub(super) const SETTINGS: [Setting; 12] = [
         kind: Kind::Text,
         key: Some(Key {
             name: "object_region",
-            meaning: "Region of the bucket.",
+            meaning: "Region of a bucket at `s3://`.",
             by_default: "`AWS_REGION`, `AWS_DEFAULT_REGION`, else `us-east-1`",
+            rule: Some(Rule::Scheme {
+                key: "object_url",
+                of: AWS_SCHEMES,
+                text: "has no use unless object_url begins with s3://: remove it",
+            }),
             ..Key::BLANK
         }),
     },
@@ -50,10 +61,11 @@ pub(super) const SETTINGS: [Setting; 12] = [
         kind: Kind::Path,
         key: Some(Key {
             name: "object_credentials_file",
-            meaning: "File with access keys in the format of `~/.aws/credentials`. It is read once, when the \
+            meaning: "File with credentials: access keys in the format of `~/.aws/credentials` (`s3://`), the JSON key \
+                      of a service account (`gs://`), or a connection string (`az://`). It is read once, when the \
                       depot starts.",
-            by_default: "variables (`AWS_ACCESS_KEY_ID` …), `AWS_SHARED_CREDENTIALS_FILE`, `~/.aws/credentials`, then the \
-                         machine's role",
+            by_default: "the provider's variables (`AWS_ACCESS_KEY_ID`, `GOOGLE_APPLICATION_CREDENTIALS`, \
+                         `AZURE_STORAGE_CONNECTION_STRING` …) and files, then the machine's identity",
             ..Key::BLANK
         }),
     },
@@ -62,8 +74,13 @@ pub(super) const SETTINGS: [Setting; 12] = [
         kind: Kind::Text,
         key: Some(Key {
             name: "object_profile",
-            meaning: "Profile (section) in the file with access keys.",
+            meaning: "Profile (section) in the file with access keys of `s3://`.",
             by_default: "`AWS_PROFILE`, else `default`",
+            rule: Some(Rule::Scheme {
+                key: "object_url",
+                of: AWS_SCHEMES,
+                text: "has no use unless object_url begins with s3://: remove it",
+            }),
             ..Key::BLANK
         }),
     },
@@ -76,7 +93,7 @@ pub(super) const SETTINGS: [Setting; 12] = [
             by_default: "only those of the system",
             rule: Some(Rule::Needs {
                 key: "object_endpoint",
-                text: "has no use with AWS itself: add object_endpoint",
+                text: "has no use with the provider's own address: add object_endpoint",
             }),
             ..Key::BLANK
         }),

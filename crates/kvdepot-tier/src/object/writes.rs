@@ -9,7 +9,10 @@ use kvdepot_core::limits::OBJECT_DOUBT_S;
 use kvdepot_core::{BlockKey, Error, ErrorKind, Result};
 use kvdepot_io::{IoBuf, SlotBuf};
 use object_store::path::Path;
-use object_store::{MultipartUpload, ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload};
+use object_store::{
+    GetOptions, GetRange, MultipartUpload, ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions,
+    PutPayload,
+};
 use tokio::time::{Instant as TokioInstant, timeout_at};
 
 use super::epochs::no_bucket;
@@ -153,32 +156,48 @@ impl Shared {
                 Err(fault) => turn.again(fault).await?,
             }
         }
-        let payload = PutPayload::from(part(&file, 0, file.len()));
+        let whole = part(&file, 0, file.len());
+        let header = whole.slice(..file.head().len());
+        let payload = PutPayload::from(whole);
         drop(file);
-        // It stays set: a later try's answer says nothing about an earlier one without an answer.
-        let mut is_unanswered = false;
+        // It never goes down: a later try's answer says nothing about earlier ones without an answer.
+        let mut unanswered = 0_u32;
         loop {
             let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
             is_open.store(true, Ordering::Relaxed);
             match self.link.within(self.link.store.put_opts(path, payload.clone(), options)).await {
                 Ok(_) => {
-                    is_open.store(is_unanswered, Ordering::Relaxed);
+                    is_open.store(unanswered > 0, Ordering::Relaxed);
                     turn.good();
                     return Ok(Written::New);
                 }
                 Err(Fault::Conflict(_)) => {
-                    is_open.store(is_unanswered, Ordering::Relaxed);
+                    is_open.store(unanswered > 0, Ordering::Relaxed);
                     turn.good();
-                    // By an earlier try, or with another value: the depot distinguishes them.
+                    if unanswered > 0 && self.begins_with(path, &header).await {
+                        // By an earlier try. If there was only one without an answer, it is over.
+                        is_open.store(unanswered > 1, Ordering::Relaxed);
+                        return Ok(Written::New);
+                    }
+                    // Perhaps with another value.
                     return Ok(Written::AlreadyThere);
                 }
                 Err(fault) => {
-                    is_unanswered |= matches!(fault, Fault::Away(_));
-                    is_open.store(is_unanswered, Ordering::Relaxed);
+                    unanswered += u32::from(matches!(fault, Fault::Away(_)));
+                    is_open.store(unanswered > 0, Ordering::Relaxed);
                     turn.again(fault).await?;
                 }
             }
         }
+    }
+
+    /// Returns whether an object begins with this header. It names the writer and has the checksums of the block, so the
+    /// object is then the one that was written. `false` if the store does not tell.
+    async fn begins_with(&self, path: &Path, header: &Bytes) -> bool {
+        let range = Some(GetRange::Bounded(0..header.len() as u64));
+        let options = GetOptions { range, ..GetOptions::default() };
+        let got = self.link.within(async { self.link.store.get_opts(path, options).await?.bytes().await });
+        got.await.is_ok_and(|got| got == header)
     }
 
     /// Writes a large block in parts. It is not visible before all are complete.

@@ -1,11 +1,11 @@
-//! The part of HTTP/1.1 that an S3 client uses.
+//! The part of HTTP/1.1 that a store's client uses.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 
 /// A complete request.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Request {
     pub(crate) method: String,
     pub(crate) path: String,
@@ -57,16 +57,29 @@ impl Request {
         Some(Self { method, path: decoded(path), query, headers, body })
     }
 
+    fn says(&self, name: &str, value: &str) -> bool {
+        self.query.get(name).is_some_and(|said| said == value)
+    }
+
     /// Returns the request's billing category.
     pub(crate) fn line(&self) -> &str {
         match self.method.as_str() {
-            "GET" if self.query.contains_key("list-type") => "list_requests",
+            "GET" if self.is_list() => "list_requests",
             "GET" => "get_requests",
             "HEAD" => "head_requests",
             "DELETE" => "delete_requests",
-            "POST" if self.query.contains_key("delete") => "delete_requests",
+            "POST" if self.query.contains_key("delete") || self.says("comp", "batch") => "delete_requests",
             _ => "put_requests",
         }
+    }
+
+    pub(crate) fn is_list(&self) -> bool {
+        self.query.contains_key("list-type") || self.says("comp", "list")
+    }
+
+    /// Whether it makes an object of parts.
+    pub(crate) fn completes_parts(&self) -> bool {
+        self.says("comp", "blocklist") || self.method == "POST" && self.query.contains_key("uploadId")
     }
 
     pub(crate) fn is_block(&self) -> bool {
@@ -81,17 +94,33 @@ impl Request {
 /// A response of the server.
 pub(crate) struct Response {
     pub(crate) status: u16,
-    pub(crate) tag: Option<String>,
+    pub(crate) headers: Vec<(&'static str, String)>,
     pub(crate) body: Vec<u8>,
 }
 
 impl Response {
     pub(crate) fn new(status: u16, body: String) -> Self {
-        Self { status, tag: None, body: body.into_bytes() }
+        Self { status, headers: Vec::new(), body: body.into_bytes() }
     }
 
-    pub(crate) fn with_tag(self, tag: &str) -> Self {
-        Self { tag: Some(tag.to_owned()), ..self }
+    pub(crate) fn error(status: u16, code: &str) -> Self {
+        Self::new(status, format!("<Error><Code>{code}</Code></Error>"))
+    }
+
+    pub(crate) fn with(mut self, name: &'static str, value: impl ToString) -> Self {
+        self.headers.push((name, value.to_string()));
+        self
+    }
+
+    /// Leaves the bytes of an object that the request asks for.
+    pub(crate) fn keep_range(&mut self, request: &Request) {
+        let Some(range) = request.headers.get("range").filter(|_| self.status == 200) else { return };
+        let (from, to) = range.strip_prefix("bytes=").unwrap().split_once('-').unwrap();
+        let total = self.body.len();
+        let (from, to): (usize, usize) = (from.parse().unwrap(), to.parse::<usize>().unwrap().min(total - 1));
+        self.body = self.body[from..=to].to_vec();
+        self.status = 206;
+        self.headers.push(("Content-Range", format!("bytes {from}-{to}/{total}")));
     }
 
     /// Sends it, or only some bytes of its body; `None` if the client has disconnected.
@@ -101,9 +130,9 @@ impl Response {
         request: &Request,
         cut: Option<usize>,
     ) -> Option<()> {
-        let tag = self.tag.as_ref().map_or_else(String::new, |tag| format!("ETag: {tag}\r\n"));
+        let more: String = self.headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
         let head = format!(
-            "HTTP/1.1 {} X\r\nContent-Length: {}\r\nLast-Modified: Wed, 21 Oct 2015 07:28:00 GMT\r\n{tag}\r\n",
+            "HTTP/1.1 {} X\r\nContent-Length: {}\r\nLast-Modified: Wed, 21 Oct 2015 07:28:00 GMT\r\n{more}\r\n",
             self.status,
             self.body.len()
         );

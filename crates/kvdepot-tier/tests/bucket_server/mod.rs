@@ -1,9 +1,14 @@
-//! A server with the part of S3 that the tier uses, and with failures that a test plans.
-#![allow(dead_code, clippy::unwrap_used)] // each test uses its part; a test that cannot go on shall panic
+//! A server with the part of S3, Google Cloud Storage or Azure Blob Storage that the tier uses, and with failures that a
+//! test plans.
+#![allow(dead_code, unused_imports, unused_macros, clippy::unwrap_used)]
+// Each test uses its part; a test that cannot go on shall panic.
 
+mod azure;
 mod http;
+mod s3;
 
-use std::collections::BTreeMap;
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -16,6 +21,68 @@ pub(crate) use http::{Request, Response};
 
 /// The only bucket.
 pub(crate) const BUCKET: &str = "bucket";
+
+/// Storage account of the container.
+const ACCOUNT: &str = "account";
+
+/// What a server speaks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Dialect {
+    #[default]
+    S3,
+    Google,
+    Azure,
+}
+
+impl Dialect {
+    /// Returns the path of the bucket.
+    fn root(self) -> String {
+        match self {
+            Self::S3 | Self::Google => format!("/{BUCKET}"),
+            Self::Azure => format!("/{ACCOUNT}/{BUCKET}"),
+        }
+    }
+}
+
+thread_local! {
+    static DIALECT: Cell<Dialect> = const { Cell::new(Dialect::S3) };
+}
+
+/// The dialect of the servers that this thread starts, until it is dropped.
+pub(crate) struct Speaking;
+
+impl Speaking {
+    pub(crate) fn set(dialect: Dialect) -> Self {
+        DIALECT.set(dialect);
+        Self
+    }
+}
+
+impl Drop for Speaking {
+    fn drop(&mut self) {
+        DIALECT.set(Dialect::S3);
+    }
+}
+
+/// Runs each test with a server of each dialect.
+macro_rules! in_every_dialect {
+    ($($test:ident)*) => {
+        in_every_dialect! { @ s3 S3 $($test)* }
+        in_every_dialect! { @ google Google $($test)* }
+        in_every_dialect! { @ azure Azure $($test)* }
+    };
+    (@ $name:ident $dialect:ident $($test:ident)*) => {
+        mod $name {
+            $(#[test]
+            fn $test() {
+                use super::bucket_server::{Dialect, Speaking};
+                let _speaking = Speaking::set(Dialect::$dialect);
+                super::$test();
+            })*
+        }
+    };
+}
+pub(crate) use in_every_dialect;
 
 /// Handling of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,17 +129,21 @@ type Plan = Box<dyn FnMut(&Request) -> Act + Send>;
 
 pub(crate) struct Object {
     pub(crate) bytes: Vec<u8>,
-    tag: String,
+    version: u64,
 }
 
 #[derive(Default)]
 pub(crate) struct Bucket {
+    pub(crate) dialect: Dialect,
     pub(crate) objects: BTreeMap<String, Object>,
-    pub(crate) uploads: BTreeMap<String, BTreeMap<u32, Vec<u8>>>,
-    tags: u64,
+    /// Parts by upload and number; at Azure by object and the writer's name of the part.
+    pub(crate) uploads: BTreeMap<String, BTreeMap<String, Vec<u8>>>,
+    versions: u64,
     plan: Option<Plan>,
     /// Number of requests that wait for `serve_all`.
     pub(crate) held: u32,
+    /// Answers of a token server, by path.
+    pub(crate) tokens: BTreeMap<String, String>,
     /// Served requests by billing category.
     pub(crate) served: BTreeMap<String, u64>,
     connections: Vec<TcpStream>,
@@ -95,12 +166,20 @@ pub(crate) struct BucketServer {
 
 impl BucketServer {
     pub(crate) fn start() -> Self {
-        let inner = Arc::new(Inner { bucket: Mutex::default(), changed: Condvar::new() });
+        let dialect = DIALECT.get();
+        let bucket = Bucket { dialect, ..Bucket::default() };
+        let inner = Arc::new(Inner { bucket: Mutex::new(bucket), changed: Condvar::new() });
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let keys = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(keys.path(), "[default]\naws_access_key_id=test\naws_secret_access_key=secret\n")
-            .unwrap();
+        let text = match dialect {
+            Dialect::S3 => "[default]\naws_access_key_id=test\naws_secret_access_key=secret\n".to_owned(),
+            Dialect::Google => r#"{"type": "service_account", "disable_oauth": true}"#.to_owned(),
+            Dialect::Azure => {
+                format!("AccountName={ACCOUNT};AccountKey=c2VjcmV0;BlobEndpoint=http://{address}/{ACCOUNT}")
+            }
+        };
+        std::fs::write(keys.path(), text).unwrap();
         let mut server = Self { inner, address, accepting: None, keys };
         server.accept(listener);
         server
@@ -151,14 +230,27 @@ impl BucketServer {
 
     /// Returns settings of a tier below a prefix that do not depend on the speed of this machine.
     pub(crate) fn config(&self, prefix: &str) -> ObjectConfig {
+        let (scheme, path) = match self.dialect() {
+            Dialect::S3 => ("s3", String::new()),
+            Dialect::Google => ("gs", String::new()),
+            Dialect::Azure => ("az", format!("/{ACCOUNT}")),
+        };
         ObjectConfig {
-            endpoint: Some(format!("http://{}", self.address)),
+            endpoint: Some(format!("http://{}{path}", self.address)),
             credentials_file: Some(self.keys.path().to_owned()),
             timeout: Duration::from_secs(30),
             present_ttl: Duration::from_secs(3600),
             absent_ttl: Duration::from_secs(3600),
-            ..ObjectConfig::new(&format!("s3://{BUCKET}/{prefix}")).unwrap()
+            ..ObjectConfig::new(&format!("{scheme}://{BUCKET}/{prefix}")).unwrap()
         }
+    }
+
+    pub(crate) fn dialect(&self) -> Dialect {
+        self.inner.bucket.lock().dialect
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
     }
 
     /// Sets the function that decides about each request from now on.
@@ -203,7 +295,7 @@ impl Inner {
             if act == Act::Hold {
                 self.hold(&mut bucket);
             }
-            let response = match act {
+            let mut response = match act {
                 Act::Refuse(status) => Response::new(
                     status,
                     format!("<Error><Code>Test{status}</Code><Token>secret</Token></Error>"),
@@ -211,6 +303,7 @@ impl Inner {
                 Act::Hang | Act::Close => Response::new(200, String::new()),
                 _ => bucket.serve(&request, act == Act::IgnoreConditions),
             };
+            response.keep_range(&request);
             if act == Act::ServeAndHold {
                 self.hold(&mut bucket);
             }
@@ -235,111 +328,50 @@ impl Inner {
 }
 
 impl Bucket {
-    fn store(&mut self, name: &str, bytes: Vec<u8>) -> Response {
-        self.tags += 1;
-        let tag = format!("\"{}\"", self.tags);
-        self.objects.insert(name.to_owned(), Object { bytes, tag: tag.clone() });
-        Response::new(200, String::new()).with_tag(&tag)
+    /// Returns a number like Google's generations: microseconds.
+    fn next(&mut self) -> u64 {
+        self.versions += 1;
+        1_700_000_000_000_000 + self.versions
+    }
+
+    /// Stores an object and returns its version.
+    fn store(&mut self, name: &str, bytes: Vec<u8>) -> u64 {
+        let version = self.next();
+        self.objects.insert(name.to_owned(), Object { bytes, version });
+        version
+    }
+
+    /// Returns the name of an object from a request's path; empty for the bucket itself.
+    fn name_of(&self, path: &str) -> Option<String> {
+        let root = self.dialect.root();
+        Some(path.strip_prefix(&root)?.trim_start_matches('/').to_owned())
     }
 
     fn serve(&mut self, request: &Request, is_blind: bool) -> Response {
-        let Some(name) = request.path.strip_prefix(&format!("/{BUCKET}")) else {
-            return Response::new(404, "<Error><Code>NoSuchBucket</Code></Error>".into());
+        if let Some(token) = self.tokens.get(&request.path) {
+            return Response::new(200, token.clone());
+        }
+        let Some(name) = self.name_of(&request.path) else {
+            return Response::error(404, "NoSuchBucket");
         };
-        let name = name.trim_start_matches('/');
         *self.served.entry(request.line().to_owned()).or_default() += 1;
-        let upload = request.query.get("uploadId").cloned();
-        match (request.method.as_str(), upload) {
-            ("PUT", Some(id)) => {
-                let part = request.query["partNumber"].parse().unwrap();
-                let tag = format!("\"part{part}\"");
-                let Some(parts) = self.uploads.get_mut(&id) else { return Response::new(404, String::new()) };
-                parts.insert(part, request.body.clone());
-                Response::new(200, String::new()).with_tag(&tag)
-            }
-            ("POST", Some(id)) => match self.uploads.remove(&id) {
-                Some(parts) => {
-                    let mut done = self.store(name, parts.into_values().flatten().collect());
-                    done.body =
-                        b"<CompleteMultipartUploadResult><ETag>x</ETag></CompleteMultipartUploadResult>"
-                            .into();
-                    done
-                }
-                None => Response::new(404, String::new()),
-            },
-            ("DELETE", Some(id)) => {
-                self.uploads.remove(&id);
-                Response::new(204, String::new())
-            }
-            ("POST", None) if request.query.contains_key("uploads") => {
-                self.tags += 1;
-                let id = format!("upload{}", self.tags);
-                self.uploads.insert(id.clone(), BTreeMap::new());
-                Response::new(
-                    200,
-                    format!(
-                        "<InitiateMultipartUploadResult><UploadId>{id}</UploadId></InitiateMultipartUploadResult>"
-                    ),
-                )
-            }
-            ("POST", None) => self.delete(request),
-            ("PUT", None) => self.put(request, name, is_blind),
-            ("GET", None) if request.query.contains_key("list-type") => self.list(request),
-            ("GET" | "HEAD", None) => match self.objects.get(name) {
-                Some(object) => Response { body: object.bytes.clone(), ..Response::new(200, String::new()) }
-                    .with_tag(&object.tag),
-                None => Response::new(404, "<Error><Code>NoSuchKey</Code></Error>".into()),
-            },
-            _ => Response::new(405, String::new()),
+        match self.dialect {
+            Dialect::S3 | Dialect::Google => s3::serve(self, request, &name, is_blind),
+            Dialect::Azure => azure::serve(self, request, &name, is_blind),
         }
     }
 
-    fn put(&mut self, request: &Request, name: &str, is_blind: bool) -> Response {
-        let there = self.objects.get(name).map(|object| object.tag.clone());
-        let is_refused = match (request.headers.get("if-none-match"), request.headers.get("if-match")) {
-            (Some(_), _) => there.is_some(),
-            (_, Some(tag)) => there.as_ref() != Some(tag),
-            _ => false,
-        };
-        if is_refused && !is_blind {
-            return Response::new(412, "<Error><Code>PreconditionFailed</Code></Error>".into());
-        }
-        self.store(name, request.body.clone())
-    }
-
-    fn delete(&mut self, request: &Request) -> Response {
-        let text = String::from_utf8_lossy(&request.body).into_owned();
-        let names = text.split("<Key>").skip(1).filter_map(|part| part.split("</Key>").next());
-        let mut out = String::from("<DeleteResult>");
-        for name in names {
-            self.objects.remove(name);
-            out += &format!("<Deleted><Key>{name}</Key></Deleted>");
-        }
-        Response::new(200, out + "</DeleteResult>")
-    }
-
-    fn list(&self, request: &Request) -> Response {
+    /// Returns the directories and the objects that a request lists.
+    fn below(&self, request: &Request) -> (BTreeSet<String>, Vec<(&String, &Object)>) {
         let prefix = request.query.get("prefix").cloned().unwrap_or_default();
         let has_delimiter = request.query.contains_key("delimiter");
-        let mut out = String::from("<ListBucketResult>");
-        let mut last = String::new();
+        let (mut directories, mut found) = (BTreeSet::new(), Vec::new());
         for (name, object) in self.objects.iter().filter(|(name, _)| name.starts_with(&prefix)) {
             match name[prefix.len()..].split_once('/').filter(|_| has_delimiter) {
-                Some((dir, _)) if dir == last => {}
-                Some((dir, _)) => {
-                    last = dir.to_owned();
-                    out += &format!("<CommonPrefixes><Prefix>{prefix}{dir}/</Prefix></CommonPrefixes>");
-                }
-                None => {
-                    let bytes = object.bytes.len();
-                    out += &format!(
-                        "<Contents><Key>{name}</Key><LastModified>2024-01-01T00:00:00.000Z</LastModified>\
-                         <Size>{bytes}</Size><ETag>{}</ETag></Contents>",
-                        object.tag.replace('"', "&quot;")
-                    );
-                }
+                Some((directory, _)) => drop(directories.insert(format!("{prefix}{directory}/"))),
+                None => found.push((name, object)),
             }
         }
-        Response::new(200, out + "</ListBucketResult>")
+        (directories, found)
     }
 }
