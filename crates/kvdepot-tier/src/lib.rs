@@ -19,6 +19,7 @@ pub mod remote;
 pub mod settings;
 mod shared_tier;
 pub mod slab;
+mod spaces;
 mod writing;
 
 use std::fmt::{self, Debug};

@@ -18,7 +18,6 @@ mod reads;
 mod removal;
 mod settings;
 mod shared;
-mod spaces;
 mod store;
 mod writes;
 

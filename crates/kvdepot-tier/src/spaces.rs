@@ -1,4 +1,4 @@
-//! Namespaces that an Object tier serves, and epochs that it must store before it serves a namespace again.
+//! Namespaces that a tier over a shared store serves, and epochs that it must store before it serves a namespace again.
 
 use std::sync::Arc;
 
@@ -7,24 +7,24 @@ use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Resul
 
 /// A namespace in its epoch.
 #[derive(Clone, Debug)]
-pub(super) struct Space {
-    pub(super) spec: Arc<NamespaceSpec>,
-    pub(super) epoch: u32,
+pub(crate) struct Space {
+    pub(crate) spec: Arc<NamespaceSpec>,
+    pub(crate) epoch: u32,
 }
 
 /// An epoch to store.
 #[derive(Clone, Debug)]
-pub(super) struct Wanted {
-    pub(super) spec: Arc<NamespaceSpec>,
-    pub(super) at_least: u32,
+pub(crate) struct Wanted {
+    pub(crate) spec: Arc<NamespaceSpec>,
+    pub(crate) at_least: u32,
     /// Whether it must be one that was never used before.
-    pub(super) advance: bool,
+    pub(crate) advance: bool,
     /// Changes with every reset: the epoch stored for an earlier one is not enough.
     request: u64,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Spaces {
+pub(crate) struct Spaces {
     by_root: HashMap<NamespaceId, Space>,
     /// Root by the id that keys carry; only for served namespaces.
     current: HashMap<NamespaceId, NamespaceId>,
@@ -34,7 +34,7 @@ pub(super) struct Spaces {
 
 impl Spaces {
     /// Returns the namespace whose keys these are now (P8).
-    pub(super) fn of(&self, key: &BlockKey) -> Result<&Space> {
+    pub(crate) fn of(&self, key: &BlockKey) -> Result<&Space> {
         let space = self.current.get(&key.namespace).and_then(|root| self.by_root.get(root));
         space.ok_or_else(|| {
             Error::new(ErrorKind::NotFound, "a block's namespace is not open, or its epoch has passed")
@@ -43,18 +43,18 @@ impl Spaces {
     }
 
     /// Returns the highest epoch that was stored, or seen in the store, and not forgotten.
-    pub(super) fn epoch(&self, root: NamespaceId) -> Option<u32> {
+    pub(crate) fn epoch(&self, root: NamespaceId) -> Option<u32> {
         self.by_root.get(&root).map(|space| space.epoch)
     }
 
     /// Returns whether it is served.
-    pub(super) fn is_open(&self, root: NamespaceId) -> bool {
+    pub(crate) fn is_open(&self, root: NamespaceId) -> bool {
         self.by_root.get(&root).is_some_and(|space| self.current.contains_key(&space.spec.id(space.epoch)))
     }
 
     /// Serves a namespace in a stored epoch, unless a later one is known or another one must be stored. Returns the
     /// previous id of its keys if it has changed.
-    pub(super) fn enter(&mut self, spec: &Arc<NamespaceSpec>, epoch: u32) -> Result<Option<NamespaceId>> {
+    pub(crate) fn enter(&mut self, spec: &Arc<NamespaceSpec>, epoch: u32) -> Result<Option<NamespaceId>> {
         let root = spec.root();
         if self.wanted.contains_key(&root) || self.epoch(root).is_some_and(|known| known > epoch) {
             return Err(Error::new(ErrorKind::Busy, "the namespace is being reset").with("namespace", root));
@@ -69,7 +69,7 @@ impl Spaces {
     }
 
     /// Makes a namespace unreachable until an epoch is stored. Returns the id that its keys carry.
-    pub(super) fn want(
+    pub(crate) fn want(
         &mut self,
         spec: &Arc<NamespaceSpec>,
         at_least: u32,
@@ -93,17 +93,17 @@ impl Spaces {
         self.current.remove(&id).map(|_| id)
     }
 
-    pub(super) fn wanted(&self, root: NamespaceId) -> Option<Wanted> {
+    pub(crate) fn wanted(&self, root: NamespaceId) -> Option<Wanted> {
         self.wanted.get(&root).cloned()
     }
 
-    pub(super) fn all_wanted(&self) -> Vec<NamespaceId> {
+    pub(crate) fn all_wanted(&self) -> Vec<NamespaceId> {
         self.wanted.keys().copied().collect()
     }
 
     /// Records that an epoch was stored for a request. Returns whether it is served now: not if there was another
     /// request in the meantime.
-    pub(super) fn settled(&mut self, wanted: &Wanted, epoch: u32) -> bool {
+    pub(crate) fn settled(&mut self, wanted: &Wanted, epoch: u32) -> bool {
         let root = wanted.spec.root();
         let is_enough = |now: &Wanted| now.request == wanted.request && now.at_least <= epoch;
         if !self.wanted.get(&root).is_some_and(is_enough) {
@@ -114,7 +114,7 @@ impl Spaces {
     }
 
     /// Forgets a namespace, unless an epoch must be stored. Returns the id that its keys carried.
-    pub(super) fn close(&mut self, root: NamespaceId) -> Option<NamespaceId> {
+    pub(crate) fn close(&mut self, root: NamespaceId) -> Option<NamespaceId> {
         let space = self.by_root.remove(&root)?;
         let id = space.spec.id(space.epoch);
         self.current.remove(&id);
