@@ -7,7 +7,7 @@ use kvdepot_core::{Error, ErrorKind, Result, pipeline};
 use serde_json::{Value, json};
 
 use crate::settings::{MEMORY_OUTLIVES, Setting, nearest};
-use crate::{GuardConfig, Guarded, Tier, dax, empty, fake, object, posix, remote, slab};
+use crate::{GuardConfig, Guarded, Tier, dax, empty, fake, mooncake, object, posix, remote, slab};
 
 /// Description of a tier.
 #[derive(Debug)]
@@ -26,8 +26,16 @@ pub struct TierEntry {
 }
 
 /// All tiers, in the order of the documentation.
-pub const TIERS: [&TierEntry; 7] =
-    [&posix::ENTRY, &slab::ENTRY, &remote::ENTRY, &dax::ENTRY, &object::ENTRY, &fake::ENTRY, &empty::ENTRY];
+pub const TIERS: [&TierEntry; 8] = [
+    &posix::ENTRY,
+    &slab::ENTRY,
+    &remote::ENTRY,
+    &dax::ENTRY,
+    &object::ENTRY,
+    &mooncake::ENTRY,
+    &fake::ENTRY,
+    &empty::ENTRY,
+];
 
 /// Their names.
 pub const NAMES: [&str; TIERS.len()] = {
@@ -216,6 +224,7 @@ mod tests {
             ("Remote", |value| format!("{:?}", remote::RemoteConfig::from_json(value).unwrap())),
             ("Dax", |value| format!("{:?}", dax::DaxConfig::from_json(value).unwrap())),
             ("Object", |value| format!("{:?}", object::ObjectConfig::from_json(value).unwrap())),
+            ("Mooncake", |value| format!("{:?}", mooncake::MooncakeConfig::from_json(value).unwrap())),
         ] {
             let mut compared = 0;
             for setting in find(tier).unwrap().settings {
