@@ -401,6 +401,7 @@ STAGES = {
     "test-wire",
     "test-lmcache",
     "test-sglang",
+    "test-mooncake",
     "test-docs",
 }
 
@@ -411,6 +412,7 @@ DRY = {
     "vllm-env": "a part of make test-engine",
     "infinistore-env": "a part of make test-wire and make test-lmcache",
     "sglang-env": "a part of make test-sglang",
+    "mooncake-env": "a part of make test-mooncake",
     "lock": "asks the network for newer versions",
     "clean": "removes what other stages use",
 }
