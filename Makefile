@@ -17,6 +17,7 @@ VLLM_VENV := .venv-vllm
 INFINISTORE_VENV := .venv-infinistore
 SGLANG_VENV := .venv-sglang
 SGLANG_OLD_VENV := .venv-sglang-old
+MOONCAKE_VENV := .venv-mooncake
 STAMPS := .work/stamps
 WHEELS := .work/wheels
 # The oldest glibc that the wheel runs with; Zig links for it, whatever this machine has.
@@ -96,6 +97,9 @@ bench-wire: infinistore-env standin-verbs ## Measure the wire door beside Infini
 STANDIN_VERBS := .work/standin/libibverbs.so.1
 WITH_STANDIN := KVDEPOT_STANDIN_VERBS=$(CURDIR)/$(STANDIN_VERBS)
 
+# Mooncake's package is linked with libibverbs, over TCP too.
+WITH_MOONCAKE := KVDEPOT_TEST_MOONCAKE=$(CURDIR)/$(MOONCAKE_VENV) LD_LIBRARY_PATH=$(CURDIR)/$(MOONCAKE_VENV)/lib-verbs
+
 # A process finds its driver under this name.
 STANDIN_CUDA := .work/standin/cuda/libcuda.so.1
 
@@ -116,7 +120,7 @@ site: setup ## Build the documentation as a site (ARGS: --out DIR)
 ##@ Check
 
 .PHONY: test
-test: test-rust test-python test-device test-rdma test-dax test-layouts test-engine test-wire test-lmcache test-sglang test-docs ## Run all tests
+test: test-rust test-python test-device test-rdma test-dax test-layouts test-engine test-wire test-lmcache test-sglang test-mooncake test-docs ## Run all tests
 
 .PHONY: test-rust
 test-rust: ## Test the Rust crates (ARGS: for cargo test)
@@ -173,6 +177,17 @@ test-sglang: sglang-env ## Test kvdepot in a real SGLang on CPU (ARGS: for pytes
 	@# As above: depots write files here.
 	@sync
 	@$(SGLANG_VENV)/bin/python -m pytest -o pythonpath=. -o filterwarnings=default tests/with_sglang $(ARGS)
+
+.PHONY: test-mooncake
+test-mooncake: mooncake-env ## Test the Mooncake tier with Mooncake's own master and holders of memory (ARGS: for pytest)
+	@# Built with the features that `make test-rust` builds with, those of the whole workspace.
+	@$(STEP) "build the tests" cargo test --workspace --quiet --test mooncake_real --no-run
+	@if [ -e $(MOONCAKE_VENV)/cannot-run ]; then \
+		echo "SKIPPED: $$(cat $(MOONCAKE_VENV)/cannot-run)" >&2; \
+	else \
+		$(WITH_MOONCAKE) cargo test --workspace --quiet --test mooncake_real -- --include-ignored; \
+		$(WITH_MOONCAKE) $(BIN)/python -m pytest -o timeout=600 tests/with_mooncake $(ARGS); \
+	fi
 
 .PHONY: test-docs
 test-docs: vllm-env infinistore-env sglang-env standin-verbs ## Run every documented command and option in a small form (ARGS: for pytest)
@@ -245,6 +260,10 @@ sglang-env: setup ## Make .venv-sglang: a real SGLang on CPU, with this wheel
 sglang-old-env: setup ## Make .venv-sglang-old: SGLang 0.5.17 on CPU, for make test-sglang ARGS=--full
 	@$(BIN)/python -m tools.sglang_env --lock requirements/sglang-old.txt --wheel $(WHEELS)/*.whl $(SGLANG_OLD_VENV)
 
+.PHONY: mooncake-env
+mooncake-env: setup ## Make .venv-mooncake: Mooncake's master and client
+	@$(BIN)/python -m tools.mooncake_env $(MOONCAKE_VENV)
+
 .PHONY: lock
 lock: $(STAMPS)/tools ## Pin the newest versions in requirements/*.txt
 	@$(BIN)/uv pip compile -q --upgrade --python-version 3.10 --universal requirements/dev.in -o requirements/dev.txt
@@ -260,10 +279,12 @@ lock: $(STAMPS)/tools ## Pin the newest versions in requirements/*.txt
 	@$(BIN)/uv pip compile -q --upgrade --python-version 3.11 --python-platform x86_64-manylinux_2_34 \
 		--excludes requirements/sglang-excludes.txt \
 		requirements/sglang-old.in -o requirements/sglang-old.txt
+	@$(BIN)/uv pip compile -q --upgrade --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
+		requirements/mooncake.in -o requirements/mooncake.txt
 
 .PHONY: clean
 clean: ## Remove all that was built, environments included
-	@rm -rf $(VENV) $(VLLM_VENV) $(INFINISTORE_VENV) $(SGLANG_VENV) $(SGLANG_OLD_VENV) .work target .mypy_cache .ruff_cache .pytest_cache
+	@rm -rf $(VENV) $(VLLM_VENV) $(INFINISTORE_VENV) $(SGLANG_VENV) $(SGLANG_OLD_VENV) $(MOONCAKE_VENV) .work target .mypy_cache .ruff_cache .pytest_cache
 	@find python tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMPS)/tools: requirements/dev.txt

@@ -411,6 +411,7 @@ STAGES = {
     "test-wire",
     "test-lmcache",
     "test-sglang",
+    "test-mooncake",
     "test-docs",
 }
 
@@ -423,6 +424,7 @@ DRY = {
     "infinistore-env": "a part of make test-wire and make test-lmcache",
     "sglang-env": "a part of make test-sglang",
     "sglang-old-env": "another 3.5 GB; tests with --full use it if it is there",
+    "mooncake-env": "a part of make test-mooncake",
     "lock": "asks the network for newer versions",
     "clean": "removes what other stages use",
 }

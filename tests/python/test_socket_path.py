@@ -139,6 +139,14 @@ def test_own_depots(path_of):
         path_of(config)
 
 
+def test_engines_of_several_environments_share_a_depot(path_of, monkeypatch):
+    """The interpreter that is found for Mooncake is the engine's own, and no part of what the depot is."""
+    here = path_of({"pipeline": "Cache|Mooncake"})
+    monkeypatch.setattr("sys.executable", "/other/bin/python")
+    assert path_of({"pipeline": "Cache|Mooncake"}) == here
+    assert path_of({"pipeline": "Cache|Mooncake", "mooncake_python": "/other/bin/python"}) != here
+
+
 def test_said_socket_is_taken_as_it_is(path_of):
     assert path_of({"socket": "/run/kv.sock"}) == "/run/kv.sock"
 

@@ -18,7 +18,7 @@ from kvdepot.errors import ConfigError
 TABLE = json.loads(_native.tier_table())
 KEYED = [(tier, setting) for tier in TABLE["tiers"] for setting in tier["settings"] if setting["key"]]
 ALL_TIERS = {
-    "pipeline": "Cache|Slab|Remote|Dax|Object|Posix",
+    "pipeline": "Cache|Slab|Remote|Dax|Object|Mooncake|Posix",
     "remote_servers": ["a:1"],
     "dax_device_path": "/dev/dax0.0",
     "slab_path": "/slab",

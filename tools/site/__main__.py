@@ -27,7 +27,7 @@ MENU: dict[str, tuple[str, ...]] = {
         "docs/fleet",
         "examples/README",
     ),
-    "Operate": ("docs/deploy", "docs/operate", "docs/monitoring", "docs/events", "docs/benchmarks"),
+    "Operate": ("docs/deploy", "docs/mooncake", "docs/operate", "docs/monitoring", "docs/events", "docs/benchmarks"),
     "Reference": ("docs/configuration", "reference/commands", "reference/python", "docs/format", "docs/wire"),
     "Project": ("docs/design", "CONTRIBUTING", "SECURITY", "CHANGELOG"),
 }

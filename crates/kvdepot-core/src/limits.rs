@@ -194,6 +194,33 @@ pub const OBJECT_DELETES_MAX: usize = 1_000;
 pub const OBJECT_SWEEP_PAUSE_MS: u64 = 1_000;
 /// Number of threads of an Object tier.
 pub const OBJECT_THREADS: usize = 4;
+
+/// Maximum size of a frame between a Mooncake tier and its helper.
+pub const MOONCAKE_FRAME_BYTES_MAX: usize = 1 << 20;
+/// Maximum number of blocks of one call of Mooncake.
+pub const MOONCAKE_BATCH_BLOCKS_MAX: usize = 64;
+/// Maximum number of calls of Mooncake that have not ended, including those that nobody waits for any more.
+pub const MOONCAKE_PENDING_MAX: usize = 64;
+/// Maximum number of concurrent calls for reads and lookups of a Mooncake tier, and of those for writes.
+pub const MOONCAKE_CALLS_MAX: usize = 24;
+/// Maximum number of batches of a Mooncake tier that wait for a call, for reads and lookups, and for writes.
+pub const MOONCAKE_QUEUE_MAX: usize = 8192;
+/// How long, in milliseconds, a call of Mooncake may hang after its deadline before its process is killed. With the
+/// longest timeout it is less than the 60 s after which Mooncake itself gives a transfer up without ending it.
+pub const MOONCAKE_HANG_MS: u64 = 10_000;
+/// Maximum time, in milliseconds, until the helper of a Mooncake tier has connected. Mooncake itself tries for 90 s, and
+/// registering much memory takes long.
+pub const MOONCAKE_SETUP_MS: u64 = 180_000;
+/// First and longest pause, in milliseconds, before the helper of a Mooncake tier is started again.
+pub const MOONCAKE_RESTART_MS: (u64, u64) = (200, 10_000);
+/// Interval, in milliseconds, at which a Mooncake tier looks for calls that hang.
+pub const MOONCAKE_TICK_MS: u64 = 50;
+/// Number of tries of a removal that Mooncake's leases refuse, and the pause between them in milliseconds.
+pub const MOONCAKE_REMOVE_TRIES: (u32, u64) = (5, 200);
+/// Number of tries to remove a corrupt block, one a second: a lease of Mooncake's default lasts 10 s.
+pub const MOONCAKE_CORRUPT_TRIES: u32 = 60;
+/// Maximum number of corrupt blocks that a Mooncake tier treats as absent until they are removed.
+pub const MOONCAKE_CORRUPT_MAX: usize = 4096;
 /// Changes of what can be read where that a depot keeps for those who follow its events: 40 bytes each.
 pub const EVENTS_KEPT_MAX: usize = 1 << 16;
 /// Maximum number of these that one request looks at. Its answer, with an id for each namespace, fits into a frame.

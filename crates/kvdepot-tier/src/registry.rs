@@ -8,11 +8,19 @@ use serde_json::{Value, json};
 
 pub use crate::entry::TierEntry;
 use crate::settings::{MEMORY_OUTLIVES, nearest};
-use crate::{GuardConfig, Guarded, Tier, dax, empty, fake, object, posix, remote, slab};
+use crate::{GuardConfig, Guarded, Tier, dax, empty, fake, mooncake, object, posix, remote, slab};
 
 /// All tiers, in the order of the documentation.
-pub const TIERS: [&TierEntry; 7] =
-    [&posix::ENTRY, &slab::ENTRY, &remote::ENTRY, &dax::ENTRY, &object::ENTRY, &fake::ENTRY, &empty::ENTRY];
+pub const TIERS: [&TierEntry; 8] = [
+    &posix::ENTRY,
+    &slab::ENTRY,
+    &remote::ENTRY,
+    &dax::ENTRY,
+    &object::ENTRY,
+    &mooncake::ENTRY,
+    &fake::ENTRY,
+    &empty::ENTRY,
+];
 
 /// Their names.
 pub const NAMES: [&str; TIERS.len()] = {
@@ -194,6 +202,7 @@ mod tests {
             ("Remote", |value| format!("{:?}", remote::RemoteConfig::from_json(value).unwrap())),
             ("Dax", |value| format!("{:?}", dax::DaxConfig::from_json(value).unwrap())),
             ("Object", |value| format!("{:?}", object::ObjectConfig::from_json(value).unwrap())),
+            ("Mooncake", |value| format!("{:?}", mooncake::MooncakeConfig::from_json(value).unwrap())),
         ] {
             let mut compared = 0;
             for setting in find(tier).unwrap().settings {

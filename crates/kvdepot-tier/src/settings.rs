@@ -143,6 +143,8 @@ pub enum ByMachine {
         /// A setting that is true in this case, and false otherwise: the directory must be created.
         tell: &'static str,
     },
+    /// The Python interpreter that the depot's configuration is read by.
+    Interpreter,
     /// A share of the disks under the tier's paths.
     DiskShare {
         /// Percentage of the size of the disks under configured paths.

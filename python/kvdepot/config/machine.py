@@ -1,6 +1,7 @@
 """Facts of the machine that defaults depend on: memory, free disk space, the user's directories."""
 
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +36,10 @@ class Machine:
         if not os.path.isabs(base):
             base = os.path.join(self.environ.get("HOME") or os.path.expanduser("~"), ".cache")
         return os.path.join(base, "kvdepot")
+
+    def interpreter(self) -> str | None:
+        """Returns the path of the running Python interpreter; ``None`` in a program that embeds one."""
+        return sys.executable or None
 
     def device_cache_directory(self) -> str:
         """Returns the directory where engines keep their measurements of devices."""

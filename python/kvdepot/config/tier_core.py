@@ -42,6 +42,10 @@ def decided(config: "KVDepotConfig", tier: Tier, machine: Machine) -> Iterator[D
         if key.by_machine.is_ == "cache_directory":
             place = (machine.cache_directory(),)
             yield Decided(key.name, place, list(place), may_change=False)
+        elif key.by_machine.is_ == "interpreter":
+            # Engines of several environments share one depot.
+            interpreter = machine.interpreter()
+            yield Decided(key.name, interpreter, interpreter, may_change=True)
         else:
             share = _disk_share(config, tier, key.by_machine, machine)
             yield Decided(key.name, round(share / GIB, 3), share, may_change=True)

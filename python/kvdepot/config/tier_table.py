@@ -30,7 +30,7 @@ class Kind(_Row):
 class ByMachine(_Row):
     """How the machine decides the value of a key that was left out."""
 
-    is_: Literal["cache_directory", "disk_share"] = Field(alias="is")
+    is_: Literal["cache_directory", "interpreter", "disk_share"] = Field(alias="is")
     tell: str = ""
     percent: int = 0
     free_percent: int = 0

@@ -171,6 +171,7 @@ def test_whole_hashes_are_told_where_vllm_tells_them(monkeypatch: pytest.MonkeyP
 def test_places_in_vllm_s_words() -> None:
     assert medium_of("pool") == ("CPU", "LOCAL")
     assert {medium_of(name) for name in ("posix", "Slab", "dax")} == {("STORAGE", "LOCAL")}
+    assert medium_of("mooncake") == ("CPU", "REMOTE")
     assert (medium_of("Remote"), medium_of("object")) == (("CPU", "REMOTE"), ("STORAGE", "REMOTE"))
 
 

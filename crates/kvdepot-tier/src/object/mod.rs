@@ -25,7 +25,6 @@ mod reads;
 mod removal;
 mod settings;
 mod shared;
-mod spaces;
 mod store;
 mod transport;
 mod writes;

@@ -15,9 +15,9 @@ use tokio::sync::{Notify, OnceCell, oneshot};
 use super::ObjectConfig;
 use super::link::Link;
 use super::names::Names;
-use super::spaces::{Space, Spaces};
 use crate::Done;
 use crate::known::Known;
+use crate::spaces::{Space, Spaces};
 use crate::writing::Writing;
 
 /// Callers that wait for the store's answer about a block.

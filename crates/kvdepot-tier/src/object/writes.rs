@@ -18,8 +18,8 @@ use tokio::time::{Instant as TokioInstant, timeout_at};
 use super::epochs::no_bucket;
 use super::link::{Fault, Lane};
 use super::shared::{Shared, in_time, late};
-use super::spaces::Space;
 use crate::format::{self, Writer};
+use crate::spaces::Space;
 use crate::{Done, Presence, WriteItem, Written};
 
 /// Returns up to `max` bytes from `at` on. They are copied, because a store's client may keep them for any time.

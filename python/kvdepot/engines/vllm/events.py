@@ -29,7 +29,11 @@ class Medium(NamedTuple):
 
 
 POOL = Medium("CPU", "LOCAL")
-MEDIA = {"remote": Medium("CPU", "REMOTE"), "object": Medium("STORAGE", "REMOTE")}
+MEDIA = {
+    "remote": Medium("CPU", "REMOTE"),
+    "mooncake": Medium("CPU", "REMOTE"),
+    "object": Medium("STORAGE", "REMOTE"),
+}
 """Media of tiers; the others are local storage."""
 
 

@@ -1,4 +1,4 @@
-//! Namespaces that an Object tier serves, and epochs that it must store before it serves a namespace again.
+//! Namespaces that a tier over a shared store serves, and epochs that it must store before it serves a namespace again.
 
 use std::sync::Arc;
 
@@ -8,21 +8,21 @@ use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Resul
 use crate::served::{self, Served};
 
 /// A namespace in its epoch.
-pub(super) type Space = served::Space<()>;
+pub(crate) type Space = served::Space<()>;
 
 /// An epoch to store.
 #[derive(Clone, Debug)]
-pub(super) struct Wanted {
-    pub(super) spec: Arc<NamespaceSpec>,
-    pub(super) at_least: u32,
+pub(crate) struct Wanted {
+    pub(crate) spec: Arc<NamespaceSpec>,
+    pub(crate) at_least: u32,
     /// Whether it must be one that was never used before.
-    pub(super) advance: bool,
+    pub(crate) advance: bool,
     /// Changes with every reset: the epoch stored for an earlier one is not enough.
     request: u64,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Spaces {
+pub(crate) struct Spaces {
     served: Served<()>,
     wanted: HashMap<NamespaceId, Wanted>,
     requests: u64,
@@ -30,23 +30,23 @@ pub(super) struct Spaces {
 
 impl Spaces {
     /// Returns the namespace whose keys these are now (P8).
-    pub(super) fn of(&self, key: &BlockKey) -> Result<&Space> {
+    pub(crate) fn of(&self, key: &BlockKey) -> Result<&Space> {
         self.served.of(key)
     }
 
     /// Returns the highest epoch that was stored, or seen in the store, and not forgotten.
-    pub(super) fn epoch(&self, root: NamespaceId) -> Option<u32> {
+    pub(crate) fn epoch(&self, root: NamespaceId) -> Option<u32> {
         self.served.get(root).map(|space| space.epoch)
     }
 
     /// Returns whether it is served.
-    pub(super) fn is_open(&self, root: NamespaceId) -> bool {
+    pub(crate) fn is_open(&self, root: NamespaceId) -> bool {
         self.served.is_served(root)
     }
 
     /// Serves a namespace in a stored epoch, unless a later one is known or another one must be stored. Returns the
     /// previous id of its keys if it has changed.
-    pub(super) fn enter(&mut self, spec: &Arc<NamespaceSpec>, epoch: u32) -> Result<Option<NamespaceId>> {
+    pub(crate) fn enter(&mut self, spec: &Arc<NamespaceSpec>, epoch: u32) -> Result<Option<NamespaceId>> {
         let root = spec.root();
         if self.wanted.contains_key(&root) || self.epoch(root).is_some_and(|known| known > epoch) {
             return Err(Error::new(ErrorKind::Busy, "the namespace is being reset").with("namespace", root));
@@ -55,7 +55,7 @@ impl Spaces {
     }
 
     /// Makes a namespace unreachable until an epoch is stored. Returns the id that its keys carry.
-    pub(super) fn want(
+    pub(crate) fn want(
         &mut self,
         spec: &Arc<NamespaceSpec>,
         at_least: u32,
@@ -77,17 +77,17 @@ impl Spaces {
         self.served.hide(root)
     }
 
-    pub(super) fn wanted(&self, root: NamespaceId) -> Option<Wanted> {
+    pub(crate) fn wanted(&self, root: NamespaceId) -> Option<Wanted> {
         self.wanted.get(&root).cloned()
     }
 
-    pub(super) fn all_wanted(&self) -> Vec<NamespaceId> {
+    pub(crate) fn all_wanted(&self) -> Vec<NamespaceId> {
         self.wanted.keys().copied().collect()
     }
 
     /// Records that an epoch was stored for a request. Returns whether it is served now: not if there was another
     /// request in the meantime.
-    pub(super) fn settled(&mut self, wanted: &Wanted, epoch: u32) -> bool {
+    pub(crate) fn settled(&mut self, wanted: &Wanted, epoch: u32) -> bool {
         let root = wanted.spec.root();
         let is_enough = |now: &Wanted| now.request == wanted.request && now.at_least <= epoch;
         if !self.wanted.get(&root).is_some_and(is_enough) {
@@ -98,7 +98,7 @@ impl Spaces {
     }
 
     /// Forgets a namespace, unless an epoch must be stored. Returns the id that its keys carried.
-    pub(super) fn close(&mut self, root: NamespaceId) -> Option<NamespaceId> {
+    pub(crate) fn close(&mut self, root: NamespaceId) -> Option<NamespaceId> {
         self.served.forget(root)
     }
 }

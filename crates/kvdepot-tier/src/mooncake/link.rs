@@ -1,0 +1,275 @@
+//! Requests to the helper, and their answers.
+//!
+//! Every call ends by its deadline. What a call lends to the helper, an extent of the staging memory, stays lent until
+//! the answer comes or the helper is dead, whoever still waits for it (P1, P4).
+
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+
+use hashbrown::HashMap;
+use kvdepot_core::limits::{MOONCAKE_HANG_MS, MOONCAKE_PENDING_MAX};
+use kvdepot_core::{Error, ErrorKind, Result};
+use parking_lot::{Condvar, Mutex};
+
+use super::protocol::{MooncakeAnswer, MooncakeOp, MooncakeRequest, encode};
+use super::staging::Extent;
+
+/// Called when a request that nobody waits for any more has ended.
+pub(super) type Late = Box<dyn FnOnce() + Send>;
+
+/// The helper as its callers see it.
+#[derive(Debug, Default)]
+pub(super) struct Link {
+    state: Mutex<State>,
+    /// Signalled when the helper comes up, and at the end.
+    changed: Condvar,
+    /// One frame at a time.
+    sending: Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    up: Option<Arc<UnixStream>>,
+    requests: u64,
+    pending: HashMap<u64, Pending>,
+    is_stopping: bool,
+    /// Starts that failed, and helpers that ended.
+    failures: u64,
+    last_error: Option<Error>,
+    master: String,
+}
+
+struct Pending {
+    answer: SyncSender<Result<(MooncakeAnswer, Option<Extent>)>>,
+    keys: usize,
+    lent: Option<Extent>,
+    deadline: Instant,
+    late: Option<Late>,
+}
+
+impl std::fmt::Debug for Pending {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Pending({} keys)", self.keys)
+    }
+}
+
+impl Pending {
+    /// Releases what was lent, unless the caller still waits for it.
+    fn end(self, outcome: Result<MooncakeAnswer>) {
+        let lent = self.lent;
+        if let Err(unheard) = self.answer.send(outcome.map(|answer| (answer, lent))) {
+            drop(unheard);
+        }
+        if let Some(late) = self.late {
+            late();
+        }
+    }
+}
+
+/// A request without its number.
+#[derive(Clone, Debug)]
+pub(super) struct Call {
+    pub(super) op: MooncakeOp,
+    pub(super) keys: Vec<String>,
+    pub(super) at: Vec<usize>,
+    pub(super) bytes: Vec<usize>,
+}
+
+/// A call's codes, with the memory that it lent.
+pub(super) struct Answered {
+    pub(super) codes: Vec<i64>,
+    pub(super) lent: Option<Extent>,
+}
+
+/// The end of a call without codes.
+pub(super) struct Failed {
+    pub(super) error: Error,
+    /// Whether the helper may still carry it out. `late` is called when it cannot any more.
+    pub(super) is_open: bool,
+}
+
+impl Link {
+    /// Returns whether there is a helper that has connected to Mooncake.
+    pub(super) fn is_up(&self) -> bool {
+        self.state.lock().up.is_some()
+    }
+
+    /// Waits for a helper that is starting for the first time, until the deadline. After a failure it does not wait: an
+    /// engine's start must not last as long as Mooncake is away.
+    pub(super) fn wait_until_up(&self, deadline: Instant) -> Result<()> {
+        let mut state = self.state.lock();
+        while state.up.is_none() {
+            if state.is_stopping
+                || state.last_error.is_some()
+                || self.changed.wait_until(&mut state, deadline).timed_out()
+            {
+                return Err(state.away());
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a request and waits for its codes until the deadline. `late` is called if the caller gets an error while the
+    /// helper may still work, once it cannot any more.
+    pub(super) fn call(
+        &self,
+        call: Call,
+        lent: Option<Extent>,
+        deadline: Instant,
+        late: Option<Late>,
+    ) -> Result<Answered, Failed> {
+        let failed = |error| Failed { error, is_open: false };
+        let (send, receive) = sync_channel(1);
+        let keys = call.keys.len();
+        let (id, stream) = {
+            let mut state = self.state.lock();
+            let Some(stream) = state.up.clone() else { return Err(failed(state.away())) };
+            if state.pending.len() >= MOONCAKE_PENDING_MAX {
+                let what = "too many calls of Mooncake have not ended";
+                return Err(failed(
+                    Error::new(ErrorKind::Unavailable, what).with("calls_max", MOONCAKE_PENDING_MAX),
+                ));
+            }
+            state.requests += 1;
+            let id = state.requests;
+            state.pending.insert(id, Pending { answer: send, keys, lent, deadline, late: None });
+            (id, stream)
+        };
+        let Call { op, keys, at, bytes } = call;
+        let frame = encode(&MooncakeRequest { id, op, keys, at, bytes });
+        if let Err(error) = frame.and_then(|frame| self.send(&stream, &frame)) {
+            // A part of it may have been sent: the supervisor sees the closed connection, and ends the helper.
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+            tracing::debug!(%error, "cannot send to the Mooncake tier's helper");
+        }
+        let wait = deadline.saturating_duration_since(Instant::now());
+        match receive.recv_timeout(wait) {
+            Ok(outcome) => Self::heard(outcome).map_err(failed),
+            Err(_) => {
+                let mut state = self.state.lock();
+                let Some(pending) = state.pending.get_mut(&id) else {
+                    drop(state);
+                    // It was answered at this moment.
+                    let outcome = receive.recv().unwrap_or_else(|_| Err(too_late()));
+                    return Self::heard(outcome).map_err(failed);
+                };
+                pending.late = late;
+                Err(Failed { error: too_late(), is_open: true })
+            }
+        }
+    }
+
+    fn heard(outcome: Result<(MooncakeAnswer, Option<Extent>)>) -> Result<Answered> {
+        let (answer, lent) = outcome?;
+        match answer.error {
+            None => Ok(Answered { codes: answer.codes, lent }),
+            Some(text) => {
+                Err(Error::new(ErrorKind::Unavailable, "a call of Mooncake failed").with("because", text))
+            }
+        }
+    }
+
+    fn send(&self, stream: &UnixStream, frame: &[u8]) -> Result<()> {
+        let _turn = self.sending.lock();
+        let mut stream = stream;
+        stream.write_all(frame).map_err(|e| Error::io("cannot send to the Mooncake tier's helper", e))
+    }
+
+    /// Records that a helper is up.
+    pub(super) fn came_up(&self, stream: Arc<UnixStream>, master: String) {
+        let mut state = self.state.lock();
+        (state.up, state.master) = (Some(stream), master);
+        self.changed.notify_all();
+    }
+
+    /// Ends the request that this is the answer to. An answer that fits no request is an error: the helper does not
+    /// follow the protocol.
+    pub(super) fn answered(&self, answer: MooncakeAnswer) -> Result<()> {
+        let pending = self.state.lock().pending.remove(&answer.id);
+        let Some(pending) = pending else {
+            return Err(Error::new(
+                ErrorKind::Protocol,
+                "the Mooncake tier's helper answered what nobody asked",
+            )
+            .with("id", answer.id));
+        };
+        let (got, wanted) = (answer.codes.len(), pending.keys);
+        if answer.error.is_none() && got != wanted {
+            let what = "the Mooncake tier's helper did not answer for each key";
+            let error = Error::new(ErrorKind::Protocol, what).with("codes", got).with("keys", wanted);
+            pending.end(Err(error.clone()));
+            return Err(error);
+        }
+        pending.end(Ok(answer));
+        Ok(())
+    }
+
+    /// Records that the helper is no longer used. Its requests are still open: call [`Link::died`] when it is dead.
+    pub(super) fn went_down(&self, error: &Error) {
+        let mut state = self.state.lock();
+        state.up = None;
+        state.failures += 1;
+        state.last_error = Some(error.clone());
+        self.changed.notify_all();
+    }
+
+    /// Ends the requests of a helper that is dead: it can no longer touch what was lent.
+    pub(super) fn died(&self) {
+        let (pending, error) = {
+            let mut state = self.state.lock();
+            (std::mem::take(&mut state.pending), state.away())
+        };
+        pending.into_values().for_each(|pending| pending.end(Err(error.clone())));
+    }
+
+    /// Returns whether a call is unanswered long after its deadline: only the helper's end frees what it holds.
+    pub(super) fn is_hung(&self, now: Instant) -> bool {
+        let hang = Duration::from_millis(MOONCAKE_HANG_MS);
+        self.state.lock().pending.values().any(|pending| pending.deadline + hang < now)
+    }
+
+    pub(super) fn stop(&self) {
+        self.state.lock().is_stopping = true;
+        self.changed.notify_all();
+    }
+
+    pub(super) fn is_stopping(&self) -> bool {
+        self.state.lock().is_stopping
+    }
+
+    /// Waits for the end of the tier. Returns whether it came.
+    pub(super) fn stops_within(&self, pause: Duration) -> bool {
+        let mut state = self.state.lock();
+        let until = Instant::now() + pause;
+        while !state.is_stopping && !self.changed.wait_until(&mut state, until).timed_out() {}
+        state.is_stopping
+    }
+
+    /// Returns the master's address, whether the helper is up, its failures, and the last one's reason.
+    pub(super) fn describe(&self) -> (String, bool, u64, Option<String>) {
+        let state = self.state.lock();
+        let error = state.last_error.as_ref().map(ToString::to_string);
+        let master = if state.master.is_empty() { "mooncake" } else { &state.master };
+        (master.to_owned(), state.up.is_some(), state.failures, error)
+    }
+}
+
+impl State {
+    fn away(&self) -> Error {
+        if self.is_stopping {
+            return Error::new(ErrorKind::Closed, "the tier is closing");
+        }
+        let error = Error::new(ErrorKind::Unavailable, "the helper of the Mooncake tier is not up");
+        match &self.last_error {
+            Some(last) => error.with("because", last),
+            None => error.with("because", "it is starting"),
+        }
+    }
+}
+
+fn too_late() -> Error {
+    Error::new(ErrorKind::Timeout, "a call of Mooncake did not end by its deadline")
+}
