@@ -5,13 +5,13 @@ layer. Nothing else in the connector needs the hooks. So only an engine whose st
 attention out of its graphs (``PIECEWISE``), which slows every decode step.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvdepot.engines.vllm.groups import computes_all_tokens
 from kvdepot.engines.vllm_plugin import NAMES
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import KVTransferConfig, ModelConfig, ParallelConfig, VllmConfig
 
 
 def steps_may_load(vllm_config: "VllmConfig") -> bool:
@@ -26,7 +26,7 @@ def steps_may_load(vllm_config: "VllmConfig") -> bool:
     )
 
 
-def own_roles(transfer: Any) -> list[str | None]:
+def own_roles(transfer: "KVTransferConfig | None") -> list[str | None]:
     """Returns the connector's role, or those of its entries below `MultiConnector`."""
     if transfer is None or transfer.kv_connector in NAMES:
         return [getattr(transfer, "kv_role", None)]
@@ -34,7 +34,7 @@ def own_roles(transfer: Any) -> list[str | None]:
     return [child.get("kv_role") for child in children if child.get("kv_connector") in NAMES] or [None]
 
 
-def is_unsupported(model: Any, parallel: Any) -> bool:
+def is_unsupported(model: "ModelConfig", parallel: "ParallelConfig") -> bool:
     """Returns whether the connector will be off for this model, whatever its KV cache looks like."""
     return bool(
         computes_all_tokens(model)

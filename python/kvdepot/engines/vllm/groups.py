@@ -2,11 +2,13 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from kvdepot.engines.vllm.releases.refusal import problem_of_groups
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
-    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.config import ModelConfig, VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class Group:
 
     index: int
     layer_names: tuple[str, ...]
-    spec: Any
+    spec: "KVCacheSpec"
     block_tokens: int
     hashes_per_block: int
     window_blocks: int
@@ -65,7 +67,7 @@ def _supported(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> G
     all_groups = kv_cache_config.kv_cache_groups
     if not all_groups:
         raise _UnsupportedError("the model has no KV cache")
-    if problem := too_old(len(all_groups)) or computes_all_tokens(vllm_config.model_config):
+    if problem := problem_of_groups(len(all_groups)) or computes_all_tokens(vllm_config.model_config):
         raise _UnsupportedError(problem)
     if getattr(vllm_config.parallel_config, "prefill_context_parallel_size", 1) > 1:
         raise _UnsupportedError("prefill context parallelism is not supported")
@@ -100,23 +102,11 @@ def _supported(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> G
     return Geometry(tuple(groups), hash_tokens, hit_tokens)
 
 
-def computes_all_tokens(model_config: Any) -> str:
+def computes_all_tokens(model_config: "ModelConfig") -> str:
     """Returns why every token of a prompt has to go through the model, whatever is stored of it; empty if not."""
     if getattr(model_config, "pooler_config", None) is None or model_config.is_prefix_caching_supported:
         return ""
     return "this model pools over all tokens of a prompt, and vLLM fails when a part of them comes from a cache"
-
-
-def too_old(group_count: int) -> str:
-    """Returns what this version of vLLM lacks; empty if nothing."""
-    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
-    from vllm.v1.core.sched.output import SchedulerOutput
-
-    if "kv_connector_block_state" not in getattr(SchedulerOutput, "__dataclass_fields__", {}):
-        return "this version of vLLM does not tell a connector the blocks of a request: use 0.29 or later"
-    if group_count > 1 and not hasattr(KVConnectorBase_V1, "get_transfer_results"):
-        return "this version of vLLM exits at the first failed load of a hybrid model: use 0.30 or later"
-    return ""
 
 
 @dataclass(frozen=True)
@@ -134,20 +124,20 @@ class _Reach:
         return max(1, math.ceil((self.window - 1) / span)) if self.window else 0
 
 
-def layer_specs(spec: Any) -> list[Any]:
+def layer_specs(spec: "KVCacheSpec") -> "list[KVCacheSpec]":
     """Returns the specs of a group's layers if they differ, else the common one."""
     inner = getattr(spec, "kv_cache_specs", None)
     return [spec] if inner is None else list(inner.values())
 
 
-def _reach(group: Any) -> _Reach:
+def _reach(group: "KVCacheGroupSpec") -> _Reach:
     found = {_reach_of(spec) for spec in layer_specs(group.kv_cache_spec)}
     if len(found) != 1:
         raise _UnsupportedError("layers with different windows share one block table")
     return found.pop()
 
 
-def _reach_of(spec: Any) -> _Reach:
+def _reach_of(spec: "KVCacheSpec") -> _Reach:
     from vllm.v1 import kv_cache_interface as kinds
 
     if isinstance(spec, getattr(kinds, "RSWASpec", ())):

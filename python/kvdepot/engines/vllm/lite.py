@@ -288,8 +288,14 @@ class LiteWorker:
     def __init__(self) -> None:
         self.stats = DepotStats()
 
-    def register(self, *_: object) -> None:
+    def register(self, *_: object, sleep_hooks: bool = False) -> None:
         """``register_kv_caches``."""
+
+    def sleep(self) -> None:
+        """``unregister_kv_caches``."""
+
+    def wake_up(self) -> None:
+        """``restore_kv_caches``."""
 
     def prepare(self, step: StepMetadata) -> None:
         """``handle_preemptions``."""

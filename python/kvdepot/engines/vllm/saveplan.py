@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from kvdepot.engines.vllm.drafts import Drafts
 from kvdepot.engines.vllm.groups import Geometry
 from kvdepot.engines.vllm.meta import Blocks, GroupBlocks
+from kvdepot.engines.vllm.releases.block_tables import pages_of
 from kvdepot.engines.vllm.requests import RequestState
 from kvdepot.engines.vllm.stats import DepotStats
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 def block_ids(output: "SchedulerOutput", request_id: str) -> tuple[list[int], ...]:
     """Returns a scheduled request's pages by group, with the null block where a window has moved on."""
     state = output.kv_connector_block_state
-    pages = state.get_block_ids(request_id) if state is not None else None
+    pages = pages_of(state, request_id) if state is not None else None
     if pages is None:
         raise RuntimeError(f"vLLM has scheduled request {request_id} and does not know its blocks")
     return pages
