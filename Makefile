@@ -206,7 +206,7 @@ vllm-env: setup ## Make .venv-vllm: a real vLLM on CPU, with this wheel
 	@$(BIN)/python tools/vllm_env.py --wheel $(WHEELS)/*.whl $(VLLM_VENV)
 
 .PHONY: vllm-previous-env
-vllm-previous-env: setup ## Make .venv-vllm-previous: the release of vLLM before that (make test-engine ARGS=--full)
+vllm-previous-env: setup ## Make .venv-vllm-previous: the release of vLLM before that
 	@$(BIN)/python tools/vllm_env.py --lock requirements/vllm-previous.txt --wheel $(WHEELS)/*.whl $(VLLM_PREVIOUS_VENV)
 
 .PHONY: vllm-surface
@@ -228,7 +228,7 @@ lock: $(STAMPS)/tools ## Pin the newest versions in requirements/*.txt
 		--overrides requirements/vllm-overrides.txt --excludes requirements/vllm-excludes.txt \
 		requirements/vllm.in -o requirements/vllm.txt
 	@$(BIN)/uv pip compile -q --upgrade --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
-		--overrides requirements/vllm-overrides.txt --excludes requirements/vllm-excludes.txt \
+		--overrides requirements/vllm-overrides.txt --excludes requirements/vllm-previous-excludes.txt \
 		requirements/vllm-previous.in -o requirements/vllm-previous.txt
 	@$(BIN)/uv pip compile -q --upgrade --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
 		--excludes requirements/infinistore-excludes.txt \

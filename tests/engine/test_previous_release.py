@@ -1,34 +1,12 @@
 """The release of vLLM before the newest one, in an environment of its own (`make vllm-previous-env`)."""
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
-from engine_lab import REPOSITORY, Lab
+from engine_lab import Lab
 from test_vllm import RESET, generate, hits
 
-from tools.lab.warm import Warm
-
 pytestmark = pytest.mark.full
-PYTHON = REPOSITORY / ".venv-vllm-previous" / "bin" / "python"
-
-
-@pytest.fixture(scope="module")
-def previous_warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
-    if not PYTHON.exists():
-        pytest.skip("no environment of the previous release: make vllm-previous-env")
-    with Warm(tmp_path_factory.mktemp("previous") / "warm.log", str(PYTHON)) as started:
-        yield started
-
-
-@pytest.fixture
-def previous(tmp_path: Path, previous_warm: Warm, request: pytest.FixtureRequest) -> Iterator[Lab]:
-    option: Callable[[str], Any] = request.config.getoption
-    made = Lab(tmp_path, "real", str(PYTHON), Path(option("--models")), previous_warm)
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def used_names(*sources: Path) -> Used:
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute):
                 found.mentioned.add(node.attr)
-            elif isinstance(node, ast.FunctionDef):
+            elif isinstance(node, ast.FunctionDef) and (node.name == "__init__" or not node.name.startswith("__")):
                 found.mentioned.add(node.name)
             elif isinstance(node, ast.keyword) and node.arg:
                 found.mentioned.add(node.arg)

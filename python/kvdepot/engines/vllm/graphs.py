@@ -22,7 +22,7 @@ def steps_may_load(vllm_config: "VllmConfig") -> bool:
     """
     model = vllm_config.model_config
     return any(role in (None, "kv_both", "kv_consumer") for role in own_roles(vllm_config.kv_transfer_config)) and not (
-        model is not None and (is_unsupported(model, vllm_config.parallel_config) or has_groups(vllm_config))
+        model is not None and (loads_between_steps(model, vllm_config.parallel_config) or has_groups(vllm_config))
     )
 
 
@@ -34,8 +34,11 @@ def own_roles(transfer: "KVTransferConfig | None") -> list[str | None]:
     return [child.get("kv_role") for child in children if child.get("kv_connector") in NAMES] or [None]
 
 
-def is_unsupported(model: "ModelConfig", parallel: "ParallelConfig") -> bool:
-    """Returns whether the connector will be off for this model, whatever its KV cache looks like."""
+def loads_between_steps(model: "ModelConfig", parallel: "ParallelConfig") -> bool:
+    """Returns whether no step of this model will wait for a load, whatever its KV cache looks like.
+
+    Hybrids with states load between steps; for the others the connector is off.
+    """
     return bool(
         computes_all_tokens(model)
         or model.is_hybrid

@@ -4,11 +4,11 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvdepot.engines.vllm.releases.refusal import problem_of_groups
+from kvdepot.engines.vllm.releases.refusal import problem_of_groups, problem_of_states
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
-    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec, MambaSpec
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class Group:
         block_tokens: tokens of one block over all context-parallel ranks.
         hashes_per_block: hash units that a block covers; the last one is the block's key.
         window_blocks: last blocks of a hit that the group's attention reads; 0 = all.
+        keeps_state: whether a block is the state after its last token (Mamba), which later tokens overwrite elsewhere.
     """
 
     index: int
@@ -28,6 +29,7 @@ class Group:
     block_tokens: int
     hashes_per_block: int
     window_blocks: int
+    keeps_state: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,14 @@ class Geometry:
     def windowed(self) -> bool:
         """Whether some group reads only the last blocks of a hit."""
         return any(group.window_blocks for group in self.groups)
+
+    @property
+    def recomputes_by_block(self) -> bool:
+        """Whether vLLM can recompute from the first block that a load failed to bring; else it recomputes the request.
+
+        It cannot with several groups, nor from within a state.
+        """
+        return len(self.groups) == 1 and not self.groups[0].keeps_state
 
 
 def geometry(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> Geometry:
@@ -97,8 +107,11 @@ def _supported(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> G
                 block_tokens=span,
                 hashes_per_block=span // hash_tokens,
                 window_blocks=reaches[index].blocks(span),
+                keeps_state=reaches[index].state,
             )
         )
+    if all(group.keeps_state for group in groups):
+        raise _UnsupportedError("this model has states only (Mamba without attention), which has not been tested")
     return Geometry(tuple(groups), hash_tokens, hit_tokens)
 
 
@@ -111,13 +124,16 @@ def computes_all_tokens(model_config: "ModelConfig") -> str:
 
 @dataclass(frozen=True)
 class _Reach:
-    """How far back attention reads: a window that ends with the next token, the current chunk, or everything."""
+    """How far back a layer reads: a window that ends with the next token, the current chunk, the last state, or all."""
 
     window: int = 0
     chunk: int = 0
+    state: bool = False
 
     def blocks(self, span: int) -> int:
         """Returns the most blocks of ``span`` tokens that are read before a hit's end, a block boundary; 0 = all."""
+        if self.state:
+            return 1
         if self.chunk:
             # A hit that ends with a chunk needs nothing of it; the longest rest of a chunk is one step shorter than it.
             return max(1, math.ceil((self.chunk - math.gcd(self.chunk, span)) / span))
@@ -149,4 +165,20 @@ def _reach_of(spec: "KVCacheSpec") -> _Reach:
         return _Reach(chunk=spec.attention_chunk_size)
     if isinstance(spec, kinds.FullAttentionSpec):
         return _Reach()
+    if isinstance(spec, kinds.MambaSpec):
+        return _reach_of_state(spec)
     raise _UnsupportedError(f"cache of kind {type(spec).__name__} is not stored by block")
+
+
+def _reach_of_state(spec: "MambaSpec") -> _Reach:
+    """Returns the reach of a state that vLLM keeps at block boundaries, as in its own prefix cache."""
+    if spec.mamba_cache_mode != "align":
+        raise _UnsupportedError(
+            f"with --mamba-cache-mode {spec.mamba_cache_mode} vLLM keeps no state at the end of a block: "
+            "use align, with prefix caching"
+        )
+    if spec.num_speculative_blocks:
+        raise _UnsupportedError("speculative decoding moves states after a step, when they have been stored")
+    if problem := problem_of_states():
+        raise _UnsupportedError(problem)
+    return _Reach(state=True)

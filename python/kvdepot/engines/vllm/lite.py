@@ -116,7 +116,7 @@ class LiteScheduler:
     ) -> None:
         self.stats = DepotStats()
         self.kv_cache_manager: Any = None
-        self.loads_before_forward = options.loads_in_steps and len(geometry.groups) == 1
+        self.loads_before_forward = options.loads_in_steps and geometry.recomputes_by_block
         self._off = geometry.unsupported
         self._geometry = geometry
         self._threshold = options.persist_token_threshold

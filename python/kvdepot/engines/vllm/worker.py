@@ -62,7 +62,7 @@ class WorkerSide:
             self._stores,
             options,
             self.stats,
-            recompute_by_block=len(geometry.groups) == 1,
+            recompute_by_block=geometry.recomputes_by_block,
             order=self._order,
             spans=spans,
         )

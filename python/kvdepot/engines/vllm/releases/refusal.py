@@ -59,6 +59,13 @@ def problem_of_groups(count: int) -> str:
     return ""
 
 
+def problem_of_states() -> str:
+    """Returns why this vLLM cannot have the states of Mamba layers stored; empty if it can."""
+    if has(f"{BASE}.get_loaded_kv_cache_group_ids"):
+        return ""
+    return "this version of vLLM may clear blocks of a hybrid model while they are loaded: use 0.32 or later"
+
+
 def has(name: str) -> bool:
     """Returns whether this vLLM has ``module:name`` or ``module:class.member``."""
     module_name, _, path = name.partition(":")
