@@ -12,20 +12,23 @@ PROMPTS = [[[1, 600]], [[2, 350]], [[3, 512]]]
 HITS = [512, 256, 256]
 
 
-@pytest.mark.parametrize("layerwise", [False, pytest.param(True, marks=pytest.mark.full)])
-def test_same_tokens_cold_warm_and_after_a_restart(real_lab: Lab, layerwise: bool) -> None:
+@pytest.mark.parametrize(
+    ("tp", "layerwise"),
+    [(1, False), pytest.param(1, True, marks=pytest.mark.full), pytest.param(2, False, marks=pytest.mark.full)],
+)
+def test_same_tokens_cold_warm_and_after_a_restart(real_lab: Lab, tp: int, layerwise: bool) -> None:
     options = {"use_layerwise": layerwise}
     longer = [[[1, 600], [7, 90]], [[2, 350], [8, 10]], [[1, 500]]]
-    plain = real_lab.run("granite", [generate("cold", PROMPTS)], engine=ALIGN, connector=None)
+    plain = real_lab.run("granite", [generate("cold", PROMPTS)], tp=tp, engine=ALIGN, connector=None)
     phases = [generate("cold", PROMPTS), generate("own cache", PROMPTS), RESET, generate("warm", PROMPTS)]
-    first = real_lab.run("granite", [*phases, RESET, generate("longer", longer)], engine=ALIGN, options=options)
+    first = real_lab.run("granite", [*phases, RESET, generate("longer", longer)], tp=tp, engine=ALIGN, options=options)
     assert "self-test" not in first.log
     cold = first["cold"]
     assert cold["tokens"] == plain["cold"]["tokens"]
     assert first["warm"]["cached"] == HITS
     assert first["warm"]["tokens"] == first["own cache"]["tokens"] == cold["tokens"]
     phases = [generate("restarted", PROMPTS), RESET, generate("longer", longer)]
-    second = real_lab.run("granite", phases, engine=ALIGN, options=options)
+    second = real_lab.run("granite", phases, tp=tp, engine=ALIGN, options=options)
     assert second["restarted"]["cached"] == HITS
     assert second["restarted"]["tokens"] == cold["tokens"]
     assert second["longer"]["tokens"] == first["longer"]["tokens"]

@@ -16,7 +16,7 @@ import pytest
 
 from kvdepot.engines.vllm.early import WrongConfigurationError, check_release
 from kvdepot.engines.vllm.releases import refusal
-from kvdepot.engines.vllm.releases.block_tables import pages_of
+from kvdepot.engines.vllm.releases.block_tables import BlockTables
 from kvdepot.engines.vllm.releases.sleep import HOOK
 from tools.vllm_surface.stubs import write_stubs
 from tools.vllm_surface.used import ENGINES, ROOT, imported, used_by_connector
@@ -216,14 +216,27 @@ PAGES = ([1, 2], [3])
 def test_block_tables_are_read_in_the_release_s_own_form(release: str) -> None:
     """The table says which form a release has; the other one's name is missing there."""
     has = members(release, "vllm.v1.core.sched.output.KVConnectorBlockState")
-    tables: Any = SimpleNamespace()
-    if "get_block_ids" in has:
-        tables.get_block_ids = {"a": PAGES}.get
-    else:
-        tables.block_ids = {"a": PAGES}
-    assert (release == OLDEST) == ("get_block_ids" not in has)
-    assert pages_of(tables, "a") == PAGES
-    assert pages_of(tables, "b") is None
+    resolves = "get_block_ids" in has
+    assert (release == OLDEST) == (not resolves)
+
+    def step(**tables: Any) -> Any:
+        return SimpleNamespace(get_block_ids=tables.get) if resolves else SimpleNamespace(block_ids=tables)
+
+    tables = BlockTables()
+    assert tables.pages_of("a") is None
+    tables.follow(step(a=PAGES), {"a", "b"})
+    assert tables.pages_of("a") == PAGES
+    assert tables.pages_of("b") is None
+
+
+def test_tables_that_a_step_has_not_changed_are_remembered() -> None:
+    """0.29 copies only the others; a request that has ended leaves nothing behind."""
+    tables: Any = BlockTables()
+    tables.follow(SimpleNamespace(block_ids={"a": PAGES, "b": PAGES}), {"a", "b"})
+    tables.follow(SimpleNamespace(block_ids={"b": ([4], [5])}), {"a", "b"})
+    assert (tables.pages_of("a"), tables.pages_of("b")) == (PAGES, ([4], [5]))
+    tables.follow(SimpleNamespace(block_ids={}), {"b"})
+    assert (tables.pages_of("a"), tables.pages_of("b")) == (None, ([4], [5]))
 
 
 def test_sleep_is_told_by_vllm_or_watched() -> None:

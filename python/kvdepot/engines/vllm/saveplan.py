@@ -7,21 +7,12 @@ from typing import TYPE_CHECKING
 from kvdepot.engines.vllm.drafts import Drafts
 from kvdepot.engines.vllm.groups import Geometry
 from kvdepot.engines.vllm.meta import Blocks, GroupBlocks
-from kvdepot.engines.vllm.releases.block_tables import pages_of
+from kvdepot.engines.vllm.releases.block_tables import BlockTables
 from kvdepot.engines.vllm.requests import RequestState
 from kvdepot.engines.vllm.stats import DepotStats
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
-
-
-def block_ids(output: "SchedulerOutput", request_id: str) -> tuple[list[int], ...]:
-    """Returns a scheduled request's pages by group, with the null block where a window has moved on."""
-    state = output.kv_connector_block_state
-    pages = pages_of(state, request_id) if state is not None else None
-    if pages is None:
-        raise RuntimeError(f"vLLM has scheduled request {request_id} and does not know its blocks")
-    return pages
 
 
 def boundary_states(output: "SchedulerOutput", request_id: str) -> Sequence[tuple[int, int, int]]:
@@ -52,6 +43,7 @@ class SavePlan:
         self._stats = stats
         self._threshold = persist_token_threshold
         self._held: list[HeldSaves] = []
+        self._tables = BlockTables()
         self._keeps_states = any(group.keeps_state for group in geometry.groups)
 
     def complete(self, output: "SchedulerOutput", requests: Mapping[str, RequestState]) -> tuple[GroupBlocks, bool]:
@@ -60,6 +52,7 @@ class SavePlan:
         Also returns whether a request of the step starts on KV that another connector has loaded, or loads in this
         step.
         """
+        self._tables.follow(output.kv_connector_block_state, requests)
         saves: GroupBlocks = {}
         foreign = False
         computed = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
@@ -76,14 +69,12 @@ class SavePlan:
                 ours = min(computed[request_id], state.local_tokens + state.loaded_tokens)
                 foreign |= computed[request_id] > ours
                 state.saved_blocks = {g.index: ours // g.block_tokens for g in self._geometry.groups}
-            self._complete_request(output, state, computed[request_id] + new_tokens, saves)
+            self._complete_request(state, computed[request_id] + new_tokens, saves)
             if self._keeps_states:
                 self._complete_states(output, state, saves)
         return {index: blocks for index, blocks in saves.items() if blocks.pages}, foreign
 
-    def _complete_request(
-        self, output: "SchedulerOutput", state: RequestState, end_tokens: int, saves: GroupBlocks
-    ) -> None:
+    def _complete_request(self, state: RequestState, end_tokens: int, saves: GroupBlocks) -> None:
         hashes = state.hashes
         page_ids: tuple[list[int], ...] | None = None
         for group in self._geometry.groups:
@@ -97,8 +88,9 @@ class SavePlan:
             begin = state.saved_blocks.setdefault(group.index, state.local_tokens // group.block_tokens)
             if end <= begin:
                 continue
+            page_ids = page_ids or self._tables.pages_of(state.request.request_id)
             if page_ids is None:
-                page_ids = block_ids(output, state.request.request_id)
+                return  # they are saved once vLLM has told its pages
             blocks = saves.setdefault(group.index, Blocks())
             if state.trace is not None and state.trace.carrier is not None:
                 blocks.traces.append(state.trace.carrier)
