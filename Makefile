@@ -14,6 +14,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 VLLM_VENV := .venv-vllm
+VLLM_PREVIOUS_VENV := .venv-vllm-previous
 INFINISTORE_VENV := .venv-infinistore
 SGLANG_VENV := .venv-sglang
 SGLANG_OLD_VENV := .venv-sglang-old
@@ -248,6 +249,14 @@ fix: setup ## Format, apply safe fixes, rewrite generated pages
 vllm-env: setup ## Make .venv-vllm: a real vLLM on CPU, with this wheel
 	@$(BIN)/python tools/vllm_env.py --wheel $(WHEELS)/*.whl $(VLLM_VENV)
 
+.PHONY: vllm-previous-env
+vllm-previous-env: setup ## Make .venv-vllm-previous: the release of vLLM before that
+	@$(BIN)/python tools/vllm_env.py --lock requirements/vllm-previous.txt --wheel $(WHEELS)/*.whl $(VLLM_PREVIOUS_VENV)
+
+.PHONY: vllm-surface
+vllm-surface: setup ## Write tables of what the connector uses of each release of vLLM (downloads about 850 MB once)
+	@$(BIN)/python -m tools.vllm_surface --download .work/vllm-wheels
+
 .PHONY: infinistore-env
 infinistore-env: setup standin-verbs ## Make .venv-infinistore: InfiniStore's own client and server, and LMCache
 	@$(BIN)/python -m tools.infinistore_env --verbs $(dir $(STANDIN_VERBS)) --torch-from $(VLLM_VENV) $(INFINISTORE_VENV)
@@ -271,6 +280,9 @@ lock: $(STAMPS)/tools ## Pin the newest versions in requirements/*.txt
 		--overrides requirements/vllm-overrides.txt --excludes requirements/vllm-excludes.txt \
 		requirements/vllm.in -o requirements/vllm.txt
 	@$(BIN)/uv pip compile -q --upgrade --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
+		--overrides requirements/vllm-overrides.txt --excludes requirements/vllm-previous-excludes.txt \
+		requirements/vllm-previous.in -o requirements/vllm-previous.txt
+	@$(BIN)/uv pip compile -q --upgrade --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
 		--excludes requirements/infinistore-excludes.txt \
 		requirements/infinistore.in -o requirements/infinistore.txt
 	@$(BIN)/uv pip compile -q --upgrade --python-version 3.11 --python-platform x86_64-manylinux_2_34 \
@@ -284,7 +296,7 @@ lock: $(STAMPS)/tools ## Pin the newest versions in requirements/*.txt
 
 .PHONY: clean
 clean: ## Remove all that was built, environments included
-	@rm -rf $(VENV) $(VLLM_VENV) $(INFINISTORE_VENV) $(SGLANG_VENV) $(SGLANG_OLD_VENV) $(MOONCAKE_VENV) .work target .mypy_cache .ruff_cache .pytest_cache
+	@rm -rf $(VENV) $(VLLM_VENV) $(VLLM_PREVIOUS_VENV) $(INFINISTORE_VENV) $(SGLANG_VENV) $(SGLANG_OLD_VENV) $(MOONCAKE_VENV) .work target .mypy_cache .ruff_cache .pytest_cache
 	@find python tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMPS)/tools: requirements/dev.txt

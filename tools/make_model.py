@@ -19,15 +19,19 @@ LATENT_VALUES = LATENT_RANK + ROPE_DIM
 """Values that latent attention keeps per token in each layer."""
 FULL_ATTENTION_EVERY = 4
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
-ARCHITECTURES = ("llama", "mla", "gemma3")
+ARCHITECTURES = ("llama", "mla", "gemma3", "granite", "llava")
+IMAGE_PIXELS, PATCH_PIXELS = 56, 14
+IMAGE_TOKEN = "<image>"
+IMAGE_TOKEN_ID = VOCABULARY - 1
+"""An image is one such token in a prompt of tokens, and 16 in the model, one for each patch."""
 
 
-def save_tokenizer(directory: Path) -> None:
-    """Writes the tokenizer, which splits words at spaces."""
+def save_tokenizer(directory: Path, last_word: str = f"w{VOCABULARY - 1}") -> Any:
+    """Writes the tokenizer, which splits words at spaces, and returns it."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = [*SPECIAL, *(f"w{number}" for number in range(len(SPECIAL), VOCABULARY))]
+    words = [*SPECIAL, *(f"w{number}" for number in range(len(SPECIAL), VOCABULARY - 1)), last_word]
     tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token=SPECIAL[0]))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     fast = PreTrainedTokenizerFast(
@@ -40,10 +44,62 @@ def save_tokenizer(directory: Path) -> None:
     )
     fast.chat_template = CHAT_TEMPLATE
     fast.save_pretrained(directory)
+    return fast
+
+
+def make_llava(size: argparse.Namespace) -> int:
+    """Writes a llama that sees images through a tiny CLIP, with its processor. Returns the number of parameters."""
+    import torch
+    from safetensors.torch import save_file
+    from transformers import AutoConfig, AutoModelForImageTextToText
+    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+    from transformers.models.llava.processing_llava import LlavaProcessor
+
+    vision = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+    vision |= {"image_size": IMAGE_PIXELS, "patch_size": PATCH_PIXELS, "projection_dim": 64}
+    config = AutoConfig.for_model(
+        "llava",
+        text_config=model_config(argparse.Namespace(**{**vars(size), "architecture": "llama"})).to_dict(),
+        vision_config={"model_type": "clip_vision_model", **vision},
+        image_token_index=IMAGE_TOKEN_ID,
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="default",
+        image_seq_length=(IMAGE_PIXELS // PATCH_PIXELS) ** 2,
+    )
+    torch.manual_seed(size.seed)
+    model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+    for name, parameter in model.named_parameters():
+        # Features of different images have to differ as much as words do.
+        if "vision" in name or "projector" in name:
+            parameter.data.normal_(0, 0.3)
+    model.save_pretrained(size.directory)
+    # vLLM knows these weights by their earlier names.
+    tensors = {
+        name.replace("model.vision_tower.", "vision_tower.vision_model.")
+        .replace("model.multi_modal_projector.", "multi_modal_projector.")
+        .replace("model.language_model.", "language_model.model."): tensor.contiguous()
+        for name, tensor in model.state_dict().items()
+    }
+    tensors["language_model.lm_head.weight"] = tensors.pop("lm_head.weight")
+    save_file(tensors, size.directory / "model.safetensors", metadata={"format": "pt"})
+    edge = {"height": IMAGE_PIXELS, "width": IMAGE_PIXELS}
+    images = CLIPImageProcessorPil(size={"shortest_edge": IMAGE_PIXELS}, crop_size=edge)
+    LlavaProcessor(
+        images,
+        save_tokenizer(size.directory, IMAGE_TOKEN),
+        patch_size=PATCH_PIXELS,
+        vision_feature_select_strategy="default",
+        image_token=IMAGE_TOKEN,
+        num_additional_image_tokens=1,
+    ).save_pretrained(size.directory)
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def model_config(size: argparse.Namespace) -> Any:
-    """Returns the architecture's configuration: plain or latent attention, or three sliding layers per full one."""
+    """Returns the architecture's configuration.
+
+    Plain or latent attention, three sliding layers per full one, or a Mamba layer before each layer of attention.
+    """
     from transformers import AutoConfig
 
     common = {
@@ -69,6 +125,24 @@ def model_config(size: argparse.Namespace) -> Any:
         ]
         extra = {"sliding_window": size.sliding_window, "layer_types": kinds}
         return AutoConfig.for_model("gemma3_text", **common, **grouped, **extra)
+    if size.architecture == "granite":
+        return AutoConfig.for_model(
+            "granitemoehybrid",
+            **common,
+            num_key_value_heads=size.kv_heads,
+            shared_intermediate_size=size.intermediate,
+            layer_types=["mamba", "attention"] * (size.layers // 2),
+            position_embedding_type="rope",
+            num_local_experts=0,
+            num_experts_per_tok=0,
+            mamba_n_heads=8,
+            mamba_d_head=size.hidden * 2 // 8,
+            mamba_n_groups=1,
+            mamba_d_state=64,
+            mamba_d_conv=4,
+            mamba_expand=2,
+            mamba_chunk_size=32,
+        )
     return AutoConfig.for_model(
         "deepseek_v2",
         **common,
@@ -95,6 +169,8 @@ def make_model(size: argparse.Namespace) -> int:
     import torch
     from transformers import AutoModelForCausalLM
 
+    if size.architecture == "llava":
+        return make_llava(size)
     dtype = getattr(torch, size.dtype)
     save_tokenizer(size.directory)
     torch.manual_seed(size.seed)

@@ -1,7 +1,7 @@
-"""Makes the environment of the engine tests: a real vLLM on CPU, pinned by requirements/vllm.txt.
+"""Makes the environment of the engine tests: a real vLLM on CPU, pinned by a lock file of ``requirements``.
 
-Run as ``vllm_env.py [--wheel WHEEL] DIRECTORY``, with uv beside the interpreter that runs it. Nothing is done when
-lock file, recipe and wheel are those of the last run. About 1 GB is downloaded and 3 GB of disk are taken.
+Run as ``vllm_env.py [--lock LOCK] [--wheel WHEEL] DIRECTORY``, with uv beside the interpreter that runs it. Nothing is
+done when lock file, recipe and wheel are those of the last run. About 1 GB is downloaded and 3 GB of disk are taken.
 """
 
 import argparse
@@ -65,12 +65,12 @@ def site_packages(directory: Path) -> Path:
     return directory / "lib" / f"python{PYTHON_VERSION}" / "site-packages"
 
 
-def make_environment(directory: Path) -> None:
-    """Installs vLLM and its dependencies from the lock file."""
+def make_environment(directory: Path, lock: Path) -> None:
+    """Installs vLLM and its dependencies from a lock file."""
     python = directory / "bin" / "python"
     with step("install vLLM and torch (about 1 GB the first time)"):
         run(uv(), "venv", "-q", "--clear", "--no-python-downloads", "--python", PYTHON_VERSION, directory)
-        run(uv(), "pip", "install", "-q", "--python", python, "--no-deps", "-r", LOCK)
+        run(uv(), "pip", "install", "-q", "--python", python, "--no-deps", "-r", lock)
     packages = site_packages(directory)
     with step("build stub CUDA libraries"):
         run(sys.executable, STUBS, packages)
@@ -104,11 +104,12 @@ def main() -> None:
     """Brings the environment up to date."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
+    parser.add_argument("--lock", type=Path, default=LOCK, help="versions to install (default: %(default)s)")
     parser.add_argument("--wheel", type=Path, help="wheel of kvdepot to install into it")
     arguments = parser.parse_args()
     directory = arguments.directory.absolute()
-    recipe = digest(LOCK, STUBS, Path(__file__))
-    done = once(directory / "kvdepot-recipe", recipe, lambda: make_environment(directory))
+    recipe = digest(arguments.lock, STUBS, Path(__file__))
+    done = once(directory / "kvdepot-recipe", recipe, lambda: make_environment(directory, arguments.lock))
     if arguments.wheel:
         wheel = arguments.wheel.absolute()
         done |= once(directory / "kvdepot-wheel", recipe + digest(wheel), lambda: install_wheel(directory, wheel))

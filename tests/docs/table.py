@@ -421,6 +421,8 @@ DRY = {
     "ptx-check": "a part of make lint",
     "fix": "rewrites the tree",
     "vllm-env": "a part of make test-engine",
+    "vllm-previous-env": "another gigabyte, for tests with --full only; its recipe is that of vllm-env",
+    "vllm-surface": "downloads every release of vLLM; test_vllm_releases and test_surface check what it has written",
     "infinistore-env": "a part of make test-wire and make test-lmcache",
     "sglang-env": "a part of make test-sglang",
     "sglang-old-env": "another 3.5 GB; tests with --full use it if it is there",

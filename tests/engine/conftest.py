@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_lab import Lab
+from engine_lab import PREVIOUS_PYTHON, Lab
 
 from tools.lab.warm import Warm
 
@@ -67,3 +67,20 @@ def real_lab(lab: Lab) -> Lab:
 def fake_lab(lab: Lab) -> Lab:
     """For failures that only the stand-in can inject."""
     return replace(lab, native="fake")
+
+
+@pytest.fixture(scope="session")
+def previous_warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
+    """A process that has imported the release of vLLM before the newest one."""
+    if not PREVIOUS_PYTHON.exists():
+        pytest.skip("no environment of the previous release: make vllm-previous-env")
+    with Warm(tmp_path_factory.mktemp("previous") / "warm.log", str(PREVIOUS_PYTHON)) as started:
+        yield started
+
+
+@pytest.fixture
+def previous(tmp_path: Path, previous_warm: Warm, request: pytest.FixtureRequest) -> Iterator[Lab]:
+    """Runs engines of that release."""
+    made = Lab(tmp_path, "real", str(PREVIOUS_PYTHON), Path(request.config.getoption("--models")), previous_warm)
+    yield made
+    made.close()

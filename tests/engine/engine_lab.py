@@ -17,6 +17,7 @@ from tools.lab.warm import Warm
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
+PREVIOUS_PYTHON = REPOSITORY / ".venv-vllm-previous" / "bin" / "python"
 START_TIMEOUT_S = 300
 WINDOW_TOKENS = 96  # short, so that most blocks of a prompt are outside of it
 # Half the usual spread: otherwise bfloat16 rounding errors would be as large as the effect of one wrong block.
@@ -25,6 +26,7 @@ EXTRA_ARGUMENTS = {
     "llama-one_kv_head": ["--kv-heads", "1"],
     "gemma3": ["--sliding-window", str(WINDOW_TOKENS)],
     "mla": ["--initializer-range", "0.03"],
+    "llava": ["--initializer-range", "0.12"],
 }
 
 

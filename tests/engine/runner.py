@@ -6,7 +6,8 @@ A phase names what it does in ``do``, a method of ``Run``:
 - ``generate``: ``name``, ``prompts`` (each a list of parts, see ``prompt``), ``max_tokens``, ``one_by_one``,
   ``settle`` (the depot's socket: what a batch dumped is in files before the next batch), ``until_cached`` (again
   until the first prompt had that hit: an answer that is late is a miss), ``adapter``
-  (number and path), ``kv_transfer_params``, ``cache_salt``
+  (number and path), ``kv_transfer_params``, ``cache_salt``, ``images`` (a seed for each prompt), ``embeddings`` (the
+  prompts are embeddings and not tokens)
 - ``train_adapter``: a LoRA adapter of ``seed`` is written to ``path``
 - ``score``: ``name``, ``prompts``, ``tokens`` (the answers): by how much their tokens are less likely than the best
   ones, in logarithms, on the average
@@ -93,6 +94,25 @@ def prompt(parts: list[list[int]]) -> dict[str, list[int]]:
         row = [chosen.randrange(4, 2048) for _ in range(sum(begin) + count)]
         tokens += row[sum(begin) :]
     return {"prompt_token_ids": tokens}
+
+
+def with_image(one: dict[str, Any], seed: int) -> dict[str, Any]:
+    """Puts an image between the first 40 tokens of a prompt and the rest; the image token is the model's last one."""
+    import numpy as np
+    from PIL import Image
+
+    pixels = np.random.RandomState(seed).randint(0, 255, (56, 56, 3), dtype=np.uint8)
+    tokens = [min(token, 2046) for token in one["prompt_token_ids"]]
+    tokens[40:40] = [2047]
+    return {**one, "prompt_token_ids": tokens, "multi_modal_data": {"image": Image.fromarray(pixels)}}
+
+
+def as_embeddings(parts: list[list[int]], width: int) -> dict[str, Any]:
+    """Returns a prompt of embeddings: ``count`` rows of a seed for each part."""
+    import torch
+
+    rows = [torch.randn(count, width, generator=torch.Generator().manual_seed(seed)) * 0.06 for seed, count in parts]
+    return {"prompt_embeds": torch.cat(rows)}
 
 
 def settle(socket: str) -> None:
@@ -191,7 +211,12 @@ class Run:
         from vllm import SamplingParams
 
         salt = {"cache_salt": phase["cache_salt"]} if "cache_salt" in phase else {}
-        prompts = [{**prompt(parts), **salt} for parts in phase["prompts"]]
+        prompts: list[dict[str, Any]] = [{**prompt(parts), **salt} for parts in phase["prompts"]]
+        if "images" in phase:
+            prompts = [with_image(one, seed) for one, seed in zip(prompts, phase["images"], strict=True)]
+        if phase.get("embeddings"):
+            width = self.llm.llm_engine.model_config.get_hidden_size()
+            prompts = [as_embeddings(parts, width) for parts in phase["prompts"]]
         params = phase.get("kv_transfer_params")
         sampling = SamplingParams(
             temperature=0,

@@ -40,7 +40,7 @@ REQUEST_TOKENS = 16
 def vllm_config(case: Case) -> Any:
     """The part of a ``VllmConfig`` that is read, with a real cache configuration."""
     cache = CacheConfig(block_size=case.block, cache_dtype=case.cache_dtype, num_gpu_blocks_override=case.blocks)
-    cache.mamba_block_size, cache.mamba_cache_mode = case.block, "none"
+    cache.mamba_block_size, cache.mamba_cache_mode = case.block, case.states
     length = REQUEST_TOKENS
     hf_config = SimpleNamespace(model_type="tiny", to_dict=lambda: {"family": case.family})
     model = SimpleNamespace(
@@ -110,7 +110,7 @@ class Engine:
 
     def backends(self, layer_names: tuple[str, ...]) -> str:
         """Names of the layers' backends, as the connector spells them."""
-        found = {self.layers[name].backend for name in layer_names}
+        found = {self.layers[name].backend for name in layer_names} - {None}  # a state's backend is not asked
         return "+".join(sorted(f"{backend.__module__}.{backend.__qualname__}" for backend in found))
 
 

@@ -19,6 +19,7 @@ class Case:
         capability: CUDA's major compute capability.
         refused: part of the reason for which the connector is off.
         ran: where a real vLLM ran it.
+        states: vLLM's ``mamba_cache_mode``.
     """
 
     family: str
@@ -33,6 +34,7 @@ class Case:
     hybrid: bool = True
     refused: str = ""
     ran: str = ""
+    states: str = "align"
 
     @property
     def blocks(self) -> int:
@@ -43,7 +45,8 @@ class Case:
         parts = [self.family, self.backend, self.layout or "", str(self.block)]
         parts += [f"{name}{n}" for name, n in (("tp", self.tp), ("pp", self.pp), ("dcp", self.dcp)) if n > 1]
         parts += [self.cache_dtype] * (self.cache_dtype != "auto") + [f"sm{self.capability}0"] * (self.capability != 9)
-        return "-".join([part for part in parts if part] + ["flat"] * (not self.hybrid))
+        parts += ["flat"] * (not self.hybrid) + [self.states] * (self.states != "align")
+        return "-".join(part for part in parts if part)
 
 
 LLAMA, GEMMA, GPT_OSS, LLAMA4 = "Llama-3-8B", "Gemma3-27B", "gpt-oss-120b", "Llama4-Scout"
@@ -119,7 +122,9 @@ CASES: tuple[Case, ...] = (
     Case(V4, "FLASHMLA_SPARSE_DSV4", None, 256, cache_dtype="fp8_ds_mla"),
     Case(V4, "FLASHMLA_SPARSE_DSV4", None, 256, tp=8, cache_dtype="fp8_ds_mla"),
     Case("Whisper-large", "FLASH_ATTN", refused="CrossAttentionSpec"),
-    Case("Qwen3-Next", "FLASH_ATTN", None, 544, refused="MambaSpec"),
-    Case("Nemotron-H", "FLASH_ATTN", None, 1056, refused="MambaSpec"),
-    Case("Kimi-Linear", "FLASHMLA", None, 2048, refused="MambaSpec"),
+    Case("Qwen3-Next", "FLASH_ATTN", None, 544),
+    Case("Qwen3-Next", "FLASH_ATTN", "BLHNC", 544),
+    Case("Qwen3-Next", "FLASH_ATTN", None, 544, refused="--mamba-cache-mode none", states="none"),
+    Case("Nemotron-H", "FLASH_ATTN", None, 1056),
+    Case("Kimi-Linear", "FLASHMLA", None, 2048),
 )

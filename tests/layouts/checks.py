@@ -11,7 +11,7 @@ import memory
 import torch
 from cache_lab import Engine, Worker, build, host_memory
 from cases import Case
-from vllm.v1.kv_cache_interface import AttentionSpec, iter_layer_specs
+from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheSpec, MambaSpec, iter_layer_specs
 from vllm.v1.worker.utils import copy_kv_cache_blocks_inplace
 
 from kvdepot._native import Depot
@@ -222,7 +222,7 @@ def contiguous_pieces(worker: Worker, group: Group) -> int:
         inner = getattr(one.kv_cache_spec, "kv_cache_specs", None)
         specs.update(inner or dict.fromkeys(one.layer_names, one.kv_cache_spec))
     places = sorted(
-        (tensor.offset + index * tensor.layer_stride, specs[name].unpadded_page_size_bytes)
+        (tensor.offset + index * tensor.layer_stride, page_bytes(specs[name]))
         for tensor in worker.config.kv_cache_tensors
         for index, name in enumerate(tensor.layers)
         if name in group.layer_names
@@ -230,9 +230,16 @@ def contiguous_pieces(worker: Worker, group: Group) -> int:
     return 1 + sum(begin + size != after for (begin, size), (after, _) in itertools.pairwise(places))
 
 
+def page_bytes(spec: KVCacheSpec) -> int:
+    """Returns the bytes of a page without its padding."""
+    if isinstance(spec, MambaSpec):
+        return replace(spec, page_size_padded=None).page_size_bytes
+    return spec.unpadded_page_size_bytes
+
+
 def heads_of(group: Group) -> int:
-    """Returns the head slots of a page."""
-    return max(spec.num_heads for spec in iter_layer_specs(group.spec) if isinstance(spec, AttentionSpec))
+    """Returns the head slots of a page; a state has one."""
+    return max(spec.num_heads for spec in iter_layer_specs(group.spec) if isinstance(spec, AttentionSpec | MambaSpec))
 
 
 # The documentation.

@@ -1,5 +1,6 @@
 """Unsupported caches are refused with a reason, whatever the groups consist of."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from kvdepot.engines.vllm.groups import Geometry, geometry
 SIZES: dict[str, Any] = {"block_size": 16, "num_kv_heads": 8, "head_size": 64, "dtype": torch.bfloat16}
 FULL = FullAttentionSpec(**SIZES)
 MAMBA = MambaSpec(block_size=16, shapes=((4, 4),), dtypes=(torch.float32,))
+ALIGNED = replace(MAMBA, mamba_cache_mode="align")
 
 
 def read(*groups: Any, pcp: int = 1) -> Geometry:
@@ -47,8 +49,10 @@ def mixed(*specs: Any) -> UniformTypeKVCacheSpecs:
 
 REFUSED = {
     "no cache": ((), "no KV cache"),
-    "states": ((FULL, MAMBA), "MambaSpec is not stored"),
-    "states alone": ((MAMBA,), "MambaSpec is not stored"),
+    "states that are not kept": ((FULL, MAMBA), "--mamba-cache-mode none"),
+    "states of every block": ((FULL, replace(MAMBA, mamba_cache_mode="all")), "--mamba-cache-mode all"),
+    "states beside drafts": ((FULL, replace(ALIGNED, num_speculative_blocks=1)), "speculative decoding"),
+    "states alone": ((ALIGNED,), "states only"),
     "cross attention": ((FULL, CrossAttentionSpec(**SIZES)), "CrossAttentionSpec is not stored"),
     "recycled windows": ((RSWASpec(**SIZES, rswa_window=64),), "recycled"),
     "one of them recycled": ((mixed(FULL, RSWASpec(**SIZES, rswa_window=64)),), "recycled"),
@@ -103,6 +107,20 @@ def test_prefill_context_parallelism_is_refused() -> None:
 def test_windows_by_kind(spec: Any, window: int) -> None:
     (group,) = read(spec).groups
     assert group.window_blocks == window
+
+
+def test_a_state_is_read_at_the_end_of_a_hit_only() -> None:
+    full, state = read(FULL, ALIGNED).groups
+    assert (full.keeps_state, full.window_blocks) == (False, 0)
+    assert (state.keeps_state, state.window_blocks) == (True, 1)
+
+
+def test_an_older_vllm_may_clear_what_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+
+    monkeypatch.delattr(KVConnectorBase_V1, "get_loaded_kv_cache_group_ids")
+    assert "use 0.32 or later" in read(FULL, ALIGNED).unsupported
+    assert not read(FULL).unsupported
 
 
 def test_groups_that_vllm_rebuilds_by_itself_are_left_out() -> None:

@@ -68,21 +68,36 @@ def _stand_in(name: str, **members: Any) -> None:
 
 
 if importlib.util.find_spec("vllm") is None:
-    for package in ("vllm", "vllm.distributed", "vllm.distributed.kv_transfer"):
+    _stand_in("vllm", __version__="0.0.0")
+    for package in ("vllm.distributed", "vllm.distributed.kv_transfer"):
         _stand_in(package)
     _stand_in("vllm.distributed.kv_transfer.kv_connector")
     _stand_in("vllm.distributed.kv_transfer.kv_connector.v1")
     empty = {name: type(name, (), {}) for name in ("KVConnectorBase_V1", "KVConnectorRole", "SupportsHMA")}
+    for hook in ("build_connector_worker_meta", "handle_preemptions"):
+        setattr(empty["KVConnectorBase_V1"], hook, None)
     messages = ("KVConnectorMetadata", "KVConnectorWorkerMetadata")
     _stand_in(
         "vllm.distributed.kv_transfer.kv_connector.v1.base", **empty, **{name: type(name, (), {}) for name in messages}
     )
-    _stand_in("vllm.distributed.kv_transfer.kv_connector.v1.metrics", KVConnectorStats=StatsBase)
+    _stand_in(
+        "vllm.distributed.kv_transfer.kv_connector.v1.metrics",
+        KVConnectorStats=StatsBase,
+        KVConnectorPromMetrics=type("KVConnectorPromMetrics", (), {}),
+    )
     _stand_in("vllm.distributed.kv_transfer.kv_connector.factory", KVConnectorFactory=Factory)
     _stand_in("vllm.distributed.kv_events", BlockStored=BlockStored, BlockRemoved=BlockRemoved)
-    for package in ("vllm.v1", "vllm.v1.core"):
+    for package in ("vllm.v1", "vllm.v1.core", "vllm.v1.core.sched"):
         _stand_in(package)
-    _stand_in("vllm.v1.core.kv_cache_utils", BlockHash=bytes, maybe_convert_block_hash=maybe_convert_block_hash)
+    _stand_in(
+        "vllm.v1.core.kv_cache_utils",
+        BlockHash=bytes,
+        maybe_convert_block_hash=maybe_convert_block_hash,
+        resolve_kv_cache_block_sizes=None,
+    )
+    step = type("SchedulerOutput", (), {"__dataclass_fields__": {"kv_connector_block_state": None}})
+    _stand_in("vllm.v1.core.sched.output", SchedulerOutput=step)
+    _stand_in("vllm.v1.kv_cache_layout", KVCacheLayout=type("KVCacheLayout", (), {}))
     cpu = SimpleNamespace(is_cpu=lambda: True)
     _stand_in("vllm.platforms", current_platform=cpu)
 

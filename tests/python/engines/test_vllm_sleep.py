@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kvdepot.engines.vllm.sleep import UnwatchedSleepError, watch_sleep
+from kvdepot.engines.vllm.releases.sleep import UnwatchedSleepError, watch_sleep
 
 
 class Worker:

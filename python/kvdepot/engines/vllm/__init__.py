@@ -21,8 +21,10 @@ __all__ = ["KVDepotConnector", "UCMConnector"]
 def __getattr__(name: str) -> "type[KVDepotConnector]":
     if name not in NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from kvdepot.engines.vllm.early import check_callers, check_release
+
+    check_release()
     from kvdepot.engines.vllm.connector import KVDepotConnector
-    from kvdepot.engines.vllm.early import check_callers
 
     check_callers()
     return KVDepotConnector

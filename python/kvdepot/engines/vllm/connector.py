@@ -17,10 +17,17 @@ from kvdepot.engines.vllm.attachment import NoDepot, attach, socket_of
 from kvdepot.engines.vllm.log import connector_logger
 from kvdepot.engines.vllm.meta import LoadReport, StepMetadata
 from kvdepot.engines.vllm.options import ConnectorOptions, read_options
+from kvdepot.engines.vllm.releases.sleep import calls_hooks
 from kvdepot.engines.vllm.stats import DepotStats, stats_from
 
 if TYPE_CHECKING:
     import torch
+    from vllm.config import VllmConfig
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
 
     from kvdepot._native import Depot
     from kvdepot.engines.vllm.events import DepotEvents
@@ -39,7 +46,7 @@ logger = connector_logger()
 UNSPLIT_BLOCK_SIZES = (16, 32, 64)
 
 
-def is_child(vllm_config: Any) -> bool:
+def is_child(vllm_config: "VllmConfig") -> bool:
     """Returns whether `MultiConnector` made this configuration for a connector below it."""
     from vllm.config import get_current_vllm_config_or_none
 
@@ -60,7 +67,7 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
     _recording: "Recording | None" = None
     _events: "DepotEvents | None" = None
 
-    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any = None) -> None:
+    def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         from kvdepot.engines.vllm.early import check
         from kvdepot.engines.vllm.graphs import may_replay_whole_steps
@@ -111,7 +118,7 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
             self._events = DepotEvents(depot, shape)
 
     def _count_only(
-        self, options: ConnectorOptions, role: KVConnectorRole, shape: "Geometry", kv_cache_config: Any
+        self, options: ConnectorOptions, role: KVConnectorRole, shape: "Geometry", kv_cache_config: "KVCacheConfig"
     ) -> None:
         from kvdepot.engines.vllm.lite import LiteScheduler, LiteWorker, unit_bytes
 
@@ -121,7 +128,7 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
         else:
             self._worker = LiteWorker()
 
-    def _attach(self, options: ConnectorOptions, role: KVConnectorRole, kv_cache_config: Any) -> "Depot":
+    def _attach(self, options: ConnectorOptions, role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> "Depot":
         from kvdepot.engines.vllm.presence import Place, Presence, taken_sizes
 
         stages = self._vllm_config.parallel_config.pipeline_parallel_size
@@ -146,7 +153,7 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
     # Class-level questions.
 
     @classmethod
-    def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
+    def get_required_kvcache_layout(cls, vllm_config: "VllmConfig") -> str | None:
         """Requests a layout with one run of memory per block where that is known to be possible and useful.
 
         A child of `MultiConnector` requests nothing, because vLLM does not start when two children request different
@@ -190,7 +197,7 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
     @classmethod
     def build_prom_metrics(
         cls,
-        vllm_config: Any,
+        vllm_config: "VllmConfig",
         metric_types: dict[Any, Any],
         labelnames: list[str],
         per_engine_labelvalues: dict[int, list[object]],
@@ -202,37 +209,37 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
 
     # Scheduler.
 
-    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+    def bind_kv_cache_manager(self, kv_cache_manager: "KVCacheManager") -> None:
         super().bind_kv_cache_manager(kv_cache_manager)
         self._on_scheduler.kv_cache_manager = kv_cache_manager
 
-    def on_new_request(self, request: Any) -> None:
+    def on_new_request(self, request: "Request") -> None:
         self._on_scheduler.new_request(request)
 
-    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+    def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
         return self._on_scheduler.match(request, num_computed_tokens)
 
-    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+    def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
         self._on_scheduler.allocated(request, blocks, num_external_tokens)
 
-    def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> dict[Any, int]:
+    def get_external_cache_hit_sources(self, request: "Request", num_external_tokens: int) -> dict[Any, int]:
         from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
         disk = min(num_external_tokens, self._on_scheduler.hit_tier_tokens(request))
         found = {CacheHitSource.HOST: num_external_tokens - disk, CacheHitSource.DISK: disk}
         return {source: tokens for source, tokens in found.items() if tokens}
 
-    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+    def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
         if self._presence is not None:
             self._presence.look()
         return self._on_scheduler.build_step(scheduler_output)
 
-    def update_connector_output(self, connector_output: Any) -> None:
+    def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         report = getattr(connector_output, "kv_connector_worker_meta", None)
         invalid = bool(getattr(connector_output, "invalid_block_ids", None))
         self._on_scheduler.reported(report if isinstance(report, LoadReport) else None, invalid_pages=invalid)
 
-    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+    def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         # vLLM may reuse the pages immediately: an overwriting step waits for the dump that still reads them (P3).
         if self._recording is not None:
             self._recording.ended(request)
@@ -240,7 +247,7 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
         return False, None
 
     def request_finished_all_groups(
-        self, request: Any, block_ids: tuple[list[int], ...]
+        self, request: "Request", block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         return self.request_finished(request, [])
 
@@ -253,7 +260,14 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
     # Worker.
 
     def register_kv_caches(self, kv_caches: dict[str, "torch.Tensor"]) -> None:
-        self._on_worker.register(self._vllm_config, self._kv_cache_config, kv_caches)
+        hooks = calls_hooks(KVConnectorBase_V1)
+        self._on_worker.register(self._vllm_config, self._kv_cache_config, kv_caches, sleep_hooks=hooks)
+
+    def unregister_kv_caches(self) -> None:
+        self._on_worker.sleep()
+
+    def restore_kv_caches(self) -> None:
+        self._on_worker.wake_up()
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         assert isinstance(kv_connector_metadata, StepMetadata)

@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Any
 
 from kvdepot.engines.vllm.options import read_options
+from kvdepot.engines.vllm.releases.refusal import problem
 from kvdepot.engines.vllm_plugin import NAMES
 from kvdepot.errors import ConfigError, KVDepotError
 
@@ -24,6 +25,16 @@ class WrongConfigurationError(KVDepotError):
     """
 
     kind = "config"
+
+
+def check_release() -> None:
+    """Checks vLLM itself, before anything of it is imported that a release may lack.
+
+    Raises:
+        WrongConfigurationError: the connector does not support this release.
+    """
+    if why := problem():
+        raise WrongConfigurationError(why)
 
 
 def check_callers() -> None:

@@ -11,6 +11,8 @@ from kvdepot.engines.vllm.adapters import EVENT_HASH_BYTES
 from kvdepot.engines.vllm.log import connector_logger
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
     from kvdepot._native import Depot, Follower
     from kvdepot.engines.vllm.groups import Geometry
     from kvdepot.engines.vllm.namespaces import NamespaceGroup
@@ -56,7 +58,7 @@ def external_hashes(hashes: Sequence[bytes]) -> "list[bytes | int]":
     return [int.from_bytes(one[-EVENT_HASH_BYTES:], "big") for one in hashes]
 
 
-def wants_events(vllm_config: Any) -> bool:
+def wants_events(vllm_config: "VllmConfig") -> bool:
     """Returns whether the user has turned vLLM's KV events on."""
     config = getattr(vllm_config, "kv_events_config", None)
     return config is not None and bool(config.enable_kv_cache_events)

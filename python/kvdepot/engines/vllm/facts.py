@@ -16,7 +16,7 @@ from kvdepot.engines.vllm.slices import HeadSlices
 from kvdepot.engines.weights import local_weights, weights_digest
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import LoadConfig, ModelConfig, VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 SPEC_TEXT_MAX = 600
@@ -68,7 +68,7 @@ def engine_facts(
     return facts
 
 
-def weights_facts(model: Any, load_config: Any, declared: str = "") -> dict[str, object]:
+def weights_facts(model: "ModelConfig", load_config: "LoadConfig", declared: str = "") -> dict[str, object]:
     """Returns the digest of the weights' files; if it is unknown, also everything else that identifies the weights."""
     load_format = str(getattr(load_config.load_format, "value", load_config.load_format)).lower()
     digest = _files_digest(model, load_config.download_dir) if load_format in FILE_FORMATS else ""
@@ -87,7 +87,7 @@ def names_weights(facts: dict[str, object]) -> bool:
     return bool(facts["weights_digest"] or facts.get("weights_declared"))
 
 
-def _files_digest(model: Any, cache: str | None) -> str:
+def _files_digest(model: "ModelConfig", cache: str | None) -> str:
     # vLLM downloads the weights to `cache`, but not the configuration.
     for file in ("config.json", "model.safetensors.index.json", "model.safetensors"):
         place = local_weights(model.model, getattr(model, "revision", None), file, cache)
@@ -96,7 +96,7 @@ def _files_digest(model: Any, cache: str | None) -> str:
     return ""
 
 
-def length_facts(model: Any) -> dict[str, object]:
+def length_facts(model: "ModelConfig") -> dict[str, object]:
     """Returns the maximum request length if rotation or temperature depend on it, as in LongRoPE and Llama 4."""
     if not depends_on_length(model.hf_config):
         return {}
@@ -122,7 +122,7 @@ def depends_on_length(hf_config: Any) -> bool:
     return found(hf_config.to_dict())
 
 
-def media_facts(model: Any) -> dict[str, object]:
+def media_facts(model: "ModelConfig") -> dict[str, object]:
     """Returns the settings that change the embeddings of the same media; media hashes cover the media alone."""
     media = getattr(model, "multimodal_config", None)
     names = ("video_pruning_rate", "video_pruning_method", "mm_encoder_attn_dtype", "mm_encoder_fp8_scale_path")

@@ -5,13 +5,13 @@ layer. Nothing else in the connector needs the hooks. So only an engine whose st
 attention out of its graphs (``PIECEWISE``), which slows every decode step.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvdepot.engines.vllm.groups import computes_all_tokens
 from kvdepot.engines.vllm_plugin import NAMES
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import KVTransferConfig, ModelConfig, ParallelConfig, VllmConfig
 
 
 def steps_may_load(vllm_config: "VllmConfig") -> bool:
@@ -22,11 +22,11 @@ def steps_may_load(vllm_config: "VllmConfig") -> bool:
     """
     model = vllm_config.model_config
     return any(role in (None, "kv_both", "kv_consumer") for role in own_roles(vllm_config.kv_transfer_config)) and not (
-        model is not None and (is_unsupported(model, vllm_config.parallel_config) or has_groups(vllm_config))
+        model is not None and (loads_between_steps(model, vllm_config.parallel_config) or has_groups(vllm_config))
     )
 
 
-def own_roles(transfer: Any) -> list[str | None]:
+def own_roles(transfer: "KVTransferConfig | None") -> list[str | None]:
     """Returns the connector's role, or those of its entries below `MultiConnector`."""
     if transfer is None or transfer.kv_connector in NAMES:
         return [getattr(transfer, "kv_role", None)]
@@ -34,8 +34,11 @@ def own_roles(transfer: Any) -> list[str | None]:
     return [child.get("kv_role") for child in children if child.get("kv_connector") in NAMES] or [None]
 
 
-def is_unsupported(model: Any, parallel: Any) -> bool:
-    """Returns whether the connector will be off for this model, whatever its KV cache looks like."""
+def loads_between_steps(model: "ModelConfig", parallel: "ParallelConfig") -> bool:
+    """Returns whether no step of this model will wait for a load, whatever its KV cache looks like.
+
+    Hybrids with states load between steps; for the others the connector is off.
+    """
     return bool(
         computes_all_tokens(model)
         or model.is_hybrid

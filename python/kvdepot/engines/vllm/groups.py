@@ -2,11 +2,13 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from kvdepot.engines.vllm.releases.refusal import problem_of_groups, problem_of_states
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
-    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.config import ModelConfig, VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec, MambaSpec
 
 
 @dataclass(frozen=True)
@@ -18,14 +20,16 @@ class Group:
         block_tokens: tokens of one block over all context-parallel ranks.
         hashes_per_block: hash units that a block covers; the last one is the block's key.
         window_blocks: last blocks of a hit that the group's attention reads; 0 = all.
+        keeps_state: whether a block is the state after its last token (Mamba), which later tokens overwrite elsewhere.
     """
 
     index: int
     layer_names: tuple[str, ...]
-    spec: Any
+    spec: "KVCacheSpec"
     block_tokens: int
     hashes_per_block: int
     window_blocks: int
+    keeps_state: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,14 @@ class Geometry:
         """Whether some group reads only the last blocks of a hit."""
         return any(group.window_blocks for group in self.groups)
 
+    @property
+    def recomputes_by_block(self) -> bool:
+        """Whether vLLM can recompute from the first block that a load failed to bring; else it recomputes the request.
+
+        It cannot with several groups, nor from within a state.
+        """
+        return len(self.groups) == 1 and not self.groups[0].keeps_state
+
 
 def geometry(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> Geometry:
     """Returns the groups of a cache configuration, of a worker or of the scheduler."""
@@ -65,7 +77,7 @@ def _supported(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> G
     all_groups = kv_cache_config.kv_cache_groups
     if not all_groups:
         raise _UnsupportedError("the model has no KV cache")
-    if problem := too_old(len(all_groups)) or computes_all_tokens(vllm_config.model_config):
+    if problem := problem_of_groups(len(all_groups)) or computes_all_tokens(vllm_config.model_config):
         raise _UnsupportedError(problem)
     if getattr(vllm_config.parallel_config, "prefill_context_parallel_size", 1) > 1:
         raise _UnsupportedError("prefill context parallelism is not supported")
@@ -95,59 +107,53 @@ def _supported(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> G
                 block_tokens=span,
                 hashes_per_block=span // hash_tokens,
                 window_blocks=reaches[index].blocks(span),
+                keeps_state=reaches[index].state,
             )
         )
+    if all(group.keeps_state for group in groups):
+        raise _UnsupportedError("this model has states only (Mamba without attention), which has not been tested")
     return Geometry(tuple(groups), hash_tokens, hit_tokens)
 
 
-def computes_all_tokens(model_config: Any) -> str:
+def computes_all_tokens(model_config: "ModelConfig") -> str:
     """Returns why every token of a prompt has to go through the model, whatever is stored of it; empty if not."""
     if getattr(model_config, "pooler_config", None) is None or model_config.is_prefix_caching_supported:
         return ""
     return "this model pools over all tokens of a prompt, and vLLM fails when a part of them comes from a cache"
 
 
-def too_old(group_count: int) -> str:
-    """Returns what this version of vLLM lacks; empty if nothing."""
-    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
-    from vllm.v1.core.sched.output import SchedulerOutput
-
-    if "kv_connector_block_state" not in getattr(SchedulerOutput, "__dataclass_fields__", {}):
-        return "this version of vLLM does not tell a connector the blocks of a request: use 0.29 or later"
-    if group_count > 1 and not hasattr(KVConnectorBase_V1, "get_transfer_results"):
-        return "this version of vLLM exits at the first failed load of a hybrid model: use 0.30 or later"
-    return ""
-
-
 @dataclass(frozen=True)
 class _Reach:
-    """How far back attention reads: a window that ends with the next token, the current chunk, or everything."""
+    """How far back a layer reads: a window that ends with the next token, the current chunk, the last state, or all."""
 
     window: int = 0
     chunk: int = 0
+    state: bool = False
 
     def blocks(self, span: int) -> int:
         """Returns the most blocks of ``span`` tokens that are read before a hit's end, a block boundary; 0 = all."""
+        if self.state:
+            return 1
         if self.chunk:
             # A hit that ends with a chunk needs nothing of it; the longest rest of a chunk is one step shorter than it.
             return max(1, math.ceil((self.chunk - math.gcd(self.chunk, span)) / span))
         return max(1, math.ceil((self.window - 1) / span)) if self.window else 0
 
 
-def layer_specs(spec: Any) -> list[Any]:
+def layer_specs(spec: "KVCacheSpec") -> "list[KVCacheSpec]":
     """Returns the specs of a group's layers if they differ, else the common one."""
     inner = getattr(spec, "kv_cache_specs", None)
     return [spec] if inner is None else list(inner.values())
 
 
-def _reach(group: Any) -> _Reach:
+def _reach(group: "KVCacheGroupSpec") -> _Reach:
     found = {_reach_of(spec) for spec in layer_specs(group.kv_cache_spec)}
     if len(found) != 1:
         raise _UnsupportedError("layers with different windows share one block table")
     return found.pop()
 
 
-def _reach_of(spec: Any) -> _Reach:
+def _reach_of(spec: "KVCacheSpec") -> _Reach:
     from vllm.v1 import kv_cache_interface as kinds
 
     if isinstance(spec, getattr(kinds, "RSWASpec", ())):
@@ -159,4 +165,20 @@ def _reach_of(spec: Any) -> _Reach:
         return _Reach(chunk=spec.attention_chunk_size)
     if isinstance(spec, kinds.FullAttentionSpec):
         return _Reach()
+    if isinstance(spec, kinds.MambaSpec):
+        return _reach_of_state(spec)
     raise _UnsupportedError(f"cache of kind {type(spec).__name__} is not stored by block")
+
+
+def _reach_of_state(spec: "MambaSpec") -> _Reach:
+    """Returns the reach of a state that vLLM keeps at block boundaries, as in its own prefix cache."""
+    if spec.mamba_cache_mode != "align":
+        raise _UnsupportedError(
+            f"with --mamba-cache-mode {spec.mamba_cache_mode} vLLM keeps no state at the end of a block: "
+            "use align, with prefix caching"
+        )
+    if spec.num_speculative_blocks:
+        raise _UnsupportedError("speculative decoding moves states after a step, when they have been stored")
+    if problem := problem_of_states():
+        raise _UnsupportedError(problem)
+    return _Reach(state=True)

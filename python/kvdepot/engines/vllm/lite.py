@@ -116,7 +116,7 @@ class LiteScheduler:
     ) -> None:
         self.stats = DepotStats()
         self.kv_cache_manager: Any = None
-        self.loads_before_forward = options.loads_in_steps and len(geometry.groups) == 1
+        self.loads_before_forward = options.loads_in_steps and geometry.recomputes_by_block
         self._off = geometry.unsupported
         self._geometry = geometry
         self._threshold = options.persist_token_threshold
@@ -288,8 +288,14 @@ class LiteWorker:
     def __init__(self) -> None:
         self.stats = DepotStats()
 
-    def register(self, *_: object) -> None:
+    def register(self, *_: object, sleep_hooks: bool = False) -> None:
         """``register_kv_caches``."""
+
+    def sleep(self) -> None:
+        """``unregister_kv_caches``."""
+
+    def wake_up(self) -> None:
+        """``restore_kv_caches``."""
 
     def prepare(self, step: StepMetadata) -> None:
         """``handle_preemptions``."""

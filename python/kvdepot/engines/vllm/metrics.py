@@ -1,6 +1,6 @@
 """The connector's measures in vLLM's own ``/metrics``."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics
 
@@ -8,6 +8,9 @@ from kvdepot.engines.vllm.log import connector_logger
 from kvdepot.engines.vllm.measures import MEASURES, Kind, Measure
 from kvdepot.engines.vllm.seed_series import seed_series
 from kvdepot.engines.vllm.stats import known
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
 
 PREFIX = "vllm:kvdepot_"
 
@@ -17,7 +20,7 @@ class DepotPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc, unused-ign
 
     def __init__(
         self,
-        vllm_config: Any,
+        vllm_config: "VllmConfig",
         metric_types: dict[Any, Any],
         labelnames: list[str],
         per_engine_labelvalues: dict[int, list[object]],

@@ -6,11 +6,11 @@ page. The tensors that layers compute on have to agree with both.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
-    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
 
 
 class PlacementError(RuntimeError):
@@ -98,7 +98,7 @@ def _places(kv_cache_config: "KVCacheConfig") -> dict[str, tuple[int, int]]:
     }
 
 
-def _page_bytes(group: Any) -> dict[str, int]:
+def _page_bytes(group: "KVCacheGroupSpec") -> dict[str, int]:
     """Returns for each layer the bytes of a block without padding, where the spec has them."""
     by_layer = getattr(group.kv_cache_spec, "kv_cache_specs", None) or dict.fromkeys(
         group.layer_names, group.kv_cache_spec

@@ -1,14 +1,14 @@
 """Which slice of the KV cache this worker holds, and which part of it the worker dumps."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvdepot.engines.vllm.groups import layer_specs
 from kvdepot.engines.vllm.shares import ALONE, Share
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def this_rank(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> Ra
     return Rank(kv_shards=tp, kv_shard=tp_rank, dcp_rank=dcp_rank)
 
 
-def _is_latent(spec: Any) -> bool:
+def _is_latent(spec: "KVCacheSpec") -> bool:
     """Returns whether every layer's KV is one slice, whatever the number of ranks, and is distributed by tokens."""
     return all(
         getattr(layer, "max_tp_shards", None) == 1 and getattr(layer, "dcp_sharded", False)

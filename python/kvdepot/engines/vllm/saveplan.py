@@ -1,12 +1,13 @@
 """Which blocks a step saves, and which of them have to wait for proof that the step's loads succeeded."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvdepot.engines.vllm.drafts import Drafts
 from kvdepot.engines.vllm.groups import Geometry
 from kvdepot.engines.vllm.meta import Blocks, GroupBlocks
+from kvdepot.engines.vllm.releases.block_tables import BlockTables
 from kvdepot.engines.vllm.requests import RequestState
 from kvdepot.engines.vllm.stats import DepotStats
 
@@ -14,13 +15,10 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
 
 
-def block_ids(output: "SchedulerOutput", request_id: str) -> tuple[list[int], ...]:
-    """Returns a scheduled request's pages by group, with the null block where a window has moved on."""
-    state = output.kv_connector_block_state
-    pages = state.get_block_ids(request_id) if state is not None else None
-    if pages is None:
-        raise RuntimeError(f"vLLM has scheduled request {request_id} and does not know its blocks")
-    return pages
+def boundary_states(output: "SchedulerOutput", request_id: str) -> Sequence[tuple[int, int, int]]:
+    """Returns the states that a request has at block boundaries after the step: group, page and number of tokens."""
+    tables = output.kv_connector_block_state
+    return () if tables is None else tables.boundary_state_offloads.get(request_id, ())
 
 
 @dataclass
@@ -45,6 +43,8 @@ class SavePlan:
         self._stats = stats
         self._threshold = persist_token_threshold
         self._held: list[HeldSaves] = []
+        self._tables = BlockTables()
+        self._keeps_states = any(group.keeps_state for group in geometry.groups)
 
     def complete(self, output: "SchedulerOutput", requests: Mapping[str, RequestState]) -> tuple[GroupBlocks, bool]:
         """Returns the blocks whose last token this step computes, or that another connector has loaded.
@@ -52,6 +52,7 @@ class SavePlan:
         Also returns whether a request of the step starts on KV that another connector has loaded, or loads in this
         step.
         """
+        self._tables.follow(output.kv_connector_block_state, requests)
         saves: GroupBlocks = {}
         foreign = False
         computed = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
@@ -68,15 +69,17 @@ class SavePlan:
                 ours = min(computed[request_id], state.local_tokens + state.loaded_tokens)
                 foreign |= computed[request_id] > ours
                 state.saved_blocks = {g.index: ours // g.block_tokens for g in self._geometry.groups}
-            self._complete_request(output, state, computed[request_id] + new_tokens, saves)
+            self._complete_request(state, computed[request_id] + new_tokens, saves)
+            if self._keeps_states:
+                self._complete_states(output, state, saves)
         return {index: blocks for index, blocks in saves.items() if blocks.pages}, foreign
 
-    def _complete_request(
-        self, output: "SchedulerOutput", state: RequestState, end_tokens: int, saves: GroupBlocks
-    ) -> None:
+    def _complete_request(self, state: RequestState, end_tokens: int, saves: GroupBlocks) -> None:
         hashes = state.hashes
         page_ids: tuple[list[int], ...] | None = None
         for group in self._geometry.groups:
+            if group.keeps_state:
+                continue
             # Only tokens known before the step have hashes, so a rejected draft is never saved.
             known = len(hashes) // group.hashes_per_block
             end = self._drafts.final_blocks(group, end_tokens, state.request.num_prompt_tokens, known)
@@ -85,8 +88,9 @@ class SavePlan:
             begin = state.saved_blocks.setdefault(group.index, state.local_tokens // group.block_tokens)
             if end <= begin:
                 continue
+            page_ids = page_ids or self._tables.pages_of(state.request.request_id)
             if page_ids is None:
-                page_ids = block_ids(output, state.request.request_id)
+                return  # they are saved once vLLM has told its pages
             blocks = saves.setdefault(group.index, Blocks())
             if state.trace is not None and state.trace.carrier is not None:
                 blocks.traces.append(state.trace.carrier)
@@ -95,6 +99,30 @@ class SavePlan:
                 if page != 0:  # the null block: it has left the window
                     blocks.add(hashes[(index + 1) * group.hashes_per_block - 1], page)
             state.saved_blocks[group.index] = end
+
+    def _complete_states(self, output: "SchedulerOutput", state: RequestState, saves: GroupBlocks) -> None:
+        """Adds the states that this step leaves at the end of a block of the prompt.
+
+        vLLM names their pages: a state moves on to another page with the next token, so the block table does not say
+        where it was left. It names every boundary whose state its own prefix cache keeps.
+        """
+        for group_index, page, end_tokens in boundary_states(output, state.request.request_id):
+            group = next((g for g in self._geometry.groups if g.index == group_index and g.keeps_state), None)
+            # A boundary within a block belongs to vLLM's partial hits.
+            if group is None or page == 0 or end_tokens % group.block_tokens:
+                continue
+            unit, index = end_tokens // self._geometry.hash_tokens, end_tokens // group.block_tokens - 1
+            if unit > len(state.hashes) or end_tokens > state.request.num_prompt_tokens:
+                continue
+            if state.ask.store_tokens_max is not None and end_tokens > state.ask.store_tokens_max:
+                continue
+            if index < state.saved_blocks.setdefault(group.index, state.local_tokens // group.block_tokens):
+                continue
+            blocks = saves.setdefault(group.index, Blocks())
+            if state.trace is not None and state.trace.carrier is not None:
+                blocks.traces.append(state.trace.carrier)
+            blocks.add(state.hashes[unit - 1], page)
+            state.saved_blocks[group.index] = index + 1
 
     def hold(self, saves: GroupBlocks, load_ids: set[int]) -> None:
         """Holds saves back until all ranks have reported the loads that the step may have computed on."""

@@ -69,7 +69,7 @@ class SchedulerSide:
         self._geometry = geometry
         # Overlapping loads with the computation requires loads that the step waits for. With several groups vLLM cannot
         # recompute after such a load fails, so those load before they are scheduled (P2).
-        self.loads_before_forward = options.loads_in_steps and len(geometry.groups) == 1
+        self.loads_before_forward = options.loads_in_steps and geometry.recomputes_by_block
         self._loads, self._dumps = loads, dumps
         self.stats = DepotStats()
         self._spans = spans

@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvdepot.config.metrics_file import MetricsFile, Series, read_metrics_file
 from kvdepot.engines.vllm.measures import MEASURES, Kind
 from kvdepot.engines.vllm.options import read_options
 from kvdepot.engines.vllm_plugin import NAMES
 from kvdepot.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vllm.config import KVTransferConfig, VllmConfig
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ class SeedSeries:
                 child.inc(value * factor)
 
 
-def file_of(vllm_config: Any) -> MetricsFile | None:
+def file_of(vllm_config: "VllmConfig") -> MetricsFile | None:
     """Returns the file that an engine's configuration names; ``None`` if it names none.
 
     Raises:
@@ -112,7 +115,7 @@ def file_of(vllm_config: Any) -> MetricsFile | None:
     return None
 
 
-def _own_settings(transfer: Any) -> list[Any]:
+def _own_settings(transfer: "KVTransferConfig") -> list[Any]:
     """Returns the settings of this connector, which may be one of several below a ``MultiConnector``."""
     extra = transfer.kv_connector_extra_config or {}
     if transfer.kv_connector in NAMES:
@@ -122,7 +125,7 @@ def _own_settings(transfer: Any) -> list[Any]:
     return [one.get("kv_connector_extra_config") for one in found]
 
 
-def seed_series(vllm_config: Any, logger: Any, **how: Any) -> SeedSeries | None:
+def seed_series(vllm_config: "VllmConfig", logger: Any, **how: Any) -> SeedSeries | None:
     """Returns the series of an engine's file. A mistake that is only noticed here costs the series, not the engine."""
     try:
         file = file_of(vllm_config)

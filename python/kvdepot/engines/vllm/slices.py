@@ -15,6 +15,8 @@ from kvdepot.engines.vllm.pages import GroupPages, Run, distinct_layers, joined,
 
 if TYPE_CHECKING:
     import torch
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheSpec
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def head_slices(heads: int, wanted: int, ranks: int, rank: int) -> HeadSlices:
     return HeadSlices(count, size, rank // replicas, 1, rank % replicas, replicas)
 
 
-def slices_of(vllm_config: Any, spec: Any, wanted: int, rank: int) -> HeadSlices:
+def slices_of(vllm_config: "VllmConfig", spec: "KVCacheSpec", wanted: int, rank: int) -> HeadSlices:
     """Returns the slices of a group's blocks on a rank.
 
     Args:
@@ -108,7 +110,9 @@ def slices_of(vllm_config: Any, spec: Any, wanted: int, rank: int) -> HeadSlices
         # A layer with more heads also has one on each rank, but consecutive ranks do not hold the same one.
         raise WholeError(f"it is not known that every layer has {heads} KV heads, each on {found.replicas} ranks")
     for layer in layer_specs(spec):
-        if type(layer) not in (kinds.FullAttentionSpec, kinds.SlidingWindowSpec, kinds.ChunkedLocalAttentionSpec):
+        cuttable = (kinds.FullAttentionSpec, kinds.SlidingWindowSpec, kinds.ChunkedLocalAttentionSpec)
+        # Not their subclasses, such as latent attention.
+        if not isinstance(layer, kinds.AttentionSpec) or type(layer) not in cuttable:
             raise WholeError(f"a cache of kind {type(layer).__name__} has no KV heads to cut it by")
         if getattr(layer.kv_quant_mode, "name", "NONE") != "NONE":
             raise WholeError("scales of quantised KV may differ from rank to rank")
@@ -121,7 +125,7 @@ def slices_of(vllm_config: Any, spec: Any, wanted: int, rank: int) -> HeadSlices
     return found
 
 
-def _check_engine(vllm_config: Any) -> None:
+def _check_engine(vllm_config: "VllmConfig") -> None:
     """Rejects an engine whose KV is not known to be independent of the number of ranks.
 
     Raises:
@@ -154,7 +158,7 @@ def kv_head_counts(config: Any) -> set[int]:
     return counts
 
 
-def same_on_all_ranks(spec: Any) -> bool:
+def same_on_all_ranks(spec: "KVCacheSpec") -> bool:
     """Returns whether a group's KV is equal on all tensor-parallel ranks, whatever their number: latent attention."""
     return all(getattr(layer, "max_tp_shards", None) == 1 for layer in layer_specs(spec))
 

@@ -16,9 +16,9 @@ from kvdepot.engines.vllm.log import connector_logger
 from kvdepot.engines.vllm.meta import LoadReport, RankNamespaces, StepMetadata
 from kvdepot.engines.vllm.options import ConnectorOptions
 from kvdepot.engines.vllm.ranks import rank_number, this_rank
+from kvdepot.engines.vllm.releases.sleep import watch_sleep
 from kvdepot.engines.vllm.saves import Saves
 from kvdepot.engines.vllm.selftest import self_test
-from kvdepot.engines.vllm.sleep import watch_sleep
 from kvdepot.engines.vllm.stats import DepotStats
 from kvdepot.engines.vllm.stores import GroupStore
 
@@ -62,7 +62,7 @@ class WorkerSide:
             self._stores,
             options,
             self.stats,
-            recompute_by_block=len(geometry.groups) == 1,
+            recompute_by_block=geometry.recomputes_by_block,
             order=self._order,
             spans=spans,
         )
@@ -86,10 +86,14 @@ class WorkerSide:
         vllm_config: "VllmConfig",
         kv_cache_config: "KVCacheConfig",
         kv_caches: Mapping[str, "torch.Tensor"],
+        *,
+        sleep_hooks: bool = False,
     ) -> None:
         """Takes the engine's tensors: opens their namespaces, and verifies that their bytes survive a round trip.
 
         A failure disables the connector on all ranks, not the engine (P1, P6).
+
+        ``sleep_hooks``: vLLM itself calls ``sleep`` and ``wake_up``.
         """
         if self._names.broken:
             return
@@ -105,7 +109,7 @@ class WorkerSide:
             if self._spans is not None:
                 self._spans.rank = self._names.rank
             self._sampled = self._weights.sample()
-            if getattr(vllm_config.model_config, "enable_sleep_mode", False):
+            if getattr(vllm_config.model_config, "enable_sleep_mode", False) and not sleep_hooks:
                 watch_sleep(caller_with("wake_up"), self.sleep, self.wake_up)
             self._open_stores(vllm_config, kv_cache_config, kv_caches)
             if not self._proves():
@@ -197,7 +201,12 @@ class WorkerSide:
     # Sleep.
 
     def sleep(self) -> None:
-        """Prepares for the loss of the pages' memory until ``wake_up``: ends all copies and all registrations (P3)."""
+        """``unregister_kv_caches``: ends copies and registrations, as the pages are about to lose their memory (P3).
+
+        May be called again before ``wake_up``.
+        """
+        if self._asleep:
+            return
         self._saves.wait_for_all()
         self._loads.wait_for_all()
         closed = [store.close(self._options.timeout_ms) for store in self._stores.values()]
@@ -210,7 +219,7 @@ class WorkerSide:
             self._stop(RuntimeError("a copy has not completed before the engine's sleep"))
 
     def wake_up(self) -> None:
-        """Resumes work: the pages have memory again, at the same addresses."""
+        """``restore_kv_caches``: the pages have memory again, at the same addresses."""
         if not self._asleep:
             return
         self._asleep = False

@@ -1,17 +1,24 @@
 """Sleep mode: vLLM takes the memory away from the KV cache's pages, and gives it back at the same addresses.
 
-vLLM up to 0.32 notifies a connector of neither. A running copy would touch memory that does not exist, and
-registrations with a driver or an adapter would refer to freed memory. So we wrap the worker's own methods.
+From 0.33 on vLLM calls hooks of the connector before and after. Earlier releases notify a connector of neither: a
+running copy would touch memory that does not exist, and registrations with a driver or an adapter would refer to freed
+memory. There the worker's own methods are wrapped.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 PAGES_TAG = "kv_cache"
+HOOK = "unregister_kv_caches"
 
 
 class UnwatchedSleepError(RuntimeError):
     """Sleep could not be noticed: there is no worker to watch."""
+
+
+def calls_hooks(base: type) -> bool:
+    """Returns whether vLLM itself calls the connector around its sleep; ``base`` is vLLM's class of connectors."""
+    return hasattr(base, HOOK)
 
 
 def watch_sleep(worker: Any, before_sleep: Callable[[], None], after_wake_up: Callable[[], None]) -> None:
