@@ -201,7 +201,7 @@ FULL_KILLS := 200
 FULL_CASES := 20000
 
 .PHONY: test-full
-test-full: vllm-env infinistore-env sglang-env standin-verbs ## Run the long matrices, for hours: every engine's --full, more seeds, kills and cases
+test-full: vllm-env vllm-previous-env infinistore-env sglang-env sglang-old-env standin-verbs ## Run the long matrices, for hours: every engine's --full, more seeds, kills and cases
 	@$(STEP) "$(FULL_SIM_SEEDS) seeds of the simulation" env KVDEPOT_SIM_SEEDS=$(FULL_SIM_SEEDS) cargo test --release --quiet -p kvdepot-sim --test seeds
 	@$(STEP) "$(FULL_CASES) cases of each property" env PROPTEST_CASES=$(FULL_CASES) cargo test --quiet -p kvdepot-core
 	@$(STEP) "$(FULL_KILLS) kills of depots and engines" env KVDEPOT_KILLS=$(FULL_KILLS) KVDEPOT_TEST_KILLS=$(FULL_KILLS) \
