@@ -71,7 +71,7 @@ impl Cluster {
             .arg(format!("--rpc_port={}", address.port()))
             .arg(format!("--metrics_port={metrics_port}"))
             // With leases of the default, 10 s, a removal would be busy for so long. A shorter one ends amid a slow read.
-            .args(["--rpc_address=127.0.0.1", "--default_kv_lease_ttl=500", "--client_ttl=3"])
+            .args(["--rpc_address=127.0.0.1", "--default_kv_lease_ttl=500"])
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
