@@ -241,8 +241,14 @@ fn a_setup_that_fails_is_told_and_tried_again() {
         assert!(Instant::now() < end, "the helper connects");
         std::thread::sleep(Duration::from_millis(50));
     }
-    let bench = Bench::with(tier, conformance::spec("late", BlockLayout::new(vec![vec![5000]]).unwrap()));
+    let spec = || conformance::spec("late", BlockLayout::new(vec![vec![5000]]).unwrap());
     let end = Instant::now() + Duration::from_secs(120);
+    while tier.open_and_wait(&spec(), 0).is_err() {
+        // The store has no memory before the holder has mounted its own again.
+        assert!(Instant::now() < end, "a namespace opens after the master has come up");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let bench = Bench::with(tier, spec());
     while bench.write(0).is_err() {
         // The holder mounts its memory again by itself.
         assert!(Instant::now() < end, "it works after the master has come up");
