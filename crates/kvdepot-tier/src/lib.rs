@@ -4,6 +4,7 @@
 //! format of block files byte by byte.
 #![forbid(unsafe_code)]
 
+mod beliefs;
 mod blocking;
 pub mod conformance;
 pub mod dax;
@@ -16,6 +17,7 @@ mod known;
 pub mod media;
 pub mod mooncake;
 pub mod object;
+mod owed;
 pub mod posix;
 pub mod registry;
 pub mod remote;

@@ -108,8 +108,8 @@ impl Shared {
         while at < keys.len() {
             let now = Instant::now();
             let (known, leaving) = {
-                let writing = self.writing.lock();
-                (self.known.lock().presence(&keys[at], now), writing.is_leaving(&keys[at]))
+                let writing = self.beliefs.writing.lock();
+                (self.beliefs.known.lock().presence(&keys[at], now), writing.is_leaving(&keys[at]))
             };
             match known {
                 Presence::Absent => return Ok(at),
@@ -130,13 +130,13 @@ impl Shared {
 
     /// Returns how many leading keys are known to be present.
     fn leading(&self, keys: &[BlockKey]) -> usize {
-        let (known, now) = (self.known.lock(), Instant::now());
+        let (known, now) = (self.beliefs.known.lock(), Instant::now());
         keys.iter().take_while(|key| known.presence(key, now) == Presence::Present).count()
     }
 
     /// Asks Mooncake about blocks and records the answers. Returns whether it has all of them.
     fn ask(&self, keys: &[BlockKey], deadline: Instant) -> Result<bool> {
-        let removals = self.removals.load(Ordering::Acquire);
+        let removals = self.beliefs.removals();
         let mut places = Vec::with_capacity(keys.len());
         for key in keys {
             let place = self.named.lock().place(key);
@@ -155,7 +155,7 @@ impl Shared {
         for ((key, place), code) in places.into_iter().zip(answered.codes) {
             match code {
                 1 => self.note_present(key, place.block_bytes(), removals),
-                0 => self.note_absent(key),
+                0 => self.beliefs.note_absent(key),
                 other => return Err(refused(other, &name(&key, &place))),
             }
             has_all &= code == 1;
@@ -171,7 +171,7 @@ impl Tier for MooncakeTier {
 
     fn open_namespace(&self, spec: &Arc<NamespaceSpec>, at_least: u32, deadline: Instant, done: Done<u32>) {
         let (shared, spec) = (Arc::clone(&self.shared), Arc::clone(spec));
-        let answer = self.shared.owe(done);
+        let answer = self.shared.owed.answer(done);
         let work = move || shared.open(&spec, at_least, deadline);
         self.openings.run(deadline, work, Box::new(move |outcome| answer.end(outcome)));
     }
@@ -180,7 +180,7 @@ impl Tier for MooncakeTier {
         // Before any request: from here on no old block is served, whatever Mooncake does.
         self.shared.leave(spec, at_least, true);
         let (shared, root) = (Arc::clone(&self.shared), spec.root());
-        let answer = self.shared.owe(done);
+        let answer = self.shared.owed.answer(done);
         let done = move |outcome: Result<u32>| {
             if let Err(error) = &outcome {
                 tracing::error!(
@@ -197,7 +197,7 @@ impl Tier for MooncakeTier {
     fn close_namespace(&self, root: NamespaceId) {
         let closed = self.shared.named.lock().close(root);
         if let Some(id) = closed {
-            self.shared.known.lock().forget_namespace(id);
+            self.shared.beliefs.known.lock().forget_namespace(id);
         }
     }
 
@@ -212,8 +212,8 @@ impl Tier for MooncakeTier {
         }
         let now = Instant::now();
         let named = self.shared.named.lock();
-        let writing = self.shared.writing.lock();
-        let known = self.shared.known.lock();
+        let writing = self.shared.beliefs.writing.lock();
+        let known = self.shared.beliefs.known.lock();
         out.extend(keys.iter().map(|key| {
             if writing.is_leaving(key) || named.spaces.of(key).is_err() {
                 return Presence::Absent;
@@ -226,7 +226,7 @@ impl Tier for MooncakeTier {
         if let Err(error) = in_time(deadline) {
             return done(Err(error));
         }
-        let (shared, answer) = (Arc::clone(&self.shared), self.shared.owe(done));
+        let (shared, answer) = (Arc::clone(&self.shared), self.shared.owed.answer(done));
         let work = move || shared.probe_now(&keys, deadline);
         self.reads.run(deadline, work, Box::new(move |outcome| answer.end(outcome)));
     }
@@ -252,7 +252,7 @@ impl Tier for MooncakeTier {
 
     /// The blocks that this depot knows; Mooncake may hold more or fewer.
     fn usage(&self) -> TierUsage {
-        self.shared.known.lock().usage()
+        self.shared.beliefs.known.lock().usage()
     }
 
     fn servers(&self) -> Vec<TierServer> {
@@ -272,11 +272,11 @@ impl Tier for MooncakeTier {
     }
 
     fn keys_from(&self, namespace: NamespaceId, from: u64) -> (Vec<BlockKey>, Option<u64>) {
-        self.shared.known.lock().present_from(namespace, from)
+        self.shared.beliefs.known.lock().present_from(namespace, from)
     }
 
     fn drain(&self, deadline: Instant) -> bool {
-        self.shared.drain(deadline)
+        self.shared.owed.drain(deadline)
     }
 }
 

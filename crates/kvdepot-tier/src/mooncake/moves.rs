@@ -1,7 +1,6 @@
 //! Reads and writes: batches on their way through the staging memory.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use kvdepot_core::limits::{BLOCK_ALIGN_BYTES, MOONCAKE_BATCH_BLOCKS_MAX};
@@ -13,8 +12,9 @@ use parking_lot::Mutex;
 use super::link::{Answered, Call};
 use super::names::{self, HEAD_BYTES};
 use super::protocol::MooncakeOp;
-use super::shared::{Answer, Place, Shared, code, in_time, one_more, refused};
+use super::shared::{Place, Shared, code, in_time, one_more, refused};
 use super::staging::Extent;
+use crate::owed::Answer;
 use crate::{BlockingCalls, Done, Fetched, Presence, ReadItem, WriteItem, Written};
 
 /// Largest part of the staging memory that one call takes.
@@ -104,7 +104,7 @@ impl Shared {
             return reads.into_iter().for_each(|read| read.end(Err(late.clone())));
         }
         let places: Vec<Option<Place>> = {
-            let (named, writing) = (self.named.lock(), self.writing.lock());
+            let (named, writing) = (self.named.lock(), self.beliefs.writing.lock());
             let place = |read: &ReadItem| named.place(&read.key).ok().filter(|_| !writing.holds(&read.key));
             reads.iter().map(place).collect()
         };
@@ -119,13 +119,13 @@ impl Shared {
                 continue;
             }
             let ReadItem { key, dst, done } = read;
-            moves.push(Move { key, place, slot: dst, answer: self.owe(done) });
+            moves.push(Move { key, place, slot: dst, answer: self.owed.answer(done) });
         }
         self.in_batches(calls, moves, deadline, Self::read_now);
     }
 
     fn read_now(self: &Arc<Self>, reads: Vec<Move<Fetched>>, deadline: Instant) {
-        let removals = self.removals.load(Ordering::Acquire);
+        let removals = self.beliefs.removals();
         let total: usize = reads.iter().map(Move::staged_bytes).sum();
         let extent = match self.staging.take(total, deadline) {
             Ok(extent) => extent,
@@ -173,8 +173,8 @@ impl Shared {
         let (key, bytes) = (read.key, read.place.block_bytes());
         let outcome = match code {
             code::NOT_FOUND | code::NOT_READY => {
-                let was_sure = self.known.lock().presence(&key, Instant::now()) == Presence::Present;
-                self.note_absent(key);
+                let was_sure = self.beliefs.known.lock().presence(&key, Instant::now()) == Presence::Present;
+                self.beliefs.note_absent(key);
                 if was_sure {
                     self.tell_lost(key);
                 }
@@ -217,9 +217,9 @@ impl Shared {
             };
             let WriteItem { key, src, done } = write;
             let entered = {
-                let mut writing = self.writing.lock();
+                let mut writing = self.beliefs.writing.lock();
                 if !writing.holds(&key)
-                    && self.known.lock().presence(&key, Instant::now()) == Presence::Present
+                    && self.beliefs.known.lock().presence(&key, Instant::now()) == Presence::Present
                 {
                     drop((writing, src));
                     done(Ok(Written::AlreadyThere));
@@ -230,7 +230,7 @@ impl Shared {
             match entered {
                 None => {}
                 Some(Ok(done)) => {
-                    let answer = self.owe(self.for_all(key, done));
+                    let answer = self.owed.answer(self.for_all(key, done));
                     moves.push(Move { key, place, slot: src, answer });
                 }
                 Some(Err((done, error))) => {
@@ -246,7 +246,7 @@ impl Shared {
     fn for_all(self: &Arc<Self>, key: BlockKey, done: Done<Written>) -> Done<Written> {
         let shared = Arc::clone(self);
         Box::new(move |outcome: Result<Written>| {
-            let waiting = shared.writing.lock().written(&key);
+            let waiting = shared.beliefs.writing.lock().written(&key);
             shared.written.notify_all();
             let rest = outcome.clone().map(|_| Written::AlreadyThere);
             done(outcome);
@@ -271,14 +271,14 @@ impl Shared {
         let writes: Vec<_> = writes.into_iter().map(|one| (one.key, one.place, one.answer)).collect();
         let keys: Vec<BlockKey> = writes.iter().map(|(key, ..)| *key).collect();
         // Until Mooncake has answered, or its client is dead, it may still store them.
-        self.writing.lock().doubt(&keys);
+        self.beliefs.writing.lock().doubt(&keys);
         let late = {
             let (shared, keys) = (Arc::clone(self), keys.clone());
-            Box::new(move || shared.writing.lock().settle(&keys))
+            Box::new(move || shared.beliefs.writing.lock().settle(&keys))
         };
         let outcome = self.link.call(call, Some(extent), deadline, Some(late));
         if !matches!(&outcome, Err(failed) if failed.is_open) {
-            self.writing.lock().settle(&keys);
+            self.beliefs.writing.lock().settle(&keys);
         }
         let codes: Vec<Result<i64>> = match outcome {
             Ok(answered) => answered.codes.into_iter().map(Ok).collect(),
@@ -293,9 +293,9 @@ impl Shared {
             if outcome.is_ok() {
                 let named = self.named.lock();
                 let is_same = named.place(&key).is_ok_and(|now| now.token == place.token);
-                let writing = self.writing.lock();
+                let writing = self.beliefs.writing.lock();
                 if is_same && !writing.is_leaving(&key) {
-                    self.known.lock().note(key, true, place.block_bytes() as u64);
+                    self.beliefs.known.lock().note(key, true, place.block_bytes() as u64);
                 }
             }
             answer.end(outcome);

@@ -1,7 +1,6 @@
 //! Removals, which Mooncake refuses while a reader has a lease on the value.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use kvdepot_core::limits::{
@@ -15,48 +14,19 @@ use super::protocol::MooncakeOp;
 use super::shared::{Shared, code, one_more, refused};
 use crate::{BlockingCalls, Done};
 
-/// Blocks that are being removed: absent for everyone here, and not written.
-struct Leaving {
-    shared: Arc<Shared>,
-    keys: Vec<BlockKey>,
-}
-
-impl Drop for Leaving {
-    fn drop(&mut self) {
-        let mut writing = self.shared.writing.lock();
-        let mut known = self.shared.known.lock();
-        for key in &self.keys {
-            // An earlier answer may have been recorded before the block was removed.
-            known.forget(key);
-            writing.left(key);
-        }
-    }
-}
-
 impl Shared {
     /// See [`crate::Tier::remove`].
     pub(super) fn remove(self: &Arc<Self>, calls: &BlockingCalls, keys: Vec<BlockKey>, done: Done<()>) {
-        self.begin_removal(&keys);
-        let leaving = Leaving { shared: Arc::clone(self), keys };
-        let (shared, answer) = (Arc::clone(self), self.owe(done));
+        let leaving = self.beliefs.leaving(keys);
+        let (shared, answer) = (Arc::clone(self), self.owed.answer(done));
         let deadline = Instant::now() + self.config.timeout * 2;
         let work = move || {
-            let outcome = shared.remove_all(&leaving.keys, deadline);
+            let outcome = shared.remove_all(leaving.keys(), deadline);
             // The blocks may be written again before anyone is notified.
             drop(leaving);
             outcome
         };
         calls.run(deadline, work, Box::new(move |outcome| answer.end(outcome)));
-    }
-
-    fn begin_removal(&self, keys: &[BlockKey]) {
-        let mut writing = self.writing.lock();
-        let mut known = self.known.lock();
-        self.removals.fetch_add(1, Ordering::AcqRel);
-        for key in keys {
-            writing.leave(*key);
-            known.forget(key);
-        }
     }
 
     fn remove_all(&self, keys: &[BlockKey], deadline: Instant) -> Result<()> {
@@ -82,7 +52,7 @@ impl Shared {
 
     /// Waits until no write of these blocks is in flight here. No new one begins, because they are leaving.
     fn wait_for_writes(&self, keys: &[BlockKey], deadline: Instant) -> Result<()> {
-        let mut writing = self.writing.lock();
+        let mut writing = self.beliefs.writing.lock();
         while keys.iter().any(|key| writing.is_written(key)) {
             if self.written.wait_until(&mut writing, deadline).timed_out() {
                 return Err(Error::new(ErrorKind::Timeout, "a block is still being written"));
@@ -98,7 +68,7 @@ impl Shared {
         for some in std::mem::take(keys).chunks(MOONCAKE_BATCH_BLOCKS_MAX) {
             let mut asked = Vec::with_capacity(some.len());
             for key in some {
-                if self.writing.lock().is_doubtful(key) {
+                if self.beliefs.writing.lock().is_doubtful(key) {
                     let what = "Mooncake may still make a write of a block that is to be removed";
                     refusal = Some(Error::new(ErrorKind::Busy, what).with("key", key));
                     left.push(*key);
@@ -146,7 +116,7 @@ impl Shared {
                 return;
             }
         }
-        self.begin_removal(&[key]);
+        self.beliefs.leave(&[key]);
     }
 
     /// Tries to remove the corrupt blocks.
@@ -177,6 +147,6 @@ impl Shared {
             }
             over
         };
-        drop(Leaving { shared: Arc::clone(self), keys: over });
+        self.beliefs.left(&over);
     }
 }

@@ -11,10 +11,10 @@ use parking_lot::{Condvar, Mutex};
 use super::config::MooncakeConfig;
 use super::link::Link;
 use super::staging::Staging;
-use crate::known::Known;
+use crate::TierEvents;
+use crate::beliefs::Beliefs;
+use crate::owed::Owed;
 use crate::spaces::{Space, Spaces};
-use crate::writing::Writing;
-use crate::{Done, TierEvents};
 
 /// Mooncake's results that mean something to the tier.
 pub(super) mod code {
@@ -81,20 +81,16 @@ pub(super) struct Shared {
     pub(super) link: Link,
     pub(super) staging: Arc<Staging>,
     pub(super) named: Mutex<Named>,
-    pub(super) known: Mutex<Known>,
-    pub(super) writing: Mutex<Writing>,
-    /// Signalled with `writing` when a write has ended.
+    pub(super) beliefs: Arc<Beliefs>,
+    pub(super) owed: Arc<Owed>,
+    /// Signalled with `beliefs.writing` when a write has ended.
     pub(super) written: Condvar,
-    /// Number of removals that have begun: an answer from before one is not recorded.
-    pub(super) removals: AtomicU64,
     /// Corrupt blocks that are to be removed, and the tries that are left.
     pub(super) corrupt: Mutex<HashMap<BlockKey, u32>>,
     /// Held while an epoch is stored, by the first byte of its namespace.
     pub(super) settling: [Mutex<()>; 16],
     pub(super) figures: Figures,
     pub(super) listener: Mutex<Option<Weak<dyn TierEvents>>>,
-    under_way: Mutex<usize>,
-    at_rest: Condvar,
 }
 
 impl std::fmt::Debug for Shared {
@@ -109,16 +105,13 @@ impl Shared {
             link: Link::default(),
             staging: Staging::new(config.staging_bytes)?,
             named: Mutex::default(),
-            known: Mutex::new(Known::new(config.present_ttl, config.absent_ttl)),
-            writing: Mutex::default(),
+            beliefs: Arc::new(Beliefs::new(config.present_ttl, config.absent_ttl)),
+            owed: Arc::default(),
             written: Condvar::new(),
-            removals: AtomicU64::new(0),
             corrupt: Mutex::default(),
             settling: [const { Mutex::new(()) }; 16],
             figures: Figures::default(),
             listener: Mutex::new(None),
-            under_way: Mutex::new(0),
-            at_rest: Condvar::new(),
             config,
         })
     }
@@ -131,17 +124,8 @@ impl Shared {
     /// Records that the block is present, unless it was removed in the meantime.
     pub(super) fn note_present(&self, key: BlockKey, bytes: usize, removals: u64) {
         let is_open = self.named.lock().spaces.of(&key).is_ok();
-        let writing = self.writing.lock();
-        if is_open && !writing.is_leaving(&key) && self.removals.load(Ordering::Acquire) == removals {
-            self.known.lock().note(key, true, bytes as u64);
-        }
-    }
-
-    /// Records that the block was absent, unless it is being written.
-    pub(super) fn note_absent(&self, key: BlockKey) {
-        let writing = self.writing.lock();
-        if !writing.holds(&key) {
-            self.known.lock().note(key, false, 0);
+        if is_open {
+            self.beliefs.note_present(key, bytes as u64, removals);
         }
     }
 
@@ -151,50 +135,6 @@ impl Shared {
         let listener = self.listener.lock().as_ref().and_then(Weak::upgrade);
         if let Some(listener) = listener {
             listener.lost(&[key]);
-        }
-    }
-
-    /// Registers an owed answer.
-    pub(super) fn owe<T>(self: &Arc<Self>, done: Done<T>) -> Answer<T> {
-        *self.under_way.lock() += 1;
-        Answer { done: Some(done), shared: Arc::clone(self) }
-    }
-
-    /// See [`crate::Tier::drain`].
-    pub(super) fn drain(&self, deadline: Instant) -> bool {
-        let mut under_way = self.under_way.lock();
-        while *under_way > 0 {
-            if self.at_rest.wait_until(&mut under_way, deadline).timed_out() {
-                return *under_way == 0;
-            }
-        }
-        true
-    }
-}
-
-/// Result of an operation, which is sent in any case: if it is dropped, the tier is closing.
-pub(super) struct Answer<T> {
-    done: Option<Done<T>>,
-    shared: Arc<Shared>,
-}
-
-impl<T> Answer<T> {
-    pub(super) fn end(mut self, outcome: Result<T>) {
-        if let Some(done) = self.done.take() {
-            done(outcome);
-        }
-    }
-}
-
-impl<T> Drop for Answer<T> {
-    fn drop(&mut self) {
-        if let Some(done) = self.done.take() {
-            done(Err(Error::new(ErrorKind::Closed, "the tier is closing")));
-        }
-        let mut under_way = self.shared.under_way.lock();
-        *under_way -= 1;
-        if *under_way == 0 {
-            self.shared.at_rest.notify_all();
         }
     }
 }

@@ -51,7 +51,7 @@ impl Shared {
         deadline: Instant,
         done: Done<u32>,
     ) {
-        let (shared, spec, answer) = (Arc::clone(self), Arc::clone(spec), self.owe(done));
+        let (shared, spec, answer) = (Arc::clone(self), Arc::clone(spec), self.owed.answer(done));
         self.runtime.spawn(async move {
             let work = shared.open(&spec, at_least, deadline);
             let outcome = timeout_at(TokioInstant::from_std(deadline), work).await;
@@ -70,7 +70,7 @@ impl Shared {
     ) {
         // Before any request: from here on no old block is served, whatever the store does.
         self.leave(spec, at_least, true);
-        let (shared, spec, answer) = (Arc::clone(self), Arc::clone(spec), self.owe(done));
+        let (shared, spec, answer) = (Arc::clone(self), Arc::clone(spec), self.owed.answer(done));
         self.runtime.spawn(async move {
             let work = shared.settle(spec.root(), deadline);
             let outcome = timeout_at(TokioInstant::from_std(deadline), work).await;
@@ -90,7 +90,7 @@ impl Shared {
     fn leave(&self, spec: &Arc<NamespaceSpec>, at_least: u32, advance: bool) {
         let old = self.spaces.lock().want(spec, at_least, advance);
         if let Some(old) = old {
-            self.known.lock().forget_namespace(old);
+            self.beliefs.known.lock().forget_namespace(old);
         }
     }
 
@@ -132,7 +132,7 @@ impl Shared {
     /// Records that a namespace is served in an epoch that is new to this tier.
     fn entered(&self, root: NamespaceId, old: Option<NamespaceId>, was_open: bool) {
         if let Some(old) = old {
-            self.known.lock().forget_namespace(old);
+            self.beliefs.known.lock().forget_namespace(old);
         }
         if !was_open && self.config.sweep {
             self.to_sweep.lock().insert(root);

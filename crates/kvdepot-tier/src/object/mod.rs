@@ -113,7 +113,7 @@ impl Tier for ObjectTier {
     fn close_namespace(&self, root: NamespaceId) {
         let closed = self.shared.spaces.lock().close(root);
         if let Some(id) = closed {
-            self.shared.known.lock().forget_namespace(id);
+            self.shared.beliefs.known.lock().forget_namespace(id);
         }
     }
 
@@ -150,7 +150,7 @@ impl Tier for ObjectTier {
 
     /// The blocks that this tier knows; the bucket may hold more or fewer.
     fn usage(&self) -> TierUsage {
-        self.shared.known.lock().usage()
+        self.shared.beliefs.known.lock().usage()
     }
 
     fn servers(&self) -> Vec<TierServer> {
@@ -162,11 +162,11 @@ impl Tier for ObjectTier {
     }
 
     fn keys_from(&self, namespace: NamespaceId, from: u64) -> (Vec<BlockKey>, Option<u64>) {
-        self.shared.known.lock().present_from(namespace, from)
+        self.shared.beliefs.known.lock().present_from(namespace, from)
     }
 
     fn drain(&self, deadline: Instant) -> bool {
-        self.shared.drain(deadline)
+        self.shared.owed.drain(deadline)
     }
 }
 
@@ -191,7 +191,7 @@ impl Drop for ObjectTier {
     fn drop(&mut self) {
         // Not from one of its own threads, which requests in flight may need.
         if Handle::try_current().is_err() {
-            self.shared.drain(Instant::now() + self.shared.config.timeout);
+            self.shared.owed.drain(Instant::now() + self.shared.config.timeout);
         }
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();

@@ -5,7 +5,6 @@
 //! not wait any longer, so the next lookup knows the answers.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use kvdepot_core::limits::OBJECT_PROBE_BLOCKS_MAX;
@@ -31,8 +30,8 @@ impl Shared {
         }
         let now = Instant::now();
         let spaces = self.spaces.lock();
-        let writing = self.writing.lock();
-        let known = self.known.lock();
+        let writing = self.beliefs.writing.lock();
+        let known = self.beliefs.known.lock();
         out.extend(keys.iter().map(|key| {
             if writing.is_leaving(key) || spaces.of(key).is_err() {
                 return Presence::Absent;
@@ -46,7 +45,7 @@ impl Shared {
         if let Err(error) = in_time(deadline) {
             return done(Err(error));
         }
-        let (shared, answer) = (Arc::clone(self), self.owe(done));
+        let (shared, answer) = (Arc::clone(self), self.owed.answer(done));
         self.runtime.spawn(async move {
             let mut count = 0;
             let work = shared.count(&keys, &mut count);
@@ -120,14 +119,14 @@ impl Shared {
 
     async fn look(&self, key: &BlockKey, deadline: Instant) -> Result<bool> {
         let Ok((_, path)) = self.place(key) else { return Ok(false) };
-        let removals = self.removals.load(Ordering::Acquire);
-        if self.writing.lock().is_leaving(key) {
+        let removals = self.beliefs.removals();
+        if self.beliefs.writing.lock().is_leaving(key) {
             return Ok(false);
         }
         let found = self.head(&path, deadline).await.map_err(Fault::into_error)?;
         match found {
             Some(bytes) => self.note_present(*key, bytes, removals),
-            None => self.note_absent(*key),
+            None => self.beliefs.note_absent(*key),
         }
         Ok(found.is_some())
     }

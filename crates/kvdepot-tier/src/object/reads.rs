@@ -1,7 +1,6 @@
 //! Reads of blocks from a bucket into their slots, where they are verified.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use futures_util::StreamExt;
@@ -49,9 +48,9 @@ impl Shared {
             drop(dst);
             return done(Err(error));
         }
-        let removals = self.removals.load(Ordering::Acquire);
+        let removals = self.beliefs.removals();
         // A block that is being written or removed is not present, so reading it is a miss.
-        let is_busy = self.writing.lock().holds(&key);
+        let is_busy = self.beliefs.writing.lock().holds(&key);
         let Some((space, path)) = self.place(&key).ok().filter(|_| !is_busy) else {
             drop(dst);
             return done(Ok(Fetched::Miss));
@@ -60,8 +59,8 @@ impl Shared {
             Ok(into) => into,
             Err(error) => return done(Err(error)),
         };
-        let was_sure = self.known.lock().presence(&key, Instant::now()) == Presence::Present;
-        let (shared, answer) = (Arc::clone(self), self.owe(done));
+        let was_sure = self.beliefs.known.lock().presence(&key, Instant::now()) == Presence::Present;
+        let (shared, answer) = (Arc::clone(self), self.owed.answer(done));
         self.runtime.spawn(async move {
             let bytes = into.len() as u64;
             let fetch = shared.fetch(&key, &path, space.spec.layout(), into, deadline);
@@ -74,7 +73,7 @@ impl Shared {
                     Ok(Fetched::Whole)
                 }
                 Ok(Err(Fault::Missing(_))) => {
-                    shared.note_absent(key);
+                    shared.beliefs.note_absent(key);
                     if was_sure {
                         shared.tell_lost(key);
                     }

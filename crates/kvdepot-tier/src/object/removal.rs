@@ -21,24 +21,13 @@ const SWEEP_AGAIN: Duration = Duration::from_secs(60);
 impl Shared {
     /// See [`crate::Tier::remove`].
     pub(super) fn remove(self: &Arc<Self>, keys: Vec<BlockKey>, done: Done<()>) {
-        {
-            let mut writing = self.writing.lock();
-            let mut known = self.known.lock();
-            self.removals.fetch_add(1, Ordering::AcqRel);
-            for key in &keys {
-                writing.leave(*key);
-                known.forget(key);
-            }
-        }
-        let leaving = Leaving { shared: Arc::clone(self), keys };
-        let (shared, answer) = (Arc::clone(self), self.owe(done));
+        let leaving = self.beliefs.leaving(keys);
+        let (shared, answer) = (Arc::clone(self), self.owed.answer(done));
         self.runtime.spawn(async move {
             let deadline = shared.patience();
-            let work = shared.remove_now(&leaving.keys, deadline);
+            let work = shared.remove_now(leaving.keys(), deadline);
             let outcome = timeout_at(TokioInstant::from_std(deadline), work).await;
             let outcome = outcome.unwrap_or_else(|_| Err(late()));
-            // An earlier answer may have been recorded before the block was deleted.
-            leaving.keys.iter().for_each(|key| shared.known.lock().forget(key));
             // The block may be written again before anyone is notified.
             drop(leaving);
             answer.end(outcome);
@@ -49,7 +38,7 @@ impl Shared {
         self.wait_for_writes(keys).await;
         let (mut paths, mut later) = (Vec::with_capacity(keys.len()), None);
         for key in keys {
-            if self.writing.lock().is_doubtful(key) {
+            if self.beliefs.writing.lock().is_doubtful(key) {
                 let what = "a store may still make a write of a block that is to be removed: it is removed after that";
                 later = Some(Error::new(ErrorKind::Busy, what).with("key", key));
                 continue;
@@ -71,7 +60,7 @@ impl Shared {
             let written = self.written.notified();
             tokio::pin!(written);
             written.as_mut().enable();
-            if !keys.iter().any(|key| self.writing.lock().is_written(key)) {
+            if !keys.iter().any(|key| self.beliefs.writing.lock().is_written(key)) {
                 return;
             }
             written.await;
@@ -150,18 +139,5 @@ impl Shared {
             }
         }
         Ok(())
-    }
-}
-
-/// Blocks that must not be read or written while they are being removed.
-struct Leaving {
-    shared: Arc<Shared>,
-    keys: Vec<BlockKey>,
-}
-
-impl Drop for Leaving {
-    fn drop(&mut self) {
-        let mut writing = self.shared.writing.lock();
-        self.keys.iter().for_each(|key| writing.left(key));
     }
 }

@@ -51,9 +51,11 @@ impl Shared {
             }
         };
         let entered = {
-            let mut writing = self.writing.lock();
+            let mut writing = self.beliefs.writing.lock();
             // A later writer may find the block written, unless it is being removed.
-            if !writing.holds(&key) && self.known.lock().presence(&key, Instant::now()) == Presence::Present {
+            if !writing.holds(&key)
+                && self.beliefs.known.lock().presence(&key, Instant::now()) == Presence::Present
+            {
                 drop((writing, src));
                 return done(Ok(Written::AlreadyThere));
             }
@@ -67,15 +69,15 @@ impl Shared {
                 return done(Err(error));
             }
         };
-        let (shared, answer) = (Arc::clone(self), self.owe(self.for_all(key, done)));
+        let (shared, answer) = (Arc::clone(self), self.owed.answer(self.for_all(key, done)));
         self.runtime.spawn(async move {
             let outcome = shared.store(key, &space, &path, src, deadline).await;
             if outcome.is_ok() {
                 let bytes = format::file_bytes(space.spec.layout());
                 let is_open = shared.spaces.lock().of(&key).is_ok();
-                let writing = shared.writing.lock();
+                let writing = shared.beliefs.writing.lock();
                 if is_open && !writing.is_leaving(&key) {
-                    shared.known.lock().note(key, true, bytes);
+                    shared.beliefs.known.lock().note(key, true, bytes);
                 }
             }
             answer.end(outcome);
@@ -86,7 +88,7 @@ impl Shared {
     fn for_all(self: &Arc<Self>, key: BlockKey, done: Done<Written>) -> Done<Written> {
         let shared = Arc::clone(self);
         Box::new(move |outcome: Result<Written>| {
-            let waiting = shared.writing.lock().written(&key);
+            let waiting = shared.beliefs.writing.lock().written(&key);
             shared.written.notify_waiters();
             let rest = outcome.clone().map(|_| Written::AlreadyThere);
             done(outcome);
@@ -119,12 +121,12 @@ impl Shared {
 
     /// The block cannot be removed for good as long as the store may still carry out an unanswered write.
     fn doubt(self: &Arc<Self>, key: BlockKey) {
-        self.writing.lock().doubt(&[key]);
+        self.beliefs.writing.lock().doubt(&[key]);
         let shared = Arc::downgrade(self);
         self.runtime.spawn(async move {
             tokio::time::sleep(Duration::from_secs(OBJECT_DOUBT_S)).await;
             if let Some(shared) = shared.upgrade() {
-                shared.writing.lock().settle(&[key]);
+                shared.beliefs.writing.lock().settle(&[key]);
             }
         });
     }
@@ -143,7 +145,7 @@ impl Shared {
             format::seal(key, space.spec.layout(), &src, Writer::now(&self.host)).map_err(Fault::Corrupt)?;
         drop(src);
         // Parts are completed without a condition: an earlier write of the block could replace this one.
-        if file.len() > self.config.part_bytes && self.writing.lock().is_doubtful(&key) {
+        if file.len() > self.config.part_bytes && self.beliefs.writing.lock().is_doubtful(&key) {
             let what = "a store may still make an earlier write of the block";
             return Err(Fault::Refused(Error::new(ErrorKind::Busy, what).with("key", key)));
         }
