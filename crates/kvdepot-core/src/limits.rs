@@ -211,6 +211,8 @@ pub const MOONCAKE_HANG_MS: u64 = 10_000;
 /// Maximum time, in milliseconds, until the helper of a Mooncake tier has connected. Mooncake itself tries for 90 s, and
 /// registering much memory takes long.
 pub const MOONCAKE_SETUP_MS: u64 = 180_000;
+/// Maximum time, in milliseconds, that the end of a Mooncake tier waits for the end of its helper, which it has killed.
+pub const MOONCAKE_END_MS: u64 = 5_000;
 /// First and longest pause, in milliseconds, before the helper of a Mooncake tier is started again.
 pub const MOONCAKE_RESTART_MS: (u64, u64) = (200, 10_000);
 /// Interval, in milliseconds, at which a Mooncake tier looks for calls that hang.

@@ -3,12 +3,13 @@
 
 mod mooncake_store;
 
-use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use kvdepot_core::{BlockLayout, ErrorKind};
 use kvdepot_tier::conformance::{Bench, Waiting, spec};
-use kvdepot_tier::mooncake::MooncakeOp;
+use kvdepot_tier::mooncake::{HelperProcess, HelperStarter, MooncakeHelper, MooncakeOp};
 use kvdepot_tier::{MooncakeConfig, MooncakeTier, Presence, Tier, Written};
 use mooncake_store::{Fault, Store};
 
@@ -139,6 +140,43 @@ fn a_tier_whose_helper_cannot_start_tries_again() {
     assert!(down[0].failures > 0 && down[0].last_error.is_some(), "{down:?}");
     store.free();
     until("it is back", || bench.read_is_right(0));
+}
+
+#[derive(Debug)]
+struct Unkillable {
+    process: Box<dyn HelperProcess>,
+    let_go: Receiver<()>,
+}
+
+impl HelperProcess for Unkillable {
+    fn end(&mut self) {
+        let _ = self.let_go.recv();
+        self.process.end();
+    }
+}
+
+/// The kernel may keep a killed process for any time. A depot must end nevertheless (P4).
+#[test]
+fn a_helper_that_cannot_be_killed_does_not_keep_the_tier_from_ending() {
+    let (store, (let_go, ends)) = (Store::default(), channel());
+    let (ends, starter) = (Mutex::new(Some(ends)), store.starter());
+    let unkillable: HelperStarter = Arc::new(move |memory| {
+        let MooncakeHelper { socket, process } = starter(memory)?;
+        let process: Box<dyn HelperProcess> = match ends.lock().unwrap().take() {
+            Some(let_go) => Box::new(Unkillable { process, let_go }),
+            None => process,
+        };
+        Ok(MooncakeHelper { socket, process })
+    });
+    let tier = MooncakeTier::open_with(Store::config(), unkillable).unwrap();
+    until("it is up", || tier.servers()[0].up);
+    let (send, ended) = channel();
+    std::thread::spawn(move || {
+        drop(tier);
+        let _ = send.send(());
+    });
+    ended.recv_timeout(Duration::from_secs(120)).unwrap();
+    drop(let_go);
 }
 
 /// An engine's start must not wait for as long as Mooncake is away (P2, P6).

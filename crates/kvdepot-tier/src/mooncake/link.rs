@@ -91,6 +91,14 @@ pub(super) struct Failed {
     pub(super) is_open: bool,
 }
 
+/// A request that was not sent.
+enum Unsent {
+    /// Nothing of it was sent.
+    Whole(Error),
+    /// A part of it may have been sent: no other request can follow it.
+    Rest(Error),
+}
+
 impl Link {
     /// Returns whether there is a helper that has connected to Mooncake.
     pub(super) fn is_up(&self) -> bool {
@@ -139,11 +147,22 @@ impl Link {
             (id, stream)
         };
         let Call { op, keys, at, bytes } = call;
-        let frame = encode(&MooncakeRequest { id, op, keys, at, bytes });
-        if let Err(error) = frame.and_then(|frame| self.send(&stream, &frame)) {
-            // A part of it may have been sent: the supervisor sees the closed connection, and ends the helper.
-            let _ = stream.shutdown(std::net::Shutdown::Both);
-            tracing::debug!(%error, "cannot send to the Mooncake tier's helper");
+        let request = encode(&MooncakeRequest { id, op, keys, at, bytes });
+        let sent = request.map_err(Unsent::Whole).and_then(|frame| self.send(&stream, &frame, deadline));
+        match sent {
+            Ok(()) => {}
+            Err(Unsent::Whole(error)) => {
+                let pending = self.state.lock().pending.remove(&id);
+                // Otherwise the helper has died, and the request was ended with it.
+                if pending.is_some() {
+                    return Err(failed(error));
+                }
+            }
+            Err(Unsent::Rest(error)) => {
+                // The supervisor sees the closed connection, and ends the helper.
+                let _ = stream.shutdown(std::net::Shutdown::Both);
+                tracing::debug!(%error, "cannot send to the Mooncake tier's helper");
+            }
         }
         let wait = deadline.saturating_duration_since(Instant::now());
         match receive.recv_timeout(wait) {
@@ -172,10 +191,34 @@ impl Link {
         }
     }
 
-    fn send(&self, stream: &UnixStream, frame: &[u8]) -> Result<()> {
-        let _turn = self.sending.lock();
-        let mut stream = stream;
-        stream.write_all(frame).map_err(|e| Error::io("cannot send to the Mooncake tier's helper", e))
+    /// Sends a frame until the deadline.
+    fn send(&self, mut stream: &UnixStream, frame: &[u8], deadline: Instant) -> Result<(), Unsent> {
+        let Some(_turn) = self.sending.try_lock_until(deadline) else {
+            return Err(Unsent::Whole(too_late()));
+        };
+        let mut rest = frame;
+        while !rest.is_empty() {
+            let patience = deadline.saturating_duration_since(Instant::now());
+            let sent = if patience.is_zero() {
+                Err(std::io::ErrorKind::TimedOut.into())
+            } else {
+                stream.set_write_timeout(Some(patience)).and_then(|()| stream.write(rest))
+            };
+            match sent {
+                Ok(count) => rest = &rest[count..],
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(e) => {
+                    let is_late =
+                        matches!(e.kind(), std::io::ErrorKind::TimedOut | std::io::ErrorKind::WouldBlock);
+                    let is_whole = rest.len() == frame.len();
+                    return Err(match Error::io("cannot send to the Mooncake tier's helper", e) {
+                        _ if is_whole && is_late => Unsent::Whole(too_late()),
+                        error => Unsent::Rest(error),
+                    });
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Records that a helper is up.
@@ -272,4 +315,42 @@ impl State {
 
 fn too_late() -> Error {
     Error::new(ErrorKind::Timeout, "a call of Mooncake did not end by its deadline")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    fn exists(name: &str) -> Call {
+        Call { op: MooncakeOp::Exists, keys: vec![name.to_owned()], at: Vec::new(), bytes: Vec::new() }
+    }
+
+    #[test]
+    fn a_helper_that_does_not_read_costs_a_call_no_more_than_its_deadline() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        let mut filled = 0;
+        while let Ok(count) = (&ours).write(&[0; 1 << 16]) {
+            filled += count;
+        }
+        ours.set_nonblocking(false).unwrap();
+        let link = Link::default();
+        link.came_up(Arc::new(ours), String::new());
+        let failed = link.call(exists("one"), None, Instant::now() + Duration::from_millis(100), None);
+        let failed = failed.err().unwrap();
+        assert!(failed.error.kind() == ErrorKind::Timeout && !failed.is_open, "{}", failed.error);
+
+        // Nobody waits behind a call that still sends, and nothing of a call that was too late is sent.
+        let turn = link.sending.lock();
+        let failed = link.call(exists("two"), None, Instant::now() + Duration::from_millis(100), None);
+        assert!(failed.is_err_and(|failed| failed.error.kind() == ErrorKind::Timeout && !failed.is_open));
+        drop(turn);
+        theirs.read_exact(&mut vec![0; filled]).unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        let nothing = theirs.read(&mut [0; 1]).unwrap_err();
+        assert_eq!(nothing.kind(), std::io::ErrorKind::WouldBlock, "the connection goes on");
+        assert!(link.state.lock().pending.is_empty());
+    }
 }

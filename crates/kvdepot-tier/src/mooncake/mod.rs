@@ -21,10 +21,10 @@ use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kvdepot_core::limits::{
-    MOONCAKE_BATCH_BLOCKS_MAX, MOONCAKE_QUEUE_MAX, NAMESPACES_MAX, NAMESPACES_OPENING_MAX,
+    MOONCAKE_BATCH_BLOCKS_MAX, MOONCAKE_END_MS, MOONCAKE_QUEUE_MAX, NAMESPACES_MAX, NAMESPACES_OPENING_MAX,
 };
 use kvdepot_core::{BlockKey, Error, NamespaceId, NamespaceSpec, Result};
 
@@ -283,8 +283,17 @@ impl Tier for MooncakeTier {
 impl Drop for MooncakeTier {
     fn drop(&mut self) {
         self.shared.link.stop();
+        // The kernel may take any time to end a process: the thread that waits for one keeps the memory it maps.
+        let until = Instant::now() + Duration::from_millis(MOONCAKE_END_MS);
         for thread in self.threads.drain(..) {
-            let _ = thread.join();
+            while !thread.is_finished() && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            if thread.is_finished() {
+                let _ = thread.join();
+            } else {
+                tracing::warn!(timeout_ms = MOONCAKE_END_MS, "a process of the Mooncake tier does not end");
+            }
         }
     }
 }

@@ -155,47 +155,56 @@ fn relay(mut errors: impl Read) {
     }
 }
 
+/// Returns the pause before the next start, from the last one and how long the helper was up since.
+fn next_pause(last: Option<Duration>, up: Duration) -> Duration {
+    let (shortest, longest) = MOONCAKE_RESTART_MS;
+    let (shortest, longest) = (Duration::from_millis(shortest), Duration::from_millis(longest));
+    match last {
+        // A helper that ends soon after each start is a failure like one that does not start.
+        Some(last) if up < longest => (last * 2).min(longest),
+        _ => shortest,
+    }
+}
+
 /// Keeps a helper running until the tier ends.
 pub(super) fn supervise(link: &Link, memory: &Arc<SharedMemory>, starter: &HelperStarter) {
-    let (shortest, longest) = MOONCAKE_RESTART_MS;
-    let mut pause = Duration::from_millis(shortest);
+    let mut last_pause = None;
     while !link.is_stopping() {
-        let error = match starter(memory) {
+        let (error, up) = match starter(memory) {
             Ok(mut helper) => {
-                let (error, was_up) = listen(link, &helper.socket);
-                if was_up {
-                    pause = Duration::from_millis(shortest);
-                }
+                let (error, up) = listen(link, &helper.socket);
                 link.went_down(&error);
                 helper.process.end();
-                error
+                (error, up)
             }
             Err(error) => {
                 link.went_down(&error);
-                error
+                (error, Duration::ZERO)
             }
         };
         link.died();
         if link.is_stopping() {
             break;
         }
+        let pause = next_pause(last_pause, up);
+        last_pause = Some(pause);
         tracing::warn!(%error, pause_ms = pause.as_millis() as u64, "the Mooncake tier gives misses until its helper is up again");
         if link.stops_within(pause) {
             break;
         }
-        pause = (pause * 2).min(Duration::from_millis(longest));
     }
     link.died();
 }
 
-/// Receives answers until the helper must be ended. Returns the reason, and whether it was up.
-fn listen(link: &Link, socket: &UnixStream) -> (Error, bool) {
-    let mut is_up = false;
-    let ended = receive(link, socket, &mut is_up);
-    (ended.unwrap_or_else(|| Error::new(ErrorKind::Closed, "the tier is closing")), is_up)
+/// Receives answers until the helper must be ended. Returns the reason, and how long it was up.
+fn listen(link: &Link, socket: &UnixStream) -> (Error, Duration) {
+    let mut up_since = None;
+    let ended = receive(link, socket, &mut up_since);
+    let up = up_since.map_or(Duration::ZERO, |since: Instant| since.elapsed());
+    (ended.unwrap_or_else(|| Error::new(ErrorKind::Closed, "the tier is closing")), up)
 }
 
-fn receive(link: &Link, socket: &UnixStream, is_up: &mut bool) -> Option<Error> {
+fn receive(link: &Link, socket: &UnixStream, up_since: &mut Option<Instant>) -> Option<Error> {
     let io = |e| Some(Error::io("cannot hear the Mooncake tier's helper", e));
     if let Err(error) = bound(socket, SEND_PATIENCE) {
         return io(error);
@@ -211,7 +220,7 @@ fn receive(link: &Link, socket: &UnixStream, is_up: &mut bool) -> Option<Error> 
             return None;
         }
         let now = Instant::now();
-        if !*is_up && now > until {
+        if up_since.is_none() && now > until {
             let what = "the Mooncake tier's helper did not connect to Mooncake in time";
             return Some(Error::new(ErrorKind::Timeout, what).with("timeout_ms", MOONCAKE_SETUP_MS));
         }
@@ -236,11 +245,12 @@ fn receive(link: &Link, socket: &UnixStream, is_up: &mut bool) -> Option<Error> 
                 Ok(None) => break,
                 Err(error) => return Some(error),
             };
-            let heard = if *is_up { link.answered(answer) } else { begin(link, &callers, answer) };
+            let heard =
+                if up_since.is_some() { link.answered(answer) } else { begin(link, &callers, answer) };
             if let Err(error) = heard {
                 return Some(error);
             }
-            *is_up = true;
+            up_since.get_or_insert(now);
         }
     }
 }
@@ -262,4 +272,20 @@ fn begin(link: &Link, callers: &Arc<UnixStream>, answer: MooncakeAnswer) -> Resu
 fn is_nothing(e: &std::io::Error) -> bool {
     use std::io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
     matches!(e.kind(), Interrupted | TimedOut | WouldBlock)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_between_starts_grow_until_a_helper_stays_up() {
+        let (second, hour) = (Duration::from_secs(1), Duration::from_secs(3600));
+        let mut pauses = Vec::new();
+        for up in [Duration::ZERO, second, second, second, second, second, second, hour, second] {
+            pauses.push(next_pause(pauses.last().copied(), up));
+        }
+        let pauses: Vec<_> = pauses.iter().map(Duration::as_millis).collect();
+        assert_eq!(pauses, [200, 400, 800, 1600, 3200, 6400, 10_000, 200, 400]);
+    }
 }
