@@ -204,6 +204,18 @@ def test_without_a_capacity_the_cap_is_a_share_of_the_disk(said, machine):
     assert core["posix"]["capacity_bytes"] == 1600 * GIB
 
 
+@pytest.mark.parametrize(("gb_per_day", "bytes_per_day"), [(0.5, GIB // 2), (3000, 3000 * GIB), (1e-12, 1)])
+def test_a_write_budget_reaches_the_core(gb_per_day, bytes_per_day, machine):
+    said = {"directories": ["/mnt/test"], "posix_write_gb_per_day": gb_per_day}
+    core = json.loads(load_config(said, machine=machine).to_core_json(machine=machine))
+    assert core["placement"]["Posix"]["write_bytes_per_day"] == bytes_per_day
+
+
+def test_a_write_budget_of_0_is_no_limit(machine):
+    said = {"directories": ["/mnt/test"], "posix_write_gb_per_day": 0}
+    assert "placement" not in json.loads(load_config(said, machine=machine).to_core_json(machine=machine))
+
+
 def test_a_capacity_of_0_is_no_cap(machine):
     said = {"directories": ["/mnt/test"], "posix_capacity_gb": 0, "posix_free_floor_percent": 0}
     core = json.loads(load_config(said, machine=machine).to_core_json(machine=machine))

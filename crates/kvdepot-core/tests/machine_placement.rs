@@ -19,6 +19,7 @@ const COLD: Placement = Placement { write: WriteWhen::WhenCold, promote: false }
 /// A machine with one namespace over as many tiers as there are placements.
 struct Lab {
     machine: Machine,
+    now: u64,
     tokens: u64,
     /// Writes in flight: tier, slot and the first byte of the hash.
     writes: Vec<(usize, u32, u8)>,
@@ -30,6 +31,12 @@ struct Lab {
 
 impl Lab {
     fn new(blocks: u64, policy: &str, keeps: bool, tiers: &[Placement]) -> Self {
+        Self::with_budgets(blocks, policy, keeps, tiers, &vec![0; tiers.len()])
+    }
+
+    /// `budgets` are blocks an hour; 0 = no limit.
+    fn with_budgets(blocks: u64, policy: &str, keeps: bool, tiers: &[Placement], budgets: &[u64]) -> Self {
+        let budgets: Vec<u64> = budgets.iter().map(|blocks| blocks * BLOCK * 24).collect();
         let pool = PoolConfig {
             pool_bytes: blocks * BLOCK,
             pool_bytes_max: 0,
@@ -39,7 +46,8 @@ impl Lab {
             seed: 7,
         };
         let mut lab = Self {
-            machine: Machine::new(pool, tiers.len()).with_placements(tiers),
+            machine: Machine::new(pool, tiers.len()).with_placements(tiers).with_write_budgets(&budgets),
+            now: 1,
             tokens: 0,
             writes: Vec::new(),
             reads: Vec::new(),
@@ -57,7 +65,7 @@ impl Lab {
         let mut todo = vec![event];
         while let Some(event) = todo.pop() {
             let mut out = Effects::default();
-            self.machine.step(1, event, &mut out);
+            self.machine.step(self.now, event, &mut out);
             for command in out.commands {
                 match command {
                     Command::Write { tier, slot, key, .. } => self.writes.push((tier, slot, key.hash.0[0])),
@@ -308,6 +316,65 @@ fn values_are_written_through_to_every_tier() {
     let [lease] = Lab::leases(reply)[..] else { panic!("one lease") };
     lab.ask(Request::Publish { lease, others: Vec::new() });
     assert_eq!((lab.dirty(), lab.end_writes(stored)), (1, vec![(0, 1), (1, 1)]));
+    assert_eq!(lab.dirty(), 0);
+}
+
+const HOUR: u64 = 3_600_000_000_000;
+
+#[test]
+fn a_block_beyond_a_tier_s_budget_is_clean_and_written_when_it_is_used_later() {
+    let mut lab = Lab::with_budgets(16, "lru", true, &[THROUGH, THROUGH], &[0, 2]);
+    (1..=4).for_each(|hash| assert!(lab.dump(hash)));
+    assert_eq!(lab.writes.iter().filter(|(tier, ..)| *tier == 1).count(), 2, "{:?}", lab.writes);
+    assert_eq!(lab.machine.counters().over_budget_blocks, 2);
+    assert_eq!(lab.end_writes(stored).len(), 6);
+    assert_eq!((lab.dirty(), lab.machine.gauges().held.pinned), (0, 0));
+    lab.use_once(3);
+    assert!(lab.writes.is_empty(), "the budget is still used up");
+    lab.now += HOUR;
+    lab.use_once(1);
+    assert!(lab.writes.is_empty(), "the tier has it");
+    lab.use_once(4);
+    assert_eq!((lab.dirty(), lab.end_writes(stored)), (0, vec![(1, 4)]));
+    assert_eq!(lab.machine.counters().over_budget_blocks, 3);
+}
+
+#[test]
+fn a_budget_holds_for_late_writes_and_a_cold_block_goes_without_its_tier() {
+    let mut lab = Lab::with_budgets(16, "lru", true, &[SECOND_USE], &[1]);
+    (1..=2).for_each(|hash| assert!(lab.dump(hash)));
+    (1..=2).for_each(|hash| lab.use_once(hash));
+    assert_eq!(lab.end_writes(stored), [(0, 1)]);
+
+    let mut lab = Lab::with_budgets(8, "lru", true, &[COLD], &[1]);
+    (1..=20).for_each(|hash| assert!(lab.dump(hash), "{hash}"));
+    assert_eq!(lab.end_writes(stored).len(), 1);
+    assert!(lab.unwritten() > 0);
+}
+
+#[test]
+fn a_pool_that_keeps_nothing_gives_up_what_its_tier_may_not_be_given() {
+    let mut lab = Lab::with_budgets(16, "lru", false, &[THROUGH], &[1]);
+    (1..=3).for_each(|hash| assert!(lab.dump(hash)));
+    assert_eq!(lab.end_writes(stored), [(0, 1)]);
+    assert_eq!((lab.machine.gauges().pool_blocks, lab.dirty()), (0, 0));
+}
+
+/// A tier without the new value could return the earlier one (P1).
+#[test]
+fn values_are_written_beyond_a_budget_and_count() {
+    let mut lab = Lab::with_budgets(16, "lru", true, &[THROUGH], &[1]);
+    for _ in 0..3 {
+        let hashes = vec![BlockHash([1; 16])];
+        let reply =
+            lab.ask(Request::Reserve { namespace: 0, id: None, hashes, how: Reserve::Value, runs_max: 9 });
+        let [lease] = Lab::leases(reply)[..] else { panic!("one lease") };
+        lab.ask(Request::Publish { lease, others: Vec::new() });
+        assert_eq!(lab.end_writes(stored), [(0, 1)]);
+    }
+    lab.now += HOUR;
+    lab.dump(2);
+    assert!(lab.writes.is_empty(), "three blocks were spent, one has come back");
     assert_eq!(lab.dirty(), 0);
 }
 

@@ -85,6 +85,8 @@ pub struct PlacementConfig {
     pub write: WriteConfig,
     /// Whether it also gets blocks that were read from a tier below it.
     pub promote: bool,
+    /// Bytes that it is given a day at most; 0 = no limit.
+    pub write_bytes_per_day: u64,
 }
 
 /// When a tier gets dumped blocks.
@@ -199,6 +201,14 @@ impl DepotConfig {
             .iter()
             .map(|&name| self.placement.get(name).copied().unwrap_or_default().placement())
             .collect())
+    }
+
+    /// Returns the bytes that each of the pipeline's tiers is given a day at most; 0 = no limit.
+    pub fn write_budgets(&self, tiers: &[&str]) -> Vec<u64> {
+        tiers
+            .iter()
+            .map(|&name| self.placement.get(name).map_or(0, |tier| tier.write_bytes_per_day))
+            .collect()
     }
 
     /// Returns whether the pool only passes blocks on to its tiers.

@@ -140,6 +140,7 @@ impl Depot {
         let mut machine = Machine::new(pool_config, tiers.len())
             .with_regions(&regions)
             .with_placements(&config.placements(pool_kind, &names)?)
+            .with_write_budgets(&config.write_budgets(&names))
             .with_parts(Arc::new(move |tier: usize, key: &BlockKey| parted[tier].part(key)));
         if is_kept {
             machine.keep_ledger();

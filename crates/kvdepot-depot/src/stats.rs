@@ -68,6 +68,8 @@ counters! {
     late_write_blocks,
     /// Late writes that failed, or that were not queued because the queue was full.
     late_write_blocks_dropped,
+    /// Writes that were not made because the tier's budget of written bytes (`…_write_gb_per_day`) was used up.
+    over_budget_blocks,
     /// Claims opened.
     claims,
     /// Claims shortened because they needed more than one claim's share of the pool.
@@ -116,6 +118,7 @@ pub(crate) fn merge(map: &mut serde_json::Map<String, serde_json::Value>, counte
         ("rewrite_blocks", counters.rewrite_blocks),
         ("late_write_blocks", counters.late_write_blocks),
         ("late_write_blocks_dropped", counters.late_write_blocks_dropped),
+        ("over_budget_blocks", counters.over_budget_blocks),
         ("claims", counters.claims),
         ("claims_cut", counters.claims_cut),
         ("claims_expired", counters.claims_expired),

@@ -40,6 +40,27 @@ fn a_tier_is_given_blocks_when_its_placement_says() {
 }
 
 #[test]
+fn a_tier_is_given_no_more_than_its_budget_of_written_bytes() {
+    let hour = 2 * (64 << 10);
+    let depot = start("Cache|Fake", serde_json::json!({"Fake": {"write_bytes_per_day": hour * 24}})).unwrap();
+    let layout = BlockLayout::uniform(1, &[64 << 10]).unwrap();
+    let spec = NamespaceSpec::new("{\"model\":\"budget\"}", layout).unwrap();
+    let direct = depot.direct();
+    let namespace = direct.open_namespace(spec.canonical()).unwrap();
+    for n in 1..=20 {
+        direct.reserve(namespace, BlockHash([n; 16])).unwrap().unwrap().seal(None).unwrap();
+    }
+    drain(&depot);
+    // A machine that stands still for half an hour earns one more block.
+    let (written, left_out) = (counter(&depot, "write_blocks"), counter(&depot, "over_budget_blocks"));
+    assert!((2..10).contains(&written) && written + left_out == 20, "{written}, {left_out}");
+    assert_eq!((counter(&depot, "dirty_blocks"), counter(&depot, "write_blocks_dropped")), (0, 0));
+    let keys: Vec<_> =
+        (1..=20).map(|n| BlockKey { namespace: namespace.id, hash: BlockHash([n; 16]) }).collect();
+    assert!(direct.read_now(&keys).iter().all(|now| matches!(now, Now::Here(_))), "the pool has all");
+}
+
+#[test]
 fn a_placement_that_makes_no_sense_is_refused() {
     for (pipeline, placement, wants) in [
         ("Cache|Fake", serde_json::json!({"Posix": {}}), "tier=Posix"),

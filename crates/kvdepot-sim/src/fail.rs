@@ -25,6 +25,8 @@ pub enum Rule {
     Presence,
     /// A tier gets a block only as its placement demands.
     Placement,
+    /// A tier is given no more bytes than its budget has.
+    Budget,
     /// Only unused namespaces are forgotten, and nothing of them is lost except what only the pool has.
     Forgetting,
     /// A block is in its preferred region while that has space.

@@ -59,11 +59,13 @@ pub enum Mistake {
     ClosedTierUsed,
     /// A client's preferred region is ignored.
     RegionIgnored,
+    /// A tier's budget of written bytes is ignored.
+    BudgetIgnored,
 }
 
 impl Mistake {
     /// All of them.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 28] = [
         Self::SealedEarly,
         Self::LeaseKept,
         Self::NoQuarantine,
@@ -91,6 +93,7 @@ impl Mistake {
         Self::RemovalsMixed,
         Self::ClosedTierUsed,
         Self::RegionIgnored,
+        Self::BudgetIgnored,
     ];
 
     /// Returns the mistake with that name.
@@ -117,6 +120,7 @@ impl Mistake {
             Self::RemovalsMixed => Some(Flaw::RemovalsByOrder),
             Self::ClosedTierUsed => Some(Flaw::ClosedTierUsed),
             Self::RegionIgnored => Some(Flaw::RegionIgnored),
+            Self::BudgetIgnored => Some(Flaw::BudgetIgnored),
             _ => None,
         }
     }

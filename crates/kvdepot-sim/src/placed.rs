@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kvdepot_core::BlockKey;
-use kvdepot_core::machine::{Gauges, WriteWhen};
+use kvdepot_core::machine::{Gauges, Nanos, WriteWhen};
 
 use crate::fail::{Fail, Rule, fail};
 use crate::model::name;
@@ -47,7 +47,40 @@ impl Placed {
     }
 }
 
+/// Bytes that tiers were given.
+#[derive(Debug)]
+pub(crate) struct Given {
+    bytes: Vec<u64>,
+    /// When the machine began.
+    since: Nanos,
+}
+
+impl Given {
+    pub(crate) fn new(tiers: usize, since: Nanos) -> Self {
+        Self { bytes: vec![0; tiers], since }
+    }
+}
+
+/// Nanoseconds of a day.
+const DAY_NS: u128 = 24 * 3_600_000_000_000;
+
 impl World {
+    /// Checks a tier's budget of written bytes: an hour's, those of the time since then, and one block more. Values are
+    /// written anyway, and count.
+    pub(crate) fn check_budget(&mut self, tier: usize, key: &BlockKey, bytes: u64) -> Result<(), Fail> {
+        let before = self.given.bytes[tier];
+        self.given.bytes[tier] += bytes;
+        let per_day = self.plan.shape.tiers[tier].write_bytes_per_day;
+        if per_day == 0 || self.placed.values.contains(key) {
+            return Ok(());
+        }
+        let time = u128::from(self.now - self.given.since) + DAY_NS / 24;
+        if u128::from(before) * DAY_NS > u128::from(per_day) * time {
+            return fail(Rule::Budget, format!("tier {tier} is given {} beyond its budget", name(key)));
+        }
+        Ok(())
+    }
+
     /// Records, after every step, whether the pool lacks space: blocks that became cold may be written much later, when
     /// a reset has freed space again. The machine begins at an eighth; within a step it may have had less space than it
     /// shows.

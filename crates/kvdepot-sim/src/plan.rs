@@ -1,5 +1,6 @@
 //! Plans: a seed determines the sizes of the world, the faults that may happen, and the operations of the run.
 
+use kvdepot_core::limits::BLOCK_ALIGN_BYTES;
 use kvdepot_core::machine::{Placement, WriteWhen};
 
 use crate::rng::Rng;
@@ -104,6 +105,8 @@ pub struct TierShape {
     pub shy: bool,
     /// Which blocks it gets, and when.
     pub placement: Placement,
+    /// Bytes that it is given a day at most; 0 = no limit.
+    pub write_bytes_per_day: u64,
 }
 
 /// Properties that do not change in a run.
@@ -147,12 +150,19 @@ pub struct Plan {
 /// Maximum number of operations of a plan.
 pub const OPS_MAX: usize = 900;
 
+/// Draws a tier's budget of written bytes: mostly none, else an hour's bytes are a few blocks.
+fn budget(rng: &mut Rng) -> u64 {
+    let pages_per_hour = rng.between(4, 60) as u64;
+    if rng.chance(8) { pages_per_hour * BLOCK_ALIGN_BYTES * 24 } else { 0 }
+}
+
 impl Plan {
     /// Makes the plan of a seed.
     pub fn new(seed: u64) -> Self {
         let mut rng = Rng::new(seed ^ 0x5EED_0F0A_11DE_907A);
         rng.next();
         let mut placements = Rng::new(seed ^ 0x91AC_E3E7);
+        let mut budgets = Rng::new(seed ^ 0xB0D6_E75F);
         let tiers = (0..[1, 1, 2, 2, 3, 0, 1, 2][rng.below(8)])
             .map(|_| TierShape {
                 pages: rng.between(6, 60),
@@ -162,6 +172,7 @@ impl Plan {
                         [placements.below(4).saturating_sub(1)],
                     promote: placements.chance(40),
                 },
+                write_bytes_per_day: budget(&mut budgets),
             })
             .collect();
         let pool_pages = rng.between(4, 40);

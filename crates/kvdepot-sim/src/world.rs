@@ -16,6 +16,7 @@ use crate::interrupted::Interrupted;
 use crate::memory::Memory;
 use crate::mistakes::Mistake;
 use crate::model::{Model, name};
+use crate::placed::Given;
 use crate::plan::{Feature, Plan};
 use crate::replies::Waiting;
 use crate::rng::Rng;
@@ -88,6 +89,8 @@ pub(crate) struct World {
     /// The hold on the pool, after a crash that clients have survived.
     pub(crate) hold: Option<crate::recovery::Hold>,
     pub(crate) opened: Vec<Opened>,
+    /// What the tiers were given.
+    pub(crate) given: Given,
     /// State that the tiers' placements depend on.
     pub(crate) placed: crate::placed::Placed,
     /// Blocks that a walk over the pool has found.
@@ -121,6 +124,7 @@ impl World {
             mistake,
             rng: Rng::new(plan.seed),
             machine: machine(plan, mistake),
+            given: Given::new(plan.shape.tiers.len(), 0),
             now: 1_000_000_000,
             at: 0,
             calm: false,
@@ -263,8 +267,8 @@ impl World {
         let mut written = Vec::new();
         for command in out.commands {
             self.commands_ever += 1;
-            if let Command::Write { tier, key, .. } = command {
-                written.push((tier, key));
+            if let Command::Write { tier, key, runs, .. } = &command {
+                written.push((*tier, *key, runs.iter().map(|run| run.len).sum()));
             }
             self.note(|| format!("      command {}", show_command(&command)));
             self.outbox.push_back((self.commands_ever, command));
@@ -281,8 +285,14 @@ impl World {
         for (token, reply) in out.replies {
             self.replied(token, reply)?;
         }
+        if self.machine.counters().over_budget_blocks > 0 {
+            self.reached.insert("over budget");
+        }
         // After the replies, because they show what was stored as a value.
-        written.into_iter().try_for_each(|(tier, key)| self.check_placed(tier, &key))
+        written.into_iter().try_for_each(|(tier, key, bytes)| {
+            self.check_budget(tier, &key, bytes)?;
+            self.check_placed(tier, &key)
+        })
     }
 
     /// Feeds an event and answers the questions that it caused, now or later.
@@ -389,6 +399,7 @@ impl World {
     /// Starts another depot, which numbers everything from scratch.
     pub(crate) fn replace_machine(&mut self) {
         self.machine = machine(&self.plan, self.mistake);
+        self.given = Given::new(self.plan.shape.tiers.len(), self.now);
         self.interrupted = Interrupted::default();
         self.clients.iter_mut().for_each(|client| client.near = None);
         self.removals_ended.clear();
@@ -407,8 +418,11 @@ fn machine(plan: &Plan, mistake: Option<Mistake>) -> Machine {
     let placements: Vec<_> = plan.shape.tiers.iter().map(|tier| tier.placement).collect();
     // The first tier has two servers.
     let part_of = |tier: usize, key: &BlockKey| if tier == 0 { usize::from(key.hash.0[1] % 2) } else { 0 };
-    let mut machine =
-        Machine::new(pool, placements.len()).with_placements(&placements).with_parts(Arc::new(part_of));
+    let budgets: Vec<u64> = plan.shape.tiers.iter().map(|tier| tier.write_bytes_per_day).collect();
+    let mut machine = Machine::new(pool, placements.len())
+        .with_placements(&placements)
+        .with_write_budgets(&budgets)
+        .with_parts(Arc::new(part_of));
     machine = machine.with_regions(&crate::regions::bytes(&plan.shape.regions));
     if plan.features.has(Feature::Forgetting) {
         machine = machine.with_namespaces_max(plan.shape.namespaces_max);

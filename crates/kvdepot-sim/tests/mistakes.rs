@@ -154,6 +154,11 @@ fn a_region_ignored_that_was_wished_and_had_room() {
 }
 
 #[test]
+fn a_write_beyond_a_tier_s_budget() {
+    finds(Mistake::BudgetIgnored, &[Rule::Budget]);
+}
+
+#[test]
 fn a_failing_run_shrinks_to_a_few_operations() {
     let mistake = Some(Mistake::RemovalOvertaken);
     let failing = (0..SEEDS_MAX).map(Plan::new).find_map(|plan| {

@@ -52,6 +52,7 @@ fn every_seed_keeps_all_promises() {
         "missed",
         "not taken over",
         "opened again",
+        "over budget",
         "promoted",
         "published",
         "read",

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from kvdepot.config.keys import key
 from kvdepot.config.problem import Problem
+from kvdepot.config.sizes import GIB
 from kvdepot.config.tier_table import Tier
 
 if TYPE_CHECKING:
@@ -16,6 +17,11 @@ WRITE = (
     "written. `on_second_use`: when the block is used again. `when_cold`: before the pool evicts it; eviction does not "
     "wait for a tier that fails or is slow. Blocks that no tier was given are lost when the depot shuts down."
 )
+WRITE_BUDGET = (
+    "Limit of what the `{tier}` tier is given in 24 hours, for media that wear out; 0 = no limit. It comes back evenly "
+    "over the day, and at most an hour's share is saved up. A block beyond it stays in the pool only, and the tier is "
+    "asked again when the block is used. Values of the wire door are written nevertheless, and count."
+)
 PROMOTE = "Also give the `{tier}` tier blocks that were read from a tier below it."
 
 
@@ -24,13 +30,22 @@ def placement_keys(tier: Tier) -> dict[str, Any]:
     return {
         f"{tier.section}_write": (WriteWhen, key("through", WRITE.format(tier=tier.name))),
         f"{tier.section}_promote": (bool, key(False, PROMOTE.format(tier=tier.name))),
+        f"{tier.section}_write_gb_per_day": (
+            float,
+            key(0.0, WRITE_BUDGET.format(tier=tier.name), unit="GiB a day", ge=0, le=1e6),
+        ),
     }
 
 
 def placement_of(config: "KVDepotConfig", tier: str) -> dict[str, object]:
     """Returns a tier's placement as the core reads it; empty for the default."""
     name = tier.lower()
-    said = {"write": getattr(config, f"{name}_write", "through"), "promote": getattr(config, f"{name}_promote", False)}
+    said: dict[str, object] = {
+        "write": getattr(config, f"{name}_write", "through"),
+        "promote": getattr(config, f"{name}_promote", False),
+    }
+    if gb_per_day := getattr(config, f"{name}_write_gb_per_day", 0.0):
+        said["write_bytes_per_day"] = max(1, int(gb_per_day * GIB))
     return {} if said == {"write": "through", "promote": False} else said
 
 

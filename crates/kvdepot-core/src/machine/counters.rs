@@ -35,6 +35,8 @@ pub struct Counters {
     pub late_write_blocks: u64,
     /// Late writes that failed, or that were not queued because the queue was full.
     pub late_write_blocks_dropped: u64,
+    /// Writes that were not made because the tier's budget of written bytes was used up.
+    pub over_budget_blocks: u64,
     /// Claims opened.
     pub claims: u64,
     /// Claims shortened because they needed more than one claim's share of the pool.

@@ -35,6 +35,8 @@ pub enum Flaw {
     ClosedTierUsed,
     /// The preferred region of a block is ignored.
     RegionIgnored,
+    /// A tier's budget of written bytes is ignored.
+    BudgetIgnored,
 }
 
 /// The mistake of a machine, if it has one.

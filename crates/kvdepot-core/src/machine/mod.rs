@@ -16,6 +16,7 @@
 //! A module returns what happened to this file, which notifies the modules above it.
 
 mod batch;
+mod budget;
 mod catalog;
 mod claims;
 mod counters;
@@ -276,7 +277,7 @@ impl Machine {
         self.tell_uses(out);
         if !self.frozen {
             self.flow.demote(&mut self.pool, &mut self.counters);
-            self.flow.emit(self.now, &mut self.pool, &self.catalog, out);
+            self.flow.emit(self.now, &mut self.pool, &self.catalog, &mut self.counters, out);
         }
         for (token, failed) in self.flow.take_removed() {
             self.removal_ended(token, failed, out);

@@ -21,11 +21,13 @@ impl Flow {
         self.write_late(pool, counters, slot, above);
     }
 
-    /// Records a use of a block: queues it for tiers that could not write it before, and for those that wait for a
-    /// second use.
+    /// Records a use of a block: queues it for tiers that should have got it when it was sealed, and could not or were out
+    /// of budget, and for those that wait for a second use.
     pub(crate) fn used(&mut self, pool: &mut Pool, counters: &mut Counters, slot: SlotId) {
-        if pool.slot(slot).refused != 0 {
+        let refused = pool.slot(slot).refused;
+        if refused != 0 {
             pool.edit(slot, |slot| slot.refused = 0);
+            self.write_late(pool, counters, slot, refused & self.placements.through);
         }
         if pool.slot(slot).is_used_again() {
             self.write_late(pool, counters, slot, self.placements.second_use);

@@ -16,6 +16,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::eviction::SlotId;
 use crate::misses::Fate;
 
+use super::budget::Budgets;
 use super::catalog::Catalog;
 use super::counters::Counters;
 use super::event::{Command, Effects, Fetched, Job, Nanos, RemovalId, TierIndex, Token};
@@ -86,6 +87,7 @@ pub(crate) struct Flow {
     /// Spaces of keys that wait for a tier.
     pub(super) uses: Uses,
     pub(super) placements: Placements,
+    pub(super) budgets: Budgets,
     pub(crate) pace: Pace,
     pub(crate) flaws: Flaws,
 }
@@ -106,6 +108,7 @@ impl Flow {
             parts: Parts::default(),
             uses: Uses::default(),
             placements: Placements::new(&vec![Placement::default(); tiers], true),
+            budgets: Budgets::default(),
             pace: Pace::default(),
             flaws: Flaws::default(),
         }
@@ -230,7 +233,14 @@ impl Flow {
     }
 
     /// Sends queued work to the tiers up to their limits: reads before writes.
-    pub(crate) fn emit(&mut self, now: Nanos, pool: &mut Pool, catalog: &Catalog, out: &mut Effects) {
+    pub(crate) fn emit(
+        &mut self,
+        now: Nanos,
+        pool: &mut Pool,
+        catalog: &Catalog,
+        counters: &mut Counters,
+        out: &mut Effects,
+    ) {
         let last = self.tiers.len().saturating_sub(1);
         let mut looked_at = 0;
         for tier in 0..self.tiers.len() {
@@ -255,7 +265,7 @@ impl Flow {
                 && let Some(write) = self.tiers[tier].next_write()
             {
                 looked_at += 1;
-                if !self.begin_write(tier, write, pool, catalog, out) {
+                if !self.begin_write(now, tier, write, pool, catalog, counters, out) {
                     self.write_over(write.drain);
                 }
             }

@@ -2,7 +2,7 @@
 
 use super::super::catalog::Catalog;
 use super::super::counters::Counters;
-use super::super::event::{Command, Effects, Stored, TierIndex};
+use super::super::event::{Command, Effects, Nanos, Stored, TierIndex};
 use super::super::flaw::Flaw;
 use super::super::names::PoolKey;
 use super::super::pool::Pool;
@@ -231,29 +231,50 @@ impl Flow {
         true
     }
 
+    fn may_spend(&mut self, now: Nanos, tier: TierIndex, bytes: u64, must: bool) -> bool {
+        self.budgets.spend(tier, now, bytes, must || self.flaws.has(Flaw::BudgetIgnored))
+    }
+
+    /// Leaves a block out of a tier. If it is `refused`, the tier is asked again when the block is used.
+    fn give_up_write(
+        &mut self,
+        pool: &mut Pool,
+        catalog: &Catalog,
+        tier: TierIndex,
+        write: &Write,
+        refused: bool,
+        out: &mut Effects,
+    ) {
+        pool.edit(write.slot, |slot| {
+            slot.to_write &= !bit(tier);
+            slot.late &= !bit(tier);
+            if refused {
+                slot.refused |= bit(tier);
+            }
+            slot.settle_writes();
+        });
+        self.remove_unreplaced(pool, catalog, write.slot, out);
+        pool.free_if_over(write.slot);
+    }
+
+    /// Sends a write to its tier. Returns false if it is not to be made any more.
+    #[expect(clippy::too_many_arguments, reason = "rooms are passed one by one, so that each borrow is seen")]
     pub(super) fn begin_write(
         &mut self,
+        now: Nanos,
         tier: TierIndex,
         write: Write,
         pool: &mut Pool,
         catalog: &Catalog,
+        counters: &mut Counters,
         out: &mut Effects,
     ) -> bool {
         let wanted = |slot: &Slot| slot.serial == write.serial && slot.to_write & bit(tier) != 0;
         let Some(slot) = pool.get(write.slot).filter(|slot| wanted(slot)) else { return false };
-        let (key, runs) = (slot.key, slot.runs());
+        let key = slot.key;
         if (self.owed.tiers(&key) | self.closed(catalog, &key)) & bit(tier) != 0 {
             // The tier may have a removed block under the key, and could mistake that for this one (P1).
-            pool.edit(write.slot, |slot| {
-                slot.to_write &= !bit(tier);
-                slot.late &= !bit(tier);
-                if write.late {
-                    slot.refused |= bit(tier);
-                }
-                slot.settle_writes();
-            });
-            self.remove_unreplaced(pool, catalog, write.slot, out);
-            pool.free_if_over(write.slot);
+            self.give_up_write(pool, catalog, tier, &write, write.late, out);
             return false;
         }
         if !catalog.is_live(key.space) {
@@ -261,7 +282,12 @@ impl Flow {
             pool.doom(write.slot);
             return false;
         }
-        let key = catalog.block_key(&key);
+        if !self.may_spend(now, tier, slot.bytes(), slot.is_value()) {
+            counters.over_budget_blocks += 1;
+            self.give_up_write(pool, catalog, tier, &write, true, out);
+            return false;
+        }
+        let (key, runs) = (catalog.block_key(&key), slot.runs());
         pool.edit(write.slot, |slot| {
             if !slot.block.is_writing() {
                 slot.block.write_begun();

@@ -1,0 +1,143 @@
+//! Budgets of written bytes, for media that wear out: pure.
+
+use super::Machine;
+use super::event::{Nanos, TierIndex};
+
+const HOUR_NS: i128 = 3_600_000_000_000;
+const DAY_NS: i128 = 24 * HOUR_NS;
+
+/// Bytes that a tier may still be given. They come back evenly over the day, and at most those of an hour are saved up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Budget {
+    bytes_per_day: u64,
+    /// In units of a byte divided by the nanoseconds of a day, so that nothing is lost to rounding. Below 0 after a
+    /// block that is larger than what was left.
+    left: i128,
+    /// The time of `left`.
+    at: Nanos,
+}
+
+impl Budget {
+    const fn new(bytes_per_day: u64) -> Self {
+        Self { bytes_per_day, left: Self::most(bytes_per_day), at: 0 }
+    }
+
+    const fn most(bytes_per_day: u64) -> i128 {
+        bytes_per_day as i128 * HOUR_NS
+    }
+
+    fn accrue(&mut self, now: Nanos) {
+        let passed = now.saturating_sub(self.at);
+        self.at = self.at.max(now);
+        let came = i128::from(self.bytes_per_day).saturating_mul(i128::from(passed));
+        self.left = self.left.saturating_add(came).min(Self::most(self.bytes_per_day));
+    }
+
+    fn spend(&mut self, bytes: u64) {
+        self.left = self.left.saturating_sub(i128::from(bytes) * DAY_NS);
+    }
+}
+
+/// The budget of each tier that has one.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Budgets(Vec<Option<Budget>>);
+
+impl Budgets {
+    /// Makes budgets of so many bytes a day; 0 = no limit.
+    pub(crate) fn new(bytes_per_day: &[u64]) -> Self {
+        Self(bytes_per_day.iter().map(|&bytes| (bytes > 0).then(|| Budget::new(bytes))).collect())
+    }
+
+    /// Spends a block's bytes. Returns false, and spends nothing, if the budget is used up and the write is not one that
+    /// `must` be made.
+    pub(crate) fn spend(&mut self, tier: TierIndex, now: Nanos, bytes: u64, must: bool) -> bool {
+        let Some(Some(budget)) = self.0.get_mut(tier) else { return true };
+        budget.accrue(now);
+        let pays = must || budget.left > 0;
+        if pays {
+            budget.spend(bytes);
+        }
+        pays
+    }
+}
+
+impl Machine {
+    /// Limits the bytes that each tier is given a day; 0 = no limit. Call it before the first event.
+    ///
+    /// Values, which can be replaced, are given to tiers nevertheless, because a tier without the new value could return
+    /// the earlier one (P1). They count.
+    #[must_use]
+    pub fn with_write_budgets(mut self, bytes_per_day: &[u64]) -> Self {
+        debug_assert_eq!(bytes_per_day.len(), self.flow.tier_count(), "one budget for each tier");
+        self.flow.budgets = Budgets::new(bytes_per_day);
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const HOUR: Nanos = HOUR_NS as Nanos;
+
+    #[test]
+    fn an_hour_s_bytes_are_saved_up_and_come_back_evenly() {
+        let mut budgets = Budgets::new(&[0, 24_000]);
+        let mut spend = |now, bytes| budgets.spend(1, now, bytes, false);
+        assert!(spend(0, 400) && spend(0, 599), "1,000 bytes are an hour's");
+        assert!(spend(0, 5_000), "a block larger than what is left, but not a second one");
+        assert!(!spend(0, 1) && !spend(4 * HOUR, 1));
+        assert!(spend(6 * HOUR, 1_000), "what was overspent has come back, and an hour's bytes");
+        assert!(!spend(6 * HOUR, 1));
+        assert!(spend(1000 * HOUR, 1_000) && !spend(1000 * HOUR, 1), "no more than an hour's are saved up");
+        assert!(budgets.spend(0, 0, u64::MAX, false), "a tier without a budget");
+    }
+
+    #[test]
+    fn what_must_be_written_counts() {
+        let mut budgets = Budgets::new(&[24_000]);
+        assert!(budgets.spend(0, 0, 2_000, true) && budgets.spend(0, 0, 1_000, true));
+        assert!(!budgets.spend(0, HOUR, 1, false) && !budgets.spend(0, 2 * HOUR, 1, false));
+        assert!(budgets.spend(0, 2 * HOUR + 1, 1, false));
+    }
+
+    #[test]
+    fn no_number_overflows() {
+        let mut budgets = Budgets::new(&[u64::MAX, 1]);
+        for now in [0, 1, Nanos::MAX, 0] {
+            for tier in 0..2 {
+                budgets.spend(tier, now, u64::MAX, true);
+                budgets.spend(tier, now, u64::MAX, false);
+            }
+        }
+    }
+
+    proptest! {
+        /// However writes are spread, a span of time sees its share of the day's bytes, an hour's, and one block more.
+        #[test]
+        fn a_span_of_time_sees_no_more_than_its_share(
+            per_day in 1u64..1 << 40,
+            writes in prop::collection::vec((0u64..HOUR * 2, 1u64..1 << 32), 1..200),
+        ) {
+            let mut budgets = Budgets::new(&[per_day]);
+            let (mut now, mut spent) = (0, Vec::new());
+            for (pause, bytes) in writes {
+                now += pause;
+                if budgets.spend(0, now, bytes, false) {
+                    spent.push((now, bytes));
+                }
+            }
+            for first in 0..spent.len() {
+                let mut sum = 0;
+                for &(at, bytes) in &spent[first..] {
+                    let span = i128::from(at - spent[first].0);
+                    let share = i128::from(per_day) * (span + HOUR_NS);
+                    prop_assert!(sum * DAY_NS < share + 1, "before the last block");
+                    sum += i128::from(bytes);
+                }
+            }
+        }
+    }
+}
