@@ -208,6 +208,8 @@ pub const MOONCAKE_QUEUE_MAX: usize = 8192;
 /// How long, in milliseconds, a call of Mooncake may hang after its deadline before its process is killed. With the
 /// longest timeout it is less than the 60 s after which Mooncake itself gives a transfer up without ending it.
 pub const MOONCAKE_HANG_MS: u64 = 10_000;
+/// How long, in milliseconds, the helper of a Mooncake tier may read nothing before it is killed.
+pub const MOONCAKE_SEND_MS: u64 = 2_000;
 /// Maximum time, in milliseconds, until the helper of a Mooncake tier has connected. Mooncake itself tries for 90 s, and
 /// registering much memory takes long.
 pub const MOONCAKE_SETUP_MS: u64 = 180_000;

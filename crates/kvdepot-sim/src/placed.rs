@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kvdepot_core::BlockKey;
-use kvdepot_core::machine::{Gauges, Nanos, WriteWhen};
+use kvdepot_core::eviction::SlotId;
+use kvdepot_core::machine::{Gauges, Nanos, Stored, WriteWhen};
+use kvdepot_core::{BlockKey, Error, ErrorKind};
 
 use crate::fail::{Fail, Rule, fail};
 use crate::model::name;
@@ -51,13 +52,30 @@ impl Placed {
 #[derive(Debug)]
 pub(crate) struct Given {
     bytes: Vec<u64>,
+    /// The writes that have not ended, by tier and slot.
+    in_flight: BTreeMap<(usize, SlotId), u64>,
     /// When the machine began.
     since: Nanos,
 }
 
 impl Given {
     pub(crate) fn new(tiers: usize, since: Nanos) -> Self {
-        Self { bytes: vec![0; tiers], since }
+        Self { bytes: vec![0; tiers], in_flight: BTreeMap::new(), since }
+    }
+}
+
+impl Given {
+    /// Records the end of a write: what a tier did not write does not count.
+    pub(crate) fn ended(&mut self, tier: usize, slot: SlotId, outcome: &Result<Stored, Error>) {
+        use ErrorKind::{Busy, Closed, NotFound, Unavailable};
+        let bytes = self.in_flight.remove(&(tier, slot)).unwrap_or(0);
+        let wrote = match outcome {
+            Ok(stored) => *stored == Stored::New,
+            Err(error) => !matches!(error.kind(), Busy | Closed | NotFound | Unavailable),
+        };
+        if !wrote {
+            self.bytes[tier] -= bytes;
+        }
     }
 }
 
@@ -67,9 +85,16 @@ const DAY_NS: u128 = 24 * 3_600_000_000_000;
 impl World {
     /// Checks a tier's budget of written bytes: an hour's, those of the time since then, and one block more. Values are
     /// written anyway, and count.
-    pub(crate) fn check_budget(&mut self, tier: usize, key: &BlockKey, bytes: u64) -> Result<(), Fail> {
+    pub(crate) fn check_budget(
+        &mut self,
+        tier: usize,
+        slot: SlotId,
+        key: &BlockKey,
+        bytes: u64,
+    ) -> Result<(), Fail> {
         let before = self.given.bytes[tier];
         self.given.bytes[tier] += bytes;
+        self.given.in_flight.insert((tier, slot), bytes);
         let per_day = self.plan.shape.tiers[tier].write_bytes_per_day;
         if per_day == 0 || self.placed.values.contains(key) {
             return Ok(());

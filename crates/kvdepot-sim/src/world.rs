@@ -248,6 +248,9 @@ impl World {
     pub(crate) fn feed(&mut self, event: Event) -> Result<(), Fail> {
         self.note(|| show_event(&event));
         self.interrupted.step(&event, &self.jobs);
+        if let Event::WriteEnded { tier, slot, outcome } = &event {
+            self.given.ended(*tier, *slot, outcome);
+        }
         let mut out = Effects::default();
         self.machine.step(self.now, event, &mut out);
         self.steps += 1;
@@ -267,8 +270,8 @@ impl World {
         let mut written = Vec::new();
         for command in out.commands {
             self.commands_ever += 1;
-            if let Command::Write { tier, key, runs, .. } = &command {
-                written.push((*tier, *key, runs.iter().map(|run| run.len).sum()));
+            if let Command::Write { tier, slot, key, runs } = &command {
+                written.push((*tier, *slot, *key, runs.iter().map(|run| run.len).sum()));
             }
             self.note(|| format!("      command {}", show_command(&command)));
             self.outbox.push_back((self.commands_ever, command));
@@ -289,8 +292,8 @@ impl World {
             self.reached.insert("over budget");
         }
         // After the replies, because they show what was stored as a value.
-        written.into_iter().try_for_each(|(tier, key, bytes)| {
-            self.check_budget(tier, &key, bytes)?;
+        written.into_iter().try_for_each(|(tier, slot, key, bytes)| {
+            self.check_budget(tier, slot, &key, bytes)?;
             self.check_placed(tier, &key)
         })
     }

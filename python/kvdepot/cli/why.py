@@ -40,6 +40,7 @@ REASONS: Mapping[str, str] = {
     "reset": "its namespace was reset",
     "forgotten": "its namespace was forgotten for others, and no tier had it",
     "removed": "a client removed it",
+    "over_budget": "a tier's budget of written bytes was used up, and it left the pool",
 }
 """What each reason of a depot means, in the words of this command."""
 

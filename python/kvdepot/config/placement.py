@@ -18,9 +18,9 @@ WRITE = (
     "wait for a tier that fails or is slow. Blocks that no tier was given are lost when the depot shuts down."
 )
 WRITE_BUDGET = (
-    "Limit of what the `{tier}` tier is given in 24 hours, for media that wear out; 0 = no limit. It comes back evenly "
-    "over the day, and at most an hour's share is saved up. A block beyond it stays in the pool only, and the tier is "
-    "asked again when the block is used. Values of the wire door are written nevertheless, and count."
+    "Limit of what the `{tier}` tier is given in a day, for media that wear out; 0 = no limit. The budget refills "
+    "continuously, and at most one hour's share accumulates. A block beyond it is left out; the tier is asked again when "
+    "the block is used, if the pool still has it. Values of the wire door are written nevertheless, and count."
 )
 PROMOTE = "Also give the `{tier}` tier blocks that were read from a tier below it."
 

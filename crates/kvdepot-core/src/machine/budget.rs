@@ -6,7 +6,9 @@ use super::event::{Nanos, TierIndex};
 const HOUR_NS: i128 = 3_600_000_000_000;
 const DAY_NS: i128 = 24 * HOUR_NS;
 
-/// Bytes that a tier may still be given. They come back evenly over the day, and at most those of an hour are saved up.
+/// Bytes that a tier may still be given. The budget refills continuously, and at most an hour's share accumulates. A budget
+/// that is used up stays closed until a quarter of that has come: a hit needs all blocks of a prompt's beginning, so
+/// writing some in a row is worth more than writing one now and then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Budget {
     bytes_per_day: u64,
@@ -15,11 +17,12 @@ struct Budget {
     left: i128,
     /// The time of `left`.
     at: Nanos,
+    is_open: bool,
 }
 
 impl Budget {
     const fn new(bytes_per_day: u64) -> Self {
-        Self { bytes_per_day, left: Self::most(bytes_per_day), at: 0 }
+        Self { bytes_per_day, left: Self::most(bytes_per_day), at: 0, is_open: true }
     }
 
     const fn most(bytes_per_day: u64) -> i128 {
@@ -30,11 +33,17 @@ impl Budget {
         let passed = now.saturating_sub(self.at);
         self.at = self.at.max(now);
         let came = i128::from(self.bytes_per_day).saturating_mul(i128::from(passed));
-        self.left = self.left.saturating_add(came).min(Self::most(self.bytes_per_day));
+        self.give_back(came);
+        self.is_open |= self.left >= Self::most(self.bytes_per_day) / 4;
+    }
+
+    fn give_back(&mut self, amount: i128) {
+        self.left = self.left.saturating_add(amount).min(Self::most(self.bytes_per_day));
     }
 
     fn spend(&mut self, bytes: u64) {
         self.left = self.left.saturating_sub(i128::from(bytes) * DAY_NS);
+        self.is_open &= self.left > 0;
     }
 }
 
@@ -53,11 +62,18 @@ impl Budgets {
     pub(crate) fn spend(&mut self, tier: TierIndex, now: Nanos, bytes: u64, must: bool) -> bool {
         let Some(Some(budget)) = self.0.get_mut(tier) else { return true };
         budget.accrue(now);
-        let pays = must || budget.left > 0;
+        let pays = must || budget.is_open;
         if pays {
             budget.spend(bytes);
         }
         pays
+    }
+
+    /// Gives back the bytes of a write that the tier did not make.
+    pub(crate) fn refund(&mut self, tier: TierIndex, bytes: u64) {
+        if let Some(Some(budget)) = self.0.get_mut(tier) {
+            budget.give_back(i128::from(bytes) * DAY_NS);
+        }
     }
 }
 
@@ -89,8 +105,13 @@ mod tests {
         assert!(spend(0, 400) && spend(0, 599), "1,000 bytes are an hour's");
         assert!(spend(0, 5_000), "a block larger than what is left, but not a second one");
         assert!(!spend(0, 1) && !spend(4 * HOUR, 1));
+        assert!(!spend(5 * HOUR, 1), "there is a byte, and no quarter of an hour's bytes yet");
         assert!(spend(6 * HOUR, 1_000), "what was overspent has come back, and an hour's bytes");
-        assert!(!spend(6 * HOUR, 1));
+        assert!(!spend(6 * HOUR, 1) && !spend(6 * HOUR + HOUR / 5, 1));
+        assert!(
+            spend(6 * HOUR + HOUR / 4, 100) && spend(6 * HOUR + HOUR / 4, 100),
+            "open until it is used up"
+        );
         assert!(spend(1000 * HOUR, 1_000) && !spend(1000 * HOUR, 1), "no more than an hour's are saved up");
         assert!(budgets.spend(0, 0, u64::MAX, false), "a tier without a budget");
     }
@@ -100,7 +121,23 @@ mod tests {
         let mut budgets = Budgets::new(&[24_000]);
         assert!(budgets.spend(0, 0, 2_000, true) && budgets.spend(0, 0, 1_000, true));
         assert!(!budgets.spend(0, HOUR, 1, false) && !budgets.spend(0, 2 * HOUR, 1, false));
-        assert!(budgets.spend(0, 2 * HOUR + 1, 1, false));
+        assert!(budgets.spend(0, 2 * HOUR + HOUR / 4, 1, false));
+    }
+
+    #[test]
+    fn what_was_not_written_is_given_back() {
+        let mut budgets = Budgets::new(&[24_000, 0]);
+        assert!(budgets.spend(0, 0, 1_000, false) && !budgets.spend(0, 0, 1, false));
+        budgets.refund(0, 249);
+        assert!(!budgets.spend(0, 0, 1, false));
+        budgets.refund(0, 1);
+        assert!(budgets.spend(0, 0, 250, false) && !budgets.spend(0, 0, 1, false));
+        budgets.refund(0, u64::MAX);
+        assert!(
+            budgets.spend(0, 0, 1_000, false) && !budgets.spend(0, 0, 1, false),
+            "no more than an hour's"
+        );
+        budgets.refund(1, 1);
     }
 
     #[test]
@@ -110,6 +147,7 @@ mod tests {
             for tier in 0..2 {
                 budgets.spend(tier, now, u64::MAX, true);
                 budgets.spend(tier, now, u64::MAX, false);
+                budgets.refund(tier, u64::MAX);
             }
         }
     }

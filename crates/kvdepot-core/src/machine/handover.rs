@@ -118,6 +118,9 @@ impl Machine {
                     self.flow.write_again(&mut self.pool, id, to_write);
                 }
             }
+            // Those that do not get it now may at its next use: what the last depot could not write, they lack.
+            let through = self.flow.placements.through & tiers;
+            self.pool.edit(id, |slot| slot.refused = through & !slot.saved & !slot.to_write);
             self.pool.free_if_over(id);
         } else if !slot.owners.is_empty()
             && let Some(id) = self.pool.adopt(NOBODYS, Block::handed_over(false), &slot.handed.runs, false)

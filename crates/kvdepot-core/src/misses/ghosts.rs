@@ -212,6 +212,7 @@ mod tests {
         };
         assert_eq!(after(Fate::Evicted, Fate::Dropped, 1), Fate::Dropped);
         assert_eq!(after(Fate::WriteFailed, Fate::Evicted, 5000), Fate::WriteFailed);
+        assert_eq!(after(Fate::OverBudget, Fate::Evicted, 5000), Fate::OverBudget);
         assert_eq!(after(Fate::WriteFailed, Fate::Reset, 1), Fate::Reset);
         assert_eq!(after(Fate::Checksum, Fate::Lost, 1), Fate::Checksum);
         assert_eq!(after(Fate::Checksum, Fate::Lost, 61), Fate::Lost);

@@ -39,10 +39,12 @@ pub enum Fate {
     Forgotten = 9,
     /// A client removed it.
     Removed = 10,
+    /// It was not written because the budget of written bytes was used up, so that only the pool had it.
+    OverBudget = 11,
 }
 
 impl Fate {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 11] = [
         Self::Evicted,
         Self::Lost,
         Self::Dropped,
@@ -53,6 +55,7 @@ impl Fate {
         Self::Reset,
         Self::Forgotten,
         Self::Removed,
+        Self::OverBudget,
     ];
 
     fn from_byte(byte: u8) -> Option<Self> {
@@ -65,7 +68,7 @@ impl Fate {
         match (self, next) {
             // The pool reports evictions only of blocks that no tier has: the reason is why none has it. A tier that
             // evicts a block did have it.
-            (Self::WriteFailed, Self::Evicted) => in_pool,
+            (Self::WriteFailed | Self::OverBudget, Self::Evicted) => in_pool,
             // One event: the tier reports it in two ways, or the tier that is asked next does not have the block either.
             (Self::Checksum | Self::ReadFailed | Self::TooSlow | Self::Lost, Self::Lost) => {
                 after_s <= SAME_EVENT_S

@@ -38,11 +38,13 @@ pub enum Reason {
     Forgotten,
     /// A client removed it.
     Removed,
+    /// A tier's budget of written bytes was used up.
+    OverBudget,
 }
 
 impl Reason {
     /// All of them, in the order in which they are counted.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::NeverStored,
         Self::Evicted,
         Self::OtherNamespace,
@@ -59,6 +61,7 @@ impl Reason {
         Self::Reset,
         Self::Forgotten,
         Self::Removed,
+        Self::OverBudget,
     ];
 
     /// Stable name: a metric's label.
@@ -80,6 +83,7 @@ impl Reason {
             Self::Reset => "reset",
             Self::Forgotten => "forgotten",
             Self::Removed => "removed",
+            Self::OverBudget => "over_budget",
         }
     }
 
@@ -108,6 +112,7 @@ impl From<Fate> for Reason {
             Fate::Reset => Self::Reset,
             Fate::Forgotten => Self::Forgotten,
             Fate::Removed => Self::Removed,
+            Fate::OverBudget => Self::OverBudget,
         }
     }
 }

@@ -10,7 +10,7 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
-use kvdepot_core::limits::{MOONCAKE_HANG_MS, MOONCAKE_PENDING_MAX};
+use kvdepot_core::limits::{MOONCAKE_HANG_MS, MOONCAKE_PENDING_MAX, MOONCAKE_SEND_MS};
 use kvdepot_core::{Error, ErrorKind, Result};
 use parking_lot::{Condvar, Mutex};
 
@@ -40,6 +40,16 @@ struct State {
     failures: u64,
     last_error: Option<Error>,
     master: String,
+    /// The tries to send since the helper last took bytes.
+    unsent: Option<Unsent>,
+}
+
+/// Tries to send that had no success.
+#[derive(Clone, Copy, Debug)]
+struct Unsent {
+    first: Instant,
+    /// When the last one ended; `None` while one is under way.
+    last: Option<Instant>,
 }
 
 struct Pending {
@@ -91,8 +101,8 @@ pub(super) struct Failed {
     pub(super) is_open: bool,
 }
 
-/// A request that was not sent.
-enum Unsent {
+/// The failure of a send.
+enum SendError {
     /// Nothing of it was sent.
     Whole(Error),
     /// A part of it may have been sent: no other request can follow it.
@@ -148,17 +158,17 @@ impl Link {
         };
         let Call { op, keys, at, bytes } = call;
         let request = encode(&MooncakeRequest { id, op, keys, at, bytes });
-        let sent = request.map_err(Unsent::Whole).and_then(|frame| self.send(&stream, &frame, deadline));
+        let sent = request.map_err(SendError::Whole).and_then(|frame| self.send(&stream, &frame, deadline));
         match sent {
             Ok(()) => {}
-            Err(Unsent::Whole(error)) => {
+            Err(SendError::Whole(error)) => {
                 let pending = self.state.lock().pending.remove(&id);
                 // Otherwise the helper has died, and the request was ended with it.
                 if pending.is_some() {
                     return Err(failed(error));
                 }
             }
-            Err(Unsent::Rest(error)) => {
+            Err(SendError::Rest(error)) => {
                 // The supervisor sees the closed connection, and ends the helper.
                 let _ = stream.shutdown(std::net::Shutdown::Both);
                 tracing::debug!(%error, "cannot send to the Mooncake tier's helper");
@@ -192,9 +202,9 @@ impl Link {
     }
 
     /// Sends a frame until the deadline.
-    fn send(&self, mut stream: &UnixStream, frame: &[u8], deadline: Instant) -> Result<(), Unsent> {
+    fn send(&self, mut stream: &UnixStream, frame: &[u8], deadline: Instant) -> Result<(), SendError> {
         let Some(_turn) = self.sending.try_lock_until(deadline) else {
-            return Err(Unsent::Whole(too_late()));
+            return Err(SendError::Whole(too_late()));
         };
         let mut rest = frame;
         while !rest.is_empty() {
@@ -202,7 +212,12 @@ impl Link {
             let sent = if patience.is_zero() {
                 Err(std::io::ErrorKind::TimedOut.into())
             } else {
-                stream.set_write_timeout(Some(patience)).and_then(|()| stream.write(rest))
+                let first = self.state.lock().unsent.map_or_else(Instant::now, |unsent| unsent.first);
+                self.state.lock().unsent = Some(Unsent { first, last: None });
+                let sent = stream.set_write_timeout(Some(patience)).and_then(|()| stream.write(rest));
+                let failed = Unsent { first, last: Some(Instant::now()) };
+                self.state.lock().unsent = sent.is_err().then_some(failed);
+                sent
             };
             match sent {
                 Ok(count) => rest = &rest[count..],
@@ -212,8 +227,8 @@ impl Link {
                         matches!(e.kind(), std::io::ErrorKind::TimedOut | std::io::ErrorKind::WouldBlock);
                     let is_whole = rest.len() == frame.len();
                     return Err(match Error::io("cannot send to the Mooncake tier's helper", e) {
-                        _ if is_whole && is_late => Unsent::Whole(too_late()),
-                        error => Unsent::Rest(error),
+                        _ if is_whole && is_late => SendError::Whole(too_late()),
+                        error => SendError::Rest(error),
                     });
                 }
             }
@@ -224,7 +239,7 @@ impl Link {
     /// Records that a helper is up.
     pub(super) fn came_up(&self, stream: Arc<UnixStream>, master: String) {
         let mut state = self.state.lock();
-        (state.up, state.master) = (Some(stream), master);
+        (state.up, state.master, state.unsent) = (Some(stream), master, None);
         self.changed.notify_all();
     }
 
@@ -268,10 +283,13 @@ impl Link {
         pending.into_values().for_each(|pending| pending.end(Err(error.clone())));
     }
 
-    /// Returns whether a call is unanswered long after its deadline: only the helper's end frees what it holds.
+    /// Returns whether the helper reads nothing, or a call is unanswered long after its deadline: only the helper's end
+    /// frees what it holds.
     pub(super) fn is_hung(&self, now: Instant) -> bool {
-        let hang = Duration::from_millis(MOONCAKE_HANG_MS);
-        self.state.lock().pending.values().any(|pending| pending.deadline + hang < now)
+        let (hang, send) = (Duration::from_millis(MOONCAKE_HANG_MS), Duration::from_millis(MOONCAKE_SEND_MS));
+        let state = self.state.lock();
+        state.unsent.is_some_and(|unsent| unsent.first + send < unsent.last.unwrap_or(now))
+            || state.pending.values().any(|pending| pending.deadline + hang < now)
     }
 
     pub(super) fn stop(&self) {
@@ -342,6 +360,14 @@ mod tests {
         let failed = failed.err().unwrap();
         assert!(failed.error.kind() == ErrorKind::Timeout && !failed.is_open, "{}", failed.error);
 
+        let tried = link.state.lock().unsent.unwrap();
+        assert!(!link.is_hung(Instant::now()), "since then it may have read");
+        link.state.lock().unsent = Some(Unsent { last: None, ..tried });
+        assert!(link.is_hung(Instant::now() + Duration::from_secs(60)), "a call waits for it");
+        let later = tried.first + Duration::from_secs(60);
+        link.state.lock().unsent = Some(Unsent { last: Some(later), ..tried });
+        assert!(link.is_hung(later), "another call was not sent, either");
+
         // Nobody waits behind a call that still sends, and nothing of a call that was too late is sent.
         let turn = link.sending.lock();
         let failed = link.call(exists("two"), None, Instant::now() + Duration::from_millis(100), None);
@@ -352,5 +378,8 @@ mod tests {
         let nothing = theirs.read(&mut [0; 1]).unwrap_err();
         assert_eq!(nothing.kind(), std::io::ErrorKind::WouldBlock, "the connection goes on");
         assert!(link.state.lock().pending.is_empty());
+        let up = link.state.lock().up.clone().unwrap();
+        assert!(link.send(&up, b"some", Instant::now() + Duration::from_secs(3600)).is_ok());
+        assert!(!link.is_hung(Instant::now() + Duration::from_secs(60)), "it reads again");
     }
 }

@@ -27,7 +27,10 @@ impl Flow {
         let refused = pool.slot(slot).refused;
         if refused != 0 {
             pool.edit(slot, |slot| slot.refused = 0);
-            self.write_late(pool, counters, slot, refused & self.placements.through);
+            let again = refused & self.placements.through;
+            self.write_late(pool, counters, slot, again);
+            // A queue that is full leaves some for the next use.
+            pool.edit(slot, |slot| slot.refused = again & !slot.saved & !slot.to_write);
         }
         if pool.slot(slot).is_used_again() {
             self.write_late(pool, counters, slot, self.placements.second_use);

@@ -29,6 +29,16 @@ pub(super) struct Write {
     pub(super) late: bool,
 }
 
+/// Returns whether a write's outcome says that its tier wrote nothing.
+fn wrote_nothing(outcome: &Result<Stored>) -> bool {
+    use ErrorKind::{Busy, Closed, NotFound, Unavailable};
+    match outcome {
+        Ok(Stored::New) => false,
+        Ok(Stored::AlreadyThere) => true,
+        Err(error) => matches!(error.kind(), Busy | Closed | NotFound | Unavailable),
+    }
+}
+
 impl Flow {
     /// Queues writes of a sealed block, in its key's turn.
     pub(crate) fn write(&mut self, pool: &mut Pool, slot: SlotId, replaces: bool) {
@@ -140,6 +150,9 @@ impl Flow {
             return;
         };
         let key = pool.slot(slot).key;
+        if wrote_nothing(outcome) {
+            self.budgets.refund(tier, pool.slot(slot).bytes());
+        }
         let wanted = !pool.slot(slot).block.is_doomed();
         if self.try_again(pool, catalog, tier, &write, key, wanted, outcome, out) {
             return;
@@ -282,8 +295,12 @@ impl Flow {
             pool.doom(write.slot);
             return false;
         }
+        let is_alone = slot.saved == 0 && slot.to_write == bit(tier);
         if !self.may_spend(now, tier, slot.bytes(), slot.is_value()) {
             counters.over_budget_blocks += 1;
+            if is_alone && !write.late {
+                pool.went(key, Fate::OverBudget, Some(tier));
+            }
             self.give_up_write(pool, catalog, tier, &write, true, out);
             return false;
         }
