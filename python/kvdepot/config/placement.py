@@ -19,8 +19,8 @@ WRITE = (
 )
 WRITE_BUDGET = (
     "Limit of what the `{tier}` tier is given in a day, for media that wear out; 0 = no limit. The budget refills "
-    "continuously, and at most one hour's share accumulates. A block beyond it is left out; the tier is asked again when "
-    "the block is used, if the pool still has it. Values of the wire door are written nevertheless, and count."
+    "continuously, and at most one hour's share accumulates. A block beyond it is left out; the tier is asked again "
+    "when the block is used, if the pool still has it. Values of the wire door are written nevertheless, and count."
 )
 PROMOTE = "Also give the `{tier}` tier blocks that were read from a tier below it."
 
