@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -28,6 +29,7 @@ from kvdepot.publish.publisher import Publisher
 from kvdepot.publish.sockets import END_SEQUENCE, Sockets, endpoint
 from kvdepot.publish.stream import EventStream
 from kvdepot.publish.wire import BatchEncoder
+from tools.lab.ports import free_port
 
 HANG_S = 100.0
 POLL_MS = 20
@@ -274,6 +276,34 @@ def test_a_namespace_of_all_ranks_is_published(node: NodeDepot, tmp_path: Path) 
             router.until(lambda router: router.at("pool") == {2} == router.at("posix"))
             dump(one, 3)
             router.until(lambda router: router.at("pool") == {2, 3} == router.at("posix"))
+
+
+def test_a_pool_server_publishes_blocks_of_other_nodes(tmp_path: Path) -> None:
+    """By the namespaces and hashes of the nodes' own depots."""
+    publish, replay, socket_path = f"ipc://{tmp_path}/kv", f"ipc://{tmp_path}/replay", str(tmp_path / "pool.sock")
+    port = free_port()
+    serve = [sys.executable, "-m", "kvdepot", "serve", "--socket", socket_path, "--prealloc-size", "0.0625"]
+    server = subprocess.Popen([*serve, "--service-port", str(port), "--manage-port", "0"])
+    try:
+        deadline = time.monotonic() + HANG_S
+        while True:
+            assert time.monotonic() < deadline
+            with socket.socket() as probe:
+                if not probe.connect_ex(("127.0.0.1", port)):
+                    break
+            time.sleep(0.02)
+        node = {"mode": "embedded", "pipeline": "Cache|Remote", "remote_servers": [f"127.0.0.1:{port}"]}
+        with (
+            kvdepot.open({**node, "pool_gb": 0.0625}, layout=[BYTES], namespace={"model": "m"}) as store,
+            publishing("--publish", publish, "--replay", replay, "--socket", socket_path) as command,
+            Router(publish, replay) as router,
+        ):
+            dump(store, 1, 2, 3)
+            router.until(lambda router: router.at("pool") == {1, 2, 3})
+            assert command.says("namespace")["namespace"] == store.namespace_id
+    finally:
+        server.terminate()
+        server.wait(HANG_S)
 
 
 def local(name: str, at: Path) -> Any:
