@@ -184,12 +184,23 @@ def test_the_contents_fit_into_the_numbers_that_are_free() -> None:
     told.apply(stream.add([stored(0)], 7.5))
     stream.add([stored(*range(1, 5 * BLOCKS_PER_EVENT))], 7.5)
     stream.add([removed(0)], 7.5)
-    for start in (told.next or 0, stream.next_sequence - 3):
+    for start in (0, told.next or 0, stream.next_sequence - 3, 0):
         answer = stream.replay(start, 7.5)
         assert answer[0].sequence >= start
         late = Told()
         assert late.apply(answer).at("pool") == set(range(1, 5 * BLOCKS_PER_EVENT))
         assert late.next == stream.next_sequence
+
+
+def test_subscribers_that_join_at_the_same_time_share_the_contents() -> None:
+    stream = made(batches_kept=2)
+    stream.begin(7.5)
+    for number in range(3):
+        stream.add([stored(number)], 7.5)
+    first, again = stream.replay(0, 7.5), stream.replay(0, 7.5)
+    assert all(one is other for one, other in zip(first, again, strict=True))
+    stream.add([removed(0)], 7.5)
+    assert Told().apply(stream.replay(0, 7.5)).at("pool") == {1, 2}
 
 
 def test_contents_are_published_again_for_those_that_cannot_ask() -> None:

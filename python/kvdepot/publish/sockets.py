@@ -14,6 +14,12 @@ END_SEQUENCE = (-1).to_bytes(8, "big", signed=True)
 """Number of the empty batch that ends an answer."""
 LINGER_MS = 5000
 """Time limit for sending the last batches at the end."""
+KEEPALIVE = {
+    zmq.TCP_KEEPALIVE: 1,
+    zmq.TCP_KEEPALIVE_IDLE: 30,
+    zmq.TCP_KEEPALIVE_INTVL: 10,
+    zmq.TCP_KEEPALIVE_CNT: 3,
+}
 REQUEST_BYTES_MAX = 64
 SEQUENCE_BYTES = 8
 ANSWER_QUEUE_MESSAGES = 1000
@@ -101,8 +107,10 @@ class Sockets:
         socket = self._context.socket(kind)
         try:
             socket.set_hwm(queue_batches)
-            # A subscriber whose machine is gone would otherwise keep its queue for hours.
-            socket.setsockopt(zmq.HEARTBEAT_IVL, 30_000)
+            # A subscriber whose machine is gone would otherwise keep its queue for hours. ZMQ's own heartbeats are not
+            # known to every implementation that routers use.
+            for option, value in KEEPALIVE.items():
+                socket.setsockopt(option, value)
             socket.setsockopt(zmq.IPV6, int("[" in at.address))
             if kind == zmq.ROUTER:
                 socket.setsockopt(zmq.MAXMSGSIZE, REQUEST_BYTES_MAX)

@@ -71,6 +71,7 @@ class EventStream:
         self._clears = clears
         self._kept: deque[Kept] = deque()
         self._blocks_kept = 0
+        self._snapshot: tuple[int, list[Batch]] = (0, [])
         self.blocks_stored = 0
         self.blocks_removed = 0
 
@@ -122,20 +123,26 @@ class EventStream:
         oldest = self._kept[0].batch.sequence
         batches = [kept.batch for kept in self._kept if kept.batch.sequence >= start]
         if start < oldest and oldest > self._first:
-            return self._snapshot(oldest, oldest - start, now_s) + batches
+            return self._contents_in(oldest, oldest - start, now_s) + batches
         return batches
 
-    def _snapshot(self, oldest: int, room: int, now_s: float) -> list[Batch]:
+    def _contents_in(self, oldest: int, room: int, now_s: float) -> list[Batch]:
         """Returns the contents before batch ``oldest`` in at most ``room`` batches, whose numbers end before it."""
+        # Routers that join at the same time share one.
+        known, batches = self._snapshot
+        if known == oldest and len(batches) <= room:
+            return batches
         pieces: list[list[Change]] = list(_pieces(self._contents_before())) or [[]]
         if len(pieces) > room:
             each = -(-len(pieces) // room)
             pieces = [list(chain.from_iterable(pieces[at : at + each])) for at in range(0, len(pieces), each)]
         first = oldest - len(pieces)
-        return [
+        batches = [
             Batch(first + at, self._encoder.encode(piece, self._clears and not at, now_s))
             for at, piece in enumerate(pieces)
         ]
+        self._snapshot = (oldest, batches)
+        return batches
 
     def _contents_before(self) -> Iterator[Change]:
         """Yields the contents before the oldest batch that is kept.
@@ -166,6 +173,7 @@ class EventStream:
         self._blocks_kept += sum(len(change.hashes) for change in self._kept[-1].changes)
         while len(self._kept) > self._batches_kept or (self._blocks_kept > BLOCKS_KEPT_MAX and len(self._kept) > 1):
             self._blocks_kept -= sum(len(change.hashes) for change in self._kept.popleft().changes)
+            self._snapshot = (0, [])
         return batch
 
 
