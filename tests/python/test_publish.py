@@ -380,13 +380,14 @@ class ScriptedEvents:
 def test_what_the_user_is_told(tmp_path: Path) -> None:
     events, told, stop = ScriptedEvents(), list[tuple[str, dict[str, Any]]](), threading.Event()
     name = "a" * 32
-    events.batches = [[], [], [BlockEvent(name, "pool", True, (bytes(16),))], []]
+    other = BlockEvent("b" * 32, "pool", True, (bytes(15) + b"x",))
+    events.batches = [[], [], [BlockEvent(name, "pool", True, (bytes(16),))], [other], []]
 
     def report(what: str, values: dict[str, Any]) -> None:
         told.append((what, values))
         if what == "no depot answers" and len(told) == 1:
             events.attached = True
-        elif what == "contents" and len(told) == 4:
+        elif what == "contents":
             events.attached = False
         elif what == "no depot answers":
             stop.set()
@@ -399,12 +400,14 @@ def test_what_the_user_is_told(tmp_path: Path) -> None:
         "no depot answers",
         "attached",
         "namespace",
+        "namespace",
+        "several namespaces",
         "contents",
         "no depot answers",
         "ended",
     ]
     assert told[2][1] == {"namespace": name}
-    assert (told[3][1]["blocks"], told[3][1]["next_sequence"]) == ({"pool": 1}, 3)
+    assert (told[5][1]["blocks"], told[5][1]["next_sequence"]) == ({"pool": 2}, 4)
 
 
 def test_addresses_are_bound_by_vllm_s_rule() -> None:

@@ -278,6 +278,35 @@ def test_every_subscriber_converges(seed: int) -> None:
     assert always.blocks == wanted
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_subscriber_as_in_vllm_s_example_converges(seed: int) -> None:
+    """On a gap it asks from the first batch that it missed, and reads the answer only up to the batch that it has."""
+    chance = random.Random(seed)
+    stream = made(batches_kept=chance.choice([1, 3, 20]))
+    always, example = Told().apply(stream.begin(7.5)), Told(exact=False)
+    last = stream.next_sequence - 1
+    there: set[int] = set()
+    for _ in range(100):
+        number = chance.randrange(8)
+        there ^= {number}
+        (batch,) = stream.add([(stored if number in there else removed)(number)], 7.5)
+        always.apply([batch])
+        if chance.random() < 0.6:
+            continue  # it misses this one
+        if batch.sequence > last + 1:
+            for old in stream.replay(last + 1, 7.5):
+                if old.sequence > last:
+                    example.next = None
+                    example.apply([old])
+                    last = old.sequence
+                    if last >= batch.sequence - 1:
+                        break
+        example.next = None
+        example.apply([batch])
+        last = batch.sequence
+        assert example.blocks == always.blocks
+
+
 def test_numbers_of_runs_never_meet() -> None:
     """Each fits into a signed 64-bit number, and no run's contents have numbers of the run before."""
     assert first_sequence(0) > 0

@@ -40,7 +40,7 @@ def command(
     \b
     kvdepot events --json
     kvdepot events --follow
-    kvdepot events --publish 'tcp://*:5557' --replay 'tcp://*:5558'
+    kvdepot events --publish ipc:///run/kv-events --replay ipc:///run/kv-replay
     """
     publishes = events_publish.check(said)
     if publishes and follow:

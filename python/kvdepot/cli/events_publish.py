@@ -23,7 +23,7 @@ OPTIONS = (
     click.option(
         "--publish",
         metavar="ENDPOINT",
-        help="Publish over ZMQ in vLLM's format until SIGTERM or Ctrl-C, such as tcp://*:5557. As in vLLM, "
+        help="Publish over ZMQ in vLLM's format until SIGTERM or Ctrl-C, such as `tcp://*:5557`. As in vLLM, "
         "addresses with * or :: and ipc:// are bound, others are connected to.",
     ),
     click.option("--replay", metavar="ENDPOINT", help="Listen here for subscribers that ask for missed batches."),

@@ -44,9 +44,9 @@ class Contents:
         """Digits that name two namespaces: the digits, the namespace that is published, and the one that is not."""
 
     @property
-    def group_count(self) -> int:
-        """Number of groups."""
-        return len(self._thresholds)
+    def is_mixed(self) -> bool:
+        """Whether blocks of several namespaces are published as those of one, because no groups were named."""
+        return not self._wanted and len(self._group_of) > 1
 
     @property
     def published(self) -> list[str]:

@@ -10,6 +10,7 @@ from kvdepot.publish.sockets import Sockets
 from kvdepot.publish.stream import EventStream
 
 BLOCKS_PER_TURN = 8192
+MIXED = "routers take a block of one for a block of each: name those of one engine with --namespace"
 Report = Callable[[str, dict[str, Any]], None]
 
 
@@ -37,6 +38,7 @@ class Publisher:
         self._told_contents = False
         self._namespaces = 0
         self._ambiguous = 0
+        self._told_mixed = False
 
     def run(self, stop: threading.Event) -> None:
         """Publishes until ``stop`` is set, and then says that nothing is known any more."""
@@ -73,6 +75,9 @@ class Publisher:
             for name in contents.published[self._namespaces :]:
                 self._report("namespace", {"namespace": name})
             self._namespaces = len(contents.published)
+        if contents.is_mixed and not self._told_mixed:
+            self._told_mixed = True
+            self._report("several namespaces", {"advice": MIXED})
         for prefix, taken, other in contents.ambiguous[self._ambiguous :]:
             self._report("ambiguous", {"namespace": prefix, "published": taken, "ignored": other})
         self._ambiguous = len(contents.ambiguous)
