@@ -85,7 +85,8 @@ RUNS: tuple[Run | Serve, ...] = (
         "kvdepot events --publish tcp://127.0.0.1:0 --bind --replay tcp://127.0.0.1:0 --topic kv@node1@llama "
         "--namespace 3f2a9c0e,91c0d4b7 --block-hashes bytes --data-parallel-rank 1 --buffer-batches 10 --hwm 10 "
         "--repeat-s 60 --no-clear --socket {tmp}/none.sock > {tmp}/said & "
-        "until grep -q 'no depot answers' {tmp}/said; do sleep 0.1; done; kill $! && wait $! && cat {tmp}/said",
+        "until grep -q 'no depot answers' {tmp}/said; do kill -0 $! || exit 1; sleep 0.1; done; "
+        "kill $! && wait $! && cat {tmp}/said",
         says="ended",
     ),
     Run("completion bash", 'eval "$(kvdepot completion bash)" && complete -p kvdepot', says="_kvdepot_completion"),
