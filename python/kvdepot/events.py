@@ -40,24 +40,30 @@ class BlockEvents:
     Thread safety: one thread at a time may iterate; any thread may call ``close``, which ends the iteration.
     """
 
-    def __init__(self, socket: str) -> None:
+    def __init__(self, socket: str, *, needs_depot: bool = True) -> None:
         """Begins to follow.
 
         Args:
             socket: path of the depot's Unix socket.
+            needs_depot: whether a depot must answer now. If not, it is followed as soon as one answers.
 
         Raises:
-            UnavailableError: no depot answers there within a second.
+            UnavailableError: no depot answers there within a second, and ``needs_depot`` is set.
             ProtocolError: another service, or another version of kvdepot, answers.
         """
         self._depot = _native.Depot.connect(socket, None, wait_ms=ATTACH_MS, call_timeout_ms=ATTACH_MS)
-        if not self._depot.attached:
+        if needs_depot and not self._depot.attached:
             self._depot.close()
             error = UnavailableError(f"no depot answers on {socket}: `kvdepot depots` lists those that run")
             error.kind = "unavailable"
             raise error
         self._follower = self._depot.follow()
         self._closed = False
+
+    @property
+    def attached(self) -> bool:
+        """Whether a depot answers."""
+        return self._depot.attached
 
     @property
     def in_step(self) -> bool:

@@ -79,6 +79,16 @@ RUNS: tuple[Run | Serve, ...] = (
         says="no depot answers",
         environ={"XDG_RUNTIME_DIR": "{tmp}"},
     ),
+    # What routers learn is shown in tests/python/test_publish.py.
+    Run(
+        "events --publish",
+        "kvdepot events --publish tcp://127.0.0.1:0 --bind --replay tcp://127.0.0.1:0 --topic kv@node1@llama "
+        "--namespace 3f2a9c0e,91c0d4b7 --block-hashes bytes --data-parallel-rank 1 --buffer-batches 10 --hwm 10 "
+        "--repeat-s 60 --no-clear --socket {tmp}/none.sock > {tmp}/said & "
+        "until grep -q 'no depot answers' {tmp}/said; do kill -0 $! || exit 1; sleep 0.1; done; "
+        "kill $! && wait $! && cat {tmp}/said",
+        says="ended",
+    ),
     Run("completion bash", 'eval "$(kvdepot completion bash)" && complete -p kvdepot', says="_kvdepot_completion"),
     Run("completion zsh", "kvdepot completion zsh", says="compdef"),
     Run("completion fish", "kvdepot completion fish > {tmp}/kvdepot.fish && cat {tmp}/kvdepot.fish", says="complete"),
@@ -494,6 +504,9 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
     "kvdepot events": ("events --config",),
     "kvdepot events --json": ("events --json", "events --config"),
     "kvdepot events --follow": ("events --follow",),
+    "kvdepot events --publish": ("events --publish",),
+    "kvdepot events --publish 'tcp://*:5557' --replay 'tcp://*:5558' --topic kv@node1@llama": ("events --publish",),
+    "kvdepot events --publish 'tcp://*:5557' --namespace 3f2a9c0e,91c0d4b7": ("events --publish",),
     "kvdepot why": ("why", "why --json", "why --config"),
     "kvdepot why --last 20": ("why",),
     "kvdepot why --json": ("why --json",),

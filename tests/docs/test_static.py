@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -15,9 +16,9 @@ from collect import ROOT, documented_commands, snippets
 from table import DRY, NOT_RUN, VLLM_OFFLOADING, VLLM_SERVE
 
 from kvdepot.engines import vllm_plugin
-from tools.demo.__main__ import show
+from tools.demo.__main__ import report
 from tools.demo.client import Answer
-from tools.demo.report import COLD, RESTARTED, WARM, Phase
+from tools.demo.report import COLD, RESTARTED, WARM, Phase, conclude
 
 RUN_S = 60
 TOKEN = "/etc/kvdepot/token"
@@ -109,7 +110,7 @@ def test_the_demo_prints_what_came_out(capsys):
         Phase(RESTARTED, (Answer(1.0, (5, 7)),), hit_tokens=32, prompt_tokens=96, load_average=1.5),
     ]
     asked = argparse.Namespace(prompts=1, tokens=96, dtype="float32", settings=[], json=False)
-    show(phases, asked, Path("/blocks"))
+    report(phases, asked, Path("/blocks"))
     lines = capsys.readouterr().out.splitlines()
     (cold,) = (line for line in lines if COLD in line)
     (warm,) = (line for line in lines if WARM in line)
@@ -118,3 +119,11 @@ def test_the_demo_prints_what_came_out(capsys):
     assert all(part in warm for part in ("500 ms", "2 of 3", "4.0×", "identical"))
     assert all(part in restarted for part in ("1,000 ms", "1 of 3", "2.0×", "DIFFERS"))
     assert any("1 prompts of 96 tokens, float32" in line for line in lines)
+    said = []
+    progress = SimpleNamespace(note=said.append, failure=said.append)
+    assert conclude(phases, progress) == 1
+    assert said == [
+        f"! {RESTARTED}: 1 of 3 blocks were hit, though all were stored",
+        f"{RESTARTED}: other output than cold",
+    ]
+    assert conclude(phases[:2], progress) == 0

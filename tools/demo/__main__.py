@@ -4,7 +4,6 @@ Exit status: 0 when every output is the same and blocks were found, 1 when not o
 """
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -13,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools.demo.client import HITS, QUERIES, Client, RequestError
-from tools.demo.report import COLD, RESTARTED, WARM, Phase, as_object, print_report, problems, warnings
+from tools.demo.report import COLD, RESTARTED, WARM, Phase, conclude, show
 from tools.demo.server import BLOCK_TOKENS, Server
 from tools.lab.child import Child, ChildError
 from tools.lab.depot import Depot, DepotHome
-from tools.lab.machine import load_average, machine
+from tools.lab.machine import load_average
 from tools.lab.models import WORK, ModelSize, make_model, prompt
 from tools.lab.program import run_program
 from tools.lab.progress import Progress
@@ -113,29 +112,20 @@ def wait_until_healthy(server: Server, client: Client) -> None:
         time.sleep(READY_POLL_S)
 
 
-def show(phases: list[Phase], arguments: argparse.Namespace, directory: Path) -> None:
+def report(phases: list[Phase], arguments: argparse.Namespace, directory: Path) -> None:
     """Prints the results."""
-    here = machine()
     facts: dict[str, object] = {
         "prompts": arguments.prompts,
         "prompt_tokens": arguments.tokens,
         "dtype": arguments.dtype,
         "settings": dict(arguments.settings),
         "directory": str(directory),
-        "machine": here,
     }
-    if arguments.json:
-        print(json.dumps(as_object(phases, facts), indent=2))
-        return
-    loads = ", ".join(f"{phase.load_average:.1f}" for phase in phases)
-    captions = [
-        f"Medians of {arguments.prompts} prompts; load average {loads} on {here['cores']} cores.",
-        "The kernel may have had files still in its page cache. The depot was drained before it was killed.",
-    ]
+    captions = []
     if any(0 < phase.total_blocks - phase.hit_blocks <= len(phase.answers) for phase in phases[1:]):
         captions.append("vLLM computes at least one token of a prompt, and with it that token's block.")
     title = f"vLLM with kvdepot: {arguments.prompts} prompts of {arguments.tokens} tokens, {arguments.dtype}"
-    print_report(phases, title, captions)
+    show(phases, title, facts, as_json=arguments.json, captions=captions)
 
 
 def parse() -> argparse.Namespace:
@@ -168,12 +158,8 @@ def demonstrate(arguments: argparse.Namespace, progress: Progress) -> int:
         phases = Demo(prompts, arguments.answer_tokens, arguments.dtype, model, home, progress).run()
     finally:
         home.remove()
-    show(phases, arguments, home.blocks)
-    for warning in warnings(phases):
-        progress.note(f"! {warning}")
-    for problem in problems(phases):
-        progress.failure(problem)
-    return 1 if problems(phases) else 0
+    report(phases, arguments, home.blocks)
+    return conclude(phases, progress)
 
 
 def main() -> int:

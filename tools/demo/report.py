@@ -1,5 +1,6 @@
 """The demonstration's results: a table for people, an object for programs, and whether kvdepot's promises hold."""
 
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from rich.table import Table
 
 from tools.demo.client import Answer
 from tools.demo.server import BLOCK_TOKENS
+from tools.lab.machine import machine
+from tools.lab.progress import Progress
 
 COLUMNS_WITHOUT_TERMINAL = 120
 COLD = "cold"
@@ -108,3 +111,42 @@ def print_report(phases: Sequence[Phase], title: str, captions: Sequence[str]) -
             "" if is_cold else same,
         )
     Console(width=None if sys.stdout.isatty() else COLUMNS_WITHOUT_TERMINAL).print(table)
+
+
+def show(
+    phases: Sequence[Phase],
+    title: str,
+    facts: dict[str, object],
+    *,
+    as_json: bool,
+    captions: Sequence[str] = (),
+) -> None:
+    """Prints the table, or everything as JSON.
+
+    Args:
+        phases: all phases.
+        title: of the table.
+        facts: what the JSON says beside the phases and the machine.
+        as_json: whether to print JSON.
+        captions: further sentences below the table.
+    """
+    here = machine()
+    if as_json:
+        print(json.dumps(as_object(phases, {**facts, "machine": here}), indent=2))
+        return
+    loads = ", ".join(f"{phase.load_average:.1f}" for phase in phases)
+    common = [
+        f"Medians of {len(phases[0].answers)} prompts; load average {loads} on {here['cores']} cores.",
+        "The kernel may have had files still in its page cache. The depot was drained before it was killed.",
+    ]
+    print_report(phases, title, [*common, *captions])
+
+
+def conclude(phases: Sequence[Phase], progress: Progress) -> int:
+    """Says what was slow or wrong. Returns the exit status: 0 if no promise is broken."""
+    for warning in warnings(phases):
+        progress.note(f"! {warning}")
+    broken = problems(phases)
+    for problem in broken:
+        progress.failure(problem)
+    return 1 if broken else 0

@@ -4,7 +4,6 @@ Exit status: 0 when every output is the same and blocks were found, 1 when not o
 """
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -13,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools.demo.client import Answer
-from tools.demo.report import COLD, RESTARTED, WARM, Phase, as_object, print_report, problems, warnings
+from tools.demo.report import COLD, RESTARTED, WARM, Phase, conclude, show
 from tools.lab.child import ChildError
 from tools.lab.depot import Depot, DepotHome
-from tools.lab.machine import load_average, machine
+from tools.lab.machine import load_average
 from tools.lab.models import WORK, ModelSize, make_model
 from tools.lab.program import run_program
 from tools.lab.progress import Progress
@@ -125,22 +124,10 @@ def demonstrate(arguments: argparse.Namespace, progress: Progress) -> int:
         phases = demo.run()
     finally:
         home.remove()
-    if arguments.json:
-        facts: dict[str, object] = {"door": arguments.door, "prompt_tokens": arguments.tokens, "machine": machine()}
-        print(json.dumps(as_object(phases, facts), indent=2))
-    else:
-        loads = ", ".join(f"{phase.load_average:.1f}" for phase in phases)
-        captions = [
-            f"Medians of {arguments.prompts} prompts; load average {loads} on {machine()['cores']} cores.",
-            "The kernel may have had files still in its page cache. The depot was drained before it was killed.",
-        ]
-        title = f"SGLang with kvdepot ({arguments.door}): {arguments.prompts} prompts of {arguments.tokens} tokens"
-        print_report(phases, title, captions)
-    for warning in warnings(phases):
-        progress.note(f"! {warning}")
-    for problem in problems(phases):
-        progress.failure(problem)
-    return 1 if problems(phases) else 0
+    title = f"SGLang with kvdepot ({arguments.door}): {arguments.prompts} prompts of {arguments.tokens} tokens"
+    facts: dict[str, object] = {"door": arguments.door, "prompt_tokens": arguments.tokens}
+    show(phases, title, facts, as_json=arguments.json)
+    return conclude(phases, progress)
 
 
 def main() -> int:

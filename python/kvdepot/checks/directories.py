@@ -28,11 +28,12 @@ TRIAL_MS = 20_000
 
 @dataclass(frozen=True)
 class Mount:
-    """The mount that holds a directory: file system type, source and mount point."""
+    """The mount that holds a directory: file system type, source, mount point and device (``major:minor``)."""
 
     type: str
     source: str
     point: str
+    device: str = ""
 
 
 def unusable(directory: str) -> tuple[str, str] | None:
@@ -100,7 +101,7 @@ def mount_of(directory: str, mountinfo: str) -> Mount:
         inside = path == point or path.startswith(point.rstrip("/") + "/")
         # Of equal mount points, the last one is on top.
         if inside and len(point) >= len(best.point):
-            best = Mount(facts[0], facts[1], point)
+            best = Mount(facts[0], facts[1], point, fields[2])
     return best
 
 

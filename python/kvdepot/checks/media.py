@@ -76,7 +76,7 @@ def _medium(tier: str, path: str, settings: str, runs: bool, proc: Proc) -> Find
             return Finding(check, "ok", "in use by the depot of this configuration", why)
         if error.kind == "busy":
             mend = "stop that process, or name another medium: each has one owner"
-            return Finding(check, "fail", f"in use by {holder(path, proc.locks) or 'another process'}", why, mend)
+            return Finding(check, "fail", f"in use by {holder(path, proc) or 'another process'}", why, mend)
         return Finding(check, "fail", str(error), why, MENDS.get(error.kind, "do what the message says"))
     found = f"{KINDS[facts['kind']]} of {facts['bytes'] / GIB:.2f} GiB, "
     if facts["kind"] == "missing":
@@ -119,20 +119,21 @@ def _mount(check: str, path: str, found: str, proc: Proc) -> Finding:
     return Finding(check, "ok", found, why)
 
 
-def holder(path: str, locks: str) -> str | None:
-    """Returns the process that holds a medium's lock, by text like ``/proc/locks``; ``None`` if that does not tell.
+def holder(path: str, proc: Proc) -> str | None:
+    """Returns the process that holds a medium's lock; ``None`` if ``/proc/locks`` does not tell.
 
-    A block device that is claimed without a lock, as by a mount, has no line there.
+    A block device that is claimed without a lock, as by a mount, has no line there. On overlayfs a file may have
+    another number there than for ``stat``.
     """
     try:
         facts = os.stat(path)
     except OSError:
         return None
-    wanted = f"{os.major(facts.st_dev):02x}:{os.minor(facts.st_dev):02x}:{facts.st_ino}"
-    for line in locks.splitlines():
+    wanted = {f"{device}:{facts.st_ino}" for device in _devices(facts.st_dev, mount_of(path, proc.mounts).device)}
+    for line in proc.locks.splitlines():
         fields = line.split()
         # A line: number, FLOCK, ADVISORY, WRITE, pid, device and inode, start, end.
-        if len(fields) < 6 or fields[1] != "FLOCK" or fields[5] != wanted or not fields[4].isdigit():
+        if len(fields) < 6 or fields[1] != "FLOCK" or fields[5] not in wanted or not fields[4].isdigit():
             continue
         try:
             name = Path(f"/proc/{fields[4]}/comm").read_text("utf-8", "replace").strip()
@@ -140,3 +141,15 @@ def holder(path: str, locks: str) -> str | None:
             name = "unknown"
         return f"process {fields[4]} ({name})"
     return None
+
+
+def _devices(number: int, mounted: str) -> set[str]:
+    """Returns a file's device as ``/proc/locks`` may spell it: by its number, and by that of its mount.
+
+    They differ on btrfs, where each subvolume has a number of its own, but locks have that of the file system.
+    """
+    pairs = [(os.major(number), os.minor(number))]
+    major, _, minor = mounted.partition(":")
+    if major.isdigit() and minor.isdigit():
+        pairs.append((int(major), int(minor)))
+    return {f"{major:02x}:{minor:02x}" for major, minor in pairs}

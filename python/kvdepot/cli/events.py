@@ -1,10 +1,13 @@
 """``kvdepot events``: prints the blocks of a depot, and how they change."""
 
 import json
+from typing import Any
 
 import click
 
+from kvdepot.cli import events_publish
 from kvdepot.config import load_config
+from kvdepot.errors import config_error
 from kvdepot.events import BlockEvent, BlockEvents
 
 
@@ -14,7 +17,15 @@ from kvdepot.events import BlockEvent, BlockEvents
 @click.option("--block-bytes", type=click.IntRange(min=1), help="Bytes of a block, as for serve.")
 @click.option("--follow", is_flag=True, help="Then print each change, until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
-def command(file: str | None, socket: str | None, block_bytes: int | None, follow: bool, as_json: bool) -> None:
+@events_publish.options
+def command(
+    file: str | None,
+    socket: str | None,
+    block_bytes: int | None,
+    follow: bool,
+    as_json: bool,
+    **said: Any,
+) -> None:
     """Prints the blocks of a running depot, in the pool and in each tier.
 
     With --follow, it then prints each change.
@@ -22,12 +33,23 @@ def command(file: str | None, socket: str | None, block_bytes: int | None, follo
     Each line says how many blocks of a namespace became readable in a place, or stopped being readable there.
     --json adds their hashes.
 
+    With --publish, routers can subscribe to the same events over ZMQ, as to those of a vLLM. It waits for a depot and
+    for the next one after it, and ends with status 0 at SIGTERM or Ctrl-C. It prints what it publishes and where, with
+    --json as an object per line. It needs the packages of the extra kvdepot[events]. The other options belong to it.
+
     \b
     kvdepot events --json
     kvdepot events --follow
+    kvdepot events --publish ipc:///run/kv-events --replay ipc:///run/kv-replay
     """
+    publishes = events_publish.check(said)
+    if publishes and follow:
+        raise config_error("--follow: --publish follows anyway: use one of them")
     if socket is None:
         socket = load_config(file, owns_pool=False).socket_path(block_bytes)
+    if publishes:
+        events_publish.run(socket, said, as_json)
+        return
     with BlockEvents(socket) as events:
         for event in events if follow else events.content():
             click.echo(line(event, as_json))

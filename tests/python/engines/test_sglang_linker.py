@@ -170,6 +170,20 @@ class Gate:
         return noted
 
 
+def held_up(monkeypatch: pytest.MonkeyPatch, made: KVDepotLinker, call: str) -> tuple[Gate, threading.Event]:
+    """Makes copies wait for a gate once they have begun. Returns the gate, and what says that one has begun."""
+    gate, begun = Gate(), threading.Event()
+    original = getattr(made._room, call)
+
+    def late(*arguments: Any) -> Any:
+        begun.set()
+        gate.synchronize()
+        return original(*arguments)
+
+    monkeypatch.setattr(made._room, call, late)
+    return gate, begun
+
+
 def test_pages_are_read_after_the_events_that_write_them(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     pool, gate = heads(), Gate()
     made, keys = opened(pool), names(1)
@@ -314,15 +328,8 @@ def test_offloads_from_before_a_flush_store_nothing(opened: Open) -> None:
 
 def test_a_copy_that_outlives_a_flush_is_forgotten(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its pages have been given to others meanwhile."""
-    made, keys, gate, begun = opened(heads()), names(1), Gate(), threading.Event()
-    move = made._room.move
-
-    def late(*arguments: Any) -> list[bool]:
-        begun.set()
-        gate.synchronize()
-        return move(*arguments)
-
-    monkeypatch.setattr(made._room, "move", late)
+    made, keys = opened(heads()), names(1)
+    gate, begun = held_up(monkeypatch, made, "move")
     monkeypatch.setattr(linker, "QUIET_S", 0.01)
     assert made.offload([transfer(keys, 0)])
     assert begun.wait(UNTIL_S)
@@ -336,16 +343,9 @@ def test_a_copy_that_outlives_a_flush_is_forgotten(opened: Open, monkeypatch: py
 
 def test_a_copy_that_ends_during_a_flush_costs_nothing_stored(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its pages are given to others only afterwards: the namespace, which other engines share, is not reset."""
-    made, keys, gate, begun = opened(heads()), names(2), Gate(), threading.Event()
+    made, keys = opened(heads()), names(2)
     assert stored(made, transfer(keys[:1], 0))
-    move = made._room.move
-
-    def late(*arguments: Any) -> list[bool]:
-        begun.set()
-        gate.synchronize()
-        return move(*arguments)
-
-    monkeypatch.setattr(made._room, "move", late)
+    gate, begun = held_up(monkeypatch, made, "move")
     assert made.offload([transfer(keys[1:], 1)])
     assert begun.wait(UNTIL_S)
     flushed = threading.Thread(target=made.reset)
@@ -355,6 +355,56 @@ def test_a_copy_that_ends_during_a_flush_costs_nothing_stored(opened: Open, monk
     flushed.join(UNTIL_S)
     assert made._clearing.settled()
     assert made.lookup("a", [transfer(keys)]) == [1, 2]
+
+
+def test_a_load_from_before_a_flush_writes_nothing(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pages have been given to others, and SGLang has numbered its batches from 0 again (P1)."""
+    pool, gate = heads(), Gate()
+    pool.fill()
+    made, keys = opened(pool), names(1)
+    assert stored(made, transfer(keys, 0))
+    made.events = (gate,)
+    monkeypatch.setattr(linker, "QUIET_S", 0.01)
+    assert made.lookup("a", [transfer(keys)]) == [1]
+    assert made.load("a", [transfer(keys, 5)])
+    assert made.start_layer_wise_loading() == 0
+    untouched = pool.page(5)
+    made.reset()
+    assert made.lookup("b", [transfer(keys)]) == [1]
+    assert made.load("b", [transfer(keys, 6)])
+    assert made.start_layer_wise_loading() == 0
+    gate.happened.set()
+    assert made.finish_layer_wise_loading(0)
+    assert (pool.page(5), pool.page(6)) == (untouched, pool.page(0))
+    assert "late_load" not in made.counts()
+    assert stored(made, transfer(names(1, "b"), 6))
+
+
+def test_nothing_is_stored_after_a_load_that_outlives_a_flush(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may write into pages of later requests, and the depot would have its bytes as theirs (P1)."""
+    pool = heads()
+    pool.fill()
+    made, keys = opened(pool), names(1)
+    assert stored(made, transfer(keys, 0))
+    gate, begun = held_up(monkeypatch, made, "begin_load")
+    monkeypatch.setattr(linker, "QUIET_S", 0.01)
+    assert made.lookup("a", [transfer(keys)]) == [1]
+    assert made.load("a", [transfer(keys, 5)])
+    assert made.start_layer_wise_loading() == 0
+    assert begun.wait(UNTIL_S)
+    made.reset()
+    assert made.counts()["late_load"] == 1
+    assert not stored(made, transfer(names(1, "b"), 6))
+    assert made.lookup("b", [transfer(keys)]) == [1]
+    assert made.load("b", [transfer(keys, 7)])
+    assert made.start_layer_wise_loading() == 0
+    gate.happened.set()
+    assert made.finish_layer_wise_loading(0), "the layers of the later batch are reported by itself"
+    assert pool.page(7) == pool.page(0)
+    assert not stored(made, transfer(names(1, "b"), 6)), "pages that it has written may be in SGLang's cache"
+    monkeypatch.setattr(linker, "QUIET_S", UNTIL_S)
+    made.reset()
+    assert stored(made, transfer(names(1, "b"), 6))
 
 
 def test_one_of_several_equal_ranks_writes_and_all_read(opened: Open, says: Any) -> None:
@@ -524,3 +574,26 @@ def test_pools_that_cannot_be_used_are_refused(wrong: str) -> None:
         pool.buffer_meta[0][0] = (base, stride, size // PAGE)
     with pytest.raises(ConfigError, match="pool kv"):
         DevicePages.of(pool, "kv")
+
+
+def test_keys_of_a_repeated_question_are_hashed_once(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[int] = []
+    page_hashes = linker.page_hashes
+
+    def counted(keys: Any) -> list[bytes]:
+        hashed.append(len(keys))
+        return page_hashes(keys)
+
+    monkeypatch.setattr(linker, "page_hashes", counted)
+    made, keys, misses = opened(heads()), names(4), names(3, "c")
+    assert stored(made, transfer(keys, 0, 1, 2, 3))
+    assert hashed == [4]
+    for _ in range(3):
+        # SGLang makes new lists.
+        assert made.lookup("a", [transfer(list(keys))]) == [1, 2, 3, 4]
+        assert made.lookup("b", [transfer(list(misses))]) == []
+    assert hashed == [4, 4, 3]
+    assert loaded(made, "a", transfer(keys[:3], 5, 6, 7))
+    assert hashed == [4, 4, 3]
+    assert made.lookup("b", [transfer(misses[1:])]) == [], "another question"
+    assert hashed == [4, 4, 3, 2]

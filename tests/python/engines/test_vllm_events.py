@@ -16,9 +16,10 @@ from kvdepot import _native
 from kvdepot.engines.vllm import events as module
 from kvdepot.engines.vllm.adapters import block_keys, with_adapter
 from kvdepot.engines.vllm.connector import KVDepotConnector
-from kvdepot.engines.vllm.events import BLOCKS_PER_STEP, DepotEvents, external_hashes, medium_of, wants_events
+from kvdepot.engines.vllm.events import BLOCKS_PER_STEP, DepotEvents, external_hashes, wants_events
 from kvdepot.engines.vllm.namespaces import NamespaceGroup
 from kvdepot.engines.vllm.requests import RequestState
+from kvdepot.publish.terms import medium_of
 
 vllm_hashes = importlib.import_module("vllm.v1.core.kv_cache_utils")
 

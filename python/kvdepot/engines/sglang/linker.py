@@ -19,6 +19,7 @@ from kvdepot.config import KVDepotConfig
 from kvdepot.engines.counters import Counters
 from kvdepot.engines.resets import Resets
 from kvdepot.engines.sglang import engine
+from kvdepot.engines.sglang.batches import Batch, Batches
 from kvdepot.engines.sglang.clearing import Clearing
 from kvdepot.engines.sglang.device_pages import DevicePages
 from kvdepot.engines.sglang.device_pools import device_pool_group
@@ -41,6 +42,10 @@ AGAIN_S = 0.05
 """Seconds that a lookup waits for tiers when SGLang repeats a question that has found nothing."""
 MISSES_KEPT = 256
 """Questions without a hit that are remembered."""
+LATE_LOAD = (
+    "a load has not ended {:.0f} s after a flush, and may write into pages of later requests: restart SGLang if their "
+    "answers matter; nothing is stored until the next flush"
+)
 REMEDY = "restart SGLang"
 """What to do after an update of the weights in place."""
 
@@ -51,7 +56,7 @@ logger = logging.getLogger("sglang.kvdepot")
 class Load:
     """A batch of loads: hashes and device indices of each pool, in the order of the requests."""
 
-    index: int
+    batch: Batch
     owners: tuple[bytes, ...]
     pools: dict[str, tuple[list[bytes], list[Any]]]
     ready: tuple[Any, ...]
@@ -68,9 +73,10 @@ class Offload:
 
 @dataclass(frozen=True)
 class Question:
-    """What a request asked for, and how long its hit is; 0 for a miss."""
+    """What a request asked for by SGLang's keys, their hashes, and how long its hit is; 0 for a miss."""
 
-    hashes: tuple[bytes, ...]
+    keys: tuple[str, ...]
+    hashes: list[bytes]
     windows: dict[str, int]
     pages: int
 
@@ -131,6 +137,7 @@ class KVDepotLinker(UnifiedCacheLinker):
         for name, pages in self._pages.items():
             self._room.open(name, pages, {**pool_facts(facts, name, pages, ranks), "layers": list(pages.layers)})
         self.layer_done_counter = LayerWiseLoadCounter(self._group.num_layers)
+        self._batches = Batches(self.layer_done_counter, self._group.num_layers)
         if "mamba" in self._pages:
             params.req_to_token_pool.register_layer_transfer_counter(self.layer_done_counter)
         self._loads: Worker[Load] = Worker("kvdepot-load", self._load)
@@ -147,7 +154,7 @@ class KVDepotLinker(UnifiedCacheLinker):
         windows = {
             _text(one.name): max(1, len(one.keys)) if _text(one.hit_policy) == TRAILING_PAGES else 0 for one in expanded
         }
-        found = self._guard.answered("lookup", len(keys), lambda: self._held(rid, page_hashes(keys), windows), 0)
+        found = self._guard.answered("lookup", len(keys), lambda: self._held(rid, tuple(keys), windows), 0)
         if not found:
             return []
         # The windows at the ends of shorter lengths are not held.
@@ -178,20 +185,20 @@ class KVDepotLinker(UnifiedCacheLinker):
             return -1
         queued, self._queued = self._queued, {}
         pools: dict[str, tuple[list[bytes], list[Any]]] = {}
-        for transfers in queued.values():
+        for rid, transfers in queued.items():
             for one in transfers:
                 hashes, indices = pools.setdefault(_text(one.name), ([], []))
-                hashes += page_hashes(one.keys)
+                hashes += self._hashes(rid, tuple(one.keys))
                 indices.append(one.host_indices)
-        index = int(self.layer_done_counter.update_producer())
+        batch = self._batches.queue()
         # Work that was submitted before may still use these pages, and the forward pass has a stream of its own.
         ready = tuple(self.record_offload_ready())
         for rid in queued:
             self._questions.pop(rid, None)
         owners = tuple(map(_owner, queued))
-        if not self._loads.put(Load(index, owners, pools, ready)):
-            self.layer_done_counter.fail(index, RuntimeError("kvdepot is closed"))
-        return index
+        if not self._loads.put(Load(batch, owners, pools, ready)):
+            self._batches.fail(batch, RuntimeError("kvdepot is closed"))
+        return batch.number
 
     def finish_layer_wise_loading(self, counter_index: int) -> bool:
         """Waits until nothing of a batch is written to device memory any more. Returns whether all of it is there."""
@@ -225,21 +232,24 @@ class KVDepotLinker(UnifiedCacheLinker):
     def reset(self) -> None:
         """Forgets queued loads, leases and results, and ends all copies: SGLang reuses the pages.
 
-        What is stored stays. If a copy of a page does not end in time, its block may have bytes of a later page, so the
-        depot is told to forget the namespace once it has ended; until then everything is a miss.
+        What is stored stays. If an offload does not end in time, its block may have bytes of a later page, so the
+        depot is told to forget the namespace once it has ended; until then everything is a miss. If a load does not end
+        in time, later pages may have its bytes, so nothing is stored until a flush that no load outlives.
         """
         self._queued.clear()
         self._questions.clear()
         self._room.forget()
         self._resets.flush()
+        self._batches.flush()
         self._loads.drain(QUIET_S)
         if not self._offloads.drain(QUIET_S):
             self._counters.trouble("late_offload", f"an offload has not ended {QUIET_S:.0f} s after a flush")
         # A copy that still runs may read pages of others from now on.
         self._resets.reuse()
+        if late := self._batches.reuse():
+            self._counters.trouble("late_load", LATE_LOAD.format(QUIET_S), late)
         with self._lock:
             self._results.clear()
-        self.layer_done_counter.reset()
 
     def counts(self) -> dict[str, int]:
         """Returns counts of successes and failures by name."""
@@ -256,30 +266,38 @@ class KVDepotLinker(UnifiedCacheLinker):
         self._clearing.close()
         self._room.close()
 
-    def _held(self, rid: str, hashes: list[bytes], windows: dict[str, int]) -> int:
+    def _held(self, rid: str, keys: tuple[str, ...], windows: dict[str, int]) -> int:
         """Returns how many leading pages are held for a request. SGLang asks in every pass until it is admitted."""
         if not self._clearing.settled():
             return 0
         asked = self._questions.get(rid)
-        is_repeated = asked is not None and (asked.hashes, asked.windows) == (tuple(hashes), windows)
+        is_repeated = asked is not None and (asked.keys, asked.windows) == (keys, windows)
         if is_repeated:
             held = self._room.renew(_owner(rid))
             if held:
                 return held
         # The scheduler waits, too: a request that cannot be admitted must not stop the others in every pass.
+        hashes = self._hashes(rid, keys)
         wait_s = min(self._wait_s, AGAIN_S) if is_repeated else self._wait_s
         found = self._room.hold(windows, hashes, self._room.until(), owner=_owner(rid), wait_s=wait_s) or 0
         self._counters.add("asked", len(hashes))
         self._counters.add("hit", found)
         self._forget_old()
-        self._questions[rid] = Question(tuple(hashes), windows, found)
+        self._questions[rid] = Question(keys, hashes, windows, found)
         return found
+
+    def _hashes(self, rid: str, keys: tuple[str, ...]) -> list[bytes]:
+        """Returns the hashes of pages, which are known of the first pages that the request has asked for."""
+        asked = self._questions.get(rid)
+        if asked is not None and asked.keys[: len(keys)] == keys:
+            return asked.hashes[: len(keys)]
+        return page_hashes(keys)
 
     def _still_held(self, rid: str, pages: int) -> bool:
         asked = self._questions.get(rid)
         if asked is None or pages > asked.pages:
             return False
-        return self._room.renew(_owner(rid)) >= pages or self._held(rid, list(asked.hashes), asked.windows) >= pages
+        return self._room.renew(_owner(rid)) >= pages or self._held(rid, asked.keys, asked.windows) >= pages
 
     def _forget_old(self) -> None:
         """Forgets questions of requests that nothing is held for: SGLang does not say when it forgets a request."""
@@ -295,8 +313,13 @@ class KVDepotLinker(UnifiedCacheLinker):
         tasks: list[tuple[DevicePages, Any]] = []
         count = sum(len(hashes) for hashes, _ in job.pools.values())
         trouble = "it did not begin"
+        begun = False
         try:
-            trouble = self._loaded(job, tasks)
+            for event in job.ready:
+                event.synchronize()
+            # Not before: a flush in the meantime has given the pages to others.
+            begun = self._batches.begin(job.batch)
+            trouble = self._loaded(job, tasks) if begun else "SGLang has cleared its cache"
         except BaseException as error:
             trouble = repr(error)
             if not is_failure(error):
@@ -304,21 +327,21 @@ class KVDepotLinker(UnifiedCacheLinker):
         finally:
             for _, task in tasks:
                 task.wait(None)  # SGLang may reuse the pages only after it
+            if begun:
+                self._batches.end(job.batch)
             if trouble:
                 self._counters.trouble(
                     "load_failed", f"a load failed, and SGLang aborts its requests: {trouble}", count
                 )
-                self.layer_done_counter.fail(job.index, BlockNotFoundError(trouble))
+                self._batches.fail(job.batch, BlockNotFoundError(trouble))
             else:
                 self._counters.add("loaded", count)
-                self.layer_done_counter.complete(job.index, self._group.num_layers - 1)
+                self._batches.complete(job.batch, self._group.num_layers - 1)
             for owner in job.owners:
                 self._room.let_go(owner)
 
     def _loaded(self, job: Load, tasks: list[tuple[DevicePages, Any]]) -> str:
         """Loads a batch, and says of each layer but the last when it is in place. Returns why it failed, if it did."""
-        for event in job.ready:
-            event.synchronize()
         for name, (hashes, indices) in job.pools.items():
             task = self._room.begin_load(name, hashes, self._places(name, indices))
             if task is None:
@@ -329,7 +352,7 @@ class KVDepotLinker(UnifiedCacheLinker):
                 shard = pages.shard_of(layer)
                 if shard is not None:
                     task.wait_shard(shard)  # for a page that failed as well
-            self.layer_done_counter.complete(job.index, layer)
+            self._batches.complete(job.batch, layer)
         failures = [task.failures(1) for _, task in tasks if task.wait(None)]
         return ", ".join(f"{count} pages: {kind}" for kinds in failures for kind, count in kinds.items())
 
@@ -355,7 +378,7 @@ class KVDepotLinker(UnifiedCacheLinker):
                     self._results.append(stored)
 
     def _stored(self, job: Offload) -> bool:
-        if job.pools is None or not self._clearing.settled():
+        if job.pools is None or self._batches.doubtful or not self._clearing.settled():
             return False
         for event in job.events:
             event.synchronize()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from kvdepot.engines.adapter_files import adapter_files, content_digest
 from kvdepot.engines.vllm.log import connector_logger
 from kvdepot.engines.weights import local_directory
+from kvdepot.publish.terms import EVENT_HASH_BYTES
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 logger = connector_logger()
 
 KEY_BYTES = 16
-EVENT_HASH_BYTES = 8
-"""Last bytes of a block's hash that name it in vLLM's KV events."""
 
 Signature = tuple[tuple[str, int, int, int], ...]
 """Of each file of an adapter: name, size, and the times of the last change of content and of inode."""

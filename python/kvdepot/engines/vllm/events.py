@@ -5,10 +5,10 @@ depot, and an operational failure is at most an event that comes later.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from kvdepot.engines.vllm.adapters import EVENT_HASH_BYTES
 from kvdepot.engines.vllm.log import connector_logger
+from kvdepot.publish.terms import block_numbers, event_fields
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -23,27 +23,6 @@ BLOCKS_PER_STEP = 2048
 """Maximum number of blocks that one step of the scheduler reports."""
 
 
-class Medium(NamedTuple):
-    """A place in the terms of vLLM's events."""
-
-    medium: str
-    locality: str
-
-
-POOL = Medium("CPU", "LOCAL")
-MEDIA = {
-    "remote": Medium("CPU", "REMOTE"),
-    "mooncake": Medium("CPU", "REMOTE"),
-    "object": Medium("STORAGE", "REMOTE"),
-}
-"""Media of tiers; the others are local storage."""
-
-
-def medium_of(place: str) -> Medium:
-    """Returns the medium of the pool or a tier."""
-    return POOL if place == "pool" else MEDIA.get(place.lower(), Medium("STORAGE", "LOCAL"))
-
-
 def external_hashes(hashes: Sequence[bytes]) -> "list[bytes | int]":
     """Returns blocks' hashes in the form that vLLM's own events have.
 
@@ -55,7 +34,7 @@ def external_hashes(hashes: Sequence[bytes]) -> "list[bytes | int]":
     # vLLM's function takes 2 us, and a step may report 2,048 blocks.
     if not isinstance(maybe_convert_block_hash(BlockHash(hashes[0])), int):
         return list(hashes)
-    return [int.from_bytes(one[-EVENT_HASH_BYTES:], "big") for one in hashes]
+    return list(block_numbers(hashes))
 
 
 def wants_events(vllm_config: "VllmConfig") -> bool:
@@ -113,18 +92,7 @@ class DepotEvents:
         events: list[Any] = []
         for group, place, stored, hashes in changes:
             name = places[place] if place < len(places) else f"tier {place}"
-            medium = medium_of(name)
-            fields = {
-                "block_hashes": external_hashes(hashes),
-                "medium": medium.medium,
-                "group_idx": self._group_indexes[group],
-                "locality": medium.locality,
-                "ownership": f"kvdepot/{name}",
-            }
-            if stored:
-                # The depot knows no tokens. vLLM's own offloading reports its blocks in the same form.
-                fields |= {"parent_block_hash": None, "token_ids": [], "block_size": 0, "lora_id": None}
-                fields["lora_name"] = None
+            fields = event_fields(name, external_hashes(hashes), stored, self._group_indexes[group])
             kind = BlockStored if stored else BlockRemoved
             known = kind.__struct_fields__
             events.append(kind(**{field: value for field, value in fields.items() if field in known}))

@@ -1,0 +1,1 @@
+"""Publishes a depot's KV events over ZMQ in vLLM's wire format, for depots without an engine."""

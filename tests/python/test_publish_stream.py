@@ -1,0 +1,348 @@
+"""The batches of a publisher of KV events, without sockets: numbers, contents, and answers to whoever missed some."""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from kvdepot.events import BlockEvent
+from kvdepot.publish import stream as module
+from kvdepot.publish.contents import Change, Contents
+from kvdepot.publish.replays import ANSWERS_MAX, MESSAGES_PER_TURN, STALLED_S, Replays
+from kvdepot.publish.stream import BLOCKS_PER_EVENT, Batch, EventStream, first_sequence
+from kvdepot.publish.wire import BatchEncoder
+
+ONE, OTHER, THIRD = (digit * 32 for digit in "abc")
+FIRST = first_sequence(1_800_000_000_000)
+
+
+def names(*numbers: int) -> tuple[bytes, ...]:
+    return tuple(number.to_bytes(16, "big") for number in numbers)
+
+
+def stored(*numbers: int, namespace: str = ONE, place: str = "pool") -> BlockEvent:
+    return BlockEvent(namespace, place, True, names(*numbers))
+
+
+def removed(*numbers: int, namespace: str = ONE, place: str = "pool") -> BlockEvent:
+    return BlockEvent(namespace, place, False, names(*numbers))
+
+
+def made(
+    groups: Sequence[Sequence[str]] = (), *, batches_kept: int = 100, clears: bool = True, first: int = FIRST
+) -> EventStream:
+    encoder = BatchEncoder(tells_group=len(groups) > 1)
+    return EventStream(Contents(groups), encoder, first=first, batches_kept=batches_kept, clears=clears)
+
+
+class Told:
+    """What a subscriber knows that applies every batch as vLLM's events are meant. Its numbers must rise by one."""
+
+    def __init__(self, *, exact: bool = True) -> None:
+        self.blocks: set[tuple[str, int | None, int]] = set()
+        self.next: int | None = None
+        self.exact = exact
+
+    def apply(self, batches: Sequence[Batch]) -> "Told":
+        for batch in batches:
+            assert self.next in (None, batch.sequence), "a gap"
+            self.next = batch.sequence + 1
+            time_s, events, rank = msgspec.msgpack.decode(batch.payload)
+            assert (time_s, rank) == (7.5, 0)
+            for event in events:
+                self._apply(event)
+        return self
+
+    def _apply(self, event: dict[str, Any]) -> None:
+        if event["type"] == "AllBlocksCleared":
+            self.blocks.clear()
+            return
+        for number in event["block_hashes"]:
+            entry = (event["ownership"], event.get("group_idx"), number)
+            is_stored = event["type"] == "BlockStored"
+            assert not self.exact or (entry in self.blocks) != is_stored, "told twice"
+            (self.blocks.add if is_stored else self.blocks.discard)(entry)
+
+    def at(self, place: str, group: int | None = None) -> set[int]:
+        return {number for where, index, number in self.blocks if (where, index) == (f"kvdepot/{place}", group)}
+
+
+def test_an_event_has_the_fields_of_vllm_s_classes() -> None:
+    stream = made()
+    (begin,) = stream.begin(7.5)
+    assert msgspec.msgpack.decode(begin.payload) == [7.5, [{"type": "AllBlocksCleared"}], 0]
+    (batch,) = stream.add([stored(1, 1 << 63, place="posix"), removed(1, place="posix")], 7.5)
+    place = {"medium": "STORAGE", "locality": "LOCAL", "ownership": "kvdepot/posix"}
+    nothing = {"parent_block_hash": None, "token_ids": [], "block_size": 0, "lora_id": None, "lora_name": None}
+    assert msgspec.msgpack.decode(batch.payload)[1] == [
+        {"type": "BlockStored", "block_hashes": [1, 1 << 63], **place, **nothing},
+        {"type": "BlockRemoved", "block_hashes": [1], **place},
+    ]
+    whole = BatchEncoder("bytes", 3).encode([Change(0, "remote", True, names(5))], False, 0.0)
+    _, (event,), rank = msgspec.msgpack.decode(whole)
+    assert (event["block_hashes"], event["medium"], event["locality"], rank) == ([*names(5)], "CPU", "REMOTE", 3)
+
+
+def test_a_block_counts_when_all_ranks_have_it() -> None:
+    stream, told = made([[ONE, OTHER]]), Told()
+    told.apply(stream.begin(7.5))
+    told.apply(stream.add([stored(1, 2), stored(2, 3, namespace=OTHER), stored(2, namespace=THIRD)], 7.5))
+    assert told.at("pool") == {2}
+    told.apply(stream.add([stored(2, place="posix"), stored(1, namespace=OTHER), removed(2)], 7.5))
+    assert (told.at("pool"), told.at("posix")) == ({1}, set())
+    assert stream.contents.blocks() == {"pool": 1, "posix": 0}
+    told.apply(stream.add([removed(1, namespace=OTHER), removed(1), removed(3, namespace=OTHER)], 7.5))
+    assert not told.blocks
+    assert stream.contents.published == [ONE, OTHER]
+
+
+def test_groups_of_a_hybrid_model_have_numbers() -> None:
+    stream, told = made([["a" * 8], ["b" * 8, "c" * 32]]), Told()
+    told.apply(stream.begin(7.5))
+    events = [stored(1), stored(1, 2, namespace=OTHER), stored(2, namespace=THIRD)]
+    told.apply(stream.add(events, 7.5))
+    assert (told.at("pool", 0), told.at("pool", 1)) == ({1}, {2})
+
+
+def test_without_groups_a_block_counts_while_any_namespace_has_it() -> None:
+    stream, told = made(), Told()
+    told.apply(stream.begin(7.5))
+    told.apply(stream.add([stored(1), stored(1, 2, namespace=OTHER), removed(1)], 7.5))
+    assert told.at("pool") == {1, 2}
+    told.apply(stream.add([removed(1, 2, namespace=OTHER)], 7.5))
+    assert not told.blocks
+
+
+def test_digits_of_two_namespaces_name_the_first_one_found() -> None:
+    contents = Contents([["a" * 8]])
+    later = "a" * 31 + "b"
+    assert contents.apply(stored(1)) == Change(0, "pool", True, names(1))
+    assert contents.apply(stored(1, namespace=later)) is None
+    assert contents.apply(stored(2, namespace=later)) is None
+    assert contents.ambiguous == [("a" * 8, ONE, later)]
+
+
+def test_a_batch_has_a_bounded_number_of_blocks() -> None:
+    stream, told = made(), Told()
+    told.apply(stream.begin(7.5))
+    many = range(BLOCKS_PER_EVENT + 1)
+    batches = stream.add([stored(*many), stored(*many, place="posix")], 7.5)
+    sizes = [[len(event["block_hashes"]) for event in msgspec.msgpack.decode(batch.payload)[1]] for batch in batches]
+    assert sizes == [[2048], [1, 2047], [2]]
+    told.apply(batches)
+    assert told.at("pool") == told.at("posix") == set(many)
+    assert (stream.batches, stream.blocks_stored, stream.next_sequence) == (4, 2 * len(many), FIRST + 4)
+
+
+def test_a_subscriber_that_missed_batches_gets_them() -> None:
+    stream, told = made(), Told()
+    told.apply(stream.begin(7.5))
+    for number in range(10):
+        batches = stream.add([stored(number)], 7.5)
+        if number < 4:
+            told.apply(batches)
+    told.apply(stream.replay(told.next or 0, 7.5))
+    assert told.at("pool") == set(range(10))
+    assert stream.replay(stream.next_sequence, 7.5) == []
+    assert stream.replay((1 << 64) - 1, 7.5) == []
+
+
+def test_a_subscriber_that_joins_late_gets_the_contents_with_numbers_in_a_row() -> None:
+    stream = made(batches_kept=3)
+    stream.begin(7.5)
+    for number in range(10):
+        stream.add([stored(number, number + 100)], 7.5)
+    stream.add([removed(0, 109)], 7.5)
+    stream.add([stored(0, place="posix")], 7.5)
+    told = Told().apply(stream.replay(0, 7.5))
+    assert told.at("pool") == {*range(1, 10), *range(100, 109)}
+    assert told.at("posix") == {0}
+    assert told.next == stream.next_sequence
+
+
+def test_a_subscriber_of_an_earlier_run_forgets_what_it_told() -> None:
+    earlier, told = made(first=first_sequence(1_700_000_000_000)), Told()
+    told.apply(earlier.begin(7.5))
+    told.apply(earlier.add([stored(1, 2)], 7.5))
+    assert told.next is not None
+    for kept in (100, 1):
+        later = made(batches_kept=kept)
+        later.begin(7.5)
+        later.add([stored(3)], 7.5)
+        answer = later.replay(told.next, 7.5)
+        assert answer[0].sequence > told.next, "a gap, or a subscriber would take it for what it missed"
+        heir = Told()
+        heir.blocks = set(told.blocks)
+        assert heir.apply(answer).at("pool") == {3}
+
+
+def test_the_contents_fit_into_the_numbers_that_are_free() -> None:
+    stream, told = made(batches_kept=2), Told()
+    told.apply(stream.begin(7.5))
+    told.apply(stream.add([stored(0)], 7.5))
+    stream.add([stored(*range(1, 5 * BLOCKS_PER_EVENT))], 7.5)
+    stream.add([removed(0)], 7.5)
+    for start in (0, told.next or 0, stream.next_sequence - 3, 0):
+        answer = stream.replay(start, 7.5)
+        assert answer[0].sequence >= start
+        late = Told()
+        assert late.apply(answer).at("pool") == set(range(1, 5 * BLOCKS_PER_EVENT))
+        assert late.next == stream.next_sequence
+
+
+def test_subscribers_that_join_at_the_same_time_share_the_contents() -> None:
+    stream = made(batches_kept=2)
+    stream.begin(7.5)
+    for number in range(3):
+        stream.add([stored(number)], 7.5)
+    first, again = stream.replay(0, 7.5), stream.replay(0, 7.5)
+    assert all(one is other for one, other in zip(first, again, strict=True))
+    stream.add([removed(0)], 7.5)
+    assert Told().apply(stream.replay(0, 7.5)).at("pool") == {1, 2}
+
+
+def test_contents_are_published_again_for_those_that_cannot_ask() -> None:
+    stream, told = made(), Told()
+    stream.begin(7.5)
+    assert Told().apply(stream.repeat(7.5)).blocks == set()
+    stream.add([stored(*range(3000)), removed(1)], 7.5)
+    told.apply(stream.repeat(7.5))
+    assert told.at("pool") == {0, *range(2, 3000)}
+    told.apply(stream.add([stored(1)], 7.5))
+    assert Told().apply(stream.replay(0, 7.5)).blocks == told.blocks
+
+
+@pytest.mark.parametrize("clears", [True, False])
+def test_nothing_is_known_after_the_end(clears: bool) -> None:
+    stream, told = made(clears=clears), Told()
+    told.apply(stream.begin(7.5))
+    told.blocks.add(("an engine's", None, 1))
+    told.apply(stream.add([stored(1, 2), stored(1, place="posix")], 7.5))
+    told.apply(stream.end(7.5))
+    assert told.blocks == (set() if clears else {("an engine's", None, 1)})
+
+
+def test_blocks_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BLOCKS_KEPT_MAX", 10)
+    stream = made()
+    stream.begin(7.5)
+    for number in range(0, 40, 4):
+        stream.add([stored(*range(number, number + 4))], 7.5)
+    assert len(stream._kept) == 2
+    assert Told().apply(stream.replay(0, 7.5)).at("pool") == set(range(40))
+    stream.add([stored(*range(100, 150))], 7.5)
+    assert len(stream._kept) == 1, "the last batch is kept, whatever its size"
+    assert Told().apply(stream.replay(0, 7.5)).at("pool") == {*range(40), *range(100, 150)}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_subscriber_converges(seed: int) -> None:
+    """Whenever it joins or misses batches, a subscriber that asks for them knows what is there."""
+    chance = random.Random(seed)
+    groups = chance.choice([(), [[ONE]], [[ONE, OTHER]], [[ONE], [OTHER]]])
+    stream = made(groups, batches_kept=chance.choice([1, 2, 7, 50]))
+    there: set[tuple[str, str, int]] = set()
+    always = Told().apply(stream.begin(7.5))
+    subscribers = [Told(exact=False) for _ in range(3)]
+    for _ in range(60):
+        events = []
+        for _ in range(chance.randrange(4)):
+            entry = (chance.choice([ONE, OTHER]), chance.choice(["pool", "posix"]), chance.randrange(6))
+            there ^= {entry}
+            kind = stored if entry in there else removed
+            events.append(kind(entry[2], namespace=entry[0], place=entry[1]))
+        batches = stream.add(events, 7.5)
+        always.apply(batches)
+        for one in subscribers:
+            if chance.random() < 0.2:
+                missed = stream.replay(0 if one.next is None else one.next, 7.5)
+                assert one.next is None or not missed or missed[0].sequence >= one.next
+                one.next = None if missed else one.next
+                assert one.apply(missed).blocks == always.blocks
+            elif one.next is not None and batches and batches[0].sequence == one.next:
+                one.apply(batches)
+    held = {
+        None: lambda place, number: any((name, place, number) in there for name in (ONE, OTHER)),
+        0: lambda place, number: all((name, place, number) in there for name in (groups or [[ONE]])[0]),
+        1: lambda place, number: (OTHER, place, number) in there,
+    }
+    wanted = {
+        (f"kvdepot/{place}", group if len(groups) > 1 else None, number)
+        for group in (range(len(groups)) if groups else [None])
+        for place in ("pool", "posix")
+        for number in range(6)
+        if held[group](place, number)
+    }
+    assert always.blocks == wanted
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_subscriber_as_in_vllm_s_example_converges(seed: int) -> None:
+    """On a gap it asks from the first batch that it missed, and reads the answer only up to the batch that it has."""
+    chance = random.Random(seed)
+    stream = made(batches_kept=chance.choice([1, 3, 20]))
+    always, example = Told().apply(stream.begin(7.5)), Told(exact=False)
+    last = stream.next_sequence - 1
+    there: set[int] = set()
+    for _ in range(100):
+        number = chance.randrange(8)
+        there ^= {number}
+        (batch,) = stream.add([(stored if number in there else removed)(number)], 7.5)
+        always.apply([batch])
+        if chance.random() < 0.6:
+            continue  # it misses this one
+        if batch.sequence > last + 1:
+            for old in stream.replay(last + 1, 7.5):
+                if old.sequence > last:
+                    example.next = None
+                    example.apply([old])
+                    last = old.sequence
+                    if last >= batch.sequence - 1:
+                        break
+        example.next = None
+        example.apply([batch])
+        last = batch.sequence
+        assert example.blocks == always.blocks
+
+
+def test_numbers_of_runs_never_meet() -> None:
+    """Each fits into a signed 64-bit number, and no run's contents have numbers of the run before."""
+    assert first_sequence(0) > 0
+    assert first_sequence((1 << 43) - 1) < (1 << 63) - 1
+    assert first_sequence(1001) - first_sequence(1000) == module.NUMBERS_PER_MS
+    assert module.SNAPSHOT_NUMBERS > 16 * (4 << 20) // BLOCKS_PER_EVENT, (
+        "the most that a follower tracks, in all places"
+    )
+
+
+def test_answers_leave_at_the_pace_of_their_readers() -> None:
+    replays: Replays[int] = Replays()
+    sent: dict[bytes, list[int]] = {b"quick": [], b"slow": []}
+
+    def send(subscriber: bytes, message: int) -> bool:
+        if subscriber == b"slow" and len(sent[subscriber]) >= 3:
+            return False
+        sent[subscriber].append(message)
+        return True
+
+    for subscriber in sent:
+        replays.begin(subscriber, range(MESSAGES_PER_TURN + 1), 0.0)
+    assert replays.turn(send, 0.0)
+    assert (len(sent[b"quick"]), sent[b"slow"]) == (MESSAGES_PER_TURN, [0, 1, 2])
+    assert replays.turn(send, 1.0)
+    assert sent[b"quick"] == [*range(MESSAGES_PER_TURN + 1)]
+    assert not replays.turn(send, STALLED_S)
+    assert (len(replays), replays.dropped) == (1, 0)
+    assert not replays.turn(send, STALLED_S + 0.1)
+    assert (len(replays), replays.dropped) == (0, 1)
+
+
+def test_a_bounded_number_of_answers_is_under_way() -> None:
+    replays: Replays[int] = Replays()
+    for number in range(ANSWERS_MAX):
+        assert replays.has_room(bytes([number]))
+        replays.begin(bytes([number]), [1], 0.0)
+    assert not replays.has_room(b"another")
+    assert replays.has_room(bytes([3])), "its new request replaces the old one"
