@@ -156,6 +156,11 @@ impl Device for FaultDevice {
         self.inner.rename_new(from, to)
     }
 
+    fn link_new(&self, from: &Path, to: &Path) -> Result<bool> {
+        self.strike(FaultOp::Publish, to)?;
+        self.inner.link_new(from, to)
+    }
+
     fn unlink(&self, path: &Path) -> Result<bool> {
         self.strike(FaultOp::Unlink, path)?;
         self.inner.unlink(path)
