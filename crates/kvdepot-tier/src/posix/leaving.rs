@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
+use kvdepot_core::limits::BLOCK_ALIGN_BYTES;
 use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, Result};
 
 use super::index::{Entry, Taken, time_of};
@@ -62,16 +63,24 @@ impl Shared {
             };
             keys.iter().filter_map(file).collect()
         };
+        let is_shared = self.lock().purse.is_some();
         let unlink = |(key, space, directory): &(BlockKey, Arc<Space>, usize)| {
-            self.device(*directory).unlink(&space.block_path(key.hash))
+            let (device, path) = (self.device(*directory), space.block_path(key.hash));
+            // The index may have learned the length from a checkpoint; the ledger gets back what really lay there.
+            let stat = if is_shared { device.stat(&path).ok().flatten() } else { None };
+            let length = stat.map_or(0, |stat| stat.bytes.next_multiple_of(BLOCK_ALIGN_BYTES));
+            device.unlink(&path).map(|unlinked| (unlinked, length))
         };
         let (mut freed, mut first) = (0, Ok(()));
         for file in files {
             let (outcome, (key, _, directory)) = (unlink(&file), file);
             match outcome {
-                Ok(unlinked) => {
+                Ok((unlinked, length)) => {
                     let mut state = self.lock();
                     let bytes = state.end_leaving(&key, unlinked);
+                    if let Some(purse) = &mut state.purse {
+                        purse.free(bytes.min(length));
+                    }
                     let look = state.chores.discover;
                     drop(state);
                     // A file that was not there gave nothing back to the file system.

@@ -25,9 +25,12 @@ impl Shared {
     /// below the cap, or no suitable file.
     pub(super) fn take_to_overwrite(&self, state: &mut State, key: &BlockKey, bytes: u64) -> Option<Taken> {
         let directory = home(key.hash, self.devices.len());
-        let is_at_cap = self.cap > 0 && state.bytes + bytes > self.cap_less_headroom(state);
+        let is_full = self.cap > 0 && state.bytes + bytes > self.cap_less_headroom(state);
+        let is_at_cap = is_full || state.purse.as_ref().is_some_and(|purse| purse.is_empty_for(bytes));
         // Above the cap files must really go, and waste goes first.
-        let may = state.bytes <= self.cap && state.knows_recency() && !state.has_waste();
+        let is_above = state.bytes > self.cap_in(state);
+        let is_member = state.purse.as_ref().is_none_or(|purse| purse.may_take_over(bytes, self.now_ms()));
+        let may = !is_above && is_member && state.knows_recency() && !state.has_waste();
         let recorded = state.total.is_none_or(|total| state.bytes <= total);
         if !(is_at_cap && may && recorded && self.device(directory).overwrites()) {
             return None;
@@ -71,6 +74,9 @@ impl Shared {
         if file.is_some() {
             state.end_overwritten(&victim);
             state.reserved.insert(key, bytes);
+            if let Some(purse) = &mut state.purse {
+                purse.take_over(bytes);
+            }
         } else {
             state.end_leaving(&victim, true);
             self.free_space.credit(directory, bytes);

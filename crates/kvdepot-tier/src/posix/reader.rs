@@ -191,6 +191,11 @@ impl Reading {
         let kept = self.shared.put_aside(&self.space, self.directory, self.key);
         let mut state = self.shared.lock();
         let bytes = state.index.get(&self.key).map_or(self.space.file_bytes, |entry| entry.bytes);
+        if let Some(purse) = state.purse.as_mut().filter(|_| kept) {
+            // A survey may have missed it under either name.
+            purse.take_over(self.space.file_bytes);
+            purse.done(self.space.file_bytes);
+        }
         state.note_gone(self.key);
         state.forget(&self.key, self.generation);
         let path = self.space.bad_path(self.key.hash);

@@ -1,0 +1,209 @@
+//! What one depot may still write without asking the ledger: pure, without clock or I/O.
+
+use super::book::{Report, Row};
+
+/// Why nothing was spent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::posix) enum Refused {
+    /// The ledger may have more: worth waiting for its next turn.
+    Ask,
+    /// All is granted: something has to be unlinked first.
+    Empty,
+    /// The membership is not known to hold: nothing may be written.
+    Fenced,
+}
+
+/// A depot's account in the ledger.
+#[derive(Debug)]
+pub(in crate::posix) struct Purse {
+    /// Its row in the ledger.
+    pub(super) id: Option<u64>,
+    /// Until when the membership holds, by the depot's own clock; before it has joined: how long writes wait for that.
+    pub(super) valid_until_ms: u64,
+    /// As the ledger has it.
+    pub(super) granted: i64,
+    /// To be given back: not to be spent any more.
+    pub(super) giving: u64,
+    /// Bytes unlinked, of writes begun, and of writes ended, since it joined.
+    freed: u64,
+    spent: u64,
+    done: u64,
+    /// What the ledger could still grant when last seen.
+    pub(super) pot: u64,
+    /// Whether a survey is about to show what else can be granted.
+    pub(super) is_settling: bool,
+    /// Bytes above the cap that this depot has to unlink.
+    pub(super) owed: u64,
+    /// The smallest cap of any member.
+    pub(super) cap: u64,
+    /// Bytes of a block for which there is no place and no file to unlink.
+    pub(super) hungry: u64,
+    /// The same as the ledger has it.
+    told_hungry: u64,
+    /// Whether more is granted than this depot can account for.
+    pub(super) is_in_doubt: bool,
+    /// The largest block that may be written, and how many at a time.
+    pub(super) block_max: u64,
+    pub(super) writes_max: u64,
+    /// The largest block that somebody wants to write; 0 if nobody waits for the ledger.
+    pub(super) wanted: u64,
+    /// The number of members.
+    pub(super) members: u64,
+}
+
+impl Purse {
+    pub(in crate::posix) fn new(cap: u64, writes_max: u64, patience_ms: u64) -> Self {
+        Self {
+            id: None,
+            valid_until_ms: patience_ms,
+            granted: 0,
+            giving: 0,
+            freed: 0,
+            spent: 0,
+            done: 0,
+            pot: 0,
+            is_settling: false,
+            owed: 0,
+            cap,
+            hungry: 0,
+            told_hungry: 0,
+            is_in_doubt: false,
+            block_max: 0,
+            writes_max,
+            wanted: 0,
+            members: 0,
+        }
+    }
+
+    /// Bytes granted and not spent; negative if writes were under way when it joined.
+    fn balance(&self) -> i128 {
+        i128::from(self.granted) + i128::from(self.freed) - i128::from(self.spent) - i128::from(self.giving)
+    }
+
+    /// Bytes that may be written now.
+    pub(in crate::posix) fn unspent(&self) -> u64 {
+        u64::try_from(self.balance()).unwrap_or(0)
+    }
+
+    /// The cap in force.
+    pub(in crate::posix) const fn cap(&self) -> u64 {
+        self.cap
+    }
+
+    /// Returns whether this depot has to unlink files so that the directories come below the cap.
+    pub(in crate::posix) fn is_in_debt(&self) -> bool {
+        self.unspent() < self.owed
+    }
+
+    /// Returns whether the ledger should be asked soon, although nobody waits yet.
+    pub(in crate::posix) fn is_low(&self) -> bool {
+        let piece = piece(self.cap, self.block_max, self.members);
+        self.pot > 0 && self.spent > 0 && self.unspent() < piece / 2
+    }
+
+    /// Spends the bytes of a write that is about to begin.
+    pub(in crate::posix) fn spend(&mut self, bytes: u64, now_ms: u64) -> Result<(), Refused> {
+        if now_ms >= self.valid_until_ms {
+            return Err(Refused::Fenced);
+        }
+        let may = self.unspent().saturating_sub(self.owed);
+        let is_known = self.id.is_some() && bytes <= self.block_max;
+        if is_known && bytes <= may {
+            self.spent += bytes;
+            self.hungry = 0;
+            return Ok(());
+        }
+        if is_known && (self.owed > 0 || bytes > may.saturating_add(self.pot)) {
+            return Err(Refused::Empty);
+        }
+        self.wanted = self.wanted.max(bytes);
+        Err(Refused::Ask)
+    }
+
+    /// Asks the others for the place of a block. Returns whether there are others.
+    pub(in crate::posix) fn starve(&mut self, bytes: u64) -> bool {
+        self.hungry = self.hungry.max(bytes);
+        self.members > 1
+    }
+
+    /// Notes whether what was missing is there.
+    pub(super) fn feed(&mut self) {
+        if self.unspent() >= self.hungry {
+            self.hungry = 0;
+        }
+    }
+
+    /// Returns whether others still give up files for a place that this depot has found meanwhile.
+    pub(in crate::posix) const fn is_fed(&self) -> bool {
+        self.told_hungry > 0 && self.hungry == 0
+    }
+
+    /// Returns whether this depot has set aside what it owes.
+    pub(super) fn can_pay(&self) -> bool {
+        self.owed > 0 && self.unspent() >= self.owed
+    }
+
+    /// Asks for a survey, because all is granted and no file is known.
+    pub(in crate::posix) const fn doubt(&mut self) {
+        self.is_in_doubt = true;
+    }
+
+    /// Returns whether more can be granted soon, although nothing is unlinked.
+    pub(in crate::posix) const fn is_settling(&self) -> bool {
+        self.is_settling
+    }
+
+    /// Returns whether a write of `bytes` has to take the place of another file.
+    pub(in crate::posix) fn is_empty_for(&self, bytes: u64) -> bool {
+        self.id.is_some() && bytes > self.unspent().saturating_add(self.pot)
+    }
+
+    /// Returns whether a write may take over a file of `bytes`.
+    pub(in crate::posix) fn may_take_over(&self, bytes: u64, now_ms: u64) -> bool {
+        self.id.is_some() && now_ms < self.valid_until_ms && bytes <= self.block_max && self.owed == 0
+    }
+
+    /// Notes that a file takes over the bytes of another one: a removal and a write at once.
+    pub(in crate::posix) fn take_over(&mut self, bytes: u64) {
+        self.freed += bytes;
+        self.spent += bytes;
+    }
+
+    /// Notes that a write has ended and its file exists.
+    pub(in crate::posix) fn done(&mut self, bytes: u64) {
+        self.done += bytes;
+    }
+
+    /// Notes that a file's bytes are free again: it was unlinked, or a write ended without leaving one.
+    pub(in crate::posix) fn free(&mut self, bytes: u64) {
+        self.freed += bytes;
+    }
+
+    /// Begins a new membership, in which the `reserved` bytes of writes under way are granted and spent.
+    pub(super) fn join(&mut self, reserved: u64) {
+        self.id = None;
+        (self.freed, self.spent, self.done) = (0, reserved, 0);
+        (self.granted, self.giving, self.owed) = (i64::try_from(reserved).unwrap_or(i64::MAX), 0, 0);
+        self.told_hungry = 0;
+    }
+
+    /// What it reports in a turn in which it is to be granted `granted` bytes. It asks others for what is still missing
+    /// then: they would unlink files for nothing until its next turn.
+    pub(super) fn report(&self, cap: u64, granted: u64) -> Report {
+        // A block larger than any so far may be written once the ledger knows how large.
+        let in_flight = self.block_max.max(self.wanted).saturating_mul(self.writes_max);
+        let hungry = if self.unspent().saturating_add(granted) >= self.hungry { 0 } else { self.hungry };
+        Report { cap, freed: self.freed, done: self.done, in_flight, hungry }
+    }
+
+    /// Takes over what the ledger says.
+    pub(super) fn renew(&mut self, row: &Row) {
+        (self.granted, self.told_hungry) = (row.granted, row.hungry);
+        self.block_max = row.in_flight.checked_div(self.writes_max).unwrap_or(0);
+    }
+}
+
+/// How many bytes are granted at a time: so few that what all members hold unspent is a small part of the cap.
+pub(super) fn piece(cap: u64, block_max: u64, members: u64) -> u64 {
+    (cap / 16 / members.max(4)).max(block_max.saturating_mul(4)).min(cap)
+}
