@@ -97,7 +97,8 @@ STANDIN_VERBS := .work/standin/libibverbs.so.1
 WITH_STANDIN := KVDEPOT_STANDIN_VERBS=$(CURDIR)/$(STANDIN_VERBS)
 
 # Mooncake's package is linked with libibverbs, over TCP too.
-WITH_MOONCAKE := KVDEPOT_TEST_MOONCAKE=$(CURDIR)/$(MOONCAKE_VENV) LD_LIBRARY_PATH=$(CURDIR)/$(MOONCAKE_VENV)/lib-verbs
+WITH_MOONCAKE := KVDEPOT_TEST_MOONCAKE=$(CURDIR)/$(MOONCAKE_VENV) \
+	LD_LIBRARY_PATH=$(CURDIR)/$(MOONCAKE_VENV)/lib-verbs$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}
 
 # A process finds its driver under this name.
 STANDIN_CUDA := .work/standin/cuda/libcuda.so.1

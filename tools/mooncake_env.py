@@ -31,13 +31,21 @@ def make_environment(directory: Path) -> None:
         verbs.mkdir()
         script = f"-Wl,--version-script={VERSIONS}"
         run("cc", "-shared", "-fPIC", "-O1", script, "-o", verbs / "libibverbs.so.1", VERBS)
-        try:
-            run("env", f"LD_LIBRARY_PATH={verbs}", python, "-c", "import mooncake.store")
-        except subprocess.CalledProcessError:
-            reason = f"Mooncake's package cannot be imported here: it needs {SYSTEM}"
-            if os.environ.get("KVDEPOT_REQUIRE_MOONCAKE"):
-                sys.exit(reason)
-            (directory / "cannot-run").write_text(f"{reason}\n")
+        check(directory)
+
+
+def check(directory: Path) -> None:
+    """Records whether this system has the libraries that the package needs."""
+    note = directory / "cannot-run"
+    python = directory / "bin" / "python"
+    try:
+        run("env", f"LD_LIBRARY_PATH={directory / 'lib-verbs'}", python, "-c", "import mooncake.store")
+        note.unlink(missing_ok=True)
+    except subprocess.CalledProcessError:
+        reason = f"Mooncake's package cannot be imported here: it needs {SYSTEM}"
+        note.write_text(f"{reason}\n")
+        if os.environ.get("KVDEPOT_REQUIRE_MOONCAKE"):
+            sys.exit(reason)
 
 
 def main() -> None:
@@ -48,6 +56,8 @@ def main() -> None:
     recipe = digest(LOCK, Path(__file__), VERBS, VERSIONS)
     if not once(directory / "kvdepot-recipe", recipe, lambda: make_environment(directory)):
         print("mooncake-env: up to date")
+        if (directory / "cannot-run").exists():
+            check(directory)
 
 
 if __name__ == "__main__":

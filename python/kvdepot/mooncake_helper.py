@@ -103,7 +103,7 @@ def open_store(config_path: "str | None") -> "tuple[Any, str]":
     if code != 0:
         raise RuntimeError(
             f"Mooncake's setup failed with {code}: is the master at {config.master_server_address} up, and "
-            f"{config.metadata_server} reachable?"
+            f"{config.metadata_server.rpartition('@')[2]} reachable?"
         )
     return store, config.master_server_address
 
@@ -114,6 +114,9 @@ class Calls:
     def __init__(self, store: Any, memory: mmap.mmap, replicas: int) -> None:
         from mooncake.store import ReplicateConfig
 
+        missing = [name for name in ("batch_upsert_from", "batch_remove") if not hasattr(store, name)]
+        if missing:
+            raise RuntimeError(f"this release of Mooncake is too old: its client has no {', '.join(missing)}")
         self.store = store
         self.bytes = len(memory)
         # It keeps the memory mapped.

@@ -14,9 +14,11 @@ import pytest
 HANG_S = 120
 HOLDER = """
 import sys
+import time
 from mooncake.store import MooncakeDistributedStore
 store = MooncakeDistributedStore()
-assert store.setup("127.0.0.1", "P2PHANDSHAKE", 256 << 20, 16 << 20, "tcp", "", sys.argv[1]) == 0
+while store.setup("127.0.0.1", "P2PHANDSHAKE", 256 << 20, 16 << 20, "tcp", "", sys.argv[1]) != 0:
+    time.sleep(0.2)
 print("up", flush=True)
 sys.stdin.read()
 """
@@ -60,7 +62,10 @@ def start_master(binaries: Path) -> "tuple[subprocess.Popen[bytes], str]":
             except OSError:
                 time.sleep(0.05)
                 continue
-            return master, f"127.0.0.1:{port}"
+            # It ends when another process answered at the port.
+            time.sleep(0.2)
+            if master.poll() is None:
+                return master, f"127.0.0.1:{port}"
         master.kill()
         master.wait()
     raise AssertionError("no master of Mooncake starts")

@@ -1,5 +1,6 @@
 """Stores over Mooncake's own master: what one depot has dumped, another one loads."""
 
+import contextlib
 import os
 import select
 import subprocess
@@ -96,8 +97,10 @@ input()
     try:
         assert depot.stdout is not None
         pid = int(depot.stdout.readline())
-        children = Path(f"/proc/{pid}/task").glob("*/children")
-        helpers = [int(child) for file in children for child in file.read_text().split()]
+        helpers: list[int] = []
+        for file in Path(f"/proc/{pid}/task").glob("*/children"):
+            with contextlib.suppress(OSError):  # The thread has ended.
+                helpers += map(int, file.read_text().split())
         assert helpers
     finally:
         depot.kill()

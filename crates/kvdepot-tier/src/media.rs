@@ -34,14 +34,15 @@ pub enum MediumKind {
     Missing,
 }
 
+/// How long a lock may be held by the threads of a tier that is being dropped, or by another look.
+const LOCK_WAIT: Duration = Duration::from_millis(500);
+
 /// Looks at the medium of the tier with this name and these settings. Takes its lock for a moment, so `Busy` means that
 /// another process uses it.
 pub fn inspect(tier: &str, config: &Value) -> Result<MediumFacts> {
     match tier {
-        "Dax" => DaxTier::inspect(&DaxConfig { lock_wait: Duration::ZERO, ..DaxConfig::from_json(config)? }),
-        "Slab" => {
-            SlabTier::inspect(&SlabConfig { lock_wait: Duration::ZERO, ..SlabConfig::from_json(config)? })
-        }
+        "Dax" => DaxTier::inspect(&DaxConfig { lock_wait: LOCK_WAIT, ..DaxConfig::from_json(config)? }),
+        "Slab" => SlabTier::inspect(&SlabConfig { lock_wait: LOCK_WAIT, ..SlabConfig::from_json(config)? }),
         _ => Err(Error::new(ErrorKind::Unsupported, "a tier without a medium").with("tier", tier)),
     }
 }

@@ -71,7 +71,7 @@ impl Cluster {
             .arg(format!("--rpc_port={}", address.port()))
             .arg(format!("--metrics_port={metrics_port}"))
             // With leases of the default, 10 s, a removal would be busy for so long. A shorter one ends amid a slow read.
-            .args(["--rpc_address=127.0.0.1", "--default_kv_lease_ttl=500", "--client_ttl=3"])
+            .args(["--rpc_address=127.0.0.1", "--default_kv_lease_ttl=500"])
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
@@ -241,8 +241,14 @@ fn a_setup_that_fails_is_told_and_tried_again() {
         assert!(Instant::now() < end, "the helper connects");
         std::thread::sleep(Duration::from_millis(50));
     }
-    let bench = Bench::with(tier, conformance::spec("late", BlockLayout::new(vec![vec![5000]]).unwrap()));
+    let spec = || conformance::spec("late", BlockLayout::new(vec![vec![5000]]).unwrap());
     let end = Instant::now() + Duration::from_secs(120);
+    while tier.open_and_wait(&spec(), 0).is_err() {
+        // The store has no memory before the holder has mounted its own again.
+        assert!(Instant::now() < end, "a namespace opens after the master has come up");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let bench = Bench::with(tier, spec());
     while bench.write(0).is_err() {
         // The holder mounts its memory again by itself.
         assert!(Instant::now() < end, "it works after the master has come up");

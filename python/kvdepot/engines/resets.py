@@ -21,6 +21,7 @@ class Resets:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._generation = 0
+        self._late = 0
         self._under_way: Counter[int] = Counter()
         self._asked = 0
         self._confirmed = 0
@@ -35,19 +36,25 @@ class Resets:
     def settled(self) -> bool:
         """Whether the depot has only blocks that were stored since the last clear."""
         with self._lock:
-            late = any(generation != self._generation for generation in self._under_way)
+            late = any(generation < self._late for generation in self._under_way)
             return self._confirmed == self._asked and not late
 
     def clear(self) -> None:
         """Begins a generation and requests a reset."""
         with self._lock:
             self._generation += 1
+            self._late = self._generation
             self._ask()
 
     def flush(self) -> None:
         """Begins a generation without a reset: what is stored stays valid, but the memory of stores is reused."""
         with self._lock:
             self._generation += 1
+
+    def reuse(self) -> None:
+        """Notes that the memory of stores from before the last flush is reused: those still in flight are late."""
+        with self._lock:
+            self._late = self._generation
 
     def attempt(self, now_s: float) -> int | None:
         """Returns the number of a reset to send now; ``None`` if all are confirmed, or one was sent recently."""
@@ -76,7 +83,7 @@ class Resets:
             self._under_way[generation] -= 1
             if not self._under_way[generation]:
                 del self._under_way[generation]
-            if generation == self._generation:
+            if generation >= self._late:
                 return True
             self._ask()
             return False

@@ -241,8 +241,12 @@ def test_a_flush_resets_nothing_unless_a_store_outlives_it() -> None:
     resets.flush()
     assert (resets.settled, resets.begin(old)) == (True, False)
     assert resets.begin(resets.generation)
+    assert resets.begin(resets.generation)
     late = resets.generation
     resets.flush()
+    assert resets.end(late), "it has ended before the memory is reused"
+    assert (resets.settled, resets.attempt(0.0)) == (True, None)
+    resets.reuse()
     assert (resets.settled, resets.attempt(0.0)) == (False, None)
     assert not resets.end(late)
     resets.confirm(resets.attempt(0.0) or 0)

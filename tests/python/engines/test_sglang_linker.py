@@ -191,17 +191,11 @@ def test_pages_are_written_after_the_work_that_uses_them(opened: Open, monkeypat
     made, keys, gate = opened(heads()), names(1), Gate()
     gate.happened.set()
     assert stored(made, transfer(keys, 0))
-    monkeypatch.setattr(
-        made,
-        "_events",
-        SimpleNamespace(
-            Event=lambda: SimpleNamespace(record=lambda: gate.order.append("record"), synchronize=gate.synchronize)
-        ),
-    )
+    made.events = (gate,)
     monkeypatch.setattr(made._room, "begin_load", gate.before(made._room.begin_load))
     assert made.lookup("a", [transfer(keys)]) == [1]
     assert loaded(made, "a", transfer(keys, 5))
-    assert gate.order == ["record", "event", "copy"]
+    assert gate.order == ["event", "copy"]
 
 
 def test_a_hit_is_held_until_it_is_loaded_whatever_else_is_stored(opened: Open) -> None:
@@ -340,6 +334,29 @@ def test_a_copy_that_outlives_a_flush_is_forgotten(opened: Open, monkeypatch: py
     assert made.num_completed_offloads() == 0
 
 
+def test_a_copy_that_ends_during_a_flush_costs_nothing_stored(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pages are given to others only afterwards: the namespace, which other engines share, is not reset."""
+    made, keys, gate, begun = opened(heads()), names(2), Gate(), threading.Event()
+    assert stored(made, transfer(keys[:1], 0))
+    move = made._room.move
+
+    def late(*arguments: Any) -> list[bool]:
+        begun.set()
+        gate.synchronize()
+        return move(*arguments)
+
+    monkeypatch.setattr(made._room, "move", late)
+    assert made.offload([transfer(keys[1:], 1)])
+    assert begun.wait(UNTIL_S)
+    flushed = threading.Thread(target=made.reset)
+    flushed.start()
+    until(lambda: made._resets.generation == 1, "the flush has begun")
+    gate.happened.set()
+    flushed.join(UNTIL_S)
+    assert made._clearing.settled()
+    assert made.lookup("a", [transfer(keys)]) == [1, 2]
+
+
 def test_one_of_several_equal_ranks_writes_and_all_read(opened: Open, says: Any) -> None:
     pools = [heads(), heads()]
     pools[0].fill()
@@ -448,6 +465,24 @@ def test_decode_context_parallelism_is_refused(opened: Open, says: Any) -> None:
 def test_how_long_a_lookup_waits_for_a_tier(opened: Open, keys: dict[str, Any], seconds: float) -> None:
     config = {"load_policy": "faster", "start_depot": False, "attach_timeout_ms": 1, **keys}
     assert opened(heads(), **config)._wait_s == seconds
+
+
+def test_a_question_that_is_repeated_waits_for_tiers_only_once(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang asks in every pass of its scheduler for a request that it cannot admit (P2)."""
+    made = opened(heads(), load_policy="faster")
+    waits: list[float] = []
+
+    def hold(*_: Any, wait_s: float, **__: Any) -> int:
+        waits.append(wait_s)
+        return 0
+
+    monkeypatch.setattr(made._room, "hold", hold)
+    for chain in ("a", "a", "b", "b"):
+        assert made.lookup("waiting", [transfer(names(2, chain))]) == []
+    assert waits == [1.0, 0.05, 1.0, 0.05]
+    for number in range(linker.MISSES_KEPT + 10):
+        assert made.lookup(str(number), [transfer(names(1))]) == []
+    assert len(made._questions) <= linker.MISSES_KEPT + 1
 
 
 def test_where_the_pieces_of_a_page_are() -> None:

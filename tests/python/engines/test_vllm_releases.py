@@ -13,11 +13,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from engine_parts import BLOCK, FakeDepot, Step, found, geometry, options, request
 
 from kvdepot.engines.vllm.early import WrongConfigurationError, check_release
 from kvdepot.engines.vllm.releases import refusal
 from kvdepot.engines.vllm.releases.block_tables import BlockTables
 from kvdepot.engines.vllm.releases.sleep import HOOK
+from kvdepot.engines.vllm.scheduler import SchedulerSide
 from tools.vllm_surface.stubs import write_stubs
 from tools.vllm_surface.used import ENGINES, ROOT, imported, used_by_connector
 
@@ -237,6 +239,27 @@ def test_tables_that_a_step_has_not_changed_are_remembered() -> None:
     assert (tables.pages_of("a"), tables.pages_of("b")) == (PAGES, ([4], [5]))
     tables.follow(SimpleNamespace(block_ids={}), {"b"})
     assert (tables.pages_of("a"), tables.pages_of("b")) == (None, ([4], [5]))
+
+
+def test_a_table_that_changed_while_nothing_was_stored_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.29, after a reset: a running request was given a page in the steps that had no namespaces."""
+    monkeypatch.setattr("kvdepot.engines.vllm.requests.block_keys", list)
+    side = SchedulerSide(FakeDepot(), options(), geometry(0), 1)
+    side.open_namespaces([found(0, 1)])
+    side.new_request(request("r", 2 * BLOCK, known=5 * BLOCK))
+
+    def planned(step: Step, **tables: Any) -> Any:
+        output = step.output()
+        output.kv_connector_block_state = SimpleNamespace(block_ids=tables, boundary_state_offloads={})
+        return side.build_step(output)
+
+    planned(Step().starts("r", 0, 2 * BLOCK, [1, 2]), r=([1, 2],))
+    open_groups, side._namespaces.groups = side._namespaces.groups, []
+    side._forget()
+    planned(Step().goes_on("r", 2 * BLOCK, 1, None, ([3],)), r=([1, 2, 3],))
+    side._namespaces.groups = open_groups
+    saves = planned(Step().goes_on("r", 2 * BLOCK + 1, BLOCK - 1, None)).saves
+    assert {group: blocks.pages for group, blocks in saves.items()} == {0: [1, 2, 3]}
 
 
 def test_sleep_is_told_by_vllm_or_watched() -> None:

@@ -150,7 +150,25 @@ impl Shared {
         Err(Error::new(ErrorKind::Busy, what).with("namespace", root))
     }
 
+    /// Returns what the store has of a namespace. A record that another depot replaces at this moment is looked at again.
     fn stored(&self, root: NamespaceId, deadline: Instant) -> Result<Stored> {
+        for _ in 1..RECORD_LOOKS_MAX {
+            match self.look(root, deadline)? {
+                None | Some(Stored::Damaged) => {}
+                Some(stored) => return Ok(stored),
+            }
+            if self.link.stops_within(RECORD_PAUSE) {
+                break;
+            }
+        }
+        self.look(root, deadline)?.ok_or_else(|| {
+            Error::new(ErrorKind::Busy, "a namespace's epoch in Mooncake is being replaced")
+                .with("namespace", root)
+        })
+    }
+
+    /// Reads a record. `None` if it is being replaced.
+    fn look(&self, root: NamespaceId, deadline: Instant) -> Result<Option<Stored>> {
         let deadline = self.patience(deadline);
         let extent = self.staging.take(RECORD_BYTES_MAX, deadline)?;
         let call = Call {
@@ -161,19 +179,22 @@ impl Shared {
         };
         let (codes, extent) = self.fetch(call, extent, deadline)?;
         let code = codes.first().copied().unwrap_or(code::NOT_FOUND);
-        if code == code::NOT_FOUND || code == code::NOT_READY {
-            return Ok(Stored::Nothing);
+        if code == code::NOT_READY {
+            return Ok(None);
+        }
+        if code == code::NOT_FOUND {
+            return Ok(Some(Stored::Nothing));
         }
         // Longer than any record: something else.
         if code == TOO_LONG {
-            return Ok(Stored::Damaged);
+            return Ok(Some(Stored::Damaged));
         }
         let Ok(len) = usize::try_from(code) else {
             return Err(refused(code, &names::record(&self.config.prefix, root)));
         };
         let mut text = vec![0; len.min(RECORD_BYTES_MAX)];
         extent.memory().read(extent.at(), &mut text)?;
-        Ok(Record::parse(&text, root).map_or(Stored::Damaged, Stored::Record))
+        Ok(Some(Record::parse(&text, root).map_or(Stored::Damaged, Stored::Record)))
     }
 
     fn write_record(
@@ -228,6 +249,10 @@ impl Shared {
 
 /// Mooncake's answer for a buffer that is shorter than the value.
 const TOO_LONG: i64 = -600;
+
+/// How often a record is read that is being replaced, or looks damaged.
+const RECORD_LOOKS_MAX: usize = 6;
+const RECORD_PAUSE: Duration = Duration::from_millis(20);
 
 /// Returns a number that no other record has.
 fn fresh_token() -> Result<u64> {

@@ -46,17 +46,21 @@ impl Transport {
 
     /// Returns whether others could read what is sent: the address is of `http://`, and not on this machine.
     pub(super) fn is_exposed(&self, endpoint: &str) -> bool {
-        let host = endpoint.strip_prefix("http://").unwrap_or_default();
-        let is_here = ["127.0.0.1", "localhost", "[::1]"].iter().any(|here| {
-            host.strip_prefix(here).is_some_and(|rest| rest.is_empty() || rest.starts_with([':', '/']))
-        });
-        self.is_plain && !is_here
+        self.is_plain && !is_here(endpoint)
     }
 
     /// Returns a maker of connections that counts the requests on this bill.
     pub(super) fn metered(&self, bill: Bill) -> Metered {
         Metered { meter: Arc::clone(&self.meter), bill: Arc::new(bill) }
     }
+}
+
+/// Returns whether an `http://` address is on this machine. What stands before an `@` is a user, not a host.
+fn is_here(endpoint: &str) -> bool {
+    let rest = endpoint.strip_prefix("http://").unwrap_or_default();
+    let place = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    let host = ["127.0.0.1", "localhost", "[::1]"].iter().find_map(|here| place.strip_prefix(here));
+    !place.contains('@') && host.is_some_and(|port| port.is_empty() || port.starts_with(':'))
 }
 
 /// Makes the error of a client that cannot be made.
@@ -79,4 +83,26 @@ fn certificates(path: &FilePath) -> Result<Vec<Certificate>> {
         return Err(bad("there is no certificate in the file to trust a store by: it must be PEM"));
     }
     Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_here;
+
+    #[test]
+    fn only_addresses_of_this_machine_are_here() {
+        for here in
+            ["http://127.0.0.1:9000", "http://localhost", "http://[::1]:1/path", "http://localhost/?x=@"]
+        {
+            assert!(is_here(here), "{here}");
+        }
+        for elsewhere in [
+            "http://store.example",
+            "http://localhost:x@store.example",
+            "http://localhost.example",
+            "https://localhost",
+        ] {
+            assert!(!is_here(elsewhere), "{elsewhere}");
+        }
+    }
 }

@@ -121,7 +121,7 @@ pub(crate) fn until(what: &str, is: impl Fn() -> bool) {
     let end = Instant::now() + PATIENCE;
     while !is() {
         assert!(Instant::now() < end, "{what}");
-        std::thread::yield_now();
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

@@ -5,7 +5,6 @@ offload as a miss, but aborts a request whose load fails after it was accepted. 
 in the depot's pool, and it stays leased until it was loaded.
 """
 
-import importlib
 import logging
 import threading
 from collections import deque
@@ -38,6 +37,10 @@ COPY_S = 10.0
 """Seconds that a dump or load may take, all in memory: longer than in HiCache, since a failed load aborts a request."""
 QUIET_S = 2 * COPY_S + 1.0
 """Seconds that a reset waits for copies in flight. Each begins within ``COPY_S``, and ends within another."""
+AGAIN_S = 0.05
+"""Seconds that a lookup waits for tiers when SGLang repeats a question that has found nothing."""
+MISSES_KEPT = 256
+"""Questions without a hit that are remembered."""
 REMEDY = "restart SGLang"
 """What to do after an update of the weights in place."""
 
@@ -51,7 +54,7 @@ class Load:
     index: int
     owners: tuple[bytes, ...]
     pools: dict[str, tuple[list[bytes], list[Any]]]
-    ready: Any
+    ready: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ class Offload:
 
 @dataclass(frozen=True)
 class Question:
-    """What a request asked for, and how long its hit is."""
+    """What a request asked for, and how long its hit is; 0 for a miss."""
 
     hashes: tuple[bytes, ...]
     windows: dict[str, int]
@@ -130,7 +133,6 @@ class KVDepotLinker(UnifiedCacheLinker):
         self.layer_done_counter = LayerWiseLoadCounter(self._group.num_layers)
         if "mamba" in self._pages:
             params.req_to_token_pool.register_layer_transfer_counter(self.layer_done_counter)
-        self._events = importlib.import_module("sglang.srt.utils").get_device_module()
         self._loads: Worker[Load] = Worker("kvdepot-load", self._load)
         self._offloads: Worker[Offload] = Worker("kvdepot-offload", self._offload)
 
@@ -182,9 +184,8 @@ class KVDepotLinker(UnifiedCacheLinker):
                 hashes += page_hashes(one.keys)
                 indices.append(one.host_indices)
         index = int(self.layer_done_counter.update_producer())
-        # Work that was submitted before may still use these pages.
-        ready = self._events.Event()
-        ready.record()
+        # Work that was submitted before may still use these pages, and the forward pass has a stream of its own.
+        ready = tuple(self.record_offload_ready())
         for rid in queued:
             self._questions.pop(rid, None)
         owners = tuple(map(_owner, queued))
@@ -234,6 +235,8 @@ class KVDepotLinker(UnifiedCacheLinker):
         self._loads.drain(QUIET_S)
         if not self._offloads.drain(QUIET_S):
             self._counters.trouble("late_offload", f"an offload has not ended {QUIET_S:.0f} s after a flush")
+        # A copy that still runs may read pages of others from now on.
+        self._resets.reuse()
         with self._lock:
             self._results.clear()
         self.layer_done_counter.reset()
@@ -258,17 +261,18 @@ class KVDepotLinker(UnifiedCacheLinker):
         if not self._clearing.settled():
             return 0
         asked = self._questions.get(rid)
-        if asked is not None and (asked.hashes, asked.windows) == (tuple(hashes), windows):
+        is_repeated = asked is not None and (asked.hashes, asked.windows) == (tuple(hashes), windows)
+        if is_repeated:
             held = self._room.renew(_owner(rid))
             if held:
                 return held
-        found = self._room.hold(windows, hashes, self._room.until(), owner=_owner(rid), wait_s=self._wait_s) or 0
+        # The scheduler waits, too: a request that cannot be admitted must not stop the others in every pass.
+        wait_s = min(self._wait_s, AGAIN_S) if is_repeated else self._wait_s
+        found = self._room.hold(windows, hashes, self._room.until(), owner=_owner(rid), wait_s=wait_s) or 0
         self._counters.add("asked", len(hashes))
         self._counters.add("hit", found)
-        self._questions.pop(rid, None)
-        if found:
-            self._forget_old()
-            self._questions[rid] = Question(tuple(hashes), windows, found)
+        self._forget_old()
+        self._questions[rid] = Question(tuple(hashes), windows, found)
         return found
 
     def _still_held(self, rid: str, pages: int) -> bool:
@@ -279,7 +283,7 @@ class KVDepotLinker(UnifiedCacheLinker):
 
     def _forget_old(self) -> None:
         """Forgets questions of requests that nothing is held for: SGLang does not say when it forgets a request."""
-        if len(self._questions) > 2 * self._room.held():
+        if len(self._questions) > 2 * self._room.held() + MISSES_KEPT:
             held = self._room.owners()
             self._questions = {rid: asked for rid, asked in self._questions.items() if _owner(rid) in held}
 
@@ -313,7 +317,8 @@ class KVDepotLinker(UnifiedCacheLinker):
 
     def _loaded(self, job: Load, tasks: list[tuple[DevicePages, Any]]) -> str:
         """Loads a batch, and says of each layer but the last when it is in place. Returns why it failed, if it did."""
-        job.ready.synchronize()
+        for event in job.ready:
+            event.synchronize()
         for name, (hashes, indices) in job.pools.items():
             task = self._room.begin_load(name, hashes, self._places(name, indices))
             if task is None:

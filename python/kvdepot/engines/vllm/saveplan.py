@@ -46,13 +46,16 @@ class SavePlan:
         self._tables = BlockTables()
         self._keeps_states = any(group.keeps_state for group in geometry.groups)
 
+    def follow(self, output: "SchedulerOutput", alive: Mapping[str, RequestState]) -> None:
+        """Takes a step's block tables. For every step: vLLM 0.29 tells a table only when it has changed."""
+        self._tables.follow(output.kv_connector_block_state, alive)
+
     def complete(self, output: "SchedulerOutput", requests: Mapping[str, RequestState]) -> tuple[GroupBlocks, bool]:
         """Returns the blocks whose last token this step computes, or that another connector has loaded.
 
         Also returns whether a request of the step starts on KV that another connector has loaded, or loads in this
         step.
         """
-        self._tables.follow(output.kv_connector_block_state, requests)
         saves: GroupBlocks = {}
         foreign = False
         computed = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}

@@ -334,6 +334,7 @@ class SchedulerSide:
         )
         # Needed even without a namespace: dumps of an earlier step may still read these pages.
         self._add_fresh_pages(step, output)
+        self._saves.follow(output, self._requests)
         if not self._namespaces.groups:
             if self._namespaces.misses_ranks():
                 self._namespaces.step_without_ranks()
