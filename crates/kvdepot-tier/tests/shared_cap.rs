@@ -24,6 +24,14 @@ const CHILD: &str = "KVDEPOT_TEST_SHARED_CAP_DIR";
 const CHILD_CAP: &str = "KVDEPOT_TEST_SHARED_CAP_BLOCKS";
 const CHILD_FROM: &str = "KVDEPOT_TEST_SHARED_CAP_FROM";
 const CHILD_UNTIL: &str = "KVDEPOT_TEST_SHARED_CAP_UNTIL";
+const CHILD_LEASE_MS: &str = "KVDEPOT_TEST_SHARED_CAP_LEASE_MS";
+/// Where the tests make their directories instead of in the system's temporary directory: on an NFS mount, for example.
+const PLACE: &str = "KVDEPOT_TEST_DIR";
+
+fn directory() -> tempfile::TempDir {
+    let place = std::env::var_os(PLACE).map_or_else(std::env::temp_dir, PathBuf::from);
+    tempfile::tempdir_in(place).unwrap()
+}
 
 fn shared(dir: &Path, blocks: u64) -> PosixConfig {
     PosixConfig { capacity_bytes: blocks * FILE_BYTES, shared: true, capacity_shared: true, ..config(dir) }
@@ -114,7 +122,11 @@ fn child() {
     else {
         return;
     };
-    let bench = Bench::new(open(shared(dir.as_ref(), cap)));
+    let mut config = shared(dir.as_ref(), cap);
+    if let Some(lease_ms) = number(CHILD_LEASE_MS) {
+        config.ledger_lease = Duration::from_millis(lease_ms);
+    }
+    let bench = Bench::new(open(config));
     // The test's name is on this line.
     println!();
     for n in from..end {
@@ -135,7 +147,11 @@ struct Depot {
 
 impl Depot {
     fn start(dir: &Path, cap: u64, blocks: std::ops::Range<u64>) -> Self {
-        let mut process = Command::new(std::env::current_exe().unwrap())
+        Self::start_with(&mut Command::new(std::env::current_exe().unwrap()), dir, cap, blocks)
+    }
+
+    fn start_with(command: &mut Command, dir: &Path, cap: u64, blocks: std::ops::Range<u64>) -> Self {
+        let mut process = command
             .args(["child", "--exact", "--nocapture", "--test-threads=1"])
             .env(CHILD, dir)
             .env(CHILD_CAP, cap.to_string())
@@ -191,7 +207,7 @@ fn snapshot(dir: &Path, depots: &[Depot]) -> u64 {
 #[test]
 fn processes_that_are_killed_keep_one_cap() {
     const CAP: u64 = 32;
-    let dir = tempfile::tempdir().unwrap();
+    let dir = directory();
     let start = |n: u64| Depot::start(dir.path(), CAP, n * 1_000_000..(n + 1) * 1_000_000);
     let mut depots: Vec<Depot> = (0..3).map(start).collect();
     let mut most = 0;
@@ -213,10 +229,43 @@ fn processes_that_are_killed_keep_one_cap() {
     assert!(most > CAP / 2 * FILE_BYTES, "the cap is also used");
 }
 
+/// A process is stopped for longer than its lease, so that others are granted what it had, and goes on in the middle of
+/// its writes.
+#[test]
+fn a_process_that_is_stopped_and_continued_keeps_the_cap() {
+    use rustix::process::Signal;
+    const CAP: u64 = 32;
+    const LEASE: Duration = Duration::from_secs(2);
+    let dir = directory();
+    let start = |n: u64| {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.env(CHILD_LEASE_MS, LEASE.as_millis().to_string());
+        Depot::start_with(&mut command, dir.path(), CAP, n * 1_000_000..(n + 1) * 1_000_000)
+    };
+    let mut depots = [start(0), start(1)];
+    for round in 0..3 {
+        depots.iter_mut().for_each(|depot| depot.wait_written(8));
+        depots[0].signal(Signal::STOP);
+        until("a stopped process stops", || depots[0].is_stopped());
+        let stopped = Instant::now();
+        while stopped.elapsed() < 2 * LEASE {
+            depots[1].wait_written(4);
+            let bytes = snapshot(dir.path(), &depots[1..]);
+            assert!(bytes <= CAP * FILE_BYTES, "round {round}, one stopped: {bytes} bytes");
+        }
+        depots[0].signal(Signal::CONT);
+        for _ in 0..4 {
+            depots.iter_mut().for_each(|depot| depot.wait_written(2));
+            let bytes = snapshot(dir.path(), &depots);
+            assert!(bytes <= CAP * FILE_BYTES, "round {round}, continued: {bytes} bytes");
+        }
+    }
+}
+
 #[test]
 fn the_grant_of_a_killed_process_returns() {
     const CAP: u64 = 64;
-    let dir = tempfile::tempdir().unwrap();
+    let dir = directory();
     let mut dead = Depot::start(dir.path(), CAP, 0..8);
     dead.wait_written(8);
     drop(dead);
@@ -236,7 +285,7 @@ fn the_grant_of_a_killed_process_returns() {
 #[test]
 fn a_depot_that_ends_gives_back_its_grant() {
     const CAP: u64 = 40;
-    let dir = tempfile::tempdir().unwrap();
+    let dir = directory();
     let first = Bench::new(open(shared(dir.path(), CAP)));
     let second = Bench::new(open(shared(dir.path(), CAP)));
     for n in 0..4 {
@@ -261,7 +310,7 @@ fn a_depot_that_ends_gives_back_its_grant() {
 #[test]
 fn a_depot_that_comes_late_evicts_what_others_wrote() {
     const CAP: u64 = 16;
-    let dir = tempfile::tempdir().unwrap();
+    let dir = directory();
     let late = Bench::new(open(shared(dir.path(), CAP)));
     late.drain();
     let early = Bench::new(open(shared(dir.path(), CAP)));
@@ -277,7 +326,7 @@ fn a_depot_that_comes_late_evicts_what_others_wrote() {
 
 #[test]
 fn the_smallest_cap_holds_for_all() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = directory();
     let large = open(shared(dir.path(), 40));
     let bench = Bench::new(Arc::clone(&large) as _);
     for n in 0..30 {
@@ -326,7 +375,7 @@ fn a_damaged_ledger_begins_anew_below_the_cap() {
         }),
     ];
     for (what, damage) in damages {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = directory();
         let (one, two) = (open(shared(dir.path(), CAP)), open(shared(dir.path(), CAP)));
         let (one, two) = (Bench::new(one), Bench::new(two));
         for n in 0..30 {
@@ -353,7 +402,7 @@ fn a_damaged_ledger_begins_anew_below_the_cap() {
 /// The directory with the ledger does not answer: writes stop, also those to another directory, and reads go on.
 #[test]
 fn a_ledger_out_of_reach_stops_writes_only() {
-    let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (first, second) = (directory(), directory());
     let faults = Faults::default();
     let plain = |dir: &Path| Arc::new(DirDevice::open(dir, DirectUse::Never).unwrap()) as Arc<dyn Device>;
     let devices = vec![
@@ -379,24 +428,126 @@ fn a_ledger_out_of_reach_stops_writes_only() {
     until("writes go on", || bench.write(numbers.next().unwrap()).is_ok());
 }
 
+/// A full disk: blocks make room for the ledger, because no write gets as far as that without it.
+#[test]
+fn the_ledger_finds_room_on_a_full_disk() {
+    let memory = MemoryDevice::default();
+    let lease = Duration::from_secs(2);
+    let config = PosixConfig { ledger_lease: lease, ..shared(Path::new("memory"), 4096) };
+    let tier = PosixTier::open_on_devices(config, vec![Arc::new(memory.clone())]).unwrap();
+    let bench = Bench::new(Arc::new(tier));
+    for n in 0..40 {
+        until("blocks are stored", || bench.write(n).is_ok());
+    }
+    let newest = || {
+        let mut last = 0;
+        let mut note = |entry: kvdepot_io::ListEntry| last = last.max(entry.name.parse::<u64>().unwrap_or(0));
+        memory.list(Path::new(".kvdepot-ledger"), &mut note).unwrap();
+        last
+    };
+    // Less than there is: nothing fits before many blocks are gone, not even in the place of an old ledger.
+    memory.set_disk_bytes(Some(24 * FILE_BYTES));
+    let before = newest();
+    until("the ledger is written on", || newest() > before + 2);
+    until("blocks are stored again", || bench.write(50).is_ok());
+}
+
+/// Without hard links there is no ledger, so that the tier does not start: it would promise what it cannot keep.
+#[test]
+fn a_file_system_without_hard_links_is_an_error() {
+    let faults = Faults::default();
+    faults.forbid_links();
+    let device: Arc<dyn Device> = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::default()), faults));
+    let error =
+        PosixTier::open_on_devices(shared(Path::new("memory"), 100), vec![Arc::clone(&device)]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    let text = error.to_string();
+    assert!(text.contains("hard links") && text.contains("posix_capacity_shared to false"), "{text}");
+    let each = PosixConfig { capacity_shared: false, ..shared(Path::new("memory"), 100) };
+    let bench = Bench::new(Arc::new(PosixTier::open_on_devices(each, vec![device]).unwrap()));
+    bench.write(1).unwrap();
+}
+
+/// The depots name the same directories in the same order: the ledger lies in the first one.
+#[test]
+fn a_ledger_in_another_than_the_first_directory_is_an_error() {
+    let (first, second) = (directory(), directory());
+    let tier = open(shared(first.path(), 100));
+    until("a ledger is written", || newest(first.path()) > 0);
+    drop(tier);
+    let mut config = shared(second.path(), 100);
+    config.directories.push(first.path().to_owned());
+    let error = PosixTier::open(config.clone()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    assert!(error.to_string().contains("in the same order"), "{error}");
+    config.directories.reverse();
+    drop(open(config));
+}
+
+/// A ledger of a later version is no damaged one, which a depot may replace.
+#[test]
+fn the_ledger_of_a_later_version_is_left_alone() {
+    let dir = directory();
+    let config = || PosixConfig { ledger_lease: Duration::from_secs(2), ..shared(dir.path(), 100) };
+    let bench = Bench::new(open(config()));
+    until("a block is stored", || bench.write(1).is_ok());
+    bench.drain();
+    drop(bench);
+    let last = newest(dir.path());
+    let mut bytes = std::fs::read(ledger(dir.path()).join(format!("{last:020}"))).unwrap();
+    let end = bytes.len() - 8;
+    bytes[8] = 2;
+    bytes[16..24].copy_from_slice(&(last + 1).to_le_bytes());
+    let crc = kvdepot_io::checksum::crc64(&bytes[..end]);
+    bytes[end..].copy_from_slice(&crc.to_le_bytes());
+    let planted = ledger(dir.path()).join(format!("{:020}", last + 1));
+    std::fs::write(&planted, &bytes).unwrap();
+    let bench = Bench::new(open(config()));
+    until("writes are refused", || bench.write(2).is_err_and(|error| error.kind() == ErrorKind::Busy));
+    assert!(bench.read_is_right(1), "blocks are read");
+    assert_eq!((newest(dir.path()), std::fs::read(&planted).unwrap()), (last + 1, bytes));
+}
+
 /// The ledger is opt-in.
 #[test]
 fn a_ledger_is_kept_only_for_a_shared_cap() {
     let each = |dir: &Path| PosixConfig { capacity_shared: false, ..shared(dir, 100) };
     let by_disk = |dir: &Path| PosixConfig { capacity_percent: 50, ..config(dir) };
     for config in [&each as &dyn Fn(&Path) -> PosixConfig, &by_disk] {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = directory();
         let bench = Bench::new(open(config(dir.path())));
         bench.write_all(3);
         bench.drain();
+        assert_eq!(bench.tier.figures(), []);
         assert!(!ledger(dir.path()).exists());
         assert_eq!(files(dir.path()).len(), 4);
     }
 }
 
 #[test]
+fn stat_tells_of_the_shared_cap() {
+    const CAP: u64 = 40;
+    let dir = directory();
+    let depots = [0, 1].map(|_| Bench::new(open(shared(dir.path(), CAP))));
+    for (n, bench) in (0..).zip(&depots) {
+        until("a block is stored", || bench.write(n).is_ok());
+    }
+    let figure =
+        |bench: &Bench, name: &str| bench.tier.figures().iter().find(|(one, _)| *one == name).unwrap().1;
+    let mut n = 10;
+    until("each knows of the other", || {
+        n += 1;
+        depots.iter().all(|bench| bench.write(n).is_ok() && figure(bench, "shared_depots") == 2)
+    });
+    for bench in &depots {
+        let (bytes, granted) = (figure(bench, "shared_bytes"), figure(bench, "shared_granted_bytes"));
+        assert!(granted + FILE_BYTES <= bytes && bytes <= CAP * FILE_BYTES, "{granted} of {bytes} bytes");
+    }
+}
+
+#[test]
 fn a_shared_cap_needs_shared_directories_and_a_cap() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = directory();
     let own = PosixConfig { shared: false, ..shared(dir.path(), 100) };
     for config in [own, shared(dir.path(), 0)] {
         let error = config.check().unwrap_err();

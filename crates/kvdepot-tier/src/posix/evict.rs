@@ -123,8 +123,10 @@ impl Shared {
                     return Ok(true);
                 }
                 Err(Refused::Empty) => return Ok(false),
-                Err(Refused::Ask) => {
-                    self.ledger.notify_one();
+                Err(refused @ (Refused::Ask | Refused::Crowded)) => {
+                    if refused == Refused::Ask {
+                        self.ledger.notify_one();
+                    }
                     // The membership may end while the ledger's thread hangs.
                     state.wait_until(&self.changed, deadline.min(Instant::now() + FENCE_INTERVAL));
                     if Instant::now() < deadline && state.chores.stop_at.is_none() {
@@ -134,7 +136,11 @@ impl Shared {
                         }
                         continue;
                     }
-                    "the ledger of a shared directory did not answer in time"
+                    if refused == Refused::Crowded {
+                        "too many writes to a shared directory do not end"
+                    } else {
+                        "the ledger of a shared directory did not answer in time"
+                    }
                 }
                 Err(Refused::Fenced) => {
                     "the ledger of a shared directory cannot be kept now, so that the cap of all depots cannot be kept"

@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use kvdepot_core::limits::BLOCK_ALIGN_BYTES;
 use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, Result};
 
 use super::index::{Entry, Taken, time_of};
@@ -63,24 +62,16 @@ impl Shared {
             };
             keys.iter().filter_map(file).collect()
         };
-        let is_shared = self.lock().purse.is_some();
-        let unlink = |(key, space, directory): &(BlockKey, Arc<Space>, usize)| {
-            let (device, path) = (self.device(*directory), space.block_path(key.hash));
-            // The index may have learned the length from a checkpoint; the ledger gets back what really lay there.
-            let stat = if is_shared { device.stat(&path).ok().flatten() } else { None };
-            let length = stat.map_or(0, |stat| stat.bytes.next_multiple_of(BLOCK_ALIGN_BYTES));
-            device.unlink(&path).map(|unlinked| (unlinked, length))
-        };
         let (mut freed, mut first) = (0, Ok(()));
-        for file in files {
-            let (outcome, (key, _, directory)) = (unlink(&file), file);
+        for (key, space, directory) in files {
+            let path = space.block_path(key.hash);
+            let unlinking = self.begin_unlink(directory, &path);
+            let outcome = self.device(directory).unlink(&path);
             match outcome {
-                Ok((unlinked, length)) => {
+                Ok(unlinked) => {
                     let mut state = self.lock();
                     let bytes = state.end_leaving(&key, unlinked);
-                    if let Some(purse) = &mut state.purse {
-                        purse.free(bytes.min(length));
-                    }
+                    state.end_unlink(unlinking, bytes);
                     let look = state.chores.discover;
                     drop(state);
                     // A file that was not there gave nothing back to the file system.
@@ -93,7 +84,10 @@ impl Shared {
                 Err(error) => {
                     // On a read-only disk all blocks are equally impossible to remove.
                     let keeps_order = self.device(directory).is_read_only();
-                    self.lock().fail_leaving(key, keeps_order);
+                    let mut state = self.lock();
+                    state.fail_leaving(key, keeps_order);
+                    state.end_unlink(unlinking, 0);
+                    drop(state);
                     first = Err(error.with("key", key));
                 }
             }

@@ -369,6 +369,11 @@ impl Tier for PosixTier {
         self.engine.name()
     }
 
+    fn figures(&self) -> Vec<(&'static str, u64)> {
+        let now_ms = self.shared.now_ms();
+        self.shared.lock().purse.as_ref().map_or_else(Vec::new, |purse| purse.figures(now_ms))
+    }
+
     fn keys_from(&self, namespace: NamespaceId, from: u64) -> (Vec<BlockKey>, Option<u64>) {
         let from = u32::try_from(from).unwrap_or(u32::MAX);
         let (keys, next) = self.shared.lock().index.keys(namespace, from, PIECE_SLOTS);

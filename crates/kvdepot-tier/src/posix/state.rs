@@ -21,6 +21,7 @@ use kvdepot_core::limits::{
 };
 use kvdepot_core::{BlockHash, BlockKey, Error, ErrorKind, NamespaceId};
 use kvdepot_io::Device;
+use kvdepot_io::boot_time::boot_time;
 use parking_lot::{Condvar, Mutex};
 
 use super::PosixConfig;
@@ -141,7 +142,8 @@ pub(super) struct Shared {
     pub(super) unlinks: Condvar,
     /// Wakes the ledger's thread.
     pub(super) ledger: Condvar,
-    opened: Instant,
+    /// By `boot_time`.
+    opened: Duration,
     temporaries: AtomicU64,
 }
 
@@ -237,7 +239,7 @@ impl Shared {
             work: Condvar::new(),
             unlinks: Condvar::new(),
             ledger: Condvar::new(),
-            opened: Instant::now(),
+            opened: boot_time(),
             temporaries: AtomicU64::new(0),
         }
     }
@@ -252,9 +254,10 @@ impl Shared {
         Duration::from_nanos(self.hold_max_ns.swap(0, Ordering::Relaxed))
     }
 
-    /// Milliseconds since the tier was opened.
+    /// Milliseconds since the tier was opened, those included in which the machine was suspended: other nodes count
+    /// them, too.
     pub(super) fn now_ms(&self) -> u64 {
-        u64::try_from(self.opened.elapsed().as_millis()).unwrap_or(u64::MAX)
+        u64::try_from(boot_time().saturating_sub(self.opened).as_millis()).unwrap_or(u64::MAX)
     }
 
     /// The cap in force: another depot that shares the directories may have a smaller one.

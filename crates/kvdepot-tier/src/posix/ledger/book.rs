@@ -73,6 +73,8 @@ pub(super) struct Book {
     pub(super) next_id: u64,
     /// Surveys that have ended.
     pub(super) rounds: u64,
+    /// The number of directories, the same for all members.
+    pub(super) directories: u64,
     /// Whether `bound` is known to be too high, so that a survey is worth its time.
     pub(super) is_due: bool,
     pub(super) round: Option<Round>,
@@ -81,14 +83,14 @@ pub(super) struct Book {
 
 impl Book {
     /// The first ledger of directories that hold at most `bound` bytes.
-    pub(super) fn new(bound: u64) -> Self {
-        Self { bound: bound.min(BYTES_MAX), next_id: 1, is_due: true, ..Self::default() }
+    pub(super) fn new(bound: u64, directories: u64) -> Self {
+        Self { bound: bound.min(BYTES_MAX), next_id: 1, is_due: true, directories, ..Self::default() }
     }
 
     /// The ledger after one that cannot be read: everything may be granted, and there may be members who do not know
     /// yet that they have lost their grants.
-    pub(super) fn after_loss(cap: u64) -> Self {
-        let mut book = Self::new(cap);
+    pub(super) fn after_loss(cap: u64, directories: u64) -> Self {
+        let mut book = Self::new(cap, directories);
         // And writes of the dead that may still arrive: how many nobody knows, but they are few.
         let in_flight = cap / LOST_IN_FLIGHT_PART;
         book.rows.push(Row { id: 0, cap, in_flight, ..Row::named(String::new()) });
@@ -170,10 +172,11 @@ impl Book {
         if self.row(id).is_none() {
             return;
         }
+        let was_due = self.is_due;
         self.bound -= unspent.min(self.bound);
         self.expire(id, reserved);
         // Its books are balanced.
-        self.is_due |= reserved > 0;
+        self.is_due = was_due || reserved > 0;
         self.rows.retain(|row| !row.is_gone || row.in_flight > 0);
     }
 
@@ -189,10 +192,10 @@ impl Book {
 
     /// Notes that nothing of a dead member can arrive any more.
     pub(super) fn forget(&mut self, id: u64) {
-        for row in self.rows.iter_mut().filter(|row| row.id == id && row.is_gone) {
+        for row in self.rows.iter_mut().filter(|row| row.id == id && row.is_gone && row.in_flight > 0) {
             row.in_flight = 0;
+            self.is_due = true;
         }
-        self.is_due = true;
     }
 
     /// Begins a survey.

@@ -13,13 +13,16 @@ use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_io::Device;
 
 use super::book::Book;
-use super::codec::{LEDGER_BYTES_MAX, decode, encode};
+use super::codec::{LEDGER_BYTES_MAX, decode, encode, later_version};
 use crate::posix::identity::Identity;
 
 /// The directory of the ledger.
 pub(super) const LEDGER_DIR: &str = ".kvdepot-ledger";
-/// Versions that stay. A member that reads an outdated listing finds the next name taken, and not free again.
+/// Versions that stay, besides the first one. A member that reads an outdated listing finds the next name taken, and not
+/// free again.
 const VERSIONS_KEPT: u64 = 16;
+/// Never removed: a depot that finds no ledger, because it reads an outdated listing, does not begin a second one.
+const FIRST: u64 = 1;
 /// The last version.
 const NUMBER_MAX: u64 = 1 << 53;
 /// Listings until a version is found that is not removed meanwhile.
@@ -76,6 +79,9 @@ impl Chain {
             let Some(number) = self.numbers()?.0.pop() else { return Ok(Found::Nothing) };
             match self.device.read_small(&path_of(number), LEDGER_BYTES_MAX) {
                 Ok(Some(bytes)) => {
+                    if let Some(version) = later_version(&bytes) {
+                        return Err(self.later(version));
+                    }
                     return Ok(decode(&bytes, number)
                         .map_or(Found::Damaged(number), |book| Found::Book(number, book)));
                 }
@@ -87,6 +93,37 @@ impl Chain {
         }
         Err(Error::new(ErrorKind::Busy, "the ledger changes faster than it can be read")
             .with("path", self.path().display()))
+    }
+
+    fn later(&self, version: u32) -> Error {
+        let what = "a later kvdepot keeps the ledger of this directory: use that version for all depots of it, or end \
+                    them all and remove the ledger";
+        Error::new(ErrorKind::Unsupported, what).with("path", self.path().display()).with("version", version)
+    }
+
+    /// Checks that a ledger can be kept here; `names` are three new temporary names. Only what no later attempt can mend
+    /// is an error.
+    pub(super) fn check(&self, names: [String; 3]) -> Result<()> {
+        let directory = Path::new(LEDGER_DIR);
+        let [one, two, other] = names.map(|name| directory.join(name));
+        let made = self.device.make_dir(directory);
+        let linked = made
+            .and_then(|()| self.device.write_small(&one, &other, b"can this file have a second name?\n"))
+            .and_then(|()| self.device.link_new(&one, &two));
+        for path in [&one, &two] {
+            let _ = self.device.unlink(path);
+        }
+        match linked {
+            Err(error) if error.kind() == ErrorKind::Unsupported => Err(Error::new(
+                ErrorKind::Config,
+                "posix_capacity_shared needs a file system with hard links: choose another one for the first of the \
+                 directories, or set posix_capacity_shared to false",
+            )
+            .with("path", self.path().display())
+            .with_source(error)),
+            // A directory that is full, read-only or out of reach for now.
+            _ => Ok(()),
+        }
     }
 
     /// Writes the version after `number`; `names` are two new temporary names.
@@ -111,6 +148,11 @@ impl Chain {
         }
         // What it grants must not outlive it.
         self.device.sync_dir(directory)?;
+        // Versions are removed in their order. So if the one before is still there, the next name was free because nobody
+        // had used it. Opening the file asks the server, where a listing may be an old one.
+        if number >= FIRST && matches!(self.device.read_small(&path_of(number), LEDGER_BYTES_MAX), Ok(None)) {
+            return Ok(Wrote::Unknown);
+        }
         let (numbers, others) = self.numbers()?;
         self.clear(&numbers, &others);
         Ok(if numbers.last() == Some(&next) { Wrote::Yes } else { Wrote::Unknown })
@@ -119,8 +161,10 @@ impl Chain {
     /// Removes what nobody needs any more; what cannot be removed stays until the next time.
     fn clear(&self, numbers: &[u64], others: &[String]) {
         let last = numbers.last().copied().unwrap_or(0);
-        for number in numbers.iter().filter(|number| *number + VERSIONS_KEPT <= last) {
-            let _ = self.device.unlink(&path_of(*number));
+        for number in numbers.iter().filter(|number| **number > FIRST && **number + VERSIONS_KEPT <= last) {
+            if self.device.unlink(&path_of(*number)).is_err() {
+                break;
+            }
         }
         for name in others {
             let Some(writer) = Identity::of_temporary(name) else { continue };
@@ -163,7 +207,7 @@ mod tests {
         let device: Arc<dyn Device> = Arc::new(MemoryDevice::default());
         let chain = Chain::new(Arc::clone(&device));
         assert!(matches!(chain.read(), Ok(Found::Nothing)));
-        let (one, two) = (Book::new(1), Book::new(2));
+        let (one, two) = (Book::new(1, 1), Book::new(2, 1));
         assert_eq!(chain.write(0, &one, names(0)).unwrap(), Wrote::Yes);
         assert_eq!(chain.write(0, &two, names(1)).unwrap(), Wrote::Lost);
         assert!(matches!(chain.read(), Ok(Found::Book(1, book)) if book == one));
@@ -171,9 +215,10 @@ mod tests {
             assert_eq!(chain.write(number, &two, names(number + 2)).unwrap(), Wrote::Yes);
         }
         let (numbers, others) = chain.numbers().unwrap();
-        assert_eq!((numbers.len() as u64, others.len()), (VERSIONS_KEPT, 0));
+        assert_eq!((numbers.len() as u64, others.len(), numbers[0]), (VERSIONS_KEPT + 1, 0, FIRST));
         // Far behind, where the names are free again: the version is no one's successor, and does not count.
         assert_eq!(chain.write(3, &one, names(99)).unwrap(), Wrote::Unknown);
+        assert_eq!(chain.write(0, &one, names(100)).unwrap(), Wrote::Lost, "a second first ledger");
         assert!(matches!(chain.read(), Ok(Found::Book(40, book)) if book == two));
     }
 
@@ -181,10 +226,10 @@ mod tests {
     fn what_is_no_ledger_is_noticed() {
         let device: Arc<dyn Device> = Arc::new(MemoryDevice::default());
         let chain = Chain::new(Arc::clone(&device));
-        chain.write(0, &Book::new(1), names(0)).unwrap();
+        chain.write(0, &Book::new(1, 1), names(0)).unwrap();
         device.create_dir(&path_of(2)).unwrap();
         assert!(matches!(chain.read(), Ok(Found::Damaged(2))));
-        assert_eq!(chain.write(2, &Book::new(3), names(1)).unwrap(), Wrote::Yes);
+        assert_eq!(chain.write(2, &Book::new(3, 1), names(1)).unwrap(), Wrote::Yes);
         for name in ["7", "+0000000000000000007", "99999999999999999999", "000000000000000007x"] {
             assert_eq!(number_of(name), None, "{name}");
         }

@@ -6,7 +6,7 @@ use super::book::{BYTES_MAX, Book, MEMBERS_MAX, Round, Row, WHO_BYTES_MAX};
 
 const MAGIC: &[u8; 8] = b"KVDLEDGR";
 const VERSION: u32 = 1;
-const HEADER_BYTES: usize = 72;
+const HEADER_BYTES: usize = 80;
 const ROW_BYTES: usize = 88 + WHO_BYTES_MAX;
 /// The longest ledger.
 pub(super) const LEDGER_BYTES_MAX: usize = HEADER_BYTES + MEMBERS_MAX * ROW_BYTES + 8;
@@ -32,7 +32,7 @@ pub(super) fn encode(book: &Book, number: u64) -> Vec<u8> {
         out.extend_from_slice(&value.to_le_bytes());
     }
     out.extend_from_slice(&u64::from(flags).to_le_bytes());
-    for value in [round.map_or(0, |round| round.collector), measured.unwrap_or(0)] {
+    for value in [round.map_or(0, |round| round.collector), measured.unwrap_or(0), book.directories] {
         out.extend_from_slice(&value.to_le_bytes());
     }
     for row in &book.rows {
@@ -55,6 +55,13 @@ pub(super) fn encode(book: &Book, number: u64) -> Vec<u8> {
     out
 }
 
+/// Returns the version of a ledger that a later kvdepot wrote; `None` if it is of this version, or damaged.
+pub(super) fn later_version(bytes: &[u8]) -> Option<u32> {
+    let (body, crc) = bytes.split_last_chunk::<8>()?;
+    let is_whole = body.starts_with(MAGIC) && crc64(body) == u64::from_le_bytes(*crc);
+    u32_at(body, 8).filter(|version| is_whole && *version > VERSION)
+}
+
 /// Decodes the ledger with this number; `None` if it is not exactly what `encode` writes, or absurd.
 pub(super) fn decode(bytes: &[u8], number: u64) -> Option<Book> {
     let count = u32_at(bytes, 12)? as usize;
@@ -68,12 +75,15 @@ pub(super) fn decode(bytes: &[u8], number: u64) -> Option<Book> {
         bound: u64_at(bytes, 24)?,
         next_id: u64_at(bytes, 32)?,
         rounds: u64_at(bytes, 40)?,
+        directories: u64_at(bytes, 72)?,
         is_due: flags & IS_DUE != 0,
         round: (flags & HAS_ROUND != 0).then_some(Round { collector, measured }),
         rows: (0..count).map(|n| row(bytes.get(HEADER_BYTES + n * ROW_BYTES..)?)).collect::<Option<_>>()?,
     };
     let row_sums = book.rows.iter().flat_map(|row| {
         [
+            row.id,
+            row.beat,
             row.cap,
             row.granted.unsigned_abs(),
             row.freed,
@@ -124,7 +134,7 @@ mod tests {
 
     #[test]
     fn a_ledger_is_read_only_as_it_was_written() {
-        let mut book = Book::new(1 << 40);
+        let mut book = Book::new(1 << 40, 2);
         let report = Report { cap: 1 << 41, freed: 3, done: 4, in_flight: 5, hungry: 6 };
         let one = book.join("node-7.0123abcd.4026531836-4242-99-1".to_owned(), 7, report).unwrap();
         book.join("node-8.89abcdef.4026531836-17-5-1".to_owned(), 0, report).unwrap();
@@ -143,5 +153,13 @@ mod tests {
         for end in 0..bytes.len() {
             assert_eq!(decode(&bytes[..end], 42), None, "{end} bytes");
         }
+        assert_eq!(later_version(&bytes), None);
+        let mut later = bytes[..bytes.len() - 8].to_vec();
+        later[8] = 2;
+        let crc = crc64(&later);
+        later.extend_from_slice(&crc.to_le_bytes());
+        assert_eq!((decode(&later, 42), later_version(&later)), (None, Some(2)));
+        later[20] ^= 1;
+        assert_eq!(later_version(&later), None, "damaged");
     }
 }

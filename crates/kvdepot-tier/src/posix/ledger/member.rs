@@ -56,12 +56,34 @@ pub(in crate::posix) enum Survey {
     Failed,
 }
 
+/// What is known here of another member's process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// It cannot be seen from here.
+    Unseen,
+    Runs,
+    /// Its tier is closed, but its process runs: writes that hang may still arrive.
+    Closed,
+    /// Its process has ended, and its writes with it.
+    Ended,
+}
+
+/// Why a depot may not take part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    TooMany,
+    /// The others have this many directories: surveys of theirs would miss files of this depot.
+    OtherDirectories(u64),
+}
+
 /// What a member knows besides the ledger.
 #[derive(Debug)]
 pub(super) struct Member {
     who: String,
     /// The cap of this depot's configuration.
     cap: u64,
+    /// The number of its directories.
+    directories: u64,
     times: Times,
     /// Of each row: its last beat, and since when that has been the last one.
     seen: HashMap<u64, (u64, u64)>,
@@ -84,14 +106,15 @@ pub(super) struct Turn {
 }
 
 impl Member {
-    pub(super) fn new(who: String, cap: u64, times: Times) -> Self {
+    pub(super) fn new(who: String, cap: u64, directories: u64, times: Times) -> Self {
         let cap = cap.min(BYTES_MAX);
-        Self { who, cap, times, seen: HashMap::new(), rounds_seen: (u64::MAX, 0), not_before_ms: 0 }
+        let (seen, rounds_seen) = (HashMap::new(), (u64::MAX, 0));
+        Self { who, cap, directories, times, seen, rounds_seen, not_before_ms: 0 }
     }
 
-    /// Decides on the next ledger. `reserved` are the bytes of writes under way. `is_dead` tells members on this host
-    /// that are known to have ended. What the turn gives back is set aside in the purse, until a later turn is written or
-    /// this one is known not to be.
+    /// Decides on the next ledger. `reserved` are the bytes of writes under way. `fate` tells what is known of members on
+    /// this host. What the turn gives back is set aside in the purse, until a later turn is written or this one is known
+    /// not to be.
     pub(super) fn turn(
         &mut self,
         mut book: Book,
@@ -99,19 +122,24 @@ impl Member {
         reserved: u64,
         survey: Survey,
         now_ms: u64,
-        is_dead: impl Fn(&str) -> bool,
-    ) -> Option<Turn> {
+        fate: impl Fn(&str) -> Fate,
+    ) -> Result<Turn, Refusal> {
         let own = book.row_of(purse.id, &self.who).map(|row| row.id);
-        self.expire(&mut book, own, now_ms, is_dead);
+        self.expire(&mut book, own, now_ms, fate);
+        self.agree(&mut book, own)?;
         let id = match book.row_of(purse.id, &self.who) {
             Some(row) => {
                 purse.renew(row);
                 row.id
             }
             None => {
+                // Declared dead by others, it may have written since if its clock stood still, as on a paused machine.
+                book.is_due |= purse.has_joined();
                 // The earlier grants are void, and so is what it would give back.
+                let reserved = reserved.saturating_add(purse.moving());
                 purse.join(reserved);
-                book.join(self.who.clone(), reserved, purse.report(self.cap, 0))?
+                let joined = book.join(self.who.clone(), reserved, purse.report(self.cap, 0));
+                joined.ok_or(Refusal::TooMany)?
             }
         };
         book.is_due |= std::mem::take(&mut purse.is_in_doubt);
@@ -121,12 +149,12 @@ impl Member {
             purse.giving += wish.unsigned_abs();
         }
         let granted = u64::try_from(wish).unwrap_or(0).min(book.pot());
-        book.renew(id, purse.report(self.cap, granted), wish)?;
+        book.renew(id, purse.report(self.cap, granted), wish);
         if book.round.is_some_and(|round| round.collector == id) {
             match survey {
                 Survey::Bytes(bytes) => {
                     book.end_survey(bytes);
-                    book.renew(id, purse.report(self.cap, granted), 0)?;
+                    book.renew(id, purse.report(self.cap, granted), 0);
                 }
                 Survey::Failed => {
                     book.round = None;
@@ -143,7 +171,7 @@ impl Member {
             book.begin_round(id);
         }
         let has_told = matches!(survey, Survey::Bytes(_) | Survey::Failed);
-        Some(Turn { book, id, given: wish.min(0).unsigned_abs(), surveys, has_told })
+        Ok(Turn { book, id, given: wish.min(0).unsigned_abs(), surveys, has_told })
     }
 
     /// The name of this member.
@@ -177,6 +205,7 @@ impl Member {
         let is_lost = book.row(0).is_some();
         purse.is_settling = (book.is_due || book.round.is_some()) && !is_lost;
         purse.members = book.live().count() as u64;
+        purse.bound = book.bound;
         // One pays for all, or all would unlink as much as one should.
         let pays = book.live().map(|row| row.id).min() == purse.id;
         let excess = if pays { book.bound.saturating_sub(purse.cap) } else { 0 };
@@ -209,33 +238,50 @@ impl Member {
         bytes(most.saturating_sub(unspent))
     }
 
+    /// Makes sure that all members survey the same directories.
+    fn agree(&self, book: &mut Book, own: Option<u64>) -> Result<(), Refusal> {
+        if own.is_some() || book.directories == self.directories {
+            return Ok(());
+        }
+        if book.live().any(|row| row.id != 0) {
+            return Err(Refusal::OtherDirectories(book.directories));
+        }
+        // Nobody knows what lies in those that are new.
+        (book.directories, book.bound) = (self.directories, book.bound.max(self.cap));
+        Ok(())
+    }
+
     /// Finds those who have gone.
-    fn expire(&mut self, book: &mut Book, own: Option<u64>, now_ms: u64, is_dead: impl Fn(&str) -> bool) {
+    fn expire(&mut self, book: &mut Book, own: Option<u64>, now_ms: u64, fate: impl Fn(&str) -> Fate) {
         self.seen.retain(|id, _| book.rows.iter().any(|row| row.id == *id));
         let mut over = Vec::new();
         for Row { id, beat, who, is_gone, in_flight, .. } in &book.rows {
             if Some(*id) == own && !is_gone {
                 continue;
             }
-            // A row that is gone beats no more: its time begins when it goes.
-            let beat = if *is_gone { u64::MAX } else { *beat };
-            if !is_gone && *who == self.who {
-                // An attempt to join of which the answer was lost.
-                over.push((*id, false, 0));
+            if *who == self.who {
+                // An attempt to join of which the answer was lost; or an earlier membership, whose writes under way are
+                // reserved in the present one.
+                over.push((*id, *is_gone, 0));
                 continue;
             }
+            // A row that is gone beats no more: its time begins when it goes.
+            let beat = if *is_gone { u64::MAX } else { *beat };
             let seen = self.seen.entry(*id).or_insert((beat, now_ms));
             if seen.0 != beat {
                 *seen = (beat, now_ms);
             }
             let silent_ms = now_ms.saturating_sub(seen.1);
+            let fate = if who.is_empty() { Fate::Unseen } else { fate(who) };
             if *is_gone {
-                if silent_ms >= self.times.arrival_ms && *in_flight > 0 {
+                // A process that was stopped goes on with its writes when it is continued, however late.
+                let may_arrive = fate == Fate::Runs || silent_ms < self.times.arrival_ms;
+                if *in_flight > 0 && (fate == Fate::Ended || !may_arrive) {
                     over.push((*id, true, 0));
                 }
-            } else if !who.is_empty() && is_dead(who) {
+            } else if fate == Fate::Ended {
                 over.push((*id, false, 0));
-            } else if silent_ms >= self.times.lease_ms {
+            } else if fate == Fate::Closed || silent_ms >= self.times.lease_ms {
                 over.push((*id, false, *in_flight));
             }
         }

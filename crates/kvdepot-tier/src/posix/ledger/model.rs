@@ -4,8 +4,8 @@
 use std::collections::HashMap;
 
 use super::book::Book;
-use super::member::{Member, Survey, Times, Turn};
-use super::purse::{Purse, Refused};
+use super::member::{Fate, Member, Refusal, Survey, Times, Turn};
+use super::purse::{Purse, Refused, Unlinking};
 
 const CAP: u64 = 400;
 const BLOCK: u64 = 10;
@@ -37,6 +37,10 @@ enum Mistake {
     TwoWriters,
     /// A survey counts for a round that began after it.
     OldSurvey,
+    /// An unlink is noted in the account only after it.
+    LateUnlinks,
+    /// A rename is noted in the account only after it.
+    LateMoves,
 }
 
 struct Depot {
@@ -50,6 +54,10 @@ struct Depot {
     lazy: usize,
     is_paused: bool,
     writes: Vec<u64>,
+    /// Files unlinked, writes failed and files renamed that are not noted in the account yet.
+    unlinking: Vec<Option<Unlinking>>,
+    failed: Vec<u64>,
+    moving: usize,
     survey: Survey,
     /// Places to list, and what was found.
     listing: Option<(Vec<usize>, u64)>,
@@ -72,6 +80,7 @@ struct World {
     /// How many of their turns some depots miss.
     laziest: usize,
     crashes: u64,
+    left: u64,
     rounds: u64,
     written: u64,
 }
@@ -80,7 +89,7 @@ impl World {
     fn new(seed: u64, mistake: Option<Mistake>, laziest: usize) -> Self {
         Self {
             random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
-            book: Book::new(0),
+            book: Book::new(0, 1),
             version: 0,
             files: HashMap::new(),
             next: 0,
@@ -91,6 +100,7 @@ impl World {
             mistake,
             laziest,
             crashes: 0,
+            left: 0,
             rounds: 0,
             written: 0,
         }
@@ -107,7 +117,7 @@ impl World {
         self.names += 1;
         let (name, rate, lazy) = (self.names, 8 + self.pick(5) as u64, [1, 1, self.laziest][self.pick(3)]);
         self.depots.push(Depot {
-            member: Member::new(name.to_string(), CAP, TIMES),
+            member: Member::new(name.to_string(), CAP, 1, TIMES),
             purse: Purse::new(CAP, WRITES_MAX as u64, u64::MAX),
             name,
             now_ms: 0,
@@ -115,6 +125,9 @@ impl World {
             lazy,
             is_paused: false,
             writes: Vec::new(),
+            unlinking: Vec::new(),
+            failed: Vec::new(),
+            moving: 0,
             survey: Survey::None,
             listing: None,
             pending: None,
@@ -128,12 +141,16 @@ impl World {
         let depot = &mut self.depots[at];
         let sees = depot.name.is_multiple_of(2);
         let is_there = |who: &str| who.parse().is_ok_and(|name: usize| name.is_multiple_of(2));
-        let is_dead = |who: &str| sees && is_there(who) && !living.iter().any(|name| name == who);
+        let fate = |who: &str| match sees && is_there(who) {
+            false => Fate::Unseen,
+            true if living.iter().any(|name| name == who) => Fate::Runs,
+            true => Fate::Ended,
+        };
         let before = self.book.clone();
         let reserved = depot.writes.len() as u64 * BLOCK;
         let (survey, now) = (depot.survey, depot.now_ms);
-        let Some(mut turn) =
-            depot.member.turn(self.book.clone(), &mut depot.purse, reserved, survey, now, is_dead)
+        let Ok(mut turn) =
+            depot.member.turn(self.book.clone(), &mut depot.purse, reserved, survey, now, fate)
         else {
             return;
         };
@@ -231,7 +248,7 @@ impl World {
         let depot = &mut self.depots[at];
         let file = depot.writes.remove(0);
         if fails {
-            depot.purse.free(BLOCK);
+            depot.failed.push(depot.purse.fail(BLOCK));
         } else {
             self.files.insert(file, place);
             self.written += 1;
@@ -248,7 +265,57 @@ impl World {
         }
         let file = files[self.pick(files.len())];
         self.files.remove(&file);
-        self.depots[at].purse.free(BLOCK);
+        let is_late = self.mistake == Some(Mistake::LateUnlinks);
+        let Depot { purse, unlinking, .. } = &mut self.depots[at];
+        unlinking.push((!is_late).then(|| purse.begin_unlink(BLOCK)));
+    }
+
+    /// Sets a file aside, which changes its place.
+    fn rename(&mut self, at: usize) {
+        let mut files: Vec<u64> = self.files.keys().copied().collect();
+        files.sort_unstable();
+        if files.is_empty() {
+            return;
+        }
+        let (file, place) = (files[self.pick(files.len())], self.pick(PLACES));
+        let is_late = self.mistake == Some(Mistake::LateMoves);
+        let Depot { purse, now_ms, moving, .. } = &mut self.depots[at];
+        if is_late || purse.begin_move(BLOCK, *now_ms) {
+            *moving += 1;
+            self.files.insert(file, place);
+        }
+    }
+
+    /// Notes what was done to files.
+    fn note(&mut self, at: usize) {
+        let is_late = self.mistake == Some(Mistake::LateMoves);
+        // Some renames take long, and surveys begin and end meanwhile.
+        let has_renamed = self.pick(8) == 0;
+        let Depot { purse, now_ms, unlinking, failed, moving, .. } = &mut self.depots[at];
+        if let Some(one) = unlinking.pop() {
+            let one = one.unwrap_or_else(|| purse.begin_unlink(BLOCK));
+            purse.end_unlink(one, BLOCK);
+        } else if let Some(membership) = failed.pop() {
+            purse.undo(BLOCK, membership);
+        } else if *moving > 0 && has_renamed {
+            *moving -= 1;
+            if !is_late || purse.begin_move(BLOCK, *now_ms) {
+                purse.end_move(BLOCK);
+            }
+        }
+    }
+
+    /// Ends in order, if nothing is under way.
+    fn leave(&mut self, at: usize) {
+        let Depot { purse, writes, name, .. } = &mut self.depots[at];
+        let (id, who) = (purse.id, name.to_string());
+        let Some(row) = self.book.row_of(id, &who).filter(|_| writes.is_empty()) else { return };
+        purse.renew(row);
+        let unspent = purse.unspent();
+        self.book.leave(row.id, unspent, 0);
+        self.version += 1;
+        self.depots.remove(at);
+        self.left += 1;
     }
 
     fn crash(&mut self, at: usize) {
@@ -282,18 +349,24 @@ impl World {
             }
             return;
         }
+        // A survey is the less exact the more happens during it, so that much would hide small mistakes.
+        let is_busy = self.clock / 256 % 2 == 0 || self.pick(16) == 0;
         match what {
-            0..25 => self.write(at),
-            25..43 => self.end_write(at),
-            43..53 => self.evict(at),
+            0..20 if is_busy => self.write(at),
+            20..36 => self.end_write(at),
+            36..44 if is_busy => self.evict(at),
+            36..38 => self.rename(at),
+            44..46 => self.rename(at),
+            46..53 => self.note(at),
             53..67 if self.pick(self.depots[at].lazy) == 0 => self.decide(at),
             67..83 => self.commit(at),
             84..97 => (0..=self.pick(3)).for_each(|_| self.list(at)),
             97 if self.pick(12) == 0 => self.crash(at),
+            97 if self.pick(24) == 0 => self.leave(at),
             98 => self.depots[at].is_paused = self.pick(6) == 0,
             // The ledger is damaged. Half of the stories do without.
             83 if self.names.is_multiple_of(2) && self.pick(30) == 0 => {
-                self.book = Book::after_loss(CAP);
+                self.book = Book::after_loss(CAP, 1);
                 self.version += 1;
             }
             99 if self.pick(16) == 0 => {
@@ -343,15 +416,18 @@ fn run(seed: u64, mistake: Option<Mistake>, laziest: usize) -> Result<World, Str
 
 #[test]
 fn the_cap_holds_whatever_happens() {
-    let (mut crashes, mut rounds, mut written) = (0, 0, 0);
+    let (mut crashes, mut left, mut rounds, mut written) = (0, 0, 0, 0);
     for seed in 1..=400 {
         // In some stories depots miss their leases and write on: what `Mistake::NoFence` needs.
         let world = run(seed, None, if seed % 4 == 0 { LAZY } else { 6 }).unwrap();
-        (crashes, rounds, written) =
-            (crashes + world.crashes, rounds + world.rounds, written + world.written);
+        (crashes, left) = (crashes + world.crashes, left + world.left);
+        (rounds, written) = (rounds + world.rounds, written + world.written);
     }
-    println!("{crashes} crashes, {rounds} surveys, {written} blocks");
-    assert!(crashes > 100 && rounds > 100 && written > 10_000, "{crashes} {rounds} {written}");
+    println!("{crashes} crashes, {left} ended in order, {rounds} surveys, {written} blocks");
+    assert!(
+        crashes > 100 && left > 100 && rounds > 100 && written > 10_000,
+        "{crashes} {left} {rounds} {written}"
+    );
 }
 
 #[test]
@@ -366,6 +442,8 @@ fn every_planted_mistake_is_found() {
         Mistake::NoFence,
         Mistake::TwoWriters,
         Mistake::OldSurvey,
+        Mistake::LateUnlinks,
+        Mistake::LateMoves,
     ] {
         let laziest = if mistake == Mistake::NoFence { LAZY } else { 6 };
         let found = (1..=20_000).find_map(|seed| run(seed, Some(mistake), laziest).err().map(|_| seed));
@@ -378,11 +456,11 @@ fn every_planted_mistake_is_found() {
 #[test]
 fn a_grant_ends_the_request_to_others() {
     let depot =
-        |name: &str| (Member::new(name.to_owned(), 2 * BLOCK, TIMES), Purse::new(2 * BLOCK, 2, u64::MAX));
+        |name: &str| (Member::new(name.to_owned(), 2 * BLOCK, 1, TIMES), Purse::new(2 * BLOCK, 2, u64::MAX));
     let (mut one, mut purse) = depot("1");
-    let mut book = Book::new(2 * BLOCK);
+    let mut book = Book::new(2 * BLOCK, 1);
     let mut turn = |book: &mut Book, purse: &mut Purse, survey| {
-        let turn = one.turn(book.clone(), purse, 0, survey, 0, |_| false).unwrap();
+        let turn = one.turn(book.clone(), purse, 0, survey, 0, |_| Fate::Unseen).unwrap();
         *book = turn.book.clone();
         one.written(&turn, purse, 0);
     };
@@ -397,7 +475,73 @@ fn a_grant_ends_the_request_to_others() {
     turn(&mut book, &mut purse, Survey::None);
     assert!(purse.unspent() >= BLOCK && book.live().all(|row| row.hungry == 0) && !purse.is_fed());
     let (mut other, mut late) = depot("2");
-    let joined = other.turn(book, &mut late, 0, Survey::None, 0, |_| false).unwrap();
+    let joined = other.turn(book, &mut late, 0, Survey::None, 0, |_| Fate::Unseen).unwrap();
     other.written(&joined, &mut late, 0);
     assert!(!late.is_in_debt(), "the one that comes later has to unlink nothing");
+}
+
+/// A write that failed and left nothing weighs on no later survey.
+#[test]
+fn a_failed_write_is_forgotten() {
+    let (mut one, mut purse) = (Member::new("1".to_owned(), CAP, 1, TIMES), Purse::new(CAP, 2, u64::MAX));
+    let mut book = Book::new(0, 1);
+    let mut turn = |purse: &mut Purse, survey| {
+        let turn = one.turn(book.clone(), purse, 0, survey, 0, |_| Fate::Unseen).unwrap();
+        book = turn.book.clone();
+        one.written(&turn, purse, 0);
+        book.bound
+    };
+    assert_eq!(purse.spend(BLOCK, 0), Err(Refused::Ask));
+    turn(&mut purse, Survey::None);
+    turn(&mut purse, Survey::Bytes(0));
+    for _ in 0..30 {
+        if purse.spend(BLOCK, 0).is_err() {
+            turn(&mut purse, Survey::None);
+            purse.spend(BLOCK, 0).unwrap();
+        }
+        let membership = purse.fail(BLOCK);
+        purse.undo(BLOCK, membership);
+    }
+    purse.doubt();
+    turn(&mut purse, Survey::None);
+    let bound = turn(&mut purse, Survey::Bytes(0));
+    assert_eq!(bound, purse.unspent(), "there is no file");
+}
+
+/// Depots with other directories would not find one another's files.
+#[test]
+fn members_have_the_same_directories() {
+    let purse = || Purse::new(CAP, 2, u64::MAX);
+    let (mut one, mut first) = (Member::new("1".to_owned(), CAP, 1, TIMES), purse());
+    let joined = one.turn(Book::new(0, 1), &mut first, 0, Survey::None, 0, |_| Fate::Unseen).unwrap();
+    let mut two = Member::new("2".to_owned(), CAP, 2, TIMES);
+    let refused = two.turn(joined.book.clone(), &mut purse(), 0, Survey::None, 0, |_| Fate::Unseen);
+    assert_eq!(refused.err(), Some(Refusal::OtherDirectories(1)));
+    // Once the first one is gone, everything may lie in the new directory.
+    let alone = two.turn(joined.book, &mut purse(), 0, Survey::None, 0, |_| Fate::Ended).unwrap();
+    assert_eq!((alone.book.directories, alone.book.bound, alone.book.pot()), (2, CAP, 0));
+}
+
+/// A process that was stopped may go on with its writes whenever it is continued, one that has ended may not.
+#[test]
+fn late_writes_are_waited_for_as_long_as_they_may_come() {
+    let purse = || Purse::new(CAP, 2, u64::MAX);
+    let (mut one, mut first) = (Member::new("1".to_owned(), CAP, 1, TIMES), purse());
+    first.wanted = BLOCK;
+    let joined = one.turn(Book::new(0, 1), &mut first, 0, Survey::None, 0, |_| Fate::Unseen).unwrap();
+    let (mut two, mut second) = (Member::new("2".to_owned(), CAP, 1, TIMES), purse());
+    let mut kept = |book: Book, now_ms: u64, fate: Fate| {
+        let turn = two.turn(book, &mut second, 0, Survey::None, now_ms, |_| fate).unwrap();
+        two.written(&turn, &mut second, now_ms);
+        (turn.book.rows.iter().filter(|row| row.is_gone).map(|row| row.in_flight).sum::<u64>(), turn.book)
+    };
+    let (_, book) = kept(joined.book, 0, Fate::Runs);
+    let (bytes, book) = kept(book, TIMES.lease_ms, Fate::Runs);
+    assert_eq!(bytes, 2 * BLOCK, "its lease has ended");
+    let (bytes, book) = kept(book, 2 * TIMES.lease_ms, Fate::Runs);
+    assert_eq!(bytes, 2 * BLOCK);
+    let late = 3 * TIMES.lease_ms + TIMES.arrival_ms;
+    assert_eq!(kept(book.clone(), late, Fate::Runs).0, 2 * BLOCK, "it is stopped and may go on");
+    assert_eq!(kept(book.clone(), late, Fate::Ended).0, 0, "it has ended");
+    assert_eq!(kept(book, late, Fate::Unseen).0, 0, "nothing was heard of its host");
 }

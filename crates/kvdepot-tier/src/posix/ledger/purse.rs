@@ -11,6 +11,16 @@ pub(in crate::posix) enum Refused {
     Empty,
     /// The membership is not known to hold: nothing may be written.
     Fenced,
+    /// As many writes are under way as the ledger knows of: one of them has to end first.
+    Crowded,
+}
+
+/// A file that is about to be unlinked.
+#[derive(Clone, Copy, Debug)]
+#[must_use = "the file counts as being unlinked until this is given back"]
+pub(in crate::posix) struct Unlinking {
+    bytes: u64,
+    membership: u64,
 }
 
 /// A depot's account in the ledger.
@@ -24,10 +34,18 @@ pub(in crate::posix) struct Purse {
     pub(super) granted: i64,
     /// To be given back: not to be spent any more.
     pub(super) giving: u64,
+    /// How often this depot has joined: what it has done before counts no more.
+    membership: u64,
     /// Bytes unlinked, of writes begun, and of writes ended, since it joined.
     freed: u64,
     spent: u64,
     done: u64,
+    /// Bytes of files that are being unlinked. A survey may find them gone before they are in `freed`.
+    unlinking: u64,
+    /// Bytes of files that are being renamed. A survey may find them under neither name.
+    moving: u64,
+    /// Bytes of writes that have not ended.
+    under_way: u64,
     /// What the ledger could still grant when last seen.
     pub(super) pot: u64,
     /// Whether a survey is about to show what else can be granted.
@@ -49,6 +67,8 @@ pub(in crate::posix) struct Purse {
     pub(super) wanted: u64,
     /// The number of members.
     pub(super) members: u64,
+    /// Bytes of all files and unspent grants, at most.
+    pub(super) bound: u64,
 }
 
 impl Purse {
@@ -58,9 +78,13 @@ impl Purse {
             valid_until_ms: patience_ms,
             granted: 0,
             giving: 0,
+            membership: 0,
             freed: 0,
             spent: 0,
             done: 0,
+            unlinking: 0,
+            moving: 0,
+            under_way: 0,
             pot: 0,
             is_settling: false,
             owed: 0,
@@ -72,6 +96,7 @@ impl Purse {
             writes_max,
             wanted: 0,
             members: 0,
+            bound: 0,
         }
     }
 
@@ -83,6 +108,16 @@ impl Purse {
     /// Bytes that may be written now.
     pub(in crate::posix) fn unspent(&self) -> u64 {
         u64::try_from(self.balance()).unwrap_or(0)
+    }
+
+    /// What `stat` tells of it.
+    pub(in crate::posix) fn figures(&self, now_ms: u64) -> Vec<(&'static str, u64)> {
+        let depots = if self.id.is_some() && now_ms < self.valid_until_ms { self.members } else { 0 };
+        vec![
+            ("shared_bytes", self.bound),
+            ("shared_granted_bytes", self.unspent()),
+            ("shared_depots", depots),
+        ]
     }
 
     /// The cap in force.
@@ -109,7 +144,11 @@ impl Purse {
         let may = self.unspent().saturating_sub(self.owed);
         let is_known = self.id.is_some() && bytes <= self.block_max;
         if is_known && bytes <= may {
+            if self.is_crowded(bytes) {
+                return Err(Refused::Crowded);
+            }
             self.spent += bytes;
+            self.under_way += bytes;
             self.hungry = 0;
             return Ok(());
         }
@@ -158,33 +197,100 @@ impl Purse {
         self.id.is_some() && bytes > self.unspent().saturating_add(self.pot)
     }
 
-    /// Returns whether a write may take over a file of `bytes`.
-    pub(in crate::posix) fn may_take_over(&self, bytes: u64, now_ms: u64) -> bool {
-        self.id.is_some() && now_ms < self.valid_until_ms && bytes <= self.block_max && self.owed == 0
+    /// Returns whether `bytes` more under way would be more than others expect of a depot that died.
+    fn is_crowded(&self, bytes: u64) -> bool {
+        self.under_way + self.moving + bytes > self.block_max.saturating_mul(self.writes_max)
     }
 
-    /// Notes that a file takes over the bytes of another one: a removal and a write at once.
+    /// Returns whether a file of `bytes` may be renamed: only a member can tell those who survey.
+    fn may_move(&self, bytes: u64, now_ms: u64) -> bool {
+        let is_member = self.id.is_some() && now_ms < self.valid_until_ms;
+        is_member && bytes <= self.block_max && !self.is_crowded(bytes)
+    }
+
+    /// Returns whether a write may take over a file of `bytes`.
+    pub(in crate::posix) fn may_take_over(&self, bytes: u64, now_ms: u64) -> bool {
+        self.may_move(bytes, now_ms) && self.owed == 0
+    }
+
+    /// Notes that a file is about to be renamed; `false` if it must not be. For the ledger that is a removal and a write
+    /// at once: the caller ends it with `end_move`, or with `take_over` if a write goes on in that file.
+    #[must_use]
+    pub(in crate::posix) fn begin_move(&mut self, bytes: u64, now_ms: u64) -> bool {
+        let may = self.may_move(bytes, now_ms);
+        if may {
+            self.freed += bytes;
+            self.spent += bytes;
+            self.moving += bytes;
+        }
+        may
+    }
+
+    /// Notes that a file was renamed, or was not.
+    pub(in crate::posix) fn end_move(&mut self, bytes: u64) {
+        self.moving = self.moving.saturating_sub(bytes);
+        self.done += bytes;
+    }
+
+    /// Notes that a write goes on in the file that was renamed for it.
     pub(in crate::posix) fn take_over(&mut self, bytes: u64) {
-        self.freed += bytes;
-        self.spent += bytes;
+        self.moving = self.moving.saturating_sub(bytes);
+        self.under_way += bytes;
     }
 
     /// Notes that a write has ended and its file exists.
     pub(in crate::posix) fn done(&mut self, bytes: u64) {
         self.done += bytes;
+        self.under_way = self.under_way.saturating_sub(bytes);
     }
 
-    /// Notes that a file's bytes are free again: it was unlinked, or a write ended without leaving one.
-    pub(in crate::posix) fn free(&mut self, bytes: u64) {
-        self.freed += bytes;
+    /// Notes that a write has failed, and may have left a file. Returns the membership, for `undo`.
+    pub(in crate::posix) fn fail(&mut self, bytes: u64) -> u64 {
+        self.under_way = self.under_way.saturating_sub(bytes);
+        self.membership
     }
 
-    /// Begins a new membership, in which the `reserved` bytes of writes under way are granted and spent.
+    /// Notes that a failed write of a membership has left nothing: as if its file had been written and unlinked.
+    pub(in crate::posix) fn undo(&mut self, bytes: u64, membership: u64) {
+        if membership == self.membership {
+            self.done += bytes;
+            self.freed += bytes;
+        }
+    }
+
+    /// Notes that a file of at most `bytes` is about to be unlinked.
+    pub(in crate::posix) fn begin_unlink(&mut self, bytes: u64) -> Unlinking {
+        self.unlinking += bytes;
+        Unlinking { bytes, membership: self.membership }
+    }
+
+    /// Notes that `freed` bytes of it are free now. Those of an earlier membership are not credited: a survey may have
+    /// found the file gone already.
+    pub(in crate::posix) fn end_unlink(&mut self, unlinking: Unlinking, freed: u64) {
+        if unlinking.membership == self.membership {
+            self.unlinking -= unlinking.bytes;
+            self.freed += freed.min(unlinking.bytes);
+        }
+    }
+
+    /// Begins a new membership, in which the `reserved` bytes of writes and renames under way are granted and spent.
     pub(super) fn join(&mut self, reserved: u64) {
         self.id = None;
+        self.membership += 1;
+        self.unlinking = 0;
         (self.freed, self.spent, self.done) = (0, reserved, 0);
         (self.granted, self.giving, self.owed) = (i64::try_from(reserved).unwrap_or(i64::MAX), 0, 0);
         self.told_hungry = 0;
+    }
+
+    /// Bytes of files that are being renamed.
+    pub(super) const fn moving(&self) -> u64 {
+        self.moving
+    }
+
+    /// Returns whether this depot has been a member before.
+    pub(super) const fn has_joined(&self) -> bool {
+        self.membership > 0
     }
 
     /// What it reports in a turn in which it is to be granted `granted` bytes. It asks others for what is still missing
@@ -193,7 +299,7 @@ impl Purse {
         // A block larger than any so far may be written once the ledger knows how large.
         let in_flight = self.block_max.max(self.wanted).saturating_mul(self.writes_max);
         let hungry = if self.unspent().saturating_add(granted) >= self.hungry { 0 } else { self.hungry };
-        Report { cap, freed: self.freed, done: self.done, in_flight, hungry }
+        Report { cap, freed: self.freed + self.unlinking, done: self.done, in_flight, hungry }
     }
 
     /// Takes over what the ledger says.

@@ -11,9 +11,10 @@ use kvdepot_core::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 
 use super::book::Book;
-use super::chain::{Chain, Found, Wrote};
-use super::member::{Member, Survey, Times};
-use super::purse::{Purse, Refused};
+use super::chain::{Chain, Found, LEDGER_DIR, Wrote};
+use super::codec::LEDGER_BYTES_MAX;
+use super::member::{Fate, Member, Refusal, Survey, Times};
+use super::purse::{Purse, Refused, Unlinking};
 use crate::posix::capacity;
 use crate::posix::identity::{Identity, TEMPORARY_PREFIX};
 use crate::posix::maintenance::start_thread;
@@ -39,14 +40,20 @@ pub(in crate::posix) struct Leftover {
     pub(in crate::posix) temporary: PathBuf,
     pub(in crate::posix) bytes: u64,
     /// The membership in which they were spent.
-    member: Option<u64>,
+    membership: u64,
 }
 
 /// The account of a tier whose cap covers what other depots write, too; `None` if its cap is its own.
 pub(in crate::posix) fn open_purse(shared: &crate::PosixConfig, cap: u64) -> Option<Purse> {
     let is_for_all = shared.capacity_shared && shared.shared && shared.capacity_bytes > 0;
     let patience_ms = times(shared).lease_ms / 2;
-    is_for_all.then(|| Purse::new(cap, shared.write_threads as u64, patience_ms))
+    is_for_all.then(|| Purse::new(cap, writes_max(shared), patience_ms))
+}
+
+/// Most writes under way at a time: those of all threads, and of as many more whose files do not answer and that were
+/// replaced.
+fn writes_max(config: &crate::PosixConfig) -> u64 {
+    2 * config.write_threads as u64
 }
 
 fn times(config: &crate::PosixConfig) -> Times {
@@ -58,6 +65,18 @@ pub(in crate::posix) fn start(shared: &Arc<Shared>) -> Result<()> {
     if shared.lock().purse.is_none() {
         return Ok(());
     }
+    for device in &shared.devices[1..] {
+        if device.stat(Path::new(LEDGER_DIR)).is_ok_and(|stat| stat.is_some()) {
+            return Err(Error::new(
+                ErrorKind::Config,
+                "with posix_capacity_shared all depots name the same directories in the same order, and this one, which \
+                 is not the first here, has a ledger: put it first, or remove the ledger if no depot uses it any more",
+            )
+            .with("path", device.root().join(LEDGER_DIR).display()));
+        }
+    }
+    let names = std::array::from_fn(|_| shared.temporary_name());
+    Chain::new(Arc::clone(shared.device(0))).check(names)?;
     start_thread(shared, "kvd-posix-ledger", run)
 }
 
@@ -72,7 +91,7 @@ fn run(shared: &Arc<Shared>) {
     let mut runner = Runner {
         shared,
         chain: Chain::new(Arc::clone(shared.device(0))),
-        member: Member::new(who, shared.cap, times),
+        member: Member::new(who, shared.cap, shared.devices.len() as u64, times),
         stuck: Vec::new(),
         last: Instant::now(),
         has_failed: false,
@@ -83,12 +102,15 @@ fn run(shared: &Arc<Shared>) {
     while runner.wait(next) {
         runner.clear_leftovers();
         next = match runner.turn() {
-            Ok(true) => Instant::now() + renew,
-            // No ledger can be kept here.
-            Ok(false) => break,
+            Ok(()) => Instant::now() + renew,
             Err(error) => {
                 runner.fail(&error);
-                Instant::now() + RETRY.min(renew)
+                let next = Instant::now() + RETRY.min(renew);
+                if error.kind() == ErrorKind::NoSpace {
+                    // Nobody else would make room: no write gets as far as finding the file system full.
+                    shared.make_room(0, LEDGER_BYTES_MAX as u64, next);
+                }
+                next
             }
         };
     }
@@ -96,14 +118,21 @@ fn run(shared: &Arc<Shared>) {
     LIVING.lock().get_or_insert_default().remove(&tier);
 }
 
-/// Returns whether a member is known to have ended: its process, or in this process its tier.
-fn is_dead(who: &str) -> bool {
-    let Some(process) = Identity::of_temporary(&format!("{TEMPORARY_PREFIX}{who}")) else { return false };
+/// Returns what is known of a member: of its process, or in this process of its tier.
+fn fate(who: &str) -> Fate {
+    let Some(process) = Identity::of_temporary(&format!("{TEMPORARY_PREFIX}{who}")) else {
+        return Fate::Unseen;
+    };
     if process == *Identity::own() {
         let tier = who.rsplit('-').next().and_then(|tier| tier.parse().ok());
-        return tier.is_some_and(|tier: u64| !LIVING.lock().get_or_insert_default().contains(&tier));
+        let is_open = tier.is_some_and(|tier: u64| LIVING.lock().get_or_insert_default().contains(&tier));
+        return if is_open { Fate::Runs } else { Fate::Closed };
     }
-    process.is_alive() == Some(false)
+    match process.is_alive() {
+        None => Fate::Unseen,
+        Some(true) => Fate::Runs,
+        Some(false) => Fate::Ended,
+    }
 }
 
 struct Runner<'a> {
@@ -144,13 +173,14 @@ impl Runner<'_> {
         }
     }
 
-    /// Takes a turn; `false` if no ledger can be kept on this file system.
-    fn turn(&mut self) -> Result<bool> {
+    /// Takes a turn.
+    fn turn(&mut self) -> Result<()> {
         self.last = Instant::now();
+        let directories = self.shared.devices.len() as u64;
         for _ in 0..ATTEMPTS_MAX {
             let began_ms = self.shared.now_ms();
             let (number, book) = match self.chain.read()? {
-                Found::Nothing => (0, Book::new(self.first_bound())),
+                Found::Nothing => (0, Book::new(self.first_bound(), directories)),
                 Found::Book(number, book) => (number, book),
                 Found::Damaged(number) => {
                     tracing::warn!(
@@ -158,7 +188,7 @@ impl Runner<'_> {
                         "a tier's ledger is damaged and begins anew: until all members have joined again, blocks are \
                          only stored in the place of others"
                     );
-                    (number, Book::after_loss(self.shared.cap))
+                    (number, Book::after_loss(self.shared.cap, directories))
                 }
             };
             // After the reading: what is reported must not be older than what was read.
@@ -166,41 +196,43 @@ impl Runner<'_> {
                 let mut state = self.shared.lock();
                 let reserved = state.reserved.values().sum();
                 let (survey, now_ms) = (state.survey, self.shared.now_ms());
-                let Some(purse) = &mut state.purse else { return Ok(false) };
-                self.member.turn(book, purse, reserved, survey, now_ms, is_dead)
+                let Some(purse) = &mut state.purse else { return Ok(()) };
+                self.member.turn(book, purse, reserved, survey, now_ms, fate)
             };
-            let Some(turn) = turn else {
-                return Err(Error::new(ErrorKind::NoSpace, "a directory is shared by too many depots")
-                    .with("path", self.chain.path().display())
-                    .with("depots_max", super::book::MEMBERS_MAX));
-            };
+            let turn = turn.map_err(|refusal| self.refuse(refusal))?;
             let names = [self.shared.temporary_name(), self.shared.temporary_name()];
             match self.chain.write(number, &turn.book, names) {
-                Ok(Wrote::Yes) => {
-                    self.written(&turn, began_ms)?;
-                    return Ok(true);
-                }
+                Ok(Wrote::Yes) => return self.written(&turn, began_ms),
                 Ok(Wrote::Lost) => {
                     if let Some(purse) = &mut self.shared.lock().purse {
                         Member::lost(&turn, purse);
                     }
                 }
                 Ok(Wrote::Unknown) => {}
-                Err(error) if error.kind() == ErrorKind::Unsupported => {
-                    tracing::warn!(
-                        %error,
-                        "the tier's cap is kept for this depot alone, because no ledger can be kept here: together \
-                         with other depots it may be exceeded"
-                    );
-                    self.shared.lock().purse = None;
-                    self.shared.changed.notify_all();
-                    return Ok(false);
-                }
                 Err(error) => return Err(error),
             }
         }
         Err(Error::new(ErrorKind::Busy, "other depots were faster to write the ledger")
             .with("path", self.chain.path().display()))
+    }
+
+    fn refuse(&self, refusal: Refusal) -> Error {
+        let path = self.chain.path();
+        match refusal {
+            Refusal::TooMany => Error::new(
+                ErrorKind::Busy,
+                "a directory is shared by too many depots: end some, or set posix_capacity_shared to false for all",
+            )
+            .with("depots_max", super::book::MEMBERS_MAX),
+            Refusal::OtherDirectories(theirs) => Error::new(
+                ErrorKind::Config,
+                "with posix_capacity_shared all depots name the same directories in the same order, and the others have \
+                 another number of them: correct the configuration of this depot, or end the others first",
+            )
+            .with("directories", self.shared.devices.len())
+            .with("directories_of_others", theirs),
+        }
+        .with("path", path.display())
     }
 
     fn written(&mut self, turn: &super::member::Turn, began_ms: u64) -> Result<()> {
@@ -269,8 +301,8 @@ impl Runner<'_> {
                 continue;
             }
             let mut state = self.shared.lock();
-            if let Some(purse) = state.purse.as_mut().filter(|purse| purse.id == leftover.member) {
-                purse.free(leftover.bytes);
+            if let Some(purse) = &mut state.purse {
+                purse.undo(leftover.bytes, leftover.membership);
             }
         }
         self.shared.changed.notify_all();
@@ -311,19 +343,24 @@ impl Runner<'_> {
 }
 
 impl Shared {
+    /// Before a file is unlinked: notes its length in the ledger's account, if there is one.
+    pub(in crate::posix) fn begin_unlink(&self, directory: usize, path: &Path) -> Option<Unlinking> {
+        self.lock().purse.as_ref()?;
+        // The index may have learned the length from a checkpoint; the ledger gets back what really lies there.
+        let stat = self.device(directory).stat(path).ok().flatten()?;
+        let bytes = stat.bytes.next_multiple_of(BLOCK_ALIGN_BYTES);
+        self.lock().purse.as_mut().map(|purse| purse.begin_unlink(bytes))
+    }
+
     /// Unlinks a file that is none of the index's, and notes in the ledger what that frees. Returns whether it existed.
     pub(in crate::posix) fn unlink_counted(&self, directory: usize, path: &Path) -> Result<bool> {
-        let device = self.device(directory);
         // Only what lies in an epoch's directory was ever counted: no descriptions, checkpoints and probes.
-        let is_counted = path.components().count() > 2 && self.lock().purse.is_some();
-        let stat = if is_counted { device.stat(path).ok().flatten() } else { None };
-        let unlinked = device.unlink(path)?;
-        if let Some(stat) = stat.filter(|_| unlinked)
-            && let Some(purse) = &mut self.lock().purse
-        {
-            purse.free(stat.bytes.next_multiple_of(BLOCK_ALIGN_BYTES));
-        }
-        Ok(unlinked)
+        let is_counted = path.components().count() > 2;
+        let unlinking = is_counted.then(|| self.begin_unlink(directory, path)).flatten();
+        let unlinked = self.device(directory).unlink(path);
+        let freed = if matches!(unlinked, Ok(true)) { u64::MAX } else { 0 };
+        self.lock().end_unlink(unlinking, freed);
+        unlinked
     }
 }
 
@@ -333,12 +370,19 @@ impl State {
         self.purse.as_mut().map_or(Ok(()), |purse| purse.spend(bytes, now_ms))
     }
 
+    /// After the attempt to unlink a file: notes that this freed its bytes, but not more than `freed`.
+    pub(in crate::posix) fn end_unlink(&mut self, unlinking: Option<Unlinking>, freed: u64) {
+        if let (Some(purse), Some(unlinking)) = (&mut self.purse, unlinking) {
+            purse.end_unlink(unlinking, freed);
+        }
+    }
+
     /// Notes that a write failed whose bytes were spent.
     pub(in crate::posix) fn leave_over(&mut self, directory: usize, temporary: PathBuf, bytes: u64) {
-        if let Some(purse) = &self.purse
-            && self.leftovers.len() < LEFTOVERS_MAX
-        {
-            self.leftovers.push(Leftover { directory, temporary, bytes, member: purse.id });
+        let Some(purse) = &mut self.purse else { return };
+        let membership = purse.fail(bytes);
+        if self.leftovers.len() < LEFTOVERS_MAX {
+            self.leftovers.push(Leftover { directory, temporary, bytes, membership });
         }
     }
 }
