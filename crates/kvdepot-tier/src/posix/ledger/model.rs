@@ -350,7 +350,7 @@ impl World {
             return;
         }
         // A survey is the less exact the more happens during it, so that much would hide small mistakes.
-        let is_busy = self.clock / 256 % 2 == 0 || self.pick(16) == 0;
+        let is_busy = (self.clock / 256).is_multiple_of(2) || self.pick(16) == 0;
         match what {
             0..20 if is_busy => self.write(at),
             20..36 => self.end_write(at),
