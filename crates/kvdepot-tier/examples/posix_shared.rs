@@ -4,12 +4,14 @@
 //!
 //! The files are sparse except those of the rates. Everything is removed at the end.
 
+use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use kvdepot_core::{BlockLayout, Error, Result};
-use kvdepot_tier::conformance::{Bench, Waiting, spec};
+use kvdepot_tier::conformance::{Bench, spec};
 use kvdepot_tier::{PosixConfig, PosixTier, Tier, Written};
 
 /// A block file's header.
@@ -69,9 +71,7 @@ fn starts(dir: &Path, files: u64, block_bytes: u64) -> Result<()> {
                 let opened = began.elapsed().as_secs_f64();
                 let key = files + round;
                 let write = bench.begin_write(key, bench.filled(key), began + PATIENCE);
-                write
-                    .recv()
-                    .map_err(|_| Error::io("a write is lost", std::io::ErrorKind::Other.into()))??;
+                Bench::answer(&write)?;
                 let stored = began.elapsed().as_secs_f64();
                 bench.remove(key)?;
                 tier.drain(began + PATIENCE);
@@ -88,14 +88,14 @@ fn starts(dir: &Path, files: u64, block_bytes: u64) -> Result<()> {
 fn rates(dir: &Path, writes: u64, block_bytes: u64) -> Result<()> {
     for (what, blocks) in [("below", (ROUNDS + 1) * writes * 2), ("at", writes / 2)] {
         let benches = [false, true].map(|is_for_all| {
-            let (tier, bench) =
-                open(&dir.join(format!("{what}-{is_for_all}")), block_bytes, blocks, is_for_all)?;
+            let dir = dir.join(format!("{what}-{is_for_all}"));
+            let (tier, bench) = open(&dir, block_bytes, blocks, is_for_all)?;
             tier.wait_scanned(Instant::now() + PATIENCE);
-            Ok((tier, bench))
+            Ok::<Bench, Error>(bench)
         });
         let [each, all] = benches;
-        let ((_first, each), (_second, all)) = (each?, all?);
-        // The caches, and below "at" the cap, are filled.
+        let (each, all) = (each?, all?);
+        // Fills the directories that are to be at the cap.
         write_rate(&each, 0, writes)?;
         write_rate(&all, 0, writes)?;
         let mut ratios = Vec::new();
@@ -114,7 +114,7 @@ fn rates(dir: &Path, writes: u64, block_bytes: u64) -> Result<()> {
 
 fn write_rate(bench: &Bench, first: u64, count: u64) -> Result<f64> {
     let began = Instant::now();
-    let mut waiting: std::collections::VecDeque<Waiting<Written>> = std::collections::VecDeque::new();
+    let mut waiting: VecDeque<Receiver<Result<Written>>> = VecDeque::new();
     for n in first..first + count {
         if waiting.len() >= AHEAD {
             Bench::answer(&waiting.pop_front().expect("some wait"))?;
