@@ -502,7 +502,10 @@ fn the_ledger_of_a_later_version_is_left_alone() {
     bytes[end..].copy_from_slice(&crc.to_le_bytes());
     let planted = ledger(dir.path()).join(format!("{:020}", last + 1));
     std::fs::write(&planted, &bytes).unwrap();
-    let bench = Bench::new(open(config()));
+    let tier = open(config());
+    // Before it has counted, it may evict.
+    until("the files are counted", || tier.wait_scanned(Bench::soon()));
+    let bench = Bench::new(tier);
     until("writes are refused", || bench.write(2).is_err_and(|error| error.kind() == ErrorKind::Busy));
     assert!(bench.read_is_right(1), "blocks are read");
     assert_eq!((newest(dir.path()), std::fs::read(&planted).unwrap()), (last + 1, bytes));
@@ -541,7 +544,10 @@ fn stat_tells_of_the_shared_cap() {
     });
     for bench in &depots {
         let (bytes, granted) = (figure(bench, "shared_bytes"), figure(bench, "shared_granted_bytes"));
-        assert!(granted + FILE_BYTES <= bytes && bytes <= CAP * FILE_BYTES, "{granted} of {bytes} bytes");
+        assert!(
+            granted <= bytes && bytes >= FILE_BYTES && bytes <= CAP * FILE_BYTES,
+            "{granted} of {bytes} bytes"
+        );
     }
 }
 

@@ -29,6 +29,9 @@ const HEADROOM_PART: u64 = 256;
 /// The smallest number of files that makes the headroom worth having.
 const HEADROOM_FILES_MIN: u64 = 32;
 
+const FENCED: &str =
+    "the ledger of a shared directory cannot be kept now, so that the cap of all depots cannot be kept";
+
 /// The next thing to give up.
 pub(super) enum Victim {
     Leaving(BlockKey),
@@ -56,7 +59,14 @@ impl Shared {
         temporary: &Path,
         deadline: Instant,
     ) -> Result<Room> {
-        let cap = self.cap_in(&self.lock());
+        let cap = {
+            let state = self.lock();
+            if state.purse.as_ref().is_some_and(|purse| purse.is_fenced(self.now_ms())) {
+                // Nothing is evicted for a write that will be refused.
+                return Err(self.no_ledger(FENCED, bytes));
+            }
+            self.cap_in(&state)
+        };
         if cap > 0 && bytes > cap {
             return Err(Error::new(ErrorKind::NoSpace, "a block is larger than the tier's cap")
                 .with("file_bytes", bytes)
@@ -142,14 +152,16 @@ impl Shared {
                         "the ledger of a shared directory did not answer in time"
                     }
                 }
-                Err(Refused::Fenced) => {
-                    "the ledger of a shared directory cannot be kept now, so that the cap of all depots cannot be kept"
-                }
+                Err(Refused::Fenced) => FENCED,
             };
-            return Err(Error::new(ErrorKind::Busy, what)
-                .with("path", self.device(0).root().display())
-                .with("file_bytes", bytes));
+            return Err(self.no_ledger(what, bytes));
         }
+    }
+
+    fn no_ledger(&self, what: &'static str, bytes: u64) -> Error {
+        Error::new(ErrorKind::Busy, what)
+            .with("path", self.device(0).root().display())
+            .with("file_bytes", bytes)
     }
 
     /// Evicts from a directory until its file system has `bytes` more than the floor free; `NoSpace` if nothing is left

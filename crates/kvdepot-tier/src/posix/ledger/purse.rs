@@ -112,7 +112,7 @@ impl Purse {
 
     /// What `stat` tells of it.
     pub(in crate::posix) fn figures(&self, now_ms: u64) -> Vec<(&'static str, u64)> {
-        let depots = if self.id.is_some() && now_ms < self.valid_until_ms { self.members } else { 0 };
+        let depots = if self.id.is_some() && !self.is_fenced(now_ms) { self.members } else { 0 };
         vec![
             ("shared_bytes", self.bound),
             ("shared_granted_bytes", self.unspent()),
@@ -136,9 +136,14 @@ impl Purse {
         self.pot > 0 && self.spent > 0 && self.unspent() < piece / 2
     }
 
+    /// Returns whether the membership is not known to hold.
+    pub(in crate::posix) const fn is_fenced(&self, now_ms: u64) -> bool {
+        now_ms >= self.valid_until_ms
+    }
+
     /// Spends the bytes of a write that is about to begin.
     pub(in crate::posix) fn spend(&mut self, bytes: u64, now_ms: u64) -> Result<(), Refused> {
-        if now_ms >= self.valid_until_ms {
+        if self.is_fenced(now_ms) {
             return Err(Refused::Fenced);
         }
         let may = self.unspent().saturating_sub(self.owed);
@@ -204,7 +209,7 @@ impl Purse {
 
     /// Returns whether a file of `bytes` may be renamed: only a member can tell those who survey.
     fn may_move(&self, bytes: u64, now_ms: u64) -> bool {
-        let is_member = self.id.is_some() && now_ms < self.valid_until_ms;
+        let is_member = self.id.is_some() && !self.is_fenced(now_ms);
         is_member && bytes <= self.block_max && !self.is_crowded(bytes)
     }
 
