@@ -18,7 +18,7 @@ use kvdepot_tier::{PosixConfig, PosixTier, Tier, Written};
 const HEADER_BYTES: u64 = 4096;
 /// Writes in flight.
 const AHEAD: usize = 64;
-const ROUNDS: u64 = 7;
+const ROUNDS: u64 = 15;
 const PATIENCE: Duration = Duration::from_secs(3600);
 
 fn main() -> Result<()> {
@@ -98,16 +98,22 @@ fn rates(dir: &Path, writes: u64, block_bytes: u64) -> Result<()> {
         // Fills the directories that are to be at the cap.
         write_rate(&each, 0, writes)?;
         write_rate(&all, 0, writes)?;
-        let mut ratios = Vec::new();
+        let (mut ratios, mut costs) = (Vec::new(), [0.0; 2]);
         for round in 1..=ROUNDS {
+            let began = cpu_seconds();
             let without = write_rate(&each, round * writes, writes)?;
+            let between = cpu_seconds();
             let with = write_rate(&all, round * writes, writes)?;
+            costs[0] += between - began;
+            costs[1] += cpu_seconds() - between;
             println!("{what} the cap: {without:.0} writes a second without a shared cap, {with:.0} with it");
             ratios.push(with / without);
         }
         ratios.sort_by(f64::total_cmp);
         let (least, median, most) = (ratios[0], ratios[ratios.len() / 2], ratios[ratios.len() - 1]);
         println!("{what} the cap, a shared cap keeps {median:.2} of the rate ({least:.2} to {most:.2})");
+        let [without, with] = costs.map(|seconds| seconds * 1e6 / (ROUNDS * writes) as f64);
+        println!("processor time of a write: {without:.0} us without a shared cap, {with:.0} us with it");
     }
     Ok(())
 }
@@ -123,4 +129,12 @@ fn write_rate(bench: &Bench, first: u64, count: u64) -> Result<f64> {
     }
     waiting.iter().try_for_each(|one| Bench::answer(one).map(drop))?;
     Ok(count as f64 / began.elapsed().as_secs_f64())
+}
+
+/// Processor time of this process, from ticks of 10 ms.
+fn cpu_seconds() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let after = stat.rsplit_once(')').map_or("", |(_, after)| after);
+    let ticks = after.split_ascii_whitespace().skip(11).take(2).filter_map(|ticks| ticks.parse::<f64>().ok());
+    ticks.sum::<f64>() / 100.0
 }
