@@ -34,9 +34,9 @@ def run(*arguments: object, status: int = 0) -> str:
     return result.output
 
 
-def fill(directory: Path, model: str = "tiny") -> str:
+def fill(directory: Path, model: str = "tiny", **more: Any) -> str:
     directory.mkdir(exist_ok=True)
-    settings = {"directories": [str(directory)], "pool_gb": 0.0625, "log_level": "warn"}
+    settings = {"directories": [str(directory)], "pool_gb": 0.0625, "log_level": "warn", **more}
     with kvdepot.open(settings, layout=LAYOUT, namespace={"model": model}) as store:
         rows = [[np.full(5000, index, dtype=np.uint8)] for index in range(len(NAMES))]
         store.dump(NAMES, rows).wait().raise_for_failures()
@@ -174,6 +174,17 @@ def test_gc_looks_again_before_it_removes(tmp_path: Path, monkeypatch: pytest.Mo
     assert (found.kind, remove(found, [directory])) == ("unknown namespace", 0)
     assert len(list(directory.rglob("*.kvb"))) == len(NAMES)
     assert find_namespaces([directory])[0].problem == ""
+
+
+def test_gc_leaves_the_ledger_of_a_shared_cap_alone(tmp_path: Path) -> None:
+    directory = tmp_path / "blocks"
+    fill(directory, posix_capacity_gb=1, posix_capacity_shared=True)
+    versions = sorted(directory.glob(".kvdepot-ledger/*"))
+    assert versions
+    assert len(list(directory.rglob("*.kvb"))) == len(NAMES)
+    assert not list(find_garbage([directory]))
+    run("gc", directory, "--apply")
+    assert sorted(directory.glob(".kvdepot-ledger/*")) == versions
 
 
 def test_gc_leaves_names_of_others_and_living_writers_alone(tmp_path: Path) -> None:

@@ -131,6 +131,10 @@ pub trait Device: Send + Sync + Debug {
     /// Renames a file within the device. Returns `false` if the new name exists or the old one does not.
     fn rename_new(&self, from: &Path, to: &Path) -> Result<bool>;
 
+    /// Gives a file of the device a second name. Returns `false` if the name is taken; of several callers on several
+    /// machines exactly one gets `true`. `Unsupported` where the file system has no hard links.
+    fn link_new(&self, from: &Path, to: &Path) -> Result<bool>;
+
     /// Removes a file. Returns `false` if it did not exist.
     fn unlink(&self, path: &Path) -> Result<bool>;
 

@@ -423,6 +423,29 @@ impl Device for DirDevice {
         }
     }
 
+    fn link_new(&self, from: &Path, to: &Path) -> Result<bool> {
+        let ((from_dir, from_name), (to_dir, to_name)) = (self.parent(from)?, self.parent(to)?);
+        let linked = rustix::fs::linkat(&from_dir, from_name, &to_dir, to_name, AtFlags::empty());
+        match linked {
+            Ok(()) => Ok(true),
+            Err(Errno::EXIST) => {
+                // The answer of a network file system to a repeated request may be that of the first one: then it is
+                // this very file that has the name.
+                let stat = |dir, name| rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW);
+                match (stat(&from_dir, from_name), stat(&to_dir, to_name)) {
+                    (Ok(mine), Ok(there)) => Ok((mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)),
+                    _ => Ok(false),
+                }
+            }
+            Err(e @ (Errno::PERM | Errno::NOTSUP | Errno::NOSYS)) => {
+                Err(Error::new(ErrorKind::Unsupported, "this file system has no hard links")
+                    .with("path", self.root.join(to).display())
+                    .with_source(std::io::Error::from(e)))
+            }
+            Err(e) => Err(self.fail("cannot link a file", to, e)),
+        }
+    }
+
     fn unlink(&self, path: &Path) -> Result<bool> {
         let (dir, name) = match self.parent(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
@@ -683,5 +706,19 @@ mod tests {
         assert!(device.remove_dir(b).unwrap());
         assert!(device.rename_new(a, b).unwrap() && !device.rename_new(a, b).unwrap());
         assert!(device.stat(b).unwrap().is_some_and(|stat| stat.is_dir));
+    }
+
+    #[test]
+    fn a_name_is_linked_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let device = DirDevice::open(dir.path(), DirectUse::Never).unwrap();
+        let (a, b, c) = (Path::new("a"), Path::new("b"), Path::new("c"));
+        device.write_small(a, Path::new(".tmp"), b"1").unwrap();
+        device.write_small(b, Path::new(".tmp"), b"2").unwrap();
+        assert!(device.link_new(a, c).unwrap());
+        assert!(device.link_new(a, c).unwrap(), "repeated: the name is already this file's");
+        assert!(!device.link_new(b, c).unwrap());
+        assert_eq!(device.read_small(c, 10).unwrap().unwrap(), b"1");
+        assert_eq!(device.link_new(Path::new("d"), b).unwrap_err().kind(), ErrorKind::NotFound);
     }
 }

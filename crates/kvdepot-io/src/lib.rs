@@ -4,6 +4,7 @@
 //! [`Device`] decides what files are (a directory, or a faulty one for tests: [`faults`]).
 
 pub mod aligned;
+pub mod boot_time;
 pub mod buf;
 mod cached;
 pub mod checksum;

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use kvdepot_core::Result;
+use kvdepot_core::{Error, ErrorKind, Result};
 
 use super::plan::{Fault, FaultOp, Faults};
 use crate::device::{Device, DeviceFile, DeviceSpace, DirectAlign, FileStat, ListEntry};
@@ -154,6 +154,14 @@ impl Device for FaultDevice {
     fn rename_new(&self, from: &Path, to: &Path) -> Result<bool> {
         self.strike(FaultOp::Publish, to)?;
         self.inner.rename_new(from, to)
+    }
+
+    fn link_new(&self, from: &Path, to: &Path) -> Result<bool> {
+        self.strike(FaultOp::Publish, to)?;
+        if self.faults.are_links_forbidden() {
+            return Err(Error::new(ErrorKind::Unsupported, "injected fault: no hard links"));
+        }
+        self.inner.link_new(from, to)
     }
 
     fn unlink(&self, path: &Path) -> Result<bool> {

@@ -417,6 +417,19 @@ impl Device for MemoryDevice {
         disk.rename(from, to).map(|()| true)
     }
 
+    fn link_new(&self, from: &Path, to: &Path) -> Result<bool> {
+        let mut disk = self.disk.lock();
+        let id = disk.file(from)?;
+        match disk.now.tree.get(to) {
+            Some(node) => return Ok(node.file() == Some(id)),
+            None if !disk.has_parent(to) => return Err(not_found(to)),
+            None => {}
+        }
+        disk.now.tree.insert(to.to_owned(), Node::File(id));
+        disk.note(Mutation::Rename, to);
+        Ok(true)
+    }
+
     fn unlink(&self, path: &Path) -> Result<bool> {
         let mut disk = self.disk.lock();
         match disk.now.tree.get(path) {

@@ -80,6 +80,7 @@ struct Plan {
     disabled: bool,
     disk_bytes: Option<u64>,
     overwriting_forbidden: bool,
+    links_forbidden: bool,
     strikes_in_queue: bool,
     cancels: bool,
     /// Incremented by `release`; hanging operations wait for the next value.
@@ -145,6 +146,12 @@ impl Faults {
         self
     }
 
+    /// Makes the device refuse hard links, as some file systems do.
+    pub fn forbid_links(&self) -> &Self {
+        self.shared.0.lock().links_forbidden = true;
+        self
+    }
+
     /// Moves faults of reads, writes and syncs into a [`FaultQueue`](super::FaultQueue) that follows this plan. The
     /// device then hands out the descriptors of its files.
     pub fn strike_in_queue(&self) -> &Self {
@@ -168,6 +175,10 @@ impl Faults {
 
     pub(super) fn is_overwriting_forbidden(&self) -> bool {
         self.shared.0.lock().overwriting_forbidden
+    }
+
+    pub(super) fn are_links_forbidden(&self) -> bool {
+        self.shared.0.lock().links_forbidden
     }
 
     pub(super) fn disk_bytes(&self) -> Option<u64> {

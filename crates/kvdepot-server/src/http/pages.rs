@@ -204,7 +204,7 @@ mod tests {
     fn tiers_and_their_servers_are_told() {
         let server = |address: &str, up: bool| serde_json::json!({"address": address, "up": up, "connections": 4, "failures": 7});
         let tiers = serde_json::json!([
-            {"name": "Posix", "blocks": 3, "bytes": 12, "bytes_max": null},
+            {"name": "Posix", "blocks": 3, "bytes": 12, "bytes_max": null, "shared_bytes": 90, "shared_depots": 2},
             {"name": "object", "put_requests": 5, "list_requests": 2, "sent_bytes": 70, "corrupt_blocks": 1},
             {"name": "Remote", "servers": [server("a:1", true), server("[::1]:2", false)]},
         ]);
@@ -212,6 +212,8 @@ mod tests {
         let lines = [
             "kvdepot_tier_blocks{tier=\"Posix\"} 3",
             "kvdepot_tier_bytes{tier=\"Posix\"} 12",
+            "kvdepot_tier_shared_bytes{tier=\"Posix\"} 90",
+            "kvdepot_tier_shared_depots{tier=\"Posix\"} 2",
             "kvdepot_remote_server_up{server=\"a:1\"} 1",
             "kvdepot_remote_server_up{server=\"[::1]:2\"} 0",
             "kvdepot_remote_server_failures_total{server=\"a:1\"} 7",
@@ -223,6 +225,7 @@ mod tests {
         ];
         has(&text, &lines);
         assert!(!text.contains("tier_max_bytes"), "no bound, no number: {text}");
+        assert!(!text.contains("tier_shared_granted_bytes"), "nothing told, no number: {text}");
     }
 
     #[test]

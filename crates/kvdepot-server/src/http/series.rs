@@ -108,6 +108,21 @@ impl Series {
             ("tier_blocks", "blocks", "Blocks in a tier, if it counts them"),
             ("tier_bytes", "bytes", "Bytes of the blocks in a tier, if it counts them"),
             ("tier_max_bytes", "bytes_max", "Maximum bytes of a tier, if it has a limit"),
+            (
+                "tier_shared_bytes",
+                "shared_bytes",
+                "Bytes that all depots of a shared limit store and may store unasked",
+            ),
+            (
+                "tier_shared_granted_bytes",
+                "shared_granted_bytes",
+                "Bytes of a shared limit that this depot may store unasked",
+            ),
+            (
+                "tier_shared_depots",
+                "shared_depots",
+                "Depots that share the limit of a tier; 0 while this one stores nothing",
+            ),
         ] {
             let samples = tiers.iter().filter_map(|tier| {
                 let name = quoted(tier["name"].as_str()?);

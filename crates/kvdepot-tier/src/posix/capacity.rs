@@ -36,8 +36,7 @@ pub(super) fn prior(config: &PosixConfig, devices: &[Arc<dyn Device>], cap: u64)
         return Prior { bound: None, total: None, set };
     }
     // Everything in use there, which is at least what is ours.
-    let used =
-        file_systems(devices).ok().map(|found| found.values().map(|space| space.used_bytes).sum::<u64>());
+    let used = used_bytes(devices);
     let bound = match recorded {
         Some((total, _)) => Some(used.map_or(total, |used| used.min(total))),
         // Other nodes may have filled the directories, but only up to the cap.
@@ -46,6 +45,11 @@ pub(super) fn prior(config: &PosixConfig, devices: &[Arc<dyn Device>], cap: u64)
     };
     let total = own.then(|| recorded.map_or(0, |(total, _)| total));
     Prior { bound: bound.map(|bound| bound.min(cap)), total, set }
+}
+
+/// Returns what is in use on the file systems of the directories, by anyone.
+pub(super) fn used_bytes(devices: &[Arc<dyn Device>]) -> Option<u64> {
+    file_systems(devices).ok().map(|found| found.values().map(|space| space.used_bytes).sum())
 }
 
 fn has_checkpoint(devices: &[Arc<dyn Device>]) -> bool {

@@ -45,9 +45,15 @@ pub struct PosixConfig {
     pub durable: bool,
     /// Whether other nodes use the directories too: then a block that is unknown here may still be there.
     pub shared: bool,
+    /// Whether `capacity_bytes` covers what all depots that share the directories write to them, which they account for
+    /// in a ledger. Needs `shared` and `capacity_bytes`.
+    pub capacity_shared: bool,
     /// The longest time that opening or advancing a namespace waits for the file system, if its caller waits that long.
     /// Not read from JSON.
     pub open_wait: Duration,
+    /// For how long another depot that shares the cap may be silent before it counts as dead. The same for all depots
+    /// of a directory. Not read from JSON.
+    pub ledger_lease: Duration,
     /// The engine that reads and writes block files.
     pub engine: EngineKind,
     /// Whether the pool's memory outlives a killed process (`pool_keep_s`), set by the depot: then io_uring is not
@@ -72,7 +78,9 @@ impl Default for PosixConfig {
             queue_depth: 4096,
             durable: false,
             shared: true,
+            capacity_shared: false,
             open_wait: Duration::from_millis(NAMESPACE_OPEN_MS),
+            ledger_lease: Duration::from_millis(super::ledger::LEASE_MS),
             engine: EngineKind::default(),
             memory_outlives: false,
             faults: None,
@@ -86,7 +94,7 @@ impl PosixConfig {
         Self { directories: vec![directory.into()], ..Self::default() }
     }
 
-    /// Reads an object with the tier's settings: the fields of this struct except `open_wait`.
+    /// Reads an object with the tier's settings: the fields of this struct except `open_wait` and `ledger_lease`.
     pub fn from_json(value: &Value) -> Result<Self> {
         let fields = Fields::new("Posix", value, &SETTINGS)?;
         let mut config = Self { directories: fields.paths("directories")?, ..Self::default() };
@@ -109,6 +117,7 @@ impl PosixConfig {
         fields.usize("queue_depth", &mut config.queue_depth)?;
         fields.bool("durable", &mut config.durable)?;
         fields.bool("shared", &mut config.shared)?;
+        fields.bool("capacity_shared", &mut config.capacity_shared)?;
         if let Some(engine) = fields.text("engine")? {
             config.engine = EngineKind::named(&engine)
                 .ok_or_else(|| Error::new(ErrorKind::Config, "no such I/O engine").with("engine", engine))?;
@@ -134,6 +143,14 @@ impl PosixConfig {
         }
         if !(1..=IO_QUEUE_MAX).contains(&self.queue_depth) {
             return Err(bad("queue_depth must be between 1 and 65536").with("queue_depth", self.queue_depth));
+        }
+        if self.capacity_shared && !(self.shared && self.capacity_bytes > 0) {
+            return Err(bad(
+                "posix_capacity_shared needs directories_shared and a posix_capacity_gb above 0: set both, or leave it \
+                 off",
+            )
+            .with("directories_shared", self.shared)
+            .with("capacity_bytes", self.capacity_bytes));
         }
         for (name, value) in
             [("capacity_percent", self.capacity_percent), ("free_floor_percent", self.free_floor_percent)]

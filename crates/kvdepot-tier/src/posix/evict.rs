@@ -1,7 +1,7 @@
 //! P5: space is made and reserved before the first byte is written, below the cap and above the floor of free space.
 
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kvdepot_core::{BlockKey, Error, ErrorKind, Result};
 
@@ -10,6 +10,7 @@ use kvdepot_io::{DeviceFile, IoBuf};
 use super::held::Held;
 use super::index::{Taken, seconds};
 use super::leaving::Leave;
+use super::ledger::{Purse, Refused};
 use super::space::home;
 use super::state::{BadFile, Shared, State};
 
@@ -17,12 +18,19 @@ use super::state::{BadFile, Shared, State};
 const FOREIGN_USE_MIN_S: u32 = 1;
 /// Space to evict when a file system has none left, as a multiple of the size of the block that is written.
 const EVICT_WHEN_FULL: u64 = 8;
+/// How often a write that waits for the ledger looks whether it may wait any longer.
+const FENCE_INTERVAL: Duration = Duration::from_millis(250);
+/// How often the directories are listed because no block is known that could be evicted.
+const LOOK_INTERVAL: Duration = Duration::from_secs(10);
 /// Failed unlinks after which a write on a full file system gives up.
 const FAILURES_MAX: u32 = 8;
 /// Part of the cap that is evicted in advance, so that writes need not wait for unlinks.
 const HEADROOM_PART: u64 = 256;
 /// The smallest number of files that makes the headroom worth having.
 const HEADROOM_FILES_MIN: u64 = 32;
+
+const FENCED: &str =
+    "the ledger of a shared directory cannot be kept now, so that the cap of all depots cannot be kept";
 
 /// The next thing to give up.
 pub(super) enum Victim {
@@ -51,7 +59,14 @@ impl Shared {
         temporary: &Path,
         deadline: Instant,
     ) -> Result<Room> {
-        let cap = self.cap;
+        let cap = {
+            let state = self.lock();
+            if state.purse.as_ref().is_some_and(|purse| purse.is_fenced(self.now_ms())) {
+                // Nothing is evicted for a write that will be refused.
+                return Err(self.no_ledger(FENCED, bytes));
+            }
+            self.cap_in(&state)
+        };
         if cap > 0 && bytes > cap {
             return Err(Error::new(ErrorKind::NoSpace, "a block is larger than the tier's cap")
                 .with("file_bytes", bytes)
@@ -69,14 +84,19 @@ impl Shared {
                         None => continue,
                     }
                 }
-                if cap == 0 || (state.is_bounded() && state.bytes + bytes <= cap) {
+                let cap = self.cap_in(&state);
+                let fits = cap == 0 || (state.is_bounded() && state.bytes + bytes <= cap);
+                if fits
+                    && let Some(total) = state.total
+                    && state.bytes + bytes > total
+                {
                     let needed = state.bytes + bytes;
-                    if state.total.is_some_and(|total| needed > total) {
-                        drop(state);
-                        self.raise_total(needed);
-                        continue;
-                    }
-                    state.bytes = needed;
+                    drop(state);
+                    self.raise_total(needed);
+                    continue;
+                }
+                if fits && self.spend(&mut state, bytes, deadline)? {
+                    state.bytes += bytes;
                     state.reserved.insert(key, bytes);
                     self.free_space.debit(directory, bytes);
                     let ahead = self.is_over_headroom(&state);
@@ -89,6 +109,9 @@ impl Shared {
                 match state.knows_recency().then(|| state.next_victim(None)).flatten() {
                     Some(victim) => victim,
                     None => {
+                        if fits && state.purse.is_some() {
+                            self.look_for_others(&mut state, bytes);
+                        }
                         self.wait_for_room(&mut state, bytes, deadline)?;
                         continue;
                     }
@@ -96,6 +119,49 @@ impl Shared {
             };
             self.give_up_now(victim)?;
         }
+    }
+
+    /// Spends a write's bytes in the ledger, if there is one; waits for it if it may grant them. `false` if something
+    /// has to be unlinked first, or if the state may have changed meanwhile.
+    fn spend(&self, state: &mut Held<'_>, bytes: u64, deadline: Instant) -> Result<bool> {
+        loop {
+            let what = match state.spend(bytes, self.now_ms()) {
+                Ok(()) => {
+                    if state.purse.as_ref().is_some_and(|purse| purse.is_low() || purse.is_fed()) {
+                        self.ledger.notify_one();
+                    }
+                    return Ok(true);
+                }
+                Err(Refused::Empty) => return Ok(false),
+                Err(refused @ (Refused::Ask | Refused::Crowded)) => {
+                    if refused == Refused::Ask {
+                        self.ledger.notify_one();
+                    }
+                    // The membership may end while the ledger's thread hangs.
+                    state.wait_until(&self.changed, deadline.min(Instant::now() + FENCE_INTERVAL));
+                    if Instant::now() < deadline && state.chores.stop_at.is_none() {
+                        // Others may have spent and charged in the meantime.
+                        if state.bytes + bytes > self.cap_in(state) {
+                            return Ok(false);
+                        }
+                        continue;
+                    }
+                    if refused == Refused::Crowded {
+                        "too many writes to a shared directory do not end"
+                    } else {
+                        "the ledger of a shared directory did not answer in time"
+                    }
+                }
+                Err(Refused::Fenced) => FENCED,
+            };
+            return Err(self.no_ledger(what, bytes));
+        }
+    }
+
+    fn no_ledger(&self, what: &'static str, bytes: u64) -> Error {
+        Error::new(ErrorKind::Busy, what)
+            .with("path", self.device(0).root().display())
+            .with("file_bytes", bytes)
     }
 
     /// Evicts from a directory until its file system has `bytes` more than the floor free; `NoSpace` if nothing is left
@@ -158,9 +224,8 @@ impl Shared {
         for _ in 0..files_max {
             let victim = {
                 let mut state = self.lock();
-                let over =
-                    self.cap > 0 && state.counted && state.bytes > self.cap_less(HEADROOM_PART, &state);
-                if over { state.next_victim(None) } else { None }
+                let over = state.bytes > self.cap_less(HEADROOM_PART, &state) || self.is_in_debt(&state);
+                if self.cap > 0 && state.counted && over { state.next_victim(None) } else { None }
             };
             match victim {
                 Some(victim) => self.give_up(victim)?,
@@ -172,7 +237,12 @@ impl Shared {
 
     /// Returns whether the cap is exceeded and something can be given up.
     pub(super) fn is_over_cap(&self, state: &State) -> bool {
-        self.cap > 0 && state.counted && state.bytes > self.cap && state.has_victims()
+        self.cap > 0 && state.counted && state.bytes > self.cap_in(state) && state.has_victims()
+    }
+
+    /// Returns whether the ledger wants files unlinked, and there are some.
+    pub(super) fn is_in_debt(&self, state: &State) -> bool {
+        state.counted && state.purse.as_ref().is_some_and(Purse::is_in_debt) && state.has_victims()
     }
 
     /// Returns whether less than the headroom is left below the cap.
@@ -190,17 +260,38 @@ impl Shared {
     }
 
     fn cap_less(&self, part: u64, state: &State) -> u64 {
-        self.cap - if self.has_headroom(state) { self.cap / part } else { 0 }
+        let cap = self.cap_in(state);
+        cap - if self.has_headroom(state) { cap / part } else { 0 }
     }
 
     /// Returns whether the headroom holds enough files to be worth having.
     fn has_headroom(&self, state: &State) -> bool {
         let files = state.index.len() as u64;
-        files > 0 && self.cap / HEADROOM_PART >= HEADROOM_FILES_MIN * (state.bytes / files)
+        files > 0 && self.cap_in(state) / HEADROOM_PART >= HEADROOM_FILES_MIN * (state.bytes / files)
+    }
+
+    /// Has the directories listed, because what takes up the cap was written by others and is not known here.
+    fn look_for_others(&self, state: &mut State, bytes: u64) {
+        if let Some(purse) = &mut state.purse {
+            state.is_waiting_for_others = purse.starve(bytes);
+            self.ledger.notify_one();
+        }
+        if state.looked.is_none_or(|looked| looked.elapsed() >= LOOK_INTERVAL) {
+            state.looked = Some(Instant::now());
+            state.chores.discover = true;
+            self.work.notify_one();
+            if let Some(purse) = &mut state.purse {
+                purse.doubt();
+            }
+        }
     }
 
     fn wait_for_room(&self, state: &mut Held<'_>, bytes: u64, deadline: Instant) -> Result<()> {
-        let leaving = !state.has_unlinked() || state.has_waste_to_go();
+        let is_settling = state.purse.as_ref().is_some_and(Purse::is_settling);
+        let is_looking = state.chores.busy || !state.chores.has_looked();
+        let is_waiting = std::mem::take(&mut state.is_waiting_for_others) || is_looking;
+        let looking = is_settling || state.purse.is_some() && is_waiting;
+        let leaving = !state.has_unlinked() || state.has_waste_to_go() || looking;
         let on_the_way = !state.counted || !state.reserved.is_empty() || leaving;
         if on_the_way && state.chores.stop_at.is_none() && !state.wait_until(&self.changed, deadline) {
             return Ok(());
@@ -215,7 +306,7 @@ impl Shared {
         Err(Error::new(kind, what)
             .with("file_bytes", bytes)
             .with("bytes", state.bytes)
-            .with("capacity_bytes", self.cap))
+            .with("capacity_bytes", self.cap_in(state)))
     }
 
     /// Unlinks a victim and returns the freed bytes. The caller delivers the events.
@@ -245,7 +336,7 @@ impl Shared {
     /// Unlinks a file that was set aside and whose bytes are still charged. If that fails they stay charged, and the
     /// next sweep has it retried. Returns the freed bytes.
     pub(super) fn unlink_bad(&self, file: BadFile) -> Result<u64> {
-        let outcome = self.device(file.directory).unlink(&file.path);
+        let outcome = self.unlink_counted(file.directory, &file.path);
         let mut state = self.lock();
         let (bytes, directory) = (file.bytes, file.directory);
         match outcome {

@@ -69,8 +69,10 @@ fn start_time(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let after = &stat[stat.rfind(')')? + 1..];
     let mut fields = after.split_ascii_whitespace();
-    // A zombie has ended: it writes no more.
-    if matches!(fields.next()?, "Z" | "X") {
+    // A zombie has ended and writes no more, once its last thread has: one may wait for a disk.
+    if matches!(fields.next()?, "Z" | "X")
+        && std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count) < 2
+    {
         return None;
     }
     fields.nth(18)?.parse().ok()

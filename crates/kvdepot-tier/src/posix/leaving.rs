@@ -62,16 +62,16 @@ impl Shared {
             };
             keys.iter().filter_map(file).collect()
         };
-        let unlink = |(key, space, directory): &(BlockKey, Arc<Space>, usize)| {
-            self.device(*directory).unlink(&space.block_path(key.hash))
-        };
         let (mut freed, mut first) = (0, Ok(()));
-        for file in files {
-            let (outcome, (key, _, directory)) = (unlink(&file), file);
+        for (key, space, directory) in files {
+            let path = space.block_path(key.hash);
+            let unlinking = self.begin_unlink(directory, &path);
+            let outcome = self.device(directory).unlink(&path);
             match outcome {
                 Ok(unlinked) => {
                     let mut state = self.lock();
                     let bytes = state.end_leaving(&key, unlinked);
+                    state.end_unlink(unlinking, bytes);
                     let look = state.chores.discover;
                     drop(state);
                     // A file that was not there gave nothing back to the file system.
@@ -84,7 +84,10 @@ impl Shared {
                 Err(error) => {
                     // On a read-only disk all blocks are equally impossible to remove.
                     let keeps_order = self.device(directory).is_read_only();
-                    self.lock().fail_leaving(key, keeps_order);
+                    let mut state = self.lock();
+                    state.fail_leaving(key, keeps_order);
+                    state.end_unlink(unlinking, 0);
+                    drop(state);
                     first = Err(error.with("key", key));
                 }
             }

@@ -91,11 +91,12 @@ enum Chore {
 
 /// Starts the background threads; they end when `Chores::stop_at` is set.
 pub(super) fn start(shared: &Arc<Shared>) -> Result<()> {
-    start_thread(shared, "kvd-posix-maint", run)?;
-    start_thread(shared, "kvd-posix-unlink", super::unlinker::run)
+    start_thread(shared, "kvd-posix-maint", |shared| run(shared))?;
+    start_thread(shared, "kvd-posix-unlink", |shared| super::unlinker::run(shared))
 }
 
-fn start_thread(shared: &Arc<Shared>, name: &str, run: fn(&Shared)) -> Result<()> {
+/// Starts a background thread for which closing the tier waits.
+pub(super) fn start_thread(shared: &Arc<Shared>, name: &str, run: fn(&Arc<Shared>)) -> Result<()> {
     let mine = Arc::clone(shared);
     shared.lock().chores.threads += 1;
     let work = move || {

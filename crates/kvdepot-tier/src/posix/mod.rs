@@ -15,6 +15,7 @@ mod held;
 mod identity;
 mod index;
 mod leaving;
+mod ledger;
 mod maintenance;
 mod namespaces;
 mod order;
@@ -146,6 +147,7 @@ impl PosixTier {
         });
         let tier = Self { shared, engine, calls };
         maintenance::start(&tier.shared)?;
+        ledger::start(&tier.shared)?;
         Ok(tier)
     }
 
@@ -356,11 +358,20 @@ impl Tier for PosixTier {
 
     fn usage(&self) -> TierUsage {
         let state = self.shared.lock();
-        TierUsage { blocks: state.index.len() as u64, bytes: state.found_bytes(), bytes_max: self.shared.cap }
+        TierUsage {
+            blocks: state.index.len() as u64,
+            bytes: state.found_bytes(),
+            bytes_max: self.shared.cap_in(&state),
+        }
     }
 
     fn engine(&self) -> &'static str {
         self.engine.name()
+    }
+
+    fn figures(&self) -> Vec<(&'static str, u64)> {
+        let now_ms = self.shared.now_ms();
+        self.shared.lock().purse.as_ref().map_or_else(Vec::new, |purse| purse.figures(now_ms))
     }
 
     fn keys_from(&self, namespace: NamespaceId, from: u64) -> (Vec<BlockKey>, Option<u64>) {

@@ -25,9 +25,12 @@ impl Shared {
     /// below the cap, or no suitable file.
     pub(super) fn take_to_overwrite(&self, state: &mut State, key: &BlockKey, bytes: u64) -> Option<Taken> {
         let directory = home(key.hash, self.devices.len());
-        let is_at_cap = self.cap > 0 && state.bytes + bytes > self.cap_less_headroom(state);
+        let is_full = self.cap > 0 && state.bytes + bytes > self.cap_less_headroom(state);
+        let is_at_cap = is_full || state.purse.as_ref().is_some_and(|purse| purse.is_empty_for(bytes));
         // Above the cap files must really go, and waste goes first.
-        let may = state.bytes <= self.cap && state.knows_recency() && !state.has_waste();
+        let is_above = state.bytes > self.cap_in(state);
+        let is_member = state.purse.as_ref().is_none_or(|purse| purse.may_take_over(bytes, self.now_ms()));
+        let may = !is_above && is_member && state.knows_recency() && !state.has_waste();
         let recorded = state.total.is_none_or(|total| state.bytes <= total);
         if !(is_at_cap && may && recorded && self.device(directory).overwrites()) {
             return None;
@@ -60,8 +63,15 @@ impl Shared {
         let (victim, bytes, directory) = (taken.key, taken.entry.bytes, taken.entry.directory);
         let (device, from) = (self.device(directory), taken.space.block_path(victim.hash));
         let direct = device.direct().is_some_and(|align| sealed.fits(align));
+        // The membership may have ended since the victim was chosen.
+        let now_ms = self.now_ms();
+        let may_move = self.lock().begin_move(bytes, now_ms);
         // Fails if the new block's directory does not exist yet, or if the file system is read-only.
-        let Ok(file) = device.take_over(&from, temporary, bytes, direct) else {
+        let file = if may_move { device.take_over(&from, temporary, bytes, direct).ok() } else { None };
+        let Some(file) = file else {
+            if let Some(purse) = self.lock().purse.as_mut().filter(|_| may_move) {
+                purse.end_move(bytes);
+            }
             self.evict(victim)?;
             self.deliver_events();
             return Ok(None);
@@ -71,7 +81,13 @@ impl Shared {
         if file.is_some() {
             state.end_overwritten(&victim);
             state.reserved.insert(key, bytes);
+            if let Some(purse) = &mut state.purse {
+                purse.take_over(bytes);
+            }
         } else {
+            if let Some(purse) = &mut state.purse {
+                purse.end_move(bytes);
+            }
             state.end_leaving(&victim, true);
             self.free_space.credit(directory, bytes);
         }
@@ -88,6 +104,11 @@ impl State {
     fn has_waste(&self) -> bool {
         let retired = !self.leaving_pending.is_empty() || !self.chores.retired.is_empty();
         retired || self.bad.values().any(|kept| !kept.is_empty())
+    }
+
+    /// Before a file is renamed: notes that in the ledger's account. `false` if it must not be.
+    pub(super) fn begin_move(&mut self, bytes: u64, now_ms: u64) -> bool {
+        self.purse.as_mut().is_none_or(|purse| purse.begin_move(bytes, now_ms))
     }
 
     /// Notes that a file lives on as another block's; its bytes stay charged.

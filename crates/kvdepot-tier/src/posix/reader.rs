@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hashbrown::hash_map::Entry;
+use kvdepot_core::limits::BLOCK_ALIGN_BYTES;
 use kvdepot_core::{BlockKey, Error, ErrorKind, Result};
 use kvdepot_io::transfer::read_file;
 use kvdepot_io::{Call, Class, FileStat, IoBuf, Op, ReadFile, Request, SlotBuf};
@@ -188,7 +189,7 @@ impl Reading {
     /// Sets a corrupt file aside, so that it is not served again and can be inspected.
     fn quarantine(&self, error: &Error) {
         tracing::warn!(key = %self.key, %error, "a corrupt block file is set aside");
-        let kept = self.shared.put_aside(&self.space, self.directory, self.key);
+        let kept = self.shared.put_aside_counted(&self.space, self.directory, self.key);
         let mut state = self.shared.lock();
         let bytes = state.index.get(&self.key).map_or(self.space.file_bytes, |entry| entry.bytes);
         state.note_gone(self.key);
@@ -207,20 +208,38 @@ impl Reading {
 }
 
 impl Shared {
-    /// Renames whatever stands under a block's name to the name of a corrupt file; returns whether a file is kept there
-    /// now.
-    fn put_aside(&self, space: &Space, directory: usize, key: BlockKey) -> bool {
+    /// Like `put_aside`, but removes the file if others that survey the directories cannot be told.
+    fn put_aside_counted(&self, space: &Space, directory: usize, key: BlockKey) -> bool {
+        if self.lock().purse.is_none() {
+            return self.put_aside(space, directory, key, true);
+        }
+        let stat = self.device(directory).stat(&space.block_path(key.hash)).ok().flatten();
+        let bytes = stat.map_or(0, |stat| stat.bytes.next_multiple_of(BLOCK_ALIGN_BYTES));
+        let now_ms = self.now_ms();
+        let keep = self.lock().begin_move(bytes, now_ms);
+        let kept = self.put_aside(space, directory, key, keep);
+        if let Some(purse) = self.lock().purse.as_mut().filter(|_| keep) {
+            purse.end_move(bytes);
+        }
+        kept
+    }
+
+    /// Renames whatever stands under a block's name to the name of a corrupt file, or removes it if that is not possible
+    /// or not to be. Returns whether it is no longer there and was a file.
+    fn put_aside(&self, space: &Space, directory: usize, key: BlockKey, keep: bool) -> bool {
         let device = self.device(directory);
         let (from, to) = (space.block_path(key.hash), space.bad_path(key.hash));
         let is_dir = device.stat(&from).ok().flatten().is_some_and(|stat| stat.is_dir);
-        let mut renamed = device.publish(&from, &to);
-        if renamed.is_err() {
-            // A directory does not replace a file, nor a file a directory.
-            let _ = device.unlink(&to).and_then(|_| device.remove_dir(&to));
-            renamed = device.publish(&from, &to);
+        let mut kept = false;
+        if keep || is_dir {
+            kept = device.publish(&from, &to).is_ok();
+            if !kept {
+                // A directory does not replace a file, nor a file a directory.
+                let _ = device.unlink(&to).and_then(|_| device.remove_dir(&to));
+                kept = device.publish(&from, &to).is_ok();
+            }
         }
         // What can be neither renamed nor removed stays, and stays a miss: its checksum does not get better.
-        let kept = renamed.is_ok();
         !is_dir && (kept || device.unlink(&from).is_ok())
     }
 
@@ -229,7 +248,7 @@ impl Shared {
         let stat = self.device(directory).stat(&space.block_path(key.hash));
         if stat.ok().flatten().is_some_and(|stat| stat.is_dir) {
             tracing::warn!(%key, "a directory is in the place of a block, and is set aside");
-            self.put_aside(space, directory, key);
+            self.put_aside(space, directory, key, true);
         }
     }
 

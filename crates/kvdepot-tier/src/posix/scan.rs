@@ -344,7 +344,7 @@ impl Shared {
                 device.stat(&whole).ok().flatten().is_some_and(|stat| self.is_old(directory, stat.modified))
             }
         };
-        if orphaned && device.unlink(&whole).is_ok_and(|was_there| was_there) {
+        if orphaned && self.unlink_counted(directory, &whole).is_ok_and(|was_there| was_there) {
             self.lock().swept.temporaries += 1;
         }
     }

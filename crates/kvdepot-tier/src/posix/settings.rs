@@ -14,7 +14,7 @@ const PERCENT: Kind = Kind::Whole { min: 0, max: 100 };
 const THREADS: Kind = Kind::Whole { min: 1, max: IO_THREADS_MAX as u64 };
 
 /// All settings, in the order of the documentation.
-pub(super) const SETTINGS: [Setting; 15] = [
+pub(super) const SETTINGS: [Setting; 16] = [
     Setting {
         name: "directories",
         kind: Kind::Paths { max: TIER_DIRECTORIES_MAX },
@@ -145,6 +145,18 @@ pub(super) const SETTINGS: [Setting; 15] = [
             meaning: "Whether other nodes may write to the same directories. If so, a block that this depot \
                       does not know may still be in them.",
             default: Preset::Bool(true),
+            ..Key::BLANK
+        }),
+    },
+    Setting {
+        name: "capacity_shared",
+        kind: Kind::Bool,
+        key: Some(Key {
+            name: "posix_capacity_shared",
+            meaning: "Whether `posix_capacity_gb` limits what all depots that share the directories write \
+                      together, instead of what each of them knows. All of them must set it. Needs \
+                      `directories_shared` and a `posix_capacity_gb` above 0.",
+            default: Preset::Bool(false),
             ..Key::BLANK
         }),
     },

@@ -21,6 +21,7 @@ use kvdepot_core::limits::{
 };
 use kvdepot_core::{BlockHash, BlockKey, Error, ErrorKind, NamespaceId};
 use kvdepot_io::Device;
+use kvdepot_io::boot_time::boot_time;
 use parking_lot::{Condvar, Mutex};
 
 use super::PosixConfig;
@@ -30,6 +31,7 @@ use super::held::Held;
 use super::identity::Identity;
 use super::index::{Index, Taken};
 use super::leaving::{BadFiles, Leave, Leaving};
+use super::ledger::{Leftover, Purse, Survey};
 use super::maintenance::Chores;
 use super::namespaces::Namespaces;
 use super::space::Space;
@@ -96,6 +98,16 @@ pub(super) struct State {
     gone: Option<HashSet<BlockKey>>,
     /// Files indexed or removed since the last checkpoint.
     pub(super) changes: u64,
+    /// The account with the ledger, if the cap covers what other depots write.
+    pub(super) purse: Option<Purse>,
+    /// When the directories were last listed to find blocks of others to evict.
+    pub(super) looked: Option<Instant>,
+    /// Whether a write waits until other depots give something up.
+    pub(super) is_waiting_for_others: bool,
+    /// This depot's survey for the ledger.
+    pub(super) survey: Survey,
+    /// Failed writes whose bytes still count as used in the ledger.
+    pub(super) leftovers: Vec<Leftover>,
     pub(super) chores: Chores,
     pub(super) events: Events,
     pub(super) swept: super::SweepReport,
@@ -128,6 +140,10 @@ pub(super) struct Shared {
     pub(super) work: Condvar,
     /// Wakes the unlink thread.
     pub(super) unlinks: Condvar,
+    /// Wakes the ledger's thread.
+    pub(super) ledger: Condvar,
+    /// By `boot_time`.
+    opened: Duration,
     temporaries: AtomicU64,
 }
 
@@ -196,6 +212,11 @@ impl Shared {
             removed_early: Some(HashSet::new()),
             gone: None,
             changes: 0,
+            purse: super::ledger::open_purse(&config, cap),
+            looked: None,
+            is_waiting_for_others: false,
+            survey: Survey::None,
+            leftovers: Vec::new(),
             chores: Chores::default(),
             events: Events::default(),
             swept: super::SweepReport::default(),
@@ -217,6 +238,8 @@ impl Shared {
             changed: Condvar::new(),
             work: Condvar::new(),
             unlinks: Condvar::new(),
+            ledger: Condvar::new(),
+            opened: boot_time(),
             temporaries: AtomicU64::new(0),
         }
     }
@@ -231,10 +254,22 @@ impl Shared {
         Duration::from_nanos(self.hold_max_ns.swap(0, Ordering::Relaxed))
     }
 
-    /// Wakes both background threads and every waiting caller.
+    /// Milliseconds since the tier was opened, those included in which the machine was suspended: other nodes count
+    /// them, too.
+    pub(super) fn now_ms(&self) -> u64 {
+        u64::try_from(boot_time().saturating_sub(self.opened).as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// The cap in force: another depot that shares the directories may have a smaller one.
+    pub(super) fn cap_in(&self, state: &State) -> u64 {
+        state.purse.as_ref().map_or(self.cap, |purse| purse.cap().min(self.cap))
+    }
+
+    /// Wakes the background threads and every waiting caller.
     pub(super) fn wake_all(&self) {
         self.work.notify_all();
         self.unlinks.notify_all();
+        self.ledger.notify_all();
         self.changed.notify_all();
     }
 
@@ -342,6 +377,9 @@ impl State {
     pub(super) fn keep_reserved(&mut self, key: BlockKey, space: Arc<Space>, directory: usize) {
         let Some(bytes) = self.reserved.remove(&key) else { return };
         self.absent.remove(&key);
+        if let Some(purse) = &mut self.purse {
+            purse.done(bytes);
+        }
         let stale = !self.is_current(&space);
         // A file of the same key that the scan found under the old name was replaced by the rename.
         if let Some(before) = self.index.remove(&key) {
@@ -355,10 +393,11 @@ impl State {
         }
     }
 
-    /// Gives a reservation back.
-    pub(super) fn drop_reserved(&mut self, key: &BlockKey) {
+    /// Gives the reservation of a failed write back.
+    pub(super) fn drop_reserved(&mut self, key: &BlockKey, directory: usize, temporary: PathBuf) {
         if let Some(bytes) = self.reserved.remove(key) {
             self.bytes -= bytes;
+            self.leave_over(directory, temporary, bytes);
         }
     }
 

@@ -83,7 +83,7 @@ impl Shared {
                 state.chores.unlinking = !keys.is_empty();
                 return (!keys.is_empty()).then_some(Chore::Unlink(keys));
             }
-            let over = self.is_over_cap(&state) || self.is_over_headroom(&state);
+            let over = self.is_over_cap(&state) || self.is_over_headroom(&state) || self.is_in_debt(&state);
             let trim = over && !state.chores.trim_failed;
             if let Some(chore) = state.take_unlink().or_else(|| trim.then_some(Chore::Trim)) {
                 state.chores.unlinking = true;
@@ -241,7 +241,7 @@ impl Shared {
         let renamed = name.is_some_and(|name| below_of_dir(name).is_some());
         let charged = renamed && !self.lock().waste.is_empty();
         let bytes = if charged { device.stat(path)?.map_or(0, |stat| stat.bytes) } else { 0 };
-        if device.unlink(path)? && bytes > 0 {
+        if self.unlink_counted(job.directory, path)? && bytes > 0 {
             let bytes = bytes.next_multiple_of(BLOCK_ALIGN_BYTES);
             self.lock().release_waste(job.root, job.directory, bytes);
             self.free_space.credit(job.directory, bytes);

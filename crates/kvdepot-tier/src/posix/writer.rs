@@ -1,6 +1,6 @@
 //! Writes: one writer per key, space first (P5), published when complete (P1).
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -45,8 +45,8 @@ impl PosixTier {
         let prepare = Box::new(move || shared.prepare(key, &mine, &src, &path, deadline));
         let (shared, file_bytes) = (Arc::clone(&self.shared), space.file_bytes);
         let make_room = Box::new(move || shared.make_room(directory, file_bytes, deadline));
-        let (shared, mine) = (Arc::clone(&self.shared), Arc::clone(&space));
-        let done = Box::new(move |outcome| shared.end_write(key, mine, directory, outcome));
+        let (shared, mine, path) = (Arc::clone(&self.shared), Arc::clone(&space), temporary.clone());
+        let done = Box::new(move |outcome| shared.end_write(key, mine, directory, path, outcome));
         let op = Op::Write(WriteFile {
             device: Arc::clone(self.shared.device(directory)),
             temporary,
@@ -113,7 +113,14 @@ impl Shared {
         }
     }
 
-    fn end_write(&self, key: BlockKey, space: Arc<Space>, directory: usize, outcome: Result<FileWritten>) {
+    fn end_write(
+        &self,
+        key: BlockKey,
+        space: Arc<Space>,
+        directory: usize,
+        temporary: PathBuf,
+        outcome: Result<FileWritten>,
+    ) {
         if outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::Io) {
             // The next write of this block must not run into it again. This is the I/O thread: other threads never end
             // with `Io`.
@@ -129,13 +136,16 @@ impl Shared {
             }
             Ok(FileWritten::Skipped) => Ok(Written::AlreadyThere),
             Err(error) => {
-                state.drop_reserved(&key);
+                state.drop_reserved(&key, directory, temporary);
                 Err(error.with("key", key))
             }
         };
-        let stale = !state.leaving_pending.is_empty();
+        let (stale, left) = (!state.leaving_pending.is_empty(), !state.leftovers.is_empty());
         drop(state);
         self.changed.notify_all();
+        if left {
+            self.ledger.notify_one();
+        }
         if stale {
             self.unlinks.notify_one();
         }

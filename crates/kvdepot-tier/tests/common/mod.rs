@@ -99,10 +99,10 @@ pub(crate) fn files(dir: &Path) -> Vec<PathBuf> {
         for entry in entries {
             let path = entry.unwrap().path();
             let record = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(".kvdepot-"));
-            if path.is_dir() {
-                todo.push(path);
-            } else if !record {
-                out.push(path);
+            match path.is_dir() {
+                _ if record => {}
+                true => todo.push(path),
+                false => out.push(path),
             }
         }
     }

@@ -1,0 +1,19 @@
+//! One cap for directories that several depots share (P5), wherever they run: a ledger in the first directory.
+//!
+//! `book`, `purse` and `member` decide, without clock or I/O. `run` is the thread that carries it out, `chain` keeps the
+//! ledger as files, and `survey` counts what lies in the directories. `docs/design.md` says why it is built this way,
+//! `docs/format.md` shows the bytes.
+
+mod book;
+mod chain;
+mod codec;
+mod member;
+#[cfg(test)]
+mod model;
+mod purse;
+mod run;
+mod survey;
+
+pub(super) use member::{LEASE_MS, Survey};
+pub(super) use purse::{Purse, Refused};
+pub(super) use run::{Leftover, open_purse, start};
