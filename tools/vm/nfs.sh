@@ -3,19 +3,16 @@
 # and so an NFS client, of its own. The suites; two nodes on one directory that are killed over and over; a server that
 # stops and comes back below running depots; a full disk and a used-up quota.
 # usage: nfs.sh [--long]
-#   --long  runs every suite of block files on the mount, more kills, and stops the server for a minute
+#   --long  runs the conformance suite in all its configurations, more kills, and stops the server for a minute
 # With KVDEPOT_REQUIRE_NFS=1 it fails where the virtual machine cannot be made.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 # The tests take two minutes; an emulated processor on a busy machine needs patience.
 TEST_SECONDS_MAX=1500
 
-long='' kills=6 outage_s=15 suites=()
+long='' kills=6 outage_s=15
 if [ "${1:-}" = --long ]; then
     TEST_SECONDS_MAX=7200 long=1 kills=${KVDEPOT_KILLS:-60} outage_s=60
-    for suite in batches bit_flip cap checkpoint crash epochs faults hostile past_epochs restart; do
-        suites+=("kvdepot-tier/$suite")
-    done
 fi
 
 prepare NFS "${KVDEPOT_REQUIRE_NFS:-}" iproute2 e2fsprogs
@@ -24,7 +21,7 @@ if ! reason=$(unpack nfs nfs-kernel-server quota 2>&1 >/dev/null | tail -n 1) ||
     [ -z "${KVDEPOT_REQUIRE_NFS:-}" ] || exit 1
     exit 0
 fi
-build_tests kvdepot-tier/conformance kvdepot-tier/shared_nodes kvdepot-tier/full_server "${suites[@]}"
+build_tests kvdepot-tier/conformance kvdepot-tier/shared_nodes kvdepot-tier/full_server
 start=$SECONDS
 nfs=$VM_DIR/nfs/root
 status=0
