@@ -543,7 +543,9 @@ DOCUMENTED_STAGES = {
     f"make {stage}"
     for stage in ("test-dax", "test-docs", "test-engine", "test-layouts", "test-lmcache", "test-rdma", "test-sglang")
 }
-DOCUMENTED_DRY = {f"make {target}" for target in ("ptx-check", "test", "test-nfs", "vllm-previous-env", "vllm-surface")}
+DOCUMENTED_DRY = {
+    f"make {target}" for target in ("ptx-check", "test", "test-full", "test-nfs", "vllm-previous-env", "vllm-surface")
+}
 
 NOT_RUN = {
     "make sglang-old-env": "another 3.5 GB of disk, for tests with --full only",
