@@ -137,6 +137,10 @@ test-rdma: ## Test RDMA on a software device in a virtual machine
 test-dax: setup ## Test the Dax tier on a DAX device in a virtual machine, restarted and killed
 	@tools/vm/dax.sh
 
+.PHONY: test-nfs
+test-nfs: setup ## Test block files on NFS mounts of two nodes in a virtual machine (ARGS: --long)
+	@tools/vm/nfs.sh $(ARGS)
+
 .PHONY: test-python
 test-python: setup ## Test the Python package (ARGS: for pytest)
 	@sync
@@ -206,6 +210,7 @@ test-full: vllm-env vllm-previous-env infinistore-env sglang-env sglang-old-env 
 	@$(STEP) "$(FULL_KILLS) kills of depots and engines" env KVDEPOT_KILLS=$(FULL_KILLS) KVDEPOT_TEST_KILLS=$(FULL_KILLS) \
 		cargo test --quiet -p kvdepot-server --test death --test kept_pool
 	@$(WITH_STANDIN) $(INFINISTORE_VENV)/bin/python -m benches.wire.kills --kills $(FULL_KILLS)
+	@KVDEPOT_KILLS=$(FULL_KILLS) $(MAKE) test-nfs ARGS=--long
 	@$(MAKE) test-engine ARGS="--full --kills 20"
 	@$(MAKE) test-sglang ARGS="--full"
 

@@ -427,6 +427,7 @@ STAGES = {
 
 DRY = {
     "test": "its parts are stages",
+    "test-nfs": "a part of make test-full",
     "test-full": "takes hours; its parts are stages in a small form",
     "ptx-check": "a part of make lint",
     "fix": "rewrites the tree",
@@ -555,7 +556,9 @@ DOCUMENTED_STAGES = {
     f"make {stage}"
     for stage in ("test-dax", "test-docs", "test-engine", "test-layouts", "test-lmcache", "test-rdma", "test-sglang")
 }
-DOCUMENTED_DRY = {f"make {target}" for target in ("ptx-check", "test", "vllm-previous-env", "vllm-surface")}
+DOCUMENTED_DRY = {
+    f"make {target}" for target in ("ptx-check", "test", "test-full", "test-nfs", "vllm-previous-env", "vllm-surface")
+}
 
 NOT_RUN = {
     "make sglang-old-env": "another 3.5 GB of disk, for tests with --full only",

@@ -1,7 +1,10 @@
 """The seeds' YAML files run unchanged: every key is honoured with its documented default and meaning."""
 
+import dataclasses
+import errno
 import json
 import os
+import threading
 
 import pytest
 
@@ -227,6 +230,44 @@ def test_directories_of_one_disk_count_once(tmp_path):
     facts = os.statvfs(tmp_path)
     directories = [str(tmp_path), str(tmp_path / "not" / "there")]
     assert Machine(memory_bytes=1).disk_bytes(directories) == facts.f_blocks * facts.f_frsize
+
+
+@pytest.fixture
+def hanging_mount(monkeypatch):
+    """A directory that never answers, as on a hard mount of an NFS server that is down."""
+    released, stat = threading.Event(), os.stat
+
+    def hang(path, *args, **options):
+        if str(path).startswith("/mnt/hangs"):
+            released.wait()
+        return stat(path, *args, **options)
+
+    monkeypatch.setattr(os, "stat", hang)
+    monkeypatch.setattr(os, "statvfs", hang)
+    yield "/mnt/hangs/kv"
+    released.set()
+
+
+def test_a_mount_that_hangs_costs_its_engine_no_more_than_a_wait(hanging_mount, machine):
+    """The engine's process decides the tier's default cap: of this disk the depot does, when it opens it."""
+    machine = dataclasses.replace(machine, total_disk_bytes=None)
+    config = load_config({"directories": [hanging_mount]}, machine=machine)
+    core = json.loads(config.to_core_json(machine=machine))
+    assert "capacity_bytes" not in core["posix"]
+    assert config.socket_path(None) == load_config({"directories": [hanging_mount]}, machine=machine).socket_path(None)
+
+
+def test_a_mount_that_fails_is_not_taken_for_the_disk_above_it(monkeypatch, tmp_path, machine):
+    """As a soft mount of an NFS server that is down."""
+    stat = os.stat
+
+    def fail(path, *args, **options):
+        if str(path).startswith(str(tmp_path / "fails")):
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return stat(path, *args, **options)
+
+    monkeypatch.setattr(os, "stat", fail)
+    assert dataclasses.replace(machine, total_disk_bytes=None).disk_bytes([str(tmp_path / "fails")]) is None
 
 
 @pytest.mark.parametrize("spelled", ["Posix", "Staging|Posix", " Staging | Posix "])

@@ -17,6 +17,28 @@ prepare() {
     printf 'virtual machine ready: %d s\n' $((SECONDS - start))
 }
 
+# unpack NAME PACKAGE...: unpacks Debian packages and what they need beyond this machine's own packages under
+# $VM_DIR/NAME/root, for programs that only the guest shall have: nothing is installed, and no service starts here. The
+# last line on standard error says what is missing.
+unpack() {
+    local at=$VM_DIR/$1 package
+    shift
+    [ ! -e "$at/ready" ] || return 0
+    rm -rf "$at"
+    mkdir -p "$at/archives/partial" "$at/root"
+    apt-get install -qq -y --download-only --no-install-recommends -o Dir::Cache::archives="$at/archives" \
+        -o Debug::NoLocking=1 -o APT::Sandbox::User="$(id -un)" "$@" >/dev/null 2>&1 || {
+        echo "packages cannot be downloaded: $*" >&2
+        return 1
+    }
+    for package in "$at"/archives/*.deb; do
+        # None if all of them are installed.
+        [ ! -e "$package" ] || dpkg -x "$package" "$at/root"
+    done
+    rm -rf "$at/archives"
+    touch "$at/ready"
+}
+
 # build_tests CRATE/TEST...: builds integration tests; puts the paths of their binaries into the array `binaries`, in this
 # order.
 build_tests() {

@@ -18,7 +18,7 @@ fn posix(dir: &Path, change: impl FnOnce(&mut PosixConfig)) -> Arc<dyn Tier> {
     Arc::new(PosixTier::open(config).unwrap())
 }
 
-/// A directory on the disk of the build, where O_DIRECT works, and a new name in it for each tier.
+/// A directory on the disk of the build, where O_DIRECT works, or in KVDEPOT_TEST_DIR, and a new name in it for each tier.
 struct Fresh {
     dir: tempfile::TempDir,
     count: Cell<u32>,
@@ -26,8 +26,8 @@ struct Fresh {
 
 impl Fresh {
     fn new() -> Self {
-        let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        Self { dir, count: Cell::new(0) }
+        let base = std::env::var_os("KVDEPOT_TEST_DIR").unwrap_or_else(|| env!("CARGO_TARGET_TMPDIR").into());
+        Self { dir: tempfile::tempdir_in(base).unwrap(), count: Cell::new(0) }
     }
 
     fn next(&self) -> std::path::PathBuf {
@@ -94,6 +94,10 @@ fn posix_is_capped() {
 fn queued(engine: EngineKind) {
     let fresh = Fresh::new();
     conformance::check(&|| posix(&fresh.next(), |config| config.engine = engine));
+}
+
+fn queued_direct(engine: EngineKind) {
+    let fresh = Fresh::new();
     conformance::check(&|| {
         posix(&fresh.next(), |config| {
             (config.engine, config.io_direct, config.durable) = (engine, DirectUse::Always, true);
@@ -117,8 +121,18 @@ fn posix_by_aio() {
 }
 
 #[test]
+fn posix_by_aio_direct() {
+    queued_direct(EngineKind::Aio);
+}
+
+#[test]
 fn posix_by_io_uring() {
     queued(EngineKind::IoUring);
+}
+
+#[test]
+fn posix_by_io_uring_direct() {
+    queued_direct(EngineKind::IoUring);
 }
 
 #[test]

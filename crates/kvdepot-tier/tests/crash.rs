@@ -64,7 +64,8 @@ fn killed_while_writing() {
     }
 }
 
-/// Temporary files of the dead go; those of the living, and young ones of other hosts, stay.
+/// Temporary files of the dead go; those of the living, and young ones of other hosts, stay. So do files that an NFS client
+/// keeps while they are open.
 #[test]
 fn the_sweep_knows_the_dead_from_the_living() {
     let dir = tempfile::tempdir().unwrap();
@@ -91,9 +92,13 @@ fn the_sweep_knows_the_dead_from_the_living() {
     let dead = make(&format!(".tmp-{own_host}-{}-5-77", u32::MAX), false);
     let young = make(".tmp-elsewhere-1-5-77", false);
     let aged = make(".tmp-elsewhere-1-5-78", true);
+    // A removed file that an NFS client keeps while it is open, and of a client that crashed.
+    let open_elsewhere = make(".nfs00000000000a1b2c00000007", false);
+    let kept_by_nfs = make(".nfs00000000000a1b2c00000008", true);
+    let not_of_nfs = make(".nfs-notes", true);
     let report = tier.sweep(Bench::soon());
-    assert_eq!(report.temporaries, 3);
-    assert!(living.exists() && young.exists());
-    assert!(!reborn.exists() && !dead.exists() && !aged.exists());
+    assert_eq!(report.temporaries, 4);
+    assert!(living.exists() && young.exists() && open_elsewhere.exists() && not_of_nfs.exists());
+    assert!(!reborn.exists() && !dead.exists() && !aged.exists() && !kept_by_nfs.exists());
     assert!(bench.read_is_right(0));
 }

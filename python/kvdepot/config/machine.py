@@ -1,12 +1,18 @@
 """Facts of the machine that defaults depend on: memory, free disk space, the user's directories."""
 
 import os
+import queue
 import sys
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
+
+DISK_ANSWER_S = 2.0
+"""Seconds that a disk may take to tell its size: a mount whose server is down may never answer."""
 
 
 @dataclass(frozen=True)
@@ -52,15 +58,45 @@ class Machine:
         facts = os.statvfs(_existing(directory))
         return facts.f_bavail * facts.f_frsize
 
-    def disk_bytes(self, directories: Iterable[str]) -> int:
-        """Returns the size in bytes of the disks that hold ``directories``, counting each disk once."""
+    def disk_bytes(self, directories: Iterable[str]) -> int | None:
+        """Returns the size in bytes of the disks that hold ``directories``, counting each disk once.
+
+        ``None`` if one of them fails or does not answer within ``DISK_ANSWER_S``.
+        """
         if self.total_disk_bytes is not None:
             return self.total_disk_bytes
-        disks = {}
-        for directory in map(_existing, directories):
-            facts = os.statvfs(directory)
-            disks[os.stat(directory).st_dev] = facts.f_blocks * facts.f_frsize
-        return sum(disks.values())
+        paths = list(directories)
+        return _in_time(lambda: _disk_bytes(paths))
+
+
+def _disk_bytes(directories: Iterable[str]) -> int:
+    disks = {}
+    for directory in directories:
+        # What fails, as a mount whose server is down does, must not count as missing: the directory above it lies on
+        # another disk.
+        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            os.stat(directory)
+        place = _existing(directory)
+        facts = os.statvfs(place)
+        disks[os.stat(place).st_dev] = facts.f_blocks * facts.f_frsize
+    return sum(disks.values())
+
+
+def _in_time(ask: Callable[[], int]) -> int | None:
+    """Returns a disk's answer; ``None`` if it fails or is late. Then its thread stays, as long as the disk hangs."""
+    answers: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            answers.put(ask())
+        except OSError:
+            answers.put(None)
+
+    threading.Thread(target=run, name="kvdepot-disk-size", daemon=True).start()
+    try:
+        return answers.get(timeout=DISK_ANSWER_S)
+    except queue.Empty:
+        return None
 
 
 def _existing(directory: str) -> str:

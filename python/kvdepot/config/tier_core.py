@@ -34,8 +34,11 @@ def tiers_in_use(config: "KVDepotConfig") -> Iterator[Tier]:
     return (tier for tier in TIERS if tier.for_users and tier.name in config.tiers)
 
 
-def decided(config: "KVDepotConfig", tier: Tier, machine: Machine) -> Iterator[Decided]:
-    """Yields the values that the machine decides for a tier in use."""
+def decided(config: "KVDepotConfig", tier: Tier, machine: Machine, identity: bool = False) -> Iterator[Decided]:
+    """Yields the values that the machine decides for a tier in use, except those that it cannot tell now.
+
+    With ``identity``, no disk is asked, and values that may change are ``None``.
+    """
     for _, key in tier.keyed:
         if key.by_machine is None or getattr(config, key.name) is not None:
             continue
@@ -46,18 +49,24 @@ def decided(config: "KVDepotConfig", tier: Tier, machine: Machine) -> Iterator[D
             # Engines of several environments share one depot.
             interpreter = machine.interpreter()
             yield Decided(key.name, interpreter, interpreter, may_change=True)
+        elif identity:
+            yield Decided(key.name, None, None, may_change=True)
         else:
             share = _disk_share(config, tier, key.by_machine, machine)
-            yield Decided(key.name, round(share / GIB, 3), share, may_change=True)
+            if share is not None:
+                yield Decided(key.name, round(share / GIB, 3), share, may_change=True)
 
 
 def tier_object(config: "KVDepotConfig", tier: Tier, machine: Machine, identity: bool) -> dict[str, object]:
     """Returns a tier's settings; with ``identity``, values that may change from one minute to the next are ``None``."""
-    by_machine = {one.key: one for one in decided(config, tier, machine)}
+    by_machine = {one.key: one for one in decided(config, tier, machine, identity)}
     settings: dict[str, object] = {}
     for setting, key in tier.keyed:
         value = getattr(config, key.name)
         one = by_machine.get(key.name)
+        if one is None and value is None and _is_disk_share(key.by_machine):
+            # The disk did not tell its size. The tier itself takes the same share when it opens.
+            continue
         if one is not None:
             settings[setting.name] = None if identity and one.may_change else one.told
         elif setting.kind.is_ == "bytes":
@@ -69,13 +78,20 @@ def tier_object(config: "KVDepotConfig", tier: Tier, machine: Machine, identity:
     return settings
 
 
-def _disk_share(config: "KVDepotConfig", tier: Tier, wanted: ByMachine, machine: Machine) -> int:
+def _is_disk_share(by_machine: ByMachine | None) -> bool:
+    return by_machine is not None and by_machine.is_ == "disk_share"
+
+
+def _disk_share(config: "KVDepotConfig", tier: Tier, wanted: ByMachine, machine: Machine) -> int | None:
     paths: list[str] = []
     for setting, key in tier.keyed:
         if setting.kind.is_ == "paths":
             paths += getattr(config, key.name) or ()
     if paths:
-        share = machine.disk_bytes(paths) // 100 * wanted.percent
+        disk_bytes = machine.disk_bytes(paths)
+        if disk_bytes is None:
+            return None
+        share = disk_bytes // 100 * wanted.percent
     else:
         share = machine.free_bytes(machine.cache_directory()) // 100 * wanted.free_percent
     # Less than a page would mean no cap.

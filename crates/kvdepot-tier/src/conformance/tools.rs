@@ -1,7 +1,7 @@
 //! Blocks with known bytes, and calls that wait for their results.
 
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use kvdepot_core::{BlockHash, BlockKey, BlockLayout, Error, ErrorKind, NamespaceSpec, Result};
@@ -9,8 +9,15 @@ use kvdepot_io::SlotBuf;
 
 use crate::{Done, Fetched, Presence, ReadItem, Tier, WriteItem, Written};
 
-/// How long a check waits for an answer before it fails.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a check waits for an answer before it fails: a minute, or what KVDEPOT_TEST_PATIENCE_S says on a machine that is
+/// very slow.
+fn patience() -> Duration {
+    static PATIENCE: OnceLock<Duration> = OnceLock::new();
+    *PATIENCE.get_or_init(|| {
+        let seconds = std::env::var("KVDEPOT_TEST_PATIENCE_S").ok().and_then(|text| text.parse().ok());
+        Duration::from_secs(seconds.unwrap_or(60))
+    })
+}
 
 /// Returns a namespace for tests, identified by `model`.
 pub fn spec(model: &str, layout: BlockLayout) -> NamespaceSpec {
@@ -143,7 +150,7 @@ impl Bench {
 
     /// Returns a deadline that only a hang reaches.
     pub fn soon() -> Instant {
-        Instant::now() + PATIENCE
+        Instant::now() + patience()
     }
 
     /// Begins to write `src` as block `n`.
@@ -168,7 +175,7 @@ impl Bench {
 
     /// Waits for an answer.
     pub fn answer<T>(receiver: &Receiver<T>) -> T {
-        receiver.recv_timeout(PATIENCE).expect("every operation ends")
+        receiver.recv_timeout(patience()).expect("every operation ends")
     }
 
     /// Writes block `n`.

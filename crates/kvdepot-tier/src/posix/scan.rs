@@ -59,6 +59,14 @@ impl ScanJob {
     }
 }
 
+/// Returns whether an NFS client has given this name to a removed file that one of its processes still had open: `.nfs`,
+/// the file's number and a counter, in hexadecimal. The client removes it when the file is closed, but not after a
+/// crash. Where a read is still running, its bytes stay or it becomes a miss.
+fn is_kept_by_nfs(name: &str) -> bool {
+    let number = name.strip_prefix(".nfs").unwrap_or_default();
+    number.len() == 24 && number.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
 impl Shared {
     /// Searches the directories for namespaces, so that the cap also counts those that nobody opens (P5).
     pub(super) fn discover(&self) {
@@ -333,7 +341,7 @@ impl Shared {
     fn sweep_temporary(&self, directory: usize, path: &Path, entry: &ListEntry) {
         let alive = match Identity::of_temporary(&entry.name) {
             Some(writer) => writer.is_alive(),
-            None if entry.name.starts_with(PROBE_PREFIX) => None,
+            None if entry.name.starts_with(PROBE_PREFIX) || is_kept_by_nfs(&entry.name) => None,
             None => return,
         };
         let whole = path.join(&entry.name);

@@ -1,0 +1,59 @@
+# Sourced in the virtual machine of nfs.sh after nfs_guest.sh: what runs on the mounts.
+export RUST_BACKTRACE=0 KVDEPOT_TEST_PATIENCE_S=600
+# The calibration of the other clock is wrong when the machine that emulates it is busy: time ran at twice its speed.
+echo hpet >/sys/devices/system/clocksource/clocksource0/current_clocksource
+
+run_test() {
+    local began=$SECONDS
+    "$@" --color never
+    printf '== %s: %d s\n' "${1##*/}" $((SECONDS - began))
+}
+
+make_disk kv 512M
+make_disk full 8M
+make_node a 1
+make_node b 2
+serve
+# As docs/deploy.md recommends.
+mount_on a 1 kv 4.2 lookupcache=positive
+mount_on b 2 kv 4.2 lookupcache=positive
+# These remember which names were missing, for a few seconds.
+mount_on a 1 kv 3 acdirmin=3,acdirmax=6
+mount_on b 2 kv 3 acdirmin=3,acdirmax=6
+mount_on a 1 full 4.2
+make_node soft 3
+mount_on soft 3 kv 4.2 soft,timeo=20,retrans=1
+
+# Two clients: another device number, and what one of them has read is in its page cache alone.
+head -c 1M /dev/zero >/mnt/kv-a/page
+cat /mnt/kv-b/page >/dev/null
+cached() { fincore --noheadings --raw --bytes --output RES "$1"; }
+echo 3 >/proc/sys/vm/drop_caches
+cat /mnt/kv-b/page >/dev/null
+[ "$(stat -c %d /mnt/kv-a/page)" != "$(stat -c %d /mnt/kv-b/page)" ]
+[ "$(cached /mnt/kv-a/page)" = 0 ]
+[ "$(cached /mnt/kv-b/page)" = 1048576 ]
+
+echo "== conformance: psync, aio, io_uring; O_DIRECT never, for cold reads, and always"
+names=(posix_shared posix_of_its_own_buffered_durable_and_flat posix_by_aio_direct posix_by_io_uring_direct)
+[ -z "$long" ] || names=(posix)
+KVDEPOT_TEST_DIR=/mnt/kv-a run_test "${binaries[0]}" --test-threads=2 "${names[@]}"
+
+echo "== two nodes"
+export KVDEPOT_TEST_KILLS=$kills
+KVDEPOT_TEST_NODES=/mnt/kv-a-3:/run/on-a,/mnt/kv-b-3:/run/on-b run_test "${binaries[1]}" --nocapture --test-threads=4
+KVDEPOT_TEST_NODES_FRESH=1 KVDEPOT_TEST_NODES=/mnt/kv-a:/run/on-a,/mnt/kv-b:/run/on-b \
+    run_test "${binaries[1]}" --nocapture --test-threads=4
+
+echo "== a full server, then a used-up quota"
+# One after another: they share the space.
+full=(--include-ignored --nocapture --test-threads=1)
+KVDEPOT_TEST_SMALL_DIR=/mnt/full-a run_test "${binaries[2]}" "${full[@]}"
+mkdir /mnt/kv-a/quota
+chown 1000 /mnt/kv-a/quota
+setquota -u 1000 0 6144 0 0 /srv/kv
+KVDEPOT_TEST_SMALL_DIR=/mnt/kv-a/quota run_test setpriv --reuid 1000 --clear-groups "${binaries[2]}" "${full[@]}" \
+    by_psync
+
+echo "== depots through an outage"
+"$python" "$here/nfs_depot.py" --stop "rpc.nfsd 0" --start "rpc.nfsd 8" --outage-s "$outage_s" /mnt/kv-a /mnt/kv-soft
