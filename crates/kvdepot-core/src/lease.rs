@@ -78,9 +78,15 @@ impl LeaseTable {
         self.granted_ever
     }
 
-    /// Iterates over all leases: the owner, and the slot.
-    pub fn all(&self) -> impl Iterator<Item = (u64, SlotId)> + '_ {
-        self.owners.iter().flat_map(|(&owner, leases)| leases.values().map(move |&slot| (owner, slot)))
+    /// Iterates over the leases of an owner from `from` on, in the order of their numbers.
+    pub fn of(&self, owner: u64, from: LeaseId) -> impl Iterator<Item = (LeaseId, SlotId)> + '_ {
+        let leases = self.owners.get(&owner).map(|leases| leases.range(from..));
+        leases.into_iter().flatten().map(|(&lease, &slot)| (lease, slot))
+    }
+
+    /// Returns the number of owners that hold leases.
+    pub fn owners(&self) -> usize {
+        self.owners.len()
     }
 
     /// Returns the number of leases that `owner` holds.

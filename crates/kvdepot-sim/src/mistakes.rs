@@ -59,11 +59,13 @@ pub enum Mistake {
     ClosedTierUsed,
     /// A client's preferred region is ignored.
     RegionIgnored,
+    /// A claim whose connection has ended goes on until it is released.
+    EndedClaimGoesOn,
 }
 
 impl Mistake {
     /// All of them.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 28] = [
         Self::SealedEarly,
         Self::LeaseKept,
         Self::NoQuarantine,
@@ -91,6 +93,7 @@ impl Mistake {
         Self::RemovalsMixed,
         Self::ClosedTierUsed,
         Self::RegionIgnored,
+        Self::EndedClaimGoesOn,
     ];
 
     /// Returns the mistake with that name.
@@ -117,6 +120,7 @@ impl Mistake {
             Self::RemovalsMixed => Some(Flaw::RemovalsByOrder),
             Self::ClosedTierUsed => Some(Flaw::ClosedTierUsed),
             Self::RegionIgnored => Some(Flaw::RegionIgnored),
+            Self::EndedClaimGoesOn => Some(Flaw::EndedClaimGoesOn),
             _ => None,
         }
     }

@@ -35,6 +35,8 @@ pub enum Flaw {
     ClosedTierUsed,
     /// The preferred region of a block is ignored.
     RegionIgnored,
+    /// A claim whose connection has ended goes on until it is released.
+    EndedClaimGoesOn,
 }
 
 /// The mistake of a machine, if it has one.

@@ -27,6 +27,7 @@ mod flaw;
 mod flow;
 mod forgetting;
 mod handover;
+mod held;
 mod index;
 mod labels;
 mod loads;
@@ -42,6 +43,8 @@ mod records;
 mod removal;
 mod requests;
 mod slots;
+#[cfg(test)]
+mod step_claim_tests;
 #[cfg(test)]
 mod step_search_tests;
 #[cfg(test)]
@@ -73,6 +76,7 @@ pub use catalog::Namespace;
 pub use counters::Counters;
 pub use event::*;
 pub use flaw::Flaw;
+pub use held::{HeldBy, HeldFrom, Hold};
 pub use owed::PartOf;
 pub use pace::Pace;
 pub use placement::{Placement, WriteWhen};
@@ -369,6 +373,10 @@ impl Machine {
                 if !self.pool.end_owner(owner, self.pace.owner_leases).1 {
                     out.again.push(Job::EndOwner(owner));
                 }
+            }
+            Job::EndClaims(owner) => {
+                let (claims, mut rooms) = split(self);
+                claims.release_ended(&mut rooms, owner, out);
             }
             // Every step emits.
             Job::Emit => {}

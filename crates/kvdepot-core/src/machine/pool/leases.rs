@@ -101,9 +101,18 @@ impl Pool {
         (slots.len(), self.leases.count(owner) == 0)
     }
 
-    /// Iterates over all leases: the owner, and the slot.
-    pub(crate) fn leases(&self) -> impl Iterator<Item = (u64, SlotId)> + '_ {
-        self.leases.all()
+    /// Iterates over the leases of an owner from `from` on, in the order of their numbers.
+    pub(crate) fn leases_of(
+        &self,
+        owner: u64,
+        from: LeaseId,
+    ) -> impl Iterator<Item = (LeaseId, SlotId)> + '_ {
+        self.leases.of(owner, from)
+    }
+
+    /// Returns the number of owners that hold leases.
+    pub(crate) fn holders(&self) -> usize {
+        self.leases.owners()
     }
 
     /// Returns whether an owner has leases.
