@@ -56,6 +56,7 @@ mod uses;
 use hashbrown::HashMap;
 
 use crate::error::Result;
+use crate::key::BlockKey;
 use crate::limits::NAMESPACES_MAX;
 use crate::misses::{Fate, Gone};
 use crate::regions::RegionGauge;
@@ -288,19 +289,25 @@ impl Machine {
         for token in self.flow.take_drained() {
             out.replies.push((token, Ok(Reply::Drained(true))));
         }
-        for (key, visible) in self.pool.take_changes() {
-            out.visible.push((self.catalog.block_key(&key), visible));
-        }
+        self.tell_visible(&mut out.visible);
         self.tell_gone(&mut out.gone);
         self.prove(&mut out.proofs);
         self.forget_spaces();
     }
 
+    /// Tells which blocks lookups find from now on, or no longer find, by the names that they know.
+    fn tell_visible(&mut self, out: &mut Vec<(BlockKey, bool)>) {
+        let mut block_key = self.catalog.block_keys();
+        out.extend(self.pool.take_changes().map(|(key, visible)| (block_key(&key), visible)));
+    }
+
     /// Tells what went in this step, by the names that lookups know.
     fn tell_gone(&mut self, out: &mut Vec<Gone>) {
+        let mut block_key = self.catalog.block_keys();
+        out.reserve(self.pool.gone.len());
         for gone in self.pool.gone.drain(..) {
             let GoneHere { key, mut fate, tier, kept_s } = gone;
-            let mut name = self.catalog.block_key(&key);
+            let mut name = block_key(&key);
             if fate == Fate::Reset {
                 match self.catalog.root(key.space) {
                     // Whoever asks has another epoch's key.
