@@ -41,7 +41,8 @@ pub enum Phase {
 /// need is stored separately.
 #[derive(Clone, Debug)]
 pub struct Block {
-    /// State of the filling, while a client fills the block.
+    /// The shards filled so far, while a client fills the block: `None` before the first one. Most blocks are filled in
+    /// one commit and never have it.
     filling: Option<Box<Filling>>,
     leases: u32,
     phase: Phase,
@@ -77,10 +78,8 @@ impl Block {
     /// Makes a block that a client is about to dump in `shard_count` shards.
     pub fn dumping(shard_count: usize) -> Self {
         debug_assert!((1..=SHARDS_MAX).contains(&shard_count), "layouts have 1 to SHARDS_MAX shards");
-        let filled = smallvec![0; shard_count.div_ceil(64)];
         let shard_count = u16::try_from(shard_count).unwrap_or(u16::MAX);
-        let filling = Some(Box::new(Filling { filled_count: 0, filled }));
-        Self { filling, shard_count, ..Self::new(Phase::Filling) }
+        Self { shard_count, ..Self::new(Phase::Filling) }
     }
 
     /// Makes a block that a tier is about to fill.
@@ -117,32 +116,36 @@ impl Block {
             Phase::Sealed => return Ok(false),
             Phase::Fetching | Phase::Quarantined => return bad("the block is not being dumped any more"),
         }
-        let Some(filling) = &mut self.filling else { return bad("the block is not being dumped any more") };
-        let (word, bit) = (&mut filling.filled[shard / 64], 1u64 << (shard % 64));
-        if *word & bit != 0 {
-            return Ok(false);
+        if self.shard_count > 1 {
+            let words = usize::from(self.shard_count).div_ceil(64);
+            let none = || Box::new(Filling { filled_count: 0, filled: smallvec![0; words] });
+            let filling = self.filling.get_or_insert_with(none);
+            let (word, bit) = (&mut filling.filled[shard / 64], 1u64 << (shard % 64));
+            if *word & bit != 0 {
+                return Ok(false);
+            }
+            *word |= bit;
+            filling.filled_count += 1;
+            if filling.filled_count < self.shard_count {
+                return Ok(false);
+            }
         }
-        *word |= bit;
-        filling.filled_count += 1;
-        if filling.filled_count < self.shard_count {
-            return Ok(false);
-        }
+        self.seal();
+        Ok(true)
+    }
+
+    fn seal(&mut self) {
         self.phase = Phase::Sealed;
         self.filling = None;
         self.mark(DIRTY, !self.has(DOOMED));
-        Ok(true)
     }
 
     /// Records that all bytes of all shards are in the slot. Returns true if this seals the block.
     pub fn all_filled(&mut self) -> Result<bool> {
-        match (self.phase, &mut self.filling) {
-            (Phase::Filling, Some(filling)) => {
-                // All shards but the last, which seals the block.
-                let last = usize::from(self.shard_count) - 1;
-                filling.filled.iter_mut().for_each(|word| *word = u64::MAX);
-                filling.filled[last / 64] &= !(1 << (last % 64));
-                filling.filled_count = self.shard_count - 1;
-                self.shard_filled(last)
+        match self.phase {
+            Phase::Filling => {
+                self.seal();
+                Ok(true)
             }
             // A tier fills it, or another depot did: there is no shard to fill.
             _ if self.shard_count == 0 => Ok(false),

@@ -1,6 +1,7 @@
 //! Names of blocks. P8: a key cannot be built without its namespace.
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -13,8 +14,16 @@ use crate::limits::{ENGINE_HASH_BYTES_MAX, NAMESPACE_SPEC_BYTES_MAX};
 const NAMESPACE_DOMAIN: &[u8] = b"kvdepot namespace v1\0";
 
 /// An engine's chained hash of the tokens up to a block's end, in 16 bytes.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct BlockHash(pub [u8; 16]);
+
+/// Hashes the bytes as one integer: a derived implementation hashes their number and then a slice, which takes several
+/// times as long, and a dump hashes each block's key for several tables.
+impl Hash for BlockHash {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u128(u128::from_le_bytes(self.0));
+    }
+}
 
 impl BlockHash {
     /// Takes 16 bytes unchanged. Any other length up to 64 bytes is reduced by XXH3-128 (big-endian).
@@ -34,8 +43,15 @@ impl BlockHash {
 }
 
 /// Fingerprint of everything that changes a block's bytes, including the epoch.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct NamespaceId(pub [u8; 16]);
+
+/// Like that of [`BlockHash`].
+impl Hash for NamespaceId {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u128(u128::from_le_bytes(self.0));
+    }
+}
 
 /// A block's name in every tier: 32 bytes, namespace first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

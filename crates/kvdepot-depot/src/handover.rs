@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use kvdepot_core::machine::{Adopt, Event, Handed, HandedState, Machine};
+use kvdepot_core::machine::{Adopt, Event, Handed, HandedState, HeldBy, HeldFrom, Machine};
 use kvdepot_core::{Error, ErrorKind, Result};
 use rustix::fs::MemfdFlags;
 use serde::{Deserialize, Serialize};
@@ -27,6 +27,8 @@ pub const HAND_OVER_VERSION: u32 = 1;
 const MAGIC: u64 = 0x5245_564f_4456_4b00;
 /// Number of slots in one piece, read under one hold of the lock.
 const PIECE_SLOTS: usize = 128;
+/// Number of leases read under one hold of the lock.
+const PIECE_LEASES: usize = 1024;
 /// Size limit of a part of a snapshot: namespaces are the longest.
 const PART_BYTES_MAX: usize = 64 << 20;
 /// How often to check whether the depot has settled.
@@ -162,7 +164,7 @@ impl Depot {
 
     /// Returns whether any client may be copying.
     pub fn is_copied(&self) -> bool {
-        self.runner.look(|machine| !machine.held_by(&[]).is_empty())
+        self.runner.look(Machine::is_leased)
     }
 
     /// Waits until a frozen depot can be handed over: tiers have completed all their work, including removals in the
@@ -200,8 +202,14 @@ impl Depot {
         let fd = rustix::fs::memfd_create("kvdepot-handover", MemfdFlags::CLOEXEC)
             .map_err(|e| Error::io("cannot make memory for the list of blocks", e.into()))?;
         let mut out = BufWriter::with_capacity(1 << 20, File::from(fd));
-        let (pool_bytes, namespaces, held_by) = runner
-            .look(|machine| (machine.gauges().pool_bytes, machine.namespaces(), machine.held_by(&owners)));
+        let (pool_bytes, namespaces) =
+            runner.look(|machine| (machine.gauges().pool_bytes, machine.namespaces()));
+        let (mut held_by, mut from) = (HeldBy::default(), Some(HeldFrom::default()));
+        while let Some(start) = from {
+            let (held, next) = runner.look(|machine| machine.held(&owners, start, PIECE_LEASES));
+            held_by.add(&held);
+            from = next;
+        }
         let head = Head {
             magic: MAGIC,
             version: HAND_OVER_VERSION,

@@ -48,7 +48,10 @@ impl Hashes<'_> {
 
 /// Returns the bytes of hashes in a frame.
 pub(crate) fn hash_bytes<'a>(hashes: impl IntoIterator<Item = &'a BlockHash>) -> Vec<u8> {
-    hashes.into_iter().flat_map(|hash| hash.0).collect()
+    let hashes = hashes.into_iter();
+    let mut bytes = Vec::with_capacity(hashes.size_hint().0 * size_of::<BlockHash>());
+    hashes.for_each(|hash| bytes.extend_from_slice(&hash.0));
+    bytes
 }
 
 /// A namespace's number at this depot, valid until the depot terminates.

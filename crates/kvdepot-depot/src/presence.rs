@@ -22,6 +22,9 @@ const AT_A_TIME: usize = 32;
 /// A table's entry for a key.
 type Fingerprint = [u8; 5];
 
+/// The table of a key, and its entry there.
+type Place<'a> = (&'a RwLock<HashTable<Fingerprint>>, Fingerprint);
+
 /// Cache-line aligned: a lookup in one table does not slow down a change of another.
 #[derive(Debug, Default)]
 #[repr(align(64))]
@@ -38,7 +41,7 @@ impl Presence {
         Self { tables: (0..TABLES).map(|_| Table::default()).collect(), hasher: RandomState::default() }
     }
 
-    fn place(&self, key: &BlockKey) -> (&RwLock<HashTable<Fingerprint>>, Fingerprint) {
+    fn place(&self, key: &BlockKey) -> Place<'_> {
         let hash = self.hasher.hash_one(key);
         let [a, b, c, d, e, ..] = hash.to_le_bytes();
         (&self.tables[(hash >> 48) as usize % TABLES].0, [a, b, c, d, e])
@@ -47,24 +50,15 @@ impl Presence {
     /// Applies changes of blocks' visibility. Blocks with equal fingerprints are counted. One caller at a time.
     pub(crate) fn set(&self, changes: &[(BlockKey, bool)]) {
         for changes in changes.chunks(AT_A_TIME) {
+            let places: SmallVec<[Place<'_>; AT_A_TIME]> =
+                changes.iter().map(|(key, _)| self.place(key)).collect();
             if changes.len() > 1 {
                 // Prefetches the memory for all changes into the processor's cache at once.
-                std::hint::black_box(self.look(changes.iter().map(|(key, _)| key)));
+                std::hint::black_box(look(&places));
             }
-            for (key, visible) in changes {
-                self.set_one(key, *visible);
+            for ((table, fingerprint), (_, visible)) in places.iter().zip(changes) {
+                set_one(table, *fingerprint, *visible);
             }
-        }
-    }
-
-    fn set_one(&self, key: &BlockKey, visible: bool) {
-        let (table, fingerprint) = self.place(key);
-        let mut table = table.write();
-        let hash = spread(&fingerprint);
-        if visible {
-            table.insert_unique(hash, fingerprint, spread);
-        } else if let Ok(entry) = table.find_entry(hash, |other| *other == fingerprint) {
-            entry.remove();
         }
     }
 
@@ -75,30 +69,41 @@ impl Presence {
 
     /// Returns which of these blocks can be served.
     pub(crate) fn contain<'a>(&self, keys: &'a [BlockKey]) -> impl Iterator<Item = bool> + use<'_, 'a> {
-        keys.chunks(AT_A_TIME).flat_map(|keys| self.look(keys.iter()))
+        keys.chunks(AT_A_TIME).flat_map(|keys| {
+            let places: SmallVec<[Place<'_>; AT_A_TIME]> = keys.iter().map(|key| self.place(key)).collect();
+            look(&places)
+        })
     }
 
     /// Returns how many leading blocks can be served.
     pub(crate) fn prefix(&self, keys: &[BlockKey]) -> usize {
         self.contain(keys).take_while(|there| *there).count()
     }
+}
 
-    /// Searches up to `AT_A_TIME` blocks. The searches are independent and, after the locks are taken, need no further
-    /// lock, so the processor waits for the memory of all of them together. If not all locks are free it takes them one
-    /// at a time: a reader never waits while it holds a lock, and never overtakes a waiting writer.
-    fn look<'a>(&self, keys: impl Iterator<Item = &'a BlockKey>) -> SmallVec<[bool; AT_A_TIME]> {
-        type Place<'a> = (&'a RwLock<HashTable<Fingerprint>>, Fingerprint);
-        let places: SmallVec<[Place<'_>; AT_A_TIME]> = keys.map(|key| self.place(key)).collect();
-        std::hint::black_box(places.iter().fold(false, |any, (table, _)| any | table.is_locked()));
-        let tables: Option<SmallVec<[RwLockReadGuard<'_, _>; AT_A_TIME]>> =
-            places.iter().map(|(table, _)| table.try_read()).collect();
-        match tables {
-            Some(tables) => {
-                let looks = tables.iter().zip(&places);
-                looks.map(|(table, (_, fingerprint))| holds(table, fingerprint)).collect()
-            }
-            None => places.iter().map(|(table, fingerprint)| holds(&table.read(), fingerprint)).collect(),
+fn set_one(table: &RwLock<HashTable<Fingerprint>>, fingerprint: Fingerprint, visible: bool) {
+    let mut table = table.write();
+    let hash = spread(&fingerprint);
+    if visible {
+        table.insert_unique(hash, fingerprint, spread);
+    } else if let Ok(entry) = table.find_entry(hash, |other| *other == fingerprint) {
+        entry.remove();
+    }
+}
+
+/// Searches up to `AT_A_TIME` blocks. The searches are independent and, after the locks are taken, need no further lock,
+/// so the processor waits for the memory of all of them together. If not all locks are free it takes them one at a time:
+/// a reader never waits while it holds a lock, and never overtakes a waiting writer.
+fn look(places: &[Place<'_>]) -> SmallVec<[bool; AT_A_TIME]> {
+    std::hint::black_box(places.iter().fold(false, |any, (table, _)| any | table.is_locked()));
+    let tables: Option<SmallVec<[RwLockReadGuard<'_, _>; AT_A_TIME]>> =
+        places.iter().map(|(table, _)| table.try_read()).collect();
+    match tables {
+        Some(tables) => {
+            let looks = tables.iter().zip(places);
+            looks.map(|(table, (_, fingerprint))| holds(table, fingerprint)).collect()
         }
+        None => places.iter().map(|(table, fingerprint)| holds(&table.read(), fingerprint)).collect(),
     }
 }
 

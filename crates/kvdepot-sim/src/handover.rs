@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 
-use kvdepot_core::machine::{Adopt, Event, Handed, HandedState, Owner, Request};
+use kvdepot_core::machine::{Adopt, Event, Handed, HandedState, HeldBy, HeldFrom, Owner, Request};
 use kvdepot_core::{BlockKey, LeaseId};
 
 use crate::fail::{Fail, Rule, fail};
@@ -119,7 +119,15 @@ impl World {
     }
 
     fn hand_over(&mut self, holders: &[Owner]) -> Result<Vec<Handed>, Fail> {
-        let held_by = self.machine.held_by(holders);
+        let (mut held_by, mut from) = (HeldBy::default(), Some(HeldFrom::default()));
+        while let Some(start) = from {
+            let (held, next) = self.machine.held(holders, start, 2);
+            held_by.add(&held);
+            if next == Some(start) {
+                return fail(Rule::Progress, "a walk over leases does not go on");
+            }
+            from = next;
+        }
         let (mut handed, mut from) = (Vec::new(), Some(0));
         while let Some(start) = from {
             let (some, next) = self.machine.handed(&held_by, start, 5);

@@ -61,11 +61,13 @@ pub enum Mistake {
     RegionIgnored,
     /// A tier's budget of written bytes is ignored.
     BudgetIgnored,
+    /// A claim whose connection has ended goes on until it is released.
+    EndedClaimGoesOn,
 }
 
 impl Mistake {
     /// All of them.
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 29] = [
         Self::SealedEarly,
         Self::LeaseKept,
         Self::NoQuarantine,
@@ -94,6 +96,7 @@ impl Mistake {
         Self::ClosedTierUsed,
         Self::RegionIgnored,
         Self::BudgetIgnored,
+        Self::EndedClaimGoesOn,
     ];
 
     /// Returns the mistake with that name.
@@ -121,6 +124,7 @@ impl Mistake {
             Self::ClosedTierUsed => Some(Flaw::ClosedTierUsed),
             Self::RegionIgnored => Some(Flaw::RegionIgnored),
             Self::BudgetIgnored => Some(Flaw::BudgetIgnored),
+            Self::EndedClaimGoesOn => Some(Flaw::EndedClaimGoesOn),
             _ => None,
         }
     }

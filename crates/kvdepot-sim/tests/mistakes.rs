@@ -159,6 +159,11 @@ fn a_write_beyond_a_tier_s_budget() {
 }
 
 #[test]
+fn a_claim_that_goes_on_after_its_connection_s_end() {
+    finds(Mistake::EndedClaimGoesOn, &[Rule::Leaks]);
+}
+
+#[test]
 fn a_failing_run_shrinks_to_a_few_operations() {
     let mistake = Some(Mistake::RemovalOvertaken);
     let failing = (0..SEEDS_MAX).map(Plan::new).find_map(|plan| {

@@ -167,6 +167,17 @@ impl Catalog {
         BlockKey { namespace: space.id, hash: key.hash }
     }
 
+    /// Returns a function like [`Self::block_key`] for many keys, most of which are of one space.
+    pub(crate) fn block_keys(&self) -> impl FnMut(&PoolKey) -> BlockKey + '_ {
+        let mut last: Option<(SpaceId, NamespaceId)> = None;
+        move |key| {
+            let known = last.filter(|&(space, _)| space == key.space);
+            let namespace = known.map_or_else(|| self.block_key(key).namespace, |(_, id)| id);
+            last = Some((key.space, namespace));
+            BlockKey { namespace, hash: key.hash }
+        }
+    }
+
     /// The root of a space's namespace, and whether that is known now.
     pub(crate) fn root(&self, space: SpaceId) -> Option<(NamespaceId, bool)> {
         let root = self.spaces.get(&space)?.root;

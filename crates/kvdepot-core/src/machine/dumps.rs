@@ -1,8 +1,12 @@
 //! Dumps: slots reserved, filled and sealed, and values that take the place of others.
 
+use smallvec::SmallVec;
+
+use super::batch::REQUEST_BLOCKS;
 use super::event::{Effects, Leased, NamespaceHandle, Outcome, Owner, Reply, Reserve, ShardSet};
+use super::names::PoolKey;
 use super::pool::NoRoom;
-use super::{Location, Machine, Namespace, names};
+use super::{Location, Machine, Namespace};
 use crate::block::Block;
 use crate::error::{Error, ErrorKind, Result};
 use crate::eviction::SlotId;
@@ -27,10 +31,17 @@ impl Machine {
         let mut outcomes = Vec::with_capacity(hashes.len());
         // Blocks of a namespace are of one size: where one finds no room, the next does not either.
         let mut full = None;
-        self.pool.prefetch(hashes.iter().map(|&hash| namespace.pool_key(hash)));
-        for &hash in hashes {
-            let key = namespace.pool_key(hash);
-            if how != Reserve::Value && self.pool.find(&key).is_some() {
+        let mut filling = 0;
+        let keys: SmallVec<[(PoolKey, u64); REQUEST_BLOCKS]> = hashes
+            .iter()
+            .map(|&hash| {
+                let key = namespace.pool_key(hash);
+                (key, self.pool.hash(&key))
+            })
+            .collect();
+        self.pool.prefetch(keys.iter().map(|&(_, hash)| hash));
+        for (key, hash) in keys {
+            if how != Reserve::Value && self.pool.find_hashed(&key, hash).is_some() {
                 self.counters.dump_blocks_had += 1;
                 outcomes.push(Outcome::Have);
                 continue;
@@ -45,8 +56,9 @@ impl Machine {
                 outcomes.push(Outcome::Refused(kind));
                 continue;
             }
-            outcomes.push(match self.reserve_one(owner, &namespace, key, how, runs_left) {
+            outcomes.push(match self.reserve_one(owner, &namespace, (key, hash), how, runs_left) {
                 Ok(leased) => {
+                    filling += namespace.slot_bytes();
                     runs_left -= leased.runs.len().min(runs_left);
                     Outcome::Leased(leased)
                 }
@@ -62,6 +74,7 @@ impl Machine {
                 }
             });
         }
+        self.pool.filling_begun(owner, filling);
         self.counters.dump_blocks += outcomes.len() as u64;
         Ok(Reply::Slots(outcomes))
     }
@@ -70,7 +83,7 @@ impl Machine {
         &mut self,
         owner: Owner,
         namespace: &Namespace,
-        key: names::PoolKey,
+        key: (PoolKey, u64),
         how: Reserve,
         runs_left: usize,
     ) -> std::result::Result<Leased, NoRoom> {
@@ -90,8 +103,10 @@ impl Machine {
         }
         let shards = if how == Reserve::Value { 1 } else { layout.shard_count() };
         let (indexed, near) = (how != Reserve::Value, namespace.near);
-        let slot = self.pool.insert(key, Block::dumping(shards), bytes, indexed, near)?;
-        self.pool.edit(slot, |slot| slot.set_value(how == Reserve::Value));
+        let slot = self.pool.insert_hashed(key, Block::dumping(shards), bytes, indexed, near)?;
+        if how == Reserve::Value {
+            self.pool.edit(slot, |slot| slot.set_value(true));
+        }
         match self.pool.lease_for_filling(owner, slot) {
             Ok(lease) => {
                 let (runs, block_bytes) = (self.pool.slot(slot).runs(), layout.block_bytes());
@@ -111,27 +126,49 @@ impl Machine {
         shards: &ShardSet,
         crc64: Option<u64>,
     ) -> Result<()> {
-        for &lease in leases {
-            let slot = self.pool.leased_slot(owner, lease)?;
-            let sealed = self.pool.edit(slot, |slot| {
-                if let Some(crc64) = crc64 {
-                    slot.set_crc64(crc64);
-                }
-                match shards {
-                    ShardSet::All => slot.block.all_filled(),
-                    ShardSet::Some(some) => {
-                        let mut sealed = false;
-                        for &shard in some {
-                            sealed |= slot.block.shard_filled(shard as usize)?;
-                        }
-                        Ok(sealed)
+        let mut filled = 0;
+        let outcome =
+            leases.iter().try_for_each(|&lease| self.commit_one(owner, lease, shards, crc64, &mut filled));
+        self.pool.filling_ended(owner, filled);
+        outcome
+    }
+
+    /// Commits shards of one block. Adds its bytes to `filled` if that seals it.
+    fn commit_one(
+        &mut self,
+        owner: Owner,
+        lease: LeaseId,
+        shards: &ShardSet,
+        crc64: Option<u64>,
+        filled: &mut u64,
+    ) -> Result<()> {
+        let slot = self.pool.leased_slot(owner, lease)?;
+        let has_tiers = self.flow.has_tiers();
+        let sealed = self.pool.edit(slot, |slot| {
+            if let Some(crc64) = crc64 {
+                slot.set_crc64(crc64);
+            }
+            let mut sealed = false;
+            match shards {
+                ShardSet::All => sealed = slot.block.all_filled()?,
+                ShardSet::Some(some) => {
+                    for &shard in some {
+                        sealed |= slot.block.shard_filled(shard as usize)?;
                     }
                 }
-            })?;
-            if sealed {
-                self.pool.forget_lease(owner, lease)?;
-                self.counters.dump_blocks_sealed += 1;
+            }
+            if sealed && !has_tiers {
+                slot.block.seal_clean();
+            }
+            Ok::<_, Error>(sealed)
+        })?;
+        if sealed {
+            *filled += self.pool.forget_lease(owner, lease)?;
+            self.counters.dump_blocks_sealed += 1;
+            if has_tiers {
                 self.sealed(slot, false);
+            } else {
+                self.pool.free_if_over(slot);
             }
         }
         Ok(())
@@ -157,7 +194,8 @@ impl Machine {
     ) -> Result<Reply> {
         let slot = self.pool.leased_slot(owner, lease)?;
         let sealed = self.pool.edit(slot, |slot| slot.block.all_filled());
-        self.pool.forget_lease(owner, lease)?;
+        let filled = self.pool.forget_lease(owner, lease)?;
+        self.pool.filling_ended(owner, filled);
         let live = self.catalog.is_live(self.pool.slot(slot).key.space);
         if !sealed? || !live || !self.pool.slot(slot).block.is_readable() {
             self.pool.doom(slot);

@@ -126,6 +126,8 @@ pub enum Job {
     Sweep,
     /// The next leases of a connection that ended.
     EndOwner(Owner),
+    /// The next claims of a connection that ended.
+    EndClaims(Owner),
     /// The next queued commands.
     Emit,
     /// A read of a tier that is closed for the block.
@@ -408,8 +410,8 @@ pub struct Closed {
 pub struct Discarded(#[expect(dead_code, reason = "see there")] Box<dyn Any + Send>);
 
 impl Discarded {
-    pub(super) fn new(what: impl Any + Send) -> Self {
-        Self(Box::new(what))
+    pub(super) fn new(what: Box<impl Any + Send>) -> Self {
+        Self(what)
     }
 }
 

@@ -37,6 +37,8 @@ pub enum Flaw {
     RegionIgnored,
     /// A tier's budget of written bytes is ignored.
     BudgetIgnored,
+    /// A claim whose connection has ended goes on until it is released.
+    EndedClaimGoesOn,
 }
 
 /// The mistake of a machine, if it has one.

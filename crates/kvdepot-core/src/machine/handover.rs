@@ -5,23 +5,23 @@
 //! until its copies have ended (P4). Only sealed blocks that lookups found are handed over as blocks (P1), under the
 //! namespace id that they were sealed under. The new machine adopts those whose id is current there.
 
-use hashbrown::HashMap;
-
 use super::Machine;
 use super::flaw::Flaw;
+use super::held::{HeldBy, HeldFrom, Hold};
 use super::names::{PoolKey, SpaceId};
 use super::records::{Adopt, Handed, HandedState, Owner};
 use super::tiers::TierMask;
 use crate::block::Block;
 use crate::eviction::SlotId;
 use crate::key::{BlockHash, NamespaceId};
+use crate::lease::LeaseId;
 
 /// A key that belongs to no block: no namespace's space has this number.
 const NOBODYS: PoolKey = PoolKey { space: SpaceId(0), hash: BlockHash([0; 16]) };
 
 impl Machine {
     /// Returns why a frozen machine cannot be handed over yet, if so. `holders` are the connections that may still
-    /// copy.
+    /// copy, each named once.
     pub fn unsettled(&self, holders: &[Owner]) -> Option<&'static str> {
         if let Some(why) = self.closed_somewhere() {
             return Some(why);
@@ -29,7 +29,8 @@ impl Machine {
         if self.flow.is_unsettled() {
             return Some("a tier has not ended a read or a removal");
         }
-        if self.pool.leases().any(|(owner, _)| !holders.contains(&owner)) {
+        let expected = holders.iter().filter(|&&owner| self.pool.holds(owner)).count();
+        if self.pool.holders() > expected {
             return Some("a connection has not given its slots back");
         }
         None
@@ -41,32 +42,40 @@ impl Machine {
         closed.then_some("a tier owes so many removals that namespaces are closed there: reset them")
     }
 
-    /// Returns the holders of each leased slot, for [`Self::handed`].
-    pub fn held_by(&self, holders: &[Owner]) -> HashMap<SlotId, Vec<u32>> {
-        let places: HashMap<Owner, u32> = (0..).zip(holders).map(|(place, &owner)| (owner, place)).collect();
-        let mut held: HashMap<SlotId, Vec<u32>> = HashMap::new();
-        for (owner, slot) in self.pool.leases() {
-            held.entry(slot).or_default().extend(places.get(&owner));
+    /// Returns whether any connection has leases.
+    pub fn is_leased(&self) -> bool {
+        self.pool.holders() > 0
+    }
+
+    /// Returns `count` leases of the holders from a place on, and where to resume. The machine is frozen, so leases can
+    /// only end between two calls: a slot is then reported as held by a connection that has just released it.
+    pub fn held(&self, holders: &[Owner], from: HeldFrom, count: usize) -> (Vec<Hold>, Option<HeldFrom>) {
+        let mut held = Vec::with_capacity(count);
+        let mut from = Some(from);
+        while let Some(HeldFrom { holder, lease }) = from {
+            let Some(&owner) = holders.get(holder) else { return (held, None) };
+            let place = u32::try_from(holder).unwrap_or(u32::MAX);
+            from = Some(HeldFrom { holder: holder + 1, lease: LeaseId(0) });
+            for (lease, slot) in self.pool.leases_of(owner, lease) {
+                if held.len() >= count {
+                    return (held, Some(HeldFrom { holder, lease }));
+                }
+                held.push(Hold { slot, holder: place });
+            }
         }
-        held.values_mut().for_each(|holders| holders.sort_unstable());
-        held
+        (held, None)
     }
 
     /// Returns the descriptions of `count` slot numbers from `from` on, and where to resume. The machine is frozen.
-    pub fn handed(
-        &self,
-        held_by: &HashMap<SlotId, Vec<u32>>,
-        from: usize,
-        count: usize,
-    ) -> (Vec<Handed>, Option<usize>) {
+    pub fn handed(&self, held_by: &HeldBy, from: usize, count: usize) -> (Vec<Handed>, Option<usize>) {
         let end = from.saturating_add(count).min(self.pool.numbers());
         let handed = (from..end).filter_map(|id| self.handed_one(id as SlotId, held_by)).collect();
         (handed, (end < self.pool.numbers()).then_some(end))
     }
 
-    fn handed_one(&self, id: SlotId, held_by: &HashMap<SlotId, Vec<u32>>) -> Option<Handed> {
+    fn handed_one(&self, id: SlotId, held_by: &HeldBy) -> Option<Handed> {
         let slot = self.pool.get(id)?;
-        let holders = held_by.get(&id).cloned().unwrap_or_default();
+        let holders = held_by.of(id);
         let is_whole =
             slot.block.is_readable() || (self.flaws.has(Flaw::HandOverFilling) && slot.standing().filling);
         let is_block = is_whole && slot.is_indexed() && self.catalog.is_live(slot.key.space);

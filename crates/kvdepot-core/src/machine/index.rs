@@ -31,12 +31,24 @@ impl Index {
     }
 
     pub(crate) fn get(&self, slots: &Slots, key: &PoolKey) -> Option<SlotId> {
-        self.slots.find(self.hash(key), |&id| slots.at(id).key == *key)
+        self.get_hashed(slots, key, self.hash(key))
     }
 
-    /// Brings the entries of these keys into the processor's caches.
-    pub(crate) fn prefetch(&self, keys: impl Iterator<Item = PoolKey>) {
-        self.slots.prefetch(keys.map(|key| self.hash(&key)));
+    /// Like `get`, for a caller that has the key's hash.
+    pub(crate) fn get_hashed(&self, slots: &Slots, key: &PoolKey, hash: u64) -> Option<SlotId> {
+        self.slots.find(hash, |&id| slots.at(id).key == *key)
+    }
+
+    /// Brings the entries of keys with these hashes into the processor's caches.
+    pub(crate) fn prefetch(&self, hashes: impl Iterator<Item = u64>) {
+        self.slots.prefetch(hashes);
+    }
+
+    /// Adds a key that is not present. `hash` is its hash.
+    pub(crate) fn insert_new(&mut self, slots: &Slots, id: SlotId, hash: u64) {
+        debug_assert!(self.get(slots, &slots.at(id).key).is_none(), "the key is present");
+        let hasher = &self.hasher;
+        self.slots.insert(hash, id, |&other| hasher.hash_one(slots.at(other).key));
     }
 
     /// Makes its slot's key point to `id`. Returns the slot that it pointed to before.

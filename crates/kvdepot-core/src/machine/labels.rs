@@ -33,6 +33,7 @@ impl Job {
             Self::Load(_) => "load",
             Self::Sweep => "sweep",
             Self::EndOwner(_) => "end_owner",
+            Self::EndClaims(_) => "end_claims",
             Self::Emit => "emit",
             Self::Miss { .. } => "miss",
         }

@@ -28,6 +28,7 @@ mod flaw;
 mod flow;
 mod forgetting;
 mod handover;
+mod held;
 mod index;
 mod labels;
 mod loads;
@@ -44,6 +45,8 @@ mod removal;
 mod requests;
 mod slots;
 #[cfg(test)]
+mod step_claim_tests;
+#[cfg(test)]
 mod step_search_tests;
 #[cfg(test)]
 mod step_tests;
@@ -54,6 +57,7 @@ mod uses;
 use hashbrown::HashMap;
 
 use crate::error::Result;
+use crate::key::BlockKey;
 use crate::limits::NAMESPACES_MAX;
 use crate::misses::{Fate, Gone};
 use crate::regions::RegionGauge;
@@ -74,6 +78,7 @@ pub use catalog::Namespace;
 pub use counters::Counters;
 pub use event::*;
 pub use flaw::Flaw;
+pub use held::{HeldBy, HeldFrom, Hold};
 pub use owed::PartOf;
 pub use pace::Pace;
 pub use placement::{Placement, WriteWhen};
@@ -285,19 +290,25 @@ impl Machine {
         for token in self.flow.take_drained() {
             out.replies.push((token, Ok(Reply::Drained(true))));
         }
-        for (key, visible) in self.pool.take_changes() {
-            out.visible.push((self.catalog.block_key(&key), visible));
-        }
+        self.tell_visible(&mut out.visible);
         self.tell_gone(&mut out.gone);
         self.prove(&mut out.proofs);
         self.forget_spaces();
     }
 
+    /// Tells which blocks lookups find from now on, or no longer find, by the names that they know.
+    fn tell_visible(&mut self, out: &mut Vec<(BlockKey, bool)>) {
+        let mut block_key = self.catalog.block_keys();
+        out.extend(self.pool.take_changes().map(|(key, visible)| (block_key(&key), visible)));
+    }
+
     /// Tells what went in this step, by the names that lookups know.
     fn tell_gone(&mut self, out: &mut Vec<Gone>) {
+        let mut block_key = self.catalog.block_keys();
+        out.reserve(self.pool.gone.len());
         for gone in self.pool.gone.drain(..) {
             let GoneHere { key, mut fate, tier, kept_s } = gone;
-            let mut name = self.catalog.block_key(&key);
+            let mut name = block_key(&key);
             if fate == Fate::Reset {
                 match self.catalog.root(key.space) {
                     // Whoever asks has another epoch's key.
@@ -370,6 +381,10 @@ impl Machine {
                 if !self.pool.end_owner(owner, self.pace.owner_leases).1 {
                     out.again.push(Job::EndOwner(owner));
                 }
+            }
+            Job::EndClaims(owner) => {
+                let (claims, mut rooms) = split(self);
+                claims.release_ended(&mut rooms, owner, out);
             }
             // Every step emits.
             Job::Emit => {}

@@ -18,6 +18,8 @@ pub struct Pace {
     pub(crate) sweep_dooms: usize,
     /// Leases of an ended owner that end in one step.
     pub(crate) owner_leases: usize,
+    /// Claims of an ended owner that are released in one step.
+    pub(crate) owner_claims: usize,
     /// Places of a claim searched in the pool in one step.
     pub(crate) survey_places: usize,
     /// Places of a claim weighed in one step, by what is already known about them.
@@ -54,6 +56,7 @@ impl Default for Pace {
             walk_slots: 2048,
             sweep_dooms: 128,
             owner_leases: 128,
+            owner_claims: 128,
             survey_places: 512,
             weigh_places: 32_768,
             claim_leases: 256,
@@ -85,6 +88,7 @@ impl Pace {
             walk_slots: pick(seed, 8, 6),
             sweep_dooms: pick(seed, 12, 3),
             owner_leases: pick(seed, 16, 3),
+            owner_claims: pick(seed, 18, 3),
             survey_places: pick(seed, 24, 6),
             weigh_places: pick(seed, 28, 6),
             claim_leases: pick(seed, 32, 5),

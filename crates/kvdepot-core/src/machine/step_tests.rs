@@ -25,6 +25,8 @@ pub(super) struct Lab {
     pub(super) now: u64,
     /// Largest number of slots examined by one step, and its event.
     most: (u64, &'static str),
+    /// Largest number of jobs that one step left, and of claims that it freed.
+    pub(super) most_left: (usize, usize),
     steps: usize,
 }
 
@@ -40,8 +42,17 @@ impl Lab {
         };
         let machine = Machine::new(pool, tiers);
         let (replies, commands) = (Vec::new(), Vec::new());
-        let mut lab =
-            Self { machine, tokens: 0, namespace: 0, replies, commands, now: 0, most: (0, ""), steps: 0 };
+        let mut lab = Self {
+            machine,
+            tokens: 0,
+            namespace: 0,
+            replies,
+            commands,
+            now: 0,
+            most: (0, ""),
+            most_left: (0, 0),
+            steps: 0,
+        };
         let layout = BlockLayout::uniform(1, &[BLOCK]).unwrap();
         let spec = Arc::new(NamespaceSpec::new("{\"model\":\"a\"}", layout).unwrap());
         let Reply::Namespace(opened) = lab.ask(Request::OpenNamespace { spec, epoch: 0 }) else {
@@ -61,6 +72,8 @@ impl Lab {
             let looks = self.machine.pool.slot_looks() - before;
             assert!(looks <= LOOKS_MAX, "{name} looked at {looks} slots");
             self.most = self.most.max((looks, name));
+            self.most_left =
+                (self.most_left.0.max(out.again.len()), self.most_left.1.max(out.discarded.len()));
             self.steps += 1;
             self.replies.append(&mut out.replies);
             self.commands.append(&mut out.commands);
@@ -246,22 +259,25 @@ fn the_writes_that_removals_call_off_go_in_pieces() {
     assert_eq!(lab.machine.gauges().writes_queued, 0);
 }
 
-#[test]
-fn a_claim_of_many_places_goes_in_pieces() {
-    let mut lab = Lab::new("lru", BLOCKS, 0);
-    lab.dump(0, BLOCKS);
-    let count = BLOCKS * 8 / 10;
+pub(super) fn claim_of(namespace: NamespaceHandle, first: u64, count: u64) -> Request {
     let shape = GroupShape { window_blocks: 0, units_per_block: 1 };
-    let open = Request::ClaimOpen {
-        groups: vec![ClaimGroup { namespaces: vec![lab.namespace], shape }],
-        hashes: hashes(0, count),
+    Request::ClaimOpen {
+        groups: vec![ClaimGroup { namespaces: vec![namespace], shape }],
+        hashes: hashes(first, count),
         skip: 0,
         limit: count as usize,
         deadline: 1 << 40,
         patience: 1 << 40,
         label: None,
-    };
-    let Reply::Claim(progress) = lab.ask(open) else { panic!("no claim") };
+    }
+}
+
+#[test]
+fn a_claim_of_many_places_goes_in_pieces() {
+    let mut lab = Lab::new("lru", BLOCKS, 0);
+    lab.dump(0, BLOCKS);
+    let count = BLOCKS * 8 / 10;
+    let Reply::Claim(progress) = lab.ask(claim_of(lab.namespace, 0, count)) else { panic!("no claim") };
     assert_eq!((progress.settled, progress.units), (true, count as usize));
     lab.ask(Request::ClaimRelease { claim: progress.claim });
     assert_eq!(lab.machine.gauges().held.leased, 0);

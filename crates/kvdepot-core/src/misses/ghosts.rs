@@ -3,6 +3,7 @@
 use std::hash::BuildHasher;
 
 use foldhash::quality::FixedState;
+use smallvec::SmallVec;
 
 use super::{Fate, Gone};
 use crate::ids::TierIndex;
@@ -20,6 +21,12 @@ const MINUTES_FROM: u16 = 1 << 15;
 /// Fingerprint of the key, never 0 where there is an entry; then from the highest byte: when (seconds), how long it was kept,
 /// what became of it, and where.
 type Entry = [u64; 2];
+
+/// A key's fingerprint, and the first entry of its group.
+type Place = (u64, usize);
+
+/// Number of blocks whose groups are read before the first of them is added.
+const AT_A_TIME: usize = 64;
 
 /// What is remembered of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,11 +61,11 @@ impl Ghosts {
         self.entries.len()
     }
 
-    fn place(&self, key: &BlockKey) -> (u64, std::ops::Range<usize>) {
+    fn place(&self, key: &BlockKey) -> Place {
         let print = self.hasher.hash_one(key).max(1);
         let groups = self.entries.len() / WAYS;
         let group = ((u128::from(print) * groups as u128) >> 64) as usize;
-        (print, group * WAYS..(group + 1) * WAYS)
+        (print, group * WAYS)
     }
 
     /// Adds blocks that went at this second.
@@ -66,23 +73,27 @@ impl Ghosts {
         if self.entries.is_empty() {
             return;
         }
-        // Brings the groups into the processor's caches: these reads do not wait for each other.
-        let ends = gone.iter().map(|gone| {
-            let group = &self.entries[self.place(&gone.key).1];
-            group[0][0] ^ group[WAYS - 1][0]
-        });
-        std::hint::black_box(ends.fold(0, |sum, prints| sum ^ prints));
-        gone.iter().for_each(|gone| self.note(now_s, gone));
+        for gone in gone.chunks(AT_A_TIME) {
+            let places: SmallVec<[Place; AT_A_TIME]> =
+                gone.iter().map(|gone| self.place(&gone.key)).collect();
+            // Brings the groups into the processor's caches: these reads do not wait for each other.
+            let ends =
+                places.iter().map(|&(_, first)| self.entries[first][0] ^ self.entries[first + WAYS - 1][0]);
+            std::hint::black_box(ends.fold(0, |sum, prints| sum ^ prints));
+            gone.iter().zip(places).for_each(|(gone, place)| self.note_at(place, now_s, gone));
+        }
     }
 
     /// Adds a block that went at this second. What is known about it already may be more specific.
     pub fn note(&mut self, now_s: u32, gone: &Gone) {
-        if self.entries.is_empty() {
-            return;
+        if !self.entries.is_empty() {
+            self.note_at(self.place(&gone.key), now_s, gone);
         }
-        let (print, group) = self.place(&gone.key);
+    }
+
+    fn note_at(&mut self, (print, first): Place, now_s: u32, gone: &Gone) {
         let entry = [print, packed(now_s, gone)];
-        let group = &mut self.entries[group];
+        let group = &mut self.entries[first..first + WAYS];
         if let Some(known) = group.iter_mut().find(|known| known[0] == print) {
             let before = Fate::from_byte((known[1] >> 8) as u8);
             let after_s = now_s.saturating_sub((known[1] >> 32) as u32);
@@ -101,8 +112,8 @@ impl Ghosts {
         if self.entries.is_empty() {
             return None;
         }
-        let (print, group) = self.place(key);
-        let &[_, word] = self.entries[group].iter().find(|entry| entry[0] == print)?;
+        let (print, first) = self.place(key);
+        let &[_, word] = self.entries[first..first + WAYS].iter().find(|entry| entry[0] == print)?;
         let ago_s = now_s.saturating_sub((word >> 32) as u32);
         let tier = usize::from(word as u8).checked_sub(1);
         Some(Ghost {

@@ -13,7 +13,7 @@ const CHUNK_BYTES: u64 = 32 << 20;
 
 /// Runs a dump task to completion.
 pub(crate) fn run(work: Work, partial: &Mutex<Partial>) {
-    let whole = work.items.iter().all(|item| item.shards(work.layout()).len() == work.layout().shard_count());
+    let whole = work.items.iter().all(|item| item.is_whole(work.layout()));
     let outcome = if whole { run_whole(&work) } else { partial::run(&work, partial) };
     if let Err(error) = outcome {
         work.base.attachment.stats.failed("dump", &error);

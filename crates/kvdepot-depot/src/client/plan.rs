@@ -5,7 +5,7 @@ use std::ops::Range;
 use kvdepot_copy::{CopyBatch, CopyOp};
 use kvdepot_core::limits::PAGE_PIECES_MAX;
 use kvdepot_core::{BlockHash, BlockLayout, Error, ErrorKind, Result};
-use kvdepot_io::SlotBuf;
+use kvdepot_io::MemRun;
 
 /// The location of the engine's pages: piece `i` of page `p` is at `bases[i] + p * strides[i]`, with pieces counted
 /// over all shards.
@@ -161,22 +161,31 @@ impl Item {
         }
     }
 
+    /// Returns whether the task moves all shards of this block.
+    pub(crate) fn is_whole(&self, layout: &BlockLayout) -> bool {
+        match &self.source {
+            Source::Page(_) => true,
+            Source::Shards(shards) => shards.len() == layout.shard_count(),
+        }
+    }
+
     /// Appends the copies of one shard to the batch's current group. Returns `false` if the task does not move it.
     pub(crate) fn plan(
         &self,
         layout: &BlockLayout,
         pages: Option<&PageTable>,
         shard: usize,
-        slot: &SlotBuf,
+        slot: &[MemRun],
         batch: &mut CopyBatch,
     ) -> bool {
         let mut offset = layout.shard_range(shard).start as usize;
         let mut copy = |mut device: u64, size: u64| {
-            for run in slot.slice(offset, offset + size as usize) {
+            let end = offset + size as usize;
+            for run in pieces_of(slot, offset..end) {
                 push(batch, CopyOp { device, host: run.ptr, len: run.len });
                 device += run.len as u64;
             }
-            offset += size as usize;
+            offset = end;
         };
         match &self.source {
             Source::Page(page) => {
@@ -196,6 +205,17 @@ impl Item {
         }
         true
     }
+}
+
+/// Returns the memory of some bytes of a slot, whose runs hold its bytes in order.
+fn pieces_of(slot: &[MemRun], bytes: Range<usize>) -> impl Iterator<Item = MemRun> + '_ {
+    let mut end = 0;
+    slot.iter().filter_map(move |run| {
+        let start = end;
+        end += run.len;
+        let (from, to) = (bytes.start.max(start), bytes.end.min(end));
+        (from < to).then(|| MemRun { ptr: run.ptr.wrapping_add(from - start), len: to - from })
+    })
 }
 
 /// Appends a copy, merged with the previous one of the group if both sides are adjacent.
@@ -233,6 +253,22 @@ mod tests {
         let cut = table(&layout, &[16, 80, 32, 32, 32]).unwrap();
         assert_eq!((cut.pieces(0), cut.pieces(1)), (0..2, 2..5));
         assert_eq!(cut.memory(), vec![(4096, 1024 + 80)]);
+    }
+
+    #[test]
+    fn a_slot_s_bytes_lie_in_its_runs_one_after_another() {
+        let mut memory = [0_u8; 100];
+        let base = memory.as_mut_ptr();
+        let slot = [(40, 10), (0, 5), (90, 10)].map(|(at, len)| MemRun { ptr: base.wrapping_add(at), len });
+        let pieces = |bytes: Range<usize>| {
+            let pieces = pieces_of(&slot, bytes).map(|run| (run.ptr.addr() - base.addr(), run.len));
+            pieces.collect::<Vec<_>>()
+        };
+        assert_eq!(pieces(0..25), [(40, 10), (0, 5), (90, 10)]);
+        assert_eq!(pieces(8..12), [(48, 2), (0, 2)]);
+        assert_eq!(pieces(10..15), [(0, 5)]);
+        assert_eq!(pieces(15..16), [(90, 1)]);
+        assert_eq!(pieces(3..3), []);
     }
 
     #[test]

@@ -7,14 +7,16 @@ use std::time::{Duration, Instant};
 use kvdepot_copy::{CopyBatch, DeviceEvent, Direction, GroupSink};
 use kvdepot_core::runs::Runs;
 use kvdepot_core::{Error, ErrorKind, Result};
-use kvdepot_io::SlotBuf;
+use kvdepot_io::MemRun;
 use parking_lot::{Condvar, Mutex};
+use smallvec::SmallVec;
 
 use crate::client::attach::{Generation, LaneGuard};
 use crate::client::device::RegisteredPool;
 use crate::client::lane::{Lane, unexpected};
 use crate::client::work::Work;
 use crate::message::{Grant, Hashes, Request, Response, Shards, hash_bytes};
+use crate::pool::PoolMapping;
 
 /// Number of blocks in a chunk.
 pub(crate) const CHUNK_BLOCKS: usize = 512;
@@ -136,8 +138,10 @@ pub(crate) fn begin(
         return Ok(None);
     }
     let mapping = generation.pool.mapping()?;
-    let slots = placed.iter().map(|placed| mapping.slot(&placed.runs)).collect::<Result<Vec<_>>>()?;
-    if slots.iter().any(|slot| (slot.len() as u64) < work.layout().block_bytes()) {
+    let resolve = |placed: &Placed| placed.runs.iter().map(|&run| mapping.resolve(run)).collect();
+    let slots: Vec<SmallVec<[MemRun; 2]>> = placed.iter().map(resolve).collect::<Result<_>>()?;
+    let bytes = |placed: &Placed| placed.runs.iter().map(|run| run.len).sum::<u64>();
+    if placed.iter().any(|placed| bytes(placed) < work.layout().block_bytes()) {
         return Err(unexpected());
     }
     let shards = only.map_or(0..work.layout().shard_count(), |shard| shard..shard + 1);
@@ -164,7 +168,7 @@ pub(crate) fn begin(
         failed: Mutex::new(None),
         lane: Mutex::new(None),
         _pool: work.base.device.pool(&generation.pool)?,
-        _slots: slots,
+        _mapping: mapping,
         last: Mutex::new(None),
     });
     // SAFETY: device ranges are valid by the contract of the store's unsafe calls. The host ranges lie in leased slots,
@@ -180,7 +184,7 @@ pub(crate) struct Sink {
     /// The lane of a failed copy.
     lane: Mutex<Option<Lane>>,
     _pool: Arc<RegisteredPool>,
-    _slots: Vec<SlotBuf>,
+    _mapping: Arc<PoolMapping>,
     /// Dropped when the device has finished.
     last: Mutex<Option<Box<dyn Send>>>,
     work: Work,

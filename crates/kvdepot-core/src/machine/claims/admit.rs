@@ -127,8 +127,17 @@ impl Claims {
 
     /// Room may have come back: the claim at the head of the queue looks again, if what it needed last would fit now.
     pub(crate) fn room_came(&mut self, rooms: &mut Rooms<'_>, out: &mut Effects) {
+        let mut looks = self.pace.queue_entries;
         while let Some(&id) = self.queue.front() {
-            let Some(claim) = self.map.get(&id).filter(|claim| claim.queued) else {
+            if looks == 0 {
+                // Many claims at the head have ended.
+                self.turn_came = true;
+                out.again.push(Job::Emit);
+                return;
+            }
+            looks -= 1;
+            let claim = self.map.get(&id);
+            let Some(claim) = claim.filter(|claim| claim.queued && !self.has_ended(claim)) else {
                 self.queue.pop_front();
                 continue;
             };
@@ -200,7 +209,7 @@ impl Claims {
     /// Leases or fetches one block: false when this step has looked long enough for room.
     fn take_lease(&mut self, rooms: &mut Rooms<'_>, claim: &mut Claim, spot: Spot, fetch: bool) -> bool {
         let (place, key) = (claim.place(spot.group, spot.block, spot.rank), claim.key(spot));
-        let known = claim.known[place];
+        let known = claim.known(place);
         if matches!(known, Known::LEASED | Known::WAITING) || !rooms.catalog.is_live(key.space) {
             return true;
         }
@@ -210,7 +219,7 @@ impl Claims {
                     self.keep_promise(claim, spot);
                 }
                 rooms.pool.pin(slot);
-                (claim.known[place], claim.slots[place]) = (Known::LEASED, slot);
+                claim.places.set_leased(place, slot);
                 claim.leased += 1;
             }
             Some(slot) if fetch && rooms.pool.slot(slot).block.phase() == BlockPhase::Fetching => {
@@ -265,6 +274,6 @@ fn share_of(rooms: &Rooms<'_>) -> u64 {
 fn wait_for(rooms: &mut Rooms<'_>, claim: &mut Claim, place: usize, slot: u32) {
     let waiter = Waiter::Claim { id: claim.id, place: u32::try_from(place).expect("places are bounded") };
     rooms.pool.edit(slot, |slot| slot.add_waiter(waiter));
-    claim.known[place] = Known::WAITING;
+    claim.places.set(place, Known::WAITING);
     claim.waiting += 1;
 }

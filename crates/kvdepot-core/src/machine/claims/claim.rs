@@ -1,18 +1,19 @@
-//! One claim: its places, what is known of each, and what follows from that. Nothing here looks at another room.
+//! One claim: what follows from what is known of each of its places.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::eviction::SlotId;
 use crate::hit::{GroupShape, HitSearch, needed_blocks};
 use crate::key::{BlockHash, NamespaceId};
 use crate::misses::Short;
 
 use super::super::event::{Arriving, ClaimId, Location, Nanos, Owner, Progress, Token};
 use super::super::names::{PoolKey, SpaceId};
+use super::super::pool::Pool;
 use super::super::probe::RunProbe;
+use super::places::Places;
 
 /// Units that [`Claim::progress`] looks at in one call to know how many of the leading ones are leased.
 const LEAD_UNITS_PER_LOOK: usize = 2048;
@@ -159,9 +160,7 @@ pub(super) struct Claim {
     pub(super) hashes: Vec<BlockHash>,
     pub(super) skip: usize,
     pub(super) limit: usize,
-    pub(super) known: Vec<Known>,
-    /// The leased slot of each place that is `LEASED`.
-    pub(super) slots: Vec<SlotId>,
+    pub(super) places: Places,
     pub(super) phase: Phase,
     /// The next place, or hash unit while leasing, of a phase that goes piece by piece.
     pub(super) cursor: usize,
@@ -225,7 +224,18 @@ impl Claim {
     }
 
     pub(super) fn places(&self) -> usize {
-        self.known.len()
+        self.places.count()
+    }
+
+    pub(super) fn known(&self, place: usize) -> Known {
+        self.places.known(place)
+    }
+
+    /// Gives back the lease on a place's block.
+    pub(super) fn unlease(&mut self, pool: &mut Pool, place: usize) {
+        self.places.set(place, Known::ABSENT);
+        self.leased -= 1;
+        pool.unpin(self.places.slot(place));
     }
 
     /// Ranks of all groups: blocks of a hash unit, where every group has one.
@@ -259,7 +269,7 @@ impl Claim {
     /// Whether `is` holds for the places of all ranks of a block.
     fn all_ranks(&self, group: usize, block: usize, is: impl Fn(Known) -> bool) -> bool {
         let first = self.place(group, block, 0);
-        self.known[first..first + self.groups[group].spaces.len()].iter().all(|&known| is(known))
+        (first..first + self.groups[group].spaces.len()).all(|place| is(self.known(place)))
     }
 
     pub(super) fn search(&self, limit: usize) -> HitSearch {
@@ -317,7 +327,7 @@ impl Claim {
                 *looks = left;
                 let first = self.place(need.group, block, 0);
                 for (rank, &bytes) in entry.slot_bytes.iter().enumerate() {
-                    let known = self.known[first + rank];
+                    let known = self.known(first + rank);
                     need.total += bytes;
                     if !matches!(known, Known::PINNED | Known::LEASED | Known::WAITING) {
                         need.new_pins += bytes;

@@ -92,7 +92,7 @@ impl Claim {
         let is_missing =
             |known: Known| known != Known::LEASED && !(all_could_come && known.is_within_reach());
         let mut spots = (0..self.groups[group].spaces.len()).map(|rank| Spot { group, block, rank });
-        let known = |spot: Spot| self.known[self.place(spot.group, spot.block, spot.rank)];
+        let known = |spot: Spot| self.known(self.place(spot.group, spot.block, spot.rank));
         spots.find(|&spot| is_missing(known(spot))).map(|spot| (spot, known(spot)))
     }
 }

@@ -12,14 +12,15 @@
 
 mod admit;
 mod claim;
+mod ending;
 mod missed;
+mod places;
 mod probing;
 mod survey;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use hashbrown::HashMap;
 use smallvec::SmallVec;
 
 use crate::error::{Error, ErrorKind, Result};
@@ -27,19 +28,22 @@ use crate::eviction::SlotId;
 use crate::key::BlockHash;
 use crate::limits::{CLAIM_BLOCKS_MAX, CLAIMS_PER_CONNECTION_MAX};
 
-use super::event::{ClaimGroup, ClaimId, Discarded, Effects, Job, Location, Nanos, Owner, Reply, Token};
+use super::event::{ClaimGroup, ClaimId, Effects, Job, Location, Nanos, Owner, Reply, Token};
 use super::flaw::Flaws;
 use super::loads::Rooms;
 use super::pace::Pace;
-use super::pool::Pool;
 use claim::{Claim, Group, Known, Phase, Weigh};
+use places::Places;
 
 /// All claims, and those that wait for room, in order.
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
-    map: HashMap<ClaimId, Claim>,
-    owners: HashMap<Owner, BTreeSet<ClaimId>>,
-    waiters: HashMap<Token, ClaimId>,
+    // Ordered maps of boxes: one that grows moves a few entries, however many claims there are.
+    map: BTreeMap<ClaimId, Box<Claim>>,
+    owners: BTreeMap<Owner, BTreeSet<ClaimId>>,
+    /// Connections that have ended and whose claims are not all released: those claims count as ended.
+    ended: BTreeSet<Owner>,
+    waiters: BTreeMap<Token, ClaimId>,
     queue: VecDeque<ClaimId>,
     /// Not before when each claim has to be looked at.
     due: BTreeSet<(Nanos, ClaimId)>,
@@ -72,6 +76,12 @@ impl Claims {
         self.map.len()
     }
 
+    /// Returns the number of places that the tables of a claim hold so far.
+    #[cfg(test)]
+    pub(super) fn places_reached(&self, id: ClaimId) -> usize {
+        self.map[&id].places.reached()
+    }
+
     pub(crate) fn queued(&self) -> usize {
         self.queue.len()
     }
@@ -83,8 +93,11 @@ impl Claims {
             return Err(Error::new(ErrorKind::Busy, "too many claims are open on this connection")
                 .with("claims_max", CLAIMS_PER_CONNECTION_MAX));
         }
+        if self.ended.contains(&open.owner) {
+            return Err(Error::new(ErrorKind::Closed, "the connection has ended"));
+        }
         let (token, owner) = (open.token, open.owner);
-        let mut claim = new_claim(rooms, self.next, open)?;
+        let mut claim = Box::new(new_claim(rooms, self.next, open)?);
         claim.all_spaces().for_each(|space| rooms.pool.uses.hold(space));
         let id = claim.id;
         claim.look_at = claim.due();
@@ -104,6 +117,11 @@ impl Claims {
         let Some(mut claim) = self.map.remove(&id) else { return };
         if claim.phase == Phase::Releasing {
             self.give_back_some(rooms, claim, out);
+            return;
+        }
+        if self.has_ended(&claim) {
+            // `release_ended` reaches it.
+            self.map.insert(id, claim);
             return;
         }
         self.work(rooms, &mut claim, out);
@@ -141,7 +159,7 @@ impl Claims {
     }
 
     /// Puts a claim back into the table, and answers who waits for it, if it has got that far.
-    fn put_back(&mut self, mut claim: Claim, out: &mut Effects) {
+    fn put_back(&mut self, mut claim: Box<Claim>, out: &mut Effects) {
         if matches!(claim.phase, Phase::Queued | Phase::Filling | Phase::Settled) {
             for token in std::mem::take(&mut claim.waiters) {
                 self.waiters.remove(&token);
@@ -151,19 +169,10 @@ impl Claims {
         self.map.insert(claim.id, claim);
     }
 
-    fn forget(&mut self, pool: &mut Pool, claim: &Claim) {
-        claim.all_spaces().for_each(|space| pool.uses.let_go(space));
-        self.due.remove(&(claim.look_at, claim.id));
-        self.promised -= claim.promised;
-        if let Some(claims) = self.owners.get_mut(&claim.owner) {
-            claims.remove(&claim.id);
-            if claims.is_empty() {
-                self.owners.remove(&claim.owner);
-            }
-        }
-        for token in &claim.waiters {
-            self.waiters.remove(token);
-        }
+    /// Takes a claim out of the table to work on it; `put_back` must follow. Returns `None` if it has ended.
+    fn take_open(&mut self, id: ClaimId) -> Option<Box<Claim>> {
+        self.map.get(&id).filter(|claim| !self.has_ended(claim))?;
+        self.map.remove(&id)
     }
 
     /// The tiers' answer about the places of one piece that were not in the pool.
@@ -175,12 +184,11 @@ impl Claims {
         locations: &[Location],
         out: &mut Effects,
     ) {
-        let Some(mut claim) = self.map.remove(&id) else { return };
+        let Some(mut claim) = self.take_open(id) else { return };
         claim.asked = claim.asked.saturating_sub(1);
         let start = part as usize;
         let end = claim.places().min(start + self.pace.survey_places);
-        let unlocated = claim.known[start..end].iter_mut().filter(|known| **known == Known::UNLOCATED);
-        for (known, &location) in unlocated.zip(locations) {
+        for (known, &location) in claim.places.unlocated(start..end).zip(locations) {
             *known = Known::at(location);
         }
         let more = claim.phase == Phase::Survey && claim.asked == 0 && claim.cursor == claim.places();
@@ -202,7 +210,7 @@ impl Claims {
         count: Option<usize>,
         out: &mut Effects,
     ) {
-        let Some(mut claim) = self.map.remove(&id) else { return };
+        let Some(mut claim) = self.take_open(id) else { return };
         let more = claim.phase == Phase::Probe && self.run_answered(rooms, &mut claim, run, count, out);
         self.put_back(claim, out);
         if more {
@@ -215,11 +223,12 @@ impl Claims {
         let Some(claim) = self.map.get_mut(&id) else { return };
         let place = place as usize;
         claim.waiting -= 1;
-        let wanted = matches!(claim.phase, Phase::Lease { .. } | Phase::Filling);
-        claim.known[place] = Known::ABSENT;
+        let wanted =
+            matches!(claim.phase, Phase::Lease { .. } | Phase::Filling) && !self.ended.contains(&claim.owner);
+        claim.places.set(place, Known::ABSENT);
         if let Some(slot) = slot.filter(|_| wanted) {
             rooms.pool.pin(slot);
-            (claim.known[place], claim.slots[place]) = (Known::LEASED, slot);
+            claim.places.set_leased(place, slot);
             claim.leased += 1;
             claim.fetched += 1;
         }
@@ -227,7 +236,7 @@ impl Claims {
 
     /// Settles a claim that waits for nothing any more.
     pub(crate) fn settle_if_full(&mut self, rooms: &mut Rooms<'_>, id: ClaimId, out: &mut Effects) {
-        let Some(mut claim) = self.map.remove(&id) else { return };
+        let Some(mut claim) = self.take_open(id) else { return };
         if claim.phase == Phase::Filling && claim.waiting == 0 {
             self.begin_to_settle(&mut claim);
             // Many claims may have waited for one block.
@@ -296,74 +305,23 @@ impl Claims {
         Ok(())
     }
 
-    /// Ends a claim. Its leases end now, or piece by piece if they are many.
-    pub(crate) fn release(
-        &mut self,
-        rooms: &mut Rooms<'_>,
-        owner: Owner,
-        id: ClaimId,
-        out: &mut Effects,
-    ) -> Result<()> {
-        let claim = self.take(owner, id)?;
-        self.let_go(rooms, claim, true, out);
-        Ok(())
-    }
-
-    /// Ends a claim; its first leases end `now`, or all of them in steps to come.
-    fn let_go(&mut self, rooms: &mut Rooms<'_>, mut claim: Claim, now: bool, out: &mut Effects) {
-        self.give_up_promise(&mut claim);
-        self.turn_came |= claim.queued;
-        for token in std::mem::take(&mut claim.waiters) {
-            self.waiters.remove(&token);
-            out.replies.push((token, Err(no_such_claim(claim.id))));
-        }
-        claim.phase = Phase::Releasing;
-        claim.cursor = 0;
-        if now {
-            self.give_back_some(rooms, claim, out);
-        } else {
-            out.again.push(Job::Claim(claim.id));
-            self.map.insert(claim.id, claim);
-        }
-    }
-
-    /// Gives back the next leases of a claim that is being released.
-    fn give_back_some(&mut self, rooms: &mut Rooms<'_>, mut claim: Claim, out: &mut Effects) {
-        if give_back(rooms, &mut claim, self.pace) {
-            out.again.push(Job::Claim(claim.id));
-            self.map.insert(claim.id, claim);
-        } else {
-            self.forget(rooms.pool, &claim);
-            // A large one is not freed under the lock.
-            out.discarded.push(Discarded::new(claim));
-        }
-    }
-
     /// Notes that a claim's client would compute sooner what has not come.
     pub(crate) fn decline(&mut self, owner: Owner, id: ClaimId) -> Result<()> {
-        let claim = self.map.get_mut(&id).filter(|claim| claim.owner == owner);
-        claim.ok_or_else(|| no_such_claim(id))?.declined = true;
+        let mut claim = self.take(owner, id)?;
+        claim.declined = true;
+        self.map.insert(id, claim);
         Ok(())
     }
 
-    fn take(&mut self, owner: Owner, id: ClaimId) -> Result<Claim> {
+    fn take(&mut self, owner: Owner, id: ClaimId) -> Result<Box<Claim>> {
         match self.map.get(&id) {
-            Some(claim) if claim.owner == owner && claim.phase != Phase::Releasing => {}
+            Some(claim)
+                if claim.owner == owner
+                    && claim.phase != Phase::Releasing
+                    && !self.ended.contains(&owner) => {}
             _ => return Err(no_such_claim(id)),
         }
         self.map.remove(&id).ok_or_else(|| no_such_claim(id))
-    }
-
-    /// Ends the claims of an owner that ended.
-    pub(crate) fn end_owner(&mut self, rooms: &mut Rooms<'_>, owner: Owner, out: &mut Effects) -> bool {
-        let claims: Vec<ClaimId> = self.owners.get(&owner).into_iter().flatten().copied().collect();
-        for id in &claims {
-            if let Ok(claim) = self.take(owner, *id) {
-                // One at once, as an owner has often only one; of many, each is a step of its own.
-                self.let_go(rooms, claim, claims.len() == 1, out);
-            }
-        }
-        !claims.is_empty()
     }
 
     /// Who waits for a claim's first answer waits no longer.
@@ -371,7 +329,9 @@ impl Claims {
         let Some(id) = self.waiters.remove(&token) else { return false };
         if let Some(claim) = self.map.get_mut(&id) {
             claim.waiters.retain(|waiter| *waiter != token);
-            out.replies.push((token, Ok(Reply::Claim(claim.progress()))));
+            let has_ended = self.ended.contains(&claim.owner);
+            let answer = if has_ended { Err(no_such_claim(id)) } else { Ok(Reply::Claim(claim.progress())) };
+            out.replies.push((token, answer));
         }
         true
     }
@@ -382,7 +342,7 @@ impl Claims {
         for _ in 0..self.pace.claims_expired {
             let Some(&(due, id)) = self.due.first().filter(|(due, _)| *due <= now) else { return };
             self.due.remove(&(due, id));
-            let Some(mut claim) = self.map.remove(&id) else { continue };
+            let Some(mut claim) = self.take_open(id) else { continue };
             if claim.phase != Phase::Releasing && claim.due() <= now {
                 if claim.polled.saturating_add(claim.patience) <= now {
                     rooms.counters.claims_expired += 1;
@@ -460,8 +420,7 @@ fn new_claim(rooms: &Rooms<'_>, id: ClaimId, open: Open) -> Result<Claim> {
         hashes,
         skip,
         limit,
-        known: vec![Known::UNLOCATED; base],
-        slots: vec![0; base],
+        places: Places::new(base),
         phase: Phase::Survey,
         cursor: 0,
         asked: 0,
@@ -504,40 +463,15 @@ fn trim(rooms: &mut Rooms<'_>, claim: &mut Claim, pace: Pace) -> bool {
         let place = claim.cursor;
         claim.cursor += 1;
         looked_at += 1;
-        if claim.known[place] != Known::LEASED {
+        if claim.known(place) != Known::LEASED {
             continue;
         }
         let spot = claim.spot(place);
         if !claim.needed_range(spot.group, claim.hit).contains(&spot.block) {
-            unlease(rooms, claim, place);
+            claim.unlease(rooms.pool, place);
             given_back += 1;
         }
     }
     claim.trimming = claim.cursor < claim.places();
     claim.trimming
-}
-
-/// Gives back all leases: whether there are more.
-fn give_back(rooms: &mut Rooms<'_>, claim: &mut Claim, pace: Pace) -> bool {
-    let (mut given_back, mut looked_at) = (0, 0);
-    while claim.leased > 0
-        && given_back < pace.claim_leases
-        && looked_at < pace.weigh_places
-        && claim.cursor < claim.places()
-    {
-        let place = claim.cursor;
-        claim.cursor += 1;
-        looked_at += 1;
-        if claim.known[place] == Known::LEASED {
-            unlease(rooms, claim, place);
-            given_back += 1;
-        }
-    }
-    claim.leased > 0 && claim.cursor < claim.places()
-}
-
-fn unlease(rooms: &mut Rooms<'_>, claim: &mut Claim, place: usize) {
-    claim.known[place] = Known::ABSENT;
-    claim.leased -= 1;
-    rooms.pool.unpin(claim.slots[place]);
 }

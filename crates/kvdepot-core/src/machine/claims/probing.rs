@@ -109,14 +109,13 @@ fn ask_on(rooms: &Rooms<'_>, claim: &mut Claim, mut run: Run, out: &mut Effects)
         return;
     }
     for (&place, &location) in run.places.iter().zip(&run.locations) {
-        let known = &mut claim.known[place as usize];
-        if *known != Known::UNTOLD || location != Location::Absent {
-            *known = Known::at(location);
+        if claim.known(place as usize) != Known::UNTOLD || location != Location::Absent {
+            claim.places.set(place as usize, Known::at(location));
         }
     }
     let end = run.locations.iter().position(|location| !matches!(location, Location::Tier(_)));
     if let Some(end) = end.filter(|_| run.probe.ends_untold()) {
-        claim.known[run.places[end] as usize] = Known::UNTOLD;
+        claim.places.set(run.places[end] as usize, Known::UNTOLD);
     }
     if end.is_none() && !run.rest.is_empty() {
         next_window(rooms, claim, &mut run);
@@ -154,7 +153,7 @@ fn next_window(rooms: &Rooms<'_>, claim: &Claim, run: &mut Run) {
     for block in run.rest.start..end {
         let place = claim.place(run.group, block, run.rank);
         debug_assert_eq!(claim.spot(place), Spot { group: run.group, block, rank: run.rank });
-        let known = claim.known[place];
+        let known = claim.known(place);
         if known.is_in_pool() {
             continue;
         }

@@ -10,11 +10,12 @@ impl Claims {
     /// Continues a survey by one piece. Returns whether there are more.
     pub(super) fn survey(&mut self, rooms: &mut Rooms<'_>, claim: &mut Claim, out: &mut Effects) -> bool {
         let (start, end) = (claim.cursor, claim.places().min(claim.cursor + self.pace.survey_places));
+        claim.places.reach(end);
         let mut keys = Vec::new();
         for place in start..end {
             let key = claim.key(claim.spot(place));
-            let before = claim.known[place];
-            claim.known[place] = match rooms.pool.find(&key) {
+            let before = claim.known(place);
+            let known = match rooms.pool.find(&key) {
                 Some(slot) => {
                     let block = &rooms.pool.slot(slot).block;
                     match block.phase() {
@@ -39,6 +40,7 @@ impl Claims {
                 }
                 None => before,
             };
+            claim.places.set(place, known);
         }
         claim.cursor = end;
         if !keys.is_empty() {

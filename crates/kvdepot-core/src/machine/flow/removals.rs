@@ -280,6 +280,6 @@ impl Flow {
 /// Passes memory on, to be freed outside of the step.
 fn discard(debts: Debts, out: &mut Effects) {
     if !debts.is_empty() {
-        out.discarded.push(Discarded::new(debts));
+        out.discarded.push(Discarded::new(Box::new(debts)));
     }
 }

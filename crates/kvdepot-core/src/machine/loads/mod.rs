@@ -9,9 +9,7 @@
 
 mod load;
 
-use std::collections::VecDeque;
-
-use hashbrown::HashMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use crate::block::Block;
 use crate::error::{Error, ErrorKind, Result};
@@ -36,7 +34,8 @@ pub(crate) struct Rooms<'a> {
 /// Loads that have not been answered.
 #[derive(Debug, Default)]
 pub(crate) struct Loads {
-    map: HashMap<Token, Load>,
+    // An ordered map of boxes: one that grows moves a few entries, however many loads there are.
+    map: BTreeMap<Token, Box<Load>>,
     /// Loads that found no space and lease nothing, oldest first.
     starved: VecDeque<Token>,
     /// The one of them that retries now.
@@ -67,7 +66,7 @@ impl Loads {
     ) {
         rooms.pool.uses.hold(namespace.space);
         let load = Load::new(token, owner, namespace, hashes, (fetch_deadline, last, runs_max));
-        self.map.insert(token, load);
+        self.map.insert(token, Box::new(load));
         self.go_on(rooms, token, out);
     }
 
@@ -205,15 +204,13 @@ impl Loads {
 
     /// Forgets the loads of an owner that ended; its leases end with it.
     pub(crate) fn end_owner(&mut self, pool: &mut Pool, owner: Owner, out: &mut Effects) {
-        let of_owner = self.map.extract_if(|_, load| load.owner == owner);
-        let mut ended: Vec<Token> = of_owner
+        let of_owner = self.map.extract_if(.., |_, load| load.owner == owner);
+        let ended: Vec<Token> = of_owner
             .map(|(token, load)| {
                 pool.uses.let_go(load.namespace.space);
                 token
             })
             .collect();
-        // A hash table's order differs between runs.
-        ended.sort_unstable();
         let waiting = self.starved.len();
         self.starved.retain(|token| !ended.contains(token));
         if self.retrying.take_if(|token| ended.contains(token)).is_some() || self.starved.len() < waiting {

@@ -33,9 +33,21 @@ impl Pool {
     /// Gives a dumper a lease on a slot that it is about to fill.
     pub(crate) fn lease_for_filling(&mut self, owner: u64, id: SlotId) -> Result<LeaseId> {
         debug_assert_eq!(self.slots.at(id).block.phase(), Phase::Filling, "only what is new is filled");
-        let lease = self.leases.grant(owner, id)?;
-        self.fills.begun(owner, self.slots.at(id).bytes(), self.now_s);
-        Ok(lease)
+        self.leases.grant(owner, id)
+    }
+
+    /// Records that an owner got slots of `bytes` to fill in this step.
+    pub(crate) fn filling_begun(&mut self, owner: u64, bytes: u64) {
+        if bytes > 0 {
+            self.fills.begun(owner, bytes, self.now_s);
+        }
+    }
+
+    /// Records that an owner has filled slots of `bytes` in this step.
+    pub(crate) fn filling_ended(&mut self, owner: u64, bytes: u64) {
+        if bytes > 0 {
+            self.fills.ended(owner, bytes, self.now_s);
+        }
     }
 
     /// Records that an owner requests slots to fill.
@@ -57,11 +69,11 @@ impl Pool {
         self.leases.slot_of(owner, lease)
     }
 
-    /// Removes a dumper's lease from the table, without an effect on its slot.
-    pub(crate) fn forget_lease(&mut self, owner: u64, lease: LeaseId) -> Result<()> {
+    /// Removes a dumper's lease from the table, without an effect on its slot. Returns the slot's bytes, for
+    /// `filling_ended`.
+    pub(crate) fn forget_lease(&mut self, owner: u64, lease: LeaseId) -> Result<u64> {
         let id = self.leases.release(owner, lease)?;
-        self.fills.ended(owner, self.slots.at(id).bytes(), self.now_s);
-        Ok(())
+        Ok(self.slots.at(id).bytes())
     }
 
     /// Ends a lease by its number.
@@ -101,9 +113,18 @@ impl Pool {
         (slots.len(), self.leases.count(owner) == 0)
     }
 
-    /// Iterates over all leases: the owner, and the slot.
-    pub(crate) fn leases(&self) -> impl Iterator<Item = (u64, SlotId)> + '_ {
-        self.leases.all()
+    /// Iterates over the leases of an owner from `from` on, in the order of their numbers.
+    pub(crate) fn leases_of(
+        &self,
+        owner: u64,
+        from: LeaseId,
+    ) -> impl Iterator<Item = (LeaseId, SlotId)> + '_ {
+        self.leases.of(owner, from)
+    }
+
+    /// Returns the number of owners that hold leases.
+    pub(crate) fn holders(&self) -> usize {
+        self.leases.owners()
     }
 
     /// Returns whether an owner has leases.

@@ -224,9 +224,20 @@ impl Pool {
         self.index.get(&self.slots, key)
     }
 
-    /// Brings the index entries of keys that are about to be searched or inserted into the processor's caches.
-    pub(crate) fn prefetch(&self, keys: impl Iterator<Item = PoolKey>) {
-        self.index.prefetch(keys);
+    /// Returns the hash by which the index finds a key.
+    pub(crate) fn hash(&self, key: &PoolKey) -> u64 {
+        self.index.hash(key)
+    }
+
+    /// Like `find`, for a caller that has the key's hash.
+    pub(crate) fn find_hashed(&self, key: &PoolKey, hash: u64) -> Option<SlotId> {
+        self.index.get_hashed(&self.slots, key, hash)
+    }
+
+    /// Brings the index entries of keys that are about to be searched or inserted into the processor's caches. Takes
+    /// their hashes.
+    pub(crate) fn prefetch(&self, hashes: impl Iterator<Item = u64>) {
+        self.index.prefetch(hashes);
     }
 
     /// Returns the slot of a block that may be read now.
@@ -250,8 +261,8 @@ impl Pool {
     }
 
     /// Returns the blocks that became visible or invisible since the last call.
-    pub(crate) fn take_changes(&mut self) -> Vec<(PoolKey, bool)> {
-        std::mem::take(&mut self.changes)
+    pub(crate) fn take_changes(&mut self) -> impl ExactSizeIterator<Item = (PoolKey, bool)> + '_ {
+        self.changes.drain(..)
     }
 
     /// Returns whether space was freed since the last call.

@@ -280,6 +280,9 @@ impl Pool {
 
     /// Returns the evictions of an allocation that continues; none if one for the same key was abandoned.
     fn recall(&mut self, key: &PoolKey) -> usize {
+        if self.unfinished.is_empty() {
+            return 0;
+        }
         let Some((evictions, at_s)) = self.unfinished.remove(key) else { return 0 };
         if self.now_s.saturating_sub(at_s) > UNFINISHED_S { 0 } else { evictions }
     }
@@ -308,6 +311,18 @@ impl Pool {
         indexed: bool,
         near: Option<RegionIndex>,
     ) -> std::result::Result<SlotId, NoRoom> {
+        self.insert_hashed((key, self.index.hash(&key)), block, bytes, indexed, near)
+    }
+
+    /// Like `insert`, for a caller that has the key's hash.
+    pub(crate) fn insert_hashed(
+        &mut self,
+        (key, hash): (PoolKey, u64),
+        block: Block,
+        bytes: u64,
+        indexed: bool,
+        near: Option<RegionIndex>,
+    ) -> std::result::Result<SlotId, NoRoom> {
         let runs = self.allocate(key, bytes, near)?;
         self.serials = self.serials.wrapping_add(1);
         self.births.came(self.serials, self.now_s);
@@ -325,8 +340,8 @@ impl Pool {
         self.count(id, Standing::NONE, after, bytes, key);
         self.uses.slot_came(key.space, after.pinned);
         if indexed {
-            let before = self.index.insert(&self.slots, id);
-            debug_assert!(before.is_none(), "the caller looked that the key is not there");
+            // The caller looked that the key is not there.
+            self.index.insert_new(&self.slots, id, hash);
         }
         Ok(id)
     }
