@@ -51,6 +51,7 @@ def test_pipeline_store_file(seeds, machine):
             "write_threads": 4,
             "durable": False,
             "shared": True,
+            "capacity_shared": False,
         },
     }
     assert config.use_layerwise
@@ -116,6 +117,7 @@ def test_nfs_store_keys(machine):
         "write_threads": 3,
         "durable": False,
         "shared": True,
+        "capacity_shared": False,
     }
 
 

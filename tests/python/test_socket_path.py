@@ -90,6 +90,7 @@ DEPOT_KEYS = {
     "shard_directories": False,
     "durable": True,
     "directories_shared": False,
+    "posix_capacity_shared": True,
     "posix_write": "when_cold",
 }
 
