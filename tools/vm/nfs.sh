@@ -7,7 +7,7 @@
 # With KVDEPOT_REQUIRE_NFS=1 it fails where the virtual machine cannot be made.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-# The tests take two minutes; an emulated processor on a busy machine needs patience.
+# The tests take some minutes; an emulated processor on a busy machine needs patience.
 TEST_SECONDS_MAX=1500
 
 long='' kills=6 outage_s=15
