@@ -27,7 +27,7 @@ from kvdepot.events import BlockEvent
 from kvdepot.publish.contents import Contents
 from kvdepot.publish.publisher import Publisher
 from kvdepot.publish.sockets import END_SEQUENCE, Sockets, endpoint
-from kvdepot.publish.stream import EventStream
+from kvdepot.publish.stream import Batch, EventStream
 from kvdepot.publish.wire import BatchEncoder
 from tools.lab.ports import free_port
 
@@ -408,6 +408,56 @@ def test_what_the_user_is_told(tmp_path: Path) -> None:
     ]
     assert told[2][1] == {"namespace": name}
     assert (told[5][1]["blocks"], told[5][1]["next_sequence"]) == ({"pool": 2}, 4)
+
+
+@pytest.mark.parametrize("clears", [True, False])
+@pytest.mark.parametrize("fails", ["take", "report", "request"])
+def test_routers_forget_a_publisher_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str, clears: bool
+) -> None:
+    events, told = ScriptedEvents(), Router.__new__(Router)
+    told.blocks, told.next = set(), None
+    events.attached = True
+    events.batches = [[BlockEvent("a" * 32, "pool", True, (bytes(16), bytes(15) + b"x"))], []]
+    sockets = Sockets(local("kv", tmp_path), None, "", 100)
+    most: list[int] = []
+
+    def publish(batch: Batch) -> None:
+        told._apply(batch.sequence, batch.payload)
+        most.append(len(told.blocks))
+
+    def fail(*_: Any) -> Any:
+        raise BrokenPipeError(fails)
+
+    def report(what: str, _: dict[str, Any]) -> None:
+        if fails == "report" and what == "contents":
+            fail()
+        if fails in ("take", "request") and what == "contents":
+            monkeypatch.setattr(*((events, "take") if fails == "take" else (sockets, "request")), fail)
+
+    monkeypatch.setattr(sockets, "publish", publish)
+    stream = EventStream(Contents(), BatchEncoder(), first=1, clears=clears)
+    with pytest.raises(BrokenPipeError, match=fails):
+        Publisher(events, stream, sockets, report).run(threading.Event())  # type: ignore[arg-type]
+    sockets.close(linger_ms=0)
+    assert (max(most), told.blocks) == (2, set())
+
+
+def test_sockets_that_fail_are_the_error_that_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sockets = Sockets(local("kv", tmp_path), None, "", 100)
+    numbers: list[int] = []
+
+    def publish(batch: Batch) -> None:
+        numbers.append(batch.sequence)
+        raise zmq.ZMQError(zmq.ENOTSOCK if len(numbers) > 1 else zmq.EFSM)
+
+    monkeypatch.setattr(sockets, "publish", publish)
+    stream = EventStream(Contents(), BatchEncoder(), first=1)
+    publisher = Publisher(ScriptedEvents(), stream, sockets, lambda *_: None)  # type: ignore[arg-type]
+    with pytest.raises(zmq.ZMQError) as raised:
+        publisher.run(threading.Event())
+    assert (raised.value.errno, numbers) == (zmq.EFSM, [1, 2])
+    sockets.close(linger_ms=0)
 
 
 def test_addresses_are_bound_by_vllm_s_rule() -> None:

@@ -1,5 +1,6 @@
 """Publishes what a depot has until it is stopped."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -41,7 +42,18 @@ class Publisher:
         self._told_mixed = False
 
     def run(self, stop: threading.Event) -> None:
-        """Publishes until ``stop`` is set, and then says that nothing is known any more."""
+        """Publishes until ``stop`` is set or something fails, and then says that nothing is known any more."""
+        try:
+            self._follow(stop)
+        except BaseException:
+            # Routers would keep what they know. If the sockets are what failed, the first error says more.
+            with contextlib.suppress(Exception):
+                self._publish(self._stream.end(time.time()))
+            raise
+        self._publish(self._stream.end(time.time()))
+        self._report("ended", self._counters())
+
+    def _follow(self, stop: threading.Event) -> None:
         self._publish(self._stream.begin(time.time()))
         repeated_s = time.monotonic()
         while not stop.is_set():
@@ -57,8 +69,6 @@ class Publisher:
                 self._sockets.answer(request, self._stream.replay(request.start, time.time()), time.monotonic())
             if not (self._sockets.turn(time.monotonic()) or taken or request):
                 self._sockets.wait(PAUSE_S)
-        self._publish(self._stream.end(time.time()))
-        self._report("ended", self._counters())
 
     def _publish(self, batches: list[Any]) -> None:
         for batch in batches:
