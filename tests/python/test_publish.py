@@ -27,7 +27,7 @@ from kvdepot.events import BlockEvent
 from kvdepot.publish.contents import Contents
 from kvdepot.publish.publisher import Publisher
 from kvdepot.publish.sockets import END_SEQUENCE, Sockets, endpoint
-from kvdepot.publish.stream import Batch, EventStream
+from kvdepot.publish.stream import BLOCKS_PER_EVENT, Batch, EventStream
 from kvdepot.publish.wire import BatchEncoder
 from tools.lab.ports import free_port
 
@@ -408,6 +408,35 @@ def test_what_the_user_is_told(tmp_path: Path) -> None:
     ]
     assert told[2][1] == {"namespace": name}
     assert (told[5][1]["blocks"], told[5][1]["next_sequence"]) == ({"pool": 2}, 4)
+
+
+def test_a_repetition_leaves_in_parts_that_fit_a_subscriber_s_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events, stop, turns = ScriptedEvents(), threading.Event(), [0]
+    many = tuple(number.to_bytes(16, "big") for number in range(10 * BLOCKS_PER_EVENT))
+    events.batches = [[BlockEvent("a" * 32, "pool", True, many)], []]
+    sockets = Sockets(local("kv", tmp_path), None, "", 8)
+
+    def publish(_: Batch) -> None:
+        turns[-1] += 1
+
+    def turn(_: float) -> bool:
+        turns.append(0)
+        if sum(turns) >= 1 + 10 + 2 * (1 + 10) or len(turns) > 20_000:
+            stop.set()
+        return False
+
+    monkeypatch.setattr(sockets, "publish", publish)
+    monkeypatch.setattr(sockets, "turn", turn)
+    monkeypatch.setattr(sockets, "wait", lambda _: time.sleep(0.005))
+    stream = EventStream(Contents(), BatchEncoder(), first=1)
+    Publisher(events, stream, sockets, lambda *_: None, 0.001).run(stop)  # type: ignore[arg-type]
+    sockets.close(linger_ms=0)
+    first, *later, _ = turns
+    assert first - 1 - 10 in (0, 2), "the first batch, the changes, and perhaps a part already"
+    assert max(later) == 2
+    assert sum(later) >= 2 * 10
 
 
 @pytest.mark.parametrize("clears", [True, False])

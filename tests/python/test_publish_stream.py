@@ -203,15 +203,97 @@ def test_subscribers_that_join_at_the_same_time_share_the_contents() -> None:
     assert Told().apply(stream.replay(0, 7.5)).at("pool") == {1, 2}
 
 
+def repeated(stream: EventStream) -> list[Batch]:
+    """Returns a whole repetition."""
+    batches = stream.repeat(1000, 7.5)
+    assert not stream.is_repeating
+    return batches
+
+
 def test_contents_are_published_again_for_those_that_cannot_ask() -> None:
     stream, told = made(), Told()
     stream.begin(7.5)
-    assert Told().apply(stream.repeat(7.5)).blocks == set()
+    assert Told().apply(repeated(stream)).blocks == set()
     stream.add([stored(*range(3000)), removed(1)], 7.5)
-    told.apply(stream.repeat(7.5))
+    told.apply(repeated(stream))
     assert told.at("pool") == {0, *range(2, 3000)}
     told.apply(stream.add([stored(1)], 7.5))
     assert Told().apply(stream.replay(0, 7.5)).blocks == told.blocks
+
+
+def test_changes_during_a_repetition_are_not_undone_by_it() -> None:
+    stream, told = made(), Told(exact=False)
+    stream.begin(7.5)
+    stream.add([stored(*range(3 * BLOCKS_PER_EVENT))], 7.5)
+    told.apply(stream.repeat(2, 7.5))
+    assert len(told.at("pool")) == BLOCKS_PER_EVENT
+    last = 3 * BLOCKS_PER_EVENT - 1
+    told.apply(stream.add([removed(0, last), stored(last + 1)], 7.5))
+    while stream.is_repeating:
+        told.apply(stream.repeat(1, 7.5))
+    assert told.at("pool") == {*range(1, last), last + 1}
+
+
+def test_the_blocks_of_one_repetition_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise repetitions would fill the memory: they change nothing, but have a payload (P7)."""
+    stream = made()
+    stream.begin(7.5)
+    stream.add([stored(*range(2 * BLOCKS_PER_EVENT))], 7.5)
+    early = Told().apply(stream.replay(0, 7.5))
+    for _ in range(20):
+        repeated(stream)
+    assert stream._blocks_kept == 4 * BLOCKS_PER_EVENT == sum(kept.blocks for kept in stream._kept)
+    assert sum(len(kept.batch.payload) > 50 for kept in stream._kept) == 4
+    for known in (early, Told()):
+        known.exact = False
+        assert known.apply(stream.replay(known.next or 0, 7.5)).at("pool") == set(range(2 * BLOCKS_PER_EVENT))
+    monkeypatch.setattr(module, "BLOCKS_KEPT_MAX", 3 * BLOCKS_PER_EVENT)
+    repeated(stream)
+    assert stream._blocks_kept == 3 * BLOCKS_PER_EVENT
+    assert Told(exact=False).apply(stream.replay(0, 7.5)).at("pool") == set(range(2 * BLOCKS_PER_EVENT))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_subscriber_converges_over_repetitions(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that cannot ask, when it has heard a whole repetition; one that missed some of it, when it has asked, too."""
+    chance = random.Random(seed)
+    monkeypatch.setattr(module, "BLOCKS_PER_EVENT", 2)
+    monkeypatch.setattr(module, "BLOCKS_KEPT_MAX", chance.choice([3, 10, 1000]))
+    stream = made(batches_kept=chance.choice([1, 5, 100]), clears=chance.random() < 0.7)
+    there: set[int] = set()
+    heard: list[Batch] = []
+    asking = Told(exact=False)
+
+    def told(batches: list[Batch]) -> None:
+        heard.extend(batches)
+        for batch in batches:
+            if asking.next is not None and asking.next != batch.sequence:
+                missed = [one for one in stream.replay(asking.next, 7.5) if one.sequence <= batch.sequence]
+                asking.next = None
+                asking.apply(missed)
+            elif chance.random() < 0.8:
+                asking.apply([batch])
+
+    told(stream.begin(7.5))
+    asking.apply(heard[asking.next is not None :])
+    for _ in range(6):
+        begun = len(heard)
+        told(stream.repeat(chance.randrange(1, 3), 7.5))
+        while stream.is_repeating:
+            number = chance.randrange(12)
+            there ^= {number}
+            told(stream.add([(stored if number in there else removed)(number)], 7.5))
+            told(stream.repeat(chance.randrange(1, 3), 7.5))
+        # A router that knows other blocks, and joins when the repetition begins.
+        joined = Told(exact=False)
+        joined.blocks = {("kvdepot/pool", None, 99)}
+        wanted = there if stream._clears else {*there, 99}
+        assert joined.apply(heard[begun:]).at("pool") == wanted
+    if asking.next != stream.next_sequence:
+        missed = stream.replay(asking.next or 0, 7.5)
+        asking.next = None
+        asking.apply(missed)
+    assert asking.at("pool") == there
 
 
 @pytest.mark.parametrize("clears", [True, False])

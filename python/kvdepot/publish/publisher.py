@@ -8,9 +8,11 @@ from typing import Any
 
 from kvdepot.events import PAUSE_S, BlockEvents
 from kvdepot.publish.sockets import Sockets
-from kvdepot.publish.stream import EventStream
+from kvdepot.publish.stream import Batch, EventStream
 
 BLOCKS_PER_TURN = 8192
+REPEAT_BATCHES_MAX = 32
+"""Maximum number of batches of a repetition in ``PAUSE_S``: 64 Ki blocks, about 600 KB."""
 MIXED = "routers take a block of one for a block of each: name those of one engine with --namespace"
 Report = Callable[[str, dict[str, Any]], None]
 
@@ -35,6 +37,9 @@ class Publisher:
         self._sockets = sockets
         self._report = report
         self._repeat_s = repeat_s
+        # A subscriber that reads at this pace has room for changes, too.
+        self._repeat_batches = max(1, min(REPEAT_BATCHES_MAX, sockets.queue_batches // 4))
+        self._repeated_s = self._told_again_s = 0.0
         self._attached: bool | None = None
         self._told_contents = False
         self._namespaces = 0
@@ -55,22 +60,32 @@ class Publisher:
 
     def _follow(self, stop: threading.Event) -> None:
         self._publish(self._stream.begin(time.time()))
-        repeated_s = time.monotonic()
+        self._repeated_s = time.monotonic()
         while not stop.is_set():
             # In this order, so that everything that was there has been taken.
             in_step = self._events.in_step
             taken = self._events.take(BLOCKS_PER_TURN)
             self._publish(self._stream.add(taken, time.time()))
             self._tell(in_step and not taken)
-            if self._repeat_s and time.monotonic() - repeated_s >= self._repeat_s:
-                self._publish(self._stream.repeat(time.time()))
-                repeated_s = time.monotonic()
+            if self._repeat_s:
+                self._publish(self._again(time.monotonic()))
             if request := self._sockets.request():
                 self._sockets.answer(request, self._stream.replay(request.start, time.time()), time.monotonic())
             if not (self._sockets.turn(time.monotonic()) or taken or request):
                 self._sockets.wait(PAUSE_S)
 
-    def _publish(self, batches: list[Any]) -> None:
+    def _again(self, now_s: float) -> list[Batch]:
+        """Returns the batches of a repetition that are due."""
+        if now_s - self._told_again_s < PAUSE_S:
+            return []
+        if not self._stream.is_repeating:
+            if now_s - self._repeated_s < self._repeat_s:
+                return []
+            self._repeated_s = now_s
+        self._told_again_s = now_s
+        return self._stream.repeat(self._repeat_batches, time.time())
+
+    def _publish(self, batches: list[Batch]) -> None:
         for batch in batches:
             self._sockets.publish(batch)
 

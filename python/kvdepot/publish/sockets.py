@@ -81,6 +81,7 @@ class Sockets:
         Raises:
             UnavailableError: an address is in use, or is not one of this machine.
         """
+        self.queue_batches = queue_batches
         self._topic = topic.encode()
         self._replays: Replays[tuple[bytes, bytes, bytes]] = Replays()
         self.malformed = 0

@@ -7,7 +7,8 @@ whose numbers end before it, so that all numbers of an answer are consecutive.
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from dataclasses import dataclass
+from itertools import chain, islice
 from typing import NamedTuple, Protocol
 
 from kvdepot.events import BlockEvent
@@ -42,11 +43,21 @@ class Encoder(Protocol):
         """Returns a batch; if ``clears``, its first event says that all blocks are gone."""
 
 
-class Kept(NamedTuple):
-    """A batch that is kept, and what it changed."""
+@dataclass(slots=True)
+class Kept:
+    """A batch that is kept.
+
+    Attributes:
+        batch: the batch.
+        changes: what it changed.
+        blocks: number of blocks in its payload.
+        repeats: whether it changed nothing, and belongs to the last repetition.
+    """
 
     batch: Batch
     changes: tuple[Change, ...]
+    blocks: int
+    repeats: bool
 
 
 class EventStream:
@@ -71,6 +82,7 @@ class EventStream:
         self._clears = clears
         self._kept: deque[Kept] = deque()
         self._blocks_kept = 0
+        self._to_repeat: Iterator[list[Change]] | None = None
         self._snapshot: tuple[int, list[Batch]] = (0, [])
         self.blocks_stored = 0
         self.blocks_removed = 0
@@ -102,12 +114,26 @@ class EventStream:
             batches.append(self._number(piece, now_s))
         return batches
 
-    def repeat(self, now_s: float) -> list[Batch]:
-        """Returns the whole contents as new batches, for subscribers that cannot ask for what they missed."""
-        pieces = list(_pieces(self.contents.present())) or [[]]
-        return [
-            self._number(piece, now_s, clears=self._clears and not at, changes=False) for at, piece in enumerate(pieces)
-        ]
+    @property
+    def is_repeating(self) -> bool:
+        """Whether a repetition has begun and has more batches."""
+        return self._to_repeat is not None
+
+    def repeat(self, most: int, now_s: float) -> list[Batch]:
+        """Returns the next batches of a repetition, at most ``most``, and begins one if there is none.
+
+        A repetition tells the whole contents again, for subscribers that cannot ask for what they missed. Changes may
+        be told between its batches, but not between the taking of the contents and its first batch, which clears.
+        """
+        if self._to_repeat is None:
+            self._to_repeat = self._begin_repeat(now_s)
+        batches = []
+        for piece in islice(self._to_repeat, most):
+            there = [still for change in piece if (still := self.contents.still(change)).hashes]
+            batches.append(self._number(there, now_s, clears=not piece, repeats=True))
+        if len(batches) < most:
+            self._to_repeat = None
+        return batches
 
     def end(self, now_s: float) -> list[Batch]:
         """Returns the batches after which nothing of this publisher is known: nobody keeps it up to date."""
@@ -125,6 +151,17 @@ class EventStream:
         if start < oldest and oldest > self._first:
             return self._contents_in(oldest, oldest - start, now_s) + batches
         return batches
+
+    def _begin_repeat(self, now_s: float) -> Iterator[list[Change]]:
+        """Returns the contents in pieces, after an empty one for the batch that clears."""
+        # What an earlier repetition told is told again now. Its numbers stay: those of an answer are in a row.
+        nothing = self._encoder.encode([], False, now_s)
+        for kept in self._kept:
+            if kept.repeats:
+                self._blocks_kept -= kept.blocks
+                kept.batch, kept.blocks, kept.repeats = kept.batch._replace(payload=nothing), 0, False
+        clear: list[list[Change]] = [[]] if self._clears else []
+        return chain(clear, _pieces(list(self.contents.present())))
 
     def _contents_in(self, oldest: int, room: int, now_s: float) -> list[Batch]:
         """Returns the contents before batch ``oldest`` in at most ``room`` batches, whose numbers end before it."""
@@ -165,14 +202,15 @@ class EventStream:
             if removed := tuple(one for one, is_stored in seen.items() if not is_stored):
                 yield Change(group, place, True, removed)
 
-    def _number(self, piece: list[Change], now_s: float, *, clears: bool = False, changes: bool = True) -> Batch:
+    def _number(self, piece: list[Change], now_s: float, *, clears: bool = False, repeats: bool = False) -> Batch:
         """Gives a batch the next number and keeps it."""
         batch = Batch(self._next, self._encoder.encode(piece, clears, now_s))
         self._next += 1
-        self._kept.append(Kept(batch, tuple(piece) if changes else ()))
-        self._blocks_kept += sum(len(change.hashes) for change in self._kept[-1].changes)
+        kept = Kept(batch, () if repeats else tuple(piece), sum(len(change.hashes) for change in piece), repeats)
+        self._kept.append(kept)
+        self._blocks_kept += kept.blocks
         while len(self._kept) > self._batches_kept or (self._blocks_kept > BLOCKS_KEPT_MAX and len(self._kept) > 1):
-            self._blocks_kept -= sum(len(change.hashes) for change in self._kept.popleft().changes)
+            self._blocks_kept -= self._kept.popleft().blocks
             self._snapshot = (0, [])
         return batch
 
