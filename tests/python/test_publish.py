@@ -26,6 +26,7 @@ from kvdepot.errors import ConfigError, UnavailableError
 from kvdepot.events import BlockEvent
 from kvdepot.publish.contents import Contents
 from kvdepot.publish.publisher import Publisher
+from kvdepot.publish.replays import ANSWERS_MAX
 from kvdepot.publish.sockets import END_SEQUENCE, Sockets, endpoint
 from kvdepot.publish.stream import BLOCKS_PER_EVENT, Batch, EventStream
 from kvdepot.publish.wire import BatchEncoder
@@ -318,6 +319,10 @@ def filled(batches: int) -> EventStream:
     return stream
 
 
+def at_once(_: int) -> bool:
+    return True
+
+
 def test_an_answer_longer_than_its_reader_s_queue(tmp_path: Path) -> None:
     stream, sockets = filled(5000), Sockets(local("kv", tmp_path), local("replay", tmp_path), "", 100)
     with zmq.Context() as context, context.socket(zmq.DEALER) as reader:
@@ -332,7 +337,7 @@ def test_an_answer_longer_than_its_reader_s_queue(tmp_path: Path) -> None:
         deadline = time.monotonic() + HANG_S
         while not numbers or numbers[-1] != END_SEQUENCE:
             assert time.monotonic() < deadline, len(numbers)
-            if request := sockets.request():
+            if request := sockets.request(at_once):
                 sockets.answer(request, stream.replay(request.start, 0.0), time.monotonic())
                 is_asked = True
             is_full |= not sockets.turn(time.monotonic()) and is_asked
@@ -351,7 +356,7 @@ def test_a_reader_that_is_gone_costs_nothing(tmp_path: Path) -> None:
     reader.connect(sockets.replay_address or "")
     reader.send_multipart((b"", bytes(8)))
     deadline = time.monotonic() + HANG_S
-    while not (request := sockets.request()):
+    while not (request := sockets.request(at_once)):
         assert time.monotonic() < deadline
         sockets.wait(0.01)
     sockets.answer(request, stream.replay(request.start, 0.0), time.monotonic())
@@ -360,6 +365,43 @@ def test_a_reader_that_is_gone_costs_nothing(tmp_path: Path) -> None:
         assert time.monotonic() < deadline
         sockets.turn(time.monotonic())
     assert sockets.answers_dropped == 0
+    sockets.close(linger_ms=0)
+
+
+def test_subscribers_that_ask_while_there_is_no_room_are_answered_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that never got the end of an answer would wait for ever."""
+    stream, sockets = filled(3), Sockets(local("kv", tmp_path), local("replay", tmp_path), "", 100)
+    slept: list[float] = []
+    monkeypatch.setattr("kvdepot.publish.sockets.time.sleep", slept.append)
+    deadline = time.monotonic() + HANG_S
+    with zmq.Context() as context:
+        clients = [context.socket(zmq.DEALER) for _ in range(2 * ANSWERS_MAX)]
+        for client in clients:
+            client.setsockopt(zmq.LINGER, 0)
+            client.connect(sockets.replay_address or "")
+            client.send_multipart((b"", bytes(8)))
+        while len(sockets._replays._answers) < ANSWERS_MAX:
+            assert time.monotonic() < deadline
+            if request := sockets.request(at_once):
+                sockets.answer(request, stream.replay(request.start, 0.0), time.monotonic())
+        assert sockets.request(at_once) is None
+        assert not slept
+        sockets.wait(0.25)
+        assert slept == [0.25], "a request that there is no room for does not wake it"
+        ended = [False] * len(clients)
+        while not all(ended):
+            assert time.monotonic() < deadline, ended
+            while request := sockets.request(at_once):
+                sockets.answer(request, stream.replay(request.start, 0.0), time.monotonic())
+            sockets.turn(time.monotonic())
+            for at, client in enumerate(clients):
+                while client.poll(0):
+                    ended[at] = client.recv_multipart()[2] == END_SEQUENCE
+        assert (sockets.answers_dropped, sockets.malformed) == (0, 0)
+        for client in clients:
+            client.close()
     sockets.close(linger_ms=0)
 
 

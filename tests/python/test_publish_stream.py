@@ -10,8 +10,8 @@ import pytest
 from kvdepot.events import BlockEvent
 from kvdepot.publish import stream as module
 from kvdepot.publish.contents import Change, Contents
-from kvdepot.publish.replays import ANSWERS_MAX, MESSAGES_PER_TURN, STALLED_S, Replays
-from kvdepot.publish.stream import BLOCKS_PER_EVENT, Batch, EventStream, first_sequence
+from kvdepot.publish.replays import ANSWERS_MAX, MESSAGES_PER_TURN, STALLED_S, Replays, Request
+from kvdepot.publish.stream import BLOCKS_PER_EVENT, CONTENTS_S, Batch, EventStream, first_sequence
 from kvdepot.publish.wire import BatchEncoder
 
 ONE, OTHER, THIRD = (digit * 32 for digit in "abc")
@@ -421,10 +421,76 @@ def test_answers_leave_at_the_pace_of_their_readers() -> None:
     assert (len(replays), replays.dropped) == (0, 1)
 
 
+def test_an_answer_that_is_not_read_takes_the_requests_behind_it_along() -> None:
+    replays: Replays[int] = Replays()
+    for subscriber in (b"gone", b"gone", b"other"):
+        replays.ask(Request(subscriber, 0))
+    first = replays.next(lambda _: True)
+    assert first == Request(b"gone", 0)
+    replays.begin(b"gone", [1], 0.0)
+    replays.turn(lambda *_: False, STALLED_S + 1)
+    assert (len(replays), replays.dropped) == (1, 2)
+    assert replays.next(lambda _: True) == Request(b"other", 0)
+
+
 def test_a_bounded_number_of_answers_is_under_way() -> None:
     replays: Replays[int] = Replays()
     for number in range(ANSWERS_MAX):
-        assert replays.has_room(bytes([number]))
-        replays.begin(bytes([number]), [1], 0.0)
-    assert not replays.has_room(b"another")
-    assert replays.has_room(bytes([3])), "its new request replaces the old one"
+        assert replays.has_room
+        replays.ask(Request(bytes([number]), 0))
+        if number % 2:
+            assert replays.next(lambda _: True) is not None
+            replays.begin(bytes([number // 2]), [1], 0.0)
+    assert not replays.has_room
+    assert len(replays) == ANSWERS_MAX
+
+
+def test_every_request_of_a_subscriber_is_answered_in_order() -> None:
+    """It takes the end of an answer for the end of the one that it waits for."""
+    replays: Replays[str] = Replays()
+    sent: list[str] = []
+
+    def send(_: bytes, message: str) -> bool:
+        sent.append(message)
+        return True
+
+    for start in (7, 0, 5):
+        replays.ask(Request(b"one", start))
+    replays.ask(Request(b"other", 3))
+    assert replays.next(lambda start: start != 7) == Request(b"other", 3), "its first request cannot be answered yet"
+    replays.begin(b"other", [], 0.0)
+    while request := replays.next(lambda _: True):
+        replays.begin(request.subscriber, [f"{request.start} begins", f"{request.start} ends"], 0.0)
+        assert replays.next(lambda _: True) is None, "not before the answer has ended"
+        while b"one" in replays._answers:
+            replays.turn(send, 0.0)
+    assert sent == [f"{start} {what}" for start in (7, 0, 5) for what in ("begins", "ends")]
+    assert (len(replays), replays.dropped) == (0, 0)
+
+
+def test_contents_are_encoded_now_and_then_for_all_who_ask() -> None:
+    """It takes long for many blocks, on the thread that publishes, and anybody may ask (P7)."""
+    stream = made(batches_kept=2)
+    encoded: list[int] = []
+    original = stream._encode_contents
+
+    def encode(room: int, now_s: float) -> None:
+        encoded.append(room)
+        original(room, now_s)
+
+    stream._encode_contents = encode  # type: ignore[method-assign]
+    stream.begin(7.5)
+    for number in range(4):
+        stream.add([stored(number)], 7.5)
+    assert stream.admits(0, 100.0)
+    assert Told().apply(stream.replay(0, 7.5)).at("pool") == set(range(4))
+    assert stream.admits(0, 100.0), "they are there"
+    stream.replay(0, 7.5)
+    stream.add([stored(4)], 7.5)
+    assert not stream.admits(0, 100.0 + CONTENTS_S - 0.1)
+    for start in (stream.next_sequence - 2, stream.next_sequence, 1 << 63):
+        assert stream.admits(start, 100.0), "no contents are needed"
+    for start in (0, 1):
+        assert stream.admits(start, 100.0 + CONTENTS_S)
+        assert Told().apply(stream.replay(start, 7.5)).at("pool") == set(range(5))
+    assert len(encoded) == 2

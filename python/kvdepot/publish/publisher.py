@@ -69,10 +69,21 @@ class Publisher:
             self._tell(in_step and not taken)
             if self._repeat_s:
                 self._publish(self._again(time.monotonic()))
-            if request := self._sockets.request():
-                self._sockets.answer(request, self._stream.replay(request.start, time.time()), time.monotonic())
-            if not (self._sockets.turn(time.monotonic()) or taken or request):
+            answered = self._answer()
+            if not (self._sockets.turn(time.monotonic()) or taken or answered):
                 self._sockets.wait(PAUSE_S)
+
+    def _answer(self) -> bool:
+        """Begins to answer the requests that can be answered, before other batches: they share the contents."""
+
+        def admits(start: int) -> bool:
+            return self._stream.admits(start, time.monotonic())
+
+        answered = False
+        while request := self._sockets.request(admits):
+            self._sockets.answer(request, self._stream.replay(request.start, time.time()), time.monotonic())
+            answered = True
+        return answered
 
     def _again(self, now_s: float) -> list[Batch]:
         """Returns the batches of a repetition that are due."""

@@ -5,6 +5,7 @@ batches are kept. A request for older ones is answered with the contents as of t
 whose numbers end before it, so that all numbers of an answer are consecutive.
 """
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ BLOCKS_PER_EVENT = 2048
 """Maximum number of blocks in an event, and of events' blocks in a batch."""
 BLOCKS_KEPT_MAX = 1 << 20
 """Maximum number of blocks in the batches that are kept."""
+CONTENTS_S = 5.0
+"""Seconds after which contents are encoded again for answers. That takes long, and anybody may ask."""
 NUMBERS_PER_MS = 1 << 20
 """Numbers for each millisecond since 1970. A run of so many batches a millisecond would reach those of later runs."""
 SNAPSHOT_NUMBERS = 1 << 19
@@ -84,6 +87,7 @@ class EventStream:
         self._blocks_kept = 0
         self._to_repeat: Iterator[list[Change]] | None = None
         self._snapshot: tuple[int, list[Batch]] = (0, [])
+        self._encoded_s = -math.inf
         self.blocks_stored = 0
         self.blocks_removed = 0
 
@@ -142,15 +146,32 @@ class EventStream:
         gone = [change._replace(is_stored=False) for change in self.contents.present()]
         return [self._number(piece, now_s) for piece in _pieces(gone)]
 
+    def admits(self, start: int, now_s: float) -> bool:
+        """Returns whether a request may be answered now. If so, ``replay`` must follow.
+
+        Contents are encoded at most every ``CONTENTS_S``. Requests that need them wait, and share them.
+
+        Args:
+            start: number of the first batch that the request asks for.
+            now_s: a monotonic time.
+        """
+        if self._has_answer(start):
+            return True
+        if now_s - self._encoded_s < CONTENTS_S:
+            return False
+        self._encoded_s = now_s
+        return True
+
     def replay(self, start: int, now_s: float) -> list[Batch]:
         """Returns what a subscriber needs that has all batches before ``start``; empty if it has missed nothing."""
         if start >= self._next or not self._kept:
             return []
-        oldest = self._kept[0].batch.sequence
         batches = [kept.batch for kept in self._kept if kept.batch.sequence >= start]
-        if start < oldest and oldest > self._first:
-            return self._contents_in(oldest, oldest - start, now_s) + batches
-        return batches
+        if not self._needs_contents(start):
+            return batches
+        if not self._has_answer(start):
+            self._encode_contents(self._oldest - start, now_s)
+        return self._snapshot[1] + batches
 
     def _begin_repeat(self, now_s: float) -> Iterator[list[Change]]:
         """Returns the contents in pieces, after an empty one for the batch that clears."""
@@ -163,23 +184,33 @@ class EventStream:
         clear: list[list[Change]] = [[]] if self._clears else []
         return chain(clear, _pieces(list(self.contents.present())))
 
-    def _contents_in(self, oldest: int, room: int, now_s: float) -> list[Batch]:
-        """Returns the contents before batch ``oldest`` in at most ``room`` batches, whose numbers end before it."""
-        # Routers that join at the same time share one.
+    @property
+    def _oldest(self) -> int:
+        """Number of the oldest batch that is kept, or of the next one."""
+        return self._kept[0].batch.sequence if self._kept else self._next
+
+    def _needs_contents(self, start: int) -> bool:
+        return start < self._oldest and self._oldest > self._first
+
+    def _has_answer(self, start: int) -> bool:
+        """Returns whether nothing has to be encoded for an answer."""
+        if not self._needs_contents(start):
+            return True
         known, batches = self._snapshot
-        if known == oldest and len(batches) <= room:
-            return batches
+        return known == self._oldest and len(batches) <= self._oldest - start
+
+    def _encode_contents(self, room: int, now_s: float) -> None:
+        """Encodes the contents before the oldest batch in at most ``room`` batches, whose numbers end before it."""
         pieces: list[list[Change]] = list(_pieces(self._contents_before())) or [[]]
         if len(pieces) > room:
             each = -(-len(pieces) // room)
             pieces = [list(chain.from_iterable(pieces[at : at + each])) for at in range(0, len(pieces), each)]
-        first = oldest - len(pieces)
+        first = self._oldest - len(pieces)
         batches = [
             Batch(first + at, self._encoder.encode(piece, self._clears and not at, now_s))
             for at, piece in enumerate(pieces)
         ]
-        self._snapshot = (oldest, batches)
-        return batches
+        self._snapshot = (self._oldest, batches)
 
     def _contents_before(self) -> Iterator[Change]:
         """Yields the contents before the oldest batch that is kept.
