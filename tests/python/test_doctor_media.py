@@ -119,19 +119,41 @@ def test_what_a_medium_lies_on(medium: Path, kind: str, state: str) -> None:
     assert checked(dax(medium), mount=kind).state == state
 
 
+def flocks(pid: int, place: str) -> str:
+    return (
+        f"1: POSIX  ADVISORY  WRITE 5 {place} 0 EOF\n2: FLOCK  ADVISORY  WRITE {pid} {place} 0 EOF\n"
+        f"3: FLOCK  ADVISORY  WRITE {pid}\ngarbage\n"
+    )
+
+
 def test_the_holder_of_a_lock(medium: Path) -> None:
     facts = os.stat(medium)
     own = f"{os.major(facts.st_dev):02x}:{os.minor(facts.st_dev):02x}:{facts.st_ino}"
-    # On btrfs a lock has the number of the mount, which is that of the file system.
-    for place in (own, f"08:01:{facts.st_ino}"):
-        lines = f"1: POSIX  ADVISORY  WRITE 5 {place} 0 EOF\n2: FLOCK  ADVISORY  WRITE {os.getpid()} {place} 0 EOF\n"
-        found = holder(str(medium), proc_with(locks=lines + "garbage\n"))
-        assert found is not None
-        assert found.startswith(f"process {os.getpid()} (")
-        assert holder(str(medium), proc_with(locks=lines.replace(place, "00:01:2"))) is None
-        assert holder(str(medium) + "x", proc_with(locks=lines)) is None
-    other = Proc("20 1 odd / / rw - ext4 /dev/a rw\n", lines)
+    lines = flocks(os.getpid(), own)
+    found = holder(str(medium), proc_with(locks=lines))
+    assert found is not None
+    assert found.startswith(f"process {os.getpid()} (")
+    assert holder(str(medium), proc_with(locks=lines.replace(own, "00:01:2"))) is None
+    assert holder(str(medium) + "x", proc_with(locks=lines)) is None
+    other = Proc("20 1 odd / / rw - ext4 /dev/a rw\n", flocks(os.getpid(), f"fa0:4d:{facts.st_ino}"))
     assert holder(str(medium), other) is None
+
+
+def test_the_holder_of_a_lock_where_files_share_a_number(medium: Path) -> None:
+    """On btrfs a lock has the device of the mount, and each subvolume its own files of the same numbers."""
+    mounts, place = "20 1 4000:77 / / rw - btrfs /dev/a rw\n", f"fa0:4d:{os.stat(medium).st_ino}"
+    locks = Proc(mounts, flocks(os.getpid(), place))
+    assert holder(str(medium), locks) is None, "it has a file of that number elsewhere"
+    (medium.parent / "other").mkdir()
+    twin = medium.parent / "other" / medium.name
+    twin.touch()
+    with twin.open("rb"):
+        assert holder(str(medium), locks) is None
+    with medium.open("rb"):
+        assert (holder(str(medium), locks) or "").startswith(f"process {os.getpid()} (")
+    # No process has this number, as if it were another user's.
+    unseen = Proc(mounts, flocks(1 << 30, place))
+    assert holder(str(medium), unseen) == f"perhaps process {1 << 30} (unknown)"
 
 
 def test_the_command_checks_media(tmp_path: Path, medium: Path, monkeypatch: pytest.MonkeyPatch) -> None:

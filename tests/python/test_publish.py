@@ -26,8 +26,9 @@ from kvdepot.errors import ConfigError, UnavailableError
 from kvdepot.events import BlockEvent
 from kvdepot.publish.contents import Contents
 from kvdepot.publish.publisher import Publisher
+from kvdepot.publish.replays import ANSWERS_MAX
 from kvdepot.publish.sockets import END_SEQUENCE, Sockets, endpoint
-from kvdepot.publish.stream import EventStream
+from kvdepot.publish.stream import BLOCKS_PER_EVENT, Batch, EventStream
 from kvdepot.publish.wire import BatchEncoder
 from tools.lab.ports import free_port
 
@@ -318,6 +319,10 @@ def filled(batches: int) -> EventStream:
     return stream
 
 
+def at_once(_: int) -> bool:
+    return True
+
+
 def test_an_answer_longer_than_its_reader_s_queue(tmp_path: Path) -> None:
     stream, sockets = filled(5000), Sockets(local("kv", tmp_path), local("replay", tmp_path), "", 100)
     with zmq.Context() as context, context.socket(zmq.DEALER) as reader:
@@ -332,7 +337,7 @@ def test_an_answer_longer_than_its_reader_s_queue(tmp_path: Path) -> None:
         deadline = time.monotonic() + HANG_S
         while not numbers or numbers[-1] != END_SEQUENCE:
             assert time.monotonic() < deadline, len(numbers)
-            if request := sockets.request():
+            if request := sockets.request(at_once):
                 sockets.answer(request, stream.replay(request.start, 0.0), time.monotonic())
                 is_asked = True
             is_full |= not sockets.turn(time.monotonic()) and is_asked
@@ -351,7 +356,7 @@ def test_a_reader_that_is_gone_costs_nothing(tmp_path: Path) -> None:
     reader.connect(sockets.replay_address or "")
     reader.send_multipart((b"", bytes(8)))
     deadline = time.monotonic() + HANG_S
-    while not (request := sockets.request()):
+    while not (request := sockets.request(at_once)):
         assert time.monotonic() < deadline
         sockets.wait(0.01)
     sockets.answer(request, stream.replay(request.start, 0.0), time.monotonic())
@@ -360,6 +365,43 @@ def test_a_reader_that_is_gone_costs_nothing(tmp_path: Path) -> None:
         assert time.monotonic() < deadline
         sockets.turn(time.monotonic())
     assert sockets.answers_dropped == 0
+    sockets.close(linger_ms=0)
+
+
+def test_subscribers_that_ask_while_there_is_no_room_are_answered_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that never got the end of an answer would wait for ever."""
+    stream, sockets = filled(3), Sockets(local("kv", tmp_path), local("replay", tmp_path), "", 100)
+    slept: list[float] = []
+    monkeypatch.setattr("kvdepot.publish.sockets.time.sleep", slept.append)
+    deadline = time.monotonic() + HANG_S
+    with zmq.Context() as context:
+        clients = [context.socket(zmq.DEALER) for _ in range(2 * ANSWERS_MAX)]
+        for client in clients:
+            client.setsockopt(zmq.LINGER, 0)
+            client.connect(sockets.replay_address or "")
+            client.send_multipart((b"", bytes(8)))
+        while len(sockets._replays._answers) < ANSWERS_MAX:
+            assert time.monotonic() < deadline
+            if request := sockets.request(at_once):
+                sockets.answer(request, stream.replay(request.start, 0.0), time.monotonic())
+        assert sockets.request(at_once) is None
+        assert not slept
+        sockets.wait(0.25)
+        assert slept == [0.25], "a request that there is no room for does not wake it"
+        ended = [False] * len(clients)
+        while not all(ended):
+            assert time.monotonic() < deadline, ended
+            while request := sockets.request(at_once):
+                sockets.answer(request, stream.replay(request.start, 0.0), time.monotonic())
+            sockets.turn(time.monotonic())
+            for at, client in enumerate(clients):
+                while client.poll(0):
+                    ended[at] = client.recv_multipart()[2] == END_SEQUENCE
+        assert (sockets.answers_dropped, sockets.malformed) == (0, 0)
+        for client in clients:
+            client.close()
     sockets.close(linger_ms=0)
 
 
@@ -408,6 +450,85 @@ def test_what_the_user_is_told(tmp_path: Path) -> None:
     ]
     assert told[2][1] == {"namespace": name}
     assert (told[5][1]["blocks"], told[5][1]["next_sequence"]) == ({"pool": 2}, 4)
+
+
+def test_a_repetition_leaves_in_parts_that_fit_a_subscriber_s_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events, stop, turns = ScriptedEvents(), threading.Event(), [0]
+    many = tuple(number.to_bytes(16, "big") for number in range(10 * BLOCKS_PER_EVENT))
+    events.batches = [[BlockEvent("a" * 32, "pool", True, many)], []]
+    sockets = Sockets(local("kv", tmp_path), None, "", 8)
+
+    def publish(_: Batch) -> None:
+        turns[-1] += 1
+
+    def turn(_: float) -> bool:
+        turns.append(0)
+        if sum(turns) >= 1 + 10 + 2 * (1 + 10) or len(turns) > 20_000:
+            stop.set()
+        return False
+
+    monkeypatch.setattr(sockets, "publish", publish)
+    monkeypatch.setattr(sockets, "turn", turn)
+    monkeypatch.setattr(sockets, "wait", lambda _: time.sleep(0.005))
+    stream = EventStream(Contents(), BatchEncoder(), first=1)
+    Publisher(events, stream, sockets, lambda *_: None, 0.001).run(stop)  # type: ignore[arg-type]
+    sockets.close(linger_ms=0)
+    first, *later, _ = turns
+    assert first - 1 - 10 in (0, 2), "the first batch, the changes, and perhaps a part already"
+    assert max(later) == 2
+    assert sum(later) >= 2 * 10
+
+
+@pytest.mark.parametrize("clears", [True, False])
+@pytest.mark.parametrize("fails", ["take", "report", "request"])
+def test_routers_forget_a_publisher_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str, clears: bool
+) -> None:
+    events, told = ScriptedEvents(), Router.__new__(Router)
+    told.blocks, told.next = set(), None
+    events.attached = True
+    events.batches = [[BlockEvent("a" * 32, "pool", True, (bytes(16), bytes(15) + b"x"))], []]
+    sockets = Sockets(local("kv", tmp_path), None, "", 100)
+    most: list[int] = []
+
+    def publish(batch: Batch) -> None:
+        told._apply(batch.sequence, batch.payload)
+        most.append(len(told.blocks))
+
+    def fail(*_: Any) -> Any:
+        raise BrokenPipeError(fails)
+
+    def report(what: str, _: dict[str, Any]) -> None:
+        if fails == "report" and what == "contents":
+            fail()
+        if fails in ("take", "request") and what == "contents":
+            monkeypatch.setattr(*((events, "take") if fails == "take" else (sockets, "request")), fail)
+
+    monkeypatch.setattr(sockets, "publish", publish)
+    stream = EventStream(Contents(), BatchEncoder(), first=1, clears=clears)
+    with pytest.raises(BrokenPipeError, match=fails):
+        Publisher(events, stream, sockets, report).run(threading.Event())  # type: ignore[arg-type]
+    sockets.close(linger_ms=0)
+    assert (max(most), told.blocks) == (2, set())
+
+
+def test_sockets_that_fail_are_the_error_that_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sockets = Sockets(local("kv", tmp_path), None, "", 100)
+    numbers: list[int] = []
+
+    def publish(batch: Batch) -> None:
+        numbers.append(batch.sequence)
+        raise zmq.ZMQError(zmq.ENOTSOCK if len(numbers) > 1 else zmq.EFSM)
+
+    monkeypatch.setattr(sockets, "publish", publish)
+    stream = EventStream(Contents(), BatchEncoder(), first=1)
+    publisher = Publisher(ScriptedEvents(), stream, sockets, lambda *_: None)  # type: ignore[arg-type]
+    with pytest.raises(zmq.ZMQError) as raised:
+        publisher.run(threading.Event())
+    assert (raised.value.errno, numbers) == (zmq.EFSM, [1, 2])
+    sockets.close(linger_ms=0)
 
 
 def test_addresses_are_bound_by_vllm_s_rule() -> None:

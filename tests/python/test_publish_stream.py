@@ -10,8 +10,8 @@ import pytest
 from kvdepot.events import BlockEvent
 from kvdepot.publish import stream as module
 from kvdepot.publish.contents import Change, Contents
-from kvdepot.publish.replays import ANSWERS_MAX, MESSAGES_PER_TURN, STALLED_S, Replays
-from kvdepot.publish.stream import BLOCKS_PER_EVENT, Batch, EventStream, first_sequence
+from kvdepot.publish.replays import ANSWERS_MAX, MESSAGES_PER_TURN, STALLED_S, Replays, Request
+from kvdepot.publish.stream import BLOCKS_PER_EVENT, CONTENTS_S, Batch, EventStream, first_sequence
 from kvdepot.publish.wire import BatchEncoder
 
 ONE, OTHER, THIRD = (digit * 32 for digit in "abc")
@@ -203,15 +203,97 @@ def test_subscribers_that_join_at_the_same_time_share_the_contents() -> None:
     assert Told().apply(stream.replay(0, 7.5)).at("pool") == {1, 2}
 
 
+def repeated(stream: EventStream) -> list[Batch]:
+    """Returns a whole repetition."""
+    batches = stream.repeat(1000, 7.5)
+    assert not stream.is_repeating
+    return batches
+
+
 def test_contents_are_published_again_for_those_that_cannot_ask() -> None:
     stream, told = made(), Told()
     stream.begin(7.5)
-    assert Told().apply(stream.repeat(7.5)).blocks == set()
+    assert Told().apply(repeated(stream)).blocks == set()
     stream.add([stored(*range(3000)), removed(1)], 7.5)
-    told.apply(stream.repeat(7.5))
+    told.apply(repeated(stream))
     assert told.at("pool") == {0, *range(2, 3000)}
     told.apply(stream.add([stored(1)], 7.5))
     assert Told().apply(stream.replay(0, 7.5)).blocks == told.blocks
+
+
+def test_changes_during_a_repetition_are_not_undone_by_it() -> None:
+    stream, told = made(), Told(exact=False)
+    stream.begin(7.5)
+    stream.add([stored(*range(3 * BLOCKS_PER_EVENT))], 7.5)
+    told.apply(stream.repeat(2, 7.5))
+    assert len(told.at("pool")) == BLOCKS_PER_EVENT
+    last = 3 * BLOCKS_PER_EVENT - 1
+    told.apply(stream.add([removed(0, last), stored(last + 1)], 7.5))
+    while stream.is_repeating:
+        told.apply(stream.repeat(1, 7.5))
+    assert told.at("pool") == {*range(1, last), last + 1}
+
+
+def test_the_blocks_of_one_repetition_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise repetitions would fill the memory: they change nothing, but have a payload (P7)."""
+    stream = made()
+    stream.begin(7.5)
+    stream.add([stored(*range(2 * BLOCKS_PER_EVENT))], 7.5)
+    early = Told().apply(stream.replay(0, 7.5))
+    for _ in range(20):
+        repeated(stream)
+    assert stream._blocks_kept == 4 * BLOCKS_PER_EVENT == sum(kept.blocks for kept in stream._kept)
+    assert sum(len(kept.batch.payload) > 50 for kept in stream._kept) == 4
+    for known in (early, Told()):
+        known.exact = False
+        assert known.apply(stream.replay(known.next or 0, 7.5)).at("pool") == set(range(2 * BLOCKS_PER_EVENT))
+    monkeypatch.setattr(module, "BLOCKS_KEPT_MAX", 3 * BLOCKS_PER_EVENT)
+    repeated(stream)
+    assert stream._blocks_kept == 3 * BLOCKS_PER_EVENT
+    assert Told(exact=False).apply(stream.replay(0, 7.5)).at("pool") == set(range(2 * BLOCKS_PER_EVENT))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_subscriber_converges_over_repetitions(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that cannot ask, when it has heard a whole repetition; one that missed some of it, when it has asked, too."""
+    chance = random.Random(seed)
+    monkeypatch.setattr(module, "BLOCKS_PER_EVENT", 2)
+    monkeypatch.setattr(module, "BLOCKS_KEPT_MAX", chance.choice([3, 10, 1000]))
+    stream = made(batches_kept=chance.choice([1, 5, 100]), clears=chance.random() < 0.7)
+    there: set[int] = set()
+    heard: list[Batch] = []
+    asking = Told(exact=False)
+
+    def told(batches: list[Batch]) -> None:
+        heard.extend(batches)
+        for batch in batches:
+            if asking.next is not None and asking.next != batch.sequence:
+                missed = [one for one in stream.replay(asking.next, 7.5) if one.sequence <= batch.sequence]
+                asking.next = None
+                asking.apply(missed)
+            elif chance.random() < 0.8:
+                asking.apply([batch])
+
+    told(stream.begin(7.5))
+    asking.apply(heard[asking.next is not None :])
+    for _ in range(6):
+        begun = len(heard)
+        told(stream.repeat(chance.randrange(1, 3), 7.5))
+        while stream.is_repeating:
+            number = chance.randrange(12)
+            there ^= {number}
+            told(stream.add([(stored if number in there else removed)(number)], 7.5))
+            told(stream.repeat(chance.randrange(1, 3), 7.5))
+        # A router that knows other blocks, and joins when the repetition begins.
+        joined = Told(exact=False)
+        joined.blocks = {("kvdepot/pool", None, 99)}
+        wanted = there if stream._clears else {*there, 99}
+        assert joined.apply(heard[begun:]).at("pool") == wanted
+    if asking.next != stream.next_sequence:
+        missed = stream.replay(asking.next or 0, 7.5)
+        asking.next = None
+        asking.apply(missed)
+    assert asking.at("pool") == there
 
 
 @pytest.mark.parametrize("clears", [True, False])
@@ -339,10 +421,76 @@ def test_answers_leave_at_the_pace_of_their_readers() -> None:
     assert (len(replays), replays.dropped) == (0, 1)
 
 
+def test_an_answer_that_is_not_read_takes_the_requests_behind_it_along() -> None:
+    replays: Replays[int] = Replays()
+    for subscriber in (b"gone", b"gone", b"other"):
+        replays.ask(Request(subscriber, 0))
+    first = replays.next(lambda _: True)
+    assert first == Request(b"gone", 0)
+    replays.begin(b"gone", [1], 0.0)
+    replays.turn(lambda *_: False, STALLED_S + 1)
+    assert (len(replays), replays.dropped) == (1, 2)
+    assert replays.next(lambda _: True) == Request(b"other", 0)
+
+
 def test_a_bounded_number_of_answers_is_under_way() -> None:
     replays: Replays[int] = Replays()
     for number in range(ANSWERS_MAX):
-        assert replays.has_room(bytes([number]))
-        replays.begin(bytes([number]), [1], 0.0)
-    assert not replays.has_room(b"another")
-    assert replays.has_room(bytes([3])), "its new request replaces the old one"
+        assert replays.has_room
+        replays.ask(Request(bytes([number]), 0))
+        if number % 2:
+            assert replays.next(lambda _: True) is not None
+            replays.begin(bytes([number // 2]), [1], 0.0)
+    assert not replays.has_room
+    assert len(replays) == ANSWERS_MAX
+
+
+def test_every_request_of_a_subscriber_is_answered_in_order() -> None:
+    """It takes the end of an answer for the end of the one that it waits for."""
+    replays: Replays[str] = Replays()
+    sent: list[str] = []
+
+    def send(_: bytes, message: str) -> bool:
+        sent.append(message)
+        return True
+
+    for start in (7, 0, 5):
+        replays.ask(Request(b"one", start))
+    replays.ask(Request(b"other", 3))
+    assert replays.next(lambda start: start != 7) == Request(b"other", 3), "its first request cannot be answered yet"
+    replays.begin(b"other", [], 0.0)
+    while request := replays.next(lambda _: True):
+        replays.begin(request.subscriber, [f"{request.start} begins", f"{request.start} ends"], 0.0)
+        assert replays.next(lambda _: True) is None, "not before the answer has ended"
+        while b"one" in replays._answers:
+            replays.turn(send, 0.0)
+    assert sent == [f"{start} {what}" for start in (7, 0, 5) for what in ("begins", "ends")]
+    assert (len(replays), replays.dropped) == (0, 0)
+
+
+def test_contents_are_encoded_now_and_then_for_all_who_ask() -> None:
+    """It takes long for many blocks, on the thread that publishes, and anybody may ask (P7)."""
+    stream = made(batches_kept=2)
+    encoded: list[int] = []
+    original = stream._encode_contents
+
+    def encode(room: int, now_s: float) -> None:
+        encoded.append(room)
+        original(room, now_s)
+
+    stream._encode_contents = encode  # type: ignore[method-assign]
+    stream.begin(7.5)
+    for number in range(4):
+        stream.add([stored(number)], 7.5)
+    assert stream.admits(0, 100.0)
+    assert Told().apply(stream.replay(0, 7.5)).at("pool") == set(range(4))
+    assert stream.admits(0, 100.0), "they are there"
+    stream.replay(0, 7.5)
+    stream.add([stored(4)], 7.5)
+    assert not stream.admits(0, 100.0 + CONTENTS_S - 0.1)
+    for start in (stream.next_sequence - 2, stream.next_sequence, 1 << 63):
+        assert stream.admits(start, 100.0), "no contents are needed"
+    for start in (0, 1):
+        assert stream.admits(start, 100.0 + CONTENTS_S)
+        assert Told().apply(stream.replay(start, 7.5)).at("pool") == set(range(5))
+    assert len(encoded) == 2

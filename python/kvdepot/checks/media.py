@@ -129,27 +129,47 @@ def holder(path: str, proc: Proc) -> str | None:
         facts = os.stat(path)
     except OSError:
         return None
-    wanted = {f"{device}:{facts.st_ino}" for device in _devices(facts.st_dev, mount_of(path, proc.mounts).device)}
+    own = f"{_device(os.major(facts.st_dev), os.minor(facts.st_dev))}:{facts.st_ino}"
+    mounted = _mounted(mount_of(path, proc.mounts).device, facts.st_ino)
     for line in proc.locks.splitlines():
         fields = line.split()
         # A line: number, FLOCK, ADVISORY, WRITE, pid, device and inode, start, end.
-        if len(fields) < 6 or fields[1] != "FLOCK" or fields[5] not in wanted or not fields[4].isdigit():
+        if len(fields) < 6 or fields[1] != "FLOCK" or fields[5] not in (own, mounted) or not fields[4].isdigit():
+            continue
+        # On btrfs each subvolume has files of the same number, and a lock has the device of the file system.
+        is_it = True if fields[5] == own else _has_open(fields[4], path)
+        if is_it is False:
             continue
         try:
             name = Path(f"/proc/{fields[4]}/comm").read_text("utf-8", "replace").strip()
         except OSError:
             name = "unknown"
-        return f"process {fields[4]} ({name})"
+        return f"{'' if is_it else 'perhaps '}process {fields[4]} ({name})"
     return None
 
 
-def _devices(number: int, mounted: str) -> set[str]:
-    """Returns a file's device as ``/proc/locks`` may spell it: by its number, and by that of its mount.
+def _has_open(pid: str, path: str) -> bool | None:
+    """Returns whether a process has a file open, under the same name; ``None`` if that cannot be seen."""
+    name = os.path.basename(os.path.realpath(path))
+    try:
+        return any(_is_open_as(one, name, path) for one in Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return None
 
-    They differ on btrfs, where each subvolume has a number of its own, but locks have that of the file system.
-    """
-    pairs = [(os.major(number), os.minor(number))]
-    major, _, minor = mounted.partition(":")
-    if major.isdigit() and minor.isdigit():
-        pairs.append((int(major), int(minor)))
-    return {f"{major:02x}:{minor:02x}" for major, minor in pairs}
+
+def _is_open_as(descriptor: Path, name: str, path: str) -> bool:
+    try:
+        # Names first: to ask for the number of a file on a server that hangs would take as long.
+        return os.path.basename(os.readlink(descriptor)) == name and os.path.samefile(descriptor, path)
+    except OSError:  # closed meanwhile
+        return False
+
+
+def _mounted(device: str, inode: int) -> str | None:
+    """Returns a file as ``/proc/locks`` spells it, by the device of its mount, which may not be that of ``stat``."""
+    major, _, minor = device.partition(":")
+    return f"{_device(int(major), int(minor))}:{inode}" if major.isdigit() and minor.isdigit() else None
+
+
+def _device(major: int, minor: int) -> str:
+    return f"{major:02x}:{minor:02x}"

@@ -91,6 +91,12 @@ class Contents:
                 if found := tuple(one for one, count in holders.items() if count >= threshold):
                     yield Change(group, place, True, found)
 
+    def still(self, change: Change) -> Change:
+        """Returns a change that ``present`` has yielded, without the blocks that have gone since."""
+        holders = self._holders[change.group].get(change.place, {})
+        threshold = self._thresholds[change.group]
+        return change._replace(hashes=tuple(one for one in change.hashes if holders.get(one, 0) >= threshold))
+
     def _group(self, namespace: str) -> int | None:
         if namespace not in self._group_of:
             self._group_of[namespace] = self._choose(namespace)

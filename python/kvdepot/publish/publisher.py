@@ -1,5 +1,6 @@
 """Publishes what a depot has until it is stopped."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -7,9 +8,11 @@ from typing import Any
 
 from kvdepot.events import PAUSE_S, BlockEvents
 from kvdepot.publish.sockets import Sockets
-from kvdepot.publish.stream import EventStream
+from kvdepot.publish.stream import Batch, EventStream
 
 BLOCKS_PER_TURN = 8192
+REPEAT_BATCHES_MAX = 32
+"""Maximum number of batches of a repetition in ``PAUSE_S``: 64 Ki blocks, about 600 KB."""
 MIXED = "routers take a block of one for a block of each: name those of one engine with --namespace"
 Report = Callable[[str, dict[str, Any]], None]
 
@@ -34,6 +37,9 @@ class Publisher:
         self._sockets = sockets
         self._report = report
         self._repeat_s = repeat_s
+        # A subscriber that reads at this pace has room for changes, too.
+        self._repeat_batches = max(1, min(REPEAT_BATCHES_MAX, sockets.queue_batches // 4))
+        self._repeated_s = self._told_again_s = 0.0
         self._attached: bool | None = None
         self._told_contents = False
         self._namespaces = 0
@@ -41,26 +47,56 @@ class Publisher:
         self._told_mixed = False
 
     def run(self, stop: threading.Event) -> None:
-        """Publishes until ``stop`` is set, and then says that nothing is known any more."""
+        """Publishes until ``stop`` is set or something fails, and then says that nothing is known any more."""
+        try:
+            self._follow(stop)
+        except BaseException:
+            # Routers would keep what they know. If the sockets are what failed, the first error says more.
+            with contextlib.suppress(Exception):
+                self._publish(self._stream.end(time.time()))
+            raise
+        self._publish(self._stream.end(time.time()))
+        self._report("ended", self._counters())
+
+    def _follow(self, stop: threading.Event) -> None:
         self._publish(self._stream.begin(time.time()))
-        repeated_s = time.monotonic()
+        self._repeated_s = time.monotonic()
         while not stop.is_set():
             # In this order, so that everything that was there has been taken.
             in_step = self._events.in_step
             taken = self._events.take(BLOCKS_PER_TURN)
             self._publish(self._stream.add(taken, time.time()))
             self._tell(in_step and not taken)
-            if self._repeat_s and time.monotonic() - repeated_s >= self._repeat_s:
-                self._publish(self._stream.repeat(time.time()))
-                repeated_s = time.monotonic()
-            if request := self._sockets.request():
-                self._sockets.answer(request, self._stream.replay(request.start, time.time()), time.monotonic())
-            if not (self._sockets.turn(time.monotonic()) or taken or request):
+            if self._repeat_s:
+                self._publish(self._again(time.monotonic()))
+            answered = self._answer()
+            if not (self._sockets.turn(time.monotonic()) or taken or answered):
                 self._sockets.wait(PAUSE_S)
-        self._publish(self._stream.end(time.time()))
-        self._report("ended", self._counters())
 
-    def _publish(self, batches: list[Any]) -> None:
+    def _answer(self) -> bool:
+        """Begins to answer the requests that can be answered, before other batches: they share the contents."""
+
+        def admits(start: int) -> bool:
+            return self._stream.admits(start, time.monotonic())
+
+        answered = False
+        while request := self._sockets.request(admits):
+            self._sockets.answer(request, self._stream.replay(request.start, time.time()), time.monotonic())
+            answered = True
+        return answered
+
+    def _again(self, now_s: float) -> list[Batch]:
+        """Returns the batches of a repetition that are due."""
+        if now_s - self._told_again_s < PAUSE_S:
+            return []
+        if not self._stream.is_repeating:
+            if now_s - self._repeated_s < self._repeat_s:
+                return []
+            self._repeated_s = now_s
+        self._told_again_s = now_s
+        return self._stream.repeat(self._repeat_batches, time.time())
+
+    def _publish(self, batches: list[Batch]) -> None:
         for batch in batches:
             self._sockets.publish(batch)
 

@@ -2,12 +2,13 @@
 
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import zmq
 
 from kvdepot.errors import UnavailableError, config_error
-from kvdepot.publish.replays import Replays
+from kvdepot.publish.replays import Replays, Request
 from kvdepot.publish.stream import Batch
 
 END_SEQUENCE = (-1).to_bytes(8, "big", signed=True)
@@ -21,6 +22,7 @@ KEEPALIVE = {
     zmq.TCP_KEEPALIVE_CNT: 3,
 }
 REQUEST_BYTES_MAX = 64
+REQUESTS_PER_TURN = 64
 SEQUENCE_BYTES = 8
 ANSWER_QUEUE_MESSAGES = 1000
 """Maximum number of messages of an answer that wait in ZMQ; the others wait in ``Replays``."""
@@ -57,14 +59,6 @@ def endpoint(option: str, address: str, binds: bool = False) -> Endpoint:
     return Endpoint(address, bound)
 
 
-@dataclass(frozen=True)
-class Request:
-    """What a subscriber asks for: all batches from ``start``."""
-
-    subscriber: bytes
-    start: int
-
-
 class Sockets:
     """See the module. One thread uses it."""
 
@@ -81,6 +75,7 @@ class Sockets:
         Raises:
             UnavailableError: an address is in use, or is not one of this machine.
         """
+        self.queue_batches = queue_batches
         self._topic = topic.encode()
         self._replays: Replays[tuple[bytes, bytes, bytes]] = Replays()
         self.malformed = 0
@@ -100,7 +95,7 @@ class Sockets:
 
     @property
     def answers_dropped(self) -> int:
-        """Number of answers that subscribers did not read, or that there was no room for."""
+        """Number of answers that subscribers did not read."""
         return self._replays.dropped
 
     def _open(self, kind: int, at: Endpoint, queue_batches: int) -> "tuple[zmq.Socket[bytes], str]":
@@ -129,20 +124,25 @@ class Sockets:
         """Publishes a batch. Never waits: a subscriber whose queue is full misses it."""
         self._publish.send_multipart((self._topic, _number(batch), batch.payload))
 
-    def request(self) -> Request | None:
-        """Returns a request that has arrived and can be answered; never waits."""
-        while self._replay is not None:
+    def request(self, admits: Callable[[int], bool]) -> Request | None:
+        """Returns a request that can be answered now, which ``answer`` must follow; never waits.
+
+        Args:
+            admits: returns whether a request for the batches from a number may be answered now.
+        """
+        for _ in range(REQUESTS_PER_TURN):
+            # Without room, requests wait in ZMQ.
+            if self._replay is None or not self._replays.has_room:
+                break
             try:
                 frames = self._replay.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 break
             if len(frames) != 3 or frames[1] or len(frames[2]) != SEQUENCE_BYTES:
                 self.malformed += 1
-            elif not self._replays.has_room(frames[0]):
-                self._replays.dropped += 1
             else:
-                return Request(frames[0], int.from_bytes(frames[2], "big"))
-        return None
+                self._replays.ask(Request(frames[0], int.from_bytes(frames[2], "big")))
+        return self._replays.next(admits)
 
     def answer(self, request: Request, batches: list[Batch], now_s: float) -> None:
         """Begins an answer, which ``turn`` sends."""
@@ -169,8 +169,8 @@ class Sockets:
         return self._replays.turn(send, now_s)
 
     def wait(self, seconds: float) -> None:
-        """Waits until a request arrives, at most this long."""
-        if self._replay is not None:
+        """Waits until a request arrives that there is room for, at most this long."""
+        if self._replay is not None and self._replays.has_room:
             self._replay.poll(int(seconds * 1000))
         else:
             time.sleep(seconds)

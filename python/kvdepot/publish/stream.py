@@ -5,9 +5,11 @@ batches are kept. A request for older ones is answered with the contents as of t
 whose numbers end before it, so that all numbers of an answer are consecutive.
 """
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from dataclasses import dataclass
+from itertools import chain, islice
 from typing import NamedTuple, Protocol
 
 from kvdepot.events import BlockEvent
@@ -17,6 +19,8 @@ BLOCKS_PER_EVENT = 2048
 """Maximum number of blocks in an event, and of events' blocks in a batch."""
 BLOCKS_KEPT_MAX = 1 << 20
 """Maximum number of blocks in the batches that are kept."""
+CONTENTS_S = 5.0
+"""Seconds after which contents are encoded again for answers. That takes long, and anybody may ask."""
 NUMBERS_PER_MS = 1 << 20
 """Numbers for each millisecond since 1970. A run of so many batches a millisecond would reach those of later runs."""
 SNAPSHOT_NUMBERS = 1 << 19
@@ -42,11 +46,21 @@ class Encoder(Protocol):
         """Returns a batch; if ``clears``, its first event says that all blocks are gone."""
 
 
-class Kept(NamedTuple):
-    """A batch that is kept, and what it changed."""
+@dataclass(slots=True)
+class Kept:
+    """A batch that is kept.
+
+    Attributes:
+        batch: the batch.
+        changes: what it changed.
+        blocks: number of blocks in its payload.
+        repeats: whether it changed nothing, and belongs to the last repetition.
+    """
 
     batch: Batch
     changes: tuple[Change, ...]
+    blocks: int
+    repeats: bool
 
 
 class EventStream:
@@ -71,7 +85,9 @@ class EventStream:
         self._clears = clears
         self._kept: deque[Kept] = deque()
         self._blocks_kept = 0
+        self._to_repeat: Iterator[list[Change]] | None = None
         self._snapshot: tuple[int, list[Batch]] = (0, [])
+        self._encoded_s = -math.inf
         self.blocks_stored = 0
         self.blocks_removed = 0
 
@@ -102,12 +118,26 @@ class EventStream:
             batches.append(self._number(piece, now_s))
         return batches
 
-    def repeat(self, now_s: float) -> list[Batch]:
-        """Returns the whole contents as new batches, for subscribers that cannot ask for what they missed."""
-        pieces = list(_pieces(self.contents.present())) or [[]]
-        return [
-            self._number(piece, now_s, clears=self._clears and not at, changes=False) for at, piece in enumerate(pieces)
-        ]
+    @property
+    def is_repeating(self) -> bool:
+        """Whether a repetition has begun and has more batches."""
+        return self._to_repeat is not None
+
+    def repeat(self, most: int, now_s: float) -> list[Batch]:
+        """Returns the next batches of a repetition, at most ``most``, and begins one if there is none.
+
+        A repetition tells the whole contents again, for subscribers that cannot ask for what they missed. Changes may
+        be told between its batches, but not between the taking of the contents and its first batch, which clears.
+        """
+        if self._to_repeat is None:
+            self._to_repeat = self._begin_repeat(now_s)
+        batches = []
+        for piece in islice(self._to_repeat, most):
+            there = [still for change in piece if (still := self.contents.still(change)).hashes]
+            batches.append(self._number(there, now_s, clears=not piece, repeats=True))
+        if len(batches) < most:
+            self._to_repeat = None
+        return batches
 
     def end(self, now_s: float) -> list[Batch]:
         """Returns the batches after which nothing of this publisher is known: nobody keeps it up to date."""
@@ -116,33 +146,71 @@ class EventStream:
         gone = [change._replace(is_stored=False) for change in self.contents.present()]
         return [self._number(piece, now_s) for piece in _pieces(gone)]
 
+    def admits(self, start: int, now_s: float) -> bool:
+        """Returns whether a request may be answered now. If so, ``replay`` must follow.
+
+        Contents are encoded at most every ``CONTENTS_S``. Requests that need them wait, and share them.
+
+        Args:
+            start: number of the first batch that the request asks for.
+            now_s: a monotonic time.
+        """
+        if self._has_answer(start):
+            return True
+        if now_s - self._encoded_s < CONTENTS_S:
+            return False
+        self._encoded_s = now_s
+        return True
+
     def replay(self, start: int, now_s: float) -> list[Batch]:
         """Returns what a subscriber needs that has all batches before ``start``; empty if it has missed nothing."""
         if start >= self._next or not self._kept:
             return []
-        oldest = self._kept[0].batch.sequence
         batches = [kept.batch for kept in self._kept if kept.batch.sequence >= start]
-        if start < oldest and oldest > self._first:
-            return self._contents_in(oldest, oldest - start, now_s) + batches
-        return batches
-
-    def _contents_in(self, oldest: int, room: int, now_s: float) -> list[Batch]:
-        """Returns the contents before batch ``oldest`` in at most ``room`` batches, whose numbers end before it."""
-        # Routers that join at the same time share one.
-        known, batches = self._snapshot
-        if known == oldest and len(batches) <= room:
+        if not self._needs_contents(start):
             return batches
+        if not self._has_answer(start):
+            self._encode_contents(self._oldest - start, now_s)
+        return self._snapshot[1] + batches
+
+    def _begin_repeat(self, now_s: float) -> Iterator[list[Change]]:
+        """Returns the contents in pieces, after an empty one for the batch that clears."""
+        # What an earlier repetition told is told again now. Its numbers stay: those of an answer are in a row.
+        nothing = self._encoder.encode([], False, now_s)
+        for kept in self._kept:
+            if kept.repeats:
+                self._blocks_kept -= kept.blocks
+                kept.batch, kept.blocks, kept.repeats = kept.batch._replace(payload=nothing), 0, False
+        clear: list[list[Change]] = [[]] if self._clears else []
+        return chain(clear, _pieces(list(self.contents.present())))
+
+    @property
+    def _oldest(self) -> int:
+        """Number of the oldest batch that is kept, or of the next one."""
+        return self._kept[0].batch.sequence if self._kept else self._next
+
+    def _needs_contents(self, start: int) -> bool:
+        return start < self._oldest and self._oldest > self._first
+
+    def _has_answer(self, start: int) -> bool:
+        """Returns whether nothing has to be encoded for an answer."""
+        if not self._needs_contents(start):
+            return True
+        known, batches = self._snapshot
+        return known == self._oldest and len(batches) <= self._oldest - start
+
+    def _encode_contents(self, room: int, now_s: float) -> None:
+        """Encodes the contents before the oldest batch in at most ``room`` batches, whose numbers end before it."""
         pieces: list[list[Change]] = list(_pieces(self._contents_before())) or [[]]
         if len(pieces) > room:
             each = -(-len(pieces) // room)
             pieces = [list(chain.from_iterable(pieces[at : at + each])) for at in range(0, len(pieces), each)]
-        first = oldest - len(pieces)
+        first = self._oldest - len(pieces)
         batches = [
             Batch(first + at, self._encoder.encode(piece, self._clears and not at, now_s))
             for at, piece in enumerate(pieces)
         ]
-        self._snapshot = (oldest, batches)
-        return batches
+        self._snapshot = (self._oldest, batches)
 
     def _contents_before(self) -> Iterator[Change]:
         """Yields the contents before the oldest batch that is kept.
@@ -165,14 +233,15 @@ class EventStream:
             if removed := tuple(one for one, is_stored in seen.items() if not is_stored):
                 yield Change(group, place, True, removed)
 
-    def _number(self, piece: list[Change], now_s: float, *, clears: bool = False, changes: bool = True) -> Batch:
+    def _number(self, piece: list[Change], now_s: float, *, clears: bool = False, repeats: bool = False) -> Batch:
         """Gives a batch the next number and keeps it."""
         batch = Batch(self._next, self._encoder.encode(piece, clears, now_s))
         self._next += 1
-        self._kept.append(Kept(batch, tuple(piece) if changes else ()))
-        self._blocks_kept += sum(len(change.hashes) for change in self._kept[-1].changes)
+        kept = Kept(batch, () if repeats else tuple(piece), sum(len(change.hashes) for change in piece), repeats)
+        self._kept.append(kept)
+        self._blocks_kept += kept.blocks
         while len(self._kept) > self._batches_kept or (self._blocks_kept > BLOCKS_KEPT_MAX and len(self._kept) > 1):
-            self._blocks_kept -= sum(len(change.hashes) for change in self._kept.popleft().changes)
+            self._blocks_kept -= self._kept.popleft().blocks
             self._snapshot = (0, [])
         return batch
 

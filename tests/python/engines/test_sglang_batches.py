@@ -52,6 +52,7 @@ def test_what_ends_during_a_flush_is_reported() -> None:
     counter, batches = made()
     batch, queued = batches.queue(), batches.queue()
     assert batches.begin(batch)
+    assert batches.late == 0
     batches.flush()
     assert not batches.begin(queued)
     batches.complete(batch, 0)
@@ -66,7 +67,7 @@ def test_what_ends_after_a_flush_is_not_reported_and_casts_doubt() -> None:
     late = batches.queue()
     assert batches.begin(late)
     batches.flush()
-    assert batches.reuse() == 1
+    assert batches.reuse() == batches.late == 1
     assert batches.doubtful
     calls = list(counter.calls)
     later = batches.queue()
@@ -77,6 +78,7 @@ def test_what_ends_after_a_flush_is_not_reported_and_casts_doubt() -> None:
     batches.flush()
     assert batches.reuse() == 1, "it outlives this one, too"
     batches.end(late)
+    assert batches.late == 0
     assert batches.doubtful, "until a flush that no load outlives"
     batches.flush()
     assert batches.reuse() == 0

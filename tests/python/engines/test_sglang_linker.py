@@ -18,7 +18,7 @@ from sglang_parts import LAYERS, PAGE, DeviceEntry, DeviceGroup, Model, Transfer
 from kvdepot.engines.sglang import KVDepotLinker, engine, linker
 from kvdepot.engines.sglang.device_pages import DevicePages, Piece
 from kvdepot.engines.sglang.worker import Worker
-from kvdepot.errors import ConfigError
+from kvdepot.errors import ConfigError, DepotTimeoutError
 from tools.lab.pause import paused
 
 UNTIL_S = 60.0
@@ -395,16 +395,70 @@ def test_nothing_is_stored_after_a_load_that_outlives_a_flush(opened: Open, monk
     made.reset()
     assert made.counts()["late_load"] == 1
     assert not stored(made, transfer(names(1, "b"), 6))
-    assert made.lookup("b", [transfer(keys)]) == [1]
+    # A load behind it would wait as long as it does, and SGLang's forward pass with it (P2).
+    assert made.lookup("b", [transfer(keys)]) == []
+    assert not made.load("b", [transfer(keys, 7)])
+    assert made.start_layer_wise_loading() == -1
+    gate.happened.set()
+    until(lambda: made.lookup("b", [transfer(keys)]) == [1], "the late load has ended")
     assert made.load("b", [transfer(keys, 7)])
     assert made.start_layer_wise_loading() == 0
-    gate.happened.set()
     assert made.finish_layer_wise_loading(0), "the layers of the later batch are reported by itself"
     assert pool.page(7) == pool.page(0)
     assert not stored(made, transfer(names(1, "b"), 6)), "pages that it has written may be in SGLang's cache"
     monkeypatch.setattr(linker, "QUIET_S", UNTIL_S)
     made.reset()
     assert stored(made, transfer(names(1, "b"), 6))
+
+
+@pytest.mark.parametrize("is_replicated", [False, True])
+def test_a_rank_whose_load_outlives_a_flush_ends_the_engine(
+    opened: Open, says: Any, monkeypatch: pytest.MonkeyPatch, is_replicated: bool
+) -> None:
+    """Its pages spoil what the other ranks compute and store, and they do not know (P1)."""
+    pools = [heads(), heads()]
+    ranks: list[KVDepotLinker] = []
+    for rank, pool in enumerate(pools):
+        says.tp = (rank, 2)
+        if is_replicated:
+            pool.device_pool = type("MLATokenToKVPool", (), {"dtype": "bfloat16"})()
+        ranks.append(opened(DeviceGroup(pool, rank_replicated=is_replicated)))
+    keys = names(1)
+    for rank in ranks:
+        assert stored(rank, transfer(keys, 0))
+    gate, begun = held_up(monkeypatch, ranks[1], "begin_load")
+    assert ranks[1].lookup("a", [transfer(keys)]) == [1]
+    assert ranks[1].load("a", [transfer(keys, 5)])
+    assert ranks[1].start_layer_wise_loading() == 0
+    assert begun.wait(UNTIL_S)
+    ranks[0].reset()
+    with monkeypatch.context() as patched:
+        patched.setattr(linker, "QUIET_S", 0.01)
+        with pytest.raises(DepotTimeoutError, match="rank 1 of 2 ends SGLang") as raised:
+            ranks[1].reset()
+    assert raised.value.kind == "timeout"
+    assert ranks[1].counts()["late_load"] == 1
+    assert ranks[1].lookup("b", [transfer(keys)]) == [], "whatever SGLang makes of the error"
+    assert not stored(ranks[1], transfer(names(1, "b"), 6))
+    gate.happened.set()
+    ranks[1].close()
+
+
+def test_a_linker_among_several_closes_although_a_load_hangs(
+    opened: Open, says: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says.tp = (1, 2)
+    made, keys = opened(heads()), names(1)
+    assert stored(made, transfer(keys, 0))
+    gate, begun = held_up(monkeypatch, made, "begin_load")
+    monkeypatch.setattr(linker, "QUIET_S", 0.01)
+    assert made.lookup("a", [transfer(keys)]) == [1]
+    assert made.load("a", [transfer(keys, 5)])
+    assert made.start_layer_wise_loading() == 0
+    assert begun.wait(UNTIL_S)
+    made.close()
+    assert made.counts()["late_load"] == 1
+    gate.happened.set()
 
 
 def test_one_of_several_equal_ranks_writes_and_all_read(opened: Open, says: Any) -> None:

@@ -35,6 +35,12 @@ class Batches:
         """Whether SGLang's pages may have bytes of a load from before the last flush."""
         return self._doubtful
 
+    @property
+    def late(self) -> int:
+        """Number of batches from before the last flush that still write."""
+        with self._lock:
+            return self._late()
+
     def queue(self) -> Batch:
         """Returns a new batch, none of whose layers is in place."""
         with self._lock:
@@ -78,7 +84,7 @@ class Batches:
     def reuse(self) -> int:
         """Forgets all batches, whose pages are reused from now on. Returns how many still write."""
         with self._lock:
-            late = sum(count for generation, count in self._writing.items() if generation < self._generation)
+            late = self._late()
             self._doubtful = late > 0
             self._oldest = self._generation
             for index in self._open:
@@ -86,3 +92,6 @@ class Batches:
             self._open.clear()
             self._counter.reset()
             return late
+
+    def _late(self) -> int:
+        return sum(count for generation, count in self._writing.items() if generation < self._generation)

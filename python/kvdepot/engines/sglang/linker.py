@@ -30,7 +30,7 @@ from kvdepot.engines.sglang.keys import page_hashes
 from kvdepot.engines.sglang.options import read_linker_config
 from kvdepot.engines.sglang.room import CLAIM_S, Room
 from kvdepot.engines.sglang.worker import Worker
-from kvdepot.errors import BlockNotFoundError, config_error, is_failure
+from kvdepot.errors import BlockNotFoundError, DepotTimeoutError, config_error, is_failure
 
 OFFLOADS_MAX = 1024
 """Offloads that may wait to be copied; later ones are reported as failed, and SGLang offers them again."""
@@ -42,9 +42,13 @@ AGAIN_S = 0.05
 """Seconds that a lookup waits for tiers when SGLang repeats a question that has found nothing."""
 MISSES_KEPT = 256
 """Questions without a hit that are remembered."""
-LATE_LOAD = (
-    "a load has not ended {:.0f} s after a flush, and may write into pages of later requests: restart SGLang if their "
-    "answers matter; nothing is stored until the next flush"
+LATE_LOAD = "a load has not ended {:.0f} s after a flush, and may write into pages of later requests: {}"
+LATE_ALONE = (
+    "restart SGLang if their answers matter; nothing is loaded until it has ended, nor stored until the next flush"
+)
+LATE_RANK = (
+    "the other ranks would store what they compute from these pages, so rank {} of {} ends SGLang: start it again, and "
+    "check the device of that rank"
 )
 REMEDY = "restart SGLang"
 """What to do after an update of the weights in place."""
@@ -119,11 +123,15 @@ class KVDepotLinker(UnifiedCacheLinker):
         if ranks.dcp_size > 1:
             raise config_error("--attn-dcp-size: the linker does not know which rank has which tokens: set it to 1")
         self._writes = not ranks.is_mla_model or ranks.tp_rank == 0
-        # Only a rank that is alone may refuse a load: the others would not know.
-        self._alone = ranks.tp_size * ranks.pp_size * ranks.attn_cp_size == 1
+        rank = (ranks.pp_rank * ranks.attn_cp_size + ranks.attn_cp_rank) * ranks.tp_size + ranks.tp_rank
+        count = ranks.tp_size * ranks.pp_size * ranks.attn_cp_size
+        # Only a rank that is alone may refuse a load, or stop storing: the others would not know.
+        self._alone = count == 1
+        self._late = LATE_ALONE if self._alone else LATE_RANK.format(rank, count)
         self._counters = Counters(lambda: logger)
         self._guard = Guard(self._counters, REMEDY)
         self._resets = Resets()
+        self._closed = False
         self._lock = threading.Lock()
         self._results: deque[bool] = deque()
         self._queued: dict[str, list[Any]] = {}
@@ -235,7 +243,35 @@ class KVDepotLinker(UnifiedCacheLinker):
         What is stored stays. If an offload does not end in time, its block may have bytes of a later page, so the
         depot is told to forget the namespace once it has ended; until then everything is a miss. If a load does not end
         in time, later pages may have its bytes, so nothing is stored until a flush that no load outlives.
+
+        Raises:
+            DepotTimeoutError: a load does not end in time, and there are other ranks. They do not know, and what they
+                compute depends on this rank's pages. SGLang ends, before it gives these pages to a request.
         """
+        if self._flush() and not self._alone:
+            self._guard.close()
+            error = DepotTimeoutError(LATE_LOAD.format(QUIET_S, self._late))
+            error.kind = "timeout"
+            raise error
+
+    def counts(self) -> dict[str, int]:
+        """Returns counts of successes and failures by name."""
+        return self._counters.snapshot()
+
+    def close(self) -> None:
+        """Ends all copies, waiting at most ``QUIET_S`` for each direction, and detaches. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._guard.close()
+        self._flush()
+        self._loads.close(QUIET_S)
+        self._offloads.close(QUIET_S)
+        self._clearing.close()
+        self._room.close()
+
+    def _flush(self) -> int:
+        """Flushes. Returns how many loads still write."""
         self._queued.clear()
         self._questions.clear()
         self._room.forget()
@@ -247,28 +283,15 @@ class KVDepotLinker(UnifiedCacheLinker):
         # A copy that still runs may read pages of others from now on.
         self._resets.reuse()
         if late := self._batches.reuse():
-            self._counters.trouble("late_load", LATE_LOAD.format(QUIET_S), late)
+            self._counters.trouble("late_load", LATE_LOAD.format(QUIET_S, self._late), late)
         with self._lock:
             self._results.clear()
-
-    def counts(self) -> dict[str, int]:
-        """Returns counts of successes and failures by name."""
-        return self._counters.snapshot()
-
-    def close(self) -> None:
-        """Ends all copies, waiting at most ``QUIET_S`` for each direction, and detaches. Idempotent."""
-        if self._guard.closed:
-            return
-        self._guard.close()
-        self.reset()
-        self._loads.close(QUIET_S)
-        self._offloads.close(QUIET_S)
-        self._clearing.close()
-        self._room.close()
+        return late
 
     def _held(self, rid: str, keys: tuple[str, ...], windows: dict[str, int]) -> int:
         """Returns how many leading pages are held for a request. SGLang asks in every pass until it is admitted."""
-        if not self._clearing.settled():
+        # A load from before a flush that does not end stops those behind it, and SGLang would wait for them forever.
+        if self._batches.late or not self._clearing.settled():
             return 0
         asked = self._questions.get(rid)
         is_repeated = asked is not None and (asked.keys, asked.windows) == (keys, windows)
