@@ -144,24 +144,23 @@ impl Machine {
     ) -> Result<()> {
         let slot = self.pool.leased_slot(owner, lease)?;
         let has_tiers = self.flow.has_tiers();
-        let sealed = self.pool.edit(slot, |slot| {
+        let (sealed, outcome) = self.pool.edit(slot, |slot| {
             if let Some(crc64) = crc64 {
                 slot.set_crc64(crc64);
             }
             let mut sealed = false;
-            match shards {
-                ShardSet::All => sealed = slot.block.all_filled()?,
-                ShardSet::Some(some) => {
-                    for &shard in some {
-                        sealed |= slot.block.shard_filled(shard as usize)?;
-                    }
-                }
-            }
+            let outcome = match shards {
+                ShardSet::All => slot.block.all_filled().map(|last| sealed = last),
+                ShardSet::Some(some) => some.iter().try_for_each(|&shard| {
+                    sealed |= slot.block.shard_filled(shard as usize)?;
+                    Ok(())
+                }),
+            };
             if sealed && !has_tiers {
                 slot.block.seal_clean();
             }
-            Ok::<_, Error>(sealed)
-        })?;
+            (sealed, outcome)
+        });
         if sealed {
             *filled += self.pool.forget_lease(owner, lease)?;
             self.counters.dump_blocks_sealed += 1;
@@ -171,7 +170,8 @@ impl Machine {
                 self.pool.free_if_over(slot);
             }
         }
-        Ok(())
+        // A shard that does not exist may follow the one that sealed the block.
+        outcome
     }
 
     /// A block's last shard came: visible from now on, and queued for the tiers.

@@ -5,6 +5,8 @@
 //! until its copies have ended (P4). Only sealed blocks that lookups found are handed over as blocks (P1), under the
 //! namespace id that they were sealed under. The new machine adopts those whose id is current there.
 
+use hashbrown::HashSet;
+
 use super::Machine;
 use super::flaw::Flaw;
 use super::held::{HeldBy, HeldFrom, Hold};
@@ -21,7 +23,7 @@ const NOBODYS: PoolKey = PoolKey { space: SpaceId(0), hash: BlockHash([0; 16]) }
 
 impl Machine {
     /// Returns why a frozen machine cannot be handed over yet, if so. `holders` are the connections that may still
-    /// copy, each named once.
+    /// copy.
     pub fn unsettled(&self, holders: &[Owner]) -> Option<&'static str> {
         if let Some(why) = self.closed_somewhere() {
             return Some(why);
@@ -29,7 +31,8 @@ impl Machine {
         if self.flow.is_unsettled() {
             return Some("a tier has not ended a read or a removal");
         }
-        let expected = holders.iter().filter(|&&owner| self.pool.holds(owner)).count();
+        let named: HashSet<Owner> = holders.iter().copied().collect();
+        let expected = named.into_iter().filter(|&owner| self.pool.holds(owner)).count();
         if self.pool.holders() > expected {
             return Some("a connection has not given its slots back");
         }

@@ -195,3 +195,31 @@ fn the_leases_of_a_take_over_are_listed_in_pieces() {
     assert_eq!(listed, expected);
     let _: LeaseId = lab.reserve(5_000, 1)[0];
 }
+
+/// A client that names a shard that does not exist gets an error, and its block is like any other.
+#[test]
+fn a_commit_with_a_shard_too_many_leaves_nothing_behind() {
+    for tiers in [0, 1] {
+        let mut lab = Lab::new("lru", 64, tiers);
+        let leases = lab.reserve(0, 1);
+        let request = Request::Commit { leases, shards: ShardSet::Some(vec![0, 7]), crc64: None };
+        let (out, _) = step(&mut lab.machine, Event::Request { token: 1 << 40, owner: OWNER, request });
+        assert!(matches!(&out.replies[..], [(_, Err(error))] if error.kind() == crate::ErrorKind::Protocol));
+        let writes = out.commands.iter().filter(|command| matches!(command, Command::Write { .. })).count();
+        assert_eq!((lab.blocks(), writes), (1, tiers));
+        lab.feed(Event::OwnerEnded { owner: OWNER });
+        assert_eq!((lab.machine.gauges().held.filling, lab.machine.gauges().held.leased), (0, 0));
+        lab.machine.check().unwrap();
+    }
+}
+
+#[test]
+fn a_holder_that_is_named_twice_stands_for_itself_only() {
+    let mut lab = Lab::new("lru", 64, 0);
+    lab.dump(0, 2);
+    let [first, other] = [OWNER, OTHER].map(|owner| lab.load(owner, 0, 1));
+    assert_eq!((first.len(), other.len()), (1, 1));
+    lab.feed(Event::Freeze);
+    assert!(lab.machine.unsettled(&[OWNER, OWNER]).is_some(), "another one may copy");
+    assert!(lab.machine.unsettled(&[OWNER, OTHER]).is_none());
+}
