@@ -67,11 +67,11 @@ impl Given {
 impl Given {
     /// Records the end of a write: what a tier did not write does not count.
     pub(crate) fn ended(&mut self, tier: usize, slot: SlotId, outcome: &Result<Stored, Error>) {
-        use ErrorKind::{Busy, Closed, NotFound, Unavailable};
+        use ErrorKind::{Busy, Closed, Unavailable};
         let bytes = self.in_flight.remove(&(tier, slot)).unwrap_or(0);
         let wrote = match outcome {
             Ok(stored) => *stored == Stored::New,
-            Err(error) => !matches!(error.kind(), Busy | Closed | NotFound | Unavailable),
+            Err(error) => !matches!(error.kind(), Busy | Closed | Unavailable),
         };
         if !wrote {
             self.bytes[tier] -= bytes;

@@ -6,14 +6,14 @@ use super::event::{Nanos, TierIndex};
 const HOUR_NS: i128 = 3_600_000_000_000;
 const DAY_NS: i128 = 24 * HOUR_NS;
 
-/// Bytes that a tier may still be given. The budget refills continuously, and at most an hour's share accumulates. A budget
-/// that is used up stays closed until a quarter of that has come: a hit needs all blocks of a prompt's beginning, so
-/// writing some in a row is worth more than writing one now and then.
+/// What is left of a tier's budget. It refills continuously, and at most an hour's share accumulates. Once it is used up, it
+/// stays closed until a quarter of an hour's share has accumulated: a hit needs all blocks of a prompt's beginning, so a
+/// run of blocks is worth more than one block now and then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Budget {
     bytes_per_day: u64,
     /// In units of a byte divided by the nanoseconds of a day, so that nothing is lost to rounding. Below 0 after a
-    /// block that is larger than what was left.
+    /// block that is larger than what was left, and at least a day's share below.
     left: i128,
     /// The time of `left`.
     at: Nanos,
@@ -42,7 +42,8 @@ impl Budget {
     }
 
     fn spend(&mut self, bytes: u64) {
-        self.left = self.left.saturating_sub(i128::from(bytes) * DAY_NS);
+        let least = -24 * Self::most(self.bytes_per_day);
+        self.left = self.left.saturating_sub(i128::from(bytes) * DAY_NS).max(least);
         self.is_open &= self.left > 0;
     }
 }
@@ -125,6 +126,14 @@ mod tests {
     }
 
     #[test]
+    fn a_debt_is_paid_within_a_day() {
+        let mut budgets = Budgets::new(&[24_000]);
+        assert!(budgets.spend(0, 0, 1 << 50, true));
+        assert!(!budgets.spend(0, 24 * HOUR, 1, false));
+        assert!(budgets.spend(0, 25 * HOUR, 1, false));
+    }
+
+    #[test]
     fn what_was_not_written_is_given_back() {
         let mut budgets = Budgets::new(&[24_000, 0]);
         assert!(budgets.spend(0, 0, 1_000, false) && !budgets.spend(0, 0, 1, false));
@@ -163,6 +172,8 @@ mod tests {
             let (mut now, mut spent) = (0, Vec::new());
             for (pause, bytes) in writes {
                 now += pause;
+                // The rest of a debt larger than that is forgiven.
+                let bytes = bytes.min(per_day);
                 if budgets.spend(0, now, bytes, false) {
                     spent.push((now, bytes));
                 }

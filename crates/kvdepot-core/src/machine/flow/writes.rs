@@ -29,13 +29,14 @@ pub(super) struct Write {
     pub(super) late: bool,
 }
 
-/// Returns whether a write's outcome says that its tier wrote nothing.
+/// Returns whether a write's outcome says that its tier wrote nothing. `NotFound` does not: a namespace may be reset after
+/// its block was written.
 fn wrote_nothing(outcome: &Result<Stored>) -> bool {
-    use ErrorKind::{Busy, Closed, NotFound, Unavailable};
+    use ErrorKind::{Busy, Closed, Unavailable};
     match outcome {
         Ok(Stored::New) => false,
         Ok(Stored::AlreadyThere) => true,
-        Err(error) => matches!(error.kind(), Busy | Closed | NotFound | Unavailable),
+        Err(error) => matches!(error.kind(), Busy | Closed | Unavailable),
     }
 }
 
