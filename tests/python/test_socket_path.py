@@ -1,6 +1,7 @@
 """Engines with the same configuration use the same socket, in a directory that is safely the user's own."""
 
 import dataclasses
+import json
 import os
 import stat
 
@@ -8,6 +9,7 @@ import pytest
 
 from kvdepot.config import KVDepotConfig, load_config
 from kvdepot.config import socket_path as module
+from kvdepot.config.core import identity_json
 from kvdepot.config.tier_keys import names_of
 from kvdepot.config.tier_table import TIERS
 from kvdepot.errors import ConfigError
@@ -104,6 +106,15 @@ def test_engines_that_differ_in_their_own_keys_share_a_depot(path_of, key):
 @pytest.mark.parametrize("key", DEPOT_KEYS)
 def test_what_a_depot_holds_and_where_makes_it_another_one(path_of, key):
     assert path_of({key: DEPOT_KEYS[key]}) != path_of()
+
+
+def test_a_depot_that_is_upgraded_keeps_its_socket(path_of, machine):
+    """``serve --take-over`` looks for the old depot: a key that came later, and is not set, is no part of the name."""
+    said = {"directories": ["/a"], "pool_gb": 1}
+    identity = json.loads(identity_json(load_config(said, machine=machine), None, machine))
+    assert "capacity_shared" not in identity["posix"]
+    assert "placement" not in identity
+    assert path_of(said) == path_of(said | {"posix_capacity_shared": False, "posix_write_gb_per_day": 0})
 
 
 def test_every_key_is_an_engine_s_or_a_depot_s():
