@@ -237,17 +237,23 @@ def test_directories_of_one_disk_count_once(tmp_path):
 @pytest.fixture
 def hanging_mount(monkeypatch):
     """A directory that never answers, as on a hard mount of an NFS server that is down."""
-    released, stat = threading.Event(), os.stat
+    released = threading.Event()
 
-    def hang(path, *args, **options):
-        if str(path).startswith("/mnt/hangs"):
-            released.wait()
-        return stat(path, *args, **options)
+    def hanging(ask):
+        def hang(path, *args, **options):
+            if str(path).startswith("/mnt/hangs"):
+                released.wait()
+            return ask(path, *args, **options)
 
-    monkeypatch.setattr(os, "stat", hang)
-    monkeypatch.setattr(os, "statvfs", hang)
+        return hang
+
+    monkeypatch.setattr(os, "stat", hanging(os.stat))
+    monkeypatch.setattr(os, "statvfs", hanging(os.statvfs))
     yield "/mnt/hangs/kv"
     released.set()
+    for thread in threading.enumerate():
+        if thread.name == "kvdepot-disk-size":
+            thread.join()
 
 
 def test_a_mount_that_hangs_costs_its_engine_no_more_than_a_wait(hanging_mount, machine):

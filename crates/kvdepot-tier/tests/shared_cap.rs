@@ -19,6 +19,8 @@ use kvdepot_tier::{PosixConfig, PosixTier, Tier};
 
 /// Reached only by a hang.
 const HANG: Duration = Duration::from_secs(120);
+/// A lease with which directories are surveyed every 20 s.
+const SURVEYED_OFTEN: Duration = Duration::from_secs(4);
 const FILE_BYTES: u64 = 16_384;
 const CHILD: &str = "KVDEPOT_TEST_SHARED_CAP_DIR";
 const CHILD_CAP: &str = "KVDEPOT_TEST_SHARED_CAP_BLOCKS";
@@ -269,7 +271,8 @@ fn the_grant_of_a_killed_process_returns() {
     let mut dead = Depot::start(dir.path(), CAP, 0..8);
     dead.wait_written(8);
     drop(dead);
-    let tier = open(shared(dir.path(), CAP));
+    // What is written during a survey counts twice until the next one.
+    let tier = open(PosixConfig { ledger_lease: SURVEYED_OFTEN, ..shared(dir.path(), CAP) });
     assert!(tier.wait_scanned(Bench::soon()));
     let bench = Bench::new(tier);
     let mut n = 1000;
@@ -286,8 +289,9 @@ fn the_grant_of_a_killed_process_returns() {
 fn a_depot_that_ends_gives_back_its_grant() {
     const CAP: u64 = 40;
     let dir = directory();
-    let first = Bench::new(open(shared(dir.path(), CAP)));
-    let second = Bench::new(open(shared(dir.path(), CAP)));
+    let config = || PosixConfig { ledger_lease: SURVEYED_OFTEN, ..shared(dir.path(), CAP) };
+    let first = Bench::new(open(config()));
+    let second = Bench::new(open(config()));
     for n in 0..4 {
         first.write(n).unwrap();
     }

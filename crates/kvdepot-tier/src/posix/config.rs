@@ -144,10 +144,11 @@ impl PosixConfig {
         if !(1..=IO_QUEUE_MAX).contains(&self.queue_depth) {
             return Err(bad("queue_depth must be between 1 and 65536").with("queue_depth", self.queue_depth));
         }
-        if self.capacity_shared && !(self.shared && self.capacity_bytes > 0) {
+        let is_capped = self.capacity_bytes > 0 || self.capacity_percent > 0;
+        if self.capacity_shared && !(self.shared && is_capped) {
             return Err(bad(
-                "posix_capacity_shared needs directories_shared and a posix_capacity_gb above 0: set both, or leave it \
-                 off",
+                "posix_capacity_shared needs directories_shared and a posix_capacity_gb that is not 0: set both, or leave \
+                 it off",
             )
             .with("directories_shared", self.shared)
             .with("capacity_bytes", self.capacity_bytes));

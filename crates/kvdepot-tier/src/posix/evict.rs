@@ -147,7 +147,7 @@ impl Shared {
                         continue;
                     }
                     if refused == Refused::Crowded {
-                        "too many writes to a shared directory do not end"
+                        "too many writes to a shared directory are stuck"
                     } else {
                         "the ledger of a shared directory did not answer in time"
                     }

@@ -91,8 +91,9 @@ enum Chore {
 
 /// Starts the background threads; they end when `Chores::stop_at` is set.
 pub(super) fn start(shared: &Arc<Shared>) -> Result<()> {
-    start_thread(shared, "kvd-posix-maint", |shared| run(shared))?;
-    start_thread(shared, "kvd-posix-unlink", |shared| super::unlinker::run(shared))
+    let started = start_thread(shared, "kvd-posix-maint", |shared| run(shared))
+        .and_then(|()| start_thread(shared, "kvd-posix-unlink", |shared| super::unlinker::run(shared)));
+    started.inspect_err(|_| shared.stop_threads())
 }
 
 /// Starts a background thread for which closing the tier waits.
@@ -105,12 +106,18 @@ pub(super) fn start_thread(shared: &Arc<Shared>, name: &str, run: fn(&Arc<Shared
         mine.changed.notify_all();
     };
     std::thread::Builder::new().name(name.to_owned()).spawn(work).map(drop).map_err(|e| {
-        let mut state = shared.lock();
-        state.chores.threads -= 1;
-        state.chores.stop_at = Some(Instant::now());
-        shared.wake_all();
+        shared.lock().chores.threads -= 1;
+        shared.changed.notify_all();
         Error::io("cannot start a tier's background thread", e)
     })
+}
+
+impl Shared {
+    /// Ends the threads of a tier that cannot be opened.
+    pub(super) fn stop_threads(&self) {
+        self.lock().chores.stop_at = Some(Instant::now());
+        self.wake_all();
+    }
 }
 
 fn run(shared: &Shared) {

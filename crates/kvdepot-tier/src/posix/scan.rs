@@ -352,7 +352,16 @@ impl Shared {
                 device.stat(&whole).ok().flatten().is_some_and(|stat| self.is_old(directory, stat.modified))
             }
         };
-        if orphaned && self.unlink_counted(directory, &whole).is_ok_and(|was_there| was_there) {
+        if !orphaned {
+            return;
+        }
+        // The eviction or removal that made the client keep the file has counted its bytes as free already.
+        let unlinked = if is_kept_by_nfs(&entry.name) {
+            device.unlink(&whole)
+        } else {
+            self.unlink_counted(directory, &whole)
+        };
+        if unlinked.is_ok_and(|was_there| was_there) {
             self.lock().swept.temporaries += 1;
         }
     }

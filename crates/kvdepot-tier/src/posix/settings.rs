@@ -155,7 +155,7 @@ pub(super) const SETTINGS: [Setting; 16] = [
             name: "posix_capacity_shared",
             meaning: "Whether `posix_capacity_gb` limits what all depots that share the directories write \
                       together, instead of what each of them knows. All of them must set it. Needs \
-                      `directories_shared` and a `posix_capacity_gb` above 0.",
+                      `directories_shared`, and a `posix_capacity_gb` that is not 0.",
             default: Preset::Bool(false),
             ..Key::BLANK
         }),

@@ -106,6 +106,8 @@ pub(super) struct State {
     pub(super) is_waiting_for_others: bool,
     /// This depot's survey for the ledger.
     pub(super) survey: Survey,
+    /// Whether the last one failed, which is reported once.
+    pub(super) has_survey_failed: bool,
     /// Failed writes whose bytes still count as used in the ledger.
     pub(super) leftovers: Vec<Leftover>,
     pub(super) chores: Chores,
@@ -216,6 +218,7 @@ impl Shared {
             looked: None,
             is_waiting_for_others: false,
             survey: Survey::None,
+            has_survey_failed: false,
             leftovers: Vec::new(),
             chores: Chores::default(),
             events: Events::default(),

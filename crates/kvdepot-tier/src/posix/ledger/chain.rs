@@ -96,7 +96,7 @@ impl Chain {
     }
 
     fn later(&self, version: u32) -> Error {
-        let what = "a later kvdepot keeps the ledger of this directory: use that version for all depots of it, or end \
+        let what = "a later kvdepot keeps the ledger of this directory: use that version for all depots of it, or stop \
                     them all and remove the ledger";
         Error::new(ErrorKind::Unsupported, what).with("path", self.path().display()).with("version", version)
     }

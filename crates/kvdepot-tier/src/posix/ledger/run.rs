@@ -45,7 +45,8 @@ pub(in crate::posix) struct Leftover {
 
 /// The account of a tier whose cap covers what other depots write, too; `None` if its cap is its own.
 pub(in crate::posix) fn open_purse(shared: &crate::PosixConfig, cap: u64) -> Option<Purse> {
-    let is_for_all = shared.capacity_shared && shared.shared && shared.capacity_bytes > 0;
+    let is_capped = shared.capacity_bytes > 0 || shared.capacity_percent > 0;
+    let is_for_all = shared.capacity_shared && shared.shared && is_capped;
     let patience_ms = times(shared).lease_ms / 2;
     is_for_all.then(|| Purse::new(cap, writes_max(shared), patience_ms))
 }
@@ -159,14 +160,17 @@ impl Runner<'_> {
                 .purse
                 .as_ref()
                 .is_some_and(|purse| purse.wanted > 0 || purse.can_pay() || purse.is_fed());
-            let next = if state.purse.as_ref().is_some_and(|purse| purse.hungry > 0) {
-                next.min(self.last + HUNGRY_INTERVAL)
-            } else {
-                next
-            };
+            let mut next = next;
+            if state.purse.as_ref().is_some_and(|purse| purse.hungry > 0) {
+                next = next.min(self.last + HUNGRY_INTERVAL);
+            }
+            if !state.leftovers.is_empty() {
+                // Not at once: a disk that fails every write would make every depot write ledgers all the time.
+                next = next.min(self.last + RETRY);
+            }
             let told = matches!(state.survey, Survey::Bytes(_) | Survey::Failed);
             // After a failure only the time counts.
-            let is_due = !self.has_failed && (asked || told || !state.leftovers.is_empty());
+            let is_due = !self.has_failed && (asked || told);
             if is_due || state.wait_until(&self.shared.ledger, next) {
                 return state.chores.stop_at.is_none();
             }
@@ -186,7 +190,7 @@ impl Runner<'_> {
                     tracing::warn!(
                         path = %self.chain.path().display(), number,
                         "a tier's ledger is damaged and begins anew: until all members have joined again, blocks are \
-                         only stored in the place of others"
+                         stored only by replacing other blocks"
                     );
                     (number, Book::after_loss(self.shared.cap, directories))
                 }
@@ -212,7 +216,7 @@ impl Runner<'_> {
                 Err(error) => return Err(error),
             }
         }
-        Err(Error::new(ErrorKind::Busy, "other depots were faster to write the ledger")
+        Err(Error::new(ErrorKind::Busy, "other depots kept updating the ledger first")
             .with("path", self.chain.path().display()))
     }
 
@@ -221,13 +225,13 @@ impl Runner<'_> {
         match refusal {
             Refusal::TooMany => Error::new(
                 ErrorKind::Busy,
-                "a directory is shared by too many depots: end some, or set posix_capacity_shared to false for all",
+                "a directory is shared by too many depots: stop some, or set posix_capacity_shared to false for all",
             )
             .with("depots_max", super::book::MEMBERS_MAX),
             Refusal::OtherDirectories(theirs) => Error::new(
                 ErrorKind::Config,
                 "with posix_capacity_shared all depots name the same directories in the same order, and the others have \
-                 another number of them: correct the configuration of this depot, or end the others first",
+                 another number of them: correct the configuration of this depot, or stop the others first",
             )
             .with("directories", self.shared.devices.len())
             .with("directories_of_others", theirs),
@@ -263,9 +267,10 @@ impl Runner<'_> {
             self.shared.unlinks.notify_one();
         }
         if turn.surveys
-            && start_thread(self.shared, "kvd-posix-survey", |shared| super::survey::run(shared)).is_err()
+            && let Err(error) =
+                start_thread(self.shared, "kvd-posix-survey", |shared| super::survey::run(shared))
         {
-            self.shared.lock().survey = Survey::Failed;
+            self.shared.survey_ended(Err(error));
         }
         Ok(())
     }

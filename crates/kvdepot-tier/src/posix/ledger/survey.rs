@@ -18,18 +18,30 @@ const DEPTH_MAX: usize = 4;
 
 /// The thread of one survey.
 pub(super) fn run(shared: &Shared) {
-    let found = match shared.survey() {
-        Ok(bytes) => Survey::Bytes(bytes),
-        Err(error) => {
-            tracing::debug!(%error, "a survey of a tier's directories is tried again");
-            Survey::Failed
-        }
-    };
-    shared.lock().survey = found;
-    shared.ledger.notify_all();
+    shared.survey_ended(shared.survey());
 }
 
 impl Shared {
+    pub(super) fn survey_ended(&self, outcome: Result<u64>) {
+        let mut state = self.lock();
+        match outcome {
+            Ok(bytes) => (state.survey, state.has_survey_failed) = (Survey::Bytes(bytes), false),
+            Err(error) => {
+                state.survey = Survey::Failed;
+                let is_closing = state.chores.stop_at.is_some();
+                if !std::mem::replace(&mut state.has_survey_failed, true) && !is_closing {
+                    tracing::warn!(
+                        %error, path = %self.device(0).root().display(),
+                        "the files of a shared directory cannot be counted: until they are, less is stored there than its \
+                         capacity, or nothing. It is tried again by itself"
+                    );
+                }
+            }
+        }
+        drop(state);
+        self.ledger.notify_all();
+    }
+
     fn survey(&self) -> Result<u64> {
         let mut bytes = 0;
         for (directory, device) in self.devices.iter().enumerate() {
