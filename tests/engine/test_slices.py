@@ -8,6 +8,8 @@ from engine_lab import EngineRun, Lab
 from test_vllm import RESET, generate, hits
 
 LAYERWISE = [True, False]
+IN_SHORT = [("llama", 2, 1, True), ("llama", 1, 2, False)]
+"""Models, ranks of the first and of the second engine, and layer-wise copies that run without ``--full``."""
 
 
 def run(lab: Lab, model: str, ranks: int, layerwise: bool, *phases: dict[str, Any], slices: int = 2) -> EngineRun:
@@ -15,14 +17,13 @@ def run(lab: Lab, model: str, ranks: int, layerwise: bool, *phases: dict[str, An
     return lab.run(model, list(phases), tp=ranks, options=options)
 
 
-@pytest.mark.parametrize("layerwise", LAYERWISE, ids=["layerwise", "whole"])
 @pytest.mark.parametrize(
-    ("model", "before", "after"),
+    ("model", "before", "after", "layerwise"),
     [
-        ("llama", 2, 1),
-        ("llama", 1, 2),
-        pytest.param("gemma3", 2, 1, marks=pytest.mark.full),
-        pytest.param("gemma3", 1, 2, marks=pytest.mark.full),
+        pytest.param(model, *ranks, layerwise, marks=[] if (model, *ranks, layerwise) in IN_SHORT else pytest.mark.full)
+        for model in ("llama", "gemma3")
+        for ranks in ((2, 1), (1, 2))
+        for layerwise in LAYERWISE
     ],
 )
 def test_an_engine_of_another_size_finds_the_blocks_and_gives_the_same_tokens(
@@ -43,7 +44,7 @@ def test_an_engine_of_another_size_finds_the_blocks_and_gives_the_same_tokens(
     assert again["longer"]["tokens"] == other["longer"]["tokens"]
 
 
-@pytest.mark.parametrize("layerwise", LAYERWISE, ids=["layerwise", "whole"])
+@pytest.mark.parametrize("layerwise", [True, pytest.param(False, marks=pytest.mark.full)], ids=["layerwise", "whole"])
 def test_one_head_on_two_ranks_is_stored_once_by_both(lab: Lab, layerwise: bool) -> None:
     model = "llama-one_kv_head"
     two = run(lab, model, 2, layerwise, generate("cold"), generate("own cache"), RESET, generate("warm"))
