@@ -9,6 +9,7 @@ pub mod buf;
 mod cached;
 pub mod checksum;
 pub mod choose;
+mod clock;
 pub mod cut;
 mod desk;
 pub mod device;

@@ -2,15 +2,13 @@
 
 use std::time::Duration;
 
-/// Returns the processor time of this thread since it began; zero where the system cannot tell.
+use rustix::time::ClockId;
+
+use crate::clock;
+
+/// Returns the processor time of this thread since it began.
 pub fn thread_time() -> Duration {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the call writes one `timespec`, which `time` is, and keeps no pointer to it.
-    if unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) } != 0 {
-        return Duration::ZERO;
-    }
-    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
-    Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))
+    clock::read(ClockId::ThreadCPUTime)
 }
 
 #[cfg(test)]
