@@ -249,13 +249,16 @@ fix: setup ## Format, apply safe fixes, rewrite generated pages
 
 ##@ Maintain
 
+# Two runs of make never write the same environment at the same time.
+ALONE := mkdir -p .work && flock .work/environments.lock
+
 .PHONY: vllm-env
 vllm-env: setup ## Make .venv-vllm: a real vLLM on CPU, with this wheel
-	@$(BIN)/python tools/vllm_env.py --wheel $(WHEELS)/*.whl $(VLLM_VENV)
+	@$(ALONE) $(BIN)/python tools/vllm_env.py --wheel $(WHEELS)/*.whl $(VLLM_VENV)
 
 .PHONY: vllm-previous-env
 vllm-previous-env: setup ## Make .venv-vllm-previous: the release of vLLM before that
-	@$(BIN)/python tools/vllm_env.py --lock requirements/vllm-previous.txt --wheel $(WHEELS)/*.whl $(VLLM_PREVIOUS_VENV)
+	@$(ALONE) $(BIN)/python tools/vllm_env.py --lock requirements/vllm-previous.txt --wheel $(WHEELS)/*.whl $(VLLM_PREVIOUS_VENV)
 
 .PHONY: vllm-surface
 vllm-surface: setup ## Write tables of what the connector uses of each release of vLLM (downloads about 850 MB once)
@@ -263,19 +266,19 @@ vllm-surface: setup ## Write tables of what the connector uses of each release o
 
 .PHONY: infinistore-env
 infinistore-env: setup standin-verbs ## Make .venv-infinistore: InfiniStore's own client and server, and LMCache
-	@$(BIN)/python -m tools.infinistore_env --verbs $(dir $(STANDIN_VERBS)) --torch-from $(VLLM_VENV) $(INFINISTORE_VENV)
+	@$(ALONE) $(BIN)/python -m tools.infinistore_env --verbs $(dir $(STANDIN_VERBS)) --torch-from $(VLLM_VENV) $(INFINISTORE_VENV)
 
 .PHONY: sglang-env
 sglang-env: setup ## Make .venv-sglang: a real SGLang on CPU, with this wheel
-	@$(BIN)/python -m tools.sglang_env --wheel $(WHEELS)/*.whl $(SGLANG_VENV)
+	@$(ALONE) $(BIN)/python -m tools.sglang_env --wheel $(WHEELS)/*.whl $(SGLANG_VENV)
 
 .PHONY: sglang-old-env
 sglang-old-env: setup ## Make .venv-sglang-old: SGLang 0.5.17 on CPU, for make test-sglang ARGS=--full
-	@$(BIN)/python -m tools.sglang_env --lock requirements/sglang-old.txt --wheel $(WHEELS)/*.whl $(SGLANG_OLD_VENV)
+	@$(ALONE) $(BIN)/python -m tools.sglang_env --lock requirements/sglang-old.txt --wheel $(WHEELS)/*.whl $(SGLANG_OLD_VENV)
 
 .PHONY: mooncake-env
 mooncake-env: setup ## Make .venv-mooncake: Mooncake's master and client
-	@$(BIN)/python -m tools.mooncake_env $(MOONCAKE_VENV)
+	@$(ALONE) $(BIN)/python -m tools.mooncake_env $(MOONCAKE_VENV)
 
 .PHONY: lock
 lock: $(STAMPS)/tools ## Pin the newest versions in requirements/*.txt

@@ -80,8 +80,9 @@ def test_every_target_of_make_is_run_or_has_a_reason():
 
 
 def test_stages_are_those_of_ci():
-    stages = re.findall(r"^stage (\S+)$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
-    assert set(stages) == STAGES
+    script = (ROOT / ".ci" / "run").read_text().replace("\\\n", " ")
+    lanes = re.findall(r"^lane ([^&\n]+)", script, re.MULTILINE)
+    assert sorted(" ".join(lanes).split()) == sorted(STAGES)
 
 
 @pytest.mark.parametrize("target", PROGRAMS)
