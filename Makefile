@@ -120,7 +120,7 @@ site: setup ## Build the documentation as a site (ARGS: --out DIR)
 ##@ Check
 
 .PHONY: test
-test: test-rust test-python test-device test-rdma test-dax test-layouts test-engine test-wire test-lmcache test-sglang test-mooncake test-docs ## Run all tests
+test: test-rust test-python test-device test-rdma test-dax test-layouts test-engine test-wire test-lmcache test-sglang test-mooncake test-docs ## Run the tests (test-nfs and the long matrices are in test-full)
 
 .PHONY: test-rust
 test-rust: ## Test the Rust crates (ARGS: for cargo test)

@@ -42,7 +42,7 @@ def test_unknown_verb(kvdepot):
 
 
 def test_check(kvdepot, seeds, tmp_path):
-    assert kvdepot("config", "check", seeds / "000_pipeline.yaml").output.endswith("000_pipeline.yaml: good\n")
+    assert kvdepot("config", "check", seeds / "000_pipeline.yaml").output.endswith("000_pipeline.yaml: valid\n")
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text("pool_gb: -1\ntimeout_ms: x\n")
     result = kvdepot("config", "check", wrong, status=2)
@@ -276,7 +276,7 @@ def test_check_warns_of_directories_that_are_not_there(kvdepot, tmp_path):
     file = tmp_path / "depot.yaml"
     file.write_text(f'pipeline: "Cache|Posix"\npool_gb: 0.1\ndirectories: ["{there}", "{tmp_path / "missing"}"]\n')
     result = kvdepot("config", "check", file)
-    assert result.stdout == f"{file}: good\n"
+    assert result.stdout == f"{file}: valid\n"
     assert "depot.yaml:3: directories:" in result.stderr
     assert str(tmp_path / "missing") in result.stderr
     assert str(there) not in result.stderr

@@ -170,7 +170,7 @@ def test_the_command_s_status_and_json(tmp_path: Path, monkeypatch: pytest.Monke
     bad = CliRunner().invoke(main, ["doctor", "--config", str(file)])
     assert bad.exit_code == 1
     assert f"fail directory {tmp_path}/blocks" in bad.stdout
-    assert "mend: create it" in bad.stdout
+    assert "fix: create it" in bad.stdout
 
 
 def test_a_directory_that_hangs_is_named_and_holds_up_nothing() -> None:

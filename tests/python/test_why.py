@@ -188,7 +188,7 @@ def test_what_cannot_be_asked_is_one_line(depot: NodeDepot, tmp_path: Path, monk
     assert "no depot answers at" in run("why", "--socket", tmp_path / "nobody", status=1)
     with depot.open(LAYOUT, {"model": "a"}):
         for arguments, says in (
-            (("0123456789", NAMES[0].hex()), "no engine has opened a namespace whose name begins so"),
+            (("0123456789", NAMES[0].hex()), "no namespace with this prefix was opened"),
             (("", "12"), "a block hash is 32 hexadecimal digits"),
             (("", NAMES[0].hex(), "--last", 3), "--last is about requests"),
         ):

@@ -162,7 +162,7 @@ impl Lane {
             let since = late.deadline.map_or(0, |deadline| deadline.elapsed().as_millis());
             return Err(Error::new(
                 ErrorKind::Unavailable,
-                "the device is not through with a copy whose time is over, and gets no other of its direction until it is",
+                "a copy has passed its deadline and still runs; new copies in that direction are refused until it ends",
             )
             .with("late_ms", since));
         }
@@ -229,8 +229,8 @@ impl Passing {
 pub fn late() -> Error {
     Error::new(
         ErrorKind::Timeout,
-        "the device did not end a copy by the task's deadline; what it may still touch is kept until it is through \
-         (see the kernel's log, or raise timeout_ms if the device was only busy)",
+        "the copy did not end by the task's deadline; its memory stays reserved until the device has finished (see the \
+         kernel's log, or raise timeout_ms if the device was only busy)",
     )
 }
 

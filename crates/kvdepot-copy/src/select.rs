@@ -95,7 +95,7 @@ impl EngineSpec {
                 );
             }
             _ => {
-                return Err(Error::new(ErrorKind::Config, "no copy engine is called so")
+                return Err(Error::new(ErrorKind::Config, "unknown copy engine")
                     .with("copy_engine", &self.copy_engine)
                     .with("known", ENGINE_NAMES.join(", ")));
             }

@@ -97,8 +97,8 @@ impl TierCommands {
         let server = self.tier(tier).servers().into_iter().nth(part).map(|server| server.address);
         tracing::error!(
             tier = self.names[tier], server, %namespace, removals_max = REMOVALS_OWED_MAX,
-            "removals of too many blocks failed in a tier: it is neither read nor written for the namespace until that is \
-             reset; find out why removals fail"
+            "too many removals failed: the tier is closed for this namespace until the namespace is reset; check why \
+             its removals fail"
         );
     }
 

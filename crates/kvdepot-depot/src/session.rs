@@ -337,7 +337,7 @@ impl Session {
         if magic != HELLO_MAGIC {
             return Err(Error::new(
                 ErrorKind::Protocol,
-                "this is a kvdepot: the first frame must be its hello",
+                "this is a kvdepot socket: the first frame must be a hello",
             ));
         }
         if version != PROTOCOL_VERSION {

@@ -32,7 +32,10 @@ pub fn watch() {
     let outcome = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     if outcome != 0 {
         WATCHED.store(false, Ordering::Release);
-        tracing::warn!("forks go unnoticed: {}", std::io::Error::from_raw_os_error(outcome));
+        tracing::warn!(
+            "cannot register the fork handler, so forked children will not notice the fork: {}",
+            std::io::Error::from_raw_os_error(outcome)
+        );
     }
 }
 

@@ -67,7 +67,7 @@ fn run<W: Watched>(shared: &Arc<W>) {
         }
         for stuck in found.replace {
             if let Err(error) = shared.replace(stuck) {
-                tracing::error!(%error, "one I/O thread fewer for now");
+                tracing::error!(%error, "cannot start a replacement for an I/O thread");
             }
         }
     }

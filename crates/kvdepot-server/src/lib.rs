@@ -247,7 +247,7 @@ fn serve_held(
                     return ended;
                 }
                 Err(error) => {
-                    tracing::error!("the pool was not handed over, and this depot goes on: {error}");
+                    tracing::error!("the hand-over failed, and this depot continues to serve: {error}");
                     depot.thaw();
                     wire = wire_config.as_ref().and_then(|wire| reopened(wire, &depot));
                     continue;

@@ -80,7 +80,7 @@ impl Place {
             }
             if tries == 1 {
                 tracing::info!(
-                    "another process holds the lock of {}: this depot waits until that one ends",
+                    "another process holds the lock of {}: waiting until it exits",
                     socket.display()
                 );
                 systemd::notify("READY=1\nSTATUS=Waiting for the end of another depot at the same socket");

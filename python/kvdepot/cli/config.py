@@ -56,7 +56,7 @@ def check(file: str, as_json: bool) -> None:
         return
     for warning in warnings:
         click.echo(f"warning: {warning}", err=True)
-    click.echo(f"{file}: good")
+    click.echo(f"{file}: valid")
 
 
 def _warnings(config: KVDepotConfig) -> Iterator[str]:

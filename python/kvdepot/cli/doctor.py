@@ -87,7 +87,7 @@ def print_findings(findings: list[Finding]) -> None:
         click.echo(f"{click.style(f'{one.state:<5}', fg=COLOURS[one.state])}{one.check}: {one.found}")
         if one.state != "ok":
             click.echo(f"     why: {one.why}")
-            click.echo(f"     mend: {one.mend}")
+            click.echo(f"     fix: {one.mend}")
     click.echo()
 
 

@@ -180,7 +180,7 @@ def groups_of(said: tuple[str, ...]) -> list[list[str]]:
             )
     for at, name in enumerate(names):
         if any(name.startswith(other) or other.startswith(name) for other in names[:at]):
-            raise config_error(f"--namespace: {name} names a namespace that is named before: each has one place")
+            raise config_error(f"--namespace: {name} is listed twice: name each namespace once")
     return groups
 
 

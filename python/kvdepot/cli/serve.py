@@ -57,7 +57,7 @@ from kvdepot.errors import UnavailableError, config_error
 @click.option(
     "--metrics-port",
     type=click.IntRange(0, 65_535),
-    help="Port of 127.0.0.1 for /metrics, /health and /status; default: metrics_port.",
+    help="Port of 127.0.0.1 for the status page and /metrics; default: metrics_port.",
 )
 @click.option(
     "--log-level", type=click.Choice([*LOG_LEVELS, "warning"]), help="Overrides environment and configuration."

@@ -152,7 +152,7 @@ def generate(family: str, output: str, requests: int, seed: int, per_second: flo
 @click.option(
     "--speed",
     type=click.FloatRange(min=0, min_open=True),
-    help="Multiple of the trace's speed; else a closed loop.",
+    help="Replay at this multiple of the trace's speed. Default: a closed loop.",
 )
 @click.option("--requests", "limit", type=click.IntRange(min=1), help="Play only the first N requests.")
 @JSON

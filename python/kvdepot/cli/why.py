@@ -66,8 +66,8 @@ def command(
 ) -> None:
     """Says why requests or blocks were not found.
 
-    Without WHAT: the last requests that found less than they asked for. With one REQUEST: those of them whose id begins
-    so. With NAMESPACE (the first digits of its name) and HASHes: where these blocks are, and why they are nowhere.
+    Without WHAT: the last requests that found less than they asked for. With one REQUEST: those of them whose id starts
+    with it. With NAMESPACE (the first digits of its name) and HASHes: where these blocks are, and why they are missing.
 
     \b
     kvdepot why --last 20

@@ -166,9 +166,10 @@ class DepotKeys(BaseModel):
     )
     metrics_port: int | None = key(
         None,
-        "Port of 127.0.0.1 where the depot serves `/metrics`, `/health` and `/status`. Depots on one machine need "
+        "Port of 127.0.0.1 where the depot serves the status page, `/metrics`, `/health`, `/status`, `/config` and "
+        "`/errors`. Depots on one machine need "
         "different ports: a depot whose port is taken logs that and runs without. The Unix socket `SOCKET.http` serves "
-        "the same pages in any case.",
+        "the same pages in any case, and `/misses` and `/why`.",
         unit="port",
         by_default="none",
         ge=0,

@@ -52,7 +52,7 @@ impl Users {
         }
         Err(Error::new(
             ErrorKind::NoSpace,
-            "one client may use no more namespaces of a depot: end clients of models and layouts that are not served any \
+            "this client has reached its limit of namespaces: end clients of models and layouts that are not served any \
              more, or start another depot for some",
         )
         .with("namespaces_used", used.len())

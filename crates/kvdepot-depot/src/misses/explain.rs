@@ -115,7 +115,7 @@ impl Locator {
         Ok(json!({"namespace": name, "epoch": opened.epoch, "blocks": blocks, "namespaces": named.0}))
     }
 
-    /// The one namespace whose name begins so.
+    /// The one namespace whose name begins with `prefix`.
     fn named(&self, prefix: &str) -> Result<Opened> {
         let wanted = prefix.to_lowercase();
         let mut found = self.directory.all();
@@ -123,15 +123,13 @@ impl Locator {
         match found.len() {
             0 => Err(Error::new(
                 ErrorKind::NotFound,
-                "no engine has opened a namespace whose name begins so since this depot began",
+                "no namespace with this prefix was opened since the depot started",
             )
             .with("namespace", prefix)),
             1 => Ok(found.swap_remove(0)),
-            count => {
-                Err(Error::new(ErrorKind::Config, "several namespaces' names begin so: give more digits")
-                    .with("namespace", prefix)
-                    .with("namespaces", count))
-            }
+            count => Err(Error::new(ErrorKind::Config, "the prefix is ambiguous: give more digits")
+                .with("namespace", prefix)
+                .with("namespaces", count)),
         }
     }
 

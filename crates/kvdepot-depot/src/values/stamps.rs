@@ -27,8 +27,8 @@ pub(super) fn first(direct: &Direct, since_1970: Duration) -> u64 {
     stored(direct, now).unwrap_or_else(|error| {
         tracing::warn!(
             %error,
-            "no tier stores that this process began: if the clock went back since the last one, and that one was killed \
-             while it replaced a value, the value before may be found"
+            "no tier could store this process's start number: if the clock was set back and the previous process was \
+             killed while it replaced a value, the old value may be found again"
         );
         now
     })

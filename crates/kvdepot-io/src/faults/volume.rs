@@ -169,8 +169,7 @@ impl Volume for MemoryVolume {
     }
 
     fn allocate(&self, bytes: u64) -> Result<()> {
-        Err(Error::new(ErrorKind::Config, "a volume in memory has the length that it has")
-            .with("bytes", bytes))
+        Err(Error::new(ErrorKind::Config, "a volume in memory cannot be resized").with("bytes", bytes))
     }
 
     fn direct(&self) -> Option<DirectAlign> {

@@ -55,7 +55,7 @@ impl MappedMedium {
         // SAFETY: our own mapping. A child of `fork` must not hold the device.
         let hidden = unsafe { rustix::mm::madvise(start, mapped, rustix::mm::Advice::LinuxDontFork) };
         if let Err(error) = hidden {
-            tracing::warn!(path = %path.display(), %error, "children of this process inherit a medium");
+            tracing::warn!(path = %path.display(), %error, "cannot hide the mapped medium from forked children (MADV_DONTFORK)");
         }
         medium.guard = Some(Guard::new(medium.start, mapped)?);
         Ok(medium)

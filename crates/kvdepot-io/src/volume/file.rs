@@ -166,7 +166,7 @@ impl Volume for FileVolume {
 
     fn allocate(&self, bytes: u64) -> Result<()> {
         if !self.is_file {
-            return Err(Error::new(ErrorKind::Config, "a block device has the length that it has")
+            return Err(Error::new(ErrorKind::Config, "a block device cannot be resized")
                 .with("path", self.path.display()));
         }
         let before =

@@ -165,7 +165,7 @@ impl Keeper {
             .map_err(failed("cannot set a deadline"))?;
         let command = &depot.config().pool_keeper;
         let cannot = |e| {
-            Error::io("cannot start the process that keeps the pool (pool_keep)", e)
+            Error::io("cannot start the process that keeps the pool (pool_keep_s)", e)
                 .with("command", format!("{command:?}"))
         };
         let (program, arguments) =

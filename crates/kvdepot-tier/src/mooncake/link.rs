@@ -250,7 +250,7 @@ impl Link {
         let Some(pending) = pending else {
             return Err(Error::new(
                 ErrorKind::Protocol,
-                "the Mooncake tier's helper answered what nobody asked",
+                "the Mooncake tier's helper sent an answer without a request",
             )
             .with("id", answer.id));
         };

@@ -185,8 +185,8 @@ impl Tier for MooncakeTier {
             if let Err(error) = &outcome {
                 tracing::error!(
                     %error, namespace = %root,
-                    "a reset is not stored: the Mooncake tier gives misses for the namespace until it is. It is tried again \
-                     by itself; a depot that ends before that may serve blocks from before the reset after its restart"
+                    "a reset is not stored: the Mooncake tier gives misses for the namespace until it is. Retries are \
+                     automatic; a depot that ends before that may serve blocks from before the reset after its restart"
                 );
             }
             answer.end(outcome);

@@ -205,7 +205,7 @@ fn listen(link: &Link, socket: &UnixStream) -> (Error, Duration) {
 }
 
 fn receive(link: &Link, socket: &UnixStream, up_since: &mut Option<Instant>) -> Option<Error> {
-    let io = |e| Some(Error::io("cannot hear the Mooncake tier's helper", e));
+    let io = |e| Some(Error::io("cannot read from the Mooncake tier's helper", e));
     if let Err(error) = bound(socket, SEND_PATIENCE) {
         return io(error);
     }

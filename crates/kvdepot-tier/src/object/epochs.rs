@@ -78,8 +78,8 @@ impl Shared {
             if let Err(error) = &outcome {
                 tracing::error!(
                     %error, namespace = %spec.root(),
-                    "a reset is not stored: the Object tier gives misses for the namespace until it is. It is tried again by \
-                     itself; a depot that ends before that may serve blocks from before the reset after its restart"
+                    "a reset is not stored: the Object tier gives misses for the namespace until it is. Retries are \
+                     automatic; a depot that ends before that may serve blocks from before the reset after its restart"
                 );
             }
             shared.keep_trying();

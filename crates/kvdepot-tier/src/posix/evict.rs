@@ -174,7 +174,7 @@ impl Shared {
             if late || state.chores.stop_at.is_some() {
                 return Err(Error::new(
                     ErrorKind::Busy,
-                    "the file system has less free space than `free_floor_percent`, and evicting takes too long",
+                    "the disk is below `posix_free_floor_percent`, and eviction did not free enough in time",
                 )
                 .with("path", device.root().display()));
             }
@@ -183,8 +183,8 @@ impl Shared {
             let Some(victim) = victim else {
                 return Err(Error::new(
                     ErrorKind::NoSpace,
-                    "the file system has less free space than `free_floor_percent`, and the tier holds no block \
-                     there to evict; free space or lower the floor",
+                    "the disk is below `posix_free_floor_percent`, and the tier has no block there to evict; free space or \
+                     lower the floor",
                 )
                 .with("path", device.root().display())
                 .with("free_floor_percent", self.config.free_floor_percent));

@@ -311,7 +311,7 @@ impl<'a> Talk<'a> {
     /// Only a block whose mark is present may be requested.
     fn get(&mut self, key: &BlockKey, into: &Lent, sure: bool) -> Outcome<()> {
         let absent =
-            || Failed::Answer(Error::new(ErrorKind::NotFound, "a remote server has not got a block"));
+            || Failed::Answer(Error::new(ErrorKind::NotFound, "the pool server does not have the block"));
         if !sure && !self.exists(mark_name(key).as_bytes())? {
             return Err(absent());
         }

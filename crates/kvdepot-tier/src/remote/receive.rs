@@ -89,7 +89,7 @@ impl Receiver<'_> {
                             Status::Failed(kind) => kind,
                             Status::Ok | Status::Had => ErrorKind::Protocol,
                         };
-                        fail(item, Error::new(kind, "a remote server has not got a block"));
+                        fail(item, Error::new(kind, "the pool server did not deliver the block"));
                         Ok(())
                     }
                 };

@@ -88,7 +88,7 @@ impl Shared {
         if state.failing && state.removals.len() >= REMOVALS_MAX {
             let error = Error::new(
                 ErrorKind::Busy,
-                "a Slab tier's medium takes no writes: what failed before is to be noted there first",
+                "the medium of the Slab tier accepts no writes until failed removals are recorded on it",
             );
             return Admitted::Answer(done, Err(error.with("removals", state.removals.len())));
         }

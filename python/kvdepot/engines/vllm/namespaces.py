@@ -122,7 +122,11 @@ class EngineNamespaces:
         """Notes that a step was planned before all ranks have reported."""
         self._steps_without_ranks += 1
         if self._steps_without_ranks == RANK_STEPS_MAX and not self.off:
-            logger.warning("kvdepot: %d of %d ranks have told their namespaces", len(self._found), self._ranks)
+            logger.warning(
+                "kvdepot: only %d of %d ranks have reported their namespaces; nothing is looked up until all have",
+                len(self._found),
+                self._ranks,
+            )
 
     def turn_off(self, why: str) -> None:
         """Disables the connector on all ranks, because one cannot take part. Logged once."""

@@ -68,7 +68,7 @@ class Presence:
 
     def begin(self, taken: Iterable[str] = ()) -> None:
         """Logs at the engine's start the depot's place, resources ``taken`` by default, and whether it is there."""
-        starts = "" if self._place.starts else ", which others start (start_depot: false)"
+        starts = "" if self._place.starts else " (start_depot: false, so this engine does not start it)"
         logger.info("kvdepot: pipeline %s, depot at %s%s", self._place.pipeline, self._place.socket, starts)
         for text in taken:
             logger.info("kvdepot: %s", text)

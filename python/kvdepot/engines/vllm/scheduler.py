@@ -100,7 +100,7 @@ class SchedulerSide:
             closed=self._forget,
         )
         if not (loads and dumps):
-            logger.info("kvdepot: this engine only %s blocks, by its kv_role", "loads" if loads else "stores")
+            logger.info("kvdepot: kv_role: this engine only %s blocks", "loads" if loads else "stores")
         if geometry.unsupported:
             self._namespaces.turn_off(geometry.unsupported)
 

@@ -186,7 +186,7 @@ impl Link {
         if self.requests.len() > REQUESTS_MAX || self.keys > KEYS_MAX {
             return Err(Error::new(
                 ErrorKind::Protocol,
-                "a client asks for more than it may without an answer",
+                "the client has more unanswered requests than allowed",
             )
             .with("requests", self.requests.len())
             .with("keys", self.keys));

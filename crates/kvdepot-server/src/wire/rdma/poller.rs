@@ -302,7 +302,7 @@ impl Poller {
             .map(|link| link.serial())
             .collect();
         for serial in stalled {
-            tracing::warn!("an RDMA connection is ended: its peer let nothing move for {stall:?}");
+            tracing::warn!("an RDMA connection is ended: its peer made no progress for {stall:?}");
             self.end(serial);
         }
         let inboxes = &self.plan.inboxes;
