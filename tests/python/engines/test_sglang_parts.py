@@ -38,6 +38,7 @@ V1 = {"interface_v1": 1}
         ({**V1, "pool_gbs": 1}, "pool_gbs.*did you mean pool_gb"),
         ({**V1, "config": "a.yaml", "pool_gb": 1}, "config: names a file, but there are other keys, too: pool_gb"),
         ({**V1, "mode": "embedded"}, "mode: embedded"),
+        ({**V1, "share_depot": False}, "share_depot: false"),
         ({**V1, "pipeline": "Staging|Posix", "directories": ["/tmp"]}, "begin it with Cache"),
         ({**V1, "weights_version": True}, "weights_version: must be a name"),
         ({**V1, "salt": ["a"]}, "salt: must be a name"),

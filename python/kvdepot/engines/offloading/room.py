@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvdepot.config import KVDepotConfig
+from kvdepot.engines.attachment import attach
 from kvdepot.engines.counters import Counters
 from kvdepot.engines.vllm.presence import Place, Presence, taken_sizes
 from kvdepot.errors import BusyError, is_failure
@@ -64,7 +65,7 @@ class Room:
         self._counters = counters
         self.task_s = min(config.timeout_ms / 1e3, TASK_S)
         socket = config.socket_path(suffix=suffix)
-        self._depot = (connect or _attach)(config, socket)
+        self._depot = (connect or attach)(config, socket)
         self._presence = Presence(self._depot, Place.of(config, socket))
         self._presence.begin(taken_sizes(config))
         self._store = self._open(self._facts)
@@ -190,10 +191,3 @@ def _patiently(call: Callable[[], _Result]) -> _Result:
             if time.monotonic() >= end_s:
                 raise
             time.sleep(BUSY_AGAIN_S)
-
-
-def _attach(config: KVDepotConfig, socket: str) -> Any:
-    from kvdepot.engines.vllm.attachment import attach
-    from kvdepot.engines.vllm.options import ConnectorOptions
-
-    return attach(ConnectorOptions(config), socket, None)

@@ -67,6 +67,8 @@ def _options(given: dict[str, Any]) -> Options:
     config = load_engine_config(given)
     if config.mode == "embedded":
         raise config_error("mode: embedded: the ranks of an engine share a depot: write node, or remove the key")
+    if not config.share_depot and config.socket is None:
+        raise config_error("share_depot: false: SGLang's ranks have no name in common: write socket: PATH instead")
     if config.pool == "Staging":
         raise config_error(f"pipeline: {config.pipeline}: SGLang needs a pool that keeps blocks: begin it with Cache")
     return Options(config.model_copy(update={"mode": "node"}), version, salt)

@@ -18,10 +18,10 @@ import numpy.typing as npt
 
 from kvdepot import _native
 from kvdepot.config import KVDepotConfig
+from kvdepot.engines.attachment import attach
 from kvdepot.engines.counters import Counters
 from kvdepot.engines.sglang.leases import Leases
 from kvdepot.engines.sglang.pages import PoolPages
-from kvdepot.logs import set_up_logging
 
 CALL_S = 3.0
 """Seconds that one lookup, dump or load may take, and after the start of SGLang's call in which another may begin.
@@ -31,8 +31,6 @@ not.
 """
 LOOKUP_PAGES = 4096
 """Pages per lookup: the depot accepts no more at a time. Each batch has its own ``CALL_S``."""
-GLANCE_MS = 500
-"""Milliseconds that an engine which starts no depot waits for one before it goes on."""
 CLAIM_S = 1.0
 """Seconds that blocks of a hit may take to arrive in the pool, or to be found in a tier, before it is cut."""
 CLAIM_POLL_MS = 2
@@ -81,7 +79,7 @@ class Room:
         """
         self._config = config
         self._counters = counters
-        self._depot = (connect or attach)(config)
+        self._depot = (connect or _attach)(config)
         self._pools: dict[str, Pool] = {}
         self._closing = threading.Event()
         self._lock = threading.Lock()
@@ -383,19 +381,5 @@ class Room:
         return max(1, pool_bytes // (HELD_PART * self._ranks)) if pool_bytes else 0
 
 
-def attach(config: KVDepotConfig) -> Any:
-    """Attaches to the node's depot, and keeps looking for one in the background if none answers in time.
-
-    Raises:
-        ConfigError: the pool that would be started does not fit the machine.
-        ProtocolError: another service, or another version of kvdepot, answers on the socket.
-    """
-    set_up_logging(config)
-    socket = config.socket_path()
-    return _native.Depot.connect(
-        socket,
-        spawn=config.depot_command(socket),
-        wait_ms=config.attach_timeout_ms if config.start_depot else min(GLANCE_MS, config.attach_timeout_ms),
-        call_timeout_ms=config.call_timeout_ms,
-        queue_depths=(config.waiting_queue_depth, config.running_queue_depth),
-    )
+def _attach(config: KVDepotConfig) -> Any:
+    return attach(config, config.socket_path())

@@ -1,21 +1,13 @@
-"""The engine's attachment to the node's depot."""
+"""Where a vLLM looks for the node's depot, and what is known when there is none."""
 
 from typing import TYPE_CHECKING
 
-from kvdepot.engines.vllm.log import connector_logger
 from kvdepot.engines.vllm.options import ConnectorOptions
 
 if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
-    from kvdepot._native import Depot
-
-GLANCE_MS = 500
-"""Milliseconds that an engine which starts no depot waits for one; an existing one answers within a few."""
-
 LAST_WORDS_MAX = 4096
-
-logger = connector_logger()
 
 
 class NoDepot:
@@ -38,30 +30,6 @@ def socket_of(
     """
     block_bytes = bytes_per_block(kv_cache_config) if pipeline_stages == 1 else None
     return options.config.socket_path(block_bytes, suffix=engine_id), block_bytes
-
-
-def attach(options: ConnectorOptions, socket: str, block_bytes: int | None) -> "Depot":
-    """Attaches to the depot at a socket. If none answers, starts it, or with ``start_depot: false`` goes on without.
-
-    Either way the attachment keeps looking for one in the background.
-
-    Raises:
-        ConfigError: the pool that this engine would start does not fit the machine.
-        ProtocolError: another service, or another version of kvdepot, answers at the socket.
-    """
-    from kvdepot import _native
-    from kvdepot.logs import set_up_logging
-
-    config = options.config
-    set_up_logging(config)
-    return _native.Depot.connect(
-        socket,
-        spawn=config.depot_command(socket, block_bytes),
-        wait_ms=config.attach_timeout_ms if config.start_depot else min(GLANCE_MS, config.attach_timeout_ms),
-        call_timeout_ms=config.call_timeout_ms,
-        queue_depths=(config.waiting_queue_depth, config.running_queue_depth),
-        passes_through=config.pool == "Staging",
-    )
 
 
 def bytes_per_block(kv_cache_config: "KVCacheConfig") -> int:

@@ -13,7 +13,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
-from kvdepot.engines.vllm.attachment import NoDepot, attach, socket_of
+from kvdepot.engines.attachment import attach
+from kvdepot.engines.vllm.attachment import NoDepot, socket_of
 from kvdepot.engines.vllm.log import connector_logger
 from kvdepot.engines.vllm.meta import LoadReport, StepMetadata
 from kvdepot.engines.vllm.options import ConnectorOptions, read_options
@@ -133,7 +134,7 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
 
         stages = self._vllm_config.parallel_config.pipeline_parallel_size
         socket, block_bytes = socket_of(options, kv_cache_config, str(self._kv_transfer_config.engine_id), stages)
-        depot = attach(options, socket, block_bytes)
+        depot = attach(options.config, socket, block_bytes)
         if role == KVConnectorRole.SCHEDULER:
             self._presence = Presence(depot, Place.of(options.config, socket))
             self._presence.begin(taken_sizes(options.config))
