@@ -19,6 +19,7 @@ INFINISTORE_VENV := .venv-infinistore
 SGLANG_VENV := .venv-sglang
 SGLANG_OLD_VENV := .venv-sglang-old
 MOONCAKE_VENV := .venv-mooncake
+UCM_VENV := .venv-ucm
 STAMPS := .work/stamps
 WHEELS := .work/wheels
 STEP := tools/step
@@ -91,6 +92,10 @@ bench-wire-faults: infinistore-env standin-verbs ## Send malformed traffic to ou
 .PHONY: bench-wire
 bench-wire: infinistore-env standin-verbs ## Measure the wire door beside InfiniStore's server
 	@$(WITH_STANDIN) $(INFINISTORE_VENV)/bin/python -m benches.wire.throughput $(ARGS)
+
+.PHONY: bench-peers
+bench-peers: vllm-env infinistore-env mooncake-env ucm-env ## Measure kvdepot beside UCM, LMCache's DAX backend, fio and Mooncake
+	@$(BIN)/python -m benches.peers $(ARGS)
 
 # InfiniStore's server does not start without an RDMA device, over TCP neither.
 STANDIN_VERBS := .work/standin/libibverbs.so.1
@@ -280,6 +285,10 @@ sglang-old-env: setup ## Make .venv-sglang-old: SGLang 0.5.17 on CPU, for make t
 mooncake-env: setup ## Make .venv-mooncake: Mooncake's master and client
 	@$(ALONE) $(BIN)/python -m tools.mooncake_env $(MOONCAKE_VENV)
 
+.PHONY: ucm-env
+ucm-env: setup ## Make .venv-ucm: UCM's store, for make bench-peers
+	@$(ALONE) $(BIN)/python -m tools.ucm_env $(UCM_VENV)
+
 .PHONY: lock
 lock: $(STAMPS)/tools ## Pin the newest versions in requirements/*.txt
 	@$(BIN)/uv pip compile -q --upgrade --python-version 3.10 --universal requirements/dev.in -o requirements/dev.txt
@@ -300,10 +309,12 @@ lock: $(STAMPS)/tools ## Pin the newest versions in requirements/*.txt
 		requirements/sglang-old.in -o requirements/sglang-old.txt
 	@$(BIN)/uv pip compile -q --upgrade --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
 		requirements/mooncake.in -o requirements/mooncake.txt
+	@$(BIN)/uv pip compile -q --upgrade --python-version 3.12 --python-platform x86_64-manylinux_2_28 \
+		requirements/ucm.in -o requirements/ucm.txt
 
 .PHONY: clean
 clean: ## Remove all that was built, environments included
-	@rm -rf $(VENV) $(VLLM_VENV) $(VLLM_PREVIOUS_VENV) $(INFINISTORE_VENV) $(SGLANG_VENV) $(SGLANG_OLD_VENV) $(MOONCAKE_VENV) .work target .mypy_cache .ruff_cache .pytest_cache
+	@rm -rf $(VENV) $(VLLM_VENV) $(VLLM_PREVIOUS_VENV) $(INFINISTORE_VENV) $(SGLANG_VENV) $(SGLANG_OLD_VENV) $(MOONCAKE_VENV) $(UCM_VENV) .work target .mypy_cache .ruff_cache .pytest_cache
 	@find python tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMPS)/tools: requirements/dev.txt

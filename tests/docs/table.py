@@ -388,6 +388,13 @@ RUNS: tuple[Run | Serve, ...] = (
         'make bench-wire ARGS="--server kvdepot --sizes 4096 --clients 1 --rounds 1 --seconds 0.05 --json"',
         json=True,
     ),
+    # Values and blocks of a few KiB; a peer that is not installed is reported and left out.
+    Run(
+        "make bench-peers",
+        'make bench-peers ARGS="--smoke --rounds 1 --only ucm --only dax --only slab --only mooncake --directory {tmp} '
+        '--json"',
+        json=True,
+    ),
     Run("test-engine --full", 'make test-engine ARGS="--full --kills 1 --collect-only -q"', says="tests collected"),
     Run("test-engine --native", 'make test-engine ARGS="--native=fake --collect-only -q"', says="tests collected"),
 )
@@ -405,6 +412,7 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
     "bench-waiting": ("-m", "benches.engine.waiting"),
     "bench-wire-faults": ("-m", "benches.wire.faults"),
     "bench-wire": ("-m", "benches.wire.throughput"),
+    "bench-peers": ("-m", "benches.peers"),
     "first-gpu-hour": ("-m", "tools.first_gpu_hour"),
 }
 
@@ -438,6 +446,7 @@ DRY = {
     "vllm-previous-env": "another gigabyte, for tests with --full only; its recipe is that of vllm-env",
     "vllm-surface": "downloads every release of vLLM; test_vllm_releases and test_surface check what it has written",
     "sglang-old-env": "another 3.5 GB; tests with --full use it if it is there",
+    "ucm-env": "a part of make bench-peers",
     "lock": "asks the network for newer versions",
     "clean": "removes what other stages use",
 }
@@ -456,6 +465,9 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
     "make bench-thrash": ("make bench-thrash",),
     "make bench-waiting": ("make bench-waiting",),
     "make bench-wire": ("make bench-wire",),
+    "make bench-peers": ("make bench-peers",),
+    'make bench-peers ARGS="--only ucm --rounds 5"': ("make bench-peers",),
+    'make bench-peers ARGS="--only mooncake"': ("make bench-peers",),
     'make test-engine ARGS="--full --kills 20"': ("test-engine --full",),
     ".venv-vllm/bin/python -m pytest -o filterwarnings=default -o timeout=900 tests/engine --native=fake": (
         "test-engine --native",

@@ -1,0 +1,111 @@
+"""LMCache's DAX backend and kvdepot's ``Cache|Dax``, each over a file of its own on tmpfs, beside memcpy."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benches.peers.comparison import Comparison, Outcome, counted
+from benches.peers.lab import Environment, Process, gb_s, removed_at_the_end, write_zeros
+from benches.peers.results import Metric
+from benches.peers.work import GIB, MIB, Shape
+
+LMCACHE = Environment(
+    name="LMCache",
+    directory=".venv-infinistore",
+    target="vllm-env infinistore-env",
+    # Importing them takes seconds.
+    probe="import importlib.util as u, importlib.metadata as m; "
+    "assert u.find_spec('torch'), 'torch is missing: run make vllm-env'; print(m.version('lmcache'))",
+    environ={"LMCACHE_TRACK_USAGE": "false", "PYTHONHASHSEED": "0", "LMCACHE_LOG_LEVEL": "ERROR"},
+)
+OURS = "kvdepot"
+BACKEND, SERVER = "LMCache, backend", "LMCache, core"
+WARM_UP, MEASURED = 1, 2
+CORES = len(os.sched_getaffinity(0))
+MEDIUM_EPOCHS = 3
+POOL_EPOCHS = 5
+"""A claim gets a quarter of the pool at most."""
+
+
+class Dax(Comparison):
+    """The comparison."""
+
+    name = "dax"
+    title = "Dax beside LMCache's (chunks of one shard)"
+    environment = LMCACHE
+    metrics = (
+        Metric("store_gb_s", "store GB/s"),
+        Metric("restore_gb_s", "restore GB/s"),
+        Metric("load_gb_s", "load GB/s"),
+        Metric("memcpy_gb_s", f"memcpy, {CORES} threads GB/s"),
+        Metric("store_of_memcpy", "store / memcpy"),
+        Metric("restore_of_memcpy", "restore / memcpy"),
+        Metric("load_of_memcpy", "load / memcpy"),
+    )
+    shapes = (Shape(256, 1, 1024), Shape(1024, 1, 256), Shape(4096, 1, 64), Shape(14 * 1024, 1, 18))
+    smoke_shapes = (Shape(256, 1, 8),)
+    ours = (OURS,)
+    peers = (BACKEND, SERVER)
+    smoke_sides = (OURS, BACKEND)
+
+    def measure(self, side: str, shape: Shape, round_: int) -> Outcome:
+        """Stores twice, restores and loads; the second of each counts, since the first touches memory."""
+        with removed_at_the_end(self.place.memory / f"dax-{round_}") as directory:
+            medium = directory / "medium"
+            # A device's memory is there before anybody writes to it.
+            write_zeros(medium, MEDIUM_EPOCHS * shape.bytes + 64 * MIB)
+            return self._ours(shape, medium) if side == OURS else self._theirs(side, shape, medium)
+
+    def _ours(self, shape: Shape, medium: Path) -> Outcome:
+        def process() -> Process:
+            pool = POOL_EPOCHS * shape.bytes + 64 * MIB
+            settings = {"pipeline": "Cache|Dax", "dax_device_path": str(medium), "pool_gb": pool / GIB}
+            return Process("benches.peers.kvdepot_side", shape, settings, self.place.logs)
+
+        with process() as one:
+            one.ask("dump", epoch=WARM_UP)
+            dump = one.ask("dump", epoch=MEASURED)
+            copy = one.ask("memcpy", threads=CORES)
+        with process() as one:
+            one.ask("restore", epoch=WARM_UP)
+            restore = one.ask("restore", epoch=MEASURED)
+        with process() as one:
+            warm = one.ask("load", epoch=WARM_UP)
+            load = one.ask("load", epoch=MEASURED)
+        return outcome(shape, dump, restore, copy, warm, load)
+
+    def _theirs(self, side: str, shape: Shape, medium: Path) -> Outcome:
+        settings = {"medium": str(medium), "medium_bytes": medium.stat().st_size, "core": side == SERVER}
+        settings |= {"workers": CORES, "memory_bytes": POOL_EPOCHS * shape.bytes + 256 * MIB}
+        # Nothing of it survives a restart, so all is done in one process.
+        with Process("benches.peers.lmcache_side", shape, settings, self.place.logs, LMCACHE) as one:
+            one.ask("dump", epoch=WARM_UP)
+            dump = one.ask("dump", epoch=MEASURED)
+            one.ask("restore", epoch=WARM_UP)
+            restore = one.ask("restore", epoch=MEASURED)
+            warm = one.ask("load", epoch=WARM_UP)
+            load = one.ask("load", epoch=MEASURED)
+            copy = one.ask("memcpy", threads=CORES)
+        return outcome(shape, dump, restore, copy, warm, load)
+
+
+def outcome(
+    shape: Shape,
+    dump: Mapping[str, Any],
+    restore: Mapping[str, Any],
+    copy: Mapping[str, Any],
+    warm: dict[str, Any],
+    load: dict[str, Any],
+) -> Outcome:
+    """Returns the rates of one round, and their share of memcpy's in the same process."""
+    sample = {
+        "store_gb_s": gb_s(shape, dump["persisted_s"]),
+        "restore_gb_s": gb_s(shape, restore["s"]),
+        "load_gb_s": gb_s(shape, load["s"]),
+        "memcpy_gb_s": gb_s(shape, copy["s"]),
+        "store_of_memcpy": copy["s"] / dump["persisted_s"],
+        "restore_of_memcpy": copy["s"] / restore["s"],
+        "load_of_memcpy": copy["s"] / load["s"],
+    }
+    return Outcome(sample, counted(warm, load))

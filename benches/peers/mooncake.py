@@ -1,0 +1,96 @@
+"""Mooncake's own client, and kvdepot over its pool server and over Mooncake: values between processes, by TCP."""
+
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from benches.peers.comparison import Comparison, Outcome, counted
+from benches.peers.lab import Environment, Process, gb_s, removed_at_the_end
+from benches.peers.mooncake_store import MooncakeStore
+from benches.peers.results import Metric
+from benches.peers.work import GIB, MIB, Shape
+from tools.wire.servers import Server
+
+MOONCAKE = Environment(
+    name="Mooncake",
+    directory=".venv-mooncake",
+    target="mooncake-env",
+    probe="import mooncake.store, numpy, importlib.metadata as m; "
+    "print(m.version('mooncake-transfer-engine-non-cuda'))",
+    environ={"LD_LIBRARY_PATH": "{root}/lib-verbs", "MC_LOG_LEVEL": "ERROR"},
+)
+REMOTE, THROUGH, CLIENT = "kvdepot Cache|Remote", "kvdepot Cache|Mooncake", "Mooncake"
+WARM_UP, MEASURED = 1, 2
+HELD = 3
+
+
+class Mooncake(Comparison):
+    """The comparison."""
+
+    name = "mooncake"
+    title = "Pool server beside Mooncake, over loopback (values of one shard)"
+    environment = MOONCAKE
+    metrics = (
+        Metric("ack_gb_s", "put acknowledged GB/s"),
+        Metric("put_gb_s", "put GB/s"),
+        Metric("get_gb_s", "get GB/s"),
+    )
+    shapes = (Shape(64, 1, 2048), Shape(256, 1, 512), Shape(1024, 1, 128), Shape(4096, 1, 32))
+    smoke_shapes = (Shape(64, 1, 16),)
+    ours = (REMOTE,)
+    ours_over_peer = (THROUGH,)
+    peers = (CLIENT,)
+    smoke_sides = (*ours, *ours_over_peer, *peers)
+
+    def measure(self, side: str, shape: Shape, round_: int) -> Outcome:
+        """Puts from one process, and gets in another one, over a fresh server."""
+        with ExitStack() as stack:
+            directory = stack.enter_context(removed_at_the_end(self.place.disk / f"mooncake-{round_}"))
+            if side == REMOTE:
+                pool_gib = -(-(HELD * shape.bytes + 64 * MIB) // GIB)
+                server = Server("kvdepot", pool_gib=pool_gib)
+                stack.callback(server.close)
+                settings = self._depot(shape, {"pipeline": "Cache|Remote", "remote_servers": [server.address]})
+            else:
+                nbytes = HELD * shape.bytes + 64 * MIB
+                store = stack.enter_context(MooncakeStore(MOONCAKE, nbytes, self.place.logs))
+                settings = {"master": store.master}
+                if side == THROUGH:
+                    settings = self._depot(shape, self._through(store.master, directory))
+            environment = MOONCAKE if side == CLIENT else None
+            module = f"benches.peers.{'mooncake' if side == CLIENT else 'kvdepot'}_side"
+            with Process(module, shape, settings, self.place.logs, environment) as process:
+                process.ask("dump", epoch=WARM_UP)
+                put = process.ask("dump", epoch=MEASURED)
+            with Process(module, shape, settings, self.place.logs, environment) as process:
+                warm = process.ask("load", epoch=WARM_UP)
+                get = process.ask("load", epoch=MEASURED)
+        sample = {
+            "ack_gb_s": gb_s(shape, put["ack_s"]),
+            "put_gb_s": gb_s(shape, put["persisted_s"]),
+            "get_gb_s": gb_s(shape, get["s"]),
+        }
+        return Outcome(sample, counted(warm, get))
+
+    def _depot(self, shape: Shape, settings: Mapping[str, Any]) -> dict[str, Any]:
+        return {"pool_gb": (HELD * shape.bytes + 64 * MIB) / GIB, **settings}
+
+    def _through(self, master: str, directory: Path) -> dict[str, Any]:
+        config = directory / "mooncake.json"
+        client = {
+            "local_hostname": "127.0.0.1",
+            "metadata_server": "P2PHANDSHAKE",
+            "master_server_address": master,
+            "protocol": "tcp",
+            "device_name": "",
+            "global_segment_size": 0,
+            "local_buffer_size": "16mb",
+        }
+        config.write_text(json.dumps(client))
+        return {
+            "pipeline": "Cache|Mooncake",
+            "mooncake_config_path": str(config),
+            "mooncake_python": str(MOONCAKE.python),
+        }
