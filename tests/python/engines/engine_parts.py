@@ -12,6 +12,7 @@ from kvdepot.engines.vllm.groups import Geometry, Group
 from kvdepot.engines.vllm.meta import RankNamespaces
 from kvdepot.engines.vllm.scheduler import SchedulerSide
 from kvdepot.engines.vllm.shares import ALONE, Share
+from kvdepot.engines.vllm.step_order import StepOrder
 
 BLOCK = 16
 
@@ -157,6 +158,8 @@ def options(**values: Any) -> Any:
         "kv_head_slices": 0,
     }
     known["loads_in_steps"] = values.get("use_layerwise", True)
+    known["step_order"] = order = values.get("step_order", StepOrder())
+    known["saves_in_steps"] = known["loads_in_steps"] and not order.microbatches
     return SimpleNamespace(**{**known, **values})
 
 

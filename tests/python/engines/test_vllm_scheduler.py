@@ -9,6 +9,7 @@ from kvdepot.engines.vllm.lookup import CLAIM_WAIT_MS
 from kvdepot.engines.vllm.meta import LoadReport, RankNamespaces
 from kvdepot.engines.vllm.namespaces import RANK_STEPS_MAX
 from kvdepot.engines.vllm.scheduler import SchedulerSide
+from kvdepot.engines.vllm.step_order import StepOrder
 
 
 def admit(side: Any, req: Any, local: int, *table: list[int]) -> int:
@@ -297,6 +298,38 @@ def test_readers_of_a_load_that_failed_while_a_step_was_under_way_are_not_saved_
     assert side.build_step(later.output()).saves == {}
 
 
+def test_requests_that_share_pages_of_a_failed_load_are_not_saved_any_more() -> None:
+    """Of the same step: vLLM lets them go on, and only a later step of the first request repairs the pages (P1)."""
+    side, req = scheduler(FakeDepot(units=2)), request("r", 4 * BLOCK)
+    side.kv_cache_manager = FakeManager({"r": ([1, 2, 3, 4],), "sharer": ([1, 2, 11, 12],)})
+    admit(side, req, 0, [1, 2, 3, 4])
+    assert admit(side, request("sharer", 4 * BLOCK), 2 * BLOCK, [1, 2, 11]) == 0
+    step = Step().starts("r", 2 * BLOCK, 2 * BLOCK, [1, 2, 3, 4]).starts("sharer", 2 * BLOCK, BLOCK, [1, 2, 11])
+    (load,) = side.build_step(step.output()).loads
+    side.reported(LoadReport({load.load_id: 1}, {load.load_id}))
+    alone = Step().goes_on("sharer", 3 * BLOCK, BLOCK, ([1, 2, 11, 12],))
+    assert side.build_step(alone.output()).saves == {}
+    again = Step().goes_on("r", 0, 4 * BLOCK, ([1, 2, 3, 4],))
+    assert side.build_step(again.output()).saves[0].pages == [1, 2, 3, 4]
+
+
+def test_requests_that_share_pages_of_another_connectors_failed_load_are_not_saved_any_more() -> None:
+    side = scheduler(FakeDepot())
+    tables = {"r": [1, 2, 3, 4], "sharer": [1, 2, 11, 12], "second": [1, 2, 11, 13], "apart": [21, 22, 23, 24]}
+    side.kv_cache_manager = FakeManager({name: (table,) for name, table in tables.items()})
+    step = Step()
+    for name, table in tables.items():
+        local = {"r": 0, "sharer": 2, "second": 3, "apart": 0}[name] * BLOCK
+        admit(side, request(name, 4 * BLOCK), local, table)
+        step.starts(name, max(local, 2 * BLOCK), 2 * BLOCK if name == "r" else BLOCK, table)
+    made = side.build_step(step.output())
+    side.reported(LoadReport({made.witness: 1}), invalid_pages=True)
+    later = Step()
+    for name, table in tables.items():
+        later.goes_on(name, 0, 4 * BLOCK, (table,))
+    assert side.build_step(later.output()).saves[0].pages == [1, 2, 3, 4, 21, 22, 23, 24]
+
+
 def test_tokens_without_a_hash_are_not_saved() -> None:
     """A draft that may be rejected has no hash yet, whatever was scheduled."""
     side, req = scheduler(FakeDepot()), request("r", BLOCK, known=BLOCK)
@@ -321,9 +354,9 @@ def test_hit_blocks_are_not_saved_again() -> None:
     assert held.saves[0].pages == [3, 4]
 
 
-def loading(ranks: int = 2) -> tuple[Any, int]:
+def loading(ranks: int = 2, **values: Any) -> tuple[Any, int]:
     """A step that loads two blocks and computes two more on them."""
-    side, req = scheduler(FakeDepot(units=2), ranks=ranks), request("r", 4 * BLOCK)
+    side, req = scheduler(FakeDepot(units=2), ranks=ranks, **values), request("r", 4 * BLOCK)
     admit(side, req, 0, [1, 2, 3, 4])
     step = side.build_step(Step().starts("r", 2 * BLOCK, 2 * BLOCK, [1, 2, 3, 4]).output())
     assert step.saves == {}
@@ -422,6 +455,25 @@ def test_held_blocks_that_are_overwritten_are_not_saved() -> None:
     side.build_step(Step().starts("o", 0, 8, [4]).output())
     side.reported(LoadReport({load_id: 2}))
     assert side.build_step(Step().output()).late_saves[0].pages == [3]
+
+
+@pytest.mark.parametrize("clears_first", [True, False])
+def test_a_save_whose_pages_are_reused_in_the_step_that_releases_it_precedes_that_step(clears_first: bool) -> None:
+    """Where vLLM clears new pages before anybody can dump them, the save is dropped (P1)."""
+    side, load_id = loading(step_order=StepOrder(clears_first=clears_first))
+    admit(side, request("o", 8), 0, [4])
+    side.reported(LoadReport({load_id: 2}))
+    step = side.build_step(Step().starts("o", 0, 8, [4]).output())
+    assert step.late_saves[0].pages == ([3] if clears_first else [3, 4])
+    assert step.fresh_pages == [4]
+
+
+def test_pages_of_a_local_hit_that_vllm_discards_are_fenced() -> None:
+    """With bounded replay a short hit is computed anew, in new pages (P3)."""
+    side, req = scheduler(FakeDepot()), request("r", 2 * BLOCK)
+    side.match(req, BLOCK)
+    side.allocated(req, pages([7, 8]), 0)
+    assert sorted(side.build_step(Step().starts("r", 0, 2 * BLOCK, [7, 8]).output()).fresh_pages) == [7, 8]
 
 
 def test_pages_that_are_read_are_not_fenced() -> None:

@@ -1,6 +1,7 @@
 """The workers' side of the vLLM connector: what waits for which copies, and how failures are reported."""
 
 import gc
+import sys
 import weakref
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -15,6 +16,7 @@ from kvdepot.engines.vllm.meta import Blocks, Load, StepMetadata
 from kvdepot.engines.vllm.saves import Saves
 from kvdepot.engines.vllm.shares import Share
 from kvdepot.engines.vllm.stats import DepotStats
+from kvdepot.engines.vllm.step_order import StepOrder, step_order
 from kvdepot.engines.vllm.worker import WorkerSide
 
 
@@ -82,6 +84,18 @@ def test_a_worker_tells_its_namespaces_once_and_each_witness() -> None:
     assert (told.done, told.ranks) == ({7: 1}, [])
     side.finish_saves(StepMetadata())
     assert side.report() is None
+
+
+def test_a_witness_outlives_a_step_that_reports_nothing() -> None:
+    """With a draft vLLM asks for a step's report before the step has ended; a step without tokens may follow."""
+    side = WorkerSide(None, options(), Geometry((), BLOCK, BLOCK, "no blocks"))  # type: ignore[arg-type]
+    side.report()
+    side.finish_saves(StepMetadata(witness=7, timed=3))
+    side.finish_saves(StepMetadata(witness=8))
+    side.finish_saves(StepMetadata())
+    told = side.report()
+    assert told is not None
+    assert (told.done, told.timed) == ({7: 1, 8: 1}, 3)
 
 
 def test_layers_are_saved_as_they_are_written_and_the_rest_at_the_end() -> None:
@@ -278,8 +292,9 @@ def test_a_layer_that_was_not_there_in_time_spoils_the_load(layer: str, stream: 
     assert_bad_and_fenced(side, store.next_task)
 
 
-def worker(store: FakeStore) -> WorkerSide:
-    side = WorkerSide(SimpleNamespace(), options(), geometry())  # type: ignore[arg-type]
+def worker(store: FakeStore, **order: bool) -> WorkerSide:
+    depot: Any = SimpleNamespace(close=lambda: None)
+    side = WorkerSide(depot, options(step_order=StepOrder(**order)), geometry())
     side._stores[0] = store  # type: ignore[assignment]
     store.set_decoding = lambda decoding: None  # type: ignore[attr-defined]
     return side
@@ -348,6 +363,120 @@ def test_nothing_is_stored_after_a_forward_that_broke_off_and_all_ranks_hear_of_
     report = side.report()
     assert report is not None
     assert "broke off" in report.broken
+
+
+def test_nothing_is_stored_after_a_forward_that_ended_without_a_word() -> None:
+    """Whole blocks have no layers under way, and the failed step may have completed no block at all (P1)."""
+    store = FakeStore()
+    side = worker(store)
+    side.prepare(StepMetadata())
+    step = StepMetadata(saves={0: blocks(3)})
+    side.prepare(step)
+    side.finish_saves(step)
+    assert store.calls == []
+    report = side.report()
+    assert report is not None
+    assert "broke off" in report.broken
+
+
+def test_loads_of_a_forward_that_ended_without_a_word_are_reported_and_fenced() -> None:
+    """Their leases end (P4), and nobody is given a page that a load still writes to (P1)."""
+    store = FakeStore(next_task=FakeTask(done=False))
+    side = worker(store)
+    step = StepMetadata(loads=[Load(1, "r", before_forward=True, blocks={0: blocks(1)})])
+    side.prepare(step)
+    side.start_loads(step)
+    side.prepare(StepMetadata(fresh_pages=[1]))
+    assert store.next_task.is_done
+    report = side.report()
+    assert report is not None
+    assert (report.done, report.failed) == ({1: 1}, {1})
+
+
+@pytest.mark.parametrize("clears_first", [True, False])
+def test_no_dump_outlives_its_step_where_vllm_clears_pages_before_it_prepares_one(clears_first: bool) -> None:
+    """The second runner would clear a page under a dump, which would store zeros under a valid hash (P1, P3)."""
+    store = FakeStore(next_task=FakeTask(done=False))
+    side = worker(store, clears_first=clears_first)
+    step = StepMetadata(saves={0: blocks(1)})
+    side.prepare(step)
+    side.finish_saves(step)
+    assert store.calls == [("dump", [1])]
+    assert store.next_task.is_done is clears_first
+    store.next_task = FakeTask(done=False)
+    side.prepare(StepMetadata(late_saves={0: blocks(2)}))
+    assert store.calls == [("dump", [1]), ("dump", [2])]
+    assert store.next_task.is_done is clears_first  # if this step fails, nothing of it is called any more
+
+
+def test_layers_that_run_once_for_each_microbatch_are_saved_when_the_step_has_ended() -> None:
+    """At the first call of a layer's hook a part of the batch has not been computed (P1)."""
+    store = FakeStore(layers=("a", "b"))
+    side = worker(store, microbatches=True)
+    step = StepMetadata(saves={0: blocks(1)})
+    side.prepare(step)
+    for name in ("a", "a", "b", "b"):
+        side.save_layer(name, step)
+    assert store.calls == []
+    side.finish_saves(step)
+    assert store.calls == [("dump", [1])]
+
+
+def registered(stage: int, monkeypatch: pytest.MonkeyPatch, store: FakeStore) -> WorkerSide:
+    """A worker in one of two pipeline stages, of an engine that ends a step's saves after its draft."""
+
+    def group(rank: int) -> Any:
+        return lambda: SimpleNamespace(rank_in_group=rank)
+
+    groups = SimpleNamespace(get_pp_group=group(stage), get_tp_group=group(0))
+    monkeypatch.setattr(sys.modules["vllm.distributed"], "parallel_state", groups, raising=False)
+    monkeypatch.setattr(WorkerSide, "_open_stores", lambda *_: None)
+    monkeypatch.setattr(WorkerSide, "_proves", lambda _: True)
+    side = worker(store, defers_saves=True)
+    sizes = {"data_parallel_size": 1, "tensor_parallel_size": 1, "pipeline_parallel_size": 2}
+    config: Any = SimpleNamespace(parallel_config=SimpleNamespace(**sizes), model_config=SimpleNamespace())
+    side.register(config, SimpleNamespace(), {})  # type: ignore[arg-type]
+    side.report()
+    return side
+
+
+@pytest.mark.parametrize("by_layer", [True, False])
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_stage_without_a_draft_ends_its_saves_when_it_reports(
+    stage: int, by_layer: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """VLLM's first runner never calls ``wait_for_save`` there; on the last stage the draft has yet to run."""
+    store = FakeStore(layers=("a", "b"))
+    store.close = lambda *_: True  # type: ignore[attr-defined]
+    side = registered(stage, monkeypatch, store)
+    for number, page in ((7, 1), (8, 2)):
+        step = StepMetadata(saves={0: blocks(page)}, witness=number)
+        side.prepare(step)
+        if by_layer:
+            side.save_layer("a", step)
+        report = side.report()
+        if stage == 0:
+            assert report is not None
+            assert (report.done, report.broken) == ({number: 1}, "")
+        assert (store.next_task.shards == [0, 1] if by_layer else ("dump", [page]) in store.calls) == (stage == 0)
+        side.finish_saves(step)  # where the last stage's results are broadcast, vLLM calls it everywhere
+        store.next_task.shards.clear()
+    assert store.calls == [("begin" if by_layer else "dump", [page]) for page in (1, 2)]
+    side.close()
+
+
+@pytest.mark.parametrize("second_runner", [True, False])
+def test_the_order_of_a_step_is_that_of_the_engine_s_model_runner(second_runner: bool) -> None:
+    def order(clears: bool = False, **values: Any) -> StepOrder:
+        known: dict[str, Any] = {"use_v2_model_runner": second_runner, "speculative_config": None}
+        parallel = SimpleNamespace(use_ubatching=values.pop("use_ubatching", False))
+        config: Any = SimpleNamespace(**{**known, **values}, parallel_config=parallel)
+        return step_order(config, SimpleNamespace(needs_kv_cache_zeroing=clears))  # type: ignore[arg-type]
+
+    assert order() == StepOrder()
+    assert order(clears=True) == StepOrder(clears_first=second_runner)
+    assert order(use_ubatching=True) == StepOrder(microbatches=True)
+    assert order(speculative_config=object()) == StepOrder(defers_saves=not second_runner)
 
 
 def test_an_engine_that_is_used_while_an_error_is_handled_saves() -> None:

@@ -73,10 +73,15 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
         from kvdepot.engines.vllm.early import check
         from kvdepot.engines.vllm.graphs import may_replay_whole_steps
         from kvdepot.engines.vllm.groups import geometry
+        from kvdepot.engines.vllm.step_order import step_order
 
         extra_config = self._kv_transfer_config.kv_connector_extra_config
         check(extra_config, vllm_config)
-        options = replace(read_options(extra_config), replays=may_replay_whole_steps(vllm_config))
+        options = replace(
+            read_options(extra_config),
+            replays=may_replay_whole_steps(vllm_config),
+            step_order=step_order(vllm_config, kv_cache_config),
+        )
         parallel = vllm_config.parallel_config
         # Before anything is started, read or registered: the connector may not support the model.
         shape = geometry(vllm_config, kv_cache_config)

@@ -1,11 +1,12 @@
 """The connector's view of the configuration. No other module here knows how the configuration is written."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from kvdepot.config import KVDepotConfig, load_config
 from kvdepot.config.metrics_file import read_metrics_file
+from kvdepot.engines.vllm.step_order import StepOrder
 from kvdepot.errors import config_error
 
 FILE_KEYS = ("config", "UCM_CONFIG_FILE")
@@ -25,6 +26,7 @@ class ConnectorOptions:
         drop_at_reset: whether ``reset_cache`` drops what is stored for every engine.
         weights_version: the user's name for the weights at the engine's start, in addition to other facts about them.
         replays: whether vLLM may replay a whole step as one graph.
+        step_order: how the engine's model runner deviates from the order of the hooks.
     """
 
     config: KVDepotConfig
@@ -32,12 +34,18 @@ class ConnectorOptions:
     drop_at_reset: bool = False
     weights_version: str = ""
     replays: bool = False
+    step_order: StepOrder = field(default_factory=StepOrder)
 
     @property
     def use_layerwise(self) -> bool:
         """Whether layers are copied as they are computed; ``auto`` does that on CPUs only."""
         said = self.config.use_layerwise
         return computes_on_cpu() if said == "auto" else said
+
+    @property
+    def saves_in_steps(self) -> bool:
+        """Whether layers are saved by their hooks; with microbatches, a part of the batch is not computed yet then."""
+        return self.use_layerwise and not self.step_order.microbatches
 
     @property
     def loads_in_steps(self) -> bool:

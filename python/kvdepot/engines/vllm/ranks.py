@@ -73,6 +73,14 @@ def rank_number(vllm_config: "VllmConfig") -> int:
     return int(stage * size + parallel_state.get_tp_group().rank_in_group)
 
 
+def is_last_stage(vllm_config: "VllmConfig") -> bool:
+    """Returns whether this worker is in the last pipeline stage. Only in a worker with initialized process groups."""
+    from vllm.distributed import parallel_state
+
+    stages: int = vllm_config.parallel_config.pipeline_parallel_size
+    return int(parallel_state.get_pp_group().rank_in_group) == stages - 1
+
+
 def attention_backends(vllm_config: "VllmConfig", layer_names: tuple[str, ...]) -> str:
     """Returns the names of the layers' attention backends, and the CPU's instruction set if it affects K's packing."""
     try:

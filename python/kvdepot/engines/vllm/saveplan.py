@@ -50,14 +50,16 @@ class SavePlan:
         """Takes a step's block tables. For every step: vLLM 0.29 tells a table only when it has changed."""
         self._tables.follow(output.kv_connector_block_state, alive)
 
-    def complete(self, output: "SchedulerOutput", requests: Mapping[str, RequestState]) -> tuple[GroupBlocks, bool]:
+    def complete(
+        self, output: "SchedulerOutput", requests: Mapping[str, RequestState]
+    ) -> tuple[GroupBlocks, dict[str, int]]:
         """Returns the blocks whose last token this step computes, or that another connector has loaded.
 
-        Also returns whether a request of the step starts on KV that another connector has loaded, or loads in this
-        step.
+        Also returns the requests that start on KV that another connector has loaded, or loads in this step, with the
+        number of tokens before that KV.
         """
         saves: GroupBlocks = {}
-        foreign = False
+        foreign: dict[str, int] = {}
         computed = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         cached = output.scheduled_cached_reqs
         computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
@@ -70,7 +72,8 @@ class SavePlan:
                 continue
             if request_id in starting:
                 ours = min(computed[request_id], state.local_tokens + state.loaded_tokens)
-                foreign |= computed[request_id] > ours
+                if computed[request_id] > ours:
+                    foreign[request_id] = ours
                 state.saved_blocks = {g.index: ours // g.block_tokens for g in self._geometry.groups}
             self._complete_request(state, computed[request_id] + new_tokens, saves)
             if self._keeps_states:

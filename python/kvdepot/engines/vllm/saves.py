@@ -81,11 +81,6 @@ class Saves:
         self.stopped = False
         """Whether nothing is stored any more: a forward failed, and later ones may compute on what it left (P1)."""
 
-    @property
-    def under_way(self) -> bool:
-        """Whether some layers of a step have been submitted, and others have not."""
-        return self._begun
-
     def dump(self, saves: GroupBlocks) -> None:
         """Dumps whole blocks; the kernels that compute their bytes have been launched."""
         for index, blocks in saves.items():

@@ -44,6 +44,15 @@ MISS_RECHECK_S = 0.5
 """Seconds until the depot is asked again for a request that missed; vLLM matches a waiting request at every step."""
 
 
+def given_pages(output: "SchedulerOutput") -> list[tuple[str, Sequence[list[int]]]]:
+    """Returns the pages that each request is given in a step, by group: all of its pages if it starts or resumes."""
+    cached = output.scheduled_cached_reqs
+    given: list[tuple[str, Sequence[list[int]]]] = []
+    given += [(name, pages) for name, pages in zip(cached.req_ids, cached.new_block_ids, strict=True) if pages]
+    given += [(new.req_id, new.block_ids) for new in output.scheduled_new_reqs]
+    return given
+
+
 class SchedulerSide:
     """State machine of the scheduler's connector. Calls come from one thread.
 
@@ -339,12 +348,16 @@ class SchedulerSide:
             if self._namespaces.misses_ranks():
                 self._namespaces.step_without_ranks()
             return step
+        # Workers take late saves before they write to the step's pages, unless vLLM clears these even earlier.
+        fresh = set(step.fresh_pages)
+        if self._options.step_order.clears_first:
+            self._saves.overwritten(fresh)
         step.late_saves = self._saves.released()
-        self._saves.overwritten(set(step.fresh_pages))
-        saves, foreign = self._saves.complete(output, self._trusted()) if self._dumps else ({}, False)
+        self._saves.overwritten(fresh)
+        saves, foreign = self._saves.complete(output, self._trusted()) if self._dumps else ({}, {})
         if foreign:
             step.witness = self._next_load_id()
-            self._witnesses.begin(step.witness)
+            self._witnesses.begin(step.witness, self._sharers(foreign, output))
         # With steps in flight, loads of an earlier step may not have been reported yet, so they count, too.
         doubtful = set(unproven) | self._witnesses.planned(output.num_scheduled_tokens)
         if doubtful:
@@ -352,6 +365,26 @@ class SchedulerSide:
         else:
             step.saves = saves
         return step
+
+    def _sharers(self, foreign: Mapping[str, int], output: "SchedulerOutput") -> set[str]:
+        """Returns the requests that use pages which another connector loads for others of the step.
+
+        ``foreign``: tokens before that load, by request.
+        """
+        given = given_pages(output)
+        tables = dict(given)
+        sharers: set[str] = set()
+        for owner, tokens in foreign.items():
+            dependent: set[int] = set()
+            for group in self._geometry.groups if owner in tables else ():
+                dependent.update(page for page in tables[owner][group.index][tokens // group.block_tokens :] if page)
+            for name, page_ids in given:
+                for pages in page_ids if name != owner else ():
+                    first = next((i for i, page in enumerate(pages) if page in dependent), None)
+                    if first is not None:
+                        sharers.add(name)
+                        dependent.update(page for page in pages[first:] if page)
+        return sharers
 
     def _trusted(self) -> Mapping[str, RequestState]:
         if not self._taint:
@@ -364,11 +397,8 @@ class SchedulerSide:
             load.steps += 1
         if not loads and not self._taint:
             return
-        cached = output.scheduled_cached_reqs
-        given = [*zip(cached.req_ids, cached.new_block_ids, strict=True)]
-        given += [(new.req_id, new.block_ids) for new in output.scheduled_new_reqs]
-        for request_id, page_ids in given:
-            for pages in page_ids or ():
+        for request_id, page_ids in given_pages(output):
+            for pages in page_ids:
                 self._taint.follow(request_id, pages)
                 for load in loads:
                     load.follow(request_id, pages)
@@ -379,8 +409,10 @@ class SchedulerSide:
         for new in output.scheduled_new_reqs:
             state = self._requests.get(new.req_id)
             for group in self._geometry.groups:
-                # vLLM's own prefix cache has the leading blocks: they are read, not written.
-                own = state.local_tokens // group.block_tokens if state is not None else 0
+                # vLLM's own prefix cache has the leading blocks: they are read, not written. It may have discarded a
+                # part of that hit when it admitted the request.
+                own_tokens = min(state.local_tokens, new.num_computed_tokens) if state is not None else 0
+                own = own_tokens // group.block_tokens
                 step.fresh_pages += [page for page in new.block_ids[group.index][own:] if page]
         for page_ids in output.scheduled_cached_reqs.new_block_ids:
             for pages in page_ids or ():
@@ -422,8 +454,9 @@ class SchedulerSide:
             load.span = None
         if load.before_forward:
             self._evict(load.pages)
-            if load.steps > 1:  # a step was planned meanwhile
-                self._distrust(load.readers)
+            # vLLM makes this request compute the failed blocks again, and lets requests that share them go on as if
+            # these were valid. It is not to be trusted itself if a step was planned meanwhile.
+            self._distrust(load.readers if load.steps > 1 else load.readers - {load.request_id})
         state = self._requests.get(load.request_id)
         if state is not None:
             state.load_failed = True

@@ -21,9 +21,13 @@ class Witnesses:
     def __init__(self, ranks: int) -> None:
         self._open: UntilAllRanks[_Witness] = UntilAllRanks(ranks)
 
-    def begin(self, number: int) -> None:
-        """Adds a step that computes on another connector's load."""
-        self._open.begin(number, _Witness())
+    def begin(self, number: int, sharers: Iterable[str] = ()) -> None:
+        """Adds a step that computes on another connector's load.
+
+        ``sharers``: requests of the step that use pages which others of it load. If the load fails, vLLM makes only the
+        loading request compute them again, so the sharers count as requests of later steps.
+        """
+        self._open.begin(number, _Witness(later=set(sharers)))
 
     def planned(self, request_ids: Iterable[str]) -> set[int]:
         """Notes a planned step with these requests. Returns the numbers of steps it may build on, itself included."""

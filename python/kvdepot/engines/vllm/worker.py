@@ -15,7 +15,7 @@ from kvdepot.engines.vllm.loads import Loads
 from kvdepot.engines.vllm.log import connector_logger
 from kvdepot.engines.vllm.meta import LoadReport, RankNamespaces, StepMetadata
 from kvdepot.engines.vllm.options import ConnectorOptions
-from kvdepot.engines.vllm.ranks import rank_number, this_rank
+from kvdepot.engines.vllm.ranks import is_last_stage, rank_number, this_rank
 from kvdepot.engines.vllm.releases.sleep import watch_sleep
 from kvdepot.engines.vllm.saves import Saves
 from kvdepot.engines.vllm.selftest import self_test
@@ -42,8 +42,9 @@ _written_for_ever: list[object] = []
 class WorkerSide:
     """One rank's connector. Calls come from the worker's one thread; copies run in the core's threads.
 
-    vLLM fixes the order within a step: ``prepare`` (before anything of the step runs), ``start_loads`` (before the
-    forward if it depends on a load, else after), the layers' hooks, ``finish_saves``, ``finished_loads``.
+    vLLM fixes the order within a step: ``prepare`` (before the step writes to any page), ``start_loads`` (before the
+    forward if it depends on a load, else after), the layers' hooks, ``finish_saves``, ``finished_loads``, ``report``.
+    Where a model runner deviates from it, ``StepOrder`` says so.
     """
 
     def __init__(
@@ -79,7 +80,10 @@ class WorkerSide:
         self._handled_before: BaseException | None = None
         self._forward_broke_off = False
         self._names_told = False
-        self._witness = self._timed = 0
+        self._witnesses: list[int] = []
+        self._timed = 0
+        self._open: StepMetadata | None = None
+        self._saves_at_report = False
 
     def register(
         self,
@@ -105,6 +109,7 @@ class WorkerSide:
         try:
             self._weights = LiveWeights.of(vllm_config)
             self._names.rank, self._names.weights = rank_number(vllm_config), self._weights.digest()
+            self._saves_at_report = self._options.step_order.defers_saves and not is_last_stage(vllm_config)
             self.stats.first_rank = self._names.rank == 0
             if self._spans is not None:
                 self._spans.rank = self._names.rank
@@ -260,8 +265,10 @@ class WorkerSide:
 
     def prepare(self, step: StepMetadata) -> None:
         """``handle_preemptions``: the last moment at which pages still hold what the previous step left in them."""
-        if self._saves.under_way:  # vLLM's second model runner, and drafts, end a failed step without notice
+        if self._open is not None:  # vLLM ends most failed steps without notice
+            self._loads.finish_before_forward()
             self._give_up_step()
+        self._open = step
         if self._forward_broke_off:
             # Not earlier: the report of a failed step does not reach the scheduler.
             self._forward_broke_off = False
@@ -273,6 +280,8 @@ class WorkerSide:
                 self._prove_late()
         if not self._loads.refused:
             self._saves.dump(step.late_saves)
+        if self._options.step_order.clears_first:
+            self._saves.wait_for_all()  # if this step fails, the next one may clear pages before it tells us
         fresh = set(step.fresh_pages)
         # From now on the engine may write to these pages: dumps must have read them, abandoned loads have stopped (P3).
         self._saves.fence(fresh)
@@ -291,7 +300,7 @@ class WorkerSide:
 
     def save_layer(self, layer_name: str, step: StepMetadata) -> None:
         """``save_kv_layer``."""
-        if self._options.use_layerwise and not self._loads.refused:
+        if self._options.saves_in_steps and not self._loads.refused:
             self._saves.submit_layer(layer_name, step.saves)
 
     def finish_saves(self, step: StepMetadata) -> None:
@@ -300,14 +309,21 @@ class WorkerSide:
         vLLM calls this in a ``finally``, so also for a forward that failed midway, with its exception propagating. An
         exception that was being handled before the step is the caller's own.
         """
+        if self._saves_at_report and self._open is None:
+            return  # the report has done it
+        self._open = None
         broke_off = sys.exc_info()[1] is not self._handled_before
         self._handled_before = None
-        self._witness, self._timed = step.witness, step.timed
+        if step.witness:
+            self._witnesses.append(step.witness)
+        self._timed = step.timed or self._timed
         self._loads.finish_before_forward()
         if broke_off:
             self._give_up_step()
         else:
             self._saves.finish_step(step.saves if not self._loads.refused else {})
+        if self._options.step_order.clears_first:
+            self._saves.wait_for_all()  # the next step clears pages before ``prepare``
 
     def _give_up_step(self) -> None:
         """Discards the step's saves: the engine may go on after a failed forward, but on untrusted KV (P1)."""
@@ -331,18 +347,20 @@ class WorkerSide:
 
     def report(self) -> LoadReport | None:
         """``build_connector_worker_meta``: the end of a step."""
+        if self._saves_at_report and self._open is not None:
+            self.finish_saves(self._open)
         self._ended_s = time.monotonic()
         report = self._loads.take_report()
-        if self._names_told and not self._witness and not self._timed:
+        if self._names_told and not self._witnesses and not self._timed:
             return report
         report = report or LoadReport()
         if not self._names_told:
             self._names_told = True
             report.ranks = [self._names]
-        if self._witness:
-            report.done[self._witness] = 1
+        report.done.update(dict.fromkeys(self._witnesses, 1))
         report.timed = self._timed
-        self._witness = self._timed = 0
+        self._witnesses.clear()
+        self._timed = 0
         return report
 
     def close(self) -> None:
