@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use common::{config, disk_bytes, files, open};
 use kvdepot_core::ErrorKind;
-use kvdepot_io::faults::{FaultDevice, FaultOp, Faults, Image, MemoryDevice};
+use kvdepot_io::faults::{Fault, FaultDevice, FaultOp, Faults, Image, MemoryDevice};
 use kvdepot_io::{Device, DirDevice, DirectUse};
 use kvdepot_tier::conformance::Bench;
 use kvdepot_tier::{PosixConfig, PosixTier, Tier};
@@ -421,6 +421,38 @@ fn a_ledger_out_of_reach_stops_writes_only() {
     let there: Vec<u64> = numbers.by_ref().take(4).collect();
     until("blocks are stored", || there.iter().all(|n| bench.write(*n).is_ok()));
     for op in [FaultOp::Meta, FaultOp::Grow, FaultOp::Create, FaultOp::Publish] {
+/// A second directory that hangs, just when the file of a failed write is to be removed there, delays no turn of the
+/// ledger: the depot would lose its membership, and with it the writes to all directories.
+#[test]
+fn a_second_directory_that_hangs_delays_no_turn_of_the_ledger() {
+    let (first, second) = (directory(), directory());
+    let faults = Faults::default();
+    let plain = |dir: &Path| Arc::new(DirDevice::open(dir, DirectUse::Never).unwrap()) as Arc<dyn Device>;
+    let devices = vec![
+        plain(first.path()),
+        Arc::new(FaultDevice::new(plain(second.path()), faults.clone())) as Arc<dyn Device>,
+    ];
+    let config = PosixConfig { ledger_lease: Duration::from_secs(4), ..shared(first.path(), 4096) };
+    let tier = PosixTier::open_on_devices(config, devices).unwrap();
+    let bench = Bench::new(Arc::new(tier));
+    let is_second = |n: &u64| u128::from_be_bytes(bench.key(*n).hash.0) % 2 == 1;
+    let mut at_second = (0..).filter(is_second);
+    until("a block is stored", || bench.write(at_second.next().unwrap()).is_ok());
+    until("its thread hangs", || {
+        faults.release();
+        faults.at(FaultOp::Write, 0, Fault::Eio);
+        assert!(bench.write(at_second.next().unwrap()).is_err());
+        // It removes the file itself; then, a second after the last turn, whoever keeps the account makes sure of that.
+        faults.hang(FaultOp::Unlink);
+        faults.wait_hung(1, Instant::now() + Duration::from_secs(3))
+    });
+    let before = newest(first.path());
+    until("turns go on", || newest(first.path()) > before + 3);
+    let mut at_first = (0..).filter(|n| !is_second(n));
+    bench.write(at_first.next().unwrap()).unwrap();
+    faults.release();
+}
+
         faults.hang(op);
     }
     until("writes are refused", || {
