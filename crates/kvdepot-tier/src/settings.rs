@@ -99,6 +99,9 @@ pub struct Key {
     pub required: &'static str,
     /// Its dependency on another key.
     pub rule: Option<Rule>,
+    /// Whether it came after a release that had its tier, and its default means how that release behaved. At its default
+    /// it is no part of a depot's identity: an upgraded depot takes over from the one before at the same socket.
+    pub came_later: bool,
 }
 
 impl Key {
@@ -117,6 +120,7 @@ impl Key {
         instead: "",
         required: "",
         rule: None,
+        came_later: false,
     };
 }
 
@@ -234,10 +238,6 @@ fn is_url(text: &str, schemes: &[&str], with_name: &[&str]) -> bool {
         && !rest.contains('@')
 }
 
-fn one_of_schemes(schemes: &[&str]) -> String {
-    let written: Vec<String> = schemes.iter().map(|scheme| format!("{scheme}://")).collect();
-    let written: Vec<&str> = written.iter().map(String::as_str).collect();
-    format!("{} and holds no user, query or fragment", one_of(&written))
 /// Returns a URL as it may be shown: what stands before an `@` may hold a password, in which other separators may occur.
 pub(crate) fn without_user(url: &str) -> String {
     let Some((before, host)) = url.rsplit_once('@') else { return url.to_owned() };
@@ -245,6 +245,10 @@ pub(crate) fn without_user(url: &str) -> String {
     if scheme.is_empty() { format!("…@{host}") } else { format!("{scheme}://…@{host}") }
 }
 
+fn one_of_schemes(schemes: &[&str]) -> String {
+    let written: Vec<String> = schemes.iter().map(|scheme| format!("{scheme}://")).collect();
+    let written: Vec<&str> = written.iter().map(String::as_str).collect();
+    format!("{} and holds no user, query or fragment", one_of(&written))
 }
 
 fn one_of(words: &[&str]) -> String {
@@ -297,7 +301,7 @@ impl<'a> Fields<'a> {
     }
 
     fn wrong(&self, key: &str, expected: &str) -> Error {
-        Error::new(ErrorKind::Config, format!("a tier's setting must be {expected}"))
+        let error = Error::new(ErrorKind::Config, format!("a tier's setting must be {expected}"))
             .with("tier", self.tier)
             .with("key", key);
         match self.map.get(key) {
