@@ -14,11 +14,9 @@ use common::{config, disk_bytes, files, open};
 use kvdepot_core::ErrorKind;
 use kvdepot_io::faults::{Fault, FaultDevice, FaultOp, Faults, Image, MemoryDevice};
 use kvdepot_io::{Device, DirDevice, DirectUse};
-use kvdepot_tier::conformance::Bench;
+use kvdepot_tier::conformance::{Bench, until};
 use kvdepot_tier::{PosixConfig, PosixTier, Tier};
 
-/// Reached only by a hang.
-const HANG: Duration = Duration::from_secs(120);
 /// A lease with which directories are surveyed every 20 s.
 const SURVEYED_OFTEN: Duration = Duration::from_secs(4);
 const FILE_BYTES: u64 = 16_384;
@@ -37,15 +35,6 @@ fn directory() -> tempfile::TempDir {
 
 fn shared(dir: &Path, blocks: u64) -> PosixConfig {
     PosixConfig { capacity_bytes: blocks * FILE_BYTES, shared: true, capacity_shared: true, ..config(dir) }
-}
-
-/// Waits for what other threads and processes do.
-fn until(what: &str, mut is: impl FnMut() -> bool) {
-    let end = Instant::now() + HANG;
-    while !is() {
-        assert!(Instant::now() < end, "{what}");
-        std::thread::yield_now();
-    }
 }
 
 fn block_bytes(image: &Image) -> u64 {
@@ -421,6 +410,17 @@ fn a_ledger_out_of_reach_stops_writes_only() {
     let there: Vec<u64> = numbers.by_ref().take(4).collect();
     until("blocks are stored", || there.iter().all(|n| bench.write(*n).is_ok()));
     for op in [FaultOp::Meta, FaultOp::Grow, FaultOp::Create, FaultOp::Publish] {
+        faults.hang(op);
+    }
+    until("writes are refused", || {
+        bench.write(numbers.next().unwrap()).is_err_and(|error| error.kind() == ErrorKind::Busy)
+    });
+    assert!(there.iter().all(|n| bench.read_is_right(*n)), "reads go on");
+    faults.release();
+    faults.set_enabled(false);
+    until("writes go on", || bench.write(numbers.next().unwrap()).is_ok());
+}
+
 /// A second directory that hangs, just when the file of a failed write is to be removed there, delays no turn of the
 /// ledger: the depot would lose its membership, and with it the writes to all directories.
 #[test]
@@ -451,17 +451,6 @@ fn a_second_directory_that_hangs_delays_no_turn_of_the_ledger() {
     let mut at_first = (0..).filter(|n| !is_second(n));
     bench.write(at_first.next().unwrap()).unwrap();
     faults.release();
-}
-
-        faults.hang(op);
-    }
-    until("writes are refused", || {
-        bench.write(numbers.next().unwrap()).is_err_and(|error| error.kind() == ErrorKind::Busy)
-    });
-    assert!(there.iter().all(|n| bench.read_is_right(*n)), "reads go on");
-    faults.release();
-    faults.set_enabled(false);
-    until("writes go on", || bench.write(numbers.next().unwrap()).is_ok());
 }
 
 /// A full disk: blocks make room for the ledger, because no write gets as far as that without it.
