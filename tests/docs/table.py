@@ -258,6 +258,11 @@ RUNS: tuple[Run | Serve, ...] = (
         f"kvdepot trace replay {TRACE} --capacity 100,1GB --policy lru --tier 500:cold --more 1GB --block-mib 8 --plot",
         says="endless",
     ),
+    Run(
+        "trace replay --keeps-nothing",
+        f"kvdepot trace replay {TRACE} --keeps-nothing --tier 500:through+promote:lru:1000 --tier 5000",
+        says="over budget of tier 1",
+    ),
     Run("trace replay --json", f"kvdepot trace replay {TRACE} --json", json=True),
     Run(
         "trace fleet",
@@ -475,7 +480,7 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
     "make first-gpu-hour": ("make first-gpu-hour",),
     "kvdepot bench store": ("bench store",),
     "kvdepot bench store --rounds 5": ("bench store",),
-    "kvdepot trace replay": ("trace replay", "trace replay --json"),
+    "kvdepot trace replay": ("trace replay", "trace replay --json", "trace replay --keeps-nothing"),
     "kvdepot trace fleet": ("trace fleet", "trace fleet --json"),
     "kvdepot trace fleet chat.jsonl --nodes 8 --capacity 2000 --servers 2 --shared 20000 --plot": ("trace fleet",),
     "kvdepot trace fleet chat.jsonl --nodes 8 --capacity 2000 --lose-node 3@50 --add-node 3@75 --plot": (

@@ -27,6 +27,16 @@ class NodeDepot:
         }
         self.pid = 0
 
+    @contextmanager
+    def with_files(self, directory: Path) -> Iterator["NodeDepot"]:
+        """Within the context the depot stores up to 0.1 GiB of files, in a new directory; then it is ended."""
+        directory.mkdir()
+        self.config |= {"pipeline": "Cache|Posix", "directories": [str(directory)], "posix_capacity_gb": 0.1}
+        try:
+            yield self
+        finally:
+            self.kill()
+
     def open(self, layout: Any, namespace: dict[str, object]) -> kvdepot.Store:
         """Returns a store attached to this depot, which the first one starts."""
         store = kvdepot.open(self.config, layout=layout, namespace=namespace)

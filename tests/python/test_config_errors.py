@@ -163,6 +163,15 @@ def test_flat_spelling(text, expected, machine, tmp_path):
     assert expected in line
 
 
+@pytest.mark.parametrize("endpoint", ["http://user:geheim@host", "http://user:ge'h/eim@host", "https://geheim@host"])
+def test_an_error_shows_no_password(endpoint, machine, tmp_path):
+    object_tier = "pipeline: Cache|Object\nobject_url: s3://b\n"
+    (line,) = errors_of(f"{object_tier}object_endpoint: {json.dumps(endpoint)}", machine, tmp_path)
+    assert "holds no user" in line
+    assert "://…@host" in line
+    assert "eim" not in line
+
+
 def seed(replace, by, extra=""):
     assert replace in MINIMAL
     return MINIMAL.replace(replace, by) + extra

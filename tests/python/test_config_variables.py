@@ -99,6 +99,13 @@ def test_wrong_values_name_the_variable(machine: Machine, variable: str, text: s
         load_config(None, machine=environ(machine, **{variable: text}))
 
 
+def test_a_wrong_value_is_shown_without_a_password(machine: Machine) -> None:
+    here = environ(machine, KVDEPOT_OBJECT_ENDPOINT="http://user:geheim@host")
+    with pytest.raises(ConfigError, match=r"KVDEPOT_OBJECT_ENDPOINT.*://…@host") as caught:
+        load_config({"pipeline": "Cache|Object", "object_url": "s3://b"}, machine=here)
+    assert "geheim" not in str(caught.value)
+
+
 def test_empty_variables_and_those_of_kubernetes_services_say_nothing(machine: Machine) -> None:
     here = environ(machine, KVDEPOT_POOL_GB=" ", KVDEPOT_METRICS_PORT="tcp://10.0.0.1:9400")
     config = load_config(None, machine=here)

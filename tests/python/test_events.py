@@ -25,11 +25,8 @@ HANG_S = 60.0
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[NodeDepot]:
-    depot = NodeDepot(tmp_path)
-    (tmp_path / "blocks").mkdir()
-    depot.config |= {"pipeline": "Cache|Posix", "directories": [str(tmp_path / "blocks")], "posix_capacity_gb": 0.1}
-    yield depot
-    depot.kill()
+    with NodeDepot(tmp_path).with_files(tmp_path / "blocks") as depot:
+        yield depot
 
 
 def names(*numbers: int) -> list[bytes]:

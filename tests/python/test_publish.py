@@ -40,11 +40,8 @@ TOPIC = "kv@node@model"
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[NodeDepot]:
-    depot = NodeDepot(tmp_path)
-    (tmp_path / "blocks").mkdir()
-    depot.config |= {"pipeline": "Cache|Posix", "directories": [str(tmp_path / "blocks")], "posix_capacity_gb": 0.1}
-    yield depot
-    depot.kill()
+    with NodeDepot(tmp_path).with_files(tmp_path / "blocks") as depot:
+        yield depot
 
 
 def dump(store: kvdepot.Store, *numbers: int) -> None:
@@ -337,7 +334,7 @@ def test_an_answer_longer_than_its_reader_s_queue(tmp_path: Path) -> None:
         deadline = time.monotonic() + HANG_S
         while not numbers or numbers[-1] != END_SEQUENCE:
             assert time.monotonic() < deadline, len(numbers)
-            if request := sockets.request(at_once):
+            if request := sockets.request(at_once, time.monotonic()):
                 sockets.answer(request, stream.replay(request.start, 0.0), time.monotonic())
                 is_asked = True
             is_full |= not sockets.turn(time.monotonic()) and is_asked
@@ -356,7 +353,7 @@ def test_a_reader_that_is_gone_costs_nothing(tmp_path: Path) -> None:
     reader.connect(sockets.replay_address or "")
     reader.send_multipart((b"", bytes(8)))
     deadline = time.monotonic() + HANG_S
-    while not (request := sockets.request(at_once)):
+    while not (request := sockets.request(at_once, time.monotonic())):
         assert time.monotonic() < deadline
         sockets.wait(0.01)
     sockets.answer(request, stream.replay(request.start, 0.0), time.monotonic())
@@ -384,16 +381,16 @@ def test_subscribers_that_ask_while_there_is_no_room_are_answered_later(
             client.send_multipart((b"", bytes(8)))
         while len(sockets._replays._answers) < ANSWERS_MAX:
             assert time.monotonic() < deadline
-            if request := sockets.request(at_once):
+            if request := sockets.request(at_once, time.monotonic()):
                 sockets.answer(request, stream.replay(request.start, 0.0), time.monotonic())
-        assert sockets.request(at_once) is None
+        assert sockets.request(at_once, time.monotonic()) is None
         assert not slept
         sockets.wait(0.25)
         assert slept == [0.25], "a request that there is no room for does not wake it"
         ended = [False] * len(clients)
         while not all(ended):
             assert time.monotonic() < deadline, ended
-            while request := sockets.request(at_once):
+            while request := sockets.request(at_once, time.monotonic()):
                 sockets.answer(request, stream.replay(request.start, 0.0), time.monotonic())
             sockets.turn(time.monotonic())
             for at, client in enumerate(clients):

@@ -10,7 +10,7 @@ import pytest
 from kvdepot.events import BlockEvent
 from kvdepot.publish import stream as module
 from kvdepot.publish.contents import Change, Contents
-from kvdepot.publish.replays import ANSWERS_MAX, MESSAGES_PER_TURN, STALLED_S, Replays, Request
+from kvdepot.publish.replays import ANSWERS_MAX, HELD_BYTES_MAX, MESSAGES_PER_TURN, STALLED_S, Replays, Request
 from kvdepot.publish.stream import BLOCKS_PER_EVENT, CONTENTS_S, Batch, EventStream, first_sequence
 from kvdepot.publish.wire import BatchEncoder
 
@@ -425,12 +425,12 @@ def test_an_answer_that_is_not_read_takes_the_requests_behind_it_along() -> None
     replays: Replays[int] = Replays()
     for subscriber in (b"gone", b"gone", b"other"):
         replays.ask(Request(subscriber, 0))
-    first = replays.next(lambda _: True)
+    first = replays.next(lambda _: True, 0.0)
     assert first == Request(b"gone", 0)
     replays.begin(b"gone", [1], 0.0)
     replays.turn(lambda *_: False, STALLED_S + 1)
     assert (len(replays), replays.dropped) == (1, 2)
-    assert replays.next(lambda _: True) == Request(b"other", 0)
+    assert replays.next(lambda _: True, 0.0) == Request(b"other", 0)
 
 
 def test_a_bounded_number_of_answers_is_under_way() -> None:
@@ -439,10 +439,37 @@ def test_a_bounded_number_of_answers_is_under_way() -> None:
         assert replays.has_room
         replays.ask(Request(bytes([number]), 0))
         if number % 2:
-            assert replays.next(lambda _: True) is not None
+            assert replays.next(lambda _: True, 0.0) is not None
             replays.begin(bytes([number // 2]), [1], 0.0)
     assert not replays.has_room
     assert len(replays) == ANSWERS_MAX
+
+
+def test_answers_under_way_hold_a_bounded_number_of_bytes() -> None:
+    """A slow reader keeps the contents as of its request, and the contents change meanwhile."""
+    replays: Replays[bytes] = Replays(lambda message: message)
+    block = HELD_BYTES_MAX // 2 + 1
+    shared = bytes(block)
+    for number in range(3):
+        replays.ask(Request(bytes([number]), 0))
+        assert replays.next(lambda _: True, 0.0)
+        replays.begin(bytes([number]), [shared, b"end"], float(number))
+    assert replays.held_bytes == block + len(b"end"), "they share it"
+    replays.ask(Request(b"other", 0))
+    assert replays.next(lambda _: True, 3.0)
+    replays.begin(b"other", [bytes(block), b"end"], 3.0)
+    replays.ask(Request(b"next", 0))
+    assert replays.next(lambda _: True, STALLED_S) is None, "all of them are under way, and hold too much"
+    for now_s in range(int(STALLED_S)):
+        # They go on reading.
+        replays.turn(lambda *_: False, float(now_s))
+    assert replays.next(lambda _: True, STALLED_S + 1.5) is None, "the third keeps what the first two shared"
+    assert (replays.dropped, len(replays)) == (2, 3)
+    assert replays.next(lambda _: True, STALLED_S + 2.5) == Request(b"next", 0)
+    assert replays.held_bytes == block + len(b"end")
+    replays.begin(b"next", [b"end"], STALLED_S + 2.5)
+    assert replays.turn(lambda *_: True, STALLED_S + 3.0)
+    assert (len(replays), replays.held_bytes, replays.dropped) == (0, 0, 3)
 
 
 def test_every_request_of_a_subscriber_is_answered_in_order() -> None:
@@ -457,11 +484,13 @@ def test_every_request_of_a_subscriber_is_answered_in_order() -> None:
     for start in (7, 0, 5):
         replays.ask(Request(b"one", start))
     replays.ask(Request(b"other", 3))
-    assert replays.next(lambda start: start != 7) == Request(b"other", 3), "its first request cannot be answered yet"
+    assert replays.next(lambda start: start != 7, 0.0) == Request(b"other", 3), (
+        "its first request cannot be answered yet"
+    )
     replays.begin(b"other", [], 0.0)
-    while request := replays.next(lambda _: True):
+    while request := replays.next(lambda _: True, 0.0):
         replays.begin(request.subscriber, [f"{request.start} begins", f"{request.start} ends"], 0.0)
-        assert replays.next(lambda _: True) is None, "not before the answer has ended"
+        assert replays.next(lambda _: True, 0.0) is None, "not before the answer has ended"
         while b"one" in replays._answers:
             replays.turn(send, 0.0)
     assert sent == [f"{start} {what}" for start in (7, 0, 5) for what in ("begins", "ends")]

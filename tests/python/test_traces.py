@@ -6,6 +6,7 @@ import os
 from collections import OrderedDict
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -129,6 +130,30 @@ def test_more_of_each_level_is_told_apart(tmp_path):
     assert all(word in text for word in ("pool %", "tier 1 %", "writes to tier 1", "16GB more tier 1"))
 
 
+def test_a_budget_of_written_bytes_costs_hits(tmp_path):
+    file = written(tmp_path / "trace.jsonl", "documents")
+
+    def point(tier: str, *words: str) -> dict[str, Any]:
+        return json.loads(run("replay", file, "--policy", "lru", "--tier", tier, *words, "--json"))["points"][0]
+
+    pool = ("--capacity", "100")
+    free, limited = point("100000", *pool), point("100000:::2400", *pool)
+    assert free["over_budget"] == [0, 0]
+    assert limited["over_budget"][1] > 0
+    assert 0 < limited["written"][1] < free["written"][1]
+    assert 0 < limited["hit"] < free["hit"]
+    assert "over budget of tier 1" in run("replay", file, *pool, "--tier", "100000:::2400")
+
+
+def test_a_pool_that_keeps_nothing_is_replayed(tmp_path):
+    file = written(tmp_path / "trace.jsonl", "documents")
+    found = json.loads(run("replay", file, "--keeps-nothing", "--tier", "100000:second_use", "--json"))
+    (point,) = found["points"]
+    assert point["hit"] == pytest.approx(found["ceiling"]), "every block goes to the tier, which has room for all"
+    assert point["levels"][0] == 0
+    assert "writes to tier 1" in run("replay", file, "--keeps-nothing", "--tier", "100000", "--more", "5")
+
+
 def test_recordings_keep_the_time_between_them(tmp_path):
     for begin, process, number in ((5_000, 1, 1), (5_000, 1, 2), (9_000, 2, 1)):
         name = f"trace-{recorded_name(begin, process)}.{number:06}.jsonl"
@@ -182,7 +207,11 @@ def test_a_converted_trace_tells_the_same_and_no_hashes(tmp_path):
         (["--policy", "mru"], "known here are"),
         (["--policy", "belady", "--tier", "5"], "known here are"),
         (["--tier", "5:sometimes"], "is not a tier"),
-        (["--tier", "5:cold:lru:x"], "is not a tier"),
+        (["--tier", "5:cold:lru:x"], "is not a size"),
+        (["--tier", "5:cold:lru:1:x"], "is not a tier"),
+        (["--tier", "5:cold+promoted"], "is not a tier"),
+        (["--keeps-nothing"], "at least one --tier"),
+        (["--keeps-nothing", "--tier", "5", "--capacity", "5"], "no pool"),
         (["--capacity", "9999999999"], "simulated cache"),
     ],
 )
@@ -202,6 +231,8 @@ def test_sizes_and_tiers_are_read():
     assert blocks_of("17", None) == 17
     assert tier_of("9::s3fifo", None, POLICIES) == Tier(9, "s3fifo", "through")
     assert tier_of("9:cold", None, POLICIES) == Tier(9, "lru", "cold")
+    assert tier_of("9:cold+promote", None, POLICIES) == Tier(9, "lru", "cold", promote=True)
+    assert tier_of("9:::1GB", 1 << 20, POLICIES) == Tier(9, "lru", "through", writes_per_day=1024)
 
 
 SMALL = {"pipeline": "Cache", "pool_gb": 0.25, "eviction": "lru"}

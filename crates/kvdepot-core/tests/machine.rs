@@ -50,7 +50,8 @@ impl Lab {
             let mut out = Effects::default();
             self.machine.step(self.now, event, &mut out);
             self.commands.extend(out.commands);
-            self.replies.extend(out.replies);
+            self.replies
+                .extend(out.replies.into_iter().map(|(token, reply)| (token, reply.map(Reply::listed))));
             self.visible.extend(out.visible);
             let located = self.located;
             todo.extend(out.questions.into_iter().map(|question| Event::Located {

@@ -43,7 +43,7 @@ impl Lab {
             self.machine.step(0, event, &mut out);
             self.commands.extend(out.commands);
             self.forgotten.extend(out.forgotten.iter().map(|forgotten| forgotten.handle));
-            replies.extend(out.replies);
+            replies.extend(out.replies.into_iter().map(|(token, reply)| (token, reply.map(Reply::listed))));
             todo.extend(out.questions.into_iter().map(|question| Event::Located {
                 ask: question.ask,
                 locations: vec![Location::Absent; question.keys.len()],

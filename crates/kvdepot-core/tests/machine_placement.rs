@@ -80,7 +80,8 @@ impl Lab {
                     self.in_pool.remove(&key.hash.0[0]);
                 }
             }
-            self.replies.extend(out.replies.into_iter().map(|(token, reply)| (token, reply.unwrap())));
+            self.replies
+                .extend(out.replies.into_iter().map(|(token, reply)| (token, reply.unwrap().listed())));
             todo.extend(out.questions.into_iter().map(|question| Event::Located {
                 ask: question.ask,
                 locations: vec![self.location; question.keys.len()],
@@ -397,4 +398,45 @@ fn a_block_that_is_taken_in_goes_where_a_block_that_is_sealed_goes() {
     // A tier without the new value could return the earlier one.
     lab.feed(Event::Adopt { pool_bytes: 8 * BLOCK, slots: vec![slot(1, true)] });
     assert_eq!(lab.end_writes(|| Ok(Stored::New)), [(0, 2), (1, 2), (2, 2)]);
+}
+
+/// It would wait behind writes in flight only to be declined.
+#[test]
+fn a_late_write_beyond_a_budget_is_not_queued() {
+    const IN_FLIGHT: u8 = 32;
+    let mut lab = Lab::with_budgets(64, "lru", true, &[SECOND_USE], &[u64::from(IN_FLIGHT)]);
+    (1..=IN_FLIGHT + 1).for_each(|hash| assert!(lab.dump(hash)));
+    (1..=IN_FLIGHT).for_each(|hash| lab.use_once(hash));
+    assert_eq!(lab.machine.gauges().writes_queued, usize::from(IN_FLIGHT));
+    lab.use_once(IN_FLIGHT + 1);
+    assert_eq!(lab.machine.gauges().writes_queued, usize::from(IN_FLIGHT), "no other one waits");
+    assert_eq!(lab.machine.counters().over_budget_blocks, 1);
+    lab.end_writes(stored);
+    lab.now += HOUR;
+    lab.use_once(IN_FLIGHT + 1);
+    assert_eq!(lab.end_writes(stored), vec![(0, IN_FLIGHT + 1)], "its next use asks again");
+}
+
+/// A pool that keeps nothing is rid of a block as soon as its tier does not get it.
+#[test]
+fn room_that_a_declined_write_frees_is_noticed_at_once() {
+    let mut lab = Lab::with_budgets(4, "lru", false, &[THROUGH], &[1]);
+    assert!(lab.dump(1));
+    assert_eq!(lab.writes.len(), 1, "the budget is used up now");
+    let hashes = vec![BlockHash([2; 16])];
+    let how = Reserve::Block;
+    let leases = Lab::leases(lab.ask(Request::Reserve { namespace: 0, id: None, hashes, how, runs_max: 9 }));
+    assert_eq!(leases.len(), 1);
+    lab.location = Location::Tier(0);
+    for hash in [20, 21, 22] {
+        lab.send(lab.load(hash));
+    }
+    assert_eq!(
+        (lab.reads.len(), lab.machine.gauges().pool_free_bytes),
+        (2, 0),
+        "the third load waits for room"
+    );
+    lab.send(Request::Commit { leases, shards: ShardSet::All, crc64: None });
+    assert_eq!(lab.machine.counters().over_budget_blocks, 1);
+    assert_eq!(lab.reads.len(), 3, "without another event");
 }

@@ -6,7 +6,7 @@ use kvdepot_core::replay::{Change, Fleet, Level, Route, Trace, Window, replay, s
 use proptest::prelude::*;
 
 fn level(capacity: u64) -> Level {
-    Level { policy: "lru".to_owned(), capacity, placement: Placement::default() }
+    Level { policy: "lru".to_owned(), capacity, placement: Placement::default(), writes_per_day: 0 }
 }
 
 fn fleet(nodes: usize, capacity: u64) -> Fleet {

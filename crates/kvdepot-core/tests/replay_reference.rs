@@ -7,11 +7,16 @@ use kvdepot_core::replay::{Ceiling, Level, Meter, Record, Trace, belady, replay}
 use proptest::prelude::*;
 
 fn level(policy: &str, capacity: u64) -> Level {
-    Level { policy: policy.into(), capacity, placement: Placement::default() }
+    Level { policy: policy.into(), capacity, placement: Placement::default(), writes_per_day: 0 }
 }
 
 fn tier(capacity: u64, write: WriteWhen) -> Level {
-    Level { policy: "lru".into(), capacity, placement: Placement { write, promote: false } }
+    Level {
+        policy: "lru".into(),
+        capacity,
+        placement: Placement { write, promote: false },
+        writes_per_day: 0,
+    }
 }
 
 fn trace_of(requests: &[Vec<u64>]) -> Trace {
@@ -163,11 +168,35 @@ fn a_block_loaded_from_below_is_promoted_where_a_tier_takes_such() {
         policy: "lru".into(),
         capacity: 1,
         placement: Placement { write: WriteWhen::Through, promote },
+        writes_per_day: 0,
     };
     for (promote, written) in [(false, 3), (true, 4)] {
         let report = replay(&trace, &[level("lru", 1), near(promote), tier(9, WriteWhen::Through)]).unwrap();
         assert_eq!((report.levels[2].hits, report.levels[1].written), (1, written));
     }
+}
+
+/// The depot's own budget: an hour's share is saved up, and a block that was left out is written at its next use.
+#[test]
+fn a_tier_s_budget_leaves_blocks_out_until_they_are_used_again() {
+    let mut trace = Trace::new();
+    let minute = 60_000;
+    for (at, block) in [(0, 1), (0, 2), (minute, 2), (61 * minute, 2), (62 * minute, 3)] {
+        trace.push(at, 16, 1, &[block]);
+    }
+    let limited = Level { writes_per_day: 24, ..tier(9, WriteWhen::Through) };
+    let report = replay(&trace, &[level("lru", 9), limited]).unwrap();
+    // 1 takes the first hour's block and 2 the second one's.
+    assert_eq!((report.levels[1].written, report.levels[1].over_budget), (2, 3));
+    let all = replay(&trace, &[level("lru", 9), tier(9, WriteWhen::Through)]).unwrap();
+    assert_eq!((all.levels[1].written, all.levels[1].over_budget), (3, 0));
+}
+
+#[test]
+fn a_pool_that_keeps_nothing_gives_every_block_to_every_tier() {
+    let trace = trace_of(&[vec![1, 2], vec![1, 2, 3], vec![3]]);
+    let report = replay(&trace, &[level("lru", 0), tier(9, WriteWhen::OnSecondUse)]).unwrap();
+    assert_eq!((report.levels[0].hits, report.levels[1].hits, report.levels[1].written), (0, 3, 3));
 }
 
 #[test]

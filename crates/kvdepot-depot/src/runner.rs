@@ -190,6 +190,7 @@ impl Runner {
         let mut effects = self.step(event);
         loop {
             for (token, outcome) in effects.replies {
+                let outcome = outcome.map(Reply::listed);
                 if own.is_some_and(|(own, _)| own == token) {
                     reply = Some(outcome);
                 } else {

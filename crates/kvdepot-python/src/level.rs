@@ -14,6 +14,9 @@ pub(crate) struct LevelJson {
     write: Option<String>,
     #[serde(default)]
     promote: bool,
+    /// Blocks.
+    #[serde(default)]
+    writes_per_day: u64,
 }
 
 impl LevelJson {
@@ -28,6 +31,7 @@ impl LevelJson {
             }
         };
         let placement = Placement { write, promote: self.promote };
-        Ok(Level { policy: self.policy, capacity: self.capacity, placement })
+        let Self { policy, capacity, writes_per_day, .. } = self;
+        Ok(Level { policy, capacity, placement, writes_per_day })
     }
 }

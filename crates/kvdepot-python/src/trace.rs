@@ -23,7 +23,11 @@ fn run(trace: &replay::Trace, levels_json: &str) -> Result<String> {
     let levels: Vec<serde_json::Value> = report
         .levels
         .iter()
-        .map(|level| serde_json::json!({"hits": level.hits, "written": level.written, "evicted": level.evicted}))
+        .map(|level| {
+            serde_json::json!({
+                "hits": level.hits, "written": level.written, "evicted": level.evicted, "over_budget": level.over_budget,
+            })
+        })
         .collect();
     let hits = report.hits();
     Ok(serde_json::json!({"references": report.references, "hits": hits, "levels": levels}).to_string())

@@ -40,20 +40,55 @@ impl World {
         while !self.jobs.is_empty() {
             self.go_on()?;
         }
-        let is_touched = |work: &Work| matches!(work, Work::Read { .. } | Work::Remove { .. });
-        if self.running.iter().any(|running| is_touched(&running.work))
-            || self.machine.unsettled(&holders).is_some()
-        {
-            self.reached.insert("not taken over");
-            return self.feed_and_answer(Event::Thaw);
+        if !self.is_settled(&holders) {
+            return self.resume();
         }
         let handed = self.hand_over(&holders)?;
+        // Something may have happened meanwhile.
+        if !self.is_settled(&holders) {
+            return self.resume();
+        }
         self.forget_the_old()?;
         let pool_bytes = self.machine.gauges().pool_bytes;
         self.replace_machine();
         self.begin_anew()?;
         self.adopt(handed, &holders, pool_bytes)?;
+        // Those that have ended since the list was written hold slots at the new depot nevertheless.
+        for owner in holders {
+            if self.mistake != Some(Mistake::EndUnnoticed)
+                && !self.clients.iter().any(|client| client.owner == owner)
+            {
+                self.feed_and_answer(Event::OwnerEnded { owner })?;
+            }
+        }
         self.reached.insert("taken over");
+        Ok(())
+    }
+
+    fn is_settled(&self, holders: &[Owner]) -> bool {
+        let is_touched = |work: &Work| matches!(work, Work::Read { .. } | Work::Remove { .. });
+        !self.running.iter().any(|running| is_touched(&running.work))
+            && self.machine.unsettled(holders).is_none()
+    }
+
+    /// The old depot continues.
+    fn resume(&mut self) -> Result<(), Fail> {
+        self.reached.insert("not taken over");
+        self.feed_and_answer(Event::Thaw)
+    }
+
+    /// What may happen to a frozen depot between two pieces of its list: tiers complete writes, clients end.
+    fn between_pieces(&mut self) -> Result<(), Fail> {
+        if self.rng.chance(30) {
+            self.execute_one()?;
+            self.end_one()?;
+        }
+        if self.rng.chance(20) {
+            self.end_killed()?;
+        }
+        if self.rng.chance(30) {
+            self.go_on()?;
+        }
         Ok(())
     }
 
@@ -127,6 +162,7 @@ impl World {
                 return fail(Rule::Progress, "a walk over leases does not go on");
             }
             from = next;
+            self.between_pieces()?;
         }
         let (mut handed, mut from) = (Vec::new(), Some(0));
         while let Some(start) = from {
@@ -136,6 +172,7 @@ impl World {
                 return fail(Rule::Progress, "a walk over slots does not go on");
             }
             from = next;
+            self.between_pieces()?;
         }
         Ok(handed)
     }

@@ -63,11 +63,23 @@ pub enum Mistake {
     BudgetIgnored,
     /// A claim whose connection has ended goes on until it is released.
     EndedClaimGoesOn,
+    /// A load whose connection has ended goes on until it is answered.
+    EndedLoadGoesOn,
+    /// A block is not kept in its slot for the last requests that wait for it.
+    ArrivalNotPinned,
+    /// The last requests that wait for a block get it, although it was reset or removed after the first.
+    ArrivalNotLookedAt,
+    /// A client that ended while the list of a hand-over was written keeps its slots at the next depot.
+    EndUnnoticed,
+    /// More than an hour's share of a tier's budget of written bytes accumulates.
+    BudgetSavedUp,
+    /// A tier's budget gets the bytes of every failed write back.
+    ErrorsRefunded,
 }
 
 impl Mistake {
     /// All of them.
-    pub const ALL: [Self; 29] = [
+    pub const ALL: [Self; 35] = [
         Self::SealedEarly,
         Self::LeaseKept,
         Self::NoQuarantine,
@@ -97,6 +109,12 @@ impl Mistake {
         Self::RegionIgnored,
         Self::BudgetIgnored,
         Self::EndedClaimGoesOn,
+        Self::EndedLoadGoesOn,
+        Self::ArrivalNotPinned,
+        Self::ArrivalNotLookedAt,
+        Self::EndUnnoticed,
+        Self::BudgetSavedUp,
+        Self::ErrorsRefunded,
     ];
 
     /// Returns the mistake with that name.
@@ -124,7 +142,12 @@ impl Mistake {
             Self::ClosedTierUsed => Some(Flaw::ClosedTierUsed),
             Self::RegionIgnored => Some(Flaw::RegionIgnored),
             Self::BudgetIgnored => Some(Flaw::BudgetIgnored),
+            Self::BudgetSavedUp => Some(Flaw::BudgetSavesUp),
+            Self::ErrorsRefunded => Some(Flaw::BudgetRefundsErrors),
             Self::EndedClaimGoesOn => Some(Flaw::EndedClaimGoesOn),
+            Self::EndedLoadGoesOn => Some(Flaw::EndedLoadGoesOn),
+            Self::ArrivalNotPinned => Some(Flaw::ArrivalNotPinned),
+            Self::ArrivalNotLookedAt => Some(Flaw::ArrivalNotLookedAt),
             _ => None,
         }
     }

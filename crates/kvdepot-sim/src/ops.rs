@@ -209,6 +209,20 @@ impl World {
         if !self.know(Some(client), space)? {
             return self.ask_as_before(client, space, hashes);
         }
+        self.load_of(client, space, hashes.clone())?;
+        // Others want the same.
+        let others =
+            if self.has(Feature::Crowds) && self.rng.chance(50) { self.rng.between(2, 6) } else { 0 };
+        for _ in 0..others {
+            let client = self.someone();
+            if self.know(Some(client), space)? {
+                self.load_of(client, space, hashes.clone())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn load_of(&mut self, client: usize, space: usize, hashes: Vec<BlockHash>) -> Result<(), Fail> {
         let keys = self.keys(space, &hashes);
         let request = Request::Load {
             id: None,
@@ -402,7 +416,12 @@ impl World {
     }
 
     fn pass_time(&mut self) -> Result<(), Fail> {
-        let ms = [1, 100, 1_000, 3_000, 40_000][self.rng.below(5)];
+        let mut ms = [1, 100, 1_000, 3_000, 40_000][self.rng.below(5)];
+        let has_budget = self.plan.shape.tiers.iter().any(|tier| tier.write_bytes_per_day > 0);
+        if has_budget && self.rng.chance(20) {
+            // A part of a budget's hour, or some hours.
+            ms = self.rng.between(600, 10_000) as u64 * 1_000;
+        }
         self.now += ms * 1_000_000;
         if self.rng.chance(70) {
             return self.feed_and_answer(Event::Tick);

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use kvdepot_core::BlockKey;
 use kvdepot_core::eviction::SlotId;
-use kvdepot_core::machine::{Gauges, Nanos, Stored, WriteWhen};
-use kvdepot_core::{BlockKey, Error, ErrorKind};
+use kvdepot_core::machine::{Gauges, Nanos, WriteWhen};
 
 use crate::fail::{Fail, Rule, fail};
 use crate::model::name;
@@ -48,33 +48,44 @@ impl Placed {
     }
 }
 
-/// Bytes that tiers were given.
+/// Bytes that a tier stored from a moment on at which no write was in flight there; those in flight count.
+#[derive(Debug)]
+struct Window {
+    since: Nanos,
+    bytes: u64,
+}
+
+/// What tiers were given.
 #[derive(Debug)]
 pub(crate) struct Given {
-    bytes: Vec<u64>,
+    windows: Vec<Vec<Window>>,
     /// The writes that have not ended, by tier and slot.
     in_flight: BTreeMap<(usize, SlotId), u64>,
-    /// When the machine began.
-    since: Nanos,
 }
 
 impl Given {
-    pub(crate) fn new(tiers: usize, since: Nanos) -> Self {
-        Self { bytes: vec![0; tiers], in_flight: BTreeMap::new(), since }
+    pub(crate) fn new(tiers: usize) -> Self {
+        Self { windows: (0..tiers).map(|_| Vec::new()).collect(), in_flight: BTreeMap::new() }
     }
-}
 
-impl Given {
-    /// Records the end of a write: what a tier did not write does not count.
-    pub(crate) fn ended(&mut self, tier: usize, slot: SlotId, outcome: &Result<Stored, Error>) {
-        use ErrorKind::{Busy, Closed, Unavailable};
+    /// Records that a tier is given a write. Returns what it was given before in each window.
+    fn begin(&mut self, tier: usize, slot: SlotId, bytes: u64, now: Nanos) -> Vec<(Nanos, u64)> {
+        let windows = &mut self.windows[tier];
+        // What is in flight belongs to all windows, so that one that was not stored can be taken out of them.
+        if self.in_flight.range((tier, 0)..=(tier, SlotId::MAX)).next().is_none() {
+            windows.push(Window { since: now, bytes: 0 });
+        }
+        self.in_flight.insert((tier, slot), bytes);
+        let before = windows.iter().map(|window| (window.since, window.bytes)).collect();
+        windows.iter_mut().for_each(|window| window.bytes += bytes);
+        before
+    }
+
+    /// Records the end of a write; the tier tells whether it has stored it.
+    pub(crate) fn ended(&mut self, tier: usize, slot: SlotId, stored: bool) {
         let bytes = self.in_flight.remove(&(tier, slot)).unwrap_or(0);
-        let wrote = match outcome {
-            Ok(stored) => *stored == Stored::New,
-            Err(error) => !matches!(error.kind(), Busy | Closed | Unavailable),
-        };
-        if !wrote {
-            self.bytes[tier] -= bytes;
+        if !stored {
+            self.windows[tier].iter_mut().for_each(|window| window.bytes -= bytes);
         }
     }
 }
@@ -83,8 +94,8 @@ impl Given {
 const DAY_NS: u128 = 24 * 3_600_000_000_000;
 
 impl World {
-    /// Checks a tier's budget of written bytes: an hour's, those of the time since then, and one block more. Values are
-    /// written anyway, and count.
+    /// Checks a tier's budget of written bytes: in any span of time it stores an hour's, those of that time, and one block
+    /// more. Values are written anyway, and count.
     pub(crate) fn check_budget(
         &mut self,
         tier: usize,
@@ -92,15 +103,15 @@ impl World {
         key: &BlockKey,
         bytes: u64,
     ) -> Result<(), Fail> {
-        let before = self.given.bytes[tier];
-        self.given.bytes[tier] += bytes;
-        self.given.in_flight.insert((tier, slot), bytes);
-        let per_day = self.plan.shape.tiers[tier].write_bytes_per_day;
-        if per_day == 0 || self.placed.values.contains(key) {
+        let per_day = u128::from(self.plan.shape.tiers[tier].write_bytes_per_day);
+        if per_day == 0 {
             return Ok(());
         }
-        let time = u128::from(self.now - self.given.since) + DAY_NS / 24;
-        if u128::from(before) * DAY_NS > u128::from(per_day) * time {
+        let before = self.given.begin(tier, slot, bytes, self.now);
+        let is_over = |&(since, bytes): &(Nanos, u64)| {
+            u128::from(bytes) * DAY_NS > per_day * (u128::from(self.now - since) + DAY_NS / 24)
+        };
+        if before.iter().any(is_over) && !self.placed.values.contains(key) {
             return fail(Rule::Budget, format!("tier {tier} is given {} beyond its budget", name(key)));
         }
         Ok(())

@@ -39,10 +39,12 @@ pub enum Feature {
     KeptPools,
     RemovalErrors,
     Wishes,
+    Crowds,
 }
 
 /// All features, in the order in which shrinking tries to disable them.
-pub const FEATURES: [Feature; 29] = [
+pub const FEATURES: [Feature; 30] = [
+    Feature::Crowds,
     Feature::Wishes,
     Feature::KeptPools,
     Feature::RemovalErrors,
@@ -151,9 +153,9 @@ pub struct Plan {
 pub const OPS_MAX: usize = 900;
 
 /// Draws a tier's budget of written bytes: mostly none, else an hour's bytes are a few blocks.
-fn budget(rng: &mut Rng) -> u64 {
+fn budget(rng: &mut Rng, more: &mut Rng) -> u64 {
     let pages_per_hour = rng.between(4, 60) as u64;
-    if rng.chance(8) { pages_per_hour * BLOCK_ALIGN_BYTES * 24 } else { 0 }
+    if rng.chance(8) | more.chance(12) { pages_per_hour * BLOCK_ALIGN_BYTES * 24 } else { 0 }
 }
 
 impl Plan {
@@ -162,7 +164,7 @@ impl Plan {
         let mut rng = Rng::new(seed ^ 0x5EED_0F0A_11DE_907A);
         rng.next();
         let mut placements = Rng::new(seed ^ 0x91AC_E3E7);
-        let mut budgets = Rng::new(seed ^ 0xB0D6_E75F);
+        let (mut budgets, mut more) = (Rng::new(seed ^ 0xB0D6_E75F), Rng::new(seed ^ 0xB0D_6E20));
         let tiers = (0..[1, 1, 2, 2, 3, 0, 1, 2][rng.below(8)])
             .map(|_| TierShape {
                 pages: rng.between(6, 60),
@@ -172,7 +174,7 @@ impl Plan {
                         [placements.below(4).saturating_sub(1)],
                     promote: placements.chance(40),
                 },
-                write_bytes_per_day: budget(&mut budgets),
+                write_bytes_per_day: budget(&mut budgets, &mut more),
             })
             .collect();
         let pool_pages = rng.between(4, 40);
@@ -208,7 +210,16 @@ impl Plan {
         if Rng::new(seed ^ 0x3157_ED00).chance(25) {
             features = features.without(Feature::Wishes);
         }
-        let drawn_above = [Feature::Forgetting, Feature::KeptPools, Feature::RemovalErrors, Feature::Wishes];
+        if Rng::new(seed ^ 0xC40_3D72).chance(50) {
+            features = features.without(Feature::Crowds);
+        }
+        let drawn_above = [
+            Feature::Forgetting,
+            Feature::KeptPools,
+            Feature::RemovalErrors,
+            Feature::Wishes,
+            Feature::Crowds,
+        ];
         for feature in FEATURES.into_iter().filter(|feature| !drawn_above.contains(feature)) {
             let off = if feature == Feature::Crashes { 50 } else { 25 };
             if rng.chance(off) {

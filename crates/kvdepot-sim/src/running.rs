@@ -124,7 +124,9 @@ impl World {
                     () => Luck::Good,
                 };
                 let mut evicted = Vec::new();
+                let before = self.tiers[tier].stored;
                 let outcome = self.tiers[tier].write(&key, tags, luck, &mut self.rng, &mut evicted);
+                self.given.ended(tier, slot, self.tiers[tier].stored > before);
                 if !evicted.is_empty() {
                     self.forgotten.push((tier, evicted, false));
                 }

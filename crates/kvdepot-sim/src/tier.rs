@@ -49,6 +49,8 @@ pub(crate) struct SimTier {
     pub(crate) full: bool,
     /// The mistake: an epoch that cannot be stored is acknowledged.
     pub(crate) loses_epochs: bool,
+    /// Number of writes that it has stored.
+    pub(crate) stored: u64,
 }
 
 impl SimTier {
@@ -61,6 +63,7 @@ impl SimTier {
             epochs: BTreeMap::new(),
             full: false,
             loses_epochs: false,
+            stored: 0,
         }
     }
 
@@ -145,6 +148,7 @@ impl SimTier {
             self.drop_block(&victim);
             evicted.push(victim);
         }
+        self.stored += 1;
         self.used_pages += tags.len();
         self.blocks.insert(*key, Held { tags, known: rng.chance(70), corrupt: false });
         if luck == Luck::FailsStored { failed() } else { Ok(Stored::New) }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use kvdepot_core::limits::BLOCK_ALIGN_BYTES;
 use kvdepot_core::machine::{
     Ask, Command, Effects, Event, Job, Location, Machine, NamespaceHandle, Nanos, Opened, PoolConfig,
-    RemovalId, Request, Token,
+    RemovalId, Reply, Request, Token,
 };
 use kvdepot_core::{BlockHash, BlockKey, NamespaceId, eviction};
 
@@ -124,7 +124,7 @@ impl World {
             mistake,
             rng: Rng::new(plan.seed),
             machine: machine(plan, mistake),
-            given: Given::new(plan.shape.tiers.len(), 0),
+            given: Given::new(plan.shape.tiers.len()),
             now: 1_000_000_000,
             at: 0,
             calm: false,
@@ -248,9 +248,6 @@ impl World {
     pub(crate) fn feed(&mut self, event: Event) -> Result<(), Fail> {
         self.note(|| show_event(&event));
         self.interrupted.step(&event, &self.jobs);
-        if let Event::WriteEnded { tier, slot, outcome } = &event {
-            self.given.ended(*tier, *slot, outcome);
-        }
         let mut out = Effects::default();
         self.machine.step(self.now, event, &mut out);
         self.steps += 1;
@@ -286,7 +283,7 @@ impl World {
             self.machine.check().or_else(|what| fail(Rule::Totals, what))?;
         }
         for (token, reply) in out.replies {
-            self.replied(token, reply)?;
+            self.replied(token, reply.map(Reply::listed))?;
         }
         if self.machine.counters().over_budget_blocks > 0 {
             self.reached.insert("over budget");
@@ -402,7 +399,7 @@ impl World {
     /// Starts another depot, which numbers everything from scratch.
     pub(crate) fn replace_machine(&mut self) {
         self.machine = machine(&self.plan, self.mistake);
-        self.given = Given::new(self.plan.shape.tiers.len(), self.now);
+        self.given = Given::new(self.plan.shape.tiers.len());
         self.interrupted = Interrupted::default();
         self.clients.iter_mut().for_each(|client| client.near = None);
         self.removals_ended.clear();

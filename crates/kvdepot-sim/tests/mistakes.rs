@@ -164,6 +164,36 @@ fn a_claim_that_goes_on_after_its_connection_s_end() {
 }
 
 #[test]
+fn a_load_that_goes_on_after_its_connection_s_end() {
+    finds(Mistake::EndedLoadGoesOn, &[Rule::Leaks]);
+}
+
+#[test]
+fn a_block_that_leaves_before_all_who_wait_for_it_have_leased_it() {
+    finds(Mistake::ArrivalNotPinned, &[Rule::Panic, Rule::Bytes, Rule::Owners]);
+}
+
+#[test]
+fn a_block_leased_to_the_last_who_wait_for_it_after_a_reset() {
+    finds(Mistake::ArrivalNotLookedAt, &[Rule::Stale]);
+}
+
+#[test]
+fn slots_kept_for_a_client_that_ended_during_a_hand_over() {
+    finds(Mistake::EndUnnoticed, &[Rule::Leaks, Rule::Progress]);
+}
+
+#[test]
+fn a_budget_that_saves_up_more_than_an_hour_s_share() {
+    finds(Mistake::BudgetSavedUp, &[Rule::Budget]);
+}
+
+#[test]
+fn a_budget_that_gets_back_what_a_tier_stored() {
+    finds(Mistake::ErrorsRefunded, &[Rule::Budget]);
+}
+
+#[test]
 fn a_failing_run_shrinks_to_a_few_operations() {
     let mistake = Some(Mistake::RemovalOvertaken);
     let failing = (0..SEEDS_MAX).map(Plan::new).find_map(|plan| {

@@ -4,30 +4,25 @@
 //!
 //! The files are sparse except those of the rates. Everything is removed at the end.
 
+mod common;
+
 use std::collections::VecDeque;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use kvdepot_core::{BlockLayout, Error, Result};
-use kvdepot_tier::conformance::{Bench, spec};
+use common::{HEADER_BYTES, PATIENCE};
+use kvdepot_core::{Error, Result};
+use kvdepot_tier::conformance::Bench;
 use kvdepot_tier::{PosixConfig, PosixTier, Tier, Written};
 
-/// A block file's header.
-const HEADER_BYTES: u64 = 4096;
 /// Writes in flight.
 const AHEAD: usize = 64;
 const ROUNDS: u64 = 15;
-const PATIENCE: Duration = Duration::from_secs(3600);
 
 fn main() -> Result<()> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let number =
-        |at: usize, default: u64| arguments.get(at).and_then(|text| text.parse().ok()).unwrap_or(default);
-    let parent = arguments.first().map_or_else(std::env::temp_dir, PathBuf::from);
-    let (files, writes, block_bytes) = (number(1, 100_000), number(2, 5_000), number(3, 65_536));
-    let dir = parent.join(format!("posix-shared-{}", std::process::id()));
+    let (dir, [files, writes, block_bytes]) = common::arguments("posix-shared", [100_000, 5_000, 65_536]);
     let outcome = starts(&dir, files, block_bytes).and_then(|()| rates(&dir, writes, block_bytes));
     std::fs::remove_dir_all(&dir).map_err(|e| Error::io("cannot remove the directory", e))?;
     outcome
@@ -37,9 +32,7 @@ fn open(dir: &Path, block_bytes: u64, blocks: u64, is_for_all: bool) -> Result<(
     std::fs::create_dir_all(dir).map_err(|e| Error::io("cannot make a directory", e))?;
     let capacity_bytes = blocks * (HEADER_BYTES + block_bytes);
     let config = PosixConfig { capacity_bytes, capacity_shared: is_for_all, ..PosixConfig::new(dir) };
-    let tier = Arc::new(PosixTier::open(config)?);
-    let bench = Bench::with(Arc::clone(&tier) as _, spec("shared", BlockLayout::uniform(1, &[block_bytes])?));
-    Ok((tier, bench))
+    common::open(config, block_bytes)
 }
 
 /// The first block that is stored in a directory with many files, of which no ledger and no checkpoint tells.

@@ -6,32 +6,27 @@
 //! The files are sparse, so a million of them take inodes and little else; for the rates, as many files as `writes` are
 //! full. Everything is removed at the end.
 
+mod common;
+
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use kvdepot_core::{BlockLayout, Error, Result};
+use common::{HEADER_BYTES, PATIENCE};
+use kvdepot_core::{Error, Result};
 use kvdepot_io::SlotBuf;
-use kvdepot_tier::conformance::{Bench, Waiting, spec};
+use kvdepot_tier::conformance::{Bench, Waiting};
 use kvdepot_tier::{PosixConfig, PosixTier, Tier, WriteItem};
 
-/// A block file's header.
-const HEADER_BYTES: u64 = 4096;
 /// Writes in flight.
 const AHEAD: u64 = 64;
 const ROUNDS: u64 = 7;
-const PATIENCE: Duration = Duration::from_secs(3600);
 
 fn main() -> Result<()> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let number =
-        |at: usize, default: u64| arguments.get(at).and_then(|text| text.parse().ok()).unwrap_or(default);
-    let parent = arguments.first().map_or_else(std::env::temp_dir, PathBuf::from);
-    let (files, writes, block_bytes) = (number(1, 100_000), number(2, 20_000), number(3, 4096));
-    let dir = parent.join(format!("posix-size-{}", std::process::id()));
+    let (dir, [files, writes, block_bytes]) = common::arguments("posix-size", [100_000, 20_000, 4096]);
     let broken = |e| Error::io("cannot use the directory", e);
     std::fs::create_dir_all(&dir).map_err(broken)?;
     let outcome = measure(&dir, files, writes, block_bytes);
@@ -41,9 +36,7 @@ fn main() -> Result<()> {
 
 fn open(dir: &Path, block_bytes: u64, capacity_bytes: u64) -> Result<(Arc<PosixTier>, Bench)> {
     let config = PosixConfig { shared: false, capacity_bytes, ..PosixConfig::new(dir) };
-    let tier = Arc::new(PosixTier::open(config)?);
-    let bench = Bench::with(Arc::clone(&tier) as _, spec("size", BlockLayout::uniform(1, &[block_bytes])?));
-    Ok((tier, bench))
+    common::open(config, block_bytes)
 }
 
 fn measure(dir: &Path, files: u64, writes: u64, block_bytes: u64) -> Result<()> {

@@ -99,6 +99,9 @@ pub struct Key {
     pub required: &'static str,
     /// Its dependency on another key.
     pub rule: Option<Rule>,
+    /// Whether it came after a release that had its tier, and its default means how that release behaved. At its default
+    /// it is no part of a depot's identity: an upgraded depot takes over from the one before at the same socket.
+    pub came_later: bool,
 }
 
 impl Key {
@@ -117,6 +120,7 @@ impl Key {
         instead: "",
         required: "",
         rule: None,
+        came_later: false,
     };
 }
 
@@ -234,6 +238,13 @@ fn is_url(text: &str, schemes: &[&str], with_name: &[&str]) -> bool {
         && !rest.contains('@')
 }
 
+/// Returns a URL as it may be shown: what stands before an `@` may hold a password, in which other separators may occur.
+pub(crate) fn without_user(url: &str) -> String {
+    let Some((before, host)) = url.rsplit_once('@') else { return url.to_owned() };
+    let scheme = before.split_once("://").map_or("", |(scheme, _)| scheme);
+    if scheme.is_empty() { format!("…@{host}") } else { format!("{scheme}://…@{host}") }
+}
+
 fn one_of_schemes(schemes: &[&str]) -> String {
     let written: Vec<String> = schemes.iter().map(|scheme| format!("{scheme}://")).collect();
     let written: Vec<&str> = written.iter().map(String::as_str).collect();
@@ -290,10 +301,14 @@ impl<'a> Fields<'a> {
     }
 
     fn wrong(&self, key: &str, expected: &str) -> Error {
-        Error::new(ErrorKind::Config, format!("a tier's setting must be {expected}"))
+        let error = Error::new(ErrorKind::Config, format!("a tier's setting must be {expected}"))
             .with("tier", self.tier)
-            .with("key", key)
-            .with("value", self.map.get(key).unwrap_or(&Value::Null))
+            .with("key", key);
+        match self.map.get(key) {
+            Some(Value::String(text)) => error.with("value", Value::String(without_user(text))),
+            Some(value) => error.with("value", value),
+            None => error.with("value", Value::Null),
+        }
     }
 
     fn get(&self, key: &str) -> Option<&Value> {
@@ -377,4 +392,31 @@ fn edits(a: &str, b: &str) -> usize {
         }
     }
     row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_is_shown_without_its_user() {
+        for (url, shown) in [
+            ("https://host:9000/p", "https://host:9000/p"),
+            ("http://user:secret@host:9000", "http://…@host:9000"),
+            ("http://user:se/cr@t://x@host", "http://…@host"),
+            ("user:secret@host", "…@host"),
+        ] {
+            assert_eq!(without_user(url), shown);
+        }
+    }
+
+    #[test]
+    fn an_error_shows_no_password() {
+        let kind = Kind::Url { of: &["http"], with_name: &[] };
+        let settings = [Setting { name: "endpoint", kind, key: None }];
+        let given = serde_json::json!({"endpoint": "http://user:secret@host"});
+        let Err(error) = Fields::new("Object", &given, &settings) else { panic!("a user is refused") };
+        let text = format!("{error} {error:?}");
+        assert!(text.contains("http://…@host") && !text.contains("secret"), "{text}");
+    }
 }

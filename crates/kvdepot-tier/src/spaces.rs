@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
+use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Result, next_epoch};
 
 use crate::served::{self, Served};
 
@@ -19,6 +19,13 @@ pub(crate) struct Wanted {
     pub(crate) advance: bool,
     /// Changes with every reset: the epoch stored for an earlier one is not enough.
     request: u64,
+}
+
+impl Wanted {
+    /// Returns the epoch to store where this one is stored; nothing is to be done if it is the same.
+    pub(crate) fn target(&self, stored: u32) -> Result<u32> {
+        if self.advance { next_epoch(stored, self.at_least) } else { Ok(stored.max(self.at_least)) }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -54,7 +61,8 @@ impl Spaces {
         Ok(self.served.enter(spec, epoch, true))
     }
 
-    /// Makes a namespace unreachable until an epoch is stored. Returns the id that its keys carry.
+    /// Makes a namespace unreachable until an epoch is stored: none before the known one, and with `advance` a later one,
+    /// even if the store has lost the known one or the caller does not know it. Returns the id that its keys carry.
     pub(crate) fn want(
         &mut self,
         spec: &Arc<NamespaceSpec>,
@@ -63,6 +71,8 @@ impl Spaces {
     ) -> Option<NamespaceId> {
         self.requests += 1;
         let (root, request) = (spec.root(), self.requests);
+        let not_before = self.epoch(root).map_or(0, |known| known.saturating_add(u32::from(advance)));
+        let at_least = at_least.max(not_before);
         let new = || Wanted { spec: Arc::clone(spec), at_least, advance, request };
         let wanted = self.wanted.entry(root).or_insert_with(new);
         if advance && !wanted.advance {
@@ -110,10 +120,32 @@ mod tests {
 
     use super::*;
 
+    fn spec() -> Arc<NamespaceSpec> {
+        let layout = BlockLayout::new(vec![vec![100]]).unwrap();
+        Arc::new(crate::conformance::spec("one", layout))
+    }
+
+    /// A store that lost its epoch, or a caller that does not know it, must not lose the reset.
+    #[test]
+    fn a_reset_below_the_known_epoch_goes_beyond_it() {
+        let (spec, mut spaces) = (spec(), Spaces::default());
+        let root = spec.root();
+        spaces.enter(&spec, 5).unwrap();
+        spaces.want(&spec, 0, true);
+        let first = spaces.wanted(root).unwrap();
+        assert_eq!(first.at_least, 6);
+        assert!(!spaces.settled(&first, 1), "the known epoch is later");
+        assert!(spaces.wanted(root).is_some(), "it is still to be stored");
+        assert!(spaces.settled(&first, 6) && spaces.is_open(root));
+        spaces.want(&spec, 2, false);
+        let second = spaces.wanted(root).unwrap();
+        assert_eq!(second.at_least, 6, "an opener may not know it, either");
+        assert!(spaces.settled(&second, 6) && spaces.is_open(root));
+    }
+
     #[test]
     fn a_reset_is_served_when_it_is_stored_and_the_last() {
-        let layout = BlockLayout::new(vec![vec![100]]).unwrap();
-        let spec = Arc::new(crate::conformance::spec("one", layout));
+        let spec = spec();
         let key = |epoch| BlockKey { namespace: spec.id(epoch), hash: BlockHash([0; 16]) };
         let mut spaces = Spaces::default();
         assert_eq!(spaces.enter(&spec, 3).unwrap(), None);

@@ -8,11 +8,11 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::{Arc, Barrier};
 
-use common::{config, files_with, open, open_faulty, until};
+use common::{config, files_with, open, open_faulty};
 use kvdepot_core::ErrorKind;
 use kvdepot_io::faults::{Fault, FaultDevice, FaultOp, Faults};
 use kvdepot_io::{Device, DirDevice, DirectUse};
-use kvdepot_tier::conformance::{Bench, Waiting};
+use kvdepot_tier::conformance::{Bench, Waiting, until};
 use kvdepot_tier::{PosixConfig, PosixTier, Written};
 
 /// Makes everything that takes space fail, as on a full disk.

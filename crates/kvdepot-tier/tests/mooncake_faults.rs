@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use kvdepot_core::{BlockLayout, ErrorKind};
-use kvdepot_tier::conformance::{Bench, Waiting, spec};
+use kvdepot_tier::conformance::{Bench, Waiting, spec, until};
 use kvdepot_tier::mooncake::{HelperProcess, HelperStarter, MooncakeHelper, MooncakeOp};
 use kvdepot_tier::{MooncakeConfig, MooncakeTier, Presence, Tier, Written};
 use mooncake_store::{Fault, Store};
@@ -23,15 +23,6 @@ fn bench(store: &Store) -> Bench {
 
 fn in_ms(ms: u64) -> Instant {
     Instant::now() + Duration::from_millis(ms)
-}
-
-/// Repeats until it is so.
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let end = Bench::soon();
-    while !is_so() {
-        assert!(Instant::now() < end, "{what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 /// Repeats a write with ever longer deadlines until the store has got it, where it hangs.

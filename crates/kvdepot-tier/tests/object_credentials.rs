@@ -219,6 +219,19 @@ fn tokens_and_signatures_are_not_sent_where_others_can_read_them() {
     open("az://bucket/kv", "http://store.example:80/account").unwrap();
 }
 
+/// The environment's addresses are not checked with the settings.
+#[test]
+fn a_user_in_an_address_is_refused_and_not_shown() {
+    for url in ["s3://bucket/kv", "gs://bucket/kv", IN_ACCOUNT] {
+        let endpoint = Some("http://user:geheim@127.0.0.1:1".to_owned());
+        let config = ObjectConfig { endpoint, ..ObjectConfig::new(url).unwrap() };
+        let error = ObjectTier::open(config).map(|_| ()).unwrap_err();
+        let told = format!("{error} {error:?}");
+        assert_eq!(error.kind(), ErrorKind::Config, "{url}: {told}");
+        assert!(told.contains("http://…@127.0.0.1:1") && !told.contains("geheim"), "{url}: {told}");
+    }
+}
+
 #[test]
 fn refused_credentials_are_named_and_not_shown() {
     let _speaking = Speaking::set(Dialect::Azure);

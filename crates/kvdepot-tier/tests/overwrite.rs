@@ -7,12 +7,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use common::{
-    Engine, block_file, config, disk_bytes, files, files_with, on_every_engine, open, open_faulty, until,
-};
+use common::{Engine, block_file, config, disk_bytes, files, files_with, on_every_engine, open, open_faulty};
 use kvdepot_core::{BlockLayout, ErrorKind};
 use kvdepot_io::faults::{Fault, FaultOp, Faults};
-use kvdepot_tier::conformance::{Bench, Waiting, spec};
+use kvdepot_tier::conformance::{Bench, Waiting, spec, until};
 use kvdepot_tier::{PosixConfig, Presence, Tier};
 
 on_every_engine! {

@@ -8,10 +8,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::{block_file, config, disk_bytes, files_with, open, open_faulty, until};
+use common::{block_file, config, disk_bytes, files_with, open, open_faulty};
 use kvdepot_core::{BlockLayout, ErrorKind};
 use kvdepot_io::faults::{Fault, FaultOp, Faults};
-use kvdepot_tier::conformance::{Bench, Waiting, spec};
+use kvdepot_tier::conformance::{Bench, Waiting, spec, until};
 use kvdepot_tier::{PosixConfig, PosixTier, Tier};
 
 const FILE_BYTES: u64 = 16_384;

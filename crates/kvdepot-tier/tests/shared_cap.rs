@@ -12,13 +12,11 @@ use std::time::{Duration, Instant};
 
 use common::{config, disk_bytes, files, open};
 use kvdepot_core::ErrorKind;
-use kvdepot_io::faults::{FaultDevice, FaultOp, Faults, Image, MemoryDevice};
+use kvdepot_io::faults::{Fault, FaultDevice, FaultOp, Faults, Image, MemoryDevice};
 use kvdepot_io::{Device, DirDevice, DirectUse};
-use kvdepot_tier::conformance::Bench;
+use kvdepot_tier::conformance::{Bench, until};
 use kvdepot_tier::{PosixConfig, PosixTier, Tier};
 
-/// Reached only by a hang.
-const HANG: Duration = Duration::from_secs(120);
 /// A lease with which directories are surveyed every 20 s.
 const SURVEYED_OFTEN: Duration = Duration::from_secs(4);
 const FILE_BYTES: u64 = 16_384;
@@ -37,15 +35,6 @@ fn directory() -> tempfile::TempDir {
 
 fn shared(dir: &Path, blocks: u64) -> PosixConfig {
     PosixConfig { capacity_bytes: blocks * FILE_BYTES, shared: true, capacity_shared: true, ..config(dir) }
-}
-
-/// Waits for what other threads and processes do.
-fn until(what: &str, mut is: impl FnMut() -> bool) {
-    let end = Instant::now() + HANG;
-    while !is() {
-        assert!(Instant::now() < end, "{what}");
-        std::thread::yield_now();
-    }
 }
 
 fn block_bytes(image: &Image) -> u64 {
@@ -430,6 +419,38 @@ fn a_ledger_out_of_reach_stops_writes_only() {
     faults.release();
     faults.set_enabled(false);
     until("writes go on", || bench.write(numbers.next().unwrap()).is_ok());
+}
+
+/// A second directory that hangs, just when the file of a failed write is to be removed there, delays no turn of the
+/// ledger: the depot would lose its membership, and with it the writes to all directories.
+#[test]
+fn a_second_directory_that_hangs_delays_no_turn_of_the_ledger() {
+    let (first, second) = (directory(), directory());
+    let faults = Faults::default();
+    let plain = |dir: &Path| Arc::new(DirDevice::open(dir, DirectUse::Never).unwrap()) as Arc<dyn Device>;
+    let devices = vec![
+        plain(first.path()),
+        Arc::new(FaultDevice::new(plain(second.path()), faults.clone())) as Arc<dyn Device>,
+    ];
+    let config = PosixConfig { ledger_lease: Duration::from_secs(4), ..shared(first.path(), 4096) };
+    let tier = PosixTier::open_on_devices(config, devices).unwrap();
+    let bench = Bench::new(Arc::new(tier));
+    let is_second = |n: &u64| u128::from_be_bytes(bench.key(*n).hash.0) % 2 == 1;
+    let mut at_second = (0..).filter(is_second);
+    until("a block is stored", || bench.write(at_second.next().unwrap()).is_ok());
+    until("its thread hangs", || {
+        faults.release();
+        faults.at(FaultOp::Write, 0, Fault::Eio);
+        assert!(bench.write(at_second.next().unwrap()).is_err());
+        // It removes the file itself; then, a second after the last turn, whoever keeps the account makes sure of that.
+        faults.hang(FaultOp::Unlink);
+        faults.wait_hung(1, Instant::now() + Duration::from_secs(3))
+    });
+    let before = newest(first.path());
+    until("turns go on", || newest(first.path()) > before + 3);
+    let mut at_first = (0..).filter(|n| !is_second(n));
+    bench.write(at_first.next().unwrap()).unwrap();
+    faults.release();
 }
 
 /// A full disk: blocks make room for the ledger, because no write gets as far as that without it.

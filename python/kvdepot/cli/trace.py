@@ -24,7 +24,15 @@ command.add_command(fleet)
 @FILES
 @click.option("--capacity", "capacities", multiple=True, help="Size of the pool: blocks, or 64GB; also a,b,c.")
 @click.option("--policy", "policies", multiple=True, help="Eviction policy: lru, s3fifo, lhd, belady; default: all.")
-@click.option("--tier", "tiers", multiple=True, help="A tier below: SIZE[:through|second_use|cold[:POLICY]].")
+@click.option(
+    "--tier",
+    "tiers",
+    multiple=True,
+    help="A tier below: SIZE[:through|second_use|cold[+promote][:POLICY[:BUDGET]]]; BUDGET: what it is given a day.",
+)
+@click.option(
+    "--keeps-nothing", is_flag=True, help="The pool keeps nothing, as Staging: every block goes to every tier."
+)
 @click.option("--more", help="Show the effect of this much more of each level: blocks, or 16GB.")
 @BLOCK_MIB
 @click.option("--plot", is_flag=True, help="Draw the hit rates as bars.")
@@ -34,6 +42,7 @@ def replay(
     capacities: tuple[str, ...],
     policies: tuple[str, ...],
     tiers: tuple[str, ...],
+    keeps_nothing: bool,
     more: str | None,
     block_mib: float | None,
     plot: bool,
@@ -42,7 +51,7 @@ def replay(
     """Runs the depot's own eviction and placement over FILES: hit rates by size.
 
     The hit rate is the share of all requested blocks that would have been loaded: a request hits up to its first
-    missing block. Placement is that of a pool that keeps blocks.
+    missing block.
     """
     from kvdepot.traces.files import read_traces
     from kvdepot.traces.sizes import MIB, blocks_of, tier_of
@@ -50,6 +59,8 @@ def replay(
 
     block_bytes = None if block_mib is None else block_mib * MIB
     below = [tier_of(text, block_bytes, POLICIES) for text in tiers]
+    if keeps_nothing and (capacities or not below):
+        raise config_error("--keeps-nothing: there is no pool to give a --capacity, but at least one --tier")
     known = POLICIES if below else (*POLICIES, BELADY)
     wrong = [policy for policy in policies if policy not in known]
     if wrong:
@@ -62,6 +73,9 @@ def replay(
     requests, references, distinct = trace.counts()
     if not references:
         raise config_error("the trace names no block: there is nothing to replay")
+    if keeps_nothing:
+        # The pool's policy has no effect.
+        sizes, policies = [0], (policies or known)[:1]
     sweep = Sweep(policies or known, sizes or usual_sizes(distinct), below, more_blocks)
     ceiling = (references - distinct) / references
     points = list(sweep.points(trace))
@@ -85,6 +99,8 @@ def replay(
     columns = ["blocks", *(["GiB"] if block_bytes else []), "policy", "hit %"]
     columns += [f"{name} %" for name in names] if below else []
     columns += [f"writes to {name}" for name in names[1:]]
+    has_budget = any(tier.writes_per_day for tier in below)
+    columns += [f"over budget of {name}" for name in names[1:]] if has_budget else []
     columns += [f"{more} more {name}" for name in names] if more else []
     rows = []
     for point in points:
@@ -92,6 +108,7 @@ def replay(
         row += [point.policy, f"{point.hit:.1%}"[:-1]]
         row += [f"{part:.1%}"[:-1] for part in point.levels] if below else []
         row += [f"{count:,}" for count in point.written[1:]]
+        row += [f"{count:,}" for count in point.over_budget[1:]] if has_budget else []
         row += [f"{part:+.1%}"[:-1] for part in point.more] if more else []
         rows.append(row)
     print_table(columns, rows)

@@ -1,6 +1,7 @@
 """Reads a configuration from a file, a dict or the defaults, in either spelling."""
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -144,7 +145,12 @@ def _texts(document: Document, said: Sequence[Said], details: ErrorDetails, wron
 def _problem_text(document: Document, said: Sequence[Said], problem: Problem) -> str:
     for one in said:
         if one.field == problem.key and one.variable:
-            return f"environment variable {one.variable}: {problem.text}, got {one.value!r}"
+            return f"environment variable {one.variable}: {problem.text}, got {_shown(one.value)}"
         if one.field == problem.key:
-            return f"{document.at(one.path)}: {problem.text}, got {one.value!r}"
+            return f"{document.at(one.path)}: {problem.text}, got {_shown(one.value)}"
     return f"{document.name}: {problem.key}: {problem.text}"
+
+
+def _shown(value: object) -> str:
+    """Returns a value as an error shows it, without what stands before an ``@`` in a URL: it may hold a password."""
+    return re.sub("://.*@", "://…@", repr(value))

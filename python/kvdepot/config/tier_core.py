@@ -57,11 +57,6 @@ def decided(config: "KVDepotConfig", tier: Tier, machine: Machine, identity: boo
                 yield Decided(key.name, round(share / GIB, 3), share, may_change=True)
 
 
-_LATER = {"capacity_shared": False}
-"""Settings that came after a release, each with the value that means how that release behaved. At that value they are
-no part of a depot's identity: an upgraded depot takes over from the one before at the same socket."""
-
-
 def tier_object(config: "KVDepotConfig", tier: Tier, machine: Machine, identity: bool) -> dict[str, object]:
     """Returns a tier's settings; with ``identity``, values that may change from one minute to the next are ``None``."""
     by_machine = {one.key: one for one in decided(config, tier, machine, identity)}
@@ -69,7 +64,7 @@ def tier_object(config: "KVDepotConfig", tier: Tier, machine: Machine, identity:
     for setting, key in tier.keyed:
         value = getattr(config, key.name)
         one = by_machine.get(key.name)
-        if identity and setting.name in _LATER and value == _LATER[setting.name]:
+        if identity and key.came_later and value == key.default:
             continue
         if one is None and value is None and _is_disk_share(key.by_machine):
             # The disk did not tell its size. The tier itself takes the same share when it opens.

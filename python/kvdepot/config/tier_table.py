@@ -62,6 +62,7 @@ class TierKey(_Row):
     instead: str
     required: str
     rule: Rule | None
+    came_later: bool
 
 
 class TierSetting(_Row):

@@ -80,7 +80,7 @@ class Publisher:
             return self._stream.admits(start, time.monotonic())
 
         answered = False
-        while request := self._sockets.request(admits):
+        while request := self._sockets.request(admits, time.monotonic()):
             self._sockets.answer(request, self._stream.replay(request.start, time.time()), time.monotonic())
             answered = True
         return answered

@@ -77,7 +77,7 @@ class Sockets:
         """
         self.queue_batches = queue_batches
         self._topic = topic.encode()
-        self._replays: Replays[tuple[bytes, bytes, bytes]] = Replays()
+        self._replays: Replays[tuple[bytes, bytes, bytes]] = Replays(lambda message: message[2])
         self.malformed = 0
         """Number of requests that are none."""
         self._replay: zmq.Socket[bytes] | None = None
@@ -124,11 +124,12 @@ class Sockets:
         """Publishes a batch. Never waits: a subscriber whose queue is full misses it."""
         self._publish.send_multipart((self._topic, _number(batch), batch.payload))
 
-    def request(self, admits: Callable[[int], bool]) -> Request | None:
+    def request(self, admits: Callable[[int], bool], now_s: float) -> Request | None:
         """Returns a request that can be answered now, which ``answer`` must follow; never waits.
 
         Args:
             admits: returns whether a request for the batches from a number may be answered now.
+            now_s: a monotonic time.
         """
         for _ in range(REQUESTS_PER_TURN):
             # Without room, requests wait in ZMQ.
@@ -142,7 +143,7 @@ class Sockets:
                 self.malformed += 1
             else:
                 self._replays.ask(Request(frames[0], int.from_bytes(frames[2], "big")))
-        return self._replays.next(admits)
+        return self._replays.next(admits, now_s)
 
     def answer(self, request: Request, batches: list[Batch], now_s: float) -> None:
         """Begins an answer, which ``turn`` sends."""

@@ -36,23 +36,34 @@ class Tier:
     blocks: int
     policy: str
     write: str
+    promote: bool = False
+    writes_per_day: int = 0
+    """Blocks that it is given a day at most; 0 = no limit."""
 
     def level(self) -> dict[str, object]:
         """Returns the tier as the core's replay reads it."""
-        return {"capacity": self.blocks, "policy": self.policy, "write": self.write}
+        return {
+            "capacity": self.blocks,
+            "policy": self.policy,
+            "write": self.write,
+            "promote": self.promote,
+            "writes_per_day": self.writes_per_day,
+        }
 
 
 def tier_of(text: str, block_bytes: float | None, policies: tuple[str, ...]) -> Tier:
-    """Parses ``SIZE``, ``SIZE:WRITE`` or ``SIZE:WRITE:POLICY``.
+    """Parses ``SIZE:WRITE:POLICY:BUDGET``; all parts but the first may be empty or left out.
 
     Raises:
         ConfigError: a part is wrong.
     """
-    size, write, policy, *more = [*text.split(":"), "", ""][: max(3, text.count(":") + 1)]
+    size, write, policy, budget, *more = [*text.split(":"), "", "", ""][: max(4, text.count(":") + 1)]
+    write, promotes, other = write.partition("+promote")
     write, policy = write or "through", policy or "lru"
-    if more or write not in WRITES or policy not in policies:
+    if more or other or write not in WRITES or policy not in policies:
         raise config_error(
-            f"{text!r} is not a tier: write SIZE:WRITE:POLICY with WRITE {', '.join(WRITES)} "
-            f"and POLICY {', '.join(policies)}"
+            f"{text!r} is not a tier: write SIZE:WRITE:POLICY:BUDGET with WRITE {', '.join(WRITES)}, each also with "
+            f"+promote, and POLICY {', '.join(policies)}"
         )
-    return Tier(blocks_of(size, block_bytes), policy, write)
+    writes_per_day = blocks_of(budget, block_bytes) if budget else 0
+    return Tier(blocks_of(size, block_bytes), policy, write, bool(promotes), writes_per_day)

@@ -27,6 +27,7 @@ class Point:
         hit: share of all named blocks that would have been loaded.
         levels: the part of ``hit`` from each level, the pool first.
         written: blocks that each level was given.
+        over_budget: blocks that each level did not get because its budget was used up.
         more: gain in ``hit`` if that level alone were larger, for each level.
         references_per_s: speed of the replay.
     """
@@ -36,6 +37,7 @@ class Point:
     hit: float
     levels: tuple[float, ...]
     written: tuple[int, ...]
+    over_budget: tuple[int, ...]
     more: tuple[float, ...]
     references_per_s: float
 
@@ -68,13 +70,15 @@ class Sweep:
             seconds = time.perf_counter() - begun
             more = (trace.belady(blocks + self.more_blocks) - hits) / references if self.more_blocks else 0.0
             part = hits / references
-            return Point(policy, blocks, part, (part,), (), (more,), references / seconds)
+            return Point(policy, blocks, part, (part,), (), (), (more,), references / seconds)
         levels = [{"capacity": blocks, "policy": policy}, *(tier.level() for tier in self.tiers)]
         found = json.loads(trace.replay(json.dumps(levels)))
         seconds = time.perf_counter() - begun
         more_of = []
         for index in range(len(levels)):
-            if self.more_blocks:
+            if self.more_blocks and not (index or blocks):
+                more_of.append(0.0)
+            elif self.more_blocks:
                 grown = [dict(level) for level in levels]
                 grown[index]["capacity"] = typing.cast("int", grown[index]["capacity"]) + self.more_blocks
                 hits = json.loads(trace.replay(json.dumps(grown)))["hits"]
@@ -85,6 +89,7 @@ class Sweep:
             found["hits"] / references,
             tuple(level["hits"] / references for level in found["levels"]),
             tuple(level["written"] for level in found["levels"]),
+            tuple(level["over_budget"] for level in found["levels"]),
             tuple(more_of),
             references / seconds,
         )

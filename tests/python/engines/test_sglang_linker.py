@@ -184,6 +184,16 @@ def held_up(monkeypatch: pytest.MonkeyPatch, made: KVDepotLinker, call: str) -> 
     return gate, begun
 
 
+def hung_load(monkeypatch: pytest.MonkeyPatch, made: KVDepotLinker, keys: list[str]) -> Gate:
+    """Begins the load of a stored page into page 5, whose copy then hangs. Returns the gate that it waits for."""
+    gate, begun = held_up(monkeypatch, made, "begin_load")
+    assert made.lookup("a", [transfer(keys)]) == [1]
+    assert made.load("a", [transfer(keys, 5)])
+    assert made.start_layer_wise_loading() == 0
+    assert begun.wait(UNTIL_S)
+    return gate
+
+
 def test_pages_are_read_after_the_events_that_write_them(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     pool, gate = heads(), Gate()
     made, keys = opened(pool), names(1)
@@ -386,12 +396,8 @@ def test_nothing_is_stored_after_a_load_that_outlives_a_flush(opened: Open, monk
     pool.fill()
     made, keys = opened(pool), names(1)
     assert stored(made, transfer(keys, 0))
-    gate, begun = held_up(monkeypatch, made, "begin_load")
     monkeypatch.setattr(linker, "QUIET_S", 0.01)
-    assert made.lookup("a", [transfer(keys)]) == [1]
-    assert made.load("a", [transfer(keys, 5)])
-    assert made.start_layer_wise_loading() == 0
-    assert begun.wait(UNTIL_S)
+    gate = hung_load(monkeypatch, made, keys)
     made.reset()
     assert made.counts()["late_load"] == 1
     assert not stored(made, transfer(names(1, "b"), 6))
@@ -426,11 +432,7 @@ def test_a_rank_whose_load_outlives_a_flush_ends_the_engine(
     keys = names(1)
     for rank in ranks:
         assert stored(rank, transfer(keys, 0))
-    gate, begun = held_up(monkeypatch, ranks[1], "begin_load")
-    assert ranks[1].lookup("a", [transfer(keys)]) == [1]
-    assert ranks[1].load("a", [transfer(keys, 5)])
-    assert ranks[1].start_layer_wise_loading() == 0
-    assert begun.wait(UNTIL_S)
+    gate = hung_load(monkeypatch, ranks[1], keys)
     ranks[0].reset()
     with monkeypatch.context() as patched:
         patched.setattr(linker, "QUIET_S", 0.01)
@@ -450,12 +452,8 @@ def test_a_linker_among_several_closes_although_a_load_hangs(
     says.tp = (1, 2)
     made, keys = opened(heads()), names(1)
     assert stored(made, transfer(keys, 0))
-    gate, begun = held_up(monkeypatch, made, "begin_load")
     monkeypatch.setattr(linker, "QUIET_S", 0.01)
-    assert made.lookup("a", [transfer(keys)]) == [1]
-    assert made.load("a", [transfer(keys, 5)])
-    assert made.start_layer_wise_loading() == 0
-    assert begun.wait(UNTIL_S)
+    gate = hung_load(monkeypatch, made, keys)
     made.close()
     assert made.counts()["late_load"] == 1
     gate.happened.set()

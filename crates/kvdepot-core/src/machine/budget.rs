@@ -2,6 +2,7 @@
 
 use super::Machine;
 use super::event::{Nanos, TierIndex};
+use super::flaw::{Flaw, Flaws};
 
 const HOUR_NS: i128 = 3_600_000_000_000;
 const DAY_NS: i128 = 24 * HOUR_NS;
@@ -29,11 +30,15 @@ impl Budget {
         bytes_per_day as i128 * HOUR_NS
     }
 
-    fn accrue(&mut self, now: Nanos) {
+    fn accrue(&mut self, now: Nanos, saves_up: bool) {
         let passed = now.saturating_sub(self.at);
         self.at = self.at.max(now);
         let came = i128::from(self.bytes_per_day).saturating_mul(i128::from(passed));
-        self.give_back(came);
+        if saves_up {
+            self.left = self.left.saturating_add(came);
+        } else {
+            self.give_back(came);
+        }
         self.is_open |= self.left >= Self::most(self.bytes_per_day) / 4;
     }
 
@@ -50,21 +55,31 @@ impl Budget {
 
 /// The budget of each tier that has one.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Budgets(Vec<Option<Budget>>);
+pub(crate) struct Budgets {
+    tiers: Vec<Option<Budget>>,
+    pub(super) flaws: Flaws,
+}
 
 impl Budgets {
     /// Makes budgets of so many bytes a day; 0 = no limit.
     pub(crate) fn new(bytes_per_day: &[u64]) -> Self {
-        Self(bytes_per_day.iter().map(|&bytes| (bytes > 0).then(|| Budget::new(bytes))).collect())
+        let tiers = bytes_per_day.iter().map(|&bytes| (bytes > 0).then(|| Budget::new(bytes)));
+        Self { tiers: tiers.collect(), flaws: Flaws::default() }
+    }
+
+    /// Returns whether a write that need not be made would be made now.
+    pub(crate) fn is_open(&mut self, tier: TierIndex, now: Nanos) -> bool {
+        let saves_up = self.flaws.has(Flaw::BudgetSavesUp);
+        let Some(Some(budget)) = self.tiers.get_mut(tier) else { return true };
+        budget.accrue(now, saves_up);
+        budget.is_open
     }
 
     /// Spends a block's bytes. Returns false, and spends nothing, if the budget is used up and the write is not one that
     /// `must` be made.
     pub(crate) fn spend(&mut self, tier: TierIndex, now: Nanos, bytes: u64, must: bool) -> bool {
-        let Some(Some(budget)) = self.0.get_mut(tier) else { return true };
-        budget.accrue(now);
-        let pays = must || budget.is_open;
-        if pays {
+        let pays = self.is_open(tier, now) || must;
+        if let Some(Some(budget)) = self.tiers.get_mut(tier).filter(|_| pays) {
             budget.spend(bytes);
         }
         pays
@@ -72,7 +87,7 @@ impl Budgets {
 
     /// Gives back the bytes of a write that the tier did not make.
     pub(crate) fn refund(&mut self, tier: TierIndex, bytes: u64) {
-        if let Some(Some(budget)) = self.0.get_mut(tier) {
+        if let Some(Some(budget)) = self.tiers.get_mut(tier) {
             budget.give_back(i128::from(bytes) * DAY_NS);
         }
     }
@@ -86,7 +101,7 @@ impl Machine {
     #[must_use]
     pub fn with_write_budgets(mut self, bytes_per_day: &[u64]) -> Self {
         debug_assert_eq!(bytes_per_day.len(), self.flow.tier_count(), "one budget for each tier");
-        self.flow.budgets = Budgets::new(bytes_per_day);
+        self.flow.budgets = Budgets { flaws: self.flow.flaws, ..Budgets::new(bytes_per_day) };
         self
     }
 }

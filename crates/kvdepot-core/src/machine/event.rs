@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use crate::error::{ErrorKind, Result};
+use crate::error::Result;
 use crate::eviction::SlotId;
 use crate::hit::GroupShape;
 use crate::key::{BlockHash, BlockKey, NamespaceId, NamespaceSpec};
@@ -14,7 +14,10 @@ use crate::runs::Runs;
 
 use super::records::{Adopt, Proof};
 
+pub(crate) use super::outcomes::Want;
+
 pub use super::catalog::NamespaceHandle;
+pub use super::outcomes::{Leased, Loaded, Outcome};
 pub use super::records::Owner;
 pub use super::tiers::TierIndex;
 
@@ -128,7 +131,11 @@ pub enum Job {
     EndOwner(Owner),
     /// The next claims of a connection that ended.
     EndClaims(Owner),
-    /// The next queued commands.
+    /// The next loads of a connection that ended.
+    EndLoads(Owner),
+    /// The next requests that waited for a block that has arrived, or that could not be read.
+    Arrival(u64),
+    /// The next queued commands, and whoever waits for room that came with the last ones.
     Emit,
     /// A read of a tier that is closed for the block.
     #[expect(missing_docs, reason = "fields are named for what they carry")]
@@ -253,32 +260,6 @@ pub enum Request {
     Keys { namespaces: Vec<NamespaceHandle>, from: usize },
 }
 
-/// A slot leased to a client.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Leased {
-    /// The lease on it.
-    pub lease: LeaseId,
-    /// Its number.
-    pub slot: SlotId,
-    /// Its memory in the pool.
-    pub runs: Runs,
-    /// Number of bytes of the block in it.
-    pub block_bytes: u64,
-    /// The block's CRC-64/NVME, if known.
-    pub crc64: Option<u64>,
-}
-
-/// Outcome for one block of a request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// The slot is leased: for writing, or for reading.
-    Leased(Leased),
-    /// The depot already has the block, or another client is dumping it.
-    Have,
-    /// Refused, with the reason.
-    Refused(ErrorKind),
-}
-
 /// State of a block of a `LeaseNow`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Now {
@@ -347,6 +328,8 @@ pub struct Forgotten {
 pub enum Reply {
     /// To all requests about namespaces and epochs.
     Namespace(Opened),
+    /// To `Load`; [`Self::listed`] makes `Slots` of it.
+    Loaded(Loaded),
     /// To `Load`, one for each hash. To `Reserve`, one for each of the first hashes: the caller must submit the rest
     /// again.
     Slots(Vec<Outcome>),
@@ -376,6 +359,17 @@ pub enum Reply {
     Keys(Vec<BlockKey>, Option<usize>),
     /// Done.
     Done,
+}
+
+impl Reply {
+    /// Lists what a load has got. That takes long for many blocks, so call it after unlocking.
+    #[must_use]
+    pub fn listed(self) -> Self {
+        match self {
+            Self::Loaded(load) => Self::Slots(load.outcomes()),
+            other => other,
+        }
+    }
 }
 
 /// A command to a tier.

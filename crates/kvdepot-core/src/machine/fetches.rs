@@ -2,12 +2,10 @@
 //! forgot.
 
 use super::event::{Command, Effects, Fetched, NamespaceHandle, Nanos, Now, Owner, TierIndex};
-use super::flaw::Flaw;
 use super::flow::ReadEnd;
-use super::loads::{Rooms, lease_slot};
+use super::loads::lease_slot;
 use super::pool::NoRoom;
-use super::slots::Waiter;
-use super::{Machine, slots, split};
+use super::{Machine, slots};
 use crate::block::Block;
 use crate::error::Result;
 use crate::eviction::SlotId;
@@ -64,45 +62,31 @@ impl Machine {
         outcome: &Result<Fetched>,
         out: &mut Effects,
     ) {
-        let Self { flow, pool, counters, catalog, .. } = self;
-        let end = flow.read_ended(self.now, pool, counters, tier, slot, outcome);
+        let Self { flow, pool, counters, .. } = self;
+        let end = flow.read_ended(pool, counters, tier, slot, outcome);
         if end == ReadEnd::GoesOn {
             return;
         }
-        // A namespace may have been reset while its blocks were in flight.
-        let current = catalog.is_live(pool.slot(slot).key.space) || self.flaws.has(Flaw::LeaseAfterReset);
-        let live = current && pool.slot(slot).block.is_readable();
-        let arrived = (end == ReadEnd::Whole && live).then_some(slot);
         let waiters = pool.edit(slot, slots::Slot::take_waiters);
-        // All get their leases before any of them is answered: a waiter that releases its lease may free the slot (P4).
-        for waiter in &waiters {
-            let Self { catalog, pool, flow, counters, loads, claims, .. } = self;
-            let mut rooms = Rooms { catalog, pool, flow, counters };
-            match *waiter {
-                Waiter::Claim { id, place } => claims.arrived(&mut rooms, id, place, arrived),
-                Waiter::Load { token, place } => loads.arrived(&mut rooms, token, place, arrived),
-            }
+        let is_whole = end == ReadEnd::Whole;
+        let arrived = Some(slot).filter(|&slot| is_whole && self.is_current(slot));
+        let first = waiters.len().min(self.pace.waiters);
+        self.lease_to(&waiters[..first], arrived);
+        let has_more = waiters.len() > first;
+        if has_more {
+            self.keep_arrived(arrived);
         }
-        if end == ReadEnd::Whole && !live {
+        if is_whole && arrived.is_none() {
             self.pool.doom(slot);
         } else {
-            if end == ReadEnd::Whole {
+            if is_whole {
                 self.flow.promote(&mut self.pool, &mut self.counters, tier, slot);
             }
             self.pool.free_if_doomed(slot);
         }
-        for waiter in waiters {
-            match waiter {
-                Waiter::Claim { id, .. } => {
-                    let (claims, mut rooms) = split(self);
-                    claims.settle_if_full(&mut rooms, id, out);
-                }
-                Waiter::Load { token, .. } => {
-                    let Self { catalog, pool, flow, counters, loads, .. } = self;
-                    let mut rooms = Rooms { catalog, pool, flow, counters };
-                    loads.finish_if_over(&mut rooms, token, out);
-                }
-            }
+        self.answer(&waiters[..first], out);
+        if has_more {
+            self.tell_later(arrived, waiters, first, out);
         }
     }
 

@@ -37,8 +37,18 @@ pub enum Flaw {
     RegionIgnored,
     /// A tier's budget of written bytes is ignored.
     BudgetIgnored,
+    /// More than an hour's share of a tier's budget accumulates.
+    BudgetSavesUp,
+    /// A tier's budget gets the bytes of every failed write back, although the tier may have stored it.
+    BudgetRefundsErrors,
     /// A claim whose connection has ended goes on until it is released.
     EndedClaimGoesOn,
+    /// A load whose connection has ended goes on until it is answered.
+    EndedLoadGoesOn,
+    /// A block is not kept in its slot for the last requests that wait for it.
+    ArrivalNotPinned,
+    /// The last requests that wait for a block are leased it, although it was removed or reset after the first.
+    ArrivalNotLookedAt,
 }
 
 /// The mistake of a machine, if it has one.

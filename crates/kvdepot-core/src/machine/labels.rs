@@ -34,6 +34,8 @@ impl Job {
             Self::Sweep => "sweep",
             Self::EndOwner(_) => "end_owner",
             Self::EndClaims(_) => "end_claims",
+            Self::EndLoads(_) => "end_loads",
+            Self::Arrival(_) => "arrival",
             Self::Emit => "emit",
             Self::Miss { .. } => "miss",
         }

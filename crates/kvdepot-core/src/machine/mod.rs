@@ -15,8 +15,9 @@
 //!
 //! A module returns what happened to this file, which notifies the modules above it.
 
+mod arrivals;
 mod batch;
-mod budget;
+pub(crate) mod budget;
 mod catalog;
 mod claims;
 mod counters;
@@ -33,6 +34,7 @@ mod index;
 mod labels;
 mod loads;
 mod names;
+mod outcomes;
 mod owed;
 mod pace;
 pub(crate) mod placement;
@@ -46,6 +48,8 @@ mod requests;
 mod slots;
 #[cfg(test)]
 mod step_claim_tests;
+#[cfg(test)]
+mod step_load_tests;
 #[cfg(test)]
 mod step_search_tests;
 #[cfg(test)]
@@ -62,6 +66,7 @@ use crate::limits::NAMESPACES_MAX;
 use crate::misses::{Fate, Gone};
 use crate::regions::RegionGauge;
 
+use arrivals::Arrivals;
 use catalog::Catalog;
 use claims::Claims;
 use flaw::Flaws;
@@ -133,6 +138,8 @@ pub struct Machine {
     flow: Flow,
     claims: Claims,
     loads: Loads,
+    /// Blocks that not all of their waiters know of.
+    arrivals: Arrivals,
     counters: Counters,
     users: Users,
     /// Maximum number of namespaces, and of those that one owner may use.
@@ -160,6 +167,7 @@ impl Machine {
             flow: Flow::new(tiers),
             claims: Claims::default(),
             loads: Loads::default(),
+            arrivals: Arrivals::default(),
             counters: Counters::default(),
             users: Users::default(),
             namespaces_max: NAMESPACES_MAX,
@@ -204,7 +212,9 @@ impl Machine {
     pub const fn set_flaw(&mut self, flaw: Flaw) {
         self.flaws = Flaws::of(flaw);
         self.flow.flaws = self.flaws;
+        self.flow.budgets.flaws = self.flaws;
         self.claims.flaws = self.flaws;
+        self.loads.flaws = self.flaws;
         self.pool.flaws = self.flaws;
         self.catalog.flaws = self.flaws;
     }
@@ -218,6 +228,7 @@ impl Machine {
     /// Processes an event, and adds its effects to `out`.
     pub fn step(&mut self, now: Nanos, event: Event, out: &mut Effects) {
         self.now = self.now.max(now);
+        self.flow.now = self.now;
         self.pool.begin_step(self.pace.eviction_looks);
         self.pool.set_now(u32::try_from(self.now / 1_000_000_000).unwrap_or(u32::MAX));
         match event {
@@ -282,7 +293,11 @@ impl Machine {
         self.tell_uses(out);
         if !self.frozen {
             self.flow.demote(&mut self.pool, &mut self.counters);
-            self.flow.emit(self.now, &mut self.pool, &self.catalog, &mut self.counters, out);
+            self.flow.emit(&mut self.pool, &self.catalog, &mut self.counters, out);
+            if self.pool.has_room_come() {
+                // A write that a tier does not get keeps its block no longer.
+                out.again.push(Job::Emit);
+            }
         }
         for (token, failed) in self.flow.take_removed() {
             self.removal_ended(token, failed, out);
@@ -386,6 +401,8 @@ impl Machine {
                 let (claims, mut rooms) = split(self);
                 claims.release_ended(&mut rooms, owner, out);
             }
+            Job::EndLoads(owner) => self.loads.close_ended(&mut self.pool, owner, out),
+            Job::Arrival(arrival) => self.tell_waiters(arrival, out),
             // Every step emits.
             Job::Emit => {}
             Job::Miss { tier, slot } => self.read_ended(tier, slot, &Ok(Fetched::Miss), out),

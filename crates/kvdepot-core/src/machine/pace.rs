@@ -20,6 +20,10 @@ pub struct Pace {
     pub(crate) owner_leases: usize,
     /// Claims of an ended owner that are released in one step.
     pub(crate) owner_claims: usize,
+    /// Loads of an ended owner that are answered in one step.
+    pub(crate) owner_loads: usize,
+    /// Requests that learn in one step of the arrival of a block that they wait for.
+    pub(crate) waiters: usize,
     /// Places of a claim searched in the pool in one step.
     pub(crate) survey_places: usize,
     /// Places of a claim weighed in one step, by what is already known about them.
@@ -57,6 +61,8 @@ impl Default for Pace {
             sweep_dooms: 128,
             owner_leases: 128,
             owner_claims: 128,
+            owner_loads: 128,
+            waiters: 32,
             survey_places: 512,
             weigh_places: 32_768,
             claim_leases: 256,
@@ -89,6 +95,8 @@ impl Pace {
             sweep_dooms: pick(seed, 12, 3),
             owner_leases: pick(seed, 16, 3),
             owner_claims: pick(seed, 18, 3),
+            owner_loads: pick(seed, 20, 3),
+            waiters: pick(seed, 22, 3),
             survey_places: pick(seed, 24, 6),
             weigh_places: pick(seed, 28, 6),
             claim_leases: pick(seed, 32, 5),

@@ -111,17 +111,7 @@ impl Machine {
                 let namespace = self.catalog.get_as(namespace, id)?.clone();
                 let Self { catalog, pool, flow, counters, loads, .. } = self;
                 let mut rooms = Rooms { catalog, pool, flow, counters };
-                loads.begin(
-                    &mut rooms,
-                    token,
-                    owner,
-                    namespace,
-                    &hashes,
-                    fetch_deadline,
-                    last,
-                    runs_max,
-                    out,
-                );
+                loads.begin(&mut rooms, token, owner, namespace, hashes, fetch_deadline, last, runs_max, out);
                 return Ok(());
             }
             Request::LeaseNow { keys } => {

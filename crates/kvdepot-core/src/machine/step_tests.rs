@@ -75,7 +75,8 @@ impl Lab {
             self.most_left =
                 (self.most_left.0.max(out.again.len()), self.most_left.1.max(out.discarded.len()));
             self.steps += 1;
-            self.replies.append(&mut out.replies);
+            self.replies
+                .extend(out.replies.drain(..).map(|(token, reply)| (token, reply.map(Reply::listed))));
             self.commands.append(&mut out.commands);
             todo.extend(out.questions.into_iter().map(|question| Event::Located {
                 ask: question.ask,

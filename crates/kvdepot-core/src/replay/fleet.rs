@@ -223,7 +223,7 @@ impl<'a> State<'a> {
         }
     }
 
-    fn request(&mut self, blocks: &[u64]) {
+    fn request(&mut self, timestamp_ms: u64, blocks: &[u64]) {
         let node = self.route(blocks);
         self.recent.push_back(node);
         self.recent_of[node] += 1;
@@ -233,7 +233,7 @@ impl<'a> State<'a> {
             self.recent_of[oldest] -= 1;
         }
         self.nodes[node].requests += 1;
-        self.nodes[node].levels.request(blocks);
+        self.nodes[node].levels.request(timestamp_ms, blocks);
     }
 
     /// Returns the sums over all nodes since the start.
@@ -244,6 +244,7 @@ impl<'a> State<'a> {
                 sum.hits += level.hits;
                 sum.written += level.written;
                 sum.evicted += level.evicted;
+                sum.over_budget += level.over_budget;
             }
         }
         sums
@@ -296,7 +297,7 @@ pub fn simulate(trace: &Trace, fleet: &Fleet) -> Result<Vec<Window>> {
             blocks.clear();
             blocks.extend(trace.blocks(request).iter().map(|block| block.wrapping_add(other)));
             references += blocks.len() as u64;
-            state.request(&blocks);
+            state.request(request.timestamp_ms, &blocks);
             sent += 1;
             if sent * fleet.windows / total > windows.len() {
                 let sums = state.sums();
@@ -304,6 +305,7 @@ pub fn simulate(trace: &Trace, fleet: &Fleet) -> Result<Vec<Window>> {
                     hits: now.hits - then.hits,
                     written: now.written - then.written,
                     evicted: now.evicted - then.evicted,
+                    over_budget: now.over_budget - then.over_budget,
                 };
                 windows.push(Window {
                     references: std::mem::take(&mut references),

@@ -10,10 +10,12 @@ pub(super) const TIERS_MAX: usize = 8;
 pub struct Level {
     /// Name of its eviction policy.
     pub policy: String,
-    /// Its capacity in blocks.
+    /// Its capacity in blocks. A pool of 0 keeps nothing: every block goes to every tier.
     pub capacity: u64,
     /// Its placement; not used for the pool.
     pub placement: Placement,
+    /// Blocks that it is given a day at most; 0 = no limit. Not used for the pool.
+    pub writes_per_day: u64,
 }
 
 /// Result of one level.
@@ -25,4 +27,6 @@ pub struct LevelReport {
     pub written: u64,
     /// Blocks evicted from it.
     pub evicted: u64,
+    /// Blocks that it did not get because its budget was used up.
+    pub over_budget: u64,
 }

@@ -3,10 +3,14 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use hashbrown::HashMap;
+
 use super::level::{Level, LevelReport};
 use super::servers::{Servers, Unreachable};
 use super::simulated::SimulatedCache;
 use crate::error::Result;
+use crate::machine::Nanos;
+use crate::machine::budget::Budgets;
 use crate::machine::placement::{Placement, Placements};
 use crate::machine::tiers::{TierMask, bit};
 
@@ -16,6 +20,8 @@ pub(super) enum Store {
     Own(SimulatedCache),
     /// On the pool servers that all nodes share.
     Shared(Rc<RefCell<Servers>>),
+    /// Nowhere: a pool that keeps nothing.
+    Nowhere,
 }
 
 impl Store {
@@ -24,10 +30,16 @@ impl Store {
         Ok(Self::Own(SimulatedCache::new(&level.policy, level.capacity)?))
     }
 
+    /// Makes an empty pool of this node.
+    pub(super) fn pool(level: &Level) -> Result<Self> {
+        if level.capacity == 0 { Ok(Self::Nowhere) } else { Self::own(level) }
+    }
+
     fn begin_request(&mut self) {
         match self {
             Self::Own(cache) => cache.begin_request(),
             Self::Shared(servers) => servers.borrow_mut().begin_request(),
+            Self::Nowhere => {}
         }
     }
 
@@ -35,6 +47,7 @@ impl Store {
         match self {
             Self::Own(cache) => cache.contains(block),
             Self::Shared(servers) => servers.borrow().contains(block),
+            Self::Nowhere => false,
         }
     }
 
@@ -42,6 +55,7 @@ impl Store {
         match self {
             Self::Own(cache) => cache.touch(block),
             Self::Shared(servers) => servers.borrow_mut().touch(block),
+            Self::Nowhere => false,
         }
     }
 
@@ -50,6 +64,7 @@ impl Store {
         match self {
             Self::Own(cache) => Ok(cache.insert(block)),
             Self::Shared(servers) => servers.borrow_mut().insert(block),
+            Self::Nowhere => Ok(None),
         }
     }
 }
@@ -59,6 +74,10 @@ pub(super) struct Levels {
     stores: Vec<Store>,
     reports: Vec<LevelReport>,
     placements: Placements,
+    budgets: Budgets,
+    /// Tiers that should have got a block of the pool when it was stored, and were out of budget.
+    refused: HashMap<u64, TierMask>,
+    now: Nanos,
 }
 
 impl Levels {
@@ -66,7 +85,17 @@ impl Levels {
     pub(super) fn new(stores: Vec<Store>, levels: &[Level]) -> Self {
         let tiers: Vec<Placement> = levels[1..].iter().map(|level| level.placement).collect();
         let reports = vec![LevelReport::default(); stores.len()];
-        Self { stores, reports, placements: Placements::new(&tiers, true) }
+        let budgets: Vec<u64> = levels[1..].iter().map(|level| level.writes_per_day).collect();
+        let keeps = !matches!(stores.first(), Some(Store::Nowhere));
+        Self {
+            stores,
+            reports,
+            placements: Placements::new(&tiers, keeps),
+            // A block counts as a byte.
+            budgets: Budgets::new(&budgets),
+            refused: HashMap::new(),
+            now: 0,
+        }
     }
 
     pub(super) fn reports(&self) -> &[LevelReport] {
@@ -92,7 +121,19 @@ impl Levels {
     }
 
     fn insert(&mut self, level: usize, block: u64) -> Option<u64> {
-        let evicted = self.stores[level].insert(block).ok()?;
+        if level > 0 && !self.budgets.spend(level - 1, self.now, 1, false) {
+            self.reports[level].over_budget += 1;
+            if !matches!(self.stores[0], Store::Nowhere) {
+                *self.refused.entry(block).or_default() |= bit(level - 1);
+            }
+            return None;
+        }
+        let Ok(evicted) = self.stores[level].insert(block) else {
+            if level > 0 {
+                self.budgets.refund(level - 1, 1);
+            }
+            return None;
+        };
         self.reports[level].written += 1;
         self.reports[level].evicted += u64::from(evicted.is_some());
         evicted
@@ -108,16 +149,21 @@ impl Levels {
     }
 
     fn store_in_pool(&mut self, block: u64) {
+        if matches!(self.stores[0], Store::Nowhere) {
+            return;
+        }
         let Some(evicted) = self.insert(0, block) else { return };
         for level in 1..self.stores.len() {
             if self.placements.cold & bit(level - 1) != 0 && !self.stores[level].contains(evicted) {
                 self.insert(level, evicted);
             }
         }
+        self.refused.remove(&evicted);
     }
 
     /// Serves a request: uses the blocks of its hit, and stores the others.
-    pub(super) fn request(&mut self, blocks: &[u64]) {
+    pub(super) fn request(&mut self, timestamp_ms: u64, blocks: &[u64]) {
+        self.now = self.now.max(timestamp_ms.saturating_mul(1_000_000));
         self.stores.iter_mut().for_each(Store::begin_request);
         let mut hits = 0;
         while let Some(level) = blocks.get(hits).and_then(|&block| self.find(block)) {
@@ -128,7 +174,8 @@ impl Levels {
             if self.stores[0].contains(block) {
                 // Beyond the end of the hit it is not a use: a dump of a stored block changes nothing.
                 if index < hits && self.stores[0].touch(block) {
-                    self.tiers(block, self.placements.second_use);
+                    let again = self.refused.remove(&block).unwrap_or(0) & self.placements.through;
+                    self.tiers(block, self.placements.second_use | again);
                 }
             } else if let Some(level) = self.find(block).filter(|_| index < hits) {
                 // A load from tier `level - 1`: the tiers above it that promote get the block.

@@ -27,10 +27,11 @@ pub fn replay(trace: &Trace, levels: &[Level]) -> Result<Report> {
         return Err(Error::new(ErrorKind::Config, "a replay has a pool and up to 8 tiers")
             .with("levels", levels.len()));
     }
-    let stores: Result<Vec<Store>> = levels.iter().map(Store::own).collect();
+    let tiers = levels[1..].iter().map(Store::own);
+    let stores: Result<Vec<Store>> = std::iter::once(Store::pool(&levels[0])).chain(tiers).collect();
     let mut state = Levels::new(stores?, levels);
     for request in trace.requests() {
-        state.request(trace.blocks(request));
+        state.request(request.timestamp_ms, trace.blocks(request));
     }
     Ok(Report { references: trace.references(), levels: state.reports().to_vec() })
 }

@@ -79,7 +79,8 @@ impl Lab {
             self.closed.extend(out.closed);
             self.gone.extend(out.gone);
             self.missed.extend(out.missed);
-            self.replies.extend(out.replies);
+            self.replies
+                .extend(out.replies.into_iter().map(|(token, reply)| (token, reply.map(Reply::listed))));
             todo.extend(out.questions.into_iter().map(|question| Event::Located {
                 ask: question.ask,
                 locations: vec![self.located; question.keys.len()],

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use crate::Tier;
 pub use scripted::{Script, ScriptedTier};
-pub use tools::{Bench, Waiting, spec};
+pub use tools::{Bench, Waiting, spec, until};
 
 /// Runs all checks for a tier that keeps its blocks. `make` returns a fresh, empty tier each time, with space for at
 /// least 64 MiB.

@@ -19,6 +19,18 @@ fn patience() -> Duration {
     })
 }
 
+/// Waits for what other threads and processes do, or fails: see [`Bench::soon`].
+///
+/// # Panics
+/// It has not happened in time.
+pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Bench::soon();
+    while !is_so() {
+        assert!(Instant::now() < end, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// Returns a namespace for tests, identified by `model`.
 pub fn spec(model: &str, layout: BlockLayout) -> NamespaceSpec {
     NamespaceSpec::new(&serde_json::json!({ "model": model }).to_string(), layout)

@@ -10,12 +10,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvdepot_core::limits::{EPOCH_CLAIMS_MAX, EPOCH_RETRY_MS};
-use kvdepot_core::{Error, ErrorKind, NamespaceId, NamespaceSpec, Result, next_epoch};
+use kvdepot_core::{Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
 
 use super::link::Call;
 use super::names::{self, RECORD_BYTES_MAX, Record};
 use super::protocol::MooncakeOp;
 use super::shared::{Shared, code, refused};
+use crate::spaces::Wanted;
 
 /// What is stored as a namespace's record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,7 +118,7 @@ impl Shared {
             });
         };
         self.link.wait_until_up(deadline)?;
-        let record = self.store(root, wanted.at_least, wanted.advance, deadline)?;
+        let record = self.store(root, &wanted, deadline)?;
         let mut named = self.named.lock();
         if named.spaces.settled(&wanted, record.epoch) {
             named.tokens.insert(root, record.token);
@@ -127,13 +128,10 @@ impl Shared {
     }
 
     /// Brings the stored record to the requested epoch.
-    fn store(&self, root: NamespaceId, at_least: u32, advance: bool, deadline: Instant) -> Result<Record> {
+    fn store(&self, root: NamespaceId, wanted: &Wanted, deadline: Instant) -> Result<Record> {
         for _ in 0..EPOCH_CLAIMS_MAX {
             let stored = self.stored(root, deadline)?;
-            let target = match advance {
-                true => next_epoch(stored.epoch().unwrap_or(0), at_least)?,
-                false => stored.epoch().unwrap_or(0).max(at_least),
-            };
+            let target = wanted.target(stored.epoch().unwrap_or(0))?;
             if let Stored::Record(record) = stored
                 && record.epoch == target
             {

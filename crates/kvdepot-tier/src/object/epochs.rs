@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvdepot_core::limits::EPOCH_RETRY_MS;
-use kvdepot_core::{Error, ErrorKind, NamespaceId, NamespaceSpec, Result, next_epoch};
+use kvdepot_core::{Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
 use kvdepot_io::checksum::crc64;
 use object_store::path::Path;
 use object_store::{ObjectStoreExt, PutMode, PutOptions, PutPayload, UpdateVersion};
@@ -168,11 +168,7 @@ impl Shared {
         };
         let epoch = loop {
             let (stored, version) = self.stored(root, deadline).await?;
-            let target = if wanted.advance {
-                next_epoch(stored, wanted.at_least)?
-            } else {
-                stored.max(wanted.at_least)
-            };
+            let target = wanted.target(stored)?;
             if target == stored {
                 break target;
             }

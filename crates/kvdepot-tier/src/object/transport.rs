@@ -10,6 +10,7 @@ use object_store::{BackoffConfig, Certificate, ClientOptions, RetryConfig};
 use super::ObjectConfig;
 use super::bill::Bill;
 use super::meter::{Meter, Metered};
+use crate::settings::without_user;
 
 /// Time for which an idle connection is kept; stores close idle ones sooner or later.
 const IDLE_MAX: Duration = Duration::from_secs(20);
@@ -26,6 +27,14 @@ pub(super) struct Transport {
 impl Transport {
     /// Reads the certificates to trust a store by. `endpoint` is the store's address, `None` for the provider's.
     pub(super) fn new(config: &ObjectConfig, endpoint: Option<&str>, meter: &Arc<Meter>) -> Result<Self> {
+        // It may come from the environment, where nobody has checked it.
+        if let Some(endpoint) = endpoint.filter(|endpoint| endpoint.contains('@')) {
+            let what =
+                "the address of a store holds no user: remove it, and give credentials in the provider's way";
+            return Err(Error::new(ErrorKind::Config, what)
+                .with("tier", "Object")
+                .with("endpoint", without_user(endpoint)));
+        }
         let is_plain = endpoint.is_some_and(|endpoint| endpoint.starts_with("http://"));
         let mut options = ClientOptions::new()
             .with_allow_http(is_plain)

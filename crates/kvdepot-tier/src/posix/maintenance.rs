@@ -97,7 +97,11 @@ pub(super) fn start(shared: &Arc<Shared>) -> Result<()> {
 }
 
 /// Starts a background thread for which closing the tier waits.
-pub(super) fn start_thread(shared: &Arc<Shared>, name: &str, run: fn(&Arc<Shared>)) -> Result<()> {
+pub(super) fn start_thread(
+    shared: &Arc<Shared>,
+    name: &str,
+    run: impl FnOnce(&Arc<Shared>) + Send + 'static,
+) -> Result<()> {
     let mine = Arc::clone(shared);
     shared.lock().chores.threads += 1;
     let work = move || {

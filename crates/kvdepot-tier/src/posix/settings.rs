@@ -157,6 +157,7 @@ pub(super) const SETTINGS: [Setting; 16] = [
                       together, instead of what each of them knows. All of them must set it. Needs \
                       `directories_shared`, and a `posix_capacity_gb` that is not 0.",
             default: Preset::Bool(false),
+            came_later: true,
             ..Key::BLANK
         }),
     },

@@ -31,7 +31,7 @@ use super::held::Held;
 use super::identity::Identity;
 use super::index::{Index, Taken};
 use super::leaving::{BadFiles, Leave, Leaving};
-use super::ledger::{Leftover, Purse, Survey};
+use super::ledger::{Leftovers, Purse, Survey};
 use super::maintenance::Chores;
 use super::namespaces::Namespaces;
 use super::space::Space;
@@ -109,7 +109,7 @@ pub(super) struct State {
     /// Whether the last one failed, which is reported once.
     pub(super) has_survey_failed: bool,
     /// Failed writes whose bytes still count as used in the ledger.
-    pub(super) leftovers: Vec<Leftover>,
+    pub(super) leftovers: Leftovers,
     pub(super) chores: Chores,
     pub(super) events: Events,
     pub(super) swept: super::SweepReport,
@@ -219,7 +219,7 @@ impl Shared {
             is_waiting_for_others: false,
             survey: Survey::None,
             has_survey_failed: false,
-            leftovers: Vec::new(),
+            leftovers: Leftovers::default(),
             chores: Chores::default(),
             events: Events::default(),
             swept: super::SweepReport::default(),

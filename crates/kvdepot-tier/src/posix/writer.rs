@@ -140,7 +140,7 @@ impl Shared {
                 Err(error.with("key", key))
             }
         };
-        let (stale, left) = (!state.leaving_pending.is_empty(), !state.leftovers.is_empty());
+        let (stale, left) = (!state.leaving_pending.is_empty(), state.leftovers.has_new());
         drop(state);
         self.changed.notify_all();
         if left {

@@ -134,12 +134,3 @@ pub(crate) fn disk_bytes(dir: &Path) -> u64 {
     let blocks = files(dir).into_iter().filter(|path| !path.ends_with("namespace.json"));
     blocks.filter_map(|path| path.metadata().ok()).map(|meta| meta.len().next_multiple_of(4096)).sum()
 }
-
-/// Waits for what other threads do.
-pub(crate) fn until(what: &str, is: impl Fn() -> bool) {
-    let end = Bench::soon();
-    while !is() {
-        assert!(std::time::Instant::now() < end, "{what}");
-        std::thread::yield_now();
-    }
-}

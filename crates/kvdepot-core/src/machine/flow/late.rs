@@ -48,7 +48,7 @@ impl Flow {
     }
 
     /// Queues writes to those of the tiers that neither have the block nor are about to get it, without making it
-    /// dirty.
+    /// dirty. A tier whose budget is used up is asked again when the block is used next.
     pub(crate) fn write_late(
         &mut self,
         pool: &mut Pool,
@@ -61,9 +61,13 @@ impl Flow {
         if wanted == 0 || slot.is_value() || !slot.block.is_readable() || self.is_leaving(&slot.key) {
             return;
         }
-        let mut queued = 0;
+        let (mut queued, mut refused) = (0, 0);
+        let serial = slot.serial;
         for tier in (0..self.tier_count()).filter(|&tier| wanted & bit(tier) != 0) {
-            if self.queue_late(tier, id, slot.serial) {
+            if !self.may_queue_late(tier) {
+                refused |= bit(tier);
+                counters.over_budget_blocks += 1;
+            } else if self.queue_late(tier, id, serial) {
                 queued |= bit(tier);
             } else {
                 counters.late_write_blocks_dropped += 1;
@@ -72,6 +76,7 @@ impl Flow {
         pool.edit(id, |slot| {
             slot.to_write |= queued;
             slot.late |= queued;
+            slot.refused |= refused;
         });
     }
 }

@@ -88,6 +88,8 @@ pub(crate) struct Flow {
     pub(super) uses: Uses,
     pub(super) placements: Placements,
     pub(super) budgets: Budgets,
+    /// The time of the current step.
+    pub(super) now: Nanos,
     pub(crate) pace: Pace,
     pub(crate) flaws: Flaws,
 }
@@ -109,6 +111,7 @@ impl Flow {
             uses: Uses::default(),
             placements: Placements::new(&vec![Placement::default(); tiers], true),
             budgets: Budgets::default(),
+            now: 0,
             pace: Pace::default(),
             flaws: Flaws::default(),
         }
@@ -148,7 +151,6 @@ impl Flow {
     /// Records that a tier has completed a read.
     pub(crate) fn read_ended(
         &mut self,
-        now: Nanos,
         pool: &mut Pool,
         counters: &mut Counters,
         tier: TierIndex,
@@ -184,7 +186,7 @@ impl Flow {
                 pool.went(pool.slot(slot).key, fate, Some(tier));
             }
         }
-        if tier + 1 < self.tiers.len() && now < read.deadline {
+        if tier + 1 < self.tiers.len() && self.now < read.deadline {
             self.tiers[tier + 1].reads.push_front(read);
             return ReadEnd::GoesOn;
         }
@@ -235,14 +237,13 @@ impl Flow {
     /// Sends queued work to the tiers up to their limits: reads before writes.
     pub(crate) fn emit(
         &mut self,
-        now: Nanos,
         pool: &mut Pool,
         catalog: &Catalog,
         counters: &mut Counters,
         out: &mut Effects,
     ) {
         let last = self.tiers.len().saturating_sub(1);
-        let mut looked_at = 0;
+        let (mut looked_at, now) = (0, self.now);
         for tier in 0..self.tiers.len() {
             while self.tiers[tier].reads_in_flight.len() < self.pace.reads_in_flight
                 && let Some(read) = self.tiers[tier].reads.pop_front()
@@ -265,7 +266,7 @@ impl Flow {
                 && let Some(write) = self.tiers[tier].next_write()
             {
                 looked_at += 1;
-                if !self.begin_write(now, tier, write, pool, catalog, counters, out) {
+                if !self.begin_write(tier, write, pool, catalog, counters, out) {
                     self.write_over(write.drain);
                 }
             }

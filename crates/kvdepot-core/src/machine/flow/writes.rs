@@ -2,7 +2,7 @@
 
 use super::super::catalog::Catalog;
 use super::super::counters::Counters;
-use super::super::event::{Command, Effects, Nanos, Stored, TierIndex};
+use super::super::event::{Command, Effects, Stored, TierIndex};
 use super::super::flaw::Flaw;
 use super::super::names::PoolKey;
 use super::super::pool::Pool;
@@ -151,7 +151,7 @@ impl Flow {
             return;
         };
         let key = pool.slot(slot).key;
-        if wrote_nothing(outcome) {
+        if wrote_nothing(outcome) || (outcome.is_err() && self.flaws.has(Flaw::BudgetRefundsErrors)) {
             self.budgets.refund(tier, pool.slot(slot).bytes());
         }
         let wanted = !pool.slot(slot).block.is_doomed();
@@ -245,8 +245,13 @@ impl Flow {
         true
     }
 
-    fn may_spend(&mut self, now: Nanos, tier: TierIndex, bytes: u64, must: bool) -> bool {
-        self.budgets.spend(tier, now, bytes, must || self.flaws.has(Flaw::BudgetIgnored))
+    fn may_spend(&mut self, tier: TierIndex, bytes: u64, must: bool) -> bool {
+        self.budgets.spend(tier, self.now, bytes, must || self.flaws.has(Flaw::BudgetIgnored))
+    }
+
+    /// Returns whether a tier's budget may have bytes for a late write.
+    pub(super) fn may_queue_late(&mut self, tier: TierIndex) -> bool {
+        self.flaws.has(Flaw::BudgetIgnored) || self.budgets.is_open(tier, self.now)
     }
 
     /// Leaves a block out of a tier. If it is `refused`, the tier is asked again when the block is used.
@@ -275,7 +280,6 @@ impl Flow {
     #[expect(clippy::too_many_arguments, reason = "rooms are passed one by one, so that each borrow is seen")]
     pub(super) fn begin_write(
         &mut self,
-        now: Nanos,
         tier: TierIndex,
         write: Write,
         pool: &mut Pool,
@@ -297,7 +301,7 @@ impl Flow {
             return false;
         }
         let is_alone = slot.saved == 0 && slot.to_write == bit(tier);
-        if !self.may_spend(now, tier, slot.bytes(), slot.is_value()) {
+        if !self.may_spend(tier, slot.bytes(), slot.is_value()) {
             counters.over_budget_blocks += 1;
             if is_alone && !write.late {
                 pool.went(key, Fate::OverBudget, Some(tier));

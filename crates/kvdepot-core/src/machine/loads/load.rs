@@ -4,29 +4,14 @@ use super::Rooms;
 use crate::block::Phase;
 use crate::error::ErrorKind;
 use crate::eviction::SlotId;
-use crate::key::BlockKey;
+use crate::key::{BlockHash, BlockKey};
 
 use super::super::catalog::Namespace;
 use super::super::counters::Counters;
-use super::super::event::{Leased, Location, Nanos, Outcome, Owner, Token};
+use super::super::event::{Loaded, Location, Nanos, Owner, Token, Want};
 use super::super::names::PoolKey;
 use super::super::slots::Waiter;
 use super::lease_slot;
-
-/// State of one block of a load.
-#[derive(Clone, Debug)]
-pub(super) enum Want {
-    /// Not in the pool; the tiers were not asked.
-    Unlocated,
-    /// A tier may have it, but there was no space in the pool.
-    NoRoom(usize),
-    /// A tier is reading it.
-    Arriving,
-    Leased(Leased),
-    /// In the pool, but one answer cannot name more runs.
-    Unnamed,
-    Missed(ErrorKind),
-}
 
 /// Number of a load's blocks in each state.
 #[derive(Clone, Copy, Debug, Default)]
@@ -69,7 +54,9 @@ pub(super) struct Load {
     pub(super) token: Token,
     pub(super) owner: Owner,
     pub(super) namespace: Namespace,
-    wants: Vec<(PoolKey, Want)>,
+    hashes: Vec<BlockHash>,
+    /// State of the blocks that the first stage has reached. The others are not located.
+    wants: Vec<Want>,
     pub(super) count: Count,
     pub(super) stage: Stage,
     /// Next block of the stage.
@@ -77,8 +64,8 @@ pub(super) struct Load {
     pub(super) fetch_deadline: Nanos,
     pub(super) last: bool,
     pub(super) runs_left: usize,
-    /// Whether it found no space and leases nothing.
-    pub(super) starved: bool,
+    /// Its turn among the loads that found no space and lease nothing, if it is one of them.
+    pub(super) turn: Option<u64>,
     /// Number of times that space was freed before it began to search for some.
     pub(super) rooms_seen: u64,
 }
@@ -88,15 +75,15 @@ impl Load {
         token: Token,
         owner: Owner,
         namespace: Namespace,
-        hashes: &[crate::BlockHash],
+        hashes: Vec<BlockHash>,
         (fetch_deadline, last, runs_left): (Nanos, bool, usize),
     ) -> Self {
-        let wants = hashes.iter().map(|&hash| (namespace.pool_key(hash), Want::Unlocated));
         let count = Count { unlocated: hashes.len(), ..Count::default() };
         Self {
             token,
             owner,
-            wants: wants.collect(),
+            wants: Vec::with_capacity(hashes.len()),
+            hashes,
             namespace,
             count,
             stage: Stage::Lease,
@@ -104,26 +91,33 @@ impl Load {
             fetch_deadline,
             last,
             runs_left,
-            starved: false,
+            turn: None,
             rooms_seen: 0,
         }
     }
 
     pub(super) const fn blocks(&self) -> usize {
-        self.wants.len()
+        self.hashes.len()
     }
 
     pub(super) fn key(&self, place: usize) -> PoolKey {
-        self.wants[place].0
+        self.namespace.pool_key(self.hashes[place])
+    }
+
+    /// Makes room for the state of the next block, if the first stage has got there.
+    pub(super) fn reach(&mut self, place: usize) {
+        if place == self.wants.len() {
+            self.wants.push(Want::Unlocated);
+        }
     }
 
     pub(super) fn want(&self, place: usize) -> &Want {
-        &self.wants[place].1
+        &self.wants[place]
     }
 
     pub(super) fn set(&mut self, place: usize, want: Want) {
         self.count.of(&want).into_iter().for_each(|count| *count += 1);
-        let before = std::mem::replace(&mut self.wants[place].1, want);
+        let before = std::mem::replace(&mut self.wants[place], want);
         self.count.of(&before).into_iter().for_each(|count| *count -= 1);
     }
 
@@ -166,26 +160,19 @@ impl Load {
         }
     }
 
+    /// Counts the blocks of a load that is answered; those that have not arrived are refused as `late`. Each block counts
+    /// once, however often it is requested: when it is leased or missed.
+    pub(super) fn count_answer(&self, counters: &mut Counters, late: ErrorKind) {
+        let Count { unlocated, no_room, arriving, leased, unnamed } = self.count;
+        let pending = unlocated + no_room + arriving;
+        let late = if late == ErrorKind::Timeout && self.last { pending } else { 0 };
+        let missed = self.blocks() - pending - leased - unnamed + late;
+        counters.load_blocks += (leased + missed) as u64;
+        counters.load_blocks_missed += missed as u64;
+    }
+
     /// Returns the answer. Blocks that have not arrived are refused as `late`.
-    pub(super) fn answer(self, counters: &mut Counters, late: ErrorKind) -> Vec<Outcome> {
-        let mut outcomes = Vec::with_capacity(self.wants.len());
-        for (_, want) in self.wants {
-            let (outcome, missed) = match want {
-                Want::Leased(leased) => (Outcome::Leased(leased), Some(false)),
-                Want::Missed(kind) => (Outcome::Refused(kind), Some(true)),
-                // Each block counts once, however often it is requested: when it is leased or missed.
-                Want::Unnamed => (Outcome::Refused(ErrorKind::NoSpace), None),
-                Want::Unlocated | Want::NoRoom(_) | Want::Arriving => {
-                    let missed = late == ErrorKind::Timeout && self.last;
-                    (Outcome::Refused(late), missed.then_some(true))
-                }
-            };
-            if let Some(missed) = missed {
-                counters.load_blocks += 1;
-                counters.load_blocks_missed += u64::from(missed);
-            }
-            outcomes.push(outcome);
-        }
-        outcomes
+    pub(super) fn answer(self, late: ErrorKind) -> Loaded {
+        Loaded::new(self.wants, self.hashes.len(), late)
     }
 }

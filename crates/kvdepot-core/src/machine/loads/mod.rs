@@ -7,21 +7,28 @@
 //!
 //! A load of many blocks passes each stage in pieces, with other steps in between.
 
+mod ending;
+mod line;
 mod load;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
+
+use hashbrown::HashSet;
 
 use crate::block::Block;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{ErrorKind, Result};
 use crate::eviction::SlotId;
+use crate::key::BlockHash;
 
 use super::catalog::{Catalog, Namespace};
 use super::counters::Counters;
-use super::event::{Ask, Effects, Job, Leased, Location, Nanos, Owner, Question, Reply, Token};
+use super::event::{Ask, Effects, Job, Leased, Location, Nanos, Owner, Question, Reply, Token, Want};
+use super::flaw::{Flaw, Flaws};
 use super::flow::Flow;
 use super::pace::Pace;
 use super::pool::{NoRoom, Pool};
-use load::{Load, Stage, Want};
+use line::Line;
+use load::{Load, Stage};
 
 /// The other modules' state that loads need.
 pub(crate) struct Rooms<'a> {
@@ -36,13 +43,16 @@ pub(crate) struct Rooms<'a> {
 pub(crate) struct Loads {
     // An ordered map of boxes: one that grows moves a few entries, however many loads there are.
     map: BTreeMap<Token, Box<Load>>,
-    /// Loads that found no space and lease nothing, oldest first.
-    starved: VecDeque<Token>,
-    /// The one of them that retries now.
-    retrying: Option<Token>,
+    /// The loads of each connection.
+    by_owner: BTreeSet<(Owner, Token)>,
+    /// Connections that have ended, until their loads have been answered.
+    ended: HashSet<Owner>,
+    /// Loads that found no space and lease nothing.
+    line: Line,
     /// Number of times that space was freed.
     rooms: u64,
     pub(crate) pace: Pace,
+    pub(crate) flaws: Flaws,
 }
 
 impl Loads {
@@ -58,7 +68,7 @@ impl Loads {
         token: Token,
         owner: Owner,
         namespace: Namespace,
-        hashes: &[crate::BlockHash],
+        hashes: Vec<BlockHash>,
         fetch_deadline: Nanos,
         last: bool,
         runs_max: usize,
@@ -66,24 +76,23 @@ impl Loads {
     ) {
         rooms.pool.uses.hold(namespace.space);
         let load = Load::new(token, owner, namespace, hashes, (fetch_deadline, last, runs_max));
+        self.by_owner.insert((owner, token));
         self.map.insert(token, Box::new(load));
         self.go_on(rooms, token, out);
     }
 
     /// Continues a load's work by one piece.
     pub(crate) fn go_on(&mut self, rooms: &mut Rooms<'_>, token: Token, out: &mut Effects) {
-        let Some(load) = self.map.get_mut(&token) else {
+        let Some(load) = open(&mut self.map, &self.ended, self.flaws, token) else {
             // It may have ended when it was its turn to retry.
-            self.retry_oldest(out);
+            self.pass_turn(token, out);
             return;
         };
-        if load.starved && matches!(load.stage, Stage::Rest) {
-            if self.retrying.is_some() {
+        if let (Some(turn), Stage::Rest) = (load.turn, &load.stage) {
+            // There is space again, and it may be its turn.
+            if !self.line.begin_retry(turn, token) {
                 return;
             }
-            // There is space again, and it is its turn.
-            self.starved.retain(|other| *other != token);
-            self.retrying = Some(token);
             load.rooms_seen = self.rooms;
             load.begin(Stage::Fetch { locations: Vec::new().into_iter(), full: false });
         }
@@ -108,7 +117,7 @@ impl Loads {
         locations: Vec<Location>,
         out: &mut Effects,
     ) {
-        let Some(load) = self.map.get_mut(&token) else { return };
+        let Some(load) = open(&mut self.map, &self.ended, self.flaws, token) else { return };
         if matches!(load.stage, Stage::Rest) && load.count.unlocated > 0 {
             load.rooms_seen = self.rooms;
             load.begin(Stage::Fetch { locations: locations.into_iter(), full: false });
@@ -118,7 +127,7 @@ impl Loads {
 
     /// Records the end of a fetch that loads waited for.
     pub(crate) fn arrived(&mut self, rooms: &mut Rooms<'_>, token: Token, place: u32, slot: Option<SlotId>) {
-        let Some(load) = self.map.get_mut(&token) else { return };
+        let Some(load) = open(&mut self.map, &self.ended, self.flaws, token) else { return };
         let want = match slot {
             Some(slot) => load.lease(rooms, slot),
             None => Want::Missed(ErrorKind::NotFound),
@@ -129,98 +138,81 @@ impl Loads {
     /// Answers a load that waits for nothing any more. If the pool was too small for all of its blocks and some are
     /// leased, the answer is sent immediately: if the client asks again after copying those, the others find space.
     pub(crate) fn finish_if_over(&mut self, rooms: &mut Rooms<'_>, token: Token, out: &mut Effects) {
-        let Some(load) = self.map.get_mut(&token) else { return };
+        let Some(load) = open(&mut self.map, &self.ended, self.flaws, token) else { return };
         if !matches!(load.stage, Stage::Rest) {
             return;
         }
-        let retried = self.retrying.take_if(|other| *other == token).is_some();
+        let retried = self.line.end_retry(token);
         let count = load.count;
         let waits_for_room = count.no_room > 0 && count.leased == 0 && count.unnamed == 0;
         if waits_for_room && count.arriving == 0 && count.unlocated == 0 {
-            let was_starved = std::mem::replace(&mut load.starved, true);
-            if !was_starved {
-                self.starved.push_back(token);
-            } else if retried {
-                self.starved.push_front(token);
-            }
-            // Space was freed between the steps of its search.
-            if load.rooms_seen != self.rooms
-                && (retried || !was_starved)
-                && let Some(&oldest) = self.starved.front()
-            {
-                out.again.push(Job::Load(oldest));
+            let is_new = load.turn.is_none();
+            let turn = *load.turn.get_or_insert_with(|| self.line.next_turn());
+            if is_new || retried {
+                self.line.wait(turn, token);
+                // Space was freed between the steps of its search.
+                if load.rooms_seen != self.rooms {
+                    self.line.retry_oldest(out);
+                }
             }
             return;
         }
-        load.starved = false;
+        load.turn = None;
         // The client requests unnamed blocks again after it has copied the leased ones.
         let over = count.unnamed > 0 || (count.no_room > 0 && !waits_for_room) || count.arriving == 0;
         if count.unlocated == 0 && over {
             self.answer(rooms, token, ErrorKind::NoSpace, out);
         }
-        if retried && let Some(&next) = self.starved.front() {
-            out.again.push(Job::Load(next));
+        if retried {
+            self.line.retry_oldest(out);
         }
     }
 
     /// Ends a load whose time is up.
     pub(crate) fn expire(&mut self, rooms: &mut Rooms<'_>, token: Token, out: &mut Effects) -> bool {
-        let known = self.map.contains_key(&token);
-        let waiting = self.starved.len();
-        self.starved.retain(|other| *other != token);
-        self.retrying.take_if(|other| *other == token);
+        let Some(load) = self.map.get(&token) else { return false };
+        let waited = self.line.leave(load.turn, token);
         self.answer(rooms, token, ErrorKind::Timeout, out);
-        if self.starved.len() < waiting {
+        if waited {
             // The next one may need less.
-            self.retry_oldest(out);
+            self.line.retry_oldest(out);
         }
-        known
+        true
     }
 
     fn answer(&mut self, rooms: &mut Rooms<'_>, token: Token, late: ErrorKind, out: &mut Effects) {
         let Some(load) = self.map.remove(&token) else { return };
-        rooms.pool.uses.let_go(load.namespace.space);
-        out.replies.push((token, Ok(Reply::Slots(load.answer(rooms.counters, late)))));
+        if self.ended.contains(&load.owner) {
+            self.close(rooms.pool, load, out);
+            return;
+        }
+        self.forget(rooms.pool, &load);
+        load.count_answer(rooms.counters, late);
+        out.replies.push((token, Ok(Reply::Loaded(load.answer(late)))));
     }
 
     /// Records freed space: the oldest load that found none retries and, when it has found some, the next.
     pub(crate) fn room_came(&mut self, rooms: &mut Rooms<'_>, out: &mut Effects) {
         self.rooms += 1;
-        if self.retrying.is_none()
-            && let Some(&token) = self.starved.front()
-        {
+        if let Some(token) = self.line.next() {
             self.go_on(rooms, token, out);
         }
     }
 
     /// Makes the oldest load that found no space retry, unless one is retrying now.
     pub(crate) fn retry_oldest(&self, out: &mut Effects) {
-        if self.retrying.is_none()
-            && let Some(&oldest) = self.starved.front()
-        {
-            out.again.push(Job::Load(oldest));
-        }
+        self.line.retry_oldest(out);
     }
+}
 
-    /// Forgets the loads of an owner that ended; its leases end with it.
-    pub(crate) fn end_owner(&mut self, pool: &mut Pool, owner: Owner, out: &mut Effects) {
-        let of_owner = self.map.extract_if(.., |_, load| load.owner == owner);
-        let ended: Vec<Token> = of_owner
-            .map(|(token, load)| {
-                pool.uses.let_go(load.namespace.space);
-                token
-            })
-            .collect();
-        let waiting = self.starved.len();
-        self.starved.retain(|token| !ended.contains(token));
-        if self.retrying.take_if(|token| ended.contains(token)).is_some() || self.starved.len() < waiting {
-            self.retry_oldest(out);
-        }
-        for token in ended {
-            let closed = Error::new(ErrorKind::Closed, "the connection has ended");
-            out.replies.push((token, Err(closed)));
-        }
-    }
+/// Returns a load that goes on: not one whose connection has ended.
+fn open<'a>(
+    map: &'a mut BTreeMap<Token, Box<Load>>,
+    ended: &HashSet<Owner>,
+    flaws: Flaws,
+    token: Token,
+) -> Option<&'a mut Box<Load>> {
+    map.get_mut(&token).filter(|load| !ended.contains(&load.owner) || flaws.has(Flaw::EndedLoadGoesOn))
 }
 
 impl Load {
@@ -247,6 +239,7 @@ impl Load {
     /// Processes the next block of the stage. Returns false if this step has searched long enough for space.
     fn next_block(&mut self, rooms: &mut Rooms<'_>) -> bool {
         let place = self.cursor;
+        self.reach(place);
         let went = match self.want(place) {
             Want::Unlocated => match &mut self.stage {
                 Stage::Lease => {

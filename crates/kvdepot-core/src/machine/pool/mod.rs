@@ -270,6 +270,11 @@ impl Pool {
         std::mem::replace(&mut self.room_came, false)
     }
 
+    /// Returns whether space was freed since the last call of [`Self::take_room`].
+    pub(crate) const fn has_room_come(&self) -> bool {
+        self.room_came
+    }
+
     /// Sets the tiers that should get a block before its eviction, and those that get it when it is used again.
     pub(crate) const fn set_placements(&mut self, cold: TierMask, second_use: TierMask) {
         self.cold_tiers = cold;

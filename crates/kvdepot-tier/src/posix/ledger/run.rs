@@ -1,6 +1,6 @@
 //! The thread that takes a depot's turns with the ledger.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -26,22 +26,8 @@ const ATTEMPTS_MAX: usize = 64;
 const RETRY: Duration = Duration::from_secs(1);
 /// How often a depot takes a turn that waits for others to give something up.
 const HUNGRY_INTERVAL: Duration = Duration::from_millis(500);
-/// Failed writes that are remembered until their files are known to be gone; what is forgotten counts as used until
-/// the next survey.
-const LEFTOVERS_MAX: usize = 4096;
-
 /// Tiers of this process that take part in a ledger.
 static LIVING: Mutex<Option<HashSet<u64>>> = Mutex::new(None);
-
-/// A write that failed: its bytes are free once its temporary file is known to be gone.
-#[derive(Debug)]
-pub(in crate::posix) struct Leftover {
-    pub(in crate::posix) directory: usize,
-    pub(in crate::posix) temporary: PathBuf,
-    pub(in crate::posix) bytes: u64,
-    /// The membership in which they were spent.
-    membership: u64,
-}
 
 /// The account of a tier whose cap covers what other depots write, too; `None` if its cap is its own.
 pub(in crate::posix) fn open_purse(shared: &crate::PosixConfig, cap: u64) -> Option<Purse> {
@@ -93,7 +79,6 @@ fn run(shared: &Arc<Shared>) {
         shared,
         chain: Chain::new(Arc::clone(shared.device(0))),
         member: Member::new(who, shared.cap, shared.devices.len() as u64, times),
-        stuck: Vec::new(),
         last: Instant::now(),
         has_failed: false,
         has_told_cap: false,
@@ -101,7 +86,7 @@ fn run(shared: &Arc<Shared>) {
     let renew = Duration::from_millis(times.renew_ms);
     let mut next = Instant::now();
     while runner.wait(next) {
-        runner.clear_leftovers();
+        super::leftovers::clear(shared);
         next = match runner.turn() {
             Ok(()) => Instant::now() + renew,
             Err(error) => {
@@ -140,8 +125,6 @@ struct Runner<'a> {
     shared: &'a Arc<Shared>,
     chain: Chain,
     member: Member,
-    /// Failed writes whose files could not be removed: tried again in every turn.
-    stuck: Vec<Leftover>,
     /// When the last turn began.
     last: Instant,
     has_failed: bool,
@@ -164,7 +147,7 @@ impl Runner<'_> {
             if state.purse.as_ref().is_some_and(|purse| purse.hungry > 0) {
                 next = next.min(self.last + HUNGRY_INTERVAL);
             }
-            if !state.leftovers.is_empty() {
+            if state.leftovers.has_new() {
                 // Not at once: a disk that fails every write would make every depot write ledgers all the time.
                 next = next.min(self.last + RETRY);
             }
@@ -293,26 +276,6 @@ impl Runner<'_> {
         used.unwrap_or(shared.cap).min(shared.cap)
     }
 
-    /// Makes sure that failed writes have left nothing.
-    fn clear_leftovers(&mut self) {
-        let mut leftovers = std::mem::take(&mut self.stuck);
-        leftovers.append(&mut self.shared.lock().leftovers);
-        for leftover in leftovers {
-            if let Err(error) = self.shared.device(leftover.directory).unlink(&leftover.temporary) {
-                tracing::debug!(%error, "a file of a failed write stays for now");
-                if self.stuck.len() < LEFTOVERS_MAX {
-                    self.stuck.push(leftover);
-                }
-                continue;
-            }
-            let mut state = self.shared.lock();
-            if let Some(purse) = &mut state.purse {
-                purse.undo(leftover.bytes, leftover.membership);
-            }
-        }
-        self.shared.changed.notify_all();
-    }
-
     /// Gives back what is left when the tier is closed, after the last files were unlinked.
     fn leave(&self) {
         let (id, until) = {
@@ -379,15 +342,6 @@ impl State {
     pub(in crate::posix) fn end_unlink(&mut self, unlinking: Option<Unlinking>, freed: u64) {
         if let (Some(purse), Some(unlinking)) = (&mut self.purse, unlinking) {
             purse.end_unlink(unlinking, freed);
-        }
-    }
-
-    /// Notes that a write failed whose bytes were spent.
-    pub(in crate::posix) fn leave_over(&mut self, directory: usize, temporary: PathBuf, bytes: u64) {
-        let Some(purse) = &mut self.purse else { return };
-        let membership = purse.fail(bytes);
-        if self.leftovers.len() < LEFTOVERS_MAX {
-            self.leftovers.push(Leftover { directory, temporary, bytes, membership });
         }
     }
 }
