@@ -90,6 +90,7 @@ DEPOT_KEYS = {
     "io_read_threads": 3,
     "io_write_threads": 3,
     "shard_directories": False,
+    "posix_compression": True,
     "durable": True,
     "directories_shared": False,
     "posix_capacity_shared": True,
