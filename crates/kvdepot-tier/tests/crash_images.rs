@@ -312,7 +312,9 @@ fn check_all(setup: Setup) {
         }
     }
     println!("{} boundaries, {} images with what a power loss takes", images.len(), crashes.len());
-    assert!(setup.sharded || overwritten > 5, "{overwritten} files were written over");
+    // A compressed block seldom finds a file of its own length.
+    let least = if setup.compression == Compression::Off { 5 } else { 0 };
+    assert!(setup.sharded || overwritten > least, "{overwritten} files were written over");
     let next = std::sync::atomic::AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for _ in 0..4 {

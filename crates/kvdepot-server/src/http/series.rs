@@ -152,7 +152,7 @@ impl Series {
 
 /// Compression of the tiers that compress blocks, or have read compressed ones.
 fn compression(encoder: &mut DescriptorEncoder<'_>, tiers: &[Value]) -> fmt::Result {
-    for (name, field, per_s, help) in [
+    for (name, field, per_unit, help) in [
         ("tier_compressed_blocks", "compressed_blocks", 1.0, "Blocks that a tier has written compressed"),
         (
             "tier_uncompressed_blocks",
@@ -189,7 +189,7 @@ fn compression(encoder: &mut DescriptorEncoder<'_>, tiers: &[Value]) -> fmt::Res
     ] {
         let samples = tiers.iter().filter_map(|tier| {
             let name = quoted(tier["name"].as_str()?);
-            Some((vec![("tier", name)], tier[field].as_u64()? as f64 / per_s))
+            Some((vec![("tier", name)], tier[field].as_u64()? as f64 / per_unit))
         });
         write(encoder, Kind::Counter, name, help, &samples.collect::<Vec<_>>())?;
     }

@@ -9,6 +9,7 @@ mod planes;
 
 use kvdepot_core::{Error, ErrorKind, Result};
 use zstd::bulk::{Compressor, Decompressor};
+use zstd::zstd_safe::CParameter;
 
 /// Bytes of a block that are encoded together. A plane of two-byte elements is then as long as a block of zstd, whose
 /// table of codes it has for itself.
@@ -16,6 +17,10 @@ pub const CHUNK_BYTES: usize = 256 << 10;
 
 /// zstd's fastest level that still codes bytes by their frequency.
 const LEVEL: i32 = 1;
+/// Bytes of the shortest repetition that is looked for, and the logarithm of the places that are remembered. Exponents
+/// repeat by chance all the time: finding these repetitions costs three times as long and makes the result no smaller.
+const MATCH_BYTES_MIN: u32 = 7;
+const HASH_LOG: u32 = 6;
 /// Set in the length of a plane that is stored as it is.
 const RAW: u32 = 1 << 31;
 const LENGTH_BYTES: usize = 4;
@@ -82,7 +87,13 @@ pub struct Encoder {
 impl Encoder {
     /// Makes an encoder.
     pub fn new(encoding: Encoding) -> Result<Self> {
-        let zstd = Compressor::new(LEVEL).map_err(|e| Error::io("cannot start a compressor", e))?;
+        let start = || {
+            let mut zstd = Compressor::new(LEVEL)?;
+            zstd.set_parameter(CParameter::MinMatch(MATCH_BYTES_MIN))?;
+            zstd.set_parameter(CParameter::HashLog(HASH_LOG))?;
+            Ok(zstd)
+        };
+        let zstd = start().map_err(|e| Error::io("cannot start a compressor", e))?;
         Ok(Self { encoding, zstd, split: Vec::new(), skip: [0; 2] })
     }
 
