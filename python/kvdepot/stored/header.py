@@ -96,17 +96,21 @@ def parse_header(data: bytes) -> BlockHeader:
     end = _FIXED.size + 8 * shards
     if flags or reserved or reserved_2 or any(header[end:]):
         raise BrokenBlockError("a field of the header that must be zero is not")
+    _check_lengths(block_bytes, slot_bytes, stored_bytes, encoding)
+    checksums = struct.unpack_from(f"<{shards}Q", header, _FIXED.size)
+    name = host.rstrip(b"\0").decode("utf-8", "replace")
+    return BlockHeader(
+        namespace_id.hex(), block_hash.hex(), block_bytes, stored_bytes, encoding, checksums, created, f"{name} {pid}"
+    )
+
+
+def _check_lengths(block_bytes: int, slot_bytes: int, stored_bytes: int, encoding: int) -> None:
     if slot_bytes != _whole_pages(block_bytes) or not 1 <= stored_bytes <= 1 << 30:
         raise BrokenBlockError(f"the header's lengths do not fit: {block_bytes} block bytes, {stored_bytes} stored")
     if encoding == PLAIN and stored_bytes != block_bytes:
         raise BrokenBlockError(f"a plain block stores {stored_bytes} of {block_bytes} bytes")
     if encoding in ENCODINGS and _whole_pages(stored_bytes) >= slot_bytes:
         raise BrokenBlockError(f"a compressed block stores {stored_bytes} of {block_bytes} bytes, and saves no page")
-    checksums = struct.unpack_from(f"<{shards}Q", header, _FIXED.size)
-    name = host.rstrip(b"\0").decode("utf-8", "replace")
-    return BlockHeader(
-        namespace_id.hex(), block_hash.hex(), block_bytes, stored_bytes, encoding, checksums, created, f"{name} {pid}"
-    )
 
 
 def check_block(
@@ -139,12 +143,7 @@ def check_block(
     end = header.header_bytes + header.stored_bytes
     if any(data[end:]):
         raise BrokenBlockError("the padding is not zero")
-    block = data[header.header_bytes : end]
-    if header.encoding != PLAIN:
-        try:
-            block = _native.decode_block(header.encoding, block, header.block_bytes)
-        except StorageError as error:
-            raise BrokenBlockError(f"its payload cannot be decompressed: {error}") from error
+    block = _decoded(header, data[header.header_bytes : end])
     at = 0
     view = memoryview(block)
     for shard, (size, checksum) in enumerate(zip(shard_bytes, header.shard_checksums, strict=True)):
@@ -152,6 +151,15 @@ def check_block(
             raise BrokenBlockError(f"the checksum of shard {shard} is wrong")
         at += size
     return header, block
+
+
+def _decoded(header: BlockHeader, payload: bytes) -> bytes:
+    if header.encoding == PLAIN:
+        return payload
+    try:
+        return _native.decode_block(header.encoding, payload, header.block_bytes)
+    except StorageError as error:
+        raise BrokenBlockError(f"its payload cannot be decompressed: {error}") from error
 
 
 def _whole_pages(count: int) -> int:
