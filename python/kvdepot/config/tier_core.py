@@ -57,7 +57,7 @@ def decided(config: "KVDepotConfig", tier: Tier, machine: Machine, identity: boo
                 yield Decided(key.name, round(share / GIB, 3), share, may_change=True)
 
 
-_LATER = {"capacity_shared": False}
+_LATER = {"capacity_shared": False, "compression": False}
 """Settings that came after a release, each with the value that means how that release behaved. At that value they are
 no part of a depot's identity: an upgraded depot takes over from the one before at the same socket."""
 
