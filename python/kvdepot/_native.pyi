@@ -41,6 +41,7 @@ __all__ = [
     "bench_copies",
     "block_hash",
     "crc64nvme",
+    "decode_block",
     "describe_devices",
     "init_logging",
     "inspect_medium",
@@ -481,6 +482,13 @@ def serve(
     """
 
 def crc64nvme(data: bytes) -> int: ...
+def decode_block(encoding: int, payload: bytes, block_bytes: int) -> bytes:
+    """Returns the block of this length in the payload of a block file.
+
+    Raises:
+        StorageError: the payload is not such a block.
+    """
+
 def block_hash(engine_hash: bytes) -> bytes:
     """Returns the 16 bytes that represent an engine's hash in a key."""
 

@@ -90,6 +90,7 @@ DEPOT_KEYS = {
     "io_read_threads": 3,
     "io_write_threads": 3,
     "shard_directories": False,
+    "posix_compression": True,
     "durable": True,
     "directories_shared": False,
     "posix_capacity_shared": True,
@@ -112,9 +113,11 @@ def test_a_depot_that_is_upgraded_keeps_its_socket(path_of, machine):
     """``serve --take-over`` looks for the old depot: a key that came later, and is not set, is no part of the name."""
     said = {"directories": ["/a"], "pool_gb": 1}
     identity = json.loads(identity_json(load_config(said, machine=machine), None, machine))
-    assert "capacity_shared" not in identity["posix"]
+    assert not {"capacity_shared", "compression"} & identity["posix"].keys()
     assert "placement" not in identity
-    assert path_of(said) == path_of(said | {"posix_capacity_shared": False, "posix_write_gb_per_day": 0})
+    assert path_of(said) == path_of(
+        said | {"posix_capacity_shared": False, "posix_compression": False, "posix_write_gb_per_day": 0}
+    )
 
 
 def test_every_key_is_an_engine_s_or_a_depot_s():

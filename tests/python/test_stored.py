@@ -159,6 +159,40 @@ def test_headers_of_any_bytes_are_refused_and_never_crash(directory: Path) -> No
     assert parse_header(whole).block_bytes == 3 * 5256
 
 
+def test_compressed_blocks_are_read_and_damage_is_found(tmp_path: Path) -> None:
+    blocks, other = tmp_path / "blocks", tmp_path / "other"
+    blocks.mkdir()
+    other.mkdir()
+    generator = np.random.default_rng(1)
+    sizes = LAYOUT.tensor_sizes_bytes * 3
+    rows = [[generator.integers(0, 16, size=size, dtype=np.uint8) for size in sizes] for _ in range(4)]
+    config = {"directories": [str(blocks)], "pool_gb": 0.0625, "log_level": "warn", "posix_compression": True}
+    with kvdepot.open(config, layout=LAYOUT, namespace=FACTS) as store:
+        store.dump([f"packed {index}".encode() for index in range(4)], rows).wait().raise_for_failures()
+        assert store.drain(60_000)
+    (namespace,) = find_namespaces([blocks])
+
+    def contents_of(directory: Path) -> dict[str, bytes | None]:
+        key_id, shards = namespace.key_id(), namespace.shard_bytes
+        return {p.stem: check_block(p.read_bytes(), p.stem, key_id, shards)[1] for p in directory.rglob("*.kvb")}
+
+    stored = contents_of(blocks)
+    assert sorted(block or b"" for block in stored.values()) == sorted(b"".join(map(bytes, row)) for row in rows)
+    path = sorted(blocks.rglob("*.kvb"))[0]
+    shown = json.loads(run("inspect", path, "--json"))
+    assert (shown["whole"], shown["encoding"] in (1, 2), shown["file_bytes"]) == (True, True, 3 * 4096)
+    run("export", namespace.root, tmp_path / "file.kvx", "--directory", blocks)
+    run("import", tmp_path / "file.kvx", "--directory", other)
+    assert contents_of(other) == stored
+    assert damaged(blocks) == []
+    whole = path.read_bytes()
+    for at in (4096, 4100, 4096 + shown["stored_bytes"] - 1, len(whole) - 1):
+        data = bytearray(whole)
+        data[at] ^= 1
+        path.write_bytes(data)
+        assert [found for found, _ in damaged(blocks)] == [path], at
+
+
 def test_reading_is_paced() -> None:
     now, slept = [0.0], []
 

@@ -111,7 +111,7 @@ fn by_engine(engine: &dyn IoEngine, device: &Arc<dyn Device>, slots: &[SlotBuf],
         Request {
             class: Class::Read,
             deadline,
-            op: Op::Read(ReadFile { device, path: path(number), buf, done }),
+            op: Op::Read(ReadFile { device, path: path(number), buf, fewest_bytes: bytes, done }),
         }
     };
     engine.submit(slots.iter().enumerate().map(request).collect());

@@ -11,19 +11,26 @@ use kvdepot_core::limits::BLOCK_ALIGN_BYTES;
 pub struct AlignedBuf {
     ptr: NonNull<u8>,
     len: usize,
+    /// Allocated bytes; more than `len` after [`AlignedBuf::truncate`].
+    capacity: usize,
 }
 
 impl AlignedBuf {
     /// Allocates `len` zero bytes.
     pub fn zeroed(len: usize) -> Self {
         if len == 0 {
-            return Self { ptr: NonNull::dangling(), len };
+            return Self { ptr: NonNull::dangling(), len, capacity: len };
         }
         let layout = Self::layout(len);
         // SAFETY: the layout has a size of at least one byte.
         let ptr = unsafe { alloc_zeroed(layout) };
         let Some(ptr) = NonNull::new(ptr) else { handle_alloc_error(layout) };
-        Self { ptr, len }
+        Self { ptr, len, capacity: len }
+    }
+
+    /// Drops the bytes from `len` on. The memory stays allocated. A larger `len` has no effect.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
     }
 
     fn layout(len: usize) -> Layout {
@@ -49,9 +56,9 @@ impl DerefMut for AlignedBuf {
 
 impl Drop for AlignedBuf {
     fn drop(&mut self) {
-        if self.len > 0 {
+        if self.capacity > 0 {
             // SAFETY: allocated by `zeroed` with this very layout, and freed once.
-            unsafe { dealloc(self.ptr.as_ptr(), Self::layout(self.len)) };
+            unsafe { dealloc(self.ptr.as_ptr(), Self::layout(self.capacity)) };
         }
     }
 }

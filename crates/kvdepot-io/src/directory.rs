@@ -311,7 +311,10 @@ impl DeviceFile for DirFile {
 
     fn go_direct_if_cold(&self, bytes: u64) -> bool {
         let file = self.file.as_fd();
-        let cold = cached_bytes(file, bytes).is_some_and(|cached| cached < bytes / 2);
+        let Some(cached) = cached_bytes(file, bytes) else { return false };
+        // A compressed block's file is shorter than `bytes`: only if some of it is cached does that matter.
+        let length = || rustix::fs::fstat(file).map_or(bytes, |stat| (stat.st_size as u64).min(bytes));
+        let cold = cached < bytes / 2 && (cached == 0 || cached < length() / 2);
         cold && rustix::fs::fcntl_getfl(file)
             .and_then(|flags| rustix::fs::fcntl_setfl(file, flags | rustix::fs::OFlags::DIRECT))
             .is_ok()

@@ -44,7 +44,7 @@ pub enum FileWritten {
 /// (`Busy`, `Timeout`).
 pub type Ended<T> = Box<dyn FnOnce(Result<T>) + Send>;
 
-/// A request to read the first `buf.len()` bytes of a file.
+/// A request to read the first `buf.len()` bytes of a file, or all of a shorter one.
 pub struct ReadFile {
     /// The device.
     pub device: Arc<dyn Device>,
@@ -52,8 +52,10 @@ pub struct ReadFile {
     pub path: PathBuf,
     /// The destination.
     pub buf: IoBuf,
-    /// Receives the filled buffer, on the I/O thread, where checksums are computed. A file that is too short is
-    /// `Corrupt`.
+    /// The fewest bytes of the file: a shorter one is `Corrupt`. `buf.len()` if it must fill the buffer.
+    pub fewest_bytes: usize,
+    /// Receives the filled buffer, on the I/O thread, where checksums are computed. [`IoBuf::filled`] tells how many
+    /// bytes the file had.
     pub done: Ended<IoBuf>,
 }
 

@@ -18,6 +18,8 @@ pub struct IoBuf {
     body: SlotBuf,
     body_bytes: usize,
     tail: AlignedBuf,
+    /// Bytes that a read has brought.
+    filled: usize,
 }
 
 impl IoBuf {
@@ -28,6 +30,7 @@ impl IoBuf {
             body,
             body_bytes,
             tail: AlignedBuf::zeroed(0),
+            filled: head_bytes + body_bytes,
         })
     }
 
@@ -52,7 +55,14 @@ impl IoBuf {
         if rest > 0 {
             body.read_at(body_bytes, &mut tail[..rest]);
         }
-        Some(Self { head, body, body_bytes, tail })
+        let filled = head.len() + used_bytes;
+        Some(Self { head, body, body_bytes, tail, filled })
+    }
+
+    /// Makes a buffer for writing a header and a payload of its own, in whole pages.
+    pub fn for_write_owned(head: AlignedBuf, payload: AlignedBuf) -> Self {
+        let filled = head.len() + payload.len();
+        Self { head, body: SlotBuf::anonymous(0), body_bytes: 0, tail: payload, filled }
     }
 
     /// Returns the header pages.
@@ -68,6 +78,16 @@ impl IoBuf {
     /// Returns the total number of bytes.
     pub fn len(&self) -> usize {
         self.head.len() + self.body_bytes + self.tail.len()
+    }
+
+    /// Returns how many bytes of the file a read has brought: all, unless the file is shorter.
+    pub const fn filled(&self) -> usize {
+        self.filled
+    }
+
+    /// Notes how many bytes a read has brought.
+    pub fn set_filled(&mut self, bytes: usize) {
+        self.filled = bytes.min(self.len());
     }
 
     /// Returns whether the buffer has no bytes.
@@ -153,6 +173,18 @@ mod tests {
         assert!(bytes[9096..].iter().all(|&b| b == 0));
         let rest: usize = buf.slices(4100).iter().map(|s| s.len()).sum();
         assert_eq!(rest, 12288 - 4100);
+    }
+
+    #[test]
+    fn an_owned_payload_follows_its_header() {
+        let mut payload = AlignedBuf::zeroed(3 * 4096);
+        payload.fill(7);
+        payload.truncate(4096);
+        let buf = IoBuf::for_write_owned(AlignedBuf::zeroed(4096), payload);
+        assert_eq!((buf.len(), buf.filled()), (8192, 8192));
+        let bytes: Vec<u8> = buf.slices(0).iter().flat_map(|s| s.to_vec()).collect();
+        assert!(bytes[..4096].iter().all(|&b| b == 0) && bytes[4096..].iter().all(|&b| b == 7));
+        assert!(buf.fits(DirectAlign { memory_bytes: 4096, offset_bytes: 4096 }));
     }
 
     #[test]

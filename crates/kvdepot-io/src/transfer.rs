@@ -14,8 +14,10 @@ use crate::progress::{ReadNext, ReadProgress, WriteNext, WriteProgress};
 pub fn run(request: Request) {
     match request.op {
         Op::Read(mut read) => {
-            let outcome = read_file(&*read.device, &read.path, &mut read.buf).map(|()| read.buf);
-            (read.done)(outcome);
+            let outcome = open_for_read(&*read.device, &read.path, &read.buf).and_then(|(file, progress)| {
+                read_rest(&*read.device, &read.path, &mut read.buf, file, progress, read.fewest_bytes)
+            });
+            (read.done)(outcome.map(|()| read.buf));
         }
         Op::Write(write) => {
             if let Some((writing, over)) = Writing::prepare(write) {
@@ -29,7 +31,8 @@ pub fn run(request: Request) {
 /// Fills `buf` with the first bytes of a file; `Corrupt` if the file is shorter.
 pub fn read_file(device: &dyn Device, path: &Path, buf: &mut IoBuf) -> Result<()> {
     let (file, progress) = open_for_read(device, path, buf)?;
-    read_rest(device, path, buf, file, progress)
+    let whole = buf.len();
+    read_rest(device, path, buf, file, progress, whole)
 }
 
 /// Opens a file, with O_DIRECT if the device wants it for this file.
@@ -54,19 +57,35 @@ pub(crate) fn read_rest(
     buf: &mut IoBuf,
     mut file: Box<dyn DeviceFile>,
     mut progress: ReadProgress,
+    fewest_bytes: usize,
 ) -> Result<()> {
     while progress.done() < progress.whole() {
         let came = file.read_at(buf, progress.done(), progress.done() as u64)?;
         match progress.came(came) {
             ReadNext::More | ReadNext::Whole => {}
             ReadNext::MoreBuffered => file = device.open(path, false)?,
-            ReadNext::EndsEarly => return Err(ends_early(device, path, progress)),
+            ReadNext::EndsEarly => return end_early(device, path, buf, progress, fewest_bytes),
         }
     }
     Ok(())
 }
 
-pub(crate) fn ends_early(device: &dyn Device, path: &Path, progress: ReadProgress) -> Error {
+/// Ends a read at the end of a file that does not fill the buffer.
+pub(crate) fn end_early(
+    device: &dyn Device,
+    path: &Path,
+    buf: &mut IoBuf,
+    progress: ReadProgress,
+    fewest_bytes: usize,
+) -> Result<()> {
+    if progress.done() < fewest_bytes {
+        return Err(ends_early(device, path, progress));
+    }
+    buf.set_filled(progress.done());
+    Ok(())
+}
+
+fn ends_early(device: &dyn Device, path: &Path, progress: ReadProgress) -> Error {
     Error::new(ErrorKind::Corrupt, "a block file ends early")
         .with("path", device.root().join(path).display())
         .with("bytes", progress.done())
@@ -256,5 +275,10 @@ mod tests {
         // Not all of it: the system may reclaim pages at any time.
         assert_ne!(cached(), Some(0), "the read went past the page cache");
         assert!(read(&when_cold) == bytes);
+        // A shorter file than asked for, all of which is cached, is not cold.
+        let file = when_cold.open(Path::new("block"), false).unwrap();
+        if cached() == Some(BYTES as u64) {
+            assert!(!file.go_direct_if_cold(3 * BYTES as u64));
+        }
     }
 }

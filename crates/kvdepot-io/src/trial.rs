@@ -122,7 +122,8 @@ impl Trial {
                 let _ = tell.send(outcome.is_ok());
             });
             let (device, path) = (Arc::clone(&self.device), self.name(number, ""));
-            let op = Op::Read(ReadFile { device, path, buf: IoBuf::payload(body, FILE_BYTES)?, done });
+            let buf = IoBuf::payload(body, FILE_BYTES)?;
+            let op = Op::Read(ReadFile { device, path, buf, fewest_bytes: FILE_BYTES, done });
             Some(Request { class: Class::Read, deadline, op })
         };
         engine.submit(bodies.into_iter().enumerate().filter_map(read).collect());

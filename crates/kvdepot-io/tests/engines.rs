@@ -52,6 +52,7 @@ on_every_engine! {
     a_failed_write_leaves_nothing
     a_full_disk_is_tried_once_more_when_room_was_made
     what_cannot_be_read_says_so
+    a_read_says_how_long_a_shorter_file_is
     a_late_request_keeps_its_memory_until_the_system_is_through
     shutdown_leaves_memory_to_what_is_under_way
 }
@@ -266,6 +267,29 @@ fn what_cannot_be_read_says_so(kind: Kind) {
         place.faults.at(FaultOp::Open, 0, Fault::Eio);
         assert_eq!(kind_of(0, 9000), ErrorKind::Io);
         read_now(&place, &*engine, 0, 9000).unwrap();
+    }
+}
+
+fn a_read_says_how_long_a_shorter_file_is(kind: Kind) {
+    for direct in [DirectUse::Never, DirectUse::Always] {
+        let place = Place::new(kind, direct);
+        let Some(engine) = kind.open(1, 1, 64, &place.faults) else { return };
+        write_now(&place, &*engine, 0, 9000).unwrap();
+        let length = 4096 + 12_288;
+        for (fewest, outcome) in [(length, Ok(length)), (length + 1, Err(ErrorKind::Corrupt))] {
+            let (ended, end) = unbounded();
+            let (mut request, _held) = read(&place.device, 0, 90_000, LONG, &ended);
+            let Op::Read(read) = &mut request.op else { unreachable!("it is a read") };
+            read.fewest_bytes = fewest;
+            engine.submit(vec![request]);
+            let came = next(&end);
+            if let Ok(buf) = &came {
+                let mut bytes = vec![0; 9000];
+                buf.body().read_at(0, &mut bytes);
+                assert!(bytes == common::bytes_of(0, 9000));
+            }
+            assert_eq!(came.map(|buf| buf.filled()).map_err(|error| error.kind()), outcome);
+        }
     }
 }
 

@@ -1,6 +1,8 @@
 //! Converts Python values to the core's types, and offers small pure functions.
 
+use kvdepot_core::limits::BLOCK_BYTES_MAX;
 use kvdepot_core::{BlockHash, BlockLayout, Error, ErrorKind, NamespaceSpec, Result};
+use kvdepot_tier::encoding::{self, Encoding};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
@@ -31,6 +33,31 @@ pub(crate) fn spec(facts_json: &str, layout_json: &str) -> Result<NamespaceSpec>
 #[pyfunction]
 pub(crate) fn crc64nvme(data: &[u8]) -> u64 {
     crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, data)
+}
+
+#[pyfunction]
+pub(crate) fn decode_block<'py>(
+    py: Python<'py>,
+    encoding: u32,
+    payload: &[u8],
+    block_bytes: usize,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let decode = || {
+        let known = Encoding::of(encoding).ok_or_else(|| {
+            Error::new(ErrorKind::Unsupported, "no such encoding of a block").with("encoding", encoding)
+        })?;
+        let mut block = vec![0; block_bytes.min(usize::try_from(BLOCK_BYTES_MAX).unwrap_or(usize::MAX))];
+        if block.len() < block_bytes {
+            return Err(
+                Error::new(ErrorKind::Corrupt, "a block is longer than any").with("bytes", block_bytes)
+            );
+        }
+        encoding::decode(known, payload, block_bytes, |at, piece| {
+            block[at..at + piece.len()].copy_from_slice(piece);
+        })?;
+        Ok(block)
+    };
+    Ok(PyBytes::new(py, &py.detach(decode).or_raise()?))
 }
 
 #[pyfunction]

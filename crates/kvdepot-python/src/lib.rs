@@ -29,7 +29,7 @@ mod native {
     #[pymodule_export]
     use super::claim::Claim;
     #[pymodule_export]
-    use super::convert::{block_hash, crc64nvme, inspect_medium, namespace_id, tier_table};
+    use super::convert::{block_hash, crc64nvme, decode_block, inspect_medium, namespace_id, tier_table};
     #[pymodule_export]
     use super::depot::Depot;
     #[pymodule_export]

@@ -9,11 +9,13 @@ use kvdepot_core::{BlockKey, BlockLayout, Error, ErrorKind, Result};
 use kvdepot_io::checksum::{crc64, crc64_slot, is_zero};
 use kvdepot_io::{AlignedBuf, IoBuf, SlotBuf};
 
+use crate::encoding::{self, Encoding};
+
 /// First bytes of every block file.
 pub const MAGIC: [u8; 8] = *b"KVDBLOCK";
 /// Version of the format that this build writes and reads.
 pub const FORMAT_VERSION: u32 = 2;
-/// Encoding of a payload that is the block itself: the only one that this build reads and writes.
+/// Encoding of a payload that is the block itself. [`Encoding`] has the others.
 pub const PLAIN: u32 = 0;
 /// Bytes of the fixed part of the header; the shards' checksums follow.
 pub const FIXED_BYTES: usize = 144;
@@ -68,7 +70,7 @@ pub struct BlockHeader {
     pub slot_bytes: u64,
     /// Bytes of payload in the file, without the padding to whole pages: those of the block itself if it is [`PLAIN`].
     pub stored_bytes: u64,
-    /// Encoding of the payload; [`PLAIN`] is none.
+    /// Encoding of the payload: [`PLAIN`], or the number of an [`Encoding`].
     pub encoding: u32,
     /// CRC-64/NVME of each shard's bytes, in shard order.
     pub shard_checksums: Vec<u64>,
@@ -99,6 +101,12 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 }
 
 impl BlockHeader {
+    /// Returns the length of the file.
+    pub fn file_bytes(&self) -> u64 {
+        let payload = self.stored_bytes.next_multiple_of(BLOCK_ALIGN_BYTES);
+        header_bytes(self.shard_checksums.len()) as u64 + payload
+    }
+
     /// Returns the header's pages.
     pub fn encode(&self) -> AlignedBuf {
         let mut out = AlignedBuf::zeroed(header_bytes(self.shard_checksums.len()));
@@ -183,14 +191,17 @@ impl BlockHeader {
         let lengths = (1..=BLOCK_BYTES_MAX).contains(&self.block_bytes)
             && self.slot_bytes == self.block_bytes.next_multiple_of(BLOCK_ALIGN_BYTES)
             && (1..=BLOCK_BYTES_MAX).contains(&self.stored_bytes)
-            && (self.encoding != PLAIN || self.stored_bytes == self.block_bytes);
+            && match Encoding::of(self.encoding) {
+                Some(_) => self.stored_bytes.next_multiple_of(BLOCK_ALIGN_BYTES) < self.slot_bytes,
+                None => self.encoding != PLAIN || self.stored_bytes == self.block_bytes,
+            };
         if !zeros || !lengths {
             return Err(corrupt("a block header is not valid in version 2")
                 .with("block_bytes", self.block_bytes)
                 .with("slot_bytes", self.slot_bytes)
                 .with("stored_bytes", self.stored_bytes));
         }
-        if self.encoding != PLAIN {
+        if self.encoding != PLAIN && Encoding::of(self.encoding).is_none() {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 "a block file's payload is encoded in a way that this build does not read",
@@ -228,6 +239,24 @@ fn usize_of(bytes: u64) -> usize {
 
 /// Makes a block's file from its slot: checksums, header, padding. Returns `Config` if the slot is too small.
 pub fn seal(key: BlockKey, layout: &BlockLayout, src: &SlotBuf, writer: Writer) -> Result<IoBuf> {
+    seal_as(key, layout, src, writer, || None)
+}
+
+/// A payload to store instead of the block, zeros to a whole page after it.
+pub(crate) struct Encoded {
+    pub(crate) encoding: Encoding,
+    pub(crate) stored_bytes: usize,
+    pub(crate) pages: AlignedBuf,
+}
+
+/// Like `seal`, with the payload that `encode` makes, if it makes one.
+pub(crate) fn seal_as(
+    key: BlockKey,
+    layout: &BlockLayout,
+    src: &SlotBuf,
+    writer: Writer,
+    encode: impl FnOnce() -> Option<Encoded>,
+) -> Result<IoBuf> {
     let small = || {
         Error::new(ErrorKind::Config, "a slot is smaller than its block")
             .with("slot_bytes", src.len())
@@ -235,15 +264,31 @@ pub fn seal(key: BlockKey, layout: &BlockLayout, src: &SlotBuf, writer: Writer) 
     };
     let shard_checksums = shard_checksums(layout, src).ok_or_else(small)?;
     let (block_bytes, slot_bytes) = (layout.block_bytes(), layout.slot_bytes());
-    let (stored_bytes, encoding) = (block_bytes, PLAIN);
+    let encoded = encode();
+    let (stored_bytes, encoding) = encoded
+        .as_ref()
+        .map_or((block_bytes, PLAIN), |encoded| (encoded.stored_bytes as u64, encoded.encoding.number()));
     let header =
         BlockHeader { key, block_bytes, slot_bytes, stored_bytes, encoding, shard_checksums, writer };
-    IoBuf::for_write(header.encode(), src.clone(), usize_of(block_bytes)).ok_or_else(small)
+    match encoded {
+        Some(encoded) => Ok(IoBuf::for_write_owned(header.encode(), encoded.pages)),
+        None => IoBuf::for_write(header.encode(), src.clone(), usize_of(block_bytes)).ok_or_else(small),
+    }
 }
 
-/// Verifies a file that was read: header, key, lengths, every shard, padding (P1, P8). Returns `Unsupported` for a file
-/// that only another build can read.
-pub fn verify(key: BlockKey, layout: &BlockLayout, read: &IoBuf) -> Result<()> {
+/// Verifies a file that was read: header, key, lengths, every shard, padding (P1, P8). An encoded payload is decoded in
+/// its place first. Returns the header; `Unsupported` for a file that only another build can read.
+pub fn verify(key: BlockKey, layout: &BlockLayout, read: &IoBuf) -> Result<BlockHeader> {
+    verify_with(key, layout, read, decode_in_place)
+}
+
+/// Like `verify`, with another caller of [`decode_in_place`].
+pub(crate) fn verify_with(
+    key: BlockKey,
+    layout: &BlockLayout,
+    read: &IoBuf,
+    decode: impl FnOnce(Encoding, &BlockHeader, &SlotBuf) -> Result<()>,
+) -> Result<BlockHeader> {
     let header = BlockHeader::parse(read.head())?;
     if header.key != key {
         return Err(corrupt("a block file holds another block").with("holds", header.key).with("asked", key));
@@ -252,6 +297,15 @@ pub fn verify(key: BlockKey, layout: &BlockLayout, read: &IoBuf) -> Result<()> {
         return Err(corrupt("a block file has another layout")
             .with("block_bytes", header.block_bytes)
             .with("block_bytes_expected", layout.block_bytes()));
+    }
+    if (read.filled() as u64) < header.file_bytes() {
+        return Err(corrupt("a block file ends early")
+            .with("key", key)
+            .with("bytes", read.filled())
+            .with("bytes_expected", header.file_bytes()));
+    }
+    if let Some(encoding) = Encoding::of(header.encoding) {
+        decode(encoding, &header, read.body())?;
     }
     for (shard, &expected) in header.shard_checksums.iter().enumerate() {
         let range = layout.shard_range(shard);
@@ -262,6 +316,21 @@ pub fn verify(key: BlockKey, layout: &BlockLayout, read: &IoBuf) -> Result<()> {
     if !is_zero(read.body(), usize_of(layout.block_bytes()), usize_of(layout.slot_bytes())) {
         return Err(corrupt("a block file's padding is not zero").with("key", key));
     }
+    Ok(header)
+}
+
+/// Decodes the payload at the beginning of a slot in its place.
+pub(crate) fn decode_in_place(encoding: Encoding, header: &BlockHeader, slot: &SlotBuf) -> Result<()> {
+    let (block_bytes, slot_bytes) = (usize_of(header.block_bytes), usize_of(header.slot_bytes));
+    let stored_bytes = usize_of(header.stored_bytes);
+    if !is_zero(slot, stored_bytes, stored_bytes.next_multiple_of(BLOCK_ALIGN_BYTES as usize)) {
+        return Err(corrupt("a block file's padding is not zero").with("key", header.key));
+    }
+    let mut payload = vec![0; stored_bytes];
+    slot.read_at(0, &mut payload);
+    encoding::decode(encoding, &payload, block_bytes, |at, bytes| slot.write_at(at, bytes))
+        .map_err(|error| error.with("key", header.key))?;
+    slot.write_at(block_bytes, &vec![0; slot_bytes - block_bytes]);
     Ok(())
 }
 

@@ -6,9 +6,11 @@
 
 mod beliefs;
 mod blocking;
+mod compression;
 pub mod conformance;
 pub mod dax;
 pub mod empty;
+pub mod encoding;
 pub mod entry;
 pub mod fake;
 pub mod format;
@@ -36,6 +38,7 @@ use kvdepot_core::{BlockKey, NamespaceId, NamespaceSpec, Result};
 use kvdepot_io::SlotBuf;
 
 pub use blocking::{BlockingCalls, BlockingConfig};
+pub use compression::Compression;
 pub use dax::{DaxConfig, DaxTier};
 pub use empty::EmptyTier;
 pub use fake::FakeTier;

@@ -79,7 +79,7 @@ fn another_encoding_is_a_miss_and_left_alone() {
         let path = block_file(dir.path(), &bench, 0);
         let mut bytes = fs::read(&path).unwrap();
         let mut header = BlockHeader::parse(&bytes).unwrap();
-        (header.encoding, header.stored_bytes) = (1, 100);
+        (header.encoding, header.stored_bytes) = (77, 100);
         let pages = header.encode();
         bytes[..pages.len()].copy_from_slice(&pages);
         bytes.truncate(bytes.len() - cut);

@@ -113,7 +113,7 @@ fn another_encoding_is_told_from_damage() {
         block_bytes: 10_000,
         slot_bytes: 12_288,
         stored_bytes: 700,
-        encoding: 1,
+        encoding: 77,
         shard_checksums: vec![1, 2],
         writer: Writer::default(),
     };
@@ -123,9 +123,13 @@ fn another_encoding_is_told_from_damage() {
         BlockHeader { stored_bytes: 0, ..header.clone() },
         BlockHeader { stored_bytes: (1 << 30) + 1, ..header.clone() },
         BlockHeader { encoding: PLAIN, ..header.clone() },
+        // One of ours that saves no page.
+        BlockHeader { encoding: 1, stored_bytes: 8193, ..header.clone() },
     ] {
         assert_eq!(kind(&broken), ErrorKind::Corrupt, "{broken:?}");
     }
+    let ours = BlockHeader { encoding: 1, stored_bytes: 8192, ..header.clone() };
+    assert_eq!(BlockHeader::parse(&ours.encode()).unwrap().file_bytes(), 4096 + 8192);
     let mut bytes = header.encode().to_vec();
     bytes[128] ^= 2;
     assert_eq!(BlockHeader::parse(&bytes).unwrap_err().kind(), ErrorKind::Corrupt, "its checksum is wrong");

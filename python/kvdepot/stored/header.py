@@ -1,14 +1,16 @@
-"""Reads block files: header, checksums, padding. Nothing is trusted before its checksums were compared."""
+"""Reads block files: header, payload, checksums, padding. Nothing is trusted before its checksums were compared."""
 
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvdepot import _native
+from kvdepot.errors import StorageError
 
 MAGIC = b"KVDBLOCK"
 VERSION = 2
 PLAIN = 0
+ENCODINGS = (1, 2)
 PAGE = 4096
 SHARDS_MAX = 4096
 _FIXED = struct.Struct("<8sIIII16s16sQQQII32sQIIQ")
@@ -27,7 +29,7 @@ class BlockHeader:
         hash: the block's hash, 32 hex digits.
         block_bytes: bytes of the block.
         stored_bytes: bytes of the payload.
-        encoding: 0 = plain.
+        encoding: 0 = plain; otherwise how the payload is compressed.
         shard_checksums: CRC-64/NVME of each shard.
         created_unix_s: when it was written.
         writer: host and process id of the writer.
@@ -94,10 +96,7 @@ def parse_header(data: bytes) -> BlockHeader:
     end = _FIXED.size + 8 * shards
     if flags or reserved or reserved_2 or any(header[end:]):
         raise BrokenBlockError("a field of the header that must be zero is not")
-    if slot_bytes != _whole_pages(block_bytes) or not 1 <= stored_bytes <= 1 << 30:
-        raise BrokenBlockError(f"the header's lengths do not fit: {block_bytes} block bytes, {stored_bytes} stored")
-    if encoding == PLAIN and stored_bytes != block_bytes:
-        raise BrokenBlockError(f"a plain block stores {stored_bytes} of {block_bytes} bytes")
+    _check_lengths(block_bytes, slot_bytes, stored_bytes, encoding)
     checksums = struct.unpack_from(f"<{shards}Q", header, _FIXED.size)
     name = host.rstrip(b"\0").decode("utf-8", "replace")
     return BlockHeader(
@@ -105,8 +104,21 @@ def parse_header(data: bytes) -> BlockHeader:
     )
 
 
-def check_block(data: bytes, block_hash: str, namespace_id: str, shard_bytes: Sequence[int]) -> BlockHeader:
-    """Checks a complete block file as a depot does when it reads one, and returns its header.
+def _check_lengths(block_bytes: int, slot_bytes: int, stored_bytes: int, encoding: int) -> None:
+    if slot_bytes != _whole_pages(block_bytes) or not 1 <= stored_bytes <= 1 << 30:
+        raise BrokenBlockError(f"the header's lengths do not fit: {block_bytes} block bytes, {stored_bytes} stored")
+    if encoding == PLAIN and stored_bytes != block_bytes:
+        raise BrokenBlockError(f"a plain block stores {stored_bytes} of {block_bytes} bytes")
+    if encoding in ENCODINGS and _whole_pages(stored_bytes) >= slot_bytes:
+        raise BrokenBlockError(f"a compressed block stores {stored_bytes} of {block_bytes} bytes, and saves no page")
+
+
+def check_block(
+    data: bytes, block_hash: str, namespace_id: str, shard_bytes: Sequence[int]
+) -> tuple[BlockHeader, bytes | None]:
+    """Checks a complete block file as a depot does when it reads one. Returns its header and the block.
+
+    A block in an encoding that this kvdepot does not read is ``None``, and only its header was checked.
 
     Args:
         data: the file's bytes.
@@ -122,21 +134,32 @@ def check_block(data: bytes, block_hash: str, namespace_id: str, shard_bytes: Se
         raise BrokenBlockError(f"it is another block: {header.hash}")
     if header.namespace_id != namespace_id:
         raise BrokenBlockError(f"it belongs to another namespace or epoch: {header.namespace_id}")
-    if header.encoding != PLAIN:
-        return header
+    if header.encoding not in (PLAIN, *ENCODINGS):
+        return header, None
     if len(shard_bytes) != len(header.shard_checksums) or sum(shard_bytes) != header.block_bytes:
         raise BrokenBlockError(f"its lengths are not the layout's: {header.block_bytes} bytes")
     if len(data) != header.file_bytes:
         raise BrokenBlockError(f"the file has {len(data)} bytes, and the block takes {header.file_bytes}")
-    at = header.header_bytes
-    view = memoryview(data)
+    end = header.header_bytes + header.stored_bytes
+    if any(data[end:]):
+        raise BrokenBlockError("the padding is not zero")
+    block = _decoded(header, data[header.header_bytes : end])
+    at = 0
+    view = memoryview(block)
     for shard, (size, checksum) in enumerate(zip(shard_bytes, header.shard_checksums, strict=True)):
         if _native.crc64nvme(bytes(view[at : at + size])) != checksum:
             raise BrokenBlockError(f"the checksum of shard {shard} is wrong")
         at += size
-    if any(view[at:]):
-        raise BrokenBlockError("the padding is not zero")
-    return header
+    return header, block
+
+
+def _decoded(header: BlockHeader, payload: bytes) -> bytes:
+    if header.encoding == PLAIN:
+        return payload
+    try:
+        return _native.decode_block(header.encoding, payload, header.block_bytes)
+    except StorageError as error:
+        raise BrokenBlockError(f"its payload cannot be decompressed: {error}") from error
 
 
 def _whole_pages(count: int) -> int:

@@ -11,7 +11,7 @@ from kvdepot import _native
 from kvdepot.errors import StorageError
 from kvdepot.stored.blocks import BlockFile, block_files
 from kvdepot.stored.export import ExportedBlock, ExportHeader, ExportWriter
-from kvdepot.stored.header import PLAIN, BrokenBlockError, check_block
+from kvdepot.stored.header import BrokenBlockError, check_block
 from kvdepot.stored.namespaces import StoredNamespace, find_namespaces
 
 
@@ -93,10 +93,10 @@ def _payload(file: BlockFile, key_id: str, shard_bytes: tuple[int, ...]) -> byte
     handle = os.open(file.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(handle, "rb") as opened:
         data = opened.read()
-    header = check_block(data, file.hash, key_id, shard_bytes)
-    if header.encoding != PLAIN:
+    header, block = check_block(data, file.hash, key_id, shard_bytes)
+    if block is None:
         raise BrokenBlockError(f"its encoding is {header.encoding}, which this kvdepot does not read")
-    return data[header.header_bytes : header.header_bytes + header.block_bytes]
+    return block
 
 
 def _failed(text: str) -> StorageError:

@@ -38,8 +38,18 @@ pub(super) struct Flight {
 }
 
 enum Job {
-    Read { device: Arc<dyn Device>, path: PathBuf, buf: IoBuf, done: Ended<IoBuf>, progress: ReadProgress },
-    Write { writing: Writing, progress: WriteProgress },
+    Read {
+        device: Arc<dyn Device>,
+        path: PathBuf,
+        buf: IoBuf,
+        fewest_bytes: usize,
+        done: Ended<IoBuf>,
+        progress: ReadProgress,
+    },
+    Write {
+        writing: Writing,
+        progress: WriteProgress,
+    },
 }
 
 /// Runs a request up to its first operation for the kernel, or to completion where the kernel's queue is of no use.
@@ -47,7 +57,7 @@ pub(super) fn start(request: Request, takes_buffered_reads: bool) -> Step {
     let deadline = request.deadline;
     match request.op {
         Op::Read(read) => {
-            let crate::engine::ReadFile { device, path, mut buf, done } = read;
+            let crate::engine::ReadFile { device, path, mut buf, fewest_bytes, done } = read;
             let (file, progress) = match transfer::open_for_read(&*device, &path, &buf) {
                 Ok(opened) => opened,
                 Err(error) => {
@@ -58,11 +68,11 @@ pub(super) fn start(request: Request, takes_buffered_reads: bool) -> Step {
             };
             let queued = (progress.is_direct() || takes_buffered_reads) && progress.whole() > 0;
             let Some(fd) = descriptor(&*file).filter(|_| queued) else {
-                let read = transfer::read_rest(&*device, &path, &mut buf, file, progress);
+                let read = transfer::read_rest(&*device, &path, &mut buf, file, progress, fewest_bytes);
                 done(read.map(|()| buf));
                 return Step::Ended;
             };
-            let job = Job::Read { device, path, buf, done, progress };
+            let job = Job::Read { device, path, buf, fewest_bytes, done, progress };
             Flight::new(deadline, file, fd, Work::Read, job).submit()
         }
         Op::Write(write) => match Writing::prepare(write) {
@@ -169,12 +179,14 @@ impl Flight {
     }
 
     fn came(mut self: Box<Self>, count: usize, now: Instant) -> Step {
-        let Job::Read { device, path, progress, .. } = &mut self.job else { return self.fail(late()) };
+        let Job::Read { device, path, buf, progress, fewest_bytes, .. } = &mut self.job else {
+            return self.fail(late());
+        };
         match progress.came(count) {
             ReadNext::Whole => self.end_read(Ok(())),
             ReadNext::EndsEarly => {
-                let error = transfer::ends_early(&**device, path, *progress);
-                self.fail(error)
+                let outcome = transfer::end_early(&**device, path, buf, *progress, *fewest_bytes);
+                self.end_read(outcome)
             }
             _ if now >= self.deadline => self.fail(late()),
             ReadNext::More => self.submit(),
@@ -209,8 +221,8 @@ impl Flight {
     fn go_on_plainly(self: Box<Self>) -> Step {
         let Self { deadline, file, job, work, .. } = *self;
         match job {
-            Job::Read { device, path, mut buf, done, progress } => {
-                let read = transfer::read_rest(&*device, &path, &mut buf, file, progress);
+            Job::Read { device, path, mut buf, fewest_bytes, done, progress } => {
+                let read = transfer::read_rest(&*device, &path, &mut buf, file, progress, fewest_bytes);
                 done(read.map(|()| buf));
                 Step::Ended
             }

@@ -176,7 +176,8 @@ pub(crate) fn read(
     let body_bytes = body.len();
     let buf = IoBuf::for_read(4096, body, body_bytes).unwrap();
     let done = Box::new(tell(ended));
-    let read = ReadFile { device: Arc::clone(device), path: path(number), buf, done };
+    let fewest_bytes = buf.len();
+    let read = ReadFile { device: Arc::clone(device), path: path(number), buf, fewest_bytes, done };
     (Request { class: Class::Read, deadline: Instant::now() + timeout, op: Op::Read(read) }, held)
 }
 

@@ -204,7 +204,8 @@ mod tests {
     fn tiers_and_their_servers_are_told() {
         let server = |address: &str, up: bool| serde_json::json!({"address": address, "up": up, "connections": 4, "failures": 7});
         let tiers = serde_json::json!([
-            {"name": "Posix", "blocks": 3, "bytes": 12, "bytes_max": null, "shared_bytes": 90, "shared_depots": 2},
+            {"name": "Posix", "blocks": 3, "bytes": 12, "bytes_max": null, "shared_bytes": 90, "shared_depots": 2,
+             "compressed_blocks": 2, "compression_cpu_us": 1_500_000},
             {"name": "object", "put_requests": 5, "list_requests": 2, "sent_bytes": 70, "corrupt_blocks": 1},
             {"name": "Remote", "servers": [server("a:1", true), server("[::1]:2", false)]},
         ]);
@@ -214,6 +215,8 @@ mod tests {
             "kvdepot_tier_bytes{tier=\"Posix\"} 12",
             "kvdepot_tier_shared_bytes{tier=\"Posix\"} 90",
             "kvdepot_tier_shared_depots{tier=\"Posix\"} 2",
+            "kvdepot_tier_compressed_blocks_total{tier=\"Posix\"} 2",
+            "kvdepot_tier_compression_cpu_seconds_total{tier=\"Posix\"} 1.5",
             "kvdepot_remote_server_up{server=\"a:1\"} 1",
             "kvdepot_remote_server_up{server=\"[::1]:2\"} 0",
             "kvdepot_remote_server_failures_total{server=\"a:1\"} 7",

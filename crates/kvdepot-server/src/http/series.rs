@@ -130,6 +130,7 @@ impl Series {
             });
             write(encoder, Kind::Gauge, name, help, &samples.collect::<Vec<_>>())?;
         }
+        compression(encoder, tiers)?;
         object_stores(encoder, tiers)?;
         let servers: Vec<&Value> =
             tiers.iter().flat_map(|tier| tier["servers"].as_array().into_iter().flatten()).collect();
@@ -147,6 +148,52 @@ impl Series {
         }
         Ok(())
     }
+}
+
+/// Compression of the tiers that compress blocks, or have read compressed ones.
+fn compression(encoder: &mut DescriptorEncoder<'_>, tiers: &[Value]) -> fmt::Result {
+    for (name, field, per_unit, help) in [
+        ("tier_compressed_blocks", "compressed_blocks", 1.0, "Blocks that a tier has written compressed"),
+        (
+            "tier_uncompressed_blocks",
+            "uncompressed_blocks",
+            1.0,
+            "Blocks that a tier that compresses has written as they are",
+        ),
+        (
+            "tier_compression_input_bytes",
+            "compression_input_bytes",
+            1.0,
+            "Bytes of blocks that a tier that compresses has written, before compression",
+        ),
+        (
+            "tier_compression_output_bytes",
+            "compression_output_bytes",
+            1.0,
+            "Bytes of blocks that a tier that compresses has written, after compression",
+        ),
+        (
+            "tier_compression_cpu_seconds",
+            "compression_cpu_us",
+            1e6,
+            "Processor time of measuring and compressing blocks",
+        ),
+        ("tier_decompressed_blocks", "decompressed_blocks", 1.0, "Blocks that a tier has decompressed"),
+        ("tier_decompressed_bytes", "decompressed_bytes", 1.0, "Bytes of decompressed blocks"),
+        (
+            "tier_decompression_cpu_seconds",
+            "decompression_cpu_us",
+            1e6,
+            "Processor time of decompressing blocks",
+        ),
+    ] {
+        let samples = tiers.iter().filter_map(|tier| {
+            let name = quoted(tier["name"].as_str()?);
+            Some((vec![("tier", name)], tier[field].as_u64()? as f64 / per_unit))
+        });
+        write(encoder, Kind::Counter, name, help, &samples.collect::<Vec<_>>())?;
+    }
+    Ok(())
 }
 
 /// Requests to object stores, as the provider bills them.

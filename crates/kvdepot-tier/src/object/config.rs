@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::address::{Account, Address};
 use super::cloud::Cloud;
 use super::settings::SETTINGS;
+use crate::Compression;
 use crate::settings::Fields;
 
 const MIB: usize = 1 << 20;
@@ -46,6 +47,8 @@ pub struct ObjectConfig {
     pub present_ttl: Duration,
     /// Time for which a block is assumed to be absent without asking.
     pub absent_ttl: Duration,
+    /// Whether blocks are compressed. Blocks of either form are read.
+    pub compression: Compression,
     /// Whether objects of past epochs are deleted.
     pub sweep: bool,
 }
@@ -70,6 +73,7 @@ impl ObjectConfig {
             part_bytes: 16 * MIB,
             present_ttl: Duration::from_secs(600),
             absent_ttl: Duration::from_secs(5),
+            compression: Compression::Off,
             sweep: true,
         })
     }
@@ -100,6 +104,9 @@ impl ObjectConfig {
         let mut part_mb = config.part_bytes / MIB;
         fields.usize("part_mb", &mut part_mb)?;
         config.part_bytes = part_mb * MIB;
+        if let Some(switch) = fields.switch("compression")? {
+            config.compression = Compression::of(switch);
+        }
         fields.bool("sweep", &mut config.sweep)?;
         config.check()?;
         Ok(config)

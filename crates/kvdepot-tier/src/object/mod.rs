@@ -158,7 +158,7 @@ impl Tier for ObjectTier {
     }
 
     fn figures(&self) -> Vec<(&'static str, u64)> {
-        self.shared.link.meter.figures()
+        self.shared.link.meter.figures().into_iter().chain(self.shared.transform.figures()).collect()
     }
 
     fn keys_from(&self, namespace: NamespaceId, from: u64) -> (Vec<BlockKey>, Option<u64>) {

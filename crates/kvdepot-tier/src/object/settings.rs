@@ -11,7 +11,7 @@ const TIMEOUT_MS_MAX: u64 = 3_600_000;
 const TTL_MS_MAX: u64 = 86_400_000;
 
 /// All settings, in the order of the documentation.
-pub(super) const SETTINGS: [Setting; 12] = [
+pub(super) const SETTINGS: [Setting; 13] = [
     Setting {
         name: "url",
         kind: Kind::Url { of: SCHEMES, with_name: AZURE_SCHEMES },
@@ -154,6 +154,19 @@ pub(super) const SETTINGS: [Setting; 12] = [
                       blocks of other depots may stay unseen for that long.",
             unit: "ms",
             default: Preset::Whole(5_000),
+            ..Key::BLANK
+        }),
+    },
+    Setting {
+        name: "compression",
+        kind: Kind::Switch,
+        key: Some(Key {
+            name: "object_compression",
+            meaning: "Compress blocks without loss before they are sent. `auto` measures some blocks of each \
+                      namespace, and compresses those of namespaces where that saves a tenth and is fast. `true` \
+                      compresses every block that gets smaller. Blocks are read whatever this says.",
+            default: Preset::Bool(false),
+            came_later: true,
             ..Key::BLANK
         }),
     },

@@ -15,6 +15,7 @@ use super::ObjectConfig;
 use super::link::Link;
 use super::names::Names;
 use crate::beliefs::Beliefs;
+use crate::compression::Transform;
 use crate::owed::Owed;
 use crate::spaces::{Space, Spaces};
 
@@ -24,6 +25,7 @@ pub(super) type Asked = HashMap<BlockKey, Vec<oneshot::Sender<Result<bool>>>>;
 pub(super) struct Shared {
     pub(super) config: ObjectConfig,
     pub(super) link: Link,
+    pub(super) transform: Transform,
     pub(super) names: Names,
     pub(super) host: String,
     pub(super) runtime: Handle,
@@ -48,6 +50,7 @@ impl Shared {
     pub(super) fn new(config: ObjectConfig, link: Link, host: String, runtime: Handle) -> Self {
         Self {
             names: Names::new(&config.prefix),
+            transform: Transform::new(config.compression),
             beliefs: Arc::new(Beliefs::new(config.present_ttl, config.absent_ttl)),
             owed: Arc::default(),
             config,

@@ -13,14 +13,15 @@ use object_store::{
     GetOptions, GetRange, MultipartUpload, ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions,
     PutPayload,
 };
+use tokio::task::block_in_place;
 use tokio::time::{Instant as TokioInstant, timeout_at};
 
 use super::epochs::no_bucket;
 use super::link::{Fault, Lane};
 use super::shared::{Shared, in_time, late};
-use crate::format::{self, Writer};
+use crate::format::Writer;
 use crate::spaces::Space;
-use crate::{Done, Presence, WriteItem, Written};
+use crate::{Compression, Done, Presence, WriteItem, Written};
 
 /// Returns up to `max` bytes from `at` on. They are copied, because a store's client may keep them for any time.
 fn part(from: &IoBuf, at: usize, max: usize) -> Bytes {
@@ -72,15 +73,14 @@ impl Shared {
         let (shared, answer) = (Arc::clone(self), self.owed.answer(self.for_all(key, done)));
         self.runtime.spawn(async move {
             let outcome = shared.store(key, &space, &path, src, deadline).await;
-            if outcome.is_ok() {
-                let bytes = format::file_bytes(space.spec.layout());
+            if let Ok((_, bytes)) = outcome {
                 let is_open = shared.spaces.lock().of(&key).is_ok();
                 let writing = shared.beliefs.writing.lock();
                 if is_open && !writing.is_leaving(&key) {
                     shared.beliefs.known.lock().note(key, true, bytes);
                 }
             }
-            answer.end(outcome);
+            answer.end(outcome.map(|(written, _)| written));
         });
     }
 
@@ -103,7 +103,7 @@ impl Shared {
         path: &Path,
         src: SlotBuf,
         deadline: Instant,
-    ) -> Result<Written> {
+    ) -> Result<(Written, u64)> {
         // Set while the store may carry out a request that was not answered.
         let is_open = AtomicBool::new(false);
         let work = self.put(key, space, path, src, deadline, &is_open);
@@ -113,7 +113,7 @@ impl Shared {
         }
         match outcome {
             Err(_) => Err(late()),
-            Ok(Ok(written)) => Ok(written),
+            Ok(Ok(outcome)) => Ok(outcome),
             Ok(Err(Fault::Missing(error))) => Err(no_bucket(error)),
             Ok(Err(fault)) => Err(fault.into_error()),
         }
@@ -139,11 +139,15 @@ impl Shared {
         src: SlotBuf,
         deadline: Instant,
         is_open: &AtomicBool,
-    ) -> Result<Written, Fault> {
+    ) -> Result<(Written, u64), Fault> {
         let mut turn = self.link.turn(Lane::Writes, deadline).await?;
-        let file =
-            format::seal(key, space.spec.layout(), &src, Writer::now(&self.host)).map_err(Fault::Corrupt)?;
+        let (root, layout, writer) = (space.spec.root(), space.spec.layout(), Writer::now(&self.host));
+        let seal = || self.transform.seal(root, key, layout, &src, writer).map_err(Fault::Corrupt);
+        // Compression takes its time, in which this thread's other requests go on elsewhere.
+        let is_long = self.config.compression != Compression::Off;
+        let file = if is_long { block_in_place(seal) } else { seal() }?;
         drop(src);
+        let bytes = file.len() as u64;
         // Parts are completed without a condition: an earlier write of the block could replace this one.
         if file.len() > self.config.part_bytes && self.beliefs.writing.lock().is_doubtful(&key) {
             let what = "a store may still make an earlier write of the block";
@@ -153,7 +157,7 @@ impl Shared {
             match self.put_parts(path, &file, is_open).await {
                 Ok(written) => {
                     turn.good();
-                    return Ok(written);
+                    return Ok((written, bytes));
                 }
                 Err(fault) => turn.again(fault).await?,
             }
@@ -171,7 +175,7 @@ impl Shared {
                 Ok(_) => {
                     is_open.store(unanswered > 0, Ordering::Relaxed);
                     turn.good();
-                    return Ok(Written::New);
+                    return Ok((Written::New, bytes));
                 }
                 Err(Fault::Conflict(_)) => {
                     is_open.store(unanswered > 0, Ordering::Relaxed);
@@ -179,10 +183,10 @@ impl Shared {
                     if unanswered > 0 && self.begins_with(path, &header).await {
                         // By an earlier try. If there was only one without an answer, it is over.
                         is_open.store(unanswered > 1, Ordering::Relaxed);
-                        return Ok(Written::New);
+                        return Ok((Written::New, bytes));
                     }
                     // Perhaps with another value.
-                    return Ok(Written::AlreadyThere);
+                    return Ok((Written::AlreadyThere, bytes));
                 }
                 Err(fault) => {
                     unanswered += u32::from(matches!(fault, Fault::Away(_)));

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use hashbrown::HashMap;
-use kvdepot_core::limits::NAMESPACES_STORED_MAX;
+use kvdepot_core::limits::{BLOCK_ALIGN_BYTES, NAMESPACES_STORED_MAX};
 use kvdepot_core::{BlockHash, Error, ErrorKind, NamespaceId, Result};
 use kvdepot_io::checksum::crc64;
 use kvdepot_io::{Device, DeviceFile, IoBuf, SlotBuf};
@@ -20,11 +20,11 @@ use super::state::{Adopt, PIECE, PIECE_SLOTS, Shared};
 /// The checkpoint's name in each directory.
 pub(super) const CHECKPOINT_NAME: &str = ".kvdepot-index";
 const MAGIC: &[u8; 8] = b"KVDINDEX";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const HEADER_BYTES: usize = 40;
 const NAMESPACE_BYTES: usize = 24;
 const PIECE_HEAD_BYTES: usize = 16;
-const ENTRY_BYTES: usize = 24;
+const ENTRY_BYTES: usize = 28;
 const END_BYTES: usize = PIECE_HEAD_BYTES + 8;
 /// Entries of one piece; each piece has its own checksum.
 const PIECE_ENTRIES_MAX: usize = 8192;
@@ -72,6 +72,8 @@ impl Output {
         self.piece.extend_from_slice(&listed.hash.0);
         self.piece.extend_from_slice(&listed.number.to_le_bytes());
         self.piece.extend_from_slice(&listed.used_s.to_le_bytes());
+        let pages = u32::try_from(listed.bytes / BLOCK_ALIGN_BYTES).unwrap_or(u32::MAX);
+        self.piece.extend_from_slice(&pages.to_le_bytes());
         self.entries += 1;
         if self.piece.len() == PIECE_ENTRIES_MAX * ENTRY_BYTES { self.end_piece() } else { Ok(()) }
     }
@@ -264,7 +266,11 @@ impl Shared {
                     if state.removed_early.as_ref().is_some_and(|removed| removed.contains(&key)) {
                         continue;
                     }
-                    let (bytes, used) = (space.file_bytes, Some(time_of(u32_at(entry, 20))));
+                    let (used, bytes) =
+                        (Some(time_of(u32_at(entry, 20))), u64::from(u32_at(entry, 24)) * BLOCK_ALIGN_BYTES);
+                    if !space.is_usual(bytes) {
+                        continue;
+                    }
                     state.adopt(key, Adopt { space: Arc::clone(space), directory, bytes, used });
                 }
             }
@@ -317,7 +323,7 @@ impl Shared {
             for file in &listed {
                 // Files of an unusual length are left to the scan; a number that has been reused by now is caught at
                 // replay because the file is missing.
-                if spaces.get(&file.number).is_some_and(|space| space.file_bytes == file.bytes) {
+                if spaces.get(&file.number).is_some_and(|space| space.is_usual(file.bytes)) {
                     outputs[file.directory].add(file)?;
                 }
             }

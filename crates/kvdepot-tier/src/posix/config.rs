@@ -9,6 +9,7 @@ use kvdepot_io::{DirectUse, EngineKind};
 use serde_json::Value;
 
 use super::settings::SETTINGS;
+use crate::Compression;
 use crate::settings::{Fields, MEMORY_OUTLIVES, Switch};
 
 /// Share of the file systems that a tier may take if no cap is configured.
@@ -41,6 +42,8 @@ pub struct PosixConfig {
     pub write_threads: usize,
     /// The most waiting requests, for reads and for writes each.
     pub queue_depth: usize,
+    /// Whether blocks are compressed. Blocks of either form are read.
+    pub compression: Compression,
     /// Whether a block's bytes are synced before it is published. Not needed for P1: a torn file is a miss.
     pub durable: bool,
     /// Whether other nodes use the directories too: then a block that is unknown here may still be there.
@@ -76,6 +79,7 @@ impl Default for PosixConfig {
             read_threads: 8,
             write_threads: 4,
             queue_depth: 4096,
+            compression: Compression::Off,
             durable: false,
             shared: true,
             capacity_shared: false,
@@ -115,6 +119,9 @@ impl PosixConfig {
         fields.usize("read_threads", &mut config.read_threads)?;
         fields.usize("write_threads", &mut config.write_threads)?;
         fields.usize("queue_depth", &mut config.queue_depth)?;
+        if let Some(switch) = fields.switch("compression")? {
+            config.compression = Compression::of(switch);
+        }
         fields.bool("durable", &mut config.durable)?;
         fields.bool("shared", &mut config.shared)?;
         fields.bool("capacity_shared", &mut config.capacity_shared)?;

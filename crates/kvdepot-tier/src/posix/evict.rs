@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use kvdepot_core::limits::BLOCK_ALIGN_BYTES;
 use kvdepot_core::{BlockKey, Error, ErrorKind, Result};
 
 use kvdepot_io::{DeviceFile, IoBuf};
@@ -370,6 +371,7 @@ impl Shared {
         }
         let (space, used) = (std::sync::Arc::clone(&taken.space), Some(stat.modified));
         state.index.insert(taken.key, space, entry.directory, entry.bytes, used);
+        state.correct(&taken.key, u64::MAX, stat.bytes.next_multiple_of(BLOCK_ALIGN_BYTES));
         self.changed.notify_all();
         true
     }

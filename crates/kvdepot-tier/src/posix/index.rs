@@ -86,6 +86,10 @@ pub(super) struct Listed {
     pub(super) directory: usize,
 }
 
+fn pages(bytes: u64) -> u32 {
+    u32::try_from(bytes.div_ceil(BLOCK_ALIGN_BYTES)).unwrap_or(u32::MAX)
+}
+
 #[derive(Debug, Default)]
 struct Slots {
     chunks: Vec<Box<[Slot]>>,
@@ -235,7 +239,7 @@ impl Index {
             hash: key.hash,
             generation: self.generations,
             number,
-            pages: u32::try_from(bytes.div_ceil(BLOCK_ALIGN_BYTES)).unwrap_or(u32::MAX),
+            pages: pages(bytes),
             used_s,
             persisted_s: used_s,
             links: Links::NONE,
@@ -294,6 +298,18 @@ impl Index {
         order.push(&mut self.slots, slot, used_s);
         self.slots.get_mut(slot).used_s = used_s;
         Some(used_s)
+    }
+
+    /// Sets the bytes charged for a file, unless it is younger than `generation`. Returns what they were.
+    pub(super) fn resize(&mut self, key: &BlockKey, generation: u64, bytes: u64) -> Option<u64> {
+        let slot = self.find(key)?;
+        let before = self.entry(slot);
+        let slot = self.slots.get_mut(slot);
+        if before.generation > generation {
+            return None;
+        }
+        slot.pages = pages(bytes);
+        Some(before.bytes)
     }
 
     /// Returns whether a file's recency on the disk is `interval_s` or more behind; if so, it counts as written now.

@@ -371,7 +371,8 @@ impl Tier for PosixTier {
 
     fn figures(&self) -> Vec<(&'static str, u64)> {
         let now_ms = self.shared.now_ms();
-        self.shared.lock().purse.as_ref().map_or_else(Vec::new, |purse| purse.figures(now_ms))
+        let purse = self.shared.lock().purse.as_ref().map_or_else(Vec::new, |purse| purse.figures(now_ms));
+        purse.into_iter().chain(self.shared.transform.figures()).collect()
     }
 
     fn keys_from(&self, namespace: NamespaceId, from: u64) -> (Vec<BlockKey>, Option<u64>) {

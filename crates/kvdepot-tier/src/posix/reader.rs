@@ -63,8 +63,9 @@ impl PosixTier {
         };
         let device = Arc::clone(self.shared.device(reading.directory));
         let path = reading.space.block_path(key.hash);
+        let fewest_bytes = reading.space.fewest_bytes();
         let done = Box::new(move |outcome| done(reading.end(outcome)));
-        let op = Op::Read(ReadFile { device, path, buf, done });
+        let op = Op::Read(ReadFile { device, path, buf, fewest_bytes, done });
         Some(Request { class: Class::Read, deadline, op })
     }
 
@@ -116,10 +117,14 @@ impl Drop for Reading {
 
 impl Reading {
     fn end(self, outcome: Result<IoBuf>) -> Result<Fetched> {
-        let verified = outcome.and_then(|buf| format::verify(self.key, self.space.spec.layout(), &buf));
+        let layout = self.space.spec.layout();
+        let verified = outcome.and_then(|buf| {
+            self.shared.transform.verify(self.key, layout, &buf)?;
+            Ok((buf.filled() as u64).next_multiple_of(BLOCK_ALIGN_BYTES))
+        });
         match verified {
-            Ok(()) => {
-                self.used();
+            Ok(bytes) => {
+                self.used(bytes);
                 Ok(Fetched::Whole)
             }
             Err(error) if self.is_miss(&error) => {
@@ -158,23 +163,20 @@ impl Reading {
     /// Returns whether the file is intact as far as its header tells, and in an encoding that only another build can
     /// read: such a file may have any length, and is left alone.
     fn is_foreign(&self) -> bool {
-        let pages = SlotBuf::anonymous(self.space.header_bytes);
-        let Some(mut buf) = IoBuf::payload(pages.clone(), self.space.header_bytes) else { return false };
-        let device = self.shared.device(self.directory);
-        if read_file(&**device, &self.space.block_path(self.key.hash), &mut buf).is_err() {
-            return false;
-        }
-        let mut header = vec![0; self.space.header_bytes];
-        pages.read_at(0, &mut header);
-        format::BlockHeader::parse(&header).is_err_and(|error| error.kind() == ErrorKind::Unsupported)
+        let header = self.shared.header(&self.space, self.directory, &self.key);
+        header.is_err_and(|error| error.kind() == ErrorKind::Unsupported)
     }
 
-    fn used(&self) {
+    fn used(&self, bytes: u64) {
         let mut state = self.shared.lock();
         if !self.known {
             // Another node's file, or one that the scan has not reached yet.
-            let (space, bytes) = (Arc::clone(&self.space), self.space.file_bytes);
+            let space = Arc::clone(&self.space);
             state.adopt(self.key, Adopt { space, directory: self.directory, bytes, used: None });
+        }
+        // What a file has beyond its block was not read.
+        if state.index.get(&self.key).is_some_and(|entry| entry.bytes <= self.space.file_bytes) {
+            state.correct(&self.key, self.generation, bytes);
         }
         let (due, over) = (state.touch(&self.key), self.shared.is_over_cap(&state));
         drop(state);
@@ -297,12 +299,33 @@ impl Shared {
         Ok(found)
     }
 
+    /// Reads the header of a block's file.
+    fn header(&self, space: &Space, directory: usize, key: &BlockKey) -> Result<format::BlockHeader> {
+        let pages = SlotBuf::anonymous(space.header_bytes);
+        let mut buf = IoBuf::payload(pages.clone(), space.header_bytes).expect("a slot of this length");
+        read_file(&**self.device(directory), &space.block_path(key.hash), &mut buf)?;
+        let mut header = vec![0; space.header_bytes];
+        pages.read_at(0, &mut header);
+        format::BlockHeader::parse(&header)
+    }
+
+    /// Returns whether a file has the length of its block: that of a plain one, or what the header of an encoded one
+    /// says.
+    fn is_whole(&self, space: &Space, directory: usize, key: &BlockKey, stat: &FileStat) -> bool {
+        if stat.is_dir || stat.bytes >= space.file_bytes {
+            return !stat.is_dir && stat.bytes == space.file_bytes;
+        }
+        let header = self.header(space, directory, key);
+        header.is_ok_and(|header| header.key == *key && header.file_bytes() == stat.bytes)
+    }
+
     /// Looks for a complete file on the disk and takes it into the index.
     pub(super) fn find(&self, space: &Arc<Space>, key: &BlockKey) -> Result<bool> {
         let directory = home(key.hash, self.devices.len());
         let stat = self.device(directory).stat(&space.block_path(key.hash))?;
-        let is_whole = |stat: &FileStat| stat.bytes == space.file_bytes && !stat.is_dir;
-        let Some(stat) = stat.filter(is_whole) else { return Ok(false) };
+        let Some(stat) = stat.filter(|stat| self.is_whole(space, directory, key, stat)) else {
+            return Ok(false);
+        };
         let used = Some(stat.modified);
         self.lock().adopt(*key, Adopt { space: Arc::clone(space), directory, bytes: stat.bytes, used });
         Ok(true)

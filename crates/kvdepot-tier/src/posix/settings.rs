@@ -14,7 +14,7 @@ const PERCENT: Kind = Kind::Whole { min: 0, max: 100 };
 const THREADS: Kind = Kind::Whole { min: 1, max: IO_THREADS_MAX as u64 };
 
 /// All settings, in the order of the documentation.
-pub(super) const SETTINGS: [Setting; 16] = [
+pub(super) const SETTINGS: [Setting; 17] = [
     Setting {
         name: "directories",
         kind: Kind::Paths { max: TIER_DIRECTORIES_MAX },
@@ -124,6 +124,20 @@ pub(super) const SETTINGS: [Setting; 16] = [
                       one directory.",
             default: Preset::Bool(true),
             seeds: &["shard_data_dir"],
+            ..Key::BLANK
+        }),
+    },
+    Setting {
+        name: "compression",
+        kind: Kind::Switch,
+        key: Some(Key {
+            name: "posix_compression",
+            meaning: "Compress blocks without loss before they are written, so that more of them fit. `auto` \
+                      measures some blocks of each namespace, and compresses those of namespaces where that saves \
+                      a tenth and is fast. `true` compresses every block that gets smaller. Blocks are read \
+                      whatever this says.",
+            default: Preset::Bool(false),
+            came_later: true,
             ..Key::BLANK
         }),
     },

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use kvdepot_core::limits::SMALL_FILE_BYTES_MAX;
+use kvdepot_core::limits::{BLOCK_ALIGN_BYTES, SMALL_FILE_BYTES_MAX};
 use kvdepot_core::{BlockHash, BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
 use kvdepot_io::Device;
 use serde_json::{Value, json};
@@ -25,6 +25,7 @@ pub(super) struct Space {
     pub(super) sharded: bool,
     pub(super) header_bytes: usize,
     pub(super) slot_bytes: usize,
+    /// Length of a plain block's file: an encoded block's is shorter.
     pub(super) file_bytes: u64,
 }
 
@@ -67,6 +68,16 @@ impl Space {
     /// Returns the path where a corrupt block's file is kept.
     pub(super) fn bad_path(&self, hash: BlockHash) -> PathBuf {
         self.block_dir(hash).join(format!("{hash}{BAD_SUFFIX}"))
+    }
+
+    /// The fewest bytes that a block's file has: a page of payload after the header.
+    pub(super) const fn fewest_bytes(&self) -> usize {
+        self.header_bytes + BLOCK_ALIGN_BYTES as usize
+    }
+
+    /// Returns whether a block's file, plain or encoded, may have this length.
+    pub(super) const fn is_usual(&self, bytes: u64) -> bool {
+        self.fewest_bytes() as u64 <= bytes && bytes <= self.file_bytes
     }
 
     pub(super) const fn key(&self, hash: BlockHash) -> BlockKey {

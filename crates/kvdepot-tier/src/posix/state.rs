@@ -36,6 +36,7 @@ use super::maintenance::Chores;
 use super::namespaces::Namespaces;
 use super::space::Space;
 use super::waste::Waste;
+use crate::compression::Transform;
 use crate::{Done, TierEvents, Written};
 
 /// Files handled while the lock is held once.
@@ -123,6 +124,7 @@ pub(super) struct Shared {
     pub(super) cap: u64,
     pub(super) devices: Vec<Arc<dyn Device>>,
     pub(super) free_space: FreeSpace,
+    pub(super) transform: Transform,
     /// Host name as block headers carry it.
     pub(super) host: String,
     /// How far each device's clock is ahead of ours, in seconds.
@@ -228,6 +230,7 @@ impl Shared {
         Self {
             cap,
             free_space: FreeSpace::new(config.free_floor_percent, devices.len()),
+            transform: Transform::new(config.compression),
             config,
             devices,
             host: super::identity::host_name(),
@@ -374,6 +377,16 @@ impl State {
         self.charge_found(entry.bytes);
         self.changes += 1;
         self.index.insert(key, entry.space, entry.directory, entry.bytes, entry.used);
+    }
+
+    /// Charges what a file really has, unless it is younger than `generation`: another node may have written the block
+    /// anew in another encoding, or this one between a checkpoint and a crash.
+    pub(super) fn correct(&mut self, key: &BlockKey, generation: u64, bytes: u64) {
+        match self.index.resize(key, generation, bytes) {
+            Some(before) if before < bytes => self.charge_found(bytes - before),
+            Some(before) => self.uncharge_missing(before - bytes),
+            None => {}
+        }
     }
 
     /// Turns a reservation into a file.

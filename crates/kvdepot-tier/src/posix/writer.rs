@@ -13,7 +13,7 @@ use super::PosixTier;
 use super::evict::Room;
 use super::space::{Space, home};
 use super::state::Shared;
-use crate::format::{Writer, seal};
+use crate::format::Writer;
 use crate::{Done, WriteItem, Written};
 
 /// The decision about a call to write.
@@ -106,8 +106,9 @@ impl Shared {
         if !complete && self.find(space, &key)? {
             return Ok(Prepared::Skip);
         }
-        let sealed = seal(key, space.spec.layout(), src, Writer::now(&self.host))?;
-        match self.reserve(key, space.file_bytes, &sealed, temporary, deadline)? {
+        let (layout, writer) = (space.spec.layout(), Writer::now(&self.host));
+        let sealed = self.transform.seal(space.root, key, layout, src, writer)?;
+        match self.reserve(key, sealed.len() as u64, &sealed, temporary, deadline)? {
             Room::New => Ok(Prepared::Buf(sealed)),
             Room::Over(file) => Ok(Prepared::Over(sealed, file)),
         }

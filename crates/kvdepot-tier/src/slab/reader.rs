@@ -101,7 +101,7 @@ impl Reading {
         if volume.direct().is_none_or(|align| direct.fits(align)) {
             volume.read_at(&mut direct, offset)?;
             is_of(place, &direct)?;
-            return format::verify(self.key, layout, &direct);
+            return format::verify(self.key, layout, &direct).map(drop);
         }
         // Pieces that O_DIRECT does not accept are copied.
         let copy = SlotBuf::anonymous(space.slot_bytes);
