@@ -198,6 +198,7 @@ class Lookup:
         self._geometry = geometry
         self._patience = patience
         self._rates = rates
+        self._settled = False
         self._over = "unknown"
         self._expected_tokens = self._at_stake_tokens = 0
 
@@ -228,6 +229,11 @@ class Lookup:
 
     def _poll(self, now_s: float, idle: IdleTime) -> Pending | Miss | Hit:
         settled, units, from_tier = self.claim.poll()
+        if self._settled and not settled:
+            # The depot had let the claim go, and looks anew: the time until then was no wait for blocks.
+            self.hit, self.started_s, self._over = None, now_s, "unknown"
+            self._expected_tokens = self._at_stake_tokens = 0
+        self._settled = settled
         if not settled and (wait_ms := idle.take_ms()):
             settled, units, from_tier = self.claim.wait(wait_ms)
         if not settled and (now_s - self.started_s) * 1e3 >= self._patience.wait_ms:
@@ -236,6 +242,7 @@ class Lookup:
         elif not settled and self._patience.while_faster and self._is_slower(now_s):
             self._over = "slower"
             settled, units, from_tier = self.claim.decline()
+        self._settled = settled
         if settled:
             return self._found(units, from_tier)
         return self._nearly_there(now_s) if idle.idle and self._patience.begins_early else PENDING
