@@ -189,7 +189,8 @@ class Claim:
     def poll(self) -> tuple[bool, int, int]:
         """Returns ``(settled, units, units_from_tier)``: when settled, ``units`` leading hash units (``skip`` included)
         are verified, in the pool and leased for all ranks; ``units_from_tier`` of them came from below the pool. Asks
-        the depot at most every half millisecond. A claim that is not polled for ``timeout_ms`` ends."""
+        the depot at most every half millisecond; once settled, a few times within ``timeout_ms``, to keep the leases. A
+        claim that is not polled for ``timeout_ms`` ends, and the next poll makes it anew: it may be unsettled again."""
     def wait(self, timeout_ms: int) -> tuple[bool, int, int]:
         """Polls until the claim settles or ``timeout_ms`` has passed."""
     def arriving(self) -> tuple[int, int, int, int, int] | None:

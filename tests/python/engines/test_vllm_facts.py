@@ -9,6 +9,7 @@ import pytest
 from kvdepot.engines.vllm.facts import (
     canonical_of_version,
     config_digest,
+    engine_facts,
     layer_ranges,
     length_facts,
     media_facts,
@@ -183,6 +184,53 @@ def test_what_changes_the_embeddings_of_media_is_a_fact() -> None:
     assert media() == media(video_pruning_rate=None, video_pruning_method="evs") == media_facts(SimpleNamespace()) == {}
     assert media(video_pruning_rate=0.5) != media(video_pruning_rate=0.25) != {}
     assert media(mm_encoder_attn_dtype="fp8") != {}
+
+
+def facts_of_engine(speculative: object = None, **values: object) -> dict[str, object]:
+    """Returns the facts of an engine whose model has these options."""
+    known: dict[str, object] = {"model": "m", "revision": None, "quantization": "online", "dtype": "bf16"}
+    model = model_with({}, **{**known, **values})
+    cache = SimpleNamespace(cache_dtype="auto", prefix_caching_hash_algo="sha256_cbor")
+    parallel = SimpleNamespace(decode_context_parallel_size=1)
+    load = SimpleNamespace(load_format="dummy", download_dir=None)
+    config = SimpleNamespace(
+        model_config=model,
+        cache_config=cache,
+        parallel_config=parallel,
+        load_config=load,
+        speculative_config=speculative,
+    )
+    return engine_facts(config, SimpleNamespace())  # type: ignore[arg-type]
+
+
+OVERRIDES = (
+    {"quantization_config": {"linear": "fp8_per_tensor"}},
+    {"quantization_config": {"linear": "mxfp8"}},
+    {"quantization_config": {"linear": "mxfp8", "ignore": ["lm_head"]}},
+    {"model_class_overrides": {"LlamaForCausalLM": "mine:Llama"}},
+)
+
+
+def test_options_that_make_another_model_of_the_same_files_are_facts() -> None:
+    plain = facts_of_engine()
+    found = [plain, *(facts_of_engine(**values) for values in OVERRIDES)]
+    assert len({json.dumps(facts, sort_keys=True) for facts in found}) == len(found)
+    assert facts_of_engine(**OVERRIDES[0]) == found[1]
+    # Other facts would hide what engines without these options have stored.
+    assert plain == facts_of_engine(quantization_config=None, model_class_overrides={})
+    assert not {"quantization_config", "model_class_overrides"} & plain.keys()
+
+
+def test_quantization_of_a_draft_is_a_fact() -> None:
+    def digest(config: SimpleNamespace | None = None, **values: object) -> object:
+        hf_config = config or SimpleNamespace(to_dict=dict)
+        draft = SimpleNamespace(model="draft", revision=None, hf_config=hf_config, **{"quantization": None, **values})
+        return facts_of_engine(SimpleNamespace(draft_model_config=draft))["draft"]
+
+    assert len({digest(), digest(quantization="fp8"), digest(quantization="mxfp8"), digest(**OVERRIDES[0])}) == 4
+    # A quantised checkpoint says so in its configuration, which the digest contains.
+    quantised = SimpleNamespace(to_dict=dict, quantization_config={"quant_method": "fp8"})
+    assert digest(quantised, quantization="fp8") == digest()
 
 
 def test_a_version_of_the_weights_is_one_more_fact_for_worker_and_scheduler_alike() -> None:

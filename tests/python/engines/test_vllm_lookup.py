@@ -41,6 +41,18 @@ def test_a_lookup_ends_when_the_time_of_the_policy_is_over() -> None:
     assert lookup(FakeClaim(units=0, settled=False, skip=0, limit=4)).poll(101.0, idle(False)) == Miss("late", block=0)
 
 
+def test_a_claim_that_the_depot_had_let_go_is_waited_for_anew() -> None:
+    """While vLLM asked for nothing, the depot let the claim go. It was opened again, and reads blocks from a tier."""
+    claim = FakeClaim(units=4, settled=True, skip=0, limit=4)
+    one = lookup(claim)
+    assert isinstance(one.poll(100.5, idle(False)), Hit)
+    claim.settled = False
+    assert one.poll(160.0, idle(False)) == PENDING
+    assert one.hit is None
+    assert one.poll(160.9, idle(False)) == PENDING
+    assert isinstance(one.poll(161.0, idle(False)), Hit)
+
+
 def test_a_miss_says_which_block_is_not_there() -> None:
     claim = FakeClaim(units=2, settled=True, skip=2, limit=4)
     assert lookup(claim).poll(100.0, idle()) == Miss("unknown", block=2)

@@ -86,10 +86,40 @@ def test_a_request_that_waits_for_admission_keeps_one_claim() -> None:
     side, req = scheduler(depot), request("r", 4 * BLOCK)
     assert [side.match(req, 0) for _ in range(3)] == [(3 * BLOCK, False)] * 3
     assert len(depot.claims) == 1
+    # The claim also covers what begins after a longer hit of vLLM's own, and nothing of what begins before its own.
     assert side.match(req, BLOCK) == (2 * BLOCK, False)
+    assert [claim.released for claim in depot.claims] == [False]
+    assert side.match(req, 0) == (3 * BLOCK, False)
     assert [claim.released for claim in depot.claims] == [True, False]
     side.finished("r")
     assert depot.claims[1].released
+
+
+def test_a_load_begins_after_the_local_hit_that_the_request_is_admitted_with() -> None:
+    side, req = scheduler(FakeDepot(units=9)), request("r", 4 * BLOCK)
+    assert side.match(req, 0) == (3 * BLOCK, False)
+    assert admit(side, req, BLOCK, [1, 2, 3, 4]) == 2 * BLOCK
+    (load,) = side.build_step(Step().starts("r", 3 * BLOCK, BLOCK, [1, 2, 3, 4]).output()).loads
+    assert load.blocks[0].pages == [2, 3]
+    assert load.blocks[0].hashes == [b"r/1", b"r/2"]
+
+
+def test_a_local_hit_that_reaches_the_end_of_a_claim_drops_it() -> None:
+    depot = FakeDepot(units=9, settled=False)
+    side, req = scheduler(depot, wait_ms=10**9), request("r", 4 * BLOCK)
+    assert side.match(req, 0) == (None, False)
+    assert admit(side, req, 3 * BLOCK, [1, 2, 3, 4]) == 0
+    assert [claim.released for claim in depot.claims] == [True]
+    assert side.stats.data["misses"] == {"own_cache": 1}
+
+
+def test_windows_are_claimed_anew_for_another_local_hit() -> None:
+    """A hit that begins elsewhere needs other blocks of a window."""
+    depot = FakeDepot(units=9)
+    side, req = scheduler(depot, windows=(0, 2)), request("r", 8 * BLOCK)
+    side.match(req, 0)
+    side.match(req, BLOCK)
+    assert [(claim.skip, claim.released) for claim in depot.claims] == [(0, True), (1, False)]
 
 
 def test_a_miss_is_not_asked_again_at_every_step() -> None:
@@ -330,6 +360,35 @@ def test_requests_that_share_pages_of_another_connectors_failed_load_are_not_sav
     assert side.build_step(later.output()).saves[0].pages == [1, 2, 3, 4, 21, 22, 23, 24]
 
 
+def test_a_session_of_streaming_input_saves_only_what_its_next_input_adds() -> None:
+    """vLLM starts each input as a request that has computed tokens, and asks for no hit: its KV was computed here."""
+    side, session = scheduler(FakeDepot()), request("s", 3 * BLOCK)
+    admit(side, session, 0, [1, 2])
+    assert side.build_step(Step().starts("s", 0, 2 * BLOCK, [1, 2]).output()).saves[0].pages == [1, 2]
+    side.allocated(session, pages([1, 2, 3]), 0)
+    step = side.build_step(Step().starts("s", 2 * BLOCK, BLOCK, [1, 2, 3]).output())
+    assert (step.saves[0].pages, step.witness, step.fresh_pages) == ([3], 0, [3])
+
+
+def test_a_session_whose_last_tokens_were_discarded_saves_their_block_again() -> None:
+    side, session = scheduler(FakeDepot()), request("s", 2 * BLOCK)
+    admit(side, session, 0, [1, 2])
+    side.build_step(Step().starts("s", 0, 2 * BLOCK, [1, 2]).output())
+    session.block_hashes[1:] = [b"s/another"]
+    step = side.build_step(Step().starts("s", 2 * BLOCK - 1, 1, [1, 2]).output())
+    assert (step.saves[0].hashes, step.saves[0].pages, step.fresh_pages) == ([b"s/another"], [2], [2])
+
+
+def test_a_session_that_was_matched_again_may_start_on_what_another_connector_loaded() -> None:
+    side, session = scheduler(FakeDepot()), request("s", 3 * BLOCK)
+    admit(side, session, 0, [1, 2])
+    side.build_step(Step().starts("s", 0, 2 * BLOCK, [1, 2]).output())
+    admit(side, session, 0, [4, 5, 6])  # after a preemption
+    step = side.build_step(Step().starts("s", 2 * BLOCK, BLOCK, [4, 5, 6]).output())
+    assert step.witness
+    assert step.fresh_pages == [4, 5, 6]
+
+
 def test_tokens_without_a_hash_are_not_saved() -> None:
     """A draft that may be rejected has no hash yet, whatever was scheduled."""
     side, req = scheduler(FakeDepot()), request("r", BLOCK, known=BLOCK)
@@ -382,6 +441,18 @@ def test_saves_of_a_step_whose_load_failed_on_any_rank_are_dropped() -> None:
     assert step.late_saves == {}
     assert step.saves[0].pages == [1, 2, 3, 4]
     assert side.match(request("r", 4 * BLOCK), 0) == (0, False)
+
+
+def test_a_request_whose_load_failed_is_counted_as_a_miss_once() -> None:
+    side, load_id = loading()
+    hits = dict(side.stats.data["hit_tokens"])
+    assert "misses" not in side.stats.data
+    side.reported(LoadReport({load_id: 1}, {load_id}))
+    side.reported(LoadReport({load_id: 1}, {load_id}))
+    assert side.stats.data["misses"] == {"failed": 1}
+    assert admit(side, request("r", 4 * BLOCK), 0, [1, 2, 3, 4]) == 0
+    assert side.stats.data["misses"] == {"failed": 1}
+    assert side.stats.data["hit_tokens"] == hits
 
 
 class FakeManager:

@@ -14,6 +14,11 @@ use crate::message::{Arriving, ClaimGroup, Hashes, Request, Response, hash_bytes
 /// Minimum time between two polls of one claim.
 const POLL_PAUSE: Duration = Duration::from_micros(500);
 
+/// A settled claim that is still polled is renewed after this part of the time after which the depot lets it go.
+const RENEWALS_PER_PATIENCE: u32 = 3;
+/// Minimum time between two renewals: a scheduler may poll a thousand settled claims in one step.
+const RENEWAL_PAUSE: Duration = Duration::from_millis(1);
+
 /// One KV-cache group of a claim: namespaces of all ranks, window in blocks (0 = full), hashes per block.
 #[derive(Clone, Debug)]
 pub struct ClaimGroupSpec {
@@ -25,7 +30,8 @@ pub struct ClaimGroupSpec {
     pub hashes_per_block: u32,
 }
 
-/// The blocks that a claim is over, kept until it is settled: a depot that takes over does not know it.
+/// The blocks that a claim is over, to open it again: a depot that takes over does not know it, and a depot lets claims
+/// go that nobody polls.
 struct Wanted {
     groups: Vec<ClaimGroupSpec>,
     hashes: Vec<BlockHash>,
@@ -111,7 +117,7 @@ impl Claim {
                 self.miss(&error);
             }
         }
-        if self.settled {
+        if self.settled && self.units <= self.skip {
             self.wanted = None;
         }
     }
@@ -174,12 +180,28 @@ impl Claim {
         self.arriving = None;
     }
 
-    /// Returns `(settled, units, units from a tier)`. Polls the depot at most every half millisecond.
+    /// Returns `(settled, units, units from a tier)`. Asks the depot at most every half millisecond; once settled, rarely,
+    /// to keep the leases. A claim that the depot has let go is opened again, and may then be unsettled again.
     pub fn poll(&mut self) -> (bool, u32, u32) {
-        if !self.settled && self.asked.elapsed() >= POLL_PAUSE {
+        if self.settled {
+            self.renew();
+        } else if self.asked.elapsed() >= POLL_PAUSE {
             self.ask_or_miss(Request::ClaimPoll { claim: self.id, settle: false });
         }
         (self.settled, self.units, self.units_from_tier)
+    }
+
+    /// Keeps the leases of a settled hit, if they would end soon.
+    fn renew(&mut self) {
+        let Some(generation) = self.generation.as_ref().filter(|_| self.wanted.is_some()) else { return };
+        let patience = Duration::from_millis(generation.welcome.timeout_ms);
+        if self.asked.elapsed() < patience / RENEWALS_PER_PATIENCE
+            || self.attachment.claim_renewed.lock().is_some_and(|at| at.elapsed() < RENEWAL_PAUSE)
+        {
+            return;
+        }
+        self.ask_or_miss(Request::ClaimPoll { claim: self.id, settle: false });
+        *self.attachment.claim_renewed.lock() = Some(Instant::now());
     }
 
     /// Returns the last known state of blocks in flight. A load may begin before all of them have arrived: it waits for
@@ -202,29 +224,37 @@ impl Claim {
 
     /// Settles the claim with what has arrived so far.
     pub fn settle_now(&mut self) -> (bool, u32, u32) {
-        self.end_with(Request::ClaimPoll { claim: self.id, settle: true })
+        self.end_with(|claim| Request::ClaimPoll { claim, settle: true })
     }
 
     /// As [`Self::settle_now`], because computing the rest is faster than waiting for it.
     pub fn decline(&mut self) -> (bool, u32, u32) {
-        self.end_with(Request::ClaimDecline { claim: self.id })
+        self.end_with(|claim| Request::ClaimDecline { claim })
     }
 
-    fn end_with(&mut self, request: Request<'_>) -> (bool, u32, u32) {
+    fn end_with(&mut self, request: fn(u64) -> Request<'static>) -> (bool, u32, u32) {
         if !self.settled {
-            self.ask_or_miss(request);
+            let is_new = self.ask_or_miss(request(self.id));
+            if is_new && !self.settled && self.generation.is_some() {
+                self.ask_or_miss(request(self.id));
+            }
             self.settled = true;
         }
         (self.settled, self.units, self.units_from_tier)
     }
 
-    fn ask_or_miss(&mut self, request: Request<'_>) {
-        if self.generation.is_none() {
-            self.open_or_miss();
-        } else {
+    /// Makes a request about the claim. Returns whether it was opened anew instead, because no depot has it any more.
+    fn ask_or_miss(&mut self, request: Request<'_>) -> bool {
+        if self.generation.is_some() {
             let outcome = self.ask(&[], request);
-            self.note(outcome);
+            let is_let_go = outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound);
+            if !is_let_go || self.wanted.is_none() {
+                self.note(outcome);
+                return false;
+            }
         }
+        self.open_or_miss();
+        true
     }
 
     /// Ends the leases. Later calls have no effect.

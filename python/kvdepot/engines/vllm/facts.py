@@ -57,6 +57,7 @@ def engine_facts(
         **length_facts(model),
         **media_facts(model),
         "quantization": str(model.quantization or ""),
+        **override_facts(model),
         "dtype": str(model.dtype),
         "cache_dtype": str(cache.cache_dtype),
         "layout": str(getattr(kv_cache_config, "kv_cache_layout", None) or ""),
@@ -131,6 +132,19 @@ def media_facts(model: "ModelConfig") -> dict[str, object]:
     return {"media": _digest_of({name: str(getattr(media, name, None)) for name in names})}
 
 
+def override_facts(model: "ModelConfig") -> dict[str, object]:
+    """Returns the options that change how the same files become a model; nothing for an option that is not set.
+
+    ``--quantization-config`` says which layers are quantised at load time, and how. Neither the weights' digest nor the
+    model's configuration reflects it, and ``quantization`` only says ``online``.
+    """
+    options = {
+        "quantization_config": getattr(model, "quantization_config", None),
+        "model_class_overrides": getattr(model, "model_class_overrides", None),
+    }
+    return {name: spec_text(value) for name, value in options.items() if value}
+
+
 def group_facts(engine: dict[str, object], group: Group, pages: GroupPages, rank: Rank, backend: str) -> str:
     """Returns the facts of one group's pages on one rank, as the JSON that ``Depot.open_namespace`` takes."""
     facts = {
@@ -189,7 +203,7 @@ def canonical_of_version(canonical: str, version: str) -> str:
 
 
 def spec_text(spec: Any) -> str:
-    """Returns the group's cache spec as text, or its digest if the text is too long, as when it lists every layer."""
+    """Returns a cache spec or an option as text, or its digest if that is too long, as when it lists every layer."""
     text = re.sub(r"\s+", " ", repr(spec))
     if len(text) <= SPEC_TEXT_MAX:
         return text
@@ -284,4 +298,8 @@ def _draft_digest(vllm_config: "VllmConfig") -> str:
     # An engine that was configured not to drop blocks also stores blocks that are valid for one continuation only.
     drops = getattr(speculative, "use_eagle_block_drop", None)
     volatile = "/volatile" if drops is not None and speculative.use_eagle() and not drops() else ""
-    return f"{config_digest(draft.hf_config)}/{digest or _model_name(draft.model)}{volatile}"
+    overrides = override_facts(draft)
+    if draft.quantization and not getattr(draft.hf_config, "quantization_config", None):
+        overrides["quantization"] = str(draft.quantization)
+    suffix = f"/{_digest_of(overrides)}" if overrides else ""
+    return f"{config_digest(draft.hf_config)}/{digest or _model_name(draft.model)}{volatile}{suffix}"

@@ -173,7 +173,8 @@ class Lookup:
 
     Attributes:
         claim: holds the hit's leases until it is released.
-        local_tokens: local hit that the claim was made for.
+        local_tokens: local hit after which the hit begins; the claim may begin earlier.
+        started_s: when the request began to wait for blocks, maybe with an earlier lookup.
         hit: last hit reported to the scheduler.
         polled_step: step of the scheduler in which the claim was polled last; None before the first poll.
     """
@@ -197,8 +198,22 @@ class Lookup:
         self._geometry = geometry
         self._patience = patience
         self._rates = rates
+        self._settled = False
         self._over = "unknown"
         self._expected_tokens = self._at_stake_tokens = 0
+
+    def begin_after(self, local_tokens: int) -> bool:
+        """Shortens the lookup to what lies beyond a longer local hit. Returns false if it has to be made anew.
+
+        With a window it has to: a hit that begins elsewhere needs other blocks of the window.
+        """
+        unit, grown = self._geometry.hash_tokens, local_tokens - self.local_tokens
+        if grown < 0 or self._geometry.windowed or local_tokens >= (self._bounds.limit - self._bounds.dropped) * unit:
+            return False
+        self.local_tokens, self._bounds = local_tokens, self._bounds._replace(skip=local_tokens // unit)
+        self._expected_tokens = max(0, self._expected_tokens - grown)
+        self._at_stake_tokens = max(0, self._at_stake_tokens - grown)
+        return True
 
     def release(self) -> None:
         """Drops the claim and its leases."""
@@ -214,6 +229,11 @@ class Lookup:
 
     def _poll(self, now_s: float, idle: IdleTime) -> Pending | Miss | Hit:
         settled, units, from_tier = self.claim.poll()
+        if self._settled and not settled:
+            # The depot had let the claim go, and looks anew: the time until then was no wait for blocks.
+            self.hit, self.started_s, self._over = None, now_s, "unknown"
+            self._expected_tokens = self._at_stake_tokens = 0
+        self._settled = settled
         if not settled and (wait_ms := idle.take_ms()):
             settled, units, from_tier = self.claim.wait(wait_ms)
         if not settled and (now_s - self.started_s) * 1e3 >= self._patience.wait_ms:
@@ -222,6 +242,7 @@ class Lookup:
         elif not settled and self._patience.while_faster and self._is_slower(now_s):
             self._over = "slower"
             settled, units, from_tier = self.claim.decline()
+        self._settled = settled
         if settled:
             return self._found(units, from_tier)
         return self._nearly_there(now_s) if idle.idle and self._patience.begins_early else PENDING

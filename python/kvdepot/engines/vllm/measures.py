@@ -64,7 +64,7 @@ _ALL = (
     Measure(
         "hit_tokens",
         Over.SCHEDULER,
-        "Tokens that requests got from the depot, by source: the pool, or a tier.",
+        "Tokens that requests were given at admission, by source: the pool, or a tier. Loads that fail stay counted.",
         label="source",
         values=("pool", "tier"),
     ),
@@ -163,7 +163,7 @@ _ALL = (
     Measure(
         "misses",
         Over.SCHEDULER,
-        "Requests that got nothing from the depot, by reason.",
+        "Requests that were given nothing at their first admission, or whose load failed, by reason.",
         label="reason",
         values=tuple(MISSES),
     ),

@@ -22,12 +22,16 @@ class RequestState:
         lookup: the claim of a request that waits for admission; a hit that was reported to the scheduler but is not
             used yet holds its leases here.
         miss: why the last lookup found nothing beyond ``local_tokens``; ``None`` after a hit.
+        waits_since_s: when a lookup began that was dropped before it settled; ``None`` = the next one is the first.
         loaded_tokens: tokens loaded beyond ``local_tokens`` when the request was admitted.
         asked_tokens: tokens that the last lookup asked the depot for.
         missed_tokens: local hit of the last lookup that found nothing beyond it, -1 if there was none.
         expected_tokens: tokens that a tier had beyond ``local_tokens`` when the wait was abandoned (P9); 0 = it never
             was.
         saved_blocks: by group, leading blocks that need no dump: they were hit, loaded, dumped, or are about to be.
+        ran: whether a step has computed it since vLLM last asked for its hit. If it then starts again, it is a session
+            of streaming input, which goes on with its own KV.
+        miss_counted: whether it is counted as a miss.
         load_failed: a load of this request has failed once; from now on it is computed, whatever the depot has (P2).
         adapter: digest of its LoRA adapter; ``None`` = unknown, and nothing of the request is loaded or stored.
         ask: the request's own limits for loading and storing.
@@ -37,6 +41,7 @@ class RequestState:
     request: "Request"
     lookup: Lookup | None = None
     miss: Miss | None = None
+    waits_since_s: float | None = None
     local_tokens: int = 0
     loaded_tokens: int = 0
     missed_tokens: int = -1
@@ -45,6 +50,8 @@ class RequestState:
     expected_tokens: int = 0
     asked_tokens: int = 0
     saved_blocks: dict[int, int] = field(default_factory=dict)
+    ran: bool = False
+    miss_counted: bool = False
     load_failed: bool = False
     logged: bool = False
     adapter: bytes | None = b""

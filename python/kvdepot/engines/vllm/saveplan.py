@@ -68,17 +68,33 @@ class SavePlan:
         starting = {new.req_id for new in output.scheduled_new_reqs} | set(cached.resumed_req_ids)
         for request_id, new_tokens in output.num_scheduled_tokens.items():
             state = requests.get(request_id)
-            if state is None or state.adapter is None or state.request.num_prompt_tokens < self._threshold:
+            if state is None:
                 continue
-            if request_id in starting:
-                ours = min(computed[request_id], state.local_tokens + state.loaded_tokens)
-                if computed[request_id] > ours:
-                    foreign[request_id] = ours
-                state.saved_blocks = {g.index: ours // g.block_tokens for g in self._geometry.groups}
+            before_foreign = self._start(state, computed[request_id]) if request_id in starting else None
+            if state.adapter is None or state.request.num_prompt_tokens < self._threshold:
+                continue
+            if before_foreign is not None:
+                foreign[request_id] = before_foreign
             self._complete_request(state, computed[request_id] + new_tokens, saves)
             if self._keeps_states:
                 self._complete_states(output, state, saves)
         return {index: blocks for index, blocks in saves.items() if blocks.pages}, foreign
+
+    def _start(self, state: RequestState, computed_tokens: int) -> int | None:
+        """Notes which blocks of a starting request need no dump.
+
+        Returns the number of tokens before the KV that another connector has loaded; ``None`` if none has.
+        """
+        ran, state.ran = state.ran, True
+        known = {group.index: group.block_tokens for group in self._geometry.groups}
+        if ran:
+            # A session's next input, before which vLLM may have discarded tokens.
+            saved = state.saved_blocks.items()
+            state.saved_blocks = {index: min(blocks, computed_tokens // known[index]) for index, blocks in saved}
+            return None
+        ours = min(computed_tokens, state.local_tokens + state.loaded_tokens)
+        state.saved_blocks = {index: ours // block_tokens for index, block_tokens in known.items()}
+        return ours if computed_tokens > ours else None
 
     def _complete_request(self, state: RequestState, end_tokens: int, saves: GroupBlocks) -> None:
         hashes = state.hashes

@@ -149,13 +149,14 @@ class SchedulerSide:
         state = self._state_of(request)
         state.local_tokens = local_tokens
         state.tier_tokens = state.loaded_tokens = 0
+        state.ran = False
         if self._spans is not None:
             self._spans.asked(state.trace)
         if self._namespaces.wait_for_ranks() or self._namespaces.wait_for_weights(not self._refusal(state)):
             self._waited = True
             return None, False
-        if state.lookup is not None and state.lookup.local_tokens != local_tokens:
-            state.drop_lookup()
+        if not self._follow_local_hit(state, local_tokens):
+            return None, False
         answer = self._look_up(state, local_tokens, time.monotonic())
         if isinstance(answer, Pending):
             return None, False
@@ -167,7 +168,27 @@ class SchedulerSide:
             return answer.tokens, not self.loads_before_forward
         state.miss = answer
         state.drop_lookup()
+        state.waits_since_s = None
         return 0, False
+
+    def _follow_local_hit(self, state: RequestState, local_tokens: int) -> bool:
+        """Adapts a lookup to what vLLM has itself by now. Returns false if that has to wait for another step.
+
+        Requests with one prefix wait together, and the first that is admitted changes the local hit of all others.
+        """
+        lookup = state.lookup
+        if lookup is None or lookup.local_tokens == local_tokens:
+            return True
+        grown = local_tokens - lookup.local_tokens
+        if lookup.begin_after(local_tokens):
+            state.asked_tokens = max(0, state.asked_tokens - grown)
+            return True
+        if not self._turns.may_release():
+            return False
+        # The wait for a tier goes on; the wait for admission, after the hit was known, was none.
+        state.waits_since_s = lookup.started_s if lookup.hit is None else None
+        state.drop_lookup()
+        return True
 
     def _look_up(self, state: RequestState, local_tokens: int, now_s: float) -> Pending | Miss | Hit:
         if refusal := self._namespaces.why_closed() or self._refusal(state):
@@ -227,7 +248,8 @@ class SchedulerSide:
         else:
             early = self.loads_before_forward and self._options.waits_for_all
             patience = Patience(self._options.wait_ms, early, while_faster=self._options.waits_while_faster)
-        return Lookup(claim, local_tokens, bounds, self._geometry, patience, now_s, self._rates)
+        since_s = now_s if state.waits_since_s is None else state.waits_since_s
+        return Lookup(claim, local_tokens, bounds, self._geometry, patience, since_s, self._rates)
 
     def _refusal(self, state: RequestState) -> str:
         """Returns why the request is computed regardless of the depot, as a key of ``MISSES``; empty if it is not."""
@@ -252,11 +274,12 @@ class SchedulerSide:
         if state is None:
             return
         lookup, state.lookup = state.lookup, None
+        state.waits_since_s = None
         self._log_once(state, external_tokens, lookup)
         page_ids = blocks.get_block_ids()
         # Another connector may load into these pages before a step computes on them, so pending dumps must have read
         # them.
-        for group in self._geometry.groups:
+        for group in () if state.ran else self._geometry.groups:  # nobody loads for a session that goes on
             pages = page_ids[group.index][state.local_tokens // group.block_tokens :]
             self._step.fresh_pages += [page for page in pages if page]
         if external_tokens <= 0 or lookup is None:
@@ -282,7 +305,7 @@ class SchedulerSide:
         return self._load_ids
 
     def _log_once(self, state: RequestState, external_tokens: int, lookup: Lookup | None) -> None:
-        """Logs what an admitted request found; if it got nothing, logs and counts why."""
+        """Logs what a request was given at its first admission; if that is nothing, logs and counts why."""
         if state.logged:
             return
         state.logged = True
@@ -291,13 +314,19 @@ class SchedulerSide:
         hit_blocks = max(0, external_tokens) // unit
         log_hit(request.request_id, request.num_tokens // unit, state.local_tokens // unit, hit_blocks)
         miss = state.miss or (Miss("not_taken") if lookup is not None else None)
-        if hit_blocks or miss is None:
+        if not hit_blocks and miss is not None:
+            self._count_miss(state, miss)
+
+    def _count_miss(self, state: RequestState, miss: Miss) -> None:
+        """Counts a request as a miss, and logs why; once, whatever becomes of it."""
+        if state.miss_counted:
             return
+        state.miss_counted = True
         self.stats.add("misses", label=miss.reason)
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug(
                 "request_id: %s, nothing from the depot%s: %s",
-                request.request_id,
+                state.request.request_id,
                 self._where(state, miss),
                 MISSES[miss.reason],
             )
@@ -409,9 +438,13 @@ class SchedulerSide:
         for new in output.scheduled_new_reqs:
             state = self._requests.get(new.req_id)
             for group in self._geometry.groups:
-                # vLLM's own prefix cache has the leading blocks: they are read, not written. It may have discarded a
-                # part of that hit when it admitted the request.
-                own_tokens = min(state.local_tokens, new.num_computed_tokens) if state is not None else 0
+                # The leading blocks are read, not written: vLLM's own prefix cache has them, or a session that goes on.
+                # vLLM may have discarded a part of its own hit when it admitted the request.
+                own_tokens = 0
+                if state is not None:
+                    own_tokens = new.num_computed_tokens
+                    if not state.ran:
+                        own_tokens = min(state.local_tokens, own_tokens)
                 own = own_tokens // group.block_tokens
                 step.fresh_pages += [page for page in new.block_ids[group.index][own:] if page]
         for page_ids in output.scheduled_cached_reqs.new_block_ids:
@@ -461,6 +494,7 @@ class SchedulerSide:
         if state is not None:
             state.load_failed = True
             state.saved_blocks = {}
+            self._count_miss(state, Miss("failed"))
 
     def _distrust(self, request_ids: Iterable[str]) -> None:
         """Marks requests that compute on garbage which vLLM considers valid."""

@@ -11,6 +11,9 @@ Claims that settle immediately do not count: vLLM admits those requests, and its
 FIRST_POLLS = 16
 """Pending claims that are polled in every step: those at the head of the queue, which vLLM admits first."""
 
+RELEASES_PER_STEP = 32
+"""Claims of one step that may be released to be made anew, because vLLM's own hit has changed."""
+
 OTHER_POLLS = 16
 """Average number of the other pending claims that are polled in a step; they take turns."""
 
@@ -23,13 +26,13 @@ class Turns:
 
     def __init__(self) -> None:
         self._step = 0
-        self._new_pending = self._polls = 0
+        self._new_pending = self._polls = self._releases = 0
         self._pending = self._pending_before = 0
 
     def next_step(self) -> None:
         """Notes that the scheduler has planned a step: the next walk over the waiting requests begins."""
         self._step += 1
-        self._new_pending = self._polls = 0
+        self._new_pending = self._polls = self._releases = 0
         self._pending_before, self._pending = self._pending, 0
 
     def may_claim(self) -> bool:
@@ -39,6 +42,13 @@ class Turns:
     def claim_is_pending(self) -> None:
         """Notes that a claim of this step did not settle immediately."""
         self._new_pending += 1
+
+    def may_release(self) -> bool:
+        """Returns whether this step may release another claim to make it anew, and counts it."""
+        if self._releases >= RELEASES_PER_STEP:
+            return False
+        self._releases += 1
+        return True
 
     def may_poll(self, last_step: int) -> bool:
         """Returns whether a pending claim that was last polled in step ``last_step`` may be polled now."""
