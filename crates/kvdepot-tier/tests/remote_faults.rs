@@ -400,3 +400,20 @@ fn a_removal_does_not_overtake_a_write_that_was_given_up() {
         until(|| bench.read_is_right(n));
     }
 }
+
+/// P1: what a server read before a removal is not taken for present after it.
+#[test]
+fn an_answer_from_before_a_removal_is_not_believed_after_it() {
+    let server = PoolServer::own();
+    let bench = open(config(&[&server]));
+    write_all(&bench, 1);
+    server.set(Fault::LateGets);
+    std::thread::scope(|scope| {
+        let read = scope.spawn(|| bench.read(0));
+        until(|| server.state.hanging.load(Ordering::SeqCst) > 0);
+        until(|| bench.remove(0).is_ok());
+        server.set(Fault::None);
+        assert!(read.join().unwrap().is_ok(), "the server had read it before");
+    });
+    assert_ne!(bench.peek(0), Presence::Present, "it is removed");
+}

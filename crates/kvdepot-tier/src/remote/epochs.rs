@@ -93,7 +93,7 @@ impl Everyone {
         let old = spaces.begin_reset(spec, next_epoch(known, at_least)?, self.all_servers());
         drop(spaces);
         if let Some(old) = old {
-            self.shared.known.lock().forget_namespace(old);
+            self.shared.beliefs.known.lock().forget_namespace(old);
         }
         Ok(())
     }
@@ -193,7 +193,7 @@ impl Everyone {
         spaces.were_behind(spec.root(), reset, servers(&|there| there < epoch));
         drop(spaces);
         if let Some(old) = old {
-            self.shared.known.lock().forget_namespace(old);
+            self.shared.beliefs.known.lock().forget_namespace(old);
         }
         Ok(epoch)
     }
@@ -215,7 +215,7 @@ impl Everyone {
         let old = spaces.enter(spec, epoch);
         drop(spaces);
         if let Some(old) = old {
-            self.shared.known.lock().forget_namespace(old);
+            self.shared.beliefs.known.lock().forget_namespace(old);
         }
         epoch
     }

@@ -140,7 +140,7 @@ impl<'a> Talk<'a> {
                 let outcome = self.put_block(&key, from);
                 if matches!(outcome, Err(Failed::Lost(_))) {
                     self.doubtful = Some(key);
-                    self.server.shared.writing.lock().doubt(&[key]);
+                    self.server.shared.beliefs.writing.lock().doubt(&[key]);
                 }
                 self.end(Some(done), outcome)
             }

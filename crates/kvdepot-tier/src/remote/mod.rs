@@ -41,9 +41,8 @@ use parking_lot::{Condvar, Mutex};
 pub use config::{RemoteConfig, RemoteProtocol};
 pub use tls::RemoteTls;
 
+use crate::beliefs::Beliefs;
 use crate::entry::TierEntry;
-use crate::known::Known;
-use crate::writing::Writing;
 use crate::{
     BlockingCalls, BlockingConfig, Done, Fetched, Presence, ReadItem, Tier, TierServer, TierUsage, WriteItem,
     Written,
@@ -72,8 +71,7 @@ struct Shared {
     /// Signalled when a server has answered a request to move.
     answers: Condvar,
     turns: Turns,
-    known: Mutex<Known>,
-    writing: Mutex<Writing>,
+    beliefs: Beliefs,
     /// Number of operations whose `done` was not called yet.
     under_way: Mutex<usize>,
     at_rest: Condvar,
@@ -97,7 +95,7 @@ impl Shared {
 
     /// Drops all knowledge about this server's blocks.
     fn forget_server(&self, index: usize) {
-        self.known.lock().forget_if(|key| self.places.of(key) == index);
+        self.beliefs.known.lock().forget_if(|key| self.places.of(key) == index);
     }
 
     fn begun(&self) {
@@ -161,8 +159,7 @@ impl RemoteTier {
             spaces: Mutex::default(),
             answers: Condvar::new(),
             turns: Turns::default(),
-            known: Mutex::new(Known::new(config.present_ttl, config.absent_ttl)),
-            writing: Mutex::default(),
+            beliefs: Beliefs::new(config.present_ttl, config.absent_ttl),
             under_way: Mutex::new(0),
             at_rest: Condvar::new(),
             stopping: AtomicBool::new(false),
@@ -276,7 +273,7 @@ impl Tier for RemoteTier {
     fn close_namespace(&self, root: NamespaceId) {
         let closed = self.shared.spaces.lock().close(root);
         if let Some(id) = closed {
-            self.shared.known.lock().forget_namespace(id);
+            self.shared.beliefs.known.lock().forget_namespace(id);
         }
     }
 
@@ -287,9 +284,9 @@ impl Tier for RemoteTier {
     fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
         let healths: Vec<Health> = self.servers.iter().map(|server| server.health()).collect();
         let now = Instant::now();
-        let writing = self.shared.writing.lock();
+        let writing = self.shared.beliefs.writing.lock();
         let spaces = self.shared.spaces.lock();
-        let known = self.shared.known.lock();
+        let known = self.shared.beliefs.known.lock();
         out.clear();
         out.extend(keys.iter().map(|key| {
             let server = self.shared.places.of(key);
@@ -313,11 +310,11 @@ impl Tier for RemoteTier {
         }
         let spaces = self.spaces(reads.iter().map(|read| &read.key));
         let busy: Vec<bool> = {
-            let writing = self.shared.writing.lock();
+            let writing = self.shared.beliefs.writing.lock();
             reads.iter().map(|read| writing.holds(&read.key)).collect()
         };
         let sure: Vec<bool> = {
-            let (known, now) = (self.shared.known.lock(), Instant::now());
+            let (known, now) = (self.shared.beliefs.known.lock(), Instant::now());
             reads.iter().map(|read| known.presence(&read.key, now) == Presence::Present).collect()
         };
         let mut jobs = Vec::with_capacity(reads.len());
@@ -373,7 +370,7 @@ impl Tier for RemoteTier {
 
     /// The blocks that this client knows; the servers may hold more or fewer.
     fn usage(&self) -> TierUsage {
-        self.shared.known.lock().usage()
+        self.shared.beliefs.known.lock().usage()
     }
 
     fn servers(&self) -> Vec<TierServer> {
@@ -381,7 +378,7 @@ impl Tier for RemoteTier {
     }
 
     fn keys_from(&self, namespace: NamespaceId, from: u64) -> (Vec<BlockKey>, Option<u64>) {
-        self.shared.known.lock().present_from(namespace, from)
+        self.shared.beliefs.known.lock().present_from(namespace, from)
     }
 
     fn drain(&self, deadline: Instant) -> bool {
@@ -408,6 +405,7 @@ impl RemoteTier {
     ) -> Job {
         self.shared.begun();
         let (all, bytes) = (self.everyone(), space.block_bytes() as u64);
+        let removals = all.shared.beliefs.removals();
         let done = move |outcome: Result<()>| {
             let outcome = match outcome {
                 Ok(()) => Ok(Fetched::Whole),
@@ -415,8 +413,8 @@ impl RemoteTier {
                 Err(error) => Err(error),
             };
             match &outcome {
-                Ok(Fetched::Whole) => all.shared.known.lock().note(key, true, bytes),
-                Ok(Fetched::Miss) => all.shared.known.lock().note(key, false, 0),
+                Ok(Fetched::Whole) => all.shared.beliefs.note_present(key, bytes, removals),
+                Ok(Fetched::Miss) => all.shared.beliefs.note_absent(key),
                 Err(error) if error.kind() == ErrorKind::Corrupt => {
                     tracing::warn!(%key, %error, "a corrupt remote block is removed");
                     all.remove(vec![key], Box::new(|_| {}));
@@ -438,7 +436,7 @@ impl RemoteTier {
         deadline: Instant,
         done: Done<Written>,
     ) -> Option<Job> {
-        let entered = self.shared.writing.lock().enter(key, done)?;
+        let entered = self.shared.beliefs.writing.lock().enter(key, done)?;
         let done = match entered {
             Ok(done) => done,
             Err((done, error)) => {
@@ -451,9 +449,9 @@ impl RemoteTier {
         let (shared, bytes) = (Arc::clone(&self.shared), space.block_bytes() as u64);
         let done = move |outcome: Result<Written>| {
             if outcome.is_ok() && shared.spaces.lock().is_open(&key) {
-                shared.known.lock().note(key, true, bytes);
+                shared.beliefs.known.lock().note(key, true, bytes);
             }
-            let waiting = shared.writing.lock().written(&key);
+            let waiting = shared.beliefs.writing.lock().written(&key);
             let rest = outcome.clone().map(|_| Written::AlreadyThere);
             done(outcome);
             waiting.into_iter().for_each(|done| done(rest.clone()));

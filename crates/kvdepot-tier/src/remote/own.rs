@@ -52,7 +52,7 @@ pub(super) fn run(server: &Arc<Server>, conn: &Arc<Conn>, buffer: FrameBuffer) -
     });
     let (doubtful, is_ended) = conn.pending.lock().parted();
     if is_ended {
-        server.shared.writing.lock().settle(&doubtful);
+        server.shared.beliefs.writing.lock().settle(&doubtful);
     } else if !doubtful.is_empty() {
         server.part(Parting::new(Held::Own(Arc::clone(conn)), doubtful));
     }
@@ -113,7 +113,7 @@ impl Conn {
         let (lost, is_parting) = {
             let mut pending = self.pending.lock();
             let lost = pending.close(error);
-            pending.tell_doubts(&server.shared.writing);
+            pending.tell_doubts(&server.shared.beliefs.writing);
             (lost, pending.is_parting)
         };
         // A connection that is already lost cannot be shut down.
@@ -188,7 +188,7 @@ impl Conn {
         let ends = {
             let mut pending = self.pending.lock();
             let ends = pending.sent(id, sent.as_ref().err());
-            pending.tell_doubts(&server.shared.writing);
+            pending.tell_doubts(&server.shared.beliefs.writing);
             ends
         };
         ends.into_iter().for_each(|end| end());

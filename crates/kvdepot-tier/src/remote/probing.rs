@@ -16,6 +16,8 @@ use crate::{Done, Presence, Tier};
 pub(super) struct Probe {
     shared: Arc<Shared>,
     keys: Vec<BlockKey>,
+    /// Number of removals that had begun before the servers were asked.
+    removals: u64,
     state: Mutex<ProbeState>,
 }
 
@@ -34,21 +36,34 @@ impl Probe {
         left: usize,
         done: Done<usize>,
     ) -> Self {
-        Self { shared, keys, state: Mutex::new(ProbeState { there, left, error: None, done: Some(done) }) }
+        let removals = shared.beliefs.removals();
+        Self {
+            shared,
+            keys,
+            removals,
+            state: Mutex::new(ProbeState { there, left, error: None, done: Some(done) }),
+        }
     }
 
     pub(super) fn answered(&self, asked: &[BlockKey], outcome: Result<Vec<bool>>) {
         let mut state = self.state.lock();
         match outcome {
             Ok(answers) => {
-                let spaces = self.shared.spaces.lock();
-                let mut known = self.shared.known.lock();
-                for (key, there) in asked.iter().zip(answers) {
-                    if let Ok(space) = spaces.of(key) {
-                        known.note(*key, there, if there { space.block_bytes() as u64 } else { 0 });
-                        if there {
+                let bytes: Vec<Option<u64>> = {
+                    let spaces = self.shared.spaces.lock();
+                    asked
+                        .iter()
+                        .map(|key| spaces.of(key).ok().map(|space| space.block_bytes() as u64))
+                        .collect()
+                };
+                for ((key, there), bytes) in asked.iter().zip(answers).zip(bytes) {
+                    match bytes {
+                        Some(bytes) if there => {
+                            self.shared.beliefs.note_present(*key, bytes, self.removals);
                             state.there.insert(*key);
                         }
+                        Some(_) => self.shared.beliefs.note_absent(*key),
+                        None => {}
                     }
                 }
             }

@@ -23,24 +23,16 @@ impl Everyone {
     /// Makes servers remove blocks. Until a server has, its block is a miss here.
     pub(super) fn remove(&self, keys: Vec<BlockKey>, done: Done<()>) {
         let mut asks: HashMap<(usize, NamespaceId), Vec<BlockKey>> = HashMap::new();
-        {
-            let mut writing = self.shared.writing.lock();
-            keys.iter().for_each(|key| writing.leave(*key));
-        }
-        {
-            let mut known = self.shared.known.lock();
-            keys.iter().for_each(|key| known.forget(key));
-        }
+        self.shared.beliefs.leave(&keys);
         let (doubtful, keys): (Vec<_>, Vec<_>) = {
-            let writing = self.shared.writing.lock();
+            let writing = self.shared.beliefs.writing.lock();
             keys.into_iter().partition(|key| writing.is_doubtful(key))
         };
         for key in keys {
             asks.entry((self.shared.places.of(&key), key.namespace)).or_default().push(key);
         }
         let late = doubtful.first().map(|first| {
-            let mut writing = self.shared.writing.lock();
-            doubtful.iter().for_each(|key| writing.left(key));
+            self.shared.beliefs.left(&doubtful);
             let what = "a remote server has not ended a write of a block that is to be removed: it is removed after that";
             Error::new(ErrorKind::Busy, what).with("key", first)
         });
@@ -59,9 +51,7 @@ impl Everyone {
                 if let Err(error) = &outcome {
                     tracing::debug!(keys = asked.len(), first = ?asked.first(), %error, "remote blocks could not be removed");
                 }
-                let mut writing = shared.writing.lock();
-                asked.iter().for_each(|key| writing.left(key));
-                drop(writing);
+                shared.beliefs.left(&asked);
                 ended(&removal, outcome.err());
                 shared.ended();
             };

@@ -353,7 +353,7 @@ impl Server {
         // They are read without the lock, which lookups need.
         let over: Vec<Arc<Parting>> = parting.into_iter().filter(|parting| parting.is_over()).collect();
         if !over.is_empty() {
-            let mut writing = self.shared.writing.lock();
+            let mut writing = self.shared.beliefs.writing.lock();
             over.iter().for_each(|parting| writing.settle(&parting.keys));
             drop(writing);
             let is_over = |parting: &Arc<Parting>| over.iter().any(|over| Arc::ptr_eq(over, parting));

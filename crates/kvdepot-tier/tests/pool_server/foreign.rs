@@ -56,7 +56,7 @@ pub(super) fn serve(mut stream: &TcpStream, state: &State, answers_unknown: bool
                 state.survives(bytes > 0, "a value of no bytes")?;
                 let key = key.to_vec();
                 if key.ends_with(b"/whole") {
-                    state.keep_back();
+                    state.keep_back(Fault::LatePuts);
                 }
                 state.store.lock().values.insert(key.clone(), NOT_YET.to_vec());
                 let value = payload(stream, &mut buffer, bytes as usize)?;

@@ -50,6 +50,8 @@ pub(crate) enum Fault {
     AllThere,
     /// Accepts puts (in InfiniStore's protocol the marks of blocks), and stores them when the fault is over.
     LatePuts,
+    /// Reads the blocks of a get, and sends them when the fault is over; our own protocol only.
+    LateGets,
     /// Moves to an epoch but reports a failure; our own protocol only.
     MovesAndFails,
     /// Does not move to an epoch, and reports that; our own protocol only.
@@ -94,7 +96,7 @@ pub(crate) struct State {
     crashed: Mutex<Option<&'static str>>,
     /// Number of connections left hanging so far.
     pub(crate) hanging: AtomicU64,
-    /// Number of puts stored late.
+    /// Number of requests that were delayed.
     pub(crate) kept_back: AtomicU64,
     streams: Mutex<Vec<TcpStream>>,
     stopping: AtomicBool,
@@ -122,12 +124,12 @@ impl State {
         }
     }
 
-    /// Delays a put until the fault is over.
-    fn keep_back(&self) {
-        if self.fault() == Fault::LatePuts {
+    /// Delays a put or the answer to a get until this fault is over.
+    fn keep_back(&self, late: Fault) {
+        if self.fault() == late {
             self.hanging.fetch_add(1, Ordering::SeqCst);
             let mut fault = self.fault.lock();
-            while *fault == Fault::LatePuts && !self.stopping.load(Ordering::SeqCst) {
+            while *fault == late && !self.stopping.load(Ordering::SeqCst) {
                 self.changed.wait(&mut fault);
             }
             drop(fault);

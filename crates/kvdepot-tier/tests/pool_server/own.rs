@@ -45,7 +45,7 @@ pub(super) fn serve(mut stream: &TcpStream, state: &State) -> Served {
             Request::Put { namespace, block_bytes, blocks } => {
                 state.puts.fetch_add(1, Ordering::SeqCst);
                 let bytes = payload(stream, &mut buffer, block_bytes as usize * blocks.len())?;
-                state.keep_back();
+                state.keep_back(Fault::LatePuts);
                 put(state, namespace, block_bytes as usize, blocks, &bytes).encode(id, &mut out)?;
             }
             other => answer(state, &other, id, &mut out)?,
@@ -156,6 +156,7 @@ fn get(mut stream: &TcpStream, state: &State, id: u64, namespace: NamespaceId, h
     for (index, hash) in order {
         let mut out = Vec::new();
         let found = state.store.lock().blocks.get(&key(namespace, hash)).cloned();
+        state.keep_back(Fault::LateGets);
         let Some((mut bytes, mut sum)) = found else {
             let status = Status::Failed(ErrorKind::NotFound);
             Response::Block { index, status, block_bytes: 0, crc64: 0 }.encode(id, &mut out)?;
