@@ -1,6 +1,7 @@
 //! The block file, byte by byte as drawn in `docs/format.md`: header pages, then the payload in whole pages.
 //!
-//! Nothing of a file is trusted before its checksums were compared (P1). The header has the complete key (P8).
+//! Nothing of a file counts as a block before its checksums were compared (P1). They are those of the plain block, so an
+//! encoded payload is decoded first, into memory of a known length. The header has the complete key (P8).
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -305,6 +306,13 @@ pub(crate) fn verify_with(
             .with("bytes_expected", header.file_bytes()));
     }
     if let Some(encoding) = Encoding::of(header.encoding) {
+        // A plain block's slot is never longer.
+        if read.filled() as u64 != header.file_bytes() {
+            return Err(corrupt("an encoded block's file is too long")
+                .with("key", key)
+                .with("bytes", read.filled())
+                .with("bytes_expected", header.file_bytes()));
+        }
         decode(encoding, &header, read.body())?;
     }
     for (shard, &expected) in header.shard_checksums.iter().enumerate() {

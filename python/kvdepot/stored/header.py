@@ -1,4 +1,4 @@
-"""Reads block files: header, payload, checksums, padding. Nothing is trusted before its checksums were compared."""
+"""Reads block files: header, payload, checksums, padding. Nothing counts as a block before its checksums were compared."""
 
 import struct
 from collections.abc import Sequence

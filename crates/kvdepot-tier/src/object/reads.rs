@@ -116,11 +116,17 @@ impl Shared {
             match self.fill(path, &mut into).await {
                 Ok(()) => {
                     turn.good();
-                    let verify = || self.transform.verify(*key, layout, &into).map_err(Fault::Corrupt);
+                    let verify = || self.transform.verify(*key, layout, &into);
                     // Decompression takes its time, in which this thread's other requests go on elsewhere.
                     let is_long = into.filled() < into.len();
-                    let header = if is_long { block_in_place(verify) } else { verify() }?;
-                    return Ok(header.file_bytes());
+                    let _codec = if is_long { self.codecs.acquire().await.ok() } else { None };
+                    let header = if is_long { block_in_place(verify) } else { verify() };
+                    return match header {
+                        Ok(header) => Ok(header.file_bytes()),
+                        // A later version's block: it is another depot's, and stays.
+                        Err(error) if error.kind() == ErrorKind::Unsupported => Err(Fault::Missing(error)),
+                        Err(error) => Err(Fault::Corrupt(error)),
+                    };
                 }
                 Err(fault) => turn.again(fault).await?,
             }

@@ -164,7 +164,7 @@ pub(super) const SETTINGS: [Setting; 13] = [
             name: "object_compression",
             meaning: "Compress blocks without loss before they are sent. `auto` measures some blocks of each \
                       namespace, and compresses those of namespaces where that saves a tenth and is fast. `true` \
-                      compresses every block that gets smaller. Blocks are read whatever this says.",
+                      compresses every block that saves a page. Blocks are read whatever this says.",
             default: Preset::Bool(false),
             came_later: true,
             ..Key::BLANK

@@ -9,7 +9,7 @@ use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, Result};
 use object_store::path::Path;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, OnceCell, oneshot};
+use tokio::sync::{Notify, OnceCell, Semaphore, oneshot};
 
 use super::ObjectConfig;
 use super::link::Link;
@@ -19,6 +19,9 @@ use crate::compression::Transform;
 use crate::owed::Owed;
 use crate::spaces::{Space, Spaces};
 
+/// Number of blocks that are encoded or decoded at a time.
+const CODECS_MAX: usize = 2;
+
 /// Callers that wait for the store's answer about a block.
 pub(super) type Asked = HashMap<BlockKey, Vec<oneshot::Sender<Result<bool>>>>;
 
@@ -26,6 +29,8 @@ pub(super) struct Shared {
     pub(super) config: ObjectConfig,
     pub(super) link: Link,
     pub(super) transform: Transform,
+    /// Blocks that are encoded or decoded at a time: fewer than the runtime has threads, which must answer the others.
+    pub(super) codecs: Semaphore,
     pub(super) names: Names,
     pub(super) host: String,
     pub(super) runtime: Handle,
@@ -51,6 +56,7 @@ impl Shared {
         Self {
             names: Names::new(&config.prefix),
             transform: Transform::new(config.compression),
+            codecs: Semaphore::new(CODECS_MAX),
             beliefs: Arc::new(Beliefs::new(config.present_ttl, config.absent_ttl)),
             owed: Arc::default(),
             config,

@@ -145,8 +145,9 @@ impl Shared {
         let seal = || self.transform.seal(root, key, layout, &src, writer).map_err(Fault::Corrupt);
         // Compression takes its time, in which this thread's other requests go on elsewhere.
         let is_long = self.config.compression != Compression::Off;
+        let codec = if is_long { self.codecs.acquire().await.ok() } else { None };
         let file = if is_long { block_in_place(seal) } else { seal() }?;
-        drop(src);
+        drop((src, codec));
         let bytes = file.len() as u64;
         // Parts are completed without a condition: an earlier write of the block could replace this one.
         if file.len() > self.config.part_bytes && self.beliefs.writing.lock().is_doubtful(&key) {

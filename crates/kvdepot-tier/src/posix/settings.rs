@@ -134,7 +134,7 @@ pub(super) const SETTINGS: [Setting; 17] = [
             name: "posix_compression",
             meaning: "Compress blocks without loss before they are written, so that more of them fit. `auto` \
                       measures some blocks of each namespace, and compresses those of namespaces where that saves \
-                      a tenth and is fast. `true` compresses every block that gets smaller. Blocks are read \
+                      a tenth and is fast. `true` compresses every block that saves a page. Blocks are read \
                       whatever this says.",
             default: Preset::Bool(false),
             came_later: true,
