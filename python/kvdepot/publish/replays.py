@@ -14,7 +14,7 @@ MESSAGES_PER_TURN = 256
 STALLED_S = 30.0
 """An answer of which nothing could be sent for this long is dropped."""
 HELD_BYTES_MAX = 256 << 20
-"""Bytes that answers hold beyond which no other one begins; those that have taken ``STALLED_S`` make room."""
+"""Bytes that answers hold beyond which no other one begins; those that take too long make room."""
 
 
 @dataclass(frozen=True)
@@ -119,10 +119,14 @@ class Replays(Generic[Message]):
         self.dropped += before - len(self)
 
     def _makes_room(self, now_s: float) -> bool:
-        """Drops the oldest answers while all hold too much. Returns whether another one may begin."""
+        """Drops the oldest answers while all hold too much. Returns whether another one may begin.
+
+        The more they hold, the longer they may take: what is read at ``HELD_BYTES_MAX / STALLED_S`` is never dropped.
+        """
         while self.held_bytes > HELD_BYTES_MAX:
             oldest = min(self._answers, key=lambda subscriber: self._answers[subscriber].began_s)
-            if now_s - self._answers[oldest].began_s <= STALLED_S:
+            patience_s = STALLED_S * (1 + self.held_bytes / HELD_BYTES_MAX)
+            if now_s - self._answers[oldest].began_s <= patience_s:
                 return False
             self._drop(oldest)
         return True

@@ -1,4 +1,4 @@
-"""Reads block files: header, payload, checksums, padding. Nothing counts as a block before its checksums were compared."""
+"""Reads block files: header, payload, checksums, padding. Checksums are compared before anything counts."""
 
 import struct
 from collections.abc import Sequence

@@ -159,7 +159,7 @@ def options(**values: Any) -> Any:
     }
     known["loads_in_steps"] = values.get("use_layerwise", True)
     known["step_order"] = order = values.get("step_order", StepOrder())
-    known["saves_in_steps"] = known["loads_in_steps"] and not order.microbatches
+    known["saves_in_steps"] = known["loads_in_steps"] and not order.microbatches and not order.clears_first
     return SimpleNamespace(**{**known, **values})
 
 

@@ -113,6 +113,17 @@ def test_a_local_hit_that_reaches_the_end_of_a_claim_drops_it() -> None:
     assert side.stats.data["misses"] == {"own_cache": 1}
 
 
+def test_a_local_hit_beyond_a_settled_one_is_claimed_anew() -> None:
+    """A tier may have blocks beyond a hit that was cut."""
+    depot = FakeDepot(units=2)
+    side, req = scheduler(depot), request("r", 6 * BLOCK)
+    assert side.match(req, 0)[0] == 2 * BLOCK
+    side.match(req, 3 * BLOCK)
+    first, second = depot.claims
+    assert first.released
+    assert second.skip == 3
+
+
 def test_windows_are_claimed_anew_for_another_local_hit() -> None:
     """A hit that begins elsewhere needs other blocks of a window."""
     depot = FakeDepot(units=9)

@@ -422,6 +422,34 @@ def test_layers_that_run_once_for_each_microbatch_are_saved_when_the_step_has_en
     assert store.calls == [("dump", [1])]
 
 
+def test_layers_are_saved_at_the_end_of_a_step_where_vllm_clears_pages_before_the_next_one_begins() -> None:
+    """A forward that fails after its layers' hooks would leave a complete dump, which may read cleared pages (P1)."""
+    store = FakeStore(layers=("a", "b"))
+    side = worker(store, clears_first=True)
+    step = StepMetadata(saves={0: blocks(1)})
+    side.prepare(step)
+    for name in ("a", "b"):
+        side.save_layer(name, step)
+    side.prepare(StepMetadata())
+    assert store.calls == []
+
+
+def test_a_step_without_tokens_ends_with_its_report() -> None:
+    """vLLM 0.29 and 0.30 do not call ``wait_for_save`` for it: it has not failed."""
+    store = FakeStore()
+    side = worker(store)
+    side.prepare(StepMetadata(computes=False))
+    side.start_loads(StepMetadata(computes=False))
+    side.finished_loads()
+    side.report()
+    step = StepMetadata(saves={0: blocks(1)})
+    side.prepare(step)
+    side.finish_saves(step)
+    report = side.report()
+    assert store.calls == [("dump", [1])]
+    assert report is None or not report.broken
+
+
 def registered(stage: int, monkeypatch: pytest.MonkeyPatch, store: FakeStore) -> WorkerSide:
     """A worker in one of two pipeline stages, of an engine that ends a step's saves after its draft."""
 

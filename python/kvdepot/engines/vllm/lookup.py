@@ -205,9 +205,12 @@ class Lookup:
     def begin_after(self, local_tokens: int) -> bool:
         """Shortens the lookup to what lies beyond a longer local hit. Returns false if it has to be made anew.
 
-        With a window it has to: a hit that begins elsewhere needs other blocks of the window.
+        With a window it has to: a hit that begins elsewhere needs other blocks of the window. So does one that found
+        nothing beyond: a tier may have it.
         """
         unit, grown = self._geometry.hash_tokens, local_tokens - self.local_tokens
+        if self._settled and (self.hit is None or self.hit.tokens <= grown):
+            return False
         if grown < 0 or self._geometry.windowed or local_tokens >= (self._bounds.limit - self._bounds.dropped) * unit:
             return False
         self.local_tokens, self._bounds = local_tokens, self._bounds._replace(skip=local_tokens // unit)

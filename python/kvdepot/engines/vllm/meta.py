@@ -59,6 +59,7 @@ class StepMetadata(KVConnectorMetadata):
         late_saves: saves of an earlier step that were held back. Their pages still hold that step's bytes when the
             worker sees this, because it processes them before anything of this step.
         saves: blocks that this step's forward completes.
+        computes: whether the step has a forward.
         decoding: whether the step decodes for any request.
         witness: number that every rank reports back with this step, 0 = none. It tells the scheduler that another
             connector's loads, which this step computed on, have ended.
@@ -72,6 +73,7 @@ class StepMetadata(KVConnectorMetadata):
     late_saves: GroupBlocks = field(default_factory=dict)
     loads: list[Load] = field(default_factory=list)
     saves: GroupBlocks = field(default_factory=dict)
+    computes: bool = True
     decoding: bool = False
     witness: int = 0
     timed: int = 0

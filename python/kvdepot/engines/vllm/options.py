@@ -44,8 +44,12 @@ class ConnectorOptions:
 
     @property
     def saves_in_steps(self) -> bool:
-        """Whether layers are saved by their hooks; with microbatches, a part of the batch is not computed yet then."""
-        return self.use_layerwise and not self.step_order.microbatches
+        """Whether layers are saved by their hooks.
+
+        With microbatches, a part of the batch is not computed yet then. Where vLLM clears pages before a step's first
+        hook, a step that fails after its layers' hooks would leave dumps that read cleared pages.
+        """
+        return self.use_layerwise and not self.step_order.microbatches and not self.step_order.clears_first
 
     @property
     def loads_in_steps(self) -> bool:

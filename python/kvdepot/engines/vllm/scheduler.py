@@ -352,6 +352,7 @@ class SchedulerSide:
     def build_step(self, output: "SchedulerOutput") -> StepMetadata:
         """``build_connector_meta``: returns everything that the workers have to do in this step."""
         step, self._step = self._step, StepMetadata()
+        step.computes = bool(output.num_scheduled_tokens)
         self._idle.begin_step(output.total_num_scheduled_tokens == 0)
         self._turns.next_step()
         step.decoding = any(

@@ -347,7 +347,8 @@ class WorkerSide:
 
     def report(self) -> LoadReport | None:
         """``build_connector_worker_meta``: the end of a step."""
-        if self._saves_at_report and self._open is not None:
+        # vLLM 0.29 and 0.30 do not end a step without tokens. Others are not ended here: a draft is still to come.
+        if self._open is not None and (self._saves_at_report or not self._open.computes):
             self.finish_saves(self._open)
         self._ended_s = time.monotonic()
         report = self._loads.take_report()
