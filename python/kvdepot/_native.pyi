@@ -483,7 +483,7 @@ def serve(
     """
 
 def crc64nvme(data: bytes) -> int: ...
-def decode_block(encoding: int, payload: bytes, block_bytes: int) -> bytes:
+def decode_block(encoding: int, payload: bytes, *, block_bytes: int) -> bytes:
     """Returns the block of this length in the payload of a block file.
 
     Raises:

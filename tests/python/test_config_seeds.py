@@ -52,6 +52,7 @@ def test_pipeline_store_file(seeds, machine):
             "durable": False,
             "shared": True,
             "capacity_shared": False,
+            "compression": False,
         },
     }
     assert config.use_layerwise
@@ -118,6 +119,7 @@ def test_nfs_store_keys(machine):
         "durable": False,
         "shared": True,
         "capacity_shared": False,
+        "compression": False,
     }
 
 

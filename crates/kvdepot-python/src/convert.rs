@@ -36,6 +36,7 @@ pub(crate) fn crc64nvme(data: &[u8]) -> u64 {
 }
 
 #[pyfunction]
+#[pyo3(signature = (encoding, payload, *, block_bytes))]
 pub(crate) fn decode_block<'py>(
     py: Python<'py>,
     encoding: u32,

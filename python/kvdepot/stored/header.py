@@ -157,7 +157,7 @@ def _decoded(header: BlockHeader, payload: bytes) -> bytes:
     if header.encoding == PLAIN:
         return payload
     try:
-        return _native.decode_block(header.encoding, payload, header.block_bytes)
+        return _native.decode_block(header.encoding, payload, block_bytes=header.block_bytes)
     except StorageError as error:
         raise BrokenBlockError(f"its payload cannot be decompressed: {error}") from error
 
