@@ -555,7 +555,7 @@ def test_an_address_in_use_is_an_error_that_names_it(tmp_path: Path) -> None:
         (["--publish", "tcp://*:0", "--follow"], 2, "--follow: --publish follows anyway"),
         (["--publish", "tcp://host"], 2, "neither tcp://HOST:PORT nor ipc://PATH"),
         (["--publish", "tcp://*:0", "--namespace", "model"], 2, "'model' is not 8 to 32 hexadecimal digits"),
-        (["--publish", "tcp://*:0", "--namespace", "aaaaaaaa,aaaaaaaab"], 2, "is named before"),
+        (["--publish", "tcp://*:0", "--namespace", "aaaaaaaa,aaaaaaaab"], 2, "is listed twice"),
         (["--publish", "tcp://*:0", "--topic", "k" * 1025], 2, "--topic: 1025 bytes"),
     ],
 )

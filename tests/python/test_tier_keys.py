@@ -160,6 +160,7 @@ PLANTED = {
                     "instead": "",
                     "required": "",
                     "rule": None,
+                    "came_later": False,
                     **more,
                 },
             }
