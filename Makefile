@@ -108,15 +108,23 @@ WITH_MOONCAKE := KVDEPOT_TEST_MOONCAKE=$(CURDIR)/$(MOONCAKE_VENV) \
 # A process finds its driver under this name.
 STANDIN_CUDA := .work/standin/cuda/libcuda.so.1
 
+# Apart from the build of the Rust tests, which load libraries of the same names while another make may link them, and
+# replaced as a whole, because processes may have them mapped.
+STANDIN_BUILD := .work/standin/build
+define build_standin
+	@$(STEP) "build the stand-in for $(1)" cargo build --quiet --locked --target-dir $(STANDIN_BUILD) -p kvdepot-standin-$(1)
+	@mkdir -p $(dir $(2))
+	@cmp -s $(STANDIN_BUILD)/debug/libkvdepot_standin_$(1).so $(2) || \
+		{ cp $(STANDIN_BUILD)/debug/libkvdepot_standin_$(1).so $(2).new && mv $(2).new $(2); }
+endef
+
 .PHONY: standin-cuda
 standin-cuda:
-	@$(STEP) "build the stand-in" cargo build --quiet --locked -p kvdepot-standin-cuda
-	@mkdir -p $(dir $(STANDIN_CUDA)) && cp target/debug/libkvdepot_standin_cuda.so $(STANDIN_CUDA)
+	$(call build_standin,cuda,$(STANDIN_CUDA))
 
 .PHONY: standin-verbs
 standin-verbs:
-	@$(STEP) "build the stand-in" cargo build --quiet --locked -p kvdepot-standin-verbs
-	@mkdir -p $(dir $(STANDIN_VERBS)) && cp target/debug/libkvdepot_standin_verbs.so $(STANDIN_VERBS)
+	$(call build_standin,verbs,$(STANDIN_VERBS))
 
 .PHONY: site
 site: setup ## Build the documentation as a site (ARGS: --out DIR)
@@ -152,8 +160,7 @@ test-python: setup ## Test the Python package (ARGS: for pytest)
 	@$(BIN)/python -m pytest tests/python $(ARGS)
 
 .PHONY: test-device
-test-device: setup ## Test stores on a device, with a stand-in for the CUDA driver or, KVDEPOT_TEST_GPU=1, a real one
-	@$(STEP) "build the stand-in" cargo build --quiet --locked -p kvdepot-standin-cuda
+test-device: setup standin-cuda ## Test stores on a device, with a stand-in for the CUDA driver or, KVDEPOT_TEST_GPU=1, a real one
 	@sync
 	@$(BIN)/python -m pytest tests/device $(ARGS)
 
@@ -199,8 +206,7 @@ test-mooncake: mooncake-env ## Test the Mooncake tier with Mooncake's own master
 	fi
 
 .PHONY: test-docs
-test-docs: vllm-env infinistore-env sglang-env standin-verbs ## Run every documented command and option in a small form (ARGS: for pytest)
-	@$(STEP) "build the stand-in" cargo build --quiet --locked -p kvdepot-standin-cuda
+test-docs: vllm-env infinistore-env sglang-env standin-verbs standin-cuda ## Run every documented command and option in a small form (ARGS: for pytest)
 	@sync
 	@$(BIN)/python -m pytest tests/docs $(ARGS)
 

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TARGET = ROOT / os.environ.get("CARGO_TARGET_DIR", "target")
-STANDIN = TARGET / "debug" / "libkvdepot_standin_cuda.so"
+STANDIN = ROOT / ".work" / "standin" / "cuda" / "libcuda.so.1"
 REAL = os.environ.get("KVDEPOT_TEST_GPU") == "1"
 SCHEDULES = 1 if REAL else 25
 RUN_S = 300

@@ -20,8 +20,8 @@ RUN_S = 600
 READY_S = 60
 POLL_S = 0.1
 BIN = ROOT / ".venv" / "bin"
-STANDINS = {"libcuda.so.1": "libkvdepot_standin_cuda.so", "libibverbs.so.1": "libkvdepot_standin_verbs.so"}
-TARGET = ROOT / os.environ.get("CARGO_TARGET_DIR", "target") / "debug"
+STANDINS = {"libcuda.so.1": "cuda/libcuda.so.1", "libibverbs.so.1": "libibverbs.so.1"}
+BUILT = ROOT / ".work" / "standin"
 
 
 @pytest.fixture(scope="session")
@@ -29,9 +29,9 @@ def standins(tmp_path_factory):
     """Directories with the stand-ins for the drivers, under the names that processes look for."""
     found = {}
     for name, built in STANDINS.items():
-        assert (TARGET / built).is_file(), f"{built} is missing: run make test-docs, which builds it"
+        assert (BUILT / built).is_file(), f"{built} is missing: run make test-docs, which builds it"
         place = tmp_path_factory.mktemp("standin")
-        shutil.copy(TARGET / built, place / name)
+        shutil.copy(BUILT / built, place / name)
         found[name] = place
     return found
 

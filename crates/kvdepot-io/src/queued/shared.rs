@@ -62,6 +62,10 @@ pub(super) struct Shared {
 }
 
 /// The next action of a thread.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "each lives for one step of a thread; a box would cost an allocation"
+)]
 pub(super) enum Next {
     /// Begin this request.
     Begin(Request),

@@ -277,7 +277,6 @@ impl Flow {
     }
 
     /// Sends a write to its tier. Returns false if it is not to be made any more.
-    #[expect(clippy::too_many_arguments, reason = "rooms are passed one by one, so that each borrow is seen")]
     pub(super) fn begin_write(
         &mut self,
         tier: TierIndex,
