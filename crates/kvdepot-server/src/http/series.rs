@@ -288,7 +288,8 @@ fn write(
 
 fn write_value(kind: Kind, value: f64, metric: MetricEncoder<'_>) -> fmt::Result {
     match kind {
-        Kind::Counter => ConstCounter::new(value as u64).encode(metric),
+        Kind::Counter if value.fract() == 0.0 => ConstCounter::new(value as u64).encode(metric),
+        Kind::Counter => ConstCounter::new(value).encode(metric),
         Kind::Gauge if value.fract() == 0.0 => ConstGauge::new(value as i64).encode(metric),
         Kind::Gauge => ConstGauge::new(value).encode(metric),
     }
