@@ -7,10 +7,19 @@ from typing import Any
 
 from benches.peers.lab import Environment, Place
 from benches.peers.results import Metric, Results, Sample
-from benches.peers.work import Shape
+from benches.peers.work import MIB, Shape
 
 Counts = dict[str, int]
 COUNTED = ("wrong", "failed", "loaded")
+WARM_UP, MEASURED = 1, 2
+"""Epochs of a side's data."""
+HELD = 3
+"""Each side's memory holds this many epochs, so that no dump waits for a write."""
+
+
+def held_bytes(shape: Shape) -> int:
+    """Returns the bytes of memory that each side gets for a shape."""
+    return HELD * shape.bytes + 64 * MIB
 
 
 @dataclass(frozen=True)

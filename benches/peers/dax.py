@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benches.peers.comparison import Comparison, Outcome, counted
+from benches.peers.comparison import MEASURED, WARM_UP, Comparison, Outcome, counted
 from benches.peers.lab import Environment, Process, gb_s, removed_at_the_end, write_zeros
 from benches.peers.results import Metric
 from benches.peers.work import GIB, MIB, Shape
@@ -21,7 +21,6 @@ LMCACHE = Environment(
 )
 OURS = "kvdepot"
 BACKEND, SERVER = "LMCache, backend", "LMCache, core"
-WARM_UP, MEASURED = 1, 2
 CORES = len(os.sched_getaffinity(0))
 MEDIUM_EPOCHS = 3
 POOL_EPOCHS = 5

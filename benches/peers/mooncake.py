@@ -6,11 +6,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from benches.peers.comparison import Comparison, Outcome, counted
+from benches.peers.comparison import MEASURED, WARM_UP, Comparison, Outcome, counted, held_bytes
 from benches.peers.lab import Environment, Process, gb_s, removed_at_the_end
 from benches.peers.mooncake_store import MooncakeStore
 from benches.peers.results import Metric
-from benches.peers.work import GIB, MIB, Shape
+from benches.peers.work import GIB, Shape
 from tools.wire.servers import Server
 
 MOONCAKE = Environment(
@@ -22,8 +22,6 @@ MOONCAKE = Environment(
     environ={"LD_LIBRARY_PATH": "{root}/lib-verbs", "MC_LOG_LEVEL": "ERROR"},
 )
 REMOTE, THROUGH, CLIENT = "kvdepot Cache|Remote", "kvdepot Cache|Mooncake", "Mooncake"
-WARM_UP, MEASURED = 1, 2
-HELD = 3
 
 
 class Mooncake(Comparison):
@@ -49,13 +47,12 @@ class Mooncake(Comparison):
         with ExitStack() as stack:
             directory = stack.enter_context(removed_at_the_end(self.place.disk / f"mooncake-{round_}"))
             if side == REMOTE:
-                pool_gib = -(-(HELD * shape.bytes + 64 * MIB) // GIB)
+                pool_gib = -(-held_bytes(shape) // GIB)
                 server = Server("kvdepot", pool_gib=pool_gib)
                 stack.callback(server.close)
                 settings = self._depot(shape, {"pipeline": "Cache|Remote", "remote_servers": [server.address]})
             else:
-                nbytes = HELD * shape.bytes + 64 * MIB
-                store = stack.enter_context(MooncakeStore(MOONCAKE, nbytes, self.place.logs))
+                store = stack.enter_context(MooncakeStore(MOONCAKE, held_bytes(shape), self.place.logs))
                 settings = {"master": store.master}
                 if side == THROUGH:
                     settings = self._depot(shape, self._through(store.master, directory))
@@ -75,7 +72,7 @@ class Mooncake(Comparison):
         return Outcome(sample, counted(warm, get))
 
     def _depot(self, shape: Shape, settings: Mapping[str, Any]) -> dict[str, Any]:
-        return {"pool_gb": (HELD * shape.bytes + 64 * MIB) / GIB, **settings}
+        return {"pool_gb": held_bytes(shape) / GIB, **settings}
 
     def _through(self, master: str, directory: Path) -> dict[str, Any]:
         config = directory / "mooncake.json"

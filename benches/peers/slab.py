@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from benches.peers import fio
-from benches.peers.comparison import Comparison, Outcome, counted
+from benches.peers.comparison import HELD, MEASURED, WARM_UP, Comparison, Outcome, counted, held_bytes
 from benches.peers.fio import Fio
 from benches.peers.lab import Process, gb_s, prepare_page_cache, removed_at_the_end, s_per_gb
 from benches.peers.results import Metric
@@ -20,8 +20,6 @@ YARDSTICKS: Mapping[str, dict[str, bool]] = MappingProxyType(
         "fio, a file per block, buffered": {"file_per_block": True, "direct": False},
     }
 )
-WARM_UP, MEASURED = 1, 2
-HELD = 3
 SEGMENTS_BYTES = 768 * MIB
 """The segment that is written, one to clean, and what a start needs, beyond the blocks."""
 
@@ -69,7 +67,7 @@ class Slab(Comparison):
         return Outcome(sample(shape, written.seconds, written.cpu_s, read.seconds, read.cpu_s), {})
 
     def _process(self, side: str, shape: Shape, directory: Path) -> Process:
-        settings: dict[str, Any] = {"pool_gb": (HELD * shape.bytes + 64 * MIB) / GIB}
+        settings: dict[str, Any] = {"pool_gb": held_bytes(shape) / GIB}
         if side == SLAB:
             capacity = (HELD * shape.bytes + SEGMENTS_BYTES) / GIB
             settings |= {"slab_path": str(directory / "slab"), "slab_capacity_gb": capacity}

@@ -5,10 +5,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from benches.peers.comparison import Comparison, Outcome, counted
+from benches.peers.comparison import MEASURED, WARM_UP, Comparison, Outcome, counted, held_bytes
 from benches.peers.lab import Environment, Process, gb_s, prepare_page_cache, removed_at_the_end, s_per_gb
 from benches.peers.results import Metric
-from benches.peers.work import GIB, MIB, Shape
+from benches.peers.work import GIB, Shape
 from tools.lab.machine import drop_from_page_cache
 
 UCM = Environment(
@@ -28,9 +28,6 @@ THEIRS: Mapping[str, dict[str, Any]] = MappingProxyType(
         "UCM, aio": {"posix_io_engine": "aio", "io_direct": True},
     },
 )
-WARM_UP, MEASURED = 1, 2
-HELD = 3
-"""Each side's memory holds this many epochs, so that no dump waits for a write."""
 UCM_SLOTS = 4096
 
 
@@ -90,7 +87,7 @@ class Ucm(Comparison):
         return Outcome(sample, counted(warm, cached, cold))
 
     def _process(self, side: str, shape: Shape, directory: Path) -> Process:
-        bytes_ = HELD * shape.bytes + 64 * MIB
+        bytes_ = held_bytes(shape)
         if side in OURS:
             settings = {"pipeline": "Cache|Posix", "directories": [str(directory)], "pool_gb": bytes_ / GIB}
             return Process("benches.peers.kvdepot_side", shape, {**settings, **OURS[side]}, self.place.logs)
