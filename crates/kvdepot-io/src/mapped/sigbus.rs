@@ -14,7 +14,10 @@ use parking_lot::Mutex;
 /// The largest number of guarded mappings at a time.
 const REGIONS_MAX: usize = 64;
 
+/// A sequence lock. Writers hold [`WRITERS`].
 struct Region {
+    /// Counts the changes of `start` and `bytes`. Odd during a change.
+    version: AtomicUsize,
     /// 0 = free.
     start: AtomicUsize,
     bytes: AtomicUsize,
@@ -22,18 +25,36 @@ struct Region {
 }
 
 impl Region {
-    /// Returns start and length as they were together at one moment. Another thread may hand this entry to another
-    /// mapping meanwhile.
+    const fn free() -> Self {
+        Self {
+            version: AtomicUsize::new(0),
+            start: AtomicUsize::new(0),
+            bytes: AtomicUsize::new(0),
+            lost: AtomicBool::new(false),
+        }
+    }
+
+    /// Returns start and length of the mapping, or nothing if the entry is free or changes at this moment. Never waits,
+    /// because a signal handler calls it.
     fn range(&self) -> Option<(usize, usize)> {
+        let version = self.version.load(Ordering::SeqCst);
         let start = self.start.load(Ordering::SeqCst);
         let bytes = self.bytes.load(Ordering::SeqCst);
-        (start != 0 && self.start.load(Ordering::SeqCst) == start).then_some((start, bytes))
+        let is_stable = version.is_multiple_of(2) && self.version.load(Ordering::SeqCst) == version;
+        (is_stable && start != 0).then_some((start, bytes))
+    }
+
+    fn set(&self, start: usize, bytes: usize) {
+        self.version.fetch_add(1, Ordering::SeqCst);
+        self.start.store(start, Ordering::SeqCst);
+        self.bytes.store(bytes, Ordering::SeqCst);
+        self.version.fetch_add(1, Ordering::SeqCst);
     }
 }
 
-static REGIONS: [Region; REGIONS_MAX] = [const {
-    Region { start: AtomicUsize::new(0), bytes: AtomicUsize::new(0), lost: AtomicBool::new(false) }
-}; REGIONS_MAX];
+static REGIONS: [Region; REGIONS_MAX] = [const { Region::free() }; REGIONS_MAX];
+/// Held during a change of [`REGIONS`].
+static WRITERS: Mutex<()> = Mutex::new(());
 /// The previous handler; written once, before ours is installed.
 static mut BEFORE: MaybeUninit<libc::sigaction> = MaybeUninit::uninit();
 static INSTALLED: Mutex<bool> = Mutex::new(false);
@@ -48,12 +69,12 @@ impl Guard {
     /// Guards `bytes` of memory from `start` on: a shared mapping of whole pages owned by the caller.
     pub(super) fn new(start: usize, bytes: usize) -> Result<Self> {
         install()?;
-        for (number, region) in REGIONS.iter().enumerate() {
-            if region.bytes.compare_exchange(0, bytes, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
-                region.lost.store(false, Ordering::SeqCst);
-                region.start.store(start, Ordering::SeqCst);
-                return Ok(Self { region: number });
-            }
+        let _writer = WRITERS.lock();
+        let is_free = |region: &Region| region.start.load(Ordering::SeqCst) == 0;
+        if let Some(number) = REGIONS.iter().position(is_free) {
+            REGIONS[number].lost.store(false, Ordering::SeqCst);
+            REGIONS[number].set(start, bytes);
+            return Ok(Self { region: number });
         }
         Err(Error::new(ErrorKind::Unsupported, "a process maps at most 64 media")
             .with("regions_max", REGIONS_MAX))
@@ -67,9 +88,8 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        let region = &REGIONS[self.region];
-        region.start.store(0, Ordering::SeqCst);
-        region.bytes.store(0, Ordering::SeqCst);
+        let _writer = WRITERS.lock();
+        REGIONS[self.region].set(0, 0);
     }
 }
 
@@ -105,7 +125,7 @@ extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut l
     // SAFETY: the kernel passes a valid siginfo to an SA_SIGINFO handler, and SIGBUS carries an address.
     let (address, code) = unsafe { ((*info).si_addr() as usize, (*info).si_code) };
     for region in &REGIONS {
-        // The touched mapping stays guarded meanwhile, so its entry does not change.
+        // The touched mapping stays guarded meanwhile, so its entry is stable.
         let Some((start, bytes)) = region.range() else { continue };
         // Codes above 0 are the kernel's. A signal sent by a process carries no address.
         if code <= 0 || address < start || address - start >= bytes {
@@ -163,7 +183,7 @@ mod tests {
         let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                for n in 0..2_000_000 {
+                for n in 0..200_000 {
                     let (start, bytes) = RANGES[n % 2];
                     drop(Guard::new(start, bytes).unwrap());
                 }
