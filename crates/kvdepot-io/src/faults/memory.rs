@@ -46,7 +46,8 @@ pub enum Loss {
     Torn,
     /// Its length, all zeros.
     Zeros,
-    /// All the bytes of another file.
+    /// Its length, with the bytes of another file: of one of the same length if there is one, otherwise the first ones
+    /// of the longest, and zeros after them.
     Foreign,
     /// The file's earlier bytes, with their earlier length; for a new file, no bytes.
     Before,
@@ -96,7 +97,17 @@ impl Image {
 
     /// Applies a loss to every file that was not synced. Returns the number of such files.
     pub fn lose(&mut self, loss: Loss) -> usize {
-        let foreign = self.inodes.values().map(|inode| Arc::clone(&inode.bytes)).max_by_key(|b| b.len());
+        let mut files: Vec<(u64, Arc<Vec<u8>>)> =
+            self.inodes.iter().map(|(id, inode)| (*id, Arc::clone(&inode.bytes))).collect();
+        // By number, so that every run takes the same ones.
+        files.sort_unstable_by_key(|(id, _)| *id);
+        let foreign = |own: u64, len: usize| {
+            let others = || files.iter().filter(|(id, _)| *id != own).map(|(_, bytes)| bytes);
+            let same = others().find(|bytes| bytes.len() == len).or_else(|| others().max_by_key(|b| b.len()));
+            let mut bytes = same.map(|bytes| bytes.to_vec()).unwrap_or_default();
+            bytes.resize(len, 0);
+            Arc::new(bytes)
+        };
         let named: Vec<u64> = self.tree.values().filter_map(|node| node.file()).collect();
         let mut count = 0;
         for id in named {
@@ -106,7 +117,7 @@ impl Image {
                 Loss::Empty => Arc::default(),
                 Loss::Torn => Arc::new(inode.bytes[..len / 2].to_vec()),
                 Loss::Zeros => Arc::new(vec![0; len]),
-                Loss::Foreign => foreign.clone().unwrap_or_default(),
+                Loss::Foreign => foreign(id, len),
                 Loss::Before => inode.before.clone().unwrap_or_default(),
                 Loss::Mixed => {
                     let before = inode.before.as_deref().map_or(&[][..], Vec::as_slice);
