@@ -29,6 +29,8 @@ struct Door {
     /// Whether connections are closed without an answer, and drains are not answered.
     is_full: bool,
     is_draining: bool,
+    /// Whether only new connections are answered.
+    is_hung: bool,
     /// Number of namespace handles given out, and the one up to which they are forgotten.
     opened: u64,
     forgotten: u64,
@@ -110,6 +112,9 @@ fn serve(mut socket: SeqPacket, pool: &PoolMapping, door: &Mutex<Door>) {
     while socket.recv(&mut buffer, None).is_ok() {
         let (id, request) = decode::<Request<'_>>(&buffer).unwrap();
         let is_hello = matches!(request, Request::Hello { .. });
+        while !is_hello && door.lock().unwrap().is_hung {
+            std::thread::yield_now();
+        }
         let response = match request {
             Request::Hello { .. } => Response::Welcome {
                 version: PROTOCOL_VERSION,
@@ -217,18 +222,22 @@ struct Lab {
     device: Arc<Device>,
     engine: Arc<DeviceEngine>,
     spec: Arc<NamespaceSpec>,
-    _store: Store,
+    store: Store,
 }
 
 impl Lab {
     fn new() -> Self {
+        Self::with_calls_of(Duration::from_secs(5))
+    }
+
+    fn with_calls_of(call_timeout: Duration) -> Self {
         let depot = Depot::start();
-        let attachment = Attachment::connect(depot.path.clone(), None, HANG, Duration::from_secs(5)).unwrap();
+        let attachment = Attachment::connect(depot.path.clone(), None, HANG, call_timeout).unwrap();
         let device = Arc::new(Device::default());
         let engine = DeviceEngine::new(Arc::clone(&device) as Arc<dyn CopyEngine>);
         let spec = spec("first");
         let store = Store::new(&attachment, Arc::clone(&spec), Arc::clone(&engine), HANG).unwrap();
-        Self { depot, attachment, device, engine, spec, _store: store }
+        Self { depot, attachment, device, engine, spec, store }
     }
 
     fn counts(&self) -> (usize, usize) {
@@ -282,6 +291,20 @@ fn the_pool_of_an_attachment_that_was_closed_is_given_up() {
     let lab = Lab::new();
     lab.attachment.close();
     eventually("unregistered and unmapped", || (lab.counts(), lab.depot.mappings()) == ((1, 1), 1));
+}
+
+/// P2: a depot that answers nobody is lost after the time of a call, not at the task's deadline.
+#[test]
+fn a_dump_to_a_depot_that_hangs_ends_long_before_its_deadline() {
+    let (lab, memory) = (Lab::with_calls_of(Duration::from_millis(500)), vec![0_u8; 4096]);
+    // SAFETY: the memory lives longer than the task.
+    unsafe { lab.store.register_pages(vec![memory.as_ptr() as u64], vec![4096], 1) }.unwrap();
+    lab.depot.door.lock().unwrap().is_hung = true;
+    // SAFETY: as above, and nothing writes it.
+    let task = unsafe { lab.store.dump_pages(vec![BlockHash([1; 16])], &[0], 0) }.unwrap();
+    assert!(task.wait(Some(HANG / 2)), "the task ends at its deadline only");
+    assert_eq!(task.failed().len(), 1);
+    lab.depot.door.lock().unwrap().is_hung = false;
 }
 
 #[test]

@@ -76,7 +76,8 @@ pub(crate) fn reserve(
 ) -> Result<Reserved> {
     let namespace = work.base.attachment.handle(generation, &work.base.spec)?;
     let hashes = Hashes(hash_bytes(items.iter().map(|&item| &work.items[item].hash)).into());
-    let answer = lane.call(Request::Reserve { namespace, hashes }, Instant::now() + time_left(work)?)?;
+    let deadline = Instant::now() + time_left(work)?;
+    let answer = lane.call_patiently(Request::Reserve { namespace, hashes }, deadline)?;
     let Response::Grants(grants) = answer else { return Err(unexpected()) };
     if grants.len() != items.len() {
         return Err(unexpected());
@@ -103,7 +104,7 @@ pub(crate) fn commit(work: &Work, lane: &mut LaneGuard, leases: Vec<u64>, shards
     }
     // The bytes have arrived, so a commit is worth a short wait even if the task's time is over.
     let deadline = Instant::now() + time_left(work).unwrap_or(Duration::from_secs(1));
-    lane.call(Request::Commit { leases, shards }, deadline).map(|_| ())
+    lane.call_patiently(Request::Commit { leases, shards }, deadline).map(|_| ())
 }
 
 /// Dumps shards of placed blocks (`only` one, or all), and reports each as soon as it has arrived. Returns when all
