@@ -370,3 +370,30 @@ fn a_batch_is_one_call() {
     let asked = store.requests().split_off(before);
     assert_eq!(asked, [(MooncakeOp::Exists, 1), (MooncakeOp::Exists, 39)]);
 }
+
+/// A prompt's blocks come one at a time: those that come while all calls are under way share the next one.
+#[test]
+fn blocks_that_wait_for_a_call_share_it() {
+    const BLOCKS: u64 = 40;
+    let store = Store::default();
+    let bench = bench(&store);
+    bench.write_all(BLOCKS);
+    store.set(Fault::Hang, Some(MooncakeOp::Get));
+    let (before, soon) = (store.requests().len(), Bench::soon());
+    let reads: Vec<_> = (0..BLOCKS)
+        .map(|n| {
+            let slot = bench.slot();
+            (n, slot.clone(), bench.begin_read(n, slot, soon))
+        })
+        .collect();
+    let calls = Store::config().calls;
+    until("all calls are under way", || store.requests().len() == before + calls);
+    store.free();
+    for (n, slot, read) in reads {
+        Bench::answer(&read).unwrap();
+        assert_eq!(bench.block_of(&slot), bench.bytes(n), "block {n}");
+    }
+    let asked = store.requests().split_off(before);
+    assert_eq!(asked.iter().map(|(_, keys)| *keys as u64).sum::<u64>(), BLOCKS, "each once: {asked:?}");
+    assert!(asked.len() <= 2 * calls, "{asked:?}");
+}

@@ -16,6 +16,7 @@ mod removal;
 mod settings;
 mod shared;
 mod staging;
+mod waiting;
 
 use std::fmt;
 use std::sync::atomic::Ordering;
@@ -34,10 +35,11 @@ pub use protocol::{MooncakeAnswer, MooncakeOp, MooncakeRequest};
 
 use crate::entry::TierEntry;
 use crate::{
-    BlockingCalls, BlockingConfig, Done, Presence, ReadItem, Tier, TierEvents, TierServer, TierUsage,
-    WriteItem,
+    BlockingCalls, BlockingConfig, Done, Fetched, Presence, ReadItem, Tier, TierEvents, TierServer,
+    TierUsage, WriteItem, Written,
 };
 use link::Call;
+use moves::Moves;
 use shared::{Place, Shared, in_time, refused};
 
 /// Threads that remove blocks.
@@ -56,8 +58,9 @@ pub const ENTRY: TierEntry = TierEntry {
 pub struct MooncakeTier {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
-    reads: BlockingCalls,
-    writes: BlockingCalls,
+    /// Runs probes, too.
+    reads: Moves<Fetched>,
+    writes: Moves<Written>,
     removals: BlockingCalls,
     /// Runs openings and moves of namespaces.
     openings: BlockingCalls,
@@ -79,8 +82,8 @@ impl MooncakeTier {
         let shared = Arc::new(Shared::new(config)?);
         let mut tier = Self {
             threads: Vec::new(),
-            reads: calls("kvd-moon-read", concurrent, MOONCAKE_QUEUE_MAX),
-            writes: calls("kvd-moon-write", concurrent, MOONCAKE_QUEUE_MAX),
+            reads: Moves::new(calls("kvd-moon-read", concurrent, MOONCAKE_QUEUE_MAX)),
+            writes: Moves::new(calls("kvd-moon-write", concurrent, MOONCAKE_QUEUE_MAX)),
             removals: calls("kvd-moon-rm", REMOVERS, MOONCAKE_QUEUE_MAX),
             openings: calls("kvd-moon-ns", NAMESPACES_OPENING_MAX, NAMESPACES_MAX),
             shared,
@@ -228,7 +231,7 @@ impl Tier for MooncakeTier {
         }
         let (shared, answer) = (Arc::clone(&self.shared), self.shared.owed.answer(done));
         let work = move || shared.probe_now(&keys, deadline);
-        self.reads.run(deadline, work, Box::new(move |outcome| answer.end(outcome)));
+        self.reads.calls.run(deadline, work, Box::new(move |outcome| answer.end(outcome)));
     }
 
     fn read(&self, reads: Vec<ReadItem>, deadline: Instant) {

@@ -14,6 +14,7 @@ use super::names::{self, HEAD_BYTES};
 use super::protocol::MooncakeOp;
 use super::shared::{Place, Shared, code, in_time, one_more, refused};
 use super::staging::Extent;
+use super::waiting::{Limits, Waiting};
 use crate::owed::Answer;
 use crate::{BlockingCalls, Done, Fetched, Presence, ReadItem, WriteItem, Written};
 
@@ -47,59 +48,55 @@ impl<T> Move<T> {
     }
 }
 
-/// Blocks of one call, until a thread takes them, or nobody will.
-struct Batch<T>(Arc<Mutex<Vec<Move<T>>>>);
+/// Threads for the calls of one direction, and the blocks that wait for a call.
+pub(super) struct Moves<T> {
+    pub(super) calls: BlockingCalls,
+    waiting: Arc<Mutex<Waiting<Move<T>>>>,
+}
 
-impl<T> Batch<T> {
-    fn take(&self) -> Vec<Move<T>> {
-        std::mem::take(&mut self.0.lock())
+impl<T: Send + 'static> Moves<T> {
+    pub(super) fn new(calls: BlockingCalls) -> Self {
+        Self { calls, waiting: Arc::default() }
+    }
+
+    /// Lets `work` move blocks, each call on a thread. A call also takes blocks that came with others.
+    fn begin(
+        &self,
+        shared: &Arc<Shared>,
+        moves: Vec<Move<T>>,
+        deadline: Instant,
+        work: fn(&Arc<Shared>, Vec<Move<T>>, Instant),
+    ) {
+        let limits =
+            Limits { blocks: MOONCAKE_BATCH_BLOCKS_MAX, bytes: shared.config.staging_bytes / STAGING_SHARE };
+        let moves = moves.into_iter().map(|one| (one.staged_bytes(), one));
+        let batches = self.waiting.lock().push(moves, deadline, limits);
+        for own in batches {
+            let (shared, waiting, batch) = (Arc::clone(shared), Arc::clone(&self.waiting), own.clone());
+            let call = move || {
+                let taken = waiting.lock().take(&batch, limits);
+                let Some((moves, deadline)) = taken else { return Ok(()) };
+                match in_time(deadline) {
+                    Ok(()) => work(&shared, moves, shared.patience(deadline)),
+                    Err(late) => moves.into_iter().for_each(|one| one.end(Err(late.clone()))),
+                }
+                Ok(())
+            };
+            let waiting = Arc::clone(&self.waiting);
+            let done: Done<()> = Box::new(move |outcome| {
+                if let Err(error) = outcome {
+                    let rest = waiting.lock().take_back(&own);
+                    rest.into_iter().for_each(|one| one.end(Err(error.clone())));
+                }
+            });
+            self.calls.run_to_end(deadline, call, done);
+        }
     }
 }
 
 impl Shared {
-    /// Runs `work` on batches of the moves, each on a thread of `calls`.
-    fn in_batches<T: Send + 'static>(
-        self: &Arc<Self>,
-        calls: &BlockingCalls,
-        moves: Vec<Move<T>>,
-        deadline: Instant,
-        work: impl Fn(&Arc<Self>, Vec<Move<T>>, Instant) + Copy + Send + 'static,
-    ) {
-        let bytes_max = self.config.staging_bytes / STAGING_SHARE;
-        let (mut batches, mut bytes) = (Vec::<Vec<Move<T>>>::new(), 0);
-        for one in moves {
-            let more = one.staged_bytes();
-            match batches.last_mut() {
-                Some(last) if last.len() < MOONCAKE_BATCH_BLOCKS_MAX && bytes + more <= bytes_max => {
-                    last.push(one);
-                    bytes += more;
-                }
-                _ => {
-                    batches.push(vec![one]);
-                    bytes = more;
-                }
-            }
-        }
-        for moves in batches {
-            let batch = Arc::new(Mutex::new(moves));
-            let (theirs, rest) = (Batch(Arc::clone(&batch)), Batch(batch));
-            let shared = Arc::clone(self);
-            let begin = move || {
-                let until = shared.patience(deadline);
-                work(&shared, theirs.take(), until);
-                Ok(())
-            };
-            let done: Done<()> = Box::new(move |outcome| {
-                if let Err(error) = outcome {
-                    rest.take().into_iter().for_each(|one| one.end(Err(error.clone())));
-                }
-            });
-            calls.run_to_end(deadline, begin, done);
-        }
-    }
-
     /// See [`crate::Tier::read`].
-    pub(super) fn read(self: &Arc<Self>, calls: &BlockingCalls, reads: Vec<ReadItem>, deadline: Instant) {
+    pub(super) fn read(self: &Arc<Self>, to: &Moves<Fetched>, reads: Vec<ReadItem>, deadline: Instant) {
         if let Err(late) = in_time(deadline) {
             return reads.into_iter().for_each(|read| read.end(Err(late.clone())));
         }
@@ -121,7 +118,7 @@ impl Shared {
             let ReadItem { key, dst, done } = read;
             moves.push(Move { key, place, slot: dst, answer: self.owed.answer(done) });
         }
-        self.in_batches(calls, moves, deadline, Self::read_now);
+        to.begin(self, moves, deadline, Self::read_now);
     }
 
     fn read_now(self: &Arc<Self>, reads: Vec<Move<Fetched>>, deadline: Instant) {
@@ -200,7 +197,7 @@ impl Shared {
     }
 
     /// See [`crate::Tier::write`].
-    pub(super) fn write(self: &Arc<Self>, calls: &BlockingCalls, writes: Vec<WriteItem>, deadline: Instant) {
+    pub(super) fn write(self: &Arc<Self>, to: &Moves<Written>, writes: Vec<WriteItem>, deadline: Instant) {
         if let Err(late) = in_time(deadline) {
             return writes.into_iter().for_each(|write| write.end(Err(late.clone())));
         }
@@ -239,7 +236,7 @@ impl Shared {
                 }
             }
         }
-        self.in_batches(calls, moves, deadline, Self::write_now);
+        to.begin(self, moves, deadline, Self::write_now);
     }
 
     /// Returns a `Done` that completes the write of a key for all callers that wait for it.
