@@ -193,6 +193,9 @@ class Claim:
         claim that is not polled for ``timeout_ms`` ends, and the next poll makes it anew: it may be unsettled again."""
     def wait(self, timeout_ms: int) -> tuple[bool, int, int]:
         """Polls until the claim settles or ``timeout_ms`` has passed."""
+    @property
+    def openings(self) -> int:
+        """How often the claim was made at a depot: more than once if a depot has let it go, or another one took over."""
     def arriving(self) -> tuple[int, int, int, int, int] | None:
         """Returns ``(units, units_now, units_from_tier, blocks_come, blocks_left)`` as of the last poll, while every
         block of the hit is in the pool or in flight to it; else ``None``. The hit has ``units`` if all of them arrive,

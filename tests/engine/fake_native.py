@@ -223,7 +223,7 @@ class Claim:
     def __init__(self, depot, groups, hashes, skip, limit) -> None:
         self.polls, self.skip = depot.control.get("unsettled_polls", 0), skip
         self.result = skip if not depot.attached else self._longest(groups, hashes, skip, limit)
-        self.settled = False
+        self.settled, self.openings = False, 1
 
     @staticmethod
     def _longest(groups, hashes, skip, limit) -> int:

@@ -21,10 +21,31 @@ const PATIENCE_MS: u64 = 30;
 /// What the depot was asked about a claim: its number, and whether to settle it; `None` = to open the next one.
 type Asked = Option<(u64, bool)>;
 
-/// A depot that answers questions about claims as `answer` says. Returns what it was asked.
-fn depot(
-    answer: impl Fn(Asked) -> Response + Send + Sync + 'static,
-) -> (tempfile::TempDir, Claim, Receiver<Asked>) {
+/// A depot that answers questions about claims, and an engine that is attached to it.
+struct Lab {
+    attachment: Arc<Attachment>,
+    group: ClaimGroupSpec,
+    asked: Receiver<Asked>,
+    _directory: tempfile::TempDir,
+}
+
+impl Lab {
+    fn open(&self) -> Claim {
+        let (group, hashes) = (self.group.clone(), [BlockHash([1; 16]), BlockHash([2; 16])]);
+        let claim = Claim::open(&self.attachment, &[group], &hashes, 0, 2, "").unwrap();
+        assert_eq!(self.asked.recv_timeout(HANG).unwrap(), None);
+        claim
+    }
+}
+
+/// A depot that answers as `answer` says, and a claim that it was asked for. Returns what it is asked after that.
+fn depot(answer: impl Fn(Asked) -> Response + Send + Sync + 'static) -> (Lab, Claim, Receiver<Asked>) {
+    let lab = lab(answer);
+    let (claim, asked) = (lab.open(), lab.asked.clone());
+    (lab, claim, asked)
+}
+
+fn lab(answer: impl Fn(Asked) -> Response + Send + Sync + 'static) -> Lab {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("depot.sock");
     let listener = SeqPacket::listen(&path, 8).unwrap();
@@ -68,10 +89,7 @@ fn depot(
     let spec = Arc::new(NamespaceSpec::new("{\"model\":\"claims\"}", layout).unwrap());
     attachment.register(&spec).unwrap();
     let group = ClaimGroupSpec { namespaces: vec![spec], window_blocks: 0, hashes_per_block: 1 };
-    let hashes = [BlockHash([1; 16]), BlockHash([2; 16])];
-    let claim = Claim::open(&attachment, &[group], &hashes, 0, 2, "").unwrap();
-    assert_eq!(asked.recv_timeout(HANG).unwrap(), None);
-    (directory, claim, asked)
+    Lab { attachment, group, asked, _directory: directory }
 }
 
 fn welcome() -> Response {
@@ -116,7 +134,7 @@ fn poll_until_asked(polled: &mut Claim, asked: &Receiver<Asked>) -> Asked {
 #[test]
 fn a_pending_claim_that_the_depot_has_let_go_is_opened_again() {
     let open = numbered(|number| claim(number, number == 2, 2));
-    let (_directory, mut pending, asked) = depot(move |asked| asked.map_or_else(&open, |_| let_go()));
+    let (_lab, mut pending, asked) = depot(move |asked| asked.map_or_else(&open, |_| let_go()));
     assert_eq!(pending.wait(HANG), (true, 2, 0));
     assert_eq!(asked.try_iter().collect::<Vec<_>>(), [Some((1, false)), None]);
 }
@@ -125,7 +143,7 @@ fn a_pending_claim_that_the_depot_has_let_go_is_opened_again() {
 fn a_claim_that_is_to_be_settled_and_was_let_go_is_settled_after_it_was_opened_again() {
     for decline in [false, true] {
         let open = numbered(|number| claim(number, false, 0));
-        let (_directory, mut pending, asked) = depot(move |asked| match asked {
+        let (_lab, mut pending, asked) = depot(move |asked| match asked {
             None => open(),
             Some((2, true)) => claim(2, true, 1),
             Some(_) => let_go(),
@@ -139,13 +157,13 @@ fn a_claim_that_is_to_be_settled_and_was_let_go_is_settled_after_it_was_opened_a
 #[test]
 fn a_claim_that_is_let_go_again_and_again_settles_when_it_is_to() {
     let open = numbered(|number| claim(number, false, 0));
-    let (_directory, mut pending, _asked) = depot(move |asked| asked.map_or_else(&open, |_| let_go()));
+    let (_lab, mut pending, _asked) = depot(move |asked| asked.map_or_else(&open, |_| let_go()));
     assert_eq!(pending.settle_now(), (true, 0, 0));
 }
 
 #[test]
 fn a_settled_claim_is_kept_by_asking_for_it() {
-    let (_directory, mut settled, asked) = depot(|_| claim(1, true, 2));
+    let (_lab, mut settled, asked) = depot(|_| claim(1, true, 2));
     for _ in 0..3 {
         assert_eq!(poll_until_asked(&mut settled, &asked), Some((1, false)));
         assert_eq!(settled.poll(), (true, 2, 0));
@@ -155,7 +173,7 @@ fn a_settled_claim_is_kept_by_asking_for_it() {
 #[test]
 fn a_settled_claim_that_was_let_go_is_opened_again() {
     let open = numbered(|number| claim(number, number == 1, 2));
-    let (_directory, mut settled, asked) = depot(move |asked| match asked {
+    let (_lab, mut settled, asked) = depot(move |asked| match asked {
         None => open(),
         Some((2, _)) => claim(2, true, 1),
         Some(_) => let_go(),
@@ -166,9 +184,25 @@ fn a_settled_claim_that_was_let_go_is_opened_again() {
     assert_eq!(settled.wait(HANG), (true, 1, 0));
 }
 
+/// P2: many claims that end at once are no reason to admit a hit whose leases have ended.
+#[test]
+fn all_claims_that_ended_at_once_are_opened_again() {
+    const CLAIMS: u64 = 5;
+    let open = numbered(|number| claim(number, true, if number <= CLAIMS { 2 } else { 1 }));
+    let lab = lab(move |asked| asked.map_or_else(&open, |_| let_go()));
+    let mut claims: Vec<Claim> = (0..CLAIMS).map(|_| lab.open()).collect();
+    let end = Instant::now() + Duration::from_millis(2 * PATIENCE_MS);
+    while Instant::now() < end {
+        std::thread::yield_now();
+    }
+    for claim in &mut claims {
+        assert_eq!((claim.poll(), claim.openings()), ((true, 1, 0), 2));
+    }
+}
+
 #[test]
 fn a_miss_is_not_asked_for_again() {
-    let (_directory, mut missed, asked) = depot(|_| claim(1, true, 0));
+    let (_lab, mut missed, asked) = depot(|_| claim(1, true, 0));
     let end = Instant::now() + Duration::from_millis(2 * PATIENCE_MS);
     while Instant::now() < end {
         assert_eq!(missed.poll(), (true, 0, 0));

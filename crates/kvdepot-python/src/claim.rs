@@ -38,6 +38,11 @@ impl Claim {
         self.with(py, |claim| claim.wait(Duration::from_millis(timeout_ms)))
     }
 
+    #[getter]
+    fn openings(&self, py: Python<'_>) -> PyResult<u32> {
+        self.with(py, |claim| claim.openings())
+    }
+
     fn arriving(&self, py: Python<'_>) -> PyResult<Option<ArrivingParts>> {
         let arriving = self.with(py, |claim| claim.arriving())?;
         Ok(arriving.map(|it| (it.units, it.units_now, it.units_from_tier, it.blocks_come, it.blocks_left)))

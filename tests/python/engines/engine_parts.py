@@ -20,7 +20,7 @@ BLOCK = 16
 class FakeClaim:
     def __init__(self, units: int, settled: bool, skip: int, limit: int) -> None:
         self.units, self.settled, self.skip, self.limit, self.released = units, settled, skip, limit, False
-        self.polls = 0
+        self.polls, self.openings = 0, 1
         self.label = ""
         self.declined = False
         self.waits: list[int] = []

@@ -53,6 +53,18 @@ def test_a_claim_that_the_depot_had_let_go_is_waited_for_anew() -> None:
     assert isinstance(one.poll(161.0, idle(False)), Hit)
 
 
+def test_a_pending_claim_that_the_depot_had_let_go_is_waited_for_anew_once() -> None:
+    """Its blocks have not been read meanwhile, so it is not late at once. With long steps that must end some time."""
+    claim = FakeClaim(units=0, settled=False, skip=0, limit=4)
+    one = lookup(claim)
+    assert one.poll(100.5, idle(False)) == PENDING
+    claim.openings += 1
+    assert one.poll(160.0, idle(False)) == PENDING
+    assert one.poll(160.9, idle(False)) == PENDING
+    claim.openings += 1
+    assert one.poll(161.0, idle(False)) == Miss("late", block=0)
+
+
 def test_a_miss_says_which_block_is_not_there() -> None:
     claim = FakeClaim(units=2, settled=True, skip=2, limit=4)
     assert lookup(claim).poll(100.0, idle()) == Miss("unknown", block=2)

@@ -87,8 +87,6 @@ pub struct Attachment {
     /// Whether the depot's pool only passes blocks on to its tiers.
     passes_through: AtomicBool,
     stopping: AtomicBool,
-    /// When a settled claim was renewed last.
-    pub(crate) claim_renewed: Mutex<Option<Instant>>,
     /// Time limit of a call that an engine's thread waits for.
     pub(crate) call_timeout: Duration,
     /// Counters of this client; failures by kind.
@@ -159,7 +157,6 @@ impl Attachment {
             queue_depths: OnceLock::new(),
             passes_through: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
-            claim_renewed: Mutex::new(None),
             call_timeout,
             stats: Stats::default(),
         }

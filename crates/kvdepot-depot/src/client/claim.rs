@@ -14,10 +14,10 @@ use crate::message::{Arriving, ClaimGroup, Hashes, Request, Response, hash_bytes
 /// Minimum time between two polls of one claim.
 const POLL_PAUSE: Duration = Duration::from_micros(500);
 
-/// A settled claim that is still polled is renewed after this part of the time after which the depot lets it go.
-const RENEWALS_PER_PATIENCE: u32 = 3;
-/// Minimum time between two renewals: a scheduler may poll a thousand settled claims in one step.
-const RENEWAL_PAUSE: Duration = Duration::from_millis(1);
+/// A settled claim that is still polled is renewed when it is a third to two thirds as old as the depot lets it become.
+const AGE_PARTS: u32 = 3;
+/// Different ages of renewal: claims that a scheduler opened in one step are not all renewed in one step.
+const RENEWAL_AGES: u64 = 64;
 
 /// One KV-cache group of a claim: namespaces of all ranks, window in blocks (0 = full), hashes per block.
 #[derive(Clone, Debug)]
@@ -52,6 +52,7 @@ pub struct Claim {
     units_from_tier: u32,
     arriving: Option<Arriving>,
     asked: Instant,
+    openings: u32,
 }
 
 impl Claim {
@@ -87,6 +88,7 @@ impl Claim {
             units_from_tier: 0,
             arriving: None,
             asked: Instant::now(),
+            openings: 0,
         };
         if limit > skip && (skip as usize) < hashes.len() {
             let label = label
@@ -102,6 +104,7 @@ impl Claim {
 
     fn open_or_miss(&mut self) {
         let Some(wanted) = self.wanted.take() else { return };
+        self.openings += 1;
         let outcome = self.ask_open(&wanted);
         self.wanted = Some(wanted);
         self.note(outcome);
@@ -194,14 +197,16 @@ impl Claim {
     /// Keeps the leases of a settled hit, if they would end soon.
     fn renew(&mut self) {
         let Some(generation) = self.generation.as_ref().filter(|_| self.wanted.is_some()) else { return };
-        let patience = Duration::from_millis(generation.welcome.timeout_ms);
-        if self.asked.elapsed() < patience / RENEWALS_PER_PATIENCE
-            || self.attachment.claim_renewed.lock().is_some_and(|at| at.elapsed() < RENEWAL_PAUSE)
-        {
-            return;
+        let part = Duration::from_millis(generation.welcome.timeout_ms) / AGE_PARTS;
+        let spread = part.mul_f64((self.id % RENEWAL_AGES) as f64 / RENEWAL_AGES as f64);
+        if self.asked.elapsed() >= part + spread {
+            self.ask_or_miss(Request::ClaimPoll { claim: self.id, settle: false });
         }
-        self.ask_or_miss(Request::ClaimPoll { claim: self.id, settle: false });
-        *self.attachment.claim_renewed.lock() = Some(Instant::now());
+    }
+
+    /// Returns how often the claim was opened at a depot: more than once if a depot has let it go, or took over.
+    pub const fn openings(&self) -> u32 {
+        self.openings
     }
 
     /// Returns the last known state of blocks in flight. A load may begin before all of them have arrived: it waits for

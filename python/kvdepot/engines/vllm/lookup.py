@@ -199,6 +199,8 @@ class Lookup:
         self._patience = patience
         self._rates = rates
         self._settled = False
+        self._openings = claim.openings
+        self._began_anew = False
         self._over = "unknown"
         self._expected_tokens = self._at_stake_tokens = 0
 
@@ -232,10 +234,12 @@ class Lookup:
 
     def _poll(self, now_s: float, idle: IdleTime) -> Pending | Miss | Hit:
         settled, units, from_tier = self.claim.poll()
-        if self._settled and not settled:
-            # The depot had let the claim go, and looks anew: the time until then was no wait for blocks.
-            self.hit, self.started_s, self._over = None, now_s, "unknown"
-            self._expected_tokens = self._at_stake_tokens = 0
+        if not settled:
+            openings = self.claim.openings
+            if self._is_anew(openings):
+                self.hit, self.started_s, self._over = None, now_s, "unknown"
+                self._expected_tokens = self._at_stake_tokens = 0
+            self._openings = openings
         self._settled = settled
         if not settled and (wait_ms := idle.take_ms()):
             settled, units, from_tier = self.claim.wait(wait_ms)
@@ -249,6 +253,19 @@ class Lookup:
         if settled:
             return self._found(units, from_tier)
         return self._nearly_there(now_s) if idle.idle and self._patience.begins_early else PENDING
+
+    def _is_anew(self, openings: int) -> bool:
+        """Returns whether the depot had let the claim go and looks anew: the time until then was no wait for blocks.
+
+        Of a claim that was not settled, once only: with steps longer than the depot keeps a claim, the request would
+        wait for ever (P2).
+        """
+        if self._settled:
+            return True
+        if self._began_anew or openings == self._openings:
+            return False
+        self._began_anew = True
+        return True
 
     def _is_slower(self, now_s: float) -> bool:
         """Returns whether computing is faster than waiting on: then arrived blocks are taken, the rest is computed."""
