@@ -14,6 +14,7 @@ mod totals;
 
 use hashbrown::HashMap;
 
+use crate::error::Error;
 use crate::eviction::{EvictionPolicy, SlotId};
 use crate::lease::LeaseTable;
 use crate::misses::Fate;
@@ -31,11 +32,11 @@ use super::uses::Uses;
 
 use births::Births;
 
-pub use room::GROW_BYTES;
-pub(crate) use room::NoRoom;
-
 /// Interval at which tiers are notified that a block is in use.
 const TOUCH_INTERVAL_S: u32 = 30;
+/// Space that the pool takes into use at a time, when it grows into memory that was never touched.
+pub const GROW_BYTES: u64 = 64 << 20;
+
 /// Configuration of a pool.
 #[derive(Debug)]
 pub struct PoolConfig {
@@ -75,6 +76,15 @@ struct Unwritten {
     released: u64,
     unwritten: usize,
     first_unwritten: Option<SlotId>,
+}
+
+/// Reason why there is no space for a block.
+#[derive(Debug)]
+pub(crate) enum NoRoom {
+    /// This step has examined enough slots: the next one continues.
+    Later,
+    /// The rest of the pool is in use.
+    Full(Error),
 }
 
 /// A block that went, as rooms of the machine name it.

@@ -3,7 +3,7 @@
 use super::super::flaw::Flaw;
 use super::super::names::PoolKey;
 use super::super::slots::{Slot, Standing};
-use super::{Pool, Unwritten};
+use super::{GROW_BYTES, NoRoom, Pool, Unwritten};
 use crate::block::Block;
 use crate::error::{Error, ErrorKind, Result};
 use crate::eviction::{Search, SlotId};
@@ -11,8 +11,6 @@ use crate::misses::Fate;
 use crate::regions::RegionIndex;
 use crate::runs::Runs;
 
-/// Space that the pool takes into use at a time, when it grows into memory that was never touched.
-pub const GROW_BYTES: u64 = 64 << 20;
 /// Share of the pool that unwritten bytes may take: beyond it dumps are dropped, so that loads find space.
 const DIRTY_SHARE_PERCENT: u64 = 70;
 /// Share of the pool that clients on other machines may be filling at a time.
@@ -39,15 +37,6 @@ const UNWRITTEN_PASSED_OVER_MAX: usize = 64;
 const NEAR_LOOKS: usize = 32;
 /// Number of slots that one step may examine for that.
 const NEAR_LOOKS_PER_STEP: usize = 2048;
-
-/// Reason why there is no space for a block.
-#[derive(Debug)]
-pub(crate) enum NoRoom {
-    /// This step has examined enough slots: the next one continues.
-    Later,
-    /// The rest of the pool is in use.
-    Full(Error),
-}
 
 impl Pool {
     /// Returns the number of bytes of the pool that are not in use yet.
