@@ -6,6 +6,8 @@
 //! completed that. Later stores and removals of the key come after it, and the latest wins.
 
 mod late;
+mod order;
+mod queues;
 mod removals;
 mod turns;
 mod writes;
@@ -28,32 +30,8 @@ use super::pool::Pool;
 use super::queue::Queue;
 use super::tiers::bit;
 use super::uses::Uses;
-use removals::Apart;
-use turns::Turns;
-use writes::Write;
-
-/// A read of a block by a tier.
-#[derive(Clone, Copy, Debug)]
-struct Read {
-    slot: SlotId,
-    deadline: Nanos,
-}
-
-#[derive(Clone, Debug, Default)]
-struct TierFlow {
-    reads: Queue<Read>,
-    reads_in_flight: HashMap<SlotId, Read>,
-    writes: Queue<Write>,
-    /// Late writes: after all others.
-    late: Queue<Write>,
-    writes_in_flight: HashMap<SlotId, Write>,
-}
-
-impl TierFlow {
-    fn next_write(&mut self) -> Option<Write> {
-        self.writes.pop_front().or_else(|| self.late.pop_front())
-    }
-}
+use queues::{Read, TierFlow, Write};
+use turns::{Apart, Turns};
 
 /// Outcome of a read, for requests that wait for the block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

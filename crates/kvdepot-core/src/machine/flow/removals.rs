@@ -9,18 +9,9 @@ use super::super::owed::{Change, Debts, Place};
 use super::super::pool::Pool;
 use super::super::tiers::{TierMask, bit};
 use super::Flow;
-use super::turns::{Next, Turn, Until};
+use super::turns::{Apart, Next, Turn, Until};
 use crate::error::Result;
 use crate::key::BlockHash;
-
-/// A removal that no turn waits for: of a value's predecessor, or one that is owed and retried.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Apart {
-    tier: TierIndex,
-    key: PoolKey,
-    /// The place that owes it.
-    owed: Option<Place>,
-}
 
 impl Flow {
     /// Returns the number of removals that tiers owe.

@@ -1,17 +1,14 @@
-//! Turns of keys: the order of operations under one key. There may be as many as blocks are removed at a time.
+//! Turns of keys: what a key waits for, and what comes after it. There may be as many as blocks are removed at a time.
 
 use std::hash::BuildHasher;
 
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 
-use super::super::catalog::Catalog;
-use super::super::event::{Effects, RemovalId, Token};
-use super::super::flaw::Flaw;
+use super::super::event::{RemovalId, TierIndex, Token};
 use super::super::names::PoolKey;
-use super::super::pool::Pool;
+use super::super::owed::Place;
 use super::super::tiers::TierMask;
-use super::Flow;
 use crate::eviction::SlotId;
 
 /// The event that a key waits for.
@@ -89,14 +86,14 @@ impl Turns {
         self.tables[table].get_mut(key)
     }
 
-    fn insert(&mut self, key: PoolKey, turn: Turn) -> Option<Turn> {
+    pub(super) fn insert(&mut self, key: PoolKey, turn: Turn) -> Option<Turn> {
         let table = self.table_of(&key);
         let before = self.tables[table].insert(key, turn);
         self.len += usize::from(before.is_none());
         before
     }
 
-    fn remove(&mut self, key: &PoolKey) -> Option<Turn> {
+    pub(super) fn remove(&mut self, key: &PoolKey) -> Option<Turn> {
         let table = self.table_of(key);
         let turn = self.tables[table].remove(key);
         self.len -= usize::from(turn.is_some());
@@ -104,54 +101,11 @@ impl Turns {
     }
 }
 
-impl Flow {
-    /// Returns whether tiers may still have a block under this key that was removed or replaced.
-    pub(crate) fn is_leaving(&self, key: &PoolKey) -> bool {
-        self.turns.contains_key(key) || self.owed.tiers(key) != 0
-    }
-
-    /// Sets the operation after a key's turn, in place of the previous one.
-    pub(super) fn set_next(&mut self, key: PoolKey, next: Next) {
-        if let Some(turn) = self.turns.get_mut(&key)
-            && let Next::Write { drain, .. } = std::mem::replace(&mut turn.next, next)
-        {
-            self.write_over(drain);
-        }
-    }
-
-    /// Removes a slot from the pool's view after the index has ceased to name it: cancels its queued writes, and waits
-    /// for those in flight.
-    pub(crate) fn displace(&mut self, pool: &mut Pool, slot: SlotId) {
-        let (key, writing) = (pool.slot(slot).key, pool.slot(slot).writing != 0);
-        let writing = writing && !self.flaws.has(Flaw::NoTurnBehindWrite);
-        self.set_next(key, Next::Nothing);
-        if writing && !self.turns.contains_key(&key) {
-            self.begin_turn(key, Turn::new(Until::Written(slot)));
-        }
-        pool.doom(slot);
-    }
-
-    pub(super) fn begin_turn(&mut self, key: PoolKey, turn: Turn) {
-        if self.turns.insert(key, turn).is_none() {
-            self.uses.hold(key.space);
-        }
-    }
-
-    pub(super) fn end_turn(&mut self, pool: &mut Pool, catalog: &Catalog, key: PoolKey, out: &mut Effects) {
-        let Some(turn) = self.turns.remove(&key) else { return };
-        self.uses.let_go(key.space);
-        self.removed.extend(turn.tokens.into_iter().map(|token| (token, turn.failed)));
-        match turn.next {
-            Next::Nothing => {}
-            Next::Remove => {
-                self.send_removal(catalog, key, None, out);
-            }
-            Next::Write { slot, serial, drain } => {
-                if pool.get(slot).is_some_and(|slot| slot.serial == serial && slot.block.is_readable()) {
-                    self.queue_writes(pool, slot, self.at_seal(pool, slot), true, drain);
-                }
-                self.write_over(drain);
-            }
-        }
-    }
+/// A removal that no turn waits for: of a value's predecessor, or one that is owed and retried.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Apart {
+    pub(super) tier: TierIndex,
+    pub(super) key: PoolKey,
+    /// The place that owes it.
+    pub(super) owed: Option<Place>,
 }

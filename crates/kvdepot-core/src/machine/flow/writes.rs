@@ -9,25 +9,11 @@ use super::super::pool::Pool;
 use super::super::slots::Slot;
 use super::super::tiers::{TierMask, bit};
 use super::Flow;
+use super::queues::Write;
 use super::turns::{Next, Until};
 use crate::error::{ErrorKind, Result};
 use crate::eviction::SlotId;
 use crate::misses::Fate;
-
-/// A write of a block by a tier. It is cancelled when its slot was freed or the tier's bit left `to_write`.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Write {
-    pub(super) slot: SlotId,
-    pub(super) serial: u32,
-    /// Whether the tier has another value under this key, which must be removed first.
-    pub(super) replaces: bool,
-    /// Number of earlier tries.
-    pub(super) tries: u32,
-    /// The drain that it counts for.
-    pub(super) drain: u64,
-    /// Whether the block is not dirty for it.
-    pub(super) late: bool,
-}
 
 /// Returns whether a write's outcome says that its tier wrote nothing. `NotFound` does not: a namespace may be reset after
 /// its block was written.

@@ -1,0 +1,46 @@
+//! Queues of one tier: what it reads and writes, now and next.
+
+use hashbrown::HashMap;
+
+use super::super::event::Nanos;
+use super::super::queue::Queue;
+use crate::eviction::SlotId;
+
+/// A read of a block by a tier.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Read {
+    pub(super) slot: SlotId,
+    pub(super) deadline: Nanos,
+}
+
+/// A write of a block by a tier. It is cancelled when its slot was freed or the tier's bit left `to_write`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Write {
+    pub(super) slot: SlotId,
+    pub(super) serial: u32,
+    /// Whether the tier has another value under this key, which must be removed first.
+    pub(super) replaces: bool,
+    /// Number of earlier tries.
+    pub(super) tries: u32,
+    /// The drain that it counts for.
+    pub(super) drain: u64,
+    /// Whether the block is not dirty for it.
+    pub(super) late: bool,
+}
+
+/// The queues of one tier.
+#[derive(Clone, Debug, Default)]
+pub(super) struct TierFlow {
+    pub(super) reads: Queue<Read>,
+    pub(super) reads_in_flight: HashMap<SlotId, Read>,
+    pub(super) writes: Queue<Write>,
+    /// Late writes: after all others.
+    pub(super) late: Queue<Write>,
+    pub(super) writes_in_flight: HashMap<SlotId, Write>,
+}
+
+impl TierFlow {
+    pub(super) fn next_write(&mut self) -> Option<Write> {
+        self.writes.pop_front().or_else(|| self.late.pop_front())
+    }
+}
