@@ -8,7 +8,7 @@ use hashbrown::HashMap;
 use super::Machine;
 use super::event::{Discarded, Effects, Job};
 use super::flaw::Flaw;
-use super::loads::Rooms;
+use super::rooms::Rooms;
 use super::slots::Waiter;
 use super::split;
 use crate::eviction::SlotId;

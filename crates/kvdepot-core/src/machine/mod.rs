@@ -45,6 +45,7 @@ mod queue;
 mod records;
 mod removal;
 mod requests;
+mod rooms;
 mod slots;
 #[cfg(test)]
 mod step_claim_tests;
@@ -72,10 +73,11 @@ use claims::Claims;
 use flaw::Flaws;
 use flow::Flow;
 use forgetting::Sweep;
-use loads::{Loads, Rooms};
+use loads::Loads;
 use names::SpaceId;
 use pool::{GoneHere, Pool};
 use removal::Removal;
+use rooms::Rooms;
 use users::Users;
 
 pub use batch::{Batch, REMOVE_BLOCKS, REQUEST_BLOCKS};

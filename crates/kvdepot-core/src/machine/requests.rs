@@ -2,8 +2,8 @@
 
 use super::claims::Open;
 use super::event::{Effects, Leased, NamespaceHandle, Now, Owner, Reply, Request, Token};
-use super::loads::Rooms;
 use super::proofs::Change;
+use super::rooms::Rooms;
 use super::{Machine, split};
 use crate::error::{Error, ErrorKind, Result};
 use crate::eviction::SlotId;

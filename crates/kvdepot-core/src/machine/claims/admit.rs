@@ -2,11 +2,12 @@
 
 use super::super::event::{Effects, Job};
 use super::super::flaw::Flaw;
-use super::super::loads::Rooms;
 use super::super::pool::NoRoom;
+use super::super::rooms::Rooms;
 use super::super::slots::Waiter;
 use super::Claims;
-use super::claim::{Claim, Known, Need, Phase, Spot, Weigh};
+use super::claim::{Claim, Need, Phase, Spot, Weigh};
+use super::known::Known;
 use super::probing::begin_round;
 use crate::block::{Block, Phase as BlockPhase};
 

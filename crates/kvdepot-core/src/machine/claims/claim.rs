@@ -13,55 +13,11 @@ use super::super::event::{Arriving, ClaimId, Location, Nanos, Owner, Progress, T
 use super::super::names::{PoolKey, SpaceId};
 use super::super::pool::Pool;
 use super::super::probe::RunProbe;
+use super::known::Known;
 use super::places::Places;
 
 /// Units that [`Claim::progress`] looks at in one call to know how many of the leading ones are leased.
 const LEAD_UNITS_PER_LOOK: usize = 2048;
-
-/// What is known of one place of a claim. A byte, because a claim may have a hundred thousand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Known(u8);
-
-impl Known {
-    /// Not in the pool; the tiers have not been asked.
-    pub(super) const UNLOCATED: Self = Self(0);
-    /// Neither in the pool nor in a tier.
-    pub(super) const ABSENT: Self = Self(1);
-    /// Not in the pool; only I/O can tell whether a tier has it.
-    pub(super) const UNKNOWN: Self = Self(2);
-    /// In the pool, readable, and evictable: a lease pins it anew.
-    pub(super) const HERE: Self = Self(3);
-    /// In the pool or on its way there, and pinned already.
-    pub(super) const PINNED: Self = Self(4);
-    /// Pinned by this claim.
-    pub(super) const LEASED: Self = Self(5);
-    /// This claim waits for its fetch.
-    pub(super) const WAITING: Self = Self(6);
-    /// As `ABSENT`, as far as tiers have answered; one has not.
-    pub(super) const UNTOLD: Self = Self(7);
-    const TIER: u8 = 16;
-
-    pub(super) fn at(location: Location) -> Self {
-        match location {
-            Location::Tier(tier) => Self(Self::TIER + u8::try_from(tier).expect("a pipeline has few tiers")),
-            Location::Unknown => Self::UNKNOWN,
-            Location::Absent => Self::ABSENT,
-        }
-    }
-
-    pub(super) fn tier(self) -> Option<usize> {
-        self.0.checked_sub(Self::TIER).map(usize::from)
-    }
-
-    /// Whether it is in the pool, or a tier is known to have it.
-    pub(super) fn is_within_reach(self) -> bool {
-        matches!(self, Self::HERE | Self::PINNED | Self::LEASED | Self::WAITING) || self.tier().is_some()
-    }
-
-    pub(super) fn is_in_pool(self) -> bool {
-        matches!(self, Self::HERE | Self::PINNED | Self::LEASED | Self::WAITING)
-    }
-}
 
 /// Where a claim stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

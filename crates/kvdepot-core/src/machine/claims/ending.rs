@@ -6,10 +6,11 @@
 
 use super::super::event::{ClaimId, Discarded, Effects, Job, Owner};
 use super::super::flaw::Flaw;
-use super::super::loads::Rooms;
 use super::super::pace::Pace;
 use super::super::pool::Pool;
-use super::claim::{Claim, Known, Phase};
+use super::super::rooms::Rooms;
+use super::claim::{Claim, Phase};
+use super::known::Known;
 use super::{Claims, no_such_claim};
 use crate::error::Result;
 

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use super::super::catalog::Catalog;
 use super::super::pool::Pool;
-use super::claim::{Claim, Known, Phase, Spot};
+use super::claim::{Claim, Phase, Spot};
+use super::known::Known;
 use crate::misses::{Missed, Short};
 
 /// Blocks of each group that are looked at beyond the hit: groups of other block sizes than the first may miss a later one.

@@ -13,6 +13,7 @@
 mod admit;
 mod claim;
 mod ending;
+mod known;
 mod missed;
 mod places;
 mod probing;
@@ -30,9 +31,10 @@ use crate::limits::{CLAIM_BLOCKS_MAX, CLAIMS_PER_CONNECTION_MAX};
 
 use super::event::{ClaimGroup, ClaimId, Effects, Job, Location, Nanos, Owner, Reply, Token};
 use super::flaw::Flaws;
-use super::loads::Rooms;
 use super::pace::Pace;
-use claim::{Claim, Group, Known, Phase, Weigh};
+use super::rooms::Rooms;
+use claim::{Claim, Group, Phase, Weigh};
+use known::Known;
 use places::Places;
 
 /// All claims, and those that wait for room, in order.

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use super::claim::Known;
+use super::known::Known;
 use crate::eviction::SlotId;
 
 /// See the module.

@@ -5,10 +5,11 @@
 //! and rank, a window of them at a time. A round that asks nothing is the last one.
 
 use super::super::event::{Ask, Command, Effects, Location};
-use super::super::loads::Rooms;
 use super::super::probe::{PROBE_KEYS_MAX, ProbeStep, RunProbe};
+use super::super::rooms::Rooms;
 use super::Claims;
-use super::claim::{Claim, Known, Phase, Run, Spot, Weigh};
+use super::claim::{Claim, Phase, Run, Spot, Weigh};
+use super::known::Known;
 
 /// Maximum number of rounds for one claim. Each shortens the hoped-for hit by at least one block; a window with that
 /// many gaps in a slow tier is not worth more.

@@ -1,9 +1,10 @@
 //! Surveys a claim's places: which blocks are in the pool, and what tiers know of the others without I/O.
 
 use super::super::event::{Ask, Effects, Question};
-use super::super::loads::Rooms;
+use super::super::rooms::Rooms;
 use super::Claims;
-use super::claim::{Claim, Known};
+use super::claim::Claim;
+use super::known::Known;
 use crate::block::Phase as BlockPhase;
 
 impl Claims {

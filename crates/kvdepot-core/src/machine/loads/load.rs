@@ -1,17 +1,17 @@
 //! One load: its blocks, and the state of each.
 
-use super::Rooms;
 use crate::block::Phase;
-use crate::error::ErrorKind;
+use crate::error::{ErrorKind, Result};
 use crate::eviction::SlotId;
 use crate::key::{BlockHash, BlockKey};
 
 use super::super::catalog::Namespace;
 use super::super::counters::Counters;
-use super::super::event::{Loaded, Location, Nanos, Owner, Token, Want};
+use super::super::event::{Leased, Loaded, Location, Nanos, Owner, Token, Want};
 use super::super::names::PoolKey;
+use super::super::pool::Pool;
+use super::super::rooms::Rooms;
 use super::super::slots::Waiter;
-use super::lease_slot;
 
 /// Number of a load's blocks in each state.
 #[derive(Clone, Copy, Debug, Default)]
@@ -175,4 +175,17 @@ impl Load {
     pub(super) fn answer(self, late: ErrorKind) -> Loaded {
         Loaded::new(self.wants, self.hashes.len(), late)
     }
+}
+
+/// Gives a reader a lease on a readable slot. Loads are the uses that recency counts.
+pub(crate) fn lease_slot(
+    pool: &mut Pool,
+    namespace: &Namespace,
+    owner: Owner,
+    slot: SlotId,
+) -> Result<Leased> {
+    pool.touch(slot);
+    let lease = pool.lease(owner, slot)?;
+    let (runs, crc64) = (pool.slot(slot).runs(), pool.slot(slot).crc64());
+    Ok(Leased { lease, slot, runs, block_bytes: namespace.spec.layout().block_bytes(), crc64 })
 }

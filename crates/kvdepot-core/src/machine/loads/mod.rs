@@ -16,27 +16,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use hashbrown::HashSet;
 
 use crate::block::Block;
-use crate::error::{ErrorKind, Result};
+use crate::error::ErrorKind;
 use crate::eviction::SlotId;
 use crate::key::BlockHash;
 
-use super::catalog::{Catalog, Namespace};
-use super::counters::Counters;
-use super::event::{Ask, Effects, Job, Leased, Location, Nanos, Owner, Question, Reply, Token, Want};
+use super::catalog::Namespace;
+use super::event::{Ask, Effects, Job, Location, Nanos, Owner, Question, Reply, Token, Want};
 use super::flaw::{Flaw, Flaws};
-use super::flow::Flow;
 use super::pace::Pace;
-use super::pool::{NoRoom, Pool};
+use super::pool::NoRoom;
+use super::rooms::Rooms;
 use line::Line;
 use load::{Load, Stage};
 
-/// The other modules' state that loads need.
-pub(crate) struct Rooms<'a> {
-    pub(crate) catalog: &'a Catalog,
-    pub(crate) pool: &'a mut Pool,
-    pub(crate) flow: &'a mut Flow,
-    pub(crate) counters: &'a mut Counters,
-}
+pub(crate) use load::lease_slot;
 
 /// Loads that have not been answered.
 #[derive(Debug, Default)]
@@ -315,17 +308,4 @@ impl Load {
         self.set(place, want);
         true
     }
-}
-
-/// Gives a reader a lease on a readable slot. Loads are the uses that recency counts.
-pub(crate) fn lease_slot(
-    pool: &mut Pool,
-    namespace: &Namespace,
-    owner: Owner,
-    slot: SlotId,
-) -> Result<Leased> {
-    pool.touch(slot);
-    let lease = pool.lease(owner, slot)?;
-    let (runs, crc64) = (pool.slot(slot).runs(), pool.slot(slot).crc64());
-    Ok(Leased { lease, slot, runs, block_bytes: namespace.spec.layout().block_bytes(), crc64 })
 }
