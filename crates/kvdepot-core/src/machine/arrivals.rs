@@ -1,113 +1,23 @@
 //! Blocks that have arrived from a tier, or could not be read, and the requests that wait for them.
-//!
-//! Any number of claims and loads may wait for one block. They learn of it a few at a time. Until the last of them does,
-//! the block is pinned, so that it stays in its slot whatever the others do with their leases.
 
 use hashbrown::HashMap;
 
-use super::Machine;
-use super::event::{Discarded, Effects, Job};
-use super::flaw::Flaw;
-use super::rooms::Rooms;
 use super::slots::Waiter;
-use super::split;
 use crate::eviction::SlotId;
 
+/// A block that has arrived, or could not be read, and the requests that wait for it.
 #[derive(Debug)]
-struct Arrival {
+pub(super) struct Arrival {
     /// The pinned slot of a block that has arrived.
-    slot: Option<SlotId>,
-    waiters: Vec<Waiter>,
+    pub(super) slot: Option<SlotId>,
+    pub(super) waiters: Vec<Waiter>,
     /// Number of waiters that know.
-    told: usize,
+    pub(super) told: usize,
 }
 
 /// Blocks that not all of their waiters know of.
 #[derive(Debug, Default)]
 pub(super) struct Arrivals {
-    map: HashMap<u64, Arrival>,
-    ever: u64,
-}
-
-impl Machine {
-    /// Returns whether a block is whole and still current: its namespace may have been reset while it was in flight, or
-    /// the block removed since it arrived.
-    pub(super) fn is_current(&self, slot: SlotId) -> bool {
-        let slot = self.pool.slot(slot);
-        let is_live = self.catalog.is_live(slot.key.space) || self.flaws.has(Flaw::LeaseAfterReset);
-        is_live && slot.block.is_readable()
-    }
-
-    /// Gives requests their leases on a block that has arrived, or tells them that it could not be read. `answer` must
-    /// follow: a waiter that is answered may release its lease, and that may free the slot, so all get their leases first
-    /// (P4).
-    pub(super) fn lease_to(&mut self, waiters: &[Waiter], arrived: Option<SlotId>) {
-        let Self { catalog, pool, flow, counters, loads, claims, .. } = self;
-        let mut rooms = Rooms { catalog, pool, flow, counters };
-        for waiter in waiters {
-            match *waiter {
-                Waiter::Claim { id, place } => claims.arrived(&mut rooms, id, place, arrived),
-                Waiter::Load { token, place } => loads.arrived(&mut rooms, token, place, arrived),
-            }
-        }
-    }
-
-    /// Answers those of the requests that wait for nothing any more.
-    pub(super) fn answer(&mut self, waiters: &[Waiter], out: &mut Effects) {
-        for waiter in waiters {
-            match *waiter {
-                Waiter::Claim { id, .. } => {
-                    let (claims, mut rooms) = split(self);
-                    claims.settle_if_full(&mut rooms, id, out);
-                }
-                Waiter::Load { token, .. } => {
-                    let Self { catalog, pool, flow, counters, loads, .. } = self;
-                    let mut rooms = Rooms { catalog, pool, flow, counters };
-                    loads.finish_if_over(&mut rooms, token, out);
-                }
-            }
-        }
-    }
-
-    /// Keeps a block in its slot until [`Self::tell_later`] has told all requests of it.
-    pub(super) fn keep_arrived(&mut self, slot: Option<SlotId>) {
-        if let Some(slot) = slot.filter(|_| !self.flaws.has(Flaw::ArrivalNotPinned)) {
-            self.pool.pin(slot);
-        }
-    }
-
-    /// Tells requests of a block in steps to come; the first of them have been told.
-    pub(super) fn tell_later(
-        &mut self,
-        slot: Option<SlotId>,
-        waiters: Vec<Waiter>,
-        told: usize,
-        out: &mut Effects,
-    ) {
-        let Arrivals { map, ever } = &mut self.arrivals;
-        *ever += 1;
-        map.insert(*ever, Arrival { slot, waiters, told });
-        out.again.push(Job::Arrival(*ever));
-    }
-
-    /// Tells the next requests of a block.
-    pub(super) fn tell_waiters(&mut self, number: u64, out: &mut Effects) {
-        let Some(mut arrival) = self.arrivals.map.remove(&number) else { return };
-        let still = |slot: &SlotId| self.flaws.has(Flaw::ArrivalNotLookedAt) || self.is_current(*slot);
-        let arrived = arrival.slot.filter(still);
-        let end = arrival.waiters.len().min(arrival.told + self.pace.waiters);
-        let next = &arrival.waiters[arrival.told..end];
-        self.lease_to(next, arrived);
-        self.answer(next, out);
-        arrival.told = end;
-        if end < arrival.waiters.len() {
-            self.arrivals.map.insert(number, arrival);
-            out.again.push(Job::Arrival(number));
-            return;
-        }
-        if let Some(slot) = arrival.slot.filter(|_| !self.flaws.has(Flaw::ArrivalNotPinned)) {
-            self.pool.unpin(slot);
-        }
-        out.discarded.push(Discarded::new(Box::new(arrival.waiters)));
-    }
+    pub(super) map: HashMap<u64, Arrival>,
+    pub(super) ever: u64,
 }

@@ -1,6 +1,5 @@
 //! Budgets of written bytes, for media that wear out: pure.
 
-use super::Machine;
 use super::event::{Nanos, TierIndex};
 use super::flaw::{Flaw, Flaws};
 
@@ -90,19 +89,6 @@ impl Budgets {
         if let Some(Some(budget)) = self.tiers.get_mut(tier) {
             budget.give_back(i128::from(bytes) * DAY_NS);
         }
-    }
-}
-
-impl Machine {
-    /// Limits the bytes that each tier is given a day; 0 = no limit. Call it before the first event.
-    ///
-    /// Values, which can be replaced, are given to tiers nevertheless, because a tier without the new value could return
-    /// the earlier one (P1). They count.
-    #[must_use]
-    pub fn with_write_budgets(mut self, bytes_per_day: &[u64]) -> Self {
-        debug_assert_eq!(bytes_per_day.len(), self.flow.tier_count(), "one budget for each tier");
-        self.flow.budgets = Budgets { flaws: self.flow.flaws, ..Budgets::new(bytes_per_day) };
-        self
     }
 }
 

@@ -13,6 +13,14 @@ use crate::key::BlockKey;
 use crate::misses::{Fate, Gone};
 
 impl Machine {
+    /// Records that fetches for a namespace prefer the region of the owner that uses it, whichever client requests
+    /// them.
+    pub(super) fn note_near(&mut self, owner: Owner, namespace: NamespaceHandle) {
+        if let Some(region) = self.pool.near(owner) {
+            self.catalog.set_near(namespace, region);
+        }
+    }
+
     pub(super) fn lease_now(&mut self, owner: Owner, keys: &[BlockKey]) -> Vec<Now> {
         let mut out = Vec::with_capacity(keys.len());
         for key in keys {

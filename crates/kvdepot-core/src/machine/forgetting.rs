@@ -15,24 +15,7 @@ use crate::error::{Error, ErrorKind, Result};
 /// Owner of requests of the depot itself, which uses no namespace.
 const NOBODY: Owner = 0;
 
-/// A walk over the slots in search of blocks that no client can request.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Sweep {
-    /// Position of the walk, while there is one.
-    at: Option<usize>,
-    /// Whether another space was left since the walk began: then another walk follows.
-    again: bool,
-}
-
 impl Machine {
-    /// Limits the machine to `namespaces_max` known namespaces at a time, and half of them for one owner. Call it
-    /// before the first event.
-    #[must_use]
-    pub fn with_namespaces_max(mut self, namespaces_max: usize) -> Self {
-        self.namespaces_max = namespaces_max;
-        self
-    }
-
     /// Records that an owner uses a namespace from now on.
     pub(super) fn begin_use(&mut self, owner: Owner, handle: NamespaceHandle) -> Result<()> {
         self.catalog.get(handle)?;
@@ -143,34 +126,5 @@ impl Machine {
                 catalog.forget_space(space);
             }
         }
-    }
-
-    /// Checks that the counts of spaces are correct and that every named space is known. For tests.
-    #[cfg(any(test, feature = "model"))]
-    pub(super) fn check_spaces(&self) -> std::result::Result<(), String> {
-        let slots = self.pool.recount_spaces();
-        for (space, count, pinned) in self.pool.uses.all() {
-            let found = slots.get(&space).copied().unwrap_or_default();
-            if found != (count, pinned) {
-                return Err(format!("{space:?} counts {count} slots, {pinned} pinned; there are {found:?}"));
-            }
-            if !self.catalog.knows(space) && space != SpaceId(0) {
-                return Err(format!("{space:?} is forgotten, and {count} slots name it"));
-            }
-        }
-        if let Some((space, _)) = slots.iter().find(|(space, _)| !self.pool.uses.has_slots(**space)) {
-            return Err(format!("slots of {space:?} are not counted"));
-        }
-        if let Some((space, ..)) = self.flow.uses.all().find(|(space, ..)| !self.catalog.knows(*space)) {
-            return Err(format!("{space:?} is forgotten, and a tier has not ended a command of it"));
-        }
-        let (namespaces, uses) = self.users.len();
-        if namespaces != self.catalog.len() {
-            return Err(format!(
-                "{namespaces} namespaces may have users ({uses}), of {}",
-                self.catalog.len()
-            ));
-        }
-        Ok(())
     }
 }

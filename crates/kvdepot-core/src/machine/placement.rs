@@ -1,7 +1,6 @@
 //! Placement: which tiers get a block, and when. A late write never makes a block dirty: the block can be evicted
 //! before the write, and then the queue entry names no block.
 
-use super::Machine;
 use super::tiers::{TierMask, bit};
 
 /// When a tier is given a block.
@@ -48,18 +47,5 @@ impl Placements {
             all.promote |= if placement.promote { bit(tier) } else { 0 };
         }
         all
-    }
-}
-
-impl Machine {
-    /// Sets which tiers get a block, and when: one placement for each tier. The default is write-through for all. Call
-    /// it before the first event.
-    #[must_use]
-    pub fn with_placements(mut self, tiers: &[Placement]) -> Self {
-        debug_assert_eq!(tiers.len(), self.flow.tier_count(), "one placement for each tier");
-        let placements = Placements::new(tiers, self.pool.keeps());
-        self.flow.placements = placements;
-        self.pool.set_placements(placements.cold, placements.second_use);
-        self
     }
 }

@@ -1,7 +1,9 @@
 //! Clients' requests: passes each to the module that answers it.
 
+use super::catalog::Namespace;
 use super::claims::Open;
-use super::event::{Effects, Leased, NamespaceHandle, Now, Owner, Reply, Request, Token};
+use super::event::{Effects, Leased, NamespaceHandle, Now, Opened, Owner, Reply, Request, Token};
+use super::names::SpaceId;
 use super::proofs::Change;
 use super::rooms::Rooms;
 use super::{Machine, split};
@@ -183,12 +185,19 @@ impl Machine {
         Ok(())
     }
 
-    /// Records that fetches for a namespace prefer the region of the owner that uses it, whichever client requests
-    /// them.
-    pub(super) fn note_near(&mut self, owner: Owner, namespace: NamespaceHandle) {
-        if let Some(region) = self.pool.near(owner) {
-            self.catalog.set_near(namespace, region);
+    fn namespace_moved(
+        &mut self,
+        handle: NamespaceHandle,
+        left: Option<SpaceId>,
+        out: &mut Effects,
+    ) -> Result<Reply> {
+        if let Some(space) = left {
+            self.leave(space, out);
         }
+        let Namespace { id, epoch, spec, .. } = self.catalog.get(handle)?.clone();
+        let opened = Opened { handle, id, epoch, spec };
+        out.namespaces.push(opened.clone());
+        Ok(Reply::Namespace(opened))
     }
 
     /// Leases blocks to examine their bytes. This is not a use: it changes neither the eviction order nor which tiers

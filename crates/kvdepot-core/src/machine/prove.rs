@@ -1,0 +1,46 @@
+//! Records for a ledger of the pool. A ledger is memory that outlives the depot's process. The next depot takes over
+//! the blocks that it proves, and nothing else.
+//!
+//! A block's record is added with its checksum. It is removed before anybody can learn that the block has left, or
+//! reuse its memory: both are effects of the same step, and the runner of the machine applies them before any other
+//! effect of that step (P1). Values have no record, because a value that was replaced looks as complete as its
+//! replacement.
+
+use super::Machine;
+use super::proofs::Change;
+use super::records::{Proof, Whole};
+
+impl Machine {
+    /// Makes steps report the changes for a ledger from now on.
+    pub const fn keep_ledger(&mut self) {
+        self.pool.proofs.keep();
+    }
+
+    /// Reports a step's changes to the ledger, each with the state of the slot at the step's end.
+    pub(super) fn prove(&mut self, out: &mut Vec<Proof>) {
+        for (id, change) in self.pool.proofs.take() {
+            if change == Change::Gone {
+                out.push(Proof::Gone(id));
+                continue;
+            }
+            let Some(slot) = self.pool.get(id).filter(|slot| slot.standing().visible && !slot.is_value())
+            else {
+                continue;
+            };
+            let key = self.catalog.block_key(&slot.key);
+            let Some(namespace) = self.catalog.by_id(key.namespace) else { continue };
+            match slot.crc64() {
+                Some(crc64) => out.push(Proof::Whole(Whole {
+                    slot: id,
+                    key,
+                    runs: slot.runs(),
+                    block_bytes: namespace.spec.layout().block_bytes(),
+                    crc64,
+                })),
+                None if change == Change::Visible => out.push(Proof::Wanted(key)),
+                // A checksum of 0 counts as unknown: that block is not recorded.
+                None => {}
+            }
+        }
+    }
+}
