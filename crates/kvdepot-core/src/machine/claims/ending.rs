@@ -61,10 +61,7 @@ impl Claims {
     fn begin_to_release(&mut self, claim: &mut Claim, out: &mut Effects) {
         self.give_up_promise(claim);
         self.turn_came |= claim.queued;
-        for token in std::mem::take(&mut claim.waiters) {
-            self.waiters.remove(&token);
-            out.replies.push((token, Err(no_such_claim(claim.id))));
-        }
+        self.answer_waiters(claim, out, |claim| Err(no_such_claim(claim.id)));
         claim.phase = Phase::Releasing;
         claim.cursor = 0;
     }

@@ -163,12 +163,22 @@ impl Claims {
     /// Puts a claim back into the table, and answers who waits for it, if it has got that far.
     fn put_back(&mut self, mut claim: Box<Claim>, out: &mut Effects) {
         if matches!(claim.phase, Phase::Queued | Phase::Filling | Phase::Settled) {
-            for token in std::mem::take(&mut claim.waiters) {
-                self.waiters.remove(&token);
-                out.replies.push((token, Ok(Reply::Claim(claim.progress()))));
-            }
+            self.answer_waiters(&mut claim, out, |claim| Ok(Reply::Claim(claim.progress())));
         }
         self.map.insert(claim.id, claim);
+    }
+
+    /// Answers all who wait for a claim.
+    fn answer_waiters(
+        &mut self,
+        claim: &mut Claim,
+        out: &mut Effects,
+        answer: impl Fn(&mut Claim) -> Result<Reply>,
+    ) {
+        for token in std::mem::take(&mut claim.waiters) {
+            self.waiters.remove(&token);
+            out.replies.push((token, answer(claim)));
+        }
     }
 
     /// Takes a claim out of the table to work on it; `put_back` must follow. Returns `None` if it has ended.
