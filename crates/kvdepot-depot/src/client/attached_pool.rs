@@ -6,7 +6,6 @@ use std::sync::{Arc, Weak};
 use kvdepot_core::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 
-use crate::client::device::DeviceEngine;
 use crate::pool::PoolMapping;
 
 /// See the module.
@@ -45,32 +44,8 @@ impl AttachedPool {
         self.mapping.lock().clone().ok_or_else(gone)
     }
 
-    /// Unmaps the pool and ends its registrations as soon as no copy uses it.
-    pub(crate) fn give_up(&self, devices: &Devices) {
-        let Some(mapping) = self.mapping.lock().take() else { return };
-        // From here on a device that requests the mapping gets none, so none registers it after this.
-        let registered: Vec<_> = devices.all().iter().filter_map(|device| device.forget(&mapping)).collect();
-        // The driver or the kernel may take seconds, during which the next depot can be attached. If there is no
-        // thread, it is done here.
-        let undo = move || drop((registered, mapping));
-        let _ = std::thread::Builder::new().name("kvdepot-unmap".to_owned()).spawn(undo);
-    }
-}
-
-/// The devices whose engines have pools of an attachment registered.
-#[derive(Debug, Default)]
-pub(crate) struct Devices(Mutex<Vec<Weak<DeviceEngine>>>);
-
-impl Devices {
-    pub(crate) fn add(&self, device: &Arc<DeviceEngine>) {
-        let mut devices = self.0.lock();
-        devices.retain(|known| known.strong_count() > 0);
-        if !devices.iter().any(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(device))) {
-            devices.push(Arc::downgrade(device));
-        }
-    }
-
-    fn all(&self) -> Vec<Arc<DeviceEngine>> {
-        self.0.lock().iter().filter_map(Weak::upgrade).collect()
+    /// Takes the mapping, which nothing can get from here on.
+    pub(super) fn release(&self) -> Option<Arc<PoolMapping>> {
+        self.mapping.lock().take()
     }
 }

@@ -6,7 +6,8 @@ use std::time::Instant;
 use kvdepot_core::limits::BATCH_HASHES_MAX;
 use kvdepot_core::{BlockHash, NamespaceSpec, Result};
 
-use crate::client::attach::{Attachment, Generation};
+use crate::client::attach::Attachment;
+use crate::client::generation::Generation;
 use crate::client::lane;
 use crate::message::{Hashes, Request, Response, hash_bytes};
 

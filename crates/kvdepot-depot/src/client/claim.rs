@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use kvdepot_core::limits::{BATCH_HASHES_MAX, CLAIM_HASHES_MAX, CLAIM_LABEL_CHARS_MAX};
 use kvdepot_core::{BlockHash, Error, ErrorKind, NamespaceSpec, Result};
 
-use crate::client::attach::{Attachment, Generation};
+use crate::client::attach::Attachment;
+use crate::client::generation::Generation;
 use crate::client::lane;
 use crate::message::{Arriving, ClaimGroup, Hashes, Request, Response, hash_bytes};
 

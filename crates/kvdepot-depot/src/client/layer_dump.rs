@@ -6,7 +6,8 @@ use std::sync::Arc;
 use kvdepot_core::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 
-use crate::client::attach::{Generation, LaneGuard};
+use crate::client::generation::Generation;
+use crate::client::lane_guard::LaneGuard;
 use crate::client::slots::{CHUNK_BLOCKS, Placed, Reserved, commit, copy, lane_of, reserve};
 use crate::client::work::{Kept, Work};
 use crate::message::Shards;

@@ -8,8 +8,9 @@ use kvdepot_copy::Direction;
 use kvdepot_copy::bounded::late;
 use kvdepot_core::{Error, ErrorKind, Result};
 
-use crate::client::attach::{Generation, LaneGuard};
+use crate::client::generation::Generation;
 use crate::client::lane::unexpected;
+use crate::client::lane_guard::LaneGuard;
 use crate::client::slots::{CHUNK_BLOCKS, Placed, Sink, begin, chunk_blocks, lane_of, time_left};
 use crate::client::work::Work;
 use crate::message::{Grant, Hashes, NamespaceHandle, Request, Response, hash_bytes};

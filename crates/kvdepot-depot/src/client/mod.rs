@@ -2,13 +2,17 @@
 
 pub mod attach;
 mod attached_pool;
+mod attaching;
 mod calls;
 pub mod claim;
 pub mod device;
+mod devices;
 mod dump;
 mod executor;
 pub mod follow;
+mod generation;
 mod lane;
+mod lane_guard;
 mod layer_dump;
 mod load;
 mod next_depot;

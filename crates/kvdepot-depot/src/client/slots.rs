@@ -11,9 +11,10 @@ use kvdepot_io::MemRun;
 use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
 
-use crate::client::attach::{Generation, LaneGuard};
 use crate::client::device::RegisteredPool;
+use crate::client::generation::Generation;
 use crate::client::lane::{Lane, unexpected};
+use crate::client::lane_guard::LaneGuard;
 use crate::client::work::Work;
 use crate::message::{Grant, Hashes, Request, Response, Shards, hash_bytes};
 use crate::pool::PoolMapping;

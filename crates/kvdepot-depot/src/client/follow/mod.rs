@@ -14,7 +14,8 @@ use kvdepot_core::limits::{FOLLOWED_BLOCKS_MAX, FOLLOWED_CHANGES_MAX, NAMESPACES
 use kvdepot_core::{BlockHash, Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
 use parking_lot::{Condvar, Mutex};
 
-use crate::client::attach::{Attachment, Generation};
+use crate::client::attach::Attachment;
+use crate::client::generation::Generation;
 use crate::client::lane;
 use crate::events::packed::unpack;
 use crate::message::{KnownNamespace, NamespaceHandle, Request, Response};
