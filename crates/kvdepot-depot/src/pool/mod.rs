@@ -3,6 +3,7 @@
 mod cgroup;
 mod lent;
 mod make;
+mod nodes;
 mod numa;
 mod pages;
 mod populate;
@@ -26,8 +27,8 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 pub(crate) use lent::{Readable, Writable};
 pub(crate) use make::{Reach, describe, lock, make};
+pub(crate) use nodes::own_node;
 pub(crate) use numa::NumaPlacement;
-pub(crate) use numa::own_node;
 pub(crate) use populate::{Population, THREADS_MAX as POPULATE_THREADS_MAX, threads as populate_threads};
 pub use regions::{PoolRegion, RegionKind};
 pub(crate) use regions::{describe as describe_regions, sizes as region_sizes, total_bytes as region_bytes};
@@ -143,7 +144,7 @@ impl PoolMapping {
 
     /// Returns the region nearest to a NUMA node.
     pub(crate) fn near(&self, node: u32) -> Option<RegionIndex> {
-        regions::nearest(&self.regions, node, || numa::distances(Path::new("/"), node))
+        regions::nearest(&self.regions, node, || nodes::distances(Path::new("/"), node))
     }
 
     /// Maps a pool of one region made by another process, which also named its size `bytes`.

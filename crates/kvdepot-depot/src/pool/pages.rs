@@ -3,7 +3,7 @@
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 
-use super::{cgroup, numa};
+use super::{cgroup, nodes};
 
 /// Size of a huge page.
 pub(crate) const HUGE_PAGE_BYTES: u64 = 2 << 20;
@@ -85,7 +85,7 @@ pub(crate) fn are_huge_pages_sure(bytes: u64, root: &Path) -> Result<(), String>
             limit.file.display()
         ));
     }
-    let (present, allowed) = (numa::present(root), numa::allowed(root));
+    let (present, allowed) = (nodes::present(root), nodes::allowed(root));
     if allowed.is_none_or(|allowed| present.iter().any(|node| !allowed.contains(node))) {
         return Err("the process may not have memory of all NUMA nodes".to_owned());
     }
