@@ -1,46 +1,15 @@
 //! A session's answers to clients that follow events.
 
-use std::fmt;
-use std::sync::Arc;
-
 use kvdepot_core::limits::EVENTS_LOOKS;
 use kvdepot_core::machine::{Reply, Request as Ask};
 use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, Result};
 
 use super::packed::pack;
 use crate::message::{KnownNamespace, NamespaceHandle, Response, hash_bytes};
-use crate::runner::Runner;
 use crate::session::Session;
 
 /// Maximum number of namespaces per answer.
 const NAMESPACES_PER_ANSWER: usize = 1024;
-
-/// What a session follows. Recording for it stops when the session ends.
-#[derive(Default)]
-pub(crate) struct Following {
-    runner: Option<Arc<Runner>>,
-}
-
-impl Following {
-    fn begin(&mut self, runner: &Arc<Runner>) {
-        if self.runner.is_none() {
-            runner.locator.events.begin();
-            self.runner = Some(Arc::clone(runner));
-        }
-    }
-}
-
-impl Drop for Following {
-    fn drop(&mut self) {
-        self.runner.iter().for_each(|runner| runner.locator.events.end());
-    }
-}
-
-impl fmt::Debug for Following {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Following({})", self.runner.is_some())
-    }
-}
 
 impl Session {
     /// Lists namespaces by their numbers, after this one.

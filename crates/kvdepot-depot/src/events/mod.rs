@@ -6,6 +6,7 @@
 //! the event records what the index says. So the last event of a block is newer than its last change.
 
 mod answer;
+mod following;
 #[cfg(test)]
 mod model_tests;
 pub(crate) mod packed;
@@ -19,7 +20,7 @@ use kvdepot_core::machine::TierIndex;
 use kvdepot_tier::{Presence, Tier};
 use parking_lot::Mutex;
 
-pub(crate) use answer::Following;
+pub(crate) use following::Following;
 pub(crate) use ring::Event;
 use ring::{Change, Place, Ring};
 

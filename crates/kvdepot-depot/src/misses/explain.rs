@@ -7,8 +7,7 @@ use kvdepot_core::machine::{Location, Opened};
 use kvdepot_core::{BlockHash, BlockKey, Error, ErrorKind, NamespaceSpec, Result};
 use serde_json::{Map, Value, json};
 
-use super::Cause;
-use super::record::{LAST_MAX, Miss};
+use super::record::{Cause, LAST_MAX, Miss};
 use crate::locate::Locator;
 
 /// Blocks that one question may be about (P7).

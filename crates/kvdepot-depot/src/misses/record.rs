@@ -3,12 +3,21 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use kvdepot_core::machine::TierIndex;
+use kvdepot_core::misses::{Ghost, Reason};
 use kvdepot_core::{BlockHash, NamespaceSpec};
-
-use super::Cause;
 
 /// Misses that are kept, at most (P7).
 pub(super) const LAST_MAX: usize = 256;
+
+/// Why a block is not there.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cause {
+    pub(super) reason: Reason,
+    pub(super) ghost: Option<Ghost>,
+    /// The tier that is down.
+    pub(super) down: Option<TierIndex>,
+}
 
 /// One request that found less than it asked for.
 #[derive(Clone, Debug)]
