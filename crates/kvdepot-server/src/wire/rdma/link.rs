@@ -14,9 +14,8 @@ use kvdepot_verbs::{Flags, Operation, Payload, Qp, SendList};
 use kvdepot_wire::infini::code;
 use tokio::sync::Notify;
 
-use super::regions::Regions;
+use super::means::Means;
 use super::request::{Outcome, Request, Waits};
-use crate::wire::counters::Counters;
 
 /// Limit of a client's unanswered requests. Its own library uses up to 128.
 const REQUESTS_MAX: usize = 1024;
@@ -26,30 +25,6 @@ const KEYS_MAX: usize = 1 << 20;
 const ENDING_MAX: Duration = Duration::from_secs(1);
 /// The id of the marker, the work request after the last one.
 const MARKER: u64 = (1 << 63) - 1;
-
-/// The resources of a connection, lent by its poller.
-#[derive(Debug)]
-pub(super) struct Means<'a> {
-    pub(super) regions: &'a Regions,
-    pub(super) counters: &'a Counters,
-    pub(super) list: &'a mut SendList,
-    pub(super) put_wait: Duration,
-    pub(super) sges_max: usize,
-    pub(super) bytes_max: usize,
-    /// Number of work requests that may be added, within the limits of connection and poller.
-    pub(super) room: u32,
-    /// Number of the last work request that was added.
-    pub(super) last_id: u64,
-}
-
-impl Means<'_> {
-    /// Returns the number for a work request that is added now. There must be capacity.
-    pub(super) fn next_id(&mut self) -> u64 {
-        self.room -= 1;
-        self.last_id += 1;
-        self.last_id
-    }
-}
 
 /// The phase of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,6 +10,7 @@ mod inbox;
 mod inboxes;
 mod link;
 mod mailbox;
+mod means;
 mod poller;
 mod regions;
 mod request;

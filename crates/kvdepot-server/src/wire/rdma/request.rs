@@ -8,7 +8,7 @@ use kvdepot_io::SlotBuf;
 use kvdepot_verbs::{Flags, Operation, Payload, Remote};
 use kvdepot_wire::infini::{RemoteMeta, code, op};
 
-use super::link::Means;
+use super::means::Means;
 
 /// The state of a request.
 #[derive(Debug)]
