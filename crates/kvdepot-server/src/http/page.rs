@@ -9,7 +9,7 @@ use hyper::header::{REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS};
 use kvdepot_depot::DepotConfig;
 use serde_json::{Map, Value, json};
 
-use super::pages::Answer;
+use super::answer::Answer;
 
 const HTML: &str = include_str!("status.html");
 

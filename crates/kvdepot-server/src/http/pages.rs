@@ -1,246 +1,107 @@
-//! Answers shared by all doors with HTTP.
+//! The pages of every depot. Each door decides by what a page reveals who may read it.
 
-use http_body_util::Full;
-use hyper::body::Bytes;
-use hyper::header::{CONTENT_TYPE, HeaderValue};
-use hyper::{Response, StatusCode};
-use kvdepot_core::{Error, ErrorKind, Result};
-use kvdepot_depot::direct::Direct;
-use prometheus_client::encoding::text::{encode_eof, encode_registry};
+use hyper::{Method, StatusCode};
+use kvdepot_depot::Depot;
 use prometheus_client::registry::Registry;
-use serde_json::Value;
 
-use super::series::Series;
+use super::answer::{Answer, json};
+use super::{metrics, page, questions};
+use crate::logging::recent;
 
-pub(crate) type Answer = Response<Full<Bytes>>;
-
-const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-
-/// `/health`.
-pub(crate) fn health() -> Answer {
-    json(StatusCode::OK, &serde_json::json!({"status": "ok"}))
+/// A page. A new one needs a line in [`Page::ALL`], in [`Page::entry`] and in [`Page::answer`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Page {
+    Root,
+    Config,
+    Errors,
+    Health,
+    Metrics,
+    Misses,
+    Status,
+    Why,
 }
 
-/// `/metrics`: a depot's statistics, after the door's own series.
-pub(crate) fn metrics(door: Option<&Registry>, stats: Value) -> Answer {
-    match metrics_text(door, stats) {
-        Ok(text) => answer_with(StatusCode::OK, METRICS_TYPE, text),
-        Err(error) => failed(&error),
+/// What a page reveals.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reveals {
+    /// That the depot lives.
+    Life,
+    /// Nothing of the depot: it reads other pages.
+    Frame,
+    /// Numbers. Namespaces are named only to those who may read [`Reveals::State`].
+    Numbers,
+    /// The configuration and state of the depot.
+    State,
+    /// Single requests and blocks.
+    Blocks,
+}
+
+/// What pages tell about.
+pub(crate) struct Subject<'a> {
+    pub(crate) depot: &'a Depot,
+    /// The door's own series of metrics.
+    pub(crate) series: Option<&'a Registry>,
+    /// Whether the reader may know the names of namespaces.
+    pub(crate) names_namespaces: bool,
+}
+
+impl Page {
+    /// In the order in which they are listed to clients.
+    pub(crate) const ALL: [Self; 8] = [
+        Self::Root,
+        Self::Config,
+        Self::Errors,
+        Self::Health,
+        Self::Metrics,
+        Self::Misses,
+        Self::Status,
+        Self::Why,
+    ];
+    /// The method of all of them: they change nothing.
+    pub(crate) const METHOD: Method = Method::GET;
+
+    /// Returns the page at a path.
+    pub(crate) fn at(path: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|page| page.path() == path)
     }
-}
 
-/// As [`metrics`], without the series that name namespaces.
-pub(crate) fn public_metrics(door: Option<&Registry>, mut stats: Value) -> Answer {
-    if let Some(stats) = stats.as_object_mut() {
-        stats.remove("top_namespaces");
+    pub(crate) const fn path(self) -> &'static str {
+        self.entry().0
     }
-    metrics(door, stats)
-}
 
-/// OpenMetrics text.
-pub(crate) fn metrics_text(door: Option<&Registry>, stats: Value) -> Result<String> {
-    let mut depot = Registry::with_prefix("kvdepot");
-    depot.register_collector(Box::new(Series(stats)));
-    let mut text = String::new();
-    door.into_iter()
-        .chain([&depot])
-        .try_for_each(|registry| encode_registry(&mut text, registry))
-        .and_then(|()| encode_eof(&mut text))
-        .map_err(|e| Error::new(ErrorKind::Io, "metrics cannot be written").with_source(e))?;
-    Ok(text)
-}
-
-/// `/status`: everything that `kvdepot stat` shows.
-pub(crate) fn status(stats: &Value) -> Answer {
-    json(StatusCode::OK, stats)
-}
-
-/// Maximum number of misses in one answer.
-const MISSES_MAX: usize = 256;
-
-/// `/misses`: the last requests that found less than they asked for. `last` limits their number, `request` their labels' prefix.
-pub(crate) fn misses(depot: &Direct, query: Option<&str>) -> Answer {
-    let asked = parameters(query);
-    let of = |name: &str| asked.iter().find(|(given, _)| given == name).map(|(_, value)| value.as_str());
-    let count = of("last").map_or(Ok(MISSES_MAX), str::parse);
-    match count {
-        Ok(count) => json(StatusCode::OK, &depot.last_misses(count.min(MISSES_MAX), of("request"))),
-        Err(_) => error(StatusCode::BAD_REQUEST, "last is how many misses are told"),
+    pub(crate) const fn reveals(self) -> Reveals {
+        self.entry().1
     }
-}
 
-/// `/why`: where blocks are, and why missing ones are missing. `namespace` is a prefix of its name; `hash`, once for each block,
-/// has 32 hexadecimal digits. May wait for a tier's I/O, on a separate thread; the depot bounds how many do.
-pub(crate) async fn why(depot: Direct, query: Option<&str>) -> Answer {
-    let asked = parameters(query);
-    let of = |name: &'static str| {
-        asked.iter().filter(move |(given, _)| given == name).map(|(_, value)| value.as_str())
-    };
-    let Some(namespace) = of("namespace").next() else {
-        return error(StatusCode::BAD_REQUEST, "namespace is how a namespace's name begins, hash a block's");
-    };
-    let namespace = namespace.to_owned();
-    let hashes: Vec<String> = of("hash").map(str::to_owned).collect();
-    let ask = move || depot.explain(&namespace, &hashes.iter().map(String::as_str).collect::<Vec<_>>());
-    let told = tokio::task::spawn_blocking(ask).await;
-    match told.unwrap_or_else(|e| Err(Error::new(ErrorKind::Io, "ended early").with_source(e))) {
-        Ok(told) => json(StatusCode::OK, &told),
-        Err(why) => error(refused_with(why.kind()), &why.to_string()),
-    }
-}
-
-const fn refused_with(kind: ErrorKind) -> StatusCode {
-    match kind {
-        ErrorKind::NotFound => StatusCode::NOT_FOUND,
-        ErrorKind::Config => StatusCode::BAD_REQUEST,
-        ErrorKind::Busy => StatusCode::SERVICE_UNAVAILABLE,
-        _ => StatusCode::INTERNAL_SERVER_ERROR,
-    }
-}
-
-/// Returns the names and values of a query.
-fn parameters(query: Option<&str>) -> Vec<(String, String)> {
-    let pairs = query.unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
-    pairs.map(|(name, value)| (name.to_owned(), decoded(value))).collect()
-}
-
-/// Decodes bytes written as `%` and two digits. A malformed escape is kept as it is.
-fn decoded(text: &str) -> String {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&first, behind)) = rest.split_first() {
-        let digits = behind.get(..2).filter(|_| first == b'%').and_then(|two| std::str::from_utf8(two).ok());
-        let byte = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok());
-        bytes.push(byte.unwrap_or(first));
-        rest = if byte.is_some() { &behind[2..] } else { behind };
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
-}
-
-/// Returns the answer to a request that failed in the depot.
-pub(crate) fn failed(error: &Error) -> Answer {
-    tracing::warn!("an administrator's request failed: {error}");
-    json(StatusCode::INTERNAL_SERVER_ERROR, &serde_json::json!({"error": error.to_string()}))
-}
-
-pub(crate) fn error(status: StatusCode, why: &str) -> Answer {
-    json(status, &serde_json::json!({"error": why}))
-}
-
-pub(crate) fn json(status: StatusCode, value: &Value) -> Answer {
-    answer_with(status, "application/json", value.to_string())
-}
-
-fn answer_with(status: StatusCode, kind: &'static str, text: String) -> Answer {
-    let mut answer = Response::new(Full::new(Bytes::from(text)));
-    *answer.status_mut() = status;
-    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
-    answer
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn has(text: &str, lines: &[&str]) {
-        for line in lines {
-            assert!(text.lines().any(|other| other == *line), "{line} is not in\n{text}");
+    const fn entry(self) -> (&'static str, Reveals) {
+        match self {
+            Self::Root => ("/", Reveals::Frame),
+            Self::Config => ("/config", Reveals::State),
+            Self::Errors => ("/errors", Reveals::State),
+            Self::Health => ("/health", Reveals::Life),
+            Self::Metrics => ("/metrics", Reveals::Numbers),
+            Self::Misses => ("/misses", Reveals::Blocks),
+            Self::Status => ("/status", Reveals::State),
+            Self::Why => ("/why", Reveals::Blocks),
         }
-        assert!(text.ends_with("# EOF\n"));
     }
 
-    #[test]
-    fn counters_and_gauges_have_their_type_unit_and_help() {
-        let stats = serde_json::json!({
-            "pid": 7, "pipeline": "Cache|\"Posix\"", "fetch_bytes": 9, "claims": 3, "pool_bytes": 5, "evict_blocks": 2,
-            "lock_hold_max_us": 1500, "failures": {"fetch": {"io": 4}},
-        });
-        let text = metrics_text(None, stats).expect("text");
-        let lines = [
-            "# TYPE kvdepot_fetch_bytes counter",
-            "# UNIT kvdepot_fetch_bytes bytes",
-            "# HELP kvdepot_fetch_bytes Bytes read from tiers into the pool.",
-            "kvdepot_fetch_bytes_total 9",
-            "kvdepot_claims_total 3",
-            "kvdepot_evict_blocks_total 2",
-            "# TYPE kvdepot_pool_bytes gauge",
-            "kvdepot_pool_bytes 5",
-            "kvdepot_lock_hold_max_seconds 0.0015",
-            "kvdepot_failures_total{operation=\"fetch\",kind=\"io\"} 4",
-        ];
-        has(&text, &lines);
-        assert!(text.contains("pipeline=\"Cache|\\\"Posix\\\"\""), "{text}");
-        assert!(!text.contains("pid"), "{text}");
-    }
-
-    #[test]
-    fn a_query_may_have_any_text_in_it() {
-        let asked = parameters(Some("last=3&request=cmpl%2D1%20%26x&hash=a&hash=b&none&odd=%zz%é%"));
-        let pairs: Vec<(&str, &str)> = asked.iter().map(|(name, value)| (&**name, &**value)).collect();
-        let expected =
-            [("last", "3"), ("request", "cmpl-1 &x"), ("hash", "a"), ("hash", "b"), ("odd", "%zz%é%")];
-        assert_eq!(pairs, expected);
-        assert!(parameters(None).is_empty());
-    }
-
-    #[test]
-    fn misses_are_told_by_reason_and_by_the_namespaces_that_are_read_most() {
-        let top = serde_json::json!([{"namespace": "3f", "facts": "model=\"a\"", "pool_bytes": 5, "load_bytes": 7, "misses": 2}]);
-        let misses = serde_json::json!({"evicted": 4, "never_stored": 0});
-        let text =
-            metrics_text(None, serde_json::json!({"misses": misses, "top_namespaces": top})).expect("text");
-        let lines = [
-            "# TYPE kvdepot_miss_requests counter",
-            "kvdepot_miss_requests_total{reason=\"evicted\"} 4",
-            "kvdepot_miss_requests_total{reason=\"never_stored\"} 0",
-            "kvdepot_namespace_pool_bytes{namespace=\"3f\",facts=\"model=\\\"a\\\"\"} 5",
-            "kvdepot_namespace_load_bytes_total{namespace=\"3f\",facts=\"model=\\\"a\\\"\"} 7",
-            "kvdepot_namespace_misses_total{namespace=\"3f\",facts=\"model=\\\"a\\\"\"} 2",
-        ];
-        has(&text, &lines);
-    }
-
-    #[test]
-    fn tiers_and_their_servers_are_told() {
-        let server = |address: &str, up: bool| serde_json::json!({"address": address, "up": up, "connections": 4, "failures": 7});
-        let tiers = serde_json::json!([
-            {"name": "Posix", "blocks": 3, "bytes": 12, "bytes_max": null, "shared_bytes": 90, "shared_depots": 2,
-             "compressed_blocks": 2, "compression_cpu_us": 1_500_000},
-            {"name": "object", "put_requests": 5, "list_requests": 2, "sent_bytes": 70, "corrupt_blocks": 1},
-            {"name": "Remote", "servers": [server("a:1", true), server("[::1]:2", false)]},
-        ]);
-        let text = metrics_text(None, serde_json::json!({"tiers": tiers})).expect("text");
-        let lines = [
-            "kvdepot_tier_blocks{tier=\"Posix\"} 3",
-            "kvdepot_tier_bytes{tier=\"Posix\"} 12",
-            "kvdepot_tier_shared_bytes{tier=\"Posix\"} 90",
-            "kvdepot_tier_shared_depots{tier=\"Posix\"} 2",
-            "kvdepot_tier_compressed_blocks_total{tier=\"Posix\"} 2",
-            "kvdepot_tier_compression_cpu_seconds_total{tier=\"Posix\"} 1.5",
-            "kvdepot_remote_server_up{server=\"a:1\"} 1",
-            "kvdepot_remote_server_up{server=\"[::1]:2\"} 0",
-            "kvdepot_remote_server_failures_total{server=\"a:1\"} 7",
-            "# TYPE kvdepot_remote_server_connections gauge",
-            "kvdepot_object_requests_total{request=\"put\"} 5",
-            "kvdepot_object_requests_total{request=\"list\"} 2",
-            "kvdepot_object_sent_bytes_total 70",
-            "kvdepot_object_corrupt_blocks_total 1",
-        ];
-        has(&text, &lines);
-        assert!(!text.contains("tier_max_bytes"), "no bound, no number: {text}");
-        assert!(!text.contains("tier_shared_granted_bytes"), "nothing told, no number: {text}");
-    }
-
-    #[test]
-    fn regions_of_the_pool_are_told() {
-        let regions = serde_json::json!([{"node": 1, "bytes": 9, "free_bytes": 5}, {"node": null, "bytes": 7, "free_bytes": 0}]);
-        let text = metrics_text(None, serde_json::json!({"pool_regions": regions})).expect("text");
-        let lines = [
-            "kvdepot_pool_region_bytes{region=\"0\",node=\"1\"} 9",
-            "kvdepot_pool_region_free_bytes{region=\"0\",node=\"1\"} 5",
-            "kvdepot_pool_region_bytes{region=\"1\",node=\"\"} 7",
-            "# TYPE kvdepot_pool_region_free_bytes gauge",
-        ];
-        has(&text, &lines);
+    /// Answers a request for it.
+    pub(crate) async fn answer(self, subject: &Subject<'_>, query: Option<&str>) -> Answer {
+        let depot = subject.depot;
+        match self {
+            Self::Root => page::page(),
+            Self::Config => json(StatusCode::OK, &page::config(depot.config())),
+            Self::Errors => json(StatusCode::OK, &recent::list()),
+            Self::Health => json(StatusCode::OK, &serde_json::json!({"status": "ok"})),
+            Self::Metrics if subject.names_namespaces => {
+                metrics::metrics(subject.series, depot.direct().stats())
+            }
+            Self::Metrics => metrics::public_metrics(subject.series, depot.direct().stats()),
+            Self::Misses => questions::misses(&depot.direct(), query),
+            // Everything that `kvdepot stat` shows.
+            Self::Status => json(StatusCode::OK, &depot.direct().stats()),
+            Self::Why => questions::why(depot.direct(), query).await,
+        }
     }
 }

@@ -18,13 +18,12 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::Runtime;
 
+use super::answer::{Answer, error};
 use super::browser;
-use super::page;
-use super::pages::{self, Answer};
+use super::pages::{Page, Reveals, Subject};
 use super::visitors::{Place, Visitors};
 use crate::lock::FileId;
 use crate::log_limit::LogLimit;
-use crate::logging::recent;
 
 /// Checks requests at the port. `None` at the socket, which no browser and no other user reaches.
 type Guard = Option<Arc<PortGuard>>;
@@ -35,17 +34,18 @@ struct PortGuard {
 }
 
 impl PortGuard {
-    /// Returns why a request is refused. `/health` reveals nothing that a page could use. Other pages are for every user of
-    /// this machine, except those about single requests and blocks.
+    /// Returns why a request is refused. That the depot lives tells a web page nothing that it could use. Other pages are
+    /// for every user of this machine, except those about single requests and blocks.
     fn refusal(&self, path: &str, headers: &HeaderMap) -> Option<Answer> {
-        if path == "/health" {
+        let reveals = Page::at(path).map(Page::reveals);
+        if reveals == Some(Reveals::Life) {
             return None;
         }
         let not_here = "every user of this machine can read this port: ask at the depot's own socket, or at its wire door";
         let why = browser::refusal(headers, &self.own_name)
-            .or_else(|| matches!(path, "/misses" | "/why").then_some(not_here))?;
+            .or_else(|| (reveals == Some(Reveals::Blocks)).then_some(not_here))?;
         self.refused.line(|left_out| tracing::warn!("a request for {path} was refused: {why}{left_out}"));
-        Some(pages::error(StatusCode::FORBIDDEN, why))
+        Some(error(StatusCode::FORBIDDEN, why))
     }
 }
 
@@ -58,8 +58,6 @@ const VISIT_MAX: Duration = Duration::from_secs(60);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long closing the door waits for answers in flight.
 const END_WAIT: Duration = Duration::from_secs(1);
-
-const PAGES: &str = "/, /config, /errors, /health, /metrics, /misses, /status, /why";
 
 /// Returns the Unix socket for HTTP of the depot at `socket`.
 pub fn socket_of(socket: &Path) -> PathBuf {
@@ -232,19 +230,16 @@ where
     let _ = tokio::time::timeout(VISIT_MAX, visit).await;
 }
 
-async fn answer(depot: &Arc<Depot>, method: &Method, uri: &Uri) -> Answer {
-    match (method, uri.path()) {
-        (&Method::GET, "/") => page::page(),
-        (&Method::GET, "/config") => pages::json(StatusCode::OK, &page::config(depot.config())),
-        (&Method::GET, "/errors") => pages::json(StatusCode::OK, &recent::list()),
-        (&Method::GET, "/health") => pages::health(),
-        (&Method::GET, "/metrics") => pages::metrics(None, depot.direct().stats()),
-        (&Method::GET, "/misses") => pages::misses(&depot.direct(), uri.query()),
-        (&Method::GET, "/status") => pages::status(&depot.direct().stats()),
-        (&Method::GET, "/why") => pages::why(depot.direct(), uri.query()).await,
-        (_, "/" | "/config" | "/errors" | "/health" | "/metrics" | "/misses" | "/status" | "/why") => {
-            pages::error(StatusCode::METHOD_NOT_ALLOWED, "only GET is answered")
+async fn answer(depot: &Depot, method: &Method, uri: &Uri) -> Answer {
+    match Page::at(uri.path()) {
+        Some(page) if *method == Page::METHOD => {
+            let subject = Subject { depot, series: None, names_namespaces: true };
+            page.answer(&subject, uri.query()).await
         }
-        _ => pages::error(StatusCode::NOT_FOUND, &format!("no such page: there are {PAGES}")),
+        Some(_) => error(StatusCode::METHOD_NOT_ALLOWED, "only GET is answered"),
+        None => {
+            let pages = Page::ALL.map(Page::path).join(", ");
+            error(StatusCode::NOT_FOUND, &format!("no such page: there are {pages}"))
+        }
     }
 }

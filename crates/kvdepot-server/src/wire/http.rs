@@ -18,12 +18,11 @@ use tokio::sync::{Semaphore, watch};
 use super::self_test::self_test;
 use super::shared::Door;
 use super::tls;
+use crate::http::answer::{Answer, error, failed, json};
 use crate::http::browser;
-use crate::http::page;
-use crate::http::pages::{self, Answer, error, failed, json};
+use crate::http::pages::{Page, Reveals, Subject};
 use crate::http::visitors::{Place, Visitors};
 use crate::log_limit::LogLimit;
-use crate::logging::recent;
 
 /// Limit of concurrent connections.
 const VISITORS_MAX: usize = 64;
@@ -103,16 +102,86 @@ async fn visit(http: Arc<Http>, tcp: TcpStream, place: Place) {
     let _ = tokio::time::timeout(VISIT_MAX, visit).await;
 }
 
+/// A page of this door: one of every depot's, or one of its own. A new one of its own needs a line in [`WirePage::OWN`], [`WirePage::entry`] and
+/// [`WirePage::answer`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum WirePage {
+    Common(Page),
+    Purge,
+    KvmapLen,
+    Selftest,
+}
+
+impl WirePage {
+    /// Those that only this door has.
+    const OWN: [Self; 3] = [Self::Purge, Self::KvmapLen, Self::Selftest];
+
+    /// Returns the page at a path.
+    fn at(path: &str) -> Option<Self> {
+        let own = || Self::OWN.into_iter().find(|page| page.entry().0 == path);
+        Page::at(path).map(Self::Common).or_else(own)
+    }
+
+    /// Returns its path and method.
+    const fn entry(self) -> (&'static str, Method) {
+        match self {
+            Self::Common(page) => (page.path(), Page::METHOD),
+            Self::Purge => ("/purge", Method::POST),
+            Self::KvmapLen => ("/kvmap_len", Method::GET),
+            Self::Selftest => ("/selftest", Method::GET),
+        }
+    }
+
+    /// Returns whether it walks or changes the depot, or reveals data that the token protects.
+    const fn is_heavy(self) -> bool {
+        match self {
+            Self::Common(page) => matches!(page.reveals(), Reveals::State | Reveals::Blocks),
+            _ => true,
+        }
+    }
+
+    /// Answers a request for it that may be answered.
+    async fn answer(self, http: &Http, request: &Request<Incoming>) -> Answer {
+        let door = &http.door;
+        match self {
+            Self::Common(page) => {
+                // Namespaces are named only to those who may read `/status`.
+                let names_namespaces = page.reveals() != Reveals::Numbers || refusal(http, request).is_none();
+                let series = Some(door.counters.registry());
+                let subject = Subject { depot: &door.depot, series, names_namespaces };
+                page.answer(&subject, request.uri().query()).await
+            }
+            Self::Purge => match apart(door, Values::purge).await {
+                Ok(count) => {
+                    tracing::info!("{count} values were purged");
+                    json(StatusCode::OK, &serde_json::json!({"status": "ok", "num": count}))
+                }
+                Err(error) => failed(&error),
+            },
+            Self::KvmapLen => match apart(door, Values::count).await {
+                Ok(count) => json(StatusCode::OK, &serde_json::json!({"len": count})),
+                Err(error) => failed(&error),
+            },
+            Self::Selftest => match apart(door, self_test).await {
+                Ok(()) => json(StatusCode::OK, &serde_json::json!({"status": "ok"})),
+                Err(error) => failed(&error),
+            },
+        }
+    }
+}
+
 async fn answer(http: &Http, request: Request<Incoming>) -> Answer {
-    let door = &http.door;
+    let Some(page) = WirePage::at(request.uri().path()) else {
+        return error(StatusCode::NOT_FOUND, "no such page");
+    };
     // The page holds no data: its own requests need the token.
-    if request.uri().path() == "/"
-        && door.token.is_none()
+    if page == WirePage::Common(Page::Root)
+        && http.door.token.is_none()
         && let Some(refused) = refused(http, &request)
     {
         return refused;
     }
-    let _heavy = if is_heavy(request.uri().path()) {
+    let _heavy = if page.is_heavy() {
         if let Some(refused) = refused(http, &request) {
             return refused;
         }
@@ -126,42 +195,10 @@ async fn answer(http: &Http, request: Request<Incoming>) -> Answer {
     } else {
         None
     };
-    match (request.method(), request.uri().path()) {
-        (&Method::GET, "/") => page::page(),
-        (&Method::GET, "/config") => json(StatusCode::OK, &page::config(door.depot.config())),
-        (&Method::GET, "/errors") => json(StatusCode::OK, &recent::list()),
-        (&Method::GET, "/health") => pages::health(),
-        (&Method::GET, "/metrics") => {
-            // Namespaces are named only to those who may read `/status`.
-            let answer =
-                if refusal(http, &request).is_none() { pages::metrics } else { pages::public_metrics };
-            answer(Some(door.counters.registry()), door.depot.direct().stats())
-        }
-        (&Method::GET, "/misses") => pages::misses(&door.depot.direct(), request.uri().query()),
-        (&Method::GET, "/status") => pages::status(&door.depot.direct().stats()),
-        (&Method::GET, "/why") => pages::why(door.depot.direct(), request.uri().query()).await,
-        (&Method::POST, "/purge") => match apart(door, Values::purge).await {
-            Ok(count) => {
-                tracing::info!("{count} values were purged");
-                json(StatusCode::OK, &serde_json::json!({"status": "ok", "num": count}))
-            }
-            Err(error) => failed(&error),
-        },
-        (&Method::GET, "/kvmap_len") => match apart(door, Values::count).await {
-            Ok(count) => json(StatusCode::OK, &serde_json::json!({"len": count})),
-            Err(error) => failed(&error),
-        },
-        (&Method::GET, "/selftest") => match apart(door, self_test).await {
-            Ok(()) => json(StatusCode::OK, &serde_json::json!({"status": "ok"})),
-            Err(error) => failed(&error),
-        },
-        (
-            _,
-            "/" | "/config" | "/errors" | "/purge" | "/kvmap_len" | "/selftest" | "/health" | "/metrics"
-            | "/misses" | "/status" | "/why",
-        ) => error(StatusCode::METHOD_NOT_ALLOWED, "another method is wanted"),
-        _ => error(StatusCode::NOT_FOUND, "no such page"),
+    if *request.method() != page.entry().1 {
+        return error(StatusCode::METHOD_NOT_ALLOWED, "another method is wanted");
     }
+    page.answer(http, &request).await
 }
 
 async fn apart<T: Send + 'static>(door: &Arc<Door>, work: fn(&Values) -> Result<T>) -> Result<T> {
@@ -171,14 +208,6 @@ async fn apart<T: Send + 'static>(door: &Arc<Door>, work: fn(&Values) -> Result<
     task.unwrap_or_else(|e| {
         Err(kvdepot_core::Error::new(kvdepot_core::ErrorKind::Io, "ended early").with_source(e))
     })
-}
-
-/// Returns whether a path walks or changes the depot, or reveals data that the token protects.
-fn is_heavy(path: &str) -> bool {
-    matches!(
-        path,
-        "/config" | "/errors" | "/purge" | "/kvmap_len" | "/selftest" | "/misses" | "/status" | "/why"
-    )
 }
 
 /// Returns why a request may not walk or change the depot.
