@@ -4,8 +4,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use kvdepot_depot::DepotConfig;
-use kvdepot_server::WireConfig;
 use kvdepot_server::logging::{self, Form, Settings};
+use kvdepot_server::{Serving, WireConfig};
 use pyo3::prelude::*;
 
 use crate::errors::OrRaise;
@@ -24,18 +24,19 @@ pub(crate) fn serve(
     let config = DepotConfig::from_json(config_json).or_raise()?;
     let wire = wire_json.map(WireConfig::from_json).transpose().or_raise()?;
     let idle_exit = (idle_exit_ms > 0).then(|| Duration::from_millis(idle_exit_ms));
+    let serving = Serving { config, socket: Path::new(socket_path), idle_exit, wire };
     let mut interrupted = None;
     let ended = py.detach(|| {
-        let serve = match (take_over, wait_for_lock) {
-            (true, _) => kvdepot_server::serve_taking_over,
-            (false, true) => kvdepot_server::serve_in_turn,
-            (false, false) => kvdepot_server::serve_doors,
-        };
-        serve(config, Path::new(socket_path), idle_exit, wire, &mut || {
+        let mut keep_on = || {
             // Python's own signal handlers decide: SIGINT raises KeyboardInterrupt, SIGTERM what the command line set.
             interrupted = Python::attach(|py| py.check_signals()).err();
             interrupted.is_none()
-        })
+        };
+        match (take_over, wait_for_lock) {
+            (true, _) => serving.serve_taking_over(&mut keep_on),
+            (false, true) => serving.serve_in_turn(&mut keep_on),
+            (false, false) => serving.serve(&mut keep_on),
+        }
     });
     ended.or_raise()?;
     interrupted.map_or(Ok(()), Err)

@@ -15,7 +15,7 @@ use kvdepot_copy::HostEngine;
 use kvdepot_core::{BlockHash, BlockLayout, NamespaceSpec};
 use kvdepot_depot::DepotConfig;
 use kvdepot_depot::client::{Attachment, DeviceEngine, Store};
-use kvdepot_server::{keeper, serve};
+use kvdepot_server::{Serving, keeper};
 
 const WAIT: Duration = Duration::from_secs(600);
 const SIZES: [usize; 4] = [64 << 10, 256 << 10, 1 << 20, 4 << 20];
@@ -53,7 +53,8 @@ fn serve_until_told(socket: &str, pool_bytes: &str, keeps: &str) {
         drop(end);
     });
     let mut keep_on = || ended.try_recv() != Err(std::sync::mpsc::TryRecvError::Disconnected);
-    serve(DepotConfig::from_json(&config.to_string()).unwrap(), Path::new(socket), None, &mut keep_on)
+    Serving::new(DepotConfig::from_json(&config.to_string()).unwrap(), Path::new(socket))
+        .serve(&mut keep_on)
         .unwrap();
 }
 

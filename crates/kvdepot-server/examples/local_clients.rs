@@ -72,7 +72,7 @@ fn depot(socket: &Path, pool_mib: u64, blocks: u64) {
         let _ = end.send(());
     });
     println!("ready");
-    serve_depot(&lock, depot, 512, None, None, &mut || ended.try_recv().is_err()).unwrap();
+    serve_depot(&lock, depot, 512, &mut || ended.try_recv().is_err()).unwrap();
 }
 
 /// Returns the microseconds of each call until the time is over, sorted.

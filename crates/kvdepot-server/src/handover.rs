@@ -29,10 +29,9 @@ use kvdepot_depot::{Depot, DepotConfig, PoolMapping, Session};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
-use crate::local::LocalDoor;
 use crate::lock::DoorLock;
-use crate::peer::{Peer, Process};
-use crate::quarantine::Held;
+use crate::peer::{Peer, Process, ensure_own_user};
+use crate::quarantine::{Held, Quarantine};
 
 /// The longest time for the running depot's answer to the hello.
 const HELLO_WAIT: Duration = Duration::from_secs(5);
@@ -46,21 +45,6 @@ const HAND_OVER_WAIT: Duration = Duration::from_secs(180);
 const TICK: Duration = Duration::from_millis(100);
 /// How often a wait for the running depot's exit is logged.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
-
-/// Fails unless the peer belongs to this process's user. A pool is only handed over within one user, because its
-/// content is trusted and the socket stays that user's.
-pub(crate) fn ensure_own_user(connection: BorrowedFd<'_>, what: &str) -> Result<()> {
-    let peer = rustix::net::sockopt::socket_peercred(connection)
-        .map_err(|e| Error::io("cannot tell whose process the other one is", e.into()))?
-        .uid;
-    let own = rustix::process::geteuid();
-    if peer == own {
-        return Ok(());
-    }
-    Err(Error::new(ErrorKind::Permission, what.to_owned())
-        .with("uid", own.as_raw())
-        .with("other_uid", peer.as_raw()))
-}
 
 fn unexpected() -> Error {
     Error::new(ErrorKind::Protocol, "an answer that does not belong to a hand-over")
@@ -91,22 +75,23 @@ impl Asking {
         self.socket.send(&encode(self.request, response)?, fd)
     }
 
-    /// Hands over the pool of a frozen depot whose connections have ended. Returns the connection to the new owner, to
-    /// be closed when nothing in this process touches the pool any more.
+    /// Hands over the pool of a frozen depot whose connections have ended, with the sessions whose copies may still run.
+    /// Those are held in `quarantine` again if that fails. Returns the connection to the new owner, to be closed when
+    /// nothing in this process touches the pool any more.
     pub(crate) fn hand_over(
         mut self,
         depot: &Depot,
-        door: &mut LocalDoor<'_>,
+        held: Vec<Held>,
+        quarantine: &Quarantine,
         lock: &DoorLock,
     ) -> Result<SeqPacket> {
-        let held = door.take_held()?;
         let outcome = self.try_hand_over(depot, &held, lock);
         match outcome {
             // Their leases now belong to the other depot; this one's machine no longer matters.
             Ok(()) => Ok(self.socket),
             Err(error) => {
                 self.refuse(&error);
-                door.quarantine.hold_all(held.into_iter().map(|held| (held.session, held.peer)));
+                quarantine.hold_all(held.into_iter().map(|held| (held.session, held.peer)));
                 Err(error)
             }
         }

@@ -17,7 +17,7 @@ use kvdepot_depot::{Depot, Session};
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::{SendFlags, Shutdown, SocketFlags, sockopt};
 
-use crate::Ended;
+use crate::ended::Ended;
 use crate::handover::Asking;
 use crate::keeper::Keeper;
 use crate::lock::{DoorLock, FileId, Standing};

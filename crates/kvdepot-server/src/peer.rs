@@ -1,10 +1,11 @@
-//! The process at the other end of a connection: whether it has exited, so that the kernel has released everything that
-//! it had.
+//! The process at the other end of a connection: whose it is, and whether it has exited, so that the kernel has released
+//! everything that it had.
 
 use std::fmt::Debug;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
+use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_depot::seqpacket::SeqPacket;
 use kvdepot_io::socket::{peer_pidfd, peer_process};
 use rustix::event::{PollFd, PollFlags};
@@ -89,6 +90,21 @@ impl Process {
         };
         Self { pid, pidfd }
     }
+}
+
+/// Fails unless the peer belongs to this process's user. A pool is only handed over within one user, because its
+/// content is trusted and the socket stays that user's.
+pub(crate) fn ensure_own_user(connection: BorrowedFd<'_>, what: &str) -> Result<()> {
+    let peer = rustix::net::sockopt::socket_peercred(connection)
+        .map_err(|e| Error::io("cannot tell whose process the other one is", e.into()))?
+        .uid;
+    let own = rustix::process::geteuid();
+    if peer == own {
+        return Ok(());
+    }
+    Err(Error::new(ErrorKind::Permission, what.to_owned())
+        .with("uid", own.as_raw())
+        .with("other_uid", peer.as_raw()))
 }
 
 /// Opens a pidfd by number. A process that has exited may have left its pid to another one, but then its connection was

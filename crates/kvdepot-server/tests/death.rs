@@ -48,12 +48,13 @@ fn role_main() {
     let socket = std::path::PathBuf::from(std::env::var(SOCKET).unwrap());
     match role.as_str() {
         "depot" => {
-            kvdepot_server::serve(config(32 << 20, serde_json::json!({})), &socket, None, &mut || true)
+            kvdepot_server::Serving::new(config(32 << 20, serde_json::json!({})), &socket)
+                .serve(&mut || true)
                 .unwrap();
         }
         "client" => busy_client(&socket),
         "depot on disk" => {
-            kvdepot_server::serve(on_disk(&socket), &socket, None, &mut || true).unwrap();
+            kvdepot_server::Serving::new(on_disk(&socket), &socket).serve(&mut || true).unwrap();
         }
         "writer" => writer(&socket),
         "silent" => silent(&socket),

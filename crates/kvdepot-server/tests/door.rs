@@ -17,7 +17,7 @@ use kvdepot_depot::message::{
     ClaimGroup, HELLO_MAGIC, Hashes, PROTOCOL_VERSION, Request, Response, Shards, decode, encode,
 };
 use kvdepot_depot::seqpacket::{FrameBuffer, SeqPacket};
-use kvdepot_server::{DoorLock, Ended, LocalDoor, serve};
+use kvdepot_server::{DoorLock, Ended, LocalDoor, Serving};
 use proptest::prelude::*;
 
 fn hello() -> Request<'static> {
@@ -205,7 +205,7 @@ fn a_dead_depot_s_socket_is_replaced_and_a_living_one_s_is_not() {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let serving = scope.spawn(|| door.run(&depot, None, &mut || !stop.load(Ordering::Acquire)).unwrap());
-        let ended = serve(config(2 << 20, no()), &path, None, &mut || true).unwrap();
+        let ended = Serving::new(config(2 << 20, no()), &path).serve(&mut || true).unwrap();
         assert_eq!(ended, Ended::AlreadyServed);
         stop.store(true, Ordering::Release);
         assert_eq!(serving.join().unwrap(), Ended::Stopped);
@@ -234,8 +234,9 @@ fn places_that_others_may_write_are_refused() {
 fn an_idle_door_closes_by_itself() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("d.sock");
-    let idle = Some(std::time::Duration::from_millis(1));
-    assert_eq!(serve(config(2 << 20, no()), &path, idle, &mut || true).unwrap(), Ended::Idle);
+    let idle_exit = Some(std::time::Duration::from_millis(1));
+    let serving = Serving { idle_exit, ..Serving::new(config(2 << 20, no()), &path) };
+    assert_eq!(serving.serve(&mut || true).unwrap(), Ended::Idle);
     assert!(!path.exists());
 }
 

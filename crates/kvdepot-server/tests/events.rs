@@ -23,7 +23,7 @@ use kvdepot_depot::message::{
     HELLO_MAGIC, Hashes, NamespaceHandle, PROTOCOL_VERSION, Request, Response, decode, encode,
 };
 use kvdepot_depot::seqpacket::{FrameBuffer, SeqPacket};
-use kvdepot_server::{logging, serve, serve_taking_over};
+use kvdepot_server::{Serving, logging};
 use serde_json::json;
 use wire::Wired;
 
@@ -43,8 +43,8 @@ fn role_main() {
     let config = config(POOL, serde_json::json!({"pipeline": "Cache|Posix", "posix": posix}));
     logging::init("info", Some(&directory.join("log"))).unwrap();
     match role.as_str() {
-        "depot" => serve(config, &socket, None, &mut || true).unwrap(),
-        "heir" => serve_taking_over(config, &socket, None, None, &mut || true).unwrap(),
+        "depot" => Serving::new(config, &socket).serve(&mut || true).unwrap(),
+        "heir" => Serving::new(config, &socket).serve_taking_over(&mut || true).unwrap(),
         other => panic!("no such role: {other}"),
     };
 }

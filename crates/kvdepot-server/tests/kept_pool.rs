@@ -16,7 +16,7 @@ use kvdepot_core::{BlockLayout, NamespaceSpec};
 use kvdepot_depot::client::Attachment;
 use kvdepot_depot::message::{HELLO_MAGIC, PROTOCOL_VERSION, Request, encode};
 use kvdepot_depot::seqpacket::{FrameBuffer, SeqPacket};
-use kvdepot_server::{keeper, logging, serve, serve_taking_over};
+use kvdepot_server::{Serving, keeper, logging};
 use rustix::process::{Pid, Signal, kill_process};
 
 const POOL: u64 = 64 << 20;
@@ -110,11 +110,11 @@ fn role_main() {
     };
     let mut keep_on = || !directory.join("end").exists();
     match role.as_str() {
-        "depot" => serve(with(POOL, 600_000), &socket, None, &mut keep_on),
-        "depot kept for a moment" => serve(with(POOL, 1), &socket, None, &mut keep_on),
-        "depot of another size" => serve(with(2 * POOL, 600_000), &socket, None, &mut keep_on),
-        "depot that keeps nothing" => serve(with(POOL, 0), &socket, None, &mut keep_on),
-        "heir" => serve_taking_over(with(POOL, 600_000), &socket, None, None, &mut keep_on),
+        "depot" => Serving::new(with(POOL, 600_000), &socket).serve(&mut keep_on),
+        "depot kept for a moment" => Serving::new(with(POOL, 1), &socket).serve(&mut keep_on),
+        "depot of another size" => Serving::new(with(2 * POOL, 600_000), &socket).serve(&mut keep_on),
+        "depot that keeps nothing" => Serving::new(with(POOL, 0), &socket).serve(&mut keep_on),
+        "heir" => Serving::new(with(POOL, 600_000), &socket).serve_taking_over(&mut keep_on),
         other => panic!("no such role: {other}"),
     }
     .unwrap();

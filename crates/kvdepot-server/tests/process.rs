@@ -24,9 +24,7 @@ use kvdepot_depot::client::Attachment;
 use kvdepot_depot::message::{HELLO_MAGIC, PROTOCOL_VERSION, Request, Response, decode, encode};
 use kvdepot_depot::seqpacket::{FrameBuffer, SeqPacket};
 use kvdepot_depot::{Depot, PoolMapping};
-use kvdepot_server::{
-    DoorLock, Ended, LocalDoor, Place, WireConfig, logging, serve_depot, serve_doors, serve_in_turn,
-};
+use kvdepot_server::{DoorLock, Ended, LocalDoor, Place, Serving, WireConfig, logging, serve_depot};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use scripted::{Act, Scripted};
 
@@ -99,43 +97,44 @@ fn role_main() {
     match role.as_str() {
         "64 descriptors" => {
             limit(64);
-            serve_doors(on_disk, &socket, None, None, &mut || true).unwrap();
+            Serving::new(on_disk, &socket).serve(&mut || true).unwrap();
         }
         "256 descriptors and a wire door" => {
             limit(256);
             let wire = WireConfig::from_json("{\"service_port\": 0}").unwrap();
-            serve_doors(on_disk, &socket, None, Some(wire), &mut || true).unwrap();
+            let serving = Serving { wire: Some(wire), ..Serving::new(on_disk, &socket) };
+            serving.serve(&mut || true).unwrap();
         }
         "no descriptors for a while" => {
             limit(256);
             let (mut hoard, mut turns, begin) = (Vec::new(), 0, directory.join("connected"));
             // Without a tier, which would open and close its own files meanwhile.
             let plain = config(4 << 20, serde_json::json!({}));
-            serve_doors(plain, &socket, None, None, &mut || {
-                if turns == 0 {
-                    hoard.extend(std::iter::from_fn(|| File::open("/dev/null").ok()));
-                }
-                turns += u32::from(begin.exists());
-                if turns == TURNS {
-                    hoard.clear();
-                }
-                // Once is enough: descriptors that the depot opens meanwhile are its own.
-                turns = turns.max(1);
-                true
-            })
-            .unwrap();
+            Serving::new(plain, &socket)
+                .serve(&mut || {
+                    if turns == 0 {
+                        hoard.extend(std::iter::from_fn(|| File::open("/dev/null").ok()));
+                    }
+                    turns += u32::from(begin.exists());
+                    if turns == TURNS {
+                        hoard.clear();
+                    }
+                    // Once is enough: descriptors that the depot opens meanwhile are its own.
+                    turns = turns.max(1);
+                    true
+                })
+                .unwrap();
         }
         "a write panics" => {
             let lock = DoorLock::take(&socket).unwrap().unwrap();
             let depot = scripted_depot(Act::Panic);
-            serve_depot(&lock, depot, 8, None, None, &mut || true).unwrap();
+            serve_depot(&lock, depot, 8, &mut || true).unwrap();
         }
         "writes never end" => {
             let lock = DoorLock::take(&socket).unwrap().unwrap();
             let (held, _writes) = crossbeam_channel::unbounded();
             let end = directory.join("end");
-            serve_depot(&lock, scripted_depot(Act::Hold(held)), 8, None, None, &mut || !end.exists())
-                .unwrap();
+            serve_depot(&lock, scripted_depot(Act::Hold(held)), 8, &mut || !end.exists()).unwrap();
         }
         other => panic!("no such role: {other}"),
     }
@@ -259,7 +258,7 @@ fn a_drain_under_way_does_not_keep_a_depot_from_ending() {
         let stop = &stop;
         let (ended, over) = crossbeam_channel::bounded(1);
         scope.spawn(move || {
-            let outcome = serve_depot(&lock, depot, 8, None, None, &mut || !stop.load(Ordering::Acquire));
+            let outcome = serve_depot(&lock, depot, 8, &mut || !stop.load(Ordering::Acquire));
             ended.send(outcome).unwrap();
         });
         let attachment = Attachment::connect(socket.clone(), None, LONG, LONG).unwrap();
@@ -329,7 +328,9 @@ fn a_depot_whose_place_was_taken_ends_and_leaves_the_other_socket() {
     let at = |name: &str| directory.path().join(name);
     let thread = std::thread::spawn({
         let socket = at("d.sock");
-        move || kvdepot_server::serve(config(2 << 20, serde_json::json!({})), &socket, None, &mut || true)
+        move || {
+            kvdepot_server::Serving::new(config(2 << 20, serde_json::json!({})), &socket).serve(&mut || true)
+        }
     });
     eventually("a depot", || SeqPacket::connect(&at("d.sock")).is_ok());
     assert!(matches!(hello(&at("d.sock")).1, Response::Welcome { .. }));
@@ -405,7 +406,7 @@ fn a_depot_that_waits_for_its_turn_serves_when_the_other_one_has_ended() {
     assert!(matches!(second, Ok(Place::Free(_))), "{second:?}");
     assert_eq!(asked, 3, "it neither ends beside a depot that answers, nor waits after its end");
     drop(second);
-    let ended = serve_in_turn(config(4 << 20, serde_json::json!({})), &socket, None, None, &mut || {
+    let ended = Serving::new(config(4 << 20, serde_json::json!({})), &socket).serve_in_turn(&mut || {
         after += 1;
         after < 3
     });
@@ -434,7 +435,7 @@ fn a_depot_that_waits_for_its_turn_leaves_a_deleted_lock_to_the_depot_that_answe
 fn a_depot_that_waits_for_its_turn_can_be_told_to_stop_and_says_its_mistakes_at_once() {
     let served = Served::start(config(4 << 20, serde_json::json!({})));
     drop(served.attach());
-    let wait = |config| serve_in_turn(config, &served.socket, None, None, &mut || false);
+    let wait = |config| Serving::new(config, &served.socket).serve_in_turn(&mut || false);
     assert_eq!(wait(config(4 << 20, serde_json::json!({}))).unwrap(), Ended::Stopped);
     let wrong = config(4 << 20, serde_json::json!({"eviction": "oldest"}));
     assert_eq!(wait(wrong).unwrap_err().kind(), ErrorKind::Config);

@@ -15,7 +15,7 @@ use kvdepot_copy::{CopyBatch, CopyEngine, GroupSink, HostEngine};
 use kvdepot_core::{BlockLayout, NamespaceSpec, Result};
 use kvdepot_depot::DepotConfig;
 use kvdepot_depot::client::{Attachment, Claim, ClaimGroupSpec};
-use kvdepot_server::{keeper, logging, serve, serve_taking_over};
+use kvdepot_server::{Serving, keeper, logging};
 use serde_json::{Value, json};
 
 const POOL: u64 = 16 << 20;
@@ -50,10 +50,10 @@ fn role_main() {
     let kept = || on_two_nodes(json!({"pool_keep_ms": 600_000, "pool_keeper": keeper}));
     let mut keep_on = || !directory.join("end").exists();
     match role.as_str() {
-        "depot" => serve(on_two_nodes(json!({})), &socket, None, &mut keep_on),
+        "depot" => Serving::new(on_two_nodes(json!({})), &socket).serve(&mut keep_on),
         // This machine's own nodes differ from those of the pool that it takes over.
-        "heir" => serve_taking_over(config(POOL, json!({})), &socket, None, None, &mut keep_on),
-        "kept depot" => serve(kept(), &socket, None, &mut keep_on),
+        "heir" => Serving::new(config(POOL, json!({})), &socket).serve_taking_over(&mut keep_on),
+        "kept depot" => Serving::new(kept(), &socket).serve(&mut keep_on),
         other => panic!("no such role: {other}"),
     }
     .unwrap();

@@ -16,7 +16,7 @@ use std::thread::JoinHandle;
 use common::roles::{ROLE_MAIN, Role, attach, log, own_role, proven, socket, until};
 use common::{Engine, config, spec};
 use kvdepot_core::{BlockLayout, NamespaceSpec};
-use kvdepot_server::{logging, serve};
+use kvdepot_server::{Serving, logging};
 use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
 use rustix::net::sockopt::set_socket_passcred;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
@@ -47,7 +47,9 @@ fn role_main() {
     let keep_ms = if role == "depot that keeps nothing" { 0 } else { 600_000 };
     // No process to keep the pool may be started.
     let more = serde_json::json!({"pool_keep_ms": keep_ms, "pool_keeper": ["/nonexistent/keeper"]});
-    serve(config(POOL, more), &socket(&directory), None, &mut || !directory.join("end").exists()).unwrap();
+    Serving::new(config(POOL, more), &socket(&directory))
+        .serve(&mut || !directory.join("end").exists())
+        .unwrap();
 }
 
 /// The state of a manager.

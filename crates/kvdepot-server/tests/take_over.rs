@@ -17,7 +17,7 @@ use kvdepot_depot::client::{Attachment, Claim, ClaimGroupSpec};
 use kvdepot_depot::handover::HAND_OVER_VERSION;
 use kvdepot_depot::message::{HELLO_MAGIC, Hashes, PROTOCOL_VERSION, Request, Response, decode, encode};
 use kvdepot_depot::seqpacket::{FrameBuffer, SeqPacket};
-use kvdepot_server::{Ended, logging, serve, serve_taking_over};
+use kvdepot_server::{Ended, Serving, logging};
 
 const POOL: u64 = 8 << 20;
 const BLOCK: u64 = 128 << 10;
@@ -36,25 +36,25 @@ fn role_main() {
     let plain = || config(POOL, serde_json::json!({}));
     logging::init("info", Some(&directory.join("log"))).unwrap();
     let ended = match role.as_str() {
-        "depot" => serve(plain(), &socket, None, &mut || true),
-        "heir" => serve_taking_over(plain(), &socket, None, None, &mut || true),
-        "depot on disk" => serve(on_disk(), &socket, None, &mut || true),
-        "heir on disk" => serve_taking_over(on_disk(), &socket, None, None, &mut || true),
+        "depot" => Serving::new(plain(), &socket).serve(&mut || true),
+        "heir" => Serving::new(plain(), &socket).serve_taking_over(&mut || true),
+        "depot on disk" => Serving::new(on_disk(), &socket).serve(&mut || true),
+        "heir on disk" => Serving::new(on_disk(), &socket).serve_taking_over(&mut || true),
         "heir of another size" => {
             let larger = config(2 * POOL, serde_json::json!({}));
-            let refused = serve_taking_over(larger, &socket, None, None, &mut || true).unwrap_err();
+            let refused = Serving::new(larger, &socket).serve_taking_over(&mut || true).unwrap_err();
             assert!(refused.to_string().contains("another size"), "{refused}");
             return;
         }
         "heir that cannot start" => {
             let nothing_kept = config(POOL, serde_json::json!({"pipeline": "Staging"}));
-            let refused = serve_taking_over(nothing_kept, &socket, None, None, &mut || true).unwrap_err();
+            let refused = Serving::new(nothing_kept, &socket).serve_taking_over(&mut || true).unwrap_err();
             assert!(refused.to_string().contains("needs a tier"), "{refused}");
             return;
         }
         "heir that may grow" => {
             let growing = config(POOL, serde_json::json!({"pool_bytes_max": 4 * POOL}));
-            serve_taking_over(growing, &socket, None, None, &mut || true)
+            Serving::new(growing, &socket).serve_taking_over(&mut || true)
         }
         "dumper" => {
             let _held = reserve(&socket, &[77, 78, 79]);

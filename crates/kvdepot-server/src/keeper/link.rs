@@ -1,6 +1,6 @@
 //! The depot's side of its keeper.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -18,10 +18,9 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::Pid;
 
-use super::store::{self, Store};
-use super::{FromKeeper, ToKeeper, path};
-use crate::handover::ensure_own_user;
-use crate::peer::{Activity, Peer, Process};
+use super::message::{FromKeeper, ToKeeper, path};
+use super::store::{self, Found, Store};
+use crate::peer::{Activity, Peer, Process, ensure_own_user};
 
 /// The longest time for the keeper to accept a frame: it does nothing else.
 const SEND_WAIT: Duration = Duration::from_secs(1);
@@ -80,16 +79,6 @@ impl Peer for EarlierPeer {
 pub(crate) struct KnownClient {
     keeper: Arc<Keeper>,
     number: u64,
-}
-
-/// The content of a keeper.
-#[derive(Debug)]
-pub(super) struct Found {
-    pub(super) pool: OwnedFd,
-    pub(super) ledger: OwnedFd,
-    /// Connections whose clients may still copy.
-    pub(super) clients: Vec<(u64, Option<OwnedFd>)>,
-    pub(super) store: Store,
 }
 
 /// Asks the keeper of the earlier depot at `socket`. Returns `None` if there is none.

@@ -12,7 +12,7 @@ use rustix::net::SocketFlags;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::{FromKeeper, ToKeeper};
+use super::message::{FromKeeper, ToKeeper};
 use crate::peer::{Peer, Process};
 
 /// The longest time for a next depot to accept a frame.

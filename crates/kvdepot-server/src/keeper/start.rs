@@ -8,8 +8,9 @@ use kvdepot_depot::handover::other_size;
 use kvdepot_depot::recover::LeftLedger;
 use kvdepot_depot::{Depot, DepotConfig, PoolMapping, Session};
 
-use super::link::{EarlierPeer, Found, Keeper, ask, dismiss_at};
-use super::store;
+use super::link::{EarlierPeer, Keeper, ask, dismiss_at};
+use super::message::path;
+use super::store::{self, Found};
 use crate::peer::{Peer, Process};
 
 /// A depot, sessions of clients that may still copy, and the keeper.
@@ -21,7 +22,7 @@ pub(crate) struct Started {
 
 /// Dismisses a keeper at this socket, whatever it has. The caller must own the place.
 pub(crate) fn dismiss_any(socket: &Path) {
-    dismiss_at(&super::path(socket));
+    dismiss_at(&path(socket));
 }
 
 /// Starts a depot at a place that the caller owns, in the pool left by a crashed depot.

@@ -22,8 +22,7 @@ use kvdepot_io::inherited;
 use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
 
-use super::ToKeeper;
-use super::link::Found;
+use super::message::ToKeeper;
 use crate::systemd::Manager;
 
 const PREFIX: &str = "kvdepot-";
@@ -45,6 +44,16 @@ pub(super) struct ManagerStore {
     clients: Mutex<BTreeSet<u64>>,
     /// Whether it has the earlier depot's pool: a second descriptor of that name would be stored next to it.
     has_pool: bool,
+}
+
+/// The content of a keeper.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) pool: OwnedFd,
+    pub(super) ledger: OwnedFd,
+    /// Connections whose clients may still copy.
+    pub(super) clients: Vec<(u64, Option<OwnedFd>)>,
+    pub(super) store: Store,
 }
 
 impl Store {

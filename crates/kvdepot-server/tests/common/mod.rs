@@ -41,7 +41,7 @@ impl Served {
         let stop = Arc::new(AtomicBool::new(false));
         let (path, flag) = (socket.clone(), Arc::clone(&stop));
         let thread = std::thread::spawn(move || {
-            kvdepot_server::serve(config, &path, None, &mut || !flag.load(Ordering::Acquire)).unwrap()
+            kvdepot_server::Serving::new(config, &path).serve(&mut || !flag.load(Ordering::Acquire)).unwrap()
         });
         Self { socket, stop, thread: Some(thread), _directory: directory }
     }
