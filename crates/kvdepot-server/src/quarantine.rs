@@ -258,7 +258,7 @@ mod tests {
     use kvdepot_depot::{Depot, DepotConfig};
 
     use super::*;
-    use crate::local::{converse, said_goodbye};
+    use crate::local::conversation::{converse, said_goodbye};
 
     /// Detects a hang of the test itself and does not measure speed.
     const HANG: Duration = Duration::from_secs(60);
