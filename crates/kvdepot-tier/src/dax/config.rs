@@ -8,17 +8,8 @@ use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_io::mapped::Access;
 use serde_json::Value;
 
-use super::settings::SETTINGS;
+use super::settings::{ASYNC_PUT_DEFAULT, SETTINGS, SLAB_BYTES_DEFAULT, SLAB_BYTES_MIN, WORKERS_DEFAULT};
 use crate::settings::Fields;
-
-/// Number of threads that copy blocks out.
-pub(super) const WORKERS_DEFAULT: usize = 4;
-/// Bytes of a wave.
-pub(super) const SLAB_BYTES_DEFAULT: u64 = 256 << 20;
-/// The fewest bytes of a wave.
-pub(super) const SLAB_BYTES_MIN: u64 = 1 << 20;
-/// Whether a put returns without waiting for the flush.
-pub(super) const ASYNC_PUT_DEFAULT: bool = false;
 
 /// Settings of a DAX tier.
 #[derive(Clone, Debug, PartialEq)]

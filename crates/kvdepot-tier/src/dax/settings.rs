@@ -2,9 +2,16 @@
 
 use kvdepot_core::limits::IO_THREADS_MAX;
 
-use super::config::{ASYNC_PUT_DEFAULT, SLAB_BYTES_DEFAULT, SLAB_BYTES_MIN, WORKERS_DEFAULT};
 use crate::settings::{Key, Kind, Preset, Setting};
 
+/// Number of threads that copy blocks out.
+pub(super) const WORKERS_DEFAULT: usize = 4;
+/// Bytes of a wave.
+pub(super) const SLAB_BYTES_DEFAULT: u64 = 256 << 20;
+/// The fewest bytes of a wave.
+pub(super) const SLAB_BYTES_MIN: u64 = 1 << 20;
+/// Whether a put returns without waiting for the flush.
+pub(super) const ASYNC_PUT_DEFAULT: bool = false;
 /// Largest medium: an exbibyte.
 const BYTES_MAX: u64 = 1 << 60;
 const THREADS: Kind = Kind::Whole { min: 1, max: IO_THREADS_MAX as u64 };

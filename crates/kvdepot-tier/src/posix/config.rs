@@ -8,14 +8,9 @@ use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_io::{DirectUse, EngineKind};
 use serde_json::Value;
 
-use super::settings::SETTINGS;
+use super::settings::{CAPACITY_PERCENT_DEFAULT, FREE_FLOOR_PERCENT_DEFAULT, SETTINGS};
 use crate::Compression;
 use crate::settings::{Fields, MEMORY_OUTLIVES, Switch};
-
-/// Share of the file systems that a tier may take if no cap is configured.
-pub(super) const CAPACITY_PERCENT_DEFAULT: u64 = 80;
-/// Share of a file system that stays free if nothing else is configured.
-pub(super) const FREE_FLOOR_PERCENT_DEFAULT: u64 = 2;
 
 /// Settings of a Posix tier.
 #[derive(Clone, Debug, PartialEq)]

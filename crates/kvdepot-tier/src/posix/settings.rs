@@ -2,9 +2,12 @@
 
 use kvdepot_core::limits::{IO_QUEUE_MAX, IO_THREADS_MAX, TIER_DIRECTORIES_MAX};
 
-use super::config::{CAPACITY_PERCENT_DEFAULT, FREE_FLOOR_PERCENT_DEFAULT};
 use crate::settings::{ByMachine, Key, Kind, MEMORY_OUTLIVES, Preset, Setting};
 
+/// Share of the file systems that a tier may take if no cap is configured.
+pub(super) const CAPACITY_PERCENT_DEFAULT: u64 = 80;
+/// Share of a file system that stays free if nothing else is configured.
+pub(super) const FREE_FLOOR_PERCENT_DEFAULT: u64 = 2;
 /// Largest cap: an exbibyte.
 const CAPACITY_BYTES_MAX: u64 = 1 << 60;
 /// Share of a disk's free space that a tier takes in the user's cache directory if nobody configured a directory.
