@@ -9,8 +9,8 @@ use kvdepot_core::limits::BLOCK_ALIGN_BYTES;
 use kvdepot_core::{BlockHash, Result};
 use kvdepot_io::{Device, DeviceSpace};
 
-use super::PosixConfig;
 use super::checkpoint::CHECKPOINT_NAME;
+use super::config::PosixConfig;
 use super::state::Prior;
 use super::total;
 

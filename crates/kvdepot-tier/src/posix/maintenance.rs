@@ -1,83 +1,14 @@
 //! The thread that learns and records what lies in the directories: discovery, checkpoints, scans, recency.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvdepot_core::limits::{CHECKPOINT_INTERVAL_S, SWEEP_INTERVAL_S};
 use kvdepot_core::{BlockKey, Error, NamespaceId, Result};
 
+use super::chores::{CLOSE_WAIT_MAX, ScanJob};
 use super::index::time_of;
-use super::scan::ScanJob;
 use super::state::{PIECE, Shared, State};
-use super::unlinker::ReclaimJob;
-use super::waste::RetireJob;
-
-/// The pending work of the two background threads.
-#[derive(Debug)]
-pub(super) struct Chores {
-    /// Whether to search the directories for namespaces.
-    pub(super) discover: bool,
-    /// Whether the checkpoint must still be read.
-    pub(super) replay: bool,
-    pub(super) scans: VecDeque<ScanJob>,
-    /// Namespace directories without a readable description: device and root.
-    pub(super) unnamed: VecDeque<(usize, NamespaceId)>,
-    pub(super) touches: VecDeque<BlockKey>,
-    /// Directories of earlier epochs.
-    pub(super) reclaims: VecDeque<ReclaimJob>,
-    /// Namespaces whose epoch has passed.
-    pub(super) retired: VecDeque<RetireJob>,
-    /// Number of directories being counted or reclaimed now.
-    pub(super) looks: usize,
-    /// Whether to check the floor of free space.
-    pub(super) floor: bool,
-    /// Whether the last background eviction failed: retried when something changes.
-    pub(super) trim_failed: bool,
-    /// Whether the maintenance thread is working.
-    pub(super) busy: bool,
-    /// Whether the unlink thread is working.
-    pub(super) unlinking: bool,
-    /// Set when the threads shall end: the time by which they finish what cannot be put off.
-    pub(super) stop_at: Option<Instant>,
-    /// Threads that are still running.
-    pub(super) threads: usize,
-}
-
-impl Default for Chores {
-    fn default() -> Self {
-        Self {
-            discover: true,
-            replay: true,
-            scans: VecDeque::new(),
-            unnamed: VecDeque::new(),
-            touches: VecDeque::new(),
-            reclaims: VecDeque::new(),
-            retired: VecDeque::new(),
-            looks: 0,
-            floor: false,
-            trim_failed: false,
-            busy: false,
-            unlinking: false,
-            stop_at: None,
-            threads: 0,
-        }
-    }
-}
-
-impl Chores {
-    fn is_idle(&self) -> bool {
-        let begun = self.busy || self.unlinking || self.discover || self.replay || self.floor;
-        let queued = !self.touches.is_empty() || !self.retired.is_empty();
-        !begun && !queued && self.has_looked()
-    }
-
-    /// Returns whether every known directory has been examined.
-    pub(super) fn has_looked(&self) -> bool {
-        let listed = self.scans.is_empty() && self.unnamed.is_empty() && self.looks == 0;
-        !self.discover && listed && self.reclaims.is_empty()
-    }
-}
 
 /// One piece of work for the maintenance thread.
 enum Chore {
@@ -190,7 +121,7 @@ impl Shared {
         loop {
             if let Some(until) = state.chores.stop_at {
                 // The recorded total shall be that of what stays. Half of the time is kept for a checkpoint.
-                let until = until.checked_sub(super::CLOSE_WAIT_MAX / 2).unwrap_or(until);
+                let until = until.checked_sub(CLOSE_WAIT_MAX / 2).unwrap_or(until);
                 while !state.has_unlinked() && !state.wait_until(&self.changed, until) {}
                 return None;
             }

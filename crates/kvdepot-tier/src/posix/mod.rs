@@ -6,6 +6,7 @@
 
 mod capacity;
 mod checkpoint;
+mod chores;
 mod config;
 mod epochs;
 mod events;
@@ -44,6 +45,8 @@ use crate::entry::TierEntry;
 use crate::{
     BlockingCalls, BlockingConfig, Done, Presence, ReadItem, Tier, TierEvents, TierUsage, WriteItem,
 };
+use chores::CLOSE_WAIT_MAX;
+pub use chores::SweepReport;
 pub use config::PosixConfig;
 use state::{PIECE, PIECE_SLOTS, Shared, State};
 
@@ -55,19 +58,6 @@ pub const ENTRY: TierEntry = TierEntry {
     settings: &settings::SETTINGS,
     for_users: true,
 };
-
-/// The longest time that dropping a tier waits for its background threads and its last checkpoint. A thread that hangs
-/// ends when its device responds.
-const CLOSE_WAIT_MAX: Duration = Duration::from_secs(5);
-
-/// Totals of what sweeps have removed since the tier was opened.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SweepReport {
-    /// Temporary files of dead writers (P4).
-    pub temporaries: u64,
-    /// Directories of earlier epochs.
-    pub epochs: u64,
-}
 
 /// Block files in one or more directories.
 #[derive(Debug)]

@@ -326,7 +326,8 @@ impl Shared {
         if let Some(space) = state.spaces.get(&id).map(Arc::clone)
             && !state.scanned.contains(&id)
         {
-            self.enqueue_scan(&mut state, &space, true);
+            state.chores.enqueue_scan(&space, self.devices.len(), true);
+            self.work.notify_one();
         }
         if !state.counted {
             // The namespace was out of sight in the meantime.

@@ -14,12 +14,12 @@ use kvdepot_core::{BlockHash, Error, ErrorKind, NamespaceId, Result};
 use kvdepot_io::directory::PROBE_PREFIX;
 use kvdepot_io::{FileStat, ListEntry};
 
+use super::chores::{ReclaimJob, ScanJob};
 use super::identity::Identity;
 use super::space::{
     BAD_SUFFIX, BLOCK_SUFFIX, NamespaceFile, Space, below_of_dir, epoch_of_dir, is_shard_dir,
 };
-use super::state::{Adopt, BadFile, PIECE, PIECE_SLOTS, Shared, State};
-use super::unlinker::ReclaimJob;
+use super::state::{Adopt, BadFile, PIECE, PIECE_SLOTS, Shared};
 
 /// Failed listings after which a job gives up until the next sweep.
 const ATTEMPTS_MAX: u32 = 3;
@@ -30,33 +30,10 @@ const STAT_THREADS: usize = 8;
 /// The fewest files that a thread examines.
 const STATS_PER_THREAD: usize = 64;
 
-/// The rest of a namespace's scan.
-#[derive(Debug)]
-pub(super) struct ScanJob {
-    pub(super) space: Arc<Space>,
-    /// Directories to list: which device, which path.
-    todo: Vec<(usize, PathBuf)>,
-    /// Set by the job's first step: its number, and the newest file at that time. The scan is not expected to see later
-    /// files.
-    began: Option<(u32, u64)>,
-    failures: u32,
-}
-
 /// A file found by a listing.
 struct Found {
     name: String,
     stat: FileStat,
-}
-
-impl ScanJob {
-    pub(super) fn new(space: &Arc<Space>, devices: usize) -> Self {
-        let todo = (0..devices).map(|device| (device, space.root_dir())).collect();
-        Self { space: Arc::clone(space), todo, began: None, failures: 0 }
-    }
-
-    fn begin(&mut self, state: &mut State) -> (u32, u64) {
-        *self.began.get_or_insert_with(|| (state.index.next_scan(), state.index.generation()))
-    }
 }
 
 /// Returns whether an NFS client has given this name to a removed file that one of its processes still had open: `.nfs`,
@@ -118,7 +95,8 @@ impl Shared {
         }
         let mut state = self.lock();
         if let Some(space) = state.roots.get(&root).and_then(|id| state.spaces.get(id)).map(Arc::clone) {
-            self.enqueue_scan(&mut state, &space, false);
+            state.chores.enqueue_scan(&space, self.devices.len(), false);
+            self.work.notify_one();
         }
         true
     }
@@ -129,24 +107,9 @@ impl Shared {
         Ok(stored.file().map(|file| NamespaceFile { epoch: stored.epoch, ..file.clone() }))
     }
 
-    /// Adds a scan unless one is waiting; urgent scans come first.
-    pub(super) fn enqueue_scan(&self, state: &mut State, space: &Arc<Space>, urgent: bool) {
-        let waiting = state.chores.scans.iter().position(|job| job.space.id == space.id);
-        let job = match waiting.and_then(|at| state.chores.scans.remove(at)) {
-            Some(job) => job,
-            None => ScanJob::new(space, self.devices.len()),
-        };
-        if urgent {
-            state.chores.scans.push_front(job);
-        } else {
-            state.chores.scans.push_back(job);
-        }
-        self.work.notify_one();
-    }
-
     /// Handles one directory of a job; gives the job back if there is more.
     pub(super) fn scan_step(&self, mut job: ScanJob) -> Option<ScanJob> {
-        job.begin(&mut self.lock());
+        job.begin(&mut self.lock().index);
         if let Some((directory, path)) = job.todo.pop()
             && let Err(error) = self.scan_directory(&mut job, directory, &path)
         {
@@ -221,7 +184,7 @@ impl Shared {
             if state.chores.stop_at.is_some() {
                 return Ok(());
             }
-            let (scan, _) = job.begin(&mut state);
+            let (scan, _) = job.begin(&mut state.index);
             for (name, hash) in names.iter_mut().zip(hashes) {
                 if !hash.is_some_and(|hash| state.index.see(&job.space.key(hash), directory, scan)) {
                     unknown.push(std::mem::take(name));
@@ -281,7 +244,7 @@ impl Shared {
     fn adopt_found(&self, job: &mut ScanJob, directory: usize, path: &Path, found: Vec<Found>) {
         let mut surplus = Vec::new();
         let mut state = self.lock();
-        let (scan, _) = job.begin(&mut state);
+        let (scan, _) = job.begin(&mut state.index);
         for Found { name, stat } in found {
             let bytes = stat.bytes.next_multiple_of(kvdepot_core::limits::BLOCK_ALIGN_BYTES);
             if let Some(hash) = name.strip_suffix(BLOCK_SUFFIX).and_then(BlockHash::from_hex) {
@@ -314,7 +277,7 @@ impl Shared {
             if state.chores.stop_at.is_some() || !state.is_current(&job.space) {
                 return;
             }
-            let (scan, generation) = job.begin(&mut state);
+            let (scan, generation) = job.begin(&mut state.index);
             let (vanished, next) = state.index.unseen(id, generation, scan, cursor, PIECE_SLOTS);
             drop(state);
             for keys in vanished.chunks(PIECE) {

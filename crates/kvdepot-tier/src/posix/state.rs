@@ -24,7 +24,8 @@ use kvdepot_io::Device;
 use kvdepot_io::boot_time::boot_time;
 use parking_lot::{Condvar, Mutex};
 
-use super::PosixConfig;
+use super::chores::{Chores, SweepReport};
+use super::config::PosixConfig;
 use super::events::Events;
 use super::free_space::FreeSpace;
 use super::held::Held;
@@ -32,7 +33,6 @@ use super::identity::Identity;
 use super::index::{Index, Taken};
 use super::leaving::{BadFiles, Leave, Leaving};
 use super::ledger::{Leftovers, Purse, Survey};
-use super::maintenance::Chores;
 use super::namespaces::Namespaces;
 use super::space::Space;
 use super::waste::Waste;
@@ -113,7 +113,7 @@ pub(super) struct State {
     pub(super) leftovers: Leftovers,
     pub(super) chores: Chores,
     pub(super) events: Events,
-    pub(super) swept: super::SweepReport,
+    pub(super) swept: SweepReport,
     absent: LruCache<BlockKey, Instant>,
 }
 
@@ -224,7 +224,7 @@ impl Shared {
             leftovers: Leftovers::default(),
             chores: Chores::default(),
             events: Events::default(),
-            swept: super::SweepReport::default(),
+            swept: SweepReport::default(),
             absent: LruCache::new(ABSENT_KEYS_MAX),
         };
         Self {

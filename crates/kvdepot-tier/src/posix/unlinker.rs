@@ -2,17 +2,15 @@
 //!
 //! A separate thread, because on some file systems an unlink takes longer than writing a small block.
 
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use kvdepot_core::limits::BLOCK_ALIGN_BYTES;
 use kvdepot_core::{Error, ErrorKind, NamespaceId, Result};
 
-use super::CLOSE_WAIT_MAX;
-use super::space::{Space, below_of_dir};
+use super::chores::{CLOSE_WAIT_MAX, ReclaimJob, Remove, RetireJob};
+use super::space::below_of_dir;
 use super::state::{PIECE, Shared, State};
-use super::waste::RetireJob;
 
 /// How often the floor of free space is checked while nothing is written.
 const FLOOR_INTERVAL: Duration = Duration::from_secs(5);
@@ -23,33 +21,6 @@ const DEPTH_MAX: usize = 8;
 const FAILURES_MAX: usize = 32;
 /// Files that are claimed together.
 const UNLINKS: usize = 32;
-
-/// Something that a scan found of past epochs.
-#[derive(Debug)]
-pub(super) enum ReclaimJob {
-    /// A directory of an earlier epoch, to be removed with everything in it.
-    Remove(Remove),
-    /// The end of what a scan of this epoch found.
-    Settle(Arc<Space>),
-}
-
-#[derive(Debug)]
-pub(super) struct Remove {
-    root: NamespaceId,
-    directory: usize,
-    /// The epoch's directory.
-    top: PathBuf,
-    /// What is left to list, or to remove once it is empty.
-    todo: Vec<(PathBuf, bool)>,
-    /// Number of files that could not be removed, and the error of the last one.
-    failed: Option<(usize, Error)>,
-}
-
-impl ReclaimJob {
-    pub(super) fn remove(root: NamespaceId, directory: usize, top: PathBuf) -> Self {
-        Self::Remove(Remove { root, directory, todo: vec![(top.clone(), false)], failed: None, top })
-    }
-}
 
 enum Chore {
     Unlink(Vec<kvdepot_core::BlockKey>),

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use hashbrown::{HashMap, HashSet};
 use kvdepot_core::NamespaceId;
 
+use super::chores::RetireJob;
 use super::leaving::BadFiles;
 use super::space::{Space, epoch_dir};
 use super::state::{PIECE, State};
@@ -49,13 +50,6 @@ impl Waste {
     pub(super) fn is_empty(&self) -> bool {
         self.left.is_empty()
     }
-}
-
-/// A namespace whose epoch has passed: its files are unreachable but still in the index.
-#[derive(Debug)]
-pub(super) struct RetireJob {
-    pub(super) number: u32,
-    pub(super) cursor: u32,
 }
 
 impl State {
