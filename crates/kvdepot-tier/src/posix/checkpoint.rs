@@ -14,8 +14,9 @@ use kvdepot_io::checksum::crc64;
 use kvdepot_io::{Device, DeviceFile, IoBuf, SlotBuf};
 
 use super::index::{Listed, seconds, time_of};
+use super::shared::Shared;
 use super::space::Space;
-use super::state::{Adopt, PIECE, PIECE_SLOTS, Shared};
+use super::state::{Adopt, PIECE, PIECE_SLOTS};
 
 /// The checkpoint's name in each directory.
 pub(super) const CHECKPOINT_NAME: &str = ".kvdepot-index";

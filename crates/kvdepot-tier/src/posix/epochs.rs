@@ -12,8 +12,8 @@ use kvdepot_core::limits::EPOCH_CLAIMS_MAX;
 use kvdepot_core::{Error, ErrorKind, NamespaceId, NamespaceSpec, Result, next_epoch};
 use kvdepot_io::Device;
 
+use super::shared::Shared;
 use super::space::{BLOCK_SUFFIX, NamespaceFile, below_of_dir, epoch_of_dir};
-use super::state::Shared;
 
 /// Blocks of a past epoch that are unlinked to make space for a directory.
 const MAKE_ROOM_FILES: usize = 16;

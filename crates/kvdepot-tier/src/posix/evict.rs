@@ -12,8 +12,9 @@ use super::held::Held;
 use super::index::{Taken, seconds};
 use super::leaving::Leave;
 use super::ledger::{Purse, Refused};
+use super::shared::Shared;
 use super::space::home;
-use super::state::{BadFile, Shared, State};
+use super::state::{BadFile, State};
 
 /// A file must be more than this many seconds newer on the disk than we know to count as used by another node.
 const FOREIGN_USE_MIN_S: u32 = 1;
@@ -124,7 +125,7 @@ impl Shared {
 
     /// Spends a write's bytes in the ledger, if there is one; waits for it if it may grant them. `false` if something
     /// has to be unlinked first, or if the state may have changed meanwhile.
-    fn spend(&self, state: &mut Held<'_>, bytes: u64, deadline: Instant) -> Result<bool> {
+    fn spend(&self, state: &mut Held<'_, State>, bytes: u64, deadline: Instant) -> Result<bool> {
         loop {
             let what = match state.spend(bytes, self.now_ms()) {
                 Ok(()) => {
@@ -287,7 +288,7 @@ impl Shared {
         }
     }
 
-    fn wait_for_room(&self, state: &mut Held<'_>, bytes: u64, deadline: Instant) -> Result<()> {
+    fn wait_for_room(&self, state: &mut Held<'_, State>, bytes: u64, deadline: Instant) -> Result<()> {
         let is_settling = state.purse.as_ref().is_some_and(Purse::is_settling);
         let is_looking = state.chores.busy || !state.chores.has_looked();
         let is_waiting = std::mem::take(&mut state.is_waiting_for_others) || is_looking;

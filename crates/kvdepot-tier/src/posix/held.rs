@@ -6,8 +6,6 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, MutexGuard};
 
-use super::state::State;
-
 /// Whether hold times are measured in processor time, which costs two system calls each.
 static BY_PROCESSOR: AtomicBool = AtomicBool::new(false);
 
@@ -41,15 +39,15 @@ impl Since {
     }
 }
 
-/// The tier's state, locked.
-pub(super) struct Held<'a> {
-    state: MutexGuard<'a, State>,
+/// The state under the lock.
+pub(super) struct Held<'a, T> {
+    state: MutexGuard<'a, T>,
     since: Since,
     longest_ns: &'a AtomicU64,
 }
 
-impl<'a> Held<'a> {
-    pub(super) fn new(state: MutexGuard<'a, State>, longest_ns: &'a AtomicU64) -> Self {
+impl<'a, T> Held<'a, T> {
+    pub(super) fn new(state: MutexGuard<'a, T>, longest_ns: &'a AtomicU64) -> Self {
         Self { state, since: Since::now(), longest_ns }
     }
 
@@ -70,22 +68,22 @@ impl<'a> Held<'a> {
     }
 }
 
-impl Drop for Held<'_> {
+impl<T> Drop for Held<'_, T> {
     fn drop(&mut self) {
         self.note();
     }
 }
 
-impl Deref for Held<'_> {
-    type Target = State;
+impl<T> Deref for Held<'_, T> {
+    type Target = T;
 
-    fn deref(&self) -> &State {
+    fn deref(&self) -> &T {
         &self.state
     }
 }
 
-impl DerefMut for Held<'_> {
-    fn deref_mut(&mut self) -> &mut State {
+impl<T> DerefMut for Held<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
         &mut self.state
     }
 }

@@ -7,8 +7,9 @@ use std::time::Instant;
 use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, Result};
 
 use super::index::{Entry, Taken, time_of};
+use super::shared::Shared;
 use super::space::Space;
-use super::state::{Shared, State};
+use super::state::State;
 
 /// The progress of a file's removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

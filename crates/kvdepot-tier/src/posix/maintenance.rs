@@ -8,7 +8,8 @@ use kvdepot_core::{BlockKey, Error, NamespaceId, Result};
 
 use super::chores::{CLOSE_WAIT_MAX, ScanJob};
 use super::index::time_of;
-use super::state::{PIECE, Shared, State};
+use super::shared::Shared;
+use super::state::{PIECE, State};
 
 /// One piece of work for the maintenance thread.
 enum Chore {

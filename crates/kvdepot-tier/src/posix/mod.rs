@@ -8,6 +8,7 @@ mod capacity;
 mod checkpoint;
 mod chores;
 mod config;
+mod delivery;
 mod epochs;
 mod events;
 mod evict;
@@ -24,6 +25,7 @@ mod overwrite;
 mod reader;
 mod scan;
 mod settings;
+mod shared;
 mod space;
 mod state;
 mod total;
@@ -48,7 +50,8 @@ use crate::{
 use chores::CLOSE_WAIT_MAX;
 pub use chores::SweepReport;
 pub use config::PosixConfig;
-use state::{PIECE, PIECE_SLOTS, Shared, State};
+use shared::Shared;
+use state::{PIECE, PIECE_SLOTS, State};
 
 /// The registry's entry for this tier.
 pub const ENTRY: TierEntry = TierEntry {

@@ -15,8 +15,8 @@ use kvdepot_core::{Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
 use parking_lot::{Condvar, Mutex};
 
 use super::epochs::Unstored;
+use super::shared::Shared;
 use super::space::{NamespaceFile, Space};
-use super::state::Shared;
 use crate::{BlockingCalls, Done};
 
 /// An epoch that must be stored before the namespace is opened again.

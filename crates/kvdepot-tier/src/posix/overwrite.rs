@@ -13,8 +13,9 @@ use kvdepot_io::{DeviceFile, IoBuf};
 
 use super::index::Taken;
 use super::leaving::Leave;
+use super::shared::Shared;
 use super::space::home;
-use super::state::{Shared, State};
+use super::state::State;
 
 /// By how many seconds a block may be younger than the coldest of all and still go first because it lies in the
 /// directory of the block that is written.

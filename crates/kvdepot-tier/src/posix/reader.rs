@@ -10,8 +10,9 @@ use kvdepot_io::transfer::read_file;
 use kvdepot_io::{Call, Class, FileStat, IoBuf, Op, ReadFile, Request, SlotBuf};
 
 use super::PosixTier;
+use super::shared::Shared;
 use super::space::{Space, home};
-use super::state::{Adopt, BadFile, PIECE, Shared, State};
+use super::state::{Adopt, BadFile, PIECE, State};
 use crate::{Done, Fetched, ReadItem, format};
 
 /// A read in flight.

@@ -1,6 +1,6 @@
-//! State shared by the tier's calls, its I/O threads and its background threads.
+//! The state under the tier's one lock: pure, without I/O.
 //!
-//! Invariants under the one lock, which is never held across I/O, and never for longer than a bounded piece of work
+//! Invariants under the lock, which is never held across I/O, and never for longer than a bounded piece of work
 //! (`PIECE` files):
 //! - `bytes` counts every indexed file, every reservation, every file whose unlink is outstanding (`leaving`), every
 //!   file set aside (`bad`), every file that cannot be named (`unnamed`), what lies in directories of past epochs under
@@ -10,8 +10,7 @@
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hashbrown::{HashMap, HashSet};
@@ -19,25 +18,16 @@ use hashlink::LruCache;
 use kvdepot_core::limits::{
     ABSENT_KEYS_MAX, ABSENT_TTL_MS, QUARANTINE_FILES_MAX, TOUCH_INTERVAL_MS, TOUCH_QUEUE_MAX,
 };
-use kvdepot_core::{BlockHash, BlockKey, Error, ErrorKind, NamespaceId};
-use kvdepot_io::Device;
-use kvdepot_io::boot_time::boot_time;
-use parking_lot::{Condvar, Mutex};
+use kvdepot_core::{BlockHash, BlockKey, NamespaceId};
 
 use super::chores::{Chores, SweepReport};
-use super::config::PosixConfig;
 use super::events::Events;
-use super::free_space::FreeSpace;
-use super::held::Held;
-use super::identity::Identity;
 use super::index::{Index, Taken};
 use super::leaving::{BadFiles, Leave, Leaving};
 use super::ledger::{Leftovers, Purse, Survey};
-use super::namespaces::Namespaces;
 use super::space::Space;
 use super::waste::Waste;
-use crate::compression::Transform;
-use crate::{Done, TierEvents, Written};
+use crate::{Done, Written};
 
 /// Files handled while the lock is held once.
 pub(super) const PIECE: usize = 128;
@@ -117,49 +107,6 @@ pub(super) struct State {
     absent: LruCache<BlockKey, Instant>,
 }
 
-/// A tier without its I/O engine.
-pub(super) struct Shared {
-    pub(super) config: PosixConfig,
-    /// Cap in bytes; 0 = none.
-    pub(super) cap: u64,
-    pub(super) devices: Vec<Arc<dyn Device>>,
-    pub(super) free_space: FreeSpace,
-    pub(super) transform: Transform,
-    /// Host name as block headers carry it.
-    pub(super) host: String,
-    /// How far each device's clock is ahead of ours, in seconds.
-    pub(super) skew_s: Vec<i64>,
-    /// Namespaces that are being opened or moved, or must be.
-    pub(super) namespaces: Namespaces,
-    /// Identifies the directories that belong together, in the recorded totals.
-    pub(super) total_set: BlockHash,
-    /// Held while the recorded total is written.
-    pub(super) total_writer: Mutex<()>,
-    pub(super) listener: Mutex<Option<Weak<dyn TierEvents>>>,
-    state: Mutex<State>,
-    hold_max_ns: AtomicU64,
-    /// Wakes callers that wait for space, unlinks or idleness.
-    pub(super) changed: Condvar,
-    /// Wakes the maintenance thread.
-    pub(super) work: Condvar,
-    /// Wakes the unlink thread.
-    pub(super) unlinks: Condvar,
-    /// Wakes the ledger's thread.
-    pub(super) ledger: Condvar,
-    /// By `boot_time`.
-    opened: Duration,
-    temporaries: AtomicU64,
-}
-
-impl std::fmt::Debug for Shared {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shared")
-            .field("config", &self.config)
-            .field("state", &self.state)
-            .finish_non_exhaustive()
-    }
-}
-
 impl std::fmt::Debug for State {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("State")
@@ -181,20 +128,14 @@ pub(super) struct Prior {
     pub(super) set: BlockHash,
 }
 
-impl Shared {
-    pub(super) fn new(
-        config: PosixConfig,
-        devices: Vec<Arc<dyn Device>>,
-        skew_s: Vec<i64>,
-        cap: u64,
-        prior: Prior,
-    ) -> Self {
+impl State {
+    pub(super) fn new(devices: usize, prior: Prior, cap: u64, purse: Option<Purse>) -> Self {
         let assumed = prior.bound.filter(|_| cap > 0).unwrap_or(0);
-        let state = State {
+        Self {
             spaces: HashMap::new(),
             roots: HashMap::new(),
             scanned: HashSet::new(),
-            index: Index::new(devices.len()),
+            index: Index::new(devices),
             writing: HashMap::new(),
             reserved: HashMap::new(),
             reading: HashMap::new(),
@@ -216,7 +157,7 @@ impl Shared {
             removed_early: Some(HashSet::new()),
             gone: None,
             changes: 0,
-            purse: super::ledger::open_purse(&config, cap),
+            purse,
             looked: None,
             is_waiting_for_others: false,
             survey: Survey::None,
@@ -226,77 +167,9 @@ impl Shared {
             events: Events::default(),
             swept: SweepReport::default(),
             absent: LruCache::new(ABSENT_KEYS_MAX),
-        };
-        Self {
-            cap,
-            free_space: FreeSpace::new(config.free_floor_percent, devices.len()),
-            transform: Transform::new(config.compression),
-            config,
-            devices,
-            host: super::identity::host_name(),
-            skew_s,
-            namespaces: Namespaces::default(),
-            total_set: prior.set,
-            total_writer: Mutex::new(()),
-            listener: Mutex::new(None),
-            state: Mutex::new(state),
-            hold_max_ns: AtomicU64::new(0),
-            changed: Condvar::new(),
-            work: Condvar::new(),
-            unlinks: Condvar::new(),
-            ledger: Condvar::new(),
-            opened: boot_time(),
-            temporaries: AtomicU64::new(0),
         }
     }
 
-    pub(super) fn lock(&self) -> Held<'_> {
-        Held::new(self.state.lock(), &self.hold_max_ns)
-    }
-
-    /// The longest time that the lock was held since the last call.
-    pub(super) fn take_hold_max(&self) -> Duration {
-        // Relaxed: a figure that orders nothing.
-        Duration::from_nanos(self.hold_max_ns.swap(0, Ordering::Relaxed))
-    }
-
-    /// Milliseconds since the tier was opened, those included in which the machine was suspended: other nodes count
-    /// them, too.
-    pub(super) fn now_ms(&self) -> u64 {
-        u64::try_from(boot_time().saturating_sub(self.opened).as_millis()).unwrap_or(u64::MAX)
-    }
-
-    /// The cap in force: another depot that shares the directories may have a smaller one.
-    pub(super) fn cap_in(&self, state: &State) -> u64 {
-        state.purse.as_ref().map_or(self.cap, |purse| purse.cap().min(self.cap))
-    }
-
-    /// Wakes the background threads and every waiting caller.
-    pub(super) fn wake_all(&self) {
-        self.work.notify_all();
-        self.unlinks.notify_all();
-        self.ledger.notify_all();
-        self.changed.notify_all();
-    }
-
-    /// A new temporary name.
-    pub(super) fn temporary_name(&self) -> String {
-        // Relaxed: only uniqueness counts.
-        Identity::own().temporary_name(self.temporaries.fetch_add(1, Ordering::Relaxed))
-    }
-
-    pub(super) fn device(&self, directory: usize) -> &Arc<dyn Device> {
-        &self.devices[directory]
-    }
-
-    /// The error for a key whose namespace is not open here, or not in this epoch.
-    pub(super) fn no_namespace(key: &BlockKey) -> Error {
-        Error::new(ErrorKind::NotFound, "a block's namespace is not open, or its epoch has passed")
-            .with("key", key)
-    }
-}
-
-impl State {
     /// Returns whether the index knows every file of a namespace.
     pub(super) fn is_complete(&self, namespace: NamespaceId, shared: bool) -> bool {
         !shared && self.scanned.contains(&namespace)
@@ -450,9 +323,17 @@ impl State {
         }
     }
 
-    /// Forgets a file that was found not to exist, unless it is younger than `generation`.
+    /// Forgets a file that was found to be missing or corrupt, unless it is younger than `generation`.
     pub(super) fn forget(&mut self, key: &BlockKey, generation: u64) {
-        self.lose(key, generation);
+        if self.index.get(key).is_some_and(|entry| entry.generation <= generation)
+            && let Some(taken) = self.take(key)
+        {
+            self.uncharge_missing(taken.entry.bytes);
+            self.events.lost(*key);
+        }
+        if self.index.get(key).is_none() {
+            self.note_absent(*key);
+        }
     }
 
     /// Notes a use in memory, and for the disk if the last use stored there is old; returns whether it was noted for

@@ -12,7 +12,7 @@ use kvdepot_core::{BlockHash, Result};
 use kvdepot_io::Device;
 use kvdepot_io::checksum::crc64;
 
-use super::state::Shared;
+use super::shared::Shared;
 
 /// Its name in each directory.
 pub(super) const TOTAL_NAME: &str = ".kvdepot-total";

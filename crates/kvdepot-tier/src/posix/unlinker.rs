@@ -9,8 +9,9 @@ use kvdepot_core::limits::BLOCK_ALIGN_BYTES;
 use kvdepot_core::{Error, ErrorKind, NamespaceId, Result};
 
 use super::chores::{CLOSE_WAIT_MAX, ReclaimJob, Remove, RetireJob};
+use super::shared::Shared;
 use super::space::below_of_dir;
-use super::state::{PIECE, Shared, State};
+use super::state::{PIECE, State};
 
 /// How often the floor of free space is checked while nothing is written.
 const FLOOR_INTERVAL: Duration = Duration::from_secs(5);

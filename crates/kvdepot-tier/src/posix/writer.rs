@@ -11,8 +11,8 @@ use kvdepot_io::{Class, FileWritten, Op, Prepared, Request, SlotBuf, WriteFile};
 
 use super::PosixTier;
 use super::evict::Room;
+use super::shared::Shared;
 use super::space::{Space, home};
-use super::state::Shared;
 use crate::format::Writer;
 use crate::{Done, WriteItem, Written};
 

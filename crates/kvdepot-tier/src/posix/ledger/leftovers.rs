@@ -9,7 +9,8 @@ use std::sync::Arc;
 use hashbrown::HashSet;
 
 use crate::posix::maintenance::start_thread;
-use crate::posix::state::{Shared, State};
+use crate::posix::shared::Shared;
+use crate::posix::state::State;
 
 /// Failed writes that are remembered until their files are known to be gone; what is forgotten counts as used until
 /// the next survey.

@@ -18,7 +18,8 @@ use super::purse::{Purse, Refused, Unlinking};
 use crate::posix::capacity;
 use crate::posix::identity::{Identity, TEMPORARY_PREFIX};
 use crate::posix::maintenance::start_thread;
-use crate::posix::state::{Shared, State};
+use crate::posix::shared::Shared;
+use crate::posix::state::State;
 
 /// Attempts to write a version before others, in one turn.
 const ATTEMPTS_MAX: usize = 64;

@@ -8,8 +8,9 @@ use kvdepot_core::{BlockHash, Error, ErrorKind, NamespaceId, Result};
 
 use super::member::Survey;
 use crate::posix::identity::TEMPORARY_PREFIX;
+use crate::posix::shared::Shared;
 use crate::posix::space::{BLOCK_SUFFIX, Space};
-use crate::posix::state::{PIECE, Shared};
+use crate::posix::state::PIECE;
 
 /// How often a namespace is listed before a survey gives up.
 const ATTEMPTS_MAX: usize = 4;
