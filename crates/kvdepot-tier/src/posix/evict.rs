@@ -10,11 +10,11 @@ use kvdepot_io::{DeviceFile, IoBuf};
 
 use super::held::Held;
 use super::index::{Taken, seconds};
-use super::leaving::Leave;
+use super::leaving::{BadFile, Leave};
 use super::ledger::{Purse, Refused};
 use super::shared::Shared;
 use super::space::home;
-use super::state::{BadFile, State};
+use super::state::State;
 
 /// A file must be more than this many seconds newer on the disk than we know to count as used by another node.
 const FOREIGN_USE_MIN_S: u32 = 1;

@@ -1,15 +1,11 @@
 //! Files that are no longer blocks but not unlinked yet.
 
 use std::collections::VecDeque;
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
 
-use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, Result};
-
-use super::index::{Entry, Taken, time_of};
-use super::shared::Shared;
+use super::index::{Entry, Taken};
 use super::space::Space;
-use super::state::State;
 
 /// The progress of a file's removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,214 +42,13 @@ impl Leaving {
     }
 }
 
-impl Shared {
-    /// Unlinks a file that the caller has claimed (`Leave::Running`), and releases its bytes.
-    pub(super) fn unlink_leaving(&self, key: &BlockKey) -> Result<()> {
-        self.unlink_all(std::slice::from_ref(key)).map(drop)
-    }
-
-    /// Unlinks files that the caller has claimed (`Leave::Running`: one unlink per file, because a late second one
-    /// would hit its successor), releases the bytes of each, and wakes callers that wait for space. Returns the freed
-    /// bytes; an error if one of the files could not be unlinked.
-    pub(super) fn unlink_all(&self, keys: &[BlockKey]) -> Result<u64> {
-        let files: Vec<(BlockKey, Arc<Space>, usize)> = {
-            let state = self.lock();
-            let file = |key: &BlockKey| {
-                state.leaving.get(key).map(|file| (*key, Arc::clone(&file.space), file.directory))
-            };
-            keys.iter().filter_map(file).collect()
-        };
-        let (mut freed, mut first) = (0, Ok(()));
-        for (key, space, directory) in files {
-            let path = space.block_path(key.hash);
-            let unlinking = self.begin_unlink(directory, &path);
-            let outcome = self.device(directory).unlink(&path);
-            match outcome {
-                Ok(unlinked) => {
-                    let mut state = self.lock();
-                    let bytes = state.end_leaving(&key, unlinked);
-                    state.end_unlink(unlinking, bytes);
-                    let look = state.chores.discover;
-                    drop(state);
-                    // A file that was not there gave nothing back to the file system.
-                    self.free_space.credit(directory, bytes);
-                    freed += bytes;
-                    if look {
-                        self.work.notify_one();
-                    }
-                }
-                Err(error) => {
-                    // On a read-only disk all blocks are equally impossible to remove.
-                    let keeps_order = self.device(directory).is_read_only();
-                    let mut state = self.lock();
-                    state.fail_leaving(key, keeps_order);
-                    state.end_unlink(unlinking, 0);
-                    drop(state);
-                    first = Err(error.with("key", key));
-                }
-            }
-            self.changed.notify_all();
-        }
-        first.map(|()| freed)
-    }
-
-    /// Before a block is written: has its old file unlinked, on this thread unless another has started.
-    pub(super) fn unlink_predecessor(&self, key: &BlockKey, deadline: Instant) -> Result<()> {
-        loop {
-            {
-                let mut state = self.lock();
-                match state.leaving.get_mut(key) {
-                    None => return Ok(()),
-                    Some(leaving) if leaving.step == Leave::Running => {
-                        let what = "the block's old file is being removed";
-                        if state.wait_until(&self.changed, deadline) {
-                            return Err(Error::new(ErrorKind::Busy, what).with("key", key));
-                        }
-                        continue;
-                    }
-                    Some(leaving) => leaving.step = Leave::Running,
-                }
-                state.leaving_running += 1;
-            }
-            self.unlink_leaving(key)?;
-        }
-    }
-}
-
-impl State {
-    /// Takes a block out of the index; its file goes in the background. A block being evicted goes for good.
-    pub(super) fn leave(&mut self, key: &BlockKey) {
-        if let Some(taken) = self.take(key) {
-            self.begin_leaving(taken, Leave::Pending);
-        } else if let Some(leaving) = self.leaving.get_mut(key) {
-            leaving.used_s = None;
-        }
-    }
-
-    pub(super) fn begin_leaving(&mut self, taken: Taken, step: Leave) {
-        self.add_leaving(taken.key, Leaving::new(taken, step));
-    }
-
-    pub(super) fn add_leaving(&mut self, key: BlockKey, new: Leaving) {
-        if let Some(known) = self.leaving.get_mut(&key) {
-            // A block was written over what a scan had found under its name, and both belong to a past epoch: there is
-            // one file, and one unlink removes it.
-            self.bytes -= known.bytes.min(new.bytes);
-            known.bytes = known.bytes.max(new.bytes);
-            known.used_s = None;
-            return;
-        }
-        match new.step {
-            Leave::Pending => self.leaving_pending.push_back(key),
-            Leave::Running => self.leaving_running += 1,
-            Leave::Failed => self.leaving_failed.push(key),
-        }
-        self.leaving.insert(key, new);
-    }
-
-    /// Releases a file that is gone or was not there; returns the freed bytes.
-    pub(super) fn end_leaving(&mut self, key: &BlockKey, unlinked: bool) -> u64 {
-        self.leaving_running -= 1;
-        let Some(Leaving { space, directory, bytes, .. }) = self.leaving.remove(key) else { return 0 };
-        self.note_gone(*key);
-        if unlinked {
-            self.bytes -= bytes;
-        } else if self.is_current(&space) {
-            self.uncharge_missing(bytes);
-        } else if bytes > 0 {
-            // A reset may have renamed its directory.
-            self.keep_as_waste(&space, directory, bytes);
-        }
-        if unlinked { bytes } else { 0 }
-    }
-
-    /// The file stays. A block that was to be evicted becomes a block again: with its old recency, or else as if it
-    /// were used now, so that the next victim is a different one.
-    fn fail_leaving(&mut self, key: BlockKey, keeps_order: bool) {
-        self.leaving_running -= 1;
-        let Some(leaving) = self.leaving.get_mut(&key) else { return };
-        let used_s = leaving.used_s.filter(|_| self.spaces.contains_key(&leaving.space.id));
-        if let Some(used_s) = used_s.filter(|_| self.index.get(&key).is_none()) {
-            let Some(Leaving { space, directory, bytes, .. }) = self.leaving.remove(&key) else { return };
-            self.index.insert(key, space, directory, bytes, keeps_order.then(|| time_of(used_s)));
-            return;
-        }
-        leaving.step = Leave::Failed;
-        self.leaving_failed.push(key);
-    }
-
-    /// The next file to unlink, marked as claimed.
-    pub(super) fn take_leaving(&mut self) -> Option<BlockKey> {
-        while let Some(key) = self.leaving_pending.pop_front() {
-            if let Some(leaving) = self.leaving.get_mut(&key).filter(|l| l.step == Leave::Pending) {
-                leaving.step = Leave::Running;
-                self.leaving_running += 1;
-                return Some(key);
-            }
-        }
-        None
-    }
-
-    /// Has failed unlinks retried.
-    pub(super) fn retry_leaving(&mut self) {
-        for file in std::mem::take(&mut self.bad_failed) {
-            let root = file.path.iter().next().and_then(|root| NamespaceId::from_hex(root.to_str()?));
-            self.bad.entry(root.unwrap_or(NamespaceId([0; 16]))).or_default().push_back(file);
-        }
-        for key in std::mem::take(&mut self.leaving_failed) {
-            if let Some(file) = self.leaving.get_mut(&key).filter(|file| file.step == Leave::Failed) {
-                file.step = Leave::Pending;
-                self.leaving_pending.push_back(key);
-            }
-        }
-    }
-
-    /// Returns whether no unlink is outstanding except those that failed.
-    pub(super) fn has_unlinked(&self) -> bool {
-        self.leaving_pending.is_empty() && self.leaving_running == 0
-    }
+/// A corrupt file set aside.
+#[derive(Debug)]
+pub(super) struct BadFile {
+    pub(super) directory: usize,
+    pub(super) path: PathBuf,
+    pub(super) bytes: u64,
 }
 
 /// Corrupt files kept of one namespace.
-pub(super) type BadFiles = VecDeque<super::state::BadFile>;
-
-#[cfg(test)]
-mod tests {
-    use kvdepot_core::{BlockHash, BlockLayout, NamespaceSpec};
-    use kvdepot_io::faults::MemoryDevice;
-
-    use super::super::PosixConfig;
-    use super::super::state::{Adopt, Prior};
-    use super::*;
-
-    /// A scan finds a torn file, a write replaces it, and a reset comes before the write ends: one file, which two
-    /// parts of the tier release.
-    #[test]
-    fn a_file_that_is_given_up_twice_is_released_once() {
-        let device: Arc<dyn kvdepot_io::Device> = Arc::new(MemoryDevice::default());
-        let prior = Prior { bound: None, total: None, set: BlockHash([0; 16]) };
-        let config = PosixConfig { shared: false, ..PosixConfig::new("memory") };
-        let shared = Shared::new(config, vec![device], vec![0], 1 << 20, prior);
-        let layout = BlockLayout::new(vec![vec![4096]]).expect("a layout");
-        let spec = NamespaceSpec::new(r#"{"model":"m"}"#, layout).expect("a description");
-        let space = Arc::new(Space::new(spec, 0, true));
-        let key = space.key(BlockHash([1; 16]));
-        let mut state = shared.lock();
-        state.spaces.insert(space.id, Arc::clone(&space));
-        state.roots.insert(space.root, space.id);
-        state.counted = true;
-        state.adopt(key, Adopt { space: Arc::clone(&space), directory: 0, bytes: 4096, used: None });
-        state.bytes += 8192;
-        state.reserved.insert(key, 8192);
-        drop(state);
-        shared.retire_namespace(space.root);
-        let mut state = shared.lock();
-        state.keep_reserved(key, Arc::clone(&space), 0);
-        assert!(state.pull_retired());
-        assert_eq!((state.bytes, state.leaving.len(), state.leaving_pending.len()), (8192, 1, 1));
-        let taken = state.take_leaving().expect("one file");
-        assert!(state.take_leaving().is_none());
-        assert_eq!((taken, state.end_leaving(&key, true), state.bytes), (key, 8192, 0));
-        assert!(state.has_unlinked());
-    }
-}
+pub(super) type BadFiles = VecDeque<BadFile>;

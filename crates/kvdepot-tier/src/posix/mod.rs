@@ -23,6 +23,8 @@ mod namespaces;
 mod order;
 mod overwrite;
 mod reader;
+mod removal;
+mod retired;
 mod scan;
 mod settings;
 mod shared;

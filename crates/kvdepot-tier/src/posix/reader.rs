@@ -10,9 +10,10 @@ use kvdepot_io::transfer::read_file;
 use kvdepot_io::{Call, Class, FileStat, IoBuf, Op, ReadFile, Request, SlotBuf};
 
 use super::PosixTier;
+use super::leaving::BadFile;
 use super::shared::Shared;
 use super::space::{Space, home};
-use super::state::{Adopt, BadFile, PIECE, State};
+use super::state::{Adopt, PIECE, State};
 use crate::{Done, Fetched, ReadItem, format};
 
 /// A read in flight.

@@ -16,11 +16,10 @@ use kvdepot_io::{FileStat, ListEntry};
 
 use super::chores::{ReclaimJob, ScanJob};
 use super::identity::Identity;
+use super::leaving::BadFile;
 use super::shared::Shared;
-use super::space::{
-    BAD_SUFFIX, BLOCK_SUFFIX, NamespaceFile, Space, below_of_dir, epoch_of_dir, is_shard_dir,
-};
-use super::state::{Adopt, BadFile, PIECE, PIECE_SLOTS};
+use super::space::{BAD_SUFFIX, BLOCK_SUFFIX, NamespaceFile, below_of_dir, epoch_of_dir, is_shard_dir};
+use super::state::{Adopt, PIECE, PIECE_SLOTS};
 
 /// Failed listings after which a job gives up until the next sweep.
 const ATTEMPTS_MAX: u32 = 3;

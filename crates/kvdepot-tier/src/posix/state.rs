@@ -9,7 +9,6 @@
 //! - a key is in at most one of `index`, `leaving`, and, once its bytes are reserved, `reserved`.
 
 use std::collections::VecDeque;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -23,7 +22,7 @@ use kvdepot_core::{BlockHash, BlockKey, NamespaceId};
 use super::chores::{Chores, SweepReport};
 use super::events::Events;
 use super::index::{Index, Taken};
-use super::leaving::{BadFiles, Leave, Leaving};
+use super::leaving::{BadFile, BadFiles, Leaving};
 use super::ledger::{Leftovers, Purse, Survey};
 use super::space::Space;
 use super::waste::Waste;
@@ -37,14 +36,6 @@ pub(super) const PIECE_SLOTS: u32 = 4096;
 const REMOVED_EARLY_MAX: usize = 65_536;
 /// The most blocks noted as gone while a directory is listed.
 const GONE_MAX: usize = 1 << 20;
-
-/// A corrupt file set aside.
-#[derive(Debug)]
-pub(super) struct BadFile {
-    pub(super) directory: usize,
-    pub(super) path: PathBuf,
-    pub(super) bytes: u64,
-}
 
 pub(super) struct State {
     /// By the id that keys carry: only current epochs.
@@ -104,7 +95,7 @@ pub(super) struct State {
     pub(super) chores: Chores,
     pub(super) events: Events,
     pub(super) swept: SweepReport,
-    absent: LruCache<BlockKey, Instant>,
+    pub(super) absent: LruCache<BlockKey, Instant>,
 }
 
 impl std::fmt::Debug for State {
@@ -217,6 +208,19 @@ impl State {
         }
     }
 
+    /// Keeps bytes of a past epoch charged that are not found under their known name.
+    pub(super) fn keep_as_waste(&mut self, space: &Space, directory: usize, bytes: u64) {
+        if !self.counted {
+            // Counting ends when the past epochs' directories are gone.
+            self.uncharge_missing(bytes);
+            return;
+        }
+        if self.waste.keep(space, directory, bytes) {
+            // The scan that looks for them may be over.
+            self.chores.discover = true;
+        }
+    }
+
     /// Called before a directory is listed.
     pub(super) fn begin_listing(&mut self) {
         self.gone = Some(HashSet::new());
@@ -259,34 +263,6 @@ impl State {
             Some(before) if before < bytes => self.charge_found(bytes - before),
             Some(before) => self.uncharge_missing(before - bytes),
             None => {}
-        }
-    }
-
-    /// Turns a reservation into a file.
-    pub(super) fn keep_reserved(&mut self, key: BlockKey, space: Arc<Space>, directory: usize) {
-        let Some(bytes) = self.reserved.remove(&key) else { return };
-        self.absent.remove(&key);
-        if let Some(purse) = &mut self.purse {
-            purse.done(bytes);
-        }
-        let stale = !self.is_current(&space);
-        // A file of the same key that the scan found under the old name was replaced by the rename.
-        if let Some(before) = self.index.remove(&key) {
-            self.uncharge_missing(before.entry.bytes);
-        }
-        if stale {
-            self.add_leaving(key, Leaving { space, directory, bytes, step: Leave::Pending, used_s: None });
-        } else {
-            self.changes += 1;
-            self.index.insert(key, space, directory, bytes, None);
-        }
-    }
-
-    /// Gives the reservation of a failed write back.
-    pub(super) fn drop_reserved(&mut self, key: &BlockKey, directory: usize, temporary: PathBuf) {
-        if let Some(bytes) = self.reserved.remove(key) {
-            self.bytes -= bytes;
-            self.leave_over(directory, temporary, bytes);
         }
     }
 

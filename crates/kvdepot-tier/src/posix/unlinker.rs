@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use kvdepot_core::limits::BLOCK_ALIGN_BYTES;
 use kvdepot_core::{Error, ErrorKind, NamespaceId, Result};
 
-use super::chores::{CLOSE_WAIT_MAX, ReclaimJob, Remove, RetireJob};
+use super::chores::{CLOSE_WAIT_MAX, ReclaimJob, Remove};
 use super::shared::Shared;
 use super::space::below_of_dir;
 use super::state::{PIECE, State};
@@ -108,27 +108,6 @@ impl Shared {
             Chore::Trim => return self.trim(PIECE).map(drop),
         }
         Ok(())
-    }
-
-    /// Makes an epoch's blocks unreachable; their files go in the background, and the scan of the next epoch finds the
-    /// directory.
-    pub(super) fn retire_namespace(&self, root: NamespaceId) {
-        let mut state = self.lock();
-        let Some(id) = state.roots.remove(&root) else { return };
-        let space = state.spaces.remove(&id);
-        if !state.scanned.remove(&id) && !state.counted {
-            // Its files were not counted, and no scan of its own will count them now.
-            state.discovered = false;
-        }
-        state.chores.scans.retain(|job| job.space.id != id);
-        if let Some(space) = space {
-            state.retire_bad(&space);
-        }
-        if let Some(number) = state.index.retire(id) {
-            state.chores.retired.push_back(RetireJob { number, cursor: 0 });
-        }
-        drop(state);
-        self.unlinks.notify_one();
     }
 
     /// Clears or removes one directory; gives the job back if there is more.

@@ -11,8 +11,10 @@ use kvdepot_io::{Class, FileWritten, Op, Prepared, Request, SlotBuf, WriteFile};
 
 use super::PosixTier;
 use super::evict::Room;
+use super::leaving::{Leave, Leaving};
 use super::shared::Shared;
 use super::space::{Space, home};
+use super::state::State;
 use crate::format::Writer;
 use crate::{Done, WriteItem, Written};
 
@@ -154,6 +156,36 @@ impl Shared {
         let mut answers = std::iter::once(first).chain(std::iter::repeat(rest));
         for done in waiting {
             done(answers.next().expect("an endless iterator"));
+        }
+    }
+}
+
+impl State {
+    /// Turns a reservation into a file.
+    pub(super) fn keep_reserved(&mut self, key: BlockKey, space: Arc<Space>, directory: usize) {
+        let Some(bytes) = self.reserved.remove(&key) else { return };
+        self.absent.remove(&key);
+        if let Some(purse) = &mut self.purse {
+            purse.done(bytes);
+        }
+        let stale = !self.is_current(&space);
+        // A file of the same key that the scan found under the old name was replaced by the rename.
+        if let Some(before) = self.index.remove(&key) {
+            self.uncharge_missing(before.entry.bytes);
+        }
+        if stale {
+            self.add_leaving(key, Leaving { space, directory, bytes, step: Leave::Pending, used_s: None });
+        } else {
+            self.changes += 1;
+            self.index.insert(key, space, directory, bytes, None);
+        }
+    }
+
+    /// Gives the reservation of a failed write back.
+    fn drop_reserved(&mut self, key: &BlockKey, directory: usize, temporary: PathBuf) {
+        if let Some(bytes) = self.reserved.remove(key) {
+            self.bytes -= bytes;
+            self.leave_over(directory, temporary, bytes);
         }
     }
 }
