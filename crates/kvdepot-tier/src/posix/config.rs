@@ -8,6 +8,7 @@ use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_io::{DirectUse, EngineKind};
 use serde_json::Value;
 
+use super::ledger::times::LEASE_MS;
 use super::settings::{CAPACITY_PERCENT_DEFAULT, FREE_FLOOR_PERCENT_DEFAULT, SETTINGS};
 use crate::Compression;
 use crate::settings::{Fields, MEMORY_OUTLIVES, Switch};
@@ -79,7 +80,7 @@ impl Default for PosixConfig {
             shared: true,
             capacity_shared: false,
             open_wait: Duration::from_millis(NAMESPACE_OPEN_MS),
-            ledger_lease: Duration::from_millis(super::ledger::LEASE_MS),
+            ledger_lease: Duration::from_millis(LEASE_MS),
             engine: EngineKind::default(),
             memory_outlives: false,
             faults: None,

@@ -11,7 +11,7 @@ use kvdepot_io::{DeviceFile, IoBuf};
 use super::held::Held;
 use super::index::{Taken, seconds};
 use super::leaving::{BadFile, Leave};
-use super::ledger::{Purse, Refused};
+use super::ledger::purse::{Purse, Refused};
 use super::shared::Shared;
 use super::space::home;
 use super::state::State;

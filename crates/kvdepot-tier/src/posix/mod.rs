@@ -142,7 +142,7 @@ impl PosixTier {
         });
         let tier = Self { shared, engine, calls };
         maintenance::start(&tier.shared)?;
-        ledger::start(&tier.shared).inspect_err(|_| tier.shared.stop_threads())?;
+        ledger::run::start(&tier.shared).inspect_err(|_| tier.shared.stop_threads())?;
         Ok(tier)
     }
 

@@ -107,11 +107,6 @@ impl State {
         retired || self.bad.values().any(|kept| !kept.is_empty())
     }
 
-    /// Before a file is renamed: notes that in the ledger's account. `false` if it must not be.
-    pub(super) fn begin_move(&mut self, bytes: u64, now_ms: u64) -> bool {
-        self.purse.as_mut().is_none_or(|purse| purse.begin_move(bytes, now_ms))
-    }
-
     /// Notes that a file lives on as another block's; its bytes stay charged.
     fn end_overwritten(&mut self, key: &BlockKey) {
         self.leaving_running -= 1;

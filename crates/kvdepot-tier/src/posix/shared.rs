@@ -13,6 +13,7 @@ use super::config::PosixConfig;
 use super::free_space::FreeSpace;
 use super::held::Held;
 use super::identity::{Identity, host_name};
+use super::ledger::terms::open_purse;
 use super::namespaces::Namespaces;
 use super::state::{Prior, State};
 use crate::TierEvents;
@@ -69,7 +70,7 @@ impl Shared {
         cap: u64,
         prior: Prior,
     ) -> Self {
-        let purse = super::ledger::open_purse(&config, cap);
+        let purse = open_purse(&config, cap);
         let state = State::new(devices.len(), prior, cap, purse);
         Self {
             cap,

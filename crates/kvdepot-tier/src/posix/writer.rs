@@ -185,7 +185,9 @@ impl State {
     fn drop_reserved(&mut self, key: &BlockKey, directory: usize, temporary: PathBuf) {
         if let Some(bytes) = self.reserved.remove(key) {
             self.bytes -= bytes;
-            self.leave_over(directory, temporary, bytes);
+            if let Some(purse) = &mut self.purse {
+                self.leftovers.add(directory, temporary, bytes, purse.fail(bytes));
+            }
         }
     }
 }

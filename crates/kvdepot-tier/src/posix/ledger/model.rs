@@ -4,8 +4,9 @@
 use std::collections::HashMap;
 
 use super::book::Book;
-use super::member::{Fate, Member, Refusal, Survey, Times, Turn};
+use super::member::{Fate, Member, Refusal, Survey, Turn};
 use super::purse::{Purse, Refused, Unlinking};
+use super::times::Times;
 
 const CAP: u64 = 400;
 const BLOCK: u64 = 10;

@@ -6,15 +6,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use hashbrown::HashSet;
-use kvdepot_core::limits::BLOCK_ALIGN_BYTES;
 use kvdepot_core::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 
 use super::book::Book;
 use super::chain::{Chain, Found, LEDGER_DIR, Wrote};
 use super::codec::LEDGER_BYTES_MAX;
-use super::member::{Fate, Member, Refusal, Survey, Times};
-use super::purse::{Purse, Refused, Unlinking};
+use super::member::{Fate, Member, Refusal, Survey};
+use super::terms::times;
 use crate::posix::capacity;
 use crate::posix::identity::{Identity, TEMPORARY_PREFIX};
 use crate::posix::maintenance::start_thread;
@@ -29,24 +28,6 @@ const RETRY: Duration = Duration::from_secs(1);
 const HUNGRY_INTERVAL: Duration = Duration::from_millis(500);
 /// Tiers of this process that take part in a ledger.
 static LIVING: Mutex<Option<HashSet<u64>>> = Mutex::new(None);
-
-/// The account of a tier whose cap covers what other depots write, too; `None` if its cap is its own.
-pub(in crate::posix) fn open_purse(shared: &crate::PosixConfig, cap: u64) -> Option<Purse> {
-    let is_capped = shared.capacity_bytes > 0 || shared.capacity_percent > 0;
-    let is_for_all = shared.capacity_shared && shared.shared && is_capped;
-    let patience_ms = times(shared).lease_ms / 2;
-    is_for_all.then(|| Purse::new(cap, writes_max(shared), patience_ms))
-}
-
-/// Most writes under way at a time: those of all threads, and of as many more whose files do not answer and that were
-/// replaced.
-fn writes_max(config: &crate::PosixConfig) -> u64 {
-    2 * config.write_threads as u64
-}
-
-fn times(config: &crate::PosixConfig) -> Times {
-    Times::of(u64::try_from(config.ledger_lease.as_millis()).unwrap_or(u64::MAX).max(12))
-}
 
 /// Starts the thread, if the tier takes part in a ledger.
 pub(in crate::posix) fn start(shared: &Arc<Shared>) -> Result<()> {
@@ -87,7 +68,7 @@ fn run(shared: &Arc<Shared>) {
     let renew = Duration::from_millis(times.renew_ms);
     let mut next = Instant::now();
     while runner.wait(next) {
-        super::leftovers::clear(shared);
+        super::clearing::clear(shared);
         next = match runner.turn() {
             Ok(()) => Instant::now() + renew,
             Err(error) => {
@@ -307,42 +288,6 @@ impl Runner<'_> {
             if !matches!(self.chain.write(number, &book, names), Ok(Wrote::Lost)) {
                 return;
             }
-        }
-    }
-}
-
-impl Shared {
-    /// Before a file is unlinked: notes its length in the ledger's account, if there is one.
-    pub(in crate::posix) fn begin_unlink(&self, directory: usize, path: &Path) -> Option<Unlinking> {
-        self.lock().purse.as_ref()?;
-        // The index may have learned the length from a checkpoint; the ledger gets back what really lies there.
-        let stat = self.device(directory).stat(path).ok().flatten()?;
-        let bytes = stat.bytes.next_multiple_of(BLOCK_ALIGN_BYTES);
-        self.lock().purse.as_mut().map(|purse| purse.begin_unlink(bytes))
-    }
-
-    /// Unlinks a file that is none of the index's, and notes in the ledger what that frees. Returns whether it existed.
-    pub(in crate::posix) fn unlink_counted(&self, directory: usize, path: &Path) -> Result<bool> {
-        // Only what lies in an epoch's directory was ever counted: no descriptions, checkpoints and probes.
-        let is_counted = path.components().count() > 2;
-        let unlinking = is_counted.then(|| self.begin_unlink(directory, path)).flatten();
-        let unlinked = self.device(directory).unlink(path);
-        let freed = if matches!(unlinked, Ok(true)) { u64::MAX } else { 0 };
-        self.lock().end_unlink(unlinking, freed);
-        unlinked
-    }
-}
-
-impl State {
-    /// Spends the bytes of a write in the ledger, if there is one.
-    pub(in crate::posix) fn spend(&mut self, bytes: u64, now_ms: u64) -> std::result::Result<(), Refused> {
-        self.purse.as_mut().map_or(Ok(()), |purse| purse.spend(bytes, now_ms))
-    }
-
-    /// After the attempt to unlink a file: notes that this freed its bytes, but not more than `freed`.
-    pub(in crate::posix) fn end_unlink(&mut self, unlinking: Option<Unlinking>, freed: u64) {
-        if let (Some(purse), Some(unlinking)) = (&mut self.purse, unlinking) {
-            purse.end_unlink(unlinking, freed);
         }
     }
 }
