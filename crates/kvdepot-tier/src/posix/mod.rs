@@ -20,6 +20,7 @@ mod leaving;
 mod ledger;
 mod maintenance;
 mod namespaces;
+mod opening;
 mod order;
 mod overwrite;
 mod reader;
@@ -152,9 +153,9 @@ impl PosixTier {
         at_least: u32,
         deadline: Instant,
         done: Done<u32>,
-    ) -> namespaces::Opening<'a> {
+    ) -> opening::Opening<'a> {
         let (shared, calls) = (&self.shared, &self.calls);
-        namespaces::Opening { shared, calls, spec, at_least, deadline, done }
+        opening::Opening { shared, calls, spec, at_least, deadline, done }
     }
 
     /// Scans the complete disk again: removes temporary files of dead writers and directories of earlier epochs (P4),
