@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvdepot_core::limits::{CHECKPOINT_INTERVAL_S, SWEEP_INTERVAL_S};
-use kvdepot_core::{BlockKey, Error, NamespaceId, Result};
+use kvdepot_core::{BlockKey, NamespaceId, Result};
 
 use super::chores::{CLOSE_WAIT_MAX, ScanJob};
 use super::index::time_of;
 use super::shared::Shared;
 use super::state::{PIECE, State};
+use super::threads::start_thread;
 
 /// One piece of work for the maintenance thread.
 enum Chore {
@@ -26,34 +27,6 @@ pub(super) fn start(shared: &Arc<Shared>) -> Result<()> {
     let started = start_thread(shared, "kvd-posix-maint", |shared| run(shared))
         .and_then(|()| start_thread(shared, "kvd-posix-unlink", |shared| super::unlinker::run(shared)));
     started.inspect_err(|_| shared.stop_threads())
-}
-
-/// Starts a background thread for which closing the tier waits.
-pub(super) fn start_thread(
-    shared: &Arc<Shared>,
-    name: &str,
-    run: impl FnOnce(&Arc<Shared>) + Send + 'static,
-) -> Result<()> {
-    let mine = Arc::clone(shared);
-    shared.lock().chores.threads += 1;
-    let work = move || {
-        run(&mine);
-        mine.lock().chores.threads -= 1;
-        mine.changed.notify_all();
-    };
-    std::thread::Builder::new().name(name.to_owned()).spawn(work).map(drop).map_err(|e| {
-        shared.lock().chores.threads -= 1;
-        shared.changed.notify_all();
-        Error::io("cannot start a tier's background thread", e)
-    })
-}
-
-impl Shared {
-    /// Ends the threads of a tier that cannot be opened.
-    pub(super) fn stop_threads(&self) {
-        self.lock().chores.stop_at = Some(Instant::now());
-        self.wake_all();
-    }
 }
 
 fn run(shared: &Shared) {
@@ -107,14 +80,6 @@ impl Shared {
             }
         }
         true
-    }
-
-    /// Tells the background threads to end, and waits for what they are doing.
-    pub(super) fn stop(&self, deadline: Instant) {
-        let mut state = self.lock();
-        state.chores.stop_at = Some(deadline);
-        self.wake_all();
-        while state.chores.threads > 0 && !state.wait_until(&self.changed, deadline) {}
     }
 
     fn next_chore(&self, timers: &mut Timers) -> Option<Chore> {

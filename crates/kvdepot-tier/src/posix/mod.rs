@@ -25,12 +25,14 @@ mod order;
 mod overwrite;
 mod reader;
 mod removal;
+mod reserve;
 mod retired;
 mod scan;
 mod settings;
 mod shared;
 mod space;
 mod state;
+mod threads;
 mod total;
 mod unlinker;
 mod waste;
@@ -312,15 +314,17 @@ impl Tier for PosixTier {
     }
 
     fn probe(&self, keys: Vec<BlockKey>, deadline: Instant, done: Done<usize>) {
-        self.begin_probe(keys, deadline, done);
+        if let Some(request) = self.shared.begin_probe(keys, deadline, done) {
+            self.engine.submit(vec![request]);
+        }
     }
 
     fn read(&self, reads: Vec<ReadItem>, deadline: Instant) {
-        self.engine.submit(self.begin_reads(reads, deadline));
+        self.engine.submit(self.shared.begin_reads(reads, deadline));
     }
 
     fn write(&self, writes: Vec<WriteItem>, deadline: Instant) {
-        let begun = writes.into_iter().filter_map(|write| self.begin_write(write, deadline));
+        let begun = writes.into_iter().filter_map(|write| self.shared.begin_write(write, deadline));
         self.engine.submit(begun.collect());
     }
 

@@ -9,7 +9,6 @@ use kvdepot_core::{BlockKey, Error, ErrorKind, Result};
 use kvdepot_io::transfer::read_file;
 use kvdepot_io::{Call, Class, FileStat, IoBuf, Op, ReadFile, Request, SlotBuf};
 
-use super::PosixTier;
 use super::leaving::BadFile;
 use super::shared::Shared;
 use super::space::{Space, home};
@@ -29,10 +28,10 @@ struct Reading {
     generation: u64,
 }
 
-impl PosixTier {
+impl Shared {
     /// Returns the I/O of the reads, with one lookup in the index per piece of the batch; reads that need no I/O end
     /// here.
-    pub(super) fn begin_reads(&self, reads: Vec<ReadItem>, deadline: Instant) -> Vec<Request> {
+    pub(super) fn begin_reads(self: &Arc<Self>, reads: Vec<ReadItem>, deadline: Instant) -> Vec<Request> {
         let mut requests = Vec::with_capacity(reads.len());
         let mut reads = reads.into_iter();
         loop {
@@ -41,7 +40,7 @@ impl PosixTier {
                 return requests;
             }
             let found: Vec<Option<Reading>> = {
-                let mut state = self.shared.lock();
+                let mut state = self.lock();
                 some.iter().map(|read| self.look_up(&mut state, read.key)).collect()
             };
             for (read, reading) in some.into_iter().zip(found) {
@@ -63,7 +62,7 @@ impl PosixTier {
                 .with("slot_bytes_expected", body)));
             return None;
         };
-        let device = Arc::clone(self.shared.device(reading.directory));
+        let device = Arc::clone(self.device(reading.directory));
         let path = reading.space.block_path(key.hash);
         let fewest_bytes = reading.space.fewest_bytes();
         let done = Box::new(move |outcome| done(reading.end(outcome)));
@@ -72,36 +71,36 @@ impl PosixTier {
     }
 
     /// Returns what a read needs to know; `None` for a block known to be absent.
-    fn look_up(&self, state: &mut State, key: BlockKey) -> Option<Reading> {
+    fn look_up(self: &Arc<Self>, state: &mut State, key: BlockKey) -> Option<Reading> {
         let space = state.spaces.get(&key.namespace).map(Arc::clone)?;
         let known = state.index.get(&key).map(|entry| entry.directory);
         let gone = state.leaving.contains_key(&key);
-        if gone || (known.is_none() && state.is_complete(space.id, self.shared.config.shared)) {
+        if gone || (known.is_none() && state.is_complete(space.id, self.config.shared)) {
             return None;
         }
-        let directory = known.unwrap_or_else(|| home(key.hash, self.shared.devices.len()));
+        let directory = known.unwrap_or_else(|| home(key.hash, self.devices.len()));
         let generation = state.index.generation();
         *state.reading.entry(key).or_insert(0) += 1;
-        Some(Reading {
-            shared: Arc::clone(&self.shared),
-            space,
-            key,
-            directory,
-            known: known.is_some(),
-            generation,
-        })
+        Some(Reading { shared: Arc::clone(self), space, key, directory, known: known.is_some(), generation })
     }
 
-    pub(super) fn begin_probe(&self, keys: Vec<BlockKey>, deadline: Instant, done: Done<usize>) {
-        let shared = Arc::clone(&self.shared);
+    /// Returns the I/O of a probe; `None` if it needs none and has ended.
+    pub(super) fn begin_probe(
+        self: &Arc<Self>,
+        keys: Vec<BlockKey>,
+        deadline: Instant,
+        done: Done<usize>,
+    ) -> Option<Request> {
+        let shared = Arc::clone(self);
         let known = shared.count_leading_known(&keys);
         if known == keys.len() {
-            return done(Ok(known));
+            done(Ok(known));
+            return None;
         }
         let run = Box::new(move |begun: Result<()>| {
             done(begun.and_then(|()| shared.count_leading(&keys, known, deadline)));
         });
-        self.engine.submit(vec![Request { class: Class::Read, deadline, op: Op::Call(Call { run }) }]);
+        Some(Request { class: Class::Read, deadline, op: Op::Call(Call { run }) })
     }
 }
 
@@ -253,15 +252,6 @@ impl Shared {
         if stat.ok().flatten().is_some_and(|stat| stat.is_dir) {
             tracing::warn!(%key, "a directory is in the place of a block, and is set aside");
             self.put_aside(space, directory, key, true);
-        }
-    }
-
-    /// Unlinks corrupt files of which too many are kept; what cannot be removed is found again by the next sweep.
-    pub(super) fn unlink_surplus(&self, surplus: Vec<BadFile>) {
-        for file in surplus {
-            if let Err(error) = self.unlink_bad(file) {
-                tracing::warn!(%error, "cannot remove a corrupt block file");
-            }
         }
     }
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, Result};
 
 use super::index::{Taken, time_of};
-use super::leaving::{Leave, Leaving};
+use super::leaving::{BadFile, Leave, Leaving};
 use super::shared::Shared;
 use super::space::Space;
 use super::state::State;
@@ -81,6 +81,35 @@ impl Shared {
                 state.leaving_running += 1;
             }
             self.unlink_leaving(key)?;
+        }
+    }
+
+    /// Unlinks a file that was set aside and whose bytes are still charged. If that fails they stay charged, and the
+    /// next sweep has it retried. Returns the freed bytes.
+    pub(super) fn unlink_bad(&self, file: BadFile) -> Result<u64> {
+        let outcome = self.unlink_counted(file.directory, &file.path);
+        let mut state = self.lock();
+        let (bytes, directory) = (file.bytes, file.directory);
+        match outcome {
+            Ok(true) => state.bytes -= bytes,
+            Ok(false) => state.uncharge_missing(bytes),
+            Err(error) => {
+                state.bad_failed.push(file);
+                return Err(error);
+            }
+        }
+        drop(state);
+        self.free_space.credit(directory, bytes);
+        self.changed.notify_all();
+        Ok(bytes)
+    }
+
+    /// Unlinks corrupt files of which too many are kept; what cannot be removed is found again by the next sweep.
+    pub(super) fn unlink_surplus(&self, surplus: Vec<BadFile>) {
+        for file in surplus {
+            if let Err(error) = self.unlink_bad(file) {
+                tracing::warn!(%error, "cannot remove a corrupt block file");
+            }
         }
     }
 }

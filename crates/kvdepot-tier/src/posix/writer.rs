@@ -9,9 +9,8 @@ use kvdepot_core::limits::WRITERS_WAITING_MAX;
 use kvdepot_core::{BlockKey, Error, ErrorKind, Result};
 use kvdepot_io::{Class, FileWritten, Op, Prepared, Request, SlotBuf, WriteFile};
 
-use super::PosixTier;
-use super::evict::Room;
 use super::leaving::{Leave, Leaving};
+use super::reserve::Room;
 use super::shared::Shared;
 use super::space::{Space, home};
 use super::state::State;
@@ -28,11 +27,11 @@ enum Admitted {
     Answer(Done<Written>, Result<Written>),
 }
 
-impl PosixTier {
+impl Shared {
     /// Returns the I/O of a write; `None` if it has ended, or ends with another one.
-    pub(super) fn begin_write(&self, write: WriteItem, deadline: Instant) -> Option<Request> {
+    pub(super) fn begin_write(self: &Arc<Self>, write: WriteItem, deadline: Instant) -> Option<Request> {
         let WriteItem { key, src, done } = write;
-        let space = match self.shared.admit(key, done) {
+        let space = match self.admit(key, done) {
             Admitted::Write(space) => space,
             Admitted::Wait => return None,
             Admitted::Answer(done, answer) => {
@@ -41,28 +40,26 @@ impl PosixTier {
                 return None;
             }
         };
-        let directory = home(key.hash, self.shared.devices.len());
-        let temporary = space.block_dir(key.hash).join(self.shared.temporary_name());
-        let (shared, mine, path) = (Arc::clone(&self.shared), Arc::clone(&space), temporary.clone());
+        let directory = home(key.hash, self.devices.len());
+        let temporary = space.block_dir(key.hash).join(self.temporary_name());
+        let (shared, mine, path) = (Arc::clone(self), Arc::clone(&space), temporary.clone());
         let prepare = Box::new(move || shared.prepare(key, &mine, &src, &path, deadline));
-        let (shared, file_bytes) = (Arc::clone(&self.shared), space.file_bytes);
+        let (shared, file_bytes) = (Arc::clone(self), space.file_bytes);
         let make_room = Box::new(move || shared.make_room(directory, file_bytes, deadline));
-        let (shared, mine, path) = (Arc::clone(&self.shared), Arc::clone(&space), temporary.clone());
+        let (shared, mine, path) = (Arc::clone(self), Arc::clone(&space), temporary.clone());
         let done = Box::new(move |outcome| shared.end_write(key, mine, directory, path, outcome));
         let op = Op::Write(WriteFile {
-            device: Arc::clone(self.shared.device(directory)),
+            device: Arc::clone(self.device(directory)),
             temporary,
             target: space.block_path(key.hash),
-            durable: self.shared.config.durable,
+            durable: self.config.durable,
             prepare,
             make_room,
             done,
         });
         Some(Request { class: Class::Write, deadline, op })
     }
-}
 
-impl Shared {
     fn admit(&self, key: BlockKey, done: Done<Written>) -> Admitted {
         let mut state = self.lock();
         let Some(space) = state.spaces.get(&key.namespace).map(Arc::clone) else {

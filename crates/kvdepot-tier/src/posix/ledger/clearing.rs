@@ -6,8 +6,8 @@
 use std::sync::Arc;
 
 use super::leftovers::Leftover;
-use crate::posix::maintenance::start_thread;
 use crate::posix::shared::Shared;
+use crate::posix::threads::start_thread;
 
 /// Begins to remove the files of failed writes, except in directories where a thread does so already.
 pub(super) fn clear(shared: &Arc<Shared>) {

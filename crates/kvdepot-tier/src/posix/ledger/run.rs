@@ -16,9 +16,9 @@ use super::member::{Fate, Member, Refusal, Survey};
 use super::terms::times;
 use crate::posix::capacity;
 use crate::posix::identity::{Identity, TEMPORARY_PREFIX};
-use crate::posix::maintenance::start_thread;
 use crate::posix::shared::Shared;
 use crate::posix::state::State;
+use crate::posix::threads::start_thread;
 
 /// Attempts to write a version before others, in one turn.
 const ATTEMPTS_MAX: usize = 64;
