@@ -8,6 +8,7 @@ mod clock;
 mod config;
 mod epochs;
 mod format;
+mod later;
 pub mod layout;
 mod namespaces;
 mod owner;

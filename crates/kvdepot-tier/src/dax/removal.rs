@@ -1,52 +1,16 @@
 //! Removals: blocks are unreachable at once, and a removal is done when no header on the medium names them any more.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId};
-use kvdepot_io::{Call, Class, IoEngine, Op, Request};
-use parking_lot::Mutex;
+use kvdepot_io::IoEngine;
 
+use super::later::{Removal, later};
 use super::state::Shared;
 use crate::Done;
 
-/// When a removal that has not started is abandoned: it has no deadline of its own, and what it did not clear is
-/// cleared later.
-const REMOVAL_WAIT_MAX: Duration = Duration::from_secs(30);
 /// Blocks handled in one step.
 const PIECE: usize = 256;
-
-/// A removal; it is reported done when the last reference to it is dropped.
-pub(super) struct Removal {
-    done: Mutex<Option<Done<()>>>,
-    error: Mutex<Option<Error>>,
-}
-
-impl Removal {
-    pub(super) fn new(done: Done<()>) -> Arc<Self> {
-        Arc::new(Self { done: Mutex::new(Some(done)), error: Mutex::new(None) })
-    }
-
-    pub(super) fn fail(&self, error: Error) {
-        self.error.lock().get_or_insert(error);
-    }
-}
-
-impl Drop for Removal {
-    fn drop(&mut self) {
-        let error = self.error.get_mut().take();
-        if let Some(done) = self.done.get_mut().take() {
-            done(error.map_or(Ok(()), Err));
-        }
-    }
-}
-
-/// Has `engine` run a function among the writes.
-pub(super) fn later(engine: &dyn IoEngine, run: impl FnOnce(Result<(), Error>) + Send + 'static) {
-    let call = Call { run: Box::new(run) };
-    let deadline = Instant::now() + REMOVAL_WAIT_MAX;
-    engine.submit(vec![Request { class: Class::Write, deadline, op: Op::Call(call) }]);
-}
 
 impl Shared {
     /// Makes blocks unreachable, and has their headers cleared.

@@ -12,8 +12,8 @@ use kvdepot_io::mapped::{Piece, combined};
 use kvdepot_io::{Call, Class, IoEngine, Op, Request, SlotBuf};
 use parking_lot::Mutex;
 
+use super::later::later;
 use super::plan::{Limits, Region, Run, Span, Wave, plan};
-use super::removal::later;
 use super::slots::Found;
 use super::state::{Shared, small_slot};
 use crate::{Fetched, ReadItem};

@@ -11,9 +11,9 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use super::clock::Clock;
 use super::config::DaxConfig;
 use super::epochs::Epochs;
+use super::later::Removal;
 use super::layout::{Geometry, HEADER_BYTES};
 use super::owner::Owner;
-use super::removal::Removal;
 use super::slots::Slots;
 use crate::{Done, TierEvents, Written};
 

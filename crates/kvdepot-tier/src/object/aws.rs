@@ -6,10 +6,11 @@ use kvdepot_core::Result;
 use object_store::aws::{AmazonS3Builder, AwsCredential, S3ConditionalPut};
 use object_store::{ObjectStore, StaticCredentialProvider};
 
+use super::aws_profile;
 use super::bill::Bill;
+use super::config::ObjectConfig;
 use super::meter::Meter;
 use super::transport::{Transport, unusable};
-use super::{ObjectConfig, aws_profile};
 
 /// Makes the client, without sending a request.
 pub(super) fn open(config: &ObjectConfig, meter: &Arc<Meter>) -> Result<Arc<dyn ObjectStore>> {

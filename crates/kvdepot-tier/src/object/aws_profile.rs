@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use kvdepot_core::{Error, ErrorKind, Result};
 
-use super::ObjectConfig;
+use super::config::ObjectConfig;
 
 /// Maximum size of the file.
 const FILE_BYTES_MAX: u64 = 1 << 20;

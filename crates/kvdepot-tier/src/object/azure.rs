@@ -10,9 +10,9 @@ use object_store::azure::{
 };
 use object_store::{ObjectStore, StaticCredentialProvider};
 
-use super::ObjectConfig;
 use super::address::Account;
 use super::bill::Bill;
+use super::config::ObjectConfig;
 use super::connection_string::ConnectionString;
 use super::meter::Meter;
 use super::transport::{Transport, unusable};

@@ -10,8 +10,8 @@ use object_store::gcp::{GcpCredential, GoogleCloudStorageBuilder};
 use object_store::{ObjectStore, StaticCredentialProvider};
 use serde::Deserialize;
 
-use super::ObjectConfig;
 use super::bill::Bill;
+use super::config::ObjectConfig;
 use super::meter::Meter;
 use super::transport::{Transport, unusable};
 

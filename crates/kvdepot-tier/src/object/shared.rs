@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, OnceCell, Semaphore, oneshot};
 
-use super::ObjectConfig;
+use super::config::ObjectConfig;
 use super::link::Link;
 use super::names::Names;
 use crate::beliefs::Beliefs;

@@ -6,8 +6,9 @@ use kvdepot_core::Result;
 use object_store::ObjectStore;
 
 use super::cloud::Cloud;
+use super::config::ObjectConfig;
 use super::meter::Meter;
-use super::{ObjectConfig, aws, azure, google};
+use super::{aws, azure, google};
 
 /// Makes the client, without sending a request.
 pub(super) fn open(config: &ObjectConfig, meter: &Arc<Meter>) -> Result<Arc<dyn ObjectStore>> {

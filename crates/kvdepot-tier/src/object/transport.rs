@@ -7,8 +7,8 @@ use std::time::Duration;
 use kvdepot_core::{Error, ErrorKind, Result};
 use object_store::{BackoffConfig, Certificate, ClientOptions, RetryConfig};
 
-use super::ObjectConfig;
 use super::bill::Bill;
+use super::config::ObjectConfig;
 use super::meter::{Meter, Metered};
 use crate::settings::without_user;
 

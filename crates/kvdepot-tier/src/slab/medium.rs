@@ -8,8 +8,8 @@ use std::sync::Arc;
 use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_io::{AlignedBuf, IoBuf, SlotBuf, Volume};
 
-use super::SlabConfig;
 use super::codec::{MediumId, PAGE, size};
+use super::config::SlabConfig;
 use super::shape::Shape;
 use super::superblock::{Superblock, decide};
 use super::table::{self, Row};

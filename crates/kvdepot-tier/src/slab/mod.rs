@@ -21,6 +21,7 @@ mod settings;
 mod shape;
 mod spaces;
 mod state;
+mod stats;
 mod superblock;
 mod table;
 mod writer;
@@ -42,6 +43,7 @@ pub use config::SlabConfig;
 use medium::Medium;
 use spaces::Spaces;
 use state::{PIECE, PIECE_SLOTS, Shared};
+pub use stats::SlabStats;
 
 /// The registry's entry for this tier.
 pub const ENTRY: TierEntry = TierEntry {
@@ -54,32 +56,6 @@ pub const ENTRY: TierEntry = TierEntry {
 
 /// The longest time that dropping a tier waits for queued work; if the medium hangs longer, that work is lost.
 const CLOSE_WAIT_MAX: Duration = Duration::from_secs(5);
-
-/// The counters of a Slab tier since it was opened.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SlabStats {
-    /// Bytes of records accepted for writing: blocks with their headers.
-    pub accepted_bytes: u64,
-    /// Bytes of any kind written to the segments.
-    pub written_bytes: u64,
-    /// Of those, bytes of records that were written again because their segment was recycled.
-    pub rewritten_bytes: u64,
-    /// Number of groups written.
-    pub groups: u64,
-    /// Number of syncs.
-    pub syncs: u64,
-    /// Number of segments recycled.
-    pub segments_recycled: u64,
-    /// Number of blocks evicted.
-    pub blocks_evicted: u64,
-}
-
-impl SlabStats {
-    /// Bytes written per byte of the blocks' records.
-    pub fn write_amplification(&self) -> f64 {
-        self.written_bytes as f64 / self.accepted_bytes.max(1) as f64
-    }
-}
 
 /// Blocks in one file or on one block device.
 #[derive(Debug)]

@@ -20,10 +20,11 @@ use kvdepot_io::{IoBuf, Volume};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::commit::Commit;
+use super::config::SlabConfig;
 use super::index::{Index, Place};
 use super::medium::Medium;
 use super::spaces::Spaces;
-use super::{SlabConfig, SlabStats};
+use super::stats::SlabStats;
 use crate::{Done, TierEvents, Written};
 
 /// Blocks handled while the lock is held once.
