@@ -9,8 +9,8 @@ use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_wire::own::Token;
 use serde_json::Value;
 
-use super::RemoteTls;
 use super::settings::{SETTINGS, TIMEOUT_MS_MAX};
+use super::tls::RemoteTls;
 use crate::settings::Fields;
 
 /// Maximum size of a token file.

@@ -10,10 +10,12 @@ use kvdepot_wire::FrameBuffer;
 use kvdepot_wire::header::MAGIC;
 use kvdepot_wire::own::{ClientHandshake, NONCE_BYTES, Request, Response, Welcomed};
 
+use super::config::RemoteProtocol;
+use super::infini::epochs::greet;
 use super::job::Opened;
-use super::server::Server;
+use super::server::{Dialect, Server};
 use super::socket::Socket;
-use super::{RemoteProtocol, again};
+use super::tcp::again;
 
 /// Answer of a server with TLS to anything else: an alert of TLS 1.x.
 const TLS_ALERT: [u8; 2] = [21, 3];
@@ -24,15 +26,6 @@ const PEER_QUIET: Duration = Duration::from_secs(30);
 const PEER_PROBE_INTERVAL: Duration = Duration::from_secs(10);
 /// and number of unanswered probes after which it is lost.
 const PEER_PROBES: u32 = 3;
-
-/// Protocol of a server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Dialect {
-    /// Ours.
-    Own,
-    /// InfiniStore's.
-    Infini,
-}
 
 /// A connection that accepts requests.
 pub(super) struct Link {
@@ -93,7 +86,7 @@ fn own(server: &Server) -> Result<Link, Refused> {
 fn infinistore(server: &Server) -> Result<Link> {
     let deadline = Instant::now() + server.shared.config.timeout;
     let stream = reach(server, deadline)?;
-    super::infini::greet(server, &stream, deadline)?;
+    greet(server, &stream, deadline)?;
     Ok(Link {
         stream,
         buffer: FrameBuffer::responses(),

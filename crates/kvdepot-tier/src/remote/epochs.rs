@@ -10,15 +10,13 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use hashbrown::HashSet;
 use kvdepot_core::{Error, ErrorKind, NamespaceId, NamespaceSpec, Result, next_epoch};
-use parking_lot::{Condvar, Mutex};
 
-use super::connect::Dialect;
+use super::config::RemoteProtocol;
+use super::everyone::Everyone;
 use super::job::{Job, Opened, What};
-use super::server::Server;
+use super::server::{Dialect, Server};
 use super::spaces::{ServerSet, Space, bit};
-use super::{Everyone, RemoteProtocol};
 use crate::Done;
 
 /// Maximum number of tries to move all servers to one epoch while other clients move them, too.
@@ -31,39 +29,6 @@ const CLOCK_EPOCHS_MAX: u32 = 3 << 30;
 fn phase_end(timeout: Duration, deadline: Instant) -> Instant {
     let left = deadline.saturating_duration_since(Instant::now());
     Instant::now() + timeout.min(left / 2)
-}
-
-/// Turns to advance an epoch. One thread at a time synchronises servers: otherwise it would mistake another thread's
-/// move for another client's.
-#[derive(Debug, Default)]
-pub(super) struct Turns {
-    taken: Mutex<HashSet<NamespaceId>>,
-    changed: Condvar,
-}
-
-impl Turns {
-    fn take(&self, root: NamespaceId, deadline: Instant) -> Result<Turn<'_>> {
-        let mut taken = self.taken.lock();
-        while !taken.insert(root) {
-            if self.changed.wait_until(&mut taken, deadline).timed_out() {
-                let what = "a namespace is being opened or reset at remote servers that do not answer";
-                return Err(Error::new(ErrorKind::Timeout, what).with("namespace", root));
-            }
-        }
-        Ok(Turn { turns: self, root })
-    }
-}
-
-struct Turn<'a> {
-    turns: &'a Turns,
-    root: NamespaceId,
-}
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        self.turns.taken.lock().remove(&self.root);
-        self.turns.changed.notify_all();
-    }
 }
 
 /// Result of moving all servers to an epoch.

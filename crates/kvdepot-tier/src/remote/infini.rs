@@ -1,7 +1,7 @@
 //! One connection to an InfiniStore server. It sends one request at a time, because the server mixes up the answers of
 //! several.
 
-mod epochs;
+pub(super) mod epochs;
 
 use std::cell::Cell;
 use std::io::Read;
@@ -14,14 +14,12 @@ use kvdepot_io::IoBuf;
 use kvdepot_io::checksum::crc64_slot;
 use kvdepot_wire::infini::{Reply, ReplyReader, Request, TcpOp, code};
 
-pub(in crate::remote) use epochs::greet;
-
-use super::again;
 use super::job::{Job, Opened, What};
 use super::parting::{Held, Parting};
 use super::sending::send_all;
 use super::server::Server;
 use super::socket::Socket;
+use super::tcp::again;
 use super::value::{self, HEADER_BYTES, MARK, block_name, mark_name};
 use crate::{Done, Written};
 

@@ -5,8 +5,10 @@
 //! Connections are shared by all requests. Answers come in any order, directly into their slots, and are verified (P1).
 
 mod config;
+mod conn;
 mod connect;
 mod epochs;
+mod everyone;
 mod infini;
 mod job;
 mod lookup;
@@ -19,10 +21,14 @@ mod removal;
 mod retry;
 mod sending;
 mod server;
+mod serving;
 mod settings;
+mod shared;
 mod socket;
 mod spaces;
+mod tcp;
 mod tls;
+mod turns;
 mod value;
 
 use std::fmt;
@@ -47,11 +53,13 @@ use crate::{
     BlockingCalls, BlockingConfig, Done, Fetched, Presence, ReadItem, Tier, TierServer, TierUsage, WriteItem,
     Written,
 };
-use epochs::Turns;
+use everyone::Everyone;
 use job::{Job, What};
 use lookup::{Addresses, Lookup};
 use server::{Health, Server};
-use spaces::{Space, Spaces};
+use shared::Shared;
+use spaces::Space;
+use turns::Turns;
 
 /// The registry's entry of this tier.
 pub const ENTRY: TierEntry = TierEntry {
@@ -61,72 +69,6 @@ pub const ENTRY: TierEntry = TierEntry {
     settings: &settings::SETTINGS,
     for_users: true,
 };
-
-/// State shared by the tier, its servers and their connections.
-#[derive(Debug)]
-struct Shared {
-    config: RemoteConfig,
-    places: Places,
-    spaces: Mutex<Spaces>,
-    /// Signalled when a server has answered a request to move.
-    answers: Condvar,
-    turns: Turns,
-    beliefs: Beliefs,
-    /// Number of operations whose `done` was not called yet.
-    under_way: Mutex<usize>,
-    at_rest: Condvar,
-    stopping: AtomicBool,
-}
-
-impl Shared {
-    fn is_stopping(&self) -> bool {
-        self.stopping.load(Ordering::Acquire)
-    }
-
-    fn spaces(&self) -> Vec<Space> {
-        self.spaces.lock().all()
-    }
-
-    /// Records a server's answer to the request to move to an epoch.
-    fn answered(&self, root: NamespaceId, epoch: u32, server: usize, answer: &Result<()>) {
-        self.spaces.lock().answered(root, epoch, server, answer);
-        self.answers.notify_all();
-    }
-
-    /// Drops all knowledge about this server's blocks.
-    fn forget_server(&self, index: usize) {
-        self.beliefs.known.lock().forget_if(|key| self.places.of(key) == index);
-    }
-
-    fn begun(&self) {
-        *self.under_way.lock() += 1;
-    }
-
-    fn ended(&self) {
-        let mut under_way = self.under_way.lock();
-        *under_way -= 1;
-        if *under_way == 0 {
-            self.at_rest.notify_all();
-        }
-    }
-}
-
-/// The tier's servers, for work that may outlive the call that began it.
-#[derive(Clone)]
-struct Everyone {
-    shared: Arc<Shared>,
-    servers: Arc<[Arc<Server>]>,
-}
-
-/// Repeats a system call that was interrupted.
-fn again<T>(mut call: impl FnMut() -> std::io::Result<T>) -> std::io::Result<T> {
-    loop {
-        match call() {
-            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
-            outcome => return outcome,
-        }
-    }
-}
 
 /// Blocks on remote servers.
 pub struct RemoteTier {
@@ -182,7 +124,7 @@ impl RemoteTier {
         });
         let mut tier = Self { shared, servers, threads: Vec::new(), calls };
         for server in &*tier.servers {
-            tier.threads.extend(server::spawn(server)?);
+            tier.threads.extend(serving::spawn(server)?);
         }
         let timed = tier.everyone();
         tier.spawn("kvdepot-remote-t", move || watch_deadlines(&timed.shared, &timed.servers))?;

@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use kvdepot_core::BlockKey;
 
-use super::again;
-use super::own::Conn;
+use super::conn::Conn;
 use super::socket::Socket;
+use super::tcp::again;
 
 /// Bytes read at a time, only to detect the end.
 const SCRATCH_BYTES: usize = 16 << 10;

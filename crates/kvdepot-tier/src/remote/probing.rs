@@ -7,9 +7,10 @@ use hashbrown::{HashMap, HashSet};
 use kvdepot_core::{BlockKey, Error, NamespaceId, Result};
 use parking_lot::Mutex;
 
+use super::RemoteTier;
 use super::job::{Job, What};
 use super::removal::in_frames;
-use super::{RemoteTier, Shared};
+use super::shared::Shared;
 use crate::{Done, Presence, Tier};
 
 /// A probe of keys on several servers.

@@ -9,11 +9,11 @@ use kvdepot_io::checksum::crc64_slot;
 use kvdepot_wire::own::{Response, Status};
 use kvdepot_wire::{Frame, FrameBuffer};
 
-use super::again;
+use super::conn::Conn;
 use super::job::Opened;
-use super::own::Conn;
 use super::pending::{Answer, GetItem};
 use super::server::Server;
+use super::tcp::again;
 
 /// Bytes read at a time when they are discarded.
 const SCRATCH_BYTES: usize = 64 << 10;

@@ -8,7 +8,7 @@ use kvdepot_core::limits::BATCH_HASHES_MAX;
 use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, Result};
 use parking_lot::Mutex;
 
-use super::Everyone;
+use super::everyone::Everyone;
 use super::job::{Job, What};
 use crate::Done;
 

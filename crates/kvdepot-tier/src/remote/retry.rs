@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kvdepot_core::limits::EPOCH_RETRY_MS;
 
-use super::Everyone;
+use super::everyone::Everyone;
 use super::server::Health;
 
 impl Everyone {

@@ -6,8 +6,8 @@ use kvdepot_core::limits::{IO_VECTORS_MAX, REMOTE_SEND_BYTES_MAX};
 use kvdepot_io::IoBuf;
 use smallvec::SmallVec;
 
-use super::again;
 use super::socket::Socket;
+use super::tcp::again;
 
 type Pieces<'a> = SmallVec<[IoSlice<'a>; 32]>;
 

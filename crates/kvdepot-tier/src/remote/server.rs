@@ -3,24 +3,31 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kvdepot_core::limits::{
     REMOTE_BATCH_BLOCKS_MAX, REMOTE_BATCH_BYTES_MAX, REMOTE_IDLE_LOOK_MS, REMOTE_PARTING_MAX,
-    REMOTE_PAUSE_MS, REMOTE_QUEUE_MAX, REMOTE_READS_IN_A_ROW_MAX, REMOTE_SECOND_WRITER_BYTES,
+    REMOTE_QUEUE_MAX, REMOTE_READS_IN_A_ROW_MAX, REMOTE_SECOND_WRITER_BYTES,
 };
 use kvdepot_core::{Error, ErrorKind, Result};
 use parking_lot::{Condvar, Mutex};
 
-use super::connect::{self, Dialect};
+use super::conn::Conn;
 use super::job::{Job, What};
 use super::lookup::Addresses;
-use super::own::Conn;
 use super::parting::Parting;
+use super::shared::Shared;
 use super::spaces::Space;
-use super::{Shared, infini, own};
 use crate::TierServer;
+
+/// Protocol of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Dialect {
+    /// Ours.
+    Own,
+    /// InfiniStore's.
+    Infini,
+}
 
 /// Health of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -273,7 +280,7 @@ impl Server {
         Error::new(ErrorKind::Timeout, "a remote server did not answer in time").with("server", &self.address)
     }
 
-    fn came(&self, dialect: Dialect, depot: Option<u64>) {
+    pub(super) fn came(&self, dialect: Dialect, depot: Option<u64>) {
         let (first, other) = {
             let state = self.state.lock();
             let first = state.health != Health::Up;
@@ -325,7 +332,7 @@ impl Server {
 
     /// Waits for the connection's turn: the first connection tries to reach the server; the others follow when it is
     /// reachable.
-    fn wait_for_turn(&self, index: usize) {
+    pub(super) fn wait_for_turn(&self, index: usize) {
         let mut state = self.state.lock();
         let is_to_wait = |state: &State| {
             // Each holds a socket: a server that takes writes and hangs gets no more of them.
@@ -362,7 +369,7 @@ impl Server {
         }
     }
 
-    fn pause(&self, pause: Duration) {
+    pub(super) fn pause(&self, pause: Duration) {
         let until = Instant::now() + pause;
         let mut state = self.state.lock();
         while !self.shared.is_stopping() && !self.changed.wait_until(&mut state, until).timed_out() {}
@@ -377,7 +384,12 @@ impl Server {
         self.wake();
     }
 
-    fn forget_conn(&self, conn: &Arc<Conn>) {
+    /// Adds a connection with our own protocol.
+    pub(super) fn add_conn(&self, conn: &Arc<Conn>) {
+        self.state.lock().conns.push(Arc::clone(conn));
+    }
+
+    pub(super) fn forget_conn(&self, conn: &Arc<Conn>) {
         self.state.lock().conns.retain(|other| !Arc::ptr_eq(other, conn));
     }
 }
@@ -405,61 +417,4 @@ fn batch(queue: &mut VecDeque<Job>) -> Vec<Job> {
         jobs.extend(queue.pop_front());
     }
     jobs
-}
-
-/// Starts the threads of a server's connections.
-pub(super) fn spawn(server: &Arc<Server>) -> Result<Vec<JoinHandle<()>>> {
-    (0..server.shared.config.connections)
-        .map(|index| {
-            let server = Arc::clone(server);
-            std::thread::Builder::new()
-                .name(format!("kvdepot-remote{index}"))
-                .spawn(move || keep_connected(&server, index))
-                .map_err(|e| Error::io("cannot start a thread", e))
-        })
-        .collect()
-}
-
-/// Connects, serves until the connection ends, and repeats, with pauses that double while connecting fails.
-fn keep_connected(server: &Arc<Server>, index: usize) {
-    let (pause_min, pause_max) =
-        (Duration::from_millis(REMOTE_PAUSE_MS.0), Duration::from_millis(REMOTE_PAUSE_MS.1));
-    let mut pause = pause_min;
-    loop {
-        server.wait_for_turn(index);
-        if server.shared.is_stopping() {
-            return;
-        }
-        match connect::connect(server) {
-            Ok(link) => {
-                let (error, answered) = match link.dialect {
-                    Dialect::Own => {
-                        let conn = Arc::new(Conn::new(link.stream, link.requests_in_flight_max));
-                        // Registered before the server counts as up, because the check for silence must find all
-                        // connections.
-                        server.state.lock().conns.push(Arc::clone(&conn));
-                        server.came(link.dialect, link.depot);
-                        if server.shared.is_stopping() {
-                            // `stop` may have run before it was registered.
-                            conn.close(server, &Error::new(ErrorKind::Closed, "the tier is closing"));
-                        }
-                        let end = own::run(server, &conn, link.buffer);
-                        server.forget_conn(&conn);
-                        end
-                    }
-                    Dialect::Infini => {
-                        server.came(link.dialect, link.depot);
-                        infini::run(server, link.stream)
-                    }
-                };
-                server.went(&error, true);
-                if answered {
-                    pause = pause_min;
-                }
-            }
-            Err(error) => server.went(&error, false),
-        }
-        server.pause(pause);
-        pause = (pause * 2).min(pause_max);
-    }
 }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::tcp::{bound, set_timeouts};
 use super::tls::TlsSocket;
 
 /// A connected socket.
@@ -59,21 +60,6 @@ impl Socket {
     pub(super) fn set_timeouts(&self, timeout: Option<Duration>) -> Result<()> {
         set_timeouts(self.tcp(), timeout)
     }
-}
-
-/// Like [`Socket::set_timeouts`].
-pub(super) fn set_timeouts(tcp: &TcpStream, timeout: Option<Duration>) -> Result<()> {
-    tcp.set_read_timeout(timeout)?;
-    tcp.set_write_timeout(timeout)
-}
-
-/// Makes the next call on a socket end by `deadline`.
-pub(super) fn bound(tcp: &TcpStream, deadline: Instant) -> Result<()> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    if left.is_zero() {
-        return Err(std::io::ErrorKind::TimedOut.into());
-    }
-    set_timeouts(tcp, Some(left))
 }
 
 impl Read for &Socket {

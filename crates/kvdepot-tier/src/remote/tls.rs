@@ -13,8 +13,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore};
 
-use super::again;
-use super::socket::bound;
+use super::tcp::{again, bound};
 
 /// Bytes received from a socket at a time: a few TLS records.
 const RECEIVE_BYTES: usize = 64 << 10;

@@ -1,0 +1,61 @@
+//! What the tier, its servers and their connections share.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use kvdepot_core::rendezvous::Places;
+use kvdepot_core::{NamespaceId, Result};
+use parking_lot::{Condvar, Mutex};
+
+use super::config::RemoteConfig;
+use super::spaces::{Space, Spaces};
+use super::turns::Turns;
+use crate::beliefs::Beliefs;
+
+/// State shared by the tier, its servers and their connections.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) config: RemoteConfig,
+    pub(super) places: Places,
+    pub(super) spaces: Mutex<Spaces>,
+    /// Signalled when a server has answered a request to move.
+    pub(super) answers: Condvar,
+    pub(super) turns: Turns,
+    pub(super) beliefs: Beliefs,
+    /// Number of operations whose `done` was not called yet.
+    pub(super) under_way: Mutex<usize>,
+    pub(super) at_rest: Condvar,
+    pub(super) stopping: AtomicBool,
+}
+
+impl Shared {
+    pub(super) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+
+    pub(super) fn spaces(&self) -> Vec<Space> {
+        self.spaces.lock().all()
+    }
+
+    /// Records a server's answer to the request to move to an epoch.
+    pub(super) fn answered(&self, root: NamespaceId, epoch: u32, server: usize, answer: &Result<()>) {
+        self.spaces.lock().answered(root, epoch, server, answer);
+        self.answers.notify_all();
+    }
+
+    /// Drops all knowledge about this server's blocks.
+    pub(super) fn forget_server(&self, index: usize) {
+        self.beliefs.known.lock().forget_if(|key| self.places.of(key) == index);
+    }
+
+    pub(super) fn begun(&self) {
+        *self.under_way.lock() += 1;
+    }
+
+    pub(super) fn ended(&self) {
+        let mut under_way = self.under_way.lock();
+        *under_way -= 1;
+        if *under_way == 0 {
+            self.at_rest.notify_all();
+        }
+    }
+}
