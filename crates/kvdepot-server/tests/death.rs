@@ -330,7 +330,7 @@ fn a_hung_depot_costs_one_bounded_wait() {
     let attachment = Attachment::connect(socket, None, LONG, call_timeout).unwrap();
     let spec = namespace();
     let engine = Engine::new(&attachment, &spec, 8);
-    assert!(engine.dump(&[1, 2], &[0, 1]).is_empty());
+    eventually("the dump, on a busy machine", || engine.dump(&[1, 2], &[0, 1]).is_empty());
     let group =
         || ClaimGroupSpec { namespaces: vec![Arc::clone(&spec)], window_blocks: 0, hashes_per_block: 1 };
     let claim = || Claim::open(&attachment, &[group()], &[hash(1), hash(2)], 0, 2, "").unwrap();
@@ -362,7 +362,7 @@ fn lookups_at_a_stopped_depot_wait_for_call_timeout_and_not_for_the_task_s() {
     let pid = Pid::from_child(&child);
     let attachment = Attachment::connect(socket, None, LONG, Duration::from_millis(100)).unwrap();
     let engine = Engine::new(&attachment, &namespace(), 8);
-    assert!(engine.dump(&[1, 2], &[0, 1]).is_empty());
+    eventually("the dump, on a busy machine", || engine.dump(&[1, 2], &[0, 1]).is_empty());
     let wanted = [hash(1), hash(2)];
     let lookups: [&dyn Fn() -> usize; 2] =
         [&|| engine.store.lookup(&wanted).iter().filter(|&&byte| byte != 0).count(), &|| {

@@ -79,7 +79,9 @@ fn files_below_serve_while_the_pool_server_hangs() {
         }
         until("the server counts as gone", || server(&depot)["up"] == false);
         assert!(server(&depot)["failures"].as_u64().unwrap() > 0, "{}", server(&depot));
-        assert!(server(&depot)["last_error"].as_str().unwrap().contains("in time"), "{}", server(&depot));
+        let last = server(&depot)["last_error"].as_str().unwrap().to_owned();
+        // The second one is of a later attempt to connect.
+        assert!(last.contains("in time") || last.contains("during the handshake"), "{last}");
         // Dumps go to the files.
         push_out(&depot, &engine, 2_000);
         assert_eq!(stat(&depot, "write_blocks_dropped"), 0, "the files took them");

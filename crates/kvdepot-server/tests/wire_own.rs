@@ -118,7 +118,7 @@ fn a_put_of_many_blocks_waits_for_room_once() {
     assert!((30..40).contains(&refused), "{statuses:?}");
     let least = std::time::Duration::from_millis(WAIT_MS);
     assert!(
-        (least..least * BLOCKS as u32 / 2).contains(&begun.elapsed()),
+        (least..least * refused as u32).contains(&begun.elapsed()),
         "{refused} blocks: {:?}",
         begun.elapsed()
     );
@@ -127,8 +127,9 @@ fn a_put_of_many_blocks_waits_for_room_once() {
 /// A get that waits for a slow tier does not block later requests.
 #[test]
 fn answers_come_as_they_are_ready() {
+    const SLOW: std::time::Duration = std::time::Duration::from_secs(3);
     let directory = tempfile::tempdir().unwrap();
-    let faults = "read_slow=1,slow_ms=3000";
+    let faults = format!("read_slow=1,slow_ms={}", SLOW.as_millis());
     let posix = json!({"directories": [directory.path()], "io_direct": false, "faults": faults});
     let depot = config(64 * MIB, json!({"pipeline": "Cache|Posix", "posix": posix}));
     let wired = Wired::open(depot, json!({}));
@@ -140,12 +141,15 @@ fn answers_come_as_they_are_ready() {
     own.put(namespace, &[(hash(3), &bytes(5000, 3))]);
     let (slow, quick) = (flat(&[hash(1), hash(2)]), flat(&[hash(3)]));
     let get = |hashes| Request::Get { namespace, wait_ms: 60_000, hashes: Hashes::new(hashes).unwrap() };
+    let begun = std::time::Instant::now();
     own.send(1, &get(&slow), &[]);
     own.send(2, &get(&quick), &[]);
     own.send(3, &Request::Stat, &[]);
+    let mut first_after = None;
     let ids: Vec<u64> = (0..4)
         .map(|_| {
             let (id, answer) = own.answer();
+            first_after.get_or_insert_with(|| begun.elapsed());
             if let Answer::Block(index, status, block) = answer {
                 let seed = if id == 2 { 3 } else { index as u8 + 1 };
                 assert!(status == Status::Ok && block == bytes(5000, seed));
@@ -153,7 +157,9 @@ fn answers_come_as_they_are_ready() {
             id
         })
         .collect();
-    assert_eq!(ids, [2, 3, 1, 1]);
+    // Unless this machine stood still until the slow ones were ready, too.
+    let stood_still = first_after.unwrap() >= SLOW;
+    assert!(ids == [2, 3, 1, 1] || stood_still, "{ids:?}");
 }
 
 #[test]

@@ -118,7 +118,7 @@ fn is_header(tier: &DaxTier) -> impl Fn(MediumCall) -> Option<u64> + use<> {
 }
 
 /// Three waves of four blocks; a worker hangs in the first.
-fn hung_restore(deadline: Instant) -> (Arc<Scripted>, Bench, Sender<()>, Vec<End>) {
+fn hung_restore(wait: Duration) -> (Arc<Scripted>, Bench, Sender<()>, Vec<End>) {
     let script = Arc::new(Scripted::new(16 << 20));
     let tier = script.open_with(|config| {
         config.retrieve_staging_slab_bytes = 4 * BLOCK;
@@ -128,7 +128,7 @@ fn hung_restore(deadline: Instant) -> (Arc<Scripted>, Bench, Sender<()>, Vec<End
     let bench = bench(tier);
     bench.write_all(12);
     let (begins, let_go) = script.hold(move |call| matches!(call, MediumCall::Read { at, .. } if at == data));
-    let ends = read_all(&bench, &(0..12).collect::<Vec<_>>(), deadline);
+    let ends = read_all(&bench, &(0..12).collect::<Vec<_>>(), Instant::now() + wait);
     begins.recv_timeout(HANG).unwrap();
     // The other workers have nothing left to do, so none of them can end the waiting waves.
     ends[1..4].iter().for_each(|end| assert!(end.recv_timeout(HANG).unwrap().is_ok()));
@@ -137,7 +137,7 @@ fn hung_restore(deadline: Instant) -> (Arc<Scripted>, Bench, Sender<()>, Vec<End
 
 #[test]
 fn waves_behind_one_that_hangs_end_at_the_deadline() {
-    let (_script, _bench, let_go, ends) = hung_restore(Instant::now() + Duration::from_secs(5));
+    let (_script, _bench, let_go, ends) = hung_restore(Duration::from_secs(5));
     for (n, end) in ends.iter().enumerate().skip(4) {
         let end = end.recv_timeout(HANG).unwrap_or_else(|_| panic!("block {n} waits past its deadline (P2)"));
         assert_eq!(end.unwrap_err().kind(), ErrorKind::Timeout, "block {n}");
@@ -149,7 +149,7 @@ fn waves_behind_one_that_hangs_end_at_the_deadline() {
 
 #[test]
 fn waves_behind_one_that_hangs_end_with_the_tier() {
-    let (_script, bench, let_go, ends) = hung_restore(Instant::now() + HANG * 10);
+    let (_script, bench, let_go, ends) = hung_restore(HANG * 10);
     drop(bench);
     for (n, end) in ends.iter().enumerate().skip(4) {
         let end = end.recv_timeout(HANG).unwrap_or_else(|_| panic!("block {n} outlives the tier (P2)"));

@@ -134,12 +134,15 @@ fn too_many_requests_do_not_switch_the_store_off() {
     let bench = open(&server, |_| {});
     bench.write_all(1);
     server.plan(|_| Act::Refuse(503));
+    let mut unanswered = 0;
     for _ in 0..4 {
         let read = bench.begin_read(0, bench.slot(), Instant::now() + Duration::from_millis(200));
         let kind = Bench::answer(&read).unwrap_err().kind();
         assert!(matches!(kind, ErrorKind::Busy | ErrorKind::Timeout), "{kind:?}");
+        unanswered += u64::from(kind == ErrorKind::Timeout);
     }
-    assert!(bench.tier.servers()[0].up && figure(&bench, "failures") == 0);
+    // The silence of a slow machine may count as failures; the answers do not.
+    assert!(bench.tier.servers()[0].up && figure(&bench, "failures") <= unanswered);
     server.serve_all();
     until("it is read again", || bench.read_is_right(0));
 }

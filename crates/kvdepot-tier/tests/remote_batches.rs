@@ -10,13 +10,15 @@ use std::sync::mpsc::channel;
 use kvdepot_tier::conformance::Bench;
 use kvdepot_tier::{Fetched, ReadItem, RemoteConfig, RemoteTier, WriteItem, Written};
 use pool_server::PoolServer;
+use pool_server::waits::PATIENCE;
 
 const BLOCKS: u64 = 20;
 
 #[test]
 fn a_batch_for_one_server_is_one_request() {
     let server = PoolServer::own();
-    let bench = Bench::new(Arc::new(RemoteTier::open(RemoteConfig::new([server.name()])).unwrap()));
+    let config = RemoteConfig { timeout: PATIENCE, ..RemoteConfig::new([server.name()]) };
+    let bench = Bench::new(Arc::new(RemoteTier::open(config).unwrap()));
     let count = || {
         let state = &server.state;
         (

@@ -41,7 +41,7 @@ fn with_hung_lookup(timeout: Duration, found: SocketAddr) -> (RemoteTier, Sender
 #[test]
 fn a_lookup_that_hangs_is_a_miss_and_no_second_one_is_begun() {
     let server = PoolServer::own();
-    let (tier, release, begun) = with_hung_lookup(Duration::from_millis(200), server.address);
+    let (tier, release, begun) = with_hung_lookup(Duration::from_secs(1), server.address);
     let bench = ends(move || Bench::new(Arc::new(tier)));
     until(|| bench.peek(0) == Presence::Absent);
     let at_once = [bench.read(0).unwrap_err(), bench.write(0).unwrap_err()];
@@ -121,6 +121,6 @@ fn a_first_address_that_never_answers_leaves_time_for_the_second() {
     let tier = RemoteTier::open_with_lookup(config(NAME, Duration::from_secs(1)), lookup).unwrap();
     let bench = Bench::new(Arc::new(tier));
     until(|| bench.write(1).is_ok());
-    assert!(bench.read_is_right(1));
+    until(|| bench.read_is_right(1));
     drop(held);
 }

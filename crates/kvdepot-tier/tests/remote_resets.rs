@@ -191,6 +191,8 @@ fn a_reset_of_a_namespace_that_was_closed_is_told_when_the_server_comes_back() {
         pool.back_for_a(door);
         let b = depot([&pool.b].into_iter());
         until(|| b.tier.open_and_wait(&b.spec, 0).unwrap() > 0);
+        // The server moves before the client has its answer.
+        until(|| a.tier.servers().iter().all(|server| server.up));
         follow(&mut a);
         assert!((0..5).all(|n| !a.read_is_right(n)) && a.write(9).is_ok(), "{speaks:?}");
     }

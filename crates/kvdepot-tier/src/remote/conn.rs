@@ -18,8 +18,8 @@ pub(super) struct Conn {
     room: Condvar,
     in_flight_max: usize,
     born: Instant,
-    /// Time when bytes last moved, in milliseconds since `born`.
-    progress_ms: AtomicU64,
+    /// Time when bytes last moved, in microseconds since `born`.
+    progress_us: AtomicU64,
 }
 
 impl std::fmt::Debug for Conn {
@@ -36,14 +36,14 @@ impl Conn {
             room: Condvar::new(),
             in_flight_max: usize::try_from(in_flight_max).unwrap_or(usize::MAX).max(1),
             born: Instant::now(),
-            progress_ms: AtomicU64::new(0),
+            progress_us: AtomicU64::new(0),
         }
     }
 
     /// Records that bytes moved.
     pub(super) fn progressed(&self) {
-        let ms = u64::try_from(self.born.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.progress_ms.store(ms, Ordering::Relaxed);
+        let us = u64::try_from(self.born.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.progress_us.store(us, Ordering::Relaxed);
     }
 
     /// Records that a request was answered completely.
@@ -81,7 +81,7 @@ impl Conn {
 
     /// Returns whether no byte has moved for longer than a server may be silent.
     fn is_quiet(&self, server: &Server, now: Instant) -> bool {
-        let since = self.born + Duration::from_millis(self.progress_ms.load(Ordering::Relaxed));
+        let since = self.born + Duration::from_micros(self.progress_us.load(Ordering::Relaxed));
         now.saturating_duration_since(since) > server.shared.config.timeout
     }
 

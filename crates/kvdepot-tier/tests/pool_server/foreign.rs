@@ -16,6 +16,11 @@ const NOT_YET: &[u8] = b"";
 pub(super) fn serve(mut stream: &TcpStream, state: &State, answers_unknown: bool) -> Served {
     let mut buffer = FrameBuffer::requests();
     while let Some((op, body)) = next(stream, &mut buffer)? {
+        let fault = state.fault();
+        if fault == Fault::HungHello || (fault == Fault::Hung && op < 0x80) {
+            state.hang(stream);
+            return Ok(());
+        }
         if op >= 0x80 {
             if answers_unknown {
                 let mut out = Vec::new();
@@ -23,10 +28,6 @@ pub(super) fn serve(mut stream: &TcpStream, state: &State, answers_unknown: bool
                 stream.write_all(&out)?;
                 continue;
             }
-            return Ok(());
-        }
-        if state.fault() == Fault::Hung {
-            state.hang(stream);
             return Ok(());
         }
         state.survives(buffer.is_empty() || op == b'L', "a request before the one before was answered")?;
@@ -56,7 +57,7 @@ pub(super) fn serve(mut stream: &TcpStream, state: &State, answers_unknown: bool
                 state.survives(bytes > 0, "a value of no bytes")?;
                 let key = key.to_vec();
                 if key.ends_with(b"/whole") {
-                    state.keep_back(Fault::LatePuts);
+                    state.keep_back(Fault::LatePuts, String::from_utf8_lossy(&key).into_owned());
                 }
                 state.store.lock().values.insert(key.clone(), NOT_YET.to_vec());
                 let value = payload(stream, &mut buffer, bytes as usize)?;

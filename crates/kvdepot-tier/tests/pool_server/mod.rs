@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::io::Read;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use kvdepot_core::{BlockKey, NamespaceId, NamespaceSpec};
@@ -26,7 +26,7 @@ pub(crate) enum Fault {
     Hung,
     /// Reads nothing from its connections after the hello.
     Deaf,
-    /// Does not answer a hello.
+    /// Does not answer a hello, nor anything else.
     HungHello,
     /// Answers a get with bytes that are not a frame.
     Garbage,
@@ -86,6 +86,8 @@ pub(crate) struct State {
     pub(crate) token: Option<Token>,
     pub(crate) speaks: Speaks,
     pub(crate) depot: u64,
+    /// Requests that a later connection may have in flight; our own protocol only.
+    pub(crate) in_flight_max: AtomicU32,
     pub(crate) connections: AtomicU64,
     pub(crate) gets: AtomicU64,
     pub(crate) puts: AtomicU64,
@@ -98,6 +100,8 @@ pub(crate) struct State {
     pub(crate) hanging: AtomicU64,
     /// Number of requests that were delayed.
     pub(crate) kept_back: AtomicU64,
+    /// What the requests are about that were delayed, or still are.
+    held: Mutex<Vec<String>>,
     streams: Mutex<Vec<TcpStream>>,
     stopping: AtomicBool,
 }
@@ -124,9 +128,15 @@ impl State {
         }
     }
 
+    /// Returns whether a request about this has been delayed.
+    pub(crate) fn has_held(&self, what: &str) -> bool {
+        self.held.lock().iter().any(|held| held.contains(what))
+    }
+
     /// Delays a put or the answer to a get until this fault is over.
-    fn keep_back(&self, late: Fault) {
+    fn keep_back(&self, late: Fault, what: String) {
         if self.fault() == late {
+            self.held.lock().push(what);
             self.hanging.fetch_add(1, Ordering::SeqCst);
             let mut fault = self.fault.lock();
             while *fault == late && !self.stopping.load(Ordering::SeqCst) {
@@ -187,6 +197,7 @@ impl PoolServer {
             token: token.map(|token| Token::new(token.as_bytes()).unwrap()),
             speaks,
             depot: DEPOTS.fetch_add(1, Ordering::SeqCst),
+            in_flight_max: AtomicU32::new(16),
             connections: AtomicU64::new(0),
             gets: AtomicU64::new(0),
             puts: AtomicU64::new(0),
@@ -195,6 +206,7 @@ impl PoolServer {
             crashed: Mutex::default(),
             hanging: AtomicU64::new(0),
             kept_back: AtomicU64::new(0),
+            held: Mutex::default(),
             streams: Mutex::default(),
             stopping: AtomicBool::new(false),
         });

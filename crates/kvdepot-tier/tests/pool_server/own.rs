@@ -14,14 +14,16 @@ use super::{Fault, Served, State, next, payload};
 pub(super) fn serve(mut stream: &TcpStream, state: &State) -> Served {
     let mut buffer = FrameBuffer::requests();
     let mut handshake = ServerHandshake::new(state.token.clone());
-    let offer =
-        Offer { features: 0, requests_in_flight_max: 16, depot: state.depot, nonce: [state.depot as u8; 32] };
+    let requests_in_flight_max = state.in_flight_max.load(Ordering::SeqCst);
+    let nonce = [state.depot as u8; 32];
+    let offer = Offer { features: 0, requests_in_flight_max, depot: state.depot, nonce };
     while let Some((op, body)) = next(stream, &mut buffer)? {
-        if state.fault() == Fault::Deaf && handshake.is_over() {
+        let fault = state.fault();
+        if fault == Fault::Deaf && handshake.is_over() {
             state.hold_still();
             return Ok(());
         }
-        if state.fault() == Fault::Hung && handshake.is_over() {
+        if fault == Fault::HungHello || (fault == Fault::Hung && handshake.is_over()) {
             state.hang(stream);
             return Ok(());
         }
@@ -45,7 +47,8 @@ pub(super) fn serve(mut stream: &TcpStream, state: &State) -> Served {
             Request::Put { namespace, block_bytes, blocks } => {
                 state.puts.fetch_add(1, Ordering::SeqCst);
                 let bytes = payload(stream, &mut buffer, block_bytes as usize * blocks.len())?;
-                state.keep_back(Fault::LatePuts);
+                let names: Vec<String> = blocks.iter().map(|(hash, _)| hash.to_string()).collect();
+                state.keep_back(Fault::LatePuts, names.join(" "));
                 put(state, namespace, block_bytes as usize, blocks, &bytes).encode(id, &mut out)?;
             }
             other => answer(state, &other, id, &mut out)?,
@@ -156,7 +159,7 @@ fn get(mut stream: &TcpStream, state: &State, id: u64, namespace: NamespaceId, h
     for (index, hash) in order {
         let mut out = Vec::new();
         let found = state.store.lock().blocks.get(&key(namespace, hash)).cloned();
-        state.keep_back(Fault::LateGets);
+        state.keep_back(Fault::LateGets, hash.to_string());
         let Some((mut bytes, mut sum)) = found else {
             let status = Status::Failed(ErrorKind::NotFound);
             Response::Block { index, status, block_bytes: 0, crc64: 0 }.encode(id, &mut out)?;
