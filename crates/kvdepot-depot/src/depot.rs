@@ -19,7 +19,6 @@ use crate::epochs;
 use crate::ledger::Ledger;
 use crate::pool::{self, PoolMapping, Population, Reach};
 use crate::prover;
-use crate::random::random;
 use crate::runner::Runner;
 use crate::session::Session;
 use crate::stalls::{Stall, StallWatch};
@@ -129,7 +128,7 @@ impl Depot {
             grow_step_bytes: config.pool_grow_bytes,
             policy: eviction::by_name(&config.eviction)?,
             keeps,
-            seed: random(),
+            seed: kvdepot_io::random::number(),
         };
         let (kicks, kicked) = crossbeam_channel::bounded(1);
         let names: Vec<&'static str> = tiers.iter().map(|tier| log_name(tier.name())).collect();

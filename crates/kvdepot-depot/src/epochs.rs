@@ -16,7 +16,6 @@ use kvdepot_tier::Done;
 
 use crate::locate::timed_out;
 use crate::openings::Opening;
-use crate::random::random;
 use crate::runner::Runner;
 
 /// Interval of checks of all namespaces: how long another depot's reset may go unnoticed.
@@ -247,7 +246,11 @@ pub(crate) fn advance(runner: &Arc<Runner>, handles: &[NamespaceHandle]) -> Vec<
 }
 
 fn begin_advance(runner: &Arc<Runner>, handle: NamespaceHandle) -> Result<Opened> {
-    namespace(runner, NOBODY, Request::BeginAdvance { namespace: handle, provisional: random_id() })
+    namespace(
+        runner,
+        NOBODY,
+        Request::BeginAdvance { namespace: handle, provisional: NamespaceId(kvdepot_io::random::id()) },
+    )
 }
 
 /// After an advance: tells tiers with a lower epoch about the highest one.
@@ -303,14 +306,6 @@ pub(crate) fn namespace(runner: &Arc<Runner>, owner: Owner, request: Request) ->
         Reply::Namespace(opened) => Ok(opened),
         _ => Err(Error::new(ErrorKind::Protocol, "the machine gave another reply")),
     }
-}
-
-/// Returns an id that no epoch of any namespace has.
-fn random_id() -> NamespaceId {
-    let mut id = [0; 16];
-    id[..8].copy_from_slice(&random().to_le_bytes());
-    id[8..].copy_from_slice(&random().to_le_bytes());
-    NamespaceId(id)
 }
 
 /// Asks the tiers about namespaces and follows their answers. Returns the namespaces for which a tier failed.

@@ -28,7 +28,6 @@ mod presence;
 mod probers;
 mod probes;
 mod prover;
-mod random;
 pub mod recover;
 mod runner;
 pub mod seqpacket;

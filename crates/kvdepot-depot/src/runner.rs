@@ -30,7 +30,6 @@ use crate::looks::Looks;
 use crate::openings::Openings;
 use crate::pool::PoolMapping;
 use crate::probers::Probers;
-use crate::random::random;
 use crate::waiters::Waiter;
 
 /// Time that a request may take for its own pieces, however short its deadline is: even one that has no time to wait
@@ -95,7 +94,7 @@ impl Runner {
         Self {
             commands: TierCommands::new(Arc::clone(&locator), names, Arc::clone(&pool), began, timeout),
             config,
-            id: random(),
+            id: kvdepot_io::random::number(),
             pool,
             ledger,
             machine: Mutex::new(machine),

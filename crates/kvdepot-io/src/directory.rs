@@ -85,7 +85,8 @@ impl DirDevice {
     /// Returns STATX_DIOALIGN where the kernel has it (6.1 and later), else tries whole pages.
     fn probe_direct(&self) -> Option<DirectAlign> {
         let page = kvdepot_core::limits::BLOCK_ALIGN_BYTES as usize;
-        let name = PathBuf::from(format!("{PROBE_PREFIX}{}-{:016x}", std::process::id(), random_u64()));
+        let name =
+            PathBuf::from(format!("{PROBE_PREFIX}{}-{:016x}", std::process::id(), crate::random::number()));
         let (file, _) = self.create_new(&name, OFlags::DIRECT, Mode::RUSR | Mode::WUSR).ok()?;
         // The open file outlives its name, so a kill from here on leaves nothing behind (P4).
         self.unlink(&name).ok()?;
@@ -254,12 +255,6 @@ fn is_local(path: &Path) -> bool {
         0x5265_4973, // ReiserFS
     ];
     rustix::fs::statfs(path).is_ok_and(|stat| LOCAL.contains(&(stat.f_type as u32)))
-}
-
-/// Returns an unpredictable number for a file name.
-pub(crate) fn random_u64() -> u64 {
-    use std::hash::{BuildHasher, Hasher};
-    std::collections::hash_map::RandomState::new().build_hasher().finish()
 }
 
 /// Closes a file and checks the result: the standard library drops the error of close(2).

@@ -26,6 +26,7 @@ pub mod noop;
 mod progress;
 pub mod psync;
 pub mod queued;
+pub mod random;
 pub mod recording;
 mod shared_memory;
 pub mod socket;

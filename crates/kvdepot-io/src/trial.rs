@@ -12,7 +12,6 @@ use crate::aligned::AlignedBuf;
 use crate::buf::SlotBuf;
 use crate::cached::cached_bytes;
 use crate::device::Device;
-use crate::directory::random_u64;
 use crate::engine::{Call, Class, FileWritten, IoEngine, Op, Prepared, ReadFile, Request, WriteFile};
 use crate::iobuf::IoBuf;
 
@@ -47,7 +46,7 @@ struct Trial {
 
 impl Trial {
     fn new(device: &Arc<dyn Device>) -> Self {
-        Self { device: Arc::clone(device), tag: random_u64() }
+        Self { device: Arc::clone(device), tag: crate::random::number() }
     }
 
     fn name(&self, number: usize, part: &str) -> PathBuf {

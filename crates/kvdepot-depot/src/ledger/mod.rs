@@ -21,7 +21,6 @@ use kvdepot_core::{BlockKey, Result};
 use parking_lot::{Condvar, Mutex};
 
 use crate::pool::{PoolRegion, SharedWords, region_bytes};
-use crate::random::random;
 use layout::{
     HEAD_CHECKSUM, HEAD_CLIENTS, HEAD_HOLDS, HEAD_MAGIC, HEAD_NAMESPACES, HEAD_POOL_BYTES, HEAD_RECORDS,
     HEAD_RECORDS_MAX, HEAD_REGIONS, HEAD_REGIONS_CHECKSUM, HEAD_SALT, HEAD_VERSION, MAGIC, NAMESPACE_BYTES,
@@ -88,7 +87,7 @@ impl Ledger {
         let words = SharedWords::create("kvdepot-ledger", record_at(records_max))?;
         let this = Self {
             words,
-            salt: random(),
+            salt: kvdepot_io::random::number(),
             records_max,
             numbers: Mutex::default(),
             wanted: Mutex::default(),

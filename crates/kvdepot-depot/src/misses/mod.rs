@@ -15,7 +15,6 @@ use kvdepot_core::misses::{Ghost, Ghosts, Gone, Reason};
 use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, Result};
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::random::random;
 use record::Last;
 
 /// Questions about given blocks that are answered at a time: each may have tiers search their media (P7).
@@ -76,7 +75,7 @@ impl Misses {
     /// Remembers so many blocks that went.
     pub(crate) fn new(blocks: usize) -> Self {
         Self {
-            ghosts: Mutex::new(Ghosts::new(blocks, random())),
+            ghosts: Mutex::new(Ghosts::new(blocks, kvdepot_io::random::number())),
             counts: Default::default(),
             last: Mutex::default(),
             clients: Mutex::default(),

@@ -188,15 +188,11 @@ impl Connection {
     }
 
     async fn greet(&mut self, id: u64, greeting: &Greeting) -> Result<()> {
-        let mut nonce = [0; 32];
-        // Blocks only in the first moments after boot.
-        rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())
-            .map_err(|e| Error::io("no random numbers", e.into()))?;
         let offer = Offer {
             features: FEATURES,
             requests_in_flight_max: REQUESTS_IN_FLIGHT_MAX,
             depot: self.door.depot.id(),
-            nonce,
+            nonce: kvdepot_io::random::bytes()?,
         };
         let mut answer = Vec::new();
         let outcome = self.handshake.step(id, &greeting.request(), offer, &mut answer);

@@ -8,9 +8,7 @@ use kvdepot_depot::values::Values;
 /// Stores, finds and removes a value. Fails if any part of the path through the pool does not work.
 pub(super) fn self_test(values: &Values) -> Result<()> {
     let bad = |what: &str| Error::new(ErrorKind::Corrupt, what.to_owned());
-    let mut key = [0; 16];
-    rustix::rand::getrandom(&mut key, rustix::rand::GetRandomFlags::empty())
-        .map_err(|e| Error::io("no random numbers", e.into()))?;
+    let key = kvdepot_io::random::bytes::<16>()?;
     let hash = Values::hash(&key);
     let mut slot = values.reserve(hash, key.len() as u64)?;
     let mut at = 0;

@@ -28,9 +28,9 @@ use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use kvdepot_core::limits::{IO_QUEUE_MAX, NAMESPACES_MAX, SNAPSHOT_HASHES_MAX};
-use kvdepot_core::{BlockKey, Error, NamespaceId, NamespaceSpec, Result};
+use kvdepot_core::{BlockKey, NamespaceId, NamespaceSpec, Result};
 use kvdepot_io::mapped::{self, Medium};
-use kvdepot_io::{IoEngine, PsyncConfig, PsyncEngine, Request};
+use kvdepot_io::{IoEngine, PsyncConfig, PsyncEngine, Request, random};
 
 use crate::entry::TierEntry;
 use crate::media::{MediumFacts, MediumKind};
@@ -75,8 +75,9 @@ impl DaxTier {
     /// Like `open`, on the caller's own medium: `config.device_path` is ignored.
     pub fn open_on(config: DaxConfig, medium: Arc<dyn Medium>) -> Result<Self> {
         config.check()?;
-        let owner = owner::Owner::new(drawn()?);
-        let opened = format::open(&*medium, config.max_bytes, config.capacity_bytes, drawn()?, &owner)?;
+        let owner = owner::Owner::new(random::bytes()?);
+        let opened =
+            format::open(&*medium, config.max_bytes, config.capacity_bytes, random::bytes()?, &owner)?;
         let engine = PsyncConfig {
             read_threads: config.restore_workers,
             write_threads: config.put_workers,
@@ -205,15 +206,6 @@ impl Tier for DaxTier {
     fn drain(&self, deadline: Instant) -> bool {
         self.engine.drain(deadline)
     }
-}
-
-/// Sixteen random bytes that serve as an id.
-fn drawn() -> Result<[u8; 16]> {
-    let mut bytes = [0; 16];
-    // A kernel that has no random numbers yet returns fewer bytes.
-    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
-        .map_err(|error| Error::io("cannot draw a random number", error.into()))?;
-    Ok(bytes)
 }
 
 impl Drop for DaxTier {

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use kvdepot_core::limits::{EPOCH_CLAIMS_MAX, EPOCH_RETRY_MS};
 use kvdepot_core::{Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
+use kvdepot_io::random;
 
 use super::link::Call;
 use super::names::{self, RECORD_BYTES_MAX, Record};
@@ -137,7 +138,8 @@ impl Shared {
             {
                 return Ok(record);
             }
-            let mine = Record { epoch: target, token: fresh_token()? };
+            // A token that no other record has.
+            let mine = Record { epoch: target, token: u64::from_le_bytes(random::bytes()?) };
             self.write_record(root, mine, stored == Stored::Nothing, deadline)?;
             // Another depot may have been first, or has replaced it since.
             if self.stored(root, deadline)? == Stored::Record(mine) {
@@ -251,11 +253,3 @@ const TOO_LONG: i64 = -600;
 /// How often a record is read that is being replaced, or looks damaged.
 const RECORD_LOOKS_MAX: usize = 6;
 const RECORD_PAUSE: Duration = Duration::from_millis(20);
-
-/// Returns a number that no other record has.
-fn fresh_token() -> Result<u64> {
-    let mut bytes = [0; 8];
-    rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())
-        .map_err(|e| Error::io("the system has no random number", e.into()))?;
-    Ok(u64::from_le_bytes(bytes))
-}

@@ -233,7 +233,7 @@ impl Shared {
 
     /// Checks that the store honours conditions: a store that ignores them would let an epoch go back.
     async fn try_conditions(&self, deadline: Instant) -> Result<()> {
-        let path = self.names.trial(fresh_number());
+        let path = self.names.trial(kvdepot_io::random::number());
         let put = |mode| self.put_when(&path, "kvdepot: may be deleted\n", mode, deadline);
         match put(PutMode::Create).await {
             // No other depot uses this name: it is from an earlier try that was not answered.
@@ -298,15 +298,6 @@ impl Shared {
 pub(super) fn no_bucket(error: Error) -> Error {
     Error::new(ErrorKind::Unavailable, "the store has no such bucket: look at object_url and object_endpoint")
         .with_source(error)
-}
-
-/// Returns a number that no other depot is likely to have at this moment.
-fn fresh_number() -> u64 {
-    let mut bytes = [0; 8];
-    if rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty()).is_err() {
-        bytes[..4].copy_from_slice(&std::process::id().to_le_bytes());
-    }
-    u64::from_le_bytes(bytes)
 }
 
 #[cfg(test)]

@@ -1,6 +1,5 @@
 //! How many bytes a tier may take, and how many its directories may already hold.
 
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -28,7 +27,7 @@ pub(super) fn cap(config: &PosixConfig, devices: &[Arc<dyn Device>]) -> Result<u
 pub(super) fn prior(config: &PosixConfig, devices: &[Arc<dyn Device>], cap: u64) -> Prior {
     let own = cap > 0 && !config.shared;
     let recorded = if own { total::read(devices) } else { None };
-    let set = recorded.map_or_else(new_set, |(_, set)| set);
+    let set = recorded.map_or_else(|| BlockHash(kvdepot_io::random::id()), |(_, set)| set);
     if !own && let Err(error) = total::remove(devices) {
         tracing::warn!(%error, "a recorded total that is not kept true any more cannot be removed");
     }
@@ -58,12 +57,4 @@ fn has_checkpoint(devices: &[Arc<dyn Device>]) -> bool {
 
 fn file_systems(devices: &[Arc<dyn Device>]) -> Result<HashMap<u64, DeviceSpace>> {
     devices.iter().map(|device| device.space().map(|space| (space.file_system, space))).collect()
-}
-
-fn new_set() -> BlockHash {
-    let random = || RandomState::new().build_hasher().finish().to_le_bytes();
-    let mut set = [0; 16];
-    set[..8].copy_from_slice(&random());
-    set[8..].copy_from_slice(&random());
-    BlockHash(set)
 }

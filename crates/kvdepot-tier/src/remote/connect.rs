@@ -8,7 +8,7 @@ use kvdepot_core::limits::REMOTE_IDLE_LOOK_MS;
 use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_wire::FrameBuffer;
 use kvdepot_wire::header::MAGIC;
-use kvdepot_wire::own::{ClientHandshake, NONCE_BYTES, Request, Response, Welcomed};
+use kvdepot_wire::own::{ClientHandshake, Request, Response, Welcomed};
 
 use super::config::RemoteProtocol;
 use super::infini::epochs::greet;
@@ -169,8 +169,7 @@ impl Talk<'_> {
     }
 
     fn hello(&mut self) -> Result<Welcomed, Refused> {
-        let mut nonce = [0; NONCE_BYTES];
-        random(&mut nonce).map_err(Refused::Ours)?;
+        let nonce = kvdepot_io::random::bytes().map_err(Refused::Ours)?;
         let mut out = Vec::new();
         let token = self.server.shared.config.token.clone();
         let mut handshake = ClientHandshake::begin(token, 0, nonce, &mut out).map_err(Refused::Ours)?;
@@ -253,13 +252,6 @@ impl Talk<'_> {
             }
         }
     }
-}
-
-fn random(out: &mut [u8]) -> Result<()> {
-    let count = rustix::rand::getrandom(out, rustix::rand::GetRandomFlags::empty())
-        .map_err(|e| Error::io("the system gives no random bytes", e.into()))?;
-    assert_eq!(count, NONCE_BYTES, "up to 256 bytes come at once");
-    Ok(())
 }
 
 #[cfg(test)]

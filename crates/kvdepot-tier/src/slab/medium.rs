@@ -1,7 +1,6 @@
 //! The medium at a tier's start: formatted if it is new, refused if it belongs to something else; and its tables of
 //! namespaces.
 
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -66,7 +65,7 @@ impl Medium {
             // An existing file may have holes.
             volume.allocate(config.capacity_bytes.max(volume.bytes()))?;
         }
-        let medium = Self { volume, id: random_id(), shape };
+        let medium = Self { volume, id: kvdepot_io::random::id(), shape };
         // In this order: a medium whose first page is blank has neither blocks nor epochs.
         medium.store_rows(1, &[])?;
         for copy in [1, 0] {
@@ -218,13 +217,4 @@ fn check_size(volume: &dyn Volume, shape: &Shape, config: &SlabConfig) -> Result
         .with("capacity_bytes", config.capacity_bytes)
         .with("formatted_bytes", shape.bytes())),
     }
-}
-
-fn random_id() -> MediumId {
-    // The system's random numbers seed each of these states anew.
-    let draw = || RandomState::new().build_hasher().finish().to_le_bytes();
-    let mut id = [0; 16];
-    id[..8].copy_from_slice(&draw());
-    id[8..].copy_from_slice(&draw());
-    id
 }

@@ -220,7 +220,7 @@ impl Rdma {
             ..QpConfig::new(&lane.cq, self.link_requests_max + 1, 0)
         };
         let qp = Qp::new(&self.pd, config)?;
-        let own = Endpoint::new(&qp, &self.port, random()?);
+        let own = Endpoint::new(&qp, &self.port, u32::from_le_bytes(kvdepot_io::random::bytes()?));
         let peer = Endpoint {
             qp_number: client.qpn,
             psn: client.psn,
@@ -257,11 +257,4 @@ impl Drop for Rdma {
     fn drop(&mut self) {
         self.close();
     }
-}
-
-fn random() -> Result<u32> {
-    let mut bytes = [0; 4];
-    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
-        .map_err(|e| Error::io("no random numbers", e.into()))?;
-    Ok(u32::from_le_bytes(bytes))
 }
