@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvdepot.errors import config_error
+from kvdepot.errors import ConfigError
 
 MARK = "Written by `kvdepot compat install"
 HEAD_BYTES = 400
@@ -125,7 +125,7 @@ def install(shim: Shim) -> list[Path]:
     """
     taken = _taken_by(shim)
     if taken:
-        raise config_error(f"{shim.name}: not installed, because it conflicts with {taken}: remove that first")
+        raise ConfigError(f"{shim.name}: not installed, because it conflicts with {taken}: remove that first")
     for path, text in zip(shim.paths(), shim.files.values(), strict=True):
         _write(shim, path, text)
     importlib.invalidate_caches()
@@ -142,7 +142,7 @@ def _write(shim: Shim, path: Path, text: str) -> None:
         fresh.chmod(0o755 if shim.is_program else 0o644)
         fresh.replace(path)
     except OSError as error:
-        raise config_error(f"{shim.name}: cannot write {path}: {error.strerror or error}") from error
+        raise ConfigError(f"{shim.name}: cannot write {path}: {error.strerror or error}") from error
 
 
 def remove(shim: Shim) -> list[Path]:
@@ -166,7 +166,7 @@ def _unlink(shim: Shim, path: Path) -> None:
     try:
         path.unlink()
     except OSError as error:
-        raise config_error(f"{shim.name}: cannot remove {path}: {error.strerror or error}") from error
+        raise ConfigError(f"{shim.name}: cannot remove {path}: {error.strerror or error}") from error
 
 
 def _remove_empty(directory: Path, above: Path) -> None:

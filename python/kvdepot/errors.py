@@ -30,15 +30,13 @@ __all__ = [
     "StorageError",
     "UnavailableError",
     "UnsupportedError",
-    "config_error",
+    "storage_error",
 ]
 
 
-def config_error(message: str) -> ConfigError:
-    """Returns a ``ConfigError`` with ``kind`` set, as the core sets it on its own."""
-    error = ConfigError(message)
-    error.kind = "config"
-    return error
+def storage_error(error: OSError, deed: str = "read", path: object = None) -> StorageError:
+    """Returns the failure to do ``deed``, a past participle, to ``path``, by default the one that the error names."""
+    return StorageError(f"{error.filename if path is None else path}: cannot be {deed}: {error.strerror}")
 
 
 def is_failure(error: BaseException) -> bool:

@@ -54,9 +54,7 @@ class BlockEvents:
         self._depot = _native.Depot.connect(socket, None, wait_ms=ATTACH_MS, call_timeout_ms=ATTACH_MS)
         if needs_depot and not self._depot.attached:
             self._depot.close()
-            error = UnavailableError(f"no depot answers on {socket}: `kvdepot depots` lists those that run")
-            error.kind = "unavailable"
-            raise error
+            raise UnavailableError(f"no depot answers on {socket}: `kvdepot depots` lists those that run")
         self._follower = self._depot.follow()
         self._closed = False
 

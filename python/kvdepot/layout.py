@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kvdepot.errors import config_error
+from kvdepot.errors import ConfigError
 
 SHARDS_MAX = 4096
 TENSORS_MAX = 65_536
@@ -32,13 +32,13 @@ class BlockLayout:
         object.__setattr__(self, "tensor_sizes_bytes", tuple(map(int, tensor_sizes_bytes)))
         sizes = self.tensor_sizes_bytes
         if not 1 <= self.shards <= SHARDS_MAX:
-            raise config_error(f"layout: a block has 1 to {SHARDS_MAX} shards, got {self.shards}")
+            raise ConfigError(f"layout: a block has 1 to {SHARDS_MAX} shards, got {self.shards}")
         if not sizes or len(sizes) * self.shards > TENSORS_MAX:
-            raise config_error(f"layout: a block has 1 to {TENSORS_MAX} tensors, got {len(sizes) * self.shards}")
+            raise ConfigError(f"layout: a block has 1 to {TENSORS_MAX} tensors, got {len(sizes) * self.shards}")
         if min(sizes) < 1:
-            raise config_error(f"layout: every tensor has at least one byte, got tensor_sizes_bytes={sizes}")
+            raise ConfigError(f"layout: every tensor has at least one byte, got tensor_sizes_bytes={sizes}")
         if self.block_bytes > BLOCK_BYTES_MAX:
-            raise config_error(f"layout: a block has at most {BLOCK_BYTES_MAX} bytes, got {self.block_bytes}")
+            raise ConfigError(f"layout: a block has at most {BLOCK_BYTES_MAX} bytes, got {self.block_bytes}")
 
     @property
     def shard_bytes(self) -> int:

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from kvdepot.errors import UnsupportedError, config_error
+from kvdepot.errors import ConfigError, UnsupportedError
 
 Addresses: TypeAlias = npt.NDArray[np.uint64]
 Buffers: TypeAlias = "Sequence[Sequence[Any]] | Addresses"
@@ -35,19 +35,19 @@ def memory_of(
     """
     if isinstance(buffers, np.ndarray):
         if buffers.dtype != np.uint64 or buffers.shape != (rows, len(sizes_bytes)):
-            raise config_error(
+            raise ConfigError(
                 f"addresses must be uint64 of shape {(rows, len(sizes_bytes))}, got {buffers.dtype} of {buffers.shape}"
             )
         return np.array(buffers, order="C"), ()
     if len(buffers) != rows:
-        raise config_error(f"there must be one row of tensors per shard: {rows}, got {len(buffers)}")
+        raise ConfigError(f"there must be one row of tensors per shard: {rows}, got {len(buffers)}")
     owners: list[object] = []
     addresses = np.empty((rows, len(sizes_bytes)), dtype=np.uint64)
     for row, tensors in enumerate(buffers):
         # Iterate only once: a sequence may create a new tensor on each access.
         held = tuple(tensors)
         if len(held) != len(sizes_bytes):
-            raise config_error(f"row {row} must have {len(sizes_bytes)} tensors, got {len(held)}")
+            raise ConfigError(f"row {row} must have {len(sizes_bytes)} tensors, got {len(held)}")
         for column, (tensor, size_bytes) in enumerate(zip(held, sizes_bytes, strict=True)):
             where = f"tensor [{row}][{column}]"
             # torch may later give a tensor another storage, so keep the storage alive, too.
@@ -61,12 +61,10 @@ def _address(tensor: Any, size_bytes: int, where: str, writable: bool, cuda_devi
         if cuda_device is not None:
             raise UnsupportedError(f"{where} is in host memory: the store was opened for CUDA device {cuda_device}")
         if tensor.dtype.hasobject:
-            raise config_error(
-                f"{where} holds Python objects ({tensor.dtype}): pass an array of plain numbers or bytes"
-            )
+            raise ConfigError(f"{where} holds Python objects ({tensor.dtype}): pass an array of plain numbers or bytes")
         contiguous, found_bytes, address = tensor.flags.c_contiguous, tensor.nbytes, tensor.ctypes.data
         if writable and not tensor.flags.writeable:
-            raise config_error(f"{where} is read-only, but a load writes it: pass a writable array")
+            raise ConfigError(f"{where} is read-only, but a load writes it: pass a writable array")
     elif hasattr(tensor, "data_ptr") and hasattr(tensor, "is_contiguous"):
         here = tensor.device.type == "cpu" if cuda_device is None else str(tensor.device) == f"cuda:{cuda_device}"
         if not here:
@@ -77,9 +75,9 @@ def _address(tensor: Any, size_bytes: int, where: str, writable: bool, cuda_devi
         contiguous, found_bytes = tensor.is_contiguous(), tensor.numel() * tensor.element_size()
         address = tensor.data_ptr()
     else:
-        raise config_error(f"{where} must be a torch tensor or a numpy array, got {type(tensor).__name__}")
+        raise ConfigError(f"{where} must be a torch tensor or a numpy array, got {type(tensor).__name__}")
     if not contiguous:
-        raise config_error(f"{where} is not contiguous: pass tensor.contiguous(), or a view that is")
+        raise ConfigError(f"{where} is not contiguous: pass tensor.contiguous(), or a view that is")
     if found_bytes != size_bytes:
-        raise config_error(f"{where} must have {size_bytes} bytes as the layout says, got {found_bytes}")
+        raise ConfigError(f"{where} must have {size_bytes} bytes as the layout says, got {found_bytes}")
     return int(address)

@@ -12,7 +12,7 @@ from typing_extensions import Self
 
 from kvdepot import _native
 from kvdepot.config import ConfigSource, KVDepotConfig, load_config
-from kvdepot.errors import config_error
+from kvdepot.errors import ConfigError
 from kvdepot.layout import BlockLayout
 from kvdepot.logs import set_up_logging
 from kvdepot.memory import Buffers, memory_of
@@ -59,13 +59,13 @@ def open_store(
     config = load_config(config, owns_pool=False)
     layout = BlockLayout.of(layout)
     if not namespace:
-        raise config_error(
+        raise ConfigError(
             "namespace: must describe everything that changes the blocks' bytes, such as {'model': ..., 'dtype': ...}"
         )
     try:
         facts_json = json.dumps(namespace, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise config_error(f"namespace: must be text, integers, booleans, lists and dicts: {error}") from error
+        raise ConfigError(f"namespace: must be text, integers, booleans, lists and dicts: {error}") from error
     set_up_logging(config)
     depot = _attach(config, layout, engine_id or str(os.getpid()))
     try:
@@ -237,5 +237,5 @@ class Store:
         else:
             shard_rows = np.array(shards, dtype=np.int64)
             if shard_rows.shape != (len(names),):
-                raise config_error(f"there must be one shard per hash: {len(names)}, got shape {shard_rows.shape}")
+                raise ConfigError(f"there must be one shard per hash: {len(names)}, got shape {shard_rows.shape}")
         return Task(verb(names, shard_rows, addresses, owners), rows_per_block)

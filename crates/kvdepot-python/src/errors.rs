@@ -9,32 +9,42 @@ use pyo3::types::PyDict;
 
 static CLASSES: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
 
-/// The classes, with each base before its subclasses.
+/// The classes, with each base before its subclasses. `kind` is that of most errors of a class; the core sets that of each.
 const SOURCE: &str = r#"
 class KVDepotError(Exception):
     """Base of every failure of the store; ``kind`` is its stable lower-case name."""
     kind: str = "error"
 class ConfigError(KVDepotError, ValueError):
     """A value or an argument is wrong; nothing was done."""
+    kind = "config"
 class StorageError(KVDepotError, OSError):
     """The operating system refused or failed an operation."""
+    kind = "io"
 class NoSpaceError(StorageError):
     """A cap, a disk or the pool has no room."""
+    kind = "no_space"
 class CorruptError(StorageError):
     """Bytes do not match their checksum."""
+    kind = "corrupt"
 class BlockNotFoundError(KVDepotError, KeyError):
     """The block is not there."""
+    kind = "not_found"
     __str__ = Exception.__str__
 class DepotTimeoutError(KVDepotError, TimeoutError):
     """A deadline passed."""
+    kind = "timeout"
 class BusyError(KVDepotError):
     """A bounded queue is full."""
+    kind = "busy"
 class ProtocolError(KVDepotError):
     """The other side does not follow the protocol, or speaks another version."""
+    kind = "protocol"
 class UnavailableError(KVDepotError, ConnectionError):
     """No depot is attached, or a tier is switched off."""
+    kind = "unavailable"
 class UnsupportedError(KVDepotError):
     """This build or machine cannot do it."""
+    kind = "unsupported"
 "#;
 
 const NAMES: [&str; 11] = [

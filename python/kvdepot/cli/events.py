@@ -7,7 +7,7 @@ import click
 
 from kvdepot.cli import events_publish
 from kvdepot.config import load_config
-from kvdepot.errors import config_error
+from kvdepot.errors import ConfigError
 from kvdepot.events import BlockEvent, BlockEvents
 
 
@@ -44,7 +44,7 @@ def command(
     """
     publishes = events_publish.check(said)
     if publishes and follow:
-        raise config_error("--follow: --publish follows anyway: use one of them")
+        raise ConfigError("--follow: --publish follows anyway: use one of them")
     if socket is None:
         socket = load_config(file, owns_pool=False).socket_path(block_bytes)
     if publishes:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-from kvdepot.errors import UnsupportedError, config_error
+from kvdepot.errors import ConfigError, UnsupportedError
 from kvdepot.events import BlockEvents
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -104,7 +104,7 @@ def check(said: Mapping[str, Any]) -> bool:
         and context.get_parameter_source(parameter.name) is not click.core.ParameterSource.DEFAULT
     ]
     if given:
-        raise config_error(f"{given[0]}: belongs to --publish: add --publish ENDPOINT, such as tcp://*:5557")
+        raise ConfigError(f"{given[0]}: belongs to --publish: add --publish ENDPOINT, such as tcp://*:5557")
     return False
 
 
@@ -119,12 +119,10 @@ def run(socket: str, said: Mapping[str, Any], as_json: bool) -> None:
     try:
         sockets_of, wire = (importlib.import_module(f"kvdepot.publish.{name}") for name in ("sockets", "wire"))
     except ModuleNotFoundError as missing:
-        error = UnsupportedError(
+        raise UnsupportedError(
             f"--publish needs the Python packages msgspec and pyzmq, and {missing.name} is missing: "
             "pip install 'kvdepot[events]'"
-        )
-        error.kind = "unsupported"
-        raise error from missing
+        ) from missing
     from kvdepot.publish.contents import Contents
     from kvdepot.publish.publisher import Publisher
     from kvdepot.publish.stream import EventStream, first_sequence
@@ -132,7 +130,7 @@ def run(socket: str, said: Mapping[str, Any], as_json: bool) -> None:
     groups = groups_of(said["namespaces"])
     topic = said["topic"]
     if len(topic.encode()) > TOPIC_BYTES_MAX:
-        raise config_error(f"--topic: {len(topic.encode())} bytes; at most {TOPIC_BYTES_MAX} are possible")
+        raise ConfigError(f"--topic: {len(topic.encode())} bytes; at most {TOPIC_BYTES_MAX} are possible")
     publish = sockets_of.endpoint("--publish", said["publish"], said["bind"])
     replay = said["replay"] and sockets_of.endpoint("--replay", said["replay"], binds=True)
     stop = threading.Event()
@@ -174,13 +172,13 @@ def groups_of(said: tuple[str, ...]) -> list[list[str]]:
     names = [name for group in groups for name in group]
     for name in names:
         if not NAMESPACE.fullmatch(name):
-            raise config_error(
+            raise ConfigError(
                 f"--namespace: {name!r} is not 8 to 32 hexadecimal digits: `kvdepot events` and `kvdepot namespaces` "
                 "list the names"
             )
     for at, name in enumerate(names):
         if any(name.startswith(other) or other.startswith(name) for other in names[:at]):
-            raise config_error(f"--namespace: {name} is listed twice: name each namespace once")
+            raise ConfigError(f"--namespace: {name} is listed twice: name each namespace once")
     return groups
 
 

@@ -9,7 +9,7 @@ import click
 from kvdepot.cli import places, targets
 from kvdepot.cli.output import print_json
 from kvdepot.cli.progress import progress
-from kvdepot.errors import config_error
+from kvdepot.errors import ConfigError
 from kvdepot.stored.blocks import contents
 from kvdepot.stored.namespaces import StoredNamespace
 from kvdepot.stored.unload import Exported, export_namespace
@@ -48,7 +48,7 @@ def command(
     """
     path = Path(file_out)
     if path.exists() and not force:
-        raise config_error(f"{path}: already exists: name another file, or add --force")
+        raise ConfigError(f"{path}: already exists: name another file, or add --force")
     target = targets.find(file, socket, directories)
     written = True
     if target.running is not None:

@@ -13,7 +13,7 @@ from kvdepot.cli.places import chosen_directories, size_text
 from kvdepot.cli.progress import progress
 from kvdepot.cli.running import RunningDepot, user_of
 from kvdepot.config import KVDepotConfig, load_config
-from kvdepot.errors import BusyError, StorageError, config_error
+from kvdepot.errors import BusyError, ConfigError, storage_error
 from kvdepot.stored.gc import UNKNOWN, Garbage, find_garbage, remove
 
 SHOWN = 20
@@ -50,7 +50,7 @@ def command(
     kvdepot gc --config /etc/kvdepot.yaml --apply
     """
     if apply_ and dry_run:
-        raise config_error("--dry-run: removes nothing, but --apply does: use one of them")
+        raise ConfigError("--dry-run: removes nothing, but --apply does: use one of them")
     places = chosen_directories(file, directories)
     config = load_config(file, owns_pool=False) if file is not None or not directories else None
     user = user_of(places, config)
@@ -59,9 +59,7 @@ def command(
     try:
         found = list(find_garbage(places))
     except OSError as error:
-        failure = StorageError(f"{error.filename}: cannot be read: {error.strerror}")
-        failure.kind = "io"
-        raise failure from error
+        raise storage_error(error) from error
     going = [one for one in found if unknown or one.kind != UNKNOWN]
     freed, failures = _remove(going, places, config) if apply_ else (0, [])
     if as_json:
@@ -80,9 +78,7 @@ def command(
 
 def _check_unused(user: RunningDepot | None) -> None:
     if user is not None:
-        busy = BusyError(f"the depot on {user.socket} (pid {user.pid}) uses these directories: kvdepot stop ends it")
-        busy.kind = "busy"
-        raise busy
+        raise BusyError(f"the depot on {user.socket} (pid {user.pid}) uses these directories: kvdepot stop ends it")
 
 
 def _remove(going: list[Garbage], places: list[Path], config: KVDepotConfig | None) -> tuple[int, list[str]]:

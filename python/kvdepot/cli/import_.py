@@ -11,7 +11,7 @@ from kvdepot.cli import targets
 from kvdepot.cli.output import print_json
 from kvdepot.cli.places import age_text, size_text
 from kvdepot.cli.progress import progress
-from kvdepot.errors import StorageError, config_error
+from kvdepot.errors import ConfigError, storage_error
 from kvdepot.stored.blocks import block_files
 from kvdepot.stored.export import ExportHeader, ExportReader, Totals
 from kvdepot.stored.namespaces import StoredNamespace, differences, find_namespaces, summary
@@ -64,9 +64,7 @@ def command(
     try:
         opened = open(file_in, "rb")  # noqa: SIM115 - closed below
     except OSError as error:
-        failure = StorageError(f"{file_in}: cannot be read: {error.strerror}")
-        failure.kind = "io"
-        raise failure from error
+        raise storage_error(error, path=file_in) from error
     with opened:
         reader = ExportReader(opened, file_in)
         with progress("check", reader.file_bytes, hidden=as_json) as done:
@@ -104,7 +102,7 @@ def command(
 
 def _check(file_in: str, refused: str, any_epoch: bool) -> None:
     if refused and not any_epoch:
-        raise config_error(f"{file_in}: {refused}. --any-epoch stores them anyway")
+        raise ConfigError(f"{file_in}: {refused}. --any-epoch stores them anyway")
 
 
 def _epoch(stored: list[StoredNamespace], header: ExportHeader) -> int:
@@ -116,9 +114,7 @@ def _stored(target: targets.Target) -> list[StoredNamespace]:
     try:
         return find_namespaces(one for one in target.directories if one.is_dir())
     except OSError as error:
-        failure = StorageError(f"{error.filename}: cannot be read: {error.strerror}")
-        failure.kind = "io"
-        raise failure from error
+        raise storage_error(error) from error
 
 
 def _refusal(header: ExportHeader, target: targets.Target, epoch: int) -> str:

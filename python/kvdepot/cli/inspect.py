@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from kvdepot.cli.output import print_json, print_table
-from kvdepot.errors import StorageError, config_error
+from kvdepot.errors import ConfigError, storage_error
 from kvdepot.stored.header import BrokenBlockError, check_block, parse_header
 from kvdepot.stored.namespaces import find_namespaces
 
@@ -26,13 +26,11 @@ def command(file: str, as_json: bool) -> None:
     """
     path = Path(file)
     if path.suffix not in SUFFIXES:
-        raise config_error(f"{file}: not a block file: those end in .kvb, or in .bad if they were set aside")
+        raise ConfigError(f"{file}: not a block file: those end in .kvb, or in .bad if they were set aside")
     try:
         data = path.read_bytes()
     except OSError as error:
-        failure = StorageError(f"{file}: cannot be read: {error.strerror}")
-        failure.kind = "io"
-        raise failure from error
+        raise storage_error(error, path=file) from error
     try:
         header = parse_header(data)
     except BrokenBlockError as error:

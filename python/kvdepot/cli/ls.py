@@ -8,7 +8,7 @@ import click
 
 from kvdepot.cli import places
 from kvdepot.cli.output import print_json, print_table
-from kvdepot.errors import config_error
+from kvdepot.errors import ConfigError
 from kvdepot.stored.blocks import block_files
 
 
@@ -38,7 +38,7 @@ def command(
     """
     found = places.one_namespace(places.stored_namespaces(file, directories), namespace)
     if found.problem:
-        raise config_error(f"namespace {found.root} cannot be read: {found.problem}")
+        raise ConfigError(f"namespace {found.root} cannot be read: {found.problem}")
     keys = {"age": lambda one: one.used_unix_s, "recent": lambda one: -one.used_unix_s, "size": lambda one: -one.bytes}
     files = list(block_files(found))
     count, total = len(files), sum(one.bytes for one in files)

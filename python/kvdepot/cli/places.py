@@ -9,7 +9,7 @@ import click
 
 from kvdepot.cli.processes import posix_directories
 from kvdepot.config import load_config
-from kvdepot.errors import ConfigError, StorageError, config_error
+from kvdepot.errors import ConfigError, storage_error
 from kvdepot.stored.namespaces import StoredNamespace, choose, find_namespaces
 
 UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
@@ -45,7 +45,7 @@ def chosen_directories(file: str | None, directories: Iterable[str]) -> list[Pat
         return named
     config = load_config(file, owns_pool=False)
     if "Posix" not in config.tiers:
-        raise config_error(f"pipeline: {config.pipeline} has no Posix tier, so it has no directories: name --directory")
+        raise ConfigError(f"pipeline: {config.pipeline} has no Posix tier, so it has no directories: name --directory")
     return [Path(one) for one in posix_directories(config)]
 
 
@@ -58,9 +58,7 @@ def stored_namespaces(file: str | None, directories: Iterable[str]) -> list[Stor
     try:
         return find_namespaces(chosen_directories(file, directories))
     except OSError as error:
-        failure = StorageError(f"{error.filename}: cannot be read: {error.strerror}")
-        failure.kind = "io"
-        raise failure from error
+        raise storage_error(error) from error
 
 
 def one_namespace(namespaces: Iterable[StoredNamespace], prefix: str) -> StoredNamespace:

@@ -29,9 +29,7 @@ def command(
     """
     target = targets.find(file, socket, directories)
     if target.running is None:
-        error = UnavailableError("no depot runs with these directories: there is no pool to read blocks into")
-        error.kind = "unavailable"
-        raise error
+        raise UnavailableError("no depot runs with these directories: there is no pool to read blocks into")
     found = targets.namespace_of(target, namespace)
     newest = heapq.nlargest(limit, block_files(found), key=lambda one: one.used_unix_s)
     names = [bytes.fromhex(one.hash) for one in newest]

@@ -25,11 +25,9 @@ def command(namespace: str, file: str | None, socket: str | None, directories: t
     """
     target = targets.find(file, socket, directories)
     if target.running is None:
-        error = UnavailableError(
+        raise UnavailableError(
             "no depot runs with these directories: start it with kvdepot serve, or use kvdepot rm on the directories"
         )
-        error.kind = "unavailable"
-        raise error
     found = targets.namespace_of(target, namespace)
     with target.open(1) as depot:
         depot.reset([depot.open_namespace(json.dumps(found.facts), targets.layout_json(found))])

@@ -8,7 +8,7 @@ import click
 from kvdepot.cli import targets
 from kvdepot.cli.output import print_json
 from kvdepot.cli.places import size_text
-from kvdepot.errors import StorageError, config_error
+from kvdepot.errors import ConfigError, storage_error
 from kvdepot.stored.blocks import contents
 from kvdepot.stored.gc import remove_blocks
 
@@ -36,7 +36,7 @@ def command(
     held = contents(found)
     if not yes:
         if as_json or not sys.stdin.isatty():
-            raise config_error("rm: asks for confirmation before it removes blocks: add --yes if there is no terminal")
+            raise ConfigError("rm: asks for confirmation before it removes blocks: add --yes if there is no terminal")
         question = f"remove {held.blocks} blocks, {size_text(held.bytes)}, of namespace {found.root}?"
         click.confirm(question, abort=True)
         # Somebody may have started a depot, or ended it, before the answer.
@@ -50,9 +50,7 @@ def command(
         try:
             removed, freed = remove_blocks(found)
         except OSError as error:
-            failure = StorageError(f"{error.filename}: cannot be removed: {error.strerror}")
-            failure.kind = "io"
-            raise failure from error
+            raise storage_error(error, "removed") from error
     if as_json:
         how = "reset" if target.running is not None else "removed"
         print_json({"namespace": found.root, "blocks": removed, "bytes": freed, "how": how})

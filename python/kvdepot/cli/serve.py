@@ -16,7 +16,7 @@ from kvdepot.cli.running import peer_pid
 from kvdepot.config import KVDepotConfig, load_config
 from kvdepot.config.environment import LOG_LEVELS
 from kvdepot.config.machine import Machine
-from kvdepot.errors import UnavailableError, config_error
+from kvdepot.errors import ConfigError, UnavailableError
 
 
 @click.command()
@@ -110,11 +110,11 @@ def command(
     to serve, and this one exits with an error. If no depot serves the socket, this one starts with an empty pool.
     """
     if take_over and wait_for_lock:
-        raise config_error(
+        raise ConfigError(
             "--wait-for-lock: --take-over ends the running depot instead of waiting for it: use one of them"
         )
     if core_json is not None and (file is not None or socket is None):
-        raise config_error("--core-json: goes with --socket and without --config")
+        raise ConfigError("--core-json: goes with --socket and without --config")
     wire_json = wire.wire_json(said) if wire.wanted(said) else None
     if core_json is not None:
         # The parent process has decided everything: inherited environment variables must not change it.

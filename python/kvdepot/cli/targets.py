@@ -16,7 +16,7 @@ from kvdepot.cli.processes import posix_directories, process
 from kvdepot.cli.running import RunningDepot, ask, user_of
 from kvdepot.config import KVDepotConfig, load_config
 from kvdepot.config.sizes import GIB
-from kvdepot.errors import StorageError, UnavailableError, config_error
+from kvdepot.errors import ConfigError, UnavailableError, storage_error
 from kvdepot.stored.namespaces import StoredNamespace, find_namespaces
 
 WAIT_MS = 10_000
@@ -61,7 +61,7 @@ class Target:
             depot = _native.Depot.embedded(self._small(block_bytes).to_core_json(block_bytes))
         try:
             if not depot.attached:
-                raise _unavailable(f"{self.text} does not answer: {depot.trouble}")
+                raise UnavailableError(f"{self.text} does not answer: {depot.trouble}")
             yield depot
         finally:
             depot.close()
@@ -121,16 +121,14 @@ def find(file: str | None, socket: str | None, directories: Iterable[str]) -> Ta
         config = load_config(file, owns_pool=False)
     configured = tuple(map(Path, posix_directories(config)))
     if named and file is not None and _real(named) != _real(configured):
-        raise config_error(
-            f"--directory: {file} has other directories, {_text(configured)}: use one of the two options"
-        )
+        raise ConfigError(f"--directory: {file} has other directories, {_text(configured)}: use one of the two options")
     if socket is None:
         running = ask(config.socket) if config.socket is not None and not named else None
         running = running or user_of(configured, config)
         return Target(config, configured, running, _checked(running, configured))
     running = ask(socket)
     if running is None:
-        raise _unavailable(f"no depot answers on {socket}: `kvdepot depots` lists the running ones")
+        raise UnavailableError(f"no depot answers on {socket}: `kvdepot depots` lists the running ones")
     if named or file is not None:
         return Target(config, configured, running, _checked(running, configured))
     used = process(running.pid).directories
@@ -145,7 +143,7 @@ def _checked(running: RunningDepot | None, directories: tuple[Path, ...]) -> boo
     """
     used = None if running is None else process(running.pid).directories
     if used is not None and running is not None and _real(map(Path, used)) != _real(directories):
-        raise config_error(
+        raise ConfigError(
             f"the depot on {running.socket} (pid {running.pid}) uses {_text(used) or 'no directories'}, not "
             f"{_text(directories) or 'none'}: name all of its directories, or its configuration"
         )
@@ -168,24 +166,16 @@ def namespace_of(target: Target, prefix: str) -> StoredNamespace:
         StorageError: a directory cannot be read.
     """
     if not target.directories:
-        raise config_error(f"{target.config.pipeline} has no Posix tier that lists namespaces: name --directory")
+        raise ConfigError(f"{target.config.pipeline} has no Posix tier that lists namespaces: name --directory")
     try:
         found = one_namespace(find_namespaces(target.directories), prefix)
     except OSError as error:
-        failure = StorageError(f"{error.filename}: cannot be read: {error.strerror}")
-        failure.kind = "io"
-        raise failure from error
+        raise storage_error(error) from error
     if found.problem:
-        raise config_error(f"namespace {found.root} cannot be read: {found.problem}")
+        raise ConfigError(f"namespace {found.root} cannot be read: {found.problem}")
     return found
 
 
 def layout_json(namespace: StoredNamespace) -> str:
     """Returns a namespace's layout as the core spells it."""
     return json.dumps([[count, list(tensors)] for count, tensors in namespace.layout])
-
-
-def _unavailable(text: str) -> UnavailableError:
-    error = UnavailableError(text)
-    error.kind = "unavailable"
-    return error

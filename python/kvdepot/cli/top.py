@@ -74,9 +74,7 @@ def look(sockets: Sequence[str]) -> dict[str, dict[str, Any]]:
         if status is not None:
             found[socket] = status
     if not found:
-        error = UnavailableError("no depot answers: `kvdepot depots` lists the running ones")
-        error.kind = "unavailable"
-        raise error
+        raise UnavailableError("no depot answers: `kvdepot depots` lists the running ones")
     return found
 
 

@@ -5,7 +5,7 @@ import click
 from kvdepot.cli.output import print_json, print_table
 from kvdepot.cli.trace_fleet import fleet
 from kvdepot.cli.trace_options import BAR_CHARACTERS, BLOCK_MIB, FILES, JSON
-from kvdepot.errors import config_error
+from kvdepot.errors import ConfigError
 
 
 @click.group()
@@ -60,11 +60,11 @@ def replay(
     block_bytes = None if block_mib is None else block_mib * MIB
     below = [tier_of(text, block_bytes, POLICIES) for text in tiers]
     if keeps_nothing and (capacities or not below):
-        raise config_error("--keeps-nothing: there is no pool to give a --capacity, but at least one --tier")
+        raise ConfigError("--keeps-nothing: there is no pool to give a --capacity, but at least one --tier")
     known = POLICIES if below else (*POLICIES, BELADY)
     wrong = [policy for policy in policies if policy not in known]
     if wrong:
-        raise config_error(f"--policy {wrong[0]}: known here are {', '.join(known)}")
+        raise ConfigError(f"--policy {wrong[0]}: known here are {', '.join(known)}")
     sizes = [blocks_of(part, block_bytes) for text in capacities for part in text.split(",")]
     more_blocks = blocks_of(more, block_bytes) if more else 0
     trace, notes = read_traces(files)
@@ -72,7 +72,7 @@ def replay(
         click.echo(f"note: {note}", err=True)
     requests, references, distinct = trace.counts()
     if not references:
-        raise config_error("the trace names no block: there is nothing to replay")
+        raise ConfigError("the trace names no block: there is nothing to replay")
     if keeps_nothing:
         # The pool's policy has no effect.
         sizes, policies = [0], (policies or known)[:1]
@@ -196,7 +196,7 @@ def play(
         click.echo(f"note: {note}", err=True)
     requests = trace.requests()[:limit]
     if not requests:
-        raise config_error("the trace has no request: there is nothing to send")
+        raise ConfigError("the trace has no request: there is nothing to send")
     block_bytes = block_kib << 10
     source = file if file is not None else {"pipeline": "Cache", "pool_gb": 1.0}
     with open_store(source, layout=[block_bytes], namespace={"trace": "play"}) as store:

@@ -8,7 +8,7 @@ import click
 
 from kvdepot.cli.output import print_json, print_table
 from kvdepot.cli.trace_options import BAR_CHARACTERS, BLOCK_MIB, FILES, JSON
-from kvdepot.errors import config_error
+from kvdepot.errors import ConfigError
 
 if TYPE_CHECKING:
     from kvdepot._native import Trace
@@ -77,7 +77,7 @@ def fleet(
     for note in notes:
         click.echo(f"note: {note}", err=True)
     if not trace.counts()[1]:
-        raise config_error("the trace names no block: there is nothing to replay")
+        raise ConfigError("the trace names no block: there is nothing to replay")
     simulated = Fleet(
         nodes=nodes,
         pool=blocks_of(capacity, block_bytes),
@@ -103,13 +103,13 @@ def check_options(routes: Sequence[str], policy: str, *, servers: bool, shared: 
     from kvdepot.traces.sweep import POLICIES
 
     if wrong := [route for route in routes if route not in ROUTES]:
-        raise config_error(f"--route {wrong[0]}: known are {', '.join(ROUTES)}")
+        raise ConfigError(f"--route {wrong[0]}: known are {', '.join(ROUTES)}")
     if policy not in POLICIES:
-        raise config_error(f"--policy {policy}: known are {', '.join(POLICIES)}")
+        raise ConfigError(f"--policy {policy}: known are {', '.join(POLICIES)}")
     if servers != shared:
-        raise config_error("--servers and --shared belong together: give both, or neither")
+        raise ConfigError("--servers and --shared belong together: give both, or neither")
     if not restarts:
-        raise config_error("--take-over says how --upgrade restarts depots: give --upgrade, too")
+        raise ConfigError("--take-over says how --upgrade restarts depots: give --upgrade, too")
 
 
 def show(

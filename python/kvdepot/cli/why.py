@@ -13,7 +13,7 @@ from kvdepot.cli.output import print_json, print_table
 from kvdepot.cli.running import running_depots
 from kvdepot.cli.status_door import ask_page
 from kvdepot.config import load_config
-from kvdepot.errors import ConfigError, UnavailableError, config_error
+from kvdepot.errors import ConfigError, UnavailableError
 from kvdepot.stored.namespaces import fact_differences
 
 LAST = 20
@@ -79,7 +79,7 @@ def command(
     what = tuple(one.encode("utf-8", "replace").decode() for one in what)
     if len(what) > 1:
         if last is not None:
-            raise config_error("--last is about requests: leave it out where blocks are named")
+            raise ConfigError("--last is about requests: leave it out where blocks are named")
         _show_blocks(_ask(path, "/why", [("namespace", what[0]), *(("hash", one) for one in what[1:])]), as_json)
         return
     asked = [("last", str(last or LAST)), *(("request", one) for one in what)]
@@ -104,27 +104,21 @@ def _socket(file: str | None, socket: str | None, block_bytes: int | None) -> st
     if len(found) == 1:
         return found[0]
     if found:
-        raise config_error(f"{len(found)} depots run: name one by --socket ({', '.join(found)}) or --config")
-    raise _unavailable("no depot runs at a default socket: name --socket or --config")
-
-
-def _unavailable(what: str) -> UnavailableError:
-    error = UnavailableError(what)
-    error.kind = "unavailable"
-    return error
+        raise ConfigError(f"{len(found)} depots run: name one by --socket ({', '.join(found)}) or --config")
+    raise UnavailableError("no depot runs at a default socket: name --socket or --config")
 
 
 def _ask(socket: str, page: str, query: Sequence[tuple[str, str]]) -> dict[str, Any]:
     answer = ask_page(socket, f"{page}?{urlencode(query, quote_via=quote)}")
     if answer is None:
-        raise _unavailable(f"no depot answers at {socket}.http: start one with kvdepot serve, or name its --socket")
+        raise UnavailableError(f"no depot answers at {socket}.http: start one with kvdepot serve, or name its --socket")
     status, body = answer
     try:
         told: dict[str, Any] = json.loads(body)
     except ValueError:
-        raise _unavailable(f"what answers at {socket}.http is no depot of this version") from None
+        raise UnavailableError(f"what answers at {socket}.http is no depot of this version") from None
     if status == http.HTTPStatus.SERVICE_UNAVAILABLE:
-        raise _unavailable(str(told.get("error", "the depot answers too many questions: ask again")))
+        raise UnavailableError(str(told.get("error", "the depot answers too many questions: ask again")))
     if status != http.HTTPStatus.OK:
         raise ConfigError(str(told.get("error", f"the depot answered with status {status}")))
     return told

@@ -10,7 +10,7 @@ import click
 
 from kvdepot.config.machine import Machine
 from kvdepot.config.variables import variable_of
-from kvdepot.errors import config_error
+from kvdepot.errors import ConfigError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -134,7 +134,7 @@ def wire_json(said: Mapping[str, Any]) -> str:
     """
     low, high = said["evict_min_threshold"], said["evict_max_threshold"]
     if low >= high:
-        raise config_error(f"--evict-min-threshold {low} must be less than --evict-max-threshold {high}")
+        raise ConfigError(f"--evict-min-threshold {low} must be less than --evict-max-threshold {high}")
     config: dict[str, object] = {
         "host": address(said["host"] or HOST),
         "service_port": SERVICE_PORT if said["service_port"] is None else said["service_port"],
@@ -150,7 +150,7 @@ def wire_json(said: Mapping[str, Any]) -> str:
     if said["token_file"]:
         config["token_file"] = said["token_file"]
     if bool(said["tls_certificate_file"]) != bool(said["tls_key_file"]):
-        raise config_error("--tls-certificate-file and --tls-key-file go together")
+        raise ConfigError("--tls-certificate-file and --tls-key-file go together")
     if said["tls_certificate_file"]:
         config["tls"] = {"certificate_file": said["tls_certificate_file"], "key_file": said["tls_key_file"]}
     if said["max_connections"]:
@@ -184,7 +184,7 @@ def address(host: str) -> str:
     try:
         return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as error:
-        raise config_error(f"--host {host}: has no address: {error}") from error
+        raise ConfigError(f"--host {host}: has no address: {error}") from error
 
 
 def with_pool(core_json: str, said: Mapping[str, Any], machine: Machine) -> str:
@@ -197,7 +197,7 @@ def with_pool(core_json: str, said: Mapping[str, Any], machine: Machine) -> str:
     if said["prealloc_size"] is not None:
         core["pool_bytes"] = int(said["prealloc_size"] * GIB)
         if core["pool_bytes"] > machine.memory_bytes:
-            raise config_error(
+            raise ConfigError(
                 f"--prealloc-size {said['prealloc_size']:g}: there are {machine.memory_bytes / GIB:.1f} GB of memory"
             )
     if said["auto_increase"]:

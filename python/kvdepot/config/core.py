@@ -11,7 +11,7 @@ from kvdepot.config.placement import placement_of
 from kvdepot.config.problem import Problem
 from kvdepot.config.sizes import BLOCK_ALIGN_BYTES, GIB
 from kvdepot.config.tier_core import tier_object, tiers_in_use
-from kvdepot.errors import config_error
+from kvdepot.errors import ConfigError
 
 if TYPE_CHECKING:
     from kvdepot.config.model import KVDepotConfig
@@ -39,7 +39,7 @@ def pool_size(config: "KVDepotConfig", block_bytes: int | None, machine: Machine
     problem = memory_problem(config, machine, block_bytes or 1)
     if problem:
         where = config.origins.get(problem.key, "argument")
-        raise config_error(f"{where}: {problem.key}: {problem.text}, got {getattr(config, problem.key)}")
+        raise ConfigError(f"{where}: {problem.key}: {problem.text}, got {getattr(config, problem.key)}")
     half = Size(machine.memory_bytes // MEMORY_PART // BLOCK_ALIGN_BYTES * BLOCK_ALIGN_BYTES, from_machine=True)
     said = _said_bytes(config, block_bytes)
     wanted = Size(POOL_GIB_DEFAULT * GIB if said is None else said)
@@ -55,7 +55,7 @@ def _said_bytes(config: "KVDepotConfig", block_bytes: int | None) -> int | None:
     if config.pool != "Staging":
         return None
     if block_bytes is None:
-        raise config_error(
+        raise ConfigError(
             f"the pool of {config.pipeline} is sized in blocks, whose size only an engine knows: "
             "write pool_gb to run it without one"
         )

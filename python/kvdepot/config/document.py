@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from kvdepot.errors import config_error
+from kvdepot.errors import ConfigError
 
 FILE_BYTES_MAX = 1 << 20
 
@@ -56,13 +56,13 @@ def read_document(file: Path) -> Document:
     try:
         raw = file.read_bytes()
     except OSError as error:
-        raise config_error(f"{file}: cannot read the configuration: {error.strerror or error}") from error
+        raise ConfigError(f"{file}: cannot read the configuration: {error.strerror or error}") from error
     if len(raw) > FILE_BYTES_MAX:
-        raise config_error(f"{file}: has {len(raw)} bytes, a configuration at most {FILE_BYTES_MAX}")
+        raise ConfigError(f"{file}: has {len(raw)} bytes, a configuration at most {FILE_BYTES_MAX}")
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise config_error(f"{file}: is not UTF-8 text (byte {error.start}): save it as UTF-8") from error
+        raise ConfigError(f"{file}: is not UTF-8 text (byte {error.start}): save it as UTF-8") from error
     return parse_document(text, str(file))
 
 
@@ -72,19 +72,19 @@ def parse_document(text: str, name: str) -> Document:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
         if node is None:
-            raise config_error(f"{name}: is empty: write at least one key, or give no file to run on defaults")
+            raise ConfigError(f"{name}: is empty: write at least one key, or give no file to run on defaults")
         lines: dict[KeyPath, int] = {}
         _note_lines(node, (), lines, set(), name)
         root = loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise config_error(f"{name}{line}: is not valid YAML: {error.problem or error.context}") from error
+        raise ConfigError(f"{name}{line}: is not valid YAML: {error.problem or error.context}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         if type(error).__module__.startswith("kvdepot"):
             raise
-        raise config_error(f"{name}: is not valid YAML: {str(error) or type(error).__name__}") from error
+        raise ConfigError(f"{name}: is not valid YAML: {str(error) or type(error).__name__}") from error
     if not isinstance(root, dict):
-        raise config_error(f"{name}: must be a mapping of keys to values, but is a {type(root).__name__}")
+        raise ConfigError(f"{name}: must be a mapping of keys to values, but is a {type(root).__name__}")
     return Document(name, root, lines)
 
 
@@ -100,10 +100,10 @@ def _note_lines(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], seen:
         for key_node, value_node in node.value:
             line = key_node.start_mark.line + 1
             if not isinstance(key_node, yaml.ScalarNode) or key_node.tag == "tag:yaml.org,2002:merge":
-                raise config_error(f"{name}:{line}: {path_text(path) or 'the file'}: keys must be plain names")
+                raise ConfigError(f"{name}:{line}: {path_text(path) or 'the file'}: keys must be plain names")
             key_path = (*path, key_node.value)
             if key_path in lines:
-                raise config_error(
+                raise ConfigError(
                     f"{name}:{line}: {path_text(key_path)}: is written twice, "
                     f"first in line {lines[key_path]}: remove one"
                 )

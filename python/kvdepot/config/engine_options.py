@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from kvdepot.config.loader import load_config
 from kvdepot.config.model import KVDepotConfig
-from kvdepot.errors import config_error
+from kvdepot.errors import ConfigError
 
 FILE_KEY = "config"
 
@@ -24,9 +24,9 @@ def load_engine_config(options: Mapping[str, object]) -> KVDepotConfig:
     if file is None:
         return load_config(keys or None, owns_pool=False)
     if keys:
-        raise config_error(f"{FILE_KEY}: names a file, but there are other keys, too: {', '.join(sorted(keys))}")
+        raise ConfigError(f"{FILE_KEY}: names a file, but there are other keys, too: {', '.join(sorted(keys))}")
     if not isinstance(file, str | os.PathLike | Mapping):
-        raise config_error(f"{FILE_KEY}: must be the name of a file, got {file!r}")
+        raise ConfigError(f"{FILE_KEY}: must be the name of a file, got {file!r}")
     return load_config(file, owns_pool=False)
 
 
@@ -37,5 +37,5 @@ def name_of(value: object, key: str) -> str:
         ConfigError: it is something else.
     """
     if not isinstance(value, str | int) or isinstance(value, bool):
-        raise config_error(f"{key}: must be a name or a number, got {value!r}")
+        raise ConfigError(f"{key}: must be a name or a number, got {value!r}")
     return str(value)

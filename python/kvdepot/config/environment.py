@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvdepot.config.keys import suggestion
-from kvdepot.errors import config_error
+from kvdepot.errors import ConfigError
 
 if TYPE_CHECKING:
     from kvdepot.config.model import KVDepotConfig
@@ -80,7 +80,7 @@ def log_level(configured: str, environ: Mapping[str, str]) -> tuple[str, str | N
         level = _ALIASES.get(said, said)
         if level not in LOG_LEVELS:
             do = suggestion(level, LOG_LEVELS, f"levels are {', '.join(LOG_LEVELS)}")
-            raise config_error(f"environment variable {variable} is {said!r}, which is not a log level: {do}")
+            raise ConfigError(f"environment variable {variable} is {said!r}, which is not a log level: {do}")
         return level, variable
     return configured, None
 
@@ -130,7 +130,7 @@ def _number(variable: str, most: int, environ: Mapping[str, str]) -> int | None:
         return None
     # int() rejects numbers of thousands of digits with another error.
     if not (said.isascii() and said.isdigit() and len(said) < 20 and int(said) <= most):
-        raise config_error(
+        raise ConfigError(
             f"environment variable {variable} is {said!r}: write a whole number from 0 to {most}, or unset it"
         )
     return int(said)

@@ -20,7 +20,7 @@ from kvdepot.config.seeds import SeedReader
 from kvdepot.config.tier_keys import names_of
 from kvdepot.config.tier_table import TIERS
 from kvdepot.config.variables import from_environment
-from kvdepot.errors import config_error
+from kvdepot.errors import ConfigError
 
 ConfigSource = str | os.PathLike[str] | Mapping[str, object] | KVDepotConfig | None
 
@@ -57,7 +57,7 @@ def load_config(
         config = _validate(document, said, found)
     problem = core.memory_problem(config, machine) if owns_pool or config.start_depot else None
     if problem:
-        raise config_error(_problem_text(document, said, problem))
+        raise ConfigError(_problem_text(document, said, problem))
     return config
 
 
@@ -89,7 +89,7 @@ def _read(document: Document) -> tuple[list[Said], list[str]]:
         reader = SeedReader(document, KVDepotConfig.key_table())
         reader.read()
         if reader.problems:
-            raise config_error("\n".join(reader.problems))
+            raise ConfigError("\n".join(reader.problems))
         said, problems = reader.said, []
     else:
         known = {key.name for key in KVDepotConfig.key_table()}
@@ -120,10 +120,10 @@ def _validate(document: Document, said: Sequence[Said], found: list[str]) -> KVD
             problems += [text for details in errors for text in _texts(document, said, details, wrong)]
             bad = {str(details["loc"][0]) for details in errors if details["type"] != "rules"}
             if not bad - wrong:
-                raise config_error("\n".join(dict.fromkeys(problems))) from None
+                raise ConfigError("\n".join(dict.fromkeys(problems))) from None
             wrong |= bad
     if problems:
-        raise config_error("\n".join(dict.fromkeys(problems)))
+        raise ConfigError("\n".join(dict.fromkeys(problems)))
     origins = {one.field: _origin(document, one) for one in said}
     return config.with_origins(origins)
 

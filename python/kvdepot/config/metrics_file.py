@@ -7,7 +7,7 @@ from typing import Literal
 
 from kvdepot.config.document import Document, KeyPath, read_document
 from kvdepot.config.keys import suggestion
-from kvdepot.errors import config_error
+from kvdepot.errors import ConfigError
 
 Kind = Literal["counter", "gauge", "histogram"]
 KINDS: tuple[Kind, ...] = ("counter", "gauge", "histogram")
@@ -53,7 +53,7 @@ def read_metrics_file(path: str) -> MetricsFile:
     found = MetricsFile(reader.prefix(), tuple(reader.all_series()))
     reader.check_names()
     if reader.problems:
-        raise config_error("\n".join(reader.problems))
+        raise ConfigError("\n".join(reader.problems))
     return found
 
 

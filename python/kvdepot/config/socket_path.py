@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kvdepot.config.core import identity_json
 from kvdepot.config.machine import Machine
 from kvdepot.config.rules import SOCKET_PATH_BYTES_MAX
-from kvdepot.errors import config_error
+from kvdepot.errors import ConfigError
 
 if TYPE_CHECKING:
     from kvdepot.config.model import KVDepotConfig
@@ -27,7 +27,7 @@ def socket_path(config: "KVDepotConfig", block_bytes: int | None, suffix: str | 
     name = f"depot-{_hex(identity_json(config, block_bytes, machine))}"
     if not config.share_depot:
         if not suffix:
-            raise config_error("share_depot is false, so every engine has its own socket: name the engine")
+            raise ConfigError("share_depot is false, so every engine has its own socket: name the engine")
         name += f"-{_hex(suffix)}"
     name += ".sock"
     path = os.path.join(runtime_directory(machine), name)
@@ -61,14 +61,14 @@ def own_directory(path: str) -> str:
         os.makedirs(path, mode=0o700, exist_ok=True)
         facts = os.lstat(path)
     except OSError as error:
-        raise config_error(f"{path}: cannot make the directory for the depot's socket: {error}") from error
+        raise ConfigError(f"{path}: cannot make the directory for the depot's socket: {error}") from error
     if not stat.S_ISDIR(facts.st_mode):
-        raise config_error(f"{path}: must be a directory for the depot's socket, not a link or file: remove it")
+        raise ConfigError(f"{path}: must be a directory for the depot's socket, not a link or file: remove it")
     if facts.st_uid != os.getuid():
-        raise config_error(f"{path}: belongs to user {facts.st_uid}, not to {os.getuid()}: write socket: PATH")
+        raise ConfigError(f"{path}: belongs to user {facts.st_uid}, not to {os.getuid()}: write socket: PATH")
     if facts.st_mode & 0o077:
         mode = stat.S_IMODE(facts.st_mode)
-        raise config_error(f"{path}: has mode {mode:04o}, open to other users: chmod 700 it")
+        raise ConfigError(f"{path}: has mode {mode:04o}, open to other users: chmod 700 it")
     return path
 
 

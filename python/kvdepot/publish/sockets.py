@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import zmq
 
-from kvdepot.errors import UnavailableError, config_error
+from kvdepot.errors import ConfigError, UnavailableError
 from kvdepot.publish.replays import Replays, Request
 from kvdepot.publish.stream import Batch
 
@@ -50,12 +50,12 @@ def endpoint(option: str, address: str, binds: bool = False) -> Endpoint:
     """
     tcp = TCP.fullmatch(address)
     if not (tcp or re.fullmatch(r"ipc://.+", address)):
-        raise config_error(f"{option}: {address!r} is neither tcp://HOST:PORT nor ipc://PATH, such as tcp://*:5557")
+        raise ConfigError(f"{option}: {address!r} is neither tcp://HOST:PORT nor ipc://PATH, such as tcp://*:5557")
     if tcp and int(tcp["port"]) > 65_535:
-        raise config_error(f"{option}: {address!r}: a port is at most 65535")
+        raise ConfigError(f"{option}: {address!r}: a port is at most 65535")
     bound = binds or tcp is None or "*" in address or "::" in address
     if tcp and not bound and not int(tcp["port"]):
-        raise config_error(f"{option}: {address!r} is connected to, which needs a port; --bind listens on a free one")
+        raise ConfigError(f"{option}: {address!r} is connected to, which needs a port; --bind listens on a free one")
     return Endpoint(address, bound)
 
 
@@ -116,9 +116,8 @@ class Sockets:
             return socket, socket.getsockopt_string(zmq.LAST_ENDPOINT)
         except zmq.ZMQError as error:
             socket.close(linger=0)
-            unavailable = UnavailableError(f"{at.address}: cannot {'bind' if at.binds else 'connect to'} it: {error}")
-            unavailable.kind = "unavailable"
-            raise unavailable from error
+            deed = "bind" if at.binds else "connect to"
+            raise UnavailableError(f"{at.address}: cannot {deed} it: {error}") from error
 
     def publish(self, batch: Batch) -> None:
         """Publishes a batch. Never waits: a subscriber whose queue is full misses it."""

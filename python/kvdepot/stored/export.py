@@ -235,9 +235,7 @@ class ExportReader:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _broken(self, why: str) -> CorruptError:
-        error = CorruptError(f"{self.name}: {why}. Nothing of it can be trusted: export again")
-        error.kind = "corrupt"
-        return error
+        return CorruptError(f"{self.name}: {why}. Nothing of it can be trusted: export again")
 
 
 def _header(document: Mapping[str, Any]) -> ExportHeader:

@@ -47,9 +47,7 @@ def open_namespace(depot: _native.Depot, reader: ExportReader) -> _native.Namesp
     """
     opened = depot.open_namespace(_facts_json(reader), reader.header.layout_json())
     if opened.id != reader.header.root:
-        error = CorruptError(f"the export says namespace {reader.header.root}, and its facts make {opened.id}")
-        error.kind = "corrupt"
-        raise error
+        raise CorruptError(f"the export says namespace {reader.header.root}, and its facts make {opened.id}")
     return opened
 
 
@@ -142,11 +140,7 @@ def _drain(depot: _native.Depot, timeout_s: float) -> None:
         if least is None or dirty < least:
             least, since = dirty, now
         elif now - since > timeout_s:
-            error = DepotTimeoutError(
-                f"{dirty} blocks were not written within {timeout_s:g} s: is a tier full or slow?"
-            )
-            error.kind = "timeout"
-            raise error
+            raise DepotTimeoutError(f"{dirty} blocks were not written within {timeout_s:g} s: is a tier full or slow?")
 
 
 def _batch_blocks(reader: ExportReader) -> int:

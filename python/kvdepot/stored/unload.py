@@ -78,12 +78,12 @@ def export_namespace(namespace: StoredNamespace, path: Path, done: Callable[[int
             totals = export.finish()
         now = next((one for one in find_namespaces(namespace.directories) if one.root == namespace.root), None)
         if now is None or now.epoch != namespace.epoch:
-            raise _failed(f"namespace {namespace.root} was reset while it was exported: export it again")
+            raise StorageError(f"namespace {namespace.root} was reset while it was exported: export it again")
         os.replace(part, path)
     except OSError as error:
         if isinstance(error, StorageError):
             raise
-        raise _failed(f"{path}: cannot be written: {error.strerror or error}") from error
+        raise StorageError(f"{path}: cannot be written: {error.strerror or error}") from error
     finally:
         part.unlink(missing_ok=True)
     return Exported(totals.blocks, totals.bytes, broken, gone, unreadable, trouble)
@@ -97,9 +97,3 @@ def _payload(file: BlockFile, key_id: str, shard_bytes: tuple[int, ...]) -> byte
     if block is None:
         raise BrokenBlockError(f"its encoding is {header.encoding}, which this kvdepot does not read")
     return block
-
-
-def _failed(text: str) -> StorageError:
-    error = StorageError(text)
-    error.kind = "io"
-    return error

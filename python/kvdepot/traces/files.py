@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import IO
 
 from kvdepot._native import Trace
-from kvdepot.errors import ConfigError, config_error
+from kvdepot.errors import ConfigError
 
 RECORDED = re.compile(r"trace-(\d+)-\d+\.\d+\.jsonl")
 """A file recorded by an engine: start of the recording in Unix milliseconds, process, and number."""
@@ -42,7 +42,7 @@ def read_traces(paths: Iterable[str]) -> tuple[Trace, list[str]]:
             with _open(path) as file:
                 notes += _read(trace, path, file, later_ms)
         except (OSError, UnicodeDecodeError, EOFError) as error:
-            raise config_error(f"{path}: cannot be read: {error}") from None
+            raise ConfigError(f"{path}: cannot be read: {error}") from None
     trace.sort()
     return trace, notes
 
@@ -72,7 +72,7 @@ def _push(trace: Trace, text: str, path: str, number: int | None, later_ms: int)
     try:
         trace.push_json(text, later_ms=later_ms)
     except ConfigError as error:
-        raise config_error(f"{path}{'' if number is None else f':{number}'}: {error}") from None
+        raise ConfigError(f"{path}{'' if number is None else f':{number}'}: {error}") from None
 
 
 def line_of(request: Request) -> str:

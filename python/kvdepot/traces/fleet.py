@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvdepot._native import Trace
-from kvdepot.errors import config_error
+from kvdepot.errors import ConfigError
 from kvdepot.traces.sizes import Tier
 
 ROUTES = ("random", "round_robin", "longest_prefix")
@@ -117,7 +117,7 @@ def change_at(name: str, text: str) -> Change:
     found = _AT.fullmatch(text.strip())
     if found is None or float(found[2]) > 100:
         option = name.replace("_", "-")
-        raise config_error(f"--{option} {text!r}: write NUMBER@PERCENT, such as 3@50 for node or server 3 at half time")
+        raise ConfigError(f"--{option} {text!r}: write NUMBER@PERCENT, such as 3@50 for node or server 3 at half time")
     return float(found[2]) / 100, {name: int(found[1])}
 
 
@@ -130,6 +130,6 @@ def upgrades(text: str, nodes: int, *, takes_over: bool) -> Iterator[Change]:
     found = _SPAN.fullmatch(text.strip())
     begin, end = (float(found[1]) / 100, float(found[2]) / 100) if found else (1.0, 0.0)
     if not begin <= end <= 1:
-        raise config_error(f"--upgrade {text!r}: write FROM-TO in percent of the requests, such as 25-75")
+        raise ConfigError(f"--upgrade {text!r}: write FROM-TO in percent of the requests, such as 25-75")
     for node in range(nodes):
         yield begin + (end - begin) * node / nodes, {"take_over" if takes_over else "upgrade": node}

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from kvdepot.errors import config_error
+from kvdepot.errors import ConfigError
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -19,13 +19,13 @@ def blocks_of(text: str, block_bytes: float | None) -> int:
     """
     found = _SIZE.fullmatch(text.strip())
     if found is None:
-        raise config_error(f"{text!r} is not a size: write a number of blocks, or GiB such as 64GB")
+        raise ConfigError(f"{text!r} is not a size: write a number of blocks, or GiB such as 64GB")
     number, is_gb = float(found[1]), bool(found[2])
     if is_gb and block_bytes is None:
-        raise config_error(f"{text!r} needs the size of a block: add --block-mib")
+        raise ConfigError(f"{text!r} needs the size of a block: add --block-mib")
     blocks = int(number * GIB / block_bytes) if is_gb and block_bytes else int(number)
     if blocks < 1:
-        raise config_error(f"{text!r} is too small for a block")
+        raise ConfigError(f"{text!r} is too small for a block")
     return blocks
 
 
@@ -61,7 +61,7 @@ def tier_of(text: str, block_bytes: float | None, policies: tuple[str, ...]) -> 
     write, promotes, other = write.partition("+promote")
     write, policy = write or "through", policy or "lru"
     if more or other or write not in WRITES or policy not in policies:
-        raise config_error(
+        raise ConfigError(
             f"{text!r} is not a tier: write SIZE:WRITE:POLICY:BUDGET with WRITE {', '.join(WRITES)}, each also with "
             f"+promote, and POLICY {', '.join(policies)}"
         )

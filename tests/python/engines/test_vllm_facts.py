@@ -266,6 +266,7 @@ def test_options_come_from_a_file_or_inline_or_nowhere(tmp_path: Path) -> None:
         {"load_failure_policy": "ignore"},
         {"on_reset": "forget"},
         {"weights_version": ["a"]},
+        {"weights_version": True},
     ],
 )
 def test_wrong_options_are_said(extra: dict[str, object]) -> None:

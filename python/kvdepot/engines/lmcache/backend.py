@@ -28,7 +28,7 @@ from kvdepot.engines.lmcache.options import read_extra_config
 from kvdepot.engines.lmcache.recent import Recent
 from kvdepot.engines.lmcache.stores import Place, Stores
 from kvdepot.engines.resets import Resets
-from kvdepot.errors import config_error
+from kvdepot.errors import ConfigError
 
 FACE = "engine"
 PUT_THREADS = 2
@@ -74,9 +74,9 @@ class KVDepotBackend(StoragePluginInterface):
             dst_device=dst_device, config=config, metadata=metadata, local_cpu_backend=local_cpu_backend, loop=loop
         )
         if config is None or metadata is None or not metadata.model_name:
-            raise config_error("kvdepot needs LMCache's config and metadata, with the model's name")
+            raise ConfigError("kvdepot needs LMCache's config and metadata, with the model's name")
         if config.use_layerwise:
-            raise config_error("use_layerwise: kvdepot stores whole chunks: set it to false")
+            raise ConfigError("use_layerwise: kvdepot stores whole chunks: set it to false")
         if config.save_unfull_chunk:
             lmcache_logger().warning("kvdepot: save_unfull_chunk: the depot stores full chunks only")
         if not os.environ.get("PYTHONHASHSEED"):

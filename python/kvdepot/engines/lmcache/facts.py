@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvdepot.errors import config_error
+from kvdepot.errors import ConfigError
 
 OBJECT_FORMAT = 1
 """Incremented when the stored form of an object, or the hash of its key, changes."""
@@ -96,7 +96,7 @@ def refuse_untold(dtypes: Iterable[str], weights_version: str) -> None:
         ConfigError: ``weights_version`` is missing.
     """
     if UNTOLD_DTYPE in dtypes and not weights_version:
-        raise config_error(
+        raise ConfigError(
             f"weights_version: missing, but KV has the type {UNTOLD_DTYPE}, which may be fp8_e4m3 or fp8_e5m2: set "
             "weights_version to a name that contains the format, such as v1-fp8_e4m3"
         )
@@ -116,6 +116,6 @@ def lmcache_version() -> str:
     try:
         return importlib.metadata.version("lmcache")
     except importlib.metadata.PackageNotFoundError as error:
-        raise config_error(
+        raise ConfigError(
             "LMCache's version is unknown, so its objects cannot be identified: install its wheel"
         ) from error

@@ -8,7 +8,7 @@ from kvdepot.config import KVDepotConfig, load_engine_config
 from kvdepot.config.engine_options import FILE_KEY, name_of
 from kvdepot.config.tier_table import TIERS
 from kvdepot.engines.lmcache.counters import lmcache_logger
-from kvdepot.errors import config_error
+from kvdepot.errors import ConfigError
 
 VERSION_KEY = "weights_version"
 OWN_PREFIX = "kvdepot."
@@ -48,7 +48,7 @@ def read_params(params: Mapping[str, Any] | None) -> Options:
     version = name_of(said.pop(VERSION_KEY, ""), VERSION_KEY)
     config = load_engine_config(said)
     if config.mode == "embedded":
-        raise config_error("mode: embedded: stores of several layouts share a depot: write node, or remove the key")
+        raise ConfigError("mode: embedded: stores of several layouts share a depot: write node, or remove the key")
     return Options(config.model_copy(update={"mode": "node"}), version)
 
 
@@ -67,7 +67,7 @@ def read_extra_config(extra_config: Mapping[str, Any] | None) -> Options:
     if not dax:
         return read_params(own)
     if unknown := sorted(set(dax) - set(DAX_KEYS)):
-        raise config_error(f"{DAX_PREFIX}{unknown[0]}: not a key of LMCache's DAX backend: remove it")
+        raise ConfigError(f"{DAX_PREFIX}{unknown[0]}: not a key of LMCache's DAX backend: remove it")
     pipeline = str(own.get("pipeline", f"Cache|{DAX_TIER}"))
     if FILE_KEY in own or DAX_TIER not in pipeline.split("|"):
         said = OWN_PREFIX + (FILE_KEY if FILE_KEY in own else "pipeline")
@@ -82,8 +82,8 @@ def _tier_keys(dax: Mapping[str, Any]) -> dict[str, Any]:
     tier = next((one for one in TIERS if one.name == DAX_TIER), None)
     if tier is None:
         names = ", ".join(DAX_PREFIX + name for name in dax)
-        raise config_error(f"{names}: this build has no Dax tier: set {OWN_PREFIX}pipeline, for example to Cache|Posix")
+        raise ConfigError(f"{names}: this build has no Dax tier: set {OWN_PREFIX}pipeline, for example to Cache|Posix")
     ours = {theirs: setting.key.name for setting in tier.settings if setting.key for theirs in setting.key.seeds}
     if strange := [DAX_PREFIX + name for name in dax if DAX_PREFIX + name not in ours]:
-        raise config_error(f"{strange[0]}: the Dax tier has no such key: remove it")
+        raise ConfigError(f"{strange[0]}: the Dax tier has no such key: remove it")
     return {ours[DAX_PREFIX + name]: value for name, value in dax.items()}

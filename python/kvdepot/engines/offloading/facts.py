@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from kvdepot.engines.offloading.options import Options
 from kvdepot.engines.vllm.facts import engine_facts, layer_ranges, names_weights, spec_text, unstable_hashes
 from kvdepot.engines.vllm.groups import layer_specs
-from kvdepot.errors import config_error
+from kvdepot.errors import ConfigError
 
 FORMAT = 1
 """Incremented when the stored form of a chunk or its key changes."""
@@ -50,7 +50,7 @@ def calling_engine() -> Engine:
         if hasattr(vllm_config, "model_config") and hasattr(kv_cache_config, "kv_cache_groups"):
             return Engine(vllm_config, kv_cache_config)
         frame = frame.f_back
-    raise config_error(
+    raise ConfigError(
         "this vLLM release hides its model's configuration from secondary tiers, so its KV cannot be identified: use "
         "vLLM 0.32, or KVDepotConnector"
     )
@@ -75,43 +75,43 @@ def refuse_unsupported(engine: Engine, options: Options, chunk_bytes: int, block
     ranks, way = parallel.world_size, parallel.distributed_executor_backend
     nodes = getattr(parallel, "nnodes_within_dp", 1)
     if nodes > 1 or (ranks > 1 and way not in ONE_NODE):
-        raise config_error(
+        raise ConfigError(
             f"{ranks} ranks run by {way!r} on {nodes} nodes: a tier reaches the scheduler's node only, so "
             "other nodes would load nothing: use KVDepotConnector, or --distributed-executor-backend mp on one node"
         )
     if vllm_config.lora_config is not None and not options.adapters_version:
-        raise config_error(
+        raise ConfigError(
             "adapters_version: missing, but LoRA is enabled: vLLM's keys contain an adapter's name and path, not its "
             "contents: set adapters_version to a name that changes whenever any adapter does, or use KVDepotConnector"
         )
     if options.on_reset == "keep" and getattr(vllm_config, "weight_transfer_config", None) is not None:
-        raise config_error(
+        raise ConfigError(
             "on_reset: keep cannot be used with --weight-transfer-config: after an update of the weights, KV of the "
             "old ones would be served: remove the key"
         )
     if problem := unstable_hashes(vllm_config):
-        raise config_error(f"kvdepot would never find a stored chunk again: {problem}")
+        raise ConfigError(f"kvdepot would never find a stored chunk again: {problem}")
     kinds = _forgetful(engine.kv_cache_config)
     if RECYCLED in kinds:
-        raise config_error(
+        raise ConfigError(
             f"the model has layers of {RECYCLED}, whose blocks vLLM gives to other requests while the first one still "
             "runs, so it may offload bytes of one request as those of another: remove KVDepotTier from secondary_tiers"
         )
     if options.on_reset == "keep" and kinds:
-        raise config_error(
+        raise ConfigError(
             f"on_reset: keep cannot be used with {', '.join(kinds)}, which gives back blocks that have left its "
             "window: after a reset, vLLM offers the chunks of running requests again, and such blocks may belong to "
             "other requests by then, so wrong KV would be stored for all engines: remove the key, or use "
             "KVDepotConnector"
         )
     if blocks_per_chunk > 1 and kinds:
-        raise config_error(
+        raise ConfigError(
             f"a chunk of vLLM's has {blocks_per_chunk} GPU blocks, but {', '.join(kinds)} gives back blocks that have "
             "left its window, so vLLM would offload chunks with parts that it never wrote: remove block_size and "
             "blocks_per_chunk from kv_connector_extra_config, or use KVDepotConnector"
         )
     if not 0 < chunk_bytes <= CHUNK_BYTES_MAX:
-        raise config_error(
+        raise ConfigError(
             f"a chunk of vLLM's has {chunk_bytes} bytes, but a block of the depot has 1 to {CHUNK_BYTES_MAX}: lower "
             "block_size or blocks_per_chunk in kv_connector_extra_config"
         )
@@ -154,7 +154,7 @@ def chunk_facts(spec: Any, engine: Engine, options: Options) -> dict[str, object
     config, parallel = spec.config, spec.config.parallel
     facts = engine_facts(engine.vllm_config, engine.kv_cache_config, options.weights_version)
     if not names_weights(facts):
-        raise config_error(
+        raise ConfigError(
             f"weights_version: missing, and no weight files of {config.model.name} were found on this machine: set "
             "weights_version to a name that changes whenever the weights do"
         )

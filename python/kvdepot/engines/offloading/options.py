@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from kvdepot.config import KVDepotConfig, load_engine_config
 from kvdepot.config.engine_options import name_of
-from kvdepot.errors import config_error
+from kvdepot.errors import ConfigError
 
 VERSION_KEY = "weights_version"
 ADAPTERS_KEY = "adapters_version"
@@ -46,15 +46,15 @@ def read_options(tier_config: Mapping[str, Any]) -> Options:
     version, adapters = (name_of(said.pop(key, ""), key) for key in (VERSION_KEY, ADAPTERS_KEY))
     reset = said.pop(RESET_KEY, "apart")
     if reset not in RESETS:
-        raise config_error(f"{RESET_KEY}: must be one of {', '.join(RESETS)}, got {reset!r}")
+        raise ConfigError(f"{RESET_KEY}: must be one of {', '.join(RESETS)}, got {reset!r}")
     locality = said.pop(LOCALITY_KEY, None)
     if locality is not None and locality not in LOCALITIES:
-        raise config_error(f"{LOCALITY_KEY}: must be one of {', '.join(LOCALITIES)}, got {locality!r}")
+        raise ConfigError(f"{LOCALITY_KEY}: must be one of {', '.join(LOCALITIES)}, got {locality!r}")
     config = load_engine_config(said)
     if config.mode == "embedded":
-        raise config_error("mode: embedded: the engines of a node share a depot: write node, or remove the key")
+        raise ConfigError("mode: embedded: the engines of a node share a depot: write node, or remove the key")
     if config.use_lite:
-        raise config_error("use_lite: true: the tier has no lite mode: remove the key, or use KVDepotConnector")
+        raise ConfigError("use_lite: true: the tier has no lite mode: remove the key, or use KVDepotConnector")
     if config.pool == "Staging":
-        raise config_error(f"pipeline: {config.pipeline}: the tier needs a pool that keeps blocks: begin it with Cache")
+        raise ConfigError(f"pipeline: {config.pipeline}: the tier needs a pool that keeps blocks: begin it with Cache")
     return Options(config.model_copy(update={"mode": "node"}), version, adapters, reset, locality)

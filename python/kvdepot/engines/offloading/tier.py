@@ -32,7 +32,7 @@ from kvdepot.engines.offloading.jobs import Ended, Jobs
 from kvdepot.engines.offloading.options import read_options
 from kvdepot.engines.offloading.room import Room, Verb
 from kvdepot.engines.vllm.log import connector_logger
-from kvdepot.errors import config_error, is_failure
+from kvdepot.errors import ConfigError, is_failure
 
 STEP_WAIT_S = 0.004
 """Seconds that vLLM's scheduler waits per step for all lookups together. Later answers are used in the next step."""
@@ -344,7 +344,7 @@ def _address(view: memoryview) -> int:
     """
     chunks = np.asarray(view)
     if chunks.ndim != 2 or not chunks.flags.c_contiguous or not chunks.flags.writeable:
-        raise config_error(
+        raise ConfigError(
             f"vLLM's memory of chunks has the unsupported shape {chunks.shape} and strides {chunks.strides}: use vLLM "
             "0.32, or KVDepotConnector"
         )

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvdepot.engines.sglang.pages import BLOCK_BYTES_MAX, PIECES_MAX, Layout
-from kvdepot.errors import config_error
+from kvdepot.errors import ConfigError
 
 FORM = "shard_by_layer"
 """Order of the bytes in a page: layer by layer, each with its tensors in SGLang's order."""
@@ -74,14 +74,14 @@ class DevicePages:
                 row_bytes = tensor.nbytes // tensor.shape[0]
                 span = size // row_bytes
                 if span > 1 and row_stride != row_bytes:
-                    raise config_error(
+                    raise ConfigError(
                         f"pool {name}: rows of {row_bytes} bytes are {row_stride} bytes apart, so a page is not "
                         "contiguous: use HiCache instead of the linker"
                     )
                 spans.add(span)
                 pieces[-1].append(Piece(int(base), row_stride * span, size))
         if len(spans) != 1:
-            raise config_error(f"pool {name}: its tensors have pages of {sorted(spans)} rows: use HiCache instead")
+            raise ConfigError(f"pool {name}: its tensors have pages of {sorted(spans)} rows: use HiCache instead")
         layers = tuple(sorted(entry.layer_mapping))
         shards = tuple(
             tuple(component[index] for component in pieces for index in _indexes(entry.layer_mapping[layer]))
@@ -89,9 +89,9 @@ class DevicePages:
         )
         total = sum(piece.size_bytes for shard in shards for piece in shard)
         if sum(map(len, shards)) != sum(map(len, pieces)):
-            raise config_error(f"pool {name}: some of its tensors belong to no layer: use HiCache instead")
+            raise ConfigError(f"pool {name}: some of its tensors belong to no layer: use HiCache instead")
         if not 0 < total <= BLOCK_BYTES_MAX or sum(map(len, shards)) > PIECES_MAX:
-            raise config_error(
+            raise ConfigError(
                 f"pool {name}: a page has {sum(map(len, shards))} pieces of {total} bytes together: there must be 1 to "
                 f"{PIECES_MAX}, all 1 GiB at most: choose a smaller --page-size"
             )
@@ -99,7 +99,7 @@ class DevicePages:
         rows = min(tensor.shape[0] for tensor in entry.kv_buffer)
         devices = {_cuda_device(tensor, name) for tensor in entry.kv_buffer}
         if len(devices) != 1:
-            raise config_error(f"pool {name}: its tensors are on several devices: {sorted(map(str, devices))}")
+            raise ConfigError(f"pool {name}: its tensors are on several devices: {sorted(map(str, devices))}")
         (device,) = devices
         return cls(entry.device_pool, entry.page_size, shards, layers, span, rows // span, device)
 
@@ -154,5 +154,5 @@ def _cuda_device(tensor: Any, name: str) -> int | None:
     if tensor.device.type == "cpu":
         return None
     if tensor.device.type != "cuda":
-        raise config_error(f"pool {name}: no copy engine reaches memory of {tensor.device}")
+        raise ConfigError(f"pool {name}: no copy engine reaches memory of {tensor.device}")
     return int(tensor.device.index or 0)

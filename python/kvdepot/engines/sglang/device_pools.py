@@ -7,7 +7,7 @@ its own classes.
 import importlib
 from typing import Any
 
-from kvdepot.errors import config_error
+from kvdepot.errors import ConfigError
 
 ASSEMBLER = "sglang.srt.mem_cache.hybrid_cache.linker_pool_assembler"
 HEADS, LATENT, WINDOWS = "MHATokenToKVPool", "MLATokenToKVPool", "SWAKVPool"
@@ -38,7 +38,7 @@ def device_pool_group(cache: Any, params: Any, components: Any) -> Any:
         for entry in group.entries:
             _refuse_layout(entry.device_pool)
     except ValueError as error:
-        raise config_error(
+        raise ConfigError(
             f"SGLang's linker does not support this model's pools ({kind}: {error}): use HiCache instead"
         ) from error
     return group

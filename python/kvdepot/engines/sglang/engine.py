@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from kvdepot.errors import config_error
+from kvdepot.errors import ConfigError
 
 
 def sglang_version() -> str:
@@ -18,7 +18,7 @@ def sglang_version() -> str:
     try:
         return importlib.metadata.version("sglang")
     except importlib.metadata.PackageNotFoundError as error:
-        raise config_error("SGLang's version is unknown, so its pages cannot be named: install its wheel") from error
+        raise ConfigError("SGLang's version is unknown, so its pages cannot be named: install its wheel") from error
 
 
 def server_arguments() -> Any:
@@ -35,7 +35,7 @@ def server_arguments() -> Any:
         found = _call(module, function)
         if found is not None:
             return found
-    raise config_error(f"SGLang {sglang_version()} does not report its arguments, so its model is unknown")
+    raise ConfigError(f"SGLang {sglang_version()} does not report its arguments, so its model is unknown")
 
 
 def attention_backends(arguments: Any) -> list[str]:

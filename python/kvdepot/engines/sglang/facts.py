@@ -15,7 +15,7 @@ from kvdepot.engines.sglang import engine
 from kvdepot.engines.sglang.options import Options
 from kvdepot.engines.sglang.pages import PoolPages
 from kvdepot.engines.weights import WEIGHT_SUFFIXES, local_directory, local_weights, tree_digest, weights_digest
-from kvdepot.errors import config_error
+from kvdepot.errors import ConfigError
 
 FORMAT = 1
 """Incremented when the stored form of a page, or the hash of its key, changes."""
@@ -115,7 +115,7 @@ def engine_facts(options: Options) -> dict[str, object]:
         )
     if adapters := _adapters(arguments):
         if not engine.hashes_know_adapters():
-            raise config_error(
+            raise ConfigError(
                 f"SGLang {engine.sglang_version()} leaves a request's LoRA adapter out of its page hashes, so KV of "
                 "one adapter would be served to another: take 0.5.23 or later, or start without adapters"
             )
@@ -158,7 +158,7 @@ def refuse_unsupported(storage: Any) -> None:
         ConfigError: heads are to be split between ranks (``tp_lcm_size``).
     """
     if getattr(storage, "should_split_heads", False) or getattr(storage, "tp_lcm_size", None):
-        raise config_error("tp_lcm_size: kvdepot stores the pages of a rank whole: remove it")
+        raise ConfigError("tp_lcm_size: kvdepot stores the pages of a rank whole: remove it")
 
 
 def refuse_pool(name: str, pool: Any, storage: Any) -> None:
@@ -168,7 +168,7 @@ def refuse_pool(name: str, pool: Any, storage: Any) -> None:
         ConfigError: a pool with heads beside latent attention, which only rank 0 writes, and several ranks.
     """
     if getattr(storage, "is_mla_model", False) and _rank(storage, "tp")[1] > 1 and _has_heads(pool):
-        raise config_error(
+        raise ConfigError(
             f"pool {name}: of a model with latent attention SGLang writes rank 0's pages alone, and this pool's heads "
             "differ between ranks, so nothing would be a hit: start with --tp-size 1, or with a draft model that has "
             "latent attention, too"
@@ -204,7 +204,7 @@ def _digest_or_refuse(model: str, revision: str | None, arguments: Any, options:
         why = f"--load-format {load_format} takes its weights from elsewhere"
     if options.weights_version:
         return f"{model}@{revision or ''}/{load_format}"
-    raise config_error(
+    raise ConfigError(
         f"{what} {model}: {why}, so its KV cannot be distinguished from another model's: set weights_version in the "
         "extra config to a name that no other weights have"
     )
@@ -224,7 +224,7 @@ def _experts_digest(path: str, options: Options) -> str:
         why = f"cannot be read: {error}"
     if options.weights_version:
         return f"{path}@{options.weights_version}"
-    raise config_error(
+    raise ConfigError(
         f"--kt-weight-path {path}: {why}, so KV of its experts cannot be distinguished from that of others: set "
         "weights_version in the extra config to a name that no other weights have"
     )
@@ -258,9 +258,9 @@ def _adapters(arguments: Any) -> dict[str, str]:
             # All files, including its configuration: SGLang scales by its values (`lora_alpha / r`).
             digest = content_digest(directory, WEIGHT_SUFFIXES) if directory and weights_digest(directory) else b""
         except OSError as error:
-            raise config_error(f"adapter {name}: {path}: cannot be read: {error}") from error
+            raise ConfigError(f"adapter {name}: {path}: cannot be read: {error}") from error
         if not digest:
-            raise config_error(f"adapter {name}: {path}: no files of it on this machine, so its KV cannot be named")
+            raise ConfigError(f"adapter {name}: {path}: no files of it on this machine, so its KV cannot be named")
         found[name] = digest.hex()[:32]
     return found
 
@@ -309,4 +309,4 @@ def _file_digest(path: str) -> str:
     try:
         return _digest(Path(path).read_bytes())
     except OSError as error:
-        raise config_error(f"quantization_param_path: {path}: cannot be read: {error}") from error
+        raise ConfigError(f"quantization_param_path: {path}: cannot be read: {error}") from error

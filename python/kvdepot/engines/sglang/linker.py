@@ -30,7 +30,7 @@ from kvdepot.engines.sglang.keys import page_hashes
 from kvdepot.engines.sglang.options import read_linker_config
 from kvdepot.engines.sglang.room import CLAIM_S, Room
 from kvdepot.engines.sglang.worker import Worker
-from kvdepot.errors import BlockNotFoundError, DepotTimeoutError, config_error, is_failure
+from kvdepot.errors import BlockNotFoundError, ConfigError, DepotTimeoutError, is_failure
 
 OFFLOADS_MAX = 1024
 """Offloads that may wait to be copied; later ones are reported as failed, and SGLang offers them again."""
@@ -121,7 +121,7 @@ class KVDepotLinker(UnifiedCacheLinker):
         ranks = engine.linker_ranks(params, replicated=self._group.rank_replicated)
         refuse_unsupported(ranks)
         if ranks.dcp_size > 1:
-            raise config_error("--attn-dcp-size: the linker does not know which rank has which tokens: set it to 1")
+            raise ConfigError("--attn-dcp-size: the linker does not know which rank has which tokens: set it to 1")
         self._writes = not ranks.is_mla_model or ranks.tp_rank == 0
         rank = (ranks.pp_rank * ranks.attn_cp_size + ranks.attn_cp_rank) * ranks.tp_size + ranks.tp_rank
         count = ranks.tp_size * ranks.pp_size * ranks.attn_cp_size
@@ -250,9 +250,7 @@ class KVDepotLinker(UnifiedCacheLinker):
         """
         if self._flush() and not self._alone:
             self._guard.close()
-            error = DepotTimeoutError(LATE_LOAD.format(QUIET_S, self._late))
-            error.kind = "timeout"
-            raise error
+            raise DepotTimeoutError(LATE_LOAD.format(QUIET_S, self._late))
 
     def counts(self) -> dict[str, int]:
         """Returns counts of successes and failures by name."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from kvdepot.config import KVDepotConfig, load_engine_config
 from kvdepot.config.engine_options import name_of
-from kvdepot.errors import config_error
+from kvdepot.errors import ConfigError
 
 VERSION_KEY = "weights_version"
 SALT_KEY = "salt"
@@ -49,7 +49,7 @@ def read_extra_config(extra_config: Mapping[str, Any] | None) -> Options:
     """
     given = {name: value for name, value in (extra_config or {}).items() if name not in SGLANG_KEYS}
     if not (extra_config or {}).get(ZERO_COPY_KEY):
-        raise config_error(f'{ZERO_COPY_KEY}: must be 1: write "{ZERO_COPY_KEY}": 1 into the extra config')
+        raise ConfigError(f'{ZERO_COPY_KEY}: must be 1: write "{ZERO_COPY_KEY}": 1 into the extra config')
     return _options(given)
 
 
@@ -66,9 +66,9 @@ def _options(given: dict[str, Any]) -> Options:
     version, salt = (name_of(given.pop(key, ""), key) for key in (VERSION_KEY, SALT_KEY))
     config = load_engine_config(given)
     if config.mode == "embedded":
-        raise config_error("mode: embedded: the ranks of an engine share a depot: write node, or remove the key")
+        raise ConfigError("mode: embedded: the ranks of an engine share a depot: write node, or remove the key")
     if not config.share_depot and config.socket is None:
-        raise config_error("share_depot: false: SGLang's ranks have no name in common: write socket: PATH instead")
+        raise ConfigError("share_depot: false: SGLang's ranks have no name in common: write socket: PATH instead")
     if config.pool == "Staging":
-        raise config_error(f"pipeline: {config.pipeline}: SGLang needs a pool that keeps blocks: begin it with Cache")
+        raise ConfigError(f"pipeline: {config.pipeline}: SGLang needs a pool that keeps blocks: begin it with Cache")
     return Options(config.model_copy(update={"mode": "node"}), version, salt)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from kvdepot.errors import config_error
+from kvdepot.errors import ConfigError
 
 BLOCK_BYTES_MAX = 1 << 30
 PIECES_MAX = 65_536
@@ -94,7 +94,7 @@ class Pages:
             first = _reported(pool, np.arange(page_tokens))
         except (NotImplementedError, ValueError) as error:
             layout = getattr(pool, "layout", "")
-            raise config_error(
+            raise ConfigError(
                 f"pool {name}: layout {layout}: SGLang does not report where its pages are ({error}): "
                 "start with --hicache-mem-layout page_first or page_first_direct"
             ) from error
@@ -102,7 +102,7 @@ class Pages:
             return None
         sizes = [int(size) for size in first[1]]
         if not sizes or min(sizes) <= 0 or sum(sizes) > BLOCK_BYTES_MAX or len(sizes) > PIECES_MAX:
-            raise config_error(
+            raise ConfigError(
                 f"pool {name}: a page has {len(sizes)} pieces of {sum(sizes)} bytes together: there must be 1 to "
                 f"{PIECES_MAX}, each with bytes, all 1 GiB at most: choose a smaller --page-size"
             )

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from kvdepot.config import KVDepotConfig, load_config
+from kvdepot.config.engine_options import name_of
 from kvdepot.config.metrics_file import read_metrics_file
 from kvdepot.engines.vllm.step_order import StepOrder
-from kvdepot.errors import config_error
+from kvdepot.errors import ConfigError
 
 FILE_KEYS = ("config", "UCM_CONFIG_FILE")
 POLICY_KEY = "load_failure_policy"
@@ -136,20 +137,18 @@ def read_options(extra_config: Mapping[str, Any] | None) -> ConnectorOptions:
     extra = dict(extra_config or {})
     policy = extra.pop(POLICY_KEY, "recompute")
     if policy not in POLICIES:
-        raise config_error(f"{POLICY_KEY}: must be one of {', '.join(POLICIES)}, got {policy!r}")
+        raise ConfigError(f"{POLICY_KEY}: must be one of {', '.join(POLICIES)}, got {policy!r}")
     reset = extra.pop(RESET_KEY, "keep_unchanged")
     if reset not in RESETS:
-        raise config_error(f"{RESET_KEY}: must be one of {', '.join(RESETS)}, got {reset!r}")
-    version = extra.pop(VERSION_KEY, "")
-    if not isinstance(version, str | int):
-        raise config_error(f"{VERSION_KEY}: must be a name or a number, got {version!r}")
+        raise ConfigError(f"{RESET_KEY}: must be one of {', '.join(RESETS)}, got {reset!r}")
+    version = name_of(extra.pop(VERSION_KEY, ""), VERSION_KEY)
     files = [extra.pop(key) for key in FILE_KEYS if key in extra]
     if files and (extra or len(files) > 1):
         also = ", ".join(sorted(extra)) or " and ".join(FILE_KEYS)
-        raise config_error(f"kv_connector_extra_config: names a file and also {also}: write everything in one place")
+        raise ConfigError(f"kv_connector_extra_config: names a file and also {also}: write everything in one place")
     config = load_config(files[0] if files else extra or None, owns_pool=False)
     if config.metrics_config_path:
         read_metrics_file(config.metrics_config_path)
     if config.mode == "embedded":
-        raise config_error("mode: embedded: an engine's processes share a depot: write node, or remove the key")
-    return ConnectorOptions(config, policy, reset == "drop", str(version))
+        raise ConfigError("mode: embedded: an engine's processes share a depot: write node, or remove the key")
+    return ConnectorOptions(config, policy, reset == "drop", version)
