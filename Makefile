@@ -22,6 +22,9 @@ MOONCAKE_VENV := .venv-mooncake
 UCM_VENV := .venv-ucm
 STAMPS := .work/stamps
 WHEELS := .work/wheels
+# Cargo's profile of the wheel. CI builds it as it builds the tests, with the checks of debug builds: what both need is
+# built once.
+WHEEL_PROFILE ?= release
 STEP := tools/step
 CARGO_DENY_VERSION := 0.20.2
 CARGO_DENY := .work/tools/bin/cargo-deny
@@ -42,7 +45,7 @@ help: ## List the commands
 setup: $(STAMPS)/installed ## Make .venv, build the wheel and install it
 
 .PHONY: wheel
-wheel: $(STAMPS)/wheel ## Build the wheel into dist/
+wheel: $(STAMPS)/wheel-$(WHEEL_PROFILE) ## Build the wheel into dist/
 	@mkdir -p dist && cp $(WHEELS)/*.whl dist/ && ls dist/*.whl
 
 .PHONY: demo
@@ -108,23 +111,25 @@ WITH_MOONCAKE := KVDEPOT_TEST_MOONCAKE=$(CURDIR)/$(MOONCAKE_VENV) \
 # A process finds its driver under this name.
 STANDIN_CUDA := .work/standin/cuda/libcuda.so.1
 
-# Apart from the build of the Rust tests, which load libraries of the same names while another make may link them, and
-# replaced as a whole, because processes may have them mapped.
-STANDIN_BUILD := .work/standin/build
-define build_standin
-	@$(STEP) "build the stand-in for $(1)" cargo build --quiet --locked --target-dir $(STANDIN_BUILD) -p kvdepot-standin-$(1)
-	@mkdir -p $(dir $(2))
-	@cmp -s $(STANDIN_BUILD)/debug/libkvdepot_standin_$(1).so $(2) || \
-		{ cp $(STANDIN_BUILD)/debug/libkvdepot_standin_$(1).so $(2).new && mv $(2).new $(2); }
+# Built when their sources change, and copied to names of their own: the build of the Rust tests links libraries of the
+# same names anew. Replaced as a whole, because processes may have them mapped.
+define standin
+$(2): $$(RUST_INPUTS)
+	@$$(STEP) "build the stand-in for $(1)" cargo build --quiet --locked -p kvdepot-standin-$(1)
+	@mkdir -p $$(@D)
+	@cp $$(or $$(CARGO_TARGET_DIR),target)/debug/libkvdepot_standin_$(1).so $$@.new && mv $$@.new $$@
 endef
+$(eval $(call standin,verbs,$(STANDIN_VERBS)))
+$(eval $(call standin,cuda,$(STANDIN_CUDA)))
+
+.PHONY: standins
+standins: standin-cuda standin-verbs ## Build the stand-ins for the CUDA driver and libibverbs, for tests
 
 .PHONY: standin-cuda
-standin-cuda:
-	$(call build_standin,cuda,$(STANDIN_CUDA))
+standin-cuda: $(STANDIN_CUDA)
 
 .PHONY: standin-verbs
-standin-verbs:
-	$(call build_standin,verbs,$(STANDIN_VERBS))
+standin-verbs: $(STANDIN_VERBS)
 
 .PHONY: site
 site: setup ## Build the documentation as a site (ARGS: --out DIR)
@@ -330,12 +335,12 @@ $(STAMPS)/tools: requirements/dev.txt
 	@$(STEP) "install tools" $(BIN)/uv pip install -q --python $(BIN)/python --compile-bytecode -r requirements/dev.txt
 	@touch $@
 
-$(STAMPS)/wheel: $(STAMPS)/tools $(RUST_INPUTS) $(PYTHON_INPUTS)
-	@rm -rf $(WHEELS)
-	@$(STEP) "build the wheel" $(BIN)/maturin build --release --locked --out $(WHEELS)
+$(STAMPS)/wheel-$(WHEEL_PROFILE): $(STAMPS)/tools $(RUST_INPUTS) $(PYTHON_INPUTS)
+	@rm -rf $(WHEELS) $(STAMPS)/wheel-*
+	@$(STEP) "build the wheel" $(BIN)/maturin build --profile $(WHEEL_PROFILE) --locked --out $(WHEELS)
 	@touch $@
 
-$(STAMPS)/installed: $(STAMPS)/wheel
+$(STAMPS)/installed: $(STAMPS)/wheel-$(WHEEL_PROFILE)
 	@$(STEP) "install the wheel" $(BIN)/uv pip install -q --python $(BIN)/python --no-deps --reinstall \
 		--compile-bytecode $(WHEELS)/*.whl
 	@touch $@

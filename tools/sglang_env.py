@@ -14,7 +14,6 @@ import sys
 from pathlib import Path
 
 from tools.vllm_env import (
-    COMPILE_JOBS,
     PYTHON_VERSION,
     ROOT,
     STUBS,
@@ -42,10 +41,6 @@ def make_environment(directory: Path, lock: Path) -> None:
     packages = site_packages(directory)
     with step("build stub CUDA libraries"):
         run(sys.executable, STUBS, packages)
-    with step("compile byte-code"):
-        # Without this an import of SGLang takes 16 s. Templates that are not valid Python are never imported.
-        command = [str(python), "-m", "compileall", "-q", "-j", COMPILE_JOBS, str(packages)]
-        subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     environ = {**os.environ, "SGLANG_USE_CPU_ENGINE": "1", "PYTHONPATH": str(STANDIN)}
     with step("import SGLang"):
         check = "import sglang.srt.mem_cache.hicache_storage"

@@ -423,6 +423,7 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
 
 STAGES = {
     "setup",
+    "standins",
     "lint",
     "vllm-env",
     "infinistore-env",
