@@ -15,7 +15,7 @@ MEDIUM = {
 }
 
 
-@pytest.mark.parametrize("pipeline", MEDIUM)
+@pytest.mark.parametrize("pipeline", ["Cache|Slab", "Dax", pytest.param("Cache|Dax", marks=pytest.mark.full)])
 def test_a_killed_depot_s_blocks_are_served_from_the_medium(real_lab: Lab, pipeline: str) -> None:
     """The tokens are those of the engine that computed them (P1), and every prompt has its complete hit."""
     paths = {key: value for key, value in MEDIUM[pipeline].items() if key.endswith("path")}

@@ -49,7 +49,7 @@ def run(
 @pytest.mark.parametrize(
     ("model", "tp"),
     [
-        ("llama", 1),
+        pytest.param("llama", 1, marks=pytest.mark.full),
         pytest.param("llama", 2, marks=pytest.mark.full),
         pytest.param("gemma3", 1, marks=pytest.mark.full),
         ("gemma3", 2),

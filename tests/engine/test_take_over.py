@@ -45,7 +45,7 @@ def served(lab: Lab) -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.mark.parametrize(
     ("model", "ranks", "layerwise"),
-    combinations(("llama", 2, True), ("gemma3", 1, False), kinds=EXACT),
+    combinations(("llama", 1, True), kinds=EXACT),
 )
 def test_an_upgrade_under_load_keeps_hits_and_tokens(real_lab: Lab, model: str, ranks: int, layerwise: bool) -> None:
     """Prompts continue while ``kvdepot serve --take-over`` takes the pool over."""

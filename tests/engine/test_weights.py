@@ -39,7 +39,11 @@ def reference(lab: Lab, model: str, ranks: int) -> EngineRun:
 
 @pytest.mark.parametrize(
     ("model", "ranks", "layerwise"),
-    [("llama", 1, True), ("gemma3", 2, False), pytest.param("llama", 2, False, marks=pytest.mark.full)],
+    [
+        ("llama", 1, True),
+        pytest.param("gemma3", 2, False, marks=pytest.mark.full),
+        pytest.param("llama", 2, False, marks=pytest.mark.full),
+    ],
 )
 def test_engines_with_old_and_new_weights_share_a_depot(real_lab: Lab, model: str, ranks: int, layerwise: bool) -> None:
     """One engine's weights change in place while another one runs on; then both restart from the disk.
