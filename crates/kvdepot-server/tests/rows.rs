@@ -1,7 +1,7 @@
 //! `Cache|Slab|Remote|Object`: a disk of the node's own, a pool server, a bucket. The nearest that has a block serves it. P1, P2.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-#[path = "../../kvdepot-tier/tests/bucket_server/mod.rs"]
+#[path = "../../kvdepot-tier/tests/object/bucket_server/mod.rs"]
 mod bucket_server;
 mod common;
 #[path = "common/pool.rs"]

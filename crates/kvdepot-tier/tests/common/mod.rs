@@ -49,7 +49,7 @@ macro_rules! on_every_engine {
         mod $name {
             $(#[test]
             fn $test() {
-                let _engine = super::common::Engine::set(kvdepot_io::EngineKind::$kind);
+                let _engine = crate::common::Engine::set(kvdepot_io::EngineKind::$kind);
                 super::$test();
             })*
         }

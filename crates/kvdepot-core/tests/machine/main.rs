@@ -1,0 +1,12 @@
+//! The state machine of the depot.
+
+mod lab;
+
+mod limits;
+mod misses;
+mod model;
+mod namespaces;
+mod orders;
+mod placement;
+mod regions;
+mod removals;

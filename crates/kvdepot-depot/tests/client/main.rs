@@ -1,0 +1,15 @@
+//! What an engine sees of a depot: attachments, claims, dumps and loads.
+
+#[path = "../common/scripted.rs"]
+mod scripted;
+
+mod attach;
+mod claims;
+mod device_memory;
+mod ending;
+mod engine_end;
+mod hangs;
+mod kept_engine;
+mod load_ahead;
+mod reattach;
+mod staging;

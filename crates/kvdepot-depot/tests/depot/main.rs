@@ -1,0 +1,19 @@
+//! A depot and its tiers.
+
+#[path = "../common/blocks.rs"]
+mod blocks;
+#[path = "../../../kvdepot-tier/tests/object/bucket_server/mod.rs"]
+mod bucket_server;
+
+mod batches;
+mod bucket;
+mod epochs;
+mod fragments;
+mod hot_blocks;
+mod misses;
+mod namespaces;
+mod placement;
+mod questions;
+mod removals;
+mod rows;
+mod values;

@@ -1,0 +1,11 @@
+//! The Dax tier on files and on media that the tests script. What also runs on a device is apart.
+
+#[path = "../dax_media/mod.rs"]
+mod dax_media;
+
+mod crash_images;
+mod faults;
+mod hangs;
+mod namespaces;
+mod shared;
+mod writeback;
