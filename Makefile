@@ -117,7 +117,7 @@ define standin
 $(2): $$(RUST_INPUTS)
 	@$$(STEP) "build the stand-in for $(1)" cargo build --quiet --locked -p kvdepot-standin-$(1)
 	@mkdir -p $$(@D)
-	@cp $$(or $$(CARGO_TARGET_DIR),target)/debug/libkvdepot_standin_$(1).so $$@.new && mv $$@.new $$@
+	@cp $$(or $$(CARGO_TARGET_DIR),target)/debug/libkvdepot_standin_$(1).so $$@.$$$$$$$$ && mv $$@.$$$$$$$$ $$@
 endef
 $(eval $(call standin,verbs,$(STANDIN_VERBS)))
 $(eval $(call standin,cuda,$(STANDIN_CUDA)))

@@ -195,7 +195,7 @@ class Claim:
         """Polls until the claim settles or ``timeout_ms`` has passed."""
     @property
     def openings(self) -> int:
-        """How often the claim was made at a depot: more than once if a depot has let it go, or another one took over."""
+        """How often the claim was opened at a depot: more than once if a depot has let it go, or another one took over."""
     def arriving(self) -> tuple[int, int, int, int, int] | None:
         """Returns ``(units, units_now, units_from_tier, blocks_come, blocks_left)`` as of the last poll, while every
         block of the hit is in the pool or in flight to it; else ``None``. The hit has ``units`` if all of them arrive,

@@ -22,10 +22,10 @@ pub fn bytes<const N: usize>() -> Result<[u8; N]> {
     Ok(out)
 }
 
-/// Returns an unpredictable number, for what only has to differ from others. Never fails: the standard library draws
-/// each thread's first key from the system.
+/// Returns an unpredictable number, for what only has to differ from others. Never fails.
 pub fn number() -> u64 {
-    RandomState::new().build_hasher().finish()
+    // The standard library draws its keys once a thread, and a forked process has those of its parent.
+    bytes().map_or_else(|_| RandomState::new().build_hasher().finish(), u64::from_le_bytes)
 }
 
 /// Returns an unpredictable id, like [`number`].

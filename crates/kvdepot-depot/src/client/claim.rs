@@ -105,8 +105,8 @@ impl Claim {
 
     fn open_or_miss(&mut self) {
         let Some(wanted) = self.wanted.take() else { return };
-        self.openings += 1;
         let outcome = self.ask_open(&wanted);
+        self.openings += u32::from(outcome.is_ok());
         self.wanted = Some(wanted);
         self.note(outcome);
     }

@@ -102,8 +102,8 @@ async fn visit(http: Arc<Http>, tcp: TcpStream, place: Place) {
     let _ = tokio::time::timeout(VISIT_MAX, visit).await;
 }
 
-/// A page of this door: one of every depot's, or one of its own. A new one of its own needs a line in [`WirePage::OWN`], [`WirePage::entry`] and
-/// [`WirePage::answer`].
+/// A page of this door: one of every depot's, or one of its own. A new one of its own needs a line in
+/// [`WirePage::OWN`], [`WirePage::entry`] and [`WirePage::answer`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WirePage {
     Common(Page),

@@ -74,7 +74,7 @@ impl<T: Send + 'static> Moves<T> {
         for own in batches {
             let (shared, waiting, batch) = (Arc::clone(shared), Arc::clone(&self.waiting), own.clone());
             let call = move || {
-                let taken = waiting.lock().take(&batch, limits);
+                let taken = waiting.lock().take(&batch, limits, Instant::now());
                 let Some((moves, deadline)) = taken else { return Ok(()) };
                 match in_time(deadline) {
                     Ok(()) => work(&shared, moves, shared.patience(deadline)),

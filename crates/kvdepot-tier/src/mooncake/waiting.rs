@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// Blocks that share a call have deadlines that differ by no more than this: the call ends by the earliest of them.
+/// The deadlines of blocks that share a call differ from the first one's by no more than this. The call ends by the earliest.
 const SPREAD_MAX: Duration = Duration::from_millis(100);
 
 /// Limits of one call.
@@ -68,20 +68,31 @@ impl<M> Waiting<M> {
 
     /// Takes the blocks of a call: what is left of its own batch, and the oldest others. Returns them with the earliest of
     /// their deadlines; `None` if nothing waits.
-    pub(super) fn take(&mut self, own: &Range<u64>, limits: Limits) -> Option<(Vec<M>, Instant)> {
+    pub(super) fn take(
+        &mut self,
+        own: &Range<u64>,
+        limits: Limits,
+        now: Instant,
+    ) -> Option<(Vec<M>, Instant)> {
         let mut taken = self.drain(own);
         let mut bytes: usize = taken.iter().map(|one| one.bytes).sum();
-        while let Some(oldest) = self.queue.front() {
+        let mut passed_over = 0;
+        while taken.len() < limits.blocks
+            && passed_over < limits.blocks
+            && let Some(next) = self.queue.get(passed_over)
+        {
             let is_near = taken.first().is_none_or(|first| {
-                let (a, b) = (first.deadline, oldest.deadline);
-                a.max(b) - a.min(b) <= SPREAD_MAX
+                let sooner = first.deadline.min(next.deadline);
+                // The later one keeps at least half of its time, and what is late shares with nothing that is not.
+                first.deadline.max(next.deadline) - sooner
+                    <= SPREAD_MAX.min(sooner.saturating_duration_since(now))
             });
-            let fits = taken.len() < limits.blocks && bytes + oldest.bytes <= limits.bytes;
-            if !is_near || !(fits || taken.is_empty()) {
-                break;
+            if is_near && (bytes + next.bytes <= limits.bytes || taken.is_empty()) {
+                bytes += next.bytes;
+                taken.extend(self.queue.remove(passed_over));
+            } else {
+                passed_over += 1;
             }
-            bytes += oldest.bytes;
-            taken.extend(self.queue.pop_front());
         }
         let deadline = taken.iter().map(|one| one.deadline).min()?;
         Some((taken.into_iter().map(|one| one.one).collect(), deadline))
@@ -115,13 +126,13 @@ mod tests {
     fn blocks_that_came_one_at_a_time_share_a_call() {
         let (mut waiting, now) = (Waiting::default(), Instant::now());
         let own: Vec<_> = (0..6).flat_map(|n| push(&mut waiting, n..n + 1, now)).collect();
-        assert_eq!(waiting.take(&own[0], LIMITS).unwrap().0, [0, 1, 2, 3]);
+        assert_eq!(waiting.take(&own[0], LIMITS, now).unwrap().0, [0, 1, 2, 3]);
         assert_eq!(
-            waiting.take(&own[1], LIMITS).unwrap().0,
+            waiting.take(&own[1], LIMITS, now).unwrap().0,
             [4, 5],
             "its own block has gone with another one's"
         );
-        assert!(own[2..].iter().all(|own| waiting.take(own, LIMITS).is_none()));
+        assert!(own[2..].iter().all(|own| waiting.take(own, LIMITS, now).is_none()));
     }
 
     #[test]
@@ -130,9 +141,13 @@ mod tests {
         assert_eq!(push(&mut waiting, 0..10, now), [0..4, 4..8, 8..10]);
         let large = [(60, 10), (50, 11), (500, 12), (10, 13)];
         assert_eq!(waiting.push(large, now, LIMITS), [10..11, 11..12, 12..13, 13..14]);
-        assert_eq!(waiting.take(&(10..11), LIMITS).unwrap().0, [10, 0, 1, 2]);
+        assert_eq!(waiting.take(&(10..11), LIMITS, now).unwrap().0, [10, 0, 1, 2]);
         assert_eq!(waiting.take_back(&(0..10)), [3, 4, 5, 6, 7, 8, 9]);
-        assert_eq!(waiting.take(&(12..13), LIMITS).unwrap().0, [12], "larger than a call's limit: alone");
+        assert_eq!(
+            waiting.take(&(12..13), LIMITS, now).unwrap().0,
+            [12],
+            "larger than a call's limit: alone"
+        );
     }
 
     /// Whatever order the calls begin in, and whichever of them are given up, no block waits for a call that has been.
@@ -158,14 +173,14 @@ mod tests {
                     let own = calls.swap_remove(draw(calls.len() as u64) as usize);
                     if draw(4) == 0 {
                         gone.extend(waiting.take_back(&own));
-                    } else if let Some((taken, _)) = waiting.take(&own, LIMITS) {
+                    } else if let Some((taken, _)) = waiting.take(&own, LIMITS, now) {
                         assert!((1..=LIMITS.blocks).contains(&taken.len()), "seed {seed}");
                         gone.extend(taken);
                     }
                 }
             }
             for own in calls {
-                gone.extend(waiting.take(&own, LIMITS).into_iter().flat_map(|(taken, _)| taken));
+                gone.extend(waiting.take(&own, LIMITS, now).into_iter().flat_map(|(taken, _)| taken));
             }
             gone.sort_unstable();
             assert_eq!(gone, (0..came).collect::<Vec<_>>(), "seed {seed}: each block once");
@@ -179,7 +194,24 @@ mod tests {
         for (n, ms) in [(0, 1000), (1, 950), (2, 1080), (3, 5000), (4, 1000)] {
             push(&mut waiting, n..n + 1, at(ms));
         }
-        assert_eq!(waiting.take(&(4..5), LIMITS).unwrap(), (vec![4, 0, 1, 2], at(950)));
-        assert_eq!(waiting.take(&(0..1), LIMITS).unwrap(), (vec![3], at(5000)));
+        assert_eq!(waiting.take(&(4..5), LIMITS, now).unwrap(), (vec![4, 0, 1, 2], at(950)));
+        assert_eq!(waiting.take(&(0..1), LIMITS, now).unwrap(), (vec![3], at(5000)));
+    }
+    /// A block whose time is nearly over would end the call of all others.
+    #[test]
+    fn a_late_block_shares_with_none_that_is_not() {
+        let (mut waiting, now) = (Waiting::default(), Instant::now());
+        let at = |ms: u64| now + Duration::from_millis(ms);
+        for (n, ms) in [(0, 50), (1, 55), (2, 90), (3, 130)] {
+            push(&mut waiting, n..n + 1, at(ms));
+        }
+        assert_eq!(waiting.take(&(0..1), LIMITS, at(60)).unwrap(), (vec![0], at(50)));
+        assert_eq!(
+            waiting.take(&(2..3), LIMITS, at(60)).unwrap().0,
+            [2],
+            "30 ms are left, and block 3 has 70"
+        );
+        assert_eq!(waiting.take(&(3..4), LIMITS, at(60)).unwrap().0, [3]);
+        assert_eq!(waiting.take_back(&(1..2)), [1]);
     }
 }

@@ -166,7 +166,7 @@ fn a_bucket_that_is_not_there_opens_no_namespace() {
 #[test]
 fn keys_of_a_file_do_without_the_environment_s_token() {
     let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "with_the_environment_s_token", "--ignored"])
+        .args(["--exact", "bill::with_the_environment_s_token", "--ignored"])
         .env("AWS_SESSION_TOKEN", "of-other-keys")
         .output()
         .unwrap();

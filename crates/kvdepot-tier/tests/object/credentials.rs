@@ -35,7 +35,7 @@ fn requests(server: &BucketServer, url: &str, variables: &[(&str, &str)]) -> Vec
     let seen = record(server);
     let home = tempfile::tempdir().unwrap();
     let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "with_variables", "--ignored"])
+        .args(["--exact", "credentials::with_variables", "--ignored"])
         .env_clear()
         .env("HOME", home.path())
         .env("KVDEPOT_TEST_URL", url)
@@ -237,7 +237,7 @@ fn refused_credentials_are_named_and_not_shown() {
     let address = server.address().to_string();
     server.plan(|request| if request.path == "/msi" { Act::Refuse(400) } else { Act::Serve });
     let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "with_an_identity_that_is_refused", "--ignored"])
+        .args(["--exact", "credentials::with_an_identity_that_is_refused", "--ignored"])
         .env_clear()
         .env("KVDEPOT_TEST_ENDPOINT", format!("http://{address}/account"))
         .env("IDENTITY_ENDPOINT", format!("http://{address}/msi"))

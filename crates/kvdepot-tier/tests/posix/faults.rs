@@ -136,7 +136,7 @@ fn faults_come_from_the_configuration_too() {
     assert_eq!(bench.read(0).unwrap_err().kind(), ErrorKind::Io);
 }
 
-/// A really full disk: a small tmpfs, if this test may mount one. See `tests/full_disk.rs` for simulated ones.
+/// A really full disk: a small tmpfs, if this test may mount one. See `full_disk.rs` for simulated ones.
 fn a_full_disk_evicts_and_harms_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let mount =
