@@ -129,7 +129,7 @@ def test_failing_reads_and_damaged_files(lab: Lab, kind: str, ranks: int, layerw
         assert_likely(lab, kind, THREE, cold["tokens"], failing["again"]["tokens"], damaged["mended"]["tokens"])
 
 
-@pytest.mark.parametrize(("kind", "ranks", "layerwise"), combinations(("mla", 1, True)))
+@pytest.mark.parametrize(("kind", "ranks", "layerwise"), combinations(("llama", 1, False)))
 def test_depot_killed_between_requests(lab: Lab, kind: str, ranks: int, layerwise: bool) -> None:
     """kill -9: requests in between are computed, and the next depot finds what the previous one had written."""
     kill = {"do": "kill_depot", "socket": lab.socket}
