@@ -62,7 +62,7 @@ RUNS: tuple[Run | Serve, ...] = (
     Run("make wheel", "make wheel", says=".whl"),
     Run("make site", 'make site ARGS="--out {tmp}/site" && cat {tmp}/site/reference/commands.html', says="--take-over"),
     Run("version", "kvdepot --version", says="version"),
-    Run("config check", "kvdepot config check {root}/tests/data/seeds/000_pipeline.yaml", says="good"),
+    Run("config check", "kvdepot config check {root}/tests/data/seeds/000_pipeline.yaml", says="valid"),
     Run("config check --json", "kvdepot config check --json {root}/tests/data/seeds/000_pipeline.yaml", json=True),
     Run("config explain", "kvdepot config explain {root}/tests/data/seeds/000_pipeline.yaml", says="directories"),
     Run("config explain --json", "kvdepot config explain --json {root}/tests/data/seeds/000_pipeline.yaml", json=True),
@@ -473,7 +473,6 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
     "make bench-wire": ("make bench-wire",),
     "make bench-peers": ("make bench-peers",),
     'make bench-peers ARGS="--only ucm --rounds 5"': ("make bench-peers",),
-    'make bench-peers ARGS="--only mooncake"': ("make bench-peers",),
     'make test-engine ARGS="--full --kills 20"': ("test-engine --full",),
     ".venv-vllm/bin/python -m pytest -o filterwarnings=default -o timeout=900 tests/engine --native=fake": (
         "test-engine --native",
