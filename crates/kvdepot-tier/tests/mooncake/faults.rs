@@ -377,15 +377,17 @@ fn blocks_that_wait_for_a_call_share_it() {
     let bench = bench(&store);
     bench.write_all(BLOCKS);
     store.set(Fault::Hang, Some(MooncakeOp::Get));
-    let (before, soon) = (store.requests().len(), Bench::soon());
-    let reads: Vec<_> = (0..BLOCKS)
-        .map(|n| {
-            let slot = bench.slot();
-            (n, slot.clone(), bench.begin_read(n, slot, soon))
-        })
-        .collect();
-    let calls = Store::config().calls;
-    until("all calls are under way", || store.requests().len() == before + calls);
+    let (calls, before, soon) = (Store::config().calls, store.requests().len(), Bench::soon());
+    let begin = |n: u64| {
+        let slot = bench.slot();
+        (n, slot.clone(), bench.begin_read(n, slot, soon))
+    };
+    let mut reads = Vec::new();
+    for n in 0..calls {
+        reads.push(begin(n as u64));
+        until("a call of one block is under way", || store.requests().len() == before + n + 1);
+    }
+    reads.extend((calls as u64..BLOCKS).map(begin));
     store.free();
     for (n, slot, read) in reads {
         Bench::answer(&read).unwrap();
