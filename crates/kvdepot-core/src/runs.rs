@@ -11,7 +11,11 @@ use smallvec::SmallVec;
 
 use crate::limits::{BLOCK_ALIGN_BYTES, SLOT_RUNS_MAX};
 
-/// Contiguous bytes of the pool, inside one extent.
+/// Offset of the first byte of a tier's memory, in which blocks are leased where they lie. Smaller offsets are the
+/// pool's.
+pub const IN_PLACE_AT: u64 = 1 << 43;
+
+/// Contiguous bytes of the pool, inside one extent, or of a tier's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Run {
     /// Offset of the first byte from the pool's start.
@@ -24,6 +28,11 @@ impl Run {
     /// Returns the offset after the last byte.
     pub const fn end(self) -> u64 {
         self.offset + self.len
+    }
+
+    /// Returns the offset in the tier's memory, if that is where it lies.
+    pub const fn in_place(self) -> Option<u64> {
+        self.offset.checked_sub(IN_PLACE_AT)
     }
 }
 

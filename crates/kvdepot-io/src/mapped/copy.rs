@@ -35,8 +35,12 @@ impl Sum {
     }
 
     pub(super) fn add(&mut self, step: MemRun) {
-        // SAFETY: the run lies in a slot, readable by the contract of `SlotBuf::new`.
+        // SAFETY: the run lies in a slot, readable by the contract of `SlotBuf::new`, or in the mapping of the caller.
         self.0.update(unsafe { std::slice::from_raw_parts(step.ptr, step.len) });
+    }
+
+    pub(super) fn add_bytes(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
     }
 
     pub(super) fn end(self) -> u64 {

@@ -8,7 +8,8 @@ use kvdepot_core::{Error, ErrorKind, Result};
 use super::copy::{Sum, steps, within};
 use super::flush::{fence, flush};
 use super::sigbus::Guard;
-use super::{Medium, Piece};
+use super::{Medium, Piece, reopened};
+use crate::buf::MemRun;
 use crate::fork::Private;
 
 /// A medium mapped into this process.
@@ -22,7 +23,7 @@ pub struct MappedMedium {
     guard: Option<Guard>,
     // Declared before the descriptor: see `Private`.
     _private: Private,
-    _file: OwnedFd,
+    file: OwnedFd,
 }
 
 impl MappedMedium {
@@ -50,7 +51,7 @@ impl MappedMedium {
             mapped,
             guard: None,
             _private: private,
-            _file: file,
+            file,
         };
         // SAFETY: our own mapping. A child of `fork` must not hold the device.
         let hidden = unsafe { rustix::mm::madvise(start, mapped, rustix::mm::Advice::LinuxDontFork) };
@@ -164,6 +165,18 @@ impl Medium for MappedMedium {
     fn persist(&self) -> Result<()> {
         fence();
         self.whole()
+    }
+
+    fn checksum(&self, at: u64, bytes: usize) -> Result<u64> {
+        let from = self.address(at, bytes)?;
+        let mut sum = Sum::new();
+        sum.add(MemRun { ptr: from, len: bytes });
+        self.whole()?;
+        Ok(sum.end())
+    }
+
+    fn lend(&self) -> Result<Option<OwnedFd>> {
+        reopened(self.file.as_fd(), &self.path).map(Some)
     }
 }
 

@@ -1,6 +1,7 @@
 //! Media for tests: one in memory that records every write, and one that calls a hook before each access.
 
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -197,5 +198,14 @@ impl Medium for HookMedium {
     fn persist(&self) -> Result<()> {
         (self.hook)(MediumCall::Persist)?;
         self.inner.persist()
+    }
+
+    fn checksum(&self, at: u64, bytes: usize) -> Result<u64> {
+        (self.hook)(MediumCall::Read { at, bytes })?;
+        self.inner.checksum(at, bytes)
+    }
+
+    fn lend(&self) -> Result<Option<OwnedFd>> {
+        self.inner.lend()
     }
 }

@@ -8,20 +8,25 @@ mod copy;
 mod device;
 mod faulty;
 mod flush;
+mod lent;
 mod open;
 mod positional;
 mod sigbus;
 
 use std::fmt::Debug;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use kvdepot_core::Result;
+use kvdepot_core::{Error, Result};
+use rustix::fs::{Mode, OFlags};
 
 use crate::buf::SlotBuf;
+use copy::{STEP_BYTES, Sum};
 
 pub use crate::checksum::combined;
 pub use device::MappedMedium;
 pub use faulty::{Hook, HookMedium, MediumCall, MemoryMedium, Recorded};
+pub use lent::LentMedium;
 pub use open::{Access, open};
 pub use positional::FileMedium;
 
@@ -63,6 +68,36 @@ pub trait Medium: Send + Sync + Debug {
 
     /// Waits until all earlier writes survive a power loss.
     fn persist(&self) -> Result<()>;
+
+    /// Returns the CRC-64 of `bytes` from `at` on.
+    fn checksum(&self, at: u64, bytes: usize) -> Result<u64> {
+        let mut sum = Sum::new();
+        let mut step = vec![0; STEP_BYTES.min(bytes)];
+        let (mut at, mut left) = (at, bytes);
+        while left > 0 {
+            let now = &mut step[..left.min(STEP_BYTES)];
+            self.read(at, now)?;
+            sum.add_bytes(now);
+            (at, left) = (at + now.len() as u64, left - now.len());
+        }
+        Ok(sum.end())
+    }
+
+    /// Returns a descriptor by which other processes can map the medium to read it ([`LentMedium`]); `None` if it has
+    /// none.
+    fn lend(&self) -> Result<Option<OwnedFd>> {
+        Ok(None)
+    }
+}
+
+/// Opens a file again, only to read it: whoever gets the descriptor cannot write, and does not hold the lock.
+fn reopened(file: BorrowedFd<'_>, path: &Path) -> Result<OwnedFd> {
+    let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    rustix::fs::open(link, flags, Mode::empty()).map_err(|error| {
+        Error::io("cannot open a medium again for other processes to read", error.into())
+            .with("path", path.display())
+    })
 }
 
 #[cfg(test)]

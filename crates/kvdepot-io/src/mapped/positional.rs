@@ -11,7 +11,7 @@ use rustix::fs::{fdatasync, fstat};
 use rustix::io::{preadv, pwrite, pwritev};
 
 use super::copy::{Sum, steps, within};
-use super::{Medium, Piece};
+use super::{Medium, Piece, reopened};
 use crate::buf::MemRun;
 use crate::fork::Private;
 
@@ -204,5 +204,9 @@ impl Medium for FileMedium {
         }
         let now = u64::try_from(stat.st_size).unwrap_or(0);
         if now < self.bytes { Err(self.ended(now)) } else { Ok(()) }
+    }
+
+    fn lend(&self) -> Result<Option<OwnedFd>> {
+        reopened(self.file.as_fd(), &self.path).map(Some)
     }
 }
