@@ -13,7 +13,10 @@ use std::time::{Duration, Instant};
 use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
 use parking_lot::Mutex;
 
-use crate::{Done, Fetched, Presence, ReadItem, Tier, TierEvents, TierServer, TierUsage, WriteItem, Written};
+use crate::{
+    Done, Fetched, LeaseItem, Presence, ReadItem, Tier, TierEvents, TierMemory, TierServer, TierUsage,
+    WriteItem, Written,
+};
 
 /// When a guarded tier is disabled, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -323,6 +326,39 @@ impl<T: Tier> Tier for Guarded<T> {
             let off = self.shared.off().with("key", read.key);
             read.end(Err(off));
         }
+    }
+
+    fn memory(&self) -> Result<Option<TierMemory>> {
+        self.inner.memory()
+    }
+
+    /// Like `read`.
+    fn lease(&self, leases: Vec<LeaseItem>, deadline: Instant) {
+        if !self.is_ahead(deadline) || leases.is_empty() {
+            return self.inner.lease(leases, deadline);
+        }
+        let pass = self.shared.ask(Side::Tier, deadline);
+        let (leases, held_back) = let_through(leases, pass);
+        let watched = leases.into_iter().map(|lease| {
+            let shared = Arc::clone(&self.shared);
+            let done = move |outcome: Result<Option<u64>>| {
+                shared.note(Side::Tier, pass, judge(&outcome, Option::is_some));
+                (lease.done)(outcome);
+            };
+            LeaseItem { key: lease.key, done: Box::new(done) }
+        });
+        let watched: Vec<LeaseItem> = watched.collect();
+        if !watched.is_empty() {
+            self.inner.lease(watched, deadline);
+        }
+        for lease in held_back {
+            let off = self.shared.off().with("key", lease.key);
+            (lease.done)(Err(off));
+        }
+    }
+
+    fn end_leases(&self, places: &[u64]) {
+        self.inner.end_leases(places);
     }
 
     /// While the tier waits for a trial, a write may be the trial: otherwise a depot whose clients request only unknown

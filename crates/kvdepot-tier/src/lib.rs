@@ -31,11 +31,13 @@ mod spaces;
 mod writing;
 
 use std::fmt::{self, Debug};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use kvdepot_core::{BlockKey, NamespaceId, NamespaceSpec, Result};
 use kvdepot_io::SlotBuf;
+use kvdepot_io::fork::Private;
 
 pub use blocking::{BlockingCalls, BlockingConfig};
 pub use compression::Compression;
@@ -95,6 +97,41 @@ impl ReadItem {
 impl Debug for ReadItem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "ReadItem({}, {} bytes)", self.key, self.dst.len())
+    }
+}
+
+/// One block of a batch of leases.
+pub struct LeaseItem {
+    /// Key of the block.
+    pub key: BlockKey,
+    /// Called with the offset of the block's first byte in the tier's memory; `None` if the tier does not have it.
+    pub done: Done<Option<u64>>,
+}
+
+impl Debug for LeaseItem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LeaseItem({})", self.key)
+    }
+}
+
+/// Memory of a tier that other processes map to read blocks where they lie.
+#[derive(Debug)]
+pub struct TierMemory {
+    // Declared before the descriptor: see `Private`.
+    _private: Private,
+    /// What they map, read-only.
+    pub file: OwnedFd,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// What it begins with for as long as it belongs to this tier. Whoever has read a block and then finds another head
+    /// must not use what was read.
+    pub head: Vec<u8>,
+}
+
+impl TierMemory {
+    /// Describes memory. A child of `fork` does not keep the descriptor.
+    pub fn new(file: OwnedFd, bytes: u64, head: Vec<u8>) -> Self {
+        Self { _private: Private::of(file.as_fd()), file, bytes, head }
     }
 }
 
@@ -217,6 +254,24 @@ pub trait Tier: Send + Sync + Debug {
     /// `Corrupt` is an error once: the block is set aside and not served again (P1). If the result is not `Whole`, the
     /// content of the item's `dst` is undefined.
     fn read(&self, reads: Vec<ReadItem>, deadline: Instant);
+
+    /// Returns its memory, if its blocks can be leased where they lie.
+    fn memory(&self) -> Result<Option<TierMemory>> {
+        Ok(None)
+    }
+
+    /// Leases blocks in its memory, and verifies them; results are those of `read`. Until the lease has ended, the
+    /// block's bytes stay as they are (P1, P4), even if it is removed, evicted or reset; its place is not used for
+    /// anything else. A block may be leased any number of times.
+    fn lease(&self, leases: Vec<LeaseItem>, deadline: Instant) {
+        let _ = deadline;
+        leases.into_iter().for_each(|lease| (lease.done)(Ok(None)));
+    }
+
+    /// Ends one lease on each of the blocks at these offsets of its memory. Returns immediately; does no I/O.
+    fn end_leases(&self, places: &[u64]) {
+        let _ = places;
+    }
 
     /// Writes blocks. Each becomes visible only when it is complete (P1); space is reserved before its first byte (P5).
     fn write(&self, writes: Vec<WriteItem>, deadline: Instant);

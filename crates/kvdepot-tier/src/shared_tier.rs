@@ -3,9 +3,11 @@
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use kvdepot_core::{BlockKey, NamespaceId, NamespaceSpec};
+use kvdepot_core::{BlockKey, NamespaceId, NamespaceSpec, Result};
 
-use crate::{Done, Presence, ReadItem, Tier, TierEvents, TierServer, TierUsage, WriteItem};
+use crate::{
+    Done, LeaseItem, Presence, ReadItem, Tier, TierEvents, TierMemory, TierServer, TierUsage, WriteItem,
+};
 
 impl<T: Tier + ?Sized> Tier for Arc<T> {
     fn name(&self) -> &str {
@@ -38,6 +40,18 @@ impl<T: Tier + ?Sized> Tier for Arc<T> {
 
     fn read(&self, reads: Vec<ReadItem>, deadline: Instant) {
         (**self).read(reads, deadline);
+    }
+
+    fn memory(&self) -> Result<Option<TierMemory>> {
+        (**self).memory()
+    }
+
+    fn lease(&self, leases: Vec<LeaseItem>, deadline: Instant) {
+        (**self).lease(leases, deadline);
+    }
+
+    fn end_leases(&self, places: &[u64]) {
+        (**self).end_leases(places);
     }
 
     fn write(&self, writes: Vec<WriteItem>, deadline: Instant) {

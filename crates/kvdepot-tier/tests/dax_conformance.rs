@@ -48,6 +48,15 @@ fn in_memory_with_one_thread_of_each_kind() {
 }
 
 #[test]
+fn leases_blocks_in_place() {
+    for &access in accesses() {
+        let media = Media::new();
+        let leasing = || DaxConfig { access, lease_in_place: Some(true), ..media.next(3 * MIB) };
+        conformance::check_leases(&|| open(leasing()));
+    }
+}
+
+#[test]
 fn is_persistent() {
     for &access in accesses() {
         let media = Media::new();

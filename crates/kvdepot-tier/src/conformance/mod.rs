@@ -5,6 +5,7 @@
 
 mod basics;
 mod batches;
+mod leases;
 mod persistent;
 mod scripted;
 mod shapes;
@@ -41,6 +42,15 @@ pub fn check(make: &dyn Fn() -> Arc<dyn Tier>) {
     shapes::many_shards(make());
     shapes::many_blocks_at_once(make());
     shapes::whole_or_absent_while_written(make());
+}
+
+/// Runs the checks for a tier whose blocks can be leased in its memory. `make` returns a fresh, empty tier each time,
+/// with space for 1 to 4 MiB.
+pub fn check_leases(make: &dyn Fn() -> Arc<dyn Tier>) {
+    leases::a_lease_shows_the_block(make());
+    leases::what_cannot_be_leased_ends_like_a_read(make());
+    leases::a_leased_block_stays_as_it_is(make());
+    leases::a_place_is_free_after_its_last_lease(make());
 }
 
 /// Runs the checks for a tier whose blocks outlive it and whose place has one owner at a time. `make` opens the same

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use kvdepot_core::{BlockHash, BlockKey, BlockLayout, Error, ErrorKind, NamespaceSpec, Result};
 use kvdepot_io::SlotBuf;
+use kvdepot_io::mapped::LentMedium;
 
-use crate::{Done, Fetched, Presence, ReadItem, Tier, WriteItem, Written};
+use crate::{Done, Fetched, LeaseItem, Presence, ReadItem, Tier, WriteItem, Written};
 
 /// How long a check waits for an answer before it fails: a minute, or what KVDEPOT_TEST_PATIENCE_S says on a machine that is
 /// very slow.
@@ -179,6 +180,30 @@ impl Bench {
         let done = Box::new(move |outcome| drop(send.send(whole(outcome))));
         self.tier.read(vec![ReadItem { key: self.key(n), dst, done }], deadline);
         receive
+    }
+
+    /// Leases block `n`. Returns where it lies in the tier's memory, if the tier has it.
+    pub fn lease(&self, n: u64) -> Result<Option<u64>> {
+        let (done, receive) = answer();
+        self.tier.lease(vec![LeaseItem { key: self.key(n), done }], Self::soon());
+        Self::answer(&receive)
+    }
+
+    /// Maps the tier's memory, as a client does.
+    ///
+    /// # Panics
+    /// The tier has no memory to lease.
+    pub fn lent(&self) -> LentMedium {
+        let memory = self.tier.memory().expect("a tier knows its memory").expect("its blocks can be leased");
+        LentMedium::map(&memory.file, memory.bytes, memory.head).expect("the memory can be mapped")
+    }
+
+    /// Checks that block `n` lies at a place in the tier's memory.
+    pub fn check_place(&self, lent: &LentMedium, n: u64, place: u64) {
+        let wanted = self.bytes(n);
+        let mut found = vec![0; wanted.len()];
+        lent.read(place, &mut found).expect("leased memory can be read");
+        assert_eq!(found, wanted, "block {n} has other bytes where it was leased (P1)");
     }
 
     /// Removes block `n`.

@@ -9,7 +9,7 @@ use kvdepot_io::mapped::Access;
 use serde_json::Value;
 
 use super::settings::{ASYNC_PUT_DEFAULT, SETTINGS, SLAB_BYTES_DEFAULT, SLAB_BYTES_MIN, WORKERS_DEFAULT};
-use crate::settings::Fields;
+use crate::settings::{Fields, Switch};
 
 /// Settings of a DAX tier.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,6 +30,8 @@ pub struct DaxConfig {
     pub retrieve_staging_slab_bytes: u64,
     /// Number of threads that copy blocks in.
     pub put_workers: usize,
+    /// Whether blocks are leased in place; `None`: if the medium is memory and not a plain file.
+    pub lease_in_place: Option<bool>,
     /// How the medium is accessed. Not read from JSON.
     pub access: Access,
     /// How long opening waits for another depot to release the medium. Not read from JSON.
@@ -51,6 +53,7 @@ impl DaxConfig {
             restore_max_regions: 0,
             retrieve_staging_slab_bytes: SLAB_BYTES_DEFAULT,
             put_workers: 2,
+            lease_in_place: None,
             access: Access::Auto,
             lock_wait: Duration::from_secs(5),
             open_wait: Duration::from_millis(NAMESPACE_OPEN_MS),
@@ -72,6 +75,11 @@ impl DaxConfig {
         fields.usize("restore_max_regions", &mut config.restore_max_regions)?;
         fields.u64("retrieve_staging_slab_bytes", &mut config.retrieve_staging_slab_bytes)?;
         fields.usize("put_workers", &mut config.put_workers)?;
+        config.lease_in_place = match fields.switch("lease_in_place")? {
+            Some(Switch::On) => Some(true),
+            Some(Switch::Off) => Some(false),
+            Some(Switch::Auto) | None => None,
+        };
         config.check()?;
         Ok(config)
     }

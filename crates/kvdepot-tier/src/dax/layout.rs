@@ -101,6 +101,13 @@ impl Geometry {
         self.data_at() + unit as u64 * self.unit_bytes
     }
 
+    /// The unit whose payload begins at this offset, if one does.
+    pub fn unit_at(&self, payload_at: u64) -> Option<u32> {
+        let behind = payload_at.checked_sub(self.data_at())?;
+        let unit = u32::try_from(behind / self.unit_bytes).ok().filter(|&unit| unit < self.units)?;
+        behind.is_multiple_of(self.unit_bytes).then_some(unit)
+    }
+
     /// Number of units that this many bytes take.
     pub fn units_of(&self, bytes: u64) -> u32 {
         u32::try_from(bytes.div_ceil(self.unit_bytes)).unwrap_or(u32::MAX)

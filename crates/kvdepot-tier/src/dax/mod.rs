@@ -2,7 +2,7 @@
 //!
 //! Blocks lie in extents; a header of one cache line, written last, makes each of them visible (P1). The contents of
 //! the medium are read into an index when it is opened. `layout`, `space`, `slots`, `epochs`, `recover` and `plan`
-//! decide and do no I/O; `format`, `writer`, `restore`, `removal` and `namespaces` carry out what they decide.
+//! decide and do no I/O; `format`, `writer`, `restore`, `leases`, `removal` and `namespaces` carry out what they decide.
 
 mod clock;
 mod config;
@@ -10,6 +10,7 @@ mod epochs;
 mod format;
 mod later;
 pub mod layout;
+mod leases;
 mod namespaces;
 mod owner;
 mod plan;
@@ -35,7 +36,8 @@ use kvdepot_io::{IoEngine, PsyncConfig, PsyncEngine, Request, random};
 use crate::entry::TierEntry;
 use crate::media::{MediumFacts, MediumKind};
 use crate::{
-    BlockingCalls, BlockingConfig, Done, Presence, ReadItem, Tier, TierEvents, TierUsage, WriteItem,
+    BlockingCalls, BlockingConfig, Done, LeaseItem, Presence, ReadItem, Tier, TierEvents, TierMemory,
+    TierUsage, WriteItem,
 };
 pub use config::DaxConfig;
 use state::Shared;
@@ -161,6 +163,18 @@ impl Tier for DaxTier {
 
     fn read(&self, reads: Vec<ReadItem>, deadline: Instant) {
         self.shared.begin_reads(&self.engine, reads, deadline);
+    }
+
+    fn memory(&self) -> Result<Option<TierMemory>> {
+        self.shared.memory()
+    }
+
+    fn lease(&self, leases: Vec<LeaseItem>, deadline: Instant) {
+        self.shared.begin_leases(&self.engine, leases, deadline);
+    }
+
+    fn end_leases(&self, places: &[u64]) {
+        self.shared.end_leases(places);
     }
 
     fn write(&self, writes: Vec<WriteItem>, deadline: Instant) {

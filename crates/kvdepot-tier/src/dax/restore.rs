@@ -13,6 +13,7 @@ use kvdepot_io::{Call, Class, IoEngine, Op, Request, SlotBuf};
 use parking_lot::Mutex;
 
 use super::later::later;
+use super::leases::wrong_checksum;
 use super::plan::{Limits, Region, Run, Span, Wave, plan};
 use super::slots::Found;
 use super::state::{Shared, small_slot};
@@ -107,7 +108,7 @@ impl Shared {
     }
 
     /// Makes sure that blocks which cannot be right are not served again.
-    fn clear_wrong(self: &Arc<Self>, engine: &dyn IoEngine, units: Vec<u32>) {
+    pub(super) fn clear_wrong(self: &Arc<Self>, engine: &dyn IoEngine, units: Vec<u32>) {
         let shared = Arc::clone(self);
         later(engine, move |begun| {
             match begun {
@@ -122,7 +123,12 @@ impl Shared {
 impl super::state::State {
     /// Finds and pins a block that is to be read into this many bytes. One that cannot be right is taken out and added
     /// to `wrong`.
-    fn find(&mut self, key: &BlockKey, slot_bytes: usize, wrong: &mut Vec<u32>) -> Result<Option<Found>> {
+    pub(super) fn find(
+        &mut self,
+        key: &BlockKey,
+        slot_bytes: usize,
+        wrong: &mut Vec<u32>,
+    ) -> Result<Option<Found>> {
         let Some(space) = self.spaces.get(&key.namespace) else { return Ok(None) };
         let block_bytes = space.spec.layout().block_bytes();
         if (slot_bytes as u64) < block_bytes {
@@ -291,15 +297,13 @@ impl Item {
         if whole == Some(self.found.header.checksum) {
             return Ok(Fetched::Whole);
         }
-        Err(Error::new(ErrorKind::Corrupt, "a block on a medium does not match its checksum")
-            .with("key", self.key)
-            .with("unit", self.found.unit))
+        Err(wrong_checksum(self.found.unit).with("key", self.key))
     }
 }
 
 impl Shared {
     /// Makes sure that a corrupt block is not served again, unless another one has taken its place.
-    fn put_aside(&self, key: BlockKey, found: Found) {
+    pub(super) fn put_aside(&self, key: BlockKey, found: Found) {
         let unit = {
             let mut state = self.lock();
             let now = state.slots.pin(&key);

@@ -17,7 +17,7 @@ const BYTES_MAX: u64 = 1 << 60;
 const THREADS: Kind = Kind::Whole { min: 1, max: IO_THREADS_MAX as u64 };
 
 /// All settings, in the order of the documentation.
-pub(super) const SETTINGS: [Setting; 8] = [
+pub(super) const SETTINGS: [Setting; 9] = [
     Setting {
         name: "device_path",
         kind: Kind::Path,
@@ -92,6 +92,20 @@ pub(super) const SETTINGS: [Setting; 8] = [
             unit: "bytes",
             default: Preset::Whole(SLAB_BYTES_DEFAULT),
             seeds: &["dax.retrieve_staging_slab_bytes"],
+            ..Key::BLANK
+        }),
+    },
+    Setting {
+        name: "lease_in_place",
+        kind: Kind::Switch,
+        key: Some(Key {
+            name: "dax_lease_in_place",
+            meaning: "Let engines copy blocks straight from the medium of the `Dax` tier, which they map to \
+                      read it, instead of through the pool. `auto` does so for a DAX device; `true` for a \
+                      plain file, too. Engines whose device is not the processor, and other machines, get \
+                      blocks through the pool.",
+            default: Preset::Word("auto"),
+            came_later: true,
             ..Key::BLANK
         }),
     },

@@ -35,6 +35,8 @@ struct Slot {
     units: u32,
     phase: Phase,
     readers: u32,
+    /// Those of them that hold a lease. Meanwhile the slot is not in `order`.
+    leases: u32,
     /// Units whose headers on the medium may name these units, and the blocks they belong to.
     headers: Vec<Victim>,
     header: Header,
@@ -66,7 +68,7 @@ pub(super) struct Slots {
     by_unit: BTreeMap<u32, Slot>,
     index: HashMap<BlockKey, u32>,
     spaces: HashMap<NamespaceId, HashSet<BlockHash>>,
-    /// Live slots, the coldest first.
+    /// Live slots without a lease, the coldest first.
     order: LruCache<u32, ()>,
     generation: u64,
     /// Leaving slots whose headers could not be cleared.
@@ -101,7 +103,8 @@ impl Slots {
         }
         self.generation = self.generation.max(header.generation);
         let headers = vec![(unit, header.key)];
-        let slot = Slot { key: header.key, units, phase: Phase::Writing, readers: 0, headers, header };
+        let slot =
+            Slot { key: header.key, units, phase: Phase::Writing, readers: 0, leases: 0, headers, header };
         self.by_unit.insert(unit, slot);
         self.publish(unit);
         true
@@ -177,6 +180,25 @@ impl Slots {
         }
     }
 
+    /// Makes a lease of a read that has not ended.
+    pub(super) fn lease(&mut self, unit: u32) {
+        if let Some(slot) = self.by_unit.get_mut(&unit) {
+            slot.leases += 1;
+            // However many leased blocks are cold, a reservation finds one that can go.
+            self.order.remove(&unit);
+        }
+    }
+
+    /// Ends a lease.
+    pub(super) fn end_lease(&mut self, unit: u32) {
+        let Some(slot) = self.by_unit.get_mut(&unit).filter(|slot| slot.leases > 0) else { return };
+        slot.leases -= 1;
+        if slot.leases == 0 && slot.phase == Phase::Live {
+            self.order.insert(unit, ());
+        }
+        self.unpin(unit);
+    }
+
     /// Reserves a place of `units` for a block; the headers of its victims must be cleared before it is used. `None` if
     /// nothing can make space that is not being read.
     pub(super) fn reserve(&mut self, key: BlockKey, epoch: u32, units: u32, bytes: u32) -> Option<Reserved> {
@@ -191,7 +213,7 @@ impl Slots {
         self.generation += 1;
         let header = Header { key, generation: self.generation, checksum: 0, bytes, epoch };
         let headers = victims.clone();
-        let slot = Slot { key, units: whole, phase: Phase::Writing, readers: 0, headers, header };
+        let slot = Slot { key, units: whole, phase: Phase::Writing, readers: 0, leases: 0, headers, header };
         self.by_unit.insert(unit, slot);
         self.name(unit);
         Some(Reserved { unit, victims })

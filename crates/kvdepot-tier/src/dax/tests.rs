@@ -117,12 +117,13 @@ proptest! {
 
     /// P1, P4, P5: a place has one owner; it has none while it is read or while a header may name it.
     #[test]
-    fn a_place_has_one_owner(steps in prop::collection::vec((0..7u8, 0..12u64, 1..14u32), 1..120)) {
+    fn a_place_has_one_owner(steps in prop::collection::vec((0..8u8, 0..12u64, 1..14u32), 1..120)) {
         let mut slots = Slots::new(UNITS);
         // Places by unit: owners that write, that are found, and that are still read although they are gone.
         let mut writing: BTreeMap<u32, (u64, u32)> = BTreeMap::new();
         let mut found: BTreeMap<u32, (u64, u32)> = BTreeMap::new();
         let mut read: Vec<(u32, u64, u32)> = Vec::new();
+        let mut leased: Vec<(u32, u64, u32)> = Vec::new();
         let mut uncleared: Vec<u32> = Vec::new();
         for (step, n, units) in steps {
             match step {
@@ -135,13 +136,15 @@ proptest! {
                         for (unit, victim) in &reserved.victims {
                             let (other, _) = found.remove(unit).unwrap();
                             prop_assert_eq!(key(other), *victim);
-                            prop_assert!(!read.iter().any(|(at, ..)| at == unit), "it is read");
+                            let mut held = read.iter().chain(&leased);
+                            prop_assert!(!held.any(|(at, ..)| at == unit), "it is read");
                         }
                         slots.settle(reserved.unit, units);
                         let (from, to) = (reserved.unit, reserved.unit + units);
                         prop_assert!(to <= UNITS);
                         let others = writing.iter().chain(&found).map(|(at, (_, units))| (*at, *units));
-                        for (at, units) in others.chain(read.iter().map(|(at, _, units)| (*at, *units))) {
+                        let held = read.iter().chain(&leased).map(|(at, _, units)| (*at, *units));
+                        for (at, units) in others.chain(held) {
                             prop_assert!(at + units <= from || to <= at, "{}..{} and {}+{}", from, to, at, units);
                         }
                         prop_assert!(uncleared.iter().all(|at| *at < from || to <= *at), "a header names it");
@@ -171,6 +174,16 @@ proptest! {
                         slots.unpin(unit);
                     }
                 }
+                6 => match read.pop() {
+                    Some(block) if n % 2 == 0 => {
+                        slots.lease(block.0);
+                        leased.push(block);
+                    }
+                    other => {
+                        read.extend(other);
+                        leased.pop().into_iter().for_each(|(unit, ..)| slots.end_lease(unit));
+                    }
+                },
                 _ => {
                     if let Some(unit) = slots.take_out(&key(n)) {
                         found.remove(&unit).unwrap();
@@ -183,6 +196,7 @@ proptest! {
             prop_assert_eq!(slots.len(), found.len());
         }
         read.iter().for_each(|(unit, ..)| slots.unpin(*unit));
+        leased.iter().for_each(|(unit, ..)| slots.end_lease(*unit));
         uncleared.iter().for_each(|unit| slots.cleared(*unit));
         writing.keys().for_each(|unit| slots.leave(*unit));
         for (unit, (n, _)) in found {
@@ -280,6 +294,48 @@ fn the_coldest_makes_room_with_its_neighbours() {
     slots.pin(&key(3)).unwrap();
     slots.pin(&key(0)).unwrap();
     assert!(slots.reserve(key(10), 0, 2, 1).is_none());
+}
+
+/// However many leased blocks are colder than the others, a new block finds room.
+#[test]
+fn leased_blocks_do_not_hide_what_can_go() {
+    let mut slots = Slots::new(1000);
+    let fill = |slots: &mut Slots, n: u64| {
+        let place = slots.reserve(key(n), 0, 1, 4096).unwrap();
+        slots.begin_publish(place.unit, 0);
+        slots.publish(place.unit);
+        place
+    };
+    (0..1000).for_each(|n| drop(fill(&mut slots, n)));
+    let leased: Vec<u32> = (0..500).map(|n| slots.pin(&key(n)).unwrap().unit).collect();
+    leased.iter().for_each(|unit| slots.lease(*unit));
+    for n in 1000..3000 {
+        assert!(fill(&mut slots, n).victims.iter().all(|(unit, _)| !leased.contains(unit)));
+    }
+    assert!((0..500).all(|n| slots.contains(&key(n))), "leased blocks stay");
+    // Two leases, of which one ends.
+    slots.pin(&key(0)).unwrap();
+    slots.lease(leased[0]);
+    leased.iter().for_each(|unit| slots.end_lease(*unit));
+    (3000..6000).for_each(|n| drop(fill(&mut slots, n)));
+    assert!(slots.contains(&key(0)) && !slots.contains(&key(1)));
+    slots.end_lease(leased[0]);
+    slots.end_lease(leased[0]);
+    (6000..9000).for_each(|n| drop(fill(&mut slots, n)));
+    assert!(!slots.contains(&key(0)));
+}
+
+#[test]
+fn a_place_names_the_unit_that_begins_there() {
+    let geometry = geometry();
+    for unit in [0, 1, geometry.units - 1] {
+        assert_eq!(geometry.unit_at(geometry.payload_at(unit)), Some(unit));
+        assert_eq!(geometry.unit_at(geometry.payload_at(unit) + 1), None);
+    }
+    for place in [0, geometry.data_at() - geometry.unit_bytes, geometry.payload_at(geometry.units), u64::MAX]
+    {
+        assert_eq!(geometry.unit_at(place), None);
+    }
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod dax_media;
 mod crash_images;
 mod faults;
 mod hangs;
+mod leases;
 mod namespaces;
 mod shared;
 mod writeback;

@@ -1,0 +1,150 @@
+//! P1, P4: leases on blocks of media that are damaged, lost, or change hands. What every tier with leases promises is
+//! in the conformance suite.
+#![allow(clippy::unwrap_used)] // a failing test panics
+
+use std::sync::{Arc, Mutex};
+
+use kvdepot_core::{BlockKey, ErrorKind};
+use kvdepot_io::mapped::{Access, HookMedium, Medium, MediumCall};
+use kvdepot_tier::conformance::Bench;
+use kvdepot_tier::{DaxConfig, DaxTier, Presence, Tier, TierEvents};
+
+use crate::dax_media::{MIB, Media, open, raw};
+
+#[derive(Default)]
+struct Lost(Mutex<Vec<BlockKey>>);
+
+impl TierEvents for Lost {
+    fn evicted(&self, _: &[BlockKey]) {}
+
+    fn lost(&self, keys: &[BlockKey]) {
+        self.0.lock().unwrap().extend(keys);
+    }
+
+    fn went_down(&self) {}
+
+    fn came_back(&self) {}
+}
+
+fn leasing(media: &Media, access: Access) -> DaxConfig {
+    DaxConfig { access, lease_in_place: Some(true), ..media.next(4 * MIB) }
+}
+
+#[test]
+fn a_damaged_block_is_not_leased_and_not_found_again() {
+    for access in [Access::Auto, Access::Mapped] {
+        let media = Media::new();
+        let config = leasing(&media, access);
+        let bench = Bench::new(open(config.clone()));
+        let place = {
+            bench.write_all(2);
+            let place = bench.lease(0).unwrap().unwrap();
+            bench.tier.end_leases(&[place]);
+            place
+        };
+        let Bench { tier, spec, .. } = bench;
+        drop(tier);
+        let medium = raw(&config);
+        medium.write(place + 7, b"x").unwrap();
+        medium.persist().unwrap();
+        drop(medium);
+        let bench = Bench::with(open(config), spec);
+        let lost: Arc<Lost> = Arc::default();
+        let listener: Arc<dyn TierEvents> = Arc::clone(&lost) as _;
+        bench.tier.attach(Arc::downgrade(&listener));
+        assert_eq!(bench.lease(0).unwrap_err().kind(), ErrorKind::Corrupt);
+        assert_eq!((bench.lease(0).unwrap(), bench.peek(0)), (None, Presence::Absent));
+        bench.drain();
+        assert_eq!(*lost.0.lock().unwrap(), [bench.key(0)]);
+        assert!(bench.lease(1).unwrap().is_some(), "the others are");
+    }
+}
+
+/// A client may still copy when its depot has died and the next one writes to the medium.
+#[test]
+fn what_is_read_after_another_depot_has_the_medium_does_not_count() {
+    let media = Media::new();
+    let config = leasing(&media, Access::Auto);
+    let bench = Bench::new(open(config.clone()));
+    bench.write_all(1);
+    let (lent, place) = (bench.lent(), bench.lease(0).unwrap().unwrap());
+    bench.check_place(&lent, 0, place);
+    let Bench { tier, spec, .. } = bench;
+    drop(tier);
+    lent.check().unwrap();
+    let _next = Bench::with(open(config), spec);
+    assert_eq!(lent.check().unwrap_err().kind(), ErrorKind::Io);
+}
+
+#[test]
+fn a_truncated_file_is_an_error_for_whoever_reads_it_in_place() {
+    let media = Media::new();
+    let path = media.file(4 * MIB);
+    let config = DaxConfig { lease_in_place: Some(true), ..crate::dax_media::config(&path, 4 * MIB) };
+    let bench = Bench::new(open(config));
+    bench.write_all(1);
+    let (lent, place) = (bench.lent(), bench.lease(0).unwrap().unwrap());
+    std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(4096).unwrap();
+    let mut bytes = [0; 100];
+    assert_eq!(lent.read(place, &mut bytes).unwrap_err().kind(), ErrorKind::Io);
+    assert!(bench.lease(0).is_err());
+}
+
+#[test]
+fn a_file_is_leased_only_if_the_configuration_says_so() {
+    let media = Media::new();
+    for (lease_in_place, access, is_leased) in [
+        (None, Access::Auto, false),
+        (None, Access::Mapped, true),
+        (Some(false), Access::Mapped, false),
+        (Some(true), Access::Auto, true),
+    ] {
+        let config =
+            DaxConfig { access, lease_in_place, ..crate::dax_media::config(&media.file(4 * MIB), 0) };
+        assert_eq!(open(config).memory().unwrap().is_some(), is_leased);
+    }
+}
+
+/// The medium hangs while a checksum is computed; the tier is closed meanwhile.
+#[test]
+fn leases_end_when_the_tier_closes() {
+    let media = Media::new();
+    let config = leasing(&media, Access::Auto);
+    let (begun, begins) = std::sync::mpsc::channel();
+    let (go_on, goes_on) = std::sync::mpsc::channel::<()>();
+    let (begun, goes_on) = (Mutex::new(begun), Mutex::new(goes_on));
+    let place = Arc::new(Mutex::new(None::<u64>));
+    let hook = {
+        let place = Arc::clone(&place);
+        move |call| {
+            let MediumCall::Read { at, .. } = call else { return Ok(()) };
+            if *place.lock().unwrap() == Some(at) {
+                begun.lock().unwrap().send(()).unwrap();
+                let _ = goes_on.lock().unwrap().recv();
+            }
+            Ok(())
+        }
+    };
+    let medium: Arc<dyn Medium> = Arc::new(HookMedium::new(raw(&config), Box::new(hook)));
+    let one = DaxConfig { restore_workers: 1, ..config };
+    let bench = Bench::new(Arc::new(DaxTier::open_on(one, medium).unwrap()));
+    bench.write_all(2);
+    let first = bench.lease(0).unwrap().unwrap();
+    *place.lock().unwrap() = Some(first);
+    let (send, receive) = std::sync::mpsc::channel();
+    for n in [0, 1] {
+        let send = send.clone();
+        let done = Box::new(move |outcome: kvdepot_core::Result<Option<u64>>| drop(send.send((n, outcome))));
+        bench.tier.lease(vec![kvdepot_tier::LeaseItem { key: bench.key(n), done }], Bench::soon());
+    }
+    begins.recv().unwrap();
+    // Closing waits for the worker, which goes on now and finds that the tier closes.
+    let Bench { tier, .. } = bench;
+    let closing = std::thread::spawn(move || drop(tier));
+    let (n, outcome) = Bench::answer(&receive);
+    assert_eq!((n, outcome.unwrap_err().kind()), (1, ErrorKind::Closed), "what no worker had begun");
+    go_on.send(()).unwrap();
+    let (n, outcome) = Bench::answer(&receive);
+    assert!(n == 0 && outcome.is_ok_and(|place| place == Some(first)));
+    closing.join().unwrap();
+}
