@@ -11,7 +11,14 @@ MEDIUM = {
     "Cache|Slab": {"slab_path": "slab", "slab_capacity_gb": 0.25, "slab_segment_mb": 8},
     "Cache|Dax": {"dax_device_path": "dax", "dax_max_size_gb": 0.25},
     # The pool only passes the blocks on.
-    "Dax": {"dax_device_path": "dax", "dax_max_size_gb": 0.25, "pool_gb": None, "pool_slots": 64},
+    # Workers copy from the medium, which they map, once a first load has told the depot that they can.
+    "Dax": {
+        "dax_device_path": "dax",
+        "dax_max_size_gb": 0.25,
+        "dax_lease_in_place": True,
+        "pool_gb": None,
+        "pool_slots": 64,
+    },
 }
 
 

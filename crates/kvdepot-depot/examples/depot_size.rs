@@ -61,7 +61,13 @@ fn dump(session: &Session, namespace: NamespaceHandle, first: u64, count: u64) {
 }
 
 fn load(session: &Session, namespace: NamespaceHandle, first: u64) {
-    let request = Request::Acquire { namespace, hashes: hashes(first, PREFIX), wait_ms: 1000, last: true };
+    let request = Request::Acquire {
+        namespace,
+        hashes: hashes(first, PREFIX),
+        wait_ms: 1000,
+        last: true,
+        in_place: false,
+    };
     let Response::Grants(grants) = session.handle(request) else { panic!("no grants") };
     let leases = grants.iter().filter_map(|grant| match grant {
         Grant::Leased { lease, .. } => Some(*lease),
@@ -72,7 +78,13 @@ fn load(session: &Session, namespace: NamespaceHandle, first: u64) {
 
 /// Leases blocks that end with the session.
 fn acquire(session: &Session, namespace: NamespaceHandle, first: u64) {
-    let request = Request::Acquire { namespace, hashes: hashes(first, PREFIX), wait_ms: 1000, last: true };
+    let request = Request::Acquire {
+        namespace,
+        hashes: hashes(first, PREFIX),
+        wait_ms: 1000,
+        last: true,
+        in_place: false,
+    };
     assert!(matches!(session.handle(request), Response::Grants(_)));
 }
 

@@ -13,7 +13,7 @@ use kvdepot_core::machine::{Ask, Closed, Command, Event, Nanos, RemovalId, Store
 use kvdepot_core::runs::Runs;
 use kvdepot_core::{BlockKey, Result, SlotId};
 use kvdepot_io::SlotBuf;
-use kvdepot_tier::{Fetched, ReadItem, Tier, WriteItem, Written};
+use kvdepot_tier::{Fetched, LeaseItem, ReadItem, Tier, WriteItem, Written};
 use smallvec::SmallVec;
 
 use crate::locate::Locator;
@@ -46,6 +46,8 @@ enum Batch {
     Empty,
     /// All of them have the same deadline.
     Reads(Nanos, Task, Vec<ReadItem>),
+    /// All of them have the same deadline.
+    Leases(Nanos, Vec<LeaseItem>),
     Writes(Task, Vec<WriteItem>),
     Removals(Vec<(RemovalId, BlockKey)>),
 }
@@ -55,6 +57,7 @@ impl Batch {
         let blocks = match self {
             Self::Empty => 0,
             Self::Reads(_, _, reads) => reads.len(),
+            Self::Leases(_, leases) => leases.len(),
             Self::Writes(_, writes) => writes.len(),
             Self::Removals(keys) => keys.len(),
         };
@@ -127,6 +130,17 @@ impl TierCommands {
                     }
                     self.send_if_full(tier, &mut batches[tier], ended);
                 }
+                Command::Lease { tier, slot, key, deadline } => {
+                    let batch = &mut batches[tier];
+                    if !matches!(batch, Batch::Leases(until, _) if *until == deadline) {
+                        self.begin(tier, batch, Batch::Leases(deadline, Vec::new()), ended);
+                    }
+                    if let Batch::Leases(_, leases) = batch {
+                        leases.push(lease(tier, slot, key, ended));
+                    }
+                    self.send_if_full(tier, &mut batches[tier], ended);
+                }
+                Command::EndLeases { tier, places } => self.tier(tier).end_leases(&places),
                 Command::Write { tier, slot, key, runs } => {
                     let batch = &mut batches[tier];
                     if !matches!(batch, Batch::Writes(..)) {
@@ -174,6 +188,9 @@ impl TierCommands {
             Batch::Reads(deadline, task, reads) => {
                 task.iter().for_each(|task| task.dispatching());
                 self.tier(tier).read(reads, self.began + Duration::from_nanos(deadline));
+            }
+            Batch::Leases(deadline, leases) => {
+                self.tier(tier).lease(leases, self.began + Duration::from_nanos(deadline));
             }
             Batch::Writes(task, writes) => {
                 task.iter().for_each(|task| task.dispatching());
@@ -251,6 +268,19 @@ impl TierCommands {
     pub(crate) fn overdue_probe(&self) -> Option<Ask> {
         self.probes.overdue(Instant::now())
     }
+}
+
+fn lease(tier: TierIndex, slot: SlotId, key: BlockKey, ended: &Ended) -> LeaseItem {
+    let ended = Arc::clone(ended);
+    let done = move |outcome: Result<Option<u64>>| {
+        if let Err(error) = &outcome {
+            tracing::debug!("a block could not be leased in place: {error}");
+        }
+        let is_there = outcome.as_ref().ok().map(Option::is_some);
+        let said = is_there.map(|is_there| Said { tier, key, is_there });
+        ended(Event::LeaseEnded { tier, slot, outcome }, said);
+    };
+    LeaseItem { key, done: Box::new(done) }
 }
 
 fn read(tier: TierIndex, slot: SlotId, key: BlockKey, buf: SlotBuf, task: Task, ended: &Ended) -> ReadItem {

@@ -10,13 +10,14 @@ use crossbeam_channel::Receiver;
 use kvdepot_core::machine::{Event, GROW_BYTES, Machine, PoolConfig};
 use kvdepot_core::pipeline::{PipelineSpec, PoolKind};
 use kvdepot_core::{BlockKey, Error, ErrorKind, Result, eviction};
-use kvdepot_tier::{Tier, registry};
+use kvdepot_tier::{Tier, TierMemory, registry};
 
 use crate::config::DepotConfig;
 use crate::death::DeathGuard;
 use crate::ending::Unwritten;
 use crate::epochs;
 use crate::ledger::Ledger;
+use crate::memory;
 use crate::pool::{self, PoolMapping, Population, Reach};
 use crate::prover;
 use crate::runner::Runner;
@@ -144,7 +145,11 @@ impl Depot {
         if is_kept {
             machine.keep_ledger();
         }
+        let memory = memory::find(&tiers, pool_bytes_max);
+        let in_place = memory.as_ref().map(|(tier, memory)| (*tier, memory.bytes));
+        let tiers = (tiers, memory.map(|(_, memory)| memory));
         let runner = Arc::new(Runner::new(config, pool, machine, names, tiers, ledger, kicks));
+        runner.tell(Event::InPlace { tier: in_place });
         let mut threads = runner.probers.start()?;
         threads.push(spawn("kvdepot-janitor", &runner, janitor)?);
         threads.push(spawn("kvdepot-pump", &runner, move |runner| pump(runner, &kicked))?);
@@ -181,6 +186,11 @@ impl Depot {
     /// Returns the pool's memory.
     pub fn pool(&self) -> Arc<PoolMapping> {
         Arc::clone(&self.runner.pool)
+    }
+
+    /// Returns the memory of a tier in which blocks are leased where they lie, if there is one.
+    pub fn memory(&self) -> Option<&TierMemory> {
+        self.runner.memory.as_ref()
     }
 
     /// Returns the depot's unique id.

@@ -19,6 +19,7 @@ mod holds;
 mod ledger;
 mod locate;
 mod looks;
+mod memory;
 pub mod message;
 mod misses;
 mod namespaces;

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::pool::PoolRegion;
 
 /// Version of the local door; both sides must have the same.
-pub const PROTOCOL_VERSION: u32 = 8;
+pub const PROTOCOL_VERSION: u32 = 9;
 /// First field of the first frame. Other values do not come from a client of ours.
 pub const HELLO_MAGIC: u64 = 0x3154_4f50_4544_564b;
 /// The id of a frame that answers no request.
@@ -124,12 +124,14 @@ pub enum Request<'a> {
     Release { leases: Vec<LeaseNumber> },
     /// Lease blocks for reading, fetched from a tier where needed, within `wait_ms`. Blocks still in flight then are
     /// refused with `timeout`, and their fetches continue. `last`: the caller will not retry, so they count as missed.
+    /// `in_place`: the caller can read blocks in the tier's memory (`Memory`); their runs begin at `IN_PLACE_AT`.
     Acquire {
         namespace: NamespaceHandle,
         #[serde(borrow)]
         hashes: Hashes<'a>,
         wait_ms: u32,
         last: bool,
+        in_place: bool,
     },
     /// Advance namespaces to their next epoch.
     Reset { namespaces: Vec<NamespaceHandle> },
@@ -165,6 +167,8 @@ pub enum Request<'a> {
     /// A piece of what a place (0 = the pool, `n` = the `n`-th tier) holds of a namespace: from 0 on, then from where the
     /// answer says.
     Snapshot { namespace: NamespaceHandle, place: u8, from: u64 },
+    /// Pass the memory of a tier in which blocks are leased where they lie.
+    Memory,
 }
 
 impl Request<'_> {
@@ -248,6 +252,8 @@ pub enum Response {
         timeout_ms: u64,
         waiting_queue_depth: u64,
         running_queue_depth: u64,
+        /// Whether `Memory` has an answer.
+        has_memory: bool,
     },
     /// To `OpenNamespace`.
     Namespace { handle: NamespaceHandle, id: [u8; 16], epoch: u32 },
@@ -287,6 +293,13 @@ pub enum Response {
         ids: Vec<[u8; 16]>,
         #[serde(with = "serde_bytes")]
         events: Vec<u8>,
+    },
+    /// To `Memory`; its descriptor comes with the frame. `head` is what it begins with for as long as it is this depot's:
+    /// what was read before another head is seen must not be used.
+    Memory {
+        bytes: u64,
+        #[serde(with = "serde_bytes")]
+        head: Vec<u8>,
     },
     /// To `Snapshot`: the namespace's id, hashes of 16 bytes each, and where to go on.
     Snapshot {

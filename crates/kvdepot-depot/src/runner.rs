@@ -16,7 +16,7 @@ use kvdepot_core::machine::{
     Batch, Command, Effects, Event, Job, Machine, Nanos, Owner, Reply, Request, Token,
 };
 use kvdepot_core::{Error, ErrorKind, Result};
-use kvdepot_tier::Tier;
+use kvdepot_tier::{Tier, TierMemory};
 use parking_lot::Mutex;
 
 use crate::commands::{Ended, Said, TierCommands};
@@ -43,6 +43,8 @@ pub(crate) struct Runner {
     pub(crate) config: DepotConfig,
     pub(crate) id: u64,
     pub(crate) pool: Arc<PoolMapping>,
+    /// Memory of a tier in which blocks are leased where they lie.
+    pub(crate) memory: Option<TierMemory>,
     /// The data for the next depot after a crash of this one, if that is enabled.
     pub(crate) ledger: Option<Ledger>,
     machine: Mutex<Machine>,
@@ -85,7 +87,7 @@ impl Runner {
         pool: Arc<PoolMapping>,
         machine: Machine,
         names: Vec<&'static str>,
-        tiers: Vec<Arc<dyn Tier>>,
+        (tiers, memory): (Vec<Arc<dyn Tier>>, Option<TierMemory>),
         ledger: Option<Ledger>,
         kicks: Sender<()>,
     ) -> Self {
@@ -96,6 +98,7 @@ impl Runner {
             config,
             id: kvdepot_io::random::number(),
             pool,
+            memory,
             ledger,
             machine: Mutex::new(machine),
             outbox: Mutex::default(),

@@ -33,6 +33,18 @@ const CLAIM_GRACE: Duration = Duration::from_micros(1500);
 /// Number of runs in one answer, so that it fits into a frame (P7). Blocks beyond that are refused and requested again.
 const RUNS_PER_ANSWER_MAX: usize = 4096;
 
+/// How a session loads blocks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LoadHow {
+    /// How long blocks are waited for that are not in the pool.
+    pub(crate) wait: Duration,
+    /// Whether the caller will not ask again for late blocks.
+    pub(crate) last: bool,
+    pub(crate) runs_max: usize,
+    /// Whether the caller can read blocks in a tier's memory.
+    pub(crate) in_place: bool,
+}
+
 /// A session. Everything leased through it ends with it (P4).
 pub struct Session {
     runner: Arc<Runner>,
@@ -208,10 +220,11 @@ impl Session {
             Request::Release { leases } => {
                 self.done(Ask::Release { leases: leases.into_iter().map(LeaseId).collect() })?
             }
-            Request::Acquire { namespace, hashes, wait_ms, last } => {
+            Request::Acquire { namespace, hashes, wait_ms, last, in_place } => {
                 let hashes = checked(&hashes)?.collect();
                 let wait = Duration::from_millis(wait_ms.into());
-                let outcomes = self.load(namespace, None, hashes, wait, last, RUNS_PER_ANSWER_MAX)?;
+                let how = LoadHow { wait, last, runs_max: RUNS_PER_ANSWER_MAX, in_place };
+                let outcomes = self.load(namespace, None, hashes, how)?;
                 Response::Grants(outcomes.into_iter().map(grant).collect())
             }
             Request::Reset { namespaces } => Response::Epochs(runner.reset(&namespaces)?),
@@ -224,6 +237,12 @@ impl Session {
                     ErrorKind::Unsupported,
                     "only the local door of a depot process hands a pool over",
                 ));
+            }
+            Request::Memory => {
+                let memory = runner.memory.as_ref().ok_or_else(|| {
+                    Error::new(ErrorKind::NotFound, "no tier of this depot leases blocks in its memory")
+                })?;
+                Response::Memory { bytes: memory.bytes, head: memory.head.clone() }
             }
             Request::Stats => Response::Stats(self.stats().to_string()),
             Request::Namespaces { after } => self.list_namespaces(after),
@@ -274,15 +293,14 @@ impl Session {
         namespace: NamespaceHandle,
         id: Option<NamespaceId>,
         hashes: Vec<BlockHash>,
-        wait: Duration,
-        last: bool,
-        runs_max: usize,
+        how: LoadHow,
     ) -> Result<Vec<Outcome>> {
         let runner = &self.runner;
+        let LoadHow { wait, last, runs_max, in_place } = how;
         let deadline = Instant::now() + wait.min(Duration::from_millis(runner.config.timeout_ms));
         // A retry finds what has arrived since, so fetches are not bound to this call's wait.
         let fetch_deadline = runner.deadline();
-        let request = Ask::Load { namespace, id, hashes, fetch_deadline, last, runs_max };
+        let request = Ask::Load { namespace, id, hashes, fetch_deadline, last, runs_max, in_place };
         match runner.ask_within(self.owner, request, deadline)? {
             Reply::Slots(outcomes) => {
                 self.count_load(namespace, &outcomes, last);
@@ -356,6 +374,7 @@ impl Session {
             timeout_ms: self.runner.config.timeout_ms,
             waiting_queue_depth: self.runner.config.waiting_queue_depth as u64,
             running_queue_depth: self.runner.config.running_queue_depth as u64,
+            has_memory: self.runner.memory.is_some(),
         })
     }
 

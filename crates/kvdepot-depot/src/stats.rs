@@ -56,6 +56,10 @@ counters! {
     fetch_blocks,
     /// Bytes read from tiers into the pool.
     fetch_bytes,
+    /// Blocks that the `Dax` tier leased where they lie, for readers that copy from its memory.
+    in_place_blocks,
+    /// Bytes of these blocks.
+    in_place_bytes,
     /// Blocks written to tiers.
     write_blocks,
     /// Bytes written to tiers.
@@ -112,6 +116,8 @@ pub(crate) fn merge(map: &mut serde_json::Map<String, serde_json::Value>, counte
         ("load_blocks_missed", counters.load_blocks_missed),
         ("fetch_blocks", counters.fetch_blocks),
         ("fetch_bytes", counters.fetch_bytes),
+        ("in_place_blocks", counters.in_place_blocks),
+        ("in_place_bytes", counters.in_place_bytes),
         ("write_blocks", counters.write_blocks),
         ("write_bytes", counters.write_bytes),
         ("write_blocks_dropped", counters.write_blocks_dropped),
@@ -147,8 +153,11 @@ pub const GAUGES_HELP: &[(&str, &str)] = &[
     ("pool_leased_bytes", "Memory of the pool that holds blocks leased by clients"),
     ("pool_pinned_bytes", "Memory of the pool that cannot be evicted at the moment"),
     ("pool_page_bytes", "Size of a page of the pool's memory"),
-    ("pool_blocks", "Blocks in the pool"),
+    ("pool_blocks", "Blocks in the pool, and those leased in the memory of the `Dax` tier"),
     ("dirty_blocks", "Dirty blocks, which no tier has yet"),
+    ("in_place_leased_blocks", "Blocks leased in the memory of the `Dax` tier, with and without a reader"),
+    ("in_place_leased_bytes", "Memory of the `Dax` tier that holds leased blocks"),
+    ("in_place_idle_bytes", "Memory of the `Dax` tier that holds leased blocks without a reader"),
     ("namespaces", "Known namespaces"),
     ("namespace_epochs", "Known namespaces, each epoch counted separately"),
     ("claims_open", "Open claims"),
@@ -168,7 +177,7 @@ pub const EVICTIONS_HELP: &[(&str, &str)] = &[
 ];
 
 /// Returns the machine's gauges, by the names that `stat` and the metrics use.
-pub(crate) fn gauges(gauges: &Gauges) -> [(&'static str, u64); 21] {
+pub(crate) fn gauges(gauges: &Gauges) -> [(&'static str, u64); 24] {
     [
         ("pool_bytes", gauges.pool_bytes),
         ("pool_free_bytes", gauges.pool_free_bytes),
@@ -180,6 +189,9 @@ pub(crate) fn gauges(gauges: &Gauges) -> [(&'static str, u64); 21] {
         ("pool_pinned_bytes", gauges.held.pinned),
         ("pool_blocks", gauges.pool_blocks as u64),
         ("dirty_blocks", gauges.dirty_blocks),
+        ("in_place_leased_blocks", gauges.in_place.blocks),
+        ("in_place_leased_bytes", gauges.in_place.bytes),
+        ("in_place_idle_bytes", gauges.in_place.idle_bytes),
         ("namespaces", gauges.namespaces as u64),
         ("namespace_epochs", gauges.spaces as u64),
         ("claims_open", gauges.claims_open as u64),

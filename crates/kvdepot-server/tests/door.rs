@@ -88,8 +88,9 @@ fn requests_about_nothing_fail_and_the_connection_goes_on() {
         Request::Commit { leases: vec![1, 2, 3], shards: Shards::All },
         Request::Commit { leases: vec![9], shards: Shards::Some(vec![u32::MAX]) },
         Request::Release { leases: vec![0] },
-        Request::Acquire { namespace: 3, hashes: hashes(), wait_ms: u32::MAX, last: true },
+        Request::Acquire { namespace: 3, hashes: hashes(), wait_ms: u32::MAX, last: true, in_place: false },
         Request::Reset { namespaces: vec![8] },
+        Request::Memory,
     ];
     for request in nonsense {
         let answer = say(&mut socket, &encode(3, &request).unwrap());
@@ -116,6 +117,7 @@ fn leases_are_good_for_their_owner_only() {
         hashes: Hashes(hash(1).0.to_vec().into()),
         wait_ms: 1000,
         last: true,
+        in_place: false,
     };
     let Some(Response::Grants(grants)) = say(&mut one, &encode(2, &acquire).unwrap()) else {
         panic!("no grants")

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Engine, LONG, config, embedded, hash, spec};
+use common::{Engine, LONG, Served, config, embedded, hash, spec};
 use kvdepot_core::{BlockLayout, NamespaceSpec};
 use kvdepot_depot::DepotConfig;
 use kvdepot_depot::client::{Attachment, Claim, ClaimGroupSpec};
@@ -80,6 +80,42 @@ fn loads_fetch_what_is_not_in_the_pool_and_more_than_fits_it() {
     let names: Vec<u64> = (0..100).collect();
     assert_eq!(engine.load(&names, &engine.all_pages()), [0usize; 0], "{}", attachment.stats());
     assert!((0..100).all(|page| engine.holds(page, page, 8)));
+}
+
+/// Clients in other processes map the medium of a Dax tier: what they read there takes no room in the pool.
+#[test]
+fn blocks_in_a_mapped_medium_need_no_pool() {
+    let medium = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    medium.as_file().set_len(256 << 20).unwrap();
+    let dax = serde_json::json!({"pipeline": "Cache|Dax",
+        "dax": {"device_path": medium.path(), "lease_in_place": true}});
+    let spec = spec("mapped", layout());
+    let mut served = Served::start(config(1 << 20, dax.clone()));
+    let names: Vec<u64> = (0..100).collect();
+    for life in 0..2 {
+        let attachment = served.attach();
+        let mut engine = Engine::new(&attachment, &spec, 100);
+        if life == 0 {
+            engine.fill(5);
+            dump_all(&attachment, &engine, 0, 100);
+        }
+        for round in 0..3 {
+            // A claim counts on reads in place once a load has made one.
+            let mut claim = claim(&attachment, &[full(&spec)], 0..100);
+            let (settled, units, _) = claim.wait(LONG);
+            let pool_blocks = (1 << 20) / BLOCK;
+            assert!(settled && (round == 0 || u64::from(units) > 5 * pool_blocks), "round {round}: {units}");
+            engine.clear();
+            assert_eq!(engine.load(&names, &engine.all_pages()), [0usize; 0], "{}", attachment.stats());
+            assert!((0..100).all(|page| engine.holds(page, page, 5)), "life {life}, round {round}");
+        }
+        let in_place = attachment.stats()["depot"]["in_place_blocks"].as_u64().unwrap();
+        assert!(in_place > 0, "{}", attachment.stats());
+        if life == 0 {
+            served.stop();
+            served = Served::start(config(1 << 20, dax.clone()));
+        }
+    }
 }
 
 #[test]

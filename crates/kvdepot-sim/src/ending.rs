@@ -208,6 +208,7 @@ impl World {
         if !self.waiting.is_empty() {
             return fail(Rule::Replies, format!("requests without a reply: {:?}", self.waiting));
         }
+        self.check_leases()?;
         match self.memory.in_use() {
             0 => Ok(()),
             pages => fail(Rule::Leaks, format!("the simulation itself holds {pages} pages")),
@@ -263,7 +264,11 @@ impl World {
         let best = wish.hit(|key| self.is_there(key));
         let fits = wish.pages(best) * 100 <= (self.machine.gauges().pool_bytes / 4096) as usize * CLAIM_SHARE;
         let written_late = self.machine.counters().late_write_blocks;
-        let owner = self.number();
+        let mut owner = self.number();
+        while self.lender().is_some() && owner.is_multiple_of(4) {
+            // One that can read what the claim finds, wherever it lies.
+            owner = self.number();
+        }
         self.clients.push(Client::new(owner));
         let client = self.clients.len() - 1;
         let endless = Wish { patience: 1 << 50, deadline: self.now + (1 << 50), ..wish.clone() };
@@ -291,11 +296,12 @@ impl World {
             return fail(Rule::Claims, format!("a hit of {units} units where {still} are there: {wish:?}"));
         }
         let keys = wish.needed(units);
-        self.request_of(
-            Some(client),
-            Request::LeaseNow { keys: keys.clone() },
-            Asked::LeaseNow { keys: keys.clone() },
-        )?;
+        if self.reads_in_place(client) {
+            self.lease_everywhere(client, &keys)?;
+        } else {
+            let request = Request::LeaseNow { keys: keys.clone() };
+            self.request_of(Some(client), request, Asked::LeaseNow { keys: keys.clone() })?;
+        }
         if self.clients[client].readings.len() != keys.len() {
             return fail(Rule::Claims, "blocks of a settled hit cannot be leased");
         }

@@ -126,6 +126,7 @@ impl World {
                 fetch_deadline: self.now + 1_000_000_000,
                 last: true,
                 runs_max: usize::MAX,
+                in_place: false,
             },
         };
         self.request_of(Some(client), request, Asked::Forgotten)?;
@@ -166,17 +167,19 @@ impl World {
     /// Returns whether a tier has an uncompleted read, write or removal of a block of a namespace.
     fn is_commanded(&self, id: NamespaceId) -> bool {
         let running = self.running.iter().any(|running| match &running.work {
-            Work::Read { key, .. } | Work::Write { key, .. } | Work::Remove { key, .. } => {
-                key.namespace == id
-            }
+            Work::Read { key, .. }
+            | Work::Lease { key, .. }
+            | Work::Write { key, .. }
+            | Work::Remove { key, .. } => key.namespace == id,
             Work::Probe { .. } => false,
         });
         running
             || self.outbox.iter().any(|(_, command)| match command {
-                Command::Read { key, .. } | Command::Write { key, .. } | Command::Remove { key, .. } => {
-                    key.namespace == id
-                }
-                Command::Probe { .. } | Command::Touch { .. } => false,
+                Command::Read { key, .. }
+                | Command::Lease { key, .. }
+                | Command::Write { key, .. }
+                | Command::Remove { key, .. } => key.namespace == id,
+                Command::Probe { .. } | Command::Touch { .. } | Command::EndLeases { .. } => false,
             })
     }
 

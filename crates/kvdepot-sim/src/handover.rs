@@ -66,7 +66,8 @@ impl World {
     }
 
     fn is_settled(&self, holders: &[Owner]) -> bool {
-        let is_touched = |work: &Work| matches!(work, Work::Read { .. } | Work::Remove { .. });
+        let is_touched =
+            |work: &Work| matches!(work, Work::Read { .. } | Work::Lease { .. } | Work::Remove { .. });
         !self.running.iter().any(|running| is_touched(&running.work))
             && self.machine.unsettled(holders).is_none()
     }
@@ -190,6 +191,7 @@ impl World {
                 self.memory.end_read(&runs);
             }
         }
+        self.take_memory_away();
         self.ledger.clear();
         self.outbox.clear();
         self.forgotten.clear();

@@ -13,6 +13,7 @@ mod fail;
 mod forgetting;
 mod handover;
 mod interrupted;
+mod leases;
 mod ledger;
 mod memory;
 mod missed;

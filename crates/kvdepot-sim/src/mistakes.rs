@@ -75,11 +75,17 @@ pub enum Mistake {
     BudgetSavedUp,
     /// A tier's budget gets the bytes of every failed write back.
     ErrorsRefunded,
+    /// The lease of a block in a tier's memory is not ended when its slot is freed.
+    LeaseNotEnded,
+    /// The lease of a block in a tier's memory is ended while a reader has it.
+    LeaseEndedEarly,
+    /// A block in a tier's memory is leased to a reader that cannot read there.
+    LeasedToAnyReader,
 }
 
 impl Mistake {
     /// All of them.
-    pub const ALL: [Self; 35] = [
+    pub const ALL: [Self; 38] = [
         Self::SealedEarly,
         Self::LeaseKept,
         Self::NoQuarantine,
@@ -115,6 +121,9 @@ impl Mistake {
         Self::EndUnnoticed,
         Self::BudgetSavedUp,
         Self::ErrorsRefunded,
+        Self::LeaseNotEnded,
+        Self::LeaseEndedEarly,
+        Self::LeasedToAnyReader,
     ];
 
     /// Returns the mistake with that name.
@@ -148,6 +157,9 @@ impl Mistake {
             Self::EndedLoadGoesOn => Some(Flaw::EndedLoadGoesOn),
             Self::ArrivalNotPinned => Some(Flaw::ArrivalNotPinned),
             Self::ArrivalNotLookedAt => Some(Flaw::ArrivalNotLookedAt),
+            Self::LeaseNotEnded => Some(Flaw::LeaseNotEnded),
+            Self::LeaseEndedEarly => Some(Flaw::LeaseEndedEarly),
+            Self::LeasedToAnyReader => Some(Flaw::LeasedToAnyReader),
             _ => None,
         }
     }

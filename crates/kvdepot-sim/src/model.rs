@@ -72,6 +72,11 @@ impl Model {
         gone
     }
 
+    /// Records that a tier found a block damaged that claims may have leased in its memory: nobody is shown it any more.
+    pub(crate) fn damaged(&mut self, key: BlockKey, at: usize) {
+        self.changed.insert(key, at);
+    }
+
     /// Records that leases after number `leases` must not show anything that was sealed under keys of this namespace
     /// id.
     pub(crate) fn forget_namespace(&mut self, id: NamespaceId, leases: u64) {

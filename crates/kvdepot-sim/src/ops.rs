@@ -231,6 +231,7 @@ impl World {
             fetch_deadline: self.now + self.rng.below(4_000_000_000) as u64,
             last: self.rng.chance(50),
             runs_max: self.runs_max(),
+            in_place: self.reads_in_place(client),
         };
         self.request_of(Some(client), request, Asked::Load { keys })?;
         Ok(())

@@ -40,10 +40,12 @@ pub enum Feature {
     RemovalErrors,
     Wishes,
     Crowds,
+    Leases,
 }
 
 /// All features, in the order in which shrinking tries to disable them.
-pub const FEATURES: [Feature; 30] = [
+pub const FEATURES: [Feature; 31] = [
+    Feature::Leases,
     Feature::Crowds,
     Feature::Wishes,
     Feature::KeptPools,
@@ -111,11 +113,22 @@ pub struct TierShape {
     pub write_bytes_per_day: u64,
 }
 
+/// A tier that leases blocks in its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lender {
+    /// Its place among the tiers.
+    pub tier: usize,
+    /// Size of its memory in pages.
+    pub pages: usize,
+}
+
 /// Properties that do not change in a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// Tiers, fastest first.
     pub tiers: Vec<TierShape>,
+    /// The tier that leases blocks in its memory, if one does.
+    pub lender: Option<Lender>,
     /// Pages of the pool.
     pub pool_pages: usize,
     /// Pages that it may grow to.
@@ -165,7 +178,7 @@ impl Plan {
         rng.next();
         let mut placements = Rng::new(seed ^ 0x91AC_E3E7);
         let (mut budgets, mut more) = (Rng::new(seed ^ 0xB0D6_E75F), Rng::new(seed ^ 0xB0D_6E20));
-        let tiers = (0..[1, 1, 2, 2, 3, 0, 1, 2][rng.below(8)])
+        let tiers: Vec<TierShape> = (0..[1, 1, 2, 2, 3, 0, 1, 2][rng.below(8)])
             .map(|_| TierShape {
                 pages: rng.between(6, 60),
                 shy: rng.chance(35),
@@ -177,10 +190,16 @@ impl Plan {
                 write_bytes_per_day: budget(&mut budgets, &mut more),
             })
             .collect();
+        let mut lending = Rng::new(seed ^ 0x1E_4DE6);
+        let lender = (!tiers.is_empty()).then(|| Lender {
+            tier: if lending.chance(70) { 0 } else { lending.below(tiers.len()) },
+            pages: lending.between(4, 80),
+        });
         let pool_pages = rng.between(4, 40);
         let pool_pages_max = if rng.chance(15) { pool_pages + rng.between(1, 16) } else { pool_pages };
         let shape = Shape {
             tiers,
+            lender,
             pool_pages,
             pool_pages_max,
             regions: crate::regions::drawn(seed, pool_pages_max),
@@ -213,12 +232,16 @@ impl Plan {
         if Rng::new(seed ^ 0xC40_3D72).chance(50) {
             features = features.without(Feature::Crowds);
         }
+        if Rng::new(seed ^ 0x1EA5_E500).chance(50) {
+            features = features.without(Feature::Leases);
+        }
         let drawn_above = [
             Feature::Forgetting,
             Feature::KeptPools,
             Feature::RemovalErrors,
             Feature::Wishes,
             Feature::Crowds,
+            Feature::Leases,
         ];
         for feature in FEATURES.into_iter().filter(|feature| !drawn_above.contains(feature)) {
             let off = if feature == Feature::Crashes { 50 } else { 25 };

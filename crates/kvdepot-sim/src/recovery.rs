@@ -69,7 +69,9 @@ impl World {
         for operation in std::mem::take(&mut self.running) {
             let (number, runs) = match &operation.work {
                 Work::Read { runs, .. } | Work::Write { runs, .. } => (operation.number, runs.clone()),
-                Work::Remove { .. } | Work::Probe { .. } => (operation.number, Runs::new()),
+                Work::Lease { .. } | Work::Remove { .. } | Work::Probe { .. } => {
+                    (operation.number, Runs::new())
+                }
             };
             match &operation.work {
                 Work::Read { .. } => self.memory.end_write(&runs, 1 << 40 | number),
@@ -77,6 +79,7 @@ impl World {
             }
             self.crash_running(operation);
         }
+        self.take_memory_away();
         self.outbox.clear();
         self.forgotten.clear();
         self.jobs.clear();

@@ -236,14 +236,14 @@ impl World {
                 }
                 for (key, outcome) in keys.into_iter().zip(outcomes) {
                     if let Outcome::Leased(leased) = outcome {
-                        self.shown(client, key, leased)?;
+                        self.shown(client, key, leased, false)?;
                     }
                 }
             }
             (Asked::LeaseNow { keys }, Reply::Leased(outcomes)) => {
                 for (key, outcome) in keys.into_iter().zip(outcomes) {
                     if let Now::Leased(leased) = outcome {
-                        self.shown(client, key, leased)?;
+                        self.shown(client, key, leased, true)?;
                     }
                 }
             }
@@ -383,9 +383,16 @@ impl World {
         }
     }
 
-    /// Checks a block that a client got to read.
-    fn shown(&mut self, client: Option<usize>, key: BlockKey, leased: Leased) -> Result<(), Fail> {
+    /// Checks a block that a client got to read; `in_pool`: it asked for the pool's memory.
+    fn shown(
+        &mut self,
+        client: Option<usize>,
+        key: BlockKey,
+        leased: Leased,
+        in_pool: bool,
+    ) -> Result<(), Fail> {
         let Some(client) = client else { return fail(Rule::Leaks, "a slot was leased to nobody") };
+        self.check_place(client, &key, &leased, in_pool)?;
         self.memory.begin_read(&leased.runs)?;
         let tags = self.memory.tags(&leased.runs);
         let version = self.model.shown(&key, &tags, leased.lease.0)?;
@@ -476,7 +483,9 @@ impl World {
     pub(crate) fn check_held(&self, wish: &Wish, units: usize) -> Result<(), Fail> {
         for key in wish.needed(units) {
             let changed = self.model.changed_since(&key, wish.opened_at);
-            if self.live_space(&key).is_some() && !changed && !self.presence.contains(&key) {
+            // A reader that cannot read in place makes a block arrive anew in the pool.
+            let comes = self.lender().is_some() && self.is_being_read(&key);
+            if self.live_space(&key).is_some() && !changed && !self.presence.contains(&key) && !comes {
                 return fail(Rule::Claims, format!("{} of a settled hit is not in the pool", name(&key)));
             }
         }

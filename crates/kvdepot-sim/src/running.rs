@@ -30,6 +30,12 @@ pub(crate) enum Work {
         deadline: Nanos,
         begun: Option<Vec<u64>>,
     },
+    Lease {
+        slot: SlotId,
+        key: BlockKey,
+        deadline: Nanos,
+        begun: Option<Vec<u64>>,
+    },
     /// `half`: the part of the slot that the tier has read so far.
     Write {
         slot: SlotId,
@@ -61,6 +67,11 @@ impl World {
                 }
                 (tier, Work::Read { slot, key, runs, deadline, begun })
             }
+            Command::Lease { tier, slot, key, deadline } => {
+                let begun = self.tiers[tier].content(&key);
+                (tier, Work::Lease { slot, key, deadline, begun })
+            }
+            Command::EndLeases { places, .. } => return self.end_leases(&places),
             Command::Write { tier, slot, key, runs } => {
                 self.memory.begin_read(&runs)?;
                 let mut half = self.memory.tags(&runs);
@@ -113,6 +124,7 @@ impl World {
                 }
                 self.feed_and_answer(Event::ReadEnded { tier, slot, outcome })
             }
+            Work::Lease { slot, key, deadline, begun } => self.end_lease(tier, slot, key, deadline, begun),
             Work::Write { slot, key, runs, half } => {
                 let mut tags = self.memory.tags(&runs);
                 tags[..half.len()].copy_from_slice(&half);
@@ -199,7 +211,25 @@ impl World {
         }
         let chosen = self.rng.below(self.forgotten.len());
         let (tier, keys, lost) = self.forgotten.remove(chosen);
+        if lost && self.lender().is_some_and(|(lender, _)| lender == tier) {
+            keys.iter().for_each(|key| self.model.damaged(*key, self.at));
+        }
         self.feed_and_answer(Event::TierForgot { tier, keys, lost })
+    }
+
+    /// Returns whether a tier is to read a block into the pool.
+    pub(crate) fn is_being_read(&self, key: &BlockKey) -> bool {
+        let running = self.running.iter().any(|running| match &running.work {
+            Work::Read { key: read, .. } => read == key,
+            _ => false,
+        });
+        running
+            || self.outbox.iter().any(|(_, command)| match command {
+                Command::Read { key: read, .. } => read == key,
+                _ => false,
+            })
+            // Reads beyond what a tier does at a time are in the machine.
+            || self.machine.gauges().reads_queued > 0
     }
 
     /// Returns the removals that tiers have not completed.

@@ -13,6 +13,7 @@ use kvdepot_core::{BlockHash, BlockKey, NamespaceId, eviction};
 use crate::client::Client;
 use crate::fail::{Fail, Rule, fail};
 use crate::interrupted::Interrupted;
+use crate::leases::Leases;
 use crate::memory::Memory;
 use crate::mistakes::Mistake;
 use crate::model::{Model, name};
@@ -64,6 +65,7 @@ pub(crate) struct World {
     /// Whether faults are disabled now.
     pub(crate) calm: bool,
     pub(crate) memory: Memory,
+    pub(crate) leases: Leases,
     pub(crate) tiers: Vec<SimTier>,
     pub(crate) model: Model,
     pub(crate) spaces: Vec<Space>,
@@ -129,6 +131,7 @@ impl World {
             at: 0,
             calm: false,
             memory: Memory::new(shape.pool_pages_max),
+            leases: Leases::default(),
             tiers,
             model: Model::default(),
             spaces: Vec::new(),
@@ -204,6 +207,7 @@ impl World {
         // Part of the pool is populated before it is used.
         let upto_bytes = self.rng.below(self.plan.shape.pool_pages) as u64 * BLOCK_ALIGN_BYTES;
         self.feed(Event::Populated { upto_bytes })?;
+        self.begin_lending()?;
         for (number, spec) in specs::all().iter().enumerate().take(self.namespaces()) {
             if !which(number) {
                 continue;
@@ -325,6 +329,8 @@ impl World {
                 Command::Remove { tier, key, .. } => 3 << 40 | u64::from(key.hash.0[1]) << 8 | *tier as u64,
                 Command::Probe { tier, keys, .. } => 4 << 40 | (keys.len() as u64) << 8 | *tier as u64,
                 Command::Touch { keys } => 5 << 40 | keys.len() as u64,
+                Command::Lease { tier, slot, .. } => 6 << 40 | u64::from(*slot) << 8 | *tier as u64,
+                Command::EndLeases { places, .. } => 7 << 40 | places.len() as u64,
             });
         }
         mix(out.questions.len() as u64);
@@ -391,6 +397,7 @@ impl World {
         self.hold = None;
         self.replace_machine();
         self.memory = Memory::new(self.plan.shape.pool_pages_max);
+        self.leases = Leases::default();
         self.open_spaces(&[], |_| true)
     }
 }
@@ -461,6 +468,8 @@ fn show_command(command: &Command) -> String {
         Command::Remove { id, tier, key } => format!("removal {id} tier {tier} {}", name(key)),
         Command::Probe { tier, ask, keys } => format!("probe tier {tier} {ask:?} {} keys", keys.len()),
         Command::Touch { keys } => format!("touch {}", keys.len()),
+        Command::Lease { tier, slot, key, .. } => format!("lease tier {tier} slot {slot} {}", name(key)),
+        Command::EndLeases { tier, places } => format!("end leases tier {tier} {places:?}"),
     }
 }
 

@@ -49,6 +49,8 @@ fn every_seed_keeps_all_promises() {
         "hit",
         "in the wished region",
         "killed",
+        "lease in place ended",
+        "leased in place",
         "missed",
         "not taken over",
         "opened again",

@@ -33,6 +33,8 @@ pub struct Namespace {
     unstored: bool,
     /// The preferred region of the pool for its blocks.
     pub(crate) near: Option<RegionIndex>,
+    /// Whether its readers can read blocks in a tier's memory, as far as their loads have told.
+    pub(crate) in_place: bool,
 }
 
 impl Namespace {
@@ -106,6 +108,13 @@ impl Catalog {
     pub(crate) fn set_near(&mut self, handle: NamespaceHandle, region: RegionIndex) {
         if let Some(namespace) = self.namespaces.get_mut(&handle) {
             namespace.near = Some(region);
+        }
+    }
+
+    /// Notes that a reader of a namespace can read blocks in a tier's memory. Others that cannot get copies.
+    pub(crate) fn reads_in_place(&mut self, handle: NamespaceHandle) {
+        if let Some(namespace) = self.namespaces.get_mut(&handle) {
+            namespace.in_place = true;
         }
     }
 
@@ -218,8 +227,17 @@ impl Catalog {
             entry.handle = Some(handle);
         }
         let spec = Arc::clone(spec);
-        let namespace =
-            Namespace { handle, spec, epoch, id, space, advancing: 0, unstored: false, near: None };
+        let namespace = Namespace {
+            handle,
+            spec,
+            epoch,
+            id,
+            space,
+            advancing: 0,
+            unstored: false,
+            near: None,
+            in_place: false,
+        };
         self.namespaces.insert(handle, namespace);
         self.by_root.insert(root, handle);
         handle

@@ -24,6 +24,10 @@ impl Machine {
                 return Err(format!("region {region}: the slots hold {used} bytes, but it is {gauge:?}"));
             }
         }
+        let (counted, found) = (self.pool.leased_in_place(), self.pool.recount_in_place());
+        if counted != found {
+            return Err(format!("counted {counted:?} in place, but the slots hold {found:?}"));
+        }
         self.check_spaces()
     }
 

@@ -23,6 +23,10 @@ pub struct Counters {
     pub fetch_blocks: u64,
     /// Bytes read from tiers into the pool.
     pub fetch_bytes: u64,
+    /// Blocks that a tier leased where they lie.
+    pub in_place_blocks: u64,
+    /// Bytes of these blocks.
+    pub in_place_bytes: u64,
     /// Blocks written to tiers.
     pub write_blocks: u64,
     /// Bytes written to tiers.

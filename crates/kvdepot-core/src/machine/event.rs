@@ -42,6 +42,8 @@ pub enum Event {
     OwnerEnded { owner: Owner },
     /// A tier has completed a `Command::Read`.
     ReadEnded { tier: TierIndex, slot: SlotId, outcome: Result<Fetched> },
+    /// A tier has completed a `Command::Lease`: where in its memory the block lies, if the tier has it.
+    LeaseEnded { tier: TierIndex, slot: SlotId, outcome: Result<Option<u64>> },
     /// A tier has completed a `Command::Write`.
     WriteEnded { tier: TierIndex, slot: SlotId, outcome: Result<Stored> },
     /// A tier has completed a `Command::Remove`: it has removed the block, or may still have it. A repeated report
@@ -57,6 +59,8 @@ pub enum Event {
     Continue(Job),
     /// The pool's memory is populated up to this byte.
     Populated { upto_bytes: u64 },
+    /// The tier whose blocks are leased where they lie from now on, with the size of its memory; `None` for none.
+    InPlace { tier: Option<(TierIndex, u64)> },
     /// The depot is shutting down: waits for a drain end.
     Ending,
     /// The depot hands over its pool to another one: from now on nothing is reserved, leased, fetched, written or
@@ -210,8 +214,9 @@ pub enum Request {
     /// Ends leases. Reply: `Took`.
     Release { leases: Vec<LeaseId> },
     /// Leases blocks for reading. Blocks in a tier are fetched until `fetch_deadline`. `last`: the caller will not ask
-    /// again for late blocks, so they count as missed. With an `id`, the namespace's keys must still carry it. Reply:
-    /// `Slots`.
+    /// again for late blocks, so they count as missed. With an `id`, the namespace's keys must still carry it. `in_place`:
+    /// the caller can read blocks in a tier's memory; claims and prefetches for the namespace count on that from then on.
+    /// Reply: `Slots`.
     Load {
         namespace: NamespaceHandle,
         id: Option<NamespaceId>,
@@ -219,6 +224,7 @@ pub enum Request {
         fetch_deadline: Nanos,
         last: bool,
         runs_max: usize,
+        in_place: bool,
     },
     /// Leases the blocks that are in the pool. Reply: `Leased`, for the first ones.
     LeaseNow { keys: Vec<BlockKey> },
@@ -378,6 +384,10 @@ impl Reply {
 pub enum Command {
     /// Read a block into a slot.
     Read { tier: TierIndex, slot: SlotId, key: BlockKey, runs: Runs, deadline: Nanos },
+    /// Lease a block where it lies in the tier's memory.
+    Lease { tier: TierIndex, slot: SlotId, key: BlockKey, deadline: Nanos },
+    /// End leases on blocks at these places. Not answered.
+    EndLeases { tier: TierIndex, places: Vec<u64> },
     /// Write a block from a slot.
     Write { tier: TierIndex, slot: SlotId, key: BlockKey, runs: Runs },
     /// Remove a block.

@@ -6,7 +6,6 @@ use super::flow::ReadEnd;
 use super::loads::lease_slot;
 use super::pool::NoRoom;
 use super::{Machine, slots};
-use crate::block::Block;
 use crate::error::Result;
 use crate::eviction::SlotId;
 use crate::key::BlockKey;
@@ -30,6 +29,8 @@ impl Machine {
             };
             let pool_key = namespace.pool_key(key.hash);
             out.push(match self.pool.find(&pool_key) {
+                // Whoever asks for this reads the pool's memory.
+                Some(slot) if self.pool.slot(slot).is_in_place() => Now::Absent,
                 Some(slot) if self.pool.slot(slot).block.is_readable() => {
                     lease_slot(&mut self.pool, namespace, owner, slot).map_or(Now::Arriving, Now::Leased)
                 }
@@ -54,13 +55,40 @@ impl Machine {
             if self.pool.find(&key).is_some() || self.flow.is_leaving(&key) {
                 continue;
             }
-            match self.pool.insert(key, Block::fetching(), namespace.slot_bytes(), true, near) {
+            match self.pool.insert_fetching(key, namespace.slot_bytes(), near, (tier, namespace.in_place)) {
                 Ok(slot) => self.flow.read(slot, tier, deadline),
                 Err(NoRoom::Later) => return Ok(taken),
                 Err(NoRoom::Full(_)) => break,
             }
         }
         Ok(blocks.len())
+    }
+
+    /// Processes the answer to a `Command::Lease`.
+    pub(super) fn lease_ended(
+        &mut self,
+        tier: TierIndex,
+        slot: SlotId,
+        outcome: Result<Option<u64>>,
+        out: &mut Effects,
+    ) {
+        let outcome = outcome.map(|place| match place {
+            Some(at) => {
+                self.pool.set_leased_at(slot, at);
+                Fetched::Whole
+            }
+            None => Fetched::Miss,
+        });
+        self.read_ended(tier, slot, &outcome, out);
+    }
+
+    /// Ends the tier's leases on blocks that have no slot any more.
+    pub(super) fn end_leases(&mut self, out: &mut Effects) {
+        let Some(tier) = self.pool.leasing_tier() else { return };
+        let places: Vec<u64> = self.pool.take_ended_leases().collect();
+        if !places.is_empty() {
+            out.commands.push(Command::EndLeases { tier, places });
+        }
     }
 
     pub(super) fn read_ended(
@@ -77,17 +105,20 @@ impl Machine {
         }
         let waiters = pool.edit(slot, slots::Slot::take_waiters);
         let is_whole = end == ReadEnd::Whole;
-        let arrived = Some(slot).filter(|&slot| is_whole && self.is_current(slot));
+        // A copy that was to take the place of a block leased in a tier's memory, and did not come, leaves it there.
+        let left = self.pool.end_copy(slot);
+        let arrived = Some(slot).filter(|&slot| is_whole && self.is_current(slot)).or(left);
         let first = waiters.len().min(self.pace.waiters);
         self.lease_to(&waiters[..first], arrived);
         let has_more = waiters.len() > first;
         if has_more {
             self.keep_arrived(arrived);
         }
-        if is_whole && arrived.is_none() {
+        if is_whole && arrived != Some(slot) {
             self.pool.doom(slot);
         } else {
-            if is_whole {
+            // What lies in a tier's memory is written nowhere else from there.
+            if is_whole && !self.pool.slot(slot).is_in_place() {
                 self.flow.promote(&mut self.pool, &mut self.counters, tier, slot);
             }
             self.pool.free_if_doomed(slot);
@@ -109,6 +140,10 @@ impl Machine {
         for id in touched {
             let Some(slot) = self.pool.get(id).filter(|slot| slot.block.is_readable()) else { continue };
             let (key, bytes) = (slot.key, slot.bytes());
+            if slot.is_in_place() {
+                keys.push(self.catalog.block_key(&key));
+                continue;
+            }
             let again = self.flow.to_write_again(&self.pool, id);
             if slot.saved != 0 {
                 keys.push(self.catalog.block_key(&key));
@@ -138,6 +173,15 @@ impl Machine {
             let Some(slot) = slot.filter(|&slot| self.pool.slot(slot).saved & 1 << tier != 0) else {
                 continue;
             };
+            if self.pool.slot(slot).is_in_place() {
+                // What the tier evicted stays as it is until its lease has ended; what it found damaged is not shown again.
+                if lost {
+                    self.pool.unname(slot);
+                    self.pool.doom(slot);
+                    out.gone.push(Gone { key: *key, fate: Fate::Lost, tier: Some(tier), kept_s: None });
+                }
+                continue;
+            }
             self.pool.edit(slot, |slot| slot.saved &= !(1 << tier));
             let bytes = self.pool.slot(slot).bytes();
             if lost && self.flow.is_late(&self.pool, slot, tier) {

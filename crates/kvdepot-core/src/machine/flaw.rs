@@ -49,6 +49,12 @@ pub enum Flaw {
     ArrivalNotPinned,
     /// The last requests that wait for a block are leased it, although it was removed or reset after the first.
     ArrivalNotLookedAt,
+    /// The lease of a block in a tier's memory is not ended when its slot is freed.
+    LeaseNotEnded,
+    /// The lease of a block in a tier's memory is ended while a reader has the block.
+    LeaseEndedEarly,
+    /// A block in a tier's memory is leased to a reader that cannot read it there.
+    LeasedToAnyReader,
 }
 
 /// The mistake of a machine, if it has one.

@@ -77,7 +77,8 @@ impl Machine {
     }
 
     fn handed_one(&self, id: SlotId, held_by: &HeldBy) -> Option<Handed> {
-        let slot = self.pool.get(id)?;
+        // The tier has what lies in its memory.
+        let slot = self.pool.get(id).filter(|slot| !slot.is_in_place())?;
         let holders = held_by.of(id);
         let is_whole =
             slot.block.is_readable() || (self.flaws.has(Flaw::HandOverFilling) && slot.standing().filling);

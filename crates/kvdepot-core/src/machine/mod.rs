@@ -97,7 +97,7 @@ pub use held::{HeldBy, HeldFrom, Hold};
 pub use owed::PartOf;
 pub use pace::Pace;
 pub use placement::{Placement, WriteWhen};
-pub use pool::{GROW_BYTES, Held, PoolConfig};
+pub use pool::{GROW_BYTES, Held, LeasedInPlace, PoolConfig};
 pub use records::{Adopt, Handed, HandedState, Proof, Whole};
 
 /// Gauges of the machine.
@@ -112,6 +112,8 @@ pub struct Gauges {
     /// Bytes that clients are filling that have requested nothing for a while; dumps of other clients do not wait for
     /// them.
     pub stopped_bytes: u64,
+    /// Blocks that a tier has leased in its own memory.
+    pub in_place: LeasedInPlace,
     /// Blocks that lookups can find, and those being fetched.
     pub pool_blocks: usize,
     /// Sealed blocks that are not yet in every tier that should have them.
@@ -231,6 +233,7 @@ impl Machine {
             pool_free_bytes: self.pool.free_bytes(),
             held: self.pool.held(),
             stopped_bytes: self.pool.stopped_bytes(),
+            in_place: self.pool.leased_in_place(),
             pool_blocks: self.pool.blocks(),
             dirty_blocks: self.pool.dirty_blocks(),
             namespaces: self.catalog.len(),

@@ -9,6 +9,7 @@
 use super::Machine;
 use super::proofs::Change;
 use super::records::{Proof, Whole};
+use super::slots::Slot;
 
 impl Machine {
     /// Makes steps report the changes for a ledger from now on.
@@ -23,8 +24,9 @@ impl Machine {
                 out.push(Proof::Gone(id));
                 continue;
             }
-            let Some(slot) = self.pool.get(id).filter(|slot| slot.standing().visible && !slot.is_value())
-            else {
+            let is_recorded =
+                |slot: &&Slot| slot.standing().visible && !slot.is_value() && !slot.is_in_place();
+            let Some(slot) = self.pool.get(id).filter(is_recorded) else {
                 continue;
             };
             let key = self.catalog.block_key(&slot.key);

@@ -3,6 +3,7 @@
 use super::catalog::Namespace;
 use super::claims::Open;
 use super::event::{Effects, Leased, NamespaceHandle, Now, Opened, Owner, Reply, Request, Token};
+use super::loads::LoadLimits;
 use super::names::SpaceId;
 use super::proofs::Change;
 use super::rooms::Rooms;
@@ -107,13 +108,17 @@ impl Machine {
                 leases.iter().try_for_each(|&lease| self.pool.release(owner, lease))?;
                 Reply::Took(leases.len())
             }
-            Request::Load { namespace, id, hashes, fetch_deadline, last, runs_max } => {
+            Request::Load { namespace, id, hashes, fetch_deadline, last, runs_max, in_place } => {
                 self.users.touch(namespace);
                 self.note_near(owner, namespace);
+                if in_place {
+                    self.catalog.reads_in_place(namespace);
+                }
                 let namespace = self.catalog.get_as(namespace, id)?.clone();
                 let Self { catalog, pool, flow, counters, loads, .. } = self;
                 let mut rooms = Rooms { catalog, pool, flow, counters };
-                loads.begin(&mut rooms, token, owner, namespace, hashes, fetch_deadline, last, runs_max, out);
+                let limits = LoadLimits { fetch_deadline, last, runs_max, in_place };
+                loads.begin(&mut rooms, (token, owner), namespace, hashes, limits, out);
                 return Ok(());
             }
             Request::LeaseNow { keys } => {
@@ -207,6 +212,9 @@ impl Machine {
             let namespace = self.catalog.by_id(key.namespace)?;
             let block_bytes = namespace.spec.layout().block_bytes();
             let slot = self.pool.readable(&namespace.pool_key(key.hash))?;
+            if self.pool.slot(slot).is_in_place() {
+                return None;
+            }
             let lease = self.pool.lease(owner, slot).ok()?;
             let (runs, crc64) = (self.pool.slot(slot).runs(), self.pool.slot(slot).crc64());
             Some(Now::Leased(Leased { lease, slot, runs, block_bytes, crc64 }))

@@ -5,7 +5,7 @@ use std::num::NonZeroU64;
 use crate::block::{Block, Phase};
 use crate::eviction::SlotId;
 use crate::limits::BLOCK_ALIGN_BYTES;
-use crate::runs::{Run, Runs};
+use crate::runs::{IN_PLACE_AT, Run, Runs};
 
 use super::names::PoolKey;
 use super::tiers::TierMask;
@@ -75,6 +75,8 @@ const UNREPLACED: u8 = 8;
 const USED: u8 = 16;
 /// It was used again since.
 const USED_AGAIN: u8 = 32;
+/// It takes no memory of the pool: a tier leases the block where it lies.
+const IN_PLACE: u8 = 64;
 
 /// How a slot counts. The pool compares it before and after every change, so its totals cannot drift.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,6 +180,43 @@ impl Slot {
 
     pub(crate) const fn set_unreplaced(&mut self, unreplaced: bool) {
         self.mark(UNREPLACED, unreplaced);
+    }
+
+    /// Makes a slot of `bytes` for a block that a tier is to lease where it lies.
+    pub(crate) fn in_place(key: PoolKey, bytes: u64, serial: u32, indexed: bool) -> Self {
+        // Offset 0 of a tier's memory holds no block: this one has no place yet.
+        let nowhere = Runs::from_slice(&[Run { offset: IN_PLACE_AT, len: bytes }]);
+        let mut slot = Self::new(key, Block::fetching(), &nowhere, serial, indexed);
+        slot.mark(IN_PLACE, true);
+        slot
+    }
+
+    /// Returns whether it takes no memory of the pool, because a tier leases the block where it lies.
+    pub(crate) const fn is_in_place(&self) -> bool {
+        self.has(IN_PLACE)
+    }
+
+    /// Sets where its block lies: in the memory of a tier, or in the pool.
+    pub(crate) fn set_place(&mut self, runs: &Runs, in_place: bool) {
+        let moved = Self::new(self.key, Block::fetching(), runs, self.serial, false);
+        (self.first_page, self.pages) = (moved.first_page, moved.pages);
+        match (moved.rare, &mut self.rare) {
+            (Some(moved), Some(rare)) => rare.runs = moved.runs,
+            (None, Some(rare)) => rare.runs = Box::default(),
+            (moved, rare @ None) => *rare = moved,
+        }
+        self.mark(IN_PLACE, in_place);
+    }
+
+    /// Returns the offset at which a tier has leased the block, if it has.
+    pub(crate) fn leased_at(&self) -> Option<u64> {
+        let at = self.is_in_place().then(|| self.first_byte() - IN_PLACE_AT);
+        at.filter(|&at| at > 0)
+    }
+
+    /// Returns the number of bytes of the pool that it takes.
+    pub(crate) fn pool_bytes(&self) -> u64 {
+        if self.is_in_place() { 0 } else { self.bytes() }
     }
 
     /// Counts a use. Returns whether it is the second one.
@@ -284,7 +323,7 @@ impl Slot {
             leased: self.block.leases() > 0,
             pinned: !self.block.is_evictable(),
             visible: self.is_indexed() && self.block.is_readable(),
-            listed: !unsealed,
+            listed: !unsealed && !self.is_in_place(),
         }
     }
 }

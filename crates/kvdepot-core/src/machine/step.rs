@@ -24,6 +24,7 @@ impl Machine {
             Event::Expire { token } => self.expire(token, out),
             Event::OwnerEnded { owner } => self.owner_ended(owner, out),
             Event::ReadEnded { tier, slot, outcome } => self.read_ended(tier, slot, &outcome, out),
+            Event::LeaseEnded { tier, slot, outcome } => self.lease_ended(tier, slot, outcome, out),
             Event::WriteEnded { tier, slot, outcome } => {
                 let Self { flow, pool, catalog, counters, .. } = self;
                 flow.write_ended(pool, catalog, counters, tier, slot, &outcome, out);
@@ -42,6 +43,7 @@ impl Machine {
             Event::TierForgot { tier, keys, lost } => self.tier_forgot(tier, &keys, lost, out),
             Event::Continue(job) => self.go_on(job, out),
             Event::Populated { upto_bytes } => self.pool.populated(upto_bytes),
+            Event::InPlace { tier } => self.pool.set_in_place(tier),
             Event::Ending => {
                 self.ending = true;
                 for token in self.flow.end_drains() {
@@ -83,6 +85,10 @@ impl Machine {
                 out.again.push(Job::Emit);
             }
         }
+        if self.pool.give_back_idle() {
+            out.again.push(Job::Emit);
+        }
+        self.end_leases(out);
         for (token, failed) in self.flow.take_removed() {
             self.removal_ended(token, failed, out);
         }

@@ -16,6 +16,7 @@ fn load_of(namespace: NamespaceHandle, first: u64, count: u64) -> Request {
         fetch_deadline: 1 << 40,
         last: true,
         runs_max: usize::MAX,
+        in_place: false,
     }
 }
 

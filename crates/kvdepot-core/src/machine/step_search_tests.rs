@@ -66,6 +66,7 @@ fn scattered() -> (Lab, NamespaceHandle) {
             fetch_deadline: 1 << 40,
             last: true,
             runs_max: usize::MAX,
+            in_place: false,
         };
         lab.ask_as(2, request);
     }
@@ -121,6 +122,7 @@ fn a_starved_load_that_ends_leaves_its_turn_to_a_smaller_one() {
                 fetch_deadline: 1 << 40,
                 last: true,
                 runs_max: usize::MAX,
+                in_place: false,
             };
             step(&mut lab.machine, Event::Request { token, owner, request });
             let located = Event::Located { ask: Ask::Load(token), locations: vec![Location::Tier(0)] };

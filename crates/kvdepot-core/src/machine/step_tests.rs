@@ -139,6 +139,7 @@ impl Lab {
             fetch_deadline: 1 << 40,
             last: true,
             runs_max: usize::MAX,
+            in_place: false,
         };
         leases(self.ask_as(owner, request))
     }
@@ -307,6 +308,7 @@ fn loads_that_wait_for_room_try_again_one_after_another() {
                 fetch_deadline: 1 << 40,
                 last: true,
                 runs_max: usize::MAX,
+                in_place: false,
             };
             lab.tokens += 1;
             let (token, mut out) = (lab.tokens, Effects::default());
@@ -354,6 +356,7 @@ fn the_turn_of_a_starved_load_that_ends_goes_to_the_next() {
             fetch_deadline: 1 << 40,
             last: true,
             runs_max: usize::MAX,
+            in_place: false,
         };
         let (out, _) = step(machine, Event::Request { token, owner, request });
         assert_eq!(out.questions.len(), 1);

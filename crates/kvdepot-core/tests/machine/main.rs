@@ -2,6 +2,7 @@
 
 mod lab;
 
+mod in_place;
 mod limits;
 mod misses;
 mod model;

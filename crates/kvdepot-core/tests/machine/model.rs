@@ -423,6 +423,7 @@ fn a_load_waits_for_what_a_tier_reads_and_ends_with_its_time() {
         fetch_deadline: 1 << 40,
         last: true,
         runs_max: usize::MAX,
+        in_place: false,
     });
     assert!(lab.reply(token).is_none());
     let reads = lab.reads();

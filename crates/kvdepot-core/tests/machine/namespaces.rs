@@ -93,6 +93,7 @@ impl Lab {
             fetch_deadline: 1,
             last: true,
             runs_max: usize::MAX,
+            in_place: false,
         };
         match self.ask(owner, request)? {
             Reply::Slots(outcomes) => match &outcomes[0] {

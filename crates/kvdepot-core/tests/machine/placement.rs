@@ -124,7 +124,15 @@ impl Lab {
 
     fn load(&self, hash: u8) -> Request {
         let hashes = vec![BlockHash([hash; 16])];
-        Request::Load { namespace: 0, id: None, hashes, fetch_deadline: 1 << 40, last: true, runs_max: 9 }
+        Request::Load {
+            namespace: 0,
+            id: None,
+            hashes,
+            fetch_deadline: 1 << 40,
+            last: true,
+            runs_max: 9,
+            in_place: false,
+        }
     }
 
     /// Loads a block that is in the pool and releases it.

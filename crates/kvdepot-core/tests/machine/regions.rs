@@ -140,8 +140,15 @@ fn a_block_in_use_is_not_evicted_for_where_it_lies() {
     let hashes: Vec<BlockHash> = (8..10).map(hash).collect();
     for _ in 0..2 {
         let hashes = hashes.clone();
-        let load =
-            Request::Load { namespace: 0, id: None, hashes, fetch_deadline: 1, last: true, runs_max: 9 };
+        let load = Request::Load {
+            namespace: 0,
+            id: None,
+            hashes,
+            fetch_deadline: 1,
+            last: true,
+            runs_max: 9,
+            in_place: false,
+        };
         let Reply::Slots(outcomes) = lab.ask(load) else { panic!("no slots") };
         let leased = outcomes.iter().filter_map(|outcome| match outcome {
             Outcome::Leased(leased) => Some(leased.lease),
@@ -203,6 +210,7 @@ fn what_is_fetched_lies_where_the_namespace_s_user_wishes_it() {
         fetch_deadline: 1 << 40,
         last: true,
         runs_max: 9,
+        in_place: false,
     };
     // A scheduler's claim and prefetch have no wish of their own.
     lab.send_as(8, load(10));

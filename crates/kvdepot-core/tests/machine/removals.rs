@@ -261,6 +261,7 @@ fn what_is_closed_is_not_read_and_the_tier_below_is() {
             fetch_deadline: 1 << 40,
             last: true,
             runs_max: 9,
+            in_place: false,
         });
         let read = lab.take().into_iter().find_map(|command| match command {
             Command::Read { tier, .. } => Some(tier),

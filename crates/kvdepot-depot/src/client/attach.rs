@@ -16,6 +16,7 @@ use crate::client::generation::Generation;
 use crate::client::lane::Welcome;
 use crate::client::next_depot::NextDepot;
 use crate::client::spawn::Spawner;
+use crate::client::tier_memory;
 use crate::depot::Depot;
 use crate::message::NamespaceHandle;
 use crate::stats::Stats;
@@ -71,18 +72,19 @@ impl Attachment {
     /// Attaches to a depot inside this process.
     pub fn embedded(depot: Depot) -> Result<Arc<Self>> {
         let (id, pool, config) = (depot.id(), depot.pool(), depot.config().clone());
-        let user = depot.user();
+        let (user, memory) = (depot.user(), tier_memory::of(&depot));
         let this = Self::new(Target::Embedded(depot, user), Duration::from_millis(config.timeout_ms));
         let welcome = Welcome {
             depot: id,
             is_divided: pool.regions().len() > 1,
+            has_memory: memory.is_some(),
             timeout_ms: config.timeout_ms,
             waiting_queue_depth: config.waiting_queue_depth as u64,
             running_queue_depth: config.running_queue_depth as u64,
         };
         let pool = Arc::new(AttachedPool::new(id, pool));
         *this.pool.lock() = Some(Arc::clone(&pool));
-        *this.current.write() = Some(Arc::new(Generation::new(welcome, pool)));
+        *this.current.write() = Some(Arc::new(Generation::new(welcome, pool, memory)));
         this.set_passes_through(config.passes_through());
         Ok(Arc::new(this))
     }

@@ -14,6 +14,7 @@ use crate::client::generation::Generation;
 use crate::client::lane::{Lane, PassedPool, unexpected};
 use crate::client::lane_guard::HANDSHAKE_WAIT;
 use crate::client::spawn::Spawner;
+use crate::client::tier_memory;
 use crate::message::{NamespaceHandle, Request, Response};
 
 /// Pauses between attempts to attach.
@@ -131,7 +132,7 @@ impl Attachment {
 
     fn try_attach(self: &Arc<Self>) -> Result<()> {
         let Target::Socket { path, .. } = &self.target else { return Ok(()) };
-        let (lane, welcome, passed) =
+        let (mut lane, welcome, passed) =
             Lane::connect(path, Instant::now() + HANDSHAKE_WAIT).inspect_err(|error| {
                 // No process listens: the attached depot is dead. A slow depot is `Timeout`, and its pool is kept.
                 if error.kind() == ErrorKind::Unavailable {
@@ -139,7 +140,11 @@ impl Attachment {
                 }
             })?;
         let pool = self.take_pool(welcome.depot, passed)?;
-        let generation = Arc::new(Generation::new(welcome, pool));
+        let memory = match welcome.has_memory {
+            true => tier_memory::ask(&mut lane, Instant::now() + HANDSHAKE_WAIT)?,
+            false => None,
+        };
+        let generation = Arc::new(Generation::new(welcome, pool, memory));
         generation.lanes.lock().push(lane);
         if let Err(error) = self.open_missing(&generation) {
             tracing::warn!("a namespace cannot be opened and is retried: {error}");

@@ -9,12 +9,15 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::client::attached_pool::AttachedPool;
 use crate::client::lane::{Lane, Welcome};
+use crate::client::tier_memory::Lent;
 use crate::message::{NamespaceHandle, Response};
 
 /// One lifetime of a depot, as this process sees it.
 pub(crate) struct Generation {
     pub(crate) welcome: Welcome,
     pub(crate) pool: Arc<AttachedPool>,
+    /// The memory of a tier in which the depot leases blocks, as far as it is mapped.
+    pub(crate) memory: Lent,
     pub(super) lanes: Mutex<Vec<Lane>>,
     pub(super) handles: RwLock<HashMap<String, NamespaceHandle>>,
     /// The lane on which claims are leased. There is only one, so that the scheduler's calls find it connected.
@@ -27,10 +30,11 @@ pub(crate) struct Generation {
 }
 
 impl Generation {
-    pub(super) fn new(welcome: Welcome, pool: Arc<AttachedPool>) -> Self {
+    pub(super) fn new(welcome: Welcome, pool: Arc<AttachedPool>, memory: Lent) -> Self {
         Self {
             welcome,
             pool,
+            memory,
             lanes: Mutex::new(Vec::new()),
             handles: RwLock::new(HashMap::new()),
             claims: Mutex::new(None),
@@ -43,6 +47,11 @@ impl Generation {
     /// Returns whether the depot of this generation counts as lost.
     pub(crate) fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Acquire)
+    }
+
+    /// Returns whether blocks can be read in the tier's memory now.
+    pub(crate) fn reads_in_place(&self) -> bool {
+        self.memory.as_ref().is_some_and(|memory| memory.check().is_ok())
     }
 
     /// Returns whether the depot has hung up. A lane in use is left alone: its user notices it.

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_io::socket::peer_process;
+use kvdepot_tier::TierMemory;
 use rustix::process::Pid;
 
 use crate::client::starved::is_runnable;
@@ -27,6 +28,8 @@ pub(crate) struct Welcome {
     pub(crate) depot: u64,
     /// Whether the pool has several regions.
     pub(crate) is_divided: bool,
+    /// Whether a tier leases blocks in its memory.
+    pub(crate) has_memory: bool,
     pub(crate) timeout_ms: u64,
     pub(crate) waiting_queue_depth: u64,
     pub(crate) running_queue_depth: u64,
@@ -90,14 +93,21 @@ impl Lane {
         socket.ask(&hello, deadline)?;
         let (response, fd) = socket.answer(deadline)?;
         let Response::Welcome {
-            depot, regions, timeout_ms, waiting_queue_depth, running_queue_depth, ..
+            depot,
+            regions,
+            timeout_ms,
+            waiting_queue_depth,
+            running_queue_depth,
+            has_memory,
+            ..
         } = response.into_result()?
         else {
             return Err(unexpected());
         };
         let fd = fd.ok_or_else(|| Error::new(ErrorKind::Protocol, "the depot did not pass its pool"))?;
         let is_divided = regions.len() > 1;
-        let welcome = Welcome { depot, is_divided, timeout_ms, waiting_queue_depth, running_queue_depth };
+        let welcome =
+            Welcome { depot, is_divided, has_memory, timeout_ms, waiting_queue_depth, running_queue_depth };
         Ok((lane, welcome, PassedPool { fd, regions }))
     }
 
@@ -111,6 +121,18 @@ impl Lane {
                 socket.answer(deadline).map(|(response, _)| response)
             }
         }
+    }
+
+    /// Returns the memory of a tier in which the depot leases blocks. Only a depot in another process passes it here.
+    pub(crate) fn memory(&mut self, deadline: Instant) -> Result<TierMemory> {
+        let Way::Socket(socket) = &mut self.way else { return Err(unexpected()) };
+        socket.ask(&Request::Memory, deadline)?;
+        let (response, file) = socket.answer(deadline)?;
+        let Response::Memory { bytes, head } = response.into_result()? else { return Err(unexpected()) };
+        let file = file.ok_or_else(|| {
+            Error::new(ErrorKind::Protocol, "the depot did not pass the memory of its tier")
+        })?;
+        Ok(TierMemory::new(file, bytes, head))
     }
 
     /// Like `call`, for a request that may take long: after `patience` the wait continues only while the depot answers

@@ -75,8 +75,9 @@ fn load_chunks(work: &Work, rest: &mut Vec<usize>, under_way: &mut Vec<Arc<Sink>
         lane.call(Request::Prefetch { namespace, hashes }, Instant::now() + time_left(work)?)?;
     }
     let limit = work.base.device.engine().may_hang().then(|| work.state.deadline());
-    let mut load =
-        Load { work, generation, namespace, chunk, limit, goes_ahead, moving: Vec::new(), spare: vec![lane] };
+    let in_place = !work.base.device.engine().may_hang() && generation.reads_in_place();
+    let (moving, spare) = (Vec::new(), vec![lane]);
+    let mut load = Load { work, generation, namespace, chunk, limit, in_place, goes_ahead, moving, spare };
     let outcome = load.run(rest, under_way);
     for moving in std::mem::take(&mut load.moving) {
         // The first error is that of the load.
@@ -95,6 +96,8 @@ struct Load<'a> {
     namespace: NamespaceHandle,
     chunk: usize,
     limit: Option<Instant>,
+    /// Whether blocks may be leased in a tier's memory. A device copies from the pool, which is registered with it.
+    in_place: bool,
     /// Whether a chunk is acquired while another one is copied.
     goes_ahead: bool,
     /// Chunks that the device holds, two at most.
@@ -155,7 +158,8 @@ impl Load<'_> {
         let hashes = Hashes(hash_bytes(now.iter().map(|&item| &work.items[item].hash)).into());
         // The depot answers by the deadline; the extra time is for a busy machine.
         let deadline = Instant::now() + left + attachment.call_timeout;
-        let request = Request::Acquire { namespace: self.namespace, hashes, wait_ms, last };
+        let (namespace, in_place) = (self.namespace, self.in_place);
+        let request = Request::Acquire { namespace, hashes, wait_ms, last, in_place };
         let Response::Grants(grants) = lane.call(request, deadline)? else { return Err(unexpected()) };
         if grants.len() != now.len() {
             return Err(unexpected());

@@ -23,6 +23,7 @@ mod spawn;
 mod starved;
 pub mod store;
 pub mod task;
+mod tier_memory;
 mod work;
 
 pub use attach::{Attachment, QueueDepths};

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use kvdepot_copy::{CopyBatch, DeviceEvent, Direction, GroupSink};
-use kvdepot_core::runs::Runs;
+use kvdepot_core::runs::{Run, Runs};
 use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_io::MemRun;
 use parking_lot::{Condvar, Mutex};
@@ -15,6 +15,7 @@ use crate::client::device::RegisteredPool;
 use crate::client::generation::Generation;
 use crate::client::lane::{Lane, unexpected};
 use crate::client::lane_guard::LaneGuard;
+use crate::client::tier_memory::{self, Lent};
 use crate::client::work::Work;
 use crate::message::{Grant, Hashes, Request, Response, Shards, hash_bytes};
 use crate::pool::PoolMapping;
@@ -140,12 +141,19 @@ pub(crate) fn begin(
         return Ok(None);
     }
     let mapping = generation.pool.mapping()?;
-    let resolve = |placed: &Placed| placed.runs.iter().map(|&run| mapping.resolve(run)).collect();
+    let lent = generation.memory.as_ref().filter(|_| direction == Direction::ToDevice);
+    let resolve_run = |run: &Run| match run.in_place() {
+        Some(at) => tier_memory::resolve(lent, *run, at),
+        None => mapping.resolve(*run),
+    };
+    let resolve = |placed: &Placed| placed.runs.iter().map(resolve_run).collect();
     let slots: Vec<SmallVec<[MemRun; 2]>> = placed.iter().map(resolve).collect::<Result<_>>()?;
     let bytes = |placed: &Placed| placed.runs.iter().map(|run| run.len).sum::<u64>();
     if placed.iter().any(|placed| bytes(placed) < work.layout().block_bytes()) {
         return Err(unexpected());
     }
+    let is_in_place = |placed: &Placed| placed.runs.iter().any(|run| run.in_place().is_some());
+    let lent = lent.filter(|_| placed.iter().any(is_in_place)).cloned();
     let shards = only.map_or(0..work.layout().shard_count(), |shard| shard..shard + 1);
     let mut batch = CopyBatch::new(direction);
     batch.wait_event = work.wait_event;
@@ -171,6 +179,7 @@ pub(crate) fn begin(
         lane: Mutex::new(None),
         _pool: work.base.device.pool(&generation.pool)?,
         _mapping: mapping,
+        lent,
         last: Mutex::new(None),
     });
     // SAFETY: device ranges are valid by the contract of the store's unsafe calls. The host ranges lie in leased slots,
@@ -187,6 +196,8 @@ pub(crate) struct Sink {
     lane: Mutex<Option<Lane>>,
     _pool: Arc<RegisteredPool>,
     _mapping: Arc<PoolMapping>,
+    /// The tier's memory, if a block of the batch is leased there.
+    lent: Lent,
     /// Dropped when the device has finished.
     last: Mutex<Option<Box<dyn Send>>>,
     work: Work,
@@ -235,13 +246,19 @@ impl std::fmt::Debug for Sink {
 
 impl GroupSink for Sink {
     fn group_submitted(&self, group: usize, event: DeviceEvent) {
+        if self.lent.is_some() {
+            // What was copied counts only after a check, which comes after the copy.
+            return;
+        }
         let (shard, count) = self.groups[group];
         self.announced[group].store(true, Ordering::Release);
         self.work.state.submitted(shard, count, event);
     }
 
     fn group_ended(&self, group: usize, outcome: Result<()>) {
-        match outcome {
+        // The depot may have died meanwhile, and the next one may write to the memory that was copied from (P1).
+        let checked = outcome.and_then(|()| self.lent.as_ref().map_or(Ok(()), |lent| lent.check()));
+        match checked {
             Ok(()) => {
                 let (shard, count) = self.groups[group];
                 if self.announced[group].load(Ordering::Acquire) {

@@ -13,6 +13,7 @@ use kvdepot_core::{BlockHash, BlockKey, Error, ErrorKind, NamespaceId, Result};
 
 use crate::locate::Locator;
 use crate::message::{Hashes, NamespaceHandle};
+use crate::session::LoadHow;
 use crate::stats::Stats;
 use crate::{Depot, Session};
 
@@ -217,7 +218,9 @@ impl Direct {
         hashes: &[BlockHash],
         wait: Duration,
     ) -> Result<Vec<Result<ReadSlot, ErrorKind>>> {
-        let outcomes = self.session.load(handle, Some(id), hashes.to_vec(), wait, true, usize::MAX)?;
+        // Whoever reads through this door has the pool's memory only.
+        let how = LoadHow { wait, last: true, runs_max: usize::MAX, in_place: false };
+        let outcomes = self.session.load(handle, Some(id), hashes.to_vec(), how)?;
         let slots = outcomes.into_iter().map(|outcome| match outcome {
             Outcome::Leased(leased) => Ok(self.read_slot(leased)),
             Outcome::Have => Err(ErrorKind::NotFound),

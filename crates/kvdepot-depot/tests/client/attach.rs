@@ -58,6 +58,7 @@ fn serve(
                 timeout_ms: 1000,
                 waiting_queue_depth: 1,
                 running_queue_depth: 1,
+                has_memory: false,
             },
             Request::OpenNamespace { .. } => match openings.recv().unwrap() {
                 Opening::HangsUp => return,

@@ -101,6 +101,7 @@ fn welcome() -> Response {
         timeout_ms: PATIENCE_MS,
         waiting_queue_depth: 1,
         running_queue_depth: 1,
+        has_memory: false,
     }
 }
 

@@ -105,8 +105,13 @@ fn a_drain_does_not_wait_for_what_was_given_up() {
     let namespace = open(&session);
     let blocks = 40;
     (0..blocks).for_each(|block| seal(&session, namespace, block));
-    let leased =
-        session.handle(Request::Acquire { namespace, hashes: hashes(blocks - 1), wait_ms: 0, last: true });
+    let leased = session.handle(Request::Acquire {
+        namespace,
+        hashes: hashes(blocks - 1),
+        wait_ms: 0,
+        last: true,
+        in_place: false,
+    });
     assert!(matches!(&leased, Response::Grants(grants) if matches!(grants[..], [Grant::Leased { .. }])));
     let under_way: Vec<Held> = (0..32).map(|_| writes.recv_timeout(HANG).unwrap()).collect();
     session.handle(Request::Reset { namespaces: vec![namespace] });
@@ -170,7 +175,7 @@ fn a_panic_in_a_write_makes_every_call_a_miss() {
     eventually("the depot's death", || depot.is_dead());
     let requests = [
         Request::Lookup { namespace, hashes: hashes(0) },
-        Request::Acquire { namespace, hashes: hashes(0), wait_ms: 10_000, last: true },
+        Request::Acquire { namespace, hashes: hashes(0), wait_ms: 10_000, last: true, in_place: false },
         Request::Reserve { namespace, hashes: hashes(1) },
         Request::Drain { wait_ms: u32::MAX },
         Request::Reset { namespaces: vec![namespace] },
@@ -198,7 +203,13 @@ fn a_panic_in_a_read_makes_every_call_a_miss() {
     let asking = Arc::clone(&session);
     // It is unspecified whether the read begins on this thread or on the depot's.
     let _ = std::thread::spawn(move || {
-        asking.handle(Request::Acquire { namespace, hashes: hashes(0), wait_ms: 1, last: true })
+        asking.handle(Request::Acquire {
+            namespace,
+            hashes: hashes(0),
+            wait_ms: 1,
+            last: true,
+            in_place: false,
+        })
     })
     .join();
     eventually("the depot's death", || depot.is_dead());

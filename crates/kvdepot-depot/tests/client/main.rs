@@ -9,6 +9,7 @@ mod device_memory;
 mod ending;
 mod engine_end;
 mod hangs;
+mod in_place;
 mod kept_engine;
 mod load_ahead;
 mod reattach;

@@ -124,6 +124,7 @@ fn serve(mut socket: SeqPacket, pool: &PoolMapping, door: &Mutex<Door>) {
                 timeout_ms: 1000,
                 waiting_queue_depth: 1,
                 running_queue_depth: 1,
+                has_memory: false,
             },
             Request::OpenNamespace { .. } => {
                 let mut door = door.lock().unwrap();

@@ -79,8 +79,13 @@ fn blocks_in_many_pieces_are_acquired_in_as_many_answers_as_it_takes() {
     store(&session, large, 0..BLOCKS);
     let (mut rest, mut answers) = (0..BLOCKS, 0);
     while !rest.is_empty() {
-        let request =
-            Request::Acquire { namespace: large, hashes: hashes(rest.clone()), wait_ms: 0, last: true };
+        let request = Request::Acquire {
+            namespace: large,
+            hashes: hashes(rest.clone()),
+            wait_ms: 0,
+            last: true,
+            in_place: false,
+        };
         let grants = ask(&session, request);
         let leases = leased(&grants);
         assert!(!leases.is_empty(), "{:?}", grants[0]);

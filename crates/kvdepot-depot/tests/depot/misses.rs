@@ -594,7 +594,8 @@ fn the_namespaces_that_are_read_most_are_told_with_what_they_hold() {
     let load = |namespace: OpenNamespace, numbers: std::ops::Range<u64>| {
         let (namespace, hashes) = (namespace.handle, hashes(numbers));
         let session = lab.depot.session();
-        let loaded = session.handle(Request::Acquire { namespace, hashes, wait_ms: 0, last: true });
+        let loaded =
+            session.handle(Request::Acquire { namespace, hashes, wait_ms: 0, last: true, in_place: false });
         assert!(matches!(loaded, Response::Grants(_)), "{loaded:?}");
     };
     load(other, 0..2);

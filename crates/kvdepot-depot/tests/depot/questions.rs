@@ -91,7 +91,13 @@ fn reads_are_with_the_tier_when_a_question_without_a_wait_is_answered() {
     let mut ended = Vec::new();
     for round in 0..10u8 {
         let bytes: Vec<u8> = (0..8u8).flat_map(|block| [[round; 15].as_slice(), &[block]].concat()).collect();
-        let request = Request::Acquire { namespace, hashes: Hashes(bytes.into()), wait_ms: 0, last: true };
+        let request = Request::Acquire {
+            namespace,
+            hashes: Hashes(bytes.into()),
+            wait_ms: 0,
+            last: true,
+            in_place: false,
+        };
         assert!(matches!(session.handle(request), Response::Grants(_)));
         // Another thread may still be handing them over when this one already has its answer.
         let next = |_| reads.recv_timeout(HANG).unwrap_or_else(|_| panic!("round {round}: no read"));

@@ -1,5 +1,6 @@
 //! One connection of the local door, from its hello to its end.
 
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use kvdepot_core::limits::{BATCH_HASHES_MAX, CLAIM_HASHES_MAX};
@@ -100,11 +101,16 @@ fn exchange(
         }
         let welcome = matches!(response, Response::Welcome { .. });
         let pool = depot.pool();
+        let passed = match &response {
+            Response::Welcome { .. } => pool.fd(),
+            Response::Memory { .. } => depot.memory().map(|memory| memory.file.as_fd()),
+            _ => None,
+        };
         let frame = match encode(id, &response) {
             Ok(frame) => frame,
             Err(error) => encode(id, &Response::from_error(&error))?,
         };
-        socket.send(&frame, pool.fd().filter(|_| welcome))?;
+        socket.send(&frame, passed)?;
         if hello && !welcome {
             return Err(Error::new(ErrorKind::Protocol, "a connection was turned away at its hello"));
         }

@@ -9,7 +9,7 @@ use super::Claims;
 use super::claim::{Claim, Need, Phase, Spot, Weigh};
 use super::known::Known;
 use super::probing::begin_round;
-use crate::block::{Block, Phase as BlockPhase};
+use crate::block::Phase as BlockPhase;
 
 /// Share of the pool that one claim may take.
 const CLAIM_SHARE_PERCENT: u64 = 90;
@@ -50,7 +50,7 @@ impl Claims {
                     }
                 },
                 Weigh::Need { hit, mut need, turn } => {
-                    if !claim.add_need(&mut need, hit, looks) {
+                    if !claim.add_need(&mut need, hit, looks, rooms.pool.in_place_room()) {
                         claim.weigh = Some(Weigh::Need { hit, need, turn });
                         return true;
                     }
@@ -216,7 +216,8 @@ impl Claims {
         }
         match rooms.pool.find(&key) {
             Some(slot) if rooms.pool.slot(slot).block.is_readable() => {
-                if rooms.pool.slot(slot).block.is_evictable() {
+                let found = rooms.pool.slot(slot);
+                if found.block.is_evictable() && !found.is_in_place() {
                     self.keep_promise(claim, spot);
                 }
                 rooms.pool.pin(slot);
@@ -231,9 +232,12 @@ impl Claims {
             None => {
                 let Some(tier) = known.tier() else { return true };
                 let near = rooms.catalog.near(key.space);
-                match rooms.pool.insert(key, Block::fetching(), claim.bytes(spot), true, near) {
+                let how = (tier, claim.groups[spot.group].in_place[spot.rank]);
+                match rooms.pool.insert_fetching(key, claim.bytes(spot), near, how) {
                     Ok(slot) => {
-                        self.keep_promise(claim, spot);
+                        if !rooms.pool.slot(slot).is_in_place() {
+                            self.keep_promise(claim, spot);
+                        }
                         rooms.flow.read(slot, tier, claim.deadline);
                         wait_for(rooms, claim, place, slot);
                     }

@@ -13,6 +13,7 @@ use super::super::event::{Arriving, ClaimId, Location, Nanos, Owner, Progress, T
 use super::super::names::{PoolKey, SpaceId};
 use super::super::pool::Pool;
 use super::super::probe::RunProbe;
+use super::super::tiers::TierIndex;
 use super::known::Known;
 use super::places::Places;
 
@@ -48,6 +49,8 @@ pub(super) struct Group {
     pub(super) spaces: Vec<SpaceId>,
     /// Bytes of a block of each rank.
     pub(super) slot_bytes: Vec<u64>,
+    /// Whether each rank can read in place.
+    pub(super) in_place: Vec<bool>,
     pub(super) shape: GroupShape,
     /// Blocks from the first that is not skipped to the limit.
     pub(super) blocks: Range<usize>,
@@ -85,8 +88,10 @@ pub(super) struct Need {
     at: Option<usize>,
     /// Bytes that it would pin anew.
     pub(super) new_pins: u64,
-    /// Bytes of all its blocks.
+    /// Bytes of all its blocks in the pool.
     pub(super) total: u64,
+    /// Bytes of its blocks in the memory of a tier.
+    in_place: u64,
     /// Whether any has to be fetched.
     pub(super) fetches: bool,
 }
@@ -165,6 +170,8 @@ pub(super) struct Claim {
     pub(super) ids: Arc<[NamespaceId]>,
     /// What blocks wanted that had not come when it began to settle; None: nothing could come any more.
     pub(super) short_of: Option<Short>,
+    /// The tier that leases blocks in place.
+    pub(super) in_place_tier: Option<TierIndex>,
     /// Whether its client would compute sooner what has not come.
     pub(super) declined: bool,
 }
@@ -274,7 +281,13 @@ impl Claim {
     }
 
     /// Adds up what the next blocks of a hit need: whether all of them are in it.
-    pub(super) fn add_need(&self, need: &mut Need, hit: usize, looks: &mut usize) -> bool {
+    pub(super) fn add_need(
+        &self,
+        need: &mut Need,
+        hit: usize,
+        looks: &mut usize,
+        in_place_room: u64,
+    ) -> bool {
         while let Some(entry) = self.groups.get(need.group) {
             let range = self.needed_range(need.group, hit);
             for block in need.at.unwrap_or(range.start)..range.end {
@@ -284,6 +297,14 @@ impl Claim {
                 let first = self.place(need.group, block, 0);
                 for (rank, &bytes) in entry.slot_bytes.iter().enumerate() {
                     let known = self.known(first + rank);
+                    let is_leasable = known.tier().is_some()
+                        && known.tier() == self.in_place_tier
+                        && entry.in_place[rank]
+                        && need.in_place + bytes <= in_place_room;
+                    if known == Known::IN_PLACE || is_leasable {
+                        need.in_place += bytes;
+                        continue;
+                    }
                     need.total += bytes;
                     if !matches!(known, Known::PINNED | Known::LEASED | Known::WAITING) {
                         need.new_pins += bytes;

@@ -23,6 +23,8 @@ impl Known {
     pub(super) const WAITING: Self = Self(6);
     /// As `ABSENT`, as far as tiers have answered; one has not.
     pub(super) const UNTOLD: Self = Self(7);
+    /// Leased in a tier's memory, or about to be.
+    pub(super) const IN_PLACE: Self = Self(8);
     const TIER: u8 = 16;
 
     pub(super) fn at(location: Location) -> Self {
@@ -39,10 +41,11 @@ impl Known {
 
     /// Whether it is in the pool, or a tier is known to have it.
     pub(super) fn is_within_reach(self) -> bool {
-        matches!(self, Self::HERE | Self::PINNED | Self::LEASED | Self::WAITING) || self.tier().is_some()
+        self.is_in_pool() || self.tier().is_some()
     }
 
+    /// Whether it has a slot.
     pub(super) fn is_in_pool(self) -> bool {
-        matches!(self, Self::HERE | Self::PINNED | Self::LEASED | Self::WAITING)
+        matches!(self, Self::HERE | Self::PINNED | Self::LEASED | Self::WAITING | Self::IN_PLACE)
     }
 }

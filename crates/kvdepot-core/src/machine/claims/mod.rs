@@ -411,17 +411,18 @@ fn new_claim(rooms: &Rooms<'_>, id: ClaimId, open: Open) -> Result<Claim> {
     let mut base = 0;
     let mut ids = Vec::new();
     for group in asked {
-        let (mut spaces, mut slot_bytes) = (Vec::new(), Vec::new());
+        let (mut spaces, mut slot_bytes, mut in_place) = (Vec::new(), Vec::new(), Vec::new());
         for handle in group.namespaces {
             let namespace = rooms.catalog.get(handle)?;
             spaces.push(namespace.space);
             ids.push(namespace.id);
             slot_bytes.push(namespace.slot_bytes());
+            in_place.push(namespace.in_place);
         }
         let units = group.shape.units_per_block;
         let blocks = skip / units..limit / units;
         let places = blocks.len() * spaces.len();
-        groups.push(Group { spaces, slot_bytes, shape: group.shape, blocks, base });
+        groups.push(Group { spaces, slot_bytes, in_place, shape: group.shape, blocks, base });
         base += places;
     }
     Ok(Claim {
@@ -447,6 +448,7 @@ fn new_claim(rooms: &Rooms<'_>, id: ClaimId, open: Open) -> Result<Claim> {
         need: 0,
         promised: 0,
         hit: skip,
+        in_place_tier: rooms.pool.in_place_tier(),
         lead: skip,
         needed: 0,
         leased: 0,

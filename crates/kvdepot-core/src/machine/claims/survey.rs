@@ -21,6 +21,11 @@ impl Claims {
                     let block = &rooms.pool.slot(slot).block;
                     match block.phase() {
                         _ if !rooms.catalog.is_live(key.space) => Known::ABSENT,
+                        BlockPhase::Fetching | BlockPhase::Sealed
+                            if rooms.pool.slot(slot).is_in_place() && !block.is_doomed() =>
+                        {
+                            Known::IN_PLACE
+                        }
                         BlockPhase::Fetching => Known::PINNED,
                         BlockPhase::Sealed if block.is_evictable() => Known::HERE,
                         BlockPhase::Sealed if block.is_readable() => Known::PINNED,

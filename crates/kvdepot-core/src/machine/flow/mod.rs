@@ -141,8 +141,13 @@ impl Flow {
         };
         match outcome {
             Ok(Fetched::Whole) => {
-                counters.fetch_blocks += 1;
-                counters.fetch_bytes += pool.slot(slot).bytes();
+                if pool.slot(slot).is_in_place() {
+                    counters.in_place_blocks += 1;
+                    counters.in_place_bytes += pool.slot(slot).bytes();
+                } else {
+                    counters.fetch_blocks += 1;
+                    counters.fetch_bytes += pool.slot(slot).bytes();
+                }
                 pool.edit(slot, |slot| {
                     slot.block.fill_ended_ok();
                     slot.saved |= bit(tier);
@@ -164,7 +169,8 @@ impl Flow {
                 pool.went(pool.slot(slot).key, fate, Some(tier));
             }
         }
-        if tier + 1 < self.tiers.len() && self.now < read.deadline {
+        let has_memory = |pool: &mut Pool| !pool.slot(slot).is_in_place() || pool.take_into_pool(slot);
+        if tier + 1 < self.tiers.len() && self.now < read.deadline && has_memory(pool) {
             self.tiers[tier + 1].reads.push_front(read);
             return ReadEnd::GoesOn;
         }
@@ -235,9 +241,13 @@ impl Flow {
                 let left = read.deadline.saturating_sub(now);
                 // Half of the time is left for the tiers below, which may have the block too (P2).
                 let deadline = now + if tier < last { left / 2 } else { left };
-                let (runs, key) = (slot.runs(), catalog.block_key(&slot.key));
+                let (runs, key, in_place) = (slot.runs(), catalog.block_key(&slot.key), slot.is_in_place());
                 self.tiers[tier].reads_in_flight.insert(read.slot, read);
-                out.commands.push(Command::Read { tier, slot: read.slot, key, runs, deadline });
+                out.commands.push(if in_place {
+                    Command::Lease { tier, slot: read.slot, key, deadline }
+                } else {
+                    Command::Read { tier, slot: read.slot, key, runs, deadline }
+                });
             }
             while self.tiers[tier].writes_in_flight.len() < self.pace.writes_in_flight
                 && looked_at < self.pace.queue_entries

@@ -8,10 +8,12 @@ use crate::key::{BlockHash, BlockKey};
 use super::super::catalog::Namespace;
 use super::super::counters::Counters;
 use super::super::event::{Leased, Loaded, Location, Nanos, Owner, Token, Want};
+use super::super::flaw::Flaw;
 use super::super::names::PoolKey;
 use super::super::pool::Pool;
 use super::super::rooms::Rooms;
 use super::super::slots::Waiter;
+use super::super::tiers::TierIndex;
 
 /// Number of a load's blocks in each state.
 #[derive(Clone, Copy, Debug, Default)]
@@ -49,6 +51,17 @@ pub(super) enum Stage {
     Rest,
 }
 
+/// What a load's caller allows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LoadLimits {
+    pub(crate) fetch_deadline: Nanos,
+    /// The caller will not ask again for late blocks.
+    pub(crate) last: bool,
+    pub(crate) runs_max: usize,
+    /// The caller can read blocks in a tier's memory.
+    pub(crate) in_place: bool,
+}
+
 #[derive(Debug)]
 pub(super) struct Load {
     pub(super) token: Token,
@@ -61,8 +74,7 @@ pub(super) struct Load {
     pub(super) stage: Stage,
     /// Next block of the stage.
     pub(super) cursor: usize,
-    pub(super) fetch_deadline: Nanos,
-    pub(super) last: bool,
+    pub(super) limits: LoadLimits,
     pub(super) runs_left: usize,
     /// Its turn among the loads that found no space and lease nothing, if it is one of them.
     pub(super) turn: Option<u64>,
@@ -76,7 +88,7 @@ impl Load {
         owner: Owner,
         namespace: Namespace,
         hashes: Vec<BlockHash>,
-        (fetch_deadline, last, runs_left): (Nanos, bool, usize),
+        limits: LoadLimits,
     ) -> Self {
         let count = Count { unlocated: hashes.len(), ..Count::default() };
         Self {
@@ -88,9 +100,8 @@ impl Load {
             count,
             stage: Stage::Lease,
             cursor: 0,
-            fetch_deadline,
-            last,
-            runs_left,
+            limits,
+            runs_left: limits.runs_max,
             turn: None,
             rooms_seen: 0,
         }
@@ -131,12 +142,28 @@ impl Load {
             let hopeless = !rooms.flow.has_tiers() || rooms.flow.is_leaving(&key);
             return if hopeless { Want::Missed(ErrorKind::NotFound) } else { Want::Unlocated };
         };
+        if !self.can_read(rooms, slot) {
+            // Until a tier has leased it, other readers wait for it.
+            let is_there = rooms.pool.slot(slot).block.is_readable();
+            return if is_there { Want::Unlocated } else { Want::Missed(ErrorKind::Busy) };
+        }
         match rooms.pool.slot(slot).block.phase() {
             Phase::Fetching => self.wait_for(rooms, place, slot),
             Phase::Sealed if rooms.pool.slot(slot).block.is_readable() => self.lease(rooms, slot),
             // It is being dumped, or was abandoned.
             _ => Want::Missed(ErrorKind::NotFound),
         }
+    }
+
+    /// Returns whether the caller can read what is in a slot, or will be.
+    pub(super) fn can_read(&self, rooms: &Rooms<'_>, slot: SlotId) -> bool {
+        let flawed = rooms.pool.flaws.has(Flaw::LeasedToAnyReader);
+        self.limits.in_place || flawed || !rooms.pool.slot(slot).is_in_place()
+    }
+
+    /// Returns whether a block that this tier has is leased in place, and needs no memory of the pool.
+    pub(super) fn leases_in_place(&self, rooms: &Rooms<'_>, tier: TierIndex) -> bool {
+        self.limits.in_place && rooms.pool.in_place_tier() == Some(tier)
     }
 
     pub(super) fn wait_for(&self, rooms: &mut Rooms<'_>, place: usize, slot: SlotId) -> Want {
@@ -165,7 +192,7 @@ impl Load {
     pub(super) fn count_answer(&self, counters: &mut Counters, late: ErrorKind) {
         let Count { unlocated, no_room, arriving, leased, unnamed } = self.count;
         let pending = unlocated + no_room + arriving;
-        let late = if late == ErrorKind::Timeout && self.last { pending } else { 0 };
+        let late = if late == ErrorKind::Timeout && self.limits.last { pending } else { 0 };
         let missed = self.blocks() - pending - leased - unnamed + late;
         counters.load_blocks += (leased + missed) as u64;
         counters.load_blocks_missed += missed as u64;

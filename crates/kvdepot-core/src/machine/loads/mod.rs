@@ -15,13 +15,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use hashbrown::HashSet;
 
-use crate::block::Block;
 use crate::error::ErrorKind;
 use crate::eviction::SlotId;
 use crate::key::BlockHash;
 
 use super::catalog::Namespace;
-use super::event::{Ask, Effects, Job, Location, Nanos, Owner, Question, Reply, Token, Want};
+use super::event::{Ask, Effects, Job, Location, Owner, Question, Reply, Token, Want};
 use super::flaw::{Flaw, Flaws};
 use super::pace::Pace;
 use super::pool::NoRoom;
@@ -29,7 +28,7 @@ use super::rooms::Rooms;
 use line::Line;
 use load::{Load, Stage};
 
-pub(crate) use load::lease_slot;
+pub(crate) use load::{LoadLimits, lease_slot};
 
 /// Loads that have not been answered.
 #[derive(Debug, Default)]
@@ -54,21 +53,17 @@ impl Loads {
     }
 
     /// Begins a load. Its reply is sent when no block can arrive any more, or when its waiter's patience ends.
-    #[expect(clippy::too_many_arguments, reason = "the fields of one request")]
     pub(crate) fn begin(
         &mut self,
         rooms: &mut Rooms<'_>,
-        token: Token,
-        owner: Owner,
+        (token, owner): (Token, Owner),
         namespace: Namespace,
         hashes: Vec<BlockHash>,
-        fetch_deadline: Nanos,
-        last: bool,
-        runs_max: usize,
+        limits: LoadLimits,
         out: &mut Effects,
     ) {
         rooms.pool.uses.hold(namespace.space);
-        let load = Load::new(token, owner, namespace, hashes, (fetch_deadline, last, runs_max));
+        let load = Load::new(token, owner, namespace, hashes, limits);
         self.by_owner.insert((owner, token));
         self.map.insert(token, Box::new(load));
         self.go_on(rooms, token, out);
@@ -122,8 +117,8 @@ impl Loads {
     pub(crate) fn arrived(&mut self, rooms: &mut Rooms<'_>, token: Token, place: u32, slot: Option<SlotId>) {
         let Some(load) = open(&mut self.map, &self.ended, self.flaws, token) else { return };
         let want = match slot {
-            Some(slot) => load.lease(rooms, slot),
-            None => Want::Missed(ErrorKind::NotFound),
+            Some(slot) if load.can_read(rooms, slot) => load.lease(rooms, slot),
+            _ => Want::Missed(ErrorKind::NotFound),
         };
         load.set(place as usize, want);
     }
@@ -263,7 +258,7 @@ impl Load {
     fn lease_if_readable(&mut self, rooms: &mut Rooms<'_>, place: usize) {
         let key = self.key(place);
         if rooms.catalog.is_live(key.space)
-            && let Some(slot) = rooms.pool.readable(&key)
+            && let Some(slot) = rooms.pool.readable(&key).filter(|&slot| self.can_read(rooms, slot))
         {
             let want = self.lease(rooms, slot);
             self.set(place, want);
@@ -286,12 +281,20 @@ impl Load {
         };
         let (tier, full) = (*tier, *full);
         let want = match self.look(rooms, place) {
-            Want::Unlocated if full => Want::NoRoom(tier),
+            Want::Unlocated if full && !self.leases_in_place(rooms, tier) => Want::NoRoom(tier),
             Want::Unlocated => {
                 let (key, bytes) = (self.key(place), self.namespace.slot_bytes());
-                match rooms.pool.insert(key, Block::fetching(), bytes, true, self.namespace.near) {
+                // A reader that cannot read in place gets a copy in the pool of what is leased to others.
+                let inserted = match rooms.pool.find(&key) {
+                    Some(leased) => rooms.pool.insert_copy(leased, bytes, self.namespace.near),
+                    None => {
+                        let how = (tier, self.limits.in_place);
+                        rooms.pool.insert_fetching(key, bytes, self.namespace.near, how)
+                    }
+                };
+                match inserted {
                     Ok(slot) => {
-                        rooms.flow.read(slot, tier, self.fetch_deadline);
+                        rooms.flow.read(slot, tier, self.limits.fetch_deadline);
                         self.wait_for(rooms, place, slot)
                     }
                     Err(NoRoom::Later) => return false,

@@ -1,5 +1,6 @@
 //! Leases on slots, and the effects of their ends.
 
+use super::super::flaw::Flaw;
 use super::Pool;
 use crate::block::Phase;
 use crate::error::Result;
@@ -27,6 +28,9 @@ impl Pool {
     pub(crate) fn lease(&mut self, owner: u64, id: SlotId) -> Result<LeaseId> {
         let lease = self.leases.grant(owner, id)?;
         self.pin(id);
+        if self.flaws.has(Flaw::LeaseEndedEarly) {
+            self.end_lease_in_place(id);
+        }
         Ok(lease)
     }
 

@@ -3,10 +3,12 @@
 //! - *room*: space taken in use, and made by eviction; slots that come and go.
 //! - *leases*: who holds which slots.
 //! - *births*: how long blocks have been there.
+//! - *in_place*: blocks that a tier leases where they lie.
 //! - *near*: who wishes its blocks in which region.
 //! - *totals*: what every byte counts as.
 
 mod births;
+mod in_place;
 mod leases;
 mod near;
 mod room;
@@ -31,6 +33,9 @@ use super::tiers::{TierIndex, TierMask};
 use super::uses::Uses;
 
 use births::Births;
+use in_place::InPlace;
+
+pub use in_place::LeasedInPlace;
 
 /// Interval at which tiers are notified that a block is in use.
 const TOUCH_INTERVAL_S: u32 = 30;
@@ -145,6 +150,7 @@ pub(crate) struct Pool {
     touched: Vec<SlotId>,
     /// When slots were taken.
     births: Births,
+    in_place: InPlace,
     /// Blocks that went.
     pub(super) gone: Vec<GoneHere>,
     /// What the ledger is to be told.
@@ -188,6 +194,7 @@ impl Pool {
             now_s: 0,
             touched: Vec::new(),
             births: Births::default(),
+            in_place: InPlace::default(),
             gone: Vec::new(),
             proofs: Proofs::default(),
             uses: Uses::default(),

@@ -193,7 +193,9 @@ impl Pool {
     /// Evicts cold blocks until at most `bytes` are in use or `blocks_max` blocks were evicted. Returns how many were,
     /// and whether the search for more should continue.
     pub(crate) fn evict_to(&mut self, bytes: u64, blocks_max: usize) -> (usize, bool) {
-        for gone in 0..blocks_max {
+        // Those in a tier's memory take none of the pool's: only who wants nothing kept wants them gone.
+        let given_back = if bytes == 0 { self.give_back(blocks_max) } else { 0 };
+        for gone in given_back..blocks_max {
             if self.pool_bytes - self.free_bytes() <= bytes {
                 return (gone, false);
             }
@@ -231,7 +233,7 @@ impl Pool {
     }
 
     /// Allocates space for a block, evicting others if necessary. Returns `None` if the rest is in use.
-    fn allocate(
+    pub(super) fn allocate(
         &mut self,
         key: PoolKey,
         bytes: u64,
@@ -369,7 +371,7 @@ impl Pool {
     }
 
     /// Frees a slot's space. Nothing may access its bytes any more (P4).
-    fn free(&mut self, id: SlotId) {
+    pub(super) fn free(&mut self, id: SlotId) {
         debug_assert!(
             self.slots.at(id).block.leases() == 0 && !self.slots.at(id).block.is_writing(),
             "a slot in use is not freed"
@@ -377,8 +379,12 @@ impl Pool {
         self.index.remove(&self.slots, id);
         let slot = self.slots.remove(id);
         let before = slot.standing();
-        self.count(id, before, Standing::NONE, slot.bytes(), slot.key);
+        self.count(id, before, Standing::NONE, slot.pool_bytes(), slot.key);
         self.uses.slot_went(slot.key.space, before.pinned);
+        if slot.is_in_place() {
+            self.free_in_place(id, &slot);
+            return;
+        }
         if before.listed {
             self.policy.remove(id);
         }

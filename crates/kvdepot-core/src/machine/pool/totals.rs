@@ -18,7 +18,7 @@ impl Pool {
         let mut held = Held::default();
         let mut used = 0;
         for slot in (0..self.slots.numbers()).filter_map(|id| self.slots.get(id as SlotId)) {
-            let (standing, bytes) = (slot.standing(), slot.bytes());
+            let (standing, bytes) = (slot.standing(), slot.pool_bytes());
             let share = |is: bool| if is { bytes } else { 0 };
             held.filling += share(standing.filling);
             held.fetching += share(standing.fetching);
@@ -47,10 +47,12 @@ impl Pool {
         let slot = self.slots.at_mut(id);
         let before = slot.standing();
         let out = change(slot);
-        let (after, bytes, key) = (slot.standing(), slot.bytes(), slot.key);
+        let (after, bytes, key) = (slot.standing(), slot.pool_bytes(), slot.key);
+        let in_place = slot.is_in_place().then(|| slot.bytes());
         self.count(id, before, after, bytes, key);
         if before.pinned != after.pinned {
             self.uses.set_pinned(key.space, after.pinned);
+            in_place.into_iter().for_each(|bytes| self.set_idle_in_place(id, bytes, !after.pinned));
         }
         if before.listed != after.listed {
             debug_assert!(after.listed, "a sealed block stays sealed until it is freed");
@@ -59,6 +61,7 @@ impl Pool {
         out
     }
 
+    /// Counts a slot anew that takes so many bytes of the pool: none if its block is leased in place.
     pub(super) fn count(&mut self, id: SlotId, before: Standing, after: Standing, bytes: u64, key: PoolKey) {
         let total = |total: &mut u64, was: bool, is: bool| match (was, is) {
             (false, true) => *total += bytes,
@@ -72,15 +75,18 @@ impl Pool {
         total(&mut self.held.pinned, before.pinned, after.pinned);
         self.dirty_blocks += u64::from(after.dirty);
         self.dirty_blocks -= u64::from(before.dirty);
-        if before.pinned && !after.pinned {
+        if before.pinned && !after.pinned && bytes > 0 {
             self.room_came = true;
             self.released += 1;
             self.last_released = Some(id);
         }
         if before.visible != after.visible {
             self.changes.push((key, after.visible));
-            let change = if after.visible { Change::Visible } else { Change::Gone };
-            self.proofs.note(id, change, self.flaws);
+            // A block in a tier's memory is none that a ledger of the pool could prove.
+            if bytes > 0 {
+                let change = if after.visible { Change::Visible } else { Change::Gone };
+                self.proofs.note(id, change, self.flaws);
+            }
         }
     }
 }

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use kvdepot_core::machine::{
-    Closed, Command, Effects, Event, Location, Machine, Outcome, Owner, PoolConfig, RemovalId, Reply,
+    Closed, Command, Effects, Event, Location, Machine, Outcome, Owner, PoolConfig, Proof, RemovalId, Reply,
     Request, Reserve, TierIndex,
 };
 use kvdepot_core::misses::{Gone, Missed};
@@ -30,6 +30,8 @@ pub(crate) struct Lab {
     pub(crate) removals: Vec<(RemovalId, TierIndex, BlockKey)>,
     /// Parts of tiers that were closed.
     pub(crate) closed: Vec<Closed>,
+    /// Changes for a ledger.
+    pub(crate) proofs: Vec<Proof>,
     /// Blocks that went.
     pub(crate) gone: Vec<Gone>,
     /// Claims that found less than they asked for.
@@ -63,6 +65,7 @@ impl Lab {
             spec: Arc::clone(&spec),
             removals: Vec::new(),
             closed: Vec::new(),
+            proofs: Vec::new(),
             gone: Vec::new(),
             missed: Vec::new(),
         };
@@ -81,6 +84,7 @@ impl Lab {
             }));
             self.commands.extend(out.commands);
             self.closed.extend(out.closed);
+            self.proofs.extend(out.proofs);
             self.gone.extend(out.gone);
             self.missed.extend(out.missed);
             self.replies

@@ -1,0 +1,268 @@
+//! Blocks that a tier leases where they lie: they have a slot, like those in the pool's memory, and take none of it.
+//!
+//! The pool's eviction does not order them. While nobody has one leased it stays leased from its tier, so that the next
+//! reader need not have its checksum verified again. The tier cannot evict such a block, so their bytes are limited, and
+//! the longest unused ones go first.
+
+use std::collections::BTreeMap;
+
+use hashbrown::HashMap;
+
+use super::super::flaw::Flaw;
+use super::super::names::PoolKey;
+use super::super::slots::{Slot, Standing};
+use super::super::tiers::TierIndex;
+use super::{NoRoom, Pool};
+use crate::block::Block;
+use crate::eviction::SlotId;
+use crate::regions::RegionIndex;
+use crate::runs::{IN_PLACE_AT, Run, Runs};
+
+/// Share of the tier's memory that may be leased at a time. The rest can take new blocks.
+const LEASED_SHARE_DIVISOR: u64 = 2;
+/// Share of the tier's memory that may stay leased without a reader.
+const IDLE_SHARE_DIVISOR: u64 = 8;
+/// Maximum number of unused blocks that are given back to the tier for one that is to be leased.
+const GIVEN_BACK_PER_BLOCK: usize = 512;
+/// Maximum number of unused blocks beyond their limit that one step gives back.
+const GIVEN_BACK_PER_STEP: usize = 64;
+
+/// Blocks leased in place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LeasedInPlace {
+    /// Number of blocks, including those whose lease the tier has not given yet.
+    pub blocks: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Bytes of those that nobody reads.
+    pub idle_bytes: u64,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct InPlace {
+    /// The tier that leases blocks, and the size of its memory.
+    tier: Option<(TierIndex, u64)>,
+    /// The tier that has leased blocks; it never changes.
+    leasing: Option<TierIndex>,
+    pub(super) now: LeasedInPlace,
+    /// Blocks that nobody reads, by the time at which that began, and those times.
+    // Ordered maps: one that grows moves a few entries, however many blocks there are.
+    idle: BTreeMap<u64, SlotId>,
+    idle_since: BTreeMap<SlotId, u64>,
+    idle_ever: u64,
+    /// Places in the tier's memory whose leases have ended.
+    ended: Vec<u64>,
+    /// Slots into which copies of leased blocks are being read, and the leased blocks with their serial numbers.
+    copied: HashMap<SlotId, (SlotId, u32)>,
+}
+
+impl InPlace {
+    fn bytes_max(&self) -> u64 {
+        self.tier.map_or(0, |(_, bytes)| bytes / LEASED_SHARE_DIVISOR)
+    }
+
+    fn idle_bytes_max(&self) -> u64 {
+        self.tier.map_or(0, |(_, bytes)| bytes / IDLE_SHARE_DIVISOR)
+    }
+
+    /// Notes whether somebody uses a block.
+    fn set_idle(&mut self, id: SlotId, bytes: u64, is_idle: bool) {
+        if is_idle {
+            self.idle_ever += 1;
+            self.idle.insert(self.idle_ever, id);
+            self.idle_since.insert(id, self.idle_ever);
+            self.now.idle_bytes += bytes;
+        } else if let Some(since) = self.idle_since.remove(&id) {
+            self.idle.remove(&since);
+            self.now.idle_bytes -= bytes;
+        }
+    }
+}
+
+impl Pool {
+    /// Sets the tier whose blocks are leased in place from now on, and the size of its memory; `None` for none. Leases
+    /// that exist stay.
+    pub(crate) fn set_in_place(&mut self, tier: Option<(TierIndex, u64)>) {
+        self.in_place.tier = tier;
+        self.in_place.leasing = self.in_place.leasing.or(tier.map(|(tier, _)| tier));
+    }
+
+    /// Returns the tier that has leased blocks, if one ever could.
+    pub(crate) const fn leasing_tier(&self) -> Option<TierIndex> {
+        self.in_place.leasing
+    }
+
+    /// Returns the tier whose blocks are leased in place.
+    pub(crate) fn in_place_tier(&self) -> Option<TierIndex> {
+        self.in_place.tier.map(|(tier, _)| tier)
+    }
+
+    pub(crate) const fn leased_in_place(&self) -> LeasedInPlace {
+        self.in_place.now
+    }
+
+    /// Returns the number of bytes that can be leased now, including in place of unused ones.
+    pub(crate) fn in_place_room(&self) -> u64 {
+        let LeasedInPlace { bytes, idle_bytes, .. } = self.in_place.now;
+        self.in_place.bytes_max().saturating_sub(bytes - idle_bytes)
+    }
+
+    /// Inserts a slot for a block that `tier` is to lease where it lies. Returns `None` if that tier does not, or has
+    /// leased too much already.
+    pub(crate) fn insert_in_place(&mut self, key: PoolKey, bytes: u64, tier: TierIndex) -> Option<SlotId> {
+        if self.in_place_tier() != Some(tier) {
+            return None;
+        }
+        let most = self.in_place.bytes_max();
+        for _ in 0..GIVEN_BACK_PER_BLOCK {
+            if self.in_place.now.bytes + bytes <= most || !self.give_back_oldest() {
+                break;
+            }
+        }
+        if self.in_place.now.bytes + bytes > most {
+            return None;
+        }
+        self.serials = self.serials.wrapping_add(1);
+        self.births.came(self.serials, self.now_s);
+        let mut slot = Slot::in_place(key, bytes, self.serials, true);
+        slot.tell_use(self.now_s);
+        let after = slot.standing();
+        let id = self.slots.insert(slot)?;
+        self.count(id, Standing::NONE, after, 0, key);
+        self.uses.slot_came(key.space, after.pinned);
+        self.index.insert_new(&self.slots, id, self.index.hash(&key));
+        self.in_place.now.blocks += 1;
+        self.in_place.now.bytes += bytes;
+        Some(id)
+    }
+
+    /// Inserts a slot for a block that a tier is to read, or to lease where it lies if the reader can read it there. The
+    /// index must not name its key.
+    pub(crate) fn insert_fetching(
+        &mut self,
+        key: PoolKey,
+        bytes: u64,
+        near: Option<RegionIndex>,
+        (tier, in_place): (TierIndex, bool),
+    ) -> std::result::Result<SlotId, NoRoom> {
+        let apart = in_place.then(|| self.insert_in_place(key, bytes, tier)).flatten();
+        apart.map_or_else(|| self.insert(key, Block::fetching(), bytes, true, near), Ok)
+    }
+
+    /// Notes where a tier has leased a block.
+    pub(crate) fn set_leased_at(&mut self, id: SlotId, at: u64) {
+        let len = self.slots.at(id).bytes();
+        let runs = Runs::from_slice(&[Run { offset: IN_PLACE_AT + at, len }]);
+        self.slots.at_mut(id).set_place(&runs, true);
+    }
+
+    /// Gives a slot, whose block no tier leases, memory of the pool, so that another tier can read into it. Returns
+    /// whether there was some.
+    pub(crate) fn take_into_pool(&mut self, id: SlotId) -> bool {
+        let (key, bytes) = (self.slots.at(id).key, self.slots.at(id).bytes());
+        debug_assert!(self.slots.at(id).leased_at().is_none(), "a leased block needs no memory");
+        let Ok(runs) = self.allocate(key, bytes, None) else { return false };
+        let standing = self.slots.at(id).standing();
+        self.slots.at_mut(id).set_place(&runs, false);
+        self.in_place.now.blocks -= 1;
+        self.in_place.now.bytes -= bytes;
+        self.count(id, Standing::NONE, standing, bytes, key);
+        true
+    }
+
+    /// Inserts a slot for a copy of a block that is leased in a tier's memory, for a reader that cannot read it there. The
+    /// index names the copy from now on.
+    pub(crate) fn insert_copy(
+        &mut self,
+        leased: SlotId,
+        bytes: u64,
+        near: Option<RegionIndex>,
+    ) -> std::result::Result<SlotId, NoRoom> {
+        let (key, serial) = (self.slots.at(leased).key, self.slots.at(leased).serial);
+        self.unname(leased);
+        let copy = self.insert(key, Block::fetching(), bytes, true, near);
+        match &copy {
+            Ok(copy) => drop(self.in_place.copied.insert(*copy, (leased, serial))),
+            Err(_) => drop(self.name(leased)),
+        }
+        copy
+    }
+
+    /// Notes that the read of a slot has ended. If it was to be a copy of a leased block, and has come, nobody is shown the
+    /// leased one any more. Otherwise returns that one, and the index names it again.
+    pub(crate) fn end_copy(&mut self, copy: SlotId) -> Option<SlotId> {
+        let (leased, serial) = self.in_place.copied.remove(&copy)?;
+        // Its lease may have ended meanwhile, and its number be used again.
+        self.slots.get(leased).filter(|slot| slot.serial == serial)?;
+        let slot = self.slots.at(copy);
+        if slot.block.is_readable() || !slot.is_indexed() || !self.slots.at(leased).block.is_readable() {
+            self.doom(leased);
+            return None;
+        }
+        self.unname(copy);
+        self.name(leased);
+        Some(leased)
+    }
+
+    /// Notes that a slot in place has a user, or has none any more.
+    pub(super) fn set_idle_in_place(&mut self, id: SlotId, bytes: u64, is_idle: bool) {
+        self.in_place.set_idle(id, bytes, is_idle);
+    }
+
+    /// Forgets a slot in place that is being freed, and ends its tier's lease.
+    pub(super) fn free_in_place(&mut self, id: SlotId, slot: &Slot) {
+        let bytes = slot.bytes();
+        self.in_place.set_idle(id, bytes, false);
+        self.in_place.now.blocks -= 1;
+        self.in_place.now.bytes -= bytes;
+        self.in_place.ended.extend(slot.leased_at().filter(|_| !self.flaws.has(Flaw::LeaseNotEnded)));
+    }
+
+    /// Ends the tier's lease on a block, whoever reads it: a planted mistake.
+    pub(super) fn end_lease_in_place(&mut self, id: SlotId) {
+        self.in_place.ended.extend(self.slots.at(id).leased_at());
+    }
+
+    fn give_back_oldest(&mut self) -> bool {
+        let Some((_, &id)) = self.in_place.idle.first_key_value() else { return false };
+        self.free(id);
+        true
+    }
+
+    /// Gives some blocks that nobody reads back to their tier. Returns how many; fewer than `count` if those were all.
+    pub(super) fn give_back(&mut self, count: usize) -> usize {
+        (0..count).take_while(|_| self.give_back_oldest()).count()
+    }
+
+    /// Gives blocks that nobody reads back to their tier, the longest unused first, until they are within their limit.
+    /// Returns whether there are more.
+    pub(crate) fn give_back_idle(&mut self) -> bool {
+        let most = self.in_place.idle_bytes_max();
+        for _ in 0..GIVEN_BACK_PER_STEP {
+            if self.in_place.now.idle_bytes <= most || !self.give_back_oldest() {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Returns what is leased in place, recounted. For tests.
+    #[cfg(any(test, feature = "model"))]
+    pub(crate) fn recount_in_place(&self) -> LeasedInPlace {
+        let mut now = LeasedInPlace::default();
+        for slot in (0..self.slots.numbers()).filter_map(|id| self.slots.get(id as SlotId)) {
+            if slot.is_in_place() {
+                now.blocks += 1;
+                now.bytes += slot.bytes();
+                now.idle_bytes += if slot.standing().pinned { 0 } else { slot.bytes() };
+            }
+        }
+        now
+    }
+
+    /// Returns the places whose leases have ended since the last call.
+    pub(crate) fn take_ended_leases(&mut self) -> std::vec::Drain<'_, u64> {
+        self.in_place.ended.drain(..)
+    }
+}
