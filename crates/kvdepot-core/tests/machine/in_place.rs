@@ -1,16 +1,15 @@
 //! Blocks that a tier leases where they lie: who gets them, when their leases end, and what takes their place.
 #![allow(clippy::unwrap_used)] // a failing test panics
 
-use kvdepot_core::hit::GroupShape;
 use kvdepot_core::lease::LeaseId;
 use kvdepot_core::machine::{
-    ClaimGroup, Command, Event, Fetched, HeldBy, Leased, Location, Machine, Outcome, Placement, Reply,
-    Request, TierIndex, WriteWhen,
+    Command, Event, Fetched, HeldBy, Leased, Location, Machine, Outcome, Placement, Reply, Request,
+    TierIndex, WriteWhen,
 };
 use kvdepot_core::runs::{IN_PLACE_AT, Run};
 use kvdepot_core::{BlockHash, Error, ErrorKind, SlotId};
 
-use crate::lab::Lab;
+use crate::lab::{Lab, claim};
 
 const BLOCK: u64 = 4096;
 /// Blocks in the memory of the tier: half of them may be leased at a time, and an eighth without a reader.
@@ -293,16 +292,7 @@ fn a_claim_of_blocks_in_place_needs_no_room_in_the_pool() {
     release(&mut lab, &first);
     lab.take();
     let hashes: Vec<BlockHash> = (1..=6).map(|hash| BlockHash([hash; 16])).collect();
-    let shape = GroupShape { units_per_block: 1, window_blocks: 0 };
-    let token = lab.send(Request::ClaimOpen {
-        groups: vec![ClaimGroup { namespaces: vec![0], shape }],
-        hashes,
-        skip: 0,
-        limit: 6,
-        deadline: 1 << 40,
-        patience: 1 << 40,
-        label: None,
-    });
+    let token = lab.send(claim(&[0], hashes));
     let (leases, reads) = commanded(&mut lab);
     assert_eq!((leases.len(), reads.len()), (5, 0));
     grant(&mut lab, leases);

@@ -1,31 +1,17 @@
 //! What one client may have, and what is left when it wants more (P4, P7).
 #![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
 
-use crate::lab::Lab;
+use crate::lab::{Lab, claim};
 use kvdepot_core::limits::{CLAIMS_PER_CONNECTION_MAX, LEASES_PER_OWNER_MAX};
 use kvdepot_core::machine::{
-    Ask, ClaimGroup, Command, Event, Location, Now, Outcome, Owner, REQUEST_BLOCKS, Reply, Request, Reserve,
-    ShardSet,
+    Ask, Command, Event, Location, Now, Outcome, Owner, REQUEST_BLOCKS, Reply, Request, Reserve, ShardSet,
 };
-use kvdepot_core::{BlockHash, ErrorKind, GroupShape};
+use kvdepot_core::{BlockHash, ErrorKind};
 
 const CLIENT: Owner = 7;
 const OTHER: Owner = 8;
 /// Leases asked for at a time.
 const BATCH: usize = REQUEST_BLOCKS;
-
-fn claim(hashes: Vec<BlockHash>) -> Request {
-    let shape = GroupShape { window_blocks: 0, units_per_block: 1 };
-    Request::ClaimOpen {
-        groups: vec![ClaimGroup { namespaces: vec![0], shape }],
-        limit: hashes.len(),
-        hashes,
-        skip: 0,
-        deadline: 1 << 40,
-        patience: 1 << 40,
-        label: None,
-    }
-}
 
 fn reserve(lab: &mut Lab, owner: Owner, hash: u8) -> Outcome {
     let hashes = vec![BlockHash([hash; 16])];
@@ -66,14 +52,14 @@ fn a_slot_whose_lease_is_refused_is_given_back() {
 fn claims_are_counted_for_each_client() {
     let mut lab = Lab::new(4, 0);
     for _ in 0..CLAIMS_PER_CONNECTION_MAX {
-        lab.send_as(CLIENT, claim(vec![BlockHash([1; 16])]));
+        lab.send_as(CLIENT, claim(&[0], vec![BlockHash([1; 16])]));
     }
     lab.replies.clear();
-    let refused = lab.send_as(CLIENT, claim(vec![BlockHash([1; 16])]));
+    let refused = lab.send_as(CLIENT, claim(&[0], vec![BlockHash([1; 16])]));
     let at = lab.replies.iter().position(|(token, _)| *token == refused).unwrap();
     let error = lab.replies.swap_remove(at).1.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Busy);
-    let token = lab.send_as(OTHER, claim(vec![BlockHash([1; 16])]));
+    let token = lab.send_as(OTHER, claim(&[0], vec![BlockHash([1; 16])]));
     assert!(matches!(lab.reply(token), Some(Reply::Claim(_))), "others are not refused for it");
 }
 
@@ -82,7 +68,7 @@ fn claims_are_counted_for_each_client() {
 fn a_claim_that_is_settled_while_a_tier_is_asked_stays_settled() {
     let mut lab = Lab::new(4, 1);
     lab.located = Location::Unknown;
-    let opened = lab.send_as(CLIENT, claim(vec![BlockHash([1; 16]), BlockHash([2; 16])]));
+    let opened = lab.send_as(CLIENT, claim(&[0], vec![BlockHash([1; 16]), BlockHash([2; 16])]));
     let [Command::Probe { ask, .. }] = lab.take()[..] else { panic!("the tier is asked") };
     let Ask::Claim(id, _) = ask else { panic!("for the claim") };
     assert!(lab.reply(opened).is_none(), "not known yet");

@@ -1,7 +1,7 @@
 //! What the machine says of blocks that went, and of claims that found less than they asked for.
 #![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
 
-use crate::lab::Lab;
+use crate::lab::{Lab, claim_of};
 use kvdepot_core::machine::{
     ClaimGroup, Command, Event, Fetched, Location, Machine, Outcome, Placement, Progress, Reply, Request,
     Reserve, ShardSet, Stored, WriteWhen,
@@ -327,15 +327,7 @@ fn the_block_that_ends_a_hit_of_several_groups_is_found() {
         namespaces: vec![0],
         shape: GroupShape { window_blocks: 0, units_per_block },
     };
-    lab.ask(Request::ClaimOpen {
-        groups: vec![group(1), group(2)],
-        hashes: names(&[1, 2, 3, 9]),
-        skip: 0,
-        limit: 4,
-        deadline: 1 << 50,
-        patience: 1 << 50,
-        label: None,
-    });
+    lab.ask(claim_of(vec![group(1), group(2)], names(&[1, 2, 3, 9])));
     let [Missed { key, asked: 4, hit: 2, short: Short::Absent, .. }] = &lab.missed[..] else {
         panic!("{:?}", lab.missed)
     };

@@ -3,11 +3,12 @@
 
 use std::sync::Arc;
 
+use crate::lab::{claim, pool};
 use kvdepot_core::machine::{
-    Ask, ClaimGroup, Command, Effects, Event, Fetched, Job, Location, Machine, Nanos, Outcome, PoolConfig,
-    Reply, Request, Reserve, ShardSet, Stored,
+    Ask, Command, Effects, Event, Fetched, Job, Location, Machine, Nanos, Outcome, Reply, Request, Reserve,
+    ShardSet, Stored,
 };
-use kvdepot_core::{BlockHash, BlockKey, BlockLayout, GroupShape, NamespaceSpec, eviction};
+use kvdepot_core::{BlockHash, BlockKey, BlockLayout, NamespaceSpec};
 
 const BLOCK: u64 = 4096;
 const OWNER: u64 = 1;
@@ -25,14 +26,7 @@ struct Lab {
 
 impl Lab {
     fn new(blocks: u64, tiers: usize) -> Self {
-        let pool = PoolConfig {
-            pool_bytes: blocks * BLOCK,
-            pool_bytes_max: 0,
-            grow_step_bytes: 0,
-            policy: eviction::by_name("lru").unwrap(),
-            keeps: true,
-            seed: 7,
-        };
+        let pool = pool(blocks, "lru", true);
         Self {
             machine: Machine::new(pool, tiers),
             now: 0,
@@ -112,16 +106,7 @@ impl Lab {
     }
 
     fn claim(&mut self, namespace: u64, hashes: &[u8]) -> u64 {
-        let shape = GroupShape { window_blocks: 0, units_per_block: 1 };
-        self.send(Request::ClaimOpen {
-            groups: vec![ClaimGroup { namespaces: vec![namespace], shape }],
-            hashes: names(hashes),
-            skip: 0,
-            limit: hashes.len(),
-            deadline: 1 << 40,
-            patience: 1 << 40,
-            label: None,
-        })
+        self.send(claim(&[namespace], names(hashes)))
     }
 
     fn reads(&mut self) -> Vec<(usize, u32, BlockKey)> {
@@ -291,16 +276,7 @@ fn a_claim_over_two_ranks_keeps_what_is_there_while_the_rest_is_read() {
             lab.feed(Event::WriteEnded { tier, slot, outcome: Ok(Stored::New) });
         }
         lab.located = |_| Location::Tier(0);
-        let shape = GroupShape { window_blocks: 0, units_per_block: 1 };
-        let token = lab.send(Request::ClaimOpen {
-            groups: vec![ClaimGroup { namespaces: vec![first, second], shape }],
-            hashes: names(&[1]),
-            skip: 0,
-            limit: 1,
-            deadline: 1 << 40,
-            patience: 1 << 40,
-            label: None,
-        });
+        let token = lab.send(claim(&[first, second], names(&[1])));
         let Some(Reply::Claim(begun)) = lab.reply(token) else { panic!("no claim") };
         assert!(!begun.settled);
         let [(tier, slot, _)] = lab.reads()[..] else { panic!("one rank's block is read") };
@@ -470,18 +446,7 @@ fn work_on_a_claim_of_many_places_is_cut_into_pieces() {
     let hashes: Vec<BlockHash> =
         (0..100_000u32).map(|n| BlockHash([n.to_le_bytes(); 4].concat().try_into().unwrap())).collect();
     let (mut events, mut out) = (0, Effects::default());
-    let request = Request::ClaimOpen {
-        groups: vec![ClaimGroup {
-            namespaces: vec![namespace],
-            shape: GroupShape { window_blocks: 0, units_per_block: 1 },
-        }],
-        limit: hashes.len(),
-        hashes,
-        skip: 0,
-        deadline: 1 << 40,
-        patience: 1 << 40,
-        label: None,
-    };
+    let request = claim(&[namespace], hashes);
     lab.machine.step(0, Event::Request { token: 900, owner: OWNER, request }, &mut out);
     while let Some(job) = out.again.pop() {
         assert!(matches!(job, Job::Claim(_)));

@@ -3,13 +3,14 @@
 
 use std::sync::Arc;
 
+use crate::lab::pool;
 use kvdepot_core::limits::NAMESPACES_MAX;
 use kvdepot_core::machine::{
-    Command, Effects, Event, Location, Machine, NamespaceHandle, Opened, Outcome, PoolConfig, Reply, Request,
-    Reserve, ShardSet, Stored,
+    Command, Effects, Event, Location, Machine, NamespaceHandle, Opened, Outcome, Reply, Request, Reserve,
+    ShardSet, Stored,
 };
 use kvdepot_core::{
-    BlockHash, BlockKey, BlockLayout, ErrorKind, LeaseId, NamespaceId, NamespaceSpec, Result, eviction,
+    BlockHash, BlockKey, BlockLayout, ErrorKind, LeaseId, NamespaceId, NamespaceSpec, Result,
 };
 
 const BLOCK: u64 = 4096;
@@ -24,14 +25,7 @@ struct Lab {
 
 impl Lab {
     fn new(blocks: u64, tiers: usize, namespaces_max: usize) -> Self {
-        let pool = PoolConfig {
-            pool_bytes: blocks * BLOCK,
-            pool_bytes_max: 0,
-            grow_step_bytes: 0,
-            policy: eviction::by_name("lru").unwrap(),
-            keeps: true,
-            seed: 7,
-        };
+        let pool = pool(blocks, "lru", true);
         let machine = Machine::new(pool, tiers).with_namespaces_max(namespaces_max);
         Self { machine, tokens: 0, commands: Vec::new(), forgotten: Vec::new() }
     }

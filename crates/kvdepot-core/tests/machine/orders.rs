@@ -1,7 +1,7 @@
 //! Orders of events that the simulation found the machine wrong about, one test each.
 #![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
 
-use crate::lab::Lab;
+use crate::lab::{self, Lab};
 use kvdepot_core::machine::{ClaimGroup, Event, Location, Reply, Request, Stored};
 use kvdepot_core::{BlockHash, Error, ErrorKind, GroupShape};
 
@@ -54,16 +54,8 @@ fn a_claim_goes_ahead_when_the_one_before_it_needs_no_room_after_all() {
     let mut lab = Lab::new(4, 1);
     lab.located = Location::Tier(0);
     let claim = |lab: &mut Lab, hashes: &[u8]| {
-        let shape = GroupShape { window_blocks: 0, units_per_block: 1 };
-        let reply = lab.ask(Request::ClaimOpen {
-            groups: vec![ClaimGroup { namespaces: vec![0], shape }],
-            hashes: hashes.iter().map(|&hash| BlockHash([hash; 16])).collect(),
-            skip: 0,
-            limit: hashes.len(),
-            deadline: 1 << 40,
-            patience: 1 << 40,
-            label: None,
-        });
+        let hashes = hashes.iter().map(|&hash| BlockHash([hash; 16])).collect();
+        let reply = lab.ask(lab::claim(&[0], hashes));
         let Reply::Claim(progress) = reply else { panic!("no claim") };
         progress.claim
     };

@@ -2,14 +2,14 @@
 #![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
+use crate::lab::{pool, spec};
 use kvdepot_core::machine::{
     Adopt, Command, Effects, Event, Fetched, Handed, HandedState, Location, Machine, Outcome, Placement,
-    PoolConfig, Reply, Request, Reserve, ShardSet, Stored, WriteWhen,
+    Reply, Request, Reserve, ShardSet, Stored, WriteWhen,
 };
 use kvdepot_core::runs::{Run, Runs};
-use kvdepot_core::{BlockHash, BlockKey, BlockLayout, Error, ErrorKind, LeaseId, NamespaceSpec, eviction};
+use kvdepot_core::{BlockHash, BlockKey, Error, ErrorKind, LeaseId};
 
 const BLOCK: u64 = 4096;
 const THROUGH: Placement = Placement { write: WriteWhen::Through, promote: false };
@@ -37,14 +37,7 @@ impl Lab {
     /// `budgets` are blocks an hour; 0 = no limit.
     fn with_budgets(blocks: u64, policy: &str, keeps: bool, tiers: &[Placement], budgets: &[u64]) -> Self {
         let budgets: Vec<u64> = budgets.iter().map(|blocks| blocks * BLOCK * 24).collect();
-        let pool = PoolConfig {
-            pool_bytes: blocks * BLOCK,
-            pool_bytes_max: 0,
-            grow_step_bytes: 0,
-            policy: eviction::by_name(policy).unwrap(),
-            keeps,
-            seed: 7,
-        };
+        let pool = pool(blocks, policy, keeps);
         let mut lab = Self {
             machine: Machine::new(pool, tiers.len()).with_placements(tiers).with_write_budgets(&budgets),
             now: 1,
@@ -55,9 +48,7 @@ impl Lab {
             replies: Vec::new(),
             location: Location::Absent,
         };
-        let layout = BlockLayout::uniform(1, &[BLOCK]).unwrap();
-        let spec = Arc::new(NamespaceSpec::new("{\"model\":\"a\"}", layout).unwrap());
-        lab.ask(Request::OpenNamespace { spec, epoch: 0 });
+        lab.ask(Request::OpenNamespace { spec: spec(), epoch: 0 });
         lab
     }
 

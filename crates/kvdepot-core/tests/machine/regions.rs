@@ -1,12 +1,12 @@
 //! Regions of the pool: blocks lie where they are wished while there is room, and all of the pool is used.
 #![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
 
-use crate::lab::Lab;
+use crate::lab::{Lab, claim};
 use kvdepot_core::machine::{
-    ClaimGroup, Command, Event, Location, Machine, Outcome, Owner, Placement, PoolConfig, Reply, Request,
-    Reserve, ShardSet, Stored, WriteWhen,
+    Command, Event, Location, Machine, Outcome, Owner, Placement, PoolConfig, Reply, Request, Reserve,
+    ShardSet, Stored, WriteWhen,
 };
-use kvdepot_core::{BlockHash, GroupShape, RegionIndex, eviction};
+use kvdepot_core::{BlockHash, RegionIndex, eviction};
 
 const BLOCK: u64 = 4096;
 /// Blocks of each of the two regions.
@@ -214,19 +214,7 @@ fn what_is_fetched_lies_where_the_namespace_s_user_wishes_it() {
     };
     // A scheduler's claim and prefetch have no wish of their own.
     lab.send_as(8, load(10));
-    let shape = GroupShape { window_blocks: 0, units_per_block: 1 };
-    lab.send_as(
-        8,
-        Request::ClaimOpen {
-            groups: vec![ClaimGroup { namespaces: vec![0], shape }],
-            hashes: (20..23).map(hash).collect(),
-            skip: 0,
-            limit: 3,
-            deadline: 1 << 40,
-            patience: 1 << 40,
-            label: None,
-        },
-    );
+    lab.send_as(8, claim(&[0], (20..23).map(hash).collect()));
     let blocks = (30..33).map(|number| (hash(number), 0)).collect();
     lab.send_as(8, Request::Prefetch { namespace: 0, blocks, deadline: 1 << 40 });
     assert_eq!(read_to(&mut lab), [1; 9]);

@@ -17,16 +17,21 @@ fn failed() -> kvdepot_core::Result<()> {
     Err(Error::new(ErrorKind::Unavailable, "a removal failed"))
 }
 
-#[test]
-fn a_removal_is_not_ended_by_that_of_the_value_before() {
+/// The second of two tiers has a value. The first one has the value before: that is being removed, for another try to write.
+fn value_before_its_removal() -> Lab {
     let mut lab = Lab::new(8, 2);
     lab.put(1);
     let (writes, _) = lab.writes_and_removals();
     let slot = writes[0].1;
     lab.feed(Event::WriteEnded { tier: 1, slot, outcome: Ok(Stored::New) });
-    // The first tier has the earlier value: it is removed, and the write is retried.
     lab.feed(Event::WriteEnded { tier: 0, slot, outcome: Ok(Stored::AlreadyThere) });
     assert_eq!(lab.writes_and_removals().1, [0]);
+    lab
+}
+
+#[test]
+fn a_removal_is_not_ended_by_that_of_the_value_before() {
+    let mut lab = value_before_its_removal();
     let token = lab.remove(1, Location::Tier(0));
     assert_eq!(lab.writes_and_removals().1, [0, 1]);
     for tier in [0, 0] {
@@ -102,12 +107,7 @@ fn a_removal_that_is_owed_ends_with_the_epoch_of_its_block() {
 /// The end of an earlier removal comes later, with another outcome.
 #[test]
 fn a_removal_is_not_ended_by_the_late_end_of_one_before_it() {
-    let mut lab = Lab::new(8, 2);
-    lab.put(1);
-    let (writes, _) = lab.writes_and_removals();
-    let slot = writes[0].1;
-    lab.feed(Event::WriteEnded { tier: 1, slot, outcome: Ok(Stored::New) });
-    lab.feed(Event::WriteEnded { tier: 0, slot, outcome: Ok(Stored::AlreadyThere) });
+    let mut lab = value_before_its_removal();
     let token = lab.remove(1, Location::Tier(0));
     let tiers: Vec<usize> = lab.removals.iter().map(|removal| removal.1).collect();
     assert_eq!(tiers, [0, 0, 1], "of the value before, and then of this one");

@@ -7,9 +7,10 @@
 
 use std::sync::Arc;
 
+use kvdepot_core::hit::GroupShape;
 use kvdepot_core::machine::{
-    Closed, Command, Effects, Event, Location, Machine, Outcome, Owner, PoolConfig, Proof, RemovalId, Reply,
-    Request, Reserve, TierIndex,
+    ClaimGroup, Closed, Command, Effects, Event, Location, Machine, NamespaceHandle, Outcome, Owner,
+    PoolConfig, Proof, RemovalId, Reply, Request, Reserve, TierIndex,
 };
 use kvdepot_core::misses::{Gone, Missed};
 use kvdepot_core::{BlockHash, BlockKey, BlockLayout, NamespaceSpec, eviction};
@@ -38,6 +39,30 @@ pub(crate) struct Lab {
     pub(crate) missed: Vec<Missed>,
 }
 
+/// A pool of so many blocks.
+pub(crate) fn pool(blocks: u64, policy: &str, keeps: bool) -> PoolConfig {
+    let policy = eviction::by_name(policy).unwrap();
+    PoolConfig { pool_bytes: blocks * BLOCK, pool_bytes_max: 0, grow_step_bytes: 0, policy, keeps, seed: 7 }
+}
+
+/// A namespace whose blocks have one page.
+pub(crate) fn spec() -> Arc<NamespaceSpec> {
+    let layout = BlockLayout::uniform(1, &[BLOCK]).unwrap();
+    Arc::new(NamespaceSpec::new("{\"model\":\"a\"}", layout).unwrap())
+}
+
+/// A claim on all of these blocks of the namespaces, as one group without a window, that nothing hurries.
+pub(crate) fn claim(namespaces: &[NamespaceHandle], hashes: Vec<BlockHash>) -> Request {
+    let shape = GroupShape { window_blocks: 0, units_per_block: 1 };
+    claim_of(vec![ClaimGroup { namespaces: namespaces.to_vec(), shape }], hashes)
+}
+
+/// Like [`claim`], of these groups.
+pub(crate) fn claim_of(groups: Vec<ClaimGroup>, hashes: Vec<BlockHash>) -> Request {
+    let (limit, forever) = (hashes.len(), 1 << 40);
+    Request::ClaimOpen { groups, hashes, skip: 0, limit, deadline: forever, patience: forever, label: None }
+}
+
 impl Lab {
     pub(crate) fn new(blocks: u64, tiers: usize) -> Self {
         Self::with_machine(blocks, |pool| Machine::new(pool, tiers))
@@ -45,18 +70,9 @@ impl Lab {
 
     /// `machine` makes it, over a pool of so many blocks.
     pub(crate) fn with_machine(blocks: u64, machine: impl Fn(PoolConfig) -> Machine) -> Self {
-        let pool = PoolConfig {
-            pool_bytes: blocks * BLOCK,
-            pool_bytes_max: 0,
-            grow_step_bytes: 0,
-            policy: eviction::by_name("lru").unwrap(),
-            keeps: true,
-            seed: 7,
-        };
-        let layout = BlockLayout::uniform(1, &[BLOCK]).unwrap();
-        let spec = Arc::new(NamespaceSpec::new("{\"model\":\"a\"}", layout).unwrap());
+        let spec = spec();
         let mut lab = Self {
-            machine: machine(pool),
+            machine: machine(pool(blocks, "lru", true)),
             now: 0,
             tokens: 0,
             commands: Vec::new(),
