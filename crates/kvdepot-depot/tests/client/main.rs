@@ -1,5 +1,7 @@
 //! What an engine sees of a depot: attachments, claims, dumps and loads.
 
+#[path = "../common/held_reads.rs"]
+mod held_reads;
 #[path = "../common/scripted.rs"]
 mod scripted;
 

@@ -5,86 +5,24 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, unbounded};
+use crossbeam_channel::{Receiver, unbounded};
 use kvdepot_core::pipeline::PoolKind;
-use kvdepot_core::{BlockKey, BlockLayout, Error, ErrorKind, NamespaceId, NamespaceSpec};
+use kvdepot_core::{BlockLayout, Error, ErrorKind, NamespaceSpec};
 use kvdepot_depot::message::{ClaimGroup, Hashes, NamespaceHandle, Request, Response};
 use kvdepot_depot::{Depot, DepotConfig, PoolMapping, Session};
-use kvdepot_io::SlotBuf;
-use kvdepot_tier::{Done, Fetched, Presence, ReadItem, Tier, TierUsage, WriteItem, Written};
+use kvdepot_tier::{Fetched, Presence, ReadItem};
+
+use crate::held_reads::HeldReads;
 
 const POOL: u64 = 1 << 20;
 const BLOCK: u64 = 64 << 10;
 /// Reached only if the test hangs; not a measure of speed.
 const HANG: Duration = Duration::from_secs(60);
 
-/// A tier that holds every block, and reads them when the test lets it.
-#[derive(Debug)]
-struct Reads(Sender<(BlockKey, SlotBuf, End)>);
-
-struct End(Done<Fetched>);
-
-impl std::fmt::Debug for End {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("End")
-    }
-}
-
-impl Tier for Reads {
-    fn name(&self) -> &'static str {
-        "Reads"
-    }
-
-    fn open_namespace(&self, _: &Arc<NamespaceSpec>, at_least: u32, _: Instant, done: Done<u32>) {
-        done(Ok(at_least));
-    }
-
-    fn advance_epoch(&self, _: &Arc<NamespaceSpec>, at_least: u32, _: Instant, done: Done<u32>) {
-        done(Ok(at_least));
-    }
-
-    fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
-        out.clear();
-        out.extend(keys.iter().map(|_| Presence::Present));
-    }
-
-    fn probe(&self, keys: Vec<BlockKey>, _: Instant, done: Done<usize>) {
-        done(Ok(keys.len()));
-    }
-
-    fn read(&self, reads: Vec<ReadItem>, _: Instant) {
-        for read in reads {
-            self.0.send((read.key, read.dst, End(read.done))).unwrap();
-        }
-    }
-
-    fn write(&self, writes: Vec<WriteItem>, _: Instant) {
-        writes.into_iter().for_each(|write| write.end(Ok(Written::AlreadyThere)));
-    }
-
-    fn remove(&self, _: Vec<BlockKey>, done: Done<()>) {
-        done(Ok(()));
-    }
-
-    fn touch(&self, _: &[BlockKey]) {}
-
-    fn usage(&self) -> TierUsage {
-        TierUsage::default()
-    }
-
-    fn keys_from(&self, _: NamespaceId, _: u64) -> (Vec<BlockKey>, Option<u64>) {
-        (Vec::new(), None)
-    }
-
-    fn drain(&self, _: Instant) -> bool {
-        true
-    }
-}
-
 struct Lab {
     depot: Depot,
     namespace: NamespaceHandle,
-    reads: Receiver<(BlockKey, SlotBuf, End)>,
+    reads: Receiver<ReadItem>,
 }
 
 impl Lab {
@@ -93,7 +31,8 @@ impl Lab {
         let config = serde_json::json!({"pipeline": "Cache", "pool_bytes": POOL, "timeout_ms": 60_000});
         let config = DepotConfig::from_json(&config.to_string()).unwrap();
         let pool = PoolMapping::create_private(POOL).unwrap();
-        let depot = Depot::with_tiers(config, PoolKind::Staging, vec![Arc::new(Reads(send))], pool).unwrap();
+        let tier = HeldReads { presence: Presence::Present, reads: send };
+        let depot = Depot::with_tiers(config, PoolKind::Staging, vec![Arc::new(tier)], pool).unwrap();
         let spec = NamespaceSpec::new("{\"model\":\"staging\"}", BlockLayout::uniform(1, &[BLOCK]).unwrap());
         let namespace = depot.direct().open_namespace(spec.unwrap().canonical()).unwrap().handle;
         Self { depot, namespace, reads }
@@ -111,10 +50,10 @@ impl Lab {
     }
 
     /// The reads of blocks 0 and 1.
-    fn both_reads(&self) -> [End; 2] {
+    fn both_reads(&self) -> [ReadItem; 2] {
         let mut reads: Vec<_> = (0..2).map(|_| self.reads.recv_timeout(HANG).unwrap()).collect();
-        reads.sort_by_key(|(key, ..)| key.hash.0);
-        reads.into_iter().map(|(.., end)| end).collect::<Vec<_>>().try_into().unwrap()
+        reads.sort_by_key(|read| read.key.hash.0);
+        reads.try_into().unwrap()
     }
 
     fn wait_until_empty(&self, what: &str) {
@@ -144,8 +83,8 @@ fn two_that_wait_for_one_block_settle_without_it_when_the_one_before_it_is_lost(
     let sessions = [lab.depot.session(), lab.depot.session()];
     let claims = sessions.each_ref().map(|session| lab.claim(session));
     let [first, second] = lab.both_reads();
-    (first.0)(Err(lost()));
-    (second.0)(Ok(Fetched::Whole));
+    first.end(Err(lost()));
+    second.end(Ok(Fetched::Whole));
     for (session, claim) in sessions.iter().zip(claims) {
         match session.handle(Request::ClaimPoll { claim, settle: false }) {
             Response::Claim { settled: true, units: 0, .. } => {}
@@ -161,7 +100,7 @@ fn two_that_wait_for_one_block_both_have_it() {
     let lab = Lab::new();
     let sessions = [lab.depot.session(), lab.depot.session()];
     let claims = sessions.each_ref().map(|session| lab.claim(session));
-    lab.both_reads().into_iter().for_each(|read| (read.0)(Ok(Fetched::Whole)));
+    lab.both_reads().into_iter().for_each(|read| read.end(Ok(Fetched::Whole)));
     for (session, claim) in sessions.into_iter().zip(claims) {
         match session.handle(Request::ClaimPoll { claim, settle: false }) {
             Response::Claim { settled: true, units: 2, .. } => {}
@@ -180,7 +119,7 @@ fn what_was_reset_while_it_was_read_gives_its_room_back() {
     lab.claim(&session);
     let reads = lab.both_reads();
     lab.depot.direct().reset(&[lab.namespace]).unwrap();
-    reads.into_iter().for_each(|read| (read.0)(Ok(Fetched::Whole)));
+    reads.into_iter().for_each(|read| read.end(Ok(Fetched::Whole)));
     drop(session);
     lab.wait_until_empty("blocks of an epoch that has passed");
 }

@@ -4,6 +4,8 @@
 mod blocks;
 #[path = "../../../kvdepot-tier/tests/object/bucket_server/mod.rs"]
 mod bucket_server;
+#[path = "../common/held_reads.rs"]
+mod held_reads;
 
 mod batches;
 mod bucket;

@@ -2,78 +2,19 @@
 #![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crossbeam_channel::{Sender, unbounded};
+use crossbeam_channel::unbounded;
 use kvdepot_core::pipeline::PoolKind;
-use kvdepot_core::{BlockKey, BlockLayout, NamespaceId, NamespaceSpec};
+use kvdepot_core::{BlockLayout, NamespaceSpec};
 use kvdepot_depot::message::{Hashes, Request, Response};
 use kvdepot_depot::{Depot, DepotConfig, PoolMapping};
-use kvdepot_io::SlotBuf;
-use kvdepot_tier::{Done, Fetched, Presence, ReadItem, Tier, TierUsage, WriteItem, Written};
+use kvdepot_tier::{Fetched, Presence, Tier};
+
+use crate::held_reads::HeldReads;
 
 /// Reached only by a hang.
 const HANG: Duration = Duration::from_secs(60);
-
-/// A tier that cannot tell what it holds, and completes no read before the test ends it.
-struct Slow(Sender<(SlotBuf, Done<Fetched>)>);
-
-impl std::fmt::Debug for Slow {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Slow")
-    }
-}
-
-impl Tier for Slow {
-    fn name(&self) -> &'static str {
-        "Slow"
-    }
-
-    fn open_namespace(&self, _: &Arc<NamespaceSpec>, at_least: u32, _: Instant, done: Done<u32>) {
-        done(Ok(at_least));
-    }
-
-    fn advance_epoch(&self, _: &Arc<NamespaceSpec>, at_least: u32, _: Instant, done: Done<u32>) {
-        done(Ok(at_least));
-    }
-
-    fn peek(&self, keys: &[BlockKey], out: &mut Vec<Presence>) {
-        out.clear();
-        out.extend(keys.iter().map(|_| Presence::Unknown));
-    }
-
-    fn probe(&self, keys: Vec<BlockKey>, _: Instant, done: Done<usize>) {
-        done(Ok(keys.len()));
-    }
-
-    fn read(&self, reads: Vec<ReadItem>, _: Instant) {
-        for read in reads {
-            self.0.send((read.dst, read.done)).unwrap();
-        }
-    }
-
-    fn write(&self, writes: Vec<WriteItem>, _: Instant) {
-        writes.into_iter().for_each(|write| write.end(Ok(Written::AlreadyThere)));
-    }
-
-    fn remove(&self, _: Vec<BlockKey>, done: Done<()>) {
-        done(Ok(()));
-    }
-
-    fn touch(&self, _: &[BlockKey]) {}
-
-    fn usage(&self) -> TierUsage {
-        TierUsage::default()
-    }
-
-    fn keys_from(&self, _: NamespaceId, _: u64) -> (Vec<BlockKey>, Option<u64>) {
-        (Vec::new(), None)
-    }
-
-    fn drain(&self, _: Instant) -> bool {
-        true
-    }
-}
 
 #[test]
 fn reads_are_with_the_tier_when_a_question_without_a_wait_is_answered() {
@@ -81,7 +22,7 @@ fn reads_are_with_the_tier_when_a_question_without_a_wait_is_answered() {
     let config = DepotConfig::from_json(&config.to_string()).unwrap();
     let pool = PoolMapping::create_private(config.mapped_bytes()).unwrap();
     let (begun, reads) = unbounded();
-    let tiers: Vec<Arc<dyn Tier>> = vec![Arc::new(Slow(begun))];
+    let tiers: Vec<Arc<dyn Tier>> = vec![Arc::new(HeldReads { presence: Presence::Unknown, reads: begun })];
     let depot = Depot::with_tiers(config, PoolKind::Cache, tiers, pool).unwrap();
     let session = depot.session();
     let layout = BlockLayout::uniform(1, &[64 << 10]).unwrap();
@@ -103,5 +44,5 @@ fn reads_are_with_the_tier_when_a_question_without_a_wait_is_answered() {
         let next = |_| reads.recv_timeout(HANG).unwrap_or_else(|_| panic!("round {round}: no read"));
         ended.extend((0..8).map(next));
     }
-    ended.into_iter().for_each(|(_, done)| done(Ok(Fetched::Whole)));
+    ended.into_iter().for_each(|read| read.end(Ok(Fetched::Whole)));
 }
