@@ -9,12 +9,12 @@ import click
 
 from kvdepot.cli import targets
 from kvdepot.cli.output import print_json
-from kvdepot.cli.places import age_text, size_text
+from kvdepot.cli.places import age_text, size_text, stored_in
 from kvdepot.cli.progress import progress
 from kvdepot.errors import ConfigError, storage_error
 from kvdepot.stored.blocks import block_files
 from kvdepot.stored.export import ExportHeader, ExportReader, Totals
-from kvdepot.stored.namespaces import StoredNamespace, differences, find_namespaces, summary
+from kvdepot.stored.namespaces import StoredNamespace, differences, summary
 from kvdepot.stored.restore import known_blocks, open_namespace, restore
 
 FACTS_SHOWN = 6
@@ -111,10 +111,7 @@ def _epoch(stored: list[StoredNamespace], header: ExportHeader) -> int:
 
 
 def _stored(target: targets.Target) -> list[StoredNamespace]:
-    try:
-        return find_namespaces(one for one in target.directories if one.is_dir())
-    except OSError as error:
-        raise storage_error(error) from error
+    return stored_in(one for one in target.directories if one.is_dir())
 
 
 def _refusal(header: ExportHeader, target: targets.Target, epoch: int) -> str:

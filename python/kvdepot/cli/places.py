@@ -55,8 +55,17 @@ def stored_namespaces(file: str | None, directories: Iterable[str]) -> list[Stor
     Raises:
         StorageError: a directory cannot be read.
     """
+    return stored_in(chosen_directories(file, directories))
+
+
+def stored_in(directories: Iterable[Path]) -> list[StoredNamespace]:
+    """Returns all namespaces in these directories.
+
+    Raises:
+        StorageError: a directory cannot be read.
+    """
     try:
-        return find_namespaces(chosen_directories(file, directories))
+        return find_namespaces(directories)
     except OSError as error:
         raise storage_error(error) from error
 

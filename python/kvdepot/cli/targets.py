@@ -11,13 +11,13 @@ from typing import Any
 import click
 
 from kvdepot import _native
-from kvdepot.cli.places import one_namespace
+from kvdepot.cli.places import one_namespace, stored_in
 from kvdepot.cli.processes import posix_directories, process
 from kvdepot.cli.running import RunningDepot, ask, user_of
 from kvdepot.config import KVDepotConfig, load_config
 from kvdepot.config.sizes import GIB
-from kvdepot.errors import ConfigError, UnavailableError, storage_error
-from kvdepot.stored.namespaces import StoredNamespace, find_namespaces
+from kvdepot.errors import ConfigError, UnavailableError
+from kvdepot.stored.namespaces import StoredNamespace
 
 WAIT_MS = 10_000
 CALL_MS = 10_000
@@ -167,10 +167,7 @@ def namespace_of(target: Target, prefix: str) -> StoredNamespace:
     """
     if not target.directories:
         raise ConfigError(f"{target.config.pipeline} has no Posix tier that lists namespaces: name --directory")
-    try:
-        found = one_namespace(find_namespaces(target.directories), prefix)
-    except OSError as error:
-        raise storage_error(error) from error
+    found = one_namespace(stored_in(target.directories), prefix)
     if found.problem:
         raise ConfigError(f"namespace {found.root} cannot be read: {found.problem}")
     return found
