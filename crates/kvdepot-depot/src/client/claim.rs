@@ -199,7 +199,7 @@ impl Claim {
     fn renew(&mut self) {
         let Some(generation) = self.generation.as_ref().filter(|_| self.wanted.is_some()) else { return };
         let part = Duration::from_millis(generation.welcome.timeout_ms) / AGE_PARTS;
-        let spread = part.mul_f64((self.id % RENEWAL_AGES) as f64 / RENEWAL_AGES as f64);
+        let spread = part * (self.id % RENEWAL_AGES) as u32 / RENEWAL_AGES as u32;
         if self.asked.elapsed() >= part + spread {
             self.ask_or_miss(Request::ClaimPoll { claim: self.id, settle: false });
         }
