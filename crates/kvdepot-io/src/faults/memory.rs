@@ -97,8 +97,9 @@ impl Image {
 
     /// Applies a loss to every file that was not synced. Returns the number of such files.
     pub fn lose(&mut self, loss: Loss) -> usize {
+        let all = self.inodes.iter().filter(|_| loss == Loss::Foreign);
         let mut files: Vec<(u64, Arc<Vec<u8>>)> =
-            self.inodes.iter().map(|(id, inode)| (*id, Arc::clone(&inode.bytes))).collect();
+            all.map(|(id, inode)| (*id, Arc::clone(&inode.bytes))).collect();
         // By number, so that every run takes the same ones.
         files.sort_unstable_by_key(|(id, _)| *id);
         let foreign = |own: u64, len: usize| {
