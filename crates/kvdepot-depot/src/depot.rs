@@ -146,10 +146,11 @@ impl Depot {
             machine.keep_ledger();
         }
         let memory = memory::find(&tiers, pool_bytes_max);
-        let in_place = memory.as_ref().map(|(tier, memory)| (*tier, memory.bytes));
+        let in_place =
+            memory.as_ref().map(|(tier, memory)| Event::InPlace { tier: *tier, memory_bytes: memory.bytes });
         let tiers = (tiers, memory.map(|(_, memory)| memory));
         let runner = Arc::new(Runner::new(config, pool, machine, names, tiers, ledger, kicks));
-        runner.tell(Event::InPlace { tier: in_place });
+        in_place.into_iter().for_each(|in_place| runner.tell(in_place));
         let mut threads = runner.probers.start()?;
         threads.push(spawn("kvdepot-janitor", &runner, janitor)?);
         threads.push(spawn("kvdepot-pump", &runner, move |runner| pump(runner, &kicked))?);

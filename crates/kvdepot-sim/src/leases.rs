@@ -61,7 +61,7 @@ impl World {
 
     pub(crate) fn begin_lending(&mut self) -> std::result::Result<(), Fail> {
         match self.lender() {
-            Some(lender) => self.feed(Event::InPlace { tier: Some(lender) }),
+            Some((tier, memory_bytes)) => self.feed(Event::InPlace { tier, memory_bytes }),
             None => Ok(()),
         }
     }

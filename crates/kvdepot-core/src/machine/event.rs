@@ -59,8 +59,8 @@ pub enum Event {
     Continue(Job),
     /// The pool's memory is populated up to this byte.
     Populated { upto_bytes: u64 },
-    /// The tier whose blocks are leased where they lie from now on, with the size of its memory; `None` for none.
-    InPlace { tier: Option<(TierIndex, u64)> },
+    /// Blocks of this tier are leased where they lie from now on, in its memory of this size. It comes at most once.
+    InPlace { tier: TierIndex, memory_bytes: u64 },
     /// The depot is shutting down: waits for a drain end.
     Ending,
     /// The depot hands over its pool to another one: from now on nothing is reserved, leased, fetched, written or

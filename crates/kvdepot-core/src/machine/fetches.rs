@@ -84,7 +84,7 @@ impl Machine {
 
     /// Ends the tier's leases on blocks that have no slot any more.
     pub(super) fn end_leases(&mut self, out: &mut Effects) {
-        let Some(tier) = self.pool.leasing_tier() else { return };
+        let Some(tier) = self.pool.in_place_tier() else { return };
         let places: Vec<u64> = self.pool.take_ended_leases().collect();
         if !places.is_empty() {
             out.commands.push(Command::EndLeases { tier, places });

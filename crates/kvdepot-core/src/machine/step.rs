@@ -43,7 +43,7 @@ impl Machine {
             Event::TierForgot { tier, keys, lost } => self.tier_forgot(tier, &keys, lost, out),
             Event::Continue(job) => self.go_on(job, out),
             Event::Populated { upto_bytes } => self.pool.populated(upto_bytes),
-            Event::InPlace { tier } => self.pool.set_in_place(tier),
+            Event::InPlace { tier, memory_bytes } => self.pool.set_in_place(tier, memory_bytes),
             Event::Ending => {
                 self.ending = true;
                 for token in self.flow.end_drains() {

@@ -19,7 +19,7 @@ const MEMORY_BLOCKS: u64 = 16;
 fn lab(pool_blocks: u64, tiers: usize) -> Lab {
     let mut lab = Lab::new(pool_blocks, tiers);
     lab.located = Location::Tier(0);
-    lab.feed(Event::InPlace { tier: Some((0, MEMORY_BLOCKS * BLOCK)) });
+    lab.feed(Event::InPlace { tier: 0, memory_bytes: MEMORY_BLOCKS * BLOCK });
     lab
 }
 
@@ -315,7 +315,7 @@ fn a_block_in_place_is_written_to_no_other_tier() {
     let placements = [Placement::default(), Placement { write: WriteWhen::OnSecondUse, promote: true }];
     let mut lab = Lab::with_machine(1, |pool| Machine::new(pool, 2).with_placements(&placements));
     lab.located = Location::Tier(0);
-    lab.feed(Event::InPlace { tier: Some((0, MEMORY_BLOCKS * BLOCK)) });
+    lab.feed(Event::InPlace { tier: 0, memory_bytes: MEMORY_BLOCKS * BLOCK });
     for _ in 0..3 {
         lab.now += 60_000_000_000;
         let token = lab.send(load(&[1], true));

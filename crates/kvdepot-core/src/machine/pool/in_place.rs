@@ -43,8 +43,6 @@ pub struct LeasedInPlace {
 pub(super) struct InPlace {
     /// The tier that leases blocks, and the size of its memory.
     tier: Option<(TierIndex, u64)>,
-    /// The tier that has leased blocks; it never changes.
-    leasing: Option<TierIndex>,
     pub(super) now: LeasedInPlace,
     /// Blocks that nobody reads, by the time at which that began, and those times.
     // Ordered maps: one that grows moves a few entries, however many blocks there are.
@@ -81,16 +79,9 @@ impl InPlace {
 }
 
 impl Pool {
-    /// Sets the tier whose blocks are leased in place from now on, and the size of its memory; `None` for none. Leases
-    /// that exist stay.
-    pub(crate) fn set_in_place(&mut self, tier: Option<(TierIndex, u64)>) {
-        self.in_place.tier = tier;
-        self.in_place.leasing = self.in_place.leasing.or(tier.map(|(tier, _)| tier));
-    }
-
-    /// Returns the tier that has leased blocks, if one ever could.
-    pub(crate) const fn leasing_tier(&self) -> Option<TierIndex> {
-        self.in_place.leasing
+    /// Sets the tier whose blocks are leased in place from now on, and the size of its memory.
+    pub(crate) const fn set_in_place(&mut self, tier: TierIndex, memory_bytes: u64) {
+        self.in_place.tier = Some((tier, memory_bytes));
     }
 
     /// Returns the tier whose blocks are leased in place.
