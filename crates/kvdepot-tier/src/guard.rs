@@ -178,6 +178,21 @@ impl Shared {
         }
     }
 
+    /// Returns a `Done` that records the end of an operation, and then passes it on.
+    fn watched<T: 'static>(
+        self: &Arc<Self>,
+        side: Side,
+        pass: Pass,
+        did_io: fn(&T) -> bool,
+        done: Done<T>,
+    ) -> Done<T> {
+        let shared = Arc::clone(self);
+        Box::new(move |outcome| {
+            shared.note(side, pass, judge(&outcome, did_io));
+            done(outcome);
+        })
+    }
+
     fn judge(&self, side: Side, pass: Pass, verdict: Verdict<'_>) -> Option<Change> {
         let mut breaker = self.breaker(side).lock();
         match verdict {
@@ -311,12 +326,8 @@ impl<T: Tier> Tier for Guarded<T> {
         let pass = self.shared.ask(Side::Tier, deadline);
         let (reads, held_back) = let_through(reads, pass);
         let watched = reads.into_iter().map(|read| {
-            let shared = Arc::clone(&self.shared);
-            let done = move |outcome: Result<Fetched>| {
-                shared.note(Side::Tier, pass, judge(&outcome, |end| *end == Fetched::Whole));
-                (read.done)(outcome);
-            };
-            ReadItem { key: read.key, dst: read.dst, done: Box::new(done) }
+            let done = self.shared.watched(Side::Tier, pass, |end| *end == Fetched::Whole, read.done);
+            ReadItem { done, ..read }
         });
         let watched: Vec<ReadItem> = watched.collect();
         if !watched.is_empty() {
@@ -340,12 +351,8 @@ impl<T: Tier> Tier for Guarded<T> {
         let pass = self.shared.ask(Side::Tier, deadline);
         let (leases, held_back) = let_through(leases, pass);
         let watched = leases.into_iter().map(|lease| {
-            let shared = Arc::clone(&self.shared);
-            let done = move |outcome: Result<Option<u64>>| {
-                shared.note(Side::Tier, pass, judge(&outcome, Option::is_some));
-                (lease.done)(outcome);
-            };
-            LeaseItem { key: lease.key, done: Box::new(done) }
+            let done = self.shared.watched(Side::Tier, pass, Option::is_some, lease.done);
+            LeaseItem { done, ..lease }
         });
         let watched: Vec<LeaseItem> = watched.collect();
         if !watched.is_empty() {
@@ -373,12 +380,8 @@ impl<T: Tier> Tier for Guarded<T> {
         };
         let (writes, held_back) = let_through(writes, pass);
         let watched = writes.into_iter().map(|write| {
-            let shared = Arc::clone(&self.shared);
-            let done = move |outcome: Result<Written>| {
-                shared.note(side, pass, judge(&outcome, |end| *end == Written::New));
-                (write.done)(outcome);
-            };
-            WriteItem { key: write.key, src: write.src, done: Box::new(done) }
+            let done = self.shared.watched(side, pass, |end| *end == Written::New, write.done);
+            WriteItem { done, ..write }
         });
         let watched: Vec<WriteItem> = watched.collect();
         if !watched.is_empty() {
