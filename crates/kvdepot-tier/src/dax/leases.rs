@@ -15,7 +15,7 @@ use super::slots::Found;
 use super::state::Shared;
 use crate::{LeaseItem, TierMemory};
 
-/// Blocks looked up while the lock is held once.
+/// Leases ended while the lock is held once.
 const PIECE: usize = 256;
 /// Bytes of the blocks whose checksums one worker computes before the next batch gets its turn; one block may be larger.
 const CALL_BYTES: u64 = 1 << 20;
@@ -54,31 +54,19 @@ impl Shared {
             return leases.into_iter().for_each(|lease| (lease.done)(Err(late.clone())));
         }
         let (mut wrong, mut calls, mut call, mut bytes) = (Vec::new(), Vec::new(), Vec::new(), 0);
-        let mut leases = leases.into_iter().peekable();
-        while leases.peek().is_some() {
-            let some: Vec<LeaseItem> = leases.by_ref().take(PIECE).collect();
-            let found: Vec<Result<Option<Found>>> = {
-                let is_ours = !self.owner.is_lost();
-                let mut state = self.lock();
-                let mut find = |lease: &LeaseItem| {
-                    // Nothing is read into a slot that could be too small.
-                    if is_ours { state.find(&lease.key, usize::MAX, &mut wrong) } else { Ok(None) }
-                };
-                some.iter().map(&mut find).collect()
-            };
-            for (lease, found) in some.into_iter().zip(found) {
-                match found {
-                    Ok(Some(found)) => {
-                        bytes += u64::from(found.header.bytes);
-                        call.push((lease, found));
-                        if bytes >= CALL_BYTES {
-                            calls.push(std::mem::take(&mut call));
-                            bytes = 0;
-                        }
+        // Nothing is read into a slot that could be too small.
+        for (lease, found) in self.find_each(leases, |lease| (lease.key, usize::MAX), &mut wrong) {
+            match found {
+                Ok(Some(found)) => {
+                    bytes += u64::from(found.header.bytes);
+                    call.push((lease, found));
+                    if bytes >= CALL_BYTES {
+                        calls.push(std::mem::take(&mut call));
+                        bytes = 0;
                     }
-                    Ok(None) => (lease.done)(Ok(None)),
-                    Err(error) => (lease.done)(Err(error)),
                 }
+                Ok(None) => (lease.done)(Ok(None)),
+                Err(error) => (lease.done)(Err(error)),
             }
         }
         calls.extend((!call.is_empty()).then_some(call));

@@ -62,30 +62,18 @@ impl Shared {
             return reads.into_iter().for_each(|read| read.end(Err(late.clone())));
         }
         let (mut items, mut spans, mut wrong) = (Vec::new(), Vec::new(), Vec::new());
-        let mut reads = reads.into_iter().peekable();
-        while reads.peek().is_some() {
-            let some: Vec<ReadItem> = reads.by_ref().take(PIECE).collect();
-            let found: Vec<Result<Option<Found>>> = {
-                let is_ours = !self.owner.is_lost();
-                let mut state = self.lock();
-                let mut find = |read: &ReadItem| {
-                    if is_ours { state.find(&read.key, read.dst.len(), &mut wrong) } else { Ok(None) }
-                };
-                some.iter().map(&mut find).collect()
-            };
-            for (read, found) in some.into_iter().zip(found) {
-                match found {
-                    Ok(Some(found)) => {
-                        let bytes = found.header.bytes as usize;
-                        let at = self.geometry.payload_at(found.unit);
-                        spans.push(Span { item: items.len(), at, from: 0, bytes });
-                        let key = read.key;
-                        let parts = Parts { left: bytes, sums: Vec::new(), error: None, read: Some(read) };
-                        items.push(Item { key, found, parts: Mutex::new(parts) });
-                    }
-                    Ok(None) => read.end(Ok(Fetched::Miss)),
-                    Err(error) => read.end(Err(error)),
+        for (read, found) in self.find_each(reads, |read| (read.key, read.dst.len()), &mut wrong) {
+            match found {
+                Ok(Some(found)) => {
+                    let bytes = found.header.bytes as usize;
+                    let at = self.geometry.payload_at(found.unit);
+                    spans.push(Span { item: items.len(), at, from: 0, bytes });
+                    let key = read.key;
+                    let parts = Parts { left: bytes, sums: Vec::new(), error: None, read: Some(read) };
+                    items.push(Item { key, found, parts: Mutex::new(parts) });
                 }
+                Ok(None) => read.end(Ok(Fetched::Miss)),
+                Err(error) => read.end(Err(error)),
             }
         }
         if !wrong.is_empty() {
@@ -107,6 +95,26 @@ impl Shared {
         restore.next_wave();
     }
 
+    /// Finds and pins the blocks of a batch: `of` tells each item's key, and into how many bytes it is to be read. Those
+    /// that cannot be right are added to `wrong`. The lock is held for a part of the batch at a time.
+    pub(super) fn find_each<T>(
+        &self,
+        items: Vec<T>,
+        of: impl Fn(&T) -> (BlockKey, usize),
+        wrong: &mut Vec<u32>,
+    ) -> Vec<(T, Result<Option<Found>>)> {
+        let mut found: Vec<Result<Option<Found>>> = Vec::with_capacity(items.len());
+        for some in items.chunks(PIECE) {
+            let is_ours = !self.owner.is_lost();
+            let mut state = self.lock();
+            found.extend(some.iter().map(|item| {
+                let (key, slot_bytes) = of(item);
+                if is_ours { state.find(&key, slot_bytes, wrong) } else { Ok(None) }
+            }));
+        }
+        items.into_iter().zip(found).collect()
+    }
+
     /// Makes sure that blocks which cannot be right are not served again.
     pub(super) fn clear_wrong(self: &Arc<Self>, engine: &dyn IoEngine, units: Vec<u32>) {
         let shared = Arc::clone(self);
@@ -123,12 +131,7 @@ impl Shared {
 impl super::state::State {
     /// Finds and pins a block that is to be read into this many bytes. One that cannot be right is taken out and added
     /// to `wrong`.
-    pub(super) fn find(
-        &mut self,
-        key: &BlockKey,
-        slot_bytes: usize,
-        wrong: &mut Vec<u32>,
-    ) -> Result<Option<Found>> {
+    fn find(&mut self, key: &BlockKey, slot_bytes: usize, wrong: &mut Vec<u32>) -> Result<Option<Found>> {
         let Some(space) = self.spaces.get(&key.namespace) else { return Ok(None) };
         let block_bytes = space.spec.layout().block_bytes();
         if (slot_bytes as u64) < block_bytes {
