@@ -61,6 +61,16 @@ fn dump(session: &Session, namespace: NamespaceHandle, first: u64, count: u64) {
 }
 
 fn load(session: &Session, namespace: NamespaceHandle, first: u64) {
+    let grants = acquire(session, namespace, first);
+    let leases = grants.iter().filter_map(|grant| match grant {
+        Grant::Leased { lease, .. } => Some(*lease),
+        _ => None,
+    });
+    session.handle(Request::Release { leases: leases.collect() });
+}
+
+/// Leases blocks, until the session ends or they are released.
+fn acquire(session: &Session, namespace: NamespaceHandle, first: u64) -> Vec<Grant> {
     let request = Request::Acquire {
         namespace,
         hashes: hashes(first, PREFIX),
@@ -69,23 +79,7 @@ fn load(session: &Session, namespace: NamespaceHandle, first: u64) {
         in_place: false,
     };
     let Response::Grants(grants) = session.handle(request) else { panic!("no grants") };
-    let leases = grants.iter().filter_map(|grant| match grant {
-        Grant::Leased { lease, .. } => Some(*lease),
-        _ => None,
-    });
-    session.handle(Request::Release { leases: leases.collect() });
-}
-
-/// Leases blocks that end with the session.
-fn acquire(session: &Session, namespace: NamespaceHandle, first: u64) {
-    let request = Request::Acquire {
-        namespace,
-        hashes: hashes(first, PREFIX),
-        wait_ms: 1000,
-        last: true,
-        in_place: false,
-    };
-    assert!(matches!(session.handle(request), Response::Grants(_)));
+    grants
 }
 
 /// Waits until the blocks of a reset namespace have left the pool; returns the longest time that the lock was held
@@ -245,7 +239,7 @@ fn main() {
     out["hold_claim"] = holds(&session);
     // As many leases as are loaded here, on a connection that ends.
     let ending = depot.session();
-    (0..PLACES).step_by(PREFIX as usize).for_each(|first| acquire(&ending, namespace, first));
+    (0..PLACES).step_by(PREFIX as usize).for_each(|first| drop(acquire(&ending, namespace, first)));
     drop(ending);
     std::thread::sleep(Duration::from_millis(500));
     out["hold_end"] = holds(&session);

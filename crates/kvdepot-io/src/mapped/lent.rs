@@ -69,11 +69,6 @@ impl LentMedium {
         self.check()
     }
 
-    /// Returns the whole mapping.
-    pub const fn memory(&self) -> MemRun {
-        MemRun { ptr: self.start as *mut u8, len: self.bytes }
-    }
-
     /// Fails if what was read before this call may not be what the owner promised: pages were lost, or the medium has
     /// another owner, who may have written to any block. Once it has failed, it always fails.
     pub fn check(&self) -> Result<()> {
