@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use kvdepot_core::limits::BLOCK_ALIGN_BYTES;
-use kvdepot_core::runs::Run;
+use kvdepot_core::runs::{IN_PLACE_AT, Run};
 
 use crate::fail::{Fail, Rule, fail};
 
@@ -22,6 +22,15 @@ struct Page {
 pub(crate) struct Memory {
     pool: Vec<Page>,
     lent: BTreeMap<usize, Page>,
+    /// The number of pages of each lease, by its place in the tier's memory.
+    leases: BTreeMap<u64, usize>,
+    /// Pages of all leases so far.
+    lent_ever: usize,
+}
+
+/// Returns the runs of a block that a tier has leased.
+fn runs_at(place: u64, pages: usize) -> [Run; 1] {
+    [Run { offset: IN_PLACE_AT + place, len: pages as u64 * BLOCK_ALIGN_BYTES }]
 }
 
 /// Returns the pages of a slot, in the order of its bytes.
@@ -32,7 +41,8 @@ pub(crate) fn pages(runs: &[Run]) -> Vec<usize> {
 
 impl Memory {
     pub(crate) fn new(pages: usize) -> Self {
-        Self { pool: vec![Page { tag: POISON, writer: None, readers: 0 }; pages], lent: BTreeMap::new() }
+        let pool = vec![Page { tag: POISON, writer: None, readers: 0 }; pages];
+        Self { pool, lent: BTreeMap::new(), leases: BTreeMap::new(), lent_ever: 0 }
     }
 
     fn page(&self, number: usize) -> Page {
@@ -44,14 +54,24 @@ impl Memory {
         page.expect("bounds are checked")
     }
 
-    /// Adds a page in which a tier has leased a part of a block.
-    pub(crate) fn lend(&mut self, number: usize, tag: u64) {
-        self.lent.insert(number, Page { tag, writer: None, readers: 0 });
+    /// A tier leases a block with this content. Returns its place, which no lease had before.
+    pub(crate) fn lend(&mut self, tags: Vec<u64>) -> u64 {
+        // No block lies at the very beginning of a tier's memory.
+        let place = (1 + self.lent_ever) as u64 * BLOCK_ALIGN_BYTES;
+        self.lent_ever += tags.len();
+        self.leases.insert(place, tags.len());
+        let numbers = pages(&runs_at(place, tags.len()));
+        let page = |tag| Page { tag, writer: None, readers: 0 };
+        self.lent.extend(numbers.into_iter().zip(tags.into_iter().map(page)));
+        place
     }
 
-    /// The tier uses these pages for something else: nobody may read them.
-    pub(crate) fn overwrite(&mut self, runs: &[Run]) -> Result<(), Fail> {
-        for number in pages(runs) {
+    /// A lease ends, and the tier uses its pages for something else: nobody may read them.
+    pub(crate) fn end_lease(&mut self, place: u64) -> Result<(), Fail> {
+        let Some(count) = self.leases.remove(&place) else {
+            return fail(Rule::Leaks, format!("a lease at {place} ends that was not given, or has ended"));
+        };
+        for number in pages(&runs_at(place, count)) {
             let readers = self.page(number).readers;
             if readers > 0 {
                 return fail(
@@ -64,9 +84,16 @@ impl Memory {
         Ok(())
     }
 
-    /// Forgets all pages of tiers.
+    /// Returns the number of leases that a tier has given and that have not ended.
+    pub(crate) fn leases(&self) -> usize {
+        self.leases.len()
+    }
+
+    /// Forgets all leases, with their pages.
     pub(crate) fn forget_lent(&mut self) {
         self.lent.clear();
+        self.leases.clear();
+        self.lent_ever = 0;
     }
 
     fn check_bounds(&self, runs: &[Run]) -> Result<(), Fail> {

@@ -174,8 +174,23 @@ impl World {
         deadline: Nanos,
         begun: Option<Vec<u64>>,
     ) -> kvdepot_core::Result<Fetched> {
-        let late = self.now > deadline && self.rng.chance(50);
-        let (outcome, tags) = if late {
+        let (outcome, tags) = self.tier_reads(tier, key, deadline, begun);
+        for (page, tag) in pages(runs).into_iter().zip(tags.unwrap_or_default()) {
+            self.memory.put(page, tag);
+        }
+        self.memory.end_write(runs, 1 << 40 | number);
+        outcome
+    }
+
+    /// Returns how a tier ends the read of a block, or its lease: with the block's content, or a failure.
+    pub(crate) fn tier_reads(
+        &mut self,
+        tier: usize,
+        key: &BlockKey,
+        deadline: Nanos,
+        begun: Option<Vec<u64>>,
+    ) -> (kvdepot_core::Result<Fetched>, Option<Vec<u64>>) {
+        if self.now > deadline && self.rng.chance(50) {
             (Err(Error::new(ErrorKind::Timeout, "a read took too long")), None)
         } else if self.luck(Feature::ReadErrors, 8) {
             (Err(Error::new(ErrorKind::Io, "a read failed")), None)
@@ -185,12 +200,7 @@ impl World {
                 self.forgotten.push((tier, vec![*key], true));
             }
             read
-        };
-        for (page, tag) in pages(runs).into_iter().zip(tags.unwrap_or_default()) {
-            self.memory.put(page, tag);
         }
-        self.memory.end_write(runs, 1 << 40 | number);
-        outcome
     }
 
     /// Ends an operation by the depot's death: a write has happened completely or not at all.

@@ -13,7 +13,6 @@ use kvdepot_core::{BlockHash, BlockKey, NamespaceId, eviction};
 use crate::client::Client;
 use crate::fail::{Fail, Rule, fail};
 use crate::interrupted::Interrupted;
-use crate::leases::Leases;
 use crate::memory::Memory;
 use crate::mistakes::Mistake;
 use crate::model::{Model, name};
@@ -65,7 +64,6 @@ pub(crate) struct World {
     /// Whether faults are disabled now.
     pub(crate) calm: bool,
     pub(crate) memory: Memory,
-    pub(crate) leases: Leases,
     pub(crate) tiers: Vec<SimTier>,
     pub(crate) model: Model,
     pub(crate) spaces: Vec<Space>,
@@ -131,7 +129,6 @@ impl World {
             at: 0,
             calm: false,
             memory: Memory::new(shape.pool_pages_max),
-            leases: Leases::default(),
             tiers,
             model: Model::default(),
             spaces: Vec::new(),
@@ -397,7 +394,6 @@ impl World {
         self.hold = None;
         self.replace_machine();
         self.memory = Memory::new(self.plan.shape.pool_pages_max);
-        self.leases = Leases::default();
         self.open_spaces(&[], |_| true)
     }
 }
