@@ -113,12 +113,13 @@ fn leases_end_when_the_tier_closes() {
     let (begun, begins) = std::sync::mpsc::channel();
     let (go_on, goes_on) = std::sync::mpsc::channel::<()>();
     let (begun, goes_on) = (Mutex::new(begun), Mutex::new(goes_on));
-    let place = Arc::new(Mutex::new(None::<u64>));
+    let held = Arc::new(Mutex::new(Vec::<u64>::new()));
     let hook = {
-        let place = Arc::clone(&place);
+        let held = Arc::clone(&held);
         move |call| {
             let MediumCall::Read { at, .. } = call else { return Ok(()) };
-            if *place.lock().unwrap() == Some(at) {
+            let is_held = held.lock().unwrap().contains(&at);
+            if is_held {
                 begun.lock().unwrap().send(()).unwrap();
                 let _ = goes_on.lock().unwrap().recv();
             }
@@ -126,25 +127,31 @@ fn leases_end_when_the_tier_closes() {
         }
     };
     let medium: Arc<dyn Medium> = Arc::new(HookMedium::new(raw(&config), Box::new(hook)));
-    let one = DaxConfig { restore_workers: 1, ..config };
-    let bench = Bench::new(Arc::new(DaxTier::open_on(one, medium).unwrap()));
-    bench.write_all(2);
-    let first = bench.lease(0).unwrap().unwrap();
-    *place.lock().unwrap() = Some(first);
+    // Two threads, both of which read.
+    let two = DaxConfig { restore_workers: 1, put_workers: 1, ..config };
+    let bench = Bench::new(Arc::new(DaxTier::open_on(two, medium).unwrap()));
+    bench.write_all(3);
+    let places: Vec<u64> = (0..3).map(|n| bench.lease(n).unwrap().unwrap()).collect();
+    held.lock().unwrap().clone_from(&places);
     let (send, receive) = std::sync::mpsc::channel();
-    for n in [0, 1] {
+    let lease = |n: usize| {
         let send = send.clone();
         let done = Box::new(move |outcome: kvdepot_core::Result<Option<u64>>| drop(send.send((n, outcome))));
-        bench.tier.lease(vec![kvdepot_tier::LeaseItem { key: bench.key(n), done }], Bench::soon());
-    }
-    begins.recv().unwrap();
-    // Closing waits for the worker, which goes on now and finds that the tier closes.
+        bench.tier.lease(vec![kvdepot_tier::LeaseItem { key: bench.key(n as u64), done }], Bench::soon());
+    };
+    (0..2).for_each(lease);
+    (0..2).for_each(|_| begins.recv().unwrap());
+    // Both threads hang, so this one waits in the queue.
+    lease(2);
+    // Closing waits for the threads, which go on now.
     let Bench { tier, .. } = bench;
     let closing = std::thread::spawn(move || drop(tier));
     let (n, outcome) = Bench::answer(&receive);
-    assert_eq!((n, outcome.unwrap_err().kind()), (1, ErrorKind::Closed), "what no worker had begun");
-    go_on.send(()).unwrap();
-    let (n, outcome) = Bench::answer(&receive);
-    assert!(n == 0 && outcome.is_ok_and(|place| place == Some(first)));
+    assert_eq!((n, outcome.unwrap_err().kind()), (2, ErrorKind::Closed), "what no thread had begun");
+    (0..2).for_each(|_| go_on.send(()).unwrap());
+    for _ in 0..2 {
+        let (n, outcome) = Bench::answer(&receive);
+        assert!(n < 2 && outcome.is_ok_and(|place| place == Some(places[n])));
+    }
     closing.join().unwrap();
 }
