@@ -1,6 +1,6 @@
 """One round: every configuration once, each in its own engine process, because a connector is chosen at start."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,19 +98,19 @@ def kvdepot(bench: Bench) -> Mapping[str, Result]:
         prepare_page_cache(bench, home.files())
         with home.start():
             steps = bench.hit_then_cold(settle(home=home))
-            return {"first": first, "restarted": run_engine("kvdepot-restarted", bench.kind, transfer, steps)}
+            return {"kvdepot": first, "kvdepot-restarted": run_engine("kvdepot-restarted", bench.kind, transfer, steps)}
 
 
 def native_memory(bench: Bench) -> Result:
     """Measures vLLM's own tier in host memory."""
-    transfer = native_transfer(bench.pool_bytes, None)
+    transfer = native_transfer(bench.pool_bytes, None, bench.kind.device)
     return run_engine("native-memory", bench.kind, transfer, bench.cold_then_hit(settle(), kept=True))
 
 
 def native_files(bench: Bench) -> Result:
     """Measures vLLM's own file tier: hits of a new process on the files of an earlier one."""
     directory = empty_directory(WORK / "bench-engine" / "native-files")
-    transfer = native_transfer(bench.pool_bytes, directory)
+    transfer = native_transfer(bench.pool_bytes, directory, bench.kind.device)
     stored = settle(directory=directory)
     every = [one for length in bench.lengths for one in bench.prompts(length)]
     warm = send("warm-up", warm_up(bench.lengths))
@@ -123,7 +123,7 @@ def offloading_tier(bench: Bench) -> Result:
     """The depot below vLLM's offloading: hits of a new process and a new depot on files of ended ones."""
     values = {"pool_gb": bench.pool_bytes / (1 << 30), **bench.settings}
     with DepotHome(WORK / "bench-engine" / "kvdepot-tier", values) as home:
-        transfer = tier_transfer(bench.pool_bytes, home)
+        transfer = tier_transfer(bench.pool_bytes, home, bench.kind.device)
         every = [one for length in bench.lengths for one in bench.prompts(length)]
         warm, stored = send("warm-up", warm_up(bench.lengths)), settle(home=home)
         with home.start() as depot:
@@ -140,17 +140,27 @@ def prepare_page_cache(bench: Bench, files: Iterable[Path]) -> None:
         drop_from_page_cache(files)
 
 
-def run_round(bench: Bench, progress: Progress) -> dict[str, Result]:
-    """Runs every configuration once."""
+CONFIGURATIONS: dict[str, tuple[str, Callable[[Bench], Mapping[str, Result]]]] = {
+    "kvdepot": ("kvdepot, and again after a restart", kvdepot),
+    "memory": ("vLLM's offloading to memory", lambda bench: {"native-memory": native_memory(bench)}),
+    "files": (
+        "vLLM's offloading to files, and again after a restart",
+        lambda bench: {"native-files-restarted": native_files(bench)},
+    ),
+    "tier": (
+        "kvdepot below vLLM's offloading, and again after a restart",
+        lambda bench: {"kvdepot-tier-restarted": offloading_tier(bench)},
+    ),
+}
+"""What is compared with vLLM alone, by the name of the option."""
+
+
+def run_round(bench: Bench, names: Sequence[str], progress: Progress) -> dict[str, Result]:
+    """Runs vLLM alone and each of these configurations once."""
     with progress("vLLM without a connector"):
         found = {"plain": plain(bench)}
-    with progress("kvdepot, and again after a restart"):
-        depots = kvdepot(bench)
-        found |= {"kvdepot": depots["first"], "kvdepot-restarted": depots["restarted"]}
-    with progress("vLLM's offloading to memory"):
-        found["native-memory"] = native_memory(bench)
-    with progress("vLLM's offloading to files, and again after a restart"):
-        found["native-files-restarted"] = native_files(bench)
-    with progress("kvdepot below vLLM's offloading, and again after a restart"):
-        found["kvdepot-tier-restarted"] = offloading_tier(bench)
+    for name in names:
+        title, run = CONFIGURATIONS[name]
+        with progress(title):
+            found |= run(bench)
     return found

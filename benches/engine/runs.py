@@ -16,8 +16,6 @@ from tools.lab.models import ROOT, WORK, ModelSize
 from tools.lab.warm import ON_ALL_CORES, Warm
 
 BLOCK_TOKENS = 32
-KV_CACHE_BYTES = 1 << 30
-BATCHED_TOKENS = 2048
 RUN_S = 900.0
 WARM_UP_TOKENS = 1025
 MARGIN_TOKENS = 64
@@ -32,6 +30,24 @@ Prompts = Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True)
+class Device:
+    """What engines compute on.
+
+    Attributes:
+        has_copy_worker: whether vLLM's own offloading copies there by itself.
+        kv_cache_bytes: memory for an engine's KV cache.
+        batched_tokens: the most tokens that an engine computes in one step.
+    """
+
+    has_copy_worker: bool
+    kv_cache_bytes: int
+    batched_tokens: int
+
+
+DEVICES = {"cpu": Device(False, 1 << 30, 2048), "cuda": Device(True, 16 << 30, 8192)}
+
+
+@dataclass(frozen=True)
 class EngineKind:
     """Properties common to all engines of a measurement."""
 
@@ -39,11 +55,12 @@ class EngineKind:
     dtype: str
     max_tokens: int
     max_requests: int = 4
+    device: Device = DEVICES["cpu"]
 
     @classmethod
-    def for_prompts(cls, model: Path, dtype: str, lengths: Sequence[int]) -> "EngineKind":
+    def for_prompts(cls, model: Path, dtype: str, lengths: Sequence[int], device: str = "cpu") -> "EngineKind":
         """Returns a kind of engine that takes prompts of these lengths."""
-        return cls(model, dtype, max(lengths) + MARGIN_TOKENS)
+        return cls(model, dtype, max(lengths) + MARGIN_TOKENS, device=DEVICES[device])
 
     def arguments(self, transfer: Mapping[str, Any] | None) -> dict[str, Any]:
         """Returns arguments of ``vllm.LLM``."""
@@ -52,9 +69,9 @@ class EngineKind:
             "dtype": self.dtype,
             "max_model_len": self.max_tokens,
             "max_num_seqs": self.max_requests,
-            "max_num_batched_tokens": BATCHED_TOKENS,
+            "max_num_batched_tokens": self.device.batched_tokens,
             "block_size": BLOCK_TOKENS,
-            "kv_cache_memory_bytes": KV_CACHE_BYTES,
+            "kv_cache_memory_bytes": self.device.kv_cache_bytes,
             "enforce_eager": True,
             "enable_prefix_caching": True,
             "disable_log_stats": False,
@@ -124,22 +141,23 @@ def kvdepot_transfer(home: DepotHome) -> dict[str, Any]:
     }
 
 
-def native_transfer(memory_bytes: int, directory: Path | None) -> dict[str, Any]:
+def native_transfer(memory_bytes: int, directory: Path | None, device: Device = DEVICES["cpu"]) -> dict[str, Any]:
     """Returns vLLM's own connector: host memory, and files below it if there is a directory."""
-    extra: dict[str, Any] = {
-        "spec_module_path": "benches.engine.native_offload_shim",
-        "spec_name": "HostCpuSpec" if directory is None else "HostTieringSpec",
-        "cpu_bytes_to_use": memory_bytes,
-    }
+    extra: dict[str, Any] = {"cpu_bytes_to_use": memory_bytes}
+    if device.has_copy_worker:
+        extra["spec_name"] = "CPUOffloadingSpec" if directory is None else "TieringOffloadingSpec"
+    else:
+        extra["spec_module_path"] = "benches.engine.native_offload_shim"
+        extra["spec_name"] = "HostCpuSpec" if directory is None else "HostTieringSpec"
     if directory is not None:
         threads = {"n_read_threads": READ_THREADS, "n_write_threads": WRITE_THREADS}
         extra["secondary_tiers"] = [{"type": "fs", "root_dir": str(directory), **threads}]
     return {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
 
 
-def tier_transfer(memory_bytes: int, home: DepotHome) -> dict[str, Any]:
+def tier_transfer(memory_bytes: int, home: DepotHome, device: Device) -> dict[str, Any]:
     """The connector that vLLM brings, with host memory, and the depot of ``home`` below it."""
-    transfer = native_transfer(memory_bytes, home.root)
+    transfer = native_transfer(memory_bytes, home.root, device)
     tier = {"type": "KVDepotTier", "module_path": "kvdepot.engines.offloading", "config": str(home.config)}
     transfer["kv_connector_extra_config"]["secondary_tiers"] = [tier]
     return transfer

@@ -12,6 +12,7 @@ from benches.engine.runs import Result, Sent
 
 Round = dict[str, Result]
 
+WHOLE_MS = 100
 TABLE_COLUMNS = 144
 """Terminal columns of the widest table."""
 
@@ -73,8 +74,14 @@ class Cell:
 
 
 def summarize(rounds: Sequence[Round], lengths: Sequence[int]) -> dict[str, dict[int, Cell]]:
-    """Returns all rows at all lengths."""
-    return {title: {n: Cell.of(rounds, process, step, n) for n in lengths} for title, process, step in ROWS}
+    """Returns the rows of all processes that ran, at all lengths."""
+    rows = [row for row in ROWS if row[1] in rounds[0]]
+    return {title: {n: Cell.of(rounds, process, step, n) for n in lengths} for title, process, step in rows}
+
+
+def milliseconds(value: float) -> str:
+    """Returns a time as text, with a decimal where it matters."""
+    return f"{value:,.0f}" if value >= WHOLE_MS else f"{value:.1f}"
 
 
 def print_summary(rows: dict[str, dict[int, Cell]], lengths: Sequence[int], caption: str) -> None:
@@ -88,8 +95,8 @@ def print_summary(rows: dict[str, dict[int, Cell]], lengths: Sequence[int], capt
             cell = cells[length]
             table.add_row(
                 title,
-                f"{cell.ttft_ms:,.0f} ms",
-                f"{cell.fastest_ms:,.0f} … {cell.slowest_ms:,.0f}",
+                f"{milliseconds(cell.ttft_ms)} ms",
+                f"{milliseconds(cell.fastest_ms)} … {milliseconds(cell.slowest_ms)}",
                 f"{cell.of_own:.2f}×" if cell.of_own is not None else "",
                 f"{cell.faster:.2f}×",
                 " … ".join(str(tokens) for tokens in (cell.hit_tokens[0], cell.hit_tokens[-1])[: len(cell.hit_tokens)]),

@@ -32,7 +32,7 @@ def test_without_a_gpu_the_report_says_so_and_why(tmp_path: Path) -> None:
     assert text.startswith("no GPU: CUDA driver not found")
     steps = {step["name"]: step for step in report["steps"]}
     assert steps["kernel"]["outcome"] == steps["doctor"]["outcome"] == "done"
-    for name in ("bench 1", "ping", "schedules", "vLLM's sleep"):
+    for name in ("bench 1", "measurements", "ping", "schedules", "vLLM", "vLLM's sleep"):
         assert steps[name]["outcome"] == "skipped"
     assert steps["ping"]["reason"].startswith("no GPU: CUDA driver not found")
     assert steps["schedules"]["reason"].startswith("no GPU: ")
@@ -46,7 +46,9 @@ def test_on_the_stand_in_everything_runs_that_needs_no_real_gpu(library: Path, t
     steps = {step["name"]: step for step in report["steps"]}
     ran = {name for name, step in steps.items() if step["outcome"] == "done"}
     benches = {f"bench {run}" for run in (1, 2, 3)} | {f"bench with {blocks} blocks" for blocks in (8, 16, 32, 64)}
-    assert ran == {"kernel", "huge pages", "doctor", "ping", "ping beside copies", "ping beside registration"} | benches
+    pings = {"ping", "ping beside copies", "ping beside registration"}
+    assert ran == {"kernel", "huge pages", "doctor", "measurements"} | pings | benches
+    assert {choice["auto_large"] for choice in steps["measurements"]["result"]["devices"][0]["choices"]}
     assert steps["schedules"]["reason"] == "the driver is a stand-in"
     assert {row["engine"] for row in report["spread"]} >= {"memcpy", "batch", "kernel", "auto"}
     assert all(len(row["load_gb_per_s"]) == 3 for row in report["spread"])

@@ -128,7 +128,7 @@ def test_doctor_shows_what_was_measured_and_what_auto_makes_of_it(library: Path)
         cells = line.split()
         assert cells[0] == ("load" if choice["to_device"] else "dump")
         assert [int(cells[1]), float(cells[2]) * 1024] == [choice["ops"], choice["op_bytes"]]
-        assert cells[-2:] == [choice["auto"], choice["auto_decoding"]]
+        assert cells[-3:] == [choice["auto"], choice["auto_large"], choice["auto_decoding"]]
     assert "device 4: not measured yet" in after
 
 

@@ -362,7 +362,8 @@ RUNS: tuple[Run | Serve, ...] = (
     Run("make bench-sglang", 'make bench-sglang ARGS="--repeats 1 --tokens 512 --kinds linker --json"', json=True),
     Run(
         "make bench-engine",
-        f'make bench-engine ARGS="--rounds 1 {TINY} --dtype float32 --keep-page-cache --set hit_ratio=1.0 --json"',
+        f'make bench-engine ARGS="--rounds 1 {TINY} --device cpu --size small --dtype float32 --keep-page-cache '
+        '--only kvdepot --only memory --only files --only tier --set hit_ratio=1.0 --json"',
         json=True,
     ),
     Run(
@@ -580,6 +581,7 @@ DOCUMENTED_DRY = {
 NOT_RUN = {
     "make sglang-old-env": "another 3.5 GB of disk, for tests with --full only",
     "pip install dist/kvdepot-*.whl": "changes a user's environment; make setup installs the same wheel",
+    "python -m benches.engine --device cuda --size 1b --repeats 2 --tokens 8192 32768": "needs a GPU",
     "KVDEPOT_TEST_GPU=1 make test-device": "needs a GPU; make test-device runs on the stand-in",
     'curl http://localhost:8000/v1/completions -H \'Content-Type: application/json\' -d \'{"model": "MODEL", '
     '"prompt": "Confidential: …", "max_tokens": 64, '

@@ -1,5 +1,6 @@
 """The machine's resources that the steps need."""
 
+import importlib.util
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STANDIN_NAME = "stand-in"
 DOCTOR_S = 120
 PROGRAMS = ("nvidia-smi", "cargo", "compute-sanitizer", "nsys", "ibv_devinfo", "make")
+PACKAGES = ("vllm",)
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class Machine:
         devices: names of the CUDA devices; empty if there is a ``problem``.
         problem: why there is no device.
         adapters: names of the RDMA adapters.
-        programs: the installed ones of ``PROGRAMS``.
+        programs: the installed ones of ``PROGRAMS``, and of the Python packages ``PACKAGES``.
         environ: environment of every step.
     """
 
@@ -53,7 +55,8 @@ def look(driver: Path | None, cache: Path) -> Machine:
     environ = {**os.environ, "XDG_CACHE_HOME": str(cache), "KVDEPOT_LOG": "debug"}
     if driver is not None:
         environ["LD_LIBRARY_PATH"] = f"{driver.parent}:{os.environ.get('LD_LIBRARY_PATH', '')}".rstrip(":")
-    programs = tuple(name for name in PROGRAMS if shutil.which(name))
+    packages = (name for name in PACKAGES if importlib.util.find_spec(name))
+    programs = (*(name for name in PROGRAMS if shutil.which(name)), *packages)
     try:
         done = subprocess.run(
             [sys.executable, "-m", "kvdepot", "doctor", "--json"],

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 PYTHON = sys.executable
 MODULE = "tools.first_gpu_hour"
 BENCH = (PYTHON, "-m", "kvdepot", "bench", "copy", "--device", "0", "--json")
+DOCTOR = (PYTHON, "-m", "kvdepot", "doctor", "--json")
+ENGINE = (PYTHON, "-m", "benches.engine", "--device", "cuda", "--size", "1b", "--json")
 PING = (PYTHON, "-m", f"{MODULE}.ping", "--device", "0")
 POOL_GIB = 64
 SMALL_POOL_GIB = 0.0625
@@ -54,6 +56,7 @@ def steps(*, smoke: bool) -> list[Step]:
             )
             for blocks in (8, 16, 32, 64)
         ],
+        Step("measurements", "what auto measured, and what it takes", DOCTOR, ("device",)),
         Step("ping", "what a copy of 4 KiB and an allocation take alone", (*PING, *pings), ("device",)),
         Step(
             "ping beside copies",
@@ -84,7 +87,7 @@ def _machine() -> list[Step]:
             "whether the kernel joins the pool's pages",
             ("cat", "/sys/kernel/mm/transparent_hugepage/shmem_enabled"),
         ),
-        Step("doctor", "what is found, allowed and trusted", (PYTHON, "-m", "kvdepot", "doctor", "--json")),
+        Step("doctor", "what is found, allowed and trusted", DOCTOR),
     ]
 
 
@@ -130,6 +133,13 @@ def _adapter() -> list[Step]:
 
 def _engine() -> list[Step]:
     return [
+        Step(
+            "vLLM",
+            "time to the first token: cold, hits in the pool and on disk, and vLLM's own offloading; same output",
+            (*ENGINE, "--rounds", "2", "--repeats", "4", "--tokens", "8192", "32768"),
+            ("gpu", "vllm"),
+            timeout_s=30 * MINUTE_S,
+        ),
         Step(
             "vLLM under nsys",
             "time to the first token of a hit, time of a token beside loads (p99)",

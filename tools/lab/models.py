@@ -36,6 +36,14 @@ class ModelSize:
         return self.layers * 2 * self.kv_heads * self.head_dim * BYTES_PER_VALUE[dtype]
 
 
+SIZES = {
+    "small": ModelSize(),
+    "1b": ModelSize(layers=16, hidden=2048, heads=32, intermediate=8192, kv_heads=8),
+    "8b": ModelSize(layers=32, hidden=4096, heads=32, intermediate=14336, kv_heads=8, head_dim=128),
+}
+"""Models by name: ours for processors, and two of the shapes of Llama 3, with our vocabulary."""
+
+
 def model_directory(size: ModelSize) -> Path:
     """Returns the directory of such a model, which may not exist yet."""
     shape = f"{size.layers}x{size.hidden}-{size.heads}x{size.kv_heads}x{size.head_dim}-{size.intermediate}"

@@ -42,11 +42,13 @@ MODULES = (
     "vllm",
     "vllm.v1.engine.llm_engine",
     "vllm.v1.engine.core",
-    "vllm.v1.worker.cpu_worker",
-    "vllm.v1.worker.cpu_model_runner",
     "vllm.v1.executor.multiproc_executor",
     "vllm.model_executor.models.llama",
 )
+MODULES_OF_DEVICE = {
+    "cpu": ("vllm.v1.worker.cpu_worker", "vllm.v1.worker.cpu_model_runner"),
+    "cuda": ("vllm.v1.worker.gpu_worker", "vllm.v1.worker.gpu_model_runner"),
+}
 END_S = 20.0
 LOOK_S = 0.5
 
@@ -261,6 +263,9 @@ def main() -> None:
     """Imports, then serves."""
     forker = Forker()
     for module in MODULES:
+        importlib.import_module(module)
+    platform = importlib.import_module("vllm.platforms").current_platform
+    for module in MODULES_OF_DEVICE[platform.device_type]:
         importlib.import_module(module)
     forker.run()
 

@@ -7,7 +7,7 @@ use kvdepot_core::{Error, ErrorKind, Result};
 
 /// The longest time for attaching to a device: the first context of a machine takes seconds.
 pub const ATTACH_WAIT: Duration = Duration::from_secs(60);
-/// The longest time for the short measurement at attach, which begins nothing new after 150 ms.
+/// The longest time for the short measurement at attach, which begins nothing new after 400 ms.
 pub const MEASURE_WAIT: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 5 });
 /// The longest time that closing an engine or a registration may take from its owner.
 pub const CLOSE_WAIT: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 5 });

@@ -156,7 +156,7 @@ def print_measurements(one: dict[str, Any]) -> None:
     when = datetime.fromtimestamp(measured["measured_unix_s"]).astimezone().isoformat(" ", "seconds")
     methods = [method for method in METHODS if method in measured["methods"]]
     click.echo(f"\ndevice {ordinal}: measured {when}, in {measured['elapsed_ms']:.0f} ms; GB/s, submission included")
-    columns = ("direction", "copies", "KiB each", *methods, "auto takes", "while decoding")
+    columns = ("direction", "copies", "KiB each", *methods, "auto takes", "for 32 MiB", "while decoding")
     print_table(columns, [choice_row(choice, methods) for choice in one["choices"]])
 
 
@@ -169,5 +169,6 @@ def choice_row(choice: dict[str, Any], methods: list[str]) -> list[object]:
         choice["op_bytes"] / 1024,
         *rates,
         choice["auto"],
+        choice["auto_large"],
         choice["auto_decoding"],
     ]

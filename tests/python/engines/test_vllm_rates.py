@@ -6,7 +6,7 @@ from engine_parts import BLOCK, FakeClaim, FakeDepot, Step, geometry, pages, req
 from kvdepot.engines.vllm import scheduler as scheduler_module
 from kvdepot.engines.vllm.lookup import PENDING, Bounds, Hit, IdleTime, Lookup, Miss, Patience
 from kvdepot.engines.vllm.meta import LoadReport
-from kvdepot.engines.vllm.rates import LOSS_FACTOR, SAMPLES_MIN, STEP_TOKENS_MIN, STEPS_MAX, Rates
+from kvdepot.engines.vllm.rates import LOSS_FACTOR, SAMPLES_MIN, STEP_TOKENS_MIN, STEPS_MAX, TOKENS_MIN, Rates
 from kvdepot.engines.vllm.reads import EVIDENCE_S, FORGET_S, LATENCY_S, Reads
 from kvdepot.engines.vllm.scheduler import SchedulerSide
 
@@ -38,6 +38,13 @@ def test_small_steps_tell_nothing_and_few_steps_too_little() -> None:
         assert rates.compute.of(1) is None
         rates.step_ended(rates.step_began(TOKENS, 0, 10.0 * number), 10.0 * number + 1)
     assert rates.compute.of(1) == pytest.approx(1.0 / TOKENS)
+
+
+def test_one_long_step_tells_enough() -> None:
+    """After a restart, the second request must not wait for a disk that is slower than a GPU."""
+    rates = Rates()
+    rates.step_ended(rates.step_began(TOKENS_MIN, 0, 0.0), 0.5)
+    assert rates.compute.of(2 * TOKENS_MIN) == pytest.approx(1.0)
 
 
 def test_steps_that_decode_or_wait_for_loads_are_not_measured() -> None:

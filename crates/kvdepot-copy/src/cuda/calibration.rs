@@ -18,7 +18,7 @@ use crate::cuda::trust::{self, Distrusted};
 use crate::limit::within;
 
 /// Version of the file. Files of another version are ignored and measured again.
-const FORMAT: u32 = 4;
+const FORMAT: u32 = 5;
 /// Size limit of the file.
 const FILE_BYTES_MAX: u64 = 256 << 10;
 /// How much faster than the device's copy engines the kernel must be to be chosen: it takes multiprocessors away from
@@ -42,8 +42,19 @@ pub struct Point {
     pub ops: u64,
     /// The method.
     pub method: Method,
-    /// 10^9 bytes per second, submission included.
+    /// 10^9 bytes per second when nothing else is queued, submission included.
     pub gb_per_s: f64,
+    /// 10^9 bytes per second behind other copies: their submission costs time only if it is slower than the copies.
+    pub queued_gb_per_s: f64,
+}
+
+impl Point {
+    /// Returns the seconds that `bytes` take: as many as were measured alone, and the rest queued behind them.
+    fn seconds(&self, bytes: u64) -> f64 {
+        let alone = bytes.min(self.op_bytes * self.ops);
+        let seconds = |bytes: u64, gb_per_s: f64| bytes as f64 / (gb_per_s.max(1e-9) * 1e9);
+        seconds(alone, self.gb_per_s) + seconds(bytes - alone, self.queued_gb_per_s)
+    }
 }
 
 /// The measurements of a device.
@@ -203,7 +214,7 @@ impl Calibration {
         self.choose(direction, bytes / count, count, decoding)
     }
 
-    /// Returns the method for `ops` copies of about `op_bytes` bytes: the fastest one in the nearest measurement. While
+    /// Returns the method for `ops` copies of about `op_bytes` bytes: the fastest one by the nearest measurement. While
     /// the engine decodes, the kernel is only chosen for copies so small that the others are several times slower.
     pub fn choose(&self, direction: Direction, op_bytes: u64, ops: u64, decoding: bool) -> Method {
         let to_device = direction == Direction::ToDevice;
@@ -213,17 +224,20 @@ impl Calibration {
         let here = || self.points.iter().filter(|p| p.to_device == to_device && allowed(p.method));
         let distance = |p: &Point| {
             let apart = |a: u64, b: u64| (a.max(1) as f64 / b.max(1) as f64).log2().abs();
-            apart(p.op_bytes, op_bytes) + apart(p.ops, ops)
+            // Of more copies than were measured, the rest is queued behind them.
+            let of_size = here().filter(|other| other.op_bytes == p.op_bytes);
+            let ops_max = of_size.map(|other| other.ops).max().unwrap_or(p.ops);
+            apart(p.op_bytes, op_bytes) + apart(p.ops, ops.min(ops_max))
         };
         let Some(nearest) = here().min_by(|a, b| distance(a).total_cmp(&distance(b))) else {
             return self.rule_of_thumb(op_bytes, decoding);
         };
-        let rate = |p: &Point| {
-            if p.method == Method::Kernel { p.gb_per_s / advantage } else { p.gb_per_s }
+        let seconds = |p: &Point| {
+            p.seconds(op_bytes.max(1) * ops) * if p.method == Method::Kernel { advantage } else { 1.0 }
         };
         here()
             .filter(|p| (p.op_bytes, p.ops) == (nearest.op_bytes, nearest.ops))
-            .max_by(|a, b| rate(a).total_cmp(&rate(b)))
+            .min_by(|a, b| seconds(a).total_cmp(&seconds(b)))
             .map_or(Method::Memcpy, |point| point.method)
     }
 
@@ -239,6 +253,9 @@ impl Calibration {
     }
 }
 
+/// Size of a large group, such as a layer of a long prompt.
+const LARGE_BYTES: u64 = 32 << 20;
+
 /// The measurements for one size, count and direction, and the choice of `auto`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Choice {
@@ -248,10 +265,14 @@ pub struct Choice {
     pub op_bytes: u64,
     /// Number of concurrent copies.
     pub ops: u64,
-    /// 10^9 bytes per second of each measured method.
+    /// 10^9 bytes per second of each measured method, when nothing else is queued.
     pub gb_per_s: BTreeMap<Method, f64>,
+    /// The same behind other copies.
+    pub queued_gb_per_s: BTreeMap<Method, f64>,
     /// The method that `auto` chooses.
     pub auto: Method,
+    /// The method that `auto` chooses for 32 MiB of copies of this size.
+    pub auto_large: Method,
     /// The method that `auto` chooses while the engine decodes.
     pub auto_decoding: Method,
 }
@@ -266,9 +287,18 @@ impl Calibration {
             let to_device = !to_host;
             let direction = if to_device { Direction::ToDevice } else { Direction::ToHost };
             let here = |p: &&Point| (p.to_device, p.ops, p.op_bytes) == (to_device, ops, op_bytes);
-            let gb_per_s = self.points.iter().filter(here).map(|p| (p.method, p.gb_per_s)).collect();
-            let auto = |decoding| self.choose(direction, op_bytes, ops, decoding);
-            Choice { to_device, op_bytes, ops, gb_per_s, auto: auto(false), auto_decoding: auto(true) }
+            let points = || self.points.iter().filter(here);
+            let auto = |ops, decoding| self.choose(direction, op_bytes, ops, decoding);
+            Choice {
+                to_device,
+                op_bytes,
+                ops,
+                gb_per_s: points().map(|p| (p.method, p.gb_per_s)).collect(),
+                queued_gb_per_s: points().map(|p| (p.method, p.queued_gb_per_s)).collect(),
+                auto: auto(ops, false),
+                auto_large: auto(ops.max(LARGE_BYTES / op_bytes.max(1)), false),
+                auto_decoding: auto(ops, true),
+            }
         };
         cells.into_iter().map(choice).collect()
     }
@@ -292,9 +322,10 @@ impl fmt::Display for Calibration {
             let name = if choice.to_device { "load" } else { "dump" };
             write!(f, "{name} {:>4} x {:>5} KiB:", choice.ops, choice.op_bytes >> 10)?;
             for (method, rate) in &choice.gb_per_s {
-                write!(f, " {} {rate:.2} GB/s", method.as_str())?;
+                let queued = choice.queued_gb_per_s.get(method).unwrap_or(rate);
+                write!(f, " {} {rate:.2} GB/s ({queued:.2} queued)", method.as_str())?;
             }
-            writeln!(f, " -> {}", choice.auto.as_str())?;
+            writeln!(f, " -> {} ({} for 32 MiB)", choice.auto.as_str(), choice.auto_large.as_str())?;
         }
         Ok(())
     }
@@ -305,12 +336,13 @@ mod tests {
     use super::*;
 
     fn calibration(points: &[(u64, u64, Method, f64)]) -> Calibration {
-        let point = |&(op_bytes, ops, method, gb_per_s): &(u64, u64, Method, f64)| Point {
-            to_device: true,
-            op_bytes,
-            ops,
-            method,
-            gb_per_s,
+        let queued = points.iter().map(|&(bytes, ops, method, rate)| (bytes, ops, method, rate, rate));
+        queueing(&queued.collect::<Vec<_>>())
+    }
+
+    fn queueing(points: &[(u64, u64, Method, f64, f64)]) -> Calibration {
+        let point = |&(op_bytes, ops, method, gb_per_s, queued_gb_per_s): &(u64, u64, Method, f64, f64)| {
+            Point { to_device: true, op_bytes, ops, method, gb_per_s, queued_gb_per_s }
         };
         Calibration {
             format: FORMAT,
@@ -358,6 +390,33 @@ mod tests {
         );
         assert_eq!(choose(900_000, 3, false), Method::Memcpy, "a small advantage of the kernel is none");
         assert_eq!(known.choose(Direction::ToHost, 4096, 1, false), Method::Batch, "rule of thumb");
+    }
+
+    /// One call for a batch takes a while, during which nothing is copied; behind other copies that costs nothing.
+    #[test]
+    fn large_groups_are_judged_by_the_rate_behind_other_copies() {
+        let known = queueing(&[
+            (24 << 10, 256, Method::Batch, 10.0, 11.0),
+            (24 << 10, 256, Method::Kernel, 44.0, 48.0),
+            (64 << 10, 128, Method::Batch, 30.0, 52.0),
+            (64 << 10, 128, Method::Kernel, 44.0, 48.0),
+            (64 << 10, 8, Method::Batch, 12.0, 40.0),
+            (64 << 10, 8, Method::Kernel, 20.0, 45.0),
+        ]);
+        let choose = |bytes, ops| known.choose(Direction::ToDevice, bytes, ops, false);
+        assert_eq!(choose(64 << 10, 128), Method::Kernel, "the whole of a small group waits for the call");
+        assert_eq!(choose(64 << 10, 512), Method::Batch);
+        assert_eq!(choose(64 << 10, 100_000), Method::Batch, "the nearest size counts, however many copies");
+        assert_eq!(choose(24 << 10, 100_000), Method::Kernel);
+        assert_eq!(choose(64 << 10, 8), Method::Kernel);
+        let shown: Vec<_> =
+            known.choices().iter().map(|c| (c.ops, c.op_bytes >> 10, c.auto, c.auto_large)).collect();
+        let (batch, kernel) = (Method::Batch, Method::Kernel);
+        assert_eq!(
+            shown,
+            [(8, 64, kernel, batch), (128, 64, kernel, batch), (256, 24, kernel, kernel)],
+            "{known}"
+        );
     }
 
     #[test]

@@ -12,9 +12,15 @@ use crate::cuda::plan::Range;
 use crate::cuda::submit::{Method, Submitter};
 
 /// The time limit of the measurement at attach.
-pub(crate) const TIME_MAX: Duration = Duration::from_millis(150);
+pub(crate) const TIME_MAX: Duration = Duration::from_millis(400);
 /// Number of runs, of which the fastest counts: other processes, such as other ranks, can only slow one down.
 const RUNS: usize = 5;
+/// The same for copies that are queued behind each other, which take longer and vary less.
+const QUEUED_RUNS: usize = 3;
+/// Number of times that the same copies are queued.
+const QUEUED: u32 = 3;
+/// The least time of queued copies, as a share of their time alone: less is noise.
+const QUEUED_SHARE_MIN: f64 = 0.125;
 /// Size of the memory on either side.
 const SCRATCH_BYTES: usize = 8 << 20;
 /// Bytes of a copy, and number of copies; no product exceeds the scratch memory. One call makes 256 copies at most.
@@ -77,18 +83,25 @@ fn measure(submitter: &Submitter, calibration: &mut Calibration, until: Instant)
                 return Ok(());
             }
             for method in calibration.methods.clone() {
-                // The first run includes the driver's own preparations.
-                let mut took = bench.run(method, direction, &ranges)?;
-                for _ in 0..RUNS {
-                    took = took.min(bench.run(method, direction, &ranges)?);
-                }
-                let bytes = (op_bytes * ops) as f64;
+                let best = |times: u32, runs: usize| -> Result<Duration> {
+                    // The first run includes the driver's own preparations.
+                    let mut least = bench.run(method, direction, &ranges, times)?;
+                    for _ in 0..runs {
+                        least = least.min(bench.run(method, direction, &ranges, times)?);
+                    }
+                    Ok(least)
+                };
+                let (alone, together) = (best(1, RUNS)?, best(QUEUED, QUEUED_RUNS)?);
+                let queued = together.saturating_sub(alone) / (QUEUED - 1);
+                let rate =
+                    |took: Duration| hundredths((op_bytes * ops) as f64 / took.as_secs_f64().max(1e-9) / 1e9);
                 calibration.points.push(Point {
                     to_device: direction == Direction::ToDevice,
                     op_bytes: op_bytes as u64,
                     ops: ops as u64,
                     method,
-                    gb_per_s: hundredths(bytes / took.as_secs_f64().max(1e-9) / 1e9),
+                    gb_per_s: rate(alone),
+                    queued_gb_per_s: rate(queued.clamp(alone.mul_f64(QUEUED_SHARE_MIN), alone)),
                 });
             }
         }
@@ -103,18 +116,20 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Returns the time of some copies, submission included.
-    fn run(&self, method: Method, direction: Direction, ranges: &[Range]) -> Result<Duration> {
-        let mut buffer = if method == Method::Kernel { Some(self.buffers.take()?) } else { None };
+    /// Returns the time of some copies that are submitted `times` times in a row, submission included.
+    fn run(&self, method: Method, direction: Direction, ranges: &[Range], times: u32) -> Result<Duration> {
+        let count = if method == Method::Kernel { times } else { 0 };
+        let mut buffers = (0..count).map(|_| self.buffers.take()).collect::<Result<Vec<_>>>()?;
         let begun = Instant::now();
-        // SAFETY: both sides live until the stream was waited for; no other code knows them.
-        let submitted =
-            unsafe { self.submitter.submit(method, direction, &self.stream, ranges, buffer.as_mut(), false) };
+        let submitted = (0..times as usize).try_for_each(|index| {
+            let buffer = buffers.get_mut(index);
+            // SAFETY: both sides live until the stream was waited for; no other code knows them.
+            unsafe { self.submitter.submit(method, direction, &self.stream, ranges, buffer, false) }
+        });
         let ended = self.stream.synchronize();
-        if let Some(buffer) = buffer {
-            self.buffers.give_back(buffer);
-        }
+        let took = begun.elapsed();
+        buffers.into_iter().for_each(|buffer| self.buffers.give_back(buffer));
         submitted.and(ended)?;
-        Ok(begun.elapsed())
+        Ok(took)
     }
 }

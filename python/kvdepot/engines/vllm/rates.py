@@ -14,6 +14,9 @@ DECODE_SHARE_MAX = 0.25
 SAMPLES_MIN = 3
 """Number of steps before anything is concluded from them."""
 
+TOKENS_MIN = 4096
+"""Number of tokens that replaces the number of steps: one long step says as much as several short ones."""
+
 DECAY = 0.8
 """Factor by which a new sample reduces the weight of earlier ones."""
 
@@ -48,7 +51,8 @@ class Cost:
 
     def of(self, tokens: float) -> float | None:
         """Returns the seconds that this many tokens take; ``None`` while too little is known."""
-        return tokens * self._seconds / self._tokens if self._samples >= SAMPLES_MIN else None
+        known = self._samples >= SAMPLES_MIN or self._tokens >= TOKENS_MIN
+        return tokens * self._seconds / self._tokens if known else None
 
 
 class Rates:
