@@ -1,4 +1,8 @@
-"""LMCache's DAX backend and kvdepot's ``Cache|Dax``, each over a file of its own on tmpfs, beside memcpy."""
+"""LMCache's DAX backend and kvdepot's ``Cache|Dax``, each over a file of its own on tmpfs, beside memcpy.
+
+kvdepot takes part twice: with loads through its pool, as GPUs need them, and with blocks leased in place, as engines on
+processors get them from devices.
+"""
 
 import os
 from collections.abc import Mapping
@@ -19,7 +23,7 @@ LMCACHE = Environment(
     "assert u.find_spec('torch'), 'torch is missing: run make vllm-env'; print(m.version('lmcache'))",
     environ={"LMCACHE_TRACK_USAGE": "false", "PYTHONHASHSEED": "0", "LMCACHE_LOG_LEVEL": "ERROR"},
 )
-OURS = "kvdepot"
+OURS, IN_PLACE = "kvdepot", "kvdepot, in place"
 BACKEND, SERVER = "LMCache, backend", "LMCache, core"
 CORES = len(os.sched_getaffinity(0))
 MEDIUM_EPOCHS = 3
@@ -44,9 +48,9 @@ class Dax(Comparison):
     )
     shapes = (Shape(256, 1, 1024), Shape(1024, 1, 256), Shape(4096, 1, 64), Shape(14 * 1024, 1, 18))
     smoke_shapes = (Shape(256, 1, 8),)
-    ours = (OURS,)
+    ours = (OURS, IN_PLACE)
     peers = (BACKEND, SERVER)
-    smoke_sides = (OURS, BACKEND)
+    smoke_sides = (OURS, IN_PLACE, BACKEND)
 
     def measure(self, side: str, shape: Shape, round_: int) -> Outcome:
         """Stores twice, restores and loads; the second of each counts, since the first touches memory."""
@@ -54,12 +58,15 @@ class Dax(Comparison):
             medium = directory / "medium"
             # A device's memory is there before anybody writes to it.
             write_zeros(medium, MEDIUM_EPOCHS * shape.bytes + 64 * MIB)
-            return self._ours(shape, medium) if side == OURS else self._theirs(side, shape, medium)
+            if side in self.ours:
+                return self._ours(shape, medium, in_place=side == IN_PLACE)
+            return self._theirs(side, shape, medium)
 
-    def _ours(self, shape: Shape, medium: Path) -> Outcome:
+    def _ours(self, shape: Shape, medium: Path, *, in_place: bool) -> Outcome:
         def process() -> Process:
             pool = POOL_EPOCHS * shape.bytes + 64 * MIB
             settings = {"pipeline": "Cache|Dax", "dax_device_path": str(medium), "pool_gb": pool / GIB}
+            settings["dax_lease_in_place"] = in_place
             return Process("benches.peers.kvdepot_side", shape, settings, self.place.logs)
 
         with process() as one:
