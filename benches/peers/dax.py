@@ -26,7 +26,8 @@ LMCACHE = Environment(
 OURS, IN_PLACE = "kvdepot", "kvdepot, in place"
 BACKEND, SERVER = "LMCache, backend", "LMCache, core"
 CORES = len(os.sched_getaffinity(0))
-MEDIUM_EPOCHS = 3
+MEDIUM_EPOCHS = 12
+"""An eighth of the medium, more than an epoch, may hold blocks that are leased in place ahead of their load."""
 POOL_EPOCHS = 5
 """A claim gets a quarter of the pool at most."""
 

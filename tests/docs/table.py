@@ -581,7 +581,6 @@ DOCUMENTED_DRY = {
 NOT_RUN = {
     "make sglang-old-env": "another 3.5 GB of disk, for tests with --full only",
     "pip install dist/kvdepot-*.whl": "changes a user's environment; make setup installs the same wheel",
-    "python -m benches.engine --device cuda --size 1b --repeats 2 --tokens 8192 32768": "needs a GPU",
     "KVDEPOT_TEST_GPU=1 make test-device": "needs a GPU; make test-device runs on the stand-in",
     'curl http://localhost:8000/v1/completions -H \'Content-Type: application/json\' -d \'{"model": "MODEL", '
     '"prompt": "Confidential: …", "max_tokens": 64, '
