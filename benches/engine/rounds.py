@@ -101,13 +101,14 @@ def kvdepot(bench: Bench) -> Mapping[str, Result]:
             return {"kvdepot": first, "kvdepot-restarted": run_engine("kvdepot-restarted", bench.kind, transfer, steps)}
 
 
-def native_memory(bench: Bench) -> Result:
+def native_memory(bench: Bench) -> Mapping[str, Result]:
     """Measures vLLM's own tier in host memory."""
     transfer = native_transfer(bench.pool_bytes, None, bench.kind.device)
-    return run_engine("native-memory", bench.kind, transfer, bench.cold_then_hit(settle(), kept=True))
+    steps = bench.cold_then_hit(settle(), kept=True)
+    return {"native-memory": run_engine("native-memory", bench.kind, transfer, steps)}
 
 
-def native_files(bench: Bench) -> Result:
+def native_files(bench: Bench) -> Mapping[str, Result]:
     """Measures vLLM's own file tier: hits of a new process on the files of an earlier one."""
     directory = empty_directory(WORK / "bench-engine" / "native-files")
     transfer = native_transfer(bench.pool_bytes, directory, bench.kind.device)
@@ -116,10 +117,11 @@ def native_files(bench: Bench) -> Result:
     warm = send("warm-up", warm_up(bench.lengths))
     run_engine("native-files", bench.kind, transfer, [warm, send("all", every), stored])
     prepare_page_cache(bench, (path for path in directory.rglob("*") if path.is_file()))
-    return run_engine("native-files-restarted", bench.kind, transfer, bench.hit_then_cold(stored))
+    steps = bench.hit_then_cold(stored)
+    return {"native-files-restarted": run_engine("native-files-restarted", bench.kind, transfer, steps)}
 
 
-def offloading_tier(bench: Bench) -> Result:
+def offloading_tier(bench: Bench) -> Mapping[str, Result]:
     """The depot below vLLM's offloading: hits of a new process and a new depot on files of ended ones."""
     values = {"pool_gb": bench.pool_bytes / (1 << 30), **bench.settings}
     with DepotHome(WORK / "bench-engine" / "kvdepot-tier", values) as home:
@@ -131,7 +133,8 @@ def offloading_tier(bench: Bench) -> Result:
             depot.wait_until_clean(DRAIN_S)
         prepare_page_cache(bench, home.files())
         with home.start():
-            return run_engine("kvdepot-tier-restarted", bench.kind, transfer, bench.hit_then_cold(stored))
+            steps = bench.hit_then_cold(stored)
+            return {"kvdepot-tier-restarted": run_engine("kvdepot-tier-restarted", bench.kind, transfer, steps)}
 
 
 def prepare_page_cache(bench: Bench, files: Iterable[Path]) -> None:
@@ -142,15 +145,9 @@ def prepare_page_cache(bench: Bench, files: Iterable[Path]) -> None:
 
 CONFIGURATIONS: dict[str, tuple[str, Callable[[Bench], Mapping[str, Result]]]] = {
     "kvdepot": ("kvdepot, and again after a restart", kvdepot),
-    "memory": ("vLLM's offloading to memory", lambda bench: {"native-memory": native_memory(bench)}),
-    "files": (
-        "vLLM's offloading to files, and again after a restart",
-        lambda bench: {"native-files-restarted": native_files(bench)},
-    ),
-    "tier": (
-        "kvdepot below vLLM's offloading, and again after a restart",
-        lambda bench: {"kvdepot-tier-restarted": offloading_tier(bench)},
-    ),
+    "memory": ("vLLM's offloading to memory", native_memory),
+    "files": ("vLLM's offloading to files, and again after a restart", native_files),
+    "tier": ("kvdepot below vLLM's offloading, and again after a restart", offloading_tier),
 }
 """What is compared with vLLM alone, by the name of the option."""
 

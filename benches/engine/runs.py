@@ -141,7 +141,7 @@ def kvdepot_transfer(home: DepotHome) -> dict[str, Any]:
     }
 
 
-def native_transfer(memory_bytes: int, directory: Path | None, device: Device = DEVICES["cpu"]) -> dict[str, Any]:
+def native_transfer(memory_bytes: int, directory: Path | None, device: Device) -> dict[str, Any]:
     """Returns vLLM's own connector: host memory, and files below it if there is a directory."""
     extra: dict[str, Any] = {"cpu_bytes_to_use": memory_bytes}
     if device.has_copy_worker:

@@ -83,7 +83,7 @@ def on_kvdepot(kind: EngineKind, prompts: Prompts, pool_bytes: int, settings: Ma
 def on_native(kind: EngineKind, prompts: Prompts, pool_bytes: int) -> Outcome:
     """The same with vLLM's own memory and file tiers."""
     directory: Path = empty_directory(WORK / "bench-engine" / "thrash-native")
-    transfer, stored = native_transfer(pool_bytes, directory), settle(directory=directory)
+    transfer, stored = native_transfer(pool_bytes, directory, kind.device), settle(directory=directory)
     alone = run_engine("thrash-native-fill", kind, transfer, one_by_one(prompts, stored)).sent["alone"]
     sent = run_engine("thrash-native", kind, transfer, all_at_once(prompts, stored)).sent
     return Outcome(NATIVE, alone, tuple(sent[name] for name in RUNS))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 STANDIN_NAME = "stand-in"
+DOCTOR = (sys.executable, "-m", "kvdepot", "doctor", "--json")
 DOCTOR_S = 120
 PROGRAMS = ("nvidia-smi", "cargo", "compute-sanitizer", "nsys", "ibv_devinfo", "make")
 PACKAGES = ("vllm",)
@@ -59,7 +60,7 @@ def look(driver: Path | None, cache: Path) -> Machine:
     programs = (*(name for name in PROGRAMS if shutil.which(name)), *packages)
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "kvdepot", "doctor", "--json"],
+            DOCTOR,
             env=environ,
             capture_output=True,
             text=True,

@@ -3,10 +3,11 @@
 import sys
 from dataclasses import dataclass, field
 
+from tools.first_gpu_hour.machine import DOCTOR
+
 PYTHON = sys.executable
 MODULE = "tools.first_gpu_hour"
 BENCH = (PYTHON, "-m", "kvdepot", "bench", "copy", "--device", "0", "--json")
-DOCTOR = (PYTHON, "-m", "kvdepot", "doctor", "--json")
 ENGINE = (PYTHON, "-m", "benches.engine", "--device", "cuda", "--size", "1b", "--json")
 PING = (PYTHON, "-m", f"{MODULE}.ping", "--device", "0")
 POOL_GIB = 64

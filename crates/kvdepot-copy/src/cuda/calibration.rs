@@ -51,7 +51,7 @@ pub struct Point {
 impl Point {
     /// Returns the seconds that `bytes` take: as many as were measured alone, and the rest queued behind them.
     fn seconds(&self, bytes: u64) -> f64 {
-        let alone = bytes.min(self.op_bytes * self.ops);
+        let alone = bytes.min(self.op_bytes.saturating_mul(self.ops));
         let seconds = |bytes: u64, gb_per_s: f64| bytes as f64 / (gb_per_s.max(1e-9) * 1e9);
         seconds(alone, self.gb_per_s) + seconds(bytes - alone, self.queued_gb_per_s)
     }
@@ -229,7 +229,9 @@ impl Calibration {
             let ops_max = of_size.map(|other| other.ops).max().unwrap_or(p.ops);
             apart(p.op_bytes, op_bytes) + apart(p.ops, ops.min(ops_max))
         };
-        let Some(nearest) = here().min_by(|a, b| distance(a).total_cmp(&distance(b))) else {
+        // Called for every group, so each distance is computed once.
+        let distances = here().map(|p| (distance(p), p));
+        let Some((_, nearest)) = distances.min_by(|(a, _), (b, _)| a.total_cmp(b)) else {
             return self.rule_of_thumb(op_bytes, decoding);
         };
         let seconds = |p: &Point| {
@@ -321,8 +323,7 @@ impl fmt::Display for Calibration {
         for choice in self.choices() {
             let name = if choice.to_device { "load" } else { "dump" };
             write!(f, "{name} {:>4} x {:>5} KiB:", choice.ops, choice.op_bytes >> 10)?;
-            for (method, rate) in &choice.gb_per_s {
-                let queued = choice.queued_gb_per_s.get(method).unwrap_or(rate);
+            for ((method, rate), queued) in choice.gb_per_s.iter().zip(choice.queued_gb_per_s.values()) {
                 write!(f, " {} {rate:.2} GB/s ({queued:.2} queued)", method.as_str())?;
             }
             writeln!(f, " -> {} ({} for 32 MiB)", choice.auto.as_str(), choice.auto_large.as_str())?;
