@@ -11,11 +11,15 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use kvdepot_core::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 
+use crate::fork::OfProcess;
+
 /// The largest number of guarded mappings at a time.
 const REGIONS_MAX: usize = 64;
 
-/// A sequence lock. Writers hold [`WRITERS`].
+/// A sequence lock, written by one guard at a time. No other lock is involved: another thread could hold it while the
+/// process forks, and the child would wait for it forever.
 struct Region {
+    is_taken: AtomicBool,
     /// Counts the changes of `start` and `bytes`. Odd during a change.
     version: AtomicUsize,
     /// 0 = free.
@@ -27,6 +31,7 @@ struct Region {
 impl Region {
     const fn free() -> Self {
         Self {
+            is_taken: AtomicBool::new(false),
             version: AtomicUsize::new(0),
             start: AtomicUsize::new(0),
             bytes: AtomicUsize::new(0),
@@ -53,28 +58,42 @@ impl Region {
 }
 
 static REGIONS: [Region; REGIONS_MAX] = [const { Region::free() }; REGIONS_MAX];
-/// Held during a change of [`REGIONS`].
-static WRITERS: Mutex<()> = Mutex::new(());
+
+/// Frees the table in a child of `fork`, which has none of the mappings: other memory may lie there by the time of a
+/// SIGBUS. Async-signal-safe. The child has one thread, and no guard of its own yet.
+extern "C" fn forget_in_child() {
+    for region in &REGIONS {
+        region.start.store(0, Ordering::SeqCst);
+        region.bytes.store(0, Ordering::SeqCst);
+        // Even, although the parent may have been changing it.
+        region.version.store(0, Ordering::SeqCst);
+        region.lost.store(false, Ordering::SeqCst);
+        region.is_taken.store(false, Ordering::SeqCst);
+    }
+}
+
 /// The previous handler; written once, before ours is installed.
 static mut BEFORE: MaybeUninit<libc::sigaction> = MaybeUninit::uninit();
-static INSTALLED: Mutex<bool> = Mutex::new(false);
+static INSTALLED: AtomicBool = AtomicBool::new(false);
+/// Held by whoever installs the handlers.
+static INSTALLING: Mutex<()> = Mutex::new(());
 
 /// A guarded mapping. Drop it before its memory is unmapped.
 #[derive(Debug)]
 pub(super) struct Guard {
-    region: usize,
+    // In a child of `fork` the region is not this guard's any more.
+    region: OfProcess<usize>,
 }
 
 impl Guard {
     /// Guards `bytes` of memory from `start` on: a shared mapping of whole pages owned by the caller.
     pub(super) fn new(start: usize, bytes: usize) -> Result<Self> {
         install()?;
-        let _writer = WRITERS.lock();
-        let is_free = |region: &Region| region.start.load(Ordering::SeqCst) == 0;
-        if let Some(number) = REGIONS.iter().position(is_free) {
+        let take = |region: &Region| !region.is_taken.swap(true, Ordering::SeqCst);
+        if let Some(number) = REGIONS.iter().position(take) {
             REGIONS[number].lost.store(false, Ordering::SeqCst);
             REGIONS[number].set(start, bytes);
-            return Ok(Self { region: number });
+            return Ok(Self { region: OfProcess::new(number) });
         }
         Err(Error::new(ErrorKind::Unsupported, "a process maps at most 64 media")
             .with("regions_max", REGIONS_MAX))
@@ -82,21 +101,32 @@ impl Guard {
 
     /// Returns whether pages were lost. If not after an access, the bytes read are those of the medium.
     pub(super) fn is_lost(&self) -> bool {
-        REGIONS[self.region].lost.load(Ordering::SeqCst)
+        // A child of `fork` has no mapping.
+        self.region.get().is_none_or(|&number| REGIONS[number].lost.load(Ordering::SeqCst))
     }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        let _writer = WRITERS.lock();
-        REGIONS[self.region].set(0, 0);
+        if let Some(&number) = self.region.get() {
+            REGIONS[number].set(0, 0);
+            REGIONS[number].is_taken.store(false, Ordering::SeqCst);
+        }
     }
 }
 
 fn install() -> Result<()> {
-    let mut installed = INSTALLED.lock();
-    if *installed {
+    if INSTALLED.load(Ordering::Acquire) {
         return Ok(());
+    }
+    let _installing = INSTALLING.lock();
+    if INSTALLED.load(Ordering::Acquire) {
+        return Ok(());
+    }
+    // SAFETY: the handler is a function of this library, which is never unloaded, and it only stores atomics.
+    let outcome = unsafe { libc::pthread_atfork(None, None, Some(forget_in_child)) };
+    if outcome != 0 {
+        return Err(Error::io("cannot register a fork handler", std::io::Error::from_raw_os_error(outcome)));
     }
     // SAFETY: plain system calls on structures of this function; `BEFORE` is written under the lock, and before the
     // second call installs the handler that reads it.
@@ -116,7 +146,7 @@ fn install() -> Result<()> {
     if outcome != 0 {
         return Err(Error::io("cannot handle SIGBUS", std::io::Error::last_os_error()));
     }
-    *installed = true;
+    INSTALLED.store(true, Ordering::Release);
     Ok(())
 }
 
@@ -175,6 +205,35 @@ mod tests {
     #![allow(clippy::unwrap_used)] // a failing test panics
 
     use super::*;
+    use crate::fork::testing::{Child, ONE_AT_A_TIME};
+
+    /// The child has none of its parent's mappings, so the handler must not put zeros where they were.
+    #[test]
+    fn a_forked_child_guards_only_its_own_mappings() {
+        let _alone = ONE_AT_A_TIME.lock();
+        let mut parents = Some(Guard::new(0x20_0000_0000, 0x1000).unwrap());
+        let mut child = Child::fork(|| {
+            let has_none = REGIONS.iter().all(|region| region.range().is_none());
+            let Ok(own) = Guard::new(0x30_0000_0000, 0x2000) else { return 0 };
+            let is_lost = parents.as_ref().is_some_and(Guard::is_lost);
+            // What it has inherited takes nothing away from it.
+            parents = None;
+            let ranges = || REGIONS.iter().filter_map(Region::range);
+            let has_own = ranges().eq([(0x30_0000_0000, 0x2000)]);
+            drop(own);
+            u8::from(has_none)
+                + 2 * u8::from(is_lost)
+                + 4 * u8::from(has_own)
+                + 8 * u8::from(ranges().next().is_none())
+        });
+        assert_eq!(
+            child.said(),
+            15,
+            "1: none inherited, 2: inherited is lost, 4: its own, 8: none after its end"
+        );
+        assert!(REGIONS.iter().filter_map(Region::range).any(|range| range == (0x20_0000_0000, 0x1000)));
+        assert!(!parents.unwrap().is_lost());
+    }
 
     /// With the length of another mapping at this start, the handler would replace memory of strangers.
     #[test]
