@@ -41,11 +41,12 @@ impl Listener {
             runner.tell_and_leave(Event::TierForgot { tier: self.tier, keys: keys.to_vec(), lost });
         }
     }
-}
 
-impl Listener {
-    fn look_anew(&self) {
-        self.runner.upgrade().iter().for_each(|runner| runner.locator.events.look_anew());
+    fn changed(&self, event: Event) {
+        let Some(runner) = self.runner.upgrade() else { return };
+        let _guard = DeathGuard(&runner.life);
+        runner.locator.events.look_anew();
+        runner.tell_and_leave(event);
     }
 }
 
@@ -60,11 +61,11 @@ impl TierEvents for Listener {
 
     /// The tier's guard logs it and answers for the tier meanwhile.
     fn went_down(&self) {
-        self.look_anew();
+        self.changed(Event::WentDown { tier: self.tier });
     }
 
     fn came_back(&self) {
-        self.look_anew();
+        self.changed(Event::CameBack { tier: self.tier });
     }
 }
 

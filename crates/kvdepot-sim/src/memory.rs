@@ -24,6 +24,8 @@ pub(crate) struct Memory {
     lent: BTreeMap<usize, Page>,
     /// The number of pages of each lease, by its place in the tier's memory.
     leases: BTreeMap<u64, usize>,
+    /// Places of leased blocks that the tier has found damaged, or lost, since, and the number of leases granted before.
+    damaged: BTreeMap<u64, u64>,
     /// Pages of all leases so far.
     lent_ever: usize,
 }
@@ -42,7 +44,8 @@ pub(crate) fn pages(runs: &[Run]) -> Vec<usize> {
 impl Memory {
     pub(crate) fn new(pages: usize) -> Self {
         let pool = vec![Page { tag: POISON, writer: None, readers: 0 }; pages];
-        Self { pool, lent: BTreeMap::new(), leases: BTreeMap::new(), lent_ever: 0 }
+        let (lent, leases) = (BTreeMap::new(), BTreeMap::new());
+        Self { pool, lent, leases, damaged: BTreeMap::new(), lent_ever: 0 }
     }
 
     fn page(&self, number: usize) -> Page {
@@ -81,7 +84,26 @@ impl Memory {
             }
             self.lent.remove(&number);
         }
+        self.damaged.remove(&place);
         Ok(())
+    }
+
+    /// Returns the tag of the first page of every leased block, and its place.
+    pub(crate) fn lent(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.leases.keys().map(|&place| (self.page(pages(&runs_at(place, 1))[0]).tag, place))
+    }
+
+    /// The tier has found what it leased at these places damaged, after `leases` were granted.
+    pub(crate) fn damage(&mut self, places: Vec<u64>, leases: u64) {
+        for place in places {
+            self.damaged.entry(place).or_insert(leases);
+        }
+    }
+
+    /// Returns whether the tier had found what it leased there damaged before this lease was granted.
+    pub(crate) fn is_damaged(&self, runs: &[Run], lease: u64) -> bool {
+        let damaged = |place| self.damaged.get(&place).is_some_and(|&leases| lease > leases);
+        runs.iter().filter_map(|run| run.in_place()).any(damaged)
     }
 
     /// Returns the number of leases that a tier has given and that have not ended.
@@ -93,6 +115,7 @@ impl Memory {
     pub(crate) fn forget_lent(&mut self) {
         self.lent.clear();
         self.leases.clear();
+        self.damaged.clear();
         self.lent_ever = 0;
     }
 

@@ -81,11 +81,15 @@ pub enum Mistake {
     LeaseEndedEarly,
     /// A block in a tier's memory is leased to a reader that cannot read there.
     LeasedToAnyReader,
+    /// A block in a tier's memory is found again after the tier found it damaged.
+    DamagedShownAgain,
+    /// Blocks in the memory of a tier that went down are still found.
+    LossIgnored,
 }
 
 impl Mistake {
     /// All of them.
-    pub const ALL: [Self; 38] = [
+    pub const ALL: [Self; 40] = [
         Self::SealedEarly,
         Self::LeaseKept,
         Self::NoQuarantine,
@@ -124,6 +128,8 @@ impl Mistake {
         Self::LeaseNotEnded,
         Self::LeaseEndedEarly,
         Self::LeasedToAnyReader,
+        Self::DamagedShownAgain,
+        Self::LossIgnored,
     ];
 
     /// Returns the mistake with that name.
@@ -160,6 +166,8 @@ impl Mistake {
             Self::LeaseNotEnded => Some(Flaw::LeaseNotEnded),
             Self::LeaseEndedEarly => Some(Flaw::LeaseEndedEarly),
             Self::LeasedToAnyReader => Some(Flaw::LeasedToAnyReader),
+            Self::DamagedShownAgain => Some(Flaw::DamagedShownAgain),
+            Self::LossIgnored => Some(Flaw::LossIgnored),
             _ => None,
         }
     }

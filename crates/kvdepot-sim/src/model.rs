@@ -77,6 +77,11 @@ impl Model {
         self.changed.insert(key, at);
     }
 
+    /// Returns the key of a page with this tag.
+    pub(crate) fn key_of(&self, tag: u64) -> Option<BlockKey> {
+        self.versions.get(version_of(tag)).map(|version| version.key)
+    }
+
     /// Records that leases after number `leases` must not show anything that was sealed under keys of this namespace
     /// id.
     pub(crate) fn forget_namespace(&mut self, id: NamespaceId, leases: u64) {

@@ -54,6 +54,11 @@ const OPS: [(usize, Option<Feature>, Op); 31] = [
 impl World {
     /// Runs one operation.
     pub(crate) fn op(&mut self, seed: u64) -> Result<(), Fail> {
+        match Rng::new(seed ^ 0x1E4D_D0E4).below(100) {
+            0 => self.switch_lender()?,
+            1 | 2 => self.read_damaged()?,
+            _ => {}
+        }
         self.rng = Rng::new(seed);
         let total: usize = OPS.iter().map(|op| op.0).sum();
         let mut chosen = self.rng.below(total);

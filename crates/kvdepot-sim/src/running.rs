@@ -179,6 +179,9 @@ impl World {
             self.memory.put(page, tag);
         }
         self.memory.end_write(runs, 1 << 40 | number);
+        if outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::Corrupt) {
+            self.note_damaged(tier, key);
+        }
         outcome
     }
 
@@ -223,6 +226,7 @@ impl World {
         let (tier, keys, lost) = self.forgotten.remove(chosen);
         if lost && self.lender().is_some_and(|(lender, _)| lender == tier) {
             keys.iter().for_each(|key| self.model.damaged(*key, self.at));
+            keys.iter().for_each(|key| self.note_damaged(tier, key));
         }
         self.feed_and_answer(Event::TierForgot { tier, keys, lost })
     }

@@ -198,6 +198,13 @@ impl SimTier {
         Some(*key)
     }
 
+    /// Damages this block, if the tier has it.
+    pub(crate) fn damage_block(&mut self, key: &BlockKey) {
+        if let Some(held) = self.blocks.get_mut(key) {
+            held.corrupt = true;
+        }
+    }
+
     pub(crate) fn epoch(&self, root: NamespaceId) -> u32 {
         self.epochs.get(&root).copied().unwrap_or(0)
     }

@@ -63,6 +63,10 @@ pub(crate) struct World {
     pub(crate) at: usize,
     /// Whether faults are disabled now.
     pub(crate) calm: bool,
+    /// Whether the tier that leases blocks is down.
+    pub(crate) lender_down: bool,
+    /// Number of leases granted when the machine had forgotten all that this tier had leased before it went down.
+    pub(crate) leases_before_down: Option<u64>,
     pub(crate) memory: Memory,
     pub(crate) tiers: Vec<SimTier>,
     pub(crate) model: Model,
@@ -128,6 +132,8 @@ impl World {
             now: 1_000_000_000,
             at: 0,
             calm: false,
+            lender_down: false,
+            leases_before_down: None,
             memory: Memory::new(shape.pool_pages_max),
             tiers,
             model: Model::default(),
@@ -279,6 +285,7 @@ impl World {
             self.answers.push(Answer { ask: question.ask, locations });
         }
         self.jobs.extend(out.again);
+        self.note_lender();
         self.check_gauges()?;
         if self.plan.shape.pool_pages <= 12 || self.steps.is_multiple_of(4) {
             self.machine.check().or_else(|what| fail(Rule::Totals, what))?;

@@ -90,7 +90,7 @@ fn a_value_kept_beside_the_new_one() {
 
 #[test]
 fn a_block_written_earlier_than_its_tier_s_placement_says() {
-    finds(Mistake::PlacementIgnored, &[Rule::Placement]);
+    finds(Mistake::PlacementIgnored, &[Rule::Placement, Rule::Presence]);
 }
 
 #[test]
@@ -175,7 +175,7 @@ fn a_block_that_leaves_before_all_who_wait_for_it_have_leased_it() {
 
 #[test]
 fn a_block_leased_to_the_last_who_wait_for_it_after_a_reset() {
-    finds(Mistake::ArrivalNotLookedAt, &[Rule::Stale]);
+    finds(Mistake::ArrivalNotLookedAt, &[Rule::Stale, Rule::Panic]);
 }
 
 #[test]
@@ -213,10 +213,20 @@ fn a_lease_in_a_tier_s_memory_that_is_never_ended() {
 
 #[test]
 fn a_lease_in_a_tier_s_memory_that_ends_under_its_reader() {
-    finds(Mistake::LeaseEndedEarly, &[Rule::Owners, Rule::Leaks]);
+    finds(Mistake::LeaseEndedEarly, &[Rule::Owners, Rule::Leaks, Rule::Caps]);
 }
 
 #[test]
 fn a_lease_in_a_tier_s_memory_for_a_reader_without_it() {
     finds(Mistake::LeasedToAnyReader, &[Rule::Bytes]);
+}
+
+#[test]
+fn a_lease_of_a_block_that_its_tier_has_found_damaged() {
+    finds(Mistake::DamagedShownAgain, &[Rule::Bytes]);
+}
+
+#[test]
+fn leases_in_the_memory_of_a_tier_that_is_down() {
+    finds(Mistake::LossIgnored, &[Rule::Claims, Rule::Leaks]);
 }

@@ -51,6 +51,7 @@ fn every_seed_keeps_all_promises() {
         "killed",
         "lease in place ended",
         "leased in place",
+        "lender down",
         "missed",
         "not taken over",
         "opened again",

@@ -123,15 +123,26 @@ pub struct TierMemory {
     pub file: OwnedFd,
     /// Its size in bytes.
     pub bytes: u64,
+    /// Bytes of it that hold blocks.
+    pub blocks_bytes: u64,
+    /// The unit in which it allocates those.
+    pub unit_bytes: u64,
     /// What it begins with for as long as it belongs to this tier. Whoever has read a block and then finds another head
     /// must not use what was read.
     pub head: Vec<u8>,
 }
 
 impl TierMemory {
-    /// Describes memory. A child of `fork` does not keep the descriptor.
+    /// Describes memory that may hold blocks everywhere. A child of `fork` does not keep the descriptor.
     pub fn new(file: OwnedFd, bytes: u64, head: Vec<u8>) -> Self {
-        Self { _private: Private::of(file.as_fd()), file, bytes, head }
+        let (blocks_bytes, unit_bytes) = (bytes, 1);
+        Self { _private: Private::of(file.as_fd()), file, bytes, blocks_bytes, unit_bytes, head }
+    }
+
+    /// Returns it with its number of units that hold blocks, and the size of one.
+    #[must_use]
+    pub fn with_units(self, units: u64, unit_bytes: u64) -> Self {
+        Self { blocks_bytes: units * unit_bytes, unit_bytes, ..self }
     }
 }
 
@@ -194,7 +205,7 @@ pub trait TierEvents: Send + Sync {
     /// These blocks turned out to be missing or corrupt.
     fn lost(&self, keys: &[BlockKey]);
 
-    /// The tier is disabled for a while: reads miss and nothing is written.
+    /// The tier is disabled for a while or for good: reads miss, nothing is written, and what it has leased counts no more.
     fn went_down(&self);
 
     /// The tier works again.

@@ -15,9 +15,13 @@ impl Machine {
     /// Returns whether a block is whole and still current: its namespace may have been reset while it was in flight, or
     /// the block removed since it arrived.
     pub(super) fn is_current(&self, slot: SlotId) -> bool {
-        let slot = self.pool.slot(slot);
-        let is_live = self.catalog.is_live(slot.key.space) || self.flaws.has(Flaw::LeaseAfterReset);
-        is_live && slot.block.is_readable()
+        self.is_live(slot) && self.pool.slot(slot).block.is_readable()
+    }
+
+    /// Returns whether clients may still request blocks of the slot's space.
+    pub(super) fn is_live(&self, slot: SlotId) -> bool {
+        let space = self.pool.slot(slot).key.space;
+        self.catalog.is_live(space) || self.flaws.has(Flaw::LeaseAfterReset)
     }
 
     /// Gives requests their leases on a block that has arrived, or tells them that it could not be read. `answer` must

@@ -59,8 +59,13 @@ pub enum Event {
     Continue(Job),
     /// The pool's memory is populated up to this byte.
     Populated { upto_bytes: u64 },
-    /// Blocks of this tier are leased where they lie from now on, in its memory of this size. It comes at most once.
-    InPlace { tier: TierIndex, memory_bytes: u64 },
+    /// Blocks of this tier are leased where they lie from now on. Its memory has this size, and is allocated in such units.
+    /// It comes at most once.
+    InPlace { tier: TierIndex, memory_bytes: u64, unit_bytes: u64 },
+    /// This tier is down for a while, or its memory is lost.
+    WentDown { tier: TierIndex },
+    /// This tier works again.
+    CameBack { tier: TierIndex },
     /// The depot is shutting down: waits for a drain end.
     Ending,
     /// The depot hands over its pool to another one: from now on nothing is reserved, leased, fetched, written or
@@ -131,6 +136,8 @@ pub enum Job {
     Load(Token),
     /// The next slots, some of them of namespaces that were reset or forgotten.
     Sweep,
+    /// The next blocks leased in place by a tier that went down.
+    DoomLent,
     /// The next leases of a connection that ended.
     EndOwner(Owner),
     /// The next claims of a connection that ended.

@@ -6,7 +6,7 @@ use super::flow::ReadEnd;
 use super::loads::lease_slot;
 use super::pool::NoRoom;
 use super::{Machine, slots};
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::eviction::SlotId;
 use crate::key::BlockKey;
 use crate::misses::{Fate, Gone};
@@ -72,13 +72,19 @@ impl Machine {
         outcome: Result<Option<u64>>,
         out: &mut Effects,
     ) {
-        let outcome = outcome.map(|place| match place {
-            Some(at) => {
-                self.pool.set_leased_at(slot, at);
-                Fetched::Whole
+        let outcome = match outcome {
+            Ok(Some(at)) if self.pool.is_lender_down() => {
+                self.pool.decline_lease(at);
+                Err(Error::new(ErrorKind::Unavailable, "the tier went down while it leased a block")
+                    .with("tier", tier))
             }
-            None => Fetched::Miss,
-        });
+            Ok(Some(at)) => {
+                self.pool.set_leased_at(slot, at);
+                Ok(Fetched::Whole)
+            }
+            Ok(None) => Ok(Fetched::Miss),
+            Err(error) => Err(error),
+        };
         self.read_ended(tier, slot, &outcome, out);
     }
 
@@ -99,6 +105,9 @@ impl Machine {
         out: &mut Effects,
     ) {
         let Self { flow, pool, counters, .. } = self;
+        if pool.in_place_tier() == Some(tier) && tells_of_loss(outcome) {
+            pool.doom_copied(slot);
+        }
         let end = flow.read_ended(pool, counters, tier, slot, outcome);
         if end == ReadEnd::GoesOn {
             return;
@@ -106,7 +115,8 @@ impl Machine {
         let waiters = pool.edit(slot, slots::Slot::take_waiters);
         let is_whole = end == ReadEnd::Whole;
         // A copy that was to take the place of a block leased in a tier's memory, and did not come, leaves it there.
-        let left = self.pool.end_copy(slot);
+        let is_live = self.is_live(slot);
+        let left = self.pool.end_copy(slot, is_live);
         let arrived = Some(slot).filter(|&slot| is_whole && self.is_current(slot)).or(left);
         let first = waiters.len().min(self.pace.waiters);
         self.lease_to(&waiters[..first], arrived);
@@ -162,6 +172,13 @@ impl Machine {
         }
     }
 
+    /// Dooms a leased block whose copy is being read, if there is one under this key.
+    fn doom_hidden(&mut self, key: &BlockKey) {
+        if let Some(copy) = self.catalog.pool_key(key).and_then(|key| self.pool.find(&key)) {
+            self.pool.doom_copied(copy);
+        }
+    }
+
     /// A tier does not hold blocks any more. What it lost is written again; what it evicted to make room is not.
     pub(super) fn tier_forgot(&mut self, tier: TierIndex, keys: &[BlockKey], lost: bool, out: &mut Effects) {
         for key in keys {
@@ -170,15 +187,16 @@ impl Machine {
                 let fate = if lost { Fate::Lost } else { Fate::Evicted };
                 out.gone.push(Gone { key: *key, fate, tier: Some(tier), kept_s: None });
             }
+            if lost && self.pool.in_place_tier() == Some(tier) {
+                self.doom_hidden(key);
+            }
             let Some(slot) = slot.filter(|&slot| self.pool.slot(slot).saved & 1 << tier != 0) else {
                 continue;
             };
             if self.pool.slot(slot).is_in_place() {
                 // What the tier evicted stays as it is until its lease has ended; what it found damaged is not shown again.
                 if lost {
-                    self.pool.unname(slot);
-                    self.pool.doom(slot);
-                    out.gone.push(Gone { key: *key, fate: Fate::Lost, tier: Some(tier), kept_s: None });
+                    self.pool.show_no_more(slot);
                 }
                 continue;
             }
@@ -191,5 +209,15 @@ impl Machine {
                 self.flow.write_again(&mut self.pool, slot, 1 << tier);
             }
         }
+    }
+}
+
+/// Returns whether the outcome of a read means that the tier does not stand by the block any more. One that was late or
+/// had too much to do may still have it.
+fn tells_of_loss(outcome: &Result<Fetched>) -> bool {
+    match outcome {
+        Ok(Fetched::Whole) => false,
+        Ok(Fetched::Miss) => true,
+        Err(error) => !matches!(error.kind(), ErrorKind::Timeout | ErrorKind::Busy),
     }
 }

@@ -55,6 +55,10 @@ pub enum Flaw {
     LeaseEndedEarly,
     /// A block in a tier's memory is leased to a reader that cannot read it there.
     LeasedToAnyReader,
+    /// A block in a tier's memory is found again after its tier found it damaged for another reader.
+    DamagedShownAgain,
+    /// Blocks in the memory of a tier that went down are still found.
+    LossIgnored,
 }
 
 /// The mistake of a machine, if it has one.

@@ -43,7 +43,17 @@ impl Machine {
             Event::TierForgot { tier, keys, lost } => self.tier_forgot(tier, &keys, lost, out),
             Event::Continue(job) => self.go_on(job, out),
             Event::Populated { upto_bytes } => self.pool.populated(upto_bytes),
-            Event::InPlace { tier, memory_bytes } => self.pool.set_in_place(tier, memory_bytes),
+            Event::InPlace { tier, memory_bytes, unit_bytes } => {
+                self.pool.set_in_place(tier, memory_bytes, unit_bytes);
+            }
+            Event::WentDown { tier } => {
+                if self.pool.set_lender_down(tier, true) {
+                    out.again.push(Job::DoomLent);
+                }
+            }
+            Event::CameBack { tier } => {
+                self.pool.set_lender_down(tier, false);
+            }
             Event::Ending => {
                 self.ending = true;
                 for token in self.flow.end_drains() {
@@ -167,6 +177,11 @@ impl Machine {
                 loads.go_on(&mut Rooms { catalog, pool, flow, counters }, token, out);
             }
             Job::Sweep => self.sweep(out),
+            Job::DoomLent => {
+                if self.pool.doom_lent(self.pace.walk_slots, self.pace.sweep_dooms) {
+                    out.again.push(Job::DoomLent);
+                }
+            }
             Job::EndOwner(owner) => {
                 if !self.pool.end_owner(owner, self.pace.owner_leases).1 {
                     out.again.push(Job::EndOwner(owner));

@@ -19,7 +19,7 @@ const MEMORY_BLOCKS: u64 = 16;
 fn lab(pool_blocks: u64, tiers: usize) -> Lab {
     let mut lab = Lab::new(pool_blocks, tiers);
     lab.located = Location::Tier(0);
-    lab.feed(Event::InPlace { tier: 0, memory_bytes: MEMORY_BLOCKS * BLOCK });
+    lab.feed(Event::InPlace { tier: 0, memory_bytes: MEMORY_BLOCKS * BLOCK, unit_bytes: BLOCK });
     lab
 }
 
@@ -177,7 +177,8 @@ fn a_copy_that_does_not_come_leaves_the_lease_in_place() {
         if is_removed {
             lab.remove(1, Location::Absent);
         }
-        lab.feed(Event::ReadEnded { tier: 0, slot: reads[0].1, outcome: Ok(Fetched::Miss) });
+        let late = Err(Error::new(ErrorKind::Timeout, "test"));
+        lab.feed(Event::ReadEnded { tier: 0, slot: reads[0].1, outcome: late });
         lab.machine.check().unwrap();
         let (copy, other) = (lab.reply(token).unwrap(), lab.reply(waits).unwrap());
         assert!(leased(copy).is_empty());
@@ -191,6 +192,157 @@ fn a_copy_that_does_not_come_leaves_the_lease_in_place() {
             .any(|command| matches!(command, Command::EndLeases { places, .. } if *places == [place(1)]));
         assert_eq!(is_ended, is_removed);
     }
+}
+
+/// P1: the tier does not stand by the block any more, whoever was the first to learn of it.
+#[test]
+fn a_block_that_was_lost_for_another_reader_is_not_shown_again() {
+    let failed = |kind| Err(Error::new(kind, "test"));
+    for (tiers, how, outcome) in [
+        (1, "read", failed(ErrorKind::Corrupt)),
+        (1, "read", failed(ErrorKind::Io)),
+        (1, "read", Ok(Fetched::Miss)),
+        (2, "read", failed(ErrorKind::Corrupt)),
+        (1, "told", failed(ErrorKind::Timeout)),
+        (2, "told", failed(ErrorKind::Timeout)),
+    ] {
+        let mut lab = lab(1, tiers);
+        let here = lease(&mut lab, &[1]);
+        let token = lab.send(load(&[1], false));
+        let (_, reads) = commanded(&mut lab);
+        let slot = reads[0].1;
+        let waits = lab.send_as(2, load(&[1], true));
+        if how == "told" {
+            lab.feed(Event::TierForgot { tier: 0, keys: vec![lab.key(1)], lost: true });
+        }
+        lab.feed(Event::ReadEnded { tier: 0, slot, outcome });
+        if tiers == 2 {
+            // The lower tier cannot read it either, which says nothing of the leased one.
+            assert_eq!(commanded(&mut lab).1, [(1, slot, 1)]);
+            lab.feed(Event::ReadEnded { tier: 1, slot, outcome: failed(ErrorKind::Timeout) });
+        }
+        lab.machine.check().unwrap();
+        for token in [token, waits] {
+            let reply = lab.reply(token).unwrap();
+            assert!(leased(reply).is_empty(), "{tiers} {how}");
+        }
+        lab.take();
+        lab.send(load(&[1], true));
+        let (leases, _) = commanded(&mut lab);
+        assert_eq!(leases.len(), 1, "the tier is asked again");
+        release(&mut lab, &here);
+        assert_eq!(ended(&mut lab), [place(1)], "its reader has kept it until now");
+    }
+}
+
+/// P8: a reset passes over leased blocks in pieces, and the copy fails before the last of them.
+#[test]
+fn a_copy_that_does_not_come_after_a_reset_leaves_nothing() {
+    let mut lab = lab(1, 1);
+    let here = lease(&mut lab, &[1]);
+    lab.send(load(&[1], false));
+    let (_, reads) = commanded(&mut lab);
+    let waits = lab.send_as(2, load(&[1], true));
+    let request = Request::EnterEpoch { namespace: 0, epoch: 1 };
+    let sweep = lab.step(Event::Request { token: 99, owner: 1, request });
+    assert!(!sweep.is_empty(), "the sweep comes later");
+    let late = Err(Error::new(ErrorKind::Timeout, "test"));
+    lab.feed(Event::ReadEnded { tier: 0, slot: reads[0].1, outcome: late });
+    let reply = lab.reply(waits).unwrap();
+    assert!(leased(reply).is_empty());
+    sweep.into_iter().for_each(|event| lab.feed(event));
+    release(&mut lab, &here);
+    assert_eq!(ended(&mut lab), [place(1)]);
+}
+
+/// P9: what its clients could not read any more is no hit.
+#[test]
+fn blocks_of_a_tier_that_went_down_are_not_shown_until_it_has_leased_them_again() {
+    let mut lab = lab(2, 1);
+    let first = lease(&mut lab, &[1, 2]);
+    release(&mut lab, &first[1..]);
+    let coming = lab.send(load(&[3], true));
+    let (under_way, _) = commanded(&mut lab);
+    lab.feed(Event::WentDown { tier: 1 });
+    assert!(ended(&mut lab).is_empty(), "another tier");
+    lab.feed(Event::WentDown { tier: 0 });
+    lab.feed(Event::WentDown { tier: 0 });
+    assert_eq!(ended(&mut lab), [place(2)], "nobody reads it");
+    grant(&mut lab, under_way);
+    let reply = lab.reply(coming).unwrap();
+    assert!(leased(reply).is_empty());
+    assert_eq!(ended(&mut lab), [place(3)], "it came too late");
+    release(&mut lab, &first[..1]);
+    assert_eq!(ended(&mut lab), [place(1)]);
+    assert_eq!(lab.machine.gauges().in_place, Default::default());
+    let gone: Vec<_> = lab.gone.iter().map(|gone| gone.key).collect();
+    assert!(gone.contains(&lab.key(1)) && gone.contains(&lab.key(2)), "{gone:?}");
+    // Whatever the tier still says that it has comes through the pool.
+    let token = lab.send(claim(&[0], vec![BlockHash([1; 16])]));
+    let (leases, reads) = commanded(&mut lab);
+    assert_eq!((leases.len(), reads.len()), (0, 1));
+    lab.feed(Event::ReadEnded { tier: 0, slot: reads[0].1, outcome: Err(Error::new(ErrorKind::Io, "test")) });
+    let Some(Reply::Claim(progress)) = lab.reply(token) else { panic!("no claim") };
+    assert_eq!(progress.units, 0);
+    lab.feed(Event::CameBack { tier: 0 });
+    lease(&mut lab, &[2]);
+}
+
+#[test]
+fn a_lease_takes_as_much_as_the_tiers_unit() {
+    let mut lab = Lab::new(4, 1);
+    lab.located = Location::Tier(0);
+    lab.feed(Event::InPlace { tier: 0, memory_bytes: 16 * BLOCK, unit_bytes: 4 * BLOCK });
+    let both = lease(&mut lab, &[1, 2]);
+    assert_eq!(lab.machine.gauges().in_place.bytes, 8 * BLOCK);
+    let token = lab.send(load(&[3], true));
+    let (leases, reads) = commanded(&mut lab);
+    assert_eq!((leases.len(), reads.len()), (0, 1), "half of the tier's units are leased");
+    lab.feed(Event::ReadEnded { tier: 0, slot: reads[0].1, outcome: Ok(Fetched::Whole) });
+    drop(lab.reply(token));
+    lab.take();
+    release(&mut lab, &both);
+    assert_eq!(ended(&mut lab), [place(1), place(2)], "an eighth is less than a unit");
+    lab.machine.check().unwrap();
+}
+
+/// Two claims that are admitted one after the other do not count the same room.
+#[test]
+fn room_in_a_tiers_memory_is_promised_to_one_claim() {
+    let wide = |n: u16| BlockHash(std::array::from_fn(|at| n.to_le_bytes()[at % 2]));
+    let mut lab = Lab::new(1, 1);
+    lab.located = Location::Tier(0);
+    lab.feed(Event::InPlace { tier: 0, memory_bytes: 800 * BLOCK, unit_bytes: BLOCK });
+    let first = lease(&mut lab, &[0]);
+    release(&mut lab, &first);
+    lab.take();
+    let (longer, other) = ((1..=300).map(wide).collect(), (1001..=1300).map(wide).collect());
+    let request = claim(&[0], longer);
+    // It is admitted, and has taken a part of what was promised to it.
+    let mut later = lab.step(Event::Request { token: 998, owner: 1, request });
+    while !lab.commands.iter().any(|command| matches!(command, Command::Lease { .. })) {
+        let event = later.pop().unwrap();
+        later.extend(lab.step(event));
+    }
+    lab.feed(Event::Request { token: 999, owner: 2, request: claim(&[0], other) });
+    later.into_iter().for_each(|event| lab.feed(event));
+    let units = |lab: &mut Lab, owner: u64, token: u64| {
+        while let commands @ [_, ..] = &lab.take()[..] {
+            for command in commands {
+                let Command::Lease { tier, slot, key, .. } = *command else { continue };
+                let n = u16::from_le_bytes([key.hash.0[0], key.hash.0[1]]);
+                let outcome = Ok(Some(BLOCK * (1 + u64::from(n))));
+                lab.feed(Event::LeaseEnded { tier, slot, outcome });
+            }
+        }
+        let Some(Reply::Claim(progress)) = lab.reply(token) else { panic!("no claim") };
+        let token = lab.send_as(owner, Request::ClaimPoll { claim: progress.claim, settle: true });
+        let Some(Reply::Claim(progress)) = lab.reply(token) else { panic!("no claim") };
+        progress.units
+    };
+    assert_eq!(units(&mut lab, 1, 998), 300);
+    assert_eq!(units(&mut lab, 2, 999), 100, "what half of the memory has left");
+    lab.machine.check().unwrap();
 }
 
 #[test]
@@ -315,7 +467,7 @@ fn a_block_in_place_is_written_to_no_other_tier() {
     let placements = [Placement::default(), Placement { write: WriteWhen::OnSecondUse, promote: true }];
     let mut lab = Lab::with_machine(1, |pool| Machine::new(pool, 2).with_placements(&placements));
     lab.located = Location::Tier(0);
-    lab.feed(Event::InPlace { tier: 0, memory_bytes: MEMORY_BLOCKS * BLOCK });
+    lab.feed(Event::InPlace { tier: 0, memory_bytes: MEMORY_BLOCKS * BLOCK, unit_bytes: BLOCK });
     for _ in 0..3 {
         lab.now += 60_000_000_000;
         let token = lab.send(load(&[1], true));

@@ -10,7 +10,7 @@ use std::time::Duration;
 use kvdepot_copy::{CopyBatch, CopyEngine, GroupSink, HostEngine};
 use kvdepot_core::runs::IN_PLACE_AT;
 use kvdepot_core::{BlockHash, BlockLayout, ErrorKind, NamespaceSpec, Result};
-use kvdepot_depot::client::{Attachment, DeviceEngine, Store, TaskState};
+use kvdepot_depot::client::{Attachment, Claim, ClaimGroupSpec, DeviceEngine, Store, TaskState};
 use kvdepot_depot::direct::Now;
 use kvdepot_depot::message::{Grant, Hashes, Request, Response};
 use kvdepot_depot::{Depot, DepotConfig};
@@ -120,6 +120,19 @@ impl Lab {
         task
     }
 
+    /// Opens a claim on all blocks. Returns for how many it settles.
+    fn hit(&self) -> usize {
+        let group = ClaimGroupSpec {
+            namespaces: vec![Arc::clone(&self.spec)],
+            window_blocks: 0,
+            hashes_per_block: 1,
+        };
+        let claim = Claim::open(&self.attachment, &[group], &hashes(0..BLOCKS), 0, BLOCKS as u32, "");
+        let (settled, units, _) = claim.unwrap().wait(HANG);
+        assert!(settled);
+        units as usize
+    }
+
     fn figure(&self, name: &str) -> u64 {
         self.attachment.stats()["depot"][name].as_u64().unwrap_or_else(|| panic!("no {name}"))
     }
@@ -167,6 +180,28 @@ fn what_is_copied_from_a_medium_of_another_owner_does_not_count() {
     assert_eq!(task.failed().len(), BLOCKS, "none counts");
     let again = lab.load(host());
     assert_eq!(again.failed().len(), BLOCKS, "and none is read from there from then on");
+}
+
+/// P9: what no client can read any more is no hit.
+#[test]
+fn a_claim_counts_no_block_of_a_medium_that_is_lost() {
+    let is_lost: [fn(&std::fs::File); 2] =
+        [|medium| medium.write_all_at(&[0xee; 16], 128).unwrap(), |medium| medium.set_len(4096).unwrap()];
+    for lose in is_lost {
+        let lab = Lab::new("Cache|Dax");
+        assert!(lab.load(host()).failed().is_empty());
+        assert!(lab.hit() > POOL_BLOCKS);
+        assert!(lab.figure("in_place_leased_blocks") > 0, "some stay leased for the next reader");
+        lose(&lab.medium.reopen().unwrap());
+        // The client finds out when it copies, and the depot when it reads for the client what that cannot.
+        for _ in 0..2 {
+            assert!(!lab.load(host()).failed().is_empty());
+        }
+        let hit = lab.hit();
+        assert!(hit <= POOL_BLOCKS, "{hit}");
+        assert_eq!(lab.load(host()).failed().len(), BLOCKS - hit, "what was promised is there");
+        assert_eq!(lab.figure("in_place_leased_blocks"), 0);
+    }
 }
 
 #[test]

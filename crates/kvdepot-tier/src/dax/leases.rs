@@ -39,7 +39,8 @@ impl Shared {
         let mut head = vec![0; HEAD_BYTES];
         self.medium.read(0, &mut head)?;
         self.check_owner()?;
-        Ok(Some(TierMemory::new(file, self.medium.bytes(), head)))
+        let memory = TierMemory::new(file, self.medium.bytes(), head);
+        Ok(Some(memory.with_units(self.units_max.into(), self.geometry.unit_bytes)))
     }
 
     /// Begins to lease blocks. What cannot be leased ends here.

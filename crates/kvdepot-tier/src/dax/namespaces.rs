@@ -49,6 +49,7 @@ impl Opening<'_> {
         };
         let (shared, root, done) = (Arc::clone(self.shared), self.spec.root(), self.done);
         let told = move |outcome: Result<u32>| {
+            shared.deliver_events();
             if let Err(error) = &outcome
                 && shared.lock().wanted.contains_key(&root)
             {
@@ -203,6 +204,7 @@ fn retry(shared: &Shared) {
                 Ok((epoch, _)) => tracing::warn!(namespace = %root, epoch, "a reset is stored now"),
                 Err(error) => tracing::debug!(%error, namespace = %root, "a reset is still not stored"),
             }
+            shared.deliver_events();
         }
     }
 }

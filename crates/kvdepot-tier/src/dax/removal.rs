@@ -40,15 +40,18 @@ impl Shared {
             return;
         }
         let shared = Arc::clone(self);
-        later(engine, move |begun| match begun {
-            Ok(()) => {
-                shared.clear_slots(&units);
-                shared.clear_left_over();
+        later(engine, move |begun| {
+            match begun {
+                Ok(()) => {
+                    shared.clear_slots(&units);
+                    shared.clear_left_over();
+                }
+                Err(error) => {
+                    units.extend(shared.lock().slots.take_uncleared());
+                    shared.put_off(&units, &error);
+                }
             }
-            Err(error) => {
-                units.extend(shared.lock().slots.take_uncleared());
-                shared.put_off(&units, &error);
-            }
+            shared.deliver_events();
         });
     }
 

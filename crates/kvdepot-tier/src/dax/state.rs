@@ -214,15 +214,20 @@ impl Shared {
 
     /// Reports collected events to the listener. The caller must not hold the lock.
     pub(super) fn deliver_events(&self) {
+        let is_medium_lost = self.owner.take_news();
         let (evicted, lost, listener) = {
             let mut state = self.lock();
             let events = &mut state.events;
-            if events.evicted.is_empty() && events.lost.is_empty() {
+            if events.evicted.is_empty() && events.lost.is_empty() && !is_medium_lost {
                 return;
             }
             (std::mem::take(&mut events.evicted), std::mem::take(&mut events.lost), events.listener.clone())
         };
         let Some(listener) = listener.as_ref().and_then(Weak::upgrade) else { return };
+        if is_medium_lost {
+            // It does not come back.
+            listener.went_down();
+        }
         if !evicted.is_empty() {
             listener.evicted(&evicted);
         }

@@ -2,17 +2,19 @@
 //! in the conformance suite.
 #![allow(clippy::unwrap_used)] // a failing test panics
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use kvdepot_core::{BlockKey, ErrorKind};
-use kvdepot_io::mapped::{Access, HookMedium, Medium, MediumCall};
+use kvdepot_io::mapped::{Access, HookMedium, Medium, MediumCall, MemoryMedium};
 use kvdepot_tier::conformance::Bench;
 use kvdepot_tier::{DaxConfig, DaxTier, Presence, Tier, TierEvents};
 
 use crate::dax_media::{MIB, Media, open, raw};
 
+/// What a tier tells its depot: blocks that were lost, and how often it went down.
 #[derive(Default)]
-struct Lost(Mutex<Vec<BlockKey>>);
+struct Lost(Mutex<Vec<BlockKey>>, AtomicUsize);
 
 impl TierEvents for Lost {
     fn evicted(&self, _: &[BlockKey]) {}
@@ -21,7 +23,9 @@ impl TierEvents for Lost {
         self.0.lock().unwrap().extend(keys);
     }
 
-    fn went_down(&self) {}
+    fn went_down(&self) {
+        self.1.fetch_add(1, Ordering::SeqCst);
+    }
 
     fn came_back(&self) {}
 }
@@ -74,6 +78,47 @@ fn what_is_read_after_another_depot_has_the_medium_does_not_count() {
     lent.check().unwrap();
     let _next = Bench::with(open(config), spec);
     assert_eq!(lent.check().unwrap_err().kind(), ErrorKind::Io);
+}
+
+/// Blocks that are leased are read without the tier, so it has to tell.
+#[test]
+fn a_tier_tells_once_that_another_depot_has_its_medium() {
+    type Find = fn(&Bench);
+    let found: [Find; 4] = [
+        |bench| assert!(!matches!(bench.lease(0), Ok(Some(_)))),
+        |bench| assert!(bench.read(0).is_err()),
+        |bench| assert!(bench.write(7).is_err()),
+        |bench| assert!(bench.remove(0).is_err()),
+    ];
+    for find in found {
+        let media = Media::new();
+        let config = leasing(&media, Access::Auto);
+        let medium: Arc<dyn Medium> = Arc::new(MemoryMedium::new(vec![0; 4 << 20]));
+        let bench = Bench::new(Arc::new(DaxTier::open_on(config, Arc::clone(&medium)).unwrap()));
+        let lost: Arc<Lost> = Arc::default();
+        let listener: Arc<dyn TierEvents> = Arc::clone(&lost) as _;
+        bench.tier.attach(Arc::downgrade(&listener));
+        bench.write_all(2);
+        medium.write(128, &[7; 16]).unwrap();
+        for _ in 0..2 {
+            find(&bench);
+        }
+        bench.drain();
+        assert_eq!(lost.1.load(Ordering::SeqCst), 1);
+    }
+}
+
+#[test]
+fn a_medium_lends_no_more_than_holds_blocks() {
+    let media = Media::new();
+    let path = media.file(64 * MIB);
+    let config =
+        |max_bytes| DaxConfig { lease_in_place: Some(true), ..crate::dax_media::config(&path, max_bytes) };
+    drop(open(config(4 * MIB)));
+    let tier = open(config(0));
+    let (memory, usage) = (tier.memory().unwrap().unwrap(), tier.usage());
+    assert_eq!((memory.blocks_bytes, memory.unit_bytes), (usage.bytes_max, 4096));
+    assert!(memory.blocks_bytes < 4 * MIB && memory.bytes >= 4 * MIB, "{memory:?}");
 }
 
 #[test]

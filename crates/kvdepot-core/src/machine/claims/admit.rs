@@ -9,6 +9,7 @@ use super::Claims;
 use super::claim::{Claim, Need, Phase, Spot, Weigh};
 use super::known::Known;
 use super::probing::begin_round;
+use super::promised::Promised;
 use crate::block::Phase as BlockPhase;
 
 /// Share of the pool that one claim may take.
@@ -50,7 +51,7 @@ impl Claims {
                     }
                 },
                 Weigh::Need { hit, mut need, turn } => {
-                    if !claim.add_need(&mut need, hit, looks, rooms.pool.in_place_room()) {
+                    if !claim.add_need(&mut need, hit, looks, self.in_place_room(rooms)) {
                         claim.weigh = Some(Weigh::Need { hit, need, turn });
                         return true;
                     }
@@ -76,9 +77,12 @@ impl Claims {
     ) {
         let turn = turn.unwrap_or(claim.queued || self.queue.is_empty() || !need.fetches);
         let share = share_of(rooms);
+        let need = need.with_in_place_at_most(self.in_place_room(rooms));
         if turn && hit > claim.skip && need.total > share {
             let blocks = (hit - claim.skip) as u128;
-            let shorter = claim.skip + (blocks * u128::from(share) / u128::from(need.total)) as usize;
+            // What lies beyond the pool's share goes. The last blocks are those for which a tier's memory had no room.
+            let left = u128::from(need.whole - (need.total - share).min(need.whole));
+            let shorter = claim.skip + (blocks * left / u128::from(need.whole.max(1))) as usize;
             let search = claim.search(shorter.min(hit - 1));
             claim.weigh = Some(Weigh::Reach { search, turn: Some(turn) });
             if !std::mem::replace(&mut claim.cut, true) {
@@ -86,7 +90,7 @@ impl Claims {
             }
             return;
         }
-        if turn && self.admit(rooms, claim, hit, need.new_pins) {
+        if turn && self.admit(rooms, claim, hit, need) {
             if claim.queued {
                 claim.queued = false;
                 self.queue.pop_front();
@@ -104,16 +108,16 @@ impl Claims {
     }
 
     /// Promises a claim all that it needs, if that fits now.
-    fn admit(&mut self, rooms: &Rooms<'_>, claim: &mut Claim, hit: usize, new_pins: u64) -> bool {
+    fn admit(&mut self, rooms: &Rooms<'_>, claim: &mut Claim, hit: usize, need: Need) -> bool {
         // What is pinned comes back: leases end, fetches and writes do. Without any, the share is there.
-        if new_pins > self.room(rooms)
+        if need.new_pins > self.room(rooms)
             && !self.flaws.has(Flaw::AdmitWithoutRoom)
-            && (rooms.pool.held().pinned > 0 || self.promised > 0)
+            && (rooms.pool.held().pinned > 0 || self.promised.pool > 0)
         {
             return false;
         }
-        claim.promised = new_pins;
-        self.promised += new_pins;
+        claim.promised = Promised { pool: need.new_pins, in_place: need.in_place };
+        self.promised += claim.promised;
         claim.hit = hit;
         claim.needed = claim.needed_count(hit);
         claim.phase = Phase::Lease { pass: 0 };
@@ -121,9 +125,14 @@ impl Claims {
         true
     }
 
-    /// Bytes that claims may still pin.
+    /// Bytes of the pool that claims may still pin.
     fn room(&self, rooms: &Rooms<'_>) -> u64 {
-        rooms.pool.unpinned_bytes().saturating_sub(self.promised)
+        rooms.pool.unpinned_bytes().saturating_sub(self.promised.pool)
+    }
+
+    /// Bytes that claims may still pin in the memory of the tier that leases blocks.
+    fn in_place_room(&self, rooms: &Rooms<'_>) -> u64 {
+        rooms.pool.in_place_room().saturating_sub(self.promised.in_place)
     }
 
     /// Room may have come back: the claim at the head of the queue looks again, if what it needed last would fit now.
@@ -151,7 +160,7 @@ impl Claims {
                     continue;
                 }
             }
-            let idle = rooms.pool.held().pinned == 0 && self.promised == 0;
+            let idle = rooms.pool.held().pinned == 0 && self.promised.pool == 0;
             if claim.need > self.room(rooms) && !idle {
                 return;
             }
@@ -217,8 +226,8 @@ impl Claims {
         match rooms.pool.find(&key) {
             Some(slot) if rooms.pool.slot(slot).block.is_readable() => {
                 let found = rooms.pool.slot(slot);
-                if found.block.is_evictable() && !found.is_in_place() {
-                    self.keep_promise(claim, spot);
+                if found.block.is_evictable() {
+                    self.keep_promise(claim, spot, found.is_in_place());
                 }
                 rooms.pool.pin(slot);
                 claim.places.set_leased(place, slot);
@@ -232,12 +241,12 @@ impl Claims {
             None => {
                 let Some(tier) = known.tier() else { return true };
                 let near = rooms.catalog.near(key.space);
-                let how = (tier, claim.groups[spot.group].in_place[spot.rank]);
+                // Others were promised the rest.
+                let is_promised = claim.promised.in_place >= claim.lent_bytes(spot);
+                let how = (tier, claim.groups[spot.group].in_place[spot.rank] && is_promised);
                 match rooms.pool.insert_fetching(key, claim.bytes(spot), near, how) {
                     Ok(slot) => {
-                        if !rooms.pool.slot(slot).is_in_place() {
-                            self.keep_promise(claim, spot);
-                        }
+                        self.keep_promise(claim, spot, rooms.pool.slot(slot).is_in_place());
                         rooms.flow.read(slot, tier, claim.deadline);
                         wait_for(rooms, claim, place, slot);
                     }
@@ -254,7 +263,7 @@ impl Claims {
 
     /// Room that was promised is not needed any more.
     pub(super) fn give_up_promise(&mut self, claim: &mut Claim) {
-        self.turn_came |= claim.promised > 0;
+        self.turn_came |= !claim.promised.is_none();
         self.promised -= std::mem::take(&mut claim.promised);
     }
 
@@ -264,10 +273,14 @@ impl Claims {
     }
 
     /// Room that was promised is taken now.
-    fn keep_promise(&mut self, claim: &mut Claim, spot: Spot) {
-        let bytes = claim.bytes(spot).min(claim.promised);
-        claim.promised -= bytes;
-        self.promised -= bytes;
+    fn keep_promise(&mut self, claim: &mut Claim, spot: Spot, in_place: bool) {
+        let wanted = match in_place {
+            true => Promised { pool: 0, in_place: claim.lent_bytes(spot) },
+            false => Promised { pool: claim.bytes(spot), in_place: 0 },
+        };
+        let part = claim.promised.part(wanted);
+        claim.promised -= part;
+        self.promised -= part;
     }
 }
 

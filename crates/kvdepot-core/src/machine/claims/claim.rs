@@ -16,6 +16,7 @@ use super::super::probe::RunProbe;
 use super::super::tiers::TierIndex;
 use super::known::Known;
 use super::places::Places;
+use super::promised::Promised;
 
 /// Units that [`Claim::progress`] looks at in one call to know how many of the leading ones are leased.
 const LEAD_UNITS_PER_LOOK: usize = 2048;
@@ -51,6 +52,8 @@ pub(super) struct Group {
     pub(super) slot_bytes: Vec<u64>,
     /// Whether each rank can read in place.
     pub(super) in_place: Vec<bool>,
+    /// Bytes that a block of each rank takes in the memory of the tier that leases it.
+    pub(super) lent_bytes: Vec<u64>,
     pub(super) shape: GroupShape,
     /// Blocks from the first that is not skipped to the limit.
     pub(super) blocks: Range<usize>,
@@ -88,12 +91,26 @@ pub(super) struct Need {
     at: Option<usize>,
     /// Bytes that it would pin anew.
     pub(super) new_pins: u64,
+    /// Bytes of all its blocks.
+    pub(super) whole: u64,
     /// Bytes of all its blocks in the pool.
     pub(super) total: u64,
-    /// Bytes of its blocks in the memory of a tier.
-    in_place: u64,
+    /// Bytes that it would pin anew in the memory of the tier that leases blocks.
+    pub(super) in_place: u64,
     /// Whether any has to be fetched.
     pub(super) fetches: bool,
+}
+
+impl Need {
+    /// Returns the need if so many bytes can be pinned in the memory of the tier that leases blocks: the rest comes through
+    /// the pool.
+    pub(super) const fn with_in_place_at_most(mut self, room: u64) -> Self {
+        let rest = self.in_place.saturating_sub(room);
+        self.in_place -= rest;
+        self.new_pins += rest;
+        self.total += rest;
+        self
+    }
 }
 
 /// What is known of all places comes down to these, found out piece by piece.
@@ -141,8 +158,8 @@ pub(super) struct Claim {
     pub(super) queued: bool,
     /// Bytes that admitting it would pin anew, as of its last survey.
     pub(super) need: u64,
-    /// Bytes that were promised to it and are not pinned yet.
-    pub(super) promised: u64,
+    /// Room that was promised to it and is not taken yet.
+    pub(super) promised: Promised,
     /// Hit aimed at while filling, final once settled; in hash units.
     pub(super) hit: usize,
     /// Leading hash units known to be leased whole, as far as [`Self::follow_lead`] has looked.
@@ -229,6 +246,10 @@ impl Claim {
         self.groups[spot.group].slot_bytes[spot.rank]
     }
 
+    pub(super) fn lent_bytes(&self, spot: Spot) -> u64 {
+        self.groups[spot.group].lent_bytes[spot.rank]
+    }
+
     /// Whether `is` holds for the places of all ranks of a block.
     fn all_ranks(&self, group: usize, block: usize, is: impl Fn(Known) -> bool) -> bool {
         let first = self.place(group, block, 0);
@@ -296,13 +317,17 @@ impl Claim {
                 *looks = left;
                 let first = self.place(need.group, block, 0);
                 for (rank, &bytes) in entry.slot_bytes.iter().enumerate() {
-                    let known = self.known(first + rank);
+                    let (known, lent_bytes) = (self.known(first + rank), entry.lent_bytes[rank]);
                     let is_leasable = known.tier().is_some()
                         && known.tier() == self.in_place_tier
                         && entry.in_place[rank]
-                        && need.in_place + bytes <= in_place_room;
+                        && need.in_place + lent_bytes <= in_place_room;
+                    need.whole += bytes;
                     if known == Known::IN_PLACE || is_leasable {
-                        need.in_place += bytes;
+                        need.in_place += lent_bytes;
+                        continue;
+                    }
+                    if known == Known::PINNED_IN_PLACE {
                         continue;
                     }
                     need.total += bytes;

@@ -23,8 +23,10 @@ impl Known {
     pub(super) const WAITING: Self = Self(6);
     /// As `ABSENT`, as far as tiers have answered; one has not.
     pub(super) const UNTOLD: Self = Self(7);
-    /// Leased in a tier's memory, or about to be.
+    /// Leased in a tier's memory and not in use: whoever uses it takes its room.
     pub(super) const IN_PLACE: Self = Self(8);
+    /// Leased in a tier's memory and in use, or about to be.
+    pub(super) const PINNED_IN_PLACE: Self = Self(9);
     const TIER: u8 = 16;
 
     pub(super) fn at(location: Location) -> Self {
@@ -46,6 +48,7 @@ impl Known {
 
     /// Whether it has a slot.
     pub(super) fn is_in_pool(self) -> bool {
-        matches!(self, Self::HERE | Self::PINNED | Self::LEASED | Self::WAITING | Self::IN_PLACE)
+        let is_in_place = matches!(self, Self::IN_PLACE | Self::PINNED_IN_PLACE);
+        is_in_place || matches!(self, Self::HERE | Self::PINNED | Self::LEASED | Self::WAITING)
     }
 }

@@ -17,6 +17,7 @@ mod known;
 mod missed;
 mod places;
 mod probing;
+mod promised;
 mod survey;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -36,6 +37,7 @@ use super::rooms::Rooms;
 use claim::{Claim, Group, Phase, Weigh};
 use known::Known;
 use places::Places;
+use promised::Promised;
 
 /// All claims, and those that wait for room, in order.
 #[derive(Debug, Default)]
@@ -49,7 +51,8 @@ pub(crate) struct Claims {
     queue: VecDeque<ClaimId>,
     /// Not before when each claim has to be looked at.
     due: BTreeSet<(Nanos, ClaimId)>,
-    promised: u64,
+    /// Room that was promised to claims and is not taken yet.
+    promised: Promised,
     /// Whether the claim at the queue's head may go ahead although the pool has no new room: the one before it left the
     /// queue, or gave back room that it was promised.
     turn_came: bool,
@@ -411,18 +414,20 @@ fn new_claim(rooms: &Rooms<'_>, id: ClaimId, open: Open) -> Result<Claim> {
     let mut base = 0;
     let mut ids = Vec::new();
     for group in asked {
-        let (mut spaces, mut slot_bytes, mut in_place) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut spaces, mut slot_bytes) = (Vec::new(), Vec::new());
+        let (mut in_place, mut lent_bytes) = (Vec::new(), Vec::new());
         for handle in group.namespaces {
             let namespace = rooms.catalog.get(handle)?;
             spaces.push(namespace.space);
             ids.push(namespace.id);
             slot_bytes.push(namespace.slot_bytes());
             in_place.push(namespace.in_place);
+            lent_bytes.push(rooms.pool.lent_bytes(namespace.slot_bytes()));
         }
         let units = group.shape.units_per_block;
         let blocks = skip / units..limit / units;
         let places = blocks.len() * spaces.len();
-        groups.push(Group { spaces, slot_bytes, in_place, shape: group.shape, blocks, base });
+        groups.push(Group { spaces, slot_bytes, in_place, lent_bytes, shape: group.shape, blocks, base });
         base += places;
     }
     Ok(Claim {
@@ -446,7 +451,7 @@ fn new_claim(rooms: &Rooms<'_>, id: ClaimId, open: Open) -> Result<Claim> {
         runs_ever: 0,
         queued: false,
         need: 0,
-        promised: 0,
+        promised: Promised::default(),
         hit: skip,
         in_place_tier: rooms.pool.in_place_tier(),
         lead: skip,

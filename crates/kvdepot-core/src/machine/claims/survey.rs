@@ -24,7 +24,7 @@ impl Claims {
                         BlockPhase::Fetching | BlockPhase::Sealed
                             if rooms.pool.slot(slot).is_in_place() && !block.is_doomed() =>
                         {
-                            Known::IN_PLACE
+                            if block.is_evictable() { Known::IN_PLACE } else { Known::PINNED_IN_PLACE }
                         }
                         BlockPhase::Fetching => Known::PINNED,
                         BlockPhase::Sealed if block.is_evictable() => Known::HERE,

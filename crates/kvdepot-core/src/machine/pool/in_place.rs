@@ -13,8 +13,9 @@ use super::super::names::PoolKey;
 use super::super::slots::{Slot, Standing};
 use super::super::tiers::TierIndex;
 use super::{NoRoom, Pool};
-use crate::block::Block;
+use crate::block::{Block, Phase};
 use crate::eviction::SlotId;
+use crate::misses::Fate;
 use crate::regions::RegionIndex;
 use crate::runs::{IN_PLACE_AT, Run, Runs};
 
@@ -32,17 +33,28 @@ const GIVEN_BACK_PER_STEP: usize = 64;
 pub struct LeasedInPlace {
     /// Number of blocks, including those whose lease the tier has not given yet.
     pub blocks: u64,
-    /// Their bytes.
+    /// Bytes that they take in the tier's memory.
     pub bytes: u64,
     /// Bytes of those that nobody reads.
     pub idle_bytes: u64,
 }
 
+/// A tier that leases blocks in its memory.
+#[derive(Clone, Copy, Debug)]
+struct Lender {
+    tier: TierIndex,
+    /// Bytes of its memory that hold blocks.
+    memory_bytes: u64,
+    /// The unit in which it allocates them.
+    unit_bytes: u64,
+    /// Whether it is down: then it leases nothing, and what it has leased is shown to nobody.
+    is_down: bool,
+}
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct InPlace {
-    /// The tier that leases blocks, and the size of its memory.
-    tier: Option<(TierIndex, u64)>,
+    lender: Option<Lender>,
     pub(super) now: LeasedInPlace,
     /// Blocks that nobody reads, by the time at which that began, and those times.
     // Ordered maps: one that grows moves a few entries, however many blocks there are.
@@ -53,15 +65,26 @@ pub(super) struct InPlace {
     ended: Vec<u64>,
     /// Slots into which copies of leased blocks are being read, and the leased blocks with their serial numbers.
     copied: HashMap<SlotId, (SlotId, u32)>,
+    /// Position of the walk that dooms all blocks of a tier that went down.
+    walk: Option<usize>,
 }
 
 impl InPlace {
     fn bytes_max(&self) -> u64 {
-        self.tier.map_or(0, |(_, bytes)| bytes / LEASED_SHARE_DIVISOR)
+        self.lender.map_or(0, |lender| lender.memory_bytes / LEASED_SHARE_DIVISOR)
     }
 
     fn idle_bytes_max(&self) -> u64 {
-        self.tier.map_or(0, |(_, bytes)| bytes / IDLE_SHARE_DIVISOR)
+        self.lender.map_or(0, |lender| lender.memory_bytes / IDLE_SHARE_DIVISOR)
+    }
+
+    fn is_down(&self) -> bool {
+        self.lender.is_none_or(|lender| lender.is_down)
+    }
+
+    /// Returns the bytes that a block takes in the tier's memory.
+    fn lent_bytes(&self, bytes: u64) -> u64 {
+        self.lender.map_or(bytes, |lender| bytes.next_multiple_of(lender.unit_bytes))
     }
 
     /// Notes whether somebody uses a block.
@@ -79,14 +102,76 @@ impl InPlace {
 }
 
 impl Pool {
-    /// Sets the tier whose blocks are leased in place from now on, and the size of its memory.
-    pub(crate) const fn set_in_place(&mut self, tier: TierIndex, memory_bytes: u64) {
-        self.in_place.tier = Some((tier, memory_bytes));
+    /// Sets the tier whose blocks are leased in place from now on, the size of its memory, and the unit in which it
+    /// allocates that.
+    pub(crate) fn set_in_place(&mut self, tier: TierIndex, memory_bytes: u64, unit_bytes: u64) {
+        let unit_bytes = unit_bytes.max(1);
+        self.in_place.lender = Some(Lender { tier, memory_bytes, unit_bytes, is_down: false });
     }
 
     /// Returns the tier whose blocks are leased in place.
     pub(crate) fn in_place_tier(&self) -> Option<TierIndex> {
-        self.in_place.tier.map(|(tier, _)| tier)
+        self.in_place.lender.map(|lender| lender.tier)
+    }
+
+    pub(crate) fn is_lender_down(&self) -> bool {
+        self.in_place.is_down()
+    }
+
+    /// Ends a lease that the tier has given too late.
+    pub(crate) fn decline_lease(&mut self, at: u64) {
+        self.in_place.ended.push(at);
+    }
+
+    /// Returns the bytes that a block takes in the memory of the tier that leases it.
+    pub(crate) fn lent_bytes(&self, bytes: u64) -> u64 {
+        self.in_place.lent_bytes(bytes)
+    }
+
+    /// Notes that a tier went down or came back. Returns whether blocks that it has leased must be doomed now, by
+    /// [`Self::doom_lent`].
+    pub(crate) fn set_lender_down(&mut self, tier: TierIndex, is_down: bool) -> bool {
+        let Some(lender) = self.in_place.lender.as_mut().filter(|lender| lender.tier == tier) else {
+            return false;
+        };
+        let was_down = std::mem::replace(&mut lender.is_down, is_down && !self.flaws.has(Flaw::LossIgnored));
+        let went_down = lender.is_down && !was_down;
+        if went_down {
+            self.in_place.walk = Some(0);
+        }
+        went_down
+    }
+
+    /// Dooms blocks of a tier that went down, among the next `count` slots. Returns whether there are more.
+    pub(crate) fn doom_lent(&mut self, count: usize, mut dooms: usize) -> bool {
+        let Some(from) = self.in_place.walk else { return false };
+        let is_lent = |slot: &Slot| {
+            slot.is_in_place() && slot.block.phase() == Phase::Sealed && !slot.block.is_doomed()
+        };
+        let mut at = from;
+        while at < (from + count).min(self.slots.numbers()) {
+            let id = at as SlotId;
+            if self.slots.get(id).is_some_and(is_lent) {
+                if dooms == 0 {
+                    break;
+                }
+                dooms -= 1;
+                self.show_no_more(id);
+            }
+            at += 1;
+        }
+        self.in_place.walk = Some(at).filter(|&at| at < self.slots.numbers());
+        self.in_place.walk.is_some()
+    }
+
+    /// Dooms a leased block that its tier has lost.
+    pub(crate) fn show_no_more(&mut self, id: SlotId) {
+        if self.slots.at(id).is_indexed() {
+            let (key, tier) = (self.slots.at(id).key, self.in_place_tier());
+            self.unname(id);
+            self.went(key, Fate::Lost, tier);
+        }
+        self.doom(id);
     }
 
     pub(crate) const fn leased_in_place(&self) -> LeasedInPlace {
@@ -96,22 +181,23 @@ impl Pool {
     /// Returns the number of bytes that can be leased now, including in place of unused ones.
     pub(crate) fn in_place_room(&self) -> u64 {
         let LeasedInPlace { bytes, idle_bytes, .. } = self.in_place.now;
-        self.in_place.bytes_max().saturating_sub(bytes - idle_bytes)
+        let most = if self.in_place.is_down() { 0 } else { self.in_place.bytes_max() };
+        most.saturating_sub(bytes - idle_bytes)
     }
 
     /// Inserts a slot for a block that `tier` is to lease where it lies. Returns `None` if that tier does not, or has
     /// leased too much already.
     pub(crate) fn insert_in_place(&mut self, key: PoolKey, bytes: u64, tier: TierIndex) -> Option<SlotId> {
-        if self.in_place_tier() != Some(tier) {
+        if self.in_place_tier() != Some(tier) || self.in_place.is_down() {
             return None;
         }
-        let most = self.in_place.bytes_max();
+        let (most, lent_bytes) = (self.in_place.bytes_max(), self.lent_bytes(bytes));
         for _ in 0..GIVEN_BACK_PER_BLOCK {
-            if self.in_place.now.bytes + bytes <= most || !self.give_back_oldest() {
+            if self.in_place.now.bytes + lent_bytes <= most || !self.give_back_oldest() {
                 break;
             }
         }
-        if self.in_place.now.bytes + bytes > most {
+        if self.in_place.now.bytes + lent_bytes > most {
             return None;
         }
         self.serials = self.serials.wrapping_add(1);
@@ -124,7 +210,7 @@ impl Pool {
         self.uses.slot_came(key.space, after.pinned);
         self.index.insert_new(&self.slots, id, self.index.hash(&key));
         self.in_place.now.blocks += 1;
-        self.in_place.now.bytes += bytes;
+        self.in_place.now.bytes += lent_bytes;
         Some(id)
     }
 
@@ -157,7 +243,7 @@ impl Pool {
         let standing = self.slots.at(id).standing();
         self.slots.at_mut(id).set_place(&runs, false);
         self.in_place.now.blocks -= 1;
-        self.in_place.now.bytes -= bytes;
+        self.in_place.now.bytes -= self.lent_bytes(bytes);
         self.count(id, Standing::NONE, standing, bytes, key);
         true
     }
@@ -180,14 +266,30 @@ impl Pool {
         copy
     }
 
-    /// Notes that the read of a slot has ended. If it was to be a copy of a leased block, and has come, nobody is shown the
-    /// leased one any more. Otherwise returns that one, and the index names it again.
-    pub(crate) fn end_copy(&mut self, copy: SlotId) -> Option<SlotId> {
+    /// Forgets that a slot is to be a copy of a leased block, and returns that block.
+    fn take_copied(&mut self, copy: SlotId) -> Option<SlotId> {
         let (leased, serial) = self.in_place.copied.remove(&copy)?;
         // Its lease may have ended meanwhile, and its number be used again.
-        self.slots.get(leased).filter(|slot| slot.serial == serial)?;
+        self.slots.get(leased).filter(|slot| slot.serial == serial).map(|_| leased)
+    }
+
+    /// Dooms the leased block that this slot is to be a copy of: its tier has lost it.
+    pub(crate) fn doom_copied(&mut self, copy: SlotId) {
+        if self.flaws.has(Flaw::DamagedShownAgain) {
+            return;
+        }
+        if let Some(leased) = self.take_copied(copy) {
+            self.doom(leased);
+        }
+    }
+
+    /// Notes that the read of a slot has ended. If it was to be a copy of a leased block, and has come, nobody is shown the
+    /// leased one any more. Otherwise returns that one, and the index names it again, unless its space has passed.
+    pub(crate) fn end_copy(&mut self, copy: SlotId, is_live: bool) -> Option<SlotId> {
+        let leased = self.take_copied(copy)?;
         let slot = self.slots.at(copy);
-        if slot.block.is_readable() || !slot.is_indexed() || !self.slots.at(leased).block.is_readable() {
+        let has_come = slot.block.is_readable() || !slot.is_indexed();
+        if has_come || !is_live || !self.slots.at(leased).block.is_readable() {
             self.doom(leased);
             return None;
         }
@@ -198,12 +300,12 @@ impl Pool {
 
     /// Notes that a slot in place has a user, or has none any more.
     pub(super) fn set_idle_in_place(&mut self, id: SlotId, bytes: u64, is_idle: bool) {
-        self.in_place.set_idle(id, bytes, is_idle);
+        self.in_place.set_idle(id, self.lent_bytes(bytes), is_idle);
     }
 
     /// Forgets a slot in place that is being freed, and ends its tier's lease.
     pub(super) fn free_in_place(&mut self, id: SlotId, slot: &Slot) {
-        let bytes = slot.bytes();
+        let bytes = self.lent_bytes(slot.bytes());
         self.in_place.set_idle(id, bytes, false);
         self.in_place.now.blocks -= 1;
         self.in_place.now.bytes -= bytes;
@@ -244,9 +346,10 @@ impl Pool {
         let mut now = LeasedInPlace::default();
         for slot in (0..self.slots.numbers()).filter_map(|id| self.slots.get(id as SlotId)) {
             if slot.is_in_place() {
+                let bytes = self.lent_bytes(slot.bytes());
                 now.blocks += 1;
-                now.bytes += slot.bytes();
-                now.idle_bytes += if slot.standing().pinned { 0 } else { slot.bytes() };
+                now.bytes += bytes;
+                now.idle_bytes += if slot.standing().pinned { 0 } else { bytes };
             }
         }
         now

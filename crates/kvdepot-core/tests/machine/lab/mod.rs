@@ -92,25 +92,29 @@ impl Lab {
     pub(crate) fn feed(&mut self, event: Event) {
         let mut todo = vec![event];
         while let Some(event) = todo.pop() {
-            let mut out = Effects::default();
-            self.machine.step(self.now, event, &mut out);
-            self.removals.extend(out.commands.iter().filter_map(|command| match command {
-                Command::Remove { id, tier, key } => Some((*id, *tier, *key)),
-                _ => None,
-            }));
-            self.commands.extend(out.commands);
-            self.closed.extend(out.closed);
-            self.proofs.extend(out.proofs);
-            self.gone.extend(out.gone);
-            self.missed.extend(out.missed);
-            self.replies
-                .extend(out.replies.into_iter().map(|(token, reply)| (token, reply.map(Reply::listed))));
-            todo.extend(out.questions.into_iter().map(|question| Event::Located {
-                ask: question.ask,
-                locations: vec![self.located; question.keys.len()],
-            }));
-            todo.extend(out.again.into_iter().map(Event::Continue));
+            todo.extend(self.step(event));
         }
+    }
+
+    /// Feeds one event only. Returns the events that are to follow.
+    pub(crate) fn step(&mut self, event: Event) -> Vec<Event> {
+        let mut out = Effects::default();
+        self.machine.step(self.now, event, &mut out);
+        self.removals.extend(out.commands.iter().filter_map(|command| match command {
+            Command::Remove { id, tier, key } => Some((*id, *tier, *key)),
+            _ => None,
+        }));
+        self.commands.extend(out.commands);
+        self.closed.extend(out.closed);
+        self.proofs.extend(out.proofs);
+        self.gone.extend(out.gone);
+        self.missed.extend(out.missed);
+        self.replies.extend(out.replies.into_iter().map(|(token, reply)| (token, reply.map(Reply::listed))));
+        let answered = out.questions.into_iter().map(|question| Event::Located {
+            ask: question.ask,
+            locations: vec![self.located; question.keys.len()],
+        });
+        answered.chain(out.again.into_iter().map(Event::Continue)).collect()
     }
 
     pub(crate) fn send(&mut self, request: Request) -> u64 {
