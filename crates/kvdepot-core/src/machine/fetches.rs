@@ -55,7 +55,11 @@ impl Machine {
             if self.pool.find(&key).is_some() || self.flow.is_leaving(&key) {
                 continue;
             }
-            match self.pool.insert_fetching(key, namespace.slot_bytes(), near, (tier, namespace.in_place)) {
+            let in_place = namespace.in_place && self.pool.in_place_tier() == Some(tier);
+            if in_place && !self.pool.may_lease_ahead(namespace.slot_bytes()) {
+                continue;
+            }
+            match self.pool.insert_fetching(key, namespace.slot_bytes(), near, (tier, in_place)) {
                 Ok(slot) => self.flow.read(slot, tier, deadline),
                 Err(NoRoom::Later) => return Ok(taken),
                 Err(NoRoom::Full(_)) => break,

@@ -127,6 +127,24 @@ fn an_unused_lease_serves_the_next_reader_and_the_oldest_end_beyond_the_limit() 
     assert_eq!(ended(&mut lab), [place(3)]);
 }
 
+/// What is leased beyond the limit of unused blocks would be given back before anybody asks for it.
+#[test]
+fn no_more_blocks_are_leased_ahead_than_stay_leased() {
+    let mut lab = lab(4, 2);
+    let first = lease(&mut lab, &[9]);
+    release(&mut lab, &first);
+    lab.take();
+    let blocks = [(1, 0), (2, 0), (3, 0), (4, 0), (5, 1)].map(|(hash, tier)| (BlockHash([hash; 16]), tier));
+    lab.ask(Request::Prefetch { namespace: 0, blocks: blocks.into(), deadline: 1 << 40 });
+    let (leases, reads) = commanded(&mut lab);
+    assert_eq!((leases.len(), reads.len()), (1, 1), "an eighth is two blocks, and one is leased");
+    assert_eq!(reads[0].2, 5, "other tiers' blocks come through the pool");
+    grant(&mut lab, leases);
+    assert!(ended(&mut lab).is_empty());
+    // They are leased when they are loaded.
+    lease(&mut lab, &[2, 3, 4]);
+}
+
 #[test]
 fn half_of_the_memory_is_leased_at_a_time_and_other_blocks_are_read() {
     let mut lab = lab(4, 1);

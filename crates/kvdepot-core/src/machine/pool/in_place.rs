@@ -35,6 +35,8 @@ pub struct LeasedInPlace {
     pub blocks: u64,
     /// Bytes that they take in the tier's memory.
     pub bytes: u64,
+    /// Bytes of those whose lease the tier has not given yet.
+    pub coming_bytes: u64,
     /// Bytes of those that nobody reads.
     pub idle_bytes: u64,
 }
@@ -185,6 +187,13 @@ impl Pool {
         most.saturating_sub(bytes - idle_bytes)
     }
 
+    /// Returns whether a block may be leased before anybody asks for it. Those beyond the limit of unused blocks would be
+    /// given back before they are used.
+    pub(crate) fn may_lease_ahead(&self, bytes: u64) -> bool {
+        let ahead = self.in_place.now.idle_bytes + self.in_place.now.coming_bytes;
+        ahead + self.lent_bytes(bytes) <= self.in_place.idle_bytes_max()
+    }
+
     /// Inserts a slot for a block that `tier` is to lease where it lies. Returns `None` if that tier does not, or has
     /// leased too much already.
     pub(crate) fn insert_in_place(&mut self, key: PoolKey, bytes: u64, tier: TierIndex) -> Option<SlotId> {
@@ -211,6 +220,7 @@ impl Pool {
         self.index.insert_new(&self.slots, id, self.index.hash(&key));
         self.in_place.now.blocks += 1;
         self.in_place.now.bytes += lent_bytes;
+        self.in_place.now.coming_bytes += lent_bytes;
         Some(id)
     }
 
@@ -244,6 +254,7 @@ impl Pool {
         self.slots.at_mut(id).set_place(&runs, false);
         self.in_place.now.blocks -= 1;
         self.in_place.now.bytes -= self.lent_bytes(bytes);
+        self.in_place.now.coming_bytes -= self.lent_bytes(bytes);
         self.count(id, Standing::NONE, standing, bytes, key);
         true
     }
@@ -298,6 +309,11 @@ impl Pool {
         Some(leased)
     }
 
+    /// Notes that a slot in place waits for its tier no longer.
+    pub(super) fn lease_came(&mut self, bytes: u64) {
+        self.in_place.now.coming_bytes -= self.lent_bytes(bytes);
+    }
+
     /// Notes that a slot in place has a user, or has none any more.
     pub(super) fn set_idle_in_place(&mut self, id: SlotId, bytes: u64, is_idle: bool) {
         self.in_place.set_idle(id, self.lent_bytes(bytes), is_idle);
@@ -309,6 +325,7 @@ impl Pool {
         self.in_place.set_idle(id, bytes, false);
         self.in_place.now.blocks -= 1;
         self.in_place.now.bytes -= bytes;
+        self.in_place.now.coming_bytes -= if slot.standing().fetching { bytes } else { 0 };
         self.in_place.ended.extend(slot.leased_at().filter(|_| !self.flaws.has(Flaw::LeaseNotEnded)));
     }
 
@@ -349,6 +366,7 @@ impl Pool {
                 let bytes = self.lent_bytes(slot.bytes());
                 now.blocks += 1;
                 now.bytes += bytes;
+                now.coming_bytes += if slot.standing().fetching { bytes } else { 0 };
                 now.idle_bytes += if slot.standing().pinned { 0 } else { bytes };
             }
         }

@@ -50,6 +50,9 @@ impl Pool {
         let (after, bytes, key) = (slot.standing(), slot.pool_bytes(), slot.key);
         let in_place = slot.is_in_place().then(|| slot.bytes());
         self.count(id, before, after, bytes, key);
+        if before.fetching && !after.fetching {
+            in_place.into_iter().for_each(|bytes| self.lease_came(bytes));
+        }
         if before.pinned != after.pinned {
             self.uses.set_pinned(key.space, after.pinned);
             in_place.into_iter().for_each(|bytes| self.set_idle_in_place(id, bytes, !after.pinned));
