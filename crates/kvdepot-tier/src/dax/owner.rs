@@ -37,9 +37,14 @@ impl Owner {
         self.is_lost.load(Ordering::Acquire)
     }
 
-    /// Returns whether the medium was lost since the last call.
+    /// Returns whether the medium was lost, and nobody was told.
+    pub(super) fn has_news(&self) -> bool {
+        self.is_news.load(Ordering::Acquire)
+    }
+
+    /// Like [`Self::has_news`], for one who tells it.
     pub(super) fn take_news(&self) -> bool {
-        self.is_lost() && self.is_news.swap(false, Ordering::AcqRel)
+        self.is_news.swap(false, Ordering::AcqRel)
     }
 
     /// Fails, now and from then on, if somebody else has opened the medium or formatted it.

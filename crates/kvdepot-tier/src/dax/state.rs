@@ -210,21 +210,22 @@ impl Shared {
 
     pub(super) fn attach(&self, listener: Weak<dyn TierEvents>) {
         self.lock().events.listener = Some(listener);
+        // The medium may have been lost before.
+        self.deliver_events();
     }
 
     /// Reports collected events to the listener. The caller must not hold the lock.
     pub(super) fn deliver_events(&self) {
-        let is_medium_lost = self.owner.take_news();
         let (evicted, lost, listener) = {
             let mut state = self.lock();
             let events = &mut state.events;
-            if events.evicted.is_empty() && events.lost.is_empty() && !is_medium_lost {
+            if events.evicted.is_empty() && events.lost.is_empty() && !self.owner.has_news() {
                 return;
             }
             (std::mem::take(&mut events.evicted), std::mem::take(&mut events.lost), events.listener.clone())
         };
         let Some(listener) = listener.as_ref().and_then(Weak::upgrade) else { return };
-        if is_medium_lost {
+        if self.owner.take_news() {
             // It does not come back.
             listener.went_down();
         }

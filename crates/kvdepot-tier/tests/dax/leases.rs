@@ -105,7 +105,25 @@ fn a_tier_tells_once_that_another_depot_has_its_medium() {
         }
         bench.drain();
         assert_eq!(lost.1.load(Ordering::SeqCst), 1);
+        bench.tier.attach(Arc::downgrade(&listener));
+        assert_eq!(lost.1.load(Ordering::SeqCst), 1, "told already");
     }
+}
+
+#[test]
+fn a_medium_that_was_lost_before_anybody_listened_is_told_of() {
+    let media = Media::new();
+    let medium: Arc<dyn Medium> = Arc::new(MemoryMedium::new(vec![0; 4 << 20]));
+    let tier = DaxTier::open_on(leasing(&media, Access::Auto), Arc::clone(&medium)).unwrap();
+    let bench = Bench::new(Arc::new(tier));
+    bench.write_all(1);
+    medium.write(128, &[7; 16]).unwrap();
+    assert!(bench.lease(0).is_err());
+    bench.drain();
+    let lost: Arc<Lost> = Arc::default();
+    let listener: Arc<dyn TierEvents> = Arc::clone(&lost) as _;
+    bench.tier.attach(Arc::downgrade(&listener));
+    assert_eq!(lost.1.load(Ordering::SeqCst), 1);
 }
 
 #[test]
