@@ -3,6 +3,12 @@
 //! The pool's eviction does not order them. While nobody has one leased it stays leased from its tier, so that the next
 //! reader need not have its checksum verified again. The tier cannot evict such a block, so their bytes are limited, and
 //! the longest unused ones go first.
+//!
+//! - *lender*: the tier that leases them.
+//! - *copies*: copies in the pool, for readers that cannot read there.
+
+mod copies;
+mod lender;
 
 use std::collections::BTreeMap;
 
@@ -13,11 +19,12 @@ use super::super::names::PoolKey;
 use super::super::slots::{Slot, Standing};
 use super::super::tiers::TierIndex;
 use super::{NoRoom, Pool};
-use crate::block::{Block, Phase};
+use crate::block::Block;
 use crate::eviction::SlotId;
-use crate::misses::Fate;
 use crate::regions::RegionIndex;
 use crate::runs::{IN_PLACE_AT, Run, Runs};
+
+use lender::Lender;
 
 /// Share of the tier's memory that may be leased at a time. The rest can take new blocks.
 const LEASED_SHARE_DIVISOR: u64 = 2;
@@ -39,18 +46,6 @@ pub struct LeasedInPlace {
     pub coming_bytes: u64,
     /// Bytes of those that nobody reads.
     pub idle_bytes: u64,
-}
-
-/// A tier that leases blocks in its memory.
-#[derive(Clone, Copy, Debug)]
-struct Lender {
-    tier: TierIndex,
-    /// Bytes of its memory that hold blocks.
-    memory_bytes: u64,
-    /// The unit in which it allocates them.
-    unit_bytes: u64,
-    /// Whether it is down: then it leases nothing, and what it has leased is shown to nobody.
-    is_down: bool,
 }
 
 /// See the module.
@@ -104,76 +99,14 @@ impl InPlace {
 }
 
 impl Pool {
-    /// Sets the tier whose blocks are leased in place from now on, the size of its memory, and the unit in which it
-    /// allocates that.
-    pub(crate) fn set_in_place(&mut self, tier: TierIndex, memory_bytes: u64, unit_bytes: u64) {
-        let unit_bytes = unit_bytes.max(1);
-        self.in_place.lender = Some(Lender { tier, memory_bytes, unit_bytes, is_down: false });
-    }
-
     /// Returns the tier whose blocks are leased in place.
     pub(crate) fn in_place_tier(&self) -> Option<TierIndex> {
         self.in_place.lender.map(|lender| lender.tier)
     }
 
-    pub(crate) fn is_lender_down(&self) -> bool {
-        self.in_place.is_down()
-    }
-
-    /// Ends a lease that the tier has given too late.
-    pub(crate) fn decline_lease(&mut self, at: u64) {
-        self.in_place.ended.push(at);
-    }
-
     /// Returns the bytes that a block takes in the memory of the tier that leases it.
     pub(crate) fn lent_bytes(&self, bytes: u64) -> u64 {
         self.in_place.lent_bytes(bytes)
-    }
-
-    /// Notes that a tier went down or came back. Returns whether blocks that it has leased must be doomed now, by
-    /// [`Self::doom_lent`].
-    pub(crate) fn set_lender_down(&mut self, tier: TierIndex, is_down: bool) -> bool {
-        let Some(lender) = self.in_place.lender.as_mut().filter(|lender| lender.tier == tier) else {
-            return false;
-        };
-        let was_down = std::mem::replace(&mut lender.is_down, is_down && !self.flaws.has(Flaw::LossIgnored));
-        let went_down = lender.is_down && !was_down;
-        if went_down {
-            self.in_place.walk = Some(0);
-        }
-        went_down
-    }
-
-    /// Dooms blocks of a tier that went down, among the next `count` slots. Returns whether there are more.
-    pub(crate) fn doom_lent(&mut self, count: usize, mut dooms: usize) -> bool {
-        let Some(from) = self.in_place.walk else { return false };
-        let is_lent = |slot: &Slot| {
-            slot.is_in_place() && slot.block.phase() == Phase::Sealed && !slot.block.is_doomed()
-        };
-        let mut at = from;
-        while at < (from + count).min(self.slots.numbers()) {
-            let id = at as SlotId;
-            if self.slots.get(id).is_some_and(is_lent) {
-                if dooms == 0 {
-                    break;
-                }
-                dooms -= 1;
-                self.show_no_more(id);
-            }
-            at += 1;
-        }
-        self.in_place.walk = Some(at).filter(|&at| at < self.slots.numbers());
-        self.in_place.walk.is_some()
-    }
-
-    /// Dooms a leased block that its tier has lost.
-    pub(crate) fn show_no_more(&mut self, id: SlotId) {
-        if self.slots.at(id).is_indexed() {
-            let (key, tier) = (self.slots.at(id).key, self.in_place_tier());
-            self.unname(id);
-            self.went(key, Fate::Lost, tier);
-        }
-        self.doom(id);
     }
 
     pub(crate) const fn leased_in_place(&self) -> LeasedInPlace {
@@ -257,56 +190,6 @@ impl Pool {
         self.in_place.now.coming_bytes -= self.lent_bytes(bytes);
         self.count(id, Standing::NONE, standing, bytes, key);
         true
-    }
-
-    /// Inserts a slot for a copy of a block that is leased in a tier's memory, for a reader that cannot read it there. The
-    /// index names the copy from now on.
-    pub(crate) fn insert_copy(
-        &mut self,
-        leased: SlotId,
-        bytes: u64,
-        near: Option<RegionIndex>,
-    ) -> std::result::Result<SlotId, NoRoom> {
-        let (key, serial) = (self.slots.at(leased).key, self.slots.at(leased).serial);
-        self.unname(leased);
-        let copy = self.insert(key, Block::fetching(), bytes, true, near);
-        match &copy {
-            Ok(copy) => drop(self.in_place.copied.insert(*copy, (leased, serial))),
-            Err(_) => drop(self.name(leased)),
-        }
-        copy
-    }
-
-    /// Forgets that a slot is to be a copy of a leased block, and returns that block.
-    fn take_copied(&mut self, copy: SlotId) -> Option<SlotId> {
-        let (leased, serial) = self.in_place.copied.remove(&copy)?;
-        // Its lease may have ended meanwhile, and its number be used again.
-        self.slots.get(leased).filter(|slot| slot.serial == serial).map(|_| leased)
-    }
-
-    /// Dooms the leased block that this slot is to be a copy of: its tier has lost it.
-    pub(crate) fn doom_copied(&mut self, copy: SlotId) {
-        if self.flaws.has(Flaw::DamagedShownAgain) {
-            return;
-        }
-        if let Some(leased) = self.take_copied(copy) {
-            self.doom(leased);
-        }
-    }
-
-    /// Notes that the read of a slot has ended. If it was to be a copy of a leased block, and has come, nobody is shown the
-    /// leased one any more. Otherwise returns that one, and the index names it again, unless its space has passed.
-    pub(crate) fn end_copy(&mut self, copy: SlotId, is_live: bool) -> Option<SlotId> {
-        let leased = self.take_copied(copy)?;
-        let slot = self.slots.at(copy);
-        let has_come = slot.block.is_readable() || !slot.is_indexed();
-        if has_come || !is_live || !self.slots.at(leased).block.is_readable() {
-            self.doom(leased);
-            return None;
-        }
-        self.unname(copy);
-        self.name(leased);
-        Some(leased)
     }
 
     /// Notes that a slot in place waits for its tier no longer.
