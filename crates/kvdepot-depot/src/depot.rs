@@ -146,9 +146,10 @@ impl Depot {
             machine.keep_ledger();
         }
         let memory = memory::find(&tiers, pool_bytes_max);
-        let in_place = memory.as_ref().map(|(tier, memory)| {
-            let TierMemory { blocks_bytes, unit_bytes, .. } = *memory;
-            Event::InPlace { tier: *tier, memory_bytes: blocks_bytes, unit_bytes }
+        let in_place = memory.as_ref().map(|(tier, memory)| Event::InPlace {
+            tier: *tier,
+            memory_bytes: memory.blocks_bytes,
+            unit_bytes: memory.unit_bytes,
         });
         let tiers = (tiers, memory.map(|(_, memory)| memory));
         let runner = Arc::new(Runner::new(config, pool, machine, names, tiers, ledger, kicks));

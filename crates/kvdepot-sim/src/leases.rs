@@ -75,6 +75,11 @@ impl World {
         }
     }
 
+    /// Returns the keys of all leased blocks.
+    fn lent_keys(&self) -> Vec<BlockKey> {
+        self.memory.lent().filter_map(|(tag, _)| self.model.key_of(tag)).collect()
+    }
+
     /// The tier that leases blocks goes down, or comes back.
     pub(crate) fn switch_lender(&mut self) -> Result<(), Fail> {
         let Some((tier, _)) = self.lender() else { return Ok(()) };
@@ -89,7 +94,7 @@ impl World {
         let Some((tier, _)) = self.lender().filter(|_| self.has(Feature::CorruptReads)) else {
             return Ok(());
         };
-        let keys: Vec<BlockKey> = self.memory.lent().filter_map(|(tag, _)| self.model.key_of(tag)).collect();
+        let keys = self.lent_keys();
         let others: Vec<usize> = (0..self.clients.len())
             .filter(|&client| self.clients[client].alive && !self.reads_in_place(client))
             .collect();
@@ -126,8 +131,9 @@ impl World {
 
     /// Claims lose what a tier has leased that goes down.
     fn lose_hits(&mut self) {
-        let keys: Vec<BlockKey> = self.memory.lent().filter_map(|(tag, _)| self.model.key_of(tag)).collect();
-        keys.iter().for_each(|key| self.model.damaged(*key, self.at));
+        for key in self.lent_keys() {
+            self.model.damaged(key, self.at);
+        }
     }
 
     /// Notes after a step whether the machine has forgotten what a tier that is down has leased.

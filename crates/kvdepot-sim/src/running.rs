@@ -225,8 +225,10 @@ impl World {
         let chosen = self.rng.below(self.forgotten.len());
         let (tier, keys, lost) = self.forgotten.remove(chosen);
         if lost && self.lender().is_some_and(|(lender, _)| lender == tier) {
-            keys.iter().for_each(|key| self.model.damaged(*key, self.at));
-            keys.iter().for_each(|key| self.note_damaged(tier, key));
+            for key in &keys {
+                self.model.damaged(*key, self.at);
+                self.note_damaged(tier, key);
+            }
         }
         self.feed_and_answer(Event::TierForgot { tier, keys, lost })
     }

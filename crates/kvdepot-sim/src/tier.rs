@@ -192,10 +192,9 @@ impl SimTier {
 
     /// Damages a block, if it has any.
     pub(crate) fn damage(&mut self, rng: &mut Rng) -> Option<BlockKey> {
-        let at = rng.below(self.blocks.len());
-        let (key, held) = self.blocks.iter_mut().nth(at)?;
-        held.corrupt = true;
-        Some(*key)
+        let key = *self.blocks.keys().nth(rng.below(self.blocks.len()))?;
+        self.damage_block(&key);
+        Some(key)
     }
 
     /// Damages this block, if the tier has it.

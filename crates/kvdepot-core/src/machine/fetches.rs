@@ -76,19 +76,16 @@ impl Machine {
         outcome: Result<Option<u64>>,
         out: &mut Effects,
     ) {
-        let outcome = match outcome {
-            Ok(Some(at)) if self.pool.is_lender_down() => {
+        let outcome = outcome.and_then(|place| {
+            let Some(at) = place else { return Ok(Fetched::Miss) };
+            if self.pool.is_lender_down() {
                 self.pool.decline_lease(at);
-                Err(Error::new(ErrorKind::Unavailable, "the tier went down while it leased a block")
-                    .with("tier", tier))
+                return Err(Error::new(ErrorKind::Unavailable, "the tier went down while it leased a block")
+                    .with("tier", tier));
             }
-            Ok(Some(at)) => {
-                self.pool.set_leased_at(slot, at);
-                Ok(Fetched::Whole)
-            }
-            Ok(None) => Ok(Fetched::Miss),
-            Err(error) => Err(error),
-        };
+            self.pool.set_leased_at(slot, at);
+            Ok(Fetched::Whole)
+        });
         self.read_ended(tier, slot, &outcome, out);
     }
 
@@ -176,23 +173,17 @@ impl Machine {
         }
     }
 
-    /// Dooms a leased block whose copy is being read, if there is one under this key.
-    fn doom_hidden(&mut self, key: &BlockKey) {
-        if let Some(copy) = self.catalog.pool_key(key).and_then(|key| self.pool.find(&key)) {
-            self.pool.doom_copied(copy);
-        }
-    }
-
     /// A tier does not hold blocks any more. What it lost is written again; what it evicted to make room is not.
     pub(super) fn tier_forgot(&mut self, tier: TierIndex, keys: &[BlockKey], lost: bool, out: &mut Effects) {
         for key in keys {
-            let slot = self.catalog.pool_key(key).and_then(|key| self.pool.readable(&key));
+            let found = self.catalog.pool_key(key).and_then(|key| self.pool.find(&key));
+            if let Some(copy) = found.filter(|_| lost && self.pool.in_place_tier() == Some(tier)) {
+                self.pool.doom_copied(copy);
+            }
+            let slot = found.filter(|&slot| self.pool.slot(slot).block.is_readable());
             if slot.is_none() {
                 let fate = if lost { Fate::Lost } else { Fate::Evicted };
                 out.gone.push(Gone { key: *key, fate, tier: Some(tier), kept_s: None });
-            }
-            if lost && self.pool.in_place_tier() == Some(tier) {
-                self.doom_hidden(key);
             }
             let Some(slot) = slot.filter(|&slot| self.pool.slot(slot).saved & 1 << tier != 0) else {
                 continue;

@@ -363,20 +363,41 @@ impl Pool {
         &mut self,
         from: usize,
         count: usize,
-        mut dooms: usize,
+        dooms: usize,
         passed: impl Fn(SpaceId) -> bool,
+    ) -> usize {
+        self.walk_some(
+            from,
+            count,
+            dooms,
+            |slot| passed(slot.key.space),
+            |pool, id| {
+                if pool.slots.at(id).is_indexed() {
+                    pool.goes(id, Fate::Reset);
+                }
+                pool.doom(id);
+            },
+        )
+    }
+
+    /// Does something to the slots that are `wanted` among `count` slot numbers from `from` on, `most` of them at most.
+    /// Returns where to go on.
+    fn walk_some(
+        &mut self,
+        from: usize,
+        count: usize,
+        mut most: usize,
+        wanted: impl Fn(&Slot) -> bool,
+        act: impl Fn(&mut Self, SlotId),
     ) -> usize {
         let end = (from + count).min(self.slots.numbers());
         for id in from..end {
-            if self.slots.get(id as SlotId).is_some_and(|slot| passed(slot.key.space)) {
-                if dooms == 0 {
+            if self.slots.get(id as SlotId).is_some_and(&wanted) {
+                if most == 0 {
                     return id;
                 }
-                dooms -= 1;
-                if self.slots.at(id as SlotId).is_indexed() {
-                    self.goes(id as SlotId, Fate::Reset);
-                }
-                self.doom(id as SlotId);
+                most -= 1;
+                act(self, id as SlotId);
             }
         }
         end

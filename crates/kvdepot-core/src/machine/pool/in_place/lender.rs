@@ -52,23 +52,12 @@ impl Pool {
     }
 
     /// Dooms blocks of a tier that went down, among the next `count` slots. Returns whether there are more.
-    pub(crate) fn doom_lent(&mut self, count: usize, mut dooms: usize) -> bool {
+    pub(crate) fn doom_lent(&mut self, count: usize, dooms: usize) -> bool {
         let Some(from) = self.in_place.walk else { return false };
         let is_lent = |slot: &Slot| {
             slot.is_in_place() && slot.block.phase() == Phase::Sealed && !slot.block.is_doomed()
         };
-        let mut at = from;
-        while at < (from + count).min(self.slots.numbers()) {
-            let id = at as SlotId;
-            if self.slots.get(id).is_some_and(is_lent) {
-                if dooms == 0 {
-                    break;
-                }
-                dooms -= 1;
-                self.show_no_more(id);
-            }
-            at += 1;
-        }
+        let at = self.walk_some(from, count, dooms, is_lent, Self::show_no_more);
         self.in_place.walk = Some(at).filter(|&at| at < self.slots.numbers());
         self.in_place.walk.is_some()
     }

@@ -187,7 +187,7 @@ impl Pool {
         self.slots.at_mut(id).set_place(&runs, false);
         self.in_place.now.blocks -= 1;
         self.in_place.now.bytes -= self.lent_bytes(bytes);
-        self.in_place.now.coming_bytes -= self.lent_bytes(bytes);
+        self.lease_came(bytes);
         self.count(id, Standing::NONE, standing, bytes, key);
         true
     }
