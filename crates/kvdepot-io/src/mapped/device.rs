@@ -10,7 +10,7 @@ use super::flush::{fence, flush};
 use super::sigbus::Guard;
 use super::{Medium, Piece, reopened};
 use crate::buf::MemRun;
-use crate::fork::Private;
+use crate::fork::{OfProcess, Private};
 
 /// A medium mapped into this process.
 #[derive(Debug)]
@@ -21,6 +21,8 @@ pub struct MappedMedium {
     mapped: usize,
     // Dropped explicitly before the memory is unmapped.
     guard: Option<Guard>,
+    /// In a child of `fork`, other memory may lie where this was mapped.
+    mapping: OfProcess<()>,
     // Declared before the descriptor: see `Private`.
     _private: Private,
     file: OwnedFd,
@@ -50,6 +52,7 @@ impl MappedMedium {
             start: start as usize,
             mapped,
             guard: None,
+            mapping: OfProcess::new(()),
             _private: private,
             file,
         };
@@ -71,7 +74,7 @@ impl MappedMedium {
 
     /// Fails if pages of the mapping were lost: what was read is not what the medium held.
     fn whole(&self) -> Result<()> {
-        if self.guard.as_ref().is_some_and(|guard| !guard.is_lost()) {
+        if !self.is_lost() {
             return Ok(());
         }
         Err(Error::new(
@@ -86,6 +89,9 @@ impl MappedMedium {
 impl Drop for MappedMedium {
     fn drop(&mut self) {
         self.guard = None;
+        if self.mapping.get().is_none() {
+            return;
+        }
         // SAFETY: mapped by `new`, and every user borrowed this value.
         let gone = unsafe { rustix::mm::munmap(self.start as *mut _, self.mapped) };
         if let Err(error) = gone {
@@ -173,6 +179,10 @@ impl Medium for MappedMedium {
         sum.add(MemRun { ptr: from, len: bytes });
         self.whole()?;
         Ok(sum.end())
+    }
+
+    fn is_lost(&self) -> bool {
+        self.guard.as_ref().is_none_or(Guard::is_lost)
     }
 
     fn lend(&self) -> Result<Option<OwnedFd>> {

@@ -205,6 +205,10 @@ impl Medium for HookMedium {
         self.inner.checksum(at, bytes)
     }
 
+    fn is_lost(&self) -> bool {
+        self.inner.is_lost()
+    }
+
     fn lend(&self) -> Result<Option<OwnedFd>> {
         self.inner.lend()
     }

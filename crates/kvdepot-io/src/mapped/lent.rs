@@ -7,6 +7,7 @@ use kvdepot_core::{Error, ErrorKind, Result};
 
 use super::sigbus::Guard;
 use crate::buf::MemRun;
+use crate::fork::OfProcess;
 
 /// A medium that this process reads and never writes. Its owner decides what may be read, and for how long.
 #[derive(Debug)]
@@ -19,6 +20,8 @@ pub struct LentMedium {
     is_lost: AtomicBool,
     // Dropped explicitly before the memory is unmapped.
     guard: Option<Guard>,
+    /// In a child of `fork`, other memory may lie where this was mapped.
+    mapping: OfProcess<()>,
 }
 
 impl LentMedium {
@@ -37,7 +40,14 @@ impl LentMedium {
             Error::io("cannot map a medium of the depot", error.into()).with("bytes", bytes)
         })?;
         let is_lost = AtomicBool::new(false);
-        let mut lent = Self { start: start as usize, bytes: len, head, is_lost, guard: None };
+        let mut lent = Self {
+            start: start as usize,
+            bytes: len,
+            head,
+            is_lost,
+            guard: None,
+            mapping: OfProcess::new(()),
+        };
         // SAFETY: our own mapping. A child of `fork` must not keep the medium.
         let hidden = unsafe { rustix::mm::madvise(start, len, rustix::mm::Advice::LinuxDontFork) };
         if let Err(error) = hidden {
@@ -72,6 +82,7 @@ impl LentMedium {
     /// Fails if what was read before this call may not be what the owner promised: pages were lost, or the medium has
     /// another owner, who may have written to any block. Once it has failed, it always fails.
     pub fn check(&self) -> Result<()> {
+        self.mapping.or_inherited()?;
         // The bytes were read before the head is.
         fence(Ordering::Acquire);
         let mut head = vec![0_u8; self.head.len()];
@@ -96,6 +107,9 @@ impl LentMedium {
 impl Drop for LentMedium {
     fn drop(&mut self) {
         self.guard = None;
+        if self.mapping.get().is_none() {
+            return;
+        }
         // SAFETY: mapped by `map`, and whoever got an address holds this value.
         let gone = unsafe { rustix::mm::munmap(self.start as *mut _, self.bytes) };
         if let Err(error) = gone {
@@ -111,7 +125,41 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::fork::testing::{Child, ONE_AT_A_TIME};
     use crate::mapped::{Access, open};
+
+    /// The mapping is hidden from children of `fork`, which may map something else there.
+    #[test]
+    fn a_forked_child_leaves_alone_what_lies_where_its_parent_mapped_a_medium() {
+        let _alone = ONE_AT_A_TIME.lock();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        let medium = open(file.path(), 0, Access::Mapped, Duration::ZERO).unwrap();
+        medium.write(0, b"head").unwrap();
+        let fd = medium.lend().unwrap().unwrap();
+        let lent = LentMedium::map(&fd, 1 << 20, b"head".to_vec()).unwrap();
+        let (mut lent, mut medium) = (Some(lent), Some(medium));
+        let at = lent.as_ref().unwrap().start;
+        let mut child = Child::fork(|| {
+            let is_refused = lent.as_ref().is_some_and(|lent| lent.mapping.get().is_none());
+            // SAFETY: nothing is mapped there in the child.
+            let own = unsafe {
+                let (protection, flags) = (
+                    rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE,
+                    rustix::mm::MapFlags::PRIVATE | rustix::mm::MapFlags::FIXED,
+                );
+                rustix::mm::mmap_anonymous(at as *mut _, 4096, protection, flags)
+            };
+            let Ok(own) = own else { return 0 };
+            (lent, medium) = (None, None);
+            // SAFETY: mapped above. If that was unmapped, this ends the child.
+            unsafe { own.cast::<u8>().write_volatile(7) };
+            1 + 2 * u8::from(is_refused)
+        });
+        assert_eq!(child.said(), 3, "1: its own memory is there, 2: nothing is read in the parent's");
+        lent.unwrap().check().unwrap();
+        drop(medium);
+    }
 
     #[test]
     fn what_is_read_counts_until_the_head_changes() {

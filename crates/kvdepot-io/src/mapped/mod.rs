@@ -83,6 +83,11 @@ pub trait Medium: Send + Sync + Debug {
         Ok(sum.end())
     }
 
+    /// Returns whether an access has found that the medium was taken away, or became shorter. It does not come back.
+    fn is_lost(&self) -> bool {
+        false
+    }
+
     /// Returns a descriptor by which other processes can map the medium to read it ([`LentMedium`]); `None` if it has
     /// none.
     fn lend(&self) -> Result<Option<OwnedFd>> {

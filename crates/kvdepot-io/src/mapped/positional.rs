@@ -4,6 +4,7 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use kvdepot_core::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
@@ -33,13 +34,23 @@ pub struct FileMedium {
     /// The first flush that failed. Linux reports a write-back error once per open file, to the thread that flushes
     /// next: the others would take lost bytes for written. Locked while a flush runs.
     failed: Mutex<Option<Error>>,
+    /// Whether the file was found truncated.
+    is_short: AtomicBool,
 }
 
 impl FileMedium {
     pub(super) fn new(path: &Path, file: OwnedFd, bytes: u64) -> Self {
         let private = Private::of(file.as_fd());
         let flush = |file: &OwnedFd| fdatasync(file);
-        Self { path: path.to_owned(), bytes, _private: private, file, flush, failed: Mutex::new(None) }
+        Self {
+            path: path.to_owned(),
+            bytes,
+            _private: private,
+            file,
+            flush,
+            failed: Mutex::new(None),
+            is_short: AtomicBool::new(false),
+        }
     }
 
     fn flush(&self) -> Result<()> {
@@ -65,6 +76,7 @@ impl FileMedium {
     }
 
     fn ended(&self, at: u64) -> Error {
+        self.is_short.store(true, Ordering::Release);
         Error::new(
             ErrorKind::Io,
             "a medium's file has become shorter: it was truncated while it was in use; restart the depot with the complete file",
@@ -204,6 +216,10 @@ impl Medium for FileMedium {
         }
         let now = u64::try_from(stat.st_size).unwrap_or(0);
         if now < self.bytes { Err(self.ended(now)) } else { Ok(()) }
+    }
+
+    fn is_lost(&self) -> bool {
+        self.is_short.load(Ordering::Acquire)
     }
 
     fn lend(&self) -> Result<Option<OwnedFd>> {

@@ -6,10 +6,9 @@
 //! reports an error. Other faults go to the previous handler.
 
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 
 use kvdepot_core::{Error, ErrorKind, Result};
-use parking_lot::Mutex;
 
 use crate::fork::OfProcess;
 
@@ -74,9 +73,13 @@ extern "C" fn forget_in_child() {
 
 /// The previous handler; written once, before ours is installed.
 static mut BEFORE: MaybeUninit<libc::sigaction> = MaybeUninit::uninit();
-static INSTALLED: AtomicBool = AtomicBool::new(false);
-/// Held by whoever installs the handlers.
-static INSTALLING: Mutex<()> = Mutex::new(());
+/// The process that installs the handlers, `NOBODY`, or `INSTALLED`. Not a lock: one that is held while the process forks
+/// stays locked in the child.
+static INSTALLER: AtomicI32 = AtomicI32::new(NOBODY);
+const NOBODY: i32 = 0;
+const INSTALLED: i32 = -1;
+/// Code of a signal that warns of bad memory which nobody has touched.
+const BUS_MCEERR_AO: i32 = 5;
 
 /// A guarded mapping. Drop it before its memory is unmapped.
 #[derive(Debug)]
@@ -116,24 +119,42 @@ impl Drop for Guard {
 }
 
 fn install() -> Result<()> {
-    if INSTALLED.load(Ordering::Acquire) {
-        return Ok(());
+    let own = std::process::id().cast_signed();
+    loop {
+        let installer = INSTALLER.load(Ordering::Acquire);
+        if installer == INSTALLED {
+            return Ok(());
+        }
+        if installer == own {
+            // Another thread does it now.
+            std::thread::yield_now();
+            continue;
+        }
+        // If another process was about to, this one was forked from it meanwhile.
+        if INSTALLER.compare_exchange(installer, own, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            let outcome = install_handlers();
+            INSTALLER.store(if outcome.is_ok() { INSTALLED } else { NOBODY }, Ordering::Release);
+            return outcome;
+        }
     }
-    let _installing = INSTALLING.lock();
-    if INSTALLED.load(Ordering::Acquire) {
-        return Ok(());
-    }
+}
+
+/// Only one thread at a time may call it.
+fn install_handlers() -> Result<()> {
     // SAFETY: the handler is a function of this library, which is never unloaded, and it only stores atomics.
     let outcome = unsafe { libc::pthread_atfork(None, None, Some(forget_in_child)) };
     if outcome != 0 {
         return Err(Error::io("cannot register a fork handler", std::io::Error::from_raw_os_error(outcome)));
     }
-    // SAFETY: plain system calls on structures of this function; `BEFORE` is written under the lock, and before the
-    // second call installs the handler that reads it.
+    // SAFETY: plain system calls on structures of this function; only one thread writes `BEFORE`, before
+    // the second call installs the handler that reads it.
     let outcome = unsafe {
         let mut before = std::mem::zeroed::<libc::sigaction>();
         if libc::sigaction(libc::SIGBUS, std::ptr::null(), &raw mut before) == 0 {
-            (&raw mut BEFORE).write(MaybeUninit::new(before));
+            // A parent may have got that far before it forked.
+            if before.sa_sigaction != on_sigbus as *const () as usize {
+                (&raw mut BEFORE).write(MaybeUninit::new(before));
+            }
             let mut ours = std::mem::zeroed::<libc::sigaction>();
             ours.sa_sigaction = on_sigbus as *const () as usize;
             ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
@@ -146,7 +167,6 @@ fn install() -> Result<()> {
     if outcome != 0 {
         return Err(Error::io("cannot handle SIGBUS", std::io::Error::last_os_error()));
     }
-    INSTALLED.store(true, Ordering::Release);
     Ok(())
 }
 
@@ -160,6 +180,10 @@ extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut l
         // Codes above 0 are the kernel's. A signal sent by a process carries no address.
         if code <= 0 || address < start || address - start >= bytes {
             continue;
+        }
+        if code == BUS_MCEERR_AO {
+            // Whoever touches that memory gets another signal.
+            return;
         }
         // Set before the pages are replaced, so that every reader of the new zeros finds the mark.
         region.lost.store(true, Ordering::SeqCst);
@@ -233,6 +257,37 @@ mod tests {
         );
         assert!(REGIONS.iter().filter_map(Region::range).any(|range| range == (0x20_0000_0000, 0x1000)));
         assert!(!parents.unwrap().is_lost());
+    }
+
+    /// A thread of the parent was installing the handlers when it forked, and does not exist in the child.
+    #[test]
+    fn a_child_that_was_forked_during_an_installation_can_guard_mappings() {
+        let _alone = ONE_AT_A_TIME.lock();
+        drop(Guard::new(0x40_0000_0000, 0x1000).unwrap());
+        let parent = std::process::id().cast_signed();
+        let mut child = Child::fork(|| {
+            INSTALLER.store(parent, Ordering::Release);
+            let can_guard = Guard::new(0x30_0000_0000, 0x2000).is_ok();
+            // SAFETY: written by the parent, before it installed its handler.
+            let before = unsafe { (&raw const BEFORE).read().assume_init() };
+            let is_other = before.sa_sigaction != on_sigbus as *const () as usize;
+            u8::from(can_guard) + 2 * u8::from(is_other)
+        });
+        assert_eq!(child.said(), 3, "1: it can, 2: the handler before ours is not ours");
+    }
+
+    #[test]
+    fn a_warning_of_bad_memory_that_nobody_has_touched_is_no_loss() {
+        let guard = Guard::new(0x50_0000_0000, 0x1000).unwrap();
+        // SAFETY: plain data, and the address of a SIGBUS is the first field behind the three numbers.
+        let mut info = unsafe { std::mem::zeroed::<libc::siginfo_t>() };
+        info.si_code = BUS_MCEERR_AO;
+        // SAFETY: within the structure, and aligned as an address is.
+        unsafe { (&raw mut info).cast::<usize>().add(2).write(0x50_0000_0800) };
+        // SAFETY: reads the field that was just written.
+        assert_eq!(unsafe { info.si_addr() } as usize, 0x50_0000_0800);
+        on_sigbus(libc::SIGBUS, &raw mut info, std::ptr::null_mut());
+        assert!(!guard.is_lost());
     }
 
     /// With the length of another mapping at this start, the handler would replace memory of strangers.
