@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use kvdepot_core::limits::REMOVALS_OWED_MAX;
 use kvdepot_core::machine::{Ask, Closed, Command, Event, Nanos, RemovalId, Stored, TierIndex};
 use kvdepot_core::runs::Runs;
-use kvdepot_core::{BlockKey, Result, SlotId};
+use kvdepot_core::{BlockKey, Error, ErrorKind, Result, SlotId};
 use kvdepot_io::SlotBuf;
 use kvdepot_tier::{Fetched, LeaseItem, ReadItem, Tier, WriteItem, Written};
 use smallvec::SmallVec;
@@ -116,7 +116,7 @@ impl TierCommands {
                     let buf = match self.pool.fresh_slot(&runs) {
                         Ok(buf) => buf,
                         Err(error) => {
-                            ended(Event::ReadEnded { tier, slot, outcome: Err(error) }, None);
+                            ended(Event::ReadEnded { tier, slot, outcome: Err(no_memory(&error)) }, None);
                             continue;
                         }
                     };
@@ -268,6 +268,12 @@ impl TierCommands {
     pub(crate) fn overdue_probe(&self) -> Option<Ask> {
         self.probes.overdue(Instant::now())
     }
+}
+
+/// The outcome of a read for which the pool got no memory: it says nothing of the block, which the tier may well have.
+fn no_memory(error: &Error) -> Error {
+    Error::new(ErrorKind::NoSpace, "the pool got no memory for a block that a tier was to read")
+        .with("error", error)
 }
 
 fn lease(tier: TierIndex, slot: SlotId, key: BlockKey, ended: &Ended) -> LeaseItem {

@@ -67,6 +67,10 @@ impl TierEvents for Listener {
     fn came_back(&self) {
         self.changed(Event::CameBack { tier: self.tier });
     }
+
+    fn lost_memory(&self) {
+        self.changed(Event::LostMemory { tier: self.tier });
+    }
 }
 
 impl fmt::Debug for Listener {

@@ -1,10 +1,11 @@
 //! Clients' operations with claims.
 
 use kvdepot_core::machine::{ClaimGroup, Request};
-use kvdepot_core::{GroupShape, NamespaceId};
+use kvdepot_core::{BlockKey, GroupShape, NamespaceId};
 
-use crate::client::{ClaimedGroup, Wish};
+use crate::client::{Claimed, ClaimedGroup, Wish};
 use crate::fail::{Fail, Rule, fail};
+use crate::plan::Feature;
 use crate::replies::Asked;
 use crate::specs;
 use crate::world::World;
@@ -12,6 +13,11 @@ use crate::world::World;
 impl World {
     pub(crate) fn claim(&mut self) -> Result<(), Fail> {
         let client = self.someone();
+        self.claim_as(client)
+    }
+
+    /// A client opens a claim.
+    pub(crate) fn claim_as(&mut self, client: usize) -> Result<(), Fail> {
         let wish = self.wish();
         for space in wish.ranks() {
             if !self.spaces[space].known {
@@ -80,8 +86,12 @@ impl World {
             patience: wish.patience,
             label: None,
         };
+        let claims = self.clients[client].claims.len();
         self.request_of(Some(client), request, Asked::Claim(wish))?;
-        Ok(())
+        match self.clients[client].claims.get(claims) {
+            Some(Claimed { wish, settled: Some(units), .. }) => self.load_hit(client, &wish.clone(), *units),
+            _ => Ok(()),
+        }
     }
 
     pub(crate) fn poll(&mut self) -> Result<(), Fail> {
@@ -91,9 +101,54 @@ impl World {
             return Ok(());
         }
         let chosen = self.rng.below(claims);
-        let claim = self.clients[client].claims[chosen].id;
         let settle = self.rng.chance(30);
+        self.poll_claim(client, chosen, settle)
+    }
+
+    /// Polls one of a client's claims. What it has just settled for is loaded.
+    pub(crate) fn poll_claim(&mut self, client: usize, chosen: usize, settle: bool) -> Result<(), Fail> {
+        let Claimed { id: claim, settled: before, .. } = self.clients[client].claims[chosen];
         self.request_of(Some(client), Request::ClaimPoll { claim, settle }, Asked::Poll(claim, self.now))?;
+        match self.clients[client].claims.iter().find(|other| other.id == claim) {
+            Some(Claimed { wish, settled: Some(units), .. }) if before.is_none() => {
+                self.load_hit(client, &wish.clone(), *units)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A block goes that a claim wants, and may have leased already, before the claim settles. `chance` decides which.
+    pub(crate) fn remove_claimed(&mut self, chance: usize) -> Result<(), Fail> {
+        let is_open = |&client: &usize| {
+            self.clients[client].alive
+                && self.clients[client].claims.iter().any(|claim| claim.settled.is_none())
+        };
+        let Some(client) = (0..self.clients.len()).find(is_open).filter(|_| self.has(Feature::Removals))
+        else {
+            return Ok(());
+        };
+        let claims = &self.clients[client].claims;
+        let Some(chosen) = claims.iter().position(|claim| claim.settled.is_none()) else { return Ok(()) };
+        let keys = claims[chosen].wish.needed(claims[chosen].wish.limit);
+        let is_known = |key: &BlockKey| self.live_space(key).is_some_and(|space| self.spaces[space].known);
+        let keys: Vec<BlockKey> = keys.into_iter().filter(is_known).collect();
+        if keys.is_empty() {
+            return Ok(());
+        }
+        self.remove_keys(client, vec![keys[chance % keys.len()]])?;
+        if chosen < self.clients[client].claims.len() {
+            self.poll_claim(client, chosen, true)?;
+        }
+        Ok(())
+    }
+
+    /// Polls a claim, and does all work that is left: it may look again whether what it has leased is still there.
+    pub(crate) fn poll_to_the_end(&mut self, client: usize, claim: u64) -> Result<(), Fail> {
+        let request = Request::ClaimPoll { claim, settle: false };
+        self.request_of(Some(client), request, Asked::Poll(claim, self.now))?;
+        while !self.jobs.is_empty() {
+            self.go_on()?;
+        }
         Ok(())
     }
 
@@ -138,8 +193,7 @@ impl World {
             let due: Vec<u64> =
                 claims.filter(|claim| claim.wish.deadline <= now).map(|claim| claim.id).collect();
             for claim in due {
-                let request = Request::ClaimPoll { claim, settle: false };
-                self.request_of(Some(client), request, Asked::Poll(claim, self.now))?;
+                self.poll_to_the_end(client, claim)?;
                 let claims = &self.clients[client].claims;
                 if claims.iter().any(|other| other.id == claim && other.settled.is_none()) {
                     return fail(Rule::Progress, format!("claim {claim} is not settled by its deadline"));

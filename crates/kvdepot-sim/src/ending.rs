@@ -149,8 +149,7 @@ impl World {
             for client in 0..self.clients.len() {
                 let claims: Vec<u64> = self.clients[client].claims.iter().map(|claim| claim.id).collect();
                 for claim in claims {
-                    let request = Request::ClaimPoll { claim, settle: false };
-                    self.request_of(Some(client), request, Asked::Poll(claim, self.now))?;
+                    self.poll_to_the_end(client, claim)?;
                 }
                 for (number, claim) in self.clients[client].claims.iter().enumerate() {
                     match claim.settled {
@@ -252,7 +251,8 @@ impl World {
 
     /// Returns whether the pool or a tier has a block.
     fn is_there(&self, key: &BlockKey) -> bool {
-        self.presence.contains(key) || self.tiers.iter().any(|tier| tier.holds(key))
+        let mut tiers = self.tiers.iter().enumerate().filter(|(tier, _)| self.answers_reads(*tier));
+        self.presence.contains(key) || tiers.any(|(_, tier)| tier.holds(key))
     }
 
     /// Makes a claim without other activity: its hit must be the longest possible.
@@ -278,11 +278,7 @@ impl World {
             return fail(Rule::Claims, "a calm claim is not there");
         };
         let id = claim.id;
-        self.request_of(
-            Some(client),
-            Request::ClaimPoll { claim: id, settle: false },
-            Asked::Poll(id, self.now),
-        )?;
+        self.poll_to_the_end(client, id)?;
         let settled = self.clients[client].claims.first().and_then(|claim| claim.settled);
         let Some(units) = settled else {
             return fail(Rule::Progress, "a calm claim does not settle");

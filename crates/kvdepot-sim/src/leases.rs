@@ -4,10 +4,11 @@
 //! memory has another owner, and throws away what it has read.
 
 use kvdepot_core::limits::BLOCK_ALIGN_BYTES;
-use kvdepot_core::machine::{Event, Job, Leased, Nanos, Request};
+use kvdepot_core::machine::{Command, Event, Gauges, Job, Leased, Nanos, Request, Token};
 use kvdepot_core::runs::Run;
 use kvdepot_core::{BlockKey, SlotId};
 
+use crate::client::Wish;
 use crate::fail::{Fail, Rule, fail};
 use crate::model::name;
 use crate::plan::Feature;
@@ -16,6 +17,13 @@ use crate::world::World;
 
 fn is_in_place(runs: &[Run]) -> bool {
     runs.iter().any(|run| run.in_place().is_some())
+}
+
+fn ended_places((_, command): &(u64, Command)) -> Option<&Vec<u64>> {
+    match command {
+        Command::EndLeases { places, .. } => Some(places),
+        _ => None,
+    }
 }
 
 impl World {
@@ -31,13 +39,19 @@ impl World {
     }
 
     pub(crate) fn begin_lending(&mut self) -> Result<(), Fail> {
-        (self.lender_down, self.leases_before_down) = (false, None);
+        (self.lender_off, self.leases_before_loss) = (false, None);
         match self.lender() {
             Some((tier, memory_bytes)) => {
-                self.feed(Event::InPlace { tier, memory_bytes, unit_bytes: BLOCK_ALIGN_BYTES })
+                let unit_bytes = self.unit_bytes();
+                self.feed(Event::InPlace { tier, memory_bytes, unit_bytes })
             }
             None => Ok(()),
         }
+    }
+
+    /// The unit in which the tier that leases blocks allocates its memory.
+    fn unit_bytes(&self) -> u64 {
+        self.plan.shape.lender.map_or(1, |lender| lender.unit_pages) as u64 * BLOCK_ALIGN_BYTES
     }
 
     /// Ends a lease command as reads end.
@@ -80,13 +94,48 @@ impl World {
         self.memory.lent().filter_map(|(tag, _)| self.model.key_of(tag)).collect()
     }
 
-    /// The tier that leases blocks goes down, or comes back.
-    pub(crate) fn switch_lender(&mut self) -> Result<(), Fail> {
+    /// A tier is switched off, or comes back; or the one that leases blocks loses its memory. `chance` decides, of 100.
+    pub(crate) fn switch_lender(&mut self, chance: usize) -> Result<(), Fail> {
         let Some((tier, _)) = self.lender() else { return Ok(()) };
-        self.lender_down = !self.lender_down;
-        self.reached.insert("lender down");
-        self.lose_hits();
-        self.feed(if self.lender_down { Event::WentDown { tier } } else { Event::CameBack { tier } })
+        match chance {
+            0..8 => self.lose_memory(tier),
+            8..20 => self.feed(Event::WentDown { tier: tier + 1 }),
+            _ => {
+                self.lender_off = !self.lender_off;
+                self.reached.insert("lender off");
+                self.feed(if self.lender_off { Event::WentDown { tier } } else { Event::CameBack { tier } })
+            }
+        }
+    }
+
+    /// The tier that leases blocks loses its memory. Clients ask for what lies there before a walk has got to it.
+    fn lose_memory(&mut self, tier: usize) -> Result<(), Fail> {
+        self.reached.insert("memory lost");
+        // Each reader has a claim that may wait for more than it has leased.
+        let readers: Vec<usize> = (0..self.clients.len())
+            .filter(|&client| self.clients[client].alive && self.reads_in_place(client))
+            .collect();
+        for &client in if self.has(Feature::Claims) { &readers[..] } else { &[] } {
+            self.claim_as(client)?;
+        }
+        let keys = self.lent_keys();
+        // Claims that have settled lose what lies there.
+        keys.iter().for_each(|key| self.model.damaged(*key, self.at));
+        self.leases_before_loss.get_or_insert(self.machine.leases_granted());
+        self.feed(Event::LostMemory { tier })?;
+        for client in readers {
+            for chosen in 0..self.clients[client].claims.len() {
+                if chosen < self.clients[client].claims.len() {
+                    self.poll_claim(client, chosen, true)?;
+                }
+            }
+            if let Some(key) = keys.get(client)
+                && let Some(space) = self.live_space(key).filter(|&space| self.spaces[space].known)
+            {
+                self.load_block(client, space, *key, true)?;
+            }
+        }
+        Ok(())
     }
 
     /// A leased block is damaged in its tier, and a client that cannot read there asks for it; then another client does.
@@ -109,13 +158,19 @@ impl World {
         match (0..self.clients.len())
             .find(|&client| self.clients[client].alive && self.reads_in_place(client))
         {
-            Some(client) => self.load_block(client, space, key, true),
+            Some(client) => self.load_block(client, space, key, true).map(drop),
             None => Ok(()),
         }
     }
 
     /// A client asks for a block of a current epoch.
-    fn load_block(&mut self, client: usize, space: usize, key: BlockKey, in_place: bool) -> Result<(), Fail> {
+    fn load_block(
+        &mut self,
+        client: usize,
+        space: usize,
+        key: BlockKey,
+        in_place: bool,
+    ) -> Result<Token, Fail> {
         let request = Request::Load {
             namespace: self.spaces[space].handle,
             id: None,
@@ -125,25 +180,59 @@ impl World {
             runs_max: usize::MAX,
             in_place,
         };
-        self.request_of(Some(client), request, Asked::Load { keys: vec![key] })?;
+        self.request_of(Some(client), request, Asked::Load { keys: vec![key] })
+    }
+
+    /// Returns whether a tier answers reads now: it is neither switched off, nor has it lost its memory.
+    pub(crate) fn answers_reads(&self, tier: usize) -> bool {
+        let is_down = self.lender_off || self.leases_before_loss.is_some();
+        !is_down || self.lender().is_none_or(|(lender, _)| lender != tier)
+    }
+
+    /// A client loads what its claim has just settled for: all of it is there (P9).
+    pub(crate) fn load_hit(&mut self, client: usize, wish: &Wish, units: usize) -> Result<(), Fail> {
+        let in_place = self.reads_in_place(client);
+        if self.lender().is_some() && !in_place {
+            // It would get copies of what is leased in place.
+            return Ok(());
+        }
+        let before = self.clients[client].readings.len();
+        for key in wish.needed(units) {
+            let Some(space) = self.live_space(&key).filter(|&space| self.spaces[space].known) else {
+                continue;
+            };
+            let (had, comes) = (self.clients[client].readings.len(), self.is_being_read(&key));
+            let token = self.load_block(client, space, key, in_place)?;
+            // Nothing else happens meanwhile.
+            while let Some(at) = self.jobs.iter().position(|job| *job == Job::Load(token)) {
+                let job = self.jobs.remove(at);
+                self.feed(Event::Continue(job))?;
+            }
+            if self.clients[client].readings.len() == had && !comes {
+                return fail(Rule::Claims, format!("{} of a new hit cannot be loaded", name(&key)));
+            }
+        }
+        let readings = self.clients[client].readings.split_off(before);
+        readings.iter().for_each(|reading| self.memory.end_read(&reading.runs));
+        let leases = readings.into_iter().map(|reading| reading.lease).collect();
+        self.request_of(Some(client), Request::Release { leases }, Asked::Done)?;
+        self.reached.insert("hit loaded");
         Ok(())
     }
 
-    /// Claims lose what a tier has leased that goes down.
-    fn lose_hits(&mut self) {
-        for key in self.lent_keys() {
-            self.model.damaged(key, self.at);
+    /// Checks that no more is leased than the limits allow.
+    pub(crate) fn check_lent(&self, gauges: &Gauges) -> Result<(), Fail> {
+        let Some((_, memory_bytes)) = self.lender() else { return Ok(()) };
+        // The tier ends these before it leases more.
+        let ending: Vec<u64> = self.outbox.iter().filter_map(ended_places).flatten().copied().collect();
+        let lent = self.memory.leased_places().filter(|(place, _)| !ending.contains(place));
+        let lent = lent.map(|(_, pages)| pages as u64 * BLOCK_ALIGN_BYTES);
+        let lent: u64 = lent.map(|bytes| bytes.next_multiple_of(self.unit_bytes())).sum();
+        let most = lent.max(gauges.in_place.bytes);
+        if most > memory_bytes / 2 {
+            return fail(Rule::Caps, format!("{most} bytes of {memory_bytes} in a tier's memory are leased"));
         }
-    }
-
-    /// Notes after a step whether the machine has forgotten what a tier that is down has leased.
-    pub(crate) fn note_lender(&mut self) {
-        if !self.lender_down {
-            self.leases_before_down = None;
-        } else if self.leases_before_down.is_none() && !self.jobs.contains(&Job::DoomLent) {
-            self.leases_before_down = Some(self.machine.leases_granted());
-            self.lose_hits();
-        }
+        Ok(())
     }
 
     /// Checks that a client can read where a block was leased to it.
@@ -166,9 +255,9 @@ impl World {
                 format!("{} was leased where its tier has found it damaged", name(key)),
             );
         }
-        if is_in_place(&leased.runs) && self.leases_before_down.is_some_and(|before| leased.lease.0 > before)
+        if is_in_place(&leased.runs) && self.leases_before_loss.is_some_and(|before| leased.lease.0 > before)
         {
-            return fail(Rule::Claims, format!("{} was leased in memory of a tier that is down", name(key)));
+            return fail(Rule::Claims, format!("{} was leased in memory that is lost", name(key)));
         }
         Ok(())
     }
@@ -184,10 +273,10 @@ impl World {
     /// Checks that every lease of the tier is one that the machine knows.
     pub(crate) fn check_leases(&self) -> Result<(), Fail> {
         let (given, known) = (self.memory.leases(), self.machine.gauges().in_place.blocks);
-        if known > 0 && self.leases_before_down.is_some() {
+        if known > 0 && self.leases_before_loss.is_some() && !self.jobs.contains(&Job::DoomLent) {
             return fail(
                 Rule::Leaks,
-                format!("a tier that is down has {known} blocks leased, and nobody reads them"),
+                format!("{known} blocks are leased in memory that is lost, and nobody reads them"),
             );
         }
         if given as u64 == known {

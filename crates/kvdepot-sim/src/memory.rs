@@ -106,6 +106,11 @@ impl Memory {
         runs.iter().filter_map(|run| run.in_place()).any(damaged)
     }
 
+    /// Returns the place of each leased block, and its number of pages.
+    pub(crate) fn leased_places(&self) -> impl Iterator<Item = (u64, usize)> + '_ {
+        self.leases.iter().map(|(&place, &pages)| (place, pages))
+    }
+
     /// Returns the number of leases that a tier has given and that have not ended.
     pub(crate) fn leases(&self) -> usize {
         self.leases.len()

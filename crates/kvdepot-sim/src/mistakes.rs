@@ -83,13 +83,19 @@ pub enum Mistake {
     LeasedToAnyReader,
     /// A block in a tier's memory is found again after the tier found it damaged.
     DamagedShownAgain,
-    /// Blocks in the memory of a tier that went down are still found.
+    /// Blocks in memory that a tier has lost are still found.
     LossIgnored,
+    /// Blocks in memory that a tier has lost are found until a walk over all slots gets there.
+    LossNoticedLate,
+    /// A claim counts what it has leased, although it was lost, removed or reset since.
+    LostHitCounts,
+    /// More of a tier's memory is leased than may be.
+    LeasedShareIgnored,
 }
 
 impl Mistake {
     /// All of them.
-    pub const ALL: [Self; 40] = [
+    pub const ALL: [Self; 43] = [
         Self::SealedEarly,
         Self::LeaseKept,
         Self::NoQuarantine,
@@ -130,6 +136,9 @@ impl Mistake {
         Self::LeasedToAnyReader,
         Self::DamagedShownAgain,
         Self::LossIgnored,
+        Self::LossNoticedLate,
+        Self::LostHitCounts,
+        Self::LeasedShareIgnored,
     ];
 
     /// Returns the mistake with that name.
@@ -168,6 +177,9 @@ impl Mistake {
             Self::LeasedToAnyReader => Some(Flaw::LeasedToAnyReader),
             Self::DamagedShownAgain => Some(Flaw::DamagedShownAgain),
             Self::LossIgnored => Some(Flaw::LossIgnored),
+            Self::LossNoticedLate => Some(Flaw::LossNoticedLate),
+            Self::LostHitCounts => Some(Flaw::LostHitCounts),
+            Self::LeasedShareIgnored => Some(Flaw::LeasedShareIgnored),
             _ => None,
         }
     }

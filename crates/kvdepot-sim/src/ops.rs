@@ -54,9 +54,11 @@ const OPS: [(usize, Option<Feature>, Op); 31] = [
 impl World {
     /// Runs one operation.
     pub(crate) fn op(&mut self, seed: u64) -> Result<(), Fail> {
-        match Rng::new(seed ^ 0x1E4D_D0E4).below(100) {
-            0 => self.switch_lender()?,
+        let mut rng = Rng::new(seed ^ 0x1E4D_D0E4);
+        match rng.below(100) {
+            0 => self.switch_lender(rng.below(100))?,
             1 | 2 => self.read_damaged()?,
+            3 => self.remove_claimed(rng.below(100))?,
             _ => {}
         }
         self.rng = Rng::new(seed);
@@ -308,6 +310,11 @@ impl World {
             return Ok(());
         }
         let keys = self.keys(space, &hashes);
+        self.remove_keys(client, keys)
+    }
+
+    /// A client removes blocks whose namespaces the depot knows.
+    pub(crate) fn remove_keys(&mut self, client: usize, keys: Vec<BlockKey>) -> Result<(), Fail> {
         let locations = self.locate(&keys);
         let leases = self.machine.leases_granted();
         let mut gone = Vec::new();

@@ -120,6 +120,8 @@ pub struct Lender {
     pub tier: usize,
     /// Size of its memory in pages.
     pub pages: usize,
+    /// Pages of the unit in which it allocates that.
+    pub unit_pages: usize,
 }
 
 /// Properties that do not change in a run.
@@ -194,6 +196,7 @@ impl Plan {
         let lender = (!tiers.is_empty()).then(|| Lender {
             tier: if lending.chance(70) { 0 } else { lending.below(tiers.len()) },
             pages: lending.between(4, 80),
+            unit_pages: lending.between(1, 4),
         });
         let pool_pages = rng.between(4, 40);
         let pool_pages_max = if rng.chance(15) { pool_pages + rng.between(1, 16) } else { pool_pages };

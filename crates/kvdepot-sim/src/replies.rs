@@ -301,6 +301,7 @@ impl World {
             Asked::Refusal | Asked::Odd => Ok(()),
             Asked::Forgotten if kind == ErrorKind::NotFound => Ok(()),
             Asked::Use if kind == ErrorKind::NoSpace => self.use_refused(client),
+            Asked::Poll(id, _) if kind == ErrorKind::NotFound => self.claim_lost(client, id),
             // The mistake ends the lease too early, too. The blocks that readers see must expose it.
             _ if self.mistake == Some(Mistake::SealedEarly) => Ok(()),
             // Its namespace was reset; the lease has ended nevertheless.
@@ -308,7 +309,6 @@ impl World {
                 self.take_fill(client, lease);
                 Ok(())
             }
-            Asked::Poll(id, _) if kind == ErrorKind::NotFound => self.claim_lost(client, id),
             Asked::Claim(wish) if kind == ErrorKind::NotFound && self.now >= wish.opened + wish.patience => {
                 Ok(())
             }

@@ -157,6 +157,8 @@ impl World {
             Work::Probe { ask, keys } => {
                 let outcome = if self.luck(Feature::ProbeErrors, 10) {
                     Err(Error::new(ErrorKind::Timeout, "a probe took too long"))
+                } else if !self.answers_reads(tier) {
+                    Ok(0)
                 } else {
                     Ok(self.tiers[tier].probe(&keys))
                 };
@@ -193,7 +195,9 @@ impl World {
         deadline: Nanos,
         begun: Option<Vec<u64>>,
     ) -> (kvdepot_core::Result<Fetched>, Option<Vec<u64>>) {
-        if self.now > deadline && self.rng.chance(50) {
+        if !self.answers_reads(tier) {
+            (Err(Error::new(ErrorKind::Unavailable, "a tier is off")), None)
+        } else if self.now > deadline && self.rng.chance(50) {
             (Err(Error::new(ErrorKind::Timeout, "a read took too long")), None)
         } else if self.luck(Feature::ReadErrors, 8) {
             (Err(Error::new(ErrorKind::Io, "a read failed")), None)
@@ -235,17 +239,17 @@ impl World {
 
     /// Returns whether a tier is to read a block into the pool.
     pub(crate) fn is_being_read(&self, key: &BlockKey) -> bool {
-        let running = self.running.iter().any(|running| match &running.work {
-            Work::Read { key: read, .. } => read == key,
-            _ => false,
+        let running = self.running.iter().filter_map(|running| match &running.work {
+            Work::Read { key, .. } | Work::Lease { key, .. } => Some(key),
+            _ => None,
         });
-        running
-            || self.outbox.iter().any(|(_, command)| match command {
-                Command::Read { key: read, .. } => read == key,
-                _ => false,
-            })
-            // Reads beyond what a tier does at a time are in the machine.
-            || self.machine.gauges().reads_queued > 0
+        let queued = self.outbox.iter().filter_map(|(_, command)| match command {
+            Command::Read { key, .. } | Command::Lease { key, .. } => Some(key),
+            _ => None,
+        });
+        let reads: Vec<&BlockKey> = running.chain(queued).collect();
+        // Reads beyond what a tier does at a time are in the machine.
+        reads.contains(&key) || self.machine.gauges().reads_queued > reads.len()
     }
 
     /// Returns the removals that tiers have not completed.

@@ -232,9 +232,9 @@ impl SimTier {
 }
 
 /// Returns the location of a block in the first tier that knows of it.
-pub(crate) fn locate(tiers: &[SimTier], key: &BlockKey) -> Location {
+pub(crate) fn locate(tiers: &[SimTier], key: &BlockKey, answers: impl Fn(usize) -> bool) -> Location {
     let mut unknown = false;
-    for (number, tier) in tiers.iter().enumerate() {
+    for (number, tier) in tiers.iter().enumerate().filter(|(number, _)| answers(*number)) {
         match tier.peek(key) {
             Presence::Present => return Location::Tier(number),
             Presence::Absent => {}

@@ -63,10 +63,10 @@ pub(crate) struct World {
     pub(crate) at: usize,
     /// Whether faults are disabled now.
     pub(crate) calm: bool,
-    /// Whether the tier that leases blocks is down.
-    pub(crate) lender_down: bool,
-    /// Number of leases granted when the machine had forgotten all that this tier had leased before it went down.
-    pub(crate) leases_before_down: Option<u64>,
+    /// Whether the tier that leases blocks is switched off.
+    pub(crate) lender_off: bool,
+    /// Number of leases granted when this tier lost its memory, if it did.
+    pub(crate) leases_before_loss: Option<u64>,
     pub(crate) memory: Memory,
     pub(crate) tiers: Vec<SimTier>,
     pub(crate) model: Model,
@@ -132,8 +132,8 @@ impl World {
             now: 1_000_000_000,
             at: 0,
             calm: false,
-            lender_down: false,
-            leases_before_down: None,
+            lender_off: false,
+            leases_before_loss: None,
             memory: Memory::new(shape.pool_pages_max),
             tiers,
             model: Model::default(),
@@ -281,11 +281,10 @@ impl World {
             self.outbox.push_back((self.commands_ever, command));
         }
         for question in out.questions {
-            let locations = self.locate(&question.keys);
+            let locations = self.locate_to_read(&question.keys);
             self.answers.push(Answer { ask: question.ask, locations });
         }
         self.jobs.extend(out.again);
-        self.note_lender();
         self.check_gauges()?;
         if self.plan.shape.pool_pages <= 12 || self.steps.is_multiple_of(4) {
             self.machine.check().or_else(|what| fail(Rule::Totals, what))?;
@@ -314,7 +313,13 @@ impl World {
     }
 
     pub(crate) fn locate(&self, keys: &[BlockKey]) -> Vec<Location> {
-        keys.iter().map(|key| crate::tier::locate(&self.tiers, key)).collect()
+        keys.iter().map(|key| crate::tier::locate(&self.tiers, key, |_| true)).collect()
+    }
+
+    /// Like `locate`, without the tier that answers no reads now.
+    fn locate_to_read(&self, keys: &[BlockKey]) -> Vec<Location> {
+        let of = |key| crate::tier::locate(&self.tiers, key, |tier| self.answers_reads(tier));
+        keys.iter().map(of).collect()
     }
 
     /// Mixes a step's effects into the fingerprint.
@@ -364,6 +369,7 @@ impl World {
             return fail(Rule::Caps, format!("more than the share that may be dirty: {held:?}"));
         }
         self.check_dirty(held.dirty)?;
+        self.check_lent(&gauges)?;
         self.note_room(&gauges);
         let failures = self.machine.counters().failures.iter().filter(|failure| failure.0 == "claim");
         let cut = failures.map(|failure| failure.2).sum();

@@ -51,13 +51,15 @@ struct Shared {
     reads: Mutex<Breaker>,
     writes: Mutex<Breaker>,
     listener: Mutex<Option<Weak<dyn TierEvents>>>,
+    told: Mutex<Told>,
 }
 
-/// Change of the entire tier that the depot is notified of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Change {
-    WentDown,
-    CameBack,
+/// What the listener knows of the entire tier.
+#[derive(Debug, Default)]
+struct Told {
+    is_off: bool,
+    /// Whether some thread is telling it more.
+    is_telling: bool,
 }
 
 /// The breaker.
@@ -167,14 +169,31 @@ impl Shared {
 
     /// Records the end of an operation, and notifies the listener if the entire tier went off or on.
     fn note(&self, side: Side, pass: Pass, verdict: Verdict<'_>) {
-        let change = self.judge(side, pass, verdict);
-        let Some(change) = change.filter(|_| matches!(side, Side::Tier)) else { return };
-        // The clone releases the lock before the call.
-        let listener = self.listener.lock().as_ref().and_then(Weak::upgrade);
-        match (listener, change) {
-            (Some(listener), Change::WentDown) => listener.went_down(),
-            (Some(listener), Change::CameBack) => listener.came_back(),
-            (None, _) => {}
+        if self.judge(side, pass, verdict) && matches!(side, Side::Tier) {
+            self.tell();
+        }
+    }
+
+    /// Tells the listener whether the entire tier is off, until it knows how it is now. One thread does so at a time, so
+    /// that what it hears last is so, and no lock is held meanwhile.
+    fn tell(&self) {
+        loop {
+            // The clone releases the lock before the call.
+            let Some(listener) = self.listener.lock().as_ref().and_then(Weak::upgrade) else { return };
+            let is_off = self.reads.lock().off_until.is_some();
+            {
+                let mut told = self.told.lock();
+                if told.is_telling || told.is_off == is_off {
+                    return;
+                }
+                *told = Told { is_off, is_telling: true };
+            }
+            if is_off {
+                listener.went_down()
+            } else {
+                listener.came_back()
+            }
+            self.told.lock().is_telling = false;
         }
     }
 
@@ -193,7 +212,8 @@ impl Shared {
         })
     }
 
-    fn judge(&self, side: Side, pass: Pass, verdict: Verdict<'_>) -> Option<Change> {
+    /// Returns whether the breaker has opened or closed.
+    fn judge(&self, side: Side, pass: Pass, verdict: Verdict<'_>) -> bool {
         let mut breaker = self.breaker(side).lock();
         match verdict {
             Verdict::Nothing if pass == Pass::Trial => breaker.trial_until = None,
@@ -201,17 +221,17 @@ impl Shared {
             Verdict::Good if pass == Pass::Trial => {
                 *breaker = Breaker::default();
                 tracing::warn!(tier = %self.name, ?side, "switched on again: it answers");
-                return Some(Change::CameBack);
+                return true;
             }
             // A late success from before the pause must not end it.
             Verdict::Good if breaker.off_until.is_some() => {}
             Verdict::Good => breaker.failures = 0,
             Verdict::Bad(error) => return self.note_failure(side, pass, error, &mut breaker),
         }
-        None
+        false
     }
 
-    fn note_failure(&self, side: Side, pass: Pass, error: &Error, breaker: &mut Breaker) -> Option<Change> {
+    fn note_failure(&self, side: Side, pass: Pass, error: &Error, breaker: &mut Breaker) -> bool {
         breaker.failures = breaker.failures.saturating_add(1);
         if pass == Pass::Trial {
             breaker.go_off((self.clock)(), &self.config);
@@ -223,9 +243,9 @@ impl Shared {
                 tier = %self.name, ?side, failures = breaker.failures, pause_ms, %error,
                 "switched off: it keeps failing"
             );
-            return Some(Change::WentDown);
+            return true;
         }
-        None
+        false
     }
 }
 
@@ -238,8 +258,8 @@ impl<T: Tier> Guarded<T> {
     /// Guards a tier, using the caller's clock.
     pub fn with_clock(inner: T, config: GuardConfig, clock: Clock) -> Self {
         let (name, reads, writes) = (inner.name().to_owned(), Mutex::default(), Mutex::default());
-        let listener = Mutex::default();
-        Self { inner, shared: Arc::new(Shared { name, config, clock, reads, writes, listener }) }
+        let (listener, told) = (Mutex::default(), Mutex::default());
+        Self { inner, shared: Arc::new(Shared { name, config, clock, reads, writes, listener, told }) }
     }
 
     /// Returns the guarded tier.
@@ -409,6 +429,8 @@ impl<T: Tier> Tier for Guarded<T> {
 
     fn attach(&self, events: Weak<dyn TierEvents>) {
         *self.shared.listener.lock() = Some(Weak::clone(&events));
+        // It may have gone off before.
+        self.shared.tell();
         self.inner.attach(events);
     }
 

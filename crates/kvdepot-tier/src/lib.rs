@@ -205,11 +205,15 @@ pub trait TierEvents: Send + Sync {
     /// These blocks turned out to be missing or corrupt.
     fn lost(&self, keys: &[BlockKey]);
 
-    /// The tier is disabled for a while or for good: reads miss, nothing is written, and what it has leased counts no more.
+    /// The tier is disabled for a while: reads miss, and nothing is written or leased. What it has leased can still be
+    /// read.
     fn went_down(&self);
 
     /// The tier works again.
     fn came_back(&self);
+
+    /// The tier has lost its memory, for good: nothing that it has leased can be read any more.
+    fn lost_memory(&self);
 }
 
 /// A store below the pool. Every tier passes `conformance::check` (P1, P2, P5, P8).

@@ -149,6 +149,34 @@ impl TierEvents for Heard {
     fn came_back(&self) {
         self.0.lock().push("came back");
     }
+
+    fn lost_memory(&self) {
+        self.0.lock().push("lost its memory");
+    }
+}
+
+/// Lets something happen on another thread while it hears that the tier is off.
+struct Interrupted {
+    heard: Heard,
+    meanwhile: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+}
+
+impl TierEvents for Interrupted {
+    fn evicted(&self, _keys: &[BlockKey]) {}
+
+    fn lost(&self, _keys: &[BlockKey]) {}
+
+    fn went_down(&self) {
+        let meanwhile = self.meanwhile.lock().take();
+        meanwhile.into_iter().for_each(|run| std::thread::spawn(run).join().unwrap());
+        self.heard.went_down();
+    }
+
+    fn came_back(&self) {
+        self.heard.came_back();
+    }
+
+    fn lost_memory(&self) {}
 }
 
 #[test]
@@ -169,6 +197,42 @@ fn a_listener_hears_when_the_tier_goes_off_and_on() {
     rig.pass(201);
     assert_eq!(kind_of_read(&bench), None);
     assert_eq!(*heard.0.lock(), ["went down", "came back"]);
+}
+
+/// The last news counts, so it must be what is so.
+#[test]
+fn a_tier_that_comes_back_while_the_listener_is_told_is_told_to_be_back() {
+    let rig = Arc::new(Rig::new());
+    let bench = rig.bench();
+    bench.write_all(1);
+    for nth in 0..3 {
+        rig.faults.at(FaultOp::Read, nth, Fault::Eio);
+    }
+    let inner = Arc::clone(&rig);
+    let meanwhile = move || {
+        inner.pass(101);
+        assert_eq!(kind_of_read(&inner.bench()), None, "the trial");
+        assert!(!inner.tier.is_off());
+    };
+    let meanwhile = Mutex::new(Some(Box::new(meanwhile) as Box<dyn FnOnce() + Send>));
+    let listener = Arc::new(Interrupted { heard: Heard::default(), meanwhile });
+    let events: Arc<dyn TierEvents> = Arc::clone(&listener) as _;
+    rig.tier.attach(Arc::downgrade(&events));
+    assert!((0..3).all(|_| kind_of_read(&bench) == Some(ErrorKind::Io)));
+    assert_eq!(*listener.heard.0.lock(), ["went down", "came back"]);
+}
+
+#[test]
+fn a_listener_that_comes_late_hears_that_the_tier_is_off() {
+    let rig = Rig::new();
+    let bench = rig.bench();
+    bench.write_all(1);
+    rig.faults.chance(FaultOp::Read, Fault::Eio, 1.0);
+    assert!((0..3).all(|_| kind_of_read(&bench) == Some(ErrorKind::Io)));
+    let heard = Arc::new(Heard::default());
+    let events: Arc<dyn TierEvents> = Arc::clone(&heard) as _;
+    rig.tier.attach(Arc::downgrade(&events));
+    assert_eq!(*heard.0.lock(), ["went down"]);
 }
 
 #[test]

@@ -15,7 +15,7 @@ impl Machine {
     /// Returns whether a block is whole and still current: its namespace may have been reset while it was in flight, or
     /// the block removed since it arrived.
     pub(super) fn is_current(&self, slot: SlotId) -> bool {
-        self.is_live(slot) && self.pool.slot(slot).block.is_readable()
+        self.is_live(slot) && self.pool.is_shown(slot)
     }
 
     /// Returns whether clients may still request blocks of the slot's space.

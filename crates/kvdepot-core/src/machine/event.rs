@@ -62,10 +62,12 @@ pub enum Event {
     /// Blocks of this tier are leased where they lie from now on. Its memory has this size, and is allocated in such units.
     /// It comes at most once.
     InPlace { tier: TierIndex, memory_bytes: u64, unit_bytes: u64 },
-    /// This tier is down for a while, or its memory is lost.
+    /// This tier is switched off for a while: it leases nothing, and what it has leased can still be read.
     WentDown { tier: TierIndex },
     /// This tier works again.
     CameBack { tier: TierIndex },
+    /// The memory of this tier is lost, for good: what it has leased cannot be read any more.
+    LostMemory { tier: TierIndex },
     /// The depot is shutting down: waits for a drain end.
     Ending,
     /// The depot hands over its pool to another one: from now on nothing is reserved, leased, fetched, written or

@@ -52,7 +52,10 @@ impl Machine {
         let near = namespace.near;
         for (taken, &(hash, tier)) in blocks.iter().enumerate() {
             let key = namespace.pool_key(hash);
-            if self.pool.find(&key).is_some() || self.flow.is_leaving(&key) {
+            if self.pool.find_kept(&key).is_some()
+                || self.flow.is_leaving(&key)
+                || self.pool.is_lender_down(tier)
+            {
                 continue;
             }
             let in_place = namespace.in_place && self.pool.in_place_tier() == Some(tier);
@@ -60,7 +63,10 @@ impl Machine {
                 continue;
             }
             match self.pool.insert_fetching(key, namespace.slot_bytes(), near, (tier, in_place)) {
-                Ok(slot) => self.flow.read(slot, tier, deadline),
+                Ok(slot) => {
+                    self.pool.set_leased_ahead(slot);
+                    self.flow.read(slot, tier, deadline);
+                }
                 Err(NoRoom::Later) => return Ok(taken),
                 Err(NoRoom::Full(_)) => break,
             }
@@ -78,10 +84,13 @@ impl Machine {
     ) {
         let outcome = outcome.and_then(|place| {
             let Some(at) = place else { return Ok(Fetched::Miss) };
-            if self.pool.is_lender_down() {
+            if self.pool.is_lender_lost() {
                 self.pool.decline_lease(at);
-                return Err(Error::new(ErrorKind::Unavailable, "the tier went down while it leased a block")
-                    .with("tier", tier));
+                return Err(Error::new(
+                    ErrorKind::Unavailable,
+                    "the tier lost its memory while it leased a block",
+                )
+                .with("tier", tier));
             }
             self.pool.set_leased_at(slot, at);
             Ok(Fetched::Whole)
@@ -105,10 +114,21 @@ impl Machine {
         outcome: &Result<Fetched>,
         out: &mut Effects,
     ) {
-        let Self { flow, pool, counters, .. } = self;
-        if pool.in_place_tier() == Some(tier) && tells_of_loss(outcome) {
-            pool.doom_copied(slot);
+        if self.pool.in_place_tier() == Some(tier) && tells_of_loss(outcome) {
+            self.pool.doom_copied(slot);
         }
+        self.read_over(tier, slot, outcome, out);
+    }
+
+    /// Like [`Self::read_ended`], for a read that the tier may not have begun: its outcome says nothing of the block.
+    pub(super) fn read_over(
+        &mut self,
+        tier: TierIndex,
+        slot: SlotId,
+        outcome: &Result<Fetched>,
+        out: &mut Effects,
+    ) {
+        let Self { flow, pool, counters, .. } = self;
         let end = flow.read_ended(pool, counters, tier, slot, outcome);
         if end == ReadEnd::GoesOn {
             return;
@@ -207,12 +227,13 @@ impl Machine {
     }
 }
 
-/// Returns whether the outcome of a read means that the tier does not stand by the block any more. One that was late or
-/// had too much to do may still have it.
+/// Returns whether the outcome of a read means that the tier does not stand by the block any more. One that was late, had
+/// too much to do, is switched off, or got no memory to read into may still have it.
 fn tells_of_loss(outcome: &Result<Fetched>) -> bool {
+    use ErrorKind::{Corrupt, Io, NotFound};
     match outcome {
         Ok(Fetched::Whole) => false,
         Ok(Fetched::Miss) => true,
-        Err(error) => !matches!(error.kind(), ErrorKind::Timeout | ErrorKind::Busy),
+        Err(error) => matches!(error.kind(), Corrupt | Io | NotFound),
     }
 }

@@ -57,8 +57,14 @@ pub enum Flaw {
     LeasedToAnyReader,
     /// A block in a tier's memory is found again after its tier found it damaged for another reader.
     DamagedShownAgain,
-    /// Blocks in the memory of a tier that went down are still found.
+    /// Blocks in memory that a tier has lost are still found.
     LossIgnored,
+    /// Blocks in memory that a tier has lost are found until the walk that dooms them gets there.
+    LossNoticedLate,
+    /// A claim counts what it has leased, although it was lost, removed or reset since.
+    LostHitCounts,
+    /// More of a tier's memory is leased than may be.
+    LeasedShareIgnored,
 }
 
 /// The mistake of a machine, if it has one.

@@ -21,6 +21,7 @@ impl Event {
             Self::InPlace { .. } => "in_place",
             Self::WentDown { .. } => "went_down",
             Self::CameBack { .. } => "came_back",
+            Self::LostMemory { .. } => "lost_memory",
             Self::Ending => "ending",
             Self::Freeze => "freeze",
             Self::Thaw => "thaw",

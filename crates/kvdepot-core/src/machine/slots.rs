@@ -77,6 +77,8 @@ const USED: u8 = 16;
 const USED_AGAIN: u8 = 32;
 /// It takes no memory of the pool: a tier leases the block where it lies.
 const IN_PLACE: u8 = 64;
+/// It was leased there ahead of a load, and nobody has used it since.
+const AHEAD: u8 = 128;
 
 /// How a slot counts. The pool compares it before and after every change, so its totals cannot drift.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -194,6 +196,15 @@ impl Slot {
     /// Returns whether it takes no memory of the pool, because a tier leases the block where it lies.
     pub(crate) const fn is_in_place(&self) -> bool {
         self.has(IN_PLACE)
+    }
+
+    /// Returns whether it was leased in place ahead of a load, and nobody has used it since.
+    pub(crate) const fn is_ahead(&self) -> bool {
+        self.has(AHEAD)
+    }
+
+    pub(crate) const fn set_ahead(&mut self, ahead: bool) {
+        self.mark(AHEAD, ahead);
     }
 
     /// Sets where its block lies: in the memory of a tier, or in the pool.

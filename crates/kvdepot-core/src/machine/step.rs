@@ -46,13 +46,12 @@ impl Machine {
             Event::InPlace { tier, memory_bytes, unit_bytes } => {
                 self.pool.set_in_place(tier, memory_bytes, unit_bytes);
             }
-            Event::WentDown { tier } => {
-                if self.pool.set_lender_down(tier, true) {
+            Event::WentDown { tier } => self.pool.set_lender_off(tier, true),
+            Event::CameBack { tier } => self.pool.set_lender_off(tier, false),
+            Event::LostMemory { tier } => {
+                if self.pool.set_lender_lost(tier) {
                     out.again.push(Job::DoomLent);
                 }
-            }
-            Event::CameBack { tier } => {
-                self.pool.set_lender_down(tier, false);
             }
             Event::Ending => {
                 self.ending = true;
@@ -137,7 +136,8 @@ impl Machine {
 
     /// Who waits for room, or for its turn, gets it.
     fn go_on_with_room(&mut self, out: &mut Effects) {
-        let (room, turn) = (self.pool.take_room(), self.claims.take_turn());
+        let room = self.pool.take_room() | self.pool.take_in_place_room();
+        let turn = self.claims.take_turn();
         if room || turn {
             let Self { catalog, pool, flow, counters, loads, claims, .. } = self;
             let mut rooms = Rooms { catalog, pool, flow, counters };
@@ -195,7 +195,7 @@ impl Machine {
             Job::Arrival(arrival) => self.tell_waiters(arrival, out),
             // Every step emits.
             Job::Emit => {}
-            Job::Miss { tier, slot } => self.read_ended(tier, slot, &Ok(Fetched::Miss), out),
+            Job::Miss { tier, slot } => self.read_over(tier, slot, &Ok(Fetched::Miss), out),
         }
     }
 

@@ -11,6 +11,10 @@ use kvdepot_core::{BlockHash, Error, ErrorKind, SlotId};
 
 use crate::lab::{Lab, claim};
 
+mod ahead;
+mod losses;
+mod room;
+
 const BLOCK: u64 = 4096;
 /// Blocks in the memory of the tier: half of them may be leased at a time, and an eighth without a reader.
 const MEMORY_BLOCKS: u64 = 16;
@@ -127,24 +131,6 @@ fn an_unused_lease_serves_the_next_reader_and_the_oldest_end_beyond_the_limit() 
     assert_eq!(ended(&mut lab), [place(3)]);
 }
 
-/// What is leased beyond the limit of unused blocks would be given back before anybody asks for it.
-#[test]
-fn no_more_blocks_are_leased_ahead_than_stay_leased() {
-    let mut lab = lab(4, 2);
-    let first = lease(&mut lab, &[9]);
-    release(&mut lab, &first);
-    lab.take();
-    let blocks = [(1, 0), (2, 0), (3, 0), (4, 0), (5, 1)].map(|(hash, tier)| (BlockHash([hash; 16]), tier));
-    lab.ask(Request::Prefetch { namespace: 0, blocks: blocks.into(), deadline: 1 << 40 });
-    let (leases, reads) = commanded(&mut lab);
-    assert_eq!((leases.len(), reads.len()), (1, 1), "an eighth is two blocks, and one is leased");
-    assert_eq!(reads[0].2, 5, "other tiers' blocks come through the pool");
-    grant(&mut lab, leases);
-    assert!(ended(&mut lab).is_empty());
-    // They are leased when they are loaded.
-    lease(&mut lab, &[2, 3, 4]);
-}
-
 #[test]
 fn half_of_the_memory_is_leased_at_a_time_and_other_blocks_are_read() {
     let mut lab = lab(4, 1);
@@ -185,7 +171,10 @@ fn a_reader_that_cannot_read_in_place_gets_a_copy_in_the_pool() {
 
 #[test]
 fn a_copy_that_does_not_come_leaves_the_lease_in_place() {
-    for is_removed in [false, true] {
+    use ErrorKind::{Busy, NoSpace, Timeout, Unavailable};
+    for (is_removed, kind) in
+        [(false, Timeout), (false, Busy), (false, NoSpace), (false, Unavailable), (true, Timeout)]
+    {
         let mut lab = lab(1, 1);
         let here = lease(&mut lab, &[1]);
         let token = lab.send(load(&[1], false));
@@ -195,8 +184,7 @@ fn a_copy_that_does_not_come_leaves_the_lease_in_place() {
         if is_removed {
             lab.remove(1, Location::Absent);
         }
-        let late = Err(Error::new(ErrorKind::Timeout, "test"));
-        lab.feed(Event::ReadEnded { tier: 0, slot: reads[0].1, outcome: late });
+        lab.feed(Event::ReadEnded { tier: 0, slot: reads[0].1, outcome: Err(Error::new(kind, "test")) });
         lab.machine.check().unwrap();
         let (copy, other) = (lab.reply(token).unwrap(), lab.reply(waits).unwrap());
         assert!(leased(copy).is_empty());
@@ -273,39 +261,6 @@ fn a_copy_that_does_not_come_after_a_reset_leaves_nothing() {
     assert_eq!(ended(&mut lab), [place(1)]);
 }
 
-/// P9: what its clients could not read any more is no hit.
-#[test]
-fn blocks_of_a_tier_that_went_down_are_not_shown_until_it_has_leased_them_again() {
-    let mut lab = lab(2, 1);
-    let first = lease(&mut lab, &[1, 2]);
-    release(&mut lab, &first[1..]);
-    let coming = lab.send(load(&[3], true));
-    let (under_way, _) = commanded(&mut lab);
-    lab.feed(Event::WentDown { tier: 1 });
-    assert!(ended(&mut lab).is_empty(), "another tier");
-    lab.feed(Event::WentDown { tier: 0 });
-    lab.feed(Event::WentDown { tier: 0 });
-    assert_eq!(ended(&mut lab), [place(2)], "nobody reads it");
-    grant(&mut lab, under_way);
-    let reply = lab.reply(coming).unwrap();
-    assert!(leased(reply).is_empty());
-    assert_eq!(ended(&mut lab), [place(3)], "it came too late");
-    release(&mut lab, &first[..1]);
-    assert_eq!(ended(&mut lab), [place(1)]);
-    assert_eq!(lab.machine.gauges().in_place, Default::default());
-    let gone: Vec<_> = lab.gone.iter().map(|gone| gone.key).collect();
-    assert!(gone.contains(&lab.key(1)) && gone.contains(&lab.key(2)), "{gone:?}");
-    // Whatever the tier still says that it has comes through the pool.
-    let token = lab.send(claim(&[0], vec![BlockHash([1; 16])]));
-    let (leases, reads) = commanded(&mut lab);
-    assert_eq!((leases.len(), reads.len()), (0, 1));
-    lab.feed(Event::ReadEnded { tier: 0, slot: reads[0].1, outcome: Err(Error::new(ErrorKind::Io, "test")) });
-    let Some(Reply::Claim(progress)) = lab.reply(token) else { panic!("no claim") };
-    assert_eq!(progress.units, 0);
-    lab.feed(Event::CameBack { tier: 0 });
-    lease(&mut lab, &[2]);
-}
-
 #[test]
 fn a_lease_takes_as_much_as_the_tiers_unit() {
     let mut lab = Lab::new(4, 1);
@@ -321,45 +276,6 @@ fn a_lease_takes_as_much_as_the_tiers_unit() {
     lab.take();
     release(&mut lab, &both);
     assert_eq!(ended(&mut lab), [place(1), place(2)], "an eighth is less than a unit");
-    lab.machine.check().unwrap();
-}
-
-/// Two claims that are admitted one after the other do not count the same room.
-#[test]
-fn room_in_a_tiers_memory_is_promised_to_one_claim() {
-    let wide = |n: u16| BlockHash(std::array::from_fn(|at| n.to_le_bytes()[at % 2]));
-    let mut lab = Lab::new(1, 1);
-    lab.located = Location::Tier(0);
-    lab.feed(Event::InPlace { tier: 0, memory_bytes: 800 * BLOCK, unit_bytes: BLOCK });
-    let first = lease(&mut lab, &[0]);
-    release(&mut lab, &first);
-    lab.take();
-    let (longer, other) = ((1..=300).map(wide).collect(), (1001..=1300).map(wide).collect());
-    let request = claim(&[0], longer);
-    // It is admitted, and has taken a part of what was promised to it.
-    let mut later = lab.step(Event::Request { token: 998, owner: 1, request });
-    while !lab.commands.iter().any(|command| matches!(command, Command::Lease { .. })) {
-        let event = later.pop().unwrap();
-        later.extend(lab.step(event));
-    }
-    lab.feed(Event::Request { token: 999, owner: 2, request: claim(&[0], other) });
-    later.into_iter().for_each(|event| lab.feed(event));
-    let units = |lab: &mut Lab, owner: u64, token: u64| {
-        while let commands @ [_, ..] = &lab.take()[..] {
-            for command in commands {
-                let Command::Lease { tier, slot, key, .. } = *command else { continue };
-                let n = u16::from_le_bytes([key.hash.0[0], key.hash.0[1]]);
-                let outcome = Ok(Some(BLOCK * (1 + u64::from(n))));
-                lab.feed(Event::LeaseEnded { tier, slot, outcome });
-            }
-        }
-        let Some(Reply::Claim(progress)) = lab.reply(token) else { panic!("no claim") };
-        let token = lab.send_as(owner, Request::ClaimPoll { claim: progress.claim, settle: true });
-        let Some(Reply::Claim(progress)) = lab.reply(token) else { panic!("no claim") };
-        progress.units
-    };
-    assert_eq!(units(&mut lab, 1, 998), 300);
-    assert_eq!(units(&mut lab, 2, 999), 100, "what half of the memory has left");
     lab.machine.check().unwrap();
 }
 

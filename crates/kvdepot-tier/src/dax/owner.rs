@@ -15,14 +15,12 @@ use super::layout::{Geometry, OWNER_AT, OWNER_BYTES, SUPERBLOCK_BYTES};
 pub(super) struct Owner {
     word: [u8; OWNER_BYTES],
     is_lost: AtomicBool,
-    /// Whether the loss is yet to be told.
-    is_news: AtomicBool,
 }
 
 impl Owner {
     /// `word` must be one that nobody else has.
     pub(super) fn new(word: [u8; OWNER_BYTES]) -> Self {
-        Self { word, is_lost: AtomicBool::new(false), is_news: AtomicBool::new(false) }
+        Self { word, is_lost: AtomicBool::new(false) }
     }
 
     /// Takes ownership of the medium.
@@ -35,16 +33,6 @@ impl Owner {
     /// Returns whether another owner was seen.
     pub(super) fn is_lost(&self) -> bool {
         self.is_lost.load(Ordering::Acquire)
-    }
-
-    /// Returns whether the medium was lost, and nobody was told.
-    pub(super) fn has_news(&self) -> bool {
-        self.is_news.load(Ordering::Acquire)
-    }
-
-    /// Like [`Self::has_news`], for one who tells it.
-    pub(super) fn take_news(&self) -> bool {
-        self.is_news.swap(false, Ordering::AcqRel)
     }
 
     /// Fails, now and from then on, if somebody else has opened the medium or formatted it.
@@ -77,7 +65,6 @@ impl Owner {
         )
         .with("path", medium.path().display());
         if !self.is_lost.swap(true, Ordering::AcqRel) {
-            self.is_news.store(true, Ordering::Release);
             tracing::error!(%error, "a medium is lost");
         }
         Err(error)

@@ -75,6 +75,7 @@ impl Shared {
                 return;
             }
             shared.clear_slots(&units);
+            shared.deliver_events();
             if let Some(engine) = next.upgrade() {
                 shared.retire(&engine, id);
             }

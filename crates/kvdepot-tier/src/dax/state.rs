@@ -1,5 +1,6 @@
 //! What all calls of a DAX tier share: the medium, and what is known about it, under one lock. No I/O under the lock.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use hashbrown::HashMap;
@@ -82,6 +83,8 @@ pub(super) struct Shared {
     pub(super) changed: Condvar,
     /// Ends those parts of a restore that are in no queue.
     pub(super) clock: Arc<Clock>,
+    /// Whether the listener knows that the medium is lost.
+    is_loss_told: AtomicBool,
 }
 
 impl std::fmt::Debug for Shared {
@@ -122,6 +125,7 @@ impl Shared {
             epochs: Mutex::new(epochs),
             changed: Condvar::new(),
             clock: Arc::default(),
+            is_loss_told: AtomicBool::new(false),
         }
     }
 
@@ -214,20 +218,23 @@ impl Shared {
         self.deliver_events();
     }
 
+    fn has_loss_to_tell(&self) -> bool {
+        (self.owner.is_lost() || self.medium.is_lost()) && !self.is_loss_told.load(Ordering::Acquire)
+    }
+
     /// Reports collected events to the listener. The caller must not hold the lock.
     pub(super) fn deliver_events(&self) {
         let (evicted, lost, listener) = {
             let mut state = self.lock();
             let events = &mut state.events;
-            if events.evicted.is_empty() && events.lost.is_empty() && !self.owner.has_news() {
+            if events.evicted.is_empty() && events.lost.is_empty() && !self.has_loss_to_tell() {
                 return;
             }
             (std::mem::take(&mut events.evicted), std::mem::take(&mut events.lost), events.listener.clone())
         };
         let Some(listener) = listener.as_ref().and_then(Weak::upgrade) else { return };
-        if self.owner.take_news() {
-            // It does not come back.
-            listener.went_down();
+        if self.has_loss_to_tell() && !self.is_loss_told.swap(true, Ordering::AcqRel) {
+            listener.lost_memory();
         }
         if !evicted.is_empty() {
             listener.evicted(&evicted);

@@ -2,8 +2,9 @@
 //! in the conformance suite.
 #![allow(clippy::unwrap_used)] // a failing test panics
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use kvdepot_core::{BlockKey, ErrorKind};
 use kvdepot_io::mapped::{Access, HookMedium, Medium, MediumCall, MemoryMedium};
@@ -12,7 +13,7 @@ use kvdepot_tier::{DaxConfig, DaxTier, Presence, Tier, TierEvents};
 
 use crate::dax_media::{MIB, Media, open, raw};
 
-/// What a tier tells its depot: blocks that were lost, and how often it went down.
+/// What a tier tells its depot: blocks that were lost, and how often its memory was.
 #[derive(Default)]
 struct Lost(Mutex<Vec<BlockKey>>, AtomicUsize);
 
@@ -46,11 +47,18 @@ impl TierEvents for Lost {
         self.0.lock().unwrap().extend(keys);
     }
 
-    fn went_down(&self) {
-        self.1.fetch_add(1, Ordering::SeqCst);
-    }
+    fn went_down(&self) {}
 
     fn came_back(&self) {}
+
+    fn lost_memory(&self) {
+        self.1.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// Whether the loss was told, or should have been by now.
+fn lost_or_late(lost: &Lost, until: Instant) -> bool {
+    lost.1.load(Ordering::SeqCst) > 0 || Instant::now() >= until
 }
 
 fn leasing(media: &Media, access: Access) -> DaxConfig {
@@ -138,6 +146,39 @@ fn a_medium_that_was_lost_before_anybody_listened_is_told_of() {
     assert_eq!(lost.1.load(Ordering::SeqCst), 1);
 }
 
+/// A reset has been stored, and nothing else is done with the medium then.
+#[test]
+fn a_medium_that_is_lost_while_a_past_epoch_is_cleared_is_told_of() {
+    let memory = MemoryMedium::new(vec![0; 4 * MIB as usize]);
+    let is_armed = Arc::new(AtomicBool::new(false));
+    let hook = {
+        let (memory, is_armed) = (memory.clone(), Arc::clone(&is_armed));
+        move |call| {
+            let is_clear = matches!(call, MediumCall::Write { bytes, .. } if bytes < 4096);
+            if is_clear && is_armed.swap(false, Ordering::SeqCst) {
+                memory.damage(128, |bytes| bytes[..16].fill(7));
+            }
+            Ok(())
+        }
+    };
+    let medium: Arc<dyn Medium> = Arc::new(HookMedium::new(Arc::new(memory), Box::new(hook)));
+    let bench = Bench::new(Arc::new(DaxTier::open_on(leasing(&Media::new(), Access::Auto), medium).unwrap()));
+    let lost = Lost::listening(&bench);
+    bench.write_all(2);
+    bench.drain();
+    let armed = Arc::clone(&is_armed);
+    let stored = move |outcome: kvdepot_core::Result<u32>| {
+        outcome.unwrap();
+        armed.store(true, Ordering::SeqCst);
+    };
+    bench.tier.advance_epoch(&Arc::new(bench.spec.clone()), 0, Bench::soon(), Box::new(stored));
+    let until = Bench::soon();
+    while !lost_or_late(&lost, until) {
+        std::thread::yield_now();
+    }
+    assert_eq!(lost.1.load(Ordering::SeqCst), 1);
+}
+
 #[test]
 fn a_medium_lends_no_more_than_holds_blocks() {
     let media = Media::new();
@@ -154,15 +195,23 @@ fn a_medium_lends_no_more_than_holds_blocks() {
 #[test]
 fn a_truncated_file_is_an_error_for_whoever_reads_it_in_place() {
     let media = Media::new();
-    let path = media.file(4 * MIB);
-    let config = DaxConfig { lease_in_place: Some(true), ..crate::dax_media::config(&path, 4 * MIB) };
-    let bench = Bench::new(open(config));
-    bench.write_all(1);
-    let (lent, place) = (bench.lent(), bench.lease(0).unwrap().unwrap());
-    std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(4096).unwrap();
-    let mut bytes = [0; 100];
-    assert_eq!(lent.read(place, &mut bytes).unwrap_err().kind(), ErrorKind::Io);
-    assert!(bench.lease(0).is_err());
+    for access in [Access::Auto, Access::Mapped] {
+        let path = media.file(4 * MIB);
+        let config =
+            DaxConfig { access, lease_in_place: Some(true), ..crate::dax_media::config(&path, 4 * MIB) };
+        let bench = Bench::new(open(config));
+        let lost = Lost::listening(&bench);
+        bench.write_all(1);
+        let (lent, place) = (bench.lent(), bench.lease(0).unwrap().unwrap());
+        std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(4096).unwrap();
+        let mut bytes = [0; 100];
+        assert_eq!(lent.read(place, &mut bytes).unwrap_err().kind(), ErrorKind::Io);
+        for _ in 0..2 {
+            assert!(bench.lease(0).is_err());
+        }
+        bench.drain();
+        assert_eq!(lost.1.load(Ordering::SeqCst), 1, "the depot is told, once");
+    }
 }
 
 #[test]

@@ -96,6 +96,8 @@ impl TierEvents for Heard {
     fn went_down(&self) {}
 
     fn came_back(&self) {}
+
+    fn lost_memory(&self) {}
 }
 
 fn what_a_lifecycle_rule_took_is_a_miss_and_written_again() {

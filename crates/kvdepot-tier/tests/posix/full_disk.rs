@@ -39,6 +39,8 @@ impl TierEvents for Heard {
     fn went_down(&self) {}
 
     fn came_back(&self) {}
+
+    fn lost_memory(&self) {}
 }
 
 fn attach(tier: &PosixTier) -> Arc<Heard> {

@@ -5,20 +5,26 @@ use super::super::flaw::Flaw;
 use super::super::pool::NoRoom;
 use super::super::rooms::Rooms;
 use super::super::slots::Waiter;
+use super::super::tiers::TierIndex;
 use super::Claims;
-use super::claim::{Claim, Need, Phase, Spot, Weigh};
+use super::claim::{Claim, InPlaceRoom, Need, Phase, Spot, Weigh};
 use super::known::Known;
 use super::probing::begin_round;
 use super::promised::Promised;
-use crate::block::Phase as BlockPhase;
+use crate::block::{Block, Phase as BlockPhase};
+use crate::error::{Error, ErrorKind};
+use crate::eviction::SlotId;
 
 /// Share of the pool that one claim may take.
 const CLAIM_SHARE_PERCENT: u64 = 90;
+/// Part of a hit by which it is cut at least, if the last cut has not halved what does not fit.
+const CUT_DIVISOR: usize = 8;
 
 impl Claims {
     /// All places were looked at: how long the hit can be is found out next, and whether there is room for it.
     pub(super) fn begin_to_weigh(claim: &mut Claim) {
         claim.phase = Phase::Weigh;
+        claim.excess = None;
         claim.weigh = Some(Weigh::Reach { search: claim.search(claim.limit), turn: None });
     }
 
@@ -51,7 +57,9 @@ impl Claims {
                     }
                 },
                 Weigh::Need { hit, mut need, turn } => {
-                    if !claim.add_need(&mut need, hit, looks, self.in_place_room(rooms)) {
+                    let in_place =
+                        InPlaceRoom { bytes: self.in_place_room(rooms), tier: rooms.pool.leasing_tier() };
+                    if !claim.add_need(&mut need, hit, looks, in_place) {
                         claim.weigh = Some(Weigh::Need { hit, need, turn });
                         return true;
                     }
@@ -83,7 +91,11 @@ impl Claims {
             // What lies beyond the pool's share goes. The last blocks are those for which a tier's memory had no room.
             let left = u128::from(need.whole - (need.total - share).min(need.whole));
             let shorter = claim.skip + (blocks * left / u128::from(need.whole.max(1))) as usize;
-            let search = claim.search(shorter.min(hit - 1));
+            // Those may lie in a tier's memory, while it is blocks before them that do not fit.
+            let excess = need.total - share;
+            let helps = claim.excess.replace(excess).is_none_or(|before| excess <= before / 2);
+            let least = if helps { 1 } else { (hit - claim.skip).div_ceil(CUT_DIVISOR) };
+            let search = claim.search(shorter.min(hit - least));
             claim.weigh = Some(Weigh::Reach { search, turn: Some(turn) });
             if !std::mem::replace(&mut claim.cut, true) {
                 rooms.counters.claims_cut += 1;
@@ -103,7 +115,10 @@ impl Claims {
             self.queue.push_back(claim.id);
         }
         // What it will be cut to at most.
-        claim.need = if turn { need.new_pins } else { need.new_pins.min(share) };
+        claim.need = need;
+        if !turn {
+            claim.need.new_pins = need.new_pins.min(share);
+        }
         claim.phase = Phase::Queued;
     }
 
@@ -161,7 +176,7 @@ impl Claims {
                 }
             }
             let idle = rooms.pool.held().pinned == 0 && self.promised.pool == 0;
-            if claim.need > self.room(rooms) && !idle {
+            if !claim.need.fits(self.room(rooms), self.in_place_room(rooms)) && !idle {
                 return;
             }
             if let Some(claim) = self.map.get_mut(&id) {
@@ -223,7 +238,7 @@ impl Claims {
         if matches!(known, Known::LEASED | Known::WAITING) || !rooms.catalog.is_live(key.space) {
             return true;
         }
-        match rooms.pool.find(&key) {
+        match rooms.pool.find_kept(&key) {
             Some(slot) if rooms.pool.slot(slot).block.is_readable() => {
                 let found = rooms.pool.slot(slot);
                 if found.block.is_evictable() {
@@ -239,12 +254,10 @@ impl Claims {
             Some(_) => {}
             None if !fetch || rooms.flow.is_leaving(&key) => {}
             None => {
-                let Some(tier) = known.tier() else { return true };
-                let near = rooms.catalog.near(key.space);
-                // Others were promised the rest.
-                let is_promised = claim.promised.in_place >= claim.lent_bytes(spot);
-                let how = (tier, claim.groups[spot.group].in_place[spot.rank] && is_promised);
-                match rooms.pool.insert_fetching(key, claim.bytes(spot), near, how) {
+                let Some(tier) = known.tier().filter(|&tier| !rooms.pool.is_lender_down(tier)) else {
+                    return true;
+                };
+                match self.make_room(rooms, claim, spot, tier) {
                     Ok(slot) => {
                         self.keep_promise(claim, spot, rooms.pool.slot(slot).is_in_place());
                         rooms.flow.read(slot, tier, claim.deadline);
@@ -259,6 +272,35 @@ impl Claims {
             }
         }
         true
+    }
+
+    /// Makes a slot for a block that a tier is to lease or to read. What was promised room in the tier's memory and finds none
+    /// there takes no room of the pool that others were promised.
+    fn make_room(
+        &self,
+        rooms: &mut Rooms<'_>,
+        claim: &Claim,
+        spot: Spot,
+        tier: TierIndex,
+    ) -> std::result::Result<SlotId, NoRoom> {
+        let (key, bytes) = (claim.key(spot), claim.bytes(spot));
+        let is_promised = rooms.pool.leasing_tier() == Some(tier)
+            && claim.groups[spot.group].in_place[spot.rank]
+            && claim.promised.in_place >= claim.lent_bytes(spot);
+        if is_promised {
+            if let Some(slot) = rooms.pool.insert_in_place(key, bytes, tier) {
+                return Ok(slot);
+            }
+            if bytes > self.room(rooms) {
+                let error = Error::new(
+                    ErrorKind::NoSpace,
+                    "no room is left for a block in a tier's memory, or in the pool",
+                );
+                return Err(NoRoom::Full(error.with("block_bytes", bytes)));
+            }
+        }
+        let near = rooms.catalog.near(key.space);
+        rooms.pool.insert(key, Block::fetching(), bytes, true, near)
     }
 
     /// Room that was promised is not needed any more.

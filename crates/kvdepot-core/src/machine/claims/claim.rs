@@ -97,20 +97,42 @@ pub(super) struct Need {
     pub(super) total: u64,
     /// Bytes that it would pin anew in the memory of the tier that leases blocks.
     pub(super) in_place: u64,
+    /// Bytes of the pool that it would pin anew for blocks for which that memory has no room, and what they would take
+    /// there.
+    pub(super) rest: u64,
+    pub(super) rest_in_place: u64,
     /// Whether any has to be fetched.
     pub(super) fetches: bool,
 }
 
 impl Need {
     /// Returns the need if so many bytes can be pinned in the memory of the tier that leases blocks: the rest comes through
-    /// the pool.
+    /// the pool, where a block takes no more than there.
     pub(super) const fn with_in_place_at_most(mut self, room: u64) -> Self {
         let rest = self.in_place.saturating_sub(room);
         self.in_place -= rest;
         self.new_pins += rest;
         self.total += rest;
+        self.rest += rest;
+        self.rest_in_place += rest;
         self
     }
+
+    /// Returns whether it would fit into so much room of the pool, if so much is there in the memory of the tier that
+    /// leases blocks.
+    pub(super) fn fits(&self, room: u64, in_place_room: u64) -> bool {
+        let more = in_place_room.saturating_sub(self.in_place).min(self.rest_in_place);
+        let moved = u128::from(self.rest) * u128::from(more) / u128::from(self.rest_in_place.max(1));
+        self.new_pins.saturating_sub(moved as u64) <= room
+    }
+}
+
+/// Room in the memory of the tier that leases blocks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct InPlaceRoom {
+    pub(super) bytes: u64,
+    /// That tier, if it leases blocks now.
+    pub(super) tier: Option<TierIndex>,
 }
 
 /// What is known of all places comes down to these, found out piece by piece.
@@ -156,8 +178,10 @@ pub(super) struct Claim {
     pub(super) runs_ever: u32,
     /// Whether it stands in the queue for room.
     pub(super) queued: bool,
-    /// Bytes that admitting it would pin anew, as of its last survey.
-    pub(super) need: u64,
+    /// What admitting it needs, as of its last survey.
+    pub(super) need: Need,
+    /// Bytes by which it exceeded its share of the pool when it was cut last, since its last survey.
+    pub(super) excess: Option<u64>,
     /// Room that was promised to it and is not taken yet.
     pub(super) promised: Promised,
     /// Hit aimed at while filling, final once settled; in hash units.
@@ -187,8 +211,15 @@ pub(super) struct Claim {
     pub(super) ids: Arc<[NamespaceId]>,
     /// What blocks wanted that had not come when it began to settle; None: nothing could come any more.
     pub(super) short_of: Option<Short>,
-    /// The tier that leases blocks in place.
-    pub(super) in_place_tier: Option<TierIndex>,
+    /// [`Pool::losses`] when all that it leases could be read.
+    pub(super) losses: u64,
+    /// The next place whose lease is looked at again, since something was lost.
+    pub(super) relook: Option<usize>,
+    pub(super) relooks: u8,
+    /// Whether its client knows how long its hit is: then it is final.
+    pub(super) is_told: bool,
+    /// Whether it was told what kept its hit from being longer.
+    pub(super) has_missed: bool,
     /// Whether its client would compute sooner what has not come.
     pub(super) declined: bool,
 }
@@ -307,7 +338,7 @@ impl Claim {
         need: &mut Need,
         hit: usize,
         looks: &mut usize,
-        in_place_room: u64,
+        in_place: InPlaceRoom,
     ) -> bool {
         while let Some(entry) = self.groups.get(need.group) {
             let range = self.needed_range(need.group, hit);
@@ -318,23 +349,25 @@ impl Claim {
                 let first = self.place(need.group, block, 0);
                 for (rank, &bytes) in entry.slot_bytes.iter().enumerate() {
                     let (known, lent_bytes) = (self.known(first + rank), entry.lent_bytes[rank]);
-                    let is_leasable = known.tier().is_some()
-                        && known.tier() == self.in_place_tier
-                        && entry.in_place[rank]
-                        && need.in_place + lent_bytes <= in_place_room;
+                    let is_leasable =
+                        known.tier().is_some() && known.tier() == in_place.tier && entry.in_place[rank];
                     need.whole += bytes;
-                    if known == Known::IN_PLACE || is_leasable {
-                        need.in_place += lent_bytes;
-                        continue;
-                    }
+                    need.fetches |= known.tier().is_some();
                     if known == Known::PINNED_IN_PLACE {
                         continue;
+                    }
+                    if known == Known::IN_PLACE || is_leasable {
+                        if need.in_place + lent_bytes <= in_place.bytes {
+                            need.in_place += lent_bytes;
+                            continue;
+                        }
+                        need.rest += bytes;
+                        need.rest_in_place += lent_bytes;
                     }
                     need.total += bytes;
                     if !matches!(known, Known::PINNED | Known::LEASED | Known::WAITING) {
                         need.new_pins += bytes;
                     }
-                    need.fetches |= known.tier().is_some();
                 }
             }
             (need.group, need.at) = (need.group + 1, None);
@@ -350,6 +383,7 @@ impl Claim {
     pub(super) fn progress(&mut self) -> Progress {
         self.follow_lead();
         let settled = self.phase == Phase::Settled;
+        self.is_told |= settled;
         let units = if settled { self.hit } else { self.skip };
         let units_from_tier = self.units_of(self.fetched, units);
         Progress { claim: self.id, settled, units, units_from_tier, arriving: self.arriving() }
@@ -377,7 +411,8 @@ impl Claim {
 
     /// Nothing once a block of the hit has failed: then only settling tells how long the hit is.
     fn arriving(&self) -> Option<Arriving> {
-        if self.phase != Phase::Filling || self.leased + self.waiting < self.needed {
+        let is_sure = self.phase == Phase::Filling && self.relook.is_none();
+        if !is_sure || self.leased + self.waiting < self.needed {
             return None;
         }
         Some(Arriving {

@@ -14,6 +14,7 @@ mod admit;
 mod claim;
 mod ending;
 mod known;
+mod lost;
 mod missed;
 mod places;
 mod probing;
@@ -34,7 +35,7 @@ use super::event::{ClaimGroup, ClaimId, Effects, Job, Location, Nanos, Owner, Re
 use super::flaw::Flaws;
 use super::pace::Pace;
 use super::rooms::Rooms;
-use claim::{Claim, Group, Phase, Weigh};
+use claim::{Claim, Group, Need, Phase, Weigh};
 use known::Known;
 use places::Places;
 use promised::Promised;
@@ -159,7 +160,8 @@ impl Claims {
             Phase::Lease { .. } => self.take_leases(rooms, claim),
             Phase::Settling => self.settle_on(rooms, claim, out),
             Phase::Settled => claim.trimming && trim(rooms, claim, self.pace),
-            Phase::Queued | Phase::Filling | Phase::Releasing => false,
+            Phase::Filling => self.relook(rooms, claim),
+            Phase::Queued | Phase::Releasing => false,
         }
     }
 
@@ -276,7 +278,13 @@ impl Claims {
     }
 
     /// The next piece of that: whether there is more to do now. Leases beyond the hit end when it is known.
-    fn settle_on(&self, rooms: &Rooms<'_>, claim: &mut Claim, out: &mut Effects) -> bool {
+    fn settle_on(&self, rooms: &mut Rooms<'_>, claim: &mut Claim, out: &mut Effects) -> bool {
+        if claim.must_relook(rooms.pool) {
+            claim.weigh = Some(Weigh::Leased(claim.search(claim.hit)));
+        }
+        if self.relook(rooms, claim) {
+            return true;
+        }
         let mut looks = (self.pace.weigh_places / claim.width()).max(1);
         if let Some(Weigh::Leased(mut search)) = claim.weigh.take() {
             match claim.leased_hit(&mut search, &mut looks) {
@@ -287,7 +295,11 @@ impl Claims {
                 }
             }
         }
-        out.missed.extend(claim.missed(rooms.pool, rooms.catalog));
+        if !claim.has_missed {
+            let missed = claim.missed(rooms.pool, rooms.catalog);
+            claim.has_missed = missed.is_some();
+            out.missed.extend(missed);
+        }
         claim.phase = Phase::Settled;
         claim.cursor = 0;
         claim.trimming = claim.leased > claim.needed_count(claim.hit);
@@ -306,11 +318,22 @@ impl Claims {
     ) -> Result<()> {
         let mut claim = self.take(owner, id)?;
         claim.polled = now;
+        claim.relooks = 0;
+        // It was settled, and something has been lost before its client knew.
+        let again = claim.phase == Phase::Settled && !claim.is_told && claim.must_relook(rooms.pool);
+        if again {
+            claim.phase = Phase::Settling;
+            claim.weigh = Some(Weigh::Leased(claim.search(claim.hit)));
+            self.work(rooms, &mut claim, out);
+        }
+        if claim.phase == Phase::Filling && claim.must_relook(rooms.pool) {
+            self.work(rooms, &mut claim, out);
+        }
         if settle_now && !matches!(claim.phase, Phase::Settling | Phase::Settled) {
             self.begin_to_settle(&mut claim);
             self.work(rooms, &mut claim, out);
         }
-        if settle_now && claim.phase == Phase::Settling {
+        if (settle_now || again) && claim.phase == Phase::Settling {
             claim.waiters.push(token);
             self.waiters.insert(token, id);
         } else {
@@ -450,10 +473,15 @@ fn new_claim(rooms: &Rooms<'_>, id: ClaimId, open: Open) -> Result<Claim> {
         runs: Vec::new(),
         runs_ever: 0,
         queued: false,
-        need: 0,
+        need: Need::default(),
+        excess: None,
         promised: Promised::default(),
         hit: skip,
-        in_place_tier: rooms.pool.in_place_tier(),
+        losses: rooms.pool.losses(),
+        relook: None,
+        relooks: 0,
+        is_told: false,
+        has_missed: false,
         lead: skip,
         needed: 0,
         leased: 0,

@@ -16,7 +16,7 @@ impl Claims {
         for place in start..end {
             let key = claim.key(claim.spot(place));
             let before = claim.known(place);
-            let known = match rooms.pool.find(&key) {
+            let known = match rooms.pool.find_kept(&key) {
                 Some(slot) => {
                     let block = &rooms.pool.slot(slot).block;
                     match block.phase() {

@@ -138,7 +138,7 @@ impl Load {
         if !rooms.catalog.is_live(key.space) {
             return Want::Missed(ErrorKind::NotFound);
         }
-        let Some(slot) = rooms.pool.find(&key) else {
+        let Some(slot) = rooms.pool.find_kept(&key) else {
             let hopeless = !rooms.flow.has_tiers() || rooms.flow.is_leaving(&key);
             return if hopeless { Want::Missed(ErrorKind::NotFound) } else { Want::Unlocated };
         };

@@ -259,6 +259,7 @@ impl Load {
         let key = self.key(place);
         if rooms.catalog.is_live(key.space)
             && let Some(slot) = rooms.pool.readable(&key).filter(|&slot| self.can_read(rooms, slot))
+            && rooms.pool.is_shown(slot)
         {
             let want = self.lease(rooms, slot);
             self.set(place, want);

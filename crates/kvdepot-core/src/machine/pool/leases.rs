@@ -10,6 +10,7 @@ use crate::lease::LeaseId;
 impl Pool {
     /// Pins a readable block for a claim, which unpins it itself.
     pub(crate) fn pin(&mut self, id: SlotId) {
+        self.end_ahead(id);
         self.edit(id, |slot| slot.block.lease());
     }
 

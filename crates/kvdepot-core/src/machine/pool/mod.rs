@@ -151,6 +151,8 @@ pub(crate) struct Pool {
     /// When slots were taken.
     births: Births,
     in_place: InPlace,
+    /// Number of times that blocks in use were doomed, or that a tier lost its memory.
+    losses: u64,
     /// Blocks that went.
     pub(super) gone: Vec<GoneHere>,
     /// What the ledger is to be told.
@@ -195,6 +197,7 @@ impl Pool {
             touched: Vec::new(),
             births: Births::default(),
             in_place: InPlace::default(),
+            losses: 0,
             gone: Vec::new(),
             proofs: Proofs::default(),
             uses: Uses::default(),
@@ -285,6 +288,11 @@ impl Pool {
     /// Returns whether space was freed since the last call.
     pub(crate) const fn take_room(&mut self) -> bool {
         std::mem::replace(&mut self.room_came, false)
+    }
+
+    /// Returns a number that changes when readers may no longer be shown a block that is in use.
+    pub(crate) const fn losses(&self) -> u64 {
+        self.losses
     }
 
     /// Returns whether space was freed since the last call of [`Self::take_room`].
@@ -406,6 +414,7 @@ impl Pool {
     /// Dooms a block: it gets no new reader and no new write. It is freed immediately if nothing accesses it.
     pub(crate) fn doom(&mut self, id: SlotId) {
         let flawed = self.flaws.has(Flaw::WriteDisplaced);
+        self.losses += u64::from(self.slots.at(id).block.leases() > 0);
         self.edit(id, |slot| {
             slot.block.doom();
             slot.to_write &= if flawed { slot.to_write } else { slot.writing };

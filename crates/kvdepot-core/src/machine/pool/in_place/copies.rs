@@ -50,7 +50,7 @@ impl Pool {
         let leased = self.take_copied(copy)?;
         let slot = self.slots.at(copy);
         let has_come = slot.block.is_readable() || !slot.is_indexed();
-        if has_come || !is_live || !self.slots.at(leased).block.is_readable() {
+        if has_come || !is_live || !self.is_shown(leased) {
             self.doom(leased);
             return None;
         }

@@ -5,12 +5,12 @@
 //! the longest unused ones go first.
 //!
 //! - *lender*: the tier that leases them.
+//! - *idle*: those that nobody reads.
 //! - *copies*: copies in the pool, for readers that cannot read there.
 
 mod copies;
+mod idle;
 mod lender;
-
-use std::collections::BTreeMap;
 
 use hashbrown::HashMap;
 
@@ -24,16 +24,13 @@ use crate::eviction::SlotId;
 use crate::regions::RegionIndex;
 use crate::runs::{IN_PLACE_AT, Run, Runs};
 
+use idle::{Idle, ahead_bytes};
 use lender::Lender;
 
 /// Share of the tier's memory that may be leased at a time. The rest can take new blocks.
 const LEASED_SHARE_DIVISOR: u64 = 2;
-/// Share of the tier's memory that may stay leased without a reader.
-const IDLE_SHARE_DIVISOR: u64 = 8;
 /// Maximum number of unused blocks that are given back to the tier for one that is to be leased.
 const GIVEN_BACK_PER_BLOCK: usize = 512;
-/// Maximum number of unused blocks beyond their limit that one step gives back.
-const GIVEN_BACK_PER_STEP: usize = 64;
 
 /// Blocks leased in place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,6 +43,8 @@ pub struct LeasedInPlace {
     pub coming_bytes: u64,
     /// Bytes of those that nobody reads.
     pub idle_bytes: u64,
+    /// Bytes of those that were leased ahead of a load, and that nobody has used yet.
+    pub ahead_bytes: u64,
 }
 
 /// See the module.
@@ -53,16 +52,15 @@ pub struct LeasedInPlace {
 pub(super) struct InPlace {
     lender: Option<Lender>,
     pub(super) now: LeasedInPlace,
-    /// Blocks that nobody reads, by the time at which that began, and those times.
-    // Ordered maps: one that grows moves a few entries, however many blocks there are.
-    idle: BTreeMap<u64, SlotId>,
-    idle_since: BTreeMap<SlotId, u64>,
-    idle_ever: u64,
+    /// Blocks that nobody reads.
+    idle: Idle,
+    /// Whether more can be leased than at the last look.
+    room_came: bool,
     /// Places in the tier's memory whose leases have ended.
     ended: Vec<u64>,
     /// Slots into which copies of leased blocks are being read, and the leased blocks with their serial numbers.
     copied: HashMap<SlotId, (SlotId, u32)>,
-    /// Position of the walk that dooms all blocks of a tier that went down.
+    /// Position of the walk that dooms all blocks of a tier that has lost its memory.
     walk: Option<usize>,
 }
 
@@ -71,30 +69,13 @@ impl InPlace {
         self.lender.map_or(0, |lender| lender.memory_bytes / LEASED_SHARE_DIVISOR)
     }
 
-    fn idle_bytes_max(&self) -> u64 {
-        self.lender.map_or(0, |lender| lender.memory_bytes / IDLE_SHARE_DIVISOR)
-    }
-
     fn is_down(&self) -> bool {
-        self.lender.is_none_or(|lender| lender.is_down)
+        self.lender.is_none_or(|lender| lender.is_off || lender.is_lost)
     }
 
     /// Returns the bytes that a block takes in the tier's memory.
     fn lent_bytes(&self, bytes: u64) -> u64 {
         self.lender.map_or(bytes, |lender| bytes.next_multiple_of(lender.unit_bytes))
-    }
-
-    /// Notes whether somebody uses a block.
-    fn set_idle(&mut self, id: SlotId, bytes: u64, is_idle: bool) {
-        if is_idle {
-            self.idle_ever += 1;
-            self.idle.insert(self.idle_ever, id);
-            self.idle_since.insert(id, self.idle_ever);
-            self.now.idle_bytes += bytes;
-        } else if let Some(since) = self.idle_since.remove(&id) {
-            self.idle.remove(&since);
-            self.now.idle_bytes -= bytes;
-        }
     }
 }
 
@@ -113,29 +94,35 @@ impl Pool {
         self.in_place.now
     }
 
-    /// Returns the number of bytes that can be leased now, including in place of unused ones.
+    /// Returns the number of bytes that readers can still be shown in place: what can be leased, and what is leased and
+    /// not in use.
     pub(crate) fn in_place_room(&self) -> u64 {
         let LeasedInPlace { bytes, idle_bytes, .. } = self.in_place.now;
-        let most = if self.in_place.is_down() { 0 } else { self.in_place.bytes_max() };
+        let most = if self.is_lender_lost() { 0 } else { self.in_place.bytes_max() };
         most.saturating_sub(bytes - idle_bytes)
     }
 
-    /// Returns whether a block may be leased before anybody asks for it. Those beyond the limit of unused blocks would be
-    /// given back before they are used.
-    pub(crate) fn may_lease_ahead(&self, bytes: u64) -> bool {
-        let ahead = self.in_place.now.idle_bytes + self.in_place.now.coming_bytes;
-        ahead + self.lent_bytes(bytes) <= self.in_place.idle_bytes_max()
+    /// Returns the tier whose blocks can be leased in place now.
+    pub(crate) fn leasing_tier(&self) -> Option<TierIndex> {
+        self.in_place_tier().filter(|_| !self.in_place.is_down())
+    }
+
+    /// Returns whether more can be leased than at the last call.
+    pub(crate) const fn take_in_place_room(&mut self) -> bool {
+        std::mem::replace(&mut self.in_place.room_came, false)
     }
 
     /// Inserts a slot for a block that `tier` is to lease where it lies. Returns `None` if that tier does not, or has
     /// leased too much already.
     pub(crate) fn insert_in_place(&mut self, key: PoolKey, bytes: u64, tier: TierIndex) -> Option<SlotId> {
-        if self.in_place_tier() != Some(tier) || self.in_place.is_down() {
+        if self.leasing_tier() != Some(tier) {
             return None;
         }
-        let (most, lent_bytes) = (self.in_place.bytes_max(), self.lent_bytes(bytes));
+        let is_flawed = self.flaws.has(Flaw::LeasedShareIgnored);
+        let most = if is_flawed { u64::MAX } else { self.in_place.bytes_max() };
+        let lent_bytes = self.lent_bytes(bytes);
         for _ in 0..GIVEN_BACK_PER_BLOCK {
-            if self.in_place.now.bytes + lent_bytes <= most || !self.give_back_oldest() {
+            if self.in_place.now.bytes + lent_bytes <= most || !self.give_back_next() {
                 break;
             }
         }
@@ -184,7 +171,9 @@ impl Pool {
         debug_assert!(self.slots.at(id).leased_at().is_none(), "a leased block needs no memory");
         let Ok(runs) = self.allocate(key, bytes, None) else { return false };
         let standing = self.slots.at(id).standing();
+        self.end_ahead(id);
         self.slots.at_mut(id).set_place(&runs, false);
+        self.in_place.room_came = true;
         self.in_place.now.blocks -= 1;
         self.in_place.now.bytes -= self.lent_bytes(bytes);
         self.lease_came(bytes);
@@ -197,17 +186,14 @@ impl Pool {
         self.in_place.now.coming_bytes -= self.lent_bytes(bytes);
     }
 
-    /// Notes that a slot in place has a user, or has none any more.
-    pub(super) fn set_idle_in_place(&mut self, id: SlotId, bytes: u64, is_idle: bool) {
-        self.in_place.set_idle(id, self.lent_bytes(bytes), is_idle);
-    }
-
     /// Forgets a slot in place that is being freed, and ends its tier's lease.
     pub(super) fn free_in_place(&mut self, id: SlotId, slot: &Slot) {
         let bytes = self.lent_bytes(slot.bytes());
-        self.in_place.set_idle(id, bytes, false);
+        let was_idle = self.in_place.end_idle(id, bytes);
+        self.in_place.room_came |= !was_idle;
         self.in_place.now.blocks -= 1;
         self.in_place.now.bytes -= bytes;
+        self.in_place.now.ahead_bytes -= ahead_bytes(slot, bytes);
         self.in_place.now.coming_bytes -= if slot.standing().fetching { bytes } else { 0 };
         self.in_place.ended.extend(slot.leased_at().filter(|_| !self.flaws.has(Flaw::LeaseNotEnded)));
     }
@@ -215,29 +201,6 @@ impl Pool {
     /// Ends the tier's lease on a block, whoever reads it: a planted mistake.
     pub(super) fn end_lease_in_place(&mut self, id: SlotId) {
         self.in_place.ended.extend(self.slots.at(id).leased_at());
-    }
-
-    fn give_back_oldest(&mut self) -> bool {
-        let Some((_, &id)) = self.in_place.idle.first_key_value() else { return false };
-        self.free(id);
-        true
-    }
-
-    /// Gives some blocks that nobody reads back to their tier. Returns how many; fewer than `count` if those were all.
-    pub(super) fn give_back(&mut self, count: usize) -> usize {
-        (0..count).take_while(|_| self.give_back_oldest()).count()
-    }
-
-    /// Gives blocks that nobody reads back to their tier, the longest unused first, until they are within their limit.
-    /// Returns whether there are more.
-    pub(crate) fn give_back_idle(&mut self) -> bool {
-        let most = self.in_place.idle_bytes_max();
-        for _ in 0..GIVEN_BACK_PER_STEP {
-            if self.in_place.now.idle_bytes <= most || !self.give_back_oldest() {
-                return false;
-            }
-        }
-        true
     }
 
     /// Returns what is leased in place, recounted. For tests.
@@ -251,6 +214,7 @@ impl Pool {
                 now.bytes += bytes;
                 now.coming_bytes += if slot.standing().fetching { bytes } else { 0 };
                 now.idle_bytes += if slot.standing().pinned { 0 } else { bytes };
+                now.ahead_bytes += ahead_bytes(slot, bytes);
             }
         }
         now

@@ -1,0 +1,235 @@
+//! Tiers that lose their memory, or are switched off, while blocks are leased there.
+
+use kvdepot_core::limits::REMOVALS_OWED_MAX;
+use kvdepot_core::machine::{Owner, REMOVE_BLOCKS};
+
+use super::*;
+
+/// Opens a claim of these blocks, and grants the leases that it asks the tier for. Returns its number and those leases.
+fn open(lab: &mut Lab, hashes: &[u8]) -> (u64, Vec<Commanded>) {
+    let hashes = hashes.iter().map(|&hash| BlockHash([hash; 16])).collect();
+    let token = lab.send(claim(&[0], hashes));
+    let (leases, _) = commanded(lab);
+    let Some(Reply::Claim(progress)) = lab.reply(token) else { panic!("no claim") };
+    (progress.claim, leases)
+}
+
+/// Settles a claim. Returns the units of its hit.
+fn settle(lab: &mut Lab, owner: Owner, claim: u64) -> usize {
+    let token = lab.send_as(owner, Request::ClaimPoll { claim, settle: true });
+    let Some(Reply::Claim(progress)) = lab.reply(token) else { panic!("no claim") };
+    assert!(progress.settled);
+    lab.machine.check().unwrap();
+    progress.units
+}
+
+/// Tells the machine that the tier has lost its memory. Returns the event of the walk that is to follow.
+fn lose(lab: &mut Lab) -> Vec<Event> {
+    let walk = lab.step(Event::LostMemory { tier: 0 });
+    assert!(!walk.is_empty(), "the walk comes later");
+    walk
+}
+
+/// P9: what its clients could not read any more is no hit.
+#[test]
+fn blocks_in_lost_memory_are_not_shown_any_more() {
+    let mut lab = lab(2, 1);
+    let first = lease(&mut lab, &[1, 2]);
+    release(&mut lab, &first[1..]);
+    let coming = lab.send(load(&[3], true));
+    let (under_way, _) = commanded(&mut lab);
+    lab.feed(Event::LostMemory { tier: 1 });
+    assert!(ended(&mut lab).is_empty(), "another tier");
+    lab.feed(Event::LostMemory { tier: 0 });
+    lab.feed(Event::LostMemory { tier: 0 });
+    assert_eq!(ended(&mut lab), [place(2)], "nobody reads it");
+    grant(&mut lab, under_way);
+    let reply = lab.reply(coming).unwrap();
+    assert!(leased(reply).is_empty());
+    assert_eq!(ended(&mut lab), [place(3)], "it came too late");
+    release(&mut lab, &first[..1]);
+    assert_eq!(ended(&mut lab), [place(1)]);
+    assert_eq!(lab.machine.gauges().in_place, Default::default());
+    let gone: Vec<_> = lab.gone.iter().map(|gone| gone.key).collect();
+    assert!(gone.contains(&lab.key(1)) && gone.contains(&lab.key(2)), "{gone:?}");
+    // Nothing brings the memory back, and a claim takes no room of the pool for what the tier says that it has.
+    lab.feed(Event::WentDown { tier: 0 });
+    lab.feed(Event::CameBack { tier: 0 });
+    let (claim, leases) = open(&mut lab, &[1]);
+    assert_eq!(leases, []);
+    assert_eq!(settle(&mut lab, 1, claim), 0);
+    lab.send(load(&[2], true));
+    let (leases, reads) = commanded(&mut lab);
+    assert_eq!((leases.len(), reads.len()), (0, 1), "a load asks the tier");
+}
+
+#[test]
+fn a_tier_that_is_switched_off_leases_nothing_and_keeps_what_it_has_leased() {
+    let mut lab = lab(2, 1);
+    let first = lease(&mut lab, &[1, 2]);
+    release(&mut lab, &first);
+    let coming = lab.send(load(&[3], true));
+    let (under_way, _) = commanded(&mut lab);
+    lab.feed(Event::WentDown { tier: 0 });
+    grant(&mut lab, under_way);
+    let reply = lab.reply(coming).unwrap();
+    assert_eq!(leased(reply)[0].runs.to_vec(), runs(3), "it was leased all the same");
+    assert_eq!(leased(lab.ask(load(&[2], true)))[0].runs.to_vec(), runs(2));
+    let (claim, leases) = open(&mut lab, &[2, 3, 4]);
+    assert_eq!(leases, [], "not even through the pool");
+    assert_eq!(settle(&mut lab, 1, claim), 2);
+    lab.take();
+    lab.ask(Request::Prefetch { namespace: 0, blocks: vec![(BlockHash([5; 16]), 0)], deadline: 1 << 40 });
+    assert_eq!(commanded(&mut lab), (vec![], vec![]));
+    lab.feed(Event::CameBack { tier: 0 });
+    lease(&mut lab, &[4]);
+}
+
+/// The walk over all slots takes many steps, and requests come in between.
+#[test]
+fn blocks_in_lost_memory_are_not_shown_before_the_walk_has_reached_them() {
+    let requests: [fn(&mut Lab); 2] = [
+        |lab| {
+            let token = lab.send_as(2, load(&[1], true));
+            assert_eq!(commanded(lab), (vec![], vec![(0, 1, 1)]), "a load asks the tier");
+            lab.feed(Event::ReadEnded { tier: 0, slot: 1, outcome: Ok(Fetched::Miss) });
+            let reply = lab.reply(token).unwrap();
+            assert!(leased(reply).is_empty());
+        },
+        |lab| {
+            let token = lab.send_as(2, claim(&[0], vec![BlockHash([1; 16])]));
+            let Some(Reply::Claim(progress)) = lab.reply(token) else { panic!("no claim") };
+            assert_eq!(settle(lab, 2, progress.claim), 0);
+        },
+    ];
+    for request in requests {
+        let mut lab = lab(2, 1);
+        let first = lease(&mut lab, &[1]);
+        let walk = lose(&mut lab);
+        request(&mut lab);
+        walk.into_iter().for_each(|event| lab.feed(event));
+        lab.take();
+        release(&mut lab, &first);
+        assert_eq!(ended(&mut lab), [place(1)]);
+    }
+}
+
+#[test]
+fn a_claim_settles_without_blocks_in_lost_memory() {
+    for walks_first in [false, true] {
+        let mut lab = lab(2, 1);
+        let first = lease(&mut lab, &[1, 2]);
+        let (claim, leases) = open(&mut lab, &[1, 2, 3]);
+        assert_eq!(leases.len(), 1, "it waits for the third");
+        let walk = lose(&mut lab);
+        if walks_first {
+            walk.into_iter().for_each(|event| lab.feed(event));
+        }
+        assert_eq!(settle(&mut lab, 1, claim), 0);
+        release(&mut lab, &first);
+    }
+}
+
+/// It has settled, and its client has not asked since it was told that it waits.
+#[test]
+fn a_claim_whose_client_has_not_heard_of_its_hit_looks_again() {
+    let mut lab = lab(2, 1);
+    let first = lease(&mut lab, &[1]);
+    let (claim, leases) = open(&mut lab, &[1, 2]);
+    grant(&mut lab, leases);
+    assert_eq!(lab.missed.len(), 0);
+    lose(&mut lab);
+    let token = lab.send(Request::ClaimPoll { claim, settle: false });
+    let Some(Reply::Claim(progress)) = lab.reply(token) else { panic!("no claim") };
+    assert_eq!((progress.settled, progress.units), (true, 0));
+    assert_eq!(lab.missed.len(), 1);
+    release(&mut lab, &first);
+
+    // What a client has been told does not change.
+    let mut lab = self::lab(2, 1);
+    let first = lease(&mut lab, &[1]);
+    let (claim, _) = open(&mut lab, &[1]);
+    lose(&mut lab);
+    assert_eq!(settle(&mut lab, 1, claim), 1);
+    release(&mut lab, &first);
+}
+
+/// What a filling claim tells of its leading blocks may be loaded before it settles.
+#[test]
+fn a_filling_claim_does_not_count_blocks_in_lost_memory() {
+    let mut lab = lab(2, 1);
+    let first = lease(&mut lab, &[1, 2]);
+    let (claim, _) = open(&mut lab, &[1, 2, 3]);
+    let arriving = |lab: &mut Lab| {
+        let token = lab.send(Request::ClaimPoll { claim, settle: false });
+        let Some(Reply::Claim(progress)) = lab.reply(token) else { panic!("no claim") };
+        progress.arriving.map(|arriving| arriving.units_now)
+    };
+    assert_eq!(arriving(&mut lab), Some(2));
+    lose(&mut lab);
+    assert_eq!(arriving(&mut lab), None);
+    release(&mut lab, &first);
+    lab.machine.check().unwrap();
+}
+
+#[test]
+fn a_claim_settles_without_blocks_that_were_removed_or_reset() {
+    for how in ["removed", "reset"] {
+        let mut lab = lab(2, 1);
+        let first = lease(&mut lab, &[1, 2]);
+        let (claim, _) = open(&mut lab, &[1, 2, 3]);
+        match how {
+            "removed" => drop(lab.remove(2, Location::Tier(0))),
+            _ => drop(lab.ask(Request::EnterEpoch { namespace: 0, epoch: 1 })),
+        }
+        assert_eq!(settle(&mut lab, 1, claim), usize::from(how == "removed"), "{how}");
+        release(&mut lab, &first);
+    }
+}
+
+#[test]
+fn a_claim_keeps_a_block_whose_copy_has_taken_its_place() {
+    let mut lab = lab(1, 1);
+    let first = lease(&mut lab, &[1]);
+    let (claim, _) = open(&mut lab, &[1, 2]);
+    let token = lab.send_as(2, load(&[1], false));
+    let (_, reads) = commanded(&mut lab);
+    lab.feed(Event::ReadEnded { tier: 0, slot: reads[0].1, outcome: Ok(Fetched::Whole) });
+    let reply = lab.reply(token).unwrap();
+    let copy = leased(reply);
+    let leases = copy.iter().map(|leased| leased.lease).collect();
+    lab.send_as(2, Request::Release { leases });
+    assert_eq!(settle(&mut lab, 1, claim), 1);
+    // The claim holds the copy now.
+    let other = lab.send_as(2, load(&[9], false));
+    assert!(lab.reply(other).is_none(), "the pool has no room for another block");
+    assert_eq!(leased(lab.ask(load(&[1], true)))[0].runs, copy[0].runs);
+    release(&mut lab, &first);
+}
+
+/// It does not get as far as the tier, so it says nothing of the block.
+#[test]
+fn a_copy_from_a_tier_that_is_closed_leaves_the_lease_in_place() {
+    let mut lab = lab(1, 1);
+    lease(&mut lab, &[1]);
+    lab.take();
+    let keys: Vec<_> = (0..=REMOVALS_OWED_MAX as u64)
+        .map(|n| {
+            let mut key = lab.key(7);
+            key.hash.0[8..].copy_from_slice(&n.to_le_bytes());
+            key
+        })
+        .collect();
+    for keys in keys.chunks(REMOVE_BLOCKS) {
+        lab.send(Request::Remove { keys: keys.to_vec(), locations: vec![Location::Tier(0); keys.len()] });
+        for (id, tier, key) in std::mem::take(&mut lab.removals) {
+            let outcome = Err(Error::new(ErrorKind::Io, "test"));
+            lab.feed(Event::Removed { id, tier, key, outcome });
+        }
+    }
+    assert_eq!(lab.closed.len(), 1);
+    lab.take();
+    assert!(leased(lab.ask(load(&[1], false))).is_empty());
+    assert_eq!(leased(lab.ask(load(&[1], true)))[0].runs.to_vec(), runs(1));
+    lab.machine.check().unwrap();
+}

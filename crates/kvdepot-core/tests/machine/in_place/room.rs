@@ -1,0 +1,239 @@
+//! Room in a tier's memory: whom it was promised to, and who goes on when it comes back.
+
+use std::sync::Arc;
+
+use kvdepot_core::{BlockLayout, NamespaceSpec};
+
+use super::*;
+
+const fn wide(n: u16) -> BlockHash {
+    let [low, high] = n.to_le_bytes();
+    BlockHash([low, high, low, high, low, high, low, high, low, high, low, high, low, high, low, high])
+}
+
+fn place_of(hash: &BlockHash) -> u64 {
+    BLOCK * (1 + u64::from(u16::from_le_bytes([hash.0[0], hash.0[1]])))
+}
+
+/// Grants all leases that are asked for, and those that follow. Returns how many, and the number of reads.
+fn grant_all(lab: &mut Lab) -> (usize, usize) {
+    let (mut leases, mut reads) = (0, 0);
+    while let commands @ [_, ..] = &lab.take()[..] {
+        for command in commands {
+            match command {
+                Command::Lease { tier, slot, key, .. } => {
+                    leases += 1;
+                    let outcome = Ok(Some(place_of(&key.hash)));
+                    lab.feed(Event::LeaseEnded { tier: *tier, slot: *slot, outcome });
+                }
+                Command::Read { tier, slot, .. } => {
+                    reads += 1;
+                    lab.feed(Event::ReadEnded { tier: *tier, slot: *slot, outcome: Ok(Fetched::Whole) });
+                }
+                _ => {}
+            }
+        }
+    }
+    (leases, reads)
+}
+
+fn settled_units(lab: &mut Lab, owner: u64, token: u64) -> usize {
+    let Some(Reply::Claim(progress)) = lab.reply(token) else { panic!("no claim") };
+    let token = lab.send_as(owner, Request::ClaimPoll { claim: progress.claim, settle: true });
+    let Some(Reply::Claim(progress)) = lab.reply(token) else { panic!("no claim") };
+    lab.machine.check().unwrap();
+    progress.units
+}
+
+/// Opens a claim and feeds what follows until it has taken a part of what was promised to it. Returns the rest.
+fn admit(lab: &mut Lab, token: u64, owner: u64, hashes: Vec<BlockHash>) -> Vec<Event> {
+    let mut later = lab.step(Event::Request { token, owner, request: claim(&[0], hashes) });
+    while !lab.commands.iter().any(|command| matches!(command, Command::Lease { .. })) {
+        let event = later.pop().unwrap();
+        later.extend(lab.step(event));
+    }
+    later
+}
+
+/// A lab whose tier can lease 400 blocks at a time, and whose namespace has readers that can read there.
+fn wide_lab(pool_blocks: u64) -> Lab {
+    let mut lab = Lab::new(pool_blocks, 1);
+    lab.located = Location::Tier(0);
+    lab.feed(Event::InPlace { tier: 0, memory_bytes: 800 * BLOCK, unit_bytes: BLOCK });
+    let first = lease(&mut lab, &[0]);
+    release(&mut lab, &first);
+    lab.take();
+    lab
+}
+
+/// Two claims that are admitted one after the other do not count the same room.
+#[test]
+fn room_in_a_tiers_memory_is_promised_to_one_claim() {
+    let mut lab = wide_lab(1);
+    let later = admit(&mut lab, 998, 1, (1..=300).map(wide).collect());
+    let other = claim(&[0], (1001..=1300).map(wide).collect());
+    lab.feed(Event::Request { token: 999, owner: 2, request: other });
+    later.into_iter().for_each(|event| lab.feed(event));
+    grant_all(&mut lab);
+    assert_eq!(settled_units(&mut lab, 1, 998), 300);
+    assert_eq!(settled_units(&mut lab, 2, 999), 100, "what half of the memory has left");
+}
+
+/// A tier that goes down between two steps of a claim would fail each of its reads.
+#[test]
+fn nothing_is_read_for_a_claim_from_a_tier_that_is_down() {
+    for event in [Event::WentDown { tier: 0 }, Event::LostMemory { tier: 0 }] {
+        let mut lab = wide_lab(300);
+        let later = admit(&mut lab, 998, 1, (1..=300).map(wide).collect());
+        lab.feed(event);
+        later.into_iter().for_each(|event| lab.feed(event));
+        assert_eq!(grant_all(&mut lab).1, 0);
+        assert!(settled_units(&mut lab, 1, 998) < 300);
+    }
+}
+
+/// Loads do not ask what was promised: a claim that finds no room in the tier's memory then takes none of the pool that
+/// another claim was promised.
+#[test]
+fn a_claim_whose_room_was_taken_takes_none_that_others_were_promised() {
+    // Nine tenths are what the first claim needs, and it takes 256 blocks in a step.
+    let mut lab = wide_lab(334);
+    let layout = BlockLayout::uniform(1, &[BLOCK]).unwrap();
+    let spec = Arc::new(NamespaceSpec::new("{\"model\":\"b\"}", layout).unwrap());
+    lab.ask(Request::OpenNamespace { spec, epoch: 0 });
+    // The readers of the second namespace read the pool only.
+    let of_pool = claim(&[1], (1..=300).map(wide).collect());
+    let mut first = lab.step(Event::Request { token: 997, owner: 3, request: of_pool });
+    while !lab.commands.iter().any(|command| matches!(command, Command::Read { .. })) {
+        let event = first.pop().unwrap();
+        first.extend(lab.step(event));
+    }
+    let second = admit(&mut lab, 998, 1, (1001..=1300).map(wide).collect());
+    for piece in 0..8 {
+        let hashes = (0..50).map(|n| wide(3001 + 50 * piece + n)).collect();
+        let (fetch_deadline, last, runs_max) = (1 << 40, true, 99);
+        let request =
+            Request::Load { namespace: 0, id: None, hashes, fetch_deadline, last, runs_max, in_place: true };
+        lab.step(Event::Request { token: 1000 + u64::from(piece), owner: 2, request });
+    }
+    second.into_iter().chain(first).for_each(|event| lab.feed(event));
+    grant_all(&mut lab);
+    assert_eq!(settled_units(&mut lab, 3, 997), 300);
+}
+
+/// Fills the pool, and half of the tier's memory. Returns what holds the memory.
+fn filled(lab: &mut Lab) -> Vec<Leased> {
+    let here = lease(lab, &[11, 12, 13, 14, 15, 16, 17, 18]);
+    let token = lab.send_as(2, load(&[21, 22], false));
+    let (_, reads) = commanded(lab);
+    for (tier, slot, _) in reads {
+        lab.feed(Event::ReadEnded { tier, slot, outcome: Ok(Fetched::Whole) });
+    }
+    let reply = lab.reply(token).unwrap();
+    assert_eq!(leased(reply).len(), 2);
+    here
+}
+
+#[test]
+fn room_in_a_tiers_memory_wakes_a_load_that_waits() {
+    let mut lab = lab(2, 1);
+    let here = filled(&mut lab);
+    let token = lab.send(load(&[1], true));
+    assert_eq!(commanded(&mut lab), (vec![], vec![]), "no room anywhere");
+    release(&mut lab, &here[..1]);
+    let leases: Vec<_> = lab.take();
+    let [Command::Lease { slot, .. }, ..] = leases[..] else { panic!("{leases:?}") };
+    lab.feed(Event::LeaseEnded { tier: 0, slot, outcome: Ok(Some(place(1))) });
+    let reply = lab.reply(token).unwrap();
+    assert_eq!(leased(reply)[0].runs.to_vec(), runs(1));
+}
+
+#[test]
+fn a_tier_that_comes_back_wakes_a_load_that_waits() {
+    let mut lab = lab(2, 1);
+    let here = filled(&mut lab);
+    lab.feed(Event::WentDown { tier: 0 });
+    let token = lab.send(load(&[1], true));
+    release(&mut lab, &here);
+    assert!(lab.reply(token).is_none());
+    assert!(!lab.take().iter().any(|command| matches!(command, Command::Lease { .. })));
+    lab.feed(Event::Tick);
+    lab.feed(Event::CameBack { tier: 0 });
+    let (leases, _) = commanded(&mut lab);
+    assert_eq!(leases.len(), 1);
+    grant(&mut lab, leases);
+    let reply = lab.reply(token).unwrap();
+    assert_eq!(leased(reply)[0].runs.to_vec(), runs(1));
+}
+
+#[test]
+fn room_in_a_tiers_memory_wakes_a_claim_that_waits() {
+    let mut lab = lab(2, 1);
+    let here = filled(&mut lab);
+    let token = lab.send(claim(&[0], vec![BlockHash([1; 16])]));
+    assert_eq!((commanded(&mut lab), lab.machine.gauges().claims_queued), ((vec![], vec![]), 1));
+    let Some(Reply::Claim(progress)) = lab.reply(token) else { panic!("no claim") };
+    release(&mut lab, &here[..1]);
+    let leases: Vec<_> = lab.take();
+    let [Command::Lease { slot, .. }, ..] = leases[..] else { panic!("{leases:?}") };
+    lab.feed(Event::LeaseEnded { tier: 0, slot, outcome: Ok(Some(place(1))) });
+    let Reply::Claim(progress) = lab.ask(Request::ClaimPoll { claim: progress.claim, settle: true }) else {
+        panic!("no claim")
+    };
+    assert_eq!(progress.units, 1);
+}
+
+#[test]
+fn a_claim_of_blocks_to_be_leased_waits_for_its_turn() {
+    let mut lab = lab(2, 1);
+    let here = filled(&mut lab);
+    let first = lab.send(claim(&[0], vec![BlockHash([1; 16]), BlockHash([2; 16])]));
+    assert_eq!(lab.machine.gauges().claims_queued, 1);
+    // Only one block fits, and the first claim needs two.
+    release(&mut lab, &here[..1]);
+    lab.take();
+    lab.send_as(2, claim(&[0], vec![BlockHash([3; 16])]));
+    assert_eq!(commanded(&mut lab), (vec![], vec![]));
+    assert_eq!(lab.machine.gauges().claims_queued, 2);
+    release(&mut lab, &here[1..3]);
+    let leased = lab.take().into_iter().filter_map(|command| match command {
+        Command::Lease { key, .. } => Some(key.hash.0[0]),
+        _ => None,
+    });
+    assert_eq!(leased.collect::<Vec<_>>(), [1, 2, 3], "one after the other");
+    assert!(lab.reply(first).is_some());
+}
+
+/// Where the blocks at the front are the ones that do not fit, cutting what lies behind them helps nothing.
+#[test]
+fn a_long_claim_is_cut_in_few_steps() {
+    const POOL: u16 = 1000;
+    let mut lab = Lab::new(u64::from(POOL), 1);
+    lab.located = Location::Tier(0);
+    lab.feed(Event::InPlace { tier: 0, memory_bytes: 8000 * BLOCK, unit_bytes: BLOCK });
+    for from in (0..POOL).step_by(50) {
+        let hashes = (from..from + 50).map(wide).collect();
+        let (fetch_deadline, last, runs_max) = (1 << 40, true, 99);
+        let request =
+            Request::Load { namespace: 0, id: None, hashes, fetch_deadline, last, runs_max, in_place: false };
+        let token = lab.send(request);
+        grant_all(&mut lab);
+        let reply = lab.reply(token).unwrap();
+        release(&mut lab, &leased(reply));
+    }
+    let in_place = lease(&mut lab, &[255]);
+    release(&mut lab, &in_place);
+    lab.take();
+    // The pool's share is 900 blocks, and these have 901 there.
+    let hashes = (0..901).chain(5000..8000).map(wide).collect();
+    let mut todo = vec![Event::Request { token: 999, owner: 2, request: claim(&[0], hashes) }];
+    let mut steps = 0;
+    while let Some(event) = todo.pop() {
+        todo.extend(lab.step(event));
+        steps += 1;
+    }
+    assert!(steps < 60, "{steps} steps");
+    grant_all(&mut lab);
+    let units = settled_units(&mut lab, 2, 999);
+    assert!((700..=900).contains(&units), "{units} of 900");
+}
