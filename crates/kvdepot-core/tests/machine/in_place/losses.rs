@@ -207,6 +207,25 @@ fn a_claim_keeps_a_block_whose_copy_has_taken_its_place() {
     release(&mut lab, &first);
 }
 
+#[test]
+fn a_copy_that_does_not_come_from_lost_memory_leaves_nothing() {
+    let mut lab = lab(1, 1);
+    let first = lease(&mut lab, &[1]);
+    let copy = lab.send(load(&[1], false));
+    let (_, reads) = commanded(&mut lab);
+    let waits = lab.send_as(2, load(&[1], true));
+    let walk = lose(&mut lab);
+    let late = Err(Error::new(ErrorKind::Timeout, "test"));
+    lab.feed(Event::ReadEnded { tier: 0, slot: reads[0].1, outcome: late });
+    for token in [copy, waits] {
+        let reply = lab.reply(token).unwrap();
+        assert!(leased(reply).is_empty());
+    }
+    walk.into_iter().for_each(|event| lab.feed(event));
+    release(&mut lab, &first);
+    assert_eq!(ended(&mut lab), [place(1)]);
+}
+
 /// It does not get as far as the tier, so it says nothing of the block.
 #[test]
 fn a_copy_from_a_tier_that_is_closed_leaves_the_lease_in_place() {
