@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::pool::PoolRegion;
 
 /// Version of the local door; both sides must have the same.
-pub const PROTOCOL_VERSION: u32 = 9;
+pub const PROTOCOL_VERSION: u32 = 10;
 /// First field of the first frame. Other values do not come from a client of ours.
 pub const HELLO_MAGIC: u64 = 0x3154_4f50_4544_564b;
 /// The id of a frame that answers no request.
@@ -159,6 +159,8 @@ pub enum Request<'a> {
     /// From now on, place blocks requested on this connection near this NUMA node where there is space; `None` clears
     /// the request. Not answered.
     Near { node: Option<u32> },
+    /// This process reads blocks of the namespace in the tier's memory (`Memory`). Not answered.
+    ReadsInPlace { namespace: NamespaceHandle },
     /// List the depot's namespaces by their numbers, after this one.
     Namespaces { after: Option<NamespaceHandle> },
     /// Read the events of namespaces after a sequence number. `None` begins: from then on, until the connection ends, the
@@ -174,7 +176,10 @@ pub enum Request<'a> {
 impl Request<'_> {
     /// Returns whether the request is not answered.
     pub const fn is_one_way(&self) -> bool {
-        matches!(self, Self::ClaimHashes { .. } | Self::Goodbye | Self::Near { .. })
+        matches!(
+            self,
+            Self::ClaimHashes { .. } | Self::Goodbye | Self::Near { .. } | Self::ReadsInPlace { .. }
+        )
     }
 
     /// Returns the namespaces whose events or content the request asks for, by their numbers. Following a namespace does

@@ -171,6 +171,9 @@ impl Session {
                 Response::Ok
             }
             Request::Near { node } => self.wish_near(node)?,
+            Request::ReadsInPlace { namespace } => {
+                self.runner.ask(self.owner, Ask::ReadsInPlace { namespace }).map(|_| Response::Ok)?
+            }
             Request::Hello { magic, version, .. } => self.welcome(magic, version)?,
             Request::OpenNamespace { canonical } => {
                 let opened = self.open_namespace(&canonical)?;

@@ -207,6 +207,9 @@ pub enum Request {
     /// namespace for which the owner reserves or loads keeps the preference for callers without their own, such as a
     /// scheduler's claim. Reply: `Done`.
     Near { region: Option<RegionIndex> },
+    /// Notes that a reader of the namespace can read blocks in a tier's memory: claims lease them there. A load that says so
+    /// does the same. Reply: `Done`.
+    ReadsInPlace { namespace: NamespaceHandle },
     /// Reserves slots for blocks that will be dumped; more than `runs_max` runs in total are refused. With an `id`, the
     /// namespace's keys must still carry it. Reply: `Slots`, for the first ones.
     Reserve {

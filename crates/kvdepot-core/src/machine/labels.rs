@@ -58,6 +58,7 @@ impl Request {
             Self::EndAdvance { .. } => "end_advance",
             Self::FollowEpoch { .. } => "follow_epoch",
             Self::Near { .. } => "near",
+            Self::ReadsInPlace { .. } => "reads_in_place",
             Self::Reserve { .. } => "reserve",
             Self::Commit { .. } => "commit",
             Self::Publish { .. } => "publish",

@@ -24,6 +24,7 @@ const fn begins_something(request: &Request) -> bool {
             | Request::BeginAdvance { .. }
             | Request::EndAdvance { .. }
             | Request::Near { .. }
+            | Request::ReadsInPlace { .. }
             | Request::Commit { .. }
             | Request::Release { .. }
             | Request::SetChecksum { .. }
@@ -90,6 +91,10 @@ impl Machine {
             }
             Request::Near { region } => {
                 self.pool.set_near(owner, region);
+                Reply::Done
+            }
+            Request::ReadsInPlace { namespace } => {
+                self.catalog.reads_in_place(namespace);
                 Reply::Done
             }
             Request::Reserve { namespace, id, hashes, how, runs_max } => {

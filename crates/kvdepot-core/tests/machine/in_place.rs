@@ -397,6 +397,19 @@ fn a_claim_of_blocks_in_place_needs_no_room_in_the_pool() {
 }
 
 #[test]
+fn the_first_claim_leases_blocks_in_place_if_a_reader_was_announced() {
+    for is_announced in [false, true] {
+        let mut lab = lab(2, 1);
+        if is_announced {
+            lab.ask(Request::ReadsInPlace { namespace: 0 });
+        }
+        lab.send(claim(&[0], vec![BlockHash([1; 16])]));
+        let (leases, reads) = commanded(&mut lab);
+        assert_eq!((leases.len(), reads.len()), if is_announced { (1, 0) } else { (0, 1) });
+    }
+}
+
+#[test]
 fn a_block_in_place_is_written_to_no_other_tier() {
     let placements = [Placement::default(), Placement { write: WriteWhen::OnSecondUse, promote: true }];
     let mut lab = Lab::with_machine(1, |pool| Machine::new(pool, 2).with_placements(&placements));

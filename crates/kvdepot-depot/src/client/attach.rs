@@ -40,12 +40,20 @@ pub struct QueueDepths {
     pub running: u64,
 }
 
+/// A namespace that this process uses.
+#[derive(Clone, Debug)]
+pub(super) struct Known {
+    pub(super) spec: Arc<NamespaceSpec>,
+    /// Whether a store of it reads blocks in a tier's memory, if the depot passes that.
+    pub(super) in_place: bool,
+}
+
 /// This process's attachment.
 pub struct Attachment {
     pub(super) target: Target,
     pub(super) current: RwLock<Option<Arc<Generation>>>,
     /// Namespaces to open whenever a depot is found.
-    pub(super) namespaces: Mutex<Vec<Arc<NamespaceSpec>>>,
+    pub(super) namespaces: Mutex<Vec<Known>>,
     /// The mapped pool: that of the attached depot, or of the last one, which may come back.
     pub(super) pool: Mutex<Option<Arc<AttachedPool>>>,
     pub(crate) devices: Devices,

@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 
 use kvdepot_core::{Error, ErrorKind, NamespaceSpec, Result};
 
-use crate::client::attach::{Attachment, Target};
+use crate::client::attach::{Attachment, Known, Target};
 use crate::client::attached_pool::{AttachedPool, has_earlier_ended};
 use crate::client::generation::Generation;
 use crate::client::lane::{Lane, PassedPool, unexpected};
 use crate::client::lane_guard::HANDSHAKE_WAIT;
 use crate::client::spawn::Spawner;
 use crate::client::tier_memory;
-use crate::message::{NamespaceHandle, Request, Response};
+use crate::message::{Request, Response};
 
 /// Pauses between attempts to attach.
 const RETRY_MIN: Duration = Duration::from_millis(20);
@@ -57,14 +57,27 @@ impl Attachment {
 
     /// Makes a namespace known here, and to the depot if one is attached.
     pub fn register(self: &Arc<Self>, spec: &Arc<NamespaceSpec>) -> Result<()> {
-        {
+        self.register_for(spec, false)
+    }
+
+    /// Like `register`, for a store that can read blocks where a tier keeps them, if `in_place`. The depot is told, so that
+    /// the first claim leases them there.
+    pub(super) fn register_for(self: &Arc<Self>, spec: &Arc<NamespaceSpec>, in_place: bool) -> Result<()> {
+        let known = {
             let mut namespaces = self.namespaces.lock();
-            if !namespaces.iter().any(|known| known.canonical() == spec.canonical()) {
-                namespaces.push(Arc::clone(spec));
+            match namespaces.iter_mut().find(|known| known.spec.canonical() == spec.canonical()) {
+                Some(known) => {
+                    known.in_place |= in_place;
+                    known.clone()
+                }
+                None => {
+                    namespaces.push(Known { spec: Arc::clone(spec), in_place });
+                    Known { spec: Arc::clone(spec), in_place }
+                }
             }
-        }
+        };
         let Ok(generation) = self.generation() else { return Ok(()) };
-        match self.open(&generation, spec) {
+        match self.open(&generation, &known) {
             Err(error)
                 if matches!(
                     error.kind(),
@@ -78,29 +91,44 @@ impl Attachment {
                 tracing::warn!("a namespace is not opened yet, its blocks are misses: {error}");
                 Ok(())
             }
-            other => other.map(|_| ()),
+            other => other,
         }
     }
 
-    fn open(self: &Arc<Self>, generation: &Arc<Generation>, spec: &NamespaceSpec) -> Result<NamespaceHandle> {
-        if let Some(handle) = generation.handles.read().get(spec.canonical()) {
-            return Ok(*handle);
+    /// Opens a namespace, and tells the depot if it is to be read in a tier's memory. Does neither twice.
+    fn open(self: &Arc<Self>, generation: &Arc<Generation>, known: &Known) -> Result<()> {
+        let canonical = known.spec.canonical();
+        let opened = generation.handles.read().get(canonical).copied();
+        let is_told = |handle| generation.told_in_place.lock().contains(&handle);
+        let in_place = known.in_place && !opened.is_some_and(is_told) && generation.reads_in_place();
+        if opened.is_some() && !in_place {
+            return Ok(());
         }
+        let deadline = Instant::now() + HANDSHAKE_WAIT;
         let mut lane = self.lane(generation, HANDSHAKE_WAIT)?;
-        let request = Request::OpenNamespace { canonical: spec.canonical().into() };
-        let response = lane.call(request, Instant::now() + HANDSHAKE_WAIT);
-        let Response::Namespace { handle, .. } = response? else { return Err(unexpected()) };
+        let handle = match opened {
+            Some(handle) => handle,
+            None => {
+                let response = lane.call(Request::OpenNamespace { canonical: canonical.into() }, deadline);
+                let Response::Namespace { handle, .. } = response? else { return Err(unexpected()) };
+                handle
+            }
+        };
+        if in_place {
+            lane.tell(Request::ReadsInPlace { namespace: handle }, deadline)?;
+            generation.told_in_place.lock().insert(handle);
+        }
         lane.finish();
-        generation.handles.write().insert(spec.canonical().to_owned(), handle);
-        Ok(handle)
+        generation.handles.write().insert(canonical.to_owned(), handle);
+        Ok(())
     }
 
     /// Opens the namespaces that this generation does not know yet. Tries all of them and returns the first error.
     fn open_missing(self: &Arc<Self>, generation: &Arc<Generation>) -> Result<()> {
-        let specs = self.namespaces.lock().clone();
+        let namespaces = self.namespaces.lock().clone();
         let mut outcome = Ok(());
-        for spec in specs {
-            outcome = outcome.and(self.open(generation, &spec).map(drop));
+        for known in namespaces {
+            outcome = outcome.and(self.open(generation, &known));
         }
         outcome
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use kvdepot_core::{ErrorKind, Result};
 use parking_lot::{Mutex, RwLock};
 
@@ -20,6 +20,8 @@ pub(crate) struct Generation {
     pub(crate) memory: Lent,
     pub(super) lanes: Mutex<Vec<Lane>>,
     pub(super) handles: RwLock<HashMap<String, NamespaceHandle>>,
+    /// Those of them of which the depot knows that they are read in the tier's memory.
+    pub(super) told_in_place: Mutex<HashSet<NamespaceHandle>>,
     /// The lane on which claims are leased. There is only one, so that the scheduler's calls find it connected.
     pub(super) claims: Mutex<Option<Lane>>,
     pub(super) lost: AtomicBool,
@@ -37,6 +39,7 @@ impl Generation {
             memory,
             lanes: Mutex::new(Vec::new()),
             handles: RwLock::new(HashMap::new()),
+            told_in_place: Mutex::new(HashSet::new()),
             claims: Mutex::new(None),
             lost: AtomicBool::new(false),
             handed_over: AtomicBool::new(false),

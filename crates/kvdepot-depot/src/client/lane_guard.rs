@@ -147,6 +147,12 @@ impl LaneGuard {
         self.generation.checked(&named, response)
     }
 
+    /// Sends a request that is not answered.
+    pub(crate) fn tell(&mut self, request: Request<'_>, deadline: Instant) -> Result<()> {
+        let tell = |lane: &mut Lane| lane.tell(request, deadline);
+        self.attachment.call_on(&self.generation, &mut self.lane, tell)
+    }
+
     /// Makes the depot place blocks requested on this lane near a NUMA node, where it has space.
     pub(crate) fn wish_near(&mut self, node: Option<u32>, deadline: Instant) -> Result<()> {
         let tell = |lane: &mut Lane| lane.wish_near(node, deadline);

@@ -50,7 +50,7 @@ impl Store {
         device: Arc<DeviceEngine>,
         timeout: Duration,
     ) -> Result<Self> {
-        attachment.register(&spec)?;
+        attachment.register_for(&spec, !device.engine().may_hang())?;
         attachment.devices.add(&device);
         if let Ok(generation) = attachment.generation() {
             // Begun now, so that much of it is done before the first copies.

@@ -162,6 +162,17 @@ fn blocks_are_copied_from_the_medium_and_not_through_the_pool() {
     }
 }
 
+/// A claim is opened before anybody has loaded: the first one after a depot's start may be longer than its pool, too.
+#[test]
+fn the_first_claim_finds_blocks_where_they_lie() {
+    let lab = Lab::new("Cache|Dax");
+    assert_eq!(lab.figure("in_place_blocks"), 0);
+    let hit = lab.hit();
+    assert!(hit > POOL_BLOCKS, "{hit}");
+    assert!(lab.figure("in_place_blocks") > 0);
+    assert_eq!(lab.figure("fetch_blocks"), 0);
+}
+
 #[test]
 fn a_device_that_is_not_the_processor_copies_from_the_pool() {
     let lab = Lab::new("Dax");
