@@ -1,7 +1,7 @@
 //! Clients' operations with claims.
 
 use kvdepot_core::machine::{ClaimGroup, Request};
-use kvdepot_core::{BlockKey, GroupShape, NamespaceId};
+use kvdepot_core::{GroupShape, NamespaceId};
 
 use crate::client::{Claimed, ClaimedGroup, Wish};
 use crate::fail::{Fail, Rule, fail};
@@ -119,19 +119,16 @@ impl World {
 
     /// A block goes that a claim wants, and may have leased already, before the claim settles. `chance` decides which.
     pub(crate) fn remove_claimed(&mut self, chance: usize) -> Result<(), Fail> {
-        let is_open = |&client: &usize| {
-            self.clients[client].alive
-                && self.clients[client].claims.iter().any(|claim| claim.settled.is_none())
+        let open_claim = |client: usize| {
+            let claims = &self.clients[client].claims;
+            Some((client, claims.iter().position(|claim| claim.settled.is_none())?))
         };
-        let Some(client) = (0..self.clients.len()).find(is_open).filter(|_| self.has(Feature::Removals))
-        else {
-            return Ok(());
-        };
-        let claims = &self.clients[client].claims;
-        let Some(chosen) = claims.iter().position(|claim| claim.settled.is_none()) else { return Ok(()) };
-        let keys = claims[chosen].wish.needed(claims[chosen].wish.limit);
-        let is_known = |key: &BlockKey| self.live_space(key).is_some_and(|space| self.spaces[space].known);
-        let keys: Vec<BlockKey> = keys.into_iter().filter(is_known).collect();
+        let mut alive = (0..self.clients.len()).filter(|&client| self.clients[client].alive);
+        let open = alive.find_map(open_claim).filter(|_| self.has(Feature::Removals));
+        let Some((client, chosen)) = open else { return Ok(()) };
+        let wish = &self.clients[client].claims[chosen].wish;
+        let mut keys = wish.needed(wish.limit);
+        keys.retain(|key| self.known_space(key).is_some());
         if keys.is_empty() {
             return Ok(());
         }

@@ -130,7 +130,7 @@ impl World {
                 }
             }
             if let Some(key) = keys.get(client)
-                && let Some(space) = self.live_space(key).filter(|&space| self.spaces[space].known)
+                && let Some(space) = self.known_space(key)
             {
                 self.load_block(client, space, *key, true)?;
             }
@@ -151,8 +151,7 @@ impl World {
             return Ok(());
         }
         let (key, client) = (keys[self.rng.below(keys.len())], others[self.rng.below(others.len())]);
-        let known = self.live_space(&key).filter(|&space| self.spaces[space].known);
-        let Some(space) = known else { return Ok(()) };
+        let Some(space) = self.known_space(&key) else { return Ok(()) };
         self.tiers[tier].damage_block(&key);
         self.load_block(client, space, key, false)?;
         match (0..self.clients.len())
@@ -198,9 +197,7 @@ impl World {
         }
         let before = self.clients[client].readings.len();
         for key in wish.needed(units) {
-            let Some(space) = self.live_space(&key).filter(|&space| self.spaces[space].known) else {
-                continue;
-            };
+            let Some(space) = self.known_space(&key) else { continue };
             let (had, comes) = (self.clients[client].readings.len(), self.is_being_read(&key));
             let token = self.load_block(client, space, key, in_place)?;
             // Nothing else happens meanwhile.

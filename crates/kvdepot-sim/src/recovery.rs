@@ -102,7 +102,7 @@ impl World {
     }
 
     fn is_current(&self, key: &BlockKey) -> bool {
-        self.live_space(key).is_some_and(|space| self.spaces[space].known)
+        self.known_space(key).is_some()
     }
 
     /// Returns whether the bytes of a block have the recorded checksum.

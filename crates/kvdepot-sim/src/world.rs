@@ -197,6 +197,11 @@ impl World {
         self.spaces.iter().position(|space| space.id == key.namespace)
     }
 
+    /// Like `live_space`, for a namespace that the depot knows.
+    pub(crate) fn known_space(&self, key: &BlockKey) -> Option<usize> {
+        self.live_space(key).filter(|&space| self.spaces[space].known)
+    }
+
     /// Opens namespaces at a new machine, in epochs not before `at_least`.
     pub(crate) fn open_spaces(
         &mut self,

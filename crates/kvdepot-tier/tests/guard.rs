@@ -46,6 +46,11 @@ impl Rig {
         Bench::new(Arc::clone(&self.tier) as _)
     }
 
+    fn tell<T: TierEvents + 'static>(&self, listener: &Arc<T>) {
+        let events: Arc<dyn TierEvents> = Arc::clone(listener) as _;
+        self.tier.attach(Arc::downgrade(&events));
+    }
+
     fn now(&self) -> Instant {
         *self.now.lock()
     }
@@ -184,8 +189,7 @@ fn a_listener_hears_when_the_tier_goes_off_and_on() {
     let rig = Rig::new();
     let bench = rig.bench();
     let heard = Arc::new(Heard::default());
-    let events: Arc<dyn TierEvents> = Arc::clone(&heard) as _;
-    rig.tier.attach(Arc::downgrade(&events));
+    rig.tell(&heard);
     bench.write_all(1);
     rig.faults.chance(FaultOp::Read, Fault::Eio, 1.0);
     assert!((0..3).all(|_| kind_of_read(&bench) == Some(ErrorKind::Io)));
@@ -216,8 +220,7 @@ fn a_tier_that_comes_back_while_the_listener_is_told_is_told_to_be_back() {
     };
     let meanwhile = Mutex::new(Some(Box::new(meanwhile) as Box<dyn FnOnce() + Send>));
     let listener = Arc::new(Interrupted { heard: Heard::default(), meanwhile });
-    let events: Arc<dyn TierEvents> = Arc::clone(&listener) as _;
-    rig.tier.attach(Arc::downgrade(&events));
+    rig.tell(&listener);
     assert!((0..3).all(|_| kind_of_read(&bench) == Some(ErrorKind::Io)));
     assert_eq!(*listener.heard.0.lock(), ["went down", "came back"]);
 }
@@ -230,8 +233,7 @@ fn a_listener_that_comes_late_hears_that_the_tier_is_off() {
     rig.faults.chance(FaultOp::Read, Fault::Eio, 1.0);
     assert!((0..3).all(|_| kind_of_read(&bench) == Some(ErrorKind::Io)));
     let heard = Arc::new(Heard::default());
-    let events: Arc<dyn TierEvents> = Arc::clone(&heard) as _;
-    rig.tier.attach(Arc::downgrade(&events));
+    rig.tell(&heard);
     assert_eq!(*heard.0.lock(), ["went down"]);
 }
 

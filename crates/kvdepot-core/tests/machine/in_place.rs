@@ -3,7 +3,7 @@
 
 use kvdepot_core::lease::LeaseId;
 use kvdepot_core::machine::{
-    Command, Event, Fetched, HeldBy, Leased, Location, Machine, Outcome, Placement, Reply, Request,
+    Command, Event, Fetched, HeldBy, Leased, Location, Machine, Outcome, Owner, Placement, Reply, Request,
     TierIndex, WriteWhen,
 };
 use kvdepot_core::runs::{IN_PLACE_AT, Run};
@@ -28,7 +28,10 @@ fn lab(pool_blocks: u64, tiers: usize) -> Lab {
 }
 
 fn load(hashes: &[u8], in_place: bool) -> Request {
-    let hashes = hashes.iter().map(|&hash| BlockHash([hash; 16])).collect();
+    load_of(hashes.iter().map(|&hash| BlockHash([hash; 16])).collect(), in_place)
+}
+
+fn load_of(hashes: Vec<BlockHash>, in_place: bool) -> Request {
     let (fetch_deadline, last, runs_max) = (1 << 40, true, 99);
     Request::Load { namespace: 0, id: None, hashes, fetch_deadline, last, runs_max, in_place }
 }
@@ -89,6 +92,15 @@ fn release(lab: &mut Lab, leased: &[Leased]) {
     let leases: Vec<LeaseId> = leased.iter().map(|leased| leased.lease).collect();
     lab.ask(Request::Release { leases });
     lab.machine.check().unwrap();
+}
+
+/// Settles a claim. Returns the units of its hit.
+fn settle(lab: &mut Lab, owner: Owner, claim: u64) -> usize {
+    let token = lab.send_as(owner, Request::ClaimPoll { claim, settle: true });
+    let Some(Reply::Claim(progress)) = lab.reply(token) else { panic!("no claim") };
+    assert!(progress.settled);
+    lab.machine.check().unwrap();
+    progress.units
 }
 
 /// The places whose leases have ended since the last look.

@@ -65,16 +65,13 @@ impl Attachment {
     pub(super) fn register_for(self: &Arc<Self>, spec: &Arc<NamespaceSpec>, in_place: bool) -> Result<()> {
         let known = {
             let mut namespaces = self.namespaces.lock();
-            match namespaces.iter_mut().find(|known| known.spec.canonical() == spec.canonical()) {
-                Some(known) => {
-                    known.in_place |= in_place;
-                    known.clone()
-                }
-                None => {
-                    namespaces.push(Known { spec: Arc::clone(spec), in_place });
-                    Known { spec: Arc::clone(spec), in_place }
-                }
-            }
+            let at = namespaces.iter().position(|known| known.spec.canonical() == spec.canonical());
+            let at = at.unwrap_or_else(|| {
+                namespaces.push(Known { spec: Arc::clone(spec), in_place });
+                namespaces.len() - 1
+            });
+            namespaces[at].in_place |= in_place;
+            namespaces[at].clone()
         };
         let Ok(generation) = self.generation() else { return Ok(()) };
         match self.open(&generation, &known) {

@@ -316,6 +316,11 @@ impl Claim {
         })
     }
 
+    /// Begins to find out the longest hit of what is leased.
+    pub(super) fn begin_leased_hit(&mut self) {
+        self.weigh = Some(Weigh::Leased(self.search(self.hit)));
+    }
+
     /// The longest hit of what is leased.
     pub(super) fn leased_hit(&self, search: &mut HitSearch, looks: &mut usize) -> Option<usize> {
         self.go_on(search, looks, |_, known| known == Known::LEASED)

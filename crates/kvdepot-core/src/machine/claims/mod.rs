@@ -272,7 +272,7 @@ impl Claims {
         self.turn_came |= claim.queued;
         claim.note_end();
         claim.phase = Phase::Settling;
-        claim.weigh = Some(Weigh::Leased(claim.search(claim.hit)));
+        claim.begin_leased_hit();
         claim.runs.clear();
         claim.runs_to_ask.clear();
     }
@@ -280,7 +280,7 @@ impl Claims {
     /// The next piece of that: whether there is more to do now. Leases beyond the hit end when it is known.
     fn settle_on(&self, rooms: &mut Rooms<'_>, claim: &mut Claim, out: &mut Effects) -> bool {
         if claim.must_relook(rooms.pool) {
-            claim.weigh = Some(Weigh::Leased(claim.search(claim.hit)));
+            claim.begin_leased_hit();
         }
         if self.relook(rooms, claim) {
             return true;
@@ -323,7 +323,7 @@ impl Claims {
         let again = claim.phase == Phase::Settled && !claim.is_told && claim.must_relook(rooms.pool);
         if again {
             claim.phase = Phase::Settling;
-            claim.weigh = Some(Weigh::Leased(claim.search(claim.hit)));
+            claim.begin_leased_hit();
             self.work(rooms, &mut claim, out);
         }
         if claim.phase == Phase::Filling && claim.must_relook(rooms.pool) {

@@ -1,7 +1,7 @@
 //! Tiers that lose their memory, or are switched off, while blocks are leased there.
 
 use kvdepot_core::limits::REMOVALS_OWED_MAX;
-use kvdepot_core::machine::{Owner, REMOVE_BLOCKS};
+use kvdepot_core::machine::REMOVE_BLOCKS;
 
 use super::*;
 
@@ -12,15 +12,6 @@ fn open(lab: &mut Lab, hashes: &[u8]) -> (u64, Vec<Commanded>) {
     let (leases, _) = commanded(lab);
     let Some(Reply::Claim(progress)) = lab.reply(token) else { panic!("no claim") };
     (progress.claim, leases)
-}
-
-/// Settles a claim. Returns the units of its hit.
-fn settle(lab: &mut Lab, owner: Owner, claim: u64) -> usize {
-    let token = lab.send_as(owner, Request::ClaimPoll { claim, settle: true });
-    let Some(Reply::Claim(progress)) = lab.reply(token) else { panic!("no claim") };
-    assert!(progress.settled);
-    lab.machine.check().unwrap();
-    progress.units
 }
 
 /// Tells the machine that the tier has lost its memory. Returns the event of the walk that is to follow.

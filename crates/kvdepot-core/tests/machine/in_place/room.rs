@@ -39,16 +39,14 @@ fn grant_all(lab: &mut Lab) -> (usize, usize) {
 
 fn settled_units(lab: &mut Lab, owner: u64, token: u64) -> usize {
     let Some(Reply::Claim(progress)) = lab.reply(token) else { panic!("no claim") };
-    let token = lab.send_as(owner, Request::ClaimPoll { claim: progress.claim, settle: true });
-    let Some(Reply::Claim(progress)) = lab.reply(token) else { panic!("no claim") };
-    lab.machine.check().unwrap();
-    progress.units
+    settle(lab, owner, progress.claim)
 }
 
 /// Opens a claim and feeds what follows until it has taken a part of what was promised to it. Returns the rest.
-fn admit(lab: &mut Lab, token: u64, owner: u64, hashes: Vec<BlockHash>) -> Vec<Event> {
-    let mut later = lab.step(Event::Request { token, owner, request: claim(&[0], hashes) });
-    while !lab.commands.iter().any(|command| matches!(command, Command::Lease { .. })) {
+fn admit(lab: &mut Lab, token: u64, owner: u64, request: Request) -> Vec<Event> {
+    let before = lab.commands.len();
+    let mut later = lab.step(Event::Request { token, owner, request });
+    while lab.commands.len() == before {
         let event = later.pop().unwrap();
         later.extend(lab.step(event));
     }
@@ -70,7 +68,7 @@ fn wide_lab(pool_blocks: u64) -> Lab {
 #[test]
 fn room_in_a_tiers_memory_is_promised_to_one_claim() {
     let mut lab = wide_lab(1);
-    let later = admit(&mut lab, 998, 1, (1..=300).map(wide).collect());
+    let later = admit(&mut lab, 998, 1, claim(&[0], (1..=300).map(wide).collect()));
     let other = claim(&[0], (1001..=1300).map(wide).collect());
     lab.feed(Event::Request { token: 999, owner: 2, request: other });
     later.into_iter().for_each(|event| lab.feed(event));
@@ -84,7 +82,7 @@ fn room_in_a_tiers_memory_is_promised_to_one_claim() {
 fn nothing_is_read_for_a_claim_from_a_tier_that_is_down() {
     for event in [Event::WentDown { tier: 0 }, Event::LostMemory { tier: 0 }] {
         let mut lab = wide_lab(300);
-        let later = admit(&mut lab, 998, 1, (1..=300).map(wide).collect());
+        let later = admit(&mut lab, 998, 1, claim(&[0], (1..=300).map(wide).collect()));
         lab.feed(event);
         later.into_iter().for_each(|event| lab.feed(event));
         assert_eq!(grant_all(&mut lab).1, 0);
@@ -103,19 +101,11 @@ fn a_claim_whose_room_was_taken_takes_none_that_others_were_promised() {
     lab.ask(Request::OpenNamespace { spec, epoch: 0 });
     // The readers of the second namespace read the pool only.
     let of_pool = claim(&[1], (1..=300).map(wide).collect());
-    let mut first = lab.step(Event::Request { token: 997, owner: 3, request: of_pool });
-    while !lab.commands.iter().any(|command| matches!(command, Command::Read { .. })) {
-        let event = first.pop().unwrap();
-        first.extend(lab.step(event));
-    }
-    let second = admit(&mut lab, 998, 1, (1001..=1300).map(wide).collect());
+    let first = admit(&mut lab, 997, 3, of_pool);
+    let second = admit(&mut lab, 998, 1, claim(&[0], (1001..=1300).map(wide).collect()));
     // The second claim has 256 of the 400 blocks that may be leased; these are the others.
     for piece in 0..3 {
-        let hashes = (0..48).map(|n| wide(3001 + 48 * piece + n)).collect();
-        let (fetch_deadline, last, runs_max) = (1 << 40, true, 99);
-        let request =
-            Request::Load { namespace: 0, id: None, hashes, fetch_deadline, last, runs_max, in_place: true };
-        lab.send_as(2, request);
+        lab.send_as(2, load_of((0..48).map(|n| wide(3001 + 48 * piece + n)).collect(), true));
     }
     second.into_iter().chain(first).for_each(|event| lab.feed(event));
     grant_all(&mut lab);
@@ -178,10 +168,7 @@ fn room_in_a_tiers_memory_wakes_a_claim_that_waits() {
     let leases: Vec<_> = lab.take();
     let [Command::Lease { slot, .. }, ..] = leases[..] else { panic!("{leases:?}") };
     lab.feed(Event::LeaseEnded { tier: 0, slot, outcome: Ok(Some(place(1))) });
-    let Reply::Claim(progress) = lab.ask(Request::ClaimPoll { claim: progress.claim, settle: true }) else {
-        panic!("no claim")
-    };
-    assert_eq!(progress.units, 1);
+    assert_eq!(settle(&mut lab, 1, progress.claim), 1);
 }
 
 #[test]
@@ -213,11 +200,7 @@ fn a_long_claim_is_cut_in_few_steps() {
     lab.located = Location::Tier(0);
     lab.feed(Event::InPlace { tier: 0, memory_bytes: 8000 * BLOCK, unit_bytes: BLOCK });
     for from in (0..POOL).step_by(50) {
-        let hashes = (from..from + 50).map(wide).collect();
-        let (fetch_deadline, last, runs_max) = (1 << 40, true, 99);
-        let request =
-            Request::Load { namespace: 0, id: None, hashes, fetch_deadline, last, runs_max, in_place: false };
-        let token = lab.send(request);
+        let token = lab.send(load_of((from..from + 50).map(wide).collect(), false));
         grant_all(&mut lab);
         let reply = lab.reply(token).unwrap();
         release(&mut lab, &leased(reply));
