@@ -83,6 +83,22 @@ pub(super) fn each_block_of_a_batch_ends_as_it_would_alone(tier: Arc<dyn Tier>) 
     assert!(bench.read_is_right(4), "what the caller did wrong costs no block");
 }
 
+pub(super) fn readers_of_one_key_all_get_it(tier: Arc<dyn Tier>) {
+    let bench = Bench::new(tier);
+    bench.write_all(2);
+    let numbers = [0, 1, 0, 0, 99, 1];
+    let slots: Vec<SlotBuf> = numbers.iter().map(|_| bench.slot()).collect();
+    let items = numbers.iter().zip(&slots).map(|(&n, slot)| (bench.key(n), slot.clone())).collect();
+    let ends = read(&bench, items, Bench::soon());
+    for ((n, slot), end) in numbers.into_iter().zip(&slots).zip(&ends) {
+        match Bench::answer(end).expect("a read") {
+            Fetched::Miss => assert_eq!(n, 99),
+            _ => assert_eq!(bench.block_of(slot), bench.bytes(n), "block {n}"),
+        }
+    }
+    assert!(bench.read_is_right(0) && bench.read_is_right(1), "they stay");
+}
+
 pub(super) fn empty_batches_do_nothing(tier: Arc<dyn Tier>) {
     let bench = Bench::new(tier);
     for deadline in [Bench::soon(), Instant::now()] {

@@ -31,6 +31,7 @@ pub fn check(make: &dyn Fn() -> Arc<dyn Tier>) {
     basics::an_epoch_hides_what_was(make());
     basics::an_epoch_only_grows(make());
     batches::each_block_of_a_batch_ends_as_it_would_alone(make());
+    batches::readers_of_one_key_all_get_it(make());
     batches::empty_batches_do_nothing(make());
     batches::a_batch_after_its_deadline_is_a_timeout_for_each(make());
     batches::removed_means_not_found_and_free_to_write(make());

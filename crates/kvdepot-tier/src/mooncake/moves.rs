@@ -1,5 +1,6 @@
 //! Reads and writes: batches on their way through the staging memory.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -128,12 +129,12 @@ impl Shared {
             Ok(extent) => extent,
             Err(error) => return reads.into_iter().for_each(|read| read.end(Err(error.clone()))),
         };
-        let call = self.of_moves(MooncakeOp::Get, &reads, extent.at());
+        let (call, values) = self.of_moves(MooncakeOp::Get, &reads, extent.at());
         let at = call.at.clone();
         match self.fetch(call, extent, deadline) {
             Ok((codes, extent)) => {
-                for ((read, code), at) in reads.into_iter().zip(codes).zip(at) {
-                    self.finish_read(read, code, extent.memory(), at, removals);
+                for (read, value) in reads.into_iter().zip(values) {
+                    self.finish_read(read, codes[value], extent.memory(), at[value], removals);
                 }
             }
             Err(error) => reads.into_iter().for_each(|read| read.end(Err(error.clone()))),
@@ -254,7 +255,8 @@ impl Shared {
     fn write_now(self: &Arc<Self>, writes: Vec<Move<Written>>, deadline: Instant) {
         let total: usize = writes.iter().map(Move::staged_bytes).sum();
         let staged = self.staging.take(total, deadline).and_then(|extent| {
-            let call = self.of_moves(MooncakeOp::Put, &writes, extent.at());
+            let (call, _) = self.of_moves(MooncakeOp::Put, &writes, extent.at());
+            debug_assert_eq!(call.keys.len(), writes.len(), "each key has one writer at a time");
             for (write, &at) in writes.iter().zip(&call.at) {
                 depart(write, extent.memory(), at)?;
             }
@@ -299,23 +301,23 @@ impl Shared {
         }
     }
 
-    /// Returns the call for these blocks, whose values lie one after another from `start` on.
-    fn of_moves<T>(&self, op: MooncakeOp, moves: &[Move<T>], start: usize) -> Call {
-        let place = |next: &mut usize, one: &Move<T>| {
-            let at = *next;
-            *next += one.staged_bytes();
-            Some(at)
+    /// Returns the call for these blocks, whose values lie one after another from `start` on, and which value is each
+    /// block's. Blocks of one key share a value: of several buffers for one key, Mooncake fills the last only, and
+    /// reports success for all.
+    fn of_moves<T>(&self, op: MooncakeOp, moves: &[Move<T>], start: usize) -> (Call, Vec<usize>) {
+        let mut call = Call { op, keys: Vec::new(), at: Vec::new(), bytes: Vec::new() };
+        let (mut next, mut values) = (start, HashMap::new());
+        let value = |one: &Move<T>| {
+            *values.entry((one.key, one.place.token)).or_insert_with(|| {
+                call.keys.push(names::block(&self.config.prefix, &one.key, one.place.token));
+                call.at.push(next);
+                call.bytes.push(one.value_bytes());
+                next += one.staged_bytes();
+                call.keys.len() - 1
+            })
         };
-        let at = moves.iter().scan(start, place).collect();
-        Call {
-            op,
-            keys: moves
-                .iter()
-                .map(|one| names::block(&self.config.prefix, &one.key, one.place.token))
-                .collect(),
-            at,
-            bytes: moves.iter().map(Move::value_bytes).collect(),
-        }
+        let values = moves.iter().map(value).collect();
+        (call, values)
     }
 }
 
