@@ -141,11 +141,11 @@ site: setup ## Build the documentation as a site (ARGS: --out DIR)
 test: test-rust test-python test-device test-rdma test-dax test-layouts test-engine test-wire test-lmcache test-sglang test-mooncake test-docs ## Run the tests (test-nfs and the long matrices are in test-full)
 
 .PHONY: test-rust
-test-rust: ## Test the Rust crates (ARGS: for cargo test)
+test-rust: ## Test the Rust crates, several test programs at a time (ARGS: for cargo test, which runs them in turn)
 	@$(STEP) "build the tests" cargo test --workspace --quiet --no-run
 	@# Tests sync small files, which would wait for all that the build has written.
 	@sync
-	@cargo test --workspace --quiet --no-fail-fast $(ARGS)
+	@$(if $(ARGS),cargo test --workspace --quiet --no-fail-fast $(ARGS),$(PYTHON) -m tools.rust_tests)
 
 .PHONY: test-rdma
 test-rdma: ## Test RDMA on a software device in a virtual machine
@@ -229,6 +229,8 @@ test-full: vllm-env vllm-previous-env infinistore-env sglang-env sglang-old-env 
 	@KVDEPOT_KILLS=$(FULL_KILLS) $(MAKE) test-nfs ARGS=--long
 	@$(MAKE) test-engine ARGS="--full --kills 20"
 	@$(MAKE) test-sglang ARGS="--full"
+	@# All configurations; test-docs runs two of them.
+	@$(MAKE) bench-engine ARGS="--rounds 1 --repeats 1 --tokens 64"
 
 .PHONY: lint
 lint: setup $(CARGO_DENY) ## Check format, lints, types, stubs, spelling and licences

@@ -363,7 +363,7 @@ RUNS: tuple[Run | Serve, ...] = (
     Run(
         "make bench-engine",
         f'make bench-engine ARGS="--rounds 1 {TINY} --device cpu --size small --dtype float32 --keep-page-cache '
-        '--only kvdepot --only memory --only files --only tier --set hit_ratio=1.0 --json"',
+        '--only kvdepot --only tier --set hit_ratio=1.0 --json"',
         json=True,
     ),
     Run(
