@@ -2,6 +2,7 @@
 //! in the conformance suite.
 #![allow(clippy::unwrap_used)] // a failing test panics
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -145,12 +146,15 @@ fn a_medium_that_was_lost_before_anybody_listened_is_told_of() {
 #[test]
 fn a_medium_that_is_lost_while_a_past_epoch_is_cleared_is_told_of() {
     let memory = MemoryMedium::new(vec![0; 4 * MIB as usize]);
-    let is_armed = Arc::new(AtomicBool::new(false));
+    // The heads of the slots that are written now are what is cleared later.
+    let (heads, is_dumped) = (Arc::new(Mutex::new(HashSet::new())), Arc::new(AtomicBool::new(false)));
     let hook = {
-        let (memory, is_armed) = (memory.clone(), Arc::clone(&is_armed));
+        let (memory, heads, is_dumped) = (memory.clone(), Arc::clone(&heads), Arc::clone(&is_dumped));
         move |call| {
-            let is_clear = matches!(call, MediumCall::Write { bytes, .. } if bytes < 4096);
-            if is_clear && is_armed.swap(false, Ordering::SeqCst) {
+            let MediumCall::Write { at, bytes: ..4096 } = call else { return Ok(()) };
+            if !is_dumped.load(Ordering::SeqCst) {
+                heads.lock().unwrap().insert(at);
+            } else if heads.lock().unwrap().contains(&at) {
                 memory.damage(128, |bytes| bytes[..16].fill(7));
             }
             Ok(())
@@ -159,13 +163,11 @@ fn a_medium_that_is_lost_while_a_past_epoch_is_cleared_is_told_of() {
     let medium: Arc<dyn Medium> = Arc::new(HookMedium::new(Arc::new(memory), Box::new(hook)));
     let bench = Bench::new(Arc::new(DaxTier::open_on(leasing(&Media::new(), Access::Auto), medium).unwrap()));
     let lost = Lost::listening(&bench);
+    heads.lock().unwrap().clear();
     bench.write_all(2);
     bench.drain();
-    let armed = Arc::clone(&is_armed);
-    let stored = move |outcome: kvdepot_core::Result<u32>| {
-        outcome.unwrap();
-        armed.store(true, Ordering::SeqCst);
-    };
+    is_dumped.store(true, Ordering::SeqCst);
+    let stored = |outcome: kvdepot_core::Result<u32>| assert_eq!(outcome.unwrap(), 1);
     bench.tier.advance_epoch(&Arc::new(bench.spec.clone()), 0, Bench::soon(), Box::new(stored));
     let until = Bench::soon();
     while lost.1.load(Ordering::SeqCst) == 0 && Instant::now() < until {
