@@ -375,7 +375,7 @@ RUNS: tuple[Run | Serve, ...] = (
     Run(
         "make bench-thrash",
         'make bench-thrash ARGS="--requests 2 --tokens 256 --pool-part 0.9 --system kvdepot --dtype float32 '
-        '--set hit_ratio=1.0 --json"',
+        '--set hit_ratio=1.0 --set call_timeout_ms=3000 --json"',
         json=True,
     ),
     Run(
@@ -572,7 +572,16 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
 # Documented commands that are a stage of `.ci/run`, or a target of `DRY`.
 DOCUMENTED_STAGES = {
     f"make {stage}"
-    for stage in ("test-dax", "test-docs", "test-engine", "test-layouts", "test-lmcache", "test-rdma", "test-sglang")
+    for stage in (
+        "test-dax",
+        "test-docs",
+        "test-engine",
+        "test-layouts",
+        "test-lmcache",
+        "test-rdma",
+        "test-rust",
+        "test-sglang",
+    )
 }
 DOCUMENTED_DRY = {
     f"make {target}" for target in ("ptx-check", "test", "test-full", "test-nfs", "vllm-previous-env", "vllm-surface")
