@@ -222,6 +222,8 @@ FULL_CASES := 20000
 .PHONY: test-full
 test-full: vllm-env vllm-previous-env infinistore-env sglang-env sglang-old-env standin-verbs ## Run the long matrices, for hours: every engine's --full, more seeds, kills and cases
 	@$(STEP) "$(FULL_SIM_SEEDS) seeds of the simulation" env KVDEPOT_SIM_SEEDS=$(FULL_SIM_SEEDS) cargo test --release --quiet -p kvdepot-sim --test seeds
+	@# In the workspace, one crate's tests may use what another one switches on.
+	@$(STEP) "each crate's tests alone" bash -ec 'for crate in crates/*; do cargo check --quiet --tests -p $${crate#*/}; done'
 	@$(STEP) "$(FULL_CASES) cases of each property" env PROPTEST_CASES=$(FULL_CASES) cargo test --quiet -p kvdepot-core
 	@$(STEP) "$(FULL_KILLS) kills of depots and engines" env KVDEPOT_KILLS=$(FULL_KILLS) KVDEPOT_TEST_KILLS=$(FULL_KILLS) \
 		cargo test --quiet -p kvdepot-server --test death --test kept_pool
