@@ -3,7 +3,7 @@
 
 use std::ops::{Index, IndexMut};
 
-use super::SlotId;
+use super::policy::SlotId;
 
 /// Number of elements per chunk.
 const CHUNK: usize = 4096;

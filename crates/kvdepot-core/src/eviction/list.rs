@@ -1,7 +1,7 @@
 //! Doubly linked lists of slots, stored in vectors that are indexed by slot. Every operation is O(1).
 
-use super::SlotId;
 use super::chunked::Chunked;
+use super::policy::SlotId;
 
 const NIL: SlotId = SlotId::MAX;
 const NO_LIST: u8 = u8::MAX;

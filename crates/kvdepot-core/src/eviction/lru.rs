@@ -1,8 +1,8 @@
 //! Eviction of the least recently used block.
 
 use super::list::SlotLists;
+use super::policy::{EvictionPolicy, Search, SlotId};
 use super::walk::Walk;
-use super::{EvictionPolicy, Search, SlotId};
 
 const RECENCY: usize = 0;
 

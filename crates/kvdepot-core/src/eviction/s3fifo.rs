@@ -7,8 +7,8 @@
 use super::chunked::Chunked;
 use super::ghosts::Ghosts;
 use super::list::SlotLists;
+use super::policy::{EvictionPolicy, Search, SlotId};
 use super::walk::Walk;
-use super::{EvictionPolicy, Search, SlotId};
 
 const SMALL: usize = 0;
 const MAIN: usize = 1;

@@ -5,7 +5,7 @@ use std::hash::BuildHasher;
 use foldhash::quality::FixedState;
 use smallvec::SmallVec;
 
-use super::{Fate, Gone};
+use super::gone::{Fate, Gone};
 use crate::ids::TierIndex;
 use crate::key::BlockKey;
 

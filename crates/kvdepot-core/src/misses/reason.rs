@@ -1,6 +1,6 @@
 //! The words that misses are counted by.
 
-use super::{Fate, Short};
+use super::gone::{Fate, Short};
 
 /// Why the first block that a request did not get was not to be had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -10,11 +10,20 @@ use kvdepot_core::Error;
 use kvdepot_io::Request;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::restore::Restore;
+/// What may have to end before its parts have.
+pub(super) trait Waits: Send + Sync {
+    fn deadline(&self) -> Instant;
+
+    /// Returns whether at least `count` waves are not in a queue yet.
+    fn has_waves(&self, count: usize) -> bool;
+
+    /// Fails what is not in a queue yet.
+    fn give_up(&self, error: &Error);
+}
 
 #[derive(Default)]
 struct Watched {
-    restores: Vec<(Instant, Weak<Restore>)>,
+    restores: Vec<(Instant, Weak<dyn Waits>)>,
     has_thread: bool,
 }
 
@@ -28,14 +37,15 @@ pub(super) struct Clock {
 
 impl Clock {
     /// Makes sure that a restore ends in time, if it has waiting waves.
-    pub(super) fn watch(self: &Arc<Self>, restore: &Arc<Restore>) {
+    pub(super) fn watch(self: &Arc<Self>, restore: &Arc<impl Waits + 'static>) {
         // Its first wave will be in a queue in a moment.
         if !restore.has_waves(2) {
             return;
         }
         let mut watched = self.watched.lock();
         watched.restores.retain(|(_, other)| other.strong_count() > 0);
-        watched.restores.push((restore.deadline(), Arc::downgrade(restore)));
+        let waiting: Weak<dyn Waits> = Arc::downgrade(restore) as _;
+        watched.restores.push((restore.deadline(), waiting));
         if watched.has_thread {
             self.changed.notify_all();
             return;
@@ -76,7 +86,7 @@ impl Clock {
             if !over.is_empty() {
                 let error = if is_stopping { Request::closed() } else { Request::expired() };
                 MutexGuard::unlocked(&mut watched, || {
-                    over.into_iter().for_each(|restore| end(&restore, &error))
+                    over.into_iter().for_each(|restore| end(&*restore, &error))
                 });
                 continue;
             }
@@ -89,7 +99,7 @@ impl Clock {
     }
 }
 
-fn end(restore: &Restore, error: &Error) {
+fn end(restore: &dyn Waits, error: &Error) {
     if catch_unwind(AssertUnwindSafe(|| restore.give_up(error))).is_err() {
         tracing::error!("a callback of a read panicked; the others go on");
     }

@@ -12,6 +12,7 @@ use kvdepot_io::mapped::{Piece, combined};
 use kvdepot_io::{Call, Class, IoEngine, Op, Request, SlotBuf};
 use parking_lot::Mutex;
 
+use super::clock::Waits;
 use super::later::later;
 use super::leases::wrong_checksum;
 use super::plan::{Limits, Region, Run, Span, Wave, plan};
@@ -193,21 +194,6 @@ impl Restore {
         }
     }
 
-    /// Ends reads that are not in a queue yet. Those that workers are copying end on their own (P4).
-    pub(super) fn give_up(&self, error: &Error) {
-        let rest = std::mem::take(&mut *self.waves.lock());
-        rest.iter().flatten().for_each(|region| self.fail(region, error));
-    }
-
-    pub(super) fn deadline(&self) -> Instant {
-        self.deadline
-    }
-
-    /// Returns whether at least `count` waves are not in a queue yet.
-    pub(super) fn has_waves(&self, count: usize) -> bool {
-        self.waves.lock().len() >= count
-    }
-
     /// Why nothing more is to be copied, if so.
     fn over(&self) -> Option<Error> {
         if self.shared.clock.is_stopping() {
@@ -280,6 +266,22 @@ impl Restore {
             read.end(outcome);
         }
         self.shared.deliver_events();
+    }
+}
+
+impl Waits for Restore {
+    /// Ends reads that are not in a queue yet. Those that workers are copying end on their own (P4).
+    fn give_up(&self, error: &Error) {
+        let rest = std::mem::take(&mut *self.waves.lock());
+        rest.iter().flatten().for_each(|region| self.fail(region, error));
+    }
+
+    fn deadline(&self) -> Instant {
+        self.deadline
+    }
+
+    fn has_waves(&self, count: usize) -> bool {
+        self.waves.lock().len() >= count
     }
 }
 

@@ -1,5 +1,6 @@
 //! A connection with our own protocol: its socket, and the requests in flight.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -7,12 +8,23 @@ use kvdepot_core::Error;
 use parking_lot::{Condvar, Mutex};
 
 use super::pending::Pending;
-use super::server::Server;
+use super::shared::Shared;
 use super::socket::Socket;
+
+/// The server of a connection, as far as the connection knows it.
+pub(super) trait Host {
+    fn shared(&self) -> &Shared;
+
+    /// Wakes the threads that wait for requests, so that they check whether their connection is over.
+    fn wake(&self);
+
+    /// Returns the error of a request that was not answered in time.
+    fn too_late(&self) -> Error;
+}
 
 /// A connection.
 pub(super) struct Conn {
-    pub(super) stream: Socket,
+    pub(super) stream: Arc<Socket>,
     pub(super) pending: Mutex<Pending>,
     /// Signalled when a request was answered.
     room: Condvar,
@@ -31,7 +43,7 @@ impl std::fmt::Debug for Conn {
 impl Conn {
     pub(super) fn new(stream: Socket, in_flight_max: u32) -> Self {
         Self {
-            stream,
+            stream: Arc::new(stream),
             pending: Mutex::new(Pending::default()),
             room: Condvar::new(),
             in_flight_max: usize::try_from(in_flight_max).unwrap_or(usize::MAX).max(1),
@@ -60,16 +72,16 @@ impl Conn {
     }
 
     /// Ends the connection, and fails all requests that it has not answered.
-    pub(super) fn close(&self, server: &Server, error: &Error) {
+    pub(super) fn close(&self, server: &impl Host, error: &Error) {
         // The reason is set first: a thread that finds the socket shut down reads it.
         let (lost, is_parting) = {
             let mut pending = self.pending.lock();
             let lost = pending.close(error);
-            pending.tell_doubts(&server.shared.beliefs.writing);
+            pending.tell_doubts(&server.shared().beliefs.writing);
             (lost, pending.is_parting)
         };
         // A connection that is already lost cannot be shut down.
-        let _ = if is_parting && !server.shared.is_stopping() {
+        let _ = if is_parting && !server.shared().is_stopping() {
             self.stream.end_sending()
         } else {
             self.stream.shutdown()
@@ -80,13 +92,13 @@ impl Conn {
     }
 
     /// Returns whether no byte has moved for longer than a server may be silent.
-    fn is_quiet(&self, server: &Server, now: Instant) -> bool {
+    fn is_quiet(&self, server: &impl Host, now: Instant) -> bool {
         let since = self.born + Duration::from_micros(self.progress_us.load(Ordering::Relaxed));
-        now.saturating_duration_since(since) > server.shared.config.timeout
+        now.saturating_duration_since(since) > server.shared().config.timeout
     }
 
     /// Fails overdue requests, and ends the connection if it was silent for too long. Returns whether it was.
-    pub(super) fn expire(&self, server: &Server, now: Instant) -> bool {
+    pub(super) fn expire(&self, server: &impl Host, now: Instant) -> bool {
         let mut pending = self.pending.lock();
         if self.is_quiet(server, now) && pending.owes() && pending.closed.is_none() {
             drop(pending);
@@ -100,7 +112,7 @@ impl Conn {
     }
 
     /// Ends the connection unless bytes have moved on it recently.
-    pub(super) fn close_if_quiet(&self, server: &Server, now: Instant) {
+    pub(super) fn close_if_quiet(&self, server: &impl Host, now: Instant) {
         if self.is_quiet(server, now) {
             self.close(server, &server.too_late());
         }

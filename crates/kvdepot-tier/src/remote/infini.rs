@@ -6,6 +6,7 @@ pub(super) mod epochs;
 use std::cell::Cell;
 use std::io::Read;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvdepot_core::limits::{REMOTE_FOREIGN_DISCARD_TIMEOUTS, REMOTE_FOREIGN_VALUE_BYTES_MAX};
@@ -15,7 +16,7 @@ use kvdepot_io::checksum::crc64_slot;
 use kvdepot_wire::infini::{Reply, ReplyReader, Request, TcpOp, code};
 
 use super::job::{Job, Opened, What};
-use super::parting::{Held, Parting};
+use super::parting::Parting;
 use super::sending::send_all;
 use super::server::Server;
 use super::socket::Socket;
@@ -51,7 +52,7 @@ pub(super) fn run(server: &Server, stream: Socket) -> (Error, bool) {
     if let Some(key) = doubtful {
         // The server may have received the write that was sent before the connection was lost, and may still store it.
         let _ = stream.end_sending();
-        server.part(Parting::new(Held::Infini(stream), vec![key]));
+        server.part(Parting::new(Arc::new(stream), vec![key]));
     }
     (error, answered)
 }

@@ -11,7 +11,7 @@ use kvdepot_wire::own::{Hashes, PutBlocks, Request};
 
 use super::conn::Conn;
 use super::job::{Job, What};
-use super::parting::{Held, Parting};
+use super::parting::Parting;
 use super::pending::{Asked, GetItem, PutItem};
 use super::receive;
 use super::sending::send_all;
@@ -26,14 +26,14 @@ pub(super) fn run(server: &Arc<Server>, conn: &Arc<Conn>, buffer: FrameBuffer) -
             Ok(_) => receive::until_over(server, conn, buffer),
             Err(e) => Error::io("cannot start a thread", e),
         };
-        conn.close(server, &error);
+        conn.close(&**server, &error);
         (error, conn.pending.lock().answered)
     });
     let (doubtful, is_ended) = conn.pending.lock().parted();
     if is_ended {
         server.shared.beliefs.writing.lock().settle(&doubtful);
     } else if !doubtful.is_empty() {
-        server.part(Parting::new(Held::Own(Arc::clone(conn)), doubtful));
+        server.part(Parting::new(Arc::clone(&conn.stream), doubtful));
     }
     end
 }

@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use kvdepot_core::BlockKey;
 
-use super::conn::Conn;
 use super::socket::Socket;
 use super::tcp::again;
 
@@ -16,41 +15,25 @@ const SCRATCH_BYTES: usize = 16 << 10;
 /// Maximum number of reads per check, so that a server that sends endlessly does not delay the check of others.
 const READS_MAX: usize = 32;
 
-/// Keeps a socket open.
-#[derive(Debug)]
-pub(super) enum Held {
-    Own(Arc<Conn>),
-    Infini(Socket),
-}
-
-impl Held {
-    fn socket(&self) -> &Socket {
-        match self {
-            Self::Own(conn) => &conn.stream,
-            Self::Infini(socket) => socket,
-        }
-    }
-}
-
 /// A connection that only waits for the server's end.
 #[derive(Debug)]
 pub(super) struct Parting {
-    held: Held,
+    socket: Arc<Socket>,
     /// Blocks that the server may still store.
     pub(super) keys: Vec<BlockKey>,
 }
 
 impl Parting {
-    pub(super) fn new(held: Held, keys: Vec<BlockKey>) -> Self {
+    pub(super) fn new(socket: Arc<Socket>, keys: Vec<BlockKey>) -> Self {
         // If the socket cannot be made non-blocking, it is dead, and a read returns immediately.
-        let _ = held.socket().tcp().set_nonblocking(true);
-        Self { held, keys }
+        let _ = socket.tcp().set_nonblocking(true);
+        Self { socket, keys }
     }
 
     /// Returns whether the server has closed it, as far as a few reads show.
     pub(super) fn is_over(&self) -> bool {
         let mut scratch = [0; SCRATCH_BYTES];
-        is_at_end(|| again(|| self.held.socket().tcp().read(&mut scratch)))
+        is_at_end(|| again(|| self.socket.tcp().read(&mut scratch)))
     }
 }
 

@@ -68,7 +68,7 @@ impl Receiver<'_> {
         match came {
             None => {
                 let Self { conn, buffer, .. } = self;
-                let count = arrived(conn, || buffer.read_with(|room| (&conn.stream).read(room)))?;
+                let count = arrived(conn, || buffer.read_with(|room| (&*conn.stream).read(room)))?;
                 debug_assert!(count > 0, "an end is an error");
                 Ok(())
             }
@@ -140,7 +140,7 @@ impl Receiver<'_> {
             let first = slices.first_mut().ok_or_else(closed)?;
             return Ok(self.buffer.take_payload(first));
         }
-        arrived(self.conn, || (&self.conn.stream).read_vectored(&mut slices))
+        arrived(self.conn, || (&*self.conn.stream).read_vectored(&mut slices))
     }
 
     /// Skips the bytes of a block that is no longer waited for, to stay in sync.
@@ -149,7 +149,7 @@ impl Receiver<'_> {
         let mut scratch = vec![0; SCRATCH_BYTES.min(left)];
         while left > 0 {
             let room = left.min(scratch.len());
-            left -= arrived(self.conn, || (&self.conn.stream).read(&mut scratch[..room]))?;
+            left -= arrived(self.conn, || (&*self.conn.stream).read(&mut scratch[..room]))?;
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ use kvdepot_core::limits::{
 use kvdepot_core::{Error, ErrorKind, Result};
 use parking_lot::{Condvar, Mutex};
 
-use super::conn::Conn;
+use super::conn::{Conn, Host};
 use super::job::{Job, What};
 use super::lookup::Addresses;
 use super::parting::Parting;
@@ -231,13 +231,6 @@ impl Server {
         self.wake_a_sender(&mut state);
     }
 
-    /// Wakes all threads that wait in `take`, so that they check whether their connection is over.
-    pub(super) fn wake(&self) {
-        drop(self.state.lock());
-        self.work.notify_all();
-        self.changed.notify_all();
-    }
-
     /// Fails requests that have waited past their deadline, here and on connections.
     pub(super) fn expire(&self, now: Instant) {
         let mut late = Vec::new();
@@ -417,4 +410,20 @@ fn batch(queue: &mut VecDeque<Job>) -> Vec<Job> {
         jobs.extend(queue.pop_front());
     }
     jobs
+}
+
+impl Host for Server {
+    fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
+    fn wake(&self) {
+        drop(self.state.lock());
+        self.work.notify_all();
+        self.changed.notify_all();
+    }
+
+    fn too_late(&self) -> Error {
+        Self::too_late(self)
+    }
 }

@@ -46,7 +46,7 @@ fn keep_connected(server: &Arc<Server>, index: usize) {
                         server.came(link.dialect, link.depot);
                         if server.shared.is_stopping() {
                             // `stop` may have run before it was registered.
-                            conn.close(server, &Error::new(ErrorKind::Closed, "the tier is closing"));
+                            conn.close(&**server, &Error::new(ErrorKind::Closed, "the tier is closing"));
                         }
                         let end = own::run(server, &conn, link.buffer);
                         server.forget_conn(&conn);

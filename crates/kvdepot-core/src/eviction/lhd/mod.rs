@@ -16,7 +16,7 @@ use returns::Returns;
 
 use super::chunked::Chunked;
 use super::list::SlotLists;
-use super::{EvictionPolicy, Search, SlotId};
+use super::policy::{EvictionPolicy, Search, SlotId};
 use crate::limits::EVICTION_PASSED_OVER_MAX;
 
 /// Number of turns (as many events as the cache has blocks) after which a count has half its weight.
