@@ -3,10 +3,10 @@
 use kvdepot_core::machine::{ClaimGroup, Request};
 use kvdepot_core::{GroupShape, NamespaceId};
 
+use crate::asked::Asked;
 use crate::client::{Claimed, ClaimedGroup, Wish};
 use crate::fail::{Fail, Rule, fail};
 use crate::plan::Feature;
-use crate::replies::Asked;
 use crate::specs;
 use crate::world::World;
 

@@ -1,10 +1,24 @@
 //! Clients: the slots that they hold and fill.
 
-use kvdepot_core::machine::{ClaimId, Nanos, Owner};
+use kvdepot_core::machine::{ClaimId, NamespaceHandle, Nanos, Owner};
 use kvdepot_core::runs::Runs;
 use kvdepot_core::{BlockHash, BlockKey, LeaseId};
 
 use crate::specs;
+
+/// Leases of a client of the old depot have no number at the new one.
+pub(crate) const NO_LEASE: LeaseId = LeaseId(u64::MAX);
+/// A number that no namespace has.
+pub(crate) const NO_HANDLE: NamespaceHandle = NamespaceHandle::MAX;
+
+/// The hold on the pool for clients of a crashed depot.
+#[derive(Debug)]
+pub(crate) struct Hold {
+    /// Owner of the leases.
+    pub(crate) owner: Owner,
+    /// Clients that may still copy.
+    pub(crate) clients: Vec<Owner>,
+}
 
 /// A slot that a client is filling.
 #[derive(Clone, Debug)]

@@ -4,10 +4,10 @@
 use kvdepot_core::BlockKey;
 use kvdepot_core::machine::{Event, Request};
 
+use crate::asked::Asked;
 use crate::client::{Client, Wish};
 use crate::fail::{Fail, Rule, fail};
 use crate::model::name;
-use crate::replies::Asked;
 use crate::rng::Rng;
 use crate::world::World;
 

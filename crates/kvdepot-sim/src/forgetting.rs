@@ -6,17 +6,13 @@ use std::sync::Arc;
 use kvdepot_core::machine::{Command, Event, NamespaceHandle, Request, Reserve};
 use kvdepot_core::{BlockHash, BlockKey, LeaseId, NamespaceId};
 
-use crate::client::Wish;
+use crate::asked::Asked;
+use crate::client::{NO_LEASE, Wish};
 use crate::fail::{Fail, Rule, fail};
-use crate::handover::NO_LEASE;
 use crate::plan::Feature;
-use crate::replies::Asked;
-use crate::running::Work;
 use crate::specs;
+use crate::work::Work;
 use crate::world::World;
-
-/// A number that no namespace has.
-pub(crate) const NO_HANDLE: NamespaceHandle = NamespaceHandle::MAX;
 
 impl World {
     /// Returns the number of namespaces of the run.

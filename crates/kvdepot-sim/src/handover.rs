@@ -5,20 +5,19 @@
 
 use std::collections::HashSet;
 
+use kvdepot_core::BlockKey;
 use kvdepot_core::machine::{Adopt, Event, Handed, HandedState, HeldBy, HeldFrom, Owner, Request};
-use kvdepot_core::{BlockKey, LeaseId};
 
+use crate::asked::Asked;
+use crate::client::NO_LEASE;
 use crate::fail::{Fail, Rule, fail};
 use crate::mistakes::Mistake;
 use crate::plan::Feature;
-use crate::replies::Asked;
-use crate::running::Work;
+use crate::work::Work;
 use crate::world::World;
 
 /// Number of rounds in which tiers may complete their commands.
 const ROUNDS: usize = 40;
-/// Leases of a client of the old depot have no number at the new one.
-pub(crate) const NO_LEASE: LeaseId = LeaseId(u64::MAX);
 
 impl World {
     /// Another depot takes over the pool, unless a command does not complete: then the old one continues.

@@ -8,11 +8,11 @@ use kvdepot_core::machine::{Command, Event, Gauges, Job, Leased, Nanos, Request,
 use kvdepot_core::runs::Run;
 use kvdepot_core::{BlockKey, SlotId};
 
+use crate::asked::Asked;
 use crate::client::Wish;
 use crate::fail::{Fail, Rule, fail};
 use crate::model::name;
 use crate::plan::Feature;
-use crate::replies::Asked;
 use crate::world::World;
 
 fn is_in_place(runs: &[Run]) -> bool {

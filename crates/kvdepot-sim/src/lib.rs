@@ -6,11 +6,13 @@
 //! [shrunk](shrink).
 #![forbid(unsafe_code)]
 
+mod asked;
 mod claiming;
 mod client;
 mod ending;
 mod fail;
 mod forgetting;
+mod given;
 mod handover;
 mod interrupted;
 mod leases;
@@ -23,6 +25,7 @@ mod nonsense;
 mod ops;
 mod placed;
 mod plan;
+mod recorded;
 mod recovery;
 mod regions;
 mod replies;
@@ -31,6 +34,7 @@ mod running;
 pub mod shrink;
 mod specs;
 mod tier;
+mod work;
 mod world;
 
 use std::collections::BTreeSet;

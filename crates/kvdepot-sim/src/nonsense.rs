@@ -3,8 +3,8 @@
 use kvdepot_core::machine::{ClaimGroup, Event, RemovalId, Request, Reserve, ShardSet};
 use kvdepot_core::{BlockKey, GroupShape, LeaseId};
 
+use crate::asked::Asked;
 use crate::fail::{Fail, Rule, fail};
-use crate::replies::Asked;
 use crate::specs;
 use crate::world::World;
 

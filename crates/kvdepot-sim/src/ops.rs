@@ -3,13 +3,13 @@
 use kvdepot_core::machine::{Event, Location, Request, Reserve, ShardSet};
 use kvdepot_core::{BlockHash, BlockKey};
 
+use crate::asked::Asked;
 use crate::client::Client;
 use crate::fail::{Fail, Rule, fail};
 use crate::memory::pages;
 use crate::mistakes::Mistake;
 use crate::model::{crc_of, name, tag};
 use crate::plan::Feature;
-use crate::replies::Asked;
 use crate::rng::Rng;
 use crate::specs;
 use crate::world::World;

@@ -5,6 +5,9 @@ use kvdepot_core::machine::{Placement, WriteWhen};
 
 use crate::rng::Rng;
 
+/// Maximum number of regions of a simulated pool.
+pub(crate) const REGIONS_MAX: usize = 3;
+
 /// Something that may happen in a run. Shrinking disables features one by one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names say it")]
@@ -205,7 +208,7 @@ impl Plan {
             lender,
             pool_pages,
             pool_pages_max,
-            regions: crate::regions::drawn(seed, pool_pages_max),
+            regions: drawn_regions(seed, pool_pages_max),
             policy: match (rng.chance(50), Rng::new(seed ^ 0x1EA5_7D17).chance(33)) {
                 (_, true) => "lhd",
                 (true, false) => "lru",
@@ -255,4 +258,22 @@ impl Plan {
         let ops = (0..rng.between(OPS_MAX / 4, OPS_MAX)).map(|_| rng.next()).collect();
         Self { seed, shape, features, ops }
     }
+}
+
+/// Returns the pages of each region of a pool. It uses its own random numbers, so the plan's do not change.
+fn drawn_regions(seed: u64, pages: usize) -> Vec<usize> {
+    let mut rng = Rng::new(seed ^ 0x4E61_0935);
+    let mut left = pages;
+    let mut regions = Vec::new();
+    for others in (0..rng.between(1, REGIONS_MAX)).rev() {
+        let region = if others == 0 { left } else { rng.between(1, left - others) };
+        left -= region;
+        regions.push(region);
+    }
+    regions
+}
+
+/// Returns the sizes of the regions in bytes.
+pub(crate) fn region_bytes(regions: &[usize]) -> Vec<u64> {
+    regions.iter().map(|&pages| pages as u64 * BLOCK_ALIGN_BYTES).collect()
 }

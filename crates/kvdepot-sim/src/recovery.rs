@@ -8,23 +8,15 @@ use kvdepot_core::limits::BLOCK_ALIGN_BYTES;
 use kvdepot_core::machine::{Event, Handed, HandedState, Location, Owner, Whole};
 use kvdepot_core::runs::{Run, Runs};
 
+use crate::client::Hold;
 use crate::fail::Fail;
 use crate::memory::pages;
 use crate::mistakes::Mistake;
 use crate::model::tag;
 use crate::plan::Feature;
-use crate::running::Work;
 use crate::tier::SimTier;
+use crate::work::Work;
 use crate::world::World;
-
-/// The hold on the pool for clients of a crashed depot.
-#[derive(Debug)]
-pub(crate) struct Hold {
-    /// Owner of the leases.
-    owner: Owner,
-    /// Clients that may still copy.
-    clients: Vec<Owner>,
-}
 
 /// Content of a page that nobody dumped.
 const STRAY: u64 = 0xBAD0_0000_0000_0000;

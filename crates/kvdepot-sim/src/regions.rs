@@ -4,32 +4,11 @@ use kvdepot_core::RegionIndex;
 use kvdepot_core::limits::BLOCK_ALIGN_BYTES;
 use kvdepot_core::machine::Request;
 
+use crate::asked::Asked;
 use crate::fail::{Fail, Rule, fail};
-use crate::plan::Feature;
-use crate::replies::Asked;
+use crate::plan::{Feature, REGIONS_MAX};
 use crate::rng::Rng;
 use crate::world::World;
-
-/// Maximum number of regions of a simulated pool.
-const REGIONS_MAX: usize = 3;
-
-/// Returns the pages of each region of a pool. It uses its own random numbers, so the plan's do not change.
-pub(crate) fn drawn(seed: u64, pages: usize) -> Vec<usize> {
-    let mut rng = Rng::new(seed ^ 0x4E61_0935);
-    let mut left = pages;
-    let mut regions = Vec::new();
-    for others in (0..rng.between(1, REGIONS_MAX)).rev() {
-        let region = if others == 0 { left } else { rng.between(1, left - others) };
-        left -= region;
-        regions.push(region);
-    }
-    regions
-}
-
-/// Returns the sizes of the regions in bytes.
-pub(crate) fn bytes(regions: &[usize]) -> Vec<u64> {
-    regions.iter().map(|&pages| pages as u64 * BLOCK_ALIGN_BYTES).collect()
-}
 
 impl World {
     /// Sends the depot a client's preference, or changes it.

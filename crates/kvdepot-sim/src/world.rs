@@ -10,19 +10,20 @@ use kvdepot_core::machine::{
 };
 use kvdepot_core::{BlockHash, BlockKey, NamespaceId, eviction};
 
-use crate::client::Client;
+use crate::asked::{Asked, Waiting};
+use crate::client::{Client, Hold, NO_HANDLE};
 use crate::fail::{Fail, Rule, fail};
+use crate::given::{Given, Placed};
 use crate::interrupted::Interrupted;
+use crate::ledger::SimLedger;
 use crate::memory::Memory;
 use crate::mistakes::Mistake;
 use crate::model::{Model, name};
-use crate::placed::Given;
-use crate::plan::{Feature, Plan};
-use crate::replies::Waiting;
+use crate::plan::{Feature, Plan, region_bytes};
 use crate::rng::Rng;
-use crate::running::Running;
 use crate::specs;
 use crate::tier::SimTier;
+use crate::work::Running;
 
 /// A namespace of the run.
 #[derive(Debug)]
@@ -89,14 +90,14 @@ pub(crate) struct World {
     pub(crate) waiting: BTreeMap<Token, Waiting>,
     pub(crate) presence: HashSet<BlockKey>,
     /// What a next depot would find after a crash that keeps the pool.
-    pub(crate) ledger: crate::ledger::SimLedger,
+    pub(crate) ledger: SimLedger,
     /// The hold on the pool, after a crash that clients have survived.
-    pub(crate) hold: Option<crate::recovery::Hold>,
+    pub(crate) hold: Option<Hold>,
     pub(crate) opened: Vec<Opened>,
     /// What the tiers were given.
     pub(crate) given: Given,
     /// State that the tiers' placements depend on.
-    pub(crate) placed: crate::placed::Placed,
+    pub(crate) placed: Placed,
     /// Blocks that a walk over the pool has found.
     pub(crate) listed: Vec<BlockKey>,
     pub(crate) next_listed: Option<usize>,
@@ -151,10 +152,10 @@ impl World {
             answers: Vec::new(),
             waiting: BTreeMap::new(),
             presence: HashSet::new(),
-            ledger: crate::ledger::SimLedger::default(),
+            ledger: SimLedger::default(),
             hold: None,
             opened: Vec::new(),
-            placed: crate::placed::Placed::default(),
+            placed: Placed::default(),
             listed: Vec::new(),
             next_listed: None,
             asking: 0,
@@ -210,7 +211,7 @@ impl World {
     ) -> Result<(), Fail> {
         for space in &mut self.spaces {
             // Its number belonged to another depot.
-            (space.known, space.unstored, space.handle) = (false, false, crate::forgetting::NO_HANDLE);
+            (space.known, space.unstored, space.handle) = (false, false, NO_HANDLE);
         }
         // Part of the pool is populated before it is used.
         let upto_bytes = self.rng.below(self.plan.shape.pool_pages) as u64 * BLOCK_ALIGN_BYTES;
@@ -224,7 +225,7 @@ impl World {
             let stored = self.tiers.iter().map(|tier| tier.epoch(root)).max().unwrap_or(0);
             let epoch = stored.max(at_least.get(number).copied().unwrap_or(0));
             let request = Request::OpenNamespace { spec: Arc::clone(spec), epoch };
-            self.request_of(None, request, crate::replies::Asked::Done)?;
+            self.request_of(None, request, Asked::Done)?;
             let Some(opened) = self.opened.pop() else {
                 return fail(Rule::Replies, "no namespace was opened");
             };
@@ -444,7 +445,7 @@ fn machine(plan: &Plan, mistake: Option<Mistake>) -> Machine {
         .with_placements(&placements)
         .with_write_budgets(&budgets)
         .with_parts(Arc::new(part_of));
-    machine = machine.with_regions(&crate::regions::bytes(&plan.shape.regions));
+    machine = machine.with_regions(&region_bytes(&plan.shape.regions));
     if plan.features.has(Feature::Forgetting) {
         machine = machine.with_namespaces_max(plan.shape.namespaces_max);
     }
