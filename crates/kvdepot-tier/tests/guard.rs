@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use kvdepot_core::{BlockKey, ErrorKind};
 use kvdepot_io::faults::{Fault, FaultDevice, FaultOp, Faults};
 use kvdepot_io::{Device, DirDevice, DirectUse};
-use kvdepot_tier::conformance::{self, Bench};
+use kvdepot_tier::conformance::{self, Bench, listen};
 use kvdepot_tier::{FakeTier, GuardConfig, Guarded, PosixConfig, PosixTier, Presence, Tier, TierEvents};
 use parking_lot::Mutex;
 
@@ -44,11 +44,6 @@ impl Rig {
 
     fn bench(&self) -> Bench {
         Bench::new(Arc::clone(&self.tier) as _)
-    }
-
-    fn tell<T: TierEvents + 'static>(&self, listener: &Arc<T>) {
-        let events: Arc<dyn TierEvents> = Arc::clone(listener) as _;
-        self.tier.attach(Arc::downgrade(&events));
     }
 
     fn now(&self) -> Instant {
@@ -189,7 +184,7 @@ fn a_listener_hears_when_the_tier_goes_off_and_on() {
     let rig = Rig::new();
     let bench = rig.bench();
     let heard = Arc::new(Heard::default());
-    rig.tell(&heard);
+    listen(&*rig.tier, &heard);
     bench.write_all(1);
     rig.faults.chance(FaultOp::Read, Fault::Eio, 1.0);
     assert!((0..3).all(|_| kind_of_read(&bench) == Some(ErrorKind::Io)));
@@ -220,7 +215,7 @@ fn a_tier_that_comes_back_while_the_listener_is_told_is_told_to_be_back() {
     };
     let meanwhile = Mutex::new(Some(Box::new(meanwhile) as Box<dyn FnOnce() + Send>));
     let listener = Arc::new(Interrupted { heard: Heard::default(), meanwhile });
-    rig.tell(&listener);
+    listen(&*rig.tier, &listener);
     assert!((0..3).all(|_| kind_of_read(&bench) == Some(ErrorKind::Io)));
     assert_eq!(*listener.heard.0.lock(), ["went down", "came back"]);
 }
@@ -233,7 +228,7 @@ fn a_listener_that_comes_late_hears_that_the_tier_is_off() {
     rig.faults.chance(FaultOp::Read, Fault::Eio, 1.0);
     assert!((0..3).all(|_| kind_of_read(&bench) == Some(ErrorKind::Io)));
     let heard = Arc::new(Heard::default());
-    rig.tell(&heard);
+    listen(&*rig.tier, &heard);
     assert_eq!(*heard.0.lock(), ["went down"]);
 }
 

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use crate::Tier;
 pub use scripted::{Script, ScriptedTier};
-pub use tools::{Bench, Waiting, spec, until};
+pub use tools::{Bench, Waiting, listen, spec, until};
 
 /// Runs all checks for a tier that keeps its blocks. `make` returns a fresh, empty tier each time, with space for at
 /// least 64 MiB.

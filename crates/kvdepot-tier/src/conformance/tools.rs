@@ -8,7 +8,7 @@ use kvdepot_core::{BlockHash, BlockKey, BlockLayout, Error, ErrorKind, Namespace
 use kvdepot_io::SlotBuf;
 use kvdepot_io::mapped::LentMedium;
 
-use crate::{Done, Fetched, LeaseItem, Presence, ReadItem, Tier, WriteItem, Written};
+use crate::{Done, Fetched, LeaseItem, Presence, ReadItem, Tier, TierEvents, WriteItem, Written};
 
 /// How long a check waits for an answer before it fails: a minute, or what KVDEPOT_TEST_PATIENCE_S says on a machine that is
 /// very slow.
@@ -30,6 +30,12 @@ pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
         assert!(Instant::now() < end, "{what}");
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// Attaches a listener, for as long as the caller keeps it.
+pub fn listen<T: TierEvents + 'static>(tier: &dyn Tier, listener: &Arc<T>) {
+    let events: Arc<dyn TierEvents> = Arc::clone(listener) as _;
+    tier.attach(Arc::downgrade(&events));
 }
 
 /// Returns a namespace for tests, identified by `model`.

@@ -5,11 +5,10 @@
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
 
 use kvdepot_core::{BlockKey, ErrorKind};
 use kvdepot_io::mapped::{Access, HookMedium, Medium, MediumCall, MemoryMedium};
-use kvdepot_tier::conformance::Bench;
+use kvdepot_tier::conformance::{Bench, listen, until};
 use kvdepot_tier::{DaxConfig, DaxTier, Presence, Tier, TierEvents};
 
 use crate::dax_media::{MIB, Media, open, raw};
@@ -22,8 +21,7 @@ impl Lost {
     /// What the tier of a bench tells from now on.
     fn listening(bench: &Bench) -> Arc<Self> {
         let lost: Arc<Self> = Arc::default();
-        let listener: Arc<dyn TierEvents> = Arc::clone(&lost) as _;
-        bench.tier.attach(Arc::downgrade(&listener));
+        listen(&*bench.tier, &lost);
         lost
     }
 }
@@ -169,10 +167,7 @@ fn a_medium_that_is_lost_while_a_past_epoch_is_cleared_is_told_of() {
     is_dumped.store(true, Ordering::SeqCst);
     let stored = |outcome: kvdepot_core::Result<u32>| assert_eq!(outcome.unwrap(), 1);
     bench.tier.advance_epoch(&Arc::new(bench.spec.clone()), 0, Bench::soon(), Box::new(stored));
-    let until = Bench::soon();
-    while lost.1.load(Ordering::SeqCst) == 0 && Instant::now() < until {
-        std::thread::yield_now();
-    }
+    until("the loss is told", || lost.1.load(Ordering::SeqCst) > 0);
     assert_eq!(lost.1.load(Ordering::SeqCst), 1);
 }
 

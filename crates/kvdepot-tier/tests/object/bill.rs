@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::bucket_server::{Act, BucketServer, in_every_dialect, until};
 use kvdepot_core::{BlockKey, BlockLayout, ErrorKind};
-use kvdepot_tier::conformance::{Bench, Waiting, spec};
+use kvdepot_tier::conformance::{Bench, Waiting, listen, spec};
 use kvdepot_tier::{ObjectConfig, ObjectTier, Presence, Tier, TierEvents, Written};
 use parking_lot::Mutex;
 
@@ -104,8 +104,7 @@ fn what_a_lifecycle_rule_took_is_a_miss_and_written_again() {
     let server = BucketServer::start();
     let bench = open(&server, |_| {});
     let heard = Arc::new(Heard::default());
-    let listener: Arc<dyn TierEvents> = Arc::<Heard>::clone(&heard);
-    bench.tier.attach(Arc::downgrade(&listener));
+    listen(&*bench.tier, &heard);
     bench.write_all(2);
     server.with(|bucket| bucket.objects.retain(|name, _| !name.contains(&bench.key(0).hash.to_string())));
     assert_eq!(bench.peek(0), Presence::Present, "nobody told it");

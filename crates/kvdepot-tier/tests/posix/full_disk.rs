@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::common::{config, disk_bytes, files_with, on_every_engine, open_faulty};
 use kvdepot_core::{BlockKey, ErrorKind};
 use kvdepot_io::faults::{Fault, FaultOp, Faults};
-use kvdepot_tier::conformance::Bench;
+use kvdepot_tier::conformance::{Bench, listen};
 use kvdepot_tier::{GuardConfig, Guarded, PosixConfig, PosixTier, Tier, TierEvents, Written};
 use parking_lot::Mutex;
 
@@ -45,8 +45,7 @@ impl TierEvents for Heard {
 
 fn attach(tier: &PosixTier) -> Arc<Heard> {
     let heard = Arc::new(Heard::default());
-    let events: Arc<dyn TierEvents> = Arc::clone(&heard) as _;
-    tier.attach(Arc::downgrade(&events));
+    listen(tier, &heard);
     heard
 }
 
