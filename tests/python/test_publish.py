@@ -34,6 +34,8 @@ from tools.lab.ports import free_port
 
 HANG_S = 100.0
 POLL_MS = 20
+QUIET_POLLS = 25
+"""Number of polls without a message after which a router asks whether it has missed something."""
 BYTES = 4096
 TOPIC = "kv@node@model"
 
@@ -51,12 +53,16 @@ def dump(store: kvdepot.Store, *numbers: int) -> None:
 
 
 class Router:
-    """A subscriber that applies batches in the order of their numbers, and asks for those that it misses."""
+    """A subscriber that applies batches in the order of their numbers, and asks for those that it misses.
+
+    It also asks when it has received nothing for a while. A batch can be published after the answer to the first
+    request and before the subscription has reached the publisher; only the next batch would show that it is missing.
+    """
 
     def __init__(self, publish: str, replay: str | None = None) -> None:
         self.blocks: set[tuple[str, int]] = set()
         self.next: int | None = None
-        self.asked = 0
+        self._quiet_polls = 0
         self._waiting: dict[int, bytes] = {}
         self._answer: list[tuple[int, bytes]] | None = None
         self._context = zmq.Context()
@@ -80,7 +86,7 @@ class Router:
     def _ask(self, start: int) -> None:
         assert self._replay is not None
         self._answer = []
-        self.asked += 1
+        self._quiet_polls = 0
         self._replay.send_multipart((b"", start.to_bytes(8, "big")))
 
     def _receive(self) -> None:
@@ -89,6 +95,7 @@ class Router:
         if self._replay is not None:
             poller.register(self._replay, zmq.POLLIN)
         ready = dict(poller.poll(POLL_MS))
+        self._quiet_polls = 0 if ready else self._quiet_polls + 1
         if self._live in ready:
             topic, number, payload = self._live.recv_multipart()
             assert topic == TOPIC.encode()
@@ -106,6 +113,8 @@ class Router:
                 self._answer.append((int.from_bytes(number, "big"), payload))
         if self._answer is None:
             self._apply_live()
+        if self._answer is None and self._replay is not None and self._quiet_polls >= QUIET_POLLS:
+            self._ask(self.next or 0)
 
     def _apply_live(self) -> None:
         for number in sorted(self._waiting):
@@ -219,6 +228,20 @@ def test_a_depot_that_dies_and_comes_back(node: NodeDepot, tmp_path: Path) -> No
             dump(store, 2)
             router.until(lambda router: (router.at("pool"), router.at("posix")) == ({2}, {1, 2}))
         command.end(signal.SIGINT)
+
+
+def test_a_router_that_misses_the_last_batches_learns_them_by_asking(node: NodeDepot, tmp_path: Path) -> None:
+    publish, replay = f"ipc://{tmp_path}/kv", f"ipc://{tmp_path}/replay"
+    options = ("--publish", publish, "--replay", replay, "--socket", node.config["socket"])
+    with (
+        node.open([BYTES], {"model": "m"}) as store,
+        publishing(*options),
+        Router(f"ipc://{tmp_path}/nobody", replay) as router,
+    ):
+        dump(store, 1)
+        router.until(lambda router: router.at("pool") == {1} == router.at("posix"))
+        dump(store, 2)
+        router.until(lambda router: router.at("pool") == {1, 2} == router.at("posix"))
 
 
 def test_a_publisher_that_dies_leaves_nothing_behind(node: NodeDepot, tmp_path: Path) -> None:
