@@ -41,7 +41,7 @@ impl Machine {
             .collect();
         self.pool.prefetch(keys.iter().map(|&(_, hash)| hash));
         for (key, hash) in keys {
-            if how != Reserve::Value && self.pool.find_hashed(&key, hash).is_some() {
+            if how != Reserve::Value && self.pool.find_kept_hashed(&key, hash).is_some() {
                 self.counters.dump_blocks_had += 1;
                 outcomes.push(Outcome::Have);
                 continue;

@@ -83,6 +83,10 @@ impl Claims {
         need: Need,
         turn: Option<bool>,
     ) {
+        if claim.lender_changed(rooms.pool) {
+            claim.survey_again();
+            return;
+        }
         let turn = turn.unwrap_or(claim.queued || self.queue.is_empty() || !need.fetches);
         let share = share_of(rooms);
         let need = need.with_in_place_at_most(self.in_place_room(rooms));
@@ -176,7 +180,8 @@ impl Claims {
                 }
             }
             let idle = rooms.pool.held().pinned == 0 && self.promised.pool == 0;
-            if !claim.need.fits(self.room(rooms), self.in_place_room(rooms)) && !idle {
+            let fits = claim.need.fits(self.room(rooms), self.in_place_room(rooms));
+            if !fits && !idle && !claim.lender_changed(rooms.pool) {
                 return;
             }
             if let Some(claim) = self.map.get_mut(&id) {
@@ -227,8 +232,10 @@ impl Claims {
         claim.phase = Phase::Filling;
         if claim.waiting == 0 {
             self.begin_to_settle(claim);
+            return true;
         }
-        claim.phase == Phase::Settling
+        // Something may have been lost while it took its leases, and its client is about to hear what it has.
+        claim.must_relook(rooms.pool)
     }
 
     /// Leases or fetches one block: false when this step has looked long enough for room.
@@ -257,9 +264,11 @@ impl Claims {
                 let Some(tier) = known.tier().filter(|&tier| !rooms.pool.is_lender_down(tier)) else {
                     return true;
                 };
-                match self.make_room(rooms, claim, spot, tier) {
+                let in_place = has_promised_place(rooms, claim, spot, tier);
+                match self.make_room(rooms, claim, spot, tier, in_place) {
                     Ok(slot) => {
-                        self.keep_promise(claim, spot, rooms.pool.slot(slot).is_in_place());
+                        // A block that finds no room in the tier's memory leaves what was promised to others of the pool.
+                        self.keep_promise(claim, spot, in_place);
                         rooms.flow.read(slot, tier, claim.deadline);
                         wait_for(rooms, claim, place, slot);
                     }
@@ -274,20 +283,18 @@ impl Claims {
         true
     }
 
-    /// Makes a slot for a block that a tier is to lease or to read. What was promised room in the tier's memory and finds none
-    /// there takes no room of the pool that others were promised.
+    /// Makes a slot for a block that a tier is to lease or to read. `in_place`: whether it was promised room in the tier's
+    /// memory. If it finds none there, it takes no room of the pool that was promised to any block.
     fn make_room(
         &self,
         rooms: &mut Rooms<'_>,
         claim: &Claim,
         spot: Spot,
         tier: TierIndex,
+        in_place: bool,
     ) -> std::result::Result<SlotId, NoRoom> {
         let (key, bytes) = (claim.key(spot), claim.bytes(spot));
-        let is_promised = rooms.pool.leasing_tier() == Some(tier)
-            && claim.groups[spot.group].in_place[spot.rank]
-            && claim.promised.in_place >= claim.lent_bytes(spot);
-        if is_promised {
+        if in_place {
             if let Some(slot) = rooms.pool.insert_in_place(key, bytes, tier) {
                 return Ok(slot);
             }
@@ -324,6 +331,13 @@ impl Claims {
         claim.promised -= part;
         self.promised -= part;
     }
+}
+
+/// Whether a claim was promised room in a tier's memory for a block, and the tier still leases blocks.
+fn has_promised_place(rooms: &Rooms<'_>, claim: &Claim, spot: Spot, tier: TierIndex) -> bool {
+    rooms.pool.leasing_tier() == Some(tier)
+        && claim.groups[spot.group].in_place[spot.rank]
+        && claim.promised.in_place >= claim.lent_bytes(spot)
 }
 
 /// Bytes of the pool that one claim may take.

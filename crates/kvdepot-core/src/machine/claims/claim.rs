@@ -182,6 +182,10 @@ pub(super) struct Claim {
     pub(super) need: Need,
     /// Bytes by which it exceeded its share of the pool when it was cut last, since its last survey.
     pub(super) excess: Option<u64>,
+    /// The tier that could lease blocks when its last survey began.
+    pub(super) lender: Option<TierIndex>,
+    /// Whether tiers are asked again for blocks that depend on whether that tier works.
+    pub(super) asks_again: bool,
     /// Room that was promised to it and is not taken yet.
     pub(super) promised: Promised,
     /// Hit aimed at while filling, final once settled; in hash units.
@@ -434,6 +438,11 @@ impl Claim {
         self.phase = Phase::Survey;
         self.cursor = 0;
         self.lead = self.skip;
+    }
+
+    /// Returns whether the tier that leases blocks was switched off, lost its memory or came back since its last survey.
+    pub(super) fn lender_changed(&self, pool: &Pool) -> bool {
+        self.lender != pool.leasing_tier()
     }
 
     /// When it ends if nothing happens before.

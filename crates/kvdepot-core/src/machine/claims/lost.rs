@@ -33,10 +33,14 @@ impl Claims {
         let Some(from) = claim.relook else { return false };
         let end = claim.places().min(from + self.pace.survey_places);
         for place in from..end {
-            if claim.known(place) != Known::LEASED || rooms.pool.is_shown(claim.places.slot(place)) {
+            if claim.known(place) != Known::LEASED {
                 continue;
             }
             let key = claim.key(claim.spot(place));
+            // A reset is answered before the sweep has reached all blocks.
+            if rooms.pool.is_shown(claim.places.slot(place)) && rooms.catalog.is_live(key.space) {
+                continue;
+            }
             claim.unlease(rooms.pool, place);
             let found = rooms.pool.find_kept(&key).filter(|_| rooms.catalog.is_live(key.space));
             if let Some(slot) = found.filter(|&slot| rooms.pool.is_shown(slot)) {

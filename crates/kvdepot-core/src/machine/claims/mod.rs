@@ -475,6 +475,8 @@ fn new_claim(rooms: &Rooms<'_>, id: ClaimId, open: Open) -> Result<Claim> {
         queued: false,
         need: Need::default(),
         excess: None,
+        lender: None,
+        asks_again: false,
         promised: Promised::default(),
         hit: skip,
         losses: rooms.pool.losses(),

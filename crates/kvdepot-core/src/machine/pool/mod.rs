@@ -151,7 +151,7 @@ pub(crate) struct Pool {
     /// When slots were taken.
     births: Births,
     in_place: InPlace,
-    /// Number of times that blocks in use were doomed, or that a tier lost its memory.
+    /// Number of times that blocks in use were doomed, that a space was left, or that a tier lost its memory.
     losses: u64,
     /// Blocks that went.
     pub(super) gone: Vec<GoneHere>,
@@ -293,6 +293,11 @@ impl Pool {
     /// Returns a number that changes when readers may no longer be shown a block that is in use.
     pub(crate) const fn losses(&self) -> u64 {
         self.losses
+    }
+
+    /// Notes that readers may no longer be shown the blocks of a space.
+    pub(crate) const fn note_loss(&mut self) {
+        self.losses += 1;
     }
 
     /// Returns whether space was freed since the last call of [`Self::take_room`].

@@ -1,8 +1,9 @@
 //! Tiers that lose their memory, or are switched off, while blocks are leased there.
 
 use kvdepot_core::limits::REMOVALS_OWED_MAX;
-use kvdepot_core::machine::REMOVE_BLOCKS;
+use kvdepot_core::machine::{REMOVE_BLOCKS, Reserve};
 
+use super::room::{grant_all, wide, wide_lab};
 use super::*;
 
 /// Opens a claim of these blocks, and grants the leases that it asks the tier for. Returns its number and those leases.
@@ -176,6 +177,77 @@ fn a_claim_settles_without_blocks_that_were_removed_or_reset() {
         assert_eq!(settle(&mut lab, 1, claim), usize::from(how == "removed"), "{how}");
         release(&mut lab, &first);
     }
+}
+
+/// A reset is answered at once. The sweep over all slots takes many steps, and requests come in between.
+#[test]
+fn a_claim_settles_without_reset_blocks_that_the_sweep_has_not_reached() {
+    for polls in [false, true] {
+        let mut lab = lab(2, 1);
+        let first = lease(&mut lab, &[1]);
+        let (claim, leases) = open(&mut lab, if polls { &[2] } else { &[1, 2] });
+        let request = Request::EnterEpoch { namespace: 0, epoch: 1 };
+        let sweep = lab.step(Event::Request { token: 998, owner: 2, request });
+        assert!(lab.reply(998).is_some() && !sweep.is_empty(), "the sweep comes later");
+        if polls {
+            // It looks at its leases again, and then the block comes.
+            lab.send(Request::ClaimPoll { claim, settle: false });
+        }
+        grant(&mut lab, leases);
+        assert_eq!(settle(&mut lab, 1, claim), 0);
+        sweep.into_iter().for_each(|event| lab.feed(event));
+        release(&mut lab, &first);
+    }
+}
+
+/// It takes its leases in several steps.
+#[test]
+fn a_claim_that_begins_to_fill_does_not_count_blocks_in_lost_memory() {
+    let blocks = |range: std::ops::Range<u16>| range.map(wide).collect::<Vec<_>>();
+    let mut before = 0;
+    for steps in 0.. {
+        let mut lab = wide_lab(10);
+        for from in (0..300).step_by(50) {
+            lab.send_as(2, load_of(blocks(from..from + 50), true));
+            grant_all(&mut lab);
+        }
+        // A claim on it waits for this read.
+        lab.send_as(2, load_of(blocks(300..301), false));
+        let mut todo =
+            lab.step(Event::Request { token: 999, owner: 1, request: claim(&[0], blocks(0..301)) });
+        for _ in 0..steps {
+            if let Some(event) = todo.pop() {
+                todo.extend(lab.step(event));
+            }
+        }
+        let reply = lab.reply(999);
+        lose(&mut lab);
+        if reply.is_some() {
+            assert!(before > 3, "it took {before} steps until its answer");
+            break;
+        }
+        todo.into_iter().for_each(|event| lab.feed(event));
+        let Some(Reply::Claim(progress)) = lab.reply(999) else { panic!("no claim") };
+        assert_eq!(progress.arriving, None, "after {steps} steps");
+        lab.machine.check().unwrap();
+        before = steps;
+    }
+}
+
+#[test]
+fn a_block_that_only_lost_memory_has_is_dumped_again() {
+    let mut lab = lab(2, 1);
+    let first = lease(&mut lab, &[1]);
+    let reserve = || {
+        let (hashes, how) = (vec![BlockHash([1; 16])], Reserve::Block);
+        Request::Reserve { namespace: 0, id: None, hashes, how, runs_max: 9 }
+    };
+    let had = lab.ask(reserve());
+    assert!(matches!(had, Reply::Slots(outcomes) if matches!(outcomes[..], [Outcome::Have])));
+    lose(&mut lab);
+    let reply = lab.ask(reserve());
+    assert_eq!(leased(reply).len(), 1);
+    release(&mut lab, &first);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use kvdepot_core::{BlockLayout, NamespaceSpec};
 
 use super::*;
 
-const fn wide(n: u16) -> BlockHash {
+pub(super) const fn wide(n: u16) -> BlockHash {
     let [low, high] = n.to_le_bytes();
     BlockHash([low, high, low, high, low, high, low, high, low, high, low, high, low, high, low, high])
 }
@@ -16,7 +16,7 @@ fn place_of(hash: &BlockHash) -> u64 {
 }
 
 /// Grants all leases that are asked for, and those that follow. Returns how many, and the number of reads.
-fn grant_all(lab: &mut Lab) -> (usize, usize) {
+pub(super) fn grant_all(lab: &mut Lab) -> (usize, usize) {
     let (mut leases, mut reads) = (0, 0);
     while let commands @ [_, ..] = &lab.take()[..] {
         for command in commands {
@@ -54,7 +54,7 @@ fn admit(lab: &mut Lab, token: u64, owner: u64, request: Request) -> Vec<Event> 
 }
 
 /// A lab whose tier can lease 400 blocks at a time, and whose namespace has readers that can read there.
-fn wide_lab(pool_blocks: u64) -> Lab {
+pub(super) fn wide_lab(pool_blocks: u64) -> Lab {
     let mut lab = Lab::new(pool_blocks, 1);
     lab.located = Location::Tier(0);
     lab.feed(Event::InPlace { tier: 0, memory_bytes: 800 * BLOCK, unit_bytes: BLOCK });
@@ -106,6 +106,28 @@ fn a_claim_whose_room_was_taken_takes_none_that_others_were_promised() {
     // The second claim has 256 of the 400 blocks that may be leased; these are the others.
     for piece in 0..3 {
         lab.send_as(2, load_of((0..48).map(|n| wide(3001 + 48 * piece + n)).collect(), true));
+    }
+    second.into_iter().chain(first).for_each(|event| lab.feed(event));
+    grant_all(&mut lab);
+    assert_eq!(settled_units(&mut lab, 3, 997), 300);
+}
+
+/// Such a claim has not taken all that it was promised of the pool. It takes that for those of its blocks that it was
+/// promised for.
+#[test]
+fn a_claim_whose_room_was_taken_keeps_what_it_was_promised_of_the_pool_for_other_blocks() {
+    let mut lab = wide_lab(601);
+    let layout = BlockLayout::uniform(1, &[BLOCK]).unwrap();
+    let spec = Arc::new(NamespaceSpec::new("{\"model\":\"b\"}", layout).unwrap());
+    lab.ask(Request::OpenNamespace { spec, epoch: 0 });
+    let first = admit(&mut lab, 997, 3, claim(&[1], (1..=300).map(wide).collect()));
+    // 300 blocks in place, and as many in the pool. One block of the pool is left.
+    let second = admit(&mut lab, 998, 1, claim(&[0, 1], (1001..=1300).map(wide).collect()));
+    // Loads take the rest of the 400 blocks that may be leased.
+    let taken = lab.machine.gauges().in_place.blocks as u16;
+    let others: Vec<_> = (taken..400).map(|n| wide(3001 + n)).collect();
+    for piece in others.chunks(48) {
+        lab.send_as(2, load_of(piece.to_vec(), true));
     }
     second.into_iter().chain(first).for_each(|event| lab.feed(event));
     grant_all(&mut lab);
@@ -169,6 +191,48 @@ fn room_in_a_tiers_memory_wakes_a_claim_that_waits() {
     let [Command::Lease { slot, .. }, ..] = leases[..] else { panic!("{leases:?}") };
     lab.feed(Event::LeaseEnded { tier: 0, slot, outcome: Ok(Some(place(1))) });
     assert_eq!(settle(&mut lab, 1, progress.claim), 1);
+}
+
+/// While it is down, a claim needs room in the pool.
+#[test]
+fn a_tier_that_comes_back_wakes_a_claim_that_waits() {
+    let mut lab = lab(2, 1);
+    let here = filled(&mut lab);
+    let token = lab.send(claim(&[0], vec![BlockHash([1; 16])]));
+    assert_eq!(lab.machine.gauges().claims_queued, 1);
+    let Some(Reply::Claim(progress)) = lab.reply(token) else { panic!("no claim") };
+    lab.feed(Event::WentDown { tier: 0 });
+    // The tier's memory has room for it now.
+    release(&mut lab, &here[..1]);
+    assert_eq!(grant_all(&mut lab), (0, 0));
+    lab.feed(Event::CameBack { tier: 0 });
+    assert_eq!(grant_all(&mut lab), (1, 0));
+    assert_eq!(settle(&mut lab, 1, progress.claim), 1);
+}
+
+/// The tiers say something else than when the claim began to wait.
+#[test]
+fn a_claim_that_waits_asks_again_when_a_tier_goes_down() {
+    for elsewhere in [Location::Absent, Location::Tier(1)] {
+        let mut lab = lab(2, 2);
+        filled(&mut lab);
+        let token = lab.send(claim(&[0], vec![BlockHash([1; 16])]));
+        let Some(Reply::Claim(progress)) = lab.reply(token) else { panic!("no claim") };
+        assert_eq!(lab.machine.gauges().claims_queued, 1);
+        lab.located = elsewhere;
+        lab.feed(Event::WentDown { tier: 0 });
+        if elsewhere == Location::Absent {
+            assert_eq!(lab.machine.gauges().claims_queued, 0);
+            continue;
+        }
+        assert_eq!((commanded(&mut lab), lab.machine.gauges().claims_queued), ((vec![], vec![]), 1));
+        // Their owner has the pool's blocks.
+        lab.feed(Event::OwnerEnded { owner: 2 });
+        let reads = commanded(&mut lab).1;
+        assert_eq!(reads.iter().map(|&(tier, _, block)| (tier, block)).collect::<Vec<_>>(), [(1, 1)]);
+        lab.feed(Event::ReadEnded { tier: 1, slot: reads[0].1, outcome: Ok(Fetched::Whole) });
+        assert_eq!(settle(&mut lab, 1, progress.claim), 1);
+    }
 }
 
 #[test]

@@ -57,7 +57,8 @@ impl Pool {
     /// Notes that a tier was switched off, or works again.
     pub(crate) fn set_lender_off(&mut self, tier: TierIndex, is_off: bool) {
         if let Some(lender) = self.in_place.lender.as_mut().filter(|lender| lender.tier == tier) {
-            self.in_place.room_came |= lender.is_off && !is_off;
+            // Without it, what waits for room in its memory needs room in the pool instead.
+            self.in_place.room_came |= lender.is_off != is_off;
             lender.is_off = is_off;
         }
     }
@@ -70,6 +71,7 @@ impl Pool {
         let Some(lender) = lender.filter(|lender| !lender.is_lost && !is_flawed) else { return false };
         lender.is_lost = true;
         self.in_place.walk = Some(0);
+        self.in_place.room_came = true;
         self.losses += 1;
         true
     }
@@ -84,7 +86,12 @@ impl Pool {
 
     /// Like `find`, but dooms the block if it was leased in memory that is lost.
     pub(crate) fn find_kept(&mut self, key: &PoolKey) -> Option<SlotId> {
-        let id = self.find(key)?;
+        self.find_kept_hashed(key, self.hash(key))
+    }
+
+    /// Like [`Self::find_kept`], for a caller that has the key's hash.
+    pub(crate) fn find_kept_hashed(&mut self, key: &PoolKey, hash: u64) -> Option<SlotId> {
+        let id = self.find_hashed(key, hash)?;
         if self.is_in_lost_memory(id) && is_lent(self.slots.at(id)) {
             self.show_no_more(id);
             return None;
