@@ -112,10 +112,13 @@ WITH_MOONCAKE := KVDEPOT_TEST_MOONCAKE=$(CURDIR)/$(MOONCAKE_VENV) \
 STANDIN_CUDA := .work/standin/cuda/libcuda.so.1
 
 # Built when their sources change, and copied to names of their own: the build of the Rust tests links libraries of the
-# same names anew. Replaced as a whole, because processes may have them mapped.
+# same names anew. Replaced as a whole, because processes may have them mapped. Beside a wheel that is built as the tests
+# are, with the same features: another choice of packages would build the dependencies once more.
+AS_TESTED := -p kvdepot-python --features kvdepot-python/as-tested
 define standin
 $(2): $$(RUST_INPUTS)
-	@$$(STEP) "build the stand-in for $(1)" cargo build --quiet --locked -p kvdepot-standin-$(1)
+	@$$(STEP) "build the stand-in for $(1)" cargo build --quiet --locked --lib -p kvdepot-standin-$(1) \
+		$$(if $$(filter dev,$$(WHEEL_PROFILE)),$$(AS_TESTED))
 	@mkdir -p $$(@D)
 	@cp $$(or $$(CARGO_TARGET_DIR),target)/debug/libkvdepot_standin_$(1).so $$@.$$$$$$$$ && mv $$@.$$$$$$$$ $$@
 endef
@@ -341,7 +344,8 @@ $(STAMPS)/tools: requirements/dev.txt
 
 $(STAMPS)/wheel-$(WHEEL_PROFILE): $(STAMPS)/tools $(RUST_INPUTS) $(PYTHON_INPUTS)
 	@rm -rf $(WHEELS) $(STAMPS)/wheel-*
-	@$(STEP) "build the wheel" $(BIN)/maturin build --profile $(WHEEL_PROFILE) --locked --out $(WHEELS)
+	@$(STEP) "build the wheel" $(BIN)/maturin build --profile $(WHEEL_PROFILE) --locked --out $(WHEELS) \
+		$(if $(filter dev,$(WHEEL_PROFILE)),--features as-tested)
 	@touch $@
 
 $(STAMPS)/installed: $(STAMPS)/wheel-$(WHEEL_PROFILE)
