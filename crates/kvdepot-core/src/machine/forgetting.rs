@@ -92,7 +92,7 @@ impl Machine {
     pub(super) fn leave(&mut self, space: SpaceId, out: &mut Effects) {
         self.left.push(space);
         if self.pool.uses.has_slots(space) {
-            self.pool.note_loss();
+            self.pool.note_left(space);
             self.sweep.again = self.sweep.at.is_some();
             if !self.sweep.again {
                 self.sweep.at = Some(0);

@@ -38,11 +38,12 @@ impl Claims {
             }
             let key = claim.key(claim.spot(place));
             // A reset is answered before the sweep has reached all blocks.
-            if rooms.pool.is_shown(claim.places.slot(place)) && rooms.catalog.is_live(key.space) {
+            let is_live = rooms.catalog.is_live(key.space);
+            if is_live && rooms.pool.is_shown(claim.places.slot(place)) {
                 continue;
             }
             claim.unlease(rooms.pool, place);
-            let found = rooms.pool.find_kept(&key).filter(|_| rooms.catalog.is_live(key.space));
+            let found = rooms.pool.find_kept(&key).filter(|_| is_live);
             if let Some(slot) = found.filter(|&slot| rooms.pool.is_shown(slot)) {
                 rooms.pool.pin(slot);
                 claim.places.set_leased(place, slot);

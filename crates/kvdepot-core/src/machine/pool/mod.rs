@@ -151,7 +151,7 @@ pub(crate) struct Pool {
     /// When slots were taken.
     births: Births,
     in_place: InPlace,
-    /// Number of times that blocks in use were doomed, that a space was left, or that a tier lost its memory.
+    /// Number of times that blocks in use were doomed, that a space in use was left, or that a tier lost its memory.
     losses: u64,
     /// Blocks that went.
     pub(super) gone: Vec<GoneHere>,
@@ -295,9 +295,9 @@ impl Pool {
         self.losses
     }
 
-    /// Notes that readers may no longer be shown the blocks of a space.
-    pub(crate) const fn note_loss(&mut self) {
-        self.losses += 1;
+    /// Notes that readers may no longer be shown the blocks of a space, if any of them or a request uses it.
+    pub(crate) fn note_left(&mut self, space: SpaceId) {
+        self.losses += u64::from(!self.uses.is_idle(space));
     }
 
     /// Returns whether space was freed since the last call of [`Self::take_room`].
