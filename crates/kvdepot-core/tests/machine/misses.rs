@@ -302,9 +302,7 @@ fn what_was_only_in_the_pool_of_a_forgotten_namespace_is_forgotten() {
     });
     dump(&mut lab, &[1]);
     lab.feed(Event::OwnerEnded { owner: 1 });
-    let layout = lab.spec.layout().clone();
-    let spec = std::sync::Arc::new(kvdepot_core::NamespaceSpec::new("{\"model\":\"b\"}", layout).unwrap());
-    lab.ask(Request::OpenNamespace { spec, epoch: 0 });
+    lab.open_another();
     assert_eq!(lab.gone.first().map(|gone| gone.key.namespace), Some(lab.spec.id(0)));
     assert_eq!(gone(&mut lab), [(1, Fate::Forgotten, None, Some(0))]);
 }

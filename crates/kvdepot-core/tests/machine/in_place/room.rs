@@ -1,9 +1,5 @@
 //! Room in a tier's memory: whom it was promised to, and who goes on when it comes back.
 
-use std::sync::Arc;
-
-use kvdepot_core::{BlockLayout, NamespaceSpec};
-
 use super::*;
 
 pub(super) const fn wide(n: u16) -> BlockHash {
@@ -96,9 +92,7 @@ fn nothing_is_read_for_a_claim_from_a_tier_that_is_down() {
 fn a_claim_whose_room_was_taken_takes_none_that_others_were_promised() {
     // Nine tenths are what the first claim needs, and it takes 256 blocks in a step.
     let mut lab = wide_lab(334);
-    let layout = BlockLayout::uniform(1, &[BLOCK]).unwrap();
-    let spec = Arc::new(NamespaceSpec::new("{\"model\":\"b\"}", layout).unwrap());
-    lab.ask(Request::OpenNamespace { spec, epoch: 0 });
+    lab.open_another();
     // The readers of the second namespace read the pool only.
     let of_pool = claim(&[1], (1..=300).map(wide).collect());
     let first = admit(&mut lab, 997, 3, of_pool);
@@ -117,9 +111,7 @@ fn a_claim_whose_room_was_taken_takes_none_that_others_were_promised() {
 #[test]
 fn a_claim_whose_room_was_taken_keeps_what_it_was_promised_of_the_pool_for_other_blocks() {
     let mut lab = wide_lab(601);
-    let layout = BlockLayout::uniform(1, &[BLOCK]).unwrap();
-    let spec = Arc::new(NamespaceSpec::new("{\"model\":\"b\"}", layout).unwrap());
-    lab.ask(Request::OpenNamespace { spec, epoch: 0 });
+    lab.open_another();
     let first = admit(&mut lab, 997, 3, claim(&[1], (1..=300).map(wide).collect()));
     // 300 blocks in place, and as many in the pool. One block of the pool is left.
     let second = admit(&mut lab, 998, 1, claim(&[0, 1], (1001..=1300).map(wide).collect()));

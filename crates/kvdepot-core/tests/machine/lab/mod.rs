@@ -89,6 +89,12 @@ impl Lab {
         lab
     }
 
+    /// Opens a second namespace, with the layout of the first one.
+    pub(crate) fn open_another(&mut self) {
+        let spec = NamespaceSpec::new("{\"model\":\"b\"}", self.spec.layout().clone()).unwrap();
+        self.ask(Request::OpenNamespace { spec: Arc::new(spec), epoch: 0 });
+    }
+
     pub(crate) fn feed(&mut self, event: Event) {
         let mut todo = vec![event];
         while let Some(event) = todo.pop() {
