@@ -38,7 +38,7 @@ impl Claims {
                         claim.weigh = Some(Weigh::Reach { search, turn });
                         return true;
                     }
-                    Some(reach) if turn.is_none() && !claim.probed && !claim.queued => {
+                    Some(reach) if turn.is_none() && !claim.probed => {
                         claim.weigh = Some(Weigh::Hope { search: claim.search(claim.limit), reach });
                     }
                     Some(hit) => claim.weigh = Some(Weigh::Need { hit, need: Need::default(), turn }),
@@ -140,6 +140,7 @@ impl Claims {
         claim.hit = hit;
         claim.needed = claim.needed_count(hit);
         claim.phase = Phase::Lease { pass: 0 };
+        claim.note_losses(rooms);
         claim.cursor = claim.skip;
         true
     }
@@ -173,7 +174,7 @@ impl Claims {
             match claim.phase {
                 Phase::Queued => {}
                 // It is being looked through, and decides when that has ended.
-                Phase::Survey | Phase::Weigh => return,
+                Phase::Survey | Phase::Probe | Phase::Weigh => return,
                 _ => {
                     self.queue.pop_front();
                     continue;
@@ -235,7 +236,7 @@ impl Claims {
             return true;
         }
         // Something may have been lost while it took its leases, and its client is about to hear what it has.
-        claim.must_relook(rooms.pool)
+        claim.must_relook(rooms)
     }
 
     /// Leases or fetches one block: false when this step has looked long enough for room.

@@ -166,7 +166,7 @@ pub(super) struct Claim {
     pub(super) cursor: usize,
     /// Questions that have not been answered.
     pub(super) asked: usize,
-    /// Whether tiers were asked by I/O: once is enough.
+    /// Whether tiers were asked by I/O: once is enough, until the tier that leases blocks stops or begins to work.
     pub(super) probed: bool,
     /// Whether blocks in windows are asked for, too.
     pub(super) windows: bool,
@@ -184,7 +184,7 @@ pub(super) struct Claim {
     pub(super) excess: Option<u64>,
     /// The tier that could lease blocks when its last survey began.
     pub(super) lender: Option<TierIndex>,
-    /// Whether tiers are asked again for blocks that depend on whether that tier works.
+    /// Whether its survey asks the tiers again for what they have told, because that tier has stopped or begun to work.
     pub(super) asks_again: bool,
     /// Room that was promised to it and is not taken yet.
     pub(super) promised: Promised,
@@ -220,6 +220,8 @@ pub(super) struct Claim {
     /// The next place whose lease is looked at again, since something was lost.
     pub(super) relook: Option<usize>,
     pub(super) relooks: u8,
+    /// What was lost for good when it looked last, as [`super::lost`] counts.
+    pub(super) lost: usize,
     /// Whether its client knows how long its hit is: then it is final.
     pub(super) is_told: bool,
     /// Whether it was told what kept its hit from being longer.
@@ -431,6 +433,16 @@ impl Claim {
             blocks_come: self.fetched,
             blocks_left: self.waiting,
         })
+    }
+
+    /// Notes which tier can lease blocks now. If it is another than in the last survey, the tiers are asked again, by I/O
+    /// too.
+    pub(super) fn note_lender(&mut self, pool: &Pool) {
+        self.asks_again = self.lender_changed(pool);
+        self.lender = pool.leasing_tier();
+        if self.asks_again {
+            (self.probed, self.windows, self.rounds) = (false, false, 0);
+        }
     }
 
     /// Looks through all places again: what is known may be old.

@@ -41,11 +41,6 @@ impl Known {
         self.0.checked_sub(Self::TIER).map(usize::from)
     }
 
-    /// Whether it may be different when this tier stops or begins to work.
-    pub(super) fn depends_on(self, tier: Option<usize>) -> bool {
-        self == Self::ABSENT || (tier.is_some() && self.tier() == tier)
-    }
-
     /// Whether it is in the pool, or a tier is known to have it.
     pub(super) fn is_within_reach(self) -> bool {
         self.is_in_pool() || self.tier().is_some()

@@ -2,27 +2,43 @@
 //! them. They are no part of its hit (P9).
 
 use super::super::flaw::Flaw;
-use super::super::pool::Pool;
 use super::super::rooms::Rooms;
 use super::Claims;
 use super::claim::Claim;
 use super::known::Known;
 
-/// Maximum number of times that one claim looks at its leases again: blocks may be removed all the time.
+/// Maximum number of times that one claim looks at its leases again because of single blocks, which may be removed all the
+/// time. What is lost for good, such as a tier's memory, makes it look once more.
 const RELOOKS_MAX: u8 = 4;
 
 impl Claim {
     /// Makes it look at its leases again, if something in use was lost since the last time. Returns whether it must.
-    pub(super) fn must_relook(&mut self, pool: &Pool) -> bool {
-        let is_flawed = pool.flaws.has(Flaw::LostHitCounts);
-        if self.losses == pool.losses() || self.relooks == RELOOKS_MAX || is_flawed {
+    pub(super) fn must_relook(&mut self, rooms: &Rooms<'_>) -> bool {
+        let is_flawed = rooms.pool.flaws.has(Flaw::LostHitCounts);
+        if self.losses == rooms.pool.losses() || is_flawed {
             return false;
         }
-        (self.losses, self.relook) = (pool.losses(), Some(0));
-        self.relooks += 1;
+        let lost = self.lost_for_good(rooms);
+        if self.relooks == RELOOKS_MAX && self.lost == lost {
+            return false;
+        }
+        (self.losses, self.lost, self.relook) = (rooms.pool.losses(), lost, Some(0));
+        self.relooks = (self.relooks + 1).min(RELOOKS_MAX);
         // The leading ones may be among them.
         self.lead = self.skip;
         true
+    }
+
+    /// Notes what was lost before it leases anything.
+    pub(super) fn note_losses(&mut self, rooms: &Rooms<'_>) {
+        (self.losses, self.lost) = (rooms.pool.losses(), self.lost_for_good(rooms));
+    }
+
+    /// Counts what makes many blocks unreadable at once and never comes back: spaces of the claim that were reset, and the
+    /// memory of the tier that leases blocks.
+    fn lost_for_good(&self, rooms: &Rooms<'_>) -> usize {
+        let left = self.all_spaces().filter(|&space| !rooms.catalog.is_live(space)).count();
+        left + usize::from(rooms.pool.is_lender_lost())
     }
 }
 

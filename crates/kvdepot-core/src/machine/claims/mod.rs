@@ -279,7 +279,7 @@ impl Claims {
 
     /// The next piece of that: whether there is more to do now. Leases beyond the hit end when it is known.
     fn settle_on(&self, rooms: &mut Rooms<'_>, claim: &mut Claim, out: &mut Effects) -> bool {
-        if claim.must_relook(rooms.pool) {
+        if claim.must_relook(rooms) {
             claim.begin_leased_hit();
         }
         if self.relook(rooms, claim) {
@@ -320,13 +320,13 @@ impl Claims {
         claim.polled = now;
         claim.relooks = 0;
         // It was settled, and something has been lost before its client knew.
-        let again = claim.phase == Phase::Settled && !claim.is_told && claim.must_relook(rooms.pool);
+        let again = claim.phase == Phase::Settled && !claim.is_told && claim.must_relook(rooms);
         if again {
             claim.phase = Phase::Settling;
             claim.begin_leased_hit();
             self.work(rooms, &mut claim, out);
         }
-        if claim.phase == Phase::Filling && claim.must_relook(rooms.pool) {
+        if claim.phase == Phase::Filling && claim.must_relook(rooms) {
             self.work(rooms, &mut claim, out);
         }
         if settle_now && !matches!(claim.phase, Phase::Settling | Phase::Settled) {
@@ -479,9 +479,10 @@ fn new_claim(rooms: &Rooms<'_>, id: ClaimId, open: Open) -> Result<Claim> {
         asks_again: false,
         promised: Promised::default(),
         hit: skip,
-        losses: rooms.pool.losses(),
+        losses: 0,
         relook: None,
         relooks: 0,
+        lost: 0,
         is_told: false,
         has_missed: false,
         lead: skip,

@@ -13,10 +13,8 @@ impl Claims {
         let (start, end) = (claim.cursor, claim.places().min(claim.cursor + self.pace.survey_places));
         claim.places.reach(end);
         if start == 0 {
-            claim.asks_again = claim.lender_changed(rooms.pool);
-            claim.lender = rooms.pool.leasing_tier();
+            claim.note_lender(rooms.pool);
         }
-        let lender = rooms.pool.in_place_tier();
         let mut keys = Vec::new();
         for place in start..end {
             let key = claim.key(claim.spot(place));
@@ -44,11 +42,8 @@ impl Claims {
                     Known::ABSENT
                 }
                 // Earlier answers of tiers are still valid after the claim had to wait, unless the block was in the
-                // pool then, or depended on a tier that did not work then or does not work now.
-                None if before.is_in_pool()
-                    || before == Known::UNLOCATED
-                    || (claim.asks_again && before.depends_on(lender)) =>
-                {
+                // pool then.
+                None if claim.asks_again || before.is_in_pool() || before == Known::UNLOCATED => {
                     keys.push(rooms.catalog.block_key(&key));
                     Known::UNLOCATED
                 }

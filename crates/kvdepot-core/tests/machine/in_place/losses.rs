@@ -179,25 +179,90 @@ fn a_claim_settles_without_blocks_that_were_removed_or_reset() {
     }
 }
 
-/// A reset is answered at once. The sweep over all slots takes many steps, and requests come in between.
+/// Resets the namespace, before the sweep over all slots has reached any of its blocks. Returns the event of the sweep.
+fn reset(lab: &mut Lab) -> Vec<Event> {
+    lab.tokens += 1;
+    let (token, request) = (lab.tokens, Request::EnterEpoch { namespace: 0, epoch: 1 });
+    let sweep = lab.step(Event::Request { token, owner: 2, request });
+    assert!(lab.reply(token).is_some() && !sweep.is_empty(), "the sweep comes later");
+    sweep
+}
+
+/// A reset is answered at once, and requests come in before the sweep has ended.
 #[test]
 fn a_claim_settles_without_reset_blocks_that_the_sweep_has_not_reached() {
     for polls in [false, true] {
         let mut lab = lab(2, 1);
         let first = lease(&mut lab, &[1]);
-        let (claim, leases) = open(&mut lab, if polls { &[2] } else { &[1, 2] });
-        let request = Request::EnterEpoch { namespace: 0, epoch: 1 };
-        let sweep = lab.step(Event::Request { token: 998, owner: 2, request });
-        assert!(lab.reply(998).is_some() && !sweep.is_empty(), "the sweep comes later");
+        let (claim, leases) = open(&mut lab, &[1, 2]);
+        let sweep = reset(&mut lab);
         if polls {
             // It looks at its leases again, and then the block comes.
-            lab.send(Request::ClaimPoll { claim, settle: false });
+            let reply = lab.ask(Request::ClaimPoll { claim, settle: false });
+            assert!(matches!(reply, Reply::Claim(progress) if progress.arriving.is_none()));
         }
         grant(&mut lab, leases);
         assert_eq!(settle(&mut lab, 1, claim), 0);
         sweep.into_iter().for_each(|event| lab.feed(event));
         release(&mut lab, &first);
     }
+}
+
+/// A lab whose tier has leased these blocks to the owner 2.
+fn lab_with(blocks: &[BlockHash]) -> Lab {
+    let mut lab = Lab::new(10, 1);
+    lab.located = Location::Tier(0);
+    lab.feed(Event::InPlace { tier: 0, memory_bytes: 8000 * BLOCK, unit_bytes: BLOCK });
+    for piece in blocks.chunks(50) {
+        lab.send_as(2, load_of(piece.to_vec(), true));
+        grant_all(&mut lab);
+    }
+    lab
+}
+
+/// Blocks of others that are removed all the time neither keep a claim from settling nor hide what it has lost itself.
+#[test]
+fn a_claim_settles_without_what_was_lost_after_many_removals() {
+    let losses: [fn(&mut Lab) -> Vec<Event>; 2] = [reset, lose];
+    for loss in losses {
+        // It looks at its leases in several steps.
+        let blocks: Vec<_> = (0..1600).map(wide).collect();
+        let mut others = 201..;
+        let removed = others.clone().take(5).map(|hash| BlockHash([hash; 16]));
+        let mut lab = lab_with(&blocks.iter().copied().chain(removed).collect::<Vec<_>>());
+        let token = lab.send(claim(&[0], [&blocks[..], &[wide(5000)]].concat()));
+        let Some(Reply::Claim(progress)) = lab.reply(token) else { panic!("no claim") };
+        let mut remove = |lab: &mut Lab| lab.remove(others.next().unwrap(), Location::Tier(0));
+        remove(&mut lab);
+        let request = Request::ClaimPoll { claim: progress.claim, settle: true };
+        let mut todo = lab.step(Event::Request { token: 999, owner: 1, request });
+        for _ in 0..4 {
+            remove(&mut lab);
+            let event = todo.pop().unwrap();
+            todo.extend(lab.step(event));
+        }
+        assert!(lab.reply(999).is_none(), "it settles");
+        loss(&mut lab);
+        todo.into_iter().for_each(|event| lab.feed(event));
+        let Some(Reply::Claim(progress)) = lab.reply(999) else { panic!("it does not settle") };
+        assert_eq!((progress.settled, progress.units), (true, 0));
+        lab.machine.check().unwrap();
+    }
+}
+
+/// What was lost before a claim is admitted is not leased, so it keeps nothing of its first answer from the client.
+#[test]
+fn a_claim_tells_first_what_arrives_although_something_was_lost_before() {
+    let blocks: Vec<_> = (0..600).map(wide).collect();
+    let other = 201;
+    let mut lab = lab_with(&blocks.iter().copied().chain([BlockHash([other; 16])]).collect::<Vec<_>>());
+    let request = claim(&[0], [&blocks[..], &[wide(5000)]].concat());
+    let todo = lab.step(Event::Request { token: 999, owner: 1, request });
+    lab.remove(other, Location::Tier(0));
+    assert!(lab.reply(999).is_none(), "it is not admitted yet");
+    todo.into_iter().for_each(|event| lab.feed(event));
+    let Some(Reply::Claim(progress)) = lab.reply(999) else { panic!("no claim") };
+    assert_eq!(progress.arriving.map(|arriving| arriving.units), Some(601));
 }
 
 /// It takes its leases in several steps.

@@ -202,28 +202,92 @@ fn a_tier_that_comes_back_wakes_a_claim_that_waits() {
     assert_eq!(settle(&mut lab, 1, progress.claim), 1);
 }
 
+/// A claim of a block of the first tier that waits for room in the tier's memory, and what holds that.
+fn waiting() -> (Lab, Vec<Leased>, u64) {
+    let mut lab = lab(2, 2);
+    let here = filled(&mut lab);
+    let token = lab.send(claim(&[0], vec![BlockHash([1; 16])]));
+    assert_eq!(lab.machine.gauges().claims_queued, 1);
+    let Some(Reply::Claim(progress)) = lab.reply(token) else { panic!("no claim") };
+    (lab, here, progress.claim)
+}
+
+/// Answers the probes of tiers, of which only `holder` has the block. Returns who was asked.
+fn answer_probes(lab: &mut Lab, holder: TierIndex) -> Vec<TierIndex> {
+    let mut asked = Vec::new();
+    while let Some(at) = lab.commands.iter().position(|command| matches!(command, Command::Probe { .. })) {
+        let Command::Probe { tier, ask, .. } = lab.commands.remove(at) else { continue };
+        asked.push(tier);
+        lab.feed(Event::Probed { ask, outcome: Ok(usize::from(tier == holder)) });
+    }
+    asked
+}
+
+/// Ends the reads that are under way. Returns the tier and the block of each.
+fn end_reads(lab: &mut Lab) -> Vec<(TierIndex, u8)> {
+    let (_, reads) = commanded(lab);
+    let ended = reads.into_iter().map(|(tier, slot, block)| {
+        lab.feed(Event::ReadEnded { tier, slot, outcome: Ok(Fetched::Whole) });
+        (tier, block)
+    });
+    ended.collect()
+}
+
 /// The tiers say something else than when the claim began to wait.
 #[test]
 fn a_claim_that_waits_asks_again_when_a_tier_goes_down() {
-    for elsewhere in [Location::Absent, Location::Tier(1)] {
-        let mut lab = lab(2, 2);
-        filled(&mut lab);
-        let token = lab.send(claim(&[0], vec![BlockHash([1; 16])]));
-        let Some(Reply::Claim(progress)) = lab.reply(token) else { panic!("no claim") };
-        assert_eq!(lab.machine.gauges().claims_queued, 1);
+    for elsewhere in [Location::Absent, Location::Unknown, Location::Tier(1)] {
+        let (mut lab, _here, claim) = waiting();
         lab.located = elsewhere;
         lab.feed(Event::WentDown { tier: 0 });
         if elsewhere == Location::Absent {
             assert_eq!(lab.machine.gauges().claims_queued, 0);
             continue;
         }
+        if elsewhere == Location::Unknown {
+            assert_eq!(answer_probes(&mut lab, 1), [0, 1]);
+        }
         assert_eq!((commanded(&mut lab), lab.machine.gauges().claims_queued), ((vec![], vec![]), 1));
         // Their owner has the pool's blocks.
         lab.feed(Event::OwnerEnded { owner: 2 });
-        let reads = commanded(&mut lab).1;
-        assert_eq!(reads.iter().map(|&(tier, _, block)| (tier, block)).collect::<Vec<_>>(), [(1, 1)]);
-        lab.feed(Event::ReadEnded { tier: 1, slot: reads[0].1, outcome: Ok(Fetched::Whole) });
-        assert_eq!(settle(&mut lab, 1, progress.claim), 1);
+        assert_eq!(end_reads(&mut lab), [(1, 1)]);
+        assert_eq!(settle(&mut lab, 1, claim), 1);
+    }
+}
+
+/// The tier that came back needs no room in the pool.
+#[test]
+fn a_claim_that_waits_asks_again_when_a_tier_comes_back() {
+    for elsewhere in [Location::Unknown, Location::Tier(1)] {
+        let (mut lab, here, claim) = waiting();
+        lab.located = elsewhere;
+        lab.feed(Event::WentDown { tier: 0 });
+        answer_probes(&mut lab, 1);
+        release(&mut lab, &here[..1]);
+        assert_eq!((grant_all(&mut lab), lab.machine.gauges().claims_queued), ((0, 0), 1));
+        lab.located = if elsewhere == Location::Unknown { elsewhere } else { Location::Tier(0) };
+        lab.feed(Event::CameBack { tier: 0 });
+        assert_eq!(answer_probes(&mut lab, 0).is_empty(), elsewhere != Location::Unknown);
+        assert_eq!(grant_all(&mut lab), (1, 0));
+        assert_eq!(settle(&mut lab, 1, claim), 1);
+    }
+}
+
+/// Room comes while a tier is asked for the claim at the head of the queue.
+#[test]
+fn a_claim_that_waits_keeps_its_turn_while_tiers_are_asked() {
+    let (mut lab, _here, first) = waiting();
+    let token = lab.send(claim(&[0], vec![BlockHash([2; 16])]));
+    let Some(Reply::Claim(second)) = lab.reply(token) else { panic!("no claim") };
+    lab.located = Location::Unknown;
+    lab.feed(Event::WentDown { tier: 0 });
+    lab.feed(Event::OwnerEnded { owner: 2 });
+    assert_eq!(lab.machine.gauges().claims_queued, 2);
+    assert_eq!(answer_probes(&mut lab, 1), [0, 1, 0, 1], "one after the other");
+    assert_eq!(lab.machine.gauges().claims_queued, 0);
+    assert_eq!(end_reads(&mut lab), [(1, 1), (1, 2)]);
+    for claim in [first, second.claim] {
+        assert_eq!(settle(&mut lab, 1, claim), 1);
     }
 }
 
