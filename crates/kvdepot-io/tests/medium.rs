@@ -80,6 +80,21 @@ fn nothing_is_accessed_behind_the_end() {
     });
 }
 
+/// The file would have its length again, and zeros that a reader of its memory could not tell from what was there.
+#[test]
+fn no_write_makes_a_truncated_file_longer() {
+    each(|medium, file| {
+        let Some(file) = file else { return };
+        let slot = SlotBuf::anonymous(4096);
+        let piece = Piece { slot: &slot, from: 0, bytes: 4096 };
+        file.as_file().set_len(1 << 20).unwrap();
+        assert_eq!(medium.write_piece((4 << 20) - 4096, piece).unwrap_err().kind(), ErrorKind::Io);
+        assert!(medium.is_lost());
+        assert_eq!(medium.write((4 << 20) - 64, &[1; 64]).unwrap_err().kind(), ErrorKind::Io);
+        assert_eq!(file.as_file().metadata().unwrap().len(), 1 << 20);
+    });
+}
+
 /// Access to the mapping of a truncated file raises SIGBUS, which ends this test process unless it is handled.
 #[test]
 fn truncation_is_an_error_from_then_on() {
@@ -96,6 +111,7 @@ fn truncation_is_an_error_from_then_on() {
             assert_eq!(medium.write_piece(0, piece).unwrap_err().kind(), ErrorKind::Io);
         }
         assert_eq!(medium.persist().unwrap_err().kind(), ErrorKind::Io);
+        assert!(medium.is_lost());
         // Another medium of this process is not affected.
         let other = self::file(4 << 20);
         let other = open(other.path(), 0, Access::Mapped, Duration::ZERO).unwrap();

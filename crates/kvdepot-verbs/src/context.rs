@@ -82,7 +82,7 @@ impl Context {
         let positive = |value: i32| u32::try_from(value).unwrap_or(0);
         let firmware = attributes.fw_ver.iter().take_while(|&&c| c != 0);
         Ok(DeviceLimits {
-            firmware: firmware.map(|&c| char::from(c.cast_unsigned())).collect(),
+            firmware: firmware.map(|&c| char::from(c as u8)).collect(),
             ports: attributes.phys_port_cnt,
             region_bytes_max: attributes.max_mr_size,
             queue_requests_max: positive(attributes.max_qp_wr),

@@ -143,6 +143,6 @@ impl fmt::Debug for Device {
 
 /// Converts text in a C array; bytes after the first zero are ignored.
 fn text(array: &[c_char]) -> String {
-    let bytes: Vec<u8> = array.iter().map(|&c| c.cast_unsigned()).collect();
+    let bytes: Vec<u8> = array.iter().map(|&c| c as u8).collect();
     CStr::from_bytes_until_nul(&bytes).map_or_else(|_| String::new(), |s| s.to_string_lossy().into_owned())
 }

@@ -165,12 +165,19 @@ impl Attachment {
                 }
             })?;
         let pool = self.take_pool(welcome.depot, passed)?;
-        let memory = match welcome.has_memory {
-            true => tier_memory::ask(&mut lane, Instant::now() + HANDSHAKE_WAIT)?,
-            false => None,
+        let asked = welcome.has_memory.then(|| tier_memory::ask(&mut lane, Instant::now() + HANDSHAKE_WAIT));
+        let (memory, lane) = match asked {
+            None => (None, Some(lane)),
+            Some(Ok(memory)) => (memory, Some(lane)),
+            Some(Err(error)) if error.kind() == ErrorKind::Timeout => return Err(error),
+            // This process may have no descriptor left, for example. The lane may be out of step.
+            Some(Err(error)) => {
+                tracing::warn!("blocks of the depot's medium come through its pool: {error}");
+                (None, None)
+            }
         };
         let generation = Arc::new(Generation::new(welcome, pool, memory));
-        generation.lanes.lock().push(lane);
+        generation.lanes.lock().extend(lane);
         if let Err(error) = self.open_missing(&generation) {
             tracing::warn!("a namespace cannot be opened and is retried: {error}");
         }

@@ -34,6 +34,8 @@ struct Door {
     /// Number of namespace handles given out, and the one up to which they are forgotten.
     opened: u64,
     forgotten: u64,
+    /// Whether the depot says that a tier's memory can be mapped. It never passes it.
+    has_memory: bool,
 }
 
 /// A depot that answers every request, and ends connections or itself when told to.
@@ -48,10 +50,14 @@ struct Depot {
 
 impl Depot {
     fn start() -> Self {
+        Self::with(Door::default())
+    }
+
+    fn with(door: Door) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("depot.sock");
         let listener = Arc::new(SeqPacket::listen(&path, 8).unwrap());
-        let door = Arc::new(Mutex::new(Door::default()));
+        let door = Arc::new(Mutex::new(door));
         let pool = Arc::new(PoolMapping::create(POOL).unwrap());
         let (accepting, at, memory) = (Arc::clone(&listener), Arc::clone(&door), Arc::clone(&pool));
         let acceptor = std::thread::spawn(move || {
@@ -124,7 +130,7 @@ fn serve(mut socket: SeqPacket, pool: &PoolMapping, door: &Mutex<Door>) {
                 timeout_ms: 1000,
                 waiting_queue_depth: 1,
                 running_queue_depth: 1,
-                has_memory: false,
+                has_memory: door.lock().unwrap().has_memory,
             },
             Request::OpenNamespace { .. } => {
                 let mut door = door.lock().unwrap();
@@ -259,6 +265,17 @@ fn a_depot_that_is_attached_again_keeps_its_mapping_and_registration() {
         let _store = Store::new(&lab.attachment, spec(&name), Arc::clone(&lab.engine), HANG).unwrap();
         assert_eq!((lab.counts(), lab.depot.mappings()), ((1, 0), 2), "life {life}");
     }
+}
+
+/// As it happens to a process that has no descriptor left.
+#[test]
+fn a_depot_whose_memory_does_not_arrive_is_attached_without_it() {
+    let depot = Depot::with(Door { has_memory: true, ..Door::default() });
+    let attachment = Attachment::connect(depot.path.clone(), None, HANG, HANG).unwrap();
+    assert!(attachment.attached());
+    let spec = spec("first");
+    attachment.register(&spec).unwrap();
+    assert_eq!(claim(&attachment, &spec).poll(), (true, 1, 0));
 }
 
 #[test]

@@ -61,7 +61,7 @@ impl MappedMedium {
         if let Err(error) = hidden {
             tracing::warn!(path = %path.display(), %error, "cannot hide the mapped medium from forked children (MADV_DONTFORK)");
         }
-        medium.guard = Some(Guard::new(medium.start, mapped)?);
+        medium.guard = Some(Guard::new(medium.start, mapped, true)?);
         Ok(medium)
     }
 

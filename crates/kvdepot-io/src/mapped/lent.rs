@@ -53,7 +53,7 @@ impl LentMedium {
         if let Err(error) = hidden {
             tracing::warn!(%error, "cannot hide a mapped medium from forked children (MADV_DONTFORK)");
         }
-        lent.guard = Some(Guard::new(lent.start, len)?);
+        lent.guard = Some(Guard::new(lent.start, len, false)?);
         lent.check()?;
         Ok(lent)
     }

@@ -1,5 +1,6 @@
 //! A medium in a plain file. All accesses are positional calls, so a truncated file causes short reads and never a
-//! signal.
+//! signal. A write past the end of a truncated file would make it long again, with zeros in between that nobody could tell
+//! from blocks, so each write checks the length first.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, OwnedFd};
@@ -86,6 +87,17 @@ impl FileMedium {
         .with("medium_bytes", self.bytes)
     }
 
+    /// Checks that nothing was cut off.
+    fn check_length(&self) -> Result<()> {
+        let stat = fstat(&self.file).map_err(|error| self.failed("cannot look at a medium", 0, error))?;
+        if stat.st_nlink == 0 {
+            return Err(Error::new(ErrorKind::Io, "a medium's file was removed while it was in use")
+                .with("path", self.path.display()));
+        }
+        let now = u64::try_from(stat.st_size).unwrap_or(0);
+        if now < self.bytes { Err(self.ended(now)) } else { Ok(()) }
+    }
+
     /// Fills the runs with the bytes from `at` on.
     fn fill(&self, mut at: u64, runs: &[MemRun]) -> Result<()> {
         let (mut first, mut skip) = (0, 0);
@@ -140,6 +152,7 @@ impl Medium for FileMedium {
 
     fn write(&self, at: u64, bytes: &[u8]) -> Result<()> {
         within(self.bytes, at, bytes.len())?;
+        self.check_length()?;
         let mut done = 0;
         while done < bytes.len() {
             match pwrite(&self.file, &bytes[done..], at + done as u64) {
@@ -188,6 +201,7 @@ impl Medium for FileMedium {
 
     fn write_piece(&self, at: u64, piece: Piece<'_>) -> Result<u64> {
         within(self.bytes, at, piece.bytes)?;
+        self.check_length()?;
         let (mut sum, mut at) = (Sum::new(), at);
         for step in steps(piece)? {
             sum.add(step);
@@ -205,17 +219,10 @@ impl Medium for FileMedium {
         Ok(sum.end())
     }
 
-    /// Flushes the file and checks its length. A write past the end of a truncated file makes it longer again, so the
-    /// length is checked before anything written counts.
+    /// Flushes the file and checks its length before anything written counts.
     fn persist(&self) -> Result<()> {
         self.flush()?;
-        let stat = fstat(&self.file).map_err(|error| self.failed("cannot look at a medium", 0, error))?;
-        if stat.st_nlink == 0 {
-            return Err(Error::new(ErrorKind::Io, "a medium's file was removed while it was in use")
-                .with("path", self.path.display()));
-        }
-        let now = u64::try_from(stat.st_size).unwrap_or(0);
-        if now < self.bytes { Err(self.ended(now)) } else { Ok(()) }
+        self.check_length()
     }
 
     fn is_lost(&self) -> bool {

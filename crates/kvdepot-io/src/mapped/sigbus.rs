@@ -24,6 +24,8 @@ struct Region {
     /// 0 = free.
     start: AtomicUsize,
     bytes: AtomicUsize,
+    /// Whether its owner writes there.
+    is_writable: AtomicBool,
     lost: AtomicBool,
 }
 
@@ -34,6 +36,7 @@ impl Region {
             version: AtomicUsize::new(0),
             start: AtomicUsize::new(0),
             bytes: AtomicUsize::new(0),
+            is_writable: AtomicBool::new(false),
             lost: AtomicBool::new(false),
         }
     }
@@ -89,12 +92,14 @@ pub(super) struct Guard {
 }
 
 impl Guard {
-    /// Guards `bytes` of memory from `start` on: a shared mapping of whole pages owned by the caller.
-    pub(super) fn new(start: usize, bytes: usize) -> Result<Self> {
+    /// Guards `bytes` of memory from `start` on: a shared mapping of whole pages owned by the caller, who only reads it
+    /// unless `is_writable`.
+    pub(super) fn new(start: usize, bytes: usize, is_writable: bool) -> Result<Self> {
         install()?;
         let take = |region: &Region| !region.is_taken.swap(true, Ordering::SeqCst);
         if let Some(number) = REGIONS.iter().position(take) {
             REGIONS[number].lost.store(false, Ordering::SeqCst);
+            REGIONS[number].is_writable.store(is_writable, Ordering::SeqCst);
             REGIONS[number].set(start, bytes);
             return Ok(Self { region: OfProcess::new(number) });
         }
@@ -187,13 +192,15 @@ extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut l
         }
         // Set before the pages are replaced, so that every reader of the new zeros finds the mark.
         region.lost.store(true, Ordering::SeqCst);
+        // Memory that nobody writes is not charged to the process, whose limits may be lower than the medium's size.
+        let write = if region.is_writable.load(Ordering::SeqCst) { libc::PROT_WRITE } else { 0 };
         // SAFETY: replaces a mapping that its owner guards and does not unmap before the guard is dropped. It replaces
         // all of it, because a device's mapping cannot be split at any page.
         let replaced = unsafe {
             libc::mmap(
                 start as *mut libc::c_void,
                 bytes,
-                libc::PROT_READ | libc::PROT_WRITE,
+                libc::PROT_READ | write,
                 libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE,
                 -1,
                 0,
@@ -235,10 +242,10 @@ mod tests {
     #[test]
     fn a_forked_child_guards_only_its_own_mappings() {
         let _alone = ONE_AT_A_TIME.lock();
-        let mut parents = Some(Guard::new(0x20_0000_0000, 0x1000).unwrap());
+        let mut parents = Some(Guard::new(0x20_0000_0000, 0x1000, true).unwrap());
         let mut child = Child::fork(|| {
             let has_none = REGIONS.iter().all(|region| region.range().is_none());
-            let Ok(own) = Guard::new(0x30_0000_0000, 0x2000) else { return 0 };
+            let Ok(own) = Guard::new(0x30_0000_0000, 0x2000, true) else { return 0 };
             let is_lost = parents.as_ref().is_some_and(Guard::is_lost);
             // What it has inherited takes nothing away from it.
             parents = None;
@@ -263,11 +270,11 @@ mod tests {
     #[test]
     fn a_child_that_was_forked_during_an_installation_can_guard_mappings() {
         let _alone = ONE_AT_A_TIME.lock();
-        drop(Guard::new(0x40_0000_0000, 0x1000).unwrap());
+        drop(Guard::new(0x40_0000_0000, 0x1000, true).unwrap());
         let parent = std::process::id().cast_signed();
         let mut child = Child::fork(|| {
             INSTALLER.store(parent, Ordering::Release);
-            let can_guard = Guard::new(0x30_0000_0000, 0x2000).is_ok();
+            let can_guard = Guard::new(0x30_0000_0000, 0x2000, true).is_ok();
             // SAFETY: written by the parent, before it installed its handler.
             let before = unsafe { (&raw const BEFORE).read().assume_init() };
             let is_other = before.sa_sigaction != on_sigbus as *const () as usize;
@@ -278,7 +285,7 @@ mod tests {
 
     #[test]
     fn a_warning_of_bad_memory_that_nobody_has_touched_is_no_loss() {
-        let guard = Guard::new(0x50_0000_0000, 0x1000).unwrap();
+        let guard = Guard::new(0x50_0000_0000, 0x1000, true).unwrap();
         // SAFETY: plain data, and the address of a SIGBUS is the first field behind the three numbers.
         let mut info = unsafe { std::mem::zeroed::<libc::siginfo_t>() };
         info.si_code = BUS_MCEERR_AO;
@@ -290,6 +297,33 @@ mod tests {
         assert!(!guard.is_lost());
     }
 
+    /// As with `vm.overcommit_memory=2`: a medium may be larger than what its reader may allocate.
+    #[test]
+    fn lost_pages_of_a_reader_are_replaced_although_it_may_allocate_no_memory() {
+        let _alone = ONE_AT_A_TIME.lock();
+        let bytes = 1 << 20;
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(bytes as u64).unwrap();
+        let mut child = Child::fork(|| {
+            let limit = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
+            let is_limited = rustix::process::setrlimit(rustix::process::Resource::Data, limit).is_ok();
+            // SAFETY: a new mapping at an address that the kernel chooses.
+            let start = unsafe {
+                let (protection, flags) = (rustix::mm::ProtFlags::READ, rustix::mm::MapFlags::SHARED);
+                rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, flags, &file, 0)
+            };
+            let Ok(start) = start else { return 0 };
+            let Ok(guard) = Guard::new(start as usize, bytes, false) else { return 0 };
+            if !is_limited || file.as_file().set_len(0).is_err() {
+                return 0;
+            }
+            // SAFETY: mapped above. The handler replaces its lost pages, or ends this child.
+            let read = unsafe { start.cast::<u8>().read_volatile() };
+            u8::from(read == 0 && guard.is_lost())
+        });
+        assert_eq!(child.said(), 1);
+    }
+
     /// With the length of another mapping at this start, the handler would replace memory of strangers.
     #[test]
     fn a_start_goes_with_its_own_length() {
@@ -299,7 +333,7 @@ mod tests {
             scope.spawn(|| {
                 for n in 0..200_000 {
                     let (start, bytes) = RANGES[n % 2];
-                    drop(Guard::new(start, bytes).unwrap());
+                    drop(Guard::new(start, bytes, true).unwrap());
                 }
                 is_over.store(true, Ordering::SeqCst);
             });

@@ -197,7 +197,11 @@ impl Shared {
         let (mut written, mut failed, mut ends) = (Vec::new(), Vec::new(), Vec::new());
         for mut placed in placed {
             let piece = Piece { slot: &placed.put.src, from: 0, bytes: placed.put.bytes as usize };
-            match self.medium.write_piece(self.geometry.payload_at(placed.unit), piece) {
+            // Another depot's clients may read its blocks where they lie, without a checksum.
+            let outcome = self
+                .check_owner()
+                .and_then(|()| self.medium.write_piece(self.geometry.payload_at(placed.unit), piece));
+            match outcome {
                 Ok(checksum) => {
                     placed.checksum = checksum;
                     written.push(placed);

@@ -53,6 +53,20 @@ fn who_opens_a_medium_last_has_it() {
     assert!(third.read_is_right(9) && third.read(0).is_err() && third.read(20).is_err());
 }
 
+/// Its writes would go where the new owner has put its blocks, and whose clients may read them there without a checksum.
+#[test]
+fn an_earlier_owner_writes_over_nothing() {
+    let memory = MemoryMedium::new(vec![0; MEDIUM_BYTES]);
+    let first = Bench::new(open(&memory));
+    let second = Bench::new(open(&memory));
+    second.write_all(4);
+    let before = memory.content();
+    // It has not looked at the medium since.
+    assert!(is_taken(&first.write(20).unwrap_err()));
+    assert!(memory.content() == before, "it has written");
+    assert!((0..4).all(|n| second.read_is_right(n)));
+}
+
 /// Each call that changes something finds out by itself, before its work is acknowledged.
 #[test]
 fn nothing_is_acknowledged_on_a_medium_of_another_owner() {
