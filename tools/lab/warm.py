@@ -5,6 +5,7 @@ by returning or by a signal, and is a process group of its own.
 """
 
 import contextlib
+import gc
 import importlib
 import json
 import multiprocessing
@@ -199,6 +200,8 @@ def _become(order: dict[str, Any], answers: int) -> None:
     importlib.import_module("vllm.distributed.utils").USE_SCHED_YIELD = False  # type: ignore[attr-defined]
     # vLLM has already handed its stream to its log handlers; both write to the same descriptors.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    # What was inherited stays frozen when an engine ends and undoes its own freeze (see `main`).
+    gc.unfreeze = lambda: None
     importlib.import_module(order["module"]).main(order["argument"])
 
 
@@ -267,6 +270,9 @@ def main() -> None:
     platform = importlib.import_module("vllm.platforms").current_platform
     for module in MODULES_OF_DEVICE[platform.device_type]:
         importlib.import_module(module)
+    # An engine collects garbage at its start and at its end. What it has inherited is none: to look at it would copy it.
+    gc.collect()
+    gc.freeze()
     forker.run()
 
 

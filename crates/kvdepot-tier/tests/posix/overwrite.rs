@@ -305,7 +305,9 @@ fn a_past_epoch_that_cannot_be_removed_counts() {
     for round in 0..3 {
         assert!(tier.wait_scanned(Bench::soon()));
         tier.sweep(Bench::soon());
-        assert_eq!(tier.usage().bytes, disk_bytes(dir.path()), "round {round}");
+        let counted = tier.usage().bytes;
+        assert!(counted >= disk_bytes(dir.path()), "round {round}: {counted} bytes (P5)");
+        until("nothing else counts", || tier.usage().bytes == disk_bytes(dir.path()));
     }
     for n in 20..30 {
         assert!(bench.write(n).is_ok(), "block {n}");
