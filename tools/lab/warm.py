@@ -270,7 +270,7 @@ def main() -> None:
     platform = importlib.import_module("vllm.platforms").current_platform
     for module in MODULES_OF_DEVICE[platform.device_type]:
         importlib.import_module(module)
-    # An engine collects garbage at its start and at its end. What it has inherited is none: to look at it would copy it.
+    # An engine collects garbage at its start and at its end. To look at what it has inherited would copy that.
     gc.collect()
     gc.freeze()
     forker.run()
