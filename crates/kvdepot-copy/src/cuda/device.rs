@@ -158,7 +158,7 @@ pub fn device(driver: &Driver, ordinal: u32) -> Result<DeviceInfo> {
 }
 
 fn text(bytes: &[c_char; NAME_BYTES]) -> String {
-    let bytes: Vec<u8> = bytes.iter().map(|&byte| byte.cast_unsigned()).collect();
+    let bytes: Vec<u8> = bytes.iter().map(|&byte| byte as u8).collect();
     CStr::from_bytes_until_nul(&bytes).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
