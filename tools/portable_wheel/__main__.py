@@ -74,6 +74,8 @@ def build(zig: Path, processor: str, profile: str, out: Path) -> Path:
         build_unwinder(zig, processor, unwinder, environ)
         libraries = subprocess.check_output(["rustc", "--print", "target-libdir", "--target", target], text=True)
         if not Path(libraries.strip()).is_dir():
+            if shutil.which("rustup") is None:
+                raise SystemExit(f"Rust's standard library for {target} is missing, and so is rustup to install it")
             run("rustup", "target", "add", target)
         tag = f"manylinux_{GLIBC[0]}_{GLIBC[1]}"
         maturin = str(ROOT / ".venv" / "bin" / "maturin")
