@@ -155,9 +155,11 @@ fn what_a_scheduler_has_fetched_lies_near_the_worker_s_device() {
         let posix = json!({"directories": [directory.path()], "io_direct": false});
         embedded(on_two_nodes(json!({"pipeline": "Cache|Posix", "posix": posix})))
     };
-    let mut engine = engine_at(1, &on_disk());
-    dump(&mut engine, 0, 1);
-    drop(engine);
+    let attachment = on_disk();
+    dump(&mut engine_at(1, &attachment), 0, 1);
+    // A thread of the store may be the last to let go of the depot, after the next one has started.
+    assert!(attachment.drain(LONG).unwrap());
+    drop(attachment);
     let attachment = on_disk();
     let mut engine = engine_at(1, &attachment);
     dump(&mut engine, 100, 2);
