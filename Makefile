@@ -49,7 +49,7 @@ wheel: $(STAMPS)/wheel-$(WHEEL_PROFILE) ## Build the wheel into dist/
 	@mkdir -p dist && cp $(WHEELS)/*.whl dist/ && ls dist/*.whl
 
 .PHONY: portable-wheels
-portable-wheels: $(STAMPS)/zig ## Build wheels for x86_64 and aarch64 that need glibc 2.28 only (ARGS: --processor NAME)
+portable-wheels: $(STAMPS)/zig ## Build wheels for x86_64 and aarch64 that need glibc 2.28 only, into dist/portable (ARGS: --processor NAME)
 	@$(BIN)/python -m tools.portable_wheel --zig .work/zig $(ARGS)
 
 .PHONY: demo
@@ -238,8 +238,8 @@ test-full: vllm-env vllm-previous-env infinistore-env sglang-env sglang-old-env 
 	@KVDEPOT_KILLS=$(FULL_KILLS) $(MAKE) test-nfs ARGS=--long
 	@$(MAKE) test-engine ARGS="--full --kills 20"
 	@$(MAKE) test-sglang ARGS="--full"
+	@rm -rf .work/portable
 	@$(MAKE) portable-wheels ARGS="--processor x86_64 --out .work/portable"
-	@rm -rf .work/portable/site
 	@$(BIN)/uv pip install -q --python $(BIN)/python --no-deps --target .work/portable/site .work/portable/*.whl
 	@$(STEP) "the portable wheel" env PYTHONPATH=$(CURDIR)/.work/portable/site \
 		$(BIN)/python -m pytest tests/python/test_processes.py tests/python/test_lifetimes.py tests/python/test_store.py

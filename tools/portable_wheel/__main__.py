@@ -84,7 +84,7 @@ def build(zig: Path, processor: str, profile: str, out: Path) -> Path:
         subprocess.run(command, check=True, cwd=ROOT, env=environ, stdout=subprocess.DEVNULL)
         (wheel,) = wheels.glob("*.whl")
         check_wheel(wheel)
-        out.mkdir(exist_ok=True)
+        out.mkdir(parents=True, exist_ok=True)
         return Path(shutil.move(wheel, out / wheel.name))
 
 
@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--zig", type=Path, required=True, help="directory into which ziglang was installed")
     parser.add_argument("--processor", choices=PROCESSORS, action="append", help="only this one; may be repeated")
     parser.add_argument("--profile", default="release", help="Cargo's profile")
-    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="where the wheels go")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist" / "portable", help="where the wheels go")
     chosen = parser.parse_args()
     zig = (chosen.zig / "ziglang" / "zig").absolute()
     for processor in chosen.processor or PROCESSORS:

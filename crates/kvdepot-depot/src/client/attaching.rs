@@ -78,7 +78,7 @@ impl Attachment {
             Err(error)
                 if matches!(
                     error.kind(),
-                    ErrorKind::Timeout | ErrorKind::Closed | ErrorKind::Unavailable
+                    ErrorKind::Timeout | ErrorKind::Closed | ErrorKind::Unavailable | ErrorKind::Busy
                 ) =>
             {
                 Ok(())
@@ -166,18 +166,18 @@ impl Attachment {
             })?;
         let pool = self.take_pool(welcome.depot, passed)?;
         let asked = welcome.has_memory.then(|| tier_memory::ask(&mut lane, Instant::now() + HANDSHAKE_WAIT));
-        let (memory, lane) = match asked {
-            None => (None, Some(lane)),
-            Some(Ok(memory)) => (memory, Some(lane)),
-            Some(Err(error)) if error.kind() == ErrorKind::Timeout => return Err(error),
-            // This process may have no descriptor left, for example. The lane may be out of step.
-            Some(Err(error)) => {
+        let memory = match asked {
+            None => None,
+            Some(Ok(memory)) => memory,
+            // The answer came without its descriptor: this process may have none left.
+            Some(Err(error)) if matches!(error.kind(), ErrorKind::Busy | ErrorKind::Protocol) => {
                 tracing::warn!("blocks of the depot's medium come through its pool: {error}");
-                (None, None)
+                None
             }
+            Some(Err(error)) => return Err(error),
         };
         let generation = Arc::new(Generation::new(welcome, pool, memory));
-        generation.lanes.lock().extend(lane);
+        generation.lanes.lock().push(lane);
         if let Err(error) = self.open_missing(&generation) {
             tracing::warn!("a namespace cannot be opened and is retried: {error}");
         }

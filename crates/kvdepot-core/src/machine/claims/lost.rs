@@ -15,7 +15,7 @@ impl Claim {
     /// Makes it look at its leases again, if something in use was lost since the last time. Returns whether it must.
     pub(super) fn must_relook(&mut self, rooms: &Rooms<'_>) -> bool {
         let is_flawed = rooms.pool.flaws.has(Flaw::LostHitCounts);
-        if self.losses == rooms.pool.losses() || is_flawed {
+        if self.losses == rooms.pool.losses() || self.leased == 0 || is_flawed {
             return false;
         }
         let lost = self.lost_for_good(rooms);
