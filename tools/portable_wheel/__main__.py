@@ -59,7 +59,7 @@ def build_unwinder(zig: Path, processor: str, out: Path, environ: Mapping[str, s
     subprocess.run([zig, "cc", "-target", target, *options, "-o", out, source], check=True, env=environ)
 
 
-def build(zig: Path, processor: str, profile: str, out: Path) -> Path:
+def build(zig: Path, processor: str, out: Path) -> Path:
     """Builds and checks the wheel for one kind of processor."""
     target = f"{processor}-unknown-linux-gnu"
     with tempfile.TemporaryDirectory() as directory:
@@ -79,7 +79,7 @@ def build(zig: Path, processor: str, profile: str, out: Path) -> Path:
             run("rustup", "target", "add", target)
         tag = f"manylinux_{GLIBC[0]}_{GLIBC[1]}"
         maturin = str(ROOT / ".venv" / "bin" / "maturin")
-        command = [maturin, "build", "--profile", profile, "--locked", "--zig", "--target", target]
+        command = [maturin, "build", "--release", "--locked", "--zig", "--target", target]
         command += ["--compatibility", tag, "--out", str(wheels)]
         subprocess.run(command, check=True, cwd=ROOT, env=environ, stdout=subprocess.DEVNULL)
         (wheel,) = wheels.glob("*.whl")
@@ -93,13 +93,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--zig", type=Path, required=True, help="directory into which ziglang was installed")
     parser.add_argument("--processor", choices=PROCESSORS, action="append", help="only this one; may be repeated")
-    parser.add_argument("--profile", default="release", help="Cargo's profile")
     parser.add_argument("--out", type=Path, default=ROOT / "dist" / "portable", help="where the wheels go")
     chosen = parser.parse_args()
     zig = (chosen.zig / "ziglang" / "zig").absolute()
     for processor in chosen.processor or PROCESSORS:
         print(f"building the wheel for {processor}; it takes minutes", flush=True)
-        print(build(zig, processor, chosen.profile, chosen.out.absolute()), flush=True)
+        print(build(zig, processor, chosen.out.absolute()), flush=True)
 
 
 if __name__ == "__main__":

@@ -209,15 +209,20 @@ fn a_claim_settles_without_reset_blocks_that_the_sweep_has_not_reached() {
     }
 }
 
+/// Has the tier lease these blocks to the owner 2.
+fn lease_all(lab: &mut Lab, blocks: &[BlockHash]) {
+    for piece in blocks.chunks(50) {
+        lab.send_as(2, load_of(piece.to_vec(), true));
+        grant_all(lab);
+    }
+}
+
 /// A lab whose tier has leased these blocks to the owner 2.
 fn lab_with(blocks: &[BlockHash]) -> Lab {
     let mut lab = Lab::new(10, 1);
     lab.located = Location::Tier(0);
     lab.feed(Event::InPlace { tier: 0, memory_bytes: 8000 * BLOCK, unit_bytes: BLOCK });
-    for piece in blocks.chunks(50) {
-        lab.send_as(2, load_of(piece.to_vec(), true));
-        grant_all(&mut lab);
-    }
+    lease_all(&mut lab, blocks);
     lab
 }
 
@@ -273,10 +278,7 @@ fn a_claim_that_begins_to_fill_does_not_count_blocks_in_lost_memory() {
     let mut before = 0;
     for steps in 0.. {
         let mut lab = wide_lab(10);
-        for from in (0..300).step_by(50) {
-            lab.send_as(2, load_of(blocks(from..from + 50), true));
-            grant_all(&mut lab);
-        }
+        lease_all(&mut lab, &blocks(0..300));
         // A claim on it waits for this read.
         lab.send_as(2, load_of(blocks(300..301), false));
         let mut todo =
