@@ -177,13 +177,35 @@ def test_the_longest_request_is_no_fact_elsewhere() -> None:
     assert length_facts(model_with(config)) == length_facts(model_with(config, max_model_len=65536)) == {}
 
 
-def test_what_changes_the_embeddings_of_media_is_a_fact() -> None:
-    def media(**values: object) -> dict[str, object]:
-        return media_facts(SimpleNamespace(multimodal_config=SimpleNamespace(**values)))
+def media(model: object = "none", **values: object) -> dict[str, object]:
+    """Returns the facts of a model that takes media, with these settings."""
+    config = SimpleNamespace(model=str(model), revision=None, multimodal_config=SimpleNamespace(**values))
+    return media_facts(config)  # type: ignore[arg-type]
 
-    assert media() == media(video_pruning_rate=None, video_pruning_method="evs") == media_facts(SimpleNamespace()) == {}
-    assert media(video_pruning_rate=0.5) != media(video_pruning_rate=0.25) != {}
-    assert media(mm_encoder_attn_dtype="fp8") != {}
+
+def test_what_changes_the_embeddings_of_media_is_a_fact() -> None:
+    assert media_facts(SimpleNamespace(multimodal_config=None)) == {}  # type: ignore[arg-type]
+    assert media() == media(video_pruning_rate=None, mm_processor_kwargs=None, mm_processor_cache_gb=4)
+    assert media(video_pruning_rate=0.5) != media(video_pruning_rate=0.25) != media()
+    assert media(mm_encoder_attn_dtype="fp8") != media()
+
+
+def test_how_an_engine_processes_media_is_a_fact() -> None:
+    """P1: vLLM's media hashes have the request's options only, so engines with other options must not share blocks."""
+    plain, cropped = {"do_normalize": False}, {"do_normalize": False, "do_center_crop": True}
+    assert len({str(media(mm_processor_kwargs=kwargs)) for kwargs in (None, plain, cropped)}) == 3
+    assert media(mm_processor_kwargs={"a": 1, "b": 2}) == media(mm_processor_kwargs={"b": 2, "a": 1})
+    assert media(media_io_kwargs={"video": {"num_frames": 8}}) != media(media_io_kwargs={})
+    assert media(mm_device_do_normalize=True) != media(mm_device_do_normalize=False)
+
+
+def test_the_files_of_a_media_processor_are_a_fact(tmp_path: Path) -> None:
+    """As after an edit of ``image_mean``. Where the files are does not matter."""
+    for place, mean in (("here", 0.5), ("there", 0.5), ("edited", 0.4)):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "preprocessor_config.json").write_text(json.dumps({"image_mean": mean}))
+    assert media(tmp_path / "here") == media(tmp_path / "there") != media(tmp_path / "edited")
+    assert media(tmp_path / "here") != media()
 
 
 def facts_of_engine(speculative: object = None, **values: object) -> dict[str, object]:

@@ -1,5 +1,6 @@
 """The facts of a namespace (P8): everything that changes the bytes of a block and is not in its hash."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -13,7 +14,7 @@ from kvdepot.engines.vllm.groups import Group
 from kvdepot.engines.vllm.pages import GroupPages
 from kvdepot.engines.vllm.ranks import Rank
 from kvdepot.engines.vllm.slices import HeadSlices
-from kvdepot.engines.weights import local_weights, weights_digest
+from kvdepot.engines.weights import local_directory, local_weights, weights_digest
 
 if TYPE_CHECKING:
     from vllm.config import LoadConfig, ModelConfig, VllmConfig
@@ -39,6 +40,20 @@ FILE_FORMATS = (
     "bitsandbytes",
 )
 """Load formats that read the weights from the model's own files, wherever those are."""
+
+MEDIA_SETTINGS = (
+    "media_io_kwargs",
+    "mm_device_do_normalize",
+    "mm_encoder_attn_backend",
+    "mm_encoder_attn_dtype",
+    "mm_encoder_fp8_scale_path",
+    "mm_processor_kwargs",
+    "video_pruning_method",
+    "video_pruning_rate",
+)
+"""Settings of vLLM's ``MultiModalConfig`` that change what an engine computes from the same media."""
+
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 
 
 def engine_facts(
@@ -124,12 +139,27 @@ def depends_on_length(hf_config: Any) -> bool:
 
 
 def media_facts(model: "ModelConfig") -> dict[str, object]:
-    """Returns the settings that change the embeddings of the same media; media hashes cover the media alone."""
+    """Returns what changes the embeddings of the same media: settings, and the files that configure the processor.
+
+    vLLM's media hashes cover the media and the request's own ``mm_processor_kwargs``, not the engine's.
+    """
     media = getattr(model, "multimodal_config", None)
-    names = ("video_pruning_rate", "video_pruning_method", "mm_encoder_attn_dtype", "mm_encoder_fp8_scale_path")
-    if media is None or not any(getattr(media, name, None) for name in (names[0], names[2])):
+    if media is None:
         return {}
-    return {"media": _digest_of({name: str(getattr(media, name, None)) for name in names})}
+    settings = {name: value for name in MEDIA_SETTINGS if (value := getattr(media, name, None))}
+    name, revision = str(getattr(model, "model", "")), getattr(model, "revision", None)
+    return {"media": _digest_of({"settings": settings, "files": _digests_of_files(name, revision, PROCESSOR_FILES)})}
+
+
+def _digests_of_files(model: str, revision: str | None, names: tuple[str, ...]) -> dict[str, str]:
+    """Returns the digest of each of these files of a model that is on this machine."""
+    found = {}
+    for name in names:
+        place = local_directory(model, revision, name)
+        with contextlib.suppress(OSError):
+            if place is not None:
+                found[name] = hashlib.sha256((place / name).read_bytes()).hexdigest()
+    return found
 
 
 def override_facts(model: "ModelConfig") -> dict[str, object]:

@@ -82,14 +82,19 @@ def is_last_stage(vllm_config: "VllmConfig") -> bool:
 
 
 def attention_backends(vllm_config: "VllmConfig", layer_names: tuple[str, ...]) -> str:
-    """Returns the names of the layers' attention backends, and the CPU's instruction set if it affects K's packing."""
+    """Returns the names of the layers' attention backends, and the CPU's instruction set if it affects K's packing.
+
+    Raises:
+        ValueError: vLLM does not say which backends they are. Engines with other backends must not share the blocks (P8).
+    """
     try:
         from vllm.distributed.kv_transfer.kv_connector.utils import get_current_attn_backends
 
         found = get_current_attn_backends(vllm_config, list(layer_names))
-        names = sorted({f"{backend.__module__}.{backend.__qualname__}" for backend in found})
-    except (ImportError, AssertionError, KeyError, TypeError):
-        names = []
+    except (ImportError, AssertionError, KeyError, TypeError, AttributeError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise ValueError(f"vLLM does not say which attention backends {layer_names[0]} … have: {why}") from error
+    names = sorted({f"{backend.__module__}.{backend.__qualname__}" for backend in found})
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
