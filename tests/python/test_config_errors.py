@@ -61,7 +61,11 @@ FLAT = [
     ("waiting_queue_depth: 0", "waiting_queue_depth: must be greater than or equal to 1"),
     ("eviction: lfu", "eviction: must be 's3fifo', 'lru' or 'lhd', got 'lfu'"),
     # placements
-    ("posix_write: later", "posix_write: must be 'through', 'on_second_use' or 'when_cold', got 'later'"),
+    (
+        "posix_write: later",
+        "posix_write: must be 'through', 'on_second_use', 'when_cold' or 'on_demotion', got 'later'",
+    ),
+    ("posix_write: on_demotion", "posix_write: there is no tier above Posix in Cache|Posix"),
     ("{pipeline: Posix, pool_gb: 1, posix_write: when_cold}", "posix_write: a Staging pool keeps nothing"),
     ("posix_promote: true", "posix_promote: there is no tier below Posix in Cache|Posix: remove it"),
     ("remote_write: when_cold", "remote_write: has no use in the pipeline Cache|Posix, which has no Remote tier"),

@@ -176,6 +176,19 @@ fn a_block_loaded_from_below_is_promoted_where_a_tier_takes_such() {
     }
 }
 
+#[test]
+fn a_block_that_a_tier_evicts_goes_to_the_next_one_that_gets_such_blocks() {
+    let trace = trace_of(&[vec![1], vec![2], vec![3], vec![4], vec![1]]);
+    let demoted = |capacity| tier(capacity, WriteWhen::OnDemotion);
+    let through = || tier(2, WriteWhen::Through);
+    let report = replay(&trace, &[level("lru", 1), through(), demoted(1), demoted(9)]).unwrap();
+    // The first tier evicts 1 and 2, and the second one 1 for 2. Then 1 is read from the third.
+    assert_eq!((report.levels[1].written, report.levels[2].written, report.levels[3].written), (4, 2, 1));
+    assert_eq!(report.levels[3].hits, 1);
+    let kept = replay(&trace, &[level("lru", 1), tier(9, WriteWhen::Through), demoted(9)]).unwrap();
+    assert_eq!((kept.levels[1].hits, kept.levels[2].written), (1, 0), "nothing is evicted");
+}
+
 /// The depot's own budget: an hour's share is saved up, and a block that was left out is written at its next use.
 #[test]
 fn a_tier_s_budget_leaves_blocks_out_until_they_are_used_again() {

@@ -100,6 +100,8 @@ pub enum WriteConfig {
     OnSecondUse,
     /// Before the pool evicts them.
     WhenCold,
+    /// Before a tier above it evicts them.
+    OnDemotion,
 }
 
 impl PlacementConfig {
@@ -108,6 +110,7 @@ impl PlacementConfig {
             WriteConfig::Through => WriteWhen::Through,
             WriteConfig::OnSecondUse => WriteWhen::OnSecondUse,
             WriteConfig::WhenCold => WriteWhen::WhenCold,
+            WriteConfig::OnDemotion => WriteWhen::OnDemotion,
         };
         Placement { write, promote: self.promote }
     }
@@ -193,6 +196,12 @@ impl DepotConfig {
             if pool == PoolKind::Staging && placement.write != WriteConfig::Through {
                 return Err(wrong(
                     "a Staging pool keeps nothing that could be written later: write through, or use a Cache pool",
+                    name,
+                ));
+            }
+            if placement.write == WriteConfig::OnDemotion && tiers.first() == Some(&name.as_str()) {
+                return Err(wrong(
+                    "no tier is above this one that could evict blocks: write through, or when cold",
                     name,
                 ));
             }

@@ -145,6 +145,7 @@ impl Depot {
         if is_kept {
             machine.keep_ledger();
         }
+        let demotes_to = (0..tiers.len()).map(|tier| machine.demotes_to(tier)).collect();
         let memory = memory::find(&tiers, pool_bytes_max);
         let in_place = memory.as_ref().map(|(tier, memory)| Event::InPlace {
             tier: *tier,
@@ -168,7 +169,7 @@ impl Depot {
         if runner.config.populate {
             threads.push(spawn("kvdepot-populate", &runner, populate)?);
         }
-        let listeners = Listener::attach_all(&runner);
+        let listeners = Listener::attach_all(&runner, demotes_to);
         Ok(Self { runner, threads, _listeners: listeners })
     }
 

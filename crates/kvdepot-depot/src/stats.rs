@@ -72,6 +72,11 @@ counters! {
     late_write_blocks,
     /// Late writes that failed, or that were not queued because the queue was full.
     late_write_blocks_dropped,
+    /// Blocks queued for a tier with `…_write: on_demotion`, because a tier above it was about to evict them, or did.
+    demote_blocks,
+    /// Blocks that a tier was about to evict and that were not demoted: too many were waiting, a tier was down, or the block
+    /// was gone before it was read.
+    demote_blocks_dropped,
     /// Writes that were not made because the tier's budget of written bytes (`…_write_gb_per_day`) was used up.
     over_budget_blocks,
     /// Claims opened.
@@ -124,6 +129,8 @@ pub(crate) fn merge(map: &mut serde_json::Map<String, serde_json::Value>, counte
         ("rewrite_blocks", counters.rewrite_blocks),
         ("late_write_blocks", counters.late_write_blocks),
         ("late_write_blocks_dropped", counters.late_write_blocks_dropped),
+        ("demote_blocks", counters.demote_blocks),
+        ("demote_blocks_dropped", counters.demote_blocks_dropped),
         ("over_budget_blocks", counters.over_budget_blocks),
         ("claims", counters.claims),
         ("claims_cut", counters.claims_cut),
@@ -165,6 +172,10 @@ pub const GAUGES_HELP: &[(&str, &str)] = &[
     ("loads_open", "Loads in flight"),
     ("fetches_queued", "Blocks that wait to be read from tiers"),
     ("writes_queued", "Blocks that wait to be written to tiers"),
+    (
+        "demotions_queued",
+        "Blocks that a tier is about to evict, which wait to be read and given to the tier below",
+    ),
     ("removals_owed", "Removals that a tier has not completed yet"),
     ("removals_closed", "Namespaces for which a tier is closed because it owes too many removals"),
     ("ledger_unproven_blocks", "Blocks of the previous depot whose checksums are not verified yet"),
@@ -177,7 +188,7 @@ pub const EVICTIONS_HELP: &[(&str, &str)] = &[
 ];
 
 /// Returns the machine's gauges, by the names that `stat` and the metrics use.
-pub(crate) fn gauges(gauges: &Gauges) -> [(&'static str, u64); 24] {
+pub(crate) fn gauges(gauges: &Gauges) -> [(&'static str, u64); 25] {
     [
         ("pool_bytes", gauges.pool_bytes),
         ("pool_free_bytes", gauges.pool_free_bytes),
@@ -199,6 +210,7 @@ pub(crate) fn gauges(gauges: &Gauges) -> [(&'static str, u64); 24] {
         ("loads_open", gauges.loads_open as u64),
         ("fetches_queued", gauges.reads_queued as u64),
         ("writes_queued", gauges.writes_queued as u64),
+        ("demotions_queued", gauges.demotions_queued as u64),
         ("removals_owed", gauges.removals_owed as u64),
         ("removals_closed", gauges.removals_closed as u64),
         ("evict_blocks", gauges.evicted),

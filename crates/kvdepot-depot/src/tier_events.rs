@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use kvdepot_core::BlockKey;
 use kvdepot_core::machine::{Event, TierIndex};
-use kvdepot_tier::TierEvents;
+use kvdepot_tier::{Presence, TierEvents};
 
 use crate::death::DeathGuard;
 use crate::runner::Runner;
@@ -17,13 +17,16 @@ const KEYS_PER_EVENT: usize = 128;
 pub(crate) struct Listener {
     runner: Weak<Runner>,
     tier: TierIndex,
+    /// The tier that gets the blocks that this one evicts.
+    demotes_to: Option<TierIndex>,
 }
 
 impl Listener {
-    /// Makes every tier of a runner report to it.
-    pub(crate) fn attach_all(runner: &Arc<Runner>) -> Vec<Arc<Self>> {
-        let listeners = runner.locator.tiers.iter().enumerate().map(|(tier, attached)| {
-            let listener = Arc::new(Self { runner: Arc::downgrade(runner), tier });
+    /// Makes every tier of a runner report to it. `demotes_to`: for each, the tier that gets the blocks that it evicts.
+    pub(crate) fn attach_all(runner: &Arc<Runner>, demotes_to: Vec<Option<TierIndex>>) -> Vec<Arc<Self>> {
+        let tiers = runner.locator.tiers.iter().enumerate().zip(demotes_to);
+        let listeners = tiers.map(|((tier, attached), demotes_to)| {
+            let listener = Arc::new(Self { runner: Arc::downgrade(runner), tier, demotes_to });
             let weak: Weak<Self> = Arc::downgrade(&listener);
             attached.attach(weak);
             listener
@@ -53,6 +56,26 @@ impl Listener {
 impl TierEvents for Listener {
     fn evicted(&self, keys: &[BlockKey]) {
         self.forgot(keys, false);
+    }
+
+    fn asks_for_cooling(&self) -> bool {
+        self.demotes_to.is_some()
+    }
+
+    fn cooling(&self, keys: &[BlockKey]) {
+        let (Some(to), Some(runner)) = (self.demotes_to, self.runner.upgrade()) else { return };
+        let _guard = DeathGuard(&runner.life);
+        let mut there = Vec::new();
+        runner.locator.tiers[to].peek(keys, &mut there);
+        let keys: Vec<BlockKey> = keys
+            .iter()
+            .zip(there)
+            .filter(|(_, there)| *there != Presence::Present)
+            .map(|(key, _)| *key)
+            .collect();
+        for keys in keys.chunks(KEYS_PER_EVENT) {
+            runner.tell_and_leave(Event::TierCooling { tier: self.tier, keys: keys.to_vec() });
+        }
     }
 
     fn lost(&self, keys: &[BlockKey]) {

@@ -25,9 +25,13 @@ impl LevelJson {
             None | Some("through") => WriteWhen::Through,
             Some("second_use") => WriteWhen::OnSecondUse,
             Some("cold") => WriteWhen::WhenCold,
+            Some("demoted") => WriteWhen::OnDemotion,
             Some(other) => {
-                return Err(Error::new(ErrorKind::Config, "write is one of through, second_use and cold")
-                    .with("write", other));
+                return Err(Error::new(
+                    ErrorKind::Config,
+                    "write is one of through, second_use, cold and demoted",
+                )
+                .with("write", other));
             }
         };
         let placement = Placement { write, promote: self.promote };

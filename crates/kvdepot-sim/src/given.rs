@@ -14,6 +14,8 @@ pub(crate) struct Placed {
     pub(crate) values: BTreeSet<BlockKey>,
     /// The lowest tier that each block was read from.
     pub(crate) fetched: BTreeMap<BlockKey, usize>,
+    /// The uppermost tier that evicted each block, or was about to.
+    pub(crate) cooled: BTreeMap<BlockKey, usize>,
     /// Whether the pool ever lacked space.
     pub(crate) short: bool,
 }
@@ -33,6 +35,13 @@ impl Placed {
     /// left.
     pub(crate) const fn evictions_asked(&mut self) {
         self.short = true;
+    }
+
+    pub(crate) fn cooled(&mut self, keys: &[BlockKey], tier: usize) {
+        for key in keys {
+            let uppermost = self.cooled.entry(*key).or_insert(tier);
+            *uppermost = tier.min(*uppermost);
+        }
     }
 
     pub(crate) fn fetched(&mut self, key: BlockKey, tier: usize) {

@@ -61,6 +61,8 @@ pub enum Mistake {
     RegionIgnored,
     /// A tier's budget of written bytes is ignored.
     BudgetIgnored,
+    /// What a tier evicts is written to a tier above it.
+    DemotedUpwards,
     /// A claim whose connection has ended goes on until it is released.
     EndedClaimGoesOn,
     /// A load whose connection has ended goes on until it is answered.
@@ -95,7 +97,7 @@ pub enum Mistake {
 
 impl Mistake {
     /// All of them.
-    pub const ALL: [Self; 43] = [
+    pub const ALL: [Self; 44] = [
         Self::SealedEarly,
         Self::LeaseKept,
         Self::NoQuarantine,
@@ -124,6 +126,7 @@ impl Mistake {
         Self::ClosedTierUsed,
         Self::RegionIgnored,
         Self::BudgetIgnored,
+        Self::DemotedUpwards,
         Self::EndedClaimGoesOn,
         Self::EndedLoadGoesOn,
         Self::ArrivalNotPinned,
@@ -166,6 +169,7 @@ impl Mistake {
             Self::ClosedTierUsed => Some(Flaw::ClosedTierUsed),
             Self::RegionIgnored => Some(Flaw::RegionIgnored),
             Self::BudgetIgnored => Some(Flaw::BudgetIgnored),
+            Self::DemotedUpwards => Some(Flaw::DemotedUpwards),
             Self::BudgetSavedUp => Some(Flaw::BudgetSavesUp),
             Self::ErrorsRefunded => Some(Flaw::BudgetRefundsErrors),
             Self::EndedClaimGoesOn => Some(Flaw::EndedClaimGoesOn),

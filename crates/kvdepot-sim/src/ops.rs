@@ -425,6 +425,7 @@ impl World {
             let answer = self.answers.remove(self.rng.below(self.answers.len()));
             self.feed_and_answer(Event::Located { ask: answer.ask, locations: answer.locations })?;
         }
+        self.tell_cooling()?;
         self.tell_forgotten()
     }
 

@@ -62,6 +62,9 @@ impl World {
         match placement.write {
             WriteWhen::OnSecondUse if placed.used.contains(key) => self.reached.insert("second use"),
             WriteWhen::WhenCold if placed.short => self.reached.insert("cold"),
+            WriteWhen::OnDemotion if placed.cooled.get(key).is_some_and(|&from| from < tier) => {
+                self.reached.insert("demoted")
+            }
             when => return fail(Rule::Placement, format!("tier {tier} is given {} {when:?}", name(key))),
         };
         Ok(())

@@ -176,6 +176,12 @@ fn budget(rng: &mut Rng, more: &mut Rng) -> u64 {
     if rng.chance(8) | more.chance(12) { pages_per_hour * BLOCK_ALIGN_BYTES * 24 } else { 0 }
 }
 
+/// Draws when a tier is given a block: mostly at once.
+fn drawn_write(rng: &mut Rng) -> WriteWhen {
+    let all = [WriteWhen::Through, WriteWhen::OnSecondUse, WriteWhen::WhenCold, WriteWhen::OnDemotion];
+    all[rng.below(5).saturating_sub(1)]
+}
+
 impl Plan {
     /// Makes the plan of a seed.
     pub fn new(seed: u64) -> Self {
@@ -187,11 +193,7 @@ impl Plan {
             .map(|_| TierShape {
                 pages: rng.between(6, 60),
                 shy: rng.chance(35),
-                placement: Placement {
-                    write: [WriteWhen::Through, WriteWhen::OnSecondUse, WriteWhen::WhenCold]
-                        [placements.below(4).saturating_sub(1)],
-                    promote: placements.chance(40),
-                },
+                placement: Placement { write: drawn_write(&mut placements), promote: placements.chance(40) },
                 write_bytes_per_day: budget(&mut budgets, &mut more),
             })
             .collect();

@@ -193,7 +193,27 @@ impl World {
                 self.note_damaged(tier, key);
             }
         }
+        if !lost {
+            self.placed.cooled(&keys, tier);
+        }
         self.feed_and_answer(Event::TierForgot { tier, keys, lost })
+    }
+
+    /// Reports blocks to the machine that a tier will evict soon, as it says: it may do so earlier, later or never.
+    pub(crate) fn tell_cooling(&mut self) -> Result<(), Fail> {
+        if self.calm || !self.cooling.chance(25) {
+            return Ok(());
+        }
+        let tier = self.cooling.below(self.tiers.len());
+        let Some(cooled) = self.tiers.get(tier) else { return Ok(()) };
+        let all: Vec<BlockKey> = cooled.kept().map(|(key, _)| *key).collect();
+        let first = self.cooling.below(all.len());
+        let keys: Vec<BlockKey> = all.into_iter().skip(first).take(self.cooling.between(1, 4)).collect();
+        if keys.is_empty() {
+            return Ok(());
+        }
+        self.placed.cooled(&keys, tier);
+        self.feed_and_answer(Event::TierCooling { tier, keys })
     }
 
     /// Returns whether a tier is to read a block into the pool.

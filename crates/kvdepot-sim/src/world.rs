@@ -58,6 +58,8 @@ pub(crate) struct World {
     pub(crate) plan: Plan,
     pub(crate) mistake: Option<Mistake>,
     pub(crate) rng: Rng,
+    /// Draws which blocks tiers report that they will evict.
+    pub(crate) cooling: Rng,
     pub(crate) machine: Machine,
     pub(crate) now: Nanos,
     /// The current operation.
@@ -128,6 +130,7 @@ impl World {
             plan: plan.clone(),
             mistake,
             rng: Rng::new(plan.seed),
+            cooling: Rng::new(plan.seed ^ 0xC001_DEED),
             machine: machine(plan, mistake),
             given: Given::new(plan.shape.tiers.len()),
             now: 1_000_000_000,
@@ -468,6 +471,10 @@ fn show_event(event: &Event) -> String {
         Event::TierForgot { tier, keys, lost } => {
             let keys: Vec<String> = keys.iter().map(name).collect();
             format!("tier {tier} forgot {} lost={lost}", keys.join(" "))
+        }
+        Event::TierCooling { tier, keys } => {
+            let keys: Vec<String> = keys.iter().map(name).collect();
+            format!("tier {tier} will evict {}", keys.join(" "))
         }
         Event::Removed { id, tier, key, outcome } => {
             format!("tier {tier} ended removal {id} of {} ok={}", name(key), outcome.is_ok())

@@ -162,6 +162,11 @@ fn a_write_beyond_a_tier_s_budget() {
 }
 
 #[test]
+fn a_block_demoted_to_a_tier_above() {
+    finds(Mistake::DemotedUpwards, &[Rule::Placement]);
+}
+
+#[test]
 fn a_claim_that_goes_on_after_its_connection_s_end() {
     finds(Mistake::EndedClaimGoesOn, &[Rule::Leaks]);
 }

@@ -45,6 +45,7 @@ fn every_seed_keeps_all_promises() {
         "asked in pieces",
         "cold",
         "crash",
+        "demoted",
         "forgotten",
         "hit",
         "hit loaded",

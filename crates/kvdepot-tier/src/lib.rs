@@ -8,6 +8,7 @@ mod beliefs;
 mod blocking;
 mod compression;
 pub mod conformance;
+mod cooling;
 pub mod dax;
 pub mod empty;
 pub mod encoding;
@@ -201,6 +202,16 @@ pub struct TierServer {
 pub trait TierEvents: Send + Sync {
     /// The tier evicted these blocks to free space.
     fn evicted(&self, keys: &[BlockKey]);
+
+    /// Returns whether the depot asks which blocks the tier will evict next. The answer stays the same.
+    fn asks_for_cooling(&self) -> bool {
+        false
+    }
+
+    /// The tier will evict these blocks next. It may evict them earlier than they can be read, or not at all.
+    fn cooling(&self, keys: &[BlockKey]) {
+        let _ = keys;
+    }
 
     /// These blocks turned out to be missing or corrupt.
     fn lost(&self, keys: &[BlockKey]);

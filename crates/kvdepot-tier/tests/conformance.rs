@@ -91,6 +91,17 @@ fn posix_is_capped() {
     }
 }
 
+#[test]
+fn posix_reports_what_it_will_evict() {
+    for shared in [true, false] {
+        let fresh = Fresh::new();
+        conformance::check_cooling(&|blocks| {
+            let cap = blocks * (16 << 10);
+            posix(&fresh.next(), |config| (config.capacity_bytes, config.shared) = (cap, shared))
+        });
+    }
+}
+
 fn queued(engine: EngineKind) {
     let fresh = Fresh::new();
     conformance::check(&|| posix(&fresh.next(), |config| config.engine = engine));

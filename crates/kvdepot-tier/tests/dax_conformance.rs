@@ -75,6 +75,12 @@ fn is_capped() {
     }
 }
 
+#[test]
+fn reports_what_it_will_evict() {
+    let media = Media::new();
+    conformance::check_cooling(&|blocks| open(media.next(blocks * (12 << 10))));
+}
+
 /// P5: the medium itself is the cap, and it is filled.
 #[test]
 fn a_full_medium_makes_room() {

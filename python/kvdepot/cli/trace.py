@@ -28,7 +28,8 @@ command.add_command(fleet)
     "--tier",
     "tiers",
     multiple=True,
-    help="A tier below: SIZE[:through|second_use|cold[+promote][:POLICY[:BUDGET]]]; BUDGET: what it is given a day.",
+    help="A tier below: SIZE[:through|second_use|cold|demoted[+promote][:POLICY[:BUDGET]]]; "
+    "BUDGET: what it is given a day.",
 )
 @click.option(
     "--keeps-nothing", is_flag=True, help="The pool keeps nothing, as Staging: every block goes to every tier."

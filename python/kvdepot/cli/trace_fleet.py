@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 @click.option("--nodes", type=click.IntRange(1, 4096), default=8, show_default=True, help="Number of nodes.")
 @click.option("--capacity", required=True, help="Size of each node's pool: blocks, or 64GB.")
 @click.option("--policy", default="s3fifo", show_default=True, help="Eviction policy of the pools: lru, s3fifo, lhd.")
-@click.option("--tier", "tiers", multiple=True, help="A tier of each node: SIZE[:through|second_use|cold[:POLICY]].")
+@click.option(
+    "--tier", "tiers", multiple=True, help="A tier of each node: SIZE[:through|second_use|cold|demoted[:POLICY]]."
+)
 @click.option("--servers", type=click.IntRange(0, 4096), default=0, help="Number of shared pool servers.")
 @click.option("--shared", help="The tier on these servers: as --tier, with the size of one server.")
 @click.option("--route", "routes", multiple=True, help="random, round_robin, longest_prefix; default: all.")

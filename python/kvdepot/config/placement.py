@@ -11,11 +11,12 @@ from kvdepot.config.tier_table import Tier
 if TYPE_CHECKING:
     from kvdepot.config.model import KVDepotConfig
 
-WriteWhen = Literal["through", "on_second_use", "when_cold"]
+WriteWhen = Literal["through", "on_second_use", "when_cold", "on_demotion"]
 WRITE = (
     "When the `{tier}` tier is given a block. `through`: immediately, and the pool keeps the block until it is "
     "written. `on_second_use`: when the block is used again. `when_cold`: before the pool evicts it; eviction does not "
-    "wait for a tier that fails or is slow. Blocks that no tier was given are lost when the depot shuts down."
+    "wait for a tier that fails or is slow. `on_demotion`: before a tier above it evicts the block. Blocks that no "
+    "tier was given are lost when the depot shuts down."
 )
 WRITE_BUDGET = (
     "Limit of what the `{tier}` tier is given in a day, for media that wear out; 0 = no limit. The budget refills "
@@ -57,6 +58,11 @@ def placement_problems(config: "KVDepotConfig") -> Iterator[Problem]:
             yield Problem(
                 f"{name}_write",
                 "a Staging pool keeps nothing that could be written later: write through, or use a Cache",
+            )
+        if getattr(config, f"{name}_write", "through") == "on_demotion" and position == 0:
+            yield Problem(
+                f"{name}_write",
+                f"there is no tier above {tier} in {config.pipeline} that could evict blocks: use when_cold",
             )
         if getattr(config, f"{name}_promote", False) and position == len(config.tiers) - 1:
             yield Problem(f"{name}_promote", f"there is no tier below {tier} in {config.pipeline}: remove it")

@@ -8,7 +8,7 @@ from kvdepot.errors import ConfigError
 MIB = 1 << 20
 GIB = 1 << 30
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(gb|gib)?", re.IGNORECASE)
-WRITES = ("through", "second_use", "cold")
+WRITES = ("through", "second_use", "cold", "demoted")
 
 
 def blocks_of(text: str, block_bytes: float | None) -> int:

@@ -39,6 +39,11 @@ pub struct Counters {
     pub late_write_blocks: u64,
     /// Late writes that failed, or that were not queued because the queue was full.
     pub late_write_blocks_dropped: u64,
+    /// Blocks queued for a tier because one above it was about to evict them, or did.
+    pub demote_blocks: u64,
+    /// Blocks that a tier was about to evict and that were not demoted: too many were waiting, a tier was down, or the
+    /// block was gone before it was read.
+    pub demote_blocks_dropped: u64,
     /// Writes that were not made because the tier's budget of written bytes was used up.
     pub over_budget_blocks: u64,
     /// Claims opened.

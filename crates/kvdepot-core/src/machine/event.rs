@@ -55,6 +55,8 @@ pub enum Event {
     Probed { ask: Ask, outcome: Result<usize> },
     /// A tier no longer has these blocks: it evicted them, or (`lost`) found them damaged or missing.
     TierForgot { tier: TierIndex, keys: Vec<BlockKey>, lost: bool },
+    /// A tier is about to evict these blocks.
+    TierCooling { tier: TierIndex, keys: Vec<BlockKey> },
     /// Continues work that was cut into pieces.
     Continue(Job),
     /// The pool's memory is populated up to this byte.

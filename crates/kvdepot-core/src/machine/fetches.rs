@@ -128,11 +128,14 @@ impl Machine {
         outcome: &Result<Fetched>,
         out: &mut Effects,
     ) {
-        let Self { flow, pool, counters, .. } = self;
-        let end = flow.read_ended(pool, counters, tier, slot, outcome);
+        let Self { flow, pool, counters, demotions, .. } = self;
+        let for_nobody = demotions.is_reading(slot) && !pool.slot(slot).has_waiters();
+        let end = flow.read_ended(pool, counters, tier, slot, outcome, for_nobody);
         if end == ReadEnd::GoesOn {
             return;
         }
+        let demoted_to = demotions.read_over(slot);
+        counters.demote_blocks_dropped += u64::from(demoted_to.is_some() && end != ReadEnd::Whole);
         let waiters = pool.edit(slot, slots::Slot::take_waiters);
         let is_whole = end == ReadEnd::Whole;
         // A copy that was to take the place of a block leased in a tier's memory, and did not come, leaves it there.
@@ -150,7 +153,12 @@ impl Machine {
         } else {
             // What lies in a tier's memory is written nowhere else from there.
             if is_whole && !self.pool.slot(slot).is_in_place() {
-                self.flow.promote(&mut self.pool, &mut self.counters, tier, slot);
+                if !for_nobody {
+                    self.flow.promote(&mut self.pool, &mut self.counters, tier, slot);
+                }
+                if let Some(to) = demoted_to {
+                    self.demote_read(to, slot);
+                }
             }
             self.pool.free_if_doomed(slot);
         }
@@ -193,7 +201,8 @@ impl Machine {
         }
     }
 
-    /// A tier does not hold blocks any more. What it lost is written again; what it evicted to make room is not.
+    /// A tier does not hold blocks any more. What it lost is written again; what it evicted to make room goes to the next
+    /// tier that gets such blocks.
     pub(super) fn tier_forgot(&mut self, tier: TierIndex, keys: &[BlockKey], lost: bool, out: &mut Effects) {
         for key in keys {
             let found = self.catalog.pool_key(key).and_then(|key| self.pool.find(&key));
@@ -216,10 +225,14 @@ impl Machine {
                 continue;
             }
             self.pool.edit(slot, |slot| slot.saved &= !(1 << tier));
+            if !lost {
+                self.demote_slot(tier, slot);
+                continue;
+            }
             let bytes = self.pool.slot(slot).bytes();
-            if lost && self.flow.is_late(&self.pool, slot, tier) {
+            if self.flow.is_late(&self.pool, slot, tier) {
                 self.flow.write_late(&mut self.pool, &mut self.counters, slot, 1 << tier);
-            } else if lost && self.pool.may_dirty(bytes).is_ok() {
+            } else if self.pool.may_dirty(bytes).is_ok() {
                 self.counters.rewrite_blocks += 1;
                 self.flow.write_again(&mut self.pool, slot, 1 << tier);
             }

@@ -35,6 +35,8 @@ pub enum Flaw {
     ClosedTierUsed,
     /// The preferred region of a block is ignored.
     RegionIgnored,
+    /// What a tier evicts is given to any tier that gets such blocks, even to one above it.
+    DemotedUpwards,
     /// A tier's budget of written bytes is ignored.
     BudgetIgnored,
     /// More than an hour's share of a tier's budget accumulates.

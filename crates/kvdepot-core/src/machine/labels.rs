@@ -16,6 +16,7 @@ impl Event {
             Self::Located { .. } => "located",
             Self::Probed { .. } => "probed",
             Self::TierForgot { .. } => "tier_forgot",
+            Self::TierCooling { .. } => "tier_cooling",
             Self::Continue(job) => job.name(),
             Self::Populated { .. } => "populated",
             Self::InPlace { .. } => "in_place",

@@ -14,7 +14,7 @@
 //! - *claims* and *loads*: what requests still need, woken by the arrival of a block or by room.
 //!
 //! None of these modules knows `Machine`, which consists of them. The files with its steps do: *step* takes an event,
-//! and passes it on, also by way of *requests*, *dumps*, *fetches*, *arrive*, *remove*, *forgetting*, *handover* and
+//! and passes it on, also by way of *requests*, *dumps*, *fetches*, *demotion*, *arrive*, *remove*, *forgetting*, *handover* and
 //! *prove*. A module returns what happened to the step that called it, which notifies the modules above it.
 
 mod arrivals;
@@ -27,6 +27,7 @@ mod check;
 mod claims;
 mod configure;
 mod counters;
+mod demotion;
 mod dumps;
 mod event;
 mod fetches;
@@ -78,6 +79,7 @@ use crate::regions::RegionGauge;
 use arrivals::Arrivals;
 use catalog::Catalog;
 use claims::Claims;
+use demotion::Demotions;
 use flaw::Flaws;
 use flow::Flow;
 use loads::Loads;
@@ -132,6 +134,8 @@ pub struct Gauges {
     pub reads_queued: usize,
     /// Writes that have not completed.
     pub writes_queued: usize,
+    /// Blocks that a tier is about to evict and that have not been given to the one below it.
+    pub demotions_queued: usize,
     /// Removals that a tier failed and that are retried.
     pub removals_owed: usize,
     /// Namespaces that are closed in a tier, or in a part of one, because it owes too many removals.
@@ -152,6 +156,7 @@ pub struct Machine {
     loads: Loads,
     /// Blocks that not all of their waiters know of.
     arrivals: Arrivals,
+    demotions: Demotions,
     counters: Counters,
     users: Users,
     /// Maximum number of namespaces, and of those that one owner may use.
@@ -180,6 +185,7 @@ impl Machine {
             claims: Claims::default(),
             loads: Loads::default(),
             arrivals: Arrivals::default(),
+            demotions: Demotions::default(),
             counters: Counters::default(),
             users: Users::default(),
             namespaces_max: NAMESPACES_MAX,
@@ -243,6 +249,7 @@ impl Machine {
             loads_open: self.loads.len(),
             reads_queued: self.flow.reads_left(),
             writes_queued: self.flow.writes_left(),
+            demotions_queued: self.demotions.len(),
             removals_owed: self.flow.removals_owed(),
             removals_closed: self.flow.places_closed(),
             evicted: self.pool.evicted(),

@@ -40,6 +40,10 @@ pub struct Pace {
     pub(crate) writes_in_flight: usize,
     /// Late writes queued per tier.
     pub(crate) late_writes: usize,
+    /// Blocks that tiers are about to evict and that wait for their demotion.
+    pub(crate) demotions_queued: usize,
+    /// Of these, blocks read at a time, and written at a time by each tier.
+    pub(crate) demotions_in_flight: usize,
     /// Slots next in the eviction order that are checked for tiers that get cold blocks.
     pub(crate) cold_slots: usize,
     /// Queue entries examined in one step: cancelled writes are dropped in pieces, and delayed ones queued again in pieces.
@@ -71,6 +75,8 @@ impl Default for Pace {
             reads_in_flight: 256,
             writes_in_flight: 32,
             late_writes: 4096,
+            demotions_queued: 4096,
+            demotions_in_flight: 16,
             cold_slots: 256,
             queue_entries: 512,
             replace_tries: 100,
@@ -105,6 +111,8 @@ impl Pace {
             reads_in_flight: pick(seed, 44, 6),
             writes_in_flight: pick(seed, 48, 4),
             late_writes: pick(seed, 38, 8),
+            demotions_queued: pick(seed, 26, 6),
+            demotions_in_flight: pick(seed, 46, 3),
             cold_slots: pick(seed, 42, 8),
             queue_entries: pick(seed, 52, 4),
             replace_tries: pick(seed, 56, 4) as u32,

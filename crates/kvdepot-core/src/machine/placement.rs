@@ -1,7 +1,7 @@
 //! Placement: which tiers get a block, and when. A late write never makes a block dirty: the block can be evicted
 //! before the write, and then the queue entry names no block.
 
-use super::tiers::{TierMask, bit};
+use super::tiers::{TierIndex, TierMask, bit};
 
 /// When a tier is given a block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -13,6 +13,8 @@ pub enum WriteWhen {
     OnSecondUse,
     /// When it is about to be evicted from the pool.
     WhenCold,
+    /// When a tier above is about to evict it.
+    OnDemotion,
 }
 
 /// Placement of a tier. Values, which can be replaced, are written to every tier when they are sealed, because a tier
@@ -31,6 +33,7 @@ pub(crate) struct Placements {
     pub(crate) through: TierMask,
     pub(crate) second_use: TierMask,
     pub(crate) cold: TierMask,
+    pub(crate) demotion: TierMask,
     pub(crate) promote: TierMask,
 }
 
@@ -41,11 +44,18 @@ impl Placements {
             let mask = match placement.write {
                 WriteWhen::OnSecondUse if keeps => &mut all.second_use,
                 WriteWhen::WhenCold if keeps => &mut all.cold,
+                WriteWhen::OnDemotion if keeps => &mut all.demotion,
                 _ => &mut all.through,
             };
             *mask |= bit(tier);
             all.promote |= if placement.promote { bit(tier) } else { 0 };
         }
         all
+    }
+
+    /// Returns the tier that gets the blocks that this one evicts: the next one below it that gets such blocks.
+    pub(crate) fn demotes_to(&self, tier: TierIndex) -> Option<TierIndex> {
+        let below = self.demotion & TierMask::MAX.checked_shl(tier as u32 + 1).unwrap_or(0);
+        (below != 0).then(|| below.trailing_zeros() as TierIndex)
     }
 }

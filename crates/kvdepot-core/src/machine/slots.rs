@@ -296,6 +296,10 @@ impl Slot {
         self.rare.get_or_insert_default().waiters.push(waiter);
     }
 
+    pub(crate) fn has_waiters(&self) -> bool {
+        self.rare.as_ref().is_some_and(|rare| !rare.waiters.is_empty())
+    }
+
     pub(crate) fn take_waiters(&mut self) -> Vec<Waiter> {
         let waiters = self.rare.as_mut().map_or_else(Vec::new, |rare| std::mem::take(&mut rare.waiters));
         self.rare.take_if(|rare| rare.runs.is_empty());

@@ -41,13 +41,20 @@ impl Machine {
             Event::Located { ask, locations } => self.located(ask, locations, out),
             Event::Probed { ask, outcome } => self.probed(ask, outcome, out),
             Event::TierForgot { tier, keys, lost } => self.tier_forgot(tier, &keys, lost, out),
+            Event::TierCooling { tier, keys } => self.tier_cooling(tier, keys),
             Event::Continue(job) => self.go_on(job, out),
             Event::Populated { upto_bytes } => self.pool.populated(upto_bytes),
             Event::InPlace { tier, memory_bytes, unit_bytes } => {
                 self.pool.set_in_place(tier, memory_bytes, unit_bytes);
             }
-            Event::WentDown { tier } => self.pool.set_lender_off(tier, true),
-            Event::CameBack { tier } => self.pool.set_lender_off(tier, false),
+            Event::WentDown { tier } => {
+                self.demotions.set_down(tier, true);
+                self.pool.set_lender_off(tier, true);
+            }
+            Event::CameBack { tier } => {
+                self.demotions.set_down(tier, false);
+                self.pool.set_lender_off(tier, false);
+            }
             Event::LostMemory { tier } => {
                 if self.pool.set_lender_lost(tier) {
                     out.again.push(Job::DoomLent);
@@ -87,7 +94,8 @@ impl Machine {
         }
         self.tell_uses(out);
         if !self.frozen {
-            self.flow.demote(&mut self.pool, &mut self.counters);
+            self.demote(out);
+            self.flow.write_cold(&mut self.pool, &mut self.counters);
             self.flow.emit(&mut self.pool, &self.catalog, &mut self.counters, out);
             if self.pool.has_room_come() {
                 // A write that a tier does not get keeps its block no longer.

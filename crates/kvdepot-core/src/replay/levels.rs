@@ -136,7 +136,18 @@ impl Levels {
         };
         self.reports[level].written += 1;
         self.reports[level].evicted += u64::from(evicted.is_some());
+        if let Some(evicted) = evicted.filter(|_| level > 0) {
+            self.demote(level, evicted);
+        }
         evicted
+    }
+
+    /// Stores what a tier has evicted in the next one that gets such blocks.
+    fn demote(&mut self, level: usize, evicted: u64) {
+        let to = self.placements.demotes_to(level - 1).map(|tier| tier + 1);
+        if let Some(to) = to.filter(|&to| !self.stores[to].contains(evicted)) {
+            self.insert(to, evicted);
+        }
     }
 
     /// Uses the block in the tiers that have it, and stores it in those of `mask` that do not.

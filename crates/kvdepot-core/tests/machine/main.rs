@@ -2,6 +2,7 @@
 
 mod lab;
 
+mod demotion;
 mod in_place;
 mod limits;
 mod misses;

@@ -11,31 +11,37 @@ use kvdepot_core::machine::{
 use kvdepot_core::runs::{Run, Runs};
 use kvdepot_core::{BlockHash, BlockKey, Error, ErrorKind, LeaseId};
 
-const BLOCK: u64 = 4096;
-const THROUGH: Placement = Placement { write: WriteWhen::Through, promote: false };
-const SECOND_USE: Placement = Placement { write: WriteWhen::OnSecondUse, promote: false };
+pub(crate) const BLOCK: u64 = 4096;
+pub(crate) const THROUGH: Placement = Placement { write: WriteWhen::Through, promote: false };
+pub(crate) const SECOND_USE: Placement = Placement { write: WriteWhen::OnSecondUse, promote: false };
 const COLD: Placement = Placement { write: WriteWhen::WhenCold, promote: false };
 
 /// A machine with one namespace over as many tiers as there are placements.
-struct Lab {
-    machine: Machine,
-    now: u64,
-    tokens: u64,
+pub(crate) struct Lab {
+    pub(crate) machine: Machine,
+    pub(crate) now: u64,
+    pub(crate) tokens: u64,
     /// Writes in flight: tier, slot and the first byte of the hash.
-    writes: Vec<(usize, u32, u8)>,
-    reads: Vec<(usize, u32)>,
-    in_pool: BTreeSet<u8>,
-    replies: Vec<(u64, Reply)>,
-    location: Location,
+    pub(crate) writes: Vec<(usize, u32, u8)>,
+    pub(crate) reads: Vec<(usize, u32)>,
+    pub(crate) in_pool: BTreeSet<u8>,
+    pub(crate) replies: Vec<(u64, Reply)>,
+    pub(crate) location: Location,
 }
 
 impl Lab {
-    fn new(blocks: u64, policy: &str, keeps: bool, tiers: &[Placement]) -> Self {
+    pub(crate) fn new(blocks: u64, policy: &str, keeps: bool, tiers: &[Placement]) -> Self {
         Self::with_budgets(blocks, policy, keeps, tiers, &vec![0; tiers.len()])
     }
 
     /// `budgets` are blocks an hour; 0 = no limit.
-    fn with_budgets(blocks: u64, policy: &str, keeps: bool, tiers: &[Placement], budgets: &[u64]) -> Self {
+    pub(crate) fn with_budgets(
+        blocks: u64,
+        policy: &str,
+        keeps: bool,
+        tiers: &[Placement],
+        budgets: &[u64],
+    ) -> Self {
         let budgets: Vec<u64> = budgets.iter().map(|blocks| blocks * BLOCK * 24).collect();
         let pool = pool(blocks, policy, keeps);
         let mut lab = Self {
@@ -52,7 +58,7 @@ impl Lab {
         lab
     }
 
-    fn feed(&mut self, event: Event) {
+    pub(crate) fn feed(&mut self, event: Event) {
         let mut todo = vec![event];
         while let Some(event) = todo.pop() {
             let mut out = Effects::default();
@@ -81,19 +87,19 @@ impl Lab {
         }
     }
 
-    fn send(&mut self, request: Request) -> u64 {
+    pub(crate) fn send(&mut self, request: Request) -> u64 {
         self.tokens += 1;
         self.feed(Event::Request { token: self.tokens, owner: 1, request });
         self.tokens
     }
 
-    fn ask(&mut self, request: Request) -> Reply {
+    pub(crate) fn ask(&mut self, request: Request) -> Reply {
         let token = self.send(request);
         let at = self.replies.iter().position(|(other, _)| *other == token).expect("a reply at once");
         self.replies.remove(at).1
     }
 
-    fn leases(reply: Reply) -> Vec<LeaseId> {
+    pub(crate) fn leases(reply: Reply) -> Vec<LeaseId> {
         let Reply::Slots(outcomes) = reply else { panic!("no slots") };
         let lease = |outcome| match outcome {
             Outcome::Leased(leased) => Some(leased.lease),
@@ -103,7 +109,7 @@ impl Lab {
     }
 
     /// Dumps one block. Returns whether there was space.
-    fn dump(&mut self, hash: u8) -> bool {
+    pub(crate) fn dump(&mut self, hash: u8) -> bool {
         let hashes = vec![BlockHash([hash; 16])];
         let reply =
             self.ask(Request::Reserve { namespace: 0, id: None, hashes, how: Reserve::Block, runs_max: 9 });
@@ -113,7 +119,7 @@ impl Lab {
         room
     }
 
-    fn load(&self, hash: u8) -> Request {
+    pub(crate) fn load(&self, hash: u8) -> Request {
         let hashes = vec![BlockHash([hash; 16])];
         Request::Load {
             namespace: 0,
@@ -127,14 +133,14 @@ impl Lab {
     }
 
     /// Loads a block that is in the pool and releases it.
-    fn use_once(&mut self, hash: u8) {
+    pub(crate) fn use_once(&mut self, hash: u8) {
         let leases = Self::leases(self.ask(self.load(hash)));
         assert_eq!(leases.len(), 1, "block {hash} is in the pool");
         self.ask(Request::Release { leases });
     }
 
     /// Loads a block that a tier has and releases it.
-    fn fetch(&mut self, hash: u8, tier: usize) {
+    pub(crate) fn fetch(&mut self, hash: u8, tier: usize) {
         self.location = Location::Tier(tier);
         let token = self.send(self.load(hash));
         let [(from, slot)] = std::mem::take(&mut self.reads)[..] else { panic!("one read") };
@@ -147,7 +153,10 @@ impl Lab {
     }
 
     /// Completes all writes in flight. Returns which tier got which block.
-    fn end_writes(&mut self, outcome: impl Fn() -> kvdepot_core::Result<Stored>) -> Vec<(usize, u8)> {
+    pub(crate) fn end_writes(
+        &mut self,
+        outcome: impl Fn() -> kvdepot_core::Result<Stored>,
+    ) -> Vec<(usize, u8)> {
         let writes = std::mem::take(&mut self.writes);
         for &(tier, slot, _) in &writes {
             self.feed(Event::WriteEnded { tier, slot, outcome: outcome() });
@@ -155,11 +164,11 @@ impl Lab {
         writes.into_iter().map(|(tier, _, hash)| (tier, hash)).collect()
     }
 
-    fn unwritten(&self) -> u64 {
+    pub(crate) fn unwritten(&self) -> u64 {
         self.machine.gauges().evicted_unwritten
     }
 
-    fn dirty(&self) -> u64 {
+    pub(crate) fn dirty(&self) -> u64 {
         self.machine.gauges().dirty_blocks
     }
 }
@@ -168,7 +177,7 @@ fn failed() -> kvdepot_core::Result<Stored> {
     Err(Error::new(ErrorKind::Io, "the tier fails"))
 }
 
-fn stored() -> kvdepot_core::Result<Stored> {
+pub(crate) fn stored() -> kvdepot_core::Result<Stored> {
     Ok(Stored::New)
 }
 

@@ -9,6 +9,7 @@ mod held_reads;
 
 mod batches;
 mod bucket;
+mod demotion;
 mod epochs;
 mod fragments;
 mod hot_blocks;

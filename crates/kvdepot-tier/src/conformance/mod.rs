@@ -5,6 +5,7 @@
 
 mod basics;
 mod batches;
+mod cooling;
 mod leases;
 mod persistent;
 mod scripted;
@@ -67,6 +68,13 @@ pub fn check_persistent_alone(make: &dyn Fn() -> Arc<dyn Tier>) {
 pub fn check_persistent(make: &dyn Fn() -> Arc<dyn Tier>) {
     check_persistent_alone(make);
     persistent::a_laggard_follows(make);
+}
+
+/// Runs the checks for a tier that evicts blocks and can say which ones it will evict next. `make` returns a fresh, empty
+/// tier with space for so many blocks of [`Bench::new`], or a few more or less.
+pub fn check_cooling(make: &dyn Fn(u64) -> Arc<dyn Tier>) {
+    cooling::what_is_evicted_was_reported_while_it_was_there(make);
+    cooling::nobody_who_does_not_ask_is_told(make);
 }
 
 /// Runs the checks for a tier with a cap (P5). `make` returns a fresh, empty tier with this cap in bytes.

@@ -199,6 +199,11 @@ impl Slots {
         self.unpin(unit);
     }
 
+    /// Iterates over the blocks that can be evicted, the coldest first.
+    pub(super) fn coldest(&self) -> impl Iterator<Item = BlockKey> + '_ {
+        self.order.iter().filter_map(|(unit, ())| self.by_unit.get(unit)).map(|slot| slot.key)
+    }
+
     /// Reserves a place of `units` for a block; the headers of its victims must be cleared before it is used. `None` if
     /// nothing can make space that is not being read.
     pub(super) fn reserve(&mut self, key: BlockKey, epoch: u32, units: u32, bytes: u32) -> Option<Reserved> {

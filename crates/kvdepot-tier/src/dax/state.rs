@@ -16,6 +16,7 @@ use super::later::Removal;
 use super::layout::{Geometry, HEADER_BYTES};
 use super::owner::Owner;
 use super::slots::Slots;
+use crate::cooling::Cooling;
 use crate::{Done, TierEvents, Written};
 
 /// A write in flight, and what waits for its end.
@@ -47,6 +48,8 @@ pub(super) struct Space {
 #[derive(Default)]
 struct Events {
     listener: Option<Weak<dyn TierEvents>>,
+    /// If the depot asks which blocks are evicted next.
+    cooling: Option<Cooling>,
     evicted: Vec<BlockKey>,
     lost: Vec<BlockKey>,
 }
@@ -213,7 +216,10 @@ impl Shared {
     }
 
     pub(super) fn attach(&self, listener: Weak<dyn TierEvents>) {
-        self.lock().events.listener = Some(listener);
+        let cooling = Cooling::for_listener(&listener);
+        let mut state = self.lock();
+        (state.events.listener, state.events.cooling) = (Some(listener), cooling);
+        drop(state);
         // The medium may have been lost before.
         self.deliver_events();
     }
@@ -238,9 +244,27 @@ impl Shared {
         }
         if !evicted.is_empty() {
             listener.evicted(&evicted);
+            self.tell_cooling(&*listener, evicted.len());
         }
         if !lost.is_empty() {
             listener.lost(&lost);
+        }
+    }
+
+    /// Reports what is evicted next, after some evictions.
+    fn tell_cooling(&self, listener: &dyn TierEvents, evicted: usize) {
+        let keys = {
+            let state = &mut *self.lock();
+            let Some(cooling) = &mut state.events.cooling else { return };
+            cooling.evicted(evicted);
+            if !cooling.is_due() {
+                return;
+            }
+            let spaces = &state.spaces;
+            cooling.report(state.slots.coldest().filter(|key| spaces.contains_key(&key.namespace)))
+        };
+        if !keys.is_empty() {
+            listener.cooling(&keys);
         }
     }
 }

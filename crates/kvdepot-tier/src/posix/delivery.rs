@@ -4,11 +4,15 @@ use std::sync::{Arc, Weak};
 
 use super::shared::Shared;
 use crate::TierEvents;
+use crate::cooling::{AHEAD, Cooling};
 
 impl Shared {
     pub(super) fn attach(&self, listener: Weak<dyn TierEvents>) {
+        let cooling = Cooling::for_listener(&listener);
         *self.listener.lock() = Some(listener);
-        self.lock().events.attached = true;
+        let mut state = self.lock();
+        state.events.attached = true;
+        state.events.cooling = cooling;
     }
 
     /// Delivers the collected events. The caller must not hold a lock of the tier.
@@ -28,9 +32,24 @@ impl Shared {
         };
         if !evicted.is_empty() {
             listener.evicted(&evicted);
+            self.tell_cooling(&*listener, evicted.len());
         }
         if !lost.is_empty() {
             listener.lost(&lost);
+        }
+    }
+
+    /// Reports what is evicted next, after some evictions.
+    fn tell_cooling(&self, listener: &dyn TierEvents, evicted: usize) {
+        let keys = {
+            let state = &mut *self.lock();
+            let Some(cooling) = &mut state.events.cooling else { return };
+            cooling.evicted(evicted);
+            let coldest = if cooling.is_due() { state.index.coldest_files(AHEAD) } else { return };
+            cooling.report(coldest.into_iter())
+        };
+        if !keys.is_empty() {
+            listener.cooling(&keys);
         }
     }
 }

@@ -3,12 +3,16 @@
 use kvdepot_core::BlockKey;
 use kvdepot_core::limits::TIER_EVENTS_MAX;
 
+use crate::cooling::Cooling;
+
 /// Events waiting to be delivered; nothing is collected before a listener is attached.
 #[derive(Debug, Default)]
 pub(super) struct Events {
     pub(super) attached: bool,
     evicted: Vec<BlockKey>,
     lost: Vec<BlockKey>,
+    /// If the depot asks which blocks are evicted next.
+    pub(super) cooling: Option<Cooling>,
 }
 
 impl Events {

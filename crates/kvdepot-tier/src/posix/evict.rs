@@ -130,8 +130,12 @@ impl Shared {
         cap - if self.has_headroom(state) { cap / part } else { 0 }
     }
 
-    /// Returns whether the headroom holds enough files to be worth having.
+    /// Returns whether the headroom holds enough files to be worth having. A depot that reads blocks before they are evicted
+    /// needs them one by one, not all of a headroom at a time.
     fn has_headroom(&self, state: &State) -> bool {
+        if state.events.cooling.is_some() {
+            return false;
+        }
         let files = state.index.len() as u64;
         files > 0 && self.cap_in(state) / HEADROOM_PART >= HEADROOM_FILES_MIN * (state.bytes / files)
     }

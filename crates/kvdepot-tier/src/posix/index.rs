@@ -137,6 +137,10 @@ impl LinkStore for Slots {
     fn links(&mut self, slot: u32) -> &mut Links {
         &mut self.get_mut(slot).links
     }
+
+    fn next(&self, slot: u32) -> Option<u32> {
+        Some(self.get(slot).links.next).filter(|&next| next != NONE)
+    }
 }
 
 /// All known files.
@@ -341,6 +345,13 @@ impl Index {
             Some(directory) => self.orders[directory].first(),
             None => self.orders.iter().filter_map(Order::first).min_by_key(|(second, _)| *second),
         }
+    }
+
+    /// Returns the least recently used files of every directory, at most `count`.
+    pub(super) fn coldest_files(&self, count: usize) -> Vec<BlockKey> {
+        let each = count / self.orders.len().max(1);
+        let slots = self.orders.iter().flat_map(|order| order.iter(&self.slots).take(each));
+        slots.map(|slot| self.at(slot).0).collect()
     }
 
     /// Returns key and data of the file in an occupied slot.

@@ -22,6 +22,9 @@ impl Links {
 /// The place where an order keeps its links: the slots of the index.
 pub(super) trait LinkStore {
     fn links(&mut self, slot: u32) -> &mut Links;
+
+    /// The slot after this one in its list.
+    fn next(&self, slot: u32) -> Option<u32>;
 }
 
 #[derive(Debug, Default)]
@@ -60,6 +63,13 @@ impl Order {
         if *first == NONE {
             self.seconds.remove(&second);
         }
+    }
+
+    /// Iterates over the slots, the least recently used first.
+    pub(super) fn iter<'a>(&'a self, store: &'a impl LinkStore) -> impl Iterator<Item = u32> + 'a {
+        self.seconds
+            .values()
+            .flat_map(|(first, _)| std::iter::successors(Some(*first), |slot| store.next(*slot)))
     }
 
     /// The least recently used slot and its second.

@@ -1,6 +1,7 @@
 //! The append thread writes groups of waiting blocks, the ends of segments, and the blocks that outlive their segment.
 //! The sync thread syncs, so that the next group can be written meanwhile.
 
+use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -310,7 +311,22 @@ impl Shared {
         }
         log.begin();
         self.deliver_events();
+        self.tell_cooling(log);
         Ok(())
+    }
+
+    /// Reports the blocks that will be evicted when the next segment begins.
+    fn tell_cooling(&self, log: &Log) {
+        let Some(listener) = self.listener().filter(|listener| listener.asks_for_cooling()) else { return };
+        let Some(segment) = log.cooling_segment() else { return };
+        let blocks = self.lock().index.of_segment(segment, usize::MAX);
+        let kept: HashSet<BlockKey> =
+            recycle::keep(log.shape(), blocks.clone()).into_iter().map(|(key, _)| key).collect();
+        let keys: Vec<BlockKey> =
+            blocks.into_iter().map(|(key, _)| key).filter(|key| !kept.contains(key)).collect();
+        if !keys.is_empty() {
+            listener.cooling(&keys);
+        }
     }
 
     /// Writes blocks again, in groups; if that writes nothing, writes one empty group.

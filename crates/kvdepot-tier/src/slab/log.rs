@@ -90,6 +90,12 @@ impl Log {
         self.shape.segment_of(self.sequence + 1)
     }
 
+    /// The segment that is cleared when the next one begins, unless it is the open one.
+    pub(super) fn cooling_segment(&self) -> Option<u32> {
+        let segment = self.shape.segment_of(self.sequence + 2);
+        (segment != self.shape.segment_of(self.sequence)).then_some(segment)
+    }
+
     /// Returns whether a group with this many entries and bytes of records fits, together with a footer for all.
     pub(super) const fn fits(&self, entries: usize, record_bytes: u64) -> bool {
         let group = group::head_bytes(entries) + record_bytes;

@@ -215,6 +215,11 @@ impl Shared {
         self.lock().events.attached = true;
     }
 
+    /// Returns who hears of evictions. The clone releases its lock before any call.
+    pub(super) fn listener(&self) -> Option<Arc<dyn TierEvents>> {
+        self.listener.lock().as_ref().and_then(Weak::upgrade)
+    }
+
     /// Reports collected events to the depot above. The caller must not hold a lock of the tier.
     pub(super) fn deliver_events(&self) {
         let (evicted, lost) = {
@@ -222,9 +227,7 @@ impl Shared {
             let Events { evicted, lost, .. } = &mut state.events;
             (std::mem::take(evicted), std::mem::take(lost))
         };
-        // The clone releases the lock before the call.
-        let listener = self.listener.lock().as_ref().and_then(Weak::upgrade);
-        let Some(listener): Option<Arc<dyn TierEvents>> = listener else { return };
+        let Some(listener) = self.listener() else { return };
         if !evicted.is_empty() {
             listener.evicted(&evicted);
         }

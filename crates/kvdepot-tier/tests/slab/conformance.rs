@@ -64,3 +64,12 @@ fn slab_is_persistent() {
         std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
     }
 }
+
+#[test]
+fn slab_reports_what_it_will_evict() {
+    let fresh = Fresh::new();
+    conformance::check_cooling(&|blocks| {
+        let bytes = blocks * (16 << 10);
+        open(fresh.next(), |config| (config.capacity_bytes, config.segment_bytes) = (bytes, MIB))
+    });
+}

@@ -85,7 +85,7 @@ def attention_backends(vllm_config: "VllmConfig", layer_names: tuple[str, ...]) 
     """Returns the names of the layers' attention backends, and the CPU's instruction set if it affects K's packing.
 
     Raises:
-        ValueError: vLLM does not say which backends they are. Engines with other backends must not share the blocks (P8).
+        ValueError: vLLM does not say which backends they are, so the blocks cannot be told from others (P8).
     """
     try:
         from vllm.distributed.kv_transfer.kv_connector.utils import get_current_attn_backends

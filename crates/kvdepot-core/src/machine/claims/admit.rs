@@ -2,7 +2,7 @@
 
 use super::super::event::{Effects, Job};
 use super::super::flaw::Flaw;
-use super::super::pool::NoRoom;
+use super::super::pool::{NoRoom, Pool};
 use super::super::rooms::Rooms;
 use super::super::slots::Waiter;
 use super::super::tiers::TierIndex;
@@ -147,7 +147,16 @@ impl Claims {
 
     /// Bytes of the pool that claims may still pin.
     fn room(&self, rooms: &Rooms<'_>) -> u64 {
-        rooms.pool.unpinned_bytes().saturating_sub(self.promised.pool)
+        self.unpromised(rooms.pool)
+    }
+
+    fn unpromised(&self, pool: &Pool) -> u64 {
+        pool.unpinned_bytes().saturating_sub(self.promised.pool)
+    }
+
+    /// Returns whether `bytes` of the pool may be taken for what no client waits for.
+    pub(crate) fn leave_room(&self, pool: &Pool, bytes: u64) -> bool {
+        self.queue.is_empty() && self.unpromised(pool) >= bytes
     }
 
     /// Bytes that claims may still pin in the memory of the tier that leases blocks.

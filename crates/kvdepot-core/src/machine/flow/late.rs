@@ -1,5 +1,5 @@
-//! Late writes: to tiers that get blocks on the second use, to tiers that get cold blocks, and to tiers above the one
-//! that a block was read from.
+//! Late writes: to tiers that get blocks on the second use, to tiers that get cold blocks or what a tier above them
+//! evicts, and to tiers above the one that a block was read from.
 
 use super::super::counters::Counters;
 use super::super::event::TierIndex;
@@ -38,7 +38,7 @@ impl Flow {
     }
 
     /// Queues writes of the blocks that are about to be evicted.
-    pub(crate) fn demote(&mut self, pool: &mut Pool, counters: &mut Counters) {
+    pub(crate) fn write_cold(&mut self, pool: &mut Pool, counters: &mut Counters) {
         let cold = self.placements.cold;
         for slot in pool.take_cold(self.pace.cold_slots) {
             if pool.get(slot).is_some_and(|slot| slot.owes(cold)) {

@@ -113,6 +113,11 @@ impl Flow {
         self.undrained.values().sum()
     }
 
+    /// Returns the number of late writes that a tier has not begun.
+    pub(crate) fn late_writes_left(&self, tier: TierIndex) -> usize {
+        self.tiers[tier].late.len()
+    }
+
     /// Returns whether a tier is reading into a slot, a key waits for a tier, or a tier may still have a removed block.
     pub(crate) fn is_unsettled(&self) -> bool {
         self.turns.len() > 0
@@ -126,7 +131,8 @@ impl Flow {
         self.tiers[tier].reads.push_back(Read { slot, deadline });
     }
 
-    /// Records that a tier has completed a read.
+    /// Records that a tier has completed a read. `for_nobody`: no request waits for the block, so that no other tier is
+    /// asked, and a block that is gone was evicted.
     pub(crate) fn read_ended(
         &mut self,
         pool: &mut Pool,
@@ -134,6 +140,7 @@ impl Flow {
         tier: TierIndex,
         slot: SlotId,
         outcome: &Result<Fetched>,
+        for_nobody: bool,
     ) -> ReadEnd {
         let Some(read) = self.tiers[tier].reads_in_flight.remove(&slot) else {
             debug_assert!(false, "a read ends once");
@@ -154,6 +161,7 @@ impl Flow {
                 });
                 return ReadEnd::Whole;
             }
+            Ok(Fetched::Miss) if for_nobody => {}
             Ok(Fetched::Miss) => {
                 counters.failed("fetch", &Error::new(ErrorKind::NotFound, "a tier missed"));
                 pool.went(pool.slot(slot).key, Fate::Lost, Some(tier));
@@ -170,7 +178,7 @@ impl Flow {
             }
         }
         let has_memory = |pool: &mut Pool| !pool.slot(slot).is_in_place() || pool.take_into_pool(slot);
-        if tier + 1 < self.tiers.len() && self.now < read.deadline && has_memory(pool) {
+        if !for_nobody && tier + 1 < self.tiers.len() && self.now < read.deadline && has_memory(pool) {
             self.tiers[tier + 1].reads.push_front(read);
             return ReadEnd::GoesOn;
         }

@@ -236,7 +236,7 @@ impl Flow {
     }
 
     /// Returns whether a tier's budget may have bytes for a late write.
-    pub(super) fn may_queue_late(&mut self, tier: TierIndex) -> bool {
+    pub(crate) fn may_queue_late(&mut self, tier: TierIndex) -> bool {
         self.flaws.has(Flaw::BudgetIgnored) || self.budgets.is_open(tier, self.now)
     }
 
