@@ -432,7 +432,10 @@ impl Device for DirDevice {
                 let stat = |dir, name| rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW);
                 match (stat(&from_dir, from_name), stat(&to_dir, to_name)) {
                     (Ok(mine), Ok(there)) => Ok((mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)),
-                    _ => Ok(false),
+                    // The name is not free any more, and whose file has it is not known.
+                    (Err(e), _) | (_, Err(e)) => {
+                        Err(self.fail("cannot tell whether a file was linked", to, e))
+                    }
                 }
             }
             Err(e @ (Errno::PERM | Errno::NOTSUP | Errno::NOSYS)) => {

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use kvdepot_core::BlockKey;
+use kvdepot_core::{BlockKey, NamespaceId};
 use parking_lot::Mutex;
 
-use crate::known::Known;
+use crate::known::{Known, PARTS};
 use crate::writing::Writing;
 
 /// Locks are taken in the order of the fields.
@@ -26,6 +26,17 @@ impl Beliefs {
             known: Mutex::new(Known::new(present_ttl, absent_ttl)),
             removals: AtomicU64::new(0),
         }
+    }
+
+    /// Forgets all blocks of a namespace that nobody may name any more. Lookups are answered in between.
+    pub(crate) fn forget_namespace(&self, namespace: NamespaceId) {
+        drop(self.forget_if(|key| key.namespace == namespace));
+    }
+
+    /// Forgets blocks; lookups are answered in between, since the lock is held for a bounded number of keys at a time.
+    /// Returns those that were present, as far as known.
+    pub(crate) fn forget_if(&self, is_meant: impl Fn(&BlockKey) -> bool) -> Vec<BlockKey> {
+        (0..PARTS).flat_map(|part| self.known.lock().forget_in(part, &is_meant)).collect()
     }
 
     /// Returns a number that changes when a removal begins. Take it before the store is asked.
@@ -100,7 +111,7 @@ impl Drop for Leaving {
 mod tests {
     use std::time::Instant;
 
-    use kvdepot_core::{BlockHash, NamespaceId};
+    use kvdepot_core::BlockHash;
 
     use super::*;
     use crate::Presence;

@@ -19,7 +19,7 @@ struct Belief {
 
 /// Number of parts. A part holds at most as many keys as one piece of a list may have, so a piece is read under one short
 /// hold of the lock.
-const PARTS: usize = KNOWN_KEYS_MAX / SNAPSHOT_HASHES_MAX * 2;
+pub(crate) const PARTS: usize = KNOWN_KEYS_MAX / SNAPSHOT_HASHES_MAX * 2;
 /// Maximum number of keys of a part. The least recently used one of the part makes space for another.
 const PART_KEYS_MAX: usize = KNOWN_KEYS_MAX / PARTS;
 
@@ -68,15 +68,12 @@ impl Known {
         }
     }
 
-    pub(crate) fn forget_namespace(&mut self, namespace: NamespaceId) {
-        self.forget_if(|key| key.namespace == namespace);
-    }
-
-    /// Forgets blocks of a server that came back as another one: nothing about them is certain.
-    pub(crate) fn forget_if(&mut self, is_meant: impl Fn(&BlockKey) -> bool) {
-        let keys = self.parts.iter().flatten().map(|(key, _)| *key);
-        let keys: Vec<BlockKey> = keys.filter(|key| is_meant(key)).collect();
-        keys.iter().for_each(|key| self.forget(key));
+    /// Forgets those of the keys of a part that are meant. Returns the ones that were present, as far as known.
+    pub(crate) fn forget_in(&mut self, part: usize, is_meant: impl Fn(&BlockKey) -> bool) -> Vec<BlockKey> {
+        let meant = self.parts[part].iter().filter(|(key, _)| is_meant(key));
+        let meant: Vec<(BlockKey, bool)> = meant.map(|(key, belief)| (*key, belief.there)).collect();
+        meant.iter().for_each(|(key, _)| self.forget(key));
+        meant.into_iter().filter(|(_, there)| *there).map(|(key, _)| key).collect()
     }
 
     pub(crate) fn presence(&self, key: &BlockKey, now: Instant) -> Presence {
@@ -140,7 +137,10 @@ mod tests {
             (Presence::Absent, Presence::Unknown)
         );
         assert_eq!(known.presence(&key(3), now), Presence::Unknown);
-        known.forget_namespace(NamespaceId([1; 16]));
+        let forgotten: Vec<BlockKey> = (0..PARTS)
+            .flat_map(|part| known.forget_in(part, |key| key.namespace == NamespaceId([1; 16])))
+            .collect();
+        assert_eq!(forgotten, [key(1)], "those that were present");
         assert_eq!((known.usage().bytes, known.presence(&key(1), now)), (0, Presence::Unknown));
     }
 

@@ -232,9 +232,12 @@ impl Machine {
             let bytes = self.pool.slot(slot).bytes();
             if self.flow.is_late(&self.pool, slot, tier) {
                 self.flow.write_late(&mut self.pool, &mut self.counters, slot, 1 << tier);
-            } else if self.pool.may_dirty(bytes).is_ok() {
+            } else if self.pool.may_dirty(bytes).is_ok() && !self.flow.is_behind(tier) {
                 self.counters.rewrite_blocks += 1;
                 self.flow.write_again(&mut self.pool, slot, 1 << tier);
+            } else {
+                // A tier that lost all of its blocks would keep dumps out of the pool: its next use writes it.
+                self.pool.edit(slot, |slot| slot.refused |= 1 << tier);
             }
         }
     }

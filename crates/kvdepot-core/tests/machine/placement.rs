@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 
 use crate::lab::{pool, spec};
 use kvdepot_core::machine::{
-    Adopt, Command, Effects, Event, Fetched, Handed, HandedState, Location, Machine, Outcome, Placement,
-    Reply, Request, Reserve, ShardSet, Stored, WriteWhen,
+    Adopt, Command, Effects, Event, Fetched, Handed, HandedState, Location, Machine, Outcome, Pace,
+    Placement, Reply, Request, Reserve, ShardSet, Stored, WriteWhen,
 };
 use kvdepot_core::runs::{Run, Runs};
 use kvdepot_core::{BlockHash, BlockKey, Error, ErrorKind, LeaseId};
@@ -406,6 +406,52 @@ fn a_block_that_is_taken_in_goes_where_a_block_that_is_sealed_goes() {
     // A tier without the new value could return the earlier one.
     lab.feed(Event::Adopt { pool_bytes: 8 * BLOCK, slots: vec![slot(1, true)] });
     assert_eq!(lab.end_writes(|| Ok(Stored::New)), [(0, 2), (1, 2), (2, 2)]);
+}
+
+/// Another tier has it, so nothing else would remember that this one lacks it.
+#[test]
+fn a_block_that_a_tier_lost_while_much_was_unwritten_is_written_at_its_next_use() {
+    let mut lab = Lab::new(10, "lru", true, &[THROUGH, THROUGH]);
+    assert!(lab.dump(1));
+    assert_eq!(lab.end_writes(stored).len(), 2);
+    (2..=8).for_each(|hash| assert!(lab.dump(hash)));
+    let namespace = lab.machine.namespace(0).unwrap().id;
+    let keys = vec![BlockKey { namespace, hash: BlockHash([1; 16]) }];
+    lab.feed(Event::TierForgot { tier: 0, keys, lost: true });
+    assert_eq!((lab.dirty(), lab.end_writes(stored).len()), (7, 14), "those seven are enough");
+    lab.now += HOUR;
+    lab.use_once(1);
+    assert_eq!((lab.dirty(), lab.end_writes(stored)), (0, vec![(0, 1)]));
+}
+
+/// As after a restart of a pool server. Dumps need the room, too.
+#[test]
+fn of_many_lost_blocks_a_tier_is_given_few_at_once_and_the_others_at_their_next_use() {
+    let mut lab = Lab::new(64, "lru", true, &[THROUGH]);
+    for hash in 1..=30 {
+        assert!(lab.dump(hash));
+        lab.end_writes(stored);
+    }
+    // At most eight writes wait then.
+    lab.machine.set_pace(Pace::small(1));
+    let namespace = lab.machine.namespace(0).unwrap().id;
+    let keys: Vec<_> = (1..=30).map(|hash| BlockKey { namespace, hash: BlockHash([hash; 16]) }).collect();
+    lab.feed(Event::TierForgot { tier: 0, keys, lost: true });
+    let mut written: Vec<u8> = Vec::new();
+    assert!((1..=8).contains(&lab.dirty()), "{} blocks are dirty", lab.dirty());
+    while !lab.writes.is_empty() {
+        written.extend(lab.end_writes(stored).into_iter().map(|(_, hash)| hash));
+    }
+    assert!((1..=8).contains(&written.len()), "{written:?}");
+    lab.now += HOUR;
+    for hash in 1..=30 {
+        lab.use_once(hash);
+        while !lab.writes.is_empty() {
+            written.extend(lab.end_writes(stored).into_iter().map(|(_, hash)| hash));
+        }
+    }
+    written.sort_unstable();
+    assert_eq!(written, (1..=30).collect::<Vec<_>>(), "each once");
 }
 
 /// It would wait behind writes in flight only to be declined.

@@ -89,7 +89,7 @@ impl Shared {
             old.or_else(|| is_other.then(|| spec.id(record.epoch)))
         };
         if let Some(old) = old {
-            self.beliefs.known.lock().forget_namespace(old);
+            self.beliefs.forget_namespace(old);
         }
         Ok(())
     }
@@ -98,7 +98,7 @@ impl Shared {
     pub(super) fn leave(&self, spec: &Arc<NamespaceSpec>, at_least: u32, advance: bool) {
         let old = self.named.lock().spaces.want(spec, at_least, advance);
         if let Some(old) = old {
-            self.beliefs.known.lock().forget_namespace(old);
+            self.beliefs.forget_namespace(old);
         }
     }
 

@@ -200,7 +200,7 @@ impl Tier for MooncakeTier {
     fn close_namespace(&self, root: NamespaceId) {
         let closed = self.shared.named.lock().close(root);
         if let Some(id) = closed {
-            self.shared.beliefs.known.lock().forget_namespace(id);
+            self.shared.beliefs.forget_namespace(id);
         }
     }
 

@@ -90,7 +90,7 @@ impl Shared {
     fn leave(&self, spec: &Arc<NamespaceSpec>, at_least: u32, advance: bool) {
         let old = self.spaces.lock().want(spec, at_least, advance);
         if let Some(old) = old {
-            self.beliefs.known.lock().forget_namespace(old);
+            self.beliefs.forget_namespace(old);
         }
     }
 
@@ -132,7 +132,7 @@ impl Shared {
     /// Records that a namespace is served in an epoch that is new to this tier.
     fn entered(&self, root: NamespaceId, old: Option<NamespaceId>, was_open: bool) {
         if let Some(old) = old {
-            self.beliefs.known.lock().forget_namespace(old);
+            self.beliefs.forget_namespace(old);
         }
         if !was_open && self.config.sweep {
             self.to_sweep.lock().insert(root);

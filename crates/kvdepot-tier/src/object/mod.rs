@@ -113,7 +113,7 @@ impl Tier for ObjectTier {
     fn close_namespace(&self, root: NamespaceId) {
         let closed = self.shared.spaces.lock().close(root);
         if let Some(id) = closed {
-            self.shared.beliefs.known.lock().forget_namespace(id);
+            self.shared.beliefs.forget_namespace(id);
         }
     }
 

@@ -58,7 +58,7 @@ impl Everyone {
         let old = spaces.begin_reset(spec, next_epoch(known, at_least)?, self.all_servers());
         drop(spaces);
         if let Some(old) = old {
-            self.shared.beliefs.known.lock().forget_namespace(old);
+            self.shared.beliefs.forget_namespace(old);
         }
         Ok(())
     }
@@ -158,7 +158,7 @@ impl Everyone {
         spaces.were_behind(spec.root(), reset, servers(&|there| there < epoch));
         drop(spaces);
         if let Some(old) = old {
-            self.shared.beliefs.known.lock().forget_namespace(old);
+            self.shared.beliefs.forget_namespace(old);
         }
         Ok(epoch)
     }
@@ -180,7 +180,7 @@ impl Everyone {
         let old = spaces.enter(spec, epoch);
         drop(spaces);
         if let Some(old) = old {
-            self.shared.beliefs.known.lock().forget_namespace(old);
+            self.shared.beliefs.forget_namespace(old);
         }
         epoch
     }

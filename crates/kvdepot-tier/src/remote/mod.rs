@@ -33,8 +33,8 @@ mod value;
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -50,8 +50,8 @@ pub use tls::RemoteTls;
 use crate::beliefs::Beliefs;
 use crate::entry::TierEntry;
 use crate::{
-    BlockingCalls, BlockingConfig, Done, Fetched, Presence, ReadItem, Tier, TierServer, TierUsage, WriteItem,
-    Written,
+    BlockingCalls, BlockingConfig, Done, Fetched, Presence, ReadItem, Tier, TierEvents, TierServer,
+    TierUsage, WriteItem, Written,
 };
 use everyone::Everyone;
 use job::{Job, What};
@@ -102,6 +102,7 @@ impl RemoteTier {
             answers: Condvar::new(),
             turns: Turns::default(),
             beliefs: Beliefs::new(config.present_ttl, config.absent_ttl),
+            listener: Mutex::new(None),
             under_way: Mutex::new(0),
             at_rest: Condvar::new(),
             stopping: AtomicBool::new(false),
@@ -215,8 +216,12 @@ impl Tier for RemoteTier {
     fn close_namespace(&self, root: NamespaceId) {
         let closed = self.shared.spaces.lock().close(root);
         if let Some(id) = closed {
-            self.shared.beliefs.known.lock().forget_namespace(id);
+            self.shared.beliefs.forget_namespace(id);
         }
+    }
+
+    fn attach(&self, events: Weak<dyn TierEvents>) {
+        *self.shared.listener.lock() = Some(events);
     }
 
     fn is_down(&self, key: &BlockKey) -> bool {

@@ -68,7 +68,7 @@ impl Receiver<'_> {
         match came {
             None => {
                 let Self { conn, buffer, .. } = self;
-                let count = arrived(conn, || buffer.read_with(|room| (&*conn.stream).read(room)))?;
+                let count = arrived(conn, None, || buffer.read_with(|room| (&*conn.stream).read(room)))?;
                 debug_assert!(count > 0, "an end is an error");
                 Ok(())
             }
@@ -110,7 +110,7 @@ impl Receiver<'_> {
         }
         let mut have = 0;
         while have < block_bytes {
-            match self.piece(&mut item.into, have) {
+            match self.piece(&mut item.into, have, item.deadline) {
                 Ok(count) => have += count,
                 Err(error) => {
                     fail(item, error.clone());
@@ -134,13 +134,14 @@ impl Receiver<'_> {
         Ok(())
     }
 
-    fn piece(&mut self, into: &mut IoBuf, from: usize) -> Result<usize> {
+    /// Receives some bytes; none if the deadline passes before any come.
+    fn piece(&mut self, into: &mut IoBuf, from: usize, deadline: Instant) -> Result<usize> {
         let mut slices = into.slices_mut(from);
         if !self.buffer.is_empty() {
             let first = slices.first_mut().ok_or_else(closed)?;
             return Ok(self.buffer.take_payload(first));
         }
-        arrived(self.conn, || (&*self.conn.stream).read_vectored(&mut slices))
+        arrived(self.conn, Some(deadline), || (&*self.conn.stream).read_vectored(&mut slices))
     }
 
     /// Skips the bytes of a block that is no longer waited for, to stay in sync.
@@ -149,7 +150,7 @@ impl Receiver<'_> {
         let mut scratch = vec![0; SCRATCH_BYTES.min(left)];
         while left > 0 {
             let room = left.min(scratch.len());
-            left -= arrived(self.conn, || (&*self.conn.stream).read(&mut scratch[..room]))?;
+            left -= arrived(self.conn, None, || (&*self.conn.stream).read(&mut scratch[..room]))?;
         }
         Ok(())
     }
@@ -161,8 +162,12 @@ fn fail(item: GetItem, error: Error) {
     done(Err(error));
 }
 
-/// Receives the next bytes, however long that takes while the connection is open.
-fn arrived(conn: &Conn, mut read: impl FnMut() -> std::io::Result<usize>) -> Result<usize> {
+/// Receives the next bytes, however long that takes while the connection is open. Returns 0 if a deadline passes first.
+fn arrived(
+    conn: &Conn,
+    deadline: Option<Instant>,
+    mut read: impl FnMut() -> std::io::Result<usize>,
+) -> Result<usize> {
     use std::io::ErrorKind::{TimedOut, WouldBlock};
     loop {
         let error = match again(&mut read) {
@@ -173,6 +178,7 @@ fn arrived(conn: &Conn, mut read: impl FnMut() -> std::io::Result<usize>) -> Res
             }
             Err(e) if matches!(e.kind(), TimedOut | WouldBlock) => match conn.pending.lock().closed.clone() {
                 Some(error) => return Err(error),
+                None if deadline.is_some_and(|deadline| Instant::now() > deadline) => return Ok(0),
                 None => continue,
             },
             Err(e) => broke(e),

@@ -280,10 +280,8 @@ impl Server {
             // It is another depot, or one that cannot tell: the knowledge about its blocks is no longer certain.
             (first, first && (depot.is_none() || state.depot != depot))
         };
-        if other {
-            // Before any connection serves, because what they learn from now on must be kept.
-            self.shared.forget_server(self.index);
-        }
+        // Before any connection serves, because what they learn from now on must be kept.
+        let had = if other { self.shared.forget_server(self.index) } else { Vec::new() };
         let mut state = self.state.lock();
         (state.health, state.dialect, state.depot) = (Health::Up, Some(dialect), depot);
         state.up += 1;
@@ -291,6 +289,10 @@ impl Server {
         self.changed.notify_all();
         if first {
             tracing::info!(server = %self.address, ?dialect, "a remote server is reachable");
+        }
+        // A server that cannot tell which depot it is may have them all. Its connection may only have broken.
+        if depot.is_some() {
+            self.shared.tell_lost(&had);
         }
     }
 

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use crate::pool_server::waits::{PATIENCE, until};
 use crate::pool_server::{Fault, PoolServer, Speaks};
-use kvdepot_core::{BlockLayout, ErrorKind};
-use kvdepot_tier::conformance::{Bench, Waiting, spec};
-use kvdepot_tier::{Presence, RemoteConfig, RemoteProtocol, RemoteTier, Tier, Written};
+use kvdepot_core::{BlockKey, BlockLayout, ErrorKind};
+use kvdepot_tier::conformance::{Bench, Waiting, listen, spec};
+use kvdepot_tier::{Presence, RemoteConfig, RemoteProtocol, RemoteTier, Tier, TierEvents, Written};
+use parking_lot::Mutex;
 
 const TOKEN: &str = "a token of these tests";
 const FOREIGN: Speaks = Speaks::Foreign { answers_unknown: true };
@@ -225,6 +226,74 @@ fn a_caller_s_deadline_ends_its_wait_and_not_the_connection() {
     assert!(first.try_recv().is_err(), "the first one goes on waiting");
     drop(server);
     assert!(Bench::answer(&first).is_err());
+}
+
+/// As of a load, which gives each tier its share of the time.
+#[test]
+fn a_deadline_ends_a_read_whose_bytes_have_stopped_amid_the_block() {
+    let server = PoolServer::own();
+    let bench = open(RemoteConfig { timeout: 4 * PATIENCE, connections: 1, ..config(&[&server]) });
+    bench.write_all(2);
+    server.set(Fault::HangAmidValue);
+    let read = bench.begin_read(0, bench.slot(), Instant::now() + Duration::from_millis(50));
+    assert_eq!(Bench::answer(&read).unwrap_err().kind(), ErrorKind::Timeout);
+    assert_eq!(bench.tier.servers()[0].failures, 0, "the connection is still waited for");
+}
+
+/// Blocks that a listener was told to be lost.
+#[derive(Default)]
+struct Heard(Mutex<Vec<BlockKey>>);
+
+impl TierEvents for Heard {
+    fn evicted(&self, keys: &[BlockKey]) {
+        panic!("nothing is evicted: {keys:?}");
+    }
+
+    fn lost(&self, keys: &[BlockKey]) {
+        self.0.lock().extend(keys);
+    }
+
+    fn went_down(&self) {}
+
+    fn came_back(&self) {}
+
+    fn lost_memory(&self) {}
+}
+
+/// Otherwise blocks that stay in the pools of nodes would never be stored there again, and other nodes would miss them.
+#[test]
+fn blocks_of_a_server_that_another_depot_replaces_are_reported_as_lost() {
+    let (a, b) = (PoolServer::own(), PoolServer::own());
+    let bench = open(config(&[&a, &b]));
+    let heard = Arc::new(Heard::default());
+    listen(&*bench.tier, &heard);
+    bench.write_all(40);
+    a.disconnect();
+    until(|| bench.tier.servers()[0].failures > 0 && bench.tier.servers()[0].up);
+    assert!(heard.0.lock().is_empty(), "the depot is the same");
+    let at_a: Vec<BlockKey> = a.state.store.lock().blocks.keys().copied().collect();
+    let (address, _) = a.kill();
+    until(|| !bench.tier.servers()[0].up);
+    let again = PoolServer::start_on(address, Speaks::Own, None, Arc::default());
+    until(|| heard.0.lock().len() >= at_a.len());
+    let (mut lost, mut at_a) = (std::mem::take(&mut *heard.0.lock()), at_a);
+    lost.sort_unstable_by_key(|key| key.hash.0);
+    at_a.sort_unstable_by_key(|key| key.hash.0);
+    assert!(lost == at_a && !lost.is_empty() && lost.len() < 40, "{} of {}", lost.len(), at_a.len());
+    drop((again, b));
+}
+
+/// Its connection may only have broken, and it keeps what it had.
+#[test]
+fn blocks_of_a_server_that_cannot_tell_which_depot_it_is_are_not_reported_as_lost() {
+    let server = PoolServer::foreign();
+    let bench = open(config(&[&server]));
+    let heard = Arc::new(Heard::default());
+    listen(&*bench.tier, &heard);
+    bench.write_all(10);
+    server.disconnect();
+    until(|| bench.tier.servers()[0].failures > 0 && can_write(&bench, 100));
+    assert!(heard.0.lock().is_empty() && bench.read_is_right(3));
 }
 
 /// Blocks of a dead server are misses at once, those of the others are served; back when it answers.

@@ -113,6 +113,11 @@ impl Flow {
         self.undrained.values().sum()
     }
 
+    /// Returns whether so many writes wait for a tier that those that need not be made now are not made.
+    pub(crate) fn is_behind(&self, tier: TierIndex) -> bool {
+        self.tiers[tier].writes.len() >= self.pace.late_writes
+    }
+
     /// Returns the number of late writes that a tier has not begun.
     pub(crate) fn late_writes_left(&self, tier: TierIndex) -> usize {
         self.tiers[tier].late.len()
