@@ -384,6 +384,23 @@ def test_a_pool_smaller_than_the_work_fails_no_dump(opened: Open, monkeypatch: p
     assert backend._room.held() == 0
 
 
+def test_engines_of_one_depot_lease_a_part_of_its_pool_together(opened: Open) -> None:
+    """Each one alone would lease a quarter: four of them the whole pool, and no dump would find space."""
+    pool = MHATokenToKVPoolHost("page_first_direct", pages=16, page_size=1 << 10)
+    engines = [opened(pool, extra={"salt": f"{number}"}) for number in range(4)]
+    hits = range((64 << 20) // pool.page(0).size // 4 // 4)
+    for backend in engines:
+        for number in hits:
+            assert backend.batch_set_v1(names(4, f"b{number:x}"), pool.indices(*range(4))) == [True] * 4
+    for number in hits:
+        for backend in engines:
+            backend.batch_exists(names(4, f"b{number:x}"))
+    depot = json.loads(engines[0]._room._depot.stats_json())["depot"]
+    assert 0 < depot["pool_leased_bytes"] <= depot["pool_bytes"] // 4
+    assert all(backend.counts()["not_leased"] for backend in engines)
+    assert engines[0].batch_set_v1(names(16, "more"), pool.indices(*range(16))) == [True] * 16
+
+
 def test_calls_after_the_end_are_misses(opened: Open) -> None:
     pool = MHATokenToKVPoolHost()
     backend = opened(pool)

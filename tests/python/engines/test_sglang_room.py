@@ -16,7 +16,7 @@ from kvdepot.engines.resets import Resets
 from kvdepot.engines.sglang import room
 from kvdepot.engines.sglang.clearing import Clearing
 from kvdepot.engines.sglang.pages import Pages
-from kvdepot.engines.sglang.room import CALL_S, HELD_PART, LOOKUP_PAGES, Room
+from kvdepot.engines.sglang.room import CALL_S, HELD_PART, KNOWN_S, LOOKUP_PAGES, Room
 
 UNTIL_S = 60.0
 
@@ -68,14 +68,30 @@ class SlowStore:
     load = dump
 
 
+class Claim:
+    """A claim that has what was asked for."""
+
+    def __init__(self, depot: "Depot", pages: int) -> None:
+        self.depot, self.pages = depot, pages
+        depot.leased_bytes += pages * PAGE_BYTES
+
+    def wait(self, timeout_ms: int) -> tuple[bool, int, int]:
+        return True, self.pages, self.pages
+
+    def release(self) -> None:
+        self.depot.leased_bytes -= self.pages * PAGE_BYTES
+        self.pages = 0
+
+
 class Depot:
-    """Holds all claims while there is space."""
+    """Leases whatever is claimed, and reports that all blocks together have ``leased_bytes``."""
 
     attached, trouble = True, ""
 
     def __init__(self, clock: Clock, pool_bytes: int) -> None:
-        self.clock, self.pool_bytes = clock, pool_bytes
+        self.clock, self.pool_bytes, self.leased_bytes = clock, pool_bytes, 0
         self.stores: list[SlowStore] = []
+        self.asked = self.claims = 0
 
     def open_namespace(self, facts: str, layout: str) -> None: ...
 
@@ -84,10 +100,13 @@ class Depot:
         return self.stores[-1]
 
     def stats_json(self) -> str:
-        return json.dumps({"depot": {"pool_bytes": self.pool_bytes}} if self.pool_bytes else {})
+        self.asked += 1
+        pool = {"pool_bytes": self.pool_bytes, "pool_leased_bytes": self.leased_bytes}
+        return json.dumps({"depot": pool} if self.pool_bytes else {})
 
-    def claim(self, groups: Any, hashes: list[bytes], *, skip: int, limit: int, label: str) -> Any:
-        return SimpleNamespace(wait=lambda _: (True, len(hashes), len(hashes)), release=lambda: None)
+    def claim(self, groups: Any, hashes: list[bytes], *, skip: int, limit: int, label: str) -> Claim:
+        self.claims += 1
+        return Claim(self, len(hashes))
 
 
 PAGE_BYTES = MHATokenToKVPoolHost().page(0).size
@@ -95,7 +114,7 @@ SIDE_BYTES = IndexerPoolHost().page(0).size
 
 
 def opened(clock: Clock, pool_bytes: int = 0, **options: Any) -> tuple[Room, Depot, Counters]:
-    depot = Depot(clock, pool_bytes)
+    depot = options.pop("depot", None) or Depot(clock, pool_bytes)
     counters = Counters(lambda: logging.getLogger("test"))
     config = load_config({"timeout_ms": options.pop("timeout_ms", 30_000)})
     made = Room(config, counters, lambda _: depot, **options)
@@ -153,6 +172,41 @@ def test_all_ranks_together_hold_a_part_of_the_pool(clock: Clock) -> None:
         made, _, counters = opened(clock, pool_bytes, ranks=ranks)
         assert made.hold({"kv": 0}, HASHES, made.until()) == most
         assert counters.snapshot()["not_leased"] == len(HASHES) - most
+
+
+def test_all_engines_together_hold_a_part_of_the_pool(clock: Clock) -> None:
+    """Each engine knows only its own ranks; dumps of all would find no space."""
+    first, depot, _ = opened(clock, 32 * PAGE_BYTES * HELD_PART)
+    others = [opened(clock, depot=depot) for _ in range(3)]
+    # They have asked for the pool's size, and know of no lease yet.
+    assert all(other.hold({"kv": 0}, HASHES[:1], other.until(), owner=b"own") == 1 for other, _, _ in others)
+    assert first.hold({"kv": 0}, HASHES[:20], first.until()) == 20
+    rest = [other.hold({"kv": 0}, HASHES[50:60], other.until()) for other, _, _ in others]
+    assert rest == [9, None, None]
+    assert depot.leased_bytes == 32 * PAGE_BYTES
+    assert [counters.snapshot().get("not_leased", 0) for _, _, counters in others] == [1, 10, 10]
+    # What was known limits the next hits without a claim or a question.
+    claims, asked = depot.claims, depot.asked
+    assert others[2][0].hold({"kv": 0}, HASHES[60:70], UNTIL_S + clock.now_s) is None
+    assert (depot.claims, depot.asked) == (claims, asked)
+    # It is soon claimed again, since others say nothing when they release.
+    first.forget()
+    clock.now_s += KNOWN_S
+    assert others[2][0].hold({"kv": 0}, HASHES[60:70], UNTIL_S + clock.now_s) == 10
+
+
+def test_a_depot_that_comes_back_with_a_smaller_pool_is_leased_a_part_of_that(clock: Clock) -> None:
+    made, depot, counters = opened(clock, 40 * PAGE_BYTES * HELD_PART)
+    assert made.hold({"kv": 0}, HASHES[:30], made.until(), owner=b"a") == 30
+    made.let_go(b"a")
+    depot.pool_bytes = 8 * PAGE_BYTES * HELD_PART
+    assert made.hold({"kv": 0}, HASHES[:30], made.until(), owner=b"a") == 8
+    assert depot.leased_bytes == 8 * PAGE_BYTES
+    assert counters.snapshot()["not_leased"] == 22
+    made.let_go(b"a")
+    depot.pool_bytes = 40 * PAGE_BYTES * HELD_PART
+    assert made.hold({"kv": 0}, HASHES[:6], made.until(), owner=b"a") == 6
+    assert made.hold({"kv": 0}, HASHES[:30], made.until(), owner=b"b") == 30
 
 
 def test_a_hit_of_several_pools_has_no_more_room_than_others(clock: Clock) -> None:

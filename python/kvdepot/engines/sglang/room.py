@@ -35,12 +35,31 @@ CLAIM_S = 1.0
 """Seconds that blocks of a hit may take to arrive in the pool, or to be found in a tier, before it is cut."""
 CLAIM_POLL_MS = 2
 HELD_PART = 4
-"""Hits hold at most one part in this many of the pool, over all ranks of a node: dumps need space, too."""
+"""Hits hold at most one part in this many of the pool, with what all other clients lease: dumps need space, too."""
+CLAIMS = 2
+"""Claims of a hit: if the first one shows that others lease more than was known, the second one is shorter."""
+KNOWN_S = 0.1
+"""Seconds that the depot's answer about its pool limits the next hits. Later ones are claimed, and checked again."""
 FULL = ("busy", "no_space")
 """Failures of a dump because others use the depot. The dump is retried."""
 FULL_AGAIN_S = 0.05
 
 Verb: TypeAlias = Literal["dump", "load"]
+
+
+@dataclass(frozen=True)
+class Leased:
+    """What all clients of the depot leased after a claim of ours.
+
+    Attributes:
+        free_bytes: bytes of the part that hits may hold that nobody leased; negative = more than that was leased.
+        held_bytes: bytes that were held here.
+        ends_s: time from which this limits nothing any more.
+    """
+
+    free_bytes: int
+    held_bytes: int
+    ends_s: float
 
 
 @dataclass(frozen=True)
@@ -50,6 +69,29 @@ class Pool:
     pages: PoolPages
     namespace: Any
     store: Any
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Pages that a request asks for.
+
+    Attributes:
+        pools: the pools whose pages make up a hit, by name.
+        windows: number of pages that each of them needs at the hit's end; 0 = all.
+        hashes: hashes of the pages.
+    """
+
+    pools: Mapping[str, Pool]
+    windows: Mapping[str, int]
+    hashes: Sequence[bytes]
+
+    def size(self, units: int) -> int:
+        """Returns the bytes that a hit of ``units`` pages holds."""
+        return sum(pool.pages.size_bytes * min(self.windows[name] or units, units) for name, pool in self.pools.items())
+
+    def fits(self, space: int) -> int:
+        """Returns the number of pages of the longest hit that holds at most ``space`` bytes."""
+        return bisect.bisect_right(range(1, len(self.hashes) + 1), space, key=self.size)
 
 
 class Room:
@@ -84,6 +126,7 @@ class Room:
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._leases = Leases(0)
+        self._leased: Leased | None = None
         self._ranks = max(1, ranks)
         self._call_ms = min(config.timeout_ms, int(call_s * 1e3))
 
@@ -153,6 +196,9 @@ class Room:
     ) -> int | None:
         """Brings a hit into the pool, as far as there is space, and holds it there until its pools have read it.
 
+        Several engines may claim at the same time. So after each claim the depot is asked what all its clients lease;
+        if that is too much, the claim is given back.
+
         Args:
             windows: names of the pools, each with the number of pages that it needs at the hit's end; 0 = all.
             hashes: the requested pages.
@@ -170,26 +216,12 @@ class Room:
         if not hashes or not pools or any(pool is None for pool in pools.values()):
             return None
         opened = {name: pool for name, pool in pools.items() if pool is not None}
-
-        def size(units: int) -> int:
-            """Returns the bytes that a hit of ``units`` pages holds."""
-            return sum(pool.pages.size_bytes * min(windows[name] or units, units) for name, pool in opened.items())
-
-        fits = bisect.bisect_right(range(1, len(hashes) + 1), self._space(size(len(hashes))), key=size)
-        units, claim = 0, None
-        if fits:
-            try:
-                claim = self._depot.claim(
-                    [([pool.namespace], windows[name], 1) for name, pool in opened.items()],
-                    hashes[:fits],
-                    skip=0,
-                    limit=fits,
-                    label=owner.decode() if owner is not None else "",
-                )
-                units = self._arrived(claim, wait_s, in_flight=owner is None)
-            except Exception as error:  # noqa: BLE001 - a miss
-                self._counters.trouble("claim_error", f"a claim failed: {error!r}", len(hashes))
-                return 0
+        wanted = Wanted(opened, windows, hashes)
+        try:
+            claim, units, fits = self._claimed(wanted, owner, wait_s)
+        except Exception as error:  # noqa: BLE001 - a miss
+            self._counters.trouble("claim_error", f"a claim failed: {error!r}", len(hashes))
+            return 0
         if units == fits:
             self._counters.add("not_leased", len(hashes) - fits)
         if claim is None:
@@ -199,7 +231,7 @@ class Room:
             return 0
         key = hashes[units - 1] if owner is None else owner
         with self._lock:
-            self._leases.hold(claim, key, opened, size(units), time.monotonic(), units=units)
+            self._leases.hold(claim, key, opened, wanted.size(units), time.monotonic(), units=units)
         self._counters.add("leased", units)
         return units
 
@@ -336,14 +368,57 @@ class Room:
     def _too_late(self, pages: int) -> None:
         self._counters.trouble("too_late", f"a call has taken {self._call_ms} ms: the rest of it is a miss", pages)
 
+    def _claimed(self, wanted: Wanted, owner: bytes | None, wait_s: float) -> tuple[Any, int, int]:
+        """Returns a claim, or ``None`` without space; its number of pages, and the number for which there was space."""
+        for attempt in range(CLAIMS):
+            fits = wanted.fits(self._space(wanted.size(len(wanted.hashes))))
+            if not fits:
+                break
+            claim = self._depot.claim(
+                [([pool.namespace], wanted.windows[name], 1) for name, pool in wanted.pools.items()],
+                wanted.hashes[:fits],
+                skip=0,
+                limit=fits,
+                label=owner.decode() if owner is not None else "",
+            )
+            units = self._arrived(claim, 0 if attempt else wait_s, in_flight=owner is None)
+            if units <= 0 or self._is_within(wanted.size(units)):
+                return claim, units, fits
+            claim.release()
+        return None, 0, 0
+
     def _space(self, wanted: int) -> int:
-        """Returns how many bytes a hit of ``wanted`` bytes may hold."""
-        part = self._leases.size_max or self._held_bytes_max()
+        """Returns how many bytes a hit of ``wanted`` bytes may hold, as far as is known."""
+        if not self._leases.size_max:
+            self._is_within(0)
+        now_s = time.monotonic()
         with self._lock:
-            self._counters.add("leases_expired", self._leases.expire(time.monotonic()))
-            self._leases.size_max = part
-            # If the depot does not report its pool's size, one hit is held at a time, and the depot is asked again.
-            return self._leases.room() if part else max(0, wanted - self._leases.size)
+            self._counters.add("leases_expired", self._leases.expire(now_s))
+            if not self._leases.size_max:
+                # If the depot does not report its pool's size, one hit is held at a time, and the depot is asked again.
+                return max(0, wanted - self._leases.size)
+            room, leased = self._leases.room(), self._leased
+            if leased is not None and now_s < leased.ends_s:
+                room = min(room, leased.free_bytes - (self._leases.size - leased.held_bytes))
+            return max(0, room)
+
+    def _is_within(self, claimed: int) -> bool:
+        """Asks the depot about its pool, which may be another one after a restart.
+
+        Returns whether all clients together lease no more of it than hits may hold, with ``claimed`` bytes that are to
+        be held here; true if the depot does not report that.
+        """
+        try:
+            depot = json.loads(self._depot.stats_json())["depot"]
+            pool_bytes = int(depot["pool_bytes"])
+            leased = int(depot.get("pool_leased_bytes", 0)) + int(depot.get("pool_fetching_bytes", 0))
+        except (KeyError, TypeError, ValueError, _native.KVDepotError):
+            return True
+        part = pool_bytes // HELD_PART
+        with self._lock:
+            self._leases.size_max = max(1, part // self._ranks) if pool_bytes else 0
+            self._leased = Leased(part - leased, self._leases.size + claimed, time.monotonic() + KNOWN_S)
+        return leased <= part or not pool_bytes
 
     def _arrived(self, claim: Any, wait_s: float, *, in_flight: bool) -> int:
         """Returns how many pages of a claim are verified in the pool, or, if ``in_flight``, all on their way to it."""
@@ -371,14 +446,6 @@ class Room:
         # Bounded by the store's `timeout_ms`; SGLang may reuse the pages only after it.
         task.wait(None)
         return np.asarray(task.failed(1), dtype=np.int64), dict(task.failures(1))
-
-    def _held_bytes_max(self) -> int:
-        """Returns this rank's share of the bytes that may be held; 0 if the depot does not report its pool's size."""
-        try:
-            pool_bytes = int(json.loads(self._depot.stats_json())["depot"]["pool_bytes"])
-        except (KeyError, TypeError, ValueError, _native.KVDepotError):
-            return 0
-        return max(1, pool_bytes // (HELD_PART * self._ranks)) if pool_bytes else 0
 
 
 def _attach(config: KVDepotConfig) -> Any:
