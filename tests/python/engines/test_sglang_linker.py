@@ -149,6 +149,15 @@ def test_several_requests_load_in_one_batch_and_a_queued_one_can_be_cancelled(op
     until(lambda: made._room.held() == 0, "nothing is held")
 
 
+class Clock:
+    """A clock that the test moves."""
+
+    now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
 class Gate:
     """An event that happens when the test says so."""
 
@@ -566,7 +575,7 @@ def test_decode_context_parallelism_is_refused(opened: Open, says: Any) -> None:
 )
 def test_how_long_a_lookup_waits_for_a_tier(opened: Open, keys: dict[str, Any], seconds: float) -> None:
     config = {"load_policy": "faster", "start_depot": False, "attach_timeout_ms": 1, **keys}
-    assert opened(heads(), **config)._wait_s == seconds
+    assert opened(heads(), **config)._patience.wait_s == seconds
 
 
 def test_a_question_that_is_repeated_waits_for_tiers_only_once(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -585,6 +594,51 @@ def test_a_question_that_is_repeated_waits_for_tiers_only_once(opened: Open, mon
     for number in range(linker.MISSES_KEPT + 10):
         assert made.lookup(str(number), [transfer(names(1))]) == []
     assert len(made._questions) <= linker.MISSES_KEPT + 1
+
+
+def test_a_tier_that_does_not_deliver_stops_the_scheduler_for_a_tenth_of_the_time(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(linker, "time", clock)
+
+    def waits(policy: str, *, delivers: bool = False) -> list[float]:
+        made = opened(heads(), load_policy=policy, timeout_ms=2000)
+        found: list[float] = []
+
+        def hold(*_: Any, wait_s: float, **__: Any) -> int:
+            found.append(wait_s)
+            clock.now_s += wait_s / 2 if delivers else wait_s
+            return 0
+
+        monkeypatch.setattr(made._room, "hold", hold)
+        began_s = clock.now_s
+        for number in range(400):
+            clock.now_s += 0.125
+            assert made.lookup(str(number), [transfer(names(1))]) == []
+        assert delivers or policy != "faster" or sum(found) <= (clock.now_s - began_s) / 10 + 1.0
+        return found
+
+    assert waits("faster")[:74] == [1.0, *[0.0] * 71, 1.0, 0.0]
+    assert set(waits("faster", delivers=True)) == {1.0}
+    # Whoever says how long to wait means it.
+    assert set(waits("all")) == {2.0}
+
+
+def test_both_directions_of_copies_share_the_time_of_a_flush(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, clock = opened(heads()), Clock()
+    monkeypatch.setattr(linker, "time", clock)
+    waits: list[float] = []
+
+    def drain(wait_s: float) -> bool:
+        waits.append(wait_s)
+        clock.now_s += min(wait_s, 20.0)
+        return False
+
+    monkeypatch.setattr(made._loads, "drain", drain)
+    monkeypatch.setattr(made._offloads, "drain", drain)
+    made.reset()
+    assert waits == [linker.QUIET_S, linker.QUIET_S - 20.0]
 
 
 def test_where_the_pieces_of_a_page_are() -> None:

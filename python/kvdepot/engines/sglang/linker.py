@@ -7,6 +7,7 @@ in the depot's pool, and it stays leased until it was loaded.
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from kvdepot.engines.sglang.guard import Guard
 from kvdepot.engines.sglang.hits import KV, TRAILING_PAGES
 from kvdepot.engines.sglang.keys import page_hashes
 from kvdepot.engines.sglang.options import read_linker_config
+from kvdepot.engines.sglang.patience import Patience
 from kvdepot.engines.sglang.room import CLAIM_S, Room
 from kvdepot.engines.sglang.worker import Worker
 from kvdepot.errors import BlockNotFoundError, ConfigError, DepotTimeoutError, is_failure
@@ -37,9 +39,8 @@ OFFLOADS_MAX = 1024
 COPY_S = 10.0
 """Seconds that a dump or load may take, all in memory: longer than in HiCache, since a failed load aborts a request."""
 QUIET_S = 2 * COPY_S + 1.0
-"""Seconds that a reset waits for copies in flight. Each begins within ``COPY_S``, and ends within another."""
-AGAIN_S = 0.05
-"""Seconds that a lookup waits for tiers when SGLang repeats a question that has found nothing."""
+"""Seconds that a reset waits for copies in flight, both directions together. Each begins within ``COPY_S``, and ends
+within another."""
 MISSES_KEPT = 256
 """Questions without a hit that are remembered."""
 LATE_LOAD = "a load has not ended {:.0f} s after a flush, and may write into pages of later requests: {}"
@@ -136,7 +137,7 @@ class KVDepotLinker(UnifiedCacheLinker):
         self._results: deque[bool] = deque()
         self._queued: dict[str, list[Any]] = {}
         self._questions: dict[str, Question] = {}
-        self._wait_s = wait_s(options.config)
+        self._patience = Patience(wait_s(options.config), rests=options.config.load_policy == "faster")
         arguments = engine.server_arguments()
         self._room = Room(options.config, self._counters, ranks=engine.ranks_of_node(arguments, ranks), call_s=COPY_S)
         self._clearing = Clearing(self._resets, self._room.reset)
@@ -257,7 +258,7 @@ class KVDepotLinker(UnifiedCacheLinker):
         return self._counters.snapshot()
 
     def close(self) -> None:
-        """Ends all copies, waiting at most ``QUIET_S`` for each direction, and detaches. Idempotent."""
+        """Ends all copies and detaches. Waits ``QUIET_S`` as a flush does, and again for each direction. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -269,14 +270,15 @@ class KVDepotLinker(UnifiedCacheLinker):
         self._room.close()
 
     def _flush(self) -> int:
-        """Flushes. Returns how many loads still write."""
+        """Flushes, within ``QUIET_S``. Returns how many loads still write."""
+        until_s = time.monotonic() + QUIET_S
         self._queued.clear()
         self._questions.clear()
         self._room.forget()
         self._resets.flush()
         self._batches.flush()
         self._loads.drain(QUIET_S)
-        if not self._offloads.drain(QUIET_S):
+        if not self._offloads.drain(max(0.0, until_s - time.monotonic())):
             self._counters.trouble("late_offload", f"an offload has not ended {QUIET_S:.0f} s after a flush")
         # A copy that still runs may read pages of others from now on.
         self._resets.reuse()
@@ -299,8 +301,10 @@ class KVDepotLinker(UnifiedCacheLinker):
                 return held
         # The scheduler waits, too: a request that cannot be admitted must not stop the others in every pass.
         hashes = self._hashes(rid, keys)
-        wait_s = min(self._wait_s, AGAIN_S) if is_repeated else self._wait_s
+        began_s = time.monotonic()
+        wait_s = self._patience.limit(began_s, is_repeated=is_repeated)
         found = self._room.hold(windows, hashes, self._room.until(), owner=_owner(rid), wait_s=wait_s) or 0
+        self._patience.waited(wait_s, began_s, time.monotonic())
         self._counters.add("asked", len(hashes))
         self._counters.add("hit", found)
         self._forget_old()
