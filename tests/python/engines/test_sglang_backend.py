@@ -2,11 +2,13 @@
 
 import json
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -399,6 +401,42 @@ def test_engines_of_one_depot_lease_a_part_of_its_pool_together(opened: Open) ->
     assert 0 < depot["pool_leased_bytes"] <= depot["pool_bytes"] // 4
     assert all(backend.counts()["not_leased"] for backend in engines)
     assert engines[0].batch_set_v1(names(16, "more"), pool.indices(*range(16))) == [True] * 16
+
+
+def test_sglang_gets_pages_and_rates_once(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass
+    class StorageMetrics:
+        prefetch_pgs: list[int] = field(default_factory=list)
+        backup_pgs: list[int] = field(default_factory=list)
+        prefetch_bandwidth: list[float] = field(default_factory=list)
+        backup_bandwidth: list[float] = field(default_factory=list)
+
+    module = ModuleType("metrics_collector")
+    module.StorageMetrics = StorageMetrics  # type: ignore[attr-defined]
+    for name in ("sglang.srt.observability", "sglang.srt.observability.metrics_collector"):
+        monkeypatch.setitem(sys.modules, name, module)
+    pool = MHATokenToKVPoolHost()
+    backend = opened(pool)
+    backend.batch_set_v1(names(3), pool.indices(0, 1, 2))
+    backend.batch_set_v1(names(1, "b"), pool.indices(3))
+    backend.batch_get_v1([*names(2), *names(1, "c")], pool.indices(4, 5, 6))
+    found = backend.get_stats()
+    assert (found.backup_pgs, found.prefetch_pgs) == ([3, 1], [2])
+    assert all(rate > 0 for rate in [*found.backup_bandwidth, *found.prefetch_bandwidth])
+    assert (len(found.backup_bandwidth), len(found.prefetch_bandwidth)) == (2, 1)
+    assert backend.get_stats() == StorageMetrics()
+
+
+def test_what_became_of_pages_is_logged_at_the_end(opened: Open, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "sglang.kvdepot")
+    pool = MHATokenToKVPoolHost()
+    backend = opened(pool)
+    backend.batch_set_v1(names(2), pool.indices(0, 1))
+    assert backend.batch_exists(names(3)) == 2
+    backend.close()
+    ((level, text),) = [(record.levelname, record.getMessage()) for record in caplog.records if "last" in record.msg]
+    assert level == "INFO"
+    assert text.endswith(" s: asked 3, dumped 2, hit 2, leased 2")
 
 
 def test_calls_after_the_end_are_misses(opened: Open) -> None:

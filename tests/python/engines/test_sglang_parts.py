@@ -1,5 +1,6 @@
 """Parts of kvdepot in SGLang that need neither SGLang nor a depot: options, pages, hits, leases and namespaces."""
 
+import logging
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -19,7 +20,7 @@ from sglang_parts import (
     UntoldPool,
 )
 
-from kvdepot.engines.sglang import engine, facts
+from kvdepot.engines.sglang import engine, facts, report
 from kvdepot.engines.sglang.hits import ALL_PAGES, TRAILING_PAGES, common, leading, restorable
 from kvdepot.engines.sglang.keys import HASH_BYTES, page_hashes
 from kvdepot.engines.sglang.leases import LEASE_S, Leases
@@ -422,3 +423,70 @@ def test_a_configuration_of_an_early_release(told: SimpleNamespace, tmp_path: Pa
     made = facts.engine_facts(OPTIONS)
     assert facts.pool_facts(made, "kv", pages, early) == facts.pool_facts(made, "kv", pages, Storage({}))
     facts.refuse_unsupported(early)
+
+
+class Series:
+    """A counter of Prometheus with the label ``name``."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, int] = {}
+        self.name, self.broken = "", False
+
+    def labels(self, name: str) -> "Series":
+        self.name = name
+        return self
+
+    def inc(self, count: int) -> None:
+        if self.broken:
+            raise OSError("the disk is full")
+        self.values[self.name] = self.values.get(self.name, 0) + count
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "INFO"]
+    caplog.clear()
+    return lines
+
+
+def test_counts_are_logged_once_a_minute_if_there_are_new_ones(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "sglang.kvdepot")
+    now_s = [100.0]
+    counts = report.Report(clock=lambda: now_s[0])
+    counts.add("asked", 5)
+    counts.add("not_leased", 2)
+    now_s[0] += report.SAY_S - 1
+    counts.add("hit", 3)
+    assert said(caplog) == []
+    now_s[0] += 1
+    counts.trouble("no_depot", "no depot answers", 4)
+    assert said(caplog) == ["kvdepot: in the last 60 s: asked 5, hit 3, no_depot 4, not_leased 2"]
+    counts.say()
+    assert said(caplog) == []
+    now_s[0] += 3600
+    counts.add("asked")
+    counts.add("hit", 0)
+    assert said(caplog) == ["kvdepot: in the last 3600 s: asked 1"]
+
+
+def test_counts_are_in_sglangs_metrics_if_it_has_any(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    series, made = Series(), []
+    module = ModuleType("prometheus_client")
+    module.Counter = lambda *about: made.append(about) or series  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "prometheus_client", module)
+    report._series.cache_clear()
+    report.report_for(SimpleNamespace()).add("asked", 1)
+    # A storage backend that is attached again: Prometheus refuses a second series of the same name.
+    faces = [report.report_for(SimpleNamespace(enable_metrics=True)) for _ in range(2)]
+    report._series.cache_clear()
+    faces[0].add("asked", 3)
+    faces[1].trouble("not_leased", "no room", 2)
+    faces[1].add("asked", 4)
+    assert series.values == {"asked": 7, "not_leased": 2}
+    assert [(name, labels) for name, _, labels in made] == [("sglang:kvdepot_counts", ["name"])]
+    series.broken = True
+    for _ in range(2):
+        faces[0].add("asked", 1)
+    assert faces[0].snapshot() == {"asked": 5}
+    assert sum("not in SGLang's metrics" in record.getMessage() for record in caplog.records) == 1

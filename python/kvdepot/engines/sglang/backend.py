@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from sglang.srt.mem_cache import hicache_storage
 
-from kvdepot.engines.counters import Counters
 from kvdepot.engines.resets import Resets
 from kvdepot.engines.sglang import engine
 from kvdepot.engines.sglang.clearing import Clearing
@@ -24,6 +23,7 @@ from kvdepot.engines.sglang.hits import ALL_PAGES, KV, TRAILING_PAGES, common, l
 from kvdepot.engines.sglang.keys import page_hashes
 from kvdepot.engines.sglang.options import read_extra_config
 from kvdepot.engines.sglang.pages import KNOWN, Pages
+from kvdepot.engines.sglang.report import report_for
 from kvdepot.engines.sglang.room import Room, Verb
 
 CLAIM_PAGES = 128
@@ -53,7 +53,7 @@ class KVDepotHiCache(hicache_storage.HiCacheStorage):
         options = read_extra_config(storage_config.extra_config)
         refuse_unsupported(storage_config)
         self._facts = engine_facts(options)
-        self._counters = Counters(lambda: logger)
+        self._counters = report_for(engine.server_arguments())
         self._guard = Guard(self._counters, REMEDY)
         self._resets = Resets()
         self._lock = threading.Lock()
@@ -194,6 +194,7 @@ class KVDepotHiCache(hicache_storage.HiCacheStorage):
         self._guard.close()
         self._clearing.close()
         self._room.close()
+        self._counters.say()
 
     def _register(self, name: str, pool: Any) -> None:
         known = self._pages.get(name)

@@ -5,7 +5,6 @@ offload as a miss, but aborts a request whose load fails after it was accepted. 
 in the depot's pool, and it stays leased until it was loaded.
 """
 
-import logging
 import threading
 import time
 from collections import deque
@@ -17,7 +16,6 @@ import numpy as np
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import LayerWiseLoadCounter, UnifiedCacheLinker
 
 from kvdepot.config import KVDepotConfig
-from kvdepot.engines.counters import Counters
 from kvdepot.engines.resets import Resets
 from kvdepot.engines.sglang import engine
 from kvdepot.engines.sglang.batches import Batch, Batches
@@ -30,6 +28,7 @@ from kvdepot.engines.sglang.hits import KV, TRAILING_PAGES
 from kvdepot.engines.sglang.keys import page_hashes
 from kvdepot.engines.sglang.options import read_linker_config
 from kvdepot.engines.sglang.patience import Patience
+from kvdepot.engines.sglang.report import report_for
 from kvdepot.engines.sglang.room import CLAIM_S, Room
 from kvdepot.engines.sglang.worker import Worker
 from kvdepot.errors import BlockNotFoundError, ConfigError, DepotTimeoutError, is_failure
@@ -53,8 +52,6 @@ LATE_RANK = (
 )
 REMEDY = "restart SGLang"
 """What to do after an update of the weights in place."""
-
-logger = logging.getLogger("sglang.kvdepot")
 
 
 @dataclass(frozen=True)
@@ -129,7 +126,7 @@ class KVDepotLinker(UnifiedCacheLinker):
         # Only a rank that is alone may refuse a load, or stop storing: the others would not know.
         self._alone = count == 1
         self._late = LATE_ALONE if self._alone else LATE_RANK.format(rank, count)
-        self._counters = Counters(lambda: logger)
+        self._counters = report_for(engine.server_arguments())
         self._guard = Guard(self._counters, REMEDY)
         self._resets = Resets()
         self._closed = False
@@ -268,6 +265,7 @@ class KVDepotLinker(UnifiedCacheLinker):
         self._offloads.close(QUIET_S)
         self._clearing.close()
         self._room.close()
+        self._counters.say()
 
     def _flush(self) -> int:
         """Flushes, within ``QUIET_S``. Returns how many loads still write."""
