@@ -1,7 +1,9 @@
 """The library's public interface: ``kvdepot.open`` and the ``Store`` that it returns."""
 
 import json
+import logging
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -11,12 +13,15 @@ import numpy.typing as npt
 from typing_extensions import Self
 
 from kvdepot import _native
+from kvdepot.absence import tell_if_absent
 from kvdepot.config import ConfigSource, KVDepotConfig, load_config
 from kvdepot.errors import ConfigError
 from kvdepot.layout import BlockLayout
 from kvdepot.logs import set_up_logging
 from kvdepot.memory import Buffers, memory_of
 from kvdepot.task import Task, TaskResult
+
+logger = logging.getLogger("kvdepot")
 
 _CLOSE_GRACE_MS = 1_000
 """Milliseconds that ``close`` waits beyond a task's time limit: on a device that hangs, a load may never finish."""
@@ -33,7 +38,8 @@ def open_store(
     """Opens a store on a depot inside this process or, with ``mode: node``, on the node's own depot.
 
     A node depot is started if none answers, unless ``start_depot`` is false. Either way the call waits up to
-    ``attach_timeout_ms`` for a depot. Until one answers, every block is a miss.
+    ``attach_timeout_ms`` for a depot. Until one answers, every block is a miss; the logger ``kvdepot`` says so, and why
+    the depot that was started has ended.
 
     Args:
         config: path of a YAML file, dict, ``KVDepotConfig``, or ``None`` for defaults sized to the machine.
@@ -81,7 +87,8 @@ def _attach(config: KVDepotConfig, layout: BlockLayout, engine_id: str) -> _nati
     if config.mode != "node":
         return _native.Depot.embedded(config.to_core_json(layout.block_bytes))
     socket = config.socket_path(layout.block_bytes, suffix=engine_id)
-    return _native.Depot.connect(
+    began_s = time.monotonic()
+    depot = _native.Depot.connect(
         socket,
         spawn=config.depot_command(socket, layout.block_bytes),
         wait_ms=config.attach_timeout_ms,
@@ -89,6 +96,8 @@ def _attach(config: KVDepotConfig, layout: BlockLayout, engine_id: str) -> _nati
         queue_depths=(config.waiting_queue_depth, config.running_queue_depth),
         passes_through=config.pool == "Staging",
     )
+    tell_if_absent(depot, config, socket, time.monotonic() - began_s, logger)
+    return depot
 
 
 class Store:

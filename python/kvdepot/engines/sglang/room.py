@@ -6,6 +6,7 @@ dump or load by ``call_s`` or ``timeout_ms``, whichever is shorter, a claim by `
 
 import bisect
 import json
+import logging
 import math
 import threading
 import time
@@ -17,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvdepot import _native
+from kvdepot.absence import tell_if_absent
 from kvdepot.config import KVDepotConfig
 from kvdepot.engines.attachment import attach
 from kvdepot.engines.counters import Counters
@@ -43,6 +45,8 @@ KNOWN_S = 0.1
 FULL = ("busy", "no_space")
 """Failures of a dump because others use the depot. The dump is retried."""
 FULL_AGAIN_S = 0.05
+
+logger = logging.getLogger("sglang.kvdepot")
 
 Verb: TypeAlias = Literal["dump", "load"]
 
@@ -449,4 +453,7 @@ class Room:
 
 
 def _attach(config: KVDepotConfig) -> Any:
-    return attach(config, config.socket_path())
+    socket, began_s = config.socket_path(), time.monotonic()
+    depot = attach(config, socket)
+    tell_if_absent(depot, config, socket, time.monotonic() - began_s, logger)
+    return depot

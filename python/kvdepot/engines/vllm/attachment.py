@@ -1,4 +1,4 @@
-"""Where a vLLM looks for the node's depot, and what is known when there is none."""
+"""Where a vLLM looks for the node's depot, and what stands for it when there is none."""
 
 from typing import TYPE_CHECKING
 
@@ -6,8 +6,6 @@ from kvdepot.engines.vllm.options import ConnectorOptions
 
 if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
-
-LAST_WORDS_MAX = 4096
 
 
 class NoDepot:
@@ -36,13 +34,3 @@ def bytes_per_block(kv_cache_config: "KVCacheConfig") -> int:
     """Returns the bytes of a block over all layers of a rank: every cache tensor describes one backing allocation."""
     sizes = [tensor.size for tensor in kv_cache_config.kv_cache_tensors]
     return max(sizes, default=0) // kv_cache_config.num_blocks
-
-
-def last_words(log_file: str) -> str:
-    """Returns the depot's last log line: usually the reason why it could not start."""
-    try:
-        with open(log_file, encoding="utf-8", errors="replace") as file:
-            lines = file.read()[-LAST_WORDS_MAX:].strip().splitlines()
-    except OSError:
-        return "It has written no log."
-    return f"Its log {log_file} ends: {lines[-1]}" if lines else f"Its log {log_file} is empty."

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from kvdepot.absence import absence
 from kvdepot.config.machine import Machine
 from kvdepot.config.sizes import GIB
-from kvdepot.engines.vllm.attachment import last_words
 from kvdepot.engines.vllm.log import connector_logger
 
 if TYPE_CHECKING:
@@ -107,15 +107,8 @@ class Presence:
         self._seen = self._seen or self._attached
 
     def _complain(self, waited_s: float) -> None:
-        socket = self._place.socket
-        hint = last_words(f"{socket}.log") if self._place.starts else "start_depot is false: is kvdepot serve running?"
-        logger.error(
-            "kvdepot: no depot answers at %s after %.0f s (%s): the engine continues without one and tries again. %s",
-            socket,
-            waited_s,
-            self._depot.trouble or "no reason known",
-            hint,
-        )
+        place = self._place
+        logger.error("kvdepot: %s", absence(place.socket, self._depot.trouble, waited_s, starts=place.starts))
 
     def _facts(self) -> str:
         """Returns the depot's facts in brackets; empty if it does not answer in time."""
