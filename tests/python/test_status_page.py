@@ -5,6 +5,7 @@ import hashlib
 import http.client
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -36,6 +37,29 @@ def test_every_element_that_the_script_names_is_there() -> None:
     named = set(re.findall(r'(?:at|fill|draw)\("([\w-]+)"', PAGE))
     assert named
     assert named <= set(re.findall(r'id="([\w-]+)"', PAGE))
+
+
+RATES = """
+const shown = {}, history = { hits: [], rate: [] };
+const at = () => shown, draw = () => {}, keep = (list, value) => list.push(value), bytes = String;
+const fill = (id, lines) => { shown[id] = Object.fromEntries(lines); };
+let before = { moment: 0, pid: 7, load_blocks: 100, load_blocks_missed: 10, dump_blocks_sealed: 0 };
+%s
+showRates({ pid: 7, load_blocks: 180, load_blocks_missed: 30, dump_blocks_sealed: 4 }, 2000);
+console.log(JSON.stringify({ hits: history.hits, blocks: history.rate, said: shown.rates }));
+"""
+
+
+def test_the_share_and_the_rates_of_blocks_that_loads_found() -> None:
+    """`load_blocks` includes what loads missed: 20 missed of 80 is three quarters found, in two seconds."""
+    if (node := shutil.which("node")) is None:
+        pytest.skip("no node here")
+    (script,) = re.findall(r"^const showRates = .*?^};$", PAGE, re.DOTALL | re.MULTILINE)
+    ran = subprocess.run([node, "-e", RATES % script], check=True, capture_output=True, text=True, timeout=60)
+    found = json.loads(ran.stdout)
+    assert (found["hits"], found["blocks"]) == ([0.75], [32])
+    assert found["said"]["loaded"] == "30 blocks/s"
+    assert found["said"]["missed by loads"] == "10 blocks/s"
 
 
 @pytest.fixture

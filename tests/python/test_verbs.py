@@ -240,9 +240,10 @@ def test_top_shows_running_depots(tmp_path: Path, serve: Callable[[], tuple[Path
 def test_rates_of_top() -> None:
     then = {"pid": 7, "pipeline": "Cache", "pool_bytes": 4096, "pool_free_bytes": 1024, "pool_blocks": 3}
     then |= {"dirty_blocks": 0, "dump_blocks_sealed": 10, "load_blocks": 0, "fetch_bytes": 0, "write_bytes": 2048}
-    now = {**then, "dump_blocks_sealed": 30, "load_blocks": 4, "write_bytes": 4096, "evict_blocks": 2}
+    now = {**then, "dump_blocks_sealed": 30, "load_blocks": 12, "load_blocks_missed": 4, "write_bytes": 4096}
+    now |= {"evict_blocks": 2}
     (row,) = rows({"/s": then}, {"/s": now}, 2.0)
-    assert row == (7, "Cache", "3.0 KiB of 4.0 KiB", 3, 0, "10", "2", "0", "0 bytes", "1.0 KiB", "1")
+    assert row == (7, "Cache", "3.0 KiB of 4.0 KiB", 3, 0, "10", "4", "2", "0 bytes", "1.0 KiB", "1")
     (row,) = rows({"/s": then}, {"/s": {**now, "pid": 8}}, 2.0)
     assert row[5:] == (None,) * 6, "another depot has other counters"
     (row,) = rows({}, {"/s": now}, 2.0)

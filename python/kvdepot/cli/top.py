@@ -40,7 +40,8 @@ def command(sockets: tuple[str, ...], interval: float, once: bool, as_json: bool
     """Shows pool, blocks and rates of the depots of this user, refreshed until Ctrl-C.
 
     Reads the HTTP socket next to each depot's own (`SOCKET.http`). Rates are blocks and bytes per second since the
-    previous sample; read and write are those of the tiers.
+    previous sample; read and write are those of the tiers. load/s counts the blocks that loads found, miss/s those
+    that they asked for in vain.
 
     \b
     kvdepot top
@@ -92,7 +93,9 @@ def rows(
             return max(0.0, float(now.get(name, 0) - then.get(name, 0)) / seconds)
 
         used = stats["pool_bytes"] - stats["pool_free_bytes"]
-        blocks = [rate(name) for name in ("dump_blocks_sealed", "load_blocks", "load_blocks_missed")]
+        stored, asked, missed = (rate(name) for name in ("dump_blocks_sealed", "load_blocks", "load_blocks_missed"))
+        # What loads asked for includes what they missed.
+        found = None if asked is None or missed is None else max(0.0, asked - missed)
         sizes = [rate(name) for name in ("fetch_bytes", "write_bytes")]
         table.append(
             (
@@ -101,7 +104,7 @@ def rows(
                 f"{size_text(used)} of {size_text(stats['pool_bytes'])}",
                 stats["pool_blocks"],
                 stats["dirty_blocks"],
-                *(None if one is None else f"{one:.0f}" for one in blocks),
+                *(None if one is None else f"{one:.0f}" for one in (stored, found, missed)),
                 *(None if one is None else size_text(int(one)) for one in sizes),
                 None if (evicted := rate("evict_blocks")) is None else f"{evicted:.0f}",
             )

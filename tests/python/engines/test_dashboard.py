@@ -95,6 +95,23 @@ def test_counters_are_asked_for_as_rates_and_gauges_are_not() -> None:
             assert bool(re.search(rf"(rate|increase)\({re.escape(name)}\b", text)) == counted, (title, name)
 
 
+def value(expression: str, rates: dict[str, float]) -> float:
+    """Computes an expression of rates and numbers, without its comparison."""
+    text = re.sub(r"rate\((\w+)\{?[^)]*\)", lambda found: str(rates[found[1]]), expression.split(">")[0])
+    assert re.fullmatch(r"[\d.\s()+*/-]+", text), text
+    return float(eval(text))
+
+
+def test_blocks_that_loads_asked_for_include_those_that_they_missed() -> None:
+    """A depot counts both in `load_blocks`: 6 of 100 is 6 %, and 94 were loaded."""
+    rates = {"kvdepot_load_blocks_total": 100.0, "kvdepot_load_blocks_missed_total": 6.0}
+    whole = dict(expressions())
+    assert value(whole["KvdepotLoadsMiss"], rates) == pytest.approx(0.06)
+    targets = [one for panel in json.loads(BOARD.read_text("utf-8"))["panels"] for one in panel["targets"]]
+    loaded = [one["expr"] for one in targets if "kvdepot_load_blocks_total" in one["expr"]]
+    assert [value(one, rates) for one in loaded] == [94.0]
+
+
 def test_every_alert_says_what_to_do() -> None:
     for group in yaml.safe_load(RULES.read_text("utf-8"))["groups"]:
         for rule in group["rules"]:
