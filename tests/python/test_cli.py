@@ -4,12 +4,14 @@ import json
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
 from kvdepot import _native
 from kvdepot.cli import VERBS, main
+from kvdepot.cli.output import cell_text
 from kvdepot.cli.stat import flat
 from kvdepot.config import load_config
 from kvdepot.errors import ConfigError
@@ -235,6 +237,51 @@ def test_stat_of_nested_counters():
         ("pool.blocks", 2),
         ("up", True),
     ]
+    tiers = [{"name": "posix", "servers": [{"up": False}]}, {"name": "object", "servers": []}]
+    assert list(flat({"tiers": tiers, "failures": {}})) == [
+        ("tiers.0.name", "posix"),
+        ("tiers.0.servers.0.up", False),
+        ("tiers.1.name", "object"),
+        ("tiers.1.servers", None),
+        ("failures", None),
+    ]
+
+
+def test_stat_is_readable_and_its_json_is_as_the_depot_has_it(kvdepot, monkeypatch):
+    tier = {
+        "name": "remote",
+        "bytes": None,
+        "bytes_max": 3 << 30,
+        "servers": [{"address": "10.0.0.1:22345", "up": False}],
+    }
+    depot = {"pool_bytes": 64 << 20, "load_bytes_hour": 7, "fetch_blocks": 2048, "pool_mlock": True, "tiers": [tier]}
+    stats = {"attached": True, "depot": {**depot, "stall_max_us": 2000}}
+    running = SimpleNamespace(attached=True, stats_json=lambda: json.dumps(stats), close=lambda: None)
+    monkeypatch.setattr(_native, "Depot", SimpleNamespace(connect=lambda *_, **__: running))
+    text = kvdepot("stat", "--socket", "/s").output
+    rows = dict(line.split(maxsplit=1) for line in text.replace(" \n", "\n").splitlines()[1:])
+    assert {name: value.strip() for name, value in rows.items()} == {
+        "attached": "yes",
+        "depot.pool_bytes": "64.0 MiB",
+        "depot.load_bytes_hour": "7 bytes",
+        "depot.fetch_blocks": "2048",
+        "depot.pool_mlock": "yes",
+        "depot.tiers.0.name": "remote",
+        "depot.tiers.0.bytes": "-",
+        "depot.tiers.0.bytes_max": "3.0 GiB",
+        "depot.tiers.0.servers.0.address": "10.0.0.1:22345",
+        "depot.tiers.0.servers.0.up": "no",
+        "depot.stall_max_us": "2000",
+    }
+    assert json.loads(kvdepot("stat", "--socket", "/s", "--json").output) == stats
+
+
+def test_switches_are_yes_or_no_except_as_configuration_files_spell_them(kvdepot, tmp_path):
+    assert [cell_text(one) for one in (True, False, None, [True, None, "a"])] == ["yes", "no", "-", "yes, -, a"]
+    file = tmp_path / "depot.yaml"
+    file.write_text("pipeline: Cache\npool_gb: 0.1\npool_mlock: true\n")
+    (line,) = (one for one in kvdepot("config", "explain", file).output.splitlines() if one.startswith("pool_mlock"))
+    assert line.split()[1] == "true"
 
 
 def test_doctor_describes_a_machine_without_devices(kvdepot, tmp_path):

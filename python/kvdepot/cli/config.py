@@ -32,7 +32,8 @@ def explain(file: str | None, as_json: bool) -> None:
     if as_json:
         print_json([dataclasses.asdict(setting) for setting in settings])
         return
-    print_table(["key", "value", "unit", "origin"], [dataclasses.astuple(setting) for setting in settings])
+    rows = [(one.key, spelled(one.value), one.unit, one.origin) for one in settings]
+    print_table(["key", "value", "unit", "origin"], rows)
 
 
 @command.command()
@@ -79,5 +80,10 @@ def keys(as_json: bool, markdown: bool) -> None:
     elif as_json:
         print_json([{**dataclasses.asdict(key), "variable": variable_of(key.name)} for key in table])
     else:
-        rows = [(key.name, key.type, key.default, key.facts.unit, key.meaning) for key in table]
+        rows = [(key.name, key.type, spelled(key.default), key.facts.unit, key.meaning) for key in table]
         print_table(["key", "type", "default", "unit", "meaning"], rows)
+
+
+def spelled(value: object) -> object:
+    """Returns a value with switches as a configuration file spells them."""
+    return str(value).lower() if isinstance(value, bool) else value

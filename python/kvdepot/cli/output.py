@@ -34,13 +34,13 @@ def printable(text: str) -> str:
 
 
 def cell_text(value: object) -> str:
-    """Formats a value as the configuration file would spell it."""
+    """Formats a value for people."""
     if value is None:
         return "-"
     if isinstance(value, bool):
-        return str(value).lower()
+        return "yes" if value else "no"
     if isinstance(value, tuple | list):
-        return ", ".join(map(str, value))
+        return ", ".join(map(cell_text, value))
     if isinstance(value, float):
         return f"{value:g}"
     return str(value)
