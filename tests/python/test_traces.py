@@ -6,6 +6,7 @@ import os
 from collections import OrderedDict
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,22 @@ def run(*words: str, status: int = 0) -> str:
     result = CliRunner().invoke(main, ["trace", *words])
     assert result.exit_code == status, result.output
     return result.output
+
+
+def test_a_file_that_cannot_be_written_is_an_error_with_its_path(tmp_path):
+    file, nowhere = written(tmp_path / "trace.jsonl", "chat", requests=2), str(tmp_path / "missing" / "out.jsonl")
+    for words in (("generate", "chat", "--requests", "2"), ("convert", file)):
+        said = run(*words, "--output", nowhere, status=1)
+        assert said.startswith(f"error: {nowhere}: cannot be written: No such file or directory: name a file")
+    said = run("generate", "chat", "--requests", "2", "--output", "/dev/full", status=1)
+    assert said.startswith("error: /dev/full: cannot be written: No space left")
+
+
+def test_wrong_blocks_are_an_error_like_others(tmp_path, monkeypatch):
+    file = written(tmp_path / "trace.jsonl", "chat", requests=2)
+    played = SimpleNamespace(wrong=3, json=lambda _: {"wrong_blocks": 3})
+    monkeypatch.setattr("kvdepot.traces.play.play", lambda *_, **__: played)
+    assert "error: 3 blocks held other bytes" in run("play", file, "--block-kib", "4", status=1)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,11 +1,13 @@
 """``kvdepot trace``: simulates a depot of another size or eviction order, and sends traces as load."""
 
+from collections.abc import Iterable
+
 import click
 
 from kvdepot.cli.output import print_json, print_table
 from kvdepot.cli.trace_fleet import fleet
 from kvdepot.cli.trace_options import BAR_CHARACTERS, BLOCK_MIB, FILES, JSON
-from kvdepot.errors import ConfigError
+from kvdepot.errors import ConfigError, CorruptError, StorageError, storage_error
 
 
 @click.group()
@@ -137,9 +139,7 @@ def convert(files: tuple[str, ...], output: str) -> None:
         click.echo(f"note: {note}", err=True)
     requests = trace.requests()
     begin = requests[0][0] if requests else 0
-    with open(output, "w", encoding="utf-8") as file:
-        for timestamp, input_length, output_length, blocks in requests:
-            file.write(line_of((timestamp - begin, input_length, output_length, blocks)) + "\n")
+    write_lines(output, (line_of((at - begin, tokens, answer, blocks)) for at, tokens, answer, blocks in requests))
     click.echo(f"{output}: {len(requests):,} requests")
 
 
@@ -156,9 +156,7 @@ def generate(family: str, output: str, requests: int, seed: int, per_second: flo
     from kvdepot.traces.files import line_of
     from kvdepot.traces.generate import generate as make
 
-    with open(output, "w", encoding="utf-8") as file:
-        for request in make(family, requests=requests, seed=seed, per_second=per_second):
-            file.write(line_of(request) + "\n")
+    write_lines(output, map(line_of, make(family, requests=requests, seed=seed, per_second=per_second)))
     click.echo(f"{output}: {requests:,} requests")
 
 
@@ -208,4 +206,18 @@ def play(
     else:
         print_table(["name", "value"], found.items())
     if played.wrong:
-        raise click.ClickException(f"{played.wrong} blocks held other bytes than were dumped")
+        raise CorruptError(f"{played.wrong} blocks held other bytes than were dumped: kvdepot verify checks the disks")
+
+
+def write_lines(path: str, lines: Iterable[str]) -> None:
+    """Writes a file of these lines.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)
+    except OSError as error:
+        failed = storage_error(error, "written", path)
+        raise StorageError(f"{failed}: name a file in an existing directory with free space, with --output") from error
