@@ -39,8 +39,59 @@ def test_runs_as_a_module():
     assert "Keeps the KV caches of LLM engines." in result.stdout
 
 
-def test_unknown_verb(kvdepot):
-    assert "No such command" in kvdepot("srve", status=2).stderr
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["srve"], "no such command 'srve'"),
+        (["--frob"], "no such option"),
+        (["stat", "--frob"], "no such option"),
+        (["stat", "x"], "unexpected extra argument"),
+        (["trace", "generate", "chat"], "missing option '--output'"),
+        (["top", "--interval", "x"], "invalid value for '--interval'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_command_lines_end_with_an_error_in_our_style(kvdepot, words, said):
+    result = kvdepot(*words, status=2)
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert said in line
+    verb = [word for word in words[:2] if word in {"stat", "top", "trace", "generate"}]
+    assert f"`{' '.join(['main', *verb])} --help`" in line
+
+
+def test_a_group_without_a_command_shows_its_help(kvdepot):
+    assert "Usage: main trace" in kvdepot("trace", status=2).output
+    assert kvdepot("--version").stdout.startswith("main, version ")
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+class Follower:
+    """Events that never come."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+    __iter__ = content = interrupt
+
+
+def test_ctrl_c_ends_what_runs_until_then_with_success_and_the_rest_as_interrupted(kvdepot, monkeypatch):
+    monkeypatch.setattr("kvdepot.cli.top.look", lambda _: {})
+    monkeypatch.setattr("time.sleep", interrupt)
+    for words, status in ((["top"], 0), (["top", "--once"], 130)):
+        result = kvdepot(*words, status=status)
+        assert (result.stdout, result.stderr.strip()) == ("", "")
+    monkeypatch.setattr("kvdepot.cli.events.BlockEvents", lambda _: Follower())
+    for words, status in ((["events", "--follow", "--socket", "/s"], 0), (["events", "--socket", "/s"], 130)):
+        result = kvdepot(*words, status=status)
+        assert (result.stdout, result.stderr.strip()) == ("", "")
 
 
 def test_check(kvdepot, seeds, tmp_path):

@@ -51,8 +51,14 @@ def command(
         events_publish.run(socket, said, as_json)
         return
     with BlockEvents(socket) as events:
-        for event in events if follow else events.content():
-            click.echo(line(event, as_json))
+        try:
+            for event in events if follow else events.content():
+                click.echo(line(event, as_json))
+        except KeyboardInterrupt:
+            if not follow:
+                raise
+            # The terminal shows ^C on this line.
+            click.echo(err=True)
 
 
 def line(event: BlockEvent, as_json: bool) -> str:

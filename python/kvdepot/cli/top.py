@@ -47,11 +47,21 @@ def command(sockets: tuple[str, ...], interval: float, once: bool, as_json: bool
     kvdepot top
     kvdepot top --once --interval 1
     """
-    before = look(sockets)
     if as_json:
-        print_json([{"socket": socket, **stats} for socket, stats in before.items()])
+        print_json([{"socket": socket, **stats} for socket, stats in look(sockets).items()])
         return
-    since = time.monotonic()
+    try:
+        refresh(sockets, interval, once)
+    except KeyboardInterrupt:
+        if once:
+            raise
+        # The terminal shows ^C on this line.
+        click.echo(err=True)
+
+
+def refresh(sockets: Sequence[str], interval: float, once: bool) -> None:
+    """Prints what the depots did in each interval, or in the first one only."""
+    before, since = look(sockets), time.monotonic()
     while True:
         time.sleep(interval)
         after, now = look(sockets), time.monotonic()
