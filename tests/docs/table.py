@@ -2,6 +2,7 @@
 
 - ``RUNS``: commands that `test_runs.py` runs. ``{tmp}`` is a directory of the run, ``{port}`` and ``{port2}`` are
   free ports. A ``Serve`` starts a depot, waits until `kvdepot stat` and the ports answer, and ends it with SIGTERM.
+- Examples of help pages have no entries: `tests/python/test_help.py` parses each, and all options are in ``RUNS``.
 - ``SMALL_FORMS``: documented commands, verbatim, and the names of the runs that are their small forms.
 - ``STAGES``: targets of make that `.ci/run` runs unchanged. ``DRY``: targets that are not run, and why; `make -n`
   checks them.

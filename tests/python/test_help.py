@@ -1,5 +1,6 @@
-"""Help pages of the command line."""
+"""Help pages of the command line: each command has an example, and each example is a command line that it takes."""
 
+import shlex
 from collections.abc import Iterator
 
 import click
@@ -19,10 +20,43 @@ def pages(command: click.Command, words: tuple[str, ...] = ()) -> Iterator[tuple
             yield from pages(inner, (*words, name))
 
 
-@pytest.mark.parametrize("words", list(pages(main)), ids=" ".join)
-def test_examples_of_a_help_page_keep_their_lines(words: tuple[str, ...]) -> None:
+def page(words: tuple[str, ...]) -> list[str]:
     shown = CliRunner().invoke(main, [*words, "--help"], prog_name="kvdepot", terminal_width=100)
     assert shown.exit_code == 0
-    assert "\\b" not in shown.output
-    examples = [line for line in shown.output.splitlines() if line.startswith("  kvdepot ")]
+    return shown.output.splitlines()
+
+
+def command_of(words: tuple[str, ...]) -> click.Command:
+    command: click.Command = main
+    for word in words:
+        assert isinstance(command, click.Group)
+        inner = command.get_command(click.Context(command), word)
+        assert inner is not None
+        command = inner
+    return command
+
+
+@pytest.mark.parametrize(
+    "words", [words for words in pages(main) if not isinstance(command_of(words), click.Group)], ids=" ".join
+)
+def test_every_command_has_an_example_that_it_takes(words: tuple[str, ...]) -> None:
+    """The options of examples are run by `make test-docs`, as all are."""
+    examples = [line.strip() for line in page(words) if line.startswith("  kvdepot ")]
+    assert examples, "add one to the docstring, behind a line with \\b"
+    for example in examples:
+        given = shlex.split(example)[1:]
+        assert tuple(given[: len(words)]) == words
+        try:
+            command_of(words).make_context("kvdepot", given[len(words) :])
+        except click.BadParameter as error:
+            # Files of an example may be missing here.
+            if "does not exist" not in error.message:
+                raise
+
+
+@pytest.mark.parametrize("words", list(pages(main)), ids=" ".join)
+def test_examples_of_a_help_page_keep_their_lines(words: tuple[str, ...]) -> None:
+    shown = page(words)
+    assert not any("\\b" in line for line in shown)
+    examples = [line for line in shown if line.startswith("  kvdepot ")]
     assert all(line.count("kvdepot ") == 1 for line in examples)

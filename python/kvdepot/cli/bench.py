@@ -30,7 +30,12 @@ def command() -> None:
 def store(
     rounds: int, threads: int, io_threads: int, directory: str | None, only: str | None, smoke: bool, as_json: bool
 ) -> None:
-    """Pool against memcpy, local door, cold loads against fio (if fio is installed), and the cost of traces."""
+    """Pool against memcpy, local door, cold loads against fio (if fio is installed), and the cost of traces.
+
+    \b
+    kvdepot bench store
+    kvdepot bench store --only disk --directory /mnt/nvme0
+    """
     from kvdepot.bench import disk, memory, shapes, traces
 
     results: dict[str, object] = {"load_average": os.getloadavg()[0], "cores": os.cpu_count()}
@@ -65,7 +70,11 @@ def store(
 @click.option("--smoke", is_flag=True, help="Use small sizes to see that everything runs; the figures mean nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def copy(device: str, kernel_blocks: int | None, smoke: bool, as_json: bool) -> None:
-    """Copy engines of a CUDA device: 4 KiB to 1 MiB in both directions, and the slowdown of a concurrent kernel."""
+    """Copy engines of a CUDA device: 4 KiB to 1 MiB in both directions, and the slowdown of a concurrent kernel.
+
+    \b
+    kvdepot bench copy --device 1
+    """
     from kvdepot import _native
 
     click.echo("measuring; this takes some seconds for each engine", err=True)

@@ -20,7 +20,11 @@ def command() -> None:
 @command.command()
 @NAME
 def install(name: str) -> None:
-    """Installs a name into this environment."""
+    """Installs a name into this environment.
+
+    \b
+    kvdepot compat install ucm
+    """
     for path in compat.install(compat.SHIMS[name]):
         click.echo(f"written: {path}")
 
@@ -28,7 +32,11 @@ def install(name: str) -> None:
 @command.command()
 @NAME
 def remove(name: str) -> None:
-    """Removes the files that install has written, and nothing else."""
+    """Removes the files that install has written, and nothing else.
+
+    \b
+    kvdepot compat remove ucm
+    """
     gone = compat.remove(compat.SHIMS[name])
     for path in gone:
         click.echo(f"removed: {path}")
@@ -39,7 +47,11 @@ def remove(name: str) -> None:
 @command.command(name="list")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show(as_json: bool) -> None:
-    """Lists the names, and whether they are installed."""
+    """Lists the names, and whether they are installed.
+
+    \b
+    kvdepot compat list
+    """
     rows = [(shim.name, shim.is_installed(), shim.gives) for shim in compat.SHIMS.values()]
     if as_json:
         print_json([{"name": name, "installed": there, "gives": gives} for name, there, gives in rows])

@@ -17,6 +17,9 @@ def command(ctx: click.Context, shell: str) -> None:
     bash: eval "$(kvdepot completion bash)" in ~/.bashrc (Bash 4.4 or later)
     zsh:  eval "$(kvdepot completion zsh)" in ~/.zshrc, after compinit
     fish: kvdepot completion fish > ~/.config/fish/completions/kvdepot.fish
+
+    \b
+    kvdepot completion bash
     """
     kind = get_completion_class(shell)
     if kind is None:

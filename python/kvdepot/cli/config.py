@@ -27,7 +27,12 @@ def command() -> None:
 @FILE
 @JSON
 def explain(file: str | None, as_json: bool) -> None:
-    """Shows every key's value on this machine, and where it comes from. Without FILE it shows the defaults."""
+    """Shows every key's value on this machine, and where it comes from. Without FILE it shows the defaults.
+
+    \b
+    kvdepot config explain
+    kvdepot config explain /etc/kvdepot.yaml
+    """
     settings = load_config(file).effective()
     if as_json:
         print_json([dataclasses.asdict(setting) for setting in settings])
@@ -44,6 +49,9 @@ def check(file: str, as_json: bool) -> None:
 
     Directories that are missing, or that this user cannot write to, are warnings, because another machine may have
     them. So are environment variables that begin with KVDEPOT_ but belong to no key.
+
+    \b
+    kvdepot config check /etc/kvdepot.yaml
     """
     try:
         warnings = list(_warnings(load_config(file)))
@@ -73,7 +81,11 @@ def _warnings(config: KVDepotConfig) -> Iterator[str]:
 @JSON
 @click.option("--markdown", is_flag=True, help="Print docs/configuration.md.")
 def keys(as_json: bool, markdown: bool) -> None:
-    """Lists all keys with type, default, unit and meaning."""
+    """Lists all keys with type, default, unit and meaning.
+
+    \b
+    kvdepot config keys
+    """
     table = KVDepotConfig.key_table()
     if markdown:
         click.echo(reference_markdown(), nl=False)

@@ -13,6 +13,9 @@ def command(as_json: bool) -> None:
     """Lists this user's running depots with their pools and sockets.
 
     Depots at a socket that a configuration names (`socket:`) are not found; `kvdepot stat --socket PATH` shows them.
+
+    \b
+    kvdepot depots
     """
     found = list(running_depots())
     if as_json:

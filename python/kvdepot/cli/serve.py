@@ -108,6 +108,11 @@ def command(
     With --take-over it takes the pool over from the depot that serves the socket. That depot hands over all of its
     blocks and exits with status 0. If the pools differ in size or the versions are not compatible, that depot continues
     to serve, and this one exits with an error. If no depot serves the socket, this one starts with an empty pool.
+
+    \b
+    kvdepot serve --config /etc/kvdepot.yaml
+    kvdepot serve --config /etc/kvdepot.yaml --metrics-port 9400 --take-over
+    kvdepot serve --host 10.0.0.1 --service-port 22345 --prealloc-size 64 --token-file /etc/kvdepot/token
     """
     if take_over and wait_for_lock:
         raise ConfigError(

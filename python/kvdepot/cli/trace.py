@@ -55,6 +55,10 @@ def replay(
 
     The hit rate is the share of all requested blocks that would have been loaded: a request hits up to its first
     missing block.
+
+    \b
+    kvdepot trace replay chat.jsonl --capacity 1000,5000,20000
+    kvdepot trace replay chat.jsonl --capacity 64GB --tier 1024GB:second_use --block-mib 10 --plot
     """
     from kvdepot.traces.files import read_traces
     from kvdepot.traces.sizes import MIB, blocks_of, tier_of
@@ -131,6 +135,9 @@ def convert(files: tuple[str, ...], output: str) -> None:
     """Writes FILES as one trace in Mooncake's format, with small numbers for blocks and times from 0.
 
     The output has no hashes: it shows which requests share blocks, but it cannot be compared with other traces.
+
+    \b
+    kvdepot trace convert recorded.jsonl --output public.jsonl
     """
     from kvdepot.traces.files import line_of, read_traces
 
@@ -152,7 +159,11 @@ def convert(files: tuple[str, ...], output: str) -> None:
     "--per-second", type=click.FloatRange(min=0.001), default=3.0, show_default=True, help="Requests per second."
 )
 def generate(family: str, output: str, requests: int, seed: int, per_second: float) -> None:
-    """Generates a trace: conversations, questions about documents, agents, or a scan with recurring prompts."""
+    """Generates a trace: conversations, questions about documents, agents, or a scan with recurring prompts.
+
+    \b
+    kvdepot trace generate chat --requests 20000 --output chat.jsonl
+    """
     from kvdepot.traces.files import line_of
     from kvdepot.traces.generate import generate as make
 
@@ -185,6 +196,10 @@ def play(
 
     Without --config it uses a depot inside this process with a pool of 1 GiB. The first and last word of each block
     identify it and are checked. The exit status is 1 if a block did not hold the bytes that were dumped.
+
+    \b
+    kvdepot trace play chat.jsonl --clients 8
+    kvdepot trace play chat.jsonl --config /etc/kvdepot.yaml --speed 2 --requests 1000
     """
     from kvdepot.store import open_store
     from kvdepot.traces.files import read_traces

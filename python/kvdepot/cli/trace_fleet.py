@@ -64,6 +64,10 @@ def fleet(
 
     Each node has a depot with a pool and, with --tier, tiers of its own; --servers and --shared add pool servers for
     all nodes. A router sends each request to one node. Numbers of nodes and servers begin with 0.
+
+    \b
+    kvdepot trace fleet chat.jsonl --nodes 8 --capacity 2000 --servers 2 --shared 20000 --plot
+    kvdepot trace fleet chat.jsonl --nodes 8 --capacity 2000 --lose-node 3@50 --add-node 3@75
     """
     from kvdepot.traces.files import read_traces
     from kvdepot.traces.fleet import Fleet, change_at, upgrades
