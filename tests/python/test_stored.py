@@ -90,7 +90,7 @@ def test_every_flipped_bit_is_found_and_nothing_else(directory: Path) -> None:
     assert damaged(directory) == []
     generator = random.Random(7)
     files = sorted(directory.rglob("*.kvb"))
-    for _ in range(200):
+    for _ in range(1000):
         path = generator.choice(files)
         whole = path.read_bytes()
         bit = generator.randrange(len(whole) * 8)
