@@ -34,8 +34,9 @@ class BlockEvent:
 class BlockEvents:
     """Follows all namespaces of the depot at a socket. Iterating yields events, the present content first.
 
-    Only blocks that were told as stored are told as removed, so a consumer that applies all events knows what the depot
-    has. If the depot ends, all blocks are told as removed, and those of the next one at the socket as stored.
+    A block is reported as removed only if it was reported as stored before, so a consumer that applies all events knows
+    what the depot has. If the depot ends, all of its blocks are reported as removed, and those of the next depot at the
+    socket as stored.
 
     Thread safety: one thread at a time may iterate; any thread may call ``close``, which ends the iteration.
     """
@@ -65,7 +66,7 @@ class BlockEvents:
 
     @property
     def in_step(self) -> bool:
-        """Whether everything that the depot had at the last look, normally within 50 ms, was told."""
+        """Whether everything that the depot had at the last look, normally within 50 ms, has been reported."""
         return self._follower.in_step
 
     def take(self, most: int = 1024) -> list[BlockEvent]:
@@ -87,7 +88,7 @@ class BlockEvents:
                 time.sleep(PAUSE_S)
 
     def content(self) -> Iterator[BlockEvent]:
-        """Yields the events until they have told everything that the depot has."""
+        """Yields events until everything that the depot has is reported."""
         while not self._closed:
             in_step = self._follower.in_step
             if events := self.take():

@@ -1,4 +1,4 @@
-"""What a publisher has told: which blocks are in which place, over the ranks of an engine. Pure."""
+"""What a publisher has reported: which blocks are in which place, over the ranks of an engine. Pure."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple

@@ -126,8 +126,8 @@ class EventStream:
     def repeat(self, most: int, now_s: float) -> list[Batch]:
         """Returns the next batches of a repetition, at most ``most``, and begins one if there is none.
 
-        A repetition tells the whole contents again, for subscribers that cannot ask for what they missed. Changes may
-        be told between its batches, but not between the taking of the contents and its first batch, which clears.
+        A repetition reports the whole contents again, for subscribers that cannot ask for what they missed. Changes may
+        be reported between its batches, but not before its first batch, which clears, once the contents are taken.
         """
         if self._to_repeat is None:
             self._to_repeat = self._begin_repeat(now_s)
@@ -175,7 +175,7 @@ class EventStream:
 
     def _begin_repeat(self, now_s: float) -> Iterator[list[Change]]:
         """Returns the contents in pieces, after an empty one for the batch that clears."""
-        # What an earlier repetition told is told again now. Its numbers stay: those of an answer are in a row.
+        # What an earlier repetition reported is reported again now. Its numbers stay: those of an answer are in a row.
         nothing = self._encoder.encode([], False, now_s)
         for kept in self._kept:
             if kept.repeats:
