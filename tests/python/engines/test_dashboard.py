@@ -1,4 +1,4 @@
-"""Dashboard and alert rules query series that depots and engines export, and no others."""
+"""Dashboard and alert rules query series that depots and engines export, and no others; all are documented."""
 
 import json
 import re
@@ -17,6 +17,9 @@ from kvdepot.engines.vllm.measures import MEASURES, Kind
 ROOT = Path(__file__).resolve().parents[3]
 BOARD = ROOT / "deploy" / "grafana" / "kvdepot.json"
 RULES = ROOT / "deploy" / "prometheus" / "alerts.yaml"
+PAGE = ROOT / "docs" / "monitoring.md"
+SERVER = ROOT / "crates" / "kvdepot-server" / "src"
+STATS = ROOT / "crates" / "kvdepot-depot" / "src" / "stats.rs"
 NAME = re.compile(r"(?:vllm:)?kvdepot_[a-z0-9_]+")
 LONG_S = 120
 
@@ -28,7 +31,7 @@ def of_engines() -> set[str]:
 
 @pytest.fixture(scope="module")
 def of_depots() -> set[str]:
-    """Returns the series of a real depot with a disk, and those with failures and pool servers (``series.rs``)."""
+    """Returns the series of a real depot with a disk, and those that other depots have."""
     with tempfile.TemporaryDirectory(prefix="kvd") as directory:
         (Path(directory) / "blocks").mkdir()
         core: dict[str, Any] = {"pipeline": "Cache|Posix", "pool_bytes": 16 << 20}
@@ -48,12 +51,35 @@ def of_depots() -> set[str]:
             assert process.stderr is not None
             process.stderr.close()
     names = {line.split("{")[0].split(" ")[0] for line in text.splitlines() if not line.startswith("#")}
-    source = (ROOT / "crates" / "kvdepot-server" / "src" / "http" / "series.rs").read_text()
-    series = re.findall(r'\(\s*Kind::(Counter|Gauge),\s*"((?:remote_server|namespace)_\w+)"', source)
-    for kind, name in series:
-        names.add(f"kvdepot_{name}{'_total' if kind == 'Counter' else ''}")
-    assert 'Kind::Counter, "failures"' in source
-    return names | {"kvdepot_failures_total"}
+    return names | of_some_depots() | of_wire_doors()
+
+
+def series(kind: str, name: str) -> str:
+    return f"kvdepot_{name}{'_total' if kind == 'Counter' else ''}"
+
+
+def of_some_depots() -> set[str]:
+    """Returns the series that `series.rs` and `stats.rs` name, those that only some depots have, too."""
+    (gauges,) = re.findall(r"GAUGES_HELP: .*?= &\[\n(.*?)^\];", STATS.read_text(), re.DOTALL | re.MULTILINE)
+    names = {series("Gauge", name) for name in re.findall(r'^    \("(\w+)", "', gauges, re.MULTILINE)}
+    for function in (SERVER / "http" / "series.rs").read_text().split("fn "):
+        names |= {series(*one) for one in re.findall(r'Kind::(Counter|Gauge),\s*"(\w+)"', function)}
+        # Tables whose rows share a kind.
+        for kind in re.findall(r"write\(encoder, Kind::(Counter|Gauge), name", function):
+            rows = re.findall(r'\(\s*"((?:tier|object|pool_region)_\w+)",\s*"', function)
+            names |= {series(kind, name) for name in rows}
+    assert {"kvdepot_failures_total", "kvdepot_remote_server_up", "kvdepot_tier_shared_depots"} <= names
+    assert {"kvdepot_tier_compressed_blocks_total", "kvdepot_object_timeouts_total"} <= names
+    return names
+
+
+def of_wire_doors() -> set[str]:
+    source = (SERVER / "wire" / "counters.rs").read_text()
+    plain = re.findall(r'registry\.register\(\s*"(\w+)"', source)
+    in_bytes = re.findall(r'registry\.register_with_unit\(\s*"(\w+)",[^;]*Unit::Bytes', source)
+    kinds = {name: "Gauge" if f"{name}: Gauge" in source else "Counter" for name in plain}
+    kinds |= {f"{name}_bytes": "Counter" for name in in_bytes}
+    return {series(kind, f"wire_{name}") for name, kind in kinds.items()}
 
 
 def expressions() -> list[tuple[str, str]]:
@@ -69,6 +95,24 @@ def test_every_series_that_is_asked_for_is_exported(of_depots: set[str]) -> None
     asked = {name for _, text in expressions() for name in NAME.findall(text)}
     assert len(asked) > 30
     assert asked - exported == set(), "neither a depot nor an engine exports them"
+
+
+def test_every_series_of_a_depot_is_documented_with_its_type_and_a_use(of_depots: set[str]) -> None:
+    rows = re.findall(
+        r"^\| `(kvdepot_\w+)(?:\{[\w,]+\})?` \| (\w+) \| (.+) \| (.+) \|$", PAGE.read_text("utf-8"), re.MULTILINE
+    )
+    documented = {name: kind for name, kind, *_ in rows}
+    assert len(rows) == len(documented)
+    assert of_depots - set(documented) == set(), "add them to docs/monitoring.md"
+    assert set(documented) - of_depots == set(), "no depot exports them"
+    for name, kind in documented.items():
+        assert kind == ("info" if name.endswith("_info") else "counter" if name.endswith("_total") else "gauge"), name
+
+
+def test_every_alert_is_documented() -> None:
+    named = re.findall(r"^\| `(Kvdepot\w+)` \|", PAGE.read_text("utf-8"), re.MULTILINE)
+    rules = yaml.safe_load(RULES.read_text("utf-8"))
+    assert sorted(named) == sorted(rule["alert"] for group in rules["groups"] for rule in group["rules"])
 
 
 def test_expressions_are_whole_and_panels_do_not_overlap() -> None:
