@@ -84,11 +84,11 @@ fn acquire(session: &Session, namespace: NamespaceHandle, first: u64) -> Vec<Gra
 
 /// Waits until the blocks of a reset namespace have left the pool; returns the longest time that the lock was held
 /// meanwhile.
-fn wait_until_empty(session: &Session) -> serde_json::Value {
-    let mut longest = holds(session);
+fn wait_until_empty(depot: &Depot) -> serde_json::Value {
+    let mut longest = holds(depot);
     loop {
         std::thread::sleep(Duration::from_millis(200));
-        let now = holds(session);
+        let now = holds(depot);
         for (us, what) in [("real_us", "real"), ("cpu_us", "cpu")] {
             if now[us].as_u64() > longest[us].as_u64() {
                 (longest[us], longest[what]) = (now[us].clone(), now[what].clone());
@@ -138,9 +138,8 @@ fn describe((took, rate): &(Vec<f64>, f64)) -> serde_json::Value {
 
 /// The longest times that the machine's lock was held since the last call, in microseconds of real and of processor
 /// time, and what took them.
-fn holds(session: &Session) -> serde_json::Value {
-    let Response::Stats(text) = session.handle(Request::Stats) else { panic!("no stats") };
-    let stats = serde_json::from_str::<serde_json::Value>(&text).unwrap();
+fn holds(depot: &Depot) -> serde_json::Value {
+    let stats = depot.direct().stats();
     serde_json::json!({
         "real_us": stats["lock_hold_max_us"], "real": stats["lock_hold_max_event"],
         "cpu_us": stats["lock_hold_cpu_max_us"], "cpu": stats["lock_hold_cpu_max_event"],
@@ -198,7 +197,7 @@ fn main() {
     let filled_s = begun.elapsed().as_secs_f64();
     let index_bytes = (resident_bytes() - before) as f64 / blocks as f64;
     let mut out = serde_json::json!({
-        "blocks": blocks, "fill_s": filled_s, "index_bytes_per_block": index_bytes, "hold_fill": holds(&session),
+        "blocks": blocks, "fill_s": filled_s, "index_bytes_per_block": index_bytes, "hold_fill": holds(&depot),
     });
     for threads in [1, 16, 64] {
         let each = each / threads;
@@ -222,26 +221,26 @@ fn main() {
             })
             .collect();
         out[format!("lookup_loaded_{threads}")] = describe(&lookups(&depot, blocks, threads, each));
-        out[format!("hold_traffic_{threads}")] = holds(&session);
+        out[format!("hold_traffic_{threads}")] = holds(&depot);
         stop.store(true, Ordering::Relaxed);
         loads.into_iter().for_each(|thread| thread.join().unwrap());
     }
     let begun = Instant::now();
     session.handle(Request::Reset { namespaces: vec![namespace] });
     out["reset_ms"] = (begun.elapsed().as_secs_f64() * 1e3).into();
-    let hold_reset = wait_until_empty(&session);
+    let hold_reset = wait_until_empty(&depot);
     out["reset_all_gone_s"] = begun.elapsed().as_secs_f64().into();
     out["hold_reset"] = hold_reset;
     dump(&session, namespace, 0, blocks);
-    holds(&session);
+    holds(&depot);
     out["claim_ms"] = claim(&session, namespace).into();
     std::thread::sleep(Duration::from_millis(200));
-    out["hold_claim"] = holds(&session);
+    out["hold_claim"] = holds(&depot);
     // As many leases as are loaded here, on a connection that ends.
     let ending = depot.session();
     (0..PLACES).step_by(PREFIX as usize).for_each(|first| drop(acquire(&ending, namespace, first)));
     drop(ending);
     std::thread::sleep(Duration::from_millis(500));
-    out["hold_end"] = holds(&session);
+    out["hold_end"] = holds(&depot);
     println!("{out:#}");
 }

@@ -45,6 +45,10 @@ impl Longest {
         }
     }
 
+    fn peek(&self) -> (u64, &'static str) {
+        *self.what.lock()
+    }
+
     fn take(&self) -> (u64, &'static str) {
         let longest = std::mem::take(&mut *self.what.lock());
         self.ns.store(0, Ordering::Relaxed);
@@ -52,7 +56,7 @@ impl Longest {
     }
 }
 
-/// The longest holds since the last query, in nanoseconds, with the event of each.
+/// The longest holds, in nanoseconds, with the event of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LongestHolds {
     pub(crate) real: (u64, &'static str),
@@ -101,6 +105,11 @@ impl Holds {
         self.processor.took(processor, event);
     }
 
+    /// Returns the longest holds since the last call of [`Self::take`].
+    pub(crate) fn peek(&self) -> LongestHolds {
+        LongestHolds { real: self.real.peek(), processor: self.processor.peek() }
+    }
+
     /// Returns the longest holds since the last call.
     pub(crate) fn take(&self) -> LongestHolds {
         LongestHolds { real: self.real.take(), processor: self.processor.take() }
@@ -123,6 +132,7 @@ mod tests {
         holds.real.took(Duration::from_nanos(5), "reserve");
         holds.real.took(Duration::from_nanos(9), "sweep");
         holds.real.took(Duration::from_nanos(7), "commit");
+        assert_eq!(holds.peek().real, (9, "sweep"), "a look changes nothing");
         assert_eq!(holds.take().real, (9, "sweep"));
         assert_eq!(holds.take().real, (0, ""), "since the last call");
     }

@@ -99,8 +99,8 @@ impl Locator {
     /// Returns which blocks exist, if that is known without waiting for all of them; otherwise `None`.
     pub(crate) fn exist_now(&self, keys: &[BlockKey]) -> Option<Vec<bool>> {
         let mut there = self.in_pool(keys);
-        Stats::add(&self.stats.lookup_blocks, keys.len());
         if self.tiers.is_empty() || there.iter().all(|there| *there) {
+            self.count_found(&there);
             return Some(there);
         }
         let absent: Vec<usize> = (0..keys.len()).filter(|&i| !there[i]).collect();
@@ -108,11 +108,23 @@ impl Locator {
         for (&i, location) in absent.iter().zip(self.locate(&asked)) {
             match location {
                 Location::Tier(_) => there[i] = true,
+                // Whoever asks for all of it counts then.
                 Location::Unknown => return None,
                 Location::Absent => {}
             }
         }
+        self.count_found(&there);
         Some(there)
+    }
+
+    /// Counts a lookup of single blocks.
+    fn count_found(&self, there: &[bool]) {
+        self.count_lookup(there.len(), there.iter().filter(|there| **there).count());
+    }
+
+    fn count_lookup(&self, asked: usize, found: usize) {
+        Stats::add(&self.stats.lookup_blocks, asked);
+        Stats::add(&self.stats.lookup_hit_blocks, found);
     }
 
     /// Returns which blocks exist. Waits for tiers that cannot tell without I/O, within limits.
@@ -122,8 +134,13 @@ impl Locator {
 
     /// As [`Self::exist`]. `untold` gets the blocks that a tier did not answer about and none has.
     fn exist_told(&self, keys: &[BlockKey], untold: &mut Vec<usize>) -> Vec<bool> {
+        let there = self.find_each(keys, untold);
+        self.count_found(&there);
+        there
+    }
+
+    fn find_each(&self, keys: &[BlockKey], untold: &mut Vec<usize>) -> Vec<bool> {
         let mut there = self.in_pool(keys);
-        Stats::add(&self.stats.lookup_blocks, keys.len());
         let absent: Vec<usize> = (0..keys.len()).filter(|&i| !there[i]).collect();
         if absent.is_empty() || self.tiers.is_empty() {
             return there;
@@ -200,7 +217,7 @@ impl Locator {
             prefix = in_pool + in_tiers;
             missing = keys.get(prefix).map(|&key| (key, untold)).or(missing);
         }
-        Stats::add(&self.stats.lookup_blocks, asked * namespaces.len());
+        self.count_lookup(asked * namespaces.len(), prefix * namespaces.len());
         if let Some((key, untold)) = missing {
             let namespaces = self.directory.ids(namespaces.iter().copied());
             self.lookup_missed(&Unfound { owner, key, namespaces: &namespaces, asked, hit: prefix, untold });

@@ -391,9 +391,9 @@ impl Runner {
         seen
     }
 
-    /// Returns the longest holds of the machine's lock since the last call.
-    pub(crate) fn longest_holds(&self) -> LongestHolds {
-        self.holds.take()
+    /// Returns the longest holds of the machine's lock since the last call with `begins_anew`.
+    pub(crate) fn longest_holds(&self, begins_anew: bool) -> LongestHolds {
+        if begins_anew { self.holds.take() } else { self.holds.peek() }
     }
 }
 

@@ -40,6 +40,8 @@ macro_rules! counters {
 counters! {
     /// Block hashes requested by lookups and claims.
     lookup_blocks,
+    /// Of these, blocks that the depot had and promised: those of a claim's final hit.
+    lookup_hit_blocks,
     /// Blocks that dumps requested to store.
     dump_blocks,
     /// Blocks dumped into the pool.
@@ -113,6 +115,7 @@ impl Stats {
 pub(crate) fn merge(map: &mut serde_json::Map<String, serde_json::Value>, counters: &Counters) {
     let counted = [
         ("lookup_blocks", counters.lookup_blocks),
+        ("lookup_hit_blocks", counters.lookup_hit_blocks),
         ("dump_blocks", counters.dump_blocks),
         ("dump_blocks_sealed", counters.dump_blocks_sealed),
         ("dump_blocks_had", counters.dump_blocks_had),

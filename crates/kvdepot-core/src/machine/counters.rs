@@ -7,6 +7,8 @@ use crate::error::{Error, ErrorKind};
 pub struct Counters {
     /// Block hashes requested by claims.
     pub lookup_blocks: u64,
+    /// Of these, those of the hits that claims ended with.
+    pub lookup_hit_blocks: u64,
     /// Blocks that dumps requested to store.
     pub dump_blocks: u64,
     /// Blocks dumped into the pool.

@@ -89,6 +89,26 @@ fn fails(kind: ErrorKind) -> Error {
     Error::new(kind, "made to fail")
 }
 
+/// However often it is polled, and also if it is settled early.
+#[test]
+fn the_blocks_of_a_claim_s_final_hit_are_counted_once() {
+    let mut lab = Lab::new(16, 1);
+    dump(&mut lab, &[1, 2, 3]);
+    let counted = |lab: &Lab| {
+        let counters = lab.machine.counters();
+        (counters.lookup_blocks, counters.lookup_hit_blocks)
+    };
+    let progress = claim(&mut lab, &[1, 2, 3, 4, 5], 1);
+    assert_eq!(counted(&lab), (4, 2), "without the one that was not asked for");
+    lab.ask(Request::ClaimPoll { claim: progress.claim, settle: true });
+    assert_eq!(counted(&lab), (4, 2));
+    lab.located = Location::Tier(0);
+    let progress = claim(&mut lab, &[1, 2, 6], 0);
+    assert_eq!(counted(&lab), (7, 2), "a block is being read");
+    lab.ask(Request::ClaimPoll { claim: progress.claim, settle: true });
+    assert_eq!(counted(&lab), (7, 4));
+}
+
 #[test]
 fn a_hit_of_all_that_was_asked_for_is_no_miss() {
     let mut lab = Lab::new(8, 0);

@@ -167,7 +167,6 @@ impl Direct {
                 }
             });
         }
-        Stats::add(&runner.locator.stats.load_blocks, keys.len());
         if !runner.locator.tiers.is_empty() && !missed.is_empty() {
             let asked: Vec<BlockKey> = missed.iter().map(|&i| keys[i]).collect();
             for (&i, location) in missed.iter().zip(runner.locator.locate(&asked)) {
@@ -176,10 +175,10 @@ impl Direct {
                 }
             }
         }
-        Stats::add(
-            &runner.locator.stats.load_blocks_missed,
-            out.iter().filter(|now| matches!(now, Now::Absent)).count(),
-        );
+        let count = |is_meant: fn(&Now) -> bool| out.iter().filter(|now| is_meant(now)).count();
+        // Others are counted by the read that the caller makes of them.
+        Stats::add(&runner.locator.stats.load_blocks, count(|now| !matches!(now, Now::Ask)));
+        Stats::add(&runner.locator.stats.load_blocks_missed, count(|now| matches!(now, Now::Absent)));
         out
     }
 
@@ -376,9 +375,10 @@ impl Direct {
         Ok(keys.len() as u64)
     }
 
-    /// Returns counters and gauges.
+    /// Returns counters and gauges. The longest hold of the depot's lock is that since the last call; what clients read
+    /// (`Request::Stats`) does not change that.
     pub fn stats(&self) -> serde_json::Value {
-        self.session.stats()
+        self.session.stats(true)
     }
 
     /// Returns the last requests that found less than they asked for, newest first: at most `count`, and with `request` only

@@ -60,6 +60,29 @@ fn a_tier_is_given_no_more_than_its_budget_of_written_bytes() {
     assert!(direct.read_now(&keys).iter().all(|now| matches!(now, Now::Here(_))), "the pool has all");
 }
 
+/// A read that must ask a tier first is one read.
+#[test]
+fn a_block_that_a_tier_has_to_fetch_counts_once() {
+    let depot = start("Cache|Fake", serde_json::json!({})).unwrap();
+    let layout = BlockLayout::uniform(1, &[64 << 10]).unwrap();
+    let spec = NamespaceSpec::new("{\"model\":\"counted\"}", layout).unwrap();
+    let direct = depot.direct();
+    let namespace = direct.open_namespace(spec.canonical()).unwrap();
+    let hash = BlockHash([1; 16]);
+    direct.reserve(namespace, hash).unwrap().unwrap().seal(None).unwrap();
+    drain(&depot);
+    direct.evict_to_percent(0.0);
+    let keys = [hash, BlockHash([2; 16])].map(|hash| BlockKey { namespace: namespace.id, hash });
+    assert!(matches!(direct.read_now(&keys)[..], [Now::Ask, Now::Absent]));
+    let found =
+        direct.read(namespace.handle, namespace.id, &[hash], std::time::Duration::from_secs(60)).unwrap();
+    assert!(matches!(found[..], [Ok(_)]));
+    assert_eq!((counter(&depot, "load_blocks"), counter(&depot, "load_blocks_missed")), (2, 1));
+    assert_eq!(direct.exist(&keys), [true, false]);
+    assert_eq!(direct.exist_now(&keys), Some(vec![true, false]));
+    assert_eq!((counter(&depot, "lookup_blocks"), counter(&depot, "lookup_hit_blocks")), (4, 2));
+}
+
 #[test]
 fn a_placement_that_makes_no_sense_is_refused() {
     for (pipeline, placement, wants) in [

@@ -69,6 +69,8 @@ mod tests {
             "kvdepot_pool_bytes 5",
             "kvdepot_lock_hold_max_seconds 0.0015",
             "kvdepot_failures_total{operation=\"fetch\",kind=\"io\"} 4",
+            // Before the first one, so that an increase is seen.
+            "kvdepot_failures_total{operation=\"fetch\",kind=\"corrupt\"} 0",
         ];
         has(&text, &lines);
         assert!(text.contains("pipeline=\"Cache|\\\"Posix\\\"\""), "{text}");

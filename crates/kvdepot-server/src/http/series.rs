@@ -1,5 +1,6 @@
 //! A depot's statistics as series for Prometheus, with type, unit and help.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use kvdepot_depot::stats::{EVICTIONS_HELP, GAUGES_HELP, Stats};
@@ -235,17 +236,29 @@ fn by_reason(stats: &Value) -> Vec<Sample> {
         .collect()
 }
 
+/// Failures that have a sample before the first of them. Otherwise an increase from nothing to one would not be seen.
+const FAILURES: [(&str, &[&str]); 4] = [
+    ("fetch", &["corrupt", "io", "timeout", "unavailable"]),
+    ("probe", &["io", "timeout", "unavailable"]),
+    ("remove", &["io", "timeout", "unavailable"]),
+    ("write", &["io", "no_space", "timeout", "unavailable"]),
+];
+
 /// Failures by operation and kind.
 fn failures(stats: &Value) -> Vec<Sample> {
-    let by_operation = stats["failures"].as_object().into_iter().flatten();
-    by_operation
-        .flat_map(|(operation, kinds)| {
-            kinds.as_object().into_iter().flatten().map(move |(kind, count)| {
-                let labels = vec![("operation", quoted(operation)), ("kind", quoted(kind))];
-                (labels, count.as_u64().unwrap_or(0) as f64)
-            })
-        })
-        .collect()
+    let mut counts = BTreeMap::new();
+    for (operation, kinds) in FAILURES {
+        counts.extend(kinds.iter().map(|kind| ((operation.to_owned(), (*kind).to_owned()), 0)));
+    }
+    for (operation, kinds) in stats["failures"].as_object().into_iter().flatten() {
+        for (kind, count) in kinds.as_object().into_iter().flatten() {
+            counts.insert((operation.clone(), kind.clone()), count.as_u64().unwrap_or(0));
+        }
+    }
+    let sample = |((operation, kind), count): ((String, String), u64)| {
+        (vec![("operation", quoted(&operation)), ("kind", quoted(&kind))], count as f64)
+    };
+    counts.into_iter().map(sample).collect()
 }
 
 #[derive(Clone, Copy, Debug)]

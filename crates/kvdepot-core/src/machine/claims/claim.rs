@@ -186,6 +186,8 @@ pub(super) struct Claim {
     pub(super) lender: Option<TierIndex>,
     /// Whether its survey asks the tiers again for what they have told, because that tier has stopped or begun to work.
     pub(super) asks_again: bool,
+    /// Whether its hit was counted.
+    pub(super) is_counted: bool,
     /// Room that was promised to it and is not taken yet.
     pub(super) promised: Promised,
     /// Hit aimed at while filling, final once settled; in hash units.

@@ -295,6 +295,9 @@ impl Claims {
                 }
             }
         }
+        if !std::mem::replace(&mut claim.is_counted, true) {
+            rooms.counters.lookup_hit_blocks += (claim.hit - claim.skip) as u64;
+        }
         if !claim.has_missed {
             let missed = claim.missed(rooms.pool, rooms.catalog);
             claim.has_missed = missed.is_some();
@@ -478,6 +481,7 @@ fn new_claim(rooms: &Rooms<'_>, id: ClaimId, open: Open) -> Result<Claim> {
         lender: None,
         asks_again: false,
         promised: Promised::default(),
+        is_counted: false,
         hit: skip,
         losses: 0,
         relook: None,
