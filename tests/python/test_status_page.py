@@ -43,17 +43,17 @@ RATES = """
 const shown = {}, history = { hits: [], rate: [] };
 const at = () => shown, draw = () => {}, keep = (list, value) => list.push(value), bytes = String;
 const fill = (id, lines) => { shown[id] = Object.fromEntries(lines); };
-const old = { load_blocks: 100, load_blocks_missed: 10, dump_blocks_sealed: 0, lookup_blocks: 50, lookup_hit_blocks: 9 };
-let before = { moment: 0, pid: 7, ...old };
+const old = { lookup_blocks: 50, lookup_hit_blocks: 9, load_blocks: 100, load_blocks_missed: 10 };
+let before = { moment: 0, pid: 7, dump_blocks_sealed: 0, ...old };
 %s
-const now = { load_blocks: 180, load_blocks_missed: 30, dump_blocks_sealed: 4, lookup_blocks: 90, lookup_hit_blocks: 39 };
-showRates({ pid: 7, ...now }, 2000);
+const now = { lookup_blocks: 90, lookup_hit_blocks: 39, load_blocks: 180, load_blocks_missed: 30 };
+showRates({ pid: 7, dump_blocks_sealed: 4, ...now }, 2000);
 console.log(JSON.stringify({ hits: history.hits, blocks: history.rate, said: shown.rates }));
 """
 
 
 def test_the_hit_rate_and_the_rates_of_blocks_that_loads_found() -> None:
-    """In two seconds: 30 of 40 were found by lookups, and 60 of 80 by loads. `load_blocks` includes what loads missed."""
+    """In two seconds lookups found 30 of 40 blocks, and loads 60 of 80. `load_blocks` includes what loads missed."""
     if (node := shutil.which("node")) is None:
         pytest.skip("no node here")
     (script,) = re.findall(r"^const showRates = .*?^};$", PAGE, re.DOTALL | re.MULTILINE)
