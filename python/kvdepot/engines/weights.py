@@ -113,3 +113,35 @@ def local_weights(model: str, revision: str | None, file: str = "config.json", c
     if os.path.isfile(model) and model.endswith(WEIGHT_SUFFIXES):
         return Path(model)
     return local_directory(model, revision, file, cache)
+
+
+def model_digest(model: str, revision: str | None = None, cache: str | None = None) -> str:
+    """Returns the digest of a model's weight files on this machine; empty if there are none. Uses no network.
+
+    Args:
+        model: a directory, a weight file, or a name of the hub.
+        revision: revision of a name of the hub; ``None`` = its main one.
+        cache: the hub's cache; ``None`` = the default one.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    # A cache of an engine's own has the weights, but not always the configuration.
+    for file in ("config.json", "model.safetensors.index.json", "model.safetensors"):
+        place = local_weights(model, revision, file, cache)
+        if place is not None and (digest := weights_digest(place)):
+            return digest
+    return ""
+
+
+def config_file_digest(model: str, revision: str | None = None) -> str:
+    """Returns the digest of a model's ``config.json``, without its author and version; empty if there is none."""
+    directory = local_directory(model, revision)
+    try:
+        values = json.loads((directory / "config.json").read_text()) if directory is not None else {}
+    except (OSError, ValueError):
+        values = {}
+    if not isinstance(values, dict):
+        return ""
+    kept = {name: value for name, value in values.items() if name not in ("transformers_version", "_name_or_path")}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:32] if kept else ""

@@ -5,7 +5,6 @@ is computed and laid out.
 """
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,14 @@ from kvdepot.engines.adapter_files import content_digest
 from kvdepot.engines.sglang import engine
 from kvdepot.engines.sglang.options import Options
 from kvdepot.engines.sglang.pages import PoolPages
-from kvdepot.engines.weights import WEIGHT_SUFFIXES, local_directory, local_weights, tree_digest, weights_digest
+from kvdepot.engines.weights import (
+    WEIGHT_SUFFIXES,
+    config_file_digest,
+    local_directory,
+    model_digest,
+    tree_digest,
+    weights_digest,
+)
 from kvdepot.errors import ConfigError
 
 FORMAT = 1
@@ -181,7 +187,7 @@ def _weights_facts(arguments: Any, options: Options) -> dict[str, object]:
         "weights": _digest_or_refuse(model, getattr(arguments, "revision", None), arguments, options, "model"),
         "weights_version": options.weights_version,
         "weight_version": engine.weight_version(arguments),
-        "model_config": _config_digest(model, getattr(arguments, "revision", None)),
+        "model_config": config_file_digest(model, getattr(arguments, "revision", None)),
     }
 
 
@@ -194,11 +200,8 @@ def _digest_or_refuse(model: str, revision: str | None, arguments: Any, options:
     load_format = getattr(arguments, "load_format", None) or "auto"
     load_format = str(getattr(load_format, "value", load_format)).lower()
     if load_format in FILE_FORMATS:
-        cache = getattr(arguments, "download_dir", None)
-        for file in ("config.json", "model.safetensors.index.json", "model.safetensors"):
-            place = local_weights(str(model), revision, file, cache)
-            if place is not None and (digest := weights_digest(place)):
-                return digest
+        if digest := model_digest(str(model), revision, getattr(arguments, "download_dir", None)):
+            return digest
         why = "no files of its weights are found on this machine"
     else:
         why = f"--load-format {load_format} takes its weights from elsewhere"
@@ -228,19 +231,6 @@ def _experts_digest(path: str, options: Options) -> str:
         f"--kt-weight-path {path}: {why}, so KV of its experts cannot be distinguished from that of others: set "
         "weights_version in the extra config to a name that no other weights have"
     )
-
-
-def _config_digest(model: str, revision: str | None) -> str:
-    """Returns the digest of the model's configuration, without its author and version; empty if there is none."""
-    directory = local_directory(str(model), revision)
-    try:
-        values = json.loads((directory / "config.json").read_text()) if directory is not None else {}
-    except (OSError, ValueError):
-        values = {}
-    if not isinstance(values, dict):
-        return ""
-    kept = {name: value for name, value in values.items() if name not in ("transformers_version", "_name_or_path")}
-    return _digest(json.dumps(kept, sort_keys=True).encode()) if kept else ""
 
 
 def _adapters(arguments: Any) -> dict[str, str]:

@@ -14,7 +14,7 @@ from kvdepot.engines.vllm.groups import Group
 from kvdepot.engines.vllm.pages import GroupPages
 from kvdepot.engines.vllm.ranks import Rank
 from kvdepot.engines.vllm.slices import HeadSlices
-from kvdepot.engines.weights import local_directory, local_weights, weights_digest
+from kvdepot.engines.weights import local_directory, model_digest
 
 if TYPE_CHECKING:
     from vllm.config import LoadConfig, ModelConfig, VllmConfig
@@ -104,12 +104,7 @@ def names_weights(facts: dict[str, object]) -> bool:
 
 
 def _files_digest(model: "ModelConfig", cache: str | None) -> str:
-    # vLLM downloads the weights to `cache`, but not the configuration.
-    for file in ("config.json", "model.safetensors.index.json", "model.safetensors"):
-        place = local_weights(model.model, getattr(model, "revision", None), file, cache)
-        if place is not None and (digest := weights_digest(place)):
-            return digest
-    return ""
+    return model_digest(model.model, getattr(model, "revision", None), cache)
 
 
 def length_facts(model: "ModelConfig") -> dict[str, object]:
