@@ -2,6 +2,7 @@
 
 import inspect
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -124,6 +125,25 @@ def test_another_weights_version_is_another_namespace(home: DepotHome, driver: D
     other = KVDepotL2Adapter(settings(home, weights_version="2"))
     assert Driver(other).lookup(NUMBERS) == []
     other.close()
+
+
+def test_other_weights_at_the_same_path_are_another_namespace(home: DepotHome, depot: Depot, tmp_path: Path) -> None:
+    model, file = str(tmp_path / "model"), tmp_path / "model" / "model.safetensors"
+    file.parent.mkdir()
+    file.write_bytes(b"\1" * 512)
+    with ExitStack() as stack:
+
+        def started() -> Driver:
+            adapter = KVDepotL2Adapter(settings(home))
+            stack.callback(adapter.close)
+            return Driver(adapter)
+
+        assert started().store(NUMBERS, model_name=model).is_successful()
+        assert started().lookup(NUMBERS, model_name=model) == NUMBERS
+        file.write_bytes(b"\2" * 512)
+        retrained = started()
+        assert retrained.lookup(NUMBERS, model_name=model) == []
+        assert retrained.load(NUMBERS, model_name=model) == MISSES
 
 
 def test_a_killed_depot_is_a_miss_and_comes_back_by_itself(home: DepotHome) -> None:

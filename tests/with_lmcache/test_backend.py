@@ -128,6 +128,19 @@ def test_other_facts_are_other_chunks(life: Life, tmp_path: Path, home: DepotHom
         assert other.engine.lookup(TOKENS) == 0
 
 
+def test_other_weights_at_the_same_path_are_another_namespace(tmp_path: Path, home: DepotHome) -> None:
+    file = tmp_path / "model" / "model.safetensors"
+    file.parent.mkdir()
+    config = configuration(tmp_path / "lmcache.yaml", settings(home, attach_timeout_ms=1000))
+    found = []
+    for content in (b"\1", b"\1", b"\2"):
+        file.write_bytes(content * 512)
+        backend = KVDepotBackend(config, metadata(model_name=str(file.parent)))
+        found.append(backend._facts(backend._layout()))
+        backend.close()
+    assert found[0] == found[1] != found[2]
+
+
 def test_holes_stay_in_their_places_and_a_prefetch_returns_the_leading_run(life: Life) -> None:
     life.store(TOKENS, kv(4, len(TOKENS)))
     keys = [key for _, _, key in life.engine.token_database.process_tokens(TOKENS)][:4]

@@ -1,13 +1,15 @@
 """Parts of kvdepot in LMCache that need neither LMCache nor torch: keys, layouts, tasks, stores and options."""
 
 import asyncio
+import json
 import os
 import select
+import sys
 import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from kvdepot.config import load_config
 from kvdepot.engines import counters
 from kvdepot.engines.lmcache import facts, options
 from kvdepot.engines.lmcache import tasks as lmcache_tasks
+from kvdepot.engines.lmcache import weights as lmcache_weights
 from kvdepot.engines.lmcache.bounded import Bounded
 from kvdepot.engines.lmcache.counters import Counters
 from kvdepot.engines.lmcache.facts import Layout, UnknownLayoutError
@@ -25,8 +28,10 @@ from kvdepot.engines.lmcache.objects import address_of, layout_of
 from kvdepot.engines.lmcache.recent import Recent
 from kvdepot.engines.lmcache.stores import LAYOUTS_MAX, Stores
 from kvdepot.engines.lmcache.tasks import WAITING_MAX, Tasks
+from kvdepot.engines.lmcache.weights import Weights
 from kvdepot.engines.resets import AGAIN_S, Resets
-from kvdepot.errors import ConfigError
+from kvdepot.engines.weights import weights_digest
+from kvdepot.errors import ConfigError, UnavailableError
 
 BEGIN_S = 60.0
 
@@ -152,6 +157,117 @@ def test_an_lmcache_without_a_version_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(facts.importlib.metadata, "version", unknown)
     with pytest.raises(ConfigError, match="version is unknown"):
         facts.lmcache_version()
+
+
+@pytest.fixture
+def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Warnings about weights that nothing identifies."""
+    said: list[str] = []
+    logger = SimpleNamespace(warning=lambda text, *values: said.append(text % values))
+    monkeypatch.setattr(lmcache_weights, "lmcache_logger", lambda: logger)
+    return said
+
+
+def checkpoint(directory: Path, values: bytes, **config: Any) -> str:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "model.safetensors").write_bytes(values)
+    (directory / "config.json").write_text(json.dumps({"_name_or_path": str(directory), **config}))
+    return str(directory)
+
+
+def test_weights_of_a_directory_are_identified_by_their_content(tmp_path: Path, warned: list[str]) -> None:
+    model = checkpoint(tmp_path / "m", b"\1" * 512, rope=1)
+    first = Weights("", 60)
+    before = first.facts(model)
+    assert before["weights_digest"] == weights_digest(tmp_path / "m")
+    checkpoint(tmp_path / "m", b"\2" * 512, rope=1)
+    assert first.facts(model) == before, "the engine still has them in its memory"
+    retrained = Weights("", 60).facts(model)
+    assert retrained["weights_digest"] != before["weights_digest"]
+    assert retrained["config_digest"] == before["config_digest"]
+    checkpoint(tmp_path / "m", b"\2" * 512, rope=2)
+    assert Weights("", 60).facts(model)["config_digest"] != before["config_digest"]
+    checkpoint(tmp_path / "copy", b"\2" * 512, rope=1)
+    assert Weights("", 60).facts(str(tmp_path / "copy")) == retrained
+    assert warned == []
+
+
+@pytest.mark.parametrize("decorated", ["##query", "##lmcache-dcp-layout-v1-d2-interleave16"])
+def test_what_lmcache_appends_to_a_name_is_not_the_models(tmp_path: Path, decorated: str, warned: list[str]) -> None:
+    model = checkpoint(tmp_path / "m", b"\1" * 512)
+    assert Weights("", 60).facts(model + decorated) == Weights("", 60).facts(model)
+    assert warned == []
+
+
+def test_weights_of_a_hubs_model_are_those_of_its_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warned: list[str]
+) -> None:
+    snapshot = tmp_path / "snapshots" / "0123"
+    checkpoint(snapshot, b"\1" * 512)
+    asked: list[Any] = []
+
+    def try_to_load_from_cache(model: str, file: str, **where: Any) -> str | None:
+        asked.append((model, where))
+        return str(snapshot / file) if (snapshot / file).exists() else None
+
+    hub = ModuleType("huggingface_hub")
+    hub.__dict__["try_to_load_from_cache"] = try_to_load_from_cache
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    assert Weights("", 60).facts("org/m")["weights_digest"] == weights_digest(snapshot)
+    assert asked[0] == ("org/m", {"cache_dir": None, "revision": None})
+    assert warned == []
+
+
+def test_weights_that_nothing_identifies_are_warned_of_once(tmp_path: Path, warned: list[str]) -> None:
+    model = str(tmp_path / "nowhere")
+    found = Weights("", 60)
+    assert [found.facts(model), found.facts(model)] == [{}, {}]
+    assert len(warned) == 1
+    assert model in warned[0]
+    assert "set weights_version" in warned[0]
+    # A configuration alone does not identify them.
+    empty = checkpoint(tmp_path / "empty", b"", rope=1)
+    (tmp_path / "empty" / "model.safetensors").unlink()
+    assert list(found.facts(empty)) == ["config_digest"]
+    assert len(warned) == 2
+    assert Weights("v1", 60).facts(model) == {}
+    assert len(warned) == 2
+
+
+def test_weights_that_cannot_be_read_are_not_those_of_a_model_without_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warned: list[str]
+) -> None:
+    """Otherwise an error of a disk would bring KV of earlier weights."""
+    model = checkpoint(tmp_path / "m", b"\1" * 512)
+
+    def broken(_: str) -> str:
+        raise TimeoutError(110, "Connection timed out")
+
+    found, named = Weights("", 60), Weights("v1", 60)
+    with monkeypatch.context() as patch:
+        patch.setattr(lmcache_weights, "model_digest", broken)
+        with pytest.raises(ConfigError, match="set weights_version"):
+            found.facts(model)
+        assert named.facts(model) == {}
+    assert found.facts(model)["weights_digest"] == weights_digest(tmp_path / "m"), "it is read again"
+    assert warned == []
+
+
+def test_files_that_hang_delay_one_caller_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warned: list[str]
+) -> None:
+    gate = threading.Event()
+    monkeypatch.setattr(lmcache_weights, "model_digest", lambda _: passed(gate))
+    found = Weights("", 0.05)
+    for _ in range(2):
+        with pytest.raises(UnavailableError, match="still being read"):
+            found.facts("m")
+    gate.set()
+    end_s = time.monotonic() + BEGIN_S
+    while not found._readings["m"].found.done():
+        assert time.monotonic() < end_s
+        time.sleep(0.001)
+    assert found.facts("m") == {"weights_digest": "well"}
 
 
 def memory(size: int = 16, **other: Any) -> Any:

@@ -15,6 +15,7 @@ from kvdepot.engines.lmcache.options import read_params
 from kvdepot.engines.lmcache.recent import Recent
 from kvdepot.engines.lmcache.stores import Place, Row, Stores
 from kvdepot.engines.lmcache.tasks import Tasks
+from kvdepot.engines.lmcache.weights import Weights
 
 FACE = "server"
 LOOKUP_THREADS = 2
@@ -48,6 +49,7 @@ class KVDepotL2Adapter(L2AdapterInterface):
         super().__init__()
         self._options = read_params(params)
         self._counters = Counters()
+        self._weights = Weights(self._options.weights_version, self._options.config.attach_timeout_ms / 1000)
         self._stores = Stores(self._options.config, self._facts, self._counters)
         self._lookups: Tasks[Any] = Tasks("lookup", LOOKUP_THREADS, self._counters)
         self._dumps: Tasks[Any] = Tasks("store", STORE_THREADS, self._counters)
@@ -129,7 +131,7 @@ class KVDepotL2Adapter(L2AdapterInterface):
         self._stores.close()
 
     def _facts(self, layout: Layout) -> Mapping[str, object]:
-        return namespace_facts(layout, FACE, self._options.weights_version)
+        return namespace_facts(layout, FACE, self._options.weights_version, self._weights.facts(layout.model))
 
     def _store(self, keys: list[Any], objects: list[Any], deleted: Mapping[bytes, int]) -> Any:
         places, numbers = self._places(keys, objects, "store")

@@ -27,6 +27,7 @@ from kvdepot.engines.lmcache.objects import address_of, layout_of
 from kvdepot.engines.lmcache.options import read_extra_config
 from kvdepot.engines.lmcache.recent import Recent
 from kvdepot.engines.lmcache.stores import Place, Stores
+from kvdepot.engines.lmcache.weights import Weights
 from kvdepot.engines.resets import Resets
 from kvdepot.errors import ConfigError
 
@@ -87,6 +88,7 @@ class KVDepotBackend(StoragePluginInterface):
         lmcache_version()
         refuse_untold([dtype_name(metadata.kv_dtype)], self._options.weights_version)
         self._counters = Counters()
+        self._weights = Weights(self._options.weights_version, self._options.config.attach_timeout_ms / 1000)
         self._stores = Stores(self._options.config, self._facts, self._counters)
         self._removed = Recent()
         self._puts: set[Any] = set()
@@ -269,6 +271,7 @@ class KVDepotBackend(StoragePluginInterface):
             "chunk_tokens": int(config.chunk_size),
             "latent_attention": bool(metadata.use_mla),
             "hash": str(config.pre_caching_hash_algorithm),
+            **self._weights.facts(layout.model),
         }
         return namespace_facts(layout, FACE, self._options.weights_version, further)
 
