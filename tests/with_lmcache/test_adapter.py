@@ -3,8 +3,10 @@
 import inspect
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from chunks import DTYPE, SHAPE, SIZE, Driver, Memory, content, desc, judge, key, until
@@ -13,8 +15,10 @@ from lmcache.v1.distributed.internal_api import L2AdapterListener
 from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 from lmcache.v1.distributed.l2_adapters.plugin_l2_adapter import PluginL2AdapterConfig, _create_plugin_adapter
 
+import kvdepot
 from kvdepot.engines.lmcache import KVDepotL2Adapter
 from kvdepot.errors import ConfigError
+from kvdepot.task import TaskResult
 from tools.lab.depot import Depot, DepotHome
 from tools.lab.pause import paused
 
@@ -299,6 +303,54 @@ def test_lmcache_learns_what_the_depot_has_evicted_but_not_that_it_is_away(tmp_p
             assert driver.lookup(many) == []
             assert len(account.deleted) == told
             adapter.close()
+
+
+def lookups_fail(patch: pytest.MonkeyPatch) -> None:
+    """Makes lookups fail as they do if a depot that is attached refuses a connection: nothing is found."""
+    stats, failed = kvdepot.Store.stats, [0]
+
+    def lookup(store: Any, hashes: list[bytes]) -> Any:
+        failed[0] += 1
+        return np.zeros(len(hashes), dtype=bool)
+
+    patch.setattr(kvdepot.Store, "lookup", lookup)
+    patch.setattr(kvdepot.Store, "stats", lambda store: stats(store) | {"failures": {"lookup": {"busy": failed[0]}}})
+
+
+def loads_fail(patch: pytest.MonkeyPatch, kind: str) -> None:
+    """Makes every load fail with this kind, without a copy."""
+
+    def load(store: Any, hashes: list[bytes], addresses: Any) -> Any:
+        result = TaskResult(np.arange(len(hashes)), {kind: len(hashes)})
+        return SimpleNamespace(wait=lambda: result)
+
+    patch.setattr(kvdepot.Store, "load", load)
+
+
+def test_lmcache_is_not_told_that_an_object_is_gone_because_a_call_failed(
+    driver: Driver, account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver.store(NUMBERS)
+    with monkeypatch.context() as patch:
+        lookups_fail(patch)
+        assert driver.lookup(NUMBERS) == []
+    # `not_found` may also be a block that a tier did not read in time, so it is looked up.
+    for kind in ("timeout", "busy", "no_space", "unavailable", "not_found"):
+        with monkeypatch.context() as patch:
+            loads_fail(patch, kind)
+            assert driver.load(NUMBERS) == MISSES
+    assert account.deleted == []
+    assert driver.adapter.get_usage().total_bytes_used == SIZE * len(NUMBERS)
+    assert driver.load(NUMBERS) == WHOLE
+
+
+def test_lmcache_is_told_of_an_object_whose_load_finds_it_gone(driver: Driver, account: Account) -> None:
+    driver.store(NUMBERS)
+    (slot,) = driver.adapter._stores._slots.values()
+    slot.store.reset()
+    assert driver.load(NUMBERS) == MISSES
+    assert account.deleted == [key(number) for number in NUMBERS]
+    assert driver.adapter.get_usage().total_bytes_used == 0
 
 
 def test_an_object_that_cannot_be_named_is_not_stored(driver: Driver) -> None:

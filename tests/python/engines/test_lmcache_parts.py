@@ -495,10 +495,21 @@ class Store:
 
     def __init__(self, log: list[str], *, attached: bool = True, breaks: str = "") -> None:
         self.log, self.attached, self.breaks = log, attached, breaks
+        self.failures: dict[str, int] = {"not_found": 1}
+        self.has: set[bytes] | None = None
+        self.fails_quietly = False
+        self.failed_lookups: dict[str, int] = {}
 
     def lookup(self, hashes: list[bytes]) -> Any:
         self._break("lookup")
-        return np.ones(len(hashes), dtype=bool)
+        if self.fails_quietly:
+            self.failed_lookups["busy"] = self.failed_lookups.get("busy", 0) + 1
+            return np.zeros(len(hashes), dtype=bool)
+        return np.array([self.has is None or one in self.has for one in hashes])
+
+    def stats(self) -> Any:
+        self._break("stats")
+        return {"failures": {"lookup": dict(self.failed_lookups)} if self.failed_lookups else {}}
 
     def load(self, hashes: list[bytes], addresses: Any) -> Any:
         self._break("load")
@@ -509,7 +520,7 @@ class Store:
     def wait(self) -> Any:
         self.log.append("waited")
         self._break("wait")
-        return SimpleNamespace(failed=np.array([0]), failures={"not_found": 1})
+        return SimpleNamespace(failed=np.arange(sum(self.failures.values())), failures=self.failures)
 
     def reset(self) -> None:
         self._break("reset")
@@ -541,9 +552,49 @@ def test_nobody_leaves_while_another_stores_task_copies() -> None:
     made = {"a": Store(log), "b": Store(log, breaks="load"), "c": Store(log, breaks="wait"), "d": Store(log)}
     found, counts = stores(made)
     places = [(layout(model=name), bytes([number]) * 16, 64) for number, name in enumerate("aabcd")]
-    assert found.move("load", places) == [False, True, False, False, False]
+    assert found.move("load", places).done == [False, True, False, False, False]
     assert log == ["begun"] * 3 + ["waited"] * 3
     assert counts.snapshot() == {"load_error": 2, "load_not_found": 2, "loaded": 1}
+
+
+@pytest.mark.parametrize(
+    ("failures", "missed"),
+    [
+        ({}, [False, False]),
+        ({"not_found": 1}, [True, False]),
+        ({"corrupt": 1, "not_found": 1}, [True, True]),
+        ({"timeout": 1}, [False, False]),
+        ({"no_space": 2}, [False, False]),
+        ({"busy": 1, "not_found": 1}, [False, False]),
+    ],
+)
+def test_a_load_that_failed_is_no_sign_that_a_block_is_gone(failures: dict[str, int], missed: list[bool]) -> None:
+    store = Store([])
+    store.failures = failures
+    found, _ = stores({"m": store})
+    moved = found.move("load", [(layout(), b"k", 64), (layout(), b"l", 128)])
+    assert moved.missed == missed
+    assert moved.done == [index >= sum(failures.values()) for index in range(2)]
+
+
+def test_only_what_an_answer_leaves_out_is_gone() -> None:
+    store = Store([])
+    found, _ = stores({"m": store})
+    rows = [(layout(), b"k"), (layout(), b"l")]
+    assert found.gone(rows) == [False, False]
+    store.has = {b"l"}
+    assert found.gone(rows) == [True, False]
+    store.has = set()
+    store.failed_lookups = {"timeout": 3}
+    assert found.gone(rows) == [True, True], "earlier lookups have failed, but not this one"
+    store.fails_quietly = True
+    assert found.gone(rows) == [False, False], "nothing is found, because the depot did not answer"
+    store.fails_quietly = False
+    store.attached = False
+    assert found.gone(rows) == [False, False]
+    for verb in ("lookup", "stats"):
+        assert stores({"m": Store([], breaks=verb)})[0].gone(rows) == [False, False]
+    assert stores({})[0].gone(rows) == [False, False], "no store is open"
 
 
 def test_stores_never_raise() -> None:
@@ -554,7 +605,7 @@ def test_stores_never_raise() -> None:
         assert found.reset(layout()) == (verb != "reset")
     found, counts = stores({})
     assert found.lookup([(layout(), b"k")]) == [False]
-    assert found.move("load", [(layout(), b"k", 64)]) == [False]
+    assert found.move("load", [(layout(), b"k", 64)]).done == [False]
     assert not found.attached()
     # It is not retried immediately.
     assert counts.snapshot() == {"not_open": 2, "open_error": 1}

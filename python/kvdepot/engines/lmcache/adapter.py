@@ -135,7 +135,7 @@ class KVDepotL2Adapter(L2AdapterInterface):
 
     def _store(self, keys: list[Any], objects: list[Any], deleted: Mapping[bytes, int]) -> Any:
         places, numbers = self._places(keys, objects, "store")
-        ended = self._stores.move("dump", places)
+        ended = self._stores.move("dump", places).done
         stored, sizes, new, new_sizes = 0, 0, [], []
         for number, (layout, name, _), well in zip(numbers, places, ended, strict=True):
             if not well:
@@ -168,34 +168,36 @@ class KVDepotL2Adapter(L2AdapterInterface):
                 numbers.append(number)
         found = Bitmap(len(keys))
         hits = 0
-        lost: list[int] = []
-        for number, there in zip(numbers, self._stores.lookup(rows), strict=True):
+        missed: list[tuple[Any, Row]] = []
+        for number, row, there in zip(numbers, rows, self._stores.lookup(rows), strict=True):
             if there:
                 found.set(number)
                 hits += 1
             else:
-                lost.append(number)
+                missed.append((keys[number], row))
         self._counters.add("looked_up", len(keys))
         self._counters.add("found", hits)
-        self._tell_lost(keys, lost)
+        self._tell_evicted(missed)
         return found
 
     def _load(self, keys: list[Any], objects: list[Any]) -> Any:
         places, numbers = self._places(keys, objects, "load")
         wanted = [at for at, (_, name, _) in enumerate(places) if name not in self._deleted]
         loaded = Bitmap(len(keys))
-        came, lost = [], []
-        ended = self._stores.move("load", [places[at] for at in wanted])
-        for at, well in zip(wanted, ended, strict=True):
+        came: list[Any] = []
+        missed: list[tuple[Any, Row]] = []
+        moved = self._stores.move("load", [places[at] for at in wanted])
+        for at, done, may_be_gone in zip(wanted, moved.done, moved.missed, strict=True):
+            key, (layout, name, _) = keys[numbers[at]], places[at]
             # A deletion during the load counts, because LMCache requested it before it had these bytes.
-            if well and places[at][1] not in self._deleted:
+            if done and name not in self._deleted:
                 loaded.set(numbers[at])
-                came.append(keys[numbers[at]])
-            else:
-                lost.append(numbers[at])
+                came.append(key)
+            elif may_be_gone:
+                missed.append((key, (layout, name)))
         if came:
             self._notify_keys_accessed(came)
-        self._tell_lost(keys, lost)
+        self._tell_evicted(missed)
         return loaded
 
     def _places(self, keys: Sequence[Any], objects: Sequence[Any], kind: str) -> tuple[list[Place], list[int]]:
@@ -254,15 +256,18 @@ class KVDepotL2Adapter(L2AdapterInterface):
         if group in self._seen or len(self._seen) < SEEN_LAYOUTS_MAX:
             self._seen[group] = layout
 
-    def _tell_lost(self, keys: Sequence[Any], numbers: Sequence[int]) -> None:
-        """Tells LMCache's accounting what the depot has evicted, unless no depot is attached."""
-        if not numbers or not self._stores.attached():
-            return
+    def _tell_evicted(self, missed: Sequence[tuple[Any, Row]]) -> None:
+        """Tells LMCache's accounting which of these objects the depot has evicted.
+
+        A miss is not enough: lookups and loads also miss objects that the depot has, if it or a tier is late. Such an
+        object would never be counted again, because LMCache does not store what it finds.
+        """
+        asked = [(key, row) for key, row in missed if row[1] in self._announced]
         gone, sizes = [], []
-        for number in numbers:
-            size = self._announced.take(object_hash(keys[number]))
+        for (key, (_, name)), is_gone in zip(asked, self._stores.gone([row for _, row in asked]), strict=True):
+            size = self._announced.take(name) if is_gone else None
             if size is not None:
-                gone.append(keys[number])
+                gone.append(key)
                 sizes.append(size)
         if gone:
             self._counters.add("evicted_by_depot", len(gone))

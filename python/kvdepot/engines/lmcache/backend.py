@@ -364,7 +364,7 @@ class KVDepotBackend(StoragePluginInterface):
             if place is not None:
                 places.append(place)
                 keys.append(key)
-        ended = self._stores.move("dump", places)
+        ended = self._stores.move("dump", places).done
         for (_, name, _), well in zip(places, ended, strict=True):
             if well and name in removed:
                 # Unless it was removed again while it was being stored.
@@ -399,7 +399,7 @@ class KVDepotBackend(StoragePluginInterface):
         try:
             for number, memory in zip(wanted, memories, strict=False):
                 places.append((layout, names[number], address_of(memory, layout)))
-            ended = self._stores.move("load", places)
+            ended = self._stores.move("load", places).done
         finally:
             # When `move` has returned, nothing copies any more. A clear in the meantime makes everything a miss.
             current = generation == self._resets.generation

@@ -19,9 +19,25 @@ OPEN_AGAIN_S = 30.0
 ATTACH_GLANCE_MS = 100
 """Milliseconds that a store waits for a depot if an earlier store found none."""
 
+GONE = frozenset({"not_found", "corrupt"})
+"""Kinds of failure of a block that the depot does not have any more, or of one that it could not read in time."""
+
 Row: TypeAlias = tuple[Layout, bytes]
 Place: TypeAlias = tuple[Layout, bytes, int]
 Verb: TypeAlias = Literal["dump", "load"]
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Outcome of a dump or a load.
+
+    Attributes:
+        done: whether each object was stored or loaded.
+        missed: whether each object may be gone: it failed, and all failures of its task were those of ``GONE``.
+    """
+
+    done: list[bool]
+    missed: list[bool]
 
 
 @dataclass
@@ -70,9 +86,30 @@ class Stores:
                 found[number] = bool(there)
         return found
 
-    def move(self, verb: Verb, places: Sequence[Place]) -> list[bool]:
-        """Dumps or loads objects, and waits until nothing copies any more. Returns for each whether it succeeded."""
-        ended = [False] * len(places)
+    def gone(self, rows: Sequence[Row]) -> list[bool]:
+        """Returns for each block whether a depot has answered that it does not have it.
+
+        A lookup that fails finds nothing, too. Only the client's count of failed lookups shows the difference.
+        """
+        gone = [False] * len(rows)
+        for layout, numbers in _by_layout(rows).items():
+            store = self._store(layout, 0)
+            if store is None or not store.attached:
+                continue
+            try:
+                failed = _failed_lookups(store)
+                has = store.lookup([rows[number][1] for number in numbers])
+                answered = any(has) or _failed_lookups(store) == failed
+            except Exception as error:  # noqa: BLE001 - nothing is known then
+                self._counters.trouble("lookup_error", f"a lookup failed: {error!r}", len(numbers))
+                continue
+            for number, there in zip(numbers, has, strict=True):
+                gone[number] = answered and not there
+        return gone
+
+    def move(self, verb: Verb, places: Sequence[Place]) -> Moved:
+        """Dumps or loads objects, and waits until nothing copies any more."""
+        moved = Moved([False] * len(places), [False] * len(places))
         tasks = []
         for layout, numbers in _by_layout(places).items():
             store = self._store(layout, len(numbers))
@@ -93,9 +130,12 @@ class Stores:
             for kind, count in result.failures.items():
                 self._counters.trouble(f"{verb}_{kind}", f"{count} objects of a {verb} failed: {kind}", count)
             self._counters.add(f"{verb}ed", len(numbers) - len(failed))
+            # A task does not say which block failed in which way.
+            may_be_gone = set(result.failures) <= GONE
             for index, number in enumerate(numbers):
-                ended[number] = index not in failed
-        return ended
+                moved.done[number] = index not in failed
+                moved.missed[number] = index in failed and may_be_gone
+        return moved
 
     def open(self, layout: Layout) -> None:
         """Opens a layout's store, so that later calls need not wait for it."""
@@ -176,6 +216,11 @@ class Stores:
             self._counters.trouble("open_error", f"no store for objects of {layout.model}: {error!r}")
             return
         self._absent = not slot.store.attached
+
+
+def _failed_lookups(store: Any) -> int:
+    """Returns how many lookups of this process have failed at the store's depot."""
+    return sum(store.stats()["failures"].get("lookup", {}).values())
 
 
 def _by_layout(rows: Sequence[tuple[Any, ...]]) -> dict[Layout, list[int]]:
