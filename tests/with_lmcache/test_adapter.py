@@ -344,6 +344,20 @@ def test_lmcache_is_not_told_that_an_object_is_gone_because_a_call_failed(
     assert driver.load(NUMBERS) == WHOLE
 
 
+def test_the_same_tokens_of_another_model_are_another_object(driver: Driver, account: Account) -> None:
+    """Two models with one vocabulary, behind one server: their keys differ by the model alone."""
+    driver.store(NUMBERS)
+    assert driver.lookup(NUMBERS, model_name="model2") == []
+    assert account.deleted == [], "they were never stored"
+    driver.store(NUMBERS, model_name="model2")
+    assert driver.adapter.get_usage().total_bytes_used == 2 * SIZE * len(NUMBERS)
+    driver.adapter.delete([key(3, model_name="model2")])
+    assert account.deleted == [key(3, model_name="model2")]
+    assert driver.lookup(NUMBERS) == NUMBERS
+    assert driver.load(NUMBERS) == WHOLE
+    assert driver.load(NUMBERS, model_name="model2") == {**WHOLE, 3: "miss"}
+
+
 def test_lmcache_is_told_of_an_object_whose_load_finds_it_gone(driver: Driver, account: Account) -> None:
     driver.store(NUMBERS)
     (slot,) = driver.adapter._stores._slots.values()

@@ -9,7 +9,7 @@ from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 
 from kvdepot.engines.lmcache.counters import Counters
 from kvdepot.engines.lmcache.facts import Layout, UnknownLayoutError, lmcache_version, namespace_facts
-from kvdepot.engines.lmcache.keys import object_hash
+from kvdepot.engines.lmcache.keys import object_hash, object_label
 from kvdepot.engines.lmcache.objects import address_of, layout_of
 from kvdepot.engines.lmcache.options import read_params
 from kvdepot.engines.lmcache.recent import Recent
@@ -73,7 +73,7 @@ class KVDepotL2Adapter(L2AdapterInterface):
 
     def submit_store_task(self, keys: list[Any], objects: list[Any]) -> int:
         """Starts storing objects, whose memory LMCache keeps until the task has ended. Returns the task's number."""
-        deleted = self._deleted.marks(name for _, name in self._names(keys))
+        deleted = self._deleted.marks(object_label(keys[number].model_name, name) for number, name in self._names(keys))
         return self._dumps.submit(lambda: self._store(keys, objects, deleted), lambda: L2StoreResult(False, 0))
 
     def pop_completed_store_tasks(self) -> dict[int, Any]:
@@ -103,8 +103,9 @@ class KVDepotL2Adapter(L2AdapterInterface):
         """Makes objects misses in this process from now on, even if a lookup has already found them."""
         gone, sizes = [], []
         for number, name in self._names(keys):
-            self._deleted.mark(name)
-            size = self._announced.take(name)
+            label = object_label(keys[number].model_name, name)
+            self._deleted.mark(label)
+            size = self._announced.take(label)
             if size is not None:
                 gone.append(keys[number])
                 sizes.append(size)
@@ -141,12 +142,13 @@ class KVDepotL2Adapter(L2AdapterInterface):
             if not well:
                 continue
             self._seen_layout(keys[number], layout)
-            if name in deleted:
+            label = object_label(layout.model, name)
+            if label in deleted:
                 # Unless it was deleted again while it was being stored.
-                self._deleted.take(name, only=deleted[name])
+                self._deleted.take(label, only=deleted[label])
             stored += 1
             sizes += layout.size_bytes
-            if name not in self._deleted and self._announced.put(name, layout.size_bytes):
+            if label not in self._deleted and self._announced.put(label, layout.size_bytes):
                 new.append(keys[number])
                 new_sizes.append(layout.size_bytes)
         if new:
@@ -163,7 +165,7 @@ class KVDepotL2Adapter(L2AdapterInterface):
             if group not in layouts:
                 layouts[group] = self._told_layout(group, descs)
             layout = layouts[group]
-            if layout is not None and name not in self._deleted:
+            if layout is not None and object_label(layout.model, name) not in self._deleted:
                 rows.append((layout, name))
                 numbers.append(number)
         found = Bitmap(len(keys))
@@ -182,7 +184,8 @@ class KVDepotL2Adapter(L2AdapterInterface):
 
     def _load(self, keys: list[Any], objects: list[Any]) -> Any:
         places, numbers = self._places(keys, objects, "load")
-        wanted = [at for at, (_, name, _) in enumerate(places) if name not in self._deleted]
+        labels = [object_label(layout.model, name) for layout, name, _ in places]
+        wanted = [at for at, label in enumerate(labels) if label not in self._deleted]
         loaded = Bitmap(len(keys))
         came: list[Any] = []
         missed: list[tuple[Any, Row]] = []
@@ -190,7 +193,7 @@ class KVDepotL2Adapter(L2AdapterInterface):
         for at, done, may_be_gone in zip(wanted, moved.done, moved.missed, strict=True):
             key, (layout, name, _) = keys[numbers[at]], places[at]
             # A deletion during the load counts, because LMCache requested it before it had these bytes.
-            if done and name not in self._deleted:
+            if done and labels[at] not in self._deleted:
                 loaded.set(numbers[at])
                 came.append(key)
             elif may_be_gone:
@@ -262,10 +265,11 @@ class KVDepotL2Adapter(L2AdapterInterface):
         A miss is not enough: lookups and loads also miss objects that the depot has, if it or a tier is late. Such an
         object would never be counted again, because LMCache does not store what it finds.
         """
-        asked = [(key, row) for key, row in missed if row[1] in self._announced]
+        labelled = ((key, row, object_label(row[0].model, row[1])) for key, row in missed)
+        asked = [(key, row, label) for key, row, label in labelled if label in self._announced]
         gone, sizes = [], []
-        for (key, (_, name)), is_gone in zip(asked, self._stores.gone([row for _, row in asked]), strict=True):
-            size = self._announced.take(name) if is_gone else None
+        for (key, _, label), is_gone in zip(asked, self._stores.gone([row for _, row, _ in asked]), strict=True):
+            size = self._announced.take(label) if is_gone else None
             if size is not None:
                 gone.append(key)
                 sizes.append(size)

@@ -25,6 +25,11 @@ def object_hash(key: Any) -> bytes:
     return _digest(b"kvdepot-l2", fields, key.cache_salt.encode(), bytes(key.chunk_hash))
 
 
+def object_label(model: str, name: bytes) -> bytes:
+    """Returns the hash of an object of a model together with the model, which is in the namespace, not in the hash."""
+    return name + model.encode()
+
+
 def chunk_hash(key: Any) -> bytes:
     """Returns the hash of a ``CacheEngineKey`` of LMCache inside the engine.
 

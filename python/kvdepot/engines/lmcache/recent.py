@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 RECENT_MAX = 262_144
-"""Takes about 40 MB."""
+"""Takes 40 to 50 MB."""
 
 
 class Recent:
