@@ -1,7 +1,8 @@
 """kvdepot stores the KV caches of LLM engines: dump a computed KV cache, load it back instead of recomputing it.
 
-``kvdepot.open`` returns a ``Store``, ``kvdepot.config`` reads configurations, ``kvdepot.errors`` lists the exceptions.
-Names are imported on first use, so ``import kvdepot.config`` needs neither numpy nor torch.
+``kvdepot.open`` returns a ``Store`` for one namespace, ``kvdepot.attach`` a ``Depot`` for many. ``kvdepot.config``
+reads configurations, ``kvdepot.errors`` lists the exceptions. Names are imported on first use, so
+``import kvdepot.config`` needs neither numpy nor torch.
 """
 
 import importlib
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvdepot._native import __version__
     from kvdepot.config import KVDepotConfig, load_config
+    from kvdepot.depot import Claim, Depot, Group, Hit, attach
+    from kvdepot.depot import open_store as open  # noqa: A004 - users read it as kvdepot.open
     from kvdepot.errors import (
         BlockNotFoundError,
         BusyError,
@@ -25,16 +28,19 @@ if TYPE_CHECKING:
     )
     from kvdepot.layout import BlockLayout
     from kvdepot.store import Store
-    from kvdepot.store import open_store as open  # noqa: A004 - users read it as kvdepot.open
     from kvdepot.task import Task, TaskResult
 
 __all__ = [
     "BlockLayout",
     "BlockNotFoundError",
     "BusyError",
+    "Claim",
     "ConfigError",
     "CorruptError",
+    "Depot",
     "DepotTimeoutError",
+    "Group",
+    "Hit",
     "KVDepotConfig",
     "KVDepotError",
     "NoSpaceError",
@@ -46,19 +52,25 @@ __all__ = [
     "UnavailableError",
     "UnsupportedError",
     "__version__",
+    "attach",
     "load_config",
     "open",
 ]
 
 _HOMES = {
     "BlockLayout": "kvdepot.layout",
+    "Claim": "kvdepot.depot",
+    "Depot": "kvdepot.depot",
+    "Group": "kvdepot.depot",
+    "Hit": "kvdepot.depot",
     "KVDepotConfig": "kvdepot.config",
     "Store": "kvdepot.store",
     "Task": "kvdepot.task",
     "TaskResult": "kvdepot.task",
     "__version__": "kvdepot._native",
+    "attach": "kvdepot.depot",
     "load_config": "kvdepot.config",
-    "open": "kvdepot.store",
+    "open": "kvdepot.depot",
 }
 _NAMES_THERE = {"open": "open_store"}
 

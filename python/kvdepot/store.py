@@ -1,10 +1,7 @@
-"""The library's public interface: ``kvdepot.open`` and the ``Store`` that it returns."""
+"""Blocks of one namespace: the ``Store`` that ``kvdepot.open`` and ``Depot.open`` return."""
 
 import json
-import logging
-import os
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -13,95 +10,18 @@ import numpy.typing as npt
 from typing_extensions import Self
 
 from kvdepot import _native
-from kvdepot.absence import tell_if_absent
-from kvdepot.config import ConfigSource, KVDepotConfig, load_config
+from kvdepot.config import KVDepotConfig
 from kvdepot.errors import ConfigError
 from kvdepot.layout import BlockLayout
-from kvdepot.logs import set_up_logging
 from kvdepot.memory import Buffers, memory_of
 from kvdepot.task import Task, TaskResult
-
-logger = logging.getLogger("kvdepot")
 
 _CLOSE_GRACE_MS = 1_000
 """Milliseconds that ``close`` waits beyond a task's time limit: on a device that hangs, a load may never finish."""
 
 
-def open_store(
-    config: ConfigSource = None,
-    *,
-    layout: BlockLayout | Iterable[int],
-    namespace: Mapping[str, object],
-    engine_id: str | None = None,
-    cuda_device: int | None = None,
-) -> "Store":
-    """Opens a store on a depot inside this process or, with ``mode: node``, on the node's own depot.
-
-    A node depot is started if none answers, unless ``start_depot`` is false. Either way the call waits up to
-    ``attach_timeout_ms`` for a depot. Until one answers, every block is a miss; the logger ``kvdepot`` says so, and why
-    the depot that was started has ended.
-
-    Args:
-        config: path of a YAML file, dict, ``KVDepotConfig``, or ``None`` for defaults sized to the machine.
-        layout: how a block is cut: a ``BlockLayout``, or the tensor sizes in bytes of a block with a single shard.
-        namespace: everything that changes a block's bytes and is not in the layout: model, revision, dtype,
-            rank, salt … (P8). Text, integers, booleans, lists and dicts; no fractions. Stores with different facts
-            never read each other's blocks.
-        engine_id: distinguishes this engine from others when ``share_depot`` is false and ``mode`` is ``node``.
-            Defaults to the process id.
-        cuda_device: number of the CUDA device that holds the tensors to store and load, as this process counts
-            devices; ``None`` = host memory. Tasks are not ordered with the device's streams: synchronise before
-            ``dump``, and wait for a load before the device uses its tensors.
-
-    Returns:
-        The store. Close it, or use it as a context manager.
-
-    Raises:
-        ConfigError: the configuration, layout or namespace is wrong.
-        StorageError: a directory cannot be used.
-        UnavailableError, UnsupportedError: the device does not exist, or has no driver.
-        ProtocolError: another service, or another version of kvdepot, answers on the node's socket.
-    """
-    config = load_config(config, owns_pool=False)
-    layout = BlockLayout.of(layout)
-    if not namespace:
-        raise ConfigError(
-            "namespace: must describe everything that changes the blocks' bytes, such as {'model': ..., 'dtype': ...}"
-        )
-    try:
-        facts_json = json.dumps(namespace, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"namespace: must be text, integers, booleans, lists and dicts: {error}") from error
-    set_up_logging(config)
-    depot = _attach(config, layout, engine_id or str(os.getpid()))
-    try:
-        opened = depot.open_namespace(facts_json, layout.to_json())
-        native = depot.store(opened, timeout_ms=config.timeout_ms, copy_json=config.copy_json(cuda_device))
-    except BaseException:
-        depot.close()
-        raise
-    return Store(config, layout, depot, native, cuda_device)
-
-
-def _attach(config: KVDepotConfig, layout: BlockLayout, engine_id: str) -> _native.Depot:
-    if config.mode != "node":
-        return _native.Depot.embedded(config.to_core_json(layout.block_bytes))
-    socket = config.socket_path(layout.block_bytes, suffix=engine_id)
-    began_s = time.monotonic()
-    depot = _native.Depot.connect(
-        socket,
-        spawn=config.depot_command(socket, layout.block_bytes),
-        wait_ms=config.attach_timeout_ms,
-        call_timeout_ms=config.call_timeout_ms,
-        queue_depths=(config.waiting_queue_depth, config.running_queue_depth),
-        passes_through=config.pool == "Staging",
-    )
-    tell_if_absent(depot, config, socket, time.monotonic() - began_s, logger)
-    return depot
-
-
 class Store:
-    """Dumps and loads the blocks of one namespace. Created by ``kvdepot.open``.
+    """Dumps and loads the blocks of one namespace. Created by ``kvdepot.open`` or ``Depot.open``.
 
     Blocks are named by the engine's hashes, ``bytes`` of length 1 to 64. Calls that move bytes return a ``Task``
     immediately. For lookups, dumps and loads a failure of the depot is a miss, never an exception (P2): ``lookup``
@@ -127,6 +47,13 @@ class Store:
         self._layout = layout
         self._depot = depot
         self._native = native
+        self.owns_attachment = False
+        """Whether ``close`` detaches from the depot, too."""
+
+    @property
+    def native_namespace(self) -> _native.Namespace:
+        """The namespace, for calls of the depot."""
+        return self._native.namespace
 
     @property
     def config(self) -> KVDepotConfig:
@@ -220,9 +147,13 @@ class Store:
         return stats
 
     def close(self) -> None:
-        """Waits for tasks in flight, slightly longer than ``timeout_ms``, and detaches. Idempotent."""
+        """Waits for tasks in flight, slightly longer than ``timeout_ms``. Idempotent.
+
+        A store from ``kvdepot.open`` also detaches from its depot.
+        """
         self._native.close(self._config.timeout_ms + _CLOSE_GRACE_MS)
-        self._depot.close()
+        if self.owns_attachment:
+            self._depot.close()
 
     def __enter__(self) -> Self:
         return self

@@ -14,8 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from kvdepot.cli import main
+from kvdepot.depot import open_store
 from kvdepot.errors import ConfigError
-from kvdepot.store import open_store
 from kvdepot.traces.files import line_of, read_traces, recorded_name
 from kvdepot.traces.generate import FAMILIES, generate
 from kvdepot.traces.play import CHUNK_BLOCKS, Client, play

@@ -22,6 +22,7 @@ MENU: dict[str, tuple[str, ...]] = {
         "docs/lmcache",
         "docs/sglang",
         "docs/offloading",
+        "docs/library",
         "docs/layouts",
         "docs/traces",
         "docs/fleet",
@@ -43,13 +44,22 @@ Made from `kvdepot --help`. [Operation](../docs/operate.md) says when to use whi
 """
 PYTHON = """# Python API
 
-Made from the docstrings. The first section of [README](../README.md#python) is an example.
+Made from the docstrings. [README](../README.md#python) and [library.md](../docs/library.md) have examples.
 
 ```{eval-rst}
 .. automodule:: kvdepot
    :no-members:
 
 .. autofunction:: kvdepot.open
+.. autofunction:: kvdepot.attach
+.. autoclass:: kvdepot.Depot
+   :members:
+.. autoclass:: kvdepot.Group
+   :members:
+.. autoclass:: kvdepot.Claim
+   :members:
+.. autoclass:: kvdepot.Hit
+   :members:
 .. autoclass:: kvdepot.Store
    :members:
 .. autoclass:: kvdepot.Task

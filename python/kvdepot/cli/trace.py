@@ -201,7 +201,7 @@ def play(
     kvdepot trace play chat.jsonl --clients 8
     kvdepot trace play chat.jsonl --config /etc/kvdepot.yaml --speed 2 --requests 1000
     """
-    from kvdepot.store import open_store
+    from kvdepot.depot import open_store
     from kvdepot.traces.files import read_traces
     from kvdepot.traces.play import play as send
 

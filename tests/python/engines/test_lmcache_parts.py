@@ -536,14 +536,23 @@ class Store:
             raise OSError(verb)
 
 
-def stores(made: dict[str, Store]) -> tuple[Stores, Counters]:
+def stores(made: dict[str, Store], attachments: list[str] | None = None) -> tuple[Stores, Counters]:
     counts = Counters()
+    log = [] if attachments is None else attachments
 
-    def opening(config: Any, *, layout: list[int], namespace: Any) -> Store:
-        return made[namespace["model"]]
+    class Attachment:
+        def open(self, *, layout: list[int], namespace: Any) -> Store:
+            return made[namespace["model"]]
+
+        def close(self) -> None:
+            log.append("closed")
+
+    def attach(config: Any, *, block_bytes: int) -> Attachment:
+        log.append("attached")
+        return Attachment()
 
     config = load_config({"pool_gb": 0.1, "mode": "node"}, owns_pool=False)
-    return Stores(config, lambda one: {"model": one.model}, counts, opening), counts
+    return Stores(config, lambda one: {"model": one.model}, counts, attach), counts
 
 
 def test_nobody_leaves_while_another_stores_task_copies() -> None:
@@ -616,6 +625,16 @@ def test_a_depot_that_is_away_is_told_and_counted() -> None:
     found.lookup([(layout(), b"k"), (layout(), b"l")])
     assert not found.attached()
     assert counts.snapshot() == {"no_depot": 2}
+
+
+def test_layouts_share_an_attachment() -> None:
+    attachments: list[str] = []
+    found, _ = stores({"a": Store([]), "b": Store([])}, attachments)
+    assert found.lookup([(layout(size, name), b"k") for name in "ab" for size in (2, 4)]) == [True] * 4
+    assert attachments == ["attached"]
+    found.close()
+    found.close()
+    assert attachments == ["attached", "closed"]
 
 
 def test_layouts_are_limited() -> None:

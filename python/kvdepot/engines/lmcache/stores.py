@@ -14,10 +14,8 @@ from kvdepot.engines.lmcache.counters import Counters
 from kvdepot.engines.lmcache.facts import Layout
 
 LAYOUTS_MAX = 64
-"""Maximum number of open layouts; each has its own connection to the depot."""
+"""Maximum number of open layouts."""
 OPEN_AGAIN_S = 30.0
-ATTACH_GLANCE_MS = 100
-"""Milliseconds that a store waits for a depot if an earlier store found none."""
 
 GONE = frozenset({"not_found", "corrupt"})
 """Kinds of failure of a block that the depot does not have any more, or of one that it could not read in time."""
@@ -55,16 +53,17 @@ class Stores:
         config: KVDepotConfig,
         facts: Callable[[Layout], Mapping[str, object]],
         counters: Counters,
-        open_store: Callable[..., Any] | None = None,
+        attach: Callable[..., Any] | None = None,
     ) -> None:
         self._config = config
         self._facts = facts
         self._counters = counters
-        self._open = open_store or kvdepot.open
+        self._attach = attach or kvdepot.attach
+        self._attaching = threading.Lock()
+        self._depot: Any = None
         self._lock = threading.Lock()
         self._slots: dict[Layout, _Slot] = {}
         self._closed = False
-        self._absent = False
 
     def lookup(self, rows: Sequence[Row]) -> list[bool]:
         """Returns for each block whether the depot has it."""
@@ -183,6 +182,10 @@ class Stores:
                 store, slot.store = slot.store, None
             if store is not None:
                 store.close()
+        with self._attaching:
+            depot, self._depot = self._depot, None
+        if depot is not None:
+            depot.close()
 
     def _store(self, layout: Layout, blocks: int) -> Any:
         with self._lock:
@@ -206,16 +209,16 @@ class Stores:
     def _open_once(self, layout: Layout, slot: _Slot) -> None:
         if slot.store is not None or self._closed or time.monotonic() < slot.again_s:
             return
-        config = self._config
-        if self._absent:
-            config = config.model_copy(update={"attach_timeout_ms": min(ATTACH_GLANCE_MS, config.attach_timeout_ms)})
         try:
-            slot.store = self._open(config, layout=[layout.size_bytes], namespace=self._facts(layout))
+            facts = self._facts(layout)
+            with self._attaching:
+                if self._depot is None:
+                    self._depot = self._attach(self._config, block_bytes=layout.size_bytes)
+                if not self._closed:
+                    slot.store = self._depot.open(layout=[layout.size_bytes], namespace=facts)
         except Exception as error:  # noqa: BLE001 - everything is a miss until it opens
             slot.again_s = time.monotonic() + OPEN_AGAIN_S
             self._counters.trouble("open_error", f"no store for objects of {layout.model}: {error!r}")
-            return
-        self._absent = not slot.store.attached
 
 
 def _failed_lookups(store: Any) -> int:

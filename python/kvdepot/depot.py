@@ -1,0 +1,320 @@
+"""One attachment to a depot for many namespaces: ``kvdepot.attach``, and the ``Depot`` that it returns."""
+
+import json
+import logging
+import os
+import time
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from typing_extensions import Self
+
+from kvdepot import _native
+from kvdepot.absence import tell_if_absent
+from kvdepot.config import ConfigSource, KVDepotConfig, load_config
+from kvdepot.errors import ConfigError
+from kvdepot.layout import BlockLayout
+from kvdepot.logs import set_up_logging
+from kvdepot.store import Store
+
+logger = logging.getLogger("kvdepot")
+
+
+def attach(config: ConfigSource = None, *, engine_id: str | None = None, block_bytes: int | None = None) -> "Depot":
+    """Attaches to a depot inside this process or, with ``mode: node``, to the node's own depot.
+
+    A node depot is started if none answers, unless ``start_depot`` is false. Either way the call waits up to
+    ``attach_timeout_ms`` for a depot. Until one answers, every block is a miss; the logger ``kvdepot`` says so, and why
+    the depot that was started has ended.
+
+    Args:
+        config: path of a YAML file, dict, ``KVDepotConfig``, or ``None`` for defaults sized to the machine.
+        engine_id: distinguishes this engine from others when ``share_depot`` is false and ``mode`` is ``node``.
+            Defaults to the process id.
+        block_bytes: bytes of the largest block; required only for a ``Staging`` pool that is sized in blocks.
+
+    Returns:
+        The attachment. Close it, or use it as a context manager.
+
+    Raises:
+        ConfigError: the configuration is wrong.
+        StorageError: a directory cannot be used.
+        ProtocolError: another service, or another version of kvdepot, answers on the node's socket.
+    """
+    config = load_config(config, owns_pool=False)
+    set_up_logging(config)
+    if config.mode != "node":
+        return Depot(config, _native.Depot.embedded(config.to_core_json(block_bytes)))
+    socket = config.socket_path(block_bytes, suffix=engine_id or str(os.getpid()))
+    began_s = time.monotonic()
+    native = _native.Depot.connect(
+        socket,
+        spawn=config.depot_command(socket, block_bytes),
+        wait_ms=config.attach_timeout_ms,
+        call_timeout_ms=config.call_timeout_ms,
+        queue_depths=(config.waiting_queue_depth, config.running_queue_depth),
+        passes_through=config.pool == "Staging",
+    )
+    tell_if_absent(native, config, socket, time.monotonic() - began_s, logger)
+    return Depot(config, native)
+
+
+@dataclass(frozen=True)
+class Hit:
+    """How far a claim is.
+
+    Attributes:
+        settled: whether this is the final hit: its blocks are verified, in the pool and leased.
+        units: leading hashes that are a hit, those that were skipped included; final once settled.
+        units_from_tier: those of them that came from below the pool.
+    """
+
+    settled: bool
+    units: int
+    units_from_tier: int
+
+
+@dataclass(frozen=True)
+class Group:
+    """Blocks that a hit needs together: of a KV-cache group, or of a pool of pages.
+
+    Attributes:
+        stores: one store for each rank; the hit needs the blocks of all of them.
+        window_blocks: number of last blocks of the hit that are needed, as for sliding windows; 0 = all blocks.
+        hashes_per_block: hashes that one block covers, if other groups have smaller blocks.
+    """
+
+    stores: Sequence[Store]
+    window_blocks: int = 0
+    hashes_per_block: int = 1
+
+
+class Claim:
+    """A hit that is being prepared. Its blocks are fetched from the tiers into the pool, and stay there until released.
+
+    A claim that is not polled for the depot's ``timeout_ms`` loses its leases; the next poll makes it anew. On a depot
+    that is dead or hangs, a claim settles with no hit. Use it as a context manager, or release it.
+    """
+
+    def __init__(self, native: _native.Claim) -> None:
+        self._native = native
+
+    def poll(self) -> Hit:
+        """Returns how far the claim is. Never waits, so it can be called in an engine's step."""
+        return Hit(*self._native.poll())
+
+    def wait(self, timeout_ms: int) -> Hit:
+        """Polls until the claim has settled, or until the time has passed."""
+        return Hit(*self._native.wait(timeout_ms))
+
+    def settle(self) -> Hit:
+        """Settles the claim with the blocks that have arrived so far, because the rest is not worth waiting for."""
+        return Hit(*self._native.decline())
+
+    def release(self) -> None:
+        """Drops the leases. Idempotent. Loads that have begun keep leases of their own."""
+        self._native.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class Depot:
+    """An attachment to a depot. Created by ``kvdepot.attach``.
+
+    It carries any number of namespaces, of any models and block sizes, over one connection. Each is opened as a
+    ``Store`` and closed without cost for the others. Any number of threads may use it concurrently.
+
+    Processes: an attachment belongs to the process that made it. In a forked child, calls raise ``UnavailableError``,
+    and ``close`` does nothing.
+    """
+
+    def __init__(self, config: KVDepotConfig, native: _native.Depot) -> None:
+        self._config = config
+        self._native = native
+        self._stores: weakref.WeakSet[Store] = weakref.WeakSet()
+
+    @property
+    def config(self) -> KVDepotConfig:
+        """Configuration that it was attached with."""
+        return self._config
+
+    @property
+    def attached(self) -> bool:
+        """Whether calls currently reach a depot."""
+        return self._native.attached
+
+    @property
+    def trouble(self) -> str:
+        """Why no depot is attached, as far as is known. Empty while one is."""
+        return self._native.trouble
+
+    def open(
+        self,
+        *,
+        layout: BlockLayout | Iterable[int],
+        namespace: Mapping[str, object],
+        cuda_device: int | None = None,
+    ) -> Store:
+        """Opens a namespace, also while no depot is attached.
+
+        Args:
+            layout: how a block is cut: a ``BlockLayout``, or the tensor sizes in bytes of a block with a single shard.
+            namespace: everything that changes a block's bytes and is not in the layout: model, revision, dtype,
+                rank, salt … (P8). Text, integers, booleans, lists and dicts; no fractions. Stores with different
+                facts never read each other's blocks.
+            cuda_device: number of the CUDA device that holds the tensors to store and load, as this process counts
+                devices; ``None`` = host memory. Tasks are not ordered with the device's streams: synchronise before
+                ``dump``, and wait for a load before the device uses its tensors.
+
+        Returns:
+            The store. Close it when it is not needed any more; the attachment stays.
+
+        Raises:
+            ConfigError: the layout or namespace is wrong.
+            UnavailableError, UnsupportedError: the device does not exist, or has no driver.
+        """
+        layout = BlockLayout.of(layout)
+        opened = self._native.open_namespace(facts_json(namespace), layout.to_json())
+        copy_json = self._config.copy_json(cuda_device)
+        native = self._native.store(opened, timeout_ms=self._config.timeout_ms, copy_json=copy_json)
+        store = Store(self._config, layout, self._native, native, cuda_device)
+        self._stores.add(store)
+        return store
+
+    def claim(
+        self,
+        groups: Sequence[Group | Store],
+        hashes: Sequence[bytes],
+        *,
+        skip: int = 0,
+        limit: int | None = None,
+        label: str = "",
+    ) -> Claim:
+        """Claims the longest prefix of ``hashes`` of which all groups have what they need, and leases it.
+
+        Between a lookup and a load a block may be evicted; a claim's blocks cannot be. Load them with the stores'
+        ``load``, then release the claim.
+
+        Args:
+            groups: what the hit consists of; a ``Store`` stands for a group of its own that needs all blocks.
+            hashes: the request's chained hashes.
+            skip: leading hashes that the caller already has, a multiple of every ``hashes_per_block``.
+            limit: longest hit to return, in hashes; ``None`` = all.
+            label: what the caller calls the request, for ``kvdepot why``; the depot keeps its first 96 characters.
+
+        Returns:
+            The claim, which may not have settled yet. A failure of the depot is a claim with no hit, and no exception.
+
+        Raises:
+            ConfigError: there is no group, a group has no store, or a hash is not 1 to 64 bytes long.
+        """
+        wanted = [group if isinstance(group, Group) else Group([group]) for group in groups]
+        if not wanted or not all(group.stores for group in wanted):
+            raise ConfigError("groups: there must be a group, and each group needs a store")
+        spaces = [
+            ([store.native_namespace for store in group.stores], group.window_blocks, group.hashes_per_block)
+            for group in wanted
+        ]
+        limit = len(hashes) if limit is None else limit
+        return Claim(self._native.claim(spaces, hashes, skip=skip, limit=limit, label=label))
+
+    def reset(self, stores: Iterable[Store]) -> None:
+        """Makes every block dumped so far in these namespaces unreachable, in every tier, for everyone.
+
+        Raises:
+            UnavailableError, DepotTimeoutError: the depot did not confirm the reset.
+        """
+        self._native.reset([store.native_namespace for store in stores])
+
+    def drain(self, timeout_ms: int) -> bool:
+        """Waits until everything dumped so far is written to the tiers. Returns false on timeout.
+
+        Raises:
+            UnavailableError, DepotTimeoutError: no depot answers.
+        """
+        return self._native.drain(timeout_ms)
+
+    def stats(self) -> dict[str, Any]:
+        """Returns counters and gauges of the depot and of this process's attachment."""
+        stats: dict[str, Any] = json.loads(self._native.stats_json())
+        return stats
+
+    def close(self) -> None:
+        """Closes the stores that are still open, as ``Store.close`` does, and detaches. Idempotent."""
+        for store in list(self._stores):
+            store.close()
+        self._native.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def facts_json(namespace: Mapping[str, object]) -> str:
+    """Returns the facts of a namespace as JSON.
+
+    Raises:
+        ConfigError: there are none, or one has no JSON.
+    """
+    if not namespace:
+        raise ConfigError(
+            "namespace: must describe everything that changes the blocks' bytes, such as {'model': ..., 'dtype': ...}"
+        )
+    try:
+        return json.dumps(namespace, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"namespace: must be text, integers, booleans, lists and dicts: {error}") from error
+
+
+def open_store(
+    config: ConfigSource = None,
+    *,
+    layout: BlockLayout | Iterable[int],
+    namespace: Mapping[str, object],
+    engine_id: str | None = None,
+    cuda_device: int | None = None,
+) -> Store:
+    """Opens a store with an attachment of its own: ``attach``, then ``Depot.open``.
+
+    A program with several namespaces, models or block sizes attaches once and opens a store for each.
+
+    Args:
+        config: as for ``attach``.
+        layout: as for ``Depot.open``.
+        namespace: as for ``Depot.open``.
+        engine_id: as for ``attach``.
+        cuda_device: as for ``Depot.open``.
+
+    Returns:
+        The store. Closing it closes the attachment, too. Use it as a context manager, or close it.
+
+    Raises:
+        ConfigError: the configuration, layout or namespace is wrong.
+        StorageError: a directory cannot be used.
+        UnavailableError, UnsupportedError: the device does not exist, or has no driver.
+        ProtocolError: another service, or another version of kvdepot, answers on the node's socket.
+    """
+    layout = BlockLayout.of(layout)
+    # Before anything is started.
+    facts_json(namespace)
+    depot = attach(config, engine_id=engine_id, block_bytes=layout.block_bytes)
+    try:
+        store = depot.open(layout=layout, namespace=namespace, cuda_device=cuda_device)
+    except BaseException:
+        depot.close()
+        raise
+    store.owns_attachment = True
+    return store
