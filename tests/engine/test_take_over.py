@@ -82,5 +82,8 @@ def test_an_upgrade_under_load_keeps_hits_and_tokens(real_lab: Lab, model: str, 
     assert cold["cached"] == [0, 0, 0]
     assert min(before["cached"]) >= 288
     assert after["cached"] == before["cached"], "blocks were lost by the upgrade"
+    # A process that gets no processor for long may miss some lookups.
+    hits = [cached for one in during for cached in one["cached"][: len(PROMPTS)]]
+    assert sum(hits) >= len(during) * sum(before["cached"]) / 2, f"hits during the upgrade: {hits}"
     for one in [before, *({**one, "tokens": one["tokens"][:-1]} for one in during), after]:
         assert one["tokens"] == cold["tokens"]
