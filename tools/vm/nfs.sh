@@ -21,7 +21,7 @@ if ! reason=$(unpack nfs nfs-kernel-server quota 2>&1 >/dev/null | tail -n 1) ||
     [ -z "${KVDEPOT_REQUIRE_NFS:-}" ] || exit 1
     exit 0
 fi
-build_tests kvdepot-tier/conformance kvdepot-tier/shared_nodes kvdepot-tier/full_server
+build_tests kvdepot-tier/conformance kvdepot-tier/shared_nodes kvdepot-tier/full_server kvdepot-tier/shared_cap
 start=$SECONDS
 nfs=$VM_DIR/nfs/root
 status=0

@@ -45,6 +45,16 @@ KVDEPOT_TEST_NODES=/mnt/kv-a-3:/run/on-a,/mnt/kv-b-3:/run/on-b run_test "${binar
 KVDEPOT_TEST_NODES_FRESH=1 KVDEPOT_TEST_NODES=/mnt/kv-a:/run/on-a,/mnt/kv-b:/run/on-b \
     run_test "${binaries[1]}" --nocapture --test-threads=4
 
+echo "== one cap for both nodes, measured at the server"
+for nodes in /mnt/kv-a:/run/on-a,/mnt/kv-b:/run/on-b /mnt/kv-a-3:/run/on-a,/mnt/kv-b-3:/run/on-b; do
+    KVDEPOT_TEST_NODES=$nodes KVDEPOT_TEST_SERVER_DIR=/srv/kv run_test "${binaries[3]}" --nocapture --test-threads=2 \
+        processes_that_are_killed_keep_one_cap a_process_that_is_stopped_and_continued_keeps_the_cap \
+        the_grant_of_a_killed_process_returns
+done
+echo "== one cap on a mount"
+KVDEPOT_TEST_DIR=/mnt/kv-a run_test "${binaries[3]}" --test-threads=4 --skip processes_that_are --skip a_process_that_is \
+    --skip the_grant_of
+
 echo "== a full server, then a used-up quota"
 # One after another: they share the space.
 full=(--include-ignored --nocapture --test-threads=1)

@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used)] // a failing test panics
 
 mod common;
+#[path = "common/nodes.rs"]
+mod nodes;
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -16,6 +18,7 @@ use kvdepot_io::faults::{Fault, FaultDevice, FaultOp, Faults, Image, MemoryDevic
 use kvdepot_io::{Device, DirDevice, DirectUse};
 use kvdepot_tier::conformance::{Bench, until};
 use kvdepot_tier::{PosixConfig, PosixTier, Tier};
+use nodes::Shared;
 
 /// A lease with which directories are surveyed every 20 s.
 const SURVEYED_OFTEN: Duration = Duration::from_secs(4);
@@ -137,8 +140,9 @@ struct Depot {
 }
 
 impl Depot {
-    fn start(dir: &Path, cap: u64, blocks: std::ops::Range<u64>) -> Self {
-        Self::start_with(&mut Command::new(std::env::current_exe().unwrap()), dir, cap, blocks)
+    /// Starts one on a node.
+    fn start(shared: &Shared, node: usize, cap: u64, blocks: std::ops::Range<u64>) -> Self {
+        Self::start_with(&mut shared.command(node), &shared.dirs[node], cap, blocks)
     }
 
     fn start_with(command: &mut Command, dir: &Path, cap: u64, blocks: std::ops::Range<u64>) -> Self {
@@ -198,25 +202,26 @@ fn snapshot(dir: &Path, depots: &[Depot]) -> u64 {
 #[test]
 fn processes_that_are_killed_keep_one_cap() {
     const CAP: u64 = 32;
-    let dir = directory();
-    let start = |n: u64| Depot::start(dir.path(), CAP, n * 1_000_000..(n + 1) * 1_000_000);
+    let shared = Shared::new();
+    // They write for ever: many times what the cap holds.
+    let start = |n: u64| Depot::start(&shared, n as usize % 2, CAP, n * 1_000_000..(n + 1) * 1_000_000);
     let mut depots: Vec<Depot> = (0..3).map(start).collect();
     let mut most = 0;
     for round in 0..12 {
         for depot in &mut depots {
             depot.wait_written(12);
         }
-        let bytes = snapshot(dir.path(), &depots);
+        let bytes = snapshot(shared.on_disk(), &depots);
         most = most.max(bytes);
         assert!(bytes <= CAP * FILE_BYTES, "round {round}: {bytes} bytes");
         if round % 3 == 2 {
             depots.remove(0);
-            let bytes = snapshot(dir.path(), &depots);
+            let bytes = snapshot(shared.on_disk(), &depots);
             assert!(bytes <= CAP * FILE_BYTES, "round {round}, one killed: {bytes} bytes");
             depots.push(start(round));
         }
     }
-    println!("at most {} blocks in a snapshot", most / FILE_BYTES);
+    println!("at most {} of {CAP} blocks in a snapshot", most / FILE_BYTES);
     assert!(most > CAP / 2 * FILE_BYTES, "the cap is also used");
 }
 
@@ -227,11 +232,12 @@ fn a_process_that_is_stopped_and_continued_keeps_the_cap() {
     use rustix::process::Signal;
     const CAP: u64 = 32;
     const LEASE: Duration = Duration::from_secs(2);
-    let dir = directory();
+    let shared = Shared::new();
     let start = |n: u64| {
-        let mut command = Command::new(std::env::current_exe().unwrap());
+        let node = n as usize % 2;
+        let mut command = shared.command(node);
         command.env(CHILD_LEASE_MS, LEASE.as_millis().to_string());
-        Depot::start_with(&mut command, dir.path(), CAP, n * 1_000_000..(n + 1) * 1_000_000)
+        Depot::start_with(&mut command, &shared.dirs[node], CAP, n * 1_000_000..(n + 1) * 1_000_000)
     };
     let mut depots = [start(0), start(1)];
     for round in 0..3 {
@@ -241,13 +247,13 @@ fn a_process_that_is_stopped_and_continued_keeps_the_cap() {
         let stopped = Instant::now();
         while stopped.elapsed() < 2 * LEASE {
             depots[1].wait_written(4);
-            let bytes = snapshot(dir.path(), &depots[1..]);
+            let bytes = snapshot(shared.on_disk(), &depots[1..]);
             assert!(bytes <= CAP * FILE_BYTES, "round {round}, one stopped: {bytes} bytes");
         }
         depots[0].signal(Signal::CONT);
         for _ in 0..4 {
             depots.iter_mut().for_each(|depot| depot.wait_written(2));
-            let bytes = snapshot(dir.path(), &depots);
+            let bytes = snapshot(shared.on_disk(), &depots);
             assert!(bytes <= CAP * FILE_BYTES, "round {round}, continued: {bytes} bytes");
         }
     }
@@ -256,19 +262,19 @@ fn a_process_that_is_stopped_and_continued_keeps_the_cap() {
 #[test]
 fn the_grant_of_a_killed_process_returns() {
     const CAP: u64 = 64;
-    let dir = directory();
-    let mut dead = Depot::start(dir.path(), CAP, 0..8);
+    let nodes = Shared::new();
+    let mut dead = Depot::start(&nodes, 1, CAP, 0..8);
     dead.wait_written(8);
     drop(dead);
     // What is written during a survey counts twice until the next one.
-    let tier = open(PosixConfig { ledger_lease: SURVEYED_OFTEN, ..shared(dir.path(), CAP) });
+    let tier = open(PosixConfig { ledger_lease: SURVEYED_OFTEN, ..shared(&nodes.dirs[0], CAP) });
     assert!(tier.wait_scanned(Bench::soon()));
     let bench = Bench::new(tier);
     let mut n = 1000;
     until("what the dead process was granted and did not use is written by another one", || {
         // Refused while this process got no processor for longer than its lease lasts.
         n += u64::from(bench.write(n).is_ok());
-        let bytes = disk_bytes(dir.path());
+        let bytes = disk_bytes(nodes.on_disk());
         assert!(bytes <= CAP * FILE_BYTES, "{bytes} bytes");
         bytes == CAP * FILE_BYTES
     });

@@ -6,11 +6,13 @@
 #![allow(clippy::unwrap_used)] // a failing test panics
 
 mod common;
+#[path = "common/nodes.rs"]
+mod nodes;
 
 use std::collections::HashSet;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdout, Stdio};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -20,10 +22,8 @@ use kvdepot_io::EngineKind;
 use kvdepot_io::faults::{Fault, FaultOp, Faults};
 use kvdepot_tier::conformance::{Bench, Waiting};
 use kvdepot_tier::{PosixConfig, Tier, Written};
+use nodes::Shared;
 
-/// Two nodes as `DIRECTORY:COMMAND,DIRECTORY:COMMAND`: where a node has mounted the shared directory, and what runs a
-/// program there.
-const NODES: &str = "KVDEPOT_TEST_NODES";
 /// Set where the mounts do not remember which names were missing (`lookupcache=positive`).
 const FRESH: &str = "KVDEPOT_TEST_NODES_FRESH";
 const CHILD: &str = "KVDEPOT_TEST_SHARED_DIR";
@@ -41,41 +41,8 @@ on_every_engine! {
     a_file_that_the_other_node_removes_while_it_is_read_is_whole_or_a_miss
 }
 
-/// A directory as both nodes see it.
-struct Shared {
-    _local: tempfile::TempDir,
-    dirs: [PathBuf; 2],
-    runners: [Option<PathBuf>; 2],
-}
-
-impl Shared {
-    fn new() -> Self {
-        let Ok(nodes) = std::env::var(NODES) else {
-            let local = tempfile::tempdir().unwrap();
-            let dir = local.path().to_owned();
-            return Self { _local: local, dirs: [dir.clone(), dir], runners: [None, None] };
-        };
-        let node = |text: &str| {
-            let (dir, run) = text.split_once(':').unwrap();
-            (PathBuf::from(dir), Some(PathBuf::from(run)))
-        };
-        let (one, two) = nodes.split_once(',').unwrap();
-        let ((one, run_one), (two, run_two)) = (node(one), node(two));
-        let local = tempfile::tempdir_in(&one).unwrap();
-        let name = local.path().file_name().unwrap().to_owned();
-        let shared =
-            Self { dirs: [one.join(&name), two.join(&name)], runners: [run_one, run_two], _local: local };
-        eventually("the other node sees a new directory", || shared.dirs[1].is_dir());
-        shared
-    }
-
-    fn is_mounted_twice(&self) -> bool {
-        self.dirs[0] != self.dirs[1]
-    }
-
-    fn bench(&self, node: usize) -> Bench {
-        Bench::new(open(config(&self.dirs[node])))
-    }
+fn bench_of(shared: &Shared, node: usize) -> Bench {
+    Bench::new(open(config(&shared.dirs[node])))
 }
 
 /// Waits for what a node learns from another one.
@@ -105,7 +72,7 @@ fn hits(bench: &Bench, n: u64) -> bool {
 #[test]
 fn what_one_node_writes_the_other_one_reads() {
     let shared = Shared::new();
-    let [one, two] = [0, 1].map(|node| shared.bench(node));
+    let [one, two] = [0, 1].map(|node| bench_of(&shared, node));
     // The second node has looked for the first blocks before they were there.
     assert!((0..4).all(|n| !hits(&two, n)));
     assert_eq!(two.probe(two.keys(4)).unwrap(), 0);
@@ -124,7 +91,7 @@ fn what_one_node_writes_the_other_one_reads() {
 #[test]
 fn what_one_node_removes_is_a_miss_at_the_other_one() {
     let shared = Shared::new();
-    let [one, two] = [0, 1].map(|node| shared.bench(node));
+    let [one, two] = [0, 1].map(|node| bench_of(&shared, node));
     one.write_all(12);
     assert!((0..12).all(|n| hits(&two, n)));
     for n in 0..12 {
@@ -141,7 +108,7 @@ fn what_one_node_removes_is_a_miss_at_the_other_one() {
 
 fn a_file_that_the_other_node_removes_while_it_is_read_is_whole_or_a_miss() {
     let shared = Shared::new();
-    let two = shared.bench(1);
+    let two = bench_of(&shared, 1);
     two.write_all(4);
     two.drain();
     let faults = Faults::default();
@@ -165,7 +132,7 @@ fn a_file_that_the_other_node_removes_while_it_is_read_is_whole_or_a_miss() {
 #[test]
 fn a_reset_of_one_node_reaches_the_other_one() {
     let shared = Shared::new();
-    let [mut one, mut two] = [0, 1].map(|node| shared.bench(node));
+    let [mut one, mut two] = [0, 1].map(|node| bench_of(&shared, node));
     one.write_all(4);
     assert!((0..4).all(|n| hits(&two, n)));
     for epoch in 1..=2 {
@@ -186,7 +153,7 @@ fn a_reset_of_one_node_reaches_the_other_one() {
 #[test]
 fn resets_of_both_nodes_at_once_have_an_epoch_each() {
     let shared = Shared::new();
-    let nodes = [0, 1].map(|node| shared.bench(node));
+    let nodes = [0, 1].map(|node| bench_of(&shared, node));
     let mut taken = HashSet::new();
     for _ in 0..5 {
         let barrier = Barrier::new(nodes.len());
@@ -250,15 +217,7 @@ struct Worker {
 
 impl Worker {
     fn start(shared: &Shared, node: usize) -> Self {
-        let exe = std::env::current_exe().unwrap();
-        let mut command = shared.runners[node].as_ref().map_or_else(
-            || Command::new(&exe),
-            |run| {
-                let mut command = Command::new(run);
-                command.arg(&exe);
-                command
-            },
-        );
+        let mut command = shared.command(node);
         let mut child = command
             .args(["child", "--exact", "--nocapture", "--test-threads=1"])
             .env(CHILD, &shared.dirs[node])
@@ -348,7 +307,7 @@ fn both_nodes_are_killed_over_and_over() {
         assert_eq!(tier.quarantined(&two.spec), 0, "no torn block was visible");
     }
     assert!(right > 0);
-    let one = shared.bench(0);
+    let one = bench_of(&shared, 0);
     let right = (0..WORKING_SET).filter(|&n| hits(&one, n)).count() as u64;
     assert!(right > 0, "the other node finds them, too");
 }
