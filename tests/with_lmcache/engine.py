@@ -35,10 +35,15 @@ OURS = {
 }
 
 
-def configuration(file: Path, settings: dict[str, Any], **changes: Any) -> LMCacheEngineConfig:
-    """The original configuration with our module and class, this machine's sizes, and the place of the blocks."""
+def configuration(
+    file: Path, settings: dict[str, Any], extra: dict[str, Any] | None = None, **changes: Any
+) -> LMCacheEngineConfig:
+    """The original configuration with our module and class, this machine's sizes, and the place of the blocks.
+
+    ``extra``: other values of keys in ``extra_config``.
+    """
     values = yaml.safe_load(SEED_004)
-    values["extra_config"] |= OURS | {f"kvdepot.{name}": value for name, value in settings.items()}
+    values["extra_config"] |= OURS | {f"kvdepot.{name}": value for name, value in settings.items()} | (extra or {})
     values |= {"max_local_cpu_size": 0.125, **changes}
     file.write_text(yaml.safe_dump(values))
     return LMCacheEngineConfig.from_file(str(file))

@@ -2,6 +2,8 @@
 
 import asyncio
 import inspect
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from chunks import until
-from conftest import settings
+from conftest import POOL_GB, settings
 from lmcache.utils import CacheEngineKey
 from lmcache.v1.memory_management import MemoryFormat
 from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
@@ -21,10 +23,11 @@ from kvdepot.engines.lmcache import KVDepotBackend
 from kvdepot.engines.lmcache.backend import GET_THREADS, PUT_THREADS
 from kvdepot.engines.lmcache.keys import chunk_hash
 from kvdepot.errors import ConfigError
-from tools.lab.depot import Depot, DepotHome
+from tools.lab.depot import Depot, DepotHome, depot_stats, wait_until_clean
 
 TOKENS = list(range(4 * CHUNK + 10))
 FULL = 4 * CHUNK
+MEDIUM_BYTES = 64 << 20
 
 
 @pytest.fixture(autouse=True)
@@ -36,8 +39,16 @@ def _same_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
 class Life:
     """LMCache's engine from its start to its end."""
 
-    def __init__(self, file: Path, home: DepotHome, meta: dict[str, Any] | None = None, **changes: Any) -> None:
-        self.engine = engine(configuration(file, settings(home), **changes), metadata(**(meta or {})))
+    def __init__(
+        self,
+        file: Path,
+        home: DepotHome,
+        meta: dict[str, Any] | None = None,
+        own: dict[str, Any] | None = None,
+        **changes: Any,
+    ) -> None:
+        chosen = settings(home) if own is None else own
+        self.engine = engine(configuration(file, chosen, **changes), metadata(**(meta or {})))
         self.manager = self.engine.storage_manager
         self.backend = self.manager.storage_backends["dax"]
         assert type(self.backend) is KVDepotBackend
@@ -93,6 +104,34 @@ def test_kv_is_the_same_after_everything_was_restarted(tmp_path: Path, home: Dep
         assert found == FULL
         assert torch.equal(into[:, :, :FULL], values[:, :, :FULL])
         assert second.engine.lookup([7, *TOKENS]) == 0
+
+
+def test_the_keys_of_lmcaches_dax_backend_alone_run_a_depot_on_its_medium(tmp_path: Path, home: DepotHome) -> None:
+    """Seed 004: the backend starts a depot on ``dax.device_path``, and finds its blocks again after a kill -9 of it."""
+    medium, values = tmp_path / "medium", kv(4, len(TOKENS))
+    with medium.open("wb") as file:
+        file.truncate(MEDIUM_BYTES)
+    own = {"socket": str(home.socket), "pool_gb": POOL_GB, "attach_timeout_ms": 60_000, "call_timeout_ms": 3_000}
+    extra = {"dax.device_path": str(medium), "dax.max_dax_size": MEDIUM_BYTES / (1 << 30), "dax.restore_workers": 2}
+    try:
+        for turn in range(2):
+            with Life(tmp_path / "lmcache.yaml", home, own=own, extra=extra) as life:
+                if not turn:
+                    assert life.engine.lookup(TOKENS) == 0
+                    life.store(TOKENS, values)
+                    wait_until_clean(home.socket, 30)
+                until(lambda life=life: life.engine.lookup(TOKENS) == FULL, "the medium's blocks are known")
+                found, into = life.retrieve(TOKENS)
+                assert found == FULL
+                assert torch.equal(into[:, :, :FULL], values[:, :, :FULL])
+                stats = depot_stats(home.socket)
+                assert stats is not None
+                assert stats["pipeline"] == "Cache|Dax"
+                assert [(tier["name"], tier["blocks"]) for tier in stats["tiers"]] == [("dax", FULL // CHUNK)]
+                os.kill(stats["pid"], signal.SIGKILL)
+    finally:
+        if (stats := depot_stats(home.socket)) is not None:
+            os.kill(stats["pid"], signal.SIGKILL)
 
 
 def test_a_killed_depot_is_a_miss_and_comes_back_by_itself(tmp_path: Path, home: DepotHome) -> None:
