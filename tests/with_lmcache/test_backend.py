@@ -400,6 +400,24 @@ def test_no_memory_for_a_load_is_a_miss(life: Life, monkeypatch: pytest.MonkeyPa
     assert life.backend.counts()["no_memory"] > 0
 
 
+def test_memory_is_given_back_if_a_later_allocation_fails(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    life.store(TOKENS, kv(8, len(TOKENS)))
+    held, cpu = life.held(), life.manager.allocator_backend
+    whole = cpu.batched_allocate
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("out of pinned memory")
+
+    monkeypatch.setattr(
+        cpu, "batched_allocate", lambda shapes, dtypes, _, *rest, **more: whole(shapes, dtypes, 1, *rest, **more)
+    )
+    monkeypatch.setattr(cpu, "allocate", broken)
+    found, _ = life.retrieve(TOKENS)
+    assert found in (0, CHUNK)
+    assert life.backend.counts()["allocate_error"] > 0
+    assert life.held() == held
+
+
 @pytest.mark.parametrize(
     ("changes", "extra", "says"),
     [

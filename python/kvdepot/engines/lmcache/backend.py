@@ -421,7 +421,11 @@ class KVDepotBackend(StoragePluginInterface):
         memories = list(cpu.batched_allocate(shapes, dtypes, count, form, eviction=False) or [])
         end_s = time.monotonic() + ALLOCATE_S
         while len(memories) < count:
-            memory = cpu.allocate(shapes, dtypes, form, eviction=True, busy_loop=False)
+            try:
+                memory = cpu.allocate(shapes, dtypes, form, eviction=True, busy_loop=False)
+            except Exception as error:  # noqa: BLE001 - what was allocated before would be lost with it
+                self._counters.trouble("allocate_error", f"LMCache did not allocate memory: {error!r}")
+                break
             if memory is not None:
                 memories.append(memory)
             elif time.monotonic() > end_s:
