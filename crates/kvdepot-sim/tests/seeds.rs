@@ -14,9 +14,10 @@ fn seeds() -> u64 {
     }
 }
 
-/// Rare: one in hundreds of thousands. An admitted claim whose room another step took, work that took many rounds, and a removal
-/// behind a write that was answered as done while a tier owed an earlier one.
-const ONCE_FAILED: [u64; 3] = [333_655, 491_704, 863_743];
+/// Rare: one in hundreds of thousands. An admitted claim whose room another step took, work that took many rounds, a removal
+/// behind a write that was answered as done while a tier owed an earlier one, and a copy of a block leased in place that went
+/// before a claim of the block (a known gap).
+const ONCE_FAILED: [u64; 4] = [333_655, 491_704, 863_743, 792_871];
 
 #[test]
 fn seeds_that_once_failed_keep_all_promises() {
