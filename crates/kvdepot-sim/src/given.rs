@@ -14,6 +14,8 @@ pub(crate) struct Placed {
     pub(crate) values: BTreeSet<BlockKey>,
     /// The lowest tier that each block was read from.
     pub(crate) fetched: BTreeMap<BlockKey, usize>,
+    /// Blocks that the tier whose memory is leased was to read into the pool.
+    pub(crate) copied: BTreeSet<BlockKey>,
     /// The uppermost tier that evicted each block, or was about to.
     pub(crate) cooled: BTreeMap<BlockKey, usize>,
     /// Whether the pool ever lacked space.

@@ -384,8 +384,9 @@ impl World {
             let changed = self.model.changed_since(&key, wish.opened_at);
             // A reader that cannot read in place makes a block arrive anew in the pool.
             let comes = self.lender().is_some() && self.is_being_read(&key);
-            // A known gap (docs/design.md): that copy is not held for claims of the block that was leased in place.
-            let was_copied = self.lender().is_some() && self.placed.fetched.contains_key(&key);
+            // A known gap (docs/design.md): that copy is not held for claims of the block that was leased in place. If its
+            // read fails, the leased block is not shown any more, either.
+            let was_copied = self.placed.copied.contains(&key);
             if self.live_space(&key).is_some()
                 && !changed
                 && !self.presence.contains(&key)

@@ -75,6 +75,9 @@ impl World {
         match work {
             Work::Read { slot, key, runs, deadline, begun } => {
                 let outcome = self.end_read(number, tier, &key, &runs, deadline, begun);
+                if self.lender().is_some_and(|(lender, _)| lender == tier) {
+                    self.placed.copied.insert(key);
+                }
                 if self.mistake == Some(Mistake::MissSwallowed) && matches!(outcome, Ok(Fetched::Miss)) {
                     return Ok(());
                 }
