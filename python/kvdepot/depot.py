@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import threading
 import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing_extensions import Self
 from kvdepot import _native
 from kvdepot.absence import tell_if_absent
 from kvdepot.config import ConfigSource, KVDepotConfig, load_config
-from kvdepot.errors import ConfigError
+from kvdepot.errors import ConfigError, UnavailableError
 from kvdepot.layout import BlockLayout
 from kvdepot.logs import set_up_logging
 from kvdepot.store import Store
@@ -130,8 +131,9 @@ class Claim:
 class Depot:
     """An attachment to a depot. Created by ``kvdepot.attach``.
 
-    It carries any number of namespaces, of any models and block sizes, over one connection. Each is opened as a
-    ``Store`` and closed without cost for the others. Any number of threads may use it concurrently.
+    It carries many namespaces, of any models and block sizes. Each is opened as a ``Store``; closing one leaves the
+    others as they are. One attachment can open 2,048 different namespaces in its life: the depot counts a closed one
+    until the attachment ends. Any number of threads may use it concurrently.
 
     Processes: an attachment belongs to the process that made it. In a forked child, calls raise ``UnavailableError``,
     and ``close`` does nothing.
@@ -141,6 +143,8 @@ class Depot:
         self._config = config
         self._native = native
         self._stores: weakref.WeakSet[Store] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._closed = False
 
     @property
     def config(self) -> KVDepotConfig:
@@ -181,14 +185,19 @@ class Depot:
         Raises:
             ConfigError: the layout or namespace is wrong.
             UnavailableError, UnsupportedError: the device does not exist, or has no driver.
+            UnavailableError: the attachment is closed.
         """
         layout = BlockLayout.of(layout)
         opened = self._native.open_namespace(facts_json(namespace), layout.to_json())
         copy_json = self._config.copy_json(cuda_device)
         native = self._native.store(opened, timeout_ms=self._config.timeout_ms, copy_json=copy_json)
         store = Store(self._config, layout, self._native, native, cuda_device)
-        self._stores.add(store)
-        return store
+        with self._lock:
+            if not self._closed:
+                self._stores.add(store)
+                return store
+        store.close()
+        raise UnavailableError("the depot was closed: attach again")
 
     def claim(
         self,
@@ -215,16 +224,17 @@ class Depot:
             The claim, which may not have settled yet. A failure of the depot is a claim with no hit, and no exception.
 
         Raises:
-            ConfigError: there is no group, a group has no store, or a hash is not 1 to 64 bytes long.
+            ConfigError: there is no group, a group has no store, a number is out of range, or a hash is not 1 to 64
+                bytes long.
+            UnavailableError: a store is closed.
         """
         wanted = [group if isinstance(group, Group) else Group([group]) for group in groups]
-        if not wanted or not all(group.stores for group in wanted):
-            raise ConfigError("groups: there must be a group, and each group needs a store")
+        limit = len(hashes) if limit is None else limit
+        check_claim(wanted, len(hashes), skip, limit)
         spaces = [
             ([store.native_namespace for store in group.stores], group.window_blocks, group.hashes_per_block)
             for group in wanted
         ]
-        limit = len(hashes) if limit is None else limit
         return Claim(self._native.claim(spaces, hashes, skip=skip, limit=limit, label=label))
 
     def reset(self, stores: Iterable[Store]) -> None:
@@ -250,7 +260,10 @@ class Depot:
 
     def close(self) -> None:
         """Closes the stores that are still open, as ``Store.close`` does, and detaches. Idempotent."""
-        for store in list(self._stores):
+        with self._lock:
+            self._closed = True
+            stores = list(self._stores)
+        for store in stores:
             store.close()
         self._native.close()
 
@@ -261,6 +274,30 @@ class Depot:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def check_claim(groups: Sequence[Group], hashes: int, skip: int, limit: int) -> None:
+    """Checks what a claim asks for.
+
+    Raises:
+        ConfigError: a number is out of range, or a group has no stores.
+    """
+    if not groups:
+        raise ConfigError("groups: there must be a group")
+    for group in groups:
+        if not group.stores or not all(isinstance(store, Store) for store in group.stores):
+            raise ConfigError("groups: each group needs a store, and nothing but stores")
+        if group.window_blocks < 0 or group.hashes_per_block < 1:
+            raise ConfigError(
+                "groups: window_blocks must be 0 or more, and hashes_per_block 1 or more, got "
+                f"{group.window_blocks} and {group.hashes_per_block}"
+            )
+        if skip % group.hashes_per_block:
+            raise ConfigError(f"skip: must be a multiple of hashes_per_block, {group.hashes_per_block}, got {skip}")
+    if not 0 <= skip <= hashes:
+        raise ConfigError(f"skip: must be between 0 and the number of hashes, {hashes}, got {skip}")
+    if limit < 0:
+        raise ConfigError(f"limit: must be 0 or more, got {limit}")
 
 
 def facts_json(namespace: Mapping[str, object]) -> str:

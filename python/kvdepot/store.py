@@ -11,7 +11,7 @@ from typing_extensions import Self
 
 from kvdepot import _native
 from kvdepot.config import KVDepotConfig
-from kvdepot.errors import ConfigError
+from kvdepot.errors import ConfigError, UnavailableError
 from kvdepot.layout import BlockLayout
 from kvdepot.memory import Buffers, memory_of
 from kvdepot.task import Task, TaskResult
@@ -49,10 +49,16 @@ class Store:
         self._native = native
         self.owns_attachment = False
         """Whether ``close`` detaches from the depot, too."""
+        self._closed = False
 
     @property
     def native_namespace(self) -> _native.Namespace:
-        """The namespace, for calls of the depot."""
+        """The namespace, for calls of the depot.
+
+        Raises:
+            UnavailableError: the store is closed.
+        """
+        self._check_open()
         return self._native.namespace
 
     @property
@@ -73,7 +79,7 @@ class Store:
     @property
     def attached(self) -> bool:
         """Whether calls currently reach a depot."""
-        return self._depot.attached
+        return not self._closed and self._depot.attached
 
     def lookup(self, hashes: Sequence[bytes]) -> npt.NDArray[np.bool_]:
         """Returns for each block whether the depot has it, in its pool or a tier: shape ``(len(hashes),)``."""
@@ -131,6 +137,7 @@ class Store:
         Raises:
             UnavailableError, DepotTimeoutError: no depot answers.
         """
+        self._check_open()
         return self._depot.drain(timeout_ms)
 
     def reset(self) -> None:
@@ -139,7 +146,7 @@ class Store:
         Raises:
             UnavailableError, DepotTimeoutError: the depot did not confirm the reset.
         """
-        self._depot.reset([self._native.namespace])
+        self._depot.reset([self.native_namespace])
 
     def stats(self) -> dict[str, Any]:
         """Returns counters and gauges of the depot and of this process's attachment."""
@@ -151,6 +158,7 @@ class Store:
 
         A store from ``kvdepot.open`` also detaches from its depot.
         """
+        self._closed = True
         self._native.close(self._config.timeout_ms + _CLOSE_GRACE_MS)
         if self.owns_attachment:
             self._depot.close()
@@ -162,6 +170,10 @@ class Store:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UnavailableError("the store is closed: open another one")
 
     def _submit(
         self, verb: Any, hashes: Sequence[bytes], buffers: Buffers, shards: Sequence[int] | None, *, writable: bool

@@ -52,6 +52,10 @@ def test_namespaces_of_any_size_share_an_attachment_and_do_not_see_each_other(de
         stores[3].dump(names(1), pages(1, 2048))
     assert depot.attached
     assert stores[4].lookup_on_prefix(names(8)) == 5, "the others stay open"
+    for call in (stores[3].reset, lambda: stores[3].drain(1), lambda: depot.claim([stores[3]], names(1))):
+        with pytest.raises(kvdepot.UnavailableError, match="the store is closed"):
+            call()
+    assert not stores[3].attached
     again = open_rank(depot, model="m3", size=2048)
     assert again.namespace_id == stores[3].namespace_id
     assert again.lookup_on_prefix(names(8)) == 4
@@ -125,6 +129,19 @@ def test_mistakes_are_told_before_anything_is_claimed(depot: kvdepot.Depot) -> N
         depot.claim([kvdepot.Group([])], names(1))
     with pytest.raises(kvdepot.ConfigError, match="there must be a group"):
         depot.claim([], names(1))
+    store, hashes = open_rank(depot), names(2)
+    wide = kvdepot.Group([store], hashes_per_block=2)
+    for groups, more, says in [
+        ([store], {"skip": 5}, "skip: must be between 0 and the number of hashes, 2"),
+        ([store], {"skip": -1}, "skip: must be between"),
+        ([wide], {"skip": 1}, "multiple of hashes_per_block"),
+        ([store], {"limit": -1}, "limit: must be 0 or more"),
+        ([kvdepot.Group([store], window_blocks=-1)], {}, "window_blocks must be 0 or more"),
+        ([kvdepot.Group([store], hashes_per_block=0)], {}, "hashes_per_block 1 or more"),
+        ([kvdepot.Group(["a"])], {}, "nothing but stores"),  # type: ignore[list-item]
+    ]:
+        with pytest.raises(kvdepot.ConfigError, match=says):
+            depot.claim(groups, hashes, **more)  # type: ignore[arg-type]
     with pytest.raises(kvdepot.ConfigError, match="1 to 64 bytes"):
         depot.claim([open_rank(depot)], [b""])
     with pytest.raises(kvdepot.ConfigError, match="namespace: must describe"):
@@ -138,6 +155,8 @@ def test_closing_closes_the_stores_and_twice_is_once(tmp_path: Path) -> None:
     depot.close()
     depot.close()
     assert not depot.attached
+    with pytest.raises(kvdepot.UnavailableError, match="the depot was closed"):
+        open_rank(depot)
     with pytest.raises(kvdepot.UnavailableError):
         store.dump(names(1), pages(1))
     with kvdepot.open({"pipeline": "Cache", "pool_gb": POOL_GB}, layout=[64], namespace={"m": 1}) as alone:

@@ -43,7 +43,7 @@ impl World {
     /// shows.
     pub(crate) fn note_room(&mut self, gauges: &Gauges) {
         // A step may search for a block to evict, and queue writes of cold blocks, before any has left.
-        let short = gauges.pool_free_bytes < LARGEST_BLOCK || gauges.pool_free_bytes * 2 < gauges.pool_bytes;
+        let short = gauges.pool_free_bytes < LARGEST_BLOCK || gauges.pool_free_bytes * 2 <= gauges.pool_bytes;
         self.placed.short |= short || gauges.evicted > 0;
     }
 

@@ -85,10 +85,11 @@ def _tensor_middles(fd: int, size: int) -> list[int] | None:
     try:
         header = json.loads(os.pread(fd, head_bytes, 8))
         spans = [entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"]
+        step = max(1, len(spans) // SAMPLES_MAX)
+        middles = [8 + head_bytes + (int(begin) + int(end)) // 2 for begin, end in spans[::step]]
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    step = max(1, len(spans) // SAMPLES_MAX)
-    return [8 + head_bytes + (int(begin) + int(end)) // 2 for begin, end in spans[::step]]
+    return middles if all(0 <= middle <= size for middle in middles) else None
 
 
 def local_directory(

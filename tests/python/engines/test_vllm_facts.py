@@ -37,6 +37,13 @@ def test_the_same_weights_elsewhere_have_the_same_digest(tmp_path: Path) -> None
     assert weights_digest(tmp_path / "here") == weights_digest(tmp_path / "there") != ""
 
 
+def test_a_file_whose_header_has_no_usable_offsets_is_sampled_as_any_file(tmp_path: Path) -> None:
+    for offsets in ([["a", "b"], [1]], {"x": 1}, ["no", "number"], [-(1 << 40), 0], [0, 1 << 60]):
+        header = json.dumps({"a": {"data_offsets": offsets}}).encode()
+        (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4096))
+        assert weights_digest(tmp_path) != ""
+
+
 def test_other_weights_of_the_same_shapes_have_another_digest(tmp_path: Path) -> None:
     values = bytearray(range(256)) * 64
     safetensors(tmp_path / "model.safetensors", bytes(values))

@@ -58,7 +58,7 @@ class Weights:
             raise UnavailableError(f"the weight files of {model} are still being read")
         try:
             return reading.found.result()
-        except OSError as error:
+        except Exception as error:  # an unreadable file, or one that is something else
             if self._version:
                 return {}
             with self._lock:
