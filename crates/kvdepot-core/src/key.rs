@@ -91,6 +91,11 @@ pub struct NamespaceSpec {
     layout: BlockLayout,
 }
 
+/// What the facts of namespaces with values begin with: `kind`.
+pub const VALUES_KIND: &str = "kvdepot value";
+/// How that is spelled in a canonical description.
+const VALUES_FACT: &str = "\"kind\":\"kvdepot value";
+
 impl NamespaceSpec {
     /// Builds a specification from the engine's facts (a JSON object) and the block layout.
     pub fn new(facts_json: &str, layout: BlockLayout) -> Result<Self> {
@@ -126,6 +131,11 @@ impl NamespaceSpec {
         let value: serde_json::Value = serde_json::from_str(text).map_err(|e| bad().with_source(e))?;
         let layout = BlockLayout::from_json(value.get("layout").ok_or_else(bad)?)?;
         Self::new(&value.get("facts").ok_or_else(bad)?.to_string(), layout)
+    }
+
+    /// Returns whether its blocks are values, which can be replaced, by its facts.
+    pub fn holds_values(&self) -> bool {
+        self.canonical().contains(VALUES_FACT)
     }
 
     /// Returns the canonical text that is fingerprinted.

@@ -24,7 +24,7 @@ pub use block::{Block, Phase};
 pub use error::{Error, ErrorKind, Result};
 pub use eviction::{EvictionPolicy, SlotId};
 pub use hit::{GroupShape, HitSearch, longest_hit, needed_blocks};
-pub use key::{BlockHash, BlockKey, NamespaceId, NamespaceSpec, epoch_moves, next_epoch};
+pub use key::{BlockHash, BlockKey, NamespaceId, NamespaceSpec, VALUES_KIND, epoch_moves, next_epoch};
 pub use layout::BlockLayout;
 pub use lease::{LeaseId, LeaseTable};
 pub use pipeline::{PipelineSpec, PoolKind};

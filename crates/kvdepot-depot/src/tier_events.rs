@@ -38,8 +38,8 @@ impl Listener {
         let Some(runner) = self.runner.upgrade() else { return };
         let _guard = DeathGuard(&runner.life);
         let locator = &runner.locator;
-        locator.events.tier_changed(self.tier, &*locator.tiers[self.tier], keys, false);
         for keys in keys.chunks(KEYS_PER_EVENT) {
+            locator.events.tier_changed(self.tier, &*locator.tiers[self.tier], keys, false);
             // A tier's own thread must not wait for the tiers.
             runner.tell_and_leave(Event::TierForgot { tier: self.tier, keys: keys.to_vec(), lost });
         }
@@ -66,15 +66,13 @@ impl TierEvents for Listener {
         let (Some(to), Some(runner)) = (self.demotes_to, self.runner.upgrade()) else { return };
         let _guard = DeathGuard(&runner.life);
         let mut there = Vec::new();
-        runner.locator.tiers[to].peek(keys, &mut there);
-        let keys: Vec<BlockKey> = keys
-            .iter()
-            .zip(there)
-            .filter(|(_, there)| *there != Presence::Present)
-            .map(|(key, _)| *key)
-            .collect();
         for keys in keys.chunks(KEYS_PER_EVENT) {
-            runner.tell_and_leave(Event::TierCooling { tier: self.tier, keys: keys.to_vec() });
+            runner.locator.tiers[to].peek(keys, &mut there);
+            let absent = keys.iter().zip(&there).filter(|(_, there)| **there != Presence::Present);
+            let keys: Vec<BlockKey> = absent.map(|(key, _)| *key).collect();
+            if !keys.is_empty() {
+                runner.tell_and_leave(Event::TierCooling { tier: self.tier, keys });
+            }
         }
     }
 

@@ -71,7 +71,9 @@ impl Known {
     /// Forgets those of the keys of a part that are meant. Returns the ones that were present, as far as known.
     pub(crate) fn forget_in(&mut self, part: usize, is_meant: impl Fn(&BlockKey) -> bool) -> Vec<BlockKey> {
         let meant = self.parts[part].iter().filter(|(key, _)| is_meant(key));
-        let meant: Vec<(BlockKey, bool)> = meant.map(|(key, belief)| (*key, belief.there)).collect();
+        let now = Instant::now();
+        let is_there = |belief: &Belief| belief.there && belief.until > now;
+        let meant: Vec<(BlockKey, bool)> = meant.map(|(key, belief)| (*key, is_there(belief))).collect();
         meant.iter().for_each(|(key, _)| self.forget(key));
         meant.into_iter().filter(|(_, there)| *there).map(|(key, _)| key).collect()
     }

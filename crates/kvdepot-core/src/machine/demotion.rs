@@ -12,6 +12,8 @@ use super::{Counters, Machine};
 use crate::eviction::SlotId;
 use crate::key::BlockKey;
 
+/// Part of the pool that such reads may take at a time; one block always may.
+const READ_DIVISOR: u64 = 8;
 /// How long the read of such a block may take.
 const READ_NS: Nanos = 30_000_000_000;
 
@@ -65,11 +67,12 @@ impl Machine {
             return;
         }
         for key in keys {
-            if self.demotions.cooling.len() < self.pace.demotions_queued {
-                self.demotions.cooling.push_back((tier, key));
-            } else {
+            // The oldest one is probably gone.
+            if self.demotions.cooling.len() >= self.pace.demotions_queued {
+                self.demotions.cooling.pop_front();
                 self.counters.demote_blocks_dropped += 1;
             }
+            self.demotions.cooling.push_back((tier, key));
         }
     }
 
@@ -83,8 +86,8 @@ impl Machine {
     }
 
     /// Demotes a block that the pool has, and that `tier` evicts.
-    pub(super) fn demote_slot(&mut self, tier: TierIndex, slot: SlotId) {
-        let Some(to) = self.demotes_to(tier) else { return };
+    pub(super) fn demote_slot(&mut self, tier: TierIndex, key: &BlockKey, slot: SlotId) {
+        let Some(to) = self.demotes_to(tier).filter(|_| self.may_demote(key)) else { return };
         let Self { flow, pool, counters, .. } = self;
         let had = pool.slot(slot).to_write;
         flow.write_late(pool, counters, slot, bit(to));
@@ -113,8 +116,15 @@ impl Machine {
         }
     }
 
-    fn begin_demotion(&mut self, tier: TierIndex, key: &BlockKey) -> Begun {
-        let Some(to) = self.demotes_to(tier) else { return Begun::Done };
+    /// Returns whether a block is one that never changes. Another depot may have replaced or removed a value in the tier
+    /// below meanwhile, if they share it (P1).
+    fn may_demote(&self, key: &BlockKey) -> bool {
+        self.catalog.by_id(key.namespace).is_some_and(|namespace| !namespace.spec.holds_values())
+    }
+
+    fn begin_demotion(&mut self, tier: TierIndex, block: &BlockKey) -> Begun {
+        let key = block;
+        let Some(to) = self.demotes_to(tier).filter(|_| self.may_demote(key)) else { return Begun::Done };
         let Some(namespace) = self.catalog.by_id(key.namespace) else { return Begun::Done };
         let (key, bytes, near) = (namespace.pool_key(key.hash), namespace.slot_bytes(), namespace.near);
         if let Some(slot) = self.pool.find(&key) {
@@ -123,7 +133,7 @@ impl Machine {
                 let slot = self.pool.slot(slot);
                 slot.block.is_readable() && !slot.is_in_place()
             });
-            slot.into_iter().for_each(|slot| self.demote_slot(tier, slot));
+            slot.into_iter().for_each(|slot| self.demote_slot(tier, block, slot));
             return Begun::Done;
         }
         if self.demotions.down & (bit(tier) | bit(to)) != 0 || self.flow.is_leaving(&key) {
@@ -134,7 +144,9 @@ impl Machine {
             self.counters.over_budget_blocks += 1;
             return Begun::Done;
         }
+        let is_reading = self.demotions.reading.len() as u64;
         if self.flow.late_writes_left(to) >= self.pace.demotions_in_flight
+            || (is_reading > 0 && (is_reading + 1) * bytes > self.pool.bytes() / READ_DIVISOR)
             || !self.claims.leave_room(&self.pool, bytes)
         {
             return Begun::Waits;

@@ -226,13 +226,13 @@ impl Machine {
             }
             self.pool.edit(slot, |slot| slot.saved &= !(1 << tier));
             if !lost {
-                self.demote_slot(tier, slot);
+                self.demote_slot(tier, key, slot);
                 continue;
             }
             let bytes = self.pool.slot(slot).bytes();
             if self.flow.is_late(&self.pool, slot, tier) {
                 self.flow.write_late(&mut self.pool, &mut self.counters, slot, 1 << tier);
-            } else if self.pool.may_dirty(bytes).is_ok() && !self.flow.is_behind(tier) {
+            } else if self.pool.may_rewrite(bytes) && !self.flow.is_behind(tier) {
                 self.counters.rewrite_blocks += 1;
                 self.flow.write_again(&mut self.pool, slot, 1 << tier);
             } else {

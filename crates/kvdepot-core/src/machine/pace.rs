@@ -75,7 +75,7 @@ impl Default for Pace {
             reads_in_flight: 256,
             writes_in_flight: 32,
             late_writes: 4096,
-            demotions_queued: 4096,
+            demotions_queued: 16_384,
             demotions_in_flight: 16,
             cold_slots: 256,
             queue_entries: 512,

@@ -1,9 +1,11 @@
 //! Demotion: what a tier evicts goes to the next tier below that gets such blocks.
 
 use kvdepot_core::machine::{Event, Fetched, Location, Placement, Request, TierIndex, WriteWhen};
-use kvdepot_core::{BlockHash, BlockKey, Error, ErrorKind};
+use std::sync::Arc;
 
-use crate::lab::claim;
+use kvdepot_core::{BlockHash, BlockKey, Error, ErrorKind, NamespaceSpec, VALUES_KIND};
+
+use crate::lab::{claim, spec};
 use crate::placement::{BLOCK, Lab, SECOND_USE, THROUGH, stored};
 
 const DEMOTED: Placement = Placement { write: WriteWhen::OnDemotion, promote: false };
@@ -89,7 +91,7 @@ fn a_block_of_the_pool_is_demoted_without_a_read() {
 /// Blocks that are being read for demotion take a bounded part of the pool, and of what the tiers can do.
 #[test]
 fn few_blocks_are_demoted_at_a_time_and_the_others_follow() {
-    let mut lab = Lab::new(64, "lru", true, &[THROUGH, DEMOTED]);
+    let mut lab = Lab::new(160, "lru", true, &[THROUGH, DEMOTED]);
     lab.cools(0, 1..=60);
     assert_eq!(lab.reads.len(), IN_FLIGHT);
     let mut written = Vec::new();
@@ -103,6 +105,47 @@ fn few_blocks_are_demoted_at_a_time_and_the_others_follow() {
     written.extend(lab.end_writes(stored));
     assert_eq!(written, (1..=60).map(|hash| (1, hash)).collect::<Vec<_>>());
     assert_eq!(lab.machine.gauges().held.pinned, 0);
+}
+
+/// Dumps and loads need room, too.
+#[test]
+fn demotions_take_an_eighth_of_the_pool_at_a_time_or_one_block() {
+    for (blocks, reads) in [(64, 8), (16, 2), (4, 1)] {
+        let mut lab = Lab::new(blocks, "lru", true, &[THROUGH, DEMOTED]);
+        lab.cools(0, 1..=20);
+        assert_eq!(lab.reads.len(), reads, "a pool of {blocks} blocks");
+    }
+}
+
+/// P1: another depot that shares the tier below may have replaced or removed the value there.
+#[test]
+fn values_are_not_demoted() {
+    let mut lab = Lab::new(16, "lru", true, &[THROUGH, DEMOTED]);
+    let facts = format!("{{\"kind\":\"{VALUES_KIND}\",\"format\":1}}");
+    let spec = NamespaceSpec::new(&facts, spec().layout().clone()).expect("a description");
+    assert!(spec.holds_values() && !crate::lab::spec().holds_values());
+    let namespace = spec.id(0);
+    lab.ask(Request::OpenNamespace { spec: Arc::new(spec), epoch: 0 });
+    let keys = vec![BlockKey { namespace, hash: BlockHash([1; 16]) }];
+    lab.feed(Event::TierCooling { tier: 0, keys: keys.clone() });
+    assert!(lab.reads.is_empty());
+    // Fetched for a reader, and evicted from its tier meanwhile.
+    lab.location = Location::Tier(0);
+    let hashes = vec![BlockHash([1; 16])];
+    let (fetch_deadline, runs_max) = (1 << 40, 9);
+    let load = Request::Load {
+        namespace: 1,
+        id: None,
+        hashes,
+        fetch_deadline,
+        last: true,
+        runs_max,
+        in_place: false,
+    };
+    lab.send(load);
+    lab.end_read(Ok(Fetched::Whole));
+    lab.feed(Event::TierForgot { tier: 0, keys, lost: false });
+    assert!(lab.writes.is_empty(), "{:?}", lab.writes);
 }
 
 #[test]

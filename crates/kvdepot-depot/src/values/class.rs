@@ -5,7 +5,7 @@
 //! ```
 
 use kvdepot_core::limits::{BLOCK_ALIGN_BYTES, BLOCK_BYTES_MAX};
-use kvdepot_core::{BlockLayout, Error, ErrorKind, NamespaceSpec, Result};
+use kvdepot_core::{BlockLayout, Error, ErrorKind, NamespaceSpec, Result, VALUES_KIND};
 
 /// The smallest class.
 const CLASS_BYTES_MIN: u64 = 16 << 10;
@@ -36,7 +36,7 @@ pub(super) fn class_sizes() -> Vec<u64> {
 
 /// Returns the namespace of a class.
 pub(super) fn spec(class_bytes: u64) -> Result<NamespaceSpec> {
-    let facts = serde_json::json!({"kind": "kvdepot value", "format": 1, "value_bytes_max": class_bytes});
+    let facts = serde_json::json!({"kind": VALUES_KIND, "format": 1, "value_bytes_max": class_bytes});
     NamespaceSpec::new(&facts.to_string(), BlockLayout::new(vec![vec![class_bytes + END_BYTES]])?)
 }
 

@@ -16,7 +16,7 @@ use super::later::Removal;
 use super::layout::{Geometry, HEADER_BYTES};
 use super::owner::Owner;
 use super::slots::Slots;
-use crate::cooling::Cooling;
+use crate::cooling::{AHEAD, Cooling};
 use crate::{Done, TierEvents, Written};
 
 /// A write in flight, and what waits for its end.
@@ -261,7 +261,8 @@ impl Shared {
                 return;
             }
             let spaces = &state.spaces;
-            cooling.report(state.slots.coldest().filter(|key| spaces.contains_key(&key.namespace)))
+            cooling
+                .report(state.slots.coldest().take(AHEAD).filter(|key| spaces.contains_key(&key.namespace)))
         };
         if !keys.is_empty() {
             listener.cooling(&keys);

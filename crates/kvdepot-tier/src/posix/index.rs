@@ -347,9 +347,9 @@ impl Index {
         }
     }
 
-    /// Returns the least recently used files of every directory, at most `count`.
+    /// Returns the least recently used files of every directory: in all about `count`.
     pub(super) fn coldest_files(&self, count: usize) -> Vec<BlockKey> {
-        let each = count / self.orders.len().max(1);
+        let each = (count / self.orders.len().max(1)).max(16);
         let slots = self.orders.iter().flat_map(|order| order.iter(&self.slots).take(each));
         slots.map(|slot| self.at(slot).0).collect()
     }

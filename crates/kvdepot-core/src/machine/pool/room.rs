@@ -85,6 +85,12 @@ impl Pool {
         Ok(())
     }
 
+    /// Returns whether a block of `bytes` that a tier has lost may be written again now: that leaves half of the room for
+    /// unwritten bytes to dumps.
+    pub(crate) fn may_rewrite(&self, bytes: u64) -> bool {
+        (self.held.filling + self.held.dirty + bytes) * 100 <= self.pool_bytes * DIRTY_SHARE_PERCENT / 2
+    }
+
     /// Begins a step, which may examine `looks` slots in search of space. The blocks that a step uses or stores are
     /// those of one request, in its order.
     pub(crate) fn begin_step(&mut self, looks: usize) {
