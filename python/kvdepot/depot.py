@@ -19,6 +19,7 @@ from kvdepot.config import ConfigSource, KVDepotConfig, load_config
 from kvdepot.errors import ConfigError, UnavailableError
 from kvdepot.layout import BlockLayout
 from kvdepot.logs import set_up_logging
+from kvdepot.node import connect
 from kvdepot.store import Store
 
 logger = logging.getLogger("kvdepot")
@@ -51,14 +52,7 @@ def attach(config: ConfigSource = None, *, engine_id: str | None = None, block_b
         return Depot(config, _native.Depot.embedded(config.to_core_json(block_bytes)))
     socket = config.socket_path(block_bytes, suffix=engine_id or str(os.getpid()))
     began_s = time.monotonic()
-    native = _native.Depot.connect(
-        socket,
-        spawn=config.depot_command(socket, block_bytes),
-        wait_ms=config.attach_timeout_ms,
-        call_timeout_ms=config.call_timeout_ms,
-        queue_depths=(config.waiting_queue_depth, config.running_queue_depth),
-        passes_through=config.pool == "Staging",
-    )
+    native = connect(config, socket, block_bytes, config.attach_timeout_ms)
     tell_if_absent(native, config, socket, time.monotonic() - began_s, logger)
     return Depot(config, native)
 

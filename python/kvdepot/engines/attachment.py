@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from kvdepot.config import KVDepotConfig
+from kvdepot.node import connect
 
 if TYPE_CHECKING:
     from kvdepot._native import Depot
@@ -25,15 +26,8 @@ def attach(config: KVDepotConfig, socket: str, block_bytes: int | None = None) -
         ConfigError: the pool that this engine would start does not fit the machine.
         ProtocolError: another service, or another version of kvdepot, answers at the socket.
     """
-    from kvdepot import _native
     from kvdepot.logs import set_up_logging
 
     set_up_logging(config)
-    return _native.Depot.connect(
-        socket,
-        spawn=config.depot_command(socket, block_bytes),
-        wait_ms=config.attach_timeout_ms if config.start_depot else min(GLANCE_MS, config.attach_timeout_ms),
-        call_timeout_ms=config.call_timeout_ms,
-        queue_depths=(config.waiting_queue_depth, config.running_queue_depth),
-        passes_through=config.pool == "Staging",
-    )
+    wait_ms = config.attach_timeout_ms if config.start_depot else min(GLANCE_MS, config.attach_timeout_ms)
+    return connect(config, socket, block_bytes, wait_ms)

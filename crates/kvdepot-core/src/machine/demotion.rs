@@ -3,12 +3,12 @@
 
 use hashbrown::HashMap;
 
+use super::Machine;
 use super::event::{Effects, Job, Nanos, TierIndex};
 use super::flaw::Flaw;
 use super::pool::NoRoom;
 use super::queue::Queue;
 use super::tiers::{TierMask, bit};
-use super::{Counters, Machine};
 use crate::eviction::SlotId;
 use crate::key::BlockKey;
 
@@ -87,11 +87,17 @@ impl Machine {
 
     /// Demotes a block that the pool has, and that `tier` evicts.
     pub(super) fn demote_slot(&mut self, tier: TierIndex, key: &BlockKey, slot: SlotId) {
-        let Some(to) = self.demotes_to(tier).filter(|_| self.may_demote(key)) else { return };
+        if let Some(to) = self.demotes_to(tier).filter(|_| self.may_demote(key)) {
+            self.write_demoted(to, slot);
+        }
+    }
+
+    /// Writes a block of the pool to the tier that is to get it.
+    pub(super) fn write_demoted(&mut self, to: TierIndex, slot: SlotId) {
         let Self { flow, pool, counters, .. } = self;
         let had = pool.slot(slot).to_write;
         flow.write_late(pool, counters, slot, bit(to));
-        count(counters, pool.slot(slot).to_write & !had != 0);
+        counters.demote_blocks += u64::from(pool.slot(slot).to_write & !had != 0);
     }
 
     /// Continues with the blocks that tiers are about to evict.
@@ -123,17 +129,15 @@ impl Machine {
     }
 
     fn begin_demotion(&mut self, tier: TierIndex, block: &BlockKey) -> Begun {
-        let key = block;
-        let Some(to) = self.demotes_to(tier).filter(|_| self.may_demote(key)) else { return Begun::Done };
-        let Some(namespace) = self.catalog.by_id(key.namespace) else { return Begun::Done };
-        let (key, bytes, near) = (namespace.pool_key(key.hash), namespace.slot_bytes(), namespace.near);
+        let Some(to) = self.demotes_to(tier).filter(|_| self.may_demote(block)) else { return Begun::Done };
+        let Some(namespace) = self.catalog.by_id(block.namespace) else { return Begun::Done };
+        let (key, bytes, near) = (namespace.pool_key(block.hash), namespace.slot_bytes(), namespace.near);
         if let Some(slot) = self.pool.find(&key) {
+            let found = self.pool.slot(slot);
             // A block that is leased in the tier's memory is in use there, and one that is being read is in use, too.
-            let slot = Some(slot).filter(|&slot| {
-                let slot = self.pool.slot(slot);
-                slot.block.is_readable() && !slot.is_in_place()
-            });
-            slot.into_iter().for_each(|slot| self.demote_slot(tier, block, slot));
+            if found.block.is_readable() && !found.is_in_place() {
+                self.write_demoted(to, slot);
+            }
             return Begun::Done;
         }
         if self.demotions.down & (bit(tier) | bit(to)) != 0 || self.flow.is_leaving(&key) {
@@ -164,15 +168,4 @@ impl Machine {
             }
         }
     }
-
-    /// Writes a block that was read for demotion to its tier.
-    pub(super) fn demote_read(&mut self, to: TierIndex, slot: SlotId) {
-        let Self { flow, pool, counters, .. } = self;
-        flow.write_late(pool, counters, slot, bit(to));
-        count(counters, pool.slot(slot).to_write & bit(to) != 0);
-    }
-}
-
-const fn count(counters: &mut Counters, queued: bool) {
-    counters.demote_blocks += queued as u64;
 }

@@ -157,7 +157,7 @@ impl Machine {
                     self.flow.promote(&mut self.pool, &mut self.counters, tier, slot);
                 }
                 if let Some(to) = demoted_to {
-                    self.demote_read(to, slot);
+                    self.write_demoted(to, slot);
                 }
             }
             self.pool.free_if_doomed(slot);
