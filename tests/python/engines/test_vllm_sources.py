@@ -1,21 +1,21 @@
-"""Where vLLM's metrics say that hits came from."""
+"""Which tiers' hits vLLM's metrics count as hits on disk."""
 
 import pytest
 
-from kvdepot.engines.vllm.sources import source_below_the_pool
+from kvdepot.engines.vllm.sources import all_on_this_node
 
 
 @pytest.mark.parametrize(
-    ("tiers", "source"),
+    ("tiers", "on_this_node"),
     [
-        (["Posix"], "DISK"),
-        (["Slab", "Posix"], "DISK"),
-        (["Dax"], "DISK"),
-        (["Remote"], "EXTERNAL_UNSPECIFIED"),
-        (["Posix", "Object"], "EXTERNAL_UNSPECIFIED"),
-        (["Mooncake", "Posix"], "EXTERNAL_UNSPECIFIED"),
-        ([], "DISK"),
+        (["Posix"], True),
+        (["Slab", "Posix"], True),
+        (["Dax"], True),
+        (["Remote"], False),
+        (["Posix", "Object"], False),
+        (["Mooncake", "Posix"], False),
+        ([], True),
     ],
 )
-def test_hits_of_other_machines_are_not_called_disk(tiers: list[str], source: str) -> None:
-    assert source_below_the_pool(tiers) == source
+def test_tiers_of_other_machines_are_not_on_this_node(tiers: list[str], on_this_node: bool) -> None:
+    assert all_on_this_node(tiers) is on_this_node

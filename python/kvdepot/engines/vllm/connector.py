@@ -19,7 +19,7 @@ from kvdepot.engines.vllm.log import connector_logger
 from kvdepot.engines.vllm.meta import LoadReport, StepMetadata
 from kvdepot.engines.vllm.options import ConnectorOptions, read_options
 from kvdepot.engines.vllm.releases.sleep import calls_hooks
-from kvdepot.engines.vllm.sources import source_below_the_pool
+from kvdepot.engines.vllm.sources import all_on_this_node
 from kvdepot.engines.vllm.stats import DepotStats, stats_from
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
             replays=may_replay_whole_steps(vllm_config),
             step_order=step_order(vllm_config, kv_cache_config),
         )
-        self._source_below = source_below_the_pool(options.config.tiers)
+        self._tiers_are_local = all_on_this_node(options.config.tiers)
         parallel = vllm_config.parallel_config
         # Before anything is started, read or registered: the connector may not support the model.
         shape = geometry(vllm_config, kv_cache_config)
@@ -234,7 +234,8 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
         from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
         below = min(num_external_tokens, self._on_scheduler.hit_tier_tokens(request))
-        found = {CacheHitSource.HOST: num_external_tokens - below, CacheHitSource[self._source_below]: below}
+        source = CacheHitSource.DISK if self._tiers_are_local else CacheHitSource.EXTERNAL_UNSPECIFIED
+        found = {CacheHitSource.HOST: num_external_tokens - below, source: below}
         return {source: tokens for source, tokens in found.items() if tokens}
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
