@@ -34,6 +34,18 @@ impl World {
         self.open_claim(client, wish)
     }
 
+    /// Several clients open claims before any of their blocks arrives. `chance` decides how many.
+    pub(crate) fn claim_together(&mut self, chance: usize) -> Result<(), Fail> {
+        if !self.has(Feature::Claims) || !self.has(Feature::Crowds) {
+            return Ok(());
+        }
+        self.reached.insert("claimed together");
+        for _ in 0..2 + chance % 3 {
+            self.claim()?;
+        }
+        Ok(())
+    }
+
     /// Returns a request for a claim.
     pub(crate) fn wish(&mut self) -> Wish {
         let (prompts, units) = (self.plan.shape.prompts, self.plan.shape.prompt_units);

@@ -58,7 +58,8 @@ impl World {
         match rng.below(100) {
             0 => self.switch_lender(rng.below(100))?,
             1 | 2 => self.read_damaged()?,
-            3 => self.remove_claimed(rng.below(100))?,
+            3 | 5 => self.remove_claimed(rng.below(100))?,
+            4 => self.claim_together(rng.below(100))?,
             _ => {}
         }
         self.rng = Rng::new(seed);

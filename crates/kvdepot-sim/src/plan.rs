@@ -257,6 +257,10 @@ impl Plan {
                 features = features.without(feature);
             }
         }
+        if Rng::new(seed ^ 0x0A11_A70C).chance(20) {
+            // Without these a claim must find the room that it was promised.
+            features = features.without(Feature::SmallSteps).without(Feature::StaleAnswers);
+        }
         let ops = (0..rng.between(OPS_MAX / 4, OPS_MAX)).map(|_| rng.next()).collect();
         Self { seed, shape, features, ops }
     }
