@@ -129,6 +129,9 @@ class Depot:
         """Opens a namespace from its facts (a JSON object without fractions) and layout (``[[count, [sizes…]], …]``:
         runs of equal shards, each with its tensor sizes in bytes). Also works while unattached."""
     def open_canonical(self, canonical: str) -> Namespace: ...
+    def close_namespace(self, namespace: Namespace) -> None:
+        """Tells the depot that this process does not use a namespace any more, so that it does not count towards the
+        process's limit. Call it after all stores and claims of it have ended. Waits up to 5 s for a depot that hangs."""
     def store(self, namespace: Namespace, *, timeout_ms: int = 30_000, copy_json: str = "{}") -> Store:
         """Returns a store that dumps and loads the blocks of one namespace.
 

@@ -6,8 +6,11 @@ import os
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -126,8 +129,8 @@ class Depot:
     """An attachment to a depot. Created by ``kvdepot.attach``.
 
     It carries many namespaces, of any models and block sizes. Each is opened as a ``Store``; closing one leaves the
-    others as they are. One attachment can open 2,048 different namespaces in its life: the depot counts a closed one
-    until the attachment ends. Any number of threads may use it concurrently.
+    others as they are. A process can have 2,048 different namespaces open at a time. Any number of threads may use it
+    concurrently.
 
     Processes: an attachment belongs to the process that made it. In a forked child, calls raise ``UnavailableError``,
     and ``close`` does nothing.
@@ -138,6 +141,10 @@ class Depot:
         self._native = native
         self._stores: weakref.WeakSet[Store] = weakref.WeakSet()
         self._lock = threading.Lock()
+        self._open_stores: Counter[str] = Counter()
+        """Number of open stores of each namespace, by its canonical description."""
+        self._naming = threading.Lock()
+        """Held while a namespace is opened or closed."""
         self._closed = False
 
     @property
@@ -182,16 +189,34 @@ class Depot:
             UnavailableError: the attachment is closed.
         """
         layout = BlockLayout.of(layout)
-        opened = self._native.open_namespace(facts_json(namespace), layout.to_json())
-        copy_json = self._config.copy_json(cuda_device)
-        native = self._native.store(opened, timeout_ms=self._config.timeout_ms, copy_json=copy_json)
+        with self._naming:
+            opened = self._native.open_namespace(facts_json(namespace), layout.to_json())
+            self._open_stores[opened.canonical] += 1
+        try:
+            copy_json = self._config.copy_json(cuda_device)
+            native = self._native.store(opened, timeout_ms=self._config.timeout_ms, copy_json=copy_json)
+        except BaseException:
+            self._close_namespace(opened)
+            raise
         store = Store(self._config, layout, self._native, native, cuda_device)
+        store.on_close = partial(self._close_namespace, opened)
         with self._lock:
             if not self._closed:
                 self._stores.add(store)
                 return store
         store.close()
         raise UnavailableError("the depot was closed: attach again")
+
+    def _close_namespace(self, namespace: _native.Namespace) -> None:
+        """Ends one store's use of a namespace. After the last one, the depot may forget it."""
+        with self._naming:
+            self._open_stores[namespace.canonical] -= 1
+            if self._open_stores[namespace.canonical]:
+                return
+            del self._open_stores[namespace.canonical]
+            # A closed attachment has none open.
+            with suppress(UnavailableError):
+                self._native.close_namespace(namespace)
 
     def claim(
         self,

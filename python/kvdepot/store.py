@@ -1,7 +1,8 @@
 """Blocks of one namespace: the ``Store`` that ``kvdepot.open`` and ``Depot.open`` return."""
 
 import json
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -49,7 +50,10 @@ class Store:
         self._native = native
         self.owns_attachment = False
         """Whether ``close`` detaches from the depot, too."""
+        self.on_close: Callable[[], None] | None = None
+        """Called by the first ``close``, after all tasks have ended or their time is over."""
         self._closed = False
+        self._lock = threading.Lock()
 
     @property
     def native_namespace(self) -> _native.Namespace:
@@ -160,6 +164,10 @@ class Store:
         """
         self._closed = True
         self._native.close(self._config.timeout_ms + _CLOSE_GRACE_MS)
+        with self._lock:
+            on_close, self.on_close = self.on_close, None
+        if on_close is not None:
+            on_close()
         if self.owns_attachment:
             self._depot.close()
 

@@ -145,6 +145,9 @@ class Depot:
     def open_canonical(self, canonical: str) -> Namespace:
         return Namespace(self.root, canonical)
 
+    def close_namespace(self, namespace) -> None:
+        pass
+
     def store(self, namespace, *, timeout_ms=30_000, copy_json="{}") -> "Store":
         return Store(self, namespace)
 

@@ -148,6 +148,29 @@ def test_mistakes_are_told_before_anything_is_claimed(depot: kvdepot.Depot) -> N
         depot.open(layout=[4], namespace={})
 
 
+def test_any_number_of_namespaces_may_be_opened_one_after_another(depot: kvdepot.Depot) -> None:
+    """A depot lets a process use 2,048 at a time."""
+    stays, hashes = open_rank(depot), names(1)
+    dump(stays, hashes)
+    for model in range(2_100):
+        open_rank(depot, model=f"model {model}").close()
+    with open_rank(depot, model="last") as last:
+        dump(last, hashes)
+        assert last.lookup_on_prefix(hashes) == 1
+    assert stays.lookup_on_prefix(hashes) == 1
+
+
+def test_a_namespace_stays_open_until_its_last_store_is_closed(depot: kvdepot.Depot) -> None:
+    first, second, hashes = open_rank(depot), open_rank(depot), names(1)
+    dump(first, hashes)
+    first.close()
+    first.close()
+    assert second.lookup_on_prefix(hashes) == 1
+    second.close()
+    with open_rank(depot) as third:
+        assert third.lookup_on_prefix(hashes) == 1, "a closed namespace keeps its blocks"
+
+
 def test_closing_closes_the_stores_and_twice_is_once(tmp_path: Path) -> None:
     depot = kvdepot.attach({"pipeline": "Cache", "pool_gb": POOL_GB, "log_level": "warn"})
     store = open_rank(depot)

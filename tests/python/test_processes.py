@@ -99,6 +99,7 @@ def test_a_forked_child_is_told_at_once_and_opens_a_store_of_its_own(mode, tmp_p
                 "fileno": lambda: dump.fileno(),
                 "poll": lambda: claim.poll(),
                 "namespace": lambda: depot.open_canonical(namespace.canonical),
+                "close": lambda: depot.close_namespace(namespace),
             }
             for name, call in calls.items():
                 try:

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::pool::PoolRegion;
 
 /// Version of the local door; both sides must have the same.
-pub const PROTOCOL_VERSION: u32 = 10;
+pub const PROTOCOL_VERSION: u32 = 11;
 /// First field of the first frame. Other values do not come from a client of ours.
 pub const HELLO_MAGIC: u64 = 0x3154_4f50_4544_564b;
 /// The id of a frame that answers no request.
@@ -78,6 +78,8 @@ pub enum Request<'a> {
     Hello { magic: u64, version: u32, pid: u32 },
     /// Opens a namespace.
     OpenNamespace { canonical: Cow<'a, str> },
+    /// The client does not use a namespace any more. What it has in flight there goes on.
+    CloseNamespace { namespace: NamespaceHandle },
     /// Finds out which blocks exist, in pool or tier.
     Lookup {
         namespace: NamespaceHandle,

@@ -179,6 +179,10 @@ impl Session {
                 let opened = self.open_namespace(&canonical)?;
                 Response::Namespace { handle: opened.handle, id: opened.id.0, epoch: opened.epoch }
             }
+            Request::CloseNamespace { namespace } => {
+                self.used.lock().remove(&namespace);
+                runner.ask(self.user(), Ask::CloseNamespace { namespace }).map(|_| Response::Ok)?
+            }
             Request::Lookup { namespace, hashes } => {
                 let keys = runner.locator.directory.keys(namespace, checked(&hashes)?)?;
                 Response::Present(

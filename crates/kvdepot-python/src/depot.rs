@@ -125,6 +125,12 @@ impl Depot {
         self.open(py, NamespaceSpec::from_canonical(canonical).or_raise()?)
     }
 
+    fn close_namespace(&self, py: Python<'_>, namespace: &Namespace) -> PyResult<()> {
+        let (attachment, spec) = (self.attachment()?, &namespace.spec);
+        py.detach(|| attachment.close_namespace(spec));
+        Ok(())
+    }
+
     #[pyo3(signature = (namespace, *, timeout_ms = 30_000, copy_json = "{}"))]
     fn store(
         &self,

@@ -4,8 +4,8 @@
 //! 100,000 blocks, 3 s and no traffic by default). A lookup asks for 128 hashes that all exist. The depot is a separate
 //! process that holds unfilled blocks of 4 KiB. 1, 8, 16 and 64 clients attach at the same time, wait for each other, and
 //! send lookups as fast as they are answered. With traffic (1), each of these runs is repeated while another process dumps
-//! and loads as fast as it can. The yardstick is a bare round trip of a frame of the same size between two processes.
-//! Prints one JSON object per line.
+//! and loads as fast as it can, and once more while another process attaches and detaches as fast as it can. The
+//! yardstick is a bare round trip of a frame of the same size between two processes. Prints one JSON object per line.
 #![allow(clippy::unwrap_used, reason = "a measurement stops where it cannot go on")]
 
 use std::borrow::Cow;
@@ -146,6 +146,17 @@ fn traffic(socket: &Path, first: u64) {
     }
 }
 
+/// Attaches anew until it is killed, each time with the pool's memory and a namespace, and prints a line each time.
+fn attach_anew(socket: &Path) {
+    loop {
+        let attachment = Attachment::connect(socket.to_owned(), None, WAIT, WAIT).unwrap();
+        let engine = DeviceEngine::new(Arc::new(HostEngine::new(1).unwrap()));
+        let _store = Store::new(&attachment, spec(), engine, WAIT).unwrap();
+        assert!(attachment.attached());
+        println!("attached");
+    }
+}
+
 /// Answers frames with 64 bytes until the other side closes.
 fn echo(socket: &Path) {
     let listener = SeqPacket::listen(socket, 1).unwrap();
@@ -252,6 +263,7 @@ fn main() {
         Some("depot") => return depot(&path(1), number(2, 0), number(3, 0)),
         Some("client") => return client(&path(1), number(2, 0), number(3, 0)),
         Some("traffic") => return traffic(&path(1), number(2, 0)),
+        Some("attach") => return attach_anew(&path(1)),
         Some("echo") => return echo(&path(1)),
         _ => {}
     }
@@ -268,12 +280,27 @@ fn main() {
     for clients in [1, 8, 16, 64] {
         println!("{}", measure(&socket, served.0.id(), clients, blocks, seconds));
     }
-    for clients in [1_u64, 16, 64].into_iter().filter(|_| number(3, 0) > 0) {
+    if number(3, 0) == 0 {
+        return;
+    }
+    for clients in [1_u64, 16, 64] {
         let first = blocks + clients * 1_000_000_000;
         let mut role = Role::start("traffic", &[socket.clone(), first.to_string()]);
         assert_eq!(role.lines().next().as_deref(), Some("ready"));
         let mut line = measure(&socket, served.0.id(), clients as usize, blocks, seconds);
-        line["traffic"] = true.into();
+        line["beside"] = "dumps and loads".into();
+        println!("{line}");
+    }
+    for clients in [1, 16, 64] {
+        let mut role = Role::start("attach", std::slice::from_ref(&socket));
+        let mut lines = role.lines();
+        assert_eq!(lines.next().as_deref(), Some("attached"));
+        let begun = Instant::now();
+        let mut line = measure(&socket, served.0.id(), clients, blocks, seconds);
+        let took_s = begun.elapsed().as_secs_f64();
+        drop(role);
+        line["beside"] = "attaching".into();
+        line["attached_anew_per_s"] = (lines.count() as f64 / took_s).into();
         println!("{line}");
     }
 }

@@ -1,12 +1,12 @@
 //! Namespaces at the local door: the connections of a process share one client's quota, and return it with the last of
-//! them. P7.
+//! them, or when it closes namespaces. P7.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{Served, config, spec};
+use common::{Engine, Served, config, embedded, hash, spec};
 use kvdepot_core::BlockLayout;
 use kvdepot_core::limits::NAMESPACES_MAX;
 use kvdepot_depot::message::{HELLO_MAGIC, PROTOCOL_VERSION, Request, Response, decode, encode};
@@ -58,5 +58,28 @@ fn the_connections_of_a_process_share_what_one_client_may_have() {
         drop(socket);
         assert!(Instant::now() < end, "the share does not come back");
         std::thread::yield_now();
+    }
+}
+
+/// One process opens and closes as many as a weight update per step does.
+#[test]
+fn closed_namespaces_do_not_count() {
+    let served = Served::start(config(4 << 20, serde_json::json!({})));
+    for attachment in [served.attach(), embedded(config(4 << 20, serde_json::json!({})))] {
+        let named = |name: usize| spec(&name.to_string(), BlockLayout::uniform(1, &[4096]).unwrap());
+        let stays = Engine::new(&attachment, &named(0), 1);
+        assert!(stays.dump(&[1], &[0]).is_empty());
+        for name in 1..=NAMESPACES_MAX {
+            attachment.register(&named(name)).unwrap();
+            attachment.close_namespace(&named(name));
+        }
+        let new = Engine::new(&attachment, &named(NAMESPACES_MAX + 1), 1);
+        assert!(new.dump(&[2], &[0]).is_empty(), "there is no room for it");
+        assert_eq!(new.store.lookup(&[hash(2)]), [1]);
+        assert_eq!(stays.store.lookup(&[hash(1)]), [1], "it was not closed");
+        attachment.close_namespace(&named(0));
+        assert_eq!(stays.store.lookup(&[hash(1)]), [0]);
+        attachment.register(&named(0)).unwrap();
+        assert_eq!(stays.store.lookup(&[hash(1)]), [1], "a closed namespace keeps its blocks");
     }
 }

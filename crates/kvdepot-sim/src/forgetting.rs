@@ -100,7 +100,20 @@ impl World {
 
     pub(crate) fn use_namespace(&mut self) -> Result<(), Fail> {
         let (client, space) = (self.someone(), self.rng.below(self.spaces.len()));
+        if self.rng.chance(25) {
+            return self.close_namespace(client, space);
+        }
         self.open(Some(client), space)
+    }
+
+    /// A client closes a namespace, whether it uses it or not, and whatever it has in flight there.
+    fn close_namespace(&mut self, client: usize, space: usize) -> Result<(), Fail> {
+        let namespace = self.spaces[space].handle;
+        self.request_of(Some(client), Request::CloseNamespace { namespace }, Asked::Done)?;
+        if self.clients.get_mut(client).is_some_and(|client| client.uses.remove(&space)) {
+            self.reached.insert("closed");
+        }
+        Ok(())
     }
 
     /// Sends a request with the number that a forgotten namespace had.

@@ -45,6 +45,7 @@ fn every_seed_keeps_all_promises() {
     let expected = [
         "asked in pieces",
         "claimed together",
+        "closed",
         "cold",
         "crash",
         "demoted",

@@ -1,12 +1,13 @@
 """An engine's attachment to the node's depot."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from kvdepot.config import KVDepotConfig
 from kvdepot.node import connect
 
 if TYPE_CHECKING:
-    from kvdepot._native import Depot
+    from kvdepot._native import Depot, Namespace
 
 GLANCE_MS = 500
 """Milliseconds that an engine which starts no depot waits for one; an existing one answers within a few."""
@@ -31,3 +32,11 @@ def attach(config: KVDepotConfig, socket: str, block_bytes: int | None = None) -
     set_up_logging(config)
     wait_ms = config.attach_timeout_ms if config.start_depot else min(GLANCE_MS, config.attach_timeout_ms)
     return connect(config, socket, block_bytes, wait_ms)
+
+
+def close_unused(depot: "Depot", earlier: Iterable["Namespace"], now: Iterable["Namespace"]) -> None:
+    """Closes earlier namespaces that are not in use any more: the depot lets a process use 2,048 at a time."""
+    used = {namespace.canonical for namespace in now}
+    for namespace in earlier:
+        if namespace.canonical not in used:
+            depot.close_namespace(namespace)

@@ -58,9 +58,14 @@ class FakeDepot:
         self.units, self.settled = units, settled
         self.claims: list[FakeClaim] = []
         self.resets: list[Any] = []
+        self.opened: set[str] = set()
 
     def open_canonical(self, canonical: str) -> Any:
+        self.opened.add(canonical)
         return SimpleNamespace(canonical=canonical, id=canonical)
+
+    def close_namespace(self, namespace: Any) -> None:
+        self.opened.remove(namespace.canonical)
 
     def claim(self, groups: Any, hashes: Any, *, skip: int, limit: int, label: str = "") -> FakeClaim:
         assert len(hashes) >= limit > skip

@@ -1,6 +1,7 @@
 """Slices of KV heads: the same bytes under the same names on the ranks of engines of every tensor-parallel size."""
 
 import ctypes
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ from kvdepot.engines.vllm.pages import GroupPages
 from kvdepot.engines.vllm.scheduler import SchedulerSide
 from kvdepot.engines.vllm.shares import ALONE, Share
 from kvdepot.engines.vllm.slices import HeadSlices, WholeError, head_slices, kv_head_counts, slice_pages
-from kvdepot.engines.vllm.stores import GroupStore, Part
+from kvdepot.engines.vllm.stores import GroupStore, Part, Stored
 
 LAYERS, PAGES, HEADS, TOKENS, CONTENT = 3, 4, 8, 4, 6
 LAYOUTS = {
@@ -321,3 +322,23 @@ def test_a_layer_is_there_when_all_slices_of_it_are(in_time: bool) -> None:
     task.submit_shard(1, wait_event=9)
     assert [one.shards for one in tasks] == [[2, 1], [2, 1]]
     assert [one.events for one in tasks] == [[9], [9]]
+
+
+def test_a_store_of_another_version_closes_the_namespaces_that_it_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+    depot: Any = SimpleNamespace(close_namespace=lambda namespace: closed.append(namespace.canonical))
+
+    def opened(_depot: Any, stored: Stored, _options: Any, _owner: Any) -> Part:
+        native: Any = SimpleNamespace(namespace=SimpleNamespace(canonical=stored.facts), close=lambda _wait_ms: True)
+        return Part(stored, native)
+
+    monkeypatch.setattr(Part, "open", staticmethod(opened))
+    pages: Any = SimpleNamespace(shard_of_layer=dict)
+    held = [Stored(json.dumps({"slice": number}), pages) for number in range(2)]
+    first = GroupStore.open(depot, held, options(), ALONE)
+    same = first.of_version(depot, "", options(), None)
+    assert closed == []
+    second = same.of_version(depot, "v2", options(), None)
+    assert closed == [stored.facts for stored in held]
+    second.of_version(depot, "v3", options(), None)
+    assert closed[2:] == [stored.of_version("v2").facts for stored in held]

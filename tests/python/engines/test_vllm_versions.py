@@ -141,6 +141,19 @@ def test_after_a_change_nothing_is_served_from_the_earlier_namespace() -> None:
     assert namespaces(side) == [BASE]
 
 
+def test_a_trainer_may_update_the_weights_any_number_of_times() -> None:
+    """A process can use 2,048 namespaces at a time: the earlier versions' are closed."""
+    depot = FakeDepot()
+    side = engine(depot, "a")
+    for update in range(100):
+        side.reset()
+        assert answer(side, f"update {update}").version
+        assert depot.opened == set(namespaces(side))
+    side.reset()
+    answer(side, "update 99")
+    assert depot.opened == set(namespaces(side)), "the same weights stay open"
+
+
 def test_nothing_is_saved_until_the_weights_are_known_and_pages_are_fenced_all_the_same() -> None:
     side, req = engine(FakeDepot(), "a"), request("r", 2 * BLOCK)
     side.match(req, 0)

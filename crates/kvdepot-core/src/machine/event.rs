@@ -195,6 +195,8 @@ pub enum Request {
     OpenNamespace { spec: Arc<NamespaceSpec>, epoch: u32 },
     /// The owner uses a known namespace until it ends. Reply: `Namespace`.
     UseNamespace { namespace: NamespaceHandle },
+    /// The owner does not use a namespace any more. What it has in flight there goes on. Reply: `Done`.
+    CloseNamespace { namespace: NamespaceHandle },
     /// Moves a namespace to an epoch, but never back. Reply: `Namespace`.
     EnterEpoch { namespace: NamespaceHandle, epoch: u32 },
     /// Begins to move a namespace to an epoch that no tier had: from now on keys carry `provisional`, which no epoch

@@ -54,6 +54,7 @@ impl Request {
         match self {
             Self::OpenNamespace { .. } => "open_namespace",
             Self::UseNamespace { .. } => "use_namespace",
+            Self::CloseNamespace { .. } => "close_namespace",
             Self::EnterEpoch { .. } => "enter_epoch",
             Self::BeginAdvance { .. } => "begin_advance",
             Self::EndAdvance { .. } => "end_advance",

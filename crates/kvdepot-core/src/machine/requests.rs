@@ -19,6 +19,7 @@ const fn begins_something(request: &Request) -> bool {
         request,
         Request::OpenNamespace { .. }
             | Request::UseNamespace { .. }
+            | Request::CloseNamespace { .. }
             | Request::EnterEpoch { .. }
             | Request::FollowEpoch { .. }
             | Request::BeginAdvance { .. }
@@ -72,6 +73,10 @@ impl Machine {
             Request::UseNamespace { namespace } => {
                 self.begin_use(owner, namespace)?;
                 self.namespace_moved(namespace, None, out)?
+            }
+            Request::CloseNamespace { namespace } => {
+                self.users.end(owner, namespace);
+                Reply::Done
             }
             Request::FollowEpoch { namespace, epoch, stored } => {
                 let left = self.catalog.follow(namespace, epoch, stored)?;

@@ -59,7 +59,7 @@ impl Users {
         .with("namespaces_per_client_max", max))
     }
 
-    /// Records that an owner uses a namespace from now on, until the owner ends.
+    /// Records that an owner uses a namespace from now on, until it closes it or ends.
     pub(super) fn begin(&mut self, owner: Owner, handle: NamespaceHandle) {
         let Some(standing) = self.namespaces.get_mut(&handle) else { return };
         if self.by_owner.entry(owner).or_default().insert(handle) {
@@ -68,13 +68,29 @@ impl Users {
         }
     }
 
+    /// Ends an owner's use of a namespace, if it uses it.
+    pub(super) fn end(&mut self, owner: Owner, handle: NamespaceHandle) {
+        let Some(used) = self.by_owner.get_mut(&owner) else { return };
+        if !used.remove(&handle) {
+            return;
+        }
+        if used.is_empty() {
+            self.by_owner.remove(&owner);
+        }
+        self.left(handle);
+    }
+
     /// Ends all uses of an owner.
     pub(super) fn end_owner(&mut self, owner: Owner) {
         for handle in self.by_owner.remove(&owner).unwrap_or_default() {
-            if let Some(standing) = self.namespaces.get_mut(&handle) {
-                standing.users -= 1;
-                self.touch(handle);
-            }
+            self.left(handle);
+        }
+    }
+
+    fn left(&mut self, handle: NamespaceHandle) {
+        if let Some(standing) = self.namespaces.get_mut(&handle) {
+            standing.users -= 1;
+            self.touch(handle);
         }
     }
 
@@ -128,6 +144,27 @@ mod tests {
         users.went(3);
         assert_eq!(order(&users), [4, 2, 1]);
         assert_eq!(users.len(), (3, 0));
+    }
+
+    #[test]
+    fn an_owner_that_closes_a_namespace_may_use_another_one() {
+        let mut users = Users::default();
+        (1..=3).for_each(|handle| users.came(handle));
+        users.begin(7, 1);
+        users.begin(8, 1);
+        users.begin(7, 2);
+        users.end(7, 3);
+        assert_eq!(users.len(), (3, 3), "it did not use that one");
+        users.end(7, 1);
+        users.end(7, 1);
+        assert_eq!(order(&users), [3], "1 has another user");
+        assert!(users.may_use(7, Some(3), 2).is_ok());
+        users.end(8, 1);
+        assert_eq!(order(&users), [3, 1]);
+        users.end(7, 2);
+        users.end_owner(7);
+        users.end_owner(8);
+        assert_eq!((order(&users), users.len()), (vec![3, 1, 2], (3, 0)));
     }
 
     #[test]

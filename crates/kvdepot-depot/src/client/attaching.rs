@@ -10,12 +10,13 @@ use kvdepot_core::{Error, ErrorKind, NamespaceSpec, Result};
 
 use crate::client::attach::{Attachment, Known, Target};
 use crate::client::attached_pool::{AttachedPool, has_earlier_ended};
+use crate::client::closing::open_namespace;
 use crate::client::generation::Generation;
-use crate::client::lane::{Lane, PassedPool, unexpected};
+use crate::client::lane::{Lane, PassedPool};
 use crate::client::lane_guard::HANDSHAKE_WAIT;
 use crate::client::spawn::Spawner;
 use crate::client::tier_memory;
-use crate::message::{Request, Response};
+use crate::message::Request;
 
 /// Pauses between attempts to attach.
 const RETRY_MIN: Duration = Duration::from_millis(20);
@@ -105,11 +106,7 @@ impl Attachment {
         let mut lane = self.lane(generation, HANDSHAKE_WAIT)?;
         let handle = match opened {
             Some(handle) => handle,
-            None => {
-                let response = lane.call(Request::OpenNamespace { canonical: canonical.into() }, deadline);
-                let Response::Namespace { handle, .. } = response? else { return Err(unexpected()) };
-                handle
-            }
+            None => open_namespace(&mut lane, generation, canonical, deadline)?,
         };
         if in_place {
             lane.tell(Request::ReadsInPlace { namespace: handle }, deadline)?;
@@ -117,6 +114,10 @@ impl Attachment {
         }
         lane.finish();
         generation.handles.write().insert(canonical.to_owned(), handle);
+        // It may have been closed since this namespace was taken from the list.
+        if !self.namespaces.lock().iter().any(|known| known.spec.canonical() == canonical) {
+            self.leave_namespace(generation, canonical);
+        }
         Ok(())
     }
 
@@ -215,6 +216,7 @@ fn keep_attached(weak: &Weak<Attachment>) {
                 this.lost(&generation, "it hung up");
             } else {
                 this.tell_ended(&generation);
+                this.tell_closed(&generation);
                 if let Err(error) = this.open_missing(&generation) {
                     tracing::debug!("a namespace cannot be opened and is retried: {error}");
                 }

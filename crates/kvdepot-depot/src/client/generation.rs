@@ -20,7 +20,11 @@ pub(crate) struct Generation {
     pub(crate) memory: Lent,
     pub(super) lanes: Mutex<Vec<Lane>>,
     pub(super) handles: RwLock<HashMap<String, NamespaceHandle>>,
-    /// Those of them of which the depot knows that they are read in the tier's memory.
+    /// Namespaces that are closed here, which the depot is not told yet.
+    pub(super) closed: Mutex<HashMap<String, NamespaceHandle>>,
+    /// Held while the depot is told to open a namespace, or that one is closed.
+    pub(super) naming: Mutex<()>,
+    /// Namespaces of which the depot knows that they are read in the tier's memory.
     pub(super) told_in_place: Mutex<HashSet<NamespaceHandle>>,
     /// The lane on which claims are leased. There is only one, so that the scheduler's calls find it connected.
     pub(super) claims: Mutex<Option<Lane>>,
@@ -39,6 +43,8 @@ impl Generation {
             memory,
             lanes: Mutex::new(Vec::new()),
             handles: RwLock::new(HashMap::new()),
+            closed: Mutex::new(HashMap::new()),
+            naming: Mutex::new(()),
             told_in_place: Mutex::new(HashSet::new()),
             claims: Mutex::new(None),
             lost: AtomicBool::new(false),

@@ -5,6 +5,7 @@ mod attached_pool;
 mod attaching;
 mod calls;
 pub mod claim;
+mod closing;
 pub mod device;
 mod devices;
 mod dump;

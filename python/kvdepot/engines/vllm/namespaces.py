@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from kvdepot.engines.attachment import close_unused
 from kvdepot.engines.vllm.drops import Drops
 from kvdepot.engines.vllm.facts import canonical_of_version
 from kvdepot.engines.vllm.groups import Geometry
@@ -79,6 +80,7 @@ class EngineNamespaces:
         self._examined_since_s = 0.0
         self._drops = Drops(depot)
         self.groups: list[NamespaceGroup] = []
+        self._opened: list[Namespace] = []
         self.off = ""
         self.weights = WeightsVersion(ranks)
 
@@ -168,7 +170,9 @@ class EngineNamespaces:
             self.groups = []
             self._drop()
             return
-        ids = [namespace.id for namespace in self._all()]
+        earlier, self._opened = self._opened, self._all()
+        close_unused(self._depot, earlier, self._opened)
+        ids = [namespace.id for namespace in self._opened]
         logger.info("kvdepot: %d ranks, namespaces %s", self._ranks, ", ".join(ids))
 
     def _all(self) -> list["Namespace"]:

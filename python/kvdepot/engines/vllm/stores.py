@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvdepot.engines.attachment import close_unused
 from kvdepot.engines.vllm.compute import ComputePoint
 from kvdepot.engines.vllm.facts import of_version
 from kvdepot.engines.vllm.joint import JointTask
@@ -87,7 +88,9 @@ class GroupStore:
         """Returns a store of the same pages for another version of the weights, and closes this one."""
         self.close()
         parts = tuple(Part.open(depot, stored.of_version(version), options, owner) for stored in self.at_start)
-        return GroupStore(self.at_start, parts, self.share, self.shard_of_layer)
+        moved = GroupStore(self.at_start, parts, self.share, self.shard_of_layer)
+        close_unused(depot, self.namespaces, moved.namespaces)
+        return moved
 
     @property
     def namespaces(self) -> list["Namespace"]:
