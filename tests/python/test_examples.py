@@ -57,13 +57,19 @@ def test_a_configuration_may_name_the_metrics_file(machine):
 
 
 def test_the_launch_line_names_what_is_installed():
-    for words in of("vllm"):
+    for words in (words for words in of("vllm") if words[1] == "serve"):
         transfer = json.loads(words[words.index("--kv-transfer-config") + 1])
         assert transfer["kv_connector"] in NAMES
         module = transfer["kv_connector_module_path"].replace(".", "/") + ".py"
         assert module in SHIMS["ucm"].files
         file = Path(transfer["kv_connector_extra_config"]["UCM_CONFIG_FILE"])
         assert (EXAMPLES / file.name).is_file()
+
+
+def test_the_benchmark_asks_the_server_of_the_launch_line():
+    serve, bench = of("vllm")
+    assert serve[1:3] == ["serve", bench[bench.index("--model") + 1]]
+    assert serve[serve.index("--port") + 1] == bench[bench.index("--port") + 1]
 
 
 def test_infinistores_options_are_serves():
