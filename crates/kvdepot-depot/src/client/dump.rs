@@ -35,7 +35,7 @@ fn dump_chunks(work: &Work, rest: &mut Vec<usize>) -> Result<()> {
     let attachment = &work.base.attachment;
     let generation = attachment.generation()?;
     let mut lane = lane_of(work, &generation)?;
-    let chunk = chunk_blocks(work, &generation, CHUNK_BYTES);
+    let chunk = chunk_blocks(work, &generation, CHUNK_BYTES, 1);
     while !rest.is_empty() {
         let now: Vec<usize> = rest[..chunk.min(rest.len())].to_vec();
         let Reserved { placed, full } = reserve(work, &generation, &mut lane, &now)?;

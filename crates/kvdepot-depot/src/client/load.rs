@@ -11,7 +11,9 @@ use kvdepot_core::{Error, ErrorKind, Result};
 use crate::client::generation::Generation;
 use crate::client::lane::unexpected;
 use crate::client::lane_guard::LaneGuard;
-use crate::client::slots::{CHUNK_BLOCKS, Placed, Sink, begin, chunk_blocks, lane_of, time_left};
+use crate::client::slots::{
+    CHUNK_BLOCKS, Placed, Sink, begin, blocks_at_a_time, chunk_blocks, lane_of, time_left,
+};
 use crate::client::work::Work;
 use crate::message::{Grant, Hashes, NamespaceHandle, Request, Response, hash_bytes};
 
@@ -64,11 +66,11 @@ fn load_chunks(work: &Work, rest: &mut Vec<usize>, under_way: &mut Vec<Arc<Sink>
     let generation = attachment.generation_by(Instant::now() + patience)?;
     let namespace = attachment.handle(&generation, &work.base.spec)?;
     let mut lane = lane_of(work, &generation)?;
-    let layered = work.layout().shard_count() > 1;
-    let chunk = chunk_blocks(work, &generation, if layered { LAYERED_CHUNK_BYTES } else { CHUNK_BYTES });
     // If the processor copies, there is nothing to overlap. Two chunks together are no larger than one.
-    let goes_ahead = work.base.device.engine().may_hang();
-    let chunk = if goes_ahead { chunk.div_ceil(2) } else { chunk };
+    let shards = work.layout().shard_count();
+    let goes_ahead = work.base.device.engine().may_hang() && blocks_at_a_time(work, &generation, shards) > 1;
+    let bytes = if shards > 1 { LAYERED_CHUNK_BYTES } else { CHUNK_BYTES };
+    let chunk = chunk_blocks(work, &generation, bytes, if goes_ahead { 2 } else { 1 });
     if rest.len() > chunk {
         let ahead = &rest[chunk..rest.len().min(CHUNK_BLOCKS * 4)];
         let hashes = Hashes(hash_bytes(ahead.iter().map(|&item| &work.items[item].hash)).into());

@@ -23,12 +23,18 @@ use crate::pool::PoolMapping;
 /// Number of blocks in a chunk.
 pub(crate) const CHUNK_BLOCKS: usize = 512;
 
-/// Returns the number of blocks in a chunk of `bytes`, with no more shards in flight than `running_queue_depth`.
-pub(crate) fn chunk_blocks(work: &Work, generation: &Generation, bytes: u64) -> usize {
-    let by_bytes = bytes / work.layout().block_bytes().max(1);
+/// Returns the number of blocks in a chunk of `bytes`. The chunks that are copied at a time have no more shards together
+/// than `running_queue_depth`, unless a single block has more.
+pub(crate) fn chunk_blocks(work: &Work, generation: &Generation, bytes: u64, at_a_time: usize) -> usize {
+    let by_bytes = usize::try_from(bytes / work.layout().block_bytes().max(1)).unwrap_or(usize::MAX);
+    let chunk = by_bytes.clamp(1, CHUNK_BLOCKS).div_ceil(at_a_time);
+    chunk.min(blocks_at_a_time(work, generation, work.layout().shard_count()) / at_a_time).max(1)
+}
+
+/// Returns how many blocks may be copied at a time if so many shards of each are: one at least.
+pub(crate) fn blocks_at_a_time(work: &Work, generation: &Generation, shards: usize) -> usize {
     let depths = work.base.attachment.queue_depths(generation);
-    let by_depth = depths.running / work.layout().shard_count() as u64;
-    usize::try_from(by_bytes.min(by_depth)).unwrap_or(usize::MAX).clamp(1, CHUNK_BLOCKS)
+    usize::try_from(depths.running / shards as u64).unwrap_or(usize::MAX).max(1)
 }
 
 /// A block with the slot that it is copied to or from.
@@ -119,13 +125,17 @@ pub(crate) fn copy(
     placed: &[Placed],
     only: Option<usize>,
 ) -> Result<()> {
-    let Some(sink) = begin(work, generation, Direction::ToHost, placed, only)? else { return Ok(()) };
-    // The engine reports dumps by their deadline.
-    let outcome = sink.wait(None).unwrap_or(Ok(()));
-    if outcome.is_err() {
-        sink.keep(lane);
+    let shards = only.map_or(work.layout().shard_count(), |_| 1);
+    for piece in placed.chunks(blocks_at_a_time(work, generation, shards)) {
+        let Some(sink) = begin(work, generation, Direction::ToHost, piece, only)? else { continue };
+        // The engine reports dumps by their deadline.
+        let outcome = sink.wait(None).unwrap_or(Ok(()));
+        if outcome.is_err() {
+            sink.keep(lane);
+        }
+        outcome?;
     }
-    outcome
+    Ok(())
 }
 
 /// Begins to copy shards of placed blocks; returns `None` if there are none. The lane must keep their leases until

@@ -54,9 +54,17 @@ fn pages() -> Vec<i64> {
 
 impl Lab {
     fn new() -> Self {
+        Self::with_depth(524_288)
+    }
+
+    fn with_depth(running_queue_depth: usize) -> Self {
         let pool_bytes = (BLOCKS + 2) * BLOCK_BYTES;
-        let config =
-            serde_json::json!({ "pipeline": "Cache", "pool_bytes": pool_bytes, "timeout_ms": 60_000 });
+        let config = serde_json::json!({
+            "pipeline": "Cache",
+            "pool_bytes": pool_bytes,
+            "timeout_ms": 60_000,
+            "running_queue_depth": running_queue_depth,
+        });
         let depot = Depot::start_private(DepotConfig::from_json(&config.to_string()).unwrap()).unwrap();
         let attachment = Attachment::embedded(depot).unwrap();
         let layout = BlockLayout::new(vec![vec![BLOCK_BYTES as u64]]).unwrap();
@@ -140,4 +148,25 @@ fn a_chunk_that_fails_takes_only_what_is_behind_it() {
     (0..3).for_each(|_| copy(lab.begun()));
     assert!(again.wait(Some(HANG)) && again.failed().is_empty(), "{:?}", again.failed());
     assert!(lab.loaded == lab.dumped);
+}
+
+/// Without the limit two chunks of two blocks would move at a time.
+#[test]
+fn shards_in_flight_are_no_more_than_the_running_queue_is_deep() {
+    for (depth, chunks) in [(1, 1), (2, 2), (3, 2)] {
+        let lab = Lab::with_depth(depth);
+        let task = lab.load();
+        let mut moving: Vec<Begun> = (0..chunks).map(|_| lab.begun()).collect();
+        for left in (0..BLOCKS).rev() {
+            assert!(lab.device.is_empty(), "more than {chunks} chunks of depth {depth}");
+            let bytes: usize = moving.iter().flat_map(|(batch, _)| &batch.ops).map(|op| op.len).sum();
+            assert!(bytes <= depth * BLOCK_BYTES, "{bytes} bytes move with depth {depth}");
+            copy(moving.remove(0));
+            if left >= chunks {
+                moving.push(lab.begun());
+            }
+        }
+        assert!(task.wait(Some(HANG)) && task.failed().is_empty(), "{:?}", task.failed());
+        assert!(lab.loaded == lab.dumped);
+    }
 }

@@ -14,5 +14,6 @@ mod hangs;
 mod in_place;
 mod kept_engine;
 mod load_ahead;
+mod queue_depth;
 mod reattach;
 mod staging;
