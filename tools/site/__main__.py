@@ -22,6 +22,7 @@ MENU: dict[str, tuple[str, ...]] = {
         "docs/lmcache",
         "docs/sglang",
         "docs/offloading",
+        "docs/ucm",
         "docs/library",
         "docs/layouts",
         "docs/traces",
