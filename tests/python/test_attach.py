@@ -122,6 +122,11 @@ def test_a_claim_brings_blocks_from_the_tiers(depot: kvdepot.Depot) -> None:
         assert depot.drain(WAIT_MS)
     with depot.claim([store], hashes) as claim:
         assert claim.wait(WAIT_MS) == kvdepot.Hit(settled=True, units=3, units_from_tier=3)
+    (tier,) = depot.stats()["depot"]["tiers"]
+    for moved, blocks in (tier["reads"], 3), (tier["writes"], 3 + 16 * 8):
+        assert (moved["blocks"], moved["bytes"]) == (blocks, blocks << 18)
+        assert sum(count for _, count in moved["buckets"]) <= blocks
+        assert moved["sum_us"] > 0
 
 
 def test_mistakes_are_told_before_anything_is_claimed(depot: kvdepot.Depot) -> None:

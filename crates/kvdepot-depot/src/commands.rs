@@ -16,6 +16,7 @@ use kvdepot_io::SlotBuf;
 use kvdepot_tier::{Fetched, LeaseItem, ReadItem, Tier, WriteItem, Written};
 use smallvec::SmallVec;
 
+use crate::hops::Hops;
 use crate::locate::Locator;
 use crate::pool::PoolMapping;
 use crate::probes::Probes;
@@ -77,6 +78,8 @@ pub(crate) struct TierCommands {
     timeout: Duration,
     probes: Arc<Probes>,
     tasks: AtomicU64,
+    /// What moves between the pool and each tier.
+    hops: Vec<Arc<Hops>>,
 }
 
 impl TierCommands {
@@ -88,7 +91,13 @@ impl TierCommands {
         timeout: Duration,
     ) -> Self {
         let (probes, tasks) = (Arc::default(), AtomicU64::new(1));
-        Self { locator, names, pool, began, timeout, probes, tasks }
+        let hops = names.iter().map(|_| Arc::default()).collect();
+        Self { locator, names, pool, began, timeout, probes, tasks, hops }
+    }
+
+    /// Returns the fields of a tier in `stat`: times and bytes of what moved.
+    pub(crate) fn moved(&self, tier: TierIndex) -> [(&'static str, serde_json::Value); 2] {
+        self.hops[tier].to_json()
     }
 
     fn tier(&self, tier: TierIndex) -> &Arc<dyn Tier> {
@@ -126,7 +135,7 @@ impl TierCommands {
                         self.begin(tier, batch, Batch::Reads(deadline, task, Vec::new()), ended);
                     }
                     if let Batch::Reads(_, task, reads) = batch {
-                        reads.push(read(tier, slot, key, buf, task.clone(), ended));
+                        reads.push(self.read(tier, slot, key, buf, task.clone(), ended));
                     }
                     self.send_if_full(tier, &mut batches[tier], ended);
                 }
@@ -228,6 +237,37 @@ impl TierCommands {
         TierTask::begin(id, self.names[tier], operation).map(Arc::new)
     }
 
+    fn read(
+        &self,
+        tier: TierIndex,
+        slot: SlotId,
+        key: BlockKey,
+        buf: SlotBuf,
+        task: Task,
+        ended: &Ended,
+    ) -> ReadItem {
+        task.iter().for_each(|task| task.add(buf.len()));
+        let (ended, hops, begun, bytes) =
+            (Arc::clone(ended), Arc::clone(&self.hops[tier]), Instant::now(), buf.len());
+        let done = move |outcome: Result<Fetched>| {
+            drop(task);
+            if let Err(error) = &outcome {
+                tracing::debug!("fetch failed: {error}");
+            }
+            let is_there = match &outcome {
+                Ok(Fetched::Whole) => {
+                    hops.reads.moved(begun, bytes as u64);
+                    Some(true)
+                }
+                Ok(Fetched::Miss) => Some(false),
+                Err(_) => None,
+            };
+            let said = is_there.map(|is_there| Said { tier, key, is_there });
+            ended(Event::ReadEnded { tier, slot, outcome }, said);
+        };
+        ReadItem { key, dst: buf, done: Box::new(done) }
+    }
+
     fn write(
         &self,
         tier: TierIndex,
@@ -239,11 +279,15 @@ impl TierCommands {
     ) -> WriteItem {
         let buf = self.pool.slot(runs).expect("the allocator hands out runs inside of the pool");
         task.iter().for_each(|task| task.add(buf.len()));
-        let ended = Arc::clone(ended);
+        let (ended, hops, begun, bytes) =
+            (Arc::clone(ended), Arc::clone(&self.hops[tier]), Instant::now(), buf.len());
         let done = move |outcome: Result<Written>| {
             drop(task);
             let outcome = outcome.map(|written| match written {
-                Written::New => Stored::New,
+                Written::New => {
+                    hops.writes.moved(begun, bytes as u64);
+                    Stored::New
+                }
                 Written::AlreadyThere => Stored::AlreadyThere,
             });
             let said = outcome.is_ok().then_some(Said { tier, key, is_there: true });
@@ -287,23 +331,4 @@ fn lease(tier: TierIndex, slot: SlotId, key: BlockKey, ended: &Ended) -> LeaseIt
         ended(Event::LeaseEnded { tier, slot, outcome }, said);
     };
     LeaseItem { key, done: Box::new(done) }
-}
-
-fn read(tier: TierIndex, slot: SlotId, key: BlockKey, buf: SlotBuf, task: Task, ended: &Ended) -> ReadItem {
-    task.iter().for_each(|task| task.add(buf.len()));
-    let ended = Arc::clone(ended);
-    let done = move |outcome: Result<Fetched>| {
-        drop(task);
-        if let Err(error) = &outcome {
-            tracing::debug!("fetch failed: {error}");
-        }
-        let is_there = match &outcome {
-            Ok(Fetched::Whole) => Some(true),
-            Ok(Fetched::Miss) => Some(false),
-            Err(_) => None,
-        };
-        let said = is_there.map(|is_there| Said { tier, key, is_there });
-        ended(Event::ReadEnded { tier, slot, outcome }, said);
-    };
-    ReadItem { key, dst: buf, done: Box::new(done) }
 }

@@ -16,6 +16,7 @@ mod floors;
 mod fresh_slots_tests;
 pub mod handover;
 mod holds;
+mod hops;
 mod ledger;
 mod locate;
 mod looks;

@@ -61,7 +61,7 @@ pub(crate) struct Runner {
     pub(crate) floors: Floors,
     /// Everything that lookups need to find blocks.
     pub(crate) locator: Arc<Locator>,
-    commands: TierCommands,
+    pub(crate) commands: TierCommands,
     /// Wakes the pump.
     kicks: Sender<()>,
     pub(crate) stopping: AtomicBool,

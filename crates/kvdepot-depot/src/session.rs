@@ -468,7 +468,7 @@ impl Session {
             map.insert(format!("{name}_max_us"), (ns / 1000).into());
             map.insert(format!("{name}_max_event"), event.into());
         }
-        let tiers = self.runner.locator.tiers.iter().map(|tier| {
+        let tiers = self.runner.locator.tiers.iter().enumerate().map(|(index, tier)| {
             let usage = tier.usage();
             let mut entry = serde_json::json!({"name": tier.name(), "blocks": usage.blocks, "bytes": usage.bytes, "bytes_max": usage.bytes_max});
             let servers = tier.servers().into_iter().map(|server| {
@@ -483,6 +483,9 @@ impl Session {
             }
             for (name, value) in tier.figures() {
                 entry[name] = value.into();
+            }
+            for (name, value) in runner.commands.moved(index) {
+                entry[name] = value;
             }
             entry
         });

@@ -22,7 +22,8 @@ WAIT_MS = 1000
 def command(file: str | None, socket: str | None, block_bytes: int | None, as_json: bool) -> None:
     """Shows the counters and gauges of a running depot, found by its configuration, as engines find it.
 
-    Counters count since the depot started. Sizes are rounded: --json has all digits.
+    Counters count since the depot started. Sizes are rounded: --json has all digits, and the histograms of the tiers'
+    times.
 
     \b
     kvdepot stat
@@ -41,7 +42,8 @@ def command(file: str | None, socket: str | None, block_bytes: int | None, as_js
     if as_json:
         print_json(stats)
     else:
-        print_table(["name", "value"], ((name, shown(name, value)) for name, value in flat(stats)))
+        rows = ((name, value) for name, value in flat(stats) if ".buckets." not in name)
+        print_table(["name", "value"], ((name, shown(name, value)) for name, value in rows))
 
 
 def flat(value: object, name: str = "") -> Iterator[tuple[str, object]]:

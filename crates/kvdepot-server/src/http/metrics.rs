@@ -126,6 +126,31 @@ mod tests {
     }
 
     #[test]
+    fn times_and_bytes_of_what_moves_are_told_by_tier() {
+        let moved = serde_json::json!({"blocks": 6, "bytes": 60, "sum_us": 2_500_000, "buckets": [[500, 3], [1_000_000, 2]]});
+        let idle =
+            serde_json::json!({"blocks": 0, "bytes": 0, "sum_us": 0, "buckets": [[500, 0], [1_000_000, 0]]});
+        let tiers = serde_json::json!([{"name": "Posix", "reads": moved, "writes": idle}, {"name": "Object", "reads": idle}]);
+        let text = metrics_text(None, serde_json::json!({"tiers": tiers})).expect("text");
+        let lines = [
+            "# TYPE kvdepot_tier_read_seconds histogram",
+            "# UNIT kvdepot_tier_read_seconds seconds",
+            "# HELP kvdepot_tier_read_seconds Time from the call of a tier until a block was in the pool.",
+            "kvdepot_tier_read_seconds_sum{tier=\"Posix\"} 2.5",
+            "kvdepot_tier_read_seconds_count{tier=\"Posix\"} 6",
+            "kvdepot_tier_read_seconds_bucket{le=\"0.0005\",tier=\"Posix\"} 3",
+            "kvdepot_tier_read_seconds_bucket{le=\"1.0\",tier=\"Posix\"} 5",
+            "kvdepot_tier_read_seconds_bucket{le=\"+Inf\",tier=\"Posix\"} 6",
+            "kvdepot_tier_read_seconds_bucket{le=\"+Inf\",tier=\"Object\"} 0",
+            "kvdepot_tier_write_seconds_count{tier=\"Posix\"} 0",
+            "kvdepot_tier_read_bytes_total{tier=\"Posix\"} 60",
+            "kvdepot_tier_write_bytes_total{tier=\"Posix\"} 0",
+        ];
+        has(&text, &lines);
+        assert!(!text.contains("kvdepot_tier_write_seconds_count{tier=\"Object\"}"), "{text}");
+    }
+
+    #[test]
     fn regions_of_the_pool_are_told() {
         let regions = serde_json::json!([{"node": 1, "bytes": 9, "free_bytes": 5}, {"node": null, "bytes": 7, "free_bytes": 0}]);
         let text = metrics_text(None, serde_json::json!({"pool_regions": regions})).expect("text");

@@ -131,6 +131,7 @@ impl Series {
             });
             write(encoder, Kind::Gauge, name, help, &samples.collect::<Vec<_>>())?;
         }
+        hops(encoder, tiers)?;
         compression(encoder, tiers)?;
         object_stores(encoder, tiers)?;
         let servers: Vec<&Value> =
@@ -149,6 +150,55 @@ impl Series {
         }
         Ok(())
     }
+}
+
+/// Blocks that moved between the pool and each tier: their bytes, and histograms of their times.
+fn hops(encoder: &mut DescriptorEncoder<'_>, tiers: &[Value]) -> fmt::Result {
+    for (direction, times, bytes) in [
+        ("read", "Time from the call of a tier until a block was in the pool", "Bytes read from a tier"),
+        ("write", "Time from the call of a tier until it had a block", "Bytes written to a tier"),
+    ] {
+        let moved = |tier: &Value| tier[format!("{direction}s")].as_object().cloned();
+        let named = |tier: &Value| Some(("tier", quoted(tier["name"].as_str()?)));
+        let samples = tiers.iter().filter_map(|tier| {
+            let count = moved(tier)?["bytes"].as_u64()?;
+            Some((vec![named(tier)?], count as f64))
+        });
+        let samples: Vec<Sample> = samples.collect();
+        write(encoder, Kind::Counter, &format!("tier_{direction}_bytes"), bytes, &samples)?;
+        if samples.is_empty() {
+            continue;
+        }
+        let name = format!("tier_{direction}");
+        let mut metric = encoder.encode_descriptor(
+            &name,
+            &format!("{times}."),
+            Some(&Unit::Seconds),
+            MetricType::Histogram,
+        )?;
+        for tier in tiers {
+            let (Some(moved), Some(label)) = (moved(tier), named(tier)) else { continue };
+            let number = |value: &Value| value.as_u64().unwrap_or(0);
+            let buckets: Vec<(f64, u64)> = moved["buckets"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .map(|pair| (number(&pair[0]) as f64 / 1e6, number(&pair[1])))
+                .collect();
+            let sum = number(&moved["sum_us"]) as f64 / 1e6;
+            let within: u64 = buckets.iter().map(|bucket| bucket.1).sum();
+            // The counters are read one after another, while blocks move.
+            let above = number(&moved["blocks"]).saturating_sub(within);
+            let buckets: Vec<(f64, u64)> = buckets.into_iter().chain([(f64::MAX, above)]).collect();
+            metric.encode_family(&[label])?.encode_histogram::<[(&str, String); 0]>(
+                sum,
+                within + above,
+                &buckets,
+                None,
+            )?;
+        }
+    }
+    Ok(())
 }
 
 /// Compression of the tiers that compress blocks, or have read compressed ones.
