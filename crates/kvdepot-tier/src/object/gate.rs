@@ -56,13 +56,14 @@ impl Gate {
         match self.off_until {
             Some(until) if now < until => return Pass::Off,
             Some(_) if self.trial_until.is_some_and(|until| now < until) => return Pass::Off,
-            Some(_) => self.trial_until = Some(end),
-            None => {}
+            _ => {}
         }
-        match self.slow_until {
-            Some(until) if now < until => Pass::NotBefore(until),
-            _ => Pass::Go,
+        if let Some(until) = self.slow_until.filter(|until| now < *until) {
+            return Pass::NotBefore(until);
         }
+        // Only what goes now is a trial.
+        self.trial_until = self.off_until.map(|_| end);
+        Pass::Go
     }
 
     /// Records that the store has answered, whatever the answer.
@@ -106,6 +107,8 @@ impl Gate {
     /// Records that the store asked for fewer requests.
     pub(super) fn slow_down(&mut self, now: Instant) {
         self.silent_for = Duration::ZERO;
+        // A trial that was answered so is over, without a result: the next request is the trial.
+        self.trial_until = None;
         // All requests that were in flight when it began to ask count as one signal.
         if self.slow_until.is_none_or(|until| until <= now) {
             self.slow_for = (self.slow_for * 2).clamp(ms(OBJECT_SLOW_DOWN_MS.0), ms(OBJECT_SLOW_DOWN_MS.1));
@@ -170,5 +173,24 @@ mod tests {
         assert_eq!(gate.answered(), Change::Nothing);
         gate.slow_down(at(300));
         assert_eq!(gate.ask(at(301), at(400)), Pass::NotBefore(at(500)), "less after an answer");
+    }
+
+    #[test]
+    fn a_store_that_is_back_and_throttles_is_tried_again_after_its_pause() {
+        let (mut gate, now) = (Gate::default(), Instant::now());
+        let (at, end) = (|n| now + ms(n), now + Duration::from_secs(3600));
+        for _ in 0..OBJECT_FAILURES_MAX {
+            gate.failed(now);
+        }
+        assert_eq!(gate.ask(at(1000), end), Pass::Go);
+        gate.slow_down(at(1001));
+        assert_eq!(
+            gate.ask(at(1002), end),
+            Pass::NotBefore(at(1101)),
+            "the trial has ended, and told nothing"
+        );
+        assert_eq!(gate.ask(at(1101), end), Pass::Go, "whoever only waited was no trial");
+        assert_eq!(gate.ask(at(1102), end), Pass::Off);
+        assert_eq!(gate.answered(), Change::CameBack);
     }
 }
