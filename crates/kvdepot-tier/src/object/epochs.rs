@@ -296,8 +296,9 @@ impl Shared {
 
 /// The meaning of a 404 for a write.
 pub(super) fn no_bucket(error: Error) -> Error {
-    Error::new(ErrorKind::Unavailable, "the store has no such bucket: look at object_url and object_endpoint")
-        .with_source(error)
+    let what = "the store has no such bucket, or does not know the access key: look at object_url, object_endpoint and \
+                the credentials";
+    Error::new(ErrorKind::Unavailable, what).with_source(error)
 }
 
 #[cfg(test)]
