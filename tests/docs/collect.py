@@ -16,7 +16,7 @@ PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`((?:[A-Z_]+=\S+\s+)?(?:kvdepot|make|ulimit|kubectl|docker)\s[^`]+)`")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
-TARGET = re.compile(r"^([a-z-]+):.*## ", re.MULTILINE)
+TARGET = re.compile(r"^([a-z0-9-]+):.*## ", re.MULTILINE)
 # A fenced block without a language belongs to a shell if its first word is one of these.
 SHELL_WORDS = {"make", "kvdepot", "vllm", "curl", "kubectl", "openssl", "head", "install", "ulimit", "docker"} | {
     ".venv-vllm/bin/python"

@@ -442,6 +442,7 @@ STAGES = {
     "test-lmcache",
     "test-sglang",
     "test-mooncake",
+    "test-s3",
     "test-docs",
 }
 
@@ -582,6 +583,7 @@ DOCUMENTED_STAGES = {
         "test-lmcache",
         "test-rdma",
         "test-rust",
+        "test-s3",
         "test-sglang",
     )
 }

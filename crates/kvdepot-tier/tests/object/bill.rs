@@ -24,6 +24,7 @@ fn figure(bench: &Bench, name: &str) -> u64 {
 in_every_dialect! {
     the_bill_is_what_the_store_has_served
     a_prompt_that_nobody_has_seen_costs_one_request
+    a_hit_costs_a_read_and_at_most_one_question
     blocks_that_another_depot_wrote_are_not_stored_twice
     what_a_lifecycle_rule_took_is_a_miss_and_written_again
     past_epochs_are_deleted_and_no_other_s
@@ -35,7 +36,8 @@ in_every_dialect! {
 
 fn the_bill_is_what_the_store_has_served() {
     let server = BucketServer::start();
-    let bench = open(&server, |config| config.part_bytes = 9000);
+    let (spec, part_bytes) = server.in_parts();
+    let bench = Bench::with(open(&server, |config| config.part_bytes = part_bytes).tier, spec);
     bench.write_all(3);
     assert!((0..3).all(|n| bench.read_is_right(n)));
     assert_eq!(bench.probe(bench.keys(4)).unwrap(), 3);
@@ -47,8 +49,29 @@ fn the_bill_is_what_the_store_has_served() {
         served.iter().all(|(line, count)| figure(&bench, line) == *count) && served.len() == 5
     });
     until("what was deleted is counted", || figure(&bench, "swept_objects") == 2);
-    // Three blocks of 10,000 bytes and their headers, together and in parts.
-    assert!(figure(&bench, "sent_bytes") >= 3 * 16_384 && figure(&bench, "received_bytes") >= 3 * 16_384);
+    let least = 3 * bench.spec.layout().block_bytes();
+    assert!(figure(&bench, "sent_bytes") >= least && figure(&bench, "received_bytes") >= least);
+}
+
+fn a_hit_costs_a_read_and_at_most_one_question() {
+    const COUNT: u64 = 20;
+    let server = BucketServer::start();
+    let asked = |line: &str| server.with(|bucket| bucket.served.get(line).copied().unwrap_or(0));
+    let questions = || (asked("head_requests"), asked("get_requests"));
+    let writer = open(&server, |_| {});
+    writer.write_all(COUNT);
+    let before = questions();
+    assert_eq!(writer.probe(writer.keys(COUNT)).unwrap(), COUNT as usize);
+    assert!((0..COUNT).all(|n| writer.read_is_right(n)));
+    assert_eq!(questions(), (before.0, before.1 + COUNT), "of what it wrote it asks nothing");
+    let other = open(&server, |_| {});
+    let before = questions();
+    assert_eq!(other.probe(other.keys(COUNT)).unwrap(), COUNT as usize);
+    assert!((0..COUNT).all(|n| other.read_is_right(n)));
+    assert_eq!(questions(), (before.0 + COUNT, before.1 + COUNT), "a question and a read for a block");
+    assert_eq!(other.probe(other.keys(COUNT)).unwrap(), COUNT as usize);
+    assert!((0..COUNT).all(|n| other.read_is_right(n)));
+    assert_eq!(questions(), (before.0 + COUNT, before.1 + 2 * COUNT), "and a read the next time");
 }
 
 fn a_prompt_that_nobody_has_seen_costs_one_request() {
@@ -74,7 +97,9 @@ fn a_prompt_that_nobody_has_seen_costs_one_request() {
 
 fn blocks_that_another_depot_wrote_are_not_stored_twice() {
     let server = BucketServer::start();
-    let (one, two) = (open(&server, |_| {}), open(&server, |config| config.part_bytes = 5000));
+    let (spec, part_bytes) = server.in_parts();
+    let one = Bench::with(open(&server, |_| {}).tier, spec.clone());
+    let two = Bench::with(open(&server, |config| config.part_bytes = part_bytes).tier, spec);
     one.write_all(3);
     assert!(
         (0..3).all(|n| two.write(n).unwrap() == Written::AlreadyThere),
@@ -106,7 +131,9 @@ fn what_a_lifecycle_rule_took_is_a_miss_and_written_again() {
     let heard = Arc::new(Heard::default());
     listen(&*bench.tier, &heard);
     bench.write_all(2);
-    server.with(|bucket| bucket.objects.retain(|name, _| !name.contains(&bench.key(0).hash.to_string())));
+    for name in server.names(&bench.key(0).hash.to_string()) {
+        server.lose(&name);
+    }
     assert_eq!(bench.peek(0), Presence::Present, "nobody told it");
     assert_eq!(bench.read(0).unwrap_err().kind(), ErrorKind::NotFound);
     assert_eq!(*heard.0.lock(), [bench.key(0)]);

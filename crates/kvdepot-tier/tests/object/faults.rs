@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::bucket_server::{Act, BucketServer, Dialect, Speaking, in_every_dialect, until};
@@ -40,6 +41,8 @@ in_every_dialect! {
     a_store_that_hangs_costs_the_deadline_and_then_nothing
     a_lookup_ends_by_its_deadline_and_the_answer_is_kept
     a_server_that_dies_and_comes_back_is_used_again
+    a_server_that_dies_amid_traffic_costs_misses_and_no_wrong_byte
+    refusals_amid_traffic_cost_misses_and_no_wrong_byte
     a_write_that_was_not_answered_cannot_be_removed_yet
     parts_that_may_be_put_together_late_keep_the_next_write_away
     another_value_is_not_taken_for_ones_own
@@ -49,7 +52,6 @@ in_every_dialect! {
     writes_that_fail_hold_back_no_reset_and_no_removal
     deadlines_that_are_shorter_than_the_timeout_switch_a_hung_store_off
     short_deadlines_switch_a_hung_store_off_together
-    a_store_that_ignores_conditions_is_refused
     a_trial_that_was_not_answered_opens_all_the_same
     resets_of_one_depot_at_once_share_an_epoch
     resets_of_many_depots_at_once_have_an_epoch_each
@@ -57,27 +59,52 @@ in_every_dialect! {
     a_damaged_epoch_opens_nothing
 }
 
+/// A real server honours them.
+mod blind {
+    use super::*;
+
+    crate::bucket_server::with_every_standin! {
+        a_store_that_ignores_conditions_is_refused
+    }
+
+    fn a_store_that_ignores_conditions_is_refused() {
+        let server = BucketServer::start();
+        server.plan(|_| Act::IgnoreConditions);
+        let tier = ObjectTier::open(server.config("kv")).unwrap();
+        let spec =
+            kvdepot_tier::conformance::spec("one", kvdepot_core::BlockLayout::new(vec![vec![100]]).unwrap());
+        let error = tier.open_and_wait(&spec, 0).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        let condition = match server.dialect() {
+            Dialect::Google => "x-goog-if-generation-match",
+            Dialect::S3 | Dialect::RealS3 | Dialect::Azure => "If-None-Match",
+        };
+        assert!(error.to_string().contains(condition), "{error}");
+        server.serve_all();
+        assert_eq!(tier.open_and_wait(&spec, 0).unwrap(), 0, "it is tried again");
+    }
+}
+
 fn damaged_objects_are_misses_and_go() {
     let server = BucketServer::start();
     let bench = open(&server, |_| {});
     bench.write_all(6);
     let names: Vec<String> = (0..6).map(|n| name(&server, &bench, n)).collect();
-    server.with(|bucket| {
-        let other = bucket.objects[&names[5]].bytes.clone();
-        let damage: [Damage<'_>; 5] = [
-            &|bytes| {
-                let middle = bytes.len() / 2;
-                bytes[middle] ^= 1;
-            },
-            &|bytes| bytes[30] ^= 1,
-            &|bytes| *bytes = other.clone(),
-            &|bytes| bytes.truncate(bytes.len() - 1),
-            &Vec::clear,
-        ];
-        for (name, damage) in names.iter().zip(damage) {
-            damage(&mut bucket.objects.get_mut(name).unwrap().bytes);
-        }
-    });
+    let mut other = Vec::new();
+    server.change(&names[5], |bytes| other.clone_from(bytes));
+    let damage: [Damage<'_>; 5] = [
+        &|bytes| {
+            let middle = bytes.len() / 2;
+            bytes[middle] ^= 1;
+        },
+        &|bytes| bytes[30] ^= 1,
+        &|bytes| bytes.clone_from(&other),
+        &|bytes| bytes.truncate(bytes.len() - 1),
+        &Vec::clear,
+    ];
+    for (name, damage) in names.iter().zip(damage) {
+        server.change(name, damage);
+    }
     for n in 0..5 {
         assert_eq!(bench.read(n).unwrap_err().kind(), ErrorKind::Corrupt, "block {n}");
         assert_eq!(bench.read(n).unwrap_err().kind(), ErrorKind::NotFound, "block {n}, once more");
@@ -203,6 +230,122 @@ fn a_server_that_dies_and_comes_back_is_used_again() {
     assert!((0..3).all(|n| bench.read_is_right(n)) && bench.read_is_right(10));
 }
 
+/// Operations that have ended.
+#[derive(Default)]
+struct Ended {
+    well: AtomicU64,
+    badly: AtomicU64,
+    is_enough: AtomicBool,
+}
+
+impl Ended {
+    fn count(&self, is_well: bool) {
+        let count = if is_well { &self.well } else { &self.badly };
+        count.fetch_add(1, Ordering::Relaxed);
+        if !is_well {
+            // While the store is off, nothing takes any time.
+            std::thread::yield_now();
+        }
+    }
+
+    /// Waits until so many more have succeeded and failed.
+    fn more(&self, well: u64, badly: u64) {
+        let counts = || (self.well.load(Ordering::Relaxed), self.badly.load(Ordering::Relaxed));
+        let before = counts();
+        until("operations go on", || counts().0 >= before.0 + well && counts().1 >= before.1 + badly);
+    }
+}
+
+/// Reads blocks 0 to 3 and writes new ones, in two threads, while `meanwhile` runs. Returns the first block whose write was
+/// not confirmed; all from 100 on to there were.
+fn traffic(bench: &Bench, meanwhile: impl FnOnce(&Ended)) -> u64 {
+    let ended = Ended::default();
+    let goes_on = || !ended.is_enough.load(Ordering::Relaxed);
+    let within = || Instant::now() + Duration::from_secs(5);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for n in (0..4).cycle().take_while(|_| goes_on()) {
+                let slot = bench.slot();
+                // It panics if an operation does not end.
+                let outcome = Bench::answer(&bench.begin_read(n, slot.clone(), within()));
+                if outcome.is_ok() {
+                    assert_eq!(bench.block_of(&slot), bench.bytes(n), "block {n} (P1)");
+                }
+                ended.count(outcome.is_ok());
+            }
+        });
+        let writer = scope.spawn(|| {
+            let mut next = 100;
+            while goes_on() {
+                let outcome = Bench::answer(&bench.begin_write(next, bench.filled(next), within()));
+                next += u64::from(outcome.is_ok());
+                ended.count(outcome.is_ok());
+            }
+            next
+        });
+        meanwhile(&ended);
+        ended.is_enough.store(true, Ordering::Relaxed);
+        writer.join().unwrap()
+    })
+}
+
+/// Checks that all is there that was stored, and that the tier is as good as ever.
+fn check_after_traffic(server: &BucketServer, bench: &Bench, next: u64) {
+    until("it is read again", || bench.read_is_right(0));
+    until("it is written again", || bench.write(next).is_ok());
+    assert!((0..4).chain(100..=next).all(|n| bench.read_is_right(n)), "what was confirmed is there");
+    let other = open(server, |_| {});
+    assert!((0..4).chain(100..=next).all(|n| other.read_is_right(n)), "for other depots, too");
+    assert_eq!(
+        figure(bench, "corrupt_blocks") + figure(&other, "corrupt_blocks"),
+        0,
+        "no object is half a block"
+    );
+}
+
+fn a_server_that_dies_amid_traffic_costs_misses_and_no_wrong_byte() {
+    let mut server = BucketServer::start();
+    let bench = open(&server, |_| {});
+    bench.write_all(4);
+    let next = traffic(&bench, |ended| {
+        for _ in 0..3 {
+            ended.more(20, 0);
+            server.stop();
+            ended.more(0, 4);
+            server.come_back();
+        }
+        ended.more(20, 0);
+    });
+    check_after_traffic(&server, &bench, next);
+}
+
+fn refusals_amid_traffic_cost_misses_and_no_wrong_byte() {
+    let server = BucketServer::start();
+    let bench = open(&server, |_| {});
+    bench.write_all(4);
+    let (count, refused) = (AtomicU64::new(0), Arc::new(AtomicU64::new(0)));
+    let seen = Arc::clone(&refused);
+    server.plan(move |request| {
+        if !request.is_block() {
+            return Act::Serve;
+        }
+        let act = match count.fetch_add(1, Ordering::Relaxed) % 4 {
+            0 => Act::Refuse(503),
+            2 => Act::Refuse(500),
+            _ => Act::Serve,
+        };
+        seen.fetch_add(u64::from(act != Act::Serve), Ordering::Relaxed);
+        act
+    });
+    let next = traffic(&bench, |ended| {
+        until("many are refused", || refused.load(Ordering::Relaxed) >= 20);
+        server.serve_all();
+        ended.more(20, 0);
+    });
+    assert!(figure(&bench, "slowed_down") > 0 && figure(&bench, "tried_again") > 0);
+    check_after_traffic(&server, &bench, next);
+}
+
 fn a_write_that_was_not_answered_cannot_be_removed_yet() {
     let server = BucketServer::start();
     let bench = open(&server, |_| {});
@@ -242,7 +385,11 @@ fn fail_once(server: &BucketServer, act: Act) {
 
 fn parts_that_may_be_put_together_late_keep_the_next_write_away() {
     let server = BucketServer::start();
-    let bench = open(&server, |config| (config.timeout, config.part_bytes) = (Duration::from_secs(1), 5000));
+    let (spec, part_bytes) = server.in_parts();
+    let tier =
+        open(&server, |config| (config.timeout, config.part_bytes) = (Duration::from_secs(1), part_bytes))
+            .tier;
+    let bench = Bench::with(tier, spec);
     server.plan(|request| if request.completes_parts() { Act::Hang } else { Act::Serve });
     // On a slow machine a write may fail earlier.
     until("a write that is not answered", || {
@@ -254,7 +401,7 @@ fn parts_that_may_be_put_together_late_keep_the_next_write_away() {
     until("an earlier one may replace it", || bench.write(0).unwrap_err().kind() == ErrorKind::Busy);
     // Azure drops them by itself, after a week.
     if server.dialect() != Dialect::Azure {
-        until("all parts are dropped", || server.with(|bucket| bucket.uploads.is_empty()));
+        until("all parts are dropped", || server.uploads() == 0);
     }
     assert!(server.names("/blocks/").is_empty());
 }
@@ -389,23 +536,6 @@ fn short_deadlines_switch_a_hung_store_off_together() {
     });
 }
 
-fn a_store_that_ignores_conditions_is_refused() {
-    let server = BucketServer::start();
-    server.plan(|_| Act::IgnoreConditions);
-    let tier = ObjectTier::open(server.config("kv")).unwrap();
-    let spec =
-        kvdepot_tier::conformance::spec("one", kvdepot_core::BlockLayout::new(vec![vec![100]]).unwrap());
-    let error = tier.open_and_wait(&spec, 0).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unsupported);
-    let condition = match server.dialect() {
-        Dialect::Google => "x-goog-if-generation-match",
-        Dialect::S3 | Dialect::Azure => "If-None-Match",
-    };
-    assert!(error.to_string().contains(condition), "{error}");
-    server.serve_all();
-    assert_eq!(tier.open_and_wait(&spec, 0).unwrap(), 0, "it is tried again");
-}
-
 fn a_trial_that_was_not_answered_opens_all_the_same() {
     let server = BucketServer::start();
     let mut first = true;
@@ -488,7 +618,7 @@ fn a_damaged_epoch_opens_nothing() {
     bench.tier.advance_and_wait(&bench.spec, 6).unwrap();
     let names = server.names("/epochs/");
     assert_eq!(names.len(), 1, "the trial is deleted: {names:?}");
-    server.with(|bucket| bucket.objects.get_mut(&names[0]).unwrap().bytes[20] ^= 1);
+    server.change(&names[0], |bytes| bytes[20] ^= 1);
     let tier = ObjectTier::open(server.config("kv")).unwrap();
     assert_eq!(tier.open_and_wait(&bench.spec, 0).unwrap_err().kind(), ErrorKind::Corrupt);
 }

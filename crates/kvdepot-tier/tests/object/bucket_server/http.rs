@@ -12,6 +12,8 @@ pub(crate) struct Request {
     pub(crate) query: BTreeMap<String, String>,
     pub(crate) headers: BTreeMap<String, String>,
     pub(crate) body: Vec<u8>,
+    /// The bytes before the body.
+    pub(crate) head: Vec<u8>,
 }
 
 fn decoded(text: &str) -> String {
@@ -38,10 +40,11 @@ impl Request {
         reader.read_line(&mut line).ok().filter(|bytes| *bytes > 0)?;
         let mut words = line.split_whitespace();
         let (method, target) = (words.next()?.to_owned(), words.next()?.to_owned());
-        let mut headers = BTreeMap::new();
+        let (mut headers, mut head) = (BTreeMap::new(), line.into_bytes());
         loop {
             let mut line = String::new();
             reader.read_line(&mut line).ok().filter(|bytes| *bytes > 0)?;
+            head.extend_from_slice(line.as_bytes());
             let Some((name, value)) = line.trim().split_once(':') else { break };
             headers.insert(name.to_ascii_lowercase(), value.trim().to_owned());
         }
@@ -54,7 +57,7 @@ impl Request {
             (name.to_owned(), decoded(value))
         };
         let query = query.split('&').filter(|part| !part.is_empty()).map(pair).collect();
-        Some(Self { method, path: decoded(path), query, headers, body })
+        Some(Self { method, path: decoded(path), query, headers, body, head })
     }
 
     fn says(&self, name: &str, value: &str) -> bool {
@@ -96,11 +99,32 @@ pub(crate) struct Response {
     pub(crate) status: u16,
     pub(crate) headers: Vec<(&'static str, String)>,
     pub(crate) body: Vec<u8>,
+    /// The bytes before the body, if another server made them.
+    pub(crate) head: Option<String>,
 }
 
 impl Response {
     pub(crate) fn new(status: u16, body: String) -> Self {
-        Self { status, headers: Vec::new(), body: body.into_bytes() }
+        Self { status, headers: Vec::new(), body: body.into_bytes(), head: None }
+    }
+
+    /// Returns what another server said before it closed the connection; `None` if that is not even a head. This
+    /// connection stays open.
+    pub(crate) fn passed_on(said: &[u8]) -> Option<Self> {
+        let end = said.windows(4).position(|four| four == b"\r\n\r\n")?;
+        let head = std::str::from_utf8(&said[..end]).unwrap();
+        let status = head.split(' ').nth(1)?.parse().unwrap();
+        let lines = head.lines().filter(|line| !line.to_ascii_lowercase().starts_with("connection:"));
+        let head = lines.map(|line| format!("{line}\r\n")).collect::<String>() + "\r\n";
+        Some(Self { status, headers: Vec::new(), body: said[end + 4..].into(), head: Some(head) })
+    }
+
+    /// Whether the head promises more than there is.
+    pub(crate) fn is_cut(&self, request: &Request) -> bool {
+        let Some(head) = self.head.as_ref().filter(|_| request.method != "HEAD") else { return false };
+        let length = head.lines().filter_map(|line| line.split_once(':'));
+        let mut length = length.filter(|(name, _)| name.eq_ignore_ascii_case("content-length"));
+        length.next().is_some_and(|(_, length)| length.trim().parse() != Ok(self.body.len()))
     }
 
     pub(crate) fn error(status: u16, code: &str) -> Self {
@@ -114,7 +138,10 @@ impl Response {
 
     /// Leaves the bytes of an object that the request asks for.
     pub(crate) fn keep_range(&mut self, request: &Request) {
-        let Some(range) = request.headers.get("range").filter(|_| self.status == 200) else { return };
+        let Some(range) = request.headers.get("range").filter(|_| self.status == 200 && self.head.is_none())
+        else {
+            return;
+        };
         let (from, to) = range.strip_prefix("bytes=").unwrap().split_once('-').unwrap();
         let total = self.body.len();
         let (from, to): (usize, usize) = (from.parse().unwrap(), to.parse::<usize>().unwrap().min(total - 1));
@@ -131,11 +158,13 @@ impl Response {
         cut: Option<usize>,
     ) -> Option<()> {
         let more: String = self.headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
-        let head = format!(
-            "HTTP/1.1 {} X\r\nContent-Length: {}\r\nLast-Modified: Wed, 21 Oct 2015 07:28:00 GMT\r\n{more}\r\n",
-            self.status,
-            self.body.len()
-        );
+        let head = self.head.clone().unwrap_or_else(|| {
+            format!(
+                "HTTP/1.1 {} X\r\nContent-Length: {}\r\nLast-Modified: Wed, 21 Oct 2015 07:28:00 GMT\r\n{more}\r\n",
+                self.status,
+                self.body.len()
+            )
+        });
         let body: &[u8] = if request.method == "HEAD" { &[] } else { &self.body };
         let body = &body[..cut.unwrap_or(body.len()).min(body.len())];
         connection.write_all(&[head.as_bytes(), body].concat()).ok()

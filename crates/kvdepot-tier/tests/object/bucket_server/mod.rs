@@ -1,10 +1,11 @@
-//! A server with the part of S3, Google Cloud Storage or Azure Blob Storage that the tier uses, and with failures that a
-//! test plans.
+//! A server with the part of S3, Google Cloud Storage or Azure Blob Storage that the tier uses, or a real server of S3, and
+//! with failures that a test plans.
 #![allow(dead_code, unused_imports, unused_macros, clippy::unwrap_used)]
 // Each test uses its part; a test that cannot go on shall panic.
 
 mod azure;
 mod http;
+mod real;
 mod s3;
 
 use std::cell::Cell;
@@ -14,13 +15,19 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use kvdepot_core::{BlockLayout, NamespaceSpec};
 use kvdepot_tier::ObjectConfig;
+use kvdepot_tier::conformance::spec;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 pub(crate) use http::{Request, Response};
 
 /// The only bucket.
 pub(crate) const BUCKET: &str = "bucket";
+
+/// The access key that the servers of S3 know, and its secret.
+const KEY_ID: &str = "test";
+const SECRET: &str = "secret";
 
 /// Storage account of the container.
 const ACCOUNT: &str = "account";
@@ -32,13 +39,15 @@ pub(crate) enum Dialect {
     S3,
     Google,
     Azure,
+    /// S3, spoken by a server that others wrote (`real`).
+    RealS3,
 }
 
 impl Dialect {
     /// Returns the path of the bucket.
     fn root(self) -> String {
         match self {
-            Self::S3 | Self::Google => format!("/{BUCKET}"),
+            Self::S3 | Self::RealS3 | Self::Google => format!("/{BUCKET}"),
             Self::Azure => format!("/{ACCOUNT}/{BUCKET}"),
         }
     }
@@ -64,12 +73,29 @@ impl Drop for Speaking {
     }
 }
 
-/// Runs each test with a server of each dialect.
+/// Runs each test with a server of each dialect, and with the real one.
 macro_rules! in_every_dialect {
     ($($test:ident)*) => {
-        in_every_dialect! { @ s3 S3 $($test)* }
-        in_every_dialect! { @ google Google $($test)* }
-        in_every_dialect! { @ azure Azure $($test)* }
+        crate::bucket_server::with_every_standin! { $($test)* }
+        mod real {
+            $(#[test]
+            #[ignore = "needs a real S3 server: make test-s3"]
+            fn $test() {
+                use crate::bucket_server::{Dialect, Speaking};
+                let _speaking = Speaking::set(Dialect::RealS3);
+                super::$test();
+            })*
+        }
+    };
+}
+pub(crate) use in_every_dialect;
+
+/// Runs each test with a stand-in of each dialect.
+macro_rules! with_every_standin {
+    ($($test:ident)*) => {
+        crate::bucket_server::with_every_standin! { @ s3 S3 $($test)* }
+        crate::bucket_server::with_every_standin! { @ google Google $($test)* }
+        crate::bucket_server::with_every_standin! { @ azure Azure $($test)* }
     };
     (@ $name:ident $dialect:ident $($test:ident)*) => {
         mod $name {
@@ -82,7 +108,7 @@ macro_rules! in_every_dialect {
         }
     };
 }
-pub(crate) use in_every_dialect;
+pub(crate) use with_every_standin;
 
 /// Handling of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,7 +143,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// # Panics
 ///
 /// If it does not within two minutes.
-pub(crate) fn until(what: &str, is: impl Fn() -> bool) {
+pub(crate) fn until(what: &str, mut is: impl FnMut() -> bool) {
     let end = Instant::now() + PATIENCE;
     while !is() {
         assert!(Instant::now() < end, "{what}");
@@ -152,6 +178,8 @@ pub(crate) struct Bucket {
 
 struct Inner {
     bucket: Mutex<Bucket>,
+    /// Serves the requests instead of `bucket`, which then has no objects.
+    real: Option<real::Real>,
     /// Signalled when the server stops, and when it serves all.
     changed: Condvar,
 }
@@ -168,12 +196,13 @@ impl BucketServer {
     pub(crate) fn start() -> Self {
         let dialect = DIALECT.get();
         let bucket = Bucket { dialect, ..Bucket::default() };
-        let inner = Arc::new(Inner { bucket: Mutex::new(bucket), changed: Condvar::new() });
+        let real = (dialect == Dialect::RealS3).then(real::Real::start);
+        let inner = Arc::new(Inner { bucket: Mutex::new(bucket), real, changed: Condvar::new() });
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let keys = tempfile::NamedTempFile::new().unwrap();
         let text = match dialect {
-            Dialect::S3 => "[default]\naws_access_key_id=test\naws_secret_access_key=secret\n".to_owned(),
+            Dialect::S3 | Dialect::RealS3 => aws_keys(KEY_ID, SECRET),
             Dialect::Google => r#"{"type": "service_account", "disable_oauth": true}"#.to_owned(),
             Dialect::Azure => {
                 format!("AccountName={ACCOUNT};AccountKey=c2VjcmV0;BlobEndpoint=http://{address}/{ACCOUNT}")
@@ -201,9 +230,12 @@ impl BucketServer {
         }));
     }
 
-    /// Ends all connections; new ones are refused.
+    /// Ends all connections; new ones are refused. A real server is killed.
     pub(crate) fn stop(&mut self) {
         let Some(accepting) = self.accepting.take() else { return };
+        if let Some(real) = &self.inner.real {
+            real.kill();
+        }
         self.inner.bucket.lock().is_stopping = true;
         self.inner.changed.notify_all();
         let _ = TcpStream::connect(self.address);
@@ -215,6 +247,9 @@ impl BucketServer {
 
     /// Restarts at the same address and with the same objects.
     pub(crate) fn come_back(&mut self) {
+        if let Some(real) = &self.inner.real {
+            real.come_back();
+        }
         self.inner.bucket.lock().is_stopping = false;
         // A connection of another process may use the port for a moment.
         let end = std::time::Instant::now() + Duration::from_secs(60);
@@ -231,7 +266,7 @@ impl BucketServer {
     /// Returns settings of a tier below a prefix that do not depend on the speed of this machine.
     pub(crate) fn config(&self, prefix: &str) -> ObjectConfig {
         let (scheme, path) = match self.dialect() {
-            Dialect::S3 => ("s3", String::new()),
+            Dialect::S3 | Dialect::RealS3 => ("s3", String::new()),
             Dialect::Google => ("gs", String::new()),
             Dialect::Azure => ("az", format!("/{ACCOUNT}")),
         };
@@ -243,6 +278,14 @@ impl BucketServer {
             absent_ttl: Duration::from_secs(3600),
             ..ObjectConfig::new(&format!("{scheme}://{BUCKET}/{prefix}")).unwrap()
         }
+    }
+
+    /// Returns a namespace, and the size of parts by which its blocks are written in three parts or more. The real server
+    /// refuses small ones.
+    pub(crate) fn in_parts(&self) -> (NamespaceSpec, usize) {
+        let part_bytes = if self.dialect() == Dialect::RealS3 { 5 << 20 } else { 5000 };
+        let layout = BlockLayout::new(vec![vec![part_bytes as u64, 904], vec![part_bytes as u64]]).unwrap();
+        (spec("in parts", layout), part_bytes)
     }
 
     pub(crate) fn dialect(&self) -> Dialect {
@@ -269,8 +312,41 @@ impl BucketServer {
 
     /// Returns the names that contain this part.
     pub(crate) fn names(&self, part: &str) -> Vec<String> {
-        self.with(|bucket| bucket.objects.keys().filter(|name| name.contains(part)).cloned().collect())
+        let names = match &self.inner.real {
+            Some(real) => real.names(),
+            None => self.with(|bucket| bucket.objects.keys().cloned().collect()),
+        };
+        names.into_iter().filter(|name| name.contains(part)).collect()
     }
+
+    /// Returns how many uploads in parts are neither completed nor aborted.
+    pub(crate) fn uploads(&self) -> usize {
+        match &self.inner.real {
+            Some(real) => real.uploads(),
+            None => self.with(|bucket| bucket.uploads.len()),
+        }
+    }
+
+    /// Changes the stored bytes of an object.
+    pub(crate) fn change(&self, name: &str, how: impl FnOnce(&mut Vec<u8>)) {
+        match &self.inner.real {
+            Some(real) => real.change(name, how),
+            None => self.with(|bucket| how(&mut bucket.objects.get_mut(name).unwrap().bytes)),
+        }
+    }
+
+    /// Deletes an object behind the back of everyone.
+    pub(crate) fn lose(&self, name: &str) {
+        match &self.inner.real {
+            Some(real) => real.lose(name),
+            None => drop(self.with(|bucket| bucket.objects.remove(name))),
+        }
+    }
+}
+
+/// Returns the text of a file with an access key of S3.
+pub(crate) fn aws_keys(id: &str, secret: &str) -> String {
+    format!("[default]\naws_access_key_id={id}\naws_secret_access_key={secret}\n")
 }
 
 impl Drop for BucketServer {
@@ -301,7 +377,11 @@ impl Inner {
                     format!("<Error><Code>Test{status}</Code><Token>secret</Token></Error>"),
                 ),
                 Act::Hang | Act::Close => Response::new(200, String::new()),
-                _ => bucket.serve(&request, act == Act::IgnoreConditions),
+                _ => match self.serve(&mut bucket, &request, act == Act::IgnoreConditions) {
+                    Some(response) => response,
+                    // The real server has died.
+                    None => break,
+                },
             };
             response.keep_range(&request);
             if act == Act::ServeAndHold {
@@ -315,15 +395,30 @@ impl Inner {
             }
             drop(bucket);
             if matches!(act, Act::Close | Act::ServeAndClose) {
-                let _ = connection.shutdown(std::net::Shutdown::Both);
-                return;
+                break;
             }
-            let cut = if let Act::Cut(bytes) = act { Some(bytes) } else { None };
+            let cut = match act {
+                Act::Cut(bytes) => Some(bytes),
+                _ => response.is_cut(&request).then_some(response.body.len()),
+            };
             if response.write(&mut connection, &request, cut).is_none() || cut.is_some() {
-                let _ = connection.shutdown(std::net::Shutdown::Both);
-                return;
+                break;
             }
         }
+        let _ = connection.shutdown(std::net::Shutdown::Both);
+    }
+
+    /// Returns the answer to a request; `None` if a real server gave none.
+    fn serve(
+        &self,
+        bucket: &mut MutexGuard<'_, Bucket>,
+        request: &Request,
+        is_blind: bool,
+    ) -> Option<Response> {
+        let Some(real) = &self.real else { return Some(bucket.serve(request, is_blind)) };
+        let response = MutexGuard::unlocked(bucket, || real.forward(request))?;
+        *bucket.served.entry(request.line().to_owned()).or_default() += 1;
+        Some(response)
     }
 }
 
@@ -356,7 +451,7 @@ impl Bucket {
         };
         *self.served.entry(request.line().to_owned()).or_default() += 1;
         match self.dialect {
-            Dialect::S3 | Dialect::Google => s3::serve(self, request, &name, is_blind),
+            Dialect::S3 | Dialect::RealS3 | Dialect::Google => s3::serve(self, request, &name, is_blind),
             Dialect::Azure => azure::serve(self, request, &name, is_blind),
         }
     }
