@@ -222,10 +222,11 @@ test-mooncake: mooncake-env ## Test the Mooncake tier with Mooncake's own master
 	fi
 
 .PHONY: test-s3
-test-s3: setup $(S3_SERVER) ## Test the Object tier with a real S3 server, signed, throttled and killed
+test-s3: setup $(S3_SERVER) ## Test the Object tier with a real S3 server, signed, throttled and killed (ARGS: for pytest)
 	@# Built with the features that `make test-rust` builds with, those of the whole workspace.
 	@$(STEP) "build the tests" cargo test --workspace --quiet --test object --no-run
 	@$(WITH_S3) cargo test --workspace --quiet --test object real:: -- --include-ignored
+	@$(WITH_S3) $(BIN)/python -m pytest -o pythonpath=. tests/with_s3 $(ARGS)
 
 .PHONY: test-docs
 test-docs: vllm-env infinistore-env sglang-env standin-verbs standin-cuda ## Run every documented command and option in a small form (ARGS: for pytest)

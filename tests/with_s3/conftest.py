@@ -1,0 +1,75 @@
+"""A real S3 server, versitygw, behind a door that counts and refuses."""
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from front import Front
+
+from tools.lab.child import POLL_S, Child
+
+BUCKET = "bucket"
+KEYS = ("test", "secret")
+START_S = 60.0
+
+
+class Server:
+    """The server: its files, and its process while it runs.
+
+    Attributes:
+        front: the door before it.
+    """
+
+    def __init__(self, home: Path, runtime: Path) -> None:
+        self._home, self._socket = home, runtime / "s3.sock"
+        (home / "buckets" / BUCKET).mkdir(parents=True)
+        self.front = Front(self._socket)
+        self._process: Child | None = None
+
+    def start(self) -> None:
+        """Starts a process on what earlier ones have stored, and waits until it listens."""
+        self._socket.unlink(missing_ok=True)
+        command = [os.environ["KVDEPOT_TEST_S3"], "--quiet", "--port", self._socket]
+        environ = dict(zip(("ROOT_ACCESS_KEY", "ROOT_SECRET_KEY"), KEYS, strict=True))
+        log = self._home / "log"
+        self._process = Child("the S3 server", [*command, "posix", self._home / "buckets"], log, environ)
+        end_s = time.monotonic() + START_S
+        while not self._listens():
+            self._process.check()
+            assert time.monotonic() < end_s, self._process.tail()
+            time.sleep(POLL_S)
+
+    def _listens(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as one:
+            return one.connect_ex(str(self._socket)) == 0
+
+    def kill(self) -> None:
+        """Ends the process as a crash does."""
+        if self._process is not None:
+            self._process.kill()
+
+    def options(self, secret: str = KEYS[1]) -> dict[str, Any]:
+        """What a configuration says to use it."""
+        credentials = self._home / f"credentials-{secret}"
+        credentials.write_text(f"[default]\naws_access_key_id = {KEYS[0]}\naws_secret_access_key = {secret}\n")
+        return {
+            "object_url": f"s3://{BUCKET}/kv",
+            "object_endpoint": self.front.endpoint,
+            "object_credentials_file": str(credentials),
+        }
+
+
+@pytest.fixture
+def server(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with one empty bucket."""
+    made = Server(tmp_path / "s3", tmp_path_factory.mktemp("s"))
+    with made.front:
+        made.start()
+        try:
+            yield made
+        finally:
+            made.kill()
