@@ -6,7 +6,6 @@ import os
 import threading
 import time
 import weakref
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -140,11 +139,12 @@ class Depot:
         self._config = config
         self._native = native
         self._stores: weakref.WeakSet[Store] = weakref.WeakSet()
-        self._lock = threading.Lock()
-        self._open_stores: Counter[str] = Counter()
-        """Number of open stores of each namespace, by its canonical description."""
-        self._naming = threading.Lock()
-        """Held while a namespace is opened or closed."""
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        self._uses: dict[str, set[object]] = {}
+        """What uses each namespace, by its canonical description: an object for each open store."""
+        self._uses_lock = threading.RLock()
+        """A signal's handler, or the collection of garbage, may close a store while its thread holds it."""
         self._closed = False
 
     @property
@@ -189,17 +189,19 @@ class Depot:
             UnavailableError: the attachment is closed.
         """
         layout = BlockLayout.of(layout)
-        with self._naming:
-            opened = self._native.open_namespace(facts_json(namespace), layout.to_json())
-            self._open_stores[opened.canonical] += 1
+        opened = self._native.open_namespace(facts_json(namespace), layout.to_json())
+        use = object()
+        with self._uses_lock:
+            self._uses.setdefault(opened.canonical, set()).add(use)
         try:
             copy_json = self._config.copy_json(cuda_device)
+            # It opens the namespace again if its last store was closed in the meantime.
             native = self._native.store(opened, timeout_ms=self._config.timeout_ms, copy_json=copy_json)
         except BaseException:
-            self._close_namespace(opened)
+            self._end_use(opened, use)
             raise
         store = Store(self._config, layout, self._native, native, cuda_device)
-        store.on_close = partial(self._close_namespace, opened)
+        store.on_close = partial(self._end_use, opened, use)
         with self._lock:
             if not self._closed:
                 self._stores.add(store)
@@ -207,16 +209,16 @@ class Depot:
         store.close()
         raise UnavailableError("the depot was closed: attach again")
 
-    def _close_namespace(self, namespace: _native.Namespace) -> None:
-        """Ends one store's use of a namespace. After the last one, the depot may forget it."""
-        with self._naming:
-            self._open_stores[namespace.canonical] -= 1
-            if self._open_stores[namespace.canonical]:
-                return
-            del self._open_stores[namespace.canonical]
-            # A closed attachment has none open.
-            with suppress(UnavailableError):
-                self._native.close_namespace(namespace)
+    def _end_use(self, namespace: _native.Namespace, use: object) -> None:
+        """Ends one store's use of a namespace; again is no error. After the last one, the depot may forget it."""
+        with self._uses_lock:
+            uses = self._uses.get(namespace.canonical, set())
+            uses.discard(use)
+            if not uses:
+                self._uses.pop(namespace.canonical, None)
+                # A closed attachment has none open.
+                with suppress(UnavailableError):
+                    self._native.close_namespace(namespace)
 
     def claim(
         self,
@@ -279,6 +281,8 @@ class Depot:
 
     def close(self) -> None:
         """Closes the stores that are still open, as ``Store.close`` does, and detaches. Idempotent."""
+        if os.getpid() != self._pid:
+            return  # another thread may have held a lock at the fork
         with self._lock:
             self._closed = True
             stores = list(self._stores)

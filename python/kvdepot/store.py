@@ -1,7 +1,7 @@
 """Blocks of one namespace: the ``Store`` that ``kvdepot.open`` and ``Depot.open`` return."""
 
 import json
-import threading
+import os
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
@@ -51,9 +51,9 @@ class Store:
         self.owns_attachment = False
         """Whether ``close`` detaches from the depot, too."""
         self.on_close: Callable[[], None] | None = None
-        """Called by the first ``close``, after all tasks have ended or their time is over."""
+        """Called by ``close``, after all tasks have ended or their time is over. May be called several times."""
         self._closed = False
-        self._lock = threading.Lock()
+        self._pid = os.getpid()
 
     @property
     def native_namespace(self) -> _native.Namespace:
@@ -163,11 +163,11 @@ class Store:
         A store from ``kvdepot.open`` also detaches from its depot.
         """
         self._closed = True
+        if os.getpid() != self._pid:
+            return  # another thread may have held a lock at the fork
         self._native.close(self._config.timeout_ms + _CLOSE_GRACE_MS)
-        with self._lock:
-            on_close, self.on_close = self.on_close, None
-        if on_close is not None:
-            on_close()
+        if self.on_close is not None:
+            self.on_close()
         if self.owns_attachment:
             self._depot.close()
 

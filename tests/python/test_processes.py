@@ -79,6 +79,31 @@ def test_a_forked_child_ends_as_any_other(mode, tmp_path):
     assert run(script, mode, tmp_path) == "7\n"
 
 
+def test_a_forked_child_closes_although_another_thread_held_the_attachment_s_locks(mode, tmp_path):
+    script = """
+        depot = store.on_close.func.__self__
+        held, release = threading.Event(), threading.Event()
+
+        def hold():
+            with depot._uses_lock, depot._lock:
+                held.set()
+                release.wait()
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait()
+        if (pid := os.fork()) == 0:
+            store.close()
+            depot.close()
+            os._exit(7)
+        release.set()
+        thread.join()
+        print(ended(pid))
+        store.close()
+    """
+    assert run(script, mode, tmp_path) == "7\n"
+
+
 def test_a_forked_child_is_told_at_once_and_opens_a_store_of_its_own(mode, tmp_path):
     script = """
         found = [[np.zeros(4096, np.uint8)]]

@@ -83,3 +83,22 @@ fn closed_namespaces_do_not_count() {
         assert_eq!(stays.store.lookup(&[hash(1)]), [1], "a closed namespace keeps its blocks");
     }
 }
+
+#[test]
+fn a_namespace_without_room_is_opened_when_another_one_is_closed() {
+    let served = Served::start(config(4 << 20, serde_json::json!({})));
+    for attachment in [served.attach(), embedded(config(4 << 20, serde_json::json!({})))] {
+        let named = |name: usize| spec(&name.to_string(), BlockLayout::uniform(1, &[4096]).unwrap());
+        (0..NAMESPACES_MAX / 2).for_each(|name| attachment.register(&named(name)).unwrap());
+        let last = Engine::new(&attachment, &named(NAMESPACES_MAX), 1);
+        assert_eq!(last.dump(&[1], &[0]), [0], "there is no room for it");
+        attachment.close_namespace(&named(7));
+        // Over the socket it is opened in the background.
+        let end = Instant::now() + HANG;
+        while !last.dump(&[1], &[0]).is_empty() {
+            assert!(Instant::now() < end, "it is never opened");
+            std::thread::yield_now();
+        }
+        assert_eq!(last.store.lookup(&[hash(1)]), [1]);
+    }
+}

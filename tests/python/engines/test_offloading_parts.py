@@ -560,6 +560,7 @@ class Attached:
         self.facts: list[str] = []
         self.stores: list[Store] = []
         self.resets: list[str] = []
+        self.closed: list[str] = []
         self.resets_fail = False
         self.busy = 0
 
@@ -572,7 +573,10 @@ class Attached:
         assert layout == "[[1, [4096]]]"
         self.answer()
         self.facts.append(facts)
-        return SimpleNamespace(id=f"n{len(self.facts)}")
+        return SimpleNamespace(id=f"n{len(self.facts)}", canonical=facts)
+
+    def close_namespace(self, namespace: Any) -> None:
+        self.closed.append(namespace.id)
 
     def store(self, namespace: Any, *, timeout_ms: int, copy_json: str) -> Store:
         assert timeout_ms == 10_000
@@ -637,6 +641,7 @@ def test_apart_is_another_namespace_and_is_emptied_by_the_next_reset(room: Room,
     assert all(room.go_apart() for _ in range(3))
     assert len(set(depot.facts)) == len(depot.facts) == 2
     assert depot.resets == ["n2", "n2"]
+    assert depot.closed == ["n1"]
     assert all('"model": "m"' in facts for facts in depot.facts)
     assert [store.closed for store in depot.stores] == [True, False]
     assert room.namespace_id == "n2"

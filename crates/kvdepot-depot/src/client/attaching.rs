@@ -10,7 +10,6 @@ use kvdepot_core::{Error, ErrorKind, NamespaceSpec, Result};
 
 use crate::client::attach::{Attachment, Known, Target};
 use crate::client::attached_pool::{AttachedPool, has_earlier_ended};
-use crate::client::closing::open_namespace;
 use crate::client::generation::Generation;
 use crate::client::lane::{Lane, PassedPool};
 use crate::client::lane_guard::HANDSHAKE_WAIT;
@@ -102,27 +101,24 @@ impl Attachment {
         if opened.is_some() && !in_place {
             return Ok(());
         }
-        let deadline = Instant::now() + HANDSHAKE_WAIT;
         let mut lane = self.lane(generation, HANDSHAKE_WAIT)?;
         let handle = match opened {
             Some(handle) => handle,
-            None => open_namespace(&mut lane, generation, canonical, deadline)?,
+            None => generation.open_namespace(&mut lane, canonical)?,
         };
         if in_place {
-            lane.tell(Request::ReadsInPlace { namespace: handle }, deadline)?;
+            lane.tell(Request::ReadsInPlace { namespace: handle }, Instant::now() + HANDSHAKE_WAIT)?;
             generation.told_in_place.lock().insert(handle);
         }
         lane.finish();
         generation.handles.write().insert(canonical.to_owned(), handle);
         // It may have been closed since this namespace was taken from the list.
-        if !self.namespaces.lock().iter().any(|known| known.spec.canonical() == canonical) {
-            self.leave_namespace(generation, canonical);
-        }
+        self.leave_if_closed(generation, canonical);
         Ok(())
     }
 
     /// Opens the namespaces that this generation does not know yet. Tries all of them and returns the first error.
-    fn open_missing(self: &Arc<Self>, generation: &Arc<Generation>) -> Result<()> {
+    pub(super) fn open_missing(self: &Arc<Self>, generation: &Arc<Generation>) -> Result<()> {
         let namespaces = self.namespaces.lock().clone();
         let mut outcome = Ok(());
         for known in namespaces {

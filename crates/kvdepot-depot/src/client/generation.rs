@@ -22,8 +22,8 @@ pub(crate) struct Generation {
     pub(super) handles: RwLock<HashMap<String, NamespaceHandle>>,
     /// Namespaces that are closed here, which the depot is not told yet.
     pub(super) closed: Mutex<HashMap<String, NamespaceHandle>>,
-    /// Held while the depot is told to open a namespace, or that one is closed.
-    pub(super) naming: Mutex<()>,
+    /// Locked for reading while the depot opens a namespace, and for writing while it is told that some are closed.
+    pub(super) naming: RwLock<()>,
     /// Namespaces of which the depot knows that they are read in the tier's memory.
     pub(super) told_in_place: Mutex<HashSet<NamespaceHandle>>,
     /// The lane on which claims are leased. There is only one, so that the scheduler's calls find it connected.
@@ -44,7 +44,7 @@ impl Generation {
             lanes: Mutex::new(Vec::new()),
             handles: RwLock::new(HashMap::new()),
             closed: Mutex::new(HashMap::new()),
-            naming: Mutex::new(()),
+            naming: RwLock::new(()),
             told_in_place: Mutex::new(HashSet::new()),
             claims: Mutex::new(None),
             lost: AtomicBool::new(false),

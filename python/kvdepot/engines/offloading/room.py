@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvdepot.config import KVDepotConfig
-from kvdepot.engines.attachment import attach
+from kvdepot.engines.attachment import attach, close_unused
 from kvdepot.engines.counters import Counters
 from kvdepot.engines.vllm.presence import Place, Presence, taken_sizes
 from kvdepot.errors import BusyError, is_failure
@@ -139,8 +139,11 @@ class Room:
                 return True
             facts = {**self._facts, "weights_version": f"after a reset {uuid.uuid4().hex}"}
             self._store = _patiently(lambda: self._open(facts))
-            self._apart = True
             before.close(0)
+            if not self._apart:
+                # Otherwise its reset may still be under way.
+                close_unused(self._depot, [before.namespace], [self._store.namespace])
+            self._apart = True
         except BaseException as error:
             if not is_failure(error):
                 raise

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from kvdepot import _native
 from kvdepot.absence import tell_if_absent
 from kvdepot.config import KVDepotConfig
-from kvdepot.engines.attachment import attach
+from kvdepot.engines.attachment import attach, close_unused
 from kvdepot.engines.counters import Counters
 from kvdepot.engines.sglang.leases import Leases
 from kvdepot.engines.sglang.pages import PoolPages
@@ -158,8 +158,10 @@ class Room:
             self._leases.clear()
             before = self._pools.get(name)
             self._pools[name] = Pool(pages, namespace, store)
+            used = [pool.namespace for pool in self._pools.values()]
         if before is not None:
             before.store.close(0)
+            close_unused(self._depot, [before.namespace], used)
 
     def lookup(self, name: str, hashes: Sequence[bytes], until_s: float) -> npt.NDArray[np.bool_]:
         """Returns for each page whether the depot has it, in its pool or a tier; all false after ``until_s``."""

@@ -164,13 +164,13 @@ class EngineNamespaces:
         except KVDepotError as error:
             self.turn_off(f"its namespaces cannot be opened: {error}")
             return
+        earlier, self._opened = self._opened, self._all()
         if self._drops.when_opened:
             self._drops.when_opened = False
             self._drops.ask(self._all())
             self.groups = []
             self._drop()
             return
-        earlier, self._opened = self._opened, self._all()
         close_unused(self._depot, earlier, self._opened)
         ids = [namespace.id for namespace in self._opened]
         logger.info("kvdepot: %d ranks, namespaces %s", self._ranks, ", ".join(ids))
