@@ -22,9 +22,47 @@ pub fn crc64_slot(slot: &SlotBuf, start: usize, end: usize) -> Option<u64> {
     (seen == end.saturating_sub(start)).then(|| digest.finalize())
 }
 
+/// The polynomial of CRC-64/NVME, the highest power in the lowest bit, without the power of 64.
+const POLYNOMIAL: u64 = 0x9a6c_9329_ac4b_c9b5;
+/// The polynomials 1 and x.
+const ONE: u64 = 1 << 63;
+const X: u64 = 1 << 62;
+
+/// Returns the product of two polynomials, modulo that of the checksum.
+const fn product(a: u64, mut b: u64) -> u64 {
+    let (mut sum, mut bit) = (0, ONE);
+    while bit != 0 {
+        if a & bit != 0 {
+            sum ^= b;
+        }
+        b = (b >> 1) ^ if b & 1 == 0 { 0 } else { POLYNOMIAL };
+        bit >>= 1;
+    }
+    sum
+}
+
+/// The powers of x whose exponents are powers of two, from 8, the bits of a byte, on.
+const BYTE_POWERS: [u64; 64] = {
+    let mut power = product(X, X);
+    power = product(power, power);
+    power = product(power, power);
+    let mut powers = [power; 64];
+    let mut index = 1;
+    while index < powers.len() {
+        power = product(power, power);
+        powers[index] = power;
+        index += 1;
+    }
+    powers
+};
+
 /// Returns the CRC-64/NVME of two concatenated pieces of memory, from the CRC of each and the length of the second.
+///
+/// It takes about 0.1 us for each bit that is set in the length. `crc_fast::checksum_combine` squares matrices of bits,
+/// which takes tens of microseconds: as long as the checksum of a MiB.
 pub fn combined(first: u64, second: u64, second_bytes: u64) -> u64 {
-    crc_fast::checksum_combine(CrcAlgorithm::Crc64Nvme, first, second, second_bytes)
+    let shifts = BYTE_POWERS.iter().enumerate().filter(|(bit, _)| second_bytes >> bit & 1 == 1);
+    shifts.fold(first, |shifted, (_, &power)| product(power, shifted)) ^ second
 }
 
 /// Returns whether bytes `start..end` of a slot are all zero; `false` if the slot is shorter than `end`.
@@ -44,6 +82,19 @@ pub fn is_zero(slot: &SlotBuf, start: usize, end: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn checksums_of_pieces_of_any_length_are_combined() {
+        let bytes: Vec<u8> = (0..3 << 20).map(|i: u32| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        for at in [0, 1, 7, 4096, 1 << 20, (2 << 20) + 333, bytes.len() - 1, bytes.len()] {
+            let (first, second) = bytes.split_at(at);
+            assert_eq!(combined(crc64(first), crc64(second), second.len() as u64), crc64(&bytes), "at {at}");
+        }
+        for second_bytes in [u64::MAX, 1 << 63, 0x0123_4567_89ab_cdef] {
+            let expected = crc_fast::checksum_combine(CrcAlgorithm::Crc64Nvme, 7, 11, second_bytes);
+            assert_eq!(combined(7, 11, second_bytes), expected);
+        }
+    }
 
     #[test]
     fn the_check_value_of_the_catalogue() {

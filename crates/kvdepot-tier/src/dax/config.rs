@@ -8,8 +8,13 @@ use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_io::mapped::Access;
 use serde_json::Value;
 
-use super::settings::{ASYNC_PUT_DEFAULT, SETTINGS, SLAB_BYTES_DEFAULT, SLAB_BYTES_MIN, WORKERS_DEFAULT};
+use super::settings::{ASYNC_PUT_DEFAULT, SETTINGS, SLAB_BYTES_DEFAULT, SLAB_BYTES_MIN, WORKERS_MAX};
 use crate::settings::{Fields, Switch};
+
+/// Returns the number of workers by default. More than processors get into each other's way.
+fn workers_by_default() -> usize {
+    std::thread::available_parallelism().map_or(WORKERS_MAX, std::num::NonZero::get).min(WORKERS_MAX)
+}
 
 /// Settings of a DAX tier.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,7 +54,7 @@ impl DaxConfig {
             max_bytes: 0,
             capacity_bytes: 0,
             async_put: ASYNC_PUT_DEFAULT,
-            restore_workers: WORKERS_DEFAULT,
+            restore_workers: workers_by_default(),
             restore_max_regions: 0,
             retrieve_staging_slab_bytes: SLAB_BYTES_DEFAULT,
             put_workers: 2,
@@ -72,6 +77,9 @@ impl DaxConfig {
         fields.u64("capacity_bytes", &mut config.capacity_bytes)?;
         fields.bool("async_put", &mut config.async_put)?;
         fields.usize("restore_workers", &mut config.restore_workers)?;
+        if config.restore_workers == 0 {
+            config.restore_workers = workers_by_default();
+        }
         fields.usize("restore_max_regions", &mut config.restore_max_regions)?;
         fields.u64("retrieve_staging_slab_bytes", &mut config.retrieve_staging_slab_bytes)?;
         fields.usize("put_workers", &mut config.put_workers)?;

@@ -4,8 +4,8 @@ use kvdepot_core::limits::IO_THREADS_MAX;
 
 use crate::settings::{Key, Kind, Preset, Setting};
 
-/// Number of threads that copy blocks out.
-pub(super) const WORKERS_DEFAULT: usize = 4;
+/// Maximum number of threads that copy blocks out, unless more are asked for.
+pub(super) const WORKERS_MAX: usize = 4;
 /// Bytes of a wave.
 pub(super) const SLAB_BYTES_DEFAULT: u64 = 256 << 20;
 /// The fewest bytes of a wave.
@@ -60,12 +60,12 @@ pub(super) const SETTINGS: [Setting; 9] = [
     },
     Setting {
         name: "restore_workers",
-        kind: THREADS,
+        kind: Kind::Whole { min: 0, max: IO_THREADS_MAX as u64 },
         key: Some(Key {
             name: "dax_restore_workers",
-            meaning: "Threads that copy blocks out of the `Dax` tier.",
+            meaning: "Threads that copy blocks out of the `Dax` tier. 0 = one for each processor, 4 at most.",
             unit: "threads",
-            default: Preset::Whole(WORKERS_DEFAULT as u64),
+            default: Preset::Whole(0),
             seeds: &["dax.restore_workers"],
             ..Key::BLANK
         }),
