@@ -3,8 +3,8 @@
 //! `cargo run --release -p kvdepot-server --example local_clients -- [POOL_MIB] [BLOCKS] [SECONDS] [TRAFFIC]` (512 MiB,
 //! 100,000 blocks, 3 s and no traffic by default). A lookup asks for 128 hashes that all exist. The depot is a separate
 //! process that holds unfilled blocks of 4 KiB. 1, 8, 16 and 64 clients attach at the same time, wait for each other, and
-//! send lookups as fast as they are answered. With traffic (1), each of these runs is repeated while another process dumps
-//! and loads as fast as it can, and once more while another process attaches and detaches as fast as it can. The
+//! send lookups as fast as they are answered. With traffic (1), each of these runs is repeated while another process
+//! attaches and detaches as fast as it can, and once more while another process dumps and loads as fast as it can. The
 //! yardstick is a bare round trip of a frame of the same size between two processes. Prints one JSON object per line.
 #![allow(clippy::unwrap_used, reason = "a measurement stops where it cannot go on")]
 
@@ -283,14 +283,6 @@ fn main() {
     if number(3, 0) == 0 {
         return;
     }
-    for clients in [1_u64, 16, 64] {
-        let first = blocks + clients * 1_000_000_000;
-        let mut role = Role::start("traffic", &[socket.clone(), first.to_string()]);
-        assert_eq!(role.lines().next().as_deref(), Some("ready"));
-        let mut line = measure(&socket, served.0.id(), clients as usize, blocks, seconds);
-        line["beside"] = "dumps and loads".into();
-        println!("{line}");
-    }
     for clients in [1, 16, 64] {
         let mut role = Role::start("attach", std::slice::from_ref(&socket));
         let mut lines = role.lines();
@@ -301,6 +293,14 @@ fn main() {
         drop(role);
         line["beside"] = "attaching".into();
         line["attached_anew_per_s"] = (lines.count() as f64 / took_s).into();
+        println!("{line}");
+    }
+    for clients in [1_u64, 16, 64] {
+        let first = blocks + clients * 1_000_000_000;
+        let mut role = Role::start("traffic", &[socket.clone(), first.to_string()]);
+        assert_eq!(role.lines().next().as_deref(), Some("ready"));
+        let mut line = measure(&socket, served.0.id(), clients as usize, blocks, seconds);
+        line["beside"] = "dumps and loads".into();
         println!("{line}");
     }
 }
