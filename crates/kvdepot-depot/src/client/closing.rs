@@ -48,7 +48,7 @@ impl Attachment {
         if generation.closed.lock().is_empty() {
             return false;
         }
-        // Who waited for it would keep others from opening theirs.
+        // A writer that waits keeps readers out, so waiting here would delay those that open a namespace.
         let Some(_naming) = generation.naming.try_write() else { return false };
         let Ok(mut lane) = self.lane(generation, HANDSHAKE_WAIT) else { return false };
         let told = tell_closed(&mut lane, generation).is_ok();
