@@ -141,8 +141,8 @@ class Depot:
         self._stores: weakref.WeakSet[Store] = weakref.WeakSet()
         self._lock = threading.RLock()
         self._pid = os.getpid()
-        self._uses: dict[str, set[object]] = {}
-        """What uses each namespace, by its canonical description: an object for each open store."""
+        self._uses: dict[object, str] = {}
+        """The canonical description of each open store's namespace, by a token of the store."""
         self._uses_lock = threading.RLock()
         """A signal's handler, or the collection of garbage, may close a store while its thread holds it."""
         self._closed = False
@@ -192,7 +192,7 @@ class Depot:
         opened = self._native.open_namespace(facts_json(namespace), layout.to_json())
         use = object()
         with self._uses_lock:
-            self._uses.setdefault(opened.canonical, set()).add(use)
+            self._uses[use] = opened.canonical
         try:
             copy_json = self._config.copy_json(cuda_device)
             # It opens the namespace again if its last store was closed in the meantime.
@@ -212,10 +212,8 @@ class Depot:
     def _end_use(self, namespace: _native.Namespace, use: object) -> None:
         """Ends one store's use of a namespace; again is no error. After the last one, the depot may forget it."""
         with self._uses_lock:
-            uses = self._uses.get(namespace.canonical, set())
-            uses.discard(use)
-            if not uses:
-                self._uses.pop(namespace.canonical, None)
+            ended = self._uses.pop(use, None) is not None
+            if ended and namespace.canonical not in self._uses.values():
                 # A closed attachment has none open.
                 with suppress(UnavailableError):
                     self._native.close_namespace(namespace)

@@ -51,7 +51,7 @@ class Store:
         self.owns_attachment = False
         """Whether ``close`` detaches from the depot, too."""
         self.on_close: Callable[[], None] | None = None
-        """Called by ``close``, after all tasks have ended or their time is over. May be called several times."""
+        """Called by ``close``, after all tasks have ended or timed out. May be called several times."""
         self._closed = False
         self._pid = os.getpid()
 

@@ -1,4 +1,4 @@
-"""A real S3 server, versitygw, behind a door that counts and refuses."""
+"""A real S3 server, versitygw, behind a proxy that counts requests and can refuse them."""
 
 import os
 import socket

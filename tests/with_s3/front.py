@@ -15,7 +15,7 @@ from tools.lab.ports import LOOPBACK
 SLOW_DOWN = 503
 CODES = {SLOW_DOWN: "SlowDown", 500: "InternalError"}
 
-# What a test makes of the requests for objects: a status to refuse one with, or None.
+# Decides on each request for an object: the status to refuse it with, or None to forward it.
 Plan = Callable[[str, str], int | None]
 
 
@@ -110,7 +110,7 @@ class Front(ThreadingHTTPServer):
         return f"http://{LOOPBACK}:{self.server_port}"
 
     def ask(self, method: str, path: str) -> int | None:
-        """What to refuse a request with."""
+        """Returns the status to refuse a request with, or None."""
         with self._lock:
             status = self.plan(method, path) if self.plan is not None else None
             self.refused += status is not None

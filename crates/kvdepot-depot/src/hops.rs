@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-/// Upper bounds of the buckets, in microseconds. Longer times are counted only in the total.
+/// Upper bounds of the buckets, in microseconds. Another bucket is for longer times.
 const BOUNDS_US: [u64; 15] = [
     250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000, 2_500_000,
     5_000_000, 30_000_000,
@@ -14,8 +14,7 @@ const BOUNDS_US: [u64; 15] = [
 /// One direction of one tier: blocks that moved, from the call of the tier to its end.
 #[derive(Debug, Default)]
 pub(crate) struct Hop {
-    buckets: [AtomicU64; BOUNDS_US.len()],
-    blocks: AtomicU64,
+    buckets: [AtomicU64; BOUNDS_US.len() + 1],
     bytes: AtomicU64,
     sum_us: AtomicU64,
 }
@@ -28,20 +27,23 @@ impl Hop {
 
     fn took(&self, time: Duration, bytes: u64) {
         let us = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-        if let Some(bucket) = self.buckets.get(BOUNDS_US.partition_point(|&bound| bound < us)) {
-            bucket.fetch_add(1, Ordering::Relaxed);
-        }
-        self.blocks.fetch_add(1, Ordering::Relaxed);
+        self.buckets[BOUNDS_US.partition_point(|&bound| bound < us)].fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
         self.sum_us.fetch_add(us, Ordering::Relaxed);
     }
 
-    /// Returns the numbers. `buckets` has pairs: an upper bound in microseconds, and the blocks above the bound before it.
+    /// Returns the numbers. `buckets` has pairs: an upper bound in microseconds, `null` for the longest times, and the
+    /// blocks above the bound before it.
     fn to_json(&self) -> Value {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let buckets: Vec<(u64, u64)> = BOUNDS_US.into_iter().zip(self.buckets.iter().map(count)).collect();
+        let counts: Vec<u64> = self.buckets.iter().map(count).collect();
+        let bounds = BOUNDS_US.into_iter().map(Some).chain([None]);
+        let buckets: Vec<(Option<u64>, u64)> = bounds.zip(counts.iter().copied()).collect();
         json!({
-            "blocks": count(&self.blocks), "bytes": count(&self.bytes), "sum_us": count(&self.sum_us), "buckets": buckets,
+            "blocks": counts.iter().sum::<u64>(),
+            "bytes": count(&self.bytes),
+            "sum_us": count(&self.sum_us),
+            "buckets": buckets,
         })
     }
 }
@@ -73,9 +75,13 @@ mod tests {
             hop.took(Duration::from_micros(us), 10);
         }
         let told = hop.to_json();
-        let buckets: Vec<(u64, u64)> = serde_json::from_value(told["buckets"].clone()).expect("pairs");
-        let filled: Vec<(u64, u64)> = buckets.into_iter().filter(|bucket| bucket.1 > 0).collect();
-        assert_eq!(filled, [(250, 2), (500, 1), (1_000, 1), (30_000_000, 1)]);
+        let buckets: Vec<(Option<u64>, u64)> =
+            serde_json::from_value(told["buckets"].clone()).expect("pairs");
+        let filled: Vec<(Option<u64>, u64)> = buckets.into_iter().filter(|bucket| bucket.1 > 0).collect();
+        assert_eq!(
+            filled,
+            [(Some(250), 2), (Some(500), 1), (Some(1_000), 1), (Some(30_000_000), 1), (None, 1)]
+        );
         assert_eq!((&told["blocks"], &told["bytes"]), (&json!(6), &json!(60)));
         assert_eq!(told["sum_us"], 250 + 251 + 1_000 + 60_000_001);
     }

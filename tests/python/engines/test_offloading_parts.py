@@ -651,6 +651,7 @@ def test_a_namespace_that_cannot_be_emptied_is_left(room: Room, depot: Attached)
     depot.resets_fail = True
     assert all(room.go_apart() for _ in range(2))
     assert len(set(depot.facts)) == 3
+    assert depot.closed == ["n1", "n2"]
     assert [store.closed for store in depot.stores] == [True, True, False]
     assert room.namespace_id == "n3"
 

@@ -54,6 +54,10 @@ pub struct Attachment {
     pub(super) current: RwLock<Option<Arc<Generation>>>,
     /// Namespaces to open whenever a depot is found.
     pub(super) namespaces: Mutex<Vec<Known>>,
+    /// Whether a thread opens and closes namespaces of an embedded depot.
+    pub(super) tended: AtomicBool,
+    /// Held by that thread while it has the attachment.
+    pub(super) tending: Arc<Mutex<()>>,
     /// The mapped pool: that of the attached depot, or of the last one, which may come back.
     pub(super) pool: Mutex<Option<Arc<AttachedPool>>>,
     pub(crate) devices: Devices,
@@ -101,6 +105,8 @@ impl Attachment {
         Self {
             target,
             current: RwLock::new(None),
+            tended: AtomicBool::new(false),
+            tending: Arc::default(),
             namespaces: Mutex::new(Vec::new()),
             pool: Mutex::new(None),
             devices: Devices::default(),
@@ -244,8 +250,11 @@ impl Attachment {
             generation.lanes.lock().clear();
             self.give_up_pool();
         }
-        let _signal = self.signal.lock();
+        let signal = self.signal.lock();
         self.wake.notify_all();
+        drop(signal);
+        // The depot of an embedded attachment ends with its last owner, which is to be the caller.
+        drop(self.tending.lock());
     }
 
     /// Releases the mapped pool with its registrations: immediately, or after the last copy that uses it.

@@ -81,11 +81,13 @@ impl Attachment {
                     ErrorKind::Timeout | ErrorKind::Closed | ErrorKind::Unavailable | ErrorKind::Busy
                 ) =>
             {
+                self.tend_embedded(&generation);
                 Ok(())
             }
             // Retried in the background; until then all of its blocks are misses (P2).
             Err(error) if error.kind() == ErrorKind::NoSpace => {
                 tracing::warn!("a namespace is not opened yet, its blocks are misses: {error}");
+                self.tend_embedded(&generation);
                 Ok(())
             }
             other => other,

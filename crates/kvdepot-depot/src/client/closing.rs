@@ -1,16 +1,22 @@
-//! Closing of namespaces. The depot is told in the background, because a depot that hangs must not delay whoever closes
-//! one. Until then the namespace can be opened again without a call.
+//! Closing of namespaces. The depot is told in the background, because a depot that hangs must not delay the caller that
+//! closes one. Until then the namespace can be opened again without a call.
 
-use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use kvdepot_core::{Error, ErrorKind, NamespaceSpec, Result};
 
-use crate::client::attach::{Attachment, Target};
+use parking_lot::Mutex;
+
+use crate::client::attach::{Attachment, Known, Target};
 use crate::client::generation::Generation;
 use crate::client::lane::unexpected;
 use crate::client::lane_guard::{HANDSHAKE_WAIT, LaneGuard};
 use crate::message::{NamespaceHandle, Request, Response};
+
+/// Pause between attempts to open what an embedded depot could not open.
+const TEND_PAUSE: Duration = Duration::from_millis(200);
 
 impl Attachment {
     /// Forgets a namespace here. In a moment the depot learns that this process does not use it any more. Never waits for
@@ -27,35 +33,56 @@ impl Attachment {
         namespaces.retain(|known| known.spec.canonical() != spec.canonical());
         generation.leave(spec.canonical());
         drop(namespaces);
-        // No thread tells a depot in this process, or opens what had no room. While a namespace is being opened, neither
-        // is done: the next one that is closed does it.
-        if matches!(self.target, Target::Embedded(..)) && self.tell_closed(&generation) {
-            let _ = self.open_missing(&generation);
-        }
+        self.tend_embedded(&generation);
     }
 
     /// Leaves a namespace that was closed while it was being opened.
-    pub(super) fn leave_if_closed(&self, generation: &Generation, canonical: &str) {
+    pub(super) fn leave_if_closed(self: &Arc<Self>, generation: &Arc<Generation>, canonical: &str) {
         let namespaces = self.namespaces.lock();
-        if !namespaces.iter().any(|known| known.spec.canonical() == canonical) {
-            generation.leave(canonical);
+        if namespaces.iter().any(|known| known.spec.canonical() == canonical) {
+            return;
+        }
+        generation.leave(canonical);
+        drop(namespaces);
+        self.tend_embedded(generation);
+    }
+
+    /// Reports closed namespaces to an embedded depot, which has no thread that keeps it attached. If another namespace
+    /// is being opened, or if some could not be opened, a thread does the rest.
+    pub(super) fn tend_embedded(self: &Arc<Self>, generation: &Arc<Generation>) {
+        if !matches!(self.target, Target::Embedded(..)) {
+            return;
+        }
+        self.tell_closed(generation);
+        if !self.has_work(generation) || self.tended.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let (weak, turn) = (Arc::downgrade(self), Arc::clone(&self.tending));
+        let started =
+            std::thread::Builder::new().name("kvdepot-names".to_owned()).spawn(move || tend(&weak, &turn));
+        if started.is_err() {
+            self.tended.store(false, Ordering::Release);
         }
     }
 
-    /// Tells the depot which namespaces are closed, if none is being opened. Returns whether it did. One of which the depot
-    /// cannot be told counts until this process ends.
-    pub(super) fn tell_closed(self: &Arc<Self>, generation: &Arc<Generation>) -> bool {
+    /// Returns whether closed namespaces are not reported, or known ones not open.
+    fn has_work(&self, generation: &Generation) -> bool {
+        let opened = |known: &Known| generation.handles.read().contains_key(known.spec.canonical());
+        !generation.closed.lock().is_empty() || !self.namespaces.lock().iter().all(opened)
+    }
+
+    /// Tells the depot which namespaces are closed, if none is being opened. A namespace whose closing could not be
+    /// reported counts until this process ends.
+    pub(super) fn tell_closed(self: &Arc<Self>, generation: &Arc<Generation>) {
         if generation.closed.lock().is_empty() {
-            return false;
+            return;
         }
         // A writer that waits keeps readers out, so waiting here would delay those that open a namespace.
-        let Some(_naming) = generation.naming.try_write() else { return false };
-        let Ok(mut lane) = self.lane(generation, HANDSHAKE_WAIT) else { return false };
-        let told = tell_closed(&mut lane, generation).is_ok();
-        if told {
+        let Some(_naming) = generation.naming.try_write() else { return };
+        let Ok(mut lane) = self.lane(generation, HANDSHAKE_WAIT) else { return };
+        if tell_closed(&mut lane, generation).is_ok() {
             lane.finish();
         }
-        told
     }
 }
 
@@ -95,8 +122,33 @@ impl Generation {
     }
 }
 
+/// Reports what is closed, and opens what is not open, until nothing is left to do. `turn` is held while the attachment
+/// is, so that whoever closes that can wait for it: its depot is not to end on this thread.
+fn tend(weak: &Weak<Attachment>, turn: &Mutex<()>) {
+    loop {
+        let working = turn.lock();
+        let Some(attachment) = weak.upgrade().filter(|it| !it.stopping.load(Ordering::Acquire)) else {
+            return;
+        };
+        if let Ok(generation) = attachment.generation() {
+            attachment.tell_closed(&generation);
+            let _ = attachment.open_missing(&generation);
+            if !attachment.has_work(&generation) {
+                attachment.tended.store(false, Ordering::Release);
+                // Something may have come before that was seen.
+                if !attachment.has_work(&generation) || attachment.tended.swap(true, Ordering::AcqRel) {
+                    return;
+                }
+            }
+        }
+        drop(attachment);
+        drop(working);
+        std::thread::sleep(TEND_PAUSE);
+    }
+}
+
 fn late() -> Error {
-    Error::new(ErrorKind::Timeout, "the depot is still being told of other namespaces")
+    Error::new(ErrorKind::Timeout, "other namespaces are still being closed at the depot")
         .with("wait_s", HANDSHAKE_WAIT.as_secs())
 }
 
@@ -139,8 +191,10 @@ mod tests {
         assert!(generation.closed.lock().is_empty(), "it was taken back");
         attachment.close_namespace(&spec("a"));
         drop(opening);
-        attachment.register(&spec("b")).expect("it is opened");
-        attachment.close_namespace(&spec("b"));
-        assert!(generation.closed.lock().is_empty(), "the depot is told of both");
+        let end = Instant::now() + Duration::from_secs(60);
+        while !generation.closed.lock().is_empty() {
+            assert!(Instant::now() < end, "the depot is told in the background");
+            std::thread::yield_now();
+        }
     }
 }

@@ -20,7 +20,7 @@ pub(crate) struct Generation {
     pub(crate) memory: Lent,
     pub(super) lanes: Mutex<Vec<Lane>>,
     pub(super) handles: RwLock<HashMap<String, NamespaceHandle>>,
-    /// Namespaces that are closed here, which the depot is not told yet.
+    /// Namespaces that are closed here and not yet reported to the depot.
     pub(super) closed: Mutex<HashMap<String, NamespaceHandle>>,
     /// Locked for reading while the depot opens a namespace, and for writing while it is told that some are closed.
     pub(super) naming: RwLock<()>,

@@ -40,7 +40,7 @@ fn hashes() -> Vec<BlockHash> {
     (0..BLOCKS as u64).map(|n| BlockHash::from_engine(&n.to_le_bytes()).unwrap()).collect()
 }
 
-/// Carries out a dump of all blocks. Returns the shards of each batch, of which the next one begins when it has ended.
+/// Carries out a dump of all blocks. Returns the number of shards in each batch; batches run one after another.
 fn batches(dump: impl FnOnce(&Store, &[u8]) -> Arc<TaskState>) -> Vec<usize> {
     let config = serde_json::json!({
         "pipeline": "Cache", "pool_bytes": 1 << 20, "timeout_ms": 60_000, "running_queue_depth": DEPTH,

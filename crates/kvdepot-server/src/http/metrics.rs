@@ -127,9 +127,8 @@ mod tests {
 
     #[test]
     fn times_and_bytes_of_what_moves_are_told_by_tier() {
-        let moved = serde_json::json!({"blocks": 6, "bytes": 60, "sum_us": 2_500_000, "buckets": [[500, 3], [1_000_000, 2]]});
-        let idle =
-            serde_json::json!({"blocks": 0, "bytes": 0, "sum_us": 0, "buckets": [[500, 0], [1_000_000, 0]]});
+        let moved = serde_json::json!({"blocks": 6, "bytes": 60, "sum_us": 2_500_000, "buckets": [[500, 3], [1_000_000, 2], [null, 1]]});
+        let idle = serde_json::json!({"blocks": 0, "bytes": 0, "sum_us": 0, "buckets": [[500, 0], [1_000_000, 0], [null, 0]]});
         let tiers = serde_json::json!([{"name": "Posix", "reads": moved, "writes": idle}, {"name": "Object", "reads": idle}]);
         let text = metrics_text(None, serde_json::json!({"tiers": tiers})).expect("text");
         let lines = [

@@ -156,7 +156,7 @@ impl Series {
 fn hops(encoder: &mut DescriptorEncoder<'_>, tiers: &[Value]) -> fmt::Result {
     for (direction, times, bytes) in [
         ("read", "Time from the call of a tier until a block was in the pool", "Bytes read from a tier"),
-        ("write", "Time from the call of a tier until it had a block", "Bytes written to a tier"),
+        ("write", "Time from the call of a tier until it had stored a block", "Bytes written to a tier"),
     ] {
         let moved = |tier: &Value| tier[format!("{direction}s")].as_object().cloned();
         let named = |tier: &Value| Some(("tier", quoted(tier["name"].as_str()?)));
@@ -183,19 +183,12 @@ fn hops(encoder: &mut DescriptorEncoder<'_>, tiers: &[Value]) -> fmt::Result {
                 .as_array()
                 .into_iter()
                 .flatten()
-                .map(|pair| (number(&pair[0]) as f64 / 1e6, number(&pair[1])))
+                .map(|pair| (pair[0].as_u64().map_or(f64::MAX, |us| us as f64 / 1e6), number(&pair[1])))
                 .collect();
-            let sum = number(&moved["sum_us"]) as f64 / 1e6;
-            let within: u64 = buckets.iter().map(|bucket| bucket.1).sum();
-            // The counters are read one after another, while blocks move.
-            let above = number(&moved["blocks"]).saturating_sub(within);
-            let buckets: Vec<(f64, u64)> = buckets.into_iter().chain([(f64::MAX, above)]).collect();
-            metric.encode_family(&[label])?.encode_histogram::<[(&str, String); 0]>(
-                sum,
-                within + above,
-                &buckets,
-                None,
-            )?;
+            let (sum, count) = (number(&moved["sum_us"]) as f64 / 1e6, number(&moved["blocks"]));
+            metric
+                .encode_family(&[label])?
+                .encode_histogram::<[(&str, String); 0]>(sum, count, &buckets, None)?;
         }
     }
     Ok(())

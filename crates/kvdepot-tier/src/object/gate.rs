@@ -107,7 +107,7 @@ impl Gate {
     /// Records that the store asked for fewer requests.
     pub(super) fn slow_down(&mut self, now: Instant) {
         self.silent_for = Duration::ZERO;
-        // A trial that was answered so is over, without a result: the next request is the trial.
+        // Such an answer ends the trial without a result: the next request is the trial.
         self.trial_until = None;
         // All requests that were in flight when it began to ask count as one signal.
         if self.slow_until.is_none_or(|until| until <= now) {
@@ -187,9 +187,9 @@ mod tests {
         assert_eq!(
             gate.ask(at(1002), end),
             Pass::NotBefore(at(1101)),
-            "the trial has ended, and told nothing"
+            "the trial has ended without a result"
         );
-        assert_eq!(gate.ask(at(1101), end), Pass::Go, "whoever only waited was no trial");
+        assert_eq!(gate.ask(at(1101), end), Pass::Go, "a request that only waited is not a trial");
         assert_eq!(gate.ask(at(1102), end), Pass::Off);
         assert_eq!(gate.answered(), Change::CameBack);
     }

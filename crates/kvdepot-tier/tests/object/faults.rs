@@ -283,9 +283,12 @@ fn traffic(bench: &Bench, meanwhile: impl FnOnce(&Ended)) -> u64 {
             }
             next
         });
-        meanwhile(&ended);
+        // If it panics, the threads end, too.
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| meanwhile(&ended)));
         ended.is_enough.store(true, Ordering::Relaxed);
-        writer.join().unwrap()
+        let next = writer.join().unwrap();
+        outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        next
     })
 }
 

@@ -8,6 +8,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -17,7 +18,7 @@ from kvdepot.config import KVDepotConfig
 from kvdepot.engines.attachment import attach, close_unused
 from kvdepot.engines.counters import Counters
 from kvdepot.engines.vllm.presence import Place, Presence, taken_sizes
-from kvdepot.errors import BusyError, is_failure
+from kvdepot.errors import BusyError, UnavailableError, is_failure
 
 TASK_S = 10.0
 """Time limit of a dump or load in seconds, unless ``timeout_ms`` is shorter."""
@@ -61,6 +62,7 @@ class Room:
         self._facts = dict(facts)
         self._off = ""
         self._apart = False
+        self._reset: threading.Thread | None = None
         self._chunk_bytes = chunk_bytes
         self._counters = counters
         self.task_s = min(config.timeout_ms / 1e3, TASK_S)
@@ -140,9 +142,7 @@ class Room:
             facts = {**self._facts, "weights_version": f"after a reset {uuid.uuid4().hex}"}
             self._store = _patiently(lambda: self._open(facts))
             before.close(0)
-            if not self._apart:
-                # Otherwise its reset may still be under way.
-                close_unused(self._depot, [before.namespace], [self._store.namespace])
+            self._leave(before.namespace)
             self._apart = True
         except BaseException as error:
             if not is_failure(error):
@@ -158,6 +158,22 @@ class Room:
         self._store.close(0)
         self._depot.close()
 
+    def _leave(self, namespace: Any) -> None:
+        """Closes a namespace, after its reset has ended if one is under way."""
+        reset = self._reset
+
+        def close() -> None:
+            if reset is not None:
+                reset.join()
+            # A depot that was closed has none open.
+            with suppress(UnavailableError):
+                close_unused(self._depot, [namespace], [self._store.namespace])
+
+        if reset is None or not reset.is_alive():
+            close()
+        else:
+            threading.Thread(target=close, name="kvdepot-leave", daemon=True).start()
+
     def _emptied(self) -> bool:
         """Returns whether the depot has reset the current namespace within ``RESET_S``."""
         namespace, done = self._store.namespace, threading.Event()
@@ -172,9 +188,9 @@ class Room:
                 self._counters.trouble("errors", f"the depot did not reset a namespace: {error!r}")
 
         # The call itself may take timeout_ms. If it succeeds too late, the namespace is not used any more.
-        thread = threading.Thread(target=reset, name="kvdepot-reset", daemon=True)
-        thread.start()
-        thread.join(RESET_S)
+        self._reset = threading.Thread(target=reset, name="kvdepot-reset", daemon=True)
+        self._reset.start()
+        self._reset.join(RESET_S)
         return done.is_set()
 
     def _open(self, facts: Mapping[str, object]) -> Any:

@@ -335,7 +335,7 @@ impl BucketServer {
         }
     }
 
-    /// Deletes an object behind the back of everyone.
+    /// Deletes an object without any depot noticing.
     pub(crate) fn lose(&self, name: &str) {
         match &self.inner.real {
             Some(real) => real.lose(name),

@@ -51,7 +51,7 @@ impl Real {
         running.starts += 1;
         running.socket = self.home.path().join(format!("{}.sock", running.starts));
         let log = std::fs::File::create(self.home.path().join("log")).unwrap();
-        let mut process = Command::new(&program)
+        let process = Command::new(&program)
             .args(["--quiet".as_ref(), "--port".as_ref(), running.socket.as_os_str()])
             .args(["posix".as_ref(), self.home.path().join("buckets").as_os_str()])
             .env("ROOT_ACCESS_KEY", KEY_ID)
@@ -61,6 +61,9 @@ impl Real {
             .stderr(log)
             .spawn()
             .unwrap_or_else(|error| panic!("{}: {error}", Path::new(&program).display()));
+        // It is killed with this one, also if it never listens.
+        let running = &mut *running;
+        let process = running.process.insert(process);
         until("the real server listens", || {
             if let Some(status) = process.try_wait().unwrap() {
                 let log = std::fs::read_to_string(self.home.path().join("log")).unwrap_or_default();
@@ -68,7 +71,6 @@ impl Real {
             }
             UnixStream::connect(&running.socket).is_ok()
         });
-        running.process = Some(process);
     }
 
     /// Ends it as a crash does, with SIGKILL.
