@@ -139,12 +139,11 @@ class Depot:
         self._config = config
         self._native = native
         self._stores: weakref.WeakSet[Store] = weakref.WeakSet()
-        self._lock = threading.RLock()
-        self._pid = os.getpid()
         self._uses: dict[object, str] = {}
         """The canonical description of each open store's namespace, by a token of the store."""
-        self._uses_lock = threading.RLock()
+        self._lock = threading.RLock()
         """A signal's handler, or the collection of garbage, may close a store while its thread holds it."""
+        self._pid = os.getpid()
         self._closed = False
 
     @property
@@ -191,7 +190,7 @@ class Depot:
         layout = BlockLayout.of(layout)
         opened = self._native.open_namespace(facts_json(namespace), layout.to_json())
         use = object()
-        with self._uses_lock:
+        with self._lock:
             self._uses[use] = opened.canonical
         try:
             copy_json = self._config.copy_json(cuda_device)
@@ -211,7 +210,7 @@ class Depot:
 
     def _end_use(self, namespace: _native.Namespace, use: object) -> None:
         """Ends one store's use of a namespace; again is no error. After the last one, the depot may forget it."""
-        with self._uses_lock:
+        with self._lock:
             ended = self._uses.pop(use, None) is not None
             if ended and namespace.canonical not in self._uses.values():
                 # A closed attachment has none open.

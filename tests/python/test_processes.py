@@ -85,7 +85,7 @@ def test_a_forked_child_closes_although_another_thread_held_the_attachment_s_loc
         held, release = threading.Event(), threading.Event()
 
         def hold():
-            with depot._uses_lock, depot._lock:
+            with depot._lock:
                 held.set()
                 release.wait()
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from front import Front
 
+from tools.lab.bucket import NAME, object_options, write_credentials
 from tools.lab.child import POLL_S, Child
 
-BUCKET = "bucket"
 KEYS = ("test", "secret")
 START_S = 60.0
 
@@ -26,7 +26,7 @@ class Server:
 
     def __init__(self, home: Path, runtime: Path) -> None:
         self._home, self._socket = home, runtime / "s3.sock"
-        (home / "buckets" / BUCKET).mkdir(parents=True)
+        (home / "buckets" / NAME).mkdir(parents=True)
         self.front = Front(self._socket)
         self._process: Child | None = None
 
@@ -55,12 +55,8 @@ class Server:
     def options(self, secret: str = KEYS[1]) -> dict[str, Any]:
         """What a configuration says to use it."""
         credentials = self._home / f"credentials-{secret}"
-        credentials.write_text(f"[default]\naws_access_key_id = {KEYS[0]}\naws_secret_access_key = {secret}\n")
-        return {
-            "object_url": f"s3://{BUCKET}/kv",
-            "object_endpoint": self.front.endpoint,
-            "object_credentials_file": str(credentials),
-        }
+        write_credentials(credentials, KEYS[0], secret)
+        return object_options(self.front.endpoint, credentials)
 
 
 @pytest.fixture

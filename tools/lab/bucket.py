@@ -145,6 +145,20 @@ class Handler(BaseHTTPRequestHandler):
         os.write(1, (format % args + "\n").encode())
 
 
+def write_credentials(path: Path, key_id: str, secret: str) -> None:
+    """Writes a file with an access key."""
+    path.write_text(f"[default]\naws_access_key_id = {key_id}\naws_secret_access_key = {secret}\n")
+
+
+def object_options(endpoint: str, credentials: Path) -> dict[str, Any]:
+    """What a configuration says to use the bucket at an endpoint."""
+    return {
+        "object_url": f"s3://{NAME}/kv",
+        "object_endpoint": endpoint,
+        "object_credentials_file": str(credentials),
+    }
+
+
 class Bucket:
     """The bucket's process, seen from outside; it ends with the ``with`` block."""
 
@@ -153,7 +167,7 @@ class Bucket:
         self.port = free_port()
         self.log = home / "bucket.log"
         self.credentials = home / "credentials"
-        self.credentials.write_text(f"[default]\naws_access_key_id = {KEY_ID}\naws_secret_access_key = secret\n")
+        write_credentials(self.credentials, KEY_ID, "secret")
         command = [sys.executable, "-m", "tools.lab.bucket", str(self.port)]
         self._child = Child("the bucket", command, self.log, {"PYTHONPATH": str(ROOT)})
         try:
@@ -171,11 +185,7 @@ class Bucket:
 
     def options(self) -> dict[str, Any]:
         """What a configuration says to use it."""
-        return {
-            "object_url": f"s3://{NAME}/kv",
-            "object_endpoint": f"http://{LOOPBACK}:{self.port}",
-            "object_credentials_file": str(self.credentials),
-        }
+        return object_options(f"http://{LOOPBACK}:{self.port}", self.credentials)
 
     def requests(self, method: str, part: str) -> int:
         """How many requests were served so far of that method and with that part in their path."""

@@ -23,7 +23,7 @@ const RETRY_MAX: Duration = Duration::from_secs(1);
 /// Longest pause while another depot takes the pool over.
 const RETRY_TAKE_OVER_MAX: Duration = Duration::from_millis(40);
 /// How often an attached process checks whether its depot is still there.
-const WATCH: Duration = Duration::from_millis(200);
+pub(super) const WATCH: Duration = Duration::from_millis(200);
 
 impl Attachment {
     /// Attaches to the depot at `path`, and starts one with `command` if none answers. Waits up to `wait` for the first
@@ -75,18 +75,20 @@ impl Attachment {
         };
         let Ok(generation) = self.generation() else { return Ok(()) };
         match self.open(&generation, &known) {
+            // Retried in the background; until then all of its blocks are misses (P2).
             Err(error)
                 if matches!(
                     error.kind(),
-                    ErrorKind::Timeout | ErrorKind::Closed | ErrorKind::Unavailable | ErrorKind::Busy
+                    ErrorKind::Timeout
+                        | ErrorKind::Closed
+                        | ErrorKind::Unavailable
+                        | ErrorKind::Busy
+                        | ErrorKind::NoSpace
                 ) =>
             {
-                self.tend_embedded(&generation);
-                Ok(())
-            }
-            // Retried in the background; until then all of its blocks are misses (P2).
-            Err(error) if error.kind() == ErrorKind::NoSpace => {
-                tracing::warn!("a namespace is not opened yet, its blocks are misses: {error}");
+                if error.kind() == ErrorKind::NoSpace {
+                    tracing::warn!("a namespace is not opened yet, its blocks are misses: {error}");
+                }
                 self.tend_embedded(&generation);
                 Ok(())
             }
@@ -214,10 +216,7 @@ fn keep_attached(weak: &Weak<Attachment>) {
                 this.lost(&generation, "it hung up");
             } else {
                 this.tell_ended(&generation);
-                this.tell_closed(&generation);
-                if let Err(error) = this.open_missing(&generation) {
-                    tracing::debug!("a namespace cannot be opened and is retried: {error}");
-                }
+                this.tend_namespaces(&generation);
             }
         } else {
             match this.try_attach() {

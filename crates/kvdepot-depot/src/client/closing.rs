@@ -3,20 +3,17 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use kvdepot_core::{Error, ErrorKind, NamespaceSpec, Result};
-
 use parking_lot::Mutex;
 
 use crate::client::attach::{Attachment, Known, Target};
+use crate::client::attaching::WATCH;
 use crate::client::generation::Generation;
 use crate::client::lane::unexpected;
 use crate::client::lane_guard::{HANDSHAKE_WAIT, LaneGuard};
 use crate::message::{NamespaceHandle, Request, Response};
-
-/// Pause between attempts to open what an embedded depot could not open.
-const TEND_PAUSE: Duration = Duration::from_millis(200);
 
 impl Attachment {
     /// Forgets a namespace here. In a moment the depot learns that this process does not use it any more. Never waits for
@@ -25,12 +22,9 @@ impl Attachment {
     /// Call it when no store or claim of this attachment uses the namespace. Another attachment of this process may: if
     /// the depot forgets the namespace, that one opens it again, and misses its blocks until then.
     pub fn close_namespace(self: &Arc<Self>, spec: &NamespaceSpec) {
-        let Ok(generation) = self.generation() else {
-            self.namespaces.lock().retain(|known| known.spec.canonical() != spec.canonical());
-            return;
-        };
         let mut namespaces = self.namespaces.lock();
         namespaces.retain(|known| known.spec.canonical() != spec.canonical());
+        let Ok(generation) = self.generation() else { return };
         generation.leave(spec.canonical());
         drop(namespaces);
         self.tend_embedded(&generation);
@@ -65,6 +59,14 @@ impl Attachment {
         }
     }
 
+    /// Reports closed namespaces, and opens those that are not open yet, as far as that works now.
+    pub(super) fn tend_namespaces(self: &Arc<Self>, generation: &Arc<Generation>) {
+        self.tell_closed(generation);
+        if let Err(error) = self.open_missing(generation) {
+            tracing::debug!("a namespace cannot be opened and is retried: {error}");
+        }
+    }
+
     /// Returns whether closed namespaces are not reported, or known ones not open.
     fn has_work(&self, generation: &Generation) -> bool {
         let opened = |known: &Known| generation.handles.read().contains_key(known.spec.canonical());
@@ -73,7 +75,7 @@ impl Attachment {
 
     /// Tells the depot which namespaces are closed, if none is being opened. A namespace whose closing could not be
     /// reported counts until this process ends.
-    pub(super) fn tell_closed(self: &Arc<Self>, generation: &Arc<Generation>) {
+    fn tell_closed(self: &Arc<Self>, generation: &Arc<Generation>) {
         if generation.closed.lock().is_empty() {
             return;
         }
@@ -131,8 +133,7 @@ fn tend(weak: &Weak<Attachment>, turn: &Mutex<()>) {
             return;
         };
         if let Ok(generation) = attachment.generation() {
-            attachment.tell_closed(&generation);
-            let _ = attachment.open_missing(&generation);
+            attachment.tend_namespaces(&generation);
             if !attachment.has_work(&generation) {
                 attachment.tended.store(false, Ordering::Release);
                 // Something may have come before that was seen.
@@ -143,7 +144,7 @@ fn tend(weak: &Weak<Attachment>, turn: &Mutex<()>) {
         }
         drop(attachment);
         drop(working);
-        std::thread::sleep(TEND_PAUSE);
+        std::thread::sleep(WATCH);
     }
 }
 
@@ -164,6 +165,8 @@ fn tell_closed(lane: &mut LaneGuard, generation: &Generation) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use kvdepot_core::BlockLayout;
 
     use super::*;

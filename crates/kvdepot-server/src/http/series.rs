@@ -154,16 +154,19 @@ impl Series {
 
 /// Blocks that moved between the pool and each tier: their bytes, and histograms of their times.
 fn hops(encoder: &mut DescriptorEncoder<'_>, tiers: &[Value]) -> fmt::Result {
+    let number = |value: &Value| value.as_u64().unwrap_or(0);
     for (direction, times, bytes) in [
         ("read", "Time from the call of a tier until a block was in the pool", "Bytes read from a tier"),
         ("write", "Time from the call of a tier until it had stored a block", "Bytes written to a tier"),
     ] {
-        let moved = |tier: &Value| tier[format!("{direction}s")].as_object().cloned();
-        let named = |tier: &Value| Some(("tier", quoted(tier["name"].as_str()?)));
-        let samples = tiers.iter().filter_map(|tier| {
-            let count = moved(tier)?["bytes"].as_u64()?;
-            Some((vec![named(tier)?], count as f64))
+        let field = format!("{direction}s");
+        let moved = tiers.iter().filter_map(|tier| {
+            let name = quoted(tier["name"].as_str()?);
+            Some((("tier", name), tier[field.as_str()].as_object()?))
         });
+        let moved: Vec<_> = moved.collect();
+        let samples =
+            moved.iter().map(|(label, moved)| (vec![label.clone()], number(&moved["bytes"]) as f64));
         let samples: Vec<Sample> = samples.collect();
         write(encoder, Kind::Counter, &format!("tier_{direction}_bytes"), bytes, &samples)?;
         if samples.is_empty() {
@@ -176,9 +179,7 @@ fn hops(encoder: &mut DescriptorEncoder<'_>, tiers: &[Value]) -> fmt::Result {
             Some(&Unit::Seconds),
             MetricType::Histogram,
         )?;
-        for tier in tiers {
-            let (Some(moved), Some(label)) = (moved(tier), named(tier)) else { continue };
-            let number = |value: &Value| value.as_u64().unwrap_or(0);
+        for (label, moved) in moved {
             let buckets: Vec<(f64, u64)> = moved["buckets"]
                 .as_array()
                 .into_iter()
