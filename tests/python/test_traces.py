@@ -293,7 +293,9 @@ def test_wrong_bytes_are_found(store):
 
 def test_play_on_the_command_line(tmp_path):
     file = written(tmp_path / "trace.jsonl", "agents", requests=30)
-    found = json.loads(run("play", file, "--block-kib", "4", "--requests", "20", "--json"))
-    assert (found["requests"], found["errors"], found["wrong_blocks"]) == (20, 0, 0)
-    assert found["hit"] > 0.3
+    # Several clients miss what another one has not stored yet, however long that takes.
+    found = json.loads(run("play", file, "--block-kib", "4", "--requests", "20", "--clients", "1", "--json"))
+    assert (found["requests"], found["errors"], found["wrong_blocks"], found["failed_blocks"]) == (20, 0, 0, 0)
+    rows = [blocks for *_, blocks in read_traces([file])[0].requests()[:20]]
+    assert found["hit"] == round(lru(rows, 1 << 30) / found["blocks"], 4) > 0.3
     assert "loaded_gb" in run("play", file, "--block-kib", "4", "--speed", "10000")

@@ -5,8 +5,14 @@ use std::collections::BTreeSet;
 use kvdepot_core::Result;
 use parking_lot::Mutex;
 
+use super::pages::HUGE_PAGE_BYTES;
+
 /// Largest number of threads chosen automatically: more clear memory no faster.
 const CHOSEN_THREADS_MAX: usize = 8;
+/// Size of what is touched by one call. The kernel locks the process's address space until such a call ends, and a thread
+/// of low priority may be off its processor for long in the middle of it: thread starts, mappings and first touches of
+/// other memory wait as long.
+pub(crate) const TOUCH_BYTES: u64 = HUGE_PAGE_BYTES;
 /// Largest number of threads.
 pub(crate) const THREADS_MAX: usize = 64;
 
@@ -22,9 +28,9 @@ pub(crate) struct Population<'a> {
     pub(crate) bytes: u64,
     pub(crate) piece_bytes: u64,
     pub(crate) threads: usize,
-    /// Whether to stop; called before each piece.
+    /// Whether to stop; called before each touch.
     pub(crate) stop: &'a (dyn Fn() -> bool + Sync),
-    /// Touches a piece, given by its first byte and its length.
+    /// Touches a part of a piece of at most [`TOUCH_BYTES`], given by its first byte and its length.
     pub(crate) touch: &'a (dyn Fn(u64, u64) -> Result<()> + Sync),
     /// Called when everything before a byte is populated. Calls come in order.
     pub(crate) reached: &'a (dyn Fn(u64) + Sync),
@@ -55,9 +61,9 @@ impl Population<'_> {
     }
 
     fn work(&self, progress: &Mutex<Progress>) {
-        // Low priority, since nothing waits for this work. On Linux it applies to the thread.
+        // Low priority, since nothing waits for the memory itself. On Linux it applies to the thread.
         let _ = rustix::process::nice(10);
-        while !(self.stop)() {
+        loop {
             let start = {
                 let mut progress = progress.lock();
                 if progress.next >= self.bytes || progress.outcome.is_err() {
@@ -68,11 +74,15 @@ impl Population<'_> {
                 start
             };
             let len = self.piece_bytes.min(self.bytes - start);
-            let outcome = (self.touch)(start, len);
+            let outcome = self.touch_piece(start, len);
             let mut progress = progress.lock();
-            if let Err(error) = outcome {
-                progress.outcome = Err(error);
-                return;
+            match outcome {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(error) => {
+                    progress.outcome = Err(error);
+                    return;
+                }
             }
             progress.ahead.insert(start);
             while progress.ahead.first() == Some(&progress.reached) {
@@ -81,6 +91,21 @@ impl Population<'_> {
                 (self.reached)(progress.reached);
             }
         }
+    }
+
+    /// Touches a piece. Returns whether all of it is touched, which it is not after a stop.
+    fn touch_piece(&self, start: u64, len: u64) -> Result<bool> {
+        let end = start + len;
+        let mut next = start;
+        while next < end {
+            if (self.stop)() {
+                return Ok(false);
+            }
+            let len = TOUCH_BYTES.min(end - next);
+            (self.touch)(next, len)?;
+            next += len;
+        }
+        Ok(true)
     }
 }
 
@@ -115,6 +140,29 @@ mod tests {
             let expected: Vec<u64> = (1..=bytes.div_ceil(10)).map(|n| (n * 10).min(bytes)).collect();
             assert_eq!(reports.into_inner(), expected);
         }
+    }
+
+    #[test]
+    fn no_call_keeps_the_address_space_for_longer_than_a_huge_page_takes() {
+        let touched = Mutex::new(Vec::new());
+        let touch = |start: u64, len: u64| {
+            touched.lock().push((start, len));
+            Ok(())
+        };
+        let reached = Mutex::new(Vec::new());
+        let note = |upto: u64| reached.lock().push(upto);
+        let (bytes, piece_bytes, stop) = (5 * TOUCH_BYTES + 7, 2 * TOUCH_BYTES, || false);
+        Population { bytes, piece_bytes, threads: 1, stop: &stop, touch: &touch, reached: &note }
+            .run()
+            .unwrap();
+        let mut expected: Vec<(u64, u64)> = (0..5).map(|n| (n * TOUCH_BYTES, TOUCH_BYTES)).collect();
+        expected.push((5 * TOUCH_BYTES, 7));
+        assert_eq!(touched.into_inner(), expected);
+        assert_eq!(
+            reached.into_inner(),
+            [piece_bytes, 2 * piece_bytes, bytes],
+            "pieces are handed over whole"
+        );
     }
 
     #[test]
@@ -154,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_depot_that_ends_waits_for_the_pieces_under_way_only() {
+    fn a_depot_that_ends_waits_for_the_calls_under_way_only() {
         let ending = AtomicBool::new(false);
         let touched = AtomicUsize::new(0);
         let touch = |_: u64, _: u64| {
@@ -166,7 +214,7 @@ mod tests {
         let reached = |_: u64| {};
         Population {
             bytes: 1 << 30,
-            piece_bytes: 1,
+            piece_bytes: 32 << 20,
             threads: 4,
             stop: &stop,
             touch: &touch,
