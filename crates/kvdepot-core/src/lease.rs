@@ -144,6 +144,22 @@ impl LeaseTable {
         self.owners.get(&owner).into_iter().flat_map(move |leases| leases.from(from))
     }
 
+    /// Returns the number of leases.
+    pub fn len(&self) -> usize {
+        self.owners.values().map(|leases| leases.count).sum()
+    }
+
+    /// Returns whether there is no lease.
+    pub fn is_empty(&self) -> bool {
+        self.owners.is_empty()
+    }
+
+    /// Returns the lease that was granted first of those that have not ended.
+    pub fn oldest(&self) -> Option<LeaseId> {
+        let firsts = self.owners.values().filter_map(|leases| leases.from(LeaseId(0)).next());
+        firsts.map(|(lease, _)| lease).min()
+    }
+
     /// Returns the number of owners that hold leases.
     pub fn owners(&self) -> usize {
         self.owners.len()
@@ -209,10 +225,14 @@ mod tests {
             table.grant(1, slot).unwrap();
         }
         table.grant(2, 5).unwrap();
+        assert_eq!((table.len(), table.oldest()), (4, Some(LeaseId(1))));
         let mut slots = table.end_owner(1);
         slots.sort_unstable();
         assert_eq!(slots, [3, 3, 4]);
-        assert_eq!((table.count(1), table.count(2)), (0, 1));
+        assert_eq!((table.count(1), table.count(2), table.len()), (0, 1, 1));
         assert!(table.end_owner(1).is_empty());
+        assert_eq!(table.oldest(), Some(LeaseId(4)));
+        table.end_owner(2);
+        assert_eq!((table.is_empty(), table.oldest()), (true, None));
     }
 }

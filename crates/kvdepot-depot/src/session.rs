@@ -456,6 +456,7 @@ impl Session {
         map.insert("misses".to_owned(), runner.locator.misses.to_json());
         let held = |handles: &[u64]| runner.look(|machine| machine.namespaces_hold(handles));
         map.insert("top_namespaces".to_owned(), runner.locator.top_namespaces(held));
+        map.insert("evict_ages".to_owned(), crate::stats::ages(&gauges.evict_ages));
         let regions = crate::pool::describe_regions(runner.pool.regions(), &regions);
         map.insert("pool_regions".to_owned(), regions);
         if let Some(ledger) = &runner.ledger {
@@ -484,6 +485,7 @@ impl Session {
             for (name, value) in tier.figures() {
                 entry[name] = value.into();
             }
+            entry["evict_blocks"] = counters.tier_evict_blocks.get(index).copied().unwrap_or(0).into();
             for (name, value) in runner.commands.moved(index) {
                 entry[name] = value;
             }

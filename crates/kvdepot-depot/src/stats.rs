@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use kvdepot_core::machine::{Counters, Gauges};
+use kvdepot_core::machine::{Counters, EVICT_AGE_BOUNDS_S, EvictAges, Gauges};
 use kvdepot_core::{Error, ErrorKind};
 use parking_lot::Mutex;
 
@@ -179,6 +179,7 @@ pub const GAUGES_HELP: &[(&str, &str)] = &[
         "demotions_queued",
         "Blocks that a tier is about to evict, which wait to be read and given to the tier below",
     ),
+    ("leases", "Leases of blocks that clients hold: one for each block of a copy in flight"),
     ("removals_owed", "Removals that a tier has not completed yet"),
     ("removals_closed", "Namespaces for which a tier is closed because it owes too many removals"),
     ("ledger_unproven_blocks", "Blocks of the previous depot whose checksums are not verified yet"),
@@ -191,7 +192,7 @@ pub const EVICTIONS_HELP: &[(&str, &str)] = &[
 ];
 
 /// Returns the machine's gauges, by the names that `stat` and the metrics use.
-pub(crate) fn gauges(gauges: &Gauges) -> [(&'static str, u64); 25] {
+pub(crate) fn gauges(gauges: &Gauges) -> [(&'static str, u64); 27] {
     [
         ("pool_bytes", gauges.pool_bytes),
         ("pool_free_bytes", gauges.pool_free_bytes),
@@ -216,7 +217,17 @@ pub(crate) fn gauges(gauges: &Gauges) -> [(&'static str, u64); 25] {
         ("demotions_queued", gauges.demotions_queued as u64),
         ("removals_owed", gauges.removals_owed as u64),
         ("removals_closed", gauges.removals_closed as u64),
+        ("leases", gauges.leases),
+        ("lease_age_max_s", gauges.lease_age_max_s.into()),
         ("evict_blocks", gauges.evicted),
         ("evict_blocks_unwritten", gauges.evicted_unwritten),
     ]
+}
+
+/// Returns the blocks evicted from the pool, by age. `buckets` has pairs: an upper bound in seconds, `null` for the oldest
+/// blocks, and the blocks above the bound before it.
+pub(crate) fn ages(ages: &EvictAges) -> serde_json::Value {
+    let bounds = EVICT_AGE_BOUNDS_S.into_iter().map(Some).chain([None]);
+    let buckets: Vec<(Option<u32>, u64)> = bounds.zip(ages.blocks).collect();
+    serde_json::json!({"blocks": ages.blocks.iter().sum::<u64>(), "sum_s": ages.sum_s, "buckets": buckets})
 }

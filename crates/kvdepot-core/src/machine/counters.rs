@@ -1,6 +1,7 @@
 //! Counters of the machine. Failures are counted by kind, because an engine sees all of them as a miss (P2).
 
 use crate::error::{Error, ErrorKind};
+use crate::ids::TierIndex;
 
 /// Monotonic counters since the depot started.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -56,6 +57,8 @@ pub struct Counters {
     pub claims_expired: u64,
     /// Unused namespaces that were forgotten to make space in the table of namespaces.
     pub namespaces_forgotten: u64,
+    /// Blocks that tiers evicted to make room, by tier, up to the last tier that has evicted any.
+    pub tier_evict_blocks: Vec<u64>,
     /// Connections that ended while they held leases or half-written slots (P4).
     pub owners_ended_holding: u64,
     /// Failures by operation and kind.
@@ -63,6 +66,14 @@ pub struct Counters {
 }
 
 impl Counters {
+    /// Counts blocks that a tier evicted.
+    pub(crate) fn tier_evicted(&mut self, tier: TierIndex, blocks: usize) {
+        if self.tier_evict_blocks.len() <= tier {
+            self.tier_evict_blocks.resize(tier + 1, 0);
+        }
+        self.tier_evict_blocks[tier] += blocks as u64;
+    }
+
     /// Counts a failure by operation and kind.
     pub fn failed(&mut self, operation: &'static str, error: &Error) {
         let kind = error.kind();

@@ -204,6 +204,9 @@ impl Machine {
     /// A tier does not hold blocks any more. What it lost is written again; what it evicted to make room goes to the next
     /// tier that gets such blocks.
     pub(super) fn tier_forgot(&mut self, tier: TierIndex, keys: &[BlockKey], lost: bool, out: &mut Effects) {
+        if !lost {
+            self.counters.tier_evicted(tier, keys.len());
+        }
         for key in keys {
             let found = self.catalog.pool_key(key).and_then(|key| self.pool.find(&key));
             if let Some(copy) = found.filter(|_| lost && self.pool.in_place_tier() == Some(tier)) {

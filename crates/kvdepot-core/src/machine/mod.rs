@@ -99,7 +99,7 @@ pub use held::{HeldBy, HeldFrom, Hold};
 pub use owed::PartOf;
 pub use pace::Pace;
 pub use placement::{Placement, WriteWhen};
-pub use pool::{GROW_BYTES, Held, LeasedInPlace, PoolConfig};
+pub use pool::{EVICT_AGE_BOUNDS_S, EvictAges, GROW_BYTES, Held, LeasedInPlace, PoolConfig};
 pub use records::{Adopt, Handed, HandedState, Proof, Whole};
 
 /// Gauges of the machine.
@@ -144,6 +144,12 @@ pub struct Gauges {
     pub evicted: u64,
     /// Evicted blocks that a tier should have got before, but did not.
     pub evicted_unwritten: u64,
+    /// Evicted blocks by the time that they were in the pool, if that is known.
+    pub evict_ages: EvictAges,
+    /// Leases of clients.
+    pub leases: u64,
+    /// Age of the oldest lease in seconds, about; 0 without leases.
+    pub lease_age_max_s: u32,
 }
 
 /// The state and the decisions of a depot.
@@ -234,6 +240,7 @@ impl Machine {
 
     /// What is held now.
     pub fn gauges(&self) -> Gauges {
+        let (leases, lease_age_max_s) = self.pool.lease_gauges();
         Gauges {
             pool_bytes: self.pool.bytes(),
             pool_free_bytes: self.pool.free_bytes(),
@@ -254,6 +261,9 @@ impl Machine {
             removals_closed: self.flow.places_closed(),
             evicted: self.pool.evicted(),
             evicted_unwritten: self.pool.evicted_unwritten(),
+            evict_ages: self.pool.evict_ages(),
+            leases,
+            lease_age_max_s,
         }
     }
 }

@@ -2,6 +2,7 @@
 
 mod lab;
 
+mod ages;
 mod demotion;
 mod in_place;
 mod limits;

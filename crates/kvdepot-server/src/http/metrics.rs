@@ -150,6 +150,30 @@ mod tests {
     }
 
     #[test]
+    fn ages_of_evicted_blocks_and_of_leases_are_exported() {
+        let ages = serde_json::json!({"blocks": 4, "sum_s": 700, "buckets": [[60, 1], [300, 2], [null, 1]]});
+        let stats = serde_json::json!({"evict_ages": ages, "leases": 3, "lease_age_max_s": 12,
+            "tiers": [{"name": "Posix", "evict_blocks": 9}]});
+        let text = metrics_text(None, stats).expect("text");
+        let lines = [
+            "# TYPE kvdepot_evict_age_seconds histogram",
+            "# UNIT kvdepot_evict_age_seconds seconds",
+            "kvdepot_evict_age_seconds_sum 700.0",
+            "kvdepot_evict_age_seconds_count 4",
+            "kvdepot_evict_age_seconds_bucket{le=\"60.0\"} 1",
+            "kvdepot_evict_age_seconds_bucket{le=\"300.0\"} 3",
+            "kvdepot_evict_age_seconds_bucket{le=\"+Inf\"} 4",
+            "kvdepot_leases 3",
+            "# TYPE kvdepot_lease_age_max_seconds gauge",
+            "kvdepot_lease_age_max_seconds 12",
+            "kvdepot_tier_evict_blocks_total{tier=\"Posix\"} 9",
+        ];
+        has(&text, &lines);
+        let without = metrics_text(None, serde_json::json!({})).expect("text");
+        assert!(!without.contains("evict_age"), "{without}");
+    }
+
+    #[test]
     fn regions_of_the_pool_are_told() {
         let regions = serde_json::json!([{"node": 1, "bytes": 9, "free_bytes": 5}, {"node": null, "bytes": 7, "free_bytes": 0}]);
         let text = metrics_text(None, serde_json::json!({"pool_regions": regions})).expect("text");

@@ -49,6 +49,11 @@ impl Collector for Series {
         write(&mut encoder, Kind::Gauge, "lock_hold_max_seconds", holds, &most("lock_hold_max_us"))?;
         let stall = "Longest time that the machine did not run the depot, since the depot started";
         write(&mut encoder, Kind::Gauge, "stall_max_seconds", stall, &most("stall_max_us"))?;
+        let oldest = "Age of the oldest lease of a client, about; 0 without leases";
+        let age = stats["lease_age_max_s"].as_u64().map_or_else(Vec::new, |s| vec![(Vec::new(), s as f64)]);
+        write(&mut encoder, Kind::Gauge, "lease_age_max_seconds", oldest, &age)?;
+        let ages = "Time from when a block came into the pool until it was evicted, about";
+        histogram(&mut encoder, "evict_age", ages, vec![(None, &stats["evict_ages"])], ("sum_s", 1.0))?;
         let on_processor = "Longest processor time of a thread while it held the depot's lock, since statistics were last read; \
                             each scrape resets it";
         write(
@@ -131,6 +136,12 @@ impl Series {
             });
             write(encoder, Kind::Gauge, name, help, &samples.collect::<Vec<_>>())?;
         }
+        let evicted = tiers.iter().filter_map(|tier| {
+            let name = quoted(tier["name"].as_str()?);
+            Some((vec![("tier", name)], tier["evict_blocks"].as_u64()? as f64))
+        });
+        let help = "Blocks that a tier evicted to make room";
+        write(encoder, Kind::Counter, "tier_evict_blocks", help, &evicted.collect::<Vec<_>>())?;
         hops(encoder, tiers)?;
         compression(encoder, tiers)?;
         object_stores(encoder, tiers)?;
@@ -162,34 +173,51 @@ fn hops(encoder: &mut DescriptorEncoder<'_>, tiers: &[Value]) -> fmt::Result {
         let field = format!("{direction}s");
         let moved = tiers.iter().filter_map(|tier| {
             let name = quoted(tier["name"].as_str()?);
-            Some((("tier", name), tier[field.as_str()].as_object()?))
+            Some((("tier", name), tier.get(field.as_str())?))
         });
         let moved: Vec<_> = moved.collect();
         let samples =
             moved.iter().map(|(label, moved)| (vec![label.clone()], number(&moved["bytes"]) as f64));
         let samples: Vec<Sample> = samples.collect();
         write(encoder, Kind::Counter, &format!("tier_{direction}_bytes"), bytes, &samples)?;
-        if samples.is_empty() {
-            continue;
-        }
-        let name = format!("tier_{direction}");
-        let mut metric = encoder.encode_descriptor(
-            &name,
-            &format!("{times}."),
-            Some(&Unit::Seconds),
-            MetricType::Histogram,
-        )?;
-        for (label, moved) in moved {
-            let buckets: Vec<(f64, u64)> = moved["buckets"]
-                .as_array()
-                .into_iter()
-                .flatten()
-                .map(|pair| (pair[0].as_u64().map_or(f64::MAX, |us| us as f64 / 1e6), number(&pair[1])))
-                .collect();
-            let (sum, count) = (number(&moved["sum_us"]) as f64 / 1e6, number(&moved["blocks"]));
-            metric
-                .encode_family(&[label])?
-                .encode_histogram::<[(&str, String); 0]>(sum, count, &buckets, None)?;
+        let rows: Vec<_> = moved.iter().map(|(label, moved)| (Some(label.clone()), *moved)).collect();
+        histogram(encoder, &format!("tier_{direction}"), times, rows, ("sum_us", 1e6))?;
+    }
+    Ok(())
+}
+
+/// Writes a histogram of seconds with a row for each label: the number of `blocks`, their sum in a field of its own unit, and
+/// `buckets`, whose bounds are in that unit. Writes nothing without rows.
+fn histogram(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    rows: Vec<(Option<(&str, String)>, &Value)>,
+    (sum_field, per_second): (&str, f64),
+) -> fmt::Result {
+    let number = |value: &Value| value.as_u64().unwrap_or(0);
+    let rows: Vec<_> = rows.into_iter().filter(|(_, row)| row.is_object()).collect();
+    if rows.is_empty() {
+        return Ok(());
+    }
+    let help = format!("{help}.");
+    let mut metric = encoder.encode_descriptor(name, &help, Some(&Unit::Seconds), MetricType::Histogram)?;
+    for (label, row) in rows {
+        let buckets: Vec<(f64, u64)> = row["buckets"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .map(|pair| {
+                (pair[0].as_u64().map_or(f64::MAX, |bound| bound as f64 / per_second), number(&pair[1]))
+            })
+            .collect();
+        let (sum, count) = (number(&row[sum_field]) as f64 / per_second, number(&row["blocks"]));
+        type NoLabels = [(&'static str, &'static str); 0];
+        match label {
+            None => metric.encode_histogram::<NoLabels>(sum, count, &buckets, None)?,
+            Some(label) => {
+                metric.encode_family(&[label])?.encode_histogram::<NoLabels>(sum, count, &buckets, None)?;
+            }
         }
     }
     Ok(())

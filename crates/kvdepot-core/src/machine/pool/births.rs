@@ -1,5 +1,5 @@
-//! How long a slot has held its block, without a time in each slot: slots are numbered in the order in which they were taken,
-//! and of some numbers it is known when that was.
+//! How long a slot has held its block, or a lease was held, without a time in each: they are numbered in the order in which they
+//! were taken, and of some numbers it is known when that was.
 
 use std::collections::VecDeque;
 
@@ -15,7 +15,7 @@ pub(super) struct Births {
 }
 
 impl Births {
-    /// A slot of this number was taken. Numbers wrap.
+    /// A slot or lease of this number was taken. Numbers wrap.
     pub(super) fn came(&mut self, serial: u32, now_s: u32) {
         if self.moments.back().is_some_and(|&(_, at_s)| at_s == now_s) {
             return;
@@ -40,7 +40,7 @@ impl Births {
         }
     }
 
-    /// How long ago the slot of a number was taken, about: not less. None before the first one that is known.
+    /// How long ago the slot or lease of a number was taken, about: not less. None before the first one that is known.
     pub(super) fn age_s(&self, serial: u32, now_s: u32) -> Option<u32> {
         let &(newest, _) = self.moments.back()?;
         // How far behind the newest, so that wrapped numbers are in order.

@@ -7,6 +7,11 @@ use crate::error::Result;
 use crate::eviction::SlotId;
 use crate::lease::LeaseId;
 
+/// Returns the number of a lease as [`Births`](super::births::Births) count: it wraps.
+const fn serial(lease: LeaseId) -> u32 {
+    lease.0 as u32
+}
+
 impl Pool {
     /// Pins a readable block for a claim, which unpins it itself.
     pub(crate) fn pin(&mut self, id: SlotId) {
@@ -27,7 +32,7 @@ impl Pool {
 
     /// Gives a reader a lease on a readable slot.
     pub(crate) fn lease(&mut self, owner: u64, id: SlotId) -> Result<LeaseId> {
-        let lease = self.leases.grant(owner, id)?;
+        let lease = self.grant(owner, id)?;
         self.pin(id);
         if self.flaws.has(Flaw::LeaseEndedEarly) {
             self.end_lease_in_place(id);
@@ -38,7 +43,21 @@ impl Pool {
     /// Gives a dumper a lease on a slot that it is about to fill.
     pub(crate) fn lease_for_filling(&mut self, owner: u64, id: SlotId) -> Result<LeaseId> {
         debug_assert_eq!(self.slots.at(id).block.phase(), Phase::Filling, "only what is new is filled");
-        self.leases.grant(owner, id)
+        self.grant(owner, id)
+    }
+
+    fn grant(&mut self, owner: u64, id: SlotId) -> Result<LeaseId> {
+        let lease = self.leases.grant(owner, id)?;
+        self.lease_births.came(serial(lease), self.now_s);
+        Ok(lease)
+    }
+
+    /// Returns the number of leases, and the age of the oldest one in seconds, about: not less.
+    pub(crate) fn lease_gauges(&self) -> (u64, u32) {
+        let oldest = self.leases.oldest();
+        let age_s = oldest.and_then(|lease| self.lease_births.age_s(serial(lease), self.now_s));
+        // A lease older than numbers can tell has been held since the depot started, about.
+        (self.leases.len() as u64, age_s.unwrap_or(if oldest.is_some() { self.now_s } else { 0 }))
     }
 
     /// Records that an owner got slots of `bytes` to fill in this step.

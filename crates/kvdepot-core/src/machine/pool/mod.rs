@@ -7,6 +7,7 @@
 //! - *near*: who wishes its blocks in which region.
 //! - *totals*: what every byte counts as.
 
+mod ages;
 mod births;
 mod in_place;
 mod leases;
@@ -32,6 +33,7 @@ use super::slots::{Slot, Slots};
 use super::tiers::{TierIndex, TierMask};
 use super::uses::Uses;
 
+pub use ages::{EVICT_AGE_BOUNDS_S, EvictAges};
 use births::Births;
 use in_place::InPlace;
 
@@ -150,6 +152,9 @@ pub(crate) struct Pool {
     touched: Vec<SlotId>,
     /// When slots were taken.
     births: Births,
+    /// When leases were given.
+    lease_births: Births,
+    evict_ages: EvictAges,
     in_place: InPlace,
     /// Number of times that blocks in use were doomed, that a space in use was left, or that a tier lost its memory.
     losses: u64,
@@ -196,6 +201,8 @@ impl Pool {
             now_s: 0,
             touched: Vec::new(),
             births: Births::default(),
+            lease_births: Births::default(),
+            evict_ages: EvictAges::default(),
             in_place: InPlace::default(),
             losses: 0,
             gone: Vec::new(),
@@ -313,6 +320,11 @@ impl Pool {
 
     pub(crate) const fn keeps(&self) -> bool {
         self.keeps
+    }
+
+    /// Returns the evicted blocks by age.
+    pub(crate) const fn evict_ages(&self) -> EvictAges {
+        self.evict_ages
     }
 
     /// Returns the number of blocks evicted before a tier got them that should have.

@@ -125,6 +125,9 @@ impl Pool {
         self.looks = self.looks.saturating_sub(LOOKS_PER_EVICTION);
         self.evicted += 1;
         let slot = self.slots.at(victim);
+        if let Some(age_s) = self.births.age_s(slot.serial, self.now_s) {
+            self.evict_ages.count(age_s);
+        }
         self.evicted_unwritten += u64::from(!slot.is_value() && self.cold_tiers & !slot.saved != 0);
         if slot.saved == 0 && slot.is_indexed() {
             self.goes(victim, Fate::Evicted);
