@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvdepot._native import __version__
     from kvdepot.config import KVDepotConfig, load_config
-    from kvdepot.depot import Claim, Depot, Group, Hit, attach
+    from kvdepot.depot import Claim, ClaimTimes, Depot, Group, Hit, TierReads, attach
     from kvdepot.depot import open_store as open  # noqa: A004 - users read it as kvdepot.open
     from kvdepot.errors import (
         BlockNotFoundError,
@@ -35,6 +35,7 @@ __all__ = [
     "BlockNotFoundError",
     "BusyError",
     "Claim",
+    "ClaimTimes",
     "ConfigError",
     "CorruptError",
     "Depot",
@@ -49,6 +50,7 @@ __all__ = [
     "Store",
     "Task",
     "TaskResult",
+    "TierReads",
     "UnavailableError",
     "UnsupportedError",
     "__version__",
@@ -60,6 +62,7 @@ __all__ = [
 _HOMES = {
     "BlockLayout": "kvdepot.layout",
     "Claim": "kvdepot.depot",
+    "ClaimTimes": "kvdepot.depot",
     "Depot": "kvdepot.depot",
     "Group": "kvdepot.depot",
     "Hit": "kvdepot.depot",
@@ -67,6 +70,7 @@ _HOMES = {
     "Store": "kvdepot.store",
     "Task": "kvdepot.task",
     "TaskResult": "kvdepot.task",
+    "TierReads": "kvdepot.depot",
     "__version__": "kvdepot._native",
     "attach": "kvdepot.depot",
     "load_config": "kvdepot.config",

@@ -89,6 +89,41 @@ class Group:
     hashes_per_block: int = 1
 
 
+@dataclass(frozen=True)
+class TierReads:
+    """Blocks that came from a tier for a claim.
+
+    Attributes:
+        tier: name of the tier.
+        blocks: number of blocks.
+        first_ns, last_ns: when the first and the last of them were there, in nanoseconds before the question.
+    """
+
+    tier: str
+    blocks: int
+    first_ns: int
+    last_ns: int
+
+
+@dataclass(frozen=True)
+class ClaimTimes:
+    """When a claim got how far at the depot, in nanoseconds before the question.
+
+    Attributes:
+        opened_ns: it was opened.
+        admitted_ns: the depot knew the hit and had room for all of it; ``None`` = not yet.
+        settled_ns: the hit was final; ``None`` = not yet.
+        queued: whether it waited for room.
+        tiers: what came for it from each tier. Blocks that another claim was already fetching may be missing.
+    """
+
+    opened_ns: int
+    admitted_ns: int | None
+    settled_ns: int | None
+    queued: bool
+    tiers: tuple[TierReads, ...]
+
+
 class Claim:
     """A hit that is being prepared. Its blocks are fetched from the tiers into the pool, and stay there until released.
 
@@ -110,6 +145,14 @@ class Claim:
     def settle(self) -> Hit:
         """Settles the claim with the blocks that have arrived so far, because the rest is not worth waiting for."""
         return Hit(*self._native.decline())
+
+    def times(self) -> ClaimTimes | None:
+        """Returns when the claim got how far, for traces; ``None`` if no depot holds it. Makes a call to the depot."""
+        told = self._native.times()
+        if told is None:
+            return None
+        opened_ns, admitted_ns, settled_ns, queued, tiers = told
+        return ClaimTimes(opened_ns, admitted_ns, settled_ns, queued, tuple(TierReads(*reads) for reads in tiers))
 
     def release(self) -> None:
         """Drops the leases. Idempotent. Loads that have begun keep leases of their own."""

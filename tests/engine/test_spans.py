@@ -106,8 +106,9 @@ def test_a_request_is_traced_from_its_client_to_each_rank(real_lab: Lab, monkeyp
                 complete(server.port, COLD)
                 wait_until_clean(home.socket, CLEAN_S)
                 complete(server.port, WARM)  # its steps notice that the dump has ended
-                cold = collector.wait_for(COLD, {"llm_request", "kvdepot.lookup", "kvdepot.dump"})
-                warm = collector.wait_for(WARM, {"llm_request", "kvdepot.lookup", "kvdepot.load", "kvdepot.copy"})
+                cold = collector.wait_for(COLD, {"llm_request", "kvdepot.lookup", "kvdepot.depot.find", "kvdepot.dump"})
+                names = {"llm_request", "kvdepot.lookup", "kvdepot.depot.find", "kvdepot.load", "kvdepot.copy"}
+                warm = collector.wait_for(WARM, names)
                 os.kill(server.pid, signal.SIGTERM)
                 server.wait_for_end(EXIT_S)
     finally:
@@ -117,5 +118,7 @@ def test_a_request_is_traced_from_its_client_to_each_rank(real_lab: Lab, monkeyp
     assert lookup["kvdepot.hit_tokens"] == load["kvdepot.load_tokens"] == HIT_TOKENS
     assert (lookup["parent"], load["parent"], copy["parent"]) == (CALLER, CALLER, load["id"])
     assert warm["llm_request"]["parent"] == CALLER
+    for spans in (cold, warm):
+        assert spans["kvdepot.depot.find"]["parent"] == spans["kvdepot.lookup"]["id"]
     assert lookup["kvdepot.request.id"] == copy["kvdepot.request.id"]
     assert lookup["scope"] == copy["scope"] == "kvdepot"

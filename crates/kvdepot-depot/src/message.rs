@@ -112,6 +112,8 @@ pub enum Request<'a> {
     ClaimPoll { claim: u64, settle: bool },
     /// Settle with the blocks that have arrived, because computing the rest is faster than waiting for it.
     ClaimDecline { claim: u64 },
+    /// When a claim got how far.
+    ClaimTimes { claim: u64 },
     /// Release a claim's leases.
     ClaimRelease { claim: u64 },
     /// Reserve slots for blocks that the client is about to dump.
@@ -246,6 +248,34 @@ pub struct Arriving {
     pub blocks_left: u32,
 }
 
+/// How far a claim has got, and how many nanoseconds before the answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClaimTimes {
+    /// It was opened.
+    pub opened_ns: u64,
+    /// Its hit was known, and room for all of it; `None` = not yet.
+    pub admitted_ns: Option<u64>,
+    /// Its hit was final; `None` = not yet.
+    pub settled_ns: Option<u64>,
+    /// Whether it has waited for room.
+    pub queued: bool,
+    /// What came for it from each tier.
+    pub tiers: Vec<CameFrom>,
+}
+
+/// Blocks that came from a tier for a claim.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CameFrom {
+    /// Name of the tier.
+    pub tier: String,
+    /// Number of blocks.
+    pub blocks: u32,
+    /// How many nanoseconds before the answer the first one was there.
+    pub first_ns: u64,
+    /// The same for the last one.
+    pub last_ns: u64,
+}
+
 /// A depot's response.
 #[expect(missing_docs, reason = "fields are named for what they carry")]
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -270,6 +300,8 @@ pub enum Response {
     Prefix(u32),
     /// To the claim requests.
     Claim { claim: u64, settled: bool, units: u32, units_from_tier: u32, arriving: Option<Arriving> },
+    /// To `ClaimTimes`.
+    ClaimTimes(ClaimTimes),
     /// To `Reserve` and `Acquire`, one for each hash.
     Grants(Vec<Grant>),
     /// To `Drain`.

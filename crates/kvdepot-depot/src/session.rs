@@ -22,8 +22,8 @@ use crate::death::DeathGuard;
 use crate::ending::Waits;
 use crate::events::Following;
 use crate::message::{
-    Arriving, ClaimGroup, Grant, HELLO_MAGIC, Hashes, NamespaceHandle, PROTOCOL_VERSION, Request, Response,
-    Shards,
+    Arriving, CameFrom, ClaimGroup, ClaimTimes, Grant, HELLO_MAGIC, Hashes, NamespaceHandle,
+    PROTOCOL_VERSION, Request, Response, Shards,
 };
 use crate::runner::Runner;
 use crate::user::User;
@@ -204,6 +204,7 @@ impl Session {
                 answer(runner.ask(self.owner, Ask::ClaimPoll { claim, settle })?)?
             }
             Request::ClaimDecline { claim } => answer(runner.ask(self.owner, Ask::ClaimDecline { claim })?)?,
+            Request::ClaimTimes { claim } => self.claim_times(claim)?,
             Request::ClaimRelease { claim } => self.done(Ask::ClaimRelease { claim })?,
             Request::Reserve { namespace, hashes } => {
                 let hashes = checked(&hashes)?.collect();
@@ -285,6 +286,28 @@ impl Session {
             self.runner.ask(self.owner, Ask::Release { leases })?;
         }
         present
+    }
+
+    fn claim_times(&self, claim: u64) -> Result<Response> {
+        let runner = &self.runner;
+        let Reply::ClaimTimes(times) = runner.ask(self.owner, Ask::ClaimTimes { claim })? else {
+            return Err(other_reply());
+        };
+        let now = runner.nanos(Instant::now());
+        let ago = |then: u64| now.saturating_sub(then);
+        let tiers = times.tiers.iter().map(|came| CameFrom {
+            tier: runner.locator.tiers[came.tier].name().to_owned(),
+            blocks: u32::try_from(came.blocks).unwrap_or(u32::MAX),
+            first_ns: ago(came.first),
+            last_ns: ago(came.last),
+        });
+        Ok(Response::ClaimTimes(ClaimTimes {
+            opened_ns: ago(times.opened),
+            admitted_ns: times.admitted.map(ago),
+            settled_ns: times.settled.map(ago),
+            queued: times.queued,
+            tiers: tiers.collect(),
+        }))
     }
 
     fn done(&self, request: Ask) -> Result<Response> {

@@ -12,6 +12,9 @@ use crate::errors::OrRaise;
 /// Units, units available now, units from tiers, blocks that have arrived, blocks that have not.
 type ArrivingParts = (u32, u32, u32, u32, u32);
 
+/// Opened, admitted, settled, whether it was queued; and for each tier its name, blocks, first and last one.
+type TimesParts = (u64, Option<u64>, Option<u64>, bool, Vec<(String, u32, u64, u64)>);
+
 #[pyclass(frozen, module = "kvdepot._native")]
 pub(crate) struct Claim {
     inner: OfProcess<Mutex<CoreClaim>>,
@@ -46,6 +49,15 @@ impl Claim {
     fn arriving(&self, py: Python<'_>) -> PyResult<Option<ArrivingParts>> {
         let arriving = self.with(py, |claim| claim.arriving())?;
         Ok(arriving.map(|it| (it.units, it.units_now, it.units_from_tier, it.blocks_come, it.blocks_left)))
+    }
+
+    fn times(&self, py: Python<'_>) -> PyResult<Option<TimesParts>> {
+        let times = self.with(py, |claim| claim.times())?;
+        Ok(times.map(|it| {
+            let tiers =
+                it.tiers.into_iter().map(|came| (came.tier, came.blocks, came.first_ns, came.last_ns));
+            (it.opened_ns, it.admitted_ns, it.settled_ns, it.queued, tiers.collect())
+        }))
     }
 
     fn settle_now(&self, py: Python<'_>) -> PyResult<(bool, u32, u32)> {

@@ -112,16 +112,18 @@ class Spans:
         parent: "Context | None",
         attributes: Mapping[str, Any],
         *,
+        ended_ns: int | None = None,
         failure: str = "",
         others: Sequence[Carrier] = (),
     ) -> "Context | None":
-        """Writes a span that began at ``begun_ns`` (of the epoch) and ends now. Returns its context, for children.
+        """Writes a span that began at ``begun_ns`` (of the epoch) and has ended. Returns its context, for children.
 
         Args:
             name: name of the span.
             begun_ns: nanoseconds since the epoch.
             parent: context that it is a child of; ``None`` = it begins a trace.
             attributes: attributes; those that are ``None`` are left out.
+            ended_ns: when it ended, in nanoseconds since the epoch; ``None`` = now.
             failure: kind of the failure that it ended with; empty = none.
             others: other requests that share the work, to be linked to.
         """
@@ -130,7 +132,7 @@ class Spans:
         span = self._start(name, begun_ns, parent, attributes, links)
         if failure:
             self._fail(span, failure)
-        span.end()
+        span.end(ended_ns)
         return self._trace.set_span_in_context(span, parent or self._nowhere)
 
     @_harmless

@@ -25,6 +25,8 @@ class FakeClaim:
         self.declined = False
         self.waits: list[int] = []
         self.on_their_way: tuple[int, int, int, int, int] | None = None
+        self.told_times: Any = None
+        self.times_asked = 0
 
     def poll(self) -> tuple[bool, int, int]:
         self.polls += 1
@@ -36,6 +38,11 @@ class FakeClaim:
 
     def arriving(self) -> tuple[int, int, int, int, int] | None:
         return self.on_their_way
+
+    def times(self) -> Any:
+        assert not self.released, "a claim that has ended has no times"
+        self.times_asked += 1
+        return self.told_times
 
     def settle_now(self) -> tuple[bool, int, int]:
         self.settled = True

@@ -125,6 +125,75 @@ def test_a_hit_is_a_lookup_and_a_load_in_the_trace_of_the_caller(seen: Seen) -> 
     assert span.status.is_unset
 
 
+MS = 1_000_000
+
+
+def times_of(span: ReadableSpan) -> tuple[int, int]:
+    """Returns when a span began and ended, in ns since the epoch."""
+    assert span.start_time is not None
+    assert span.end_time is not None
+    return span.start_time, span.end_time
+
+
+def test_what_the_depot_did_for_a_hit_is_below_its_lookup(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    depot = FakeDepot(units=9)
+    side, req = side_with(seen, depot), traced()
+    tokens, _ = side.match(req, 0)
+    lookup = seen.one()
+    side.allocated(req, pages(PAGES), tokens)
+    (load,) = side.build_step(Step().starts("r", tokens, BLOCK, PAGES).output()).loads
+    tiers = [("Posix", 2, 60 * MS, 40 * MS), ("Object", 1, 30 * MS, 30 * MS)]
+    depot.claims[0].told_times = (100 * MS, 80 * MS, 30 * MS, True, tiers)
+    now_ns = 10**18
+    monkeypatch.setattr("time.time_ns", lambda: now_ns)
+    side.reported(LoadReport({load.load_id: 1}))
+    assert depot.claims[0].released
+    found = {told(span).get("kvdepot.tier", span.name): span for span in seen.take()}
+    assert set(found) == {"kvdepot.depot.find", "kvdepot.depot.fetch", "Posix", "Object", "kvdepot.load"}
+    find, fetch = found["kvdepot.depot.find"], found["kvdepot.depot.fetch"]
+    assert ids(find) == ids(fetch) == (TRACE, own_id(lookup))
+    assert times_of(find) == (now_ns - 100 * MS, now_ns - 80 * MS)
+    assert times_of(fetch) == (now_ns - 80 * MS, now_ns - 30 * MS)
+    assert told(find) == {"kvdepot.request.id": "r", "kvdepot.queued": True}
+    assert told(fetch)["kvdepot.blocks"] == 3
+    for name, blocks, first_ms, ago_ns in (("Posix", 2, 20.0, 40 * MS), ("Object", 1, 50.0, 30 * MS)):
+        span = found[name]
+        assert span.name == "kvdepot.tier.read"
+        assert ids(span) == (TRACE, own_id(fetch))
+        assert times_of(span) == (now_ns - 80 * MS, now_ns - ago_ns)
+        assert (told(span)["kvdepot.blocks"], told(span)["kvdepot.first_block_ms"]) == (blocks, first_ms)
+
+
+@pytest.mark.parametrize("settled_ns", [20 * MS, None])
+def test_a_miss_or_an_aborted_claim_has_no_fetch(
+    seen: Seen, settled_ns: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    depot = FakeDepot(units=0, settled=settled_ns is not None)
+    side, req = side_with(seen, depot), traced()
+    begin = depot.claim
+
+    def claim(*args: Any, **named: Any) -> Any:
+        made = begin(*args, **named)
+        made.told_times = (100 * MS, None, settled_ns, False, [])
+        return made
+
+    monkeypatch.setattr(depot, "claim", claim)
+    side.match(req, 0)
+    side.finished("r")
+    spans = {span.name: span for span in seen.take()}
+    assert set(spans) == {"kvdepot.lookup", "kvdepot.depot.find"}
+    begun_ns, ended_ns = times_of(spans["kvdepot.depot.find"])
+    assert ended_ns - begun_ns == 100 * MS - (settled_ns or 0)
+
+
+def test_the_depot_is_asked_for_times_only_if_the_trace_is_sampled(seen: Seen) -> None:
+    depot = FakeDepot(units=0)
+    side, req = side_with(seen, depot), traced(headers={"traceparent": f"00-{TRACE}-{CALLER}-00"})
+    side.match(req, 0)
+    assert depot.claims[0].released
+    assert depot.claims[0].times_asked == 0
+
+
 def test_a_miss_says_why_and_a_request_without_headers_begins_a_trace(seen: Seen) -> None:
     side, req = side_with(seen, FakeDepot(units=0)), traced(headers=None)
     assert side.match(req, 0) == (0, False)

@@ -12,6 +12,7 @@ use crate::misses::{Gone, Missed};
 use crate::regions::RegionIndex;
 use crate::runs::Runs;
 
+use super::claims::ClaimTimes;
 use super::records::{Adopt, Proof};
 
 pub(crate) use super::outcomes::Want;
@@ -268,6 +269,8 @@ pub enum Request {
     ClaimPoll { claim: ClaimId, settle: bool },
     /// Takes what has come, because computing the rest is faster than waiting for it. Reply: `Claim`.
     ClaimDecline { claim: ClaimId },
+    /// When a claim got how far. This is no use of it. Reply: `ClaimTimes`.
+    ClaimTimes { claim: ClaimId },
     /// Ends a claim and its leases. Reply: `Done`.
     ClaimRelease { claim: ClaimId },
     /// Ends all claims of the connection. A claim's leases only keep blocks in the pool: a client copies under leases of its
@@ -371,6 +374,8 @@ pub enum Reply {
     },
     /// To the claim requests.
     Claim(Progress),
+    /// To `ClaimTimes`.
+    ClaimTimes(ClaimTimes),
     /// To `EndClaims`: whether the connection still holds leases.
     Holds(bool),
     /// To `EvictTo`: how many blocks were evicted, and whether to submit it again.

@@ -74,6 +74,7 @@ impl Request {
             Self::ClaimOpen { .. } => "claim_open",
             Self::ClaimPoll { .. } => "claim_poll",
             Self::ClaimDecline { .. } => "claim_decline",
+            Self::ClaimTimes { .. } => "claim_times",
             Self::ClaimRelease { .. } => "claim_release",
             Self::EndClaims => "end_claims",
             Self::EvictTo { .. } => "evict_to",

@@ -29,6 +29,7 @@ const fn begins_something(request: &Request) -> bool {
             | Request::Commit { .. }
             | Request::Release { .. }
             | Request::SetChecksum { .. }
+            | Request::ClaimTimes { .. }
             | Request::ClaimRelease { .. }
             | Request::EndClaims
             | Request::Drain { .. }
@@ -171,6 +172,7 @@ impl Machine {
                 claims.decline(owner, claim)?;
                 return claims.poll(&mut rooms, now, (token, owner), claim, true, out);
             }
+            Request::ClaimTimes { claim } => Reply::ClaimTimes(self.claims.times(owner, claim)?),
             Request::ClaimRelease { claim } => {
                 let (claims, mut rooms) = split(self);
                 claims.release(&mut rooms, owner, claim, out)?;

@@ -3,6 +3,7 @@
 mod lab;
 
 mod ages;
+mod claim_times;
 mod demotion;
 mod in_place;
 mod limits;

@@ -10,7 +10,7 @@ use kvdepot_core::{BlockHash, Error, ErrorKind, NamespaceSpec, Result};
 use crate::client::attach::Attachment;
 use crate::client::generation::Generation;
 use crate::client::lane;
-use crate::message::{Arriving, ClaimGroup, Hashes, Request, Response, hash_bytes};
+use crate::message::{Arriving, ClaimGroup, ClaimTimes, Hashes, Request, Response, hash_bytes};
 
 /// Minimum time between two polls of one claim.
 const POLL_PAUSE: Duration = Duration::from_micros(500);
@@ -225,6 +225,17 @@ impl Claim {
                 return now;
             }
             std::thread::sleep(POLL_PAUSE);
+        }
+    }
+
+    /// Returns when the claim got how far at the depot; `None` if no depot holds it. Makes a call.
+    pub fn times(&self) -> Option<ClaimTimes> {
+        let generation = self.generation.as_ref()?;
+        let (request, deadline) =
+            (Request::ClaimTimes { claim: self.id }, Instant::now() + self.attachment.call_timeout);
+        match generation.ask_claims(&self.attachment, &[], request, deadline) {
+            Ok(Response::ClaimTimes(times)) => Some(times),
+            _ => None,
         }
     }
 

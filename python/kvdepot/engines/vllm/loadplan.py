@@ -1,6 +1,6 @@
 """Hits that have become loads: which block goes to which page, and the leases until every rank has reported."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ class LeasedLoad:
         readers: requests that compute on the load.
         steps: number of steps that were planned before its report, its own included.
         span: its span, which ends with it; ``None`` = there is no tracer provider.
+        claim_ends: called before the claim is released, for its spans; ``None`` = there is no tracer provider.
     """
 
     request_id: str
@@ -32,6 +33,13 @@ class LeasedLoad:
     readers: set[str] = field(default_factory=set)
     steps: int = 0
     span: "Span | None" = None
+    claim_ends: "Callable[[Claim], None] | None" = None
+
+    def release(self) -> None:
+        """Drops the leases."""
+        if self.claim_ends is not None:
+            self.claim_ends(self.claim)
+        self.claim.release()
 
     def follow(self, request_id: str, given: Sequence[int]) -> None:
         """Notes pages given to a request in a step: those after one of the load's pages are computed on the load."""

@@ -4,6 +4,7 @@ Nothing here reads a clock or waits: the caller passes the current time, and the
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -177,6 +178,7 @@ class Lookup:
         started_s: when the request began to wait for blocks, maybe with an earlier lookup.
         hit: last hit reported to the scheduler.
         polled_step: step of the scheduler in which the claim was polled last; None before the first poll.
+        claim_ends: called before the claim is released, for its spans; ``None`` = there is no tracer provider.
     """
 
     def __init__(
@@ -194,6 +196,7 @@ class Lookup:
         self.started_s = started_s
         self.hit: Hit | None = None
         self.polled_step: int | None = None
+        self.claim_ends: Callable[[Claim], None] | None = None
         self._bounds = bounds
         self._geometry = geometry
         self._patience = patience
@@ -223,6 +226,8 @@ class Lookup:
     def release(self) -> None:
         """Drops the claim and its leases."""
         self._rates.reads.over(self)
+        if self.claim_ends is not None:
+            self.claim_ends(self.claim)
         self.claim.release()
 
     def poll(self, now_s: float, idle: IdleTime) -> Pending | Miss | Hit:

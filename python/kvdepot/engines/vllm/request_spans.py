@@ -17,10 +17,15 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Span
 
+    from kvdepot._native import Claim
+
 LOOKUP = "kvdepot.lookup"
 LOAD = "kvdepot.load"
 COPY = "kvdepot.copy"
 DUMP = "kvdepot.dump"
+DEPOT_FIND = "kvdepot.depot.find"
+DEPOT_FETCH = "kvdepot.depot.fetch"
+TIER_READ = "kvdepot.tier.read"
 REQUEST_ID = "kvdepot.request.id"
 
 
@@ -34,6 +39,7 @@ class RequestTrace:
         carrier: the same for workers; ``None`` if the trace is not sampled.
         asked_ns: when the lookup that has no answer yet was asked for first, in ns since the epoch; 0 = there is none.
         told: answer of the last span; the same one again, while the request waits for admission, gets no other span.
+        lookup: context of the last lookup's span: the parent of what the depot did for it.
     """
 
     request_id: str
@@ -41,6 +47,7 @@ class RequestTrace:
     carrier: Carrier | None
     asked_ns: int = 0
     told: Hit | Miss | None = None
+    lookup: "Context | None" = None
 
 
 class SchedulerSpans:
@@ -96,8 +103,36 @@ class SchedulerSpans:
 
     def _looked_up(self, trace: RequestTrace, begun_ns: int, attributes: dict[str, Any]) -> None:
         context = self._spans.write(LOOKUP, begun_ns, trace.parent, {REQUEST_ID: trace.request_id, **attributes})
+        trace.lookup = context
         if trace.parent is None:
             trace.parent, trace.carrier = context, self._spans.carrier(context)
+
+    def claim_ends(self, trace: RequestTrace | None, claim: "Claim") -> None:
+        """Writes what the depot did for a claim, below its lookup: how it found the hit, what it fetched from tiers.
+
+        Call it before the claim is released. It asks the depot, if the trace is sampled.
+        """
+        if trace is None or trace.carrier is None:
+            return
+        times = claim.times()
+        if times is None:
+            return
+        now_ns = time.time_ns()
+        opened_ns, admitted_ns, settled_ns, queued, tiers = times
+        parent = trace.lookup or trace.parent
+        request = {REQUEST_ID: trace.request_id}
+        found_ns = next((ago_ns for ago_ns in (admitted_ns, settled_ns) if ago_ns is not None), 0)
+        found = {**request, "kvdepot.queued": queued}
+        self._spans.write(DEPOT_FIND, now_ns - opened_ns, parent, found, ended_ns=now_ns - found_ns)
+        if not tiers or admitted_ns is None:
+            return
+        begun_ns, ended_ns = now_ns - admitted_ns, now_ns - min(last for _, _, _, last in tiers)
+        blocks = {**request, "kvdepot.blocks": sum(count for _, count, _, _ in tiers)}
+        fetch = self._spans.write(DEPOT_FETCH, begun_ns, parent, blocks, ended_ns=ended_ns)
+        for name, count, first_ns, last_ns in tiers:
+            first_ms = (admitted_ns - first_ns) / 1e6
+            read = {**request, "kvdepot.tier": name, "kvdepot.blocks": count, "kvdepot.first_block_ms": first_ms}
+            self._spans.write(TIER_READ, begun_ns, fetch, read, ended_ns=now_ns - last_ns)
 
     def load_begun(self, trace: RequestTrace | None, load: Load, tokens: int, tier_tokens: int) -> "Span | None":
         """Begins the span of a load, from its plan until all ranks have reported it, and names it to the workers."""

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kvdepot import _native
@@ -200,6 +201,8 @@ class SchedulerSide:
             if not isinstance(begun, Lookup):
                 return begun
             state.lookup = begun
+            if self._spans is not None:
+                begun.claim_ends = partial(self._spans.claim_ends, state.trace)
         known = state.lookup.hit is not None  # then the request waits for admission
         answer = self._poll(state.lookup, now_s)
         if not known and not isinstance(answer, Pending):
@@ -295,6 +298,7 @@ class SchedulerSide:
         load = Load(load_id, request.request_id, before_forward, plan)
         leased = LeasedLoad(request.request_id, lookup.claim, before_forward, unproven)
         if self._spans is not None:
+            leased.claim_ends = lookup.claim_ends
             leased.span = self._spans.load_begun(state.trace, load, external_tokens, state.tier_tokens)
         self._running_loads.begin(load_id, leased)
         self._step.loads.append(load)
@@ -511,7 +515,7 @@ class SchedulerSide:
         """Counts ``ranks`` more ranks that have ended a load. Returns whether all have."""
         load = self._running_loads.reported(load_id, ranks)
         if load is not None:
-            load.claim.release()
+            load.release()
             if self._spans is not None:
                 self._spans.load_ended(load.span)
         return load is not None
@@ -574,7 +578,7 @@ class SchedulerSide:
         for state in self._requests.values():
             state.drop_lookup()
         for load in self._running_loads.all():
-            load.claim.release()
+            load.release()
             if self._spans is not None:
                 self._spans.load_ended(load.span, "shutdown")
         self._depot.close()

@@ -115,7 +115,7 @@ impl Claims {
             return;
         }
         if !claim.queued {
-            claim.queued = true;
+            (claim.queued, claim.times.queued) = (true, true);
             self.queue.push_back(claim.id);
         }
         // What it will be cut to at most.
@@ -139,6 +139,7 @@ impl Claims {
         self.promised += claim.promised;
         claim.hit = hit;
         claim.needed = claim.needed_count(hit);
+        claim.times.admitted_at(rooms.flow.now);
         claim.phase = Phase::Lease { pass: 0 };
         claim.note_losses(rooms);
         claim.cursor = claim.skip;
@@ -252,7 +253,7 @@ impl Claims {
     fn take_lease(&mut self, rooms: &mut Rooms<'_>, claim: &mut Claim, spot: Spot, fetch: bool) -> bool {
         let (place, key) = (claim.place(spot.group, spot.block, spot.rank), claim.key(spot));
         let known = claim.known(place);
-        if matches!(known, Known::LEASED | Known::WAITING) || !rooms.catalog.is_live(key.space) {
+        if known == Known::LEASED || known.is_waiting() || !rooms.catalog.is_live(key.space) {
             return true;
         }
         match rooms.pool.find_kept(&key) {
@@ -358,6 +359,7 @@ fn share_of(rooms: &Rooms<'_>) -> u64 {
 fn wait_for(rooms: &mut Rooms<'_>, claim: &mut Claim, place: usize, slot: u32) {
     let waiter = Waiter::Claim { id: claim.id, place: u32::try_from(place).expect("places are bounded") };
     rooms.pool.edit(slot, |slot| slot.add_waiter(waiter));
-    claim.places.set(place, Known::WAITING);
+    let known = claim.known(place).waiting();
+    claim.places.set(place, known);
     claim.waiting += 1;
 }

@@ -17,6 +17,7 @@ use super::super::tiers::TierIndex;
 use super::known::Known;
 use super::places::Places;
 use super::promised::Promised;
+use super::times::ClaimTimes;
 
 /// Units that [`Claim::progress`] looks at in one call to know how many of the leading ones are leased.
 const LEAD_UNITS_PER_LOOK: usize = 2048;
@@ -203,6 +204,7 @@ pub(super) struct Claim {
     /// Whether the pool was too small for all of it, or had no room for a block of it.
     pub(super) cut: bool,
     pub(super) polled: Nanos,
+    pub(super) times: ClaimTimes,
     /// When it is looked at next: its place in [`super::Claims::due`].
     pub(super) look_at: Nanos,
     pub(super) deadline: Nanos,
@@ -378,7 +380,7 @@ impl Claim {
                         need.rest_in_place += lent_bytes;
                     }
                     need.total += bytes;
-                    if !matches!(known, Known::PINNED | Known::LEASED | Known::WAITING) {
+                    if !known.is_waiting() && !matches!(known, Known::PINNED | Known::LEASED) {
                         need.new_pins += bytes;
                     }
                 }

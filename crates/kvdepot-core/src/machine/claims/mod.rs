@@ -20,6 +20,7 @@ mod places;
 mod probing;
 mod promised;
 mod survey;
+mod times;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -39,6 +40,7 @@ use claim::{Claim, Group, Need, Phase, Weigh};
 use known::Known;
 use places::Places;
 use promised::Promised;
+pub use times::{CameFrom, ClaimTimes};
 
 /// All claims, and those that wait for room, in order.
 #[derive(Debug, Default)]
@@ -242,8 +244,12 @@ impl Claims {
         claim.waiting -= 1;
         let wanted =
             matches!(claim.phase, Phase::Lease { .. } | Phase::Filling) && !self.ended.contains(&claim.owner);
+        let from = claim.known(place).fetched_from();
         claim.places.set(place, Known::ABSENT);
         if let Some(slot) = slot.filter(|_| wanted) {
+            if let Some(tier) = from {
+                claim.times.came(tier, rooms.flow.now);
+            }
             rooms.pool.pin(slot);
             claim.places.set_leased(place, slot);
             claim.leased += 1;
@@ -304,6 +310,7 @@ impl Claims {
             out.missed.extend(missed);
         }
         claim.phase = Phase::Settled;
+        claim.times.settled_at(rooms.flow.now);
         claim.cursor = 0;
         claim.trimming = claim.leased > claim.needed_count(claim.hit);
         claim.trimming
@@ -352,6 +359,15 @@ impl Claims {
         claim.declined = true;
         self.map.insert(id, claim);
         Ok(())
+    }
+
+    /// When a claim got how far.
+    pub(crate) fn times(&self, owner: Owner, id: ClaimId) -> Result<ClaimTimes> {
+        let claim = self.map.get(&id).filter(|claim| {
+            claim.owner == owner && claim.phase != Phase::Releasing && !self.has_ended(claim)
+        });
+        let claim = claim.ok_or_else(|| no_such_claim(id))?;
+        Ok(claim.times.clone())
     }
 
     fn take(&mut self, owner: Owner, id: ClaimId) -> Result<Box<Claim>> {
@@ -497,6 +513,7 @@ fn new_claim(rooms: &Rooms<'_>, id: ClaimId, open: Open) -> Result<Claim> {
         trimming: false,
         cut: false,
         polled: now,
+        times: ClaimTimes::opened_at(now),
         look_at: 0,
         deadline,
         patience,
