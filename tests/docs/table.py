@@ -166,6 +166,7 @@ RUNS: tuple[Run | Serve, ...] = (
     ),
     Run("gc", "kvdepot gc {tmp}", says="would be freed"),
     Run("gc --dry-run", "kvdepot gc {tmp} --dry-run --json", json=True),
+    Run("gc --capacity-gb", "kvdepot gc {tmp} --capacity-gb 200 --dry-run", says="would be freed"),
     Run("gc --apply", "kvdepot gc {tmp} --apply --unknown-namespaces", says="freed"),
     Run(
         "gc --config",
@@ -540,6 +541,7 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
     # tests/python/test_verbs.py and test_export.py show what the next ones do with blocks.
     "kvdepot gc DIR": ("gc", "gc --dry-run"),
     "kvdepot gc DIR --apply": ("gc --apply",),
+    "kvdepot gc DIR --capacity-gb 200 --dry-run": ("gc --capacity-gb",),
     "kvdepot gc --config /etc/kvdepot.yaml": ("gc --config",),
     "kvdepot ls 3f2a": ("ls", "ls --config"),
     "kvdepot reset 3f2a": ("reset", "reset --socket", "reset --config"),

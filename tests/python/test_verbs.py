@@ -19,7 +19,7 @@ import kvdepot
 from kvdepot.cli import main
 from kvdepot.cli.top import rows
 from kvdepot.stored.blocks import contents
-from kvdepot.stored.gc import find_garbage
+from kvdepot.stored.gc import find_cold, find_garbage, remove
 from kvdepot.stored.namespaces import find_namespaces
 
 LAYOUT = kvdepot.BlockLayout(shards=1, tensor_sizes_bytes=[5000])
@@ -154,6 +154,34 @@ def test_gc_finds_what_is_in_vain_and_nothing_else(tmp_path: Path) -> None:
     assert [contents(one).blocks for one in find_namespaces([directory]) if one.root == good] == [BLOCKS - 1]
     assert hits(directory, "reset") == BLOCKS
     assert next(one for one in find_namespaces([directory]) if one.root == past).epoch == 2
+
+
+def test_gc_finds_the_blocks_that_a_smaller_capacity_would_evict(tmp_path: Path) -> None:
+    directory = tmp_path / "blocks"
+    old, new = fill(directory, "old"), fill(directory, "new")
+    now_s = time.time()
+    for root, age_s in ((old, 36_000), (new, 3_600)):
+        for index, path in enumerate(sorted((directory / root).rglob("*.kvb"))):
+            os.utime(path, (now_s - age_s + index,) * 2)
+    block_bytes = -(-next(directory.rglob("*.kvb")).stat().st_size // 4096) * 4096
+    room = BLOCKS + 2
+    gib = room * block_bytes / (1 << 30)
+    said = json.loads(run("gc", directory, "--capacity-gb", gib, "--json"))["found"]
+    oldest = sorted((directory / old).rglob("*.kvb"))[: BLOCKS - 2]
+    assert [(one["kind"], one["namespace"]) for one in said] == [("cold", old)] * (BLOCKS - 2)
+    assert [Path(one["path"]) for one in said] == oldest
+    assert "10.0 h ago" in said[0]["why"]
+    shown = run("gc", directory, "--capacity-gb", gib)
+    assert old in shown
+    assert new not in shown
+    assert json.loads(run("gc", directory, "--capacity-gb", 1, "--json"))["found"] == []
+    os.utime(oldest[0])
+    cold = list(find_cold([directory], room * block_bytes))
+    os.utime(oldest[1])
+    assert [remove(one, [directory]) > 0 for one in cold[:2]] == [False, True], "one was used since"
+    run("gc", directory, "--capacity-gb", gib, "--apply")
+    assert json.loads(run("gc", directory, "--capacity-gb", gib, "--json"))["found"] == []
+    assert (hits(directory, "old"), hits(directory, "new")) == (2, BLOCKS)
 
 
 def test_gc_keeps_the_only_mark_of_an_epoch(tmp_path: Path) -> None:

@@ -9,14 +9,15 @@ from pathlib import Path
 import click
 
 from kvdepot.cli.output import print_json, print_table
-from kvdepot.cli.places import chosen_directories, size_text
+from kvdepot.cli.places import age_text, chosen_directories, size_text
 from kvdepot.cli.progress import progress
 from kvdepot.cli.running import RunningDepot, user_of
 from kvdepot.config import KVDepotConfig, load_config
 from kvdepot.errors import BusyError, ConfigError, storage_error
-from kvdepot.stored.gc import UNKNOWN, Garbage, find_garbage, remove
+from kvdepot.stored.gc import COLD, UNKNOWN, Garbage, find_cold, find_garbage, remove
 
 SHOWN = 20
+GIB = 1 << 30
 LOOK_AGAIN_S = 1.0
 
 
@@ -31,9 +32,20 @@ LOOK_AGAIN_S = 1.0
     is_flag=True,
     help="With --apply, also remove blocks whose namespace.json is missing; no depot can find them again.",
 )
+@click.option(
+    "--capacity-gb",
+    type=click.FloatRange(min=0),
+    help="Also list the blocks that posix_capacity_gb of this value would evict, those used longest ago.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
-    directories: tuple[str, ...], file: str | None, dry_run: bool, apply_: bool, unknown: bool, as_json: bool
+    directories: tuple[str, ...],
+    file: str | None,
+    dry_run: bool,
+    apply_: bool,
+    unknown: bool,
+    capacity_gb: float | None,
+    as_json: bool,
 ) -> None:
     """Finds garbage in a stopped depot's directories, and explains it; --apply removes it.
 
@@ -42,12 +54,16 @@ def command(
     Blocks whose namespace.json is missing are listed, but removed only with --unknown-namespaces. The exit status is 1
     if something cannot be removed, or if a depot uses the directories.
 
+    With --capacity-gb, it also lists the blocks that do not fit into that capacity, those used longest ago first, and
+    --apply removes them: to shrink a directory before its depot starts with a smaller posix_capacity_gb.
+
     It does not see depots inside another program's process, in a container or on another node: stop them first. Name
     all directories of a tier.
 
     \b
     kvdepot gc /mnt/nvme0/kvdepot
     kvdepot gc --config /etc/kvdepot.yaml --apply
+    kvdepot gc /mnt/nvme0/kvdepot --capacity-gb 200 --dry-run
     """
     if apply_ and dry_run:
         raise ConfigError("--dry-run: removes nothing, but --apply does: use one of them")
@@ -58,6 +74,8 @@ def command(
         _check_unused(user)
     try:
         found = list(find_garbage(places))
+        if capacity_gb is not None:
+            found += find_cold(places, int(capacity_gb * GIB))
     except OSError as error:
         raise storage_error(error) from error
     going = [one for one in found if unknown or one.kind != UNKNOWN]
@@ -103,6 +121,7 @@ def _print(found: list[Garbage], going: list[Garbage], freed: int | None) -> Non
     by_kind = Counter(one.kind for one in found)
     sizes = {kind: sum(one.bytes for one in found if one.kind == kind) for kind in by_kind}
     print_table(["what", "how many", "size"], [(kind, by_kind[kind], size_text(sizes[kind])) for kind in by_kind])
+    _print_cold([one for one in found if one.kind == COLD])
     for one in found[:SHOWN]:
         click.echo(f"{one.path}: {one.kind}, {size_text(one.bytes)}: {one.why}")
     if len(found) > SHOWN:
@@ -113,3 +132,17 @@ def _print(found: list[Garbage], going: list[Garbage], freed: int | None) -> Non
         click.echo(f"{size_text(sum(one.bytes for one in going))} would be freed: add --apply to remove it")
     else:
         click.echo(f"{size_text(freed)} freed")
+
+
+def _print_cold(cold: list[Garbage]) -> None:
+    """Prints the blocks beyond the capacity by namespace: there may be millions."""
+    if not cold:
+        return
+    click.echo("\nbeyond the capacity, by namespace:")
+    rows = []
+    for root in dict.fromkeys(one.namespace for one in cold):
+        of_root = [one for one in cold if one.namespace == root]
+        last, first = (age_text(pick(one.used_ns for one in of_root) / 1e9) for pick in (max, min))
+        rows.append((root, len(of_root), size_text(sum(one.bytes for one in of_root)), first, last))
+    print_table(["namespace", "blocks", "size", "longest unused", "shortest unused"], rows)
+    click.echo()

@@ -20,7 +20,9 @@ from kvdepot.stored.temporaries import is_orphan, is_ours
 
 CHECKPOINT = ".kvdepot-index"
 DESCRIPTION = "namespace.json"
-TEMPORARY, UNKNOWN, EMPTY = "temporary", "unknown namespace", "empty namespace"
+TEMPORARY, UNKNOWN, EMPTY, COLD = "temporary", "unknown namespace", "empty namespace", "cold"
+PAGE_BYTES = 4096
+"""A file counts against a capacity in whole pages, as in a depot."""
 NO_DESCRIPTION = "there is no namespace.json"
 _MARK = re.compile(r"(e|below)(0|[1-9][0-9]{0,9})")
 _BLOCK_NAME = re.compile(r"[0-9a-f]{32}\.(kvb|bad)")
@@ -34,10 +36,11 @@ class Garbage:
 
     Attributes:
         path: a file, or a directory with its content.
-        kind: ``old epoch``, ``set aside``, ``temporary``, ``unknown namespace`` or ``empty namespace``.
+        kind: ``old epoch``, ``set aside``, ``temporary``, ``unknown namespace``, ``empty namespace`` or ``cold``.
         why: why it is not needed.
         bytes: space that it takes on disk.
         namespace: the namespace's name; empty if it belongs to none.
+        used_ns: when a cold block was last used, in ns since the epoch; otherwise 0.
     """
 
     path: Path
@@ -45,6 +48,7 @@ class Garbage:
     why: str
     bytes: int
     namespace: str
+    used_ns: int = 0
 
 
 def find_garbage(directories: Iterable[Path], now_s: float | None = None) -> Iterator[Garbage]:
@@ -66,11 +70,45 @@ def find_garbage(directories: Iterable[Path], now_s: float | None = None) -> Ite
             yield from _of_namespace(directory / namespace.root, namespace, now)
 
 
+def find_cold(directories: Iterable[Path], capacity_bytes: int, now_s: float | None = None) -> Iterator[Garbage]:
+    """Yields the blocks that a depot with this capacity would evict, those used longest ago first.
+
+    Reads the metadata of each block of a current epoch. A depot keeps the time of a block's last use, to a minute, as
+    its file's modification time.
+
+    Args:
+        directories: directories of a Posix tier, which no depot uses.
+        capacity_bytes: bytes that the blocks in all of them together may take.
+        now_s: time that ages are relative to; now when left out.
+
+    Raises:
+        OSError: a directory cannot be read.
+    """
+    now = time.time() if now_s is None else now_s
+    blocks = []
+    for namespace in find_namespaces(list(directories)):
+        for directory in () if namespace.problem else namespace.block_directories():
+            with os.scandir(directory) as entries:
+                for entry in entries:
+                    if _BLOCK_NAME.fullmatch(entry.name) and entry.name.endswith(".kvb"):
+                        with contextlib.suppress(FileNotFoundError):
+                            facts = entry.stat(follow_symlinks=False)
+                            blocks.append((facts.st_mtime_ns, facts.st_size, entry.path, namespace.root))
+    over = sum(_pages(size) for _, size, _, _ in blocks) - capacity_bytes
+    blocks.sort()
+    for used_ns, size, path, root in blocks:
+        if over <= 0:
+            return
+        over -= _pages(size)
+        why = f"last used {max(0.0, now - used_ns / 1e9) / 3600:.1f} h ago, before all that the capacity has room for"
+        yield Garbage(Path(path), COLD, why, size, root, used_ns)
+
+
 def remove(garbage: Garbage, directories: Iterable[Path], now_s: float | None = None) -> int:
     """Removes garbage if it is still unused. Returns the bytes freed: 0 if it is gone, or in use again.
 
     Args:
-        garbage: a result of ``find_garbage``.
+        garbage: a result of ``find_garbage`` or ``find_cold``.
         directories: as for ``find_garbage``.
         now_s: time that ages are relative to; now when left out.
 
@@ -80,6 +118,8 @@ def remove(garbage: Garbage, directories: Iterable[Path], now_s: float | None = 
     path, now = garbage.path, time.time() if now_s is None else now_s
     try:
         if garbage.kind == TEMPORARY and not _is_orphan(path, now):
+            return 0
+        if garbage.kind == COLD and not _is_still_cold(garbage, directories):
             return 0
         if garbage.kind == UNKNOWN and any((one / garbage.namespace / DESCRIPTION).exists() for one in directories):
             return 0
@@ -97,6 +137,16 @@ def remove(garbage: Garbage, directories: Iterable[Path], now_s: float | None = 
     except FileNotFoundError:
         return 0
     return garbage.bytes
+
+
+def _is_still_cold(block: Garbage, directories: Iterable[Path]) -> bool:
+    """Returns whether a block was not used since. Then its removal is prepared."""
+    if block.path.lstat().st_mtime_ns != block.used_ns:
+        return False
+    for one in directories:
+        # A depot would list blocks by it until it has scanned the files.
+        (one / CHECKPOINT).unlink(missing_ok=True)
+    return True
 
 
 def remove_blocks(namespace: StoredNamespace) -> tuple[int, int]:
@@ -226,6 +276,10 @@ def _only_ours(root: Path) -> bool:
     """Returns whether a namespace's directory has no foreign files."""
     ours = {DESCRIPTION} | {path.name for _, path in _marks(root)}
     return all(name in ours or is_ours(name, directory=(root / name).is_dir()) for name in os.listdir(root))
+
+
+def _pages(size: int) -> int:
+    return -(-size // PAGE_BYTES) * PAGE_BYTES
 
 
 def _size(path: Path) -> int:
