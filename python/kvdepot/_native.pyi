@@ -204,18 +204,21 @@ class Claim:
         block of the hit is in the pool or in flight to it; else ``None``. The hit has ``units`` if all of them arrive,
         and at least ``units_now`` if the claim is settled now. A load may begin then: it waits for each block itself,
         and fails those that never arrive."""
-    def times(self) -> tuple[int, int | None, int | None, bool, list[tuple[str, int, int, int]]] | None:
-        """Returns when the claim got how far at the depot, for traces: ``(opened_ns, admitted_ns, settled_ns, queued, tiers)``,
-        in nanoseconds before this call. ``admitted_ns``: the hit and the room for all of it were known; ``settled_ns``: the
-        hit was final; each is ``None`` until then. ``queued``: whether the claim waited for room. ``tiers``: for each tier
-        ``(name, blocks, first_ns, last_ns)``, when the first and the last of its blocks came for this claim. ``None`` if no
-        depot holds the claim. Makes a call to the depot, and does not count as a poll."""
     def settle_now(self) -> tuple[bool, int, int]:
         """Settles the claim with the blocks that have arrived so far (best effort)."""
     def decline(self) -> tuple[bool, int, int]:
         """Like ``settle_now``, because computing the rest is faster than waiting; counted as ``not_worth_it``."""
-    def release(self) -> None:
-        """Drops the leases. Idempotent. Also happens when the object is garbage-collected."""
+    def release(
+        self, *, tell_times: bool = False
+    ) -> tuple[int, int | None, int | None, bool, list[tuple[str, int, int, int]]] | None:
+        """Drops the leases. Idempotent. Also happens when the object is garbage-collected.
+
+        ``tell_times``: returns when the claim got how far at the depot, for traces: ``(opened_ns, admitted_ns, settled_ns,
+        queued, tiers)``, in nanoseconds before the answer. ``admitted_ns``: the hit and the room for all of it were known;
+        ``settled_ns``: the hit was final; each is ``None`` if that did not happen. ``queued``: whether the claim waited for
+        room. ``tiers``: for each tier ``(name, blocks, first_ns, last_ns)``, when the first and the last of its blocks came.
+        ``None`` without ``tell_times``, and if no depot holds the claim any more.
+        """
 
 @final
 class Follower:

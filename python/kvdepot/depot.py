@@ -96,7 +96,7 @@ class TierReads:
     Attributes:
         tier: name of the tier.
         blocks: number of blocks.
-        first_ns, last_ns: when the first and the last of them were there, in nanoseconds before the question.
+        first_ns, last_ns: when the first and the last of them were there, in nanoseconds before the release.
     """
 
     tier: str
@@ -107,14 +107,14 @@ class TierReads:
 
 @dataclass(frozen=True)
 class ClaimTimes:
-    """When a claim got how far at the depot, in nanoseconds before the question.
+    """When a claim got how far at the depot, in nanoseconds before its release. A claim that was made anew began then.
 
     Attributes:
         opened_ns: it was opened.
-        admitted_ns: the depot knew the hit and had room for all of it; ``None`` = not yet.
-        settled_ns: the hit was final; ``None`` = not yet.
+        admitted_ns: the depot knew the hit and had room for all of it; ``None`` = that did not happen.
+        settled_ns: the hit was final; ``None`` = that did not happen.
         queued: whether it waited for room.
-        tiers: what came for it from each tier. Blocks that another claim was already fetching may be missing.
+        tiers: what came for it from each tier.
     """
 
     opened_ns: int
@@ -146,17 +146,20 @@ class Claim:
         """Settles the claim with the blocks that have arrived so far, because the rest is not worth waiting for."""
         return Hit(*self._native.decline())
 
-    def times(self) -> ClaimTimes | None:
-        """Returns when the claim got how far, for traces; ``None`` if no depot holds it. Makes a call to the depot."""
-        told = self._native.times()
+    def release(self, *, tell_times: bool = False) -> ClaimTimes | None:
+        """Drops the leases. Idempotent. Loads that have begun keep leases of their own.
+
+        Args:
+            tell_times: whether to return when the claim got how far, for traces.
+
+        Returns:
+            The times, if they were asked for and a depot still held the claim; else ``None``.
+        """
+        told = self._native.release(tell_times=tell_times)
         if told is None:
             return None
         opened_ns, admitted_ns, settled_ns, queued, tiers = told
         return ClaimTimes(opened_ns, admitted_ns, settled_ns, queued, tuple(TierReads(*reads) for reads in tiers))
-
-    def release(self) -> None:
-        """Drops the leases. Idempotent. Loads that have begun keep leases of their own."""
-        self._native.release()
 
     def __enter__(self) -> Self:
         return self

@@ -77,7 +77,7 @@ def test_a_claim_is_the_longest_prefix_that_all_groups_have(depot: kvdepot.Depot
         assert claim.wait(WAIT_MS).units == 6, "the last two blocks of the window are 4 and 5"
     with depot.claim([full], hashes, skip=2, limit=4) as claim:
         assert claim.wait(WAIT_MS).units == 4
-        times = claim.times()
+        times = claim.release(tell_times=True)
         assert times is not None
         assert (times.tiers, times.queued) == ((), False)
     with depot.claim([full], names(3, b"another")) as claim:
@@ -125,14 +125,14 @@ def test_a_claim_brings_blocks_from_the_tiers(depot: kvdepot.Depot) -> None:
         assert depot.drain(WAIT_MS)
     with depot.claim([store], hashes) as claim:
         assert claim.wait(WAIT_MS) == kvdepot.Hit(settled=True, units=3, units_from_tier=3)
-        times = claim.times()
+        times = claim.release(tell_times=True)
     assert times is not None
     assert times.admitted_ns is not None
     assert times.settled_ns is not None
     (reads,) = times.tiers
     assert (reads.tier, reads.blocks) == ("posix", 3)
     assert times.opened_ns >= times.admitted_ns > reads.first_ns >= reads.last_ns >= times.settled_ns > 0
-    assert claim.times() is None, "it was released"
+    assert claim.release(tell_times=True) is None, "once only"
     (tier,) = depot.stats()["depot"]["tiers"]
     for moved, blocks in (tier["reads"], 3), (tier["writes"], 3 + 16 * 8):
         assert (moved["blocks"], moved["bytes"]) == (blocks, blocks << 18)

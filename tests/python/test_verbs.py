@@ -176,12 +176,36 @@ def test_gc_finds_the_blocks_that_a_smaller_capacity_would_evict(tmp_path: Path)
     assert new not in shown
     assert json.loads(run("gc", directory, "--capacity-gb", 1, "--json"))["found"] == []
     os.utime(oldest[0])
-    cold = list(find_cold([directory], room * block_bytes))
+    cold = find_cold([directory], room * block_bytes)
     os.utime(oldest[1])
     assert [remove(one, [directory]) > 0 for one in cold[:2]] == [False, True], "one was used since"
     run("gc", directory, "--capacity-gb", gib, "--apply")
     assert json.loads(run("gc", directory, "--capacity-gb", gib, "--json"))["found"] == []
     assert (hits(directory, "old"), hits(directory, "new")) == (2, BLOCKS)
+
+
+def test_gc_measures_a_capacity_by_blocks_alone_and_by_each_of_them_once(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    root = fill(one, "tiny")
+    with kvdepot.open(config(one), layout=LAYOUT, namespace={"model": "never dumped"}):
+        pass
+    shutil.copytree(one, other)
+    shutil.rmtree(other / root / "e0")
+    blocks = sorted(one.rglob("*.kvb"))
+    within = blocks[0].parent
+    (within / "backup").mkdir()
+    shutil.copy(blocks[0], within / "backup" / blocks[0].name)
+    (within / f"{'ab' * 16}.kvb").mkdir()
+    (within / f"{'cd' * 16}.kvb").symlink_to(blocks[0])
+    (tmp_path / "alias").symlink_to(one)
+    fits = sum(-(-path.stat().st_size // 4096) * 4096 for path in blocks)
+    assert find_cold([one, other], fits) == []
+    assert {block.path for block in find_cold([one, other], 0)} == set(blocks)
+    names = [one, f"{one}/", tmp_path / "alias", other]
+    said = json.loads(run("gc", *names, "--capacity-gb", (fits - 1) / (1 << 30), "--json"))
+    assert sum(block["kind"] == "cold" for block in said["found"]) == 1
+    for capacity in ("0", "nan", "inf"):
+        run("gc", one, "--capacity-gb", capacity, status=2)
 
 
 def test_gc_keeps_the_only_mark_of_an_epoch(tmp_path: Path) -> None:

@@ -112,10 +112,8 @@ pub enum Request<'a> {
     ClaimPoll { claim: u64, settle: bool },
     /// Settle with the blocks that have arrived, because computing the rest is faster than waiting for it.
     ClaimDecline { claim: u64 },
-    /// When a claim got how far.
-    ClaimTimes { claim: u64 },
-    /// Release a claim's leases.
-    ClaimRelease { claim: u64 },
+    /// Release a claim's leases. `tell_times`: the answer says when it got how far.
+    ClaimRelease { claim: u64, tell_times: bool },
     /// Reserve slots for blocks that the client is about to dump.
     Reserve {
         namespace: NamespaceHandle,
@@ -300,7 +298,7 @@ pub enum Response {
     Prefix(u32),
     /// To the claim requests.
     Claim { claim: u64, settled: bool, units: u32, units_from_tier: u32, arriving: Option<Arriving> },
-    /// To `ClaimTimes`.
+    /// To `ClaimRelease`, if it asks for them.
     ClaimTimes(ClaimTimes),
     /// To `Reserve` and `Acquire`, one for each hash.
     Grants(Vec<Grant>),

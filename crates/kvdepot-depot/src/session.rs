@@ -204,8 +204,11 @@ impl Session {
                 answer(runner.ask(self.owner, Ask::ClaimPoll { claim, settle })?)?
             }
             Request::ClaimDecline { claim } => answer(runner.ask(self.owner, Ask::ClaimDecline { claim })?)?,
-            Request::ClaimTimes { claim } => self.claim_times(claim)?,
-            Request::ClaimRelease { claim } => self.done(Ask::ClaimRelease { claim })?,
+            Request::ClaimRelease { claim, tell_times } => {
+                let times = if tell_times { self.claim_times(claim).ok() } else { None };
+                let done = self.done(Ask::ClaimRelease { claim })?;
+                times.map_or(done, Response::ClaimTimes)
+            }
             Request::Reserve { namespace, hashes } => {
                 let hashes = checked(&hashes)?.collect();
                 let (how, runs_max) = (Reserve::Block, RUNS_PER_ANSWER_MAX);
@@ -288,7 +291,7 @@ impl Session {
         present
     }
 
-    fn claim_times(&self, claim: u64) -> Result<Response> {
+    fn claim_times(&self, claim: u64) -> Result<ClaimTimes> {
         let runner = &self.runner;
         let Reply::ClaimTimes(times) = runner.ask(self.owner, Ask::ClaimTimes { claim })? else {
             return Err(other_reply());
@@ -301,13 +304,13 @@ impl Session {
             first_ns: ago(came.first),
             last_ns: ago(came.last),
         });
-        Ok(Response::ClaimTimes(ClaimTimes {
+        Ok(ClaimTimes {
             opened_ns: ago(times.opened),
             admitted_ns: times.admitted.map(ago),
             settled_ns: times.settled.map(ago),
             queued: times.queued,
             tiers: tiers.collect(),
-        }))
+        })
     }
 
     fn done(&self, request: Ask) -> Result<Response> {
@@ -508,7 +511,10 @@ impl Session {
             for (name, value) in tier.figures() {
                 entry[name] = value.into();
             }
-            entry["evict_blocks"] = counters.tier_evict_blocks.get(index).copied().unwrap_or(0).into();
+            // Those with a limit of their own report what they evict.
+            if usage.bytes_max > 0 {
+                entry["evict_blocks"] = counters.tier_evict_blocks.get(index).copied().unwrap_or(0).into();
+            }
             for (name, value) in runner.commands.moved(index) {
                 entry[name] = value;
             }

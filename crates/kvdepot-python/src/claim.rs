@@ -51,15 +51,6 @@ impl Claim {
         Ok(arriving.map(|it| (it.units, it.units_now, it.units_from_tier, it.blocks_come, it.blocks_left)))
     }
 
-    fn times(&self, py: Python<'_>) -> PyResult<Option<TimesParts>> {
-        let times = self.with(py, |claim| claim.times())?;
-        Ok(times.map(|it| {
-            let tiers =
-                it.tiers.into_iter().map(|came| (came.tier, came.blocks, came.first_ns, came.last_ns));
-            (it.opened_ns, it.admitted_ns, it.settled_ns, it.queued, tiers.collect())
-        }))
-    }
-
     fn settle_now(&self, py: Python<'_>) -> PyResult<(bool, u32, u32)> {
         self.with(py, CoreClaim::settle_now)
     }
@@ -68,10 +59,19 @@ impl Claim {
         self.with(py, CoreClaim::decline)
     }
 
-    fn release(&self, py: Python<'_>) {
+    #[pyo3(signature = (*, tell_times = false))]
+    fn release(&self, py: Python<'_>, tell_times: bool) -> Option<TimesParts> {
         // A forked child has nothing to release: the leases are the parent's.
-        if let Some(inner) = self.inner.get() {
-            py.detach(|| inner.lock().release());
-        }
+        let inner = self.inner.get()?;
+        let release = |claim: &mut CoreClaim| {
+            if tell_times {
+                return claim.release_with_times();
+            }
+            claim.release();
+            None
+        };
+        let times = py.detach(|| release(&mut inner.lock()))?;
+        let tiers = times.tiers.into_iter().map(|came| (came.tier, came.blocks, came.first_ns, came.last_ns));
+        Some((times.opened_ns, times.admitted_ns, times.settled_ns, times.queued, tiers.collect()))
     }
 }

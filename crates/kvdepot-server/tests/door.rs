@@ -83,7 +83,7 @@ fn requests_about_nothing_fail_and_the_connection_goes_on() {
         Request::Prefetch { namespace: 9, hashes: hashes() },
         Request::ClaimOpen { groups: vec![], hashes: hashes(), skip: 0, limit: 2, label: "".into() },
         Request::ClaimPoll { claim: 5, settle: true },
-        Request::ClaimRelease { claim: u64::MAX },
+        Request::ClaimRelease { claim: u64::MAX, tell_times: true },
         Request::Reserve { namespace: 1, hashes: hashes() },
         Request::Commit { leases: vec![1, 2, 3], shards: Shards::All },
         Request::Commit { leases: vec![9], shards: Shards::Some(vec![u32::MAX]) },

@@ -1,6 +1,7 @@
 """``kvdepot gc``: removes files from a stopped depot's directories that no depot will read again."""
 
 import dataclasses
+import math
 import sys
 import time
 from collections import Counter
@@ -14,10 +15,11 @@ from kvdepot.cli.progress import progress
 from kvdepot.cli.running import RunningDepot, user_of
 from kvdepot.config import KVDepotConfig, load_config
 from kvdepot.errors import BusyError, ConfigError, storage_error
-from kvdepot.stored.gc import COLD, UNKNOWN, Garbage, find_cold, find_garbage, remove
+from kvdepot.stored.gc import COLD, UNKNOWN, Garbage, find_cold, find_garbage, forget_checkpoints, remove
 
 SHOWN = 20
 GIB = 1 << 30
+CAPACITY_GB_MAX = 1 << 30
 LOOK_AGAIN_S = 1.0
 
 
@@ -34,8 +36,8 @@ LOOK_AGAIN_S = 1.0
 )
 @click.option(
     "--capacity-gb",
-    type=click.FloatRange(min=0),
-    help="Also list the blocks that posix_capacity_gb of this value would evict, those used longest ago.",
+    type=click.FloatRange(0, CAPACITY_GB_MAX, min_open=True),
+    help="Also list the blocks, those used longest ago, for which posix_capacity_gb of this value has no space.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
@@ -67,6 +69,8 @@ def command(
     """
     if apply_ and dry_run:
         raise ConfigError("--dry-run: removes nothing, but --apply does: use one of them")
+    if capacity_gb is not None and math.isnan(capacity_gb):
+        raise ConfigError("--capacity-gb: nan is not a size")
     places = chosen_directories(file, directories)
     config = load_config(file, owns_pool=False) if file is not None or not directories else None
     user = user_of(places, config)
@@ -102,6 +106,8 @@ def _check_unused(user: RunningDepot | None) -> None:
 def _remove(going: list[Garbage], places: list[Path], config: KVDepotConfig | None) -> tuple[int, list[str]]:
     """Removes garbage. Returns the bytes that were freed, and an error for each file that could not be removed."""
     freed, failures = 0, []
+    if any(one.kind == COLD for one in going):
+        forget_checkpoints(places)
     looked: float | None = None
     with progress("gc", sum(one.bytes for one in going), hidden=False) as done:
         for one in going:
@@ -138,11 +144,14 @@ def _print_cold(cold: list[Garbage]) -> None:
     """Prints the blocks beyond the capacity by namespace: there may be millions."""
     if not cold:
         return
-    click.echo("\nbeyond the capacity, by namespace:")
+    by_root: dict[str, list[Garbage]] = {}
+    for one in cold:
+        by_root.setdefault(one.namespace, []).append(one)
     rows = []
-    for root in dict.fromkeys(one.namespace for one in cold):
-        of_root = [one for one in cold if one.namespace == root]
-        last, first = (age_text(pick(one.used_ns for one in of_root) / 1e9) for pick in (max, min))
-        rows.append((root, len(of_root), size_text(sum(one.bytes for one in of_root)), first, last))
-    print_table(["namespace", "blocks", "size", "longest unused", "shortest unused"], rows)
+    for root, blocks in by_root.items():
+        # They are sorted by their last use.
+        first, last = (age_text(one.used_ns / 1e9) for one in (blocks[0], blocks[-1]))
+        rows.append((root, len(blocks), size_text(sum(one.bytes for one in blocks)), first, last))
+    click.echo("\nbeyond the capacity, by namespace:")
+    print_table(["namespace", "blocks", "size", "unused for, at most", "at least"], rows)
     click.echo()

@@ -40,9 +40,12 @@ def chosen_directories(file: str | None, directories: Iterable[str]) -> list[Pat
     Raises:
         ConfigError: the configuration is wrong or has no Posix tier.
     """
-    named = [Path(directory) for directory in directories]
+    # A directory that is named twice is one.
+    named: dict[Path, Path] = {}
+    for directory in map(Path, directories):
+        named.setdefault(directory.resolve(), directory)
     if named:
-        return named
+        return list(named.values())
     config = load_config(file, owns_pool=False)
     if "Posix" not in config.tiers:
         raise ConfigError(f"pipeline: {config.pipeline} has no Posix tier, so it has no directories: name --directory")

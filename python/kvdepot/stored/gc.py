@@ -70,11 +70,12 @@ def find_garbage(directories: Iterable[Path], now_s: float | None = None) -> Ite
             yield from _of_namespace(directory / namespace.root, namespace, now)
 
 
-def find_cold(directories: Iterable[Path], capacity_bytes: int, now_s: float | None = None) -> Iterator[Garbage]:
-    """Yields the blocks that a depot with this capacity would evict, those used longest ago first.
+def find_cold(directories: Iterable[Path], capacity_bytes: int, now_s: float | None = None) -> list[Garbage]:
+    """Returns the blocks that do not fit into a capacity, those used longest ago first.
 
     Reads the metadata of each block of a current epoch. A depot keeps the time of a block's last use, to a minute, as
-    its file's modification time.
+    its file's modification time. A depot's own capacity also covers blocks without a readable ``namespace.json``, and
+    it keeps a little space free, so it may evict more.
 
     Args:
         directories: directories of a Posix tier, which no depot uses.
@@ -87,28 +88,35 @@ def find_cold(directories: Iterable[Path], capacity_bytes: int, now_s: float | N
     now = time.time() if now_s is None else now_s
     blocks = []
     for namespace in find_namespaces(list(directories)):
-        for directory in () if namespace.problem else namespace.block_directories():
-            with os.scandir(directory) as entries:
-                for entry in entries:
-                    if _BLOCK_NAME.fullmatch(entry.name) and entry.name.endswith(".kvb"):
-                        with contextlib.suppress(FileNotFoundError):
-                            facts = entry.stat(follow_symlinks=False)
-                            blocks.append((facts.st_mtime_ns, facts.st_size, entry.path, namespace.root))
-    over = sum(_pages(size) for _, size, _, _ in blocks) - capacity_bytes
+        for path in () if namespace.problem else _current_blocks(namespace):
+            with contextlib.suppress(FileNotFoundError):
+                facts = path.lstat()
+                if stat.S_ISREG(facts.st_mode):
+                    blocks.append((facts.st_mtime_ns, facts.st_size, str(path), namespace.root))
+    over = sum(_whole_pages(size) for _, size, _, _ in blocks) - capacity_bytes
     blocks.sort()
-    for used_ns, size, path, root in blocks:
+    cold = []
+    for used_ns, size, path_text, root in blocks:
         if over <= 0:
-            return
-        over -= _pages(size)
-        why = f"last used {max(0.0, now - used_ns / 1e9) / 3600:.1f} h ago, before all that the capacity has room for"
-        yield Garbage(Path(path), COLD, why, size, root, used_ns)
+            break
+        over -= _whole_pages(size)
+        why = f"last used {max(0.0, now - used_ns / 1e9) / 3600:.1f} h ago: the capacity has no space for it"
+        cold.append(Garbage(Path(path_text), COLD, why, size, root, used_ns))
+    return cold
+
+
+def _current_blocks(namespace: StoredNamespace) -> Iterator[Path]:
+    for directory in namespace.directories:
+        epoch = directory / namespace.root / f"e{namespace.epoch}"
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            yield from (path for path in _block_files_of(epoch) if path.suffix == ".kvb")
 
 
 def remove(garbage: Garbage, directories: Iterable[Path], now_s: float | None = None) -> int:
     """Removes garbage if it is still unused. Returns the bytes freed: 0 if it is gone, or in use again.
 
     Args:
-        garbage: a result of ``find_garbage`` or ``find_cold``.
+        garbage: a result of ``find_garbage``, or of ``find_cold`` after ``forget_checkpoints``.
         directories: as for ``find_garbage``.
         now_s: time that ages are relative to; now when left out.
 
@@ -119,8 +127,10 @@ def remove(garbage: Garbage, directories: Iterable[Path], now_s: float | None = 
     try:
         if garbage.kind == TEMPORARY and not _is_orphan(path, now):
             return 0
-        if garbage.kind == COLD and not _is_still_cold(garbage, directories):
-            return 0
+        if garbage.kind == COLD:
+            facts = path.lstat()
+            if not stat.S_ISREG(facts.st_mode) or facts.st_mtime_ns != garbage.used_ns:
+                return 0
         if garbage.kind == UNKNOWN and any((one / garbage.namespace / DESCRIPTION).exists() for one in directories):
             return 0
         if garbage.kind == UNKNOWN and path.is_dir():
@@ -139,14 +149,14 @@ def remove(garbage: Garbage, directories: Iterable[Path], now_s: float | None = 
     return garbage.bytes
 
 
-def _is_still_cold(block: Garbage, directories: Iterable[Path]) -> bool:
-    """Returns whether a block was not used since. Then its removal is prepared."""
-    if block.path.lstat().st_mtime_ns != block.used_ns:
-        return False
-    for one in directories:
-        # A depot would list blocks by it until it has scanned the files.
-        (one / CHECKPOINT).unlink(missing_ok=True)
-    return True
+def forget_checkpoints(directories: Iterable[Path]) -> None:
+    """Removes the directories' checkpoints: a depot would list removed blocks by them until it has scanned the files.
+
+    Raises:
+        OSError: one cannot be removed.
+    """
+    for directory in directories:
+        (directory / CHECKPOINT).unlink(missing_ok=True)
 
 
 def remove_blocks(namespace: StoredNamespace) -> tuple[int, int]:
@@ -278,7 +288,7 @@ def _only_ours(root: Path) -> bool:
     return all(name in ours or is_ours(name, directory=(root / name).is_dir()) for name in os.listdir(root))
 
 
-def _pages(size: int) -> int:
+def _whole_pages(size: int) -> int:
     return -(-size // PAGE_BYTES) * PAGE_BYTES
 
 

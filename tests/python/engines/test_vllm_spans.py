@@ -164,26 +164,58 @@ def test_what_the_depot_did_for_a_hit_is_below_its_lookup(seen: Seen, monkeypatc
         assert (told(span)["kvdepot.blocks"], told(span)["kvdepot.first_block_ms"]) == (blocks, first_ms)
 
 
-@pytest.mark.parametrize("settled_ns", [20 * MS, None])
-def test_a_miss_or_an_aborted_claim_has_no_fetch(
-    seen: Seen, settled_ns: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    depot = FakeDepot(units=0, settled=settled_ns is not None)
-    side, req = side_with(seen, depot), traced()
-    begin = depot.claim
+class TimedDepot(FakeDepot):
+    """Tells these times of every claim."""
 
-    def claim(*args: Any, **named: Any) -> Any:
-        made = begin(*args, **named)
-        made.told_times = (100 * MS, None, settled_ns, False, [])
+    def __init__(self, units: int, settled_ns: int | None) -> None:
+        super().__init__(units, settled=settled_ns is not None)
+        self._settled_ns = settled_ns
+
+    def claim(self, groups: Any, hashes: Any, **how: Any) -> Any:
+        made = super().claim(groups, hashes, **how)
+        made.told_times = (100 * MS, None, self._settled_ns, False, [])
         return made
 
-    monkeypatch.setattr(depot, "claim", claim)
+
+@pytest.mark.parametrize("headers", [SAMPLED, None])
+@pytest.mark.parametrize("settled_ns", [20 * MS, None])
+def test_a_miss_or_an_aborted_claim_has_no_fetch(seen: Seen, settled_ns: int | None, headers: Any) -> None:
+    side, req = side_with(seen, TimedDepot(0, settled_ns)), traced(headers=headers)
     side.match(req, 0)
     side.finished("r")
-    spans = {span.name: span for span in seen.take()}
-    assert set(spans) == {"kvdepot.lookup", "kvdepot.depot.find"}
-    begun_ns, ended_ns = times_of(spans["kvdepot.depot.find"])
+    lookup, find = seen.take()
+    assert (lookup.name, find.name) == ("kvdepot.lookup", "kvdepot.depot.find")
+    assert ids(find) == (ids(lookup)[0], own_id(lookup))
+    begun_ns, ended_ns = times_of(find)
     assert ended_ns - begun_ns == 100 * MS - (settled_ns or 0)
+
+
+def test_an_answer_that_is_not_told_again_has_no_spans_of_the_depot(
+    seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    depot = TimedDepot(0, 20 * MS)
+    side, req = side_with(seen, depot), traced()
+    side.match(req, 0)
+    assert [span.name for span in seen.take()] == ["kvdepot.lookup", "kvdepot.depot.find"]
+    monkeypatch.setattr("kvdepot.engines.vllm.scheduler.MISS_RECHECK_S", 0.0)
+    side.match(req, 0)
+    assert len(depot.claims) == 2, "it was asked again"
+    assert depot.claims[1].times_asked == 0
+    assert seen.take() == []
+
+
+def test_a_failed_load_keeps_its_lookup_after_another_one(seen: Seen) -> None:
+    depot = FakeDepot(units=9)
+    side, req = side_with(seen, depot), traced()
+    tokens, _ = side.match(req, 0)
+    first = seen.one()
+    side.allocated(req, pages(PAGES), tokens)
+    (load,) = side.build_step(Step().starts("r", tokens, BLOCK, PAGES).output()).loads
+    side.match(req, 0)
+    depot.claims[0].told_times = (100 * MS, 80 * MS, 30 * MS, True, [])
+    side.reported(LoadReport({load.load_id: 1}))
+    spans = {span.name: span for span in seen.take()}
+    assert ids(spans["kvdepot.depot.find"]) == (TRACE, own_id(first))
 
 
 def test_the_depot_is_asked_for_times_only_if_the_trace_is_sampled(seen: Seen) -> None:

@@ -3,13 +3,23 @@
 use hashbrown::HashMap;
 
 use super::slots::Waiter;
+use super::tiers::TierIndex;
 use crate::eviction::SlotId;
+
+/// A block that has come from a tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Come {
+    /// Its slot.
+    pub(crate) slot: SlotId,
+    /// The tier that it came from.
+    pub(crate) tier: TierIndex,
+}
 
 /// A block that has arrived, or could not be read, and the requests that wait for it.
 #[derive(Debug)]
 pub(super) struct Arrival {
-    /// The pinned slot of a block that has arrived.
-    pub(super) slot: Option<SlotId>,
+    /// A block that has arrived, in a pinned slot.
+    pub(super) come: Option<Come>,
     pub(super) waiters: Vec<Waiter>,
     /// Number of waiters that know.
     pub(super) told: usize,

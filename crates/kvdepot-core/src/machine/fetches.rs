@@ -1,6 +1,7 @@
 //! Fetches of blocks from tiers, and notifications that keep pool and tiers in sync: uses, and blocks that tiers
 //! forgot.
 
+use super::arrivals::Come;
 use super::event::{Command, Effects, Fetched, NamespaceHandle, Nanos, Now, Owner, TierIndex};
 use super::flow::ReadEnd;
 use super::loads::lease_slot;
@@ -141,14 +142,16 @@ impl Machine {
         // A copy that was to take the place of a block leased in a tier's memory, and did not come, leaves it there.
         let is_live = self.is_live(slot);
         let left = self.pool.end_copy(slot, is_live);
-        let arrived = Some(slot).filter(|&slot| is_whole && self.is_current(slot)).or(left);
+        let fetched = Some(Come { slot, tier }).filter(|_| is_whole && self.is_current(slot));
+        let come =
+            fetched.or_else(|| Some(Come { slot: left?, tier: self.pool.in_place_tier().unwrap_or(tier) }));
         let first = waiters.len().min(self.pace.waiters);
-        self.lease_to(&waiters[..first], arrived);
+        self.lease_to(&waiters[..first], come);
         let has_more = waiters.len() > first;
         if has_more {
-            self.keep_arrived(arrived);
+            self.keep_arrived(come);
         }
-        if is_whole && arrived != Some(slot) {
+        if is_whole && fetched.is_none() {
             self.pool.doom(slot);
         } else {
             // What lies in a tier's memory is written nowhere else from there.
@@ -164,7 +167,7 @@ impl Machine {
         }
         self.answer(&waiters[..first], out);
         if has_more {
-            self.tell_later(arrived, waiters, first, out);
+            self.tell_later(come, waiters, first, out);
         }
     }
 

@@ -50,6 +50,26 @@ fn a_hit_from_a_tier_tells_when_its_blocks_came() {
     assert_eq!(told.tiers[..], [came]);
 }
 
+/// Ends the next reads with this outcome, at this time.
+fn end_reads_with(lab: &mut Lab, now: u64, outcome: &kvdepot_core::Result<Fetched>) {
+    lab.now = now;
+    for command in lab.take() {
+        if let Command::Read { tier, slot, .. } = command {
+            lab.feed(Event::ReadEnded { tier, slot, outcome: outcome.clone() });
+        }
+    }
+}
+
+#[test]
+fn a_block_that_one_tier_missed_came_from_the_tier_that_had_it() {
+    let mut lab = Lab::new(8, 2);
+    lab.located = Location::Tier(0);
+    let claim = open(&mut lab, &[1]);
+    end_reads_with(&mut lab, 30, &Ok(Fetched::Miss));
+    end_reads_with(&mut lab, 70, &Ok(Fetched::Whole));
+    assert_eq!(times(&mut lab, claim).tiers[..], [CameFrom { tier: 1, blocks: 1, first: 70, last: 70 }]);
+}
+
 /// The second claim waits for the first one's fetches, and for the one of its own.
 #[test]
 fn blocks_that_another_claim_fetches_come_for_both() {
@@ -61,7 +81,7 @@ fn blocks_that_another_claim_fetches_come_for_both() {
     assert_eq!(times(&mut lab, first).tiers[0].blocks, 2);
     let told = times(&mut lab, second);
     assert!(told.settled.is_some());
-    assert_eq!(told.tiers.iter().map(|came| came.blocks).collect::<Vec<_>>(), [1]);
+    assert_eq!(told.tiers.iter().map(|came| came.blocks).collect::<Vec<_>>(), [3]);
 }
 
 #[test]

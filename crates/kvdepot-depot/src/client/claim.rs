@@ -52,6 +52,8 @@ pub struct Claim {
     units: u32,
     units_from_tier: u32,
     arriving: Option<Arriving>,
+    /// What the answer to the release said.
+    times: Option<ClaimTimes>,
     asked: Instant,
     openings: u32,
 }
@@ -88,6 +90,7 @@ impl Claim {
             units: skip,
             units_from_tier: 0,
             arriving: None,
+            times: None,
             asked: Instant::now(),
             openings: 0,
         };
@@ -170,6 +173,10 @@ impl Claim {
                 self.arriving = arriving;
                 Ok(())
             }
+            Response::ClaimTimes(times) => {
+                self.times = Some(times);
+                Ok(())
+            }
             Response::Ok => Ok(()),
             _ => Err(lane::unexpected()),
         }
@@ -228,17 +235,6 @@ impl Claim {
         }
     }
 
-    /// Returns when the claim got how far at the depot; `None` if no depot holds it. Makes a call.
-    pub fn times(&self) -> Option<ClaimTimes> {
-        let generation = self.generation.as_ref()?;
-        let (request, deadline) =
-            (Request::ClaimTimes { claim: self.id }, Instant::now() + self.attachment.call_timeout);
-        match generation.ask_claims(&self.attachment, &[], request, deadline) {
-            Ok(Response::ClaimTimes(times)) => Some(times),
-            _ => None,
-        }
-    }
-
     /// Settles the claim with what has arrived so far.
     pub fn settle_now(&mut self) -> (bool, u32, u32) {
         self.end_with(|claim| Request::ClaimPoll { claim, settle: true })
@@ -276,13 +272,24 @@ impl Claim {
 
     /// Ends the leases. Later calls have no effect.
     pub fn release(&mut self) {
+        self.end(false);
+    }
+
+    /// Like [`Self::release`]. Returns when the claim got how far, if a depot still held it.
+    pub fn release_with_times(&mut self) -> Option<ClaimTimes> {
+        self.end(true)
+    }
+
+    fn end(&mut self, tell_times: bool) -> Option<ClaimTimes> {
+        self.times = None;
         if self.generation.is_some() {
-            if let Err(error) = self.ask(&[], Request::ClaimRelease { claim: self.id }) {
+            if let Err(error) = self.ask(&[], Request::ClaimRelease { claim: self.id, tell_times }) {
                 self.attachment.stats.failed("claim", &error);
             }
             self.generation = None;
         }
         (self.settled, self.wanted) = (true, None);
+        self.times.take()
     }
 }
 

@@ -233,7 +233,7 @@ impl Lab {
             }
             settled
         });
-        self.session.handle(Request::ClaimRelease { claim });
+        self.session.handle(Request::ClaimRelease { claim, tell_times: false });
         units
     }
 

@@ -1,16 +1,18 @@
 """Hits that have become loads: which block goes to which page, and the leases until every rank has reported."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvdepot.engines.vllm.groups import Geometry
+from kvdepot.engines.vllm.lookup import release_claim
 from kvdepot.engines.vllm.meta import Blocks, GroupBlocks
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
     from kvdepot._native import Claim
+    from kvdepot.engines.vllm.request_spans import ClaimSpans
 
 
 @dataclass
@@ -23,7 +25,7 @@ class LeasedLoad:
         readers: requests that compute on the load.
         steps: number of steps that were planned before its report, its own included.
         span: its span, which ends with it; ``None`` = there is no tracer provider.
-        claim_ends: called before the claim is released, for its spans; ``None`` = there is no tracer provider.
+        claim_spans: spans of its claim; ``None`` = there is no tracer provider.
     """
 
     request_id: str
@@ -33,13 +35,11 @@ class LeasedLoad:
     readers: set[str] = field(default_factory=set)
     steps: int = 0
     span: "Span | None" = None
-    claim_ends: "Callable[[Claim], None] | None" = None
+    claim_spans: "ClaimSpans | None" = None
 
     def release(self) -> None:
         """Drops the leases."""
-        if self.claim_ends is not None:
-            self.claim_ends(self.claim)
-        self.claim.release()
+        release_claim(self.claim, self.claim_spans)
 
     def follow(self, request_id: str, given: Sequence[int]) -> None:
         """Notes pages given to a request in a step: those after one of the load's pages are computed on the load."""

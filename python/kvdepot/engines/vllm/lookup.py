@@ -4,7 +4,6 @@ Nothing here reads a clock or waits: the caller passes the current time, and the
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from kvdepot._native import Claim
+    from kvdepot.engines.vllm.request_spans import ClaimSpans
 
 CLAIM_WAIT_MS = 2
 """Milliseconds that an idle engine waits for a claim that is not settled, at a time."""
@@ -178,7 +178,7 @@ class Lookup:
         started_s: when the request began to wait for blocks, maybe with an earlier lookup.
         hit: last hit reported to the scheduler.
         polled_step: step of the scheduler in which the claim was polled last; None before the first poll.
-        claim_ends: called before the claim is released, for its spans; ``None`` = there is no tracer provider.
+        claim_spans: spans of the claim; ``None`` = there is no tracer provider.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class Lookup:
         self.started_s = started_s
         self.hit: Hit | None = None
         self.polled_step: int | None = None
-        self.claim_ends: Callable[[Claim], None] | None = None
+        self.claim_spans: ClaimSpans | None = None
         self._bounds = bounds
         self._geometry = geometry
         self._patience = patience
@@ -226,9 +226,7 @@ class Lookup:
     def release(self) -> None:
         """Drops the claim and its leases."""
         self._rates.reads.over(self)
-        if self.claim_ends is not None:
-            self.claim_ends(self.claim)
-        self.claim.release()
+        release_claim(self.claim, self.claim_spans)
 
     def poll(self, now_s: float, idle: IdleTime) -> Pending | Miss | Hit:
         """Polls the claim; an unsettled claim may take the step's idle time."""
@@ -312,3 +310,11 @@ class Lookup:
     def _tokens(self, units: int) -> int:
         """Returns the tokens of a hit that ends after ``units`` units, beyond those that the engine already has."""
         return (units - self._bounds.dropped) * self._geometry.hash_tokens - self.local_tokens
+
+
+def release_claim(claim: "Claim", spans: "ClaimSpans | None") -> None:
+    """Drops a claim and its leases, and writes its spans, if there are any."""
+    if spans is None:
+        claim.release()
+    else:
+        spans.release(claim)

@@ -39,7 +39,7 @@ class RequestTrace:
         carrier: the same for workers; ``None`` if the trace is not sampled.
         asked_ns: when the lookup that has no answer yet was asked for first, in ns since the epoch; 0 = there is none.
         told: answer of the last span; the same one again, while the request waits for admission, gets no other span.
-        lookup: context of the last lookup's span: the parent of what the depot did for it.
+        claim: its last claim, which the next lookup's span is about.
     """
 
     request_id: str
@@ -47,7 +47,7 @@ class RequestTrace:
     carrier: Carrier | None
     asked_ns: int = 0
     told: Hit | Miss | None = None
-    lookup: "Context | None" = None
+    claim: "ClaimSpans | None" = None
 
 
 class SchedulerSpans:
@@ -103,36 +103,17 @@ class SchedulerSpans:
 
     def _looked_up(self, trace: RequestTrace, begun_ns: int, attributes: dict[str, Any]) -> None:
         context = self._spans.write(LOOKUP, begun_ns, trace.parent, {REQUEST_ID: trace.request_id, **attributes})
-        trace.lookup = context
+        if trace.claim is not None:
+            trace.claim.lookup = context
         if trace.parent is None:
             trace.parent, trace.carrier = context, self._spans.carrier(context)
 
-    def claim_ends(self, trace: RequestTrace | None, claim: "Claim") -> None:
-        """Writes what the depot did for a claim, below its lookup: how it found the hit, what it fetched from tiers.
-
-        Call it before the claim is released. It asks the depot, if the trace is sampled.
-        """
-        if trace is None or trace.carrier is None:
-            return
-        times = claim.times()
-        if times is None:
-            return
-        now_ns = time.time_ns()
-        opened_ns, admitted_ns, settled_ns, queued, tiers = times
-        parent = trace.lookup or trace.parent
-        request = {REQUEST_ID: trace.request_id}
-        found_ns = next((ago_ns for ago_ns in (admitted_ns, settled_ns) if ago_ns is not None), 0)
-        found = {**request, "kvdepot.queued": queued}
-        self._spans.write(DEPOT_FIND, now_ns - opened_ns, parent, found, ended_ns=now_ns - found_ns)
-        if not tiers or admitted_ns is None:
-            return
-        begun_ns, ended_ns = now_ns - admitted_ns, now_ns - min(last for _, _, _, last in tiers)
-        blocks = {**request, "kvdepot.blocks": sum(count for _, count, _, _ in tiers)}
-        fetch = self._spans.write(DEPOT_FETCH, begun_ns, parent, blocks, ended_ns=ended_ns)
-        for name, count, first_ns, last_ns in tiers:
-            first_ms = (admitted_ns - first_ns) / 1e6
-            read = {**request, "kvdepot.tier": name, "kvdepot.blocks": count, "kvdepot.first_block_ms": first_ms}
-            self._spans.write(TIER_READ, begun_ns, fetch, read, ended_ns=now_ns - last_ns)
+    def claims(self, trace: RequestTrace | None) -> "ClaimSpans | None":
+        """Returns the spans of a claim that was made for a request."""
+        if trace is None:
+            return None
+        trace.claim = ClaimSpans(self._spans, trace)
+        return trace.claim
 
     def load_begun(self, trace: RequestTrace | None, load: Load, tokens: int, tier_tokens: int) -> "Span | None":
         """Begins the span of a load, from its plan until all ranks have reported it, and names it to the workers."""
@@ -158,6 +139,43 @@ class SchedulerSpans:
         if trace is not None and trace.asked_ns:
             self._looked_up(trace, trace.asked_ns, {"kvdepot.miss_reason": "aborted"})
             trace.asked_ns = 0
+
+
+class ClaimSpans:
+    """Spans of what the depot did for a claim, below the lookup that it answered.
+
+    Attributes:
+        lookup: context of the lookup's span; ``None`` = none was written, then none of the depot is.
+    """
+
+    def __init__(self, spans: Spans, trace: RequestTrace) -> None:
+        self._spans = spans
+        self._trace = trace
+        self.lookup: Context | None = None
+
+    def release(self, claim: "Claim") -> None:
+        """Releases the claim, and writes its spans if the trace is sampled."""
+        asks = self.lookup is not None and self._trace.carrier is not None
+        asked_ns = time.time_ns()
+        times = claim.release(tell_times=asks)
+        if times is None:
+            return
+        # The depot answered somewhere in between.
+        now_ns = (asked_ns + time.time_ns()) // 2
+        opened_ns, admitted_ns, settled_ns, queued, tiers = times
+        request = {REQUEST_ID: self._trace.request_id}
+        found_ns = next((ago_ns for ago_ns in (admitted_ns, settled_ns) if ago_ns is not None), 0)
+        found = {**request, "kvdepot.queued": queued}
+        self._spans.write(DEPOT_FIND, now_ns - opened_ns, self.lookup, found, ended_ns=now_ns - found_ns)
+        if not tiers or admitted_ns is None:
+            return
+        begun_ns, ended_ns = now_ns - admitted_ns, now_ns - min(last for _, _, _, last in tiers)
+        blocks = {**request, "kvdepot.blocks": sum(count for _, count, _, _ in tiers)}
+        fetch = self._spans.write(DEPOT_FETCH, begun_ns, self.lookup, blocks, ended_ns=ended_ns)
+        for name, count, first_ns, last_ns in tiers:
+            first_ms = (admitted_ns - first_ns) / 1e6
+            read = {**request, "kvdepot.tier": name, "kvdepot.blocks": count, "kvdepot.first_block_ms": first_ms}
+            self._spans.write(TIER_READ, begun_ns, fetch, read, ended_ns=now_ns - last_ns)
 
 
 class WorkerSpans:

@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kvdepot import _native
@@ -202,7 +201,7 @@ class SchedulerSide:
                 return begun
             state.lookup = begun
             if self._spans is not None:
-                begun.claim_ends = partial(self._spans.claim_ends, state.trace)
+                begun.claim_spans = self._spans.claims(state.trace)
         known = state.lookup.hit is not None  # then the request waits for admission
         answer = self._poll(state.lookup, now_s)
         if not known and not isinstance(answer, Pending):
@@ -298,7 +297,7 @@ class SchedulerSide:
         load = Load(load_id, request.request_id, before_forward, plan)
         leased = LeasedLoad(request.request_id, lookup.claim, before_forward, unproven)
         if self._spans is not None:
-            leased.claim_ends = lookup.claim_ends
+            leased.claim_spans = lookup.claim_spans
             leased.span = self._spans.load_begun(state.trace, load, external_tokens, state.tier_tokens)
         self._running_loads.begin(load_id, leased)
         self._step.loads.append(load)
@@ -557,9 +556,9 @@ class SchedulerSide:
         self._taint.ended(request_id)
         state = self._requests.pop(request_id, None)
         if state is not None:
-            state.drop_lookup()
             if self._spans is not None:
                 self._spans.finished(state.trace)
+            state.drop_lookup()
 
     def reset(self) -> bool:
         """``reset_cache``: see ``EngineNamespaces.reset``. Works without a depot."""

@@ -253,7 +253,7 @@ impl Claims {
     fn take_lease(&mut self, rooms: &mut Rooms<'_>, claim: &mut Claim, spot: Spot, fetch: bool) -> bool {
         let (place, key) = (claim.place(spot.group, spot.block, spot.rank), claim.key(spot));
         let known = claim.known(place);
-        if known == Known::LEASED || known.is_waiting() || !rooms.catalog.is_live(key.space) {
+        if matches!(known, Known::LEASED | Known::WAITING) || !rooms.catalog.is_live(key.space) {
             return true;
         }
         match rooms.pool.find_kept(&key) {
@@ -359,7 +359,6 @@ fn share_of(rooms: &Rooms<'_>) -> u64 {
 fn wait_for(rooms: &mut Rooms<'_>, claim: &mut Claim, place: usize, slot: u32) {
     let waiter = Waiter::Claim { id: claim.id, place: u32::try_from(place).expect("places are bounded") };
     rooms.pool.edit(slot, |slot| slot.add_waiter(waiter));
-    let known = claim.known(place).waiting();
-    claim.places.set(place, known);
+    claim.places.set(place, Known::WAITING);
     claim.waiting += 1;
 }

@@ -380,7 +380,7 @@ impl Claim {
                         need.rest_in_place += lent_bytes;
                     }
                     need.total += bytes;
-                    if !known.is_waiting() && !matches!(known, Known::PINNED | Known::LEASED) {
+                    if !matches!(known, Known::PINNED | Known::LEASED | Known::WAITING) {
                         need.new_pins += bytes;
                     }
                 }

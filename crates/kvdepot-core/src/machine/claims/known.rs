@@ -19,8 +19,8 @@ impl Known {
     pub(super) const PINNED: Self = Self(4);
     /// Pinned by this claim.
     pub(super) const LEASED: Self = Self(5);
-    /// This claim waits for a fetch that began before it, from a tier that it was not told of.
-    const WAITING: Self = Self(6);
+    /// This claim waits for its fetch.
+    pub(super) const WAITING: Self = Self(6);
     /// As `ABSENT`, as far as tiers have answered; one has not.
     pub(super) const UNTOLD: Self = Self(7);
     /// Leased in a tier's memory and not in use: whoever uses it takes its room.
@@ -28,8 +28,6 @@ impl Known {
     /// Leased in a tier's memory and in use, or about to be.
     pub(super) const PINNED_IN_PLACE: Self = Self(9);
     const TIER: u8 = 16;
-    /// This claim waits for a fetch from this tier, and the following ones.
-    const WAITING_FOR: u8 = 128;
 
     pub(super) fn at(location: Location) -> Self {
         match location {
@@ -39,23 +37,8 @@ impl Known {
         }
     }
 
-    /// The tier that is known to have it, and that was not asked for it.
     pub(super) fn tier(self) -> Option<usize> {
-        self.0.checked_sub(Self::TIER).filter(|_| self.0 < Self::WAITING_FOR).map(usize::from)
-    }
-
-    /// The same place once this claim waits for its fetch.
-    pub(super) fn waiting(self) -> Self {
-        self.tier().map_or(Self::WAITING, |tier| Self(Self::WAITING_FOR + tier as u8))
-    }
-
-    pub(super) const fn is_waiting(self) -> bool {
-        self.0 == Self::WAITING.0 || self.0 >= Self::WAITING_FOR
-    }
-
-    /// The tier that it is being fetched from, if that is known.
-    pub(super) fn fetched_from(self) -> Option<usize> {
-        self.0.checked_sub(Self::WAITING_FOR).map(usize::from)
+        self.0.checked_sub(Self::TIER).map(usize::from)
     }
 
     /// Whether it is in the pool, or a tier is known to have it.
@@ -66,6 +49,6 @@ impl Known {
     /// Whether it has a slot.
     pub(super) fn is_in_pool(self) -> bool {
         let is_in_place = matches!(self, Self::IN_PLACE | Self::PINNED_IN_PLACE);
-        is_in_place || self.is_waiting() || matches!(self, Self::HERE | Self::PINNED | Self::LEASED)
+        is_in_place || matches!(self, Self::HERE | Self::PINNED | Self::LEASED | Self::WAITING)
     }
 }

@@ -36,7 +36,7 @@ impl Claim {
             Known::ABSENT => absent(),
             Known::UNTOLD => unless_stored(Short::TooSlow),
             // Its fetch was in flight: that the claim was cut is not what ended the hit here.
-            known if known.is_waiting() && self.short_of.is_some() => self.short_of.unwrap_or_else(absent),
+            Known::WAITING if self.short_of.is_some() => self.short_of.unwrap_or_else(absent),
             _ if self.cut => Short::NoRoom,
             // A tier has it: the pool could not take it.
             _ if known.tier().is_some() => self.short_of.unwrap_or(Short::NoRoom),

@@ -28,10 +28,10 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::eviction::SlotId;
 use crate::key::BlockHash;
 use crate::limits::{CLAIM_BLOCKS_MAX, CLAIMS_PER_CONNECTION_MAX};
 
+use super::arrivals::Come;
 use super::event::{ClaimGroup, ClaimId, Effects, Job, Location, Nanos, Owner, Reply, Token};
 use super::flaw::Flaws;
 use super::pace::Pace;
@@ -237,19 +237,17 @@ impl Claims {
         }
     }
 
-    /// A fetch that a claim waited for has ended. `slot` is readable, or None.
-    pub(crate) fn arrived(&mut self, rooms: &mut Rooms<'_>, id: ClaimId, place: u32, slot: Option<SlotId>) {
+    /// A fetch that a claim waited for has ended. `come`: the slot, which is readable, and the tier that the block came
+    /// from; None: it did not come.
+    pub(crate) fn arrived(&mut self, rooms: &mut Rooms<'_>, id: ClaimId, place: u32, come: Option<Come>) {
         let Some(claim) = self.map.get_mut(&id) else { return };
         let place = place as usize;
         claim.waiting -= 1;
         let wanted =
             matches!(claim.phase, Phase::Lease { .. } | Phase::Filling) && !self.ended.contains(&claim.owner);
-        let from = claim.known(place).fetched_from();
         claim.places.set(place, Known::ABSENT);
-        if let Some(slot) = slot.filter(|_| wanted) {
-            if let Some(tier) = from {
-                claim.times.came(tier, rooms.flow.now);
-            }
+        if let Some(Come { slot, tier }) = come.filter(|_| wanted) {
+            claim.times.came(tier, rooms.flow.now);
             rooms.pool.pin(slot);
             claim.places.set_leased(place, slot);
             claim.leased += 1;

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 /// Moments that are kept, at most. Beyond, the one is forgotten that is missed least, so that ages are known to a few percent.
 const MOMENTS_MAX: usize = 512;
 /// How far behind the newest number the oldest one may be.
-const BEHIND_MAX: u32 = 1 << 30;
+pub(super) const BEHIND_MAX: u32 = 1 << 30;
 
 /// Serial numbers and the seconds at which they were given, oldest first.
 #[derive(Debug, Default)]

@@ -2,6 +2,7 @@
 
 use super::super::flaw::Flaw;
 use super::Pool;
+use super::births::{BEHIND_MAX, Births};
 use crate::block::Phase;
 use crate::error::Result;
 use crate::eviction::SlotId;
@@ -10,6 +11,13 @@ use crate::lease::LeaseId;
 /// Returns the number of a lease as [`Births`](super::births::Births) count: it wraps.
 const fn serial(lease: LeaseId) -> u32 {
     lease.0 as u32
+}
+
+/// Returns the age of a lease, given the newest number. Shortened numbers that are further apart say nothing: such a lease
+/// counts as old as the depot.
+fn age_s(births: &Births, newest: u64, lease: LeaseId, now_s: u32) -> u32 {
+    let is_known = newest - lease.0 < u64::from(BEHIND_MAX);
+    is_known.then(|| births.age_s(serial(lease), now_s)).flatten().unwrap_or(now_s)
 }
 
 impl Pool {
@@ -54,10 +62,8 @@ impl Pool {
 
     /// Returns the number of leases, and the age of the oldest one in seconds, about: not less.
     pub(crate) fn lease_gauges(&self) -> (u64, u32) {
-        let oldest = self.leases.oldest();
-        let age_s = oldest.and_then(|lease| self.lease_births.age_s(serial(lease), self.now_s));
-        // A lease older than numbers can tell has been held since the depot started, about.
-        (self.leases.len() as u64, age_s.unwrap_or(if oldest.is_some() { self.now_s } else { 0 }))
+        let age = |oldest| age_s(&self.lease_births, self.leases.granted_ever(), oldest, self.now_s);
+        (self.leases.len() as u64, self.leases.oldest().map_or(0, age))
     }
 
     /// Records that an owner got slots of `bytes` to fill in this step.
@@ -154,5 +160,21 @@ impl Pool {
     /// Returns whether an owner has leases.
     pub(crate) fn holds(&self, owner: u64) -> bool {
         self.leases.count(owner) > 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lease_that_numbers_went_around_since_is_as_old_as_the_depot() {
+        let mut births = Births::default();
+        let (held, newest) = (LeaseId(7), (1 << 32) + 9);
+        births.came(serial(held), 10);
+        assert_eq!(age_s(&births, 9, held, 1_000), 990);
+        births.came(serial(LeaseId(newest)), 990);
+        assert_eq!(age_s(&births, newest, held, 1_000), 1_000);
+        assert_eq!(age_s(&births, newest, LeaseId(newest), 1_000), 10);
     }
 }
