@@ -211,14 +211,15 @@ test-sglang: sglang-env ## Test kvdepot in a real SGLang on CPU (ARGS: for pytes
 	@$(SGLANG_VENV)/bin/python -m pytest -o pythonpath=. -o filterwarnings=default tests/with_sglang $(ARGS)
 
 .PHONY: test-mooncake
-test-mooncake: mooncake-env ## Test the Mooncake tier with Mooncake's own master and holders of memory (ARGS: for pytest)
+test-mooncake: mooncake-env vllm-env ## Test the Mooncake tier with Mooncake's own master and holders, and real vLLMs on it (ARGS: for pytest)
 	@# Built with the features that `make test-rust` builds with, those of the whole workspace.
 	@$(STEP) "build the tests" cargo test --workspace --quiet --test mooncake_real --no-run
 	@if [ -e $(MOONCAKE_VENV)/cannot-run ]; then \
 		echo "SKIPPED: $$(cat $(MOONCAKE_VENV)/cannot-run)" >&2; \
 	else \
 		$(WITH_MOONCAKE) cargo test --workspace --quiet --test mooncake_real -- --include-ignored; \
-		$(WITH_MOONCAKE) $(BIN)/python -m pytest -o timeout=600 tests/with_mooncake $(ARGS); \
+		$(WITH_MOONCAKE) $(BIN)/python -m pytest -o pythonpath=. -o timeout=600 tests/with_mooncake $(ARGS); \
+		$(WITH_MOONCAKE) $(VLLM_VENV)/bin/python -m pytest -o filterwarnings=default -o timeout=600 tests/engine/test_mooncake.py; \
 	fi
 
 .PHONY: test-s3

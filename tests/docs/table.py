@@ -583,6 +583,7 @@ DOCUMENTED_STAGES = {
         "test-engine",
         "test-layouts",
         "test-lmcache",
+        "test-mooncake",
         "test-rdma",
         "test-rust",
         "test-s3",

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import HANG_S, Mooncake
+from conftest import HANG_S
 
 import kvdepot
+from tools.lab.mooncake import Mooncake
 
 BLOCK_BYTES = 200_000
 BLOCKS = [(bytes([n]) * 16, np.full(BLOCK_BYTES, n + 1, dtype=np.uint8)) for n in range(12)]
@@ -30,9 +31,8 @@ def settings(mooncake: Mooncake, prefix: str, **more: object) -> dict[str, objec
         "pipeline": "Cache|Mooncake",
         "pool_gb": 0.05,
         "timeout_ms": HANG_S * 1000,
-        "mooncake_python": mooncake.python,
         "mooncake_prefix": prefix,
-        "mooncake_config_path": str(mooncake.config),
+        **mooncake.options(),
         "mooncake_timeout_ms": 45_000,
         "mooncake_staging_mb": 16,
         **more,
@@ -79,7 +79,7 @@ def test_above_a_disk(mooncake: Mooncake, tmp_path: Path) -> None:
 def test_mooncake_s_own_variables_count(mooncake: Mooncake, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in VARIABLES.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("MOONCAKE_MASTER", mooncake.master)
+    monkeypatch.setenv("MOONCAKE_MASTER", mooncake.address)
     config = settings(mooncake, "variables", mooncake_config_path=None)
     dump(config)
     assert loaded(config) == len(BLOCKS)
