@@ -1,8 +1,9 @@
 """A comparison: its cases and sides, and how one side is measured once."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from benches.peers.lab import Environment, Place
@@ -43,6 +44,8 @@ class Comparison(ABC):
     ours_over_peer: Sequence[str] = ()
     """Sides of kvdepot that need the peer's package."""
     peers: Sequence[str]
+    beside: Mapping[str, str] = MappingProxyType({})
+    """For a side of kvdepot, another one that it is compared with as well."""
     smoke_sides: Sequence[str]
 
     def __init__(self, place: Place) -> None:
@@ -71,7 +74,7 @@ class Comparison(ABC):
         sides = [*self.ours, *((*self.ours_over_peer, *self.peers) if there else ())]
         if smoke:
             sides = [side for side in sides if side in self.smoke_sides]
-        results = Results(self.title, self.metrics, self.peers)
+        results = Results(self.title, self.metrics, self.peers, self.beside)
         for shape in self.smoke_shapes if smoke else self.shapes:
             note(f"{self.name}: {shape}")
             for round_ in range(rounds):

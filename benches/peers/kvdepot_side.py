@@ -54,6 +54,12 @@ class KVDepotSide(Side):
         task.wait()
         return [int(index) for index in task.failed()]
 
+    def load_one(self, name: bytes, page: int) -> bool:
+        """Loads one page."""
+        task = self._store.load_pages([name], self._pages[page : page + 1])
+        task.wait()
+        return len(task.failed()) == 0
+
     def restore(self, hashes: list[bytes]) -> None:
         """Claims all blocks: a settled claim has them in the pool, verified."""
         claim = self._depot.claim([([self._namespace], 0, 1)], hashes, skip=0, limit=len(hashes))

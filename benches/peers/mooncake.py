@@ -4,13 +4,14 @@ import json
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from benches.peers.comparison import MEASURED, WARM_UP, Comparison, Outcome, counted, held_bytes
 from benches.peers.lab import Environment, Process, gb_s, removed_at_the_end
 from benches.peers.mooncake_store import MooncakeStore
 from benches.peers.results import Metric
-from benches.peers.work import GIB, Shape
+from benches.peers.work import GIB, MIB, Shape
 from tools.wire.servers import Server
 
 MOONCAKE = Environment(
@@ -22,6 +23,8 @@ MOONCAKE = Environment(
     environ={"LD_LIBRARY_PATH": "{root}/lib-verbs", "MC_LOG_LEVEL": "ERROR"},
 )
 REMOTE, THROUGH, CLIENT = "kvdepot Cache|Remote", "kvdepot Cache|Mooncake", "Mooncake"
+POOL_EPOCHS = 5
+"""A claim gets a quarter of the pool at most."""
 
 
 class Mooncake(Comparison):
@@ -34,16 +37,19 @@ class Mooncake(Comparison):
         Metric("ack_gb_s", "put acknowledged GB/s"),
         Metric("put_gb_s", "put GB/s"),
         Metric("get_gb_s", "get GB/s"),
+        Metric("restore_gb_s", "restore GB/s"),
+        Metric("hit_us", "get of one value us", 0, rate=False),
     )
     shapes = (Shape(64, 1, 2048), Shape(256, 1, 512), Shape(1024, 1, 128), Shape(4096, 1, 32))
     smoke_shapes = (Shape(64, 1, 16),)
     ours = (REMOTE,)
     ours_over_peer = (THROUGH,)
     peers = (CLIENT,)
+    beside = MappingProxyType({THROUGH: REMOTE})
     smoke_sides = (*ours, *ours_over_peer, *peers)
 
     def measure(self, side: str, shape: Shape, round_: int) -> Outcome:
-        """Puts from one process, and gets in another one, over a fresh server."""
+        """Puts from one process, and gets in two others, over a fresh server."""
         with ExitStack() as stack:
             directory = stack.enter_context(removed_at_the_end(self.place.disk / f"mooncake-{round_}"))
             if side == REMOTE:
@@ -64,15 +70,22 @@ class Mooncake(Comparison):
             with Process(module, shape, settings, self.place.logs, environment) as process:
                 warm = process.ask("load", epoch=WARM_UP)
                 get = process.ask("load", epoch=MEASURED)
+            with Process(module, shape, settings, self.place.logs, environment) as process:
+                hit = process.ask("hit", epoch=WARM_UP)
+                # Mooncake's client has no memory of its own that blocks would be restored to.
+                restore = None if side == CLIENT else process.ask("restore", epoch=MEASURED)
         sample = {
             "ack_gb_s": gb_s(shape, put["ack_s"]),
             "put_gb_s": gb_s(shape, put["persisted_s"]),
             "get_gb_s": gb_s(shape, get["s"]),
+            "hit_us": hit["p50_us"],
         }
-        return Outcome(sample, counted(warm, get))
+        if restore is not None:
+            sample["restore_gb_s"] = gb_s(shape, restore["s"])
+        return Outcome(sample, counted(warm, get, hit))
 
     def _depot(self, shape: Shape, settings: Mapping[str, Any]) -> dict[str, Any]:
-        return {"pool_gb": held_bytes(shape) / GIB, **settings}
+        return {"pool_gb": (POOL_EPOCHS * shape.bytes + 64 * MIB) / GIB, **settings}
 
     def _through(self, master: str, directory: Path) -> dict[str, Any]:
         config = directory / "mooncake.json"

@@ -50,6 +50,11 @@ class MooncakeSide(Side):
             self._store.batch_get_into, hashes, list(range(len(hashes))), lambda code, size: code != size
         )
 
+    def load_one(self, name: bytes, page: int) -> bool:
+        """Gets one page."""
+        (size,) = self._store.batch_get_into([name.hex()], [self._at[page]], [self._sizes[page]])
+        return bool(size == self._sizes[page])
+
     def _moved(
         self, call: Any, hashes: list[bytes], indexes: list[int], failed: Callable[[int, int], bool]
     ) -> list[int]:

@@ -43,6 +43,7 @@ class Results:
         title: of its table.
         metrics: its columns.
         peers: sides that kvdepot is compared with.
+        beside: for a side of kvdepot, another one that it is compared with as well.
         samples: what was measured.
         counts: wrong and missing blocks of all loads, by case and side.
     """
@@ -50,6 +51,7 @@ class Results:
     title: str
     metrics: Sequence[Metric]
     peers: Sequence[str]
+    beside: Mapping[str, str] = field(default_factory=dict)
     samples: dict[tuple[str, str], list[Sample]] = field(default_factory=dict)
     counts: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
 
@@ -66,9 +68,16 @@ class Results:
 
     def of_best_peer(self, case: str, side: str, metric: Metric) -> float | None:
         """Returns the median over the rounds of the ratio to the peer that was best in that round."""
+        return None if side in self.peers else self._ratio(case, side, metric, self.peers)
+
+    def of_other(self, case: str, side: str, metric: Metric) -> float | None:
+        """Returns the median over the rounds of the ratio to the other side of kvdepot; None if there is none."""
+        return self._ratio(case, side, metric, [self.beside[side]]) if side in self.beside else None
+
+    def _ratio(self, case: str, side: str, metric: Metric, others: Sequence[str]) -> float | None:
         ours = self.values(case, side, metric)
-        theirs = [found for peer in self.peers if (found := self.values(case, peer, metric))]
-        if side in self.peers or not ours or not theirs:
+        theirs = [found for other in others if (found := self.values(case, other, metric))]
+        if not ours or not theirs:
             return None
         best = [max(round_) if metric.rate else min(round_) for round_ in zip(*theirs, strict=True)]
         return median(metric.ratio(one, other) for one, other in zip(ours, best, strict=True))
@@ -78,12 +87,14 @@ class Results:
         for case, side in self.samples:
             found = {metric.name: self.values(case, side, metric) for metric in self.metrics}
             ratios = {metric.name: self.of_best_peer(case, side, metric) for metric in self.metrics}
+            others = {metric.name: self.of_other(case, side, metric) for metric in self.metrics}
             yield {
                 "case": case,
                 "side": side,
                 "samples": {name: values for name, values in found.items() if values},
                 "median": {name: median(values) for name, values in found.items() if values},
                 "of_best_peer": {name: ratio for name, ratio in ratios.items() if ratio is not None},
+                "of_other": {name: ratio for name, ratio in others.items() if ratio is not None},
                 **self.counts[case, side],
             }
 
@@ -102,10 +113,12 @@ class Results:
                     wrong += f", {counts['failed']} missing"
                 cells = [spread(self.values(case, side, metric), metric.digits) for metric in self.metrics]
                 table.add_row(side, *cells, wrong)
-                ratios = [self.of_best_peer(case, side, metric) for metric in self.metrics]
-                if any(ratio is not None for ratio in ratios):
-                    shown = ["" if ratio is None else f"{ratio:.2f}x" for ratio in ratios]
-                    table.add_row("  times the best peer", *shown, "", style="dim")
+                best = [self.of_best_peer(case, side, metric) for metric in self.metrics]
+                other = [self.of_other(case, side, metric) for metric in self.metrics]
+                for name, ratios in (("the best peer", best), (self.beside.get(side, ""), other)):
+                    if any(ratio is not None for ratio in ratios):
+                        shown = ["" if ratio is None else f"{ratio:.2f}x" for ratio in ratios]
+                        table.add_row(f"  times {name}", *shown, "", style="dim")
             Console(width=WIDTH).print(table)
 
 

@@ -18,6 +18,7 @@ from benches.peers.work import Blocks, Shape
 
 LOOKED_UP = 128
 LOOKUPS = 200
+HITS = 100
 NO_EPOCH = 1 << 20
 """An epoch that nobody has stored."""
 
@@ -42,6 +43,10 @@ class Side(ABC):
     @abstractmethod
     def load(self, hashes: list[bytes]) -> list[int]:
         """Loads all pages. Returns the blocks of which the store says that they did not arrive."""
+
+    def load_one(self, name: bytes, page: int) -> bool:
+        """Loads one block into a page. Returns whether it arrived."""
+        raise NotImplementedError
 
     def restore(self, hashes: list[bytes]) -> None:
         """Brings blocks from below into the store's memory, from where a device would copy them."""
@@ -71,6 +76,7 @@ class Program:
             "open": self._open,
             "dump": self._dump,
             "load": self._load,
+            "hit": self._hit,
             "restore": self._restore,
             "lookup": self._lookup,
             "memcpy": self._memcpy,
@@ -110,6 +116,23 @@ class Program:
         took, used = time.perf_counter() - begun, cpu_s() - used
         wrong = [index for index in blocks.wrong(asked["epoch"]) if index not in failed]
         return {"s": took, "cpu_s": used, "failed": len(failed), "wrong": len(wrong), "loaded": blocks.shape.blocks}
+
+    def _hit(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Loads blocks one after another, each by a call of its own."""
+        blocks = self._side.blocks
+        blocks.clear()
+        hashes = blocks.hashes(asked["epoch"], min(HITS, blocks.shape.blocks))
+        took_us, failed = [], set()
+        for page, name in enumerate(hashes):
+            begun = time.perf_counter()
+            if not self._side.load_one(name, page):
+                failed.add(page)
+            took_us.append((time.perf_counter() - begun) * 1e6)
+        took_us.sort()
+        asked_for = set(range(len(hashes))) - failed
+        wrong = asked_for.intersection(blocks.wrong(asked["epoch"]))
+        counts = {"failed": len(failed), "wrong": len(wrong), "loaded": len(hashes)}
+        return {"p50_us": took_us[len(took_us) // 2], "p99_us": took_us[len(took_us) * 99 // 100], **counts}
 
     def _restore(self, asked: dict[str, Any]) -> dict[str, Any]:
         hashes = self._side.blocks.hashes(asked["epoch"])

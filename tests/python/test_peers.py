@@ -70,11 +70,13 @@ class Remembering(Side):
         pass
 
     def load(self, hashes):
-        for index, name in enumerate(hashes):
-            if index not in self.lost:
-                self.blocks.memory[:, index] = self.kept[name]
-            self.blocks.memory[0, index, 7] ^= index in self.damaged
-        return list(self.lost)
+        return [page for page, name in enumerate(hashes) if not self.load_one(name, page)]
+
+    def load_one(self, name, page):
+        if page not in self.lost:
+            self.blocks.memory[:, page] = self.kept[name]
+        self.blocks.memory[0, page, 7] ^= page in self.damaged
+        return page not in self.lost
 
     def lookup(self, hashes):
         return sum(name in self.kept for name in hashes)
@@ -89,8 +91,9 @@ def asked(side, *requests):
 def test_wrong_blocks_are_counted_and_lost_ones_apart():
     side = Remembering()
     side.damaged, side.lost = (1, 4), (6,)
-    _, load = asked(side, {"op": "dump", "epoch": 2}, {"op": "load", "epoch": 2})
-    assert (load["wrong"], load["failed"], load["loaded"]) == (2, 1, 8)
+    _, load, hit = asked(side, *({"op": op, "epoch": 2} for op in ("dump", "load", "hit")))
+    for found in (load, hit):
+        assert (found["wrong"], found["failed"], found["loaded"]) == (2, 1, 8)
 
 
 def test_a_lookup_that_finds_another_number_is_an_error():
@@ -111,13 +114,15 @@ def test_our_side_stores_restores_and_loads(tmp_path):
     second.answer({"op": "lookup", "epoch": 2, "there": False})
     second.answer({"op": "restore", "epoch": 2})
     load = second.answer({"op": "load", "epoch": 2})
-    assert (load["wrong"], load["failed"]) == (0, 0)
+    hit = second.answer({"op": "hit", "epoch": 2})
+    assert all((found["wrong"], found["failed"]) == (0, 0) for found in (load, hit))
+    assert hit["p50_us"] > 0
     with pytest.raises(RuntimeError, match="0 of 8 blocks were restored"):
         second.answer({"op": "restore", "epoch": 3})
 
 
 def results(wrong="", **samples):
-    found = Results("title", (RATE, COST), peers=("theirs", "others"))
+    found = Results("title", (RATE, COST), peers=("theirs", "others"), beside={"ours": "ours too"})
     for side, rounds in samples.items():
         for rate, cost in rounds:
             found.add(
@@ -132,6 +137,16 @@ def test_a_ratio_is_of_one_round_and_to_the_best_peer():
     assert found.of_best_peer("case", "ours", COST) == 2.0, "of 2 / 1, 2 / 1 and 4 / 2: less is better"
     assert found.of_best_peer("case", "theirs", RATE) is None
     assert results(ours=[(4, 1)]).of_best_peer("case", "ours", RATE) is None, "no peer is there"
+
+
+def test_two_sides_of_ours_are_compared_as_well(capsys):
+    found = results(**{"ours": [(4, 1), (6, 1), (8, 2)], "ours too": [(2, 2), (3, 4), (1, 8)], "theirs": [(1, 1)] * 3})
+    assert found.of_other("case", "ours", RATE) == 2.0, "of 4 / 2, 6 / 3 and 8 / 1"
+    assert found.of_other("case", "ours too", RATE) is None
+    ours, other, theirs = found.rows()
+    assert (ours["of_other"], other["of_other"], theirs["of_other"]) == ({"gb_s": 2.0, "cpu_s_gb": 4.0}, {}, {})
+    found.print()
+    assert "times ours too" in capsys.readouterr().out
 
 
 def test_a_time_of_nothing_is_no_division_by_zero():
