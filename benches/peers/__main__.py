@@ -17,6 +17,7 @@ from typing import Any
 from benches.peers import fio
 from benches.peers.comparison import Comparison
 from benches.peers.dax import Dax
+from benches.peers.files import Files
 from benches.peers.lab import Place
 from benches.peers.mooncake import Mooncake
 from benches.peers.results import Results
@@ -30,7 +31,7 @@ from tools.lab.program import run_program
 from tools.lab.progress import Progress
 from tools.wire.servers import NoServerError
 
-COMPARISONS: tuple[type[Comparison], ...] = (Ucm, Dax, Slab, Mooncake)
+COMPARISONS: tuple[type[Comparison], ...] = (Ucm, Dax, Slab, Files, Mooncake)
 MEMORY = Path("/dev/shm")
 
 

@@ -31,16 +31,19 @@ class Fio:
         shape: how much, in pieces of a block.
         file_per_block: whether a block has a file of its own; otherwise a thread has one.
         direct: whether writes bypass the page cache. Reads always do.
+        synced: whether writes through the page cache are synced, each file at its end. Others always are.
     """
 
     directory: Path
     shape: Shape
     file_per_block: bool
     direct: bool
+    synced: bool = False
 
     def write(self) -> Took:
-        """Creates the files and writes them. With ``direct`` they are synced at the end."""
-        return self._run("write", direct=self.direct, more=["--end_fsync=1"] if self.direct else [])
+        """Creates the files and writes them."""
+        more = ["--end_fsync=1"] if self.direct or self.synced else []
+        return self._run("write", direct=self.direct, more=more)
 
     def read(self) -> Took:
         """Reads the files from the disk."""
