@@ -104,6 +104,10 @@ bench-wire: infinistore-env standin-verbs ## Measure the wire door beside Infini
 bench-peers: vllm-env infinistore-env mooncake-env ucm-env ## Measure kvdepot beside UCM, LMCache's DAX backend, fio and Mooncake
 	@$(BIN)/python -m benches.peers $(ARGS)
 
+.PHONY: bench-nfs
+bench-nfs: setup ## Measure block files beside fio on an NFS mount in a virtual machine (ARGS: of bench-peers)
+	@tools/vm/nfs_rates.sh $(ARGS)
+
 # InfiniStore's server does not start without an RDMA device, over TCP neither.
 STANDIN_VERBS := .work/standin/libibverbs.so.1
 WITH_STANDIN := KVDEPOT_STANDIN_VERBS=$(CURDIR)/$(STANDIN_VERBS)
@@ -169,6 +173,10 @@ test-dax: setup ## Test the Dax tier on a DAX device in a virtual machine, resta
 .PHONY: test-nfs
 test-nfs: setup ## Test block files on NFS mounts of two nodes in a virtual machine (ARGS: --long)
 	@tools/vm/nfs.sh $(ARGS)
+
+.PHONY: test-nfs-engine
+test-nfs-engine: vllm-env ## Test a real vLLM on an NFS mount in a virtual machine
+	@tools/vm/nfs_engine.sh
 
 .PHONY: test-python
 test-python: setup ## Test the Python package (ARGS: for pytest)
@@ -249,6 +257,7 @@ test-full: vllm-env vllm-previous-env infinistore-env sglang-env sglang-old-env 
 		cargo test --quiet -p kvdepot-server --test death --test kept_pool
 	@$(WITH_STANDIN) $(INFINISTORE_VENV)/bin/python -m benches.wire.kills --kills $(FULL_KILLS)
 	@KVDEPOT_KILLS=$(FULL_KILLS) $(MAKE) test-nfs ARGS=--long
+	@$(MAKE) test-nfs-engine
 	@$(MAKE) test-engine ARGS="--full --kills 20"
 	@$(MAKE) test-sglang ARGS="--full"
 	@rm -rf .work/portable

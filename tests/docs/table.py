@@ -399,8 +399,8 @@ RUNS: tuple[Run | Serve, ...] = (
     # Values and blocks of a few KiB; a peer that is not installed is reported and left out.
     Run(
         "make bench-peers",
-        'make bench-peers ARGS="--smoke --rounds 1 --only ucm --only dax --only slab --only mooncake --directory {tmp} '
-        '--json"',
+        'make bench-peers ARGS="--smoke --rounds 1 --only ucm --only dax --only slab --only files --only mooncake '
+        '--directory {tmp} --json"',
         json=True,
     ),
     Run("test-engine --full", 'make test-engine ARGS="--full --kills 1 --collect-only -q"', says="tests collected"),
@@ -450,6 +450,8 @@ STAGES = {
 DRY = {
     "test": "its parts are stages",
     "test-nfs": "a part of make test-full",
+    "test-nfs-engine": "a part of make test-full",
+    "bench-nfs": "an emulated processor takes minutes; its program is that of make bench-peers",
     "test-full": "takes hours; its parts are stages in a small form",
     "ptx-check": "a part of make lint",
     "fix": "rewrites the tree",
@@ -478,6 +480,8 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
     "make bench-wire": ("make bench-wire",),
     "make bench-peers": ("make bench-peers",),
     'make bench-peers ARGS="--only ucm --rounds 5"': ("make bench-peers",),
+    'make bench-peers ARGS="--only mooncake"': ("make bench-peers",),
+    'make bench-peers ARGS="--only files --directory /mnt/nfs"': ("make bench-peers",),
     'make test-engine ARGS="--full --kills 20"': ("test-engine --full",),
     ".venv-vllm/bin/python -m pytest -o filterwarnings=default -o timeout=900 tests/engine --native=fake": (
         "test-engine --native",
@@ -593,11 +597,13 @@ DOCUMENTED_STAGES = {
 DOCUMENTED_DRY = {
     f"make {target}"
     for target in (
+        "bench-nfs",
         "portable-wheels",
         "ptx-check",
         "test",
         "test-full",
         "test-nfs",
+        "test-nfs-engine",
         "vllm-previous-env",
         "vllm-surface",
     )

@@ -19,7 +19,9 @@ class WrongError(Exception):
 class ForkedEngine:
     """The engine and the socket to it."""
 
-    def __init__(self, warm: Warm, root: Path, plan: dict[str, Any], name: str) -> None:
+    def __init__(self, warm: Warm, root: Path, plan: dict[str, Any], name: str, *, answer_s: float = ANSWER_S) -> None:
+        """Forks it; ``answer_s`` is how long a start or an answer may take."""
+        self._answer_s = answer_s
         address = root / f"{name}.sock"
         address.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX)
@@ -36,7 +38,7 @@ class ForkedEngine:
         Raises:
             WrongError: it neither started nor died.
         """
-        end_s = time.monotonic() + ANSWER_S
+        end_s = time.monotonic() + self._answer_s
         while self._connection is None:
             try:
                 self._connection = Connection(self._listener.accept()[0].detach())
@@ -44,7 +46,7 @@ class ForkedEngine:
                 if self._ended():
                     return False
             if time.monotonic() > end_s:
-                raise WrongError(f"the engine has not started within {ANSWER_S:.0f} s; its log is {self.log}")
+                raise WrongError(f"the engine has not started within {self._answer_s:.0f} s; its log is {self.log}")
         return bool(self._receive() == "ready")
 
     def _ended(self) -> bool:
@@ -67,8 +69,8 @@ class ForkedEngine:
     def _receive(self) -> Any:
         assert self._connection is not None
         try:
-            if not self._connection.poll(ANSWER_S):
-                raise WrongError(f"the engine has not answered within {ANSWER_S:.0f} s; its log is {self.log}")
+            if not self._connection.poll(self._answer_s):
+                raise WrongError(f"the engine has not answered within {self._answer_s:.0f} s; its log is {self.log}")
             return self._connection.recv()
         except (EOFError, ConnectionError):
             return None
@@ -81,7 +83,7 @@ class ForkedEngine:
         """
         assert self._connection is not None
         self._connection.close()
-        status = self.fork.wait(ANSWER_S)
+        status = self.fork.wait(self._answer_s)
         if status != 0:
             raise WrongError(f"the engine has ended with status {status}; its log is {self.log}")
 

@@ -39,6 +39,46 @@ unpack() {
     touch "$at/ready"
 }
 
+# prepare_nfs [PACKAGE...]: makes the virtual machine, and what an NFS server and its clients need in it. Where that cannot be,
+# it ends as `prepare` does.
+prepare_nfs() {
+    local reason
+    prepare NFS "${KVDEPOT_REQUIRE_NFS:-}" iproute2 e2fsprogs "$@"
+    if ! reason=$(unpack nfs nfs-kernel-server quota 2>&1 >/dev/null | tail -n 1) || [ -n "$reason" ]; then
+        printf 'SKIPPED: NFS tests did not run: %s\n' "$reason" >&2
+        [ -z "${KVDEPOT_REQUIRE_NFS:-}" ] || exit 1
+        exit 0
+    fi
+}
+
+# nfs_programs: commands for the guest that make what `prepare_nfs` has unpacked its own.
+nfs_programs() {
+    local nfs=$VM_DIR/nfs/root
+    echo "export PATH=\$PATH:$nfs/sbin:$nfs/usr/sbin:$nfs/usr/bin"
+    echo "export LD_LIBRARY_PATH=$nfs/usr/lib/x86_64-linux-gnu:$nfs/lib/x86_64-linux-gnu"
+}
+
+# on_nfs_mount MEMORY_MIB SECONDS COMMAND: runs a command in the repository's root in a virtual machine of so much memory, with
+# an NFS server that has 1 GiB, and its mount at /mnt/test. Returns the command's status.
+on_nfs_mount() {
+    local start=$SECONDS status=0
+    timeout --kill-after 10 "$2" "$here/run.sh" --memory "$1" "
+$(nfs_programs)
+export PYTHONPATH=${PYTHONPATH:-}
+source $here/nfs_guest.sh
+make_disk kv 1G
+make_node a 1
+serve
+mkdir -p /mnt/test
+# As docs/deploy.md recommends.
+/run/on-a mount.nfs 10.77.1.1:/kv /mnt/test -o vers=4.2,lookupcache=positive
+cd $root
+$3
+" || status=$?
+    printf 'virtual machine ran: %d s\n' $((SECONDS - start))
+    return "$status"
+}
+
 # build_tests CRATE/TEST...: builds integration tests; puts the paths of their binaries into the array `binaries`, in this
 # order.
 build_tests() {

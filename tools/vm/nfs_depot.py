@@ -1,7 +1,8 @@
 """Depots on mounts of an NFS server that stops and comes back: their pools go on, what lies on the server is a miss.
 
 Runs in the virtual machine of ``tools/vm/nfs.sh``, which mounts one export twice and passes the two mounts, the first
-one ``hard``, the second one ``soft``, and the commands that stop and start the server.
+one ``hard``, the second one ``soft``, and the commands that stop and start the server. Without these commands only the
+seed's file is tried.
 """
 
 import argparse
@@ -237,8 +238,8 @@ def stop_and_start_without_the_server(node: Node, stop: str, start: str) -> None
 def main() -> None:
     """Runs all parts."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--stop", required=True, help="command that stops the server")
-    parser.add_argument("--start", required=True, help="command that starts it")
+    parser.add_argument("--stop", default="", help="command that stops the server")
+    parser.add_argument("--start", default="", help="command that starts it")
     parser.add_argument("--outage-s", type=float, default=20.0)
     parser.add_argument("mounts", nargs=2, type=Path)
     options = parser.parse_args()
@@ -247,6 +248,8 @@ def main() -> None:
     shared.mkdir()
     until("the other mount sees a new directory", (options.mounts[1] / "depot").is_dir)
     seed_pipeline(options.mounts[0] / "seed")
+    if not options.stop:
+        return
     nodes = [Node(name, mount / "depot") for name, mount in zip(("hard", "soft"), options.mounts, strict=True)]
     serve_through_an_outage(nodes, options.stop, options.start, options.outage_s)
     os.kill(nodes[1].pid, signal.SIGKILL)

@@ -3,6 +3,8 @@
 # attributes.
 set -euo pipefail
 
+# The calibration of the other clock is wrong when the machine that emulates it is busy: time ran at twice its speed.
+echo hpet >/sys/devices/system/clocksource/clocksource0/current_clocksource
 mount -t tmpfs tmpfs /srv
 for module in ext4 loop quota_v2 veth nfsd nfsv3 nfsv4; do modprobe -C /dev/null "$module"; done
 

@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
 # Boots the virtual machine, runs a command in it as root, prints what it prints, and ends with its status; with 125 when
 # the guest gave none.
-# usage: run.sh [--nvdimm FILE] [--kill-at TEXT] COMMAND
+# usage: run.sh [--memory MIB] [--nvdimm FILE] [--kill-at TEXT] COMMAND
+#   --memory MIB    gives the guest so much memory, by default 1536
 #   --nvdimm FILE   gives the guest this file as persistent memory; its length is a multiple of 16 MiB
 #   --kill-at TEXT  kills the machine as soon as the command prints a line that begins with TEXT, and ends with 137
 set -uo pipefail
-MEMORY_MIB=1536
+memory_mib=1536
 nvdimm='' kill_at=''
 while [[ $1 == --* ]]; do
     case $1 in
+        --memory) memory_mib=$2 ;;
         --nvdimm) nvdimm=$2 ;;
         --kill-at) kill_at=$2 ;;
         *) echo "unknown option: $1" >&2 && exit 2 ;;
@@ -31,11 +33,11 @@ sync
 echo o >/proc/sysrq-trigger
 sleep 60
 GUEST
-machine=q35 memory=${MEMORY_MIB}M persistent=()
+machine=q35 memory=${memory_mib}M persistent=()
 if [ -n "$nvdimm" ]; then
     # The guest may address the module's memory beyond its own.
     machine+=,nvdimm=on
-    memory+=,slots=1,maxmem=$((MEMORY_MIB + 4096))M
+    memory+=,slots=1,maxmem=$((memory_mib + 4096))M
     persistent=(-object "memory-backend-file,id=nvdimm,share=on,mem-path=$nvdimm,size=$(stat -c %s "$nvdimm")"
         -device nvdimm,memdev=nvdimm)
 fi

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Measures the Posix tier beside fio in a small virtual machine: on a real NFS mount, then in the directory that the server
+# exports. Its processor is emulated: ratios count.
+# usage: nfs_rates.sh [OPTION...], options of benches.peers
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+export KVDEPOT_REQUIRE_NFS=1
+prepare_nfs fio
+options=''
+[ $# = 0 ] || printf -v options '%q ' "$@"
+on_nfs_mount 4096 3600 "
+for directory in /mnt/test /srv/kv; do
+    echo \"== \$directory\"
+    .venv/bin/python -m benches.peers --only files --directory \$directory $options 2>&1 | cat
+done
+"
