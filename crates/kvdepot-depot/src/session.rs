@@ -497,7 +497,8 @@ impl Session {
         }
         let tiers = self.runner.locator.tiers.iter().enumerate().map(|(index, tier)| {
             let usage = tier.usage();
-            let mut entry = serde_json::json!({"name": tier.name(), "blocks": usage.blocks, "bytes": usage.bytes, "bytes_max": usage.bytes_max});
+            let most = (usage.bytes_max > 0).then_some(usage.bytes_max);
+            let mut entry = serde_json::json!({"name": tier.name(), "blocks": usage.blocks, "bytes": usage.bytes, "bytes_max": most});
             let servers = tier.servers().into_iter().map(|server| {
                 serde_json::json!({"address": server.address, "up": server.up, "connections": server.connections, "failures": server.failures, "last_error": server.last_error})
             });
