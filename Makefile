@@ -120,6 +120,9 @@ WITH_MOONCAKE := KVDEPOT_TEST_MOONCAKE=$(CURDIR)/$(MOONCAKE_VENV) \
 S3_SERVER := .work/s3/versitygw
 WITH_S3 := KVDEPOT_TEST_S3=$(CURDIR)/$(S3_SERVER)
 
+# What drives a browser, in a folder of its own; the browser and Prometheus are the system's.
+WITH_PLAYWRIGHT := PYTHONPATH=$(CURDIR)/.work/playwright
+
 # A process finds its driver under this name.
 STANDIN_CUDA := .work/standin/cuda/libcuda.so.1
 
@@ -146,6 +149,10 @@ standin-cuda: $(STANDIN_CUDA)
 .PHONY: standin-verbs
 standin-verbs: $(STANDIN_VERBS)
 
+.PHONY: screenshots
+screenshots: setup watchers ## Make the pictures of status page and dashboard anew (ARGS: --out DIR, --seconds N)
+	@$(WITH_PLAYWRIGHT) $(BIN)/python -m tools.monitoring.screenshots $(ARGS)
+
 .PHONY: site
 site: setup ## Build the documentation as a site (ARGS: --out DIR)
 	@$(STEP) "documentation site" $(BIN)/python -m tools.site $(ARGS)
@@ -153,7 +160,7 @@ site: setup ## Build the documentation as a site (ARGS: --out DIR)
 ##@ Check
 
 .PHONY: test
-test: test-rust test-python test-device test-rdma test-dax test-layouts test-engine test-wire test-lmcache test-sglang test-mooncake test-s3 test-docs ## Run the tests (test-nfs and the long matrices are in test-full)
+test: test-rust test-python test-device test-rdma test-dax test-layouts test-engine test-wire test-lmcache test-sglang test-mooncake test-s3 test-monitoring test-docs ## Run the tests (test-nfs and the long matrices are in test-full)
 
 .PHONY: test-rust
 test-rust: ## Test the Rust crates, several test programs at a time (ARGS: for cargo test, which runs them in turn)
@@ -237,6 +244,11 @@ test-s3: setup $(S3_SERVER) ## Test the Object tier with a real S3 server, signe
 	@cargo test --workspace --quiet --test object real:: -- --include-ignored --list | grep -q ': test$$'
 	@$(WITH_S3) cargo test --workspace --quiet --test object real:: -- --include-ignored
 	@$(WITH_S3) $(BIN)/python -m pytest -o pythonpath=. tests/with_s3 $(ARGS)
+
+.PHONY: test-monitoring
+test-monitoring: setup watchers ## Test status page, dashboard and alerts with a real browser and a real Prometheus (ARGS: for pytest)
+	@sync
+	@$(WITH_PLAYWRIGHT) $(BIN)/python -m pytest -o pythonpath=. tests/monitoring $(ARGS)
 
 .PHONY: test-docs
 test-docs: vllm-env infinistore-env sglang-env standin-verbs standin-cuda ## Run every documented command and option in a small form (ARGS: for pytest)
@@ -384,9 +396,14 @@ $(STAMPS)/installed: $(STAMPS)/wheel-$(WHEEL_PROFILE)
 		--compile-bytecode $(WHEELS)/*.whl
 	@touch $@
 
-# Copies of their own. No other environment needs a part of the CUDA toolkit or Go. Where Python finds zig, maturin takes it,
+# Installs them where that is possible, and says what to install elsewhere.
+.PHONY: watchers
+watchers: $(STAMPS)/playwright
+	@$(STEP) "find Chromium and Prometheus" $(BIN)/python -m tools.monitoring.programs
+
+# Copies of their own. No other environment needs a browser's driver, a part of the CUDA toolkit or Go. Where Python finds zig, maturin takes it,
 # and not the one that it is told to.
-$(STAMPS)/go $(STAMPS)/ptxas $(STAMPS)/zig: $(STAMPS)/%: requirements/%.txt $(STAMPS)/tools
+$(STAMPS)/go $(STAMPS)/playwright $(STAMPS)/ptxas $(STAMPS)/zig: $(STAMPS)/%: requirements/%.txt $(STAMPS)/tools
 	@rm -rf .work/$*
 	@$(STEP) "install $*" $(BIN)/uv pip install -q --python $(BIN)/python --no-deps --target .work/$* -r requirements/$*.txt
 	@touch $@

@@ -444,6 +444,7 @@ STAGES = {
     "test-sglang",
     "test-mooncake",
     "test-s3",
+    "test-monitoring",
     "test-docs",
 }
 
@@ -455,6 +456,7 @@ DRY = {
     "test-full": "takes hours; its parts are stages in a small form",
     "ptx-check": "a part of make lint",
     "fix": "rewrites the tree",
+    "screenshots": "rewrites pictures; tests/monitoring has the page and the queries that it draws",
     "vllm-previous-env": "another gigabyte, for tests with --full only; its recipe is that of vllm-env",
     "vllm-surface": "downloads every release of vLLM; test_vllm_releases and test_surface check what it has written",
     "sglang-old-env": "another 3.5 GB; tests with --full use it if it is there",
@@ -587,6 +589,7 @@ DOCUMENTED_STAGES = {
         "test-engine",
         "test-layouts",
         "test-lmcache",
+        "test-monitoring",
         "test-mooncake",
         "test-rdma",
         "test-rust",

@@ -1,0 +1,1 @@
+"""What an operator looks at, in the programs that operators use: a browser, Prometheus, the dashboard's queries."""

@@ -1,0 +1,186 @@
+"""A depot with a status page, a small pool above a disk and a bucket, and work for it."""
+
+import json
+import random
+import threading
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from typing_extensions import Self
+
+import kvdepot
+from tools.lab.bucket import Bucket
+from tools.lab.depot import Depot, DepotHome
+from tools.lab.ports import LOOPBACK, free_port
+
+BLOCK_BYTES = 1 << 20
+POOL_BLOCKS = 64
+PATIENCE_S = 100.0
+ANSWER_S = 30.0
+# A busy machine must not reach it.
+TASK_MS = 20_000
+AT_ONCE = 16
+TURN_S = 0.2
+TURN_BLOCKS = 8
+
+
+class Site:
+    """A depot that is watched; it ends with the ``with`` block.
+
+    Attributes:
+        home: its files.
+        port: of its status page.
+        depot: its process, once it was started.
+    """
+
+    def __init__(self, root: Path, bucket: Bucket | None = None, **values: Any) -> None:
+        """Prepares it; ``values`` are further keys of its configuration."""
+        self.port = free_port()
+        pipeline = "Cache|Posix|Object" if bucket else "Cache|Posix"
+        options = {"posix_capacity_gb": 0.5, "timeout_ms": TASK_MS, **(bucket.options() if bucket else {})}
+        pool_gb = POOL_BLOCKS * BLOCK_BYTES / (1 << 30)
+        whole = {"pipeline": pipeline, "pool_gb": pool_gb, "metrics_port": self.port, **options, **values}
+        self.home = DepotHome(root, whole)
+        self._values = whole
+        self.depot: Depot | None = None
+
+    @property
+    def url(self) -> str:
+        """The status page."""
+        return f"http://{LOOPBACK}:{self.port}/"
+
+    @property
+    def process(self) -> Depot:
+        """The process; it was started."""
+        assert self.depot is not None
+        return self.depot
+
+    def start(self, **values: Any) -> Depot:
+        """Starts the depot on the blocks of the one before; ``values`` are other keys of its configuration."""
+        self._values |= values
+        self.home.configure(self._values)
+        self.depot = self.home.start()
+        return self.depot
+
+    def page(self, name: str) -> Any:
+        """Returns the JSON of a page, such as ``status``."""
+        with urllib.request.urlopen(self.url + name, timeout=ANSWER_S) as answer:
+            return json.load(answer)
+
+    def engine(self, facts: Mapping[str, Any]) -> "Engine":
+        """Returns a client that has a namespace of its own."""
+        return Engine(self.home, facts)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.depot is not None:
+            self.depot.kill()
+        self.home.remove()
+
+
+class Engine:
+    """A client of the depot, with blocks that are known by their numbers. It closes with the ``with`` block."""
+
+    def __init__(self, home: DepotHome, facts: Mapping[str, Any]) -> None:
+        config = {
+            "mode": "node",
+            "socket": str(home.socket),
+            "start_depot": False,
+            "attach_timeout_ms": 60_000,
+            "timeout_ms": TASK_MS,
+            "log_level": "error",
+        }
+        self._store = kvdepot.open(config, layout=[BLOCK_BYTES], namespace=facts)
+
+    @property
+    def namespace(self) -> str:
+        """Name of its namespace."""
+        return self._store.namespace_id
+
+    def dump(self, numbers: range) -> None:
+        """Stores blocks, and waits until the tiers have them."""
+        # A pool that is full of blocks that no tier has yet refuses others.
+        for at in range(numbers.start, numbers.stop, AT_ONCE):
+            some = range(at, min(at + AT_ONCE, numbers.stop))
+            rows = [[np.full(BLOCK_BYTES, number % 251, np.uint8)] for number in some]
+            self._store.dump(self._hashes(some), rows).wait().raise_for_failures()
+            assert self._store.drain(int(PATIENCE_S * 1000)), "the tiers have everything"
+
+    def load(self, numbers: range) -> int:
+        """Returns how many of the blocks came."""
+        rows = [[np.zeros(BLOCK_BYTES, np.uint8)] for _ in numbers]
+        return len(numbers) - len(self._store.load(self._hashes(numbers), rows).wait().failed)
+
+    def find(self, numbers: range) -> int:
+        """Returns how many of the first blocks a lookup finds."""
+        return self._store.lookup_on_prefix(self._hashes(numbers))
+
+    @staticmethod
+    def _hashes(numbers: range) -> list[bytes]:
+        return [number.to_bytes(16, "big") for number in numbers]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._store.close()
+
+
+class Traffic(threading.Thread):
+    """Requests of an engine, one after another, until the ``with`` block ends.
+
+    Each turn stores some new blocks, loads some that were stored long ago, and asks for more than there is. How many
+    they are differs from turn to turn.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(name="traffic")
+        self._engine = engine
+        self._enough = threading.Event()
+        self._error: Exception | None = None
+        self._dice = random.Random(0)
+
+    def run(self) -> None:
+        """Works until it is told that it is enough."""
+        try:
+            for turn in range(1 << 30):
+                self._turn(turn)
+                if self._enough.wait(TURN_S):
+                    return
+        except Exception as error:  # noqa: BLE001 - raised where the thread is joined
+            self._error = error
+
+    def _turn(self, turn: int) -> None:
+        first, count = 1000 + turn * TURN_BLOCKS, self._dice.randint(2, TURN_BLOCKS)
+        self._engine.dump(range(first, first + count))
+        # These were all stored, and some left the pool since.
+        old = 1000 + max(0, turn - 2 * POOL_BLOCKS // TURN_BLOCKS) * TURN_BLOCKS
+        self._engine.load(range(old, old + self._dice.randint(1, 2)))
+        self._engine.find(range(first, first + count + self._dice.randint(0, 3)))
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def stop(self) -> None:
+        """Ends it, and waits for its last request."""
+        self._enough.set()
+        self.join()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        if self._error is not None and error is None:
+            raise self._error
