@@ -59,7 +59,7 @@ def versions_of(comparisons: list[Comparison]) -> dict[str, str | None]:
 def measure(arguments: argparse.Namespace, progress: Progress) -> int:
     """Runs the comparisons and prints them. A wrong block of ours is a failure."""
     arguments.directory.mkdir(parents=True, exist_ok=True)
-    disk = Path(tempfile.mkdtemp(dir=arguments.directory, prefix="bench-peers-"))
+    disk = Path(tempfile.mkdtemp(dir=arguments.directory.absolute(), prefix="bench-peers-"))
     memory = Path(tempfile.mkdtemp(dir=MEMORY, prefix="kvdepot-bench-peers-"))
     logs = Path(tempfile.mkdtemp(prefix="kvdepot-bench-peers-logs-"))
     try:
