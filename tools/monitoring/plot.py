@@ -5,11 +5,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-WIDTH, HEIGHT, LEFT, TOP = 370, 90, 60, 8
+WIDTH, HEIGHT, LEFT, TOP = 330, 80, 58, 8
 COLOURS = ("#2a7ae2", "#d9480f", "#2b8a3e", "#862e9c", "#c2255c", "#5c940d", "#0b7285", "#846358")
 LINES_MAX = 4
 STYLE = """
-body { background: #fff; color: #222; font: 11px/1.35 "DejaVu Sans", sans-serif; margin: 12px; width: 776px; }
+body { background: #fff; color: #222; font: 11px/1.35 "DejaVu Sans", sans-serif; margin: 12px; width: 696px; }
 h1 { font-size: 15px; margin: 0; } h2 { font-size: 11.5px; margin: 0 0 2px; } p { margin: 2px 0 10px; }
 main { display: grid; gap: 8px; grid-template-columns: 1fr 1fr; }
 section { border: 1px solid #ddd; border-radius: 4px; min-width: 0; padding: 6px 8px; }

@@ -65,7 +65,7 @@ def draw_board(prometheus: Prometheus, started: Browser, begun_s: float, names: 
             points = [(float(at), float(value)) for at, value in one["values"]]
             points = [(at, value) for at, value in points if math.isfinite(value)]
             lines.append(Line(legend(query, labels), points))
-    visit = started.new_page(viewport={"width": 800, "height": 600})
+    visit = started.new_page(viewport={"width": 720, "height": 600})
     visit.set_content(page("kvdepot", NOTE, list(panels.values()), (begun_s, now_s)))
     visit.screenshot(path=file, full_page=True)
     visit.close()
