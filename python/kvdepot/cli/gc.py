@@ -65,7 +65,7 @@ def command(
     \b
     kvdepot gc /mnt/nvme0/kvdepot
     kvdepot gc --config /etc/kvdepot.yaml --apply
-    kvdepot gc /mnt/nvme0/kvdepot --capacity-gb 200 --dry-run
+    kvdepot gc --capacity-gb 200 --dry-run /mnt/nvme0/kvdepot
     """
     if apply_ and dry_run:
         raise ConfigError("--dry-run: removes nothing, but --apply does: use one of them")
