@@ -178,7 +178,7 @@ test-dax: setup ## Test the Dax tier on a DAX device in a virtual machine, resta
 	@tools/vm/dax.sh
 
 .PHONY: test-nfs
-test-nfs: setup ## Test block files on NFS mounts of two nodes in a virtual machine (ARGS: --long)
+test-nfs: setup ## Test block files on NFS mounts of two nodes in a virtual machine (ARGS: --short or --long)
 	@tools/vm/nfs.sh $(ARGS)
 
 .PHONY: test-nfs-engine
