@@ -139,7 +139,7 @@ fn every_number_of_the_status_is_a_series_with_help() {
         serde_json::from_str(&at_socket(&served.socket, "GET /status").1).unwrap();
     let metrics = at_socket(&served.socket, "GET /metrics").1;
     for (name, _) in status.as_object().unwrap().iter().filter(|(_, value)| value.is_u64()) {
-        let name = match name.strip_suffix("_us") {
+        let name = match name.strip_suffix("_us").or_else(|| name.strip_suffix("_s")) {
             _ if name == "pid" => continue,
             Some(stem) => format!("{stem}_seconds"),
             None => name.clone(),
