@@ -22,7 +22,7 @@ def command(as_json: bool) -> None:
         print_json([{"socket": one.socket, "pid": one.pid or None, **_facts(one)} for one in found])
         return
     if not found:
-        click.echo("no depot runs")
+        click.echo("no depot runs at a default socket; kvdepot stat --socket shows one at a configured socket")
         return
     print_table(
         ["pid", "pipeline", "pool", "in use", "blocks", "on disk", "socket"],

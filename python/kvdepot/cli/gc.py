@@ -54,7 +54,7 @@ def command(
     Garbage is: blocks of earlier epochs, broken blocks that were set aside, temporary files whose writer has exited,
     and namespaces without blocks. Blocks that a depot would find are kept, and so are records of a namespace's resets.
     Blocks whose namespace.json is missing are listed, but removed only with --unknown-namespaces. The exit status is 1
-    if something cannot be removed, or if a depot uses the directories.
+    if something cannot be removed, or if --apply finds a depot that uses the directories.
 
     With --capacity-gb, it also lists the blocks that do not fit into that capacity, those used longest ago first, and
     --apply removes them: to shrink a directory before its depot starts with a smaller posix_capacity_gb.
@@ -153,5 +153,5 @@ def _print_cold(cold: list[Garbage]) -> None:
         first, last = (age_text(one.used_ns / 1e9) for one in (blocks[0], blocks[-1]))
         rows.append((root, len(blocks), size_text(sum(one.bytes for one in blocks)), first, last))
     click.echo("\nbeyond the capacity, by namespace:")
-    print_table(["namespace", "blocks", "size", "unused for, at most", "at least"], rows)
+    print_table(["namespace", "blocks", "size", "oldest use, ago", "newest use, ago"], rows)
     click.echo()

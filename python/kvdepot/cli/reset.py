@@ -26,7 +26,8 @@ def command(namespace: str, file: str | None, socket: str | None, directories: t
     target = targets.find(file, socket, directories)
     if target.running is None:
         raise UnavailableError(
-            "no depot runs with these directories: start it with kvdepot serve, or use kvdepot rm on the directories"
+            f"no depot runs with {', '.join(map(str, target.directories))}: name its --config or --socket, or start "
+            "one with kvdepot serve"
         )
     found = targets.namespace_of(target, namespace)
     with target.open(1) as depot:

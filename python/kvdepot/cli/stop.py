@@ -39,6 +39,8 @@ def command(
     """
     if all_depots:
         found = list(running_depots())
+        if not found and not as_json:
+            click.echo("no depot runs at a default socket: nothing was stopped")
     else:
         if socket is None:
             socket = load_config(file, owns_pool=False).socket_path(block_bytes)

@@ -100,7 +100,7 @@ def find_cold(directories: Iterable[Path], capacity_bytes: int, now_s: float | N
         if over <= 0:
             break
         over -= _whole_pages(size)
-        why = f"last used {max(0.0, now - used_ns / 1e9) / 3600:.1f} h ago: the capacity has no space for it"
+        why = f"last used {max(0.0, now - used_ns / 1e9) / 3600:.1f} h ago: beyond the capacity"
         cold.append(Garbage(Path(path_text), COLD, why, size, root, used_ns))
     return cold
 
@@ -238,7 +238,7 @@ def _in_epoch(epoch: Path, namespace: StoredNamespace, now: float) -> Iterator[G
         yield from _orphans(directory, now, namespace.root)
         for path in sorted(directory.glob("*.bad")):
             if _BLOCK_NAME.fullmatch(path.name):
-                why = "a broken block that was kept for people"
+                why = "a broken block that was kept for inspection"
                 yield Garbage(path, "set aside", why, _size(path), namespace.root)
         for path in sorted(directory.glob("*.kvb")) if namespace.problem else ():
             if _BLOCK_NAME.fullmatch(path.name):
