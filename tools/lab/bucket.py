@@ -8,7 +8,6 @@ import hashlib
 import os
 import re
 import sys
-import time
 import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,7 +18,7 @@ from xml.sax.saxutils import escape
 
 from typing_extensions import Self
 
-from tools.lab.child import POLL_S, Child, ChildError
+from tools.lab.child import Child
 from tools.lab.ports import LOOPBACK, free_port
 
 NAME = "bucket"
@@ -170,18 +169,7 @@ class Bucket:
         write_credentials(self.credentials, KEY_ID, "secret")
         command = [sys.executable, "-m", "tools.lab.bucket", str(self.port)]
         self._child = Child("the bucket", command, self.log, {"PYTHONPATH": str(ROOT)})
-        try:
-            self._wait_until_ready()
-        except BaseException:
-            self._child.kill()
-            raise
-
-    def _wait_until_ready(self) -> None:
-        while LISTENING not in self.log.read_text():
-            self._child.check()
-            if time.monotonic() - self._child.started_s > START_S:
-                raise ChildError(f"the bucket does not listen after {START_S:.0f} s\n{self._child.tail()}")
-            time.sleep(POLL_S)
+        self._child.wait_until_ready(lambda: LISTENING in self.log.read_text(), START_S)
 
     def options(self) -> dict[str, Any]:
         """What a configuration says to use it."""

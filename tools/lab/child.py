@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -57,6 +57,25 @@ class Child:
         """
         if not self.running:
             raise ChildError(f"{self.name} ended with status {self._process.returncode}\n{self.tail()}")
+
+    def wait_until_ready(self, ready: Callable[[], bool], timeout_s: float) -> None:
+        """Waits until the program, which has just been started, is ready. Kills it if that fails.
+
+        Raises:
+            ChildError: it ended, or the time passed first.
+        """
+        try:
+            self._wait_for(ready, timeout_s)
+        except BaseException:
+            self.kill()
+            raise
+
+    def _wait_for(self, ready: Callable[[], bool], timeout_s: float) -> None:
+        while not ready():
+            self.check()
+            if time.monotonic() - self.started_s > timeout_s:
+                raise ChildError(f"{self.name} does not answer after {timeout_s:.0f} s\n{self.tail()}")
+            time.sleep(POLL_S)
 
     def wait(self, timeout_s: float) -> None:
         """Waits until the program has ended successfully.

@@ -71,18 +71,7 @@ class Depot(Child):
         command: list[str | Path] = [sys.executable, "-m", "kvdepot", "serve", "--config", home.config]
         super().__init__("the depot", command, home.root / "depot.log", {})
         self._home = home
-        try:
-            self._wait_until_ready()
-        except BaseException:
-            self.kill()
-            raise
-
-    def _wait_until_ready(self) -> None:
-        while self.stats() is None:
-            self.check()
-            if time.monotonic() - self.started_s > START_S:
-                raise ChildError(f"the depot does not answer after {START_S:.0f} s\n{self.tail()}")
-            time.sleep(POLL_S)
+        self.wait_until_ready(lambda: self.stats() is not None, START_S)
 
     def stats(self) -> dict[str, Any] | None:
         """Returns the depot's own statistics; None if it does not answer."""

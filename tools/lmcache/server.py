@@ -2,14 +2,13 @@
 
 import json
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tools.lab.child import POLL_S, Child, ChildError
+from tools.lab.child import Child
 from tools.lab.ports import LOOPBACK, free_port
 
 START_S = 120.0
@@ -48,18 +47,7 @@ class LMCacheServer(Child):
         command += ["--chunk-size", CHUNK_TOKENS, "--supported-transfer-mode", "auto"]
         command += ["--shm-name", f"kvdepot-{self.port}", "--l2-adapter", json.dumps(l2_adapter)]
         super().__init__("LMCache's server", command, root / "lmcache.log", {"LMCACHE_TRACK_USAGE": "false"})
-        try:
-            self._wait_until_ready()
-        except BaseException:
-            self.kill()
-            raise
-
-    def _wait_until_ready(self) -> None:
-        while not self._answers():
-            self.check()
-            if time.monotonic() - self.started_s > START_S:
-                raise ChildError(f"LMCache's server does not answer after {START_S:.0f} s\n{self.tail()}")
-            time.sleep(POLL_S)
+        self.wait_until_ready(self._answers, START_S)
 
     def adapter(self) -> dict[str, Any]:
         """Returns the status of the L2 adapter."""

@@ -1,7 +1,6 @@
 """A real Prometheus that scrapes what a test or a tool starts, with the configuration and rules that are deployed."""
 
 import json
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -11,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from tools.lab.child import POLL_S, Child, ChildError
+from tools.lab.child import Child
 from tools.lab.ports import LOOPBACK, free_port
 from tools.monitoring.programs import prometheus
 
@@ -49,18 +48,7 @@ class Prometheus(Child):
         }
         command: list[str | Path] = [prometheus(), *(f"--{name}={value}" for name, value in options.items())]
         super().__init__("Prometheus", command, home / "log", {})
-        try:
-            self._wait_until_ready()
-        except BaseException:
-            self.kill()
-            raise
-
-    def _wait_until_ready(self) -> None:
-        while not self._ready():
-            self.check()
-            if time.monotonic() - self.started_s > START_S:
-                raise ChildError(f"Prometheus does not answer after {START_S:.0f} s\n{self.tail()}")
-            time.sleep(POLL_S)
+        self.wait_until_ready(self._ready, START_S)
 
     def _ready(self) -> bool:
         try:

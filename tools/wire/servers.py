@@ -20,7 +20,7 @@ from types import TracebackType
 import yaml
 from typing_extensions import Self
 
-from tools.lab.child import POLL_S, Child, ChildError
+from tools.lab.child import POLL_S, Child
 from tools.lab.ports import LOOPBACK, free_port
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -145,20 +145,8 @@ class Server:
         environ = {"PYTHONPATH": str(ROOT), **preload(self.library)}
         child = Child(f"the {self.kind} server", self._command(), self.log, environ)
         self.starts += 1
-        try:
-            self._wait_until_ready(child)
-        except BaseException:
-            child.kill()
-            raise
+        child.wait_until_ready(self.answers, START_S)
         return child
-
-    def _wait_until_ready(self, child: Child) -> None:
-        end_s = time.monotonic() + START_S
-        while not self.answers():
-            child.check()
-            if time.monotonic() > end_s:
-                raise ChildError(f"{child.name} does not answer after {START_S:.0f} s\n{child.tail()}")
-            time.sleep(POLL_S)
 
     @property
     def address(self) -> str:

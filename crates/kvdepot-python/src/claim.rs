@@ -63,14 +63,7 @@ impl Claim {
     fn release(&self, py: Python<'_>, tell_times: bool) -> Option<TimesParts> {
         // A forked child has nothing to release: the leases are the parent's.
         let inner = self.inner.get()?;
-        let release = |claim: &mut CoreClaim| {
-            if tell_times {
-                return claim.release_with_times();
-            }
-            claim.release();
-            None
-        };
-        let times = py.detach(|| release(&mut inner.lock()))?;
+        let times = py.detach(|| inner.lock().end(tell_times))?;
         let tiers = times.tiers.into_iter().map(|came| (came.tier, came.blocks, came.first_ns, came.last_ns));
         Some((times.opened_ns, times.admitted_ns, times.settled_ns, times.queued, tiers.collect()))
     }

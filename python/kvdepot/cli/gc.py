@@ -14,11 +14,11 @@ from kvdepot.cli.places import age_text, chosen_directories, size_text
 from kvdepot.cli.progress import progress
 from kvdepot.cli.running import RunningDepot, user_of
 from kvdepot.config import KVDepotConfig, load_config
+from kvdepot.config.sizes import GIB
 from kvdepot.errors import BusyError, ConfigError, storage_error
 from kvdepot.stored.gc import COLD, UNKNOWN, Garbage, find_cold, find_garbage, forget_checkpoints, remove
 
 SHOWN = 20
-GIB = 1 << 30
 CAPACITY_GB_MAX = 1 << 30
 LOOK_AGAIN_S = 1.0
 

@@ -135,13 +135,19 @@ def times_of(span: ReadableSpan) -> tuple[int, int]:
     return span.start_time, span.end_time
 
 
-def test_what_the_depot_did_for_a_hit_is_below_its_lookup(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    depot = FakeDepot(units=9)
-    side, req = side_with(seen, depot), traced()
+def begin_load(seen: Seen, side: Any, req: Any) -> tuple[ReadableSpan, Load]:
+    """Has a request hit. Returns the span of its lookup, and its load."""
     tokens, _ = side.match(req, 0)
     lookup = seen.one()
     side.allocated(req, pages(PAGES), tokens)
     (load,) = side.build_step(Step().starts("r", tokens, BLOCK, PAGES).output()).loads
+    return lookup, load
+
+
+def test_what_the_depot_did_for_a_hit_is_below_its_lookup(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    depot = FakeDepot(units=9)
+    side, req = side_with(seen, depot), traced()
+    lookup, load = begin_load(seen, side, req)
     tiers = [("Posix", 2, 60 * MS, 40 * MS), ("Object", 1, 30 * MS, 30 * MS)]
     depot.claims[0].told_times = (100 * MS, 80 * MS, 30 * MS, True, tiers)
     now_ns = 10**18
@@ -207,10 +213,7 @@ def test_an_answer_that_is_not_told_again_has_no_spans_of_the_depot(
 def test_a_failed_load_keeps_its_lookup_after_another_one(seen: Seen) -> None:
     depot = FakeDepot(units=9)
     side, req = side_with(seen, depot), traced()
-    tokens, _ = side.match(req, 0)
-    first = seen.one()
-    side.allocated(req, pages(PAGES), tokens)
-    (load,) = side.build_step(Step().starts("r", tokens, BLOCK, PAGES).output()).loads
+    first, load = begin_load(seen, side, req)
     side.match(req, 0)
     depot.claims[0].told_times = (100 * MS, 80 * MS, 30 * MS, True, [])
     side.reported(LoadReport({load.load_id: 1}))

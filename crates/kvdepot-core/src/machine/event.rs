@@ -3,6 +3,8 @@
 use std::any::Any;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use crate::error::Result;
 use crate::eviction::SlotId;
 use crate::hit::GroupShape;
@@ -12,7 +14,6 @@ use crate::misses::{Gone, Missed};
 use crate::regions::RegionIndex;
 use crate::runs::Runs;
 
-use super::claims::ClaimTimes;
 use super::records::{Adopt, Proof};
 
 pub(crate) use super::outcomes::Want;
@@ -324,6 +325,34 @@ pub struct Progress {
     pub units_from_tier: usize,
     /// The blocks that may still arrive.
     pub arriving: Option<Arriving>,
+}
+
+/// When a claim got how far.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClaimTimes {
+    /// It was opened.
+    pub opened: Nanos,
+    /// It was known what the hit would be, and there was room for all of it; None: not yet.
+    pub admitted: Option<Nanos>,
+    /// The hit was final; None: not yet.
+    pub settled: Option<Nanos>,
+    /// Whether it has waited for room.
+    pub queued: bool,
+    /// What came for it from each tier, in the order of their first blocks.
+    pub tiers: SmallVec<[CameFrom; 2]>,
+}
+
+/// Blocks that came from a tier for a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CameFrom {
+    /// The tier.
+    pub tier: TierIndex,
+    /// Number of blocks.
+    pub blocks: usize,
+    /// When the first one was there.
+    pub first: Nanos,
+    /// When the last one was there.
+    pub last: Nanos,
 }
 
 /// A namespace in its current state.

@@ -92,7 +92,6 @@ use users::Users;
 
 pub use batch::{Batch, REMOVE_BLOCKS, REQUEST_BLOCKS};
 pub use catalog::Namespace;
-pub use claims::{CameFrom, ClaimTimes};
 pub use counters::Counters;
 pub use event::*;
 pub use flaw::Flaw;

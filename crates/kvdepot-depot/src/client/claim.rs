@@ -275,12 +275,8 @@ impl Claim {
         self.end(false);
     }
 
-    /// Like [`Self::release`]. Returns when the claim got how far, if a depot still held it.
-    pub fn release_with_times(&mut self) -> Option<ClaimTimes> {
-        self.end(true)
-    }
-
-    fn end(&mut self, tell_times: bool) -> Option<ClaimTimes> {
+    /// Like [`Self::release`]. With `tell_times` it returns when the claim got how far, if a depot still held it.
+    pub fn end(&mut self, tell_times: bool) -> Option<ClaimTimes> {
         self.times = None;
         if self.generation.is_some() {
             if let Err(error) = self.ask(&[], Request::ClaimRelease { claim: self.id, tell_times }) {

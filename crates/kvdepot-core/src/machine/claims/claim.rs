@@ -9,7 +9,7 @@ use crate::hit::{GroupShape, HitSearch, needed_blocks};
 use crate::key::{BlockHash, NamespaceId};
 use crate::misses::Short;
 
-use super::super::event::{Arriving, ClaimId, Location, Nanos, Owner, Progress, Token};
+use super::super::event::{Arriving, ClaimId, ClaimTimes, Location, Nanos, Owner, Progress, Token};
 use super::super::names::{PoolKey, SpaceId};
 use super::super::pool::Pool;
 use super::super::probe::RunProbe;
@@ -17,7 +17,6 @@ use super::super::tiers::TierIndex;
 use super::known::Known;
 use super::places::Places;
 use super::promised::Promised;
-use super::times::ClaimTimes;
 
 /// Units that [`Claim::progress`] looks at in one call to know how many of the leading ones are leased.
 const LEAD_UNITS_PER_LOOK: usize = 2048;

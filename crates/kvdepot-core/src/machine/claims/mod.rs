@@ -32,7 +32,7 @@ use crate::key::BlockHash;
 use crate::limits::{CLAIM_BLOCKS_MAX, CLAIMS_PER_CONNECTION_MAX};
 
 use super::arrivals::Come;
-use super::event::{ClaimGroup, ClaimId, Effects, Job, Location, Nanos, Owner, Reply, Token};
+use super::event::{ClaimGroup, ClaimId, ClaimTimes, Effects, Job, Location, Nanos, Owner, Reply, Token};
 use super::flaw::Flaws;
 use super::pace::Pace;
 use super::rooms::Rooms;
@@ -40,7 +40,6 @@ use claim::{Claim, Group, Need, Phase, Weigh};
 use known::Known;
 use places::Places;
 use promised::Promised;
-pub use times::{CameFrom, ClaimTimes};
 
 /// All claims, and those that wait for room, in order.
 #[derive(Debug, Default)]

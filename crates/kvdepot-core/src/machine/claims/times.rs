@@ -1,37 +1,6 @@
-//! When a claim got how far, for who traces its request.
+//! How a claim notes when it got how far, for who traces its request.
 
-use smallvec::SmallVec;
-
-use super::super::event::Nanos;
-use super::super::tiers::TierIndex;
-
-/// When a claim got how far.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ClaimTimes {
-    /// It was opened.
-    pub opened: Nanos,
-    /// It was known what the hit would be, and there was room for all of it; None: not yet.
-    pub admitted: Option<Nanos>,
-    /// The hit was final; None: not yet.
-    pub settled: Option<Nanos>,
-    /// Whether it has waited for room.
-    pub queued: bool,
-    /// What came for it from each tier, in the order of their first blocks.
-    pub tiers: SmallVec<[CameFrom; 2]>,
-}
-
-/// Blocks that came from a tier for a claim.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CameFrom {
-    /// The tier.
-    pub tier: TierIndex,
-    /// Number of blocks.
-    pub blocks: usize,
-    /// When the first one was there.
-    pub first: Nanos,
-    /// When the last one was there.
-    pub last: Nanos,
-}
+use super::super::event::{CameFrom, ClaimTimes, Nanos, TierIndex};
 
 impl ClaimTimes {
     pub(super) fn opened_at(now: Nanos) -> Self {

@@ -3,7 +3,7 @@
 use super::super::flaw::Flaw;
 use super::super::names::PoolKey;
 use super::super::slots::{Slot, Standing};
-use super::{GROW_BYTES, NoRoom, Pool, Unwritten};
+use super::{GROW_BYTES, GoneHere, NoRoom, Pool, Unwritten};
 use crate::block::Block;
 use crate::error::{Error, ErrorKind, Result};
 use crate::eviction::{Search, SlotId};
@@ -125,12 +125,13 @@ impl Pool {
         self.looks = self.looks.saturating_sub(LOOKS_PER_EVICTION);
         self.evicted += 1;
         let slot = self.slots.at(victim);
-        if let Some(age_s) = self.births.age_s(slot.serial, self.now_s) {
+        let kept_s = self.births.age_s(slot.serial, self.now_s);
+        if let Some(age_s) = kept_s {
             self.evict_ages.count(age_s);
         }
         self.evicted_unwritten += u64::from(!slot.is_value() && self.cold_tiers & !slot.saved != 0);
         if slot.saved == 0 && slot.is_indexed() {
-            self.goes(victim, Fate::Evicted);
+            self.gone.push(GoneHere { key: slot.key, fate: Fate::Evicted, tier: None, kept_s });
         }
         self.free(victim);
     }
