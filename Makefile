@@ -241,7 +241,7 @@ test-mooncake: mooncake-env vllm-env ## Test the Mooncake tier with Mooncake's o
 test-s3: setup $(S3_SERVER) ## Test the Object tier with a real S3 server, signed, throttled and killed (ARGS: for pytest)
 	@# Built with the features that `make test-rust` builds with, those of the whole workspace.
 	@$(STEP) "build the tests" cargo test --workspace --quiet --test object --no-run
-	@cargo test --workspace --quiet --test object real:: -- --include-ignored --list | grep -q ': test$$'
+	@cargo test --workspace --quiet --test object real:: -- --include-ignored --list | grep ': test$$' > /dev/null
 	@$(WITH_S3) cargo test --workspace --quiet --test object real:: -- --include-ignored
 	@$(WITH_S3) $(BIN)/python -m pytest -o pythonpath=. tests/with_s3 $(ARGS)
 

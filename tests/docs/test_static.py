@@ -4,6 +4,7 @@ import argparse
 import importlib
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -93,6 +94,13 @@ def test_vllm_s_own_offloading_is_started_with_what_the_tier_reads():
 def test_targets_that_are_not_run_are_right_for_make(target):
     environ = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     subprocess.run(["make", "-n", target], cwd=ROOT, check=True, capture_output=True, env=environ, timeout=RUN_S)
+
+
+def test_no_recipe_ends_a_pipe_before_its_writer():
+    """`grep -q` and `head` close the pipe, and the writer then fails now and then: make's shell has pipefail."""
+    early = re.compile(r"\|\s*(head\b|grep\s+(-\w*[qm]|--quiet|--silent|--max-count))")
+    recipes = (ROOT / "Makefile").read_text().splitlines()
+    assert [line for line in recipes if early.search(line)] == []
 
 
 def test_files_that_commands_for_others_name_exist():
