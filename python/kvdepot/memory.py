@@ -40,7 +40,7 @@ def memory_of(
             )
         return np.array(buffers, order="C"), ()
     if len(buffers) != rows:
-        raise ConfigError(f"there must be one row of tensors per shard: {rows}, got {len(buffers)}")
+        raise ConfigError(f"there must be one row of tensors for each hash, so {rows}; got {len(buffers)}")
     owners: list[object] = []
     addresses = np.empty((rows, len(sizes_bytes)), dtype=np.uint64)
     for row, tensors in enumerate(buffers):

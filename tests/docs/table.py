@@ -223,6 +223,12 @@ RUNS: tuple[Run | Serve, ...] = (
         says="no depot answers",
         environ={"XDG_RUNTIME_DIR": "{tmp}"},
     ),
+    Run(
+        "top --config",
+        "kvdepot top --once --config {root}/tests/data/seeds/000_pipeline.yaml --block-bytes 65536 2>&1",
+        status=1,
+        says="no depot answers",
+    ),
     Run("top --json", "kvdepot top --json --socket {tmp}/none.sock 2>&1", status=1, says="no depot answers"),
     Run("inspect --json", "kvdepot inspect {tmp}/nothing.kvb --json 2>&1", status=1, says="cannot be read"),
     Run("inspect", "kvdepot inspect {tmp}/nothing.kvb 2>&1", status=1, says="cannot be read"),

@@ -72,7 +72,9 @@ def test_depots_are_listed_and_ended(runtime: Path, serve: Callable[..., "subpro
         [(first.pid, 64 << 20), (second.pid, 128 << 20)]
     )
     assert str(first.pid) in run("depots")
-    assert f"ending depot {first.pid}" in run("stop", "--config", small)
+    said = run("stop", "--config", small)
+    assert f"ending depot {first.pid}" in said
+    assert said.splitlines()[-1] == f"depot {first.pid} has exited"
     assert first.wait(LONG_S) == 0
     run("stop", "--config", small, status=1)
     assert [one["pid"] for one in json.loads(run("depots", "--json"))] == [second.pid]

@@ -166,6 +166,9 @@ def test_the_command_s_status_and_json(tmp_path: Path, monkeypatch: pytest.Monke
     assert (good.exit_code, report["state"]) == (0, worst([Finding(**one) for one in report["checks"]]))
     assert {"devices", "adapters"} <= set(report)
     assert os.listdir(tmp_path / "blocks") == []
+    text = CliRunner().invoke(main, ["doctor", "--config", str(file)]).stdout
+    assert text.count("RDMA adapters") == text.count("GPU driver") == 1
+    assert "-0.0 s" not in text
     (tmp_path / "blocks").rmdir()
     bad = CliRunner().invoke(main, ["doctor", "--config", str(file)])
     assert bad.exit_code == 1

@@ -270,6 +270,8 @@ def test_a_reset_after_the_export_refuses_its_blocks(exported: tuple[Path, Path,
     directory, file, _ = exported
     with kvdepot.open(config(directory), layout=LAYOUT, namespace=FACTS) as store:
         store.reset()
+        root = find_namespaces([directory])[0].root
+        assert "has no blocks" in run("export", root, directory.parent / "none.kvx", "--directory", directory)
     assert "was reset since" in run("import", file, "--directory", directory, status=2)
     assert load(directory)[0] == 0
     run("import", file, "--directory", directory, "--any-epoch")

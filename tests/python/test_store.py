@@ -181,7 +181,7 @@ def test_wrong_memory(opened):
     read_only = np.zeros(512, dtype=np.uint8)
     read_only.flags.writeable = False
     cases = [
-        ([], "one row of tensors per shard: 1, got 0"),
+        ([], "one row of tensors for each hash, so 1; got 0"),
         ([row[:5]], "row 0 must have 6 tensors, got 5"),
         ([[row[1], *row[1:]]], r"tensor \[0\]\[0\] must have 512 bytes as the layout says, got 256"),
         ([[np.zeros(1024, dtype=np.uint8)[::2], *row[1:]]], r"tensor \[0\]\[0\] is not contiguous"),

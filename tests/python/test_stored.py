@@ -137,6 +137,7 @@ def test_inspect_shows_a_block_and_says_whether_it_is_whole(directory: Path) -> 
     path = next(iter(sorted(directory.rglob("*.kvb"))))
     shown = json.loads(run("inspect", path, "--json"))
     assert (shown["hash"], shown["whole"], shown["block_bytes"]) == (path.stem, True, 3 * 5256)
+    assert shown["namespace"] in {one.root for one in find_namespaces([directory])}
     data = bytearray(path.read_bytes())
     data[5000] ^= 1
     path.write_bytes(data)

@@ -289,6 +289,35 @@ def test_top_shows_running_depots(tmp_path: Path, serve: Callable[[], tuple[Path
     assert "dump/s" in text
 
 
+def test_top_finds_the_depot_of_a_configuration(
+    runtime: Path, tmp_path: Path, serve: Callable[[], tuple[Path, str]]
+) -> None:
+    file, socket = serve()
+    assert [one["socket"] for one in json.loads(run("top", "--config", file, "--json"))] == [socket]
+    (runtime / "other.yaml").write_text(f"directories: [{tmp_path}/blocks]\npool_gb: 0.125\n")
+    assert "no depot answers" in run("top", "--config", runtime / "other.yaml", "--once", status=1)
+
+
+def test_a_depot_logs_its_own_resets_and_its_end(tmp_path: Path, runtime: Path) -> None:
+    file = runtime / "kvdepot.yaml"
+    (tmp_path / "blocks").mkdir()
+    file.write_text(f"directories: [{tmp_path}/blocks]\npool_gb: 0.0625\n")
+    command = [sys.executable, "-m", "kvdepot", "serve", "--config", str(file)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as depot:
+        assert depot.stderr is not None
+        assert any("serving " in line for line in depot.stderr)
+        with attached(tmp_path / "blocks", str(next((runtime / "kvdepot").glob("depot-*.sock"))), "tiny") as store:
+            root = find_namespaces([tmp_path / "blocks"])[0].root
+            store.reset()
+        run("stop", "--config", file)
+        log = depot.stderr.read()
+    (line,) = [line for line in log.splitlines() if "was reset" in line]
+    assert f"namespace={root}" in line
+    assert "epoch=1" in line
+    assert "another depot" not in line
+    assert "no block was left to write" in log.splitlines()[-1]
+
+
 def test_rates_of_top() -> None:
     then = {"pid": 7, "pipeline": "Cache", "pool_bytes": 4096, "pool_free_bytes": 1024, "pool_blocks": 3}
     then |= {"dirty_blocks": 0, "dump_blocks_sealed": 10, "load_blocks": 0, "fetch_bytes": 0, "write_bytes": 2048}

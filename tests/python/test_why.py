@@ -210,8 +210,8 @@ def test_every_reason_of_the_depot_has_its_words(depot: NodeDepot) -> None:
 
 def test_places_and_times_are_told_for_people() -> None:
     miss = {"reason": "evicted", "place": "pool", "gone_s": 400, "kept_s": 30}
-    assert reason_text(miss) == "evicted from pool, 7 min before, after 30 s in the pool"
+    assert reason_text(miss) == "evicted from pool, 7 min before, after 30 s in the pool [evicted]"
     miss = {"reason": "read_failed", "place": "posix", "gone_s": 5, "kept_s": None}
-    assert reason_text(miss) == "a tier could not read it (posix), 5 s before"
+    assert reason_text(miss) == "a tier could not read it (posix), 5 s before [read_failed]"
     miss = {"reason": "never_stored", "place": None, "gone_s": None, "kept_s": None}
-    assert reason_text(miss) == REASONS["never_stored"]
+    assert reason_text(miss) == f"{REASONS['never_stored']} [never_stored]"

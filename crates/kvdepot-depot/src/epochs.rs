@@ -214,6 +214,7 @@ fn wait_for_all<I: Copy>(items: &[I], deadline: Instant, begin: impl Fn(I, Done<
 /// Advances namespaces to epochs that no tier had, pool first. Returns one outcome for each.
 pub(crate) fn advance(runner: &Arc<Runner>, handles: &[NamespaceHandle]) -> Vec<Result<Opened>> {
     let tiers = &runner.locator.tiers;
+    let _advance = runner.advances.begin();
     // From here on no old block is served from memory or written.
     let begun: Vec<Result<Opened>> =
         handles.iter().map(|&namespace| begin_advance(runner, namespace)).collect();
@@ -264,12 +265,22 @@ fn agree(runner: &Arc<Runner>, moved: Vec<Result<(Opened, Option<Error>)>>) -> V
     let outcomes = moved.into_iter().map(|moved| match moved? {
         (ended, Some(error)) => {
             runner.looks.soon(ended.handle);
+            tracing::warn!(
+                namespace = %ended.spec.root(), epoch = ended.epoch, %error,
+                "a namespace was reset, but not in every tier"
+            );
             Err(error)
         }
-        (ended, None) => match told.next() {
-            Some(told) => settle(runner, ended.handle, told),
-            None => Ok(ended),
-        },
+        (ended, None) => {
+            let settled = match told.next() {
+                Some(told) => settle(runner, ended.handle, told),
+                None => Ok(ended),
+            };
+            if let Ok(opened) = &settled {
+                tracing::info!(namespace = %opened.spec.root(), epoch = opened.epoch, "a namespace was reset");
+            }
+            settled
+        }
     });
     outcomes.collect()
 }
@@ -310,13 +321,15 @@ pub(crate) fn namespace(runner: &Arc<Runner>, owner: Owner, request: Request) ->
 
 /// Asks the tiers about namespaces and follows their answers. Returns the namespaces for which a tier failed.
 fn look(runner: &Arc<Runner>, handles: &[NamespaceHandle]) -> Vec<NamespaceHandle> {
+    let mark = runner.advances.mark();
     let known: Vec<Opened> =
         handles.iter().filter_map(|&handle| runner.locator.directory.get(handle).ok()).collect();
     let _openings = begin_openings(runner, known.iter().map(|known| &known.spec));
     let told = tell(runner, known.iter().map(|known| (&known.spec, known.epoch)));
     let mut failed = Vec::new();
     for (known, told) in known.iter().zip(told) {
-        if told.epoch > known.epoch {
+        // An advance of this depot's own is logged where it is made.
+        if told.epoch > known.epoch && !runner.advances.any_since(mark) {
             tracing::info!(
                 namespace = %known.spec.root(), epoch = told.epoch, "another depot reset a namespace"
             );

@@ -1,6 +1,7 @@
 //! Pool, tasks and pipeline of a depot, and the client of its local door. All decisions of a depot are made by
 //! `kvdepot_core::machine`; this crate has the runner that feeds it.
 
+mod advances;
 pub mod client;
 mod commands;
 pub mod config;

@@ -19,6 +19,7 @@ use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_tier::{Tier, TierMemory};
 use parking_lot::Mutex;
 
+use crate::advances::Advances;
 use crate::commands::{Ended, Said, TierCommands};
 use crate::config::DepotConfig;
 use crate::death::{DeathGuard, Life};
@@ -57,6 +58,7 @@ pub(crate) struct Runner {
     pub(crate) life: Life,
     pub(crate) probers: Probers,
     pub(crate) looks: Looks,
+    pub(crate) advances: Advances,
     pub(crate) openings: Openings,
     pub(crate) floors: Floors,
     /// Everything that lookups need to find blocks.
@@ -107,6 +109,7 @@ impl Runner {
             life: Life::default(),
             probers: Probers::default(),
             looks: Looks::default(),
+            advances: Advances::default(),
             openings: Openings::default(),
             floors: Floors::default(),
             locator,

@@ -207,7 +207,14 @@ impl Doors {
             keeper.iter().for_each(|keeper| keeper.end());
             // From here on clients miss, instead of waiting for a depot that only writes.
             drop(door);
-            depot.finish();
+            let unwritten = depot.finish();
+            if unwritten.blocks == 0 && unwritten.refused == 0 {
+                tracing::info!(
+                    "the depot at {} ends (pid {}): no block was left to write",
+                    lock.socket().display(),
+                    std::process::id()
+                );
+            }
             if ended.is_ok() {
                 keeper.iter().for_each(|keeper| keeper.dismiss());
             }

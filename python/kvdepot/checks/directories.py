@@ -192,7 +192,7 @@ def _clock(directory: str) -> Finding:
         file.write(b"x")
         file.flush()
         apart = os.fstat(file.fileno()).st_mtime - time.time()
-    found = f"{apart:+.1f} s from this machine's"
+    found = f"{abs(apart):.1f} s {'ahead of' if apart > 0 else 'behind'} this machine's"
     if abs(apart) > CLOCK_APART_S:
         return Finding(check, "warn", found, why, "synchronise the clocks of this machine and the file server (NTP)")
     return Finding(check, "ok", found, why)

@@ -88,17 +88,13 @@ def print_findings(findings: list[Finding]) -> None:
         if one.state != "ok":
             click.echo(f"     why: {one.why}")
             click.echo(f"     fix: {one.mend}")
-    click.echo()
 
 
 def print_devices(report: dict[str, Any]) -> None:
-    """Prints the driver, adapters and devices with their copy engines."""
-    click.echo(f"CUDA driver: {report['driver'] or 'none'}")
-    if report["problem"]:
-        click.echo(report["problem"])
-    click.echo(f"RDMA adapters: {', '.join(report['adapters']) or report['adapters_problem'] or 'none'}")
+    """Prints the devices with their copy engines. The checks show driver and adapters."""
     if not report["devices"]:
         return
+    click.echo()
     print_table(("device", "name", "bus", "copy engines"), [row(one) for one in report["devices"]])
     for one in report["devices"]:
         click.echo(f"\ndevice {one['device']['ordinal']}: copy engines")

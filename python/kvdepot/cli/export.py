@@ -67,6 +67,8 @@ def command(
 
 def _print(found: StoredNamespace, path: Path, result: Exported, written: bool) -> None:
     click.echo(f"{path}: {result.blocks} blocks, {places.size_text(result.bytes)}, of namespace {found.root}")
+    if not result.blocks and not result.broken and not result.unreadable:
+        click.echo("the namespace has no blocks in these directories, so the file holds only its description")
     if result.broken:
         click.echo(f"{result.broken} broken blocks were skipped: kvdepot verify lists them")
     if result.unreadable:

@@ -40,7 +40,8 @@ def command(file: str, as_json: bool) -> None:
             click.echo(f"{file}: {error}")
         sys.exit(1)
     problem = _problem(path, data)
-    shown = dataclasses.asdict(header) | {"file_bytes": len(data), "whole": not problem, "problem": problem or None}
+    checked = {"file_bytes": len(data), "whole": not problem, "problem": problem or None}
+    shown = {"namespace": _root(path)} | dataclasses.asdict(header) | checked
     if as_json:
         print_json({"file": file, **shown})
     else:
@@ -50,6 +51,11 @@ def command(file: str, as_json: bool) -> None:
         print_table(["", ""], shown.items())
     if problem:
         sys.exit(1)
+
+
+def _root(path: Path) -> str | None:
+    """Returns the name of the file's namespace; ``None`` if the file lies in no directory of a depot."""
+    return next((parent.name for parent in path.absolute().parents if (parent / "namespace.json").is_file()), None)
 
 
 def _problem(path: Path, data: bytes) -> str:

@@ -78,6 +78,8 @@ def _end(depot: RunningDepot, end_s: float, quiet: bool) -> bool:
                 return False
             if not quiet and sys.stderr.isatty():
                 click.echo(".", nl=False, err=True)
+        if not quiet:
+            click.echo(f"depot {depot.pid} has exited")
         return True
     finally:
         os.close(process)

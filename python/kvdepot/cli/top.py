@@ -11,6 +11,7 @@ from kvdepot.cli.output import print_json, print_table
 from kvdepot.cli.places import size_text
 from kvdepot.cli.running import running_depots
 from kvdepot.cli.status_door import read_status
+from kvdepot.config import load_config
 from kvdepot.errors import UnavailableError
 
 COLUMNS = (
@@ -30,13 +31,17 @@ CLEAR = "\x1b[H\x1b[2J"
 
 
 @click.command()
+@click.option("--config", "file", type=click.Path(dir_okay=False), help="Configuration file of the depot.")
 @click.option("--socket", "sockets", multiple=True, type=click.Path(), help="Unix socket; default: all running depots.")
+@click.option("--block-bytes", type=click.IntRange(min=1), help="Bytes of a block, as for serve.")
 @click.option(
     "--interval", type=click.FloatRange(min=0.1), default=2.0, show_default=True, help="Seconds between two samples."
 )
 @click.option("--once", is_flag=True, help="Take two samples, print once and exit.")
 @click.option("--json", "as_json", is_flag=True, help="Print one sample as JSON and exit.")
-def command(sockets: tuple[str, ...], interval: float, once: bool, as_json: bool) -> None:
+def command(
+    file: str | None, sockets: tuple[str, ...], block_bytes: int | None, interval: float, once: bool, as_json: bool
+) -> None:
     """Shows pool, blocks and rates of the depots of this user, refreshed until Ctrl-C.
 
     Reads the HTTP socket next to each depot's own (`SOCKET.http`). Rates are blocks and bytes per second since the
@@ -46,7 +51,10 @@ def command(sockets: tuple[str, ...], interval: float, once: bool, as_json: bool
     \b
     kvdepot top
     kvdepot top --once --interval 1
+    kvdepot top --config /etc/kvdepot.yaml
     """
+    if file is not None and not sockets:
+        sockets = (load_config(file, owns_pool=False).socket_path(block_bytes),)
     if as_json:
         print_json([{"socket": socket, **stats} for socket, stats in look(sockets).items()])
         return

@@ -125,7 +125,7 @@ def _ask(socket: str, page: str, query: Sequence[tuple[str, str]]) -> dict[str, 
 
 
 def reason_text(miss: Mapping[str, Any]) -> str:
-    """Why a block is not there, with place and times as far as they are known, for people."""
+    """Says why a block is not there, with place and times as far as they are known, and the reason's name."""
     text = str(REASONS.get(miss["reason"], miss["reason"]))
     if miss["place"] is not None and miss["reason"] not in ("reset", "forgotten", "dropped", "removed"):
         text += f" ({miss['place']})" if miss["reason"] != "evicted" else f" from {miss['place']}"
@@ -133,7 +133,7 @@ def reason_text(miss: Mapping[str, Any]) -> str:
         text += f", {_seconds(miss['gone_s'])} before"
     if miss["kept_s"] is not None:
         text += f", after {_seconds(miss['kept_s'])} in the pool"
-    return text
+    return f"{text} [{miss['reason']}]"
 
 
 def _seconds(count: int) -> str:

@@ -30,10 +30,21 @@ type Guard = Option<Arc<PortGuard>>;
 
 struct PortGuard {
     own_name: String,
+    /// Refuses pages about blocks, and says where they are.
+    not_here: String,
     refused: LogLimit,
 }
 
 impl PortGuard {
+    fn new(socket: &Path) -> Self {
+        let not_here = format!(
+            "every user of this machine can read this port: ask at the depot's Unix socket {}, as kvdepot why does, or \
+             at its wire door",
+            socket.display()
+        );
+        Self { own_name: browser::own_name(), not_here, refused: LogLimit::default() }
+    }
+
     /// Returns why a request is refused. That the depot lives tells a web page nothing that it could use. Other pages are
     /// for every user of this machine, except those about single requests and blocks.
     fn refusal(&self, path: &str, headers: &HeaderMap) -> Option<Answer> {
@@ -41,9 +52,8 @@ impl PortGuard {
         if reveals == Some(Reveals::Life) {
             return None;
         }
-        let not_here = "every user of this machine can read this port: ask at the depot's own socket, or at its wire door";
         let why = browser::refusal(headers, &self.own_name)
-            .or_else(|| (reveals == Some(Reveals::Blocks)).then_some(not_here))?;
+            .or_else(|| (reveals == Some(Reveals::Blocks)).then_some(&*self.not_here))?;
         self.refused.line(|left_out| tracing::warn!("a request for {path} was refused: {why}{left_out}"));
         Some(error(StatusCode::FORBIDDEN, why))
     }
@@ -106,7 +116,8 @@ impl StatusDoor {
                 tracing::info!(
                     "metrics are at http://{address}/metrics, the status page at http://{address}/"
                 );
-                tokio::spawn(serve_port(listener, Arc::clone(depot), visitors));
+                let guard = PortGuard::new(&socket_of(socket));
+                tokio::spawn(serve_port(listener, Arc::clone(depot), visitors, guard));
             }
             Some(Err(error)) => tracing::error!("there is no port for metrics: {error}"),
         }
@@ -178,9 +189,9 @@ async fn serve_socket(listener: UnixListener, depot: Arc<Depot>, visitors: Arc<V
     }
 }
 
-async fn serve_port(listener: TcpListener, depot: Arc<Depot>, visitors: Arc<Visitors>) {
+async fn serve_port(listener: TcpListener, depot: Arc<Depot>, visitors: Arc<Visitors>, guard: PortGuard) {
     let refused = LogLimit::default();
-    let guard = Arc::new(PortGuard { own_name: browser::own_name(), refused: LogLimit::default() });
+    let guard = Arc::new(guard);
     loop {
         match listener.accept().await {
             Ok((stream, _)) => admit(stream, &depot, &visitors, Some(Arc::clone(&guard))).await,
