@@ -84,6 +84,10 @@ bench-handover: vllm-env ## Measure a vLLM that takes the KV of another one from
 bench-thrash: vllm-env ## Send concurrent hits that exceed the pool
 	@$(VLLM_VENV)/bin/python -m benches.engine.thrash $(ARGS)
 
+.PHONY: bench-concurrency
+bench-concurrency: vllm-env ## Measure concurrent requests whose prompts are all known
+	@$(VLLM_VENV)/bin/python -m benches.engine.concurrency $(ARGS)
+
 .PHONY: bench-waiting
 bench-waiting: vllm-env ## Measure the scheduler's steps while a thousand requests wait
 	@$(VLLM_VENV)/bin/python -m benches.engine.waiting $(ARGS)

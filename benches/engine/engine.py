@@ -31,16 +31,19 @@ class Engine:
         self.result: dict[str, Any] = {
             "start_s": round(time.monotonic() - started_s, 1),
             "sent": {},
+            "took_s": {},
             "load_average": [],
         }
 
     def send(self, name: str, prompts: list[list[int]], max_tokens: int, together: bool) -> None:
-        """Sends prompts, each ``[seed, tokens]``, in sequence or all together."""
-        whole = [{"prompt_token_ids": prompt(seed, tokens)} for seed, tokens in prompts]
+        """Sends prompts, each ``[seed, tokens]`` or several such parts in a row, in sequence or all together."""
+        whole = [{"prompt_token_ids": joined(parts)} for parts in prompts]
         sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
         answers = []
         for batch in [whole] if together else [[one] for one in whole]:
+            began_s = time.monotonic()
             answers += self._llm.generate(batch, sampling, use_tqdm=False)
+            self.result["took_s"].setdefault(name, []).append(time.monotonic() - began_s)
         self.result["load_average"].append(load_average())
         self.result["sent"].setdefault(name, []).extend(
             {
@@ -115,6 +118,11 @@ class Engine:
     def _nudge(self) -> None:
         short = {"prompt_token_ids": prompt(0, NUDGE_TOKENS)}
         self._llm.generate([short], SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)
+
+
+def joined(parts: list[int]) -> list[int]:
+    """Returns the tokens of all parts of a prompt, each given as its seed and its length."""
+    return [token for seed, tokens in zip(parts[::2], parts[1::2], strict=True) for token in prompt(seed, tokens)]
 
 
 def main(path: str) -> None:

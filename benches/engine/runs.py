@@ -25,8 +25,8 @@ READ_THREADS, WRITE_THREADS = 8, 4
 """Threads of vLLM's file tier: as many as kvdepot has by default."""
 
 Step = dict[str, Any]
-Prompts = Sequence[tuple[int, int]]
-"""Seeds and lengths."""
+Prompts = Sequence[tuple[int, ...]]
+"""Seed and length of each prompt; a prompt of several parts has a seed and a length for each part."""
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,19 @@ class EngineKind:
 
 @dataclass(frozen=True)
 class Sent:
-    """Answers to the prompts of one step."""
+    """Answers to the prompts of the steps of one name.
+
+    Attributes:
+        ttft_ms: milliseconds to the first token, of each prompt.
+        hit_tokens: tokens of each prompt that were found in a cache.
+        outputs: tokens of each answer.
+        took_s: seconds of each prompt, or of all that were sent together, to the end of the last answer.
+    """
 
     ttft_ms: tuple[float, ...]
     hit_tokens: tuple[int, ...]
     outputs: tuple[tuple[int, ...], ...]
+    took_s: tuple[float, ...] = ()
 
     @property
     def median_ms(self) -> float:
@@ -211,6 +219,7 @@ def run_engine(name: str, kind: EngineKind, transfer: Mapping[str, Any] | None, 
             tuple(answer["ttft_ms"] for answer in answers),
             tuple(answer["hit_tokens"] for answer in answers),
             tuple(tuple(answer["output"]) for answer in answers),
+            tuple(found["took_s"][key]),
         )
         for key, answers in found["sent"].items()
     }

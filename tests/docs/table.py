@@ -44,7 +44,7 @@ class Serve:
     stat: str = "kvdepot stat --socket {tmp}/depot.sock --json"
 
 
-VLLM_BENCHES = ("engine", "overhead", "handover", "thrash", "waiting")
+VLLM_BENCHES = ("engine", "overhead", "handover", "thrash", "concurrency", "waiting")
 TINY = "--repeats 1 --tokens 64"
 CUDA = {"LD_LIBRARY_PATH": "{standin_cuda}", "XDG_CACHE_HOME": "{tmp}"}
 CERTIFICATE = (
@@ -387,6 +387,12 @@ RUNS: tuple[Run | Serve, ...] = (
         json=True,
     ),
     Run(
+        "make bench-concurrency",
+        'make bench-concurrency ARGS="--requests 3 --tokens 256 --answer-tokens 2 --repeats 1 --rounds 1 '
+        '--systems kvdepot --dtype float32 --shared 0.25 --set hit_ratio=1.0 --json"',
+        json=True,
+    ),
+    Run(
         "make bench-waiting",
         'make bench-waiting ARGS="--requests 20 --running 2 --tokens 65 --answer-tokens 2 --steps 20 --rounds 1 '
         '--systems misses --set hit_ratio=1.0 --json"',
@@ -423,6 +429,7 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
     "bench-overhead": ("-m", "benches.engine.overhead"),
     "bench-handover": ("-m", "benches.engine.handover"),
     "bench-thrash": ("-m", "benches.engine.thrash"),
+    "bench-concurrency": ("-m", "benches.engine.concurrency"),
     "bench-waiting": ("-m", "benches.engine.waiting"),
     "bench-wire-faults": ("-m", "benches.wire.faults"),
     "bench-wire": ("-m", "benches.wire.throughput"),
@@ -484,6 +491,7 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
     "make bench-overhead": ("make bench-overhead",),
     "make bench-handover": ("make bench-handover",),
     "make bench-thrash": ("make bench-thrash",),
+    "make bench-concurrency": ("make bench-concurrency",),
     "make bench-waiting": ("make bench-waiting",),
     "make bench-wire": ("make bench-wire",),
     "make bench-peers": ("make bench-peers",),
