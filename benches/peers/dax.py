@@ -1,7 +1,8 @@
 """LMCache's DAX backend and kvdepot's ``Cache|Dax``, each over a file of its own on tmpfs, beside memcpy.
 
-kvdepot takes part twice: with loads through its pool, as GPUs need them, and with blocks leased in place, as engines on
-processors get them from devices.
+kvdepot takes part three times: with loads through its pool, as GPUs need them; with blocks leased in place, as engines
+on processors get them from devices; and through its pool with ``dax_verify: first_read``, where what is measured was
+read before and has left the pool since.
 """
 
 import os
@@ -23,13 +24,15 @@ LMCACHE = Environment(
     "assert u.find_spec('torch'), 'torch is missing: run make vllm-env'; print(m.version('lmcache'))",
     environ={"LMCACHE_TRACK_USAGE": "false", "PYTHONHASHSEED": "0", "LMCACHE_LOG_LEVEL": "ERROR"},
 )
-OURS, IN_PLACE = "kvdepot", "kvdepot, in place"
+OURS, IN_PLACE, TRUSTING = "kvdepot", "kvdepot, in place", "kvdepot, first_read"
 BACKEND, SERVER = "LMCache, backend", "LMCache, core"
 CORES = len(os.sched_getaffinity(0))
 MEDIUM_EPOCHS = 12
 """An eighth of the medium, more than an epoch, may hold blocks that are leased in place ahead of their load."""
 POOL_EPOCHS = 5
 """A claim gets a quarter of the pool at most."""
+OTHERS = range(MEASURED + 1, MEASURED + 1 + POOL_EPOCHS)
+"""Epochs that push the measured one out of the pool."""
 
 
 class Dax(Comparison):
@@ -49,9 +52,9 @@ class Dax(Comparison):
     )
     shapes = (Shape(256, 1, 1024), Shape(1024, 1, 256), Shape(4096, 1, 64), Shape(14 * 1024, 1, 18))
     smoke_shapes = (Shape(256, 1, 8),)
-    ours = (OURS, IN_PLACE)
+    ours = (OURS, IN_PLACE, TRUSTING)
     peers = (BACKEND, SERVER)
-    smoke_sides = (OURS, IN_PLACE, BACKEND)
+    smoke_sides = (OURS, IN_PLACE, TRUSTING, BACKEND)
 
     def measure(self, side: str, shape: Shape, round_: int) -> Outcome:
         """Stores twice, restores and loads; the second of each counts, since the first touches memory."""
@@ -60,25 +63,32 @@ class Dax(Comparison):
             # A device's memory is there before anybody writes to it.
             write_zeros(medium, MEDIUM_EPOCHS * shape.bytes + 64 * MIB)
             if side in self.ours:
-                return self._ours(shape, medium, in_place=side == IN_PLACE)
+                return self._ours(shape, medium, side)
             return self._theirs(side, shape, medium)
 
-    def _ours(self, shape: Shape, medium: Path, *, in_place: bool) -> Outcome:
+    def _ours(self, shape: Shape, medium: Path, side: str) -> Outcome:
         def process() -> Process:
             pool = POOL_EPOCHS * shape.bytes + 64 * MIB
             settings = {"pipeline": "Cache|Dax", "dax_device_path": str(medium), "pool_gb": pool / GIB}
-            settings["dax_lease_in_place"] = in_place
+            settings["dax_lease_in_place"] = side == IN_PLACE
+            if side == TRUSTING:
+                settings["dax_verify"] = "first_read"
             return Process("benches.peers.kvdepot_side", shape, settings, self.place.logs)
 
         with process() as one:
             one.ask("dump", epoch=WARM_UP)
             dump = one.ask("dump", epoch=MEASURED)
             copy = one.ask("memcpy", threads=CORES)
+            if side == TRUSTING:
+                for epoch in OTHERS:
+                    one.ask("dump", epoch=epoch)
         with process() as one:
             one.ask("restore", epoch=WARM_UP)
+            read_before(one, side)
             restore = one.ask("restore", epoch=MEASURED)
         with process() as one:
             warm = one.ask("load", epoch=WARM_UP)
+            read_before(one, side)
             load = one.ask("load", epoch=MEASURED)
         return outcome(shape, dump, restore, copy, warm, load)
 
@@ -95,6 +105,12 @@ class Dax(Comparison):
             load = one.ask("load", epoch=MEASURED)
             copy = one.ask("memcpy", threads=CORES)
         return outcome(shape, dump, restore, copy, warm, load)
+
+
+def read_before(one: Process, side: str) -> None:
+    """Makes a depot that compares checksums once do so, and lose what it has read from its pool."""
+    for epoch in (MEASURED, *OTHERS) if side == TRUSTING else ():
+        one.ask("restore", epoch=epoch)
 
 
 def outcome(

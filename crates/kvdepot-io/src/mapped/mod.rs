@@ -59,9 +59,9 @@ pub trait Medium: Send + Sync + Debug {
     /// Writes `bytes` at `at`.
     fn write(&self, at: u64, bytes: &[u8]) -> Result<()>;
 
-    /// Reads from `at` on into consecutive pieces of slots. Appends the CRC-64 of each completed piece to `checksums`;
-    /// after an error these are the pieces before it.
-    fn read_pieces(&self, at: u64, pieces: &[Piece<'_>], checksums: &mut Vec<u64>) -> Result<()>;
+    /// Reads from `at` on into consecutive pieces of slots. Appends the CRC-64 of each completed piece to `checksums`, if
+    /// they are wanted; after an error these are the pieces before it.
+    fn read_pieces(&self, at: u64, pieces: &[Piece<'_>], checksums: Option<&mut Vec<u64>>) -> Result<()>;
 
     /// Writes a piece of a slot at `at`. Returns its CRC-64.
     fn write_piece(&self, at: u64, piece: Piece<'_>) -> Result<u64>;

@@ -132,6 +132,24 @@ impl FileMedium {
     }
 }
 
+/// The checksums of pieces, one after another.
+struct Sums<'a> {
+    into: &'a mut Vec<u64>,
+    /// That of the current piece, as far as it has been read, and the piece's number.
+    sum: Sum,
+    piece: usize,
+}
+
+impl Sums<'_> {
+    /// Begins a piece: those before it have ended.
+    fn begin(&mut self, piece: usize) {
+        while self.piece < piece {
+            self.into.push(std::mem::replace(&mut self.sum, Sum::new()).end());
+            self.piece += 1;
+        }
+    }
+}
+
 impl Medium for FileMedium {
     fn path(&self) -> &Path {
         &self.path
@@ -165,19 +183,14 @@ impl Medium for FileMedium {
     }
 
     /// Reads neighbouring pieces with one call, up to 256 KiB, whatever their slots.
-    fn read_pieces(&self, at: u64, pieces: &[Piece<'_>], checksums: &mut Vec<u64>) -> Result<()> {
+    fn read_pieces(&self, at: u64, pieces: &[Piece<'_>], checksums: Option<&mut Vec<u64>>) -> Result<()> {
         within(self.bytes, at, pieces.iter().map(|piece| piece.bytes).sum())?;
         let mut cut = Vec::new();
         for (number, piece) in pieces.iter().enumerate() {
             cut.extend(steps(*piece)?.into_iter().map(|step| (number, step)));
         }
-        let (mut at, mut rest, mut sum) = (at, &cut[..], (0, Sum::new()));
-        let mut next = |number: usize, sum: &mut (usize, Sum)| {
-            while sum.0 < number {
-                checksums.push(std::mem::replace(&mut sum.1, Sum::new()).end());
-                sum.0 += 1;
-            }
-        };
+        let (mut at, mut rest) = (at, &cut[..]);
+        let mut sums = checksums.map(|into| Sums { into, sum: Sum::new(), piece: 0 });
         while !rest.is_empty() {
             let mut bytes = 0;
             let fits = |(_, step): &&(usize, MemRun)| {
@@ -188,14 +201,18 @@ impl Medium for FileMedium {
             let (now, later) = rest.split_at(count);
             let runs: Vec<MemRun> = now.iter().map(|(_, step)| *step).collect();
             self.fill(at, &runs)?;
-            for (number, step) in now {
-                next(*number, &mut sum);
-                sum.1.add(*step);
-                at += step.len as u64;
+            at += now.iter().map(|(_, step)| step.len as u64).sum::<u64>();
+            if let Some(sums) = &mut sums {
+                for (number, step) in now {
+                    sums.begin(*number);
+                    sums.sum.add(*step);
+                }
             }
             rest = later;
         }
-        next(pieces.len(), &mut sum);
+        if let Some(sums) = &mut sums {
+            sums.begin(pieces.len());
+        }
         Ok(())
     }
 

@@ -8,7 +8,9 @@ use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_io::mapped::Access;
 use serde_json::Value;
 
-use super::settings::{ASYNC_PUT_DEFAULT, SETTINGS, SLAB_BYTES_DEFAULT, SLAB_BYTES_MIN, WORKERS_MAX};
+use super::settings::{
+    ASYNC_PUT_DEFAULT, FIRST_READ, SETTINGS, SLAB_BYTES_DEFAULT, SLAB_BYTES_MIN, WORKERS_MAX,
+};
 use crate::settings::{Fields, Switch};
 
 /// Returns the number of workers by default. More than processors get into each other's way.
@@ -33,6 +35,8 @@ pub struct DaxConfig {
     pub restore_max_regions: usize,
     /// The most bytes of a wave.
     pub retrieve_staging_slab_bytes: u64,
+    /// Whether a block's checksum is compared at its first read only, instead of at every read.
+    pub verify_first_read_only: bool,
     /// Number of threads that copy blocks in.
     pub put_workers: usize,
     /// Whether blocks are leased in place; `None`: if the medium is memory and not a plain file.
@@ -57,6 +61,7 @@ impl DaxConfig {
             restore_workers: workers_by_default(),
             restore_max_regions: 0,
             retrieve_staging_slab_bytes: SLAB_BYTES_DEFAULT,
+            verify_first_read_only: false,
             put_workers: 2,
             lease_in_place: None,
             access: Access::Auto,
@@ -83,6 +88,7 @@ impl DaxConfig {
         fields.usize("restore_max_regions", &mut config.restore_max_regions)?;
         fields.u64("retrieve_staging_slab_bytes", &mut config.retrieve_staging_slab_bytes)?;
         fields.usize("put_workers", &mut config.put_workers)?;
+        config.verify_first_read_only = fields.text("verify")?.as_deref() == Some(FIRST_READ);
         config.lease_in_place = match fields.switch("lease_in_place")? {
             Some(Switch::On) => Some(true),
             Some(Switch::Off) => Some(false),

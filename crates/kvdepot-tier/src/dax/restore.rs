@@ -27,8 +27,8 @@ const PIECE: usize = 256;
 struct Parts {
     /// Bytes whose pieces have not ended.
     left: usize,
-    /// Offset, length and checksum of each piece.
-    sums: Vec<(usize, usize, u64)>,
+    /// Offset, length and checksum of each piece; none for a piece of a block that is trusted.
+    sums: Vec<(usize, usize, Option<u64>)>,
     error: Option<Error>,
     read: Option<ReadItem>,
 }
@@ -224,8 +224,9 @@ impl Restore {
         }
     }
 
-    /// Copies contiguous pieces and returns the checksum of each. After an error nothing copied may be trusted.
-    fn copy_spans(&self, spans: &[Span]) -> Result<Vec<u64>> {
+    /// Copies contiguous pieces and returns the checksum of each, unless all of their blocks are trusted. After an error
+    /// nothing copied may be trusted.
+    fn copy_spans(&self, spans: &[Span]) -> Result<Vec<Option<u64>>> {
         let slot = |span: &Span| {
             let parts = self.items[span.item].parts.lock();
             parts.read.as_ref().expect("a block is told after its last piece").dst.clone()
@@ -236,14 +237,16 @@ impl Restore {
         if let Some(first) = spans.first() {
             let of = |(span, slot)| piece(span, slot);
             let pieces: Vec<Piece<'_>> = spans.iter().zip(&slots).map(of).collect();
-            self.shared.medium.read_pieces(first.at, &pieces, &mut sums)?;
+            let trusted = spans.iter().all(|span| self.shared.trusts(&self.items[span.item].found));
+            self.shared.medium.read_pieces(first.at, &pieces, (!trusted).then_some(&mut sums))?;
             self.shared.check_owner()?;
         }
-        Ok(sums)
+        let mut sums = sums.into_iter();
+        Ok(spans.iter().map(|_| sums.next()).collect())
     }
 
     /// Notes the end of a piece; the last piece of a block ends the block.
-    fn ended(&self, span: &Span, outcome: Result<u64>) {
+    fn ended(&self, span: &Span, outcome: Result<Option<u64>>) {
         let item = &self.items[span.item];
         let read = {
             let mut parts = item.parts.lock();
@@ -261,7 +264,12 @@ impl Restore {
         if outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::Corrupt) {
             self.shared.put_aside(item.key, item.found);
         }
-        self.shared.lock().slots.unpin(item.found.unit);
+        let mut state = self.shared.lock();
+        if outcome.is_ok() {
+            state.slots.checked(item.found.unit);
+        }
+        state.slots.unpin(item.found.unit);
+        drop(state);
         if let Some(read) = read {
             read.end(outcome);
         }
@@ -296,10 +304,13 @@ impl Item {
             return Err(error.with("key", self.key));
         }
         parts.sums.sort_unstable();
-        let whole = parts.sums.iter().fold(None, |whole, (_, bytes, sum)| {
-            Some(whole.map_or(*sum, |before| combined(before, *sum, *bytes as u64)))
-        });
-        if whole == Some(self.found.header.checksum) {
+        let sums = parts.sums.iter().map(|(_, bytes, sum)| sum.map(|sum| (*bytes as u64, sum)));
+        // Pieces without a checksum are those of a trusted block.
+        let Some(sums) = sums.collect::<Option<Vec<(u64, u64)>>>() else { return Ok(Fetched::Whole) };
+        let whole = sums
+            .into_iter()
+            .reduce(|(before, sum), (bytes, next)| (before + bytes, combined(sum, next, bytes)));
+        if whole.is_some_and(|(_, sum)| sum == self.found.header.checksum) {
             return Ok(Fetched::Whole);
         }
         Err(wrong_checksum(self.found.unit).with("key", self.key))
@@ -307,6 +318,11 @@ impl Item {
 }
 
 impl Shared {
+    /// Returns whether a block is used without comparing its checksum.
+    pub(super) const fn trusts(&self, found: &Found) -> bool {
+        self.config.verify_first_read_only && found.is_checked
+    }
+
     /// Makes sure that a corrupt block is not served again, unless another one has taken its place.
     pub(super) fn put_aside(&self, key: BlockKey, found: Found) {
         let unit = {
@@ -315,7 +331,7 @@ impl Shared {
             if let Some(now) = now {
                 state.slots.unpin(now.unit);
             }
-            if now != Some(found) {
+            if !now.is_some_and(|now| now.is_same(&found)) {
                 return;
             }
             state.note_lost(key);

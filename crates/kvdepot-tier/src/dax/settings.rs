@@ -12,12 +12,15 @@ pub(super) const SLAB_BYTES_DEFAULT: u64 = 256 << 20;
 pub(super) const SLAB_BYTES_MIN: u64 = 1 << 20;
 /// Whether a put returns without waiting for the flush.
 pub(super) const ASYNC_PUT_DEFAULT: bool = false;
+/// Words of `verify`.
+pub(super) const EVERY_READ: &str = "every_read";
+pub(super) const FIRST_READ: &str = "first_read";
 /// Largest medium: an exbibyte.
 const BYTES_MAX: u64 = 1 << 60;
 const THREADS: Kind = Kind::Whole { min: 1, max: IO_THREADS_MAX as u64 };
 
 /// All settings, in the order of the documentation.
-pub(super) const SETTINGS: [Setting; 9] = [
+pub(super) const SETTINGS: [Setting; 10] = [
     Setting {
         name: "device_path",
         kind: Kind::Path,
@@ -105,6 +108,19 @@ pub(super) const SETTINGS: [Setting; 9] = [
                       plain file, too. Engines whose device is not the processor, and other machines, get \
                       blocks through the pool.",
             default: Preset::Word("auto"),
+            came_later: true,
+            ..Key::BLANK
+        }),
+    },
+    Setting {
+        name: "verify",
+        kind: Kind::Choice { of: &[EVERY_READ, FIRST_READ] },
+        key: Some(Key {
+            name: "dax_verify",
+            meaning: "When the `Dax` tier compares a block's checksum. `first_read`: only at the block's first read \
+                      since this depot wrote or found it; later reads trust the medium, and cost a copy only. Take \
+                      it for memory that detects its own errors (ECC) and is nobody else's.",
+            default: Preset::Word(EVERY_READ),
             came_later: true,
             ..Key::BLANK
         }),

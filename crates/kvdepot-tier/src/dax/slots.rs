@@ -40,6 +40,23 @@ struct Slot {
     /// Units whose headers on the medium may name these units, and the blocks they belong to.
     headers: Vec<Victim>,
     header: Header,
+    /// Whether a read has compared its checksum.
+    is_checked: bool,
+}
+
+impl Slot {
+    fn new(header: Header, units: u32, headers: Vec<Victim>) -> Self {
+        Self {
+            key: header.key,
+            units,
+            phase: Phase::Writing,
+            readers: 0,
+            leases: 0,
+            headers,
+            header,
+            is_checked: false,
+        }
+    }
 }
 
 /// A block that was found.
@@ -47,6 +64,15 @@ struct Slot {
 pub(super) struct Found {
     pub(super) unit: u32,
     pub(super) header: Header,
+    /// Whether an earlier read has compared its checksum.
+    pub(super) is_checked: bool,
+}
+
+impl Found {
+    /// Returns whether both are the same block at the same place.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        (self.unit, self.header) == (other.unit, other.header)
+    }
 }
 
 /// An evicted block, and the unit of its header.
@@ -103,8 +129,7 @@ impl Slots {
         }
         self.generation = self.generation.max(header.generation);
         let headers = vec![(unit, header.key)];
-        let slot =
-            Slot { key: header.key, units, phase: Phase::Writing, readers: 0, leases: 0, headers, header };
+        let slot = Slot::new(header, units, headers);
         self.by_unit.insert(unit, slot);
         self.publish(unit);
         true
@@ -169,7 +194,14 @@ impl Slots {
         let slot = self.by_unit.get_mut(&unit)?;
         slot.readers += 1;
         self.order.get(&unit);
-        Some(Found { unit, header: slot.header })
+        Some(Found { unit, header: slot.header, is_checked: slot.is_checked })
+    }
+
+    /// A read that has not ended has compared the block's checksum.
+    pub(super) fn checked(&mut self, unit: u32) {
+        if let Some(slot) = self.by_unit.get_mut(&unit) {
+            slot.is_checked = true;
+        }
     }
 
     /// Ends a read.
@@ -218,7 +250,7 @@ impl Slots {
         self.generation += 1;
         let header = Header { key, generation: self.generation, checksum: 0, bytes, epoch };
         let headers = victims.clone();
-        let slot = Slot { key, units: whole, phase: Phase::Writing, readers: 0, leases: 0, headers, header };
+        let slot = Slot::new(header, whole, headers);
         self.by_unit.insert(unit, slot);
         self.name(unit);
         Some(Reserved { unit, victims })

@@ -9,4 +9,5 @@ mod hangs;
 mod leases;
 mod namespaces;
 mod shared;
+mod verify;
 mod writeback;

@@ -61,7 +61,7 @@ impl Medium for CachedFile {
         self.cache.write(at, bytes)
     }
 
-    fn read_pieces(&self, at: u64, pieces: &[Piece<'_>], checksums: &mut Vec<u64>) -> Result<()> {
+    fn read_pieces(&self, at: u64, pieces: &[Piece<'_>], checksums: Option<&mut Vec<u64>>) -> Result<()> {
         self.cache.read_pieces(at, pieces, checksums)
     }
 
