@@ -482,9 +482,9 @@ def serve(
     take_over: bool = False,
     wait_for_lock: bool = False,
 ) -> None:
-    """Runs a depot with its local door at ``socket_path`` until a signal handler raises, or until no client was
+    """Runs a depot that listens at ``socket_path`` until a signal handler raises, or until no client was
     attached for ``idle_exit_ms`` (0 = never). Returns if another depot already serves that socket. ``wire_json`` also
-    opens a wire door; then the depot is never idle. Before it returns, it writes blocks that are in no tier yet, for
+    starts a network listener; then the depot is never idle. Before it returns, it writes blocks that are in no tier yet, for
     at most ``drain_timeout_ms`` of the configuration. A panic in a thread of the depot aborts the process.
     ``take_over``: takes the pool and its blocks over from the depot that serves the socket, which then exits; starts
     with an empty pool if there is none. ``wait_for_lock``: waits until the depot that serves the socket exits;

@@ -84,7 +84,7 @@ SHIMS: Mapping[str, Shim] = {
     for shim in (
         Shim(
             name="infinistore",
-            gives="the command `infinistore`, which is `kvdepot serve` with the wire door open",
+            gives="the command `infinistore`, which is `kvdepot serve` with the network listener",
             distributions=("infinistore",),
             files={"infinistore": _LAUNCHER},
             where="scripts",

@@ -36,7 +36,7 @@ def test_every_verb_has_help(kvdepot):
 
 def test_runs_as_a_module():
     result = subprocess.run([sys.executable, "-m", "kvdepot", "--help"], check=True, capture_output=True, text=True)
-    assert "Keeps the KV caches of LLM engines." in result.stdout
+    assert "Stores the KV caches of LLM engines outside" in result.stdout
 
 
 @pytest.mark.parametrize(

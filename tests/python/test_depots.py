@@ -73,7 +73,7 @@ def test_depots_are_listed_and_ended(runtime: Path, serve: Callable[..., "subpro
     )
     assert str(first.pid) in run("depots")
     said = run("stop", "--config", small)
-    assert f"ending depot {first.pid}" in said
+    assert f"stopping depot {first.pid}" in said
     assert said.splitlines()[-1] == f"depot {first.pid} has exited"
     assert first.wait(LONG_S) == 0
     run("stop", "--config", small, status=1)

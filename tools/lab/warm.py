@@ -196,7 +196,7 @@ def _become(order: dict[str, Any], answers: int) -> None:
     executor = importlib.import_module("vllm.v1.executor.multiproc_executor")
     executor.get_mp_context = lambda: multiprocessing.get_context("fork")  # type: ignore[attr-defined]
     # Ranks that wait for each other by sched_yield block all others for up to 30 s on two processors
-    # (docs/operate.md, "The depot gets no processor"). This is how vLLM waits under older Pythons.
+    # (docs/operate.md, "The depot is starved of CPU"). This is how vLLM waits under older Pythons.
     importlib.import_module("vllm.distributed.utils").USE_SCHED_YIELD = False  # type: ignore[attr-defined]
     # vLLM has already handed its stream to its log handlers; both write to the same descriptors.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]

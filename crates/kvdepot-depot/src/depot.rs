@@ -299,8 +299,8 @@ fn note_stall(runner: &Runner, stall: Stall) {
     stats.stall_max_us.fetch_max(late_us, Ordering::Relaxed);
     if let Some(left_out) = stall.logged_after {
         tracing::warn!(
-            "the machine did not run this depot for {:.1} s (and {left_out} more times since the last such line): requests \
-             waited as long; give it a processor, see \"The depot gets no processor\" in docs/operate.md",
+            "the depot stalled: it was not scheduled for {:.1} s (and {left_out} more times since the last such line), \
+             and requests waited that long; leave it a CPU, see \"The depot is starved of CPU\" in docs/operate.md",
             stall.late.as_secs_f64()
         );
     }

@@ -80,8 +80,8 @@ impl Runner {
         let refused = self.refused() - refused_before;
         if blocks > 0 || refused > 0 {
             tracing::warn!(
-                "the depot ends and loses {blocks} blocks ({bytes} bytes) that could not be written within {timeout:?} \
-                 (--drain-timeout, drain_timeout_s), and {refused} that the tiers refused"
+                "the depot shuts down and loses {blocks} blocks ({bytes} bytes) that it could not write within {timeout:?} \
+                 (--drain-timeout, drain_timeout_s), and {refused} blocks that the tiers refused"
             );
         }
         Unwritten { blocks, bytes, refused }

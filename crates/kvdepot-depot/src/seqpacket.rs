@@ -186,7 +186,7 @@ impl SeqPacket {
                 Err(rustix::io::Errno::AGAIN) => {
                     return Err(Error::new(
                         ErrorKind::Timeout,
-                        "the other side of the local door did not answer in time",
+                        "the peer on the depot's Unix socket did not answer in time",
                     ));
                 }
                 Err(e) => return Err(lost("cannot receive from the other side of the local door", e)),

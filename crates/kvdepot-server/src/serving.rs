@@ -210,7 +210,7 @@ impl Doors {
             let unwritten = depot.finish();
             if unwritten.blocks == 0 && unwritten.refused == 0 {
                 tracing::info!(
-                    "the depot at {} ends (pid {}): no block was left to write",
+                    "the depot at {} shuts down (pid {}): all blocks are written",
                     lock.socket().display(),
                     std::process::id()
                 );
@@ -233,8 +233,8 @@ fn reopened(config: &WireConfig, depot: &Arc<Depot>) -> Option<WireDoor> {
             Err(_) if Instant::now() < end => std::thread::sleep(REOPEN_TICK),
             Err(error) => {
                 tracing::error!(
-                    "the wire door cannot be opened again; local engines are served, restart the depot for the others: \
-                     {error}"
+                    "cannot reopen the network listener; the depot still serves local engines; restart it to serve remote \
+                     clients: {error}"
                 );
                 return None;
             }

@@ -201,7 +201,7 @@ fn tcp_peers_beyond_the_descriptor_limit_leave_the_local_door_and_the_disk_alone
     let depot = Role::start("256 descriptors and a wire door");
     let attachment = depot.attach();
     let engine = Engine::new(&attachment, &spec_of_blocks(), 8);
-    const OPEN: &str = "the wire door is open at ";
+    const OPEN: &str = "the network listener is ready at ";
     let log = depot.log();
     let line = log.lines().find_map(|line| line.split_once(OPEN)).unwrap().1;
     let at = line.split_whitespace().next().unwrap().to_owned();

@@ -220,7 +220,7 @@ impl Shared {
             Verdict::Nothing => {}
             Verdict::Good if pass == Pass::Trial => {
                 *breaker = Breaker::default();
-                tracing::warn!(tier = %self.name, ?side, "switched on again: it answers");
+                tracing::warn!(tier = %self.name, ?side, "circuit breaker closed: the tier responds again");
                 return true;
             }
             // A late success from before the pause must not end it.
@@ -241,7 +241,7 @@ impl Shared {
             let pause_ms = u64::try_from(breaker.pause.as_millis()).unwrap_or(u64::MAX);
             tracing::warn!(
                 tier = %self.name, ?side, failures = breaker.failures, pause_ms, %error,
-                "switched off: it keeps failing"
+                "circuit breaker opened: the tier keeps failing"
             );
             return true;
         }

@@ -16,7 +16,7 @@ impl<'a> Reader<'a> {
     }
 
     pub(crate) fn bad(&self, why: &str) -> Error {
-        Error::new(ErrorKind::Protocol, format!("a message of the wire door cannot be read: {why}"))
+        Error::new(ErrorKind::Protocol, format!("a message of the wire protocol cannot be read: {why}"))
             .with("message", self.what)
     }
 

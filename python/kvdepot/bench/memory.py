@@ -1,4 +1,4 @@
-"""Dump into and load from a warm pool, compared with memcpy; lookups through the local door."""
+"""Dump into and load from a warm pool, compared with memcpy; lookups through the Unix socket."""
 
 import json
 import os
@@ -79,7 +79,7 @@ def served(config: dict[str, object]) -> Iterator[_native.Depot]:
 
 
 def door(*, rounds: int, keys: int) -> Row:
-    """Measures a prefix lookup of 128 hashes through the local door, in microseconds, and keys per second in batch."""
+    """Measures a prefix lookup of 128 hashes through the Unix socket, in microseconds, and keys per second in batch."""
     with served({"pipeline": "Cache", "pool_bytes": keys * 4096 + 64 * MIB}) as depot:
         store = open_store(depot, "door", "[[1,[64]]]", copy_threads=1)
         memory = np.zeros((1, 64), np.uint8)

@@ -64,7 +64,7 @@ def check_devices(report: Mapping[str, Any], *, rdma_wanted: bool) -> Iterator[F
         yield Finding("GPU driver", "warn", f"CUDA {report['driver']}: {report['problem'] or 'no device'}", why, mend)
     else:
         yield Finding("GPU driver", "ok", f"none ({report['problem']})" if report["problem"] else "none", why)
-    why = "use_gdr and the wire door's RDMA need an adapter; TCP and local engines do not"
+    why = "use_gdr and the network listener's RDMA need an adapter; TCP and local engines do not"
     adapters: Sequence[str] = report["adapters"]
     if adapters:
         yield Finding("RDMA adapters", "ok", ", ".join(adapters), why)

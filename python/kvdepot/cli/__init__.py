@@ -107,7 +107,7 @@ def usage_text(error: click.UsageError) -> str:
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="kvdepot")
 def main() -> None:
-    """Keeps the KV caches of LLM engines.
+    """Stores the KV caches of LLM engines outside the engines.
 
     Exit status: 0 = done, 1 = failed, 2 = wrong usage or configuration, 130 = interrupted.
     """

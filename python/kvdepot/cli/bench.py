@@ -30,7 +30,7 @@ def command() -> None:
 def store(
     rounds: int, threads: int, io_threads: int, directory: str | None, only: str | None, smoke: bool, as_json: bool
 ) -> None:
-    """Pool against memcpy, local door, cold loads against fio (if fio is installed), and the cost of traces.
+    """Measures the pool against memcpy, the Unix socket, cold loads against fio (if installed), and the cost of traces.
 
     \b
     kvdepot bench store
@@ -45,7 +45,7 @@ def store(
         sections.append(("memory", progress("pool against memcpy", warm)))
     if only in {None, "door"}:
         door = memory.door(rounds=rounds, keys=memory.SMOKE_KEYS if smoke else memory.KEYS)
-        sections.append(("door", progress("local door", iter([door]))))
+        sections.append(("door", progress("Unix socket", iter([door]))))
     if only in {None, "disk"}:
         cold = disk.cold(shapes.SMOKE_SHAPES if smoke else disk.SHAPES, directory, rounds=rounds, threads=io_threads)
         sections.append(("disk", progress("cold loads", cold)))

@@ -26,7 +26,7 @@ COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 @click.command()
-@click.option("--config", "file", type=click.Path(dir_okay=False), help="Configuration file; defaults without one.")
+@click.option("--config", "file", type=click.Path(dir_okay=False), help="Configuration file; default: the defaults.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(file: str | None, as_json: bool) -> None:
     """Checks this machine and a configuration, and shows devices and copy engines. Exits with 1 if a check fails.

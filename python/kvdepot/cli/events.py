@@ -12,7 +12,7 @@ from kvdepot.events import BlockEvent, BlockEvents
 
 
 @click.command()
-@click.option("--config", "file", type=click.Path(dir_okay=False), help="Configuration file; defaults without one.")
+@click.option("--config", "file", type=click.Path(dir_okay=False), help="Configuration file; default: the defaults.")
 @click.option("--socket", type=click.Path(), help="Unix socket; made from the configuration when left out.")
 @click.option("--block-bytes", type=click.IntRange(min=1), help="Bytes of a block, as for serve.")
 @click.option("--follow", is_flag=True, help="Then print each change, until Ctrl-C.")

@@ -100,7 +100,9 @@ def command(
 
 def _check_unused(user: RunningDepot | None) -> None:
     if user is not None:
-        raise BusyError(f"the depot on {user.socket} (pid {user.pid}) uses these directories: kvdepot stop ends it")
+        raise BusyError(
+            f"the depot on {user.socket} (pid {user.pid}) uses these directories: stop it with `kvdepot stop`"
+        )
 
 
 def _remove(going: list[Garbage], places: list[Path], config: KVDepotConfig | None) -> tuple[int, list[str]]:

@@ -10,7 +10,7 @@ from kvdepot.cli.wire import SERVICE_PORT
 
 
 def arguments_of_serve(arguments: Sequence[str]) -> list[str]:
-    """Returns options of ``kvdepot serve``: the given ones, and the wire door's port, which opens it."""
+    """Returns options of ``kvdepot serve``: the given ones, and the network listener's port, which opens it."""
     given = list(arguments)
     if not any(one == "--service-port" or one.startswith("--service-port=") for one in given):
         given += ["--service-port", str(SERVICE_PORT)]

@@ -27,7 +27,7 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Directory of the Posix tier; may be repeated. Overrides --config.",
         ),
         click.option(
-            "--config", "file", type=click.Path(dir_okay=False), help="Configuration file; defaults without one."
+            "--config", "file", type=click.Path(dir_okay=False), help="Configuration file; default: the defaults."
         ),
     ):
         command = option(command)

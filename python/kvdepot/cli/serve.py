@@ -20,11 +20,11 @@ from kvdepot.errors import ConfigError, UnavailableError
 
 
 @click.command()
-@click.option("--config", "file", type=click.Path(dir_okay=False), help="Configuration file; defaults without one.")
+@click.option("--config", "file", type=click.Path(dir_okay=False), help="Configuration file; default: the defaults.")
 @click.option(
     "--core-json", help="The core's JSON instead of a file and variables, as engines pass it; needs --socket."
 )
-@click.option("--socket", type=click.Path(), help="Unix socket; default: made from the configuration.")
+@click.option("--socket", type=click.Path(), help="Unix socket; default: derived from the configuration.")
 @click.option("--block-bytes", type=click.IntRange(min=1), help="Bytes of a block, for a Staging pool sized in blocks.")
 @click.option(
     "--idle-exit-s",
@@ -93,7 +93,7 @@ def command(
     Engines with the same configuration find the depot automatically. It exits with status 0 if another depot already
     serves the socket, and with status 1 if another process holds its lock but no depot answers.
 
-    With --service-port or any other option of the wire door, clients on other machines can use the depot, too,
+    With --service-port or any other option of the network listener, clients on other machines can use the depot, too,
     including those of InfiniStore. Such a depot keeps everything in memory unless --config gives it a tier. It exits
     with status 1 if another depot already serves the socket, because that one does not have its ports.
 

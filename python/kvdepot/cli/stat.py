@@ -15,8 +15,8 @@ WAIT_MS = 1000
 
 
 @click.command()
-@click.option("--config", "file", type=click.Path(dir_okay=False), help="Configuration file; defaults without one.")
-@click.option("--socket", type=click.Path(), help="Unix socket; default: made from the configuration.")
+@click.option("--config", "file", type=click.Path(dir_okay=False), help="Configuration file; default: the defaults.")
+@click.option("--socket", type=click.Path(), help="Unix socket; default: derived from the configuration.")
 @click.option("--block-bytes", type=click.IntRange(min=1), help="Bytes of a block, as for `kvdepot serve`.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(file: str | None, socket: str | None, block_bytes: int | None, as_json: bool) -> None:

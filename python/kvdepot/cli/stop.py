@@ -17,8 +17,8 @@ STEP_S = 0.5
 
 
 @click.command()
-@click.option("--config", "file", type=click.Path(dir_okay=False), help="Configuration file; defaults without one.")
-@click.option("--socket", type=click.Path(), help="Unix socket; default: made from the configuration.")
+@click.option("--config", "file", type=click.Path(dir_okay=False), help="Configuration file; default: the defaults.")
+@click.option("--socket", type=click.Path(), help="Unix socket; default: derived from the configuration.")
 @click.option("--block-bytes", type=click.IntRange(min=1), help="Bytes of a block, as for `kvdepot serve`.")
 @click.option("--all", "all_depots", is_flag=True, help="Stop all depots that `kvdepot depots` lists.")
 @click.option(
@@ -72,7 +72,9 @@ def _end(depot: RunningDepot, end_s: float, quiet: bool) -> bool:
         signal.pidfd_send_signal(process, signal.SIGTERM)
         dirty = depot.stats["dirty_blocks"]
         if not quiet:
-            click.echo(f"ending depot {depot.pid} on {depot.socket}" + (f": {dirty} blocks to write" if dirty else ""))
+            click.echo(
+                f"stopping depot {depot.pid} on {depot.socket}" + (f": {dirty} blocks to write" if dirty else "")
+            )
         while not select.select([process], [], [], min(STEP_S, max(0.0, end_s - time.monotonic())))[0]:
             if time.monotonic() >= end_s:
                 return False

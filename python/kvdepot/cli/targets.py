@@ -93,7 +93,7 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option("--socket", type=click.Path(), help="Unix socket of a running depot."),
         click.option(
-            "--config", "file", type=click.Path(dir_okay=False), help="Configuration file; defaults without one."
+            "--config", "file", type=click.Path(dir_okay=False), help="Configuration file; default: the defaults."
         ),
     ):
         command = option(command)

@@ -27,7 +27,7 @@ REASONS: Mapping[str, str] = {
     "never_stored": "never stored, as far as this depot remembers",
     "evicted": "evicted",
     "other_namespace": "stored in another namespace only",
-    "dropped": "its dump was refused: the pool was full of what tiers had not written",
+    "dropped": "the depot refused to store it: the pool was full of blocks not yet written to a tier",
     "write_failed": "no tier could write it, and it left the pool",
     "read_failed": "a tier could not read it",
     "checksum": "its checksum differed when a tier read it",
@@ -38,7 +38,7 @@ REASONS: Mapping[str, str] = {
     "no_room": "the pool had no room for it",
     "being_stored": "it was being stored",
     "reset": "its namespace was reset",
-    "forgotten": "its namespace was forgotten for others, and no tier had it",
+    "forgotten": "the depot dropped its namespace to make room for others, and no tier had it",
     "removed": "a client removed it",
     "over_budget": "a tier's budget of written bytes was used up, and it left the pool",
 }
@@ -66,7 +66,7 @@ def command(
 ) -> None:
     """Says why requests or blocks were not found.
 
-    Without WHAT: the last requests that found less than they asked for. With one REQUEST: those of them whose id starts
+    Without WHAT: the last misses and partial hits. With one REQUEST: those of them whose id starts
     with it. With NAMESPACE (the first digits of its name) and HASHes: where these blocks are, and why they are missing.
 
     \b
@@ -87,8 +87,8 @@ def command(
     if what and not answer["misses"]:
         kept = answer["kept"]
         error = ConfigError(
-            f"no request that begins with {what[0]} is among the last {kept} misses of the depot: it found all that it "
-            "asked for, it was never looked up (the engine's log at level debug says why), or it is too long ago"
+            f"none of the depot's last {kept} misses has a request id that begins with {what[0]}: the request was a "
+            "full hit, it was never looked up (the engine's debug log says why), or it is too old"
         )
         error.kind = "not_found"
         raise error
@@ -116,7 +116,7 @@ def _ask(socket: str, page: str, query: Sequence[tuple[str, str]]) -> dict[str, 
     try:
         told: dict[str, Any] = json.loads(body)
     except ValueError:
-        raise UnavailableError(f"what answers at {socket}.http is no depot of this version") from None
+        raise UnavailableError(f"the process that listens on {socket}.http is not a depot of this version") from None
     if status == http.HTTPStatus.SERVICE_UNAVAILABLE:
         raise UnavailableError(str(told.get("error", "the depot answers too many questions: ask again")))
     if status != http.HTTPStatus.OK:
@@ -150,7 +150,7 @@ def _show_misses(answer: Mapping[str, Any], as_json: bool) -> None:
         print_json({**answer, "differences": differ})
         return
     if not answer["misses"]:
-        click.echo("no request has found less than it asked for since the depot began")
+        click.echo("no misses or partial hits since the depot started")
         return
     print_table(
         ["time", "client", "request", "namespace", "hit", "first block not found", "why"],

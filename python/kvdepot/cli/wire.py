@@ -1,4 +1,4 @@
-"""Options of the wire door: those of InfiniStore's server, by their names and units, and a few of our own."""
+"""Options of the network listener: those of InfiniStore's server, by their names and units, and a few of our own."""
 
 import ipaddress
 import json
@@ -25,7 +25,7 @@ PORT = click.IntRange(0, 65535)
 RDMA = ("dev_name", "ib_port", "link_type", "hint_gid_index")
 
 OPTIONS = (
-    click.option("--service-port", type=PORT, help=f"Port of the wire door; default: {SERVICE_PORT}."),
+    click.option("--service-port", type=PORT, help=f"Port of the network listener; default: {SERVICE_PORT}."),
     click.option("--manage-port", type=PORT, help=f"Port of HTTP management; default: {MANAGE_PORT}."),
     click.option("--host", help=f"Address or name to listen on, for both ports; default: {HOST}."),
     click.option(
@@ -100,18 +100,18 @@ OPENING = (
     "tls_key_file",
     *RDMA,
 )
-"""Options any of which opens the wire door. A token alone does not: it may be set in the environment."""
+"""Options any of which starts the network listener. A token alone does not: it may be set in the environment."""
 
 
 def options(command: F) -> F:
-    """Adds the wire door's options to a command."""
+    """Adds the network listener's options to a command."""
     for option in reversed(OPTIONS):
         command = option(command)
     return command
 
 
 def wanted(said: Mapping[str, Any]) -> bool:
-    """Returns whether any option requests a wire door."""
+    """Returns whether any option requests a network listener."""
     # Port 0 lets the system choose a port; it is equal to False.
     return any(said[name] is not None and said[name] is not False for name in OPENING)
 
@@ -127,7 +127,7 @@ def memory_only(file: str | None, environ: Mapping[str, str]) -> bool:
 
 
 def wire_json(said: Mapping[str, Any]) -> str:
-    """Returns the core's configuration of the wire door.
+    """Returns the core's configuration of the network listener.
 
     Raises:
         ConfigError: a name has no address, or thresholds are in the wrong order.

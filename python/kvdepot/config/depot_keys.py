@@ -70,8 +70,8 @@ class DepotKeys(BaseModel):
     )
     evicted_blocks_remembered: int = key(
         262_144,
-        "Blocks that were evicted, lost or refused of which the depot remembers why, so that `kvdepot why` and "
-        "`kvdepot_miss_requests_total` can tell a block that went from one that was never stored: 16 bytes each. "
+        "How many evicted, lost or refused blocks the depot remembers, with the reason (16 bytes each). `kvdepot why` "
+        "and `kvdepot_miss_requests_total` use this history to tell such a block from one that was never stored. "
         "0 = none.",
         unit="blocks",
         ge=0,

@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 WriteWhen = Literal["through", "on_second_use", "when_cold", "on_demotion"]
 WRITE = (
-    "When the `{tier}` tier is given a block. `through`: immediately, and the pool keeps the block until it is "
+    "When the depot writes a block to the `{tier}` tier. `through`: immediately; the pool keeps the block until it is "
     "written. `on_second_use`: when the block is used again. `when_cold`: before the pool evicts it; eviction does not "
-    "wait for a tier that fails or is slow. `on_demotion`: before a tier above it evicts the block. Blocks that no "
-    "tier was given are lost when the depot shuts down."
+    "wait for a failing or slow tier. `on_demotion`: before a tier above evicts it. When the depot shuts down, it "
+    "loses blocks that it has handed to no tier."
 )
 WRITE_BUDGET = (
-    "Limit of what the `{tier}` tier is given in a day, for media that wear out; 0 = no limit. The budget refills "
-    "continuously, and at most one hour's share accumulates. A block beyond it is left out; the tier is asked again "
-    "when the block is used, if the pool still has it. Values of the wire door are written nevertheless, and count."
+    "Daily write budget of the `{tier}` tier, for media that wear out; 0 = no limit. The budget refills continuously; "
+    "at most one hour's share accumulates. The depot skips a block that exceeds it, and retries when the block is used "
+    "again, if the pool still has it. Values from the network listener are written nevertheless, and use the budget up."
 )
 PROMOTE = "Also give the `{tier}` tier blocks that were read from a tier below it."
 

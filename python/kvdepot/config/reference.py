@@ -13,10 +13,10 @@ _HEAD = """\
 
 <!-- Written by `kvdepot config keys --markdown` from the table of keys; a test compares them. -->
 
-A configuration is one YAML file, or a dict with the same keys. Every key has a default, and no file at all is fine:
-sizes then follow the machine. An unknown key is an error that names the nearest known one.
-`kvdepot config check FILE` finds every mistake; `kvdepot config explain FILE` shows the values that hold on this
-machine and where each comes from.
+A configuration is one YAML file, or a dict with the same keys. The file is optional: every key has a default, and
+kvdepot then derives sizes from the machine. An unknown key is an error that suggests the closest known key.
+`kvdepot config check FILE` reports every mistake. `kvdepot config explain FILE` shows the effective values on this
+machine and where each one comes from.
 
 ```yaml
 pipeline: "Cache|Posix"

@@ -52,7 +52,7 @@ pub fn open(path: &Path, bytes_max: u64, access: Access, lock_wait: Duration) ->
     if wanted > size {
         return Err(said(Error::new(
             ErrorKind::Config,
-            "a medium is smaller than it shall be: lower the size, or make the file longer with `truncate -s`",
+            "the medium is smaller than configured: lower the configured size, or extend the file with `truncate -s`",
         )
         .with("bytes", size)
         .with("bytes_wanted", wanted)));

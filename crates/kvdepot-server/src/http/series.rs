@@ -64,7 +64,7 @@ impl Collector for Series {
             &most("lock_hold_cpu_max_us"),
         )?;
         write(&mut encoder, Kind::Counter, "failures", "Operations that failed, by kind", &failures(stats))?;
-        let misses = "Claims and lookups that found less than they asked for, by the reason of the first block that they missed";
+        let misses = "Claims and lookups that were misses or partial hits, by the reason of the first block that they missed";
         write(&mut encoder, Kind::Counter, "miss_requests", misses, &by_reason(stats))?;
         self.namespaces(&mut encoder)?;
         self.regions(&mut encoder)?;

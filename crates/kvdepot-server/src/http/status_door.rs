@@ -39,7 +39,7 @@ impl PortGuard {
     fn new(socket: &Path) -> Self {
         let not_here = format!(
             "every user of this machine can read this port: ask at the depot's Unix socket {}, as kvdepot why does, or \
-             at its wire door",
+             at its network listener",
             socket.display()
         );
         Self { own_name: browser::own_name(), not_here, refused: LogLimit::default() }
@@ -95,7 +95,7 @@ impl StatusDoor {
         let runtime = match runtime {
             Ok(runtime) => runtime,
             Err(error) => {
-                tracing::error!("there is no HTTP for metrics: no thread can be started: {error}");
+                tracing::error!("cannot serve metrics: no thread can be started: {error}");
                 return Self { runtime: None, socket: None, port: None };
             }
         };
@@ -107,7 +107,7 @@ impl StatusDoor {
                 path = Some((socket_of(socket), id));
                 tokio::spawn(serve_socket(listener, Arc::clone(depot), Arc::clone(&visitors)));
             }
-            Err(error) => tracing::error!("there is no Unix socket for metrics: {error}"),
+            Err(error) => tracing::error!("cannot open the Unix socket for metrics: {error}"),
         }
         match port.map(listen_at_port) {
             None => {}
@@ -119,7 +119,7 @@ impl StatusDoor {
                 let guard = PortGuard::new(&socket_of(socket));
                 tokio::spawn(serve_port(listener, Arc::clone(depot), visitors, guard));
             }
-            Some(Err(error)) => tracing::error!("there is no port for metrics: {error}"),
+            Some(Err(error)) => tracing::error!("cannot open the metrics port: {error}"),
         }
         drop(entered);
         Self { runtime: Some(runtime), socket: path, port: at }

@@ -113,7 +113,8 @@ impl WireConfig {
     /// Parses and checks the JSON text.
     pub fn from_json(text: &str) -> Result<Self> {
         let config: Self = serde_json::from_str(text).map_err(|e| {
-            Error::new(ErrorKind::Config, "the wire door's configuration cannot be read").with_source(e)
+            Error::new(ErrorKind::Config, "the network listener's configuration cannot be read")
+                .with_source(e)
         })?;
         let bad = |what: &str| Error::new(ErrorKind::Config, what.to_owned());
         let evict = &config.evict;
@@ -127,7 +128,7 @@ impl WireConfig {
             .with("interval_ms", evict.interval_ms));
         }
         if config.connections_max == 0 || config.stall_timeout_ms == 0 {
-            return Err(bad("a wire door needs at least one connection, and some patience"));
+            return Err(bad("the network listener needs at least one connection, and some patience"));
         }
         if let Some(rdma) = &config.rdma {
             rdma.check()?;

@@ -54,8 +54,8 @@ impl WireDoor {
         let token = config.token()?;
         if !config.host.is_loopback() && token.is_none() {
             tracing::warn!(
-                "THE WIRE DOOR IS OPEN TO THE NETWORK WITHOUT A TOKEN: anyone who reaches {} can read, change and delete \
-                 everything in it. Set a token, or listen at 127.0.0.1.",
+                "THE DEPOT LISTENS ON THE NETWORK WITHOUT A TOKEN: anyone who reaches {} can read, change and delete \
+                 everything in it. Set a token (--token-file), or listen on 127.0.0.1.",
                 config.host
             );
         }
@@ -70,7 +70,7 @@ impl WireDoor {
             .thread_name("kvdepot-wire")
             .enable_all()
             .build()
-            .map_err(|e| Error::io("cannot start the wire door's threads", e))?;
+            .map_err(|e| Error::io("cannot start the network listener's threads", e))?;
         let (draining, closing) = watch::channel(false);
         let drain = Duration::from_millis(config.drain_ms);
         let (service_at, manage_at) = (
@@ -102,7 +102,7 @@ impl WireDoor {
             runtime.spawn(http::serve(Arc::clone(&door), managing, closing.clone()));
         }
         let listener = runtime.spawn(accept(door, listener, closing));
-        tracing::info!("the wire door is open at {service}");
+        tracing::info!("the network listener is ready at {service}");
         if let Some(manage) = manage {
             tracing::info!("HTTP management is open at {manage}");
         }

@@ -117,9 +117,9 @@ pub(super) const SETTINGS: [Setting; 10] = [
         kind: Kind::Choice { of: &[EVERY_READ, FIRST_READ] },
         key: Some(Key {
             name: "dax_verify",
-            meaning: "When the `Dax` tier compares a block's checksum. `first_read`: only at the block's first read \
-                      since this depot wrote or found it; later reads trust the medium, and cost a copy only. Take \
-                      it for memory that detects its own errors (ECC) and is nobody else's.",
+            meaning: "When the `Dax` tier verifies a block's checksum. `first_read`: only on the first read after this \
+                      depot wrote or found the block; later reads trust the medium and cost only a copy. Use it for \
+                      ECC memory that only this depot uses.",
             default: Preset::Word(EVERY_READ),
             came_later: true,
             ..Key::BLANK

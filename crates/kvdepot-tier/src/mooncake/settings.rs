@@ -62,8 +62,8 @@ pub(super) const SETTINGS: [Setting; 9] = [
         kind: Kind::Whole { min: 1, max: TIMEOUT_MS_MAX },
         key: Some(Key {
             name: "mooncake_timeout_ms",
-            meaning: "How long a call of Mooncake may take. A call that still hangs 10 s later costs its process, which \
-                      is started again.",
+            meaning: "Timeout of a Mooncake call. If a call still hangs 10 s after its timeout, the depot kills and \
+                      restarts the helper process.",
             unit: "ms",
             default: Preset::Whole(5_000),
             ..Key::BLANK

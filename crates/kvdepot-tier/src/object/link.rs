@@ -213,7 +213,7 @@ impl Link {
                     ?lane,
                     pause_ms = pause.as_millis(),
                     error,
-                    "switched off for a while: the store keeps failing"
+                    "circuit breaker opened: the store keeps failing"
                 );
             }
             Change::CameBack => {

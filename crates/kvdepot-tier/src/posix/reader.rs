@@ -191,7 +191,7 @@ impl Reading {
 
     /// Sets a corrupt file aside, so that it is not served again and can be inspected.
     fn quarantine(&self, error: &Error) {
-        tracing::warn!(key = %self.key, %error, "a corrupt block file is set aside");
+        tracing::warn!(key = %self.key, %error, "quarantined a corrupt block file");
         let kept = self.shared.put_aside_counted(&self.space, self.directory, self.key);
         let mut state = self.shared.lock();
         let bytes = state.index.get(&self.key).map_or(self.space.file_bytes, |entry| entry.bytes);
@@ -250,7 +250,7 @@ impl Shared {
     pub(super) fn clear_name(&self, space: &Space, directory: usize, key: BlockKey) {
         let stat = self.device(directory).stat(&space.block_path(key.hash));
         if stat.ok().flatten().is_some_and(|stat| stat.is_dir) {
-            tracing::warn!(%key, "a directory is in the place of a block, and is set aside");
+            tracing::warn!(%key, "quarantined a directory that is in the place of a block");
             self.put_aside(space, directory, key, true);
         }
     }

@@ -135,10 +135,10 @@ pub(super) const SETTINGS: [Setting; 17] = [
         kind: Kind::Switch,
         key: Some(Key {
             name: "posix_compression",
-            meaning: "Compress blocks without loss before they are written, so that more of them fit. `auto` \
-                      measures some blocks of each namespace, and compresses those of namespaces where that saves \
-                      a tenth and is fast. `true` compresses every block that saves a page. Blocks are read \
-                      whatever this says.",
+            meaning: "Compress blocks losslessly before writing them, so that more of them fit. `auto` samples some \
+                      blocks of each namespace, and compresses the namespace if that saves 10 % and is fast. `true` \
+                      compresses every block that shrinks by a page or more. The tier reads both forms with any \
+                      setting.",
             default: Preset::Bool(false),
             came_later: true,
             ..Key::BLANK

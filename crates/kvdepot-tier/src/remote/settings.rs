@@ -15,7 +15,7 @@ pub(super) const SETTINGS: [Setting; 7] = [
         key: Some(Key {
             name: "remote_servers",
             meaning: "Pool servers of the `Remote` tier, each `host:port`, as a list or separated by `,`: \
-                      `kvdepot serve` with its wire door open, or InfiniStore. Each block is stored on one \
+                      `kvdepot serve` with its network listener, or InfiniStore. Each block is stored on one \
                       of them, chosen by its key, so all nodes must spell the servers alike. Their order \
                       does not matter.",
             by_default: "none; a pipeline with `Remote` needs at least one",
@@ -69,8 +69,8 @@ pub(super) const SETTINGS: [Setting; 7] = [
         kind: Kind::Whole { min: 1, max: TIMEOUT_MS_MAX },
         key: Some(Key {
             name: "remote_timeout_ms",
-            meaning: "How long a pool server may stay silent while it owes an answer. After that its blocks \
-                      are misses until it answers again.",
+            meaning: "How long a pool server may send nothing while a request is pending. After that its blocks \
+                      are misses until it responds again.",
             unit: "ms",
             default: Preset::Whole(2_000),
             ..Key::BLANK

@@ -136,7 +136,7 @@ impl ClientHandshake {
                 if *version != VERSION {
                     return Err(Error::new(
                         ErrorKind::Version,
-                        "the server speaks another version of the wire door",
+                        "the server speaks another version of the wire protocol",
                     )
                     .with("server_version", version)
                     .with("client_version", VERSION));
@@ -222,7 +222,7 @@ impl ServerHandshake {
                 if *version != VERSION {
                     return Err(Error::new(
                         ErrorKind::Version,
-                        "client and server speak different versions of the wire door: install the same kvdepot in both",
+                        "client and server speak different versions of the wire protocol: install the same kvdepot in both",
                     )
                     .with("client_version", version)
                     .with("server_version", VERSION));

@@ -193,7 +193,7 @@ class Loads:
             block_bytes = {index: store.block_bytes for index, store in self._stores.items()}
             self._spans.load_ended(load, len(bad), block_bytes)
         if bad:
-            logger.warning("request %s: %d blocks were not loaded, they are computed", load.request_id, len(bad))
+            logger.warning("request %s: %d blocks failed to load; vLLM recomputes them", load.request_id, len(bad))
             self._report.failed.add(load.load_id)
             if self._recompute_by_block:
                 self._failed_pages |= bad

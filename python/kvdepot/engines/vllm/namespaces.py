@@ -134,7 +134,7 @@ class EngineNamespaces:
         """Disables the connector on all ranks, because one cannot take part. Logged once."""
         if self.off:
             return
-        logger.error("kvdepot is off, requests are computed as without it: %s", why)
+        logger.error("kvdepot is off; vLLM runs without it: %s", why)
         self.off = why
         self.weights.doubt(examine=False)
         self._close()
