@@ -7,6 +7,7 @@ bfloat16 only; the other architectures run in float32, too.
 
 import argparse
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,13 @@ IMAGE_TOKEN_ID = VOCABULARY - 1
 """An image is one such token in a prompt of tokens, and 16 in the model, one for each patch."""
 
 
-def save_tokenizer(directory: Path, last_word: str = f"w{VOCABULARY - 1}") -> Any:
-    """Writes the tokenizer, which splits words at spaces, and returns it."""
+def save_tokenizer(directory: Path, last_words: Sequence[str] = ()) -> Any:
+    """Writes the tokenizer, which splits words at spaces, and returns it; these words are the last ones."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = [*SPECIAL, *(f"w{number}" for number in range(len(SPECIAL), VOCABULARY - 1)), last_word]
+    numbers = range(len(SPECIAL), VOCABULARY - len(last_words))
+    words = [*SPECIAL, *(f"w{number}" for number in numbers), *last_words]
     tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token=SPECIAL[0]))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     fast = PreTrainedTokenizerFast(
@@ -86,7 +88,7 @@ def make_llava(size: argparse.Namespace) -> int:
     images = CLIPImageProcessorPil(size={"shortest_edge": IMAGE_PIXELS}, crop_size=edge)
     LlavaProcessor(
         images,
-        save_tokenizer(size.directory, IMAGE_TOKEN),
+        save_tokenizer(size.directory, [IMAGE_TOKEN]),
         patch_size=PATCH_PIXELS,
         vision_feature_select_strategy="default",
         image_token=IMAGE_TOKEN,

@@ -1,6 +1,6 @@
 """Summary of rounds: medians, and ratios between measurements of the same minutes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -50,10 +50,10 @@ class Cell:
     same_output: bool
 
     @staticmethod
-    def of(rounds: Sequence[Round], process: str, step: str, length: int) -> "Cell":
+    def of(rounds: Sequence[Mapping[str, Result]], process: str, step: str, length: int) -> "Cell":
         """Combines a row's rounds."""
 
-        def sent(one: Round, process: str, step: str) -> Sent:
+        def sent(one: Mapping[str, Result], process: str, step: str) -> Sent:
             return one[process].sent[f"{step}/{length}"]
 
         mine = [sent(one, process, step) for one in rounds]

@@ -18,7 +18,7 @@ from tools.lmcache.server import CHUNK_TOKENS, LMCacheServer, depot_adapter
 from tools.lmcache.vllm import Engine
 
 PROMPT = {"seed": 1, "count": 2, "tokens": 1030}
-WHOLE = [1030 // int(CHUNK_TOKENS) * int(CHUNK_TOKENS)] * 2
+WHOLE = [1030 // CHUNK_TOKENS * CHUNK_TOKENS] * 2
 NOTHING = [0, 0]
 MODEL_S = 120
 
@@ -40,7 +40,7 @@ def stored(server: LMCacheServer, chunks: int) -> bool:
 
 def parked(home: DepotHome, server: LMCacheServer) -> None:
     """Waits until the prompts' chunks are in the depot."""
-    until(lambda: stored(server, sum(WHOLE) // int(CHUNK_TOKENS)), "the dumps")
+    until(lambda: stored(server, sum(WHOLE) // CHUNK_TOKENS), "the dumps")
 
 
 @pytest.mark.timeout(600)
@@ -78,6 +78,6 @@ def test_answers_are_the_same_whatever_is_killed(tmp_path: Path, home: DepotHome
         "depot dead": NOTHING,
         "depot back": WHOLE,
     }
-    assert loaded["loaded"] == sum(WHOLE) // int(CHUNK_TOKENS)
+    assert loaded["loaded"] == sum(WHOLE) // CHUNK_TOKENS
     assert not dead["attached"]
     assert dead["is_healthy"]

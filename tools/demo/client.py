@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tools.demo.server import MODEL_NAME
+from tools.lab.metrics import counter
 from tools.lab.ports import LOOPBACK
 
 REQUEST_S = 300.0
@@ -76,11 +77,7 @@ class Client:
 
     def counter(self, name: str) -> int:
         """Returns a counter of the server, summed over its labels."""
-        total = 0.0
-        for line in self._get("/metrics").splitlines():
-            if line.startswith((f"{name}{{", f"{name} ")):
-                total += float(line.rpartition(" ")[2])
-        return int(total)
+        return counter(self._get("/metrics"), name)
 
     def healthy(self) -> bool:
         """Returns whether the server answers yet."""

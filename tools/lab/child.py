@@ -5,6 +5,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -115,6 +116,13 @@ class Child:
         while self._signal(signal.SIGKILL) and time.monotonic() < end_s:
             self._process.poll()
             time.sleep(POLL_S)
+
+    def end(self, timeout_s: float) -> None:
+        """Sends SIGTERM to the program and waits for its end, at most so long; then kills what is left of the group."""
+        self._process.terminate()
+        with suppress(ChildError):
+            self.wait_for_end(timeout_s)
+        self.kill()
 
     def _signal(self, number: int) -> bool:
         try:

@@ -6,6 +6,7 @@ import select
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -50,6 +51,14 @@ class Rounds:
             if line.startswith("ROUND "):
                 found: dict[str, Any] = json.loads(line.removeprefix("ROUND "))
                 return found
+
+    def end(self, timeout_s: float) -> None:
+        """Closes standard input, which ends the program, and waits at most so long; then kills what is left."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+        self.kill()
 
     def kill(self) -> None:
         """Sends SIGKILL to the program and everything that it has started."""
