@@ -96,6 +96,10 @@ bench-waiting: vllm-env ## Measure the scheduler's steps while a thousand reques
 bench-sglang: sglang-env ## Measure hits of real SGLang in kvdepot, its own host memory and its own files
 	@$(SGLANG_VENV)/bin/python -m benches.sglang $(ARGS)
 
+.PHONY: bench-lmcache
+bench-lmcache: vllm-env infinistore-env ## Measure real vLLM under LMCache's server, above kvdepot and above LMCache's own second levels
+	@$(INFINISTORE_VENV)/bin/python -m benches.lmcache $(ARGS)
+
 .PHONY: bench-wire-faults
 bench-wire-faults: infinistore-env standin-verbs ## Send malformed traffic to our wire door and to InfiniStore's
 	@$(WITH_STANDIN) $(INFINISTORE_VENV)/bin/python -m benches.wire.faults $(ARGS)

@@ -44,7 +44,7 @@ class Serve:
     stat: str = "kvdepot stat --socket {tmp}/depot.sock --json"
 
 
-VLLM_BENCHES = ("engine", "overhead", "handover", "thrash", "concurrency", "waiting")
+VLLM_BENCHES = ("engine", "overhead", "handover", "thrash", "concurrency", "waiting", "lmcache")
 TINY = "--repeats 1 --tokens 64"
 CUDA = {"LD_LIBRARY_PATH": "{standin_cuda}", "XDG_CACHE_HOME": "{tmp}"}
 CERTIFICATE = (
@@ -398,6 +398,14 @@ RUNS: tuple[Run | Serve, ...] = (
         '--systems misses --set hit_ratio=1.0 --json"',
         json=True,
     ),
+    # Both measurements with one level. One document fits into LMCache's smallest memory.
+    Run(
+        "make bench-lmcache",
+        'make bench-lmcache ARGS="--only first-token --only long-doc-qa --levels kvdepot-dax --rounds 1 --size small '
+        "--dtype float32 --repeats 1 --tokens 256 --keep-page-cache --documents 4 --document-tokens 512 --questions 1 "
+        '--answer-tokens 2 --inflight 1 --set call_timeout_ms=3000 --json"',
+        json=True,
+    ),
     Run(
         "make bench-wire-faults",
         'make bench-wire-faults ARGS="--server kvdepot --logs {tmp} --json garbage_in_delete"',
@@ -431,6 +439,7 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
     "bench-thrash": ("-m", "benches.engine.thrash"),
     "bench-concurrency": ("-m", "benches.engine.concurrency"),
     "bench-waiting": ("-m", "benches.engine.waiting"),
+    "bench-lmcache": ("-m", "benches.lmcache"),
     "bench-wire-faults": ("-m", "benches.wire.faults"),
     "bench-wire": ("-m", "benches.wire.throughput"),
     "bench-peers": ("-m", "benches.peers"),
@@ -486,6 +495,8 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
     "make demo": ("make demo",),
     "make demo-sglang": ("make demo-sglang",),
     'make bench-sglang ARGS="--repeats 3 --tokens 2048"': ("make bench-sglang",),
+    "make bench-lmcache": ("make bench-lmcache",),
+    'make bench-lmcache ARGS="--only long-doc-qa"': ("make bench-lmcache",),
     "make bench-engine": ("make bench-engine",),
     'make bench-engine ARGS="--rounds 2 --repeats 4"': ("make bench-engine",),
     "make bench-overhead": ("make bench-overhead",),
