@@ -5,7 +5,7 @@ import shlex
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -92,7 +92,7 @@ class Level(ABC):
 
     def start(self) -> AbstractContextManager["Depot | None"]:
         """Starts the process that the level needs besides LMCache's server."""
-        return Nothing()
+        return nullcontext()
 
     def files(self) -> list[Path]:
         """Returns its files on the disk."""
@@ -104,13 +104,6 @@ class Level(ABC):
     def __exit__(self, *exc: object) -> None:
         self.medium.unlink(missing_ok=True)
         shutil.rmtree(self.root / "blocks", ignore_errors=True)
-
-
-class Nothing(AbstractContextManager[None]):
-    """No process."""
-
-    def __exit__(self, *exc: object) -> None:
-        """Ends nothing."""
 
 
 class Kvdepot(Level):

@@ -148,9 +148,8 @@ def tokenizer_of(root: Path, documents: int) -> Path:
 
     The model's own tokenizer knows none of them, so all documents would be the same.
     """
-    directory = root / "tokenizer"
-    if not directory.exists():
-        save_tokenizer(directory, ["Document", "Question", "hi", *(f"{number}:" for number in range(documents))])
+    directory = root / f"tokenizer-{documents}"
+    save_tokenizer(directory, ["Document", "Question", "hi", *(f"{number}:" for number in range(documents))])
     return directory
 
 
