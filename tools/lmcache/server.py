@@ -7,6 +7,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tools.lab.child import POLL_S, Child, ChildError
@@ -42,7 +43,17 @@ class LMCacheServer(Child):
         *,
         l1_gb: float = L1_GB,
         chunk_tokens: int = CHUNK_TOKENS,
+        more: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
+        """Starts the server.
+
+        Args:
+            root: directory of the log.
+            l2_adapter: value of ``--l2-adapter``; None for a server with L1 only.
+            l1_gb: memory of L1.
+            chunk_tokens: tokens of an object.
+            more: further options without their dashes.
+        """
         self.port, self._http, metrics = free_port(), free_port(), free_port()
         memory = f"kvdepot-{self.port}"
         self._memory = SHARED / f"lmcache_l1_pool_{memory}"
@@ -56,6 +67,7 @@ class LMCacheServer(Child):
             "chunk-size": chunk_tokens,
             "supported-transfer-mode": "auto",
             "shm-name": memory,
+            **more,
         }
         if l2_adapter is not None:
             options["l2-adapter"] = json.dumps(dict(l2_adapter))
