@@ -31,6 +31,8 @@ QUESTION_TOKENS = 128
 """More than a question and the answer's template have."""
 L1_PART, POOL_PART = 3, 6
 """LMCache's memory above kvdepot holds a third of the documents, and kvdepot's own memory a sixth."""
+LEAST_BYTES = 64 * MIB
+"""Less memory holds too few objects at a time. Documents that fit into it show nothing."""
 MEDIUM_EPOCHS = 3
 STAGING = {"l2-store-policy": "skip_l1"}
 """L1 only stages what goes to the second level, like ``local_cpu: false`` in LMCache's figures.
@@ -75,7 +77,8 @@ class LongDocQa:
         """Memory for half of the documents, and a medium for all of them."""
         every = self.documents * self.tokens * self.token_bytes
         medium = MEDIUM_EPOCHS * every + 64 * MIB
-        return Sizes(every // L1_PART, every // POOL_PART, medium, CHUNK_TOKENS * self.token_bytes)
+        l1, pool = (max(every // part, LEAST_BYTES) for part in (L1_PART, POOL_PART))
+        return Sizes(l1, pool, medium, CHUNK_TOKENS * self.token_bytes)
 
     def round(self, names: Sequence[str], step: Step) -> dict[str, Queries]:
         """Runs the workload with vLLM alone, with LMCache's memory only, and with each of these levels."""

@@ -398,7 +398,7 @@ RUNS: tuple[Run | Serve, ...] = (
         '--systems misses --set hit_ratio=1.0 --json"',
         json=True,
     ),
-    # Both measurements with one level. One document fits into LMCache's smallest memory.
+    # Both measurements with one level. All documents fit into the memory, so the figures mean nothing.
     Run(
         "make bench-lmcache",
         'make bench-lmcache ARGS="--only first-token --only long-doc-qa --levels kvdepot-dax --rounds 1 --size small '
