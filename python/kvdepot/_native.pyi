@@ -26,6 +26,8 @@ __all__ = [
     "DepotTimeoutError",
     "Follower",
     "KVDepotError",
+    "MediumCheck",
+    "MediumReader",
     "Meter",
     "Namespace",
     "NoSpaceError",
@@ -383,6 +385,48 @@ def inspect_medium(tier: str, settings: str) -> str:
     Raises:
         KVDepotError: the tier could not use it. ``busy``: another process does.
     """
+
+@final
+class MediumReader:
+    """The medium of a ``Slab`` or ``Dax`` tier, opened only to be read, and the list of what lay there then. Nothing on it
+    is changed. A depot may use it meanwhile.
+
+    Raises:
+        KVDepotError: it cannot be read, or holds something else.
+    """
+
+    def __new__(cls, path: str) -> MediumReader: ...
+    @property
+    def tier(self) -> str:
+        """``Slab`` or ``Dax``."""
+    @property
+    def problem(self) -> str | None:
+        """What is wrong with the medium apart from blocks and namespaces."""
+    def namespaces(self) -> list[tuple[str, int, int, int, str | None]]:
+        """Returns for each namespace its name (32 hex digits), its epoch, the number of its blocks, their bytes, and why
+        the next start of a depot drops them (``None`` = it does not)."""
+    def blocks(
+        self, namespace: str, *, start: int = 0, most: int = 4096
+    ) -> tuple[list[tuple[str, int, int, int]], int | None]:
+        """Returns at most ``most`` blocks of a namespace in the order of their places, and where to continue (``None`` =
+        these are the last ones). For each: its hash (32 hex digits), offset, bytes, and a number that grows with every
+        block written."""
+    def check(self, namespace: str | None = None) -> MediumCheck:
+        """Begins a check of the listed blocks, or of those of one namespace."""
+
+@final
+class MediumCheck:
+    """A check that reads blocks and compares their checksums. A block that fails counts if it fails twice, and no depot has
+    dropped it or written to its place in between. What a running depot has written last may count only in the next check."""
+
+    def next(self, limit_bytes: int) -> tuple[int, int, int, list[tuple[str | None, str | None, int, str]]] | None:
+        """Reads blocks until they have ``limit_bytes``; ``None`` = the check has ended. Returns the number of blocks that were
+        read for the first time, their bytes, all bytes that were read, and what is broken: namespace and hash (``None`` =
+        not known), offset, reason.
+
+        Raises:
+            KVDepotError: the medium cannot be read any more. What is known by then is incomplete.
+        """
 
 def describe_devices(cache_dir: str) -> str:
     """Returns JSON: the CUDA driver, or its problem, and the devices with their copy engines and the measurements of

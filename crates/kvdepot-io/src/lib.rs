@@ -23,6 +23,7 @@ pub mod iobuf;
 pub mod kernel;
 pub mod mapped;
 pub mod noop;
+pub mod owner;
 mod progress;
 pub mod psync;
 pub mod queued;

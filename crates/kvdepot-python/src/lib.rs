@@ -10,6 +10,7 @@ mod errors;
 mod fleet;
 mod follower;
 mod level;
+mod medium;
 mod meter;
 mod namespace;
 mod recorder;
@@ -36,6 +37,8 @@ mod native {
     use super::device::{bench_copies, describe_devices};
     #[pymodule_export]
     use super::follower::Follower;
+    #[pymodule_export]
+    use super::medium::{MediumCheck, MediumReader};
     #[pymodule_export]
     use super::meter::Meter;
     #[pymodule_export]

@@ -24,11 +24,13 @@ mod owed;
 pub mod posix;
 pub mod registry;
 pub mod remote;
+pub mod scan;
 mod served;
 pub mod settings;
 mod shared_tier;
 pub mod slab;
 mod spaces;
+pub mod stored;
 mod writing;
 
 use std::fmt::{self, Debug};

@@ -50,6 +50,30 @@ class Proc:
         return Proc(*texts)
 
 
+@dataclass(frozen=True)
+class ConfiguredMedium:
+    """A medium of a pipeline.
+
+    Attributes:
+        tier: name of the tier.
+        path: the file or device.
+        settings: the tier's settings as the core reads them.
+    """
+
+    tier: str
+    path: str
+    settings: dict[str, object]
+
+
+def configured_media(config: KVDepotConfig) -> Iterator[ConfiguredMedium]:
+    """Yields the media of a pipeline."""
+    for tier in tiers_in_use(config):
+        if tier.name in PATHS:
+            settings = tier_object(config, tier, Machine.here(), identity=False)
+            settings = {name: value for name, value in settings.items() if value is not None}
+            yield ConfiguredMedium(tier.name, str(settings[PATHS[tier.name]]), settings)
+
+
 def check_media(config: KVDepotConfig, *, runs: bool, proc: Proc | None = None) -> Iterator[Finding]:
     """Checks the media of a pipeline. Changes nothing on them, and takes each one's lock for a moment.
 
@@ -58,12 +82,8 @@ def check_media(config: KVDepotConfig, *, runs: bool, proc: Proc | None = None) 
         runs: whether the depot of this configuration runs, which then uses the media itself.
         proc: mounts and locks; those of this machine when left out.
     """
-    for tier in tiers_in_use(config):
-        if tier.name in PATHS:
-            settings = tier_object(config, tier, Machine.here(), identity=False)
-            settings = {name: value for name, value in settings.items() if value is not None}
-            path = str(settings[PATHS[tier.name]])
-            yield _medium(tier.name, path, json.dumps(settings), runs, proc or Proc.here())
+    for medium in configured_media(config):
+        yield _medium(medium.tier, medium.path, json.dumps(medium.settings), runs, proc or Proc.here())
 
 
 def _medium(tier: str, path: str, settings: str, runs: bool, proc: Proc) -> Finding:

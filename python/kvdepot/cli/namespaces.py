@@ -1,15 +1,47 @@
-"""``kvdepot namespaces``: lists the namespaces in the directories, and the facts in which two of them differ."""
+"""``kvdepot namespaces``: lists the namespaces on disks and media, and the facts in which two of them differ."""
 
+import dataclasses
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import click
 
 from kvdepot.cli import places
 from kvdepot.cli.output import print_json, print_table
+from kvdepot.errors import ConfigError
 from kvdepot.stored.blocks import contents
+from kvdepot.stored.media import Medium, MediumNamespace
 from kvdepot.stored.namespaces import StoredNamespace, differences, summary
 
 TEXT_MAX = 60
+
+
+@dataclass(frozen=True)
+class _Known:
+    """Everything that was found under one name: in the directories, and on media."""
+
+    root: str
+    stored: StoredNamespace | None
+    on_media: tuple[MediumNamespace, ...]
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return self.stored.facts if self.stored else {}
+
+    @property
+    def problem(self) -> str | None:
+        problems = [*([self.stored.problem] if self.stored else []), *(one.problem for one in self.on_media)]
+        return "; ".join(filter(None, problems)) or None
+
+    def with_facts(self) -> StoredNamespace:
+        """Returns the namespace with its facts. Raises ``ConfigError`` if only media know it, which keep none."""
+        if self.stored is None:
+            raise ConfigError(
+                f"{self.root}: {self.on_media[0].path} keeps no facts of its namespaces, so there is nothing to compare"
+            )
+        return self.stored
 
 
 @click.command()
@@ -17,77 +49,125 @@ TEXT_MAX = 60
 @click.argument("other", required=False)
 @places.options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(one: str | None, other: str | None, file: str | None, directories: tuple[str, ...], as_json: bool) -> None:
-    """Lists the namespaces in the directories of the Posix tier. It needs no running depot.
+def command(
+    one: str | None,
+    other: str | None,
+    file: str | None,
+    directories: tuple[str, ...],
+    media: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Lists the namespaces in the Posix, Slab and Dax tiers. It needs no running depot.
 
     A namespace holds the blocks of one model, layout and rank. With ONE (the first digits of a name) it shows all facts
     of that namespace. With OTHER it shows the facts that differ, which is why one engine does not find the blocks of
-    another.
+    another. Media do not keep facts: those of a namespace on a medium are known if the directories hold it, too.
 
     \b
     kvdepot namespaces
     kvdepot namespaces 3f2a
     kvdepot namespaces 3f2a 91c0
+    kvdepot namespaces --medium /dev/nvme1n1
     """
-    found = places.stored_namespaces(file, directories)
+    chosen = places.chosen_places(file, directories, media)
+    known = _known(chosen.namespaces(), chosen.open_media())
     if one is None:
-        _list(found, as_json)
+        _list(known, as_json)
     elif other is None:
-        _show(places.one_namespace(found, one), as_json)
+        _show(known[places.one_root(known, one)], as_json)
     else:
-        _compare(places.one_namespace(found, one), places.one_namespace(found, other), as_json)
+        first, second = (known[places.one_root(known, prefix)].with_facts() for prefix in (one, other))
+        _compare(first, second, as_json)
 
 
-def _list(namespaces: list[StoredNamespace], as_json: bool) -> None:
-    rows = [(namespace, contents(namespace)) for namespace in namespaces]
+def _known(found: list[StoredNamespace], media: list[Medium]) -> dict[str, _Known]:
+    stored = {one.root: one for one in found}
+    on_media = {
+        root: tuple(one for medium in media for one in medium.namespaces if one.root == root)
+        for root in places.roots(found, media)
+    }
+    return {root: _Known(root, stored.get(root), on_media[root]) for root in sorted(on_media)}
+
+
+def _list(known: dict[str, _Known], as_json: bool) -> None:
+    rows = [row for one in known.values() for row in _rows(one)]
     if as_json:
-        print_json(
-            [
-                {
-                    "namespace": namespace.root,
-                    "facts": namespace.facts,
-                    "epoch": namespace.epoch,
-                    "blocks": held.blocks,
-                    "bytes": held.bytes,
-                    "first_used_unix_s": held.first_used_unix_s,
-                    "last_used_unix_s": held.last_used_unix_s,
-                    "set_aside": held.aside,
-                    "problem": namespace.problem or None,
-                }
-                for namespace, held in rows
-            ]
-        )
+        print_json(rows)
         return
-    rows.sort(key=lambda row: -row[1].bytes)
+    rows.sort(key=lambda row: -row["bytes"])
+    has_media = any(row["medium"] for row in rows)
     print_table(
-        ["namespace", "blocks", "size", "last used", "facts"],
+        ["namespace", "blocks", "size", "last used", *(["medium"] if has_media else []), "facts"],
         [
             (
-                namespace.root[:12],
-                held.blocks,
-                places.size_text(held.bytes),
-                places.age_text(held.last_used_unix_s),
-                namespace.problem or summary(namespace.facts),
+                row["namespace"][:12],
+                row["blocks"],
+                places.size_text(row["bytes"]),
+                places.age_text(row["last_used_unix_s"]),
+                *([row["medium"] or "-"] if has_media else []),
+                row["problem"] or summary(row["facts"]) or "-",
             )
-            for namespace, held in rows
+            for row in rows
         ],
     )
 
 
-def _show(namespace: StoredNamespace, as_json: bool) -> None:
+def _rows(known: _Known) -> list[dict[str, Any]]:
+    """Returns a row for the directories, and one for each medium."""
+    rows = []
+    if known.stored is not None:
+        held = contents(known.stored)
+        rows.append(
+            {
+                "namespace": known.root,
+                "facts": known.stored.facts,
+                "epoch": known.stored.epoch,
+                "blocks": held.blocks,
+                "bytes": held.bytes,
+                "first_used_unix_s": held.first_used_unix_s,
+                "last_used_unix_s": held.last_used_unix_s,
+                "set_aside": held.aside,
+                "medium": None,
+                "problem": known.stored.problem or None,
+            }
+        )
+    on_media = (
+        {
+            "namespace": known.root,
+            "facts": known.facts,
+            "epoch": one.epoch,
+            "blocks": one.blocks,
+            "bytes": one.bytes,
+            "first_used_unix_s": None,
+            "last_used_unix_s": None,
+            "set_aside": 0,
+            "medium": str(one.path),
+            "problem": one.problem or None,
+        }
+        for one in known.on_media
+    )
+    return [*rows, *on_media]
+
+
+def _show(known: _Known, as_json: bool) -> None:
+    stored = known.stored
+    media = [
+        {**dataclasses.asdict(one), "path": str(one.path), "problem": one.problem or None} for one in known.on_media
+    ]
     shown = {
-        "namespace": namespace.root,
-        "epoch": namespace.epoch,
-        "directories": [str(directory) for directory in namespace.directories],
-        "block_bytes": sum(namespace.shard_bytes),
-        "shards": len(namespace.shard_bytes),
-        "problem": namespace.problem or None,
+        "namespace": known.root,
+        "epoch": max([*([stored.epoch] if stored else []), *(one.epoch for one in known.on_media)]),
+        "directories": [str(directory) for directory in stored.directories] if stored else [],
+        "media": [one["path"] for one in media],
+        "block_bytes": sum(stored.shard_bytes) if stored else None,
+        "shards": len(stored.shard_bytes) if stored else None,
+        "problem": known.problem,
     }
     if as_json:
-        print_json({**shown, "facts": namespace.facts, "layout": namespace.layout})
+        print_json({**shown, "media": media, "facts": known.facts, "layout": stored.layout if stored else None})
         return
-    print_table(["", ""], shown.items())
-    click.echo(json.dumps(namespace.facts, indent=2, sort_keys=True, ensure_ascii=False))
+    print_table(["", ""], ((name, "-" if value is None else value) for name, value in shown.items()))
+    click.echo(json.dumps(known.facts, indent=2, sort_keys=True, ensure_ascii=False))
 
 
 def _compare(one: StoredNamespace, other: StoredNamespace, as_json: bool) -> None:

@@ -1,24 +1,34 @@
-"""The directories that a verb works on, and the formats of sizes and times."""
+"""The directories and media that a verb works on, and the formats of sizes and times."""
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
+from kvdepot.checks.media import configured_media
 from kvdepot.cli.processes import posix_directories
 from kvdepot.config import load_config
 from kvdepot.errors import ConfigError, storage_error
-from kvdepot.stored.namespaces import StoredNamespace, choose, find_namespaces
+from kvdepot.stored.media import Medium
+from kvdepot.stored.namespaces import StoredNamespace, find_namespaces
 
 UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 DAY_S = 86_400
 
 
 def options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options that name directories: ``--config`` or ``--directory``."""
+    """Adds the options that name directories and media: ``--config``, or ``--directory`` and ``--medium``."""
     for option in (
+        click.option(
+            "--medium",
+            "media",
+            multiple=True,
+            type=click.Path(dir_okay=False),
+            help="File or device of a Slab or Dax tier; may be repeated. Overrides --config.",
+        ),
         click.option(
             "--directory",
             "directories",
@@ -52,13 +62,47 @@ def chosen_directories(file: str | None, directories: Iterable[str]) -> list[Pat
     return [Path(one) for one in posix_directories(config)]
 
 
-def stored_namespaces(file: str | None, directories: Iterable[str]) -> list[StoredNamespace]:
-    """Returns all namespaces in a verb's directories.
+@dataclass(frozen=True)
+class Places:
+    """What a verb reads.
+
+    Attributes:
+        directories: directories of the Posix tier.
+        media: files and devices of the Slab and Dax tiers.
+    """
+
+    directories: tuple[Path, ...]
+    media: tuple[Path, ...]
+
+    def namespaces(self) -> list[StoredNamespace]:
+        """Returns all namespaces in the directories. Raises ``StorageError`` if one cannot be read."""
+        return stored_in(self.directories)
+
+    def open_media(self) -> list[Medium]:
+        """Opens all media. Raises ``KVDepotError`` if one cannot be read."""
+        return [Medium(path) for path in self.media]
+
+
+def chosen_places(file: str | None, directories: Iterable[str], media: Iterable[str]) -> Places:
+    """Returns the named directories and media, or those of the configuration.
 
     Raises:
-        StorageError: a directory cannot be read.
+        ConfigError: the configuration is wrong or has no such tier.
     """
-    return stored_in(chosen_directories(file, directories))
+    named_media = tuple({path.resolve(): path for path in map(Path, media)}.values())
+    named = tuple(directories)
+    if named or named_media:
+        return Places(tuple(chosen_directories(file, named)) if named else (), named_media)
+    config = load_config(file, owns_pool=False)
+    found = Places(
+        tuple(map(Path, posix_directories(config))), tuple(Path(one.path) for one in configured_media(config))
+    )
+    if not found.directories and not found.media:
+        raise ConfigError(
+            f"pipeline: {config.pipeline} has no tier whose blocks can be listed (Posix, Slab, Dax): name --directory "
+            "or --medium"
+        )
+    return found
 
 
 def stored_in(directories: Iterable[Path]) -> list[StoredNamespace]:
@@ -79,12 +123,23 @@ def one_namespace(namespaces: Iterable[StoredNamespace], prefix: str) -> StoredN
     Raises:
         ConfigError: there is none, or there are several.
     """
-    found = choose(namespaces, prefix)
+    known = {namespace.root: namespace for namespace in namespaces}
+    return known[one_root(known, prefix)]
+
+
+def one_root(roots: Iterable[str], prefix: str) -> str:
+    """Returns the only name of a namespace that begins with ``prefix``. Raises ``ConfigError`` as ``one_namespace``."""
+    found = sorted({root for root in roots if root.startswith(prefix.lower())})
     if len(found) == 1:
         return found[0]
     if not found:
         raise ConfigError(f"no namespace begins with {prefix}: `kvdepot namespaces` lists them")
-    raise ConfigError(f"{len(found)} namespaces begin with {prefix}: {', '.join(one.root for one in found[:4])} …")
+    raise ConfigError(f"{len(found)} namespaces begin with {prefix}: {', '.join(found[:4])} …")
+
+
+def roots(found: Iterable[StoredNamespace], media: Iterable[Medium]) -> set[str]:
+    """Returns the names of all namespaces in directories and on media."""
+    return {one.root for one in found} | {one.root for medium in media for one in medium.namespaces}
 
 
 def size_text(count: int) -> str:

@@ -1,14 +1,18 @@
-"""``kvdepot verify``: reads all blocks on disk and compares their checksums."""
+"""``kvdepot verify``: reads all blocks on disks and media and compares their checksums."""
 
 import dataclasses
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import click
 
 from kvdepot.cli import places
 from kvdepot.cli.output import print_json
 from kvdepot.errors import KVDepotError
-from kvdepot.stored.blocks import BlockFile, contents
+from kvdepot.stored.blocks import contents
+from kvdepot.stored.media import Medium
+from kvdepot.stored.namespaces import StoredNamespace
 from kvdepot.stored.verify import Finding, Pace, verify
 
 MIB = 1 << 20
@@ -20,59 +24,142 @@ MIB = 1 << 20
 @click.option(
     "--rate-mib", type=click.FloatRange(min=0, min_open=True), help="Maximum MiB read per second; default: no limit."
 )
-@click.option("--set-aside", is_flag=True, help="Rename broken files to .bad, as a depot does when it reads one.")
+@click.option(
+    "--set-aside",
+    is_flag=True,
+    help="Rename broken files to .bad, as a depot does when it reads one. Media are only read: a depot that reads a "
+    "broken block there drops it.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     namespace: str | None,
     file: str | None,
     directories: tuple[str, ...],
+    media: tuple[str, ...],
     rate_mib: float | None,
     set_aside: bool,
     as_json: bool,
 ) -> None:
-    """Reads every block in the directories of the Posix tier and compares its checksums. Depots may be running.
+    """Reads every block of the Posix, Slab and Dax tiers and compares its checksums. Depots may be running.
 
-    The exit status is 1 if a block is broken or a namespace cannot be read. A broken block is harmless to engines: a
-    depot that reads it detects that and answers with a miss. NAMESPACE (the first digits of a name) limits the check to
-    one namespace.
+    The exit status is 1 if a block is broken, or a namespace or medium cannot be read. A broken block is harmless to
+    engines: a depot that reads it detects that and answers with a miss. NAMESPACE (the first digits of a name) limits
+    the check to one namespace.
 
     \b
     kvdepot verify
     kvdepot verify --rate-mib 200 --set-aside
+    kvdepot verify --medium /dev/nvme1n1
     """
-    found = places.stored_namespaces(file, directories)
+    chosen = places.chosen_places(file, directories, media)
+    unread_media: dict[str, str] = {}
+    found = chosen.namespaces()
+    opened = _opened(chosen, unread_media)
+    root: str | None = None
     if namespace is not None:
-        found = [places.one_namespace(found, namespace)]
-    held = {one.root: contents(one) for one in found if not one.problem}
-    pace = Pace(rate_mib * MIB if rate_mib else None)
-    findings: list[Finding] = []
-    unread = {one.root: one.problem for one in found if one.problem}
-    total, seen = sum(one.bytes for one in held.values()), [0, 0]
-
-    with click.progressbar(
-        length=max(1, total), label="verify", file=sys.stderr, hidden=as_json or not sys.stderr.isatty()
-    ) as bar:
-
-        def checked(block: BlockFile) -> None:
-            seen[0] += 1
-            seen[1] += block.bytes
-            bar.update(block.bytes)
-
+        known = places.roots(found, opened)
+        if unread_media and not any(one.startswith(namespace.lower()) for one in known):
+            # It may be on a medium that cannot be read, which is reported.
+            found, opened = [], []
+        else:
+            root = places.one_root(known, namespace)
+            found = [one for one in found if one.root == root]
+    if set_aside and chosen.media:
+        click.echo("--set-aside: media are only read; a depot that reads a broken block there drops it", err=True)
+    total = sum(contents(one).bytes for one in found if not one.problem) + sum(
+        one.bytes for medium in opened for one in medium.namespaces if root in (None, one.root)
+    )
+    hidden = as_json or not sys.stderr.isatty()
+    with click.progressbar(length=max(1, total), label="verify", file=sys.stderr, hidden=hidden) as bar:
+        report = _Report(unread_media, Pace(rate_mib * MIB if rate_mib else None), bar.update)
         for one in found:
-            if one.problem:
-                continue
-            try:
-                findings += verify(one, pace=pace, set_aside=set_aside, checked=checked)
-            except KVDepotError as error:
-                unread[one.root] = str(error)
-    if as_json:
-        broken = [{**dataclasses.asdict(finding), "path": str(finding.path)} for finding in findings]
-        print_json({"blocks": seen[0], "bytes": seen[1], "broken": broken, "unread_namespaces": unread})
-    else:
-        for finding in findings:
-            click.echo(f"{finding.path}: {finding.reason} ({finding.done})")
-        for root, problem in unread.items():
-            click.echo(f"namespace {root} was skipped: {problem}")
-        click.echo(f"{seen[0]} blocks, {places.size_text(seen[1])}: {len(findings)} broken")
-    if findings or unread:
+            report.check_namespace(one, set_aside)
+        for medium in opened:
+            report.check_medium(medium, root)
+    report.show(as_json)
+    if report.findings or report.unread or report.unread_media:
         sys.exit(1)
+
+
+def _opened(chosen: places.Places, unread: dict[str, str]) -> list[Medium]:
+    return [medium for path in chosen.media if (medium := _open(path, unread)) is not None]
+
+
+def _open(path: Path, unread: dict[str, str]) -> Medium | None:
+    try:
+        return Medium(path)
+    except KVDepotError as error:
+        unread[str(path)] = str(error)
+        return None
+
+
+class _Report:
+    """What a check has found.
+
+    Args:
+        unread_media: media that cannot be opened, and why.
+        pace: rate limit.
+        checked: called with the bytes of checked blocks.
+    """
+
+    def __init__(self, unread_media: dict[str, str], pace: Pace, checked: Callable[[int], object]) -> None:
+        self.unread_media, self._pace, self._told = unread_media, pace, checked
+        self.findings: list[Finding] = []
+        self.unread: dict[str, str] = {}
+        self.blocks = self.bytes = 0
+
+    def check_namespace(self, namespace: StoredNamespace, set_aside: bool) -> None:
+        """Checks a namespace in the directories."""
+        if namespace.problem:
+            self._skip(namespace.root, namespace.problem)
+            return
+        try:
+            self.findings += verify(
+                namespace, pace=self._pace, set_aside=set_aside, checked=lambda file: self._checked(1, file.bytes)
+            )
+        except KVDepotError as error:
+            self._skip(namespace.root, str(error))
+
+    def check_medium(self, medium: Medium, root: str | None) -> None:
+        """Checks all namespaces of a medium, or one."""
+        if medium.problem:
+            self.unread_media[str(medium.path)] = medium.problem
+        for lost in medium.namespaces:
+            if lost.problem and root in (None, lost.root):
+                self._skip(lost.root, f"{lost.path}: {lost.problem}")
+        try:
+            for finding in medium.verify(root, pace=self._pace, checked=self._checked):
+                self.findings.append(finding)
+        except KVDepotError as error:
+            self.unread_media[str(medium.path)] = str(error)
+
+    def _checked(self, blocks: int, count: int) -> None:
+        self.blocks += blocks
+        self.bytes += count
+        self._told(count)
+
+    def _skip(self, root: str, problem: str) -> None:
+        before = self.unread.get(root)
+        self.unread[root] = f"{before}; {problem}" if before else problem
+
+    def show(self, as_json: bool) -> None:
+        """Prints everything."""
+        if as_json:
+            broken = [{**dataclasses.asdict(finding), "path": str(finding.path)} for finding in self.findings]
+            print_json(
+                {
+                    "blocks": self.blocks,
+                    "bytes": self.bytes,
+                    "broken": broken,
+                    "unread_namespaces": self.unread,
+                    "unread_media": self.unread_media,
+                }
+            )
+            return
+        for finding in self.findings:
+            click.echo(f"{finding.place}: {finding.reason} ({finding.done})")
+        for root, problem in self.unread.items():
+            click.echo(f"namespace {root} was skipped: {problem}")
+        for path, problem in self.unread_media.items():
+            click.echo(f"medium {path} was skipped: {problem}")
+        click.echo(f"{self.blocks} blocks, {places.size_text(self.bytes)}: {len(self.findings)} broken")

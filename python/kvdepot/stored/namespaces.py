@@ -71,11 +71,6 @@ def find_namespaces(directories: Iterable[Path]) -> list[StoredNamespace]:
     return [_read(root, tuple(holders[root])) for root in sorted(holders)]
 
 
-def choose(namespaces: Iterable[StoredNamespace], prefix: str) -> list[StoredNamespace]:
-    """Returns the namespaces whose name begins with ``prefix``."""
-    return [namespace for namespace in namespaces if namespace.root.startswith(prefix.lower())]
-
-
 def differences(one: StoredNamespace, other: StoredNamespace) -> list[tuple[str, object, object]]:
     """Returns facts that differ, as ``(dotted name, value of one, value of the other)``; ``None`` if one lacks it."""
     return fact_differences({**one.facts, "layout": one.layout}, {**other.facts, "layout": other.layout})

@@ -17,19 +17,28 @@ ASIDE_MAX = 16
 
 @dataclass(frozen=True)
 class Finding:
-    """A file that is not the complete block that its name promises.
+    """A file or a place on a medium that is not the complete block that its name promises.
 
     Attributes:
-        path: path of the file.
-        namespace: the namespace's name on disk.
+        path: path of the file or medium.
+        namespace: the namespace's name on disk; empty if it is not known.
         reason: what is wrong.
         done: ``kept``, ``set aside`` (renamed to ``.bad``), ``removed`` or ``gone``.
+        hash: the block's hash, 32 hex digits; empty if it is not known.
+        offset_bytes: where the block lies on a medium; ``None`` = it is a file.
     """
 
     path: Path
     namespace: str
     reason: str
     done: str
+    hash: str
+    offset_bytes: int | None = None
+
+    @property
+    def place(self) -> str:
+        """The file, or the medium and the offset there, for people."""
+        return str(self.path) if self.offset_bytes is None else f"{self.path} at {self.offset_bytes}"
 
 
 class Pace:
@@ -80,7 +89,7 @@ def verify(
         # A depot may have replaced the file while it was read, so it must fail twice.
         if reason and _broken(file, key_id, shard_bytes):
             done = _set_aside(file, namespace) if set_aside else "kept"
-            yield Finding(file.path, namespace.root, reason, done)
+            yield Finding(file.path, namespace.root, reason, done, file.hash)
         checked(file)
         pace.read(file.bytes)
 

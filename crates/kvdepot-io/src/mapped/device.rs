@@ -12,6 +12,15 @@ use super::{Medium, Piece, reopened};
 use crate::buf::MemRun;
 use crate::fork::{OfProcess, Private};
 
+/// What a mapping is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Use {
+    /// Only reads: the memory is protected, and `write` fails.
+    Read,
+    /// Reads and writes.
+    Write,
+}
+
 /// A medium mapped into this process.
 #[derive(Debug)]
 pub struct MappedMedium {
@@ -19,6 +28,7 @@ pub struct MappedMedium {
     bytes: u64,
     start: usize,
     mapped: usize,
+    used: Use,
     // Dropped explicitly before the memory is unmapped.
     guard: Option<Guard>,
     /// In a child of `fork`, other memory may lie where this was mapped.
@@ -30,13 +40,16 @@ pub struct MappedMedium {
 
 impl MappedMedium {
     /// Maps the first `bytes`, a multiple of the device's alignment.
-    pub(super) fn new(path: &Path, file: OwnedFd, bytes: u64) -> Result<Self> {
+    pub(super) fn new(path: &Path, file: OwnedFd, bytes: u64, used: Use) -> Result<Self> {
         let too_large = |_| {
             Error::new(ErrorKind::Unsupported, "a medium is larger than the address space")
                 .with("bytes", bytes)
         };
         let mapped = usize::try_from(bytes).map_err(too_large)?;
-        let protection = rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE;
+        let protection = match used {
+            Use::Read => rustix::mm::ProtFlags::READ,
+            Use::Write => rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE,
+        };
         // SAFETY: a new mapping at an address that the kernel chooses.
         let start = unsafe {
             let flags = rustix::mm::MapFlags::SHARED;
@@ -51,6 +64,7 @@ impl MappedMedium {
             bytes,
             start: start as usize,
             mapped,
+            used,
             guard: None,
             mapping: OfProcess::new(()),
             _private: private,
@@ -61,7 +75,7 @@ impl MappedMedium {
         if let Err(error) = hidden {
             tracing::warn!(path = %path.display(), %error, "cannot hide the mapped medium from forked children (MADV_DONTFORK)");
         }
-        medium.guard = Some(Guard::new(medium.start, mapped, true)?);
+        medium.guard = Some(Guard::new(medium.start, mapped, used == Use::Write)?);
         Ok(medium)
     }
 
@@ -70,6 +84,14 @@ impl MappedMedium {
         self.whole()?;
         // `within` has compared it with the length of the mapping, so it fits an address.
         Ok((self.start + at as usize) as *mut u8)
+    }
+
+    fn address_to_write(&self, at: u64, bytes: usize) -> Result<*mut u8> {
+        if self.used == Use::Read {
+            return Err(Error::new(ErrorKind::Unsupported, "a medium was opened only to be read")
+                .with("path", self.path.display()));
+        }
+        self.address(at, bytes)
     }
 
     /// Fails if pages of the mapping were lost: what was read is not what the medium held.
@@ -122,7 +144,7 @@ impl Medium for MappedMedium {
     }
 
     fn write(&self, at: u64, bytes: &[u8]) -> Result<()> {
-        let to = self.address(at, bytes.len())?;
+        let to = self.address_to_write(at, bytes.len())?;
         // SAFETY: within the mapping, which is no memory of Rust's own.
         unsafe {
             std::ptr::copy(bytes.as_ptr(), to, bytes.len());
@@ -155,7 +177,7 @@ impl Medium for MappedMedium {
     }
 
     fn write_piece(&self, at: u64, piece: Piece<'_>) -> Result<u64> {
-        let mut to = self.address(at, piece.bytes)?;
+        let mut to = self.address_to_write(at, piece.bytes)?;
         let mut sum = Sum::new();
         for step in steps(piece)? {
             sum.add(step);
@@ -209,7 +231,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(4 << 20).unwrap();
         let fd = rustix::fs::open(file.path(), rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty()).unwrap();
-        let medium = MappedMedium::new(file.path(), fd, 4 << 20).unwrap();
+        let medium = MappedMedium::new(file.path(), fd, 4 << 20, Use::Write).unwrap();
         let whole = SlotBuf::anonymous(1 << 20);
         let cut = in_runs(&whole, &[100, 4000, 300_000, 1, 95_899, 648_576]);
         let check = |at: u64, bytes: usize, write: &dyn Fn()| {

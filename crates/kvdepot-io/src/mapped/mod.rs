@@ -27,7 +27,7 @@ pub use crate::checksum::combined;
 pub use device::MappedMedium;
 pub use faulty::{Hook, HookMedium, MediumCall, MemoryMedium, Recorded};
 pub use lent::LentMedium;
-pub use open::{Access, open};
+pub use open::{Access, open, open_to_read};
 pub use positional::FileMedium;
 
 /// A part of a slot.

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use kvdepot_core::{Error, ErrorKind, Result};
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags, Stat, flock, fstat, major, minor};
 
+use super::device::Use;
 use super::{FileMedium, MappedMedium, Medium, flush};
 
 /// Pause between attempts to take a lock held by another process.
@@ -23,31 +24,19 @@ pub enum Access {
     Mapped,
 }
 
+/// A file that may be a medium, and what it is.
+struct Found {
+    file: OwnedFd,
+    size: u64,
+    align: u64,
+    is_device: bool,
+}
+
 /// Opens a medium for this process alone, and waits up to `lock_wait` until another process releases it. `bytes_max`
 /// bounds the part of it that is used; 0 = all. Creates and extends nothing.
 pub fn open(path: &Path, bytes_max: u64, access: Access, lock_wait: Duration) -> Result<Arc<dyn Medium>> {
     let said = |error: Error| error.with("path", path.display());
-    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|error| {
-        said(Error::io(
-            "cannot open a medium: it is a DAX device or a file that exists, such as one made by `truncate -s 64G`",
-            error.into(),
-        ))
-    })?;
-    let stat = fstat(&file).map_err(|error| said(Error::io("cannot look at a medium", error.into())))?;
-    let (size, align, is_device) = match FileType::from_raw_mode(stat.st_mode) {
-        FileType::RegularFile => (u64::try_from(stat.st_size).unwrap_or(0), 4096, false),
-        FileType::CharacterDevice => {
-            let (size, align) = dax_size(&stat).map_err(said)?;
-            (size, align, true)
-        }
-        _ => {
-            return Err(said(Error::new(
-                ErrorKind::Config,
-                "a medium is a DAX character device or a plain file; put a file system on a block device, and a file into it",
-            )));
-        }
-    };
+    let Found { file, size, align, is_device } = find(path, OFlags::RDWR)?;
     let wanted = if bytes_max == 0 { size } else { bytes_max };
     if wanted > size {
         return Err(said(Error::new(
@@ -74,9 +63,46 @@ pub fn open(path: &Path, bytes_max: u64, access: Access, lock_wait: Duration) ->
         )));
     }
     if is_device || access == Access::Mapped {
-        return Ok(Arc::new(MappedMedium::new(path, file, bytes)?));
+        return Ok(Arc::new(MappedMedium::new(path, file, bytes, Use::Write)?));
     }
     Ok(Arc::new(FileMedium::new(path, file, bytes)))
+}
+
+/// Opens all of a medium only to read it, whoever owns it: it is not locked, and writes fail.
+pub fn open_to_read(path: &Path) -> Result<Arc<dyn Medium>> {
+    let Found { file, size, align, is_device } = find(path, OFlags::RDONLY)?;
+    let bytes = size / align * align;
+    if is_device {
+        return Ok(Arc::new(MappedMedium::new(path, file, bytes, Use::Read)?));
+    }
+    Ok(Arc::new(FileMedium::new(path, file, bytes)))
+}
+
+/// Opens a file, and determines what it is.
+fn find(path: &Path, access: OFlags) -> Result<Found> {
+    let said = |error: Error| error.with("path", path.display());
+    let flags = access | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|error| {
+        said(Error::io(
+            "cannot open a medium: it is a DAX device or a file that exists, such as one made by `truncate -s 64G`",
+            error.into(),
+        ))
+    })?;
+    let stat = fstat(&file).map_err(|error| said(Error::io("cannot look at a medium", error.into())))?;
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => {
+            let size = u64::try_from(stat.st_size).unwrap_or(0);
+            Ok(Found { file, size, align: 4096, is_device: false })
+        }
+        FileType::CharacterDevice => {
+            let (size, align) = dax_size(&stat).map_err(said)?;
+            Ok(Found { file, size, align, is_device: true })
+        }
+        _ => Err(said(Error::new(
+            ErrorKind::Config,
+            "a medium is a DAX character device or a plain file; put a file system on a block device, and a file into it",
+        ))),
+    }
 }
 
 /// Locks a medium for this process. The kernel releases the lock when the process ends.

@@ -64,15 +64,35 @@ impl FileVolume {
             false => file,
         };
         lock(&file, path, until, lock_wait)?;
+        let volume = Self::of(path, file, kind.is_file())?;
+        if volume.align.is_none() {
+            tracing::warn!(path = %path.display(), "no O_DIRECT here: a tier's file goes through the page cache");
+        }
+        Ok(volume)
+    }
+
+    /// Opens the volume only to read it, whoever owns it: nothing is locked, claimed or created, and writes fail.
+    pub fn open_to_read(path: &Path) -> Result<Self> {
+        let mut options = OpenOptions::new();
+        options.read(true).custom_flags(OFlags::NONBLOCK.bits() as i32);
+        let file =
+            options.open(path).map_err(|e| fail("cannot open a tier's file or block device", path, e))?;
+        let kind = file.metadata().map_err(|e| fail("cannot look at a tier's file", path, e))?.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            return Err(Error::new(ErrorKind::Config, "a tier's path is neither a file nor a block device")
+                .with("path", path.display()));
+        }
+        Self::of(path, file, kind.is_file())
+    }
+
+    /// Measures an open file, and makes it bypass the page cache where that is possible.
+    fn of(path: &Path, file: File, is_file: bool) -> Result<Self> {
         let end =
             (&file).seek(SeekFrom::End(0)).map_err(|e| fail("cannot measure a tier's file", path, e))?;
         let align = go_direct(&file);
-        if align.is_none() {
-            tracing::warn!(path = %path.display(), "no O_DIRECT here: a tier's file goes through the page cache");
-        }
         let bytes = AtomicU64::new(end);
         let (path, _private) = (path.to_owned(), Private::of(file.as_fd()));
-        Ok(Self { path, _private, file, is_file: kind.is_file(), bytes, align })
+        Ok(Self { path, _private, file, is_file, bytes, align })
     }
 
     fn fail(&self, what: &str, offset: u64, e: Errno) -> Error {

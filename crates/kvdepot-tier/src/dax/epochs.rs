@@ -54,6 +54,19 @@ pub(super) struct Epochs {
     /// Places of records for [`ANY_ROOT`] that another one replaces, and the copy of each to write next.
     spare: Vec<(u32, u32)>,
     repairs: Vec<Change>,
+    /// Places of which no copy was intact.
+    lost: usize,
+}
+
+/// A namespace in the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Known {
+    pub(super) root: NamespaceId,
+    pub(super) epoch: u32,
+    /// `None` if its blocks are not taken in.
+    pub(super) id: Option<NamespaceId>,
+    /// Whether a copy was damaged, and is to be repaired.
+    pub(super) is_damaged: bool,
 }
 
 impl Epochs {
@@ -65,6 +78,7 @@ impl Epochs {
             free: Vec::new(),
             spare: Vec::new(),
             repairs: Vec::new(),
+            lost: 0,
         };
         let (lines, _) = table.as_chunks::<EPOCH_BYTES>();
         let pairs: Vec<[Entry<EpochRecord>; 2]> = lines
@@ -114,6 +128,7 @@ impl Epochs {
             }
         }
         epochs.free.reverse();
+        epochs.lost = lost.len();
         let ids: HashSet<NamespaceId> = whole().map(|record| record.id).collect();
         if !lost.is_empty() || named.iter().any(|(id, _)| !ids.contains(id)) {
             epochs.begin_beyond(beyond, &lost);
@@ -136,6 +151,25 @@ impl Epochs {
     /// Takes what must be written before anything else, so that a later opening finds the same.
     pub(super) fn take_repairs(&mut self) -> Vec<Change> {
         std::mem::take(&mut self.repairs)
+    }
+
+    /// All namespaces in the table, as it was read; [`ANY_ROOT`] among them.
+    pub(super) fn all(&self) -> impl Iterator<Item = Known> + '_ {
+        self.roots.iter().map(|(root, stored)| {
+            let is_damaged =
+                *root != ANY_ROOT && self.repairs.iter().any(|change| change.record.root == *root);
+            Known { root: *root, epoch: stored.epoch, id: stored.id, is_damaged }
+        })
+    }
+
+    /// Returns whether there are places of which no copy was intact.
+    pub(super) const fn has_lost_places(&self) -> bool {
+        self.lost > 0
+    }
+
+    /// Returns whether a copy was damaged.
+    pub(super) fn is_damaged(&self) -> bool {
+        self.has_lost_places() || self.repairs.iter().any(|change| change.record.root != ANY_ROOT)
     }
 
     /// The ids whose blocks may be taken in.

@@ -192,7 +192,7 @@ fn format(medium: &dyn Medium, id: [u8; 16], owner: &Owner) -> Result<Geometry> 
 }
 
 /// Calls `each` with every slot header.
-fn each_header(
+pub(super) fn each_header(
     medium: &dyn Medium,
     geometry: &Geometry,
     mut each: impl FnMut(u32, &[u8; HEADER_BYTES]),

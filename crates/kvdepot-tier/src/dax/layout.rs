@@ -263,6 +263,11 @@ impl Header {
         })
     }
 
+    /// Returns the namespace id in a cache line, which may be damaged.
+    pub fn namespace_of(bytes: &[u8; HEADER_BYTES]) -> NamespaceId {
+        id_at(bytes, 0)
+    }
+
     /// Covers the line, its place and the medium: a line at another place is not valid.
     fn own_checksum(line: &[u8; HEADER_BYTES], unit: u32, geometry: &Geometry) -> u64 {
         let mut all = [0; 56 + 4 + 16 + 4];

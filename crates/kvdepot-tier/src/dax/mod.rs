@@ -19,6 +19,7 @@ mod removal;
 mod restore;
 mod settings;
 mod slots;
+mod source;
 mod space;
 mod state;
 #[cfg(test)]
@@ -40,6 +41,7 @@ use crate::{
     TierUsage, WriteItem,
 };
 pub use config::DaxConfig;
+pub(crate) use source::DaxSource;
 use state::Shared;
 
 /// The registry's entry for this tier.

@@ -146,6 +146,12 @@ impl Slots {
         self.index.len()
     }
 
+    /// Iterates over the blocks that can be found, with the units where they begin.
+    pub(super) fn live(&self) -> impl Iterator<Item = (u32, Header)> + '_ {
+        let is_live = |(_, slot): &(&u32, &Slot)| slot.phase == Phase::Live;
+        self.by_unit.iter().filter(is_live).map(|(unit, slot)| (*unit, slot.header))
+    }
+
     /// Number of units that are not free.
     pub(super) const fn units_used(&self) -> u32 {
         self.units - self.space.units()

@@ -95,23 +95,16 @@ impl Medium {
         }
     }
 
+    /// Returns the table of namespaces and its number, and changes nothing.
+    pub(super) fn look_at_rows(&self) -> Result<(u64, Vec<Row>)> {
+        self.newest(&self.copies_of_rows())
+    }
+
     /// Returns the table of namespaces and its number; both copies hold it afterwards, so that an opened epoch is
     /// found again even if either copy is damaged later.
     pub(super) fn rows(&self) -> Result<(u64, Vec<Row>)> {
-        let find = |copy| {
-            // An unreadable copy counts as damaged: each intact copy has everything that was ever acknowledged.
-            let bytes = read(&*self.volume, self.shape.table_at(copy), self.shape.table_bytes);
-            table::parse(self.id, &bytes.ok()?)
-        };
-        let found = [find(0), find(1)];
-        let Some((number, rows)) = found.iter().flatten().max_by_key(|(number, _)| *number).cloned() else {
-            return Err(Error::new(
-                ErrorKind::Corrupt,
-                "both tables of namespaces of a Slab tier are damaged, so it is unknown which blocks are current: \
-                 remove the file or wipe the device, or name another one",
-            )
-            .with("path", self.volume.path().display()));
-        };
+        let found = self.copies_of_rows();
+        let (number, rows) = self.newest(&found)?;
         for (copy, found) in (0..).zip(&found) {
             if found.as_ref().is_none_or(|(other, _)| *other != number) {
                 tracing::warn!(path = %self.volume.path().display(), copy, "a table of namespaces is written again");
@@ -119,6 +112,25 @@ impl Medium {
             }
         }
         Ok((number, rows))
+    }
+
+    fn copies_of_rows(&self) -> [Option<(u64, Vec<Row>)>; 2] {
+        [0, 1].map(|copy| {
+            // An unreadable copy counts as damaged: each intact copy has everything that was ever acknowledged.
+            let bytes = read(&*self.volume, self.shape.table_at(copy), self.shape.table_bytes);
+            table::parse(self.id, &bytes.ok()?)
+        })
+    }
+
+    fn newest(&self, found: &[Option<(u64, Vec<Row>)>; 2]) -> Result<(u64, Vec<Row>)> {
+        found.iter().flatten().max_by_key(|(number, _)| *number).cloned().ok_or_else(|| {
+            Error::new(
+                ErrorKind::Corrupt,
+                "both tables of namespaces of a Slab tier are damaged, so it is unknown which blocks are current: \
+                 remove the file or wipe the device, or name another one",
+            )
+            .with("path", self.volume.path().display())
+        })
     }
 
     /// Stores a table of namespaces in both places, one after the other.
@@ -194,7 +206,8 @@ fn shape_for(bytes: u64, config: &SlabConfig) -> Result<Shape> {
     Shape::of(bytes, config.segment_bytes)
 }
 
-fn check_size(volume: &dyn Volume, shape: &Shape, config: &SlabConfig) -> Result<()> {
+/// Fails if a volume is shorter than the medium on it.
+pub(super) fn check_length(volume: &dyn Volume, shape: &Shape) -> Result<()> {
     if shape.bytes() > volume.bytes() {
         return Err(Error::new(
             ErrorKind::Corrupt,
@@ -203,6 +216,11 @@ fn check_size(volume: &dyn Volume, shape: &Shape, config: &SlabConfig) -> Result
         .with("bytes", volume.bytes())
         .with("bytes_expected", shape.bytes()));
     }
+    Ok(())
+}
+
+fn check_size(volume: &dyn Volume, shape: &Shape, config: &SlabConfig) -> Result<()> {
+    check_length(volume, shape)?;
     let asked = match config.capacity_bytes {
         0 => return Ok(()),
         bytes => Shape::of(bytes, shape.segment_bytes),

@@ -8,9 +8,10 @@ use kvdepot_io::{Call, Class, IoBuf, Op, Request, SlotBuf};
 
 use super::codec::PAGE;
 use super::index::{Known, Place};
+use super::record;
 use super::spaces::Space;
 use super::state::Shared;
-use crate::{Done, Fetched, ReadItem, format};
+use crate::{Done, Fetched, ReadItem};
 
 /// Attempts to read a block that moves while it is read.
 const TRIES_MAX: usize = 3;
@@ -89,9 +90,7 @@ impl Reading {
 
     fn read(&self, place: Place, dst: &SlotBuf) -> Result<()> {
         let (space, volume) = (&self.space, self.shared.volume());
-        if u64::from(place.pages) * PAGE != space.record_bytes {
-            return Err(Error::new(ErrorKind::Corrupt, "a record has another length than its block"));
-        }
+        record::check_length(place, space.record_bytes)?;
         let offset = self.shared.medium.shape.segment_at(place.segment.into()) + u64::from(place.page) * PAGE;
         let layout = space.spec.layout();
         let buf = |slot: &SlotBuf| {
@@ -100,15 +99,13 @@ impl Reading {
         let mut direct = buf(dst);
         if volume.direct().is_none_or(|align| direct.fits(align)) {
             volume.read_at(&mut direct, offset)?;
-            is_of(place, &direct)?;
-            return format::verify(self.key, layout, &direct).map(drop);
+            return record::verify(self.key, layout, place, &direct);
         }
         // Pieces that O_DIRECT does not accept are copied.
         let copy = SlotBuf::anonymous(space.slot_bytes);
         let mut whole = buf(&copy);
         volume.read_at(&mut whole, offset)?;
-        is_of(place, &whole)?;
-        format::verify(self.key, layout, &whole)?;
+        record::verify(self.key, layout, place, &whole)?;
         let mut bytes = vec![0; space.slot_bytes];
         copy.read_at(0, &mut bytes);
         dst.write_at(0, &bytes);
@@ -135,14 +132,5 @@ impl Reading {
         }
         tracing::warn!(key = %self.key, %error, "a corrupt record is dropped");
         Some(Err(error))
-    }
-}
-
-/// Checks that this is the record that was written last, and not an earlier one of the same block that lay at the same
-/// place (P1).
-fn is_of(place: Place, read: &IoBuf) -> Result<()> {
-    match format::header_tag(read.head()) {
-        Some(tag) if tag == place.tag => Ok(()),
-        _ => Err(Error::new(ErrorKind::Corrupt, "a record is not the one that was written there last")),
     }
 }

@@ -25,7 +25,29 @@ pub(super) struct Recovered {
     pub(super) torn: HashSet<BlockKey>,
 }
 
+/// What the segments of a medium hold.
+#[derive(Debug)]
+pub(super) struct Replayed {
+    pub(super) index: Index,
+    /// The newest life of each segment that counts, in ascending order.
+    pub(super) lives: Vec<u64>,
+    /// The newest of them.
+    open: Option<(u64, Life)>,
+    /// As in `Recovered`.
+    torn: HashSet<BlockKey>,
+}
+
+/// Which records of the open segment are taken in that a crash may have torn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unproven {
+    /// All.
+    All,
+    /// Those whose first page is there.
+    Begun,
+}
+
 /// The entries of one life of a segment.
+#[derive(Debug)]
 struct Life {
     rows: Vec<footer::Row>,
     /// From this row on a crash may have torn the records.
@@ -35,9 +57,28 @@ struct Life {
 }
 
 impl Medium {
-    /// Reads what is on the medium.
+    /// Reads what is on the medium, before anything is written there.
     pub(super) fn recover(&self) -> Result<Recovered> {
         let (table, rows) = self.rows()?;
+        let Replayed { index, open, torn, .. } = self.replay(&rows, Unproven::Begun)?;
+        let log = match open {
+            None => Log::new(self.id, self.shape, 0, Tail::BEGIN, Vec::new()),
+            Some((sequence, Life { rows, tail: Some(tail), .. })) => {
+                Log::new(self.id, self.shape, sequence, tail, rows)
+            }
+            Some((sequence, Life { tail: None, .. })) => {
+                // Nothing more fits, so that the next write moves on to the next segment.
+                let full = Tail { bytes: self.shape.segment_bytes, ..Tail::BEGIN };
+                Log::new(self.id, self.shape, sequence, full, Vec::new())
+            }
+        };
+        // What counts from now on must survive a power loss too: after a mere crash it may never have been synced.
+        self.volume.sync()?;
+        Ok(Recovered { index, log, table, rows, torn })
+    }
+
+    /// Reads the segments, and changes nothing. The rows tell which namespaces are current.
+    pub(super) fn replay(&self, rows: &[Row], unproven: Unproven) -> Result<Replayed> {
         let current: HashSet<NamespaceId> = rows.iter().map(|row| row.id).collect();
         let mut index = Index::new(self.shape.segments);
         let mut lives = Vec::new();
@@ -61,9 +102,9 @@ impl Medium {
                 }
                 let place = Place { segment, page: row.page, pages: row.pages, tag: row.tag };
                 let fits = u64::from(row.page) + u64::from(row.pages) <= self.shape.segment_bytes / PAGE;
-                let unproven = number >= life.proven;
-                if fits && (!unproven || self.is_begun(&place)?) {
-                    index.insert(row.key, place, unproven);
+                let is_proven = number < life.proven;
+                if fits && (is_proven || unproven == Unproven::All || self.is_begun(&place)?) {
+                    index.insert(row.key, place, !is_proven);
                     torn.remove(&row.key);
                 } else {
                     // What was there before was removed, or is another version.
@@ -73,20 +114,10 @@ impl Medium {
             }
             open = Some((sequence, life));
         }
-        let log = match open {
-            None => Log::new(self.id, self.shape, 0, Tail::BEGIN, Vec::new()),
-            Some((sequence, Life { rows, tail: Some(tail), .. })) => {
-                Log::new(self.id, self.shape, sequence, tail, rows)
-            }
-            Some((sequence, Life { tail: None, .. })) => {
-                // Nothing more fits, so that the next write moves on to the next segment.
-                let full = Tail { bytes: self.shape.segment_bytes, ..Tail::BEGIN };
-                Log::new(self.id, self.shape, sequence, full, Vec::new())
-            }
-        };
         // The next segment of the ring was given up when the open one was begun.
+        let given_up = self.shape.segment_of(newest + 1);
         loop {
-            let blocks = index.of_segment(log.next_segment(), 1024);
+            let blocks = index.of_segment(given_up, 1024);
             if blocks.is_empty() {
                 break;
             }
@@ -94,13 +125,11 @@ impl Medium {
                 index.remove(&key);
             }
         }
-        // What counts from now on must survive a power loss too: after a mere crash it may never have been synced.
-        self.volume.sync()?;
-        Ok(Recovered { index, log, table, rows, torn })
+        Ok(Replayed { index, lives, open, torn })
     }
 
     /// Returns which life a segment holds: its first group says so, or its footer if that group is damaged.
-    fn newest_life(&self, segment: u64) -> Result<Option<u64>> {
+    pub(super) fn newest_life(&self, segment: u64) -> Result<Option<u64>> {
         let begin = self.shape.segment_at(segment);
         let head = self.read_head(begin, |pages| group::parse_any(self.id, pages))?;
         let trailer = self.read_trailer(segment)?;
