@@ -144,6 +144,10 @@ RUNS: tuple[Run | Serve, ...] = (
         status=1,
         says="cannot be read",
     ),
+    # What they find on media is shown in tests/python/test_stored_media.py.
+    Run("verify --medium", "kvdepot verify --medium {tmp}/none --rate-mib 200", status=1, says="was skipped"),
+    Run("namespaces --medium", "kvdepot namespaces --medium {tmp}/none 2>&1", status=1, says="cannot open a medium"),
+    Run("ls --medium", "kvdepot ls 3f2a --medium {tmp}/none 2>&1", status=1, says="cannot open a medium"),
     Run(
         "export",
         "kvdepot export 3f2a {tmp}/x.kvx --directory {tmp} --socket {tmp}/none.sock --force --json 2>&1",
@@ -568,6 +572,9 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
     "kvdepot why 3f2a 98ac1516354109150bded5754fef7df0": ("why --config",),
     "kvdepot verify": ("verify", "verify --json"),
     "kvdepot verify --rate-mib 200 --set-aside": ("verify",),
+    "kvdepot namespaces --medium /dev/nvme1n1": ("namespaces --medium",),
+    "kvdepot ls 3f2a --medium /dev/nvme1n1": ("ls --medium",),
+    "kvdepot verify --medium /dev/nvme1n1 --rate-mib 200": ("verify --medium",),
     "kvdepot inspect FILE": ("inspect",),
     # tests/python/test_verbs.py and test_export.py show what the next ones do with blocks.
     "kvdepot gc DIR": ("gc", "gc --dry-run"),

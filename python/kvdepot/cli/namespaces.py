@@ -105,7 +105,7 @@ def _list(known: dict[str, _Known], as_json: bool) -> None:
                 places.size_text(row["bytes"]),
                 places.age_text(row["last_used_unix_s"]),
                 *([row["medium"] or "-"] if has_media else []),
-                row["problem"] or summary(row["facts"]) or "-",
+                row["problem"] or (summary(row["facts"]) if row["facts"] else "-"),
             )
             for row in rows
         ],

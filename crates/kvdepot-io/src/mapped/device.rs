@@ -257,4 +257,20 @@ mod tests {
             });
         }
     }
+
+    #[test]
+    fn a_mapping_that_is_read_is_not_written() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), [7; 8192]).unwrap();
+        let fd =
+            rustix::fs::open(file.path(), rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty()).unwrap();
+        let medium = MappedMedium::new(file.path(), fd, 8192, Use::Read).unwrap();
+        let mut read = [0; 100];
+        medium.read(5000, &mut read).unwrap();
+        assert_eq!((read, medium.checksum(0, 8192).unwrap()), ([7; 100], crate::checksum::crc64(&[7; 8192])));
+        let slot = SlotBuf::anonymous(4096);
+        assert_eq!(medium.write(0, &[1]).unwrap_err().kind(), ErrorKind::Unsupported);
+        let piece = Piece { slot: &slot, from: 0, bytes: 4096 };
+        assert_eq!(medium.write_piece(0, piece).unwrap_err().kind(), ErrorKind::Unsupported);
+    }
 }

@@ -296,6 +296,24 @@ mod tests {
     }
 
     #[test]
+    fn a_volume_that_is_read_is_not_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("medium");
+        assert_eq!(FileVolume::open_to_read(&path).unwrap_err().kind(), ErrorKind::NotFound);
+        assert!(!path.exists());
+        std::fs::write(&path, [7; 8192]).unwrap();
+        let volume = FileVolume::open_to_read(&path).unwrap();
+        let page = || IoBuf::payload(crate::SlotBuf::anonymous(4096), 4096).unwrap();
+        let mut read = page();
+        volume.read_at(&mut read, 4096).unwrap();
+        assert!(read.slices(0).iter().all(|slice| slice.iter().all(|&byte| byte == 7)));
+        assert!(volume.write_at(&[page()], 0).is_err());
+        assert!(volume.allocate(1 << 20).is_err());
+        assert!(std::fs::read(&path).unwrap() == [7; 8192]);
+        assert_eq!(FileVolume::open_to_read(dir.path()).unwrap_err().kind(), ErrorKind::Config);
+    }
+
+    #[test]
     fn a_file_that_cannot_be_allocated_keeps_its_bytes() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("medium");

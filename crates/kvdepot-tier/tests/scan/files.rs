@@ -3,10 +3,11 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use kvdepot_core::ErrorKind;
-use kvdepot_tier::conformance::Bench;
+use kvdepot_tier::conformance::{Bench, Waiting};
 use kvdepot_tier::scan::Scan;
 use kvdepot_tier::{DaxConfig, DaxTier, SlabConfig, SlabTier, Tier};
 
@@ -18,7 +19,7 @@ const LONG: Duration = Duration::from_secs(60);
 fn slab(path: &Path) -> Arc<dyn Tier> {
     let config = SlabConfig {
         capacity_bytes: 4 * MIB,
-        segment_bytes: MIB,
+        segment_bytes: MIB / 4,
         open_wait: LONG,
         lock_wait: LONG,
         ..SlabConfig::new(path)
@@ -69,6 +70,56 @@ fn a_file_is_read_beside_its_depot_and_left_as_it_is() {
         let bench = Bench::new(open(&path));
         let number = (0..20).find(|n| bench.key(*n) == block.key).unwrap();
         assert!(!bench.read_is_right(number));
+    }
+}
+
+/// Ends a writer, also when the test fails.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// Every state of a busy medium is read: groups on their way, recycled segments, reused places, epochs that change.
+#[test]
+fn a_depot_that_writes_all_the_time_has_no_broken_blocks() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    for (name, open) in [("Slab", slab as fn(&Path) -> Arc<dyn Tier>), ("Dax", dax)] {
+        let path = dir.path().join(name);
+        let mut bench = Bench::new(open(&path));
+        bench.write_all(50);
+        let scan = Scan::open(&path).unwrap();
+        let (is_over, written) = (AtomicBool::new(false), AtomicU64::new(50));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Acquire) {
+                    let n = written.load(Ordering::Acquire);
+                    let writes: Vec<_> =
+                        (n..n + 8).map(|n| bench.begin_write(n, bench.filled(n), Bench::soon())).collect();
+                    bench.remove(n - 3).unwrap();
+                    writes.iter().for_each(|write| drop(Bench::answer(write)));
+                    if n % 400 < 8 {
+                        bench.epoch = bench.tier.advance_and_wait(&bench.spec, 0).unwrap();
+                    }
+                    written.store(n + 8, Ordering::Release);
+                }
+            });
+            let _over = Over(&is_over);
+            let (mut checks, mut blocks, end) = (0, 0, Bench::soon());
+            while checks < 40 || written.load(Ordering::Acquire) < 600 {
+                let (stored, findings) = checked(&scan);
+                assert_eq!(findings, [], "{name}, check {checks}");
+                assert_eq!(
+                    (stored.namespaces.len(), stored.namespaces[0].problem, stored.problem),
+                    (1, None, None)
+                );
+                (checks, blocks) = (checks + 1, blocks + stored.blocks.len());
+                assert!(Instant::now() < end, "{name}: {checks} checks, {written:?} writes");
+            }
+            assert!(blocks > 500, "{name}: {blocks} blocks were read");
+        });
     }
 }
 

@@ -12,7 +12,7 @@ use kvdepot_io::{IoBuf, Volume};
 use kvdepot_tier::conformance::{Bench, Waiting, spec};
 use kvdepot_tier::scan::Scan;
 use kvdepot_tier::stored::{InUse, Stored, StoredBlock};
-use kvdepot_tier::{SlabConfig, SlabTier, Tier, Written};
+use kvdepot_tier::{Presence, SlabConfig, SlabTier, Tier, Written};
 use parking_lot::Mutex;
 
 use crate::tools::{checked, numbers, rest, unused, used};
@@ -116,6 +116,12 @@ fn filled() -> MemoryVolume {
     bench.write(20).unwrap();
     assert!(tier.stats().segments_recycled > 7);
     memory
+}
+
+fn is_present(bench: &Bench, block: &StoredBlock) -> bool {
+    let mut out = Vec::new();
+    bench.tier.peek(&[block.key], &mut out);
+    out == [Presence::Present]
 }
 
 fn holding(stored: &Stored, at: usize) -> Option<&StoredBlock> {
@@ -239,6 +245,66 @@ fn a_damaged_block_is_found_unless_its_segment_is_given_up_before_it_was_read_ag
         assert!(volume.hook.lock().is_none(), "it was read twice");
         assert_eq!(all.findings.len(), usize::from(!overwrites), "{:?}", all.findings);
     }
+}
+
+/// The oldest segment may be overwritten from the moment in which the one before it begins another life, and the records
+/// there may change before its own head does.
+#[test]
+fn a_segment_that_is_given_up_is_not_judged() {
+    for is_given_up in [false, true] {
+        let memory = MemoryVolume::new(vec![0; BYTES]);
+        let tier = open(&memory);
+        let bench = Bench::new(Arc::clone(&tier) as _);
+        bench.write_all(60);
+        let volume = watched(&memory);
+        let scan = scan(&volume, used());
+        let stored = scan.list().unwrap();
+        let oldest = *stored.blocks.iter().min_by_key(|block| block.order).unwrap();
+        *volume.flipped.lock() = Some((oldest.offset_bytes as usize + 5000) * 8);
+        let write = move || {
+            let mut next = 60;
+            let mut write_one = || {
+                next += 1;
+                assert_eq!(bench.write(next).unwrap(), Written::New);
+            };
+            write_one();
+            while is_given_up && is_present(&bench, &oldest) {
+                write_one();
+            }
+        };
+        *volume.hook.lock() = Some((oldest.offset_bytes, 2, Box::new(write)));
+        let all = rest(scan.check(&stored, None));
+        assert!(volume.hook.lock().is_none(), "it was read twice");
+        let head =
+            memory.crash(memory.operations(), |_| Kept::All)[TABLES.end + 32..TABLES.end + 40].to_vec();
+        assert_eq!((oldest.offset_bytes as usize, head), (TABLES.end + 4096, vec![0; 8]), "its first life");
+        assert_eq!(all.findings.len(), usize::from(!is_given_up));
+    }
+}
+
+#[test]
+fn a_complete_record_of_another_time_is_found() {
+    let image = |version: u64| {
+        let memory = MemoryVolume::new(vec![0; BYTES]);
+        let bench = Bench::new(open(&memory) as _);
+        bench.write_all(3);
+        let write = bench.begin_write(3, bench.filled(version), Bench::soon());
+        assert_eq!(Bench::answer(&write).unwrap(), Written::New);
+        bench.write(4).unwrap();
+        let key = bench.key(3);
+        drop(bench);
+        (memory.crash(memory.operations(), |_| Kept::All), key)
+    };
+    let ((mut image, key), (other, _)) = (image(3), image(1003));
+    let scan_of =
+        |image: &[u8]| Scan::of_volume(Arc::new(MemoryVolume::new(image.to_vec())), unused()).unwrap();
+    let stored = scan_of(&image).list().unwrap();
+    let block = stored.blocks.iter().find(|block| block.key == key).unwrap();
+    let range = block.offset_bytes as usize..(block.offset_bytes + block.bytes) as usize;
+    image[range.clone()].copy_from_slice(&other[range]);
+    let findings = checked(&scan_of(&image)).1;
+    assert_eq!((findings.len(), findings[0].hash), (1, Some(key.hash)));
+    assert!(findings[0].reason.contains("not the one that was written there last"), "{findings:?}");
 }
 
 #[test]
