@@ -6,8 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import kvdepot
 import kvdepot.config
 from kvdepot import _native
 from kvdepot.config import KVDepotConfig, load_config
@@ -232,3 +234,17 @@ def test_a_tier_that_the_core_adds_is_configured_without_a_line_here():
         "| `attic_dust` | much \\| little | `much` |  | Which dust the attic has. |",
     ]
     assert done.stdout.splitlines() == wanted
+
+
+def test_a_slab_file_keeps_its_size_without_a_capacity(tmp_path):
+    """A size that no key gives is left to the tier: the length of the file, and an error for a new one."""
+    slab = {"pipeline": "Cache|Slab", "slab_path": str(tmp_path / "slab"), "slab_segment_mb": 1, "pool_gb": 0.0625}
+    block, layout = [np.arange(4096, dtype=np.uint8)], [4096]
+    with pytest.raises(ConfigError, match="capacity"):
+        kvdepot.open(slab, layout=layout, namespace={"model": "tiny"})
+    with kvdepot.open({**slab, "slab_capacity_gb": 0.0625}, layout=layout, namespace={"model": "tiny"}) as store:
+        store.dump([b"block"], [block]).wait().raise_for_failures()
+        assert store.drain(60_000)
+    with kvdepot.open(slab, layout=layout, namespace={"model": "tiny"}) as store:
+        assert store.lookup([b"block"]).all()
+    assert (tmp_path / "slab").stat().st_size == 64 << 20

@@ -72,7 +72,10 @@ def tier_object(config: "KVDepotConfig", tier: Tier, machine: Machine, identity:
         if one is not None:
             settings[setting.name] = None if identity and one.may_change else one.told
         elif setting.kind.is_ == "bytes":
-            settings[setting.name] = None if value is None else int(value * GIB)
+            if value is not None:
+                settings[setting.name] = int(value * GIB)
+            elif identity:
+                settings[setting.name] = None
         else:
             settings[setting.name] = list(value) if isinstance(value, tuple) else value
         if key.by_machine is not None and key.by_machine.tell:
