@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvdepot._native import __version__
+    from kvdepot.claim import Arriving, Claim, ClaimTimes, Group, Hit, TierReads
     from kvdepot.config import KVDepotConfig, load_config
-    from kvdepot.depot import Claim, ClaimTimes, Depot, Group, Hit, TierReads, attach
+    from kvdepot.depot import Depot, attach
     from kvdepot.depot import open_store as open  # noqa: A004 - users read it as kvdepot.open
     from kvdepot.errors import (
         BlockNotFoundError,
@@ -26,24 +27,31 @@ if TYPE_CHECKING:
         UnavailableError,
         UnsupportedError,
     )
+    from kvdepot.follower import Change, Follower
+    from kvdepot.hashes import block_hash
     from kvdepot.layout import BlockLayout
+    from kvdepot.namespace import Namespace
     from kvdepot.store import Store
     from kvdepot.task import Task, TaskResult
 
 __all__ = [
+    "Arriving",
     "BlockLayout",
     "BlockNotFoundError",
     "BusyError",
+    "Change",
     "Claim",
     "ClaimTimes",
     "ConfigError",
     "CorruptError",
     "Depot",
     "DepotTimeoutError",
+    "Follower",
     "Group",
     "Hit",
     "KVDepotConfig",
     "KVDepotError",
+    "Namespace",
     "NoSpaceError",
     "ProtocolError",
     "StorageError",
@@ -55,24 +63,30 @@ __all__ = [
     "UnsupportedError",
     "__version__",
     "attach",
+    "block_hash",
     "load_config",
     "open",
 ]
 
 _HOMES = {
+    "Arriving": "kvdepot.claim",
     "BlockLayout": "kvdepot.layout",
-    "Claim": "kvdepot.depot",
-    "ClaimTimes": "kvdepot.depot",
+    "Change": "kvdepot.follower",
+    "Claim": "kvdepot.claim",
+    "ClaimTimes": "kvdepot.claim",
     "Depot": "kvdepot.depot",
-    "Group": "kvdepot.depot",
-    "Hit": "kvdepot.depot",
+    "Follower": "kvdepot.follower",
+    "Group": "kvdepot.claim",
+    "Hit": "kvdepot.claim",
     "KVDepotConfig": "kvdepot.config",
+    "Namespace": "kvdepot.namespace",
     "Store": "kvdepot.store",
     "Task": "kvdepot.task",
     "TaskResult": "kvdepot.task",
-    "TierReads": "kvdepot.depot",
+    "TierReads": "kvdepot.claim",
     "__version__": "kvdepot._native",
     "attach": "kvdepot.depot",
+    "block_hash": "kvdepot.hashes",
     "load_config": "kvdepot.config",
     "open": "kvdepot.depot",
 }

@@ -8,7 +8,6 @@ import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -17,28 +16,41 @@ from typing_extensions import Self
 
 from kvdepot import _native
 from kvdepot.absence import tell_if_absent
+from kvdepot.claim import Claim, Group, checked_groups, native_namespaces
 from kvdepot.config import ConfigSource, KVDepotConfig, load_config
 from kvdepot.errors import ConfigError, UnavailableError
+from kvdepot.follower import Follower
 from kvdepot.layout import BlockLayout
 from kvdepot.logs import set_up_logging
+from kvdepot.namespace import Namespace, facts_json
 from kvdepot.node import connect
 from kvdepot.store import Store
 
 logger = logging.getLogger("kvdepot")
 
 
-def attach(config: ConfigSource = None, *, engine_id: str | None = None, block_bytes: int | None = None) -> "Depot":
+def attach(
+    config: ConfigSource = None,
+    *,
+    engine_id: str | None = None,
+    block_bytes: int | None = None,
+    wait_ms: int | None = None,
+    tell_absence: bool = True,
+) -> "Depot":
     """Attaches to a depot inside this process or, with ``mode: node``, to the node's own depot.
 
-    A node depot is started if none answers, unless ``start_depot`` is false. Either way the call waits up to
-    ``attach_timeout_ms`` for a depot. Until one answers, every block is a miss; the logger ``kvdepot`` says so, and why
-    the depot that was started has ended.
+    A node depot is started if none answers, unless ``start_depot`` is false. Either way the call waits for a depot.
+    Until one answers, every block is a miss; the logger ``kvdepot`` says so, and why the depot that was started has
+    ended.
 
     Args:
         config: path of a YAML file, dict, ``KVDepotConfig``, or ``None`` for defaults sized to the machine.
         engine_id: distinguishes this engine from others when ``share_depot`` is false and ``mode`` is ``node``.
             Defaults to the process id.
         block_bytes: bytes of the largest block; required only for a ``Staging`` pool that is sized in blocks.
+        wait_ms: how long to wait for a node depot; ``None`` = ``attach_timeout_ms``.
+        tell_absence: whether to log that no depot answers. A caller that passes false has ``Depot.attached`` and
+            ``Depot.trouble`` for messages of its own.
 
     Returns:
         The attachment. Close it, or use it as a context manager.
@@ -52,122 +64,12 @@ def attach(config: ConfigSource = None, *, engine_id: str | None = None, block_b
     set_up_logging(config)
     if config.mode != "node":
         return Depot(config, _native.Depot.embedded(config.to_core_json(block_bytes)))
-    socket = config.socket_path(block_bytes, suffix=engine_id or str(os.getpid()))
+    socket = config.socket_path(block_bytes, suffix=str(os.getpid()) if engine_id is None else engine_id)
     began_s = time.monotonic()
-    native = connect(config, socket, block_bytes, config.attach_timeout_ms)
-    tell_if_absent(native, config, socket, time.monotonic() - began_s, logger)
+    native = connect(config, socket, block_bytes, config.attach_timeout_ms if wait_ms is None else wait_ms)
+    if tell_absence:
+        tell_if_absent(native, config, socket, time.monotonic() - began_s, logger)
     return Depot(config, native)
-
-
-@dataclass(frozen=True)
-class Hit:
-    """How far a claim is.
-
-    Attributes:
-        settled: whether this is the final hit: its blocks are verified, in the pool and leased.
-        units: leading hashes that are a hit, those that were skipped included; final once settled.
-        units_from_tier: those of them that came from below the pool.
-    """
-
-    settled: bool
-    units: int
-    units_from_tier: int
-
-
-@dataclass(frozen=True)
-class Group:
-    """Blocks that a hit needs together: of a KV-cache group, or of a pool of pages.
-
-    Attributes:
-        stores: one store for each rank; the hit needs the blocks of all of them.
-        window_blocks: number of last blocks of the hit that are needed, as for sliding windows; 0 = all blocks.
-        hashes_per_block: hashes that one block covers, if other groups have smaller blocks.
-    """
-
-    stores: Sequence[Store]
-    window_blocks: int = 0
-    hashes_per_block: int = 1
-
-
-@dataclass(frozen=True)
-class TierReads:
-    """Blocks that came from a tier for a claim.
-
-    Attributes:
-        tier: name of the tier.
-        blocks: number of blocks.
-        first_ns, last_ns: when the first and the last of them were there, in nanoseconds before the release.
-    """
-
-    tier: str
-    blocks: int
-    first_ns: int
-    last_ns: int
-
-
-@dataclass(frozen=True)
-class ClaimTimes:
-    """When a claim got how far at the depot, in nanoseconds before its release. A claim that was made anew began then.
-
-    Attributes:
-        opened_ns: it was opened.
-        admitted_ns: the depot knew the hit and had room for all of it; ``None`` = that did not happen.
-        settled_ns: the hit was final; ``None`` = that did not happen.
-        queued: whether it waited for room.
-        tiers: what came for it from each tier.
-    """
-
-    opened_ns: int
-    admitted_ns: int | None
-    settled_ns: int | None
-    queued: bool
-    tiers: tuple[TierReads, ...]
-
-
-class Claim:
-    """A hit that is being prepared. Its blocks are fetched from the tiers into the pool, and stay there until released.
-
-    A claim that is not polled for the depot's ``timeout_ms`` loses its leases; the next poll makes it anew. On a depot
-    that is dead or hangs, a claim settles with no hit. Use it as a context manager, or release it.
-    """
-
-    def __init__(self, native: _native.Claim) -> None:
-        self._native = native
-
-    def poll(self) -> Hit:
-        """Returns how far the claim is. Never waits, so it can be called in an engine's step."""
-        return Hit(*self._native.poll())
-
-    def wait(self, timeout_ms: int) -> Hit:
-        """Polls until the claim has settled, or until the time has passed."""
-        return Hit(*self._native.wait(timeout_ms))
-
-    def settle(self) -> Hit:
-        """Settles the claim with the blocks that have arrived so far, because the rest is not worth waiting for."""
-        return Hit(*self._native.decline())
-
-    def release(self, *, tell_times: bool = False) -> ClaimTimes | None:
-        """Drops the leases. Idempotent. Loads that have begun keep leases of their own.
-
-        Args:
-            tell_times: whether to return when the claim got how far, for traces.
-
-        Returns:
-            The times, if they were asked for and a depot still held the claim; else ``None``.
-        """
-        told = self._native.release(tell_times=tell_times)
-        if told is None:
-            return None
-        opened_ns, admitted_ns, settled_ns, queued, tiers = told
-        return ClaimTimes(opened_ns, admitted_ns, settled_ns, queued, tuple(TierReads(*reads) for reads in tiers))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
 
 
 class Depot:
@@ -186,7 +88,7 @@ class Depot:
         self._native = native
         self._stores: weakref.WeakSet[Store] = weakref.WeakSet()
         self._uses: dict[object, str] = {}
-        """The canonical description of each open store's namespace, by a token of the store."""
+        """The canonical description of each open ``Namespace``, by a token of it."""
         self._lock = threading.RLock()
         """A signal's handler, or the collection of garbage, may close a store while its thread holds it."""
         self._pid = os.getpid()
@@ -210,20 +112,21 @@ class Depot:
     def open(
         self,
         *,
-        layout: BlockLayout | Iterable[int],
-        namespace: Mapping[str, object],
+        namespace: Mapping[str, object] | Namespace,
+        layout: BlockLayout | Iterable[int] | None = None,
         cuda_device: int | None = None,
+        timeout_ms: int | None = None,
     ) -> Store:
-        """Opens a namespace, also while no depot is attached.
+        """Opens a store for the blocks of a namespace, also while no depot is attached.
 
         Args:
-            layout: how a block is cut: a ``BlockLayout``, or the tensor sizes in bytes of a block with a single shard.
-            namespace: everything that changes a block's bytes and is not in the layout: model, revision, dtype,
-                rank, salt … (P8). Text, integers, booleans, lists and dicts; no fractions. Stores with different
-                facts never read each other's blocks.
-            cuda_device: number of the CUDA device that holds the tensors to store and load, as this process counts
-                devices; ``None`` = host memory. Tasks are not ordered with the device's streams: synchronise before
-                ``dump``, and wait for a load before the device uses its tensors.
+            namespace: everything that changes a block's bytes and is not in the layout, as for ``open_namespace``. Or a
+                namespace from there, which stays open when the store is closed.
+            layout: how a block is cut, as for ``open_namespace``; ``None`` with a ``Namespace``, which has its own.
+            cuda_device: number of the CUDA device that holds the tensors or pages to store and load, as this process
+                counts devices; ``None`` = host memory. Tasks over tensors are not ordered with the device's streams:
+                synchronise before ``dump``, and wait for a load before the device uses its tensors.
+            timeout_ms: time limit of each task; ``None`` = that of the configuration.
 
         Returns:
             The store. Close it when it is not needed any more; the attachment stays.
@@ -233,20 +136,26 @@ class Depot:
             UnavailableError, UnsupportedError: the device does not exist, or has no driver.
             UnavailableError: the attachment is closed.
         """
-        layout = BlockLayout.of(layout)
-        opened = self._native.open_namespace(facts_json(namespace), layout.to_json())
-        use = object()
-        with self._lock:
-            self._uses[use] = opened.canonical
+        owned = not isinstance(namespace, Namespace)
+        opened = namespace if isinstance(namespace, Namespace) else self.open_namespace(namespace, layout=layout)
+        timeout_ms = self._config.timeout_ms if timeout_ms is None else timeout_ms
         try:
             copy_json = self._config.copy_json(cuda_device)
             # It opens the namespace again if its last store was closed in the meantime.
-            native = self._native.store(opened, timeout_ms=self._config.timeout_ms, copy_json=copy_json)
+            native = self._native.store(opened.native, timeout_ms=timeout_ms, copy_json=copy_json)
+            store = Store(
+                self._config,
+                opened,
+                self._native,
+                native,
+                cuda_device=cuda_device,
+                timeout_ms=timeout_ms,
+                owns_namespace=owned,
+            )
         except BaseException:
-            self._end_use(opened, use)
+            if owned:
+                opened.close()
             raise
-        store = Store(self._config, layout, self._native, native, cuda_device)
-        store.on_close = partial(self._end_use, opened, use)
         with self._lock:
             if not self._closed:
                 self._stores.add(store)
@@ -254,18 +163,54 @@ class Depot:
         store.close()
         raise UnavailableError("the depot was closed: attach again")
 
+    def open_namespace(
+        self, namespace: Mapping[str, object] | str, *, layout: BlockLayout | Iterable[int] | None = None
+    ) -> Namespace:
+        """Opens a namespace without a store, for claims, resets and events; also while no depot is attached.
+
+        Args:
+            namespace: everything that changes a block's bytes and is not in the layout: model, revision, dtype, rank,
+                salt … (P8). Text, integers, booleans, lists and dicts; no fractions. Stores with different facts never
+                read each other's blocks. Or the text of ``Namespace.description``, usually from another process.
+            layout: how a block is cut: a ``BlockLayout``, or the tensor sizes in bytes of a block with a single shard;
+                ``None`` with a description, which has it.
+
+        Returns:
+            The namespace. Close it when it is not needed any more.
+
+        Raises:
+            ConfigError: the layout or the facts are wrong.
+            CorruptError: the text is no description.
+            UnavailableError: the attachment is closed.
+        """
+        if isinstance(namespace, str):
+            return self._begin_use(self._native.open_canonical(namespace))
+        if layout is None:
+            raise ConfigError("layout: facts need a layout beside them")
+        layout = BlockLayout.of(layout)
+        return self._begin_use(self._native.open_namespace(facts_json(namespace), layout.to_json()), layout)
+
+    def _begin_use(self, native: _native.Namespace, layout: BlockLayout | None = None) -> Namespace:
+        use = object()
+        with self._lock:
+            self._uses[use] = native.canonical
+        return Namespace(native, partial(self._end_use, native, use), layout)
+
     def _end_use(self, namespace: _native.Namespace, use: object) -> None:
-        """Ends one store's use of a namespace; again is no error. After the last one, the depot may forget it."""
+        """Ends one use of a namespace; again is no error. After the last one, the depot may forget it."""
+        if os.getpid() != self._pid:
+            return  # another thread may have held the lock at the fork
         with self._lock:
             ended = self._uses.pop(use, None) is not None
-            if ended and namespace.canonical not in self._uses.values():
+            # Detaching ends all uses.
+            if ended and not self._closed and namespace.canonical not in self._uses.values():
                 # A closed attachment has none open.
                 with suppress(UnavailableError):
                     self._native.close_namespace(namespace)
 
     def claim(
         self,
-        groups: Sequence[Group | Store],
+        groups: Sequence[Group | Store | Namespace],
         hashes: Sequence[bytes],
         *,
         skip: int = 0,
@@ -278,7 +223,8 @@ class Depot:
         ``load``, then release the claim.
 
         Args:
-            groups: what the hit consists of; a ``Store`` stands for a group of its own that needs all blocks.
+            groups: what the hit consists of; a ``Store`` or ``Namespace`` stands for a group of its own that needs all
+                blocks.
             hashes: the request's chained hashes.
             skip: leading hashes that the caller already has, a multiple of every ``hashes_per_block``.
             limit: longest hit to return, in hashes; ``None`` = all.
@@ -292,22 +238,33 @@ class Depot:
                 bytes long.
             UnavailableError: a store is closed.
         """
-        wanted = [group if isinstance(group, Group) else Group([group]) for group in groups]
         limit = len(hashes) if limit is None else limit
-        check_claim(wanted, len(hashes), skip, limit)
-        spaces = [
-            ([store.native_namespace for store in group.stores], group.window_blocks, group.hashes_per_block)
-            for group in wanted
-        ]
+        spaces = checked_groups(groups, len(hashes), skip, limit)
         return Claim(self._native.claim(spaces, hashes, skip=skip, limit=limit, label=label))
 
-    def reset(self, stores: Iterable[Store]) -> None:
+    def reset(self, stores: Iterable[Store | Namespace]) -> None:
         """Makes every block dumped so far in these namespaces unreachable, in every tier, for everyone.
 
         Raises:
             UnavailableError, DepotTimeoutError: the depot did not confirm the reset.
         """
-        self._native.reset([store.native_namespace for store in stores])
+        self._native.reset(native_namespaces(list(stores)))
+
+    def follow(self, groups: Sequence[Sequence[Store | Namespace]] | None = None) -> Follower:
+        """Follows which blocks can be read where, on a thread of the core; also while no depot is attached.
+
+        Args:
+            groups: the stores or namespaces of each group; a block counts for a group when all of them have it.
+                ``None`` = every namespace of the depot, each as a group of its own.
+
+        Returns:
+            What takes the changes. Close it when it is not needed any more.
+
+        Raises:
+            UnavailableError: a store or the attachment is closed.
+        """
+        wanted = None if groups is None else [native_namespaces(group) for group in groups]
+        return Follower(self._native.follow(wanted))
 
     def drain(self, timeout_ms: int) -> bool:
         """Waits until everything dumped so far is written to the tiers. Returns false on timeout.
@@ -330,7 +287,8 @@ class Depot:
             self._closed = True
             stores = list(self._stores)
         for store in stores:
-            store.close()
+            if not store.closed:
+                store.close()
         self._native.close()
 
     def __enter__(self) -> Self:
@@ -340,46 +298,6 @@ class Depot:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def check_claim(groups: Sequence[Group], hashes: int, skip: int, limit: int) -> None:
-    """Checks what a claim asks for.
-
-    Raises:
-        ConfigError: a number is out of range, or a group has no stores.
-    """
-    if not groups:
-        raise ConfigError("groups: there must be a group")
-    for group in groups:
-        if not group.stores or not all(isinstance(store, Store) for store in group.stores):
-            raise ConfigError("groups: each group needs a store, and nothing but stores")
-        if group.window_blocks < 0 or group.hashes_per_block < 1:
-            raise ConfigError(
-                "groups: window_blocks must be 0 or more, and hashes_per_block 1 or more, got "
-                f"{group.window_blocks} and {group.hashes_per_block}"
-            )
-        if skip % group.hashes_per_block:
-            raise ConfigError(f"skip: must be a multiple of hashes_per_block, {group.hashes_per_block}, got {skip}")
-    if not 0 <= skip <= hashes:
-        raise ConfigError(f"skip: must be between 0 and the number of hashes, {hashes}, got {skip}")
-    if limit < 0:
-        raise ConfigError(f"limit: must be 0 or more, got {limit}")
-
-
-def facts_json(namespace: Mapping[str, object]) -> str:
-    """Returns the facts of a namespace as JSON.
-
-    Raises:
-        ConfigError: there are none, or one has no JSON.
-    """
-    if not namespace:
-        raise ConfigError(
-            "namespace: must describe everything that changes the blocks' bytes, such as {'model': ..., 'dtype': ...}"
-        )
-    try:
-        return json.dumps(namespace, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"namespace: must be text, integers, booleans, lists and dicts: {error}") from error
 
 
 def open_store(

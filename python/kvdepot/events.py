@@ -9,6 +9,7 @@ from typing_extensions import Self
 
 from kvdepot import _native
 from kvdepot.errors import UnavailableError
+from kvdepot.follower import Follower
 
 ATTACH_MS = 1000
 PAUSE_S = 0.05
@@ -56,7 +57,7 @@ class BlockEvents:
         if needs_depot and not self._depot.attached:
             self._depot.close()
             raise UnavailableError(f"no depot answers on {socket}: `kvdepot depots` lists those that run")
-        self._follower = self._depot.follow()
+        self._follower = Follower(self._depot.follow())
         self._closed = False
 
     @property
@@ -74,10 +75,8 @@ class BlockEvents:
         changes = self._follower.take(most)
         if not changes:
             return []
-        names, places = self._follower.namespaces, self._follower.places
-        return [
-            BlockEvent(names[group], places[place], stored, tuple(hashes)) for group, place, stored, hashes in changes
-        ]
+        names = self._follower.namespace_ids
+        return [BlockEvent(names[group], place, stored, tuple(hashes)) for group, place, stored, hashes in changes]
 
     def __iter__(self) -> Iterator[BlockEvent]:
         """Yields events until ``close``."""

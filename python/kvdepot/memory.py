@@ -13,18 +13,16 @@ Buffers: TypeAlias = "Sequence[Sequence[Any]] | Addresses"
 
 
 def memory_of(
-    buffers: Buffers, rows: int, sizes_bytes: Sequence[int], *, writable: bool, cuda_device: int | None = None
+    buffers: Buffers, sizes_bytes: Sequence[Sequence[int]], *, writable: bool, cuda_device: int | None = None
 ) -> tuple[Addresses, tuple[object, ...]]:
-    """Returns the addresses of ``rows`` rows of tensors and the objects that own the memory.
+    """Returns the addresses of rows of tensors, an array of shape ``(rows, tensors)``, and the memory's owners.
 
-    The addresses have shape ``(rows, len(sizes_bytes))``. The memory stays allocated as long as the owners are
-    referenced, whatever happens to ``buffers``.
+    The memory stays allocated as long as the owners are referenced, whatever happens to ``buffers``.
 
     Args:
         buffers: rows of tensors or arrays, or their addresses as a 2-D ``uint64`` array, which is taken on trust and
             has no owners.
-        rows: number of rows that ``buffers`` must have.
-        sizes_bytes: size of each tensor of a row, in bytes.
+        sizes_bytes: for each row that ``buffers`` must have, the size of each tensor in bytes; as many in every row.
         writable: whether the memory will be written (a load).
         cuda_device: number of the CUDA device that must hold the memory; ``None`` = host memory.
 
@@ -33,22 +31,26 @@ def memory_of(
             written.
         UnsupportedError: a tensor is in another memory.
     """
+    rows = len(sizes_bytes)
+    tensors_per_row = len(sizes_bytes[0]) if rows else 0
     if isinstance(buffers, np.ndarray):
-        if buffers.dtype != np.uint64 or buffers.shape != (rows, len(sizes_bytes)):
+        if rows == 0 and buffers.size == 0:
+            return np.empty((0, 0), dtype=np.uint64), ()
+        if buffers.dtype != np.uint64 or buffers.shape != (rows, tensors_per_row):
             raise ConfigError(
-                f"addresses must be uint64 of shape {(rows, len(sizes_bytes))}, got {buffers.dtype} of {buffers.shape}"
+                f"addresses must be uint64 of shape {(rows, tensors_per_row)}, got {buffers.dtype} of {buffers.shape}"
             )
         return np.array(buffers, order="C"), ()
     if len(buffers) != rows:
         raise ConfigError(f"there must be one row of tensors for each hash, so {rows}; got {len(buffers)}")
     owners: list[object] = []
-    addresses = np.empty((rows, len(sizes_bytes)), dtype=np.uint64)
-    for row, tensors in enumerate(buffers):
+    addresses = np.empty((rows, tensors_per_row), dtype=np.uint64)
+    for row, (tensors, sizes) in enumerate(zip(buffers, sizes_bytes, strict=True)):
         # Iterate only once: a sequence may create a new tensor on each access.
         held = tuple(tensors)
-        if len(held) != len(sizes_bytes):
-            raise ConfigError(f"row {row} must have {len(sizes_bytes)} tensors, got {len(held)}")
-        for column, (tensor, size_bytes) in enumerate(zip(held, sizes_bytes, strict=True)):
+        if len(held) != len(sizes):
+            raise ConfigError(f"row {row} must have {len(sizes)} tensors, got {len(held)}")
+        for column, (tensor, size_bytes) in enumerate(zip(held, sizes, strict=True)):
             where = f"tensor [{row}][{column}]"
             # torch may later give a tensor another storage, so keep the storage alive, too.
             owners += (tensor, tensor.untyped_storage()) if hasattr(tensor, "untyped_storage") else (tensor,)

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -14,7 +14,8 @@ from kvdepot import _native
 from kvdepot.config import KVDepotConfig
 from kvdepot.errors import ConfigError, UnavailableError
 from kvdepot.layout import BlockLayout
-from kvdepot.memory import Buffers, memory_of
+from kvdepot.memory import Addresses, Buffers, memory_of
+from kvdepot.namespace import Namespace
 from kvdepot.task import Task, TaskResult
 
 _CLOSE_GRACE_MS = 1_000
@@ -38,32 +39,43 @@ class Store:
     def __init__(
         self,
         config: KVDepotConfig,
-        layout: BlockLayout,
+        namespace: Namespace,
         depot: _native.Depot,
         native: _native.Store,
+        *,
         cuda_device: int | None = None,
+        timeout_ms: int | None = None,
+        owns_namespace: bool = True,
     ) -> None:
         self._config = config
+        self._namespace = namespace
         self._cuda_device = cuda_device
-        self._layout = layout
+        self._layout = namespace.layout
         self._depot = depot
         self._native = native
+        self._timeout_ms = config.timeout_ms if timeout_ms is None else timeout_ms
+        self._owns_namespace = owns_namespace
         self.owns_attachment = False
         """Whether ``close`` detaches from the depot, too."""
-        self.on_close: Callable[[], None] | None = None
-        """Called by ``close``, after all tasks have ended or timed out. May be called several times."""
+        self.closed = False
+        """Whether ``close`` has returned."""
         self._closed = False
         self._pid = os.getpid()
 
     @property
+    def namespace(self) -> Namespace:
+        """The namespace of its blocks."""
+        return self._namespace
+
+    @property
     def native_namespace(self) -> _native.Namespace:
-        """The namespace, for calls of the depot.
+        """The core's namespace, for kvdepot itself.
 
         Raises:
             UnavailableError: the store is closed.
         """
         self._check_open()
-        return self._native.namespace
+        return self._namespace.native
 
     @property
     def config(self) -> KVDepotConfig:
@@ -78,7 +90,7 @@ class Store:
     @property
     def namespace_id(self) -> str:
         """Name of the namespace, and of its directory in a Posix tier: 32 hex digits, the same through all resets."""
-        return self._native.namespace.id
+        return self._namespace.id
 
     @property
     def attached(self) -> bool:
@@ -97,7 +109,14 @@ class Store:
         """Asks the depot to bring blocks from the tiers into the pool. Returns immediately."""
         self._native.prefetch(hashes)
 
-    def dump(self, hashes: Sequence[bytes], buffers: Buffers, shards: Sequence[int] | None = None) -> Task:
+    def dump(
+        self,
+        hashes: Sequence[bytes],
+        buffers: Buffers,
+        shards: Sequence[int] | None = None,
+        *,
+        keep: object = None,
+    ) -> Task:
         """Stores blocks.
 
         Args:
@@ -108,24 +127,133 @@ class Store:
                 of shape ``(rows, tensors)``, whose memory the caller keeps allocated until the task is done.
             shards: shard of each row, which then has the tensors of that shard. ``None`` = whole blocks: a row has the
                 tensors of all shards in order.
+            keep: object that is held until no copy touches the memory any more, such as the owner of addresses.
 
         Returns:
             The task. The memory must not change before it is done. ``lookup`` finds a block once all its shards were
             stored, by one task or several.
 
         Raises:
-            ConfigError: sizes or counts do not fit the layout, a hash is not 1 to 64 bytes long, or an array holds
-                Python objects. Nothing was stored.
+            ConfigError: sizes or counts do not fit the layout, its shards have different numbers of tensors, a hash is
+                not 1 to 64 bytes long, or an array holds Python objects. Nothing was stored.
             UnsupportedError: a tensor is not in the memory that the store was opened for.
         """
-        return self._submit(self._native.dump, hashes, buffers, shards, writable=False)
+        return self._submit(self._native.dump, hashes, buffers, shards, keep, writable=False)
 
-    def load(self, hashes: Sequence[bytes], buffers: Buffers, shards: Sequence[int] | None = None) -> Task:
+    def load(
+        self,
+        hashes: Sequence[bytes],
+        buffers: Buffers,
+        shards: Sequence[int] | None = None,
+        *,
+        keep: object = None,
+    ) -> Task:
         """Loads blocks into ``buffers``. Arguments, result and errors as for ``dump``.
 
         The bytes of a block that the result lists as failed are undefined: recompute it.
         """
-        return self._submit(self._native.load, hashes, buffers, shards, writable=True)
+        return self._submit(self._native.load, hashes, buffers, shards, keep, writable=True)
+
+    # Pages: memory that is registered once, and copied by the number of the page.
+
+    def register_pages(
+        self,
+        bases: Addresses,
+        strides: npt.NDArray[np.int64],
+        page_count: int,
+        keep: object = None,
+        *,
+        sizes: npt.NDArray[np.uint64] | None = None,
+    ) -> None:
+        """Registers the pages of a paged cache: tensor ``t`` of page ``p`` begins at ``bases[t] + p * strides[t]``.
+
+        Tensors are counted over all shards of the layout, in order. The memory must stay mapped until the store is
+        closed.
+
+        Args:
+            bases: addresses of the tensors of page 0, ``uint64`` of shape ``(tensors,)``.
+            strides: bytes from a page to the next, ``int64`` of shape ``(tensors,)``.
+            page_count: number of pages.
+            keep: object that is held until the store is closed and every task over these pages has ended, such as the
+                memory's owner.
+            sizes: sizes in bytes of the pieces of a page, ``uint64``, if they differ from the layout's tensors. Each
+                piece has one base and one stride, and together, in order, they fill the layout's shards. ``None`` = the
+                tensors.
+
+        Raises:
+            ConfigError: the numbers of bases, strides and pieces differ, or the pieces do not fill the shards.
+        """
+        self._native.register_pages(bases, strides, page_count, keep, sizes=sizes)
+
+    def dump_pages(
+        self,
+        hashes: Sequence[bytes],
+        pages: Sequence[int] | npt.NDArray[np.int64],
+        *,
+        wait_event: int = 0,
+        keep: object = None,
+    ) -> Task:
+        """Stores page ``pages[i]`` as block ``hashes[i]``. Blocks that the depot already has are not copied again.
+
+        Args:
+            hashes: hashes of the blocks.
+            pages: number of each block's page.
+            wait_event: CUDA event after which the pages may be read, a ``CUevent`` as an integer; 0 = now. It must not
+                be recorded again until the task is done.
+            keep: object that is held until the copies have ended, such as the event's owner.
+
+        Returns:
+            The task. The pages must not change before it is done.
+
+        Raises:
+            ConfigError: no pages are registered, a page does not exist, or a hash is not 1 to 64 bytes long.
+            KVDepotError: the task was refused, because the store is closed or too many tasks wait.
+        """
+        pages = np.asarray(pages, dtype=np.int64)
+        return Task(self._native.dump_pages(hashes, pages, wait_event=wait_event, keep=keep))
+
+    def begin_dump_pages(self, hashes: Sequence[bytes], pages: Sequence[int] | npt.NDArray[np.int64]) -> Task:
+        """Prepares ``dump_pages`` shard by shard: each is read only after ``Task.submit_shard``.
+
+        A task that does not get all of its shards never ends; dropping it gives its room in the depot back.
+        """
+        return Task(self._native.begin_dump_pages(hashes, np.asarray(pages, dtype=np.int64)))
+
+    def load_pages(
+        self,
+        hashes: Sequence[bytes],
+        pages: Sequence[int] | npt.NDArray[np.int64],
+        *,
+        wait_event: int = 0,
+        patience_ms: int | None = None,
+        keep: object = None,
+    ) -> Task:
+        """Loads block ``hashes[i]`` into page ``pages[i]``, shard by shard in order: see ``Task.wait_shard``.
+
+        Args:
+            hashes: hashes of the blocks.
+            pages: number of each block's page.
+            wait_event: CUDA event after which the pages may be written, as for ``dump_pages``. Work that the device
+                still has to do then must not use them.
+            patience_ms: how long to wait for blocks that are not in the pool, after the others were copied; ``None`` =
+                until the task's time limit.
+            keep: as for ``dump_pages``.
+
+        Returns:
+            The task. The bytes of a block that its result lists as failed are undefined: recompute it.
+
+        Raises:
+            ConfigError, KVDepotError: as for ``dump_pages``.
+        """
+        pages = np.asarray(pages, dtype=np.int64)
+        return Task(self._native.load_pages(hashes, pages, wait_event=wait_event, patience_ms=patience_ms, keep=keep))
+
+    def set_decoding(self, decoding: bool) -> None:
+        """Sets whether the engine decodes from now on. Applies to all stores of the CUDA device.
+
+        While it does, copies leave the device's multiprocessors alone, even if that is slower. Default: it does not.
+        """
+        self._native.set_decoding(decoding)
 
     def check(self, task: Task) -> bool:
         """Returns whether a task is done; see ``Task.done``."""
@@ -157,19 +285,27 @@ class Store:
         stats: dict[str, Any] = json.loads(self._depot.stats_json())
         return stats
 
-    def close(self) -> None:
-        """Waits for tasks in flight, slightly longer than ``timeout_ms``. Idempotent.
+    def close(self, wait_ms: int | None = None) -> bool:
+        """Refuses new tasks, and waits for those in flight. Idempotent.
 
         A store from ``kvdepot.open`` also detaches from its depot.
+
+        Args:
+            wait_ms: how long to wait; ``None`` = slightly longer than the tasks' time limit.
+
+        Returns:
+            Whether every task has ended. If not, they go on, and the memory that they touch stays held.
         """
         self._closed = True
         if os.getpid() != self._pid:
-            return  # another thread may have held a lock at the fork
-        self._native.close(self._config.timeout_ms + _CLOSE_GRACE_MS)
-        if self.on_close is not None:
-            self.on_close()
+            return True  # another thread may have held a lock at the fork
+        ended = self._native.close(self._timeout_ms + _CLOSE_GRACE_MS if wait_ms is None else wait_ms)
+        if self._owns_namespace:
+            self._namespace.close()
         if self.owns_attachment:
             self._depot.close()
+        self.closed = True
+        return ended
 
     def __enter__(self) -> Self:
         return self
@@ -184,18 +320,33 @@ class Store:
             raise UnavailableError("the store is closed: open another one")
 
     def _submit(
-        self, verb: Any, hashes: Sequence[bytes], buffers: Buffers, shards: Sequence[int] | None, *, writable: bool
+        self,
+        verb: Any,
+        hashes: Sequence[bytes],
+        buffers: Buffers,
+        shards: Sequence[int] | None,
+        keep: object,
+        *,
+        writable: bool,
     ) -> Task:
         names = list(hashes)
-        rows_per_block = self._layout.shards if shards is None else 1
-        sizes = self._layout.tensor_sizes_bytes * rows_per_block
-        addresses, owners = memory_of(buffers, len(names), sizes, writable=writable, cuda_device=self._cuda_device)
+        by_shard = list(self._layout.by_shard())
+        tensors = len(by_shard[0])
+        if any(len(sizes) != tensors for sizes in by_shard):
+            raise ConfigError("the shards of a block have different numbers of tensors: register pages of such memory")
+        rows_per_block = len(by_shard) if shards is None else 1
         if shards is None:
             shard_rows = np.tile(np.arange(rows_per_block, dtype=np.int64), len(names))
-            names = [name for name in names for _ in range(rows_per_block)]
-            addresses = addresses.reshape(-1, len(self._layout.tensor_sizes_bytes))
+            sizes_of_rows: list[tuple[int, ...]] = [sum(by_shard, ())] * len(names)
         else:
             shard_rows = np.array(shards, dtype=np.int64)
             if shard_rows.shape != (len(names),):
                 raise ConfigError(f"there must be one shard per hash: {len(names)}, got shape {shard_rows.shape}")
-        return Task(verb(names, shard_rows, addresses, owners), rows_per_block)
+            if len(names) and not 0 <= shard_rows.min() <= shard_rows.max() < len(by_shard):
+                raise ConfigError(f"shards: a block has shards 0 to {len(by_shard) - 1}, got {shard_rows.tolist()}")
+            sizes_of_rows = [by_shard[shard] for shard in shard_rows.tolist()]
+        addresses, owners = memory_of(buffers, sizes_of_rows, writable=writable, cuda_device=self._cuda_device)
+        if rows_per_block > 1:
+            names = [name for name in names for _ in range(rows_per_block)]
+            addresses = addresses.reshape(-1, tensors)
+        return Task(verb(names, shard_rows, addresses, owners if keep is None else (*owners, keep)), rows_per_block)

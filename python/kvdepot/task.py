@@ -72,6 +72,8 @@ class Task:
     one that created it, every call raises ``UnavailableError``.
     """
 
+    __slots__ = ("__weakref__", "_native", "_rows_per_block")
+
     def __init__(self, native: _native.Task, rows_per_block: int = 1) -> None:
         self._native = native
         self._rows_per_block = rows_per_block
@@ -81,9 +83,18 @@ class Task:
         """Number of the task in the logs."""
         return self._native.id
 
+    @property
+    def block_count(self) -> int:
+        """Number of blocks of the task, those that fail included."""
+        return self._native.block_count // self._rows_per_block
+
     def done(self) -> bool:
         """Returns whether the caller may reuse the task's memory (dump) or read it (load)."""
         return self._native.done()
+
+    def wait_done(self, timeout_ms: int | None = None) -> bool:
+        """Waits until the task is done, as ``wait``. Returns false, and raises nothing, if the time passed first."""
+        return self._native.wait(timeout_ms)
 
     def wait(self, timeout_ms: int | None = None) -> TaskResult:
         """Waits until the task is done.
@@ -114,6 +125,45 @@ class Task:
         # would kill the process at interpreter shutdown.
         rows = self._rows_per_block
         return TaskResult(self._native.failed(rows), self._native.failures(rows))
+
+    def wait_shard(self, shard: int, *, timeout_ms: int | None = None) -> bool:
+        """Waits until a shard of every block is in place (load) or was copied out (dump), or has failed.
+
+        Args:
+            shard: number of the shard, from 0.
+            timeout_ms: how long to wait; ``None`` waits until the task's own time limit.
+
+        Returns:
+            Whether that was in time.
+        """
+        return self._native.wait_shard(shard, timeout_ms=timeout_ms)
+
+    def wait_shard_on(self, shard: int, *, stream: int, timeout_ms: int | None = None) -> bool:
+        """For a load on a CUDA device: makes a stream wait for a shard of every block, instead of this thread.
+
+        Returns as soon as all copies were submitted to the device. On copy engines without streams this is
+        ``wait_shard``.
+
+        Args:
+            shard: number of the shard, from 0.
+            stream: the stream, a ``CUstream`` as an integer.
+            timeout_ms: how long to wait for the submission; ``None`` waits until the task's own time limit.
+
+        Returns:
+            Whether the copies were submitted in time.
+        """
+        return self._native.wait_shard_on(shard, stream=stream, timeout_ms=timeout_ms)
+
+    def submit_shard(self, shard: int, *, wait_event: int = 0, keep: object = None) -> None:
+        """For a task of ``Store.begin_dump_pages``: allows a shard of every block to be read.
+
+        Args:
+            shard: number of the shard, from 0.
+            wait_event: CUDA event after which it may be read, a ``CUevent`` as an integer; 0 = now. It must not be
+                recorded again until the task is done.
+            keep: object that is held until the shard's copy has ended, such as the event's owner.
+        """
+        self._native.submit_shard(shard, wait_event=wait_event, keep=keep)
 
     def fileno(self) -> int:
         """Returns a descriptor that becomes readable when the task is done. The task owns it."""

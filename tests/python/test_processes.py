@@ -81,7 +81,7 @@ def test_a_forked_child_ends_as_any_other(mode, tmp_path):
 
 def test_a_forked_child_closes_although_another_thread_held_the_attachment_s_locks(mode, tmp_path):
     script = """
-        depot = store.on_close.func.__self__
+        depot = store.namespace._on_close.func.__self__
         held, release = threading.Event(), threading.Event()
 
         def hold():
