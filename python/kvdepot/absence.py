@@ -1,13 +1,24 @@
 """What a log says when no depot answers: after how long, why, and the last words of one that could not start."""
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from kvdepot._native import Depot
     from kvdepot.config import KVDepotConfig
 
 LAST_WORDS_MAX = 4096
+
+
+class Attached(Protocol):
+    """The part of a ``Depot`` that is used here."""
+
+    @property
+    def attached(self) -> bool:
+        """Whether calls currently reach a depot."""
+
+    @property
+    def trouble(self) -> str:
+        """Why none is attached."""
 
 
 def last_words(log_file: str) -> str:
@@ -37,7 +48,7 @@ def absence(socket: str, trouble: str, waited_s: float, *, starts: bool) -> str:
 
 
 def tell_if_absent(
-    depot: "Depot", config: "KVDepotConfig", socket: str, waited_s: float, logger: logging.Logger
+    depot: Attached, config: "KVDepotConfig", socket: str, waited_s: float, logger: logging.Logger
 ) -> None:
     """Logs once, after an attempt to attach, that no depot answers. One that others start may still come up."""
     if not depot.attached:

@@ -273,7 +273,7 @@ class Claim:
     def decline(self):
         return self.settle_now()
 
-    def release(self) -> None:
+    def release(self, *, tell_times=False) -> None:
         pass
 
 
@@ -299,12 +299,13 @@ class Task:
             return False
         return True
 
-    def failed(self):
+    def failed(self, rows_per_block=1):
         assert self.done()
         return np.array(sorted(self.bad), dtype=np.int64)
 
-    def failures(self):
+    def failures(self, rows_per_block=1):
         assert self.done()
+        assert rows_per_block == 1
         kinds = list(self.bad.values())
         return {kind: kinds.count(kind) for kind in set(kinds)}
 

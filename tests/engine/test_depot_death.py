@@ -20,10 +20,11 @@ PROBES = 20
 
 
 @pytest.fixture
-def core(request: pytest.FixtureRequest) -> Any:
+def kvdepot(request: pytest.FixtureRequest) -> Any:
     if request.config.getoption("--native") != "real":
         pytest.skip("needs the real core")
-    return pytest.importorskip("kvdepot._native")
+    pytest.importorskip("kvdepot._native")
+    return pytest.importorskip("kvdepot")
 
 
 def serve(socket: Path) -> subprocess.Popen[bytes]:
@@ -48,7 +49,7 @@ def costs_ms(side: Any, make_request: Any) -> list[float]:
 
 
 @pytest.mark.parametrize("trouble", ["absent", "hung", "killed"])
-def test_a_request_does_not_wait_for_a_depot_that_does_not_answer(core: Any, tmp_path: Path, trouble: str) -> None:
+def test_a_request_does_not_wait_for_a_depot_that_does_not_answer(kvdepot: Any, tmp_path: Path, trouble: str) -> None:
     from engine_parts import geometry, options, request
 
     from kvdepot.engines.vllm.meta import RankNamespaces
@@ -57,11 +58,12 @@ def test_a_request_does_not_wait_for_a_depot_that_does_not_answer(core: Any, tmp
     socket = tmp_path / "depot.sock"
     child = serve(socket) if trouble != "absent" else None
     try:
-        depot = core.Depot.connect(str(socket), wait_ms=60_000 if child else 100, call_timeout_ms=8)
+        config = {"mode": "node", "socket": str(socket), "pipeline": "Cache|Empty", "start_depot": False}
+        depot = kvdepot.attach({**config, "call_timeout_ms": 8}, wait_ms=60_000 if child else 100)
         assert depot.attached == (child is not None)
-        namespace = depot.open_namespace('{"test": 1}', "[[1, [4096]]]")
+        namespace = depot.open_namespace({"test": 1}, layout=[4096])
         side = SchedulerSide(depot, options(), geometry(), ranks=1)
-        side.open_namespaces([RankNamespaces({0: (namespace.canonical,)})])
+        side.open_namespaces([RankNamespaces({0: (namespace.description,)})])
         if child is not None:
             well = costs_ms(side, request)
             print(f"answering: median {well[PROBES // 2]:.2f} ms, worst {well[-1]:.2f} ms")

@@ -14,7 +14,7 @@ from cases import Case
 from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheSpec, MambaSpec, iter_layer_specs
 from vllm.v1.worker.utils import copy_kv_cache_blocks_inplace
 
-from kvdepot._native import Depot
+import kvdepot
 from kvdepot.engines.vllm.compute import ComputeOrder
 from kvdepot.engines.vllm.facts import engine_facts, group_facts
 from kvdepot.engines.vllm.groups import Geometry, Group
@@ -34,20 +34,17 @@ ONE_RANK = Rank(1, 0, 0)
 
 
 @cache
-def depot() -> Depot:
-    """The depot of all cases, in this process."""
-    return Depot.embedded(json.dumps({"pool_bytes": 256 << 20, "pipeline": "Cache", "timeout_ms": WAIT_MS}))
+def depot(copies: str = "auto") -> kvdepot.Depot:
+    """The depot of all cases with one copy engine of devices, in this process."""
+    config = {"mode": "embedded", "pipeline": "Cache", "pool_gb": 0.25, "timeout_ms": WAIT_MS, "copy_engine": copies}
+    return kvdepot.attach(config)
 
 
 class Options(SimpleNamespace):
-    """The part of ``ConnectorOptions`` that copies need; ``engine`` is the copy engine of a device."""
+    """The part of ``ConnectorOptions`` that copies need."""
 
     timeout_ms = WAIT_MS
     enable_event_sync = True
-    engine = "memcpy"
-
-    def copy_json(self, cuda_device: int | None) -> str:
-        return json.dumps({} if cuda_device is None else {"cuda_device": cuda_device, "copy_engine": self.engine})
 
 
 def facts_of(engine: Engine, worker: Worker, group: Group, pages: GroupPages, rank: Rank = ONE_RANK) -> str:
@@ -66,9 +63,7 @@ def groups_of(engine: Engine, worker: Worker) -> list[Group]:
 # Are the bytes correct?
 
 
-def round_trip_problem(
-    case: Case, layerwise: bool, device: memory.Standin | None = None, copies: str = "memcpy"
-) -> str:
+def round_trip_problem(case: Case, layerwise: bool, device: memory.Standin | None = None, copies: str = "auto") -> str:
     """Dumps blocks and loads them into others. Returns what is wrong, or nothing.
 
     The expected result is that of vLLM's own copy of blocks; outside of the blocks that were loaded into, nothing may
@@ -100,18 +95,18 @@ def round_trip_problem(
 
 def _move(facts: str, pages: GroupPages, owner: Any, copies: str) -> None:
     trial = json.dumps({**json.loads(facts), "round_trip": True})
-    store = GroupStore.open(depot(), [Stored(trial, pages)], Options(engine=copies), ALONE, owner)  # type: ignore[arg-type]
+    store = GroupStore.open(depot(copies), [Stored(trial, pages)], Options(), ALONE, owner)  # type: ignore[arg-type]
     hashes = [bytes([source] * 16) for source, _ in COPIES]
     now = ComputeOrder(event_sync=True).point()
     _through(store.dump(Blocks(hashes, [source for source, _ in COPIES]), now))
     _through(store.load(Blocks(hashes, [target for _, target in COPIES]), now))
-    depot().reset(store.namespaces)
+    depot(copies).reset(store.namespaces)
     store.close()
 
 
 def _through(task: Any) -> None:
-    assert task.wait(WAIT_MS)
-    assert not task.failures(), task.failures()
+    assert task.wait_done(WAIT_MS)
+    assert task.result().ok, task.result()
 
 
 def _storage_bytes(view: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,5 @@
 """Engines find each other's blocks if and only if the bytes are the same."""
 
-import json
 from dataclasses import replace
 
 import checks
@@ -23,7 +22,7 @@ def ids(case: Case, layerwise: bool = True, rank: Rank = checks.ONE_RANK) -> lis
         for group in checks.groups_of(engine, worker):
             pages = worker.pages(group.layer_names, layerwise)
             facts = checks.facts_of(engine, worker, group, pages, rank)
-            found.append(namespace_id(facts, json.dumps(pages.layout)))
+            found.append(namespace_id(facts, pages.layout.to_json()))
     return found
 
 

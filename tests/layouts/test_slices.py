@@ -118,8 +118,8 @@ def hashes(case: Case, salt: str) -> list[bytes]:
 
 
 def through(task: Any) -> None:
-    assert task.wait(checks.WAIT_MS)
-    assert not task.failures(), task.failures()
+    assert task.wait_done(checks.WAIT_MS)
+    assert task.result().ok, task.result()
 
 
 def moved(case: Case, ranks_before: int, ranks_after: int, layerwise: bool) -> None:
@@ -172,7 +172,7 @@ def test_more_ranks_than_heads_store_each_head_once(layerwise: bool) -> None:
 def test_a_slice_has_one_name_at_every_tensor_parallel_size(case: Case) -> None:
     def names(ranks: int) -> list[str]:
         return [
-            namespace_id(stored.facts, json.dumps(stored.pages.layout))
+            namespace_id(stored.facts, stored.pages.layout.to_json())
             for rank in ranks_of(replace(case, tp=ranks), 4)
             for stored in rank.held
         ]
@@ -186,7 +186,7 @@ def test_what_changes_the_bytes_changes_a_slice_s_name() -> None:
     cases += [replace(BASE, block=32), replace(BASE, pp=2), Case(LLAMA, "TRITON_ATTN", "LBNHC"), Case(GPT_OSS, FLASH)]
     named = [(case, wanted) for case in cases for wanted in (2, 4)]
     found = [
-        namespace_id(stored.facts, json.dumps(stored.pages.layout))
+        namespace_id(stored.facts, stored.pages.layout.to_json())
         for case, wanted in named
         for rank in ranks_of(case, wanted)
         for stored in rank.held

@@ -61,6 +61,12 @@ Made from the docstrings. [README](../README.md#python) and [library.md](../docs
    :members:
 .. autoclass:: kvdepot.Hit
    :members:
+.. autoclass:: kvdepot.Arriving
+   :members:
+.. autoclass:: kvdepot.ClaimTimes
+   :members:
+.. autoclass:: kvdepot.Namespace
+   :members:
 .. autoclass:: kvdepot.Store
    :members:
 .. autoclass:: kvdepot.Task
@@ -69,6 +75,11 @@ Made from the docstrings. [README](../README.md#python) and [library.md](../docs
    :members:
 .. autoclass:: kvdepot.BlockLayout
    :members:
+.. autoclass:: kvdepot.Follower
+   :members:
+.. autoclass:: kvdepot.Change
+   :members:
+.. autofunction:: kvdepot.block_hash
 .. autofunction:: kvdepot.load_config
 .. automodule:: kvdepot.errors
    :members:

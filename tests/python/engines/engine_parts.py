@@ -13,6 +13,7 @@ from kvdepot.engines.vllm.meta import RankNamespaces
 from kvdepot.engines.vllm.scheduler import SchedulerSide
 from kvdepot.engines.vllm.shares import ALONE, Share
 from kvdepot.engines.vllm.step_order import StepOrder
+from kvdepot.task import TaskResult
 
 BLOCK = 16
 
@@ -39,19 +40,29 @@ class FakeClaim:
     def arriving(self) -> tuple[int, int, int, int, int] | None:
         return self.on_their_way
 
-    def settle_now(self) -> tuple[bool, int, int]:
+    def settle(self) -> tuple[bool, int, int]:
         self.settled = True
         return self.poll()
 
     def decline(self) -> tuple[bool, int, int]:
         self.declined = True
-        return self.settle_now()
+        return self.settle()
 
     def release(self, *, tell_times: bool = False) -> Any:
         known = self.told_times if tell_times and not self.released else None
         self.times_asked += tell_times
         self.released = True
         return known
+
+
+@dataclass(eq=False)
+class FakeNamespace:
+    description: str
+    id: str
+    uses: "list[FakeNamespace]"
+
+    def close(self) -> None:
+        self.uses.remove(self)
 
 
 class FakeDepot:
@@ -63,14 +74,15 @@ class FakeDepot:
         self.units, self.settled = units, settled
         self.claims: list[FakeClaim] = []
         self.resets: list[Any] = []
-        self.opened: set[str] = set()
+        self.uses: list[FakeNamespace] = []
 
-    def open_canonical(self, canonical: str) -> Any:
-        self.opened.add(canonical)
-        return SimpleNamespace(canonical=canonical, id=canonical)
+    @property
+    def opened(self) -> set[str]:
+        return {namespace.id for namespace in self.uses}
 
-    def close_namespace(self, namespace: Any) -> None:
-        self.opened.remove(namespace.canonical)
+    def open_namespace(self, description: str) -> FakeNamespace:
+        self.uses.append(FakeNamespace(description, description, self.uses))
+        return self.uses[-1]
 
     def claim(self, groups: Any, hashes: Any, *, skip: int, limit: int, label: str = "") -> FakeClaim:
         assert len(hashes) >= limit > skip
@@ -92,7 +104,7 @@ class FakeTask:
     def done(self) -> bool:
         return self.is_done
 
-    def wait(self, timeout_ms: int | None = None) -> bool:
+    def wait_done(self, timeout_ms: int | None = None) -> bool:
         self.waits += 1
         if timeout_ms is None:
             self.is_done = True
@@ -110,11 +122,8 @@ class FakeTask:
         self.shards.append(shard)
         self.events.append(wait_event)
 
-    def failed(self) -> Any:
-        return np.array(self.bad, dtype=np.int64)
-
-    def failures(self) -> dict[str, int]:
-        return {"timeout": len(self.bad)} if self.bad else {}
+    def result(self) -> TaskResult:
+        return TaskResult(np.array(self.bad, dtype=np.int64), {"timeout": len(self.bad)} if self.bad else {})
 
 
 @dataclass

@@ -19,6 +19,7 @@ from kvdepot.engines.offloading.jobs import FULL_AGAIN_S, FULL_S, Jobs
 from kvdepot.engines.offloading.options import Options, read_options
 from kvdepot.engines.offloading.room import Room
 from kvdepot.errors import BusyError, ConfigError
+from kvdepot.task import TaskResult
 
 LATE_S = 1.0
 KEYS = [b"%03d" % number for number in range(8)]
@@ -363,19 +364,13 @@ class Task:
     def done(self) -> bool:
         return self._done
 
-    def wait(self, timeout_ms: int | None) -> bool:
-        assert timeout_ms is None
+    def wait_done(self) -> bool:
         self.waited = self._done = True
         return True
 
-    def failed(self, rows_per_block: int) -> Any:
+    def result(self) -> TaskResult:
         assert self._done
-        assert rows_per_block == 1
-        return np.array(self._failed, dtype=np.int64)
-
-    def failures(self, rows_per_block: int) -> dict[str, int]:
-        assert self._done
-        return self._kinds
+        return TaskResult(np.array(self._failed, dtype=np.int64), self._kinds)
 
 
 class Tasks:
@@ -397,7 +392,7 @@ def test_a_job_is_reported_when_nothing_copies_any_more() -> None:
     jobs.start(7, "load", KEYS[:2], [4096, 8192], 1.0)
     assert jobs.ended(1.5) == []
     assert len(jobs) == 1
-    task.wait(None)
+    task.wait_done()
     (ended,) = jobs.ended(2.0)
     assert (ended.job_id, ended.verb, ended.failed, ended.seconds) == (7, "load", [], 1.0)
     assert len(jobs) == 0
@@ -467,10 +462,10 @@ class Panics:
             raise Panic("broken")
         return self._done
 
-    def wait(self, timeout_ms: int | None) -> bool:
+    def wait_done(self) -> Any:
         raise Panic("broken")
 
-    failed = failures = wait
+    result = wait_done
 
 
 def test_a_task_that_panics_ends_as_failed_and_one_without_an_end_stays_pinned() -> None:
@@ -547,8 +542,8 @@ class Store:
             raise self.found
         return self.found
 
-    def load(self, keys: Sequence[bytes], shards: Any, addresses: Any) -> Any:
-        return keys, shards.tolist(), addresses.tolist()
+    def load(self, keys: Sequence[bytes], addresses: Any) -> Any:
+        return keys, addresses.tolist()
 
     def close(self, wait_ms: int) -> None:
         self.closed = True
@@ -557,7 +552,7 @@ class Store:
 class Attached:
     def __init__(self) -> None:
         self.attached, self.trouble = True, ""
-        self.facts: list[str] = []
+        self.facts: list[dict[str, Any]] = []
         self.stores: list[Store] = []
         self.resets: list[str] = []
         self.closed: list[str] = []
@@ -569,16 +564,14 @@ class Attached:
             self.busy -= 1
             raise BusyError("no connection is free")
 
-    def open_namespace(self, facts: str, layout: str) -> Any:
-        assert layout == "[[1, [4096]]]"
+    def open_namespace(self, facts: dict[str, Any], *, layout: list[int]) -> Any:
+        assert layout == [4096]
         self.answer()
         self.facts.append(facts)
-        return SimpleNamespace(id=f"n{len(self.facts)}", canonical=facts)
+        name = f"n{len(self.facts)}"
+        return SimpleNamespace(id=name, close=lambda: self.closed.append(name))
 
-    def close_namespace(self, namespace: Any) -> None:
-        self.closed.append(namespace.id)
-
-    def store(self, namespace: Any, *, timeout_ms: int, copy_json: str) -> Store:
+    def open(self, *, namespace: Any, timeout_ms: int) -> Store:
         assert timeout_ms == 10_000
         self.stores.append(Store(namespace))
         return self.stores[-1]
@@ -589,8 +582,8 @@ class Attached:
         self.answer()
         self.resets += [namespace.id for namespace in namespaces]
 
-    def stats_json(self) -> str:
-        return "{}"
+    def stats(self) -> dict[str, Any]:
+        return {}
 
     def close(self) -> None:
         self.attached = False
@@ -609,7 +602,7 @@ def counted() -> Counters:
 @pytest.fixture
 def room(depot: Attached, counted: Counters) -> Room:
     config = read_options({**SMALL, "socket": "/tmp/none.sock"}).config
-    return Room(config, {"model": "m"}, 4096, counted, connect=lambda config, socket: depot)
+    return Room(config, {"model": "m"}, 4096, counted, connect=lambda config, engine_id: depot)
 
 
 def test_a_room_counts_what_is_asked_and_found(room: Room, counted: Counters) -> None:
@@ -630,7 +623,7 @@ def test_a_lookup_that_fails_is_counted_by_kind(room: Room, depot: Attached, cou
 
 def test_chunks_go_by_their_addresses(room: Room, depot: Attached, counted: Counters) -> None:
     addresses = np.array([4096, 12288], dtype=np.uint64)
-    assert room.move("load", KEYS[:2], addresses) == (KEYS[:2], [0, 0], [[4096], [12288]])
+    assert room.move("load", KEYS[:2], addresses) == (KEYS[:2], [[4096], [12288]])
     depot.attached = False
     assert room.move("load", KEYS[:2], addresses) is None
     assert room.move("dump", KEYS[:3], np.zeros(3, dtype=np.uint64)) is None
@@ -639,10 +632,10 @@ def test_chunks_go_by_their_addresses(room: Room, depot: Attached, counted: Coun
 
 def test_apart_is_another_namespace_and_is_emptied_by_the_next_reset(room: Room, depot: Attached) -> None:
     assert all(room.go_apart() for _ in range(3))
-    assert len(set(depot.facts)) == len(depot.facts) == 2
+    assert len({facts["weights_version"] for facts in depot.facts[1:]}) == len(depot.facts) - 1 == 1
     assert depot.resets == ["n2", "n2"]
     assert depot.closed == ["n1"]
-    assert all('"model": "m"' in facts for facts in depot.facts)
+    assert all(facts["model"] == "m" for facts in depot.facts)
     assert [store.closed for store in depot.stores] == [True, False]
     assert room.namespace_id == "n2"
 
@@ -650,7 +643,7 @@ def test_apart_is_another_namespace_and_is_emptied_by_the_next_reset(room: Room,
 def test_a_namespace_that_cannot_be_emptied_is_left(room: Room, depot: Attached) -> None:
     depot.resets_fail = True
     assert all(room.go_apart() for _ in range(2))
-    assert len(set(depot.facts)) == 3
+    assert len({facts.get("weights_version") for facts in depot.facts}) == 3
     assert depot.closed == ["n1", "n2"]
     assert [store.closed for store in depot.stores] == [True, True, False]
     assert room.namespace_id == "n3"

@@ -1,6 +1,5 @@
 """SGLang's storage backend over the test's own depot, with stand-ins for pools and configuration."""
 
-import json
 import logging
 import sys
 import threading
@@ -33,6 +32,7 @@ from kvdepot.engines.sglang.leases import LEASE_S
 from kvdepot.engines.sglang.pages import Pages
 from kvdepot.engines.sglang.room import Room
 from kvdepot.errors import ConfigError
+from kvdepot.task import TaskResult
 from tools.lab.pause import paused
 
 UNTIL_S = 60.0
@@ -62,7 +62,7 @@ class Home(NodeDepot):
 
 def depot_pid(backend: KVDepotHiCache) -> int:
     """Returns the process of the depot that answers; 0 if none does."""
-    return int(json.loads(backend._room._depot.stats_json()).get("depot", {}).get("pid", 0))
+    return int(backend._room._depot.stats().get("depot", {}).get("pid", 0))
 
 
 @pytest.fixture
@@ -397,7 +397,7 @@ def test_engines_of_one_depot_lease_a_part_of_its_pool_together(opened: Open) ->
     for number in hits:
         for backend in engines:
             backend.batch_exists(names(4, f"b{number:x}"))
-    depot = json.loads(engines[0]._room._depot.stats_json())["depot"]
+    depot = engines[0]._room._depot.stats()["depot"]
     assert 0 < depot["pool_leased_bytes"] <= depot["pool_bytes"] // 4
     assert all(backend.counts()["not_leased"] for backend in engines)
     assert engines[0].batch_set_v1(names(16, "more"), pool.indices(*range(16))) == [True] * 16
@@ -482,13 +482,12 @@ class BusyStore:
         self.kinds = list(kinds)
         self.dumped: list[list[bytes]] = []
 
-    def dump(self, hashes: list[bytes], shards: Any, addresses: Any, keep: Any) -> Any:
+    def dump(self, hashes: list[bytes], addresses: Any, *, keep: Any) -> Any:
         self.dumped.append(hashes)
         kind = self.kinds.pop(0) if self.kinds else ""
         failed = np.array([len(hashes) - 1] if kind else [], dtype=np.int64)
-        return SimpleNamespace(
-            wait=lambda _: True, failed=lambda _: failed, failures=lambda _: {kind: 1} if kind else {}
-        )
+        result = TaskResult(failed, {kind: 1} if kind else {})
+        return SimpleNamespace(wait_done=lambda: True, result=lambda: result)
 
     def close(self, wait_ms: int) -> bool:
         return True
@@ -499,7 +498,7 @@ def busy_room(store: BusyStore, timeout_ms: int = 60_000) -> tuple[Room, Counter
         attached=True,
         trouble="",
         open_namespace=lambda facts, layout: None,
-        store=lambda *_, **__: store,
+        open=lambda **_: store,
         close=lambda: None,
     )
     counters = Counters(lambda: logging.getLogger("test"))

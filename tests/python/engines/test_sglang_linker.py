@@ -1,6 +1,5 @@
 """SGLang's external linker over the test's own depot, with stand-ins for pools and events."""
 
-import json
 import subprocess
 import sys
 import threading
@@ -19,6 +18,7 @@ from kvdepot.engines.sglang import KVDepotLinker, engine, linker
 from kvdepot.engines.sglang.device_pages import DevicePages, Piece
 from kvdepot.engines.sglang.worker import Worker
 from kvdepot.errors import ConfigError, DepotTimeoutError
+from kvdepot.layout import BlockLayout
 from tools.lab.pause import paused
 
 UNTIL_S = 60.0
@@ -33,7 +33,7 @@ def until(done: Callable[[], bool], what: str) -> None:
 
 
 def depot_pid(made: KVDepotLinker) -> int:
-    return int(json.loads(made._room._depot.stats_json()).get("depot", {}).get("pid", 0))
+    return int(made._room._depot.stats().get("depot", {}).get("pid", 0))
 
 
 @pytest.fixture
@@ -645,7 +645,7 @@ def test_where_the_pieces_of_a_page_are() -> None:
     pool = heads()
     pages = DevicePages.of(pool, "kv")
     bytes_of_piece = PAGE * 64
-    assert pages.layout == [[LAYERS, [bytes_of_piece] * 2]]
+    assert pages.layout == BlockLayout(LAYERS, [bytes_of_piece] * 2)
     assert (pages.size_bytes, pages.count, pages.layers) == (2 * LAYERS * bytes_of_piece, 16, (0, 1, 2))
     assert pages.shards[1] == tuple(
         Piece(pool.kv_buffer[number].ctypes.data, bytes_of_piece, bytes_of_piece) for number in (1, LAYERS + 1)
@@ -659,7 +659,7 @@ def test_where_the_pieces_of_a_page_are() -> None:
 def test_layers_may_have_different_tensors_and_rows_may_be_pages() -> None:
     tensors = [device_tensor(8, size) for size in (100, 100, 30)]
     pages = DevicePages.of(DeviceEntry("indexer", tensors, {0: (0, 2), 3: 1}, span=1), "indexer")
-    assert pages.layout == [[1, [100, 30]], [1, [100]]]
+    assert pages.layout == BlockLayout.of_shards([[100, 30], [100]])
     assert (pages.count, pages.layers, pages.places([7]).tolist()) == (8, (0, 3), [7])
 
 

@@ -1,6 +1,5 @@
 """How long a call may take and how much of the pool it may hold, with stand-ins for depot and clock."""
 
-import json
 import logging
 import threading
 from types import SimpleNamespace
@@ -17,6 +16,7 @@ from kvdepot.engines.sglang import room
 from kvdepot.engines.sglang.clearing import Clearing
 from kvdepot.engines.sglang.pages import Pages
 from kvdepot.engines.sglang.room import CALL_S, HELD_PART, KNOWN_S, LOOKUP_PAGES, Room
+from kvdepot.task import TaskResult
 
 UNTIL_S = 60.0
 
@@ -58,12 +58,10 @@ class SlowStore:
         self._late("lookup_on_prefix")
         return len(hashes) - self.missing
 
-    def dump(self, hashes: list[bytes], shards: Any, addresses: Any, keep: Any) -> Any:
+    def dump(self, hashes: list[bytes], addresses: Any, *, keep: Any) -> Any:
         self._late("dump")
-        failed = np.arange(len(hashes), dtype=np.int64)
-        return SimpleNamespace(
-            wait=lambda _: True, failed=lambda _: failed, failures=lambda _: {"no_space": len(hashes)}
-        )
+        result = TaskResult(np.arange(len(hashes), dtype=np.int64), {"no_space": len(hashes)})
+        return SimpleNamespace(wait_done=lambda: True, result=lambda: result)
 
     load = dump
 
@@ -93,18 +91,18 @@ class Depot:
         self.stores: list[SlowStore] = []
         self.asked = self.claims = 0
 
-    def open_namespace(self, facts: str, layout: str) -> None: ...
+    def open_namespace(self, facts: Any, *, layout: Any) -> None: ...
 
-    def store(self, namespace: Any, *, timeout_ms: int, copy_json: str) -> SlowStore:
+    def open(self, *, namespace: Any, cuda_device: int | None, timeout_ms: int) -> SlowStore:
         self.stores.append(SlowStore(self.clock, timeout_ms))
         return self.stores[-1]
 
-    def stats_json(self) -> str:
+    def stats(self) -> dict[str, Any]:
         self.asked += 1
         pool = {"pool_bytes": self.pool_bytes, "pool_leased_bytes": self.leased_bytes}
-        return json.dumps({"depot": pool} if self.pool_bytes else {})
+        return {"depot": pool} if self.pool_bytes else {}
 
-    def claim(self, groups: Any, hashes: list[bytes], *, skip: int, limit: int, label: str) -> Claim:
+    def claim(self, groups: Any, hashes: list[bytes], *, label: str) -> Claim:
         self.claims += 1
         return Claim(self, len(hashes))
 

@@ -72,7 +72,7 @@ def test_a_window_is_claimed_for_the_shorter_hit() -> None:
     """The hit ends a block before the claim, so its window also begins a block earlier."""
     side = scheduler(FakeDepot(units=9), windows=(0, 2), drafts=Drafts(frozenset({0}), 1))
     assert side.match(request("r", 6 * BLOCK), 0) == (5 * BLOCK, True)
-    assert [window for _, window, _ in side._namespaces.groups] == [0, 3]
+    assert [group.window_blocks for group in side._namespaces.groups] == [0, 3]
 
 
 def test_only_blocks_of_the_hit_are_loaded() -> None:

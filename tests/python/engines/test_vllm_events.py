@@ -1,7 +1,6 @@
 """The connector's KV events: what vLLM's publisher gets of the depot, without vLLM."""
 
 import importlib
-import json
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -12,12 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvdepot import _native
+import kvdepot
 from kvdepot.engines.vllm import events as module
 from kvdepot.engines.vllm.adapters import block_keys, with_adapter
 from kvdepot.engines.vllm.connector import KVDepotConnector
 from kvdepot.engines.vllm.events import BLOCKS_PER_STEP, DepotEvents, external_hashes, wants_events
-from kvdepot.engines.vllm.namespaces import NamespaceGroup
 from kvdepot.engines.vllm.requests import RequestState
 from kvdepot.publish.terms import medium_of
 
@@ -25,7 +23,7 @@ vllm_hashes = importlib.import_module("vllm.v1.core.kv_cache_utils")
 
 HANG_S = 60.0
 BYTES = 4096
-CORE = {"pipeline": "Cache", "pool_bytes": 1 << 24, "timeout_ms": 10_000, "eviction": "lru"}
+CONFIG = {"pipeline": "Cache", "pool_gb": 1 / 64, "timeout_ms": 10_000}
 GEOMETRY: Any = SimpleNamespace(groups=[SimpleNamespace(index=0), SimpleNamespace(index=3)])
 DIGESTS = [bytes(range(n, n + 32)) for n in range(4)]
 
@@ -33,15 +31,13 @@ DIGESTS = [bytes(range(n, n + 32)) for n in range(4)]
 class Scripted:
     """A follower with changes of its own."""
 
-    places: tuple[str, ...] = ("pool", "posix", "remote")
-
     def __init__(self) -> None:
-        self.changes: list[tuple[int, int, bool, list[bytes]]] = []
+        self.changes: list[tuple[int, str, bool, list[bytes]]] = []
         self.asked: list[int] = []
         self.followed: list[Any] = []
         self.closed = False
 
-    def take(self, most: int) -> list[tuple[int, int, bool, list[bytes]]]:
+    def take(self, most: int) -> list[tuple[int, str, bool, list[bytes]]]:
         self.asked.append(most)
         taken, self.changes = self.changes, []
         return taken
@@ -62,30 +58,27 @@ class ScriptedDepot:
         return self.follower
 
 
-def group(*ranks: Any) -> NamespaceGroup:
-    return NamespaceGroup(list(ranks), 0, 1)
+def group(*ranks: Any) -> kvdepot.Group:
+    return kvdepot.Group(ranks)
 
 
 @pytest.fixture
-def depot() -> Iterator[_native.Depot]:
-    made = _native.Depot.embedded(json.dumps(CORE))
-    yield made
-    made.close()
+def depot() -> Iterator[kvdepot.Depot]:
+    with kvdepot.attach(CONFIG) as made:
+        yield made
 
 
-def namespace(depot: _native.Depot, name: str) -> _native.Namespace:
-    return depot.open_namespace(json.dumps({"model": name}), json.dumps([[1, [BYTES]]]))
+def namespace(depot: kvdepot.Depot, name: str) -> kvdepot.Namespace:
+    return depot.open_namespace({"model": name}, layout=[BYTES])
 
 
-def dump(depot: _native.Depot, into: _native.Namespace, keys: list[bytes]) -> None:
-    store = depot.store(into)
+def dump(depot: kvdepot.Depot, into: kvdepot.Namespace, keys: list[bytes]) -> None:
+    store = depot.open(namespace=into)
     page = np.zeros(BYTES, dtype=np.uint8)
     bases, strides = np.array([page.ctypes.data], dtype=np.uint64), np.array([BYTES], dtype=np.int64)
     store.register_pages(bases, strides, 1, page)
     for key in keys:
-        task = store.dump_pages([key], np.array([0], dtype=np.int64))
-        assert task.wait()
-        assert not len(task.failed())
+        store.dump_pages([key], [0]).wait().raise_for_failures()
     assert store.close(60_000)
 
 
@@ -110,7 +103,7 @@ def numbers(digests: list[bytes], index: int = 0) -> set[Any]:
     return {(index, int.from_bytes(one[-8:], "big")) for one in digests}
 
 
-def test_blocks_of_all_ranks_are_told_by_vllm_s_numbers(depot: _native.Depot) -> None:
+def test_blocks_of_all_ranks_are_told_by_vllm_s_numbers(depot: kvdepot.Depot) -> None:
     first, second, other = (namespace(depot, name) for name in ("rank 0", "rank 1", "other group"))
     events = DepotEvents(depot, GEOMETRY)
     assert events.take(()) == []
@@ -147,7 +140,7 @@ def test_keys_end_with_the_bytes_that_name_a_block_in_events() -> None:
             == external_hashes(DIGESTS)
             == list(map(vllm_hashes.maybe_convert_block_hash, DIGESTS))
         )
-        assert [_native.block_hash(key) for key in keys] == keys, "the core takes 16 bytes as they are"
+        assert [kvdepot.block_hash(key) for key in keys] == keys, "the core takes 16 bytes as they are"
 
 
 @pytest.mark.parametrize("adapter", [b"", b"adapter"])
@@ -181,9 +174,9 @@ def test_a_step_tells_a_bounded_number_of_blocks() -> None:
     events = DepotEvents(depot, GEOMETRY)  # type: ignore[arg-type]
     groups = [group("rank"), group("rank of 3")]
     depot.follower.changes = [
-        (1, 1, True, [b"a" * 16, b"b" * 16]),
-        (0, 2, False, [b"c" * 16]),
-        (0, 9, True, [b"d" * 16]),
+        (1, "posix", True, [b"a" * 16, b"b" * 16]),
+        (0, "remote", False, [b"c" * 16]),
+        (0, "tier 9", True, [b"d" * 16]),
     ]
     found = events.take(groups)
     assert depot.follower.asked == [BLOCKS_PER_STEP]
@@ -229,12 +222,12 @@ def test_the_connector_tells_events_only_if_the_user_wants_them() -> None:
     assert connector.take_events() == ()
     connector._vllm_config = wanted
     connector._tell_events(depot, shape)
-    depot.follower.changes = [(0, 0, True, [b"a" * 16])]
+    depot.follower.changes = [(0, "pool", True, [b"a" * 16])]
     (event,) = connector.take_events()
     assert event.block_hashes == external_hashes([b"a" * 16])
     connector._scheduler.namespace_groups = ()
     assert connector.take_events() == []
-    assert depot.follower.followed == [[["rank"]], []]
+    assert depot.follower.followed == [[("rank",)], []]
     connector.shutdown()
     assert depot.follower.closed
     assert connector.take_events() == []

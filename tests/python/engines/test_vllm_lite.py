@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from engine_parts import BLOCK
 
-from kvdepot import _native
+from kvdepot import block_hash
 from kvdepot.config import load_config
 from kvdepot.config.environment import log_bound, trace_limits
 from kvdepot.engines.vllm import recording
@@ -248,7 +248,7 @@ def test_requests_are_recorded_as_they_end(tmp_path):
     made.close()
     files = sorted((tmp_path / "traces").iterdir())
     lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
-    names = [_native.block_hash(one).hex() for one in hashes("x", 3)]
+    names = [block_hash(one).hex() for one in hashes("x", 3)]
     assert lines == [
         {"timestamp": 1500, "input_length": 53, "output_length": 7, "block_tokens": 16, "hash_ids": names},
         {"timestamp": 0, "input_length": 32, "output_length": 48, "block_tokens": 16, "hash_ids": names[:2]},

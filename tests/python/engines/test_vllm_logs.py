@@ -18,6 +18,6 @@ def test_attaching_sets_up_the_core_s_log(monkeypatch: pytest.MonkeyPatch, pipel
     monkeypatch.setattr(logs, "_done", [])
     monkeypatch.setattr(_native, "init_logging", lambda *given, **named: set_up.append((*given, named["max_files"])))
     monkeypatch.setattr(_native, "Depot", SimpleNamespace(connect=lambda *_, **named: connected.append(named)))
-    attach(KVDepotConfig(pipeline=pipeline, directories=["/mnt/test"]), "/run/d.sock", 4096)
+    attach(KVDepotConfig(pipeline=pipeline, directories=["/mnt/test"]), "engine", 4096)
     assert set_up == [("debug", None, 10)]
     assert [named["passes_through"] for named in connected] == [passes_through]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from engine_parts import BLOCK, FakeClaim, FakeDepot, Step, found, geometry, options, pages, request, scheduler
 
-from kvdepot import _native
+from kvdepot import block_hash
 from kvdepot.engines.vllm.lookup import MISSES, PENDING, Bounds, Hit, IdleTime, Lookup, Miss, Patience
 from kvdepot.engines.vllm.meta import LoadReport
 from kvdepot.engines.vllm.namespaces import RANK_STEPS_MAX
@@ -173,7 +173,7 @@ def test_a_request_is_counted_once_and_says_why(caplog: pytest.LogCaptureFixture
             side.allocated(req, pages([1, 2, 3, 4]), 0)
     assert side.stats.data["misses"] == {"unknown": 1}
     (said,) = [record.getMessage() for record in caplog.records if record.levelname == "DEBUG"]
-    missed = _native.block_hash(req.block_hashes[1]).hex()
+    missed = block_hash(req.block_hashes[1]).hex()
     assert f"request_id: r, nothing from the depot (block 1, hash {missed})" in said
 
 

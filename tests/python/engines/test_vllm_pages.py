@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from kvdepot.engines.vllm.pages import group_pages, joined, layer_pages
+from kvdepot.layout import BlockLayout
 
 PAGES, LAYERS, HEADS, TOKENS, CONTENT = 6, 3, 2, 4, 8
 LAYOUTS = {
@@ -90,7 +91,7 @@ def test_a_block_outermost_layout_is_one_copy_a_block() -> None:
     arrays = layers_of("BLHNC")
     caches = {str(index): tensor(array) for index, array in enumerate(arrays)}
     whole = group_pages(list(caches), caches, PAGES, layerwise=False)
-    assert whole.layout == [[1, [LAYERS * HEADS * TOKENS * CONTENT * 2]]]
+    assert whole.layout == BlockLayout(1, [LAYERS * HEADS * TOKENS * CONTENT * 2])
 
 
 def test_kernel_blocks_are_parts_of_a_page() -> None:
@@ -133,7 +134,7 @@ def test_a_block_is_copied_in_the_order_of_its_addresses(layout: str) -> None:
     arrays = layers_of(layout)
     caches = {str(index): tensor(array) for index, array in enumerate(arrays)}
     found = group_pages(list(reversed(caches)), caches, PAGES, layerwise=False)
-    assert found.layout == [[1, [LAYERS * HEADS * TOKENS * CONTENT * 2]]]
+    assert found.layout == BlockLayout(1, [LAYERS * HEADS * TOKENS * CONTENT * 2])
     assert any(form.startswith("order:") for form in found.forms)
     straight = group_pages(list(caches), caches, PAGES, layerwise=False)
     assert found.shards == straight.shards

@@ -1,8 +1,8 @@
 """The lines in vLLM's log about the depot, each written once."""
 
-import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engine_parts import FakeDepot, geometry, options
@@ -17,10 +17,10 @@ class Depot:
     """A depot that comes and goes."""
 
     def __init__(self, attached: bool) -> None:
-        self.attached, self.trouble, self.stats = attached, "", {"pid": 7, "pool_bytes": 3 << 30}
+        self.attached, self.trouble, self.told = attached, "", {"pid": 7, "pool_bytes": 3 << 30}
 
-    def stats_json(self) -> str:
-        return json.dumps({"depot": self.stats})
+    def stats(self) -> dict[str, Any]:
+        return {"depot": self.told}
 
 
 class Clock:
@@ -70,7 +70,7 @@ def test_each_change_is_said_once(said: LogLines) -> None:
         side.look()
     ((level, text),) = said.new()
     assert (level, "lost (it hung up)" in text) == ("WARNING", True)
-    depot.attached, depot.stats = True, {"pid": 8, "pool_bytes": 1 << 30}
+    depot.attached, depot.told = True, {"pid": 8, "pool_bytes": 1 << 30}
     for _ in range(3):
         side.look()
     assert said.new() == [("INFO", "kvdepot: the depot is back")]
@@ -114,7 +114,7 @@ def test_a_depot_that_others_start_is_waited_for_with_a_bound_and_one_error(said
 
 def test_a_depot_that_says_nothing_of_itself_is_attached_all_the_same(said: LogLines) -> None:
     depot = Depot(attached=True)
-    depot.stats = {}
+    depot.told = {}
     presence(depot, Clock()).begin()
     assert said.new()[-1] == ("INFO", "kvdepot: attached to the depot")
 

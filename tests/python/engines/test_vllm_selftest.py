@@ -19,7 +19,7 @@ class LateLoad(FakeTask):
         super().__init__(done=False)
         self.write = write
 
-    def wait(self, timeout_ms: int | None = None) -> bool:
+    def wait_done(self, timeout_ms: int | None = None) -> bool:
         if timeout_ms is None:
             self.end()
         return self.is_done

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from engine_parts import FakeDepot, FakeTask, geometry, options
 
-from kvdepot._native import BusyError
 from kvdepot.engines.vllm.compute import NOW
 from kvdepot.engines.vllm.joint import JointTask
 from kvdepot.engines.vllm.meta import Blocks, LoadReport, RankNamespaces
@@ -18,6 +17,7 @@ from kvdepot.engines.vllm.scheduler import SchedulerSide
 from kvdepot.engines.vllm.shares import ALONE, Share
 from kvdepot.engines.vllm.slices import HeadSlices, WholeError, head_slices, kv_head_counts, slice_pages
 from kvdepot.engines.vllm.stores import GroupStore, Part, Stored
+from kvdepot.errors import BusyError
 
 LAYERS, PAGES, HEADS, TOKENS, CONTENT = 3, 4, 8, 4, 6
 LAYOUTS = {
@@ -235,7 +235,7 @@ def test_a_hit_needs_every_slice_of_every_rank_once(told: list[tuple[str, ...]],
     side = SchedulerSide(FakeDepot(), options(), geometry(), len(told))  # type: ignore[arg-type]
     side.reported(LoadReport(ranks=[RankNamespaces({0: names}, rank=rank) for rank, names in enumerate(told)]))
     (group,) = side._namespaces.groups
-    assert [namespace.canonical for namespace in group.ranks] == claimed
+    assert [namespace.id for namespace in group.stores] == claimed
 
 
 # Tasks of several slices.
@@ -271,10 +271,10 @@ def test_a_store_begins_every_slice_and_forgets_none_that_it_has_begun(begin: An
     assert begin(store_of(one)) is one
     both = begin(store_of(one, other))
     assert not both.done()
-    assert both.failed().tolist() == []
+    assert both.result().failed.tolist() == []
     half = begin(store_of(other, None))
     assert not half.done()
-    assert half.failed().tolist() == [0]
+    assert half.result().failed.tolist() == [0]
     with pytest.raises(BusyError):
         begin(store_of(None, other))
 
@@ -287,18 +287,18 @@ def joint(*tasks: FakeTask, refused: str = "") -> JointTask:
 
 def test_a_block_is_whole_when_every_slice_is() -> None:
     task = joint(FakeTask(failed=(1,)), FakeTask(), FakeTask(failed=(1, 3)))
-    assert task.failed().tolist() == [1, 3]
-    assert task.failures() == {"timeout": 3}
-    assert joint(FakeTask(), FakeTask()).failed().tolist() == []
+    assert task.result().failed.tolist() == [1, 3]
+    assert task.result().failures == {"timeout": 3}
+    assert joint(FakeTask(), FakeTask()).result().failed.tolist() == []
 
 
 def test_slices_of_which_one_was_refused_are_not_whole_and_are_waited_for() -> None:
     running = FakeTask(done=False)
     task = joint(running, refused="busy")
     assert not task.done()
-    assert task.failed().tolist() == [0, 1, 2, 3]
-    assert task.failures() == {"busy": 4}
-    assert task.wait()
+    assert task.result().failed.tolist() == [0, 1, 2, 3]
+    assert task.result().failures == {"busy": 4}
+    assert task.wait_done()
     assert running.is_done
 
 
@@ -306,8 +306,8 @@ def test_slices_have_ended_when_the_last_one_has() -> None:
     first, last = FakeTask(), FakeTask(done=False)
     task = joint(first, last)
     assert not task.done()
-    assert not task.wait(0)
-    assert task.wait()
+    assert not task.wait_done(0)
+    assert task.wait_done()
     assert task.done()
 
 
@@ -326,15 +326,22 @@ def test_a_layer_is_there_when_all_slices_of_it_are(in_time: bool) -> None:
 
 def test_a_store_of_another_version_closes_the_namespaces_that_it_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[str] = []
-    depot: Any = SimpleNamespace(close_namespace=lambda namespace: closed.append(namespace.canonical))
+    uses: list[str] = []
 
     def opened(_depot: Any, stored: Stored, _options: Any, _owner: Any) -> Part:
-        native: Any = SimpleNamespace(namespace=SimpleNamespace(canonical=stored.facts), close=lambda _wait_ms: True)
-        return Part(stored, native)
+        def close() -> None:
+            uses.remove(stored.facts)
+            if stored.facts not in uses:
+                closed.append(stored.facts)
+
+        uses.append(stored.facts)
+        store: Any = SimpleNamespace(namespace=SimpleNamespace(close=close), close=lambda _wait_ms: True)
+        return Part(stored, store)
 
     monkeypatch.setattr(Part, "open", staticmethod(opened))
     pages: Any = SimpleNamespace(shard_of_layer=dict)
     held = [Stored(json.dumps({"slice": number}), pages) for number in range(2)]
+    depot: Any = None
     first = GroupStore.open(depot, held, options(), ALONE)
     same = first.of_version(depot, "", options(), None)
     assert closed == []

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from engine_parts import BLOCK, FakeDepot, FakeStore, Step, geometry, options, pages, request
 
-from kvdepot._native import UnavailableError
 from kvdepot.engines.vllm import compute
 from kvdepot.engines.vllm.facts import canonical_of_version
 from kvdepot.engines.vllm.meta import Blocks, Load, LoadReport, RankNamespaces, StepMetadata
 from kvdepot.engines.vllm.scheduler import SchedulerSide
 from kvdepot.engines.vllm.versions import WeightsVersion
 from kvdepot.engines.vllm.worker import WorkerSide
+from kvdepot.errors import UnavailableError
 
 BASE = '{"facts": {"model": "m"}, "layout": [[1, [16]]]}'
 
@@ -102,7 +102,7 @@ def engine(depot: Any, *digests: str, named: bool = True, **values: Any) -> Sche
 
 
 def namespaces(side: SchedulerSide) -> list[str]:
-    return [namespace.canonical for names, *_ in side._namespaces.groups for namespace in names]
+    return [namespace.id for group in side._namespaces.groups for namespace in group.stores]
 
 
 def answer(side: SchedulerSide, *digests: str) -> StepMetadata:
@@ -219,7 +219,7 @@ def test_a_drop_that_no_depot_confirms_is_made_up_for_before_the_next_lookup(mon
     depot.dead = False
     now[0] += 10
     assert side.match(req, 0) == (3 * BLOCK, False)
-    assert [[one.canonical for one in names] for names in depot.resets] == [[BASE]]
+    assert [[one.id for one in names] for names in depot.resets] == [[BASE]]
 
 
 def test_weights_without_a_name_begin_in_a_namespace_of_their_own() -> None:
@@ -429,10 +429,11 @@ def test_a_reset_before_the_first_step_is_answered_together_with_the_namespaces(
     depot = FakeDepot(units=9)
     side, req = first_step_after_a_reset(depot, drops)
     assert side.build_step(Step().output()).version not in (None, "")
-    ((opened, *_),) = side._namespaces.groups
-    assert "weights_version" in opened[0].canonical
+    (group,) = side._namespaces.groups
+    opened: Any = group.stores
+    assert "weights_version" in opened[0].id
     assert side.match(req, 0)[0]
-    assert [[one.canonical for one in reset] for reset in depot.resets] == ([[opened[0].canonical]] if drops else [])
+    assert [[one.id for one in reset] for reset in depot.resets] == ([[opened[0].id]] if drops else [])
 
 
 def test_a_drop_before_the_first_step_that_no_depot_confirms_keeps_everything_closed() -> None:
@@ -464,7 +465,7 @@ def test_a_namespace_that_cannot_be_opened_turns_the_connector_off() -> None:
     def refuse(_canonical: str) -> Any:
         raise UnavailableError("no more namespaces")
 
-    depot.open_canonical = refuse  # type: ignore[method-assign]
+    depot.open_namespace = refuse  # type: ignore[method-assign]
     answer(side, "changed")
     assert side.match(request("r", 4 * BLOCK), 0) == (0, False)
 

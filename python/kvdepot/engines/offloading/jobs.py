@@ -100,7 +100,7 @@ class Jobs:
         for job in list(self._under_way.values()):
             if job.task is not None:
                 # Ends at the store's time limit: vLLM's memory is in use until then.
-                self._attempt(partial(job.task.wait, None))
+                self._attempt(job.task.wait_done)
                 if self._attempt(partial(self._take, job)) is None:
                     self._broken(job)
             self._end(job, now_s)
@@ -133,12 +133,12 @@ class Jobs:
     def _take(self, job: _Job) -> bool:
         """Takes the result of a task that is done. Always returns ``True``, so that ``None`` means that it raised."""
         task, job.task = job.task, None
-        failed, kinds = self._attempt(lambda: task.failed(1)), self._attempt(lambda: task.failures(1))
-        if failed is None or kinds is None:
+        result = self._attempt(task.result)
+        if result is None:
             self._broken(job)
             return True
-        job.rest = job.rest[np.asarray(failed, dtype=np.int64)]
-        job.kinds = dict(kinds)
+        job.rest = job.rest[np.asarray(result.failed, dtype=np.int64)]
+        job.kinds = dict(result.failures)
         return True
 
     def _attempt(self, call: Callable[[], Any]) -> Any:

@@ -3,22 +3,20 @@
 A lookup, dump or load that fails is not an error: it is a miss, and counted.
 """
 
-import json
 import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from kvdepot.config import KVDepotConfig
-from kvdepot.engines.attachment import attach, close_unused
+from kvdepot.engines.attachment import attach
 from kvdepot.engines.counters import Counters
 from kvdepot.engines.vllm.presence import Place, Presence, taken_sizes
-from kvdepot.errors import BusyError, UnavailableError, is_failure
+from kvdepot.errors import BusyError, is_failure
 
 TASK_S = 10.0
 """Time limit of a dump or load in seconds, unless ``timeout_ms`` is shorter."""
@@ -51,7 +49,7 @@ class Room:
             facts: description of the namespace.
             chunk_bytes: size of a chunk.
             counters: counters for results and failures.
-            connect: attaches to a socket; ``None`` = the default.
+            connect: attaches as the engine with an ID; ``None`` = the default.
             suffix: engine ID, for depots that are not shared.
 
         Raises:
@@ -67,7 +65,7 @@ class Room:
         self._counters = counters
         self.task_s = min(config.timeout_ms / 1e3, TASK_S)
         socket = config.socket_path(suffix=suffix)
-        self._depot = (connect or attach)(config, socket)
+        self._depot = (connect or attach)(config, suffix)
         self._presence = Presence(self._depot, Place.of(config, socket))
         self._presence.begin(taken_sizes(config))
         self._store = self._open(self._facts)
@@ -117,8 +115,7 @@ class Room:
             self._counters.trouble(f"{verb}_no_depot", f"no depot answers: {self.trouble}", len(keys))
             return None
         try:
-            shards = np.zeros(len(keys), dtype=np.int64)
-            return getattr(self._store, verb)(keys, shards, addresses.reshape(-1, 1))
+            return getattr(self._store, verb)(keys, addresses.reshape(-1, 1))
         except BaseException as error:
             if not is_failure(error):
                 raise
@@ -165,9 +162,7 @@ class Room:
         def close() -> None:
             if reset is not None:
                 reset.join()
-            # A depot that was closed has none open.
-            with suppress(UnavailableError):
-                close_unused(self._depot, [namespace], [self._store.namespace])
+            namespace.close()
 
         if reset is None or not reset.is_alive():
             close()
@@ -194,10 +189,9 @@ class Room:
         return done.is_set()
 
     def _open(self, facts: Mapping[str, object]) -> Any:
-        layout = json.dumps([[1, [self._chunk_bytes]]])
-        namespace = self._depot.open_namespace(json.dumps(facts, sort_keys=True), layout)
-        copy_json = self._config.copy_json(None)
-        return self._depot.store(namespace, timeout_ms=int(self.task_s * 1e3), copy_json=copy_json)
+        # The store does not close it: a reset of it may be under way then.
+        namespace = self._depot.open_namespace(facts, layout=[self._chunk_bytes])
+        return self._depot.open(namespace=namespace, timeout_ms=int(self.task_s * 1e3))
 
 
 def _patiently(call: Callable[[], _Result]) -> _Result:

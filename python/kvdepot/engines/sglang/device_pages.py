@@ -3,7 +3,6 @@
 So a load can say of each layer when it is in place, and no layer waits for those behind it.
 """
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvdepot.engines.sglang.pages import BLOCK_BYTES_MAX, PIECES_MAX, Layout
+from kvdepot.engines.sglang.pages import BLOCK_BYTES_MAX, PIECES_MAX
 from kvdepot.errors import ConfigError
+from kvdepot.layout import BlockLayout
 
 FORM = "shard_by_layer"
 """Order of the bytes in a page: layer by layer, each with its tensors in SGLang's order."""
@@ -114,10 +114,9 @@ class DevicePages:
         return sum(piece.size_bytes for shard in self.shards for piece in shard)
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> BlockLayout:
         """Layout of a block: one shard for each layer, with a tensor for each piece."""
-        sizes = ([piece.size_bytes for piece in shard] for shard in self.shards)
-        return [[len(list(run)), size] for size, run in itertools.groupby(sizes)]
+        return BlockLayout.of_shards([piece.size_bytes for piece in shard] for shard in self.shards)
 
     def attach(self, store: Any) -> None:
         """Registers the pages at a new store."""

@@ -349,7 +349,7 @@ class KVDepotLinker(UnifiedCacheLinker):
                 raise
         finally:
             for _, task in tasks:
-                task.wait(None)  # SGLang may reuse the pages only after it
+                task.wait_done()  # SGLang may reuse the pages only after it
             if begun:
                 self._batches.end(job.batch)
             if trouble:
@@ -376,7 +376,7 @@ class KVDepotLinker(UnifiedCacheLinker):
                 if shard is not None:
                     task.wait_shard(shard)  # for a page that failed as well
             self._batches.complete(job.batch, layer)
-        failures = [task.failures(1) for _, task in tasks if task.wait(None)]
+        failures = [task.result().failures for _, task in tasks if task.wait_done()]
         return ", ".join(f"{count} pages: {kind}" for kinds in failures for kind, count in kinds.items())
 
     def _to_store(self, transfers: Sequence[Any]) -> tuple[tuple[str, list[bytes], Any], ...] | None:

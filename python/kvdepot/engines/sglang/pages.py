@@ -8,12 +8,13 @@ they are separate forms.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from kvdepot.errors import ConfigError
+from kvdepot.layout import BlockLayout
 
 BLOCK_BYTES_MAX = 1 << 30
 PIECES_MAX = 65_536
@@ -21,9 +22,6 @@ BY_LAYER = "by_layer"
 """Form of a page whose pieces are layers: all keys, then all values."""
 KNOWN = {"MHATokenToKVPoolHost": 2, "MLATokenToKVPoolHost": 1}
 """Classes of pools whose pages are known to have that order, with the number of tensors per layer."""
-
-Layout: TypeAlias = list[list[Any]]
-"""Layout of a block: runs of equal shards, each ``[count, [bytes of each tensor]]``."""
 
 
 class PoolPages(Protocol):
@@ -46,7 +44,7 @@ class PoolPages(Protocol):
         """Bytes of a page."""
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> BlockLayout:
         """Layout of a page as a block."""
 
     @property
@@ -130,16 +128,16 @@ class Pages:
         return sum(self.sizes)
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> BlockLayout:
         """Layout of a block: one shard, with a tensor for each piece."""
-        return [[1, list(self.sizes)]]
+        return BlockLayout(1, self.sizes)
 
     def attach(self, store: Any) -> None:
         """Does nothing: every task names its own addresses."""
 
     def submit(self, store: Any, verb: str, hashes: Sequence[bytes], places: npt.NDArray[Any]) -> Any:
         """Begins a dump or load of pages whose ``places`` are rows from ``addresses``. Returns the task."""
-        return getattr(store, verb)(hashes, np.zeros(len(hashes), dtype=np.int64), places, self.pool)
+        return getattr(store, verb)(hashes, places, keep=self.pool)
 
     def addresses(self, host_indices: Any, count: int) -> npt.NDArray[np.uint64]:
         """Returns the addresses of the pieces of ``count`` pages: shape ``(count, len(sizes))``.

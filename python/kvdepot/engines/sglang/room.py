@@ -5,7 +5,6 @@ dump or load by ``call_s`` or ``timeout_ms``, whichever is shorter, a claim by `
 """
 
 import bisect
-import json
 import logging
 import math
 import threading
@@ -17,13 +16,14 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from kvdepot import _native
+from kvdepot import Group
 from kvdepot.absence import tell_if_absent
 from kvdepot.config import KVDepotConfig
-from kvdepot.engines.attachment import attach, close_unused
+from kvdepot.engines.attachment import attach
 from kvdepot.engines.counters import Counters
 from kvdepot.engines.sglang.leases import Leases
 from kvdepot.engines.sglang.pages import PoolPages
+from kvdepot.errors import KVDepotError
 
 CALL_S = 3.0
 """Seconds that one lookup, dump or load may take, and after the start of SGLang's call in which another may begin.
@@ -150,18 +150,16 @@ class Room:
             ConfigError: facts or layout are wrong.
             UnavailableError, UnsupportedError: no copy engine reaches the pool's memory.
         """
-        namespace = self._depot.open_namespace(json.dumps(facts, sort_keys=True), json.dumps(pages.layout))
-        copy_json = self._config.copy_json(pages.cuda_device)
-        store = self._depot.store(namespace, timeout_ms=self._call_ms, copy_json=copy_json)
+        namespace = self._depot.open_namespace(facts, layout=pages.layout)
+        store = self._depot.open(namespace=namespace, cuda_device=pages.cuda_device, timeout_ms=self._call_ms)
         pages.attach(store)
         with self._lock:
             self._leases.clear()
             before = self._pools.get(name)
             self._pools[name] = Pool(pages, namespace, store)
-            used = [pool.namespace for pool in self._pools.values()]
         if before is not None:
             before.store.close(0)
-            close_unused(self._depot, [before.namespace], used)
+            before.namespace.close()
 
     def lookup(self, name: str, hashes: Sequence[bytes], until_s: float) -> npt.NDArray[np.bool_]:
         """Returns for each page whether the depot has it, in its pool or a tier; all false after ``until_s``."""
@@ -381,10 +379,8 @@ class Room:
             if not fits:
                 break
             claim = self._depot.claim(
-                [([pool.namespace], wanted.windows[name], 1) for name, pool in wanted.pools.items()],
+                [Group([pool.namespace], wanted.windows[name]) for name, pool in wanted.pools.items()],
                 wanted.hashes[:fits],
-                skip=0,
-                limit=fits,
                 label=owner.decode() if owner is not None else "",
             )
             units = self._arrived(claim, 0 if attempt else wait_s, in_flight=owner is None)
@@ -415,10 +411,10 @@ class Room:
         be held here; true if the depot does not report that.
         """
         try:
-            depot = json.loads(self._depot.stats_json())["depot"]
+            depot = self._depot.stats()["depot"]
             pool_bytes = int(depot["pool_bytes"])
             leased = int(depot.get("pool_leased_bytes", 0)) + int(depot.get("pool_fetching_bytes", 0))
-        except (KeyError, TypeError, ValueError, _native.KVDepotError):
+        except (KeyError, TypeError, ValueError, KVDepotError):
             return True
         part = pool_bytes // HELD_PART
         with self._lock:
@@ -437,7 +433,7 @@ class Room:
             if arriving is not None:
                 return int(arriving[0])
             if time.monotonic() >= until_s or self._closing.is_set():
-                return int(claim.settle_now()[1])
+                return int(claim.settle()[1])
 
     def _moved(
         self, verb: Verb, pool: Pool, hashes: list[bytes], places: npt.NDArray[Any]
@@ -450,12 +446,13 @@ class Room:
             self._counters.trouble(f"{verb}_error", f"a {verb} failed: {error!r}", len(hashes))
             return every, {}
         # Bounded by the store's `timeout_ms`; SGLang may reuse the pages only after it.
-        task.wait(None)
-        return np.asarray(task.failed(1), dtype=np.int64), dict(task.failures(1))
+        task.wait_done()
+        result = task.result()
+        return np.asarray(result.failed, dtype=np.int64), dict(result.failures)
 
 
 def _attach(config: KVDepotConfig) -> Any:
     socket, began_s = config.socket_path(), time.monotonic()
-    depot = attach(config, socket)
+    depot = attach(config)
     tell_if_absent(depot, config, socket, time.monotonic() - began_s, logger)
     return depot

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
-    from kvdepot._native import Depot
+    from kvdepot import Depot
     from kvdepot.engines.vllm.events import DepotEvents
     from kvdepot.engines.vllm.groups import Geometry
     from kvdepot.engines.vllm.lite import LiteScheduler, LiteWorker
@@ -140,8 +140,9 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
         from kvdepot.engines.vllm.presence import Place, Presence, taken_sizes
 
         stages = self._vllm_config.parallel_config.pipeline_parallel_size
-        socket, block_bytes = socket_of(options, kv_cache_config, str(self._kv_transfer_config.engine_id), stages)
-        depot = attach(options.config, socket, block_bytes)
+        engine_id = str(self._kv_transfer_config.engine_id)
+        socket, block_bytes = socket_of(options, kv_cache_config, engine_id, stages)
+        depot = attach(options.config, engine_id, block_bytes)
         if role == KVConnectorRole.SCHEDULER:
             self._presence = Presence(depot, Place.of(options.config, socket))
             self._presence.begin(taken_sizes(options.config))

@@ -4,9 +4,10 @@ import time
 from typing import TYPE_CHECKING
 
 from kvdepot.engines.vllm.log import connector_logger
+from kvdepot.errors import KVDepotError
 
 if TYPE_CHECKING:
-    from kvdepot._native import Depot, Namespace
+    from kvdepot import Depot, Namespace
 
 logger = connector_logger()
 
@@ -38,8 +39,6 @@ class Drops:
 
     def confirmed(self) -> bool:
         """Asks the depot for the reset. Returns true if none is due any more. Retries only after ``RESET_RETRY_S``."""
-        from kvdepot._native import KVDepotError
-
         now = time.monotonic()
         if self._tried_s and now - self._tried_s < RESET_RETRY_S:
             return False

@@ -1,6 +1,6 @@
 """KV events for vLLM's publisher: which of this engine's blocks the depot has, no matter which engine stored them.
 
-A follower of the core reads the depot on a thread of its own (``Depot.follow``), so taking events never waits for the
+A follower reads the depot on a thread of its own (``Depot.follow``), so taking events never waits for the
 depot, and an operational failure is at most an event that comes later.
 """
 
@@ -13,9 +13,8 @@ from kvdepot.publish.terms import block_numbers, event_fields
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-    from kvdepot._native import Depot, Follower
+    from kvdepot import Change, Depot, Follower, Group
     from kvdepot.engines.vllm.groups import Geometry
-    from kvdepot.engines.vllm.namespaces import NamespaceGroup
 
 logger = connector_logger()
 
@@ -50,10 +49,10 @@ class DepotEvents:
         self._depot = depot
         self._group_indexes = [group.index for group in geometry.groups]
         self._follower: Follower | None = None
-        self._followed: Sequence[NamespaceGroup] = ()
+        self._followed: Sequence[Group] = ()
         self._over = False
 
-    def take(self, groups: "Sequence[NamespaceGroup]") -> list[Any]:
+    def take(self, groups: "Sequence[Group]") -> list[Any]:
         """Returns the events since the last call, of at most ``BLOCKS_PER_STEP`` blocks.
 
         Args:
@@ -66,7 +65,7 @@ class DepotEvents:
             self._follow(groups)
             if self._follower is None:
                 return []
-            return self._events(self._follower.take(BLOCKS_PER_STEP), self._follower.places)
+            return self._events(self._follower.take(BLOCKS_PER_STEP))
         except Exception as error:  # noqa: BLE001 - events are not worth an engine (P2)
             self._over = True
             # Not closed: that would wait for the depot. Without a reference it stops.
@@ -74,25 +73,24 @@ class DepotEvents:
             logger.error("kvdepot: no more KV events, because they failed: %s", error)  # noqa: TRY400 - one line
             return []
 
-    def _follow(self, groups: "Sequence[NamespaceGroup]") -> None:
+    def _follow(self, groups: "Sequence[Group]") -> None:
         if groups is self._followed:
             return
-        namespaces = [group.ranks for group in groups]
+        namespaces = [group.stores for group in groups]
         if self._follower is not None:
             self._follower.follow(namespaces)
         elif namespaces:
             self._follower = self._depot.follow(namespaces)
         self._followed = groups
 
-    def _events(self, changes: list[tuple[int, int, bool, list[bytes]]], places: list[str]) -> list[Any]:
+    def _events(self, changes: "list[Change]") -> list[Any]:
         if not changes:
             return []
         from vllm.distributed.kv_events import BlockRemoved, BlockStored
 
         events: list[Any] = []
         for group, place, stored, hashes in changes:
-            name = places[place] if place < len(places) else f"tier {place}"
-            fields = event_fields(name, external_hashes(hashes), stored, self._group_indexes[group])
+            fields = event_fields(place, external_hashes(hashes), stored, self._group_indexes[group])
             kind = BlockStored if stored else BlockRemoved
             known = kind.__struct_fields__
             events.append(kind(**{field: value for field, value in fields.items() if field in known}))

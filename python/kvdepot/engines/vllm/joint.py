@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from kvdepot._native import Task
+    from kvdepot import Task, TaskResult
 
 
 class JointTask:
@@ -28,10 +27,10 @@ class JointTask:
         """Returns whether all tasks have ended."""
         return all(task.done() for task in self._tasks)
 
-    def wait(self, timeout_ms: int | None = None) -> bool:
+    def wait_done(self, timeout_ms: int | None = None) -> bool:
         """Waits until all tasks have ended. Returns false on timeout."""
         left_ms = _countdown(timeout_ms)
-        return all(task.wait(left_ms()) for task in self._tasks)
+        return all(task.wait_done(left_ms()) for task in self._tasks)
 
     def wait_shard(self, shard: int, *, timeout_ms: int | None = None) -> bool:
         """Waits until this shard of every block has ended in all tasks. Returns false on timeout."""
@@ -48,19 +47,18 @@ class JointTask:
         for task in self._tasks:
             task.submit_shard(shard, wait_event=wait_event, keep=keep)
 
-    def failed(self) -> npt.NDArray[np.int64]:
-        """Returns the indexes of the blocks that some task lacks, ascending."""
-        if self._refused:
-            return np.arange(self.block_count, dtype=np.int64)
-        return np.unique(np.concatenate([task.failed() for task in self._tasks]))
+    def result(self) -> "TaskResult":
+        """Returns the outcome: a block fails if some task lacks it, and counts once for each task that does."""
+        from kvdepot import TaskResult
 
-    def failures(self) -> dict[str, int]:
-        """Returns failures by kind: a block counts once for each task that lacks it."""
         found = {self._refused: self.block_count} if self._refused else {}
-        for task in self._tasks:
-            for kind, count in task.failures().items():
+        results = [task.result() for task in self._tasks]
+        for result in results:
+            for kind, count in result.failures.items():
                 found[kind] = found.get(kind, 0) + count
-        return found
+        if self._refused:
+            return TaskResult(np.arange(self.block_count, dtype=np.int64), found)
+        return TaskResult(np.unique(np.concatenate([result.failed for result in results])), found)
 
 
 def _countdown(timeout_ms: int | None) -> "_Left":

@@ -46,7 +46,7 @@ SIMULATED_BLOCKS_MAX = 1 << 20
 
 
 class Meter(Protocol):
-    """Interface of the simulation: ``kvdepot._native.Meter``."""
+    """Interface of the simulation: ``kvdepot.traces.live.Meter``."""
 
     def look_up(self, block_hashes: "Sequence[bytes]") -> bool:
         """Counts a request for these blocks."""
@@ -133,9 +133,9 @@ class LiteScheduler:
         pool_units = _pool_bytes(options.config, int(unit_bytes)) / unit_bytes
         sizes = [min(SIMULATED_BLOCKS_MAX, max(1, int(part * pool_units))) for part in LITE_SIZES.values()]
         if meter is None:
-            from kvdepot import _native
+            from kvdepot.traces import live
 
-            meter = _native.Meter
+            meter = live.Meter
         self._meter = meter(options.config.eviction, sizes)
         logger.info("kvdepot: use_lite: hits are counted, nothing is stored or loaded")
 

@@ -11,7 +11,7 @@ from kvdepot.engines.vllm.meta import Blocks, GroupBlocks
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-    from kvdepot._native import Claim
+    from kvdepot import Claim
     from kvdepot.engines.vllm.request_spans import ClaimSpans
 
 

@@ -11,9 +11,10 @@ from kvdepot.engines.vllm.meta import Blocks, GroupBlocks, Load, LoadReport
 from kvdepot.engines.vllm.options import ConnectorOptions
 from kvdepot.engines.vllm.stats import DepotStats
 from kvdepot.engines.vllm.stores import GroupStore
+from kvdepot.errors import KVDepotError
 
 if TYPE_CHECKING:
-    from kvdepot._native import Task
+    from kvdepot import Task
     from kvdepot.engines.vllm.joint import JointTask
     from kvdepot.engines.vllm.request_spans import WorkerSpans
 
@@ -45,12 +46,6 @@ class Copy:
     def done(self) -> bool:
         """Returns whether nothing is written any more."""
         return self.task is None or self.task.done()
-
-    def failed_pages(self) -> set[int]:
-        """Returns the pages that do not hold their block; call it after ``done``."""
-        if self.task is None:
-            return set(self.pages)
-        return {self.pages[index] for index in self.task.failed()}
 
 
 @dataclass
@@ -109,8 +104,6 @@ class Loads:
                 self._between_steps.append(LoadBetweenSteps(load, copies))
 
     def _copy(self, index: int, blocks: Blocks, patience_ms: int | None) -> Copy:
-        from kvdepot._native import KVDepotError
-
         pages = tuple(blocks.pages)
         store = self._stores.get(index)
         if store is None and not self.refused:  # a pipeline stage without layers of this group
@@ -137,7 +130,7 @@ class Loads:
             if copy.task is not None and self._order.immediate:
                 # Copying threads would compete with the computing threads for processors: each operator waits for the
                 # slowest of them, which costs more time than the overlap saves.
-                copy.late = not copy.task.wait(self._timeout_ms)
+                copy.late = not copy.task.wait_done(self._timeout_ms)
             elif copy.task is not None:
                 shards = self._stores[copy.group].shard_of_layer
                 for shard in sorted({shard for name, shard in shards.items() if name not in self._hooked}):
@@ -167,7 +160,7 @@ class Loads:
             return
         bad: set[int] = set()
         for copy in self._copies:
-            if copy.task is not None and (copy.late or not copy.task.wait(self._timeout_ms)):
+            if copy.task is not None and (copy.late or not copy.task.wait_done(self._timeout_ms)):
                 bad.update(copy.pages)
                 self._give_up(copy)
             else:
@@ -201,11 +194,14 @@ class Loads:
                 self._failed_requests.add(load.request_id)
 
     def _count(self, copy: Copy) -> set[int]:
-        bad = copy.failed_pages()
-        if copy.task is not None:
-            loaded, seconds = len(copy.pages) - len(bad), time.monotonic() - copy.started_s
-            self._stats.add_transfer("load", loaded, self._stores[copy.group].block_bytes, seconds)
-            self._stats.add_failures("load", copy.task.failures())
+        """Counts a copy that is done. Returns the pages that do not hold their block."""
+        if copy.task is None:
+            return set(copy.pages)
+        result = copy.task.result()
+        bad = {copy.pages[index] for index in result.failed}
+        loaded, seconds = len(copy.pages) - len(bad), time.monotonic() - copy.started_s
+        self._stats.add_transfer("load", loaded, self._stores[copy.group].block_bytes, seconds)
+        self._stats.add_failures("load", result.failures)
         return bad
 
     def _give_up(self, copy: Copy) -> None:
@@ -217,7 +213,7 @@ class Loads:
         """Returns when no abandoned load writes to a page of ``fresh`` any more."""
         for copy in self._given_up:
             if copy.task is not None and not fresh.isdisjoint(copy.pages):
-                copy.task.wait()
+                copy.task.wait_done()
         self._given_up = [copy for copy in self._given_up if not copy.done()]
 
     def close(self) -> bool:
@@ -226,7 +222,7 @@ class Loads:
         deadline = time.monotonic() + (self._timeout_ms + CLOSE_GRACE_MS) / 1e3
         for copy in copies:
             if copy.task is not None:
-                copy.task.wait(max(0, round((deadline - time.monotonic()) * 1e3)))
+                copy.task.wait_done(max(0, round((deadline - time.monotonic()) * 1e3)))
         self._copies, self._given_up, self._between_steps = [], [], []
         return all(copy.done() for copy in copies)
 
@@ -256,7 +252,7 @@ class Loads:
         """Returns when no load writes to the engine's pages: all have ended, within their tasks' time limit (P3)."""
         for copy in (*self._copies, *self._given_up, *(c for running in self._between_steps for c in running.copies)):
             if copy.task is not None:
-                copy.task.wait()
+                copy.task.wait_done()
 
     def take_report(self) -> LoadReport | None:
         """Returns the loads that have ended on this rank since the last call."""

@@ -13,7 +13,7 @@ from kvdepot.engines.vllm.rates import Rates
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-    from kvdepot._native import Claim
+    from kvdepot import Claim
     from kvdepot.engines.vllm.request_spans import ClaimSpans
 
 CLAIM_WAIT_MS = 2
@@ -248,7 +248,7 @@ class Lookup:
             settled, units, from_tier = self.claim.wait(wait_ms)
         if not settled and (now_s - self.started_s) * 1e3 >= self._patience.wait_ms:
             self._over = self._patience.over
-            settled, units, from_tier = self.claim.settle_now()
+            settled, units, from_tier = self.claim.settle()
         elif not settled and self._patience.while_faster and self._is_slower(now_s):
             self._over = "slower"
             settled, units, from_tier = self.claim.decline()

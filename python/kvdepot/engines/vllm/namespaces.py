@@ -6,18 +6,19 @@ good if a rank cannot take part.
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from kvdepot.engines.attachment import close_unused
+from kvdepot import Group
 from kvdepot.engines.vllm.drops import Drops
 from kvdepot.engines.vllm.facts import canonical_of_version
 from kvdepot.engines.vllm.groups import Geometry
 from kvdepot.engines.vllm.log import connector_logger
 from kvdepot.engines.vllm.meta import RankNamespaces
 from kvdepot.engines.vllm.versions import WeightsVersion
+from kvdepot.errors import KVDepotError
 
 if TYPE_CHECKING:
-    from kvdepot._native import Depot, Namespace
+    from kvdepot import Depot, Namespace
 
 logger = connector_logger()
 
@@ -28,14 +29,6 @@ EXAMINE_S = 30.0
 """Seconds that a request waits for the workers' digests of the weights after a reset; after that it is computed."""
 
 STALE = "the weights have changed, and vLLM's own cache still has KV of the earlier ones"
-
-
-class NamespaceGroup(NamedTuple):
-    """One KV-cache group of a claim: its ranks' namespaces, its window (0 = all), its hashes per block."""
-
-    ranks: list["Namespace"]
-    window_blocks: int
-    hashes_per_block: int
 
 
 class EngineNamespaces:
@@ -79,7 +72,7 @@ class EngineNamespaces:
         self._own_cache_left = self._own_cache_stale = False
         self._examined_since_s = 0.0
         self._drops = Drops(depot)
-        self.groups: list[NamespaceGroup] = []
+        self.groups: list[Group] = []
         self._opened: list[Namespace] = []
         self.off = ""
         self.weights = WeightsVersion(ranks)
@@ -148,35 +141,37 @@ class EngineNamespaces:
         return "ranks" if self.misses_ranks() else "weights"
 
     def _open_version(self) -> None:
-        from kvdepot._native import KVDepotError
-
         version = self.weights.version or ""
         try:
-            self.groups = [
-                NamespaceGroup(
-                    [self._depot.open_canonical(canonical_of_version(name, version)) for name in names],
-                    group.window_blocks
-                    + (self._claimed_more_tokens // group.block_tokens if group.window_blocks else 0),
-                    group.hashes_per_block,
-                )
-                for group, names in zip(self._geometry.groups, self._names, strict=True)
+            ranks = [
+                [self._depot.open_namespace(canonical_of_version(name, version)) for name in names]
+                for names in self._names
             ]
         except KVDepotError as error:
             self.turn_off(f"its namespaces cannot be opened: {error}")
             return
-        earlier, self._opened = self._opened, self._all()
+        self.groups = [
+            Group(
+                namespaces,
+                group.window_blocks + (self._claimed_more_tokens // group.block_tokens if group.window_blocks else 0),
+                group.hashes_per_block,
+            )
+            for group, namespaces in zip(self._geometry.groups, ranks, strict=True)
+        ]
+        earlier, self._opened = self._opened, [namespace for namespaces in ranks for namespace in namespaces]
         if self._drops.when_opened:
             self._drops.when_opened = False
             self._drops.ask(self._all())
             self.groups = []
             self._drop()
             return
-        close_unused(self._depot, earlier, self._opened)
+        for namespace in earlier:
+            namespace.close()
         ids = [namespace.id for namespace in self._opened]
         logger.info("kvdepot: %d ranks, namespaces %s", self._ranks, ", ".join(ids))
 
     def _all(self) -> list["Namespace"]:
-        return [namespace for group in self.groups for namespace in group.ranks]
+        return self._opened if self.groups else []
 
     def _close(self) -> None:
         self.groups = []

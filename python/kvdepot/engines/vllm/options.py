@@ -97,10 +97,6 @@ class ConnectorOptions:
         """Whether an RDMA adapter copies: true, false or ``auto``."""
         return self.config.use_gdr
 
-    def copy_json(self, cuda_device: int | None) -> str:
-        """Returns the settings of copies between the pool and the engine's memory, on this device or in host memory."""
-        return self.config.copy_json(cuda_device)
-
     @property
     def waits_for_all(self) -> bool:
         """Whether a request waits for all of its blocks that a tier holds."""

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from kvdepot.layout import BlockLayout
+
 if TYPE_CHECKING:
     import torch
 
@@ -56,18 +58,10 @@ class GroupPages:
     whole_shards: bool = False
 
     @property
-    def layout(self) -> list[list[object]]:
-        """The namespace's layout: runs of equal shards, each with its tensors' sizes."""
-        found: list[list[object]] = []
-        for shard in self.shards:
-            sizes = [run.size for run in shard]
-            if self.whole_shards:
-                sizes = [sum(sizes)]
-            if found and found[-1][1] == sizes:
-                found[-1][0] = int(found[-1][0]) + 1  # type: ignore[call-overload]
-            else:
-                found.append([1, sizes])
-        return found
+    def layout(self) -> BlockLayout:
+        """The namespace's layout: for each shard its tensors' sizes."""
+        sizes = ([run.size for run in shard] for shard in self.shards)
+        return BlockLayout.of_shards([sum(one)] if self.whole_shards else one for one in sizes)
 
     @property
     def block_bytes(self) -> int:

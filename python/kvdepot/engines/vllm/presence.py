@@ -1,10 +1,9 @@
 """The lines in vLLM's log about the depot, each written once: its place, attached, lost, back, and why not."""
 
-import json
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kvdepot.absence import absence
 from kvdepot.config.machine import Machine
@@ -21,7 +20,7 @@ TAKEN = ("pool_gb", "pool_slots", "directories", "posix_capacity_gb")
 
 
 class Attached(Protocol):
-    """The part of ``kvdepot._native.Depot`` that is used here."""
+    """The part of ``kvdepot.Depot`` that is used here."""
 
     @property
     def attached(self) -> bool:
@@ -31,8 +30,8 @@ class Attached(Protocol):
     def trouble(self) -> str:
         """Why none is attached."""
 
-    def stats_json(self) -> str:
-        """Returns the depot's own statistics as JSON."""
+    def stats(self) -> dict[str, Any]:
+        """Returns the depot's own statistics."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ class Presence:
     def _facts(self) -> str:
         """Returns the depot's facts in brackets; empty if it does not answer in time."""
         try:
-            found = json.loads(self._depot.stats_json()).get("depot") or {}
+            found = self._depot.stats().get("depot") or {}
             return f" (pid {found['pid']}, pool of {found['pool_bytes'] / GIB:.1f} GiB)"
         except Exception:  # noqa: BLE001 - a line in a log is worth no error
             return ""

@@ -22,7 +22,7 @@ OUTCOMES = ("written", "dropped", "failed")
 
 
 class Recorder(Protocol):
-    """Interface of the writer: ``kvdepot._native.Recorder``."""
+    """Interface of the writer: ``kvdepot.traces.live.Recorder``."""
 
     def record(
         self, block_hashes: "Sequence[bytes]", *, timestamp_ms: int, input_length: int, output_length: int
@@ -112,7 +112,7 @@ def record(config: KVDepotConfig, geometry: Geometry) -> Recording | None:
     if geometry.unsupported:
         logger.warning("kvdepot: requests are not recorded: %s", geometry.unsupported)
         return None
-    from kvdepot import _native
+    from kvdepot.traces import live
     from kvdepot.traces.files import recorded_name
 
     machine = Machine.here()
@@ -120,7 +120,7 @@ def record(config: KVDepotConfig, geometry: Geometry) -> Recording | None:
     file_bytes, files = trace_limits(config.trace_file_mb, config.trace_files, machine.environ)
     begin_s = time.time()
     try:
-        recorder = _native.Recorder(
+        recorder = live.Recorder(
             directory,
             recorded_name(int(begin_s * 1000), os.getpid()),
             block_tokens=geometry.hash_tokens,

@@ -4,7 +4,7 @@ The scheduler knows a request's trace, from the headers that vLLM keeps with it.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Span
 
-    from kvdepot._native import Claim
+    from kvdepot import Claim
 
 LOOKUP = "kvdepot.lookup"
 LOAD = "kvdepot.load"
@@ -222,7 +222,13 @@ class WorkerSpans:
         return time.time_ns() if blocks.traces else 0
 
     def dump_ended(
-        self, begun_ns: int, traces: list[Carrier], group: int, blocks: int, block_bytes: int, failures: dict[str, int]
+        self,
+        begun_ns: int,
+        traces: list[Carrier],
+        group: int,
+        blocks: int,
+        block_bytes: int,
+        failures: Mapping[str, int],
     ) -> None:
         """Writes the span of a dump: a child of its first traced request's, with links to the others."""
         if not begun_ns:

@@ -11,9 +11,10 @@ from kvdepot.engines.vllm.log import connector_logger
 from kvdepot.engines.vllm.meta import Blocks, GroupBlocks
 from kvdepot.engines.vllm.stats import DepotStats
 from kvdepot.engines.vllm.stores import GroupStore
+from kvdepot.errors import KVDepotError
 
 if TYPE_CHECKING:
-    from kvdepot._native import Task
+    from kvdepot import Task
     from kvdepot.engines.vllm.joint import JointTask
     from kvdepot.engines.vllm.request_spans import WorkerSpans
 
@@ -127,8 +128,6 @@ class Saves:
         self._reap()
 
     def _submit(self, index: int, blocks: Blocks, by_layer: bool) -> None:
-        from kvdepot._native import KVDepotError
-
         store = self._stores.get(index)
         if self.stopped or store is None:
             return
@@ -161,13 +160,13 @@ class Saves:
             if not dump.pages.isdisjoint(fresh) and not dump.task.done():
                 self._stats.add("dump_fences")
                 # Bounded by the task's own deadline: returning earlier would let the engine write under a reader.
-                dump.task.wait()
+                dump.task.wait_done()
         self._reap()
 
     def wait_for_all(self) -> None:
         """Returns when no dump reads the engine's pages: all have ended, within their tasks' time limit (P3)."""
         for dump in self._running:
-            dump.task.wait()
+            dump.task.wait_done()
         self._reap()
 
     def _reap(self) -> None:
@@ -176,12 +175,14 @@ class Saves:
             if not dump.task.done():
                 running.append(dump)
                 continue
-            stored, seconds = len(dump.pages) - len(dump.task.failed()), time.monotonic() - dump.started_s
+            result = dump.task.result()
+            stored, seconds = len(dump.pages) - len(result.failed), time.monotonic() - dump.started_s
             self._stats.add_transfer("dump", stored, dump.block_bytes, seconds)
-            failures = dump.task.failures()
-            self._stats.add_failures("dump", failures)
+            self._stats.add_failures("dump", result.failures)
             if self._spans is not None:
-                self._spans.dump_ended(dump.begun_ns, dump.traces, dump.group, stored, dump.block_bytes, failures)
+                self._spans.dump_ended(
+                    dump.begun_ns, dump.traces, dump.group, stored, dump.block_bytes, result.failures
+                )
         self._running = running
 
     def close(self) -> None:

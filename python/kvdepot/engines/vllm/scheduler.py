@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
-from kvdepot import _native
+import kvdepot
 from kvdepot.engines.vllm.adapters import Adapters
 from kvdepot.engines.vllm.asks import Asks
 from kvdepot.engines.vllm.drafts import Drafts
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
 
-    from kvdepot._native import Depot
-    from kvdepot.engines.vllm.namespaces import NamespaceGroup
+    from kvdepot import Depot, Group
     from kvdepot.engines.vllm.request_spans import SchedulerSpans
 
 logger = connector_logger()
@@ -118,7 +117,7 @@ class SchedulerSide:
         self._namespaces.begin(ranks)
 
     @property
-    def namespace_groups(self) -> Sequence["NamespaceGroup"]:
+    def namespace_groups(self) -> Sequence["Group"]:
         """The namespaces in use now, another list whenever they change; empty while there are none."""
         return self._namespaces.groups
 
@@ -343,7 +342,7 @@ class SchedulerSide:
         )
         if miss.block is None or last >= len(state.hashes):
             return ""
-        return f" (block {miss.block}, hash {_native.block_hash(state.hashes[last]).hex()})"
+        return f" (block {miss.block}, hash {kvdepot.block_hash(state.hashes[last]).hex()})"
 
     def hit_tier_tokens(self, request: "Request") -> int:
         """Returns how many tokens of the request's last hit came from below the pool."""

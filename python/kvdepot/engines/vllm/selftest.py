@@ -19,12 +19,13 @@ from kvdepot.engines.vllm.options import ConnectorOptions
 from kvdepot.engines.vllm.placement import blocks_of, head_bytes
 from kvdepot.engines.vllm.shares import ALONE
 from kvdepot.engines.vllm.stores import GroupStore, Stored, slices
+from kvdepot.errors import KVDepotError
 
 if TYPE_CHECKING:
     import torch
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
-    from kvdepot._native import Depot, Task
+    from kvdepot import Depot, Task
     from kvdepot.engines.vllm.joint import JointTask
 
 logger = connector_logger()
@@ -131,8 +132,8 @@ def _check_slices(
             # Kernels of a device may still use this memory on behalf of its previous owner.
             ComputeOrder(event_sync=False).point()
             addresses = np.array([[shard.data_ptr()] for shard in found], dtype=np.uint64)
-            shards = np.arange(len(found), dtype=np.int64)
-            load = part.store.load([block_hash] * len(found), shards, addresses, found)
+            shards = range(len(found))
+            load = part.store.load([block_hash] * len(found), addresses, shards, keep=found)
             if not _moved(load, options.timeout_ms):
                 _not_stored(index, load)
                 continue
@@ -146,20 +147,18 @@ def _moved(task: "Task | JointTask", timeout_ms: int) -> bool:
     After this they are restored and belong to the engine: a pattern written then would be served as KV. So the wait is
     bounded only by the task's own end (P1).
     """
-    if not task.wait(timeout_ms):
+    if not task.wait_done(timeout_ms):
         logger.warning("kvdepot: a copy of the self-test has not completed after %d ms: waiting for it", timeout_ms)
-        task.wait()
-    return not len(task.failed())
+        task.wait_done()
+    return task.result().ok
 
 
 def _not_stored(index: int, task: Any) -> None:
     """Logs an unfinished test: a full or slow depot proves nothing about the layout; later blocks are tried (P2)."""
-    logger.warning("kvdepot: the self-test of group %d could not be completed: %s", index, task.failures())
+    logger.warning("kvdepot: the self-test of group %d could not be completed: %s", index, task.result().failures)
 
 
 def _forget(depot: "Depot", trial: GroupStore) -> None:
-    from kvdepot._native import KVDepotError
-
     try:
         depot.reset(trial.namespaces)
     except KVDepotError as error:

@@ -1,4 +1,4 @@
-"""One KV-cache group's store on this rank: the core's ``Store`` over its pages, or one for each slice of KV heads."""
+"""One KV-cache group's store on this rank: a ``Store`` over its pages, or one for each slice of KV heads."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvdepot.engines.attachment import close_unused
 from kvdepot.engines.vllm.compute import ComputePoint
 from kvdepot.engines.vllm.facts import of_version
 from kvdepot.engines.vllm.joint import JointTask
@@ -15,9 +14,10 @@ from kvdepot.engines.vllm.meta import Blocks
 from kvdepot.engines.vllm.options import ConnectorOptions
 from kvdepot.engines.vllm.pages import GroupPages
 from kvdepot.engines.vllm.shares import Share
+from kvdepot.errors import KVDepotError
 
 if TYPE_CHECKING:
-    from kvdepot._native import Depot, Namespace, Store, Task
+    from kvdepot import Depot, Namespace, Store, Task
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class Part:
     def open(depot: "Depot", stored: Stored, options: ConnectorOptions, owner: object) -> "Part":
         """Opens the namespace given by the facts and the pages' layout, and registers the pages."""
         pages = stored.pages
-        namespace = depot.open_namespace(stored.facts, json.dumps(pages.layout))
-        copy_json = options.copy_json(pages.cuda_device)
-        store = depot.store(namespace, timeout_ms=options.timeout_ms, copy_json=copy_json)
+        # It stays open while the store is closed, as during the engine's sleep.
+        namespace = depot.open_namespace(json.loads(stored.facts), layout=pages.layout)
+        store = depot.open(namespace=namespace, cuda_device=pages.cuda_device, timeout_ms=options.timeout_ms)
         store.register_pages(pages.bases(), pages.strides(), pages.page_count, owner, sizes=pages.sizes())
         return Part(stored, store)
 
@@ -89,7 +89,8 @@ class GroupStore:
         self.close()
         parts = tuple(Part.open(depot, stored.of_version(version), options, owner) for stored in self.at_start)
         moved = GroupStore(self.at_start, parts, self.share, self.shard_of_layer)
-        close_unused(depot, self.namespaces, moved.namespaces)
+        for namespace in self.namespaces:
+            namespace.close()
         return moved
 
     @property
@@ -142,8 +143,6 @@ class GroupStore:
         """Starts the same task on every part. Raises an error only if nothing has started."""
         if len(self.parts) == 1:
             return begin(self.parts[0].store)
-        from kvdepot._native import KVDepotError
-
         tasks: list[Task] = []
         try:
             tasks.extend(begin(part.store) for part in self.parts)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
-    from kvdepot._native import Depot
+    from kvdepot import Depot
     from kvdepot.engines.vllm.request_spans import WorkerSpans
 
 logger = connector_logger()
@@ -248,7 +248,7 @@ class WorkerSide:
                 continue
             store = GroupStore.open(self._depot, held.stored, self._options, held.share, owner)
             self._stores[group.index] = store
-            self._names.canonical[group.index] = tuple(namespace.canonical for namespace in store.namespaces)
+            self._names.canonical[group.index] = tuple(namespace.description for namespace in store.namespaces)
             first_slice = first_slice and held.first
             logger.info(
                 "kvdepot: group %d, %d layers, %d bytes a block in %d shards, namespace %s%s",
