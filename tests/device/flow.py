@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 from driver import Device
 
-from kvdepot._native import Depot, Store
+import kvdepot
 
 LAYERS, PAGES, BLOCKS = 3, 10, 4
 PAGE_BYTES = (4096, 1536)
 """Bytes of a page in each tensor of a layer: separate keys and values, one of them no multiple of anything large."""
-POOL_BYTES = 4 << 20
+POOL_GB = 1 / 256
 WAIT_MS = 20_000
 
 
@@ -35,13 +35,13 @@ class Engine:
             for address, size in zip(layer, PAGE_BYTES, strict=True):
                 self.device.write(address, np.full(PAGES * size, 0xAA, dtype=np.uint8))
         self.device.synchronize()
-        core = {"pool_bytes": POOL_BYTES, "pipeline": "Cache", "timeout_ms": WAIT_MS}
-        self.depot = Depot.embedded(json.dumps(core))
+        config = {"mode": "embedded", "pipeline": "Cache", "pool_gb": POOL_GB, "timeout_ms": WAIT_MS}
+        self.depot = kvdepot.attach({**config, "copy_engine": copy_engine, "log_level": "warn"})
         sizes = list(PAGE_BYTES)
-        layout = [[LAYERS, sizes]] if layerwise else [[1, sizes * LAYERS]]
-        namespace = self.depot.open_namespace(json.dumps({"seed": seed}), json.dumps(layout))
-        copy = {"cuda_device": ordinal, "copy_engine": copy_engine}
-        self.store: Store = self.depot.store(namespace, timeout_ms=timeout_ms, copy_json=json.dumps(copy))
+        layout = kvdepot.BlockLayout(LAYERS, sizes) if layerwise else kvdepot.BlockLayout(1, sizes * LAYERS)
+        self.store = self.depot.open(
+            layout=layout, namespace={"seed": seed}, cuda_device=ordinal, timeout_ms=timeout_ms
+        )
         bases = np.array([base for layer in self.tensors for base in layer], dtype=np.uint64)
         self.store.register_pages(bases, np.array(sizes * LAYERS, dtype=np.int64), PAGES)
 
@@ -61,7 +61,7 @@ class Engine:
         return self.device.read(self.tensors[layer][tensor] + page * size, size)
 
     def close(self) -> None:
-        self.store.close()
+        self.store.close(0)
         self.depot.close()
 
 
@@ -91,7 +91,7 @@ class Request:
 
     def save(self) -> Written:
         """Computes and dumps; returns when the engine may reuse its memory."""
-        engine, pages, written = self.engine, np.array(self.source, dtype=np.int64), {}
+        engine, pages, written = self.engine, self.source, {}
         if engine.layerwise:
             dump = engine.store.begin_dump_pages(self.hashes, pages)
             for layer in range(LAYERS):
@@ -101,8 +101,8 @@ class Request:
             for layer in range(LAYERS):
                 written |= engine.compute(layer, self.source)
             dump = engine.store.dump_pages(self.hashes, pages, wait_event=self.point("save"))
-        if not dump.wait(WAIT_MS) or dump.failures():
-            raise FlowError(f"the dump failed: {dump.failures()}")
+        if not dump.wait(WAIT_MS).ok:
+            raise FlowError(f"the dump failed: {dump.result().failures}")
         return written
 
     def load(self, written: Written) -> None:
@@ -111,9 +111,7 @@ class Request:
         # The old pages are in use again, and a kernel of a finished request still writes to the new ones.
         for layer in range(LAYERS):
             engine.compute(layer, self.source + self.target)
-        load = engine.store.load_pages(
-            self.hashes, np.array(self.target, dtype=np.int64), wait_event=self.point("load")
-        )
+        load = engine.store.load_pages(self.hashes, self.target, wait_event=self.point("load"))
         found = {}
         for layer in range(LAYERS):
             shard = layer if engine.layerwise else 0
@@ -124,8 +122,8 @@ class Request:
                 for tensor in range(len(PAGE_BYTES)):
                     found[layer, index, tensor] = engine.attend(layer, self.target[index], tensor)
         engine.device.synchronize()
-        if not load.wait(WAIT_MS) or load.failures():
-            raise FlowError(f"the load failed: {load.failures()}")
+        if not load.wait(WAIT_MS).ok:
+            raise FlowError(f"the load failed: {load.result().failures}")
         for (layer, index, tensor), read in found.items():
             if read.tobytes() != written[layer, self.source[index], tensor]:
                 raise FlowError(f"layer {layer}, block {index}, tensor {tensor}: other bytes were read than computed")

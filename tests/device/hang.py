@@ -9,7 +9,6 @@ import os
 import sys
 from pathlib import Path
 
-import numpy as np
 from flow import BLOCKS, Engine, Request
 
 TASK_MS = 6_000
@@ -31,17 +30,16 @@ def hung_behind(engine: Engine) -> tuple[Request, int]:
 def of_dumps(engine: Engine) -> dict[str, object]:
     """Observes a hanging dump, one queued behind it, a concurrent load, and closing the store."""
     first, event = hung_behind(engine)
-    pages = np.array(first.source, dtype=np.int64)
     found: dict[str, object] = {}
     late = [bytes([100 + index] * 16) for index in range(BLOCKS)]
-    hung = engine.store.dump_pages(late, pages, wait_event=event)
-    beside = engine.store.load_pages(first.hashes, np.array(first.target, dtype=np.int64))
-    found["beside"] = (beside.wait(HANG_MS), beside.failures())
-    found["hung"] = (hung.wait(HANG_MS), hung.failures())
-    behind = engine.store.dump_pages([bytes([200] * 16)], pages[:1])
-    found["behind"] = (behind.wait(HANG_MS), behind.failures())
+    hung = engine.store.dump_pages(late, first.source, wait_event=event)
+    beside = engine.store.load_pages(first.hashes, first.target)
+    found["beside"] = (beside.wait_done(HANG_MS), beside.result().failures)
+    found["hung"] = (hung.wait_done(HANG_MS), hung.result().failures)
+    behind = engine.store.dump_pages([bytes([200] * 16)], first.source[:1])
+    found["behind"] = (behind.wait_done(HANG_MS), behind.result().failures)
     found["half there"] = int(engine.store.lookup(late).sum())
-    found["counted"] = json.loads(engine.depot.stats_json())["failures"]["dump"]
+    found["counted"] = engine.depot.stats()["failures"]["dump"]
     engine.close()
     engine.device.hang(False)
     engine.device.synchronize()
@@ -52,22 +50,21 @@ def of_dumps(engine: Engine) -> dict[str, object]:
 def of_loads(engine: Engine) -> dict[str, object]:
     """Observes a hanging load, loads queued behind it, a concurrent dump, and closing the store."""
     first, event = hung_behind(engine)
-    target = np.array(first.target, dtype=np.int64)
     found: dict[str, object] = {}
-    hung = [engine.store.load_pages(first.hashes, target, wait_event=event)]
-    beside = engine.store.dump_pages([bytes([200] * 16)], np.array(first.source[:1], dtype=np.int64))
-    found["beside"] = (beside.wait(HANG_MS), beside.failures())
+    hung = [engine.store.load_pages(first.hashes, first.target, wait_event=event)]
+    beside = engine.store.dump_pages([bytes([200] * 16)], first.source[:1])
+    found["beside"] = (beside.wait_done(HANG_MS), beside.result().failures)
     for _ in range(LOADS_MAX):
-        hung[0].wait(TASK_MS)
-        behind = engine.store.load_pages(first.hashes, target, wait_event=event)
-        if behind.wait(TASK_MS):
-            found["behind"] = behind.failures()
+        hung[0].wait_done(TASK_MS)
+        behind = engine.store.load_pages(first.hashes, first.target, wait_event=event)
+        if behind.wait_done(TASK_MS):
+            found["behind"] = behind.result().failures
             break
         hung.append(behind)
     found["said before the device was through"] = [task.done() for task in hung if task.done()]
     engine.close()
     engine.device.hang(False)
-    found["hung"] = [task.wait(HANG_MS) and task.failures() for task in hung]
+    found["hung"] = [task.wait_done(HANG_MS) and task.result().failures for task in hung]
     engine.device.synchronize()
     found["violations"] = engine.device.violations()
     return found

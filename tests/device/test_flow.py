@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def run(library: Path, *command: str) -> str:
-    """Returns the standard output of a Python program that finds this driver."""
-    environ = {**os.environ, "XDG_CACHE_HOME": str(library.parent)}
+def run(library: Path, *command: str, cache: Path | None = None) -> str:
+    """Returns the standard output of a Python program that finds this driver; ``cache`` keeps what it measures."""
+    environ = {**os.environ, "XDG_CACHE_HOME": str(cache or library.parent)}
     if not REAL:
         environ["LD_LIBRARY_PATH"] = str(library.parent)
     done = subprocess.run(
@@ -45,11 +46,17 @@ def run(library: Path, *command: str) -> str:
     return done.stdout
 
 
+def empty_cache(library: Path) -> Path:
+    """Returns a place of its own, so that a program measures each device itself."""
+    return Path(tempfile.mkdtemp(dir=library.parent))
+
+
 def flow(library: Path, *options: str, seed: int = 0) -> dict[str, Any]:
     """Returns failures by seed."""
     program = str(Path(__file__).with_name("flow.py"))
     schedules = ["--seed", str(seed), "--schedules", str(SCHEDULES)]
-    wrong: dict[str, Any] = json.loads(run(library, program, str(library), *options, *schedules).splitlines()[-1])
+    told = run(library, program, str(library), *options, *schedules, cache=empty_cache(library))
+    wrong: dict[str, Any] = json.loads(told.splitlines()[-1])
     return wrong
 
 
@@ -71,7 +78,8 @@ def hang(library: Path, direction: str, engine: str, layerwise: bool) -> dict[st
     """Returns the observations of a hanging device."""
     program = str(Path(__file__).with_name("hang.py"))
     options = [direction, "--engine", engine, *["--layerwise"] * layerwise]
-    found: dict[str, Any] = json.loads(run(library, program, str(library), *options).splitlines()[-1])
+    told = run(library, program, str(library), *options, cache=empty_cache(library))
+    found: dict[str, Any] = json.loads(told.splitlines()[-1])
     return found
 
 

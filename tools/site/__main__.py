@@ -60,11 +60,9 @@ Made from the docstrings. [README](../README.md#python) and [library.md](../docs
 .. autoclass:: kvdepot.Claim
    :members:
 .. autoclass:: kvdepot.Hit
-   :members:
 .. autoclass:: kvdepot.Arriving
-   :members:
 .. autoclass:: kvdepot.ClaimTimes
-   :members:
+.. autoclass:: kvdepot.TierReads
 .. autoclass:: kvdepot.Namespace
    :members:
 .. autoclass:: kvdepot.Store
@@ -78,7 +76,6 @@ Made from the docstrings. [README](../README.md#python) and [library.md](../docs
 .. autoclass:: kvdepot.Follower
    :members:
 .. autoclass:: kvdepot.Change
-   :members:
 .. autofunction:: kvdepot.block_hash
 .. autofunction:: kvdepot.load_config
 .. automodule:: kvdepot.errors
