@@ -86,16 +86,17 @@ def measure(arguments: argparse.Namespace, progress: Progress) -> int:
         queries: list[Mapping[str, Queries]] = []
         for number in range(1, arguments.rounds + 1):
             # Sides take turns in alternating order.
-            names = list(arguments.levels if number % 2 else reversed(arguments.levels))
+            backwards = number % 2 == 0
+            names = list(reversed(arguments.levels) if backwards else arguments.levels)
 
             def step(text: str, number: int = number) -> AbstractContextManager[None]:
                 return progress.step(f"round {number} of {arguments.rounds}: {text}")
 
             if FIRST_TOKEN in parts:
-                times.append(first.round(names, step))
+                times.append(first.round(names, step, backwards=backwards))
                 loads[f"{FIRST_TOKEN}, round {number}"] = load_average()
             if LONG_DOC_QA in parts:
-                queries.append(documents.round(names, step))
+                queries.append(documents.round(names, step, backwards=backwards))
                 loads[f"{LONG_DOC_QA}, round {number}"] = load_average()
     finally:
         shutil.rmtree(memory, ignore_errors=True)

@@ -50,12 +50,15 @@ class FirstToken:
         half = MEMORY_EPOCHS * prompts // 2 + MARGIN_BYTES
         return Sizes(half, half, MEDIUM_EPOCHS * prompts + 2 * MARGIN_BYTES, CHUNK_TOKENS * self.token_bytes)
 
-    def round(self, names: Sequence[str], step: Step) -> Round:
-        """Measures vLLM alone, and then each of these levels."""
-        with step("vLLM without a connector"):
-            found: Round = {PLAIN: self._plain()}
-        for name in names:
-            found |= self._level(name, step)
+    def round(self, names: Sequence[str], step: Step, *, backwards: bool) -> Round:
+        """Measures vLLM alone and then each of these levels, or, ``backwards``, vLLM alone last."""
+        found: Round = {}
+        for name in (*names, PLAIN) if backwards else (PLAIN, *names):
+            if name == PLAIN:
+                with step("vLLM without a connector"):
+                    found[PLAIN] = self._plain()
+            else:
+                found |= self._level(name, step)
         return found
 
     def _plain(self) -> Life:

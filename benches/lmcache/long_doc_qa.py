@@ -80,13 +80,17 @@ class LongDocQa:
         l1, pool = (max(every // part, LEAST_BYTES) for part in (L1_PART, POOL_PART))
         return Sizes(l1, pool, medium, CHUNK_TOKENS * self.token_bytes)
 
-    def round(self, names: Sequence[str], step: Step) -> dict[str, Queries]:
-        """Runs the workload with vLLM alone, with LMCache's memory only, and with each of these levels."""
+    def round(self, names: Sequence[str], step: Step, *, backwards: bool) -> dict[str, Queries]:
+        """Runs the workload with vLLM alone, with LMCache's memory only, and with each of these levels.
+
+        ``backwards``, the first two come last.
+        """
         found = {}
-        for title in (ALONE, OFF):
-            with step(title):
-                found[title] = self._run(None, self.place.disk / "documents", without=title == ALONE)
-        for name in names:
+        for name in (*names, OFF, ALONE) if backwards else (ALONE, OFF, *names):
+            if name in (ALONE, OFF):
+                with step(name):
+                    found[name] = self._run(None, self.place.disk / "documents", without=name == ALONE)
+                continue
             kind = LEVELS[name]
             with step(kind.title), kind(self.place, self.sizes, self.settings) as level:
                 found[kind.title] = self._run(level, level.root / "documents", without=False)

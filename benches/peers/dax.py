@@ -31,8 +31,8 @@ MEDIUM_EPOCHS = 12
 """An eighth of the medium, more than an epoch, may hold blocks that are leased in place ahead of their load."""
 POOL_EPOCHS = 5
 """A claim gets a quarter of the pool at most."""
-OTHERS = range(MEASURED + 1, MEASURED + 1 + POOL_EPOCHS)
-"""Epochs that push the measured one out of the pool."""
+OTHERS = range(MEASURED + 1, MEASURED + 2 + POOL_EPOCHS)
+"""Epochs that push the measured one out of the pool, which has room for less than these."""
 
 
 class Dax(Comparison):

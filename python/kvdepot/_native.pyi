@@ -395,7 +395,7 @@ class MediumReader:
         KVDepotError: it cannot be read, or holds something else.
     """
 
-    def __new__(cls, path: str) -> MediumReader: ...
+    def __new__(cls, path: str | os.PathLike[str]) -> MediumReader: ...
     @property
     def tier(self) -> str:
         """``Slab`` or ``Dax``."""

@@ -79,6 +79,6 @@ def test_a_failed_load_of_a_slice_is_computed(fake_lab: Lab) -> None:
         [generate("cold"), RESET, trouble, generate("failing"), RESET, {"do": "control"}, generate("after")],
         options=options,
     )
-    assert "blocks were not loaded" in found.log
+    assert "blocks failed to load" in found.log
     assert found["failing"]["tokens"] == found["after"]["tokens"] == found["cold"]["tokens"]
     assert found["after"]["cached"] == hits(True, model)

@@ -1,6 +1,7 @@
 """P1, P8: the content of Slab and Dax media, read without a depot and beside one: each damaged block is found."""
 
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -212,6 +213,24 @@ def test_what_is_no_medium_is_an_error_with_its_path(tmp_path: Path, content: by
     path.unlink()
     assert str(path) in shown("verify", "--medium", path, status=1)["unread_media"]
     run("namespaces", "--medium", path, status=1)
+
+
+def test_a_medium_that_cannot_be_read_hides_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "blocks").mkdir()
+    root = fill({"directories": [str(tmp_path / "blocks")]})
+    file, gone = tmp_path / "kvdepot.yaml", tmp_path / "slab"
+    file.write_text(f"pipeline: Cache|Posix|Slab\ndirectories: [{tmp_path}/blocks]\nslab_path: {gone}\n")
+    for verb in (["namespaces"], ["ls", root]):
+        said = CliRunner().invoke(main, [*verb, "--config", str(file)])
+        assert (said.exit_code, root[:12] in said.stdout or verb[0] == "ls") == (0, True), said.output
+        assert f"medium {gone} is left out" in said.stderr
+
+
+def test_what_cannot_be_a_medium_is_not_opened(tmp_path: Path) -> None:
+    fifo, odd = tmp_path / "fifo", Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    os.mkfifo(fifo)
+    assert "neither a Slab nor a Dax" in shown("verify", "--medium", fifo, status=1)["unread_media"][str(fifo)]
+    assert CliRunner().invoke(main, ["ls", "3f2a", "--medium", str(odd)]).exit_code == 1
 
 
 def test_a_medium_that_was_cut_or_is_damaged_is_an_error(medium: Path) -> None:

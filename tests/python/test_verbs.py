@@ -315,7 +315,7 @@ def test_a_depot_logs_its_own_resets_and_its_end(tmp_path: Path, runtime: Path) 
     assert f"namespace={root}" in line
     assert "epoch=1" in line
     assert "another depot" not in line
-    assert "all blocks are written" in log.splitlines()[-1]
+    assert "no write is pending" in log.splitlines()[-1]
 
 
 def test_rates_of_top() -> None:

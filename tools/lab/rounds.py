@@ -62,9 +62,9 @@ class Rounds:
 
     def kill(self) -> None:
         """Sends SIGKILL to the program and everything that it has started."""
-        if self._process.poll() is None:
+        with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()

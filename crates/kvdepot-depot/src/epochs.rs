@@ -214,7 +214,7 @@ fn wait_for_all<I: Copy>(items: &[I], deadline: Instant, begin: impl Fn(I, Done<
 /// Advances namespaces to epochs that no tier had, pool first. Returns one outcome for each.
 pub(crate) fn advance(runner: &Arc<Runner>, handles: &[NamespaceHandle]) -> Vec<Result<Opened>> {
     let tiers = &runner.locator.tiers;
-    let _advance = runner.advances.begin();
+    let _advance = runner.advances.begin(handles);
     // From here on no old block is served from memory or written.
     let begun: Vec<Result<Opened>> =
         handles.iter().map(|&namespace| begin_advance(runner, namespace)).collect();
@@ -265,24 +265,29 @@ fn agree(runner: &Arc<Runner>, moved: Vec<Result<(Opened, Option<Error>)>>) -> V
     let outcomes = moved.into_iter().map(|moved| match moved? {
         (ended, Some(error)) => {
             runner.looks.soon(ended.handle);
-            tracing::warn!(
-                namespace = %ended.spec.root(), epoch = ended.epoch, %error,
-                "a namespace was reset, but not in every tier"
-            );
+            log_reset(&ended, Err(&error));
             Err(error)
         }
         (ended, None) => {
             let settled = match told.next() {
                 Some(told) => settle(runner, ended.handle, told),
-                None => Ok(ended),
+                None => Ok(ended.clone()),
             };
-            if let Ok(opened) = &settled {
-                tracing::info!(namespace = %opened.spec.root(), epoch = opened.epoch, "a namespace was reset");
-            }
+            log_reset(settled.as_ref().unwrap_or(&ended), settled.as_ref().map(drop));
             settled
         }
     });
     outcomes.collect()
+}
+
+fn log_reset(namespace: &Opened, outcome: std::result::Result<(), &Error>) {
+    let (root, epoch) = (namespace.spec.root(), namespace.epoch);
+    match outcome {
+        Ok(()) => tracing::info!(namespace = %root, epoch, "a namespace was reset"),
+        Err(error) => {
+            tracing::warn!(namespace = %root, epoch, %error, "a namespace was reset, but not in every tier");
+        }
+    }
 }
 
 /// Follows the tiers' answers about an epoch. Fails while one of them has not stored it.
@@ -329,7 +334,7 @@ fn look(runner: &Arc<Runner>, handles: &[NamespaceHandle]) -> Vec<NamespaceHandl
     let mut failed = Vec::new();
     for (known, told) in known.iter().zip(told) {
         // An advance of this depot's own is logged where it is made.
-        if told.epoch > known.epoch && !runner.advances.any_since(mark) {
+        if told.epoch > known.epoch && !runner.advances.any_since(mark, known.handle) {
             tracing::info!(
                 namespace = %known.spec.root(), epoch = told.epoch, "another depot reset a namespace"
             );

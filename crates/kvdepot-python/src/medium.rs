@@ -1,6 +1,6 @@
 //! `MediumReader` and `MediumCheck`: what lies on the medium of a tier.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use kvdepot_core::{Error, ErrorKind, NamespaceId, Result};
@@ -52,9 +52,9 @@ impl MediumReader {
 #[pymethods]
 impl MediumReader {
     #[new]
-    fn new(py: Python<'_>, path: &str) -> PyResult<Self> {
+    fn new(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
         let listed = || {
-            let scan = Scan::open(Path::new(path))?;
+            let scan = Scan::open(&path)?;
             let stored = scan.list()?;
             Ok(Listed { scan, stored })
         };

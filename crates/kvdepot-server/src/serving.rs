@@ -210,7 +210,7 @@ impl Doors {
             let unwritten = depot.finish();
             if unwritten.blocks == 0 && unwritten.refused == 0 {
                 tracing::info!(
-                    "the depot at {} shuts down (pid {}): all blocks are written",
+                    "the depot at {} shuts down (pid {}): no write is pending",
                     lock.socket().display(),
                     std::process::id()
                 );

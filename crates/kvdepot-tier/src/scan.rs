@@ -26,12 +26,17 @@ impl Scan {
         let kind = path
             .metadata()
             .map_err(|error| Error::io("cannot open a medium", error).with("path", path.display()))?;
-        if !kind.file_type().is_char_device() {
+        let kind = kind.file_type();
+        if !(kind.is_file() || kind.is_block_device() || kind.is_char_device()) {
+            // Opening a FIFO would release who waits at its other end.
+            return Err(nothing_on(path));
+        }
+        if !kind.is_char_device() {
             let volume = Arc::new(FileVolume::open_to_read(path)?);
             if let Some(source) = SlabSource::open(volume, in_use(path))? {
                 return Ok(Self { source: Arc::new(source) });
             }
-            if kind.file_type().is_block_device() {
+            if kind.is_block_device() {
                 return Err(nothing_on(path));
             }
         }

@@ -80,7 +80,7 @@ def command(
     kvdepot ls 3f2a --medium /mnt/pmem0/kvdepot
     """
     chosen = places.chosen_places(file, directories, media)
-    found, opened = chosen.namespaces(), chosen.open_media()
+    found, opened = chosen.namespaces(), chosen.open_media_or_tell()
     root = places.one_root(places.roots(found, opened), namespace)
     rows = list(_rows(root, found, opened))
     count, total = len(rows), sum(one.bytes for one in rows)

@@ -70,7 +70,7 @@ def command(
     kvdepot namespaces --medium /dev/nvme1n1
     """
     chosen = places.chosen_places(file, directories, media)
-    known = _known(chosen.namespaces(), chosen.open_media())
+    known = _known(chosen.namespaces(), chosen.open_media_or_tell())
     if one is None:
         _list(known, as_json)
     elif other is None:
@@ -82,11 +82,14 @@ def command(
 
 def _known(found: list[StoredNamespace], media: list[Medium]) -> dict[str, _Known]:
     stored = {one.root: one for one in found}
-    on_media = {
-        root: tuple(one for medium in media for one in medium.namespaces if one.root == root)
-        for root in places.roots(found, media)
+    on_media: dict[str, list[MediumNamespace]] = {}
+    for medium in media:
+        for one in medium.namespaces:
+            on_media.setdefault(one.root, []).append(one)
+    return {
+        root: _Known(root, stored.get(root), tuple(on_media.get(root, ())))
+        for root in sorted(places.roots(found, media))
     }
-    return {root: _Known(root, stored.get(root), on_media[root]) for root in sorted(on_media)}
 
 
 def _list(known: dict[str, _Known], as_json: bool) -> None:

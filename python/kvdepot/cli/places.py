@@ -11,7 +11,7 @@ import click
 from kvdepot.checks.media import configured_media
 from kvdepot.cli.processes import posix_directories
 from kvdepot.config import load_config
-from kvdepot.errors import ConfigError, storage_error
+from kvdepot.errors import ConfigError, KVDepotError, storage_error
 from kvdepot.stored.media import Medium
 from kvdepot.stored.namespaces import StoredNamespace, find_namespaces
 
@@ -78,9 +78,31 @@ class Places:
         """Returns all namespaces in the directories. Raises ``StorageError`` if one cannot be read."""
         return stored_in(self.directories)
 
-    def open_media(self) -> list[Medium]:
-        """Opens all media. Raises ``KVDepotError`` if one cannot be read."""
-        return [Medium(path) for path in self.media]
+    def open_media(self) -> tuple[list[Medium], dict[str, KVDepotError]]:
+        """Opens all media. Returns those that can be read, and the errors of the others by their paths."""
+        found = {str(path): _medium_or_error(path) for path in self.media}
+        opened = [one for one in found.values() if isinstance(one, Medium)]
+        return opened, {path: one for path, one in found.items() if isinstance(one, KVDepotError)}
+
+    def open_media_or_tell(self) -> list[Medium]:
+        """Opens all media, for a verb that lists. Those that cannot be read are told on stderr.
+
+        Raises:
+            KVDepotError: none can be read, and there are no directories.
+        """
+        opened, unread = self.open_media()
+        for path, error in unread.items():
+            if not opened and not self.directories:
+                raise error
+            click.echo(f"medium {path} is left out: {error}", err=True)
+        return opened
+
+
+def _medium_or_error(path: Path) -> Medium | KVDepotError:
+    try:
+        return Medium(path)
+    except KVDepotError as error:
+        return error
 
 
 def chosen_places(file: str | None, directories: Iterable[str], media: Iterable[str]) -> Places:

@@ -3,7 +3,6 @@
 import dataclasses
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import click
 
@@ -52,9 +51,9 @@ def command(
     kvdepot verify --medium /dev/nvme1n1
     """
     chosen = places.chosen_places(file, directories, media)
-    unread_media: dict[str, str] = {}
     found = chosen.namespaces()
-    opened = _opened(chosen, unread_media)
+    opened, errors = chosen.open_media()
+    unread_media = {path: str(error) for path, error in errors.items()}
     root: str | None = None
     if namespace is not None:
         known = places.roots(found, opened)
@@ -77,20 +76,8 @@ def command(
         for medium in opened:
             report.check_medium(medium, root)
     report.show(as_json)
-    if report.findings or report.unread or report.unread_media:
+    if report.findings or report.unread or report.unread_media or report.problems:
         sys.exit(1)
-
-
-def _opened(chosen: places.Places, unread: dict[str, str]) -> list[Medium]:
-    return [medium for path in chosen.media if (medium := _open(path, unread)) is not None]
-
-
-def _open(path: Path, unread: dict[str, str]) -> Medium | None:
-    try:
-        return Medium(path)
-    except KVDepotError as error:
-        unread[str(path)] = str(error)
-        return None
 
 
 class _Report:
@@ -106,6 +93,7 @@ class _Report:
         self.unread_media, self._pace, self._told = unread_media, pace, checked
         self.findings: list[Finding] = []
         self.unread: dict[str, str] = {}
+        self.problems: dict[str, str] = {}
         self.blocks = self.bytes = 0
 
     def check_namespace(self, namespace: StoredNamespace, set_aside: bool) -> None:
@@ -122,8 +110,8 @@ class _Report:
 
     def check_medium(self, medium: Medium, root: str | None) -> None:
         """Checks all namespaces of a medium, or one."""
-        if medium.problem:
-            self.unread_media[str(medium.path)] = medium.problem
+        if medium.problem and root is None:
+            self.problems[str(medium.path)] = medium.problem
         for lost in medium.namespaces:
             if lost.problem and root in (None, lost.root):
                 self._skip(lost.root, f"{lost.path}: {lost.problem}")
@@ -153,6 +141,7 @@ class _Report:
                     "broken": broken,
                     "unread_namespaces": self.unread,
                     "unread_media": self.unread_media,
+                    "damaged_media": self.problems,
                 }
             )
             return
@@ -162,4 +151,6 @@ class _Report:
             click.echo(f"namespace {root} was skipped: {problem}")
         for path, problem in self.unread_media.items():
             click.echo(f"medium {path} was skipped: {problem}")
+        for path, problem in self.problems.items():
+            click.echo(f"medium {path} was checked, but {problem}")
         click.echo(f"{self.blocks} blocks, {places.size_text(self.bytes)}: {len(self.findings)} broken")

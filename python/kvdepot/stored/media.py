@@ -63,7 +63,7 @@ class Medium:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._reader = _native.MediumReader(str(path))
+        self._reader = _native.MediumReader(path)
         self.tier = self._reader.tier
         self.problem = self._reader.problem or ""
         self.namespaces = tuple(

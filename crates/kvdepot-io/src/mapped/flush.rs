@@ -73,12 +73,15 @@ pub(super) unsafe fn flush(start: *const u8, bytes: usize) {
     }
 }
 
-/// Orders this thread's earlier flushes before its later ones.
+/// Orders this thread's earlier flushes and writes before its later ones.
 pub(super) fn fence() {
     #[cfg(test)]
     testing::note(testing::Noted::Fence);
     #[cfg(target_arch = "x86_64")]
     x86::fence();
+    // Nothing is flushed there, but another process that maps the file must see writes in this order.
+    #[cfg(not(target_arch = "x86_64"))]
+    std::sync::atomic::fence(std::sync::atomic::Ordering::Release);
 }
 
 /// What this thread has flushed: no test can see it in the memory.

@@ -53,6 +53,12 @@ pub trait Medium: Send + Sync + Debug {
     /// Returns whether the medium is memory, where `persist` costs next to nothing.
     fn is_memory(&self) -> bool;
 
+    /// Returns whether nothing lies below the medium from which other bytes could come back, as a disk does after an
+    /// error: it is a device, or a file of a file system in memory.
+    fn rests_in_memory(&self) -> bool {
+        self.is_memory()
+    }
+
     /// Reads from `at` on until `out` is full.
     fn read(&self, at: u64, out: &mut [u8]) -> Result<()>;
 

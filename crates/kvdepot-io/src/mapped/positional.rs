@@ -132,6 +132,9 @@ impl FileMedium {
     }
 }
 
+/// File systems that keep files in memory: tmpfs, ramfs, hugetlbfs. From linux/magic.h.
+const IN_MEMORY: [u32; 3] = [0x0102_1994, 0x8584_58f6, 0x9584_58f6];
+
 /// The checksums of pieces, one after another.
 struct Sums<'a> {
     into: &'a mut Vec<u64>,
@@ -161,6 +164,10 @@ impl Medium for FileMedium {
 
     fn is_memory(&self) -> bool {
         false
+    }
+
+    fn rests_in_memory(&self) -> bool {
+        rustix::fs::fstatfs(&self.file).is_ok_and(|stat| IN_MEMORY.contains(&(stat.f_type as u32)))
     }
 
     fn read(&self, at: u64, out: &mut [u8]) -> Result<()> {

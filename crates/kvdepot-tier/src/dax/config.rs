@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kvdepot_core::limits::{IO_THREADS_MAX, NAMESPACE_OPEN_MS};
 use kvdepot_core::{Error, ErrorKind, Result};
-use kvdepot_io::mapped::Access;
+use kvdepot_io::mapped::{Access, Medium};
 use serde_json::Value;
 
 use super::settings::{
@@ -96,6 +96,20 @@ impl DaxConfig {
         };
         config.check()?;
         Ok(config)
+    }
+
+    /// Rejects values that cannot work, or not on this medium (P10).
+    pub(super) fn check_on(&self, medium: &dyn Medium) -> Result<()> {
+        self.check()?;
+        if self.verify_first_read_only && !medium.rests_in_memory() {
+            return Err(Error::new(
+                ErrorKind::Config,
+                "dax_verify: first_read trusts memory, but this medium is a file on a disk, which may return other bytes after \
+                 an error: remove the key, or use a DAX device or a file on tmpfs",
+            )
+            .with("path", medium.path().display()));
+        }
+        Ok(())
     }
 
     /// Rejects values that cannot work (P10).

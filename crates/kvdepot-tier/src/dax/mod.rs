@@ -78,7 +78,7 @@ impl DaxTier {
 
     /// Like `open`, on the caller's own medium: `config.device_path` is ignored.
     pub fn open_on(config: DaxConfig, medium: Arc<dyn Medium>) -> Result<Self> {
-        config.check()?;
+        config.check_on(&*medium)?;
         let owner = owner::Owner::new(random::bytes()?);
         let opened =
             format::open(&*medium, config.max_bytes, config.capacity_bytes, random::bytes()?, &owner)?;
@@ -103,6 +103,7 @@ impl DaxTier {
     pub fn inspect(config: &DaxConfig) -> Result<MediumFacts> {
         config.check()?;
         let medium = mapped::open(&config.device_path, config.max_bytes, config.access, config.lock_wait)?;
+        config.check_on(&*medium)?;
         let geometry = format::look(&*medium)?;
         Ok(MediumFacts {
             kind: if medium.is_memory() { MediumKind::DaxDevice } else { MediumKind::File },

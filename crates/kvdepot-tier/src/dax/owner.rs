@@ -3,7 +3,7 @@
 //! that the word is still there, before the flushed bytes count. The last opener owns the medium; the others neither serve
 //! nor acknowledge anything any more (P1, P8).
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_io::mapped::Medium;
@@ -37,6 +37,8 @@ impl Owner {
 
     /// Fails, now and from then on, if somebody else has opened the medium or formatted it.
     pub(super) fn check(&self, medium: &dyn Medium, geometry: &Geometry) -> Result<()> {
+        // What the caller has read was read before the word is.
+        fence(Ordering::Acquire);
         let mut bytes = [0; OWNER_AT as usize + OWNER_BYTES];
         if !self.is_lost() {
             medium.read(0, &mut bytes)?;

@@ -119,7 +119,7 @@ pub(super) const SETTINGS: [Setting; 10] = [
             name: "dax_verify",
             meaning: "When the `Dax` tier verifies a block's checksum. `first_read`: only on the first read after this \
                       depot wrote or found the block; later reads trust the medium and cost only a copy. Use it for \
-                      ECC memory that only this depot uses.",
+                      ECC memory that only this depot uses; a file must lie on a file system in memory (tmpfs).",
             default: Preset::Word(EVERY_READ),
             came_later: true,
             ..Key::BLANK

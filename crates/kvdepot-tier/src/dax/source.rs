@@ -6,6 +6,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use hashbrown::HashMap;
 use kvdepot_core::{Error, ErrorKind, NamespaceId, Result};
@@ -21,6 +22,7 @@ use crate::stored::{Damaged, InUse, Source, Stored, StoredBlock, StoredNamespace
 
 /// How often the epochs are read while one of them looks damaged: a depot may be writing it.
 const TRIES_MAX: usize = 16;
+const TRY_PAUSE: Duration = Duration::from_millis(10);
 
 const LOST_EPOCH: &str =
     "a copy of its epoch is damaged, so the next start of a depot begins a new one, and drops its blocks";
@@ -69,6 +71,8 @@ impl DaxSource {
             if !epochs.is_damaged() || tries == TRIES_MAX {
                 return Ok(epochs);
             }
+            // The writer may have lost its processor between two lines.
+            std::thread::sleep(TRY_PAUSE);
         }
     }
 

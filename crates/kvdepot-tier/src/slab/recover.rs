@@ -134,7 +134,11 @@ impl Medium {
         let head = self.read_head(begin, |pages| group::parse_any(self.id, pages))?;
         let trailer = self.read_trailer(segment)?;
         let found = [head.map(|head| head.sequence), trailer.map(|trailer| trailer.sequence)];
-        let is_here = |sequence: &u64| u64::from(self.shape.segment_of(*sequence)) == segment;
+        // A medium that holds anything may claim to have been written more often than places can be numbered.
+        let sequence_max = (u64::MAX / (self.shape.segment_bytes / PAGE)).saturating_sub(self.shape.segments);
+        let is_here = |sequence: &u64| {
+            *sequence < sequence_max && u64::from(self.shape.segment_of(*sequence)) == segment
+        };
         Ok(found.into_iter().flatten().filter(is_here).max())
     }
 

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
+use kvdepot_core::limits::{BLOCK_BYTES_MAX, SHARDS_MAX};
 use kvdepot_core::{BlockLayout, Error, ErrorKind, NamespaceId, Result};
 use kvdepot_io::{IoBuf, SlotBuf, Volume};
 use parking_lot::Mutex;
@@ -78,6 +79,11 @@ impl SlabSource {
         let known = self.layouts.lock().get(&block.key.namespace).map(Arc::clone);
         if let Some(known) = known {
             return Ok(known);
+        }
+        if block.bytes > BLOCK_BYTES_MAX + header_bytes(SHARDS_MAX) as u64 {
+            return Err(
+                Error::new(ErrorKind::Corrupt, "a record is longer than any block").with("key", block.key)
+            );
         }
         let bytes = read(&*self.medium.volume, block.offset_bytes, block.bytes)?;
         record::is_of(self.place(block), &bytes)?;

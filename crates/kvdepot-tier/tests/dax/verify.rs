@@ -4,9 +4,10 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
+use std::time::Duration;
 
 use kvdepot_core::{BlockLayout, ErrorKind, Result};
-use kvdepot_io::mapped::{Medium, MemoryMedium};
+use kvdepot_io::mapped::{Access, Medium, MemoryMedium};
 use kvdepot_tier::conformance::{Bench, Waiting, spec};
 use kvdepot_tier::{DaxConfig, DaxTier, Fetched, ReadItem, Tier, Written};
 
@@ -133,4 +134,28 @@ fn a_block_beside_trusted_ones_is_compared() {
     let outcomes = lab.batch(2);
     assert!(outcomes.iter().all(|outcome| matches!(outcome, Ok(Fetched::Whole))), "{outcomes:?}");
     assert!(lab.bench.read_is_right(0) && lab.bench.read_is_right(3));
+}
+
+/// A disk below a file may return other bytes after an error.
+#[test]
+fn first_read_is_refused_for_a_file_on_a_disk() {
+    for (directory, is_in_memory) in [(env!("CARGO_TARGET_TMPDIR"), None), ("/dev/shm", Some(true))] {
+        let file = tempfile::NamedTempFile::new_in(directory).unwrap();
+        file.as_file().set_len(16 << 20).unwrap();
+        let medium = kvdepot_io::mapped::open(file.path(), 0, Access::Auto, Duration::ZERO).unwrap();
+        // Somebody may build on tmpfs.
+        let is_in_memory = is_in_memory.unwrap_or_else(|| medium.rests_in_memory());
+        let config = |first_read_only| DaxConfig {
+            verify_first_read_only: first_read_only,
+            ..DaxConfig::new(file.path())
+        };
+        let opened = DaxTier::open_on(config(true), medium);
+        assert_eq!(
+            opened.as_ref().err().map(kvdepot_core::Error::kind),
+            (!is_in_memory).then_some(ErrorKind::Config)
+        );
+        drop(opened);
+        assert_eq!(DaxTier::inspect(&config(true)).is_ok(), is_in_memory);
+        assert!(DaxTier::open(config(false)).is_ok());
+    }
 }
