@@ -97,7 +97,7 @@ RUNS: tuple[Run | Serve, ...] = (
     Run("compat list --json", "kvdepot compat list --json", json=True),
     Run("compat install", "kvdepot compat install ucm && kvdepot compat remove ucm", says="removed"),
     Run("compat remove", "kvdepot compat remove infinistore", says="infinistore"),
-    Run("doctor", "kvdepot doctor", says="CUDA driver", environ=CUDA),
+    Run("doctor", "kvdepot doctor", says="GPU driver", environ=CUDA),
     Run("doctor --json", "kvdepot doctor --json", json=True, environ=CUDA),
     Run(
         "doctor --config",
