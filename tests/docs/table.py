@@ -501,6 +501,7 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
     'make bench-sglang ARGS="--repeats 3 --tokens 2048"': ("make bench-sglang",),
     "make bench-lmcache": ("make bench-lmcache",),
     'make bench-lmcache ARGS="--only long-doc-qa"': ("make bench-lmcache",),
+    'make bench-lmcache ARGS="--only first-token --rounds 1"': ("make bench-lmcache",),
     "make bench-engine": ("make bench-engine",),
     'make bench-engine ARGS="--rounds 2 --repeats 4"': ("make bench-engine",),
     "make bench-overhead": ("make bench-overhead",),
