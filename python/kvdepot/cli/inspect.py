@@ -39,9 +39,10 @@ def command(file: str, as_json: bool) -> None:
         else:
             click.echo(f"{file}: {error}")
         sys.exit(1)
-    problem = _problem(path, data)
+    directory = _namespace_directory(path)
+    problem = _problem(directory, path, data)
     checked = {"file_bytes": len(data), "whole": not problem, "problem": problem or None}
-    shown = {"namespace": _root(path)} | dataclasses.asdict(header) | checked
+    shown = {"namespace": directory.name if directory else None} | dataclasses.asdict(header) | checked
     if as_json:
         print_json({"file": file, **shown})
     else:
@@ -53,21 +54,20 @@ def command(file: str, as_json: bool) -> None:
         sys.exit(1)
 
 
-def _root(path: Path) -> str | None:
-    """Returns the name of the file's namespace; ``None`` if the file lies in no directory of a depot."""
-    return next((parent.name for parent in path.absolute().parents if (parent / "namespace.json").is_file()), None)
+def _namespace_directory(path: Path) -> Path | None:
+    """Returns the directory of the file's namespace; ``None`` if the file lies in no directory of a depot."""
+    return next((parent for parent in path.absolute().parents if (parent / "namespace.json").is_file()), None)
 
 
-def _problem(path: Path, data: bytes) -> str:
+def _problem(directory: Path | None, path: Path, data: bytes) -> str:
     """Returns what is wrong with the file, by its namespace's description; empty if nothing is."""
-    for parent in path.absolute().parents:
-        if (parent / "namespace.json").is_file():
-            namespace = next(one for one in find_namespaces([parent.parent]) if one.root == parent.name)
-            if namespace.problem:
-                return namespace.problem
-            try:
-                check_block(data, path.stem, namespace.key_id(), namespace.shard_bytes)
-            except BrokenBlockError as error:
-                return str(error)
-            return ""
-    return "there is no namespace.json above the file, so its payload was not checked"
+    if directory is None:
+        return "there is no namespace.json above the file, so its payload was not checked"
+    namespace = next(one for one in find_namespaces([directory.parent]) if one.root == directory.name)
+    if namespace.problem:
+        return namespace.problem
+    try:
+        check_block(data, path.stem, namespace.key_id(), namespace.shard_bytes)
+    except BrokenBlockError as error:
+        return str(error)
+    return ""

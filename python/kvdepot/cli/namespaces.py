@@ -88,7 +88,7 @@ def _known(found: list[StoredNamespace], media: list[Medium]) -> dict[str, _Know
             on_media.setdefault(one.root, []).append(one)
     return {
         root: _Known(root, stored.get(root), tuple(on_media.get(root, ())))
-        for root in sorted(places.roots(found, media))
+        for root in sorted(stored.keys() | on_media.keys())
     }
 
 

@@ -146,7 +146,7 @@ impl Source for DaxSource {
         });
         let damaged = damaged.collect();
         let problem = epochs.has_lost_places().then_some(LOST_PLACE);
-        let namespaces = namespaces.iter().map(|(namespace, _)| namespace.clone()).collect();
+        let namespaces = namespaces.into_iter().map(|(namespace, _)| namespace).collect();
         Ok(Stored { damaged, problem, ..Stored::new(namespaces, blocks) })
     }
 

@@ -13,7 +13,7 @@ use kvdepot_tier::scan::Scan;
 use kvdepot_tier::stored::{InUse, StoredBlock};
 use kvdepot_tier::{DaxConfig, DaxTier, Tier, Written};
 
-use crate::tools::{checked, numbers, rest, unused, used};
+use crate::tools::{checked, has_all_of, numbers, rest, unused, used};
 
 const BYTES: usize = 512 << 10;
 
@@ -66,13 +66,7 @@ fn a_list_is_what_the_tier_finds() {
     let bench = Bench::new(Arc::clone(&tier) as _);
     let other = Bench::with(Arc::clone(&tier) as _, other());
     for bench in [&bench, &other] {
-        let found = stored.namespaces.iter().find(|one| one.root == bench.spec.root()).unwrap();
-        let mut keys: Vec<_> =
-            stored.blocks.iter().filter(|one| one.root == found.root).map(|one| one.key).collect();
-        let mut expected = tier.keys(bench.spec.id(bench.epoch));
-        keys.sort_unstable();
-        expected.sort_unstable();
-        assert_eq!((found.epoch, &found.problem, keys), (bench.epoch, &None, expected));
+        has_all_of(&stored, bench);
     }
     assert_eq!((stored.namespaces.len(), bench.epoch), (2, 3));
     assert_eq!(stored.blocks.len() as u64, tier.usage().blocks);

@@ -15,7 +15,7 @@ use kvdepot_tier::stored::{InUse, Stored, StoredBlock};
 use kvdepot_tier::{Presence, SlabConfig, SlabTier, Tier, Written};
 use parking_lot::Mutex;
 
-use crate::tools::{checked, numbers, rest, unused, used};
+use crate::tools::{checked, has_all_of, numbers, rest, unused, used};
 
 const BYTES: usize = 2 << 20;
 const TABLES: std::ops::Range<usize> = 8192..8192 + 2 * 65_536;
@@ -140,13 +140,7 @@ fn a_list_is_what_the_tier_finds() {
     let other = spec("other", BlockLayout::uniform(3, &[4096]).unwrap());
     let other = Bench::with(Arc::clone(&tier) as _, other);
     for bench in [&bench, &other] {
-        let found = stored.namespaces.iter().find(|one| one.root == bench.spec.root()).unwrap();
-        let mut keys: Vec<_> =
-            stored.blocks.iter().filter(|one| one.root == found.root).map(|one| one.key).collect();
-        let mut expected = tier.keys(bench.spec.id(bench.epoch));
-        keys.sort_unstable();
-        expected.sort_unstable();
-        assert_eq!((found.epoch, &found.problem, keys), (bench.epoch, &None, expected));
+        has_all_of(&stored, bench);
     }
     assert_eq!(stored.namespaces.len(), 2);
     assert_eq!(bench.epoch, 5);

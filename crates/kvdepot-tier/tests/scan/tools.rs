@@ -1,6 +1,7 @@
 //! Checks of all of a medium, and numbers that look random.
 #![allow(clippy::unwrap_used)] // a failing test panics
 
+use kvdepot_tier::conformance::Bench;
 use kvdepot_tier::scan::Scan;
 use kvdepot_tier::stored::{Check, Checked, Finding, InUse, Stored};
 
@@ -31,6 +32,17 @@ pub(crate) fn checked(scan: &Scan) -> (Stored, Vec<Finding>) {
     assert_eq!(all.blocks, stored.blocks.len() as u64);
     assert_eq!(all.bytes, stored.blocks.iter().map(|block| block.bytes).sum::<u64>());
     (stored, all.findings)
+}
+
+/// Asserts that the list has a bench's namespace, with the blocks that its tier has.
+pub(crate) fn has_all_of(stored: &Stored, bench: &Bench) {
+    let found = stored.namespaces.iter().find(|one| one.root == bench.spec.root()).unwrap();
+    let mut keys: Vec<_> =
+        stored.blocks.iter().filter(|one| one.root == found.root).map(|one| one.key).collect();
+    let mut expected = bench.tier.keys(bench.spec.id(bench.epoch));
+    keys.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!((found.epoch, &found.problem, keys), (bench.epoch, &None, expected));
 }
 
 /// Numbers below `bound`.
