@@ -187,3 +187,35 @@ impl Shared {
         calls.run(deadline.min(Instant::now() + wait), work, Box::new(told));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use kvdepot_core::BlockLayout;
+
+    use super::super::{SlabConfig, SlabTier};
+    use crate::Tier;
+    use crate::conformance::{Bench, spec};
+
+    #[test]
+    fn a_past_epoch_has_no_keys_before_the_keeper_forgets_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = SlabConfig {
+            capacity_bytes: 64 << 20,
+            segment_bytes: 4 << 20,
+            ..SlabConfig::new(dir.path().join("medium"))
+        };
+        let tier = std::sync::Arc::new(SlabTier::open(config).unwrap());
+        let one = spec("one", BlockLayout::new(vec![vec![4096]]).unwrap());
+        let bench = Bench::with(std::sync::Arc::<SlabTier>::clone(&tier), one);
+        bench.write_all(3);
+        bench.drain();
+        let old = bench.spec.id(bench.epoch);
+        assert_eq!(tier.keys(old).len(), 3);
+        // Like a reset, but nobody wakes the keeper.
+        let mut state = tier.shared.lock();
+        state.spaces.advance(&std::sync::Arc::new(bench.spec.clone()), 0).unwrap();
+        assert!(state.note_over() && state.index.has(old));
+        drop(state);
+        assert!(tier.keys(old).is_empty());
+    }
+}

@@ -236,7 +236,12 @@ impl Tier for SlabTier {
 
     fn keys_from(&self, namespace: NamespaceId, from: u64) -> (Vec<BlockKey>, Option<u64>) {
         let from = u32::try_from(from).unwrap_or(u32::MAX);
-        let (keys, next) = self.shared.lock().index.keys(namespace, from, PIECE_SLOTS);
+        let state = self.shared.lock();
+        // The index keeps blocks of a past epoch until the keeper has forgotten them.
+        if !state.spaces.is_open(namespace) {
+            return (Vec::new(), None);
+        }
+        let (keys, next) = state.index.keys(namespace, from, PIECE_SLOTS);
         (keys, next.map(u64::from))
     }
 
