@@ -85,7 +85,9 @@ def until(what: str, is_so: Callable[[], bool]) -> None:
 
 
 def home(root: Path, server: Server, pipeline: str, **values: Any) -> DepotHome:
-    options = {"pipeline": pipeline, "pool_gb": 0.0625, "timeout_ms": TASK_MS, **server.options(), **values}
+    """A depot, which packs no blocks unless the caller says so: requests are counted by block."""
+    usual = {"pool_gb": 0.0625, "timeout_ms": TASK_MS, "object_pack_mb": 0}
+    options = {"pipeline": pipeline, **usual, **server.options(), **values}
     if "Posix" in pipeline:
         options["posix_capacity_gb"] = 0.1
     else:
@@ -117,6 +119,28 @@ def test_a_depot_on_an_empty_disk_serves_from_the_bucket(server: Server, tmp_pat
     assert front.served("GET", BLOCKS) == 12, "the disk has them"
     assert front.served("HEAD", BLOCKS) <= 20, "it asks about a block once, and about some behind the first miss"
     assert front.served("PUT", BLOCKS) == 12, "nothing is stored twice"
+
+
+def test_small_blocks_cost_one_request_for_many(server: Server, tmp_path: Path) -> None:
+    """Of a dump, and of a hit of a depot that never saw the blocks; also after the server was killed."""
+    size, all_blocks, front = 256 << 10, range(96), server.front
+    packs: dict[str, Any] = {"object_pack_mb": 8}
+    with home(tmp_path / "one", server, "Cache|Object", **packs) as first, attached(first, size) as (depot, client):
+        assert client.dump(all_blocks) == 96
+        depot.wait_until_clean(PATIENCE_S)
+        # Three packs, unless the machine was too busy to bring the blocks in time.
+        assert 3 <= front.served("PUT", BLOCKS) <= 48
+    with home(tmp_path / "two", server, "Cache|Object", **packs) as second, attached(second, size) as (_, client):
+        # What its first list has not told yet, a later lookup finds.
+        until("the packs are known", lambda: client.found(all_blocks) == 96)
+        before = front.served("GET", BLOCKS)
+        assert client.load(all_blocks) == 96
+        assert front.served("GET", BLOCKS) - before <= 48
+        server.kill()
+        server.start()
+    with home(tmp_path / "three", server, "Cache|Object", **packs) as third, attached(third, size) as (_, client):
+        until("the packs are known", lambda: client.found(all_blocks) == 96)
+        assert client.load(all_blocks) == 96
 
 
 def test_wrong_keys_are_a_miss_that_says_why(server: Server, tmp_path: Path) -> None:

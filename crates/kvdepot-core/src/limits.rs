@@ -192,6 +192,23 @@ pub const OBJECT_PROBE_BLOCKS_MAX: usize = 64;
 pub const OBJECT_DELETES_MAX: usize = 1_000;
 /// Pause, in milliseconds, between two requests that delete objects of past epochs.
 pub const OBJECT_SWEEP_PAUSE_MS: u64 = 1_000;
+/// Maximum number of blocks in a pack, an object with several small blocks.
+pub const OBJECT_PACK_BLOCKS_MAX: usize = 1 << 11;
+/// Minimum number of blocks that fit into a pack, or they are not packed.
+pub const OBJECT_PACK_BLOCKS_MIN: u64 = 4;
+/// How long, in milliseconds, a small block waits for others of its pack.
+pub const OBJECT_PACK_LINGER_MS: u64 = 200;
+/// Pause, in milliseconds, between two lists of a namespace's packs.
+pub const OBJECT_PACK_LIST_MS: u64 = 10_000;
+/// How far, in milliseconds, the clocks of depots that share a bucket may differ, including the time that a pack takes to be
+/// written: later lists go back that far.
+pub const OBJECT_PACK_SKEW_MS: u64 = 600_000;
+/// How long, in milliseconds, opening a namespace waits for the first list of its packs.
+pub const OBJECT_PACK_OPEN_MS: u64 = 1_000;
+/// Maximum size of one read of adjacent blocks of a pack; larger ones are divided.
+pub const OBJECT_PACK_READ_BYTES_MAX: u64 = 4 << 20;
+/// Number of packs whose heads are read concurrently.
+pub const OBJECT_PACK_HEADS_MAX: usize = 16;
 /// Number of threads of an Object tier.
 pub const OBJECT_THREADS: usize = 4;
 

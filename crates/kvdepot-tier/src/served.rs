@@ -42,11 +42,15 @@ impl<Own> Default for Served<Own> {
 impl<Own> Served<Own> {
     /// Returns the served namespace whose keys these are now (P8).
     pub(crate) fn of(&self, key: &BlockKey) -> Result<&Space<Own>> {
-        let space = self.current.get(&key.namespace).and_then(|root| self.by_root.get(root));
-        space.ok_or_else(|| {
+        self.with_id(&key.namespace).ok_or_else(|| {
             Error::new(ErrorKind::NotFound, "a block's namespace is not open, or its epoch has passed")
                 .with("key", key)
         })
+    }
+
+    /// Returns the served namespace whose keys carry this id.
+    pub(crate) fn with_id(&self, id: &NamespaceId) -> Option<&Space<Own>> {
+        self.current.get(id).and_then(|root| self.by_root.get(root))
     }
 
     /// Returns whether keys with this id are served.

@@ -41,6 +41,16 @@ impl Spaces {
         self.served.of(key)
     }
 
+    /// Returns the namespace whose keys carry this id now.
+    pub(crate) fn with_id(&self, id: &NamespaceId) -> Option<&Space> {
+        self.served.with_id(id)
+    }
+
+    /// Returns whether keys with this id are served.
+    pub(crate) fn has_id(&self, id: &NamespaceId) -> bool {
+        self.served.has_id(id)
+    }
+
     /// Returns the highest epoch that was stored, or seen in the store, and not forgotten.
     pub(crate) fn epoch(&self, root: NamespaceId) -> Option<u32> {
         self.served.get(root).map(|space| space.epoch)

@@ -287,6 +287,8 @@ fn object_stores(encoder: &mut DescriptorEncoder<'_>, tiers: &[Value]) -> fmt::R
         ("object_slowed_down", "slowed_down", "Throttling answers of an object store"),
         ("object_timeouts", "timeouts", "Requests that an object store did not answer in time"),
         ("object_corrupt_blocks", "corrupt_blocks", "Objects whose content was not the requested block"),
+        ("object_written_packs", "written_packs", "Packs of small blocks written to an object store"),
+        ("object_packed_blocks", "packed_blocks", "Blocks written to an object store in packs"),
     ] {
         let samples = tiers.iter().filter_map(|tier| Some((Vec::new(), of(tier, field)?)));
         let samples: Vec<Sample> = samples.collect();

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use kvdepot_core::limits::OBJECT_REQUESTS_MAX;
+use kvdepot_core::limits::{OBJECT_PACK_LINGER_MS, OBJECT_PACK_LIST_MS, OBJECT_REQUESTS_MAX};
 use kvdepot_core::{Error, ErrorKind, Result};
 use serde_json::Value;
 
@@ -43,6 +43,14 @@ pub struct ObjectConfig {
     pub requests: usize,
     /// Size of parts in bytes. Larger blocks are written in parts.
     pub part_bytes: usize,
+    /// Size in bytes at which a pack of small blocks is complete; 0: every block has an object of its own.
+    pub pack_bytes: u64,
+    /// Minimum number of blocks in a pack; fewer are written to objects of their own. Not read from JSON.
+    pub pack_blocks_min: usize,
+    /// How long a block waits for others of its pack. Not read from JSON.
+    pub pack_linger: Duration,
+    /// Pause between two lists of a namespace's packs. Not read from JSON.
+    pub pack_list_pause: Duration,
     /// Time for which a block is assumed to be present without asking.
     pub present_ttl: Duration,
     /// Time for which a block is assumed to be absent without asking.
@@ -71,6 +79,10 @@ impl ObjectConfig {
             timeout: Duration::from_secs(5),
             requests: 64,
             part_bytes: 16 * MIB,
+            pack_bytes: 8 * MIB as u64,
+            pack_blocks_min: 2,
+            pack_linger: Duration::from_millis(OBJECT_PACK_LINGER_MS),
+            pack_list_pause: Duration::from_millis(OBJECT_PACK_LIST_MS),
             present_ttl: Duration::from_secs(600),
             absent_ttl: Duration::from_secs(5),
             compression: Compression::Off,
@@ -104,6 +116,9 @@ impl ObjectConfig {
         let mut part_mb = config.part_bytes / MIB;
         fields.usize("part_mb", &mut part_mb)?;
         config.part_bytes = part_mb * MIB;
+        let mut pack_mb = config.pack_bytes / MIB as u64;
+        fields.u64("pack_mb", &mut pack_mb)?;
+        config.pack_bytes = pack_mb * MIB as u64;
         if let Some(switch) = fields.switch("compression")? {
             config.compression = Compression::of(switch);
         }

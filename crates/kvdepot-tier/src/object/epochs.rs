@@ -55,6 +55,9 @@ impl Shared {
         self.runtime.spawn(async move {
             let work = shared.open(&spec, at_least, deadline);
             let outcome = timeout_at(TokioInstant::from_std(deadline), work).await;
+            if let Ok(Ok(epoch)) = outcome {
+                shared.first_list(spec.id(epoch), deadline).await;
+            }
             shared.keep_trying();
             answer.end(outcome.unwrap_or_else(|_| Err(late())));
         });
@@ -90,7 +93,7 @@ impl Shared {
     fn leave(&self, spec: &Arc<NamespaceSpec>, at_least: u32, advance: bool) {
         let old = self.spaces.lock().want(spec, at_least, advance);
         if let Some(old) = old {
-            self.beliefs.forget_namespace(old);
+            self.forget_namespace(old);
         }
     }
 
@@ -132,7 +135,7 @@ impl Shared {
     /// Records that a namespace is served in an epoch that is new to this tier.
     fn entered(&self, root: NamespaceId, old: Option<NamespaceId>, was_open: bool) {
         if let Some(old) = old {
-            self.beliefs.forget_namespace(old);
+            self.forget_namespace(old);
         }
         if !was_open && self.config.sweep {
             self.to_sweep.lock().insert(root);

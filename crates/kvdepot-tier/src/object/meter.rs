@@ -32,6 +32,8 @@ pub(super) struct Meter {
     pub(super) corrupt: AtomicU64,
     pub(super) lost: AtomicU64,
     pub(super) swept: AtomicU64,
+    pub(super) packs: AtomicU64,
+    pub(super) packed: AtomicU64,
 }
 
 pub(super) fn one_more(counter: &AtomicU64) {
@@ -56,6 +58,8 @@ impl Meter {
             ("corrupt_blocks", &self.corrupt),
             ("lost_blocks", &self.lost),
             ("swept_objects", &self.swept),
+            ("written_packs", &self.packs),
+            ("packed_blocks", &self.packed),
         ];
         all.map(|(name, counter)| (name, counter.load(Ordering::Relaxed))).into()
     }

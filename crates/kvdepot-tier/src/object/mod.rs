@@ -1,8 +1,8 @@
 //! Blocks as objects of a bucket: of S3 and stores with its protocol, Google Cloud Storage, Azure Blob Storage.
 //!
-//! There is one object per block, with a block file's bytes (`crate::format`), so nothing of it is trusted before its
+//! There is one object per block, or per pack of several small blocks (`packs`), with the bytes of block files (`crate::format`), so nothing of it is trusted before its
 //! checksums were compared (P1). All requests run on a few threads of the tier. The tier knows about the bucket what it
-//! wrote and what it was answered, for a limited time: requests never list the bucket. An unreachable store gets no
+//! wrote and what it was answered, for a limited time: no request waits for a list of the bucket. An unreachable store gets no
 //! requests for a while (`gate`), and costs misses (P2). The tier has no cap: a lifecycle rule of the bucket evicts
 //! objects.
 
@@ -20,6 +20,7 @@ mod google;
 mod link;
 mod meter;
 mod names;
+mod packs;
 mod probe;
 mod reads;
 mod removal;
@@ -43,6 +44,7 @@ pub use cloud::Cloud;
 pub use config::ObjectConfig;
 
 use crate::entry::TierEntry;
+use crate::known::PARTS;
 use crate::{Done, Presence, ReadItem, Tier, TierEvents, TierServer, TierUsage, WriteItem};
 use link::Link;
 use meter::Meter;
@@ -113,7 +115,7 @@ impl Tier for ObjectTier {
     fn close_namespace(&self, root: NamespaceId) {
         let closed = self.shared.spaces.lock().close(root);
         if let Some(id) = closed {
-            self.shared.beliefs.forget_namespace(id);
+            self.shared.forget_namespace(id);
         }
     }
 
@@ -130,7 +132,7 @@ impl Tier for ObjectTier {
     }
 
     fn read(&self, reads: Vec<ReadItem>, deadline: Instant) {
-        reads.into_iter().for_each(|read| self.shared.read(read, deadline));
+        self.shared.read(reads, deadline);
     }
 
     fn write(&self, writes: Vec<WriteItem>, deadline: Instant) {
@@ -150,7 +152,9 @@ impl Tier for ObjectTier {
 
     /// The blocks that this tier knows; the bucket may hold more or fewer.
     fn usage(&self) -> TierUsage {
-        self.shared.beliefs.known.lock().usage()
+        let known = self.shared.beliefs.known.lock().usage();
+        let (blocks, bytes) = self.shared.packs.usage();
+        TierUsage { blocks: known.blocks + blocks, bytes: known.bytes + bytes, ..known }
     }
 
     fn servers(&self) -> Vec<TierServer> {
@@ -162,7 +166,14 @@ impl Tier for ObjectTier {
     }
 
     fn keys_from(&self, namespace: NamespaceId, from: u64) -> (Vec<BlockKey>, Option<u64>) {
-        self.shared.beliefs.known.lock().present_from(namespace, from)
+        // The parts of what is known of single objects, and then packs by their time.
+        let parts = PARTS as u64;
+        if let Some(time_ms) = from.checked_sub(parts) {
+            let (keys, next) = self.shared.packs.keys_from(namespace, time_ms);
+            return (keys, next.map(|time_ms| time_ms + parts));
+        }
+        let (keys, next) = self.shared.beliefs.known.lock().present_from(namespace, from);
+        (keys, Some(next.unwrap_or(parts)))
     }
 
     fn drain(&self, deadline: Instant) -> bool {

@@ -24,6 +24,17 @@ impl Names {
         Path::from(format!("{}blocks/{root}", self.prefix))
     }
 
+    /// Returns the prefix of a namespace's packs in an epoch. It is below that of the epoch's blocks, so that whatever
+    /// deletes these deletes packs as well.
+    pub(super) fn packs(&self, root: NamespaceId, epoch: u32) -> Path {
+        Path::from(format!("{}blocks/{root}/e{epoch}/packs", self.prefix))
+    }
+
+    /// Returns the name of a pack.
+    pub(super) fn pack(&self, root: NamespaceId, epoch: u32, name: &str) -> Path {
+        Path::from(format!("{}blocks/{root}/e{epoch}/packs/{name}", self.prefix))
+    }
+
     /// Returns the name of the object with a namespace's epoch.
     pub(super) fn epoch(&self, root: NamespaceId) -> Path {
         Path::from(format!("{}epochs/{root}", self.prefix))

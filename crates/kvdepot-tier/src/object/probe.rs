@@ -31,13 +31,25 @@ impl Shared {
         let now = Instant::now();
         let spaces = self.spaces.lock();
         let writing = self.beliefs.writing.lock();
-        let known = self.beliefs.known.lock();
         out.extend(keys.iter().map(|key| {
             if writing.is_leaving(key) || spaces.of(key).is_err() {
                 return Presence::Absent;
             }
-            known.presence(key, now)
+            self.presence(key, now)
         }));
+    }
+
+    /// Returns what is known of a block, from packs and from answers about its own object.
+    pub(super) fn presence(&self, key: &BlockKey, now: Instant) -> Presence {
+        let known = self.beliefs.known.lock().presence(key, now);
+        if known == Presence::Present {
+            return known;
+        }
+        match self.packs.holds(key, now) {
+            Some(true) => Presence::Present,
+            Some(false) => Presence::Unknown,
+            None => known,
+        }
     }
 
     /// See [`crate::Tier::probe`].
@@ -50,6 +62,10 @@ impl Shared {
             let mut count = 0;
             let work = shared.count(&keys, &mut count);
             let outcome = timeout_at(TokioInstant::from_std(deadline), work).await;
+            if let Some(missed) = keys.get(count) {
+                // Another depot may have packed it: a later lookup knows.
+                shared.list_packs_if_due(missed.namespace);
+            }
             answer.end(match outcome {
                 Ok(Err(error)) if count == 0 => Err(error),
                 // Blocks that are not known by the deadline are misses for now.
@@ -118,10 +134,13 @@ impl Shared {
     }
 
     async fn look(&self, key: &BlockKey, deadline: Instant) -> Result<bool> {
-        let Ok((_, path)) = self.place(key) else { return Ok(false) };
+        let Ok((space, path)) = self.place(key) else { return Ok(false) };
         let removals = self.beliefs.removals();
         if self.beliefs.writing.lock().is_leaving(key) {
             return Ok(false);
+        }
+        if self.is_in_a_pack(key, &space, deadline).await.map_err(Fault::into_error)? {
+            return Ok(true);
         }
         let found = self.head(&path, deadline).await.map_err(Fault::into_error)?;
         match found {
@@ -131,7 +150,7 @@ impl Shared {
         Ok(found.is_some())
     }
 
-    async fn head(&self, path: &Path, deadline: Instant) -> Result<Option<u64>, Fault> {
+    pub(super) async fn head(&self, path: &Path, deadline: Instant) -> Result<Option<u64>, Fault> {
         let mut turn = self.link.turn(Lane::Reads, deadline).await?;
         loop {
             match self.link.within(self.link.store.head(path)).await {

@@ -1,6 +1,7 @@
 //! Reads of blocks from a bucket into their slots, where they are verified.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use futures_util::StreamExt;
@@ -14,7 +15,10 @@ use tokio::time::{Instant as TokioInstant, timeout_at};
 
 use super::link::{Fault, Lane};
 use super::meter::one_more;
+use super::packs::Packed;
 use super::shared::{Shared, in_time, late};
+use crate::owed::Answer;
+use crate::spaces::Space;
 use crate::{Fetched, Presence, ReadItem, format};
 
 /// Returns the memory for a block's object.
@@ -27,7 +31,7 @@ fn buffer(dst: SlotBuf, layout: &BlockLayout) -> Result<IoBuf> {
 }
 
 /// Copies a piece to its place. Returns `false` if it does not fit.
-fn scatter(into: &mut IoBuf, mut at: usize, mut piece: &[u8]) -> bool {
+pub(super) fn scatter(into: &mut IoBuf, mut at: usize, mut piece: &[u8]) -> bool {
     while !piece.is_empty() {
         let before = piece.len();
         for mut slice in into.slices_mut(at) {
@@ -42,64 +46,125 @@ fn scatter(into: &mut IoBuf, mut at: usize, mut piece: &[u8]) -> bool {
     true
 }
 
+/// A block to read, and what is needed for its answer.
+pub(super) struct Wanted {
+    pub(super) key: BlockKey,
+    pub(super) space: Space,
+    path: Path,
+    pub(super) into: IoBuf,
+    pub(super) answer: Answer<Fetched>,
+    asked: Asked,
+}
+
+/// What the tier believed when it asked the store.
+#[derive(Clone, Copy)]
+pub(super) enum Asked {
+    /// A block in a pack, which was in the bucket.
+    Packed,
+    /// A block with an object of its own.
+    Own {
+        /// Whether it was believed to be there.
+        was_sure: bool,
+        /// See [`crate::beliefs::Beliefs::removals`].
+        removals: u64,
+    },
+}
+
 impl Shared {
     /// See [`crate::Tier::read`].
-    pub(super) fn read(self: &Arc<Self>, read: ReadItem, deadline: Instant) {
+    pub(super) fn read(self: &Arc<Self>, reads: Vec<ReadItem>, deadline: Instant) {
+        let mut packed = Vec::new();
+        for block in reads.into_iter().filter_map(|read| self.begin_read(read, deadline)) {
+            match self.packs.find(&block.key, Instant::now()) {
+                Some(found) => packed.push(Packed { found, block }),
+                None => self.read_own(block, deadline),
+            }
+        }
+        self.read_packed(packed, deadline);
+    }
+
+    /// Returns a block to read, unless it is answered already.
+    fn begin_read(self: &Arc<Self>, read: ReadItem, deadline: Instant) -> Option<Wanted> {
         let ReadItem { key, dst, done } = read;
         if let Err(error) = in_time(deadline) {
             drop(dst);
-            return done(Err(error));
+            done(Err(error));
+            return None;
         }
         let removals = self.beliefs.removals();
         // A block that is being written or removed is not present, so reading it is a miss.
         let is_busy = self.beliefs.writing.lock().holds(&key);
         let Some((space, path)) = self.place(&key).ok().filter(|_| !is_busy) else {
             drop(dst);
-            return done(Ok(Fetched::Miss));
+            done(Ok(Fetched::Miss));
+            return None;
         };
         let into = match buffer(dst, space.spec.layout()) {
             Ok(into) => into,
-            Err(error) => return done(Err(error)),
+            Err(error) => {
+                done(Err(error));
+                return None;
+            }
         };
         let was_sure = self.beliefs.known.lock().presence(&key, Instant::now()) == Presence::Present;
-        let (shared, answer) = (Arc::clone(self), self.owed.answer(done));
+        let asked = Asked::Own { was_sure, removals };
+        Some(Wanted { key, space, path, into, answer: self.owed.answer(done), asked })
+    }
+
+    fn read_own(self: &Arc<Self>, block: Wanted, deadline: Instant) {
+        let Wanted { key, space, path, into, answer, asked } = block;
+        let shared = Arc::clone(self);
         self.runtime.spawn(async move {
             let fetch = shared.fetch(&key, &path, space.spec.layout(), into, deadline);
             // Its memory is released with it, before anyone is notified.
             let outcome = timeout_at(TokioInstant::from_std(deadline), fetch).await;
-            let outcome = match outcome {
-                Err(_) => Err(late()),
-                Ok(Ok(bytes)) => {
-                    shared.note_present(key, bytes, removals);
-                    Ok(Fetched::Whole)
-                }
-                Ok(Err(Fault::Missing(_))) => {
-                    shared.beliefs.note_absent(key);
-                    if was_sure {
-                        shared.tell_lost(key);
-                    }
-                    Ok(Fetched::Miss)
-                }
-                Ok(Err(Fault::Corrupt(error))) => {
-                    one_more(&shared.link.meter.corrupt);
-                    tracing::warn!(%key, %error, "a corrupt object is deleted");
-                    // It is unreachable immediately; the object itself is deleted in the background.
-                    shared.remove(vec![key], Box::new(|_| {}));
-                    shared.tell_lost(key);
-                    Err(error)
-                }
-                Ok(Err(fault)) => Err(fault.into_error()),
-            };
-            // A reset that began in the meantime has hidden it.
-            let is_open = shared.spaces.lock().of(&key).is_ok();
-            answer.end(if is_open { outcome } else { outcome.map(|_| Fetched::Miss) });
+            let outcome = outcome.unwrap_or_else(|_| Err(Fault::Refused(late())));
+            shared.end_read(key, answer, outcome, asked);
         });
     }
 
-    fn tell_lost(&self, key: BlockKey) {
-        one_more(&self.link.meter.lost);
+    /// Ends a read with its file's length or the reason why there is none.
+    pub(super) fn end_read(
+        self: &Arc<Self>,
+        key: BlockKey,
+        answer: Answer<Fetched>,
+        outcome: Result<u64, Fault>,
+        asked: Asked,
+    ) {
+        let outcome = match outcome {
+            Ok(bytes) => {
+                if let Asked::Own { removals, .. } = asked {
+                    self.note_present(key, bytes, removals);
+                }
+                Ok(Fetched::Whole)
+            }
+            Err(Fault::Missing(_)) => {
+                self.beliefs.note_absent(key);
+                if matches!(asked, Asked::Packed | Asked::Own { was_sure: true, .. }) {
+                    self.tell_lost(&[key]);
+                }
+                Ok(Fetched::Miss)
+            }
+            Err(Fault::Corrupt(error)) => {
+                one_more(&self.link.meter.corrupt);
+                tracing::warn!(%key, %error, "a corrupt object is deleted");
+                // It is unreachable immediately; the object itself is deleted in the background.
+                self.remove(vec![key], Box::new(|_| {}));
+                self.tell_lost(&[key]);
+                Err(error)
+            }
+            Err(fault) => Err(fault.into_error()),
+        };
+        // A reset that began in the meantime has hidden it.
+        let is_open = self.spaces.lock().of(&key).is_ok();
+        answer.end(if is_open { outcome } else { outcome.map(|_| Fetched::Miss) });
+    }
+
+    /// Reports blocks that were there and are not any more.
+    pub(super) fn tell_lost(&self, keys: &[BlockKey]) {
+        self.link.meter.lost.fetch_add(keys.len() as u64, Ordering::Relaxed);
         if let Some(listener) = self.link.listener() {
-            listener.lost(&[key]);
+            listener.lost(keys);
         }
     }
 
@@ -116,20 +181,30 @@ impl Shared {
             match self.fill(path, &mut into).await {
                 Ok(()) => {
                     turn.good();
-                    let verify = || self.transform.verify(*key, layout, &into);
-                    // Decompression takes its time, in which this thread's other requests go on elsewhere.
-                    let is_long = into.filled() < into.len();
-                    let _codec = if is_long { self.codecs.acquire().await.ok() } else { None };
-                    let header = if is_long { block_in_place(verify) } else { verify() };
-                    return match header {
-                        Ok(header) => Ok(header.file_bytes()),
-                        // A later version's block: it is another depot's, and stays.
-                        Err(error) if error.kind() == ErrorKind::Unsupported => Err(Fault::Missing(error)),
-                        Err(error) => Err(Fault::Corrupt(error)),
-                    };
+                    return self.verified(key, layout, into).await;
                 }
                 Err(fault) => turn.again(fault).await?,
             }
+        }
+    }
+
+    /// Verifies a block that was read, and decodes it. Returns the length of its file.
+    pub(super) async fn verified(
+        &self,
+        key: &BlockKey,
+        layout: &BlockLayout,
+        into: IoBuf,
+    ) -> Result<u64, Fault> {
+        let verify = || self.transform.verify(*key, layout, &into);
+        // Decompression takes its time, in which this thread's other requests go on elsewhere.
+        let is_long = into.filled() < into.len();
+        let _codec = if is_long { self.codecs.acquire().await.ok() } else { None };
+        let header = if is_long { block_in_place(verify) } else { verify() };
+        match header {
+            Ok(header) => Ok(header.file_bytes()),
+            // A later version's block: it is another depot's, and stays.
+            Err(error) if error.kind() == ErrorKind::Unsupported => Err(Fault::Missing(error)),
+            Err(error) => Err(Fault::Corrupt(error)),
         }
     }
 

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use futures_util::{StreamExt, TryStreamExt, stream};
+use hashbrown::{HashMap, HashSet};
 use kvdepot_core::limits::OBJECT_SWEEP_PAUSE_MS;
 use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, Result};
 use object_store::path::Path;
@@ -12,6 +13,7 @@ use tokio::time::{Instant as TokioInstant, timeout_at};
 
 use super::link::{Fault, Lane};
 use super::names::epoch_of;
+use super::packs::PackName;
 use super::shared::{Shared, late};
 use crate::Done;
 
@@ -48,10 +50,37 @@ impl Shared {
                 Err(error) => later = Some(error),
             }
         }
+        let packs = self.packs_of(keys, &mut paths).await.map_err(Fault::into_error)?;
         for some in paths.chunks(self.config.cloud.deletes_max()) {
             self.delete(some, deadline).await.map_err(Fault::into_error)?;
         }
+        for (id, name) in packs {
+            self.pack_is_gone(id, name, keys);
+        }
         later.map_or(Ok(()), Err)
+    }
+
+    /// Adds the paths of packs with any of these blocks, also of those that other depots have written.
+    async fn packs_of(
+        &self,
+        keys: &[BlockKey],
+        paths: &mut Vec<Path>,
+    ) -> Result<Vec<(NamespaceId, PackName)>, Fault> {
+        let ids: HashSet<NamespaceId> = keys.iter().map(|key| key.namespace).collect();
+        let mut spaces = HashMap::new();
+        for id in ids {
+            let space = self.spaces.lock().with_id(&id).filter(|space| self.is_packed(&space.spec)).cloned();
+            let Some(space) = space else { continue };
+            self.list_packs(id, &space).await?;
+            spaces.insert(id, space);
+        }
+        let mut packs = self.packs_with(keys);
+        packs.retain(|(id, name)| {
+            let space = spaces.get(id);
+            paths.extend(space.map(|at| self.names.pack(at.spec.root(), at.epoch, &name.to_string())));
+            space.is_some()
+        });
+        Ok(packs)
     }
 
     /// Waits until no write of these blocks is in flight here. No new one begins, because they are leaving.

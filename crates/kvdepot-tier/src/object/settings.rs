@@ -11,7 +11,7 @@ const TIMEOUT_MS_MAX: u64 = 3_600_000;
 const TTL_MS_MAX: u64 = 86_400_000;
 
 /// All settings, in the order of the documentation.
-pub(super) const SETTINGS: [Setting; 13] = [
+pub(super) const SETTINGS: [Setting; 14] = [
     Setting {
         name: "url",
         kind: Kind::Url { of: SCHEMES, with_name: AZURE_SCHEMES },
@@ -130,6 +130,19 @@ pub(super) const SETTINGS: [Setting; 13] = [
             meaning: "Part size of multipart uploads. Blocks that are larger are written in parts.",
             unit: "MiB",
             default: Preset::Whole(16),
+            ..Key::BLANK
+        }),
+    },
+    Setting {
+        name: "pack_mb",
+        kind: Kind::Whole { min: 0, max: 64 },
+        key: Some(Key {
+            name: "object_pack_mb",
+            meaning: "Size of packs: objects that hold several small blocks each, so that hits and dumps cost fewer \
+                      requests. Blocks of up to a quarter of it are packed. Other depots find a pack within about ten \
+                      seconds. `0` gives each block an object of its own, and leaves existing packs unread.",
+            unit: "MiB",
+            default: Preset::Whole(8),
             ..Key::BLANK
         }),
     },

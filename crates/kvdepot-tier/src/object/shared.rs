@@ -14,6 +14,7 @@ use tokio::sync::{Notify, OnceCell, Semaphore, oneshot};
 use super::config::ObjectConfig;
 use super::link::Link;
 use super::names::Names;
+use super::packs::PackState;
 use crate::beliefs::Beliefs;
 use crate::compression::Transform;
 use crate::owed::Owed;
@@ -36,6 +37,7 @@ pub(super) struct Shared {
     pub(super) runtime: Handle,
     pub(super) spaces: Mutex<Spaces>,
     pub(super) beliefs: Arc<Beliefs>,
+    pub(super) packs: PackState,
     pub(super) owed: Arc<Owed>,
     /// Signalled when a write has completed.
     pub(super) written: Notify,
@@ -58,6 +60,7 @@ impl Shared {
             transform: Transform::new(config.compression),
             codecs: Semaphore::new(CODECS_MAX),
             beliefs: Arc::new(Beliefs::new(config.present_ttl, config.absent_ttl)),
+            packs: PackState::new(&config),
             owed: Arc::default(),
             config,
             link,
@@ -79,6 +82,12 @@ impl Shared {
         let space = self.spaces.lock().of(key)?.clone();
         let path = self.names.block(space.spec.root(), space.epoch, key.hash);
         Ok((space, path))
+    }
+
+    /// Forgets an epoch of a namespace whose blocks nobody may name any more.
+    pub(super) fn forget_namespace(&self, id: NamespaceId) {
+        self.packs.forget(id);
+        self.beliefs.forget_namespace(id);
     }
 
     /// Records that the block is present, unless it was removed in the meantime.

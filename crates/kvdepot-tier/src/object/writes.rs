@@ -18,24 +18,33 @@ use tokio::time::{Instant as TokioInstant, timeout_at};
 
 use super::epochs::no_bucket;
 use super::link::{Fault, Lane};
+use super::packs::Waiting;
 use super::shared::{Shared, in_time, late};
 use crate::format::Writer;
 use crate::spaces::Space;
 use crate::{Compression, Done, Presence, WriteItem, Written};
 
-/// Returns up to `max` bytes from `at` on. They are copied, because a store's client may keep them for any time.
-fn part(from: &IoBuf, at: usize, max: usize) -> Bytes {
-    let mut out = Vec::with_capacity(max.min(from.len() - at));
-    while out.len() < max && at + out.len() < from.len() {
+/// Appends up to `max` bytes from `at` on.
+pub(super) fn copy(from: &IoBuf, at: usize, max: usize, out: &mut Vec<u8>) {
+    let end = out.len() + max.min(from.len() - at);
+    let start = out.len();
+    out.reserve(end - start);
+    while out.len() < end {
         let before = out.len();
-        for slice in from.slices(at + before) {
-            let now = slice.len().min(max - out.len());
+        for slice in from.slices(at + before - start) {
+            let now = slice.len().min(end - out.len());
             out.extend_from_slice(&slice[..now]);
         }
         if out.len() == before {
             break;
         }
     }
+}
+
+/// Returns up to `max` bytes from `at` on. They are copied, because a store's client may keep them for any time.
+fn part(from: &IoBuf, at: usize, max: usize) -> Bytes {
+    let mut out = Vec::new();
+    copy(from, at, max, &mut out);
     out.into()
 }
 
@@ -44,7 +53,7 @@ impl Shared {
     pub(super) fn write(self: &Arc<Self>, write: WriteItem, deadline: Instant) {
         let WriteItem { key, src, done } = write;
         let ready = in_time(deadline).and_then(|()| self.place(&key));
-        let (space, path) = match ready {
+        let (space, _) = match ready {
             Ok(place) => place,
             Err(error) => {
                 drop(src);
@@ -54,9 +63,7 @@ impl Shared {
         let entered = {
             let mut writing = self.beliefs.writing.lock();
             // A later writer may find the block written, unless it is being removed.
-            if !writing.holds(&key)
-                && self.beliefs.known.lock().presence(&key, Instant::now()) == Presence::Present
-            {
+            if !writing.holds(&key) && self.presence(&key, Instant::now()) == Presence::Present {
                 drop((writing, src));
                 return done(Ok(Written::AlreadyThere));
             }
@@ -70,7 +77,16 @@ impl Shared {
                 return done(Err(error));
             }
         };
-        let (shared, answer) = (Arc::clone(self), self.owed.answer(self.for_all(key, done)));
+        let answer = self.owed.answer(self.for_all(key, done));
+        let block = Waiting { key, space, src, deadline, answer };
+        if self.is_packed(&block.space.spec) { self.gather(block) } else { self.store_own(block) }
+    }
+
+    /// Writes a block to an object of its own.
+    pub(super) fn store_own(self: &Arc<Self>, block: Waiting) {
+        let Waiting { key, space, src, deadline, answer } = block;
+        let path = self.names.block(space.spec.root(), space.epoch, key.hash);
+        let shared = Arc::clone(self);
         self.runtime.spawn(async move {
             let outcome = shared.store(key, &space, &path, src, deadline).await;
             if let Ok((_, bytes)) = outcome {
@@ -109,7 +125,7 @@ impl Shared {
         let work = self.put(key, space, path, src, deadline, &is_open);
         let outcome = timeout_at(TokioInstant::from_std(deadline), work).await;
         if is_open.into_inner() {
-            self.doubt(key);
+            self.doubt(vec![key]);
         }
         match outcome {
             Err(_) => Err(late()),
@@ -119,14 +135,14 @@ impl Shared {
         }
     }
 
-    /// The block cannot be removed for good as long as the store may still carry out an unanswered write.
-    fn doubt(self: &Arc<Self>, key: BlockKey) {
-        self.beliefs.writing.lock().doubt(&[key]);
+    /// The blocks cannot be removed for good as long as the store may still carry out an unanswered write.
+    pub(super) fn doubt(self: &Arc<Self>, keys: Vec<BlockKey>) {
+        self.beliefs.writing.lock().doubt(&keys);
         let shared = Arc::downgrade(self);
         self.runtime.spawn(async move {
             tokio::time::sleep(Duration::from_secs(OBJECT_DOUBT_S)).await;
             if let Some(shared) = shared.upgrade() {
-                shared.beliefs.writing.lock().settle(&[key]);
+                shared.beliefs.writing.lock().settle(&keys);
             }
         });
     }

@@ -22,7 +22,9 @@ fn check(change: impl Fn(&mut ObjectConfig)) {
 
 in_every_dialect! {
     a_bucket
+    a_bucket_with_packs
     a_depot_that_comes_back_finds_all
+    a_depot_that_comes_back_finds_all_packs
 }
 
 /// A real server takes no parts as small as these.
@@ -42,6 +44,16 @@ fn a_bucket() {
     check(|_| {});
 }
 
+/// Packs every block, also one that is alone.
+fn packed(config: &mut ObjectConfig) {
+    (config.pack_bytes, config.pack_blocks_min) = (64 << 20, 1);
+    config.pack_linger = Duration::from_millis(1);
+}
+
+fn a_bucket_with_packs() {
+    check(packed);
+}
+
 #[test]
 fn a_store_in_memory() {
     conformance::check(&|| {
@@ -55,6 +67,15 @@ fn a_depot_that_comes_back_finds_all() {
     let servers = BucketServer::start();
     // Each check of the suite has its own place, which its tiers share.
     conformance::check_persistent(&|| Arc::new(ObjectTier::open(servers.config("kv")).unwrap()));
+}
+
+fn a_depot_that_comes_back_finds_all_packs() {
+    let servers = BucketServer::start();
+    conformance::check_persistent(&|| {
+        let mut config = servers.config("kv");
+        packed(&mut config);
+        Arc::new(ObjectTier::open(config).unwrap())
+    });
 }
 
 /// `KVDEPOT_TEST_OBJECT_URL` (an existing bucket), `…_ENDPOINT`, `…_CREDENTIALS` and `…_CA` (files) and the provider's own

@@ -7,4 +7,5 @@ mod bill;
 mod conformance;
 mod credentials;
 mod faults;
+mod packs;
 mod real;

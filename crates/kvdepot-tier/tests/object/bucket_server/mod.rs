@@ -276,6 +276,7 @@ impl BucketServer {
             timeout: Duration::from_secs(30),
             present_ttl: Duration::from_secs(3600),
             absent_ttl: Duration::from_secs(3600),
+            pack_bytes: 0,
             ..ObjectConfig::new(&format!("{scheme}://{BUCKET}/{prefix}")).unwrap()
         }
     }
@@ -460,8 +461,14 @@ impl Bucket {
     fn below(&self, request: &Request) -> (BTreeSet<String>, Vec<(&String, &Object)>) {
         let prefix = request.query.get("prefix").cloned().unwrap_or_default();
         let has_delimiter = request.query.contains_key("delimiter");
+        let after = request.query.get("start-after");
+        // Azure's includes the name itself.
+        let from = request.query.get("startFrom");
+        let is_later = |name: &String| after.is_none_or(|at| name > at) && from.is_none_or(|at| name >= at);
         let (mut directories, mut found) = (BTreeSet::new(), Vec::new());
-        for (name, object) in self.objects.iter().filter(|(name, _)| name.starts_with(&prefix)) {
+        for (name, object) in
+            self.objects.iter().filter(|(name, _)| name.starts_with(&prefix) && is_later(name))
+        {
             match name[prefix.len()..].split_once('/').filter(|_| has_delimiter) {
                 Some((directory, _)) => drop(directories.insert(format!("{prefix}{directory}/"))),
                 None => found.push((name, object)),

@@ -1,0 +1,102 @@
+//! Packs: objects that hold several small blocks each, so that a hit and a dump cost fewer requests.
+//!
+//! A pack is written once and never changed. Nothing points to it: depots find the packs of others by listing a
+//! namespace's packs in the background, never while a request waits. A pack is deleted as a whole, and the depot above
+//! hears that its other blocks are lost. Namespaces with values have no packs: a value can be replaced, and an old one
+//! must not come back out of a pack that this depot has not heard of.
+
+mod codec;
+mod gather;
+mod index;
+mod list;
+mod read;
+mod write;
+
+use std::time::Instant;
+
+use kvdepot_core::limits::OBJECT_PACK_BLOCKS_MIN;
+use kvdepot_core::{BlockKey, NamespaceId, NamespaceSpec};
+use parking_lot::Mutex;
+
+use super::config::ObjectConfig;
+use super::shared::Shared;
+use crate::format::file_bytes;
+pub(super) use codec::PackName;
+use gather::Gather;
+pub(super) use index::Found;
+use index::PackIndex;
+pub(super) use read::Packed;
+pub(super) use write::Waiting;
+
+/// What a tier knows about packs, and the blocks that wait for theirs.
+#[derive(Debug)]
+pub(super) struct PackState {
+    /// Locked after the tier's beliefs, never before them.
+    index: Mutex<PackIndex>,
+    waiting: Mutex<Gather<Waiting>>,
+}
+
+impl PackState {
+    pub(super) fn new(config: &ObjectConfig) -> Self {
+        Self {
+            index: Mutex::new(PackIndex::new(config.present_ttl)),
+            waiting: Mutex::new(Gather::new(config.pack_bytes)),
+        }
+    }
+
+    /// Returns whether a pack holds the block; `Some(false)`: it is not known whether the pack is still there.
+    pub(super) fn holds(&self, key: &BlockKey, now: Instant) -> Option<bool> {
+        self.find(key, now).map(|found| found.is_sure)
+    }
+
+    /// Returns where a block lies.
+    pub(super) fn find(&self, key: &BlockKey, now: Instant) -> Option<Found> {
+        self.index.lock().find(key, now)
+    }
+
+    pub(super) fn forget(&self, id: NamespaceId) {
+        let gone = self.index.lock().forget(id);
+        // Not under the lock: it may be large.
+        drop(gone);
+    }
+
+    /// Returns the number of blocks in known packs, and of their bytes.
+    pub(super) fn usage(&self) -> (u64, u64) {
+        self.index.lock().usage()
+    }
+
+    /// See [`crate::Tier::keys_from`].
+    pub(super) fn keys_from(&self, id: NamespaceId, from_ms: u64) -> (Vec<BlockKey>, Option<u64>) {
+        self.index.lock().keys_from(id, from_ms)
+    }
+}
+
+impl Shared {
+    /// Returns whether the blocks of a namespace are packed.
+    pub(super) fn is_packed(&self, spec: &NamespaceSpec) -> bool {
+        let most = self.config.pack_bytes / OBJECT_PACK_BLOCKS_MIN;
+        most > 0 && file_bytes(spec.layout()) <= most && !spec.holds_values()
+    }
+
+    /// Returns the packs with any of these blocks, and whose they are.
+    pub(super) fn packs_with(&self, keys: &[BlockKey]) -> Vec<(NamespaceId, PackName)> {
+        let mut packs: Vec<(NamespaceId, PackName)> = Vec::new();
+        for key in keys {
+            let with = self.packs.index.lock().with_block(key);
+            packs.extend(with.into_iter().map(|name| (key.namespace, name)));
+        }
+        packs.sort_unstable_by_key(|(id, name)| (id.0, *name));
+        packs.dedup();
+        packs
+    }
+
+    /// Forgets a pack that is not in the bucket any more, and reports blocks that are nowhere else as lost, except
+    /// `known`: the caller reports or removes these.
+    pub(super) fn pack_is_gone(&self, id: NamespaceId, name: PackName, known: &[BlockKey]) {
+        let mut gone = self.packs.index.lock().drop_pack(id, name);
+        gone.retain(|key| !known.contains(key));
+        if !gone.is_empty() {
+            self.tell_lost(&gone);
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Writes of packs.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use kvdepot_core::{BlockHash, BlockKey, NamespaceId};
+use kvdepot_io::SlotBuf;
+use object_store::path::Path;
+use object_store::{PutMode, PutOptions, PutPayload};
+use tokio::task::block_in_place;
+use tokio::time::{Instant as TokioInstant, timeout_at};
+
+use super::codec::{self, Entry, PackName};
+use super::gather::Next;
+use crate::format::{Writer, file_bytes};
+use crate::object::epochs::no_bucket;
+use crate::object::link::{Fault, Lane, Turn};
+use crate::object::meter::one_more;
+use crate::object::shared::{Shared, late};
+use crate::object::writes::copy;
+use crate::owed::Answer;
+use crate::spaces::Space;
+use crate::{Compression, Written};
+
+/// A block that waits for its pack.
+pub(in crate::object) struct Waiting {
+    pub(in crate::object) key: BlockKey,
+    pub(in crate::object) space: Space,
+    pub(in crate::object) src: SlotBuf,
+    pub(in crate::object) deadline: Instant,
+    pub(in crate::object) answer: Answer<Written>,
+}
+
+impl std::fmt::Debug for Waiting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Waiting({})", self.key)
+    }
+}
+
+/// A pack in memory.
+struct Sealed {
+    body: Bytes,
+    entries: Vec<Entry>,
+}
+
+impl Shared {
+    /// Puts a block into the next pack of its namespace.
+    pub(in crate::object) fn gather(self: &Arc<Self>, block: Waiting) {
+        let linger = self.config.pack_linger;
+        let id = block.key.namespace;
+        // Half of its time is for the write itself.
+        let is_urgent = block.deadline < Instant::now() + linger * 2;
+        let bytes = file_bytes(block.space.spec.layout());
+        let next = self.packs.waiting.lock().add(id, block, bytes, is_urgent);
+        let shared = Arc::clone(self);
+        match next {
+            Next::Wait => {}
+            Next::Write(blocks) => {
+                drop(self.runtime.spawn(async move { shared.store_pack(id, blocks).await }))
+            }
+            Next::Timer(number) => drop(self.runtime.spawn(async move {
+                tokio::time::sleep(linger).await;
+                let blocks = shared.packs.waiting.lock().take(id, number);
+                shared.store_pack(id, blocks).await;
+            })),
+        }
+    }
+
+    async fn store_pack(self: Arc<Self>, id: NamespaceId, blocks: Vec<Waiting>) {
+        if blocks.len() < self.config.pack_blocks_min {
+            for block in blocks {
+                self.store_own(block);
+            }
+            return;
+        }
+        let Some(deadline) = blocks.iter().map(|block| block.deadline).min() else { return };
+        let keys: Vec<BlockKey> = blocks.iter().map(|block| block.key).collect();
+        // Set while the store may carry out a request that was not answered.
+        let is_open = AtomicBool::new(false);
+        let mut answers = Vec::new();
+        let work = self.put_pack(id, blocks, &mut answers, deadline, &is_open);
+        let outcome = timeout_at(TokioInstant::from_std(deadline), work).await;
+        if is_open.into_inner() {
+            self.doubt(keys);
+        }
+        let outcome = match outcome {
+            Err(_) => Err(late()),
+            Ok(Ok(())) => Ok(Written::New),
+            Ok(Err(Fault::Missing(error))) => Err(no_bucket(error)),
+            Ok(Err(fault)) => Err(fault.into_error()),
+        };
+        for answer in answers.into_iter().flatten() {
+            answer.end(outcome.clone());
+        }
+    }
+
+    /// Writes a pack, and records it before anyone hears of it: a removal that waits for these writes finds it.
+    async fn put_pack(
+        &self,
+        id: NamespaceId,
+        blocks: Vec<Waiting>,
+        answers: &mut Vec<Option<Answer<Written>>>,
+        deadline: Instant,
+        is_open: &AtomicBool,
+    ) -> Result<(), Fault> {
+        let Some(space) = blocks.first().map(|block| block.space.clone()) else { return Ok(()) };
+        // They are answered by the caller from here on, whatever happens.
+        let (blocks, all): (Vec<_>, Vec<_>) =
+            blocks.into_iter().map(|block| ((block.key, block.src), Some(block.answer))).unzip();
+        *answers = all;
+        let mut turn = self.link.turn(Lane::Writes, deadline).await?;
+        // Compression takes its time, in which this thread's other requests go on elsewhere.
+        let is_long = self.config.compression != Compression::Off;
+        let codec = if is_long { self.codecs.acquire().await.ok() } else { None };
+        let seal = || self.seal_pack(id, &space, blocks, answers);
+        let sealed = if is_long { block_in_place(seal) } else { seal() }?;
+        drop(codec);
+        if sealed.entries.is_empty() {
+            return Ok(());
+        }
+        let name = self.new_name(sealed.entries.len());
+        let path = self.names.pack(space.spec.root(), space.epoch, &name.to_string());
+        self.put_new(&mut turn, &path, sealed.body, is_open).await?;
+        one_more(&self.link.meter.packs);
+        self.link.meter.packed.fetch_add(sealed.entries.len() as u64, Ordering::Relaxed);
+        self.note_pack(id, name, sealed.entries);
+        Ok(())
+    }
+
+    fn new_name(&self, blocks: usize) -> PackName {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        PackName {
+            time_ms: u64::try_from(now.as_millis()).unwrap_or(0),
+            random: kvdepot_io::random::number(),
+            blocks: u32::try_from(blocks).unwrap_or(u32::MAX),
+        }
+    }
+
+    /// Encodes the blocks and releases their memory. A block that cannot be encoded is answered now.
+    fn seal_pack(
+        &self,
+        id: NamespaceId,
+        space: &Space,
+        blocks: Vec<(BlockKey, SlotBuf)>,
+        answers: &mut [Option<Answer<Written>>],
+    ) -> Result<Sealed, Fault> {
+        let (root, layout) = (space.spec.root(), space.spec.layout());
+        let mut lengths: Vec<(BlockHash, u64)> = Vec::with_capacity(blocks.len());
+        let mut files = Vec::new();
+        for ((key, src), answer) in blocks.into_iter().zip(answers) {
+            let sealed = self.transform.seal(root, key, layout, &src, Writer::now(&self.host));
+            match sealed {
+                Ok(file) => {
+                    lengths.push((key.hash, file.len() as u64));
+                    copy(&file, 0, file.len(), &mut files);
+                }
+                Err(error) => {
+                    drop(src);
+                    if let Some(answer) = answer.take() {
+                        answer.end(Err(error));
+                    }
+                }
+            }
+        }
+        let (mut body, entries) = codec::encode(id, &lengths).map_err(Fault::Refused)?;
+        body.append(&mut files);
+        Ok(Sealed { body: body.into(), entries })
+    }
+
+    /// Writes an object with a name of its own, so one that is there was written by an earlier try.
+    async fn put_new(
+        &self,
+        turn: &mut Turn<'_>,
+        path: &Path,
+        body: Bytes,
+        is_open: &AtomicBool,
+    ) -> Result<(), Fault> {
+        let payload = PutPayload::from(body);
+        let mut unanswered = 0_u32;
+        loop {
+            let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
+            is_open.store(true, Ordering::Relaxed);
+            match self.link.within(self.link.store.put_opts(path, payload.clone(), options)).await {
+                Ok(_) => {
+                    is_open.store(unanswered > 0, Ordering::Relaxed);
+                    turn.good();
+                    return Ok(());
+                }
+                Err(Fault::Conflict(_)) if unanswered > 0 => {
+                    is_open.store(unanswered > 1, Ordering::Relaxed);
+                    turn.good();
+                    return Ok(());
+                }
+                Err(fault) => {
+                    unanswered += u32::from(matches!(fault, Fault::Away(_)));
+                    is_open.store(unanswered > 0, Ordering::Relaxed);
+                    turn.again(fault).await?;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,347 @@
+//! Packs: what they cost, how depots find those of others, and how they go.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::bucket_server::{Act, BucketServer, in_every_dialect, until};
+use kvdepot_core::{BlockKey, BlockLayout, ErrorKind, NamespaceSpec};
+use kvdepot_tier::conformance::{Bench, Waiting, listen, spec};
+use kvdepot_tier::{
+    Fetched, ObjectConfig, ObjectTier, Presence, ReadItem, Tier, TierEvents, WriteItem, Written,
+};
+use parking_lot::Mutex;
+
+const COUNT: u64 = 16;
+
+fn open_as(server: &BucketServer, of: NamespaceSpec, change: impl FnOnce(&mut ObjectConfig)) -> Bench {
+    let mut config = server.config("kv");
+    // The blocks of a batch are in one pack, whatever the speed of this machine.
+    (config.pack_bytes, config.pack_linger) = (64 << 20, Duration::from_millis(300));
+    config.pack_list_pause = Duration::ZERO;
+    change(&mut config);
+    Bench::with(Arc::new(ObjectTier::open(config).unwrap()), of)
+}
+
+fn small() -> NamespaceSpec {
+    spec("small", BlockLayout::new(vec![vec![4096, 904], vec![5000]]).unwrap())
+}
+
+fn open(server: &BucketServer) -> Bench {
+    open_as(server, small(), |_| {})
+}
+
+fn figure(bench: &Bench, name: &str) -> u64 {
+    bench.tier.figures().into_iter().find(|(known, _)| *known == name).unwrap().1
+}
+
+fn served(server: &BucketServer, line: &str) -> u64 {
+    server.with(|bucket| bucket.served.get(line).copied().unwrap_or(0))
+}
+
+/// Writes blocks as a depot does: many with one call.
+fn write_batch(bench: &Bench, blocks: impl Iterator<Item = u64>) -> Vec<kvdepot_core::Result<Written>> {
+    let (send, receive) = std::sync::mpsc::channel();
+    let writes = blocks.enumerate().map(|(at, n)| {
+        let send = send.clone();
+        let done = Box::new(move |outcome| send.send((at, outcome)).unwrap());
+        WriteItem { key: bench.key(n), src: bench.filled(n), done }
+    });
+    bench.tier.write(writes.collect(), Bench::soon());
+    drop(send);
+    let mut outcomes: Vec<_> = receive.iter().collect();
+    outcomes.sort_by_key(|(at, _)| *at);
+    outcomes.into_iter().map(|(_, outcome)| outcome).collect()
+}
+
+fn write_pack(bench: &Bench, blocks: impl Iterator<Item = u64>) {
+    for outcome in write_batch(bench, blocks) {
+        assert_eq!(outcome.unwrap(), Written::New);
+    }
+}
+
+/// Reads blocks with one call. Returns those that came whole and right.
+fn read_batch(bench: &Bench, blocks: impl Iterator<Item = u64>) -> Vec<u64> {
+    let (send, receive) = std::sync::mpsc::channel();
+    let mut slots = Vec::new();
+    let reads = blocks.map(|n| {
+        let (send, slot) = (send.clone(), bench.slot());
+        slots.push((n, slot.clone()));
+        let done = Box::new(move |outcome: kvdepot_core::Result<Fetched>| {
+            send.send((n, matches!(outcome, Ok(Fetched::Whole)))).unwrap();
+        });
+        ReadItem { key: bench.key(n), dst: slot, done }
+    });
+    bench.tier.read(reads.collect(), Bench::soon());
+    drop(send);
+    let whole: Vec<u64> = receive.iter().filter(|(_, is_whole)| *is_whole).map(|(n, _)| n).collect();
+    let is_right = |(n, slot): &&(u64, kvdepot_io::SlotBuf)| {
+        whole.contains(n) && { bench.block_of(slot) == bench.bytes(*n) }
+    };
+    let right: Vec<u64> = slots.iter().filter(is_right).map(|(n, _)| *n).collect();
+    assert_eq!(right.len(), whole.len(), "what is reported as whole is right");
+    right
+}
+
+#[derive(Default)]
+struct Heard(Mutex<Vec<BlockKey>>);
+
+impl TierEvents for Heard {
+    fn evicted(&self, _keys: &[BlockKey]) {}
+
+    fn lost(&self, keys: &[BlockKey]) {
+        self.0.lock().extend(keys);
+    }
+
+    fn went_down(&self) {}
+
+    fn came_back(&self) {}
+
+    fn lost_memory(&self) {}
+}
+
+in_every_dialect! {
+    a_dump_is_one_request_and_a_hit_is_one_request
+    a_depot_that_begins_finds_the_packs_of_others
+    a_running_depot_finds_new_packs_of_others
+    blocks_that_are_alone_have_objects_of_their_own
+    values_and_large_blocks_are_not_packed
+    a_pack_that_a_lifecycle_rule_took_is_lost_as_a_whole
+    a_damaged_block_costs_its_pack_and_all_can_be_written_again
+    a_pack_that_is_too_short_is_a_miss
+    a_pack_with_a_damaged_head_is_not_used
+    a_removed_block_is_gone_from_the_packs_of_others
+    packs_of_past_epochs_are_deleted
+    a_pack_whose_answer_was_lost_is_written_once
+    a_refused_pack_fails_all_its_blocks
+    known_packs_are_in_the_list_of_keys
+}
+
+fn a_dump_is_one_request_and_a_hit_is_one_request() {
+    let server = BucketServer::start();
+    let bench = open(&server);
+    let puts = served(&server, "put_requests");
+    write_pack(&bench, 0..COUNT);
+    assert_eq!(served(&server, "put_requests"), puts + 1);
+    assert_eq!((figure(&bench, "written_packs"), figure(&bench, "packed_blocks")), (1, COUNT));
+    assert_eq!(server.names("/packs/").len(), 1);
+    let before = (served(&server, "head_requests"), served(&server, "get_requests"));
+    assert_eq!(bench.probe(bench.keys(COUNT)).unwrap(), COUNT as usize);
+    assert_eq!(read_batch(&bench, 0..COUNT).len(), COUNT as usize);
+    let after = (served(&server, "head_requests"), served(&server, "get_requests"));
+    assert_eq!(after, (before.0, before.1 + 1), "adjacent blocks are read together");
+    // Two runs: a block between them is not wanted.
+    assert_eq!(read_batch(&bench, (0..COUNT).filter(|n| *n != 5)).len(), COUNT as usize - 1);
+    assert_eq!(served(&server, "get_requests"), after.1 + 2);
+    assert_eq!(write_batch(&bench, 3..4)[0].as_ref().unwrap(), &Written::AlreadyThere);
+    assert_eq!(bench.tier.usage().blocks, COUNT);
+}
+
+fn a_depot_that_begins_finds_the_packs_of_others() {
+    let server = BucketServer::start();
+    let writer = open(&server);
+    write_pack(&writer, 0..COUNT);
+    write_pack(&writer, COUNT..2 * COUNT);
+    let other = open(&server);
+    until("the packs are listed", || {
+        other.peek(0) == Presence::Present && other.peek(COUNT) == Presence::Present
+    });
+    let gets = served(&server, "get_requests");
+    assert_eq!(other.probe(other.keys(2 * COUNT)).unwrap(), 2 * COUNT as usize);
+    assert_eq!(read_batch(&other, 0..2 * COUNT).len(), 2 * COUNT as usize);
+    assert_eq!(served(&server, "get_requests"), gets + 2, "one for each pack");
+    assert_eq!(figure(&other, "head_requests"), 0, "the lists say what is there");
+}
+
+fn a_running_depot_finds_new_packs_of_others() {
+    let server = BucketServer::start();
+    let (writer, other) = (open(&server), open(&server));
+    assert_eq!(other.probe(other.keys(COUNT)).unwrap(), 0);
+    for round in 0..3 {
+        write_pack(&writer, round * COUNT..(round + 1) * COUNT);
+        let first = round * COUNT;
+        until("a lookup has led to a list", || {
+            let keys = (first..first + COUNT).map(|n| other.key(n)).collect();
+            other.probe(keys).unwrap() == COUNT as usize
+        });
+        assert_eq!(read_batch(&other, first..first + COUNT).len(), COUNT as usize);
+    }
+    // With its own pause, there is no list for every lookup.
+    let calm = open_as(&server, small(), |config| config.pack_list_pause = Duration::from_secs(3600));
+    let lists = served(&server, "list_requests");
+    for n in 0..20 {
+        assert_eq!(calm.probe(vec![calm.key(1000 + n)]).unwrap(), 0);
+    }
+    assert_eq!(served(&server, "list_requests"), lists);
+}
+
+fn blocks_that_are_alone_have_objects_of_their_own() {
+    let server = BucketServer::start();
+    let bench = open(&server);
+    assert_eq!(bench.write(7).unwrap(), Written::New);
+    assert!(bench.read_is_right(7));
+    assert!(server.names("/packs/").is_empty() && server.names("/blocks/").len() == 1);
+    let other = open_as(&server, small(), |config| config.pack_bytes = 0);
+    assert_eq!(other.probe(vec![other.key(7)]).unwrap(), 1, "and depots without packs find them");
+}
+
+fn values_and_large_blocks_are_not_packed() {
+    let server = BucketServer::start();
+    let layout = || BlockLayout::new(vec![vec![5000]]).unwrap();
+    let values = NamespaceSpec::new("{\"kind\": \"kvdepot value\"}", layout()).unwrap();
+    assert!(values.holds_values());
+    write_pack(&open_as(&server, values, |_| {}), 0..4);
+    write_pack(&open_as(&server, small(), |config| config.pack_bytes = 30_000), 0..4);
+    assert_eq!((server.names("/packs/").len(), server.names("/blocks/").len()), (0, 8));
+}
+
+fn a_pack_that_a_lifecycle_rule_took_is_lost_as_a_whole() {
+    let server = BucketServer::start();
+    let bench = open(&server);
+    let heard = Arc::new(Heard::default());
+    listen(&*bench.tier, &heard);
+    write_pack(&bench, 0..COUNT);
+    server.lose(&server.names("/packs/")[0]);
+    assert_eq!(bench.peek(3), Presence::Present, "nobody told it");
+    assert_eq!(bench.read(3).unwrap_err().kind(), ErrorKind::NotFound);
+    let mut lost = heard.0.lock().clone();
+    lost.sort_by_key(|key| key.hash.0);
+    let mut all = bench.keys(COUNT);
+    all.sort_by_key(|key| key.hash.0);
+    assert_eq!(lost, all, "each once");
+    assert!((0..COUNT).all(|n| bench.peek(n) != Presence::Present));
+    assert_eq!(bench.tier.usage().blocks, 0);
+    write_pack(&bench, 0..COUNT);
+    assert_eq!(read_batch(&bench, 0..COUNT).len(), COUNT as usize);
+}
+
+fn a_damaged_block_costs_its_pack_and_all_can_be_written_again() {
+    let server = BucketServer::start();
+    let bench = open(&server);
+    let heard = Arc::new(Heard::default());
+    listen(&*bench.tier, &heard);
+    write_pack(&bench, 0..COUNT);
+    let pack = server.names("/packs/")[0].clone();
+    // In the payload of a block in the middle.
+    server.change(&pack, |bytes| {
+        let at = bytes.len() / 2 + 5000;
+        bytes[at] ^= 4;
+    });
+    let right = read_batch(&bench, 0..COUNT);
+    assert_eq!(right.len(), COUNT as usize - 1, "the others are right");
+    until("the pack is deleted", || server.names("/packs/").is_empty());
+    until("nothing of it is served", || (0..COUNT).all(|n| bench.peek(n) != Presence::Present));
+    until("all are reported as lost", || {
+        let lost = heard.0.lock();
+        bench.keys(COUNT).iter().all(|key| lost.contains(key))
+    });
+    assert_eq!(figure(&bench, "corrupt_blocks"), 1);
+    bench.drain();
+    write_pack(&bench, 0..COUNT);
+    assert_eq!(read_batch(&bench, 0..COUNT).len(), COUNT as usize);
+}
+
+fn a_pack_that_is_too_short_is_a_miss() {
+    let server = BucketServer::start();
+    let bench = open(&server);
+    write_pack(&bench, 0..COUNT);
+    server.change(&server.names("/packs/")[0].clone(), |bytes| bytes.truncate(bytes.len() - 100));
+    assert!(read_batch(&bench, 0..COUNT).is_empty());
+    until("the pack is deleted", || server.names("/packs/").is_empty());
+    bench.drain();
+    write_pack(&bench, 0..COUNT);
+    assert_eq!(read_batch(&bench, 0..COUNT).len(), COUNT as usize);
+    assert_eq!(figure(&bench, "failures"), 0, "it is not a failure of the store");
+}
+
+fn a_pack_with_a_damaged_head_is_not_used() {
+    let server = BucketServer::start();
+    write_pack(&open(&server), 0..COUNT);
+    let pack = server.names("/packs/")[0].clone();
+    server.change(&pack, |bytes| bytes[50] ^= 1);
+    let other = open(&server);
+    until("the head was read", || figure(&other, "corrupt_blocks") == 1);
+    let gets = served(&server, "get_requests");
+    for n in 0..20 {
+        assert_eq!(other.probe(vec![other.key(n)]).unwrap(), 0);
+    }
+    until("further lists have ended", || figure(&other, "list_requests") >= 3);
+    other.drain();
+    assert_eq!(served(&server, "get_requests"), gets, "its head is not read again");
+    write_pack(&other, 0..COUNT);
+    assert_eq!(read_batch(&other, 0..COUNT).len(), COUNT as usize);
+}
+
+fn a_removed_block_is_gone_from_the_packs_of_others() {
+    let server = BucketServer::start();
+    let (writer, other) = (open(&server), open(&server));
+    write_pack(&other, 0..COUNT);
+    write_pack(&writer, 0..COUNT);
+    assert_eq!(server.names("/packs/").len(), 2, "neither knew of the other's");
+    other.remove(3).unwrap();
+    assert!(server.names("/packs/").is_empty(), "both packs have it");
+    assert_ne!(other.peek(3), Presence::Present);
+    assert_eq!(writer.read(3).unwrap_err().kind(), ErrorKind::NotFound);
+    let third = open(&server);
+    assert_eq!(third.probe(third.keys(COUNT)).unwrap(), 0);
+    write_pack(&third, 0..COUNT);
+    assert_eq!(read_batch(&third, 0..COUNT).len(), COUNT as usize);
+}
+
+fn packs_of_past_epochs_are_deleted() {
+    let server = BucketServer::start();
+    let mut bench = open(&server);
+    write_pack(&bench, 0..COUNT);
+    let next = bench.tier.advance_and_wait(&bench.spec, 0).unwrap();
+    assert!((0..COUNT).all(|n| bench.peek(n) == Presence::Absent));
+    assert!(read_batch(&bench, 0..COUNT).is_empty());
+    until("past epochs are deleted", || server.names("/packs/").is_empty());
+    assert_eq!(bench.tier.usage().blocks, 0);
+    bench.epoch = next;
+    write_pack(&bench, 0..COUNT);
+    assert_eq!(read_batch(&bench, 0..COUNT).len(), COUNT as usize);
+}
+
+fn a_pack_whose_answer_was_lost_is_written_once() {
+    let server = BucketServer::start();
+    let bench = open(&server);
+    let puts = AtomicU64::new(0);
+    server.plan(move |request| {
+        let is_first = request.line() == "put_requests" && puts.fetch_add(1, Ordering::Relaxed) == 0;
+        if is_first { Act::ServeAndClose } else { Act::Serve }
+    });
+    write_pack(&bench, 0..COUNT);
+    server.serve_all();
+    assert_eq!(server.names("/packs/").len(), 1);
+    assert_eq!(read_batch(&bench, 0..COUNT).len(), COUNT as usize);
+    bench.remove(0).unwrap();
+    assert!(server.names("/packs/").is_empty(), "nothing is left to be carried out");
+}
+
+fn a_refused_pack_fails_all_its_blocks() {
+    let server = BucketServer::start();
+    let bench = open(&server);
+    server.plan(|request| if request.line() == "put_requests" { Act::Refuse(403) } else { Act::Serve });
+    let outcomes = write_batch(&bench, 0..COUNT);
+    assert_eq!(outcomes.len(), COUNT as usize);
+    assert!(outcomes.iter().all(Result::is_err), "{outcomes:?}");
+    server.serve_all();
+    assert!((0..COUNT).all(|n| bench.peek(n) != Presence::Present));
+    write_pack(&bench, 0..COUNT);
+    assert_eq!(read_batch(&bench, 0..COUNT).len(), COUNT as usize);
+}
+
+fn known_packs_are_in_the_list_of_keys() {
+    let server = BucketServer::start();
+    let bench = open(&server);
+    write_pack(&bench, 0..COUNT);
+    write_pack(&bench, COUNT..2 * COUNT);
+    bench.write(100).unwrap();
+    let mut keys = bench.tier.keys(bench.spec.id(bench.epoch));
+    keys.sort_by_key(|key| key.hash.0);
+    let mut all = bench.keys(2 * COUNT);
+    all.push(bench.key(100));
+    all.sort_by_key(|key| key.hash.0);
+    assert_eq!(keys, all);
+}
