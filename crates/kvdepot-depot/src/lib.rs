@@ -19,6 +19,7 @@ pub mod handover;
 mod holds;
 mod hops;
 mod ledger;
+mod listing;
 mod locate;
 mod looks;
 mod memory;

@@ -98,6 +98,12 @@ impl Usage {
         self.count(namespace, self.now_s(), |_| {});
     }
 
+    /// Returns how long ago the namespace was stored to, loaded or looked for, in seconds; `None` if it never was.
+    pub(crate) fn used_s(&self, namespace: NamespaceHandle) -> Option<u64> {
+        let tallies = self.tallies.lock();
+        tallies.get(&namespace).map(|tally| self.now_s().saturating_sub(tally.used_at_s))
+    }
+
     /// The namespace is not known any more. Numbers are never used again.
     pub(crate) fn forget(&self, namespace: NamespaceHandle) {
         self.tallies.lock().remove(&namespace);

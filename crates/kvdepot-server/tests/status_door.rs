@@ -11,7 +11,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use common::{LONG, Served, config};
+use common::{LONG, Served, config, spec};
+use kvdepot_core::{BlockLayout, NamespaceSpec};
 use kvdepot_depot::Depot;
 use kvdepot_server::StatusDoor;
 use kvdepot_server::http::socket_of;
@@ -130,6 +131,63 @@ fn misses_are_told_and_what_is_no_question_is_refused() {
     }
 }
 
+/// The page that `kvdepot reset` and other commands read if no directory lists a namespace.
+#[test]
+fn namespaces_are_told_with_descriptions_that_open_them() {
+    let served = Served::start(config(8 << 20, json!({})));
+    let attachment = served.attach();
+    let asked = |request: &str| {
+        let (code, said) = at_socket(&served.socket, request);
+        (code, serde_json::from_str::<serde_json::Value>(&said).unwrap())
+    };
+    assert_eq!(asked("GET /namespaces"), (200, json!({"namespaces": [], "next": null})));
+    let layout = || BlockLayout::uniform(2, &[4096, 64]).unwrap();
+    let tiny = spec("tiny", layout());
+    attachment.register(&tiny).unwrap();
+    attachment.register(&spec("other", layout())).unwrap();
+    attachment.reset(&[Arc::clone(&tiny)]).unwrap();
+    let name = tiny.root().to_string();
+    let (_, said) = asked(&format!("GET /namespaces?namespace={}", name[..20].to_uppercase()));
+    let [one] = &said["namespaces"].as_array().unwrap()[..] else { panic!("{said}") };
+    let described = json!({"facts": one["facts"], "layout": one["layout"]}).to_string();
+    assert_eq!(NamespaceSpec::from_canonical(&described).unwrap(), *tiny);
+    assert_eq!((&one["namespace"], &one["epoch"], &one["pool_blocks"]), (&json!(name), &json!(1), &json!(0)));
+    assert_eq!(asked("GET /namespaces").1["namespaces"].as_array().unwrap().len(), 2);
+    for (request, code) in [("GET /namespaces?after=x", 400), ("POST /namespaces", 405)] {
+        let (answered, said) = asked(request);
+        assert_eq!((answered, said["error"].is_string()), (code, true), "{request}: {said}");
+    }
+}
+
+#[test]
+fn many_namespaces_are_told_in_pieces() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("depot.sock");
+    let depot = depot();
+    let _door = StatusDoor::open(&socket, None, &depot);
+    let user = depot.direct();
+    let specs: Vec<_> =
+        (0..300).map(|n| spec(&n.to_string(), BlockLayout::uniform(1, &[64]).unwrap())).collect();
+    let descriptions: Vec<String> = specs.iter().map(|spec| spec.canonical().to_owned()).collect();
+    user.open_namespaces(&descriptions).unwrap();
+    let (mut told, mut after, mut pieces) = (Vec::new(), String::new(), 0);
+    loop {
+        let said = at_socket(&socket, &format!("GET /namespaces?{after}")).1;
+        let said: serde_json::Value = serde_json::from_str(&said).unwrap();
+        told.extend(said["namespaces"].as_array().unwrap().iter().map(|one| one["namespace"].clone()));
+        pieces += 1;
+        match said["next"].as_u64() {
+            Some(next) => after = format!("after={next}"),
+            None => break,
+        }
+    }
+    let mut expected: Vec<_> = specs.iter().map(|spec| json!(spec.root().to_string())).collect();
+    let by_name = |name: &serde_json::Value| name.as_str().unwrap().to_owned();
+    told.sort_by_key(by_name);
+    expected.sort_by_key(by_name);
+    assert_eq!((told, pieces), (expected, 2));
+}
+
 /// A number added to `stat` must be described there, too.
 #[test]
 fn every_number_of_the_status_is_a_series_with_help() {
@@ -217,7 +275,7 @@ fn the_port_answers_no_web_page() {
     }
     assert_eq!(asked("GET /health", "Host: probe.example").0, 200);
     // Every user of the machine reaches the port.
-    for request in ["GET /misses", "GET /misses?last=3", "GET /why?namespace=3f2a"] {
+    for request in ["GET /misses", "GET /misses?last=3", "GET /namespaces", "GET /why?namespace=3f2a"] {
         let (code, said) = asked(request, "Host: localhost");
         assert_eq!(code, 403, "{request}");
         let place = socket_of(&socket).display().to_string();

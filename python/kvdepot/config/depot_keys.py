@@ -169,7 +169,7 @@ class DepotKeys(BaseModel):
         "Port of 127.0.0.1 where the depot serves the status page, `/metrics`, `/health`, `/status`, `/config` and "
         "`/errors`. Depots on one machine need "
         "different ports: a depot whose port is taken logs that and runs without. The Unix socket `SOCKET.http` serves "
-        "the same pages in any case, and `/misses` and `/why`.",
+        "the same pages in any case, and `/misses`, `/namespaces` and `/why`.",
         unit="port",
         by_default="none",
         ge=0,

@@ -396,6 +396,12 @@ impl Direct {
         self.locator().explain(namespace, hashes)
     }
 
+    /// Returns the namespaces that the depot knows whose names begin with `prefix`, with their complete descriptions: a limited
+    /// number of them, after the number `after`, and `next`, after which the next answer begins.
+    pub fn describe_namespaces(&self, prefix: &str, after: Option<NamespaceHandle>) -> serde_json::Value {
+        self.session.describe_namespaces(prefix, after)
+    }
+
     /// Returns whether the depot has tiers below its pool.
     pub fn has_tiers(&self) -> bool {
         !self.session.runner().locator.tiers.is_empty()

@@ -17,6 +17,7 @@ pub(crate) enum Page {
     Health,
     Metrics,
     Misses,
+    Namespaces,
     Status,
     Why,
 }
@@ -32,7 +33,7 @@ pub(crate) enum Reveals {
     Numbers,
     /// The configuration and state of the depot.
     State,
-    /// Single requests and blocks.
+    /// Single requests and blocks, and all facts of namespaces, which may be secret.
     Blocks,
 }
 
@@ -47,13 +48,14 @@ pub(crate) struct Subject<'a> {
 
 impl Page {
     /// In the order in which they are listed to clients.
-    pub(crate) const ALL: [Self; 8] = [
+    pub(crate) const ALL: [Self; 9] = [
         Self::Root,
         Self::Config,
         Self::Errors,
         Self::Health,
         Self::Metrics,
         Self::Misses,
+        Self::Namespaces,
         Self::Status,
         Self::Why,
     ];
@@ -81,6 +83,7 @@ impl Page {
             Self::Health => ("/health", Reveals::Life),
             Self::Metrics => ("/metrics", Reveals::Numbers),
             Self::Misses => ("/misses", Reveals::Blocks),
+            Self::Namespaces => ("/namespaces", Reveals::Blocks),
             Self::Status => ("/status", Reveals::State),
             Self::Why => ("/why", Reveals::Blocks),
         }
@@ -99,6 +102,7 @@ impl Page {
             }
             Self::Metrics => metrics::public_metrics(subject.series, depot.direct().stats()),
             Self::Misses => questions::misses(&depot.direct(), query),
+            Self::Namespaces => questions::namespaces(&depot.direct(), query),
             // Everything that `kvdepot stat` shows.
             Self::Status => json(StatusCode::OK, &depot.direct().stats()),
             Self::Why => questions::why(depot.direct(), query).await,

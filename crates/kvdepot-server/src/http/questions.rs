@@ -1,4 +1,4 @@
-//! Pages that answer a question in the query: `/misses` and `/why`.
+//! Pages that answer a question in the query: `/misses`, `/namespaces` and `/why`.
 
 use hyper::StatusCode;
 use kvdepot_core::{Error, ErrorKind};
@@ -17,6 +17,19 @@ pub(super) fn misses(depot: &Direct, query: Option<&str>) -> Answer {
     match count {
         Ok(count) => json(StatusCode::OK, &depot.last_misses(count.min(MISSES_MAX), of("request"))),
         Err(_) => error(StatusCode::BAD_REQUEST, "last is how many misses are told"),
+    }
+}
+
+/// `/namespaces`: what the depot knows, with complete descriptions. `namespace` is a prefix of their names, `after` the `next` of
+/// the answer before.
+pub(super) fn namespaces(depot: &Direct, query: Option<&str>) -> Answer {
+    let asked = parameters(query);
+    let of = |name: &str| asked.iter().find(|(given, _)| given == name).map(|(_, value)| value.as_str());
+    match of("after").map(str::parse).transpose() {
+        Ok(after) => {
+            json(StatusCode::OK, &depot.describe_namespaces(of("namespace").unwrap_or_default(), after))
+        }
+        Err(_) => error(StatusCode::BAD_REQUEST, "after is the number in next of the answer before"),
     }
 }
 

@@ -46,7 +46,7 @@ impl PortGuard {
     }
 
     /// Returns why a request is refused. That the depot lives tells a web page nothing that it could use. Other pages are
-    /// for every user of this machine, except those about single requests and blocks.
+    /// for every user of this machine, except those about single requests, blocks and secret facts.
     fn refusal(&self, path: &str, headers: &HeaderMap) -> Option<Answer> {
         let reveals = Page::at(path).map(Page::reveals);
         if reveals == Some(Reveals::Life) {

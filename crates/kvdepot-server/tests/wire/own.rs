@@ -191,6 +191,7 @@ fn without_the_token_nobody_gets_in() {
     assert_eq!(wired.http("GET /config", None).0, 401);
     assert_eq!(wired.http("GET /errors", None).0, 401);
     assert_eq!(wired.http("GET /misses", None).0, 401);
+    assert_eq!(wired.http("GET /namespaces", None).0, 401);
     assert_eq!(wired.http("GET /why?namespace=none", None).0, 401);
     assert_eq!(wired.http("GET /config", Some(TOKEN)).0, 200);
     assert_eq!(wired.http("GET /misses", Some(TOKEN)).0, 200);
