@@ -199,7 +199,7 @@ def test_what_cannot_be_asked_is_one_line(depot: NodeDepot, tmp_path: Path, monk
 
 def test_a_depot_that_answers_too_many_questions_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     busy = (503, b'{"error": "busy: too many questions"}')
-    monkeypatch.setattr("kvdepot.cli.why.ask_page", lambda socket, page: busy)
+    monkeypatch.setattr("kvdepot.cli.status_door.ask_page", lambda socket, page: busy)
     assert "too many questions" in run("why", "3f2a", "12", "--socket", "any.sock", status=1)
 
 

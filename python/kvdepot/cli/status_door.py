@@ -3,7 +3,11 @@
 import http.client
 import json
 import socket
+from collections.abc import Sequence
 from typing import Any
+from urllib.parse import quote, urlencode
+
+from kvdepot.errors import ConfigError, UnavailableError
 
 WAIT_S = 10.0
 
@@ -33,6 +37,32 @@ def read_page(socket_path: str, path: str) -> bytes | None:
     """Returns a page of ``SOCKET.http``; ``None`` if there is no successful answer within ten seconds."""
     answer = ask_page(socket_path, path)
     return answer[1] if answer is not None and answer[0] == http.HTTPStatus.OK else None
+
+
+def ask_json(socket_path: str, page: str, query: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """Returns the answer of ``SOCKET.http`` to a question.
+
+    Raises:
+        UnavailableError: there is no answer within ten seconds, or not by a depot of this version.
+        ConfigError: the depot refuses the question.
+    """
+    answer = ask_page(socket_path, f"{page}?{urlencode(query, quote_via=quote)}")
+    if answer is None:
+        raise UnavailableError(
+            f"no depot answers at {socket_path}.http: start one with kvdepot serve, or name its --socket"
+        )
+    status, body = answer
+    try:
+        told: dict[str, Any] = json.loads(body)
+    except ValueError:
+        raise UnavailableError(
+            f"the process that listens on {socket_path}.http is not a depot of this version"
+        ) from None
+    if status == http.HTTPStatus.SERVICE_UNAVAILABLE:
+        raise UnavailableError(str(told.get("error", "the depot answers too many questions: ask again")))
+    if status != http.HTTPStatus.OK:
+        raise ConfigError(str(told.get("error", f"the depot answered with status {status}")))
+    return told
 
 
 def ask_page(socket_path: str, path: str) -> tuple[int, bytes] | None:

@@ -1,17 +1,14 @@
 """``kvdepot why``: why a request, or given blocks, were not found."""
 
-import http
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
-from urllib.parse import quote, urlencode
 
 import click
 
 from kvdepot.cli.output import print_json, print_table
 from kvdepot.cli.running import running_depots
-from kvdepot.cli.status_door import ask_page
+from kvdepot.cli.status_door import ask_json
 from kvdepot.config import load_config
 from kvdepot.errors import ConfigError, UnavailableError
 from kvdepot.stored.namespaces import fact_differences
@@ -80,10 +77,10 @@ def command(
     if len(what) > 1:
         if last is not None:
             raise ConfigError("--last is about requests: leave it out where blocks are named")
-        _show_blocks(_ask(path, "/why", [("namespace", what[0]), *(("hash", one) for one in what[1:])]), as_json)
+        _show_blocks(ask_json(path, "/why", [("namespace", what[0]), *(("hash", one) for one in what[1:])]), as_json)
         return
     asked = [("last", str(last or LAST)), *(("request", one) for one in what)]
-    answer = _ask(path, "/misses", asked)
+    answer = ask_json(path, "/misses", asked)
     if what and not answer["misses"]:
         kept = answer["kept"]
         error = ConfigError(
@@ -106,22 +103,6 @@ def _socket(file: str | None, socket: str | None, block_bytes: int | None) -> st
     if found:
         raise ConfigError(f"{len(found)} depots run: name one by --socket ({', '.join(found)}) or --config")
     raise UnavailableError("no depot runs at a default socket: name --socket or --config")
-
-
-def _ask(socket: str, page: str, query: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    answer = ask_page(socket, f"{page}?{urlencode(query, quote_via=quote)}")
-    if answer is None:
-        raise UnavailableError(f"no depot answers at {socket}.http: start one with kvdepot serve, or name its --socket")
-    status, body = answer
-    try:
-        told: dict[str, Any] = json.loads(body)
-    except ValueError:
-        raise UnavailableError(f"the process that listens on {socket}.http is not a depot of this version") from None
-    if status == http.HTTPStatus.SERVICE_UNAVAILABLE:
-        raise UnavailableError(str(told.get("error", "the depot answers too many questions: ask again")))
-    if status != http.HTTPStatus.OK:
-        raise ConfigError(str(told.get("error", f"the depot answered with status {status}")))
-    return told
 
 
 def reason_text(miss: Mapping[str, Any]) -> str:
