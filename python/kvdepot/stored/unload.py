@@ -3,12 +3,13 @@
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvdepot import _native
-from kvdepot.errors import StorageError
+from kvdepot.errors import KVDepotError, StorageError
 from kvdepot.stored.blocks import BlockFile, block_files
 from kvdepot.stored.export import ExportedBlock, ExportHeader, ExportWriter
 from kvdepot.stored.header import BrokenBlockError, check_block
@@ -52,41 +53,66 @@ def export_namespace(namespace: StoredNamespace, path: Path, done: Callable[[int
     """
     key_id, shard_bytes = namespace.key_id(), namespace.shard_bytes
     files = sorted(block_files(namespace), key=lambda file: file.used_unix_s)
-    writer = f"{socket.gethostname()} kvdepot {_native.__version__}"
-    header = ExportHeader(namespace.root, namespace.facts, namespace.layout, namespace.epoch, int(time.time()), writer)
-    part = path.with_name(f"{path.name}.part-{os.getpid()}")
-    broken = gone = unreadable = 0
+    blocks = total = broken = gone = unreadable = 0
     trouble = ""
+
+    def is_current() -> bool:
+        now = (one for one in find_namespaces(namespace.directories) if one.root == namespace.root)
+        return any(one.epoch == namespace.epoch for one in now)
+
+    with new_export(path, export_header(namespace), is_current) as export:
+        for file in files:
+            try:
+                payload = _payload(file, key_id, shard_bytes)
+            except FileNotFoundError:
+                gone += 1
+            except BrokenBlockError:
+                broken += 1
+            except OSError as error:
+                unreadable += 1
+                trouble = trouble or f"{file.path}: {error.strerror}"
+            else:
+                export.add(ExportedBlock(bytes.fromhex(file.hash), max(0, int(file.used_unix_s)), payload))
+                blocks, total = blocks + 1, total + len(payload)
+            done(file.bytes)
+    return Exported(blocks, total, broken, gone, unreadable, trouble)
+
+
+def export_header(namespace: StoredNamespace) -> ExportHeader:
+    """Returns the description of an export of the namespace's current epoch, made now by this process."""
+    writer = f"{socket.gethostname()} kvdepot {_native.__version__}"
+    return ExportHeader(namespace.root, namespace.facts, namespace.layout, namespace.epoch, int(time.time()), writer)
+
+
+@contextmanager
+def new_export(path: Path, header: ExportHeader, is_current: Callable[[], bool]) -> Iterator[ExportWriter]:
+    """Yields the writer of a new file, which gets its name at the end of the context.
+
+    Args:
+        path: path of the file; an existing file is replaced.
+        header: description of the export.
+        is_current: asked at the end whether the namespace is still in the header's epoch.
+
+    Raises:
+        StorageError: the file cannot be written, or the namespace was reset in the meantime; then there is no new file.
+    """
+    part = path.with_name(f"{path.name}.part-{os.getpid()}")
     try:
         # Private like the blocks: the prompts of a model must not be readable by others.
         handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with open(handle, "wb") as opened:
             export = ExportWriter(opened, header)
-            for file in files:
-                try:
-                    payload = _payload(file, key_id, shard_bytes)
-                except FileNotFoundError:
-                    gone += 1
-                except BrokenBlockError:
-                    broken += 1
-                except OSError as error:
-                    unreadable += 1
-                    trouble = trouble or f"{file.path}: {error.strerror}"
-                else:
-                    export.add(ExportedBlock(bytes.fromhex(file.hash), max(0, int(file.used_unix_s)), payload))
-                done(file.bytes)
-            totals = export.finish()
-        now = next((one for one in find_namespaces(namespace.directories) if one.root == namespace.root), None)
-        if now is None or now.epoch != namespace.epoch:
-            raise StorageError(f"namespace {namespace.root} was reset while it was exported: export it again")
+            yield export
+            export.finish()
+        if not is_current():
+            raise StorageError(f"namespace {header.root} was reset while it was exported: export it again")
         os.replace(part, path)
     except OSError as error:
-        if isinstance(error, StorageError):
+        if isinstance(error, KVDepotError):
             raise
         raise StorageError(f"{path}: cannot be written: {error.strerror or error}") from error
     finally:
         part.unlink(missing_ok=True)
-    return Exported(totals.blocks, totals.bytes, broken, gone, unreadable, trouble)
 
 
 def _payload(file: BlockFile, key_id: str, shard_bytes: tuple[int, ...]) -> bytes:
