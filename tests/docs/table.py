@@ -120,6 +120,8 @@ RUNS: tuple[Run | Serve, ...] = (
     Run("stop --all", "kvdepot stop --all --json", json=True, environ={"XDG_RUNTIME_DIR": "{tmp}"}),
     Run("namespaces", "kvdepot namespaces --directory {tmp}", says="facts"),
     Run("namespaces --json", "kvdepot namespaces --directory {tmp} --json", json=True),
+    # What it lists of a depot is shown in tests/python/test_depot_namespaces.py.
+    Run("namespaces --socket", "kvdepot namespaces --socket {tmp}/none.sock 2>&1", status=1, says="no depot answers"),
     # What a depot tells is shown in tests/python/test_why.py.
     Run("why", "kvdepot why --last 20 --socket {tmp}/none.sock 2>&1", status=1, says="no depot answers"),
     Run("why --json", "kvdepot why cmpl --socket {tmp}/none.sock --json 2>&1", status=1, says="no depot answers"),
@@ -574,6 +576,7 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
     "kvdepot verify": ("verify", "verify --json"),
     "kvdepot verify --rate-mib 200 --set-aside": ("verify",),
     "kvdepot namespaces --medium /dev/nvme1n1": ("namespaces --medium",),
+    "kvdepot namespaces --socket /run/user/1000/kvdepot/depot-0123456789ab.sock": ("namespaces --socket",),
     "kvdepot ls 3f2a --medium /dev/nvme1n1": ("ls --medium",),
     "kvdepot verify --medium /dev/nvme1n1 --rate-mib 200": ("verify --medium",),
     "kvdepot inspect FILE": ("inspect",),
@@ -583,6 +586,7 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
     "kvdepot gc DIR --capacity-gb 200 --dry-run": ("gc --capacity-gb",),
     "kvdepot gc --config /etc/kvdepot.yaml": ("gc --config",),
     "kvdepot ls 3f2a": ("ls", "ls --config"),
+    "kvdepot reset 3f2a --socket /run/user/1000/kvdepot/depot-0123456789ab.sock": ("reset --socket",),
     "kvdepot reset 3f2a": ("reset", "reset --socket", "reset --config"),
     "kvdepot rm 3f2a": ("rm", "rm --socket", "rm --config"),
     "kvdepot rm": ("rm",),

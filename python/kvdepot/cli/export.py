@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+from itertools import chain
 from pathlib import Path
 
 import click
@@ -9,12 +10,14 @@ import click
 from kvdepot.cli import places, targets
 from kvdepot.cli.output import print_json
 from kvdepot.cli.progress import progress
+from kvdepot.cli.resolve import Resolved, epoch_of, namespace_of
 from kvdepot.errors import ConfigError
 from kvdepot.stored.blocks import contents
-from kvdepot.stored.namespaces import StoredNamespace
+from kvdepot.stored.served import export_served, list_blocks
 from kvdepot.stored.unload import Exported, export_namespace
 
 DRAIN_MS = 60_000
+LOAD_MS = 60_000
 
 
 @click.command()
@@ -32,11 +35,15 @@ def command(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Writes the blocks of NAMESPACE (the first digits of a name) from the Posix tier's directories to FILE.
+    """Writes the blocks of NAMESPACE (the first digits of a name) to FILE.
 
-    Depots may be running. A depot that uses these directories first writes the blocks that only its pool holds. Each
-    block's checksum is compared before the block is added to FILE; broken blocks are skipped and counted. FILE has a
-    checksum for each block and one for the entire file, and it appears under its name only when it is complete. Only
+    They are read from the directories of the Posix tier, while depots may be running. A depot that uses these
+    directories first writes the blocks that only its pool holds. If no directory lists the namespace, the running depot
+    is asked for its blocks: those of its pool and of Slab and Dax tiers, and those that it has recently stored on or
+    found at a pool server or in a bucket. FILE lacks all others.
+
+    Each block's checksum is compared before the block is added to FILE; broken blocks are skipped and counted. FILE has
+    a checksum for each block and one for the entire file, and it appears under its name only when it is complete. Only
     this user can read it.
 
     The exit status is 1 if FILE lacks blocks: broken or unreadable ones, or those that the depot has not written within
@@ -54,9 +61,12 @@ def command(
     if target.running is not None:
         with target.open(1) as depot:
             written = depot.drain(DRAIN_MS)
-    found = targets.namespace_of(target, namespace)
-    with progress("export", contents(found).bytes, hidden=as_json) as done:
-        result = export_namespace(found, path, done)
+    found = namespace_of(target, namespace)
+    if found.namespace.directories:
+        with progress("export", contents(found.namespace).bytes, hidden=as_json) as done:
+            result = export_namespace(found.namespace, path, done)
+    else:
+        result = _from_depot(found, target, path, as_json)
     if as_json:
         print_json({"namespace": found.root, "file": str(path), **dataclasses.asdict(result), "drained": written})
     else:
@@ -65,14 +75,27 @@ def command(
         sys.exit(1)
 
 
-def _print(found: StoredNamespace, path: Path, result: Exported, written: bool) -> None:
+def _from_depot(found: Resolved, target: targets.Target, path: Path, quiet: bool) -> Exported:
+    with target.open(1) as depot:
+        opened = found.open_in(depot)
+        hashes = list(dict.fromkeys(chain.from_iterable(list_blocks(depot, opened).values())))
+        store = depot.store(opened, timeout_ms=LOAD_MS)
+        with progress("export", len(hashes) * opened.block_bytes, hidden=quiet) as done:
+            return export_served(
+                store, found.namespace, hashes, path, epoch_now=lambda: epoch_of(target, found), done=done
+            )
+
+
+def _print(found: Resolved, path: Path, result: Exported, written: bool) -> None:
     click.echo(f"{path}: {result.blocks} blocks, {places.size_text(result.bytes)}, of namespace {found.root}")
     if not result.blocks and not result.broken and not result.unreadable:
-        click.echo("the namespace has no blocks in these directories, so the file holds only its description")
+        where = "in these directories" if found.namespace.directories else "that the depot can list"
+        click.echo(f"the namespace has no blocks {where}, so the file holds only its description")
     if result.broken:
         click.echo(f"{result.broken} broken blocks were skipped: kvdepot verify lists them")
     if result.unreadable:
-        click.echo(f"{result.unreadable} blocks were skipped because their files cannot be read: {result.trouble}")
+        what = "their files cannot be read" if found.namespace.directories else "the depot did not deliver them"
+        click.echo(f"{result.unreadable} blocks were skipped because {what}: {result.trouble}")
     if result.gone:
         click.echo(f"{result.gone} blocks were evicted in the meantime")
     if not written:

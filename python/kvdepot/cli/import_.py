@@ -2,16 +2,18 @@
 
 import dataclasses
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import click
 
 from kvdepot.cli import targets
+from kvdepot.cli.known import known_to
 from kvdepot.cli.output import print_json
 from kvdepot.cli.places import age_text, size_text, stored_in
 from kvdepot.cli.progress import progress
-from kvdepot.errors import ConfigError, storage_error
+from kvdepot.errors import ConfigError, KVDepotError, storage_error
 from kvdepot.stored.blocks import block_files
 from kvdepot.stored.export import ExportHeader, ExportReader, Totals
 from kvdepot.stored.namespaces import StoredNamespace, differences, summary
@@ -106,11 +108,15 @@ def _check(file_in: str, refused: str, any_epoch: bool) -> None:
 
 
 def _epoch(stored: list[StoredNamespace], header: ExportHeader) -> int:
-    """Returns the namespace's epoch; 0 if the directories do not know it."""
+    """Returns the namespace's epoch; 0 if it is not known."""
     return next((one.epoch for one in stored if one.root == header.root), 0)
 
 
 def _stored(target: targets.Target) -> list[StoredNamespace]:
+    """Returns the namespaces in the directories or, without any, those that the running depot knows."""
+    if target.running is not None and not target.directories:
+        with suppress(KVDepotError):  # then none is known: the depot itself takes the blocks all the same
+            return [one.namespace for one in known_to(target.running.socket).values()]
     return stored_in(one for one in target.directories if one.is_dir())
 
 

@@ -139,18 +139,8 @@ def stored_in(directories: Iterable[Path]) -> list[StoredNamespace]:
         raise storage_error(error) from error
 
 
-def one_namespace(namespaces: Iterable[StoredNamespace], prefix: str) -> StoredNamespace:
-    """Returns the only namespace whose name begins with ``prefix``.
-
-    Raises:
-        ConfigError: there is none, or there are several.
-    """
-    known = {namespace.root: namespace for namespace in namespaces}
-    return known[one_root(known, prefix)]
-
-
 def one_root(roots: Iterable[str], prefix: str) -> str:
-    """Returns the only name of a namespace that begins with ``prefix``. Raises ``ConfigError`` as ``one_namespace``."""
+    """Returns the only name that begins with ``prefix``. Raises ``ConfigError`` if there is none, or several."""
     found = sorted({root for root in roots if root.startswith(prefix.lower())})
     if len(found) == 1:
         return found[0]

@@ -1,14 +1,17 @@
 """``kvdepot prefetch``: brings a namespace's blocks into a running depot's pool."""
 
 import heapq
-import json
+from itertools import chain
 
 import click
 
+from kvdepot import _native
 from kvdepot.cli import targets
 from kvdepot.cli.output import print_json
-from kvdepot.errors import UnavailableError
+from kvdepot.cli.places import Places
+from kvdepot.cli.resolve import Resolved, namespace_of
 from kvdepot.stored.blocks import block_files
+from kvdepot.stored.served import POOL, list_blocks
 
 BATCH = 1024
 
@@ -23,22 +26,45 @@ def command(
 ) -> None:
     """Asks the running depot to read the most recently used blocks of NAMESPACE into its pool. It does not wait.
 
+    Slab and Dax tiers do not know when blocks were used: the last ones written are read first. Of a pool server or a
+    bucket, the depot only knows the blocks that it has recently stored or found there.
+
     \b
     kvdepot prefetch 3f2a
     kvdepot prefetch 3f2a --limit 10000
+    kvdepot prefetch 3f2a --config /etc/kvdepot.yaml
     """
     target = targets.find(file, socket, directories)
-    if target.running is None:
-        raise UnavailableError("no depot runs with these directories: there is no pool to read blocks into")
-    found = targets.namespace_of(target, namespace)
-    newest = heapq.nlargest(limit, block_files(found), key=lambda one: one.used_unix_s)
-    names = [bytes.fromhex(one.hash) for one in newest]
+    target.check_running()
+    found = namespace_of(target, namespace)
     with target.open(1) as depot:
-        store = depot.store(depot.open_namespace(json.dumps(found.facts), targets.layout_json(found)))
+        opened = found.open_in(depot)
+        names = _newest(target, found, depot, opened, limit)
+        store = depot.store(opened)
         for first in range(0, len(names), BATCH):
             store.prefetch(names[first : first + BATCH])
         store.close()
     if as_json:
         print_json({"namespace": found.root, "asked": len(names)})
-    else:
-        click.echo(f"requested {len(names)} blocks of namespace {found.root}")
+        return
+    click.echo(f"requested {len(names)} blocks of namespace {found.root}")
+    if not names and not found.namespace.directories:
+        click.echo("the depot knows no block of it outside of its pool")
+
+
+def _newest(
+    target: targets.Target, found: Resolved, depot: _native.Depot, opened: _native.Namespace, limit: int
+) -> list[bytes]:
+    """Returns the hashes of the last used blocks, the last written ones of media, or any that the depot lists."""
+    if found.namespace.directories:
+        newest = heapq.nlargest(limit, block_files(found.namespace), key=lambda one: one.used_unix_s)
+        return [bytes.fromhex(one.hash) for one in newest]
+    media, _ = Places((), target.media).open_media()
+    on_media = (block for medium in media for block in medium.blocks(found.root))
+    written = [bytes.fromhex(one.hash) for one in heapq.nlargest(limit, on_media, key=lambda one: one.order)]
+    if written:
+        return written
+    listed = list_blocks(depot, opened)
+    pool = set(listed.get(POOL, ()))
+    below = chain.from_iterable(hashes for place, hashes in listed.items() if place != POOL)
+    return [one for one in dict.fromkeys(below) if one not in pool][:limit]

@@ -1,12 +1,10 @@
 """``kvdepot reset``: makes a namespace's blocks unreachable in every tier."""
 
-import json
-
 import click
 
 from kvdepot.cli import targets
 from kvdepot.cli.output import print_json
-from kvdepot.errors import UnavailableError
+from kvdepot.cli.resolve import namespace_of
 
 
 @click.command()
@@ -17,22 +15,20 @@ def command(namespace: str, file: str | None, socket: str | None, directories: t
     """Makes the running depot forget all blocks of NAMESPACE (the first digits of a name) in its pool and every tier.
 
     Use it if weights were replaced under the same name: no earlier block is served again, and later dumps are stored as
-    usual. `kvdepot namespaces` lists the namespaces.
+    usual. NAMESPACE is found in the directories of the Posix tier, or else at the depot, which knows all namespaces
+    that were opened since it started. `kvdepot namespaces` lists both.
 
     \b
     kvdepot reset 3f2a
     kvdepot reset 3f2a --config /etc/kvdepot.yaml
+    kvdepot reset 3f2a --socket /run/user/1000/kvdepot/depot-0123456789ab.sock
     """
     target = targets.find(file, socket, directories)
-    if target.running is None:
-        raise UnavailableError(
-            f"no depot runs with {', '.join(map(str, target.directories))}: name its --config or --socket, or start "
-            "one with kvdepot serve"
-        )
-    found = targets.namespace_of(target, namespace)
+    target.check_running()
+    found = namespace_of(target, namespace)
     with target.open(1) as depot:
-        depot.reset([depot.open_namespace(json.dumps(found.facts), targets.layout_json(found))])
-    after = targets.namespace_of(target, found.root)
+        depot.reset([found.open_in(depot)])
+        after = namespace_of(target, found.root).namespace
     if as_json:
         print_json({"namespace": found.root, "epoch": after.epoch})
     else:

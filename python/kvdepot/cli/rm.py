@@ -1,6 +1,5 @@
 """``kvdepot rm``: removes a namespace's blocks."""
 
-import json
 import sys
 
 import click
@@ -8,6 +7,7 @@ import click
 from kvdepot.cli import targets
 from kvdepot.cli.output import print_json
 from kvdepot.cli.places import size_text
+from kvdepot.cli.resolve import Resolved, namespace_of
 from kvdepot.errors import ConfigError, storage_error
 from kvdepot.stored.blocks import contents
 from kvdepot.stored.gc import remove_blocks
@@ -23,36 +23,46 @@ def command(
 ) -> None:
     """Removes all blocks of NAMESPACE (the first digits of a name).
 
-    If a depot is running with the directories, it resets the namespace: the blocks are immediately unreachable in its
-    pool and every tier, and their files are removed in the background. Otherwise this command removes the files of the
-    Posix tier.
+    If a depot is running, it resets the namespace: the blocks are immediately unreachable in its pool and every tier,
+    and they are removed there in the background. Otherwise this command removes the files of the Posix tier. The
+    numbers of blocks and bytes are those of the directories, and without directories those of the depot's pool.
 
     \b
     kvdepot rm 3f2a
     kvdepot rm 3f2a --config /etc/kvdepot.yaml --yes
+    kvdepot rm 3f2a --socket /run/user/1000/kvdepot/depot-0123456789ab.sock --yes
     """
     target = targets.find(file, socket, directories)
-    found = targets.namespace_of(target, namespace)
-    held = contents(found)
+    found = namespace_of(target, namespace)
+    where, held_blocks, held_bytes = _held(found)
     if not yes:
         if as_json or not sys.stdin.isatty():
             raise ConfigError("rm: asks for confirmation before it removes blocks: add --yes if there is no terminal")
-        question = f"remove {held.blocks} blocks, {size_text(held.bytes)}, of namespace {found.root}?"
+        question = f"remove {held_blocks} blocks, {size_text(held_bytes)}{where}, of namespace {found.root}?"
         click.confirm(question, abort=True)
         # Somebody may have started a depot, or ended it, before the answer.
         target = targets.find(file, socket, directories)
-        found = targets.namespace_of(target, found.root)
+        found = namespace_of(target, found.root)
+        where, held_blocks, held_bytes = _held(found)
     if target.running is not None:
         with target.open(1) as depot:
-            depot.reset([depot.open_namespace(json.dumps(found.facts), targets.layout_json(found))])
-        removed, freed = held.blocks, held.bytes
+            depot.reset([found.open_in(depot)])
+        removed, freed = held_blocks, held_bytes
     else:
         try:
-            removed, freed = remove_blocks(found)
+            removed, freed = remove_blocks(found.namespace)
         except OSError as error:
             raise storage_error(error, "removed") from error
     if as_json:
         how = "reset" if target.running is not None else "removed"
         print_json({"namespace": found.root, "blocks": removed, "bytes": freed, "how": how})
     else:
-        click.echo(f"namespace {found.root}: {removed} blocks, {size_text(freed)}, removed from {target.text}")
+        click.echo(f"namespace {found.root}: {removed} blocks, {size_text(freed)}{where}, removed from {target.text}")
+
+
+def _held(found: Resolved) -> tuple[str, int, int]:
+    """Returns where blocks can be counted, in words that follow their size, their number, and their bytes."""
+    if not found.namespace.directories and found.known is not None:
+        return " in the pool, and all in other tiers", found.known.pool_blocks, found.known.pool_bytes
+    held = contents(found.namespace)
+    return "", held.blocks, held.bytes

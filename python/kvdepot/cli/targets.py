@@ -1,6 +1,5 @@
 """The depot that a verb changes: a running one, or one inside this process over a stopped depot's directories."""
 
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -11,13 +10,12 @@ from typing import Any
 import click
 
 from kvdepot import _native
-from kvdepot.cli.places import one_namespace, stored_in
+from kvdepot.checks.media import configured_media
 from kvdepot.cli.processes import posix_directories, process
 from kvdepot.cli.running import RunningDepot, ask, user_of
 from kvdepot.config import KVDepotConfig, load_config
 from kvdepot.config.sizes import GIB
 from kvdepot.errors import ConfigError, UnavailableError
-from kvdepot.stored.namespaces import StoredNamespace
 
 WAIT_MS = 10_000
 CALL_MS = 10_000
@@ -34,12 +32,14 @@ class Target:
         directories: directories of its Posix tier, as far as they are known.
         running: the running depot; ``None`` = none runs.
         sure: whether a running depot is known to use these directories.
+        media: media of its Slab and Dax tiers, as far as they are known.
     """
 
     config: KVDepotConfig
     directories: tuple[Path, ...]
     running: RunningDepot | None
     sure: bool = True
+    media: tuple[Path, ...] = ()
 
     @property
     def text(self) -> str:
@@ -47,6 +47,14 @@ class Target:
         if self.running is not None:
             return f"the depot on {self.running.socket} (pid {self.running.pid or 'unknown'})"
         return f"a stopped depot's {', '.join(map(str, self.directories)) or 'tiers'}"
+
+    def check_running(self) -> None:
+        """Raises ``UnavailableError`` if no depot runs."""
+        if self.running is None:
+            uses = ", ".join(map(str, self.directories)) or self.config.pipeline
+            raise UnavailableError(
+                f"no depot runs with {uses}: start one with kvdepot serve, or name its --config or --socket"
+            )
 
     @contextmanager
     def open(self, block_bytes: int) -> Iterator[_native.Depot]:
@@ -125,14 +133,27 @@ def find(file: str | None, socket: str | None, directories: Iterable[str]) -> Ta
     if socket is None:
         running = ask(config.socket) if config.socket is not None and not named else None
         running = running or user_of(configured, config)
-        return Target(config, configured, running, _checked(running, configured))
+        if running is None and not configured and config.socket is None:
+            running = _at_default_socket(config)
+        return Target(config, configured, running, _checked(running, configured), _media(config))
     running = ask(socket)
     if running is None:
         raise UnavailableError(f"no depot answers on {socket}: `kvdepot depots` lists the running ones")
     if named or file is not None:
-        return Target(config, configured, running, _checked(running, configured))
+        return Target(config, configured, running, _checked(running, configured), _media(config))
     used = process(running.pid).directories
     return Target(config, tuple(map(Path, used or ())), running, used is not None)
+
+
+def _at_default_socket(config: KVDepotConfig) -> RunningDepot | None:
+    try:
+        return ask(config.socket_path())
+    except ConfigError:
+        return None  # each engine has its own socket, or its name depends on the size of a block
+
+
+def _media(config: KVDepotConfig) -> tuple[Path, ...]:
+    return tuple(Path(one.path) for one in configured_media(config))
 
 
 def _checked(running: RunningDepot | None, directories: tuple[Path, ...]) -> bool:
@@ -156,23 +177,3 @@ def _real(directories: Iterable[Path]) -> set[str]:
 
 def _text(directories: Iterable[str | Path]) -> str:
     return ", ".join(map(str, directories))
-
-
-def namespace_of(target: Target, prefix: str) -> StoredNamespace:
-    """Returns the only namespace in the target's directories whose name begins with ``prefix``.
-
-    Raises:
-        ConfigError: there is none, there are several, it cannot be read, or the target has no directories.
-        StorageError: a directory cannot be read.
-    """
-    if not target.directories:
-        raise ConfigError(f"{target.config.pipeline} has no Posix tier that lists namespaces: name --directory")
-    found = one_namespace(stored_in(target.directories), prefix)
-    if found.problem:
-        raise ConfigError(f"namespace {found.root} cannot be read: {found.problem}")
-    return found
-
-
-def layout_json(namespace: StoredNamespace) -> str:
-    """Returns a namespace's layout as the core spells it."""
-    return json.dumps([[count, list(tensors)] for count, tensors in namespace.layout])
