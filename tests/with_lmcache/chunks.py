@@ -82,13 +82,18 @@ class Driver:
         found = self._result(fd, lambda: self.adapter.query_lookup_and_lock_result(task))
         return [numbers[index] for index in found.get_indices_list()]
 
-    def load(self, numbers: Sequence[int], **other: Any) -> dict[int, str]:
-        """Returns the result of a load: ``whole``, ``wrong`` or ``miss`` for each number."""
+    def unlock(self, numbers: Sequence[int], **other: Any) -> None:
+        self.adapter.submit_unlock([key(number, **other) for number in numbers])
+
+    def load(self, numbers: Sequence[int], *, unlock: bool = True, **other: Any) -> dict[int, str]:
+        """Loads, then unlocks as LMCache does. Returns ``whole``, ``wrong`` or ``miss`` for each number."""
         memories = [Memory() for _ in numbers]
         keys = [key(number, **other) for number in numbers]
         task = self.adapter.submit_load_task(keys, [one.object for one in memories])
         fd = self.adapter.get_load_event_fd()
         loaded = set(self._result(fd, lambda: self.adapter.query_load_result(task)).get_indices_list())
+        if unlock:
+            self.adapter.submit_unlock(keys)
         assert all(one.guarded for one in memories)
         assert self.adapter.query_load_result(task) is None, "a result is told once"
         return {

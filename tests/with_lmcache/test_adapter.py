@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from chunks import DTYPE, SHAPE, SIZE, Driver, Memory, content, desc, judge, key, until
-from conftest import settings
+from conftest import POOL_GB, settings
 from lmcache.v1.distributed.internal_api import L2AdapterListener
 from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 from lmcache.v1.distributed.l2_adapters.plugin_l2_adapter import PluginL2AdapterConfig, _create_plugin_adapter
@@ -82,7 +82,11 @@ def test_a_wrong_key_is_refused(params: dict[str, Any]) -> None:
         KVDepotL2Adapter(params)
 
 
-def test_objects_come_back_whole_also_after_everything_was_restarted(home: DepotHome) -> None:
+@pytest.mark.parametrize("pipeline", ["Cache|Posix", "Cache|Slab"])
+def test_objects_come_back_whole_also_after_everything_was_restarted(home: DepotHome, pipeline: str) -> None:
+    if pipeline == "Cache|Slab":
+        slab = {"slab_path": str(home.blocks / "slab"), "slab_capacity_gb": 0.125, "slab_segment_mb": 8}
+        home.configure({"pool_gb": POOL_GB, "pipeline": pipeline, "directories": None, **slab})
     with home.start() as depot:
         first = KVDepotL2Adapter(settings(home))
         stored = Driver(first).store(NUMBERS)

@@ -1,6 +1,8 @@
 """kvdepot as an L2 adapter of LMCache's server: ``--l2-adapter`` with type ``plugin``."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from lmcache.lmcache_native import Bitmap
@@ -10,6 +12,7 @@ from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 from kvdepot.engines.lmcache.counters import Counters
 from kvdepot.engines.lmcache.facts import Layout, UnknownLayoutError, lmcache_version, namespace_facts
 from kvdepot.engines.lmcache.keys import object_hash, object_label
+from kvdepot.engines.lmcache.locker import Locker
 from kvdepot.engines.lmcache.objects import address_of, layout_of
 from kvdepot.engines.lmcache.options import read_params
 from kvdepot.engines.lmcache.recent import Recent
@@ -30,7 +33,8 @@ class KVDepotL2Adapter(L2AdapterInterface):
     The depot's own eviction decides what stays, so no capacity is reported to LMCache. An object that LMCache deletes
     is a miss in this process until it is stored again. The depot evicts its bytes like those of any unused block.
 
-    A lookup locks nothing. If an object is evicted between lookup and load, the load fails, which is a miss.
+    A lookup leases what it finds until that was loaded or unlocked, as far as ``Locker`` may. An object that is not
+    leased may be evicted between lookup and load; then the load fails, which is a miss.
 
     Thread safety: LMCache's two controllers may call it concurrently, and any number of other threads.
     """
@@ -51,6 +55,7 @@ class KVDepotL2Adapter(L2AdapterInterface):
         self._counters = Counters()
         self._weights = Weights(self._options.weights_version, self._options.config.attach_timeout_ms / 1000)
         self._stores = Stores(self._options.config, self._facts, self._counters)
+        self._locker = Locker(self._stores, self._counters, self._options.config.timeout_ms)
         self._lookups: Tasks[Any] = Tasks("lookup", LOOKUP_THREADS, self._counters)
         self._dumps: Tasks[Any] = Tasks("store", STORE_THREADS, self._counters)
         self._loads: Tasks[Any] = Tasks("load", LOAD_THREADS, self._counters)
@@ -81,7 +86,15 @@ class KVDepotL2Adapter(L2AdapterInterface):
         return self._dumps.take_all()
 
     def submit_lookup_and_lock_task(self, keys: list[Any], group_layout_descs: Mapping[int, Any]) -> int:
-        """Starts a lookup of objects; ``group_layout_descs`` has their layouts by object group. Returns its number."""
+        """Starts a lookup of objects, and locks what it finds.
+
+        Args:
+            keys: the objects.
+            group_layout_descs: their layouts by object group.
+
+        Returns:
+            The task's number.
+        """
         return self._lookups.submit(lambda: self._look_up(keys, group_layout_descs), lambda: Bitmap(len(keys)))
 
     def query_lookup_and_lock_result(self, task_id: int) -> Any:
@@ -89,7 +102,8 @@ class KVDepotL2Adapter(L2AdapterInterface):
         return self._lookups.take(task_id)
 
     def submit_unlock(self, keys: list[Any]) -> None:
-        """Does nothing: no lookup locks."""
+        """Ends one lock of each of these objects. LMCache unlocks once for each lookup that found them."""
+        self._locker.unlock([object_label(keys[number].model_name, name) for number, name in self._names(keys)])
 
     def submit_load_task(self, keys: list[Any], objects: list[Any]) -> int:
         """Starts loading objects into memory that LMCache keeps until the task has ended. Returns the task's number."""
@@ -101,14 +115,16 @@ class KVDepotL2Adapter(L2AdapterInterface):
 
     def delete(self, keys: list[Any]) -> None:
         """Makes objects misses in this process from now on, even if a lookup has already found them."""
-        gone, sizes = [], []
+        gone, sizes, labels = [], [], []
         for number, name in self._names(keys):
             label = object_label(keys[number].model_name, name)
             self._deleted.mark(label)
+            labels.append(label)
             size = self._announced.take(label)
             if size is not None:
                 gone.append(keys[number])
                 sizes.append(size)
+        self._locker.delete(labels)
         self._counters.add("deleted", len(keys))
         if gone:
             self._notify_keys_deleted(gone, sizes)
@@ -122,6 +138,7 @@ class KVDepotL2Adapter(L2AdapterInterface):
             "pipeline": self._options.config.pipeline,
             "layouts": len(self._stores),
             "deleted_here": len(self._deleted),
+            **self._locker.report(),
             "counts": self._counters.snapshot(),
         }
 
@@ -129,6 +146,7 @@ class KVDepotL2Adapter(L2AdapterInterface):
         """Waits for tasks in flight, at most ``timeout_ms``, and detaches; queued tasks fail. Idempotent."""
         for tasks in (self._lookups, self._dumps, self._loads):
             tasks.close()
+        self._locker.close()
         self._stores.close()
 
     def _facts(self, layout: Layout) -> Mapping[str, object]:
@@ -148,6 +166,7 @@ class KVDepotL2Adapter(L2AdapterInterface):
                 self._deleted.take(label, only=deleted[label])
             stored += 1
             sizes += layout.size_bytes
+            self._locker.had(label)
             if label not in self._deleted and self._announced.put(label, layout.size_bytes):
                 new.append(keys[number])
                 new_sizes.append(layout.size_bytes)
@@ -169,18 +188,30 @@ class KVDepotL2Adapter(L2AdapterInterface):
                 rows.append((layout, name))
                 numbers.append(number)
         found = Bitmap(len(keys))
-        hits = 0
+        hits: list[tuple[int, Row]] = []
         missed: list[tuple[Any, Row]] = []
+        chunks: Counter[tuple[str, int, int]] = Counter()
         for number, row, there in zip(numbers, rows, self._stores.lookup(rows), strict=True):
+            key = keys[number]
+            rank = (key.model_name, key.kv_rank, key.object_group_id)
             if there:
                 found.set(number)
-                hits += 1
+                hits.append((chunks[rank], row))
             else:
-                missed.append((keys[number], row))
+                missed.append((key, row))
+            chunks[rank] += 1
+        self._lock(hits)
         self._counters.add("looked_up", len(keys))
-        self._counters.add("found", hits)
+        self._counters.add("found", len(hits))
         self._tell_evicted(missed)
         return found
+
+    def _lock(self, hits: list[tuple[int, Row]]) -> None:
+        """Locks objects, each with the number of its chunk: the first chunks of all ranks and groups come first."""
+        hits.sort(key=itemgetter(0))
+        self._locker.lock([row for _, row in hits])
+        labels = [object_label(layout.model, name) for _, (layout, name) in hits]
+        self._locker.delete([label for label in labels if label in self._deleted])
 
     def _load(self, keys: list[Any], objects: list[Any]) -> Any:
         places, numbers = self._places(keys, objects, "load")
@@ -196,8 +227,10 @@ class KVDepotL2Adapter(L2AdapterInterface):
             if done and labels[at] not in self._deleted:
                 loaded.set(numbers[at])
                 came.append(key)
+                self._locker.had(labels[at])
             elif may_be_gone:
                 missed.append((key, (layout, name)))
+        self._locker.loaded(labels)
         if came:
             self._notify_keys_accessed(came)
         self._tell_evicted(missed)

@@ -16,6 +16,8 @@ from kvdepot.engines.lmcache.facts import Layout
 LAYOUTS_MAX = 64
 """Maximum number of open layouts."""
 OPEN_AGAIN_S = 30.0
+NO_TIERS = frozenset({"Cache", "Staging", "Empty"})
+"""Parts of a pipeline that keep nothing below the pool."""
 
 GONE = frozenset({"not_found", "corrupt"})
 """Kinds of failure of a block that the depot does not have any more, or of one that it could not read in time."""
@@ -36,6 +38,21 @@ class Moved:
 
     done: list[bool]
     missed: list[bool]
+
+
+@dataclass(frozen=True)
+class PoolUse:
+    """How much of a depot's pool is in use by requests.
+
+    Attributes:
+        size: bytes of the pool.
+        leased: bytes that all clients lease, or that tiers are reading.
+        has_tiers: whether the depot also has blocks below the pool.
+    """
+
+    size: int
+    leased: int
+    has_tiers: bool
 
 
 @dataclass
@@ -135,6 +152,29 @@ class Stores:
                 moved.done[number] = index not in failed
                 moved.missed[number] = index in failed and may_be_gone
         return moved
+
+    def claim(self, layout: Layout, names: Sequence[bytes]) -> Any | None:
+        """Claims the longest prefix of these blocks of a layout that the depot has. Returns ``None`` if that failed."""
+        store, depot = self._store(layout, 0), self._depot
+        if store is None or depot is None or not store.attached:
+            return None
+        try:
+            return depot.claim([store], names)
+        except Exception as error:  # noqa: BLE001 - nothing is leased
+            self._counters.trouble("claim_error", f"a claim failed: {error!r}", len(names))
+            return None
+
+    def pool_use(self) -> PoolUse | None:
+        """Asks the depot how much of its pool is leased. Returns ``None`` if it does not answer."""
+        depot = self._depot
+        try:
+            stats = depot.stats()["depot"]
+            leased = int(stats["pool_leased_bytes"]) + int(stats["pool_fetching_bytes"])
+            tiers = {name.strip() for name in str(stats["pipeline"]).split("|")} - NO_TIERS
+            return PoolUse(int(stats["pool_bytes"]), leased, bool(tiers))
+        except Exception as error:  # noqa: BLE001 - nothing is leased
+            self._counters.trouble("claim_error", f"the depot did not tell what is leased: {error!r}")
+            return None
 
     def open(self, layout: Layout) -> None:
         """Opens a layout's store, so that later calls need not wait for it."""
