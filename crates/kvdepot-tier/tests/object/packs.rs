@@ -116,6 +116,8 @@ in_every_dialect! {
     a_pack_whose_answer_was_lost_is_written_once
     a_refused_pack_fails_all_its_blocks
     known_packs_are_in_the_list_of_keys
+    a_list_that_failed_begins_anew
+    packs_of_a_depot_whose_clock_is_ahead_hide_no_others
 }
 
 fn a_dump_is_one_request_and_a_hit_is_one_request() {
@@ -344,4 +346,37 @@ fn known_packs_are_in_the_list_of_keys() {
     all.push(bench.key(100));
     all.sort_by_key(|key| key.hash.0);
     assert_eq!(keys, all);
+}
+
+fn a_list_that_failed_begins_anew() {
+    let server = BucketServer::start();
+    let writer = open(&server);
+    for first in 0..3 {
+        write_pack(&writer, first * COUNT..(first + 1) * COUNT);
+    }
+    let heads = AtomicU64::new(0);
+    server.plan(move |request| {
+        let is_head = request.line() == "get_requests" && request.path.contains("/packs/");
+        // The oldest packs are asked for last.
+        if is_head && heads.fetch_add(1, Ordering::Relaxed) > 0 { Act::Refuse(403) } else { Act::Serve }
+    });
+    let other = open(&server);
+    until("a head was refused", || figure(&other, "failures") > 0);
+    server.serve_all();
+    until("all are found in the end", || other.probe(other.keys(3 * COUNT)).unwrap() == 3 * COUNT as usize);
+}
+
+fn packs_of_a_depot_whose_clock_is_ahead_hide_no_others() {
+    let server = BucketServer::start();
+    let writer = open(&server);
+    write_pack(&writer, 0..COUNT);
+    let name = server.names("/packs/")[0].clone();
+    let (dir, last) = name.rsplit_once('/').unwrap();
+    // In the year 2150.
+    let ahead = format!("{dir}/052b9c80f800{}", &last[12..]);
+    server.rename(&name, &ahead);
+    let other = open(&server);
+    until("the pack is found", || other.probe(other.keys(COUNT)).unwrap() == COUNT as usize);
+    write_pack(&writer, COUNT..2 * COUNT);
+    until("and a new one", || other.probe(other.keys(2 * COUNT)).unwrap() == 2 * COUNT as usize);
 }

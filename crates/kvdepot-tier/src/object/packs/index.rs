@@ -36,9 +36,11 @@ pub(super) struct Packs {
     places: Vec<HashMap<BlockHash, Place>>,
     /// Further places of blocks.
     twins: HashMap<BlockHash, Vec<Place>>,
-    /// Start of the last list that came to its end.
+    /// Start of the last list that has ended.
     listed_at: Option<Instant>,
     is_being_listed: bool,
+    /// Whether one list from the beginning has come to its end, heads included: later ones need not go back that far.
+    is_whole: bool,
 }
 
 /// Where a block lies.
@@ -69,6 +71,7 @@ impl Packs {
             twins: HashMap::new(),
             listed_at: None,
             is_being_listed: false,
+            is_whole: false,
         }
     }
 }
@@ -204,8 +207,7 @@ impl PackIndex {
         begins
     }
 
-    /// Records that a list that began at `began` has ended. A list that failed is due again after `every`, too, but does
-    /// not count as the first one.
+    /// Records that a list that began at `began` has ended, in whichever way.
     pub(super) fn listed(&mut self, id: NamespaceId, began: Instant) {
         if let Some(space) = self.spaces.get_mut(&id) {
             space.is_being_listed = false;
@@ -219,9 +221,16 @@ impl PackIndex {
         space.packs.range(from..).map(|(name, _)| *name).collect()
     }
 
-    /// Returns the time of the newest known pack of an epoch of a namespace.
-    pub(super) fn newest_ms(&self, id: NamespaceId) -> Option<u64> {
-        let space = self.spaces.get(&id)?;
+    /// Records that all packs of an epoch of a namespace that were in the bucket are known, as far as there is room.
+    pub(super) fn list_is_whole(&mut self, id: NamespaceId) {
+        if let Some(space) = self.spaces.get_mut(&id) {
+            space.is_whole = true;
+        }
+    }
+
+    /// Returns the time of the newest known pack of an epoch of a namespace, if all older ones are known.
+    pub(super) fn listed_to_ms(&self, id: NamespaceId) -> Option<u64> {
+        let space = self.spaces.get(&id).filter(|space| space.is_whole)?;
         space.packs.keys().next_back().map(|name| name.time_ms)
     }
 
@@ -333,6 +342,10 @@ mod tests {
         index.listed(ID, now);
         assert!(!index.begin_list(ID, now + pause / 2, pause));
         assert!(index.begin_list(ID, now + pause, pause));
+        index.learn(ID, name(500, 1), entries(0..1), now);
+        assert_eq!(index.listed_to_ms(ID), None, "older ones may be unknown");
+        index.list_is_whole(ID);
+        assert_eq!(index.listed_to_ms(ID), Some(500));
     }
 
     #[test]

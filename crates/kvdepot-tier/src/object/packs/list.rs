@@ -4,13 +4,14 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::{StreamExt, TryStreamExt, stream};
+use futures_util::{StreamExt, stream};
 use hashbrown::HashSet;
 use kvdepot_core::limits::{OBJECT_PACK_HEADS_MAX, OBJECT_PACK_OPEN_MS, OBJECT_PACK_SKEW_MS};
 use kvdepot_core::{ErrorKind, NamespaceId};
 use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore};
 
 use super::codec::{self, Entry, PackName};
+use super::now_ms;
 use crate::object::link::{Fault, Lane};
 use crate::object::meter::one_more;
 use crate::object::shared::Shared;
@@ -52,7 +53,7 @@ impl Shared {
     /// Reads the names of packs since shortly before the newest known one, and the heads of new ones.
     pub(in crate::object) async fn list_packs(&self, id: NamespaceId, space: &Space) -> Result<(), Fault> {
         let (root, epoch) = (space.spec.root(), space.epoch);
-        let newest_ms = self.packs.index.lock().newest_ms(id).unwrap_or(0);
+        let newest_ms = self.packs.index.lock().listed_to_ms(id).map_or(0, |newest| newest.min(now_ms()));
         let from = PackName { time_ms: newest_ms.saturating_sub(OBJECT_PACK_SKEW_MS), random: 0, blocks: 0 };
         // Packs that are written while the list is made are not in it.
         let before = self.packs.index.lock().names_from(id, from);
@@ -60,8 +61,12 @@ impl Shared {
             let turn = self.link.turn(Lane::Reads, self.patience()).await?;
             let (dir, after) =
                 (self.names.packs(root, epoch), self.names.pack(root, epoch, &from.to_string()));
-            let list = self.link.store.list_with_offset(Some(&dir), &after);
-            let found = self.link.within(list.try_collect()).await?;
+            let mut list = self.link.store.list_with_offset(Some(&dir), &after);
+            let mut found = Vec::new();
+            // A long list takes many requests, each of which has the store's time.
+            while let Some(meta) = self.link.within(async { list.next().await.transpose() }).await? {
+                found.push(meta);
+            }
             turn.good();
             found
         };
@@ -89,6 +94,7 @@ impl Shared {
         while let Some(outcome) = heads.next().await {
             outcome?;
         }
+        self.packs.index.lock().list_is_whole(id);
         Ok(())
     }
 

@@ -12,7 +12,7 @@ mod list;
 mod read;
 mod write;
 
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use kvdepot_core::limits::OBJECT_PACK_BLOCKS_MIN;
 use kvdepot_core::{BlockKey, NamespaceId, NamespaceSpec};
@@ -69,6 +69,12 @@ impl PackState {
     pub(super) fn keys_from(&self, id: NamespaceId, from_ms: u64) -> (Vec<BlockKey>, Option<u64>) {
         self.index.lock().keys_from(id, from_ms)
     }
+}
+
+/// Milliseconds since 1970.
+fn now_ms() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(0)
 }
 
 impl Shared {

@@ -1,6 +1,7 @@
 //! Reads of blocks from packs: adjacent ones with one request.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use futures_util::StreamExt;
@@ -15,7 +16,6 @@ use super::codec::Entry;
 use super::index::Found;
 use crate::Fetched;
 use crate::object::link::{Fault, Lane};
-use crate::object::meter::one_more;
 use crate::object::reads::{Asked, Wanted, scatter};
 use crate::object::shared::{Shared, late};
 use crate::owed::Answer;
@@ -95,6 +95,18 @@ impl Shared {
         match outcomes {
             Ok(outcomes) => {
                 self.packs.index.lock().seen(id, pack, Instant::now());
+                let mut corrupt = Vec::new();
+                let outcomes = outcomes.into_iter().zip(&answers).map(|(outcome, (key, _))| match outcome {
+                    Err(Fault::Corrupt(error)) => {
+                        corrupt.push(*key);
+                        Err(Fault::Refused(error))
+                    }
+                    other => other,
+                });
+                let outcomes: Vec<_> = outcomes.collect();
+                if !corrupt.is_empty() {
+                    self.pack_is_corrupt(&path, corrupt);
+                }
                 for ((key, answer), outcome) in answers.into_iter().zip(outcomes) {
                     self.end_read(key, answer, outcome, Asked::Packed);
                 }
@@ -109,20 +121,24 @@ impl Shared {
                 }
             }
             Err(fault) => {
-                let is_corrupt = matches!(fault, Fault::Corrupt(_));
-                let error = fault.into_error();
-                if is_corrupt {
-                    one_more(&self.link.meter.corrupt);
-                    tracing::warn!(%path, %error, "a corrupt pack is deleted");
-                    let keys: Vec<BlockKey> = answers.iter().map(|(key, _)| *key).collect();
-                    self.tell_lost(&keys);
-                    self.remove(keys, Box::new(|_| {}));
+                if matches!(fault, Fault::Corrupt(_)) {
+                    self.pack_is_corrupt(&path, answers.iter().map(|(key, _)| *key).collect());
                 }
+                let error = fault.into_error();
                 for (key, answer) in answers {
                     self.end_read(key, answer, Err(Fault::Refused(error.clone())), Asked::Packed);
                 }
             }
         }
+    }
+
+    /// Deletes a pack because of these blocks of it.
+    fn pack_is_corrupt(self: &Arc<Self>, path: &Path, keys: Vec<BlockKey>) {
+        self.link.meter.corrupt.fetch_add(keys.len() as u64, Ordering::Relaxed);
+        tracing::warn!(%path, blocks = keys.len(), first = %keys[0], "a pack with corrupt blocks is deleted");
+        self.tell_lost(&keys);
+        // They are unreachable immediately; the pack itself is deleted in the background.
+        self.remove(keys, Box::new(|_| {}));
     }
 
     /// Reads a run, and verifies each block. Fails if the store did not give all its bytes.

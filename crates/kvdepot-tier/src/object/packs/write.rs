@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 use bytes::Bytes;
-use kvdepot_core::{BlockHash, BlockKey, NamespaceId};
+use kvdepot_core::{BlockHash, BlockKey, Error, ErrorKind, NamespaceId};
 use kvdepot_io::SlotBuf;
 use object_store::path::Path;
 use object_store::{PutMode, PutOptions, PutPayload};
@@ -14,6 +14,7 @@ use tokio::time::{Instant as TokioInstant, timeout_at};
 
 use super::codec::{self, Entry, PackName};
 use super::gather::Next;
+use super::now_ms;
 use crate::format::{Writer, file_bytes};
 use crate::object::epochs::no_bucket;
 use crate::object::link::{Fault, Lane, Turn};
@@ -69,6 +70,16 @@ impl Shared {
     }
 
     async fn store_pack(self: Arc<Self>, id: NamespaceId, blocks: Vec<Waiting>) {
+        let is_served = self.spaces.lock().has_id(&id);
+        if !is_served {
+            // A reset came while they waited: nobody may name them any more.
+            for Waiting { key, src, answer, .. } in blocks {
+                drop(src);
+                let what = "a block's namespace was reset or closed before the block was written";
+                answer.end(Err(Error::new(ErrorKind::NotFound, what).with("key", key)));
+            }
+            return;
+        }
         if blocks.len() < self.config.pack_blocks_min {
             for block in blocks {
                 self.store_own(block);
@@ -130,9 +141,8 @@ impl Shared {
     }
 
     fn new_name(&self, blocks: usize) -> PackName {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         PackName {
-            time_ms: u64::try_from(now.as_millis()).unwrap_or(0),
+            time_ms: now_ms(),
             random: kvdepot_io::random::number(),
             blocks: u32::try_from(blocks).unwrap_or(u32::MAX),
         }

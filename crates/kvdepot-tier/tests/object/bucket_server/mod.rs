@@ -336,6 +336,17 @@ impl BucketServer {
         }
     }
 
+    /// Gives an object another name, as if it had been written with that.
+    pub(crate) fn rename(&self, name: &str, to: &str) {
+        match &self.inner.real {
+            Some(real) => real.rename(name, to),
+            None => self.with(|bucket| {
+                let object = bucket.objects.remove(name).unwrap();
+                bucket.objects.insert(to.to_owned(), object);
+            }),
+        }
+    }
+
     /// Deletes an object without any depot noticing.
     pub(crate) fn lose(&self, name: &str) {
         match &self.inner.real {

@@ -139,6 +139,10 @@ impl Real {
         std::fs::write(path, bytes).unwrap();
     }
 
+    pub(super) fn rename(&self, name: &str, to: &str) {
+        std::fs::rename(self.bucket().join(name), self.bucket().join(to)).unwrap();
+    }
+
     /// Deletes an object, as a lifecycle rule does.
     pub(super) fn lose(&self, name: &str) {
         std::fs::remove_file(self.bucket().join(name)).unwrap();
