@@ -204,7 +204,12 @@ fn tcp_peers_beyond_the_descriptor_limit_leave_the_local_door_and_the_disk_alone
     const OPEN: &str = "the network listener is ready at ";
     let log = depot.log();
     let line = log.lines().find_map(|line| line.split_once(OPEN)).unwrap().1;
-    let at = line.split_whitespace().next().unwrap().to_owned();
+    assert_eq!(
+        line.split_once(", ").unwrap().1.split(" [").next(),
+        Some("without TLS, without a token"),
+        "{line}"
+    );
+    let at = line.split(',').next().unwrap().to_owned();
     let peers: Vec<_> = (0..300).map(|_| TcpStream::connect(&at).unwrap()).collect();
     eventually("all of them accepted or refused", || {
         depot.lines_with("was refused") + depot.lines_with("could not be accepted") > 0

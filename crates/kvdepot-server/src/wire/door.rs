@@ -83,6 +83,8 @@ impl WireDoor {
         drop(entered);
         let service = local_addr(&listener)?;
         let manage = managing.as_ref().map(local_addr).transpose()?;
+        let protection =
+            format!("{} TLS, {} a token", with_or_not(tls.is_some()), with_or_not(token.is_some()));
         let counters = Arc::new(Counters::new());
         let rdma = config.rdma.as_ref().map(|rdma| Rdma::open(rdma, &config, depot, &counters)).transpose();
         let rdma = rdma.map_err(|error| error.with("asked_for", "RDMA"))?.map(Arc::new);
@@ -102,9 +104,9 @@ impl WireDoor {
             runtime.spawn(http::serve(Arc::clone(&door), managing, closing.clone()));
         }
         let listener = runtime.spawn(accept(door, listener, closing));
-        tracing::info!("the network listener is ready at {service}");
+        tracing::info!("the network listener is ready at {service}, {protection}");
         if let Some(manage) = manage {
-            tracing::info!("HTTP management is open at {manage}");
+            tracing::info!("HTTP management is open at {manage}, {protection}");
         }
         Ok(Self { runtime: Some(runtime), draining, service, manage, listener: Some(listener), drain, rdma })
     }
@@ -144,6 +146,10 @@ impl Drop for WireDoor {
     fn drop(&mut self) {
         self.end(Duration::ZERO);
     }
+}
+
+const fn with_or_not(is_on: bool) -> &'static str {
+    if is_on { "with" } else { "without" }
 }
 
 fn listen(at: SocketAddr) -> Result<TcpListener> {

@@ -172,7 +172,9 @@ impl WirePage {
 
 async fn answer(http: &Http, request: Request<Incoming>) -> Answer {
     let Some(page) = WirePage::at(request.uri().path()) else {
-        return error(StatusCode::NOT_FOUND, "no such page");
+        let own = WirePage::OWN.into_iter().map(|page| page.entry().0);
+        let pages: Vec<_> = Page::ALL.into_iter().map(Page::path).chain(own).collect();
+        return error(StatusCode::NOT_FOUND, &format!("no such page: there are {}", pages.join(", ")));
     };
     // The page holds no data: its own requests need the token.
     if page == WirePage::Common(Page::Root)

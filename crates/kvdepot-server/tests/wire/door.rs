@@ -132,7 +132,8 @@ fn management_answers() {
     assert_eq!(wired.http("GET /kvmap_len", None), (200, "{\"len\":5}".to_owned()));
     assert_eq!(wired.http("GET /selftest", None), (200, "{\"status\":\"ok\"}".to_owned()));
     assert_eq!(wired.http("GET /purge", None).0, 405);
-    assert_eq!(wired.http("GET /nothing", None).0, 404);
+    let (code, pages) = wired.http("GET /nothing", None);
+    assert!(code == 404 && pages.contains("/metrics") && pages.contains("/kvmap_len"), "{code} {pages}");
     let (status, metrics) = wired.http("GET /metrics", None);
     assert_eq!(status, 200);
     for line in [
