@@ -309,8 +309,10 @@ RUNS: tuple[Run | Serve, ...] = (
     ),
     Serve(
         "serve --metrics-port",
-        "kvdepot serve --config {tmp}/depot.yaml --socket {tmp}/depot.sock --metrics-port {port}",
+        "kvdepot serve --config {tmp}/depot.yaml --socket {tmp}/depot.sock --metrics-port {port} "
+        "--metrics-host 127.0.0.1 --metrics-token-file {tmp}/token",
         CONFIG,
+        before=TOKEN,
     ),
     Serve(
         "serve --wait-for-lock",

@@ -36,6 +36,7 @@ def test_pipeline_store_file(seeds, machine):
         "drain_timeout_ms": 30_000,
         "pool_keep_ms": 0,
         "evicted_blocks_remembered": 262_144,
+        "metrics_host": "127.0.0.1",
         "pool_mlock": False,
         "pool_numa": "auto",
         "pool_populate_threads": 0,

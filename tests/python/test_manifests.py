@@ -73,6 +73,22 @@ def test_the_daemon_set_waits_for_its_turn_and_is_probed_where_engines_attach(ma
     assert liveness["periodSeconds"] * liveness["failureThreshold"] > grace_s
 
 
+def test_prometheus_finds_the_port_of_each_depot(machine, tmp_path):
+    (one,) = documents("DaemonSet")
+    pod = one["spec"]["template"]
+    config = depot_config(machine, tmp_path)
+    assert config.metrics_host == "0.0.0.0"
+    assert pod["metadata"]["annotations"] == {
+        "prometheus.io/scrape": "true",
+        "prometheus.io/port": str(config.metrics_port),
+        "prometheus.io/path": "/metrics",
+    }
+    (container,) = pod["spec"]["containers"]
+    assert container["ports"] == [{"name": "metrics", "containerPort": config.metrics_port}]
+    (token,) = (mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] == "token")
+    assert Path(config.metrics_token_file).parent == Path(token)
+
+
 def test_engines_start_no_depot_in_their_pod_and_do_not_mind_its_size(small_machine, machine, tmp_path):
     assert not depot_config(machine, tmp_path).start_depot
     assert depot_config(small_machine, tmp_path, owns_pool=False).pool_gb > 16

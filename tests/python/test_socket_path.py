@@ -78,6 +78,8 @@ MANNER_KEYS = {
     "log_max_files": 5,
     "log_burst_lines": 5,
     "metrics_port": 18080,
+    "metrics_host": "0.0.0.0",
+    "metrics_token_file": "/token",
 }
 DEPOT_KEYS = {
     "pipeline": "Cache",

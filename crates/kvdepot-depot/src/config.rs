@@ -1,6 +1,8 @@
 //! The configuration of a depot. The Python face parses and checks the user's files and passes the result as JSON.
 
 use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
 
 use kvdepot_core::limits::{BLOCK_ALIGN_BYTES, POOL_BYTES_MIN};
 use kvdepot_core::machine::{Placement, WriteWhen};
@@ -62,9 +64,15 @@ pub struct DepotConfig {
     /// Number of lost blocks whose fate is remembered, in 16 bytes each; 0 = none.
     #[serde(default = "default_evicted_blocks_remembered")]
     pub evicted_blocks_remembered: usize,
-    /// Loopback port of HTTP for metrics; 0 = any free port. Without it there is none.
+    /// Port of HTTP for metrics; 0 = any free port. Without it there is none.
     #[serde(default)]
     pub metrics_port: Option<u16>,
+    /// Listening address of that port.
+    #[serde(default = "default_metrics_host")]
+    pub metrics_host: IpAddr,
+    /// File with the secret for what that port tells of the depot's state.
+    #[serde(default)]
+    pub metrics_token_file: Option<PathBuf>,
     /// For tests: NUMA nodes that the machine is assumed to have. Their memory is that of its first node.
     #[serde(default)]
     pub numa_nodes: Option<Vec<u32>>,
@@ -136,6 +144,9 @@ const fn default_timeout_ms() -> u64 {
 }
 const fn default_drain_timeout_ms() -> u64 {
     30_000
+}
+const fn default_metrics_host() -> IpAddr {
+    IpAddr::V4(Ipv4Addr::LOCALHOST)
 }
 fn default_pool_numa() -> String {
     "auto".to_owned()

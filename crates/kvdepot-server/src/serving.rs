@@ -165,7 +165,7 @@ impl Doors {
         door.quarantine.hold_all(held);
         let idle_exit = self.idle_exit.filter(|_| self.wire.is_none());
         let mut wire = self.wire.clone().map(|wire| WireDoor::open(wire, &depot)).transpose()?;
-        let status = StatusDoor::open(lock.socket(), depot.config().metrics_port, &depot);
+        let status = StatusDoor::open(lock.socket(), &depot);
         systemd::notify("READY=1");
         systemd::notify("STATUS=Serving");
         loop {

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use common::{LONG, Served, config, spec};
+use common::{LONG, Served, config, hash, spec};
 use kvdepot_core::{BlockLayout, NamespaceSpec};
 use kvdepot_depot::Depot;
 use kvdepot_server::StatusDoor;
@@ -42,8 +42,8 @@ fn at_socket(socket: &Path, request: &str) -> (u16, String) {
     ask(stream, request)
 }
 
-fn depot() -> Arc<Depot> {
-    Arc::new(Depot::start(config(8 << 20, json!({}))).unwrap())
+fn depot(more: serde_json::Value) -> Arc<Depot> {
+    Arc::new(Depot::start(config(8 << 20, more)).unwrap())
 }
 
 #[test]
@@ -163,8 +163,8 @@ fn namespaces_are_told_with_descriptions_that_open_them() {
 fn many_namespaces_are_told_in_pieces() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("depot.sock");
-    let depot = depot();
-    let _door = StatusDoor::open(&socket, None, &depot);
+    let depot = depot(json!({}));
+    let _door = StatusDoor::open(&socket, &depot);
     let user = depot.direct();
     let specs: Vec<_> =
         (0..300).map(|n| spec(&n.to_string(), BlockLayout::uniform(1, &[64]).unwrap())).collect();
@@ -212,7 +212,7 @@ fn a_depot_serves_without_what_it_cannot_tell_its_status_at() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("depot.sock");
     std::fs::write(socket_of(&socket), "something of somebody's").unwrap();
-    let door = StatusDoor::open(&socket, Some(taken.local_addr().unwrap().port()), &depot());
+    let door = StatusDoor::open(&socket, &depot(json!({"metrics_port": taken.local_addr().unwrap().port()})));
     assert_eq!(door.port_address(), None);
     drop(door);
     assert_eq!(std::fs::read_to_string(socket_of(&socket)).unwrap(), "something of somebody's");
@@ -222,7 +222,7 @@ fn a_depot_serves_without_what_it_cannot_tell_its_status_at() {
 fn the_port_is_the_loopbacks_and_silent_connections_make_room() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("depot.sock");
-    let door = StatusDoor::open(&socket, Some(0), &depot());
+    let door = StatusDoor::open(&socket, &depot(json!({"metrics_port": 0})));
     let at = door.port_address().unwrap();
     assert!(at.ip().is_loopback());
     let silent: Vec<_> = (0..40).map(|_| UnixStream::connect(socket_of(&socket)).unwrap()).collect();
@@ -247,7 +247,7 @@ fn the_port_is_the_loopbacks_and_silent_connections_make_room() {
 fn the_port_answers_no_web_page() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("depot.sock");
-    let door = StatusDoor::open(&socket, Some(0), &depot());
+    let door = StatusDoor::open(&socket, &depot(json!({"metrics_port": 0})));
     let asked = |request: &str, headers: &str| {
         let stream = TcpStream::connect(door.port_address().unwrap()).unwrap();
         stream.set_read_timeout(Some(LONG)).unwrap();
@@ -293,10 +293,74 @@ fn the_port_answers_no_web_page() {
 fn a_door_leaves_the_socket_of_the_one_that_took_its_place() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("depot.sock");
-    let first = StatusDoor::open(&socket, None, &depot());
-    let second = StatusDoor::open(&socket, None, &depot());
+    let first = StatusDoor::open(&socket, &depot(json!({})));
+    let second = StatusDoor::open(&socket, &depot(json!({})));
     drop(first);
     assert_eq!(at_socket(&socket, "GET /health").0, 200);
     drop(second);
     assert!(!socket_of(&socket).exists());
+}
+
+/// As at the network listener: numbers for everyone, the depot's state and its blocks for those with the token.
+#[test]
+fn a_port_on_the_network_asks_for_its_token() {
+    const TOKEN: &str = "the token of these tests";
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("depot.sock");
+    let file = directory.path().join("token");
+    std::fs::write(&file, TOKEN).unwrap();
+    let more = json!({"metrics_port": 0, "metrics_host": "0.0.0.0", "metrics_token_file": file});
+    let depot = depot(more);
+    let direct = depot.direct();
+    let spec = spec("a", BlockLayout::uniform(1, &[4096]).unwrap());
+    let used = direct.open_namespace(spec.canonical()).unwrap();
+    assert_eq!(direct.prefix(used.handle, &hash(1).0).unwrap(), 0);
+    let door = StatusDoor::open(&socket, &depot);
+    let at = door.port_address().unwrap();
+    assert!(at.ip().is_unspecified(), "{at}");
+    let asked = |request: &str, token: Option<&str>| {
+        let stream = TcpStream::connect(("127.0.0.1", at.port())).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        let sent = token.map_or(String::new(), |token| format!("\r\nAuthorization: Bearer {token}"));
+        // A name that only the network knows: a scraper's service discovery may use one.
+        ask_with(stream, request, &format!("Host: depot.cluster.example{sent}"))
+    };
+    for request in ["GET /", "GET /health", "GET /metrics"] {
+        assert_eq!(asked(request, None).0, 200, "{request}");
+    }
+    for request in ["GET /config", "GET /errors", "GET /misses", "GET /namespaces", "GET /status"] {
+        assert_eq!(asked(request, None).0, 401, "{request}");
+        assert_eq!(asked(request, Some("another token than that")).0, 401, "{request}");
+        assert_eq!(asked(request, Some(TOKEN)).0, 200, "{request}");
+    }
+    let named = |token| asked("GET /metrics", token).1.contains("kvdepot_namespace_misses_total{");
+    assert_eq!(
+        (named(None), named(Some(TOKEN))),
+        (false, true),
+        "namespaces are named to those with the token"
+    );
+}
+
+/// Without a token the checks against web pages hold at every address.
+#[test]
+fn a_port_on_the_network_without_a_token_answers_no_web_page() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("depot.sock");
+    let door = StatusDoor::open(&socket, &depot(json!({"metrics_port": 0, "metrics_host": "0.0.0.0"})));
+    let asked = |headers: &str| {
+        let stream = TcpStream::connect(("127.0.0.1", door.port_address().unwrap().port())).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        ask_with(stream, "GET /metrics", headers).0
+    };
+    assert_eq!((asked("Host: 10.0.0.7:9400"), asked("Host: evil.example")), (200, 403));
+}
+
+#[test]
+fn a_port_whose_token_cannot_be_read_stays_closed() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("depot.sock");
+    let more = json!({"metrics_port": 0, "metrics_token_file": directory.path().join("missing")});
+    let door = StatusDoor::open(&socket, &depot(more));
+    assert_eq!(door.port_address(), None);
+    assert_eq!(at_socket(&socket, "GET /health").0, 200);
 }

@@ -16,7 +16,14 @@ from kvdepot.cli.running import peer_pid
 from kvdepot.config import KVDepotConfig, load_config
 from kvdepot.config.environment import LOG_LEVELS
 from kvdepot.config.machine import Machine
+from kvdepot.config.rules import is_address
 from kvdepot.errors import ConfigError, UnavailableError
+
+
+def _address(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    if value is not None and not is_address(value):
+        raise click.BadParameter("must be an IP address, such as 127.0.0.1 or 0.0.0.0")
+    return value
 
 
 @click.command()
@@ -57,7 +64,13 @@ from kvdepot.errors import ConfigError, UnavailableError
 @click.option(
     "--metrics-port",
     type=click.IntRange(0, 65_535),
-    help="Port of 127.0.0.1 for the status page and /metrics; default: metrics_port.",
+    help="Port of metrics_host for the status page and /metrics; default: metrics_port.",
+)
+@click.option("--metrics-host", callback=_address, help="IP address of that port; default: metrics_host.")
+@click.option(
+    "--metrics-token-file",
+    type=click.Path(dir_okay=False, exists=True, resolve_path=True),
+    help="File with the secret for that port; default: metrics_token_file.",
 )
 @click.option(
     "--log-level", type=click.Choice([*LOG_LEVELS, "warning"]), help="Overrides environment and configuration."
@@ -79,6 +92,8 @@ def command(
     detach: bool,
     drain_timeout: int | None,
     metrics_port: int | None,
+    metrics_host: str | None,
+    metrics_token_file: str | None,
     log_level: str | None,
     log_format: str | None,
     log_max_size: int | None,
@@ -136,6 +151,8 @@ def command(
     overriding = {
         "drain_timeout_ms": None if drain_timeout is None else drain_timeout * 1000,
         "metrics_port": metrics_port,
+        "metrics_host": metrics_host,
+        "metrics_token_file": metrics_token_file,
     }
     core_json = _with_values(core_json, overriding)
     overruled: dict[str, Any] = {
@@ -170,7 +187,7 @@ def _check_unserved(socket: str) -> None:
         )
 
 
-def _with_values(core_json: str, values: Mapping[str, int | None]) -> str:
+def _with_values(core_json: str, values: Mapping[str, int | str | None]) -> str:
     said = {name: value for name, value in values.items() if value is not None}
     return json.dumps(json.loads(core_json) | said) if said else core_json
 

@@ -115,6 +115,10 @@ def _core_object(config: "KVDepotConfig", block_bytes: int | None, machine: Mach
         whole["evicted_blocks_remembered"] = config.evicted_blocks_remembered
         if config.metrics_port is not None:
             whole["metrics_port"] = config.metrics_port
+        # Without a port, too: `kvdepot serve --metrics-port` adds one.
+        whole["metrics_host"] = config.metrics_host
+        if config.metrics_token_file is not None:
+            whole["metrics_token_file"] = config.metrics_token_file
         whole["pool_mlock"] = config.pool_mlock
         whole["pool_numa"] = config.pool_numa
         whole["pool_populate_threads"] = config.pool_populate_threads

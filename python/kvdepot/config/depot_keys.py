@@ -166,14 +166,26 @@ class DepotKeys(BaseModel):
     )
     metrics_port: int | None = key(
         None,
-        "Port of 127.0.0.1 where the depot serves the status page, `/metrics`, `/health`, `/status`, `/config` and "
-        "`/errors`. Depots on one machine need "
+        "Port of `metrics_host` where the depot serves the status page, `/metrics`, `/health`, `/status`, `/config` "
+        "and `/errors`. Depots on one machine need "
         "different ports: a depot whose port is taken logs that and runs without. The Unix socket `SOCKET.http` serves "
         "the same pages in any case, and `/misses`, `/namespaces` and `/why`.",
         unit="port",
         by_default="none",
         ge=0,
         le=65_535,
+    )
+    metrics_host: str = key(
+        "127.0.0.1",
+        "IP address of `metrics_port`: `0.0.0.0` is all IPv4 addresses of the machine, `::` all addresses. At another "
+        "address than the loopback, set `metrics_token_file`, too.",
+    )
+    metrics_token_file: str | None = key(
+        None,
+        "File with the secret for `metrics_port`. If it is set, `/config`, `/errors`, `/misses`, `/namespaces`, "
+        "`/status`, `/why` and the series of single namespaces need it (`Authorization: Bearer …`); `/metrics` and "
+        "`/health` do not.",
+        by_default="no secret",
     )
     log_level: Literal["error", "warn", "info", "debug", "trace"] = key(
         "info",

@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ def problems(config: "KVDepotConfig") -> Iterator[Problem]:
     yield from _pool(config)
     yield from _socket(config)
     yield from _start(config)
+    yield from _metrics(config)
     yield from _copies(config)
     yield from _traces(config)
     yield from tier_problems(config)
@@ -87,6 +89,25 @@ def _socket(config: "KVDepotConfig") -> Iterator[Problem]:
         yield Problem("socket", "engines that do not share a depot cannot share a socket: remove socket or share_depot")
     if config.mode == "embedded":
         yield Problem("socket", "an embedded depot has no socket: remove it, or write mode: node")
+
+
+def is_address(text: str) -> bool:
+    """Returns whether a text is an IP address as the core reads it, which resolves no names."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            socket.inet_pton(family, text)
+        except (OSError, ValueError):
+            continue
+        return True
+    return False
+
+
+def _metrics(config: "KVDepotConfig") -> Iterator[Problem]:
+    if not is_address(config.metrics_host):
+        yield Problem("metrics_host", "must be an IP address, such as 127.0.0.1 or 0.0.0.0")
+    file = config.metrics_token_file
+    if file is not None and not os.path.isabs(file):
+        yield Problem("metrics_token_file", "must be an absolute path, because a depot has its own working directory")
 
 
 def _traces(config: "KVDepotConfig") -> Iterator[Problem]:

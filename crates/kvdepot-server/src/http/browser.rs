@@ -19,7 +19,7 @@ pub(crate) fn refusal(headers: &HeaderMap, own_name: &str) -> Option<&'static st
     // A page can make its own name resolve to this machine (DNS rebinding), but cannot change the Host header.
     let foreign = |host: &hyper::header::HeaderValue| !host.to_str().is_ok_and(|host| is_own(host, own_name));
     headers.get_all(HOST).iter().any(foreign).then_some(
-        "the Host is neither an address, localhost, nor this machine's host name: ask by address, or, at the network listener, set a token",
+        "the Host is neither an address, localhost, nor this machine's host name: ask by address, or set a token",
     )
 }
 

@@ -8,6 +8,7 @@ pub(crate) mod pages;
 mod questions;
 mod series;
 mod status_door;
+pub(crate) mod token;
 pub(crate) mod visitors;
 
 pub use status_door::{StatusDoor, socket_of};

@@ -50,6 +50,8 @@ pub(crate) fn config(config: &DepotConfig) -> Value {
     put("pool_mlock", json!(config.pool_mlock));
     put("pool_numa", json!(config.pool_numa));
     put("metrics_port", json!(config.metrics_port));
+    put("metrics_host", json!(config.metrics_host));
+    put("metrics_token_file", json!(config.metrics_token_file));
     put("evicted_blocks_remembered", json!(config.evicted_blocks_remembered));
     put("placement", json!(config.placement));
     for (name, settings) in &config.tiers {

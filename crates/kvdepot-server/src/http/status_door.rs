@@ -1,8 +1,9 @@
 //! The depot's status over HTTP, with or without a wire door: at a Unix socket next to its own, and if requested at a
-//! loopback port, which refuses web pages. It is read-only. A depot that cannot open this door serves nevertheless.
+//! port, which asks for a token or refuses web pages. It is read-only. A depot that cannot open this door serves
+//! nevertheless.
 
 use std::convert::Infallible;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,13 +15,15 @@ use hyper::{HeaderMap, Method, Request, StatusCode, Uri};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_depot::Depot;
+use kvdepot_wire::own::Token;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, TcpSocket, UnixListener};
 use tokio::runtime::Runtime;
 
 use super::answer::{Answer, error};
 use super::browser;
 use super::pages::{Page, Reveals, Subject};
+use super::token;
 use super::visitors::{Place, Visitors};
 use crate::lock::FileId;
 use crate::log_limit::LogLimit;
@@ -30,32 +33,51 @@ type Guard = Option<Arc<PortGuard>>;
 
 struct PortGuard {
     own_name: String,
-    /// Refuses pages about blocks, and says where they are.
+    /// The secret for the depot's state and its blocks.
+    token: Option<Token>,
+    /// Refuses pages about blocks where there is no token, and says where they are.
     not_here: String,
     refused: LogLimit,
 }
 
 impl PortGuard {
-    fn new(socket: &Path) -> Self {
+    fn new(socket: &Path, token: Option<Token>) -> Self {
         let not_here = format!(
-            "every user of this machine can read this port: ask at the depot's Unix socket {}, as kvdepot why does, or \
-             at its network listener",
+            "this port has no token, so everyone who reaches it can read it: ask at the depot's Unix socket {}, as \
+             kvdepot why does, or at its network listener, or set a token (metrics_token_file)",
             socket.display()
         );
-        Self { own_name: browser::own_name(), not_here, refused: LogLimit::default() }
+        Self { own_name: browser::own_name(), token, not_here, refused: LogLimit::default() }
     }
 
-    /// Returns why a request is refused. That the depot lives tells a web page nothing that it could use. Other pages are
-    /// for every user of this machine, except those about single requests, blocks and secret facts.
+    /// Returns why a request is refused. That the depot lives tells a web page nothing that it could use. With a token,
+    /// state and blocks need it, as at the network listener. Without one, other pages are for everyone who reaches the
+    /// port, except those about single requests, blocks and secret facts.
     fn refusal(&self, path: &str, headers: &HeaderMap) -> Option<Answer> {
         let reveals = Page::at(path).map(Page::reveals);
         if reveals == Some(Reveals::Life) {
             return None;
         }
-        let why = browser::refusal(headers, &self.own_name)
-            .or_else(|| (reveals == Some(Reveals::Blocks)).then_some(&*self.not_here))?;
+        let (status, why) = match &self.token {
+            Some(_)
+                if matches!(reveals, Some(Reveals::State | Reveals::Blocks)) && !self.is_trusted(headers) =>
+            {
+                (StatusCode::UNAUTHORIZED, token::WANTED)
+            }
+            Some(_) => return None,
+            None => {
+                let why = browser::refusal(headers, &self.own_name)
+                    .or_else(|| (reveals == Some(Reveals::Blocks)).then_some(&*self.not_here))?;
+                (StatusCode::FORBIDDEN, why)
+            }
+        };
         self.refused.line(|left_out| tracing::warn!("a request for {path} was refused: {why}{left_out}"));
-        Some(error(StatusCode::FORBIDDEN, why))
+        Some(error(status, why))
+    }
+
+    /// Returns whether the reader may know the names of namespaces, if it may read the page at all.
+    fn is_trusted(&self, headers: &HeaderMap) -> bool {
+        self.token.as_ref().is_none_or(|token| token::is_sent(token, headers))
     }
 }
 
@@ -86,7 +108,7 @@ pub struct StatusDoor {
 
 impl StatusDoor {
     /// Opens the door of the depot at `socket` as far as possible, and logs what is not.
-    pub fn open(socket: &Path, port: Option<u16>, depot: &Arc<Depot>) -> Self {
+    pub fn open(socket: &Path, depot: &Arc<Depot>) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("kvdepot-status")
@@ -109,14 +131,14 @@ impl StatusDoor {
             }
             Err(error) => tracing::error!("cannot open the Unix socket for metrics: {error}"),
         }
-        match port.map(listen_at_port) {
+        match depot.config().metrics_port.map(|port| open_port(port, depot)) {
             None => {}
-            Some(Ok((listener, address))) => {
+            Some(Ok((listener, address, token))) => {
                 at = Some(address);
                 tracing::info!(
                     "metrics are at http://{address}/metrics, the status page at http://{address}/"
                 );
-                let guard = PortGuard::new(&socket_of(socket));
+                let guard = PortGuard::new(&socket_of(socket), token);
                 tokio::spawn(serve_port(listener, Arc::clone(depot), visitors, guard));
             }
             Some(Err(error)) => tracing::error!("cannot open the metrics port: {error}"),
@@ -125,7 +147,7 @@ impl StatusDoor {
         Self { runtime: Some(runtime), socket: path, port: at }
     }
 
-    /// Returns the listening address on the loopback.
+    /// Returns the listening address of the port.
     pub const fn port_address(&self) -> Option<SocketAddr> {
         self.port
     }
@@ -163,10 +185,23 @@ fn listen_at_socket(path: &Path) -> Result<(UnixListener, FileId)> {
     Ok((listener, id))
 }
 
-fn listen_at_port(port: u16) -> Result<(TcpListener, SocketAddr)> {
-    let at = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+/// Listens where the depot's configuration says. A token that cannot be read opens nothing.
+fn open_port(port: u16, depot: &Depot) -> Result<(TcpListener, SocketAddr, Option<Token>)> {
+    let config = depot.config();
+    let token = config.metrics_token_file.as_deref().map(token::read).transpose()?;
+    let (listener, address) = listen_at_port(SocketAddr::new(config.metrics_host, port))?;
+    if !address.ip().is_loopback() && token.is_none() {
+        tracing::warn!(
+            "THE DEPOT'S STATUS IS ON THE NETWORK WITHOUT A TOKEN: anyone who reaches {address} can read its \
+             configuration, errors and namespaces. Set a token (metrics_token_file), or listen on 127.0.0.1."
+        );
+    }
+    Ok((listener, address, token))
+}
+
+fn listen_at_port(at: SocketAddr) -> Result<(TcpListener, SocketAddr)> {
     let open = || {
-        let socket = tokio::net::TcpSocket::new_v4()?;
+        let socket = if at.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
         socket.set_reuseaddr(true)?;
         socket.bind(at)?;
         let listener = socket.listen(u32::try_from(VISITORS_MAX).unwrap_or(u32::MAX))?;
@@ -224,13 +259,15 @@ where
     let visitor = Arc::clone(&place.visitor);
     let service = service_fn(move |request: Request<Incoming>| {
         let answering = visitor.answering();
-        let refused = guard.as_ref().and_then(|guard| guard.refusal(request.uri().path(), request.headers()));
+        let (path, headers) = (request.uri().path(), request.headers());
+        let refused = guard.as_ref().and_then(|guard| guard.refusal(path, headers));
+        let names_namespaces = guard.as_ref().is_none_or(|guard| guard.is_trusted(headers));
         let depot = Arc::clone(&depot);
         async move {
             let _answering = answering;
             Ok::<_, Infallible>(match refused {
                 Some(refused) => refused,
-                None => answer(&depot, request.method(), request.uri()).await,
+                None => answer(&depot, request.method(), request.uri(), names_namespaces).await,
             })
         }
     });
@@ -241,10 +278,10 @@ where
     let _ = tokio::time::timeout(VISIT_MAX, visit).await;
 }
 
-async fn answer(depot: &Depot, method: &Method, uri: &Uri) -> Answer {
+async fn answer(depot: &Depot, method: &Method, uri: &Uri, names_namespaces: bool) -> Answer {
     match Page::at(uri.path()) {
         Some(page) if *method == Page::METHOD => {
-            let subject = Subject { depot, series: None, names_namespaces: true };
+            let subject = Subject { depot, series: None, names_namespaces };
             page.answer(&subject, uri.query()).await
         }
         Some(_) => error(StatusCode::METHOD_NOT_ALLOWED, "only GET is answered"),

@@ -1,7 +1,7 @@
 //! The configuration of a wire door.
 
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use kvdepot_core::{Error, ErrorKind, Result};
@@ -9,12 +9,10 @@ use kvdepot_wire::own::Token;
 use serde::Deserialize;
 
 use super::rdma::config::RdmaConfig;
+use crate::http::token;
 
 /// The longest wait for a value from a tier.
 pub(super) const GET_WAIT: Duration = Duration::from_secs(10);
-
-/// Size limit of a token file.
-const TOKEN_FILE_BYTES_MAX: u64 = 64 << 10;
 
 /// Configuration of a wire door. Unknown keys are errors (P10).
 #[derive(Clone, Debug, Deserialize)]
@@ -138,7 +136,7 @@ impl WireConfig {
 
     /// Returns the secret from its file.
     pub(super) fn token(&self) -> Result<Option<Token>> {
-        self.token_file.as_deref().map(read_token).transpose()
+        self.token_file.as_deref().map(token::read).transpose()
     }
 
     /// Returns how long a peer may stall in the middle of a message.
@@ -151,13 +149,4 @@ impl WireConfig {
         let processors = std::thread::available_parallelism().map_or(2, usize::from);
         if self.threads == 0 { processors.clamp(2, 8) } else { self.threads.min(64) }
     }
-}
-
-fn read_token(path: &Path) -> Result<Token> {
-    let context = |e: Error| e.with("path", path.display());
-    let bytes = std::fs::metadata(path).and_then(|meta| {
-        if meta.len() > TOKEN_FILE_BYTES_MAX { Ok(Vec::new()) } else { std::fs::read(path) }
-    });
-    let bytes = bytes.map_err(|e| context(Error::io("cannot read the token", e)))?;
-    Token::new(&bytes).map_err(context)
 }

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::body::Incoming;
-use hyper::header::AUTHORIZATION;
 use hyper::service::service_fn;
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -21,6 +20,7 @@ use super::tls;
 use crate::http::answer::{Answer, error, failed, json};
 use crate::http::browser;
 use crate::http::pages::{Page, Reveals, Subject};
+use crate::http::token;
 use crate::http::visitors::{Place, Visitors};
 use crate::log_limit::LogLimit;
 
@@ -214,12 +214,13 @@ async fn apart<T: Send + 'static>(door: &Arc<Door>, work: fn(&Values) -> Result<
 
 /// Returns why a request may not walk or change the depot.
 fn refusal(http: &Http, request: &Request<Incoming>) -> Option<(StatusCode, &'static str)> {
-    if !is_allowed(&http.door, request) {
-        return Some((StatusCode::UNAUTHORIZED, "send the token: Authorization: Bearer …"));
+    let headers = request.headers();
+    match &http.door.token {
+        Some(wanted) => {
+            (!token::is_sent(wanted, headers)).then_some((StatusCode::UNAUTHORIZED, token::WANTED))
+        }
+        None => browser::refusal(headers, &http.own_name).map(|why| (StatusCode::FORBIDDEN, why)),
     }
-    let has_token = http.door.token.is_some();
-    let why = browser::refusal(request.headers(), &http.own_name).filter(|_| !has_token)?;
-    Some((StatusCode::FORBIDDEN, why))
 }
 
 /// Returns the answer to a request that may not walk or change the depot, and logs it.
@@ -228,10 +229,4 @@ fn refused(http: &Http, request: &Request<Incoming>) -> Option<Answer> {
     let (method, path) = (request.method(), request.uri().path());
     http.refused.line(|left_out| tracing::warn!("{method} {path} was refused: {why}{left_out}"));
     Some(error(status, why))
-}
-
-fn is_allowed(door: &Door, request: &Request<Incoming>) -> bool {
-    let Some(token) = &door.token else { return true };
-    let said = request.headers().get(AUTHORIZATION).map(|value| value.as_bytes());
-    said.and_then(|said| said.strip_prefix(b"Bearer ")).is_some_and(|said| token.is(said.trim_ascii()))
 }
