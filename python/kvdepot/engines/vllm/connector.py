@@ -44,7 +44,9 @@ if TYPE_CHECKING:
 logger = connector_logger()
 
 # With every attention backend that accepts another layout than its own, a block of one of these sizes is one kernel
-# block. A larger one may be split, which block-outermost layouts forbid: vLLM would not start.
+# block. A larger one may be split, which block-outermost layouts forbid: vLLM would not start. That includes 128, which
+# UCM recommends: FlashInfer's kernels take at most 64 before Blackwell. In vLLM's own layout such a block is one run of
+# memory for each layer, eight times as long as that of a block of 16.
 UNSPLIT_BLOCK_SIZES = (16, 32, 64)
 
 
