@@ -24,6 +24,12 @@ _ERROR_OF_KIND: Mapping[str, type[errors.KVDepotError]] = {
     "version": errors.ProtocolError,
     "config": errors.ConfigError,
 }
+_REMEDY_OF_KIND: Mapping[str, str] = {
+    "no_space": "all of the pool is in use: try these blocks again a little later, release claims, or give the pool "
+    "more memory (pool_gb)",
+    "busy": "the depot fills or writes as much as it may at a time: try these blocks again a little later, or give the "
+    "pool more memory (pool_gb)",
+}
 
 
 @dataclass(frozen=True)
@@ -53,8 +59,9 @@ class TaskResult:
             return
         kind = max(self.failures, key=self.failures.__getitem__, default="io")
         counts = ", ".join(f"{count} {name}" for name, count in sorted(self.failures.items()))
+        remedy = f": {_REMEDY_OF_KIND[kind]}" if kind in _REMEDY_OF_KIND else ""
         error = _ERROR_OF_KIND.get(kind, errors.StorageError)(
-            f"{len(self.failed)} blocks failed ({counts}), the first at index {self.failed[0]}"
+            f"{len(self.failed)} blocks failed ({counts}), the first at index {self.failed[0]}{remedy}"
         )
         error.kind = kind
         raise error
@@ -77,6 +84,12 @@ class Task:
     def __init__(self, native: _native.Task, rows_per_block: int = 1) -> None:
         self._native = native
         self._rows_per_block = rows_per_block
+
+    def __repr__(self) -> str:
+        try:
+            return f"<kvdepot.Task {self.id}: {self.block_count} blocks, {'done' if self.done() else 'in flight'}>"
+        except errors.UnavailableError:
+            return "<kvdepot.Task of another process>"
 
     @property
     def id(self) -> int:

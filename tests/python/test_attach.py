@@ -1,5 +1,6 @@
 """One attachment with many namespaces, and claims over several of them."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -212,3 +213,33 @@ def test_without_a_depot_every_claim_is_a_miss(tmp_path: Path, monkeypatch: pyte
         with depot.claim([open_rank(depot)], names(3)) as claim:
             assert claim.wait(WAIT_MS) == kvdepot.Hit(settled=True, units=0, units_from_tier=0)
             assert claim.poll().settled
+
+
+def test_a_dump_into_a_full_pool_says_what_to_do_and_succeeds_later(depot: kvdepot.Depot) -> None:
+    half, count = 1 << 17, 40
+    store = depot.open(layout=kvdepot.BlockLayout(shards=2, tensor_sizes_bytes=[half]), namespace={"model": "a"})
+    memory = [np.zeros((count, half), dtype=np.uint8) for _ in range(2)]
+    bases = np.array([shard.ctypes.data for shard in memory], dtype=np.uint64)
+    store.register_pages(bases, np.array([half] * 2, dtype=np.int64), page_count=count, keep=memory)
+    filling = store.begin_dump_pages(names(count), list(range(count)))
+    assert repr(filling) == f"<kvdepot.Task {filling.id}: {count} blocks, in flight>"
+    filling.submit_shard(0)
+    end = time.monotonic() + WAIT_MS / 1000
+    while depot.stats()["depot"]["pool_filling_bytes"] < 5 << 20:
+        assert time.monotonic() < end, depot.stats()
+        time.sleep(0.01)
+    rows = [[page, page] for [page] in pages(8, half)]
+    with pytest.raises(kvdepot.BusyError, match=r"8 blocks failed \(8 busy\).*again a little later.*pool_gb"):
+        store.dump(names(8, b"more"), rows).wait().raise_for_failures()
+    filling.submit_shard(1)
+    assert set(filling.wait().failures) == {"busy"}, "more blocks than may be filled at a time"
+    assert depot.drain(WAIT_MS)
+    again = store.dump(names(8, b"more"), rows)
+    again.wait().raise_for_failures()
+    assert repr(again) == f"<kvdepot.Task {again.id}: 8 blocks, done>"
+
+
+def test_a_failure_for_want_of_space_says_what_to_do() -> None:
+    failed = kvdepot.TaskResult(failed=np.arange(3, 74), failures={"no_space": 71})
+    with pytest.raises(kvdepot.NoSpaceError, match=r"71 blocks failed \(71 no_space\).*again a little later.*pool_gb"):
+        failed.raise_for_failures()
