@@ -96,6 +96,12 @@ RUNS: tuple[Run | Serve, ...] = (
     Run("compat list", "kvdepot compat list", says="ucm"),
     Run("compat list --json", "kvdepot compat list --json", json=True),
     Run("compat install", "kvdepot compat install ucm && kvdepot compat remove ucm", says="removed"),
+    Run(
+        "compat install --json",
+        "kvdepot compat remove ucm --json && kvdepot compat install ucm --json > {tmp}/said && "
+        "kvdepot compat remove ucm --json",
+        says="removed",
+    ),
     Run("compat remove", "kvdepot compat remove infinistore", says="infinistore"),
     Run("doctor", "kvdepot doctor", says="GPU driver", environ=CUDA),
     Run("doctor --json", "kvdepot doctor --json", json=True, environ=CUDA),
@@ -293,6 +299,16 @@ RUNS: tuple[Run | Serve, ...] = (
         says="wrong_blocks",
     ),
     Run("trace play --json", f"kvdepot trace play {TRACE} --block-kib 4 --json", json=True),
+    Run(
+        "trace generate --json",
+        "kvdepot trace generate chat --requests 5 --output {tmp}/t.jsonl --json",
+        json=True,
+    ),
+    Run(
+        "trace convert --json",
+        f"kvdepot trace convert {TRACE} --output {{tmp}}/public.jsonl --json",
+        json=True,
+    ),
     Run("trace convert", f"kvdepot trace convert {TRACE} --output {{tmp}}/public.jsonl", says="public.jsonl"),
     Run("bench store --only traces", "kvdepot bench store --smoke --rounds 1 --only traces", says="trace_percent"),
     Run("make bench", 'make bench ARGS="--smoke --rounds 1 --only memory"', says="memcpy_gb_s"),
@@ -534,8 +550,8 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
     "kvdepot trace fleet chat.jsonl --nodes 8 --capacity 2000 --upgrade 25-75 --take-over": ("trace fleet",),
     "kvdepot trace generate chat --requests 20000 --output chat.jsonl": ("trace generate",),
     "kvdepot trace play": ("trace play", "trace play --json"),
-    "kvdepot trace convert": ("trace convert",),
-    "kvdepot trace generate": ("trace generate",),
+    "kvdepot trace convert": ("trace convert", "trace convert --json"),
+    "kvdepot trace generate": ("trace generate", "trace generate --json"),
     "kvdepot trace generate agents --requests 2000 --output agents.jsonl": ("trace generate",),
     "kvdepot trace generate FAMILY --seed S": ("trace generate",),
     "kvdepot trace replay agents.jsonl --capacity 64GB,256GB --tier 1024GB:second_use --more 64GB --block-mib 10 "

@@ -25,5 +25,5 @@ def test_blocks_of_these_sizes_are_kernel_blocks(backend: str, block: int) -> No
 
 
 def test_flashinfer_splits_blocks_of_128() -> None:
-    """So vLLM would not start with them and `BLHNC`. Which backend it takes is not known when it asks for the layout."""
+    """So vLLM would not start with them and `BLHNC`; its choice of backend is not known when it asks for the layout."""
     assert [backend for backend in ANY_LAYOUT if not is_one_kernel_block(backend, 128)] == ["FLASHINFER"]

@@ -6,6 +6,7 @@ from kvdepot import compat
 from kvdepot.cli.output import print_json, print_table
 
 NAME = click.argument("name", type=click.Choice(sorted(compat.SHIMS)))
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @click.group()
@@ -19,25 +20,34 @@ def command() -> None:
 
 @command.command()
 @NAME
-def install(name: str) -> None:
+@JSON
+def install(name: str, as_json: bool) -> None:
     """Installs a name into this environment.
 
     \b
     kvdepot compat install ucm
     """
-    for path in compat.install(compat.SHIMS[name]):
+    written = [str(path) for path in compat.install(compat.SHIMS[name])]
+    if as_json:
+        print_json({"name": name, "written": written})
+        return
+    for path in written:
         click.echo(f"written: {path}")
 
 
 @command.command()
 @NAME
-def remove(name: str) -> None:
+@JSON
+def remove(name: str, as_json: bool) -> None:
     """Removes the files that install has written, and nothing else.
 
     \b
     kvdepot compat remove ucm
     """
-    gone = compat.remove(compat.SHIMS[name])
+    gone = [str(path) for path in compat.remove(compat.SHIMS[name])]
+    if as_json:
+        print_json({"name": name, "removed": gone})
+        return
     for path in gone:
         click.echo(f"removed: {path}")
     if not gone:
@@ -45,7 +55,7 @@ def remove(name: str) -> None:
 
 
 @command.command(name="list")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@JSON
 def show(as_json: bool) -> None:
     """Lists the names, and whether they are installed.
 

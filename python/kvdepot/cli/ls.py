@@ -11,6 +11,7 @@ import click
 
 from kvdepot.cli import places
 from kvdepot.cli.output import print_json, print_table
+from kvdepot.cli.progress import counted
 from kvdepot.errors import ConfigError
 from kvdepot.stored.blocks import block_files
 from kvdepot.stored.media import Medium
@@ -82,7 +83,7 @@ def command(
     chosen = places.chosen_places(file, directories, media)
     found, opened = chosen.namespaces(), chosen.open_media_or_tell()
     root = places.one_root(places.roots(found, opened), namespace)
-    rows = list(_rows(root, found, opened))
+    rows = list(counted(_rows(root, found, opened), "blocks found", hidden=as_json))
     count, total = len(rows), sum(one.bytes for one in rows)
     shown = heapq.nsmallest(limit, rows, key=KEYS[order])
     if as_json:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import click
 from kvdepot.cli import places, targets
 from kvdepot.cli.known import KnownNamespace, known_to
 from kvdepot.cli.output import print_json, print_table
+from kvdepot.cli.progress import counting
 from kvdepot.config import load_config
 from kvdepot.errors import ConfigError, KVDepotError, UnavailableError
 from kvdepot.stored.blocks import contents
@@ -143,7 +144,8 @@ def _known(
 
 
 def _list(known: dict[str, _Known], as_json: bool) -> None:
-    rows = [row for one in known.values() for row in _rows(one)]
+    with counting("block files found", hidden=as_json) as told:
+        rows = [row for one in known.values() for row in _rows(one, told)]
     if as_json:
         print_json(rows)
         return
@@ -174,11 +176,11 @@ def _list(known: dict[str, _Known], as_json: bool) -> None:
     )
 
 
-def _rows(known: _Known) -> list[dict[str, Any]]:
+def _rows(known: _Known, told: Callable[[int], object]) -> list[dict[str, Any]]:
     """Returns a row for the directories and one for each medium; if there are none, one for the depot's pool."""
     rows: list[dict[str, Any]] = []
     if known.stored is not None:
-        held = contents(known.stored)
+        held = contents(known.stored, told)
         rows.append(
             {
                 "namespace": known.root,

@@ -20,7 +20,7 @@ from kvdepot.config.rules import is_address
 from kvdepot.errors import ConfigError, UnavailableError
 
 
-def _address(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+def _address(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
     if value is not None and not is_address(value):
         raise click.BadParameter("must be an IP address, such as 127.0.0.1 or 0.0.0.0")
     return value

@@ -9,7 +9,9 @@ import time
 import click
 
 from kvdepot.cli.output import print_json
+from kvdepot.cli.progress import counting
 from kvdepot.cli.running import RunningDepot, ask, running_depots
+from kvdepot.cli.status_door import read_status
 from kvdepot.config import load_config
 from kvdepot.errors import DepotTimeoutError, UnavailableError
 
@@ -75,11 +77,18 @@ def _end(depot: RunningDepot, end_s: float, quiet: bool) -> bool:
             click.echo(
                 f"stopping depot {depot.pid} on {depot.socket}" + (f": {dirty} blocks to write" if dirty else "")
             )
-        while not select.select([process], [], [], min(STEP_S, max(0.0, end_s - time.monotonic())))[0]:
-            if time.monotonic() >= end_s:
-                return False
-            if not quiet and sys.stderr.isatty():
-                click.echo(".", nl=False, err=True)
+        label = "blocks written" if dirty else "waiting for its exit"
+        with counting(label, dirty, hidden=quiet) as written:
+            left = dirty
+            while not select.select([process], [], [], min(STEP_S, max(0.0, end_s - time.monotonic())))[0]:
+                if time.monotonic() >= end_s:
+                    return False
+                # Its HTTP socket answers until it exits.
+                status = read_status(depot.socket) if not quiet and sys.stderr.isatty() else None
+                if status is not None:
+                    now_left = min(left, int(status["dirty_blocks"]))
+                    written(left - now_left)
+                    left = now_left
         if not quiet:
             click.echo(f"depot {depot.pid} has exited")
         return True

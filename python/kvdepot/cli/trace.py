@@ -1,13 +1,18 @@
 """``kvdepot trace``: simulates a depot of another size or eviction order, and sends traces as load."""
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import click
 
 from kvdepot.cli.output import print_json, print_table
+from kvdepot.cli.progress import counted, counting
 from kvdepot.cli.trace_fleet import fleet
 from kvdepot.cli.trace_options import BAR_CHARACTERS, BLOCK_MIB, FILES, JSON
 from kvdepot.errors import ConfigError, CorruptError, StorageError, storage_error
+
+if TYPE_CHECKING:
+    from kvdepot._native import Trace
 
 
 @click.group()
@@ -60,7 +65,6 @@ def replay(
     kvdepot trace replay chat.jsonl --capacity 1000,5000,20000
     kvdepot trace replay chat.jsonl --capacity 64GB --tier 1024GB:second_use --block-mib 10 --plot
     """
-    from kvdepot.traces.files import read_traces
     from kvdepot.traces.sizes import MIB, blocks_of, tier_of
     from kvdepot.traces.sweep import BELADY, POLICIES, Sweep, usual_sizes
 
@@ -74,9 +78,7 @@ def replay(
         raise ConfigError(f"--policy {wrong[0]}: known here are {', '.join(known)}")
     sizes = [blocks_of(part, block_bytes) for text in capacities for part in text.split(",")]
     more_blocks = blocks_of(more, block_bytes) if more else 0
-    trace, notes = read_traces(files)
-    for note in notes:
-        click.echo(f"note: {note}", err=True)
+    trace = _read(files, as_json)
     requests, references, distinct = trace.counts()
     if not references:
         raise ConfigError("the trace names no block: there is nothing to replay")
@@ -85,7 +87,8 @@ def replay(
         sizes, policies = [0], (policies or known)[:1]
     sweep = Sweep(policies or known, sizes or usual_sizes(distinct), below, more_blocks)
     ceiling = (references - distinct) / references
-    points = list(sweep.points(trace))
+    replays = len(sweep.sizes) * len(sweep.policies)
+    points = list(counted(sweep.points(trace), "replays", replays, hidden=as_json))
     if as_json:
         print_json(
             {
@@ -131,7 +134,8 @@ def replay(
 @command.command()
 @FILES
 @click.option("--output", required=True, type=click.Path(dir_okay=False), help="File to write.")
-def convert(files: tuple[str, ...], output: str) -> None:
+@JSON
+def convert(files: tuple[str, ...], output: str, as_json: bool) -> None:
     """Writes FILES as one trace in Mooncake's format, with small numbers for blocks and times from 0.
 
     The output has no hashes: it shows which requests share blocks, but it cannot be compared with other traces.
@@ -139,15 +143,13 @@ def convert(files: tuple[str, ...], output: str) -> None:
     \b
     kvdepot trace convert recorded.jsonl --output public.jsonl
     """
-    from kvdepot.traces.files import line_of, read_traces
+    from kvdepot.traces.files import line_of
 
-    trace, notes = read_traces(files)
-    for note in notes:
-        click.echo(f"note: {note}", err=True)
-    requests = trace.requests()
+    requests = _read(files, as_json).requests()
     begin = requests[0][0] if requests else 0
-    write_lines(output, (line_of((at - begin, tokens, answer, blocks)) for at, tokens, answer, blocks in requests))
-    click.echo(f"{output}: {len(requests):,} requests")
+    lines = (line_of((at - begin, tokens, answer, blocks)) for at, tokens, answer, blocks in requests)
+    write_lines(output, counted(lines, "requests written", len(requests), hidden=as_json))
+    _tell(output, len(requests), as_json)
 
 
 @command.command()
@@ -158,7 +160,8 @@ def convert(files: tuple[str, ...], output: str) -> None:
 @click.option(
     "--per-second", type=click.FloatRange(min=0.001), default=3.0, show_default=True, help="Requests per second."
 )
-def generate(family: str, output: str, requests: int, seed: int, per_second: float) -> None:
+@JSON
+def generate(family: str, output: str, requests: int, seed: int, per_second: float, as_json: bool) -> None:
     """Generates a trace: conversations, questions about documents, agents, or a scan with recurring prompts.
 
     \b
@@ -167,8 +170,9 @@ def generate(family: str, output: str, requests: int, seed: int, per_second: flo
     from kvdepot.traces.files import line_of
     from kvdepot.traces.generate import generate as make
 
-    write_lines(output, map(line_of, make(family, requests=requests, seed=seed, per_second=per_second)))
-    click.echo(f"{output}: {requests:,} requests")
+    lines = map(line_of, make(family, requests=requests, seed=seed, per_second=per_second))
+    write_lines(output, counted(lines, "requests written", requests, hidden=as_json))
+    _tell(output, requests, as_json)
 
 
 @command.command()
@@ -202,19 +206,18 @@ def play(
     kvdepot trace play chat.jsonl --config /etc/kvdepot.yaml --speed 2 --requests 1000
     """
     from kvdepot.depot import open_store
-    from kvdepot.traces.files import read_traces
     from kvdepot.traces.play import play as send
 
-    trace, notes = read_traces(files)
-    for note in notes:
-        click.echo(f"note: {note}", err=True)
-    requests = trace.requests()[:limit]
+    requests = _read(files, as_json).requests()[:limit]
     if not requests:
         raise ConfigError("the trace has no request: there is nothing to send")
     block_bytes = block_kib << 10
     source = file if file is not None else {"pipeline": "Cache", "pool_gb": 1.0}
-    with open_store(source, layout=[block_bytes], namespace={"trace": "play"}) as store:
-        played = send(store, requests, block_bytes=block_bytes, clients=clients, speed=speed)
+    with (
+        open_store(source, layout=[block_bytes], namespace={"trace": "play"}) as store,
+        counting("requests served", len(requests), hidden=as_json) as served,
+    ):
+        played = send(store, requests, block_bytes=block_bytes, clients=clients, speed=speed, served=served)
     found = played.json(block_bytes)
     if as_json:
         print_json(found)
@@ -222,6 +225,24 @@ def play(
         print_table(["name", "value"], found.items())
     if played.wrong:
         raise CorruptError(f"{played.wrong} blocks held other bytes than were dumped: kvdepot verify checks the disks")
+
+
+def _read(files: Iterable[str], as_json: bool) -> "Trace":
+    """Reads traces, and tells which lines were skipped."""
+    from kvdepot.traces.files import read_traces
+
+    with counting("lines read", hidden=as_json) as told:
+        trace, notes = read_traces(files, told)
+    for note in notes:
+        click.echo(f"note: {note}", err=True)
+    return trace
+
+
+def _tell(output: str, requests: int, as_json: bool) -> None:
+    if as_json:
+        print_json({"output": output, "requests": requests})
+    else:
+        click.echo(f"{output}: {requests:,} requests")
 
 
 def write_lines(path: str, lines: Iterable[str]) -> None:

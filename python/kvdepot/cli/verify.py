@@ -8,6 +8,7 @@ import click
 
 from kvdepot.cli import places
 from kvdepot.cli.output import print_json
+from kvdepot.cli.progress import counting, progress
 from kvdepot.errors import KVDepotError
 from kvdepot.stored.blocks import contents
 from kvdepot.stored.media import Medium
@@ -65,12 +66,11 @@ def command(
             found = [one for one in found if one.root == root]
     if set_aside and chosen.media:
         click.echo("--set-aside: media are only read; a depot that reads a broken block there drops it", err=True)
-    total = sum(contents(one).bytes for one in found if not one.problem) + sum(
-        one.bytes for medium in opened for one in medium.namespaces if root in (None, one.root)
-    )
-    hidden = as_json or not sys.stderr.isatty()
-    with click.progressbar(length=max(1, total), label="verify", file=sys.stderr, hidden=hidden) as bar:
-        report = _Report(unread_media, Pace(rate_mib * MIB if rate_mib else None), bar.update)
+    with counting("block files found", hidden=as_json) as told:
+        total = sum(contents(one, told).bytes for one in found if not one.problem)
+    total += sum(one.bytes for medium in opened for one in medium.namespaces if root in (None, one.root))
+    with progress("verify", total, hidden=as_json) as done:
+        report = _Report(unread_media, Pace(rate_mib * MIB if rate_mib else None), done)
         for one in found:
             report.check_namespace(one, set_aside)
         for medium in opened:

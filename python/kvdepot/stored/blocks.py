@@ -3,7 +3,7 @@
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,12 +62,13 @@ def block_files(namespace: StoredNamespace) -> Iterator[BlockFile]:
         yield BlockFile(Path(entry.path), match[1], facts.st_size, facts.st_mtime)
 
 
-def contents(namespace: StoredNamespace) -> Contents:
-    """Counts a namespace's files; reads the metadata of each."""
+def contents(namespace: StoredNamespace, told: Callable[[int], object] = lambda _: None) -> Contents:
+    """Counts a namespace's files; reads the metadata of each. ``told`` is called with numbers of counted files."""
     blocks = total = 0
     first: float | None = None
     last: float | None = None
     for file in block_files(namespace):
+        told(1)
         blocks += 1
         total += file.bytes
         first = file.used_unix_s if first is None else min(first, file.used_unix_s)

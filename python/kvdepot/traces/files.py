@@ -4,7 +4,7 @@ import gzip
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import IO
 
 from kvdepot._native import Trace
@@ -22,11 +22,12 @@ def recorded_name(begin_ms: int, process: int) -> str:
     return f"{begin_ms}-{process}"
 
 
-def read_traces(paths: Iterable[str]) -> tuple[Trace, list[str]]:
+def read_traces(paths: Iterable[str], told: Callable[[int], object] = lambda _: None) -> tuple[Trace, list[str]]:
     """Reads all requests of these files, sorted by time. Returns them and notes about skipped lines.
 
     A ``.json`` file is one session; any other has one request or session per line. Recordings of several engines, or of
     one that was restarted, keep the time between them. A truncated last line, as a crash leaves it, is skipped.
+    ``told`` is called with numbers of lines that were read.
 
     Raises:
         ConfigError: a file cannot be read, or a line is not a request; with its file and number.
@@ -40,7 +41,7 @@ def read_traces(paths: Iterable[str]) -> tuple[Trace, list[str]]:
         later_ms = begins.get(path, first) - first
         try:
             with _open(path) as file:
-                notes += _read(trace, path, file, later_ms)
+                notes += _read(trace, path, file, later_ms, told)
         except (OSError, UnicodeDecodeError, EOFError) as error:
             raise ConfigError(f"{path}: cannot be read: {error}") from None
     trace.sort()
@@ -53,11 +54,12 @@ def _open(path: str) -> IO[str]:
     return open(path, encoding="utf-8")
 
 
-def _read(trace: Trace, path: str, file: IO[str], later_ms: int) -> Iterator[str]:
+def _read(trace: Trace, path: str, file: IO[str], later_ms: int, told: Callable[[int], object]) -> Iterator[str]:
     if path.removesuffix(".gz").endswith(".json"):
         _push(trace, file.read(), path, None, later_ms)
         return
     for number, line in enumerate(file, 1):
+        told(1)
         if not line.strip():
             continue
         try:

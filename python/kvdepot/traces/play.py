@@ -3,7 +3,7 @@
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -140,10 +140,19 @@ class Client:
             self.played.failed += len(self._store.dump(names[at : at + count], self._addresses[:count]).wait().failed)
 
 
-def play(store: Store, requests: Sequence[Request], *, block_bytes: int, clients: int, speed: float | None) -> Played:
+def play(
+    store: Store,
+    requests: Sequence[Request],
+    *,
+    block_bytes: int,
+    clients: int,
+    speed: float | None,
+    served: Callable[[int], object] = lambda _: None,
+) -> Played:
     """Sends requests with ``clients`` clients: in a closed loop, or ``speed`` times as fast as in the trace.
 
-    A request that is due while all clients are busy is served late, and its delay is recorded.
+    A request that is due while all clients are busy is served late, and its delay is recorded. ``served`` is called
+    with numbers of served requests, by any thread.
     """
     due: queue.SimpleQueue[tuple[float, Sequence[int]] | None] = queue.SimpleQueue()
     workers = [Client(store, block_bytes) for _ in range(clients)]
@@ -155,6 +164,7 @@ def play(store: Store, requests: Sequence[Request], *, block_bytes: int, clients
             if speed is not None:
                 client.played.late_s.append(max(0.0, time.perf_counter() - begun - when_s))
             client.serve(blocks)
+            served(1)
 
     threads = [threading.Thread(target=work, args=(client,), daemon=True) for client in workers]
     for thread in threads:
