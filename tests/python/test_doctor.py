@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,9 +16,10 @@ from kvdepot.checks import directories as places
 from kvdepot.checks.directories import check_directories, mount_of
 from kvdepot.checks.finding import Finding, bounded, worst
 from kvdepot.checks.host import Host, check_host
+from kvdepot.checks.network import bucket_endpoint, check_network
 from kvdepot.checks.software import check_depots, check_devices, check_software
 from kvdepot.cli import main
-from kvdepot.config import KVDepotConfig, load_config
+from kvdepot.config import KVDepotConfig, load_config, machine
 
 GIB = 1 << 30
 GOOD = Host("6.18.1", 64 * GIB, None, 8 * GIB)
@@ -48,7 +50,7 @@ def host_root(tmp_path: Path, transparent: str = "never", nodes: str = "0") -> P
 
 def test_a_good_machine_is_ok(tmp_path: Path) -> None:
     found = by_check(check_host(config(), replace(GOOD, root=host_root(tmp_path, "advise")), rdma=True))
-    assert set(found) == {"kernel", "memory", "memlock", "huge pages", "shared memory", "NUMA"}
+    assert set(found) == {"kernel", "processors", "memory", "memlock", "huge pages", "shared memory", "NUMA"}
     assert worst(list(found.values())) == "ok"
 
 
@@ -58,6 +60,8 @@ def test_a_good_machine_is_ok(tmp_path: Path) -> None:
         ({"kernel": "5.2.0"}, {}, False, "kernel", "fail"),
         ({"kernel": "5.15.0-generic"}, {}, False, "kernel", "warn"),
         ({"kernel": "?"}, {}, False, "kernel", "fail"),
+        ({"processor_quota": 0.5}, {}, False, "processors", "warn"),
+        ({"processor_quota": 4.0}, {}, False, "processors", "ok"),
         ({"memory_bytes": GIB // 2}, {}, False, "memory", "fail"),
         ({"memory_bytes": GIB * 11 // 10}, {}, False, "memory", "warn"),
         ({"locked_max_bytes": 8 << 20}, {"pool_mlock": True}, False, "memlock", "fail"),
@@ -135,7 +139,7 @@ def test_mounts_are_found_by_whole_names_and_the_last_one_lies_on_top() -> None:
 def test_versions_and_hashes() -> None:
     versions = {"kvdepot": "0.1.0", "vllm": "0.32.0", "torch": "2.9"}
     found = by_check(check_software({}, versions.get))
-    assert "vllm 0.32.0" in found["versions"].found
+    assert "vllm 0.32.0, no sglang, " in found["versions"].found
     assert found["hashes"].state == "ok"
     assert by_check(check_software({}, {**versions, "lmcache": "0.4"}.get))["hashes"].state == "warn"
     assert by_check(check_software({"PYTHONHASHSEED": "0"}, {"lmcache": "0.4"}.get))["hashes"].state == "ok"
@@ -143,17 +147,87 @@ def test_versions_and_hashes() -> None:
     assert by_check(check_software({}, {**versions, "kvdepot": "9.9.9"}.get))["versions"].state == "warn"
 
 
-def test_devices_and_depots() -> None:
-    none = {"devices": [], "driver": None, "problem": "not found", "adapters": [], "adapters_problem": "no library"}
+def test_devices_and_depots(tmp_path: Path) -> None:
+    none: dict[str, Any] = {
+        "devices": [],
+        "driver": None,
+        "problem": "not found",
+        "adapters": [],
+        "adapters_problem": "no library",
+    }
     assert by_check(check_devices(none, rdma_wanted=False))["RDMA adapters"].state == "ok"
     assert by_check(check_devices(none, rdma_wanted=True))["RDMA adapters"].state == "fail"
     assert by_check(check_devices({**none, "driver": "13.0"}, rdma_wanted=False))["GPU driver"].state == "warn"
     gpu = {**none, "driver": "13.0", "devices": [{"device": {"name": "H100"}}], "adapters": ["mlx5_0"]}
-    found = by_check(check_devices(gpu, rdma_wanted=True))
+    found = by_check(check_devices(gpu, rdma_wanted=True, root=tmp_path))
+    reach = "GPU memory for adapters"
+    assert found[reach].state == "fail"
+    assert by_check(check_devices(gpu, rdma_wanted=False, root=tmp_path))[reach].state == "warn"
+    assert reach not in by_check(check_devices({**gpu, "adapters": []}, rdma_wanted=False, root=tmp_path))
+    (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
+    version = tmp_path / "proc/driver/nvidia/version"
+    version.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.1")
+    assert by_check(check_devices(gpu, rdma_wanted=True, root=tmp_path))[reach].state == "ok"
+    version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.1")
+    (tmp_path / "sys/module/nvidia_peermem").mkdir(parents=True)
+    assert by_check(check_devices(gpu, rdma_wanted=True, root=tmp_path))[reach].found == "nvidia_peermem"
     assert (found["GPU driver"].found, found["RDMA adapters"].found) == ("CUDA 13.0: H100", "mlx5_0")
     depots = [{"socket": "/s", "pid": 7, "pipeline": "Cache"}]
     assert "one with this configuration" in by_check(check_depots(depots, "/s"))["depots"].found
     assert "none with this configuration" in by_check(check_depots(depots, "/t"))["depots"].found
+
+
+def test_pool_servers_and_buckets_are_connected_to() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        there, gone = (f"127.0.0.1:{one.getsockname()[1]}" for one in (server, closed))
+        found = by_check(check_network(config(pipeline="Cache|Remote", remote_servers=[there, gone]), {}))
+        assert {name: one.state for name, one in found.items()} == {
+            f"pool server {there}": "ok",
+            f"pool server {gone}": "warn",
+        }
+        bucket = config(pipeline="Cache|Object", object_url="s3://b/kv", object_endpoint=f"http://{there}")
+        assert [one.state for one in check_network(bucket, {})] == ["ok"]
+    assert list(check_network(config(pipeline="Cache"), {})) == []
+
+
+@pytest.mark.parametrize(
+    ("url", "environ", "endpoint"),
+    [
+        ("s3://b/kv", {}, ("s3.us-east-1.amazonaws.com", 443)),
+        ("s3://b/kv", {"AWS_REGION": "eu-central-1"}, ("s3.eu-central-1.amazonaws.com", 443)),
+        ("s3://b/kv", {"AWS_ENDPOINT_URL": "http://store:9000"}, ("store", 9000)),
+        ("gs://b", {}, ("storage.googleapis.com", 443)),
+        ("gs://b", {"STORAGE_EMULATOR_HOST": "localhost:4443"}, ("localhost", 4443)),
+        ("abfss://c@one.dfs.core.windows.net/kv", {}, ("one.blob.core.windows.net", 443)),
+        ("az://c", {"AZURE_STORAGE_ACCOUNT": "two"}, ("two.blob.core.windows.net", 443)),
+        ("az://c", {}, None),
+    ],
+)
+def test_where_a_bucket_s_store_is(url: str, environ: dict[str, str], endpoint: tuple[str, int] | None) -> None:
+    assert bucket_endpoint(config(pipeline="Cache|Object", object_url=url), environ) == endpoint
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({"cpu.max": "max 100000"}, None),
+        ({"cpu.max": "50000 100000"}, 0.5),
+        ({"a/cpu.max": "200000 100000", "cpu.max": "150000 100000"}, 1.5),
+        ({"a/cpu.max": "nonsense"}, None),
+        ({"cpu/a/cpu.cfs_quota_us": "25000", "cpu/a/cpu.cfs_period_us": "100000"}, 0.25),
+        ({"cpu/a/cpu.cfs_quota_us": "-1", "cpu/a/cpu.cfs_period_us": "100000"}, None),
+    ],
+)
+def test_the_quota_of_processors_is_the_lowest_of_all_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], quota: float | None
+) -> None:
+    for name, text in {"groups": "0::/a\n4:cpu,cpuacct:/a\n", **files}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(machine, "CGROUP_ROOT", tmp_path)
+    monkeypatch.setattr(machine, "OWN_GROUPS", tmp_path / "groups")
+    assert machine.processor_quota() == quota
 
 
 def test_the_command_s_status_and_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

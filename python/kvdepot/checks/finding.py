@@ -56,7 +56,7 @@ def bounded(findings: Iterable[Finding], what: str, seconds: float) -> list[Find
     found = list(come)
     if thread.is_alive():
         why = "a depot's reads and writes there would hang until their deadline, and count as misses"
-        mend = "check the mounts and the kernel's log: the server of a network file system may be unreachable"
+        mend = "check mounts, name servers and the kernel's log: the server of a network file system may be unreachable"
         found.append(Finding(what, "fail", f"no answer within {seconds:g} s", why, mend))
     if failures:
         raise failures[0]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvdepot.checks.finding import Finding
 from kvdepot.config import KVDepotConfig
-from kvdepot.config.machine import Machine
+from kvdepot.config.machine import Machine, processor_quota
 from kvdepot.config.sizes import GIB
 from kvdepot.errors import ConfigError
 
@@ -16,6 +16,7 @@ KERNEL_MIN = (5, 3)
 KERNEL_GOOD = (6, 5)
 SHARED_MEMORY_MIN_BYTES = GIB
 POOL_PART_MAX = 0.8
+PROCESSORS_MIN = 1.0
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Host:
         locked_max_bytes: limit of locked memory (``ulimit -l``); ``None`` = none.
         shared_bytes: size of ``/dev/shm``; ``None`` = it does not exist.
         root: directory that contains ``proc`` and ``sys``.
+        processor_quota: processors that the control groups grant; ``None`` = no quota.
     """
 
     kernel: str
@@ -35,6 +37,7 @@ class Host:
     locked_max_bytes: int | None
     shared_bytes: int | None
     root: Path = field(default=Path("/"))
+    processor_quota: float | None = None
 
     @staticmethod
     def here() -> "Host":
@@ -48,7 +51,8 @@ class Host:
         except OSError:
             shared = None
         locked = None if soft == resource.RLIM_INFINITY else soft
-        return Host(os.uname().release, Machine.here().memory_bytes, locked, shared)
+        memory_bytes = Machine.here().memory_bytes
+        return Host(os.uname().release, memory_bytes, locked, shared, processor_quota=processor_quota())
 
     def read(self, path: str) -> str | None:
         """Returns the stripped content of a file below the root; ``None`` if it cannot be read."""
@@ -71,6 +75,7 @@ def check_host(config: KVDepotConfig, host: Host, rdma: bool) -> Iterator[Findin
         pool_bytes: int | None = config.pool_bytes()
     except ConfigError:
         pool_bytes = None
+    yield _processors(host)
     yield _memory(host, pool_bytes)
     yield _locked(host, config.pool_mlock, pool_bytes, rdma)
     yield _huge_pages(host, pool_bytes)
@@ -88,6 +93,21 @@ def _kernel(host: Host) -> Finding:
         mend = "nothing needs to be done; before Linux 6.5 reads of cached files may bypass the page cache"
         return Finding("kernel", "warn", f"Linux {host.kernel}", why, mend)
     return Finding("kernel", "ok", f"Linux {host.kernel}", why)
+
+
+def _processors(host: Host) -> Finding:
+    why = (
+        "a depot computes checksums and answers engines meanwhile: when its cgroup has used up its quota, all of its "
+        "threads stop until the next period, and engines wait"
+    )
+    quota = host.processor_quota
+    if quota is None:
+        return Finding("processors", "ok", "no quota of the cgroup", why)
+    found = f"the cgroup grants {quota:.2g} processors"
+    if quota < PROCESSORS_MIN:
+        mend = "raise the cgroup's quota (cpu.max; resources.limits.cpu in Kubernetes, --cpus for docker), or remove it"
+        return Finding("processors", "warn", f"{found}, less than {PROCESSORS_MIN:g}", why, mend)
+    return Finding("processors", "ok", found, why)
 
 
 def _memory(host: Host, pool_bytes: int | None) -> Finding:

@@ -4,12 +4,13 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from kvdepot import _native
 from kvdepot.checks.finding import Finding
 
-PACKAGES = ("vllm", "lmcache", "torch")
+PACKAGES = ("vllm", "sglang", "lmcache", "torch")
 
 
 def installed(package: str) -> str | None:
@@ -26,7 +27,7 @@ def check_software(
     """Checks versions and hash determinism. Imports none of the packages."""
     own, found = version("kvdepot") or _native.__version__, {name: version(name) for name in PACKAGES}
     texts = [f"{name} {number}" if number else f"no {name}" for name, number in found.items()]
-    why = "engine and depot must have the same version, and vLLM, LMCache and torch are facts of every namespace"
+    why = "engine and depot must have the same version, and vLLM, SGLang, LMCache and torch are facts of namespaces"
     python = ".".join(map(str, sys.version_info[:3]))
     line = f"kvdepot {own}, {', '.join(texts)}, Python {python}"
     if own.replace("-", "").replace("rc", "") != _native.__version__.replace("-", "").replace("rc", ""):
@@ -53,8 +54,14 @@ def _hashes(seed: str | None, *, lmcache: bool) -> Finding:
     return Finding("hashes", "ok", found, why)
 
 
-def check_devices(report: Mapping[str, Any], *, rdma_wanted: bool) -> Iterator[Finding]:
-    """Checks GPU driver and RDMA adapters, given the report of ``_native.describe_devices``."""
+def check_devices(report: Mapping[str, Any], *, rdma_wanted: bool, root: Path = Path("/")) -> Iterator[Finding]:
+    """Checks GPU driver and RDMA adapters, given the report of ``_native.describe_devices``.
+
+    Args:
+        report: the devices.
+        rdma_wanted: whether the configuration asks for copies by an adapter.
+        root: directory that contains ``proc`` and ``sys``.
+    """
     why = "GPUs need the CUDA driver; engines on CPUs do not"
     if report["devices"]:
         names = ", ".join(one["device"]["name"] for one in report["devices"])
@@ -68,6 +75,8 @@ def check_devices(report: Mapping[str, Any], *, rdma_wanted: bool) -> Iterator[F
     adapters: Sequence[str] = report["adapters"]
     if adapters:
         yield Finding("RDMA adapters", "ok", ", ".join(adapters), why)
+        if report["devices"]:
+            yield _peer_memory(root, wanted=rdma_wanted)
         return
     problem = report["adapters_problem"] or "none"
     if rdma_wanted:
@@ -75,6 +84,23 @@ def check_devices(report: Mapping[str, Any], *, rdma_wanted: bool) -> Iterator[F
         yield Finding("RDMA adapters", "fail", f"use_gdr is true, and there are none: {problem}", why, mend)
     else:
         yield Finding("RDMA adapters", "ok", f"none: {problem}" if problem != "none" else problem, why)
+
+
+def _peer_memory(root: Path, *, wanted: bool) -> Finding:
+    """Checks whether an adapter may reach a GPU's memory: by the module nvidia_peermem, or as a dma-buf."""
+    why = "with use_gdr an adapter copies between pool and GPU, for which the kernel must give it the GPU's memory"
+    ways = ["nvidia_peermem"] if (root / "sys/module/nvidia_peermem").is_dir() else []
+    try:
+        driver = (root / "proc/driver/nvidia/version").read_text("utf-8", "replace")
+    except OSError:
+        driver = ""
+    # Only NVIDIA's open kernel modules export dma-bufs.
+    ways += ["dma-buf (open kernel modules)"] if "Open Kernel Module" in driver else []
+    if ways:
+        return Finding("GPU memory for adapters", "ok", ", ".join(ways), why)
+    mend = "modprobe nvidia_peermem, or use NVIDIA's open kernel modules; or use_gdr: false"
+    found = "neither nvidia_peermem nor the open kernel modules are loaded"
+    return Finding("GPU memory for adapters", "fail" if wanted else "warn", found, why, mend)
 
 
 def check_depots(depots: Sequence[Mapping[str, Any]], socket: str | None) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from kvdepot.checks.directories import check_directories
 from kvdepot.checks.finding import Finding, bounded, worst
 from kvdepot.checks.host import Host, check_host
 from kvdepot.checks.media import check_media
+from kvdepot.checks.network import check_network
 from kvdepot.checks.software import check_depots, check_devices, check_software
 from kvdepot.cli.output import print_json, print_table
 from kvdepot.cli.running import running_depots
@@ -21,6 +22,8 @@ from kvdepot.errors import ConfigError
 
 DIRECTORIES_S = 60.0
 """Time limit of the checks of all directories, and of all media, in seconds."""
+NETWORK_S = 20.0
+"""Time limit of all connections, names included, in seconds."""
 METHODS = ("memcpy", "batch", "kernel")
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
@@ -32,8 +35,9 @@ def command(file: str | None, as_json: bool) -> None:
     """Checks this machine and a configuration, and shows devices and copy engines. Exits with 1 if a check fails.
 
     It needs neither root nor a running depot. It writes a few temporary files to each directory of the Posix tier, to
-    test which kinds of I/O work there, and looks at the media of the Slab and Dax tiers without changing them. Every
-    line that is not ok says why it matters and how to fix it.
+    test which kinds of I/O work there, and looks at the media of the Slab and Dax tiers without changing them. It
+    connects to pool servers and the bucket's store, and sends nothing. Every line that is not ok says why it matters
+    and how to fix it.
 
     \b
     kvdepot doctor
@@ -67,6 +71,7 @@ def checks(config: KVDepotConfig, report: dict[str, Any]) -> list[Finding]:
         *check_host(config, Host.here(), bool(report["adapters"])),
         *of_directories,
         *bounded(check_media(config, runs=runs), "media", DIRECTORIES_S),
+        *bounded(check_network(config), "network", NETWORK_S),
         *check_devices(report, rdma_wanted=rdma_wanted),
         *check_software(),
         *check_depots(running, socket),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
+OWN_GROUPS = Path("/proc/self/cgroup")
 
 DISK_ANSWER_S = 2.0
 """Seconds that a disk may take to tell its size: a mount whose server is down may never answer."""
@@ -113,22 +114,45 @@ def usable_memory_bytes() -> int:
     return min([total, *limits])
 
 
+def processor_quota() -> float | None:
+    """Returns how many processors the control groups of this process may use; ``None`` if they have no quota."""
+    quotas = map(_read_quota, _group_files("cpu", "cpu.max", "cpu.cfs_quota_us"))
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def _read_quota(file: Path) -> float | None:
+    try:
+        words = file.read_text("ascii").split()
+        if words[:1] in (["max"], ["-1"]):
+            return None
+        # Version 1 has the period in a file of its own.
+        period = words[1] if len(words) > 1 else file.with_name("cpu.cfs_period_us").read_text("ascii")
+        return int(words[0]) / int(period)
+    except (OSError, ValueError, IndexError, ZeroDivisionError):
+        return None
+
+
 def _limit_files() -> list[Path]:
+    return _group_files("memory", "memory.max", "memory.limit_in_bytes")
+
+
+def _group_files(controller: str, name: str, name_v1: str) -> list[Path]:
+    """Returns the paths of a controller's file in all control groups of this process, of version 2 and 1."""
     files = []
     try:
-        lines = Path("/proc/self/cgroup").read_text("utf-8").splitlines()
+        lines = OWN_GROUPS.read_text("utf-8").splitlines()
     except OSError:
         return []
     for line in lines:
         _, controllers, group = line.split(":", 2)
         if not controllers:
-            root, name = CGROUP_ROOT, "memory.max"
-        elif "memory" in controllers.split(","):
-            root, name = CGROUP_ROOT / "memory", "memory.limit_in_bytes"
+            root, file = CGROUP_ROOT, name
+        elif controller in controllers.split(","):
+            root, file = CGROUP_ROOT / controller, name_v1
         else:
             continue
         own = Path(group.lstrip("/"))
-        files += [root / part / name for part in (own, *own.parents)]
+        files += [root / part / file for part in (own, *own.parents)]
     return files
 
 
