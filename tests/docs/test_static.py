@@ -135,3 +135,10 @@ def test_the_demo_prints_what_came_out(capsys):
         f"{RESTARTED}: other output than cold",
     ]
     assert conclude(phases[:2], progress) == 0
+
+
+def test_pages_for_users_say_network_listener_and_local_socket():
+    """`door` is a word of the code and of design.md."""
+    pages = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "SECURITY.md"]
+    found = [page.name for page in pages if re.search(r"(?<!-)\bdoors?\b", page.read_text("utf-8"), re.IGNORECASE)]
+    assert set(found) <= {"design.md", "benchmarks.md"}

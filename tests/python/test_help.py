@@ -60,3 +60,9 @@ def test_examples_of_a_help_page_keep_their_lines(words: tuple[str, ...]) -> Non
     assert not any("\\b" in line for line in shown)
     examples = [line for line in shown if line.startswith("  kvdepot ")]
     assert all(line.count("kvdepot ") == 1 for line in examples)
+
+
+def test_what_only_engines_pass_is_not_offered_to_people() -> None:
+    text = "\n".join(page(("serve",)))
+    assert "--block-bytes" in text
+    assert "--core-json" not in text

@@ -29,7 +29,9 @@ def _address(_context: click.Context, _parameter: click.Parameter, value: str | 
 @click.command()
 @click.option("--config", "file", type=click.Path(dir_okay=False), help="Configuration file; default: the defaults.")
 @click.option(
-    "--core-json", help="The core's JSON instead of a file and variables, as engines pass it; needs --socket."
+    "--core-json",
+    hidden=True,  # for engines, which start their depot with it
+    help="The core's JSON instead of a file and variables, as engines pass it; needs --socket.",
 )
 @click.option("--socket", type=click.Path(), help="Unix socket; default: derived from the configuration.")
 @click.option("--block-bytes", type=click.IntRange(min=1), help="Bytes of a block, for a Staging pool sized in blocks.")
