@@ -16,6 +16,7 @@ import yaml
 from collect import ROOT, documented_commands, snippets
 from table import DRY, NOT_RUN, VLLM_OFFLOADING, VLLM_SERVE
 
+from kvdepot.config import load_config
 from kvdepot.engines import vllm_plugin
 from tools.demo.__main__ import report
 from tools.demo.client import Answer
@@ -76,8 +77,12 @@ def test_the_engine_is_started_with_what_the_connector_reads(command):
     assert set(transfer) <= {"kv_connector", "kv_role", "kv_connector_extra_config"}
     text = (ROOT / "tools" / "demo" / "server.py").read_text()
     assert all(f'"{key}": "{transfer[key]}"' in text for key in set(transfer) - {"kv_connector_extra_config"})
-    # The key that names the file; `make demo` starts an engine with the same one.
-    assert set(transfer.get("kv_connector_extra_config", ())) <= {"config"}
+    # The key that names the file; `make demo` starts an engine with the same one. Lite mode has its keys in the line.
+    extra = transfer.get("kv_connector_extra_config", {})
+    if extra.get("use_lite"):
+        assert load_config({**extra, "pool_gb": 0.1}, owns_pool=False).use_lite
+    else:
+        assert set(extra) <= {"config"}
     assert '"kv_connector_extra_config": {"config": str(config)}' in text
 
 
@@ -142,3 +147,33 @@ def test_pages_for_users_say_network_listener_and_local_socket():
     pages = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "SECURITY.md"]
     found = [page.name for page in pages if re.search(r"(?<!-)\bdoors?\b", page.read_text("utf-8"), re.IGNORECASE)]
     assert set(found) <= {"design.md", "benchmarks.md"}
+
+
+def test_lite_mode_has_a_launch_line():
+    assert sum("use_lite" in one for one in engine_commands()) >= 1
+
+
+VERSIONS = {
+    "protocol of the local socket": ("crates/kvdepot-depot/src/message.rs", "PROTOCOL_VERSION: u32"),
+    "hand-over of the pool (`--take-over`)": ("crates/kvdepot-depot/src/handover.rs", "HAND_OVER_VERSION: u32"),
+    "record of a kept pool (`pool_keep_s`)": ("crates/kvdepot-depot/src/ledger/layout.rs", "VERSION: u64"),
+    "protocol of the network listener": ("crates/kvdepot-wire/src/own/handshake.rs", "VERSION: u32"),
+    "`namespace.json` (Posix)": ("crates/kvdepot-tier/src/format.rs", "FORMAT_VERSION: u32"),
+    "blocks (Posix, Object)": ("crates/kvdepot-tier/src/format.rs", "FORMAT_VERSION: u32"),
+    "media of the Slab tier": ("crates/kvdepot-tier/src/slab/superblock.rs", "VERSION: u32"),
+    "media of the Dax tier": ("crates/kvdepot-tier/src/dax/layout.rs", "VERSION: u32"),
+    "`.kvdepot-index`": ("crates/kvdepot-tier/src/posix/checkpoint.rs", "VERSION: u32"),
+    "`.kvdepot-total`": ("crates/kvdepot-tier/src/posix/total.rs", "VERSION: u32"),
+    "`.kvdepot-ledger` (`posix_capacity_shared`)": ("crates/kvdepot-tier/src/posix/ledger/codec.rs", "VERSION: u32"),
+    "blocks on InfiniStore's servers": ("crates/kvdepot-tier/src/remote/value.rs", "VERSION: u32"),
+    "exports": ("python/kvdepot/stored/export.py", "VERSION"),
+}
+
+
+def test_versions_of_formats_and_protocols_are_those_of_the_source():
+    section = (ROOT / "docs" / "operate.md").read_text("utf-8").split("## Upgrade\n")[1].split("\n## ")[0]
+    rows = dict(re.findall(r"^\| ([^|]+) \| (\d+) \|", section, re.MULTILINE))
+    for what, (file, constant) in VERSIONS.items():
+        found = re.findall(rf"\b{re.escape(constant)} = (\d+)", (ROOT / file).read_text("utf-8"))
+        assert found == [rows.pop(what)], what
+    assert rows == {}
