@@ -160,6 +160,7 @@ VERSIONS = {
     "protocol of the network listener": ("crates/kvdepot-wire/src/own/handshake.rs", "VERSION: u32"),
     "`namespace.json` (Posix)": ("crates/kvdepot-tier/src/format.rs", "FORMAT_VERSION: u32"),
     "blocks (Posix, Object)": ("crates/kvdepot-tier/src/format.rs", "FORMAT_VERSION: u32"),
+    "packs of small blocks (Object)": ("crates/kvdepot-tier/src/object/packs/codec.rs", "VERSION: u32"),
     "media of the Slab tier": ("crates/kvdepot-tier/src/slab/superblock.rs", "VERSION: u32"),
     "media of the Dax tier": ("crates/kvdepot-tier/src/dax/layout.rs", "VERSION: u32"),
     "`.kvdepot-index`": ("crates/kvdepot-tier/src/posix/checkpoint.rs", "VERSION: u32"),
