@@ -127,6 +127,9 @@ const _: () = assert!(NAMESPACE_SPEC_BYTES_MAX * 2 < SMALL_FILE_BYTES_MAX);
 /// for the namespace until that is reset.
 pub const REMOVALS_OWED_MAX: usize = 1 << 13;
 
+/// Maximum number of writes in flight at a tier, even if it takes more bytes.
+pub const WRITES_IN_FLIGHT_MAX: usize = 1 << 11;
+
 /// Maximum number of servers of one Remote tier.
 pub const REMOTE_SERVERS_MAX: usize = 64;
 /// Maximum number of connections to one server of a Remote tier.
@@ -209,6 +212,16 @@ pub const OBJECT_PACK_OPEN_MS: u64 = 1_000;
 pub const OBJECT_PACK_READ_BYTES_MAX: u64 = 4 << 20;
 /// Number of packs whose heads are read concurrently.
 pub const OBJECT_PACK_HEADS_MAX: usize = 16;
+/// Number of full packs whose blocks an Object tier takes at a time.
+pub const OBJECT_PACKS_IN_FLIGHT: u64 = 16;
+/// Maximum number of blocks in packs that an Object tier knows, at about 100 bytes each.
+pub const OBJECT_PACKED_BLOCKS_MAX: u64 = 1 << 22;
+/// Maximum number of packs that one list takes from a bucket, the newest.
+pub const OBJECT_PACKS_LISTED_MAX: usize = 1 << 20;
+/// Maximum number of packs of a namespace that are being deleted, and of deleted ones that are remembered.
+pub const OBJECT_PACKS_DOOMED_MAX: usize = 1 << 12;
+/// Number of failed reads after which the head of a pack is not read again.
+pub const OBJECT_PACK_HEAD_TRIES: u8 = 3;
 /// Number of threads of an Object tier.
 pub const OBJECT_THREADS: usize = 4;
 

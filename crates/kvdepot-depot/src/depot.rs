@@ -136,11 +136,13 @@ impl Depot {
         let is_kept = config.keeps_memory(&pool);
         let ledger = is_kept.then(|| Ledger::create(pool.regions())).transpose()?;
         let parted = tiers.clone();
+        let windows: Vec<u64> = tiers.iter().map(|tier| tier.write_window_bytes()).collect();
         let regions = pool::region_sizes(pool.regions(), pool_bytes_max);
         let mut machine = Machine::new(pool_config, tiers.len())
             .with_regions(&regions)
             .with_placements(&config.placements(pool_kind, &names)?)
             .with_write_budgets(&config.write_budgets(&names))
+            .with_write_windows(&windows)
             .with_parts(Arc::new(move |tier: usize, key: &BlockKey| parted[tier].part(key)));
         if is_kept {
             machine.keep_ledger();

@@ -442,6 +442,10 @@ impl<T: Tier> Tier for Guarded<T> {
         self.inner.servers()
     }
 
+    fn write_window_bytes(&self) -> u64 {
+        self.inner.write_window_bytes()
+    }
+
     fn engine(&self) -> &'static str {
         self.inner.engine()
     }

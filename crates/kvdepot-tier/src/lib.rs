@@ -304,6 +304,12 @@ pub trait Tier: Send + Sync + Debug {
     /// Writes blocks. Each becomes visible only when it is complete (P1); space is reserved before its first byte (P5).
     fn write(&self, writes: Vec<WriteItem>, deadline: Instant);
 
+    /// Returns the bytes up to which it should be given more writes at a time than usual, because it combines small ones;
+    /// 0 = the usual number.
+    fn write_window_bytes(&self) -> u64 {
+        0
+    }
+
     /// Removes blocks. It is done when no read or peek finds any of them, and each may be written again. After an
     /// error, a block may come back.
     fn remove(&self, keys: Vec<BlockKey>, done: Done<()>);

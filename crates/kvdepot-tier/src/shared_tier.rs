@@ -58,6 +58,10 @@ impl<T: Tier + ?Sized> Tier for Arc<T> {
         (**self).write(writes, deadline);
     }
 
+    fn write_window_bytes(&self) -> u64 {
+        (**self).write_window_bytes()
+    }
+
     fn remove(&self, keys: Vec<BlockKey>, done: Done<()>) {
         (**self).remove(keys, done);
     }

@@ -57,6 +57,15 @@ impl Machine {
         self
     }
 
+    /// Lets more than the usual number of writes be in flight at a tier, as long as their blocks have fewer bytes than
+    /// this; 0 = the usual number. Call it before the first event.
+    #[must_use]
+    pub fn with_write_windows(mut self, bytes: &[u64]) -> Self {
+        debug_assert_eq!(bytes.len(), self.flow.tier_count(), "one window for each tier");
+        self.flow.set_write_windows(bytes);
+        self
+    }
+
     /// Cuts work into smaller pieces, so that a simulation sees what happens between them.
     #[cfg(any(test, feature = "model"))]
     pub const fn set_pace(&mut self, pace: Pace) {

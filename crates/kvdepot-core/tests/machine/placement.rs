@@ -494,3 +494,25 @@ fn room_that_a_declined_write_frees_is_noticed_at_once() {
     assert_eq!(lab.machine.counters().over_budget_blocks, 1);
     assert_eq!(lab.reads.len(), 3, "without another event");
 }
+
+/// A tier that combines small blocks needs many of them at a time.
+#[test]
+fn a_write_window_lets_more_small_writes_begin() {
+    let (usual, window) = (32, 40 * BLOCK);
+    for (bytes, begun) in [(0, usual), (window, 40), (8 * BLOCK, usual)] {
+        let mut lab = Lab::new(100, "lru", true, &[THROUGH]);
+        let machine = std::mem::replace(&mut lab.machine, Machine::new(pool(1, "lru", true), 0));
+        lab.machine = machine.with_write_windows(&[bytes]);
+        for hash in 1..=60 {
+            assert!(lab.dump(hash));
+        }
+        assert_eq!(lab.writes.len(), begun, "with a window of {bytes} bytes");
+        let mut written = 0;
+        while !lab.writes.is_empty() {
+            assert!(lab.writes.len() <= begun);
+            written += lab.writes.len();
+            lab.end_writes(stored);
+        }
+        assert_eq!((written, lab.dirty()), (60, 0), "the window is free again");
+    }
+}

@@ -88,6 +88,11 @@ impl From<object_store::Error> for Fault {
                 Some((429 | 503, ..)) => {
                     Self::SlowDown(made(ErrorKind::Busy, "the store asks for fewer requests", error))
                 }
+                Some((416, ..)) => Self::Corrupt(made(
+                    ErrorKind::Corrupt,
+                    "an object ends before the bytes that were asked for",
+                    error,
+                )),
                 // Azure's answer to a write of an object that must not exist.
                 Some((409, "BlobAlreadyExists", _)) => {
                     Self::Conflict(made(ErrorKind::Busy, "another client wrote the object first", error))

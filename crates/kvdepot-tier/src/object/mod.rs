@@ -34,7 +34,7 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use kvdepot_core::limits::OBJECT_THREADS;
+use kvdepot_core::limits::{OBJECT_PACKS_IN_FLIGHT, OBJECT_THREADS};
 use kvdepot_core::{BlockKey, Error, NamespaceId, NamespaceSpec, Result};
 use object_store::ObjectStore;
 use tokio::runtime::{Builder, Handle, Runtime};
@@ -139,6 +139,10 @@ impl Tier for ObjectTier {
         writes.into_iter().for_each(|write| self.shared.write(write, deadline));
     }
 
+    fn write_window_bytes(&self) -> u64 {
+        self.shared.config.pack_bytes * OBJECT_PACKS_IN_FLIGHT
+    }
+
     fn remove(&self, keys: Vec<BlockKey>, done: Done<()>) {
         self.shared.remove(keys, done);
     }
@@ -207,5 +211,7 @@ impl Drop for ObjectTier {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
+        // Nobody writes them any more: their callers hear that the tier is closing.
+        self.shared.packs.abandon_waiting();
     }
 }

@@ -51,6 +51,9 @@ impl Shared {
             }
         }
         let packs = self.packs_of(keys, &mut paths).await.map_err(Fault::into_error)?;
+        for (id, name) in &packs {
+            self.doom_pack(*id, *name, keys)?;
+        }
         for some in paths.chunks(self.config.cloud.deletes_max()) {
             self.delete(some, deadline).await.map_err(Fault::into_error)?;
         }
@@ -69,7 +72,8 @@ impl Shared {
         let ids: HashSet<NamespaceId> = keys.iter().map(|key| key.namespace).collect();
         let mut spaces = HashMap::new();
         for id in ids {
-            let space = self.spaces.lock().with_id(&id).filter(|space| self.is_packed(&space.spec)).cloned();
+            let space =
+                self.spaces.lock().with_id(&id).filter(|space| Self::may_be_packed(&space.spec)).cloned();
             let Some(space) = space else { continue };
             self.list_packs(id, &space).await?;
             spaces.insert(id, space);
@@ -97,7 +101,7 @@ impl Shared {
     }
 
     /// Deletes objects, ignoring those that do not exist.
-    async fn delete(&self, paths: &[Path], deadline: Instant) -> Result<(), Fault> {
+    pub(super) async fn delete(&self, paths: &[Path], deadline: Instant) -> Result<(), Fault> {
         let mut turn = self.link.turn(Lane::Removals, deadline).await?;
         loop {
             let all = stream::iter(paths.to_vec()).map(Ok).boxed();

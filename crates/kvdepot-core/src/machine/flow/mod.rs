@@ -99,6 +99,12 @@ impl Flow {
         !self.tiers.is_empty()
     }
 
+    pub(crate) fn set_write_windows(&mut self, bytes: &[u64]) {
+        for (tier, bytes) in self.tiers.iter_mut().zip(bytes) {
+            tier.write_window_bytes = *bytes;
+        }
+    }
+
     pub(crate) fn tier_count(&self) -> usize {
         self.tiers.len()
     }
@@ -262,7 +268,7 @@ impl Flow {
                     Command::Read { tier, slot: read.slot, key, runs, deadline }
                 });
             }
-            while self.tiers[tier].writes_in_flight.len() < self.pace.writes_in_flight
+            while self.tiers[tier].has_write_turn(&self.pace)
                 && looked_at < self.pace.queue_entries
                 && let Some(write) = self.tiers[tier].next_write()
             {

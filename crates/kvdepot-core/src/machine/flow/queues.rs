@@ -3,8 +3,10 @@
 use hashbrown::HashMap;
 
 use super::super::event::Nanos;
+use super::super::pace::Pace;
 use super::super::queue::Queue;
 use crate::eviction::SlotId;
+use crate::limits::WRITES_IN_FLIGHT_MAX;
 
 /// A read of a block by a tier.
 #[derive(Clone, Copy, Debug)]
@@ -37,9 +39,20 @@ pub(super) struct TierFlow {
     /// Late writes: after all others.
     pub(super) late: Queue<Write>,
     pub(super) writes_in_flight: HashMap<SlotId, Write>,
+    /// Bytes of these blocks.
+    pub(super) bytes_in_flight: u64,
+    /// Bytes up to which more than the usual number of writes are in flight.
+    pub(super) write_window_bytes: u64,
 }
 
 impl TierFlow {
+    /// Returns whether another write may begin.
+    pub(super) fn has_write_turn(&self, pace: &Pace) -> bool {
+        let count = self.writes_in_flight.len();
+        let fits = self.bytes_in_flight < self.write_window_bytes && count < WRITES_IN_FLIGHT_MAX;
+        count < pace.writes_in_flight || fits
+    }
+
     pub(super) fn next_write(&mut self) -> Option<Write> {
         self.writes.pop_front().or_else(|| self.late.pop_front())
     }

@@ -136,9 +136,10 @@ impl Flow {
             debug_assert!(false, "a write ends once");
             return;
         };
-        let key = pool.slot(slot).key;
+        let (key, bytes) = (pool.slot(slot).key, pool.slot(slot).bytes());
+        self.tiers[tier].bytes_in_flight -= bytes;
         if wrote_nothing(outcome) || (outcome.is_err() && self.flaws.has(Flaw::BudgetRefundsErrors)) {
-            self.budgets.refund(tier, pool.slot(slot).bytes());
+            self.budgets.refund(tier, bytes);
         }
         let wanted = !pool.slot(slot).block.is_doomed();
         if self.try_again(pool, catalog, tier, &write, key, wanted, outcome, out) {
@@ -294,7 +295,7 @@ impl Flow {
             self.give_up_write(pool, catalog, tier, &write, true, out);
             return false;
         }
-        let (key, runs) = (catalog.block_key(&key), slot.runs());
+        let (key, runs, bytes) = (catalog.block_key(&key), slot.runs(), slot.bytes());
         pool.edit(write.slot, |slot| {
             if !slot.block.is_writing() {
                 slot.block.write_begun();
@@ -302,6 +303,7 @@ impl Flow {
             slot.writing |= bit(tier);
         });
         self.tiers[tier].writes_in_flight.insert(write.slot, write);
+        self.tiers[tier].bytes_in_flight += bytes;
         out.commands.push(Command::Write { tier, slot: write.slot, key, runs });
         true
     }

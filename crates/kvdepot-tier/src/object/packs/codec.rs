@@ -19,6 +19,8 @@ const AT_CHECKSUM: usize = 32;
 const FIXED_BYTES: usize = 40;
 /// A block's hash and the number of its pages.
 const ENTRY_BYTES: usize = 20;
+/// A block file has a page of header and a page of payload at least.
+const BLOCK_BYTES_MIN: u64 = 2 * BLOCK_ALIGN_BYTES;
 
 /// The name of a pack within its namespace. Names are ordered by the time at which their depots wrote them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -37,7 +39,9 @@ impl PackName {
         let mut fields = text.split('-');
         let mut next = || u64::from_str_radix(fields.next()?, 16).ok();
         let name = Self { time_ms: next()?, random: next()?, blocks: u32::try_from(next()?).ok()? };
-        let is_possible = (1..=OBJECT_PACK_BLOCKS_MAX).contains(&(name.blocks as usize));
+        // Names are compared as numbers and listed as texts: they must have the usual number of digits.
+        let is_possible =
+            (1..=OBJECT_PACK_BLOCKS_MAX).contains(&(name.blocks as usize)) && name.time_ms >> 48 == 0;
         (is_possible && name.to_string() == text).then_some(name)
     }
 
@@ -119,6 +123,9 @@ pub(super) fn decode(
         key.copy_from_slice(hash);
         let bytes =
             u64::from(u32::from_le_bytes([pages[0], pages[1], pages[2], pages[3]])) * BLOCK_ALIGN_BYTES;
+        if bytes < BLOCK_BYTES_MIN {
+            return Err(corrupt("a pack has a block without bytes"));
+        }
         entries.push(Entry { hash: BlockHash(key), offset, bytes });
         offset += bytes;
     }
@@ -135,9 +142,9 @@ mod tests {
     const NAME: PackName = PackName { time_ms: 0x19a_0000_0000, random: 7, blocks: 3 };
 
     fn made() -> (Vec<u8>, Vec<Entry>, u64) {
-        let blocks: Vec<_> = (1..=3_u8).map(|n| (BlockHash([n; 16]), u64::from(n) * 4096)).collect();
+        let blocks: Vec<_> = (1..=3_u8).map(|n| (BlockHash([n; 16]), u64::from(n) * 8192)).collect();
         let (head, entries) = encode(NamespaceId([9; 16]), &blocks).unwrap();
-        let total = head.len() as u64 + 6 * 4096;
+        let total = head.len() as u64 + 6 * 8192;
         (head, entries, total)
     }
 
@@ -146,7 +153,7 @@ mod tests {
         let (head, entries, total) = made();
         assert_eq!(decode(&head, NAME, NamespaceId([9; 16]), total).unwrap(), entries);
         let places: Vec<_> = entries.iter().map(|entry| (entry.offset, entry.bytes)).collect();
-        assert_eq!(places, [(4096, 4096), (8192, 8192), (16384, 12288)]);
+        assert_eq!(places, [(4096, 8192), (12288, 16384), (28672, 24576)]);
     }
 
     #[test]
@@ -163,6 +170,9 @@ mod tests {
         assert!(decode(&head, NAME, NamespaceId([8; 16]), total).is_err());
         assert!(decode(&head, PackName { blocks: 2, ..NAME }, NamespaceId([9; 16]), total).is_err());
         assert!(decode(&head[..4000], NAME, NamespaceId([9; 16]), total).is_err());
+        let (head, _) = encode(NamespaceId([9; 16]), &[(BlockHash([1; 16]), 4096)]).unwrap();
+        let one = PackName { blocks: 1, ..NAME };
+        assert!(decode(&head, one, NamespaceId([9; 16]), 8192).is_err(), "a header without payload");
     }
 
     #[test]
@@ -170,8 +180,14 @@ mod tests {
         assert_eq!(PackName::parse(&NAME.to_string()), Some(NAME));
         let later = PackName { time_ms: NAME.time_ms + 1, random: 0, blocks: 1 };
         assert!(NAME < later && NAME.to_string() < later.to_string());
-        for text in ["", "1-2", "1-2-3", "00000000000g-0000000000000007-3", "019a00000000-0000000000000007-0"]
-        {
+        for text in [
+            "",
+            "1-2",
+            "1-2-3",
+            "00000000000g-0000000000000007-3",
+            "019a00000000-0000000000000007-0",
+            "1000000000000-0000000000000007-3",
+        ] {
             assert_eq!(PackName::parse(text), None, "{text}");
         }
         let most = PackName { blocks: OBJECT_PACK_BLOCKS_MAX as u32, ..NAME };

@@ -36,8 +36,8 @@ impl<T> Gather<T> {
         Self { bytes_max, groups: HashMap::new(), numbers: 0 }
     }
 
-    /// Adds a block. With `is_urgent` it waits for no other.
-    pub(super) fn add(&mut self, namespace: NamespaceId, item: T, bytes: u64, is_urgent: bool) -> Next<T> {
+    /// Adds a block.
+    pub(super) fn add(&mut self, namespace: NamespaceId, item: T, bytes: u64) -> Next<T> {
         let is_first = !self.groups.contains_key(&namespace);
         self.numbers += u64::from(is_first);
         let number = self.numbers;
@@ -45,11 +45,16 @@ impl<T> Gather<T> {
             self.groups.entry(namespace).or_insert_with(|| Group { number, bytes: 0, items: Vec::new() });
         group.items.push(item);
         group.bytes += bytes;
-        if is_urgent || group.bytes >= self.bytes_max || group.items.len() >= OBJECT_PACK_BLOCKS_MAX {
+        if group.bytes >= self.bytes_max || group.items.len() >= OBJECT_PACK_BLOCKS_MAX {
             let group = self.groups.remove(&namespace);
             return Next::Write(group.map(|group| group.items).unwrap_or_default());
         }
         if is_first { Next::Timer(number) } else { Next::Wait }
+    }
+
+    /// Takes all blocks.
+    pub(super) fn take_all(&mut self) -> Vec<T> {
+        self.groups.drain().flat_map(|(_, group)| group.items).collect()
     }
 
     /// Takes the blocks whose timer has ended; nothing if they were written before.
@@ -71,33 +76,33 @@ mod tests {
     #[test]
     fn blocks_wait_until_their_pack_is_full() {
         let mut gather = Gather::new(100);
-        let Next::Timer(first) = gather.add(ONE, 'a', 40, false) else {
-            panic!("the first one sets a timer")
-        };
-        assert_eq!(gather.add(ONE, 'b', 40, false), Next::Wait);
-        assert!(matches!(gather.add(TWO, 'x', 40, false), Next::Timer(_)), "no pack has two namespaces");
-        assert_eq!(gather.add(ONE, 'c', 40, false), Next::Write(vec!['a', 'b', 'c']));
+        let Next::Timer(first) = gather.add(ONE, 'a', 40) else { panic!("the first one sets a timer") };
+        assert_eq!(gather.add(ONE, 'b', 40), Next::Wait);
+        assert!(matches!(gather.add(TWO, 'x', 40), Next::Timer(_)), "no pack has two namespaces");
+        assert_eq!(gather.add(ONE, 'c', 40), Next::Write(vec!['a', 'b', 'c']));
         assert!(gather.take(ONE, first).is_empty(), "the timer comes late");
-        let Next::Timer(second) = gather.add(ONE, 'd', 40, false) else { panic!("a new group") };
+        let Next::Timer(second) = gather.add(ONE, 'd', 40) else { panic!("a new group") };
         assert!(gather.take(ONE, first).is_empty(), "and takes no later group");
         assert_eq!(gather.take(ONE, second), ['d']);
     }
 
     #[test]
-    fn an_urgent_block_takes_along_what_waits() {
-        let mut gather = Gather::new(1000);
-        assert!(matches!(gather.add(ONE, 1, 40, false), Next::Timer(_)));
-        assert_eq!(gather.add(ONE, 2, 40, true), Next::Write(vec![1, 2]));
-        assert_eq!(gather.add(ONE, 3, 40, true), Next::Write(vec![3]));
+    fn all_blocks_can_be_taken() {
+        let mut gather = Gather::new(100);
+        let Next::Timer(first) = gather.add(ONE, 'a', 40) else { panic!("the first one sets a timer") };
+        gather.add(TWO, 'b', 40);
+        let mut all = gather.take_all();
+        all.sort_unstable();
+        assert_eq!((all, gather.take(ONE, first)), (vec!['a', 'b'], Vec::new()));
     }
 
     #[test]
     fn a_pack_has_a_bounded_number_of_blocks() {
         let mut gather = Gather::new(u64::MAX);
         for n in 1..OBJECT_PACK_BLOCKS_MAX {
-            assert!(!matches!(gather.add(ONE, n, 1, false), Next::Write(_)));
+            assert!(!matches!(gather.add(ONE, n, 1), Next::Write(_)));
         }
-        let Next::Write(all) = gather.add(ONE, 0, 1, false) else { panic!("it is full") };
+        let Next::Write(all) = gather.add(ONE, 0, 1) else { panic!("it is full") };
         assert_eq!(all.len(), OBJECT_PACK_BLOCKS_MAX);
     }
 }

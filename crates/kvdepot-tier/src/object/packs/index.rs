@@ -1,26 +1,41 @@
 //! Which pack holds which block, as far as this tier knows. A state machine without a clock and without requests.
 //!
 //! The tier learns of packs by writing them and from lists of the bucket. It is bounded (P7): the oldest packs of the
-//! namespace that learns of one make space for it.
+//! largest namespace make room. A pack that is to be deleted is *doomed*: no block is found in it any more, and no list
+//! brings it back.
 
 use std::collections::BTreeMap;
 use std::hash::BuildHasher;
 use std::time::{Duration, Instant};
 
 use hashbrown::{DefaultHashBuilder, HashMap};
-use kvdepot_core::limits::{KNOWN_KEYS_MAX, SNAPSHOT_HASHES_MAX};
+use hashlink::LinkedHashSet;
+use kvdepot_core::limits::{
+    OBJECT_PACK_HEAD_TRIES, OBJECT_PACKED_BLOCKS_MAX, OBJECT_PACKS_DOOMED_MAX, SNAPSHOT_HASHES_MAX,
+};
 use kvdepot_core::{BlockHash, BlockKey, NamespaceId};
 
 use super::codec::{Entry, PackName};
 
 /// Parts of a namespace's table: each grows on its own, so that no insert moves more than a few thousand places.
-const PARTS: usize = 256;
+const PARTS: usize = 1024;
 
 #[derive(Debug)]
 struct Pack {
     entries: Box<[Entry]>,
     /// Until when the pack is assumed to be in the bucket.
     until: Instant,
+}
+
+impl Pack {
+    /// What it counts in the index: a pack without usable blocks takes memory, too.
+    fn weight(&self) -> u64 {
+        self.entries.len().max(1) as u64
+    }
+
+    fn bytes(&self) -> u64 {
+        self.entries.iter().map(|entry| entry.bytes).sum()
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -36,11 +51,20 @@ pub(super) struct Packs {
     places: Vec<HashMap<BlockHash, Place>>,
     /// Further places of blocks.
     twins: HashMap<BlockHash, Vec<Place>>,
+    /// Sum of the packs' weights, and of their bytes.
+    weight: u64,
+    bytes: u64,
+    /// Packs that are being deleted, with their blocks.
+    doomed: HashMap<PackName, Box<[Entry]>>,
+    /// Packs that were deleted, the oldest first: a list that began before may still name them.
+    deleted: LinkedHashSet<PackName>,
+    /// How often the heads of packs could not be read.
+    failed_heads: HashMap<PackName, u8>,
     /// Start of the last list that has ended.
     listed_at: Option<Instant>,
     is_being_listed: bool,
-    /// Whether one list from the beginning has come to its end, heads included: later ones need not go back that far.
-    is_whole: bool,
+    /// Start, in milliseconds since 1970, of the last list after which all packs were known.
+    whole_at_ms: Option<u64>,
 }
 
 /// Where a block lies.
@@ -52,14 +76,25 @@ pub(in crate::object) struct Found {
     pub(super) is_sure: bool,
 }
 
+/// What became of a pack that was told to the index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Learnt {
+    /// It is known now, or was known before.
+    Known,
+    /// It is being deleted, or was.
+    Deleted,
+    /// There is no room for a pack that is as old.
+    NoRoom,
+}
+
 /// All packs that a tier knows.
 #[derive(Debug)]
 pub(super) struct PackIndex {
     spaces: HashMap<NamespaceId, Packs>,
     hasher: DefaultHashBuilder,
     ttl: Duration,
-    blocks_max: u64,
-    blocks: u64,
+    weight_max: u64,
+    weight: u64,
     bytes: u64,
 }
 
@@ -69,33 +104,54 @@ impl Packs {
             packs: BTreeMap::new(),
             places: (0..PARTS).map(|_| HashMap::new()).collect(),
             twins: HashMap::new(),
+            weight: 0,
+            bytes: 0,
+            doomed: HashMap::new(),
+            deleted: LinkedHashSet::new(),
+            failed_heads: HashMap::new(),
             listed_at: None,
             is_being_listed: false,
-            is_whole: false,
+            whole_at_ms: None,
         }
+    }
+
+    /// Takes a place from a block: another pack's takes over. Returns whether no known pack has the block now.
+    fn leave(&mut self, part: usize, hash: BlockHash, name: PackName) -> bool {
+        let mut twins = self.twins.remove(&hash).unwrap_or_default();
+        twins.retain(|place| place.pack != name);
+        let places = &mut self.places[part];
+        let mut is_gone = false;
+        if places.get(&hash).is_some_and(|place| place.pack == name) {
+            // The newest of the others.
+            match twins.pop() {
+                Some(place) => drop(places.insert(hash, place)),
+                None => {
+                    places.remove(&hash);
+                    is_gone = true;
+                }
+            }
+        }
+        if !twins.is_empty() {
+            self.twins.insert(hash, twins);
+        }
+        is_gone
     }
 }
 
 impl PackIndex {
     /// `ttl`: how long a pack is assumed to be in the bucket after it was written, listed or read.
     pub(super) fn new(ttl: Duration) -> Self {
-        Self::with_capacity(ttl, KNOWN_KEYS_MAX as u64)
+        Self::with_capacity(ttl, OBJECT_PACKED_BLOCKS_MAX)
     }
 
-    fn with_capacity(ttl: Duration, blocks_max: u64) -> Self {
-        Self {
-            spaces: HashMap::new(),
-            hasher: DefaultHashBuilder::default(),
-            ttl,
-            blocks_max,
-            blocks: 0,
-            bytes: 0,
-        }
+    fn with_capacity(ttl: Duration, weight_max: u64) -> Self {
+        let hasher = DefaultHashBuilder::default();
+        Self { spaces: HashMap::new(), hasher, ttl, weight_max, weight: 0, bytes: 0 }
     }
 
     /// Returns the number of blocks in packs, and of their bytes.
     pub(super) const fn usage(&self) -> (u64, u64) {
-        (self.blocks, self.bytes)
+        (self.weight, self.bytes)
     }
 
     fn part(&self, hash: &BlockHash) -> usize {
@@ -103,14 +159,28 @@ impl PackIndex {
     }
 
     /// Records that a pack is in the bucket.
-    pub(super) fn learn(&mut self, id: NamespaceId, name: PackName, entries: Vec<Entry>, now: Instant) {
+    pub(super) fn learn(
+        &mut self,
+        id: NamespaceId,
+        name: PackName,
+        entries: Vec<Entry>,
+        now: Instant,
+    ) -> Learnt {
         let until = now + self.ttl;
         let space = self.spaces.entry(id).or_insert_with(Packs::new);
+        if space.doomed.contains_key(&name) || space.deleted.contains(&name) {
+            return Learnt::Deleted;
+        }
         if let Some(known) = space.packs.get_mut(&name) {
             known.until = until;
-            return;
+            return Learnt::Known;
         }
-        for (number, entry) in entries.iter().enumerate() {
+        let pack = Pack { entries: entries.into(), until };
+        if !self.make_room(id, name, pack.weight()) {
+            return Learnt::NoRoom;
+        }
+        let Some(space) = self.spaces.get_mut(&id) else { return Learnt::NoRoom };
+        for (number, entry) in pack.entries.iter().enumerate() {
             let part = self.hasher.hash_one(entry.hash) as usize % PARTS;
             let place = Place { pack: name, entry: u32::try_from(number).unwrap_or(u32::MAX) };
             let earlier = space.places[part].insert(entry.hash, place);
@@ -118,14 +188,30 @@ impl PackIndex {
                 space.twins.entry(entry.hash).or_default().push(earlier);
             }
         }
-        self.blocks += entries.len() as u64;
-        self.bytes += entries.iter().map(|entry| entry.bytes).sum::<u64>();
-        space.packs.insert(name, Pack { entries: entries.into(), until });
-        while self.blocks > self.blocks_max {
-            let oldest = self.spaces.get(&id).and_then(|space| space.packs.keys().next().copied());
-            let Some(oldest) = oldest.filter(|oldest| *oldest != name) else { break };
-            self.drop_pack(id, oldest);
+        let (weight, bytes) = (pack.weight(), pack.bytes());
+        (space.weight, space.bytes) = (space.weight + weight, space.bytes + bytes);
+        (self.weight, self.bytes) = (self.weight + weight, self.bytes + bytes);
+        space.failed_heads.remove(&name);
+        space.packs.insert(name, pack);
+        Learnt::Known
+    }
+
+    /// Forgets old packs of the largest namespaces until there is room. Returns false if the new pack is older than those
+    /// that would have to go.
+    fn make_room(&mut self, id: NamespaceId, name: PackName, weight: u64) -> bool {
+        while self.weight > 0 && self.weight + weight > self.weight_max {
+            let largest = self.spaces.iter().max_by_key(|(_, space)| space.weight);
+            let Some((largest, oldest)) =
+                largest.and_then(|(id, space)| Some((*id, *space.packs.keys().next()?)))
+            else {
+                return false;
+            };
+            if largest == id && oldest > name {
+                return false;
+            }
+            self.drop_pack(largest, oldest);
         }
+        true
     }
 
     /// Returns where a block lies.
@@ -137,72 +223,115 @@ impl PackIndex {
         Some(Found { pack: place.pack, entry, is_sure: pack.until > now })
     }
 
-    /// Returns all known packs with a block.
+    /// Returns all known packs with a block, also those that could not be deleted.
     pub(super) fn with_block(&self, key: &BlockKey) -> Vec<PackName> {
         let Some(space) = self.spaces.get(&key.namespace) else { return Vec::new() };
         let place = space.places[self.part(&key.hash)].get(&key.hash).map(|place| place.pack);
         let twins = space.twins.get(&key.hash).into_iter().flatten().map(|place| place.pack);
-        place.into_iter().chain(twins).collect()
+        let has = |entries: &[Entry]| entries.iter().any(|entry| entry.hash == key.hash);
+        let doomed = space.doomed.iter().filter(|(_, entries)| has(entries)).map(|(name, _)| *name);
+        place.into_iter().chain(twins).chain(doomed).collect()
     }
 
-    /// Records that a pack was seen in the bucket. Returns whether it was known before.
+    /// Records that a pack was seen in the bucket. Returns whether it needs no look: it is known, or was deleted.
     pub(super) fn seen(&mut self, id: NamespaceId, name: PackName, now: Instant) -> bool {
         let until = now + self.ttl;
-        let pack = self.spaces.get_mut(&id).and_then(|space| space.packs.get_mut(&name));
-        pack.map(|pack| pack.until = until).is_some()
+        let Some(space) = self.spaces.get_mut(&id) else { return false };
+        if let Some(pack) = space.packs.get_mut(&name) {
+            pack.until = until;
+            return true;
+        }
+        space.doomed.contains_key(&name) || space.deleted.contains(&name)
     }
 
-    /// Returns the number of blocks for which there is space.
-    pub(super) const fn room(&self) -> u64 {
-        self.blocks_max.saturating_sub(self.blocks)
+    /// Records that the head of a pack could not be read. Returns whether it is given up.
+    pub(super) fn head_failed(&mut self, id: NamespaceId, name: PackName) -> bool {
+        let Some(space) = self.spaces.get_mut(&id) else { return false };
+        if space.failed_heads.len() >= OBJECT_PACKS_DOOMED_MAX {
+            space.failed_heads.clear();
+        }
+        let tries = space.failed_heads.entry(name).or_default();
+        *tries += 1;
+        *tries >= OBJECT_PACK_HEAD_TRIES
     }
 
-    /// Forgets a pack that is not in the bucket any more. Returns those of its blocks that lie in no other known pack.
-    pub(super) fn drop_pack(&mut self, id: NamespaceId, name: PackName) -> Vec<BlockKey> {
+    fn take(&mut self, id: NamespaceId, name: PackName) -> Option<(Pack, Vec<BlockKey>)> {
         let hasher = self.hasher.clone();
-        let Some(space) = self.spaces.get_mut(&id) else { return Vec::new() };
-        let Some(pack) = space.packs.remove(&name) else { return Vec::new() };
-        self.blocks -= pack.entries.len() as u64;
-        self.bytes -= pack.entries.iter().map(|entry| entry.bytes).sum::<u64>();
+        let space = self.spaces.get_mut(&id)?;
+        let pack = space.packs.remove(&name)?;
+        let (weight, bytes) = (pack.weight(), pack.bytes());
+        (space.weight, space.bytes) = (space.weight - weight, space.bytes - bytes);
+        (self.weight, self.bytes) = (self.weight - weight, self.bytes - bytes);
         let mut gone = Vec::new();
         for entry in &pack.entries {
-            let hash = entry.hash;
-            let part = &mut space.places[hasher.hash_one(hash) as usize % PARTS];
-            let mut twins = space.twins.remove(&hash).unwrap_or_default();
-            twins.retain(|place| place.pack != name);
-            if part.get(&hash).is_some_and(|place| place.pack == name) {
-                // The newest of the others.
-                match twins.pop() {
-                    Some(place) => drop(part.insert(hash, place)),
-                    None => {
-                        part.remove(&hash);
-                        gone.push(BlockKey { namespace: id, hash });
-                    }
-                }
+            if space.leave(hasher.hash_one(entry.hash) as usize % PARTS, entry.hash, name) {
+                gone.push(BlockKey { namespace: id, hash: entry.hash });
             }
-            if !twins.is_empty() {
-                space.twins.insert(hash, twins);
+        }
+        Some((pack, gone))
+    }
+
+    /// Forgets a pack. Returns those of its blocks that lie in no other known pack.
+    pub(super) fn drop_pack(&mut self, id: NamespaceId, name: PackName) -> Vec<BlockKey> {
+        self.take(id, name).map(|(_, gone)| gone).unwrap_or_default()
+    }
+
+    /// Serves a pack no more, because it is to be deleted. Returns those of its blocks that lie in no other known pack;
+    /// `None` if too many packs are being deleted.
+    pub(super) fn doom(&mut self, id: NamespaceId, name: PackName) -> Option<Vec<BlockKey>> {
+        let space = self.spaces.get(&id)?;
+        if space.doomed.contains_key(&name) {
+            return Some(Vec::new());
+        }
+        if space.doomed.len() >= OBJECT_PACKS_DOOMED_MAX {
+            return None;
+        }
+        let Some((pack, gone)) = self.take(id, name) else { return Some(Vec::new()) };
+        self.spaces.get_mut(&id)?.doomed.insert(name, pack.entries);
+        Some(gone)
+    }
+
+    /// Records that a pack is not in the bucket any more. Returns those of its blocks that lie in no other known pack.
+    pub(super) fn deleted(&mut self, id: NamespaceId, name: PackName) -> Vec<BlockKey> {
+        let gone = self.drop_pack(id, name);
+        if let Some(space) = self.spaces.get_mut(&id) {
+            space.doomed.remove(&name);
+            space.deleted.insert(name);
+            if space.deleted.len() > OBJECT_PACKS_DOOMED_MAX {
+                space.deleted.pop_front();
             }
         }
         gone
     }
 
+    /// Finds a block in this pack no more.
+    pub(super) fn skip(&mut self, key: &BlockKey, name: PackName) {
+        let part = self.part(&key.hash);
+        if let Some(space) = self.spaces.get_mut(&key.namespace) {
+            space.leave(part, key.hash, name);
+        }
+    }
+
     /// Forgets an epoch of a namespace. The caller drops the result after it has released its lock.
     pub(super) fn forget(&mut self, id: NamespaceId) -> Option<Packs> {
         let space = self.spaces.remove(&id)?;
-        for pack in space.packs.values() {
-            self.blocks -= pack.entries.len() as u64;
-            self.bytes -= pack.entries.iter().map(|entry| entry.bytes).sum::<u64>();
-        }
+        (self.weight, self.bytes) = (self.weight - space.weight, self.bytes - space.bytes);
         Some(space)
     }
 
     /// Returns whether the bucket should be listed for an epoch of a namespace now; the caller then does, and calls
-    /// [`Self::listed`]. There is one list at a time, and the next one begins `every` after the last one began.
-    pub(super) fn begin_list(&mut self, id: NamespaceId, now: Instant, every: Duration) -> bool {
+    /// [`Self::listed`]. There is one list at a time, and the next one begins `every` after the last one began. With
+    /// `only_first` it should if all packs were never known.
+    pub(super) fn begin_list(
+        &mut self,
+        id: NamespaceId,
+        now: Instant,
+        every: Duration,
+        only_first: bool,
+    ) -> bool {
         let space = self.spaces.entry(id).or_insert_with(Packs::new);
         let is_due = space.listed_at.is_none_or(|at| now >= at + every);
-        let begins = is_due && !space.is_being_listed;
+        let begins = is_due && !space.is_being_listed && !(only_first && space.whole_at_ms.is_some());
         space.is_being_listed |= begins;
         begins
     }
@@ -215,32 +344,33 @@ impl PackIndex {
         }
     }
 
-    /// Returns the known packs of an epoch of a namespace from a name on.
-    pub(super) fn names_from(&self, id: NamespaceId, from: PackName) -> Vec<PackName> {
-        let Some(space) = self.spaces.get(&id) else { return Vec::new() };
-        space.packs.range(from..).map(|(name, _)| *name).collect()
-    }
-
-    /// Records that all packs of an epoch of a namespace that were in the bucket are known, as far as there is room.
-    pub(super) fn list_is_whole(&mut self, id: NamespaceId) {
+    /// Records that all packs of an epoch of a namespace that were in the bucket at a time are known, as far as there is
+    /// room.
+    pub(super) fn list_was_whole(&mut self, id: NamespaceId, began_ms: u64) {
         if let Some(space) = self.spaces.get_mut(&id) {
-            space.is_whole = true;
+            space.whole_at_ms = space.whole_at_ms.max(Some(began_ms));
         }
     }
 
-    /// Returns the time of the newest known pack of an epoch of a namespace, if all older ones are known.
-    pub(super) fn listed_to_ms(&self, id: NamespaceId) -> Option<u64> {
-        let space = self.spaces.get(&id).filter(|space| space.is_whole)?;
-        space.packs.keys().next_back().map(|name| name.time_ms)
+    /// Returns the start of the last list after which all packs were known, in milliseconds since 1970.
+    pub(super) fn whole_at_ms(&self, id: NamespaceId) -> Option<u64> {
+        self.spaces.get(&id)?.whole_at_ms
+    }
+
+    /// Returns a piece of the known packs of an epoch of a namespace, from a name on.
+    pub(super) fn names_from(&self, id: NamespaceId, from: PackName, count: usize) -> Vec<PackName> {
+        let Some(space) = self.spaces.get(&id) else { return Vec::new() };
+        space.packs.range(from..).take(count).map(|(name, _)| *name).collect()
     }
 
     /// Returns blocks in packs from a time on, and the time to continue at. All packs of one time are in one piece.
     pub(super) fn keys_from(&self, id: NamespaceId, from_ms: u64) -> (Vec<BlockKey>, Option<u64>) {
         let Some(space) = self.spaces.get(&id) else { return (Vec::new(), None) };
         let first = PackName { time_ms: from_ms, random: 0, blocks: 0 };
-        let (mut keys, mut last_ms) = (Vec::new(), from_ms);
+        let (mut keys, mut last_ms, mut looked_at) = (Vec::new(), from_ms, 0);
         for (name, pack) in space.packs.range(first..) {
-            if name.time_ms != last_ms && keys.len() + pack.entries.len() > SNAPSHOT_HASHES_MAX {
+            looked_at += pack.entries.len().max(1);
+            if name.time_ms != last_ms && looked_at > SNAPSHOT_HASHES_MAX {
                 return (keys, Some(name.time_ms));
             }
             last_ms = name.time_ms;
@@ -326,26 +456,43 @@ mod tests {
             assert!(index.usage().0 <= 10);
         }
         assert!(index.find(&key(79), now).is_some() && index.find(&key(0), now).is_none());
-        assert_eq!(index.room(), 2);
-        index.learn(ID, name(99, 30), entries(1000..1030), now);
+        assert_eq!(index.learn(ID, name(1, 4), entries(0..4), now), Learnt::NoRoom, "older than the others");
+        assert_eq!(index.usage().0, 8);
+        let two = NamespaceId([2; 16]);
+        for time in 0..3 {
+            let first = 1000 + time as u32 * 2;
+            assert_eq!(index.learn(two, name(time, 2), entries(first..first + 2), now), Learnt::Known);
+        }
+        let of = |index: &PackIndex, id| index.spaces[&id].weight;
+        assert_eq!((of(&index, ID), of(&index, two)), (4, 6), "the largest namespace makes room");
+        assert_eq!(index.learn(ID, name(99, 1), Vec::new(), now), Learnt::Known);
+        assert_eq!((of(&index, ID), of(&index, two)), (5, 4), "a pack without blocks counts");
+        index.learn(ID, name(100, 30), entries(2000..2030), now);
         assert_eq!(index.usage().0, 30, "a single pack has room in any case");
         drop(index.forget(ID));
-        assert_eq!((index.usage(), index.room()), ((0, 0), 10));
+        assert_eq!(index.usage(), (0, 0));
     }
 
     #[test]
     fn lists_take_turns_and_are_due_after_a_pause() {
         let (mut index, now) = (PackIndex::new(TTL), Instant::now());
         let pause = Duration::from_secs(10);
-        assert!(index.begin_list(ID, now, pause));
-        assert!(!index.begin_list(ID, now, pause) && !index.begin_list(ID, now + pause * 2, pause));
+        let begin = |index: &mut PackIndex, after| index.begin_list(ID, now + after, pause, false);
+        assert!(begin(&mut index, Duration::ZERO));
+        assert!(!begin(&mut index, Duration::ZERO) && !begin(&mut index, pause * 2));
         index.listed(ID, now);
-        assert!(!index.begin_list(ID, now + pause / 2, pause));
-        assert!(index.begin_list(ID, now + pause, pause));
+        assert!(!begin(&mut index, pause / 2));
+        assert!(begin(&mut index, pause));
+        index.listed(ID, now + pause);
         index.learn(ID, name(500, 1), entries(0..1), now);
-        assert_eq!(index.listed_to_ms(ID), None, "older ones may be unknown");
-        index.list_is_whole(ID);
-        assert_eq!(index.listed_to_ms(ID), Some(500));
+        assert_eq!(index.whole_at_ms(ID), None, "older ones may be unknown");
+        assert!(index.begin_list(ID, now + pause * 2, pause, true));
+        index.listed(ID, now + pause * 2);
+        index.list_was_whole(ID, 700);
+        index.list_was_whole(ID, 600);
+        assert_eq!(index.whole_at_ms(ID), Some(700));
+        assert!(!index.begin_list(ID, now + pause * 9, pause, true), "the first one is done");
+        assert!(begin(&mut index, pause * 9));
     }
 
     #[test]
@@ -369,5 +516,42 @@ mod tests {
         let all = keys.len();
         keys.dedup();
         assert_eq!((all, keys.len()), (30 * 1000 + 1, 30 * 1000 + 1));
+    }
+
+    #[test]
+    fn a_doomed_pack_is_not_found_and_no_list_brings_it_back() {
+        let (mut index, now) = (PackIndex::new(TTL), Instant::now());
+        index.learn(ID, name(1, 4), entries(0..4), now);
+        index.learn(ID, name(2, 1), entries(3..4), now);
+        assert_eq!(index.doom(ID, name(1, 4)).unwrap().len(), 3, "another pack has the fourth");
+        assert!(index.find(&key(0), now).is_none() && index.find(&key(3), now).is_some());
+        assert_eq!(index.with_block(&key(0)), [name(1, 4)], "a later removal deletes it");
+        let learn = |index: &mut PackIndex| index.learn(ID, name(1, 4), entries(0..4), now);
+        assert_eq!(learn(&mut index), Learnt::Deleted);
+        assert!(index.seen(ID, name(1, 4), now) && index.doom(ID, name(1, 4)).unwrap().is_empty());
+        assert!(index.deleted(ID, name(1, 4)).is_empty());
+        assert!(index.with_block(&key(0)).is_empty());
+        assert_eq!(learn(&mut index), Learnt::Deleted, "a list that began before");
+        assert_eq!(index.usage(), (1, 4096));
+    }
+
+    #[test]
+    fn a_head_that_cannot_be_read_is_given_up() {
+        let mut index = PackIndex::new(TTL);
+        index.begin_list(ID, Instant::now(), TTL, false);
+        let tries: Vec<bool> = (0..3).map(|_| index.head_failed(ID, name(1, 1))).collect();
+        assert_eq!(tries, [false, false, true]);
+    }
+
+    #[test]
+    fn a_skipped_block_is_found_in_another_pack() {
+        let (mut index, now) = (PackIndex::new(TTL), Instant::now());
+        index.learn(ID, name(1, 2), entries(0..2), now);
+        index.learn(ID, name(2, 2), entries(0..2), now);
+        index.skip(&key(0), name(2, 2));
+        assert_eq!(index.find(&key(0), now).unwrap().pack, name(1, 2));
+        index.skip(&key(0), name(1, 2));
+        assert!(index.find(&key(0), now).is_none() && index.find(&key(1), now).is_some());
+        assert_eq!(index.drop_pack(ID, name(2, 2)), [], "the other pack has the rest");
     }
 }

@@ -14,13 +14,13 @@ mod write;
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use hashbrown::HashSet;
 use kvdepot_core::limits::OBJECT_PACK_BLOCKS_MIN;
-use kvdepot_core::{BlockKey, NamespaceId, NamespaceSpec};
+use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
 use parking_lot::Mutex;
 
 use super::config::ObjectConfig;
 use super::shared::Shared;
-use crate::format::file_bytes;
 pub(super) use codec::PackName;
 use gather::Gather;
 pub(super) use index::Found;
@@ -54,6 +54,13 @@ impl PackState {
         self.index.lock().find(key, now)
     }
 
+    /// Drops the blocks that wait for their pack.
+    pub(super) fn abandon_waiting(&self) {
+        let all = self.waiting.lock().take_all();
+        // Not under the lock: their callers are answered.
+        drop(all);
+    }
+
     pub(super) fn forget(&self, id: NamespaceId) {
         let gone = self.index.lock().forget(id);
         // Not under the lock: it may be large.
@@ -78,10 +85,15 @@ fn now_ms() -> u64 {
 }
 
 impl Shared {
-    /// Returns whether the blocks of a namespace are packed.
+    /// Returns whether the blocks of a namespace are packed by this depot.
     pub(super) fn is_packed(&self, spec: &NamespaceSpec) -> bool {
         let most = self.config.pack_bytes / OBJECT_PACK_BLOCKS_MIN;
-        most > 0 && file_bytes(spec.layout()) <= most && !spec.holds_values()
+        most > 0 && spec.layout().slot_bytes() <= most && Self::may_be_packed(spec)
+    }
+
+    /// Returns whether depots may pack the blocks of a namespace.
+    pub(super) fn may_be_packed(spec: &NamespaceSpec) -> bool {
+        !spec.holds_values()
     }
 
     /// Returns the packs with any of these blocks, and whose they are.
@@ -96,10 +108,25 @@ impl Shared {
         packs
     }
 
-    /// Forgets a pack that is not in the bucket any more, and reports blocks that are nowhere else as lost, except
-    /// `known`: the caller reports or removes these.
+    /// Serves a pack no more, because it is to be deleted, and reports its blocks as lost, except `known`: the caller
+    /// reports or removes these.
+    pub(super) fn doom_pack(&self, id: NamespaceId, name: PackName, known: &[BlockKey]) -> Result<()> {
+        let gone = self.packs.index.lock().doom(id, name).ok_or_else(|| {
+            Error::new(ErrorKind::Busy, "a bucket does not delete the packs of blocks that are to be removed")
+                .with("namespace", id)
+        })?;
+        self.tell_lost_but(gone, known);
+        Ok(())
+    }
+
+    /// Forgets a pack that is not in the bucket any more, and reports blocks that are nowhere else as lost, except `known`.
     pub(super) fn pack_is_gone(&self, id: NamespaceId, name: PackName, known: &[BlockKey]) {
-        let mut gone = self.packs.index.lock().drop_pack(id, name);
+        let gone = self.packs.index.lock().deleted(id, name);
+        self.tell_lost_but(gone, known);
+    }
+
+    fn tell_lost_but(&self, mut gone: Vec<BlockKey>, known: &[BlockKey]) {
+        let known: HashSet<&BlockKey> = known.iter().collect();
         gone.retain(|key| !known.contains(key));
         if !gone.is_empty() {
             self.tell_lost(&gone);

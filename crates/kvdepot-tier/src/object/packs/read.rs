@@ -6,13 +6,13 @@ use std::time::Instant;
 
 use futures_util::StreamExt;
 use kvdepot_core::limits::OBJECT_PACK_READ_BYTES_MAX;
-use kvdepot_core::{BlockKey, Error, ErrorKind};
+use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId};
 use kvdepot_io::IoBuf;
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, ObjectStore};
 use tokio::time::{Instant as TokioInstant, timeout_at};
 
-use super::codec::Entry;
+use super::codec::{Entry, PackName};
 use super::index::Found;
 use crate::Fetched;
 use crate::object::link::{Fault, Lane};
@@ -101,11 +101,16 @@ impl Shared {
                         corrupt.push(*key);
                         Err(Fault::Refused(error))
                     }
+                    Err(Fault::Missing(error)) => {
+                        // A later version's block: another place may have one for this version.
+                        self.packs.index.lock().skip(key, pack);
+                        Err(Fault::Missing(error))
+                    }
                     other => other,
                 });
                 let outcomes: Vec<_> = outcomes.collect();
                 if !corrupt.is_empty() {
-                    self.pack_is_corrupt(&path, corrupt);
+                    self.pack_is_corrupt(id, pack, &path, &corrupt);
                 }
                 for ((key, answer), outcome) in answers.into_iter().zip(outcomes) {
                     self.end_read(key, answer, outcome, Asked::Packed);
@@ -122,7 +127,8 @@ impl Shared {
             }
             Err(fault) => {
                 if matches!(fault, Fault::Corrupt(_)) {
-                    self.pack_is_corrupt(&path, answers.iter().map(|(key, _)| *key).collect());
+                    let keys: Vec<BlockKey> = answers.iter().map(|(key, _)| *key).collect();
+                    self.pack_is_corrupt(id, pack, &path, &keys);
                 }
                 let error = fault.into_error();
                 for (key, answer) in answers {
@@ -132,13 +138,23 @@ impl Shared {
         }
     }
 
-    /// Deletes a pack because of these blocks of it.
-    fn pack_is_corrupt(self: &Arc<Self>, path: &Path, keys: Vec<BlockKey>) {
+    /// Deletes a pack because of these blocks of it. It is unreachable immediately.
+    fn pack_is_corrupt(self: &Arc<Self>, id: NamespaceId, name: PackName, path: &Path, keys: &[BlockKey]) {
         self.link.meter.corrupt.fetch_add(keys.len() as u64, Ordering::Relaxed);
-        tracing::warn!(%path, blocks = keys.len(), first = %keys[0], "a pack with corrupt blocks is deleted");
-        self.tell_lost(&keys);
-        // They are unreachable immediately; the pack itself is deleted in the background.
-        self.remove(keys, Box::new(|_| {}));
+        tracing::warn!(%path, blocks = keys.len(), "a pack with corrupt blocks is deleted");
+        if self.doom_pack(id, name, &[]).is_err() {
+            // Too many packs could not be deleted: it is only forgotten.
+            self.packs.index.lock().drop_pack(id, name);
+        }
+        let (shared, path) = (Arc::clone(self), path.clone());
+        self.runtime.spawn(async move {
+            match shared.delete(std::slice::from_ref(&path), shared.patience()).await {
+                Ok(()) => shared.pack_is_gone(id, name, &[]),
+                Err(fault) => {
+                    tracing::debug!(error = %fault.into_error(), %path, "a corrupt pack is not deleted yet");
+                }
+            }
+        });
     }
 
     /// Reads a run, and verifies each block. Fails if the store did not give all its bytes.

@@ -15,7 +15,7 @@ use tokio::time::{Instant as TokioInstant, timeout_at};
 use super::codec::{self, Entry, PackName};
 use super::gather::Next;
 use super::now_ms;
-use crate::format::{Writer, file_bytes};
+use crate::format::Writer;
 use crate::object::epochs::no_bucket;
 use crate::object::link::{Fault, Lane, Turn};
 use crate::object::meter::one_more;
@@ -51,10 +51,12 @@ impl Shared {
     pub(in crate::object) fn gather(self: &Arc<Self>, block: Waiting) {
         let linger = self.config.pack_linger;
         let id = block.key.namespace;
-        // Half of its time is for the write itself.
-        let is_urgent = block.deadline < Instant::now() + linger * 2;
-        let bytes = file_bytes(block.space.spec.layout());
-        let next = self.packs.waiting.lock().add(id, block, bytes, is_urgent);
+        if block.deadline < Instant::now() + linger * 2 {
+            // It has no time to wait for others, nor have they time for its deadline.
+            return self.store_own(block);
+        }
+        let bytes = block.space.spec.layout().slot_bytes();
+        let next = self.packs.waiting.lock().add(id, block, bytes);
         let shared = Arc::clone(self);
         match next {
             Next::Wait => {}
@@ -87,6 +89,10 @@ impl Shared {
             return;
         }
         let Some(deadline) = blocks.iter().map(|block| block.deadline).min() else { return };
+        let blocks = self.not_in_packs(blocks, deadline).await;
+        if blocks.is_empty() {
+            return;
+        }
         let keys: Vec<BlockKey> = blocks.iter().map(|block| block.key).collect();
         // Set while the store may carry out a request that was not answered.
         let is_open = AtomicBool::new(false);
@@ -105,6 +111,22 @@ impl Shared {
         for answer in answers.into_iter().flatten() {
             answer.end(outcome.clone());
         }
+    }
+
+    /// Answers those blocks that lie in packs which are still in the bucket. Returns the others.
+    async fn not_in_packs(&self, blocks: Vec<Waiting>, deadline: Instant) -> Vec<Waiting> {
+        let mut others = Vec::with_capacity(blocks.len());
+        for block in blocks {
+            let asked = self.is_in_a_pack(&block.key, &block.space, deadline);
+            let is_there = timeout_at(TokioInstant::from_std(deadline), asked).await;
+            if matches!(is_there, Ok(Ok(true))) {
+                drop(block.src);
+                block.answer.end(Ok(Written::AlreadyThere));
+            } else {
+                others.push(block);
+            }
+        }
+        others
     }
 
     /// Writes a pack, and records it before anyone hears of it: a removal that waits for these writes finds it.
@@ -136,7 +158,7 @@ impl Shared {
         self.put_new(&mut turn, &path, sealed.body, is_open).await?;
         one_more(&self.link.meter.packs);
         self.link.meter.packed.fetch_add(sealed.entries.len() as u64, Ordering::Relaxed);
-        self.note_pack(id, name, sealed.entries);
+        let _ = self.note_pack(id, name, sealed.entries);
         Ok(())
     }
 

@@ -144,6 +144,10 @@ impl Response {
         };
         let (from, to) = range.strip_prefix("bytes=").unwrap().split_once('-').unwrap();
         let total = self.body.len();
+        if from.parse::<usize>().unwrap() >= total {
+            *self = Self::error(416, "InvalidRange");
+            return;
+        }
         let (from, to): (usize, usize) = (from.parse().unwrap(), to.parse::<usize>().unwrap().min(total - 1));
         self.body = self.body[from..=to].to_vec();
         self.status = 206;
