@@ -210,6 +210,8 @@ pub const OBJECT_PACK_SKEW_MS: u64 = 600_000;
 pub const OBJECT_PACK_OPEN_MS: u64 = 1_000;
 /// Maximum size of one read of adjacent blocks of a pack; larger ones are divided.
 pub const OBJECT_PACK_READ_BYTES_MAX: u64 = 4 << 20;
+/// How long, in milliseconds, a read of a block of a pack waits for reads of adjacent ones.
+pub const OBJECT_PACK_READ_LINGER_MS: u64 = 2;
 /// Number of packs whose heads are read concurrently.
 pub const OBJECT_PACK_HEADS_MAX: usize = 16;
 /// Number of full packs whose blocks an Object tier takes at a time.

@@ -76,11 +76,11 @@ impl Shared {
         let mut packed = Vec::new();
         for block in reads.into_iter().filter_map(|read| self.begin_read(read, deadline)) {
             match self.packs.find(&block.key, Instant::now()) {
-                Some(found) => packed.push(Packed { found, block }),
+                Some(found) => packed.push(Packed { found, block, deadline }),
                 None => self.read_own(block, deadline),
             }
         }
-        self.read_packed(packed, deadline);
+        self.read_packed(packed);
     }
 
     /// Returns a block to read, unless it is answered already.

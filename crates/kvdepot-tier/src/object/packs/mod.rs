@@ -34,6 +34,8 @@ pub(super) struct PackState {
     /// Locked after the tier's beliefs, never before them.
     index: Mutex<PackIndex>,
     waiting: Mutex<Gather<Waiting>>,
+    /// Blocks to read with the next requests.
+    reading: Mutex<Vec<Packed>>,
 }
 
 impl PackState {
@@ -41,6 +43,7 @@ impl PackState {
         Self {
             index: Mutex::new(PackIndex::new(config.present_ttl)),
             waiting: Mutex::new(Gather::new(config.pack_bytes)),
+            reading: Mutex::default(),
         }
     }
 
@@ -54,10 +57,10 @@ impl PackState {
         self.index.lock().find(key, now)
     }
 
-    /// Drops the blocks that wait for their pack.
+    /// Drops the blocks that wait for a request.
     pub(super) fn abandon_waiting(&self) {
-        let all = self.waiting.lock().take_all();
-        // Not under the lock: their callers are answered.
+        let all = (self.waiting.lock().take_all(), std::mem::take(&mut *self.reading.lock()));
+        // Not under the locks: their callers are answered.
         drop(all);
     }
 

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
-use kvdepot_core::limits::OBJECT_PACK_READ_BYTES_MAX;
+use kvdepot_core::limits::{OBJECT_PACK_READ_BYTES_MAX, OBJECT_PACK_READ_LINGER_MS};
 use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId};
 use kvdepot_io::IoBuf;
 use object_store::path::Path;
@@ -25,10 +25,26 @@ use crate::spaces::Space;
 pub(in crate::object) struct Packed {
     pub(in crate::object) found: Found,
     pub(in crate::object) block: Wanted,
+    pub(in crate::object) deadline: Instant,
+}
+
+impl std::fmt::Debug for Packed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Packed({})", self.block.key)
+    }
+}
+
+impl Packed {
+    /// Returns whether one request may end at the deadline of either.
+    fn ends_with(&self, other: &Self, now: Instant) -> bool {
+        let (one, two) = (self.deadline.min(other.deadline), self.deadline.max(other.deadline));
+        // An eighth of the time left is not missed.
+        two - one <= two.saturating_duration_since(now) / 8
+    }
 }
 
 /// Divides blocks into runs of adjacent ones of one pack.
-fn runs(mut blocks: Vec<Packed>) -> Vec<Vec<Packed>> {
+fn runs(mut blocks: Vec<Packed>, now: Instant) -> Vec<Vec<Packed>> {
     blocks.sort_by_key(|block| (block.block.key.namespace.0, block.found.pack, block.found.entry.offset));
     let mut runs: Vec<Vec<Packed>> = Vec::new();
     let mut bytes = 0;
@@ -38,6 +54,7 @@ fn runs(mut blocks: Vec<Packed>) -> Vec<Vec<Packed>> {
                 && last.found.pack == block.found.pack
                 && last.found.entry.offset + last.found.entry.bytes == block.found.entry.offset
                 && bytes + block.found.entry.bytes <= OBJECT_PACK_READ_BYTES_MAX
+                && last.ends_with(&block, now)
         });
         bytes = if follows { bytes + block.found.entry.bytes } else { block.found.entry.bytes };
         match runs.last_mut().filter(|_| follows) {
@@ -68,21 +85,39 @@ impl Shared {
         Ok(false)
     }
 
-    /// Reads blocks from packs.
-    pub(in crate::object) fn read_packed(self: &Arc<Self>, blocks: Vec<Packed>, deadline: Instant) {
-        for run in runs(blocks) {
+    /// Reads blocks from packs. They wait a moment for others: when a request has brought several blocks, the depot above
+    /// asks for the next ones one by one.
+    pub(in crate::object) fn read_packed(self: &Arc<Self>, blocks: Vec<Packed>) {
+        if blocks.is_empty() {
+            return;
+        }
+        let is_first = {
+            let mut waiting = self.packs.reading.lock();
+            let is_first = waiting.is_empty();
+            waiting.extend(blocks);
+            is_first
+        };
+        if is_first {
             let shared = Arc::clone(self);
-            self.runtime.spawn(async move { shared.read_run(run, deadline).await });
+            self.runtime.spawn(async move {
+                tokio::time::sleep(Duration::from_millis(OBJECT_PACK_READ_LINGER_MS)).await;
+                let blocks = std::mem::take(&mut *shared.packs.reading.lock());
+                for run in runs(blocks, Instant::now()) {
+                    let shared = Arc::clone(&shared);
+                    tokio::spawn(async move { shared.read_run(run).await });
+                }
+            });
         }
     }
 
-    async fn read_run(self: Arc<Self>, run: Vec<Packed>, deadline: Instant) {
-        let Some(Packed { found, block }) = run.first() else { return };
+    async fn read_run(self: Arc<Self>, run: Vec<Packed>) {
+        let Some(Packed { found, block, .. }) = run.first() else { return };
+        let Some(deadline) = run.iter().map(|block| block.deadline).min() else { return };
         let (pack, id) = (found.pack, block.key.namespace);
         let path = self.names.pack(block.space.spec.root(), block.space.epoch, &pack.to_string());
         let mut answers: Vec<(BlockKey, Answer<Fetched>)> = Vec::with_capacity(run.len());
         let mut blocks = Vec::with_capacity(run.len());
-        for Packed { found, block: Wanted { key, space, into, answer, .. } } in run {
+        for Packed { found, block: Wanted { key, space, into, answer, .. }, .. } in run {
             answers.push((key, answer));
             blocks.push((key, space, found.entry, into));
         }
