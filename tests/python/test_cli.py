@@ -298,6 +298,12 @@ def test_stat_of_nested_counters():
     ]
 
 
+def test_stat_without_a_depot_ends_at_once(kvdepot, monkeypatch, tmp_path):
+    monkeypatch.setattr(_native, "Depot", None)
+    result = kvdepot("stat", "--socket", str(tmp_path / "s"), status=1)
+    assert "no depot answers" in result.output
+
+
 def test_stat_is_readable_and_its_json_is_as_the_depot_has_it(kvdepot, monkeypatch):
     tier = {
         "name": "remote",
@@ -309,6 +315,7 @@ def test_stat_is_readable_and_its_json_is_as_the_depot_has_it(kvdepot, monkeypat
     stats = {"attached": True, "depot": {**depot, "stall_max_us": 2000}}
     running = SimpleNamespace(attached=True, stats_json=lambda: json.dumps(stats), close=lambda: None)
     monkeypatch.setattr(_native, "Depot", SimpleNamespace(connect=lambda *_, **__: running))
+    monkeypatch.setattr("kvdepot.cli.stat.peer_pid", lambda _: 1)
     text = kvdepot("stat", "--socket", "/s").output
     rows = dict(line.split(maxsplit=1) for line in text.replace(" \n", "\n").splitlines()[1:])
     assert {name: value.strip() for name, value in rows.items()} == {

@@ -8,10 +8,9 @@ import click
 from kvdepot import _native
 from kvdepot.cli.output import print_json, print_table
 from kvdepot.cli.places import size_text
+from kvdepot.cli.running import WAIT_MS, peer_pid
 from kvdepot.config import load_config
 from kvdepot.errors import UnavailableError
-
-WAIT_MS = 1000
 
 
 @click.command()
@@ -32,10 +31,13 @@ def command(file: str | None, socket: str | None, block_bytes: int | None, as_js
     """
     if socket is None:
         socket = load_config(file, owns_pool=False).socket_path(block_bytes)
+    absent = UnavailableError(f"no depot answers on {socket}: start one with kvdepot serve, or name its --socket")
+    if peer_pid(str(socket)) is None:
+        raise absent
     depot = _native.Depot.connect(socket, None, wait_ms=WAIT_MS, call_timeout_ms=WAIT_MS)
     try:
         if not depot.attached:
-            raise UnavailableError(f"no depot answers on {socket}: start one with kvdepot serve, or name its --socket")
+            raise absent
         stats = json.loads(depot.stats_json())
     finally:
         depot.close()
