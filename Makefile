@@ -338,6 +338,10 @@ vllm-previous-env: setup ## Make .venv-vllm-previous: the release of vLLM before
 vllm-surface: setup ## Write tables of what the connector uses of each release of vLLM (downloads about 850 MB once)
 	@$(BIN)/python -m tools.vllm_surface --download .work/vllm-wheels
 
+.PHONY: sglang-surface
+sglang-surface: setup ## Write tables of what the faces use of each release of SGLang (downloads about 110 MB once)
+	@$(BIN)/python -m tools.sglang_surface --download .work/sglang-wheels
+
 .PHONY: infinistore-env
 infinistore-env: setup standin-verbs ## Make .venv-infinistore: InfiniStore's own client and server, and LMCache
 	@$(ALONE) $(BIN)/python -m tools.infinistore_env --verbs $(dir $(STANDIN_VERBS)) --torch-from $(VLLM_VENV) $(INFINISTORE_VENV)

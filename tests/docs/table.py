@@ -501,6 +501,7 @@ DRY = {
     "screenshots": "rewrites pictures; tests/monitoring has the page and the queries that it draws",
     "vllm-previous-env": "another gigabyte, for tests with --full only; its recipe is that of vllm-env",
     "vllm-surface": "downloads every release of vLLM; test_vllm_releases and test_surface check what it has written",
+    "sglang-surface": "downloads every release of SGLang; test_sglang_releases checks what it has written",
     "sglang-old-env": "another 3.5 GB; tests with --full use it if it is there",
     "ucm-env": "a part of make bench-peers",
     "portable-wheels": "builds everything anew, twice; test_portable_wheel shows what it adds to maturin",
@@ -659,6 +660,7 @@ DOCUMENTED_DRY = {
         "test-nfs",
         "test-nfs-engine",
         "vllm-previous-env",
+        "sglang-surface",
         "vllm-surface",
     )
 }

@@ -1,4 +1,4 @@
-"""A release of vLLM as source text: its modules' definitions, and what the names in them refer to."""
+"""A release of vLLM or another package as source text: the definitions of its modules, and what names refer to."""
 
 import ast
 import zipfile
@@ -26,16 +26,27 @@ class Module:
 class Release:
     """The sources of one release, in a wheel or in a folder."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, package: str = PACKAGE) -> None:
+        self.package = package
         self._place = place
         self._parsed: dict[str, Module | None] = {}
 
     @cached_property
     def _files(self) -> dict[str, str | Path]:
         if self._place.is_dir():
-            return {str(path.relative_to(self._place)): path for path in self._place.glob(f"{PACKAGE}/**/*.py")}
-        with zipfile.ZipFile(self._place) as wheel:
-            return {name: name for name in wheel.namelist() if name.startswith(f"{PACKAGE}/") and name.endswith(".py")}
+            return {str(path.relative_to(self._place)): path for path in self._place.glob(f"{self.package}/**/*.py")}
+        names = [name for name in self._wheel.namelist() if name.startswith(f"{self.package}/")]
+        return {name: name for name in names if name.endswith(".py")}
+
+    @cached_property
+    def _wheel(self) -> zipfile.ZipFile:
+        return zipfile.ZipFile(self._place)
+
+    def trees(self, *folders: str) -> Iterator[tuple[str, ast.Module]]:
+        """Yields name and syntax tree of each file below folders."""
+        for name, file in sorted(self._files.items()):
+            if name.startswith(folders):
+                yield name, ast.parse(self._text(file))
 
     def module(self, name: str) -> Module | None:
         """Returns a module; ``None`` if the release has none of that name."""
@@ -46,14 +57,9 @@ class Release:
         return self._parsed[name]
 
     def _parse(self, name: str, file: str) -> Module:
-        if self._place.is_dir():
-            text = (self._place / file).read_text(encoding="utf-8")
-        else:
-            with zipfile.ZipFile(self._place) as wheel:
-                text = wheel.read(file).decode()
         package = name if file.endswith("/__init__.py") else name.rpartition(".")[0]
         module = Module(name)
-        for node in _top(ast.parse(text).body):
+        for node in _top(ast.parse(self._text(self._files[file])).body):
             if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
                 module.definitions[node.name] = node
             elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
@@ -68,20 +74,29 @@ class Release:
                 module.imports.update({alias.asname or alias.name: (alias.name, "") for alias in node.names})
         return module
 
+    def _text(self, file: str | Path) -> str:
+        if isinstance(file, Path):
+            return file.read_text(encoding="utf-8")
+        return self._wheel.read(file).decode()
+
+    def is_own(self, module_name: str) -> bool:
+        """Whether a module is one of this package."""
+        return module_name == self.package or module_name.startswith(f"{self.package}.")
+
     def find(self, module_name: str, name: str, depth: int = 0) -> tuple[str, str] | None:
         """Returns where a module's name is defined, as module and name; ``None`` if the module has no such name.
 
         A name that is a module of vLLM itself comes back as that module and ``MODULE``. A name from elsewhere comes
         back with its own module.
         """
-        if not (module_name == PACKAGE or module_name.startswith(f"{PACKAGE}.")):
+        if not self.is_own(module_name):
             return module_name, name
-        module = self.module(module_name)
-        if module is None or depth > DEPTH_MAX:
+        if depth > DEPTH_MAX:
             return None
-        if name in module.definitions:
+        module = self.module(module_name)  # None for a folder without __init__.py
+        if module is not None and name in module.definitions:
             return module_name, name
-        if name in module.imports:
+        if module is not None and name in module.imports:
             source, original = module.imports[name]
             return self.find(source, original, depth + 1) if original else (source, MODULE)
         return (f"{module_name}.{name}", MODULE) if self.module(f"{module_name}.{name}") else None

@@ -8,7 +8,7 @@ attributes: whether one may be ``None`` is not what the tables are about.
 import ast
 from typing import Any
 
-from tools.vllm_surface.sources import DEPTH_MAX, MODULE, PACKAGE, Module, Release
+from tools.vllm_surface.sources import DEPTH_MAX, MODULE, Module, Release
 from tools.vllm_surface.used import Used
 
 ANY = "typing.Any"
@@ -59,7 +59,7 @@ class _Maker:
             found = self._release.find(module_name, name)
             if name == "__version__":
                 known[name] = "str"
-            elif found is not None and found[1] != MODULE and found[0].startswith(PACKAGE):
+            elif found is not None and found[1] != MODULE and self._release.is_own(found[0]):
                 known[name] = self._ask(*found)
 
     def _ask(self, module: str, name: str) -> str:
@@ -118,7 +118,7 @@ class _Maker:
         if text.partition("[")[0] in {"msgspec.Struct", "Struct"}:
             return STRUCT
         found = self._release.find(module.name, text)
-        if found is None or not found[0].startswith(PACKAGE) or found[1] == MODULE:
+        if found is None or not self._release.is_own(found[0]) or found[1] == MODULE:
             return ""
         defined = self._release.module(found[0])
         if defined is None or not isinstance(defined.definitions.get(found[1]), ast.ClassDef):
@@ -217,7 +217,7 @@ class _Maker:
         found = self._release.find(module.name, name)
         if found is None:
             return name if name in BUILTINS else ANY
-        defined = self._release.module(found[0]) if found[0].startswith(PACKAGE) else None
+        defined = self._release.module(found[0]) if self._release.is_own(found[0]) else None
         node = defined.definitions.get(found[1]) if defined is not None else None
         if not isinstance(node, ast.ClassDef) or not self._is_used(found[0], node):
             return ANY
@@ -232,7 +232,7 @@ class _Maker:
             return True
         for base in node.bases if depth < DEPTH_MAX else ():
             found = self._release.find(module_name, ast.unparse(base))
-            defined = self._release.module(found[0]) if found is not None and found[0].startswith(PACKAGE) else None
+            defined = self._release.module(found[0]) if found is not None and self._release.is_own(found[0]) else None
             inner = defined.definitions.get(found[1]) if defined is not None and found is not None else None
             if isinstance(inner, ast.ClassDef) and found is not None and self._is_used(found[0], inner, depth + 1):
                 return True

@@ -51,12 +51,12 @@ def listed(name: str) -> tuple[str, ...]:
     raise ValueError(f"releases/refusal.py has no {name}")
 
 
-def used_names(*sources: Path) -> Used:
-    """Returns what Python files use: ``sources`` are files, or folders of files."""
+def used_names(*sources: Path, package: str = "vllm") -> Used:
+    """Returns what Python files use of a package: ``sources`` are files, or folders of files."""
     found = Used()
     for path in sorted(file for source in sources for file in ([source] if source.is_file() else source.rglob("*.py"))):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        for module, name in imported(tree):
+        for module, name in imported(tree, package):
             found.imports.setdefault(module, set()).add(name)
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute):
@@ -71,13 +71,13 @@ def used_names(*sources: Path) -> Used:
     return found
 
 
-def imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    """Yields each import from vLLM as module and name; the name is empty for ``import vllm``."""
+def imported(tree: ast.AST, package: str = "vllm") -> Iterator[tuple[str, str]]:
+    """Yields each import from a package as module and name; the name is empty for ``import vllm``."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module and _is_vllm(node.module):
+        if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module and _is_of(node.module, package):
             yield from ((node.module, alias.name) for alias in node.names)
         elif isinstance(node, ast.Import):
-            yield from ((alias.name, "") for alias in node.names if _is_vllm(alias.name))
+            yield from ((alias.name, "") for alias in node.names if _is_of(alias.name, package))
 
 
 def probed(call: ast.Call) -> str:
@@ -88,5 +88,5 @@ def probed(call: ast.Call) -> str:
     return name.value if isinstance(name, ast.Constant) and isinstance(name.value, str) else ""
 
 
-def _is_vllm(module: str) -> bool:
-    return module == "vllm" or module.startswith("vllm.")
+def _is_of(module: str, package: str) -> bool:
+    return module == package or module.startswith(f"{package}.")

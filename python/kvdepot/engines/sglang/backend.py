@@ -98,7 +98,7 @@ class KVDepotHiCache(hicache_storage.HiCacheStorage):
 
     def batch_exists_v2(self, keys: list[str], pool_transfers: Any = None, extra_info: Any = None) -> Any:  # noqa: ARG002
         """Returns the prefix lengths that all pools can restore. The longest one is held."""
-        empty = hicache_storage.PoolTransferResult(0, {})
+        empty = _result(0, {}, [])
         wanted = pool_transfers or ()
         return self._guard.answered("lookup", len(keys), lambda: self._common(page_hashes(keys), wanted), empty)
 
@@ -228,7 +228,7 @@ class KVDepotHiCache(hicache_storage.HiCacheStorage):
 
     def _common(self, hashes: list[bytes], transfers: Sequence[Any]) -> Any:
         if not self._clearing.settled():
-            return hicache_storage.PoolTransferResult(0, {})
+            return _result(0, {}, [])
         until_s = self._room.until()
         pages = len(hashes)
         if KV not in self._empty:
@@ -330,8 +330,8 @@ def _text(value: Any) -> str:
 
 
 def _result(longest: int, hits: dict[Any, int], lengths: list[int]) -> Any:
-    """Returns SGLang's result; releases before 0.5.23 have no set of lengths."""
-    made = hicache_storage.PoolTransferResult(longest, hits)
+    """Returns SGLang's result; releases before 0.5.19 have no set of lengths."""
+    made = hicache_storage.PoolTransferResult(kv_hit_pages=longest, extra_pool_hit_pages=hits)
     if hasattr(made, "restorable_prefix_pages"):
         made.restorable_prefix_pages = lengths
     return made

@@ -27,7 +27,7 @@ def server_arguments() -> Any:
     Raises:
         ConfigError: it is unknown where this release keeps them.
     """
-    # 0.5.23, then the releases before it.
+    # Since 0.5.15, and before it.
     for module, function in (
         ("sglang.srt.runtime_context", "get_server_args"),
         ("sglang.srt.server_args", "get_global_server_args"),
@@ -102,7 +102,7 @@ def linker_ranks(params: Any, *, replicated: bool) -> SimpleNamespace:
 
 
 def hashes_know_adapters() -> bool:
-    """Returns whether page hashes include a request's adapter and salt: since 0.5.23, and not up to 0.5.17."""
+    """Returns whether page hashes include a request's adapter and salt: since 0.5.20."""
     try:
         utils = importlib.import_module("sglang.srt.mem_cache.utils")
     except ImportError:

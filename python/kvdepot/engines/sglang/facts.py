@@ -1,6 +1,6 @@
 """The facts of a namespace (P8): what changes the bytes of a page and is not in SGLang's hash of its tokens.
 
-That hash covers tokens and, since 0.5.23, a request's adapter and salt. It covers neither the weights nor how their KV
+That hash covers tokens and, since 0.5.20, a request's adapter and salt. It covers neither the weights nor how their KV
 is computed and laid out.
 """
 
@@ -123,7 +123,7 @@ def engine_facts(options: Options) -> dict[str, object]:
         if not engine.hashes_know_adapters():
             raise ConfigError(
                 f"SGLang {engine.sglang_version()} leaves a request's LoRA adapter out of its page hashes, so KV of "
-                "one adapter would be served to another: take 0.5.23 or later, or start without adapters"
+                "one adapter would be served to another: take 0.5.20 or later, or start without adapters"
             )
         facts["adapters"] = adapters
     return facts

@@ -142,10 +142,11 @@ class KVDepotLinker(UnifiedCacheLinker):
         facts = engine_facts(options)
         for name, pages in self._pages.items():
             self._room.open(name, pages, {**pool_facts(facts, name, pages, ranks), "layers": list(pages.layers)})
-        self.layer_done_counter = LayerWiseLoadCounter(self._group.num_layers)
-        self._batches = Batches(self.layer_done_counter, self._group.num_layers)
+        self._counter = LayerWiseLoadCounter(self._group.num_layers)
+        self._batches = Batches(self._counter, self._group.num_layers)
+        self.layer_done_counter = self._counter
         if "mamba" in self._pages:
-            params.req_to_token_pool.register_layer_transfer_counter(self.layer_done_counter)
+            params.req_to_token_pool.register_layer_transfer_counter(self._counter)
         self._loads: Worker[Load] = Worker("kvdepot-load", self._load)
         self._offloads: Worker[Offload] = Worker("kvdepot-offload", self._offload)
 
@@ -208,7 +209,7 @@ class KVDepotLinker(UnifiedCacheLinker):
 
     def finish_layer_wise_loading(self, counter_index: int) -> bool:
         """Waits until nothing of a batch is written to device memory any more. Returns whether all of it is there."""
-        return bool(self.layer_done_counter.finish(counter_index))
+        return bool(self._counter.finish(counter_index))
 
     # Offloads.
 
