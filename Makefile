@@ -279,7 +279,9 @@ test-full: vllm-env vllm-previous-env infinistore-env sglang-env sglang-old-env 
 	@KVDEPOT_KILLS=$(FULL_KILLS) $(MAKE) test-nfs ARGS=--long
 	@$(MAKE) test-nfs-engine
 	@$(MAKE) test-engine ARGS="--full --kills 20"
-	@$(MAKE) test-sglang ARGS="--full"
+	@# Named, so that nothing is skipped for want of an environment.
+	@KVDEPOT_SGLANG_OLD_PYTHON=$(CURDIR)/$(SGLANG_OLD_VENV)/bin/python KVDEPOT_VLLM_PYTHON=$(CURDIR)/$(VLLM_VENV)/bin/python \
+		$(MAKE) test-sglang ARGS="--full"
 	@rm -rf .work/portable
 	@$(MAKE) portable-wheels ARGS="--processor x86_64 --out .work/portable"
 	@$(BIN)/uv pip install -q --python $(BIN)/python --no-deps --target .work/portable/site .work/portable/*.whl

@@ -68,6 +68,20 @@ def model(architecture: str = "llama", seed: int = 0) -> str:
     return str(directory)
 
 
+def interpreter(variable: str, environment: str, target: str) -> str:
+    """Returns the Python of another engine's environment.
+
+    The test is skipped if there is none. It fails instead if the variable names one, as ``make test-full`` does.
+    """
+    named = os.environ.get(variable)
+    python = named or str(ROOT / environment / "bin" / "python")
+    if not Path(python).exists():
+        if named:
+            pytest.fail(f"{variable}: {named} does not exist: make {target}")
+        pytest.skip(f"no {environment}: make {target}, or {variable} names an interpreter that has the engine")
+    return python
+
+
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[DepotHome]:
     with DepotHome(tmp_path / "depot", {"pool_gb": POOL_GB}) as made:

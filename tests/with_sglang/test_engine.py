@@ -1,17 +1,15 @@
 """Real SGLang on CPU over a depot: the same answers whatever is flushed, killed or failing (P1, P4)."""
 
 import json
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import model, settings
+from conftest import interpreter, model, settings
 
 from tools.lab.depot import Depot, DepotHome
-from tools.lab.rounds import ROOT
 from tools.sglang.engine import Engine, depot_backend, depot_linker
 
 PAGE = 32
@@ -20,7 +18,6 @@ PROMPT = {"seed": 1, "count": 2, "tokens": TOKENS}
 WHOLE = [TOKENS // PAGE * PAGE] * 2
 NOTHING = [0, 0]
 UNTIL_S = 60.0
-OLDER_PYTHON = os.environ.get("KVDEPOT_SGLANG_OLD_PYTHON", str(ROOT / ".venv-sglang-old" / "bin" / "python"))
 
 
 def until(done: Callable[[], bool], what: str) -> None:
@@ -108,15 +105,12 @@ def test_every_layout(tmp_path: Path, home: DepotHome, architecture: str, argume
 @pytest.mark.timeout(900)
 def test_an_older_release(tmp_path: Path, home: DepotHome) -> None:
     """0.5.17: another prefix tree, and other host pools."""
-    if not Path(OLDER_PYTHON).exists():
-        pytest.skip(
-            "no older SGLang: make sglang-old-env, or KVDEPOT_SGLANG_OLD_PYTHON names an interpreter that has one"
-        )
+    python = interpreter("KVDEPOT_SGLANG_OLD_PYTHON", ".venv-sglang-old", "sglang-old-env")
     backend = depot_backend(settings(home))
     found = []
     with home.start() as depot:
         for name in ("first", "second"):
-            with Engine(tmp_path / name, model(), backend, python=OLDER_PYTHON) as sglang:
+            with Engine(tmp_path / name, model(), backend, python=python) as sglang:
                 found.append(sglang.ask(**PROMPT))
                 stored(depot, sum(WHOLE) // PAGE)
                 sglang.flush()

@@ -1,22 +1,19 @@
 """vLLM and SGLang on one node, over one depot, both under load: when one is killed the other never notices (P4)."""
 
-import os
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import model, settings
+from conftest import interpreter, model, settings
 from test_engine import NOTHING, PROMPT, WHOLE, until
 
 from tools.lab.child import ChildError
 from tools.lab.depot import DepotHome
-from tools.lab.rounds import ROOT
 from tools.lab.vllm_rounds import Engine as Vllm
 from tools.sglang.engine import Engine as Sglang
 from tools.sglang.engine import depot_backend
 
-VLLM_PYTHON = os.environ.get("KVDEPOT_VLLM_PYTHON", str(ROOT / ".venv-vllm" / "bin" / "python"))
 ROUNDS_BEFORE, ROUNDS_AFTER = 3, 6
 
 
@@ -54,8 +51,7 @@ def from_depot(answer: dict[str, Any]) -> list[int]:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("killed", ["vLLM", "SGLang"])
 def test_when_one_engine_is_killed_the_other_never_notices(tmp_path: Path, home: DepotHome, killed: str) -> None:
-    if not Path(VLLM_PYTHON).exists():
-        pytest.skip("no vLLM: make vllm-env, or KVDEPOT_VLLM_PYTHON names an interpreter that has one")
+    python = interpreter("KVDEPOT_VLLM_PYTHON", ".venv-vllm", "vllm-env")
     connector = {
         "kv_connector": "KVDepotConnector",
         "kv_role": "kv_both",
@@ -64,7 +60,7 @@ def test_when_one_engine_is_killed_the_other_never_notices(tmp_path: Path, home:
     }
     with (
         home.start() as depot,
-        Vllm(tmp_path / "vllm", VLLM_PYTHON, model(), connector) as vllm,
+        Vllm(tmp_path / "vllm", python, model(), connector) as vllm,
         Sglang(tmp_path / "sglang", model(), depot_backend(settings(home))) as sglang,
     ):
         engines: dict[str, Any] = {"vLLM": vllm, "SGLang": sglang}
