@@ -1,6 +1,7 @@
 """Real SGLang on CPU over a depot: the same answers whatever is flushed, killed or failing (P1, P4)."""
 
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from conftest import interpreter, model, settings
 
 from tools.lab.depot import Depot, DepotHome
 from tools.sglang.engine import Engine, depot_backend, depot_linker
+from tools.sglang.engine_child import ANSWER_TOKENS
 
 PAGE = 32
 TOKENS = 1030
@@ -46,8 +48,7 @@ def test_answers_are_the_same_whatever_is_killed(tmp_path: Path, home: DepotHome
     with home.start() as depot, Engine(tmp_path / "first", model(), door) as sglang:
         seen["cold"] = sglang.ask(**PROMPT)
         stored(depot, sum(WHOLE) // PAGE)
-        if is_linker:
-            seen["on the device"] = sglang.ask(**PROMPT)
+        seen["on the device"] = sglang.ask(**PROMPT)
         sglang.flush()
         seen["flushed"] = sglang.ask(**PROMPT)
         depot.wait_until_clean(60)
@@ -66,6 +67,7 @@ def test_answers_are_the_same_whatever_is_killed(tmp_path: Path, home: DepotHome
                 until(lambda: (depot.stats() or {}).get("pool_leased_bytes") == 0, "nothing is held any more")
     print(json.dumps(seen))
     assert [one["tokens"] for one in seen.values()] == [seen["cold"]["tokens"]] * len(seen)
+    assert seen["on the device"]["cached"] == WHOLE
     missed = {"cold", "on the device", "depot dead"}
     assert {name: one["from_depot"] for name, one in seen.items()} == {
         name: NOTHING if name in missed else WHOLE for name in seen
@@ -99,6 +101,46 @@ def test_every_layout(tmp_path: Path, home: DepotHome, architecture: str, argume
         flushed = sglang.ask(**PROMPT)
     assert flushed["tokens"] == cold["tokens"]
     assert (cold["from_depot"], flushed["from_depot"]) == (NOTHING, WHOLE)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("page", [1, 64])
+@pytest.mark.parametrize("face", ["hicache", "linker"])
+def test_other_page_sizes(tmp_path: Path, home: DepotHome, face: str, page: int) -> None:
+    """SGLang computes a prompt's last token itself, so a hit ends before it."""
+    keys = settings(home, load_policy="all")
+    door = depot_linker(keys) if face == "linker" else depot_backend(keys)
+    with home.start() as depot, Engine(tmp_path, model(), {**door, "page_size": page}) as sglang:
+        cold = sglang.ask(**PROMPT)
+        # The last token of an answer has no KV.
+        stored(depot, 2 * ((TOKENS + ANSWER_TOKENS - 1) // page))
+        sglang.flush()
+        flushed = sglang.ask(**PROMPT)
+    assert flushed["tokens"] == cold["tokens"]
+    assert (cold["from_depot"], flushed["from_depot"]) == (NOTHING, [(TOKENS - 1) // page * page] * 2)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("face", ["hicache", "linker"])
+def test_replicas_share_pages(tmp_path: Path, home: DepotHome, face: str) -> None:
+    """Two schedulers take turns, and the count of prompts is odd: the second time each has the other one's."""
+    asked = {"seed": 1, "count": 3, "tokens": TOKENS}
+    keys = settings(home, load_policy="all")
+    door = depot_linker(keys) if face == "linker" else depot_backend(keys)
+    replicas = {"dp_size": 2, "load_balance_method": "round_robin"}
+    # SGLang asks for it where there are more schedulers than NUMA nodes.
+    here = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(map(str, [min(os.sched_getaffinity(0))] * 2))}
+    with home.start() as depot, Engine(tmp_path, model(), {**door, **replicas}, **here) as sglang:
+        first = sglang.ask(**asked)
+        stored(depot, 3 * WHOLE[0] // PAGE)
+        second = sglang.ask(**asked)
+        third = sglang.ask(**asked)
+    assert [one["tokens"] for one in (second, third)] == [first["tokens"]] * 2
+    assert (first["from_depot"], second["from_depot"]) == ([0] * 3, [WHOLE[0]] * 3)
+    # Now both have all of them on their devices.
+    assert (third["from_depot"], third["cached"]) == ([0] * 3, [WHOLE[0]] * 3)
 
 
 @pytest.mark.full
@@ -192,3 +234,26 @@ def test_half_of_all_calls_fail(tmp_path: Path, home: DepotHome) -> None:
     later = [tokens for one in rounds[1:] for tokens in one["from_depot"]]
     assert 0 in later
     assert any(later)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("policy", ["wait_complete", "best_effort"])
+def test_every_call_is_late(tmp_path: Path, home: DepotHome, policy: str) -> None:
+    """SGLang's own fault injector: a hit that it waits for is whole, and another one is dropped."""
+    backend = {**depot_backend(settings(home)), "hicache_storage_prefetch_policy": policy}
+    delayed = {"SGLANG_TEST_HICACHE_BACKEND_RANDOM_DELAY": "0.5"}
+    asked = {"seed": 3, "count": 6, "tokens": TOKENS}
+    rounds = []
+    with home.start() as depot, Engine(tmp_path, model(), backend, **delayed) as sglang:
+        rounds.append(sglang.ask(**asked))
+        stored(depot, 6 * WHOLE[0] // PAGE)
+        for _ in range(2):
+            sglang.flush()
+            rounds.append(sglang.ask(**asked))
+        log = sglang.log.read_text(errors="replace")
+    print([one["from_depot"] for one in rounds])
+    assert "random_delay_limit=0.5s" in log
+    assert [one["tokens"] for one in rounds] == [rounds[0]["tokens"]] * 3
+    if policy == "wait_complete":
+        assert [one["from_depot"] for one in rounds[1:]] == [[WHOLE[0]] * 6] * 2

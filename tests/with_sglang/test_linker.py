@@ -33,17 +33,19 @@ def test_two_models_in_one_directory(tmp_path: Path, home: DepotHome) -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-def test_a_pool_smaller_than_the_work(tmp_path: Path, home: DepotHome) -> None:
-    """8 prompts of 4 MiB each, in a pool of 16 MiB: a hit comes from the disk, and is as long as what can be held."""
-    asked = {"seed": 2, "count": 8, "tokens": TOKENS}
-    home.configure({"pool_gb": 16 / 1024})
-    linker = depot_linker(settings(home, pool_gb=16 / 1024, load_policy="all"))
-    with home.start() as depot, Engine(tmp_path, model(), linker) as sglang:
+@pytest.mark.parametrize(("count", "pool_mb"), [(8, 16), (20, 8)], ids=["a half", "a tenth"])
+def test_a_pool_smaller_than_the_work(tmp_path: Path, home: DepotHome, count: int, pool_mb: int) -> None:
+    """Prompts of 4 MiB each: a hit comes from the disk, and is as long as what can be held, a quarter of the pool."""
+    asked = {"seed": 2, "count": count, "tokens": TOKENS}
+    home.configure({"pool_gb": pool_mb / 1024})
+    linker = depot_linker(settings(home, pool_gb=pool_mb / 1024, load_policy="all"))
+    with home.start() as depot, Engine(tmp_path, model(), {**linker, "max_total_tokens": 32768}) as sglang:
         cold = sglang.ask(**asked)
-        stored(depot, 8 * WHOLE[0] // 32)
+        stored(depot, count * WHOLE[0] // 32)
         depot.wait_until_clean(60)
         sglang.flush()
         flushed = sglang.ask(**asked)
         until(lambda: (depot.stats() or {}).get("pool_leased_bytes") == 0, "nothing is held any more")
+    print(flushed["from_depot"])
     assert flushed["tokens"] == cold["tokens"]
-    assert all(0 < tokens <= WHOLE[0] for tokens in flushed["from_depot"])
+    assert all(0 < tokens <= WHOLE[0] * pool_mb // 4 // 4 for tokens in flushed["from_depot"])
