@@ -20,7 +20,7 @@ LATENT_VALUES = LATENT_RANK + ROPE_DIM
 """Values that latent attention keeps per token in each layer."""
 FULL_ATTENTION_EVERY = 4
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
-ARCHITECTURES = ("llama", "mla", "gemma3", "granite", "llava")
+ARCHITECTURES = ("llama", "mla", "gemma3", "cohere2", "granite", "llava")
 IMAGE_PIXELS, PATCH_PIXELS = 56, 14
 IMAGE_TOKEN = "<image>"
 IMAGE_TOKEN_ID = VOCABULARY - 1
@@ -120,12 +120,14 @@ def model_config(size: argparse.Namespace) -> Any:
     grouped = {"num_key_value_heads": size.kv_heads, "head_dim": size.head_dim}
     if size.architecture == "llama":
         return AutoConfig.for_model("llama", **common, **grouped)
-    if size.architecture == "gemma3":
+    if size.architecture in ("gemma3", "cohere2"):
         kinds = [
             "full_attention" if layer % FULL_ATTENTION_EVERY == 0 else "sliding_attention"
             for layer in range(1, size.layers + 1)
         ]
         extra = {"sliding_window": size.sliding_window, "layer_types": kinds}
+        if size.architecture == "cohere2":
+            return AutoConfig.for_model("cohere2", **{**common, "tie_word_embeddings": True}, **grouped, **extra)
         return AutoConfig.for_model("gemma3_text", **common, **grouped, **extra)
     if size.architecture == "granite":
         return AutoConfig.for_model(

@@ -11,6 +11,7 @@ import pytest
 from conftest import interpreter, model, settings
 
 from tools.lab.depot import Depot, DepotHome
+from tools.make_model import SLIDING_WINDOW
 from tools.sglang.engine import Engine, depot_backend, depot_linker
 from tools.sglang.engine_child import ANSWER_TOKENS
 
@@ -257,3 +258,22 @@ def test_every_call_is_late(tmp_path: Path, home: DepotHome, policy: str) -> Non
     assert [one["tokens"] for one in rounds] == [rounds[0]["tokens"]] * 3
     if policy == "wait_complete":
         assert [one["from_depot"] for one in rounds[1:]] == [[WHOLE[0]] * 6] * 2
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("face", ["hicache", "linker"])
+def test_sliding_windows_in_a_pool_of_their_own(tmp_path: Path, home: DepotHome, face: str) -> None:
+    """A hit needs all pages of full attention, and of the windows those at its end."""
+    own_pool = {"is_hybrid_swa": True, "hybrid_layer_pattern": [1, 1, 1, 0]}
+    keys = settings(home, load_policy="all")
+    door = depot_linker(keys) if face == "linker" else depot_backend(keys)
+    arguments = {**door, "json_model_override_args": json.dumps(own_pool)}
+    with home.start() as depot, Engine(tmp_path, model("cohere2"), arguments) as sglang:
+        cold = sglang.ask(**PROMPT)
+        stored(depot, (sum(WHOLE) + 2 * SLIDING_WINDOW) // PAGE)
+        on_device = sglang.ask(**PROMPT)
+        sglang.flush()
+        flushed = sglang.ask(**PROMPT)
+    assert [one["tokens"] for one in (on_device, flushed)] == [cold["tokens"]] * 2
+    assert [one["from_depot"] for one in (cold, on_device, flushed)] == [NOTHING, NOTHING, WHOLE]

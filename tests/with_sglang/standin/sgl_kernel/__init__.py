@@ -2,7 +2,7 @@
 
 Every name can be imported. The kernels that SGLang's HiCache needs on such a machine are implemented in torch; all
 others raise when called. It must precede all other packages in the path; SGLang itself is unchanged, except for two
-kernels of releases before 0.5.23 (``paged_alloc``).
+kernels of releases before 0.5.23 (``paged_alloc``) and for reads of sliding windows since then (``window_reads``).
 """
 
 import builtins
@@ -122,3 +122,5 @@ for _name in dir(_transfers):
 # Later releases allocate pages without Triton on a CPU.
 if tuple(map(int, importlib.metadata.version("sglang").split(".")[:3])) < (0, 5, 23):
     importlib.import_module(f"{__name__}.paged_alloc").install()
+else:
+    importlib.import_module(f"{__name__}.window_reads").install()

@@ -1,10 +1,8 @@
 """The two kernels by which SGLang 0.5.17 allocates pages on every platform, in torch: Triton has none for a CPU."""
 
-import importlib.abc
-import importlib.machinery
-import sys
-
 import torch
+
+from sgl_kernel.changed import after_import
 
 MODULE = "sglang.srt.mem_cache.allocator.paged"
 
@@ -51,27 +49,12 @@ class _Kernel:
         return self._run
 
 
-class Replace(importlib.abc.MetaPathFinder):
-    """Replaces the kernels when SGLang imports them."""
-
-    def find_spec(self, name, path, target=None):
-        if name != MODULE:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
-        if spec is None or spec.loader is None:
-            return None
-        run = spec.loader.exec_module
-
-        def exec_module(module):
-            run(module)
-            for kernel, ours in (("alloc_extend_kernel", extend), ("alloc_decode_kernel", decode)):
-                if hasattr(module, kernel):
-                    setattr(module, kernel, _Kernel(ours))
-
-        spec.loader.exec_module = exec_module
-        return spec
+def _replace(module):
+    for kernel, ours in (("alloc_extend_kernel", extend), ("alloc_decode_kernel", decode)):
+        if hasattr(module, kernel):
+            setattr(module, kernel, _Kernel(ours))
 
 
 def install():
     """Does nothing for releases that allocate without these kernels."""
-    sys.meta_path.insert(0, Replace())
+    after_import(MODULE, _replace)
