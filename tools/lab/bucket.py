@@ -1,7 +1,8 @@
 """A bucket in a process of its own, as much of S3 as the Object tier asks for: ``python -m tools.lab.bucket PORT``.
 
-Conditional writes, reads, deletes and lists; no parts, no second bucket. Objects are in memory and gone with it. A
-request must be signed by the one access key, whose signature is not computed. Each request is a line of its output.
+Conditional writes, reads (also of ranges), deletes and lists; no parts, no second bucket. Objects are in memory and
+gone with it. A request must be signed by the one access key, whose signature is not computed. Each request is a line of
+its output.
 """
 
 import hashlib
@@ -97,7 +98,8 @@ class Handler(BaseHTTPRequestHandler):
         elif bucket != NAME:
             self._refuse(404, "NoSuchBucket")
         elif self.command == "GET" and "list-type" in asked:
-            self._list(asked.get("prefix", [""])[0], asked.get("delimiter", [""])[0])
+            prefix, delimiter, after = (asked.get(name, [""])[0] for name in ("prefix", "delimiter", "start-after"))
+            self._list(prefix, delimiter, after)
         elif self.command == "POST" and "delete" in asked:
             for found in re.findall("<Key>(.*?)</Key>", body.decode()):
                 self.objects.delete(found)
@@ -119,14 +121,24 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(204)
         elif (value := self.objects.get(name)) is None:
             self._refuse(404, "NoSuchKey")
+        elif (range_ := self.headers.get("Range")) is not None and self.command == "GET":
+            first, _, last = range_.removeprefix("bytes=").partition("-")
+            piece = value[int(first) : int(last) + 1]
+            if not piece:
+                self._refuse(416, "InvalidRange")
+                return
+            place = f"bytes {first}-{int(first) + len(piece) - 1}/{len(value)}"
+            self._answer(206, piece, ETag=tag(value), **{"Content-Range": place})
         else:
             self._answer(200, value, ETag=tag(value))
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve  # noqa: N815 - the names of the base class
 
-    def _list(self, prefix: str, delimiter: str) -> None:
+    def _list(self, prefix: str, delimiter: str, after: str) -> None:
         directories, contents = dict[str, None](), []
         for name, value in self.objects.list(prefix):
+            if name <= after:
+                continue
             directory, more, _ = name[len(prefix) :].partition(delimiter) if delimiter else ("", "", "")
             if more:
                 directories[f"{prefix}{directory}{delimiter}"] = None
@@ -178,7 +190,10 @@ class Bucket:
     def requests(self, method: str, part: str) -> int:
         """How many requests were served so far of that method and with that part in their path."""
         lines = self.log.read_text().splitlines()
-        return sum(line.startswith(f'"{method} ') and part in line and '" 200' in line for line in lines)
+        good = ('" 200', '" 206')
+        return sum(
+            line.startswith(f'"{method} ') and part in line and any(one in line for one in good) for line in lines
+        )
 
     def __enter__(self) -> Self:
         return self
