@@ -20,6 +20,11 @@ SGLANG_VENV := .venv-sglang
 SGLANG_OLD_VENV := .venv-sglang-old
 MOONCAKE_VENV := .venv-mooncake
 UCM_VENV := .venv-ucm
+
+# The real S3 server of the tests, built by a Go of its own.
+S3_SERVER := .work/s3/versitygw
+WITH_S3 := KVDEPOT_TEST_S3=$(CURDIR)/$(S3_SERVER)
+
 STAMPS := .work/stamps
 WHEELS := .work/wheels
 # Cargo's profile of the wheel. CI builds it as it builds the tests, with the checks of debug builds: what both need is
@@ -100,6 +105,10 @@ bench-sglang: sglang-env ## Measure hits of real SGLang in kvdepot, its own host
 bench-lmcache: vllm-env infinistore-env ## Measure real vLLM under LMCache's server, above kvdepot and above LMCache's own second levels
 	@$(INFINISTORE_VENV)/bin/python -m benches.lmcache $(ARGS)
 
+.PHONY: bench-bucket
+bench-bucket: setup $(S3_SERVER) ## Measure packs of small blocks in a bucket, beside one object per block
+	@$(WITH_S3) $(BIN)/python -m benches.bucket $(ARGS)
+
 .PHONY: bench-wire-faults
 bench-wire-faults: infinistore-env standin-verbs ## Send malformed traffic to our wire door and to InfiniStore's
 	@$(WITH_STANDIN) $(INFINISTORE_VENV)/bin/python -m benches.wire.faults $(ARGS)
@@ -123,10 +132,6 @@ WITH_STANDIN := KVDEPOT_STANDIN_VERBS=$(CURDIR)/$(STANDIN_VERBS)
 # Mooncake's package is linked with libibverbs, over TCP too.
 WITH_MOONCAKE := KVDEPOT_TEST_MOONCAKE=$(CURDIR)/$(MOONCAKE_VENV) \
 	LD_LIBRARY_PATH=$(CURDIR)/$(MOONCAKE_VENV)/lib-verbs$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}
-
-# The real S3 server of the tests, built by a Go of its own.
-S3_SERVER := .work/s3/versitygw
-WITH_S3 := KVDEPOT_TEST_S3=$(CURDIR)/$(S3_SERVER)
 
 # What drives a browser, in a folder of its own; the browser and Prometheus are the system's.
 WITH_PLAYWRIGHT := PYTHONPATH=$(CURDIR)/.work/playwright
@@ -259,7 +264,7 @@ test-monitoring: setup watchers ## Test status page, dashboard and alerts with a
 	@$(WITH_PLAYWRIGHT) $(BIN)/python -m pytest -o pythonpath=. tests/monitoring $(ARGS)
 
 .PHONY: test-docs
-test-docs: vllm-env infinistore-env sglang-env standin-verbs standin-cuda ## Run every documented command and option in a small form (ARGS: for pytest)
+test-docs: vllm-env infinistore-env sglang-env standin-verbs standin-cuda $(S3_SERVER) ## Run every documented command and option in a small form (ARGS: for pytest)
 	@sync
 	@$(BIN)/python -m pytest tests/docs $(ARGS)
 

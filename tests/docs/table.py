@@ -443,6 +443,7 @@ RUNS: tuple[Run | Serve, ...] = (
         '--directory {tmp} --json"',
         json=True,
     ),
+    Run("make bench-bucket", 'make bench-bucket ARGS="--rounds 1 --mib 2 --kib 64 --pack-mb 1 --json"', json=True),
     Run("test-engine --full", 'make test-engine ARGS="--full --kills 1 --collect-only -q"', says="tests collected"),
     Run("test-engine --native", 'make test-engine ARGS="--native=fake --collect-only -q"', says="tests collected"),
 )
@@ -463,6 +464,7 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
     "bench-wire-faults": ("-m", "benches.wire.faults"),
     "bench-wire": ("-m", "benches.wire.throughput"),
     "bench-peers": ("-m", "benches.peers"),
+    "bench-bucket": ("-m", "benches.bucket"),
     "first-gpu-hour": ("-m", "tools.first_gpu_hour"),
 }
 
@@ -528,6 +530,7 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
     "make bench-waiting": ("make bench-waiting",),
     "make bench-wire": ("make bench-wire",),
     "make bench-peers": ("make bench-peers",),
+    "make bench-bucket": ("make bench-bucket",),
     'make bench-peers ARGS="--only ucm --rounds 5"': ("make bench-peers",),
     'make bench-peers ARGS="--only mooncake"': ("make bench-peers",),
     'make bench-peers ARGS="--only files --directory /mnt/nfs"': ("make bench-peers",),

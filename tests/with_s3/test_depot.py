@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Server
-from front import SLOW_DOWN
 
 import kvdepot
 from tools.lab.depot import Depot, DepotHome
+from tools.lab.s3_front import SLOW_DOWN
+from tools.lab.s3_server import Server
 
 MIB = 1 << 20
 BLOCKS = "/kv/blocks/"

@@ -201,6 +201,8 @@ pub const OBJECT_PACK_BLOCKS_MAX: usize = 1 << 11;
 pub const OBJECT_PACK_BLOCKS_MIN: u64 = 4;
 /// How long, in milliseconds, a small block waits for others of its pack.
 pub const OBJECT_PACK_LINGER_MS: u64 = 200;
+/// Time, in milliseconds, that a block must have left after that: with less it gets an object of its own.
+pub const OBJECT_PACK_LEAST_MS: u64 = 2_000;
 /// Pause, in milliseconds, between two lists of a namespace's packs.
 pub const OBJECT_PACK_LIST_MS: u64 = 10_000;
 /// How far, in milliseconds, the clocks of depots that share a bucket may differ, including the time that a pack takes to be

@@ -102,7 +102,7 @@ def test_a_load_and_its_unlock_end_one_lock() -> None:
     assert len(locks) == 0
 
 
-def test_a_request_without_a_lease_does_not_end_anothers() -> None:
+def test_a_request_without_a_lease_does_not_end_that_of_another() -> None:
     locks, claim = Locks(10), Claim()
     locks.lock(names(1), claim, 10, 0)
     locks.lock(names(1), None, 0, 0)

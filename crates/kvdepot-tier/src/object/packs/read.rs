@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
-use kvdepot_core::limits::{OBJECT_PACK_READ_BYTES_MAX, OBJECT_PACK_READ_LINGER_MS};
+use kvdepot_core::limits::{BLOCK_ALIGN_BYTES, OBJECT_PACK_READ_BYTES_MAX, OBJECT_PACK_READ_LINGER_MS};
 use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId};
 use kvdepot_io::IoBuf;
 use object_store::path::Path;
@@ -242,7 +242,8 @@ impl Shared {
             while !piece.is_empty() {
                 let Some((.., entry, into)) = blocks.get_mut(number) else { return Err(broken(done + 1)) };
                 let length = usize::try_from(entry.bytes).unwrap_or(usize::MAX);
-                if length > into.len() {
+                let least = into.head().len() + BLOCK_ALIGN_BYTES as usize;
+                if !(least..=into.len()).contains(&length) {
                     let error = Error::new(ErrorKind::Corrupt, "a block of a pack has another length");
                     return Err(Fault::Corrupt(
                         error.with("bytes", length).with("bytes_expected", into.len()),

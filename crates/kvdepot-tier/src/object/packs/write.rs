@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use kvdepot_core::limits::OBJECT_PACK_LEAST_MS;
 use kvdepot_core::{BlockHash, BlockKey, Error, ErrorKind, NamespaceId};
 use kvdepot_io::SlotBuf;
 use object_store::path::Path;
@@ -51,8 +52,8 @@ impl Shared {
     pub(in crate::object) fn gather(self: &Arc<Self>, block: Waiting) {
         let linger = self.config.pack_linger;
         let id = block.key.namespace;
-        if block.deadline < Instant::now() + linger * 2 {
-            // It has no time to wait for others, nor have they time for its deadline.
+        if block.deadline < Instant::now() + linger + Duration::from_millis(OBJECT_PACK_LEAST_MS) {
+            // It has no time to wait for others, and its deadline would be theirs.
             return self.store_own(block);
         }
         let bytes = block.space.spec.layout().slot_bytes();

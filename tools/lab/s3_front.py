@@ -27,6 +27,7 @@ class Inside(http.client.HTTPConnection):
         self._path = str(path)
 
     def connect(self) -> None:
+        """Connects to the server's socket, whatever the address says."""
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.connect(self._path)
 
@@ -80,7 +81,7 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve  # noqa: N815 - the names of the base class
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name of the base class
-        pass
+        """Says nothing."""
 
 
 class Front(ThreadingHTTPServer):
@@ -107,6 +108,7 @@ class Front(ThreadingHTTPServer):
 
     @property
     def endpoint(self) -> str:
+        """The door's address."""
         return f"http://{LOOPBACK}:{self.server_port}"
 
     def ask(self, method: str, path: str) -> int | None:
