@@ -50,6 +50,8 @@ impl Row {
                 "url": format!("s3://{}/{}", object.bucket, object.prefix),
                 "endpoint": object.endpoint,
                 "credentials_file": object.credentials_file,
+                // Objects are counted by block.
+                "pack_mb": 0,
                 "timeout_ms": 30_000,
             },
         });

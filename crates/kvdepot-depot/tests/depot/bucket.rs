@@ -14,7 +14,12 @@ const BLOCK: u64 = 64 << 10;
 /// Only a hang reaches it.
 const HANG: Duration = Duration::from_secs(60);
 
+/// Starts a depot that packs no blocks: another one sees each as soon as it is stored.
 fn start(server: &BucketServer, disk: Option<&Path>) -> (Depot, OpenNamespace) {
+    start_with(server, disk, 0)
+}
+
+fn start_with(server: &BucketServer, disk: Option<&Path>, pack_mb: u64) -> (Depot, OpenNamespace) {
     let object = server.config("kv");
     let mut config = serde_json::json!({
         "pipeline": "Cache|Object",
@@ -25,6 +30,7 @@ fn start(server: &BucketServer, disk: Option<&Path>) -> (Depot, OpenNamespace) {
             "credentials_file": object.credentials_file,
             "absent_ttl_ms": 0,
             "timeout_ms": 30_000,
+            "pack_mb": pack_mb,
         },
     });
     if let Some(disk) = disk {
@@ -119,9 +125,15 @@ fn a_reset_of_one_depot_holds_for_the_other() {
 
 #[test]
 fn who_follows_is_told_of_blocks_in_the_bucket() {
+    for pack_mb in [0, 8] {
+        told_of_blocks_in_the_bucket(pack_mb);
+    }
+}
+
+fn told_of_blocks_in_the_bucket(pack_mb: u64) {
     const STORED_IN_THE_BUCKET: u8 = 0x81;
     let server = BucketServer::start();
-    let (depot, namespace) = start(&server, None);
+    let (depot, namespace) = start_with(&server, None, pack_mb);
     let session = depot.session();
     let begun = session.handle(Request::Events { namespaces: vec![], after: None });
     let Response::Followed { upto, places } = begun else { panic!("{begun:?}") };
@@ -133,7 +145,11 @@ fn who_follows_is_told_of_blocks_in_the_bucket() {
     let mut told: Vec<u8> = in_bucket.map(|event| event[3]).collect();
     told.sort_unstable();
     assert_eq!(told, [0, 1, 2, 3]);
-    let piece = session.handle(Request::Snapshot { namespace: namespace.handle, place: 1, from: 0 });
-    let Response::Snapshot { hashes, next: None, .. } = piece else { panic!("{piece:?}") };
-    assert_eq!(hashes.len(), 4 * 16);
+    let (mut listed, mut from) = (0, Some(0));
+    while let Some(at) = from {
+        let piece = session.handle(Request::Snapshot { namespace: namespace.handle, place: 1, from: at });
+        let Response::Snapshot { hashes, next, .. } = piece else { panic!("{piece:?}") };
+        (listed, from) = (listed + hashes.len(), next);
+    }
+    assert_eq!(listed, 4 * 16);
 }

@@ -177,7 +177,7 @@ impl Tier for ObjectTier {
             return (keys, next.map(|time_ms| time_ms + parts));
         }
         let (keys, next) = self.shared.beliefs.known.lock().present_from(namespace, from);
-        (keys, Some(next.unwrap_or(parts)))
+        (keys, next.or_else(|| self.shared.packs.has(namespace).then_some(parts)))
     }
 
     fn drain(&self, deadline: Instant) -> bool {

@@ -363,6 +363,11 @@ impl PackIndex {
         space.packs.range(from..).take(count).map(|(name, _)| *name).collect()
     }
 
+    /// Returns whether any pack of an epoch of a namespace is known.
+    pub(super) fn has(&self, id: NamespaceId) -> bool {
+        self.spaces.get(&id).is_some_and(|space| !space.packs.is_empty())
+    }
+
     /// Returns blocks in packs from a time on, and the time to continue at. All packs of one time are in one piece.
     pub(super) fn keys_from(&self, id: NamespaceId, from_ms: u64) -> (Vec<BlockKey>, Option<u64>) {
         let Some(space) = self.spaces.get(&id) else { return (Vec::new(), None) };

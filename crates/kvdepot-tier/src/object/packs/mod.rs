@@ -75,6 +75,11 @@ impl PackState {
         self.index.lock().usage()
     }
 
+    /// Returns whether a namespace has packs.
+    pub(super) fn has(&self, id: NamespaceId) -> bool {
+        self.index.lock().has(id)
+    }
+
     /// See [`crate::Tier::keys_from`].
     pub(super) fn keys_from(&self, id: NamespaceId, from_ms: u64) -> (Vec<BlockKey>, Option<u64>) {
         self.index.lock().keys_from(id, from_ms)
