@@ -36,6 +36,22 @@ fn try_to_ask(mut stream: impl Read + Write, request: &str, headers: &str) -> Op
     Some((status, text.split_once("\r\n\r\n").unwrap().1.to_owned()))
 }
 
+/// Reads an answer after which the connection stays open.
+fn read_answer(stream: &mut impl Read) {
+    let mut text = String::new();
+    let mut is_whole = false;
+    while !is_whole {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).unwrap();
+        text.push(char::from(byte[0]));
+        is_whole = text.split_once("\r\n\r\n").is_some_and(|(head, body)| {
+            let mut lengths = head.lines().filter_map(|line| line.split_once(": "));
+            let length = lengths.find(|(name, _)| name.eq_ignore_ascii_case("content-length")).unwrap().1;
+            body.len() == length.parse::<usize>().unwrap()
+        });
+    }
+}
+
 fn at_socket(socket: &Path, request: &str) -> (u16, String) {
     let stream = UnixStream::connect(socket_of(socket)).unwrap();
     stream.set_read_timeout(Some(LONG)).unwrap();
@@ -225,7 +241,12 @@ fn the_port_is_the_loopbacks_and_silent_connections_make_room() {
     let door = StatusDoor::open(&socket, &depot(json!({"metrics_port": 0})));
     let at = door.port_address().unwrap();
     assert!(at.ip().is_loopback());
-    let silent: Vec<_> = (0..40).map(|_| UnixStream::connect(socket_of(&socket)).unwrap()).collect();
+    // Accepted, because its first request is answered, and idle from then on.
+    let mut local = UnixStream::connect(socket_of(&socket)).unwrap();
+    local.set_read_timeout(Some(LONG)).unwrap();
+    local.write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    read_answer(&mut local);
+    let silent: Vec<_> = (0..40).map(|_| TcpStream::connect(at).unwrap()).collect();
     let asked = || {
         let stream = TcpStream::connect(at).unwrap();
         stream.set_read_timeout(Some(LONG)).unwrap();
@@ -240,6 +261,7 @@ fn the_port_is_the_loopbacks_and_silent_connections_make_room() {
             answered += 1;
         }
     }
+    assert_eq!(ask(local, "GET /health").0, 200, "connections to the port displace nobody at the socket");
     drop(silent);
 }
 

@@ -121,13 +121,14 @@ impl StatusDoor {
                 return Self { runtime: None, socket: None, port: None };
             }
         };
-        let visitors = Arc::new(Visitors::new(VISITORS_MAX));
+        // One set for each door: strangers at the port displace nobody at the socket.
+        let visitors = || Arc::new(Visitors::new(VISITORS_MAX));
         let (mut path, mut at) = (None, None);
         let entered = runtime.enter();
         match listen_at_socket(&socket_of(socket)) {
             Ok((listener, id)) => {
                 path = Some((socket_of(socket), id));
-                tokio::spawn(serve_socket(listener, Arc::clone(depot), Arc::clone(&visitors)));
+                tokio::spawn(serve_socket(listener, Arc::clone(depot), visitors()));
             }
             Err(error) => tracing::error!("cannot open the Unix socket for metrics: {error}"),
         }
@@ -139,7 +140,7 @@ impl StatusDoor {
                     "metrics are at http://{address}/metrics, the status page at http://{address}/"
                 );
                 let guard = PortGuard::new(&socket_of(socket), token);
-                tokio::spawn(serve_port(listener, Arc::clone(depot), visitors, guard));
+                tokio::spawn(serve_port(listener, Arc::clone(depot), visitors(), guard));
             }
             Some(Err(error)) => tracing::error!("cannot open the metrics port: {error}"),
         }
