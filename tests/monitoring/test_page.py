@@ -296,7 +296,7 @@ def test_a_depot_that_dies_is_noticed_and_so_is_its_return(root: Path, visit: Op
         seen.page.goto(site.url)
         seen.until_answered()
         first = seen.text("#what")
-        assert dict(seen.rows("config"))["eviction"] == "s3fifo"
+        assert dict(seen.rows("config"))["eviction"] == "lhd"
         site.process.kill()
         state = "document.getElementById('state')"
         seen.until("the page says so", f"{state}.textContent.startsWith('no answer') && {state}.className === 'bad'")

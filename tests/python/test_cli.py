@@ -117,7 +117,7 @@ def test_explain(kvdepot, seeds):
 
 
 def test_keys(kvdepot):
-    assert "s3fifo | lru" in kvdepot("config", "keys").output
+    assert "lhd | s3fifo" in kvdepot("config", "keys").output
     assert json.loads(kvdepot("config", "keys", "--json").output)[0]["name"] == "pipeline"
     assert kvdepot("config", "keys", "--markdown").output.startswith("# Configuration\n")
 

@@ -59,7 +59,7 @@ FLAT = [
     ("timeout_ms: 100000000", "timeout_ms: must be less than or equal to 3600000"),
     ("hit_ratio: 80", "hit_ratio: must be less than or equal to 1, got 80"),
     ("waiting_queue_depth: 0", "waiting_queue_depth: must be greater than or equal to 1"),
-    ("eviction: lfu", "eviction: must be 's3fifo', 'lru' or 'lhd', got 'lfu'"),
+    ("eviction: lfu", "eviction: must be 'lhd', 's3fifo' or 'lru', got 'lfu'"),
     # placements
     (
         "posix_write: later",

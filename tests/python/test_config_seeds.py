@@ -29,7 +29,7 @@ def test_pipeline_store_file(seeds, machine):
     assert json.loads(config.to_core_json(machine=machine)) == {
         "pipeline": "Cache|Posix",
         "pool_bytes": 256 * GIB,
-        "eviction": "s3fifo",
+        "eviction": "lhd",
         "waiting_queue_depth": 8192,
         "running_queue_depth": 524_288,
         "timeout_ms": 30_000,
@@ -65,7 +65,7 @@ def test_pipeline_store_file(seeds, machine):
 
 def test_core_json_keeps_its_order(seeds, machine):
     text = load_config(seeds / "000_pipeline.yaml", machine=machine).to_core_json(machine=machine)
-    assert text.startswith('{"pipeline":"Cache|Posix","pool_bytes":274877906944,"eviction":"s3fifo",')
+    assert text.startswith('{"pipeline":"Cache|Posix","pool_bytes":274877906944,"eviction":"lhd",')
 
 
 def test_documented_pool_is_cut_to_half_of_a_small_machine(seeds, small_machine):

@@ -88,7 +88,7 @@ def test_files_in_the_seeds_spelling_are_overruled_as_well(seeds: Path, machine:
         ("KVDEPOT_POOL_GB", "many", "valid number"),
         ("KVDEPOT_POOL_GB", "-1", "greater than 0"),
         ("KVDEPOT_POOL_MLOCK", "perhaps", "valid boolean"),
-        ("KVDEPOT_EVICTION", "fifo", "s3fifo"),
+        ("KVDEPOT_EVICTION", "fifo", "lhd"),
         ("KVDEPOT_TIMEOUT_MS", "1.5", "valid integer"),
         ("KVDEPOT_DIRECTORIES", "relative", "absolute path"),
         ("KVDEPOT_POOL_GB", "[1", "valid number"),

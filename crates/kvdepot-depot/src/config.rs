@@ -125,7 +125,7 @@ impl PlacementConfig {
 }
 
 fn default_eviction() -> String {
-    "s3fifo".to_owned()
+    "lhd".to_owned()
 }
 const fn default_waiting_queue_depth() -> usize {
     8192

@@ -141,11 +141,11 @@ class DepotKeys(BaseModel):
         ge=0,
         le=64,
     )
-    eviction: Literal["s3fifo", "lru", "lhd"] = key(
-        "s3fifo",
-        "Eviction policy: which clean blocks a full pool evicts first. `lru`: the least recently used. `s3fifo`: new "
-        "ones that are not used again soon. `lhd`: the least likely to be used soon, as learned from other blocks by "
-        "uses and age.",
+    eviction: Literal["lhd", "s3fifo", "lru"] = key(
+        "lhd",
+        "Eviction policy: which clean blocks a full pool evicts first. `lhd`: the least likely to be used soon, as "
+        "learned from other blocks by uses and age. `s3fifo`: new ones that are not used again soon. `lru`: the least "
+        "recently used.",
     )
     waiting_queue_depth: int = key(
         8192,
