@@ -1,12 +1,14 @@
 """Locks of LMCache's lookups: which leases end when, how many there may be, and that they hold what a lookup found."""
 
+import importlib
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -140,6 +142,79 @@ def test_locks_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     assert locks.lock(names(3), second, 10, 0) == []
 
 
+def test_a_request_whose_lock_has_expired_does_not_end_the_lease_of_another() -> None:
+    """A load may wait longer than its lease, and is unlocked nevertheless."""
+    locks, first, second = Locks(10), Claim(), Claim()
+    locks.lock(names(1), first, 10, 0)
+    assert locks.expire(10) == [first]
+    locks.lock(names(1), second, 10, 11)
+    assert locks.loaded(names(1)) == []
+    assert locks.unlock(names(1)) == []
+    assert (len(locks), locks.claims) == (1, 1)
+    assert locks.loaded(names(1)) == [second]
+    assert locks.unlock(names(1)) == []
+    assert len(locks) == len(locks._debts) == 0
+
+
+def test_an_expired_lock_is_unlocked_once_even_if_it_is_not_loaded() -> None:
+    locks, held, again = Locks(10), Claim(), Claim()
+    locks.lock(names(1, 2, 3), Claim(), 10, 0)
+    locks.loaded(names(2))
+    locks.expire(10)
+    locks.delete(names(3))
+    locks.lock(names(1, 2), held, 10, 11)
+    locks.lock(names(3), again, 10, 11)
+    assert locks.loaded(names(3)) == [again], "it was deleted, so the first request does not load it"
+    assert locks.unlock(names(1, 2, 3)) == []
+    assert locks.unlock(names(1, 2, 3)) == [held]
+    assert len(locks) == len(locks._debts) == 0
+
+
+def test_what_exceeds_the_locks_does_not_end_the_lease_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lmcache_locks, "LOCKS_MAX", 1)
+    locks, first, second = Locks(10), Claim(), Claim()
+    locks.lock(names(1), first, 10, 0)
+    assert locks.lock(names(1), second, 10, 0) == [second]
+    assert locks.loaded(names(1)) == []
+    assert locks.unlock(names(1)) == []
+    assert locks.loaded(names(1)) == [first]
+    locks.unlock(names(1))
+    assert len(locks) == len(locks._debts) == 0
+
+
+def test_a_lock_that_was_abandoned_lets_one_later_lease_expire_and_no_more() -> None:
+    locks, first, second = Locks(10), Claim(), Claim()
+    locks.lock(names(1), Claim(), 10, 0)
+    locks.expire(10)
+    locks.lock(names(1), first, 10, 11)
+    assert locks.loaded(names(1)) == locks.unlock(names(1)) == [], "it may have been the request of the expired lock"
+    assert locks.expire(21) == [first]
+    locks.lock(names(1), second, 10, 22)
+    assert locks.loaded(names(1)) == [second]
+
+
+def test_expired_locks_that_are_remembered_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lmcache_locks, "DEBTS_MAX", 2)
+    locks = Locks(10)
+    for number in range(5):
+        locks.lock(names(number), None, 0, number)
+        locks.expire(99)
+    assert list(locks._debts) == names(3, 4)
+    locks.clear()
+    assert not locks._debts
+
+
+def test_claims_that_are_lost_leave_locks_without_a_lease() -> None:
+    locks, first, second = Locks(10), Claim(), Claim()
+    locks.lock(names(1, 2), first, 20, 0)
+    assert locks.lose() == [first]
+    assert locks.lose() == []
+    assert (len(locks), locks.claims, locks.size) == (2, 0, 0)
+    locks.lock(names(1), second, 10, 0)
+    assert locks.loaded(names(1)) == locks.unlock(names(1)) == []
+    assert locks.unlock(names(1)) == [second]
+
+
 def test_what_was_unlocked_is_forgotten() -> None:
     locks = Locks(10)
     locks.lock(names(1), Claim(), 10, 0)
@@ -166,15 +241,21 @@ class Depot:
     """Stores whose depot has everything, and leases what is claimed."""
 
     size: int = 4 * HELD_PART * CLAIM_OBJECTS * SIZE
-    has_tiers: bool = False
+    writes_through: bool = False
     claims: list[tuple[Claim, list[bytes]]] = field(default_factory=list)
     make: Any = Claim
     others: int = 0
     answers: bool = True
+    reached: bool = True
+    pid: int = 1
 
     def pool_use(self) -> PoolUse | None:
         held = sum(len(wanted) for claim, wanted in self.claims if not claim.released)
-        return PoolUse(self.size, held * SIZE + self.others, self.has_tiers) if self.answers else None
+        used = held * SIZE + self.others
+        return PoolUse(self.size, used, self.writes_through, self.pid) if self.answers else None
+
+    def reaches_depot(self) -> bool:
+        return self.reached
 
     def claim(self, layout: Layout, wanted: Sequence[bytes]) -> Any:
         made = self.make(len(wanted))
@@ -305,10 +386,44 @@ def test_locks_that_nobody_ends_make_room(locker: Locker, depot: Depot, monkeypa
     until(lambda: depot.held() == 1)
 
 
+@pytest.mark.parametrize("call", ["a lookup without hits", "an unlock", "a report"])
+def test_leases_expire_whatever_lmcache_calls(
+    locker: Locker, depot: Depot, counts: Counters, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    now_s = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    locker.lock(rows(1))
+    now_s += LEASE_S
+    if call == "a lookup without hits":
+        locker.lock([])
+    elif call == "an unlock":
+        locker.unlock(labels(rows(1, 1)))
+    else:
+        assert locker.report() == {"locked": 0, "claims": 0, "leased_bytes": 0}
+    monkeypatch.undo()
+    until(lambda: depot.held() == 0)
+    assert counts.snapshot() == {"leased": 1, "leases_expired": 1}
+
+
+@pytest.mark.parametrize("pid", [1, 2])
+def test_leases_end_with_the_depot_that_held_them(locker: Locker, depot: Depot, counts: Counters, pid: int) -> None:
+    locker.lock(rows(CLAIM_OBJECTS + 1))
+    if pid == 1:
+        depot.reached = False
+        assert locker.report() == {"locked": CLAIM_OBJECTS + 1, "claims": 0, "leased_bytes": 0}
+        depot.reached = True
+    depot.pid = pid
+    locker.lock(rows(1, 1000))
+    assert locker.report() == {"locked": CLAIM_OBJECTS + 2, "claims": 1, "leased_bytes": SIZE}
+    assert counts.snapshot() == {"leased": CLAIM_OBJECTS + 2, "leases_lost": 2}
+    locker.unlock(labels(rows(CLAIM_OBJECTS + 1)))
+    until(lambda: depot.held() == 1)
+
+
 @pytest.mark.parametrize("make", [lambda units: None, lambda units: Claim(0), lambda units: object()])
 def test_a_claim_that_fails_is_no_lease(locker: Locker, depot: Depot, make: Any) -> None:
     depot.make = make
-    depot.pool_use = lambda: PoolUse(1 << 30, 0, False)  # type: ignore[method-assign]
+    depot.pool_use = lambda: PoolUse(1 << 30, 0, False, 1)  # type: ignore[method-assign]
     locker.lock(rows(3))
     assert locker.report() == {"locked": 3, "claims": 0, "leased_bytes": 0}
     depot.claims.clear()
@@ -344,11 +459,11 @@ def test_a_depot_that_is_slow_is_asked_for_a_while_only(
 
 
 def test_nothing_is_read_from_a_tier_that_lmcache_has_itself(locker: Locker, depot: Depot) -> None:
-    depot.has_tiers = True
+    depot.writes_through = True
     locker.had(labels(rows(1))[0])
     locker.lock(rows(3))
     assert [wanted for _, wanted in depot.claims] == [[name for _, name in rows(2, 1)]]
-    depot.has_tiers = False
+    depot.writes_through = False
     locker.lock(rows(1))
     assert depot.held() == 2
     assert len(locker._had) <= HAD_MAX
@@ -356,14 +471,115 @@ def test_nothing_is_read_from_a_tier_that_lmcache_has_itself(locker: Locker, dep
 
 def test_unlocks_never_wait_for_the_depot(locker: Locker, depot: Depot) -> None:
     gate = threading.Event()
+    caller = threading.get_ident()
+    threads: list[int] = []
+
+    def release() -> None:
+        threads.append(threading.get_ident())
+        if threads[-1] != caller:
+            gate.wait(END_S)
+
     for begin in range(3):
         locker.lock(rows(1, begin))
-        depot.claims[-1][0].release = lambda: gate.wait(END_S)  # type: ignore[method-assign,assignment]
+        depot.claims[-1][0].release = release  # type: ignore[method-assign]
     for begin, end in enumerate((locker.unlock, locker.loaded, locker.delete)):
         end(labels(rows(1, begin)))
     assert locker.report()["claims"] == 0
     gate.set()
+    locker.close()
+    assert len(threads) == 3
+    assert caller not in threads
     depot.claims.clear()
+
+
+@pytest.mark.parametrize(
+    ("settings", "through"),
+    [
+        ({"pipeline": "Cache"}, False),
+        ({"pipeline": "Cache|Posix"}, True),
+        ({"pipeline": "Cache|Posix", "posix_write": "when_cold"}, False),
+        ({"pipeline": "Cache|Posix", "posix_write": "on_second_use"}, False),
+        ({"pipeline": "Cache|Posix", "posix_write_gb_per_day": 1.0}, False),
+        ({"pipeline": "Cache|Slab|Posix", "slab_write": "when_cold"}, True),
+        ({"pipeline": "Cache|Slab|Posix", "slab_write": "when_cold", "posix_write": "on_demotion"}, False),
+    ],
+)
+def test_only_a_tier_that_gets_everything_at_once_makes_up_for_a_lease(
+    tmp_path: Path, settings: dict[str, Any], through: bool
+) -> None:
+    tiers: dict[str, Any] = {"directories": [str(tmp_path)]} if "Posix" in settings["pipeline"] else {}
+    tiers |= {"slab_path": str(tmp_path / "slab"), "slab_capacity_gb": 1.0} if "Slab" in settings["pipeline"] else {}
+    config = load_config({"pool_gb": 0.1, "mode": "node", **tiers, **settings}, owns_pool=False)
+    told = {"pool_bytes": 8, "pool_leased_bytes": 2, "pool_fetching_bytes": 1, "pid": 7, "pipeline": config.pipeline}
+    attachment = SimpleNamespace(
+        attached=True, stats=lambda: {"depot": told}, open=lambda **_: SimpleNamespace(attached=True)
+    )
+    stores = Stores(config, lambda one: {}, Counters(), lambda config, *, block_bytes: attachment)
+    assert not stores.reaches_depot()
+    stores.open(LAYOUT)
+    assert stores.pool_use() == PoolUse(8, 3, through, 7)
+    assert stores.reaches_depot()
+    del attachment.attached
+    assert not stores.reaches_depot()
+
+
+@pytest.fixture
+def adapter_module(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The adapter's module over the parts of LMCache that it imports, which need not be installed."""
+
+    class Bitmap(set[int]):
+        def __init__(self, size: int) -> None:
+            super().__init__()
+
+        set = set.add
+
+    parts: dict[str, dict[str, Any]] = {
+        "lmcache_native": {"Bitmap": Bitmap},
+        "v1.distributed.internal_api": {"L2StoreResult": object},
+        "v1.distributed.l2_adapters.base": {"L2AdapterInterface": object},
+    }
+    for name, members in parts.items():
+        steps = f"lmcache.{name}".split(".")
+        for depth in range(1, len(steps)):
+            monkeypatch.setitem(sys.modules, ".".join(steps[:depth]), ModuleType(steps[0]))
+        made = ModuleType(name)
+        made.__dict__.update(members)
+        monkeypatch.setitem(sys.modules, f"lmcache.{name}", made)
+    own = "kvdepot.engines.lmcache.adapter"
+    monkeypatch.setitem(sys.modules, own, ModuleType(own))
+    del sys.modules[own]
+    made = importlib.import_module(own)
+    monkeypatch.setattr(made, "lmcache_version", lambda: "0")
+    return made
+
+
+def test_a_lookup_that_fails_locks_nothing(adapter_module: Any, depot: Depot) -> None:
+    """LMCache's listeners may raise. It takes the lookup for a miss then, so it would never unlock."""
+    adapter = adapter_module.KVDepotL2Adapter({"pipeline": "Cache", "pool_gb": 0.1})
+    adapter._locker._stores = adapter._stores = depot
+    depot.lookup = lambda of: [number % 2 == 0 for number in range(len(of))]  # type: ignore[attr-defined]
+    depot.gone = lambda of: [True] * len(of)  # type: ignore[attr-defined]
+    depot.attached = depot.__len__ = depot.close = lambda: 0  # type: ignore[attr-defined]
+    keys = [
+        SimpleNamespace(model_name="m", kv_rank=0, object_group_id=0, cache_salt="", chunk_hash=bytes([number]) * 32)
+        for number in range(4)
+    ]
+    descs = {0: SimpleNamespace(shapes=[(SIZE // 2,)], dtypes=[Type()])}
+    for number, name in adapter._names(keys):
+        adapter._announced.put(object_label(keys[number].model_name, name), SIZE)
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("a listener")
+
+    adapter._notify_keys_deleted = fail
+    with pytest.raises(RuntimeError, match="a listener"):
+        adapter._look_up(keys, descs)
+    assert adapter._locker.report()["locked"] == 0
+    adapter._notify_keys_deleted = lambda *_: None
+    assert adapter._look_up(keys, descs) == {0, 2}
+    assert adapter._locker.report()["locked"] == 2
+    adapter.close()
+    assert depot.held() == 0
 
 
 def test_stores_that_cannot_claim_do_not_raise() -> None:
@@ -476,6 +692,18 @@ def test_the_second_of_two_requests_still_loads(node: NodeDepot) -> None:
     assert engine.load(found) == len(found)
     engine.locker.unlock(labels(found))
     until(lambda: engine.stats()["pool_leased_bytes"] == 0)
+    engine.close()
+
+
+def test_a_depot_that_was_killed_holds_nothing(node: NodeDepot) -> None:
+    engine = Engine(node)
+    found = rows(32)
+    engine.store(found)
+    engine.locker.lock(found)
+    assert engine.locker.report()["claims"] == 2
+    node.kill()
+    node.pid = 0
+    until(lambda: engine.locker.report() == {"locked": len(found), "claims": 0, "leased_bytes": 0})
     engine.close()
 
 

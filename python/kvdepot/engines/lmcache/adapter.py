@@ -200,10 +200,11 @@ class KVDepotL2Adapter(L2AdapterInterface):
             else:
                 missed.append((key, row))
             chunks[rank] += 1
-        self._lock(hits)
         self._counters.add("looked_up", len(keys))
         self._counters.add("found", len(hits))
+        # Locks come last: LMCache unlocks nothing after a lookup that has failed, and its listeners may raise.
         self._tell_evicted(missed)
+        self._lock(hits)
         return found
 
     def _lock(self, hits: list[tuple[int, Row]]) -> None:

@@ -43,30 +43,28 @@ class Locker:
         self._lock = threading.Lock()
         self._locks = Locks(min(LEASE_S, timeout_ms / 1000))
         self._had = Recent(HAD_MAX)
+        self._depot: int | None = None
         self._closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kvdepot-unlock")
 
     def lock(self, rows: Sequence[Row]) -> None:
         """Locks objects that a lookup has found, those first that are needed most. Leases as many as it may.
 
-        If the depot has tiers, objects that LMCache has stored or loaded itself are not leased: it looks up what it has
-        in its own memory as well, and a claim would read all of that from the tiers for nothing. Their eviction from
-        the pool loses nothing, since the tiers have them.
+        If a tier gets every block at once, objects that LMCache has stored or loaded itself are not leased: it looks up
+        what it has in its own memory as well, and a claim would read all of that from the tiers for nothing. Their
+        eviction from the pool loses nothing, since that tier has them.
         """
+        self._check()
         if not rows:
             return
         now_s = time.monotonic()
-        with self._lock:
-            over = self._locks.expire(now_s)
-        self._counters.add("leases_expired", len(over))
-        self._let_go(over)
         opened = self._claimed(rows, self._planned(rows), now_s)
         leased = {number for _, numbers in opened for number in numbers}
         grants: list[tuple[Any, list[int]]] = [
             *opened,
             (None, [number for number in range(len(rows)) if number not in leased]),
         ]
-        over = []
+        over: list[Held] = []
         with self._lock:
             for claim, numbers in grants:
                 if self._closed:
@@ -80,6 +78,7 @@ class Locker:
 
     def unlock(self, labels: Sequence[bytes]) -> None:
         """Ends one lock of each object."""
+        self._check()
         with self._lock:
             over = self._locks.unlock(labels)
         self._let_go(over)
@@ -102,6 +101,7 @@ class Locker:
 
     def report(self) -> dict[str, int]:
         """Returns the numbers of locked objects and of claims, and how many bytes these hold."""
+        self._check()
         with self._lock:
             return {"locked": len(self._locks), "claims": self._locks.claims, "leased_bytes": self._locks.size}
 
@@ -113,12 +113,33 @@ class Locker:
         self._let_go(over)
         self._thread.shutdown(wait=True)
 
+    def _check(self) -> None:
+        """Ends leases whose time is over, and takes those for lost that a depot held which is not reached any more."""
+        with self._lock:
+            over = self._locks.expire(time.monotonic())
+            leases = self._locks.claims > 0
+        self._counters.add("leases_expired", len(over))
+        self._let_go(over)
+        if leases and not self._stores.reaches_depot():
+            self._lose()
+
+    def _lose(self) -> None:
+        """Takes all leases for lost, so that they take no room from new ones. Their objects stay locked."""
+        with self._lock:
+            over = self._locks.lose()
+        self._counters.add("leases_lost", len(over))
+        self._let_go(over)
+
     def _planned(self, rows: Sequence[Row]) -> list[list[int]]:
         """Returns which rows to claim together."""
         pool = self._stores.pool_use()
         if pool is None:
             return []
-        wanted = [number for number, row in enumerate(rows) if not pool.has_tiers or _label(row) not in self._had]
+        with self._lock:
+            before, self._depot = self._depot, pool.depot
+        if before not in (None, pool.depot):
+            self._lose()
+        wanted = [number for number, row in enumerate(rows) if not pool.writes_through or _label(row) not in self._had]
         with self._lock:
             room = min(pool.size // HELD_PART - self._locks.size, _free(pool))
             claims = 0 if self._closed else CLAIMS_MAX - self._locks.claims

@@ -4,9 +4,9 @@ LMCache unlocks each object once for each lookup that found it: after its load, 
 does not say which lookup it means, so locks of one object are counted, not told apart.
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 CLAIM_OBJECTS = 16
@@ -14,6 +14,8 @@ CLAIM_OBJECTS = 16
 CLAIMS_MAX = 1024
 LOCKS_MAX = 65_536
 """Locks that are counted, with and without a claim."""
+DEBTS_MAX = LOCKS_MAX
+"""Objects whose locks have ended before LMCache has unlocked them."""
 
 
 class Held(Protocol):
@@ -33,6 +35,7 @@ class Grant:
         locked: objects that were not unlocked.
         needed: those of them that were neither loaded nor deleted.
         ends_s: time at which all of that ends.
+        doubtful: objects that may have been unlocked: an unlock has ended a debt, but could have been meant for them.
     """
 
     claim: Held | None
@@ -40,6 +43,20 @@ class Grant:
     locked: set[bytes]
     needed: set[bytes]
     ends_s: float
+    doubtful: set[bytes] = field(default_factory=set)
+
+
+@dataclass
+class Debt:
+    """What is still to come for an object from those whose locks have expired, or were too many.
+
+    Attributes:
+        unlocks: unlocks.
+        loads: loads before them.
+    """
+
+    unlocks: int = 0
+    loads: int = 0
 
 
 def plan(sizes: Sequence[tuple[Hashable, int]], room: int, claims: int) -> list[list[int]]:
@@ -72,6 +89,7 @@ class Locks:
         self._lease_s = lease_s
         self._grants: deque[Grant] = deque()
         self._of: dict[bytes, list[Grant]] = {}
+        self._debts: OrderedDict[bytes, Debt] = OrderedDict()
         self._locked = 0
         self.size = 0
         """Bytes that claims hold; those that two of them hold count twice."""
@@ -85,6 +103,8 @@ class Locks:
         """Locks objects that a lookup has found, which ``claim`` holds, of ``size`` bytes together."""
         wanted = set(names)
         if not wanted or self._locked + len(wanted) > LOCKS_MAX:
+            for name in wanted:
+                self._owe(name, load=True)
             return [] if claim is None else [claim]
         grant = Grant(claim, size, wanted, set(wanted), now_s + self._lease_s)
         for name in wanted:
@@ -102,7 +122,12 @@ class Locks:
         for name in names:
             grants = self._of.get(name, ())
             grant = min(grants, key=lambda one: (name in one.needed, one.claim is not None), default=None)
-            if grant is not None:
+            debt = self._debts.get(name)
+            if debt is not None and (
+                grant is None or (debt.loads == debt.unlocks, False) < (name in grant.needed, grant.claim is not None)
+            ):
+                self._pay(debt, name)
+            elif grant is not None:
                 over += self._unlock(grant, name)
         self._sweep()
         return over
@@ -114,22 +139,39 @@ class Locks:
             needing = [one for one in self._of.get(name, ()) if name in one.needed]
             # If another request has a claim, it may still need it.
             grant = min(needing, key=lambda one: one.claim is not None, default=None)
-            if grant is not None:
+            debt = self._debts.get(name)
+            if debt is not None and debt.loads and (grant is None or grant.claim is not None):
+                debt.loads -= 1
+            elif grant is not None:
                 over += self._need_no_more(grant, name)
         return over
 
     def delete(self, names: Iterable[bytes]) -> list[Held]:
         """Notes that nobody will load these objects; those who locked them are still going to unlock them."""
-        grants = [(grant, name) for name in names for grant in self._of.get(name, ())]
-        return [claim for grant, name in grants for claim in self._need_no_more(grant, name)]
+        over: list[Held] = []
+        for name in names:
+            for grant in self._of.get(name, ()):
+                over += self._need_no_more(grant, name)
+            if name in self._debts:
+                self._debts[name].loads = 0
+        return over
+
+    def lose(self) -> list[Held]:
+        """Notes that no claim holds anything any more. The objects stay locked, without a lease."""
+        over: list[Held] = []
+        for grant in self._grants:
+            over += self._drop_claim(grant)
+        return over
 
     def expire(self, now_s: float) -> list[Held]:
-        """Ends locks whose time is over."""
+        """Ends locks whose time is over. LMCache may still load and unlock the objects, which ends no other lease."""
         return self._end(lambda grant: grant.ends_s <= now_s)
 
     def clear(self) -> list[Held]:
         """Ends all locks."""
-        return self._end(lambda _: True)
+        over = self._end(lambda _: True)
+        self._debts.clear()
+        return over
 
     def _end(self, is_over: Callable[[Grant], bool]) -> list[Held]:
         """Ends the oldest locks, as long as these are over."""
@@ -137,8 +179,33 @@ class Locks:
         while self._grants and is_over(self._grants[0]):
             grant = self._grants.popleft()
             for name in tuple(grant.locked):
+                if name not in grant.doubtful:
+                    self._owe(name, load=name in grant.needed)
                 over += self._unlock(grant, name)
         return over
+
+    def _owe(self, name: bytes, *, load: bool) -> None:
+        """Notes that one more request is going to unlock an object that is not locked for it, and to ``load`` it."""
+        debt = self._debts.setdefault(name, Debt())
+        debt.unlocks += 1
+        debt.loads += load
+        self._debts.move_to_end(name)
+        if len(self._debts) > DEBTS_MAX:
+            self._debts.popitem(last=False)
+
+    def _pay(self, debt: Debt, name: bytes) -> None:
+        """Ends one lock that is owed.
+
+        LMCache never unlocks what it has abandoned. Such a debt takes the unlock of a later request, whose lock then
+        expires. That must not become a debt as well, or all later leases of the object would last until they expire.
+        """
+        debt.unlocks -= 1
+        debt.loads = min(debt.loads, debt.unlocks)
+        if not debt.unlocks:
+            del self._debts[name]
+        grant = next((one for one in self._of.get(name, ()) if name not in one.doubtful), None)
+        if grant is not None:
+            grant.doubtful.add(name)
 
     def _unlock(self, grant: Grant, name: bytes) -> list[Held]:
         grant.locked.discard(name)
@@ -152,7 +219,10 @@ class Locks:
 
     def _need_no_more(self, grant: Grant, name: bytes) -> list[Held]:
         grant.needed.discard(name)
-        if grant.needed or grant.claim is None:
+        return [] if grant.needed else self._drop_claim(grant)
+
+    def _drop_claim(self, grant: Grant) -> list[Held]:
+        if grant.claim is None:
             return []
         claim, grant.claim = grant.claim, None
         self.size -= grant.size

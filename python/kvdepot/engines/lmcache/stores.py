@@ -47,12 +47,14 @@ class PoolUse:
     Attributes:
         size: bytes of the pool.
         leased: bytes that all clients lease, or that tiers are reading.
-        has_tiers: whether the depot also has blocks below the pool.
+        writes_through: whether a tier gets every block at once, and the pool keeps it until then.
+        depot: number of the depot's process.
     """
 
     size: int
     leased: int
-    has_tiers: bool
+    writes_through: bool
+    depot: int
 
 
 @dataclass
@@ -171,10 +173,19 @@ class Stores:
             stats = depot.stats()["depot"]
             leased = int(stats["pool_leased_bytes"]) + int(stats["pool_fetching_bytes"])
             tiers = {name.strip() for name in str(stats["pipeline"]).split("|")} - NO_TIERS
-            return PoolUse(int(stats["pool_bytes"]), leased, bool(tiers))
+            through = any(_writes_through(self._config, name) for name in tiers)
+            return PoolUse(int(stats["pool_bytes"]), leased, through, int(stats["pid"]))
         except Exception as error:  # noqa: BLE001 - nothing is leased
             self._counters.trouble("claim_error", f"the depot did not tell what is leased: {error!r}")
             return None
+
+    def reaches_depot(self) -> bool:
+        """Returns whether the attachment currently reaches a depot. Asks none."""
+        depot = self._depot
+        try:
+            return depot is not None and bool(depot.attached)
+        except Exception:  # noqa: BLE001 - closed
+            return False
 
     def open(self, layout: Layout) -> None:
         """Opens a layout's store, so that later calls need not wait for it."""
@@ -259,6 +270,13 @@ class Stores:
         except Exception as error:  # noqa: BLE001 - everything is a miss until it opens
             slot.again_s = time.monotonic() + OPEN_AGAIN_S
             self._counters.trouble("open_error", f"no store for objects of {layout.model}: {error!r}")
+
+
+def _writes_through(config: KVDepotConfig, tier: str) -> bool:
+    """Returns whether a tier is to get every block at once: it has no daily limit of what is written, either."""
+    name = tier.lower()
+    when = getattr(config, f"{name}_write", "through")
+    return bool(when == "through" and not getattr(config, f"{name}_write_gb_per_day", 0.0))
 
 
 def _failed_lookups(store: Any) -> int:
