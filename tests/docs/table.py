@@ -684,6 +684,9 @@ NOT_RUN = {
     "ulimit -l": "changes the shell that runs it",
     "ulimit -n": "changes the shell that runs it",
     "kubectl create secret generic kvdepot-token --from-file=token=/etc/kvdepot/token": "needs a cluster",
+    'kubectl create secret generic kvdepot-metrics-token --from-literal=token="$(head -c 32 /dev/urandom | base64)"': (
+        "needs a cluster"
+    ),
     "kubectl apply -f deploy/kubernetes": "needs a cluster; the manifests are checked",
     "kubectl create secret tls": "needs a cluster",
     "docker build --target depot --tag kvdepot --file deploy/docker/Dockerfile .": "needs Docker; checked",

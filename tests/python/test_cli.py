@@ -388,6 +388,39 @@ def test_check_warns_of_directories_that_are_not_there(kvdepot, tmp_path):
     assert len(json.loads(kvdepot("config", "check", file, "--json").stdout)["warnings"]) == 1
 
 
+REMOTE = 'pipeline: "Cache|Remote"\npool_gb: 0.1\nremote_servers: a:1\nremote_token_file: {}\nmetrics_token_file: {}\n'
+
+
+def test_check_warns_of_one_secret_for_the_pool_and_its_metrics(kvdepot, tmp_path):
+    """Scrapes send it unencrypted, and with the pool's secret anyone writes blocks."""
+    file, token, link, other = (tmp_path / name for name in ("depot.yaml", "token", "link", "other"))
+    link.symlink_to(token)
+    for metrics in (token, link):
+        file.write_text(REMOTE.format(token, metrics))
+        result = kvdepot("config", "check", file)
+        assert f"warning: {file}:5: metrics_token_file: {metrics} is also the remote_token_file" in result.stderr
+        assert result.stdout == f"{file}: valid\n"
+    file.write_text(REMOTE.format(token, other))
+    assert kvdepot("config", "check", file).stderr == ""
+
+
+def test_serve_warns_of_one_secret_for_blocks_and_metrics(kvdepot, tmp_path, monkeypatch):
+    served = []
+    monkeypatch.setattr("kvdepot._native.serve", lambda *_, **__: served.append(True))
+    monkeypatch.setattr("kvdepot._native.init_logging", lambda *_, **__: None)
+    file, token, other = (tmp_path / name for name in ("depot.yaml", "token", "other"))
+    token.write_text("x")
+    other.write_text("y")
+    file.write_text(REMOTE.format(token, other))
+    serve = ("serve", "--config", file, "--socket", tmp_path / "s")
+    assert kvdepot(*serve).stderr == ""
+    said = kvdepot(*serve, "--metrics-token-file", token).stderr
+    assert said.startswith(f"warning: metrics_token_file: {token} is also the remote_token_file")
+    assert "is also the --token-file" in kvdepot(*serve, "--service-port", 0, "--token-file", other).stderr
+    assert kvdepot(*serve, "--service-port", 0, "--token-file", token).stderr == ""
+    assert len(served) == 4
+
+
 def test_check_names_mistakes_of_every_kind_in_one_pass(kvdepot, tmp_path):
     file = tmp_path / "wrong.yaml"
     file.write_text('pol_gb: 1\npool_gb: 2gb\nhit_ratio: 3\npipeline: "Cache|Posx"\nload_policy: deadline\n')

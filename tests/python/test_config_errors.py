@@ -298,3 +298,9 @@ def test_an_engine_names_a_file_or_keys(tmp_path):
         load_engine_config({"config": str(file), "pool_gb": 1, "mode": "node"})
     with pytest.raises(ConfigError, match=r"^config: must be the name of a file, got 7$"):
         load_engine_config({"config": 7})
+
+
+@pytest.mark.parametrize("key", ["socket", "metrics_token_file", "trace_directory", "metrics_config_path"])
+def test_a_tilde_is_the_users_home(key, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    assert load_config({key: "~/x"}, owns_pool=False).model_dump()[key] == "/home/me/x"

@@ -1,6 +1,7 @@
 """Verbs on namespaces that no directory lists: a running depot knows them, and nobody else does."""
 
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,7 @@ import yaml
 from click.testing import CliRunner
 
 import kvdepot
-from kvdepot.cli import main
+from kvdepot.cli import main, reset
 from kvdepot.cli.known import known_to
 from kvdepot.errors import KVDepotError, StorageError, UnavailableError
 from kvdepot.stored.namespaces import StoredNamespace
@@ -295,3 +296,55 @@ def test_an_answer_of_something_else_is_an_error(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("kvdepot.cli.status_door.ask_page", lambda socket, page: (404, b'{"error": "no such page"}'))
     with pytest.raises(KVDepotError, match="no such page"):
         known_to("any.sock")
+
+
+def test_no_prefix_is_unique_while_the_depot_cannot_be_asked(depots: Depots, tmp_path: Path) -> None:
+    """It may know another namespace with that prefix, which is the one that was meant."""
+    depots.configure("Cache|Posix")
+    depots.settings["directories"] = [str(tmp_path)]
+    depots.file.write_text(yaml.safe_dump(depots.settings))
+    socket = depots.start()
+    config = ("--config", depots.file)
+    with depots.open() as store, depots.open({"model": "other"}) as other:
+        dump(store)
+        root = store.namespace_id
+        # Only the depot knows the other one.
+        shutil.rmtree(tmp_path / other.namespace_id)
+        assert "2 namespaces begin with" in run("reset", "", *config, status=2)
+        Path(f"{socket}.http").unlink()
+        for verb in (("reset", ""), ("reset", root[:8]), ("rm", root[:8], "--yes")):
+            said = run(*verb, *config, status=1)
+            assert "cannot be asked whether it knows other namespaces" in said
+            assert "repeat the command with this whole name" in said
+        assert store.lookup(NAMES).all()
+        assert "was reset: epoch 1" in run("reset", root.upper(), *config)
+        assert not store.lookup(NAMES).any()
+        assert shown("rm", root, "--yes", *config)["how"] == "reset"
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_reset_has_succeeded_though_nobody_tells_its_epoch(
+    depots: Depots, monkeypatch: pytest.MonkeyPatch, as_json: bool
+) -> None:
+    depots.configure("Cache|Slab")
+    socket = depots.start()
+    with depots.open() as store:
+        dump(store)
+        root = store.namespace_id
+        resolve = reset.namespace_of
+
+        def resolve_once(*arguments: Any, **more: Any) -> Any:
+            found = resolve(*arguments, **more)
+            Path(f"{socket}.http").unlink()
+            return found
+
+        monkeypatch.setattr(reset, "namespace_of", resolve_once)
+        words = ["reset", root, "--config", str(depots.file), *(["--json"] if as_json else [])]
+        result = CliRunner().invoke(main, words)
+        assert result.exit_code == 0, result.output
+        assert not store.lookup(NAMES).any()
+        if as_json:
+            assert json.loads(result.stdout) == {"namespace": root, "epoch": None}
+        else:
+            assert result.stdout == f"namespace {root} was reset\n"
+        assert "its new epoch cannot be shown: " in result.stderr

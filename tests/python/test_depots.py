@@ -2,17 +2,21 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
 from kvdepot.cli import main
 from kvdepot.cli.running import ask
+from kvdepot.cli.status_door import WAIT_S
 
 LONG_S = 120
 
@@ -115,3 +119,22 @@ def test_a_pool_server_without_a_file_writes_nothing_to_disk(
     assert depot is not None
     assert (depot.stats["pipeline"], depot.stats["tiers"]) == ("Cache", [])
     assert not any(runtime.rglob("namespace.json"))
+
+
+def test_a_depot_that_hangs_does_not_prolong_the_wait(
+    runtime: Path, serve: Callable[..., "subprocess.Popen[str]"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a terminal, stop asks it how many blocks are left."""
+    file = config(runtime, "depot", 0.0625)
+    serve("--config", str(file))
+    (listed,) = json.loads(run("depots", "--json"))
+    door = Path(f"{listed['socket']}.http")
+    door.unlink()
+    monkeypatch.setattr("signal.pidfd_send_signal", lambda *_: None)
+    monkeypatch.setattr("kvdepot.cli.stop.sys", SimpleNamespace(stderr=SimpleNamespace(isatty=lambda: True)))
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(door))
+        silent.listen()
+        begun = time.monotonic()
+        run("stop", "--config", file, "--timeout", 1, status=1)
+    assert time.monotonic() - begun < WAIT_S - 1

@@ -3,6 +3,8 @@
 import json
 import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -189,6 +191,27 @@ def test_pool_servers_and_buckets_are_connected_to() -> None:
         bucket = config(pipeline="Cache|Object", object_url="s3://b/kv", object_endpoint=f"http://{there}")
         assert [one.state for one in check_network(bucket, {})] == ["ok"]
     assert list(check_network(config(pipeline="Cache"), {})) == []
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 64 + ".example"])
+def test_a_host_that_cannot_be_a_name_is_a_finding(host: str) -> None:
+    (found,) = check_network(config(pipeline="Cache|Remote", remote_servers=[f"{host}:1"]), {})
+    assert found.state == "warn"
+    assert "no name of a host: " in found.found
+
+
+def test_a_name_server_that_hangs_does_not_delay_the_exit() -> None:
+    script = """
+import time
+from kvdepot.checks.finding import bounded
+from kvdepot.checks.network import check_network
+from kvdepot.config import load_config
+keys = {"pipeline": "Cache|Remote", "remote_servers": [f"a:{port}" for port in range(1, 5)], "pool_gb": 0.1}
+found = check_network(load_config(keys, owns_pool=False), {}, lambda host, port: time.sleep(600))
+print([one.state for one in bounded(found, "network", 0.1)])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "['fail']\n"
 
 
 @pytest.mark.parametrize(

@@ -85,8 +85,17 @@ def test_prometheus_finds_the_port_of_each_depot(machine, tmp_path):
     }
     (container,) = pod["spec"]["containers"]
     assert container["ports"] == [{"name": "metrics", "containerPort": config.metrics_port}]
-    (token,) = (mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] == "token")
-    assert Path(config.metrics_token_file).parent == Path(token)
+    mounts = {mount["name"]: Path(mount["mountPath"]) for mount in container["volumeMounts"]}
+    assert Path(config.metrics_token_file).parent == mounts["metrics-token"]
+
+
+def test_the_secret_that_prometheus_sends_is_not_the_pools(machine, tmp_path):
+    """A scrape sends it without TLS, and the pool's secret permits writing."""
+    config = depot_config(machine, tmp_path)
+    assert config.remote_token_file
+    assert config.metrics_token_file != config.remote_token_file
+    secrets = {one["name"]: one["secret"]["secretName"] for one in pods()["kvdepot"]["volumes"] if "secret" in one}
+    assert secrets == {"token": "kvdepot-token", "metrics-token": "kvdepot-metrics-token"}
 
 
 def test_engines_start_no_depot_in_their_pod_and_do_not_mind_its_size(small_machine, machine, tmp_path):
@@ -152,8 +161,9 @@ def test_depot_and_engines_run_as_the_user_of_the_image():
 
 def test_only_the_user_of_a_pod_reads_the_token():
     for spec in pods().values():
-        (token,) = (volume["secret"] for volume in spec["volumes"] if volume["name"] == "token")
-        assert token["defaultMode"] == 0o440
+        secrets = [volume["secret"] for volume in spec["volumes"] if "secret" in volume]
+        assert secrets
+        assert all(one["defaultMode"] == 0o440 for one in secrets)
 
 
 def test_a_read_only_container_can_write_where_its_configuration_says(machine, tmp_path):

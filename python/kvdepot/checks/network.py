@@ -2,10 +2,13 @@
 
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -44,9 +47,26 @@ def check_network(
 ) -> Iterator[Finding]:
     """Connects to each pool server and to the bucket's store, all at once. Sends nothing."""
     places = [*_servers(config), *_bucket(config, environ)]
-    if places:
-        with ThreadPoolExecutor(min(len(places), THREADS_MAX)) as threads:
-            yield from threads.map(lambda place: _finding(place, connect), places)
+    waiting: SimpleQueue[tuple[_Place, Future[Finding]]] = SimpleQueue()
+    asked: list[Future[Finding]] = []
+    for place in places:
+        asked.append(Future())
+        waiting.put((place, asked[-1]))
+
+    def ask() -> None:
+        with suppress(Empty):
+            while True:
+                place, answer = waiting.get_nowait()
+                try:
+                    answer.set_result(_finding(place, connect))
+                except Exception as error:  # noqa: BLE001 - raised again by result()
+                    answer.set_exception(error)
+
+    # Not those of an executor, for which the process waits at its exit: a name server may hang.
+    for _ in range(min(len(places), THREADS_MAX)):
+        threading.Thread(target=ask, daemon=True).start()
+    for answer in asked:
+        yield answer.result()
 
 
 def _servers(config: KVDepotConfig) -> Iterator[_Place]:
@@ -72,6 +92,8 @@ def _finding(place: _Place, connect: Connect) -> Finding:
         seconds = connect(place.host, place.port)
     except OSError as error:
         return Finding(place.check, "warn", f"no connection: {error.strerror or error}", place.why, place.mend)
+    except UnicodeError as error:  # a label of the name is empty or too long
+        return Finding(place.check, "warn", f"no name of a host: {error}", place.why, place.mend)
     return Finding(place.check, "ok", f"accepts connections, after {seconds * 1000:.1f} ms", place.why)
 
 

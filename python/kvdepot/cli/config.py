@@ -11,6 +11,7 @@ from kvdepot.checks.directories import unusable
 from kvdepot.cli.output import print_json, print_table
 from kvdepot.config import KVDepotConfig, load_config
 from kvdepot.config.reference import reference_markdown
+from kvdepot.config.token_files import token_warnings
 from kvdepot.config.variables import unknown_variables, variable_of
 from kvdepot.errors import ConfigError
 
@@ -48,7 +49,8 @@ def check(file: str, as_json: bool) -> None:
     """Checks FILE and prints each mistake on a line. Exits with 2 if there are mistakes.
 
     Directories that are missing, or that this user cannot write to, are warnings, because another machine may have
-    them. So are environment variables that begin with KVDEPOT_ but belong to no key.
+    them. So are environment variables that begin with KVDEPOT_ but belong to no key, and one file for the secrets of
+    metrics_port and of the pool servers.
 
     \b
     kvdepot config check /etc/kvdepot.yaml
@@ -70,6 +72,9 @@ def check(file: str, as_json: bool) -> None:
 
 def _warnings(config: KVDepotConfig) -> Iterator[str]:
     yield from unknown_variables(KVDepotConfig.key_table(), os.environ)
+    others = {"remote_token_file": config.model_dump()["remote_token_file"]}
+    for warning in token_warnings(config.metrics_token_file, others):
+        yield f"{config.origins['metrics_token_file']}: {warning}"
     if "Posix" not in config.tiers or "directories" not in config.origins:
         return
     for directory in config.model_dump()["directories"] or ():

@@ -5,6 +5,7 @@ import click
 from kvdepot.cli import targets
 from kvdepot.cli.output import print_json
 from kvdepot.cli.resolve import namespace_of
+from kvdepot.errors import KVDepotError
 
 
 @click.command()
@@ -16,7 +17,8 @@ def command(namespace: str, file: str | None, socket: str | None, directories: t
 
     Use it if weights were replaced under the same name: no earlier block is served again, and later dumps are stored as
     usual. NAMESPACE is found in the directories of the Posix tier, or else at the depot, which knows all namespaces
-    that were opened since it started. `kvdepot namespaces` lists both.
+    that were opened since it started. `kvdepot namespaces` lists those in the directories, or, without a Posix
+    tier, those at the depot; with --socket it lists both.
 
     \b
     kvdepot reset 3f2a
@@ -25,11 +27,21 @@ def command(namespace: str, file: str | None, socket: str | None, directories: t
     """
     target = targets.find(file, socket, directories)
     target.check_running()
-    found = namespace_of(target, namespace)
+    found = namespace_of(target, namespace, removes=True)
     with target.open(1) as depot:
         depot.reset([found.open_in(depot)])
-        after = namespace_of(target, found.root).namespace
+        epoch, trouble = _epoch_now(target, found.root)
     if as_json:
-        print_json({"namespace": found.root, "epoch": after.epoch})
+        print_json({"namespace": found.root, "epoch": epoch})
     else:
-        click.echo(f"namespace {found.root} was reset: epoch {after.epoch}")
+        click.echo(f"namespace {found.root} was reset" + ("" if epoch is None else f": epoch {epoch}"))
+    if epoch is None:
+        click.echo(f"its new epoch cannot be shown: {trouble}", err=True)
+
+
+def _epoch_now(target: targets.Target, root: str) -> tuple[int | None, str]:
+    """Returns the epoch after a reset, or ``None`` and why it is not known: the reset has succeeded all the same."""
+    try:
+        return namespace_of(target, root).namespace.epoch, ""
+    except KVDepotError as error:
+        return None, str(error)

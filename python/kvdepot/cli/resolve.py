@@ -46,12 +46,18 @@ def layout_json(namespace: StoredNamespace) -> str:
     return json.dumps([[count, list(tensors)] for count, tensors in namespace.layout])
 
 
-def namespace_of(target: Target, prefix: str) -> Resolved:
+def namespace_of(target: Target, prefix: str, *, removes: bool = False) -> Resolved:
     """Returns the only namespace whose name begins with ``prefix``, in the directories or at the running depot.
+
+    Args:
+        target: the depot.
+        prefix: the first digits of the name.
+        removes: whether its blocks are then removed. If the running depot cannot be asked, its whole name is needed,
+            because the depot may know another one with this prefix.
 
     Raises:
         ConfigError: there is none, there are several, or it cannot be read.
-        UnavailableError: no depot runs, and there are no directories.
+        UnavailableError: no depot runs, and there are no directories; or the depot would have to be asked.
         StorageError: a directory cannot be read.
     """
     if not target.directories and target.running is None:
@@ -70,6 +76,11 @@ def namespace_of(target: Target, prefix: str) -> Resolved:
     if not any(root.startswith(prefix.lower()) for root in (*stored, *known)):
         raise _not_found(target, prefix, trouble)
     root = one_root({*stored, *known}, prefix)
+    if trouble and removes and root != prefix.lower():
+        raise UnavailableError(
+            f"{target.text} cannot be asked whether it knows other namespaces that begin with {prefix}: {trouble}. "
+            f"The directories have {root}: repeat the command with this whole name"
+        )
     if root not in known:
         if stored[root].problem:
             raise ConfigError(f"namespace {root} cannot be read: {stored[root].problem}")

@@ -33,7 +33,7 @@ def command(
     kvdepot rm 3f2a --socket /run/user/1000/kvdepot/depot-0123456789ab.sock --yes
     """
     target = targets.find(file, socket, directories)
-    found = namespace_of(target, namespace)
+    found = namespace_of(target, namespace, removes=True)
     where, held_blocks, held_bytes = _held(found)
     if not yes:
         if as_json or not sys.stdin.isatty():
@@ -42,7 +42,7 @@ def command(
         click.confirm(question, abort=True)
         # Somebody may have started a depot, or ended it, before the answer.
         target = targets.find(file, socket, directories)
-        found = namespace_of(target, found.root)
+        found = namespace_of(target, found.root, removes=True)
         where, held_blocks, held_bytes = _held(found)
     if target.running is not None:
         with target.open(1) as depot:

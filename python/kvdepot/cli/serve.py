@@ -17,6 +17,7 @@ from kvdepot.config import KVDepotConfig, load_config
 from kvdepot.config.environment import LOG_LEVELS
 from kvdepot.config.machine import Machine
 from kvdepot.config.rules import is_address
+from kvdepot.config.token_files import token_warnings
 from kvdepot.errors import ConfigError, UnavailableError
 
 
@@ -157,6 +158,7 @@ def command(
         "metrics_token_file": metrics_token_file,
     }
     core_json = _with_values(core_json, overriding)
+    _warn_of_tokens(core_json, wire_json)
     overruled: dict[str, Any] = {
         "level": log_level,
         "json": None if log_format is None else log_format == "json",
@@ -187,6 +189,13 @@ def _check_unserved(socket: str) -> None:
             f"a depot (pid {pid or 'unknown'}) already serves {socket}, without the requested ports: "
             "stop it, add --take-over, or name another --socket"
         )
+
+
+def _warn_of_tokens(core_json: str, wire_json: str | None) -> None:
+    core, listener = json.loads(core_json), json.loads(wire_json or "{}")
+    others = {"remote_token_file": core.get("remote", {}).get("token_file"), "--token-file": listener.get("token_file")}
+    for warning in token_warnings(core.get("metrics_token_file"), others):
+        click.echo(f"warning: {warning}", err=True)
 
 
 def _with_values(core_json: str, values: Mapping[str, int | str | None]) -> str:

@@ -13,19 +13,19 @@ WAIT_S = 10.0
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=WAIT_S)
+    def __init__(self, path: str, wait_s: float) -> None:
+        super().__init__("localhost", timeout=wait_s)
         self._path = path
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(WAIT_S)
+        self.sock.settimeout(self.timeout)
         self.sock.connect(self._path)
 
 
-def read_status(socket_path: str) -> dict[str, Any] | None:
-    """Returns ``/status`` of ``SOCKET.http``; ``None`` if there is no answer within ten seconds."""
-    page = read_page(socket_path, "/status")
+def read_status(socket_path: str, wait_s: float = WAIT_S) -> dict[str, Any] | None:
+    """Returns ``/status`` of ``SOCKET.http``; ``None`` if there is no answer within ``wait_s``, more than 0."""
+    page = read_page(socket_path, "/status", wait_s)
     try:
         status: dict[str, Any] | None = None if page is None else json.loads(page)
     except ValueError:
@@ -33,9 +33,9 @@ def read_status(socket_path: str) -> dict[str, Any] | None:
     return status
 
 
-def read_page(socket_path: str, path: str) -> bytes | None:
-    """Returns a page of ``SOCKET.http``; ``None`` if there is no successful answer within ten seconds."""
-    answer = ask_page(socket_path, path)
+def read_page(socket_path: str, path: str, wait_s: float = WAIT_S) -> bytes | None:
+    """Returns a page of ``SOCKET.http``; ``None`` if there is no successful answer within ``wait_s``."""
+    answer = ask_page(socket_path, path, wait_s)
     return answer[1] if answer is not None and answer[0] == http.HTTPStatus.OK else None
 
 
@@ -65,9 +65,9 @@ def ask_json(socket_path: str, page: str, query: Sequence[tuple[str, str]]) -> d
     return told
 
 
-def ask_page(socket_path: str, path: str) -> tuple[int, bytes] | None:
-    """Returns status and body of an answer of ``SOCKET.http``; ``None`` if there is none within ten seconds."""
-    connection = _UnixConnection(f"{socket_path}.http")
+def ask_page(socket_path: str, path: str, wait_s: float = WAIT_S) -> tuple[int, bytes] | None:
+    """Returns status and body of an answer of ``SOCKET.http``; ``None`` if there is none within ``wait_s``."""
+    connection = _UnixConnection(f"{socket_path}.http", wait_s)
     try:
         connection.request("GET", path)
         answer = connection.getresponse()

@@ -11,7 +11,7 @@ import click
 from kvdepot.cli.output import print_json
 from kvdepot.cli.progress import counting
 from kvdepot.cli.running import RunningDepot, ask, running_depots
-from kvdepot.cli.status_door import read_status
+from kvdepot.cli.status_door import WAIT_S, read_status
 from kvdepot.config import load_config
 from kvdepot.errors import DepotTimeoutError, UnavailableError
 
@@ -81,10 +81,12 @@ def _end(depot: RunningDepot, end_s: float, quiet: bool) -> bool:
         with counting(label, dirty, hidden=quiet) as written:
             left = dirty
             while not select.select([process], [], [], min(STEP_S, max(0.0, end_s - time.monotonic())))[0]:
-                if time.monotonic() >= end_s:
+                left_s = end_s - time.monotonic()
+                if left_s <= 0:
                     return False
-                # Its HTTP socket answers until it exits.
-                status = read_status(depot.socket) if not quiet and sys.stderr.isatty() else None
+                # Its HTTP socket answers until it exits, unless it hangs.
+                shows = not quiet and sys.stderr.isatty()
+                status = read_status(depot.socket, min(WAIT_S, left_s)) if shows else None
                 if status is not None:
                     now_left = min(left, int(status["dirty_blocks"]))
                     written(left - now_left)

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, field_validator
 
-from kvdepot.config.keys import key
+from kvdepot.config.keys import home, key
 from kvdepot.config.pipeline import normal_pipeline
 
 TIMEOUT_MS_MAX = 3_600_000
@@ -184,7 +184,7 @@ class DepotKeys(BaseModel):
         None,
         "File with the secret for `metrics_port`. If it is set, `/config`, `/errors`, `/misses`, `/namespaces`, "
         "`/status`, `/why` and the series of single namespaces need it (`Authorization: Bearer …`); `/metrics` and "
-        "`/health` do not.",
+        "`/health` do not. It is sent without TLS, so never use the secret of pool servers.",
         by_default="no secret",
     )
     log_level: Literal["error", "warn", "info", "debug", "trace"] = key(
@@ -220,6 +220,8 @@ class DepotKeys(BaseModel):
         ge=0,
         le=1 << 20,
     )
+
+    _depot_paths = field_validator("socket", "metrics_token_file", mode="before")(home)
 
     @field_validator("pipeline")
     @classmethod

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import BaseModel, field_validator
 
 from kvdepot.config.depot_keys import TIMEOUT_MS_MAX
-from kvdepot.config.keys import key
+from kvdepot.config.keys import home, key
 
 KV_HEAD_SLICES_MAX = 1024
 """Larger than the number of KV heads of any model."""
@@ -98,6 +98,8 @@ class EngineKeys(BaseModel):
         by_default="the nearest on the PCI bus",
         type_text="list of names",
     )
+
+    _engine_paths = field_validator("trace_directory", "metrics_config_path", mode="before")(home)
 
     @field_validator("gdr_nics", "copy_engines_forbidden", mode="before")
     @classmethod

@@ -1,12 +1,18 @@
 """Facts of a configuration key beside its type: unit, spelling in the seeds, accepted values."""
 
 import difflib
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import Field, JsonValue
 from pydantic.fields import FieldInfo
+
+
+def home(value: object) -> object:
+    """Returns a path whose ``~`` is the user's home; other values unchanged."""
+    return os.path.expanduser(value) if isinstance(value, str) else value
 
 
 @dataclass(frozen=True)

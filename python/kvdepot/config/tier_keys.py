@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, create_model
 from pydantic_core import PydanticCustomError
 
-from kvdepot.config.keys import key
+from kvdepot.config.keys import home, key
 from kvdepot.config.placement import placement_keys
 from kvdepot.config.sizes import GIB
 from kvdepot.config.tier_table import TIERS, Kind, Tier, TierKey, TierSetting
@@ -46,7 +46,7 @@ def _annotation(setting: TierSetting) -> Any:
     if setting.key is not None and setting.key.default is None:
         wanted = wanted | None
     if kind.is_ == "path":
-        return Annotated[wanted, BeforeValidator(_home), AfterValidator(_checked(_path_problems))]
+        return Annotated[wanted, BeforeValidator(home), AfterValidator(_checked(_path_problems))]
     if kind.is_ == "url":
         return Annotated[wanted, AfterValidator(_checked(_url_problems(kind)))]
     if kind.is_ == "paths":
@@ -77,14 +77,10 @@ def _field(setting: TierSetting, made: TierKey) -> Any:
     )
 
 
-def _home(value: object) -> object:
-    return os.path.expanduser(value) if isinstance(value, str) else value
-
-
 def _split_paths(value: object) -> object:
     """Splits ``"/a:/b"`` into the same paths as ``["/a", "/b"]``; ``~`` is the user's home."""
     parts = value.split(":") if isinstance(value, str) else value
-    return tuple(map(_home, parts)) if isinstance(parts, list) else parts
+    return tuple(map(home, parts)) if isinstance(parts, list) else parts
 
 
 def _split_servers(value: object) -> object:
