@@ -1,10 +1,10 @@
 //! Blocks as objects of a bucket: of S3 and stores with its protocol, Google Cloud Storage, Azure Blob Storage.
 //!
-//! There is one object per block, or per pack of several small blocks (`packs`), with the bytes of block files (`crate::format`), so nothing of it is trusted before its
-//! checksums were compared (P1). All requests run on a few threads of the tier. The tier knows about the bucket what it
-//! wrote and what it was answered, for a limited time: no request waits for a list of the bucket. An unreachable store gets no
-//! requests for a while (`gate`), and costs misses (P2). The tier has no cap: a lifecycle rule of the bucket evicts
-//! objects.
+//! There is one object per block, or per pack of several small blocks (`packs`), with the bytes of block files
+//! (`crate::format`), so nothing of it is trusted before its checksums were compared (P1). All requests run on a few
+//! threads of the tier. The tier knows about the bucket what it wrote and what it was answered, for a limited time: no
+//! lookup, read or write waits for a list of the bucket. An unreachable store gets no requests for a while (`gate`), and
+//! costs misses (P2). The tier has no cap: a lifecycle rule of the bucket evicts objects.
 
 mod address;
 mod aws;

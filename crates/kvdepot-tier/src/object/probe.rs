@@ -15,11 +15,21 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant as TokioInstant, timeout_at};
 
 use super::link::{Fault, Lane};
+use super::packs::PackIndex;
 use super::shared::{Shared, in_time};
+use crate::known::Known;
 use crate::{Done, Presence};
 
 /// Growth factor of the window from one round to the next.
 const WIDER: usize = 8;
+
+/// Returns what is known of a block, from packs and from answers about its own object.
+fn presence(known: &Known, packs: &PackIndex, key: &BlockKey, now: Instant) -> Presence {
+    match known.presence(key, now) {
+        Presence::Present => Presence::Present,
+        known => packs.find(key, now).map_or(known, |found| found.presence()),
+    }
+}
 
 impl Shared {
     /// See [`crate::Tier::peek`].
@@ -31,25 +41,20 @@ impl Shared {
         let now = Instant::now();
         let spaces = self.spaces.lock();
         let writing = self.beliefs.writing.lock();
+        let known = self.beliefs.known.lock();
+        let packs = self.packs.index();
         out.extend(keys.iter().map(|key| {
             if writing.is_leaving(key) || spaces.of(key).is_err() {
                 return Presence::Absent;
             }
-            self.presence(key, now)
+            presence(&known, &packs, key, now)
         }));
     }
 
-    /// Returns what is known of a block, from packs and from answers about its own object.
+    /// Returns what is known of a block.
     pub(super) fn presence(&self, key: &BlockKey, now: Instant) -> Presence {
-        let known = self.beliefs.known.lock().presence(key, now);
-        if known == Presence::Present {
-            return known;
-        }
-        match self.packs.holds(key, now) {
-            Some(true) => Presence::Present,
-            Some(false) => Presence::Unknown,
-            None => known,
-        }
+        let known = self.beliefs.known.lock();
+        presence(&known, &self.packs.index(), key, now)
     }
 
     /// See [`crate::Tier::probe`].

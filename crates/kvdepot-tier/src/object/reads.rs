@@ -50,7 +50,6 @@ pub(super) fn scatter(into: &mut IoBuf, mut at: usize, mut piece: &[u8]) -> bool
 pub(super) struct Wanted {
     pub(super) key: BlockKey,
     pub(super) space: Space,
-    path: Path,
     pub(super) into: IoBuf,
     pub(super) answer: Answer<Fetched>,
     asked: Asked,
@@ -94,7 +93,8 @@ impl Shared {
         let removals = self.beliefs.removals();
         // A block that is being written or removed is not present, so reading it is a miss.
         let is_busy = self.beliefs.writing.lock().holds(&key);
-        let Some((space, path)) = self.place(&key).ok().filter(|_| !is_busy) else {
+        let space = self.spaces.lock().of(&key).ok().cloned();
+        let Some(space) = space.filter(|_| !is_busy) else {
             drop(dst);
             done(Ok(Fetched::Miss));
             return None;
@@ -108,11 +108,12 @@ impl Shared {
         };
         let was_sure = self.beliefs.known.lock().presence(&key, Instant::now()) == Presence::Present;
         let asked = Asked::Own { was_sure, removals };
-        Some(Wanted { key, space, path, into, answer: self.owed.answer(done), asked })
+        Some(Wanted { key, space, into, answer: self.owed.answer(done), asked })
     }
 
     fn read_own(self: &Arc<Self>, block: Wanted, deadline: Instant) {
-        let Wanted { key, space, path, into, answer, asked } = block;
+        let Wanted { key, space, into, answer, asked } = block;
+        let path = self.names.block(space.spec.root(), space.epoch, key.hash);
         let shared = Arc::clone(self);
         self.runtime.spawn(async move {
             let fetch = shared.fetch(&key, &path, space.spec.layout(), into, deadline);

@@ -17,7 +17,7 @@ use tokio::task::block_in_place;
 use tokio::time::{Instant as TokioInstant, timeout_at};
 
 use super::epochs::no_bucket;
-use super::link::{Fault, Lane};
+use super::link::{Fault, Lane, Turn};
 use super::packs::Waiting;
 use super::shared::{Shared, in_time, late};
 use crate::format::Writer;
@@ -48,13 +48,19 @@ fn part(from: &IoBuf, at: usize, max: usize) -> Bytes {
     out.into()
 }
 
+/// An object that was there already.
+pub(super) struct There {
+    /// Number of earlier tries without an answer: one of them may have written it.
+    pub(super) unanswered: u32,
+}
+
 impl Shared {
     /// See [`crate::Tier::write`].
     pub(super) fn write(self: &Arc<Self>, write: WriteItem, deadline: Instant) {
         let WriteItem { key, src, done } = write;
-        let ready = in_time(deadline).and_then(|()| self.place(&key));
-        let (space, _) = match ready {
-            Ok(place) => place,
+        let ready = in_time(deadline).and_then(|()| self.spaces.lock().of(&key).cloned());
+        let space = match ready {
+            Ok(space) => space,
             Err(error) => {
                 drop(src);
                 return done(Err(error));
@@ -183,33 +189,45 @@ impl Shared {
         let header = whole.slice(..file.head().len());
         let payload = PutPayload::from(whole);
         drop(file);
+        let There { unanswered } = match self.put_new(&mut turn, path, &payload, is_open).await? {
+            None => return Ok((Written::New, bytes)),
+            Some(there) => there,
+        };
+        if unanswered > 0 && self.begins_with(path, &header).await {
+            // By an earlier try. If there was only one without an answer, it is over.
+            is_open.store(unanswered > 1, Ordering::Relaxed);
+            return Ok((Written::New, bytes));
+        }
+        // Perhaps with another value.
+        Ok((Written::AlreadyThere, bytes))
+    }
+
+    /// Writes an object if there is none with its name, as often as that is worth it. `None` if this wrote it.
+    pub(super) async fn put_new(
+        &self,
+        turn: &mut Turn<'_>,
+        path: &Path,
+        payload: &PutPayload,
+        is_open: &AtomicBool,
+    ) -> Result<Option<There>, Fault> {
         // It never goes down: a later try's answer says nothing about earlier ones without an answer.
         let mut unanswered = 0_u32;
         loop {
             let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
             is_open.store(true, Ordering::Relaxed);
-            match self.link.within(self.link.store.put_opts(path, payload.clone(), options)).await {
+            let put = self.link.within(self.link.store.put_opts(path, payload.clone(), options)).await;
+            unanswered += u32::from(matches!(put, Err(Fault::Away(_))));
+            is_open.store(unanswered > 0, Ordering::Relaxed);
+            match put {
                 Ok(_) => {
-                    is_open.store(unanswered > 0, Ordering::Relaxed);
                     turn.good();
-                    return Ok((Written::New, bytes));
+                    return Ok(None);
                 }
                 Err(Fault::Conflict(_)) => {
-                    is_open.store(unanswered > 0, Ordering::Relaxed);
                     turn.good();
-                    if unanswered > 0 && self.begins_with(path, &header).await {
-                        // By an earlier try. If there was only one without an answer, it is over.
-                        is_open.store(unanswered > 1, Ordering::Relaxed);
-                        return Ok((Written::New, bytes));
-                    }
-                    // Perhaps with another value.
-                    return Ok((Written::AlreadyThere, bytes));
+                    return Ok(Some(There { unanswered }));
                 }
-                Err(fault) => {
-                    unanswered += u32::from(matches!(fault, Fault::Away(_)));
-                    is_open.store(unanswered > 0, Ordering::Relaxed);
-                    turn.again(fault).await?;
-                }
+                Err(fault) => turn.again(fault).await?,
             }
         }
     }

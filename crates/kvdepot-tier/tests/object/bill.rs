@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::bucket_server::{Act, BucketServer, in_every_dialect, until};
-use kvdepot_core::{BlockKey, BlockLayout, ErrorKind};
+use crate::heard::Heard;
+use kvdepot_core::{BlockLayout, ErrorKind};
 use kvdepot_tier::conformance::{Bench, Waiting, listen, spec};
-use kvdepot_tier::{ObjectConfig, ObjectTier, Presence, Tier, TierEvents, Written};
-use parking_lot::Mutex;
+use kvdepot_tier::{ObjectConfig, ObjectTier, Presence, Tier, Written};
 
 fn open(server: &BucketServer, change: impl FnOnce(&mut ObjectConfig)) -> Bench {
     let mut config = server.config("kv");
@@ -106,23 +106,6 @@ fn blocks_that_another_depot_wrote_are_not_stored_twice() {
         "by condition, or by a look before parts"
     );
     assert!((0..3).all(|n| two.read_is_right(n)));
-}
-
-#[derive(Default)]
-struct Heard(Mutex<Vec<BlockKey>>);
-
-impl TierEvents for Heard {
-    fn evicted(&self, _keys: &[BlockKey]) {}
-
-    fn lost(&self, keys: &[BlockKey]) {
-        self.0.lock().extend(keys);
-    }
-
-    fn went_down(&self) {}
-
-    fn came_back(&self) {}
-
-    fn lost_memory(&self) {}
 }
 
 fn what_a_lifecycle_rule_took_is_a_miss_and_written_again() {

@@ -7,5 +7,6 @@ mod bill;
 mod conformance;
 mod credentials;
 mod faults;
+mod heard;
 mod packs;
 mod real;

@@ -6,12 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::bucket_server::{Act, BucketServer, in_every_dialect, until};
-use kvdepot_core::{BlockKey, BlockLayout, ErrorKind, NamespaceSpec};
+use crate::heard::Heard;
+use kvdepot_core::{BlockLayout, ErrorKind, NamespaceSpec};
 use kvdepot_tier::conformance::{Bench, Waiting, listen, spec};
-use kvdepot_tier::{
-    Fetched, ObjectConfig, ObjectTier, Presence, ReadItem, Tier, TierEvents, WriteItem, Written,
-};
-use parking_lot::Mutex;
+use kvdepot_tier::{Fetched, ObjectConfig, ObjectTier, Presence, ReadItem, Tier, WriteItem, Written};
 
 const COUNT: u64 = 16;
 
@@ -83,23 +81,6 @@ fn read_batch(bench: &Bench, blocks: impl Iterator<Item = u64>) -> Vec<u64> {
     let right: Vec<u64> = slots.iter().filter(is_right).map(|(n, _)| *n).collect();
     assert_eq!(right.len(), whole.len(), "what is reported as whole is right");
     right
-}
-
-#[derive(Default)]
-struct Heard(Mutex<Vec<BlockKey>>);
-
-impl TierEvents for Heard {
-    fn evicted(&self, _keys: &[BlockKey]) {}
-
-    fn lost(&self, keys: &[BlockKey]) {
-        self.0.lock().extend(keys);
-    }
-
-    fn went_down(&self) {}
-
-    fn came_back(&self) {}
-
-    fn lost_memory(&self) {}
 }
 
 in_every_dialect! {

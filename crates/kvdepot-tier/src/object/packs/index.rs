@@ -16,6 +16,7 @@ use kvdepot_core::limits::{
 use kvdepot_core::{BlockHash, BlockKey, NamespaceId};
 
 use super::codec::{Entry, PackName};
+use crate::Presence;
 
 /// Parts of a namespace's table: each grows on its own, so that no insert moves more than a few thousand places.
 const PARTS: usize = 1024;
@@ -76,6 +77,12 @@ pub(in crate::object) struct Found {
     pub(super) is_sure: bool,
 }
 
+impl Found {
+    pub(in crate::object) const fn presence(&self) -> Presence {
+        if self.is_sure { Presence::Present } else { Presence::Unknown }
+    }
+}
+
 /// What became of a pack that was told to the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Learnt {
@@ -89,7 +96,7 @@ pub(super) enum Learnt {
 
 /// All packs that a tier knows.
 #[derive(Debug)]
-pub(super) struct PackIndex {
+pub(in crate::object) struct PackIndex {
     spaces: HashMap<NamespaceId, Packs>,
     hasher: DefaultHashBuilder,
     ttl: Duration,
@@ -215,7 +222,7 @@ impl PackIndex {
     }
 
     /// Returns where a block lies.
-    pub(super) fn find(&self, key: &BlockKey, now: Instant) -> Option<Found> {
+    pub(in crate::object) fn find(&self, key: &BlockKey, now: Instant) -> Option<Found> {
         let space = self.spaces.get(&key.namespace)?;
         let place = space.places[self.part(&key.hash)].get(&key.hash)?;
         let pack = space.packs.get(&place.pack)?;

@@ -17,14 +17,13 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use hashbrown::HashSet;
 use kvdepot_core::limits::OBJECT_PACK_BLOCKS_MIN;
 use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::config::ObjectConfig;
 use super::shared::Shared;
 pub(super) use codec::PackName;
 use gather::Gather;
-pub(super) use index::Found;
-use index::PackIndex;
+pub(super) use index::{Found, PackIndex};
 pub(super) use read::Packed;
 pub(super) use write::Waiting;
 
@@ -47,9 +46,9 @@ impl PackState {
         }
     }
 
-    /// Returns whether a pack holds the block; `Some(false)`: it is not known whether the pack is still there.
-    pub(super) fn holds(&self, key: &BlockKey, now: Instant) -> Option<bool> {
-        self.find(key, now).map(|found| found.is_sure)
+    /// Locks what is known, for several blocks.
+    pub(super) fn index(&self) -> MutexGuard<'_, PackIndex> {
+        self.index.lock()
     }
 
     /// Returns where a block lies.

@@ -8,8 +8,6 @@ use bytes::Bytes;
 use kvdepot_core::limits::OBJECT_PACK_LEAST_MS;
 use kvdepot_core::{BlockHash, BlockKey, Error, ErrorKind, NamespaceId};
 use kvdepot_io::SlotBuf;
-use object_store::path::Path;
-use object_store::{PutMode, PutOptions, PutPayload};
 use tokio::task::block_in_place;
 use tokio::time::{Instant as TokioInstant, timeout_at};
 
@@ -18,10 +16,10 @@ use super::gather::Next;
 use super::now_ms;
 use crate::format::Writer;
 use crate::object::epochs::no_bucket;
-use crate::object::link::{Fault, Lane, Turn};
+use crate::object::link::{Fault, Lane};
 use crate::object::meter::one_more;
 use crate::object::shared::{Shared, late};
-use crate::object::writes::copy;
+use crate::object::writes::{There, copy};
 use crate::owed::Answer;
 use crate::spaces::Space;
 use crate::{Compression, Written};
@@ -156,7 +154,15 @@ impl Shared {
         }
         let name = self.new_name(sealed.entries.len());
         let path = self.names.pack(space.spec.root(), space.epoch, &name.to_string());
-        self.put_new(&mut turn, &path, sealed.body, is_open).await?;
+        match self.put_new(&mut turn, &path, &sealed.body.into(), is_open).await? {
+            None => {}
+            // Nobody else uses the name: an earlier try wrote it. If there was only one without an answer, it is over.
+            Some(There { unanswered }) if unanswered > 0 => is_open.store(unanswered > 1, Ordering::Relaxed),
+            Some(There { .. }) => {
+                let what = "another object has the name of a new pack";
+                return Err(Fault::Conflict(Error::new(ErrorKind::Busy, what).with("pack", name)));
+            }
+        }
         one_more(&self.link.meter.packs);
         self.link.meter.packed.fetch_add(sealed.entries.len() as u64, Ordering::Relaxed);
         let _ = self.note_pack(id, name, sealed.entries);
@@ -200,38 +206,5 @@ impl Shared {
         let (mut body, entries) = codec::encode(id, &lengths).map_err(Fault::Refused)?;
         body.append(&mut files);
         Ok(Sealed { body: body.into(), entries })
-    }
-
-    /// Writes an object with a name of its own, so one that is there was written by an earlier try.
-    async fn put_new(
-        &self,
-        turn: &mut Turn<'_>,
-        path: &Path,
-        body: Bytes,
-        is_open: &AtomicBool,
-    ) -> Result<(), Fault> {
-        let payload = PutPayload::from(body);
-        let mut unanswered = 0_u32;
-        loop {
-            let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
-            is_open.store(true, Ordering::Relaxed);
-            match self.link.within(self.link.store.put_opts(path, payload.clone(), options)).await {
-                Ok(_) => {
-                    is_open.store(unanswered > 0, Ordering::Relaxed);
-                    turn.good();
-                    return Ok(());
-                }
-                Err(Fault::Conflict(_)) if unanswered > 0 => {
-                    is_open.store(unanswered > 1, Ordering::Relaxed);
-                    turn.good();
-                    return Ok(());
-                }
-                Err(fault) => {
-                    unanswered += u32::from(matches!(fault, Fault::Away(_)));
-                    is_open.store(unanswered > 0, Ordering::Relaxed);
-                    turn.again(fault).await?;
-                }
-            }
-        }
     }
 }
