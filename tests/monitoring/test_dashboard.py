@@ -96,9 +96,11 @@ def test_the_numbers_are_the_depot_s(watched: Watched) -> None:
     assert one("kvdepot_pool_bytes") == now["pool_bytes"]
     assert one('kvdepot_tier_max_bytes{tier="posix"}') == now["tiers"][0]["bytes_max"]
     assert prometheus.value('kvdepot_tier_max_bytes{tier="object"}') == [], "a bucket has no limit"
-    # Counters that grow meanwhile: what is scraped after a status is no less.
-    until("it is scraped", lambda: one("kvdepot_dump_blocks_total") >= now["dump_blocks"])
-    assert one("kvdepot_namespace_load_bytes_total") >= now["top_namespaces"][0]["load_bytes"]
+    # The traffic goes on, so a counter as of the next scrape is no less than in this status. Each one is awaited: one
+    # that has not grown says nothing about whether the scrape came before or after the status.
+    until("dumps are scraped", lambda: one("kvdepot_dump_blocks_total") >= now["dump_blocks"])
+    loaded = now["top_namespaces"][0]["load_bytes"]
+    until("loads are scraped", lambda: one("kvdepot_namespace_load_bytes_total") >= loaded)
     rate = one(f"rate(kvdepot_dump_blocks_sealed_total[{RATE_S:.0f}s])")
     assert rate > 0
     assert one("vllm:kvdepot_attached") == 1
