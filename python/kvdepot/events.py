@@ -1,5 +1,6 @@
 """Follows what a depot can serve: which blocks become readable in which place, and which stop being so."""
 
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from kvdepot import _native
 from kvdepot.errors import UnavailableError
 from kvdepot.follower import Follower
 
+ANSWER_MS = 5000
+"""How long a depot that is needed may take to answer: its machine may be busy."""
 ATTACH_MS = 1000
 PAUSE_S = 0.05
 
@@ -50,13 +53,17 @@ class BlockEvents:
             needs_depot: whether a depot must answer now. If not, it is followed as soon as one answers.
 
         Raises:
-            UnavailableError: no depot answers there within a second, and ``needs_depot`` is set.
+            UnavailableError: no depot answers there within five seconds, and ``needs_depot`` is set.
             ProtocolError: another service, or another version of kvdepot, answers.
         """
-        self._depot = _native.Depot.connect(socket, None, wait_ms=ATTACH_MS, call_timeout_ms=ATTACH_MS)
+        absent = UnavailableError(f"no depot answers on {socket}: `kvdepot depots` lists those that run")
+        if needs_depot and not os.path.exists(socket):
+            raise absent
+        wait_ms = ANSWER_MS if needs_depot else ATTACH_MS
+        self._depot = _native.Depot.connect(socket, None, wait_ms=wait_ms, call_timeout_ms=ATTACH_MS)
         if needs_depot and not self._depot.attached:
             self._depot.close()
-            raise UnavailableError(f"no depot answers on {socket}: `kvdepot depots` lists those that run")
+            raise absent
         self._follower = Follower(self._depot.follow())
         self._closed = False
 
