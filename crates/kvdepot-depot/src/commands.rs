@@ -195,14 +195,14 @@ impl TierCommands {
         match batch {
             Batch::Empty => {}
             Batch::Reads(deadline, task, reads) => {
-                task.iter().for_each(|task| task.dispatching());
+                dispatching(task);
                 self.tier(tier).read(reads, self.began + Duration::from_nanos(deadline));
             }
             Batch::Leases(deadline, leases) => {
                 self.tier(tier).lease(leases, self.began + Duration::from_nanos(deadline));
             }
             Batch::Writes(task, writes) => {
-                task.iter().for_each(|task| task.dispatching());
+                dispatching(task);
                 self.tier(tier).write(writes, Instant::now() + self.timeout);
             }
             Batch::Removals(mut keys) => {
@@ -312,6 +312,13 @@ impl TierCommands {
     pub(crate) fn overdue_probe(&self) -> Option<Ask> {
         self.probes.overdue(Instant::now())
     }
+}
+
+/// Logs that a tier call is about to begin. Only its blocks hold the task then, so that the line of its end is written
+/// before the end of its last block is told.
+fn dispatching(task: Task) {
+    task.iter().for_each(|task| task.dispatching());
+    drop(task);
 }
 
 /// The outcome of a read for which the pool got no memory: it says nothing of the block, which the tier may well have.
