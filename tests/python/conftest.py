@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from kvdepot.cli import status_door
 from kvdepot.config import KVDepotConfig, Machine
 from kvdepot.config.variables import variable_of
 
 GIB = 1 << 30
+PATIENCE_S = 60
 DATA = Path(__file__).resolve().parent.parent / "data"
 
 
@@ -34,6 +36,24 @@ def small_machine() -> Machine:
 def seeds() -> Path:
     """The YAML files of the project's original documents, verbatim."""
     return DATA / "seeds"
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands wait for depots and disks longer than people would: here a busy machine may stop any process a while."""
+    for name in ("running.WAIT_MS", "stat.WAIT_MS", "targets.WAIT_MS", "targets.CALL_MS"):
+        monkeypatch.setattr(f"kvdepot.cli.{name}", 1000 * PATIENCE_S)
+    for name in (
+        "cli.stop.WAIT_S",
+        "cli.doctor.NETWORK_S",
+        "checks.directories.CLOCK_APART_S",
+        "config.machine.DISK_ANSWER_S",
+    ):
+        monkeypatch.setattr(f"kvdepot.{name}", float(PATIENCE_S))
+    for name in ("checks.directories.TRIAL_MS", "events.ANSWER_MS", "events.ATTACH_MS"):
+        monkeypatch.setattr(f"kvdepot.{name}", 1000 * PATIENCE_S)
+    for ask in (status_door.ask_page, status_door.read_page, status_door.read_status):
+        monkeypatch.setattr(ask, "__defaults__", (float(PATIENCE_S),))
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 import kvdepot
 from tools.lab.pause import paused
+
+OPEN_S = 60.0
 
 
 class NodeDepot:
@@ -23,7 +26,7 @@ class NodeDepot:
             "log_level": "warn",
             "attach_timeout_ms": 60_000,
             "timeout_ms": 60_000,
-            "call_timeout_ms": 10_000,
+            "call_timeout_ms": 60_000,
         }
         self.pid = 0
 
@@ -40,7 +43,12 @@ class NodeDepot:
     def open(self, layout: Any, namespace: dict[str, object]) -> kvdepot.Store:
         """Returns a store attached to this depot, which the first one starts."""
         store = kvdepot.open(self.config, layout=layout, namespace=namespace)
-        self.pid = store.stats()["depot"]["pid"]
+        end_s = time.monotonic() + OPEN_S
+        # A depot that a busy machine does not run for five seconds is lost, and attached to again.
+        while not (depot := store.stats().get("depot")):
+            assert time.monotonic() < end_s, "no depot answers"
+            time.sleep(0.02)
+        self.pid = depot["pid"]
         return store
 
     @contextmanager

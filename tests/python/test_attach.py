@@ -14,6 +14,7 @@ import kvdepot
 Pages = list[list[npt.NDArray[np.uint8]]]
 
 WAIT_MS = 60_000
+LONG_S = 900
 POOL_GB = 1 / 128
 """8 MiB."""
 
@@ -165,6 +166,7 @@ def test_mistakes_are_told_before_anything_is_claimed(depot: kvdepot.Depot) -> N
         depot.open(layout=[4], namespace={})
 
 
+@pytest.mark.timeout(LONG_S)
 def test_any_number_of_namespaces_may_be_opened_one_after_another(depot: kvdepot.Depot) -> None:
     """A depot lets a process use 2,048 at a time."""
     stays, hashes = open_rank(depot), names(1)

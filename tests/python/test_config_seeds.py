@@ -250,6 +250,7 @@ def hanging_mount(monkeypatch):
 
         return hang
 
+    monkeypatch.setattr("kvdepot.config.machine.DISK_ANSWER_S", 0.05)
     monkeypatch.setattr(os, "stat", hanging(os.stat))
     monkeypatch.setattr(os, "statvfs", hanging(os.statvfs))
     yield "/mnt/hangs/kv"

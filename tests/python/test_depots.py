@@ -14,9 +14,8 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from kvdepot.cli import main
+from kvdepot.cli import main, stop
 from kvdepot.cli.running import ask
-from kvdepot.cli.status_door import WAIT_S
 
 LONG_S = 120
 
@@ -137,4 +136,4 @@ def test_a_depot_that_hangs_does_not_prolong_the_wait(
         silent.listen()
         begun = time.monotonic()
         run("stop", "--config", file, "--timeout", 1, status=1)
-    assert time.monotonic() - begun < WAIT_S - 1
+    assert time.monotonic() - begun < stop.WAIT_S - 1

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,11 +54,12 @@ def fill(directory: Path, **facts: Any) -> list[list[Any]]:
     return stored
 
 
-def load(directory: Path, **facts: Any) -> tuple[int, list[list[Any]]]:
-    """Returns how many blocks a new depot finds, and their bytes."""
-    found = rows(None)
+def load(directory: Path, wanted: int = BLOCKS, **facts: Any) -> tuple[int, list[list[Any]]]:
+    """Returns how many blocks a new depot finds, and their bytes. Its disk may be too late for the first lookups."""
+    found, until = rows(None), time.monotonic() + LONG_S / 2
     with kvdepot.open(config(directory), layout=LAYOUT, namespace={**FACTS, **facts}) as store:
-        hits = int(store.lookup(NAMES).sum())
+        while (hits := int(store.lookup(NAMES).sum())) < wanted and time.monotonic() < until:
+            time.sleep(0.01)
         if hits == BLOCKS:
             store.load(NAMES, found).wait().raise_for_failures()
     return hits, found
@@ -105,7 +107,7 @@ def test_export_delete_import_hit(exported: tuple[Path, Path, list[list[Any]]], 
     directory, file, stored = exported
     run("rm", find_namespaces([directory])[0].root, "--directory", directory, "--yes")
     assert not list(directory.rglob("*.kvb"))
-    assert load(directory)[0] == 0
+    assert load(directory, 0)[0] == 0
     said = json.loads(run("import", file, "--directory", directory, "--json"))
     assert (said["stored"], said["had"], said["missing"], said["failures"]) == (BLOCKS, 0, 0, {})
     hits, found = load(directory)
@@ -118,7 +120,7 @@ def test_export_delete_import_hit(exported: tuple[Path, Path, list[list[Any]]], 
     hits, found = load(tmp_path / "other")
     assert hits == BLOCKS
     assert same(found, stored)
-    assert load(tmp_path / "other", model="another")[0] == 0, "other facts find nothing"
+    assert load(tmp_path / "other", 0, model="another")[0] == 0, "other facts find nothing"
 
 
 def test_export_and_import_through_a_running_depot(tmp_path: Path, runtime: Path) -> None:
@@ -133,7 +135,7 @@ def test_export_and_import_through_a_running_depot(tmp_path: Path, runtime: Path
         assert process.stderr is not None
         assert any("serving " in line for line in process.stderr)
         attached = {"mode": "node", "socket": str(socket), "start_depot": False, "attach_timeout_ms": 60_000}
-        settings = config(tmp_path / "blocks", **attached, call_timeout_ms=10_000)
+        settings = config(tmp_path / "blocks", **attached, call_timeout_ms=60_000)
         with kvdepot.open(settings, layout=LAYOUT, namespace=FACTS) as store:
             stored = rows(2)
             store.dump(NAMES, stored).wait().raise_for_failures()
@@ -273,7 +275,7 @@ def test_a_reset_after_the_export_refuses_its_blocks(exported: tuple[Path, Path,
         root = find_namespaces([directory])[0].root
         assert "has no blocks" in run("export", root, directory.parent / "none.kvx", "--directory", directory)
     assert "was reset since" in run("import", file, "--directory", directory, status=2)
-    assert load(directory)[0] == 0
+    assert load(directory, 0)[0] == 0
     run("import", file, "--directory", directory, "--any-epoch")
     assert load(directory)[0] == BLOCKS
 

@@ -144,7 +144,6 @@ def test_the_storage_of_a_tensor_is_held_too(node):
 def test_many_threads_use_one_store(node):
     """No unreferenced task is lost, nor the memory that it reads."""
     threads, tasks = 16, 30
-    node.config["call_timeout_ms"] = 60_000  # calls wait while the depot is stopped
     store, arrays, lock = node.open([SIZE], NAMESPACE), [], threading.Lock()
     start = threading.Barrier(threads)
     switch_s = sys.getswitchinterval()

@@ -93,7 +93,7 @@ def node(tmp_path: Path) -> dict[str, object]:
         "io_direct": False,
         "attach_timeout_ms": 60_000,
         "timeout_ms": 60_000,
-        "call_timeout_ms": 10_000,
+        "call_timeout_ms": 60_000,
         "idle_exit_s": 1,
     }
     return config
@@ -111,7 +111,8 @@ def test_cache_tasks_stand_in_the_engines_log_and_posix_tasks_in_the_depots(node
     log = worked(node)
     begins, ends = found(CACHE_BEGIN, log), found(CACHE_END, log)
     check_pairs(begins, ends)
-    assert [line["operation"] for line in ends] == ["DUMP", "LOAD"]
+    # Each is written by a thread of its own, just after the task's end was told.
+    assert sorted(line["operation"] for line in ends) == ["DUMP", "LOAD"]
     assert {(int(line["subtask_number"]), int(line["size"])) for line in ends} == {(BLOCKS * SHARDS, TASK_BYTES)}
     assert len({line["pid"] for line in begins + ends}) == 1
 
@@ -143,7 +144,7 @@ def test_over_a_staging_pool_tasks_are_seed_003_s(node, mode):
         del node["socket"]
     log = worked(node)
     ends = found(TASK_END, log)
-    assert [line["operation"] for line in ends] == ["PC::D2S", "PC::S2D"]
+    assert sorted(line["operation"] for line in ends) == ["PC::D2S", "PC::S2D"]
     for line in ends:
         assert (int(line["subtask_number"]), int(line["size"])) == (BLOCKS * SHARDS, TASK_BYTES)
         seconds, speed = float(line["time"]), float(line["speed"])

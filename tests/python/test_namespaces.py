@@ -70,7 +70,7 @@ def test_stores_come_and_go_while_their_namespace_stays_open(
     monkeypatch.setattr(depot, "_native", Watched())
     namespace = depot.open_namespace(FACTS, layout=[64])
     for hashes in (HASHES[:2], HASHES):
-        with depot.open(namespace=namespace, timeout_ms=1000) as store:
+        with depot.open(namespace=namespace, timeout_ms=WAIT_MS) as store:
             assert store.namespace is namespace
             dump(store, hashes)
     assert not ended

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -142,7 +143,7 @@ def test_a_forked_child_is_told_at_once_and_opens_a_store_of_its_own(mode, tmp_p
             assert bytes(found[0][0]) == bytes(row[0])
             sys.exit(0)
         print(ended(pid))
-        assert claim.wait(10_000)[:2] == (True, 1)
+        assert claim.wait(60_000)[:2] == (True, 1)
         store.load([b"a"], found).wait().raise_for_failures()
         assert bytes(found[0][0]) == bytes(row[0])
         claim.release()
@@ -184,7 +185,7 @@ def test_a_forked_child_holds_no_lease_of_a_parent_that_was_killed(tmp_path):
     store = depot.open([4096], {"model": "tiny"})
     script = """
         claim = store._depot.claim([([store._native.namespace], 0, 1)], [b"a"], skip=0, limit=1)
-        assert claim.wait(10_000)[:2] == (True, 1)
+        assert claim.wait(60_000)[:2] == (True, 1)
         if os.fork() == 0:
             print(os.getpid(), flush=True)
             sys.stdin.read()
@@ -248,10 +249,13 @@ def test_daemon_threads_that_load_do_not_abort_the_end_of_the_interpreter(tmp_pa
 
 
 def parents(pid: int) -> list[int]:
-    """Yields the process's parent, that one's parent, and so on."""
+    """Returns the process's parent, that one's parent, and so on, up to one that has just ended."""
     found = []
     while pid > 1:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        try:
+            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        except (FileNotFoundError, ProcessLookupError):
+            break
         pid = next(int(line.split()[1]) for line in lines if line.startswith("PPid:"))
         found.append(pid)
     return found
@@ -262,7 +266,11 @@ def test_a_depot_is_no_descendant_of_the_process_that_started_it(tmp_path):
     depot = NodeDepot(tmp_path)
     store = depot.open([4096], {"model": "tiny"})
     try:
-        assert os.getpid() not in parents(depot.pid)
+        # The process between them ends when it has forked, and the depot may serve before that.
+        end = time.monotonic() + RUN_S / 2
+        while os.getpid() in (found := parents(depot.pid)) or found[-1:] == [depot.pid]:
+            assert time.monotonic() < end, found
+            time.sleep(0.01)
         assert os.getsid(depot.pid) != os.getsid(0)
     finally:
         store.close()

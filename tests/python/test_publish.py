@@ -314,6 +314,7 @@ def test_a_pool_server_publishes_blocks_of_other_nodes(tmp_path: Path) -> None:
                     break
             time.sleep(0.02)
         node = {"mode": "embedded", "pipeline": "Cache|Remote", "remote_servers": [f"127.0.0.1:{port}"]}
+        node["remote_timeout_ms"] = 60_000
         with (
             kvdepot.open({**node, "pool_gb": 0.0625}, layout=[BYTES], namespace={"model": "m"}) as store,
             publishing("--publish", publish, "--replay", replay, "--socket", socket_path) as command,
@@ -354,13 +355,15 @@ def test_an_answer_longer_than_its_reader_s_queue(tmp_path: Path) -> None:
         reader.send_multipart((b"", (1000).to_bytes(8, "big")))
         numbers: list[bytes] = []
         is_asked = is_full = False
-        deadline = time.monotonic() + HANG_S
+        # Their time stands still, so that no answer is given up however slow the machine is.
+        now_s = time.monotonic()
+        deadline = now_s + HANG_S
         while not numbers or numbers[-1] != END_SEQUENCE:
             assert time.monotonic() < deadline, len(numbers)
-            if request := sockets.request(at_once, time.monotonic()):
-                sockets.answer(request, stream.replay(request.start, 0.0), time.monotonic())
+            if request := sockets.request(at_once, now_s):
+                sockets.answer(request, stream.replay(request.start, 0.0), now_s)
                 is_asked = True
-            is_full |= not sockets.turn(time.monotonic()) and is_asked
+            is_full |= not sockets.turn(now_s) and is_asked
             # Reads nothing until the queues are full.
             while is_full and reader.poll(POLL_MS):
                 numbers.append(reader.recv_multipart()[2])
@@ -397,7 +400,9 @@ def test_subscribers_that_ask_while_there_is_no_room_are_answered_later(
     stream, sockets = filled(3), Sockets(local("kv", tmp_path), local("replay", tmp_path), "", 100)
     slept: list[float] = []
     monkeypatch.setattr("kvdepot.publish.sockets.time.sleep", slept.append)
-    deadline = time.monotonic() + HANG_S
+    # Their time stands still, so that no answer is given up however slow the machine is.
+    now_s = time.monotonic()
+    deadline = now_s + HANG_S
     with zmq.Context() as context:
         clients = [context.socket(zmq.DEALER) for _ in range(2 * ANSWERS_MAX)]
         for client in clients:
@@ -406,18 +411,18 @@ def test_subscribers_that_ask_while_there_is_no_room_are_answered_later(
             client.send_multipart((b"", bytes(8)))
         while len(sockets._replays._answers) < ANSWERS_MAX:
             assert time.monotonic() < deadline
-            if request := sockets.request(at_once, time.monotonic()):
-                sockets.answer(request, stream.replay(request.start, 0.0), time.monotonic())
-        assert sockets.request(at_once, time.monotonic()) is None
+            if request := sockets.request(at_once, now_s):
+                sockets.answer(request, stream.replay(request.start, 0.0), now_s)
+        assert sockets.request(at_once, now_s) is None
         assert not slept
         sockets.wait(0.25)
         assert slept == [0.25], "a request that there is no room for does not wake it"
         ended = [False] * len(clients)
         while not all(ended):
             assert time.monotonic() < deadline, ended
-            while request := sockets.request(at_once, time.monotonic()):
-                sockets.answer(request, stream.replay(request.start, 0.0), time.monotonic())
-            sockets.turn(time.monotonic())
+            while request := sockets.request(at_once, now_s):
+                sockets.answer(request, stream.replay(request.start, 0.0), now_s)
+            sockets.turn(now_s)
             for at, client in enumerate(clients):
                 while client.poll(0):
                     ended[at] = client.recv_multipart()[2] == END_SEQUENCE

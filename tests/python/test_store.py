@@ -102,7 +102,7 @@ def test_tasks_can_be_awaited(opened):
 
     async def both():
         task = store.dump(hashes, rows)
-        first, second = await asyncio.gather(asyncio.wait_for(task, 30), asyncio.wait_for(task, 30))
+        first, second = await asyncio.gather(asyncio.wait_for(task, 60), asyncio.wait_for(task, 60))
         assert first.ok
         assert second.ok
         assert (await store.load(hashes, found)).ok
@@ -116,7 +116,7 @@ def test_tensors_live_until_the_task_is_done(opened):
     expected = blocks(8, seed=3)
     store.dump(hashes, blocks(8, seed=3))
     gc.collect()
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 60
     while store.lookup_on_prefix(hashes) < 8 and time.monotonic() < deadline_s:
         time.sleep(0.01)
     found = empty_like(expected)

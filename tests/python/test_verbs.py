@@ -52,9 +52,13 @@ def fill(directory: Path, model: str, resets: int = 0) -> str:
         return store.namespace_id
 
 
-def hits(directory: Path, model: str) -> int:
+def hits(directory: Path, model: str, wanted: int = BLOCKS) -> int:
+    """Returns how many blocks a new depot finds. Its disk may be too late for the first lookups."""
+    until = time.monotonic() + LONG_S / 2
     with kvdepot.open(config(directory), layout=LAYOUT, namespace={"model": model}) as store:
-        return int(store.lookup(NAMES).sum())
+        while (found := int(store.lookup(NAMES).sum())) < wanted and time.monotonic() < until:
+            time.sleep(0.01)
+    return found
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +96,7 @@ def serve(runtime: Path, tmp_path: Path) -> Iterator[Callable[[], tuple[Path, st
 
 def attached(directory: Path, socket: str, model: str) -> kvdepot.Store:
     more = {"mode": "node", "socket": socket, "start_depot": False, "attach_timeout_ms": 60_000}
-    settings = config(directory, **more, call_timeout_ms=10_000)
+    settings = config(directory, **more, call_timeout_ms=60_000)
     return kvdepot.open(settings, layout=LAYOUT, namespace={"model": model})
 
 
@@ -181,7 +185,7 @@ def test_gc_finds_the_blocks_that_a_smaller_capacity_would_evict(tmp_path: Path)
     assert [remove(one, [directory]) > 0 for one in cold[:2]] == [False, True], "one was used since"
     run("gc", directory, "--capacity-gb", gib, "--apply")
     assert json.loads(run("gc", directory, "--capacity-gb", gib, "--json"))["found"] == []
-    assert (hits(directory, "old"), hits(directory, "new")) == (2, BLOCKS)
+    assert (hits(directory, "old", 2), hits(directory, "new")) == (2, BLOCKS)
 
 
 def test_gc_measures_a_capacity_by_blocks_alone_and_by_each_of_them_once(tmp_path: Path) -> None:
@@ -232,7 +236,7 @@ def test_rm_of_a_stopped_directory_keeps_the_epoch(tmp_path: Path) -> None:
     assert hits(directory, "fresh") == BLOCKS
     assert f"{BLOCKS} blocks" in run("rm", fresh, "--directory", directory, "--yes")
     assert not (directory / fresh).exists(), "epoch 0 needs no directory"
-    assert hits(directory, "fresh") == 0
+    assert hits(directory, "fresh", 0) == 0
     assert hits(directory, "other") == BLOCKS
     said = json.loads(run("rm", past[:10], "--directory", directory, "--yes", "--json"))
     assert (said["blocks"] >= BLOCKS, said["how"]) == (True, "removed")
@@ -255,7 +259,8 @@ def test_reset_rm_and_prefetch_go_through_the_running_depot(
         while store.stats()["depot"]["fetch_blocks"] < 5:
             assert time.monotonic() < until
             store.drain(10)
-        assert store.lookup(NAMES).all()
+        while not store.lookup(NAMES).all():
+            assert time.monotonic() < until
         assert "uses these directories" in run("gc", directory, "--apply", status=1)
         assert "stop it before" in run("gc", directory)
         assert "epoch 1" in run("reset", before[:8], "--config", file)
@@ -307,7 +312,7 @@ def test_a_depot_logs_its_own_resets_and_its_end(tmp_path: Path, runtime: Path) 
         assert depot.stderr is not None
         assert any("serving " in line for line in depot.stderr)
         with attached(tmp_path / "blocks", str(next((runtime / "kvdepot").glob("depot-*.sock"))), "tiny") as store:
-            root = find_namespaces([tmp_path / "blocks"])[0].root
+            root = store.namespace_id
             store.reset()
         run("stop", "--config", file)
         log = depot.stderr.read()
@@ -315,7 +320,8 @@ def test_a_depot_logs_its_own_resets_and_its_end(tmp_path: Path, runtime: Path) 
     assert f"namespace={root}" in line
     assert "epoch=1" in line
     assert "another depot" not in line
-    assert "no write is pending" in log.splitlines()[-1]
+    # On a busy machine a stall of the depot may be told after it.
+    assert any("no write is pending" in line for line in log.splitlines())
 
 
 def test_rates_of_top() -> None:

@@ -167,7 +167,7 @@ def options(**values: Any) -> Any:
         "use_layerwise": True,
         "hit_ratio": None,
         "persist_token_threshold": 0,
-        "wait_ms": 1000,
+        "wait_ms": 60_000,
         "waits_for_all": True,
         "waits_while_faster": True,
         "timeout_ms": 1000,

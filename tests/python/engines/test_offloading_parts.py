@@ -22,6 +22,7 @@ from kvdepot.errors import BusyError, ConfigError
 from kvdepot.task import TaskResult
 
 LATE_S = 1.0
+UNTIL_S = 60.0
 KEYS = [b"%03d" % number for number in range(8)]
 POSITIONS = {key: 32 * (number + 1) for number, key in enumerate(KEYS)}
 SMALL = {"pipeline": "Cache|Empty", "pool_gb": 0.25}
@@ -261,7 +262,7 @@ class Depot:
     def look(self, keys: Sequence[bytes]) -> list[bool] | None:
         self.asked.append(list(keys))
         self.begun.set()
-        assert self.go_on.wait(10)
+        assert self.go_on.wait(UNTIL_S)
         return [key in self.there for key in keys]
 
 
@@ -272,23 +273,23 @@ def test_batches_that_wait_are_asked_for_together() -> None:
     def look(keys: Sequence[bytes]) -> list[bool]:
         asked.append(list(keys))
         begun.release()
-        assert go_on.acquire(timeout=10)
+        assert go_on.acquire(timeout=UNTIL_S)
         return [key == KEYS[3] for key in keys]
 
     asker = Asker(look, no_trouble)
     for _ in range(THREADS):
         asker.ask(Batch(KEYS[:1], 0))
     for _ in range(THREADS):
-        assert begun.acquire(timeout=10)
+        assert begun.acquire(timeout=UNTIL_S)
     batches = [Batch(KEYS[:2], 0), Batch(KEYS[1:3], 0), Batch(KEYS[2:5], 0)]
     for batch in batches:
         asker.ask(batch)
     # One thread goes on; the others stay busy.
     go_on.release()
-    assert begun.acquire(timeout=10)
+    assert begun.acquire(timeout=UNTIL_S)
     assert asked[THREADS:] == [KEYS[:5]]
     go_on.release(THREADS)
-    assert all(batch.done.wait(10) for batch in batches)
+    assert all(batch.done.wait(UNTIL_S) for batch in batches)
     asker.close()
     assert [batch.found for batch in batches] == [[False, False], [False, False], [False, True, False]]
 
@@ -302,12 +303,12 @@ def test_a_slow_lookup_does_not_delay_others() -> None:
     asker = Asker(look, no_trouble)
     first, second = Batch(KEYS[:1], 0), Batch(KEYS[1:3], 0)
     asker.ask(first)
-    assert slow.begun.wait(10)
+    assert slow.begun.wait(UNTIL_S)
     asker.ask(second)
-    assert second.done.wait(10)
+    assert second.done.wait(UNTIL_S)
     assert not first.done.is_set()
     slow.go_on.set()
-    assert first.done.wait(10)
+    assert first.done.wait(UNTIL_S)
     asker.close()
 
 
@@ -317,7 +318,7 @@ def test_a_long_request_is_asked_for_in_parts() -> None:
     asker = Asker(depot.look, no_trouble)
     batch = Batch([b"%06d" % number for number in range(KEYS_MAX + 5)], 0)
     asker.ask(batch)
-    assert batch.done.wait(10)
+    assert batch.done.wait(UNTIL_S)
     asker.close()
     assert [len(keys) for keys in depot.asked] == [KEYS_MAX, 5]
 
@@ -326,7 +327,7 @@ def test_an_asker_without_an_answer_gives_none() -> None:
     asker = Asker(lambda keys: None, no_trouble)
     batch = Batch(KEYS, 0)
     asker.ask(batch)
-    assert batch.done.wait(10)
+    assert batch.done.wait(UNTIL_S)
     asker.close()
     assert batch.found is None
 
@@ -345,7 +346,7 @@ def test_no_error_ends_the_threads_that_ask(raised: BaseException) -> None:
     batches = [Batch(KEYS[:1], 0) for _ in range(2 * THREADS + 1)]
     for batch in batches:
         asker.ask(batch)
-        assert batch.done.wait(10)
+        assert batch.done.wait(UNTIL_S)
     asker.close()
     assert [batch.found for batch in batches] == [None] * 2 * THREADS + [[True]]
     assert told == [raised] * 2 * THREADS

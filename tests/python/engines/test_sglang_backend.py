@@ -27,8 +27,7 @@ from sglang_parts import (
 
 from kvdepot.config import load_config
 from kvdepot.engines.counters import Counters
-from kvdepot.engines.sglang import KVDepotHiCache, engine, room
-from kvdepot.engines.sglang.leases import LEASE_S
+from kvdepot.engines.sglang import KVDepotHiCache, engine, leases, room
 from kvdepot.engines.sglang.pages import Pages
 from kvdepot.engines.sglang.room import Room
 from kvdepot.errors import ConfigError
@@ -56,8 +55,13 @@ class Home(NodeDepot):
         self.config |= {"pipeline": "Cache|Posix", "directories": [str(blocks)]}
 
     def found(self, backend: KVDepotHiCache) -> None:
-        """Remembers the depot's process."""
-        self.pid = depot_pid(backend)
+        """Waits until a depot answers, and remembers its process."""
+        end_s = time.monotonic() + UNTIL_S
+        # Asked once for each look: with a short time limit the next call may not be answered.
+        while not (pid := depot_pid(backend)):
+            assert time.monotonic() < end_s, "no depot answers"
+            time.sleep(0.02)
+        self.pid = pid
 
 
 def depot_pid(backend: KVDepotHiCache) -> int:
@@ -66,7 +70,11 @@ def depot_pid(backend: KVDepotHiCache) -> int:
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
+    # A call must end before SGLang's own deadline, and a hit is held for a while; here all may be as slow as they like.
+    monkeypatch.setitem(Room.__init__.__kwdefaults__, "call_s", UNTIL_S)
+    monkeypatch.setitem(Room.hold.__kwdefaults__, "wait_s", UNTIL_S)
+    monkeypatch.setattr(leases, "LEASE_S", 10 * UNTIL_S)
     made = Home(tmp_path)
     yield made
     made.kill()
@@ -93,7 +101,6 @@ def opened(home: Home, says: SimpleNamespace) -> Iterator[Open]:
         made.append(backend)
         backend.register_mem_pool_host(pool)
         if not home.pid:
-            until(lambda: depot_pid(backend) > 0, "the depot answers")
             home.found(backend)
         return backend
 
@@ -269,7 +276,6 @@ def test_a_dead_depot_is_a_miss_until_it_is_back(opened: Open, home: Home) -> No
     home.kill()
     until(lambda: depot_pid(backend) != home.pid, "the depot is lost")
     assert backend.batch_exists(keys) <= 3  # as many as were on the disk, if another depot answers already
-    until(lambda: depot_pid(backend) > 0, "another depot is found")
     home.found(backend)
     until(lambda: backend.batch_set_v1(keys, pool.indices(0, 1, 2)) == [True] * 3, "pages are stored again")
     assert backend.batch_exists(keys) == 3
@@ -359,8 +365,6 @@ def test_other_weights_in_place_turn_it_off(opened: Open, says: Any) -> None:
 
 def test_a_pool_smaller_than_the_work_fails_no_dump(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """64 MiB of pool, and ten times as much in pages: SGLang would write nothing after a failed page."""
-    # A call must end before SGLang's own deadline; here the disk may be as slow as it likes.
-    monkeypatch.setattr(room, "CALL_S", UNTIL_S)
     pool = MHATokenToKVPoolHost("page_first_direct", pages=16, page_size=1 << 14)
     pool.fill()
     backend = opened(pool)
@@ -381,7 +385,7 @@ def test_a_pool_smaller_than_the_work_fails_no_dump(opened: Open, monkeypatch: p
     assert backend.counts()["not_leased"]
     assert backend._room.held() > 0
     now_s = time.monotonic()
-    monkeypatch.setattr(room.time, "monotonic", lambda: now_s + LEASE_S)
+    monkeypatch.setattr(room.time, "monotonic", lambda: now_s + leases.LEASE_S)
     backend.batch_get_v1(names(1, "other"), pool.indices(0))
     assert backend._room.held() == 0
 

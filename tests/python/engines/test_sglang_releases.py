@@ -255,6 +255,7 @@ def test_every_probe_looks_for_a_name_that_some_release_has() -> None:
     assert looked_for - known == set()
 
 
+@pytest.mark.timeout(TOO_LONG_S)
 def test_a_name_that_a_release_lacks_is_found(tmp_path: Path, cache: Path) -> None:
     """The checks above can fail: a field, a parameter, a method and a base class are changed in the newest release."""
     table = copy.deepcopy(TABLES[NEWEST])

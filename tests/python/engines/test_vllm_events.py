@@ -23,7 +23,7 @@ vllm_hashes = importlib.import_module("vllm.v1.core.kv_cache_utils")
 
 HANG_S = 60.0
 BYTES = 4096
-CONFIG = {"pipeline": "Cache", "pool_gb": 1 / 64, "timeout_ms": 10_000}
+CONFIG = {"pipeline": "Cache", "pool_gb": 1 / 64, "timeout_ms": 60_000}
 GEOMETRY: Any = SimpleNamespace(groups=[SimpleNamespace(index=0), SimpleNamespace(index=3)])
 DIGESTS = [bytes(range(n, n + 32)) for n in range(4)]
 

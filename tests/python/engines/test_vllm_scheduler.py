@@ -12,6 +12,12 @@ from kvdepot.engines.vllm.scheduler import SchedulerSide
 from kvdepot.engines.vllm.step_order import StepOrder
 
 
+@pytest.fixture(autouse=True)
+def _still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler's time stands still: however slow the machine is, no miss gets old, and no wait ends."""
+    monkeypatch.setattr("kvdepot.engines.vllm.scheduler.time.monotonic", lambda: 100.0)
+
+
 def admit(side: Any, req: Any, local: int, *table: list[int]) -> int:
     """Matches and allocates as vLLM does. Returns the external tokens."""
     tokens, _ = side.match(req, local)
