@@ -90,8 +90,15 @@ def test_all_sections_have_the_depot_s_numbers(site: Site, visit: Open) -> None:
     disk, bucket = now["tiers"]
     (server,) = bucket["servers"]
     assert seen.rows("tiers") == [
-        ["posix", str(disk["blocks"]), in_bytes(disk["bytes"]), in_bytes(disk["bytes_max"]), ""],
-        ["object", str(bucket["blocks"]), in_bytes(bucket["bytes"]), "–", f"{server['address']} up"],
+        ["posix", str(disk["blocks"]), in_bytes(disk["bytes"]), in_bytes(disk["bytes_max"]), str(disk["hit_blocks"]), ""],
+        [
+            "object",
+            str(bucket["blocks"]),
+            in_bytes(bucket["bytes"]),
+            "–",
+            str(bucket["hit_blocks"]),
+            f"{server['address']} up",
+        ],
     ]
     assert in_bytes(disk["bytes_max"]) == "512.0 MiB"
 
@@ -148,6 +155,7 @@ def flat(values: dict[str, Any], before: str = "") -> Iterator[str]:
 def test_rates_are_those_of_the_time_between_two_answers(site: Site, visit: Open) -> None:
     """With a clock that the test moves: an answer is asked for every two seconds."""
     seen = visit()
+    seen.page.route("**/history", lambda route: route.fulfill(json={"interval_s": 60, "intervals": []}))
     seen.page.clock.install(time=0)
     seen.page.goto(site.url)
     seen.until_answered()
@@ -163,7 +171,7 @@ def test_rates_are_those_of_the_time_between_two_answers(site: Site, visit: Open
     after_two_seconds = partial(after, seen.page.clock.run_for, 2000)
     still = after_two_seconds()
     assert {still[name] for name in ("stored", "loaded", "missed by loads", "evicted from the pool")} == {"0 blocks/s"}
-    assert seen.text("#hits-now") == "no block was looked up yet"
+    assert seen.text("#hits-now") == "no block was looked up"
     with site.engine({"model": "rates"}) as engine:
         engine.dump(range(20))
         assert engine.load(range(10)) == 10
@@ -180,14 +188,48 @@ def test_rates_are_those_of_the_time_between_two_answers(site: Site, visit: Open
     }
     assert busy["written to tiers"] != "0 bytes/s"
     assert busy["evicted from the pool"] != "0 blocks/s", "the pool was full"
-    assert seen.text("#hits-now") == "50.0 % at the last lookups"
+    assert seen.text("#hits-now") == "50.0 % at the last lookups, 50.0 % in the hour"
     assert seen.text("#rate-most") == "stored and loaded: 15 blocks/s, 15 at most"
     after_two_seconds()
-    assert seen.text("#hits-now") == "50.0 % at the last lookups"
+    assert seen.text("#hits-now") == "50.0 % at the last lookups, 50.0 % in the hour"
     assert seen.text("#rate-most") == "stored and loaded: 0 blocks/s, 15 at most"
     line = seen.page.locator("#rate polyline").get_attribute("points")
     points = [float(point.split(",")[1]) for point in line.split()]
     assert points[-2] < points[-1] == points[0], "the line rises and falls"
+
+
+def test_a_page_that_is_opened_later_shows_the_last_hour(site: Site, visit: Open) -> None:
+    """What the depot counted before, and with an answer of a whole hour how it is drawn."""
+    seen = visit()
+    seen.page.goto(site.url)
+    seen.until_answered()
+    now, told = site.page("status"), site.page("history")["intervals"]
+    for name in ("lookup_blocks", "lookup_hit_blocks", "dump_blocks_sealed", "evict_blocks"):
+        assert sum(one[name] for one in told) == now[name] > 0, "the depot is younger than an hour"
+    rate = 100 * now["lookup_hit_blocks"] / now["lookup_blocks"]
+    assert seen.text("#hits-now").endswith(f"{rate:.1f} % in the hour")
+
+    minute = {"seconds": 60, "lookup_blocks": 100, "dump_blocks_sealed": 600, "load_blocks": 60}
+    hour = [{**minute, "ago_s": 60 * ago, "lookup_hit_blocks": ago} for ago in reversed(range(60))]
+    hour[30]["lookup_blocks"] = 0
+    hour[40]["dump_blocks_sealed"] = 6000
+    seen = visit()
+    seen.page.route("**/history", lambda route: route.fulfill(json={"interval_s": 60, "intervals": hour}))
+    seen.page.goto(site.url)
+    seen.until_answered()
+    assert seen.text("#hits-now") == "0.0 % at the last lookups, 29.5 % in the hour"
+    assert seen.text("#rate-most").endswith("101 at most")
+
+    def line(graph: str) -> list[tuple[float, float]]:
+        points = seen.page.locator(f"#{graph} polyline").get_attribute("points").split()
+        return [(float(x), float(y)) for x, y in (point.split(",") for point in points)]
+
+    hits, rates = line("hits")[:59], line("rate")[:60]
+    assert hits == sorted(hits), "the hit rate falls from the left to the right"
+    assert (hits[0][0], rates[0][0]) == (0, 0)
+    assert hits[-1][0] == rates[-1][0] > 599 - 60, "the time goes on while the page is open"
+    highest = min(rates, key=lambda point: point[1])
+    assert abs(highest[0] - 600 * 40 / 59) < 60
 
 
 def test_the_page_is_live_and_asks_nobody_else(site: Site, visit: Open) -> None:

@@ -40,15 +40,20 @@ def test_every_element_that_the_script_names_is_there() -> None:
 
 
 RATES = """
-const shown = {}, history = { hits: [], rate: [] };
-const at = () => shown, draw = () => {}, keep = (list, value) => list.push(value), bytes = String;
+const shown = {}, text = {};
+const at = (id) => (text[id] ??= {}), draw = () => {}, bytes = String, HOUR_MS = 3600000;
 const fill = (id, lines) => { shown[id] = Object.fromEntries(lines); };
-const old = { lookup_blocks: 50, lookup_hit_blocks: 9, load_blocks: 100, load_blocks_missed: 10 };
-let before = { moment: 0, pid: 7, dump_blocks_sealed: 0, ...old };
+let hour = [], before = null;
 %s
+const old = { lookup_blocks: 50, lookup_hit_blocks: 9, load_blocks: 100, load_blocks_missed: 10 };
 const now = { lookup_blocks: 90, lookup_hit_blocks: 39, load_blocks: 180, load_blocks_missed: 30 };
+const interval = { ago_s: 20, seconds: 60, lookup_blocks: 60, lookup_hit_blocks: 20, dump_blocks_sealed: 600 };
+recall({ intervals: [interval, { ...interval, ago_s: 3, seconds: 0 }] }, 0);
+showRates({ pid: 7, dump_blocks_sealed: 0, ...old }, 0);
 showRates({ pid: 7, dump_blocks_sealed: 4, ...now }, 2000);
-console.log(JSON.stringify({ hits: history.hits, blocks: history.rate, said: shown.rates }));
+const then = shown.rates, told = hour.map((one) => [one.at, one.hit / one.looked, one.moved / one.seconds]);
+showRates({ pid: 7, dump_blocks_sealed: 4, ...now }, 3590000);
+console.log(JSON.stringify({ told, left: hour.length, text, then }));
 """
 
 
@@ -56,12 +61,19 @@ def test_the_hit_rate_and_the_rates_of_blocks_that_loads_found() -> None:
     """In two seconds lookups found 30 of 40 blocks, and loads 60 of 80. `load_blocks` includes what loads missed."""
     if (node := shutil.which("node")) is None:
         pytest.skip("no node here")
-    (script,) = re.findall(r"^const showRates = .*?^};$", PAGE, re.DOTALL | re.MULTILINE)
+    functions = [
+        re.search(rf"^const {name} = .*?^}}\)?;$", PAGE, re.DOTALL | re.MULTILINE)
+        for name in ("keep", "counted", "recall", "showHour", "showRates")
+    ]
+    script = "\n".join(found[0] for found in functions if found)
     ran = subprocess.run([node, "-e", RATES % script], check=True, capture_output=True, text=True, timeout=60)
     found = json.loads(ran.stdout)
-    assert (found["hits"], found["blocks"]) == ([0.75], [32])
-    assert found["said"]["loaded"] == "30 blocks/s"
-    assert found["said"]["missed by loads"] == "10 blocks/s"
+    assert found["told"] == [[-20_000, 20 / 60, 10], [2000, 0.75, 32]], "what the depot had counted before is kept"
+    assert found["left"] == 2, "an hour is kept"
+    assert found["text"]["hits-now"]["textContent"] == "75.0 % at the last lookups, 75.0 % in the hour"
+    assert found["text"]["rate-most"]["textContent"] == "stored and loaded: 0 blocks/s, 32 at most"
+    assert found["then"]["loaded"] == "30 blocks/s"
+    assert found["then"]["missed by loads"] == "10 blocks/s"
 
 
 @pytest.fixture
@@ -97,4 +109,6 @@ def test_the_json_behind_the_page(door: tuple[str, int]) -> None:
     warnings = json.loads(read_page(socket, "/errors") or b"null")
     assert [one["level"] for one in warnings if "/status was refused" in one["message"]] == ["warn"]
     assert json.loads(read_page(socket, "/config") or b"null")["pool_bytes"] == 16 << 20
+    history = json.loads(read_page(socket, "/history") or b"null")
+    assert [one["dump_blocks_sealed"] for one in history["intervals"]] == [0] * len(history["intervals"])
     assert (read_page(socket, "/") or b"").decode() == PAGE

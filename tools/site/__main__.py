@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs", "examples")
 MENU: dict[str, tuple[str, ...]] = {
     "Use": (
+        "docs/tutorial",
         "docs/vllm",
         "docs/lmcache",
         "docs/sglang",

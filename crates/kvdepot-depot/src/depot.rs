@@ -321,5 +321,6 @@ fn janitor(runner: &Arc<Runner>) {
         }
         runner.expire_probes();
         runner.tell(Event::Tick);
+        runner.keep_history();
     }
 }

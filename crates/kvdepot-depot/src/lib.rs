@@ -16,6 +16,7 @@ mod floors;
 #[cfg(test)]
 mod fresh_slots_tests;
 pub mod handover;
+mod history;
 mod holds;
 mod hops;
 mod ledger;

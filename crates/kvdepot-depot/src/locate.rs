@@ -3,10 +3,11 @@
 //! machine's lock.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use kvdepot_core::machine::probe::{PROBE_KEYS_MAX, ProbeStep, RunProbe};
-use kvdepot_core::machine::{Location, NamespaceHandle, Owner};
+use kvdepot_core::machine::{Location, NamespaceHandle, Owner, TierIndex};
 use kvdepot_core::{BlockKey, Error, ErrorKind, Result};
 use kvdepot_tier::{Presence as InTier, Tier};
 
@@ -24,6 +25,23 @@ const LOOKUP_WAIT: Duration = Duration::from_secs(2);
 /// Longest wait for one probe: if a shared file system takes longer, it is a miss this time.
 const PROBE_WAIT: Duration = Duration::from_secs(2);
 
+/// The leading blocks of some that exist.
+struct PrefixFound {
+    prefix: usize,
+    /// Those that are not in the pool, and their tiers.
+    tiers: Vec<(usize, TierIndex)>,
+    /// Whether a tier did not answer about the next block.
+    untold: bool,
+}
+
+/// What tiers answered about blocks that only I/O can tell of.
+pub(crate) struct Probed {
+    /// For each of the blocks, the first tier that has it.
+    pub(crate) tiers: Vec<Option<TierIndex>>,
+    /// Those that a tier did not answer about and none has.
+    pub(crate) untold: Vec<usize>,
+}
+
 /// The data that lookups use.
 #[derive(Debug)]
 pub(crate) struct Locator {
@@ -35,6 +53,18 @@ pub(crate) struct Locator {
     pub(crate) misses: Misses,
     pub(crate) usage: Usage,
     timeout: Duration,
+    /// Blocks that lookups found in each tier.
+    tier_hits: Vec<AtomicU64>,
+}
+
+/// Blocks of one lookup that were found in each tier.
+#[derive(Debug)]
+struct FoundIn(Vec<usize>);
+
+impl FoundIn {
+    fn add(&mut self, tier: TierIndex) {
+        self.0[tier] += 1;
+    }
 }
 
 impl Locator {
@@ -42,7 +72,18 @@ impl Locator {
         let (presence, directory, stats) = (Presence::new(), Directory::default(), Stats::default());
         let (misses, usage) = (Misses::new(blocks_remembered), Usage::new());
         let events = Events::new(tiers.len());
-        Self { tiers, presence, directory, stats, events, misses, usage, timeout }
+        let tier_hits = tiers.iter().map(|_| AtomicU64::new(0)).collect();
+        Self { tiers, presence, directory, stats, events, misses, usage, timeout, tier_hits }
+    }
+
+    /// Returns how many blocks lookups found in a tier. Those of claims are not among them.
+    pub(crate) fn tier_hits(&self, tier: TierIndex) -> u64 {
+        self.tier_hits[tier].load(Ordering::Relaxed)
+    }
+
+    /// Returns counts of zero for every tier.
+    fn found_in_none(&self) -> FoundIn {
+        FoundIn(vec![0; self.tiers.len()])
     }
 
     /// Returns the deadline of a tier's answer to a probe: a tier that hangs must leave the others their time (P2).
@@ -99,32 +140,39 @@ impl Locator {
     /// Returns which blocks exist, if that is known without waiting for all of them; otherwise `None`.
     pub(crate) fn exist_now(&self, keys: &[BlockKey]) -> Option<Vec<bool>> {
         let mut there = self.in_pool(keys);
+        let mut found_in = self.found_in_none();
         if self.tiers.is_empty() || there.iter().all(|there| *there) {
-            self.count_found(&there);
+            self.count_found(&there, &found_in);
             return Some(there);
         }
         let absent: Vec<usize> = (0..keys.len()).filter(|&i| !there[i]).collect();
         let asked: Vec<BlockKey> = absent.iter().map(|&i| keys[i]).collect();
         for (&i, location) in absent.iter().zip(self.locate(&asked)) {
             match location {
-                Location::Tier(_) => there[i] = true,
+                Location::Tier(tier) => {
+                    there[i] = true;
+                    found_in.add(tier);
+                }
                 // Whoever asks for all of it counts then.
                 Location::Unknown => return None,
                 Location::Absent => {}
             }
         }
-        self.count_found(&there);
+        self.count_found(&there, &found_in);
         Some(there)
     }
 
     /// Counts a lookup of single blocks.
-    fn count_found(&self, there: &[bool]) {
-        self.count_lookup(there.len(), there.iter().filter(|there| **there).count());
+    fn count_found(&self, there: &[bool], found_in: &FoundIn) {
+        self.count_lookup(there.len(), there.iter().filter(|there| **there).count(), found_in);
     }
 
-    fn count_lookup(&self, asked: usize, found: usize) {
+    fn count_lookup(&self, asked: usize, found: usize, found_in: &FoundIn) {
         Stats::add(&self.stats.lookup_blocks, asked);
         Stats::add(&self.stats.lookup_hit_blocks, found);
+        for (counter, &found) in self.tier_hits.iter().zip(&found_in.0) {
+            Stats::add(counter, found);
+        }
     }
 
     /// Returns which blocks exist. Waits for tiers that cannot tell without I/O, within limits.
@@ -134,12 +182,13 @@ impl Locator {
 
     /// As [`Self::exist`]. `untold` gets the blocks that a tier did not answer about and none has.
     fn exist_told(&self, keys: &[BlockKey], untold: &mut Vec<usize>) -> Vec<bool> {
-        let there = self.find_each(keys, untold);
-        self.count_found(&there);
+        let mut found_in = self.found_in_none();
+        let there = self.find_each(keys, untold, &mut found_in);
+        self.count_found(&there, &found_in);
         there
     }
 
-    fn find_each(&self, keys: &[BlockKey], untold: &mut Vec<usize>) -> Vec<bool> {
+    fn find_each(&self, keys: &[BlockKey], untold: &mut Vec<usize>, found_in: &mut FoundIn) -> Vec<bool> {
         let mut there = self.in_pool(keys);
         let absent: Vec<usize> = (0..keys.len()).filter(|&i| !there[i]).collect();
         if absent.is_empty() || self.tiers.is_empty() {
@@ -149,42 +198,56 @@ impl Locator {
         let mut unknown = Vec::new();
         for (&i, location) in absent.iter().zip(self.locate(&asked)) {
             match location {
-                Location::Tier(_) => there[i] = true,
+                Location::Tier(tier) => {
+                    there[i] = true;
+                    found_in.add(tier);
+                }
                 Location::Unknown => unknown.push(i),
                 Location::Absent => {}
             }
         }
-        untold.extend(self.probe_each(keys, &unknown, &mut there));
+        let probed = self.probe_each(keys, &unknown);
+        for (&i, tier) in unknown.iter().zip(&probed.tiers) {
+            if let Some(tier) = *tier {
+                there[i] = true;
+                found_in.add(tier);
+            }
+        }
+        untold.extend(probed.untold);
         there
     }
 
-    /// Finds out by I/O which of some blocks tiers hold. Waits, within bounds. Returns those among `unknown` that a tier did
-    /// not answer about and none has.
-    pub(crate) fn probe_each(&self, keys: &[BlockKey], unknown: &[usize], there: &mut [bool]) -> Vec<usize> {
+    /// Finds out by I/O which tier holds each of some blocks. Waits, within bounds.
+    pub(crate) fn probe_each(&self, keys: &[BlockKey], unknown: &[usize]) -> Probed {
         let (sender, receiver) = crossbeam_channel::unbounded();
         let deadline = Instant::now() + LOOKUP_WAIT;
-        for &i in unknown {
-            for tier in &self.tiers {
+        for (at, &i) in unknown.iter().enumerate() {
+            for (index, tier) in self.tiers.iter().enumerate() {
                 let sender = sender.clone();
                 let done = move |count: Result<usize>| {
-                    let _ = sender.send((i, count.map(|n| n == 1)));
+                    let _ = sender.send((at, index, count.map(|n| n == 1)));
                 };
                 tier.probe(vec![keys[i]], deadline, Box::new(done));
             }
         }
-        let mut answers = vec![0; keys.len()];
+        let mut tiers: Vec<Option<TierIndex>> = vec![None; unknown.len()];
+        let mut answers = vec![0; unknown.len()];
         for _ in 0..unknown.len() * self.tiers.len() {
             match receiver.recv_deadline(deadline) {
-                Ok((i, Ok(found))) => {
-                    there[i] |= found;
-                    answers[i] += 1;
+                Ok((at, tier, Ok(found))) => {
+                    if found {
+                        // The one that a load asks first.
+                        tiers[at] = Some(tiers[at].map_or(tier, |other| other.min(tier)));
+                    }
+                    answers[at] += 1;
                 }
-                Ok((_, Err(_))) => {}
+                Ok((.., Err(_))) => {}
                 Err(_) => break,
             }
         }
-        let untold = |&i: &usize| !there[i] && answers[i] < self.tiers.len();
-        unknown.iter().copied().filter(untold).collect()
+        let is_untold = |&at: &usize| tiers[at].is_none() && answers[at] < self.tiers.len();
+        let untold = (0..unknown.len()).filter(is_untold).map(|at| unknown[at]).collect();
+        Probed { tiers, untold }
     }
 
     /// As [`Self::exist`], for a lookup of one namespace by `owner`.
@@ -207,17 +270,22 @@ impl Locator {
     ) -> Result<usize> {
         let asked = hashes.count()?;
         let (mut prefix, mut missing) = (asked, None);
+        let mut tiers_of = Vec::new();
         for &namespace in namespaces {
             let keys = self.directory.keys(namespace, hashes.iter().take(prefix))?;
             let in_pool = self.presence.prefix(&keys);
             let (mut in_tiers, mut untold) = (0, false);
             if in_pool < keys.len() && !self.tiers.is_empty() {
-                (in_tiers, untold) = self.prefix_with_tiers(&keys[in_pool..]);
+                let found = self.prefix_with_tiers(&keys[in_pool..]);
+                (in_tiers, untold) = (found.prefix, found.untold);
+                tiers_of.extend(found.tiers.into_iter().map(|(i, tier)| (in_pool + i, tier)));
             }
             prefix = in_pool + in_tiers;
             missing = keys.get(prefix).map(|&key| (key, untold)).or(missing);
         }
-        self.count_lookup(asked * namespaces.len(), prefix * namespaces.len());
+        let mut found_in = self.found_in_none();
+        tiers_of.into_iter().filter(|&(i, _)| i < prefix).for_each(|(_, tier)| found_in.add(tier));
+        self.count_lookup(asked * namespaces.len(), prefix * namespaces.len(), &found_in);
         if let Some((key, untold)) = missing {
             let namespaces = self.directory.ids(namespaces.iter().copied());
             self.lookup_missed(&Unfound { owner, key, namespaces: &namespaces, asked, hit: prefix, untold });
@@ -225,15 +293,21 @@ impl Locator {
         Ok(prefix)
     }
 
-    /// Returns how many leading blocks exist, and whether a tier did not answer about the next one.
-    fn prefix_with_tiers(&self, keys: &[BlockKey]) -> (usize, bool) {
+    /// Returns how many leading blocks exist.
+    fn prefix_with_tiers(&self, keys: &[BlockKey]) -> PrefixFound {
         let in_pool = self.in_pool(keys);
         let outside: Vec<usize> = (0..keys.len()).filter(|&i| !in_pool[i]).collect();
         let asked: Vec<BlockKey> = outside.iter().map(|&i| keys[i]).collect();
         let mut locations = self.locate(&asked);
         let untold = self.probe_run(&asked, &mut locations);
         let end = locations.iter().position(|location| !matches!(location, Location::Tier(_)));
-        (end.map_or(keys.len(), |end| outside[end]), untold)
+        let tier_of = |(&i, location): (&usize, &Location)| match location {
+            Location::Tier(tier) => Some((i, *tier)),
+            Location::Absent | Location::Unknown => None,
+        };
+        let tiers =
+            outside.iter().zip(&locations).take(end.unwrap_or(usize::MAX)).filter_map(tier_of).collect();
+        PrefixFound { prefix: end.map_or(keys.len(), |end| outside[end]), tiers, untold }
     }
 
     /// Finds out by I/O how long a run of existing blocks is. Waits, within limits. Returns whether a tier did not answer

@@ -24,6 +24,7 @@ use crate::commands::{Ended, Said, TierCommands};
 use crate::config::DepotConfig;
 use crate::death::{DeathGuard, Life};
 use crate::floors::Floors;
+use crate::history::{self, History};
 use crate::holds::{Holds, LongestHolds};
 use crate::ledger::Ledger;
 use crate::locate::{Locator, timed_out};
@@ -31,6 +32,7 @@ use crate::looks::Looks;
 use crate::openings::Openings;
 use crate::pool::PoolMapping;
 use crate::probers::Probers;
+use crate::stats::{self, Now};
 use crate::waiters::Waiter;
 
 /// Time that a request may take for its own pieces, however short its deadline is: even one that has no time to wait
@@ -75,6 +77,7 @@ pub(crate) struct Runner {
     tokens: AtomicU64,
     began: Instant,
     holds: Holds,
+    history: Mutex<History>,
 }
 
 /// A request that was begun.
@@ -121,6 +124,7 @@ impl Runner {
             tokens: AtomicU64::new(1),
             began,
             holds: Holds::new(),
+            history: Mutex::new(History::new()),
         }
     }
 
@@ -397,6 +401,37 @@ impl Runner {
     /// Returns the longest holds of the machine's lock since the last call with `begins_anew`.
     pub(crate) fn longest_holds(&self, begins_anew: bool) -> LongestHolds {
         if begins_anew { self.holds.take() } else { self.holds.peek() }
+    }
+
+    /// Returns the depot's numbers of this moment.
+    pub(crate) fn numbers(&self) -> Now {
+        let mut numbers = self.locator.stats.to_json();
+        let (counters, gauges, regions) =
+            self.look(|machine| (machine.counters().clone(), machine.gauges(), machine.regions()));
+        stats::merge(&mut numbers, &counters);
+        for (name, value) in stats::gauges(&gauges) {
+            numbers.insert(name.to_owned(), value.into());
+        }
+        Now { numbers, counters, gauges, regions }
+    }
+
+    pub(crate) fn uptime_s(&self) -> u64 {
+        self.began.elapsed().as_secs()
+    }
+
+    /// Ends a minute of the history, if it is over.
+    pub(crate) fn keep_history(&self) {
+        let now_s = self.uptime_s();
+        if self.history.lock().is_due(now_s) {
+            let kept = history::kept(&self.numbers().numbers);
+            self.history.lock().mark(now_s, kept);
+        }
+    }
+
+    /// Returns what was counted in each minute of the last hour.
+    pub(crate) fn history(&self) -> serde_json::Value {
+        let kept = history::kept(&self.numbers().numbers);
+        self.history.lock().to_json(self.uptime_s(), &kept)
     }
 }
 

@@ -26,6 +26,7 @@ use crate::message::{
     PROTOCOL_VERSION, Request, Response, Shards,
 };
 use crate::runner::Runner;
+use crate::stats::Now;
 use crate::user::User;
 
 /// How long opening a claim waits for tiers that answer quickly, so that most claims need no second call.
@@ -469,13 +470,7 @@ impl Session {
     /// Returns counters and gauges. `begins_anew`: the longest hold of the lock is that of the time from now on.
     pub(crate) fn stats(&self, begins_anew: bool) -> serde_json::Value {
         let runner = &self.runner;
-        let mut map = runner.locator.stats.to_json();
-        let (counters, gauges, regions) =
-            runner.look(|machine| (machine.counters().clone(), machine.gauges(), machine.regions()));
-        crate::stats::merge(&mut map, &counters);
-        for (name, value) in crate::stats::gauges(&gauges) {
-            map.insert(name.to_owned(), value.into());
-        }
+        let Now { numbers: mut map, counters, gauges, regions } = runner.numbers();
         for (name, value) in crate::pool::describe(&runner.pool, &runner.config) {
             map.insert(name.to_owned(), value);
         }
@@ -512,6 +507,8 @@ impl Session {
             for (name, value) in tier.figures() {
                 entry[name] = value.into();
             }
+            let hits = counters.tier_hit_blocks.get(index).copied().unwrap_or(0);
+            entry["hit_blocks"] = (hits + runner.locator.tier_hits(index)).into();
             // Those with a limit of their own report what they evict.
             if usage.bytes_max > 0 {
                 entry["evict_blocks"] = counters.tier_evict_blocks.get(index).copied().unwrap_or(0).into();
@@ -524,6 +521,7 @@ impl Session {
         map.insert("tiers".to_owned(), tiers.collect::<Vec<_>>().into());
         map.insert("pipeline".to_owned(), self.runner.config.pipeline.clone().into());
         map.insert("pid".to_owned(), std::process::id().into());
+        map.insert("uptime_s".to_owned(), runner.uptime_s().into());
         map.into()
     }
 }

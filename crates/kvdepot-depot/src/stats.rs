@@ -3,8 +3,21 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvdepot_core::machine::{Counters, EVICT_AGE_BOUNDS_S, EvictAges, Gauges};
+use kvdepot_core::regions::RegionGauge;
 use kvdepot_core::{Error, ErrorKind};
 use parking_lot::Mutex;
+
+/// Numbers by name, and what belongs to them.
+pub(crate) type Numbers = serde_json::Map<String, serde_json::Value>;
+
+/// A depot's numbers of one moment.
+pub(crate) struct Now {
+    /// Counters and gauges by the names that `stat` uses.
+    pub(crate) numbers: Numbers,
+    pub(crate) counters: Counters,
+    pub(crate) gauges: Gauges,
+    pub(crate) regions: Vec<RegionGauge>,
+}
 
 macro_rules! counters {
     ($($(#[doc = $doc:literal])+ $name:ident),+ $(,)?) => {
@@ -112,7 +125,7 @@ impl Stats {
 }
 
 /// Adds the machine's counters to a depot's counters.
-pub(crate) fn merge(map: &mut serde_json::Map<String, serde_json::Value>, counters: &Counters) {
+pub(crate) fn merge(map: &mut Numbers, counters: &Counters) {
     let counted = [
         ("lookup_blocks", counters.lookup_blocks),
         ("lookup_hit_blocks", counters.lookup_hit_blocks),

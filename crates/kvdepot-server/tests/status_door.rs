@@ -350,7 +350,9 @@ fn a_port_on_the_network_asks_for_its_token() {
     for request in ["GET /", "GET /health", "GET /metrics"] {
         assert_eq!(asked(request, None).0, 200, "{request}");
     }
-    for request in ["GET /config", "GET /errors", "GET /misses", "GET /namespaces", "GET /status"] {
+    for request in
+        ["GET /config", "GET /errors", "GET /history", "GET /misses", "GET /namespaces", "GET /status"]
+    {
         assert_eq!(asked(request, None).0, 401, "{request}");
         assert_eq!(asked(request, Some("another token than that")).0, 401, "{request}");
         assert_eq!(asked(request, Some(TOKEN)).0, 200, "{request}");

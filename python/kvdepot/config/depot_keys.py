@@ -166,8 +166,8 @@ class DepotKeys(BaseModel):
     )
     metrics_port: int | None = key(
         None,
-        "Port of `metrics_host` where the depot serves the status page, `/metrics`, `/health`, `/status`, `/config` "
-        "and `/errors`. Depots on one machine need "
+        "Port of `metrics_host` where the depot serves the status page, `/metrics`, `/health`, `/status`, `/history`, "
+        "`/config` and `/errors`. Depots on one machine need "
         "different ports: a depot whose port is taken logs that and runs without. The Unix socket `SOCKET.http` serves "
         "the same pages in any case, and `/misses`, `/namespaces` and `/why`.",
         unit="port",
@@ -182,8 +182,8 @@ class DepotKeys(BaseModel):
     )
     metrics_token_file: str | None = key(
         None,
-        "File with the secret for `metrics_port`. If it is set, `/config`, `/errors`, `/misses`, `/namespaces`, "
-        "`/status`, `/why` and the series of single namespaces need it (`Authorization: Bearer …`); `/metrics` and "
+        "File with the secret for `metrics_port`. If it is set, `/config`, `/errors`, `/history`, `/misses`, "
+        "`/namespaces`, `/status`, `/why` and the series of single namespaces need it (`Authorization: Bearer …`); `/metrics` and "
         "`/health` do not. It is sent without TLS, so never use the secret of pool servers.",
         by_default="no secret",
     )

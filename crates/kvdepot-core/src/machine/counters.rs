@@ -10,6 +10,8 @@ pub struct Counters {
     pub lookup_blocks: u64,
     /// Of these, those of the hits that claims ended with.
     pub lookup_hit_blocks: u64,
+    /// Of these, those that came from each tier, up to the last tier that any came from.
+    pub tier_hit_blocks: Vec<u64>,
     /// Blocks that dumps requested to store.
     pub dump_blocks: u64,
     /// Blocks dumped into the pool.
@@ -68,10 +70,12 @@ pub struct Counters {
 impl Counters {
     /// Counts blocks that a tier evicted.
     pub(crate) fn tier_evicted(&mut self, tier: TierIndex, blocks: usize) {
-        if self.tier_evict_blocks.len() <= tier {
-            self.tier_evict_blocks.resize(tier + 1, 0);
-        }
-        self.tier_evict_blocks[tier] += blocks as u64;
+        add_of(&mut self.tier_evict_blocks, tier, blocks);
+    }
+
+    /// Counts blocks of a hit that came from a tier.
+    pub(crate) fn tier_hit(&mut self, tier: TierIndex, blocks: usize) {
+        add_of(&mut self.tier_hit_blocks, tier, blocks);
     }
 
     /// Counts a failure by operation and kind.
@@ -82,4 +86,12 @@ impl Counters {
             None => self.failures.push((operation, kind, 1)),
         }
     }
+}
+
+/// Adds to the count of a tier.
+fn add_of(counts: &mut Vec<u64>, tier: TierIndex, blocks: usize) {
+    if counts.len() <= tier {
+        counts.resize(tier + 1, 0);
+    }
+    counts[tier] += blocks as u64;
 }

@@ -107,6 +107,23 @@ fn the_blocks_of_a_claim_s_final_hit_are_counted_once() {
     assert_eq!(counted(&lab), (7, 2), "a block is being read");
     lab.ask(Request::ClaimPoll { claim: progress.claim, settle: true });
     assert_eq!(counted(&lab), (7, 4));
+    assert!(lab.machine.counters().tier_hit_blocks.is_empty(), "they were in the pool");
+}
+
+#[test]
+fn blocks_of_a_hit_count_for_the_tier_that_they_came_from() {
+    let mut lab = Lab::new(16, 2);
+    dump(&mut lab, &[1, 2]);
+    lab.located = Location::Tier(1);
+    claim(&mut lab, &[1, 2, 3, 4, 5], 0);
+    end_reads(&mut lab, &Ok(Fetched::Whole));
+    let counters = lab.machine.counters();
+    assert_eq!((counters.lookup_hit_blocks, &counters.tier_hit_blocks[..]), (5, &[0, 3][..]));
+    // Blocks that do not come are no hit.
+    claim(&mut lab, &[1, 6, 7], 0);
+    end_reads(&mut lab, &Err(fails(ErrorKind::Io)));
+    let counters = lab.machine.counters();
+    assert_eq!((counters.lookup_hit_blocks, &counters.tier_hit_blocks[..]), (6, &[0, 3][..]));
 }
 
 #[test]

@@ -381,6 +381,12 @@ impl Direct {
         self.session.stats(true)
     }
 
+    /// Returns what was counted in each minute of the last hour: `interval_s`, and the `intervals`, the oldest first. The last
+    /// one is not over.
+    pub fn history(&self) -> serde_json::Value {
+        self.session.runner().history()
+    }
+
     /// Returns the last requests that found less than they asked for, newest first: at most `count`, and with `request` only
     /// those whose label begins with it.
     pub fn last_misses(&self, count: usize, request: Option<&str>) -> serde_json::Value {

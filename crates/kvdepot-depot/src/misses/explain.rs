@@ -87,18 +87,20 @@ impl Locator {
         let mut named = Named::default();
         let name = named.name(&opened.spec);
         let in_pool: Vec<bool> = self.presence.contain(&keys).collect();
-        let locations = self.locate(&keys);
+        let mut locations = self.locate(&keys);
         let unknown: Vec<usize> =
             (0..keys.len()).filter(|&i| !in_pool[i] && locations[i] == Location::Unknown).collect();
-        let mut found = vec![false; keys.len()];
-        let untold = self.probe_each(&keys, &unknown, &mut found);
-        let places = in_pool.into_iter().zip(found).zip(locations);
-        let blocks = keys.iter().zip(places).enumerate().map(|(i, (key, ((in_pool, found), location)))| {
+        let probed = self.probe_each(&keys, &unknown);
+        for (&i, tier) in unknown.iter().zip(&probed.tiers) {
+            locations[i] = tier.map_or(Location::Absent, Location::Tier);
+        }
+        let untold = probed.untold;
+        let places = in_pool.into_iter().zip(locations);
+        let blocks = keys.iter().zip(places).enumerate().map(|(i, (key, (in_pool, location)))| {
             let mut told = json!({"hash": hex(&key.hash.0)});
             match (in_pool, location) {
                 (true, _) => told["at"] = "pool".into(),
                 (false, Location::Tier(tier)) => told["at"] = self.tiers[tier].name().into(),
-                (false, Location::Unknown) if found => told["at"] = "a tier".into(),
                 (false, Location::Unknown | Location::Absent) => {
                     told["at"] = Value::Null;
                     let why = self.why(key, &[opened.id], untold.contains(&i));

@@ -81,6 +81,7 @@ fn a_block_that_a_tier_has_to_fetch_counts_once() {
     assert_eq!(direct.exist(&keys), [true, false]);
     assert_eq!(direct.exist_now(&keys), Some(vec![true, false]));
     assert_eq!((counter(&depot, "lookup_blocks"), counter(&depot, "lookup_hit_blocks")), (4, 2));
+    assert_eq!(depot.direct().stats()["tiers"][0]["hit_blocks"], 0, "it is in the pool since it was read");
 }
 
 #[test]
@@ -96,4 +97,31 @@ fn a_placement_that_makes_no_sense_is_refused() {
         assert_eq!(error.kind(), ErrorKind::Config);
         assert!(causes.contains(wants), "{causes}");
     }
+}
+
+/// By a look without I/O and by a count of the leading blocks, as LMCache's server and SGLang ask.
+#[test]
+fn a_hit_counts_for_the_tier_that_a_lookup_found_it_in() {
+    let depot = start("Cache|Fake", serde_json::json!({})).unwrap();
+    let layout = BlockLayout::uniform(1, &[64 << 10]).unwrap();
+    let spec = NamespaceSpec::new("{\"model\":\"where\"}", layout).unwrap();
+    let direct = depot.direct();
+    let namespace = direct.open_namespace(spec.canonical()).unwrap();
+    let hashes: Vec<BlockHash> = (1..=4).map(|n| BlockHash([n; 16])).collect();
+    for &hash in &hashes[..3] {
+        direct.reserve(namespace, hash).unwrap().unwrap().seal(None).unwrap();
+    }
+    let key = |&hash: &BlockHash| BlockKey { namespace: namespace.id, hash };
+    let keys: Vec<BlockKey> = hashes.iter().map(key).collect();
+    let in_tier = || depot.direct().stats()["tiers"][0]["hit_blocks"].as_u64().unwrap();
+    assert_eq!((direct.exist(&keys), in_tier()), (vec![true, true, true, false], 0));
+    drain(&depot);
+    direct.evict_to_percent(0.0);
+    assert_eq!((direct.exist(&keys), in_tier()), (vec![true, true, true, false], 3));
+    assert_eq!(direct.exist_now(&keys), Some(vec![true, true, true, false]));
+    assert_eq!(in_tier(), 6);
+    let bytes: Vec<u8> = hashes.iter().flat_map(|hash| hash.0).collect();
+    assert_eq!((direct.prefix(namespace.handle, &bytes).unwrap(), in_tier()), (3, 9));
+    direct.read(namespace.handle, namespace.id, &hashes[..1], std::time::Duration::from_secs(60)).unwrap();
+    assert_eq!((direct.prefix(namespace.handle, &bytes).unwrap(), in_tier()), (3, 11), "one is in the pool");
 }

@@ -15,6 +15,7 @@ pub(crate) enum Page {
     Config,
     Errors,
     Health,
+    History,
     Metrics,
     Misses,
     Namespaces,
@@ -48,11 +49,12 @@ pub(crate) struct Subject<'a> {
 
 impl Page {
     /// In the order in which they are listed to clients.
-    pub(crate) const ALL: [Self; 9] = [
+    pub(crate) const ALL: [Self; 10] = [
         Self::Root,
         Self::Config,
         Self::Errors,
         Self::Health,
+        Self::History,
         Self::Metrics,
         Self::Misses,
         Self::Namespaces,
@@ -81,6 +83,7 @@ impl Page {
             Self::Config => ("/config", Reveals::State),
             Self::Errors => ("/errors", Reveals::State),
             Self::Health => ("/health", Reveals::Life),
+            Self::History => ("/history", Reveals::State),
             Self::Metrics => ("/metrics", Reveals::Numbers),
             Self::Misses => ("/misses", Reveals::Blocks),
             Self::Namespaces => ("/namespaces", Reveals::Blocks),
@@ -97,6 +100,7 @@ impl Page {
             Self::Config => json(StatusCode::OK, &page::config(depot.config())),
             Self::Errors => json(StatusCode::OK, &recent::list()),
             Self::Health => json(StatusCode::OK, &serde_json::json!({"status": "ok"})),
+            Self::History => json(StatusCode::OK, &depot.direct().history()),
             Self::Metrics if subject.names_namespaces => {
                 metrics::metrics(subject.series, depot.direct().stats())
             }

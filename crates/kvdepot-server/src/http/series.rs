@@ -49,6 +49,8 @@ impl Collector for Series {
         write(&mut encoder, Kind::Gauge, "lock_hold_max_seconds", holds, &most("lock_hold_max_us"))?;
         let stall = "Longest time that the machine did not run the depot, since the depot started";
         write(&mut encoder, Kind::Gauge, "stall_max_seconds", stall, &most("stall_max_us"))?;
+        let uptime = stats["uptime_s"].as_u64().map_or_else(Vec::new, |s| vec![(Vec::new(), s as f64)]);
+        write(&mut encoder, Kind::Gauge, "uptime_seconds", "Time since the depot started", &uptime)?;
         let oldest = "Age of the oldest lease of a client, about; 0 without leases";
         let age = stats["lease_age_max_s"].as_u64().map_or_else(Vec::new, |s| vec![(Vec::new(), s as f64)]);
         write(&mut encoder, Kind::Gauge, "lease_age_max_seconds", oldest, &age)?;
@@ -136,12 +138,20 @@ impl Series {
             });
             write(encoder, Kind::Gauge, name, help, &samples.collect::<Vec<_>>())?;
         }
-        let evicted = tiers.iter().filter_map(|tier| {
-            let name = quoted(tier["name"].as_str()?);
-            Some((vec![("tier", name)], tier["evict_blocks"].as_u64()? as f64))
-        });
-        let help = "Blocks that a tier evicted to make room";
-        write(encoder, Kind::Counter, "tier_evict_blocks", help, &evicted.collect::<Vec<_>>())?;
+        for (name, field, help) in [
+            (
+                "tier_hit_blocks",
+                "hit_blocks",
+                "Blocks of hits that came from a tier; the others were in the pool",
+            ),
+            ("tier_evict_blocks", "evict_blocks", "Blocks that a tier evicted to make room"),
+        ] {
+            let samples = tiers.iter().filter_map(|tier| {
+                let name = quoted(tier["name"].as_str()?);
+                Some((vec![("tier", name)], tier[field].as_u64()? as f64))
+            });
+            write(encoder, Kind::Counter, name, help, &samples.collect::<Vec<_>>())?;
+        }
         hops(encoder, tiers)?;
         compression(encoder, tiers)?;
         object_stores(encoder, tiers)?;

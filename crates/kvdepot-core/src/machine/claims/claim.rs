@@ -9,6 +9,7 @@ use crate::hit::{GroupShape, HitSearch, needed_blocks};
 use crate::key::{BlockHash, NamespaceId};
 use crate::misses::Short;
 
+use super::super::counters::Counters;
 use super::super::event::{Arriving, ClaimId, ClaimTimes, Location, Nanos, Owner, Progress, Token};
 use super::super::names::{PoolKey, SpaceId};
 use super::super::pool::Pool;
@@ -392,6 +393,18 @@ impl Claim {
     /// How many of the units beyond `skip`, up to `end`, so many blocks make.
     fn units_of(&self, blocks: usize, end: usize) -> usize {
         (blocks / self.width()).min(end - self.skip)
+    }
+
+    /// Counts the blocks of the final hit, and of how many a tier had to be asked: at most so many as were fetched for
+    /// this claim, in whole units.
+    pub(super) fn count_hit(&self, counters: &mut Counters) {
+        let mut left = self.hit - self.skip;
+        counters.lookup_hit_blocks += left as u64;
+        for came in &self.times.tiers {
+            let units = (came.blocks / self.width()).min(left);
+            counters.tier_hit(came.tier, units);
+            left -= units;
+        }
     }
 
     pub(super) fn progress(&mut self) -> Progress {

@@ -299,7 +299,7 @@ impl Claims {
             }
         }
         if !std::mem::replace(&mut claim.is_counted, true) {
-            rooms.counters.lookup_hit_blocks += (claim.hit - claim.skip) as u64;
+            claim.count_hit(rooms.counters);
         }
         if !claim.has_missed {
             let missed = claim.missed(rooms.pool, rooms.catalog);
