@@ -105,13 +105,13 @@ impl Attachment {
         if opened.is_some() && !in_place {
             return Ok(());
         }
-        let mut lane = self.lane(generation, HANDSHAKE_WAIT)?;
+        let mut lane = self.lane(generation, self.background_wait())?;
         let handle = match opened {
             Some(handle) => handle,
             None => generation.open_namespace(&mut lane, canonical)?,
         };
         if in_place {
-            lane.tell(Request::ReadsInPlace { namespace: handle }, Instant::now() + HANDSHAKE_WAIT)?;
+            lane.tell(Request::ReadsInPlace { namespace: handle }, Instant::now() + self.background_wait())?;
             generation.told_in_place.lock().insert(handle);
         }
         lane.finish();
@@ -137,8 +137,8 @@ impl Attachment {
         if generation.told_ended.load(Ordering::Acquire) || !has_earlier_ended(generation.welcome.depot) {
             return;
         }
-        if let Ok(mut lane) = self.lane(generation, HANDSHAKE_WAIT)
-            && lane.call(Request::CopiesEnded, Instant::now() + HANDSHAKE_WAIT).is_ok()
+        if let Ok(mut lane) = self.lane(generation, self.background_wait())
+            && lane.call(Request::CopiesEnded, Instant::now() + self.background_wait()).is_ok()
         {
             generation.told_ended.store(true, Ordering::Release);
             lane.finish();

@@ -3,7 +3,6 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
-use std::time::Instant;
 
 use kvdepot_core::{Error, ErrorKind, NamespaceSpec, Result};
 use parking_lot::Mutex;
@@ -81,7 +80,7 @@ impl Attachment {
         }
         // A writer that waits keeps readers out, so waiting here would delay those that open a namespace.
         let Some(_naming) = generation.naming.try_write() else { return };
-        let Ok(mut lane) = self.lane(generation, HANDSHAKE_WAIT) else { return };
+        let Ok(mut lane) = self.lane(generation, self.background_wait()) else { return };
         if tell_closed(&mut lane, generation).is_ok() {
             lane.finish();
         }
@@ -116,7 +115,7 @@ impl Generation {
             return Ok(handle);
         }
         // The time is that of the call, however long another one took.
-        let deadline = Instant::now() + HANDSHAKE_WAIT;
+        let deadline = lane.background_deadline();
         match lane.call(Request::OpenNamespace { canonical: canonical.into() }, deadline)? {
             Response::Namespace { handle, .. } => Ok(handle),
             _ => Err(unexpected()),
@@ -158,7 +157,8 @@ fn tell_closed(lane: &mut LaneGuard, generation: &Generation) -> Result<()> {
     let closed = std::mem::take(&mut *generation.closed.lock());
     for namespace in closed.into_values() {
         generation.told_in_place.lock().remove(&namespace);
-        lane.call(Request::CloseNamespace { namespace }, Instant::now() + HANDSHAKE_WAIT)?;
+        let deadline = lane.background_deadline();
+        lane.call(Request::CloseNamespace { namespace }, deadline)?;
     }
     Ok(())
 }
@@ -168,6 +168,8 @@ mod tests {
     use std::time::Duration;
 
     use kvdepot_core::BlockLayout;
+
+    use std::time::Instant;
 
     use super::*;
     use crate::config::DepotConfig;

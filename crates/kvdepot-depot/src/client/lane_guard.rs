@@ -12,12 +12,22 @@ use crate::client::generation::Generation;
 use crate::client::lane::Lane;
 use crate::message::{Hashes, Request, Response, hash_bytes};
 
-/// The longest time for a handshake, or for opening a namespace, in the background.
+/// The time for a handshake.
 pub(super) const HANDSHAKE_WAIT: Duration = Duration::from_secs(5);
 /// Number of lanes kept for reuse.
 const IDLE_LANES_MAX: usize = 16;
 
+/// How long a call in the background may take before the depot counts as lost: never less than a call of a client.
+fn background_wait(call_timeout: Duration) -> Duration {
+    HANDSHAKE_WAIT.max(call_timeout)
+}
+
 impl Attachment {
+    /// Returns how long a call in the background may take.
+    pub(super) fn background_wait(&self) -> Duration {
+        background_wait(self.call_timeout)
+    }
+
     /// Returns a lane of this generation, new or reused.
     pub(crate) fn lane(self: &Arc<Self>, generation: &Arc<Generation>, wait: Duration) -> Result<LaneGuard> {
         if let Some(lane) = generation.lanes.lock().pop() {
@@ -65,7 +75,7 @@ impl Attachment {
 
     /// Returns a lane that is not returned for reuse.
     pub(crate) fn lane_of_its_own(self: &Arc<Self>, generation: &Arc<Generation>) -> Result<Lane> {
-        let lane = self.lane(generation, HANDSHAKE_WAIT)?.into_lane();
+        let lane = self.lane(generation, self.background_wait())?.into_lane();
         lane.ok_or_else(|| Error::new(ErrorKind::Closed, "the lane is out of step"))
     }
 
@@ -147,6 +157,11 @@ impl LaneGuard {
         self.generation.checked(&named, response)
     }
 
+    /// Returns the deadline of a call in the background that begins now.
+    pub(super) fn background_deadline(&self) -> Instant {
+        Instant::now() + self.attachment.background_wait()
+    }
+
     /// Sends a request that is not answered.
     pub(crate) fn tell(&mut self, request: Request<'_>, deadline: Instant) -> Result<()> {
         let tell = |lane: &mut Lane| lane.tell(request, deadline);
@@ -194,5 +209,16 @@ impl Drop for LaneGuard {
                 lanes.push(lane);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_in_the_background_has_no_less_time_than_a_client_s() {
+        assert_eq!(background_wait(Duration::from_secs(1)), HANDSHAKE_WAIT);
+        assert_eq!(background_wait(Duration::from_secs(60)), Duration::from_secs(60));
     }
 }

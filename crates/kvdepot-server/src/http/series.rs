@@ -138,20 +138,7 @@ impl Series {
             });
             write(encoder, Kind::Gauge, name, help, &samples.collect::<Vec<_>>())?;
         }
-        for (name, field, help) in [
-            (
-                "tier_hit_blocks",
-                "hit_blocks",
-                "Blocks of hits that came from a tier; the others were in the pool",
-            ),
-            ("tier_evict_blocks", "evict_blocks", "Blocks that a tier evicted to make room"),
-        ] {
-            let samples = tiers.iter().filter_map(|tier| {
-                let name = quoted(tier["name"].as_str()?);
-                Some((vec![("tier", name)], tier[field].as_u64()? as f64))
-            });
-            write(encoder, Kind::Counter, name, help, &samples.collect::<Vec<_>>())?;
-        }
+        blocks_of_tiers(encoder, tiers)?;
         hops(encoder, tiers)?;
         compression(encoder, tiers)?;
         object_stores(encoder, tiers)?;
@@ -171,6 +158,25 @@ impl Series {
         }
         Ok(())
     }
+}
+
+/// Blocks that hits found in each tier, and blocks that it evicted.
+fn blocks_of_tiers(encoder: &mut DescriptorEncoder<'_>, tiers: &[Value]) -> fmt::Result {
+    for (name, field, help) in [
+        (
+            "tier_hit_blocks",
+            "hit_blocks",
+            "Blocks of hits that came from a tier; the others were in the pool",
+        ),
+        ("tier_evict_blocks", "evict_blocks", "Blocks that a tier evicted to make room"),
+    ] {
+        let samples = tiers.iter().filter_map(|tier| {
+            let name = quoted(tier["name"].as_str()?);
+            Some((vec![("tier", name)], tier[field].as_u64()? as f64))
+        });
+        write(encoder, Kind::Counter, name, help, &samples.collect::<Vec<_>>())?;
+    }
+    Ok(())
 }
 
 /// Blocks that moved between the pool and each tier: their bytes, and histograms of their times.
