@@ -90,15 +90,15 @@ def test_all_sections_have_the_depot_s_numbers(site: Site, visit: Open) -> None:
     disk, bucket = now["tiers"]
     (server,) = bucket["servers"]
     assert seen.rows("tiers") == [
-        ["posix", str(disk["blocks"]), in_bytes(disk["bytes"]), in_bytes(disk["bytes_max"]), str(disk["hit_blocks"]), ""],
         [
-            "object",
-            str(bucket["blocks"]),
-            in_bytes(bucket["bytes"]),
-            "–",
-            str(bucket["hit_blocks"]),
-            f"{server['address']} up",
-        ],
+            tier["name"],
+            str(tier["blocks"]),
+            in_bytes(tier["bytes"]),
+            in_bytes(tier["bytes_max"]),
+            str(tier["hit_blocks"]),
+            servers,
+        ]
+        for tier, servers in ((disk, ""), (bucket, f"{server['address']} up"))
     ]
     assert in_bytes(disk["bytes_max"]) == "512.0 MiB"
 

@@ -183,8 +183,8 @@ class DepotKeys(BaseModel):
     metrics_token_file: str | None = key(
         None,
         "File with the secret for `metrics_port`. If it is set, `/config`, `/errors`, `/history`, `/misses`, "
-        "`/namespaces`, `/status`, `/why` and the series of single namespaces need it (`Authorization: Bearer …`); `/metrics` and "
-        "`/health` do not. It is sent without TLS, so never use the secret of pool servers.",
+        "`/namespaces`, `/status`, `/why` and the series of single namespaces need it (`Authorization: Bearer …`); "
+        "`/metrics` and `/health` do not. It is sent without TLS, so never use the secret of pool servers.",
         by_default="no secret",
     )
     log_level: Literal["error", "warn", "info", "debug", "trace"] = key(
