@@ -14,7 +14,9 @@ from tools.first_gpu_hour.machine import Machine
 from tools.first_gpu_hour.report import losses, spread
 from tools.first_gpu_hour.steps import Step
 
-RUN_S = 300
+RUN_S = 600
+
+pytestmark = pytest.mark.timeout(RUN_S + 60)
 
 
 def hour(out: Path, *options: str, environ: dict[str, str] | None = None) -> tuple[dict[str, Any], str]:

@@ -21,6 +21,8 @@ SCHEDULES = 1 if REAL else 25
 RUN_S = 300
 ENGINES = ("memcpy", "batch", "kernel", "auto")
 
+pytestmark = pytest.mark.timeout(4 * RUN_S)  # each program has a limit of its own
+
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:

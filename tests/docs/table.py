@@ -377,7 +377,7 @@ RUNS: tuple[Run | Serve, ...] = (
     Run(
         "make demo",
         'make demo ARGS="--prompts 1 --tokens 96 --answer-tokens 2 --dtype float32 --set hit_ratio=1.0 '
-        '--set call_timeout_ms=3000 --json"',
+        '--set call_timeout_ms=30000 --json"',
         says="after kill -9",
         json=True,
     ),
@@ -403,7 +403,7 @@ RUNS: tuple[Run | Serve, ...] = (
     Run(
         "make bench-thrash",
         'make bench-thrash ARGS="--requests 2 --tokens 256 --pool-part 0.9 --system kvdepot --dtype float32 '
-        '--set hit_ratio=1.0 --set call_timeout_ms=3000 --json"',
+        '--set hit_ratio=1.0 --set call_timeout_ms=30000 --json"',
         json=True,
     ),
     Run(
@@ -423,7 +423,7 @@ RUNS: tuple[Run | Serve, ...] = (
         "make bench-lmcache",
         'make bench-lmcache ARGS="--only first-token --only long-doc-qa --levels kvdepot-dax --rounds 1 --size small '
         "--dtype float32 --repeats 1 --tokens 256 --keep-page-cache --documents 4 --document-tokens 512 --questions 1 "
-        '--answer-tokens 2 --inflight 1 --set call_timeout_ms=3000 --json"',
+        '--answer-tokens 2 --inflight 1 --set call_timeout_ms=30000 --json"',
         json=True,
     ),
     Run(

@@ -23,6 +23,8 @@ from tools.demo.client import Answer
 from tools.demo.report import COLD, RESTARTED, WARM, Phase, conclude
 
 RUN_S = 60
+# Many commands, each with that limit.
+pytestmark = pytest.mark.timeout(600)
 TOKEN = "/etc/kvdepot/token"
 
 

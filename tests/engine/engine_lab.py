@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from tools.lab.warm import Warm
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
 PREVIOUS_PYTHON = REPOSITORY / ".venv-vllm-previous" / "bin" / "python"
-START_TIMEOUT_S = 300
+START_TIMEOUT_S = 600
 WINDOW_TOKENS = 96  # short, so that most blocks of a prompt are outside of it
 # Half the usual spread: otherwise bfloat16 rounding errors would be as large as the effect of one wrong block.
 # "KIND-…" is a model of that architecture with other sizes.
@@ -68,12 +67,14 @@ class Lab:
 
     def close(self) -> None:
         """Ends depots that would wait for engines longer than a test lasts."""
+        from tools.lab.child import kill_process
         from tools.lab.depot import depot_stats
 
+        sockets = [one for path in self.short_roots for one in path.rglob("*.sock")]
+        for socket in filter(Path.exists, [Path(self.socket), *sockets]):
+            if (stats := depot_stats(socket)) is not None:
+                kill_process(int(stats["pid"]))
         for path in self.short_roots:
-            for socket in path.rglob("*.sock"):
-                if (stats := depot_stats(socket)) is not None:
-                    os.kill(stats["pid"], signal.SIGKILL)
             shutil.rmtree(path, ignore_errors=True)
 
     def conflicts(self) -> list[float]:
@@ -159,9 +160,11 @@ class Lab:
             "pipeline": "Cache|Posix",
             "directories": [str(self.root / "blocks")],
             "pool_gb": 0.25,
-            "idle_exit_s": 5,
+            # A depot lives until the lab is closed: it must not end while the next engine starts.
+            "idle_exit_s": 120,
+            "attach_timeout_ms": 60_000,
             # A timeout is a miss, which is correct for users, but here the machine is busy and hits are counted.
-            "call_timeout_ms": 3000,
+            "call_timeout_ms": 30_000,
             # So is a block that arrives more slowly than it is computed.
             "load_policy": "all",
             **options,

@@ -34,7 +34,6 @@ import hashlib
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -47,10 +46,10 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")
 
-ATTACHED_S = 60
+ATTACHED_S = 120
 OTHER_ENGINE_S = 240
 SETTLE_S = 120
-DUMPS_S = 30
+DUMPS_S = 60
 UPGRADE_S = 120
 STEPS_S = 240
 TRIES = 30
@@ -351,8 +350,11 @@ class Run:
         self.results[phase["name"]] = offloading(self.llm).secondary_tiers[0].counts()
 
     def kill_depot(self, phase: dict[str, Any]) -> None:
+        from tools.lab.child import kill_process
+
         stats = with_depot(phase["socket"], lambda depot: json.loads(depot.stats_json()))
-        os.kill(stats["depot"]["pid"], signal.SIGKILL)
+        # Until then it holds its medium.
+        kill_process(int(stats["depot"]["pid"]))
 
     def upgrade(self, phase: dict[str, Any]) -> None:
         def serving() -> int:

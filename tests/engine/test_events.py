@@ -110,7 +110,7 @@ def test_a_router_knows_the_depot_s_blocks_by_vllm_s_hashes(real_lab: Lab, tp: i
         {"do": "generate", "name": "cold", "prompts": first, "max_tokens": 1},
         {"do": "settle", "socket": socket},
     ]
-    options = {"socket": socket, "idle_exit_s": 60, "on_reset": "drop"}
+    options = {"socket": socket, "on_reset": "drop"}
     real_lab.run("llama", stores, tp=tp, options=options)
 
     def both(router: Router, count: int) -> bool:

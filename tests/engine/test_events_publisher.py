@@ -94,8 +94,7 @@ def test_a_publisher_tells_the_hashes_that_vllm_tells(real_lab: Lab) -> None:
                 {"do": "step_until", "prompts": TINY, "file": str(told)},
                 {"do": "settle", "socket": socket},
             ]
-            depot = {"socket": socket, "idle_exit_s": 60}
-            real_lab.run("llama", phases, options=depot, engine={"kv_events_config": events})
+            real_lab.run("llama", phases, options={"socket": socket}, engine={"kv_events_config": events})
             # The engine is gone, and nobody else publishes what the depot has.
             wanted = {
                 ("CPU", "LOCAL", "kvdepot/pool"): router.stored,

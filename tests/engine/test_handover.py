@@ -20,6 +20,8 @@ def test_an_engine_finds_what_another_node_s_has_computed(real_lab: Lab, layerwi
             "pipeline": "Cache|Remote|Posix",
             "directories": [str(blocks)],
             "remote_servers": [server.address],
+            # Silence of a server that is alive: a busy machine must not reach it.
+            "remote_timeout_ms": 60_000,
             "use_layerwise": layerwise,
         }
 

@@ -20,7 +20,7 @@ from tools.lab.depot import wait_until_clean
 MANY = [[[seed, 300]] for seed in range(40, 60)]
 BYTES_OF_MANY = {"llama": 20 * 9 * 131_072, "gemma3": 20 * 9 * 131_072, "mla": 20 * 9 * 147_456}
 THREE = [[[1, 600]], [[2, 350]], [[3, 330]]]
-START_S = 60
+START_S = 120
 ON_TWO_RANKS = [1, pytest.param(2, marks=pytest.mark.full)]
 
 

@@ -7,7 +7,7 @@ import pytest
 from engine_lab import REPOSITORY, Lab
 from same import KINDS
 
-ROUND_S = 60
+ROUND_S = 200
 CASES = [(kind, ranks) for kind in KINDS for ranks in (1, 2)]
 IN_CI = (("llama", 1),)
 

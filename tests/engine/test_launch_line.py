@@ -33,6 +33,7 @@ ENVIRON = {
     "OMP_NUM_THREADS": "1",
     # Hits are exact unless the machine stalls for half a minute.
     "KVDEPOT_CALL_TIMEOUT_MS": "30000",
+    "KVDEPOT_ATTACH_TIMEOUT_MS": "60000",
     "KVDEPOT_LOAD_POLICY": "all",
 }
 

@@ -17,14 +17,14 @@ from tools.lab.depot import depot_stats
 from tools.lab.pause import pause
 
 CHUNKS, CHUNK_BYTES = 16, 8192
-WAIT_S = 30
+WAIT_S = 60
 CALL_MS = 15_000
-"""Time limit of most calls. A lookup has ``TASK_S`` (10 s) instead, and loses the depot when it exceeds that."""
+"""Time limit of most calls. A lookup has ``WAIT_S`` instead, and loses the depot when it exceeds that."""
 CHUNK_TOKENS = 32
 FULL, WINDOWS = 0, 1
 """Cache groups."""
 PROBES = 20
-"""Requests that look chunks up while the depot hangs. All must be done within ``TASK_S`` of the first lookup."""
+"""Requests that look chunks up while the depot hangs. All must be done within ``WAIT_S`` of the first lookup."""
 FOREVER_S = 3600.0
 CORE = '{"pipeline":"Cache|Empty","pool_bytes":67108864,"eviction":"s3fifo","waiting_queue_depth":8192,'
 CORE += '"running_queue_depth":524288,"timeout_ms":30000}'
@@ -89,7 +89,7 @@ class Side:
             engine_id="e", model=SimpleNamespace(name="m"), cache=SimpleNamespace(blocks_per_chunk=1)
         )
         depot = {"socket": str(served.socket), "pipeline": "Cache|Empty", "pool_gb": 0.25, "start_depot": False}
-        depot["call_timeout_ms"] = CALL_MS
+        depot |= {"call_timeout_ms": CALL_MS, "timeout_ms": WAIT_S * 1000}
         self.tier = KVDepotTier(SimpleNamespace(config=config), self.view, "KVDepotTier", None, **{**depot, **keys})
         self.manager = TieringOffloadingManager(primary, [self.tier])
 
@@ -157,6 +157,7 @@ def make(monkeypatch: pytest.MonkeyPatch, served: Served) -> Iterator[Callable[.
 
     monkeypatch.setattr(answers, "STALE_S", FOREVER_S)
     monkeypatch.setattr(room, "RESET_S", 2.0 * WAIT_S)
+    monkeypatch.setattr(room, "TASK_S", float(WAIT_S))
     monkeypatch.setattr(tier, "calling_engine", lambda: None)
     monkeypatch.setattr(tier, "refuse_unsupported", lambda *_: None)
     monkeypatch.setattr(tier, "chunk_facts", lambda *_: {"test": 1})

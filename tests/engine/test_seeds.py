@@ -76,7 +76,7 @@ def test_seed_configuration_and_log_line(real_lab: Lab, text: str, tp: int, bloc
     file.write_text(text.replace("/mnt/test", str(blocks)))
     engine = {**launch(file), "block_size": block_size}
     # A separate socket for this test, since the file names none; a socket's path must be short.
-    environment = {"XDG_RUNTIME_DIR": str(real_lab.short_root())}
+    environment = {"XDG_RUNTIME_DIR": str(real_lab.short_root()), "KVDEPOT_ATTACH_TIMEOUT_MS": "60000"}
     plain = real_lab.run("llama", [generate("plain")], connector=None)
     total = 600 // block_size
     warm = {**generate("warm"), "until_cached": total * block_size}

@@ -5,6 +5,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engine_lab import Lab
@@ -28,9 +29,10 @@ SIGNALS = [
 @contextmanager
 def depot_home(root: Path) -> Iterator[DepotHome]:
     """The configuration of a depot that the first server starts; whichever depot exists at the end is killed."""
-    values = {"pipeline": "Cache|Empty", "directories": None, "pool_gb": 0.125}
+    values: dict[str, Any] = {"pipeline": "Cache|Empty", "directories": None, "pool_gb": 0.125}
     # Hits are exact however busy the machine is.
-    with DepotHome(root, {**values, "call_timeout_ms": 3000, "load_policy": "all"}) as home:
+    values |= {"call_timeout_ms": 30_000, "attach_timeout_ms": 60_000, "load_policy": "all"}
+    with DepotHome(root, values) as home:
         try:
             yield home
         finally:

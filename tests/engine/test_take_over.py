@@ -18,8 +18,8 @@ from tools.lab.depot import depot_stats, wait_until_clean
 
 PROMPTS = [[[1, 600]], [[2, 350]], [[3, 330]]]
 FRESH = 5000
-EXIT_S = 60
-START_S = 60
+EXIT_S = 120
+START_S = 120
 
 
 def serve(lab: Lab, *more: str) -> list[str]:

@@ -12,6 +12,10 @@ from tools.monitoring.browser import browser as run_browser
 from tools.monitoring.load import PATIENCE_S
 
 POLL_S = 0.05
+# The page gives a depot five seconds for an answer. A busy machine may take longer, and tests compare answers.
+PATIENT = (
+    f"{{ const after = AbortSignal.timeout; AbortSignal.timeout = () => after.call(AbortSignal, {PATIENCE_S}e3); }}"
+)
 
 
 def until(what: str, is_so: Callable[[], Any]) -> Any:
@@ -69,11 +73,13 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def visit(browser: Browser) -> Iterator[Callable[..., Visit]]:
-    """Opens pages; options are those of Playwright's contexts."""
+    """Opens pages, with the page's own limit of time or a longer one; options are those of Playwright's contexts."""
     opened: list[BrowserContext] = []
 
-    def open_page(**options: Any) -> Visit:
+    def open_page(*, patient: bool = True, **options: Any) -> Visit:
         opened.append(browser.new_context(**options))
+        if patient:
+            opened[-1].add_init_script(PATIENT)
         return Visit(opened[-1])
 
     yield open_page

@@ -11,6 +11,7 @@ from tools.wire.servers import STANDIN, standin_verbs
 KILLS = 6
 
 
+@pytest.mark.timeout(600)  # each wait has a limit of its own
 @pytest.mark.peer_fault_sometimes("a writer that dies in the middle leaves a key whose get ends the server")
 def test_kills_under_load_leave_nothing_wrong(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     kind = request.config.getoption("--server")

@@ -16,10 +16,10 @@ import pytest
 from tools.lab.ports import LOOPBACK
 from tools.wire.servers import ROOT, Server, preload
 
-LMCACHE_S = 120
+LMCACHE_S = 300
 CHUNKS = 16
 
-pytestmark = pytest.mark.rdma
+pytestmark = [pytest.mark.rdma, pytest.mark.timeout(2 * LMCACHE_S + 60)]
 
 LMCache = Callable[[str, int], dict[str, Any]]
 

@@ -92,7 +92,7 @@ def test_objects_come_back_whole_also_after_everything_was_restarted(home: Depot
         stored = Driver(first).store(NUMBERS)
         assert (stored.is_successful(), stored.bytes_transferred()) == (True, SIZE * len(NUMBERS))
         first.close()
-        depot.wait_until_clean(30)
+        depot.wait_until_clean(60)
     with home.start():
         second = KVDepotL2Adapter(settings(home))
         driver = Driver(second)
@@ -159,7 +159,7 @@ def test_a_killed_depot_is_a_miss_and_comes_back_by_itself(home: DepotHome) -> N
         adapter = KVDepotL2Adapter(settings(home))
         driver = Driver(adapter)
         driver.store(NUMBERS)
-        depot.wait_until_clean(30)
+        depot.wait_until_clean(60)
         depot.kill()
         assert driver.lookup(NUMBERS) == []
         assert driver.load(NUMBERS) == MISSES
@@ -180,7 +180,7 @@ def test_a_depot_killed_amid_loads_and_stores_gives_whole_objects_or_misses(home
     with home.start() as depot:
         adapter = KVDepotL2Adapter(settings(home))
         Driver(adapter).store(MANY)
-        depot.wait_until_clean(30)
+        depot.wait_until_clean(60)
     seen: set[str] = set()
     for kill_after in (1, 4, 8):
         with home.start() as depot:
@@ -268,7 +268,7 @@ def test_what_is_deleted_stays_a_miss_when_it_could_not_be_stored_again(home: De
         stack.callback(adapter.close)
         driver = Driver(adapter)
         driver.store(NUMBERS)
-        depot.wait_until_clean(30)
+        depot.wait_until_clean(60)
         adapter.delete([key(3)])
         depot.kill()
         assert not driver.store([3]).is_successful()

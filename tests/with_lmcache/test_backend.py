@@ -2,8 +2,6 @@
 
 import asyncio
 import inspect
-import os
-import signal
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -23,6 +21,7 @@ from kvdepot.engines.lmcache import KVDepotBackend
 from kvdepot.engines.lmcache.backend import GET_THREADS, PUT_THREADS
 from kvdepot.engines.lmcache.keys import chunk_hash
 from kvdepot.errors import ConfigError
+from tools.lab.child import kill_process
 from tools.lab.depot import Depot, DepotHome, depot_stats, wait_until_clean
 
 TOKENS = list(range(4 * CHUNK + 10))
@@ -54,8 +53,10 @@ class Life:
         assert type(self.backend) is KVDepotBackend
 
     def store(self, tokens: list[int], values: torch.Tensor) -> None:
+        before = self.held()
         self.engine.store(torch.tensor(tokens), kv=values)
-        until(lambda: not self.backend._puts, "stores")
+        # Their memory is given back last.
+        until(lambda: not self.backend._puts and self.held() == before, "stores")
 
     def retrieve(self, tokens: list[int]) -> tuple[int, torch.Tensor]:
         into = torch.zeros_like(kv(0, len(tokens)))
@@ -97,7 +98,7 @@ def test_kv_is_the_same_after_everything_was_restarted(tmp_path: Path, home: Dep
         with Life(tmp_path / "lmcache.yaml", home) as first:
             assert first.engine.lookup(TOKENS) == 0
             first.store(TOKENS, values)
-        depot.wait_until_clean(30)
+        depot.wait_until_clean(60)
     with home.start(), Life(tmp_path / "lmcache.yaml", home) as second:
         assert second.engine.lookup(TOKENS) == FULL
         found, into = second.retrieve(TOKENS)
@@ -111,7 +112,7 @@ def test_the_keys_of_lmcaches_dax_backend_alone_run_a_depot_on_its_medium(tmp_pa
     medium, values = tmp_path / "medium", kv(4, len(TOKENS))
     with medium.open("wb") as file:
         file.truncate(MEDIUM_BYTES)
-    own = {"socket": str(home.socket), "pool_gb": POOL_GB, "attach_timeout_ms": 60_000, "call_timeout_ms": 3_000}
+    own = {"socket": str(home.socket), "pool_gb": POOL_GB, "attach_timeout_ms": 60_000, "call_timeout_ms": 30_000}
     extra = {"dax.device_path": str(medium), "dax.max_dax_size": MEDIUM_BYTES / (1 << 30), "dax.restore_workers": 2}
     try:
         for turn in range(2):
@@ -119,7 +120,7 @@ def test_the_keys_of_lmcaches_dax_backend_alone_run_a_depot_on_its_medium(tmp_pa
                 if not turn:
                     assert life.engine.lookup(TOKENS) == 0
                     life.store(TOKENS, values)
-                    wait_until_clean(home.socket, 30)
+                    wait_until_clean(home.socket, 60)
                 until(lambda life=life: life.engine.lookup(TOKENS) == FULL, "the medium's blocks are known")
                 found, into = life.retrieve(TOKENS)
                 assert found == FULL
@@ -128,10 +129,11 @@ def test_the_keys_of_lmcaches_dax_backend_alone_run_a_depot_on_its_medium(tmp_pa
                 assert stats is not None
                 assert stats["pipeline"] == "Cache|Dax"
                 assert [(tier["name"], tier["blocks"]) for tier in stats["tiers"]] == [("dax", FULL // CHUNK)]
-                os.kill(stats["pid"], signal.SIGKILL)
+                # Until it has ended it holds the medium.
+                kill_process(stats["pid"])
     finally:
         if (stats := depot_stats(home.socket)) is not None:
-            os.kill(stats["pid"], signal.SIGKILL)
+            kill_process(stats["pid"])
 
 
 def test_a_killed_depot_is_a_miss_and_comes_back_by_itself(tmp_path: Path, home: DepotHome) -> None:
@@ -140,7 +142,7 @@ def test_a_killed_depot_is_a_miss_and_comes_back_by_itself(tmp_path: Path, home:
         depot = stack.enter_context(home.start())
         life = stack.enter_context(Life(tmp_path / "lmcache.yaml", home))
         life.store(TOKENS, values)
-        depot.wait_until_clean(30)
+        depot.wait_until_clean(60)
         held = life.held()
         depot.kill()
         assert life.engine.lookup(TOKENS) == 0
@@ -228,7 +230,7 @@ def test_clear_is_for_everybody_and_waits_for_the_depot(tmp_path: Path, home: De
         one, other = (stack.enter_context(Life(tmp_path / f"{name}.yaml", home)) for name in ("one", "other"))
         one.store(TOKENS, kv(5, len(TOKENS)))
         assert other.engine.lookup(TOKENS) == FULL
-        depot.wait_until_clean(30)
+        depot.wait_until_clean(60)
         depot.kill()
         one.manager.clear(["dax"])
         assert one.engine.lookup(TOKENS) == 0
@@ -319,7 +321,7 @@ def test_a_scheduler_opens_its_store_before_the_first_lookup(
     opened = threading.Event()
     monkeypatch.setattr("kvdepot.engines.lmcache.backend.Stores.open", lambda *_: opened.set())
     backend = KVDepotBackend(config=configuration(tmp_path / "lmcache.yaml", settings(home)), metadata=metadata())
-    found = opened.wait(20)
+    found = opened.wait(60)
     backend.close()
     assert found
 
@@ -342,7 +344,7 @@ def test_loads_that_hang_hold_up_no_lookup(life: Life, monkeypatch: pytest.Monke
         ]
         await asyncio.sleep(0)
         try:
-            hits = await asyncio.wait_for(life.backend.batched_async_contains("id", keys), 20)
+            hits = await asyncio.wait_for(life.backend.batched_async_contains("id", keys), 50)
         finally:
             gate.set()
         found = [one for load in loads for one in await load]

@@ -18,18 +18,22 @@ NUMBERS = list(range(32))
 WHOLE = dict.fromkeys(NUMBERS, "whole")
 MISSES = dict.fromkeys(NUMBERS, "miss")
 BATCH = 1024
+TASK_MS = 300_000
+"""Longer than a test: so long a lease lasts."""
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lookup that is late leases less, but here the machine is busy and leases are counted."""
-    monkeypatch.setattr(locker, "OPEN_S", END_S)
+    """A lookup that is late leases less, and leases end, but here the machine is busy and leases are counted."""
+    for limit in ("OPEN_S", "ARRIVE_S"):
+        monkeypatch.setattr(locker, limit, END_S)
+    monkeypatch.setattr(locker, "LEASE_S", TASK_MS / 1000)
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[tuple[dict[str, Any], Depot]]:
     with DepotHome(tmp_path / "small", {"pipeline": "Cache", "pool_gb": POOL_GB, "directories": None}) as home:
-        chosen = settings(home, pipeline="Cache", pool_gb=POOL_GB, directories=None)
+        chosen = settings(home, pipeline="Cache", pool_gb=POOL_GB, directories=None, timeout_ms=TASK_MS)
         with home.start() as depot:
             yield {name: value for name, value in chosen.items() if value is not None}, depot
 

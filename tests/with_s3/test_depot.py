@@ -20,6 +20,8 @@ BLOCKS = "/kv/blocks/"
 PATIENCE_S = 100.0
 # A hang must reach it, and a busy machine must not.
 TASK_MS = 20_000
+# Silence of a server that is alive: one that was killed breaks its connections.
+SILENCE_MS = 60_000
 
 
 def block(n: int, size: int) -> np.ndarray:
@@ -36,7 +38,7 @@ class Client:
             "start_depot": False,
             "attach_timeout_ms": 60_000,
             "timeout_ms": TASK_MS,
-            "call_timeout_ms": 10_000,
+            "call_timeout_ms": 30_000,
         }
         self.size = size
         self._store = kvdepot.open(config, layout=[size], namespace={"model": "s3"})
@@ -86,7 +88,7 @@ def until(what: str, is_so: Callable[[], bool]) -> None:
 
 def home(root: Path, server: Server, pipeline: str, **values: Any) -> DepotHome:
     """A depot, which packs no blocks unless the caller says so: requests are counted by block."""
-    usual = {"pool_gb": 0.0625, "timeout_ms": TASK_MS, "object_pack_mb": 0}
+    usual = {"pool_gb": 0.0625, "timeout_ms": TASK_MS, "object_pack_mb": 0, "object_timeout_ms": SILENCE_MS}
     options = {"pipeline": pipeline, **usual, **server.options(), **values}
     if "Posix" in pipeline:
         options["posix_capacity_gb"] = 0.1
@@ -187,6 +189,7 @@ def refuse_half(server: Server, traffic: Traffic, blocks: int) -> None:
     server.front.plan = None
 
 
+@pytest.mark.timeout(600)  # each wait has a limit of its own
 @pytest.mark.parametrize("fail", [die, refuse_half], ids=["killed", "throttled"])
 def test_failures_amid_traffic_cost_misses_only(
     server: Server, tmp_path: Path, fail: Callable[[Server, Traffic, int], None]

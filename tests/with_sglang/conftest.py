@@ -52,8 +52,9 @@ def settings(home: DepotHome, **values: Any) -> dict[str, Any]:
         "socket": str(home.socket),
         "pool_gb": POOL_GB,
         "start_depot": False,
-        "attach_timeout_ms": 10_000,
-        "call_timeout_ms": 3_000,
+        "attach_timeout_ms": 60_000,
+        # SGLang ends itself when a thread of its does not end within 10 s.
+        "call_timeout_ms": 8_000,
         **values,
     }
 

@@ -12,6 +12,7 @@ from sglang.srt.mem_cache import memory_pool, swa_memory_pool
 from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolName, PoolTransfer
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
+from kvdepot.engines import attachment
 from kvdepot.engines.sglang import KVDepotLinker, device_pools, engine
 from kvdepot.errors import ConfigError
 from tools.lab.depot import DepotHome
@@ -73,12 +74,13 @@ def linked(home: DepotHome, monkeypatch: pytest.MonkeyPatch) -> Iterator[LINKED]
     monkeypatch.setattr(
         engine, "linker_ranks", lambda _, *, replicated: SimpleNamespace(**alone, is_mla_model=replicated)
     )
+    # Its start waits half a second for a depot, and a hit one second for its pages: a busy machine may exceed both.
+    monkeypatch.setattr(attachment, "GLANCE_MS", 60_000)
+    keys = settings(home, load_policy="all")
     made: list[KVDepotLinker] = []
 
     def open_linker(pool: Any) -> KVDepotLinker:
-        made.append(
-            KVDepotLinker(arguments, params(pool), components={ComponentType.FULL}, extra_config=settings(home))
-        )
+        made.append(KVDepotLinker(arguments, params(pool), components={ComponentType.FULL}, extra_config=keys))
         return made[-1]
 
     with home.start():

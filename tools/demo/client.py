@@ -12,7 +12,8 @@ from tools.lab.metrics import counter
 from tools.lab.ports import LOOPBACK
 
 REQUEST_S = 300.0
-COUNTER_POLLS = 20
+ASK_S = 60.0
+COUNTER_POLLS = 300
 COUNTER_POLL_S = 0.1
 HITS = "vllm:external_prefix_cache_hits_total"
 QUERIES = "vllm:external_prefix_cache_queries_total"
@@ -88,7 +89,7 @@ class Client:
         return True
 
     def _get(self, path: str) -> str:
-        connection = http.client.HTTPConnection(LOOPBACK, self._port, timeout=10)
+        connection = http.client.HTTPConnection(LOOPBACK, self._port, timeout=ASK_S)
         try:
             connection.request("GET", path)
             response = connection.getresponse()

@@ -170,6 +170,13 @@ def object_options(endpoint: str, credentials: Path) -> dict[str, Any]:
     }
 
 
+class BucketServer(ThreadingHTTPServer):
+    """As many connections as a depot opens at once may wait to be accepted; more than five are not rare."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+
 class Bucket:
     """The bucket's process, seen from outside; it ends with the ``with`` block."""
 
@@ -206,8 +213,7 @@ class Bucket:
 
 def main() -> None:
     """Serves until it is killed."""
-    server = ThreadingHTTPServer((LOOPBACK, int(sys.argv[1])), Handler)
-    server.daemon_threads = True
+    server = BucketServer((LOOPBACK, int(sys.argv[1])), Handler)
     print(LISTENING, flush=True)
     server.serve_forever()
 

@@ -1,6 +1,7 @@
 """A program in a process group of its own, which logs to a file. The whole group ends with the ``with`` block."""
 
 import os
+import select
 import signal
 import subprocess
 import time
@@ -13,6 +14,7 @@ from typing import Any
 from typing_extensions import Self
 
 GROUP_END_S = 10.0
+KILLED_S = 60.0
 POLL_S = 0.05
 LOG_TAIL_BYTES = 16_384
 LOG_TAIL_LINES = 40
@@ -151,6 +153,25 @@ def last_lines(log: Path) -> list[str]:
 def tail(log: Path) -> str:
     """Returns the end of a log, with its name as the heading."""
     return "\n".join([f"end of {log}:", *last_lines(log)])
+
+
+def kill_process(pid: int, timeout_s: float = KILLED_S) -> None:
+    """Sends SIGKILL to a process that need not be a child, and returns when it has ended.
+
+    Raises:
+        TimeoutError: it has not.
+    """
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        if not select.select([process], [], [], timeout_s)[0]:
+            raise TimeoutError(f"process {pid} has not ended {timeout_s:.0f} s after SIGKILL")
+    finally:
+        os.close(process)
 
 
 def end_within(process: "subprocess.Popen[Any]", timeout_s: float) -> None:

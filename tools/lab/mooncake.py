@@ -30,9 +30,9 @@ MASTER_OPTIONS = (
     f"--rpc_address={LOOPBACK}",
     f"--metrics_host={LOOPBACK}",
     # A removal waits for the leases of readers. A shorter one ends amid a slow read.
-    "--default_kv_lease_ttl=500",
-    # So long a dead holder counts as alive.
-    "--client_ttl=3",
+    "--default_kv_lease_ttl=20000",
+    # So long a dead holder counts as alive. The memory of one that the machine does not run for longer is forgotten.
+    "--client_ttl=15",
 )
 
 

@@ -74,9 +74,10 @@ class Handler(BaseHTTPRequestHandler):
                 self.send_header(name, value)
         self.send_header("Content-Length", answer.getheader("Content-Length") or str(len(said)))
         self.end_headers()
+        # Before the depot has the answer: a test may look as soon as a request has ended.
+        self.server.count(self.command, self.path)
         self.wfile.write(said)
         self.wfile.flush()
-        self.server.count(self.command, self.path)
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve  # noqa: N815 - the names of the base class
 

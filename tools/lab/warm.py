@@ -50,7 +50,8 @@ MODULES_OF_DEVICE = {
     "cpu": ("vllm.v1.worker.cpu_worker", "vllm.v1.worker.cpu_model_runner"),
     "cuda": ("vllm.v1.worker.gpu_worker", "vllm.v1.worker.gpu_model_runner"),
 }
-END_S = 20.0
+END_S = 60.0
+START_S = 600.0
 LOOK_S = 0.5
 
 
@@ -137,7 +138,7 @@ class Warm:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(order).encode() + b"\n")
         self._process.stdin.flush()
-        return Fork(self, int(self.answer(END_S * 30)["pid"]))
+        return Fork(self, int(self.answer(START_S)["pid"]))
 
     def answer(self, timeout_s: float) -> dict[str, Any]:
         """Returns the next line of the warm process.

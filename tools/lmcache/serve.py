@@ -14,7 +14,7 @@ from tools.lab.ports import LOOPBACK, free_port
 from tools.lmcache.connector import VARIABLES, transfer
 
 START_S = 300.0
-CALL_S = 10.0
+CALL_S = 60.0
 HITS = "vllm:external_prefix_cache_hits_total"
 
 

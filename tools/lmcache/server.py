@@ -15,7 +15,7 @@ from tools.lab.metrics import counter
 from tools.lab.ports import LOOPBACK, free_port
 
 START_S = 120.0
-CALL_S = 10.0
+CALL_S = 60.0
 L1_GB = 0.25
 CHUNK_TOKENS = 128
 SHARED = Path("/dev/shm")

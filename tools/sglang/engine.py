@@ -12,7 +12,7 @@ from tools.lab.child import POLL_S, ChildError, tail
 from tools.lab.rounds import Rounds
 from tools.sglang_env import EXTENSIONS, STANDIN
 
-FLUSH_S = 30.0
+FLUSH_S = 120.0
 
 
 def depot_backend(extra_config: Mapping[str, Any]) -> dict[str, Any]:

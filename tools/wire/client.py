@@ -14,7 +14,7 @@ from tools.lab.ports import LOOPBACK
 from tools.wire.calls import Reply
 from tools.wire.servers import LINK_TYPE, ROOT, Server, preload
 
-CALL_S = 30.0
+CALL_S = 60.0
 Blocks = Sequence[tuple[str, int]]
 
 

@@ -35,6 +35,8 @@ def manager(url: str) -> Any:
         max_local_cpu_size=0.5,
         remote_url=url,
         remote_serde="naive",
+        # A get that takes longer is a miss.
+        blocking_timeout_secs=60,
         extra_config={"infinistore_link_type": "LINK_IB"},
     )
     metadata = LMCacheMetadata(

@@ -10,7 +10,7 @@ from tools.wire.servers import Server
 
 IDLE = 500
 STORM = 1000
-SETTLE_S = 10.0
+SETTLE_S = 60.0
 LARGE_BYTES = 64 * MIB
 SLOW_READERS = 16
 RSS_LIMIT_BYTES = 256 * MIB
