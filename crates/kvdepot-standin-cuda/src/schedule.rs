@@ -11,7 +11,7 @@ use crate::memory::Place;
 use crate::world::{State, World};
 
 /// How long a wait lasts if no work can run and none is queued.
-const STUCK: Duration = Duration::from_secs(20);
+const STUCK: Duration = Duration::from_secs(60);
 /// Maximum number of pieces that one call runs early.
 const EARLY_MAX: u64 = 12;
 

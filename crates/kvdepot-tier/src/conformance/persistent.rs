@@ -73,7 +73,8 @@ pub(super) fn a_laggard_follows(make: &dyn Fn() -> Arc<dyn Tier>) {
 pub(super) fn the_cap_holds(make: &dyn Fn(u64) -> Arc<dyn Tier>) {
     let cap = 10 * 16_384 + 1000;
     let bench = Bench::new(make(cap));
-    let writes: Vec<_> = (0..100).map(|n| bench.begin_write(n, bench.filled(n), Bench::soon())).collect();
+    let end = Bench::soon_for(100);
+    let writes: Vec<_> = (0..100).map(|n| bench.begin_write(n, bench.filled(n), end)).collect();
     for write in writes {
         let written = Bench::answer(&write);
         assert!(bench.tier.usage().bytes <= cap, "{:?}", bench.tier.usage());

@@ -50,7 +50,8 @@ pub(super) fn many_shards(tier: Arc<dyn Tier>) {
 pub(super) fn many_blocks_at_once(tier: Arc<dyn Tier>) {
     const COUNT: u64 = 300;
     let bench = Bench::new(tier);
-    let writes: Vec<_> = (0..COUNT).map(|n| bench.begin_write(n, bench.filled(n), Bench::soon())).collect();
+    let end = Bench::soon_for(COUNT);
+    let writes: Vec<_> = (0..COUNT).map(|n| bench.begin_write(n, bench.filled(n), end)).collect();
     for write in writes {
         assert_eq!(Bench::answer(&write).expect("a write"), Written::New);
     }
@@ -58,7 +59,7 @@ pub(super) fn many_blocks_at_once(tier: Arc<dyn Tier>) {
     let reads: Vec<_> = (0..COUNT)
         .map(|n| {
             let slot = bench.slot();
-            (n, slot.clone(), bench.begin_read(n, slot, Bench::soon()))
+            (n, slot.clone(), bench.begin_read(n, slot, Bench::soon_for(COUNT)))
         })
         .collect();
     for (n, slot, read) in reads {

@@ -173,6 +173,11 @@ impl Bench {
         Instant::now() + patience()
     }
 
+    /// Returns a deadline that only a hang reaches, for so many operations at once: a busy disk syncs them one by one.
+    pub fn soon_for(count: u64) -> Instant {
+        Self::soon() + Duration::from_secs(count)
+    }
+
     /// Begins to write `src` as block `n`.
     pub fn begin_write(&self, n: u64, src: SlotBuf, deadline: Instant) -> Receiver<Result<Written>> {
         let (done, receive) = answer();

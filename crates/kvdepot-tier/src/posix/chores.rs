@@ -3,16 +3,12 @@
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use kvdepot_core::{BlockKey, Error, NamespaceId};
 
 use super::index::Index;
 use super::space::Space;
-
-/// The longest time that dropping a tier waits for its background threads and its last checkpoint. A thread that hangs
-/// ends when its device responds.
-pub(super) const CLOSE_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// The pending work of the two background threads.
 #[derive(Debug)]

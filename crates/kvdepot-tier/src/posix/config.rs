@@ -13,6 +13,8 @@ use super::settings::{CAPACITY_PERCENT_DEFAULT, FREE_FLOOR_PERCENT_DEFAULT, SETT
 use crate::Compression;
 use crate::settings::{Fields, MEMORY_OUTLIVES, Switch};
 
+const CLOSE_WAIT: Duration = Duration::from_secs(5);
+
 /// Settings of a Posix tier.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PosixConfig {
@@ -50,6 +52,9 @@ pub struct PosixConfig {
     /// The longest time that opening or advancing a namespace waits for the file system, if its caller waits that long.
     /// Not read from JSON.
     pub open_wait: Duration,
+    /// The longest time that dropping the tier waits for its background threads and its last checkpoint. A thread that
+    /// hangs ends when its device responds. Not read from JSON.
+    pub close_wait: Duration,
     /// For how long another depot that shares the cap may be silent before it counts as dead. The same for all depots
     /// of a directory. Not read from JSON.
     pub ledger_lease: Duration,
@@ -80,6 +85,7 @@ impl Default for PosixConfig {
             shared: true,
             capacity_shared: false,
             open_wait: Duration::from_millis(NAMESPACE_OPEN_MS),
+            close_wait: CLOSE_WAIT,
             ledger_lease: Duration::from_millis(LEASE_MS),
             engine: EngineKind::default(),
             memory_outlives: false,
@@ -94,7 +100,8 @@ impl PosixConfig {
         Self { directories: vec![directory.into()], ..Self::default() }
     }
 
-    /// Reads an object with the tier's settings: the fields of this struct except `open_wait` and `ledger_lease`.
+    /// Reads an object with the tier's settings: the fields of this struct except `open_wait`, `close_wait` and
+    /// `ledger_lease`.
     pub fn from_json(value: &Value) -> Result<Self> {
         let fields = Fields::new("Posix", value, &SETTINGS)?;
         let mut config = Self { directories: fields.paths("directories")?, ..Self::default() };

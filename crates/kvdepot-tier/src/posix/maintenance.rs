@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use kvdepot_core::limits::{CHECKPOINT_INTERVAL_S, SWEEP_INTERVAL_S};
 use kvdepot_core::{BlockKey, NamespaceId, Result};
 
-use super::chores::{CLOSE_WAIT_MAX, ScanJob};
+use super::chores::ScanJob;
 use super::index::time_of;
 use super::shared::Shared;
 use super::state::{PIECE, State};
@@ -87,7 +87,7 @@ impl Shared {
         loop {
             if let Some(until) = state.chores.stop_at {
                 // The recorded total shall be that of what stays. Half of the time is kept for a checkpoint.
-                let until = until.checked_sub(CLOSE_WAIT_MAX / 2).unwrap_or(until);
+                let until = until.checked_sub(self.config.close_wait / 2).unwrap_or(until);
                 while !state.has_unlinked() && !state.wait_until(&self.changed, until) {}
                 return None;
             }

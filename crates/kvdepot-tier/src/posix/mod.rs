@@ -52,7 +52,6 @@ use crate::entry::TierEntry;
 use crate::{
     BlockingCalls, BlockingConfig, Done, Presence, ReadItem, Tier, TierEvents, TierUsage, WriteItem,
 };
-use chores::CLOSE_WAIT_MAX;
 pub use chores::SweepReport;
 pub use config::PosixConfig;
 use shared::Shared;
@@ -389,6 +388,6 @@ impl Tier for PosixTier {
 impl Drop for PosixTier {
     fn drop(&mut self) {
         self.shared.namespaces.stop();
-        self.shared.stop(Instant::now() + CLOSE_WAIT_MAX);
+        self.shared.stop(Instant::now() + self.shared.config.close_wait);
     }
 }

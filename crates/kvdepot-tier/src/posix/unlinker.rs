@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use kvdepot_core::limits::BLOCK_ALIGN_BYTES;
 use kvdepot_core::{Error, ErrorKind, NamespaceId, Result};
 
-use super::chores::{CLOSE_WAIT_MAX, ReclaimJob, Remove};
+use super::chores::{ReclaimJob, Remove};
 use super::shared::Shared;
 use super::space::below_of_dir;
 use super::state::{PIECE, State};
@@ -50,7 +50,7 @@ impl Shared {
         loop {
             if let Some(until) = state.chores.stop_at {
                 // Removed blocks must not reappear at the next start; everything else is found again.
-                let in_time = Instant::now() + CLOSE_WAIT_MAX / 2 < until;
+                let in_time = Instant::now() + self.config.close_wait / 2 < until;
                 let keys = if in_time { state.take_some_leaving() } else { Vec::new() };
                 state.chores.unlinking = !keys.is_empty();
                 return (!keys.is_empty()).then_some(Chore::Unlink(keys));

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::mooncake_store::{Fault, Store};
+use kvdepot_core::limits::MOONCAKE_HANG_MS;
 use kvdepot_core::{BlockLayout, ErrorKind};
 use kvdepot_tier::conformance::{Bench, Waiting, spec, until};
 use kvdepot_tier::mooncake::{HelperProcess, HelperStarter, MooncakeHelper, MooncakeOp};
@@ -40,6 +41,7 @@ fn a_read_that_hangs_ends_at_its_deadline_and_its_slot_is_no_longer_touched() {
     let bench = bench(&store);
     bench.write_all(2);
     store.set(Fault::Hang, Some(MooncakeOp::Get));
+    let hung = Instant::now();
     let slots: Vec<_> = (0..2).map(|_| bench.slot()).collect();
     for (n, slot) in slots.iter().enumerate() {
         let read = Bench::answer(&bench.begin_read(n as u64, slot.clone(), in_ms(300)));
@@ -48,6 +50,7 @@ fn a_read_that_hangs_ends_at_its_deadline_and_its_slot_is_no_longer_touched() {
     }
     // The late calls are carried out now, into memory that nobody looks at.
     store.free();
+    let hung = hung.elapsed();
     until("it serves again", || bench.read_is_right(0) && bench.read_is_right(1));
     bench.drain();
     for slot in &slots {
@@ -58,7 +61,8 @@ fn a_read_that_hangs_ends_at_its_deadline_and_its_slot_is_no_longer_touched() {
             "a late call wrote into a slot that was given back (P4)"
         );
     }
-    assert_eq!(store.starts(), 1);
+    // Unless this machine stood still until the helper was replaced.
+    assert!(store.starts() == 1 || hung > Duration::from_millis(MOONCAKE_HANG_MS));
 }
 
 #[test]

@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::common::{block_file, config, disk_bytes, files_with, open, open_faulty, remove_records};
 use kvdepot_core::ErrorKind;
@@ -22,8 +22,13 @@ fn own(dir: &Path, capacity_bytes: u64) -> PosixConfig {
     PosixConfig { capacity_bytes, shared: false, ..config(dir) }
 }
 
+/// Opens a tier that is closed with its checkpoint, however slow the disk is.
+fn open_to_close(dir: &Path, capacity_bytes: u64) -> Arc<PosixTier> {
+    open(PosixConfig { close_wait: Duration::from_secs(60), ..own(dir, capacity_bytes) })
+}
+
 fn written(dir: &Path, count: u64) {
-    let bench = Bench::new(open(own(dir, 0)));
+    let bench = Bench::new(open_to_close(dir, 0));
     bench.write_all(count);
     bench.drain();
 }
@@ -59,7 +64,7 @@ fn the_cap_is_kept_from_the_first_write_on() {
     let cap = 20 * FILE_BYTES;
     written(dir.path(), 20);
     // Closed with a cap, so that its total is recorded.
-    open(own(dir.path(), cap)).wait_scanned(Bench::soon());
+    open_to_close(dir.path(), cap).wait_scanned(Bench::soon());
     let (tier, faults) = open_with_hung_scan(own(dir.path(), cap), 5);
     let bench = Bench::new(Arc::clone(&tier) as _);
     for n in 20..30 {

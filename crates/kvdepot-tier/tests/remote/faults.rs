@@ -1,6 +1,7 @@
 //! Servers that fail in every way: each failure is a miss in bounded time (P2), never wrong bytes (P1).
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -11,6 +12,7 @@ use kvdepot_core::{BlockKey, BlockLayout, ErrorKind};
 use kvdepot_tier::conformance::{Bench, Waiting, listen, spec};
 use kvdepot_tier::{Presence, RemoteConfig, RemoteProtocol, RemoteTier, Tier, TierEvents, Written};
 use parking_lot::Mutex;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with};
 
 const TOKEN: &str = "a token of these tests";
 const FOREIGN: Speaks = Speaks::Foreign { answers_unknown: true };
@@ -430,11 +432,11 @@ fn another_client_finds_a_block_at_once() {
 
 #[test]
 fn servers_that_never_were_there_stall_nobody() {
-    // A port that was free a moment ago.
-    let gone = PoolServer::own();
-    let config = config(&[&gone]);
-    drop(gone);
-    let bench = open(config);
+    // Its port is bound, so no server of another test gets it, but nobody listens.
+    let port = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+    bind(&port, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = SocketAddrV4::try_from(getsockname(&port).unwrap()).unwrap();
+    let bench = open(RemoteConfig { servers: vec![address.to_string()], ..config(&[]) });
     assert_eq!(bench.epoch, 0);
     until(|| bench.peek(0) == Presence::Absent);
     assert!(bench.write(0).is_err() && bench.read(0).is_err());
