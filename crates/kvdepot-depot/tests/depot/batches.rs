@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
 
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::blocks::{HANG, depot, dump, hash, key, open, spec};
 use crossbeam_channel::{Receiver, Sender, unbounded};
@@ -13,6 +13,8 @@ use kvdepot_tier::conformance::{Script, ScriptedTier};
 use kvdepot_tier::{Done, FakeTier, ReadItem, Tier, WriteItem};
 
 const BLOCKS: u64 = 64;
+/// How long a removal waits for a tier.
+const REMOVE_WAIT: Duration = Duration::from_secs(2);
 
 /// A request to the tier.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -110,11 +112,15 @@ fn a_removal_ends_when_the_tier_has_forgotten() {
     let depot = depot(PoolKind::Cache, vec![Arc::clone(&tier) as _], 600_000);
     let (direct, namespace) = (depot.direct(), open(&depot));
     dump(&depot, namespace, BLOCKS);
+    let begun = Instant::now();
+    // A removal waits no longer than this. On a busy machine it may be over before the tier is done.
+    let is_late = || begun.elapsed() >= REMOVE_WAIT;
     std::thread::scope(|scope| {
         let (done, ended) = unbounded();
         scope.spawn(move || done.send(direct.remove(&[key(namespace, 0), key(namespace, 1)])).unwrap());
         let (keys, forget) = removals.recv_timeout(HANG).unwrap();
-        assert!(ended.try_recv().is_err(), "the tier still has the block");
+        let is_over = !ended.is_empty();
+        assert!(!is_over || is_late(), "the tier still has the block");
         tier.inner.remove(keys.clone(), forget);
         let mut keys = keys;
         while keys.len() < 2 {
@@ -126,7 +132,9 @@ fn a_removal_ends_when_the_tier_has_forgotten() {
         let mut expected = vec![key(namespace, 0), key(namespace, 1)];
         expected.sort();
         assert_eq!(keys, expected);
-        assert_eq!(ended.recv_timeout(HANG).unwrap().into_result().unwrap(), [true, true]);
+        let removed = ended.recv_timeout(HANG).unwrap();
+        assert_eq!(removed.was_there, [true, true]);
+        assert!(removed.left == 0 || is_late(), "{removed:?}");
     });
 }
 

@@ -465,7 +465,9 @@ fn a_claim_that_is_settled_before_its_blocks_came_is_told() {
         assert_eq!(claimed(lab.session.handle(ends)), (claim, true, 0));
         lab.ensure_one(reason, 0, 0, &Value::Null);
         // The depot's end waits for them.
-        let held = std::mem::take(&mut *tier.held.as_ref().unwrap().lock().unwrap());
+        let held = tier.held.as_ref().unwrap();
+        wait_until("the tier has the read", || !held.lock().unwrap().is_empty());
+        let held = std::mem::take(&mut *held.lock().unwrap());
         tier.inner().read(held, Instant::now() + Duration::from_secs(60));
     }
 }
