@@ -42,7 +42,7 @@ impl Place {
             if let Some(lock) = DoorLock::take(socket)? {
                 return Ok(Self::Free(lock));
             }
-            if answers(socket) {
+            if greet(socket) == Greeted::Answers {
                 return Ok(Self::Served);
             }
             if Instant::now() >= end {
@@ -68,13 +68,15 @@ impl Place {
     pub fn wait(socket: &Path, keep_on: &mut dyn FnMut() -> bool) -> Result<Self> {
         let (mut tries, mut forgotten) = (0, false);
         loop {
-            // A depot that answers may have lost its lock file: it creates that again, and owns the place.
-            let served = tries > 0 && answers(socket);
-            if !served && let Some(lock) = DoorLock::take(socket)? {
+            // A depot that answers, now or late, may have lost its lock file: it makes that again, and owns the place.
+            let there = if tries > 0 { greet(socket) } else { Greeted::Nobody };
+            if there == Greeted::Nobody
+                && let Some(lock) = DoorLock::take(socket)?
+            {
                 return Ok(Self::Free(lock));
             }
             tries += 1;
-            if (served || tries > SILENT_TRIES) && !forgotten {
+            if (there == Greeted::Answers || tries > SILENT_TRIES) && !forgotten {
                 forgotten = true;
                 keeper::forget_stored();
             }
@@ -93,9 +95,18 @@ impl Place {
     }
 }
 
-/// Returns whether a depot answers a hello in any way: a depot that is full or of another version serves the socket,
-/// too.
-fn answers(socket: &Path) -> bool {
+/// Who is at a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Greeted {
+    /// A depot that answers in any way: one that is full or of another version serves the socket, too.
+    Answers,
+    /// A process that listens and has not answered in time.
+    IsSilent,
+    Nobody,
+}
+
+/// Says hello.
+fn greet(socket: &Path) -> Greeted {
     let ask = || -> Result<Response> {
         let mut socket = SeqPacket::connect(socket)?;
         let hello = Request::Hello { magic: HELLO_MAGIC, version: PROTOCOL_VERSION, pid: std::process::id() };
@@ -104,5 +115,9 @@ fn answers(socket: &Path) -> bool {
         drop(socket.recv(&mut buffer, Some(Instant::now() + HELLO_WAIT))?);
         Ok(decode(&buffer)?.1)
     };
-    ask().is_ok()
+    match ask() {
+        Ok(_) => Greeted::Answers,
+        Err(error) if error.kind() == ErrorKind::Timeout => Greeted::IsSilent,
+        Err(_) => Greeted::Nobody,
+    }
 }

@@ -436,6 +436,24 @@ fn a_depot_that_waits_for_its_turn_leaves_a_deleted_lock_to_the_depot_that_answe
     drop(first.attach());
 }
 
+/// As if it got no processor: a busy machine is no reason to take its place.
+#[test]
+fn a_depot_that_waits_for_its_turn_leaves_a_deleted_lock_to_a_depot_that_answers_late() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("d.sock");
+    let _held = DoorLock::take(&socket).unwrap().unwrap();
+    let _listener = SeqPacket::listen(&socket, 8).unwrap();
+    let mut asked = 0;
+    let second = Place::wait(&socket, &mut || {
+        asked += 1;
+        if asked == 1 {
+            std::fs::remove_file(socket.with_file_name("d.sock.lock")).unwrap();
+        }
+        asked < 3
+    });
+    assert!(matches!(second, Ok(Place::Stopped)), "{second:?}");
+}
+
 #[test]
 fn a_depot_that_waits_for_its_turn_can_be_told_to_stop_and_says_its_mistakes_at_once() {
     let served = Served::start(config(4 << 20, serde_json::json!({})));
