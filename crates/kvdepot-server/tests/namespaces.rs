@@ -29,6 +29,14 @@ fn connect(served: &Served) -> SeqPacket {
     socket
 }
 
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + HANG;
+    while !holds() {
+        assert!(Instant::now() < end, "never: {what}");
+        std::thread::yield_now();
+    }
+}
+
 fn open(socket: &mut SeqPacket, name: usize) -> Response {
     let spec = spec(&name.to_string(), BlockLayout::uniform(1, &[4096]).unwrap());
     say(socket, &Request::OpenNamespace { canonical: spec.canonical().into() })
@@ -68,19 +76,20 @@ fn closed_namespaces_do_not_count() {
     for attachment in [served.attach(), embedded(config(4 << 20, serde_json::json!({})))] {
         let named = |name: usize| spec(&name.to_string(), BlockLayout::uniform(1, &[4096]).unwrap());
         let stays = Engine::new(&attachment, &named(0), 1);
-        assert!(stays.dump(&[1], &[0]).is_empty());
+        // A namespace that a busy depot opens too late is opened again in the background.
+        until("it is opened", || stays.dump(&[1], &[0]).is_empty());
         for name in 1..=NAMESPACES_MAX {
             attachment.register(&named(name)).unwrap();
             attachment.close_namespace(&named(name));
         }
         let new = Engine::new(&attachment, &named(NAMESPACES_MAX + 1), 1);
-        assert!(new.dump(&[2], &[0]).is_empty(), "there is no room for it");
+        until("there is room for it", || new.dump(&[2], &[0]).is_empty());
         assert_eq!(new.store.lookup(&[hash(2)]), [1]);
         assert_eq!(stays.store.lookup(&[hash(1)]), [1], "it was not closed");
         attachment.close_namespace(&named(0));
         assert_eq!(stays.store.lookup(&[hash(1)]), [0]);
         attachment.register(&named(0)).unwrap();
-        assert_eq!(stays.store.lookup(&[hash(1)]), [1], "a closed namespace keeps its blocks");
+        until("a closed namespace keeps its blocks", || stays.store.lookup(&[hash(1)]) == [1]);
     }
 }
 
@@ -94,11 +103,7 @@ fn a_namespace_without_room_is_opened_when_another_one_is_closed() {
         assert_eq!(last.dump(&[1], &[0]), [0], "there is no room for it");
         attachment.close_namespace(&named(7));
         // Over the socket it is opened in the background.
-        let end = Instant::now() + HANG;
-        while !last.dump(&[1], &[0]).is_empty() {
-            assert!(Instant::now() < end, "it is never opened");
-            std::thread::yield_now();
-        }
+        until("it is opened", || last.dump(&[1], &[0]).is_empty());
         assert_eq!(last.store.lookup(&[hash(1)]), [1]);
     }
 }

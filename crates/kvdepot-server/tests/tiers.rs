@@ -5,7 +5,7 @@ mod common;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{Engine, LONG, Served, config, embedded, hash, spec};
 use kvdepot_core::{BlockLayout, NamespaceSpec};
@@ -132,9 +132,9 @@ fn claims_larger_than_the_pool_take_turns_and_all_get_their_hit() {
     let before = attachment.stats()["depot"]["fetch_blocks"].as_u64().unwrap();
     let mut waiting: Vec<(u64, Claim)> =
         (0..6).map(|r| (r, claim(&attachment, &[full(&spec)], r * 100..r * 100 + 12))).collect();
-    let deadline = std::time::Instant::now() + LONG;
+    let deadline = Instant::now() + LONG;
     while !waiting.is_empty() {
-        assert!(std::time::Instant::now() < deadline, "claims starve: {}", attachment.stats());
+        assert!(Instant::now() < deadline, "claims starve: {}", attachment.stats());
         waiting.retain_mut(|(request, claim)| {
             let (settled, units, _) = claim.poll();
             if settled {
@@ -242,6 +242,7 @@ fn a_reset_makes_everything_before_it_unreachable_for_good() {
 
 #[test]
 fn a_reset_while_blocks_are_on_their_way_settles_claims_without_them() {
+    const SLOW: Duration = Duration::from_millis(200);
     let directory = tempfile::tempdir().unwrap();
     let spec = spec("race", layout());
     {
@@ -250,13 +251,17 @@ fn a_reset_while_blocks_are_on_their_way_settles_claims_without_them() {
         engine.fill(1);
         dump_all(&attachment, &engine, 0, 64);
     }
-    let slow = serde_json::json!({"faults": "read_slow=1.0,slow_ms=200,seed=1"});
+    let faults = format!("read_slow=1.0,slow_ms={},seed=1", SLOW.as_millis());
+    let slow = serde_json::json!({"faults": faults});
     let attachment = embedded(on_disk(16 << 20, directory.path(), slow));
     attachment.register(&spec).unwrap();
+    let begun = Instant::now();
     let mut waiting = claim(&attachment, &[full(&spec)], 0..64);
     attachment.reset(&[Arc::clone(&spec)]).unwrap();
+    // Unless this machine stood still until four threads had read all blocks.
+    let stood_still = begun.elapsed() >= SLOW * (64 / 4);
     let (settled, units, _) = waiting.wait(LONG);
-    assert!(settled && units < 64, "{units} blocks of before the reset");
+    assert!(settled && (units < 64 || stood_still), "{units} blocks of before the reset");
     assert_eq!(claim(&attachment, &[full(&spec)], 0..64).wait(LONG), (true, 0, 0));
     waiting.release();
 }

@@ -19,7 +19,7 @@ pub(crate) const LONG: Duration = Duration::from_secs(120);
 
 /// Makes a configuration without tiers, with the additions of `more`.
 pub(crate) fn config(pool_bytes: u64, more: serde_json::Value) -> DepotConfig {
-    let mut value = serde_json::json!({"pipeline": "Cache", "pool_bytes": pool_bytes, "timeout_ms": 10_000, "eviction": "lru"});
+    let mut value = serde_json::json!({"pipeline": "Cache", "pool_bytes": pool_bytes, "timeout_ms": 60_000, "eviction": "lru"});
     for (key, entry) in more.as_object().unwrap() {
         value[key] = entry.clone();
     }
