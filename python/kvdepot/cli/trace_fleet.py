@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @FILES
 @click.option("--nodes", type=click.IntRange(1, 4096), default=8, show_default=True, help="Number of nodes.")
 @click.option("--capacity", required=True, help="Size of each node's pool: blocks, or 64GB.")
-@click.option("--policy", default="s3fifo", show_default=True, help="Eviction policy of the pools: lru, s3fifo, lhd.")
+@click.option("--policy", default="lhd", show_default=True, help="Eviction policy of the pools: lru, s3fifo, lhd.")
 @click.option(
     "--tier", "tiers", multiple=True, help="A tier of each node: SIZE[:through|second_use|cold|demoted[:POLICY]]."
 )
