@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 import kvdepot
 from kvdepot.cli import main
-from kvdepot.cli.top import rows
+from kvdepot.cli.top import hour_rate, rows
 from kvdepot.stored.blocks import contents
 from kvdepot.stored.gc import find_cold, find_garbage, remove
 from kvdepot.stored.namespaces import find_namespaces
@@ -292,6 +292,7 @@ def test_top_shows_running_depots(tmp_path: Path, serve: Callable[[], tuple[Path
         text = run("top", "--once", "--interval", 0.1, "--socket", socket)
     assert "Cache|Posix" in text
     assert "dump/s" in text
+    assert "hit 1h" in text
 
 
 def test_top_finds_the_depot_of_a_configuration(
@@ -328,10 +329,21 @@ def test_rates_of_top() -> None:
     then = {"pid": 7, "pipeline": "Cache", "pool_bytes": 4096, "pool_free_bytes": 1024, "pool_blocks": 3}
     then |= {"dirty_blocks": 0, "dump_blocks_sealed": 10, "load_blocks": 0, "fetch_bytes": 0, "write_bytes": 2048}
     now = {**then, "dump_blocks_sealed": 30, "load_blocks": 12, "load_blocks_missed": 4, "write_bytes": 4096}
-    now |= {"evict_blocks": 2}
-    (row,) = rows({"/s": then}, {"/s": now}, 2.0)
-    assert row == (7, "Cache", "3.0 KiB of 4.0 KiB", 3, 0, "10", "4", "2", "0 bytes", "1.0 KiB", "1")
-    (row,) = rows({"/s": then}, {"/s": {**now, "pid": 8}}, 2.0)
-    assert row[5:] == (None,) * 6, "another depot has other counters"
-    (row,) = rows({}, {"/s": now}, 2.0)
-    assert row[5:] == (None,) * 6
+    now |= {"evict_blocks": 2, "lookup_blocks": 16, "lookup_hit_blocks": 4, "uptime_s": 2}
+    (row,) = rows({"/s": then}, {"/s": now}, 2.0, {"/s": 0.5})
+    rates = ("10", "4", "2", "0 bytes", "1.0 KiB", "1")
+    assert row == (7, "Cache", "3.0 KiB of 4.0 KiB", 3, 0, "25.0%", "50.0%", *rates)
+    (row,) = rows({"/s": now}, {"/s": now}, 2.0, {"/s": None})
+    assert row[5:7] == (None, None), "nothing was looked up"
+    for other in ({"pid": 8}, {"uptime_s": 1}):
+        (row,) = rows({"/s": now}, {"/s": {**now, **other}}, 2.0, {"/s": 0.5})
+        assert row[5:] == (None, "50.0%", *(None,) * 6), "another depot has other counters"
+    (row,) = rows({}, {"/s": now}, 2.0, {})
+    assert row[5:] == (None,) * 8
+
+
+def test_the_hit_rate_of_an_hour_in_top() -> None:
+    counted = [{"lookup_blocks": 30, "lookup_hit_blocks": 30}, {"lookup_blocks": 10, "lookup_hit_blocks": 0}]
+    assert hour_rate(json.dumps({"intervals": counted}).encode()) == 0.75
+    for nothing in (None, b"404", b"{}", b'{"intervals": []}', b'{"intervals": [{}]}', b'{"intervals": 3}'):
+        assert hour_rate(nothing) is None

@@ -1,5 +1,6 @@
 """``kvdepot top``: shows the activity of running depots, refreshed."""
 
+import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ import click
 from kvdepot.cli.output import print_json, print_table
 from kvdepot.cli.places import size_text
 from kvdepot.cli.running import running_depots
-from kvdepot.cli.status_door import read_status
+from kvdepot.cli.status_door import read_page, read_status
 from kvdepot.config import load_config
 from kvdepot.errors import UnavailableError
 
@@ -20,6 +21,8 @@ COLUMNS = (
     "pool used",
     "blocks",
     "dirty",
+    "hit",
+    "hit 1h",
     "dump/s",
     "load/s",
     "miss/s",
@@ -46,7 +49,8 @@ def command(
 
     Reads the HTTP socket next to each depot's own (`SOCKET.http`). Rates are blocks and bytes per second since the
     previous sample; read and write are those of the tiers. load/s counts the blocks that loads found, miss/s those
-    that they asked for in vain.
+    that they asked for in vain. hit is the share of looked-up blocks that the depot had, since the previous sample
+    and in the last hour.
 
     \b
     kvdepot top
@@ -75,7 +79,8 @@ def refresh(sockets: Sequence[str], interval: float, once: bool) -> None:
         after, now = look(sockets), time.monotonic()
         if not once and sys.stdout.isatty():
             click.echo(CLEAR, nl=False)
-        print_table(COLUMNS, rows(before, after, now - since))
+        hours = {socket: hour_rate(read_page(socket, "/history")) for socket in after}
+        print_table(COLUMNS, rows(before, after, now - since, hours))
         if once:
             return
         before, since = after, now
@@ -97,16 +102,34 @@ def look(sockets: Sequence[str]) -> dict[str, dict[str, Any]]:
     return found
 
 
+def hour_rate(history: bytes | None) -> float | None:
+    """Returns the hit rate of all intervals of ``/history``; ``None`` without lookups, or from an older depot."""
+    try:
+        intervals = [] if history is None else json.loads(history)["intervals"]
+        looked_up, hit = (sum(one[name] for one in intervals) for name in ("lookup_blocks", "lookup_hit_blocks"))
+    except (ValueError, KeyError, TypeError):
+        return None
+    return hit / looked_up if looked_up else None
+
+
 def rows(
-    before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]], seconds: float
+    before: Mapping[str, Mapping[str, Any]],
+    after: Mapping[str, Mapping[str, Any]],
+    seconds: float,
+    hours: Mapping[str, float | None],
 ) -> list[tuple[object, ...]]:
-    """Returns a row for each depot that answered now, without rates if it did not answer before."""
+    """Returns a row for each depot that answered now, without rates if it did not answer before.
+
+    ``hours`` has the hit rates of the last hour.
+    """
     table = []
     for socket, stats in after.items():
         earlier = before.get(socket)
 
         def rate(name: str, now: Mapping[str, Any] = stats, then: Mapping[str, Any] | None = earlier) -> float | None:
-            if then is None or then.get("pid") != now.get("pid"):
+            # In a container every depot has the same process id.
+            restarted = then is not None and now.get("uptime_s", 0) < then.get("uptime_s", 0)
+            if then is None or restarted or then.get("pid") != now.get("pid"):
                 return None
             return max(0.0, float(now.get(name, 0) - then.get(name, 0)) / seconds)
 
@@ -114,6 +137,8 @@ def rows(
         stored, asked, missed = (rate(name) for name in ("dump_blocks_sealed", "load_blocks", "load_blocks_missed"))
         # What loads asked for includes what they missed.
         found = None if asked is None or missed is None else max(0.0, asked - missed)
+        looked_up, hit = rate("lookup_blocks"), rate("lookup_hit_blocks")
+        hits = (hit / looked_up if looked_up and hit is not None else None, hours.get(socket))
         sizes = [rate(name) for name in ("fetch_bytes", "write_bytes")]
         table.append(
             (
@@ -122,6 +147,7 @@ def rows(
                 f"{size_text(used)} of {size_text(stats['pool_bytes'])}",
                 stats["pool_blocks"],
                 stats["dirty_blocks"],
+                *(None if one is None else f"{min(1.0, one):.1%}" for one in hits),
                 *(None if one is None else f"{one:.0f}" for one in (stored, found, missed)),
                 *(None if one is None else size_text(int(one)) for one in sizes),
                 None if (evicted := rate("evict_blocks")) is None else f"{evicted:.0f}",
