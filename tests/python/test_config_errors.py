@@ -268,6 +268,14 @@ def test_keys_of_a_dict_must_be_text(machine):
         load_config({1: 2}, machine=machine)
 
 
+def test_lite_mode_simulates_pools_of_any_size(machine):
+    """It has none: it can be asked what a larger machine would bring."""
+    keys = {"pipeline": "Cache", "pool_gb": 1025}
+    assert load_config({**keys, "use_lite": True}, machine=machine).pool_gb == 1025
+    with pytest.raises(ConfigError, match=r"pool_gb: makes a pool of 1025\.0 GiB"):
+        load_config(keys, machine=machine)
+
+
 def test_a_pool_of_blocks_may_not_exceed_memory(machine):
     config = load_config({"pipeline": "Staging|Posix", "pool_slots": 1 << 20}, machine=machine)
     with pytest.raises(ConfigError, match=r"pool_slots: makes a pool of 2048\.0 GiB"):

@@ -40,20 +40,27 @@ def test_every_element_that_the_script_names_is_there() -> None:
 
 
 RATES = """
-const shown = {}, text = {};
-const at = (id) => (text[id] ??= {}), draw = () => {}, bytes = String, HOUR_MS = 3600000;
-const fill = (id, lines) => { shown[id] = Object.fromEntries(lines); };
-let hour = [], before = null;
+const shown = {}, text = {}, lines = {}, bytes = String;
+const line = (id) => ({ setAttribute: (_, points) => { lines[id] = points; } });
+const at = (id) => (text[id] ??= { firstElementChild: line(id) });
+const fill = (id, rows) => { shown[id] = Object.fromEntries(rows); };
+let before = null, lastHit = "";
 %s
 const old = { lookup_blocks: 50, lookup_hit_blocks: 9, load_blocks: 100, load_blocks_missed: 10 };
 const now = { lookup_blocks: 90, lookup_hit_blocks: 39, load_blocks: 180, load_blocks_missed: 30 };
-const interval = { ago_s: 20, seconds: 60, lookup_blocks: 60, lookup_hit_blocks: 20, dump_blocks_sealed: 600 };
-recall({ intervals: [interval, { ...interval, ago_s: 3, seconds: 0 }] }, 0);
-showRates({ pid: 7, dump_blocks_sealed: 0, ...old }, 0);
-showRates({ pid: 7, dump_blocks_sealed: 4, ...now }, 2000);
-const then = shown.rates, told = hour.map((one) => [one.at, one.hit / one.looked, one.moved / one.seconds]);
-showRates({ pid: 7, dump_blocks_sealed: 4, ...now }, 3590000);
-console.log(JSON.stringify({ told, left: hour.length, text, then }));
+showHour([]);
+const nothing = [text.hits.textContent, text["hits-now"].textContent, text["rate-most"].textContent];
+showRates({ dump_blocks_sealed: 0, ...old }, 0);
+showRates({ dump_blocks_sealed: 0, ...old }, 0);
+showRates({ dump_blocks_sealed: 4, ...now }, 2000);
+const zero = { lookup_blocks: 0, lookup_hit_blocks: 0, dump_blocks_sealed: 0, load_blocks: 0, load_blocks_missed: 0 };
+showHour([
+  { ...zero, ago_s: 60, seconds: 60, lookup_blocks: 60, lookup_hit_blocks: 20, dump_blocks_sealed: 600 },
+  { ...zero, ago_s: 0.5, seconds: 59.5, load_blocks: 2400, load_blocks_missed: 20 },
+  { ...zero, ago_s: 0, seconds: 0.5, lookup_blocks: 20, lookup_hit_blocks: 20, dump_blocks_sealed: 500 },
+]);
+const told = { hits: text["hits-now"].textContent, rate: text["rate-most"].textContent };
+console.log(JSON.stringify({ nothing, told, lines, rates: shown.rates }));
 """
 
 
@@ -61,19 +68,21 @@ def test_the_hit_rate_and_the_rates_of_blocks_that_loads_found() -> None:
     """In two seconds lookups found 30 of 40 blocks, and loads 60 of 80. `load_blocks` includes what loads missed."""
     if (node := shutil.which("node")) is None:
         pytest.skip("no node here")
+    names = ("draw", "percent", "moved", "showHour", "showRates")
     functions = [
-        re.search(rf"^const {name} = .*?^}}\)?;$", PAGE, re.DOTALL | re.MULTILINE)
-        for name in ("keep", "counted", "recall", "showHour", "showRates")
+        re.search(rf"^const {name} = .*?;$(?=\n(?:const|//|\n))", PAGE, re.DOTALL | re.MULTILINE) for name in names
     ]
     script = "\n".join(found[0] for found in functions if found)
     ran = subprocess.run([node, "-e", RATES % script], check=True, capture_output=True, text=True, timeout=60)
     found = json.loads(ran.stdout)
-    assert found["told"] == [[-20_000, 20 / 60, 10], [2000, 0.75, 32]], "what the depot had counted before is kept"
-    assert found["left"] == 2, "an hour is kept"
-    assert found["text"]["hits-now"]["textContent"] == "75.0 % at the last lookups, 75.0 % in the hour"
-    assert found["text"]["rate-most"]["textContent"] == "stored and loaded: 0 blocks/s, 32 at most"
-    assert found["then"]["loaded"] == "30 blocks/s"
-    assert found["then"]["missed by loads"] == "10 blocks/s"
+    assert found["nothing"][1:] == ["no block was looked up", "stored and loaded: 0 blocks/s at most, over a minute"]
+    assert found["told"] == {
+        "hits": "75.0 % at the last lookups, 50.0 % in the hour",
+        "rate": "stored and loaded: 40 blocks/s at most, over a minute",
+    }
+    assert found["lines"] == {"hits": "300.0,46.0", "rate": "300.0,51.5 597.5,2.0"}
+    assert found["rates"]["loaded"] == "30 blocks/s"
+    assert found["rates"]["missed by loads"] == "10 blocks/s"
 
 
 @pytest.fixture

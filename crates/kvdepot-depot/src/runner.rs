@@ -415,23 +415,23 @@ impl Runner {
         Now { numbers, counters, gauges, regions }
     }
 
-    pub(crate) fn uptime_s(&self) -> u64 {
-        self.began.elapsed().as_secs()
+    pub(crate) fn uptime_ms(&self) -> u64 {
+        self.nanos(Instant::now()) / 1_000_000
     }
 
     /// Ends a minute of the history, if it is over.
     pub(crate) fn keep_history(&self) {
-        let now_s = self.uptime_s();
-        if self.history.lock().is_due(now_s) {
+        let now_ms = self.uptime_ms();
+        if self.history.lock().is_due(now_ms) {
             let kept = history::kept(&self.numbers().numbers);
-            self.history.lock().mark(now_s, kept);
+            self.history.lock().mark(now_ms, kept);
         }
     }
 
     /// Returns what was counted in each minute of the last hour.
     pub(crate) fn history(&self) -> serde_json::Value {
         let kept = history::kept(&self.numbers().numbers);
-        self.history.lock().to_json(self.uptime_s(), &kept)
+        self.history.lock().to_json(self.uptime_ms(), &kept)
     }
 }
 

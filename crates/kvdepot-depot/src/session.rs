@@ -521,7 +521,7 @@ impl Session {
         map.insert("tiers".to_owned(), tiers.collect::<Vec<_>>().into());
         map.insert("pipeline".to_owned(), self.runner.config.pipeline.clone().into());
         map.insert("pid".to_owned(), std::process::id().into());
-        map.insert("uptime_s".to_owned(), runner.uptime_s().into());
+        map.insert("uptime_s".to_owned(), (runner.uptime_ms() / 1000).into());
         map.into()
     }
 }

@@ -55,7 +55,9 @@ def load_config(
         said, found = _read(document)
         said = _with_environment(said, machine, before_document=not isinstance(source, Mapping))
         config = _validate(document, said, found)
-    problem = core.memory_problem(config, machine) if owns_pool or config.start_depot else None
+    # Lite mode only simulates a pool.
+    has_pool = (owns_pool or config.start_depot) and not config.use_lite
+    problem = core.memory_problem(config, machine) if has_pool else None
     if problem:
         raise ConfigError(_problem_text(document, said, problem))
     return config

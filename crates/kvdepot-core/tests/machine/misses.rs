@@ -119,9 +119,14 @@ fn blocks_of_a_hit_count_for_the_tier_that_they_came_from() {
     end_reads(&mut lab, &Ok(Fetched::Whole));
     let counters = lab.machine.counters();
     assert_eq!((counters.lookup_hit_blocks, &counters.tier_hit_blocks[..]), (5, &[0, 3][..]));
-    // Blocks that do not come are no hit.
-    claim(&mut lab, &[1, 6, 7], 0);
-    end_reads(&mut lab, &Err(fails(ErrorKind::Io)));
+    // A block that does not come ends the hit, and what came of the others is beyond it.
+    claim(&mut lab, &[1, 6, 7, 8], 0);
+    for command in lab.take() {
+        if let Command::Read { tier, slot, key, .. } = command {
+            let outcome = if key.hash.0[0] == 6 { Err(fails(ErrorKind::Io)) } else { Ok(Fetched::Whole) };
+            lab.feed(Event::ReadEnded { tier, slot, outcome });
+        }
+    }
     let counters = lab.machine.counters();
     assert_eq!((counters.lookup_hit_blocks, &counters.tier_hit_blocks[..]), (6, &[0, 3][..]));
 }

@@ -3,6 +3,7 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use kvdepot_core::{Error, ErrorKind, NamespaceSpec, Result};
 use parking_lot::Mutex;
@@ -11,7 +12,7 @@ use crate::client::attach::{Attachment, Known, Target};
 use crate::client::attaching::WATCH;
 use crate::client::generation::Generation;
 use crate::client::lane::unexpected;
-use crate::client::lane_guard::{HANDSHAKE_WAIT, LaneGuard};
+use crate::client::lane_guard::LaneGuard;
 use crate::message::{NamespaceHandle, Request, Response};
 
 impl Attachment {
@@ -103,19 +104,21 @@ impl Generation {
         if !is_full || self.closed.lock().is_empty() {
             return opened;
         }
-        let naming = self.naming.try_write_for(HANDSHAKE_WAIT).ok_or_else(late)?;
+        let wait = lane.background_wait();
+        let naming = self.naming.try_write_for(wait).ok_or_else(|| late(wait))?;
         tell_closed(lane, self)?;
         drop(naming);
         self.open_once(lane, canonical)
     }
 
     fn open_once(&self, lane: &mut LaneGuard, canonical: &str) -> Result<NamespaceHandle> {
-        let _naming = self.naming.try_read_for(HANDSHAKE_WAIT).ok_or_else(late)?;
+        let wait = lane.background_wait();
+        let _naming = self.naming.try_read_for(wait).ok_or_else(|| late(wait))?;
         if let Some(handle) = self.closed.lock().remove(canonical) {
             return Ok(handle);
         }
         // The time is that of the call, however long another one took.
-        let deadline = lane.background_deadline();
+        let deadline = Instant::now() + lane.background_wait();
         match lane.call(Request::OpenNamespace { canonical: canonical.into() }, deadline)? {
             Response::Namespace { handle, .. } => Ok(handle),
             _ => Err(unexpected()),
@@ -147,9 +150,9 @@ fn tend(weak: &Weak<Attachment>, turn: &Mutex<()>) {
     }
 }
 
-fn late() -> Error {
+fn late(wait: Duration) -> Error {
     Error::new(ErrorKind::Timeout, "other namespaces are still being closed at the depot")
-        .with("wait_s", HANDSHAKE_WAIT.as_secs())
+        .with("wait_s", wait.as_secs())
 }
 
 /// Tells the depot which namespaces are closed. `naming` is locked for writing, so that none of them is being opened.
@@ -157,7 +160,7 @@ fn tell_closed(lane: &mut LaneGuard, generation: &Generation) -> Result<()> {
     let closed = std::mem::take(&mut *generation.closed.lock());
     for namespace in closed.into_values() {
         generation.told_in_place.lock().remove(&namespace);
-        let deadline = lane.background_deadline();
+        let deadline = Instant::now() + lane.background_wait();
         lane.call(Request::CloseNamespace { namespace }, deadline)?;
     }
     Ok(())
@@ -165,11 +168,7 @@ fn tell_closed(lane: &mut LaneGuard, generation: &Generation) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use kvdepot_core::BlockLayout;
-
-    use std::time::Instant;
 
     use super::*;
     use crate::config::DepotConfig;

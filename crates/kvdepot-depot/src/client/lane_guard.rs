@@ -157,9 +157,9 @@ impl LaneGuard {
         self.generation.checked(&named, response)
     }
 
-    /// Returns the deadline of a call in the background that begins now.
-    pub(super) fn background_deadline(&self) -> Instant {
-        Instant::now() + self.attachment.background_wait()
+    /// Returns how long a call in the background may take.
+    pub(super) fn background_wait(&self) -> Duration {
+        self.attachment.background_wait()
     }
 
     /// Sends a request that is not answered.

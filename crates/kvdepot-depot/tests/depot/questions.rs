@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crossbeam_channel::unbounded;
 use kvdepot_core::pipeline::PoolKind;
-use kvdepot_core::{BlockLayout, NamespaceSpec};
+use kvdepot_core::{BlockHash, BlockKey, BlockLayout, NamespaceSpec};
 use kvdepot_depot::message::{Hashes, Request, Response};
 use kvdepot_depot::{Depot, DepotConfig, PoolMapping};
 use kvdepot_tier::{Fetched, Presence, Tier};
@@ -45,4 +45,35 @@ fn reads_are_with_the_tier_when_a_question_without_a_wait_is_answered() {
         ended.extend((0..8).map(next));
     }
     ended.into_iter().for_each(|read| read.end(Ok(Fetched::Whole)));
+}
+
+/// Two tiers that only know by I/O what they have, and both have everything: the first one counts, and is named.
+#[test]
+fn a_block_that_only_io_finds_counts_for_the_first_tier_that_has_it() {
+    let config = serde_json::json!({"pipeline": "Cache|Fake", "pool_bytes": 8 << 20});
+    let config = DepotConfig::from_json(&config.to_string()).unwrap();
+    let pool = PoolMapping::create_private(config.mapped_bytes()).unwrap();
+    let (begun, _reads) = unbounded();
+    let tier = |presence| Arc::new(HeldReads { presence, reads: begun.clone() }) as Arc<dyn Tier>;
+    let tiers = vec![tier(Presence::Absent), tier(Presence::Unknown), tier(Presence::Unknown)];
+    let depot = Depot::with_tiers(config, PoolKind::Cache, tiers, pool).unwrap();
+    let direct = depot.direct();
+    let layout = BlockLayout::uniform(1, &[64 << 10]).unwrap();
+    let spec = NamespaceSpec::new("{\"model\":\"questions\"}", layout).unwrap();
+    let namespace = direct.open_namespace(spec.canonical()).unwrap();
+    let hits = || -> Vec<u64> {
+        let tiers = direct.stats()["tiers"].as_array().unwrap().clone();
+        tiers.iter().map(|tier| tier["hit_blocks"].as_u64().unwrap()).collect()
+    };
+    let key = |n| BlockKey { namespace: namespace.id, hash: BlockHash([n; 16]) };
+    let keys = [key(1), key(2), key(3)];
+    assert_eq!(direct.exist_now(&keys), None, "I/O is needed");
+    assert_eq!(hits(), [0, 0, 0]);
+    // A probe finds what a look denies.
+    assert_eq!((direct.exist(&keys), hits()), (vec![true; 3], vec![3, 0, 0]));
+    let bytes: Vec<u8> = keys.iter().flat_map(|key| key.hash.0).collect();
+    assert_eq!(direct.prefix(namespace.handle, &bytes).unwrap(), 3);
+    assert_eq!(hits().iter().sum::<u64>(), 6);
+    let told = direct.explain("", &["01".repeat(16).as_str()]).unwrap();
+    assert_eq!(told["blocks"][0]["at"], "HeldReads");
 }

@@ -395,13 +395,16 @@ impl Claim {
         (blocks / self.width()).min(end - self.skip)
     }
 
-    /// Counts the blocks of the final hit, and of how many a tier had to be asked: at most so many as were fetched for
-    /// this claim, in whole units.
+    /// Counts the blocks of the final hit, and those that tiers had to be asked for: at least so many. What is leased
+    /// beyond the hit may be what came from tiers, so it is taken off.
     pub(super) fn count_hit(&self, counters: &mut Counters) {
         let mut left = self.hit - self.skip;
         counters.lookup_hit_blocks += left as u64;
+        let mut beyond = self.leased.saturating_sub(self.needed_count(self.hit));
         for came in &self.times.tiers {
-            let units = (came.blocks / self.width()).min(left);
+            let off = beyond.min(came.blocks);
+            beyond -= off;
+            let units = ((came.blocks - off) / self.width()).min(left);
             counters.tier_hit(came.tier, units);
             left -= units;
         }
