@@ -229,8 +229,7 @@ fn killed_depots_are_misses_until_the_next_one() {
     for kill in 0..kills().div_ceil(2) {
         engine.fill(kill as u8);
         let hashes: Vec<u64> = (0..8).collect();
-        // A namespace that a busy depot opens too late is opened again in the background.
-        eventually("the dump", || engine.dump(&hashes, &engine.all_pages()[..8]).is_empty());
+        engine.dump_once_open(&hashes, &engine.all_pages()[..8]);
         let wanted: Vec<_> = hashes.iter().map(|&n| hash(n)).collect();
         // SAFETY: the engine outlives the task.
         let load = unsafe { engine.store.load_pages(wanted.clone(), &engine.all_pages()[8..], 0) }.unwrap();
@@ -344,9 +343,14 @@ fn a_hung_depot_costs_one_bounded_wait() {
     assert_eq!(claim().poll(), (true, 0, 0), "a hung depot is a miss");
     assert!(!attachment.attached());
     // From the second call on it costs nothing: no request is made at all.
-    let begun = Instant::now();
-    (0..1000).for_each(|_| assert_eq!(claim().poll(), (true, 0, 0)));
-    assert!(begun.elapsed() < call_timeout * 500, "a thousand claims waited: {:?}", begun.elapsed());
+    let has_waited = || {
+        let begun = Instant::now();
+        assert_eq!(claim().poll(), (true, 0, 0));
+        begun.elapsed() >= call_timeout
+    };
+    let waited = (0..1000).filter(|_| has_waited()).count();
+    // This machine may stand still during some of them.
+    assert!(waited < 50, "{waited} of a thousand claims waited");
     kill_process(pid, Signal::CONT).unwrap();
     eventually("attached again", || attachment.attached());
     eventually("what it held is still there", || claim().wait(LONG) == (true, 2, 0));

@@ -6,7 +6,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{Engine, Served, config, embedded, hash, spec};
+use common::{Engine, Served, config, embedded, hash, once_open, spec};
 use kvdepot_core::BlockLayout;
 use kvdepot_core::limits::NAMESPACES_MAX;
 use kvdepot_depot::message::{HELLO_MAGIC, PROTOCOL_VERSION, Request, Response, decode, encode};
@@ -76,20 +76,20 @@ fn closed_namespaces_do_not_count() {
     for attachment in [served.attach(), embedded(config(4 << 20, serde_json::json!({})))] {
         let named = |name: usize| spec(&name.to_string(), BlockLayout::uniform(1, &[4096]).unwrap());
         let stays = Engine::new(&attachment, &named(0), 1);
-        // A namespace that a busy depot opens too late is opened again in the background.
-        until("it is opened", || stays.dump(&[1], &[0]).is_empty());
+        stays.dump_once_open(&[1], &[0]);
         for name in 1..=NAMESPACES_MAX {
             attachment.register(&named(name)).unwrap();
             attachment.close_namespace(&named(name));
         }
         let new = Engine::new(&attachment, &named(NAMESPACES_MAX + 1), 1);
-        until("there is room for it", || new.dump(&[2], &[0]).is_empty());
+        new.dump_once_open(&[2], &[0]);
         assert_eq!(new.store.lookup(&[hash(2)]), [1]);
         assert_eq!(stays.store.lookup(&[hash(1)]), [1], "it was not closed");
         attachment.close_namespace(&named(0));
         assert_eq!(stays.store.lookup(&[hash(1)]), [0]);
         attachment.register(&named(0)).unwrap();
-        until("a closed namespace keeps its blocks", || stays.store.lookup(&[hash(1)]) == [1]);
+        // A closed namespace keeps its blocks.
+        once_open(&attachment, "lookup", || stays.store.lookup(&[hash(1)]) == [1]);
     }
 }
 

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use common::roles::{Role, attach, own_role, socket, until};
-use common::{Engine, LONG, config, hash, spec};
+use common::{Engine, LONG, config, hash, once_open, spec};
 use kvdepot_core::{BlockLayout, NamespaceSpec};
 use kvdepot_depot::client::{Attachment, Claim, ClaimGroupSpec};
 use kvdepot_depot::handover::HAND_OVER_VERSION;
@@ -245,7 +245,7 @@ fn a_pool_that_may_grow_less_far_is_taken_as_it_is() {
     until("the heir serves", || {
         attachment.attached() && gauge(&attachment, "pid") == Some(u64::from(heir.0.id()))
     });
-    until("the hit", || hit(&attachment, &blocks) == 8);
+    once_open(&attachment, "claim", || hit(&attachment, &blocks) == 8);
 }
 
 #[test]

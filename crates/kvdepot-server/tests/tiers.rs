@@ -242,6 +242,12 @@ fn a_reset_makes_everything_before_it_unreachable_for_good() {
 
 #[test]
 fn a_reset_while_blocks_are_on_their_way_settles_claims_without_them() {
+    // A machine that stands still until four threads have read all blocks shows nothing, but not in every try.
+    assert!((0..5).any(|_| reset_amid_reads()), "each claim found all blocks of before the reset");
+}
+
+/// Returns whether a claim missed blocks because of a reset during their reads.
+fn reset_amid_reads() -> bool {
     const SLOW: Duration = Duration::from_millis(200);
     let directory = tempfile::tempdir().unwrap();
     let spec = spec("race", layout());
@@ -258,12 +264,12 @@ fn a_reset_while_blocks_are_on_their_way_settles_claims_without_them() {
     let begun = Instant::now();
     let mut waiting = claim(&attachment, &[full(&spec)], 0..64);
     attachment.reset(&[Arc::clone(&spec)]).unwrap();
-    // Unless this machine stood still until four threads had read all blocks.
-    let stood_still = begun.elapsed() >= SLOW * (64 / 4);
+    let reads_may_be_over = begun.elapsed() >= SLOW * (64 / 4);
     let (settled, units, _) = waiting.wait(LONG);
-    assert!(settled && (units < 64 || stood_still), "{units} blocks of before the reset");
+    assert!(settled && (units < 64 || reads_may_be_over), "{units} blocks of before the reset");
     assert_eq!(claim(&attachment, &[full(&spec)], 0..64).wait(LONG), (true, 0, 0));
     waiting.release();
+    units < 64
 }
 
 #[test]

@@ -15,6 +15,8 @@ use kvdepot_tier::{Done, FakeTier, ReadItem, Tier, WriteItem};
 const BLOCKS: u64 = 64;
 /// How long a removal waits for a tier.
 const REMOVE_WAIT: Duration = Duration::from_secs(2);
+/// A machine may stand still during one of them, but not during each.
+const TRIES: usize = 5;
 
 /// A request to the tier.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,15 +107,15 @@ fn blocks_of_one_request_reach_the_tier_in_batches() {
     assert!(reads > 1 && writes > 1, "{calls:?}");
 }
 
-#[test]
-fn a_removal_ends_when_the_tier_has_forgotten() {
+/// Removes two blocks while the tier takes its time. Returns whether only the tier can have ended the removal: on a machine
+/// that stands still its own limit of time may end it.
+fn is_ended_by_the_tier() -> bool {
     let (send, removals): (_, Receiver<(Vec<BlockKey>, Done<()>)>) = unbounded();
     let tier = tier(Recorder { removals: Some(send), ..Recorder::default() });
     let depot = depot(PoolKind::Cache, vec![Arc::clone(&tier) as _], 600_000);
     let (direct, namespace) = (depot.direct(), open(&depot));
     dump(&depot, namespace, BLOCKS);
     let begun = Instant::now();
-    // A removal waits no longer than this. On a busy machine it may be over before the tier is done.
     let is_late = || begun.elapsed() >= REMOVE_WAIT;
     std::thread::scope(|scope| {
         let (done, ended) = unbounded();
@@ -133,9 +135,16 @@ fn a_removal_ends_when_the_tier_has_forgotten() {
         expected.sort();
         assert_eq!(keys, expected);
         let removed = ended.recv_timeout(HANG).unwrap();
+        let in_time = !is_late();
         assert_eq!(removed.was_there, [true, true]);
-        assert!(removed.left == 0 || is_late(), "{removed:?}");
-    });
+        assert!(removed.left == 0 || !in_time, "{removed:?}");
+        in_time
+    })
+}
+
+#[test]
+fn a_removal_ends_when_the_tier_has_forgotten() {
+    assert!((0..TRIES).any(|_| is_ended_by_the_tier()), "each removal took {REMOVE_WAIT:?} or longer");
 }
 
 /// One wait, although 40 namespaces are opened; otherwise it would be 40 deadlines.

@@ -349,21 +349,30 @@ fn what_came_last_is_on_the_disk_however_late_the_first_is_written() {
             Some(sum(SMALL, 2)),
         ),
     ];
-    for (deed, act, expected) in deeds {
+    // Returns whether it was done in less time than a removal waits for a tier.
+    let is_quick = |(deed, act, expected): (&str, Deed, Option<Sum>)| {
         let directory = tempfile::tempdir().unwrap();
         let faults = Faults::seeded(1);
-        {
+        let quick = {
             let depot = depot_on(directory.path(), &faults);
             let values = values(&depot);
             faults.hang(FaultOp::Write);
             put(&values, "key", &bytes(SMALL, 1));
             assert!(faults.wait_hung(1, Instant::now() + LONG), "{deed}: the first is not written");
+            let begun = Instant::now();
             act(&values);
+            let quick = begun.elapsed() < REMOVE_WAIT;
             assert_eq!(get(&values, "key"), expected, "{deed}: at once");
             faults.release();
-        }
+            quick
+        };
         let depot = depot(on_disk(directory.path()));
         assert_eq!(get(&self::values(&depot), "key"), expected, "{deed}: after a restart");
+        quick
+    };
+    for deed in deeds {
+        // This machine may stand still during one try.
+        assert!((0..5).any(|_| is_quick(deed)), "{}: each try took {REMOVE_WAIT:?} or longer", deed.0);
     }
 }
 

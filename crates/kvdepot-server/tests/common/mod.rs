@@ -7,10 +7,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvdepot_copy::{CopyEngine, HostEngine};
-use kvdepot_core::{BlockHash, BlockLayout, NamespaceSpec};
+use kvdepot_core::{BlockHash, BlockLayout, ErrorKind, NamespaceSpec};
 use kvdepot_depot::client::{Attachment, DeviceEngine, Store};
 use kvdepot_depot::{Depot, DepotConfig};
 use kvdepot_server::Ended;
@@ -63,6 +63,25 @@ impl Served {
 impl Drop for Served {
     fn drop(&mut self) {
         self.stop();
+    }
+}
+
+/// Asks a depot until what it answers holds; again only if the client could not ask, because the depot is lost or does not
+/// know the namespace yet.
+pub(crate) fn once_open(attachment: &Arc<Attachment>, operation: &str, holds: impl Fn() -> bool) {
+    let unanswered = || {
+        let kinds = attachment.stats()["failures"][operation].clone();
+        kinds.as_object().map_or(0, |kinds| kinds.values().filter_map(serde_json::Value::as_u64).sum::<u64>())
+    };
+    let end = Instant::now() + LONG;
+    loop {
+        let before = unanswered();
+        if holds() {
+            return;
+        }
+        assert!(unanswered() > before, "a {operation} was answered otherwise");
+        assert!(Instant::now() < end, "no {operation} is answered");
+        std::thread::yield_now();
     }
 }
 
@@ -155,11 +174,31 @@ impl Engine {
     }
 
     pub(crate) fn dump(&self, hashes: &[u64], pages: &[i64]) -> Vec<usize> {
+        self.try_dump(hashes, pages).into_iter().map(|(block, _)| block).collect()
+    }
+
+    /// Dumps blocks; again only while the depot is lost or does not know the namespace yet. A namespace that a busy depot
+    /// opens too late is opened again in the background.
+    pub(crate) fn dump_once_open(&self, hashes: &[u64], pages: &[i64]) {
+        let end = Instant::now() + LONG;
+        loop {
+            let failed = self.try_dump(hashes, pages);
+            if failed.is_empty() {
+                return;
+            }
+            let is_late =
+                |kind| matches!(kind, ErrorKind::Unavailable | ErrorKind::Timeout | ErrorKind::Closed);
+            assert!(failed.iter().all(|&(_, kind)| is_late(kind)) && Instant::now() < end, "{failed:?}");
+            std::thread::yield_now();
+        }
+    }
+
+    fn try_dump(&self, hashes: &[u64], pages: &[i64]) -> Vec<(usize, ErrorKind)> {
         let hashes = hashes.iter().map(|&n| hash(n)).collect();
         // SAFETY: the tensors live in `self`, and the test waits before it touches them.
         let task = unsafe { self.store.dump_pages(hashes, pages, 0) }.unwrap();
         assert!(task.wait(Some(LONG)));
-        task.failed().into_iter().map(|(block, _)| block).collect()
+        task.failed()
     }
 
     pub(crate) fn load(&self, hashes: &[u64], pages: &[i64]) -> Vec<usize> {

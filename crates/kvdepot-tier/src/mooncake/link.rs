@@ -357,17 +357,22 @@ mod tests {
         let link = Link::default();
         link.came_up(Arc::new(ours), String::new());
         let mut patience = Duration::from_millis(100);
-        let tried = loop {
+        let (tried, took) = loop {
+            let begun = Instant::now();
             let failed = link.call(exists("one"), None, Instant::now() + patience, None).err().unwrap();
             assert!(failed.error.kind() == ErrorKind::Timeout && !failed.is_open, "{}", failed.error);
             // On a slow machine the deadline may pass before anything is tried.
             let tried = link.state.lock().unsent;
             if let Some(tried) = tried {
-                break tried;
+                break (tried, begun.elapsed());
             }
             patience *= 2;
+            assert!(patience < Duration::from_secs(60), "no call tries to send");
         };
         assert!(tried.last.is_some());
+        if took < Duration::from_millis(MOONCAKE_SEND_MS) {
+            assert!(!link.is_hung(Instant::now() + Duration::from_secs(60)), "a short try is no hang");
+        }
         // However long the try took on this machine.
         link.state.lock().unsent = Some(Unsent { last: Some(tried.first), ..tried });
         assert!(!link.is_hung(Instant::now()), "since then it may have read");

@@ -131,7 +131,7 @@ fn hung_restore(wait: Duration) -> Option<Hung> {
     bench.write_all(12);
     let (begins, let_go) = script.hold(move |call| matches!(call, MediumCall::Read { at, .. } if at == data));
     let ends = read_all(&bench, &(0..12).collect::<Vec<_>>(), Instant::now() + wait);
-    begins.recv_timeout(wait).ok()?;
+    begins.recv_timeout(wait.min(HANG)).ok()?;
     // The other workers have nothing left to do, so none of them can end the waiting waves.
     for end in &ends[1..4] {
         match end.recv_timeout(HANG).unwrap() {
