@@ -63,6 +63,7 @@ def of_loads(engine: Engine) -> dict[str, object]:
         hung.append(behind)
     # On a busy machine one that was refused may have said so only after the wait for it.
     ended = [task for task in hung if task.done()]
+    found["first ended"] = hung[0].done()
     found["said before the device was through"] = [task.result().failures for task in ended]
     hung = [task for task in hung if task not in ended]
     engine.close()

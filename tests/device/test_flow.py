@@ -107,6 +107,7 @@ def test_a_load_that_hangs_ends_when_nothing_is_written_any_more(library: Path, 
     found = hang(library, "load", engine, layerwise)
     assert found["beside"] == [True, {}]
     assert found["behind"] == {"unavailable": 4}
+    assert found["first ended"] is False, "the device may still write into its pages"
     # One that was refused writes nothing.
     assert all(failures == {"unavailable": 4} for failures in found["said before the device was through"])
     # A load whose thread gets no processor between its deadline and the device's end finds its blocks copied.

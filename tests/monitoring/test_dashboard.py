@@ -21,6 +21,8 @@ from tools.monitoring.board import Query, as_sent, legend, queries, rate_interva
 from tools.monitoring.load import POOL_BLOCKS, Site, Traffic
 from tools.monitoring.prometheus import SCRAPE_S, Prometheus, QueryError
 
+pytestmark = pytest.mark.timeout(600)  # each wait has a limit of its own, and some are within others
+
 STEP_S = 15.0
 RATE_S = rate_interval_s(STEP_S, SCRAPE_S)
 MODEL = "watched"
@@ -115,6 +117,8 @@ def test_the_variable_lists_depots_and_engines_and_chooses_them(watched: Watched
     attached = next(one for one in queries() if "kvdepot_attached" in one.expression)
 
     def number_of(query: Query, instances: list[str]) -> int:
+        # So that none is found because none is chosen, and not because none is scraped.
+        until("there is data", lambda: ask(watched.prometheus, query, None))
         return len(ask(watched.prometheus, query, instances))
 
     for chosen, of_depot, of_engine in (

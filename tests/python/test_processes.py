@@ -268,7 +268,8 @@ def test_a_depot_is_no_descendant_of_the_process_that_started_it(tmp_path):
     try:
         # The process between them ends when it has forked, and the depot may serve before that.
         end = time.monotonic() + RUN_S / 2
-        while os.getpid() in (found := parents(depot.pid)) or found[-1:] == [depot.pid]:
+        # While its ancestors are listed, one of them may end: only a list up to the first process shows all.
+        while os.getpid() in (found := parents(depot.pid)) or not found or found[-1] > 1:
             assert time.monotonic() < end, found
             time.sleep(0.01)
         assert os.getsid(depot.pid) != os.getsid(0)

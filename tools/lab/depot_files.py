@@ -74,17 +74,16 @@ class DepotFiles:
         """Checks that files never exceed the cap, including temporary ones (P5).
 
         A depot may remove files and write others while the directory is walked: only those count that are still there
-        afterwards, since they all were there at one moment.
+        afterwards, under whatever name, since they all were there at one moment.
 
         Raises:
             LeakError: they do.
         """
-        seen = list(self._files())
-        there = {(path, stat.st_ino) for path, stat in self._files()}
+        # A temporary file becomes a block, and a block that is written over becomes a temporary file.
+        seen = {(stat.st_dev, stat.st_ino): (path, stat) for path, stat in self._files()}
+        there = {(stat.st_dev, stat.st_ino) for _, stat in self._files()}
         found = 0
-        for path, stat in seen:
-            if (path, stat.st_ino) not in there:
-                continue
+        for path, stat in (file for inode, file in seen.items() if inode in there):
             if path.name.endswith(BLOCK_SUFFIX) or path.name.startswith(TEMPORARY_PREFIX):
                 found += max(stat.st_size, stat.st_blocks * 512)
                 self.temporaries_seen += path.name.startswith(TEMPORARY_PREFIX)

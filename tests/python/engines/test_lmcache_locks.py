@@ -763,12 +763,18 @@ def test_a_depot_that_hangs_leases_nothing_in_bounded_time(node: NodeDepot) -> N
     found = rows(64)
     patient.store(found)
     engine.stores.open(LAYOUT)
-    until(engine.stores.reaches_depot)
-    with node.stopped():
-        began_s = time.monotonic()
-        engine.locker.lock(found)
-        assert time.monotonic() - began_s < END_S
-        assert engine.locker.report() == {"locked": len(found), "claims": 0, "leased_bytes": 0}
-        engine.locker.unlock(labels(found))
+
+    def held_up_s() -> float:
+        until(engine.stores.reaches_depot)
+        with node.stopped():
+            began_s = time.monotonic()
+            engine.locker.lock(found)
+            held_s = time.monotonic() - began_s
+            assert engine.locker.report() == {"locked": len(found), "claims": 0, "leased_bytes": 0}
+            engine.locker.unlock(labels(found))
+        return held_s
+
+    # This machine may stand still during one try.
+    assert any(held_up_s() < END_S / 10 for _ in range(3))
     engine.close()
     patient.close()

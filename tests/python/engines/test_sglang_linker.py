@@ -21,6 +21,8 @@ from kvdepot.errors import ConfigError, DepotTimeoutError
 from kvdepot.layout import BlockLayout
 from tools.lab.pause import paused
 
+pytestmark = pytest.mark.timeout(600)  # each wait has a limit of its own, and closing has three
+
 UNTIL_S = 60.0
 Open = Callable[..., KVDepotLinker]
 

@@ -1,5 +1,6 @@
 """The scheduler's side of the vLLM connector: hits, loads, and saves that wait for proof."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from kvdepot.engines.vllm.step_order import StepOrder
 @pytest.fixture(autouse=True)
 def _still(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scheduler's time stands still: however slow the machine is, no miss gets old, and no wait ends."""
-    monkeypatch.setattr("kvdepot.engines.vllm.scheduler.time.monotonic", lambda: 100.0)
+    monkeypatch.setattr("kvdepot.engines.vllm.scheduler.time", SimpleNamespace(monotonic=lambda: 100.0))
 
 
 def admit(side: Any, req: Any, local: int, *table: list[int]) -> int:
