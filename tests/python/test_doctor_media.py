@@ -2,7 +2,9 @@
 
 import fcntl
 import os
+import stat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from click.testing import CliRunner
 
 import kvdepot
 from kvdepot.checks.finding import Finding
-from kvdepot.checks.media import Proc, check_media, holder
+from kvdepot.checks.media import Proc, check_media, holder, mounted_at
 from kvdepot.cli import main
 from kvdepot.config import load_config
 
@@ -154,6 +156,20 @@ def test_the_holder_of_a_lock_where_files_share_a_number(medium: Path) -> None:
     # No process has this number, as if it were another user's.
     unseen = Proc(mounts, flocks(1 << 30, place))
     assert holder(str(medium), unseen) == f"perhaps process {1 << 30} (unknown)"
+
+
+def test_a_mounted_device_is_named_by_its_mount(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make test-slab` asks `kvdepot doctor` about a real one."""
+    mounts = Proc("20 1 8:1 / / rw - ext4 /dev/a rw\n30 20 259:3 / /mnt/a\\040disk rw - xfs /dev/b rw\ngarbage\n", "")
+    facts = SimpleNamespace(st_mode=stat.S_IFBLK | 0o600, st_rdev=os.makedev(259, 3))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", lambda _: facts)
+        assert mounted_at("/dev/b", mounts) == "/mnt/a disk"
+        facts.st_rdev = os.makedev(259, 4)
+        assert mounted_at("/dev/c", mounts) is None
+        facts.st_mode, facts.st_rdev = stat.S_IFREG | 0o600, os.makedev(259, 3)
+        assert mounted_at("/file", mounts) is None
+    assert mounted_at("/missing", mounts) is None
 
 
 def test_the_command_checks_media(tmp_path: Path, medium: Path, monkeypatch: pytest.MonkeyPatch) -> None:

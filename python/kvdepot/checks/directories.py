@@ -97,12 +97,17 @@ def mount_of(directory: str, mountinfo: str) -> Mount:
         fields, facts = before.split(), after.split()
         if len(fields) < 5 or len(facts) < 2:
             continue
-        point = fields[4].encode("latin-1", "backslashreplace").decode("unicode_escape")
+        point = unescaped(fields[4])
         inside = path == point or path.startswith(point.rstrip("/") + "/")
         # Of equal mount points, the last one is on top.
         if inside and len(point) >= len(best.point):
             best = Mount(facts[0], facts[1], point, fields[2])
     return best
+
+
+def unescaped(point: str) -> str:
+    """Returns a mount point as it is: mountinfo has octal numbers for spaces."""
+    return point.encode("latin-1", "backslashreplace").decode("unicode_escape")
 
 
 def _mount(directory: str, mount: Mount, config: KVDepotConfig) -> Finding:

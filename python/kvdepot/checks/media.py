@@ -2,12 +2,13 @@
 
 import json
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvdepot import _native
-from kvdepot.checks.directories import NETWORK, mount_of
+from kvdepot.checks.directories import NETWORK, mount_of, unescaped
 from kvdepot.checks.finding import Finding
 from kvdepot.config import KVDepotConfig
 from kvdepot.config.machine import Machine
@@ -94,6 +95,9 @@ def _medium(tier: str, path: str, settings: str, runs: bool, proc: Proc) -> Find
     except KVDepotError as error:
         if error.kind == "busy" and runs:
             return Finding(check, "ok", "in use by the depot of this configuration", why)
+        if error.kind == "busy" and (point := mounted_at(path, proc)):
+            mend = "unmount it, or name another device: a depot writes over what it holds"
+            return Finding(check, "fail", f"mounted at {point}", why, mend)
         if error.kind == "busy":
             mend = "stop that process, or name another medium: each has one owner"
             return Finding(check, "fail", f"in use by {holder(path, proc) or 'another process'}", why, mend)
@@ -165,6 +169,22 @@ def holder(path: str, proc: Proc) -> str | None:
         except OSError:
             name = "unknown"
         return f"{'' if is_it else 'perhaps '}process {fields[4]} ({name})"
+    return None
+
+
+def mounted_at(path: str, proc: Proc) -> str | None:
+    """Returns where a block device is mounted; ``None`` if it is not, or not in this process's namespace."""
+    try:
+        facts = os.stat(path)
+    except OSError:
+        return None
+    if not stat.S_ISBLK(facts.st_mode):
+        return None
+    device = f"{os.major(facts.st_rdev)}:{os.minor(facts.st_rdev)}"
+    for line in proc.mounts.splitlines():
+        fields = line.split()
+        if len(fields) > 4 and fields[2] == device:
+            return unescaped(fields[4])
     return None
 
 
