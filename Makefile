@@ -173,7 +173,7 @@ site: setup ## Build the documentation as a site (ARGS: --out DIR)
 ##@ Check
 
 .PHONY: test
-test: test-rust test-python test-device test-rdma test-dax test-layouts test-engine test-wire test-lmcache test-sglang test-mooncake test-s3 test-monitoring test-docs ## Run the tests (test-nfs and the long matrices are in test-full)
+test: test-rust test-python test-device test-rdma test-dax test-slab test-layouts test-engine test-wire test-lmcache test-sglang test-mooncake test-s3 test-monitoring test-docs ## Run the tests (test-nfs and the long matrices are in test-full)
 
 .PHONY: test-rust
 test-rust: ## Test the Rust crates, several test programs at a time (ARGS: for cargo test, which runs them in turn)
@@ -189,6 +189,10 @@ test-rdma: ## Test RDMA on a software device in a virtual machine
 .PHONY: test-dax
 test-dax: setup ## Test the Dax tier on a DAX device in a virtual machine, restarted and killed
 	@tools/vm/dax.sh
+
+.PHONY: test-slab
+test-slab: setup ## Test the Slab tier on NVMe disks in a virtual machine, restarted, killed and without power
+	@tools/vm/slab.sh
 
 .PHONY: test-nfs
 test-nfs: setup ## Test block files on NFS mounts of two nodes in a virtual machine (ARGS: --short or --long)

@@ -481,6 +481,7 @@ STAGES = {
     "test-device",
     "test-rdma",
     "test-dax",
+    "test-slab",
     "test-layouts",
     "test-engine",
     "test-wire",
@@ -654,6 +655,7 @@ DOCUMENTED_STAGES = {
         "test-rust",
         "test-s3",
         "test-sglang",
+        "test-slab",
     )
 }
 DOCUMENTED_DRY = {

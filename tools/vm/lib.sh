@@ -4,12 +4,13 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
 export VM_DIR=${VM_DIR:-$root/.work/vm}
 
-# prepare NAME REQUIRED PACKAGE...: makes the virtual machine. Where that cannot be, says why and ends with success; with a
-# REQUIRED that is not empty, with failure.
+# prepare NAME REQUIRED PACKAGE...: makes the virtual machine, one caller at a time, since `.ci/run` has tests side by side.
+# Where that cannot be, says why and ends with success; with a REQUIRED that is not empty, with failure.
 prepare() {
     local name=$1 required=$2 start=$SECONDS reason
     shift 2
-    if ! reason=$("$here/setup.sh" "$@" 2>&1 >/dev/null | tail -n 1); then
+    mkdir -p "$VM_DIR"
+    if ! reason=$(flock "$VM_DIR" "$here/setup.sh" "$@" 2>&1 >/dev/null | tail -n 1); then
         printf 'SKIPPED: %s tests did not run: %s\n' "$name" "${reason:-setup failed}" >&2
         [ -z "$required" ] || exit 1
         exit 0

@@ -1,17 +1,22 @@
 #!/usr/bin/env bash
 # Boots the virtual machine, runs a command in it as root, prints what it prints, and ends with its status; with 125 when
 # the guest gave none.
-# usage: run.sh [--memory MIB] [--nvdimm FILE] [--kill-at TEXT] COMMAND
-#   --memory MIB    gives the guest so much memory, by default 1536
-#   --nvdimm FILE   gives the guest this file as persistent memory; its length is a multiple of 16 MiB
-#   --kill-at TEXT  kills the machine as soon as the command prints a line that begins with TEXT, and ends with 137
+# usage: run.sh [--memory MIB] [--nvdimm FILE] [--nvme FILE:BYTES]... [--nvme-log FILE] [--kill-at TEXT] COMMAND
+#   --memory MIB       gives the guest so much memory, by default 1536
+#   --nvdimm FILE      gives the guest this file as persistent memory; its length is a multiple of 16 MiB
+#   --nvme FILE:BYTES  gives the guest this file as an NVMe disk with logical blocks of so many bytes: the first one is
+#                      /dev/nvme0n1, the second one /dev/nvme0n2
+#   --nvme-log FILE    logs every write and flush of the first NVMe disk in this file (QEMU's blklogwrites)
+#   --kill-at TEXT     kills the machine as soon as the command prints a line that begins with TEXT, and ends with 137
 set -uo pipefail
 memory_mib=1536
-nvdimm='' kill_at=''
+nvdimm='' nvme=() nvme_log='' kill_at=''
 while [[ $1 == --* ]]; do
     case $1 in
         --memory) memory_mib=$2 ;;
         --nvdimm) nvdimm=$2 ;;
+        --nvme) nvme+=("$2") ;;
+        --nvme-log) nvme_log=$2 ;;
         --kill-at) kill_at=$2 ;;
         *) echo "unknown option: $1" >&2 && exit 2 ;;
     esac
@@ -33,7 +38,7 @@ sync
 echo o >/proc/sysrq-trigger
 sleep 60
 GUEST
-machine=q35 memory=${memory_mib}M persistent=()
+machine=q35 memory=${memory_mib}M persistent=() disks=()
 if [ -n "$nvdimm" ]; then
     # The guest may address the module's memory beyond its own.
     machine+=,nvdimm=on
@@ -41,11 +46,23 @@ if [ -n "$nvdimm" ]; then
     persistent=(-object "memory-backend-file,id=nvdimm,share=on,mem-path=$nvdimm,size=$(stat -c %s "$nvdimm")"
         -device nvdimm,memdev=nvdimm)
 fi
+for ((i = 0; i < ${#nvme[@]}; i++)); do
+    ((i)) || disks=(-device nvme,id=nvme,serial=kvdepot)
+    file=${nvme[i]%:*} block=${nvme[i]##*:}
+    drive=driver=file,filename=$file
+    if ((i == 0)) && [ -n "$nvme_log" ]; then
+        drive=driver=blklogwrites,file.driver=file,file.filename=$file,log.driver=file,log.filename=$nvme_log
+    fi
+    # A volatile write cache: the guest's writes are complete when the host's page cache has them, its flushes when the disk has.
+    disks+=(-drive "if=none,id=disk$i,cache=writeback,discard=unmap,$drive"
+        -device "nvme-ns,bus=nvme,nsid=$((i + 1)),drive=disk$i,logical_block_size=$block,physical_block_size=$block")
+done
 
 # No hardware acceleration: it is not to be had everywhere, and where it is, not every machine emulates all it needs.
 # Without la57, smap and smep the emulated processor boots in a third of the time. no_timer_check: the kernel expects a number of
 # timer interrupts within a time that an emulated processor of a busy machine does not keep.
 boot() {
+    [ -z "$nvme_log" ] || : >"$nvme_log"
     exec qemu-system-x86_64 -nodefaults -no-reboot -display none -machine "$machine" -pidfile "$share/qemu.pid" \
         -accel tcg,thread=multi,tb-size=512 -cpu max,-la57,-smap,-smep -smp 2 -m "$memory" \
         -kernel "$VM_DIR/vmlinux" -initrd "$VM_DIR/initrd.gz" \
@@ -55,7 +72,7 @@ boot() {
         -device virtio-9p-pci,fsdev=root,mount_tag=hostroot \
         -fsdev "local,id=share,path=$share,security_model=none,multidevs=remap" \
         -device virtio-9p-pci,fsdev=share,mount_tag=share \
-        "${persistent[@]}" </dev/null
+        "${persistent[@]}" "${disks[@]}" </dev/null
 }
 
 # Prints what the guest prints, and kills the machine at the line that is waited for.
