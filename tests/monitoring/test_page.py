@@ -256,6 +256,8 @@ def test_a_restarted_depot_of_the_same_process_id_is_another_one(site: Site, vis
     seen.page.goto(site.url)
 
     def asked(page: str) -> int:
+        # Playwright answers the page's requests only while it is asked something.
+        seen.text("#state")
         return sum(address == site.url + page for address in seen.asked)
 
     until("its configuration is asked for again", lambda: asked("config") == 2)
