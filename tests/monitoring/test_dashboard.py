@@ -104,6 +104,7 @@ def test_the_numbers_are_the_depot_s(watched: Watched) -> None:
     until("dumps are scraped", lambda: one("kvdepot_dump_blocks_total") >= now["dump_blocks"])
     loaded = now["top_namespaces"][0]["load_bytes"]
     until("loads are scraped", lambda: one("kvdepot_namespace_load_bytes_total") >= loaded)
+    until("hits come from the disk", lambda: one('kvdepot_tier_hit_blocks_total{tier="posix"}') > 0)
     until("dumps have a rate", lambda: one(f"rate(kvdepot_dump_blocks_sealed_total[{RATE_S:.0f}s])") > 0)
     assert one("vllm:kvdepot_attached") == 1
 

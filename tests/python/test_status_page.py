@@ -80,7 +80,7 @@ def test_the_hit_rate_and_the_rates_of_blocks_that_loads_found() -> None:
         "hits": "75.0 % at the last lookups, 50.0 % in the hour",
         "rate": "stored and loaded: 40 blocks/s at most, over a minute",
     }
-    assert found["lines"] == {"hits": "300.0,46.0", "rate": "300.0,51.5 597.5,2.0"}
+    assert found["lines"] == {"hits": "0.0,46.0 300.0,46.0", "rate": "0.0,51.5 300.0,51.5 300.0,2.0 597.5,2.0"}
     assert found["rates"]["loaded"] == "30 blocks/s"
     assert found["rates"]["missed by loads"] == "10 blocks/s"
 

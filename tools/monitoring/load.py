@@ -168,7 +168,9 @@ class Traffic(threading.Thread):
         self._engine.dump(range(first, first + count))
         # These were all stored, and some left the pool since.
         old = 1000 + max(0, turn - 2 * POOL_BLOCKS // TURN_BLOCKS) * TURN_BLOCKS
-        self._engine.load(range(old, old + self._dice.randint(1, 2)))
+        again = range(old, old + self._dice.randint(1, 2))
+        self._engine.find(again)
+        self._engine.load(again)
         self._engine.find(range(first, first + count + self._dice.randint(0, 3)))
 
     def __enter__(self) -> Self:
