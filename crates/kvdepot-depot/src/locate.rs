@@ -10,6 +10,7 @@ use kvdepot_core::machine::probe::{PROBE_KEYS_MAX, ProbeStep, RunProbe};
 use kvdepot_core::machine::{Location, NamespaceHandle, Owner, TierIndex};
 use kvdepot_core::{BlockKey, Error, ErrorKind, Result};
 use kvdepot_tier::{Presence as InTier, Tier};
+use smallvec::SmallVec;
 
 use crate::directory::Directory;
 use crate::events::Events;
@@ -57,12 +58,28 @@ pub(crate) struct Locator {
     tier_hits: Vec<AtomicU64>,
 }
 
-/// Blocks of one lookup that were found in each tier.
-#[derive(Debug)]
-struct FoundIn(Vec<usize>);
+/// What a lookup of single blocks found.
+struct Found {
+    there: Vec<bool>,
+    in_tiers: InTiers,
+}
 
-impl FoundIn {
+impl Found {
+    fn add(&mut self, block: usize, tier: TierIndex) {
+        self.there[block] = true;
+        self.in_tiers.add(tier);
+    }
+}
+
+/// How many blocks a lookup found in each tier.
+#[derive(Default)]
+struct InTiers(SmallVec<[usize; 4]>);
+
+impl InTiers {
     fn add(&mut self, tier: TierIndex) {
+        if self.0.len() <= tier {
+            self.0.resize(tier + 1, 0);
+        }
         self.0[tier] += 1;
     }
 }
@@ -79,11 +96,6 @@ impl Locator {
     /// Returns how many blocks lookups found in a tier. Those of claims are not among them.
     pub(crate) fn tier_hits(&self, tier: TierIndex) -> u64 {
         self.tier_hits[tier].load(Ordering::Relaxed)
-    }
-
-    /// Returns counts of zero for every tier.
-    fn found_in_none(&self) -> FoundIn {
-        FoundIn(vec![0; self.tiers.len()])
     }
 
     /// Returns the deadline of a tier's answer to a probe: a tier that hangs must leave the others their time (P2).
@@ -139,38 +151,38 @@ impl Locator {
 
     /// Returns which blocks exist, if that is known without waiting for all of them; otherwise `None`.
     pub(crate) fn exist_now(&self, keys: &[BlockKey]) -> Option<Vec<bool>> {
-        let mut there = self.in_pool(keys);
-        let mut found_in = self.found_in_none();
-        if self.tiers.is_empty() || there.iter().all(|there| *there) {
-            self.count_found(&there, &found_in);
-            return Some(there);
+        let mut found = self.found_in_pool(keys);
+        if self.tiers.is_empty() || found.there.iter().all(|there| *there) {
+            return Some(self.counted(found));
         }
-        let absent: Vec<usize> = (0..keys.len()).filter(|&i| !there[i]).collect();
+        let absent: Vec<usize> = (0..keys.len()).filter(|&i| !found.there[i]).collect();
         let asked: Vec<BlockKey> = absent.iter().map(|&i| keys[i]).collect();
         for (&i, location) in absent.iter().zip(self.locate(&asked)) {
             match location {
-                Location::Tier(tier) => {
-                    there[i] = true;
-                    found_in.add(tier);
-                }
+                Location::Tier(tier) => found.add(i, tier),
                 // Whoever asks for all of it counts then.
                 Location::Unknown => return None,
                 Location::Absent => {}
             }
         }
-        self.count_found(&there, &found_in);
-        Some(there)
+        Some(self.counted(found))
     }
 
-    /// Counts a lookup of single blocks.
-    fn count_found(&self, there: &[bool], found_in: &FoundIn) {
-        self.count_lookup(there.len(), there.iter().filter(|there| **there).count(), found_in);
+    fn found_in_pool(&self, keys: &[BlockKey]) -> Found {
+        Found { there: self.in_pool(keys), in_tiers: InTiers::default() }
     }
 
-    fn count_lookup(&self, asked: usize, found: usize, found_in: &FoundIn) {
+    /// Counts a lookup of single blocks. Returns which of them exist.
+    fn counted(&self, found: Found) -> Vec<bool> {
+        let Found { there, in_tiers } = found;
+        self.count_lookup(there.len(), there.iter().filter(|there| **there).count(), &in_tiers);
+        there
+    }
+
+    fn count_lookup(&self, asked: usize, found: usize, in_tiers: &InTiers) {
         Stats::add(&self.stats.lookup_blocks, asked);
         Stats::add(&self.stats.lookup_hit_blocks, found);
-        for (counter, &found) in self.tier_hits.iter().zip(&found_in.0) {
+        for (counter, &found) in self.tier_hits.iter().zip(&in_tiers.0) {
             Stats::add(counter, found);
         }
     }
@@ -182,39 +194,32 @@ impl Locator {
 
     /// As [`Self::exist`]. `untold` gets the blocks that a tier did not answer about and none has.
     fn exist_told(&self, keys: &[BlockKey], untold: &mut Vec<usize>) -> Vec<bool> {
-        let mut found_in = self.found_in_none();
-        let there = self.find_each(keys, untold, &mut found_in);
-        self.count_found(&there, &found_in);
-        there
+        self.counted(self.find_each(keys, untold))
     }
 
-    fn find_each(&self, keys: &[BlockKey], untold: &mut Vec<usize>, found_in: &mut FoundIn) -> Vec<bool> {
-        let mut there = self.in_pool(keys);
-        let absent: Vec<usize> = (0..keys.len()).filter(|&i| !there[i]).collect();
+    fn find_each(&self, keys: &[BlockKey], untold: &mut Vec<usize>) -> Found {
+        let mut found = self.found_in_pool(keys);
+        let absent: Vec<usize> = (0..keys.len()).filter(|&i| !found.there[i]).collect();
         if absent.is_empty() || self.tiers.is_empty() {
-            return there;
+            return found;
         }
         let asked: Vec<BlockKey> = absent.iter().map(|&i| keys[i]).collect();
         let mut unknown = Vec::new();
         for (&i, location) in absent.iter().zip(self.locate(&asked)) {
             match location {
-                Location::Tier(tier) => {
-                    there[i] = true;
-                    found_in.add(tier);
-                }
+                Location::Tier(tier) => found.add(i, tier),
                 Location::Unknown => unknown.push(i),
                 Location::Absent => {}
             }
         }
         let probed = self.probe_each(keys, &unknown);
-        for (&i, tier) in unknown.iter().zip(&probed.tiers) {
-            if let Some(tier) = *tier {
-                there[i] = true;
-                found_in.add(tier);
+        for (&i, tier) in unknown.iter().zip(probed.tiers) {
+            if let Some(tier) = tier {
+                found.add(i, tier);
             }
         }
         untold.extend(probed.untold);
-        there
+        found
     }
 
     /// Finds out by I/O which tier holds each of some blocks. Waits, within bounds.
@@ -283,9 +288,9 @@ impl Locator {
             prefix = in_pool + in_tiers;
             missing = keys.get(prefix).map(|&key| (key, untold)).or(missing);
         }
-        let mut found_in = self.found_in_none();
-        tiers_of.into_iter().filter(|&(i, _)| i < prefix).for_each(|(_, tier)| found_in.add(tier));
-        self.count_lookup(asked * namespaces.len(), prefix * namespaces.len(), &found_in);
+        let mut in_tiers = InTiers::default();
+        tiers_of.into_iter().filter(|&(i, _)| i < prefix).for_each(|(_, tier)| in_tiers.add(tier));
+        self.count_lookup(asked * namespaces.len(), prefix * namespaces.len(), &in_tiers);
         if let Some((key, untold)) = missing {
             let namespaces = self.directory.ids(namespaces.iter().copied());
             self.lookup_missed(&Unfound { owner, key, namespaces: &namespaces, asked, hit: prefix, untold });

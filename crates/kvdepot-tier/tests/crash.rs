@@ -2,10 +2,10 @@
 #![allow(clippy::unwrap_used)] // a failing test panics
 
 mod common;
+#[path = "common/killed.rs"]
+mod killed;
 
 use std::fs;
-use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use common::{config, files_with, open};
@@ -19,15 +19,7 @@ const CHILD: &str = "KVDEPOT_TEST_CRASH_DIR";
 fn child() {
     let Ok(dir) = std::env::var(CHILD) else { return };
     let bench = Bench::new(open(config(dir.as_ref())));
-    for n in 0.. {
-        let first = n * 8;
-        let writes: Vec<_> =
-            (first..first + 8).map(|n| bench.begin_write(n, bench.filled(n), Bench::soon())).collect();
-        for write in &writes {
-            Bench::answer(write).unwrap();
-        }
-        println!("written {}", first + 8);
-    }
+    killed::write(&bench, 0..u64::MAX, |_| {});
 }
 
 #[test]
@@ -35,20 +27,7 @@ fn killed_while_writing() {
     let dir = tempfile::tempdir().unwrap();
     let mut acknowledged = 0;
     for round in 1..=5 {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["child", "--exact", "--nocapture", "--test-threads=1"])
-            .env(CHILD, dir.path())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        // Each round is killed a little later, always in the middle of further writes.
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let mut written =
-            lines.filter_map(|line| line.unwrap().strip_prefix("written ")?.parse::<u64>().ok());
-        acknowledged = written.by_ref().find(|&count| count >= acknowledged + 8 * round).unwrap();
-        child.kill().unwrap();
-        child.wait().unwrap();
+        acknowledged = killed::kill("child", &[(CHILD, dir.path().as_os_str())], acknowledged, round);
         let tier = open(config(dir.path()));
         let bench = Bench::new(Arc::clone(&tier) as _);
         tier.sweep(Bench::soon());

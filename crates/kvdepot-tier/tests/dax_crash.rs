@@ -4,9 +4,9 @@
 #![allow(clippy::unwrap_used)] // a failing test panics
 
 mod dax_media;
+#[path = "common/killed.rs"]
+mod killed;
 
-use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use kvdepot_io::mapped::Access;
@@ -40,14 +40,7 @@ fn child() {
     let bench = open(DaxConfig { access, ..config(path.as_ref(), BYTES) });
     let first = bench.tier.usage().blocks;
     let end = if std::env::var(IS_ONE_OF_MANY).is_ok() { first + BLOCKS / ROUNDS } else { BLOCKS };
-    for first in (first..end).step_by(8) {
-        let writes: Vec<_> =
-            (first..first + 8).map(|n| bench.begin_write(n, bench.filled(n), Bench::soon())).collect();
-        for write in &writes {
-            Bench::answer(write).unwrap();
-        }
-        println!("written {}", first + 8);
-    }
+    killed::write(&bench, first..end, |_| {});
     // Until it is killed.
     loop {
         std::thread::park();
@@ -74,21 +67,12 @@ fn killed_while_writing() {
         let medium = DaxConfig { access, ..media.next(BYTES) };
         let mut acknowledged = 0;
         for round in 1..=ROUNDS {
-            let mut command = Command::new(std::env::current_exe().unwrap());
-            command.args(["child", "--exact", "--nocapture", "--test-threads=1"]);
             // However late it is killed, there is something left to write for the next one.
-            command.env(CHILD, &medium.device_path).env(IS_ONE_OF_MANY, "1");
+            let mut variables = vec![(CHILD, medium.device_path.as_os_str()), (IS_ONE_OF_MANY, "1".as_ref())];
             if access == Access::Mapped {
-                command.env(MAPPED, "1");
+                variables.push((MAPPED, "1".as_ref()));
             }
-            let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-            let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-            let mut written =
-                lines.filter_map(|line| line.unwrap().strip_prefix("written ")?.parse::<u64>().ok());
-            // Each round is killed a little later, always in the middle of further writes.
-            acknowledged = written.by_ref().find(|&count| count >= acknowledged + 8 * round).unwrap();
-            child.kill().unwrap();
-            child.wait().unwrap();
+            acknowledged = killed::kill("child", &variables, acknowledged, round);
             let bench = open(medium.clone());
             acknowledged = check(&bench, acknowledged, &format!("{access:?}, round {round}"));
         }

@@ -4,9 +4,11 @@
 #![allow(clippy::unwrap_used)] // a failing test panics
 
 mod dax_media;
+#[path = "common/sysfs.rs"]
+mod sysfs;
 
 use std::os::linux::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use kvdepot_core::ErrorKind;
@@ -15,16 +17,10 @@ use kvdepot_tier::{DaxConfig, DaxTier, Presence, Tier};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use dax_media::{MIB, Media, config, device, give_up, open, raw};
-
-/// The device's directory in sysfs.
-fn sysfs(device: &Path) -> PathBuf {
-    let number = std::fs::metadata(device).unwrap().st_rdev();
-    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
-    std::fs::canonicalize(format!("/sys/dev/char/{major}:{minor}")).unwrap()
-}
+use sysfs::sysfs;
 
 fn attribute(device: &Path, name: &str) -> u64 {
-    std::fs::read_to_string(sysfs(device).join(name)).unwrap().trim().parse().unwrap()
+    std::fs::read_to_string(sysfs(device, "char").join(name)).unwrap().trim().parse().unwrap()
 }
 
 fn bench(config: DaxConfig) -> Bench {
@@ -91,8 +87,8 @@ fn one_that_is_taken_away_is_an_error() {
     let medium = media.next(16 * MIB);
     let bench = bench(medium.clone());
     bench.write_all(20);
-    let name = sysfs(&device).file_name().unwrap().to_owned();
-    let driver = std::fs::canonicalize(sysfs(&device).join("driver")).unwrap();
+    let name = sysfs(&device, "char").file_name().unwrap().to_owned();
+    let driver = std::fs::canonicalize(sysfs(&device, "char").join("driver")).unwrap();
     let tell = |file: &str| std::fs::write(driver.join(file), name.as_encoded_bytes()).unwrap();
     tell("unbind");
     let error = bench.read(0).unwrap_err();

@@ -112,6 +112,11 @@ def hour_rate(history: bytes | None) -> float | None:
     return hit / looked_up if looked_up else None
 
 
+def is_same(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Returns whether both are of one depot: in a container every depot has the same process id."""
+    return bool(then.get("pid") == now.get("pid") and then.get("uptime_s", 0) <= now.get("uptime_s", 0))
+
+
 def rows(
     before: Mapping[str, Mapping[str, Any]],
     after: Mapping[str, Mapping[str, Any]],
@@ -125,11 +130,11 @@ def rows(
     table = []
     for socket, stats in after.items():
         earlier = before.get(socket)
+        if earlier is not None and not is_same(earlier, stats):
+            earlier = None
 
         def rate(name: str, now: Mapping[str, Any] = stats, then: Mapping[str, Any] | None = earlier) -> float | None:
-            # In a container every depot has the same process id.
-            restarted = then is not None and now.get("uptime_s", 0) < then.get("uptime_s", 0)
-            if then is None or restarted or then.get("pid") != now.get("pid"):
+            if then is None:
                 return None
             return max(0.0, float(now.get(name, 0) - then.get(name, 0)) / seconds)
 

@@ -118,7 +118,7 @@ impl Generation {
             return Ok(handle);
         }
         // The time is that of the call, however long another one took.
-        let deadline = Instant::now() + lane.background_wait();
+        let deadline = Instant::now() + wait;
         match lane.call(Request::OpenNamespace { canonical: canonical.into() }, deadline)? {
             Response::Namespace { handle, .. } => Ok(handle),
             _ => Err(unexpected()),

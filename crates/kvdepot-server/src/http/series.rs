@@ -132,11 +132,7 @@ impl Series {
                 "Depots that share the limit of a tier; 0 while this one stores nothing",
             ),
         ] {
-            let samples = tiers.iter().filter_map(|tier| {
-                let name = quoted(tier["name"].as_str()?);
-                Some((vec![("tier", name)], tier[field].as_u64()? as f64))
-            });
-            write(encoder, Kind::Gauge, name, help, &samples.collect::<Vec<_>>())?;
+            write(encoder, Kind::Gauge, name, help, &of_tiers(tiers, field, 1.0))?;
         }
         blocks_of_tiers(encoder, tiers)?;
         hops(encoder, tiers)?;
@@ -160,6 +156,15 @@ impl Series {
     }
 }
 
+/// Returns a number of each tier that has it.
+fn of_tiers(tiers: &[Value], field: &str, per_unit: f64) -> Vec<Sample> {
+    let sample = |tier: &Value| {
+        let name = quoted(tier["name"].as_str()?);
+        Some((vec![("tier", name)], tier[field].as_u64()? as f64 / per_unit))
+    };
+    tiers.iter().filter_map(sample).collect()
+}
+
 /// Blocks that hits found in each tier, and blocks that it evicted.
 fn blocks_of_tiers(encoder: &mut DescriptorEncoder<'_>, tiers: &[Value]) -> fmt::Result {
     for (name, field, help) in [
@@ -170,11 +175,7 @@ fn blocks_of_tiers(encoder: &mut DescriptorEncoder<'_>, tiers: &[Value]) -> fmt:
         ),
         ("tier_evict_blocks", "evict_blocks", "Blocks that a tier evicted to make room"),
     ] {
-        let samples = tiers.iter().filter_map(|tier| {
-            let name = quoted(tier["name"].as_str()?);
-            Some((vec![("tier", name)], tier[field].as_u64()? as f64))
-        });
-        write(encoder, Kind::Counter, name, help, &samples.collect::<Vec<_>>())?;
+        write(encoder, Kind::Counter, name, help, &of_tiers(tiers, field, 1.0))?;
     }
     Ok(())
 }
@@ -276,11 +277,7 @@ fn compression(encoder: &mut DescriptorEncoder<'_>, tiers: &[Value]) -> fmt::Res
             "Processor time of decompressing blocks",
         ),
     ] {
-        let samples = tiers.iter().filter_map(|tier| {
-            let name = quoted(tier["name"].as_str()?);
-            Some((vec![("tier", name)], tier[field].as_u64()? as f64 / per_unit))
-        });
-        write(encoder, Kind::Counter, name, help, &samples.collect::<Vec<_>>())?;
+        write(encoder, Kind::Counter, name, help, &of_tiers(tiers, field, per_unit))?;
     }
     Ok(())
 }

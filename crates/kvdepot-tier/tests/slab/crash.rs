@@ -3,9 +3,7 @@
 //! of `child`, and runs `survivor` after its next start.
 #![allow(clippy::unwrap_used)] // a failing test panics
 
-use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use kvdepot_io::AlignedBuf;
@@ -13,6 +11,7 @@ use kvdepot_tier::conformance::Bench;
 use kvdepot_tier::{SlabConfig, SlabTier, Tier};
 use rustix::fs::OFlags;
 
+use crate::killed;
 use crate::media::{MIB, Media, config, device};
 
 /// Path of the medium on which `child` writes.
@@ -43,19 +42,13 @@ fn child() {
         std::fs::OpenOptions::new().write(true).custom_flags(direct).open(device).unwrap()
     });
     let end = if std::env::var(IS_ONE_OF_MANY).is_ok() { first + BLOCKS / ROUNDS } else { BLOCKS };
-    for first in (first..end).step_by(8) {
-        let writes: Vec<_> =
-            (first..first + 8).map(|n| bench.begin_write(n, bench.filled(n), Bench::soon())).collect();
-        for write in &writes {
-            Bench::answer(write).unwrap();
-        }
+    killed::write(&bench, first..end, |acknowledged| {
         if let Some(marks) = &marks {
             let mut mark = AlignedBuf::zeroed(4096);
-            mark[..8].copy_from_slice(&(first + 8).to_le_bytes());
+            mark[..8].copy_from_slice(&acknowledged.to_le_bytes());
             marks.write_all_at(&mark, MARK_AT).unwrap();
         }
-        println!("written {}", first + 8);
-    }
+    });
     // Until it is killed.
     loop {
         std::thread::park();
@@ -83,18 +76,9 @@ fn killed_while_writing() {
     let medium = media.next(BYTES);
     let mut acknowledged = 0;
     for round in 1..=ROUNDS {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["crash::child", "--exact", "--nocapture", "--test-threads=1"]);
         // However late it is killed, there is something left to write for the next one.
-        command.env(CHILD, &medium.path).env(IS_ONE_OF_MANY, "1");
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let mut written =
-            lines.filter_map(|line| line.unwrap().strip_prefix("written ")?.parse::<u64>().ok());
-        // Each round is killed a little later, always in the middle of further writes.
-        acknowledged = written.by_ref().find(|&count| count >= acknowledged + 8 * round).unwrap();
-        child.kill().unwrap();
-        child.wait().unwrap();
+        let variables = [(CHILD, medium.path.as_os_str()), (IS_ONE_OF_MANY, "1".as_ref())];
+        acknowledged = killed::kill("crash::child", &variables, acknowledged, round);
         let bench = open(medium.clone());
         acknowledged = check(&bench, acknowledged, &format!("round {round}"));
     }

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)] // a failing test panics
 
 use std::os::linux::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,13 +18,7 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 use serde_json::json;
 
 use crate::media::{HANG, MIB, Media, config, device, wipe};
-
-/// The device's directory in sysfs.
-fn sysfs(device: &Path) -> PathBuf {
-    let number = std::fs::metadata(device).unwrap().st_rdev();
-    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
-    std::fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")).unwrap()
-}
+use crate::sysfs::sysfs;
 
 fn bench(config: SlabConfig) -> Bench {
     Bench::new(Arc::new(SlabTier::open(config).unwrap()) as Arc<dyn Tier>)
@@ -43,7 +37,8 @@ fn run(command: &str, arguments: &[&Path]) {
 fn its_size_is_that_of_the_device() {
     let Some(device) = device() else { return };
     let bytes =
-        std::fs::read_to_string(sysfs(&device).join("size")).unwrap().trim().parse::<u64>().unwrap() * 512;
+        std::fs::read_to_string(sysfs(&device, "block").join("size")).unwrap().trim().parse::<u64>().unwrap()
+            * 512;
     wipe(&device);
     let facts = |formatted_bytes| MediumFacts { kind: MediumKind::BlockDevice, bytes, formatted_bytes };
     let settings = json!({ "path": device, "segment_mb": 8 });
@@ -121,7 +116,7 @@ fn one_that_is_taken_away_is_an_error() {
     let bench = bench(medium.clone());
     bench.write_all(20);
     // Of an NVMe namespace: its controller, whose own device is that of the bus.
-    let bus = std::fs::canonicalize(sysfs(&device).join("device/device")).unwrap();
+    let bus = std::fs::canonicalize(sysfs(&device, "block").join("device/device")).unwrap();
     let driver = std::fs::canonicalize(bus.join("driver")).unwrap();
     let tell =
         |file: &str| std::fs::write(driver.join(file), bus.file_name().unwrap().as_encoded_bytes()).unwrap();
