@@ -135,14 +135,16 @@ def test_weights_that_take_too_long_to_read_are_not_known(limit: int, monkeypatc
     assert bool(digest(model())) == (limit > 10)
 
 
-def test_weights_that_were_packed_again_are_others() -> None:
+@pytest.mark.parametrize("part", ["model", "draft"])
+def test_weights_that_were_packed_again_are_others(part: str) -> None:
     """A CPU's kernels have their own copy, and the tensor is empty: the bytes are inaccessible."""
 
     def packed() -> Any:
         return lambda x: x
 
-    runner = Runner(model())
-    layer = runner.model[0]
+    models = {"model": model(), "draft": model()}
+    runner = Runner(*models.values())
+    layer = models[part][0]
     layer.weight = torch.nn.Parameter(torch.empty(0), requires_grad=False)
     layer.cpu_linear = packed()
     first = LiveWeights(runner).digest()

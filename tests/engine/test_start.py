@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from engine_lab import Lab
+from engine_lab import HERE, Lab
 
 from kvdepot.engines.vllm.early import WrongConfigurationError
 from kvdepot.engines.vllm.options import read_options
@@ -132,17 +133,33 @@ def test_hashes_that_find_nothing_again_are_a_mistake_as_well(lab: Lab, monkeypa
         ).create_engine_config()
 
 
-def test_a_mistake_is_the_last_line_of_a_server_that_does_not_start(lab: Lab, tmp_path: Path) -> None:
+def beside_a_sibling(depot: dict[str, Any]) -> dict[str, Any]:
+    """Puts the connector below a `MultiConnector`, after one that vLLM's question about KV-cache groups ends at."""
+    sibling = {"kv_connector": "Sibling", "kv_role": "kv_both", "kv_connector_module_path": "sibling"}
+    return {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"connectors": [sibling, depot]},
+    }
+
+
+@pytest.mark.parametrize("place", [dict, beside_a_sibling], ids=["alone", "beside a sibling"])
+def test_a_mistake_is_the_last_line_of_a_server_that_does_not_start(lab: Lab, tmp_path: Path, place: Any) -> None:
+    """It ends before weights are read, of which the model has none here, and before a worker is started."""
     file = tmp_path / "kvdepot.yaml"
     file.write_text("pipeline: Cache\npool_bg: 64\n")
-    command = [str(Path(sys.executable).parent / "vllm"), "serve", lab.model("llama"), "--dtype", "float32"]
-    command += ["--kv-transfer-config", json.dumps(transfer(config=str(file)))]
+    model = tmp_path / "model"
+    shutil.copytree(lab.model("llama"), model, ignore=shutil.ignore_patterns("*.safetensors"))
+    command = [str(Path(sys.executable).parent / "vllm"), "serve", str(model), "--dtype", "float32"]
+    command += ["--kv-transfer-config", json.dumps(place(transfer(config=str(file))))]
     environ = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    environ["PYTHONPATH"] = os.pathsep.join([environ.get("PYTHONPATH", ""), str(HERE)])
     ended = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=300, check=False)
     assert ended.returncode != 0
     lines = (ended.stdout + ended.stderr).strip().splitlines()
     assert lines[-1].endswith(f"{file}:2: pool_bg: unknown key: did you mean pool_gb?"), "\n".join(lines[-20:])
-    assert "engine core" not in (ended.stdout + ended.stderr).lower(), "it went on to start an engine"
+    for process in ("engine core", "enginecore", "(worker"):
+        assert process not in (ended.stdout + ended.stderr).lower(), "it went on to start an engine"
 
 
 def test_a_model_that_cannot_use_the_depot_attaches_none(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,12 @@ statistics below ``MultiConnector``, which looks connectors up by class name. ``
 """
 
 import contextlib
+from collections.abc import Callable
+from typing import Any
 
 MODULE = "kvdepot.engines.vllm"
 NAMES = ("KVDepotConnector", "UCMConnector")
+MULTI = "MultiConnector"
 
 
 def register() -> None:
@@ -20,3 +23,28 @@ def register() -> None:
     for name in NAMES:
         with contextlib.suppress(ValueError):  # the name is taken, usually by us
             KVConnectorFactory.register_connector(name, MODULE, name)
+    _check_children(KVConnectorFactory)
+
+
+def _check_children(factory: Any) -> None:
+    """Has the settings of ``MultiConnector``'s children checked when vLLM asks for that class.
+
+    vLLM may ask for no child before it starts the engine: it stops at the first that cannot have several KV-cache
+    groups. If a release keeps its connectors in another way, mistakes are found when the engine starts.
+    """
+    registry: Any = getattr(factory, "_registry", None)
+    if isinstance(registry, dict) and MULTI in registry and not isinstance(registry[MULTI], _Checked):
+        registry[MULTI] = _Checked(registry[MULTI])
+
+
+class _Checked:
+    """Loads a connector's class after a check of the caller's configuration."""
+
+    def __init__(self, load: Callable[[], Any]) -> None:
+        self._load = load
+
+    def __call__(self) -> Any:
+        from kvdepot.engines.vllm.early import check_callers
+
+        check_callers()
+        return self._load()

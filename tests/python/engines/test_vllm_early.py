@@ -2,11 +2,12 @@
 
 import importlib
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from kvdepot.engines.vllm.early import WrongConfigurationError, caller_config
+from kvdepot.engines.vllm_plugin import _check_children
 from kvdepot.errors import KVDepotError
 
 MODULE = "kvdepot.engines.vllm"
@@ -58,6 +59,52 @@ def test_a_mistake_is_told_to_whoever_asks_for_the_class(ask: Any) -> None:
 @pytest.mark.parametrize("ask", [get_connector_class, get_registered_class])
 def test_a_right_configuration_gets_the_class(ask: Any) -> None:
     assert ask(transfer(hit_ratio=0.5)).__name__ == "KVDepotConnector"
+
+
+def multi(*children: Any) -> Any:
+    return transfer("MultiConnector", connectors=[*children])
+
+
+def child(name: str = "KVDepotConnector", **extra: Any) -> dict[str, Any]:
+    return {"kv_connector": name, "kv_connector_extra_config": extra}
+
+
+def plugged(load: Any = lambda: "the class") -> Any:
+    """vLLM's factory with the plugin's check, as far as it matters here."""
+
+    class Factory:
+        _registry: ClassVar[dict[str, Any]] = {"MultiConnector": load}
+
+        @classmethod
+        def get_connector_class(cls, kv_transfer_config: Any) -> Any:
+            return cls._registry[kv_transfer_config.kv_connector]()
+
+    for _ in range(2):  # each of vLLM's processes may load plugins again
+        _check_children(Factory)
+    return Factory
+
+
+def test_a_child_s_mistake_is_told_to_whoever_asks_for_the_multi_connector() -> None:
+    """vLLM may ask for no child: its question about KV-cache groups ends at a sibling that cannot have several."""
+    factory = plugged()
+    for children in ([child(pool_bg=1)], [child("Sibling", a=1), child("UCMConnector", pool_bg=1)]):
+        with pytest.raises(WrongConfigurationError, match="pool_bg: unknown key: did you mean pool_gb"):
+            factory.get_connector_class(multi(*children))
+    assert factory.get_connector_class(multi(child("Sibling", pool_bg=1), child(hit_ratio=0.5))) == "the class"
+
+
+@pytest.mark.parametrize("extra", [None, {}, {"connectors": None}, {"connectors": ["KVDepotConnector"]}])
+def test_children_that_cannot_be_read_are_left_to_vllm(extra: Any) -> None:
+    config = SimpleNamespace(kv_connector="MultiConnector", kv_connector_extra_config=extra)
+    assert plugged().get_connector_class(config) == "the class"
+
+
+def test_a_factory_without_such_a_registry_stays_as_it_is() -> None:
+    for registry in (None, {}, ()):
+        factory = SimpleNamespace(_registry=registry)
+        _check_children(factory)
+        assert factory._registry == registry
+    _check_children(object())
 
 
 def test_another_connector_s_configuration_is_none_of_our_business() -> None:

@@ -215,13 +215,15 @@ def test_the_files_of_a_media_processor_are_a_fact(tmp_path: Path) -> None:
     assert media(tmp_path / "here") != media()
 
 
-def facts_of_engine(speculative: object = None, **values: object) -> dict[str, object]:
+def facts_of_engine(
+    speculative: object = None, load: object = None, declared: object = "", **values: object
+) -> dict[str, object]:
     """Returns the facts of an engine whose model has these options."""
     known: dict[str, object] = {"model": "m", "revision": None, "quantization": "online", "dtype": "bf16"}
     model = model_with({}, **{**known, **values})
     cache = SimpleNamespace(cache_dtype="auto", prefix_caching_hash_algo="sha256_cbor")
     parallel = SimpleNamespace(decode_context_parallel_size=1)
-    load = SimpleNamespace(load_format="dummy", download_dir=None)
+    load = load or SimpleNamespace(load_format="dummy", download_dir=None)
     config = SimpleNamespace(
         model_config=model,
         cache_config=cache,
@@ -229,7 +231,7 @@ def facts_of_engine(speculative: object = None, **values: object) -> dict[str, o
         load_config=load,
         speculative_config=speculative,
     )
-    return engine_facts(config, SimpleNamespace())  # type: ignore[arg-type]
+    return engine_facts(config, SimpleNamespace(), str(declared))  # type: ignore[arg-type]
 
 
 OVERRIDES = (
@@ -250,16 +252,68 @@ def test_options_that_make_another_model_of_the_same_files_are_facts() -> None:
     assert not {"quantization_config", "model_class_overrides"} & plain.keys()
 
 
+def draft(model: object = "draft", config: SimpleNamespace | None = None, **values: object) -> SimpleNamespace:
+    """Returns a draft's model as in vLLM's configuration."""
+    hf_config = config or SimpleNamespace(to_dict=dict)
+    return SimpleNamespace(
+        **{"model": str(model), "revision": None, "hf_config": hf_config, "quantization": None, **values}
+    )
+
+
+def speculation(draft_model: SimpleNamespace, method: str | None = "draft_model", **values: object) -> SimpleNamespace:
+    return SimpleNamespace(**{"method": method, "draft_model_config": draft_model, **values})
+
+
 def test_quantization_of_a_draft_is_a_fact() -> None:
     def digest(config: SimpleNamespace | None = None, **values: object) -> object:
-        hf_config = config or SimpleNamespace(to_dict=dict)
-        draft = SimpleNamespace(model="draft", revision=None, hf_config=hf_config, **{"quantization": None, **values})
-        return facts_of_engine(SimpleNamespace(draft_model_config=draft))["draft"]
+        return facts_of_engine(speculation(draft(config=config, **values)))["draft"]
 
     assert len({digest(), digest(quantization="fp8"), digest(quantization="mxfp8"), digest(**OVERRIDES[0])}) == 4
     # A quantised checkpoint says so in its configuration, which the digest contains.
     quantised = SimpleNamespace(to_dict=dict, quantization_config={"quant_method": "fp8"})
     assert digest(quantised, quantization="fp8") == digest()
+
+
+@pytest.mark.parametrize("method", ["ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator"])
+def test_an_engine_that_speculates_without_kv_shares_with_one_that_does_not(method: str) -> None:
+    """P8. For n-grams vLLM names the engine's own model as the draft."""
+    assert facts_of_engine(speculation(draft("m"), method)) == facts_of_engine()
+
+
+def file_loads(**values: object) -> SimpleNamespace:
+    return SimpleNamespace(**{"load_format": "auto", "download_dir": None, **values})
+
+
+@pytest.mark.parametrize("method", [None, "draft_model", "eagle", "mtp", "dspark", "a_later_one"])
+def test_a_draft_is_known_by_its_weights_and_never_by_a_name(tmp_path: Path, method: str | None) -> None:
+    """P1: another draft of the same name would be served the KV of the first."""
+    for place, fill in (("model", b"m"), ("one", b"1"), ("copy", b"1"), ("other", b"2")):
+        (tmp_path / place).mkdir()
+        safetensors(tmp_path / place / "model.safetensors", fill * 4096)
+
+    def facts(name: str, declared: str = "", **values: object) -> dict[str, object]:
+        values = {"load": file_loads(), "model": str(tmp_path / "model"), "declared": declared, **values}
+        own = speculation(
+            draft(tmp_path / name), method, use_eagle=lambda: False, draft_load_config=values.pop("of_draft", None)
+        )
+        return facts_of_engine(own, **values)
+
+    assert facts("one") == facts("copy") != facts("other")
+    assert names_weights(facts("one"))
+    for unknown in (facts("lost"), facts("one", of_draft=file_loads(load_format="dummy"))):
+        assert not names_weights(unknown), "then weights in memory count, the draft's as well"
+        assert unknown["draft"] != ""
+    assert names_weights(facts("lost", "step-100"))
+
+
+def test_weights_of_a_user_s_own_proposer_are_unknown(tmp_path: Path) -> None:
+    """vLLM names the engine's own model, which is not what it runs."""
+    safetensors(tmp_path / "model.safetensors", b"m" * 4096)
+    own = speculation(draft(tmp_path), "custom_class", model="mine.Proposer", use_eagle=lambda: False)
+    facts = facts_of_engine(own, load=file_loads(), model=str(tmp_path))
+    assert facts["weights_digest"]
+    assert not names_weights(facts)
+    assert facts["draft_model"] == "mine.Proposer"
 
 
 def test_a_version_of_the_weights_is_one_more_fact_for_worker_and_scheduler_alike() -> None:

@@ -32,7 +32,7 @@ TOO_LONG_S = 900
 
 NOT_VLLMS = {
     # torch, and packages that vLLM packs weights with
-    *("partitions", "cpu_linear", "weight"),
+    *("partitions", "cpu_linear", "weight", "named_parameters"),
     # the model's configuration of transformers
     "layer_types",
     # enums and classes of Python

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvdepot.engines.vllm.options import read_options
 from kvdepot.engines.vllm.releases.refusal import problem
-from kvdepot.engines.vllm_plugin import NAMES
+from kvdepot.engines.vllm_plugin import MULTI, NAMES
 from kvdepot.errors import ConfigError, KVDepotError
 
 FRAMES_MAX = 64
@@ -38,21 +38,21 @@ def check_release() -> None:
 
 
 def check_callers() -> None:
-    """Checks the configuration of the caller that asks for the connector's class.
+    """Checks the configuration of the caller that asks for the connector's class, or for ``MultiConnector`` above it.
 
     Raises:
         WrongConfigurationError: with every mistake, one per line.
     """
-    transfer = vllm_config = None
+    settings: list[Any] = []
+    vllm_config = None
     for frame in _callers():
         names = frame.f_locals
-        if transfer is None and _names_us(names.get("kv_transfer_config")):
-            transfer = names["kv_transfer_config"]
+        settings = settings or own_settings(names.get("kv_transfer_config"))
         if hasattr(names.get("self"), "cache_config") and hasattr(names.get("self"), "kv_transfer_config"):
             vllm_config = names["self"]
             break
-    if transfer is not None:
-        check(transfer.kv_connector_extra_config, vllm_config)
+    for extra_config in settings:
+        check(extra_config, vllm_config)
 
 
 def check(extra_config: Any, vllm_config: Any = None) -> None:
@@ -77,8 +77,19 @@ def caller_config() -> Any:
     return None
 
 
-def _names_us(transfer: Any) -> bool:
-    return getattr(transfer, "kv_connector", None) in NAMES
+def own_settings(transfer: Any) -> list[Any]:
+    """Returns the connector's settings in a transfer configuration: its own, or its children's."""
+    name, extra_config = getattr(transfer, "kv_connector", None), getattr(transfer, "kv_connector_extra_config", None)
+    if name in NAMES:
+        return [extra_config]
+    children = extra_config.get("connectors") if name == MULTI and isinstance(extra_config, dict) else None
+    if not isinstance(children, list):
+        return []
+    return [
+        child.get("kv_connector_extra_config")
+        for child in children
+        if isinstance(child, dict) and child.get("kv_connector") in NAMES
+    ]
 
 
 def _callers() -> Iterator[FrameType]:

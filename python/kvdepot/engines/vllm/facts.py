@@ -53,6 +53,12 @@ MEDIA_SETTINGS = (
 )
 """Settings of vLLM's ``MultiModalConfig`` that change what an engine computes from the same media."""
 
+METHODS_WITHOUT_KV = ("medusa", "mlp_speculator", "ngram", "ngram_gpu", "suffix")
+"""Methods of speculation that add no layer to the KV cache: n-grams and suffixes have no model, heads no attention.
+
+For some of them vLLM names the engine's own model as the draft's.
+"""
+
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 
 
@@ -78,7 +84,7 @@ def engine_facts(
         "layout": str(getattr(kv_cache_config, "kv_cache_layout", None) or ""),
         "dcp": parallel.decode_context_parallel_size,
         "dcp_interleave": int(getattr(parallel, "cp_kv_cache_interleave_size", 1)),
-        "draft": _draft_digest(vllm_config),
+        **draft_facts(vllm_config),
         "hash": hash_facts(vllm_config),
     }
     return facts
@@ -86,7 +92,7 @@ def engine_facts(
 
 def weights_facts(model: "ModelConfig", load_config: "LoadConfig", declared: str = "") -> dict[str, object]:
     """Returns the digest of the weights' files; if it is unknown, also everything else that identifies the weights."""
-    load_format = str(getattr(load_config.load_format, "value", load_config.load_format)).lower()
+    load_format = _load_format(load_config)
     digest = _files_digest(model, load_config.download_dir) if load_format in FILE_FORMATS else ""
     facts: dict[str, object] = {"weights_digest": digest}
     if declared:
@@ -98,9 +104,13 @@ def weights_facts(model: "ModelConfig", load_config: "LoadConfig", declared: str
     return facts
 
 
+def _load_format(load_config: "LoadConfig") -> str:
+    return str(getattr(load_config.load_format, "value", load_config.load_format)).lower()
+
+
 def names_weights(facts: dict[str, object]) -> bool:
-    """Returns whether the facts distinguish an engine's weights from others."""
-    return bool(facts["weights_digest"] or facts.get("weights_declared"))
+    """Returns whether the facts distinguish an engine's weights from others, and those of its draft."""
+    return bool(facts.get("weights_declared") or (facts["weights_digest"] and "draft_model" not in facts))
 
 
 def _files_digest(model: "ModelConfig", cache: str | None) -> str:
@@ -313,13 +323,17 @@ def _model_name(model: str) -> str:
     return os.path.basename(os.path.normpath(model)) if os.path.exists(model) else model
 
 
-def _draft_digest(vllm_config: "VllmConfig") -> str:
-    """Returns the digest of the draft model, whose layers are in the same cache as the model's own."""
+def draft_facts(vllm_config: "VllmConfig") -> dict[str, object]:
+    """Returns the digest of a draft whose layers are in the same cache as the model's own; an empty one without layers.
+
+    If nothing but a name is known of its weights, ``draft_model`` says so: then weights in memory count
+    (``names_weights``).
+    """
     speculative: Any = getattr(vllm_config, "speculative_config", None)
     draft = getattr(speculative, "draft_model_config", None)
-    if draft is None:
-        return ""
-    digest = _files_digest(draft, vllm_config.load_config.download_dir)
+    method = str(getattr(speculative, "method", None) or "")
+    if draft is None or method in METHODS_WITHOUT_KV:
+        return {"draft": ""}
     # An engine that was configured not to drop blocks also stores blocks that are valid for one continuation only.
     drops = getattr(speculative, "use_eagle_block_drop", None)
     volatile = "/volatile" if drops is not None and speculative.use_eagle() and not drops() else ""
@@ -327,4 +341,16 @@ def _draft_digest(vllm_config: "VllmConfig") -> str:
     if draft.quantization and not getattr(draft.hf_config, "quantization_config", None):
         overrides["quantization"] = str(draft.quantization)
     suffix = f"/{_digest_of(overrides)}" if overrides else ""
-    return f"{config_digest(draft.hf_config)}/{digest or _model_name(draft.model)}{volatile}{suffix}"
+    digest = _draft_weights(vllm_config, speculative, draft, method)
+    facts: dict[str, object] = {"draft": f"{config_digest(draft.hf_config)}/{digest}{volatile}{suffix}"}
+    if not digest:
+        facts["draft_model"] = _model_name(str(getattr(speculative, "model", None) or draft.model))
+    return facts
+
+
+def _draft_weights(vllm_config: "VllmConfig", speculative: Any, draft: "ModelConfig", method: str) -> str:
+    """Returns the digest of the draft's weight files; empty if its weights do not come from files that are here."""
+    if method == "custom_class":  # the user's own code, whose model vLLM does not know
+        return ""
+    load_config = getattr(speculative, "draft_load_config", None) or vllm_config.load_config
+    return _files_digest(draft, load_config.download_dir) if _load_format(load_config) in FILE_FORMATS else ""

@@ -101,11 +101,7 @@ def caller_with(method: str) -> Any:
 
 def named_tensors(runner: Any) -> Iterator[tuple[str, "torch.Tensor"]]:
     """Yields parameters and buffers of the model, and of its draft model if there is one."""
-    models = {"model": runner.get_model()}
-    drafter = getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
-    if (draft := getattr(drafter, "model", None)) is not None:
-        models["draft"] = draft
-    for kind, model in models.items():
+    for kind, model in _models(runner).items():
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             yield from _plain(f"{kind}.{name}", tensor)
 
@@ -117,13 +113,23 @@ def packed_weights(runner: Any) -> dict[str, str]:
     count as different, even if they are the same.
     """
     found = {}
-    for name, module in runner.get_model().named_modules():
-        packed, weight = getattr(module, "cpu_linear", None), getattr(module, "weight", None)
-        if packed is not None and weight is not None and weight.numel() == 0:
-            if not hasattr(packed, PACKING):
-                setattr(packed, PACKING, secrets.token_hex(16))
-            found[name] = getattr(packed, PACKING)
+    for kind, model in _models(runner).items():
+        for name, module in model.named_modules():
+            packed, weight = getattr(module, "cpu_linear", None), getattr(module, "weight", None)
+            if packed is not None and weight is not None and weight.numel() == 0:
+                if not hasattr(packed, PACKING):
+                    setattr(packed, PACKING, secrets.token_hex(16))
+                found[f"{kind}.{name}"] = getattr(packed, PACKING)
     return found
+
+
+def _models(runner: Any) -> dict[str, Any]:
+    """Returns the model, and its draft model if there is one."""
+    models = {"model": runner.get_model()}
+    drafter = getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
+    if (draft := getattr(drafter, "model", None)) is not None and callable(getattr(draft, "named_parameters", None)):
+        models["draft"] = draft
+    return models
 
 
 def _plain(name: str, tensor: Any) -> Iterator[tuple[str, "torch.Tensor"]]:

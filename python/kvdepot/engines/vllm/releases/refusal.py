@@ -22,6 +22,7 @@ REQUIRED = (
 """Names without which the connector cannot run, as ``module:name`` or ``module:class.member``."""
 
 BY_HAND = (
+    "vllm.distributed.kv_transfer.kv_connector.factory:KVConnectorFactory._registry",
     "vllm.distributed.kv_transfer.kv_connector.factory:KVConnectorFactory.get_connector_class",
     "vllm.v1.kv_cache_interface:UniformTypeKVCacheSpecs.kv_cache_specs",
     "vllm.v1.worker.gpu.model_runner:GPUModelRunner.get_model",
