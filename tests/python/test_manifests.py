@@ -14,6 +14,11 @@ from kvdepot.errors import ConfigError
 
 MANIFESTS = sorted((Path(__file__).resolve().parents[2] / "deploy" / "kubernetes").glob("*.yaml"))
 
+START_S = 600
+"""How long a container may take to start: to touch a large pool, or to download a model."""
+HANG_S = 60
+"""How long a container may not answer before it is killed."""
+
 
 def documents(kind):
     found = [one for file in MANIFESTS for one in yaml.safe_load_all(file.read_text("utf-8"))]
@@ -56,6 +61,35 @@ def test_servers_may_write_what_they_drain(kind):
     drain_timeout_s = command.make_context("serve", options).params["drain_timeout"]
     # The rest is for closing connections and tiers.
     assert drain_timeout_s + 10 <= spec["terminationGracePeriodSeconds"]
+
+
+@pytest.mark.parametrize("pod", ["kvdepot", "kvdepot-pool", "vllm"])
+def test_every_container_is_probed_and_limited(pod):
+    """A start probe, too: without one the liveness probe kills a container that is still touching its pool."""
+    spec = pods()[pod]
+    for container in spec["containers"]:
+        for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+            assert {"exec", "httpGet"} & set(container[kind]), (container["name"], kind)
+        start, live = container["startupProbe"], container["livenessProbe"]
+        assert start["periodSeconds"] * start["failureThreshold"] >= START_S
+        assert live["periodSeconds"] * live["failureThreshold"] >= HANG_S
+        ports = [port for port in container["ports"] for port in port.values()]
+        for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+            assert "exec" in container[kind] or container[kind]["httpGet"]["port"] in ports
+    for container in (*spec.get("initContainers", ()), *spec["containers"]):
+        resources = container["resources"]
+        assert {"cpu", "memory"} <= set(resources["requests"]), container["name"]
+        assert "memory" in resources["limits"], container["name"]
+
+
+def test_an_engine_is_in_service_with_and_without_a_depot():
+    """Its probes ask vLLM at vLLM's own port, and its start waits for no other pod."""
+    (container,) = pods()["vllm"]["containers"]
+    assert "initContainers" not in pods()["vllm"]
+    assert container["ports"] == [{"name": "http", "containerPort": 8000}]
+    assert "--port" not in " ".join(container["args"])
+    for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container[kind]["httpGet"] == {"path": "/health", "port": "http"}
 
 
 def test_the_daemon_set_waits_for_its_turn_and_is_probed_where_engines_attach(machine, tmp_path):
