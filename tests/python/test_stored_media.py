@@ -14,12 +14,14 @@ import kvdepot
 from kvdepot import _native
 from kvdepot.cli import main
 from kvdepot.stored.media import Medium
+from kvdepot.stored.verify import Pace
 
 MIB = 1 << 20
 LAYOUT = kvdepot.BlockLayout(shards=3, tensor_sizes_bytes=[5000, 256])
 BLOCKS = 24
 HASHES = [b"%016d" % index for index in range(BLOCKS)]
 TIERS = ("Slab", "Dax")
+FLIPS, FLIPS_AT_ONCE = 1000, 10
 
 
 def settings(tier: str, directory: Path) -> dict[str, Any]:
@@ -129,6 +131,25 @@ def test_each_planted_flip_is_found(medium: Path) -> None:
     of_root = shown("verify", root[:12], "--medium", medium, status=1)
     assert of_root["blocks"] == BLOCKS
     assert sorted(one["hash"] for one in of_root["broken"]) == sorted(name for of, name in planted if of == root)
+
+
+def test_every_flipped_bit_is_found_and_nothing_else(medium: Path) -> None:
+    """Many at a time, in different blocks, and each written back; the Rust tests flip bits between blocks, too."""
+    opened_medium = Medium(medium)
+    blocks = [block for one in opened_medium.namespaces for block in opened_medium.blocks(one.root)]
+    generator, flips = random.Random(11), 0
+    while flips < FLIPS:
+        planted = generator.sample(blocks, FLIPS_AT_ONCE)
+        places = [(block.offset_bytes + generator.randrange(block.bytes), generator.randrange(8)) for block in planted]
+        for at, bit in places:
+            flip(medium, at, bit)
+        findings = Medium(medium).verify(pace=Pace(None), checked=lambda *_: None)
+        found = sorted(finding.offset_bytes or 0 for finding in findings)
+        assert found == sorted(block.offset_bytes for block in planted), places
+        for at, bit in places:
+            flip(medium, at, bit)
+        flips += len(planted)
+    assert list(Medium(medium).verify(pace=Pace(None), checked=lambda *_: None)) == []
 
 
 def test_set_aside_says_that_media_are_only_read(medium: Path) -> None:
