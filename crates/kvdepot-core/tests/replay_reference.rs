@@ -96,6 +96,50 @@ fn s3fifo_by_rows(requests: &[Vec<u64>], capacity: usize) -> u64 {
     hits
 }
 
+/// Belady's choice by its definition: evicts what is used again last, found by reading on from here.
+fn belady_by_reading_on(requests: &[Vec<u64>], capacity: usize) -> u64 {
+    let in_order: Vec<u64> = requests.iter().flatten().copied().collect();
+    let (mut held, mut hits, mut at) = (Vec::<u64>::new(), 0, 0);
+    for blocks in requests {
+        hits += blocks.iter().take_while(|block| held.contains(block)).count() as u64;
+        for block in blocks {
+            at += 1;
+            if !held.contains(block) {
+                held.push(*block);
+            }
+            if held.len() > capacity {
+                let next_use = |block: &u64| {
+                    in_order[at..].iter().position(|later| later == block).unwrap_or(usize::MAX)
+                };
+                let last = (0..held.len()).max_by_key(|&index| next_use(&held[index])).expect("it is full");
+                held.remove(last);
+            }
+        }
+    }
+    hits
+}
+
+/// The most hits that any choice of evictions reaches, by trying all; a block may also not be kept at all.
+fn most_hits(uses: &[u64], held: &mut Vec<u64>, capacity: usize) -> u64 {
+    let Some((block, later)) = uses.split_first() else { return 0 };
+    if held.contains(block) {
+        return 1 + most_hits(later, held, capacity);
+    }
+    let mut best = most_hits(later, held, capacity);
+    if held.len() < capacity {
+        held.push(*block);
+        best = best.max(most_hits(later, held, capacity));
+        held.pop();
+        return best;
+    }
+    for slot in 0..held.len() {
+        let evicted = std::mem::replace(&mut held[slot], *block);
+        best = best.max(most_hits(later, held, capacity));
+        held[slot] = evicted;
+    }
+    best
+}
+
 /// Requests of conversations: each continues its history, and all of a kind begin with the same blocks.
 fn requests() -> impl Strategy<Value = Vec<Vec<u64>>> {
     prop::collection::vec((0u64..6, 1u64..12), 1..120).prop_map(|turns| {
@@ -120,6 +164,17 @@ proptest! {
         let plain = s3fifo_by_rows(&requests, capacity);
         let all: usize = requests.iter().map(Vec::len).sum();
         prop_assert!(ours.abs_diff(plain) as usize <= all / 10 + 12, "ours {ours}, plain {plain} of {all}");
+    }
+
+    #[test]
+    fn belady_hits_what_reading_on_hits(requests in requests(), capacity in 1usize..40) {
+        prop_assert_eq!(belady(&trace_of(&requests), capacity as u64), belady_by_reading_on(&requests, capacity));
+    }
+
+    #[test]
+    fn no_choice_of_evictions_hits_more_than_belady(uses in prop::collection::vec(0u64..6, 1..13), capacity in 1usize..4) {
+        let requests: Vec<Vec<u64>> = uses.iter().map(|&block| vec![block]).collect();
+        prop_assert_eq!(belady(&trace_of(&requests), capacity as u64), most_hits(&uses, &mut Vec::new(), capacity));
     }
 
     #[test]
