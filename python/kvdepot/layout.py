@@ -101,5 +101,13 @@ class BlockLayout:
 
     @staticmethod
     def of(layout: "BlockLayout | Iterable[int]") -> "BlockLayout":
-        """Returns ``layout`` itself, or a block of one shard made from tensor sizes in bytes."""
+        """Returns ``layout`` itself, or a block of one shard made from tensor sizes in bytes.
+
+        Raises:
+            ConfigError: as for ``BlockLayout``, or it is neither.
+        """
+        if not isinstance(layout, BlockLayout | Iterable):
+            raise ConfigError(
+                f"layout: must be a BlockLayout, or a list of sizes in bytes, such as [2048]: got {layout!r}"
+            )
         return layout if isinstance(layout, BlockLayout) else BlockLayout(1, layout)

@@ -59,6 +59,8 @@ def facts_json(namespace: Mapping[str, object]) -> str:
     Raises:
         ConfigError: there are none, or one has no JSON.
     """
+    if not isinstance(namespace, Mapping):
+        raise ConfigError(f"namespace: must be a dict, such as {{'model': ..., 'dtype': ...}}, got {namespace!r}")
     if not namespace:
         raise ConfigError(
             "namespace: must describe everything that changes the blocks' bytes, such as {'model': ..., 'dtype': ...}"

@@ -162,6 +162,10 @@ def test_mistakes_are_told_before_anything_is_claimed(depot: kvdepot.Depot) -> N
             depot.claim(groups, hashes, **more)  # type: ignore[arg-type]
     with pytest.raises(kvdepot.ConfigError, match="1 to 64 bytes"):
         depot.claim([open_rank(depot)], [b""])
+    with pytest.raises(kvdepot.ConfigError, match="namespace: must be a dict"):
+        kvdepot.open(layout=[64], namespace="demo")  # type: ignore[arg-type]
+    with pytest.raises(kvdepot.ConfigError, match="layout: must be a BlockLayout, or a list of sizes"):
+        kvdepot.open(layout=2048, namespace={"model": "demo"})  # type: ignore[arg-type]
     with pytest.raises(kvdepot.ConfigError, match="namespace: must describe"):
         depot.open(layout=[4], namespace={})
 

@@ -116,6 +116,19 @@ def test_explain(kvdepot, seeds):
     assert settings["directories"] == {"key": "directories", "value": ["/mnt/test"], "unit": "", "origin": f"{file}:5"}
 
 
+def test_explain_shows_the_socket_that_tells_which_configurations_share_a_depot(kvdepot, tmp_path):
+    def socket(*lines, file=tmp_path / "x.yaml"):
+        file.write_text("\n".join(["pipeline: Cache", "pool_gb: 0.25", *lines]) + "\n")
+        settings = {row["key"]: row for row in json.loads(kvdepot("config", "explain", file, "--json").output)}
+        return settings["socket"]["value"]
+
+    assert socket().endswith(".sock")
+    assert socket("timeout_ms: 999") == socket()
+    assert socket("eviction: lru") != socket()
+    assert socket("socket: /run/x.sock") == "/run/x.sock"
+    assert socket("share_depot: false") is None, "every engine has its own"
+
+
 def test_keys(kvdepot):
     assert "lhd | s3fifo" in kvdepot("config", "keys").output
     assert json.loads(kvdepot("config", "keys", "--json").output)[0]["name"] == "pipeline"

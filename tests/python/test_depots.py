@@ -107,6 +107,7 @@ def test_ports_that_the_running_depot_does_not_have_are_an_error(
     said = run("serve", "--config", file, "--service-port", 0, "--manage-port", 0, status=1)
     assert f"a depot (pid {process.pid}) already serves" in said
     assert "--take-over" in said
+    assert "already serves" in run("serve", "--config", file, "--metrics-port", 9400, status=1)
 
 
 def test_a_pool_server_without_a_file_writes_nothing_to_disk(

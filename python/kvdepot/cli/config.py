@@ -10,6 +10,7 @@ import click
 from kvdepot.checks.directories import unusable
 from kvdepot.cli.output import print_json, print_table
 from kvdepot.config import KVDepotConfig, load_config
+from kvdepot.config.explain import Setting
 from kvdepot.config.reference import reference_markdown
 from kvdepot.config.token_files import token_warnings
 from kvdepot.config.variables import unknown_variables, variable_of
@@ -34,12 +35,21 @@ def explain(file: str | None, as_json: bool) -> None:
     kvdepot config explain
     kvdepot config explain /etc/kvdepot.yaml
     """
-    settings = load_config(file).effective()
+    config = load_config(file)
+    settings = [_with_socket(one, config) for one in config.effective()]
     if as_json:
         print_json([dataclasses.asdict(setting) for setting in settings])
         return
     rows = [(one.key, spelled(one.value), one.unit, one.origin) for one in settings]
     print_table(["key", "value", "unit", "origin"], rows)
+
+
+def _with_socket(setting: Setting, config: KVDepotConfig) -> Setting:
+    """Returns the setting with the socket that the depot gets where none is set: which configurations share a depot."""
+    # The size of a Staging pool, and an engine's own depot, depend on the engine.
+    if setting.key != "socket" or config.socket or not config.share_depot or config.pool == "Staging":
+        return setting
+    return dataclasses.replace(setting, value=config.socket_path())
 
 
 @command.command()

@@ -112,8 +112,9 @@ def command(
     serves the socket, and with status 1 if another process holds its lock but no depot answers.
 
     With --service-port or any other option of the network listener, clients on other machines can use the depot, too,
-    including those of InfiniStore. Such a depot keeps everything in memory unless --config gives it a tier. It exits
-    with status 1 if another depot already serves the socket, because that one does not have its ports.
+    including those of InfiniStore. Such a depot keeps everything in memory unless --config gives it a tier. With these
+    options, and with --metrics-port, it exits with status 1 if another depot already serves the socket, because that
+    one does not have its ports.
 
     With --detach it is no descendant of the process that started it, so a server that kills all of its children, such
     as vLLM's, does not kill the depot. Use --log-file then. The exit status does not show whether the depot could
@@ -149,8 +150,8 @@ def command(
         socket = config.socket_path(block_bytes)
     if wire_json is not None:
         core_json = wire.with_pool(core_json, said, Machine.here())
-        if not (take_over or wait_for_lock):
-            _check_unserved(socket)
+    if (wire_json is not None or metrics_port) and not (take_over or wait_for_lock):
+        _check_unserved(socket)
     overriding = {
         "drain_timeout_ms": None if drain_timeout is None else drain_timeout * 1000,
         "metrics_port": metrics_port,
