@@ -1,6 +1,7 @@
 """The L2 adapter with LMCache's own keys, objects and listeners, over a real depot (P1, P2, P6, P8, P10)."""
 
 import inspect
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,11 +22,13 @@ from kvdepot.errors import ConfigError
 from kvdepot.task import TaskResult
 from tools.lab.depot import Depot, DepotHome
 from tools.lab.pause import paused
+from tools.wire.servers import Server
 
 NUMBERS = list(range(8))
 MANY = list(range(512))
 WHOLE = dict.fromkeys(NUMBERS, "whole")
 MISSES = dict.fromkeys(NUMBERS, "miss")
+DAX_BYTES = 64 << 20
 
 
 class Account(L2AdapterListener):
@@ -82,23 +85,46 @@ def test_a_wrong_key_is_refused(params: dict[str, Any]) -> None:
         KVDepotL2Adapter(params)
 
 
-@pytest.mark.parametrize("pipeline", ["Cache|Posix", "Cache|Slab"])
-def test_objects_come_back_whole_also_after_everything_was_restarted(home: DepotHome, pipeline: str) -> None:
-    if pipeline == "Cache|Slab":
-        slab = {"slab_path": str(home.blocks / "slab"), "slab_capacity_gb": 0.125, "slab_segment_mb": 8}
-        home.configure({"pool_gb": POOL_GB, "pipeline": pipeline, "directories": None, **slab})
+@pytest.fixture
+def medium(home: DepotHome, request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
+    """Keys of a depot with this tier, whose medium outlives it: files, a file, or a server with a pool of its own."""
+    tier = request.param
+    if tier == "Slab":
+        yield {"slab_path": str(home.blocks / "slab"), "slab_capacity_gb": 0.125, "slab_segment_mb": 8}
+    elif tier == "Dax":
+        file = home.blocks / "medium"
+        with file.open("wb") as made:
+            made.truncate(DAX_BYTES)
+        yield {"dax_device_path": str(file)}
+    elif tier == "Remote":
+        with Server("kvdepot") as server:
+            # Silence of a server that is alive: a busy machine must not reach it.
+            yield {"remote_servers": [server.address], "remote_timeout_ms": 60_000}
+    else:
+        yield {"directories": [str(home.blocks)]}
+
+
+@pytest.mark.parametrize(
+    ("medium", "tier"), [(tier, tier) for tier in ("Posix", "Slab", "Dax", "Remote")], indirect=["medium"]
+)
+def test_objects_come_back_whole_also_after_everything_was_restarted(
+    home: DepotHome, medium: dict[str, Any], tier: str
+) -> None:
+    home.configure({"pool_gb": POOL_GB, "pipeline": f"Cache|{tier}", "directories": None, **medium})
     with home.start() as depot:
         first = KVDepotL2Adapter(settings(home))
         stored = Driver(first).store(NUMBERS)
         assert (stored.is_successful(), stored.bytes_transferred()) == (True, SIZE * len(NUMBERS))
         first.close()
         depot.wait_until_clean(60)
-    with home.start():
+    with home.start() as depot:
         second = KVDepotL2Adapter(settings(home))
         driver = Driver(second)
-        # Nothing was stored in this process: the layout of objects is known from the lookup alone.
-        assert driver.lookup([*NUMBERS, 99]) == NUMBERS
+        # Nothing was stored in this process: the layout of objects is known from the lookup alone. A tier may still be
+        # reading what its medium has.
+        until(lambda: driver.lookup([*NUMBERS, 99]) == NUMBERS, "everything is found")
         assert driver.load([*NUMBERS, 99]) == {**WHOLE, 99: "miss"}
+        assert (depot.stats() or {})["pipeline"] == f"Cache|{tier}"
         second.close()
 
 
@@ -326,7 +352,7 @@ def loads_fail(patch: pytest.MonkeyPatch, kind: str) -> None:
 
     def load(store: Any, hashes: list[bytes], addresses: Any) -> Any:
         result = TaskResult(np.arange(len(hashes)), {kind: len(hashes)})
-        return SimpleNamespace(wait=lambda: result)
+        return SimpleNamespace(wait_done=lambda: True, result=lambda: result)
 
     patch.setattr(kvdepot.Store, "load", load)
 

@@ -20,6 +20,7 @@ from engine import CHUNK, OURS, SEED_004, configuration, engine, kv, metadata
 from kvdepot.engines.lmcache import KVDepotBackend
 from kvdepot.engines.lmcache.backend import GET_THREADS, PUT_THREADS
 from kvdepot.engines.lmcache.keys import chunk_hash
+from kvdepot.engines.lmcache.stores import Moved
 from kvdepot.errors import ConfigError
 from tools.lab.child import kill_process
 from tools.lab.depot import Depot, DepotHome, depot_stats, wait_until_clean
@@ -222,6 +223,69 @@ def test_memory_of_misses_is_given_back(life: Life, monkeypatch: pytest.MonkeyPa
     assert [one.get_ref_count() for one in given[5:]] == [0] * 5
     for one in found[:4]:
         one.ref_count_down()
+
+
+PANIC = type("PanicException", (BaseException,), {"__module__": "pyo3_runtime"})
+"""What a panic of the core is in Python."""
+
+
+def panic(*_: Any, **__: Any) -> Any:
+    raise PANIC("index out of bounds")
+
+
+def test_a_panic_of_the_core_is_a_miss(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    life.store(TOKENS, kv(16, len(TOKENS)))
+    keys = [key for _, _, key in life.engine.token_database.process_tokens(TOKENS)][:4]
+    monkeypatch.setattr(life.backend, "_layout", panic)
+    assert life.backend.batched_contains(keys) == 0
+    assert life.backend.batched_get_blocking(keys) == [None] * 4
+    assert asyncio.run(life.backend.batched_get_non_blocking("id", keys)) == []
+    life.store(list(range(CHUNK)), kv(17, CHUNK))
+    counts = life.backend.counts()
+    assert (counts["lookup_error"], counts["load_error"], counts["dump_error"]) == (4, 8, 1)
+
+
+def test_memory_that_may_still_be_copied_is_not_given_back(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    life.store(TOKENS, kv(16, len(TOKENS)))
+    keys = [key for _, _, key in life.engine.token_database.process_tokens(TOKENS)][:2]
+    held = life.held()
+    # The last object's task does not tell whether it has ended.
+    monkeypatch.setattr(
+        life.backend._stores,
+        "move",
+        lambda _, places: Moved([False] * len(places), [False] * len(places), [*[False] * (len(places) - 1), True]),
+    )
+    assert life.backend.batched_get_blocking(keys) == [None, None]
+    one = life.held() - held
+    assert one > 0
+    objects = life.manager.allocator_backend.batched_allocate(
+        metadata().get_shapes(), metadata().get_dtypes(), 2, MemoryFormat.KV_2LTD
+    )
+    for future in life.backend.batched_submit_put_task(keys, objects) or []:
+        future.result()
+    assert [memory.get_ref_count() for memory in objects] == [1, 2]
+    for memory in objects:
+        memory.ref_count_down()
+    assert life.held() == held + 2 * one
+
+
+def test_what_is_being_stored_already_is_not_counted_as_left_out(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvdepot.engines.lmcache.backend.PUTS_MAX", 2)
+    gate = threading.Event()
+    for _ in range(PUT_THREADS):
+        life.backend._put_threads.submit(gate.wait, 60)
+    keys = [CacheEngineKey("model", 1, 0, number, torch.bfloat16) for number in range(3)]
+    objects = life.manager.allocator_backend.batched_allocate(
+        metadata().get_shapes(), metadata().get_dtypes(), 3, MemoryFormat.KV_2LTD
+    )
+    futures = life.backend.batched_submit_put_task(keys[:2], objects[:2]) or []
+    assert life.backend.batched_submit_put_task(keys, objects) is None
+    gate.set()
+    for future in futures:
+        future.result()
+    for memory in objects:
+        memory.ref_count_down()
+    assert life.backend.counts()["put_not_begun"] == 1
 
 
 def test_clear_is_for_everybody_and_waits_for_the_depot(tmp_path: Path, home: DepotHome) -> None:

@@ -517,8 +517,15 @@ class Store:
         self.log.append("begun")
         return self
 
-    def wait(self) -> Any:
+    def wait_done(self) -> bool:
         self.log.append("waited")
+        self._break("wait")
+        return True
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> Any:
         self._break("wait")
         return SimpleNamespace(failed=np.arange(sum(self.failures.values())), failures=self.failures)
 
@@ -563,7 +570,7 @@ def test_nobody_leaves_while_another_stores_task_copies() -> None:
     places = [(layout(model=name), bytes([number]) * 16, 64) for number, name in enumerate("aabcd")]
     assert found.move("load", places).done == [False, True, False, False, False]
     assert log == ["begun"] * 3 + ["waited"] * 3
-    assert counts.snapshot() == {"load_error": 2, "load_not_found": 2, "loaded": 1}
+    assert counts.snapshot() == {"load_error": 3, "load_not_found": 2, "loaded": 1}
 
 
 @pytest.mark.parametrize(

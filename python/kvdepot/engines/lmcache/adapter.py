@@ -16,8 +16,8 @@ from kvdepot.engines.lmcache.locker import Locker
 from kvdepot.engines.lmcache.objects import address_of, layout_of
 from kvdepot.engines.lmcache.options import read_params
 from kvdepot.engines.lmcache.recent import Recent
-from kvdepot.engines.lmcache.stores import Place, Row, Stores
-from kvdepot.engines.lmcache.tasks import Tasks
+from kvdepot.engines.lmcache.stores import Moved, Place, Row, Stores
+from kvdepot.engines.lmcache.tasks import StillCopyingError, Tasks
 from kvdepot.engines.lmcache.weights import Weights
 
 FACE = "server"
@@ -154,7 +154,9 @@ class KVDepotL2Adapter(L2AdapterInterface):
 
     def _store(self, keys: list[Any], objects: list[Any], deleted: Mapping[bytes, int]) -> Any:
         places, numbers = self._places(keys, objects, "store")
-        ended = self._stores.move("dump", places).done
+        moved = self._stores.move("dump", places)
+        _refuse_to_end(moved)
+        ended = moved.done
         stored, sizes, new, new_sizes = 0, 0, [], []
         for number, (layout, name, _), well in zip(numbers, places, ended, strict=True):
             if not well:
@@ -222,6 +224,7 @@ class KVDepotL2Adapter(L2AdapterInterface):
         came: list[Any] = []
         missed: list[tuple[Any, Row]] = []
         moved = self._stores.move("load", [places[at] for at in wanted])
+        _refuse_to_end(moved)
         for at, done, may_be_gone in zip(wanted, moved.done, moved.missed, strict=True):
             key, (layout, name, _) = keys[numbers[at]], places[at]
             # A deletion during the load counts, because LMCache requested it before it had these bytes.
@@ -310,3 +313,8 @@ class KVDepotL2Adapter(L2AdapterInterface):
         if gone:
             self._counters.add("evicted_by_depot", len(gone))
             self._notify_keys_deleted(gone, sizes)
+
+
+def _refuse_to_end(moved: Moved) -> None:
+    if any(moved.copying):
+        raise StillCopyingError(f"{sum(moved.copying)} of its objects may still be copied")

@@ -29,7 +29,7 @@ from kvdepot.engines.lmcache.recent import Recent
 from kvdepot.engines.lmcache.stores import Place, Stores
 from kvdepot.engines.lmcache.weights import Weights
 from kvdepot.engines.resets import Resets
-from kvdepot.errors import ConfigError
+from kvdepot.errors import ConfigError, is_failure
 
 FACE = "engine"
 PUT_THREADS = 2
@@ -92,6 +92,7 @@ class KVDepotBackend(StoragePluginInterface):
         self._stores = Stores(self._options.config, self._facts, self._counters)
         self._removed = Recent()
         self._puts: set[Any] = set()
+        self._kept: list[Any] = []
         self._lock = threading.Lock()
         self._put_threads = ThreadPoolExecutor(PUT_THREADS, thread_name_prefix="kvdepot-put")
         self._loads = Bounded("load", GET_THREADS, self._counters)
@@ -117,7 +118,9 @@ class KVDepotBackend(StoragePluginInterface):
             hits = found.index(False) if False in found else len(found)
             if pin and hits:
                 self._stores.prefetch(rows[:hits])
-        except Exception as error:  # noqa: BLE001 - nothing is raised into LMCache: it is a miss
+        except BaseException as error:  # nothing is raised into LMCache: it is a miss
+            if not is_failure(error):
+                raise
             self._counters.trouble("lookup_error", f"a lookup failed: {error!r}", len(keys))
             return 0
         self._counters.add("looked_up", len(keys))
@@ -144,10 +147,15 @@ class KVDepotBackend(StoragePluginInterface):
         chosen: list[tuple[Any, Any]] = []
         with self._lock:
             room = 0 if self._closed else PUTS_MAX - len(self._puts)
+            excess = 0
             for key, obj in zip(keys, objs, strict=False):
-                if key not in self._puts and len(chosen) < room:
+                if key in self._puts:
+                    continue
+                if len(chosen) < room:
                     self._puts.add(key)
                     chosen.append((key, obj))
+                else:
+                    excess += 1
             if chosen:
                 removed = self._removed.marks(name for key, _ in chosen if (name := self._name(key)) is not None)
                 generation = self._resets.generation
@@ -156,13 +164,11 @@ class KVDepotBackend(StoragePluginInterface):
                 try:
                     future = self._put_threads.submit(self._put, chosen, removed, generation, on_complete_callback)
                 except RuntimeError:  # the interpreter is shutting down
+                    self._puts.difference_update(key for key, _ in chosen)
                     for _, obj in chosen:
                         obj.ref_count_down()
                     return None
-        if room < len(keys):
-            self._counters.trouble(
-                "put_not_begun", "chunks were not stored: too many wait, or closed", len(keys) - room
-            )
+        self._counters.trouble("put_not_begun", "chunks were not stored: too many wait, or closed", excess)
         return [future] if chosen else None
 
     async def async_batched_submit_put_task(
@@ -183,7 +189,9 @@ class KVDepotBackend(StoragePluginInterface):
         """Returns chunks in the order of their keys, in memory that the caller releases; ``None`` for each miss."""
         try:
             return self._get(keys)
-        except Exception as error:  # noqa: BLE001 - nothing is raised into LMCache: it is a miss
+        except BaseException as error:  # nothing is raised into LMCache: it is a miss
+            if not is_failure(error):
+                raise
             self._counters.trouble("load_error", f"a load failed: {error!r}", len(keys))
             return [None] * len(keys)
 
@@ -287,7 +295,9 @@ class KVDepotBackend(StoragePluginInterface):
             return
         try:
             self._stores.open(self._layout())
-        except Exception as error:  # noqa: BLE001 - the first lookup tries again
+        except BaseException as error:  # the first lookup tries again
+            if not is_failure(error):
+                raise
             self._counters.trouble("open_error", f"no store was opened: {error!r}")
 
     def _rows(self, keys: Sequence[Any]) -> list[tuple[Layout, bytes]]:
@@ -321,7 +331,9 @@ class KVDepotBackend(StoragePluginInterface):
         stored: list[Any] = []
         try:
             stored = self._dump(chosen, removed, generation)
-        except Exception as error:  # noqa: BLE001 - nothing is raised into LMCache
+        except BaseException as error:  # nothing is raised into LMCache
+            if not is_failure(error):
+                raise
             self._counters.trouble("dump_error", f"chunks were not stored: {error!r}", len(chosen))
         finally:
             with self._lock:
@@ -335,7 +347,9 @@ class KVDepotBackend(StoragePluginInterface):
     def _call_back(self, on_complete: Callable[[Any], None], key: Any) -> None:
         try:
             on_complete(key)
-        except Exception as error:  # noqa: BLE001 - the caller's own failure
+        except BaseException as error:  # the caller's own failure
+            if not is_failure(error):
+                raise
             self._counters.trouble("callback_error", f"LMCache's callback failed: {error!r}")
 
     def _dump(self, chosen: list[tuple[Any, Any]], removed: Mapping[bytes, int], generation: int) -> list[Any]:
@@ -358,13 +372,18 @@ class KVDepotBackend(StoragePluginInterface):
     def _dump_begun(self, chosen: list[tuple[Any, Any]], removed: Mapping[bytes, int]) -> list[Any]:
         layout = self._layout()
         places: list[Place] = []
-        keys = []
+        keys, objects = [], []
         for key, obj in chosen:
             place = self._place(key, obj, layout)
             if place is not None:
                 places.append(place)
                 keys.append(key)
-        ended = self._stores.move("dump", places).done
+                objects.append(obj)
+        moved = self._stores.move("dump", places)
+        ended = moved.done
+        for obj, copying in zip(objects, moved.copying, strict=True):
+            if copying:
+                self._keep(obj)
         for (_, name, _), well in zip(places, ended, strict=True):
             if well and name in removed:
                 # Unless it was removed again while it was being stored.
@@ -395,20 +414,33 @@ class KVDepotBackend(StoragePluginInterface):
         memories = self._allocate(len(wanted))
         self._counters.trouble("no_memory", "LMCache has no memory for loads", len(wanted) - len(memories))
         places: list[Place] = []
-        ended: list[bool] = []
         try:
             for number, memory in zip(wanted, memories, strict=False):
                 places.append((layout, names[number], address_of(memory, layout)))
-            ended = self._stores.move("load", places).done
-        finally:
-            # When `move` has returned, nothing copies any more. A clear in the meantime makes everything a miss.
-            current = generation == self._resets.generation
-            for index, memory in enumerate(memories):
-                if current and index < len(ended) and ended[index] and places[index][1] not in self._removed:
-                    found[wanted[index]] = memory
-                else:
-                    memory.ref_count_down()
+        except BaseException:
+            for memory in memories:
+                memory.ref_count_down()
+            raise
+        try:
+            moved = self._stores.move("load", places)
+        except BaseException:  # this process is asked to exit, and may still copy
+            self._kept += memories
+            raise
+        # A clear in the meantime makes everything a miss.
+        current = generation == self._resets.generation
+        for index, memory in enumerate(memories):
+            if current and moved.done[index] and places[index][1] not in self._removed:
+                found[wanted[index]] = memory
+            else:
+                if moved.copying[index]:
+                    self._keep(memory)
+                memory.ref_count_down()
         return found
+
+    def _keep(self, obj: Any) -> None:
+        """Keeps memory for as long as this process lives. LMCache also takes back an object that nobody refers to."""
+        obj.ref_count_up()
+        self._kept.append(obj)
 
     def _allocate(self, count: int) -> list[Any]:
         """Allocates memory for up to ``count`` chunks."""
@@ -423,7 +455,9 @@ class KVDepotBackend(StoragePluginInterface):
         while len(memories) < count:
             try:
                 memory = cpu.allocate(shapes, dtypes, form, eviction=True, busy_loop=False)
-            except Exception as error:  # noqa: BLE001 - what was allocated before would be lost with it
+            except BaseException as error:  # what was allocated before would be lost with it
+                if not is_failure(error):
+                    raise
                 self._counters.trouble("allocate_error", f"LMCache did not allocate memory: {error!r}")
                 break
             if memory is not None:

@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from kvdepot.engines.lmcache.counters import Counters
+from kvdepot.errors import is_failure
 
 WAITING_MAX = 1024
 """Maximum number of calls of one kind that are queued or running. Further ones fail."""
@@ -34,7 +35,9 @@ class Bounded:
             return missed
         try:
             return await asyncio.wrap_future(future)
-        except Exception as error:  # noqa: BLE001 - nothing is raised into LMCache: it is a miss
+        except BaseException as error:  # nothing is raised into LMCache: it is a miss
+            if not is_failure(error):
+                raise
             self._counters.trouble(f"{self._kind}_error", f"a {self._kind} failed: {error!r}")
             return missed
 

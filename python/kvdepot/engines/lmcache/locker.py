@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any
 
 from kvdepot.engines.lmcache.counters import Counters
@@ -15,6 +14,7 @@ from kvdepot.engines.lmcache.keys import object_label
 from kvdepot.engines.lmcache.locks import CLAIMS_MAX, Held, Locks, plan
 from kvdepot.engines.lmcache.recent import Recent
 from kvdepot.engines.lmcache.stores import PoolUse, Row, Stores
+from kvdepot.errors import is_failure
 
 LEASE_S = 30.0
 """Longest time that an object is leased. LMCache never unlocks what a prefetch found that it abandoned."""
@@ -188,7 +188,9 @@ class Locker:
                 if time.monotonic() >= until_s:
                     return int(claim.settle()[1])
                 claim.wait(POLL_MS)
-        except Exception as error:  # noqa: BLE001 - no lease
+        except BaseException as error:  # no lease
+            if not is_failure(error):
+                raise
             self._counters.trouble("claim_error", f"a claim failed: {error!r}")
             return 0
 
@@ -213,6 +215,12 @@ def _free(pool: PoolUse) -> int:
 
 def _release(claims: Sequence[Held]) -> None:
     for claim in claims:
-        # The depot ends what is left, since nobody polls it.
-        with suppress(Exception):
-            claim.release()
+        _release_one(claim)
+
+
+def _release_one(claim: Held) -> None:
+    try:
+        claim.release()
+    except BaseException as error:  # the depot ends what is left, since nobody polls it
+        if not is_failure(error):
+            raise

@@ -12,10 +12,12 @@ import kvdepot
 from kvdepot.config import KVDepotConfig
 from kvdepot.engines.lmcache.counters import Counters
 from kvdepot.engines.lmcache.facts import Layout
+from kvdepot.errors import is_failure
 
 LAYOUTS_MAX = 64
 """Maximum number of open layouts."""
 OPEN_AGAIN_S = 30.0
+DONE_AGAIN_S = 0.01
 NO_TIERS = frozenset({"Cache", "Staging", "Empty"})
 """Parts of a pipeline that keep nothing below the pool."""
 
@@ -34,10 +36,13 @@ class Moved:
     Attributes:
         done: whether each object was stored or loaded.
         missed: whether each object may be gone: it failed, and all failures of its task were those of ``GONE``.
+        copying: whether each object's memory may still be copied, because its task does not tell: it must never be
+            given back.
     """
 
     done: list[bool]
     missed: list[bool]
+    copying: list[bool]
 
 
 @dataclass(frozen=True)
@@ -93,10 +98,13 @@ class Stores:
                 continue
             try:
                 has = store.lookup([rows[number][1] for number in numbers])
-            except Exception as error:  # noqa: BLE001 - a miss
+                attached = store.attached
+            except BaseException as error:  # a miss
+                if not is_failure(error):
+                    raise
                 self._counters.trouble("lookup_error", f"a lookup failed: {error!r}", len(numbers))
                 continue
-            if not store.attached:
+            if not attached:
                 self._counters.trouble(
                     "no_depot", "no depot answers: everything is a miss until one does", len(numbers)
                 )
@@ -112,13 +120,17 @@ class Stores:
         gone = [False] * len(rows)
         for layout, numbers in _by_layout(rows).items():
             store = self._store(layout, 0)
-            if store is None or not store.attached:
+            if store is None:
                 continue
             try:
+                if not store.attached:
+                    continue
                 failed = _failed_lookups(store)
                 has = store.lookup([rows[number][1] for number in numbers])
                 answered = any(has) or _failed_lookups(store) == failed
-            except Exception as error:  # noqa: BLE001 - nothing is known then
+            except BaseException as error:  # nothing is known then
+                if not is_failure(error):
+                    raise
                 self._counters.trouble("lookup_error", f"a lookup failed: {error!r}", len(numbers))
                 continue
             for number, there in zip(numbers, has, strict=True):
@@ -126,8 +138,8 @@ class Stores:
         return gone
 
     def move(self, verb: Verb, places: Sequence[Place]) -> Moved:
-        """Dumps or loads objects, and waits until nothing copies any more."""
-        moved = Moved([False] * len(places), [False] * len(places))
+        """Dumps or loads objects, and waits until nothing copies any more, except what ``copying`` names."""
+        moved = Moved([False] * len(places), [False] * len(places), [False] * len(places))
         tasks = []
         for layout, numbers in _by_layout(places).items():
             store = self._store(layout, len(numbers))
@@ -136,33 +148,71 @@ class Stores:
             addresses = np.array([[places[number][2]] for number in numbers], dtype=np.uint64)
             try:
                 tasks.append((getattr(store, verb)([places[number][1] for number in numbers], addresses), numbers))
-            except Exception as error:  # noqa: BLE001 - a miss; other tasks still copy, so this must not return yet
+            except BaseException as error:  # a miss; other tasks still copy, so this must not return yet
+                if not is_failure(error):
+                    raise
                 self._counters.trouble(f"{verb}_error", f"a {verb} failed: {error!r}", len(numbers))
         for task, numbers in tasks:
-            try:
-                result = task.wait()
-            except Exception as error:  # noqa: BLE001 - a miss
-                self._counters.trouble(f"{verb}_error", f"a {verb} failed: {error!r}", len(numbers))
-                continue
-            failed = set(result.failed.tolist())
-            for kind, count in result.failures.items():
-                self._counters.trouble(f"{verb}_{kind}", f"{count} objects of a {verb} failed: {kind}", count)
-            self._counters.add(f"{verb}ed", len(numbers) - len(failed))
-            # A task does not say which block failed in which way.
-            may_be_gone = set(result.failures) <= GONE
-            for index, number in enumerate(numbers):
-                moved.done[number] = index not in failed
-                moved.missed[number] = index in failed and may_be_gone
+            self._take(verb, task, numbers, moved)
         return moved
+
+    def _take(self, verb: Verb, task: Any, numbers: Sequence[int], moved: Moved) -> None:
+        """Waits for a task of the objects with these numbers, and notes in ``moved`` what became of them."""
+        if not self._copied(verb, task, len(numbers)):
+            for number in numbers:
+                moved.copying[number] = True
+            return
+        try:
+            result = task.result()
+        except BaseException as error:  # a miss
+            if not is_failure(error):
+                raise
+            self._counters.trouble(f"{verb}_error", f"a {verb} failed: {error!r}", len(numbers))
+            return
+        failed = set(result.failed.tolist())
+        for kind, count in result.failures.items():
+            self._counters.trouble(f"{verb}_{kind}", f"{count} objects of a {verb} failed: {kind}", count)
+        self._counters.add(f"{verb}ed", len(numbers) - len(failed))
+        # A task does not say which block failed in which way.
+        may_be_gone = set(result.failures) <= GONE
+        for index, number in enumerate(numbers):
+            moved.done[number] = index not in failed
+            moved.missed[number] = index in failed and may_be_gone
+
+    def _copied(self, verb: Verb, task: Any, blocks: int) -> bool:
+        """Waits until a task copies no more, which its time limit bounds. Returns false if the task does not tell."""
+        try:
+            task.wait_done()
+        except BaseException as error:  # a failed wait is no end
+            if not is_failure(error):
+                raise
+            self._counters.trouble(f"{verb}_error", f"the wait for a {verb} failed: {error!r}", blocks)
+        else:
+            return True
+        try:
+            while not task.done():
+                time.sleep(DONE_AGAIN_S)
+        except BaseException as error:  # it may copy as long as this process lives
+            if not is_failure(error):
+                raise
+            self._counters.trouble(
+                f"{verb}_unknown",
+                f"a {verb} does not tell whether it has ended, so its memory stays taken: {error!r}",
+                blocks,
+            )
+            return False
+        return True
 
     def claim(self, layout: Layout, names: Sequence[bytes]) -> Any | None:
         """Claims the longest prefix of these blocks of a layout that the depot has. Returns ``None`` if that failed."""
         store, depot = self._store(layout, 0), self._depot
-        if store is None or depot is None or not store.attached:
+        if store is None or depot is None:
             return None
         try:
-            return depot.claim([store], names)
-        except Exception as error:  # noqa: BLE001 - nothing is leased
+            return depot.claim([store], names) if store.attached else None
+        except BaseException as error:  # nothing is leased
+            if not is_failure(error):
+                raise
             self._counters.trouble("claim_error", f"a claim failed: {error!r}", len(names))
             return None
 
@@ -175,7 +225,9 @@ class Stores:
             tiers = {name.strip() for name in str(stats["pipeline"]).split("|")} - NO_TIERS
             through = any(_writes_through(self._config, name) for name in tiers)
             return PoolUse(int(stats["pool_bytes"]), leased, through, int(stats["pid"]))
-        except Exception as error:  # noqa: BLE001 - nothing is leased
+        except BaseException as error:  # nothing is leased
+            if not is_failure(error):
+                raise
             self._counters.trouble("claim_error", f"the depot did not tell what is leased: {error!r}")
             return None
 
@@ -184,7 +236,9 @@ class Stores:
         depot = self._depot
         try:
             return depot is not None and bool(depot.attached)
-        except Exception:  # noqa: BLE001 - closed
+        except BaseException as error:  # closed
+            if not is_failure(error):
+                raise
             return False
 
     def open(self, layout: Layout) -> None:
@@ -199,7 +253,9 @@ class Stores:
                 continue
             try:
                 store.prefetch([rows[number][1] for number in numbers])
-            except Exception as error:  # noqa: BLE001 - only a hint
+            except BaseException as error:  # only a hint
+                if not is_failure(error):
+                    raise
                 self._counters.trouble("prefetch_error", f"a prefetch failed: {error!r}")
 
     def reset(self, layout: Layout) -> bool:
@@ -209,7 +265,9 @@ class Stores:
             return False
         try:
             store.reset()
-        except Exception as error:  # noqa: BLE001 - the caller asks again
+        except BaseException as error:  # the caller asks again
+            if not is_failure(error):
+                raise
             self._counters.trouble("reset_error", f"the depot did not confirm a reset: {error!r}")
             return False
         return True
@@ -218,7 +276,12 @@ class Stores:
         """Returns whether every store currently reaches a depot; true before the first one is opened."""
         with self._lock:
             stores = [slot.store for slot in self._slots.values()]
-        return all(store is not None and store.attached for store in stores)
+        try:
+            return all(store is not None and store.attached for store in stores)
+        except BaseException as error:  # closed
+            if not is_failure(error):
+                raise
+            return False
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -232,11 +295,19 @@ class Stores:
             with slot.lock:
                 store, slot.store = slot.store, None
             if store is not None:
-                store.close()
+                self._end(store)
         with self._attaching:
             depot, self._depot = self._depot, None
         if depot is not None:
-            depot.close()
+            self._end(depot)
+
+    def _end(self, what: Any) -> None:
+        try:
+            what.close()
+        except BaseException as error:  # the others are closed nevertheless
+            if not is_failure(error):
+                raise
+            self._counters.trouble("close_error", f"a store or its depot was not closed: {error!r}")
 
     def _store(self, layout: Layout, blocks: int) -> Any:
         with self._lock:
@@ -267,7 +338,9 @@ class Stores:
                     self._depot = self._attach(self._config, block_bytes=layout.size_bytes)
                 if not self._closed:
                     slot.store = self._depot.open(layout=[layout.size_bytes], namespace=facts)
-        except Exception as error:  # noqa: BLE001 - everything is a miss until it opens
+        except BaseException as error:  # everything is a miss until it opens
+            if not is_failure(error):
+                raise
             slot.again_s = time.monotonic() + OPEN_AGAIN_S
             self._counters.trouble("open_error", f"no store for objects of {layout.model}: {error!r}")
 

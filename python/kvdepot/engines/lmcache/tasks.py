@@ -16,8 +16,14 @@ RESULTS_MAX = 16 * WAITING_MAX
 """Maximum number of results that have not been taken. LMCache never takes those of a prefetch that it abandoned."""
 
 
+class StillCopyingError(Exception):
+    """Nobody knows whether a task's memory is still being copied, so LMCache must not get it back."""
+
+
 class Tasks(Generic[Result]):
     """Tasks of one kind, each with a result that is taken once. Every task ends, even one submitted after ``close``.
+
+    Only a task that raises ``StillCopyingError`` does not, because LMCache reuses the memory of a task that has ended.
 
     If too many results have not been taken, the oldest one is dropped. Any number of threads may use them concurrently.
     """
@@ -87,7 +93,12 @@ class Tasks(Generic[Result]):
                 result = failed()
             else:
                 result = work()
-        except Exception as error:  # noqa: BLE001 - nothing is raised into LMCache: it is a miss
+        except StillCopyingError as error:
+            self._counters.trouble(f"{self._kind}_never_ends", f"LMCache gets no result of a {self._kind}: {error}")
+            with self._lock:
+                self._waiting -= 1
+            return
+        except BaseException as error:  # noqa: BLE001 - a panic, too: nothing is raised into LMCache: it is a miss
             self._counters.trouble(f"{self._kind}_error", f"a {self._kind} failed: {error!r}")
             result = failed()
         self._end(number, result, waited=True)

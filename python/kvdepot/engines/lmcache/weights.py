@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from kvdepot.engines.lmcache.counters import lmcache_logger
 from kvdepot.engines.weights import config_file_digest, model_digest
-from kvdepot.errors import ConfigError, UnavailableError
+from kvdepot.errors import ConfigError, UnavailableError, is_failure
 
 DECORATION = "##"
 """LMCache appends this and a word to the name for objects that are not plain KV, and for KV that is cut differently."""
@@ -58,7 +58,9 @@ class Weights:
             raise UnavailableError(f"the weight files of {model} are still being read")
         try:
             return reading.found.result()
-        except Exception as error:  # an unreadable file, or one that is something else
+        except BaseException as error:  # an unreadable file, or one that is something else
+            if not is_failure(error):
+                raise
             if self._version:
                 return {}
             with self._lock:
@@ -73,7 +75,7 @@ class Weights:
     def _read(self, model: str, reading: _Reading) -> None:
         try:
             reading.found.set_result(self._digests(model))
-        except Exception as error:  # noqa: BLE001 - raised in the callers
+        except BaseException as error:  # noqa: BLE001 - raised in the callers
             reading.found.set_exception(error)
 
     def _digests(self, model: str) -> dict[str, object]:
