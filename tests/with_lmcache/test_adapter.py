@@ -18,6 +18,7 @@ from lmcache.v1.distributed.l2_adapters.plugin_l2_adapter import PluginL2Adapter
 
 import kvdepot
 from kvdepot.engines.lmcache import KVDepotL2Adapter
+from kvdepot.engines.lmcache.stores import Moved
 from kvdepot.errors import ConfigError
 from kvdepot.task import TaskResult
 from tools.lab.depot import Depot, DepotHome
@@ -436,3 +437,22 @@ def test_tasks_after_the_end_are_misses(adapter: Any, depot: Depot) -> None:
     assert adapter.query_load_result(task).popcount() == 0
     task = adapter.submit_store_task([key(0)], [Memory().object])
     assert not adapter.pop_completed_store_tasks()[task].is_successful()
+
+
+def test_lmcache_gets_no_result_while_its_memory_may_be_copied(
+    driver: Driver, adapter: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would reuse the memory."""
+    driver.store(NUMBERS)
+    monkeypatch.setattr(adapter._stores, "move", lambda *_: Moved([False], [False], [True]))
+    task = adapter.submit_load_task([key(0)], [Memory().object])
+    adapter.submit_store_task([key(0)], [Memory().object])
+
+    def both_are_over() -> bool:
+        counts = adapter.report_status()["counts"]
+        return (counts.get("load_never_ends"), counts.get("store_never_ends")) == (1, 1)
+
+    until(both_are_over, "both tasks")
+    adapter.close()
+    assert adapter.query_load_result(task) is None
+    assert adapter.pop_completed_store_tasks() == {}

@@ -12,7 +12,7 @@ from tools.lab.child import ChildError
 from tools.lab.depot import DepotHome
 from tools.lab.vllm_rounds import Engine as Vllm
 from tools.sglang.engine import Engine as Sglang
-from tools.sglang.engine import depot_backend
+from tools.sglang.engine import depot_backend, depot_linker
 
 ROUNDS_BEFORE, ROUNDS_AFTER = 3, 6
 
@@ -50,7 +50,10 @@ def from_depot(answer: dict[str, Any]) -> list[int]:
 @pytest.mark.full
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("killed", ["vLLM", "SGLang"])
-def test_when_one_engine_is_killed_the_other_never_notices(tmp_path: Path, home: DepotHome, killed: str) -> None:
+@pytest.mark.parametrize("face", ["hicache", "linker"])
+def test_when_one_engine_is_killed_the_other_never_notices(
+    tmp_path: Path, home: DepotHome, face: str, killed: str
+) -> None:
     python = interpreter("KVDEPOT_VLLM_PYTHON", ".venv-vllm", "vllm-env")
     connector = {
         "kv_connector": "KVDepotConnector",
@@ -58,10 +61,12 @@ def test_when_one_engine_is_killed_the_other_never_notices(tmp_path: Path, home:
         "kv_connector_module_path": "kvdepot.engines.vllm",
         "kv_connector_extra_config": settings(home, load_policy="all"),
     }
+    keys = settings(home, load_policy="all")
+    door = depot_linker(keys) if face == "linker" else depot_backend(keys)
     with (
         home.start() as depot,
         Vllm(tmp_path / "vllm", python, model(), connector) as vllm,
-        Sglang(tmp_path / "sglang", model(), depot_backend(settings(home))) as sglang,
+        Sglang(tmp_path / "sglang", model(), door) as sglang,
     ):
         engines: dict[str, Any] = {"vLLM": vllm, "SGLang": sglang}
         cold = {name: engine.ask(**PROMPT) for name, engine in engines.items()}

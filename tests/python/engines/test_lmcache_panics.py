@@ -142,7 +142,7 @@ def test_a_task_that_does_not_tell_whether_it_copies_keeps_its_memory() -> None:
     found, counts = moved(task, after)
     assert after.asked == ["wait_done", "result"]
     assert found == Moved([False, True], [False, False], [True, False])
-    assert counts.snapshot() == {"load_error": 1, "load_unknown": 1, "loaded": 1}
+    assert counts.snapshot() == {"load_error": 2, "load_unknown": 1, "loaded": 1}
 
 
 def test_a_result_that_panics_is_a_miss() -> None:

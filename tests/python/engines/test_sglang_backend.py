@@ -535,3 +535,35 @@ def test_a_dump_is_given_up_in_time_or_when_it_is_of_no_use() -> None:
     busy, _ = busy_room(BusyStore(*["busy"] * 10_000))
     busy._closing.set()
     assert busy.move("dump", "kv", [b"a", b"b"], addresses) == [True, False]
+
+
+PANIC = type("PanicException", (BaseException,), {"__module__": "pyo3_runtime"})
+"""What a panic of the core is in Python."""
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_a_wait_that_panics_is_no_end_of_the_copy(tells: bool) -> None:
+    """SGLang would reuse the pages: the task is asked until it is done, or gets its time limit."""
+    asked: list[str] = []
+
+    def panics() -> bool:
+        asked.append("wait")
+        raise PANIC("index out of bounds")
+
+    def done() -> bool:
+        asked.append("done")
+        if not tells:
+            raise PANIC("index out of bounds")
+        return len(asked) == 4
+
+    store = BusyStore()
+    store.dump = lambda *_, **__: SimpleNamespace(  # type: ignore[method-assign]
+        wait_done=panics, done=done, result=lambda: TaskResult(np.array([], dtype=np.int64), {})
+    )
+    room, counters = busy_room(store, timeout_ms=1234)
+    limits: list[float] = []
+    room._closing = SimpleNamespace(wait=limits.append)  # type: ignore[assignment]
+    assert room.move("dump", "kv", [b"a"], np.zeros((1, 1), dtype=np.uint64)) == [True]
+    assert asked == (["wait", "done", "done", "done"] if tells else ["wait", "done"])
+    assert limits == ([] if tells else [1.234])
+    assert counters.snapshot() == {"dump_error": 1 if tells else 2, "dumped": 1}

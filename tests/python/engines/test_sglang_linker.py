@@ -561,12 +561,13 @@ def test_after_close_nothing_is_taken(opened: Open) -> None:
     assert not made.load("a", [transfer(keys, 0)])
 
 
-def test_a_job_that_fails_does_not_stop_those_behind_it() -> None:
+@pytest.mark.parametrize("error", [KeyError, type("PanicException", (BaseException,), {"__module__": "pyo3_runtime"})])
+def test_a_job_that_fails_does_not_stop_those_behind_it(error: type[BaseException]) -> None:
     done: list[int] = []
 
     def run(job: int) -> None:
         if job == 1:
-            raise KeyError(job)
+            raise error(job)
         done.append(job)
 
     worker = Worker("test", run)

@@ -10,6 +10,7 @@ import numpy as np
 
 import kvdepot
 from kvdepot.config import KVDepotConfig
+from kvdepot.engines.copies import copied
 from kvdepot.engines.lmcache.counters import Counters
 from kvdepot.engines.lmcache.facts import Layout
 from kvdepot.errors import is_failure
@@ -17,7 +18,6 @@ from kvdepot.errors import is_failure
 LAYOUTS_MAX = 64
 """Maximum number of open layouts."""
 OPEN_AGAIN_S = 30.0
-DONE_AGAIN_S = 0.01
 NO_TIERS = frozenset({"Cache", "Staging", "Empty"})
 """Parts of a pipeline that keep nothing below the pool."""
 
@@ -158,7 +158,9 @@ class Stores:
 
     def _take(self, verb: Verb, task: Any, numbers: Sequence[int], moved: Moved) -> None:
         """Waits for a task of the objects with these numbers, and notes in ``moved`` what became of them."""
-        if not self._copied(verb, task, len(numbers)):
+        blocks = len(numbers)
+        if not copied(task, lambda why: self._counters.trouble(f"{verb}_error", f"a {verb}: {why}", blocks)):
+            self._counters.trouble(f"{verb}_unknown", f"memory that a {verb} may still copy is kept", blocks)
             for number in numbers:
                 moved.copying[number] = True
             return
@@ -178,30 +180,6 @@ class Stores:
         for index, number in enumerate(numbers):
             moved.done[number] = index not in failed
             moved.missed[number] = index in failed and may_be_gone
-
-    def _copied(self, verb: Verb, task: Any, blocks: int) -> bool:
-        """Waits until a task copies no more, which its time limit bounds. Returns false if the task does not tell."""
-        try:
-            task.wait_done()
-        except BaseException as error:  # a failed wait is no end
-            if not is_failure(error):
-                raise
-            self._counters.trouble(f"{verb}_error", f"the wait for a {verb} failed: {error!r}", blocks)
-        else:
-            return True
-        try:
-            while not task.done():
-                time.sleep(DONE_AGAIN_S)
-        except BaseException as error:  # it may copy as long as this process lives
-            if not is_failure(error):
-                raise
-            self._counters.trouble(
-                f"{verb}_unknown",
-                f"a {verb} does not tell whether it has ended, so its memory stays taken: {error!r}",
-                blocks,
-            )
-            return False
-        return True
 
     def claim(self, layout: Layout, names: Sequence[bytes]) -> Any | None:
         """Claims the longest prefix of these blocks of a layout that the depot has. Returns ``None`` if that failed."""

@@ -350,7 +350,7 @@ class KVDepotLinker(UnifiedCacheLinker):
                 raise
         finally:
             for _, task in tasks:
-                task.wait_done()  # SGLang may reuse the pages only after it
+                self._room.let_end("load", task, count)
             if begun:
                 self._batches.end(job.batch)
             if trouble:

@@ -2,8 +2,8 @@
 
 A page consists of pieces. ``layer_first`` has one for each layer (keys and values), far apart in memory;
 ``page_first_direct`` has the same bytes in the same order, but contiguous. Both are cut into layers here, so that
-engines with either layout share blocks. ``page_first`` and ``page_head`` have the bytes of a page in another order:
-they are separate forms.
+engines with either layout share blocks. ``page_first``, ``page_head`` and ``page_first_kv_split`` have the bytes of a
+page in another order: they are separate forms.
 """
 
 from collections.abc import Sequence

@@ -20,6 +20,7 @@ from kvdepot import Group
 from kvdepot.absence import tell_if_absent
 from kvdepot.config import KVDepotConfig
 from kvdepot.engines.attachment import attach
+from kvdepot.engines.copies import copied
 from kvdepot.engines.counters import Counters
 from kvdepot.engines.sglang.leases import Leases
 from kvdepot.engines.sglang.pages import PoolPages
@@ -310,6 +311,14 @@ class Room:
             self._counters.trouble("load_error", f"a load failed: {error!r}", len(hashes))
             return None
 
+    def let_end(self, verb: Verb, task: Any, pages: int) -> None:
+        """Waits until a task copies no more: SGLang may reuse the pages only after it.
+
+        One that does not tell is given its time limit, which ends it.
+        """
+        if not copied(task, lambda why: self._counters.trouble(f"{verb}_error", f"a {verb}: {why}", pages)):
+            self._closing.wait(self._call_ms / 1e3)
+
     def read(self, name: str, hashes: Sequence[bytes]) -> None:
         """Notes that these pages were read, or could not be. Releases their leases, and expired ones."""
         with self._lock:
@@ -445,8 +454,7 @@ class Room:
         except Exception as error:  # noqa: BLE001 - a miss
             self._counters.trouble(f"{verb}_error", f"a {verb} failed: {error!r}", len(hashes))
             return every, {}
-        # Bounded by the store's `timeout_ms`; SGLang may reuse the pages only after it.
-        task.wait_done()
+        self.let_end(verb, task, len(hashes))
         result = task.result()
         return np.asarray(result.failed, dtype=np.int64), dict(result.failures)
 

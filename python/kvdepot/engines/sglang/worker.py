@@ -65,8 +65,8 @@ class Worker(Generic[Job]):
                 self._running = True
             try:
                 self._run_job(job)
-            except Exception:
-                # The jobs behind it still have to run: SGLang waits for each of them.
+            except BaseException:
+                # A panic of the core, too. The jobs behind it still have to run: SGLang waits for each of them.
                 logger.exception("kvdepot: a job of %s failed", self._thread.name)
             finally:
                 del job

@@ -1,0 +1,40 @@
+"""When the copies of a task have ended: engines reuse its memory only afterwards."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from kvdepot.errors import is_failure
+
+DONE_AGAIN_S = 0.01
+
+
+def copied(task: Any, broken: Callable[[str], None]) -> bool:
+    """Waits until a task copies no more, which its time limit bounds.
+
+    A failure of the wait, such as a panic of the core, is no end: the task is then asked until it says that it is done.
+
+    Args:
+        task: the task.
+        broken: is told if the wait fails.
+
+    Returns:
+        False if the task does not tell. It may copy as long as this process lives.
+    """
+    try:
+        task.wait_done()
+    except BaseException as error:
+        if not is_failure(error):
+            raise
+        broken(f"the wait for it failed: {error!r}")
+    else:
+        return True
+    try:
+        while not task.done():
+            time.sleep(DONE_AGAIN_S)
+    except BaseException as error:
+        if not is_failure(error):
+            raise
+        broken(f"it does not tell whether it has ended: {error!r}")
+        return False
+    return True

@@ -1,0 +1,44 @@
+"""KVDepotLinker with a fault at the worst moment: after a hit was taken, and before its copy begins.
+
+SGLang loads it like the linker itself (``linker_module_path``). The fault happens once for each file ``TRAP`` names,
+which has a signal and the process that gets it.
+"""
+
+import os
+import select
+import signal
+from pathlib import Path
+
+from kvdepot.engines.sglang import KVDepotLinker
+from tools.lab.pause import pause
+
+TRAP = "KVDEPOT_TEST_TRAP"
+ENDS_MS = 60_000
+
+
+def spring(trap: Path) -> None:
+    """Sends the trap's signal, waits until it has taken effect, and removes the trap."""
+    name, number = trap.read_text().split()
+    pid = int(number)
+    if name == "SIGSTOP":
+        pause(pid)
+    else:
+        process = os.pidfd_open(pid)
+        os.kill(pid, signal.Signals[name])
+        ended = select.poll()
+        ended.register(process, select.POLLIN)
+        if not ended.poll(ENDS_MS):
+            raise TimeoutError(f"process {pid} has not ended")
+        os.close(process)
+    trap.unlink()
+
+
+class FaultyLinker(KVDepotLinker):
+    """The linker, with that fault."""
+
+    def start_layer_wise_loading(self) -> int:
+        """The same as the linker's, after the fault if there is something to load."""
+        trap = Path(os.environ[TRAP])
+        if self._queued and trap.exists():
+            spring(trap)
+        return super().start_layer_wise_loading()
