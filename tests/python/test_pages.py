@@ -1,6 +1,8 @@
 """Stores over a paged cache: memory that is registered once, copied by page and by shard."""
 
 import gc
+import select
+import selectors
 import time
 import weakref
 from collections.abc import Iterator
@@ -77,6 +79,36 @@ def test_a_block_is_found_when_its_last_shard_was_submitted(depot: kvdepot.Depot
     task.submit_shard(2)
     task.wait(WAIT_MS).raise_for_failures()
     assert store.lookup_on_prefix(HASHES[:1]) == 1
+
+
+def readable(descriptor: int, wait_s: float) -> bool:
+    return bool(select.select([descriptor], [], [], wait_s)[0])
+
+
+def test_a_task_s_descriptor_is_readable_from_its_end_on(depot: kvdepot.Depot) -> None:
+    store = opened(depot, cache(2))
+    task, other = store.begin_dump_pages(HASHES[:1], [5]), store.begin_dump_pages(HASHES[1:2], [4])
+    descriptor = task.fileno()
+    assert task.fileno() == descriptor, "a task has one"
+    assert descriptor != other.fileno()
+    for shard in range(3):
+        assert not readable(descriptor, 0)
+        task.submit_shard(shard)
+    assert readable(descriptor, WAIT_MS / 1e3)
+    assert task.done()
+    task.wait(WAIT_MS).raise_for_failures()
+    assert readable(descriptor, 0), "it stays so"
+    assert not readable(other.fileno(), 0)
+    for shard in range(3):
+        other.submit_shard(shard)
+    other.wait(WAIT_MS).raise_for_failures()
+    assert readable(other.fileno(), 0)
+    late = store.load_pages(HASHES[:1], [0])
+    late.wait(WAIT_MS).raise_for_failures()
+    assert readable(late.fileno(), 0), "asked for after the end"
+    with selectors.DefaultSelector() as selector:
+        selector.register(late, selectors.EVENT_READ)  # which asks an object for its descriptor
+        assert [key.fileobj for key, _ in selector.select(0)] == [late]
 
 
 def test_a_load_is_waited_for_shard_by_shard(depot: kvdepot.Depot) -> None:
