@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvdepot._native import __version__
+    from kvdepot.absence import tell_if_absent
     from kvdepot.claim import Arriving, Claim, ClaimTimes, Group, Hit, TierReads
-    from kvdepot.config import KVDepotConfig, load_config
+    from kvdepot.config import KVDepotConfig, load_config, load_engine_config
     from kvdepot.depot import Depot, attach
     from kvdepot.depot import open_store as open  # noqa: A004 - users read it as kvdepot.open
     from kvdepot.errors import (
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
         StorageError,
         UnavailableError,
         UnsupportedError,
+        is_failure,
     )
     from kvdepot.follower import Change, Follower
     from kvdepot.hashes import block_hash
@@ -64,8 +66,11 @@ __all__ = [
     "__version__",
     "attach",
     "block_hash",
+    "is_failure",
     "load_config",
+    "load_engine_config",
     "open",
+    "tell_if_absent",
 ]
 
 _HOMES = {
@@ -88,7 +93,9 @@ _HOMES = {
     "attach": "kvdepot.depot",
     "block_hash": "kvdepot.hashes",
     "load_config": "kvdepot.config",
+    "load_engine_config": "kvdepot.config",
     "open": "kvdepot.depot",
+    "tell_if_absent": "kvdepot.absence",
 }
 _NAMES_THERE = {"open": "open_store"}
 

@@ -30,6 +30,7 @@ __all__ = [
     "StorageError",
     "UnavailableError",
     "UnsupportedError",
+    "is_failure",
     "storage_error",
 ]
 
