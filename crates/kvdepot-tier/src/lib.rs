@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod beliefs;
+mod blank;
 mod blocking;
 mod compression;
 pub mod conformance;

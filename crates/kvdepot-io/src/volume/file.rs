@@ -100,6 +100,30 @@ impl FileVolume {
         fail(what, &self.path, e.into()).with("offset_bytes", offset)
     }
 
+    /// Reads the end of a file whose length O_DIRECT does not allow.
+    fn read_odd(&self, buf: &mut IoBuf, offset: u64) -> Result<()> {
+        let mut pages = AlignedBuf::zeroed(buf.len().next_multiple_of(BLOCK_ALIGN_BYTES as usize));
+        let came = rustix::io::retry_on_intr(|| rustix::io::pread(&self.file, &mut pages[..], offset))
+            .map_err(|e| self.fail("cannot read a tier's file", offset, e))?;
+        if came < buf.len() {
+            self.check_device(offset)?;
+            return Err(self.ends_early(offset + came as u64));
+        }
+        let mut from = 0;
+        for mut slice in buf.slices_mut(0) {
+            let bytes = slice.len();
+            slice.copy_from_slice(&pages[from..from + bytes]);
+            from += bytes;
+        }
+        Ok(())
+    }
+
+    fn ends_early(&self, at: u64) -> Error {
+        Error::new(ErrorKind::Corrupt, "a tier's file ends early")
+            .with("path", self.path.display())
+            .with("offset_bytes", at)
+    }
+
     /// Returns an error if the device is shorter than it was. The kernel gives one that was taken away no length: reads end
     /// there, as if bytes of the medium were damaged, and writes find no space.
     fn check_device(&self, offset: u64) -> Result<()> {
@@ -238,6 +262,9 @@ impl Volume for FileVolume {
 
     fn read_at(&self, buf: &mut IoBuf, offset: u64) -> Result<()> {
         let (mut done, whole) = (0, buf.len());
+        if self.align.is_some_and(|align| !whole.is_multiple_of(align.offset_bytes)) {
+            return self.read_odd(buf, offset);
+        }
         while done < whole {
             let at = offset + done as u64;
             let mut slices = buf.slices_mut(done);
@@ -245,9 +272,7 @@ impl Volume for FileVolume {
                 .map_err(|e| self.fail("cannot read a tier's file", at, e))?;
             if came == 0 {
                 self.check_device(at)?;
-                return Err(Error::new(ErrorKind::Corrupt, "a tier's file ends early")
-                    .with("path", self.path.display())
-                    .with("offset_bytes", at));
+                return Err(self.ends_early(at));
             }
             done += came;
         }

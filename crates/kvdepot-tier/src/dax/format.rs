@@ -10,10 +10,8 @@ use super::layout::{
 };
 use super::owner::Owner;
 use super::recover::{Recovered, recover};
+use crate::blank;
 
-/// Bytes at the start and at the end that must be zero for a medium to count as empty: file systems, partition tables
-/// and labels of other programs begin there.
-const LOOKED_AT_BYTES: u64 = 1 << 20;
 /// Bytes read or zeroed at a time.
 const STEP_BYTES: u64 = 1 << 20;
 
@@ -146,18 +144,8 @@ fn kind_of(medium: &dyn Medium) -> Result<Kind> {
     if superblock[..8] == FORMATTING {
         return Ok(Kind::Unfinished);
     }
-    let looked_at = LOOKED_AT_BYTES.min(medium.bytes());
-    let mut page = vec![0; PAGE_BYTES as usize];
-    for start in [0, (medium.bytes() - looked_at) / PAGE_BYTES * PAGE_BYTES] {
-        let mut at = start;
-        while at < (start + looked_at).min(medium.bytes()) {
-            let bytes = PAGE_BYTES.min(medium.bytes() - at) as usize;
-            medium.read(at, &mut page[..bytes])?;
-            if page[..bytes].iter().any(|byte| *byte != 0) {
-                return Err(foreign());
-            }
-            at += PAGE_BYTES;
-        }
+    if !blank::is_blank(medium.bytes(), |at, page| medium.read(at, page), |_, page| blank::is_zero(page))? {
+        return Err(foreign());
     }
     Ok(Kind::Empty)
 }

@@ -12,11 +12,8 @@ use super::config::SlabConfig;
 use super::shape::Shape;
 use super::superblock::{Superblock, decide};
 use super::table::{self, Row};
+use crate::blank;
 use crate::media::{MediumFacts, MediumKind};
-
-/// Bytes at the beginning of a device that must be zero before it is formatted: some file systems leave the first pages
-/// unused.
-const BLANK_BYTES: u64 = 1 << 20;
 
 /// A formatted medium.
 #[derive(Clone, Debug)]
@@ -173,15 +170,19 @@ pub(super) fn to_create(config: &SlabConfig) -> Result<MediumFacts> {
 }
 
 fn check_blank(volume: &dyn Volume) -> Result<()> {
-    let looked = volume.bytes().min(BLANK_BYTES) / PAGE * PAGE;
-    let head = read(volume, 0, looked)?;
     let is_short = (1..2 * PAGE).contains(&volume.bytes());
-    // Formatting may have been interrupted after the tables were written.
-    let is_free = |page: &[u8]| page.iter().all(|&byte| byte == 0) || page.starts_with(&table::MAGIC);
-    if is_short || !head.chunks(size(PAGE)).skip(2).all(is_free) {
+    let fill = |at: u64, page: &mut [u8]| {
+        page.copy_from_slice(&read(volume, at, page.len() as u64)?);
+        Ok(())
+    };
+    // The superblocks are blank, or were half written. Formatting may have been interrupted after the tables were written.
+    let is_free =
+        |at: u64, page: &[u8]| at < 2 * PAGE || blank::is_zero(page) || page.starts_with(&table::MAGIC);
+    if is_short || !blank::is_blank(volume.bytes(), fill, is_free)? {
         return Err(Error::new(
             ErrorKind::Config,
-            "a Slab tier's file or device holds something else, which is left alone: name another one, or wipe it",
+            "a Slab tier's file or device holds something else, which is left alone: name another one, or zero its first \
+             and last MiB if it may be overwritten",
         ));
     }
     Ok(())

@@ -183,7 +183,8 @@ fn refusal(config: SlabConfig) -> (ErrorKind, String) {
 
 #[test]
 fn what_is_not_ours_is_refused_and_left_alone() {
-    let dir = tempfile::tempdir().unwrap();
+    // On the disk of the build, where O_DIRECT works.
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let file = |name: &str, bytes: &[u8]| {
         let path = dir.path().join(name);
         std::fs::write(&path, bytes).unwrap();
@@ -197,6 +198,29 @@ fn what_is_not_ours_is_refused_and_left_alone() {
         assert_eq!(kind, ErrorKind::Config, "{text}");
         assert!(text.contains("something else") && text.contains(name), "{text}");
         assert!(std::fs::read(&path).unwrap() == bytes, "{name} was written to");
+    }
+    // The only description of some arrays and partition tables lies at the end, in the last sector or 64 KiB before it.
+    for (bytes, before_end) in
+        [(4 << 20, 1), (4 << 20, 512), (4 << 20, 1 << 16), (4 << 20, 1 << 20), ((4 << 20) + 700, 1)]
+    {
+        let mut content = vec![0; bytes];
+        content[bytes - before_end] = 1;
+        let path = file("end", &content);
+        for capacity_bytes in [0, 2 << 20] {
+            let (kind, text) = refusal(SlabConfig { capacity_bytes, ..config(&path) });
+            assert_eq!(kind, ErrorKind::Config, "{text}");
+            assert!(
+                text.contains("something else") && text.contains("zero its first and last MiB"),
+                "{text}"
+            );
+        }
+        assert!(
+            std::fs::read(&path).unwrap() == content,
+            "{before_end} bytes before the end: it was written to"
+        );
+        content[bytes - before_end] = 0;
+        std::fs::write(&path, &content).unwrap();
+        drop(SlabTier::open(config(&path)).unwrap());
     }
     let path = dir.path().join("medium");
     let ours = || SlabConfig { capacity_bytes: 2 << 20, ..config(&path) };
