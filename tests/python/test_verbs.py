@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from click.testing import CliRunner
 
 import kvdepot
 from kvdepot.cli import main
-from kvdepot.cli.top import hour_rate, rows
+from kvdepot.cli.top import hour_rate, refresh, rows
 from kvdepot.stored.blocks import contents
 from kvdepot.stored.gc import find_cold, find_garbage, remove
 from kvdepot.stored.namespaces import find_namespaces
@@ -293,6 +294,33 @@ def test_top_shows_running_depots(tmp_path: Path, serve: Callable[[], tuple[Path
     assert "Cache|Posix" in text
     assert "dump/s" in text
     assert "hit 1h" in text
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["named", "found"])
+def test_top_goes_on_while_the_only_depot_restarts(
+    runtime: Path,
+    serve: Callable[[], tuple[Path, str]],
+    named: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _, socket = serve()
+
+    def each_interval() -> Iterator[None]:
+        yield
+        run("stop", "--socket", socket)
+        yield
+        serve()
+        yield
+        raise KeyboardInterrupt
+
+    intervals = each_interval()
+    clock = SimpleNamespace(sleep=lambda _: next(intervals), monotonic=time.monotonic)
+    monkeypatch.setattr("kvdepot.cli.top.time", clock)
+    with pytest.raises(KeyboardInterrupt):
+        refresh([socket] if named else [], 2.0, once=False)
+    shown = [line for line in capsys.readouterr().out.splitlines() if "Cache|Posix" in line or "no depot" in line]
+    assert ["no depot answers" in line for line in shown] == [False, True, False], shown
 
 
 def test_top_finds_the_depot_of_a_configuration(

@@ -136,10 +136,11 @@ fn describe((took, rate): &(Vec<f64>, f64)) -> serde_json::Value {
     serde_json::json!({"p50_us": at(0.5), "p99_us": at(0.99), "per_s": *rate as u64})
 }
 
-/// The longest times that the machine's lock was held since the last call, in microseconds of real and of processor
-/// time, and what took them.
+/// The longest times that the machine's lock was held since the last call, of the last one to two minutes, in microseconds of
+/// real and of processor time, and what took them.
 fn holds(depot: &Depot) -> serde_json::Value {
     let stats = depot.direct().stats();
+    depot.direct().forget_holds();
     serde_json::json!({
         "real_us": stats["lock_hold_max_us"], "real": stats["lock_hold_max_event"],
         "cpu_us": stats["lock_hold_cpu_max_us"], "cpu": stats["lock_hold_cpu_max_event"],

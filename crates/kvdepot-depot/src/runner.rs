@@ -123,7 +123,7 @@ impl Runner {
             owners: AtomicU64::new(1),
             tokens: AtomicU64::new(1),
             began,
-            holds: Holds::new(),
+            holds: Holds::new(began),
             history: Mutex::new(History::new()),
         }
     }
@@ -398,9 +398,14 @@ impl Runner {
         seen
     }
 
-    /// Returns the longest holds of the machine's lock since the last call with `begins_anew`.
-    pub(crate) fn longest_holds(&self, begins_anew: bool) -> LongestHolds {
-        if begins_anew { self.holds.take() } else { self.holds.peek() }
+    /// Returns the longest holds of the machine's lock in the last one to two minutes.
+    pub(crate) fn longest_holds(&self) -> LongestHolds {
+        self.holds.longest(Instant::now())
+    }
+
+    /// Forgets the longest holds.
+    pub(crate) fn forget_holds(&self) {
+        self.holds.forget();
     }
 
     /// Returns the depot's numbers of this moment.

@@ -256,7 +256,7 @@ impl Session {
                 })?;
                 Response::Memory { bytes: memory.bytes, head: memory.head.clone() }
             }
-            Request::Stats => Response::Stats(self.stats(false).to_string()),
+            Request::Stats => Response::Stats(self.stats().to_string()),
             Request::Namespaces { after } => self.list_namespaces(after),
             Request::Events { namespaces, after } => self.events(&namespaces, after)?,
             Request::Snapshot { namespace, place, from } => self.snapshot(namespace, place, from)?,
@@ -467,8 +467,8 @@ impl Session {
         matches!(self.runner.ask(self.owner, Ask::EndClaims), Ok(Reply::Holds(true)) | Err(_))
     }
 
-    /// Returns counters and gauges. `begins_anew`: the longest hold of the lock is that of the time from now on.
-    pub(crate) fn stats(&self, begins_anew: bool) -> serde_json::Value {
+    /// Returns counters and gauges. Changes none of them.
+    pub(crate) fn stats(&self) -> serde_json::Value {
         let runner = &self.runner;
         let Now { numbers: mut map, counters, gauges, regions } = runner.numbers();
         for (name, value) in crate::pool::describe(&runner.pool, &runner.config) {
@@ -485,7 +485,7 @@ impl Session {
         }
         let stall_max_us = runner.locator.stats.stall_max_us.load(Ordering::Relaxed);
         map.insert("stall_max_us".to_owned(), stall_max_us.into());
-        let holds = runner.longest_holds(begins_anew);
+        let holds = runner.longest_holds();
         for (name, (ns, event)) in [("lock_hold", holds.real), ("lock_hold_cpu", holds.processor)] {
             map.insert(format!("{name}_max_us"), (ns / 1000).into());
             map.insert(format!("{name}_max_event"), event.into());

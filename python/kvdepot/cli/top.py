@@ -45,7 +45,7 @@ CLEAR = "\x1b[H\x1b[2J"
 def command(
     file: str | None, sockets: tuple[str, ...], block_bytes: int | None, interval: float, once: bool, as_json: bool
 ) -> None:
-    """Shows pool, blocks and rates of the depots of this user, refreshed until Ctrl-C.
+    """Shows pool, blocks and rates of the depots of this user, refreshed until Ctrl-C, also while none of them answers.
 
     Reads the HTTP socket next to each depot's own (`SOCKET.http`). Rates are blocks and bytes per second since the
     previous sample; read and write are those of the tiers. load/s counts the blocks that loads found, miss/s those
@@ -72,15 +72,22 @@ def command(
 
 
 def refresh(sockets: Sequence[str], interval: float, once: bool) -> None:
-    """Prints what the depots did in each interval, or in the first one only."""
+    """Prints what the depots did in each interval, or in the first one only.
+
+    Raises:
+        UnavailableError: none answers at the start, or after the only interval. Later a depot may be restarting.
+    """
     before, since = look(sockets), time.monotonic()
     while True:
         time.sleep(interval)
-        after, now = look(sockets), time.monotonic()
+        after, now = look(sockets) if once else answering(sockets), time.monotonic()
         if not once and sys.stdout.isatty():
             click.echo(CLEAR, nl=False)
-        hours = {socket: hour_rate(read_page(socket, "/history")) for socket in after}
-        print_table(COLUMNS, rows(before, after, now - since, hours))
+        if after:
+            hours = {socket: hour_rate(read_page(socket, "/history")) for socket in after}
+            print_table(COLUMNS, rows(before, after, now - since, hours))
+        else:
+            click.echo("no depot answers; it is shown here when it does, Ctrl-C ends")
         if once:
             return
         before, since = after, now
@@ -92,14 +99,17 @@ def look(sockets: Sequence[str]) -> dict[str, dict[str, Any]]:
     Raises:
         UnavailableError: none answers.
     """
-    found = {}
-    for socket in sockets or [one.socket for one in running_depots()]:
-        status = read_status(socket)
-        if status is not None:
-            found[socket] = status
+    found = answering(sockets)
     if not found:
         raise UnavailableError("no depot answers: `kvdepot depots` lists the running ones")
     return found
+
+
+def answering(sockets: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Returns the status of each depot that answers, by its socket."""
+    asked = sockets or [one.socket for one in running_depots()]
+    found = ((socket, read_status(socket)) for socket in asked)
+    return {socket: status for socket, status in found if status is not None}
 
 
 def hour_rate(history: bytes | None) -> float | None:

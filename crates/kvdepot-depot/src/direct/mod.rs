@@ -375,10 +375,14 @@ impl Direct {
         Ok(keys.len() as u64)
     }
 
-    /// Returns counters and gauges. The longest hold of the depot's lock is that since the last call; what clients read
-    /// (`Request::Stats`) does not change that.
+    /// Returns counters and gauges, as clients read them by `Request::Stats`. Reading changes none of them.
     pub fn stats(&self) -> serde_json::Value {
-        self.session.stats(true)
+        self.session.stats()
+    }
+
+    /// Forgets the longest holds of the depot's lock, before a measurement.
+    pub fn forget_holds(&self) {
+        self.session.runner().forget_holds();
     }
 
     /// Returns what was counted in each minute of the last hour: `interval_s`, and the `intervals`, the oldest first. The last

@@ -77,3 +77,23 @@ fn a_block_that_only_io_finds_counts_for_the_first_tier_that_has_it() {
     let told = direct.explain("", &["01".repeat(16).as_str()]).unwrap();
     assert_eq!(told["blocks"][0]["at"], "HeldReads");
 }
+
+/// A status page, `kvdepot top` and any number of scrapers see the same maximum.
+#[test]
+fn whoever_reads_the_longest_hold_of_the_lock_leaves_it_for_the_others() {
+    let config = serde_json::json!({"pipeline": "Cache", "pool_bytes": 8 << 20});
+    let config = DepotConfig::from_json(&config.to_string()).unwrap();
+    let pool = PoolMapping::create_private(config.mapped_bytes()).unwrap();
+    let depot = Depot::with_tiers(config, PoolKind::Cache, Vec::new(), pool).unwrap();
+    let (page, scraper) = (depot.direct(), depot.direct());
+    let layout = BlockLayout::uniform(1, &[64 << 10]).unwrap();
+    let spec = NamespaceSpec::new("{\"model\":\"holds\"}", layout).unwrap();
+    page.open_namespace(spec.canonical()).unwrap();
+    let us = |stats: &serde_json::Value, name: &str| stats[name].as_u64().unwrap();
+    // Reading holds the lock, too, so the second one may have seen a longer hold.
+    let (first, second) = (page.stats(), scraper.stats());
+    for name in ["lock_hold_max_us", "lock_hold_cpu_max_us"] {
+        assert!(us(&second, name) >= us(&first, name), "{name}: {first} {second}");
+    }
+    depot.direct().forget_holds();
+}

@@ -44,8 +44,7 @@ impl Collector for Series {
         }
         let most =
             |name: &str| stats[name].as_u64().map_or_else(Vec::new, |us| vec![(Vec::new(), us as f64 / 1e6)]);
-        let holds = "Longest time that a thread held the depot's lock since statistics were last read; each scrape \
-                     resets it";
+        let holds = "Longest time that a thread held the depot's lock, in the last one to two minutes";
         write(&mut encoder, Kind::Gauge, "lock_hold_max_seconds", holds, &most("lock_hold_max_us"))?;
         let stall = "Longest time that the machine did not run the depot, since the depot started";
         write(&mut encoder, Kind::Gauge, "stall_max_seconds", stall, &most("stall_max_us"))?;
@@ -56,8 +55,8 @@ impl Collector for Series {
         write(&mut encoder, Kind::Gauge, "lease_age_max_seconds", oldest, &age)?;
         let ages = "Time from when a block came into the pool until it was evicted, about";
         histogram(&mut encoder, "evict_age", ages, vec![(None, &stats["evict_ages"])], ("sum_s", 1.0))?;
-        let on_processor = "Longest processor time of a thread while it held the depot's lock, since statistics were last read; \
-                            each scrape resets it";
+        let on_processor = "Longest processor time of a thread while it held the depot's lock, in the last one to two \
+                            minutes";
         write(
             &mut encoder,
             Kind::Gauge,
