@@ -55,6 +55,8 @@ def vllm_config(case: Case) -> Any:
         pooler_config=None,
         is_prefix_caching_supported=True,
         multimodal_config=None,
+        quantization_config=None,
+        model_class_overrides=None,
         use_mla="DeepSeek" in case.family,
     )
     return SimpleNamespace(
@@ -71,6 +73,7 @@ def vllm_config(case: Case) -> Any:
             disable_hybrid_kv_cache_manager=not case.hybrid, max_num_encoder_input_tokens=REQUEST_TOKENS
         ),
         attention_config=SimpleNamespace(hisparse_config=None),
+        kernel_config=SimpleNamespace(),
         load_config=SimpleNamespace(load_format="auto", download_dir=None),
         speculative_config=None,
         kv_transfer_config=None,

@@ -8,6 +8,7 @@ attributes: whether one may be ``None`` is not what the tables are about.
 import ast
 from typing import Any
 
+from tools.vllm_surface.fields import fields_of
 from tools.vllm_surface.sources import DEPTH_MAX, MODULE, Module, Release
 from tools.vllm_surface.used import Used
 
@@ -27,7 +28,8 @@ def table_of(release: Release, version: str, used: Used) -> Table:
     for module, names in sorted(used.imports.items()):
         maker.add_import(module, names)
     maker.add_all()
-    return {"release": version, "names": maker.names, "definitions": dict(sorted(maker.definitions.items()))}
+    table = {"release": version, "names": maker.names, "definitions": dict(sorted(maker.definitions.items()))}
+    return {**table, "fields": fields} if (fields := fields_of(release)) else table
 
 
 class _Maker:

@@ -108,3 +108,10 @@ def test_hits_of_an_adapter_are_loaded_by_its_keys(tmp_path: Path) -> None:
     (load,) = step.loads
     assert load.blocks[0].pages == [1]
     assert load.blocks[0].hashes != req.block_hashes[:1]
+
+
+def test_the_same_adapter_does_something_else_in_an_engine_with_other_options(tmp_path: Path) -> None:
+    one = lora(write(tmp_path / "a", b"weights"))
+    options = [{}, {"target_modules": "q_proj"}, {"target_modules": "v_proj"}]
+    assert len({Adapters(some).digest(one) for some in options}) == len(options)
+    assert Adapters({}).digest(one) == Adapters().digest(one)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from kvdepot.engines.vllm.facts import (
+    MEDIA_SETTINGS,
     canonical_of_version,
     config_digest,
     engine_facts,
@@ -186,7 +187,8 @@ def test_the_longest_request_is_no_fact_elsewhere() -> None:
 
 def media(model: object = "none", **values: object) -> dict[str, object]:
     """Returns the facts of a model that takes media, with these settings."""
-    config = SimpleNamespace(model=str(model), revision=None, multimodal_config=SimpleNamespace(**values))
+    settings = SimpleNamespace(**{**dict.fromkeys(MEDIA_SETTINGS), **values})
+    config = SimpleNamespace(model=str(model), revision=None, multimodal_config=settings)
     return media_facts(config)  # type: ignore[arg-type]
 
 
@@ -216,13 +218,18 @@ def test_the_files_of_a_media_processor_are_a_fact(tmp_path: Path) -> None:
 
 
 def facts_of_engine(
-    speculative: object = None, load: object = None, declared: object = "", **values: object
+    speculative: object = None,
+    load: object = None,
+    declared: object = "",
+    layout: str | None = "LBNHC",
+    **values: object,
 ) -> dict[str, object]:
     """Returns the facts of an engine whose model has these options."""
     known: dict[str, object] = {"model": "m", "revision": None, "quantization": "online", "dtype": "bf16"}
-    model = model_with({}, **{**known, **values})
+    options: dict[str, object] = {"quantization_config": None, "model_class_overrides": None, "multimodal_config": None}
+    model = model_with({}, **{**known, **options, **values})
     cache = SimpleNamespace(cache_dtype="auto", prefix_caching_hash_algo="sha256_cbor")
-    parallel = SimpleNamespace(decode_context_parallel_size=1)
+    parallel = SimpleNamespace(decode_context_parallel_size=1, cp_kv_cache_interleave_size=1)
     load = load or SimpleNamespace(load_format="dummy", download_dir=None)
     config = SimpleNamespace(
         model_config=model,
@@ -230,8 +237,16 @@ def facts_of_engine(
         parallel_config=parallel,
         load_config=load,
         speculative_config=speculative,
+        attention_config=SimpleNamespace(),
+        kernel_config=SimpleNamespace(),
     )
-    return engine_facts(config, SimpleNamespace(), str(declared))  # type: ignore[arg-type]
+    return engine_facts(config, SimpleNamespace(kv_cache_layout=layout), str(declared))  # type: ignore[arg-type]
+
+
+def test_a_layout_that_vllm_has_not_said_is_no_fact_of_its_own() -> None:
+    """P8: two layouts must not share an empty one."""
+    with pytest.raises(ValueError, match="has not said which layout"):
+        facts_of_engine(layout=None)
 
 
 OVERRIDES = (
@@ -255,9 +270,9 @@ def test_options_that_make_another_model_of_the_same_files_are_facts() -> None:
 def draft(model: object = "draft", config: SimpleNamespace | None = None, **values: object) -> SimpleNamespace:
     """Returns a draft's model as in vLLM's configuration."""
     hf_config = config or SimpleNamespace(to_dict=dict)
-    return SimpleNamespace(
-        **{"model": str(model), "revision": None, "hf_config": hf_config, "quantization": None, **values}
-    )
+    known = {"model": str(model), "revision": None, "hf_config": hf_config}
+    options = dict.fromkeys(("quantization", "quantization_config", "model_class_overrides"))
+    return SimpleNamespace(**{**known, **options, **values})
 
 
 def speculation(draft_model: SimpleNamespace, method: str | None = "draft_model", **values: object) -> SimpleNamespace:

@@ -3,6 +3,7 @@
 import gc
 import sys
 import weakref
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -501,10 +502,30 @@ def test_the_order_of_a_step_is_that_of_the_engine_s_model_runner(second_runner:
         config: Any = SimpleNamespace(**{**known, **values}, parallel_config=parallel)
         return step_order(config, SimpleNamespace(needs_kv_cache_zeroing=clears))  # type: ignore[arg-type]
 
-    assert order() == StepOrder()
-    assert order(clears=True) == StepOrder(clears_first=second_runner)
-    assert order(use_ubatching=True) == StepOrder(microbatches=True)
-    assert order(speculative_config=object()) == StepOrder(defers_saves=not second_runner)
+    plain = StepOrder(ends_whole_steps=second_runner)
+    assert order() == plain
+    assert order(clears=True) == replace(plain, clears_first=second_runner)
+    assert order(use_ubatching=True) == replace(plain, microbatches=True)
+    assert order(speculative_config=object()) == replace(plain, defers_saves=not second_runner)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_an_error_that_is_handled_at_the_end_of_a_step_is_a_failure_only_where_vllm_ends_failed_steps(
+    whole: bool,
+) -> None:
+    """The second runner's last hook may run within a handler of its caller's, which says nothing about the forward."""
+    store = FakeStore()
+    side = worker(store, ends_whole_steps=whole)
+    step = StepMetadata(saves={0: blocks(1)})
+    side.prepare(step)
+    side.save_layer("a", step)
+    try:
+        raise KeyError("of the caller")  # noqa: TRY301 - it is the handler that counts
+    except KeyError:
+        side.finish_saves(step)
+    side.prepare(StepMetadata())
+    report = side.report()
+    assert ("broke off" in report.broken if report else False) == (not whole)
 
 
 def test_an_engine_that_is_used_while_an_error_is_handled_saves() -> None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from kvdepot.engines.offloading.options import Options
 from kvdepot.engines.vllm.facts import engine_facts, layer_ranges, names_weights, spec_text, unstable_hashes
 from kvdepot.engines.vllm.groups import layer_specs
+from kvdepot.engines.vllm.option_facts import lora_options
 from kvdepot.errors import ConfigError
 
 FORMAT = 1
@@ -182,6 +183,7 @@ def chunk_facts(spec: Any, engine: Engine, options: Options) -> dict[str, object
         "one_copy": bool(getattr(spec, "replicated_layout", False)),
         "canonical": bool(config.canonical_layout),
         "adapters": options.adapters_version,
+        **({"adapter_options": found} if (found := lora_options(engine.vllm_config)) else {}),
     }
 
 

@@ -5,8 +5,9 @@ after every restart (P1). So keys of requests with an adapter include a digest o
 """
 
 import hashlib
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,11 +39,13 @@ class Adapter:
 class Adapters:
     """Digests of the adapters that an engine's requests name."""
 
-    def __init__(self) -> None:
+    def __init__(self, options: Mapping[str, str] | None = None) -> None:
+        """Starts without an adapter. ``options``: those of the engine that change what an adapter does."""
+        self._options = json.dumps(dict(options), sort_keys=True).encode() if options else b""
         self._known: dict[tuple[str, str], Adapter] = {}
 
     def digest(self, lora: "LoRARequest") -> bytes:
-        """Returns the digest of the adapter's files; empty if its KV must neither be loaded nor stored."""
+        """Returns the digest of the adapter's files and the options; empty if its KV must not be loaded or stored."""
         name = (lora.lora_name, lora.lora_path)
         known = self._known.get(name)
         if known is not None and not known.digest:
@@ -53,6 +56,8 @@ class Adapters:
             if known is not None and known.signature == signature:
                 return known.digest
             digest = content_digest(directory)
+            if self._options:
+                digest = hashlib.sha256(digest + self._options).digest()
             written_meanwhile = signature_of(directory) != signature
         except OSError as error:
             # Not permanent: a hub's adapter may arrive with the first request, and a file system may come back.

@@ -98,7 +98,9 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
             return
         depot: Any = NoDepot() if shape.unsupported else self._attach(options, role, kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:
+            from kvdepot.engines.vllm.adapters import Adapters
             from kvdepot.engines.vllm.drafts import drafts_of
+            from kvdepot.engines.vllm.option_facts import lora_options
             from kvdepot.engines.vllm.request_spans import SchedulerSpans
             from kvdepot.engines.vllm.scheduler import SchedulerSide
 
@@ -111,6 +113,7 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
                 loads=role_flags.is_kv_consumer,
                 dumps=role_flags.is_kv_producer,
                 drafts=drafts_of(vllm_config, kv_cache_config),
+                adapters=Adapters(lora_options(vllm_config)),
                 spans=SchedulerSpans.of_process(),
             )
             self._let_vllm_recompute(options.load_failure_policy)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvdepot.engines.vllm.groups import Group
+from kvdepot.engines.vllm.option_facts import option_facts
 from kvdepot.engines.vllm.pages import GroupPages
 from kvdepot.engines.vllm.ranks import Rank
 from kvdepot.engines.vllm.slices import HeadSlices
@@ -68,6 +69,9 @@ def engine_facts(
     """Returns the facts shared by all groups and ranks of an engine.
 
     Paths, names and load formats are left out if the weights are known by their content: by P8, no superfluous facts.
+
+    Raises:
+        ValueError: a fact cannot be found.
     """
     model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
     facts: dict[str, object] = {
@@ -79,15 +83,22 @@ def engine_facts(
         **media_facts(model),
         "quantization": str(model.quantization or ""),
         **override_facts(model),
+        **option_facts(vllm_config),
         "dtype": str(model.dtype),
         "cache_dtype": str(cache.cache_dtype),
-        "layout": str(getattr(kv_cache_config, "kv_cache_layout", None) or ""),
+        "layout": _layout(kv_cache_config),
         "dcp": parallel.decode_context_parallel_size,
-        "dcp_interleave": int(getattr(parallel, "cp_kv_cache_interleave_size", 1)),
+        "dcp_interleave": int(parallel.cp_kv_cache_interleave_size),
         **draft_facts(vllm_config),
         "hash": hash_facts(vllm_config),
     }
     return facts
+
+
+def _layout(kv_cache_config: "KVCacheConfig") -> str:
+    if kv_cache_config.kv_cache_layout is None:
+        raise ValueError("vLLM has not said which layout the KV cache has")
+    return str(kv_cache_config.kv_cache_layout)
 
 
 def weights_facts(model: "ModelConfig", load_config: "LoadConfig", declared: str = "") -> dict[str, object]:
@@ -99,7 +110,7 @@ def weights_facts(model: "ModelConfig", load_config: "LoadConfig", declared: str
         facts["weights_declared"] = declared
     if not digest:
         facts["model"] = _model_name(model.model)
-        facts["revision"] = str(getattr(model, "revision", None) or "")
+        facts["revision"] = str(model.revision or "")
         facts["load_format"] = load_format
     return facts
 
@@ -114,7 +125,7 @@ def names_weights(facts: dict[str, object]) -> bool:
 
 
 def _files_digest(model: "ModelConfig", cache: str | None) -> str:
-    return model_digest(model.model, getattr(model, "revision", None), cache)
+    return model_digest(model.model, model.revision, cache)
 
 
 def length_facts(model: "ModelConfig") -> dict[str, object]:
@@ -148,12 +159,12 @@ def media_facts(model: "ModelConfig") -> dict[str, object]:
 
     vLLM's media hashes cover the media and the request's own ``mm_processor_kwargs``, not the engine's.
     """
-    media = getattr(model, "multimodal_config", None)
+    media = model.multimodal_config
     if media is None:
         return {}
-    settings = {name: value for name in MEDIA_SETTINGS if (value := getattr(media, name, None))}
-    name, revision = str(getattr(model, "model", "")), getattr(model, "revision", None)
-    return {"media": _digest_of({"settings": settings, "files": _digests_of_files(name, revision, PROCESSOR_FILES)})}
+    settings = {name: value for name in MEDIA_SETTINGS if (value := getattr(media, name))}
+    files = _digests_of_files(model.model, model.revision, PROCESSOR_FILES)
+    return {"media": _digest_of({"settings": settings, "files": files})}
 
 
 def _digests_of_files(model: str, revision: str | None, names: tuple[str, ...]) -> dict[str, str]:
@@ -174,8 +185,8 @@ def override_facts(model: "ModelConfig") -> dict[str, object]:
     model's configuration reflects it, and ``quantization`` only says ``online``.
     """
     options = {
-        "quantization_config": getattr(model, "quantization_config", None),
-        "model_class_overrides": getattr(model, "model_class_overrides", None),
+        "quantization_config": model.quantization_config,
+        "model_class_overrides": model.model_class_overrides,
     }
     return {name: spec_text(value) for name, value in options.items() if value}
 

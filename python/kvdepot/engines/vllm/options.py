@@ -1,5 +1,9 @@
 """The connector's view of the configuration. No other module here knows how the configuration is written."""
 
+import contextlib
+import functools
+import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -127,10 +131,37 @@ def computes_on_cpu() -> bool:
 def read_options(extra_config: Mapping[str, Any] | None) -> ConnectorOptions:
     """Reads ``kv_connector_extra_config``: the name of a file, keys of the configuration, or nothing.
 
+    vLLM's questions to the class come several times in each process; what has been read is read again only if the file
+    or the environment has changed.
+
     Raises:
         ConfigError: a key or value is wrong.
     """
     extra = dict(extra_config or {})
+    try:
+        text = json.dumps(extra)
+    except TypeError:  # a program's own objects
+        return _checked(extra)
+    return _read(text, *_sources(extra))
+
+
+def _sources(extra: Mapping[str, Any]) -> tuple[object, object]:
+    """Returns what a configuration is read from besides the launch command: the state of its file, and variables."""
+    files = []
+    for key in FILE_KEYS:
+        with contextlib.suppress(OSError, TypeError, ValueError):
+            path = os.path.abspath(extra[key]) if key in extra else ""
+            stat = os.stat(path)
+            files.append((path, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
+    return tuple(files), tuple(sorted(os.environ.items()))
+
+
+@functools.lru_cache(maxsize=8)
+def _read(text: str, files: object, environ: object) -> ConnectorOptions:  # noqa: ARG001 - part of the cache's key
+    return _checked(json.loads(text))
+
+
+def _checked(extra: dict[str, Any]) -> ConnectorOptions:
     policy = extra.pop(POLICY_KEY, "recompute")
     if policy not in POLICIES:
         raise ConfigError(f"{POLICY_KEY}: must be one of {', '.join(POLICIES)}, got {policy!r}")

@@ -70,6 +70,7 @@ class SchedulerSide:
         loads: bool = True,
         dumps: bool = True,
         drafts: Drafts | None = None,
+        adapters: Adapters | None = None,
         spans: "SchedulerSpans | None" = None,
     ) -> None:
         self._depot = depot
@@ -85,7 +86,7 @@ class SchedulerSide:
         dropped_tokens = geometry.hit_tokens if drafts else 0
         leaves_token = self.loads_before_forward or geometry.windowed
         self._limits = HitLimits(geometry, leaves_token, options.hit_ratio, dropped_tokens)
-        self._adapters = Adapters()
+        self._adapters = adapters or Adapters()
         self._asks = Asks(options.tiers, self.stats)
         self._requests: dict[str, RequestState] = {}
         self._running_loads: UntilAllRanks[LeasedLoad] = UntilAllRanks(ranks)

@@ -22,11 +22,14 @@ class StepOrder:
         microbatches: a step runs each layer, and its hook, once for every part of the batch (dual-batch overlap).
         defers_saves: ``wait_for_save`` follows only after the draft's forward, so it is never called on a pipeline
             stage that has no draft: the first runner with speculative decoding.
+        ends_whole_steps: ``wait_for_save`` follows only a forward that has succeeded: the second runner. The first one
+            calls it in a ``finally``, so there an exception that propagates is the only sign of a failure.
     """
 
     clears_first: bool = False
     microbatches: bool = False
     defers_saves: bool = False
+    ends_whole_steps: bool = False
 
 
 def step_order(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> StepOrder:
@@ -36,4 +39,5 @@ def step_order(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> S
         clears_first=second_runner and bool(getattr(kv_cache_config, "needs_kv_cache_zeroing", True)),
         microbatches=bool(getattr(vllm_config.parallel_config, "use_ubatching", False)),
         defers_saves=not second_runner and getattr(vllm_config, "speculative_config", None) is not None,
+        ends_whole_steps=second_runner,
     )

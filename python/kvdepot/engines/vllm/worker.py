@@ -306,13 +306,14 @@ class WorkerSide:
     def finish_saves(self, step: StepMetadata) -> None:
         """``wait_for_save``: submits everything that the layers' hooks have not; full CUDA graphs skip the hooks.
 
-        vLLM calls this in a ``finally``, so also for a forward that failed midway, with its exception propagating. An
-        exception that was being handled before the step is the caller's own.
+        vLLM's first runner calls this in a ``finally``, so also for a forward that failed midway, with its exception
+        propagating. An exception that was being handled before the step is the caller's own. The second runner calls
+        it for whole steps only, so there exceptions say nothing.
         """
         if self._saves_at_report and self._open is None:
             return  # the report has done it
         self._open = None
-        broke_off = sys.exc_info()[1] is not self._handled_before
+        broke_off = not self._options.step_order.ends_whole_steps and sys.exc_info()[1] is not self._handled_before
         self._handled_before = None
         if step.witness:
             self._witnesses.append(step.witness)
