@@ -9,7 +9,13 @@ import pytest
 from cases import CASES, Case
 
 STORED = [case for case in CASES if not case.refused]
-ENGINES = itertools.cycle(("memcpy", "batch", "kernel"))
+ENGINES = ("memcpy", "batch", "kernel")
+FORMS = {"layers": True, "whole blocks": False}
+RUNS = [
+    pytest.param(case, FORMS[form], copies, id=f"{case}-{form}-{copies}")
+    for (case, form), copies in zip(itertools.product(STORED, FORMS), itertools.cycle(ENGINES), strict=False)
+]
+"""Whole blocks are what a GPU's engine uses by default (``use_layerwise: auto``)."""
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +32,7 @@ def device(driver: memory.Standin) -> Iterator[memory.Standin]:
     assert driver.device.violations() == ""
 
 
-@pytest.mark.parametrize(("case", "copies"), list(zip(STORED, ENGINES, strict=False)), ids=str)
-def test_bytes_come_back_over_a_device(case: Case, copies: str, device: memory.Standin) -> None:
-    """Each case by one of the copy engines, in turn."""
-    assert checks.round_trip_problem(case, True, device, copies) == ""
+@pytest.mark.parametrize(("case", "layerwise", "copies"), RUNS)
+def test_bytes_come_back_over_a_device(case: Case, layerwise: bool, copies: str, device: memory.Standin) -> None:
+    """Each case in both forms, each by one of the copy engines, in turn."""
+    assert checks.round_trip_problem(case, layerwise, device, copies) == ""
