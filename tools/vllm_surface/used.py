@@ -28,8 +28,8 @@ class Used:
 
 
 def used_by_connector() -> Used:
-    """Returns what the connector and its plugin use, with what they reach through stack frames."""
-    found = used_names(ENGINES / "vllm", ENGINES / "vllm_plugin.py")
+    """Returns what the connector, its plugin and the tier use, with what they reach through stack frames."""
+    found = used_names(ENGINES / "vllm", ENGINES / "vllm_plugin.py", ENGINES / "offloading")
     imported_classes = {f"{module}.{name}" for module, names in found.imports.items() for name in names}
     for entry in listed("BY_HAND"):
         module, _, path = entry.partition(":")

@@ -90,14 +90,17 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("types")
 
 
-def mistakes(release: str, folder: Path, cache: Path) -> list[str]:
-    """Returns what a type checker finds wrong in the connector as it would run in a release."""
+FACE = (ENGINES / "vllm", ENGINES / "vllm_plugin.py")
+
+
+def mistakes(release: str, folder: Path, cache: Path, places: tuple[Path, ...] = FACE) -> list[str]:
+    """Returns what a type checker finds wrong in the connector, or another face, as it would run in a release."""
     pytest.importorskip("mypy")
     write_stubs(TABLES[release], folder)
     config = folder / "mypy.ini"
     config.write_text(CONFIG.format(stubs=folder, python=ROOT / "python"))
     command = [sys.executable, "-m", "mypy", "--config-file", str(config), "--cache-dir", str(cache)]
-    command += ["--no-error-summary", "--hide-error-context", str(ENGINES / "vllm"), str(ENGINES / "vllm_plugin.py")]
+    command += ["--no-error-summary", "--hide-error-context", *map(str, places)]
     run = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
     assert run.returncode in (0, 1), run.stdout + run.stderr
     found = []
@@ -116,6 +119,38 @@ def mistakes(release: str, folder: Path, cache: Path) -> list[str]:
 def test_a_release_has_every_name_that_the_connector_uses(release: str, tmp_path: Path, cache: Path) -> None:
     """Modules, functions with their parameters, attributes of vLLM's objects, and the hooks' signatures."""
     assert mistakes(release, tmp_path, cache) == []
+
+
+TIER = (ENGINES / "offloading",)
+TIER_LACKS = {
+    **dict.fromkeys(("0.29", "0.30"), ("cache_hit_source", 'no attribute "block_size_bytes"', "transfer_bytes")),
+    "0.31": ("cache_hit_source",),
+}
+"""What the tier needs, and releases before 0.32 do not have."""
+
+
+@pytest.mark.timeout(TOO_LONG_S)
+@pytest.mark.parametrize("release", RELEASES)
+def test_the_tier_of_vllms_offloading_fits_every_release_from_0_32_on(
+    release: str, tmp_path: Path, cache: Path
+) -> None:
+    found = "\n".join(mistakes(release, tmp_path, cache, TIER))
+    assert bool(found) == (release in TIER_LACKS), found
+    for lack in TIER_LACKS.get(release, ()):
+        assert lack in found
+
+
+@pytest.mark.timeout(TOO_LONG_S)
+def test_a_method_of_a_tier_that_vllm_has_changed_is_found(tmp_path: Path, cache: Path) -> None:
+    table = json.loads(json.dumps(TABLES[NEWEST]))
+    base = table["definitions"]["vllm.v1.kv_offload.tiering.base.SecondaryTierManager"]
+    base["members"]["submit_load"] = "def (self, job_metadata: typing.Any, more: int) -> None"
+    TABLES["less"] = table
+    try:
+        found = "\n".join(mistakes("less", tmp_path, cache, TIER))
+    finally:
+        del TABLES["less"]
+    assert '"submit_load" incompatible' in found
 
 
 @pytest.mark.timeout(TOO_LONG_S)

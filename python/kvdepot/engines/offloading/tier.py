@@ -296,9 +296,12 @@ class KVDepotTier(SecondaryTierManager):
         """Returns the tier's metrics in vLLM's ``/metrics``."""
         counts = [*metrics.PLAIN.values(), *metrics.KINDS.values()]
         found: dict[str, OffloadingMetricMetadata] = {
-            count.name: OffloadingCounterMetadata(count.text, ("kind",) if count.by_kind else ()) for count in counts
+            count.name: OffloadingCounterMetadata(
+                documentation=count.text, labelnames=("kind",) if count.by_kind else ()
+            )
+            for count in counts
         }
-        found[metrics.ATTACHED] = OffloadingGaugeMetadata(metrics.ATTACHED_TEXT)
+        found[metrics.ATTACHED] = OffloadingGaugeMetadata(documentation=metrics.ATTACHED_TEXT)
         return found
 
     def get_stats(self) -> OffloadingConnectorStats | None:
