@@ -75,7 +75,7 @@ CHANGES = [flip, exchange, negate, scale]
 def _memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both digests; the one for devices runs on any tensor."""
     if request.param == "device":
-        monkeypatch.setattr(live, "_tensor_digest", lambda tensor: device_sum(live._as_bytes(tensor), 64))
+        monkeypatch.setattr(live, "_host_digest", lambda tensor, threads: device_sum(live._as_bytes(tensor), 64))
 
 
 @pytest.mark.usefixtures("_memory")
@@ -95,6 +95,26 @@ def test_every_change_in_place_is_seen(change: Callable[[Any], None]) -> None:
     assert after != before
     assert after == digest(made)
     assert digest(model(), made) != digest(model(), model())
+
+
+@pytest.mark.parametrize("change", [flip, exchange])
+def test_every_change_is_seen_in_a_weight_that_several_threads_hash(
+    change: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = digest(model())
+    monkeypatch.setattr(live, "PART_BYTES", 12)
+    made = model()
+    before = digest(made)
+    assert before not in ("", whole)
+    assert digest(model()) == before
+    change(made)
+    assert digest(made) != before
+
+
+def test_the_order_of_a_weight_s_parts_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "PART_BYTES", 4)
+    one, other = torch.tensor([1, 2], dtype=torch.int32), torch.tensor([2, 1], dtype=torch.int32)
+    assert live.tensors_digest({"weight": one}, {}) != live.tensors_digest({"weight": other}, {})
 
 
 @pytest.mark.parametrize("change", [negate, exchange])

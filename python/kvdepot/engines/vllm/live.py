@@ -8,7 +8,8 @@ import hashlib
 import secrets
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from kvdepot.engines.vllm.log import connector_logger
@@ -21,6 +22,10 @@ logger = connector_logger()
 
 HOST_BYTES_MAX = 8 << 30
 """Weights in host memory above this size are not digested: reading them would take longer than a step may wait."""
+
+HOST_THREADS = 8
+PART_BYTES = 64 << 20
+"""Threads that hash weights in host memory, and the size of what each hashes at a time."""
 
 DEVICE_CHUNK_WORDS = 4 << 20
 FRAMES_MAX = 64
@@ -66,7 +71,7 @@ class LiveWeights:
             logger.info("kvdepot: weights in memory are not compared: %s", self._why_unknown or "the model is gone")
             return ""
         try:
-            return _digest(dict(named_tensors(runner)), packed_weights(runner))
+            return tensors_digest(dict(named_tensors(runner)), packed_weights(runner))
         except Exception as error:  # noqa: BLE001 - no memory, a kind of tensor not seen before: then it is unknown
             logger.warning("kvdepot: weights in memory cannot be compared: %s: %s", type(error).__name__, error)
             return ""
@@ -147,18 +152,28 @@ def _plain(name: str, tensor: Any) -> Iterator[tuple[str, "torch.Tensor"]]:
         yield name, tensor
 
 
-def _digest(tensors: dict[str, "torch.Tensor"], packed: dict[str, str]) -> str:
+def tensors_digest(tensors: dict[str, "torch.Tensor"], packed: dict[str, str]) -> str:
+    """Returns the digest of tensors and packings by name.
+
+    Raises:
+        ValueError: there are none, or too many in host memory.
+    """
     host = sum(tensor.nbytes for tensor in tensors.values() if tensor.device.type == "cpu")
     if host > HOST_BYTES_MAX:
         raise ValueError(f"{host} bytes of them are in host memory, more than {HOST_BYTES_MAX}")
     if not tensors:
         raise ValueError("the model has none")
-    found = {name: _tensor_digest(tensor) for name, tensor in tensors.items()}
+    # Hashing lets other threads run, so a rank's processors share the work. Sums run on their device meanwhile.
+    with ThreadPoolExecutor(HOST_THREADS) as threads:
+        found = {
+            name: _host_digest(tensor, threads) if tensor.device.type == "cpu" else device_sum(_as_bytes(tensor))
+            for name, tensor in tensors.items()
+        }
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0{tensor.stride()}\0".encode())
         value = found[name]
-        digest.update(value if isinstance(value, bytes) else int(value).to_bytes(8, "little", signed=True))
+        digest.update(value() if callable(value) else int(value).to_bytes(8, "little", signed=True))
     for name, packing in sorted(packed.items()):
         digest.update(f"{name}\0{packing}\0".encode())
     return digest.hexdigest()[:32]
@@ -187,12 +202,21 @@ def _by_stride(tensor: "torch.Tensor") -> list[int]:
     return sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
 
 
-def _tensor_digest(tensor: "torch.Tensor") -> Any:
-    """Returns the SHA-256 of a tensor in host memory; for one on a device, a sum that stays there until it is read."""
+def _host_digest(tensor: "torch.Tensor", threads: ThreadPoolExecutor) -> Callable[[], bytes]:
+    """Starts to hash a tensor in host memory. Returns what waits for its SHA-256, or for that of its parts' hashes."""
     data = _as_bytes(tensor)
-    if data.device.type == "cpu":
-        return hashlib.sha256(memoryview(data.numpy())).digest()
-    return device_sum(data)
+    parts = [data[begin : begin + PART_BYTES] for begin in range(0, len(data), PART_BYTES)] or [data]
+    hashes = [threads.submit(_sha256, part) for part in parts]
+
+    def digest() -> bytes:
+        found = [one.result() for one in hashes]
+        return found[0] if len(found) == 1 else hashlib.sha256(b"".join(found)).digest()
+
+    return digest
+
+
+def _sha256(data: "torch.Tensor") -> bytes:
+    return hashlib.sha256(memoryview(data.numpy())).digest()
 
 
 def _as_bytes(tensor: "torch.Tensor") -> "torch.Tensor":
