@@ -377,7 +377,7 @@ RUNS: tuple[Run | Serve, ...] = (
     Run(
         "make demo",
         'make demo ARGS="--prompts 1 --tokens 96 --answer-tokens 2 --dtype float32 --set hit_ratio=1.0 '
-        '--set call_timeout_ms=30000 --json"',
+        '--set call_timeout_ms=30000 --port 0 --stay 0.1 --json"',
         says="after kill -9",
         json=True,
     ),
@@ -664,6 +664,8 @@ DOCUMENTED_DRY = {
         "bench-nfs",
         "portable-wheels",
         "ptx-check",
+        'screenshots ARGS="--demo .venv-vllm/bin/python"',
+        "screenshots",
         "test",
         "test-full",
         "test-nfs",

@@ -33,7 +33,8 @@ def engine_commands():
 
 
 def test_python_snippets_run(tmp_path):
-    found = snippets("python")
+    # InfiniStore's client has an environment of its own: tests/wire/test_documented_client.py runs it.
+    found = [one for one in snippets("python") if "import ctypes, infinistore" not in one.text]
     assert found
     for one in found:
         environ = {

@@ -5,9 +5,10 @@ Exit status: 0 when every output is the same and blocks were found, 1 when not o
 
 import argparse
 import sys
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from tools.lab.child import Child, ChildError
 from tools.lab.depot import Depot, DepotHome
 from tools.lab.machine import load_average
 from tools.lab.models import WORK, ModelSize, make_model, prompt
+from tools.lab.ports import LOOPBACK, free_port
 from tools.lab.program import run_program
 from tools.lab.progress import Progress
 from tools.lab.settings import add_set_option
@@ -27,6 +29,7 @@ READY_POLL_S = 0.25
 DRAIN_S = 120.0
 WARM_UP_TOKENS = 512
 WARM_UP_SEED = 1_000_000
+STAYING = "vLLM and the depot run on"
 GIB = 1 << 30
 
 
@@ -40,6 +43,7 @@ class Demo:
     model: Path
     home: DepotHome
     progress: Progress
+    port: int
 
     @contextmanager
     def running(self) -> Iterator[tuple[Depot, Client, "Killers"]]:
@@ -49,7 +53,8 @@ class Demo:
                 depot = stack.enter_context(self.home.start())
             log = self.home.root / "vllm.log"
             longest = max(map(len, self.prompts)) + self.answer_tokens
-            server = stack.enter_context(Server(self.model, self.home.config, self.dtype, longest, log))
+            more = {"port": self.port} if self.port else {}
+            server = stack.enter_context(Server(self.model, self.home.config, self.dtype, longest, log, more))
             client = Client(server.port)
             with self.progress.step("start vLLM", lambda: (server.lines() or [""])[-1]):
                 wait_until_healthy(server, client)
@@ -68,8 +73,8 @@ class Demo:
         hits = client.counters(before[QUERIES] + queried)[HITS] - before[HITS]
         return Phase(name, tuple(answers), hits, len(self.prompts[0]), load_average())
 
-    def run(self) -> list[Phase]:
-        """Runs all phases."""
+    def run(self, ended: Callable[[list[Phase]], None]) -> list[Phase]:
+        """Runs all phases; ``ended`` is called with them while the last depot and vLLM are still running."""
         with self.running() as (depot, client, killers):
             cold = self.phase(COLD, client)
             self.drain(depot)
@@ -78,7 +83,9 @@ class Demo:
             killers.kill()
             self.progress.note("vLLM and the depot were killed with -9; blocks on disk are all that is left")
         with self.running() as (_, client, _):
-            return [cold, warm, self.phase(RESTARTED, client)]
+            phases = [cold, warm, self.phase(RESTARTED, client)]
+            ended(phases)
+            return phases
 
     def drain(self, depot: Depot) -> None:
         """Waits until everything is on disk, because a kill -9 loses the rest."""
@@ -137,6 +144,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--dtype", choices=("float32", "bfloat16"), default="float32", help="bfloat16 rounds: outputs may then differ"
     )
+    parser.add_argument("--port", type=int, default=0, help="port of vLLM; default 0: a free one")
+    text = "seconds for which vLLM and depot run on after the last phase, or until Ctrl-C; default 0"
+    parser.add_argument("--stay", type=float, default=0.0, metavar="S", help=text)
     add_set_option(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args()
@@ -150,15 +160,26 @@ def demonstrate(arguments: argparse.Namespace, progress: Progress) -> int:
     size = ModelSize()
     stored_bytes = arguments.prompts * arguments.tokens * size.kv_bytes_per_token(arguments.dtype)
     pool_gb = round(2 * stored_bytes / GIB + 0.25, 2)
-    home = DepotHome(WORK / "demo", {"pool_gb": pool_gb, **dict(arguments.settings)})
+    values = {"pool_gb": pool_gb, "metrics_port": free_port(), **dict(arguments.settings)}
+    home = DepotHome(WORK / "demo", values)
+
+    def ended(phases: list[Phase]) -> None:
+        report(phases, arguments, home.blocks)
+        if arguments.stay:
+            progress.note(f"{STAYING} for {arguments.stay:g} s, or until Ctrl-C")
+            with suppress(KeyboardInterrupt):
+                threading.Event().wait(arguments.stay)
+
     try:
+        if values["metrics_port"] is not None:
+            progress.note(f"the depot's status page, while it runs: http://{LOOPBACK}:{values['metrics_port']}/")
         with progress.step("make a model of random weights"):
             model = make_model(size)
         prompts = [prompt(seed, arguments.tokens) for seed in range(arguments.prompts)]
-        phases = Demo(prompts, arguments.answer_tokens, arguments.dtype, model, home, progress).run()
+        demo = Demo(prompts, arguments.answer_tokens, arguments.dtype, model, home, progress, arguments.port)
+        phases = demo.run(ended)
     finally:
         home.remove()
-    report(phases, arguments, home.blocks)
     return conclude(phases, progress)
 
 

@@ -36,7 +36,7 @@ class Server(Child):
             log: file for the output of all processes.
             more: further options of ``vllm serve`` without their dashes, such as ``{"data-parallel-size": 2}``.
         """
-        self.port = free_port()
+        self.port = int((more or {}).get("port", 0)) or free_port()
         transfer = {
             "kv_connector": "KVDepotConnector",
             "kv_role": "kv_both",

@@ -4,10 +4,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 
 WIDTH, HEIGHT, LEFT, TOP = 330, 80, 58, 8
 COLOURS = ("#2a7ae2", "#d9480f", "#2b8a3e", "#862e9c", "#c2255c", "#5c940d", "#0b7285", "#846358")
 LINES_MAX = 4
+GAP_STEPS = 4
 STYLE = """
 body { background: #fff; color: #222; font: 11px/1.35 "DejaVu Sans", sans-serif; margin: 12px; width: 696px; }
 h1 { font-size: 15px; margin: 0; } h2 { font-size: 11.5px; margin: 0 0 2px; } p { margin: 2px 0 10px; }
@@ -65,15 +67,28 @@ def scale(most: float, unit: str) -> Iterator[str]:
 
 
 def drawn(lines: Sequence[Line], most: float, times: tuple[float, float]) -> Iterator[str]:
-    """Yields the lines."""
+    """Yields the lines, which have gaps where there was nothing to scrape."""
     start_s, end_s = times
     for line, colour in zip(lines, COLOURS, strict=False):
-        at = [
-            f"{LEFT + (WIDTH - LEFT) * (time_s - start_s) / (end_s - start_s):.1f},{height_of(value / most):.1f}"
-            for time_s, value in line.points
-            if math.isfinite(value)
-        ]
-        yield f'<polyline points="{" ".join(at)}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
+        for piece in pieces([point for point in line.points if math.isfinite(point[1])]):
+            at = [
+                f"{LEFT + (WIDTH - LEFT) * (time_s - start_s) / (end_s - start_s):.1f},{height_of(value / most):.1f}"
+                for time_s, value in piece
+            ]
+            whole = " ".join(at if len(at) > 1 else at * 2)
+            ends = 'stroke-linecap="round"'  # a point alone is a dot
+            yield f'<polyline points="{whole}" fill="none" stroke="{colour}" stroke-width="1.5" {ends}/>'
+
+
+def pieces(points: Sequence[tuple[float, float]]) -> Iterator[Sequence[tuple[float, float]]]:
+    """Yields the points between gaps. A gap is longer than some of the shortest steps between points."""
+    steps = [later - earlier for (earlier, _), (later, _) in pairwise(points)]
+    begin = 0
+    for at, step in enumerate(steps, 1):
+        if step > GAP_STEPS * min(steps):
+            yield points[begin:at]
+            begin = at
+    yield points[begin:]
 
 
 def height_of(part: float) -> float:
