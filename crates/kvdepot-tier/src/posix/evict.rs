@@ -44,9 +44,12 @@ impl Shared {
                 )
                 .with("path", device.root().display()));
             }
-            let victim = state.next_victim(Some(directory));
-            drop(state);
-            let Some(victim) = victim else {
+            let Some(victim) = state.next_victim(Some(directory)) else {
+                if let Some(deadline) = deadline.filter(|_| state.index.coldest(Some(directory)).is_some()) {
+                    // All of its blocks are being read.
+                    state.wait_until(&self.changed, deadline);
+                    continue;
+                }
                 return Err(Error::new(
                     ErrorKind::NoSpace,
                     "the disk is below `posix_free_floor_percent`, and the tier has no block there to evict; free space or \
@@ -55,6 +58,7 @@ impl Shared {
                 .with("path", device.root().display())
                 .with("free_floor_percent", self.config.free_floor_percent));
             };
+            drop(state);
             self.give_up_now(victim)?;
         }
         Ok(())
@@ -117,6 +121,7 @@ impl Shared {
             && state.counted
             && self.has_headroom(state)
             && state.bytes > self.cap_less_headroom(state)
+            && state.has_victims()
     }
 
     /// The number of bytes from which space is made: half of the headroom is used before the unlink thread restores all
@@ -198,7 +203,9 @@ impl State {
         if let Some(file) = self.take_bad(directory) {
             return Some(Victim::Bad(file));
         }
-        let taken = self.index.take_coldest(directory)?;
+        // A block that is being read here keeps its file: as long as it is open, unlinking frees nothing.
+        let Self { index, reading, .. } = self;
+        let taken = index.take_coldest_but(directory, |key| reading.contains_key(key))?;
         self.note_removed(taken.key);
         let again = Taken { key: taken.key, space: std::sync::Arc::clone(&taken.space), entry: taken.entry };
         self.begin_leaving(again, Leave::Running);
@@ -206,6 +213,7 @@ impl State {
     }
 
     fn has_victims(&self) -> bool {
-        self.index.len() > 0 || self.bad.values().any(|kept| !kept.is_empty())
+        let cold = self.index.coldest_but(None, |key| self.reading.contains_key(key));
+        cold.is_some() || self.bad.values().any(|kept| !kept.is_empty())
     }
 }

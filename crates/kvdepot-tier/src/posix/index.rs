@@ -361,9 +361,24 @@ impl Index {
         (space.key(hash), self.entry(slot))
     }
 
-    /// Takes out the least recently used file, in one directory or in all.
-    pub(super) fn take_coldest(&mut self, directory: Option<usize>) -> Option<Taken> {
-        self.coldest(directory).map(|(_, slot)| self.take(slot))
+    /// The slot of the least recently used file that is not spared, in one directory or in all.
+    pub(super) fn coldest_but(
+        &self,
+        directory: Option<usize>,
+        is_spared: impl Fn(&BlockKey) -> bool,
+    ) -> Option<u32> {
+        let orders = directory.map_or(&self.orders[..], |directory| &self.orders[directory..=directory]);
+        let first = |order: &Order| order.iter(&self.slots).find(|slot| !is_spared(&self.at(*slot).0));
+        orders.iter().filter_map(first).min_by_key(|slot| self.slots.get(*slot).used_s)
+    }
+
+    /// Takes out the least recently used file that is not spared, in one directory or in all.
+    pub(super) fn take_coldest_but(
+        &mut self,
+        directory: Option<usize>,
+        is_spared: impl Fn(&BlockKey) -> bool,
+    ) -> Option<Taken> {
+        self.coldest_but(directory, is_spared).map(|slot| self.take(slot))
     }
 
     /// Makes a namespace's files unreachable in one step. Returns its number, for `take_retired`; `None` if it had no
@@ -522,8 +537,13 @@ mod tests {
                 (5, _) => {
                     let directory = draw(45, 3) as usize;
                     let here = model.iter().filter(|(_, at, _)| *at == directory);
-                    let coldest = here.min_by_key(|(second, ..)| *second).copied();
-                    let taken = index.take_coldest(Some(directory)).map(|taken| taken.key);
+                    let spared = model.first().map(|(.., key)| *key);
+                    let coldest = here
+                        .filter(|(.., key)| Some(*key) != spared)
+                        .min_by_key(|(second, ..)| *second)
+                        .copied();
+                    let is_spared = |key: &BlockKey| Some(*key) == spared;
+                    let taken = index.take_coldest_but(Some(directory), is_spared).map(|taken| taken.key);
                     assert_eq!(taken, coldest.map(|(.., key)| key), "step {step}");
                     model.retain(|(.., key)| Some(*key) != taken);
                 }

@@ -12,6 +12,8 @@ use super::space::Space;
 pub(super) enum Leave {
     /// Nobody has started on it.
     Pending,
+    /// It is being read here: nobody starts before that has ended.
+    Read,
     /// A thread is unlinking it now.
     Running,
     /// The device refused; the next sweep retries.

@@ -37,11 +37,11 @@ impl Shared {
             return None;
         }
         let (coldest_s, _) = state.index.coldest(None)?;
-        let (used_s, slot) = state.index.coldest(Some(directory))?;
+        let slot = state.index.coldest_but(Some(directory), |key| state.reading.contains_key(key))?;
         let (victim, entry) = state.index.at(slot);
         // Under the same name a power loss could bring back the complete earlier value.
-        let is_other = victim.hash != key.hash && !state.reading.contains_key(&victim);
-        if entry.bytes != bytes || !is_other || used_s.saturating_sub(coldest_s) > YOUNGER_MAX_S {
+        let is_other = victim.hash != key.hash;
+        if entry.bytes != bytes || !is_other || entry.used_s.saturating_sub(coldest_s) > YOUNGER_MAX_S {
             return None;
         }
         let taken = state.take(&victim)?;

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use hashbrown::hash_map::Entry;
 use kvdepot_core::limits::BLOCK_ALIGN_BYTES;
 use kvdepot_core::{BlockKey, Error, ErrorKind, Result};
 use kvdepot_io::transfer::read_file;
@@ -107,11 +106,13 @@ impl Shared {
 impl Drop for Reading {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
-        if let Entry::Occupied(mut reads) = state.reading.entry(self.key) {
-            *reads.get_mut() -= 1;
-            if *reads.get() == 0 {
-                reads.remove();
-            }
+        let leaves = state.end_read(self.key);
+        let due = leaves || self.shared.is_over_cap(&state) || self.shared.is_in_debt(&state);
+        drop(state);
+        // A write may wait for the room of this block.
+        self.shared.changed.notify_all();
+        if due {
+            self.shared.unlinks.notify_one();
         }
     }
 }

@@ -67,13 +67,19 @@ impl Shared {
         loop {
             {
                 let mut state = self.lock();
+                let is_read = state.reading.contains_key(key);
                 match state.leaving.get_mut(key) {
                     None => return Ok(()),
-                    Some(leaving) if leaving.step == Leave::Running => {
+                    Some(leaving) if matches!(leaving.step, Leave::Running | Leave::Read) => {
                         let what = "the block's old file is being removed";
                         if state.wait_until(&self.changed, deadline) {
                             return Err(Error::new(ErrorKind::Busy, what).with("key", key));
                         }
+                        continue;
+                    }
+                    Some(leaving) if is_read => {
+                        leaving.step = Leave::Read;
+                        state.leaving_read += 1;
                         continue;
                     }
                     Some(leaving) => leaving.step = Leave::Running,
@@ -139,6 +145,7 @@ impl State {
         }
         match new.step {
             Leave::Pending => self.leaving_pending.push_back(key),
+            Leave::Read => self.leaving_read += 1,
             Leave::Running => self.leaving_running += 1,
             Leave::Failed => self.leaving_failed.push(key),
         }
@@ -179,13 +186,50 @@ impl State {
     /// The next file to unlink, marked as claimed.
     pub(super) fn take_leaving(&mut self) -> Option<BlockKey> {
         while let Some(key) = self.leaving_pending.pop_front() {
-            if let Some(leaving) = self.leaving.get_mut(&key).filter(|l| l.step == Leave::Pending) {
-                leaving.step = Leave::Running;
-                self.leaving_running += 1;
-                return Some(key);
+            let Some(leaving) = self.leaving.get_mut(&key).filter(|l| l.step == Leave::Pending) else {
+                continue;
+            };
+            // At the end it goes all the same, or the next start would find it.
+            if self.reading.contains_key(&key) && self.chores.stop_at.is_none() {
+                leaving.step = Leave::Read;
+                self.leaving_read += 1;
+                continue;
             }
+            leaving.step = Leave::Running;
+            self.leaving_running += 1;
+            return Some(key);
         }
         None
+    }
+
+    /// Notes that a read has ended. Returns whether a file waits for that to be unlinked.
+    pub(super) fn end_read(&mut self, key: BlockKey) -> bool {
+        let Some(reads) = self.reading.get_mut(&key) else { return false };
+        *reads -= 1;
+        if *reads > 0 {
+            return false;
+        }
+        self.reading.remove(&key);
+        self.leave_after_read(key)
+    }
+
+    /// Has a file unlinked that waits for a read; returns whether it does.
+    fn leave_after_read(&mut self, key: BlockKey) -> bool {
+        let Some(leaving) = self.leaving.get_mut(&key).filter(|leaving| leaving.step == Leave::Read) else {
+            return false;
+        };
+        leaving.step = Leave::Pending;
+        self.leaving_read -= 1;
+        self.leaving_pending.push_back(key);
+        true
+    }
+
+    /// At the end of the tier: reads that hang keep no removed file.
+    pub(super) fn leave_without_reads(&mut self) {
+        let read: Vec<BlockKey> = self.reading.keys().copied().collect();
+        for key in read {
+            self.leave_after_read(key);
+        }
     }
 
     /// Has failed unlinks retried.
@@ -204,6 +248,6 @@ impl State {
 
     /// Returns whether no unlink is outstanding except those that failed.
     pub(super) fn has_unlinked(&self) -> bool {
-        self.leaving_pending.is_empty() && self.leaving_running == 0
+        self.leaving_pending.is_empty() && self.leaving_running == 0 && self.leaving_read == 0
     }
 }

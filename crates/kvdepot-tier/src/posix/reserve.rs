@@ -167,14 +167,16 @@ impl Shared {
         let is_waiting = std::mem::take(&mut state.is_waiting_for_others) || is_looking;
         let looking = is_settling || state.purse.is_some() && is_waiting;
         let leaving = !state.has_unlinked() || state.has_waste_to_go() || looking;
-        let on_the_way = !state.counted || !state.reserved.is_empty() || leaving;
+        // What is left in the index is being read.
+        let reading = state.index.len() > 0;
+        let on_the_way = !state.counted || !state.reserved.is_empty() || leaving || reading;
         if on_the_way && state.chores.stop_at.is_none() && !state.wait_until(&self.changed, deadline) {
             return Ok(());
         }
         let (kind, what) = if !state.counted {
             (ErrorKind::Busy, "the tier has not counted its files yet, so that its cap cannot be kept")
         } else if on_the_way {
-            (ErrorKind::Busy, "the tier's cap is taken by writes and removals under way")
+            (ErrorKind::Busy, "the tier's cap is taken by reads, writes and removals under way")
         } else {
             (ErrorKind::NoSpace, "the tier's cap is taken by files that cannot be evicted")
         };

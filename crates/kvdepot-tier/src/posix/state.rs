@@ -49,7 +49,7 @@ pub(super) struct State {
     pub(super) index: Index,
     pub(super) writing: HashMap<BlockKey, Vec<Done<Written>>>,
     pub(super) reserved: HashMap<BlockKey, u64>,
-    /// Reads in flight: their files are not overwritten.
+    /// Reads in flight: their files are neither overwritten nor unlinked.
     pub(super) reading: HashMap<BlockKey, usize>,
     pub(super) leaving: HashMap<BlockKey, Leaving>,
     pub(super) leaving_pending: VecDeque<BlockKey>,
@@ -57,6 +57,8 @@ pub(super) struct State {
     pub(super) leaving_failed: Vec<BlockKey>,
     /// Number of files being unlinked now.
     pub(super) leaving_running: usize,
+    /// Number of files whose unlink waits for a read.
+    pub(super) leaving_read: usize,
     pub(super) bad: HashMap<NamespaceId, BadFiles>,
     /// Files set aside whose unlink failed when there were too many, or space was short.
     pub(super) bad_failed: Vec<BadFile>,
@@ -136,6 +138,7 @@ impl State {
             leaving_pending: VecDeque::new(),
             leaving_failed: Vec::new(),
             leaving_running: 0,
+            leaving_read: 0,
             bad: HashMap::new(),
             bad_failed: Vec::new(),
             waste: Waste::default(),

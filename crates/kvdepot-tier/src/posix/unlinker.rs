@@ -51,6 +51,7 @@ impl Shared {
             if let Some(until) = state.chores.stop_at {
                 // Removed blocks must not reappear at the next start; everything else is found again.
                 let in_time = Instant::now() + self.config.close_wait / 2 < until;
+                state.leave_without_reads();
                 let keys = if in_time { state.take_some_leaving() } else { Vec::new() };
                 state.chores.unlinking = !keys.is_empty();
                 return (!keys.is_empty()).then_some(Chore::Unlink(keys));

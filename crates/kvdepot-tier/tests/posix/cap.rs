@@ -3,9 +3,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
 
 use crate::common::{config, disk_bytes, open, open_faulty};
-use kvdepot_core::{BlockLayout, ErrorKind};
+use kvdepot_core::{BlockLayout, ErrorKind, Result};
+use kvdepot_io::SlotBuf;
 use kvdepot_io::faults::{Fault, FaultOp, Faults};
 use kvdepot_tier::conformance::{Bench, spec};
 use kvdepot_tier::{PosixConfig, Presence, Tier};
@@ -115,21 +118,79 @@ fn a_file_that_cannot_be_removed_keeps_its_room() {
     assert!(disk_bytes(dir.path()) <= 2 * FILE_BYTES);
 }
 
+/// Reads block `n`, up to the moment when its file is open.
+fn hang_read(bench: &Bench, faults: &Faults, n: u64, hung: usize) -> (SlotBuf, Receiver<Result<()>>) {
+    faults.at(FaultOp::Read, 0, Fault::Hang);
+    let slot = bench.slot();
+    let read = bench.begin_read(n, slot.clone(), Bench::soon());
+    assert!(faults.wait_hung(hung, Bench::soon()));
+    (slot, read)
+}
+
+/// An open file keeps its space after its unlink; on NFS it even keeps a name (`.nfs…`).
 #[test]
-fn a_block_that_is_read_may_be_evicted() {
+fn a_block_that_is_read_is_not_evicted() {
+    let dir = tempfile::tempdir().unwrap();
+    let faults = Faults::default();
+    let bench = Bench::new(open_faulty(capped(dir.path(), 2 * FILE_BYTES), &faults));
+    bench.write_all(2);
+    let (slot, read) = hang_read(&bench, &faults, 0, 1);
+    bench.write(2).unwrap();
+    let there = |n| bench.peek(n) == Presence::Present;
+    assert!(there(0) && !there(1) && there(2), "the next one goes instead");
+
+    // Now everything is being read: a write is dropped at its deadline, or waits for the end of a read.
+    let (other_slot, other) = hang_read(&bench, &faults, 2, 2);
+    let late = bench.begin_write(3, bench.filled(3), Instant::now() + Duration::from_millis(100));
+    assert_eq!(Bench::answer(&late).unwrap_err().kind(), ErrorKind::Busy);
+    assert!(there(0) && there(2) && !there(3));
+    let write = bench.begin_write(4, bench.filled(4), Bench::soon());
+    assert_eq!(disk_bytes(dir.path()), 2 * FILE_BYTES);
+    faults.release();
+    Bench::answer(&read).unwrap();
+    Bench::answer(&other).unwrap();
+    Bench::answer(&write).unwrap();
+    assert_eq!((bench.block_of(&slot), bench.block_of(&other_slot)), (bench.bytes(0), bench.bytes(2)));
+    bench.drain();
+    assert_eq!((bench.tier.usage().bytes, disk_bytes(dir.path())), (2 * FILE_BYTES, 2 * FILE_BYTES));
+}
+
+/// It is unreachable at once, and its file goes when the read has ended.
+#[test]
+fn a_removed_block_that_is_read_keeps_its_file_and_its_room() {
     let dir = tempfile::tempdir().unwrap();
     let faults = Faults::default();
     let bench = Bench::new(open_faulty(capped(dir.path(), FILE_BYTES), &faults));
     bench.write_all(1);
-    faults.at(FaultOp::Read, 0, Fault::Hang);
-    let slot = bench.slot();
-    let read = bench.begin_read(0, slot.clone(), Bench::soon());
-    assert!(faults.wait_hung(1, Bench::soon()));
-    bench.write(1).unwrap();
+    let (slot, read) = hang_read(&bench, &faults, 0, 1);
+    bench.remove(0).unwrap();
+    assert_eq!((bench.peek(0), disk_bytes(dir.path())), (Presence::Absent, FILE_BYTES));
+    // Neither the same block nor another one takes its place.
+    let soon = || Instant::now() + Duration::from_millis(100);
+    let writes = [0, 1].map(|n| bench.begin_write(n, bench.filled(n), soon()));
+    assert!(writes.iter().all(|write| Bench::answer(write).unwrap_err().kind() == ErrorKind::Busy));
+    assert_eq!(disk_bytes(dir.path()), FILE_BYTES);
+    let write = bench.begin_write(0, bench.filled(0), Bench::soon());
     faults.release();
     Bench::answer(&read).unwrap();
-    assert_eq!(bench.block_of(&slot), bench.bytes(0), "an open file outlives its name");
+    assert_eq!(bench.block_of(&slot), bench.bytes(0));
+    Bench::answer(&write).unwrap();
     bench.drain();
-    assert_eq!(bench.tier.usage().bytes, FILE_BYTES);
-    assert_eq!(disk_bytes(dir.path()), FILE_BYTES);
+    assert_eq!((bench.tier.usage().bytes, disk_bytes(dir.path())), (FILE_BYTES, FILE_BYTES));
+    assert!(bench.read_is_right(0));
+}
+
+/// The end of a tier waits for no read: a removed block must not be back at the next start.
+#[test]
+fn a_removed_block_goes_at_the_end_although_it_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let faults = Faults::default();
+    let bench = Bench::new(open_faulty(capped(dir.path(), 2 * FILE_BYTES), &faults));
+    bench.write_all(1);
+    let (_slot, read) = hang_read(&bench, &faults, 0, 1);
+    bench.remove(0).unwrap();
+    drop(bench);
+    assert_eq!(disk_bytes(dir.path()), 0);
+    faults.release();
+    let _ = Bench::answer(&read);
 }

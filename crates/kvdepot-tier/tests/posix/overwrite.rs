@@ -135,22 +135,24 @@ fn blocks_of_several_lengths_keep_the_cap() {
     assert_eq!(tier.usage().bytes, disk_bytes(dir.path()));
 }
 
-/// A reader of the same depot has the file open.
+/// A reader of the same depot has the file open: the next one is overwritten instead.
 fn a_block_that_is_being_read_is_not_overwritten() {
     let dir = tempfile::tempdir().unwrap();
     let faults = Faults::default();
-    let bench = Bench::new(open_faulty(capped(dir.path(), FILE_BYTES), &faults));
-    bench.write_all(1);
+    let bench = Bench::new(open_faulty(capped(dir.path(), 2 * FILE_BYTES), &faults));
+    bench.write_all(2);
     bench.drain();
+    let file = inode(dir.path(), &bench, 1);
     faults.at(FaultOp::Read, 0, Fault::Hang);
     let slot = bench.slot();
     let read = bench.begin_read(0, slot.clone(), Bench::soon());
     assert!(faults.wait_hung(1, Bench::soon()));
-    bench.write(1).unwrap();
+    bench.write(2).unwrap();
+    assert_eq!(inode(dir.path(), &bench, 2), file);
     faults.release();
     Bench::answer(&read).unwrap();
     assert_eq!(bench.block_of(&slot), bench.bytes(0));
-    assert!(bench.read_is_right(1));
+    assert!(bench.read_is_right(0) && bench.read_is_right(2));
 }
 
 /// Another depot has the file open while its bytes change.
