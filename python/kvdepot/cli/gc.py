@@ -17,6 +17,7 @@ from kvdepot.config import KVDepotConfig, load_config
 from kvdepot.config.sizes import GIB
 from kvdepot.errors import BusyError, ConfigError, storage_error
 from kvdepot.stored.gc import COLD, UNKNOWN, Garbage, find_cold, find_garbage, forget_checkpoints, remove
+from kvdepot.stored.ledger import LEASE_S, Member, find_ledgers
 
 SHOWN = 20
 CAPACITY_GB_MAX = 1 << 30
@@ -37,7 +38,8 @@ LOOK_AGAIN_S = 1.0
 @click.option(
     "--capacity-gb",
     type=click.FloatRange(0, CAPACITY_GB_MAX, min_open=True),
-    help="Also list the blocks, those used longest ago, for which posix_capacity_gb of this value has no space.",
+    help="List the blocks, those used longest ago, for which a posix_capacity_gb of this value has no space. Default: "
+    "that of the configuration, or a smaller one of a depot that shares the directories.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
@@ -56,39 +58,51 @@ def command(
     Blocks whose namespace.json is missing are listed, but removed only with --unknown-namespaces. The exit status is 1
     if something cannot be removed, or if --apply finds a depot that uses the directories.
 
-    With --capacity-gb, it also lists the blocks that do not fit into that capacity, those used longest ago first, and
-    --apply removes them: to shrink a directory before its depot starts with a smaller posix_capacity_gb.
+    It also lists the blocks that do not fit into the capacity, those used longest ago first, as the next depot would
+    evict them; --apply removes them, too. The capacity is posix_capacity_gb of the configuration, or of a depot that
+    shares the directories (posix_capacity_shared) if that is smaller. --capacity-gb sets another one: to shrink a
+    directory before its depot starts with a smaller posix_capacity_gb.
 
-    It does not see depots inside another program's process, in a container or on another node: stop them first. Name
-    all directories of a tier.
+    It does not see depots inside another program's process, in a container or on another node, except those that share
+    the capacity: stop them first. Name all directories of a tier.
 
     \b
     kvdepot gc /mnt/nvme0/kvdepot
     kvdepot gc --config /etc/kvdepot.yaml --apply
     kvdepot gc --capacity-gb 200 --dry-run /mnt/nvme0/kvdepot
     """
-    if apply_ and dry_run:
-        raise ConfigError("--dry-run: removes nothing, but --apply does: use one of them")
-    if capacity_gb is not None and math.isnan(capacity_gb):
-        raise ConfigError("--capacity-gb: nan is not a size")
+    _check_options(apply_, dry_run, capacity_gb)
     places = chosen_directories(file, directories)
     config = load_config(file, owns_pool=False) if file is not None or not directories else None
     user = user_of(places, config)
     if apply_:
         _check_unused(user)
     try:
+        members = [member for ledger in find_ledgers(places) for member in ledger.members]
+        if apply_ and members:
+            raise BusyError(f"{_named(members[0])} shares these directories: stop it, and wait for {LEASE_S} s")
+        capacity = _capacity(capacity_gb, config, members)
         found = list(find_garbage(places))
-        if capacity_gb is not None:
-            found += find_cold(places, int(capacity_gb * GIB))
+        found += [] if capacity.bytes is None else find_cold(places, capacity.bytes)
     except OSError as error:
         raise storage_error(error) from error
     going = [one for one in found if unknown or one.kind != UNKNOWN]
     freed, failures = _remove(going, places, config) if apply_ else (0, [])
     if as_json:
-        rows = [{**dataclasses.asdict(one), "path": str(one.path)} for one in found]
-        total = sum(one.bytes for one in going)
-        print_json({"found": rows, "bytes": total, "removed": apply_, "freed_bytes": freed, "failures": failures})
+        print_json(
+            {
+                "found": [{**dataclasses.asdict(one), "path": str(one.path)} for one in found],
+                "bytes": sum(one.bytes for one in going),
+                "removed": apply_,
+                "freed_bytes": freed,
+                "failures": failures,
+                "capacity_bytes": capacity.bytes,
+                "capacity_of": capacity.of,
+                "depots": [dataclasses.asdict(member) for member in members],
+            }
+        )
     else:
+        _print_capacity(capacity, members)
         _print(found, going, freed if apply_ else None)
         if user is not None:
             click.echo(f"the depot on {user.socket} uses these directories: stop it before --apply")
@@ -96,6 +110,45 @@ def command(
             click.echo(f"error: {text}", err=True)
     if failures:
         sys.exit(1)
+
+
+def _check_options(apply_: bool, dry_run: bool, capacity_gb: float | None) -> None:
+    if apply_ and dry_run:
+        raise ConfigError("--dry-run: removes nothing, but --apply does: use one of them")
+    if capacity_gb is not None and math.isnan(capacity_gb):
+        raise ConfigError("--capacity-gb: nan is not a size")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Capacity:
+    """Bytes that blocks may take, ``None`` if that is not known, and who says so."""
+
+    bytes: int | None
+    of: str
+
+
+def _capacity(given_gb: float | None, config: KVDepotConfig | None, members: list[Member]) -> _Capacity:
+    """Returns the capacity that the command line names, else the smallest one that is in force."""
+    if given_gb is not None:
+        return _Capacity(int(given_gb * GIB), "--capacity-gb")
+    known = [_Capacity(member.capacity_bytes, _named(member)) for member in members]
+    # Where it is not set, it is a share of the disk, and blocks take a part of that.
+    configured = getattr(config, "posix_capacity_gb", None)
+    if isinstance(configured, int | float) and configured > 0:
+        known.insert(0, _Capacity(int(configured * GIB), "the configuration"))
+    return min(known, key=lambda one: one.bytes or 0, default=_Capacity(None, ""))
+
+
+def _print_capacity(capacity: _Capacity, members: list[Member]) -> None:
+    for member in members:
+        click.echo(f"{_named(member)} shares these directories, with {size_text(member.capacity_bytes)}")
+    if capacity.bytes is not None:
+        click.echo(f"the capacity is {size_text(capacity.bytes)}, of {capacity.of}")
+
+
+def _named(member: Member) -> str:
+    where = "here" if member.here else f"on {member.host.split('.')[0]}"
+    return f"the depot {where} with pid {member.pid}"
 
 
 def _check_unused(user: RunningDepot | None) -> None:
