@@ -166,7 +166,7 @@ def adapter_of(phase: dict[str, Any]) -> Any:
     from vllm.lora.request import LoRARequest
 
     number, path = phase["adapter"]
-    return LoRARequest("adapter", number, path)
+    return LoRARequest(os.path.basename(path), number, path)
 
 
 def write_adapter(path: str, seed: int, config: Any) -> None:

@@ -54,3 +54,56 @@ def test_an_adapter_that_was_retrained_in_place_is_another_one(real_lab: Lab) ->
         (fourth["restarted"], 3),
     ):
         assert found["tokens"] == plain[str(number)]["tokens"]
+
+
+def test_of_two_adapters_the_one_that_was_retrained_loses_its_hits_alone(real_lab: Lab) -> None:
+    """In one engine that uses both, and in the next one."""
+    one, other = (str(real_lab.root / name) for name in ("one", "other"))
+    both = {**ENGINE, "max_loras": 2}
+    plain = real_lab.run(
+        "llama",
+        [
+            *(train(one, 1), train(other, 2), with_adapter("one", 1, one), with_adapter("other", 2, other)),
+            *(train(other, 3), RESET, with_adapter("retrained", 3, other)),
+        ],
+        connector=None,
+        engine=both,
+    )
+    assert len({str(plain[name]["tokens"]) for name in ("one", "other", "retrained")}) == 3
+
+    first = real_lab.run(
+        "llama",
+        [
+            *(train(one, 1), train(other, 2), with_adapter("one", 1, one), with_adapter("other", 2, other)),
+            *(RESET, with_adapter("one again", 1, one), with_adapter("other again", 2, other)),
+            # vLLM reads the files of a number that it has not loaded.
+            *(train(other, 3), RESET, with_adapter("retrained", 3, other), with_adapter("one beside it", 1, one)),
+        ],
+        engine=both,
+    )
+    second = real_lab.run(
+        "llama",
+        [
+            *(with_adapter("one", 1, one), with_adapter("retrained", 2, other)),
+            *(RESET, with_adapter("one again", 1, one), with_adapter("retrained again", 2, other)),
+        ],
+        engine=both,
+    )
+    found, nothing = hits(True, "llama"), [0, 0, 0]
+    expected = {
+        "one": nothing,
+        "other": nothing,
+        "one again": found,
+        "other again": found,
+        "retrained": nothing,
+        "one beside it": found,
+    }
+    assert {name: first[name]["cached"] for name in expected} == expected
+    expected = {"one": found, "retrained": nothing, "one again": found, "retrained again": found}
+    assert {name: second[name]["cached"] for name in expected} == expected
+    for run, names in ((first, ("one", "one again", "one beside it")), (second, ("one", "one again"))):
+        assert all(run[name]["tokens"] == plain["one"]["tokens"] for name in names)
+    assert first["other"]["tokens"] == first["other again"]["tokens"] == plain["other"]["tokens"]
+    for run in (first, second):
+        assert run["retrained"]["tokens"] == plain["retrained"]["tokens"]
+    assert second["retrained again"]["tokens"] == plain["retrained"]["tokens"]

@@ -33,6 +33,7 @@ def facts(
     cache = KVCacheConfig(
         num_blocks=8, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(layer_names=LAYERS, kv_cache_spec=spec)]
     )
+    cache.kv_cache_layout = "LBNHC"
     offloading = SimpleNamespace(config=build_offloading_config(config, cache), replicated_layout=False)
     return chunk_facts(offloading, Engine(config, cache), read_options({**TIER, **(tier or {})}))
 
