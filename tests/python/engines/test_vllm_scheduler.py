@@ -4,8 +4,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from engine_parts import BLOCK, FakeDepot, Step, found, geometry, options, pages, request, scheduler
+from engine_parts import BLOCK, FakeClaim, FakeDepot, Step, found, geometry, options, pages, request, scheduler
 
+from kvdepot.claim import ClaimTimes, TierReads
 from kvdepot.engines.vllm.lookup import CLAIM_WAIT_MS
 from kvdepot.engines.vllm.meta import LoadReport, RankNamespaces
 from kvdepot.engines.vllm.namespaces import RANK_STEPS_MAX
@@ -471,6 +472,26 @@ def test_a_request_whose_load_failed_is_counted_as_a_miss_once() -> None:
     assert admit(side, request("r", 4 * BLOCK), 0, [1, 2, 3, 4]) == 0
     assert side.stats.data["misses"] == {"failed": 1}
     assert side.stats.data["hit_tokens"] == hits
+
+
+@pytest.mark.parametrize("from_tier", [0, 2])
+def test_what_each_tier_delivered_for_a_hit_is_counted_when_its_load_ends(
+    from_tier: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hit that was in the pool asks the depot nothing more."""
+    reads = (TierReads("Posix", 3, 9, 5), TierReads("Remote", 1, 4, 4))
+    monkeypatch.setattr(FakeClaim, "poll", lambda claim: (True, 2, from_tier))
+    depot = FakeDepot(units=2)
+    side, req = scheduler(depot, ranks=2), request("r", 4 * BLOCK)
+    admit(side, req, 0, [1, 2, 3, 4])
+    (load,) = side.build_step(Step().starts("r", 2 * BLOCK, 2 * BLOCK, [1, 2, 3, 4]).output()).loads
+    depot.claims[0].told_times = ClaimTimes(10, 8, 3, False, reads)
+    side.reported(LoadReport({load.load_id: 1}))
+    assert "tier_blocks" not in side.stats.data
+    side.reported(LoadReport({load.load_id: 1}))
+    assert depot.claims[0].released
+    assert side.stats.data.get("tier_blocks") == ({"Posix": 3, "Remote": 1} if from_tier else None)
+    assert depot.claims[0].times_asked == bool(from_tier)
 
 
 class FakeManager:

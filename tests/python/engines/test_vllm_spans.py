@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from kvdepot.claim import ClaimTimes, TierReads
 from kvdepot.engines import spans as module
 from kvdepot.engines.spans import Spans
 from kvdepot.engines.vllm import compute
@@ -148,8 +149,8 @@ def test_what_the_depot_did_for_a_hit_is_below_its_lookup(seen: Seen, monkeypatc
     depot = FakeDepot(units=9)
     side, req = side_with(seen, depot), traced()
     lookup, load = begin_load(seen, side, req)
-    tiers = [("Posix", 2, 60 * MS, 40 * MS), ("Object", 1, 30 * MS, 30 * MS)]
-    depot.claims[0].told_times = (100 * MS, 80 * MS, 30 * MS, True, tiers)
+    tiers = (TierReads("Posix", 2, 60 * MS, 40 * MS), TierReads("Object", 1, 30 * MS, 30 * MS))
+    depot.claims[0].told_times = ClaimTimes(100 * MS, 80 * MS, 30 * MS, True, tiers)
     now_ns = 10**18
     monkeypatch.setattr("time.time_ns", lambda: now_ns)
     side.reported(LoadReport({load.load_id: 1}))
@@ -179,7 +180,7 @@ class TimedDepot(FakeDepot):
 
     def claim(self, groups: Any, hashes: Any, **how: Any) -> Any:
         made = super().claim(groups, hashes, **how)
-        made.told_times = (100 * MS, None, self._settled_ns, False, [])
+        made.told_times = ClaimTimes(100 * MS, None, self._settled_ns, False, ())
         return made
 
 
@@ -215,7 +216,7 @@ def test_a_failed_load_keeps_its_lookup_after_another_one(seen: Seen) -> None:
     side, req = side_with(seen, depot), traced()
     first, load = begin_load(seen, side, req)
     side.match(req, 0)
-    depot.claims[0].told_times = (100 * MS, 80 * MS, 30 * MS, True, [])
+    depot.claims[0].told_times = ClaimTimes(100 * MS, 80 * MS, 30 * MS, True, ())
     side.reported(LoadReport({load.load_id: 1}))
     spans = {span.name: span for span in seen.take()}
     assert ids(spans["kvdepot.depot.find"]) == (TRACE, own_id(first))

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
     from kvdepot import Claim
+    from kvdepot.claim import TierReads
     from kvdepot.engines.vllm.request_spans import ClaimSpans
 
 
@@ -26,6 +27,7 @@ class LeasedLoad:
         steps: number of steps that were planned before its report, its own included.
         span: its span, which ends with it; ``None`` = there is no tracer provider.
         claim_spans: spans of its claim; ``None`` = there is no tracer provider.
+        from_tier: whether a part of the hit came from below the pool.
     """
 
     request_id: str
@@ -36,10 +38,11 @@ class LeasedLoad:
     steps: int = 0
     span: "Span | None" = None
     claim_spans: "ClaimSpans | None" = None
+    from_tier: bool = False
 
-    def release(self) -> None:
-        """Drops the leases."""
-        release_claim(self.claim, self.claim_spans)
+    def release(self) -> Sequence["TierReads"]:
+        """Drops the leases. Returns what came from each tier for a hit that was not in the pool."""
+        return release_claim(self.claim, self.claim_spans, tells_reads=self.from_tier)
 
     def follow(self, request_id: str, given: Sequence[int]) -> None:
         """Notes pages given to a request in a step: those after one of the load's pages are computed on the load."""

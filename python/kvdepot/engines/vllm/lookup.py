@@ -4,6 +4,7 @@ Nothing here reads a clock or waits: the caller passes the current time, and the
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from kvdepot import Claim
+    from kvdepot.claim import TierReads
     from kvdepot.engines.vllm.request_spans import ClaimSpans
 
 CLAIM_WAIT_MS = 2
@@ -312,9 +314,10 @@ class Lookup:
         return (units - self._bounds.dropped) * self._geometry.hash_tokens - self.local_tokens
 
 
-def release_claim(claim: "Claim", spans: "ClaimSpans | None") -> None:
-    """Drops a claim and its leases, and writes its spans, if there are any."""
-    if spans is None:
-        claim.release()
-    else:
-        spans.release(claim)
+def release_claim(claim: "Claim", spans: "ClaimSpans | None", *, tells_reads: bool = False) -> Sequence["TierReads"]:
+    """Drops a claim and its leases, and writes its spans, if there are any.
+
+    Returns what came for it from each tier, if asked for and if a depot still held it.
+    """
+    times = claim.release(tell_times=tells_reads) if spans is None else spans.release(claim, tells_reads)
+    return times.tiers if tells_reads and times is not None else ()

@@ -69,6 +69,12 @@ _ALL = (
         values=("pool", "tier"),
     ),
     Measure(
+        "tier_blocks",
+        Over.SCHEDULER,
+        "Blocks that tiers delivered for requests' hits, by tier, over all ranks and cache groups.",
+        label="tier",
+    ),
+    Measure(
         "declined_tokens",
         Over.SCHEDULER,
         "Tokens that a tier had but that were computed, because waiting for them would have taken longer.",

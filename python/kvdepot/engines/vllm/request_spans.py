@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
     from kvdepot import Claim
+    from kvdepot.claim import ClaimTimes
 
 LOOKUP = "kvdepot.lookup"
 LOAD = "kvdepot.load"
@@ -153,13 +154,16 @@ class ClaimSpans:
         self._trace = trace
         self.lookup: Context | None = None
 
-    def release(self, claim: "Claim") -> None:
-        """Releases the claim, and writes its spans if the trace is sampled."""
-        asks = self.lookup is not None and self._trace.carrier is not None
+    def release(self, claim: "Claim", tells_reads: bool = False) -> "ClaimTimes | None":
+        """Releases the claim, and writes its spans if the trace is sampled. Returns the times, if asked."""
+        sampled = self.lookup is not None and self._trace.carrier is not None
         asked_ns = time.time_ns()
-        times = claim.release(tell_times=asks)
-        if times is None:
-            return
+        times = claim.release(tell_times=sampled or tells_reads)
+        if times is not None and sampled:
+            self._write(times, asked_ns)
+        return times
+
+    def _write(self, times: "ClaimTimes", asked_ns: int) -> None:
         # The depot answered somewhere in between.
         now_ns = (asked_ns + time.time_ns()) // 2
         opened_ns, admitted_ns, settled_ns, queued, tiers = times

@@ -295,7 +295,9 @@ class SchedulerSide:
         load_id = self._next_load_id()
         before_forward = self.loads_before_forward
         load = Load(load_id, request.request_id, before_forward, plan)
-        leased = LeasedLoad(request.request_id, lookup.claim, before_forward, unproven)
+        leased = LeasedLoad(
+            request.request_id, lookup.claim, before_forward, unproven, from_tier=bool(state.tier_tokens)
+        )
         if self._spans is not None:
             leased.claim_spans = lookup.claim_spans
             leased.span = self._spans.load_begun(state.trace, load, external_tokens, state.tier_tokens)
@@ -514,7 +516,8 @@ class SchedulerSide:
         """Counts ``ranks`` more ranks that have ended a load. Returns whether all have."""
         load = self._running_loads.reported(load_id, ranks)
         if load is not None:
-            load.release()
+            for read in load.release():
+                self.stats.add("tier_blocks", read.blocks, read.tier)
             if self._spans is not None:
                 self._spans.load_ended(load.span)
         return load is not None
