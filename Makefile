@@ -173,7 +173,7 @@ site: setup ## Build the documentation as a site (ARGS: --out DIR)
 ##@ Check
 
 .PHONY: test
-test: test-rust test-python test-device test-rdma test-dax test-slab test-layouts test-engine test-wire test-lmcache test-sglang test-mooncake test-s3 test-monitoring test-docs ## Run the tests (test-nfs and the long matrices are in test-full)
+test: test-rust test-python test-device test-rdma test-dax test-slab test-nfs-short test-layouts test-engine test-wire test-lmcache test-sglang test-mooncake test-s3 test-monitoring test-docs ## Run the tests (all of test-nfs and the long matrices are in test-full)
 
 .PHONY: test-rust
 test-rust: ## Test the Rust crates, several test programs at a time (ARGS: for cargo test, which runs them in turn)
@@ -197,6 +197,10 @@ test-slab: setup ## Test the Slab tier on NVMe disks in a virtual machine, resta
 .PHONY: test-nfs
 test-nfs: setup ## Test block files on NFS mounts of two nodes in a virtual machine (ARGS: --short or --long)
 	@tools/vm/nfs.sh $(ARGS)
+
+.PHONY: test-nfs-short
+test-nfs-short: setup ## Test what CI tests of that: two nodes with one mount and one cap, killed over and over
+	@tools/vm/nfs.sh --short
 
 .PHONY: test-nfs-engine
 test-nfs-engine: vllm-env ## Test a real vLLM on an NFS mount in a virtual machine

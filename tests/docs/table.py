@@ -482,6 +482,7 @@ STAGES = {
     "test-rdma",
     "test-dax",
     "test-slab",
+    "test-nfs-short",
     "test-layouts",
     "test-engine",
     "test-wire",
@@ -495,7 +496,7 @@ STAGES = {
 
 DRY = {
     "test": "its parts are stages",
-    "test-nfs": "a part of make test-full",
+    "test-nfs": "a part of make test-full; test-nfs-short is a stage",
     "test-nfs-engine": "a part of make test-full",
     "bench-nfs": "an emulated processor takes minutes; its program is that of make bench-peers",
     "test-full": "takes hours; its parts are stages in a small form",
@@ -651,6 +652,7 @@ DOCUMENTED_STAGES = {
         "test-lmcache",
         "test-monitoring",
         "test-mooncake",
+        "test-nfs-short",
         "test-rdma",
         "test-rust",
         "test-s3",

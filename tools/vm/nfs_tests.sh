@@ -32,12 +32,27 @@ cat /mnt/kv-b/page >/dev/null
 [ "$(cached /mnt/kv-a/page)" = 0 ]
 [ "$(cached /mnt/kv-b/page)" = 1048576 ]
 
-export KVDEPOT_TEST_KILLS=$kills
+on_4=/mnt/kv-a:/run/on-a,/mnt/kv-b:/run/on-b
+on_3=/mnt/kv-a-3:/run/on-a,/mnt/kv-b-3:/run/on-b
+
+# capped_storm PROGRAM NODES: kills processes of both nodes while what lies at the server is measured.
+capped_storm() {
+    KVDEPOT_TEST_KILLS=$capped_kills KVDEPOT_TEST_NODES=$2 KVDEPOT_TEST_SERVER_DIR=/srv/kv run_test "$1" --nocapture \
+        --exact killed_nodes_keep_one_cap_and_leave_nothing
+}
+
+# depot_storm PROGRAM KILLS: the same with real depots.
+depot_storm() {
+    (cd "$here/../.." && "$python" -m tools.vm.nfs_storm --server /srv/kv --sampler "$1" --kills "$2" ${on_4//,/ })
+}
+
 if [ -n "$short" ]; then
     echo "== two nodes"
-    KVDEPOT_TEST_NODES_FRESH=1 KVDEPOT_TEST_NODES=/mnt/kv-a:/run/on-a,/mnt/kv-b:/run/on-b \
-        run_test "${binaries[0]}" --nocapture --test-threads=4
+    KVDEPOT_TEST_NODES_FRESH=1 KVDEPOT_TEST_NODES=$on_4 run_test "${binaries[0]}" --nocapture --test-threads=4
     "$python" "$here/nfs_depot.py" /mnt/kv-a /mnt/kv-b
+    echo "== one cap for both nodes, killed over and over"
+    capped_storm "${binaries[1]}" "$on_4"
+    depot_storm "${binaries[1]}" 2
     exit 0
 fi
 
@@ -47,16 +62,21 @@ names=(posix_shared posix_of_its_own_buffered_durable_and_flat posix_by_aio_dire
 KVDEPOT_TEST_DIR=/mnt/kv-a run_test "${binaries[0]}" --test-threads=2 "${names[@]}"
 
 echo "== two nodes"
-KVDEPOT_TEST_NODES=/mnt/kv-a-3:/run/on-a,/mnt/kv-b-3:/run/on-b run_test "${binaries[1]}" --nocapture --test-threads=4
-KVDEPOT_TEST_NODES_FRESH=1 KVDEPOT_TEST_NODES=/mnt/kv-a:/run/on-a,/mnt/kv-b:/run/on-b \
-    run_test "${binaries[1]}" --nocapture --test-threads=4
+KVDEPOT_TEST_NODES=$on_3 run_test "${binaries[1]}" --nocapture --test-threads=4
+KVDEPOT_TEST_NODES_FRESH=1 KVDEPOT_TEST_NODES=$on_4 run_test "${binaries[1]}" --nocapture --test-threads=4
+for nodes in "$on_3" "$on_4"; do
+    KVDEPOT_TEST_KILLS=$kills KVDEPOT_TEST_NODES=$nodes run_test "${binaries[4]}" --nocapture \
+        --exact both_nodes_are_killed_over_and_over
+done
 
 echo "== one cap for both nodes, measured at the server"
-for nodes in /mnt/kv-a:/run/on-a,/mnt/kv-b:/run/on-b /mnt/kv-a-3:/run/on-a,/mnt/kv-b-3:/run/on-b; do
+for nodes in "$on_4" "$on_3"; do
     KVDEPOT_TEST_NODES=$nodes KVDEPOT_TEST_SERVER_DIR=/srv/kv run_test "${binaries[3]}" --nocapture --test-threads=2 \
         processes_that_are_killed_keep_one_cap a_process_that_is_stopped_and_continued_keeps_the_cap \
         the_grant_of_a_killed_process_returns
+    capped_storm "${binaries[4]}" "$nodes"
 done
+depot_storm "${binaries[4]}" 6
 echo "== one cap on a mount"
 KVDEPOT_TEST_DIR=/mnt/kv-a run_test "${binaries[3]}" --test-threads=4 --skip processes_that_are --skip a_process_that_is \
     --skip the_grant_of

@@ -46,6 +46,11 @@ impl Shared {
         self.dirs[0] != self.dirs[1]
     }
 
+    /// Whether the nodes share a server, whose disk nothing else uses.
+    pub(crate) fn has_server(&self) -> bool {
+        self.server.is_some()
+    }
+
     /// Where the directory is seen as it is on the disk.
     pub(crate) fn on_disk(&self) -> &Path {
         self.server.as_ref().unwrap_or(&self.dirs[0])
