@@ -18,6 +18,8 @@ from tools.sglang.server import Server, documented_lines
 PAGE = 64
 WHOLE = TOKENS // PAGE * PAGE
 PROMPTS = prompts(1, 2, TOKENS)
+HICACHE = ["--hicache-storage-prefetch-policy", "wait_complete", "--hicache-ratio", "2.0"]
+"""A busy machine's hits are whole; without a ratio SGLang wants more than 10 GiB of free memory."""
 COUNTS = 'sglang:kvdepot_counts_total{name="'
 
 
@@ -36,8 +38,7 @@ def started(root: Path, home: DepotHome, face: str, more: Sequence[str] = ()) ->
     for before, after in changed.items():
         line = [word.replace(before, after) for word in line]
     line = [model() if word == "MODEL" else word for word in line]
-    waits = ["--hicache-storage-prefetch-policy", "wait_complete"] if face == "KVDepotHiCache" else []
-    return Server(root, [*line, *waits], more), line
+    return Server(root, line, [*(HICACHE if face == "KVDepotHiCache" else []), *more]), line
 
 
 class Driver:
