@@ -6,6 +6,8 @@ bfloat16 only; the other architectures run in float32, too.
 """
 
 import argparse
+import copy
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +22,8 @@ LATENT_VALUES = LATENT_RANK + ROPE_DIM
 """Values that latent attention keeps per token in each layer."""
 FULL_ATTENTION_EVERY = 4
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
-ARCHITECTURES = ("llama", "mla", "gemma3", "cohere2", "granite", "llava")
+ARCHITECTURES = ("llama", "mla", "gemma3", "cohere2", "granite", "llava", "eagle", "mimo")
+"""``eagle`` is a draft for ``llama``; ``mimo`` predicts a token more by a layer of its own (MTP)."""
 IMAGE_PIXELS, PATCH_PIXELS = 56, 14
 IMAGE_TOKEN = "<image>"
 IMAGE_TOKEN_ID = VOCABULARY - 1
@@ -167,6 +170,45 @@ def model_config(size: argparse.Namespace) -> Any:
     )
 
 
+def make_mimo(size: argparse.Namespace, dtype: Any) -> Any:
+    """Returns a Qwen 2 with one layer more, which predicts the token after the next one; transformers ignores it."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = model_config(argparse.Namespace(**{**vars(size), "architecture": "llama"})).to_dict()
+    for name in ("model_type", "architectures", "layer_types"):
+        config.pop(name, None)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen2", **config), dtype=dtype)
+    layer = copy.deepcopy(model.model.layers[0])
+    for name in ("token_layernorm", "hidden_layernorm", "final_layernorm"):
+        layer.register_module(name, copy.deepcopy(model.model.norm))
+    layer.register_module("input_proj", torch.nn.Linear(2 * size.hidden, size.hidden, bias=False, dtype=dtype))
+    for parameter in layer.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=size.initializer_range)
+    model.model.register_module("mtp_layers", torch.nn.ModuleList([layer]))
+    return model
+
+
+def make_eagle(size: argparse.Namespace, dtype: Any) -> Any:
+    """Returns the layers of a draft that reads a model's hidden states; it has the model's embedding and head."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    one = argparse.Namespace(**{**vars(size), "architecture": "llama", "layers": 1})
+    draft = AutoModelForCausalLM.from_config(model_config(one), dtype=dtype).model
+    del draft.embed_tokens, draft.norm, draft.layers[0].input_layernorm
+    draft.register_module("fc", torch.nn.Linear(2 * size.hidden, size.hidden, bias=False, dtype=dtype))
+    torch.nn.init.normal_(draft.fc.weight, std=size.initializer_range)
+    return draft
+
+
+def patch_config(directory: Path, **values: object) -> None:
+    """Sets values in a saved model's configuration."""
+    path = directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), **values}, indent=1), encoding="utf-8")
+
+
 def make_model(size: argparse.Namespace) -> int:
     """Writes model and tokenizer to ``size.directory``. Returns the number of parameters."""
     os.environ["HF_HUB_OFFLINE"] = "1"
@@ -178,9 +220,19 @@ def make_model(size: argparse.Namespace) -> int:
     dtype = getattr(torch, size.dtype)
     save_tokenizer(size.directory)
     torch.manual_seed(size.seed)
-    model = AutoModelForCausalLM.from_config(model_config(size), dtype=dtype)
+    if size.architecture == "eagle":
+        model = make_eagle(size, dtype)
+        model.save_pretrained(size.directory)
+        patch_config(size.directory, architectures=["LlamaForCausalLM"])
+        return sum(parameter.numel() for parameter in model.parameters())
+    if size.architecture == "mimo":
+        model = make_mimo(size, dtype)
+    else:
+        model = AutoModelForCausalLM.from_config(model_config(size), dtype=dtype)
     model.generation_config.eos_token_id = 2
     model.save_pretrained(size.directory)
+    if size.architecture == "mimo":
+        patch_config(size.directory, architectures=["MiMoForCausalLM"], num_nextn_predict_layers=1)
     return sum(parameter.numel() for parameter in model.parameters())
 
 

@@ -22,6 +22,7 @@ WINDOW_TOKENS = 96  # short, so that most blocks of a prompt are outside of it
 # Half the usual spread: otherwise bfloat16 rounding errors would be as large as the effect of one wrong block.
 # "KIND-…" is a model of that architecture with other sizes.
 EXTRA_ARGUMENTS = {
+    "llama-other": ["--seed", "1"],
     "llama-one_kv_head": ["--kv-heads", "1"],
     "gemma3": ["--sliding-window", str(WINDOW_TOKENS)],
     "mla": ["--initializer-range", "0.03"],

@@ -7,7 +7,8 @@ A phase names what it does in ``do``, a method of ``Run``:
   ``settle`` (the depot's socket: what a batch dumped is in files before the next batch), ``until_cached`` (again
   until the first prompt had that hit: an answer that is late is a miss), ``adapter``
   (number and path), ``kv_transfer_params``, ``cache_salt``, ``images`` (a seed for each prompt), ``embeddings`` (the
-  prompts are embeddings and not tokens)
+  prompts are embeddings and not tokens), ``answers_of`` (each prompt goes on with its answer in that phase)
+- ``embed``: ``name``, ``prompts``, of a pooling model: ``embeddings`` and ``cached``
 - ``train_adapter``: a LoRA adapter of ``seed`` is written to ``path``
 - ``score``: ``name``, ``prompts``, ``tokens`` (the answers): by how much their tokens are less likely than the best
   ones, in logarithms, on the average
@@ -25,6 +26,7 @@ A phase names what it does in ``do``, a method of ``Run``:
 - ``touch`` and ``wait_for``: ``file``, for engines that run at the same time
 - ``step_until``: the engine computes ``prompts`` again and again until ``file`` exists
 - ``update_weights``: every parameter is changed in place, in each rank's memory, by the same rule for one ``seed``
+- ``reload_weights``: vLLM's own, from the files of ``model``, or of the engine's own model without it
 - ``pause`` (aborts requests, clears all caches) and ``resume``: vLLM's own, for an update of the weights
 - ``nap``: vLLM's sleep mode, down to ``level`` and up again
 """
@@ -70,6 +72,7 @@ METRICS = (
     "vllm:kvdepot_offload_stored_chunks",
     "vllm:kvdepot_params_unknown",
     "vllm:spec_decode_num_accepted_tokens",
+    "vllm:spec_decode_num_drafts",
 )
 LABELS = ("source", "reason", "size", "kind")
 ENGINE = {
@@ -216,6 +219,8 @@ class Run:
         if phase.get("embeddings"):
             width = self.llm.llm_engine.model_config.get_hidden_size()
             prompts = [as_embeddings(parts, width) for parts in phase["prompts"]]
+        for one, answer in zip(prompts, self.results.get(phase.get("answers_of"), {}).get("tokens", ()), strict=False):
+            one["prompt_token_ids"] += answer
         params = phase.get("kv_transfer_params")
         sampling = SamplingParams(
             temperature=0,
@@ -239,6 +244,13 @@ class Run:
             "tokens": [list(output.outputs[0].token_ids) for output in outputs],
             "cached": [output.num_cached_tokens for output in outputs],
             "finish": [output.outputs[0].finish_reason for output in outputs],
+        }
+
+    def embed(self, phase: dict[str, Any]) -> None:
+        outputs = self.llm.embed([prompt(parts) for parts in phase["prompts"]], use_tqdm=False)
+        self.results[phase["name"]] = {
+            "embeddings": [list(output.outputs.embedding) for output in outputs],
+            "cached": [output.num_cached_tokens for output in outputs],
         }
 
     def train_adapter(self, phase: dict[str, Any]) -> None:
@@ -301,6 +313,9 @@ class Run:
 
     def update_weights(self, phase: dict[str, Any]) -> None:
         self.llm.collective_rpc(change_weights, args=(phase.get("seed", 1),))
+
+    def reload_weights(self, phase: dict[str, Any]) -> None:
+        self.llm.collective_rpc("reload_weights", kwargs={"weights_path": phase["model"]} if "model" in phase else {})
 
     def pause(self, phase: dict[str, Any]) -> None:
         self.llm.llm_engine.engine_core.engine_core.pause_scheduler("abort", clear_cache=True)

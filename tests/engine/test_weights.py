@@ -185,3 +185,23 @@ def test_weights_that_nobody_announced_are_not_served_from_the_depot(real_lab: L
     assert restarted["old others"]["cached"] == [0, 0]
     for phase in ("old", "old others"):
         assert restarted[phase]["tokens"] == plain[phase]["tokens"]
+
+
+def test_vllm_s_own_reload_of_weights(real_lab: Lab) -> None:
+    """``reload_weights``, of the same files and of others: what was stored with other weights is not found."""
+    lab, other = real_lab, real_lab.model("llama-other")
+    plain = lab.run("llama", [generate("own")], connector=None)
+    others = lab.run("llama-other", [generate("other")], connector=None)
+    phases: list[dict[str, Any]] = [generate("own")]
+    for name, of_files in (("same files", {}), ("other files", {"model": other})):
+        phases += [{"do": "reload_weights", **of_files}, RESET_ALL, generate(name), RESET, generate(f"{name} again")]
+    run = lab.run("llama", phases)
+    assert run["reset_all"] is True
+    # On CPUs vLLM packs the weights anew, so their bytes cannot be compared: the same ones count as others, too.
+    assert run["same files"]["cached"] == run["other files"]["cached"] == [0, 0, 0]
+    assert run["same files again"]["cached"] == run["other files again"]["cached"] == hits(True, "llama")
+    for phase in ("own", "same files", "same files again"):
+        assert run[phase]["tokens"] == plain["own"]["tokens"], phase
+    for phase in ("other files", "other files again"):
+        assert run[phase]["tokens"] == others["other"]["tokens"], phase
+    assert plain["own"]["tokens"] != others["other"]["tokens"]
