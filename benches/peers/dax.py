@@ -1,8 +1,9 @@
 """LMCache's DAX backend and kvdepot's ``Cache|Dax``, each over a file of its own on tmpfs, beside memcpy.
 
-kvdepot takes part three times: with loads through its pool, as GPUs need them; with blocks leased in place, as engines
-on processors get them from devices; and through its pool with ``dax_verify: first_read``, where what is measured was
-read before and has left the pool since.
+kvdepot takes part five times: with loads through its pool, as GPUs need them, from a mapping of the file (the default)
+and with system calls (``dax_access: pread``); with blocks leased in place, as engines on processors get them from
+devices; and through its pool with ``dax_verify: first_read``, in both ways, where what is measured was read before and
+has left the pool since.
 """
 
 import os
@@ -25,6 +26,8 @@ LMCACHE = Environment(
     environ={"LMCACHE_TRACK_USAGE": "false", "PYTHONHASHSEED": "0", "LMCACHE_LOG_LEVEL": "ERROR"},
 )
 OURS, IN_PLACE, TRUSTING = "kvdepot", "kvdepot, in place", "kvdepot, first_read"
+CALLS, TRUSTING_CALLS = "kvdepot, pread", "kvdepot, pread, first_read"
+FIRST_READ = (TRUSTING, TRUSTING_CALLS)
 BACKEND, SERVER = "LMCache, backend", "LMCache, core"
 CORES = len(os.sched_getaffinity(0))
 MEDIUM_EPOCHS = 12
@@ -52,9 +55,9 @@ class Dax(Comparison):
     )
     shapes = (Shape(256, 1, 1024), Shape(1024, 1, 256), Shape(4096, 1, 64), Shape(14 * 1024, 1, 18))
     smoke_shapes = (Shape(256, 1, 8),)
-    ours = (OURS, IN_PLACE, TRUSTING)
+    ours = (OURS, IN_PLACE, TRUSTING, CALLS, TRUSTING_CALLS)
     peers = (BACKEND, SERVER)
-    smoke_sides = (OURS, IN_PLACE, TRUSTING, BACKEND)
+    smoke_sides = (*ours, BACKEND)
 
     def measure(self, side: str, shape: Shape, round_: int) -> Outcome:
         """Stores twice, restores and loads; the second of each counts, since the first touches memory."""
@@ -71,7 +74,8 @@ class Dax(Comparison):
             pool = POOL_EPOCHS * shape.bytes + 64 * MIB
             settings = {"pipeline": "Cache|Dax", "dax_device_path": str(medium), "pool_gb": pool / GIB}
             settings["dax_lease_in_place"] = side == IN_PLACE
-            if side == TRUSTING:
+            settings["dax_access"] = "pread" if side in (CALLS, TRUSTING_CALLS) else "mapped"
+            if side in FIRST_READ:
                 settings["dax_verify"] = "first_read"
             return Process("benches.peers.kvdepot_side", shape, settings, self.place.logs)
 
@@ -79,7 +83,7 @@ class Dax(Comparison):
             one.ask("dump", epoch=WARM_UP)
             dump = one.ask("dump", epoch=MEASURED)
             copy = one.ask("memcpy", threads=CORES)
-            if side == TRUSTING:
+            if side in FIRST_READ:
                 for epoch in OTHERS:
                     one.ask("dump", epoch=epoch)
         with process() as one:
@@ -109,7 +113,7 @@ class Dax(Comparison):
 
 def read_before(one: Process, side: str) -> None:
     """Makes a depot that compares checksums once do so, and lose what it has read from its pool."""
-    for epoch in (MEASURED, *OTHERS) if side == TRUSTING else ():
+    for epoch in (MEASURED, *OTHERS) if side in FIRST_READ else ():
         one.ask("restore", epoch=epoch)
 
 

@@ -1,4 +1,5 @@
-//! Both kinds of access to a medium behave the same: positional calls on a file, and a mapping of a file or of a DAX device.
+//! All kinds of access to a medium behave the same: positional calls on a file, a mapping for its reads, and a mapping of a
+//! file or of a DAX device for all.
 #![allow(clippy::unwrap_used)] // a failing test panics
 
 use std::time::Duration;
@@ -15,9 +16,9 @@ fn file(bytes: u64) -> tempfile::NamedTempFile {
     file
 }
 
-/// Checks both kinds of access on files, and the device that `KVDEPOT_TEST_DAX` names.
+/// Checks all kinds of access on files, and the device that `KVDEPOT_TEST_DAX` names.
 fn each(check: impl Fn(&dyn Medium, Option<&tempfile::NamedTempFile>)) {
-    for access in [Access::Auto, Access::Mapped] {
+    for access in [Access::Pread, Access::Mapped, Access::AsDevice] {
         let file = file(4 << 20);
         check(&*open(file.path(), 0, access, Duration::ZERO).unwrap(), Some(&file));
     }
@@ -118,21 +119,47 @@ fn truncation_is_an_error_from_then_on() {
         let piece = Piece { slot: &slot, from: 0, bytes: 4096 };
         medium.write(3 << 20, &[1; 4096]).unwrap();
         file.as_file().set_len(1 << 20).unwrap();
-        assert_eq!(medium.read(3 << 20, &mut [0; 4096]).unwrap_err().kind(), ErrorKind::Io);
         assert_eq!(
             medium.read_pieces(3 << 20, &[piece], Some(&mut Vec::new())).unwrap_err().kind(),
             ErrorKind::Io
         );
+        assert!(medium.is_lost());
+        assert_eq!(medium.read(3 << 20, &mut [0; 4096]).unwrap_err().kind(), ErrorKind::Io);
         if medium.is_memory() {
             assert_eq!(medium.read(0, &mut [0; 64]).unwrap_err().kind(), ErrorKind::Io, "lost as a whole");
             assert_eq!(medium.write_piece(0, piece).unwrap_err().kind(), ErrorKind::Io);
         }
         assert_eq!(medium.persist().unwrap_err().kind(), ErrorKind::Io);
         assert!(medium.is_lost());
+        assert!(medium.read_pieces(3 << 20, &[piece], None).is_err(), "it does not come back");
         // Another medium of this process is not affected.
         let other = self::file(4 << 20);
-        let other = open(other.path(), 0, Access::Mapped, Duration::ZERO).unwrap();
+        let other = open(other.path(), 0, Access::AsDevice, Duration::ZERO).unwrap();
         other.write_piece(0, piece).unwrap();
         other.persist().unwrap();
     });
+}
+
+/// The kernel lists what is mapped.
+#[test]
+fn auto_maps_a_file_in_memory_and_none_on_a_disk() {
+    for directory in ["/dev/shm", env!("CARGO_TARGET_TMPDIR")] {
+        let file = tempfile::NamedTempFile::new_in(directory).unwrap();
+        file.as_file().set_len(4 << 20).unwrap();
+        let is_mapped = |access| {
+            let medium = open(file.path(), 0, access, Duration::from_secs(60)).unwrap();
+            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+            let is_mapped = maps.contains(file.path().to_str().unwrap());
+            (is_mapped, medium.rests_in_memory(), medium.is_memory())
+        };
+        let (_, rests_in_memory, _) = is_mapped(Access::Pread);
+        // Somebody may build on tmpfs.
+        assert!(rests_in_memory || directory != "/dev/shm");
+        for (access, expected) in
+            [(Access::Auto, rests_in_memory), (Access::Pread, false), (Access::Mapped, true)]
+        {
+            // A file is flushed, wherever it lies.
+            assert_eq!(is_mapped(access), (expected, rests_in_memory, false), "{access:?} in {directory}");
+        }
+    }
 }

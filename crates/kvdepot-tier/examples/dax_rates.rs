@@ -1,6 +1,6 @@
 //! Restore rates of a DAX tier compared with a bare memcpy on as many threads, alternating in one run.
 //!
-//! `dax_rates FILE [auto|mapped] [THREADS] [BLOCK_KIB] [TOTAL_MIB] [ROUNDS]`; FILE is created anew, for example on
+//! `dax_rates FILE [auto|pread|mapped|device] [THREADS] [BLOCK_KIB] [TOTAL_MIB] [ROUNDS]`; FILE is created anew, for example on
 //! /dev/shm.
 #![allow(clippy::unwrap_used)] // a failing benchmark panics
 
@@ -60,7 +60,12 @@ fn restore(bench: &Bench, slots: &[SlotBuf]) -> Duration {
 fn main() {
     let mut args = std::env::args().skip(1);
     let path = args.next().expect("a file");
-    let access = if args.next().as_deref() == Some("mapped") { Access::Mapped } else { Access::Auto };
+    let access = match args.next().as_deref() {
+        Some("pread") => Access::Pread,
+        Some("mapped") => Access::Mapped,
+        Some("device") => Access::AsDevice,
+        _ => Access::Auto,
+    };
     let mut number = |default: usize| args.next().map_or(default, |text| text.parse().unwrap());
     let (threads, block_kib, total_mib, rounds) = (number(2), number(2048), number(512), number(9));
     let (block, total) = (block_kib << 10, total_mib << 20);

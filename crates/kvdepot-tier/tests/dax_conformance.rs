@@ -30,7 +30,7 @@ fn mapped_with_small_waves() {
     let media = Media::new();
     conformance::check(&|| {
         open(DaxConfig {
-            access: Access::Mapped,
+            access: Access::AsDevice,
             retrieve_staging_slab_bytes: MIB,
             restore_max_regions: 3,
             ..media.next(80 * MIB)

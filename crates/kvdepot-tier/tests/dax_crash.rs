@@ -17,7 +17,8 @@ use dax_media::{MIB, Media, accesses, config, device};
 
 /// Path of the medium on which `child` writes.
 const CHILD: &str = "KVDEPOT_TEST_DAX_CRASH";
-const MAPPED: &str = "KVDEPOT_TEST_DAX_CRASH_MAPPED";
+/// How it is accessed there; by default as a depot does.
+const ACCESS: &str = "KVDEPOT_TEST_DAX_CRASH_ACCESS";
 /// Set if `child` leaves space for the next ones.
 const IS_ONE_OF_MANY: &str = "KVDEPOT_TEST_DAX_CRASH_MANY";
 /// Number of blocks that `survivor` must find.
@@ -36,7 +37,10 @@ fn open(config: DaxConfig) -> Bench {
 #[test]
 fn child() {
     let Ok(path) = std::env::var(CHILD) else { return };
-    let access = if std::env::var(MAPPED).is_ok() { Access::Mapped } else { Access::Auto };
+    let named = std::env::var(ACCESS).ok();
+    let access = named.map_or(Access::Auto, |named| {
+        *accesses().iter().find(|access| format!("{access:?}") == named).unwrap()
+    });
     let bench = open(DaxConfig { access, ..config(path.as_ref(), BYTES) });
     let first = bench.tier.usage().blocks;
     let end = if std::env::var(IS_ONE_OF_MANY).is_ok() { first + BLOCKS / ROUNDS } else { BLOCKS };
@@ -68,10 +72,12 @@ fn killed_while_writing() {
         let mut acknowledged = 0;
         for round in 1..=ROUNDS {
             // However late it is killed, there is something left to write for the next one.
-            let mut variables = vec![(CHILD, medium.device_path.as_os_str()), (IS_ONE_OF_MANY, "1".as_ref())];
-            if access == Access::Mapped {
-                variables.push((MAPPED, "1".as_ref()));
-            }
+            let named = format!("{access:?}");
+            let variables = [
+                (CHILD, medium.device_path.as_os_str()),
+                (ACCESS, named.as_ref()),
+                (IS_ONE_OF_MANY, "1".as_ref()),
+            ];
             acknowledged = killed::kill("child", &variables, acknowledged, round);
             let bench = open(medium.clone());
             acknowledged = check(&bench, acknowledged, &format!("{access:?}, round {round}"));

@@ -134,7 +134,7 @@ mod tests {
         let _alone = ONE_AT_A_TIME.lock();
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(1 << 20).unwrap();
-        let medium = open(file.path(), 0, Access::Mapped, Duration::ZERO).unwrap();
+        let medium = open(file.path(), 0, Access::AsDevice, Duration::ZERO).unwrap();
         medium.write(0, b"head").unwrap();
         let fd = medium.lend().unwrap().unwrap();
         let lent = LentMedium::map(&fd, 1 << 20, b"head".to_vec()).unwrap();
@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn what_is_read_counts_until_the_head_changes() {
-        for access in [Access::Mapped, Access::Auto] {
+        for access in [Access::AsDevice, Access::Auto] {
             let file = tempfile::NamedTempFile::new().unwrap();
             file.as_file().set_len(1 << 20).unwrap();
             let medium = open(file.path(), 0, access, Duration::ZERO).unwrap();

@@ -1,13 +1,15 @@
 //! A medium of fixed size that many threads read and write at offsets: a persistent-memory device or a plain file.
 //!
 //! A DAX character device (`/dev/daxX.Y`) has no read and write calls: it is mapped, and writes are flushed out of the
-//! processor's caches. A plain file is accessed with positional calls, because touching the mapping of a truncated file
-//! ends the process by SIGBUS. A handler of that signal turns lost pages of a device into errors, too.
+//! processor's caches. A plain file is written with positional calls, which a full file system refuses with an error, and
+//! read with such calls, or from a mapping if it lies in memory: a copy from a mapping is faster. Touching the mapping of a
+//! truncated file, or of a device that was taken away, raises SIGBUS; a handler of that signal turns lost pages into errors.
 
 mod copy;
 mod device;
 mod faulty;
 mod flush;
+mod in_memory;
 mod lent;
 mod open;
 mod positional;

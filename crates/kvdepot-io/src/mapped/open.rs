@@ -9,7 +9,7 @@ use kvdepot_core::{Error, ErrorKind, Result};
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags, Stat, flock, fstat, major, minor};
 
 use super::device::Use;
-use super::{FileMedium, MappedMedium, Medium, flush};
+use super::{FileMedium, MappedMedium, Medium, flush, in_memory};
 
 /// Pause between attempts to take a lock held by another process.
 const LOCK_TRY: Duration = Duration::from_millis(10);
@@ -17,11 +17,39 @@ const LOCK_TRY: Duration = Duration::from_millis(10);
 /// How a medium is accessed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Access {
-    /// A DAX device is mapped; a file is accessed with positional calls.
+    /// As it is fast and safe: a device is mapped, and so is a file in memory for reads. A file on a disk is accessed with
+    /// positional calls.
     #[default]
     Auto,
-    /// Mapped, even a plain file: for tests and measurements without a device.
+    /// A file is accessed with positional calls. A device has none.
+    Pread,
+    /// A device is mapped, and every file is for reads.
     Mapped,
+    /// A file, too, is mapped for reads and writes: for tests and measurements without a device.
+    AsDevice,
+}
+
+/// What is done to a medium.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// Positional calls.
+    Calls,
+    /// Positional calls, and blocks are read from a mapping; `or_calls`: without one if there can be none.
+    Reads { or_calls: bool },
+    /// All through a mapping.
+    Device,
+}
+
+/// Chooses how a medium is accessed; `None`: not as was asked for.
+const fn way(access: Access, is_device: bool, is_in_memory: bool) -> Option<Way> {
+    match (access, is_device) {
+        (Access::Pread, true) => None,
+        (_, true) | (Access::AsDevice, false) => Some(Way::Device),
+        (Access::Mapped, false) => Some(Way::Reads { or_calls: false }),
+        // An error of a disk is one of the read call, but the end of a mapping.
+        (Access::Auto, false) if is_in_memory => Some(Way::Reads { or_calls: true }),
+        (Access::Auto | Access::Pread, false) => Some(Way::Calls),
+    }
 }
 
 /// A file that may be a medium, and what it is.
@@ -62,10 +90,26 @@ pub fn open(path: &Path, bytes_max: u64, access: Access, lock_wait: Duration) ->
             "this build cannot flush the caches of this processor, so it cannot use a DAX device",
         )));
     }
-    if is_device || access == Access::Mapped {
-        return Ok(Arc::new(MappedMedium::new(path, file, bytes, Use::Write)?));
-    }
-    Ok(Arc::new(FileMedium::new(path, file, bytes)))
+    let way = way(access, is_device, in_memory::holds(&file)).ok_or_else(|| {
+        said(Error::new(
+            ErrorKind::Config,
+            "a DAX device has no read calls, so it is mapped: remove dax_access: pread, or name a file",
+        ))
+    })?;
+    Ok(match way {
+        Way::Device => Arc::new(MappedMedium::new(path, file, bytes, Use::Write)?),
+        Way::Calls => Arc::new(FileMedium::new(path, file, bytes)),
+        Way::Reads { or_calls } => {
+            let mut medium = FileMedium::new(path, file, bytes);
+            match medium.map() {
+                Err(error) if or_calls => {
+                    tracing::warn!(%error, "a medium in memory cannot be mapped, so it is read with system calls");
+                }
+                outcome => outcome?,
+            }
+            Arc::new(medium)
+        }
+    })
 }
 
 /// Opens all of a medium only to read it, whoever owns it: it is not locked, and writes fail.
@@ -141,4 +185,28 @@ fn dax_size(stat: &Stat) -> Result<(u64, u64)> {
         text.trim().parse::<u64>().map_err(wrong)
     };
     Ok((number("size")?, number("device/align").or_else(|_| number("align")).unwrap_or(2 << 20).max(4096)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_way_follows_from_what_was_asked_for_and_what_it_is() {
+        for (access, device, in_memory, on_disk) in [
+            (Access::Auto, Some(Way::Device), Way::Reads { or_calls: true }, Way::Calls),
+            (Access::Pread, None, Way::Calls, Way::Calls),
+            (
+                Access::Mapped,
+                Some(Way::Device),
+                Way::Reads { or_calls: false },
+                Way::Reads { or_calls: false },
+            ),
+            (Access::AsDevice, Some(Way::Device), Way::Device, Way::Device),
+        ] {
+            assert_eq!(way(access, true, false), device, "{access:?}");
+            assert_eq!(way(access, false, true), Some(in_memory), "{access:?}");
+            assert_eq!(way(access, false, false), Some(on_disk), "{access:?}");
+        }
+    }
 }

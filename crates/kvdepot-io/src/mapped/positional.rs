@@ -1,6 +1,6 @@
-//! A medium in a plain file. All accesses are positional calls, so a truncated file causes short reads and never a
-//! signal. A write past the end of a truncated file would make it long again, with zeros in between that nobody could tell
-//! from blocks, so each write checks the length first.
+//! A medium in a plain file. Accesses are positional calls, so a truncated file causes short reads. If it is mapped, blocks
+//! are read from the mapping. A write past the end of a truncated file would make it long again, with zeros in between that
+//! nobody could tell from blocks, so each write checks the length first.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,7 +13,8 @@ use rustix::fs::{fdatasync, fstat};
 use rustix::io::{preadv, pwrite, pwritev};
 
 use super::copy::{Sum, steps, within};
-use super::{Medium, Piece, reopened};
+use super::device::{MappedMedium, Use};
+use super::{Medium, Piece, in_memory, reopened};
 use crate::buf::MemRun;
 use crate::fork::Private;
 
@@ -37,6 +38,8 @@ pub struct FileMedium {
     failed: Mutex<Option<Error>>,
     /// Whether the file was found truncated.
     is_short: AtomicBool,
+    /// Where blocks are read.
+    mapping: Option<MappedMedium>,
 }
 
 impl FileMedium {
@@ -51,7 +54,15 @@ impl FileMedium {
             flush,
             failed: Mutex::new(None),
             is_short: AtomicBool::new(false),
+            mapping: None,
         }
+    }
+
+    /// Maps the file: from here on blocks are read from the mapping.
+    pub(super) fn map(&mut self) -> Result<()> {
+        let file = reopened(self.file.as_fd(), &self.path)?;
+        self.mapping = Some(MappedMedium::new(&self.path, file, self.bytes, Use::Read)?);
+        Ok(())
     }
 
     fn flush(&self) -> Result<()> {
@@ -132,9 +143,6 @@ impl FileMedium {
     }
 }
 
-/// File systems that keep files in memory: tmpfs, ramfs, hugetlbfs. From linux/magic.h.
-const IN_MEMORY: [u32; 3] = [0x0102_1994, 0x8584_58f6, 0x9584_58f6];
-
 /// The checksums of pieces, one after another.
 struct Sums<'a> {
     into: &'a mut Vec<u64>,
@@ -167,7 +175,7 @@ impl Medium for FileMedium {
     }
 
     fn rests_in_memory(&self) -> bool {
-        rustix::fs::fstatfs(&self.file).is_ok_and(|stat| IN_MEMORY.contains(&(stat.f_type as u32)))
+        in_memory::holds(&self.file)
     }
 
     fn read(&self, at: u64, out: &mut [u8]) -> Result<()> {
@@ -189,8 +197,11 @@ impl Medium for FileMedium {
         Ok(())
     }
 
-    /// Reads neighbouring pieces with one call, up to 256 KiB, whatever their slots.
+    /// Reads from the mapping, or neighbouring pieces with one call, up to 256 KiB, whatever their slots.
     fn read_pieces(&self, at: u64, pieces: &[Piece<'_>], checksums: Option<&mut Vec<u64>>) -> Result<()> {
+        if let Some(mapping) = &self.mapping {
+            return mapping.read_pieces(at, pieces, checksums);
+        }
         within(self.bytes, at, pieces.iter().map(|piece| piece.bytes).sum())?;
         let mut cut = Vec::new();
         for (number, piece) in pieces.iter().enumerate() {
@@ -250,7 +261,7 @@ impl Medium for FileMedium {
     }
 
     fn is_lost(&self) -> bool {
-        self.is_short.load(Ordering::Acquire)
+        self.is_short.load(Ordering::Acquire) || self.mapping.as_ref().is_some_and(Medium::is_lost)
     }
 
     fn lend(&self) -> Result<Option<OwnedFd>> {

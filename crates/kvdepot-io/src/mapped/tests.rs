@@ -19,7 +19,7 @@ fn many_are_opened_one_after_another() {
     let _alone = crate::fork::testing::ONE_AT_A_TIME.lock();
     let file = file(4 << 20);
     for _ in 0..200 {
-        let medium = open(file.path(), 1 << 20, Access::Mapped, Duration::ZERO).unwrap();
+        let medium = open(file.path(), 1 << 20, Access::AsDevice, Duration::ZERO).unwrap();
         assert_eq!(medium.bytes(), 1 << 20);
         let again = open(file.path(), 0, Access::Auto, Duration::ZERO).unwrap_err();
         assert_eq!(again.kind(), ErrorKind::Busy);

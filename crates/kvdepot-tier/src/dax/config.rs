@@ -9,7 +9,7 @@ use kvdepot_io::mapped::{Access, Medium};
 use serde_json::Value;
 
 use super::settings::{
-    ASYNC_PUT_DEFAULT, FIRST_READ, SETTINGS, SLAB_BYTES_DEFAULT, SLAB_BYTES_MIN, WORKERS_MAX,
+    ASYNC_PUT_DEFAULT, FIRST_READ, MAPPED, PREAD, SETTINGS, SLAB_BYTES_DEFAULT, SLAB_BYTES_MIN, WORKERS_MAX,
 };
 use crate::settings::{Fields, Switch};
 
@@ -41,7 +41,7 @@ pub struct DaxConfig {
     pub put_workers: usize,
     /// Whether blocks are leased in place; `None`: if the medium is memory and not a plain file.
     pub lease_in_place: Option<bool>,
-    /// How the medium is accessed. Not read from JSON.
+    /// How the medium is accessed.
     pub access: Access,
     /// How long opening waits for another depot to release the medium. Not read from JSON.
     pub lock_wait: Duration,
@@ -89,6 +89,11 @@ impl DaxConfig {
         fields.u64("retrieve_staging_slab_bytes", &mut config.retrieve_staging_slab_bytes)?;
         fields.usize("put_workers", &mut config.put_workers)?;
         config.verify_first_read_only = fields.text("verify")?.as_deref() == Some(FIRST_READ);
+        config.access = match fields.text("access")?.as_deref() {
+            Some(PREAD) => Access::Pread,
+            Some(MAPPED) => Access::Mapped,
+            _ => Access::Auto,
+        };
         config.lease_in_place = match fields.switch("lease_in_place")? {
             Some(Switch::On) => Some(true),
             Some(Switch::Off) => Some(false),

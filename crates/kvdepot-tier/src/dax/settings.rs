@@ -15,12 +15,16 @@ pub(super) const ASYNC_PUT_DEFAULT: bool = false;
 /// Words of `verify`.
 pub(super) const EVERY_READ: &str = "every_read";
 pub(super) const FIRST_READ: &str = "first_read";
+/// Words of `access`.
+pub(super) const AUTO: &str = "auto";
+pub(super) const PREAD: &str = "pread";
+pub(super) const MAPPED: &str = "mapped";
 /// Largest medium: an exbibyte.
 const BYTES_MAX: u64 = 1 << 60;
 const THREADS: Kind = Kind::Whole { min: 1, max: IO_THREADS_MAX as u64 };
 
 /// All settings, in the order of the documentation.
-pub(super) const SETTINGS: [Setting; 10] = [
+pub(super) const SETTINGS: [Setting; 11] = [
     Setting {
         name: "device_path",
         kind: Kind::Path,
@@ -121,6 +125,21 @@ pub(super) const SETTINGS: [Setting; 10] = [
                       depot wrote or found the block; later reads trust the medium and cost only a copy. Use it for \
                       ECC memory that only this depot uses; a file must lie on a file system in memory (tmpfs).",
             default: Preset::Word(EVERY_READ),
+            came_later: true,
+            ..Key::BLANK
+        }),
+    },
+    Setting {
+        name: "access",
+        kind: Kind::Choice { of: &[AUTO, PREAD, MAPPED] },
+        key: Some(Key {
+            name: "dax_access",
+            meaning: "How blocks are read from the medium of the `Dax` tier: with system calls (`pread`), or copied from \
+                      memory that is mapped, which is faster (`mapped`). `auto` maps a DAX device, a file on a file system in \
+                      memory (tmpfs) and one on persistent memory (mounted with `dax`), and reads a file on a disk with \
+                      calls: a bad sector is then an error of one block, while in a mapping it ends the use of the medium. \
+                      A DAX device is always mapped.",
+            default: Preset::Word(AUTO),
             came_later: true,
             ..Key::BLANK
         }),

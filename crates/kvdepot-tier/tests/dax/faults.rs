@@ -326,10 +326,10 @@ fn damage_is_an_error_once_and_then_a_miss() {
     assert_eq!(bench.tier.usage().bytes, 0);
 }
 
-/// A truncated medium is an error and never a signal, with either way of access.
+/// A truncated medium is an error and never a signal, with any way of access.
 #[test]
 fn a_truncated_medium_is_an_error() {
-    for access in [Access::Auto, Access::Mapped] {
+    for access in [Access::Pread, Access::Mapped, Access::AsDevice] {
         let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         file.as_file().set_len(16 << 20).unwrap();
         let open = |path: &Path| {
@@ -364,10 +364,13 @@ fn a_truncated_medium_is_an_error() {
 fn a_medium_that_was_removed_takes_no_more_writes() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = dir.path().join("medium");
-    std::fs::File::create(&path).unwrap().set_len(16 << 20).unwrap();
-    let bench = bench(Arc::new(DaxTier::open(DaxConfig { device_path: path.clone(), ..config() }).unwrap()));
-    bench.write_all(1);
-    std::fs::remove_file(&path).unwrap();
-    assert!(bench.read_is_right(0));
-    assert!(bench.write(1).unwrap_err().to_string().contains("removed"));
+    for access in [Access::Pread, Access::Mapped] {
+        std::fs::File::create(&path).unwrap().set_len(16 << 20).unwrap();
+        let config = DaxConfig { access, device_path: path.clone(), ..config() };
+        let bench = bench(Arc::new(DaxTier::open(config).unwrap()));
+        bench.write_all(1);
+        std::fs::remove_file(&path).unwrap();
+        assert!(bench.read_is_right(0), "{access:?}");
+        assert!(bench.write(1).unwrap_err().to_string().contains("removed"), "{access:?}");
+    }
 }

@@ -61,7 +61,7 @@ fn leasing(media: &Media, access: Access) -> DaxConfig {
 
 #[test]
 fn a_damaged_block_is_not_leased_and_not_found_again() {
-    for access in [Access::Auto, Access::Mapped] {
+    for access in [Access::Auto, Access::Mapped, Access::AsDevice] {
         let media = Media::new();
         let config = leasing(&media, access);
         let bench = Bench::new(open(config.clone()));
@@ -187,7 +187,7 @@ fn a_medium_lends_no_more_than_holds_blocks() {
 #[test]
 fn a_truncated_file_is_an_error_for_whoever_reads_it_in_place() {
     let media = Media::new();
-    for access in [Access::Auto, Access::Mapped] {
+    for access in [Access::Auto, Access::Mapped, Access::AsDevice] {
         let path = media.file(4 * MIB);
         let config =
             DaxConfig { access, lease_in_place: Some(true), ..crate::dax_media::config(&path, 4 * MIB) };
@@ -211,8 +211,9 @@ fn a_file_is_leased_only_if_the_configuration_says_so() {
     let media = Media::new();
     for (lease_in_place, access, is_leased) in [
         (None, Access::Auto, false),
-        (None, Access::Mapped, true),
-        (Some(false), Access::Mapped, false),
+        (None, Access::Mapped, false),
+        (None, Access::AsDevice, true),
+        (Some(false), Access::AsDevice, false),
         (Some(true), Access::Auto, true),
     ] {
         let config =

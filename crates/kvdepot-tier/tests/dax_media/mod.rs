@@ -23,7 +23,7 @@ pub(crate) fn device() -> Option<PathBuf> {
 
 /// The ways to access a medium: a device is always mapped.
 pub(crate) fn accesses() -> &'static [Access] {
-    if device().is_some() { &[Access::Auto] } else { &[Access::Auto, Access::Mapped] }
+    if device().is_some() { &[Access::Auto] } else { &[Access::Pread, Access::Mapped, Access::AsDevice] }
 }
 
 /// A configuration for tests on this medium, of which `bytes` are used; 0 = all.
