@@ -18,10 +18,3 @@ pub struct SlabStats {
     /// Number of blocks evicted.
     pub blocks_evicted: u64,
 }
-
-impl SlabStats {
-    /// Bytes written per byte of the blocks' records.
-    pub fn write_amplification(&self) -> f64 {
-        self.written_bytes as f64 / self.accepted_bytes.max(1) as f64
-    }
-}
