@@ -15,7 +15,9 @@ import pytest
 from click.testing import CliRunner
 
 from kvdepot.cli import main, stop
-from kvdepot.cli.running import ask
+from kvdepot.cli.doctor import directory_users_with, own_socket
+from kvdepot.cli.running import ask, directory_users
+from kvdepot.config import load_config
 
 LONG_S = 120
 
@@ -138,3 +140,41 @@ def test_a_depot_that_hangs_does_not_prolong_the_wait(
         begun = time.monotonic()
         run("stop", "--config", file, "--timeout", 1, status=1)
     assert time.monotonic() - begun < stop.WAIT_S - 1
+
+
+def test_a_second_depot_with_the_same_directory_is_warned_of(
+    runtime: Path, serve: Callable[..., "subprocess.Popen[str]"]
+) -> None:
+    (runtime / "blocks").mkdir()
+    (runtime / "link").symlink_to("blocks")
+
+    def posix(name: str, directory: str, pool_gb: float) -> Path:
+        path = runtime / f"{name}.yaml"
+        path.write_text(f"directories: [{runtime}/{directory}]\npool_gb: {pool_gb}\nposix_capacity_gb: 1\n")
+        return path
+
+    first, second, third = posix("one", "blocks", 0.0625), posix("two", "link", 0.125), posix("three", "link", 0.25)
+    one = serve("--config", str(first))
+    blocks = os.path.realpath(runtime / "blocks")
+    # Other depots of this user may run.
+    (socket,) = (path for path, user in directory_users() if blocks in user.directories)
+    command = [sys.executable, "-m", "kvdepot", "serve", "--config", str(second)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as two:
+        try:
+            assert two.stderr is not None
+            # Before or after the line that says that it serves.
+            line = next(line for line in two.stderr if "posix_capacity_shared" in line)
+            found = json.loads(run("doctor", "--config", first, "--json"))["checks"]
+            # A depot that does not run yet is warned of, too.
+            config = load_config(third, owns_pool=False)
+            users = directory_users_with(config, own_socket(config))
+        finally:
+            two.kill()
+    assert "[W]" in line
+    for part in (f"pid {two.pid}", f"pid {one.pid}", socket, blocks):
+        assert part in line
+    (finding,) = (one for one in found if one["check"] == "shared directories")
+    assert finding["state"] == "warn"
+    assert finding["found"].count(f"both use {blocks}") == 1
+    names = [user.name for user in users if blocks in user.directories]
+    assert [name.startswith("the depot at") for name in names] == [True, True, False]

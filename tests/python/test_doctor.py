@@ -19,7 +19,13 @@ from kvdepot.checks.directories import check_directories, mount_of
 from kvdepot.checks.finding import Finding, bounded, worst
 from kvdepot.checks.host import Host, check_host
 from kvdepot.checks.network import bucket_endpoint, check_network
-from kvdepot.checks.software import check_depots, check_devices, check_software
+from kvdepot.checks.software import (
+    DirectoryUser,
+    check_depots,
+    check_devices,
+    check_shared_directories,
+    check_software,
+)
 from kvdepot.cli import main
 from kvdepot.config import KVDepotConfig, load_config, machine
 
@@ -177,6 +183,20 @@ def test_devices_and_depots(tmp_path: Path) -> None:
     depots = [{"socket": "/s", "pid": 7, "pipeline": "Cache"}]
     assert "one with this configuration" in by_check(check_depots(depots, "/s"))["depots"].found
     assert "none with this configuration" in by_check(check_depots(depots, "/t"))["depots"].found
+
+
+def test_depots_that_use_one_directory_need_one_limit() -> None:
+    one, other = DirectoryUser("one", ("/a", "/b"), one_limit=True), DirectoryUser("other", ("/b",), one_limit=True)
+    alone = DirectoryUser("alone", ("/b", "/c"), one_limit=False)
+    assert list(check_shared_directories([])) == list(check_shared_directories([alone])) == []
+    assert by_check(check_shared_directories([one, other]))["shared directories"].state == "ok"
+    assert (
+        by_check(check_shared_directories([one, replace(alone, directories=("/c",))]))["shared directories"].state
+        == "ok"
+    )
+    found = by_check(check_shared_directories([one, other, alone]))["shared directories"]
+    assert (found.state, found.found) == ("warn", "one and alone both use /b; other and alone both use /b")
+    assert "posix_capacity_shared" in found.mend
 
 
 def test_pool_servers_and_buckets_are_connected_to() -> None:

@@ -9,6 +9,7 @@ pub mod local;
 pub mod lock;
 mod log_limit;
 pub mod logging;
+mod neighbours;
 mod panics;
 mod peer;
 pub mod place;

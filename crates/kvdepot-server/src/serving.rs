@@ -17,7 +17,7 @@ use crate::local::LocalDoor;
 use crate::lock::DoorLock;
 use crate::place::{self, Place};
 use crate::wire::{WireConfig, WireDoor};
-use crate::{descriptors, handover, keeper, panics, systemd};
+use crate::{descriptors, handover, keeper, neighbours, panics, systemd};
 
 /// How long to retry opening a wire door.
 const REOPEN_WAIT: Duration = Duration::from_secs(5);
@@ -168,6 +168,7 @@ impl Doors {
         let status = StatusDoor::open(lock.socket(), &depot);
         systemd::notify("READY=1");
         systemd::notify("STATUS=Serving");
+        neighbours::look(lock.socket(), depot.config());
         loop {
             tracing::info!(
                 "serving {} at {} (pid {})",

@@ -3,7 +3,9 @@
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -114,3 +116,39 @@ def check_depots(depots: Sequence[Mapping[str, Any]], socket: str | None) -> Ite
         here = any(one["socket"] == socket for one in depots)
         texts.append(f"{'one' if here else 'none'} with this configuration")
     yield Finding("depots", "ok", ", ".join(texts), why)
+
+
+@dataclass(frozen=True)
+class DirectoryUser:
+    """A depot with a Posix tier: a running one, or the one that a configuration would start.
+
+    Attributes:
+        name: how people find it.
+        directories: its directories, with links resolved.
+        one_limit: whether it keeps one limit with all depots that use them (``posix_capacity_shared``).
+    """
+
+    name: str
+    directories: tuple[str, ...]
+    one_limit: bool
+
+
+def check_shared_directories(users: Sequence[DirectoryUser]) -> Iterator[Finding]:
+    """Reports pairs of depots that use one directory without a common limit; nothing with fewer than two depots."""
+    why = (
+        "each depot counts only what it writes itself, so together they exceed posix_capacity_gb, and each has its own "
+        "pool: blocks in the memory of one are misses for engines of the other"
+    )
+    mend = (
+        "give engines that shall share a pool the same configuration; or set posix_capacity_shared for both; or give "
+        "them different directories"
+    )
+    texts = []
+    for one, other in combinations(users, 2):
+        both = [path for path in one.directories if path in other.directories]
+        if both and not (one.one_limit and other.one_limit):
+            texts.append(f"{one.name} and {other.name} both use {', '.join(both)}")
+    if texts:
+        yield Finding("shared directories", "warn", "; ".join(texts), why, mend)
+    elif len(users) > 1:
+        yield Finding("shared directories", "ok", "no two depots use one directory without a common limit", why)

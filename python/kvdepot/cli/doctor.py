@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import sys
 from datetime import datetime
 from typing import Any
@@ -13,9 +14,16 @@ from kvdepot.checks.finding import Finding, bounded, worst
 from kvdepot.checks.host import Host, check_host
 from kvdepot.checks.media import check_media
 from kvdepot.checks.network import check_network
-from kvdepot.checks.software import check_depots, check_devices, check_software
+from kvdepot.checks.software import (
+    DirectoryUser,
+    check_depots,
+    check_devices,
+    check_shared_directories,
+    check_software,
+)
 from kvdepot.cli.output import print_json, print_table
-from kvdepot.cli.running import running_depots
+from kvdepot.cli.processes import posix_directories
+from kvdepot.cli.running import directory_users, running_depots
 from kvdepot.config import KVDepotConfig, load_config
 from kvdepot.config.machine import Machine
 from kvdepot.errors import ConfigError
@@ -75,7 +83,23 @@ def checks(config: KVDepotConfig, report: dict[str, Any]) -> list[Finding]:
         *check_devices(report, rdma_wanted=rdma_wanted),
         *check_software(),
         *check_depots(running, socket),
+        *check_shared_directories(directory_users_with(config, socket)),
     ]
+
+
+def directory_users_with(config: KVDepotConfig, socket: str | None) -> list[DirectoryUser]:
+    """Returns the running depots with a Posix tier, and the one that the configuration would start at its socket.
+
+    If the socket depends on an engine's block size, the configuration's depot may be one of those that run.
+    """
+    running = dict(directory_users())
+    users = list(running.values())
+    directories = posix_directories(config)
+    one_limit = any(one.key == "posix_capacity_shared" and one.value is True for one in config.effective())
+    if directories and socket is not None and socket not in running:
+        resolved = tuple(os.path.realpath(one) for one in directories)
+        users.append(DirectoryUser("this configuration's depot", resolved, one_limit))
+    return users
 
 
 def own_socket(config: KVDepotConfig) -> str | None:

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from kvdepot import _native
+from kvdepot.checks.software import DirectoryUser
 from kvdepot.cli.processes import posix_directories, process, serving
+from kvdepot.cli.status_door import read_page
 from kvdepot.config import KVDepotConfig
 from kvdepot.config.machine import Machine
 from kvdepot.config.socket_path import runtime_directories
@@ -40,6 +42,26 @@ def running_depots() -> Iterator[RunningDepot]:
             depot = ask(str(path))
             if depot is not None:
                 yield depot
+
+
+def directory_users() -> Iterator[tuple[str, DirectoryUser]]:
+    """Yields the running depots with a Posix tier that tell their configuration, each with its socket.
+
+    It asks the depots at a default socket of this user, and those of `kvdepot serve` with readable command lines.
+    """
+    found = [*(one.socket for one in running_depots()), *(one.socket for one in serving())]
+    for path in dict.fromkeys(path for path in found if path):
+        page = read_page(path, "/config", WAIT_MS / 1000)
+        if page is None:
+            continue
+        try:
+            tier = json.loads(page).get("posix") or {}
+            directories = tuple(os.path.realpath(one) for one in tier.get("directories") or ())
+        except (ValueError, AttributeError, TypeError):
+            continue  # it is another program
+        if directories:
+            name = f"the depot at {path} (pid {peer_pid(path) or '?'})"
+            yield path, DirectoryUser(name, directories, tier.get("capacity_shared") is True)
 
 
 def user_of(directories: Iterable[Path], config: KVDepotConfig | None = None) -> RunningDepot | None:
