@@ -306,7 +306,7 @@ RUNS: tuple[Run | Serve, ...] = (
         json=True,
     ),
     Run("trace convert", f"kvdepot trace convert {TRACE} --output {{tmp}}/public.jsonl", says="public.jsonl"),
-    Run("bench store --only traces", "kvdepot bench store --smoke --rounds 1 --only traces", says="trace_percent"),
+    Run("bench store --only traces", "kvdepot bench store --smoke --rounds 1 --only traces", says="all_percent"),
     Run("make bench", 'make bench ARGS="--smoke --rounds 1 --only memory"', says="memcpy_gb_s"),
     Run("make example", 'make example ARGS="--blocks 2 --layer-kib 1 --directory {tmp}"', says="every byte compared"),
     Serve(

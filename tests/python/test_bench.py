@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from kvdepot import _native
-from kvdepot.bench import disk, memory, traces
+from kvdepot.bench import disk, memory, served, traces
 from kvdepot.bench.shapes import SMOKE_SHAPES
 
 STUB = Path(_native.__file__).with_name("_native.pyi")
@@ -43,7 +43,7 @@ def stores(monkeypatch):
         def connect(*arguments, **named):
             return SpyDepot(_native.Depot.connect(*arguments, **named), noted)
 
-    for module in (memory, disk):
+    for module in (memory, disk, served):
         monkeypatch.setattr(module, "_native", SimpleNamespace(Depot=Depot, Task=_native.Task, Store=_native.Store))
     return noted
 
@@ -73,9 +73,27 @@ def test_cold_loads_have_time(stores, tmp_path):
 
 
 def test_what_traces_cost_is_told_for_each_block():
-    row = traces.cost(rounds=1, shape=traces.SMOKE_SHAPE, requests=2)
+    row = traces.cost(rounds=1, shape=traces.SMOKE_SHAPE, requests=2, scrapes=2)
     assert row["block_kib"] == 4
-    assert all(row[name] > 0 for name in ("dump_and_load_us_block", "trace_percent", "lite_percent"))
+    assert all(row[name] > 0 for name in ("dump_and_load_us_block", "trace_percent", "lite_percent", "metrics_percent"))
+    parts = [row[f"{part}_percent"] for part in ("trace", "lite", "metrics")]
+    assert row["all_percent"] == pytest.approx(sum(parts)), "one round: its sum is the sum of its parts"
+
+
+def test_a_round_costs_as_many_scrapes_as_it_has_seconds():
+    spent = traces.Spent
+    done = [
+        traces.Round(spent(2.0, 4.0), spent(0.002, 0.004), spent(0.004, 0.008), spent(0.001, 0.002)),
+        traces.Round(spent(8.0, 4.0), spent(0.0, 0.0), spent(0.0, 0.0), spent(0.01, 0.01)),
+        traces.Round(spent(1.0, 1.0), spent(0.0, 0.0), spent(0.0, 0.0), spent(0.0, 0.0)),
+    ]
+    row = traces.row(done[:1], traces.SMOKE_SHAPE, 1)
+    assert (row["trace_percent"], row["lite_percent"]) == pytest.approx((0.1, 0.2))
+    assert (row["metrics_percent"], row["all_percent"]) == pytest.approx((0.1, 0.4))
+    assert (row["metrics_cpu_percent"], row["all_cpu_percent"]) == pytest.approx((0.1, 0.4))
+    assert row["scrape_ms"] == pytest.approx(1.0)
+    row = traces.row(done, traces.SMOKE_SHAPE, 1)
+    assert row["metrics_percent"] == pytest.approx(0.1), "the median of the rounds' own ratios"
 
 
 def functions():

@@ -1,12 +1,7 @@
 """Dump into and load from a warm pool, compared with memcpy; lookups through the Unix socket."""
 
 import json
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from statistics import median
 from time import perf_counter
@@ -14,6 +9,7 @@ from time import perf_counter
 import numpy as np
 
 from kvdepot import _native
+from kvdepot.bench.served import served
 from kvdepot.bench.shapes import MIB, Pages, PlainCopy, Shape, hashes, move, open_store, seconds
 
 Row = dict[str, object]
@@ -60,28 +56,10 @@ def warm(shapes: Sequence[Shape], *, rounds: int, threads: int) -> Iterator[Row]
         depot.close()
 
 
-@contextmanager
-def served(config: dict[str, object]) -> Iterator[_native.Depot]:
-    """Yields a depot in a process of its own, attached through its socket."""
-    with tempfile.TemporaryDirectory() as directory:
-        socket = os.path.join(directory, "bench.sock")
-        command = [sys.executable, "-m", "kvdepot", "serve", "--core-json", json.dumps(config), "--socket", socket]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            depot = _native.Depot.connect(socket, None, wait_ms=60_000, call_timeout_ms=5_000)
-            if not depot.attached:
-                raise RuntimeError("the depot of the benchmark did not start")
-            yield depot
-            depot.close()
-        finally:
-            process.kill()
-            process.wait()
-
-
 def door(*, rounds: int, keys: int) -> Row:
     """Measures a prefix lookup of 128 hashes through the Unix socket, in microseconds, and keys per second in batch."""
-    with served({"pipeline": "Cache", "pool_bytes": keys * 4096 + 64 * MIB}) as depot:
-        store = open_store(depot, "door", "[[1,[64]]]", copy_threads=1)
+    with served({"pipeline": "Cache", "pool_bytes": keys * 4096 + 64 * MIB}) as running:
+        store = open_store(running.depot, "door", "[[1,[64]]]", copy_threads=1)
         memory = np.zeros((1, 64), np.uint8)
         store.register_pages(np.array([memory.ctypes.data], np.uint64), np.zeros(1, np.int64), keys)
         names = hashes(0, keys)

@@ -30,7 +30,9 @@ def command() -> None:
 def store(
     rounds: int, threads: int, io_threads: int, directory: str | None, only: str | None, smoke: bool, as_json: bool
 ) -> None:
-    """Measures the pool against memcpy, the Unix socket, cold loads against fio (if installed), and the cost of traces.
+    """Measures the pool against memcpy, the Unix socket, cold loads against fio (if installed), and what traces cost.
+
+    The last part is the cost of traces and lite mode, and of metrics that are scraped once a second.
 
     \b
     kvdepot bench store
@@ -52,7 +54,7 @@ def store(
     if only in {None, "traces"}:
         shape = traces.SMOKE_SHAPE if smoke else traces.SHAPE
         cost = traces.cost(rounds=rounds, shape=shape)
-        sections.append(("traces", progress("traces and lite mode", iter([cost]))))
+        sections.append(("traces", progress("metrics, traces and lite mode", iter([cost]))))
     results |= dict(sections)
     if as_json:
         print_json(results)
