@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from decimal import ROUND_HALF_UP, Decimal
 from functools import partial
 from http import HTTPStatus
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -48,6 +49,11 @@ def site(root: Path) -> Iterator[Site]:
             fail(site, other)
         until("the depot has let go of what its engines held", lambda: is_still(site.page("status")))
         yield site
+
+
+def in_percent(part: int, whole: int) -> str:
+    """As the page shows it: a browser rounds halves up."""
+    return f"{Decimal(100 * part / whole).quantize(Decimal('0.1'), ROUND_HALF_UP)} %" if whole else "–"
 
 
 def is_still(status: dict[str, Any]) -> bool:
@@ -120,6 +126,7 @@ def test_all_sections_have_the_depot_s_numbers(site: Site, visit: Open) -> None:
             str(one["pool_blocks"]),
             in_bytes(one["load_bytes_hour"]),
             str(one["load_blocks"]),
+            in_percent(one["lookup_hit_blocks"], one["lookup_blocks"]),
             str(one["misses"]),
         ]
         for one in now["top_namespaces"]

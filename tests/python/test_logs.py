@@ -211,3 +211,21 @@ def test_explain_names_the_variable():
     machine = Machine(memory_bytes=1 << 40, environ={"UCM_LOG_MAX_FILES": "4", "HOME": "/h"}, free_disk_bytes=1 << 40)
     [setting] = [one for one in load_config({}).effective(machine) if one.key == "log_max_files"]
     assert (setting.value, setting.origin) == (4, "environment UCM_LOG_MAX_FILES")
+
+
+MISS = """
+import sys, numpy, kvdepot
+with kvdepot.open(eval(sys.argv[1]), layout=kvdepot.BlockLayout(1, [4096]), namespace={"model": "tiny"}) as store:
+    store.dump([b"a"], [[numpy.zeros(4096, numpy.uint8)]]).wait().raise_for_failures()
+    assert store.lookup_on_prefix([b"a"]) == 1
+    assert store.lookup_on_prefix([b"a", *(f"{number}".encode() for number in range(200))]) == 1
+    assert store.stats()["depot"]  # it has answered, so it has written the line
+"""
+
+
+def test_each_lookup_that_misses_has_one_line_in_the_depots_log(node, tmp_path):
+    command = [sys.executable, "-c", MISS, repr(node)]
+    subprocess.run(command, env={**os.environ, "UC_LOGGER_LEVEL": "debug"}, check=True, timeout=RUN_S)
+    log = (tmp_path / "d.sock.log").read_text()
+    (line,) = (line for line in log.splitlines() if "blocks were hits" in line)
+    assert "1 of 201 blocks were hits; of the other 200 the first one is missing: never_stored (namespace " in line

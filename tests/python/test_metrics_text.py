@@ -67,3 +67,23 @@ def test_prometheus_reads_it_and_every_series_is_described(metrics_of_a_depot):
     assert list(tiers.values()) == [1]
     build = families["kvdepot_build"]
     assert build.samples[0].labels["pipeline"] == "Cache|Posix"
+
+
+def test_copies_and_hits_of_each_namespace_are_told(metrics_of_a_depot):
+    parser = pytest.importorskip("prometheus_client.openmetrics.parser")
+    _, text = metrics_of_a_depot
+    families = {family.name: family for family in parser.text_string_to_metric_families(text)}
+    copies = families["kvdepot_copy_seconds"]
+    assert copies.type == "histogram"
+    counts = {one.labels["operation"]: one.value for one in copies.samples if one.name.endswith("_count")}
+    assert counts == {"load": 0, "dump": 1}
+    sizes = {
+        one.labels["operation"]: one.value
+        for one in families["kvdepot_copy_bytes"].samples
+        if one.name.endswith("_sum")
+    }
+    assert sizes == {"load": 0, "dump": 4096}
+    written = [one.value for one in families["kvdepot_tier_write_block_bytes"].samples if one.name.endswith("_sum")]
+    assert written == [4096]
+    (asked,) = families["kvdepot_namespace_lookup_blocks"].samples
+    assert (asked.value, asked.labels["facts"]) == (0, "model=tiny")

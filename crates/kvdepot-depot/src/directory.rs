@@ -101,6 +101,12 @@ impl Directory {
         entries.namespaces.get(&handle).cloned()
     }
 
+    /// Returns the namespaces with these current ids; others are skipped.
+    pub(crate) fn handles_of(&self, ids: impl Iterator<Item = NamespaceId>) -> Vec<NamespaceHandle> {
+        let entries = self.entries.read();
+        ids.filter_map(|id| entries.current.get(&id).copied()).collect()
+    }
+
     /// Returns the keys of these blocks in the namespace's current epoch.
     pub(crate) fn keys(
         &self,

@@ -5,6 +5,7 @@ mod advances;
 pub mod client;
 mod commands;
 pub mod config;
+mod copies;
 mod death;
 pub mod depot;
 pub mod direct;

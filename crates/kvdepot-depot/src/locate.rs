@@ -7,13 +7,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use kvdepot_core::machine::probe::{PROBE_KEYS_MAX, ProbeStep, RunProbe};
-use kvdepot_core::machine::{Location, NamespaceHandle, Owner, TierIndex};
+use kvdepot_core::machine::{Location, NamespaceHandle, Owner, Settled, TierIndex};
 use kvdepot_core::{BlockKey, Error, ErrorKind, Result};
 use kvdepot_tier::{Presence as InTier, Tier};
 use smallvec::SmallVec;
 
 use crate::directory::Directory;
 use crate::events::Events;
+use crate::hops::Flows;
 use crate::message::Hashes;
 use crate::misses::{Misses, Unfound};
 use crate::presence::Presence;
@@ -53,6 +54,7 @@ pub(crate) struct Locator {
     pub(crate) events: Events,
     pub(crate) misses: Misses,
     pub(crate) usage: Usage,
+    pub(crate) flows: Flows,
     timeout: Duration,
     /// Blocks that lookups found in each tier.
     tier_hits: Vec<AtomicU64>,
@@ -90,7 +92,8 @@ impl Locator {
         let (misses, usage) = (Misses::new(blocks_remembered), Usage::new());
         let events = Events::new(tiers.len());
         let tier_hits = tiers.iter().map(|_| AtomicU64::new(0)).collect();
-        Self { tiers, presence, directory, stats, events, misses, usage, timeout, tier_hits }
+        let flows = Flows::default();
+        Self { tiers, presence, directory, stats, events, misses, usage, flows, timeout, tier_hits }
     }
 
     /// Returns how many blocks lookups found in a tier. Those of claims are not among them.
@@ -153,7 +156,7 @@ impl Locator {
     pub(crate) fn exist_now(&self, keys: &[BlockKey]) -> Option<Vec<bool>> {
         let mut found = self.found_in_pool(keys);
         if self.tiers.is_empty() || found.there.iter().all(|there| *there) {
-            return Some(self.counted(found));
+            return Some(self.counted(keys, found));
         }
         let absent: Vec<usize> = (0..keys.len()).filter(|&i| !found.there[i]).collect();
         let asked: Vec<BlockKey> = absent.iter().map(|&i| keys[i]).collect();
@@ -165,7 +168,7 @@ impl Locator {
                 Location::Absent => {}
             }
         }
-        Some(self.counted(found))
+        Some(self.counted(keys, found))
     }
 
     fn found_in_pool(&self, keys: &[BlockKey]) -> Found {
@@ -173,8 +176,17 @@ impl Locator {
     }
 
     /// Counts a lookup of single blocks. Returns which of them exist.
-    fn counted(&self, found: Found) -> Vec<bool> {
+    fn counted(&self, keys: &[BlockKey], found: Found) -> Vec<bool> {
         let Found { there, in_tiers } = found;
+        let mut rest = there.as_slice();
+        let counts = keys.chunk_by(|one, next| one.namespace == next.namespace).filter_map(|of_one| {
+            let (there, others) = rest.split_at(of_one.len());
+            rest = others;
+            let handle = self.directory.handles_of([of_one[0].namespace].into_iter()).pop()?;
+            Some((handle, of_one.len(), there.iter().filter(|there| **there).count()))
+        });
+        let counts: Vec<_> = counts.collect();
+        self.usage.looked_up(counts);
         self.count_lookup(there.len(), there.iter().filter(|there| **there).count(), &in_tiers);
         there
     }
@@ -187,6 +199,15 @@ impl Locator {
         }
     }
 
+    /// Counts a claim whose hit is final.
+    pub(crate) fn claim_settled(&self, settled: &Settled) {
+        let Settled { namespaces, asked, hit, admitted_after, took } = settled;
+        let handles = self.directory.handles_of(namespaces.iter().copied());
+        self.usage.looked_up(handles.into_iter().map(|handle| (handle, *asked, *hit)));
+        self.flows.claims.took(Duration::from_nanos(*took));
+        admitted_after.iter().for_each(|&after| self.flows.admissions.took(Duration::from_nanos(after)));
+    }
+
     /// Returns which blocks exist. Waits for tiers that cannot tell without I/O, within limits.
     pub(crate) fn exist(&self, keys: &[BlockKey]) -> Vec<bool> {
         self.exist_told(keys, &mut Vec::new())
@@ -194,7 +215,8 @@ impl Locator {
 
     /// As [`Self::exist`]. `untold` gets the blocks that a tier did not answer about and none has.
     fn exist_told(&self, keys: &[BlockKey], untold: &mut Vec<usize>) -> Vec<bool> {
-        self.counted(self.find_each(keys, untold))
+        let found = self.find_each(keys, untold);
+        self.counted(keys, found)
     }
 
     fn find_each(&self, keys: &[BlockKey], untold: &mut Vec<usize>) -> Found {
@@ -291,6 +313,7 @@ impl Locator {
         let mut in_tiers = InTiers::default();
         tiers_of.into_iter().filter(|&(i, _)| i < prefix).for_each(|(_, tier)| in_tiers.add(tier));
         self.count_lookup(asked * namespaces.len(), prefix * namespaces.len(), &in_tiers);
+        self.usage.looked_up(namespaces.iter().map(|&namespace| (namespace, asked, prefix)));
         if let Some((key, untold)) = missing {
             let namespaces = self.directory.ids(namespaces.iter().copied());
             self.lookup_missed(&Unfound { owner, key, namespaces: &namespaces, asked, hit: prefix, untold });

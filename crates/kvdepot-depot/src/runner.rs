@@ -182,6 +182,7 @@ impl Runner {
         }
         effects.forgotten.iter().for_each(|forgotten| self.locator.usage.forget(forgotten.handle));
         effects.missed.drain(..).for_each(|missed| self.locator.claim_missed(missed));
+        effects.settled.drain(..).for_each(|settled| self.locator.claim_settled(&settled));
         effects.closed.drain(..).for_each(|closed| self.commands.closed(closed));
         effects
     }

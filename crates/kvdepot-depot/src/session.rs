@@ -18,6 +18,7 @@ use kvdepot_core::machine::{
 use kvdepot_core::{BlockHash, Error, ErrorKind, NamespaceId, Result};
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::copies::Copies;
 use crate::death::DeathGuard;
 use crate::ending::Waits;
 use crate::events::Following;
@@ -58,6 +59,7 @@ pub struct Session {
     following: Mutex<Following>,
     /// Values that end with the session, after its leases. Dropped after `drop`.
     companions: Mutex<Vec<Box<dyn Send>>>,
+    copies: Mutex<Copies>,
 }
 
 /// Hashes of the next claim that have arrived so far.
@@ -90,6 +92,7 @@ impl Session {
             ahead: Mutex::default(),
             following: Mutex::default(),
             companions: Mutex::default(),
+            copies: Mutex::default(),
         }
     }
 
@@ -214,22 +217,33 @@ impl Session {
                 let hashes = checked(&hashes)?.collect();
                 let (how, runs_max) = (Reserve::Block, RUNS_PER_ANSWER_MAX);
                 // One id for all pieces: a reset between two of them refuses the rest.
-                let id = Some(runner.locator.directory.get(namespace)?.id);
+                let opened = runner.locator.directory.get(namespace)?;
+                let (id, shards) = (Some(opened.id), opened.spec.layout().shard_count());
                 let reply = runner.ask(self.owner, Ask::Reserve { namespace, id, hashes, how, runs_max })?;
                 let Reply::Slots(outcomes) = reply else { return Err(other_reply()) };
                 runner.locator.usage.stored(namespace);
                 self.ensure_present(&outcomes)?;
+                self.copies.lock().dump_began(Instant::now(), &outcomes, shards);
                 Response::Grants(outcomes.into_iter().map(grant).collect())
             }
             Request::Commit { leases, shards } => {
+                let count = match &shards {
+                    Shards::All => None,
+                    Shards::Some(shards) => Some(shards.len()),
+                };
+                let copied = self.copies.lock().committed(Instant::now(), &leases, count);
                 let leases = leases.into_iter().map(LeaseId).collect();
                 let shards = match shards {
                     Shards::All => ShardSet::All,
                     Shards::Some(shards) => ShardSet::Some(shards),
                 };
-                self.done(Ask::Commit { leases, shards, crc64: None })?
+                let done = self.done(Ask::Commit { leases, shards, crc64: None })?;
+                copied.iter().for_each(|copy| runner.locator.flows.dumps.took(copy.took, copy.bytes));
+                done
             }
             Request::Release { leases } => {
+                let copied = self.copies.lock().released(Instant::now(), &leases);
+                copied.iter().for_each(|copy| runner.locator.flows.loads.took(copy.took, copy.bytes));
                 self.done(Ask::Release { leases: leases.into_iter().map(LeaseId).collect() })?
             }
             Request::Acquire { namespace, hashes, wait_ms, last, in_place } => {
@@ -237,6 +251,7 @@ impl Session {
                 let wait = Duration::from_millis(wait_ms.into());
                 let how = LoadHow { wait, last, runs_max: RUNS_PER_ANSWER_MAX, in_place };
                 let outcomes = self.load(namespace, None, hashes, how)?;
+                self.copies.lock().load_began(Instant::now(), &outcomes);
                 Response::Grants(outcomes.into_iter().map(grant).collect())
             }
             Request::Reset { namespaces } => Response::Epochs(runner.reset(&namespaces)?),
@@ -475,6 +490,9 @@ impl Session {
             map.insert(name.to_owned(), value);
         }
         map.insert("misses".to_owned(), runner.locator.misses.to_json());
+        for (name, value) in runner.locator.flows.to_json() {
+            map.insert(name.to_owned(), value);
+        }
         let held = |handles: &[u64]| runner.look(|machine| machine.namespaces_hold(handles));
         map.insert("top_namespaces".to_owned(), runner.locator.top_namespaces(held));
         map.insert("evict_ages".to_owned(), crate::stats::ages(&gauges.evict_ages));

@@ -23,6 +23,10 @@ pub(crate) struct Used {
     pub(crate) load_bytes: u64,
     /// Those of them of the last hour.
     pub(crate) load_bytes_hour: u64,
+    /// Blocks asked for by lookups, and by claims whose hit is final.
+    pub(crate) lookup_blocks: u64,
+    /// Those of them that were hits.
+    pub(crate) lookup_hit_blocks: u64,
     /// Claims and lookups that ended at a block of it.
     pub(crate) misses: u64,
     /// How long ago it was stored to, loaded or looked for, in seconds.
@@ -86,6 +90,18 @@ impl Usage {
             tally.used.load_bytes += bytes;
             tally.parts[tally.part as usize % PARTS] += bytes;
         });
+    }
+
+    /// Lookups or a claim asked for blocks of namespaces: so many of each, of which so many were hits.
+    pub(crate) fn looked_up(&self, of: impl IntoIterator<Item = (NamespaceHandle, usize, usize)>) {
+        let now_s = self.now_s();
+        let mut tallies = self.tallies.lock();
+        for (namespace, asked, hit) in of {
+            let tally = tallies.entry(namespace).or_default();
+            tally.used_at_s = now_s;
+            tally.used.lookup_blocks += asked as u64;
+            tally.used.lookup_hit_blocks += hit as u64;
+        }
     }
 
     /// A claim or lookup ended at one of its blocks.
@@ -161,6 +177,20 @@ mod tests {
             (used.load_blocks, used.load_blocks_missed, used.load_bytes, used.used_s),
             (3, 1, 250, 100)
         );
+    }
+
+    #[test]
+    fn blocks_asked_for_and_hit_are_counted_for_each_namespace() {
+        let usage = Usage::new();
+        usage.looked_up([(1, 10, 4), (2, 10, 0)]);
+        usage.looked_up([(1, 5, 5)]);
+        let told = |handle| {
+            let (_, used) = usage.top(|one| one == handle)[0];
+            (used.lookup_blocks, used.lookup_hit_blocks)
+        };
+        assert_eq!(told(1), (15, 9));
+        usage.looked_up([(2, 1, 1)]);
+        assert_eq!(told(2), (1, 1), "what is not known is forgotten");
     }
 
     #[test]

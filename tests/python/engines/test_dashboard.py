@@ -79,7 +79,9 @@ def of_wire_doors() -> set[str]:
     in_bytes = re.findall(r'registry\.register_with_unit\(\s*"(\w+)",[^;]*Unit::Bytes', source)
     kinds = {name: "Gauge" if f"{name}: Gauge" in source else "Counter" for name in plain}
     kinds |= {f"{name}_bytes": "Counter" for name in in_bytes}
-    return {series(kind, f"wire_{name}") for name, kind in kinds.items()}
+    timed = re.findall(r'registry\.register_with_unit\(\s*"(\w+)",[^;]*Unit::Seconds', source)
+    parts = {f"kvdepot_wire_{name}_seconds_{part}" for name in timed for part in ("bucket", "sum", "count")}
+    return {series(kind, f"wire_{name}") for name, kind in kinds.items()} | parts
 
 
 def expressions() -> list[tuple[str, str]]:

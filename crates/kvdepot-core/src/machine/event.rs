@@ -327,6 +327,21 @@ pub struct Progress {
     pub arriving: Option<Arriving>,
 }
 
+/// A claim whose hit is final, for who counts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settled {
+    /// What keys of all its namespaces carry.
+    pub namespaces: Arc<[NamespaceId]>,
+    /// Hash units that it asked for in each of them.
+    pub asked: usize,
+    /// Leading ones of them that are its hit.
+    pub hit: usize,
+    /// Time from its opening until it was known what the hit would be and there was room for it; None: that was never so.
+    pub admitted_after: Option<Nanos>,
+    /// Time from its opening until the hit was final.
+    pub took: Nanos,
+}
+
 /// When a claim got how far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClaimTimes {
@@ -495,6 +510,8 @@ pub struct Effects {
     pub gone: Vec<Gone>,
     /// Claims that found less than they asked for.
     pub missed: Vec<Missed>,
+    /// Claims whose hit is final, each once.
+    pub settled: Vec<Settled>,
     /// To be dropped after unlocking: giving much memory back takes long.
     pub discarded: Vec<Discarded>,
 }

@@ -151,6 +151,8 @@ impl Locator {
                 "load_blocks_missed": used.load_blocks_missed,
                 "load_bytes": used.load_bytes,
                 "load_bytes_hour": used.load_bytes_hour,
+                "lookup_blocks": used.lookup_blocks,
+                "lookup_hit_blocks": used.lookup_hit_blocks,
                 "misses": used.misses,
                 "used_s": used.used_s,
             }))
@@ -173,7 +175,7 @@ fn summary(spec: &NamespaceSpec) -> String {
     words.collect::<Vec<_>>().join(" ")
 }
 
-fn hex(bytes: &[u8; 16]) -> String {
+pub(super) fn hex(bytes: &[u8; 16]) -> String {
     format!("{:032x}", u128::from_be_bytes(*bytes))
 }
 

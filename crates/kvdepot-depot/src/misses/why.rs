@@ -8,6 +8,7 @@ use kvdepot_core::{BlockHash, BlockKey, NamespaceId};
 use kvdepot_tier::Presence as InTier;
 
 use super::Unfound;
+use super::explain::hex;
 use super::record::{Cause, Miss};
 use crate::locate::Locator;
 
@@ -31,6 +32,18 @@ impl From<Ghost> for Why {
     fn from(ghost: Ghost) -> Self {
         Self { cause: Cause { reason: ghost.fate.into(), ghost: Some(ghost), down: None }, elsewhere: None }
     }
+}
+
+/// Logs a miss or partial hit: one line each, however many blocks it missed.
+fn log(unfound: &Unfound<'_>, label: Option<&str>, by: &str, reason: Reason) {
+    let Unfound { key, asked, hit, .. } = unfound;
+    let (missed, reason, label) = (asked - hit, reason.as_str(), label.unwrap_or("without a name"));
+    tracing::debug!(
+        "{by} {label}: {hit} of {asked} blocks were hits; of the other {missed} the first one is missing: {reason} \
+         (namespace {:.8}, block {:.8})",
+        hex(&key.namespace.0),
+        hex(&key.hash.0)
+    );
 }
 
 impl Locator {
@@ -57,6 +70,7 @@ impl Locator {
             self.usage.missed(namespace.handle);
         }
         let spec_of = |id: NamespaceId| self.directory.by_id(id).map(|opened| opened.spec);
+        log(unfound, label.as_deref(), by, why.cause.reason);
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let miss = Miss {
             at_ms: u64::try_from(since_1970.as_millis()).unwrap_or(u64::MAX),

@@ -11,6 +11,7 @@ mod batches;
 mod bucket;
 mod demotion;
 mod epochs;
+mod flows;
 mod fragments;
 mod hot_blocks;
 mod misses;

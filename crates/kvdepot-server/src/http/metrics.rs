@@ -79,7 +79,8 @@ mod tests {
 
     #[test]
     fn misses_are_told_by_reason_and_by_the_namespaces_that_are_read_most() {
-        let top = serde_json::json!([{"namespace": "3f", "facts": "model=\"a\"", "pool_bytes": 5, "load_bytes": 7, "misses": 2}]);
+        let top = serde_json::json!([{"namespace": "3f", "facts": "model=\"a\"", "pool_bytes": 5, "load_bytes": 7, "misses": 2,
+            "lookup_blocks": 9, "lookup_hit_blocks": 6}]);
         let misses = serde_json::json!({"evicted": 4, "never_stored": 0});
         let text =
             metrics_text(None, serde_json::json!({"misses": misses, "top_namespaces": top})).expect("text");
@@ -89,6 +90,8 @@ mod tests {
             "kvdepot_miss_requests_total{reason=\"never_stored\"} 0",
             "kvdepot_namespace_pool_bytes{namespace=\"3f\",facts=\"model=\\\"a\\\"\"} 5",
             "kvdepot_namespace_load_bytes_total{namespace=\"3f\",facts=\"model=\\\"a\\\"\"} 7",
+            "kvdepot_namespace_lookup_blocks_total{namespace=\"3f\",facts=\"model=\\\"a\\\"\"} 9",
+            "kvdepot_namespace_lookup_hit_blocks_total{namespace=\"3f\",facts=\"model=\\\"a\\\"\"} 6",
             "kvdepot_namespace_misses_total{namespace=\"3f\",facts=\"model=\\\"a\\\"\"} 2",
         ];
         has(&text, &lines);
@@ -127,7 +130,8 @@ mod tests {
 
     #[test]
     fn times_and_bytes_of_what_moves_are_told_by_tier() {
-        let moved = serde_json::json!({"blocks": 6, "bytes": 60, "sum_us": 2_500_000, "buckets": [[500, 3], [1_000_000, 2], [null, 1]]});
+        let moved = serde_json::json!({"blocks": 6, "bytes": 60, "sum_us": 2_500_000, "buckets": [[500, 3], [1_000_000, 2], [null, 1]],
+            "sizes": [[4096, 6], [null, 0]]});
         let idle = serde_json::json!({"blocks": 0, "bytes": 0, "sum_us": 0, "buckets": [[500, 0], [1_000_000, 0], [null, 0]]});
         let tiers = serde_json::json!([{"name": "Posix", "reads": moved, "writes": idle}, {"name": "Object", "reads": idle}]);
         let text = metrics_text(None, serde_json::json!({"tiers": tiers})).expect("text");
@@ -143,10 +147,34 @@ mod tests {
             "kvdepot_tier_read_seconds_bucket{le=\"+Inf\",tier=\"Object\"} 0",
             "kvdepot_tier_write_seconds_count{tier=\"Posix\"} 0",
             "kvdepot_tier_read_bytes_total{tier=\"Posix\"} 60",
+            "# UNIT kvdepot_tier_read_block_bytes bytes",
+            "kvdepot_tier_read_block_bytes_sum{tier=\"Posix\"} 60.0",
+            "kvdepot_tier_read_block_bytes_bucket{le=\"4096.0\",tier=\"Posix\"} 6",
             "kvdepot_tier_write_bytes_total{tier=\"Posix\"} 0",
         ];
         has(&text, &lines);
         assert!(!text.contains("kvdepot_tier_write_seconds_count{tier=\"Object\"}"), "{text}");
+    }
+
+    #[test]
+    fn times_of_claims_and_of_copies_are_told() {
+        let times = serde_json::json!({"count": 2, "sum_us": 1_500_000, "buckets": [[500, 1], [null, 1]]});
+        let load = serde_json::json!({"batches": 1, "bytes": 4096, "sum_us": 500_000, "buckets": [[500, 0], [null, 1]],
+            "sizes": [[4096, 1], [null, 0]]});
+        let stats = serde_json::json!({"claim_times": {"admitted": times, "settled": times}, "copies": {"load": load}});
+        let text = metrics_text(None, stats).expect("text");
+        let lines = [
+            "# TYPE kvdepot_claim_wait_seconds histogram",
+            "kvdepot_claim_wait_seconds_count 2",
+            "kvdepot_claim_seconds_sum 1.5",
+            "kvdepot_claim_seconds_bucket{le=\"0.0005\"} 1",
+            "# TYPE kvdepot_copy_seconds histogram",
+            "kvdepot_copy_seconds_sum{operation=\"load\"} 0.5",
+            "# UNIT kvdepot_copy_bytes bytes",
+            "kvdepot_copy_bytes_sum{operation=\"load\"} 4096.0",
+            "kvdepot_copy_bytes_bucket{le=\"4096.0\",operation=\"load\"} 1",
+        ];
+        has(&text, &lines);
     }
 
     #[test]

@@ -15,7 +15,7 @@ const HTML: &str = include_str!("status.html");
 
 /// Nothing but the page's own script and style runs, known by their SHA-256 (tests/python/test_status_page.py computes both),
 /// and they reach this door alone.
-const POLICY: &str = "default-src 'none'; script-src 'sha256-llOiruHwUS0MUyvTvJppzlgQwBlW7sf1PwfUpzSIzRw='; style-src 'sha256-OjDje3l0wS+dLiXNLN0bIKQU9HPEwsjmwITFKdV2vWk='; connect-src 'self'; \
+const POLICY: &str = "default-src 'none'; script-src 'sha256-u8jNiwAJaurOeyCalG81oy4mWl9BC3f0zvbWEagou2E='; style-src 'sha256-OjDje3l0wS+dLiXNLN0bIKQU9HPEwsjmwITFKdV2vWk='; connect-src 'self'; \
      base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 const HEADERS: [(HeaderName, &str); 6] = [

@@ -54,7 +54,14 @@ impl Collector for Series {
         let age = stats["lease_age_max_s"].as_u64().map_or_else(Vec::new, |s| vec![(Vec::new(), s as f64)]);
         write(&mut encoder, Kind::Gauge, "lease_age_max_seconds", oldest, &age)?;
         let ages = "Time from when a block came into the pool until it was evicted, about";
-        histogram(&mut encoder, "evict_age", ages, vec![(None, &stats["evict_ages"])], ("sum_s", 1.0))?;
+        let evicted = vec![(None, &stats["evict_ages"])];
+        histogram(
+            &mut encoder,
+            "evict_age",
+            ages,
+            evicted,
+            &Of { sum: "sum_s", per_unit: 1.0, ..Of::TIMES },
+        )?;
         let on_processor = "Longest processor time of a thread while it held the depot's lock, in the last one to two \
                             minutes";
         write(
@@ -67,6 +74,7 @@ impl Collector for Series {
         write(&mut encoder, Kind::Counter, "failures", "Operations that failed, by kind", &failures(stats))?;
         let misses = "Claims and lookups that were misses or partial hits, by the reason of the first block that they missed";
         write(&mut encoder, Kind::Counter, "miss_requests", misses, &by_reason(stats))?;
+        self.flows(&mut encoder)?;
         self.namespaces(&mut encoder)?;
         self.regions(&mut encoder)?;
         self.tiers(&mut encoder)
@@ -74,6 +82,28 @@ impl Collector for Series {
 }
 
 impl Series {
+    /// Times of claims, and times and bytes of clients' copies.
+    fn flows(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        for (name, field, help) in [
+            (
+                "claim_wait",
+                "admitted",
+                "Time from the opening of a claim until its hit was known and the pool had room for it",
+            ),
+            ("claim", "settled", "Time from the opening of a claim until its hit was final and in the pool"),
+        ] {
+            histogram(encoder, name, help, vec![(None, &self.0["claim_times"][field])], &Of::TIMES)?;
+        }
+        let copies = || {
+            let label = |operation: &str| Some(("operation", operation.to_owned()));
+            ["load", "dump"].map(|operation| (label(operation), &self.0["copies"][operation])).to_vec()
+        };
+        let times =
+            "Time from when a client got blocks until it gave them back: its copy out of the pool or into it";
+        histogram(encoder, "copy", times, copies(), &Of::TIMES)?;
+        histogram(encoder, "copy", "Bytes of the blocks that a client got together", copies(), &Of::SIZES)
+    }
+
     fn regions(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let regions = self.0["pool_regions"].as_array().map_or(&[][..], Vec::as_slice);
         for (name, field, help) in [
@@ -96,6 +126,12 @@ impl Series {
         for (kind, name, help) in [
             (Kind::Gauge, "namespace_pool_bytes", "Memory of the pool that a namespace's blocks take"),
             (Kind::Counter, "namespace_load_bytes", "Bytes of a namespace that loads leased"),
+            (
+                Kind::Counter,
+                "namespace_lookup_blocks",
+                "Blocks of a namespace that lookups and settled claims asked for",
+            ),
+            (Kind::Counter, "namespace_lookup_hit_blocks", "Of these, blocks that were hits"),
             (Kind::Counter, "namespace_misses", "Claims and lookups that ended at a block of a namespace"),
         ] {
             let field = name.trim_start_matches("namespace_");
@@ -182,9 +218,19 @@ fn blocks_of_tiers(encoder: &mut DescriptorEncoder<'_>, tiers: &[Value]) -> fmt:
 /// Blocks that moved between the pool and each tier: their bytes, and histograms of their times.
 fn hops(encoder: &mut DescriptorEncoder<'_>, tiers: &[Value]) -> fmt::Result {
     let number = |value: &Value| value.as_u64().unwrap_or(0);
-    for (direction, times, bytes) in [
-        ("read", "Time from the call of a tier until a block was in the pool", "Bytes read from a tier"),
-        ("write", "Time from the call of a tier until it had stored a block", "Bytes written to a tier"),
+    for (direction, times, bytes, sizes) in [
+        (
+            "read",
+            "Time from the call of a tier until a block was in the pool",
+            "Bytes read from a tier",
+            "Bytes of a block read from a tier",
+        ),
+        (
+            "write",
+            "Time from the call of a tier until it had stored a block",
+            "Bytes written to a tier",
+            "Bytes of a block written to a tier",
+        ),
     ] {
         let field = format!("{direction}s");
         let moved = tiers.iter().filter_map(|tier| {
@@ -197,37 +243,47 @@ fn hops(encoder: &mut DescriptorEncoder<'_>, tiers: &[Value]) -> fmt::Result {
         let samples: Vec<Sample> = samples.collect();
         write(encoder, Kind::Counter, &format!("tier_{direction}_bytes"), bytes, &samples)?;
         let rows: Vec<_> = moved.iter().map(|(label, moved)| (Some(label.clone()), *moved)).collect();
-        histogram(encoder, &format!("tier_{direction}"), times, rows, ("sum_us", 1e6))?;
+        histogram(encoder, &format!("tier_{direction}"), times, rows.clone(), &Of::TIMES)?;
+        histogram(encoder, &format!("tier_{direction}_block"), sizes, rows, &Of::SIZES)?;
     }
     Ok(())
 }
 
-/// Writes a histogram of seconds with a row for each label: the number of `blocks`, their sum in a field of its own unit, and
-/// `buckets`, whose bounds are in that unit. Writes nothing without rows.
+/// What a histogram is of: its fields in `stat`, and how many of their unit one second or byte has.
+struct Of {
+    unit: Unit,
+    buckets: &'static str,
+    sum: &'static str,
+    per_unit: f64,
+}
+
+impl Of {
+    const TIMES: Self = Self { unit: Unit::Seconds, buckets: "buckets", sum: "sum_us", per_unit: 1e6 };
+    const SIZES: Self = Self { unit: Unit::Bytes, buckets: "sizes", sum: "bytes", per_unit: 1.0 };
+}
+
+/// Writes a histogram with a row for each label: `buckets` of pairs, a bound and the count above the bound before it, and
+/// their sum. Writes nothing without rows.
 fn histogram(
     encoder: &mut DescriptorEncoder<'_>,
     name: &str,
     help: &str,
     rows: Vec<(Option<(&str, String)>, &Value)>,
-    (sum_field, per_second): (&str, f64),
+    of: &Of,
 ) -> fmt::Result {
     let number = |value: &Value| value.as_u64().unwrap_or(0);
-    let rows: Vec<_> = rows.into_iter().filter(|(_, row)| row.is_object()).collect();
+    let rows: Vec<_> = rows.into_iter().filter(|(_, row)| row[of.buckets].is_array()).collect();
     if rows.is_empty() {
         return Ok(());
     }
     let help = format!("{help}.");
-    let mut metric = encoder.encode_descriptor(name, &help, Some(&Unit::Seconds), MetricType::Histogram)?;
+    let mut metric = encoder.encode_descriptor(name, &help, Some(&of.unit), MetricType::Histogram)?;
     for (label, row) in rows {
-        let buckets: Vec<(f64, u64)> = row["buckets"]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .map(|pair| {
-                (pair[0].as_u64().map_or(f64::MAX, |bound| bound as f64 / per_second), number(&pair[1]))
-            })
-            .collect();
-        let (sum, count) = (number(&row[sum_field]) as f64 / per_second, number(&row["blocks"]));
+        let pairs = row[of.buckets].as_array().into_iter().flatten();
+        let bound = |pair: &Value| pair[0].as_u64().map_or(f64::MAX, |bound| bound as f64 / of.per_unit);
+        let buckets: Vec<(f64, u64)> = pairs.map(|pair| (bound(pair), number(&pair[1]))).collect();
+        let (sum, count) =
+            (number(&row[of.sum]) as f64 / of.per_unit, buckets.iter().map(|(_, count)| count).sum());
         type NoLabels = [(&'static str, &'static str); 0];
         match label {
             None => metric.encode_histogram::<NoLabels>(sum, count, &buckets, None)?,

@@ -96,7 +96,7 @@ impl Connection {
             let Some(arrived) = self.next(&mut buffer, hello_by, &mut draining).await? else { return Ok(()) };
             match arrived {
                 Arrived::Own(id, command) => {
-                    self.door.counters.request(command.name());
+                    let timed = self.door.counters.request(command.name());
                     match command {
                         OwnCommand::Greeting(greeting) => self.greet(id, &greeting).await?,
                         _ if !self.handshake.is_over() => {
@@ -104,11 +104,11 @@ impl Connection {
                             self.fail(id, &error).await?;
                             return Err(error);
                         }
-                        command => self.serve_own(id, command, &mut buffer).await?,
+                        command => self.serve_own(id, command, timed, &mut buffer).await?,
                     }
                 }
                 Arrived::Infini(command) => {
-                    self.door.counters.request(command.name());
+                    let _timed = self.door.counters.request(command.name());
                     self.may_enter().await?;
                     self.serve_infini(command, &mut buffer).await?;
                 }

@@ -11,6 +11,7 @@ use kvdepot_wire::{Frame, FrameBuffer};
 use tokio::time::Instant;
 
 use super::connection::Connection;
+use super::counters::Timed;
 use super::stream::{Answer, Source, Stream};
 
 /// Number of blocks leased at a time by one get, which a slow peer keeps in the pool.
@@ -116,6 +117,7 @@ impl Connection {
         &mut self,
         id: u64,
         command: Command,
+        timed: Timed,
         buffer: &mut FrameBuffer,
     ) -> Result<()> {
         let outcome = match command {
@@ -123,7 +125,7 @@ impl Connection {
                 return self.put_blocks(id, namespace, block_bytes, &blocks, buffer).await;
             }
             Command::Get(namespace, wait, hashes) => {
-                return self.get_blocks(id, namespace, wait, hashes).await;
+                return self.get_blocks(id, namespace, wait, hashes, timed).await;
             }
             other => self.try_serve(id, other).await,
         };
@@ -260,6 +262,7 @@ impl Connection {
         namespace: NamespaceId,
         wait: Duration,
         hashes: Vec<BlockHash>,
+        timed: Timed,
     ) -> Result<()> {
         let open = match self.direct.namespace(namespace) {
             Ok(open) => open,
@@ -292,7 +295,7 @@ impl Connection {
         let permit = permit.map_err(|_| Error::new(ErrorKind::Closed, "the connection ends"))?;
         let (stream, direct) = (Arc::clone(&self.stream), self.direct.clone());
         self.tasks.spawn(async move {
-            let _permit = permit;
+            let _ends_with_it = (permit, timed);
             if let Err(error) = fetch_blocks(&stream, &direct, id, open, asked, deadline).await {
                 tracing::debug!("a get was not answered: {error}");
             }

@@ -300,6 +300,7 @@ impl Claims {
         }
         if !std::mem::replace(&mut claim.is_counted, true) {
             claim.count_hit(rooms.counters);
+            out.settled.push(claim.settled(rooms.flow.now));
         }
         if !claim.has_missed {
             let missed = claim.missed(rooms.pool, rooms.catalog);

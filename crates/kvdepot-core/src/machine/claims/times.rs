@@ -1,6 +1,23 @@
 //! How a claim notes when it got how far, for who traces its request.
 
-use super::super::event::{CameFrom, ClaimTimes, Nanos, TierIndex};
+use std::sync::Arc;
+
+use super::super::event::{CameFrom, ClaimTimes, Nanos, Settled, TierIndex};
+use super::claim::Claim;
+
+impl Claim {
+    /// Returns the report about a claim whose hit becomes final now.
+    pub(super) fn settled(&self, now: Nanos) -> Settled {
+        let opened = self.times.opened;
+        Settled {
+            namespaces: Arc::clone(&self.ids),
+            asked: self.limit - self.skip,
+            hit: self.hit - self.skip,
+            admitted_after: self.times.admitted.map(|admitted| admitted.saturating_sub(opened)),
+            took: now.saturating_sub(opened),
+        }
+    }
+}
 
 impl ClaimTimes {
     pub(super) fn opened_at(now: Nanos) -> Self {

@@ -8,6 +8,7 @@ use kvdepot_io::SlotBuf;
 use kvdepot_verbs::{Flags, Operation, Payload, Remote};
 use kvdepot_wire::infini::{RemoteMeta, code, op};
 
+use super::super::counters::Timed;
 use super::means::Means;
 
 /// The state of a request.
@@ -63,6 +64,8 @@ pub(super) struct Request {
     state: State,
     /// Its last work request; 0 = none.
     last: u64,
+    /// None: it was not understood.
+    _timed: Option<Timed>,
 }
 
 impl Request {
@@ -81,6 +84,7 @@ impl Request {
             rkey: 0,
             state: State::Refused(code),
             last: 0,
+            _timed: None,
         };
         let meta = match RemoteMeta::decode(bytes) {
             Ok(meta) => meta,
@@ -91,11 +95,11 @@ impl Request {
             }
         };
         let hashes: Vec<BlockHash> = meta.keys.iter().map(|key| Values::hash(key)).collect();
-        let state = if meta.op == op::RDMA_WRITE {
-            means.counters.request("infini_rdma_write");
+        let is_write = meta.op == op::RDMA_WRITE;
+        let timed = means.counters.request(if is_write { "infini_rdma_write" } else { "infini_rdma_read" });
+        let state = if is_write {
             State::Reserving { slots: Vec::new(), until: Instant::now() + means.put_wait }
         } else {
-            means.counters.request("infini_rdma_read");
             let mut asked = 0;
             let found = hashes.iter().enumerate().map(|(index, &hash)| match values.get_now(hash) {
                 Found::Here(value) => Some(value),
@@ -109,7 +113,7 @@ impl Request {
             State::Finding { values: found.collect(), asked }
         };
         let (block_bytes, rkey, addresses) = (meta.block_bytes as usize, meta.rkey, meta.addresses);
-        Self { hashes, addresses, block_bytes, rkey, state, last: 0 }
+        Self { hashes, addresses, block_bytes, rkey, state, last: 0, _timed: Some(timed) }
     }
 
     /// Returns the number of keys that it keeps in memory.
