@@ -78,10 +78,25 @@ def served(home: DepotHome, model: Path, first: str, log: Path) -> tuple[list[tu
     return answers, hits, loaded
 
 
-def test_the_first_connector_loads_and_the_api_server_shows_both(
-    real_lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def with_the_shim(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers can import the benchmarks' host copy."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(REPOSITORY)]))
+
+
+@pytest.mark.usefixtures("with_the_shim")
+def test_the_api_server_shows_what_both_counted(real_lab: Lab) -> None:
+    with depot_home(real_lab.root / "home") as home:
+        model = Path(real_lab.model("llama"))
+        answers, hits, loaded = served(home, model, "depot", real_lab.root / "server.log")
+    assert hits == [0, HIT_TOKENS]
+    assert loaded == 0
+    assert len({*answers}) == 1
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("with_the_shim")
+def test_the_first_connector_loads(real_lab: Lab) -> None:
     model = Path(real_lab.model("llama"))
     with depot_home(real_lab.root / "home") as home:
         answers, hits, loaded = served(home, model, "depot", real_lab.root / "depot.log")
