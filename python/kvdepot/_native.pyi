@@ -471,12 +471,12 @@ class Trace:
     def fleet(self, fleet_json: str) -> str:
         """Simulates a fleet of nodes, and returns the results of the parts of the trace as a JSON array.
 
-        ``fleet_json``: an object with ``nodes``, ``levels`` (as for `replay`), ``servers``, ``shared`` (a level or null),
-        ``route``, ``copies``, ``changes`` (pairs of a share of the requests and ``{"lose_node": n}`` or another change),
-        ``windows`` and ``seed``.
+        ``fleet_json``: an object with ``nodes``, ``engines``, ``engine_capacity``, ``levels`` (as for `replay`),
+        ``servers``, ``shared`` (a level or null), ``route``, ``copies``, ``changes`` (pairs of a share of the requests and
+        ``{"lose_node": n}`` or another change), ``windows`` and ``seed``.
 
         Raises:
-            ConfigError: the object is wrong, or a change names a node or server that does not exist then."""
+            ConfigError: the object is wrong, or a change names a node, server or tenant that does not exist then."""
     def belady(self, capacity: int) -> int:
         """Returns the blocks of hits under optimal eviction, which knows the future."""
 

@@ -284,7 +284,8 @@ RUNS: tuple[Run | Serve, ...] = (
         "trace fleet",
         f"kvdepot trace fleet {TRACE} --nodes 3 --capacity 1GB --policy lru --tier 500:cold --servers 2 --shared 2GB "
         "--route longest_prefix --copies 2 --lose-node 1@50 --add-node 1@75 --lose-server 0@25 --add-server 0@50 "
-        "--upgrade 10-20 --take-over --windows 4 --seed 1 --block-mib 8 --plot",
+        "--engines 2 --engine-capacity 64 --reset 1@60 --upgrade 10-20 --take-over --windows 4 --seed 1 --block-mib 8 "
+        "--plot",
         says="busiest node",
     ),
     Run("trace fleet --json", f"kvdepot trace fleet {TRACE} --capacity 100 --json", json=True),
@@ -550,6 +551,8 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
         "trace fleet",
     ),
     "kvdepot trace fleet chat.jsonl --nodes 8 --capacity 2000 --upgrade 25-75 --take-over": ("trace fleet",),
+    "kvdepot trace fleet chat.jsonl --nodes 8 --capacity 2000 --engines 4 --engine-capacity 500": ("trace fleet",),
+    "kvdepot trace fleet chat.jsonl --nodes 8 --capacity 2000 --copies 4 --reset 1@50 --plot": ("trace fleet",),
     "kvdepot trace generate chat --requests 20000 --output chat.jsonl": ("trace generate",),
     "kvdepot trace play": ("trace play", "trace play --json"),
     "kvdepot trace convert": ("trace convert", "trace convert --json"),

@@ -48,6 +48,7 @@ def test_all_options_reach_the_simulation(file: str) -> None:
     words = [file, "--nodes", "4", "--capacity", "1GB", "--policy", "lru", "--tier", "2GB:cold", "--servers", "3"]
     words += ["--shared", "1GB:second_use:lru", "--route", "longest_prefix", "--copies", "2", "--block-mib", "8"]
     words += ["--lose-node", "1@40", "--add-node", "1@60%", "--add-node", "4@70", "--lose-server", "0@20"]
+    words += ["--engines", "3", "--engine-capacity", "0.5GB", "--reset", "1@80"]
     words += ["--add-server", "0@50", "--upgrade", "10-30", "--take-over", "--windows", "10", "--seed", "5"]
     found = json.loads(run(*words, "--json"))
     assert (found["requests"], found["levels"]) == (2 * REQUESTS, ["pool", "tier 1", "servers"])
@@ -55,12 +56,19 @@ def test_all_options_reach_the_simulation(file: str) -> None:
     assert [part["nodes"] for part in parts] == [4, 4, 4, 4, 3, 3, 4, 5, 5, 5]
     trace, _ = read_traces([file])
     changes = [*upgrades("10-30", 4, takes_over=True), change_at("lose_node", "1@40"), change_at("add_node", "1@60")]
-    changes += [change_at("add_node", "4@70"), change_at("lose_server", "0@20"), change_at("add_server", "0@50")]
+    changes += [
+        change_at("reset", "1@80"),
+        change_at("add_node", "4@70"),
+        change_at("lose_server", "0@20"),
+        change_at("add_server", "0@50"),
+    ]
     fleet = Fleet(
         nodes=4,
         pool=128,
         policy="lru",
         tiers=[Tier(256, "lru", "cold")],
+        engines=3,
+        engine_capacity=64,
         servers=3,
         shared=Tier(128, "lru", "second_use"),
         copies=2,
@@ -71,6 +79,8 @@ def test_all_options_reach_the_simulation(file: str) -> None:
     expected = fleet.simulate(trace, "longest_prefix")
     assert [tuple(part["hits"]) for part in parts] == [part.hits for part in expected]
     assert [tuple(part["written"]) for part in parts] == [part.written for part in expected]
+    assert [part["engine_hits"] for part in parts] == [part.engine_hits for part in expected]
+    assert all(part.engine_hits for part in expected)
 
 
 def test_the_table_has_a_row_for_each_route_and_bars_for_each_part(file: str) -> None:
@@ -79,6 +89,8 @@ def test_the_table_has_a_row_for_each_route_and_bars_for_each_part(file: str) ->
         assert printed.count(route) == 2
     assert "blocks from servers" in printed
     assert printed.count(" 2 nodes ") == 3 * 20
+    assert "engines %" not in printed
+    assert "engines %" in run(file, "--capacity", "500", "--engine-capacity", "100")
     assert "GiB to servers" in run(file, "--capacity", "1GB", "--block-mib", "1", "--servers", "1", "--shared", "1GB")
 
 
@@ -89,6 +101,29 @@ def test_an_upgrade_with_a_take_over_costs_nothing(file: str) -> None:
         return float(part["hit"])
 
     assert hit("--upgrade", "20-80", "--take-over") == hit() > hit("--upgrade", "20-80")
+
+
+def test_engines_with_caches_of_their_own_leave_the_depot_the_rest(file: str) -> None:
+    def part(*more: str) -> dict[str, int | float | list[int]]:
+        words = [file, "--nodes", "1", "--capacity", "100000", "--route", "round_robin", "--windows", "1", "--json"]
+        (found,) = json.loads(run(*words, *more))["routes"]["round_robin"]
+        assert isinstance(found, dict)
+        return found
+
+    alone, shared = part(), part("--engines", "4", "--engine-capacity", "300")
+    assert alone["hit"] == shared["hit"]
+    assert shared["engine_hits"]
+    assert shared["hits"] != alone["hits"]
+
+
+def test_a_reset_shows_in_the_part_after_it(file: str) -> None:
+    words = [file, "--nodes", "1", "--capacity", "100000", "--route", "round_robin", "--windows", "4", "--json"]
+    hits = [
+        [part["hit"] for part in json.loads(run(*words, *more))["routes"]["round_robin"]]
+        for more in ([], ["--reset", "0@50"])
+    ]
+    assert hits[0][:2] == hits[1][:2]
+    assert hits[1][2] < hits[0][2]
 
 
 @pytest.mark.parametrize(
@@ -106,6 +141,9 @@ def test_an_upgrade_with_a_take_over_costs_nothing(file: str) -> None:
         (["--lose-node", "9@50"], "no such node"),
         (["--lose-node", "9@100"], "no such node"),
         (["--add-node", "1@50"], "up already"),
+        (["--reset", "1@50"], "no such tenant"),
+        (["--reset", "all"], "--reset 'all': write NUMBER@PERCENT"),
+        (["--engine-capacity", "2GB"], "--block-mib"),
         (["--lose-server", "0@50"], "no such pool server"),
         (["--nodes", "1", "--lose-node", "0@50"], "a node that is up"),
     ],

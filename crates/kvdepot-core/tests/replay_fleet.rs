@@ -12,6 +12,8 @@ fn level(capacity: u64) -> Level {
 fn fleet(nodes: usize, capacity: u64) -> Fleet {
     Fleet {
         nodes,
+        engines: 1,
+        engine_capacity: 0,
         levels: vec![level(capacity)],
         servers: 0,
         shared: None,
@@ -41,6 +43,10 @@ fn conversations(count: u64, turns: u64) -> Trace {
 
 fn hits(windows: &[Window]) -> u64 {
     windows.iter().flat_map(|window| &window.levels).map(|level| level.hits).sum()
+}
+
+fn engine_hits(windows: &[Window]) -> u64 {
+    windows.iter().map(|window| window.engine_hits).sum()
 }
 
 fn requests() -> impl Strategy<Value = Vec<Vec<u64>>> {
@@ -74,12 +80,44 @@ proptest! {
         }
     }
 
+    /// What an engine has itself and what its depot has make one hit, however many engines share the depot.
+    #[test]
+    fn engines_and_an_endless_pool_have_what_was_named_before(
+        requests in requests(), engines in 1usize..5, capacity in 0u64..30,
+    ) {
+        let trace = trace_of(&requests);
+        let endless = replay(&trace, &[level(1 << 20)]).unwrap().hits();
+        for route in [Route::Random, Route::RoundRobin, Route::LongestPrefix] {
+            let many = Fleet { route, engines, engine_capacity: capacity, ..fleet(1, 1 << 20) };
+            let windows = simulate(&trace, &many).unwrap();
+            prop_assert_eq!(hits(&windows) + engine_hits(&windows), endless);
+            prop_assert!(capacity > 0 || engine_hits(&windows) == 0);
+        }
+    }
+
+    /// An engine's cache is vLLM's: least recently used, the tail of a request before its head.
+    #[test]
+    fn an_engine_keeps_what_a_list_keeps(requests in requests(), capacity in 1usize..30) {
+        let (mut list, mut expected) = (Vec::<u64>::new(), 0);
+        for request in &requests {
+            expected += request.iter().take_while(|block| list.contains(block)).count() as u64;
+            let kept = &request[..request.len().min(capacity)];
+            list.retain(|block| !kept.contains(block));
+            list.splice(0..0, kept.iter().copied());
+            list.truncate(capacity);
+        }
+        let one = Fleet { engine_capacity: capacity as u64, ..fleet(1, 1) };
+        prop_assert_eq!(engine_hits(&simulate(&trace_of(&requests), &one).unwrap()), expected);
+    }
+
     #[test]
     fn windows_add_up(requests in requests(), windows in 1usize..9) {
         let trace = trace_of(&requests);
-        let sum = |windows: &[Window]| (hits(windows), windows.iter().map(|window| window.references).sum::<u64>());
-        let one = simulate(&trace, &fleet(3, 20)).unwrap();
-        let many = simulate(&trace, &Fleet { windows, ..fleet(3, 20) }).unwrap();
+        let references = |windows: &[Window]| windows.iter().map(|window| window.references).sum::<u64>();
+        let sum = |windows: &[Window]| (hits(windows), engine_hits(windows), references(windows));
+        let whole = Fleet { engines: 2, engine_capacity: 10, ..fleet(3, 20) };
+        let one = simulate(&trace, &whole).unwrap();
+        let many = simulate(&trace, &Fleet { windows, ..whole }).unwrap();
         prop_assert_eq!(sum(&one), sum(&many));
     }
 }
@@ -142,6 +180,67 @@ fn an_upgrade_keeps_the_pool_only_if_it_is_taken_over() {
     assert_eq!(upgraded(false, 2), all, "its own tier keeps its blocks");
 }
 
+/// A depot that restarts takes nothing from its engines; a node that is lost takes all.
+#[test]
+fn engines_outlive_their_depot_and_not_their_node() {
+    let trace = conversations(10, 20);
+    let one = Fleet { engine_capacity: 10_000, ..fleet(1, 1) };
+    let all = engine_hits(&simulate(&trace, &one).unwrap());
+    let after = |changes| engine_hits(&simulate(&trace, &Fleet { changes, ..one.clone() }).unwrap());
+    assert_eq!(after(vec![(0.5, Change::Upgrade { node: 0, takes_over: false })]), all);
+    let replaced = vec![(0.5, Change::AddNode(1)), (0.5, Change::LoseNode(0))];
+    assert_eq!(after(replaced), all - 10 * 10);
+    let back = vec![
+        (0.4, Change::AddNode(1)),
+        (0.5, Change::LoseNode(0)),
+        (0.5, Change::AddNode(0)),
+        (0.5, Change::LoseNode(1)),
+    ];
+    let prefix = Fleet { route: Route::LongestPrefix, changes: back, ..one };
+    assert!(engine_hits(&simulate(&trace, &prefix).unwrap()) <= all - 10 * 10, "it comes back empty");
+}
+
+/// A router that knows the engines' caches finds the one that has the prompt itself.
+#[test]
+fn the_longest_prefix_prefers_the_engine_that_has_it_itself() {
+    let trace = conversations(40, 20);
+    let of = |route| {
+        let many = Fleet { engines: 4, engine_capacity: 10_000, route, ..fleet(2, 10_000) };
+        let windows = simulate(&trace, &many).unwrap();
+        (engine_hits(&windows), hits(&windows))
+    };
+    let endless = replay(&trace, &[level(1 << 20)]).unwrap().hits();
+    assert_eq!(of(Route::LongestPrefix), (endless, 0));
+    let (own, depot) = of(Route::Random);
+    assert!(own < endless * 3 / 4 && depot > 0, "{own} and {depot} of {endless}");
+}
+
+#[test]
+fn a_reset_costs_one_tenant_everything_and_the_others_nothing() {
+    let trace = conversations(10, 20);
+    let many = Fleet {
+        copies: 3,
+        engines: 2,
+        engine_capacity: 20,
+        route: Route::LongestPrefix,
+        ..shared(fleet(2, 50), 2, 10_000)
+    };
+    let found = |changes| {
+        let windows = simulate(&trace, &Fleet { changes, ..many.clone() }).unwrap();
+        hits(&windows) + engine_hits(&windows)
+    };
+    let all = found(Vec::new());
+    assert_eq!(all, 3 * 10 * 190, "the servers have what was named before");
+    // Ten conversations of the tenant lose the ten blocks that each had.
+    assert_eq!(found(vec![(0.5, Change::Reset(1))]), all - 10 * 10);
+    assert_eq!(found(vec![(0.5, Change::Reset(1)), (0.5, Change::Reset(1))]), all - 10 * 10);
+    assert_eq!(found((0..3).map(|tenant| (0.5, Change::Reset(tenant))).collect()), all - 3 * 10 * 10);
+    // The past epoch takes no space: the second half stores 400 blocks, as many as the pool has.
+    let changes = (0..2).map(|tenant| (0.5, Change::Reset(tenant))).collect();
+    let full = Fleet { copies: 2, changes, ..fleet(1, 400) };
+    assert_eq!(simulate(&trace, &full).unwrap()[0].levels[0].evicted, 0);
+}
+
 #[test]
 fn a_lost_server_costs_its_share_only() {
     // One block each, asked for twice, by nodes that cannot hold them.
@@ -174,6 +273,8 @@ fn wrong_fleets_are_refused() {
     assert!(changed(Change::AddNode(2)).contains("no such node"));
     assert!(changed(Change::LoseServer(0)).contains("no such pool server"));
     assert!(changed(Change::AddNode(0)).contains("up already"));
+    assert!(changed(Change::Reset(1)).contains("no such tenant"));
+    assert!(refused(Fleet { engines: 0, ..fleet(1, 1) }).contains("1 to 4096 nodes, engines"));
     let all = |changes: Vec<(f64, Change)>| refused(Fleet { changes, ..shared(fleet(2, 1), 1, 1) });
     assert!(all(vec![(0.0, Change::AddServer(0))]).contains("up already"));
     assert!(all(vec![(0.0, Change::LoseServer(0)); 2]).contains("down already"));

@@ -10,6 +10,8 @@ use crate::level::LevelJson;
 #[serde(deny_unknown_fields)]
 struct FleetJson {
     nodes: usize,
+    engines: usize,
+    engine_capacity: u64,
     levels: Vec<LevelJson>,
     servers: usize,
     shared: Option<LevelJson>,
@@ -37,6 +39,7 @@ enum ChangeJson {
     TakeOver(usize),
     LoseServer(usize),
     AddServer(usize),
+    Reset(usize),
 }
 
 impl FleetJson {
@@ -48,9 +51,12 @@ impl FleetJson {
             ChangeJson::TakeOver(node) => Change::Upgrade { node, takes_over: true },
             ChangeJson::LoseServer(server) => Change::LoseServer(server),
             ChangeJson::AddServer(server) => Change::AddServer(server),
+            ChangeJson::Reset(tenant) => Change::Reset(tenant),
         };
         Ok(Fleet {
             nodes: self.nodes,
+            engines: self.engines,
+            engine_capacity: self.engine_capacity,
             levels: self.levels.into_iter().map(LevelJson::level).collect::<Result<_>>()?,
             servers: self.servers,
             shared: self.shared.map(LevelJson::level).transpose()?,
@@ -81,6 +87,7 @@ pub(crate) fn run(trace: &replay::Trace, fleet_json: &str) -> Result<String> {
             .collect();
         serde_json::json!({
             "references": window.references,
+            "engine_hits": window.engine_hits,
             "levels": levels,
             "requests_max": window.requests_max,
             "nodes": window.nodes,

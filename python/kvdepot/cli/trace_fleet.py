@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 @click.option(
     "--tier", "tiers", multiple=True, help="A tier of each node: SIZE[:through|second_use|cold|demoted[:POLICY]]."
 )
+@click.option("--engines", type=click.IntRange(1, 4096), default=1, show_default=True, help="Engines on each node.")
+@click.option("--engine-capacity", help="Size of each engine's own prefix cache: blocks, or 20GB; default: none.")
 @click.option("--servers", type=click.IntRange(0, 4096), default=0, help="Number of shared pool servers.")
 @click.option("--shared", help="The tier on these servers: as --tier, with the size of one server.")
 @click.option("--route", "routes", multiple=True, help="random, round_robin, longest_prefix; default: all.")
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 @click.option("--add-node", multiple=True, help="NODE@PERCENT: it comes back empty; the next number joins the fleet.")
 @click.option("--lose-server", multiple=True, help="SERVER@PERCENT: lose this pool server.")
 @click.option("--add-server", multiple=True, help="SERVER@PERCENT: it comes back empty.")
+@click.option("--reset", multiple=True, help="TENANT@PERCENT: its cache is reset, as after an update of its weights.")
 @click.option("--upgrade", help="FROM-TO: restart every node's depot once, between these shares in percent.")
 @click.option("--take-over", is_flag=True, help="With --upgrade: each new depot takes the pool over.")
 @click.option("--windows", type=click.IntRange(1, 4096), default=20, show_default=True, help="Parts of the trace.")
@@ -44,6 +47,8 @@ def fleet(
     capacity: str,
     policy: str,
     tiers: tuple[str, ...],
+    engines: int,
+    engine_capacity: str | None,
     servers: int,
     shared: str | None,
     routes: tuple[str, ...],
@@ -52,6 +57,7 @@ def fleet(
     add_node: tuple[str, ...],
     lose_server: tuple[str, ...],
     add_server: tuple[str, ...],
+    reset: tuple[str, ...],
     upgrade: str | None,
     take_over: bool,
     windows: int,
@@ -63,11 +69,13 @@ def fleet(
     """Simulates a fleet of nodes over FILES: hit rates, traffic between nodes, effects of losses and upgrades.
 
     Each node has a depot with a pool and, with --tier, tiers of its own; --servers and --shared add pool servers for
-    all nodes. A router sends each request to one node. Numbers of nodes and servers begin with 0.
+    all nodes. A router sends each request to one engine of a node. With --engine-capacity, each engine has a prefix
+    cache of its own, and asks its depot only for the rest. Numbers of nodes, servers and tenants begin with 0.
 
     \b
     kvdepot trace fleet chat.jsonl --nodes 8 --capacity 2000 --servers 2 --shared 20000 --plot
     kvdepot trace fleet chat.jsonl --nodes 8 --capacity 2000 --lose-node 3@50 --add-node 3@75
+    kvdepot trace fleet chat.jsonl --nodes 8 --capacity 2000 --engines 4 --engine-capacity 500
     """
     from kvdepot.traces.files import read_traces
     from kvdepot.traces.fleet import Fleet, change_at, upgrades
@@ -77,6 +85,7 @@ def fleet(
     block_bytes = None if block_mib is None else block_mib * MIB
     check_options(routes, policy, servers=bool(servers), shared=bool(shared), restarts=bool(upgrade) or not take_over)
     asked = {"lose_node": lose_node, "add_node": add_node, "lose_server": lose_server, "add_server": add_server}
+    asked["reset"] = reset
     changes = [change_at(name, text) for name, texts in asked.items() for text in texts]
     changes += upgrades(upgrade, nodes, takes_over=take_over) if upgrade else []
     trace, notes = read_traces(files)
@@ -89,6 +98,8 @@ def fleet(
         pool=blocks_of(capacity, block_bytes),
         policy=policy,
         tiers=[tier_of(text, block_bytes, POLICIES) for text in tiers],
+        engines=engines,
+        engine_capacity=blocks_of(engine_capacity, block_bytes) if engine_capacity else 0,
         servers=servers,
         shared=tier_of(shared, block_bytes, POLICIES) if shared else None,
         copies=copies,
@@ -143,13 +154,15 @@ def show(
         return
     click.echo(f"{requests:,} requests name {references:,} blocks; an endless cache for all nodes hits {ceiling:.1%}")
     unit, scale = ("blocks", 1.0) if block_bytes is None else ("GiB", block_bytes / (1 << 30))
-    columns = ["route", "hit %", "worst part %", *(f"{name} %" for name in names), "busiest node"]
+    own = ["engines"] if simulated.engine_capacity else []
+    columns = ["route", "hit %", "worst part %", *(f"{name} %" for name in own + names), "busiest node"]
     columns += [f"{unit} from servers", f"{unit} to servers"] if simulated.shared else []
     rows = []
     for route, parts in found.items():
         whole = together(parts)
         row = [route, f"{whole.hit:.1%}"[:-1], f"{min(part.hit for part in parts):.1%}"[:-1]]
-        row += [f"{hits / max(1, whole.references):.1%}"[:-1] for hits in whole.hits] + [f"{whole.busiest:.2f}x"]
+        shares = [whole.engine_hits, *whole.hits] if own else whole.hits
+        row += [f"{hits / max(1, whole.references):.1%}"[:-1] for hits in shares] + [f"{whole.busiest:.2f}x"]
         if simulated.shared:
             row += [f"{moved * scale:,.0f}" for moved in (whole.hits[-1], whole.written[-1])]
         rows.append(row)

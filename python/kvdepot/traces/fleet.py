@@ -1,4 +1,4 @@
-"""Simulations of a fleet: nodes with a depot each, a router, and pool servers that the nodes share."""
+"""Simulations of a fleet: nodes with engines and a depot each, a router, and pool servers that the nodes share."""
 
 import json
 import re
@@ -15,7 +15,7 @@ _AT = re.compile(r"(\d+)@(\d+(?:\.\d+)?)%?")
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)-(\d+(?:\.\d+)?)%?")
 
 Change = tuple[float, dict[str, int]]
-"""Share of the requests after which something happens, and what: its name and the number of the node or server."""
+"""Share of the requests after which something happens, its name, and the number of the node, server or tenant."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Part:
         references: blocks named by its requests.
         hits: blocks of hits in the pools, in each own tier, and on the pool servers.
         written: blocks stored in each of these.
+        engine_hits: blocks of hits that engines had in their own caches.
         busiest: requests of the node with the most, divided by the mean of all nodes.
         nodes: nodes that serve requests at its end.
     """
@@ -33,13 +34,14 @@ class Part:
     references: int
     hits: tuple[int, ...]
     written: tuple[int, ...]
+    engine_hits: int
     busiest: float
     nodes: int
 
     @property
     def hit(self) -> float:
-        """Share of the named blocks that would have been loaded."""
-        return sum(self.hits) / max(1, self.references)
+        """Share of the named blocks that an engine would have had, or loaded."""
+        return (self.engine_hits + sum(self.hits)) / max(1, self.references)
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class Fleet:
         pool: size of each node's pool, in blocks.
         policy: eviction policy of the pools.
         tiers: each node's own tiers.
+        engines: number of engines on each node.
+        engine_capacity: blocks in each engine's own prefix cache; with 0, an engine asks the depot for every block.
         servers: number of pool servers.
         shared: the tier that these make up; its size is that of one server. ``None`` = no servers.
         copies: how often each request is sent, each time with blocks of its own.
@@ -63,6 +67,8 @@ class Fleet:
     pool: int
     policy: str
     tiers: Sequence[Tier] = ()
+    engines: int = 1
+    engine_capacity: int = 0
     servers: int = 0
     shared: Tier | None = None
     copies: int = 1
@@ -74,10 +80,12 @@ class Fleet:
         """Returns the result of each part of the trace.
 
         Raises:
-            ConfigError: the fleet has no such node or server, or a number is too large.
+            ConfigError: the fleet has no such node, server or tenant, or a number is too large.
         """
         wanted = {
             "nodes": self.nodes,
+            "engines": self.engines,
+            "engine_capacity": self.engine_capacity,
             "levels": [{"capacity": self.pool, "policy": self.policy}, *(tier.level() for tier in self.tiers)],
             "servers": self.servers,
             "shared": self.shared.level() if self.shared else None,
@@ -94,6 +102,7 @@ class Fleet:
                 window["references"],
                 tuple(level["hits"] for level in window["levels"]),
                 tuple(level["written"] for level in window["levels"]),
+                window["engine_hits"],
                 window["requests_max"] * window["nodes"] / max(1.0, mean),
                 window["nodes"],
             )
@@ -104,12 +113,12 @@ class Fleet:
 def together(parts: Sequence[Part]) -> Part:
     """Returns the result of all parts; the busiest node is that of the part in which it was the busiest."""
     sums = [tuple(map(sum, zip(*(getattr(part, name) for part in parts), strict=True))) for name in ("hits", "written")]
-    references = sum(part.references for part in parts)
-    return Part(references, sums[0], sums[1], max(part.busiest for part in parts), parts[-1].nodes)
+    references, engine_hits = (sum(getattr(part, name) for part in parts) for name in ("references", "engine_hits"))
+    return Part(references, sums[0], sums[1], engine_hits, max(part.busiest for part in parts), parts[-1].nodes)
 
 
 def change_at(name: str, text: str) -> Change:
-    """Parses ``NUMBER@PERCENT``: what happens to this node or server, after this share of the requests.
+    """Parses ``NUMBER@PERCENT``: what happens to this node, server or tenant, after this share of the requests.
 
     Raises:
         ConfigError: it is something else.
@@ -117,7 +126,7 @@ def change_at(name: str, text: str) -> Change:
     found = _AT.fullmatch(text.strip())
     if found is None or float(found[2]) > 100:
         option = name.replace("_", "-")
-        raise ConfigError(f"--{option} {text!r}: write NUMBER@PERCENT, such as 3@50 for node or server 3 at half time")
+        raise ConfigError(f"--{option} {text!r}: write NUMBER@PERCENT, such as 3@50 for number 3 at half time")
     return float(found[2]) / 100, {name: int(found[1])}
 
 

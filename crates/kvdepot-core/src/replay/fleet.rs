@@ -1,41 +1,30 @@
 //! Replays a trace over a fleet: many nodes with a depot each, a router in front of them, and pool servers that they
-//! share. Nodes and servers are lost, come back, join, and are upgraded at given moments.
+//! share. Nodes and servers are lost, come back, join, and are upgraded at given moments; a tenant's cache is reset.
 
 use std::cell::RefCell;
-use std::collections::VecDeque;
 use std::rc::Rc;
 
+use super::engines::Engines;
 use super::level::{Level, LevelReport, TIERS_MAX};
 use super::levels::{Levels, Store};
+use super::router::{Route, Router, Target};
 use super::servers::Servers;
+use super::tenants::Tenants;
 use super::trace::Trace;
 use crate::error::{Error, ErrorKind, Result};
 
-/// Maximum number of nodes, of servers, and of copies of the trace.
+/// Maximum number of nodes, of engines on a node, of servers, and of copies of the trace.
 const FLEET_MAX: usize = 4096;
-/// Recent requests, per node, by which the load of a node is judged.
-const RECENT_PER_NODE: usize = 8;
-
-/// How the router chooses a node for a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Route {
-    /// At random, from a seed.
-    Random,
-    /// One after another.
-    RoundRobin,
-    /// The node with the longest prefix in its own pool and tiers; if several have it, the least loaded one. Nodes that
-    /// had more than twice their share of the recent requests are left out.
-    LongestPrefix,
-}
 
 /// What happens to the fleet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// A node is lost, with its pool and its own tiers.
+    /// A node is lost, with its engines, its pool and its own tiers.
     LoseNode(usize),
     /// A node comes back, or a new one joins if the number is the next one. It is empty.
     AddNode(usize),
-    /// A node's depot restarts. Its own tiers keep their blocks; the pool keeps them if another depot takes it over.
+    /// A node's depot restarts. Engines and the node's own tiers keep their blocks; the pool keeps them if another depot
+    /// takes it over.
     Upgrade {
         /// The node.
         node: usize,
@@ -46,6 +35,8 @@ pub enum Change {
     LoseServer(usize),
     /// A pool server comes back, empty.
     AddServer(usize),
+    /// A tenant begins the next epoch on all nodes, as after an update of its weights: nothing stored before is valid.
+    Reset(usize),
 }
 
 /// A fleet to simulate.
@@ -53,6 +44,10 @@ pub enum Change {
 pub struct Fleet {
     /// Number of nodes at the start.
     pub nodes: usize,
+    /// Number of engines on each node.
+    pub engines: usize,
+    /// Blocks in each engine's own prefix cache; with 0, an engine asks the depot for every block.
+    pub engine_capacity: u64,
     /// The pool of each node, and the node's own tiers below it.
     pub levels: Vec<Level>,
     /// Number of pool servers.
@@ -76,6 +71,8 @@ pub struct Fleet {
 pub struct Window {
     /// Blocks named by its requests.
     pub references: u64,
+    /// Blocks of hits that the engines had in their own caches.
+    pub engine_hits: u64,
     /// Results of the pools, of each own tier, and of the pool servers, over all nodes.
     pub levels: Vec<LevelReport>,
     /// Requests of the node that had the most.
@@ -85,6 +82,8 @@ pub struct Window {
 }
 
 struct Node {
+    engines: Engines,
+    engine_hits: u64,
     levels: Levels,
     is_up: bool,
     requests: u64,
@@ -95,14 +94,12 @@ struct State<'a> {
     all_levels: Vec<Level>,
     nodes: Vec<Node>,
     servers: Option<Rc<RefCell<Servers>>>,
-    recent: VecDeque<usize>,
-    recent_of: Vec<usize>,
-    random: u64,
-    turn: usize,
+    router: Router,
+    tenants: Tenants<'a>,
 }
 
 impl<'a> State<'a> {
-    fn new(fleet: &'a Fleet) -> Result<Self> {
+    fn new(trace: &'a Trace, fleet: &'a Fleet) -> Result<Self> {
         let servers = match &fleet.shared {
             Some(level) => Some(Rc::new(RefCell::new(Servers::new(fleet.servers, level)?))),
             None => None,
@@ -113,10 +110,8 @@ impl<'a> State<'a> {
             all_levels,
             nodes: Vec::new(),
             servers,
-            recent: VecDeque::new(),
-            recent_of: Vec::new(),
-            random: fleet.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
-            turn: 0,
+            router: Router::new(fleet.route, fleet.engines, fleet.seed),
+            tenants: Tenants::new(trace, fleet.copies),
         };
         (0..fleet.nodes).try_for_each(|_| state.add_new_node())?;
         Ok(state)
@@ -126,9 +121,15 @@ impl<'a> State<'a> {
         let own: Result<Vec<Store>> = self.fleet.levels.iter().map(Store::own).collect();
         let mut stores = own?;
         stores.extend(self.servers.iter().map(|servers| Store::Shared(Rc::clone(servers))));
-        self.nodes.push(Node { levels: Levels::new(stores, &self.all_levels), is_up: true, requests: 0 });
-        self.recent_of.push(0);
+        let levels = Levels::new(stores, &self.all_levels);
+        let engines = self.new_engines()?;
+        self.nodes.push(Node { engines, engine_hits: 0, levels, is_up: true, requests: 0 });
+        self.router.add_node();
         Ok(())
+    }
+
+    fn new_engines(&self) -> Result<Engines> {
+        Engines::new(self.fleet.engines, self.fleet.engine_capacity)
     }
 
     fn change(&mut self, change: Change) -> Result<()> {
@@ -147,6 +148,7 @@ impl<'a> State<'a> {
                 for level in 0..self.fleet.levels.len() {
                     self.empty(node, level)?;
                 }
+                self.nodes[node].engines = self.new_engines()?;
             }
             Change::Upgrade { node, takes_over } => {
                 self.node(node)?;
@@ -156,6 +158,7 @@ impl<'a> State<'a> {
             }
             Change::LoseServer(server) => self.servers(server)?.borrow_mut().lose(server)?,
             Change::AddServer(server) => self.servers(server)?.borrow_mut().bring_back(server)?,
+            Change::Reset(tenant) => self.reset(tenant)?,
         }
         Ok(())
     }
@@ -198,42 +201,37 @@ impl<'a> State<'a> {
         self.nodes.iter().enumerate().filter(|(_, node)| node.is_up).map(|(number, _)| number)
     }
 
-    fn route(&mut self, blocks: &[u64]) -> usize {
-        let up = self.up().count();
-        match self.fleet.route {
-            Route::Random => {
-                self.random ^= self.random << 13;
-                self.random ^= self.random >> 7;
-                self.random ^= self.random << 17;
-                let number = (self.random % up as u64) as usize;
-                self.up().nth(number).unwrap_or(0)
-            }
-            Route::RoundRobin => {
-                self.turn += 1;
-                self.up().nth(self.turn % up).unwrap_or(0)
-            }
-            Route::LongestPrefix => {
-                let most = (2 * self.recent.len() / up).max(1);
-                let has_room = |node: &usize| self.recent_of[*node] < most;
-                let best = self.up().filter(has_room).max_by_key(|&node| {
-                    (self.nodes[node].levels.own_prefix(blocks), std::cmp::Reverse(self.recent_of[node]))
-                });
-                best.or_else(|| self.up().min_by_key(|&node| self.recent_of[node])).unwrap_or(0)
-            }
+    /// Every depot forgets the blocks of the tenant's past epoch, wherever they are.
+    fn reset(&mut self, tenant: usize) -> Result<()> {
+        let is_past = self.tenants.reset(tenant)?;
+        for node in &mut self.nodes {
+            node.engines.remove(&is_past);
+            node.levels.remove(&is_past);
         }
+        if let Some(servers) = &self.servers {
+            servers.borrow_mut().remove(&is_past);
+        }
+        Ok(())
     }
 
     fn request(&mut self, timestamp_ms: u64, blocks: &[u64]) {
-        let node = self.route(blocks);
-        self.recent.push_back(node);
-        self.recent_of[node] += 1;
-        if self.recent.len() > RECENT_PER_NODE * self.nodes.len()
-            && let Some(oldest) = self.recent.pop_front()
-        {
-            self.recent_of[oldest] -= 1;
-        }
-        self.nodes[node].requests += 1;
-        self.nodes[node].levels.request(timestamp_ms, blocks);
+        let up: Vec<usize> = self.up().collect();
+        let nodes = &self.nodes;
+        let Target { node, engine } = self.router.choose(&up, |target| {
+            let node = &nodes[target.node];
+            let own = node.engines.prefix(target.engine, blocks);
+            (own + node.levels.own_prefix(&blocks[own..]), own)
+        });
+        let node = &mut self.nodes[node];
+        node.requests += 1;
+        let hits = node.engines.request(engine, blocks);
+        node.engine_hits += hits as u64;
+        // The depot is asked for what the engine does not have itself.
+        node.levels.request(timestamp_ms, &blocks[hits..]);
+    }
+
+    fn engine_hits(&self) -> u64 {
+        self.nodes.iter().map(|node| node.engine_hits).sum()
     }
 
     /// Returns the sums over all nodes since the start.
@@ -252,11 +250,19 @@ impl<'a> State<'a> {
 }
 
 fn check(fleet: &Fleet) -> Result<()> {
-    let counts = [("nodes", fleet.nodes), ("copies", fleet.copies), ("windows", fleet.windows)];
+    let counts = [
+        ("nodes", fleet.nodes),
+        ("engines", fleet.engines),
+        ("copies", fleet.copies),
+        ("windows", fleet.windows),
+    ];
     if let Some((what, count)) = counts.into_iter().find(|(_, count)| !(1..=FLEET_MAX).contains(count)) {
-        return Err(Error::new(ErrorKind::Config, "a fleet has 1 to 4096 nodes, copies and windows")
-            .with("of", what)
-            .with("count", count));
+        return Err(Error::new(
+            ErrorKind::Config,
+            "a fleet has 1 to 4096 nodes, engines on each, copies and windows",
+        )
+        .with("of", what)
+        .with("count", count));
     }
     if fleet.levels.is_empty() || fleet.levels.len() + usize::from(fleet.shared.is_some()) > 1 + TIERS_MAX {
         return Err(Error::new(ErrorKind::Config, "a node has a pool and up to 8 tiers"));
@@ -282,20 +288,19 @@ fn check(fleet: &Fleet) -> Result<()> {
 /// Simulates a fleet. Returns the result of each part of the trace.
 pub fn simulate(trace: &Trace, fleet: &Fleet) -> Result<Vec<Window>> {
     check(fleet)?;
-    let mut state = State::new(fleet)?;
+    let mut state = State::new(trace, fleet)?;
     let total = trace.requests().len() * fleet.copies;
     let mut changes = fleet.changes.iter().peekable();
     let (mut windows, mut before) = (Vec::with_capacity(fleet.windows), state.sums());
+    let mut engine_hits = 0;
     let (mut references, mut sent, mut blocks) = (0, 0, Vec::new());
     for request in trace.requests() {
         for copy in 0..fleet.copies {
             while let Some((_, change)) = changes.next_if(|(at, _)| *at * total as f64 <= sent as f64) {
                 state.change(*change)?;
             }
-            // Distinct blocks for each copy; those of the first are the trace's own.
-            let other = (copy as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
             blocks.clear();
-            blocks.extend(trace.blocks(request).iter().map(|block| block.wrapping_add(other)));
+            blocks.extend(trace.blocks(request).iter().map(|&block| state.tenants.number(copy, block)));
             references += blocks.len() as u64;
             state.request(request.timestamp_ms, &blocks);
             sent += 1;
@@ -309,12 +314,13 @@ pub fn simulate(trace: &Trace, fleet: &Fleet) -> Result<Vec<Window>> {
                 };
                 windows.push(Window {
                     references: std::mem::take(&mut references),
+                    engine_hits: state.engine_hits() - engine_hits,
                     levels: sums.iter().zip(&before).map(since).collect(),
                     requests_max: state.nodes.iter().map(|node| node.requests).max().unwrap_or(0),
                     nodes: state.up().count(),
                 });
                 state.nodes.iter_mut().for_each(|node| node.requests = 0);
-                before = sums;
+                (before, engine_hits) = (sums, state.engine_hits());
             }
         }
     }

@@ -107,6 +107,16 @@ impl Levels {
         self.stores[level] = store;
     }
 
+    /// Removes the blocks of a past epoch from the stores of this node.
+    pub(super) fn remove(&mut self, is_past: &impl Fn(u64) -> bool) {
+        for store in &mut self.stores {
+            if let Store::Own(cache) = store {
+                cache.remove(is_past);
+            }
+        }
+        self.refused.retain(|&block, _| !is_past(block));
+    }
+
     /// Returns how many leading blocks the stores of this node have.
     pub(super) fn own_prefix(&self, blocks: &[u64]) -> usize {
         let own = |block: &u64| {

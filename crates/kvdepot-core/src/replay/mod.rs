@@ -6,23 +6,27 @@
 
 mod belady;
 mod ceiling;
+mod engines;
 mod fleet;
 mod level;
 mod levels;
 mod meter;
 mod parse;
 mod record;
+mod router;
 mod run;
 mod servers;
 mod simulated;
+mod tenants;
 mod trace;
 
 pub use belady::belady;
 pub use ceiling::Ceiling;
-pub use fleet::{Change, Fleet, Route, Window, simulate};
+pub use fleet::{Change, Fleet, Window, simulate};
 pub use level::{Level, LevelReport};
 pub use meter::{Meter, SizeReport};
 pub use record::Record;
+pub use router::Route;
 pub use run::{Report, replay};
 pub use simulated::SimulatedCache;
 pub use trace::{Request, Trace};

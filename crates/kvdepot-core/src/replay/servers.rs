@@ -63,6 +63,10 @@ impl Servers {
         self.caches[place].as_mut().is_some_and(|cache| cache.touch(block))
     }
 
+    pub(super) fn remove(&mut self, is_past: &impl Fn(u64) -> bool) {
+        self.caches.iter_mut().flatten().for_each(|cache| cache.remove(is_past));
+    }
+
     pub(super) fn insert(&mut self, block: u64) -> std::result::Result<Option<u64>, Unreachable> {
         let place = self.place(block);
         self.caches[place].as_mut().map(|cache| cache.insert(block)).ok_or(Unreachable)

@@ -81,11 +81,24 @@ impl SimulatedCache {
                 Search::Nothing => return None,
             }
         };
-        self.policy.remove(slot);
         let block = self.blocks[slot as usize];
-        self.slots.remove(&block);
-        self.free.push(slot);
+        self.forget(block);
         Some(block)
+    }
+
+    fn forget(&mut self, block: u64) {
+        if let Some(slot) = self.slots.remove(&block) {
+            self.policy.remove(slot);
+            self.free.push(slot);
+        }
+    }
+
+    /// Removes all blocks for which this is true.
+    pub fn remove(&mut self, is_past: impl Fn(u64) -> bool) {
+        let past: Vec<u64> = self.slots.keys().copied().filter(|&block| is_past(block)).collect();
+        for block in past {
+            self.forget(block);
+        }
     }
 
     /// Returns the capacity in blocks.

@@ -1,7 +1,7 @@
 //! A model of several depots on one directory: crashes, pauses, lost answers, clocks that run at different rates. The
 //! cap must hold after every step; each planted mistake must break it.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use super::book::Book;
 use super::member::{Fate, Member, Refusal, Survey, Turn};
@@ -13,9 +13,21 @@ const BLOCK: u64 = 10;
 const WRITES_MAX: usize = 2;
 /// Directories that a survey lists one after another.
 const PLACES: usize = 4;
+/// Moments of a hundred depots.
+const TICKS: usize = 2_000;
 /// So many turns missed that a member's lease ends.
 const LAZY: usize = 60;
 const TIMES: Times = Times { lease_ms: 100, renew_ms: 5, arrival_ms: 4_000, round_ms: 60, retry_ms: 10 };
+
+/// How many depots share the directory.
+#[derive(Clone, Copy, Debug)]
+struct Crowd {
+    depots_max: usize,
+    cap: u64,
+}
+
+const FEW: Crowd = Crowd { depots_max: 4, cap: CAP };
+const HUNDRED: Crowd = Crowd { depots_max: 100, cap: 100 * CAP };
 
 /// A mistake that the real rules do not make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +67,8 @@ struct Depot {
     lazy: usize,
     is_paused: bool,
     writes: Vec<u64>,
+    /// Writes begun.
+    wrote: u64,
     /// Files unlinked, writes failed and files renamed that are not noted in the account yet.
     unlinking: Vec<Option<Unlinking>>,
     failed: Vec<u64>,
@@ -67,10 +81,11 @@ struct Depot {
 }
 
 struct World {
+    crowd: Crowd,
     random: u64,
     book: Book,
     version: u64,
-    files: HashMap<u64, usize>,
+    files: BTreeMap<u64, usize>,
     next: u64,
     depots: Vec<Depot>,
     /// Writes of dead depots that may still arrive, until a time of the world's clock.
@@ -87,12 +102,13 @@ struct World {
 }
 
 impl World {
-    fn new(seed: u64, mistake: Option<Mistake>, laziest: usize) -> Self {
+    fn new(crowd: Crowd, seed: u64, mistake: Option<Mistake>, laziest: usize) -> Self {
         Self {
+            crowd,
             random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
             book: Book::new(0, 1),
             version: 0,
-            files: HashMap::new(),
+            files: BTreeMap::new(),
             next: 0,
             depots: Vec::new(),
             stray: Vec::new(),
@@ -116,16 +132,18 @@ impl World {
 
     fn start(&mut self) {
         self.names += 1;
+        let cap = self.crowd.cap;
         let (name, rate, lazy) = (self.names, 8 + self.pick(5) as u64, [1, 1, self.laziest][self.pick(3)]);
         self.depots.push(Depot {
-            member: Member::new(name.to_string(), CAP, 1, TIMES),
-            purse: Purse::new(CAP, WRITES_MAX as u64, u64::MAX),
+            member: Member::new(name.to_string(), cap, 1, TIMES),
+            purse: Purse::new(cap, WRITES_MAX as u64, u64::MAX),
             name,
             now_ms: 0,
             rate,
             lazy,
             is_paused: false,
             writes: Vec::new(),
+            wrote: 0,
             unlinking: Vec::new(),
             failed: Vec::new(),
             moving: 0,
@@ -232,6 +250,7 @@ impl World {
             Ok(()) => {
                 self.next += 1;
                 depot.writes.push(self.next);
+                depot.wrote += 1;
             }
             Err(Refused::Empty) => {
                 depot.purse.starve(BLOCK);
@@ -257,14 +276,14 @@ impl World {
         }
     }
 
+    fn pick_file(&mut self) -> Option<u64> {
+        let number = self.pick(self.files.len().max(1));
+        self.files.keys().nth(number).copied()
+    }
+
     /// Anyone may unlink anyone's file.
     fn evict(&mut self, at: usize) {
-        let mut files: Vec<u64> = self.files.keys().copied().collect();
-        files.sort_unstable();
-        if files.is_empty() {
-            return;
-        }
-        let file = files[self.pick(files.len())];
+        let Some(file) = self.pick_file() else { return };
         self.files.remove(&file);
         let is_late = self.mistake == Some(Mistake::LateUnlinks);
         let Depot { purse, unlinking, .. } = &mut self.depots[at];
@@ -273,12 +292,8 @@ impl World {
 
     /// Sets a file aside, which changes its place.
     fn rename(&mut self, at: usize) {
-        let mut files: Vec<u64> = self.files.keys().copied().collect();
-        files.sort_unstable();
-        if files.is_empty() {
-            return;
-        }
-        let (file, place) = (files[self.pick(files.len())], self.pick(PLACES));
+        let Some(file) = self.pick_file() else { return };
+        let place = self.pick(PLACES);
         let is_late = self.mistake == Some(Mistake::LateMoves);
         let Depot { purse, now_ms, moving, .. } = &mut self.depots[at];
         if is_late || purse.begin_move(BLOCK, *now_ms) {
@@ -331,7 +346,7 @@ impl World {
 
     fn step(&mut self) {
         self.clock += 1;
-        if self.depots.is_empty() || (self.depots.len() < 4 && self.pick(60) == 0) {
+        if self.depots.is_empty() || (self.depots.len() < self.crowd.depots_max && self.pick(60) == 0) {
             self.start();
         }
         for depot in &mut self.depots {
@@ -367,7 +382,7 @@ impl World {
             98 => self.depots[at].is_paused = self.pick(6) == 0,
             // The ledger is damaged. Half of the stories do without.
             83 if self.names.is_multiple_of(2) && self.pick(30) == 0 => {
-                self.book = Book::after_loss(CAP, 1);
+                self.book = Book::after_loss(self.crowd.cap, 1);
                 self.version += 1;
             }
             99 if self.pick(16) == 0 => {
@@ -377,6 +392,26 @@ impl World {
                 }
             }
             _ => {}
+        }
+    }
+
+    /// One moment of a depot that writes all the time, and takes a turn in one of `renew_ms` moments.
+    fn busy(&mut self, at: usize, tick: usize) {
+        if self.depots[at].is_paused {
+            return;
+        }
+        self.depots[at].now_ms += 1;
+        self.end_write(at);
+        self.note(at);
+        self.list(at);
+        let wrote = self.depots[at].wrote;
+        self.write(at);
+        if self.depots[at].wrote == wrote {
+            self.evict(at);
+        }
+        if (tick + self.depots[at].name).is_multiple_of(TIMES.renew_ms as usize) {
+            self.decide(at);
+            self.commit(at);
         }
     }
 
@@ -397,7 +432,7 @@ impl World {
 
     fn check(&self) -> Result<(), String> {
         let (bytes, spendable) = (self.bytes(), self.spendable());
-        let is_within = bytes <= CAP
+        let is_within = bytes <= self.crowd.cap
             && (self.depots.is_empty() || self.version == 0 || bytes + spendable <= self.book.bound);
         is_within
             .then_some(())
@@ -407,7 +442,7 @@ impl World {
 
 /// Runs one story; `Err` at the first step after which the cap does not hold any more.
 fn run(seed: u64, mistake: Option<Mistake>, laziest: usize) -> Result<World, String> {
-    let mut world = World::new(seed, mistake, laziest);
+    let mut world = World::new(FEW, seed, mistake, laziest);
     for step in 0..3_000 {
         world.step();
         world.check().map_err(|what| format!("seed {seed}, step {step}: {what}"))?;
@@ -429,6 +464,46 @@ fn the_cap_holds_whatever_happens() {
         crashes > 100 && left > 100 && rounds > 100 && written > 10_000,
         "{crashes} {left} {rounds} {written}"
     );
+}
+
+/// A hundred depots on one directory, all of which write as much as they may: the cap holds and is used, and each depot
+/// writes. Some crash, some end in order, and others take their places; some are paused for longer than a lease.
+#[test]
+fn a_hundred_depots_share_one_cap() {
+    let mut world = World::new(HUNDRED, 1, None, 1);
+    (0..HUNDRED.depots_max).for_each(|_| world.start());
+    let (mut used, mut paused) = (Vec::new(), 0);
+    for tick in 1..=TICKS {
+        let changed = world.pick(world.depots.len());
+        match tick {
+            _ if tick % 200 == 50 => world.crash(changed),
+            _ if tick % 200 == 100 => world.leave(changed),
+            _ if tick % 200 == 150 => world.depots[changed].is_paused = true,
+            _ if tick % 200 == 0 => world.depots.iter_mut().for_each(|depot| depot.is_paused = false),
+            _ => {}
+        }
+        paused += usize::from(world.depots[changed % world.depots.len()].is_paused);
+        while world.depots.len() < HUNDRED.depots_max {
+            world.start();
+        }
+        for at in 0..world.depots.len() {
+            world.busy(at, tick);
+            assert!(world.bytes() <= HUNDRED.cap, "tick {tick}: {} bytes", world.bytes());
+        }
+        world.check().unwrap_or_else(|what| panic!("tick {tick}: {what}"));
+        used.push(world.bytes());
+    }
+    let settled = &used[used.len() / 2..];
+    let least = settled.iter().min().copied().unwrap_or(0);
+    println!(
+        "{} crashes, {} ended in order, {paused} paused, {} surveys, {} blocks, at least {least} of {} bytes in use",
+        world.crashes, world.left, world.rounds, world.written, HUNDRED.cap
+    );
+    assert!(world.crashes > 5 && world.left > 2 && paused > 5, "{} {} {paused}", world.crashes, world.left);
+    assert!(world.rounds > 10, "{} surveys", world.rounds);
+    assert!(least > HUNDRED.cap * 3 / 4, "{least} bytes in use");
+    let idle = world.depots.iter().find(|depot| depot.wrote == 0).map(|depot| depot.name);
+    assert_eq!(idle, None, "each of them gets its part");
 }
 
 #[test]
