@@ -11,7 +11,7 @@ from kvdepot.config.said import Said
 PREFIX = "KVDEPOT_"
 OTHERS = ("KVDEPOT_LOG", "KVDEPOT_TOKEN_FILE")
 """Variables that do not belong to a key."""
-_TESTS = ("KVDEPOT_TEST_", "KVDEPOT_SIM_", "KVDEPOT_STANDIN_")
+_TESTS = ("KVDEPOT_REQUIRE_", "KVDEPOT_SIM_", "KVDEPOT_STANDIN_", "KVDEPOT_TEST_")
 # Kubernetes sets variables for each Service in every container, also for a Service named kvdepot or kvdepot-metrics.
 _SERVICE_VALUE = re.compile(r"(tcp|udp|sctp)://")
 _SERVICE_NAME = re.compile(r"KVDEPOT_(\w+_)?(SERVICE_HOST|SERVICE_PORT\w*|PORT|PORT_\d+_\w+)")
