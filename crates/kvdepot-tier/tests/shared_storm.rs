@@ -237,12 +237,13 @@ fn taken(dir: &Path) -> u64 {
     (stat.f_blocks - stat.f_bfree) * stat.f_frsize
 }
 
-/// Samples the directory until `done`.
+/// Samples the directory until `done`, and once after that.
 fn sample(dir: &Path, has_own_disk: bool, done: &AtomicBool) -> Sampled {
     let mut sampled = Sampled::default();
     let before = taken(dir);
-    // Acquire pairs with the Release of the test: the last sample comes after the last write.
-    while !done.load(Ordering::Acquire) {
+    loop {
+        // Acquire pairs with the Release of the test: the last sample comes after the last write, however long listings take.
+        let is_last = done.load(Ordering::Acquire);
         let began = Instant::now();
         // A listing takes time. Two of the same kind in a row are one of a moment.
         let mut last = None;
@@ -250,7 +251,7 @@ fn sample(dir: &Path, has_own_disk: bool, done: &AtomicBool) -> Sampled {
             let (mut listing, mut others) = (Listing::new(), 0);
             list(dir, 0, &mut listing, &mut others);
             let is_one = last.as_ref() == Some(&listing);
-            if is_one || done.load(Ordering::Acquire) {
+            if is_one || !is_last && done.load(Ordering::Acquire) {
                 break (is_one, listing, others);
             }
             last = Some(listing);
@@ -262,9 +263,11 @@ fn sample(dir: &Path, has_own_disk: bool, done: &AtomicBool) -> Sampled {
         if has_own_disk {
             sampled.most_taken = sampled.most_taken.max(taken(dir).saturating_sub(before + others));
         }
+        if is_last {
+            return sampled;
+        }
         std::thread::sleep(SAMPLE_EVERY.saturating_sub(began.elapsed()));
     }
-    sampled
 }
 
 fn storm(capacity_shared: bool) {
