@@ -101,7 +101,7 @@ fn by_engine(engine: &dyn IoEngine, device: &Arc<dyn Device>, slots: &[SlotBuf],
                 target: path(number),
                 durable: false,
                 prepare: Box::new(prepare),
-                make_room: Box::new(|| false),
+                make_room: Box::new(|| Ok(false)),
                 done: Box::new(move |outcome| tell.send(outcome.is_ok()).unwrap()),
             });
             return Request { class: Class::Write, deadline, op };

@@ -71,9 +71,9 @@ pub struct WriteFile {
     pub durable: bool,
     /// Makes the bytes. It runs on the I/O thread and may do I/O of its own.
     pub prepare: Box<dyn FnOnce() -> Result<Prepared> + Send>,
-    /// Called on the I/O thread when the device is full (`NoSpace`). If it returns `true`, it has freed some space and
-    /// the write is retried once.
-    pub make_room: Box<dyn FnOnce() -> bool + Send>,
+    /// Called on the I/O thread when the device is full (`NoSpace`). If it returns `true`, some space was freed and
+    /// the write is retried once. If it returns an error, the write ends with that one.
+    pub make_room: Box<dyn FnOnce() -> Result<bool> + Send>,
     /// Receives the outcome.
     pub done: Ended<FileWritten>,
 }

@@ -99,7 +99,7 @@ pub(crate) struct Writing {
     target: PathBuf,
     pub(crate) durable: bool,
     /// `None` after it was called.
-    make_room: Option<Box<dyn FnOnce() -> bool + Send>>,
+    make_room: Option<Box<dyn FnOnce() -> Result<bool> + Send>>,
     done: Ended<FileWritten>,
     pub(crate) buf: IoBuf,
 }
@@ -173,10 +173,12 @@ impl Writing {
         let error =
             if is_full { error.with("free_bytes", self.device.free_bytes().unwrap_or(0)) } else { error };
         self.unlink();
-        if is_full && self.make_room.take().is_some_and(|make_room| make_room()) {
-            return Some(self);
+        let made = if is_full { self.make_room.take().map(|make_room| make_room()) } else { None };
+        match made {
+            Some(Ok(true)) => return Some(self),
+            Some(Err(instead)) => self.end(Err(instead)),
+            Some(Ok(false)) | None => self.end(Err(error)),
         }
-        self.end(Err(error));
         None
     }
 

@@ -86,7 +86,7 @@ impl Trial {
                 target: self.name(number, ""),
                 durable: true,
                 prepare: Box::new(move || bytes().ok_or_else(Request::closed)),
-                make_room: Box::new(|| false),
+                make_room: Box::new(|| Ok(false)),
                 done: Box::new(move |outcome| {
                     let _ = tell.send(matches!(outcome, Ok(FileWritten::Published)));
                 }),

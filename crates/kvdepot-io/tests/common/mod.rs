@@ -158,7 +158,7 @@ pub(crate) fn write(
         target: path(number),
         durable: number.is_multiple_of(2),
         prepare: Box::new(prepare),
-        make_room: Box::new(|| false),
+        make_room: Box::new(|| Ok(false)),
         done: Box::new(tell(ended)),
     };
     (Request { class: Class::Write, deadline: Instant::now() + timeout, op: Op::Write(write) }, held)

@@ -45,9 +45,8 @@ impl Shared {
                 .with("path", device.root().display()));
             }
             let Some(victim) = state.next_victim(Some(directory)) else {
-                if let Some(deadline) = deadline.filter(|_| state.index.coldest(Some(directory)).is_some()) {
-                    // All of its blocks are being read.
-                    state.wait_until(&self.changed, deadline);
+                if let Some(deadline) = deadline.filter(|_| state.frees_later(directory)) {
+                    self.wait_for_change(&mut state, deadline);
                     continue;
                 }
                 return Err(Error::new(
@@ -73,19 +72,37 @@ impl Shared {
         }
     }
 
-    /// After `NoSpace` of a write: evicts some files of the same directory, and returns whether any space was freed in
-    /// time.
-    pub(super) fn make_room(&self, directory: usize, bytes: u64, deadline: Instant) -> bool {
+    /// After `NoSpace` of a write: evicts some files of the same directory, and returns whether space was freed in time,
+    /// here or by others. `Busy` if reads and unlinks that will free some do not end by the deadline.
+    pub(super) fn make_room(&self, directory: usize, bytes: u64, deadline: Instant) -> Result<bool> {
         self.free_space.expire(directory);
-        let (mut freed, mut failures) = (0, 0);
-        while freed < bytes * EVICT_WHEN_FULL && failures < FAILURES_MAX && Instant::now() < deadline {
-            let victim = self.lock().next_victim(Some(directory));
-            let Some(victim) = victim else { break };
+        let (mut freed, mut failures, mut has_waited) = (0, 0, false);
+        while freed < bytes * EVICT_WHEN_FULL && failures < FAILURES_MAX {
+            let mut state = self.lock();
+            let is_late = Instant::now() >= deadline;
+            let victim = if is_late { None } else { state.next_victim(Some(directory)) };
+            let Some(victim) = victim else {
+                if freed >= bytes || !state.frees_later(directory) {
+                    break;
+                }
+                if is_late || state.chores.stop_at.is_some() {
+                    if freed > 0 {
+                        break;
+                    }
+                    let what = "the disk is full, and reads and removals under way did not end in time";
+                    let path = self.device(directory).root().display();
+                    return Err(Error::new(ErrorKind::Busy, what).with("path", path));
+                }
+                self.wait_for_change(&mut state, deadline);
+                has_waited = true;
+                continue;
+            };
+            drop(state);
             let outcome = self.give_up_now(victim);
             failures += u32::from(outcome.is_err());
             freed += outcome.unwrap_or(0);
         }
-        freed > 0
+        Ok(freed > 0 || has_waited)
     }
 
     /// Evicts until the bytes are below the cap by the headroom; needed for files that existed at the start. Handles a
@@ -204,8 +221,7 @@ impl State {
             return Some(Victim::Bad(file));
         }
         // A block that is being read here keeps its file: as long as it is open, unlinking frees nothing.
-        let Self { index, reading, .. } = self;
-        let taken = index.take_coldest_but(directory, |key| reading.contains_key(key))?;
+        let taken = self.index.take_coldest(directory)?;
         self.note_removed(taken.key);
         let again = Taken { key: taken.key, space: std::sync::Arc::clone(&taken.space), entry: taken.entry };
         self.begin_leaving(again, Leave::Running);
@@ -213,7 +229,13 @@ impl State {
     }
 
     fn has_victims(&self) -> bool {
-        let cold = self.index.coldest_but(None, |key| self.reading.contains_key(key));
-        cold.is_some() || self.bad.values().any(|kept| !kept.is_empty())
+        self.index.coldest(None).is_some() || self.bad.values().any(|kept| !kept.is_empty())
+    }
+
+    /// Returns whether something in a directory can still be given up: now, or once reads and unlinks under way have ended.
+    /// Those of another directory count, too.
+    fn frees_later(&self, directory: usize) -> bool {
+        let has_blocks = self.index.coldest(Some(directory)).is_some() || self.index.has_read(directory);
+        has_blocks || !self.has_unlinked()
     }
 }

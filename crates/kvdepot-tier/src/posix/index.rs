@@ -40,6 +40,8 @@ struct Slot {
     seen: u32,
     /// Index of the tier's directory that holds it.
     directory: u8,
+    /// Whether it is being read here: then it is in no order.
+    is_read: bool,
 }
 
 const FREE: u32 = u32::MAX;
@@ -55,6 +57,7 @@ impl Slot {
         links: Links::NONE,
         seen: 0,
         directory: 0,
+        is_read: false,
     };
 }
 
@@ -151,6 +154,10 @@ pub(super) struct Index {
     slots: Slots,
     /// One order per directory: a full disk is relieved only by evicting its own files.
     orders: Vec<Order>,
+    /// Reads in flight by block, whether or not its file is known: such a file is neither evicted nor overwritten.
+    reading: HashMap<BlockKey, usize>,
+    /// Known files that are being read, per directory.
+    read: Vec<usize>,
     /// Namespaces by number; a number is reused once none of its files is left.
     spaces: Vec<Option<Arc<Space>>>,
     numbers: HashMap<NamespaceId, u32>,
@@ -167,6 +174,8 @@ impl Index {
             hasher: DefaultHashBuilder::default(),
             slots: Slots::default(),
             orders: (0..directories).map(|_| Order::default()).collect(),
+            reading: HashMap::new(),
+            read: vec![0; directories],
             spaces: Vec::new(),
             numbers: HashMap::new(),
             len: 0,
@@ -249,8 +258,9 @@ impl Index {
             links: Links::NONE,
             seen: 0,
             directory: u8::try_from(directory).expect("TIER_DIRECTORIES_MAX fits a byte"),
+            is_read: self.reading.contains_key(&key),
         };
-        self.orders[directory].push(&mut self.slots, slot, used_s);
+        self.put_in_order(slot);
         let (hasher, slots) = (&self.hasher, &self.slots);
         let hash = Self::hash(hasher, number, &key.hash);
         self.tables[Self::table_of(hash)].insert_unique(hash, slot, |other| {
@@ -258,6 +268,69 @@ impl Index {
             Self::hash(hasher, other.number, &other.hash)
         });
         self.len += 1;
+    }
+
+    /// Puts a file after all others of its last second of use, unless it is being read.
+    fn put_in_order(&mut self, slot: u32) {
+        let &Slot { used_s, is_read, directory, .. } = self.slots.get(slot);
+        let directory = usize::from(directory);
+        if is_read {
+            self.read[directory] += 1;
+        } else {
+            self.orders[directory].push(&mut self.slots, slot, used_s);
+        }
+    }
+
+    /// Undoes `put_in_order`, before anything changes on which it depends.
+    fn take_from_order(&mut self, slot: u32) {
+        let &Slot { used_s, is_read, directory, .. } = self.slots.get(slot);
+        let directory = usize::from(directory);
+        if is_read {
+            self.read[directory] -= 1;
+        } else {
+            self.orders[directory].remove(&mut self.slots, slot, used_s);
+        }
+    }
+
+    /// Notes the start of a read: its file, if it is known or becomes known, is not among the coldest until the end.
+    pub(super) fn begin_read(&mut self, key: BlockKey) {
+        *self.reading.entry(key).or_insert(0) += 1;
+        self.set_read(&key, true);
+    }
+
+    /// Notes the end of a read; returns whether it was the block's last one. Its file is ordered by its last use again.
+    pub(super) fn end_read(&mut self, key: &BlockKey) -> bool {
+        let Some(reads) = self.reading.get_mut(key) else { return false };
+        *reads -= 1;
+        if *reads > 0 {
+            return false;
+        }
+        self.reading.remove(key);
+        self.set_read(key, false);
+        true
+    }
+
+    fn set_read(&mut self, key: &BlockKey, is_read: bool) {
+        if let Some(slot) = self.find(key).filter(|slot| self.slots.get(*slot).is_read != is_read) {
+            self.take_from_order(slot);
+            self.slots.get_mut(slot).is_read = is_read;
+            self.put_in_order(slot);
+        }
+    }
+
+    /// Returns whether a block is being read.
+    pub(super) fn is_read(&self, key: &BlockKey) -> bool {
+        self.reading.contains_key(key)
+    }
+
+    /// Blocks that are being read.
+    pub(super) fn blocks_read(&self) -> Vec<BlockKey> {
+        self.reading.keys().copied().collect()
+    }
+
+    /// Returns whether a file of a directory is being read.
+    pub(super) fn has_read(&self, directory: usize) -> bool {
+        self.read[directory] > 0
     }
 
     fn number(&mut self, space: Arc<Space>) -> u32 {
@@ -280,7 +353,7 @@ impl Index {
     fn take(&mut self, slot: u32) -> Taken {
         let entry = self.entry(slot);
         let (number, hash) = (self.slots.get(slot).number, self.slots.get(slot).hash);
-        self.orders[entry.directory].remove(&mut self.slots, slot, entry.used_s);
+        self.take_from_order(slot);
         let table_hash = Self::hash(&self.hasher, number, &hash);
         if let Ok(found) = self.tables[Self::table_of(table_hash)].find_entry(table_hash, |at| *at == slot) {
             found.remove();
@@ -297,10 +370,9 @@ impl Index {
         let slot = self.find(key)?;
         let entry = self.entry(slot);
         let used_s = used.map_or(now_s, |time| seconds(time).min(now_s)).max(entry.used_s);
-        let order = &mut self.orders[entry.directory];
-        order.remove(&mut self.slots, slot, entry.used_s);
-        order.push(&mut self.slots, slot, used_s);
+        self.take_from_order(slot);
         self.slots.get_mut(slot).used_s = used_s;
+        self.put_in_order(slot);
         Some(used_s)
     }
 
@@ -339,7 +411,7 @@ impl Index {
         true
     }
 
-    /// The least recently used file, in one directory or in all: its last use and its slot.
+    /// The least recently used file that is not being read, in one directory or in all: its last use and its slot.
     pub(super) fn coldest(&self, directory: Option<usize>) -> Option<(u32, u32)> {
         match directory {
             Some(directory) => self.orders[directory].first(),
@@ -347,7 +419,7 @@ impl Index {
         }
     }
 
-    /// Returns the least recently used files of every directory: in all about `count`.
+    /// Returns the least recently used files of every directory that are not being read: in all about `count`.
     pub(super) fn coldest_files(&self, count: usize) -> Vec<BlockKey> {
         let each = (count / self.orders.len().max(1)).max(16);
         let slots = self.orders.iter().flat_map(|order| order.iter(&self.slots).take(each));
@@ -361,24 +433,9 @@ impl Index {
         (space.key(hash), self.entry(slot))
     }
 
-    /// The slot of the least recently used file that is not spared, in one directory or in all.
-    pub(super) fn coldest_but(
-        &self,
-        directory: Option<usize>,
-        is_spared: impl Fn(&BlockKey) -> bool,
-    ) -> Option<u32> {
-        let orders = directory.map_or(&self.orders[..], |directory| &self.orders[directory..=directory]);
-        let first = |order: &Order| order.iter(&self.slots).find(|slot| !is_spared(&self.at(*slot).0));
-        orders.iter().filter_map(first).min_by_key(|slot| self.slots.get(*slot).used_s)
-    }
-
-    /// Takes out the least recently used file that is not spared, in one directory or in all.
-    pub(super) fn take_coldest_but(
-        &mut self,
-        directory: Option<usize>,
-        is_spared: impl Fn(&BlockKey) -> bool,
-    ) -> Option<Taken> {
-        self.coldest_but(directory, is_spared).map(|slot| self.take(slot))
+    /// Takes out the least recently used file that is not being read, in one directory or in all.
+    pub(super) fn take_coldest(&mut self, directory: Option<usize>) -> Option<Taken> {
+        self.coldest(directory).map(|(_, slot)| self.take(slot))
     }
 
     /// Makes a namespace's files unreachable in one step. Returns its number, for `take_retired`; `None` if it had no
@@ -506,19 +563,20 @@ mod tests {
     }
 
     /// Compared with a list of files in order of last use; all times lie in the past, so that the test does not depend
-    /// on now.
+    /// on now. What is being read is not evicted, and has its place again afterwards.
     #[test]
     fn the_order_is_that_of_a_plain_list() {
         let (mut index, spaces) = (Index::new(3), [space("a"), space("b")]);
         let mut model: Vec<(u32, usize, BlockKey)> = Vec::new();
+        let mut reads: Vec<BlockKey> = Vec::new();
         let mut random = 7_u64;
-        for step in 0..20_000_u64 {
+        for step in 0..40_000_u64 {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let draw = |bits: u32, bound: u64| (random >> bits) % bound;
             let space = &spaces[draw(20, 2) as usize];
             let (key, second) = (key(space, draw(24, 500)), 1000 + draw(34, 50) as u32);
             let at = model.iter().position(|(_, _, known)| *known == key);
-            match (draw(41, 8), at) {
+            match (draw(41, 10), at) {
                 (0..=3, None) => {
                     let directory = draw(45, 3) as usize;
                     index.insert(key, Arc::clone(space), directory, 8192, Some(time_of(second)));
@@ -537,20 +595,46 @@ mod tests {
                 (5, _) => {
                     let directory = draw(45, 3) as usize;
                     let here = model.iter().filter(|(_, at, _)| *at == directory);
-                    let spared = model.first().map(|(.., key)| *key);
-                    let coldest = here
-                        .filter(|(.., key)| Some(*key) != spared)
-                        .min_by_key(|(second, ..)| *second)
-                        .copied();
-                    let is_spared = |key: &BlockKey| Some(*key) == spared;
-                    let taken = index.take_coldest_but(Some(directory), is_spared).map(|taken| taken.key);
-                    assert_eq!(taken, coldest.map(|(.., key)| key), "step {step}");
+                    let free = here.filter(|(.., key)| !reads.contains(key));
+                    let coldest = free.min_by_key(|(second, ..)| *second).map(|(.., key)| *key);
+                    let taken = index.take_coldest(Some(directory)).map(|taken| taken.key);
+                    assert_eq!(taken, coldest, "step {step}");
                     model.retain(|(.., key)| Some(*key) != taken);
+                }
+                (6, _) => {
+                    index.begin_read(key);
+                    reads.push(key);
+                }
+                (7, _) if !reads.is_empty() => {
+                    // Of two reads of a block, the first one to end is not the last.
+                    let ended = reads.swap_remove(draw(45, reads.len() as u64) as usize);
+                    assert_eq!(index.end_read(&ended), !reads.contains(&ended), "step {step}");
+                    let back = model.iter().position(|(.., key)| *key == ended && !reads.contains(key));
+                    if let Some(file) = back.map(|at| model.remove(at)) {
+                        model.push(file);
+                    }
                 }
                 (_, at) => assert_eq!(index.get(&key).is_some(), at.is_some(), "step {step}"),
             }
             assert_eq!(index.len(), model.len());
+            let is_read =
+                |directory| model.iter().any(|(_, at, key)| *at == directory && reads.contains(key));
+            assert!((0..3).all(|directory| index.has_read(directory) == is_read(directory)), "step {step}");
         }
+    }
+
+    /// Its block's key no longer leads to the file, but the file still counts as being read.
+    #[test]
+    fn a_retired_file_that_is_read_goes_like_the_others() {
+        let (mut index, old) = (Index::new(1), space("old"));
+        index.insert(key(&old, 0), Arc::clone(&old), 0, 8192, None);
+        index.begin_read(key(&old, 0));
+        let number = index.retire(old.id).expect("it had files");
+        assert!(index.end_read(&key(&old, 0)) && index.has_read(0));
+        let (taken, _) = index.take_retired(number, 0, 1);
+        assert_eq!((taken.len(), index.len(), index.has_read(0)), (1, 0, false));
+        index.insert(key(&old, 0), Arc::clone(&old), 0, 8192, None);
+        assert_eq!(index.take_coldest(None).expect("nobody reads it").key, key(&old, 0));
     }
 
     #[test]

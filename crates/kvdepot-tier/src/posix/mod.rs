@@ -23,6 +23,8 @@ mod namespaces;
 mod opening;
 mod order;
 mod overwrite;
+#[cfg(test)]
+mod read_room;
 mod reader;
 mod removal;
 mod reserve;

@@ -37,7 +37,7 @@ impl Shared {
             return None;
         }
         let (coldest_s, _) = state.index.coldest(None)?;
-        let slot = state.index.coldest_but(Some(directory), |key| state.reading.contains_key(key))?;
+        let (_, slot) = state.index.coldest(Some(directory))?;
         let (victim, entry) = state.index.at(slot);
         // Under the same name a power loss could bring back the complete earlier value.
         let is_other = victim.hash != key.hash;

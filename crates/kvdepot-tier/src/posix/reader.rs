@@ -79,7 +79,7 @@ impl Shared {
         }
         let directory = known.unwrap_or_else(|| home(key.hash, self.devices.len()));
         let generation = state.index.generation();
-        *state.reading.entry(key).or_insert(0) += 1;
+        state.index.begin_read(key);
         Some(Reading { shared: Arc::clone(self), space, key, directory, known: known.is_some(), generation })
     }
 
@@ -106,11 +106,15 @@ impl Shared {
 impl Drop for Reading {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
-        let leaves = state.end_read(self.key);
+        let was_last = state.index.end_read(&self.key);
+        let leaves = was_last && state.leave_after_read(self.key);
         let due = leaves || self.shared.is_over_cap(&state) || self.shared.is_in_debt(&state);
+        // It may wait for the room of this block.
+        let is_awaited = was_last && state.writes_waiting > 0;
         drop(state);
-        // A write may wait for the room of this block.
-        self.shared.changed.notify_all();
+        if is_awaited {
+            self.shared.changed.notify_all();
+        }
         if due {
             self.shared.unlinks.notify_one();
         }

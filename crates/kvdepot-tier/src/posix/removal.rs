@@ -67,12 +67,12 @@ impl Shared {
         loop {
             {
                 let mut state = self.lock();
-                let is_read = state.reading.contains_key(key);
+                let is_read = state.index.is_read(key);
                 match state.leaving.get_mut(key) {
                     None => return Ok(()),
                     Some(leaving) if matches!(leaving.step, Leave::Running | Leave::Read) => {
                         let what = "the block's old file is being removed";
-                        if state.wait_until(&self.changed, deadline) {
+                        if self.wait_for_change(&mut state, deadline) {
                             return Err(Error::new(ErrorKind::Busy, what).with("key", key));
                         }
                         continue;
@@ -190,7 +190,7 @@ impl State {
                 continue;
             };
             // At the end it goes all the same, or the next start would find it.
-            if self.reading.contains_key(&key) && self.chores.stop_at.is_none() {
+            if self.index.is_read(&key) && self.chores.stop_at.is_none() {
                 leaving.step = Leave::Read;
                 self.leaving_read += 1;
                 continue;
@@ -202,19 +202,8 @@ impl State {
         None
     }
 
-    /// Notes that a read has ended. Returns whether a file waits for that to be unlinked.
-    pub(super) fn end_read(&mut self, key: BlockKey) -> bool {
-        let Some(reads) = self.reading.get_mut(&key) else { return false };
-        *reads -= 1;
-        if *reads > 0 {
-            return false;
-        }
-        self.reading.remove(&key);
-        self.leave_after_read(key)
-    }
-
     /// Has a file unlinked that waits for a read; returns whether it does.
-    fn leave_after_read(&mut self, key: BlockKey) -> bool {
+    pub(super) fn leave_after_read(&mut self, key: BlockKey) -> bool {
         let Some(leaving) = self.leaving.get_mut(&key).filter(|leaving| leaving.step == Leave::Read) else {
             return false;
         };
@@ -226,8 +215,7 @@ impl State {
 
     /// At the end of the tier: reads that hang keep no removed file.
     pub(super) fn leave_without_reads(&mut self) {
-        let read: Vec<BlockKey> = self.reading.keys().copied().collect();
-        for key in read {
+        for key in self.index.blocks_read() {
             self.leave_after_read(key);
         }
     }

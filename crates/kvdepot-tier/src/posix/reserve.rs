@@ -170,7 +170,7 @@ impl Shared {
         // What is left in the index is being read.
         let reading = state.index.len() > 0;
         let on_the_way = !state.counted || !state.reserved.is_empty() || leaving || reading;
-        if on_the_way && state.chores.stop_at.is_none() && !state.wait_until(&self.changed, deadline) {
+        if on_the_way && state.chores.stop_at.is_none() && !self.wait_for_change(state, deadline) {
             return Ok(());
         }
         let (kind, what) = if !state.counted {

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvdepot_core::{BlockHash, BlockKey, Error, ErrorKind};
 use kvdepot_io::Device;
@@ -114,6 +114,14 @@ impl Shared {
     /// The cap in force: another depot that shares the directories may have a smaller one.
     pub(super) fn cap_in(&self, state: &State) -> u64 {
         state.purse.as_ref().map_or(self.cap, |purse| purse.cap().min(self.cap))
+    }
+
+    /// Has a write wait until something changes; `true` if the deadline passed first.
+    pub(super) fn wait_for_change(&self, state: &mut Held<'_, State>, deadline: Instant) -> bool {
+        state.writes_waiting += 1;
+        let is_late = state.wait_until(&self.changed, deadline);
+        state.writes_waiting -= 1;
+        is_late
     }
 
     /// Wakes the background threads and every waiting caller.

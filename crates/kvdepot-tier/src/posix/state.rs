@@ -49,8 +49,8 @@ pub(super) struct State {
     pub(super) index: Index,
     pub(super) writing: HashMap<BlockKey, Vec<Done<Written>>>,
     pub(super) reserved: HashMap<BlockKey, u64>,
-    /// Reads in flight: their files are neither overwritten nor unlinked.
-    pub(super) reading: HashMap<BlockKey, usize>,
+    /// Writes that wait until something changes: the end of a read, a write or an unlink.
+    pub(super) writes_waiting: usize,
     pub(super) leaving: HashMap<BlockKey, Leaving>,
     pub(super) leaving_pending: VecDeque<BlockKey>,
     /// Files whose unlink failed.
@@ -133,7 +133,7 @@ impl State {
             index: Index::new(devices),
             writing: HashMap::new(),
             reserved: HashMap::new(),
-            reading: HashMap::new(),
+            writes_waiting: 0,
             leaving: HashMap::new(),
             leaving_pending: VecDeque::new(),
             leaving_failed: Vec::new(),

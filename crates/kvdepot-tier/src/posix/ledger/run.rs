@@ -76,7 +76,7 @@ fn run(shared: &Arc<Shared>) {
                 let next = Instant::now() + RETRY.min(renew);
                 if error.kind() == ErrorKind::NoSpace {
                     // Nobody else would make room: no write gets as far as finding the file system full.
-                    shared.make_room(0, LEDGER_BYTES_MAX as u64, next);
+                    let _ = shared.make_room(0, LEDGER_BYTES_MAX as u64, next);
                 }
                 next
             }
