@@ -1,5 +1,6 @@
 """The namespace's facts from vLLM's own configuration objects; no engine runs here."""
 
+import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,9 +10,10 @@ import pytest
 from engine_lab import Lab
 
 from kvdepot.engines.vllm.facts import engine_facts, names_weights, weights_facts
+from kvdepot.engines.vllm.option_facts import ENVIRONMENT
 from kvdepot.engines.weights import weights_digest
 
-CACHE: Any = SimpleNamespace(kv_cache_layout="LBHNC")
+CACHE: Any = SimpleNamespace(kv_cache_layout="LBHNC", kv_cache_groups=[])
 FACTORS = 32
 LONG_ROPE = {
     "rope_parameters": {
@@ -76,3 +78,20 @@ def test_a_model_without_weights_has_no_name(lab: Lab, tmp_path: Path) -> None:
         if file.suffix != ".safetensors":
             shutil.copy(file, tmp_path)
     assert not names_weights(facts(str(tmp_path)))
+
+
+def test_variables_have_usual_values_unless_they_are_set() -> None:
+    from vllm import envs
+
+    known = [name for name in ENVIRONMENT if hasattr(envs, name) and name not in os.environ]
+    assert len(known) > 30
+    assert [name for name in known if getattr(envs, name) not in ENVIRONMENT[name]] == []
+
+
+def test_a_variable_that_quantises_activations_is_a_fact(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = lab.model("llama")
+    before = facts(model)
+    monkeypatch.setenv("VLLM_ROCM_USE_AITER", "0")  # its default, spelt otherwise than vLLM spells it
+    assert facts(model) == before
+    monkeypatch.setenv("VLLM_MARLIN_INPUT_DTYPE", "int8")
+    assert facts(model) == {**before, "options": {"VLLM_MARLIN_INPUT_DTYPE": "int8"}}

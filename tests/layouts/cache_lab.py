@@ -44,6 +44,7 @@ def vllm_config(case: Case) -> Any:
     length = REQUEST_TOKENS
     hf_config = SimpleNamespace(model_type="tiny", to_dict=lambda: {"family": case.family})
     model = SimpleNamespace(
+        architecture="TinyForCausalLM",
         model="/nowhere/model",
         revision=None,
         hf_config=hf_config,

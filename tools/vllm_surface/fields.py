@@ -1,4 +1,7 @@
-"""The fields of vLLM's configuration: each either changes the bytes of a block, and is a fact, or does not."""
+"""The fields of vLLM's configuration, and the variables of its environment.
+
+Each either changes the bytes of a block, and is a fact, or does not.
+"""
 
 import ast
 
@@ -6,6 +9,7 @@ from tools.vllm_surface.sources import Release
 
 ROOT_CONFIG = "vllm.config.vllm"
 ROOT_NAME = "VllmConfig"
+VARIABLES = "environment_variables"
 
 Fields = dict[str, list[str]]
 
@@ -38,6 +42,15 @@ def fields_of(release: Release) -> Fields:
             if place is not None and release.is_own(place[0]):
                 waiting.append(place)
     return found
+
+
+def variables_of(release: Release) -> list[str]:
+    """Returns the variables that ``vllm.envs`` reads, sorted; none for a release that lists them otherwise."""
+    module = release.module("vllm.envs")
+    node = module.definitions.get(VARIABLES) if module is not None else None
+    value = node.value if isinstance(node, (ast.Assign, ast.AnnAssign)) else None
+    keys = value.keys if isinstance(value, ast.Dict) else []
+    return sorted(str(key.value) for key in keys if isinstance(key, ast.Constant))
 
 
 def _parsed(annotation: ast.expr) -> ast.AST:

@@ -8,7 +8,7 @@ attributes: whether one may be ``None`` is not what the tables are about.
 import ast
 from typing import Any
 
-from tools.vllm_surface.fields import fields_of
+from tools.vllm_surface.fields import fields_of, variables_of
 from tools.vllm_surface.sources import DEPTH_MAX, MODULE, Module, Release
 from tools.vllm_surface.used import Used
 
@@ -29,7 +29,11 @@ def table_of(release: Release, version: str, used: Used) -> Table:
         maker.add_import(module, names)
     maker.add_all()
     table = {"release": version, "names": maker.names, "definitions": dict(sorted(maker.definitions.items()))}
-    return {**table, "fields": fields} if (fields := fields_of(release)) else table
+    if fields := fields_of(release):
+        table["fields"] = fields
+    if variables := variables_of(release):
+        table["environment"] = variables
+    return table
 
 
 class _Maker:

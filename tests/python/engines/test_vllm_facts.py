@@ -158,7 +158,7 @@ def test_a_model_whose_files_are_not_found_is_not_named(tmp_path: Path) -> None:
 
 
 def model_with(config: dict[str, object], **values: object) -> SimpleNamespace:
-    known: dict[str, object] = {"max_model_len": 4096, "override_generation_config": {}}
+    known: dict[str, object] = {"max_model_len": 4096, "override_generation_config": {}, "architecture": "Llama"}
     hf_config = SimpleNamespace(to_dict=lambda: config)
     return SimpleNamespace(hf_config=hf_config, try_get_generation_config=dict, **{**known, **values})
 
@@ -240,7 +240,8 @@ def facts_of_engine(
         attention_config=SimpleNamespace(),
         kernel_config=SimpleNamespace(),
     )
-    return engine_facts(config, SimpleNamespace(kv_cache_layout=layout), str(declared))  # type: ignore[arg-type]
+    cache_config = SimpleNamespace(kv_cache_layout=layout, kv_cache_groups=[])
+    return engine_facts(config, cache_config, str(declared))  # type: ignore[arg-type]
 
 
 def test_a_layout_that_vllm_has_not_said_is_no_fact_of_its_own() -> None:

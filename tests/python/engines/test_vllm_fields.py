@@ -1,17 +1,21 @@
 """No option of any release of vLLM changes the bytes of blocks unnoticed (P8)."""
 
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import vllm_environment
 from vllm_fields import HARMLESS, REFLECTED, WHOLE_CLASSES
 
-from kvdepot.engines.vllm.option_facts import CHANGES, LORA_CHANGES, lora_options, option_facts
+from kvdepot.engines.vllm.option_facts import CHANGES, ENVIRONMENT, LORA_CHANGES, as_text, lora_options, option_facts
 
 TABLES = Path(__file__).parent / "vllm_surface"
-FIELDS = {path.stem: json.loads(path.read_text())["fields"] for path in TABLES.glob("*.json")}
+WHOLE = {path.stem: json.loads(path.read_text()) for path in TABLES.glob("*.json")}
+FIELDS = {release: table["fields"] for release, table in WHOLE.items()}
+VARIABLES = {release: table["environment"] for release, table in WHOLE.items()}
 RELEASES = sorted(FIELDS, key=lambda name: int(name.split(".")[1]))
 CLASSES = {
     "cache_config": "CacheConfig",
@@ -62,6 +66,54 @@ def test_options_that_are_facts_are_those_that_are_read() -> None:
     assert LORA_CHANGES.keys() < REFLECTED["LoRAConfig"].keys()
 
 
+@pytest.mark.parametrize("release", RELEASES)
+def test_every_variable_of_the_environment_is_a_fact_or_has_a_reason_not_to_be(release: str) -> None:
+    harmless = {name for names in vllm_environment.HARMLESS.values() for name in names.split()}
+    assert len(VARIABLES[release]) > 250
+    unknown = {*VARIABLES[release]} - vllm_environment.REFLECTED.keys() - harmless
+    assert not unknown, "does it change what is computed for the same tokens? Then it needs a fact (ENVIRONMENT)"
+
+
+def test_no_variable_is_classified_twice_and_every_one_exists() -> None:
+    harmless = [name for names in vllm_environment.HARMLESS.values() for name in names.split()]
+    named = [*ENVIRONMENT, *vllm_environment.NAMED, *harmless]
+    assert len(named) == len(set(named))
+    assert set(named) == {name for names in VARIABLES.values() for name in names}
+    assert {*vllm_environment.REFLECTED.values()} <= FACTS
+
+
+@pytest.fixture
+def variables(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """``vllm.envs``: what it reads, for the variables that a test sets."""
+    for name in ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+    envs = SimpleNamespace()
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(envs=envs))
+    return envs
+
+
+@pytest.mark.parametrize("name", sorted(ENVIRONMENT))
+def test_a_variable_that_changes_bytes_is_a_fact(
+    name: str, variables: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Whatever the variables' text is: vLLM knows spellings and defaults.
+    monkeypatch.setenv(name, "text")
+    for usual in ENVIRONMENT[name]:
+        setattr(variables, name, usual)
+        assert options_of(engine()) == {}
+    setattr(variables, name, {"dtype": "int4"})
+    assert options_of(engine()) == {"options": {name: '{"dtype": "int4"}'}}
+
+
+def test_variables_that_are_not_set_or_that_a_release_does_not_know_are_no_facts(
+    variables: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variables.VLLM_MARLIN_INPUT_DTYPE = "int8"
+    assert options_of(engine()) == {}
+    monkeypatch.setenv("VLLM_ROCM_MUSE_MOE_ONLINE_QUANT", "mxfp4")
+    assert options_of(engine()) == {}
+
+
 def engine(**changed: Any) -> Any:
     """Returns a configuration with the usual values of all options, but for these: ``config__field``."""
     configs = {
@@ -71,14 +123,24 @@ def engine(**changed: Any) -> Any:
     for path, value in changed.items():
         config, _, field = path.partition("__")
         setattr(configs[config], field, value)
+    configs["model_config"].architecture = "LlamaForCausalLM"
     whole = vars(configs.pop("vllm_config"))
     return SimpleNamespace(**configs, **whole)
 
 
+def options_of(vllm_config: Any, states: bool = True) -> dict[str, object]:
+    """Returns the facts of an engine with layers of these kinds, of which some may be in one group."""
+    attention, mamba = SimpleNamespace(), SimpleNamespace(mamba_cache_mode="align")
+    inner = {"a": attention, "b": mamba} if states else {"a": attention}
+    specs = (attention, SimpleNamespace(kv_cache_specs=inner))
+    groups = [SimpleNamespace(kv_cache_spec=spec) for spec in specs]
+    return option_facts(vllm_config, SimpleNamespace(kv_cache_groups=groups))  # type: ignore[arg-type]
+
+
 def test_an_option_with_its_usual_value_is_no_fact() -> None:
     """Other facts would hide what engines have stored before."""
-    assert option_facts(engine()) == {}
-    assert option_facts(engine(model_config__model_impl="vllm", kernel_config__linear_backend_per_quant={})) == {}
+    assert options_of(engine()) == {}
+    assert options_of(engine(model_config__model_impl="vllm", kernel_config__linear_backend_per_quant={})) == {}
 
 
 @pytest.mark.parametrize(
@@ -95,22 +157,48 @@ def test_an_option_with_its_usual_value_is_no_fact() -> None:
     ],
 )
 def test_an_option_that_changes_bytes_is_a_fact(path: str, one: object, other: object) -> None:
-    found = [option_facts(engine(**values)) for values in ({}, {path: one}, {path: other}, {path: other})]
+    found = [options_of(engine(**values)) for values in ({}, {path: one}, {path: other}, {path: other})]
     assert found[2] == found[3]
     assert len({json.dumps(facts) for facts in found}) == 3
 
 
 def test_the_order_of_layers_and_keys_does_not_matter() -> None:
     skip = "cache_config__kv_cache_dtype_skip_layers"
-    assert option_facts(engine(**{skip: ["2", "0"]})) == option_facts(engine(**{skip: ["0", "2"]}))
+    assert options_of(engine(**{skip: ["2", "0"]})) == options_of(engine(**{skip: ["0", "2"]}))
     more = "vllm_config__additional_config"
-    assert option_facts(engine(**{more: {"a": 1, "b": 2}})) == option_facts(engine(**{more: {"b": 2, "a": 1}}))
+    assert options_of(engine(**{more: {"a": 1, "b": 2}})) == options_of(engine(**{more: {"b": 2, "a": 1}}))
+
+
+def test_options_of_states_are_facts_of_models_that_have_some() -> None:
+    """On a CPU vLLM sets the data type of every model's states, if it has any or not."""
+    one = engine(cache_config__mamba_ssm_cache_dtype="float32", kernel_config__moe_backend="marlin")
+    assert options_of(one) == {"options": {"mamba_ssm_cache_dtype": "float32", "moe_backend": "marlin"}}
+    assert options_of(one, states=False) == {"options": {"moe_backend": "marlin"}}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "own", "taken", "other"),
+    [
+        ("NemotronHForCausalLM", {"mamba_ssm_cache_dtype": "float16"}, "float16", "float32"),
+        ("NemotronHForCausalLM", {}, "float32", "float16"),
+        ("Qwen3_5MoeForCausalLM", {"mamba_ssm_dtype": "float32"}, "float32", "bfloat16"),
+        ("Qwen3_5MoeForCausalLM", {}, "auto", "float32"),
+        ("Qwen3NextForCausalLM", {"mamba_ssm_dtype": "float32"}, "auto", "float32"),
+    ],
+)
+def test_what_vllm_takes_from_a_models_configuration_is_no_fact(
+    architecture: str, own: dict[str, str], taken: str, other: str
+) -> None:
+    for value, fact in ((taken, {}), (other, {"options": {"mamba_ssm_cache_dtype": as_text(other)}})):
+        one = engine(cache_config__mamba_ssm_cache_dtype=value)
+        one.model_config.architecture, one.model_config.hf_text_config = architecture, SimpleNamespace(**own)
+        assert options_of(one) == fact
 
 
 def test_a_release_that_lacks_an_option_has_no_fact_of_it() -> None:
     config = engine()
     del config.attention_config.indexer_sparse_logits
-    assert option_facts(config) == {}
+    assert options_of(config) == {}
 
 
 def test_options_of_adapters_are_facts_of_adapters_alone() -> None:

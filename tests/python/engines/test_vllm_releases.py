@@ -34,7 +34,7 @@ NOT_VLLMS = {
     # torch, and packages that vLLM packs weights with
     *("partitions", "cpu_linear", "weight", "named_parameters"),
     # the model's configuration of transformers
-    "layer_types",
+    *("layer_types", "mamba_ssm_cache_dtype", "mamba_ssm_dtype"),
     # enums and classes of Python
     *("value", "name", "__dataclass_fields__"),
     # our own

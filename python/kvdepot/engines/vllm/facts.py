@@ -83,7 +83,7 @@ def engine_facts(
         **media_facts(model),
         "quantization": str(model.quantization or ""),
         **override_facts(model),
-        **option_facts(vllm_config),
+        **option_facts(vllm_config, kv_cache_config),
         "dtype": str(model.dtype),
         "cache_dtype": str(cache.cache_dtype),
         "layout": _layout(kv_cache_config),
