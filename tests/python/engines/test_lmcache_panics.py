@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from kvdepot.config import load_config
+from kvdepot.engines import copies
 from kvdepot.engines.lmcache import weights as lmcache_weights
 from kvdepot.engines.lmcache.bounded import Bounded
 from kvdepot.engines.lmcache.counters import Counters
@@ -143,6 +144,16 @@ def test_a_task_that_does_not_tell_whether_it_copies_keeps_its_memory() -> None:
     assert after.asked == ["wait_done", "result"]
     assert found == Moved([False, True], [False, False], [True, False])
     assert counts.snapshot() == {"load_error": 2, "load_unknown": 1, "loaded": 1}
+
+
+def test_a_task_that_never_ends_is_asked_for_a_multiple_of_its_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(copies, "time", SimpleNamespace(sleep=waited.append))
+    why: list[str] = []
+    task = SimpleNamespace(wait_done=panic, done=lambda: False)
+    assert not copies.copied(task, why.append, 2.5)
+    assert sum(waited) == pytest.approx(copies.LIMITS * 2.5)
+    assert why[1:] == ["it has not ended within 3 times its time limit of 2.5 s"]
 
 
 def test_a_result_that_panics_is_a_miss() -> None:

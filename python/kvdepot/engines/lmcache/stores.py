@@ -159,7 +159,8 @@ class Stores:
     def _take(self, verb: Verb, task: Any, numbers: Sequence[int], moved: Moved) -> None:
         """Waits for a task of the objects with these numbers, and notes in ``moved`` what became of them."""
         blocks = len(numbers)
-        if not copied(task, lambda why: self._counters.trouble(f"{verb}_error", f"a {verb}: {why}", blocks)):
+        limit_s = self._config.timeout_ms / 1e3
+        if not copied(task, lambda why: self._counters.trouble(f"{verb}_error", f"a {verb}: {why}", blocks), limit_s):
             self._counters.trouble(f"{verb}_unknown", f"memory that a {verb} may still copy is kept", blocks)
             for number in numbers:
                 moved.copying[number] = True

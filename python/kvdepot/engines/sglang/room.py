@@ -316,8 +316,9 @@ class Room:
 
         One that does not tell is given its time limit, which ends it.
         """
-        if not copied(task, lambda why: self._counters.trouble(f"{verb}_error", f"a {verb}: {why}", pages)):
-            self._closing.wait(self._call_ms / 1e3)
+        limit_s = self._call_ms / 1e3
+        if not copied(task, lambda why: self._counters.trouble(f"{verb}_error", f"a {verb}: {why}", pages), limit_s):
+            self._closing.wait(limit_s)
 
     def read(self, name: str, hashes: Sequence[bytes]) -> None:
         """Notes that these pages were read, or could not be. Releases their leases, and expired ones."""
