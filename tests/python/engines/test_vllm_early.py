@@ -91,6 +91,9 @@ def test_a_child_s_mistake_is_told_to_whoever_asks_for_the_multi_connector() -> 
         with pytest.raises(WrongConfigurationError, match="pool_bg: unknown key: did you mean pool_gb"):
             factory.get_connector_class(multi(*children))
     assert factory.get_connector_class(multi(child("Sibling", pool_bg=1), child(hit_ratio=0.5))) == "the class"
+    wrong = {"kv_connector": "KVDepotConnector", "kv_connector_extra_config": "x"}
+    with pytest.raises(WrongConfigurationError, match="kv_connector_extra_config: must be a mapping"):
+        factory.get_connector_class(multi(wrong))
 
 
 @pytest.mark.parametrize("extra", [None, {}, {"connectors": None}, {"connectors": ["KVDepotConnector"]}])

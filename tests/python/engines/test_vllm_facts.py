@@ -373,6 +373,13 @@ def test_wrong_options_are_said(extra: dict[str, object]) -> None:
         read_options(extra)
 
 
+@pytest.mark.parametrize("extra", ["x", "", 1, False, [("pool_gb", 1)]])
+def test_options_that_are_no_mapping_are_said(extra: object) -> None:
+    """vLLM checks its own, but not those of a child of MultiConnector."""
+    with pytest.raises(ConfigError, match="kv_connector_extra_config: must be a mapping"):
+        read_options(extra)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("pooler", "prefix_caching", "refused"), [(None, False, False), ("MEAN", False, True), ("LAST", True, False)]
 )

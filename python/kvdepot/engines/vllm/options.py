@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Any, Literal
 
 from kvdepot.config import KVDepotConfig, load_config
@@ -137,6 +138,8 @@ def read_options(extra_config: Mapping[str, Any] | None) -> ConnectorOptions:
     Raises:
         ConfigError: a key or value is wrong.
     """
+    if not isinstance(extra_config, (Mapping, NoneType)):
+        raise ConfigError(f"kv_connector_extra_config: must be a mapping of keys to values, got {extra_config!r}")
     extra = dict(extra_config or {})
     try:
         text = json.dumps(extra)
