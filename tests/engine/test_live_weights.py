@@ -8,6 +8,7 @@ import pytest
 
 from kvdepot.engines.vllm import live
 from kvdepot.engines.vllm.live import LiveWeights, device_sum
+from kvdepot.engines.vllm.versions import WeightsVersion
 
 torch = pytest.importorskip("torch")
 
@@ -172,6 +173,17 @@ def test_weights_that_were_packed_again_are_others(part: str) -> None:
     assert LiveWeights(runner).digest() == first
     layer.cpu_linear = packed()
     assert LiveWeights(runner).digest() != first
+
+
+def test_a_draft_without_a_model_leaves_the_weights_unknown_if_nothing_else_names_it() -> None:
+    """A user's own proposer (``custom_class``) may hold its weights anywhere."""
+    runner = Runner(model())
+    runner.drafter = SimpleNamespace(propose=lambda: None)
+    assert LiveWeights(runner).digest() != ""
+    assert LiveWeights(runner, unnamed_draft=True).digest() == ""
+    assert "weights_version" in WeightsVersion(1).begin({0: ""}, named=False)
+    runner.drafter.model = model()
+    assert LiveWeights(runner, unnamed_draft=True).digest() == digest(model(), model()) != ""
 
 
 def test_a_model_that_is_gone_is_not_known() -> None:

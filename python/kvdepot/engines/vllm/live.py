@@ -42,14 +42,20 @@ _MIX_2 = 0x94D049BB133111EB - (1 << 64)
 class LiveWeights:
     """The weights of one worker's models. Read between steps, when nothing computes or writes them."""
 
-    def __init__(self, runner: Any, why_unknown: str = "", settled: bool = True) -> None:
+    def __init__(self, runner: Any, why_unknown: str = "", settled: bool = True, unnamed_draft: bool = False) -> None:
         self._runner = weakref.ref(runner) if runner is not None else None
         self._why_unknown = why_unknown
         self._settled = settled
+        self._unnamed_draft = unnamed_draft
 
     @staticmethod
-    def of(vllm_config: "VllmConfig") -> "LiveWeights":
-        """Returns the weights of the worker that is currently calling its connector, at any depth of the call stack."""
+    def of(vllm_config: "VllmConfig", unnamed_draft: bool = False) -> "LiveWeights":
+        """Returns the weights of the worker that is currently calling its connector, at any depth of the call stack.
+
+        Args:
+            vllm_config: vLLM's configuration.
+            unnamed_draft: whether this worker has a draft whose weights have no name but their bytes in memory.
+        """
         parallel = vllm_config.parallel_config
         if getattr(parallel, "enable_eplb", False):
             return LiveWeights(None, "experts move between ranks while the engine runs")
@@ -62,6 +68,7 @@ class LiveWeights:
             runner,
             "" if runner is not None else "this version of vLLM does not show its model",
             settled=not getattr(prefetch, "offload_group_size", 0),
+            unnamed_draft=unnamed_draft,
         )
 
     def digest(self) -> str:
@@ -69,6 +76,9 @@ class LiveWeights:
         runner = self._runner() if self._runner is not None else None
         if runner is None:
             logger.info("kvdepot: weights in memory are not compared: %s", self._why_unknown or "the model is gone")
+            return ""
+        if self._unnamed_draft and "draft" not in _models(runner):
+            logger.info("kvdepot: weights in memory are not compared: the draft does not show its model")
             return ""
         try:
             return tensors_digest(dict(named_tensors(runner)), packed_weights(runner))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from kvdepot.engines.vllm.compute import ComputeOrder
-from kvdepot.engines.vllm.facts import engine_facts, names_weights
+from kvdepot.engines.vllm.facts import draft_facts, engine_facts, names_weights
 from kvdepot.engines.vllm.groups import Geometry
 from kvdepot.engines.vllm.holdings import holding_of
 from kvdepot.engines.vllm.live import LiveWeights, caller_with
@@ -107,9 +107,11 @@ class WorkerSide:
         self._kv_cache_config = kv_cache_config
         atexit.register(self.close)
         try:
-            self._weights = LiveWeights.of(vllm_config)
+            last_stage = is_last_stage(vllm_config)
+            # Where the draft is.
+            self._weights = LiveWeights.of(vllm_config, last_stage and "draft_model" in draft_facts(vllm_config))
             self._names.rank, self._names.weights = rank_number(vllm_config), self._weights.digest()
-            self._saves_at_report = self._options.step_order.defers_saves and not is_last_stage(vllm_config)
+            self._saves_at_report = self._options.step_order.defers_saves and not last_stage
             self.stats.first_rank = self._names.rank == 0
             if self._spans is not None:
                 self._spans.rank = self._names.rank
