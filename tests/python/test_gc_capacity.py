@@ -102,6 +102,30 @@ def test_gc_names_the_depots_that_share_a_capacity_and_takes_theirs(tmp_path: Pa
     assert not list(find_ledgers([other, tmp_path / "nowhere"])), "a damaged ledger names nobody"
 
 
+def test_the_clock_of_the_file_system_says_which_depots_may_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On NFS the server dates the ledger, and its clock may be ahead of this machine's, or behind it."""
+    directory = tmp_path / "blocks"
+    fill(directory, posix_capacity_gb=64 * FILE_BYTES / GIB, posix_capacity_shared=True).close()
+    add_member(directory, "node7.abcd1234.4026531836-77-1234-1", BLOCKS * FILE_BYTES)
+    newest, real = max((directory / LEDGER).iterdir()), time.time
+    for shift_s in (-3600.0, 3600.0):
+        monkeypatch.setattr("time.time", lambda shift_s=shift_s: real() + shift_s)
+        os.utime(newest)
+        assert "shares these directories: stop it" in run("gc", directory, "--apply", status=1)
+        os.utime(newest, (real() - 130,) * 2)
+        assert [ledger.members for ledger in find_ledgers([directory])] == [()], "longer than its lease"
+    kept = sorted(os.listdir(directory))
+
+    def refused(**_: object) -> None:
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refused)
+    assert [one.pid for ledger in find_ledgers([directory]) for one in ledger.members] == [77], "nobody knows"
+    assert sorted(os.listdir(directory)) == kept
+
+
 def add_member(directory: Path, name: str, capacity_bytes: int) -> None:
     """Writes the next ledger, in which another depot has joined."""
     newest = max((directory / LEDGER).iterdir())

@@ -4,7 +4,7 @@ import contextlib
 import os
 import re
 import struct
-import time
+import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +50,7 @@ class Ledger:
 
     Attributes:
         path: its file.
-        age_s: seconds since one of its members wrote it.
+        age_s: seconds since one of its members wrote it, by the clock of its file system; 0 if that cannot be read.
         bound_bytes: bytes of all block files and of what may be written unasked, at most.
         members: those that may run.
     """
@@ -61,25 +61,36 @@ class Ledger:
     members: tuple[Member, ...]
 
 
-def find_ledgers(directories: Iterable[Path], now_s: float | None = None) -> Iterator[Ledger]:
+def find_ledgers(directories: Iterable[Path]) -> Iterator[Ledger]:
     """Yields the ledger of each directory that has one this version can read.
-
-    Args:
-        directories: directories of a Posix tier.
-        now_s: time that ages are relative to; now when left out.
 
     Raises:
         OSError: a directory cannot be read.
     """
-    now = time.time() if now_s is None else now_s
     for directory in directories:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             numbers = [name for name in os.listdir(directory / LEDGER) if _NUMBER.fullmatch(name)]
             if numbers:
                 path = directory / LEDGER / max(numbers)
-                found = _parse(path.read_bytes(), path, max(0.0, now - path.stat().st_mtime))
+                now_s = _now_s(directory)
+                found = _parse(path.read_bytes(), path, max(0.0, now_s - path.stat().st_mtime))
                 if found is not None:
                     yield found
+
+
+def _now_s(directory: Path) -> float:
+    """Returns the time by the clock that dates the files here, which on NFS is the server's.
+
+    Where nothing can be written it is unknown, and returns 0: then every member of a ledger may run.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
+            with contextlib.suppress(OSError):  # on a full disk the time of its creation has to do
+                file.write(b"\n")
+                os.fsync(file.fileno())
+            return os.fstat(file.fileno()).st_mtime
+    except OSError:
+        return 0.0
 
 
 def _parse(data: bytes, path: Path, age_s: float) -> Ledger | None:
