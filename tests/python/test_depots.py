@@ -1,11 +1,14 @@
 """Depots that run here: found, ended in order, and not started twice with doors that the first one lacks."""
 
+import contextlib
 import json
 import os
+import queue
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +23,7 @@ from kvdepot.cli.running import ask, directory_users
 from kvdepot.config import load_config
 
 LONG_S = 120
+QUIET_S = 10
 
 
 @pytest.fixture
@@ -142,9 +146,39 @@ def test_a_depot_that_hangs_does_not_prolong_the_wait(
     assert time.monotonic() - begun < stop.WAIT_S - 1
 
 
+@contextlib.contextmanager
+def warned(config: Path) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+    """Starts depots until one warns, and yields that with the line: each looks once, and not for long."""
+    command = [sys.executable, "-m", "kvdepot", "serve", "--config", str(config)]
+    end_s = time.monotonic() + LONG_S
+    while True:
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as depot:
+            try:
+                # Before or after the line that says that it serves.
+                if line := line_with("posix_capacity_shared", depot):
+                    yield depot, line
+                    return
+            finally:
+                depot.kill()
+        assert time.monotonic() < end_s, "no depot has warned"
+
+
+def line_with(text: str, depot: "subprocess.Popen[str]") -> str:
+    """Returns the first such line of a depot's log; empty if it logs nothing for a while."""
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    assert depot.stderr is not None
+    threading.Thread(target=lambda log: [lines.put(line) for line in log], args=(depot.stderr,), daemon=True).start()
+    with contextlib.suppress(queue.Empty):
+        while text not in (line := lines.get(timeout=QUIET_S)):
+            pass
+        return line
+    return ""
+
+
 def test_a_second_depot_with_the_same_directory_is_warned_of(
-    runtime: Path, serve: Callable[..., "subprocess.Popen[str]"]
+    runtime: Path, serve: Callable[..., "subprocess.Popen[str]"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("kvdepot.cli.running.WAIT_MS", LONG_S * 1000)
     (runtime / "blocks").mkdir()
     (runtime / "link").symlink_to("blocks")
 
@@ -158,18 +192,11 @@ def test_a_second_depot_with_the_same_directory_is_warned_of(
     blocks = os.path.realpath(runtime / "blocks")
     # Other depots of this user may run.
     (socket,) = (path for path, user in directory_users() if blocks in user.directories)
-    command = [sys.executable, "-m", "kvdepot", "serve", "--config", str(second)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as two:
-        try:
-            assert two.stderr is not None
-            # Before or after the line that says that it serves.
-            line = next(line for line in two.stderr if "posix_capacity_shared" in line)
-            found = json.loads(run("doctor", "--config", first, "--json"))["checks"]
-            # A depot that does not run yet is warned of, too.
-            config = load_config(third, owns_pool=False)
-            users = directory_users_with(config, own_socket(config))
-        finally:
-            two.kill()
+    with warned(second) as (two, line):
+        found = json.loads(run("doctor", "--config", first, "--json"))["checks"]
+        # A depot that does not run yet is warned of, too.
+        config = load_config(third, owns_pool=False)
+        users = directory_users_with(config, own_socket(config))
     assert "[W]" in line
     for part in (f"pid {two.pid}", f"pid {one.pid}", socket, blocks):
         assert part in line
