@@ -15,6 +15,7 @@ from engine_lab import REPOSITORY, Lab
 from offloading_lab import MEMORY_BYTES
 from test_serve import ANSWER_TOKENS, EXIT_S, HIT_TOKENS, PROMPT_TOKENS, depot_home
 
+from kvdepot.cli.running import ask
 from tools.demo.__main__ import wait_until_healthy
 from tools.demo.client import Client
 from tools.demo.server import Server
@@ -25,6 +26,7 @@ OURS = "vllm:kvdepot_hit_tokens_total"
 STORED = "vllm:kvdepot_dump_blocks_total"
 OFFLOADED, LOADED_BACK = "vllm:kv_offload_store_bytes_total", "vllm:kv_offload_load_bytes_total"
 REACHES_API_SERVER_S = 60.0
+POLL_S = 0.1
 SHORT = prompt(2, 8)
 
 
@@ -58,6 +60,14 @@ def wait_for(client: Client, counter: str) -> int:
     return value
 
 
+def wait_for_blocks(home: DepotHome) -> None:
+    """Waits until the depot has sealed the prompt's blocks: a dump goes on after its request has ended."""
+    end_s = time.monotonic() + REACHES_API_SERVER_S
+    while (depot := ask(str(home.socket))) is None or depot.stats["dump_blocks_sealed"] < HIT_TOKENS // 32:
+        assert time.monotonic() < end_s, "the depot has not stored the prompt"
+        time.sleep(POLL_S)
+
+
 def served(home: DepotHome, model: Path, first: str, log: Path) -> tuple[list[tuple[int, ...]], list[int], int]:
     """Sends the same prompt twice. Returns the answers, our hit tokens after each, and bytes that offloading loaded."""
     more = {"kv-transfer-config": json.dumps(both(home, first))}
@@ -68,6 +78,7 @@ def served(home: DepotHome, model: Path, first: str, log: Path) -> tuple[list[tu
         for _ in range(2):
             answers.append(client.complete(prompt(1, PROMPT_TOKENS), ANSWER_TOKENS).tokens)
             wait_for(client, OFFLOADED)
+            wait_for_blocks(home)
             hits.append(client.counter(OURS))
         assert client.counter("vllm:kvdepot_attached") == 1
         loaded = wait_for(client, LOADED_BACK) if first == "offloading" else client.counter(LOADED_BACK)
