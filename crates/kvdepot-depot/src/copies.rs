@@ -1,5 +1,5 @@
-//! Times of a client's copies, measured where their leases begin and end. So they are the same for every engine, whichever
-//! of kvdepot's interfaces it uses.
+//! Times of a client's copies, measured where its requests' leases begin and end. So they are the same for every engine that
+//! copies itself. What `Direct` copies for network clients passes no request of a session, and is not measured.
 //!
 //! A batch is what one request got. It ends with its last lease: clients end the leases of a batch together.
 

@@ -38,7 +38,7 @@ impl Session {
                 "layout": described["layout"],
                 "pool_blocks": blocks,
                 "pool_bytes": bytes,
-                "used_s": runner.locator.usage.used_s(opened.handle),
+                "used_s": runner.locator.directory.tally(opened.handle).and_then(|tally| tally.used_s()),
             })
         });
         let entries: Vec<Value> = entries.collect();

@@ -12,14 +12,14 @@ use kvdepot_core::{BlockKey, Error, ErrorKind, Result};
 use kvdepot_tier::{Presence as InTier, Tier};
 use smallvec::SmallVec;
 
-use crate::directory::Directory;
+use crate::directory::{Directory, Run};
 use crate::events::Events;
 use crate::hops::Flows;
 use crate::message::Hashes;
 use crate::misses::{Misses, Unfound};
 use crate::presence::Presence;
 use crate::stats::Stats;
-use crate::usage::Usage;
+use crate::usage::Tally;
 
 /// Longest wait of a lookup for tiers that cannot tell without I/O.
 const LOOKUP_WAIT: Duration = Duration::from_secs(2);
@@ -53,7 +53,6 @@ pub(crate) struct Locator {
     pub(crate) stats: Stats,
     pub(crate) events: Events,
     pub(crate) misses: Misses,
-    pub(crate) usage: Usage,
     pub(crate) flows: Flows,
     timeout: Duration,
     /// Blocks that lookups found in each tier.
@@ -63,6 +62,7 @@ pub(crate) struct Locator {
 /// What a lookup of single blocks found.
 struct Found {
     there: Vec<bool>,
+    runs: SmallVec<[Run; 1]>,
     in_tiers: InTiers,
 }
 
@@ -89,11 +89,11 @@ impl InTiers {
 impl Locator {
     pub(crate) fn new(tiers: Vec<Arc<dyn Tier>>, timeout: Duration, blocks_remembered: usize) -> Self {
         let (presence, directory, stats) = (Presence::new(), Directory::default(), Stats::default());
-        let (misses, usage) = (Misses::new(blocks_remembered), Usage::new());
+        let misses = Misses::new(blocks_remembered);
         let events = Events::new(tiers.len());
         let tier_hits = tiers.iter().map(|_| AtomicU64::new(0)).collect();
         let flows = Flows::default();
-        Self { tiers, presence, directory, stats, events, misses, usage, flows, timeout, tier_hits }
+        Self { tiers, presence, directory, stats, events, misses, flows, timeout, tier_hits }
     }
 
     /// Returns how many blocks lookups found in a tier. Those of claims are not among them.
@@ -143,20 +143,17 @@ impl Locator {
         locations
     }
 
-    /// Returns which of these blocks are in the pool, ready to be read.
-    fn in_pool(&self, keys: &[BlockKey]) -> Vec<bool> {
-        let mut there = self.directory.are_current(keys);
-        for (there, in_pool) in there.iter_mut().zip(self.presence.contain(keys)) {
-            *there = *there && in_pool;
-        }
-        there
+    /// Returns which of these blocks are in the pool, ready to be read. `runs` are those of the keys.
+    fn in_pool(&self, keys: &[BlockKey], runs: &[Run]) -> Vec<bool> {
+        let current = runs.iter().flat_map(|run| std::iter::repeat_n(run.tally.is_some(), run.keys));
+        current.zip(self.presence.contain(keys)).map(|(current, in_pool)| current && in_pool).collect()
     }
 
     /// Returns which blocks exist, if that is known without waiting for all of them; otherwise `None`.
     pub(crate) fn exist_now(&self, keys: &[BlockKey]) -> Option<Vec<bool>> {
         let mut found = self.found_in_pool(keys);
         if self.tiers.is_empty() || found.there.iter().all(|there| *there) {
-            return Some(self.counted(keys, found));
+            return Some(self.counted(found));
         }
         let absent: Vec<usize> = (0..keys.len()).filter(|&i| !found.there[i]).collect();
         let asked: Vec<BlockKey> = absent.iter().map(|&i| keys[i]).collect();
@@ -168,26 +165,27 @@ impl Locator {
                 Location::Absent => {}
             }
         }
-        Some(self.counted(keys, found))
+        Some(self.counted(found))
     }
 
     fn found_in_pool(&self, keys: &[BlockKey]) -> Found {
-        Found { there: self.in_pool(keys), in_tiers: InTiers::default() }
+        let runs = self.directory.runs(keys);
+        Found { there: self.in_pool(keys, &runs), runs, in_tiers: InTiers::default() }
     }
 
     /// Counts a lookup of single blocks. Returns which of them exist.
-    fn counted(&self, keys: &[BlockKey], found: Found) -> Vec<bool> {
-        let Found { there, in_tiers } = found;
-        let mut rest = there.as_slice();
-        let counts = keys.chunk_by(|one, next| one.namespace == next.namespace).filter_map(|of_one| {
-            let (there, others) = rest.split_at(of_one.len());
-            rest = others;
-            let handle = self.directory.handles_of([of_one[0].namespace].into_iter()).pop()?;
-            Some((handle, of_one.len(), there.iter().filter(|there| **there).count()))
-        });
-        let counts: Vec<_> = counts.collect();
-        self.usage.looked_up(counts);
-        self.count_lookup(there.len(), there.iter().filter(|there| **there).count(), &in_tiers);
+    fn counted(&self, found: Found) -> Vec<bool> {
+        let Found { there, runs, in_tiers } = found;
+        let (mut rest, mut hits) = (there.as_slice(), 0);
+        for run in runs {
+            let (of_run, others) = rest.split_at(run.keys);
+            let hit = of_run.iter().filter(|there| **there).count();
+            if let Some(tally) = run.tally {
+                tally.looked_up(run.keys, hit);
+            }
+            (rest, hits) = (others, hits + hit);
+        }
+        self.count_lookup(there.len(), hits, &in_tiers);
         there
     }
 
@@ -202,8 +200,7 @@ impl Locator {
     /// Counts a claim whose hit is final.
     pub(crate) fn claim_settled(&self, settled: &Settled) {
         let Settled { namespaces, asked, hit, admitted_after, took } = settled;
-        let handles = self.directory.handles_of(namespaces.iter().copied());
-        self.usage.looked_up(handles.into_iter().map(|handle| (handle, *asked, *hit)));
+        self.directory.count_claim(namespaces, *asked, *hit);
         self.flows.claims.took(Duration::from_nanos(*took));
         admitted_after.iter().for_each(|&after| self.flows.admissions.took(Duration::from_nanos(after)));
     }
@@ -216,7 +213,7 @@ impl Locator {
     /// As [`Self::exist`]. `untold` gets the blocks that a tier did not answer about and none has.
     fn exist_told(&self, keys: &[BlockKey], untold: &mut Vec<usize>) -> Vec<bool> {
         let found = self.find_each(keys, untold);
-        self.counted(keys, found)
+        self.counted(found)
     }
 
     fn find_each(&self, keys: &[BlockKey], untold: &mut Vec<usize>) -> Found {
@@ -298,8 +295,11 @@ impl Locator {
         let asked = hashes.count()?;
         let (mut prefix, mut missing) = (asked, None);
         let mut tiers_of = Vec::new();
+        let mut tallies: SmallVec<[Arc<Tally>; 1]> = SmallVec::with_capacity(namespaces.len());
         for &namespace in namespaces {
-            let keys = self.directory.keys(namespace, hashes.iter().take(prefix))?;
+            let (namespace, tally) = self.directory.counted(namespace)?;
+            tallies.push(tally);
+            let keys: Vec<_> = hashes.iter().take(prefix).map(|hash| BlockKey { namespace, hash }).collect();
             let in_pool = self.presence.prefix(&keys);
             let (mut in_tiers, mut untold) = (0, false);
             if in_pool < keys.len() && !self.tiers.is_empty() {
@@ -313,7 +313,7 @@ impl Locator {
         let mut in_tiers = InTiers::default();
         tiers_of.into_iter().filter(|&(i, _)| i < prefix).for_each(|(_, tier)| in_tiers.add(tier));
         self.count_lookup(asked * namespaces.len(), prefix * namespaces.len(), &in_tiers);
-        self.usage.looked_up(namespaces.iter().map(|&namespace| (namespace, asked, prefix)));
+        tallies.iter().for_each(|tally| tally.looked_up(asked, prefix));
         if let Some((key, untold)) = missing {
             let namespaces = self.directory.ids(namespaces.iter().copied());
             self.lookup_missed(&Unfound { owner, key, namespaces: &namespaces, asked, hit: prefix, untold });
@@ -323,7 +323,7 @@ impl Locator {
 
     /// Returns how many leading blocks exist.
     fn prefix_with_tiers(&self, keys: &[BlockKey]) -> PrefixFound {
-        let in_pool = self.in_pool(keys);
+        let in_pool = self.in_pool(keys, &self.directory.runs(keys));
         let outside: Vec<usize> = (0..keys.len()).filter(|&i| !in_pool[i]).collect();
         let asked: Vec<BlockKey> = outside.iter().map(|&i| keys[i]).collect();
         let mut locations = self.locate(&asked);

@@ -180,7 +180,6 @@ impl Runner {
         if let Some(noting) = noting {
             noting.note(&effects.gone);
         }
-        effects.forgotten.iter().for_each(|forgotten| self.locator.usage.forget(forgotten.handle));
         effects.missed.drain(..).for_each(|missed| self.locator.claim_missed(missed));
         effects.settled.drain(..).for_each(|settled| self.locator.claim_settled(&settled));
         effects.closed.drain(..).for_each(|closed| self.commands.closed(closed));

@@ -221,7 +221,9 @@ impl Session {
                 let (id, shards) = (Some(opened.id), opened.spec.layout().shard_count());
                 let reply = runner.ask(self.owner, Ask::Reserve { namespace, id, hashes, how, runs_max })?;
                 let Reply::Slots(outcomes) = reply else { return Err(other_reply()) };
-                runner.locator.usage.stored(namespace);
+                if let Some(tally) = runner.locator.directory.tally(namespace) {
+                    tally.stored();
+                }
                 self.ensure_present(&outcomes)?;
                 self.copies.lock().dump_began(Instant::now(), &outcomes, shards);
                 Response::Grants(outcomes.into_iter().map(grant).collect())
@@ -373,7 +375,9 @@ impl Session {
                 Outcome::Refused(_) => missed += 1,
             }
         }
-        self.runner.locator.usage.loaded(namespace, blocks, bytes, missed);
+        if let Some(tally) = self.runner.locator.directory.tally(namespace) {
+            tally.loaded(blocks, bytes, missed);
+        }
     }
 
     /// Requests that blocks be read into the pool. If only I/O can tell where they are, another thread finds out.

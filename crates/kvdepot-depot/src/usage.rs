@@ -1,8 +1,10 @@
-//! What is read of each namespace: counted where loads are answered, outside of the machine's lock.
+//! What is read of a namespace: counted where loads and lookups are answered, outside of the machine's lock. Each namespace has its
+//! own counters, in the directory's entry, so that no lookup waits for one of another namespace or for who reads the counts.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use hashbrown::HashMap;
 use kvdepot_core::machine::NamespaceHandle;
 use parking_lot::Mutex;
 
@@ -11,6 +13,8 @@ const TOP: usize = 20;
 /// Parts of an hour.
 const PARTS: usize = 12;
 const PART_S: u64 = 3600 / PARTS as u64;
+/// A time that has not come.
+const NEVER: u64 = u64::MAX;
 
 /// What was counted of one namespace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,17 +37,16 @@ pub(crate) struct Used {
     pub(crate) used_s: u64,
 }
 
+/// Bytes loaded in the last hour.
 #[derive(Debug, Default)]
-struct Tally {
-    used: Used,
-    used_at_s: u64,
-    /// Bytes loaded in each part of an hour, by the part's number.
+struct Hour {
+    /// Those of each part of it, by the part's number.
     parts: [u64; PARTS],
     /// The newest of these parts.
     part: u64,
 }
 
-impl Tally {
+impl Hour {
     /// Forgets the parts that are an hour old.
     fn turn(&mut self, now_s: u64) {
         let part = now_s / PART_S;
@@ -54,156 +57,177 @@ impl Tally {
     }
 }
 
-/// What is read of each namespace.
+/// Counts of one namespace. Times are seconds since it began.
 #[derive(Debug)]
-pub(crate) struct Usage {
+pub(crate) struct Tally {
     began: Instant,
-    tallies: Mutex<HashMap<NamespaceHandle, Tally>>,
+    used_at_s: AtomicU64,
+    load_blocks: AtomicU64,
+    load_blocks_missed: AtomicU64,
+    load_bytes: AtomicU64,
+    lookup_blocks: AtomicU64,
+    lookup_hit_blocks: AtomicU64,
+    misses: AtomicU64,
+    /// Only loads of this namespace wait for it.
+    hour: Mutex<Hour>,
 }
 
-impl Usage {
-    pub(crate) fn new() -> Self {
-        Self { began: Instant::now(), tallies: Mutex::default() }
+impl Default for Tally {
+    fn default() -> Self {
+        Self {
+            began: Instant::now(),
+            used_at_s: AtomicU64::new(NEVER),
+            load_blocks: AtomicU64::default(),
+            load_blocks_missed: AtomicU64::default(),
+            load_bytes: AtomicU64::default(),
+            lookup_blocks: AtomicU64::default(),
+            lookup_hit_blocks: AtomicU64::default(),
+            misses: AtomicU64::default(),
+            hour: Mutex::default(),
+        }
     }
+}
 
+fn add(counter: &AtomicU64, count: u64) {
+    counter.fetch_add(count, Ordering::Relaxed);
+}
+
+impl Tally {
     fn now_s(&self) -> u64 {
         self.began.elapsed().as_secs()
     }
 
-    fn count(&self, namespace: NamespaceHandle, now_s: u64, count: impl FnOnce(&mut Tally)) {
-        let mut tallies = self.tallies.lock();
-        let tally = tallies.entry(namespace).or_default();
-        tally.used_at_s = now_s;
-        count(tally);
+    fn used_at(&self, now_s: u64) {
+        self.used_at_s.store(now_s, Ordering::Relaxed);
     }
 
     /// A load was answered.
-    pub(crate) fn loaded(&self, namespace: NamespaceHandle, blocks: u64, bytes: u64, missed: u64) {
-        self.loaded_at(self.now_s(), namespace, blocks, bytes, missed);
+    pub(crate) fn loaded(&self, blocks: u64, bytes: u64, missed: u64) {
+        self.loaded_at(self.now_s(), blocks, bytes, missed);
     }
 
-    fn loaded_at(&self, now_s: u64, namespace: NamespaceHandle, blocks: u64, bytes: u64, missed: u64) {
-        self.count(namespace, now_s, |tally| {
-            tally.turn(now_s);
-            tally.used.load_blocks += blocks;
-            tally.used.load_blocks_missed += missed;
-            tally.used.load_bytes += bytes;
-            tally.parts[tally.part as usize % PARTS] += bytes;
-        });
+    fn loaded_at(&self, now_s: u64, blocks: u64, bytes: u64, missed: u64) {
+        add(&self.load_blocks, blocks);
+        add(&self.load_blocks_missed, missed);
+        add(&self.load_bytes, bytes);
+        let mut hour = self.hour.lock();
+        hour.turn(now_s);
+        let part = hour.part as usize % PARTS;
+        hour.parts[part] += bytes;
+        drop(hour);
+        self.used_at(now_s);
     }
 
-    /// Lookups or a claim asked for blocks of namespaces: so many of each, of which so many were hits.
-    pub(crate) fn looked_up(&self, of: impl IntoIterator<Item = (NamespaceHandle, usize, usize)>) {
-        let now_s = self.now_s();
-        let mut tallies = self.tallies.lock();
-        for (namespace, asked, hit) in of {
-            let tally = tallies.entry(namespace).or_default();
-            tally.used_at_s = now_s;
-            tally.used.lookup_blocks += asked as u64;
-            tally.used.lookup_hit_blocks += hit as u64;
-        }
+    /// A lookup or claim asked for so many of its blocks, of which so many were hits.
+    pub(crate) fn looked_up(&self, asked: usize, hit: usize) {
+        add(&self.lookup_blocks, asked as u64);
+        add(&self.lookup_hit_blocks, hit as u64);
+        self.used_at(self.now_s());
     }
 
     /// A claim or lookup ended at one of its blocks.
-    pub(crate) fn missed(&self, namespace: NamespaceHandle) {
-        self.count(namespace, self.now_s(), |tally| tally.used.misses += 1);
+    pub(crate) fn missed(&self) {
+        add(&self.misses, 1);
+        self.used_at(self.now_s());
     }
 
     /// Blocks were stored.
-    pub(crate) fn stored(&self, namespace: NamespaceHandle) {
-        self.count(namespace, self.now_s(), |_| {});
+    pub(crate) fn stored(&self) {
+        self.used_at(self.now_s());
     }
 
     /// Returns how long ago the namespace was stored to, loaded or looked for, in seconds; `None` if it never was.
-    pub(crate) fn used_s(&self, namespace: NamespaceHandle) -> Option<u64> {
-        let tallies = self.tallies.lock();
-        tallies.get(&namespace).map(|tally| self.now_s().saturating_sub(tally.used_at_s))
+    pub(crate) fn used_s(&self) -> Option<u64> {
+        self.used_s_at(self.now_s())
     }
 
-    /// The namespace is not known any more. Numbers are never used again.
-    pub(crate) fn forget(&self, namespace: NamespaceHandle) {
-        self.tallies.lock().remove(&namespace);
+    fn used_s_at(&self, now_s: u64) -> Option<u64> {
+        let used_at_s = self.used_at_s.load(Ordering::Relaxed);
+        (used_at_s != NEVER).then(|| now_s.saturating_sub(used_at_s))
     }
 
-    /// Those of which most bytes were read in the last hour, then those used last. What `is_known` denies is forgotten.
-    pub(crate) fn top(&self, is_known: impl Fn(NamespaceHandle) -> bool) -> Vec<(NamespaceHandle, Used)> {
-        self.top_at(self.now_s(), is_known)
+    /// Returns what was counted; `None` if the namespace was never used.
+    pub(crate) fn told(&self) -> Option<Used> {
+        self.told_at(self.now_s())
     }
 
-    fn top_at(&self, now_s: u64, is_known: impl Fn(NamespaceHandle) -> bool) -> Vec<(NamespaceHandle, Used)> {
-        // Loads wait for the lock: `is_known` is called without it. Numbers are never used again, so an unknown one stays so.
-        let mut unknown: Vec<NamespaceHandle> = self.tallies.lock().keys().copied().collect();
-        unknown.retain(|&handle| !is_known(handle));
-        let mut tallies = self.tallies.lock();
-        for handle in unknown {
-            tallies.remove(&handle);
-        }
-        let mut all: Vec<(NamespaceHandle, Used)> = tallies
-            .iter_mut()
-            .map(|(&handle, tally)| {
-                tally.turn(now_s);
-                let used_s = now_s.saturating_sub(tally.used_at_s);
-                (handle, Used { load_bytes_hour: tally.parts.iter().sum(), used_s, ..tally.used })
-            })
-            .collect();
-        drop(tallies);
-        all.sort_unstable_by_key(|(handle, used)| {
-            (std::cmp::Reverse(used.load_bytes_hour), used.used_s, *handle)
-        });
-        all.truncate(TOP);
-        all
+    fn told_at(&self, now_s: u64) -> Option<Used> {
+        let used_s = self.used_s_at(now_s)?;
+        let mut hour = self.hour.lock();
+        hour.turn(now_s);
+        let load_bytes_hour = hour.parts.iter().sum();
+        drop(hour);
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Some(Used {
+            load_blocks: of(&self.load_blocks),
+            load_blocks_missed: of(&self.load_blocks_missed),
+            load_bytes: of(&self.load_bytes),
+            load_bytes_hour,
+            lookup_blocks: of(&self.lookup_blocks),
+            lookup_hit_blocks: of(&self.lookup_hit_blocks),
+            misses: of(&self.misses),
+            used_s,
+        })
     }
+}
+
+/// Returns those of which most bytes were read in the last hour, then those used last.
+pub(crate) fn top(tallies: Vec<(NamespaceHandle, Arc<Tally>)>) -> Vec<(NamespaceHandle, Used)> {
+    let told = tallies.into_iter().filter_map(|(handle, tally)| Some((handle, tally.told()?)));
+    most_used(told.collect())
+}
+
+fn most_used(mut all: Vec<(NamespaceHandle, Used)>) -> Vec<(NamespaceHandle, Used)> {
+    all.sort_unstable_by_key(|(handle, used)| {
+        (std::cmp::Reverse(used.load_bytes_hour), used.used_s, *handle)
+    });
+    all.truncate(TOP);
+    all
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn hours(usage: &Usage, now_s: u64) -> Vec<(u64, u64)> {
-        usage.top_at(now_s, |_| true).iter().map(|(handle, used)| (*handle, used.load_bytes_hour)).collect()
-    }
-
     #[test]
-    fn bytes_of_the_last_hour_decide_and_pass() {
-        let usage = Usage::new();
-        usage.loaded_at(10, 1, 2, 200, 1);
-        usage.loaded_at(2000, 2, 1, 100, 0);
-        assert_eq!(hours(&usage, 2001), [(1, 200), (2, 100)]);
-        assert_eq!(hours(&usage, 3700), [(2, 100), (1, 0)]);
-        usage.loaded_at(3800, 1, 1, 50, 0);
-        assert_eq!(hours(&usage, 1_000_000), [(1, 0), (2, 0)]);
-        let (_, used) = usage.top_at(3900, |handle| handle == 1)[0];
+    fn bytes_of_the_last_hour_pass() {
+        let tally = Tally::default();
+        assert_eq!((tally.told(), tally.used_s()), (None, None), "it was never used");
+        tally.loaded_at(10, 2, 200, 1);
+        let hour = |now_s| tally.told_at(now_s).map(|used| used.load_bytes_hour);
+        assert_eq!((hour(2001), hour(3700)), (Some(200), Some(0)));
+        tally.loaded_at(3800, 1, 50, 0);
+        let used = tally.told_at(3900).expect("it was used");
         assert_eq!(
-            (used.load_blocks, used.load_blocks_missed, used.load_bytes, used.used_s),
-            (3, 1, 250, 100)
+            (used.load_blocks, used.load_blocks_missed, used.load_bytes, used.load_bytes_hour, used.used_s),
+            (3, 1, 250, 50, 100)
         );
+        assert_eq!(hour(1_000_000), Some(0));
     }
 
     #[test]
-    fn blocks_asked_for_and_hit_are_counted_for_each_namespace() {
-        let usage = Usage::new();
-        usage.looked_up([(1, 10, 4), (2, 10, 0)]);
-        usage.looked_up([(1, 5, 5)]);
-        let told = |handle| {
-            let (_, used) = usage.top(|one| one == handle)[0];
-            (used.lookup_blocks, used.lookup_hit_blocks)
-        };
-        assert_eq!(told(1), (15, 9));
-        usage.looked_up([(2, 1, 1)]);
-        assert_eq!(told(2), (1, 1), "what is not known is forgotten");
-    }
-
-    #[test]
-    fn twenty_are_told_and_what_is_not_known_is_forgotten() {
-        let usage = Usage::new();
-        (0..100).for_each(|handle| usage.loaded_at(5, handle, 1, handle, 0));
-        let top: Vec<u64> = hours(&usage, 6).into_iter().map(|(handle, _)| handle).collect();
-        assert_eq!(top, (80..100).rev().collect::<Vec<_>>());
-        usage.forget(99);
-        usage.top_at(6, |handle| {
-            assert!(usage.tallies.try_lock().is_some(), "loads would wait");
-            handle < 3
+    fn lookups_that_run_together_all_count_and_wait_for_no_load_and_no_scrape() {
+        let tally = Tally::default();
+        let held = tally.hour.lock();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..1000).for_each(|_| tally.looked_up(10, 4)));
+            }
         });
-        assert_eq!(usage.tallies.lock().len(), 3);
+        tally.missed();
+        drop(held);
+        let used = tally.told().expect("it was used");
+        assert_eq!((used.lookup_blocks, used.lookup_hit_blocks, used.misses), (40_000, 16_000, 1));
+    }
+
+    #[test]
+    fn the_twenty_that_were_read_most_are_told_then_those_used_last() {
+        let used = |load_bytes_hour, used_s| Used { load_bytes_hour, used_s, ..Used::default() };
+        let handles = |all| most_used(all).into_iter().map(|(handle, _)| handle).collect::<Vec<_>>();
+        assert_eq!(handles((0..100).map(|n| (n, used(n, 0))).collect()), (80..100).rev().collect::<Vec<_>>());
+        assert_eq!(
+            handles(vec![(1, used(0, 9)), (2, used(0, 3)), (3, used(7, 9)), (4, used(0, 3))]),
+            [3, 2, 4, 1]
+        );
     }
 }

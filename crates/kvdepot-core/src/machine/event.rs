@@ -330,8 +330,8 @@ pub struct Progress {
 /// A claim whose hit is final, for who counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settled {
-    /// What keys of all its namespaces carry.
-    pub namespaces: Arc<[NamespaceId]>,
+    /// Its namespaces: a reset does not change these numbers.
+    pub namespaces: Arc<[NamespaceHandle]>,
     /// Hash units that it asked for in each of them.
     pub asked: usize,
     /// Leading ones of them that are its hit.

@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::record::{Cause, LAST_MAX, Miss};
 use crate::locate::Locator;
+use crate::usage;
 
 /// Blocks that one question may be about (P7).
 const BLOCKS_ASKED_MAX: usize = 256;
@@ -136,7 +137,7 @@ impl Locator {
 
     /// The namespaces that were read most in the last hour, with what they hold: `blocks` tells that.
     pub(crate) fn top_namespaces(&self, held: impl FnOnce(&[u64]) -> Vec<(u64, u64)>) -> Value {
-        let top = self.usage.top(|handle| self.directory.get(handle).is_ok());
+        let top = usage::top(self.directory.tallies());
         let handles: Vec<u64> = top.iter().map(|(handle, _)| *handle).collect();
         let held = held(&handles);
         let told = top.iter().zip(held).filter_map(|((handle, used), (blocks, bytes))| {

@@ -66,8 +66,8 @@ impl Locator {
         let misses = &self.misses;
         misses.counts[why.cause.reason as usize].fetch_add(1, Ordering::Relaxed);
         let namespace = self.directory.by_id(unfound.key.namespace);
-        if let Some(namespace) = &namespace {
-            self.usage.missed(namespace.handle);
+        if let Some(tally) = self.directory.tally_of(unfound.key.namespace) {
+            tally.missed();
         }
         let spec_of = |id: NamespaceId| self.directory.by_id(id).map(|opened| opened.spec);
         log(unfound, label.as_deref(), by, why.cause.reason);

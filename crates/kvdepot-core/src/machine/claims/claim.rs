@@ -9,6 +9,7 @@ use crate::hit::{GroupShape, HitSearch, needed_blocks};
 use crate::key::{BlockHash, NamespaceId};
 use crate::misses::Short;
 
+use super::super::catalog::NamespaceHandle;
 use super::super::counters::Counters;
 use super::super::event::{Arriving, ClaimId, ClaimTimes, Location, Nanos, Owner, Progress, Token};
 use super::super::names::{PoolKey, SpaceId};
@@ -217,6 +218,8 @@ pub(super) struct Claim {
     pub(super) label: Option<Box<str>>,
     /// What keys of each namespace carried when it was opened.
     pub(super) ids: Arc<[NamespaceId]>,
+    /// All its namespaces.
+    pub(super) handles: Arc<[NamespaceHandle]>,
     /// What blocks wanted that had not come when it began to settle; None: nothing could come any more.
     pub(super) short_of: Option<Short>,
     /// [`Pool::losses`] when all that it leases could be read.

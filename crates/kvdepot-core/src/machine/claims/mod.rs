@@ -452,7 +452,7 @@ fn new_claim(rooms: &Rooms<'_>, id: ClaimId, open: Open) -> Result<Claim> {
     limit = crate::hit::whole_blocks(&shapes, limit).max(skip);
     let mut groups = Vec::with_capacity(asked.len());
     let mut base = 0;
-    let mut ids = Vec::new();
+    let (mut ids, mut handles) = (Vec::new(), Vec::new());
     for group in asked {
         let (mut spaces, mut slot_bytes) = (Vec::new(), Vec::new());
         let (mut in_place, mut lent_bytes) = (Vec::new(), Vec::new());
@@ -460,6 +460,7 @@ fn new_claim(rooms: &Rooms<'_>, id: ClaimId, open: Open) -> Result<Claim> {
             let namespace = rooms.catalog.get(handle)?;
             spaces.push(namespace.space);
             ids.push(namespace.id);
+            handles.push(handle);
             slot_bytes.push(namespace.slot_bytes());
             in_place.push(namespace.in_place);
             lent_bytes.push(rooms.pool.lent_bytes(namespace.slot_bytes()));
@@ -519,6 +520,7 @@ fn new_claim(rooms: &Rooms<'_>, id: ClaimId, open: Open) -> Result<Claim> {
         weigh: None,
         label,
         ids: Arc::from(ids),
+        handles: Arc::from(handles),
         short_of: None,
         declined: false,
     })

@@ -10,7 +10,7 @@ impl Claim {
     pub(super) fn settled(&self, now: Nanos) -> Settled {
         let opened = self.times.opened;
         Settled {
-            namespaces: Arc::clone(&self.ids),
+            namespaces: Arc::clone(&self.handles),
             asked: self.limit - self.skip,
             hit: self.hit - self.skip,
             admitted_after: self.times.admitted.map(|admitted| admitted.saturating_sub(opened)),
