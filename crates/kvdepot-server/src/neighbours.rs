@@ -7,9 +7,13 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use kvdepot_core::limits::TIER_DIRECTORIES_MAX;
 use kvdepot_depot::DepotConfig;
 use kvdepot_io::socket::peer_process;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde_json::Value;
+
+use crate::peer::ensure_own_user;
 
 /// How long one depot may take to tell its configuration.
 const ANSWER_WAIT: Duration = Duration::from_secs(2);
@@ -30,14 +34,19 @@ struct Directories {
 }
 
 impl Directories {
-    /// Takes them out of the tier's settings.
+    /// Takes them out of the tier's settings: no more than a tier can have.
     fn of(settings: &Value) -> Self {
         let paths = settings["directories"].as_array().into_iter().flatten();
-        let paths = paths.filter_map(Value::as_str).map(PathBuf::from).collect();
+        let paths = paths.filter_map(Value::as_str).take(TIER_DIRECTORIES_MAX).map(PathBuf::from).collect();
         Self { paths, have_one_limit: settings["capacity_shared"] == true }
     }
 
-    /// Follows links, so that one directory has one name.
+    /// Whether both keep a common limit, so that nothing is contested.
+    const fn are_fair(&self, other: &Self) -> bool {
+        self.have_one_limit && other.have_one_limit
+    }
+
+    /// Follows links, so that one directory has one name. Waits for ever for a file system that hangs.
     fn resolved(mut self) -> Self {
         for path in &mut self.paths {
             if let Ok(real) = path.canonicalize() {
@@ -48,10 +57,9 @@ impl Directories {
     }
 
     /// Returns the directories that another depot uses, too, without a common limit.
-    fn contested<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = &'a Path> {
-        let is_fair = self.have_one_limit && other.have_one_limit;
-        let both = self.paths.iter().filter(move |path| !is_fair && other.paths.contains(path));
-        both.map(PathBuf::as_path)
+    fn contested(&self, other: &Self) -> Vec<PathBuf> {
+        let both = self.paths.iter().filter(|path| !self.are_fair(other) && other.paths.contains(path));
+        both.cloned().collect()
     }
 }
 
@@ -64,7 +72,24 @@ struct Neighbour {
     directories: Vec<PathBuf>,
 }
 
-/// Warns of such depots, in a thread of its own: a depot does not start later for it. A depot that starts later looks itself.
+/// A depot that answered.
+struct Answer {
+    socket: PathBuf,
+    pid: Option<i32>,
+    directories: Directories,
+}
+
+impl Answer {
+    /// Returns what is to be warned of.
+    fn neighbour(&self, ours: &Directories) -> Option<Neighbour> {
+        let directories = ours.contested(&self.directories);
+        let is_one = !directories.is_empty();
+        is_one.then(|| Neighbour { socket: self.socket.clone(), pid: self.pid, directories })
+    }
+}
+
+/// Warns of such depots, in a thread of its own: a depot does not start later for it, and nothing waits for the thread. A depot
+/// that starts later looks itself.
 pub(crate) fn look(socket: &Path, config: &DepotConfig) {
     let ours = directories_of(config);
     if ours.paths.is_empty() {
@@ -72,9 +97,9 @@ pub(crate) fn look(socket: &Path, config: &DepotConfig) {
     }
     let socket = socket.to_path_buf();
     let looking = std::thread::Builder::new().name("kvd-neighbours".to_owned()).spawn(move || {
-        for neighbour in find(&socket, ours) {
+        find(&socket, ours, ANSWER_WAIT, |neighbour| {
             tracing::warn!("{}", warning(&socket, &neighbour));
-        }
+        });
     });
     if let Err(error) = looking {
         tracing::debug!("other depots are not looked for: {error}");
@@ -99,29 +124,56 @@ fn warning(socket: &Path, neighbour: &Neighbour) -> String {
     )
 }
 
-/// Asks the depots whose sockets are beside `socket`.
-fn find(socket: &Path, ours: Directories) -> Vec<Neighbour> {
-    let ours = ours.resolved();
+/// Asks the depots whose sockets are beside `socket`, each for `wait` at most. Directories are compared by their names first:
+/// their links are followed when all depots have been asked and those with equal names have been told of.
+fn find(socket: &Path, ours: Directories, wait: Duration, mut tell: impl FnMut(Neighbour)) {
     let mut own = socket.as_os_str().to_owned();
     own.push(HTTP);
     let files = socket.parent().and_then(|directory| directory.read_dir().ok()).into_iter().flatten();
     let names = files.take(FILES_MAX).filter_map(|file| Some(file.ok()?.path().into_os_string()));
     let doors = names.filter(|name| name.to_string_lossy().ends_with(HTTP) && *name != own).take(ASKED_MAX);
-    let neighbours = doors.filter_map(|door| {
-        let (theirs, pid) = ask(Path::new(&door)).ok()?;
-        let theirs = theirs.resolved();
-        let directories: Vec<PathBuf> = ours.contested(&theirs).map(Path::to_path_buf).collect();
+    let answers = doors.filter_map(|door| {
+        let (directories, pid) = ask(Path::new(&door), wait).ok()?;
         let socket = PathBuf::from(door.to_string_lossy().strip_suffix(HTTP)?);
-        (!directories.is_empty()).then_some(Neighbour { socket, pid, directories })
+        let is_open = !directories.paths.is_empty() && !ours.are_fair(&directories);
+        is_open.then_some(Answer { socket, pid, directories })
     });
-    neighbours.collect()
+    let mut answers: Vec<Answer> = answers.collect();
+    answers.retain(|answer| match answer.neighbour(&ours) {
+        Some(neighbour) => {
+            tell(neighbour);
+            false
+        }
+        None => true,
+    });
+    if answers.is_empty() {
+        return;
+    }
+    let ours = ours.resolved();
+    for mut answer in answers {
+        answer.directories = answer.directories.resolved();
+        if let Some(neighbour) = answer.neighbour(&ours) {
+            tell(neighbour);
+        }
+    }
+}
+
+/// Connects without waiting: a socket whose queue of connections is full fails at once.
+fn connect(door: &Path) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(door)?)?;
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
 }
 
 /// Asks a depot at its HTTP socket for its directories, and the kernel for its process.
-fn ask(door: &Path) -> io::Result<(Directories, Option<i32>)> {
-    let until = Instant::now() + ANSWER_WAIT;
-    let mut stream = UnixStream::connect(door)?;
-    stream.set_write_timeout(Some(ANSWER_WAIT))?;
+fn ask(door: &Path, wait: Duration) -> io::Result<(Directories, Option<i32>)> {
+    let until = Instant::now() + wait;
+    let mut stream = connect(door)?;
+    ensure_own_user(stream.as_fd(), "another user's depot is not asked").map_err(io::Error::other)?;
+    stream.set_write_timeout(Some(wait))?;
     stream.write_all(b"GET /config HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
     let mut answer = Vec::new();
     let mut piece = [0; 8192];
@@ -152,15 +204,24 @@ mod tests {
     use super::*;
     use crate::StatusDoor;
 
+    /// Reached only by a hang.
+    const HANG: Duration = Duration::from_secs(60);
+
+    fn found(socket: &Path, ours: Directories, wait: Duration) -> Vec<Neighbour> {
+        let mut all = Vec::new();
+        find(socket, ours, wait, |neighbour| all.push(neighbour));
+        all
+    }
+
     fn directories(paths: &[&str], have_one_limit: bool) -> Directories {
         Directories { paths: paths.iter().map(PathBuf::from).collect(), have_one_limit }
     }
 
     #[test]
     fn only_common_directories_without_a_common_limit_are_contested() {
-        let contested = |ours: &Directories, theirs: &Directories| ours.contested(theirs).count();
+        let contested = |ours: &Directories, theirs: &Directories| ours.contested(theirs).len();
         let (alone, shared) = (directories(&["/a", "/b"], false), directories(&["/b", "/c"], true));
-        assert_eq!(alone.contested(&shared).collect::<Vec<_>>(), [Path::new("/b")]);
+        assert_eq!(alone.contested(&shared), [Path::new("/b")]);
         assert_eq!(contested(&shared, &alone), 1, "one of them does not know of the limit");
         assert_eq!(contested(&shared, &shared.clone()), 0);
         assert_eq!(contested(&alone, &directories(&["/c"], false)), 0);
@@ -183,19 +244,18 @@ mod tests {
         let depot = Arc::new(Depot::start_private(config("blocks", false)).expect("a depot"));
         let _door = StatusDoor::open(&path("one.sock"), &depot);
         let found = |socket: &str, directory: &str, shared| {
-            find(&path(socket), directories_of(&config(directory, shared)))
+            found(&path(socket), directories_of(&config(directory, shared)), HANG)
         };
-        let neighbour = Neighbour {
+        let neighbour = |directory| Neighbour {
             socket: path("one.sock"),
             pid: Some(std::process::id().cast_signed()),
-            directories: vec![path("blocks").canonicalize().expect("a path")],
+            directories: vec![directory],
         };
-        for (directory, shared) in [("blocks", false), ("link", false), ("blocks", true)] {
-            assert_eq!(
-                found("two.sock", directory, shared),
-                std::slice::from_ref(&neighbour),
-                "{directory} {shared}"
-            );
+        let real = path("blocks").canonicalize().expect("a path");
+        for (directory, shared, told) in
+            [("blocks", false, path("blocks")), ("link", false, real), ("blocks", true, path("blocks"))]
+        {
+            assert_eq!(found("two.sock", directory, shared), [neighbour(told)], "{directory} {shared}");
         }
         assert_eq!(found("two.sock", "other", false), []);
         assert_eq!(found("one.sock", "blocks", false), [], "its own socket");
@@ -218,6 +278,27 @@ mod tests {
         std::fs::write(place.path().join("x.sock.http"), "").expect("a file");
         let _deaf =
             std::os::unix::net::UnixListener::bind(place.path().join("y.sock.http")).expect("a socket");
-        assert_eq!(find(&place.path().join("own.sock"), directories(&["/a"], false)), []);
+        // No answer comes, however long is waited.
+        let wait = Duration::from_millis(20);
+        assert_eq!(found(&place.path().join("own.sock"), directories(&["/a"], false), wait), []);
+    }
+
+    #[test]
+    fn a_socket_with_a_full_queue_is_not_waited_for() {
+        let place = tempfile::tempdir().expect("a directory");
+        let door = place.path().join("x.sock.http");
+        let listener = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).expect("a socket");
+        rustix::net::bind(&listener, &SocketAddrUnix::new(&door).expect("an address")).expect("a name");
+        rustix::net::listen(&listener, 0).expect("a queue for one");
+        let _waits = UnixStream::connect(&door).expect("the one");
+        let (answered, answer) = std::sync::mpsc::channel();
+        std::thread::spawn(move || answered.send(ask(&door, HANG).map_err(|error| error.kind())));
+        assert_eq!(answer.recv_timeout(HANG), Ok(Err(io::ErrorKind::WouldBlock)));
+    }
+
+    #[test]
+    fn of_an_answer_no_more_directories_are_taken_than_a_tier_can_have() {
+        let paths: Vec<String> = (0..TIER_DIRECTORIES_MAX + 9).map(|n| format!("/{n}")).collect();
+        assert_eq!(Directories::of(&json!({"directories": paths})).paths.len(), TIER_DIRECTORIES_MAX);
     }
 }
