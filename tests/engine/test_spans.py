@@ -25,7 +25,6 @@ from tools.lab.models import prompt
 from tools.lab.ports import LOOPBACK
 
 ARRIVE_S = 60.0
-CLAIMS = "vllm:kvdepot_claims_total"
 OTHER_TOKENS = 64
 CALLER = "b7ad6b7169203331"
 COLD, WARM, RESTARTED = "1" * 32, "2" * 32, "3" * 32
@@ -81,7 +80,7 @@ class Collector:
 
         with self._changed:
             arrived = self._changed.wait_for(lambda: names <= found().keys(), ARRIVE_S)
-            assert arrived, names - {span["name"] for span in self.spans}
+            assert arrived, f"{names - found().keys()} missing, found {found()}"
             return found()
 
     def close(self) -> None:
@@ -103,12 +102,12 @@ def restart_depot(home: DepotHome, client: Client) -> None:
     killed = depot_stats(home.socket)
     assert killed is not None
     os.kill(killed["pid"], signal.SIGKILL)
-    claims, until_s = client.counter(CLAIMS), time.monotonic() + ARRIVE_S
+    until_s = time.monotonic() + ARRIVE_S
     for seed in itertools.count(2):
         client.complete(prompt(seed, OTHER_TOKENS), 1)
         stats = depot_stats(home.socket)
         # The worker has dumped to it, and the scheduler has asked it.
-        if stats and stats["pid"] != killed["pid"] and stats["pool_blocks"] and client.counter(CLAIMS) > claims:
+        if stats and stats["pid"] != killed["pid"] and stats["pool_blocks"] and stats["lookup_blocks"]:
             return
         assert time.monotonic() < until_s, "the engine does not come back to a depot"
 
