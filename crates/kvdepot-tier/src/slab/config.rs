@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::codec::PAGE;
 use super::settings::SETTINGS;
 use super::shape::{SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
+use crate::Compression;
 use crate::settings::Fields;
 
 /// Settings of a Slab tier.
@@ -25,8 +26,10 @@ pub struct SlabConfig {
     pub durable: bool,
     /// Number of threads that read.
     pub read_threads: usize,
-    /// Number of threads that compute checksums of what is written.
+    /// Number of threads that compute checksums of what is written, and compress it.
     pub write_threads: usize,
+    /// Whether blocks are compressed. Blocks of either form are read.
+    pub compression: Compression,
     /// The most waiting requests, for reads and for writes each. Not read from JSON.
     pub queue_depth: usize,
     /// The most bytes of blocks waiting for the next write; a single block may exceed it. Not read from JSON.
@@ -49,6 +52,7 @@ impl SlabConfig {
             durable: true,
             read_threads: 8,
             write_threads: 2,
+            compression: Compression::Off,
             queue_depth: 4096,
             pending_bytes_max: 64 << 20,
             lock_wait: Duration::from_secs(5),
@@ -72,6 +76,9 @@ impl SlabConfig {
         fields.bool("durable", &mut config.durable)?;
         fields.usize("read_threads", &mut config.read_threads)?;
         fields.usize("write_threads", &mut config.write_threads)?;
+        if let Some(switch) = fields.switch("compression")? {
+            config.compression = Compression::of(switch);
+        }
         config.faults = fields.text("faults")?;
         config.check()?;
         Ok(config)

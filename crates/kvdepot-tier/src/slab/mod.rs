@@ -223,7 +223,7 @@ impl Tier for SlabTier {
 
     fn figures(&self) -> Vec<(&'static str, u64)> {
         let stats = self.stats();
-        vec![
+        let own = [
             ("accepted_bytes", stats.accepted_bytes),
             ("written_bytes", stats.written_bytes),
             ("rewritten_bytes", stats.rewritten_bytes),
@@ -231,7 +231,8 @@ impl Tier for SlabTier {
             ("syncs", stats.syncs),
             ("segments_recycled", stats.segments_recycled),
             ("blocks_evicted", stats.blocks_evicted),
-        ]
+        ];
+        own.into_iter().chain(self.shared.transform.figures()).collect()
     }
 
     fn keys_from(&self, namespace: NamespaceId, from: u64) -> (Vec<BlockKey>, Option<u64>) {

@@ -90,22 +90,23 @@ impl Reading {
 
     fn read(&self, place: Place, dst: &SlotBuf) -> Result<()> {
         let (space, volume) = (&self.space, self.shared.volume());
-        record::check_length(place, space.record_bytes)?;
+        record::check_length(place, space.header_bytes, space.record_bytes)?;
         let offset = self.shared.medium.shape.segment_at(place.segment.into()) + u64::from(place.page) * PAGE;
-        let layout = space.spec.layout();
-        let buf = |slot: &SlotBuf| {
-            IoBuf::for_read(space.header_bytes, slot.clone(), space.slot_bytes).expect("it was measured")
+        let buf = |slot: &SlotBuf| record::buffer(place, space.header_bytes, slot).expect("it was measured");
+        let verify = |read: &IoBuf| {
+            record::is_of(place, read.head())?;
+            self.shared.transform.verify(self.key, space.spec.layout(), read).map(drop)
         };
         let mut direct = buf(dst);
         if volume.direct().is_none_or(|align| direct.fits(align)) {
             volume.read_at(&mut direct, offset)?;
-            return record::verify(self.key, layout, place, &direct);
+            return verify(&direct);
         }
         // Pieces that O_DIRECT does not accept are copied.
         let copy = SlotBuf::anonymous(space.slot_bytes);
         let mut whole = buf(&copy);
         volume.read_at(&mut whole, offset)?;
-        record::verify(self.key, layout, place, &whole)?;
+        verify(&whole)?;
         let mut bytes = vec![0; space.slot_bytes];
         copy.read_at(0, &mut bytes);
         dst.write_at(0, &bytes);

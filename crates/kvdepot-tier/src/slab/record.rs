@@ -1,24 +1,28 @@
 //! The comparison of a record with what the log says about it: the bytes are trusted only if every checksum matches (P1, P8).
 
-use kvdepot_core::{BlockKey, BlockLayout, Error, ErrorKind, Result};
-use kvdepot_io::IoBuf;
+use kvdepot_core::{Error, ErrorKind, Result};
+use kvdepot_io::{IoBuf, SlotBuf};
 
-use super::codec::PAGE;
+use super::codec::{PAGE, size};
 use super::index::Place;
 use crate::format;
 
-/// Checks that a record at this place has the length of its block.
-pub(super) fn check_length(place: Place, record_bytes: u64) -> Result<()> {
-    if u64::from(place.pages) * PAGE == record_bytes {
+/// Checks that a record at this place has a length that its block may have: a plain one has all of `record_bytes`, an
+/// encoded one is shorter, and has at least a page of payload. Which of both it is, only its header tells: a plain record
+/// that is too short is noticed when it is verified.
+pub(super) fn check_length(place: Place, header_bytes: usize, record_bytes: u64) -> Result<()> {
+    let bytes = u64::from(place.pages) * PAGE;
+    if (header_bytes as u64 + PAGE..=record_bytes).contains(&bytes) {
         return Ok(());
     }
     Err(Error::new(ErrorKind::Corrupt, "a record has another length than its block"))
 }
 
-/// Verifies a record that was read.
-pub(super) fn verify(key: BlockKey, layout: &BlockLayout, place: Place, read: &IoBuf) -> Result<()> {
-    is_of(place, read.head())?;
-    format::verify(key, layout, read).map(drop)
+/// Makes a buffer for reading exactly the pages of a record, whose length was checked, into a slot. `None`: the slot is
+/// shorter.
+pub(super) fn buffer(place: Place, header_bytes: usize, slot: &SlotBuf) -> Option<IoBuf> {
+    let payload_bytes = size(u64::from(place.pages) * PAGE).checked_sub(header_bytes)?;
+    IoBuf::for_read(header_bytes, slot.clone(), payload_bytes)
 }
 
 /// Checks that this is the record that was written last, and not an earlier one of the same block that lay at the same

@@ -9,7 +9,7 @@ const THREADS: Kind = Kind::Whole { min: 1, max: IO_THREADS_MAX as u64 };
 pub(super) const SEGMENT_MB: (u64, u64) = (1, 4096);
 
 /// All settings, in the order of the documentation.
-pub(super) const SETTINGS: [Setting; 7] = [
+pub(super) const SETTINGS: [Setting; 8] = [
     Setting {
         name: "path",
         kind: Kind::Path,
@@ -47,6 +47,20 @@ pub(super) const SETTINGS: [Setting; 7] = [
         }),
     },
     Setting {
+        name: "compression",
+        kind: Kind::Switch,
+        key: Some(Key {
+            name: "slab_compression",
+            meaning: "Compress blocks losslessly before writing them, so that more of them fit. `auto` samples some \
+                      blocks of each namespace, and compresses the namespace if that saves 10 % and is fast. `true` \
+                      compresses every block that shrinks by a page or more. The tier reads both forms with any \
+                      setting.",
+            default: Preset::Bool(false),
+            came_later: true,
+            ..Key::BLANK
+        }),
+    },
+    Setting {
         name: "durable",
         kind: Kind::Bool,
         key: Some(Key {
@@ -73,7 +87,8 @@ pub(super) const SETTINGS: [Setting; 7] = [
         kind: THREADS,
         key: Some(Key {
             name: "slab_write_threads",
-            meaning: "Threads that compute checksums of blocks for the `Slab` tier. One more thread writes the blocks.",
+            meaning: "Threads that compute checksums of blocks for the `Slab` tier, and compress them. One more thread writes \
+                      the blocks.",
             unit: "threads",
             default: Preset::Whole(2),
             ..Key::BLANK

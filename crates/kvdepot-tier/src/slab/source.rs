@@ -10,7 +10,7 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 use kvdepot_core::limits::{BLOCK_BYTES_MAX, SHARDS_MAX};
 use kvdepot_core::{BlockLayout, Error, ErrorKind, NamespaceId, Result};
-use kvdepot_io::{IoBuf, SlotBuf, Volume};
+use kvdepot_io::{SlotBuf, Volume};
 use parking_lot::Mutex;
 
 use super::codec::{PAGE, size};
@@ -19,7 +19,8 @@ use super::medium::{Medium, check_length, read};
 use super::record;
 use super::recover::{Replayed, Unproven};
 use super::superblock::{Found, Superblock, decide};
-use crate::format::{BlockHeader, file_bytes, header_bytes};
+use crate::encoding::{self, Encoding};
+use crate::format::{self, BlockHeader, file_bytes, header_bytes};
 use crate::stored::{InUse, Source, Stored, StoredBlock, StoredNamespace, divide};
 
 /// How often the tables of namespaces are read while none of them is complete.
@@ -93,9 +94,20 @@ impl SlabSource {
             return Err(corrupt("a record holds another block").with("holds", header.key));
         }
         let begin = header_bytes(header.shard_checksums.len());
-        let payload = bytes.get(begin..begin + size(header.block_bytes));
+        let payload = bytes.get(begin..begin + size(header.stored_bytes));
         let payload = payload.ok_or_else(|| corrupt("a record has another length than its block"))?;
-        let layout = divide(payload, &header.shard_checksums)
+        let mut decoded = Vec::new();
+        let plain = match Encoding::of(header.encoding) {
+            None => payload,
+            Some(encoding) => {
+                // At most `BLOCK_BYTES_MAX`, by the header's own check.
+                decoded.resize(size(header.block_bytes), 0);
+                let put = |at: usize, piece: &[u8]| decoded[at..at + piece.len()].copy_from_slice(piece);
+                encoding::decode(encoding, payload, size(header.block_bytes), put)?;
+                &decoded
+            }
+        };
+        let layout = divide(plain, &header.shard_checksums)
             .ok_or_else(|| corrupt("the checksum of at least one shard does not match"))?;
         let layout = Arc::new(layout);
         self.layouts.lock().insert(block.key.namespace, Arc::clone(&layout));
@@ -146,13 +158,13 @@ impl Source for SlabSource {
 
     fn check(&self, block: &StoredBlock) -> Result<()> {
         let (layout, place) = (self.layout(block)?, self.place(block));
-        record::check_length(place, file_bytes(&layout))?;
-        let slot_bytes = size(layout.slot_bytes());
-        let slot = SlotBuf::anonymous(slot_bytes);
-        let mut buf = IoBuf::for_read(header_bytes(layout.shard_count()), slot, slot_bytes)
-            .expect("a slot of that length");
+        let header_bytes = header_bytes(layout.shard_count());
+        record::check_length(place, header_bytes, file_bytes(&layout))?;
+        let slot = SlotBuf::anonymous(size(layout.slot_bytes()));
+        let mut buf = record::buffer(place, header_bytes, &slot).expect("it was measured");
         self.medium.volume.read_at(&mut buf, block.offset_bytes)?;
-        record::verify(block.key, &layout, place, &buf)
+        record::is_of(place, buf.head())?;
+        format::verify(block.key, &layout, &buf).map(drop)
     }
 
     fn is_there(&self, block: &StoredBlock) -> Result<bool> {

@@ -25,6 +25,7 @@ use super::index::{Index, Place};
 use super::medium::Medium;
 use super::spaces::Spaces;
 use super::stats::SlabStats;
+use crate::compression::Transform;
 use crate::{Done, TierEvents, Written};
 
 /// Blocks handled while the lock is held once.
@@ -115,6 +116,8 @@ pub(super) struct Shared {
     pub(super) changed: Condvar,
     listener: Mutex<Option<Weak<dyn TierEvents>>>,
     pub(super) counters: Counters,
+    /// Encodes and decodes blocks.
+    pub(super) transform: Transform,
 }
 
 /// See [`SlabStats`].
@@ -168,6 +171,7 @@ impl Shared {
             threads: 0,
         };
         Self {
+            transform: Transform::new(config.compression),
             config,
             medium,
             host,
@@ -309,6 +313,14 @@ impl State {
         self.inflight_bytes += bytes;
         self.inflight.insert(self.tokens, Inflight { key, bytes, waiters: vec![done] });
         self.tokens
+    }
+
+    /// Counts a write with the length of its record, once that is known: an encoded one is shorter than a plain one.
+    pub(super) fn correct(&mut self, token: u64, bytes: u64) {
+        if let Some(inflight) = self.inflight.get_mut(&token) {
+            let before = std::mem::replace(&mut inflight.bytes, bytes);
+            self.inflight_bytes = self.inflight_bytes - before + bytes;
+        }
     }
 
     /// Returns whether a write still counts for its key.

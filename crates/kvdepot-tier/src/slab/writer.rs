@@ -13,7 +13,7 @@ use super::append::closed;
 use super::codec::size;
 use super::spaces::Space;
 use super::state::{Answers, Record, Shared};
-use crate::format::{Writer, seal};
+use crate::format::{self, Writer};
 use crate::{Done, WriteItem, Written};
 
 /// The most removals waiting for a failing medium, after which it gets no more blocks: each failed write adds one.
@@ -98,15 +98,17 @@ impl Shared {
 
     fn seal(&self, key: BlockKey, space: &Space, src: &SlotBuf) -> Result<IoBuf> {
         let layout = space.spec.layout();
-        let sealed = seal(key, layout, src, Writer::now(&self.host))?;
+        let sealed =
+            self.transform.seal(space.spec.root(), key, layout, src, Writer::now(&self.host))?;
         match self.volume().direct() {
             Some(align) if !sealed.fits(align) => {
-                // Pieces that O_DIRECT does not accept are copied.
+                // Pieces that O_DIRECT does not accept are copied. Only a plain record has such: an encoded one lies in
+                // pages of its own.
                 let copy = SlotBuf::anonymous(space.slot_bytes);
                 let mut bytes = vec![0; size(layout.block_bytes())];
                 src.read_at(0, &mut bytes);
                 copy.write_at(0, &bytes);
-                seal(key, layout, &copy, Writer::now(&self.host))
+                format::seal(key, layout, &copy, Writer::now(&self.host))
             }
             _ => Ok(sealed),
         }
@@ -116,6 +118,7 @@ impl Shared {
     fn queue(&self, key: BlockKey, token: u64, buf: IoBuf, deadline: Instant) -> Result<()> {
         let bytes = buf.len() as u64;
         let mut state = self.lock();
+        state.correct(token, bytes);
         while state.pending_bytes > 0 && state.pending_bytes + bytes > self.config.pending_bytes_max {
             if state.stopping {
                 return Err(closed());
