@@ -98,8 +98,7 @@ impl Shared {
 
     fn seal(&self, key: BlockKey, space: &Space, src: &SlotBuf) -> Result<IoBuf> {
         let layout = space.spec.layout();
-        let sealed =
-            self.transform.seal(space.spec.root(), key, layout, src, Writer::now(&self.host))?;
+        let sealed = self.transform.seal(space.spec.root(), key, layout, src, Writer::now(&self.host))?;
         match self.volume().direct() {
             Some(align) if !sealed.fits(align) => {
                 // Pieces that O_DIRECT does not accept are copied. Only a plain record has such: an encoded one lies in

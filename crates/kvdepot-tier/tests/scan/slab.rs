@@ -12,7 +12,7 @@ use kvdepot_io::{IoBuf, Volume};
 use kvdepot_tier::conformance::{Bench, Waiting, spec};
 use kvdepot_tier::scan::Scan;
 use kvdepot_tier::stored::{InUse, Stored, StoredBlock};
-use kvdepot_tier::{Presence, SlabConfig, SlabTier, Tier, Written};
+use kvdepot_tier::{Compression, Presence, SlabConfig, SlabTier, Tier, Written};
 use parking_lot::Mutex;
 
 use crate::tools::{checked, has_all_of, numbers, rest, unused, used};
@@ -21,11 +21,16 @@ const BYTES: usize = 2 << 20;
 const TABLES: std::ops::Range<usize> = 8192..8192 + 2 * 65_536;
 
 fn open(memory: &MemoryVolume) -> Arc<SlabTier> {
+    open_by(memory, Compression::Off)
+}
+
+fn open_by(memory: &MemoryVolume, compression: Compression) -> Arc<SlabTier> {
     let config = SlabConfig {
         segment_bytes: 256 << 10,
         read_threads: 1,
         write_threads: 1,
         open_wait: Duration::from_secs(60),
+        compression,
         ..SlabConfig::new("/memory")
     };
     Arc::new(SlabTier::open_on(config, Arc::new(memory.clone())).unwrap())
@@ -101,8 +106,13 @@ fn scan(volume: &Arc<Watched>, in_use: InUse) -> Scan {
 /// A closed medium: segments that were recycled, removed blocks, a past epoch, two namespaces, blocks in no segment with a
 /// footer.
 fn filled() -> MemoryVolume {
+    filled_by(Compression::Off)
+}
+
+/// The same of a tier that may compress.
+fn filled_by(compression: Compression) -> MemoryVolume {
     let memory = MemoryVolume::new(vec![0; BYTES]);
-    let tier = open(&memory);
+    let tier = open_by(&memory, compression);
     let mut bench = Bench::new(Arc::clone(&tier) as _);
     bench.write_all(120);
     let other = spec("other", BlockLayout::uniform(3, &[4096]).unwrap());
@@ -114,7 +124,7 @@ fn filled() -> MemoryVolume {
     bench.write_all(20);
     bench.remove(3).unwrap();
     bench.write(20).unwrap();
-    assert!(tier.stats().segments_recycled > 7);
+    assert!(tier.stats().segments_recycled > 7 || compression != Compression::Off);
     memory
 }
 
@@ -321,4 +331,30 @@ fn one_damaged_superblock_or_table_is_enough_to_read_a_medium() {
     assert_eq!(Scan::of_volume(Arc::new(short), unused()).unwrap_err().kind(), ErrorKind::Corrupt);
     let blank = MemoryVolume::new(vec![0; BYTES]);
     assert_eq!(Scan::of_volume(Arc::new(blank), unused()).unwrap_err().kind(), ErrorKind::Config);
+}
+
+/// Records of both forms, and namespaces of which the first record to be read is an encoded one.
+#[test]
+fn compressed_records_are_checked_like_plain_ones() {
+    let memory = filled_by(Compression::On);
+    let volume = watched(&memory);
+    let (stored, findings) = checked(&scan(&volume, unused()));
+    assert_eq!(findings, []);
+    let lengths = |bytes: u64| stored.blocks.iter().filter(|block| block.bytes == bytes).count();
+    assert!(lengths(12_288) > 10 && lengths(16_384) > 5 && stored.namespaces.len() == 2);
+    let tier = open_by(&memory, Compression::Off);
+    let bench = Bench::new(Arc::clone(&tier) as _);
+    has_all_of(&stored, &bench);
+    assert_eq!(stored.namespaces.iter().map(|one| one.bytes).sum::<u64>(), tier.usage().bytes);
+    let encoded = stored.blocks.iter().filter(|block| block.bytes == 12_288).step_by(3);
+    let at = encoded.flat_map(|block| {
+        [30, 140, 160, 4000, 4096, 4100, 9000, 12_287].map(|byte| block.offset_bytes as usize + byte)
+    });
+    for (at, bit) in at.zip(numbers(9, 8)) {
+        *volume.flipped.lock() = Some(at * 8 + bit);
+        let (_, findings) = checked(&scan(&volume, unused()));
+        let found: Vec<_> = findings.iter().map(|one| (one.hash, one.offset_bytes)).collect();
+        let block = holding(&stored, at).unwrap();
+        assert_eq!(found, [(Some(block.key.hash), block.offset_bytes)], "byte {at}, bit {bit}: {findings:?}");
+    }
 }

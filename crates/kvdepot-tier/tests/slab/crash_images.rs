@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use kvdepot_core::ErrorKind;
 use kvdepot_io::faults::{Kept, MemoryVolume, VolumeOp};
 use kvdepot_tier::conformance::{Bench, Waiting};
-use kvdepot_tier::{SlabConfig, SlabTier, Written};
+use kvdepot_tier::{Compression, SlabConfig, SlabTier, Written};
 
 const BLOCKS: u64 = 40;
 const EPOCHS: u32 = 4;
@@ -23,19 +23,20 @@ const MEDIUM_BYTES: u64 = HEAD_BYTES + SEGMENTS * SEGMENT_BYTES;
 /// Segments that keep their blocks when another one begins: all but the one that is cleared for the next.
 const KEPT: usize = SEGMENTS as usize - 1;
 
-fn config() -> SlabConfig {
+fn config(compression: Compression) -> SlabConfig {
     let hang = std::time::Duration::from_secs(60);
     SlabConfig {
         segment_bytes: SEGMENT_BYTES,
         read_threads: 1,
         write_threads: 1,
         open_wait: hang,
+        compression,
         ..SlabConfig::new("/memory")
     }
 }
 
-fn open(memory: &MemoryVolume) -> Arc<SlabTier> {
-    Arc::new(SlabTier::open_on(config(), Arc::new(memory.clone())).unwrap())
+fn open(memory: &MemoryVolume, compression: Compression) -> Arc<SlabTier> {
+    Arc::new(SlabTier::open_on(config(compression), Arc::new(memory.clone())).unwrap())
 }
 
 /// When a version of a block was begun and acknowledged.
@@ -68,6 +69,7 @@ fn segments_begun(memory: &MemoryVolume) -> Vec<usize> {
 }
 
 struct Workload {
+    compression: Compression,
     memory: MemoryVolume,
     history: History,
 }
@@ -120,10 +122,10 @@ impl Workload {
         self.history.resets.push((self.memory.operations(), bench.epoch));
     }
 
-    fn run() -> Self {
+    fn run(compression: Compression) -> Self {
         let memory = MemoryVolume::new(vec![0; MEDIUM_BYTES as usize]);
-        let mut work = Self { memory: memory.clone(), history: History::default() };
-        let tier = open(&memory);
+        let mut work = Self { compression, memory: memory.clone(), history: History::default() };
+        let tier = open(&memory, compression);
         let bench = Bench::new(Arc::clone(&tier) as _);
         (0..6).for_each(|n| work.write(&bench, n));
         work.write_at_once(&bench, 6..12);
@@ -135,7 +137,7 @@ impl Workload {
         assert!(tier.stats().segments_recycled > 0 && tier.stats().blocks_evicted == 0);
         drop((tier, bench));
         // After a clean shutdown the open segment is continued.
-        let tier = open(&memory);
+        let tier = open(&memory, compression);
         let mut bench = Bench::new(Arc::clone(&tier) as _);
         (18..22).for_each(|n| work.write(&bench, n));
         assert!(tier.stats().blocks_evicted == 0);
@@ -225,7 +227,7 @@ impl Workload {
     /// Opens a tier on what a crash left, and checks everything that is promised.
     fn check(&self, at: usize, image: Vec<u8>, what: &str) -> usize {
         let memory = MemoryVolume::new(image);
-        let bench = Bench::new(open(&memory) as _);
+        let bench = Bench::new(open(&memory, self.compression) as _);
         assert!(bench.epoch >= self.epoch_at(at), "{what}: epoch {} came back", bench.epoch);
         let found = self.read_all(&bench, &memory, at, what);
         for n in [500, 501] {
@@ -233,7 +235,7 @@ impl Workload {
             assert!(bench.read_is_right(n), "{what}: a new block is served");
         }
         drop(bench);
-        let bench = Bench::new(open(&memory) as _);
+        let bench = Bench::new(open(&memory, self.compression) as _);
         assert!(bench.read_is_right(500) && bench.read_is_right(501), "{what}: new blocks stay");
         self.read_all(&bench, &memory, at, &format!("{what}, opened again"));
         found
@@ -242,7 +244,17 @@ impl Workload {
 
 #[test]
 fn every_crash_is_survived() {
-    let work = Workload::run();
+    check_all(Compression::Off);
+}
+
+/// Records of several lengths: those of compressed blocks, and of blocks that do not get smaller.
+#[test]
+fn every_crash_between_compressed_records_is_survived() {
+    check_all(Compression::On);
+}
+
+fn check_all(compression: Compression) {
+    let work = Workload::run(compression);
     // Half of a segment may hold what lay in another before, but the other half holds new blocks: three of six pages with the
     // head of their group and with the footer.
     let (writes, segments) =

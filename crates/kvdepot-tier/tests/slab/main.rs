@@ -1,5 +1,6 @@
 //! The Slab tier.
 
+mod compression;
 mod conformance;
 mod crash;
 mod crash_images;
