@@ -169,7 +169,8 @@ fn the_key_may_change_between_restarts() {
     for (round, compression) in modes.into_iter().enumerate() {
         let tier = open(memory.clone(), compression);
         let bench = Bench::new(Arc::clone(&tier) as _);
-        let (before, after) = (round as u64 * 20, round as u64 * 20 + 20);
+        // Few enough that none is evicted, whatever `auto` decides.
+        let (before, after) = (round as u64 * 15, round as u64 * 15 + 15);
         assert_eq!(tier.usage().bytes, bytes, "{round}");
         assert_eq!(tier.usage().blocks, before);
         (0..before).for_each(|n| assert!(bench.read_is_right(n), "{round} {n}"));
@@ -186,7 +187,7 @@ fn the_key_may_change_between_restarts() {
     }
     let stored = scan(&image(&memory)).list().unwrap();
     assert!(stored.blocks.iter().any(|block| block.bytes == ENCODED_BYTES));
-    assert!(stored.blocks.iter().map(|block| block.offset_bytes / SEGMENT_BYTES).max() > Some(3));
+    assert!(stored.blocks.iter().map(|block| block.offset_bytes / SEGMENT_BYTES).max() > Some(2));
 }
 
 #[test]
