@@ -33,6 +33,22 @@ impl AlignedBuf {
         self.len = self.len.min(len);
     }
 
+    /// Releases what `truncate` has left allocated if that is over a quarter: the bytes are copied.
+    #[must_use]
+    pub fn compact(self) -> Self {
+        if self.len >= self.capacity - self.capacity / 4 {
+            return self;
+        }
+        let mut exact = Self::zeroed(self.len);
+        exact.copy_from_slice(&self);
+        exact
+    }
+
+    /// Returns the number of allocated bytes.
+    pub const fn capacity(&self) -> usize {
+        self.capacity
+    }
+
     fn layout(len: usize) -> Layout {
         Layout::from_size_align(len, BLOCK_ALIGN_BYTES as usize).expect("a length that fits an address")
     }

@@ -179,5 +179,34 @@ fn encode(encoding: Encoding, block_bytes: usize, src: &SlotBuf) -> Option<Encod
     pages.truncate(stored_bytes.next_multiple_of(page));
     // The compressor may have used what follows as scratch memory.
     pages[stored_bytes..].fill(0);
-    Some(Encoded { encoding, stored_bytes, pages })
+    // Blocks that wait for a medium are counted by their length.
+    Some(Encoded { encoding, stored_bytes, pages: pages.compact() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A queue of encoded blocks takes about as much memory as its bound says, which counts lengths.
+    #[test]
+    fn an_encoded_block_holds_little_more_memory_than_its_length() {
+        for zeros in [0, 1 << 19, 1 << 20] {
+            let slot = SlotBuf::anonymous(1 << 20);
+            let mut state = 1_u64;
+            let noise: Vec<u8> = std::iter::repeat_with(|| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                (state >> 56) as u8
+            })
+            .take((1 << 20) - zeros)
+            .collect();
+            slot.write_at(zeros, &noise);
+            match encode(Encoding::Bytes, 1 << 20, &slot) {
+                None => assert_eq!(zeros, 0, "noise does not shrink"),
+                Some(encoded) => {
+                    let (length, held) = (encoded.pages.len(), encoded.pages.capacity());
+                    assert!(zeros > 0 && held <= length + length / 2, "{held} bytes for {length}");
+                }
+            }
+        }
+    }
 }

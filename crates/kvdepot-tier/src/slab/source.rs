@@ -100,9 +100,12 @@ impl SlabSource {
         let plain = match Encoding::of(header.encoding) {
             None => payload,
             Some(encoding) => {
-                // At most `BLOCK_BYTES_MAX`, by the header's own check.
-                decoded.resize(size(header.block_bytes), 0);
-                let put = |at: usize, piece: &[u8]| decoded[at..at + piece.len()].copy_from_slice(piece);
+                // It grows as pieces come: a damaged header may promise more than its record holds.
+                let put = |at: usize, piece: &[u8]| {
+                    let end = at + piece.len();
+                    decoded.resize(decoded.len().max(end), 0);
+                    decoded[at..end].copy_from_slice(piece);
+                };
                 encoding::decode(encoding, payload, size(header.block_bytes), put)?;
                 &decoded
             }
