@@ -25,6 +25,12 @@ use crate::encoding::{Encoder, Encoding};
 use crate::format::{self, BlockHeader, Encoded, Writer};
 use crate::settings::Switch;
 
+/// What the key `…_compression` of each tier means.
+pub(crate) const MEANING: &str = "Compress blocks losslessly before writing them, so that they take less space. `auto` samples some \
+     blocks of each namespace, and compresses the namespace if that saves 10 % and is fast. `true` \
+     compresses every block that shrinks by a page or more. The tier reads both forms with any \
+     setting.";
+
 /// An encoded block must be smaller by one in this many bytes, and take fewer pages.
 const BLOCK_SAVING: usize = 32;
 

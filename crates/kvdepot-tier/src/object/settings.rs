@@ -3,6 +3,7 @@
 use kvdepot_core::limits::OBJECT_REQUESTS_MAX;
 
 use super::cloud::{AWS_SCHEMES, AZURE_SCHEMES, SCHEMES};
+use crate::compression;
 use crate::settings::{Key, Kind, Preset, Rule, Setting};
 
 /// Largest timeout that can be configured.
@@ -175,9 +176,7 @@ pub(super) const SETTINGS: [Setting; 14] = [
         kind: Kind::Switch,
         key: Some(Key {
             name: "object_compression",
-            meaning: "Compress blocks without loss before they are sent. `auto` measures some blocks of each \
-                      namespace, and compresses those of namespaces where that saves a tenth and is fast. `true` \
-                      compresses every block that saves a page. Blocks are read whatever this says.",
+            meaning: compression::MEANING,
             default: Preset::Bool(false),
             came_later: true,
             ..Key::BLANK

@@ -2,6 +2,7 @@
 
 use kvdepot_core::limits::{IO_QUEUE_MAX, IO_THREADS_MAX, TIER_DIRECTORIES_MAX};
 
+use crate::compression;
 use crate::settings::{ByMachine, Key, Kind, MEMORY_OUTLIVES, Preset, Setting};
 
 /// Share of the file systems that a tier may take if no cap is configured.
@@ -135,10 +136,7 @@ pub(super) const SETTINGS: [Setting; 17] = [
         kind: Kind::Switch,
         key: Some(Key {
             name: "posix_compression",
-            meaning: "Compress blocks losslessly before writing them, so that more of them fit. `auto` samples some \
-                      blocks of each namespace, and compresses the namespace if that saves 10 % and is fast. `true` \
-                      compresses every block that shrinks by a page or more. The tier reads both forms with any \
-                      setting.",
+            meaning: compression::MEANING,
             default: Preset::Bool(false),
             came_later: true,
             ..Key::BLANK

@@ -336,7 +336,7 @@ impl Shared {
             let (mut entries, mut moved) = (Vec::new(), Vec::new());
             let (mut bufs, mut bytes) = (vec![pages(AlignedBuf::zeroed(0))], 0);
             while let [(key, known), rest @ ..] = left {
-                let record = u64::from(known.place.pages) * PAGE;
+                let record = known.place.bytes();
                 let full = bytes > 0 && (bytes + record > GROUP_BYTES_MAX || entries.len() >= ENTRIES_MAX);
                 if full {
                     break;
@@ -349,8 +349,7 @@ impl Shared {
                 left = rest;
                 let slot = SlotBuf::anonymous(size(record));
                 let mut buf = IoBuf::payload(slot, size(record)).expect("a slot of that length");
-                let offset =
-                    log.shape().segment_at(known.place.segment.into()) + u64::from(known.place.page) * PAGE;
+                let offset = log.shape().record_at(known.place);
                 if let Err(error) = self.volume().read_at(&mut buf, offset) {
                     tracing::debug!(%error, %key, "a block in use cannot be read and is dropped");
                     continue;

@@ -28,6 +28,13 @@ pub(super) struct Place {
     pub(super) tag: u32,
 }
 
+impl Place {
+    /// Returns the length of the record.
+    pub(super) fn bytes(self) -> u64 {
+        u64::from(self.pages) * PAGE
+    }
+}
+
 /// The data of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Known {
@@ -372,7 +379,7 @@ mod tests {
                     }
                 }
                 prop_assert_eq!(index.len(), model.len() as u64);
-                let bytes: u64 = model.values().map(|(place, _)| u64::from(place.pages) * PAGE).sum();
+                let bytes: u64 = model.values().map(|(place, _)| place.bytes()).sum();
                 prop_assert_eq!(index.bytes(), bytes);
             }
             for (key, (place, used)) in &model {

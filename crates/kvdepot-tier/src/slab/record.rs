@@ -11,8 +11,7 @@ use crate::format;
 /// encoded one is shorter, and has at least a page of payload. Which of both it is, only its header tells: a plain record
 /// that is too short is noticed when it is verified.
 pub(super) fn check_length(place: Place, header_bytes: usize, record_bytes: u64) -> Result<()> {
-    let bytes = u64::from(place.pages) * PAGE;
-    if (header_bytes as u64 + PAGE..=record_bytes).contains(&bytes) {
+    if (header_bytes as u64 + PAGE..=record_bytes).contains(&place.bytes()) {
         return Ok(());
     }
     Err(Error::new(ErrorKind::Corrupt, "a record has another length than its block"))
@@ -21,7 +20,7 @@ pub(super) fn check_length(place: Place, header_bytes: usize, record_bytes: u64)
 /// Makes a buffer for reading exactly the pages of a record, whose length was checked, into a slot. `None`: the slot is
 /// shorter.
 pub(super) fn buffer(place: Place, header_bytes: usize, slot: &SlotBuf) -> Option<IoBuf> {
-    let payload_bytes = size(u64::from(place.pages) * PAGE).checked_sub(header_bytes)?;
+    let payload_bytes = size(place.bytes()).checked_sub(header_bytes)?;
     IoBuf::for_read(header_bytes, slot.clone(), payload_bytes)
 }
 

@@ -144,7 +144,7 @@ impl Medium {
 
     /// Returns whether a record's first page belongs to what was written there last.
     fn is_begun(&self, place: &Place) -> Result<bool> {
-        let at = self.shape.segment_at(place.segment.into()) + u64::from(place.page) * PAGE;
+        let at = self.shape.record_at(*place);
         Ok(header_tag(&read(&*self.volume, at, PAGE)?) == Some(place.tag))
     }
 

@@ -3,7 +3,6 @@
 
 use kvdepot_core::BlockKey;
 
-use super::codec::PAGE;
 use super::index::Known;
 use super::shape::Shape;
 
@@ -13,7 +12,7 @@ pub(super) fn keep(shape: &Shape, mut blocks: Vec<(BlockKey, Known)>) -> Vec<(Bl
     blocks.sort_unstable_by_key(|(_, known)| std::cmp::Reverse(known.used));
     let (mut left, budget) = (shape.segment_bytes / 2, shape.record_bytes_max());
     blocks.retain(|(_, known)| {
-        let bytes = u64::from(known.place.pages) * PAGE;
+        let bytes = known.place.bytes();
         let fits = bytes <= left && bytes <= budget;
         left -= if fits { bytes } else { 0 };
         fits
@@ -25,6 +24,7 @@ pub(super) fn keep(shape: &Shape, mut blocks: Vec<(BlockKey, Known)>) -> Vec<(Bl
 mod tests {
     use kvdepot_core::{BlockHash, NamespaceId};
 
+    use super::super::codec::PAGE;
     use super::super::index::Place;
     use super::*;
 

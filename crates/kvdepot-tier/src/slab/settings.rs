@@ -2,6 +2,7 @@
 
 use kvdepot_core::limits::IO_THREADS_MAX;
 
+use crate::compression;
 use crate::settings::{Key, Kind, Preset, Setting};
 
 const THREADS: Kind = Kind::Whole { min: 1, max: IO_THREADS_MAX as u64 };
@@ -51,10 +52,7 @@ pub(super) const SETTINGS: [Setting; 8] = [
         kind: Kind::Switch,
         key: Some(Key {
             name: "slab_compression",
-            meaning: "Compress blocks losslessly before writing them, so that more of them fit. `auto` samples some \
-                      blocks of each namespace, and compresses the namespace if that saves 10 % and is fast. `true` \
-                      compresses every block that shrinks by a page or more. The tier reads both forms with any \
-                      setting.",
+            meaning: compression::MEANING,
             default: Preset::Bool(false),
             came_later: true,
             ..Key::BLANK

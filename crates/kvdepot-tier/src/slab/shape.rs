@@ -6,6 +6,7 @@ use kvdepot_core::{Error, ErrorKind, Result};
 use super::codec::PAGE;
 use super::footer;
 use super::group;
+use super::index::Place;
 use super::table;
 
 /// The fewest segments: the open one, the clear one, and one that holds blocks.
@@ -73,6 +74,11 @@ impl Shape {
     /// Offset of a segment.
     pub(super) const fn segment_at(&self, segment: u64) -> u64 {
         2 * PAGE + 2 * self.table_bytes + segment * self.segment_bytes
+    }
+
+    /// Offset of a record.
+    pub(super) fn record_at(&self, place: Place) -> u64 {
+        self.segment_at(place.segment.into()) + u64::from(place.page) * PAGE
     }
 
     /// The segment of a sequence number: segments are written in a ring.

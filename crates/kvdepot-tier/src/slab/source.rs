@@ -137,14 +137,14 @@ impl Source for SlabSource {
         for life in lives {
             for (key, known) in index.of_segment(self.medium.shape.segment_of(life), usize::MAX) {
                 let Some(root) = roots.get(&key.namespace) else { continue };
-                let Place { segment, page, pages, tag } = known.place;
+                let place = known.place;
                 blocks.push(StoredBlock {
                     root: *root,
                     key,
-                    offset_bytes: self.medium.shape.segment_at(segment.into()) + u64::from(page) * PAGE,
-                    bytes: u64::from(pages) * PAGE,
-                    order: life * self.segment_pages() + u64::from(page),
-                    tag: tag.into(),
+                    offset_bytes: self.medium.shape.record_at(place),
+                    bytes: place.bytes(),
+                    order: life * self.segment_pages() + u64::from(place.page),
+                    tag: place.tag.into(),
                     is_settled: !known.unproven,
                 });
             }
