@@ -17,7 +17,7 @@ use kvdepot_core::ErrorKind;
 use kvdepot_io::faults::{Fault, FaultOp, Faults};
 use kvdepot_tier::Written;
 use kvdepot_tier::conformance::{Bench, Waiting};
-use nodes::Shared;
+use nodes::{Shared, hits};
 
 /// Set where the mounts do not remember which names were missing (`lookupcache=positive`).
 const FRESH: &str = "KVDEPOT_TEST_NODES_FRESH";
@@ -40,20 +40,6 @@ fn eventually(what: &str, is: impl Fn() -> bool) -> Duration {
         std::thread::yield_now();
     }
     start.elapsed()
-}
-
-/// A read of either node is the block or a miss.
-fn hits(bench: &Bench, n: u64) -> bool {
-    match bench.read(n) {
-        Ok(bytes) => {
-            assert_eq!(bytes, bench.bytes(n), "block {n} came back with other bytes (P1)");
-            true
-        }
-        Err(error) => {
-            assert_eq!(error.kind(), ErrorKind::NotFound, "block {n}: {error:?}");
-            false
-        }
-    }
 }
 
 #[test]

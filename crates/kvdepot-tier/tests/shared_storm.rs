@@ -23,7 +23,7 @@ use kvdepot_core::{BlockLayout, ErrorKind};
 use kvdepot_io::EngineKind;
 use kvdepot_tier::conformance::{Bench, spec, until};
 use kvdepot_tier::{PosixConfig, Tier};
-use nodes::Shared;
+use nodes::{Shared, hits};
 
 const CHILD: &str = "KVDEPOT_TEST_STORM_DIR";
 const CHILD_NODE: &str = "KVDEPOT_TEST_STORM_NODE";
@@ -346,20 +346,6 @@ fn nothing_stays_behind(shared: &Shared, capacity_shared: bool) {
 fn is_of_the_living(path: &Path) -> bool {
     let own = kvdepot_tier::PosixTier::writer_identity();
     path.file_name().unwrap().to_str().unwrap().starts_with(&format!(".tmp-{own}-"))
-}
-
-/// A read of either node is the block or a miss.
-fn hits(bench: &Bench, n: u64) -> bool {
-    match bench.read(n) {
-        Ok(bytes) => {
-            assert_eq!(bytes, bench.bytes(n), "block {n} came back with other bytes (P1)");
-            true
-        }
-        Err(error) => {
-            assert_eq!(error.kind(), ErrorKind::NotFound, "block {n}: {error:?}");
-            false
-        }
-    }
 }
 
 /// Files that no depot serves or needs: temporary files, probes, and what an NFS client renames because it is still open.

@@ -4,7 +4,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use kvdepot_tier::conformance::until;
+use kvdepot_core::ErrorKind;
+use kvdepot_tier::conformance::{Bench, until};
 
 /// Two nodes as `DIRECTORY:COMMAND,DIRECTORY:COMMAND`: where a node has mounted the shared directory, and what runs a
 /// program there.
@@ -67,5 +68,19 @@ impl Shared {
                 command
             },
         )
+    }
+}
+
+/// A read of either node is the block or a miss.
+pub(crate) fn hits(bench: &Bench, n: u64) -> bool {
+    match bench.read(n) {
+        Ok(bytes) => {
+            assert_eq!(bytes, bench.bytes(n), "block {n} came back with other bytes (P1)");
+            true
+        }
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::NotFound, "block {n}: {error:?}");
+            false
+        }
     }
 }
