@@ -224,6 +224,34 @@ fn two_depots_survive_the_death_of_holders_and_of_the_master() {
     });
 }
 
+/// `mooncake_replicas: 2`: each block is on both holders, so the death of one loses none.
+#[test]
+#[ignore = "needs Mooncake: make test-mooncake"]
+fn replicas_survive_the_death_of_a_holder() {
+    const BLOCKS: u64 = 40;
+    let mut cluster = Cluster::start(2);
+    let layout = BlockLayout::new(vec![vec![300_000]]).unwrap();
+    let depot = |cluster: &Cluster, prefix: &str, replicas| {
+        let config = MooncakeConfig { replicas, ..cluster.config(prefix) };
+        let tier = MooncakeTier::open(config).unwrap();
+        Bench::with(Arc::new(tier), conformance::spec("replicas", layout.clone()))
+    };
+    let (once, twice) = (depot(&cluster, "once", 1), depot(&cluster, "twice", 2));
+    once.write_all(BLOCKS);
+    twice.write_all(BLOCKS);
+    cluster.kill_holder();
+    let count = |bench: &Bench| (0..BLOCKS).filter(|n| bench.read_is_right(*n)).count() as u64;
+    // Until the master notices that the holder is gone, it sends readers there, too.
+    let end = Instant::now() + Duration::from_secs(180);
+    while count(&twice) < BLOCKS {
+        assert!(Instant::now() < end, "{} of {BLOCKS} blocks with two replicas are left", count(&twice));
+    }
+    let left = count(&once);
+    assert!(left > 0 && left < BLOCKS, "{left} of {BLOCKS} blocks with one replica are left");
+    // A depot that starts now finds them, too: the record of the epoch has replicas of its own.
+    assert_eq!(count(&depot(&cluster, "twice", 2)), BLOCKS);
+}
+
 #[test]
 #[ignore = "needs Mooncake: make test-mooncake"]
 fn a_setup_that_fails_is_told_and_tried_again() {
