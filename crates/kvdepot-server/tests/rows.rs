@@ -17,7 +17,7 @@ use bucket_server::{Act, BucketServer};
 use common::{Engine, LONG, Served, config, embedded, spec};
 use kvdepot_depot::DepotConfig;
 use pool::{claim, layout, over, until};
-use serde_json::json;
+use serde_json::{Value, json};
 use wire::Wired;
 
 const POOL: u64 = 8 << 20;
@@ -43,8 +43,13 @@ impl Row {
     }
 
     fn config(&self, pipeline: &str, slab: &Path) -> DepotConfig {
+        self.config_with(pipeline, slab, &json!({}))
+    }
+
+    fn config_with(&self, pipeline: &str, slab: &Path, placement: &Value) -> DepotConfig {
         let object = self.bucket.config("kv");
         let more = json!({
+            "placement": placement,
             "slab": {"path": slab, "capacity_bytes": 32 << 20, "segment_mb": 4},
             "object": {
                 "url": format!("s3://{}/{}", object.bucket, object.prefix),
@@ -60,9 +65,13 @@ impl Row {
 
     /// A depot stores all blocks in all its tiers, and ends.
     fn store(&self, pipeline: &str, slab: &Path) {
+        self.store_filled(pipeline, slab, 3);
+    }
+
+    fn store_filled(&self, pipeline: &str, slab: &Path, seed: u8) {
         let depot = embedded(self.config(pipeline, slab));
         let mut engine = Engine::new(&depot, &spec("row", layout()), BLOCKS as usize);
-        engine.fill(3);
+        engine.fill(seed);
         let names: Vec<u64> = (0..BLOCKS).collect();
         assert!(engine.dump(&names, &engine.all_pages()).is_empty());
         assert!(depot.drain(LONG).unwrap());
@@ -70,6 +79,10 @@ impl Row {
 
     /// A depot that starts now finds all blocks, with the right bytes.
     fn serves(&self, pipeline: &str, slab: &Path) {
+        self.serves_filled(pipeline, slab, 3);
+    }
+
+    fn serves_filled(&self, pipeline: &str, slab: &Path, seed: u8) {
         let depot = embedded(self.config(pipeline, slab));
         let spec = spec("row", layout());
         let mut engine = Engine::new(&depot, &spec, BLOCKS as usize);
@@ -78,7 +91,23 @@ impl Row {
         engine.clear();
         let names: Vec<u64> = (0..BLOCKS).collect();
         assert!(engine.load(&names, &engine.all_pages()).is_empty(), "{}", depot.stats());
-        assert!((0..BLOCKS as usize).all(|page| engine.holds(page, page, 3)));
+        assert!((0..BLOCKS as usize).all(|page| engine.holds(page, page, seed)));
+    }
+
+    /// A depot that starts now resets the namespace.
+    fn reset(&self, pipeline: &str, slab: &Path) {
+        let depot = embedded(self.config(pipeline, slab));
+        let spec = spec("row", layout());
+        let _engine = Engine::new(&depot, &spec, 1);
+        depot.reset(&[spec]).unwrap();
+    }
+
+    /// A depot that starts now finds nothing.
+    fn serves_nothing(&self, pipeline: &str, slab: &Path) {
+        let depot = embedded(self.config(pipeline, slab));
+        let spec = spec("row", layout());
+        let _engine = Engine::new(&depot, &spec, 1);
+        assert_eq!(claim(&depot, &spec, BLOCKS), (true, 0, 0), "{pipeline}: {}", depot.stats());
     }
 
     fn gets(&self) -> u64 {
@@ -123,4 +152,88 @@ fn a_depot_that_starts_without_its_bucket_serves_when_the_bucket_is_back() {
     assert_eq!(row.gets(), 0);
     depot.close();
     served.stop();
+}
+
+#[test]
+fn a_reset_holds_in_every_tier() {
+    let (mut row, home) = (Row::new(), tempfile::tempdir().unwrap());
+    let (slab, elsewhere) = (home.path().join("slab"), home.path().join("another node's"));
+    let all = "Cache|Slab|Remote|Object";
+    row.store(all, &slab);
+    row.reset(all, &slab);
+    // Each tier has stored the epoch by itself.
+    row.serves_nothing(all, &slab);
+    row.serves_nothing("Cache|Slab", &slab);
+    row.serves_nothing("Cache|Remote", &elsewhere);
+    row.serves_nothing("Cache|Object", &elsewhere);
+    row.store_filled(all, &slab, 5);
+    row.serves_filled("Cache|Slab", &slab, 5);
+    row.serves_filled("Cache|Remote", &elsewhere, 5);
+    row.serves_filled("Cache|Object", &elsewhere, 5);
+    row.server.close();
+}
+
+/// The other tiers tell it the epoch when it is back.
+#[test]
+fn a_tier_that_missed_a_reset_serves_nothing_from_before_it() {
+    let (mut row, home) = (Row::new(), tempfile::tempdir().unwrap());
+    let (slab, elsewhere) = (home.path().join("slab"), home.path().join("another node's"));
+    let all = "Cache|Slab|Remote|Object";
+    row.store(all, &slab);
+    // This node resets without knowing of the bucket.
+    row.reset("Cache|Slab|Remote", &slab);
+    // The bucket is the nearest tier, and is still in the epoch before.
+    row.serves_nothing("Cache|Object|Remote|Slab", &elsewhere);
+    row.serves_nothing("Cache|Object", &elsewhere);
+    row.store_filled(all, &slab, 5);
+    row.serves_filled("Cache|Object", &elsewhere, 5);
+    row.server.close();
+}
+
+/// What the disk evicts goes to the pool server, and what the disk keeps does not.
+#[test]
+fn what_the_disk_evicts_is_demoted_to_the_pool_server() {
+    const MANY: u64 = 640;
+    let (mut row, home) = (Row::new(), tempfile::tempdir().unwrap());
+    let slab = home.path().join("slab");
+    let placement = json!({"Remote": {"write": "on_demotion"}, "Object": {"write": "on_demotion"}});
+    let depot = embedded(row.config_with("Cache|Slab|Remote|Object", &slab, &placement));
+    let spec = spec("row", layout());
+    let mut engine = Engine::new(&depot, &spec, BLOCKS as usize);
+    engine.fill(3);
+    for first in (0..MANY).step_by(BLOCKS as usize) {
+        let names: Vec<u64> = (first..first + BLOCKS).collect();
+        assert!(engine.dump(&names, &engine.all_pages()).is_empty());
+        assert!(depot.drain(LONG).unwrap());
+        until("everything is demoted", || {
+            let stats = pool::stats(&depot);
+            let number = |value: &Value| value.as_u64().unwrap();
+            number(&stats["tiers"][0]["blocks"]) + number(&stats["tiers"][0]["evict_blocks"])
+                == first + BLOCKS
+                && number(&stats["demotions_queued"]) + number(&stats["writes_queued"]) == 0
+        });
+    }
+    let stats = pool::stats(&depot);
+    let (demoted, dropped) =
+        (stats["demote_blocks"].as_u64().unwrap(), stats["demote_blocks_dropped"].as_u64().unwrap());
+    assert!(demoted > 0 && demoted < MANY, "{demoted} demoted, {dropped} dropped: {stats}");
+    let at_server = row.server.stat("pool_blocks");
+    assert!(at_server > 0 && at_server <= demoted, "{at_server} of {demoted}");
+    drop(engine);
+    depot.close();
+    drop(depot);
+    // The pool is gone: what the disk no longer has comes from the pool server.
+    let depot = embedded(row.config("Cache|Slab|Remote|Object", &slab));
+    let mut engine = Engine::new(&depot, &spec, BLOCKS as usize);
+    let mut lost = 0;
+    for n in 0..MANY {
+        let page = (n % BLOCKS) as usize;
+        engine.clear();
+        match engine.load(&[n], &[page as i64]).len() {
+            0 => assert!(engine.holds(page, page, 3), "block {n}"),
+            _ => lost += 1,
+        }
+    }
+    assert!(lost <= dropped, "{lost} lost, {dropped} dropped");
+    row.server.close();
 }
