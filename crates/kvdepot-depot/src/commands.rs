@@ -120,7 +120,7 @@ impl TierCommands {
         batches.resize_with(self.locator.tiers.len(), Batch::default);
         for command in commands.drain(..) {
             match command {
-                Command::Read { tier, slot, key, runs, deadline } => {
+                Command::Read { tier, slot, key, runs, deadline, is_use } => {
                     // The slot was made for this read.
                     let buf = match self.pool.fresh_slot(&runs) {
                         Ok(buf) => buf,
@@ -135,7 +135,10 @@ impl TierCommands {
                         self.begin(tier, batch, Batch::Reads(deadline, task, Vec::new()), ended);
                     }
                     if let Batch::Reads(_, task, reads) = batch {
-                        reads.push(self.read(tier, slot, key, buf, task.clone(), ended));
+                        reads.push(ReadItem {
+                            is_use,
+                            ..self.read(tier, slot, key, buf, task.clone(), ended)
+                        });
                     }
                     self.send_if_full(tier, &mut batches[tier], ended);
                 }
@@ -265,7 +268,7 @@ impl TierCommands {
             let said = is_there.map(|is_there| Said { tier, key, is_there });
             ended(Event::ReadEnded { tier, slot, outcome }, said);
         };
-        ReadItem { key, dst: buf, done: Box::new(done) }
+        ReadItem::new(key, buf, Box::new(done))
     }
 
     fn write(

@@ -17,7 +17,7 @@ impl World {
     pub(crate) fn execute_one(&mut self) -> Result<(), Fail> {
         let Some((number, command)) = self.outbox.pop_front() else { return Ok(()) };
         let (tier, work) = match command {
-            Command::Read { tier, slot, key, runs, deadline } => {
+            Command::Read { tier, slot, key, runs, deadline, .. } => {
                 self.memory.begin_write(&runs, 1 << 40 | number)?;
                 let begun = self.tiers[tier].content(&key);
                 // The device has begun to fill the slot.

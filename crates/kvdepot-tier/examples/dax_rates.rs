@@ -46,7 +46,7 @@ fn restore(bench: &Bench, slots: &[SlotBuf]) -> Duration {
     let items = (0..).zip(slots).map(|(n, slot)| {
         let send = send.clone();
         let done = Box::new(move |outcome| drop(send.send(outcome)));
-        ReadItem { key: bench.key(n), dst: slot.clone(), done }
+        ReadItem::new(bench.key(n), slot.clone(), done)
     });
     let items: Vec<ReadItem> = items.collect();
     let begin = Instant::now();

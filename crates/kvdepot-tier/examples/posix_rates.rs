@@ -127,7 +127,7 @@ fn read_tier(bench: &Bench, count: u64, slots: &[SlotBuf]) -> Result<Duration> {
     let begin = |n: u64, slot: SlotBuf| {
         let (send, kept) = (send.clone(), slot.clone());
         let done = Box::new(move |outcome| drop(send.send((kept, outcome))));
-        bench.tier.read(vec![ReadItem { key: bench.key(n), dst: slot, done }], Bench::soon());
+        bench.tier.read(vec![ReadItem::new(bench.key(n), slot, done)], Bench::soon());
     };
     let ahead = slots.len() as u64;
     (0..).zip(slots).for_each(|(n, slot)| begin(n, slot.clone()));

@@ -80,7 +80,7 @@ fn pass(bench: &Bench, keys: std::ops::Range<u64>, slots: &[SlotBuf], put: bool)
                 });
                 drop(send.send((kept, whole)));
             });
-            bench.tier.read(vec![ReadItem { key: bench.key(n), dst: slot, done }], Bench::soon());
+            bench.tier.read(vec![ReadItem::new(bench.key(n), slot, done)], Bench::soon());
         }
     };
     let began = Instant::now();

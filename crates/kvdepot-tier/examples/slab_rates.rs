@@ -188,7 +188,7 @@ fn read(bench: &Bench, count: u64) -> Result<Speed> {
                 other => other.map(drop),
             });
         });
-        bench.tier.read(vec![ReadItem { key: bench.key(n), dst, done }], Bench::soon());
+        bench.tier.read(vec![ReadItem::new(bench.key(n), dst, done)], Bench::soon());
     })
 }
 

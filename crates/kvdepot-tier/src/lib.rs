@@ -88,9 +88,16 @@ pub struct ReadItem {
     pub dst: SlotBuf,
     /// Called with the result of this block.
     pub done: Done<Fetched>,
+    /// Whether the block counts as used, which lets a tier evict it later. Reads for demotion do not count.
+    pub is_use: bool,
 }
 
 impl ReadItem {
+    /// Makes a read that counts as a use.
+    pub fn new(key: BlockKey, dst: SlotBuf, done: Done<Fetched>) -> Self {
+        Self { key, dst, done, is_use: true }
+    }
+
     /// Completes the item. The buffer is released first, because the caller may use its memory immediately.
     pub fn end(self, outcome: Result<Fetched>) {
         drop(self.dst);

@@ -157,7 +157,7 @@ impl Machine {
         }
         match self.pool.insert_fetching(key, bytes, near, (tier, false)) {
             Ok(slot) => {
-                self.flow.read(slot, tier, self.now.saturating_add(READ_NS));
+                self.flow.read_unused(slot, tier, self.now.saturating_add(READ_NS));
                 self.demotions.reading.insert(slot, to);
                 Begun::Done
             }

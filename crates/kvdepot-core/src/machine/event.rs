@@ -447,8 +447,8 @@ impl Reply {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "fields are named for what they carry")]
 pub enum Command {
-    /// Read a block into a slot.
-    Read { tier: TierIndex, slot: SlotId, key: BlockKey, runs: Runs, deadline: Nanos },
+    /// Read a block into a slot. `is_use`: for the tier's eviction, the block counts as used.
+    Read { tier: TierIndex, slot: SlotId, key: BlockKey, runs: Runs, deadline: Nanos, is_use: bool },
     /// Lease a block where it lies in the tier's memory.
     Lease { tier: TierIndex, slot: SlotId, key: BlockKey, deadline: Nanos },
     /// End leases on blocks at these places. Not answered.

@@ -60,6 +60,17 @@ fn what_a_tier_is_about_to_evict_goes_to_the_next_tier_below_that_gets_such_bloc
     assert!(lab.reads.is_empty(), "no tier gets such blocks");
 }
 
+/// Otherwise the tier would keep what it is about to evict.
+#[test]
+fn a_read_for_demotion_is_no_use_of_the_block() {
+    let mut lab = Lab::new(8, "lru", true, &[THROUGH, DEMOTED]);
+    lab.cools(0, [1]);
+    lab.end_read(Ok(Fetched::Whole));
+    assert_eq!(lab.used_reads, 0);
+    lab.fetch(2, 0);
+    assert_eq!(lab.used_reads, 1);
+}
+
 #[test]
 fn a_dump_a_use_and_a_fetch_are_no_demotion() {
     let mut lab = Lab::new(8, "lru", true, &[THROUGH, DEMOTED]);

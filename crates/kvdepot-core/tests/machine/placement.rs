@@ -24,6 +24,8 @@ pub(crate) struct Lab {
     /// Writes in flight: tier, slot and the first byte of the hash.
     pub(crate) writes: Vec<(usize, u32, u8)>,
     pub(crate) reads: Vec<(usize, u32)>,
+    /// Reads so far that count as uses of their blocks.
+    pub(crate) used_reads: usize,
     pub(crate) in_pool: BTreeSet<u8>,
     pub(crate) replies: Vec<(u64, Reply)>,
     pub(crate) location: Location,
@@ -50,6 +52,7 @@ impl Lab {
             tokens: 0,
             writes: Vec::new(),
             reads: Vec::new(),
+            used_reads: 0,
             in_pool: BTreeSet::new(),
             replies: Vec::new(),
             location: Location::Absent,
@@ -66,7 +69,10 @@ impl Lab {
             for command in out.commands {
                 match command {
                     Command::Write { tier, slot, key, .. } => self.writes.push((tier, slot, key.hash.0[0])),
-                    Command::Read { tier, slot, .. } => self.reads.push((tier, slot)),
+                    Command::Read { tier, slot, is_use, .. } => {
+                        self.reads.push((tier, slot));
+                        self.used_reads += usize::from(is_use);
+                    }
                     _ => {}
                 }
             }

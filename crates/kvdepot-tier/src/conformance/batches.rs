@@ -16,7 +16,7 @@ fn read(bench: &Bench, items: Vec<(BlockKey, SlotBuf)>, deadline: Instant) -> Ve
         .into_iter()
         .map(|(key, dst)| {
             let (done, end) = answer();
-            (ReadItem { key, dst, done }, end)
+            (ReadItem::new(key, dst, done), end)
         })
         .unzip();
     bench.tier.read(items, deadline);

@@ -74,6 +74,7 @@ pub fn check_persistent(make: &dyn Fn() -> Arc<dyn Tier>) {
 /// tier with space for so many blocks of [`Bench::new`], or a few more or less.
 pub fn check_cooling(make: &dyn Fn(u64) -> Arc<dyn Tier>) {
     cooling::what_is_evicted_was_reported_while_it_was_there(make);
+    cooling::a_read_for_demotion_does_not_keep_a_block(make);
     cooling::nobody_who_does_not_ask_is_told(make);
 }
 

@@ -189,8 +189,22 @@ impl Bench {
     pub fn begin_read(&self, n: u64, dst: SlotBuf, deadline: Instant) -> Receiver<Result<()>> {
         let (send, receive) = channel();
         let done = Box::new(move |outcome| drop(send.send(whole(outcome))));
-        self.tier.read(vec![ReadItem { key: self.key(n), dst, done }], deadline);
+        self.tier.read(vec![ReadItem::new(self.key(n), dst, done)], deadline);
         receive
+    }
+
+    /// Reads block `n` as for a demotion, which is no use of it, and compares it. Returns `false` if it is a miss.
+    pub fn read_unused(&self, n: u64) -> bool {
+        let (slot, (send, receive)) = (self.slot(), channel());
+        let done = Box::new(move |outcome| drop(send.send(whole(outcome))));
+        let read = ReadItem { is_use: false, ..ReadItem::new(self.key(n), slot.clone(), done) };
+        self.tier.read(vec![read], Self::soon());
+        let is_there = Self::answer(&receive).is_ok();
+        assert!(
+            !is_there || self.block_of(&slot) == self.bytes(n),
+            "block {n} came back with other bytes (P1)"
+        );
+        is_there
     }
 
     /// Leases block `n`. Returns where it lies in the tier's memory, if the tier has it.

@@ -11,6 +11,7 @@ use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_io::{Call, Class, IoEngine, Op, Request};
 
 use super::layout::{OWNER_AT, OWNER_BYTES};
+use super::restore::Wanted;
 use super::slots::Found;
 use super::state::Shared;
 use crate::{LeaseItem, TierMemory};
@@ -56,7 +57,8 @@ impl Shared {
         }
         let (mut wrong, mut calls, mut call, mut bytes) = (Vec::new(), Vec::new(), Vec::new(), 0);
         // Nothing is read into a slot that could be too small.
-        for (lease, found) in self.find_each(leases, |lease| (lease.key, usize::MAX), &mut wrong) {
+        let wanted = |lease: &LeaseItem| Wanted { key: lease.key, slot_bytes: usize::MAX, is_use: true };
+        for (lease, found) in self.find_each(leases, wanted, &mut wrong) {
             match found {
                 Ok(Some(found)) => {
                     bytes += u64::from(found.header.bytes);

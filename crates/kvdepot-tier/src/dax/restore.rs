@@ -23,6 +23,15 @@ use crate::{Fetched, ReadItem};
 /// Blocks looked up while the lock is held once.
 const PIECE: usize = 256;
 
+/// A block that is to be found.
+pub(super) struct Wanted {
+    pub(super) key: BlockKey,
+    /// Bytes that it is to be read into.
+    pub(super) slot_bytes: usize,
+    /// Whether it counts as used.
+    pub(super) is_use: bool,
+}
+
 /// The state of a block's pieces.
 struct Parts {
     /// Bytes whose pieces have not ended.
@@ -63,7 +72,9 @@ impl Shared {
             return reads.into_iter().for_each(|read| read.end(Err(late.clone())));
         }
         let (mut items, mut spans, mut wrong) = (Vec::new(), Vec::new(), Vec::new());
-        for (read, found) in self.find_each(reads, |read| (read.key, read.dst.len()), &mut wrong) {
+        let wanted =
+            |read: &ReadItem| Wanted { key: read.key, slot_bytes: read.dst.len(), is_use: read.is_use };
+        for (read, found) in self.find_each(reads, wanted, &mut wrong) {
             match found {
                 Ok(Some(found)) => {
                     let bytes = found.header.bytes as usize;
@@ -96,22 +107,23 @@ impl Shared {
         restore.next_wave();
     }
 
-    /// Finds and pins the blocks of a batch: `of` tells each item's key, and into how many bytes it is to be read. Those
-    /// that cannot be right are added to `wrong`. The lock is held for a part of the batch at a time.
+    /// Finds and pins the blocks of a batch. Those that cannot be right are added to `wrong`. The lock is held for a part of
+    /// the batch at a time.
     pub(super) fn find_each<T>(
         &self,
         items: Vec<T>,
-        of: impl Fn(&T) -> (BlockKey, usize),
+        wanted: impl Fn(&T) -> Wanted,
         wrong: &mut Vec<u32>,
     ) -> Vec<(T, Result<Option<Found>>)> {
         let mut found: Vec<Result<Option<Found>>> = Vec::with_capacity(items.len());
         for some in items.chunks(PIECE) {
             let is_ours = !self.owner.is_lost();
             let mut state = self.lock();
-            found.extend(some.iter().map(|item| {
-                let (key, slot_bytes) = of(item);
-                if is_ours { state.find(&key, slot_bytes, wrong) } else { Ok(None) }
-            }));
+            found.extend(some.iter().map(
+                |item| {
+                    if is_ours { state.find(&wanted(item), wrong) } else { Ok(None) }
+                },
+            ));
         }
         items.into_iter().zip(found).collect()
     }
@@ -132,13 +144,14 @@ impl Shared {
 impl super::state::State {
     /// Finds and pins a block that is to be read into this many bytes. One that cannot be right is taken out and added
     /// to `wrong`.
-    fn find(&mut self, key: &BlockKey, slot_bytes: usize, wrong: &mut Vec<u32>) -> Result<Option<Found>> {
+    fn find(&mut self, wanted: &Wanted, wrong: &mut Vec<u32>) -> Result<Option<Found>> {
+        let Wanted { key, slot_bytes, is_use } = wanted;
         let Some(space) = self.spaces.get(&key.namespace) else { return Ok(None) };
         let block_bytes = space.spec.layout().block_bytes();
-        if (slot_bytes as u64) < block_bytes {
-            return Err(small_slot(slot_bytes, block_bytes));
+        if (*slot_bytes as u64) < block_bytes {
+            return Err(small_slot(*slot_bytes, block_bytes));
         }
-        let Some(found) = self.slots.pin(key) else { return Ok(None) };
+        let Some(found) = self.slots.pin(key, *is_use) else { return Ok(None) };
         if u64::from(found.header.bytes) == block_bytes {
             return Ok(Some(found));
         }
@@ -327,7 +340,7 @@ impl Shared {
     pub(super) fn put_aside(&self, key: BlockKey, found: Found) {
         let unit = {
             let mut state = self.lock();
-            let now = state.slots.pin(&key);
+            let now = state.slots.pin(&key, false);
             if let Some(now) = now {
                 state.slots.unpin(now.unit);
             }

@@ -194,12 +194,14 @@ impl Slots {
         (keys, slots.next().map(|(unit, _)| *unit))
     }
 
-    /// Finds a block and keeps its place from being reused until `unpin`.
-    pub(super) fn pin(&mut self, key: &BlockKey) -> Option<Found> {
+    /// Finds a block and keeps its place from being reused until `unpin`. `is_use`: it counts as used.
+    pub(super) fn pin(&mut self, key: &BlockKey, is_use: bool) -> Option<Found> {
         let unit = *self.index.get(key)?;
         let slot = self.by_unit.get_mut(&unit)?;
         slot.readers += 1;
-        self.order.get(&unit);
+        if is_use {
+            self.order.get(&unit);
+        }
         Some(Found { unit, header: slot.header, is_checked: slot.is_checked })
     }
 

@@ -164,7 +164,7 @@ proptest! {
                     }
                 }
                 4 => {
-                    let pinned = slots.pin(&key(n));
+                    let pinned = slots.pin(&key(n), true);
                     let held = found.iter().find(|(_, (other, _))| *other == n);
                     prop_assert_eq!(pinned.map(|found| found.unit), held.map(|(unit, _)| *unit));
                     read.extend(held.map(|(unit, (n, units))| (*unit, *n, *units)));
@@ -261,7 +261,7 @@ proptest! {
             }
             prop_assert!(*unit >= end, "places that overlap");
             end = unit + geometry.units_of(u64::from(header.bytes));
-            prop_assert_eq!(recovered.slots.pin(&header.key).unwrap().header, *header);
+            prop_assert_eq!(recovered.slots.pin(&header.key, true).unwrap().header, *header);
         }
         // The newest of all is always taken in, if it is of a current epoch.
         let newest = entries.iter().filter_map(|(unit, entry)| match entry {
@@ -291,8 +291,8 @@ fn the_coldest_makes_room_with_its_neighbours() {
     assert_eq!(slots.units_used(), 11);
     assert!(slots.reserve(key(10), 0, 13, 1).is_none(), "larger than all");
     // What is being read does not go.
-    slots.pin(&key(3)).unwrap();
-    slots.pin(&key(0)).unwrap();
+    slots.pin(&key(3), true).unwrap();
+    slots.pin(&key(0), true).unwrap();
     assert!(slots.reserve(key(10), 0, 2, 1).is_none());
 }
 
@@ -307,14 +307,14 @@ fn leased_blocks_do_not_hide_what_can_go() {
         place
     };
     (0..1000).for_each(|n| drop(fill(&mut slots, n)));
-    let leased: Vec<u32> = (0..500).map(|n| slots.pin(&key(n)).unwrap().unit).collect();
+    let leased: Vec<u32> = (0..500).map(|n| slots.pin(&key(n), true).unwrap().unit).collect();
     leased.iter().for_each(|unit| slots.lease(*unit));
     for n in 1000..3000 {
         assert!(fill(&mut slots, n).victims.iter().all(|(unit, _)| !leased.contains(unit)));
     }
     assert!((0..500).all(|n| slots.contains(&key(n))), "leased blocks stay");
     // Two leases, of which one ends.
-    slots.pin(&key(0)).unwrap();
+    slots.pin(&key(0), true).unwrap();
     slots.lease(leased[0]);
     leased.iter().for_each(|unit| slots.end_lease(*unit));
     (3000..6000).for_each(|n| drop(fill(&mut slots, n)));
@@ -366,7 +366,7 @@ fn room_is_looked_for_in_few_steps() {
     // Every 150th block is being read: around each candidate there is never enough space, which only shows at the end.
     let mut slots = Slots::new(30_000);
     fill(&mut slots, 30_000);
-    (0..30_000).step_by(150).for_each(|n| assert!(slots.pin(&key(n)).is_some()));
+    (0..30_000).step_by(150).for_each(|n| assert!(slots.pin(&key(n), true).is_some()));
     assert!(slots.reserve(key(90_000), 0, 200, 1).is_none());
     assert!(slots.steps() <= 2000, "{} steps under one hold of the lock", slots.steps());
     // A large block among small ones needs a step for each of its units.

@@ -116,7 +116,7 @@ impl Shared {
                 read.end(Err(error));
                 continue;
             }
-            let ReadItem { key, dst, done } = read;
+            let ReadItem { key, dst, done, .. } = read;
             moves.push(Move { key, place, slot: dst, answer: self.owed.answer(done) });
         }
         to.begin(self, moves, deadline, Self::read_now);

@@ -84,7 +84,7 @@ impl Shared {
 
     /// Returns a block to read, unless it is answered already.
     fn begin_read(self: &Arc<Self>, read: ReadItem, deadline: Instant) -> Option<Wanted> {
-        let ReadItem { key, dst, done } = read;
+        let ReadItem { key, dst, done, .. } = read;
         if let Err(error) = in_time(deadline) {
             drop(dst);
             done(Err(error));

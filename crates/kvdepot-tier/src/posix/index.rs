@@ -146,6 +146,14 @@ impl LinkStore for Slots {
     }
 }
 
+/// Reads of a block that have not ended.
+#[derive(Debug, Default)]
+struct Reads {
+    count: usize,
+    /// Whether one that has ended was a use.
+    have_used: bool,
+}
+
 /// All known files.
 #[derive(Debug)]
 pub(super) struct Index {
@@ -155,7 +163,7 @@ pub(super) struct Index {
     /// One order per directory: a full disk is relieved only by evicting its own files.
     orders: Vec<Order>,
     /// Reads in flight by block, whether or not its file is known: such a file is neither evicted nor overwritten.
-    reading: HashMap<BlockKey, usize>,
+    reading: HashMap<BlockKey, Reads>,
     /// Known files that are being read, per directory.
     read: Vec<usize>,
     /// Namespaces by number; a number is reused once none of its files is left.
@@ -281,6 +289,12 @@ impl Index {
         }
     }
 
+    /// Puts a file that was read, but not used, back into the order: other files of its second are not evicted before it.
+    fn put_back_in_order(&mut self, slot: u32) {
+        let &Slot { used_s, directory, .. } = self.slots.get(slot);
+        self.orders[usize::from(directory)].push_first(&mut self.slots, slot, used_s);
+    }
+
     /// Undoes `put_in_order`, before anything changes on which it depends.
     fn take_from_order(&mut self, slot: u32) {
         let &Slot { used_s, is_read, directory, .. } = self.slots.get(slot);
@@ -294,28 +308,35 @@ impl Index {
 
     /// Notes the start of a read: its file, if it is known or becomes known, is not among the coldest until the end.
     pub(super) fn begin_read(&mut self, key: BlockKey) {
-        *self.reading.entry(key).or_insert(0) += 1;
-        self.set_read(&key, true);
-    }
-
-    /// Notes the end of a read; returns whether it was the block's last one. Its file is ordered by its last use again.
-    pub(super) fn end_read(&mut self, key: &BlockKey) -> bool {
-        let Some(reads) = self.reading.get_mut(key) else { return false };
-        *reads -= 1;
-        if *reads > 0 {
-            return false;
-        }
-        self.reading.remove(key);
-        self.set_read(key, false);
-        true
-    }
-
-    fn set_read(&mut self, key: &BlockKey, is_read: bool) {
-        if let Some(slot) = self.find(key).filter(|slot| self.slots.get(*slot).is_read != is_read) {
+        self.reading.entry(key).or_default().count += 1;
+        if let Some(slot) = self.find(&key).filter(|slot| !self.slots.get(*slot).is_read) {
             self.take_from_order(slot);
-            self.slots.get_mut(slot).is_read = is_read;
+            self.slots.get_mut(slot).is_read = true;
             self.put_in_order(slot);
         }
+    }
+
+    /// Notes the end of a read, and whether it has used the block; returns whether it was the block's last one. Its file is
+    /// ordered by its last use again.
+    pub(super) fn end_read(&mut self, key: &BlockKey, has_used: bool) -> bool {
+        let Some(reads) = self.reading.get_mut(key) else { return false };
+        reads.count -= 1;
+        reads.have_used |= has_used;
+        if reads.count > 0 {
+            return false;
+        }
+        let have_used = reads.have_used;
+        self.reading.remove(key);
+        if let Some(slot) = self.find(key).filter(|slot| self.slots.get(*slot).is_read) {
+            self.take_from_order(slot);
+            self.slots.get_mut(slot).is_read = false;
+            if have_used {
+                self.put_in_order(slot);
+            } else {
+                self.put_back_in_order(slot);
+            }
+        }
+        true
     }
 
     /// Returns whether a block is being read.
@@ -541,6 +562,8 @@ pub(super) fn time_of(second: u32) -> SystemTime {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use kvdepot_core::{BlockLayout, NamespaceSpec};
 
     use super::*;
@@ -569,6 +592,8 @@ mod tests {
         let (mut index, spaces) = (Index::new(3), [space("a"), space("b")]);
         let mut model: Vec<(u32, usize, BlockKey)> = Vec::new();
         let mut reads: Vec<BlockKey> = Vec::new();
+        // Those among them that an ended read has used.
+        let mut used_by: HashSet<BlockKey> = HashSet::new();
         let mut random = 7_u64;
         for step in 0..40_000_u64 {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -608,10 +633,18 @@ mod tests {
                 (7, _) if !reads.is_empty() => {
                     // Of two reads of a block, the first one to end is not the last.
                     let ended = reads.swap_remove(draw(45, reads.len() as u64) as usize);
-                    assert_eq!(index.end_read(&ended), !reads.contains(&ended), "step {step}");
-                    let back = model.iter().position(|(.., key)| *key == ended && !reads.contains(key));
-                    if let Some(file) = back.map(|at| model.remove(at)) {
-                        model.push(file);
+                    let (has_used, is_last) = (draw(50, 2) == 0, !reads.contains(&ended));
+                    assert_eq!(index.end_read(&ended, has_used), is_last, "step {step}");
+                    if has_used {
+                        used_by.insert(ended);
+                    }
+                    if is_last {
+                        let was_used = used_by.remove(&ended);
+                        let back = model.iter().position(|(.., key)| *key == ended);
+                        if let Some(file) = back.map(|at| model.remove(at)) {
+                            // The first or the last one of its second.
+                            model.insert(if was_used { model.len() } else { 0 }, file);
+                        }
                     }
                 }
                 (_, at) => assert_eq!(index.get(&key).is_some(), at.is_some(), "step {step}"),
@@ -630,7 +663,7 @@ mod tests {
         index.insert(key(&old, 0), Arc::clone(&old), 0, 8192, None);
         index.begin_read(key(&old, 0));
         let number = index.retire(old.id).expect("it had files");
-        assert!(index.end_read(&key(&old, 0)) && index.has_read(0));
+        assert!(index.end_read(&key(&old, 0), true) && index.has_read(0));
         let (taken, _) = index.take_retired(number, 0, 1);
         assert_eq!((taken.len(), index.len(), index.has_read(0)), (1, 0, false));
         index.insert(key(&old, 0), Arc::clone(&old), 0, 8192, None);

@@ -44,6 +44,19 @@ impl Order {
         }
     }
 
+    /// Adds a slot before all others of its second.
+    pub(super) fn push_first(&mut self, store: &mut impl LinkStore, slot: u32, second: u32) {
+        let (first, last) = self.seconds.entry(second).or_insert((NONE, slot));
+        let next = std::mem::replace(first, slot);
+        if next == NONE {
+            *last = slot;
+        }
+        *store.links(slot) = Links { previous: NONE, next };
+        if next != NONE {
+            store.links(next).previous = slot;
+        }
+    }
+
     /// Removes a slot that was pushed with this second.
     pub(super) fn remove(&mut self, store: &mut impl LinkStore, slot: u32, second: u32) {
         let Links { previous, next } = std::mem::replace(store.links(slot), Links::NONE);

@@ -71,7 +71,7 @@ impl Full {
     /// Begins to read the block. The read ends when what is returned is dropped.
     fn read(&self) -> Vec<Request> {
         let dst = SlotBuf::anonymous(self.space.slot_bytes);
-        let reads = vec![ReadItem { key: self.key(0), dst, done: Box::new(drop) }];
+        let reads = vec![ReadItem::new(self.key(0), dst, Box::new(drop))];
         let begun = self.shared.begin_reads(reads, Bench::soon());
         assert_eq!(begun.len(), 1);
         begun

@@ -25,6 +25,9 @@ struct Reading {
     known: bool,
     /// Files published after this generation are not the one that was read.
     generation: u64,
+    is_use: bool,
+    /// Whether the block was found, and used.
+    has_used: bool,
 }
 
 impl Shared {
@@ -40,7 +43,7 @@ impl Shared {
             }
             let found: Vec<Option<Reading>> = {
                 let mut state = self.lock();
-                some.iter().map(|read| self.look_up(&mut state, read.key)).collect()
+                some.iter().map(|read| self.look_up(&mut state, read)).collect()
             };
             for (read, reading) in some.into_iter().zip(found) {
                 match reading {
@@ -52,7 +55,7 @@ impl Shared {
     }
 
     fn begin_read(&self, reading: Reading, read: ReadItem, deadline: Instant) -> Option<Request> {
-        let ReadItem { key, dst, done } = read;
+        let ReadItem { key, dst, done, .. } = read;
         let (head, body) = (reading.space.header_bytes, reading.space.slot_bytes);
         let dst_bytes = dst.len();
         let Some(buf) = IoBuf::for_read(head, dst, body) else {
@@ -70,7 +73,8 @@ impl Shared {
     }
 
     /// Returns what a read needs to know; `None` for a block known to be absent.
-    fn look_up(self: &Arc<Self>, state: &mut State, key: BlockKey) -> Option<Reading> {
+    fn look_up(self: &Arc<Self>, state: &mut State, read: &ReadItem) -> Option<Reading> {
+        let (key, is_use) = (read.key, read.is_use);
         let space = state.spaces.get(&key.namespace).map(Arc::clone)?;
         let known = state.index.get(&key).map(|entry| entry.directory);
         let gone = state.leaving.contains_key(&key);
@@ -80,7 +84,8 @@ impl Shared {
         let directory = known.unwrap_or_else(|| home(key.hash, self.devices.len()));
         let generation = state.index.generation();
         state.index.begin_read(key);
-        Some(Reading { shared: Arc::clone(self), space, key, directory, known: known.is_some(), generation })
+        let (shared, known) = (Arc::clone(self), known.is_some());
+        Some(Reading { shared, space, key, directory, known, generation, is_use, has_used: false })
     }
 
     /// Returns the I/O of a probe; `None` if it needs none and has ended.
@@ -106,7 +111,7 @@ impl Shared {
 impl Drop for Reading {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
-        let was_last = state.index.end_read(&self.key);
+        let was_last = state.index.end_read(&self.key, self.has_used);
         let leaves = was_last && state.leave_after_read(self.key);
         let due = leaves || self.shared.is_over_cap(&state) || self.shared.is_in_debt(&state);
         // It may wait for the room of this block.
@@ -122,7 +127,7 @@ impl Drop for Reading {
 }
 
 impl Reading {
-    fn end(self, outcome: Result<IoBuf>) -> Result<Fetched> {
+    fn end(mut self, outcome: Result<IoBuf>) -> Result<Fetched> {
         let layout = self.space.spec.layout();
         let verified = outcome.and_then(|buf| {
             self.shared.transform.verify(self.key, layout, &buf)?;
@@ -130,7 +135,8 @@ impl Reading {
         });
         match verified {
             Ok(bytes) => {
-                self.used(bytes);
+                self.has_used = self.is_use;
+                self.found(bytes);
                 Ok(Fetched::Whole)
             }
             Err(error) if self.is_miss(&error) => {
@@ -173,7 +179,7 @@ impl Reading {
         header.is_err_and(|error| error.kind() == ErrorKind::Unsupported)
     }
 
-    fn used(&self, bytes: u64) {
+    fn found(&self, bytes: u64) {
         let mut state = self.shared.lock();
         if !self.known {
             // Another node's file, or one that the scan has not reached yet.
@@ -184,7 +190,8 @@ impl Reading {
         if state.index.get(&self.key).is_some_and(|entry| entry.bytes <= self.space.file_bytes) {
             state.correct(&self.key, self.generation, bytes);
         }
-        let (due, over) = (state.touch(&self.key), self.shared.is_over_cap(&state));
+        let due = self.is_use && state.touch(&self.key);
+        let over = self.shared.is_over_cap(&state);
         drop(state);
         if due {
             self.shared.work.notify_one();

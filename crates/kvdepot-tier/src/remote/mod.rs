@@ -270,7 +270,7 @@ impl Tier for RemoteTier {
                 read.end(Ok(Fetched::Miss));
                 continue;
             };
-            let ReadItem { key, dst, done } = read;
+            let ReadItem { key, dst, done, .. } = read;
             match payload(dst, &space) {
                 Ok(into) if busy => {
                     drop(into);

@@ -6,7 +6,6 @@ use std::time::Instant;
 use kvdepot_core::{BlockKey, Error, ErrorKind, Result};
 use kvdepot_io::{Call, Class, IoBuf, Op, Request, SlotBuf};
 
-use super::codec::PAGE;
 use super::index::{Known, Place};
 use super::record;
 use super::spaces::Space;
@@ -20,6 +19,7 @@ struct Reading {
     shared: Arc<Shared>,
     space: Arc<Space>,
     key: BlockKey,
+    is_use: bool,
 }
 
 impl Shared {
@@ -48,8 +48,8 @@ impl Shared {
             read.end(Ok(Fetched::Miss));
             return None;
         }
-        let ReadItem { key, dst, done } = read;
-        let reading = Reading { shared: Arc::clone(self), space, key };
+        let ReadItem { key, dst, done, is_use } = read;
+        let reading = Reading { shared: Arc::clone(self), space, key, is_use };
         let run = Box::new(move |begun: Result<()>| reading.run(begun, dst, done));
         Some(Request { class: Class::Read, deadline, op: Op::Call(Call { run }) })
     }
@@ -72,7 +72,9 @@ impl Reading {
                 if state.spaces.get(&self.key).is_none() {
                     return Ok(Fetched::Miss);
                 }
-                state.index.touch(&self.key);
+                if self.is_use {
+                    state.index.touch(&self.key);
+                }
                 state.index.get(&self.key)
             };
             let Some(known) = known else { return Ok(Fetched::Miss) };
@@ -91,7 +93,7 @@ impl Reading {
     fn read(&self, place: Place, dst: &SlotBuf) -> Result<()> {
         let (space, volume) = (&self.space, self.shared.volume());
         record::check_length(place, space.header_bytes, space.record_bytes)?;
-        let offset = self.shared.medium.shape.segment_at(place.segment.into()) + u64::from(place.page) * PAGE;
+        let offset = self.shared.medium.shape.record_at(place);
         let buf = |slot: &SlotBuf| record::buffer(place, space.header_bytes, slot).expect("it was measured");
         let verify = |read: &IoBuf| {
             record::is_of(place, read.head())?;

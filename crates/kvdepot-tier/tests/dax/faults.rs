@@ -77,7 +77,7 @@ fn read_all(bench: &Bench, count: u64) -> (Vec<SlotBuf>, Vec<Receiver<Result<Fet
     for (n, slot) in slots.iter().enumerate() {
         let (send, receive) = channel();
         let done = Box::new(move |outcome| drop(send.send(outcome)));
-        reads.push(ReadItem { key: bench.key(n as u64), dst: slot.clone(), done });
+        reads.push(ReadItem::new(bench.key(n as u64), slot.clone(), done));
         ends.push(receive);
     }
     bench.tier.read(reads, Bench::soon());

@@ -95,7 +95,7 @@ fn read_all(bench: &Bench, blocks: &[u64], deadline: Instant) -> Vec<End> {
     for n in blocks {
         let (send, receive) = channel();
         let dst: SlotBuf = bench.slot();
-        reads.push(ReadItem { key: bench.key(*n), dst, done: Box::new(move |end| drop(send.send(end))) });
+        reads.push(ReadItem::new(bench.key(*n), dst, Box::new(move |end| drop(send.send(end)))));
         ends.push(receive);
     }
     bench.tier.read(reads, deadline);

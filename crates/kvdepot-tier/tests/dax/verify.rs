@@ -64,7 +64,7 @@ impl Lab {
         let reads = (0..count).map(|n| {
             let send = send.clone();
             let done = Box::new(move |outcome| drop(send.send((n, outcome))));
-            ReadItem { key: self.bench.key(n), dst: self.bench.slot(), done }
+            ReadItem::new(self.bench.key(n), self.bench.slot(), done)
         });
         self.tier.read(reads.collect(), Bench::soon());
         drop(send);

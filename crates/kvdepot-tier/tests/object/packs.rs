@@ -70,7 +70,7 @@ fn read_batch(bench: &Bench, blocks: impl Iterator<Item = u64>) -> Vec<u64> {
         let done = Box::new(move |outcome: kvdepot_core::Result<Fetched>| {
             send.send((n, matches!(outcome, Ok(Fetched::Whole)))).unwrap();
         });
-        ReadItem { key: bench.key(n), dst: slot, done }
+        ReadItem::new(bench.key(n), slot, done)
     });
     bench.tier.read(reads.collect(), Bench::soon());
     drop(send);

@@ -22,7 +22,7 @@ fn read(
     for (n, dst) in items {
         let (send, end) = channel();
         let done = Box::new(move |outcome| drop(send.send(outcome)));
-        reads.push(ReadItem { key: bench.key(n), dst, done });
+        reads.push(ReadItem::new(bench.key(n), dst, done));
         ends.push(end);
     }
     bench.tier.read(reads, deadline);

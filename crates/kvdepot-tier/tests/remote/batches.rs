@@ -40,7 +40,7 @@ fn a_batch_for_one_server_is_one_request() {
         let (send, dst) = (send.clone(), bench.slot());
         let kept = dst.clone();
         let done = Box::new(move |outcome| drop(send.send((n, kept, outcome))));
-        ReadItem { key: bench.key(n), dst, done }
+        ReadItem::new(bench.key(n), dst, done)
     });
     bench.tier.read(reads.collect(), Bench::soon());
     for _ in 0..BLOCKS {

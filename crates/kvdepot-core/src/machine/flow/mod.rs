@@ -139,7 +139,12 @@ impl Flow {
 
     /// Queues the read of a block into a slot that was inserted for it.
     pub(crate) fn read(&mut self, slot: SlotId, tier: TierIndex, deadline: Nanos) {
-        self.tiers[tier].reads.push_back(Read { slot, deadline });
+        self.tiers[tier].reads.push_back(Read { slot, deadline, is_use: true });
+    }
+
+    /// Has a tier read a block that no request asked for: the tier is to evict it no later because of that.
+    pub(crate) fn read_unused(&mut self, slot: SlotId, tier: TierIndex, deadline: Nanos) {
+        self.tiers[tier].reads.push_back(Read { slot, deadline, is_use: false });
     }
 
     /// Records that a tier has completed a read. `for_nobody`: no request waits for the block, so that no other tier is
@@ -261,11 +266,12 @@ impl Flow {
                 // Half of the time is left for the tiers below, which may have the block too (P2).
                 let deadline = now + if tier < last { left / 2 } else { left };
                 let (runs, key, in_place) = (slot.runs(), catalog.block_key(&slot.key), slot.is_in_place());
+                let is_use = read.is_use;
                 self.tiers[tier].reads_in_flight.insert(read.slot, read);
                 out.commands.push(if in_place {
                     Command::Lease { tier, slot: read.slot, key, deadline }
                 } else {
-                    Command::Read { tier, slot: read.slot, key, runs, deadline }
+                    Command::Read { tier, slot: read.slot, key, runs, deadline, is_use }
                 });
             }
             while self.tiers[tier].has_write_turn(&self.pace)

@@ -13,6 +13,8 @@ use crate::limits::WRITES_IN_FLIGHT_MAX;
 pub(super) struct Read {
     pub(super) slot: SlotId,
     pub(super) deadline: Nanos,
+    /// Whether a request asked for the block.
+    pub(super) is_use: bool,
 }
 
 /// A write of a block by a tier. It is cancelled when its slot was freed or the tier's bit left `to_write`.
