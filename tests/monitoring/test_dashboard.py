@@ -47,13 +47,14 @@ def watched(root: Path) -> Iterator[Watched]:
     series = [sys.executable, "-m", "tools.monitoring.engine", str(port)]
     with (
         Bucket(home) as bucket,
-        Site(home / "depot", bucket) as site,
+        Site(home / "depot", bucket, serves=True) as site,
         Child("the engine's series", series, home / "engine.log", {}),
         Prometheus(home / "prometheus", {"depot": [site.port], "vllm": [port]}) as prometheus,
         site.engine({"model": MODEL}) as engine,
+        site.guest({"model": MODEL}) as guest,
     ):
         until("both are scraped", lambda: [one["value"][1] for one in prometheus.value("up")] == ["1", "1"])
-        with Traffic(engine) as traffic:
+        with Traffic(engine, guest) as traffic:
             addresses = [f"{LOOPBACK}:{one}" for one in (site.port, port)]
             yield Watched(site, traffic, prometheus, *addresses)
 

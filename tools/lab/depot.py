@@ -46,9 +46,9 @@ class DepotHome:
         whole = {name: value for name, value in whole.items() if value is not None}
         self.config.write_text(yaml.safe_dump(whole, sort_keys=False))
 
-    def start(self) -> "Depot":
-        """Starts a depot, and waits until it answers."""
-        return Depot(self)
+    def start(self, *options: str) -> "Depot":
+        """Starts a depot with these options of ``kvdepot serve``, and waits until it answers."""
+        return Depot(self, *options)
 
     def files(self) -> list[Path]:
         """Returns all block files."""
@@ -70,8 +70,8 @@ class DepotHome:
 class Depot(Child):
     """A running depot."""
 
-    def __init__(self, home: DepotHome) -> None:
-        command: list[str | Path] = [sys.executable, "-m", "kvdepot", "serve", "--config", home.config]
+    def __init__(self, home: DepotHome, *options: str) -> None:
+        command: list[str | Path] = [sys.executable, "-m", "kvdepot", "serve", "--config", home.config, *options]
         super().__init__("the depot", command, home.root / "depot.log", {})
         self._home = home
         self.wait_until_ready(lambda: self.stats() is not None, START_S)

@@ -34,12 +34,14 @@ class Site:
     Attributes:
         home: its files.
         port: of its status page.
+        service_port: of its network listener; None if it has none.
         depot: its process, once it was started.
     """
 
-    def __init__(self, root: Path, bucket: Bucket | None = None, **values: Any) -> None:
-        """Prepares it; ``values`` are further keys of its configuration."""
+    def __init__(self, root: Path, bucket: Bucket | None = None, *, serves: bool = False, **values: Any) -> None:
+        """Prepares it, with a network listener if it ``serves``; ``values`` are further keys of its configuration."""
         self.port = free_port()
+        self.service_port = free_port() if serves else None
         pipeline = "Cache|Posix|Object" if bucket else "Cache|Posix"
         in_bucket = {**bucket.options(), "object_timeout_ms": OBJECT_MS} if bucket else {}
         options = {"posix_capacity_gb": 0.5, "timeout_ms": TASK_MS, **in_bucket}
@@ -64,7 +66,7 @@ class Site:
         """Starts the depot on the blocks of the one before; ``values`` are other keys of its configuration."""
         self._values |= values
         self.home.configure(self._values)
-        self.depot = self.home.start()
+        self.depot = self.home.start(*([] if self.service_port is None else ["--service-port", str(self.service_port)]))
         return self.depot
 
     def page(self, name: str) -> Any:
@@ -75,6 +77,11 @@ class Site:
     def engine(self, facts: Mapping[str, Any]) -> "Engine":
         """Returns a client that has a namespace of its own."""
         return Engine(self.home, facts)
+
+    def guest(self, facts: Mapping[str, Any]) -> "Guest":
+        """Returns a client of the network listener."""
+        assert self.service_port is not None
+        return Guest(self.service_port, facts)
 
     def __enter__(self) -> Self:
         self.start()
@@ -101,7 +108,8 @@ class Engine:
             "call_timeout_ms": CALL_MS,
             "log_level": "error",
         }
-        self._store = kvdepot.open(config, layout=[BLOCK_BYTES], namespace=facts)
+        self._depot = kvdepot.attach(config)
+        self._store = self._depot.open(layout=[BLOCK_BYTES], namespace=facts)
 
     @property
     def namespace(self) -> str:
@@ -126,9 +134,44 @@ class Engine:
         """Returns how many of the first blocks a lookup finds."""
         return self._store.lookup_on_prefix(self._hashes(numbers))
 
+    def claim(self, numbers: range) -> int:
+        """Claims the first blocks, as an engine's scheduler does, and lets go of them. Returns how many there were."""
+        with self._depot.claim([self._store], self._hashes(numbers)) as claim:
+            return claim.wait(TASK_MS).units
+
     @staticmethod
     def _hashes(numbers: range) -> list[bytes]:
         return [number.to_bytes(16, "big") for number in numbers]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._store.close()
+        self._depot.close()
+
+
+class Guest:
+    """A depot in this process that keeps its blocks at another one's network listener. It closes with the block."""
+
+    def __init__(self, port: int, facts: Mapping[str, Any]) -> None:
+        config = {
+            "mode": "embedded",
+            "pipeline": "Cache|Remote",
+            "pool_gb": POOL_BLOCKS * BLOCK_BYTES / (1 << 30),
+            "remote_servers": [f"{LOOPBACK}:{port}"],
+            "timeout_ms": TASK_MS,
+            "log_level": "error",
+        }
+        self._store = kvdepot.open(config, layout=[BLOCK_BYTES], namespace=facts)
+
+    def turn(self, number: int) -> None:
+        """Stores a block at the other depot."""
+        block = [np.full(BLOCK_BYTES, number % 251, np.uint8)]
+        self._store.dump([number.to_bytes(16, "big")], [block]).wait().raise_for_failures()
+        assert self._store.drain(int(PATIENCE_S * 1000)), "the other depot has it"
 
     def __enter__(self) -> Self:
         return self
@@ -146,9 +189,10 @@ class Traffic(threading.Thread):
     they are differs from turn to turn.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, guest: Guest | None = None) -> None:
         super().__init__(name="traffic")
         self._engine = engine
+        self._guest = guest
         self._enough = threading.Event()
         self._error: Exception | None = None
         self._dice = random.Random(0)
@@ -170,7 +214,10 @@ class Traffic(threading.Thread):
         old = 1000 + max(0, turn - 2 * POOL_BLOCKS // TURN_BLOCKS) * TURN_BLOCKS
         again = range(old, old + self._dice.randint(1, 2))
         self._engine.find(again)
+        self._engine.claim(again)
         self._engine.load(again)
+        if self._guest:
+            self._guest.turn(turn)
         self._engine.find(range(first, first + count + self._dice.randint(0, 3)))
 
     def __enter__(self) -> Self:

@@ -141,16 +141,17 @@ def watch_load(seconds: float, out: Path) -> None:
     with (
         tempfile.TemporaryDirectory(prefix="kvd") as made,
         Bucket(Path(made)) as bucket,
-        Site(Path(made) / "depot", bucket, log_level="warn") as site,
+        Site(Path(made) / "depot", bucket, serves=True, log_level="warn") as site,
         Child("the engine's series", series, Path(made) / "engine.log", {}),
         Prometheus(Path(made) / "prometheus", {"depot": [site.port], "vllm": [port]}) as prometheus,
         site.engine({"model": "meta-llama/Llama-3.1-8B"}) as busy,
         site.engine({"model": "Qwen/Qwen3-32B"}) as other,
+        site.guest({"model": "Qwen/Qwen3-32B"}) as guest,
         browser() as started,
     ):
         begun_s = time.time()
         warm(other)
-        with Traffic(busy):
+        with Traffic(busy, guest):
             time.sleep(max(0.0, seconds - 2 * CURVES_S))
             draw_page(site.url, started, "light", out / "status_page.png")
             draw_page(site.url, started, "dark", out / "status_page_dark.png")
