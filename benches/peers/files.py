@@ -1,18 +1,30 @@
-"""``Cache|Posix`` beside fio, both with a file per block that is synced, as on a directory that nodes share."""
+"""kvdepot beside fio and UCM's ``Cache|Posix``, all with a file per block, as on a directory that nodes share.
+
+fio and kvdepot sync each file on such a directory. UCM never does, but NFS writes a file back when it is closed.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from benches.peers import fio
 from benches.peers.comparison import MEASURED, WARM_UP, Comparison, Outcome, counted, held_bytes
 from benches.peers.fio import Fio
-from benches.peers.lab import Process, gb_s, removed_at_the_end
+from benches.peers.lab import Place, Process, gb_s, removed_at_the_end
 from benches.peers.results import Metric
+from benches.peers.ucm import UCM, ucm_process
 from benches.peers.work import GIB, Shape
 from tools.lab.machine import drop_from_page_cache
 
-OURS = "kvdepot Cache|Posix"
+OURS: Mapping[str, str] = MappingProxyType(
+    {
+        "kvdepot Cache|Posix": "Cache|Posix",
+        # The pipeline of `ucm_connector_name: UcmNfsStore`.
+        "kvdepot Staging|Posix": "Staging|Posix",
+    },
+)
+THEIRS: Mapping[str, dict[str, Any]] = MappingProxyType({"UCM": {}, "UCM, io_direct": {"io_direct": True}})
 YARDSTICKS: Mapping[str, bool] = MappingProxyType({"fio, O_DIRECT": True, "fio, buffered": False})
 
 
@@ -20,7 +32,7 @@ class Files(Comparison):
     """The comparison."""
 
     name = "files"
-    title = "Posix and fio, a synced file per block (shards x size x blocks)"
+    title = "Posix, fio and UCM, a file per block (shards x size x blocks)"
     metrics = (
         Metric("write_gb_s", "write GB/s", 3),
         Metric("cold_gb_s", "cold read GB/s", 3),
@@ -28,9 +40,16 @@ class Files(Comparison):
     # Small enough for a network of some megabytes a second.
     shapes = (Shape(256, 1, 256), Shape(2048, 1, 32))
     smoke_shapes = (Shape(64, 1, 32),)
-    ours = (OURS,)
-    peers = tuple(YARDSTICKS)
-    smoke_sides = (*ours, *peers)
+    environment = UCM
+    ours = tuple(OURS)
+    peers: tuple[str, ...] = tuple(YARDSTICKS)
+    smoke_sides = (*OURS, *YARDSTICKS, "UCM")
+
+    def __init__(self, place: Place) -> None:
+        """Compares with UCM only if it is installed."""
+        super().__init__(place)
+        if UCM.version is not None:
+            self.peers = (*YARDSTICKS, *THEIRS)
 
     def missing(self) -> str | None:
         """Returns whether fio is there."""
@@ -43,15 +62,17 @@ class Files(Comparison):
                 yardstick = Fio(directory, shape, file_per_block=True, direct=YARDSTICKS[side], synced=True)
                 write_s, read_s, counts = yardstick.write().seconds, yardstick.read().seconds, {}
             else:
-                with self._process(shape, directory) as process:
+                with self._process(side, shape, directory) as process:
                     process.ask("dump", epoch=WARM_UP)
                     dump = process.ask("dump", epoch=MEASURED)
-                with self._process(shape, directory) as process:
+                with self._process(side, shape, directory) as process:
                     drop_from_page_cache(path for path in directory.rglob("*") if path.is_file())
                     cold = process.ask("load", epoch=MEASURED)
                 write_s, read_s, counts = dump["persisted_s"], cold["s"], counted(cold)
         return Outcome({"write_gb_s": gb_s(shape, write_s), "cold_gb_s": gb_s(shape, read_s)}, counts)
 
-    def _process(self, shape: Shape, directory: Path) -> Process:
-        settings = {"pipeline": "Cache|Posix", "directories": [str(directory)], "pool_gb": held_bytes(shape) / GIB}
+    def _process(self, side: str, shape: Shape, directory: Path) -> Process:
+        if side in THEIRS:
+            return ucm_process(shape, directory, THEIRS[side], self.place.logs, smoke=self.smoke)
+        settings = {"pipeline": OURS[side], "directories": [str(directory)], "pool_gb": held_bytes(shape) / GIB}
         return Process("benches.peers.kvdepot_side", shape, settings, self.place.logs)

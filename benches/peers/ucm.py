@@ -87,14 +87,17 @@ class Ucm(Comparison):
         return Outcome(sample, counted(warm, cached, cold))
 
     def _process(self, side: str, shape: Shape, directory: Path) -> Process:
-        bytes_ = held_bytes(shape)
         if side in OURS:
-            settings = {"pipeline": "Cache|Posix", "directories": [str(directory)], "pool_gb": bytes_ / GIB}
+            settings = {"pipeline": "Cache|Posix", "directories": [str(directory)], "pool_gb": held_bytes(shape) / GIB}
             return Process("benches.peers.kvdepot_side", shape, {**settings, **OURS[side]}, self.place.logs)
-        # Whole gibibytes, and a number of slots below which it refuses to start.
-        gib = -(-max(bytes_, UCM_SLOTS * shape.shard_bytes) // GIB)
-        settings = {"storage_backends": [str(directory)], "cache_buffer_capacity_gb": gib, **THEIRS[side]}
-        if self.smoke:
-            # With its default of 3 digits it makes 4,096 directories first.
-            settings["data_dir_shard_bytes"] = 1
-        return Process("benches.peers.ucm_side", shape, settings, self.place.logs, UCM)
+        return ucm_process(shape, directory, THEIRS[side], self.place.logs, smoke=self.smoke)
+
+
+def ucm_process(shape: Shape, directory: Path, settings: Mapping[str, Any], logs: Path, *, smoke: bool) -> Process:
+    """Starts UCM's ``Cache|Posix`` over a directory. ``settings`` are keys of its configuration."""
+    # Whole gibibytes, and a number of slots below which it refuses to start.
+    gib = -(-max(held_bytes(shape), UCM_SLOTS * shape.shard_bytes) // GIB)
+    # With its default of 3 digits it makes 4,096 directories first.
+    digits = {"data_dir_shard_bytes": 1} if smoke else {}
+    settings = {"storage_backends": [str(directory)], "cache_buffer_capacity_gb": gib, **settings, **digits}
+    return Process("benches.peers.ucm_side", shape, settings, logs, UCM)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures the Posix tier beside fio in a small virtual machine: on a real NFS mount, then in the directory that the server
+# Measures the Posix tier beside fio and, if `make ucm-env` has installed it, UCM in a small virtual machine: on a real NFS mount, then in the directory that the server
 # exports. Its processor is emulated: ratios count.
 # usage: nfs_rates.sh [OPTION...], options of benches.peers
 set -euo pipefail
@@ -9,7 +9,8 @@ export KVDEPOT_REQUIRE_NFS=1
 prepare_nfs fio
 options=''
 [ $# = 0 ] || printf -v options '%q ' "$@"
-on_nfs_mount 4096 3600 "
+# UCM has a buffer of 4,096 blocks at least.
+on_nfs_mount 14336 7200 "
 for directory in /mnt/test /srv/kv; do
     echo \"== \$directory\"
     .venv/bin/python -m benches.peers --only files --directory \$directory $options 2>&1 | cat
