@@ -3,6 +3,7 @@
 ``first-token``: the time to the first token of prompts that are computed, found in vLLM's own prefix cache, in
 LMCache's memory (L1), in the second level (L2), and there after vLLM, LMCache's server and depot were restarted.
 ``long-doc-qa``: LMCache's workload of that name, with documents that exceed the memory.
+``l2``: LMCache's benchmark of second levels by themselves, without vLLM.
 
 Every side has the same memory: kvdepot's pool is taken from LMCache's. Media of DAX are plain files on tmpfs.
 """
@@ -20,12 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from benches.engine.runs import EngineKind
+from benches.lmcache.adapters import LEFT_OUT, SHAPES, Adapters, Objects
 from benches.lmcache.first_token import FirstToken
 from benches.lmcache.levels import LEVELS, Place
 from benches.lmcache.long_doc_qa import OFF, LongDocQa
 from benches.lmcache.report import print_first_token, print_queries
 from benches.lmcache.stack import CHUNK_TOKENS
 from benches.lmcache.summary import Queries, Round, Row, summarize, summarize_queries
+from benches.peers.results import Results
 from kvdepot import _native
 from tools.lab.child import ChildError
 from tools.lab.machine import load_average, machine
@@ -34,10 +37,11 @@ from tools.lab.program import run_program
 from tools.lab.progress import Progress
 from tools.lab.settings import add_set_option
 
-FIRST_TOKEN, LONG_DOC_QA = "first-token", "long-doc-qa"
-PARTS = (FIRST_TOKEN, LONG_DOC_QA)
+FIRST_TOKEN, LONG_DOC_QA, L2 = "first-token", "long-doc-qa", "l2"
+PARTS = (FIRST_TOKEN, LONG_DOC_QA, L2)
 MEMORY = Path("/dev/shm")
 PACKAGES = ("lmcache", "vllm")
+NOT_CONDITIONS = ("json", "settings", "only", "objects")
 
 
 def parse() -> argparse.Namespace:
@@ -60,6 +64,15 @@ def parse() -> argparse.Namespace:
     documents.add_argument("--questions", type=int, default=2, help="questions about each, default 2")
     documents.add_argument("--answer-tokens", type=int, default=40, help="tokens of each answer, default 40")
     documents.add_argument("--inflight", type=int, default=5, help="requests at the same time, default 5")
+    objects = parser.add_argument_group(L2)
+    objects.add_argument(
+        "--objects",
+        nargs="+",
+        type=Objects.parse,
+        metavar="COUNTxKIB",
+        default=[Objects.parse(text) for text in SHAPES],
+        help=f"number of objects in a call, and their size, default {' '.join(SHAPES)}",
+    )
     arguments = parser.parse_args()
     if arguments.tokens < CHUNK_TOKENS or arguments.tokens % CHUNK_TOKENS:
         parser.error(f"--tokens: needs a multiple of {CHUNK_TOKENS}, LMCache's chunk")
@@ -82,6 +95,8 @@ def measure(arguments: argparse.Namespace, progress: Progress) -> int:
         place = Place(disk, memory)
         first = first_token_of(arguments, place, model, size)
         documents = long_doc_qa_of(arguments, place, model, size)
+        adapters = Adapters(place, dict(arguments.settings), arguments.objects)
+        operations = adapters.results(arguments.levels)
         times: list[Round] = []
         queries: list[Mapping[str, Queries]] = []
         for number in range(1, arguments.rounds + 1):
@@ -98,6 +113,9 @@ def measure(arguments: argparse.Namespace, progress: Progress) -> int:
             if LONG_DOC_QA in parts:
                 queries.append(documents.round(names, step, backwards=backwards))
                 loads[f"{LONG_DOC_QA}, round {number}"] = load_average()
+            if L2 in parts:
+                adapters.round(names, step, operations)
+                loads[f"{L2}, round {number}"] = load_average()
     finally:
         shutil.rmtree(memory, ignore_errors=True)
     conditions = {
@@ -105,13 +123,15 @@ def measure(arguments: argparse.Namespace, progress: Progress) -> int:
         "load_average": loads,
         "versions": {"kvdepot": _native.__version__, **{name: version(name) for name in PACKAGES}},
         "model": vars(size),
-        **{name: value for name, value in vars(arguments).items() if name not in ("json", "settings", "only")},
+        **{name: value for name, value in vars(arguments).items() if name not in NOT_CONDITIONS},
         "settings": dict(arguments.settings),
+        "objects": [str(one) for one in arguments.objects],
+        "left out of l2": {name: LEFT_OUT[name] for name in arguments.levels if name in LEFT_OUT},
         "commands": place.commands,
     }
     titles = {name: LEVELS[name].title for name in arguments.levels}
     rows = summarize(times, titles, arguments.tokens) if times else []
-    report(arguments, conditions, rows, queries, documents)
+    report(arguments, conditions, rows, queries, documents, operations)
     wrong = [row for row in rows if not row.cell.same_output]
     for row in wrong:
         progress.failure(f"{row.title}, {row.step}: another answer than vLLM alone")
@@ -159,13 +179,19 @@ def report(
     rows: list[Row],
     queries: list[Mapping[str, Queries]],
     documents: LongDocQa,
+    operations: Results,
 ) -> None:
     """Prints everything as JSON, or as tables with the conditions below them."""
     summary = summarize_queries(queries, OFF) if queries else {}
     if arguments.json:
         runs = [{name: asdict(one) for name, one in round_.items()} for round_ in queries]
         documented = {"rows": {name: asdict(row) for name, row in summary.items()}, "rounds": runs}
-        found = {"conditions": conditions, FIRST_TOKEN: [asdict(row) for row in rows], LONG_DOC_QA: documented}
+        found = {
+            "conditions": conditions,
+            FIRST_TOKEN: [asdict(row) for row in rows],
+            LONG_DOC_QA: documented,
+            L2: list(operations.rows()),
+        }
         print(json.dumps(found, indent=2))
         return
     if rows:
@@ -173,6 +199,7 @@ def report(
     if summary:
         title = f"{documents.documents} documents of {documents.tokens} tokens, {documents.questions} questions each"
         print_queries(summary, title)
+    operations.print()
     for name, value in conditions.items():
         if name != "commands":
             print(f"{name}: {value}")

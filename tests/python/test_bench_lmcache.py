@@ -6,6 +6,7 @@ import pytest
 
 from benches.engine.runs import Sent
 from benches.lmcache.__main__ import ours
+from benches.lmcache.adapters import Objects, read_report
 from benches.lmcache.levels import Sizes
 from benches.lmcache.long_doc_qa import LongDocQa, read_results
 from benches.lmcache.report import print_first_token, print_queries
@@ -135,3 +136,38 @@ def test_tables_are_printed(capsys):
     assert "after a restart" in text
     assert "512 + 0" in text
     assert "30 documents" in text
+
+
+def operations(**changes):
+    """Returns a report of ``lmcache bench l2`` about ten objects; a change names operation and figure."""
+    found = {
+        name: {"operation": name, "total_keys": 10, "total_success": 10, "duration_p50_ms": ms}
+        for name, ms in (("Store", 3.0), ("Lookup", 1.0), ("Load", 2.0))
+    }
+    found["Lookup"]["total_success"] = 0
+    for name, success in changes.items():
+        found[name]["total_success"] = success
+    return {"metrics": {"config": {}, **{f"op_{number}": one for number, one in enumerate(found.values())}}}
+
+
+def test_medians_of_lmcaches_own_benchmark_are_taken_by_operation():
+    sample, counts = read_report(operations(), "")
+    assert sample == {"store_ms": 3.0, "load_ms": 2.0, "absent_ms": 1.0}
+    assert counts == {"wrong": 0, "failed": 0, "loaded": 10}
+
+
+def test_objects_that_do_not_come_back_are_counted():
+    assert read_report(operations(Load=7), "")[1] == {"wrong": 0, "failed": 3, "loaded": 7}
+
+
+@pytest.mark.parametrize("changes", [{"Store": 9}, {"Lookup": 1}])
+def test_a_benchmark_that_stored_too_little_or_found_too_much_fails(changes):
+    with pytest.raises(ChildError, match="the log"):
+        read_report(operations(**changes), "the log")
+
+
+def test_objects_are_named_by_number_and_size():
+    assert str(Objects.parse("32x1024")) == "32 objects of 1024 KiB"
+    for text in ("", "32", "x1", "0x64", "2x0", "2x-1", "2x64k"):
+        with pytest.raises(ValueError):  # noqa: PT011 - argparse writes the message
+            Objects.parse(text)
