@@ -1,4 +1,4 @@
-"""Measures the time to first token of SGLang's hits: in its host memory, in its files, and in a depot by both doors.
+"""Measures the time to first token of SGLang's hits: on its device, in its host memory and files, and in a depot.
 
 Each kind has its own SGLang, one after another, which first computes the prompts (cold). Every hit is checked: all
 pages but the last come from where the kind says, and the first token is the cold one.
@@ -26,7 +26,7 @@ from tools.sglang.engine import Engine, depot_backend, depot_linker
 # A timeout is a miss, but the machine may be busy, and hits are counted.
 CALL_MS = 8000
 GIB = 1 << 30
-KINDS = ("host", "files", "hicache", "linker")
+KINDS = ("device", "host", "files", "hicache", "linker")
 PAGE_TOKENS = 32
 PROMPTS_SEED, OTHERS_SEED = 1, 2
 STORED_S, POLL_S = 300.0, 0.1
@@ -65,6 +65,8 @@ class Bench:
 
     def row(self, kind: str) -> Row:
         """Measures a kind."""
+        if kind == "device":
+            return self._device()
         if kind == "host":
             return self._host()
         if kind == "files":
@@ -72,6 +74,11 @@ class Bench:
         if kind == "hicache":
             return self._depot("kvdepot below HiCache", depot_backend)
         return self._depot("kvdepot as linker", depot_linker)
+
+    def _device(self) -> Row:
+        """The yardstick: what SGLang itself takes for a hit that nothing has to be copied for."""
+        with self._engine("device", {}) as engine:
+            return self._row("device", engine, self._cold("device", engine), "cached")
 
     def _host(self) -> Row:
         """The device has space for the prompts only, so that others push them out into the host's memory."""
@@ -167,10 +174,12 @@ def measure(arguments: argparse.Namespace, progress: Progress) -> int:
         print(json.dumps({**facts, "rows": [{**vars(row), "of_cold": row.of_cold} for row in rows]}, indent=2))
         return 0
     print(f"{arguments.repeats} prompts of {arguments.tokens} tokens; {machine()['cores']} cores; medians")
-    print(f"{'':24}{'cold, ms':>10}{'hit, ms':>10}{'of cold':>10}{'load':>8}")
+    print(f"{'':24}{'cold, ms':>10}{'hit, ms':>10}{'of cold':>10}{'of device':>12}{'load':>8}")
+    device_ms = next((median(row.hit_ms) for row in rows if row.kind == "device"), None)
     for row in rows:
         times = f"{median(row.cold_ms):10.0f}{median(row.hit_ms):10.0f}"
-        print(f"{row.kind:24}{times}{row.of_cold:10.3f}{row.load_average:8.1f}")
+        of_device = "" if device_ms is None else f"{median(row.hit_ms) / device_ms:.3f}"
+        print(f"{row.kind:24}{times}{row.of_cold:10.3f}{of_device:>12}{row.load_average:8.1f}")
     return 0
 
 

@@ -388,7 +388,9 @@ RUNS: tuple[Run | Serve, ...] = (
         says="after kill -9",
         json=True,
     ),
-    Run("make bench-sglang", 'make bench-sglang ARGS="--repeats 1 --tokens 512 --kinds linker --json"', json=True),
+    Run(
+        "make bench-sglang", 'make bench-sglang ARGS="--repeats 1 --tokens 512 --kinds device linker --json"', json=True
+    ),
     Run(
         "make bench-engine",
         f'make bench-engine ARGS="--rounds 1 {TINY} --device cpu --size small --dtype float32 --keep-page-cache '
@@ -419,12 +421,12 @@ RUNS: tuple[Run | Serve, ...] = (
         '--systems misses --set hit_ratio=1.0 --json"',
         json=True,
     ),
-    # Both measurements with one level. All documents fit into the memory, so the figures mean nothing.
+    # All three measurements with one level. All documents fit into the memory, so the figures mean nothing.
     Run(
         "make bench-lmcache",
-        'make bench-lmcache ARGS="--only first-token --only long-doc-qa --levels kvdepot-dax --rounds 1 --size small '
-        "--dtype float32 --repeats 1 --tokens 256 --keep-page-cache --documents 4 --document-tokens 512 --questions 1 "
-        '--answer-tokens 2 --inflight 1 --set call_timeout_ms=30000 --json"',
+        'make bench-lmcache ARGS="--only first-token --only long-doc-qa --only l2 --levels kvdepot-dax --rounds 1 '
+        "--size small --dtype float32 --repeats 1 --tokens 256 --keep-page-cache --documents 4 --document-tokens 512 "
+        '--questions 1 --answer-tokens 2 --inflight 1 --objects 4x64 --set call_timeout_ms=30000 --json"',
         json=True,
     ),
     Run(
@@ -523,6 +525,7 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
     'make bench-sglang ARGS="--repeats 3 --tokens 2048"': ("make bench-sglang",),
     "make bench-lmcache": ("make bench-lmcache",),
     'make bench-lmcache ARGS="--only long-doc-qa"': ("make bench-lmcache",),
+    'make bench-lmcache ARGS="--only l2"': ("make bench-lmcache",),
     'make bench-lmcache ARGS="--only first-token --rounds 1"': ("make bench-lmcache",),
     "make bench-engine": ("make bench-engine",),
     'make bench-engine ARGS="--rounds 2 --repeats 4"': ("make bench-engine",),
