@@ -66,8 +66,14 @@ class Site:
         """Starts the depot on the blocks of the one before; ``values`` are other keys of its configuration."""
         self._values |= values
         self.home.configure(self._values)
-        self.depot = self.home.start(*([] if self.service_port is None else ["--service-port", str(self.service_port)]))
+        self.depot = self.home.start(*self._options())
         return self.depot
+
+    def _options(self) -> list[str]:
+        if self.service_port is None:
+            return []
+        # The default port of its HTTP management may be another depot's.
+        return ["--service-port", str(self.service_port), "--manage-port", "0"]
 
     def page(self, name: str) -> Any:
         """Returns the JSON of a page, such as ``status``."""
@@ -183,10 +189,10 @@ class Guest:
 
 
 class Traffic(threading.Thread):
-    """Requests of an engine, one after another, until the ``with`` block ends.
+    """Requests of an engine, and of a guest if there is one, one after another until the ``with`` block ends.
 
-    Each turn stores some new blocks, loads some that were stored long ago, and asks for more than there is. How many
-    they are differs from turn to turn.
+    Each turn stores some new blocks, claims and loads some that were stored long ago, and asks for more than there is.
+    How many they are differs from turn to turn. The guest stores a block.
     """
 
     def __init__(self, engine: Engine, guest: Guest | None = None) -> None:

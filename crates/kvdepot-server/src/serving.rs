@@ -166,6 +166,7 @@ impl Doors {
         let idle_exit = self.idle_exit.filter(|_| self.wire.is_none());
         let mut wire = self.wire.clone().map(|wire| WireDoor::open(wire, &depot)).transpose()?;
         let status = StatusDoor::open(lock.socket(), &depot);
+        status.show_listener(wire.as_ref().map(WireDoor::series));
         systemd::notify("READY=1");
         systemd::notify("STATUS=Serving");
         neighbours::look(lock.socket(), depot.config());
@@ -200,6 +201,7 @@ impl Doors {
                         tracing::error!("the hand-over failed, and this depot continues to serve: {error}");
                         depot.thaw();
                         wire = self.wire.as_ref().and_then(|wire| reopened(wire, &depot));
+                        status.show_listener(wire.as_ref().map(WireDoor::series));
                         continue;
                     }
                 }

@@ -1,7 +1,9 @@
-//! The HTTP answers of a depot without a wire door.
+//! The HTTP answers of a depot at its socket and its port for metrics.
 #![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
 
 mod common;
+#[path = "common/wire.rs"]
+mod wire;
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -173,6 +175,28 @@ fn namespaces_are_told_with_descriptions_that_open_them() {
         let (answered, said) = asked(request);
         assert_eq!((answered, said["error"].is_string()), (code, true), "{request}: {said}");
     }
+}
+
+/// Whoever scrapes the port for metrics need not scrape the listener's own HTTP port, too.
+#[test]
+fn the_metrics_include_those_of_the_network_listener() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("depot.sock");
+    let mut wired = wire::Wired::over(Depot::start_private(config(1 << 20, json!({}))).unwrap(), json!({}));
+    let door = StatusDoor::open(&socket, &wired.depot);
+    let accepted = |text: &str| {
+        let line =
+            text.lines().find_map(|line| line.strip_prefix("kvdepot_wire_connections_accepted_total "));
+        line.map(|count| count.parse::<u64>().unwrap())
+    };
+    assert_eq!(accepted(&at_socket(&socket, "GET /metrics").1), None);
+    door.show_listener(wired.series());
+    assert_eq!(accepted(&at_socket(&socket, "GET /metrics").1), Some(0));
+    wired.own(None).unwrap();
+    let text = at_socket(&socket, "GET /metrics").1;
+    assert_eq!(accepted(&text), Some(1));
+    assert!(text.contains("kvdepot_pool_bytes "), "{text}");
+    wired.close();
 }
 
 #[test]

@@ -41,7 +41,7 @@ pub(crate) enum Reveals {
 /// What pages tell about.
 pub(crate) struct Subject<'a> {
     pub(crate) depot: &'a Depot,
-    /// The door's own series of metrics.
+    /// The network listener's series of metrics.
     pub(crate) series: Option<&'a Registry>,
     /// Whether the reader may know the names of namespaces.
     pub(crate) names_namespaces: bool,

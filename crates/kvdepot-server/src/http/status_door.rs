@@ -16,6 +16,8 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use kvdepot_core::{Error, ErrorKind, Result};
 use kvdepot_depot::Depot;
 use kvdepot_wire::own::Token;
+use parking_lot::RwLock;
+use prometheus_client::registry::Registry;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpSocket, UnixListener};
 use tokio::runtime::Runtime;
@@ -98,9 +100,18 @@ pub fn socket_of(socket: &Path) -> PathBuf {
     name.into()
 }
 
+/// What the pages tell about.
+#[derive(Debug)]
+struct Told {
+    depot: Arc<Depot>,
+    /// Series of the network listener, if it is open.
+    listener: RwLock<Option<Arc<Registry>>>,
+}
+
 /// An open door. Dropping it closes it.
 #[derive(Debug)]
 pub struct StatusDoor {
+    told: Arc<Told>,
     runtime: Option<Runtime>,
     socket: Option<(PathBuf, FileId)>,
     port: Option<SocketAddr>,
@@ -109,6 +120,7 @@ pub struct StatusDoor {
 impl StatusDoor {
     /// Opens the door of the depot at `socket` as far as possible, and logs what is not.
     pub fn open(socket: &Path, depot: &Arc<Depot>) -> Self {
+        let told = Arc::new(Told { depot: Arc::clone(depot), listener: RwLock::default() });
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("kvdepot-status")
@@ -118,7 +130,7 @@ impl StatusDoor {
             Ok(runtime) => runtime,
             Err(error) => {
                 tracing::error!("cannot serve metrics: no thread can be started: {error}");
-                return Self { runtime: None, socket: None, port: None };
+                return Self { told, runtime: None, socket: None, port: None };
             }
         };
         // One set for each door: strangers at the port displace nobody at the socket.
@@ -128,7 +140,7 @@ impl StatusDoor {
         match listen_at_socket(&socket_of(socket)) {
             Ok((listener, id)) => {
                 path = Some((socket_of(socket), id));
-                tokio::spawn(serve_socket(listener, Arc::clone(depot), visitors()));
+                tokio::spawn(serve_socket(listener, Arc::clone(&told), visitors()));
             }
             Err(error) => tracing::error!("cannot open the Unix socket for metrics: {error}"),
         }
@@ -140,12 +152,17 @@ impl StatusDoor {
                     "metrics are at http://{address}/metrics, the status page at http://{address}/"
                 );
                 let guard = PortGuard::new(&socket_of(socket), token);
-                tokio::spawn(serve_port(listener, Arc::clone(depot), visitors(), guard));
+                tokio::spawn(serve_port(listener, Arc::clone(&told), visitors(), guard));
             }
             Some(Err(error)) => tracing::error!("cannot open the metrics port: {error}"),
         }
         drop(entered);
-        Self { runtime: Some(runtime), socket: path, port: at }
+        Self { told, runtime: Some(runtime), socket: path, port: at }
+    }
+
+    /// Shows these series of the network listener among the metrics from now on.
+    pub fn show_listener(&self, series: Option<Arc<Registry>>) {
+        *self.told.listener.write() = series;
     }
 
     /// Returns the listening address of the port.
@@ -215,22 +232,22 @@ fn listen_at_port(at: SocketAddr) -> Result<(TcpListener, SocketAddr)> {
     })
 }
 
-async fn serve_socket(listener: UnixListener, depot: Arc<Depot>, visitors: Arc<Visitors>) {
+async fn serve_socket(listener: UnixListener, told: Arc<Told>, visitors: Arc<Visitors>) {
     let refused = LogLimit::default();
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => admit(stream, &depot, &visitors, None).await,
+            Ok((stream, _)) => admit(stream, &told, &visitors, None).await,
             Err(error) => not_accepted(&refused, &error).await,
         }
     }
 }
 
-async fn serve_port(listener: TcpListener, depot: Arc<Depot>, visitors: Arc<Visitors>, guard: PortGuard) {
+async fn serve_port(listener: TcpListener, told: Arc<Told>, visitors: Arc<Visitors>, guard: PortGuard) {
     let refused = LogLimit::default();
     let guard = Arc::new(guard);
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => admit(stream, &depot, &visitors, Some(Arc::clone(&guard))).await,
+            Ok((stream, _)) => admit(stream, &told, &visitors, Some(Arc::clone(&guard))).await,
             Err(error) => not_accepted(&refused, &error).await,
         }
     }
@@ -243,17 +260,17 @@ async fn not_accepted(limit: &LogLimit, error: &std::io::Error) {
     tokio::time::sleep(ACCEPT_PAUSE).await;
 }
 
-async fn admit<S>(stream: S, depot: &Arc<Depot>, visitors: &Visitors, guard: Guard)
+async fn admit<S>(stream: S, told: &Arc<Told>, visitors: &Visitors, guard: Guard)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let place = visitors.admit().await;
     let visitor = Arc::clone(&place.visitor);
-    let task = tokio::spawn(visit(stream, Arc::clone(depot), place, guard));
+    let task = tokio::spawn(visit(stream, Arc::clone(told), place, guard));
     visitor.served_by(task.abort_handle());
 }
 
-async fn visit<S>(stream: S, depot: Arc<Depot>, place: Place, guard: Guard)
+async fn visit<S>(stream: S, told: Arc<Told>, place: Place, guard: Guard)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -263,12 +280,12 @@ where
         let (path, headers) = (request.uri().path(), request.headers());
         let refused = guard.as_ref().and_then(|guard| guard.refusal(path, headers));
         let names_namespaces = guard.as_ref().is_none_or(|guard| guard.is_trusted(headers));
-        let depot = Arc::clone(&depot);
+        let told = Arc::clone(&told);
         async move {
             let _answering = answering;
             Ok::<_, Infallible>(match refused {
                 Some(refused) => refused,
-                None => answer(&depot, request.method(), request.uri(), names_namespaces).await,
+                None => answer(&told, request.method(), request.uri(), names_namespaces).await,
             })
         }
     });
@@ -279,10 +296,11 @@ where
     let _ = tokio::time::timeout(VISIT_MAX, visit).await;
 }
 
-async fn answer(depot: &Depot, method: &Method, uri: &Uri, names_namespaces: bool) -> Answer {
+async fn answer(told: &Told, method: &Method, uri: &Uri, names_namespaces: bool) -> Answer {
     match Page::at(uri.path()) {
         Some(page) if *method == Page::METHOD => {
-            let subject = Subject { depot, series: None, names_namespaces };
+            let series = told.listener.read().clone();
+            let subject = Subject { depot: &told.depot, series: series.as_deref(), names_namespaces };
             page.answer(&subject, uri.query()).await
         }
         Some(_) => error(StatusCode::METHOD_NOT_ALLOWED, "only GET is answered"),

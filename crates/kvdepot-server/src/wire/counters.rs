@@ -1,5 +1,6 @@
 //! The counters of the wire door.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use kvdepot_core::ErrorKind;
@@ -30,7 +31,7 @@ impl Drop for Timed {
 /// Counters of a wire door since it was opened.
 #[derive(Debug)]
 pub(super) struct Counters {
-    registry: Registry,
+    registry: Arc<Registry>,
     pub(super) connections: Gauge,
     pub(super) accepted: Counter,
     refused: Family<Label, Counter>,
@@ -66,7 +67,7 @@ impl Counters {
         registry.register_with_unit("received", "Payload received", Unit::Bytes, received_bytes.clone());
         registry.register_with_unit("sent", "Payload sent", Unit::Bytes, sent_bytes.clone());
         Self {
-            registry,
+            registry: Arc::new(registry),
             connections,
             accepted,
             refused,
@@ -94,7 +95,7 @@ impl Counters {
     }
 
     /// Returns the series of these counters.
-    pub(super) const fn registry(&self) -> &Registry {
+    pub(super) const fn registry(&self) -> &Arc<Registry> {
         &self.registry
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use kvdepot_core::{Error, Result};
 use kvdepot_depot::Depot;
 use kvdepot_depot::values::Values;
+use prometheus_client::registry::Registry;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -39,6 +40,7 @@ pub struct WireDoor {
     listener: Option<tokio::task::JoinHandle<()>>,
     drain: Duration,
     rdma: Option<Arc<Rdma>>,
+    series: Arc<Registry>,
 }
 
 impl WireDoor {
@@ -95,7 +97,7 @@ impl WireDoor {
             token,
             tls,
             rdma: rdma.clone(),
-            counters,
+            counters: Arc::clone(&counters),
         });
         if door.config.evict.periodic {
             runtime.spawn(evict(Arc::clone(&door)));
@@ -108,7 +110,8 @@ impl WireDoor {
         if let Some(manage) = manage {
             tracing::info!("HTTP management is open at {manage}, {protection}");
         }
-        Ok(Self { runtime: Some(runtime), draining, service, manage, listener: Some(listener), drain, rdma })
+        let (runtime, listener, series) = (Some(runtime), Some(listener), Arc::clone(counters.registry()));
+        Ok(Self { runtime, draining, service, manage, listener, drain, rdma, series })
     }
 
     /// Returns the address for clients.
@@ -119,6 +122,11 @@ impl WireDoor {
     /// Returns the address of the HTTP management.
     pub const fn manage_address(&self) -> Option<SocketAddr> {
         self.manage
+    }
+
+    /// Returns the series of its metrics.
+    pub fn series(&self) -> Arc<Registry> {
+        Arc::clone(&self.series)
     }
 
     /// Stops accepting, lets requests in flight finish within limits, and ends all connections.

@@ -147,7 +147,7 @@ impl WirePage {
             Self::Common(page) => {
                 // Namespaces are named only to those who may read `/status`.
                 let names_namespaces = page.reveals() != Reveals::Numbers || refusal(http, request).is_none();
-                let series = Some(door.counters.registry());
+                let series = Some(&**door.counters.registry());
                 let subject = Subject { depot: &door.depot, series, names_namespaces };
                 page.answer(&subject, request.uri().query()).await
             }

@@ -40,6 +40,10 @@ impl Wired {
         Self { door: Some(door), depot, at, manage }
     }
 
+    pub(crate) fn series(&self) -> Option<Arc<prometheus_client::registry::Registry>> {
+        self.door.as_ref().map(WireDoor::series)
+    }
+
     pub(crate) fn close(&mut self) {
         if let Some(door) = self.door.take() {
             door.close();
