@@ -151,7 +151,7 @@ impl LinkStore for Slots {
 struct Reads {
     count: usize,
     /// Whether one that has ended was a use.
-    have_used: bool,
+    is_used: bool,
 }
 
 /// All known files.
@@ -316,21 +316,21 @@ impl Index {
         }
     }
 
-    /// Notes the end of a read, and whether it has used the block; returns whether it was the block's last one. Its file is
-    /// ordered by its last use again.
-    pub(super) fn end_read(&mut self, key: &BlockKey, has_used: bool) -> bool {
+    /// Notes the end of a read, and whether it was a use; returns whether it was the block's last one. Its file is ordered by
+    /// its last use again.
+    pub(super) fn end_read(&mut self, key: &BlockKey, is_use: bool) -> bool {
         let Some(reads) = self.reading.get_mut(key) else { return false };
         reads.count -= 1;
-        reads.have_used |= has_used;
+        reads.is_used |= is_use;
         if reads.count > 0 {
             return false;
         }
-        let have_used = reads.have_used;
+        let is_used = reads.is_used;
         self.reading.remove(key);
         if let Some(slot) = self.find(key).filter(|slot| self.slots.get(*slot).is_read) {
             self.take_from_order(slot);
             self.slots.get_mut(slot).is_read = false;
-            if have_used {
+            if is_used {
                 self.put_in_order(slot);
             } else {
                 self.put_back_in_order(slot);
@@ -633,9 +633,9 @@ mod tests {
                 (7, _) if !reads.is_empty() => {
                     // Of two reads of a block, the first one to end is not the last.
                     let ended = reads.swap_remove(draw(45, reads.len() as u64) as usize);
-                    let (has_used, is_last) = (draw(50, 2) == 0, !reads.contains(&ended));
-                    assert_eq!(index.end_read(&ended, has_used), is_last, "step {step}");
-                    if has_used {
+                    let (is_use, is_last) = (draw(50, 2) == 0, !reads.contains(&ended));
+                    assert_eq!(index.end_read(&ended, is_use), is_last, "step {step}");
+                    if is_use {
                         used_by.insert(ended);
                     }
                     if is_last {

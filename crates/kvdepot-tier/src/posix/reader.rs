@@ -26,8 +26,6 @@ struct Reading {
     /// Files published after this generation are not the one that was read.
     generation: u64,
     is_use: bool,
-    /// Whether the block was found, and used.
-    has_used: bool,
 }
 
 impl Shared {
@@ -85,7 +83,7 @@ impl Shared {
         let generation = state.index.generation();
         state.index.begin_read(key);
         let (shared, known) = (Arc::clone(self), known.is_some());
-        Some(Reading { shared, space, key, directory, known, generation, is_use, has_used: false })
+        Some(Reading { shared, space, key, directory, known, generation, is_use })
     }
 
     /// Returns the I/O of a probe; `None` if it needs none and has ended.
@@ -111,7 +109,7 @@ impl Shared {
 impl Drop for Reading {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
-        let was_last = state.index.end_read(&self.key, self.has_used);
+        let was_last = state.index.end_read(&self.key, self.is_use);
         let leaves = was_last && state.leave_after_read(self.key);
         let due = leaves || self.shared.is_over_cap(&state) || self.shared.is_in_debt(&state);
         // It may wait for the room of this block.
@@ -127,7 +125,7 @@ impl Drop for Reading {
 }
 
 impl Reading {
-    fn end(mut self, outcome: Result<IoBuf>) -> Result<Fetched> {
+    fn end(self, outcome: Result<IoBuf>) -> Result<Fetched> {
         let layout = self.space.spec.layout();
         let verified = outcome.and_then(|buf| {
             self.shared.transform.verify(self.key, layout, &buf)?;
@@ -135,7 +133,6 @@ impl Reading {
         });
         match verified {
             Ok(bytes) => {
-                self.has_used = self.is_use;
                 self.found(bytes);
                 Ok(Fetched::Whole)
             }
