@@ -98,11 +98,11 @@ bench-waiting: vllm-env ## Measure the scheduler's steps while a thousand reques
 	@$(VLLM_VENV)/bin/python -m benches.engine.waiting $(ARGS)
 
 .PHONY: bench-sglang
-bench-sglang: sglang-env ## Measure hits of real SGLang in kvdepot, its own host memory and its own files
+bench-sglang: sglang-env ## Measure hits of real SGLang in kvdepot, on its device, in its host memory and in its files
 	@$(SGLANG_VENV)/bin/python -m benches.sglang $(ARGS)
 
 .PHONY: bench-lmcache
-bench-lmcache: vllm-env infinistore-env ## Measure real vLLM under LMCache's server, above kvdepot and above LMCache's own second levels
+bench-lmcache: vllm-env infinistore-env ## Measure kvdepot and LMCache's own second levels, under its server with real vLLM and alone
 	@$(INFINISTORE_VENV)/bin/python -m benches.lmcache $(ARGS)
 
 .PHONY: bench-bucket
@@ -122,7 +122,7 @@ bench-peers: vllm-env infinistore-env mooncake-env ucm-env ## Measure kvdepot be
 	@$(BIN)/python -m benches.peers $(ARGS)
 
 .PHONY: bench-nfs
-bench-nfs: setup ## Measure block files beside fio on an NFS mount in a virtual machine (ARGS: of bench-peers)
+bench-nfs: setup ## Measure block files beside fio and UCM on an NFS mount in a virtual machine (ARGS: of bench-peers)
 	@tools/vm/nfs_rates.sh $(ARGS)
 
 # InfiniStore's server does not start without an RDMA device, over TCP neither.

@@ -1,4 +1,4 @@
-"""Tables of both measurements."""
+"""Tables of the measurements with vLLM."""
 
 from collections.abc import Mapping, Sequence
 

@@ -76,7 +76,7 @@ def measure(arguments: argparse.Namespace, progress: Progress) -> int:
         shutil.rmtree(disk, ignore_errors=True)
         shutil.rmtree(memory, ignore_errors=True)
     shutil.rmtree(logs, ignore_errors=True)
-    missing = {one.name: reason for one in comparisons if (reason := one.missing()) is not None}
+    missing = {one.name: reason for one in comparisons if (reason := one.left_out()) is not None}
     report = {
         "machine": machine(),
         "load_average": loads,

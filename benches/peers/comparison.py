@@ -63,6 +63,10 @@ class Comparison(ABC):
             return None
         return f"{self.environment.name}: {self.environment.missing}"
 
+    def left_out(self) -> str | None:
+        """Returns why peers are missing from the results; None if all are there."""
+        return self.missing()
+
     @abstractmethod
     def measure(self, side: str, shape: Shape, round_: int) -> Outcome:
         """Measures a side once."""

@@ -55,6 +55,10 @@ class Files(Comparison):
         """Returns whether fio is there."""
         return None if fio.version() else "fio: not installed (Debian: fio)"
 
+    def left_out(self) -> str | None:
+        """Returns why fio or UCM is missing."""
+        return self.missing() or super().missing()
+
     def measure(self, side: str, shape: Shape, round_: int) -> Outcome:
         """Writes, and reads in another process with nothing in the page cache."""
         with removed_at_the_end(self.place.disk / f"files-{round_}") as directory:

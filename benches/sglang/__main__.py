@@ -169,17 +169,27 @@ def measure(arguments: argparse.Namespace, progress: Progress) -> int:
         row = bench.row(kind)
         rows.append(row)
         progress.note(f"{row.kind}: {median(row.hit_ms):.0f} ms, {row.of_cold:.3f} of cold")
+    device_ms = next((median(row.hit_ms) for row in rows if row.kind == "device"), None)
+
+    def of_device(row: Row) -> float | None:
+        return None if device_ms is None else median(row.hit_ms) / device_ms
+
     if arguments.json:
         facts = {"machine": machine(), "tokens": arguments.tokens}
-        print(json.dumps({**facts, "rows": [{**vars(row), "of_cold": row.of_cold} for row in rows]}, indent=2))
+        print(
+            json.dumps(
+                {**facts, "rows": [{**vars(row), "of_cold": row.of_cold, "of_device": of_device(row)} for row in rows]},
+                indent=2,
+            )
+        )
         return 0
     print(f"{arguments.repeats} prompts of {arguments.tokens} tokens; {machine()['cores']} cores; medians")
     print(f"{'':24}{'cold, ms':>10}{'hit, ms':>10}{'of cold':>10}{'of device':>12}{'load':>8}")
-    device_ms = next((median(row.hit_ms) for row in rows if row.kind == "device"), None)
     for row in rows:
         times = f"{median(row.cold_ms):10.0f}{median(row.hit_ms):10.0f}"
-        of_device = "" if device_ms is None else f"{median(row.hit_ms) / device_ms:.3f}"
-        print(f"{row.kind:24}{times}{row.of_cold:10.3f}{of_device:>12}{row.load_average:8.1f}")
+        ratio = of_device(row)
+        shown = "" if ratio is None else f"{ratio:.3f}"
+        print(f"{row.kind:24}{times}{row.of_cold:10.3f}{shown:>12}{row.load_average:8.1f}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""``KVDepotTier`` in a vLLM without secondary tiers: the error names the release, and what to do."""
+"""``KVDepotTier`` in a vLLM with other secondary tiers: the error names the release, and what to do."""
 
 import subprocess
 import sys
@@ -30,10 +30,10 @@ def old_vllm(tmp_path):
     return tmp_path
 
 
-def test_a_release_without_secondary_tiers_is_named(old_vllm):
+def test_a_release_with_another_interface_is_named(old_vllm):
     error = import_tier(old_vllm)
-    assert error.startswith("ImportError: KVDepotTier needs vLLM's interface of secondary tiers")
-    assert "vLLM 0.31.0 does not have it" in error
+    assert error.startswith("ImportError: KVDepotTier needs the interface of secondary tiers that vLLM 0.32 has")
+    assert "vLLM 0.31.0 has another one" in error
     assert "OffloadingConnectorStats" in error
     assert error.endswith("install vLLM 0.32, or use KVDepotConnector")
 

@@ -26,10 +26,10 @@ def __getattr__(name: str) -> "type[KVDepotTier]":
 
 def _unsuitable_vllm(error: ImportError) -> str:
     try:
-        found = f"vLLM {metadata.version('vllm')} does not have it"
+        found = f"vLLM {metadata.version('vllm')} has another one"
     except metadata.PackageNotFoundError:
         found = "vLLM is not installed in this environment"
     return (
-        f"KVDepotTier needs vLLM's interface of secondary tiers, as in vLLM 0.32, and {found} ({error}): "
+        f"KVDepotTier needs the interface of secondary tiers that vLLM 0.32 has, and {found} ({error}): "
         "install vLLM 0.32, or use KVDepotConnector"
     )
