@@ -14,6 +14,8 @@ from tools.lab.depot import DepotHome
 from tools.lab.rounds import ROOT
 from tools.sglang.engine import STANDIN
 
+pytest.register_assert_rewrite("killed")
+
 # For tests that import SGLang themselves.
 os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
 sys.path.insert(0, str(STANDIN))
@@ -67,6 +69,11 @@ def model(architecture: str = "llama", seed: int = 0) -> str:
         more = ["--architecture", architecture, "--seed", str(seed)]
         subprocess.run([*make, *more], check=True, timeout=MODEL_S)
     return str(directory)
+
+
+def cores_of_ranks(ranks: int) -> dict[str, str]:
+    """Returns what SGLang asks for in its environment where there are more ranks than NUMA nodes; all get one core."""
+    return {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(map(str, [min(os.sched_getaffinity(0))] * ranks))}
 
 
 def interpreter(variable: str, environment: str, target: str) -> str:

@@ -1,14 +1,13 @@
 """Real SGLang on CPU over a depot: the same answers whatever is flushed, killed or failing (P1, P4)."""
 
 import json
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import interpreter, model, settings
+from conftest import cores_of_ranks, interpreter, model, settings
 
 from tools.lab.depot import Depot, DepotHome
 from tools.make_model import SLIDING_WINDOW
@@ -131,9 +130,7 @@ def test_replicas_share_pages(tmp_path: Path, home: DepotHome, face: str) -> Non
     keys = settings(home, load_policy="all")
     door = depot_linker(keys) if face == "linker" else depot_backend(keys)
     replicas = {"dp_size": 2, "load_balance_method": "round_robin"}
-    # SGLang asks for it where there are more schedulers than NUMA nodes.
-    here = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(map(str, [min(os.sched_getaffinity(0))] * 2))}
-    with home.start() as depot, Engine(tmp_path, model(), {**door, **replicas}, **here) as sglang:
+    with home.start() as depot, Engine(tmp_path, model(), {**door, **replicas}, **cores_of_ranks(2)) as sglang:
         first = sglang.ask(**asked)
         stored(depot, 3 * WHOLE[0] // PAGE)
         second = sglang.ask(**asked)

@@ -85,6 +85,8 @@ def _grow(kind, **methods):
 
 if not torch.cuda.is_available():
     torch.cuda.cudart = _cudart
+    # Several ranks use gloo if NCCL cannot be loaded; they would call the stub that torch is linked to.
+    os.environ["SGLANG_NCCL_SO_PATH"] = "no-nccl"
 
 if not torch.cuda.is_available() and "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR" in os.environ:
     # HiCache's generic transfers pin their memory.
