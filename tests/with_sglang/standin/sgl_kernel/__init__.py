@@ -1,8 +1,9 @@
 """A stand-in for ``sgl_kernel``, with which SGLang starts on a CPU that its kernels are not built for.
 
-Every name can be imported. The kernels that SGLang's HiCache needs on such a machine are implemented in torch; all
-others raise when called. It must precede all other packages in the path; SGLang itself is unchanged, except for two
-kernels of releases before 0.5.23 (``paged_alloc``) and for reads of sliding windows since then (``window_reads``).
+Every name can be imported. The kernels that SGLang's HiCache and its latent attention need on such a machine are
+implemented in torch; all others raise when called. It must precede all other packages in the path; SGLang itself is
+unchanged, except for two kernels of releases before 0.5.23 (``paged_alloc``) and for reads of sliding windows since
+then (``window_reads``).
 """
 
 import builtins
@@ -120,6 +121,8 @@ _transfers = importlib.import_module(f"{__name__}.kvcacheio")
 for _name in dir(_transfers):
     if _name.startswith("transfer_kv_"):
         setattr(builtins, _name, getattr(_transfers, _name))
+
+importlib.import_module(f"{__name__}.attention").install()
 
 # Later releases allocate pages without Triton on a CPU.
 if tuple(map(int, importlib.metadata.version("sglang").split(".")[:3])) < (0, 5, 23):
