@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import cores_of_ranks
 from test_engine import TOKENS, until
 from test_server import PAGE, WHOLE, started, stored
 
@@ -75,17 +76,26 @@ def go_on(clients: list[Client], *, hits: bool) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", ["SIGKILL", pytest.param("SIGSTOP", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [
+        ("SIGKILL", 1),
+        pytest.param("SIGSTOP", 1, marks=pytest.mark.full),
+        pytest.param("SIGKILL", 2, marks=pytest.mark.full),
+    ],
+)
 def test_a_depot_that_fails_after_a_hit_was_taken_fails_that_batch_alone(
-    tmp_path: Path, home: DepotHome, monkeypatch: pytest.MonkeyPatch, name: str
+    tmp_path: Path, home: DepotHome, monkeypatch: pytest.MonkeyPatch, name: str, ranks: int
 ) -> None:
     trap = tmp_path / "trap"
     monkeypatch.setenv(TRAP, str(trap))
+    for variable, value in cores_of_ranks(ranks).items():
+        monkeypatch.setenv(variable, value)
     with home.start() as depot:
-        server, _ = started(tmp_path, home, "FaultyLinker", SMALL)
+        server, _ = started(tmp_path, home, "FaultyLinker", [*SMALL, "--tp-size", str(ranks)])
         with server:
             cold = [server.ask(prompt)["output_ids"] for prompt in PROMPTS]
-            stored(depot, len(PROMPTS) * WHOLE // PAGE)
+            stored(depot, ranks * len(PROMPTS) * WHOLE // PAGE)
             depot.wait_until_clean(60)
             clients = [Client(server, number * 2) for number in range(CLIENTS)]
             try:

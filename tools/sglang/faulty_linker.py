@@ -1,7 +1,7 @@
 """KVDepotLinker with a fault at the worst moment: after a hit was taken, and before its copy begins.
 
 SGLang loads it like the linker itself (``linker_module_path``). The fault happens once for each file ``TRAP`` names,
-which has a signal and the process that gets it.
+which has a signal and the process that gets it: in the first of several ranks that loads.
 """
 
 import os
@@ -17,8 +17,13 @@ ENDS_MS = 60_000
 
 
 def spring(trap: Path) -> None:
-    """Sends the trap's signal, waits until it has taken effect, and removes the trap."""
-    name, number = trap.read_text().split()
+    """Takes the trap away, sends its signal, and waits until that has taken effect, unless another rank was first."""
+    own = trap.with_name(f"{trap.name}-{os.getpid()}")
+    try:
+        trap.rename(own)
+    except FileNotFoundError:
+        return
+    name, number = own.read_text().split()
     pid = int(number)
     if name == "SIGSTOP":
         pause(pid)
@@ -30,7 +35,7 @@ def spring(trap: Path) -> None:
         if not ended.poll(ENDS_MS):
             raise TimeoutError(f"process {pid} has not ended")
         os.close(process)
-    trap.unlink()
+    own.unlink()
 
 
 class FaultyLinker(KVDepotLinker):
