@@ -33,8 +33,15 @@ LATENT = {
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.full)])
-@pytest.mark.parametrize("face", ["hicache", "linker"])
+@pytest.mark.parametrize(
+    ("face", "ranks"),
+    [
+        ("linker", 1),
+        pytest.param("hicache", 1, marks=pytest.mark.full),
+        pytest.param("linker", 2, marks=pytest.mark.full),
+        pytest.param("hicache", 2, marks=pytest.mark.full),
+    ],
+)
 def test_the_first_rank_stores_latent_pages_and_every_rank_loads_them(
     tmp_path: Path, home: DepotHome, face: str, ranks: int
 ) -> None:
