@@ -1,5 +1,6 @@
 //! Reports of the blocks that a tier will evict next.
 
+use std::cell::OnceCell;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -93,9 +94,9 @@ pub(super) fn what_is_evicted_was_reported_while_it_was_there(make: &dyn Fn(u64)
 }
 
 pub(super) fn a_read_for_demotion_does_not_keep_a_block(make: &dyn Fn(u64) -> Arc<dyn Tier>) {
-    let numbers = Bench::new(make(FIT));
-    let numbers: HashMap<BlockKey, u64> = (0..4 * FIT).map(|n| (numbers.key(n), n)).collect();
+    let numbers: OnceCell<HashMap<BlockKey, u64>> = OnceCell::new();
     let read_all = |bench: &Bench, asker: &Asker| {
+        let numbers = numbers.get_or_init(|| (0..4 * FIT).map(|n| (bench.key(n), n)).collect());
         let unread = std::mem::take(&mut asker.told.lock().unread);
         unread.iter().for_each(|key| assert!(bench.read_unused(numbers[key]), "it is still there"));
     };
