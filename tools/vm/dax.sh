@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs the tests of the Dax tier on a real DAX device (/dev/dax0.0) in a small virtual machine whose persistent memory is a
-# file: the suites; a restart of the machine; and a machine that is killed in the middle of writes.
+# Runs the tests of the Dax tier in a small virtual machine whose persistent memory is a file, on a real DAX device
+# (/dev/dax0.0) and on a file system that is mounted with dax: the suites; a restart of the machine; and a machine that is
+# killed in the middle of writes.
 # With KVDEPOT_REQUIRE_DAX=1 it fails where the virtual machine cannot be made.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
@@ -9,7 +10,7 @@ TEST_SECONDS_MAX=900
 # A multiple of 16 MiB, the granularity of a region. Most of it is never touched.
 NVDIMM_BYTES=$((256 << 20))
 
-prepare DAX "${KVDEPOT_REQUIRE_DAX:-}" ndctl
+prepare DAX "${KVDEPOT_REQUIRE_DAX:-}" ndctl e2fsprogs
 build_tests kvdepot-io/medium kvdepot-tier/dax_conformance kvdepot-tier/dax_crash kvdepot-tier/dax_device
 crash=${binaries[2]} device=${binaries[3]}
 start=$SECONDS
@@ -31,6 +32,16 @@ await_device() {
 }
 run_test() {
     "$@" --color never --test-threads=1
+}
+# In place of the device: a file system with dax, with this file as the medium.
+file=/mnt/medium
+mount_memory() {
+    for ((tries = 600; tries > 0; tries--)); do [ ! -b /dev/pmem0 ] || break; sleep 0.1; done
+    modprobe -C /dev/null ext4
+    [ "$1" = kept ] || mkfs.ext4 -q -b 4096 /dev/pmem0
+    mount -t ext4 -o dax=always /dev/pmem0 /mnt
+    [ -e "$file" ] || truncate -s 64M "$file"
+    export KVDEPOT_TEST_DAX=$file
 }
 '
 
@@ -83,5 +94,26 @@ KVDEPOT_TEST_DAX_ACKNOWLEDGED=$written run_test $crash --exact survivor --nocapt
 python3 -c 'import mmap, os; medium = mmap.mmap(os.open(\"/dev/dax0.0\", os.O_RDWR), int(open(\"/sys/bus/dax/devices/dax0.0/size\").read())); medium[:2**20] = medium[-(2**20):] = bytes(2**20)'
 KVDEPOT_TEST_DAX_ACKNOWLEDGED=0 run_test $crash --exact survivor --nocapture"
 [ "$(acknowledged kept)" = 0 ] || { echo "a medium that was given up still has blocks" >&2 && exit 1; }
+# The same on the file system: the suites with media of their own, kill -9 among them; then a kill of the machine.
+boot 0 "ndctl create-namespace --force --reconfig=namespace0.0 --mode=fsdax >/dev/null
+mount_memory new
+unset KVDEPOT_TEST_DAX
+export KVDEPOT_TEST_MEMORY_DIR=/mnt
+run_test ${binaries[0]}
+run_test ${binaries[1]}
+run_test $crash
+umount /mnt"
+boot 137 --kill-at "enough" "mount_memory kept
+export KVDEPOT_TEST_DAX_DURABLE=1
+batches=0
+KVDEPOT_TEST_DAX_CRASH=\$file run_test $crash --exact child --nocapture | while IFS= read -r line; do
+    echo \"\$line\"
+    [[ \$line != written* ]] || ((++batches != 20)) || echo enough
+done"
+in_file=$(acknowledged written)
+boot 0 "mount_memory kept
+KVDEPOT_TEST_DAX_ACKNOWLEDGED=$in_file run_test $crash --exact survivor --nocapture
+umount /mnt"
+printf 'blocks acknowledged on a file system with dax before the kill: %d\n' "$in_file"
 printf 'blocks acknowledged before the restart: %d, before the kill: %d\n' "$kept" "$written"
 printf 'virtual machine ran: %d s\n' $((SECONDS - start))

@@ -1,6 +1,6 @@
 //! P1: a process killed with -9 at any moment leaves on its medium everything that was acknowledged and no half-written
-//! block. With `KVDEPOT_TEST_DAX`, the medium is a DAX device; there `make test-dax` also kills the machine in the middle of
-//! `child`, and runs `survivor` after its next start.
+//! block. With `KVDEPOT_TEST_DAX`, the medium is a DAX device, or a file on persistent memory; there `make test-dax` also
+//! kills the machine in the middle of `child`, and runs `survivor` after its next start.
 #![allow(clippy::unwrap_used)] // a failing test panics
 
 mod dax_media;
@@ -21,6 +21,8 @@ const CHILD: &str = "KVDEPOT_TEST_DAX_CRASH";
 const ACCESS: &str = "KVDEPOT_TEST_DAX_CRASH_ACCESS";
 /// Set if `child` leaves space for the next ones.
 const IS_ONE_OF_MANY: &str = "KVDEPOT_TEST_DAX_CRASH_MANY";
+/// Set if a file must survive a crash of the machine.
+const DURABLE: &str = "KVDEPOT_TEST_DAX_DURABLE";
 /// Number of blocks that `survivor` must find.
 const ACKNOWLEDGED: &str = "KVDEPOT_TEST_DAX_ACKNOWLEDGED";
 const BYTES: u64 = 64 * MIB;
@@ -29,8 +31,9 @@ const BLOCKS: u64 = 4000;
 const ROUNDS: u64 = 4;
 
 fn open(config: DaxConfig) -> Bench {
-    // Without flushes of a file: the system does not die with the process.
-    Bench::new(dax_media::open(DaxConfig { async_put: true, ..config }) as Arc<dyn Tier>)
+    // Without flushes of a file, unless the system dies with the process.
+    let async_put = std::env::var_os(DURABLE).is_none();
+    Bench::new(dax_media::open(DaxConfig { async_put, ..config }) as Arc<dyn Tier>)
 }
 
 /// Not a test itself: the process that the tests below kill. It writes and reports its progress.

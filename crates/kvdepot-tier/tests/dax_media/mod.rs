@@ -1,5 +1,5 @@
-//! Media for tests of the DAX tier: new files or, if `KVDEPOT_TEST_DAX` names one, a DAX device that is given up for each:
-//! what it holds is lost.
+//! Media for tests of the DAX tier: new files, in the directory that `KVDEPOT_TEST_MEMORY_DIR` names, if any; or, if
+//! `KVDEPOT_TEST_DAX` names one, a DAX device that is given up for each: what it holds is lost.
 //!
 //! A device is one depot's own, so tests on a device run one after another (`--test-threads=1`).
 #![allow(dead_code, clippy::unwrap_used)] // each test uses some of these; a failing test panics
@@ -63,8 +63,9 @@ pub(crate) struct Media {
 
 impl Media {
     pub(crate) fn new() -> Self {
-        let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        Self { dir, count: Cell::new(0) }
+        let named = std::env::var_os("KVDEPOT_TEST_MEMORY_DIR").map(PathBuf::from);
+        let place = named.unwrap_or_else(|| PathBuf::from(env!("CARGO_TARGET_TMPDIR")));
+        Self { dir: tempfile::tempdir_in(place).unwrap(), count: Cell::new(0) }
     }
 
     /// An empty medium of this size.
