@@ -538,6 +538,7 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
     "make bench-peers": ("make bench-peers",),
     "make bench-bucket": ("make bench-bucket",),
     'make bench-peers ARGS="--only ucm --rounds 5"': ("make bench-peers",),
+    'make bench-peers ARGS="--only dax --rounds 5"': ("make bench-peers",),
     'make bench-peers ARGS="--only mooncake"': ("make bench-peers",),
     'make bench-peers ARGS="--only files --directory /mnt/nfs"': ("make bench-peers",),
     'make test-engine ARGS="--full --kills 20"': ("test-engine --full",),
