@@ -82,12 +82,14 @@ class Site:
 
     def engine(self, facts: Mapping[str, Any]) -> "Engine":
         """Returns a client that has a namespace of its own."""
-        return Engine(self.home, facts)
+        at = {"mode": "node", "socket": str(self.home.socket), "start_depot": False, "attach_timeout_ms": 60_000}
+        return Engine({**at, "call_timeout_ms": CALL_MS}, facts)
 
-    def guest(self, facts: Mapping[str, Any]) -> "Guest":
-        """Returns a client of the network listener."""
-        assert self.service_port is not None
-        return Guest(self.service_port, facts)
+    def guest(self, facts: Mapping[str, Any]) -> "Engine":
+        """Returns a client of another depot, in this process, whose tier is the network listener."""
+        pool_gb = POOL_BLOCKS * BLOCK_BYTES / (1 << 30)
+        remote = {"pipeline": "Cache|Remote", "remote_servers": [f"{LOOPBACK}:{self.service_port}"]}
+        return Engine({"mode": "embedded", "pool_gb": pool_gb, **remote}, facts)
 
     def __enter__(self) -> Self:
         self.start()
@@ -102,19 +104,10 @@ class Site:
 
 
 class Engine:
-    """A client of the depot, with blocks that are known by their numbers. It closes with the ``with`` block."""
+    """A client of a depot, with blocks that are known by their numbers. It closes with the ``with`` block."""
 
-    def __init__(self, home: DepotHome, facts: Mapping[str, Any]) -> None:
-        config = {
-            "mode": "node",
-            "socket": str(home.socket),
-            "start_depot": False,
-            "attach_timeout_ms": 60_000,
-            "timeout_ms": TASK_MS,
-            "call_timeout_ms": CALL_MS,
-            "log_level": "error",
-        }
-        self._depot = kvdepot.attach(config)
+    def __init__(self, config: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+        self._depot = kvdepot.attach({"timeout_ms": TASK_MS, "log_level": "error", **config})
         self._store = self._depot.open(layout=[BLOCK_BYTES], namespace=facts)
 
     @property
@@ -159,35 +152,6 @@ class Engine:
         self._depot.close()
 
 
-class Guest:
-    """A depot in this process that keeps its blocks at another one's network listener. It closes with the block."""
-
-    def __init__(self, port: int, facts: Mapping[str, Any]) -> None:
-        config = {
-            "mode": "embedded",
-            "pipeline": "Cache|Remote",
-            "pool_gb": POOL_BLOCKS * BLOCK_BYTES / (1 << 30),
-            "remote_servers": [f"{LOOPBACK}:{port}"],
-            "timeout_ms": TASK_MS,
-            "log_level": "error",
-        }
-        self._store = kvdepot.open(config, layout=[BLOCK_BYTES], namespace=facts)
-
-    def turn(self, number: int) -> None:
-        """Stores a block at the other depot."""
-        block = [np.full(BLOCK_BYTES, number % 251, np.uint8)]
-        self._store.dump([number.to_bytes(16, "big")], [block]).wait().raise_for_failures()
-        assert self._store.drain(int(PATIENCE_S * 1000)), "the other depot has it"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._store.close()
-
-
 class Traffic(threading.Thread):
     """Requests of an engine, and of a guest if there is one, one after another until the ``with`` block ends.
 
@@ -195,7 +159,7 @@ class Traffic(threading.Thread):
     How many they are differs from turn to turn. The guest stores a block.
     """
 
-    def __init__(self, engine: Engine, guest: Guest | None = None) -> None:
+    def __init__(self, engine: Engine, guest: Engine | None = None) -> None:
         super().__init__(name="traffic")
         self._engine = engine
         self._guest = guest
@@ -223,7 +187,7 @@ class Traffic(threading.Thread):
         self._engine.claim(again)
         self._engine.load(again)
         if self._guest:
-            self._guest.turn(turn)
+            self._guest.dump(range(turn, turn + 1))
         self._engine.find(range(first, first + count + self._dice.randint(0, 3)))
 
     def __enter__(self) -> Self:
