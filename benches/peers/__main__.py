@@ -2,7 +2,7 @@
 
 Each side of a comparison stores and loads the same blocks in processes of its own, round by round, in alternating
 order. "times the best peer" is the median of the ratios of a round: kvdepot to the side of others that was best in
-it. A peer that is not installed is reported, and left out.
+it. A side whose program is not installed is reported, and left out.
 """
 
 import argparse
@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benches.peers import fio
 from benches.peers.comparison import Comparison
 from benches.peers.dax import Dax
 from benches.peers.files import Files
@@ -52,8 +51,8 @@ def parse() -> argparse.Namespace:
 
 def versions_of(comparisons: list[Comparison]) -> dict[str, str | None]:
     """Returns the versions of all sides; None for what is not there."""
-    peers = {one.environment.name: one.environment.version for one in comparisons if one.environment}
-    return {"kvdepot": _native.__version__, **peers, "fio": fio.version()}
+    programs = {program.name: program.version for one in comparisons for program in one.programs()}
+    return {"kvdepot": _native.__version__, **programs}
 
 
 def measure(arguments: argparse.Namespace, progress: Progress) -> int:

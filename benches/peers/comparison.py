@@ -4,9 +4,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
-from benches.peers.lab import Environment, Place
+from benches.peers.lab import Place
 from benches.peers.results import Metric, Results, Sample
 from benches.peers.work import MIB, Shape
 
@@ -23,6 +23,22 @@ def held_bytes(shape: Shape) -> int:
     return HELD * shape.bytes + 64 * MIB
 
 
+class Program(Protocol):
+    """Something that a side needs and that may not be installed."""
+
+    @property
+    def name(self) -> str:
+        """Its name, for people."""
+
+    @property
+    def version(self) -> str | None:
+        """Its version; None if it cannot run here."""
+
+    @property
+    def missing(self) -> str:
+        """Why it cannot run here."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What one side did in one round."""
@@ -37,12 +53,11 @@ class Comparison(ABC):
     name: str
     title: str
     metrics: Sequence[Metric]
-    environment: Environment | None = None
+    needs: Mapping[str, Program]
+    """What each side needs besides kvdepot. A side whose program is missing is left out."""
     shapes: Sequence[Shape]
     smoke_shapes: Sequence[Shape]
     ours: Sequence[str]
-    ours_over_peer: Sequence[str] = ()
-    """Sides of kvdepot that need the peer's package."""
     peers: Sequence[str]
     beside: Mapping[str, str] = MappingProxyType({})
     """For a side of kvdepot, another one that it is compared with as well."""
@@ -57,15 +72,14 @@ class Comparison(ABC):
         """Returns what is being measured."""
         return self._doing
 
-    def missing(self) -> str | None:
-        """Returns why the peers cannot run here; None if they can."""
-        if self.environment is None or self.environment.version is not None:
-            return None
-        return f"{self.environment.name}: {self.environment.missing}"
+    def programs(self) -> list[Program]:
+        """Returns what the sides need, each program once."""
+        return list({program.name: program for program in self.needs.values()}.values())
 
     def left_out(self) -> str | None:
-        """Returns why peers are missing from the results; None if all are there."""
-        return self.missing()
+        """Returns why sides are missing from the results; None if all are there."""
+        missing = [f"{one.name}: {one.missing}" for one in self.programs() if one.version is None]
+        return "; ".join(missing) or None
 
     @abstractmethod
     def measure(self, side: str, shape: Shape, round_: int) -> Outcome:
@@ -74,10 +88,7 @@ class Comparison(ABC):
     def run(self, rounds: int, *, smoke: bool, note: Callable[[str], None]) -> Results:
         """Measures all sides round by round, in alternating order."""
         self.smoke = smoke
-        there = self.missing() is None
-        sides = [*self.ours, *((*self.ours_over_peer, *self.peers) if there else ())]
-        if smoke:
-            sides = [side for side in sides if side in self.smoke_sides]
+        sides = [side for side in (self.smoke_sides if smoke else (*self.ours, *self.peers)) if self._can_run(side)]
         results = Results(self.title, self.metrics, self.peers, self.beside)
         for shape in self.smoke_shapes if smoke else self.shapes:
             note(f"{self.name}: {shape}")
@@ -89,6 +100,9 @@ class Comparison(ABC):
                 for side in sides:
                     results.add(str(shape), side, measured[side].sample, measured[side].counts)
         return results
+
+    def _can_run(self, side: str) -> bool:
+        return side not in self.needs or self.needs[side].version is not None
 
 
 def counted(*loads: dict[str, Any]) -> Counts:

@@ -9,6 +9,7 @@ has left the pool since.
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from benches.peers.comparison import MEASURED, WARM_UP, Comparison, Outcome, counted
@@ -43,7 +44,6 @@ class Dax(Comparison):
 
     name = "dax"
     title = "Dax beside LMCache's (chunks of one shard)"
-    environment = LMCACHE
     metrics = (
         Metric("store_gb_s", "store GB/s"),
         Metric("restore_gb_s", "restore GB/s"),
@@ -57,6 +57,7 @@ class Dax(Comparison):
     smoke_shapes = (Shape(256, 1, 8),)
     ours = (OURS, IN_PLACE, TRUSTING, CALLS, TRUSTING_CALLS)
     peers = (BACKEND, SERVER)
+    needs = MappingProxyType(dict.fromkeys(peers, LMCACHE))
     smoke_sides = (*ours, BACKEND)
 
     def measure(self, side: str, shape: Shape, round_: int) -> Outcome:

@@ -8,10 +8,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from benches.peers import fio
 from benches.peers.comparison import MEASURED, WARM_UP, Comparison, Outcome, counted, held_bytes
-from benches.peers.fio import Fio
-from benches.peers.lab import Place, Process, gb_s, removed_at_the_end
+from benches.peers.fio import FIO, Fio
+from benches.peers.lab import Process, gb_s, removed_at_the_end
 from benches.peers.results import Metric
 from benches.peers.ucm import UCM, ucm_process
 from benches.peers.work import GIB, Shape
@@ -40,24 +39,10 @@ class Files(Comparison):
     # Small enough for a network of some megabytes a second.
     shapes = (Shape(256, 1, 256), Shape(2048, 1, 32))
     smoke_shapes = (Shape(64, 1, 32),)
-    environment = UCM
     ours = tuple(OURS)
-    peers: tuple[str, ...] = tuple(YARDSTICKS)
+    peers = (*YARDSTICKS, *THEIRS)
+    needs = MappingProxyType({**dict.fromkeys(YARDSTICKS, FIO), **dict.fromkeys(THEIRS, UCM)})
     smoke_sides = (*OURS, *YARDSTICKS, "UCM")
-
-    def __init__(self, place: Place) -> None:
-        """Compares with UCM only if it is installed."""
-        super().__init__(place)
-        if UCM.version is not None:
-            self.peers = (*YARDSTICKS, *THEIRS)
-
-    def missing(self) -> str | None:
-        """Returns whether fio is there."""
-        return None if fio.version() else "fio: not installed (Debian: fio)"
-
-    def left_out(self) -> str | None:
-        """Returns why fio or UCM is missing."""
-        return self.missing() or super().missing()
 
     def measure(self, side: str, shape: Shape, round_: int) -> Outcome:
         """Writes, and reads in another process with nothing in the page cache."""

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +87,19 @@ class Fio:
         return Took(found["runtime"] / 1e3 * share, cpu_s * share)
 
 
-def version() -> str | None:
-    """Returns fio's version; None if it is not installed."""
-    fio = shutil.which("fio")
-    return (
-        subprocess.run([fio, "--version"], check=True, capture_output=True, text=True).stdout.strip() if fio else None
-    )
+class Installed:
+    """The fio that is installed, if one is."""
+
+    name = "fio"
+    missing = "not installed (Debian: fio)"
+
+    @cached_property
+    def version(self) -> str | None:
+        """Its version; None if it is not installed."""
+        fio = shutil.which("fio")
+        if fio is None:
+            return None
+        return subprocess.run([fio, "--version"], check=True, capture_output=True, text=True).stdout.strip()
+
+
+FIO = Installed()

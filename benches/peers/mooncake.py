@@ -34,7 +34,6 @@ class Mooncake(Comparison):
 
     name = "mooncake"
     title = "Pool server beside Mooncake, over loopback (values of one shard)"
-    environment = MOONCAKE
     metrics = (
         Metric("ack_gb_s", "put acknowledged GB/s"),
         Metric("put_gb_s", "put GB/s"),
@@ -44,11 +43,11 @@ class Mooncake(Comparison):
     )
     shapes = (Shape(64, 1, 2048), Shape(256, 1, 512), Shape(1024, 1, 128), Shape(4096, 1, 32))
     smoke_shapes = (Shape(64, 1, 16),)
-    ours = (REMOTE,)
-    ours_over_peer = (THROUGH,)
+    ours = (REMOTE, THROUGH)
     peers = (CLIENT,)
+    needs = MappingProxyType({THROUGH: MOONCAKE, CLIENT: MOONCAKE})
     beside = MappingProxyType({THROUGH: REMOTE})
-    smoke_sides = (*ours, *ours_over_peer, *peers)
+    smoke_sides = (*ours, *peers)
 
     def measure(self, side: str, shape: Shape, round_: int) -> Outcome:
         """Puts from one process, and gets in two others, over a fresh server."""

@@ -5,9 +5,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from benches.peers import fio
 from benches.peers.comparison import HELD, MEASURED, WARM_UP, Comparison, Outcome, counted, held_bytes
-from benches.peers.fio import Fio
+from benches.peers.fio import FIO, Fio
 from benches.peers.lab import Process, gb_s, prepare_page_cache, removed_at_the_end, s_per_gb
 from benches.peers.results import Metric
 from benches.peers.work import GIB, MIB, Shape
@@ -39,11 +38,8 @@ class Slab(Comparison):
     smoke_shapes = (Shape(64, 1, 32),)
     ours = (SLAB, POSIX)
     peers = tuple(YARDSTICKS)
+    needs = MappingProxyType(dict.fromkeys(peers, FIO))
     smoke_sides = (*ours, *peers)
-
-    def missing(self) -> str | None:
-        """Returns whether fio is there."""
-        return None if fio.version() else "fio: not installed (Debian: fio)"
 
     def measure(self, side: str, shape: Shape, round_: int) -> Outcome:
         """Writes, and reads in another process with nothing in the page cache."""

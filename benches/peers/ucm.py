@@ -36,7 +36,6 @@ class Ucm(Comparison):
 
     name = "ucm"
     title = "Cache|Posix beside UCM's (shards x size x blocks)"
-    environment = UCM
     metrics = (
         Metric("ack_gb_s", "dump acknowledged GB/s"),
         Metric("persisted_gb_s", "persisted GB/s"),
@@ -53,6 +52,7 @@ class Ucm(Comparison):
     smoke_shapes = (Shape(4, 4, 32),)
     ours = tuple(OURS)
     peers = tuple(THEIRS)
+    needs = MappingProxyType(dict.fromkeys(peers, UCM))
     smoke_sides = ("kvdepot", "UCM")
 
     def measure(self, side: str, shape: Shape, round_: int) -> Outcome:
