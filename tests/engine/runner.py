@@ -64,6 +64,7 @@ METRICS = (
     "vllm:kvdepot_lite_asked_tokens",
     "vllm:kvdepot_lite_ceiling_tokens",
     "vllm:kvdepot_lite_hit_tokens",
+    "vllm:kvdepot_load_blocks",
     "vllm:kvdepot_misses",
     "vllm:kvdepot_params_malformed",
     "vllm:kvdepot_offload_attached",
@@ -71,6 +72,7 @@ METRICS = (
     "vllm:kvdepot_offload_missed_chunks",
     "vllm:kvdepot_offload_stored_chunks",
     "vllm:kvdepot_params_unknown",
+    "vllm:kvdepot_shared_load_tokens",
     "vllm:spec_decode_num_accepted_tokens",
     "vllm:spec_decode_num_drafts",
 )

@@ -175,6 +175,7 @@ def options(**values: Any) -> Any:
         "drop_at_reset": False,
         "tiers": ("Posix",),
         "kv_head_slices": 0,
+        "shares_prefixes": True,
     }
     known["loads_in_steps"] = values.get("use_layerwise", True)
     known["step_order"] = order = values.get("step_order", StepOrder())

@@ -83,6 +83,7 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
         options = replace(
             read_options(extra_config),
             replays=may_replay_whole_steps(vllm_config),
+            shares_prefixes=bool(vllm_config.cache_config.enable_prefix_caching),
             step_order=step_order(vllm_config, kv_cache_config),
         )
         self._tiers_are_local = all_on_this_node(options.config.tiers)

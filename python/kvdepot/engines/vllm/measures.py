@@ -80,6 +80,11 @@ _ALL = (
         "Tokens that a tier had but that were computed, because waiting for them would have taken longer.",
     ),
     Measure(
+        "shared_load_tokens",
+        Over.SCHEDULER,
+        "Tokens that requests did not load, because they waited for another request's load of the same prefix.",
+    ),
+    Measure(
         "lookup_seconds",
         Over.SCHEDULER,
         "Time from a request's lookup until its hit was known, including waits for tiers.",

@@ -32,6 +32,7 @@ class ConnectorOptions:
         drop_at_reset: whether ``reset_cache`` drops what is stored for every engine.
         weights_version: the user's name for the weights at the engine's start, in addition to other facts about them.
         replays: whether vLLM may replay a whole step as one graph.
+        shares_prefixes: whether vLLM has a prefix cache of its own, in which requests find what others have loaded.
         step_order: how the engine's model runner deviates from the order of the hooks.
     """
 
@@ -40,6 +41,7 @@ class ConnectorOptions:
     drop_at_reset: bool = False
     weights_version: str = ""
     replays: bool = False
+    shares_prefixes: bool = True
     step_order: StepOrder = field(default_factory=StepOrder)
 
     @property

@@ -23,6 +23,7 @@ class RequestState:
             used yet holds its leases here.
         miss: why the last lookup found nothing beyond ``local_tokens``; ``None`` after a hit.
         waits_since_s: when a lookup began that was dropped before it settled; ``None`` = the next one is the first.
+        shares_since_s: when it began to wait for another request's load of the same prefix; ``None`` = it does not.
         loaded_tokens: tokens loaded beyond ``local_tokens`` when the request was admitted.
         asked_tokens: tokens that the last lookup asked the depot for.
         missed_tokens: local hit of the last lookup that found nothing beyond it, -1 if there was none.
@@ -42,6 +43,7 @@ class RequestState:
     lookup: Lookup | None = None
     miss: Miss | None = None
     waits_since_s: float | None = None
+    shares_since_s: float | None = None
     local_tokens: int = 0
     loaded_tokens: int = 0
     missed_tokens: int = -1

@@ -21,6 +21,7 @@ from kvdepot.engines.vllm.rank_reports import UntilAllRanks
 from kvdepot.engines.vllm.rates import Rates
 from kvdepot.engines.vllm.requests import RequestState
 from kvdepot.engines.vllm.saveplan import SavePlan
+from kvdepot.engines.vllm.shared_loads import WAIT_S_MAX, SharedLoads
 from kvdepot.engines.vllm.stats import DepotStats
 from kvdepot.engines.vllm.taint import Taint
 from kvdepot.engines.vllm.turns import Turns
@@ -90,6 +91,7 @@ class SchedulerSide:
         self._asks = Asks(options.tiers, self.stats)
         self._requests: dict[str, RequestState] = {}
         self._running_loads: UntilAllRanks[LeasedLoad] = UntilAllRanks(ranks)
+        self._shared_loads = SharedLoads()
         self._saves = SavePlan(geometry, options.persist_token_threshold, drafts, self.stats)
         self._step = StepMetadata()
         self._load_ids = 0
@@ -157,8 +159,11 @@ class SchedulerSide:
             return None, False
         if not self._follow_local_hit(state, local_tokens):
             return None, False
-        answer = self._look_up(state, local_tokens, time.monotonic())
+        now_s = time.monotonic()
+        answer = self._look_up(state, local_tokens, now_s)
         if isinstance(answer, Pending):
+            return None, False
+        if isinstance(answer, Hit) and self._waits_for_load(state, answer.tokens, now_s):
             return None, False
         if self._spans is not None:
             asked_tokens = state.asked_tokens if state.lookup is not None else 0
@@ -215,6 +220,23 @@ class SchedulerSide:
             if not self._depot.attached:
                 return Miss("no_depot")
         return answer
+
+    def _waits_for_load(self, state: RequestState, hit_tokens: int, now_s: float) -> bool:
+        """Returns whether a request waits for what another one's load brings into vLLM's own cache.
+
+        Loads that a step waits for are cached at once. A hit with a window needs blocks that the other load left out.
+        """
+        if self.loads_before_forward or self._geometry.windowed or not self._options.shares_prefixes:
+            return False
+        unit = self._geometry.hash_tokens
+        begin = state.local_tokens // unit
+        shared = self._shared_loads.worth_waiting_for(state.hashes, begin, begin + hit_tokens // unit)
+        if not shared:
+            return False
+        if state.shares_since_s is None:
+            state.shares_since_s = now_s
+            self.stats.add("shared_load_tokens", shared * unit)
+        return now_s - state.shares_since_s < WAIT_S_MAX
 
     def _poll(self, lookup: Lookup, now_s: float) -> Pending | Miss | Hit:
         """Polls a claim, if this step may: always a new one and one that has settled, the others in turn."""
@@ -276,7 +298,7 @@ class SchedulerSide:
         if state is None:
             return
         lookup, state.lookup = state.lookup, None
-        state.waits_since_s = None
+        state.waits_since_s = state.shares_since_s = None
         self._log_once(state, external_tokens, lookup)
         page_ids = blocks.get_block_ids()
         # Another connector may load into these pages before a step computes on them, so pending dumps must have read
@@ -302,6 +324,9 @@ class SchedulerSide:
             leased.claim_spans = lookup.claim_spans
             leased.span = self._spans.load_begun(state.trace, load, external_tokens, state.tier_tokens)
         self._running_loads.begin(load_id, leased)
+        if not before_forward:
+            unit = self._geometry.hash_tokens
+            self._shared_loads.begin(load_id, state.hashes, lookup.local_tokens // unit, end_tokens // unit)
         self._step.loads.append(load)
         self.stats.add_hit(external_tokens, state.tier_tokens)
 
@@ -516,6 +541,7 @@ class SchedulerSide:
         """Counts ``ranks`` more ranks that have ended a load. Returns whether all have."""
         load = self._running_loads.reported(load_id, ranks)
         if load is not None:
+            self._shared_loads.ended(load_id)
             for read in load.release():
                 self.stats.add("tier_blocks", read.blocks, read.tier)
             if self._spans is not None:

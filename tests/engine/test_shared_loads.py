@@ -1,0 +1,38 @@
+"""Requests with one prefix that come at the same time: the prefix is loaded once, and all of them compute on it."""
+
+from typing import Any
+
+import pytest
+from engine_lab import Lab
+from test_hardship import one_by_one, settle
+from test_vllm import RESET, generate
+
+REQUESTS = 6
+SHARED_BLOCKS, OWN_BLOCKS = 16, 2
+BLOCK = 32
+PROMPTS: list[Any] = [[[1, SHARED_BLOCKS * BLOCK], [10 + number, OWN_BLOCKS * BLOCK + 8]] for number in range(REQUESTS)]
+
+
+@pytest.mark.parametrize("layerwise", [False, True])
+def test_requests_at_the_same_time_load_their_prefix_once(real_lab: Lab, layerwise: bool) -> None:
+    run = real_lab.run(
+        "llama",
+        [one_by_one("cold", PROMPTS), settle(real_lab), RESET, generate("together", PROMPTS, 16)],
+        options={"use_layerwise": layerwise},
+    )
+    assert run["together"]["tokens"] == run["cold"]["tokens"]
+    assert run["together"]["cached"] == [(SHARED_BLOCKS + OWN_BLOCKS) * BLOCK] * REQUESTS
+    assert run["metrics"]["vllm:kvdepot_load_blocks"] == SHARED_BLOCKS + REQUESTS * OWN_BLOCKS
+    waited = 0 if layerwise else (REQUESTS - 1) * SHARED_BLOCKS * BLOCK
+    assert run["metrics"].get("vllm:kvdepot_shared_load_tokens", 0) == waited
+
+
+def test_identical_requests_load_once_between_steps(real_lab: Lab) -> None:
+    run = real_lab.run(
+        "llama",
+        [one_by_one("cold", PROMPTS[:1]), settle(real_lab), RESET, generate("together", PROMPTS[:1] * REQUESTS, 16)],
+        options={"use_layerwise": False},
+    )
+    assert run["together"]["tokens"] == run["cold"]["tokens"] * REQUESTS
+    assert run["together"]["cached"] == [(SHARED_BLOCKS + OWN_BLOCKS) * BLOCK] * REQUESTS
+    assert run["metrics"]["vllm:kvdepot_load_blocks"] == SHARED_BLOCKS + OWN_BLOCKS
