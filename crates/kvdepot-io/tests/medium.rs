@@ -166,3 +166,65 @@ fn auto_maps_a_file_in_memory_and_none_on_a_disk() {
         }
     }
 }
+
+/// Returns how many faults this thread has had that needed no disk: field 10 of its `stat`.
+fn minor_faults() -> u64 {
+    let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+    let (_, after_name) = stat.rsplit_once(')').unwrap();
+    after_name.split_whitespace().nth(7).unwrap().parse().unwrap()
+}
+
+/// Reading pages that are new to the process faults. tmpfs maps 16 pages of 4 KiB per fault.
+#[test]
+fn pages_that_were_mapped_ahead_do_not_fault() {
+    const BYTES: usize = 8 << 20;
+    let file = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
+    std::fs::write(file.path(), vec![7; BYTES]).unwrap();
+    let slot = SlotBuf::anonymous(BYTES);
+    slot.write_at(0, &vec![1; BYTES]);
+    let faults_of_a_read = |is_ahead: bool| {
+        let medium = open(file.path(), 0, Access::Auto, Duration::ZERO).unwrap();
+        assert!(medium.is_read_from_memory());
+        if is_ahead {
+            // Any bytes: it maps the pages that hold them.
+            medium.map_ahead(5, BYTES - 5);
+        }
+        let before = minor_faults();
+        medium.read_pieces(0, &[Piece { slot: &slot, from: 0, bytes: BYTES }], None).unwrap();
+        minor_faults() - before
+    };
+    let (cold, warm) = (faults_of_a_read(false), faults_of_a_read(true));
+    assert!(warm * 4 < cold, "{warm} faults of pages that were mapped ahead, {cold} of others");
+}
+
+#[test]
+fn mapping_ahead_never_fails() {
+    each(|medium, file| {
+        medium.map_ahead(0, 4 << 20);
+        medium.map_ahead(4 << 20, 1);
+        medium.map_ahead(u64::MAX, 4096);
+        if let Some(file) = file {
+            file.as_file().set_len(1 << 20).unwrap();
+            medium.map_ahead(1 << 20, 1 << 20);
+        }
+    });
+}
+
+/// Otherwise a start would read the whole file, and push others out of the page cache.
+#[test]
+fn a_file_on_a_disk_is_not_mapped_ahead() {
+    for (directory, access, is_ahead) in [
+        ("/dev/shm", Access::Mapped, true),
+        ("/dev/shm", Access::Pread, false),
+        (env!("CARGO_TARGET_TMPDIR"), Access::Mapped, false),
+    ] {
+        let file = tempfile::NamedTempFile::new_in(directory).unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        let medium = open(file.path(), 0, access, Duration::ZERO).unwrap();
+        // Somebody may build on tmpfs.
+        assert_eq!(
+            medium.is_read_from_memory(),
+            is_ahead || access == Access::Mapped && medium.rests_in_memory()
+        );
+    }
+}

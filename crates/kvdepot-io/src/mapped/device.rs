@@ -12,6 +12,9 @@ use super::{Medium, Piece, reopened};
 use crate::buf::MemRun;
 use crate::fork::{OfProcess, Private};
 
+/// Pages have 4, 16 or 64 KiB, as the processor has it.
+const PAGE_BYTES_MAX: usize = 64 << 10;
+
 /// What a mapping is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Use {
@@ -209,6 +212,24 @@ impl Medium for MappedMedium {
 
     fn is_lost(&self) -> bool {
         self.guard.as_ref().is_none_or(Guard::is_lost)
+    }
+
+    fn is_read_from_memory(&self) -> bool {
+        true
+    }
+
+    fn map_ahead(&self, at: u64, bytes: usize) {
+        // A mapping begins with a page.
+        let before = at as usize % PAGE_BYTES_MAX;
+        let (at, bytes) = (at - before as u64, bytes.saturating_add(before));
+        let Ok(from) = self.address(at, bytes) else { return };
+        // SAFETY: whole pages of our own mapping, whose bytes do not change. Pages that are lost make it fail; they raise no
+        // signal.
+        let mapped =
+            unsafe { rustix::mm::madvise(from.cast(), bytes, rustix::mm::Advice::LinuxPopulateRead) };
+        if let Err(error) = mapped {
+            tracing::debug!(path = %self.path.display(), %error, at, bytes, "pages of a medium were not mapped ahead of their first read");
+        }
     }
 
     fn lend(&self) -> Result<Option<OwnedFd>> {

@@ -216,6 +216,14 @@ impl Medium for HookMedium {
         self.inner.is_lost()
     }
 
+    fn is_read_from_memory(&self) -> bool {
+        self.inner.is_read_from_memory()
+    }
+
+    fn map_ahead(&self, at: u64, bytes: usize) {
+        self.inner.map_ahead(at, bytes);
+    }
+
     fn lend(&self) -> Result<Option<OwnedFd>> {
         self.inner.lend()
     }

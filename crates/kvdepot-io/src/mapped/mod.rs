@@ -96,6 +96,15 @@ pub trait Medium: Send + Sync + Debug {
         false
     }
 
+    /// Returns whether the medium is read from a mapping of memory, whose pages [`Medium::map_ahead`] can map.
+    fn is_read_from_memory(&self) -> bool {
+        false
+    }
+
+    /// Maps the pages of `bytes` from `at` on into this process, so that the first read of each does not fault. It reads
+    /// and writes nothing, and what cannot be mapped is left to that read.
+    fn map_ahead(&self, _at: u64, _bytes: usize) {}
+
     /// Returns a descriptor by which other processes can map the medium to read it ([`LentMedium`]); `None` if it has
     /// none.
     fn lend(&self) -> Result<Option<OwnedFd>> {

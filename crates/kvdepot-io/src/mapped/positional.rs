@@ -264,6 +264,19 @@ impl Medium for FileMedium {
         self.is_short.load(Ordering::Acquire) || self.mapping.as_ref().is_some_and(Medium::is_lost)
     }
 
+    /// Pages of a file on a disk would be read from it, and push others out of the page cache.
+    fn is_read_from_memory(&self) -> bool {
+        self.mapping.is_some() && self.rests_in_memory()
+    }
+
+    fn map_ahead(&self, at: u64, bytes: usize) {
+        if self.is_read_from_memory()
+            && let Some(mapping) = &self.mapping
+        {
+            mapping.map_ahead(at, bytes);
+        }
+    }
+
     fn lend(&self) -> Result<Option<OwnedFd>> {
         reopened(self.file.as_fd(), &self.path).map(Some)
     }

@@ -4,6 +4,7 @@
 //! the medium are read into an index when it is opened. `layout`, `space`, `slots`, `epochs`, `recover` and `plan`
 //! decide and do no I/O; `format`, `writer`, `restore`, `leases`, `removal` and `namespaces` carry out what they decide.
 
+mod ahead;
 mod clock;
 mod config;
 mod epochs;

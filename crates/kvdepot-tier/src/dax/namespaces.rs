@@ -224,5 +224,6 @@ impl Shared {
         self.lock().is_stopping = true;
         self.changed.notify_all();
         self.clock.stop();
+        self.ahead.stop();
     }
 }

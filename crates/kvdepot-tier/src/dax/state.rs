@@ -9,11 +9,12 @@ use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Resul
 use kvdepot_io::mapped::Medium;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
+use super::ahead::{Ahead, Extent};
 use super::clock::Clock;
 use super::config::DaxConfig;
 use super::epochs::Epochs;
 use super::later::Removal;
-use super::layout::{Geometry, HEADER_BYTES};
+use super::layout::{Geometry, HEADER_BYTES, Header};
 use super::owner::Owner;
 use super::slots::Slots;
 use crate::cooling::{AHEAD, Cooling};
@@ -86,6 +87,8 @@ pub(super) struct Shared {
     pub(super) changed: Condvar,
     /// Ends those parts of a restore that are in no queue.
     pub(super) clock: Arc<Clock>,
+    /// Maps pages before they are read.
+    pub(super) ahead: Ahead,
     /// Whether the listener knows that the medium is lost.
     is_loss_told: AtomicBool,
 }
@@ -106,6 +109,13 @@ impl Shared {
         slots: Slots,
         epochs: Epochs,
     ) -> Self {
+        let mut newest: Vec<_> = slots.live().collect();
+        newest.sort_by_key(|(_, header)| std::cmp::Reverse(header.generation));
+        let extent = |(unit, header): (u32, Header)| Extent {
+            at: geometry.payload_at(unit),
+            bytes: header.bytes as usize,
+        };
+        let ahead = Ahead::begin(&medium, newest.into_iter().map(extent).collect());
         let state = State {
             slots,
             spaces: HashMap::new(),
@@ -128,6 +138,7 @@ impl Shared {
             epochs: Mutex::new(epochs),
             changed: Condvar::new(),
             clock: Arc::default(),
+            ahead,
             is_loss_told: AtomicBool::new(false),
         }
     }

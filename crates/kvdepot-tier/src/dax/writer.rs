@@ -10,6 +10,7 @@ use kvdepot_core::{BlockKey, Error, ErrorKind, Result};
 use kvdepot_io::mapped::Piece;
 use kvdepot_io::{Call, Class, Op, Request, SlotBuf};
 
+use super::ahead::Extent;
 use super::state::{Shared, no_namespace, small_slot};
 use crate::{Done, WriteItem, Written};
 
@@ -207,6 +208,13 @@ impl Shared {
                     written.push(placed);
                 }
                 Err(error) => failed.push((placed, error)),
+            }
+        }
+        // A device is written through its mapping.
+        if !self.medium.is_memory() {
+            for placed in &written {
+                let at = self.geometry.payload_at(placed.unit);
+                self.ahead.written(Extent { at, bytes: placed.put.bytes as usize });
             }
         }
         if !written.is_empty()

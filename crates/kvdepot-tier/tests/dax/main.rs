@@ -3,6 +3,7 @@
 #[path = "../dax_media/mod.rs"]
 mod dax_media;
 
+mod ahead;
 mod crash_images;
 mod faults;
 mod hangs;
