@@ -9,7 +9,7 @@ from test_vllm import RESET, generate
 
 REQUESTS = 6
 SHARED_BLOCKS, OWN_BLOCKS = 16, 2
-BLOCK = 32
+BLOCKS, BLOCK = SHARED_BLOCKS + OWN_BLOCKS, 32
 PROMPTS: list[Any] = [[[1, SHARED_BLOCKS * BLOCK], [10 + number, OWN_BLOCKS * BLOCK + 8]] for number in range(REQUESTS)]
 
 
@@ -21,18 +21,22 @@ def test_requests_at_the_same_time_load_their_prefix_once(real_lab: Lab, layerwi
         options={"use_layerwise": layerwise},
     )
     assert run["together"]["tokens"] == run["cold"]["tokens"]
-    assert run["together"]["cached"] == [(SHARED_BLOCKS + OWN_BLOCKS) * BLOCK] * REQUESTS
+    assert run["together"]["cached"] == [BLOCKS * BLOCK] * REQUESTS
     assert run["metrics"]["vllm:kvdepot_load_blocks"] == SHARED_BLOCKS + REQUESTS * OWN_BLOCKS
     waited = 0 if layerwise else (REQUESTS - 1) * SHARED_BLOCKS * BLOCK
     assert run["metrics"].get("vllm:kvdepot_shared_load_tokens", 0) == waited
 
 
-def test_identical_requests_load_once_between_steps(real_lab: Lab) -> None:
-    run = real_lab.run(
-        "llama",
-        [one_by_one("cold", PROMPTS[:1]), settle(real_lab), RESET, generate("together", PROMPTS[:1] * REQUESTS, 16)],
-        options={"use_layerwise": False},
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_identical_requests_load_once_between_steps(real_lab: Lab, kind: str) -> None:
+    """With windows, too: what one load brings is then all that the others need."""
+    options, one = {"use_layerwise": False}, PROMPTS[:1]
+    alone = real_lab.run(
+        kind, [one_by_one("cold", one), settle(real_lab), RESET, one_by_one("warm", one)], options=options
     )
-    assert run["together"]["tokens"] == run["cold"]["tokens"] * REQUESTS
-    assert run["together"]["cached"] == [(SHARED_BLOCKS + OWN_BLOCKS) * BLOCK] * REQUESTS
-    assert run["metrics"]["vllm:kvdepot_load_blocks"] == SHARED_BLOCKS + OWN_BLOCKS
+    together = real_lab.run(kind, [generate("warm", one * REQUESTS, 16)], options=options)
+    assert alone["warm"]["tokens"] == alone["cold"]["tokens"]
+    assert together["warm"]["tokens"] == alone["cold"]["tokens"] * REQUESTS
+    assert together["warm"]["cached"] == alone["warm"]["cached"] * REQUESTS == [BLOCKS * BLOCK] * REQUESTS
+    loaded = [run["metrics"]["vllm:kvdepot_load_blocks"] for run in (alone, together)]
+    assert loaded[0] == loaded[1] > 0

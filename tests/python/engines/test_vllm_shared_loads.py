@@ -144,12 +144,15 @@ def test_without_a_prefix_cache_of_vllms_own_nobody_waits() -> None:
     assert side.match(of_prefix("follower", 8, 8), 0) == (8 * BLOCK, True)
 
 
-def test_with_windows_nobody_waits() -> None:
+@pytest.mark.parametrize(("shared", "waits"), [(8, True), (7, False)])
+def test_with_windows_only_the_same_hit_is_waited_for(shared: int, waits: bool) -> None:
+    """A window of a hit that ends elsewhere has other blocks, which the load left out."""
     side = scheduler(FakeDepot(units=99), use_layerwise=False, windows=(0, 2))
     leader = of_prefix("leader", 8, 8)
     tokens, _ = side.match(leader, 0)
     side.allocated(leader, pages(list(range(1, 10)), list(range(1, 10))), tokens or 0)
-    assert side.match(of_prefix("follower", 8, 8), 0) == (8 * BLOCK, True)
+    assert side.match(of_prefix("follower", shared, 8), 0) == ((None, False) if waits else (8 * BLOCK, True))
+    assert side.match(of_prefix("shorter", 8, 7), 0) == (7 * BLOCK, True)
 
 
 def test_loads_that_a_step_waits_for_hold_nobody_up() -> None:

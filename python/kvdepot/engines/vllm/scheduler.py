@@ -224,13 +224,14 @@ class SchedulerSide:
     def _waits_for_load(self, state: RequestState, hit_tokens: int, now_s: float) -> bool:
         """Returns whether a request waits for what another one's load brings into vLLM's own cache.
 
-        Loads that a step waits for are cached at once. A hit with a window needs blocks that the other load left out.
+        Loads that a step waits for are cached at once. A hit with a window that ends elsewhere needs other blocks.
         """
-        if self.loads_before_forward or self._geometry.windowed or not self._options.shares_prefixes:
+        if self.loads_before_forward or not self._options.shares_prefixes:
             return False
         unit = self._geometry.hash_tokens
         begin = state.local_tokens // unit
-        shared = self._shared_loads.worth_waiting_for(state.hashes, begin, begin + hit_tokens // unit)
+        end, windowed = begin + hit_tokens // unit, self._geometry.windowed
+        shared = self._shared_loads.worth_waiting_for(state.hashes, begin, end, all_of_it=windowed)
         if not shared:
             return False
         if state.shares_since_s is None:

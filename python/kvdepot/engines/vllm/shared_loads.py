@@ -38,7 +38,7 @@ class SharedLoads:
             if self._load_of.get(key) == load_id:
                 del self._load_of[key]
 
-    def worth_waiting_for(self, keys: Sequence[bytes], begin: int, end: int) -> int:
+    def worth_waiting_for(self, keys: Sequence[bytes], begin: int, end: int, *, all_of_it: bool = False) -> int:
         """Returns how many leading units of a hit to take from another request's load instead of loading them again.
 
         0 = load now. Waiting costs the rest of that load, and a further step for a load of what is not shared. So the
@@ -48,6 +48,7 @@ class SharedLoads:
             keys: keys of the request's units.
             begin: first unit of the hit.
             end: unit after its last one.
+            all_of_it: whether the other load helps only if it ends where the hit does, as with windows and states.
         """
         load_id = self._load_of.get(keys[begin]) if begin < end else None
         if load_id is None:
@@ -58,4 +59,6 @@ class SharedLoads:
 
         shared_end = begin + bisect_left(range(begin, end), True, key=is_other)
         shared = shared_end - begin
+        if all_of_it and not shared_end == end == self._loads[load_id].end:
+            return 0
         return shared if shared >= max(self._loads[load_id].end - shared_end, end - shared_end) else 0
