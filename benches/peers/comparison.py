@@ -53,7 +53,7 @@ class Comparison(ABC):
     name: str
     title: str
     metrics: Sequence[Metric]
-    needs: Mapping[str, Program]
+    needs: Mapping[str, Program] = MappingProxyType({})
     """What each side needs besides kvdepot. A side whose program is missing is left out."""
     shapes: Sequence[Shape]
     smoke_shapes: Sequence[Shape]

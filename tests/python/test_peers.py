@@ -176,7 +176,7 @@ class Small(Comparison):
 
     name, title, metrics = "small", "small", (RATE,)
     shapes = smoke_shapes = (SHAPE,)
-    ours, ours_over_peer, peers = ("ours",), ("ours over theirs",), ("theirs",)
+    ours, peers = ("ours", "ours over theirs"), ("theirs", "yardstick")
     smoke_sides = ("ours", "theirs")
 
     def measure(self, side, shape, round_):
@@ -188,17 +188,18 @@ def environment(directory, probe="print('1.0')"):
     return Environment("Peer", str(directory), "peer-env", probe)
 
 
-def run(tmp_path, environment, *, smoke=False):
+def run(tmp_path, needs, *, smoke=False):
     small = Small(Place(tmp_path, tmp_path, tmp_path))
-    small.environment, small.order = environment, []
+    small.needs, small.order = needs, []
     small.run(2, smoke=smoke, note=lambda _: None)
     return small
 
 
-def test_a_peer_that_is_not_installed_is_reported_and_left_out(tmp_path):
-    small = run(tmp_path, environment(tmp_path / "nothing"))
-    assert small.missing() == "Peer: not installed: run make peer-env"
-    assert small.order == ["ours", "ours"]
+def test_a_peer_that_is_not_installed_is_reported_and_its_sides_are_left_out(tmp_path):
+    missing = environment(tmp_path / "nothing")
+    small = run(tmp_path, {"ours over theirs": missing, "theirs": missing})
+    assert small.left_out() == "Peer: not installed: run make peer-env"
+    assert small.order == ["ours", "yardstick", "yardstick", "ours"]
 
 
 def installed(tmp_path):
@@ -209,9 +210,11 @@ def installed(tmp_path):
 
 
 def test_sides_take_turns_in_alternating_order(tmp_path):
-    small = run(tmp_path, None)
-    assert small.order == ["ours", "ours over theirs", "theirs", "theirs", "ours over theirs", "ours"]
-    assert run(tmp_path, None, smoke=True).order == ["ours", "theirs", "theirs", "ours"]
+    small = run(tmp_path, {})
+    assert small.left_out() is None
+    there = ["ours", "ours over theirs", "theirs", "yardstick"]
+    assert small.order == [*there, *reversed(there)]
+    assert run(tmp_path, {}, smoke=True).order == ["ours", "theirs", "theirs", "ours"]
 
 
 def test_an_environment_says_why_it_cannot_be_used(tmp_path):
