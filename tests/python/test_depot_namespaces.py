@@ -164,6 +164,7 @@ def test_an_operator_names_what_the_depot_knows(depots: Depots, pipeline: str) -
 
         said = shown("export", root[:8], file, *config)
         assert (said["blocks"], said["gone"], said["unreadable"], said["drained"]) == (BLOCKS, 0, 0, True)
+        assert said["tiers_left_out"] == [tier for tier in ("Remote", "Object") if pipeline.endswith(tier)]
         assert "epoch 1" in run("reset", root[:8], *config)
         assert not store.lookup(NAMES).any()
         assert other.lookup(NAMES).all()

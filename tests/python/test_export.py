@@ -339,3 +339,20 @@ def test_an_epoch_that_another_tier_knows_refuses_blocks(
     assert "was reset since" in run("import", exported[1], "--config", file, status=2)
     with kvdepot.open(settings, layout=LAYOUT, namespace=FACTS) as store:
         assert not store.lookup(NAMES).any()
+
+
+def test_an_export_names_the_tiers_that_it_does_not_read(tmp_path: Path) -> None:
+    file, directory = tmp_path / "kvdepot.yaml", tmp_path / "blocks"
+    directory.mkdir()
+    more = {"slab_path": str(tmp_path / "slab"), "slab_capacity_gb": 0.0625, "slab_segment_mb": 16}
+    settings = config(directory, pipeline="Cache|Posix|Slab", **more)
+    with kvdepot.open(settings, layout=LAYOUT, namespace=FACTS) as store:
+        store.dump(NAMES, rows(1)).wait().raise_for_failures()
+        assert store.drain(60_000)
+        root = store.namespace_id
+    file.write_text(json.dumps(settings))
+    words = ("export", root, tmp_path / "x.kvx", "--force")
+    assert json.loads(run(*words, "--config", file, "--json"))["tiers_left_out"] == ["Slab"]
+    assert "not read: Slab. The file lacks blocks that only these tiers hold" in run(*words, "--config", file)
+    assert json.loads(run(*words, "--directory", directory, "--json"))["tiers_left_out"] == []
+    assert "not read" not in run(*words, "--directory", directory)

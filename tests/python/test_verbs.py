@@ -72,14 +72,14 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def serve(runtime: Path, tmp_path: Path) -> Iterator[Callable[[], tuple[Path, str]]]:
-    """Starts a depot over ``tmp_path/blocks``. Returns its configuration and socket."""
+def serve(runtime: Path, tmp_path: Path) -> Iterator[Callable[..., tuple[Path, str]]]:
+    """Starts a depot over ``tmp_path/blocks``, with more keys. Returns its configuration and socket."""
     started = []
 
-    def serve() -> tuple[Path, str]:
+    def serve(**more: Any) -> tuple[Path, str]:
         (tmp_path / "blocks").mkdir(exist_ok=True)
         file = runtime / "kvdepot.yaml"
-        file.write_text(f"directories: [{tmp_path}/blocks]\npool_gb: 0.0625\n")
+        file.write_text(json.dumps({"directories": [f"{tmp_path}/blocks"], "pool_gb": 0.0625, **more}))
         command = [sys.executable, "-m", "kvdepot", "serve", "--config", str(file)]
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         started.append(process)
@@ -244,6 +244,45 @@ def test_rm_of_a_stopped_directory_keeps_the_epoch(tmp_path: Path) -> None:
     found = {one.root: one for one in find_namespaces([directory])}
     assert (found[past].epoch, contents(found[past]).blocks) == (1, 0)
     assert contents(found[other]).blocks == BLOCKS
+
+
+TIERED = {"pipeline": "Cache|Posix|Slab", "slab_segment_mb": 1, "slab_capacity_gb": 0.01}
+
+
+def test_rm_of_a_stopped_depot_refuses_what_it_could_not_finish(tmp_path: Path, runtime: Path) -> None:
+    """Only a depot reaches a Slab medium: with the files gone, the next one would serve the blocks from there."""
+    directory, file = tmp_path / "blocks", runtime / "kvdepot.yaml"
+    directory.mkdir()
+    settings = config(directory, **TIERED, slab_path=str(tmp_path / "medium"))
+    with kvdepot.open(settings, layout=LAYOUT, namespace={"model": "tiny"}) as store:
+        dump(store)
+        root = store.namespace_id
+    file.write_text(json.dumps(settings))
+    said = run("rm", root, "--config", file, "--yes", status=2)
+    assert f"blocks of namespace {root} would stay in Slab" in said
+    assert "Nothing was removed" in said
+    assert "kvdepot reset" in said
+    assert len(list((directory / root).rglob("*.kvb"))) == BLOCKS
+
+
+def test_rm_at_a_running_depot_removes_from_all_tiers(
+    tmp_path: Path, serve: Callable[..., tuple[Path, str]], runtime: Path
+) -> None:
+    directory = tmp_path / "blocks"
+    more = {**TIERED, "slab_path": str(tmp_path / "medium")}
+    file, socket = serve(**more)
+    with attached(directory, socket, "tiny") as store:
+        dump(store)
+        root = store.namespace_id
+        assert json.loads(run("namespaces", "--medium", tmp_path / "medium", "--json"))[0]["blocks"] == BLOCKS
+        assert json.loads(run("rm", root, "--config", file, "--yes", "--json"))["how"] == "reset"
+        assert not store.lookup(NAMES).any()
+    run("stop", "--config", file)
+    for path in directory.rglob("*.kvb"):
+        path.unlink()
+    with kvdepot.open(config(directory, **more), layout=LAYOUT, namespace={"model": "tiny"}) as store:
+        assert store.drain(60_000)
+        assert not store.lookup(NAMES).any()
 
 
 def test_reset_rm_and_prefetch_go_through_the_running_depot(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from kvdepot.stored.unload import Exported, export_namespace
 
 DRAIN_MS = 60_000
 LOAD_MS = 60_000
+LISTED = ("Slab", "Dax")
+"""Tiers whose blocks a running depot lists completely."""
 
 
 @click.command()
@@ -38,9 +41,10 @@ def command(
     """Writes the blocks of NAMESPACE (the first digits of a name) to FILE.
 
     They are read from the directories of the Posix tier, while depots may be running. A depot that uses these
-    directories first writes the blocks that only its pool holds. If no directory lists the namespace, the running depot
-    is asked for its blocks: those of its pool and of Slab and Dax tiers, and those that it has recently stored on or
-    found at a pool server or in a bucket. FILE lacks all others.
+    directories first writes the blocks that only its pool holds. Other tiers are not read then: FILE lacks blocks that
+    only they hold. If no directory lists the namespace, the running depot is asked for its blocks: those of its pool
+    and of Slab and Dax tiers, and those that it has recently stored on or found at a pool server or in a bucket. FILE
+    lacks all others. The output names the tiers that were not read, or not completely (JSON: tiers_left_out).
 
     Each block's checksum is compared before the block is added to FILE; broken blocks are skipped and counted. FILE has
     a checksum for each block and one for the entire file, and it appears under its name only when it is complete. Only
@@ -67,10 +71,15 @@ def command(
             result = export_namespace(found.namespace, path, done)
     else:
         result = _from_depot(found, target, path, as_json)
+    # A running depot lists all blocks of media.
+    listed = () if found.namespace.directories else LISTED
+    left_out = [tier for tier in target.lower_tiers if tier not in listed]
     if as_json:
-        print_json({"namespace": found.root, "file": str(path), **dataclasses.asdict(result), "drained": written})
+        facts = {**dataclasses.asdict(result), "drained": written, "tiers_left_out": left_out}
+        print_json({"namespace": found.root, "file": str(path), **facts})
     else:
         _print(found, path, result, written)
+        _print_left_out(found, left_out)
     if result.broken or result.unreadable or not written:
         sys.exit(1)
 
@@ -100,3 +109,13 @@ def _print(found: Resolved, path: Path, result: Exported, written: bool) -> None
         click.echo(f"{result.gone} blocks were evicted in the meantime")
     if not written:
         click.echo("the depot was still writing: blocks that only its pool held may be missing")
+
+
+def _print_left_out(found: Resolved, left_out: Sequence[str]) -> None:
+    if not left_out:
+        return
+    tiers = " and ".join(left_out)
+    if found.namespace.directories:
+        click.echo(f"not read: {tiers}. The file lacks blocks that only these tiers hold")
+    else:
+        click.echo(f"not completely read: {tiers}. The file lacks blocks there that the depot does not list")

@@ -24,8 +24,10 @@ def command(
     """Removes all blocks of NAMESPACE (the first digits of a name).
 
     If a depot is running, it resets the namespace: the blocks are immediately unreachable in its pool and every tier,
-    and they are removed there in the background. Otherwise this command removes the files of the Posix tier. The
-    numbers of blocks and bytes are those of the directories, and without directories those of the depot's pool.
+    and they are removed there in the background. Otherwise this command removes the files of the Posix tier, if that is
+    the only tier: with others (of --config) it refuses, and removes nothing, because only a depot can remove blocks
+    there. --directory alone names no other tiers. The numbers of blocks and bytes are those of the directories, and
+    without directories those of the depot's pool.
 
     \b
     kvdepot rm 3f2a
@@ -34,6 +36,7 @@ def command(
     """
     target = targets.find(file, socket, directories)
     found = namespace_of(target, namespace, removes=True)
+    _check_reach(target, found)
     where, held_blocks, held_bytes = _held(found)
     if not yes:
         if as_json or not sys.stdin.isatty():
@@ -43,6 +46,7 @@ def command(
         # Somebody may have started a depot, or ended it, before the answer.
         target = targets.find(file, socket, directories)
         found = namespace_of(target, found.root, removes=True)
+        _check_reach(target, found)
         where, held_blocks, held_bytes = _held(found)
     if target.running is not None:
         with target.open(1) as depot:
@@ -58,6 +62,16 @@ def command(
         print_json({"namespace": found.root, "blocks": removed, "bytes": freed, "how": how})
     else:
         click.echo(f"namespace {found.root}: {removed} blocks, {size_text(freed)}{where}, removed from {target.text}")
+
+
+def _check_reach(target: targets.Target, found: Resolved) -> None:
+    """Raises ``ConfigError`` if blocks would stay in tiers that only a depot can reach."""
+    if target.running is None and (lower := target.lower_tiers):
+        raise ConfigError(
+            f"rm: no depot runs, so the blocks of namespace {found.root} would stay in {' and '.join(lower)}, and the "
+            "next depot would serve them again. Nothing was removed: start the depot with kvdepot serve, then run "
+            "kvdepot rm again, or kvdepot reset"
+        )
 
 
 def _held(found: Resolved) -> tuple[str, int, int]:

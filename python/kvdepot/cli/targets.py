@@ -14,6 +14,7 @@ from kvdepot.checks.media import configured_media
 from kvdepot.cli.processes import posix_directories, process
 from kvdepot.cli.running import RunningDepot, ask, user_of
 from kvdepot.config import KVDepotConfig, load_config
+from kvdepot.config.pipeline import split_pipeline
 from kvdepot.config.sizes import GIB
 from kvdepot.errors import ConfigError, UnavailableError
 
@@ -47,6 +48,14 @@ class Target:
         if self.running is not None:
             return f"the depot on {self.running.socket} (pid {self.running.pid or 'unknown'})"
         return f"a stopped depot's {', '.join(map(str, self.directories)) or 'tiers'}"
+
+    @property
+    def lower_tiers(self) -> tuple[str, ...]:
+        """The tiers that may hold blocks beside the Posix tier: those of the running depot, or of the configuration."""
+        # A depot that does not answer tells no pipeline.
+        pipeline = None if self.running is None else self.running.stats.get("pipeline")
+        tiers = self.config.tiers if pipeline is None else split_pipeline(pipeline)[1]
+        return tuple(tier for tier in tiers if tier not in ("Posix", "Empty"))
 
     def check_running(self) -> None:
         """Raises ``UnavailableError`` if no depot runs."""
