@@ -47,6 +47,8 @@ class Serve:
 VLLM_BENCHES = ("engine", "overhead", "handover", "thrash", "concurrency", "waiting", "lmcache")
 TINY = "--repeats 1 --tokens 64"
 CUDA = {"LD_LIBRARY_PATH": "{standin_cuda}", "XDG_CACHE_HOME": "{tmp}"}
+ALONE = {"XDG_RUNTIME_DIR": "{tmp}", "PYTHONPATH": "{root}/tests/docs/alone"}
+"""For commands that list the depots of this user, or stop them: others may run."""
 CERTIFICATE = (
     "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 365 -subj /CN=kvdepot-pool "
     "-keyout {tmp}/key.pem -out {tmp}/certificate.pem "
@@ -108,7 +110,7 @@ RUNS: tuple[Run | Serve, ...] = (
         says="fail directory /mnt/test",
         environ=CUDA,
     ),
-    Run("depots", "kvdepot depots", says="no depot runs", environ={"XDG_RUNTIME_DIR": "{tmp}"}),
+    Run("depots", "kvdepot depots", says="no depot of this user runs", environ=ALONE),
     Run("depots --json", "kvdepot depots --json", json=True),
     # tests/python/test_depots.py shows that a depot ends.
     Run("stop", "kvdepot stop --socket {tmp}/none.sock --timeout 1 2>&1", status=1, says="no depot answers"),
@@ -119,7 +121,7 @@ RUNS: tuple[Run | Serve, ...] = (
         says="no depot answers",
         environ={"XDG_RUNTIME_DIR": "{tmp}"},
     ),
-    Run("stop --all", "kvdepot stop --all --json", json=True, environ={"XDG_RUNTIME_DIR": "{tmp}"}),
+    Run("stop --all", "kvdepot stop --all --json", json=True, environ=ALONE),
     Run("namespaces", "kvdepot namespaces --directory {tmp}", says="facts"),
     Run("namespaces --json", "kvdepot namespaces --directory {tmp} --json", json=True),
     # What it lists of a depot is shown in tests/python/test_depot_namespaces.py.
@@ -229,7 +231,7 @@ RUNS: tuple[Run | Serve, ...] = (
         "kvdepot top --once --interval 0.1 2>&1",
         status=1,
         says="no depot answers",
-        environ={"XDG_RUNTIME_DIR": "{tmp}"},
+        environ=ALONE,
     ),
     Run(
         "top --config",

@@ -62,3 +62,9 @@ def _quiet_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(variable_of(key.name), raising=False)
     for variable in ("KVDEPOT_LOG", "UC_LOGGER_LEVEL", "UCM_LOG_MAX_SIZE", "UCM_LOG_MAX_FILES"):
         monkeypatch.delenv(variable, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands in the test's process list, and stop, no depots of other tests: those at configured sockets."""
+    monkeypatch.setattr("kvdepot.cli.running.own_serving", lambda: iter(()))

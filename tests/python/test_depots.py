@@ -17,9 +17,10 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from kvdepot.cli import main, stop
+from kvdepot.cli import main, processes, stop
 from kvdepot.cli.doctor import directory_users_with, own_socket
-from kvdepot.cli.running import ask, directory_users
+from kvdepot.cli.processes import DepotProcess
+from kvdepot.cli.running import RunningDepot, ask, directory_users, running_depots
 from kvdepot.config import load_config
 
 LONG_S = 120
@@ -71,7 +72,7 @@ def config(runtime: Path, name: str, pool_gb: float) -> Path:
 
 
 def test_depots_are_listed_and_ended(runtime: Path, serve: Callable[..., "subprocess.Popen[str]"]) -> None:
-    assert "no depot runs" in run("depots")
+    assert "no depot of this user runs" in run("depots")
     small, large = config(runtime, "small", 0.0625), config(runtime, "large", 0.125)
     first, second = serve("--config", str(small)), serve("--config", str(large))
     # Left behind by a killed one.
@@ -90,6 +91,70 @@ def test_depots_are_listed_and_ended(runtime: Path, serve: Callable[..., "subpro
     (ended,) = json.loads(run("stop", "--all", "--json"))
     assert (ended["pid"], ended["ended"]) == (second.pid, True)
     assert second.wait(LONG_S) == 0
+
+
+@pytest.fixture
+def configured(
+    runtime: Path, serve: Callable[..., "subprocess.Popen[str]"], monkeypatch: pytest.MonkeyPatch
+) -> "subprocess.Popen[str]":
+    """A depot at a configured socket, found by its process, as those of systemd and containers."""
+
+    def own() -> Iterator[DepotProcess]:
+        return (one for one in processes.own_serving() if one.socket.startswith(f"{runtime}/"))
+
+    monkeypatch.setattr("kvdepot.cli.running.own_serving", own)
+    file = runtime / "configured.yaml"
+    file.write_text(f"pipeline: Cache\npool_gb: 0.0625\nsocket: {runtime}/configured.sock\n")
+    return serve("--config", str(file))
+
+
+def test_depots_at_configured_sockets_are_listed_and_ended(
+    runtime: Path, serve: Callable[..., "subprocess.Popen[str]"], configured: "subprocess.Popen[str]"
+) -> None:
+    first = serve("--config", str(config(runtime, "small", 0.0625)))
+    listed = json.loads(run("depots", "--json"))
+    assert [one["pid"] for one in listed] == [first.pid, configured.pid]
+    assert listed[1]["socket"] == f"{runtime}/configured.sock"
+    assert {one["socket"] for one in json.loads(run("top", "--json"))} == {one["socket"] for one in listed}
+    assert [one["ended"] for one in json.loads(run("stop", "--all", "--json"))] == [True, True]
+    assert (first.wait(LONG_S), configured.wait(LONG_S)) == (0, 0)
+
+
+def test_a_socket_of_another_process_is_not_listed(
+    runtime: Path, configured: "subprocess.Popen[str]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container's path may be that of another depot here."""
+    other = DepotProcess(os.getpid(), (), f"{runtime}/configured.sock")
+    monkeypatch.setattr("kvdepot.cli.running.own_serving", lambda: iter([other]))
+    assert json.loads(run("depots", "--json")) == []
+
+
+def test_stop_goes_on_at_a_depot_that_it_cannot_stop(
+    runtime: Path, serve: Callable[..., "subprocess.Popen[str]"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = serve("--config", str(config(runtime, "small", 0.0625)))
+    far = RunningDepot("/far/depot.sock", 0, {"dirty_blocks": 0})
+    monkeypatch.setattr("kvdepot.cli.stop.running_depots", lambda: iter([far, *running_depots()]))
+    result = CliRunner().invoke(main, ["stop", "--all", "--json"])
+    assert result.exit_code == 1
+    assert [(one["pid"], one["ended"]) for one in json.loads(result.stdout)] == [(None, False), (process.pid, True)]
+    assert "/far/depot.sock runs in another pid namespace" in json.loads(result.stdout)[0]["error"]
+    assert "/far/depot.sock runs in another pid namespace" in result.stderr
+    assert process.wait(LONG_S) == 0
+
+
+def test_the_process_of_a_depot_is_named_as_it_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container a depot is mostly process 1, which is another one here."""
+    for pid, words, inner in ((70, "kvdepot\0serve", "70 1"), (71, "kvdepot\0serve", "71"), (1, "init", "1")):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "cmdline").write_text(f"{words}\0")
+        (tmp_path / str(pid) / "status").write_text(f"Name: x\nNSpid:\t{inner}\n")
+    monkeypatch.setattr(processes, "PROC", tmp_path)
+    assert processes.pid_here(71, 71) == 71
+    assert processes.pid_here(70, 1) == 70
+    assert processes.pid_here(72, 71) == 71, "it took the socket over"
+    assert [processes.pid_here(72, told) for told in (1, 9)] == [0, 0], "its predecessor was in a container"
+    assert processes.pid_here(0, 71) == 0
 
 
 def test_a_depot_that_does_not_end_in_time_is_named(

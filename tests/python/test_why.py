@@ -184,7 +184,7 @@ def test_a_damaged_file_is_told_as_such(depot: NodeDepot, tmp_path: Path) -> Non
 
 def test_what_cannot_be_asked_is_one_line(depot: NodeDepot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert "no depot runs at a default socket" in run("why", status=1)
+    assert "no depot of this user runs" in run("why", status=1)
     assert "no depot answers at" in run("why", "--socket", tmp_path / "nobody", status=1)
     with depot.open(LAYOUT, {"model": "a"}):
         for arguments, says in (

@@ -12,7 +12,9 @@ from kvdepot.cli.running import RunningDepot, running_depots
 def command(as_json: bool) -> None:
     """Lists this user's running depots with their pools and sockets.
 
-    Depots at a socket that a configuration names (`socket:`) are not found; `kvdepot stat --socket PATH` shows them.
+    It finds depots at default sockets, and those of this user's processes `kvdepot serve` at a socket that their
+    configuration names (`socket:`). It does not find those inside a container whose sockets have other paths here;
+    `kvdepot stat --socket PATH` shows them.
 
     \b
     kvdepot depots
@@ -22,7 +24,7 @@ def command(as_json: bool) -> None:
         print_json([{"socket": one.socket, "pid": one.pid or None, **_facts(one)} for one in found])
         return
     if not found:
-        click.echo("no depot runs at a default socket; kvdepot stat --socket shows one at a configured socket")
+        click.echo("no depot of this user runs; kvdepot stat --socket shows one of another user or in a container")
         return
     print_table(
         ["pid", "pipeline", "pool", "in use", "blocks", "on disk", "socket"],

@@ -37,9 +37,42 @@ def serving() -> Iterator[DepotProcess]:
     for entry in sorted(PROC.iterdir()):
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             with suppress(OSError):
-                words = _words(int(entry.name))
-                if any(os.path.basename(one) == "kvdepot" and two == "serve" for one, two in pairwise(words)):
+                if is_serving(int(entry.name)):
                     yield process(int(entry.name))
+
+
+def is_serving(pid: int) -> bool:
+    """Returns whether a process is `kvdepot serve`. Raises ``OSError`` if its command line cannot be read."""
+    return any(os.path.basename(one) == "kvdepot" and two == "serve" for one, two in pairwise(_words(pid)))
+
+
+def own_serving() -> Iterator[DepotProcess]:
+    """Yields the processes ``kvdepot serve`` of this user."""
+    for one in serving():
+        with suppress(OSError):
+            if (PROC / str(one.pid)).stat().st_uid == os.getuid():
+                yield one
+
+
+def pid_here(listener: int, told: int) -> int:
+    """Returns a depot's process id as this process sees it; 0 = it is in another pid namespace, or unknown.
+
+    Args:
+        listener: the process that created the depot's socket, as this process sees it; 0 = in another pid namespace.
+        told: the process id that the depot tells, as it sees itself.
+    """
+    if not listener or listener == told:
+        return listener
+    with suppress(OSError, StopIteration, ValueError):
+        lines = (PROC / str(listener) / "status").read_text().splitlines()
+        inner = next(line for line in lines if line.startswith("NSpid:")).split()[1:]
+        if len(inner) > 1 and int(inner[-1]) == told:
+            return listener  # of a container on this machine
+    # A depot that took the socket over is not the process that created it.
+    with suppress(OSError):
+        if is_serving(told):
+            return told
+    return 0
 
 
 def process(pid: int) -> DepotProcess:

@@ -1,4 +1,4 @@
-"""The depots that run on this machine, as far as their sockets are at kvdepot's default places."""
+"""The depots that run on this machine: those at default sockets, and those of `kvdepot serve` at a configured one."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from typing import Any
 
 from kvdepot import _native
 from kvdepot.checks.software import DirectoryUser
-from kvdepot.cli.processes import posix_directories, process, serving
+from kvdepot.cli.processes import own_serving, pid_here, posix_directories, process, serving
 from kvdepot.cli.status_door import read_page
 from kvdepot.config import KVDepotConfig
 from kvdepot.config.machine import Machine
@@ -26,7 +26,7 @@ class RunningDepot:
 
     Attributes:
         socket: path where it listens.
-        pid: its process id, as this process sees it; 0 if the kernel does not report it.
+        pid: its process id, as this process sees it; 0 if it is in another pid namespace.
         stats: its counters and gauges.
     """
 
@@ -36,12 +36,23 @@ class RunningDepot:
 
 
 def running_depots() -> Iterator[RunningDepot]:
-    """Yields all depots of this user that answer."""
-    for directory in runtime_directories(Machine.here()):
-        for path in sorted(Path(directory).glob("depot-*.sock")):
-            depot = ask(str(path))
-            if depot is not None:
-                yield depot
+    """Yields all depots of this user that answer: at default sockets, then at configured ones of `kvdepot serve`."""
+    directories = runtime_directories(Machine.here())
+    asked = [path for directory in directories for path in sorted(Path(directory).glob("depot-*.sock"))]
+    for path in asked:
+        depot = ask(str(path))
+        if depot is not None:
+            yield depot
+    known = {os.path.realpath(path) for path in asked}
+    pids: dict[str, set[int]] = {}
+    for one in own_serving():
+        if one.socket and os.path.realpath(one.socket) not in known:
+            pids.setdefault(one.socket, set()).add(one.pid)
+    for socket_path, of_socket in pids.items():
+        depot = ask(socket_path)
+        # In a container the path may be that of another depot.
+        if depot is not None and depot.pid in of_socket:
+            yield depot
 
 
 def directory_users() -> Iterator[tuple[str, DirectoryUser]]:
@@ -107,8 +118,7 @@ def ask(path: str) -> RunningDepot | None:
         stats = json.loads(depot.stats_json()).get("depot")
         if not stats:
             return None  # lost in the meantime
-        # A depot that took the socket over is not the process that created it, but reports its own process id.
-        return RunningDepot(path, stats["pid"] if pid else 0, stats)
+        return RunningDepot(path, pid_here(pid, stats["pid"]), stats)
     finally:
         depot.close()
 

@@ -13,7 +13,7 @@ from kvdepot.cli.progress import counting
 from kvdepot.cli.running import RunningDepot, ask, running_depots
 from kvdepot.cli.status_door import WAIT_S, read_status
 from kvdepot.config import load_config
-from kvdepot.errors import DepotTimeoutError, UnavailableError
+from kvdepot.errors import DepotTimeoutError, KVDepotError, UnavailableError
 
 STEP_S = 0.5
 
@@ -33,7 +33,10 @@ def command(
     """Shuts a running depot down: it writes blocks that are in no tier yet, then its process exits.
 
     Attached engines continue without it, and start another one at their next attempt to attach. The exit status is 1 if
-    a depot has not exited within --timeout; it continues to shut down.
+    a depot has not exited within --timeout; it continues to shut down. A service manager may start its depot again.
+
+    With --all, a depot that cannot be stopped from here (it runs in another pid namespace) is reported, and the others
+    are stopped all the same; the exit status is 1.
 
     \b
     kvdepot stop --config /etc/kvdepot.yaml
@@ -42,7 +45,7 @@ def command(
     if all_depots:
         found = list(running_depots())
         if not found and not as_json:
-            click.echo("no depot runs at a default socket: nothing was stopped")
+            click.echo("no depot of this user runs: nothing was stopped")
     else:
         if socket is None:
             socket = load_config(file, owns_pool=False).socket_path(block_bytes)
@@ -51,12 +54,27 @@ def command(
             raise UnavailableError(f"no depot answers on {socket}: `kvdepot depots` lists the running ones")
         found = [depot]
     end_s = time.monotonic() + timeout
-    late = [depot for depot in found if not _end(depot, end_s, as_json)]
+    errors = [_end_or_error(depot, end_s, timeout, as_json) for depot in found]
     if as_json:
-        print_json([{"socket": one.socket, "pid": one.pid, "ended": one not in late} for one in found])
-    if late:
-        pids = ", ".join(str(one.pid) for one in late)
-        raise DepotTimeoutError(f"depot {pids} has not exited within {timeout:g} s: it may still be writing blocks")
+        print_json(
+            [
+                {"socket": one.socket, "pid": one.pid or None, "ended": error is None, "error": error and str(error)}
+                for one, error in zip(found, errors, strict=True)
+            ]
+        )
+    failed = [error for error in errors if error is not None]
+    if failed:
+        raise type(failed[0])("\n".join(map(str, failed)))
+
+
+def _end_or_error(depot: RunningDepot, end_s: float, timeout: float, quiet: bool) -> KVDepotError | None:
+    """Ends a depot. Returns why it has not ended."""
+    try:
+        if _end(depot, end_s, quiet):
+            return None
+    except KVDepotError as error:
+        return error
+    return DepotTimeoutError(f"depot {depot.pid} has not exited within {timeout:g} s: it may still be writing blocks")
 
 
 def _end(depot: RunningDepot, end_s: float, quiet: bool) -> bool:
@@ -71,7 +89,12 @@ def _end(depot: RunningDepot, end_s: float, quiet: bool) -> bool:
         # Another process may have that id by now: the socket shows whose it is.
         if (now := ask(depot.socket)) is None or now.pid != depot.pid:
             return True
-        signal.pidfd_send_signal(process, signal.SIGTERM)
+        try:
+            signal.pidfd_send_signal(process, signal.SIGTERM)
+        except PermissionError as error:
+            raise UnavailableError(
+                f"the depot on {depot.socket} (pid {depot.pid}) is of another user: stop it as that user"
+            ) from error
         dirty = depot.stats["dirty_blocks"]
         if not quiet:
             click.echo(

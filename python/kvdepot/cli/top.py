@@ -47,6 +47,8 @@ def command(
 ) -> None:
     """Shows pool, blocks and rates of the depots of this user, refreshed until Ctrl-C, also while none of them answers.
 
+    These are the depots that `kvdepot depots` lists, or those of --socket or --config.
+
     Reads the HTTP socket next to each depot's own (`SOCKET.http`). Rates are blocks and bytes per second since the
     previous sample; read and write are those of the tiers. load/s counts the blocks that loads found, miss/s those
     that they asked for in vain. hit is the share of looked-up blocks that the depot had, since the previous sample

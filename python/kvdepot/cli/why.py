@@ -102,7 +102,7 @@ def _socket(file: str | None, socket: str | None, block_bytes: int | None) -> st
         return found[0]
     if found:
         raise ConfigError(f"{len(found)} depots run: name one by --socket ({', '.join(found)}) or --config")
-    raise UnavailableError("no depot runs at a default socket: name --socket or --config")
+    raise UnavailableError("no depot of this user runs here: name --socket or --config")
 
 
 def reason_text(miss: Mapping[str, Any]) -> str:
