@@ -110,11 +110,11 @@ bench-bucket: setup $(S3_SERVER) ## Measure packs of small blocks in a bucket, b
 	@$(WITH_S3) $(BIN)/python -m benches.bucket $(ARGS)
 
 .PHONY: bench-wire-faults
-bench-wire-faults: infinistore-env standin-verbs ## Send malformed traffic to our wire door and to InfiniStore's
+bench-wire-faults: infinistore-env standin-verbs ## Send malformed traffic to our network listener and to InfiniStore's
 	@$(WITH_STANDIN) $(INFINISTORE_VENV)/bin/python -m benches.wire.faults $(ARGS)
 
 .PHONY: bench-wire
-bench-wire: infinistore-env standin-verbs ## Measure the wire door beside InfiniStore's server
+bench-wire: infinistore-env standin-verbs ## Measure the network listener beside InfiniStore's server
 	@$(WITH_STANDIN) $(INFINISTORE_VENV)/bin/python -m benches.wire.throughput $(ARGS)
 
 .PHONY: bench-peers
@@ -217,7 +217,7 @@ test-device: setup standin-cuda ## Test stores on a device, with a stand-in for 
 	@$(BIN)/python -m pytest tests/device $(ARGS)
 
 .PHONY: first-gpu-hour
-first-gpu-hour: setup ## Run on a GPU what no stand-in can tell, and write one report (ARGS: --smoke, --only NAME, --out FOLDER)
+first-gpu-hour: setup ## Run the GPU-only measurements, and write one report (ARGS: --smoke, --only NAME, --out FOLDER)
 	@$(BIN)/python -m tools.first_gpu_hour $(ARGS)
 
 .PHONY: test-layouts
@@ -231,7 +231,7 @@ test-engine: vllm-env ## Test with a real vLLM on CPU (ARGS: for pytest)
 	@$(VLLM_VENV)/bin/python -m pytest -o filterwarnings=default -o timeout=900 tests/engine $(ARGS)
 
 .PHONY: test-wire
-test-wire: infinistore-env standin-verbs ## Test the wire door with InfiniStore's own client, RDMA by a stand-in (ARGS: for pytest)
+test-wire: infinistore-env standin-verbs ## Test the network listener with InfiniStore's own client, RDMA by a stand-in (ARGS: for pytest)
 	@sync
 	@$(WITH_STANDIN) $(INFINISTORE_VENV)/bin/python -m pytest -o pythonpath=. tests/wire $(ARGS)
 
@@ -354,7 +354,7 @@ vllm-surface: setup ## Write tables of what the connector uses of each release o
 	@$(BIN)/python -m tools.vllm_surface --download .work/vllm-wheels
 
 .PHONY: sglang-surface
-sglang-surface: setup ## Write tables of what the faces use of each release of SGLang (downloads about 110 MB once)
+sglang-surface: setup ## Write tables of what the integrations use of each release of SGLang (downloads about 110 MB once)
 	@$(BIN)/python -m tools.sglang_surface --download .work/sglang-wheels
 
 .PHONY: infinistore-env

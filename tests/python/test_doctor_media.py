@@ -88,7 +88,10 @@ def test_a_medium_of_the_dax_tier(medium: Path) -> None:
 def test_a_dax_medium_that_is_missing_or_something_else(tmp_path: Path, medium: Path) -> None:
     missing = checked(dax(tmp_path / "missing"))
     assert (missing.state, "truncate" in missing.mend) == ("fail", True)
-    assert checked(dax(Path("/dev/null"))).state == "fail"
+    device = checked(dax(Path("/dev/null")))
+    assert (device.state, "set dax_device_path to a DAX device" in device.mend) == ("fail", True)
+    folder = checked(dax(tmp_path))
+    assert (folder.state, "no directory" in folder.mend) == ("fail", True)
     medium.write_bytes(b"something else" * 1000)
     foreign = checked(dax(medium))
     assert (foreign.state, "not kvdepot's" in foreign.found) == ("fail", True)

@@ -1,6 +1,7 @@
 """The unit files for systemd are valid for the command line, have what a depot needs, and give it nothing else."""
 
 import configparser
+import re
 import shlex
 import shutil
 import subprocess
@@ -124,3 +125,12 @@ def test_systemd_accepts_a_unit_and_its_limits(unit, tmp_path):
         done = subprocess.run(["systemd-analyze", *words, copy], capture_output=True, text=True, check=False)
         said = [line for line in done.stderr.splitlines() if unit.name in line]
         assert (done.returncode, said) == (0, []), done.stdout + done.stderr
+
+
+def test_the_documentation_names_the_socket_that_engines_can_reach():
+    """The default one is in /tmp, and PrivateTmp gives the unit another /tmp than engines have."""
+    (unit,) = (unit for unit in UNITS if unit.stem == "kvdepot")
+    assert service(unit)["PrivateTmp"] == "yes"
+    text = (UNITS[0].parents[2] / "docs" / "deploy.md").read_text("utf-8")
+    (section,) = re.findall(r"### Under systemd\n(.*?)\n### ", text, re.DOTALL)
+    assert f"socket: /run/{service(unit)['RuntimeDirectory']}/depot.sock\n" in section

@@ -24,7 +24,15 @@ KINDS = {
     "file": "a file",
     "missing": "a file to create",
 }
+USABLE = {
+    "Dax": "set dax_device_path to a DAX device or an existing file that is empty or formatted by kvdepot, and "
+    "dax_max_size_gb to no more than its size",
+    "Slab": "set slab_path to a block device or a file that is empty or formatted by kvdepot, and slab_capacity_gb to "
+    "no more than its size, but at least three times slab_segment_mb",
+}
+"""What to do about any other medium, by its tier."""
 MENDS = {
+    "io": "check that the path is no directory, and the kernel's log (dmesg) for errors of its disk; or name another",
     "permission": "give it to the depot's user: chown, a udev rule for a device, --device for a container",
     "not_found": "correct the path; a Dax tier's file must exist (truncate -s 64G FILE), and a device needs its driver",
     "no_space": "free space on the disk, or lower the capacity",
@@ -101,7 +109,7 @@ def _medium(tier: str, path: str, settings: str, runs: bool, proc: Proc) -> Find
         if error.kind == "busy":
             mend = "stop that process, or name another medium: each has one owner"
             return Finding(check, "fail", f"in use by {holder(path, proc) or 'another process'}", why, mend)
-        return Finding(check, "fail", str(error), why, MENDS.get(error.kind, "do what the message says"))
+        return Finding(check, "fail", str(error), why, MENDS.get(error.kind, USABLE[tier]))
     found = f"{KINDS[facts['kind']]} of {facts['bytes'] / GIB:.2f} GiB, "
     if facts["kind"] == "missing":
         return _to_create(check, path, facts["bytes"], found + "not there yet", proc)

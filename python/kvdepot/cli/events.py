@@ -14,7 +14,9 @@ from kvdepot.events import BlockEvent, BlockEvents
 @click.command()
 @click.option("--config", "file", type=click.Path(dir_okay=False), help="Configuration file; default: the defaults.")
 @click.option("--socket", type=click.Path(), help="Unix socket; made from the configuration when left out.")
-@click.option("--block-bytes", type=click.IntRange(min=1), help="Bytes of a block, as for serve.")
+@click.option(
+    "--block-bytes", type=click.IntRange(min=1), help="Block size in bytes (Staging pools are sized in blocks)."
+)
 @click.option("--follow", is_flag=True, help="Then print each change, until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @events_publish.options

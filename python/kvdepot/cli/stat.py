@@ -16,7 +16,9 @@ from kvdepot.errors import UnavailableError
 @click.command()
 @click.option("--config", "file", type=click.Path(dir_okay=False), help="Configuration file; default: the defaults.")
 @click.option("--socket", type=click.Path(), help="Unix socket; default: derived from the configuration.")
-@click.option("--block-bytes", type=click.IntRange(min=1), help="Bytes of a block, as for `kvdepot serve`.")
+@click.option(
+    "--block-bytes", type=click.IntRange(min=1), help="Block size in bytes (Staging pools are sized in blocks)."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(file: str | None, socket: str | None, block_bytes: int | None, as_json: bool) -> None:
     """Shows the counters and gauges of a running depot, found by its configuration, as engines find it.

@@ -21,7 +21,9 @@ STEP_S = 0.5
 @click.command()
 @click.option("--config", "file", type=click.Path(dir_okay=False), help="Configuration file; default: the defaults.")
 @click.option("--socket", type=click.Path(), help="Unix socket; default: derived from the configuration.")
-@click.option("--block-bytes", type=click.IntRange(min=1), help="Bytes of a block, as for `kvdepot serve`.")
+@click.option(
+    "--block-bytes", type=click.IntRange(min=1), help="Block size in bytes (Staging pools are sized in blocks)."
+)
 @click.option("--all", "all_depots", is_flag=True, help="Stop all depots that `kvdepot depots` lists.")
 @click.option(
     "--timeout", type=click.FloatRange(min=0), default=60.0, show_default=True, help="Seconds to wait for the exit."

@@ -36,7 +36,9 @@ CLEAR = "\x1b[H\x1b[2J"
 @click.command()
 @click.option("--config", "file", type=click.Path(dir_okay=False), help="Configuration file of the depot.")
 @click.option("--socket", "sockets", multiple=True, type=click.Path(), help="Unix socket; default: all running depots.")
-@click.option("--block-bytes", type=click.IntRange(min=1), help="Bytes of a block, as for serve.")
+@click.option(
+    "--block-bytes", type=click.IntRange(min=1), help="Block size in bytes (Staging pools are sized in blocks)."
+)
 @click.option(
     "--interval", type=click.FloatRange(min=0.1), default=2.0, show_default=True, help="Seconds between two samples."
 )

@@ -36,7 +36,7 @@ command.add_command(fleet)
     "tiers",
     multiple=True,
     help="A tier below: SIZE[:through|second_use|cold|demoted[+promote][:POLICY[:BUDGET]]]; "
-    "BUDGET: what it is given a day.",
+    "BUDGET: maximum written per day.",
 )
 @click.option(
     "--keeps-nothing", is_flag=True, help="The pool keeps nothing, as Staging: every block goes to every tier."

@@ -51,7 +51,9 @@ REASONS: Mapping[str, str] = {
 )
 @click.option("--config", "file", type=click.Path(dir_okay=False), help="Configuration file of the depot.")
 @click.option("--socket", type=click.Path(), help="Unix socket of the depot; the only depot that runs when left out.")
-@click.option("--block-bytes", type=click.IntRange(min=1), help="Bytes of a block, as for serve.")
+@click.option(
+    "--block-bytes", type=click.IntRange(min=1), help="Block size in bytes (Staging pools are sized in blocks)."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     what: tuple[str, ...],
