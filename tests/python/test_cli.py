@@ -1,5 +1,6 @@
 """The command kvdepot: verbs, exit statuses, JSON."""
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -408,6 +409,8 @@ def test_check_warns_of_one_secret_for_the_pool_and_its_metrics(kvdepot, tmp_pat
     """Scrapes send it unencrypted, and with the pool's secret anyone writes blocks."""
     file, token, link, other = (tmp_path / name for name in ("depot.yaml", "token", "link", "other"))
     link.symlink_to(token)
+    token.write_text("x")
+    other.write_text("y")
     for metrics in (token, link):
         file.write_text(REMOTE.format(token, metrics))
         result = kvdepot("config", "check", file)
@@ -415,6 +418,37 @@ def test_check_warns_of_one_secret_for_the_pool_and_its_metrics(kvdepot, tmp_pat
         assert result.stdout == f"{file}: valid\n"
     file.write_text(REMOTE.format(token, other))
     assert kvdepot("config", "check", file).stderr == ""
+
+
+def test_check_names_what_a_depot_would_not_start_without(kvdepot, tmp_path):
+    file, missing = tmp_path / "depot.yaml", tmp_path / "missing"
+    slab = f"slab_path: {missing}/medium\nslab_capacity_gb: 1\n"
+    file.write_text(REMOTE.format(missing / "pool", missing / "metrics").replace("Remote", "Remote|Slab|Dax") + slab)
+    with file.open("a") as opened:
+        opened.write(f"dax_device_path: {missing}/dax\n")
+    said = json.loads(kvdepot("config", "check", file, "--json").stdout)
+    assert said["ok"]
+    assert [one.split(": ")[:3] for one in said["warnings"]] == [
+        [f"{file}:6", "slab_path", f"{missing} is not there"],
+        [f"{file}:8", "dax_device_path", f"{missing}/dax is not there"],
+        [f"{file}:4", "remote_token_file", f"{missing}/pool is not there"],
+        [f"{file}:5", "metrics_token_file", f"{missing}/metrics is not there"],
+    ]
+
+
+@pytest.mark.parametrize(("segment_mb", "table_pages"), [(1, 16), (256, 321)])
+def test_check_knows_the_smallest_slab_medium_of_the_core(kvdepot, tmp_path, segment_mb, table_pages):
+    file, path = tmp_path / "depot.yaml", tmp_path / "medium"
+    smallest = 3 * (segment_mb << 20) + 2 * 4096 * (1 + table_pages)
+    for size, status in ((smallest, 0), (smallest - 1, 2)):
+        with path.open("wb") as medium:
+            medium.truncate(size)
+        with contextlib.nullcontext() if status == 0 else pytest.raises(ConfigError, match="three segments"):
+            _native.inspect_medium("Slab", json.dumps({"path": str(path), "segment_mb": segment_mb}))
+        keys = f"slab_path: {path}\nslab_segment_mb: {segment_mb}\nslab_capacity_gb: {size / (1 << 30)!r}\n"
+        file.write_text(f"pipeline: Cache|Slab\npool_gb: 0.1\n{keys}")
+        said = kvdepot("config", "check", file, status=status).stderr
+        assert said == "" if status == 0 else f"{file}:5: slab_capacity_gb" in said
 
 
 def test_serve_warns_of_one_secret_for_blocks_and_metrics(kvdepot, tmp_path, monkeypatch):

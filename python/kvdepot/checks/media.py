@@ -40,6 +40,13 @@ MENDS = {
 }
 
 
+PAGE_BYTES = 4096
+SLAB_SEGMENTS_MIN = 3
+SLAB_SMALL_BYTES = 256 << 20
+SLAB_TABLE_BYTES = {True: 16 * PAGE_BYTES, False: 321 * PAGE_BYTES}
+"""Bytes of each of the two tables of namespaces, by whether the medium is a small one."""
+
+
 @dataclass(frozen=True)
 class Proc:
     """What ``/proc`` says about mounts and locks. Tests construct their own.
@@ -81,6 +88,23 @@ def configured_media(config: KVDepotConfig) -> Iterator[ConfiguredMedium]:
             settings = tier_object(config, tier, Machine.here(), identity=False)
             settings = {name: value for name, value in settings.items() if value is not None}
             yield ConfiguredMedium(tier.name, str(settings[PATHS[tier.name]]), settings)
+
+
+def capacity_problem(config: KVDepotConfig) -> str | None:
+    """Returns why a Slab tier's capacity has no space for its fewest segments, as the core counts them."""
+    values = config.model_dump()
+    capacity_gb, segment_mb = values["slab_capacity_gb"], values["slab_segment_mb"]
+    if "Slab" not in config.tiers or capacity_gb is None:
+        return None
+    capacity_bytes, segment_bytes = int(capacity_gb * GIB), int(segment_mb) << 20
+    overhead_bytes = 2 * PAGE_BYTES + 2 * SLAB_TABLE_BYTES[capacity_bytes < SLAB_SMALL_BYTES]
+    if (capacity_bytes - overhead_bytes) // segment_bytes >= SLAB_SEGMENTS_MIN:
+        return None
+    needed_gb = (SLAB_SEGMENTS_MIN * segment_bytes + 2 * PAGE_BYTES + 2 * SLAB_TABLE_BYTES[False]) / GIB
+    return (
+        f"slab_capacity_gb: {capacity_gb:g} has no space for the three segments that the tier needs: write "
+        f"{needed_gb:.3f} or more, or make slab_segment_mb, which is {segment_mb}, smaller"
+    )
 
 
 def check_media(config: KVDepotConfig, *, runs: bool, proc: Proc | None = None) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import click
 
 from kvdepot.checks.directories import unusable
+from kvdepot.checks.media import capacity_problem
 from kvdepot.cli.output import print_json, print_table
 from kvdepot.config import KVDepotConfig, load_config
 from kvdepot.config.explain import Setting
@@ -59,14 +60,15 @@ def check(file: str, as_json: bool) -> None:
     """Checks FILE and prints each mistake on a line. Exits with 2 if there are mistakes.
 
     Directories that are missing, or that this user cannot write to, are warnings, because another machine may have
-    them. So are environment variables that begin with KVDEPOT_ but belong to no key, and one file for the secrets of
-    metrics_port and of the pool servers.
+    them. So are a missing directory of slab_path, a missing dax_device_path, and files with secrets that are missing or
+    that this user cannot read; environment variables that begin with KVDEPOT_ but belong to no key; and one file for
+    the secrets of metrics_port and of the pool servers.
 
     \b
     kvdepot config check /etc/kvdepot.yaml
     """
     try:
-        warnings = list(_warnings(load_config(file)))
+        warnings = list(_warnings(_sound(file)))
     except ConfigError as error:
         if not as_json:
             raise
@@ -80,16 +82,45 @@ def check(file: str, as_json: bool) -> None:
     click.echo(f"{file}: valid")
 
 
+def _sound(file: str) -> KVDepotConfig:
+    """Returns a configuration. Raises ``ConfigError`` also where a depot would find the mistake only at its start."""
+    config = load_config(file)
+    if (problem := capacity_problem(config)) is not None:
+        raise ConfigError(f"{config.origins['slab_capacity_gb']}: {problem}")
+    return config
+
+
 def _warnings(config: KVDepotConfig) -> Iterator[str]:
     yield from unknown_variables(KVDepotConfig.key_table(), os.environ)
     others = {"remote_token_file": config.model_dump()["remote_token_file"]}
     for warning in token_warnings(config.metrics_token_file, others):
         yield f"{config.origins['metrics_token_file']}: {warning}"
+    yield from _missing_media(config)
+    yield from _missing_tokens(config)
     if "Posix" not in config.tiers or "directories" not in config.origins:
         return
     for directory in config.model_dump()["directories"] or ():
         if (problem := unusable(directory)) is not None:
             yield f"{config.origins['directories']}: directories: {problem[0]}: {problem[1]}"
+
+
+def _missing_media(config: KVDepotConfig) -> Iterator[str]:
+    values = config.model_dump()
+    path = values["slab_path"]
+    if path is not None and not os.path.isdir(folder := os.path.dirname(path) or "."):
+        yield f"{config.origins['slab_path']}: slab_path: {folder} is not there: create it, or attach the device"
+    path = values["dax_device_path"]
+    if path is not None and not os.path.exists(path):
+        yield f"{config.origins['dax_device_path']}: dax_device_path: {path} is not there: create or attach it"
+
+
+def _missing_tokens(config: KVDepotConfig) -> Iterator[str]:
+    values = config.model_dump()
+    for key in ("remote_token_file", "metrics_token_file"):
+        path = values[key]
+        if path is not None and not os.access(path, os.R_OK):
+            what = "cannot be read by this user" if os.path.exists(path) else "is not there"
+            yield f"{config.origins[key]}: {key}: {path} {what}: a depot does not start without it"
 
 
 @command.command()
