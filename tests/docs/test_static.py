@@ -16,6 +16,7 @@ import yaml
 from collect import ROOT, documented_commands, snippets
 from table import DRY, NOT_RUN, VLLM_OFFLOADING, VLLM_SERVE
 
+import kvdepot
 from kvdepot.config import load_config
 from kvdepot.engines import vllm_plugin
 from tools.demo.__main__ import report
@@ -181,3 +182,11 @@ def test_versions_of_formats_and_protocols_are_those_of_the_source():
         found = re.findall(rf"\b{re.escape(constant)} = (\d+)", (ROOT / file).read_text("utf-8"))
         assert found == [rows.pop(what)], what
     assert rows == {}
+
+
+def test_the_python_reference_has_all_of_the_api():
+    """The page has all exceptions by their module."""
+    page = (ROOT / "tools" / "site" / "__main__.py").read_text("utf-8")
+    there = {*re.findall(r"auto(?:class|function):: kvdepot\.(\w+)", page), *kvdepot.errors.__all__, "__version__"}
+    assert set(kvdepot.__all__) - there == set()
+    assert "kvdepot.is_failure" in page

@@ -79,8 +79,13 @@ Made from the docstrings. [README](../README.md#python) and [library.md](../docs
 .. autoclass:: kvdepot.Change
 .. autofunction:: kvdepot.block_hash
 .. autofunction:: kvdepot.load_config
+.. autofunction:: kvdepot.load_engine_config
+.. autoclass:: kvdepot.KVDepotConfig
+.. autofunction:: kvdepot.tell_if_absent
+.. autofunction:: kvdepot.is_failure
 .. automodule:: kvdepot.errors
    :members:
+   :exclude-members: is_failure
 ```
 """
 LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")

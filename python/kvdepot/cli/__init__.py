@@ -110,4 +110,9 @@ def main() -> None:
     """Stores the KV caches of LLM engines outside the engines.
 
     Exit status: 0 = done, 1 = failed, 2 = wrong usage or configuration, 130 = interrupted.
+
+    \b
+    kvdepot doctor --config /etc/kvdepot.yaml
+    kvdepot serve --config /etc/kvdepot.yaml
+    kvdepot top
     """

@@ -12,7 +12,12 @@ from kvdepot.config.machine import Machine
 
 @click.group()
 def command() -> None:
-    """Measures this machine. Figures of a busy machine are noise: compare the ratios, and check the load average."""
+    """Measures this machine. Figures of a busy machine are noise: compare the ratios, and check the load average.
+
+    \b
+    kvdepot bench store
+    kvdepot bench copy
+    """
 
 
 @command.command()

@@ -15,6 +15,10 @@ def command() -> None:
 
     No name is installed by default, and none is installed over the real package. Remove them before you uninstall
     kvdepot.
+
+    \b
+    kvdepot compat install infinistore
+    kvdepot compat remove infinistore
     """
 
 

@@ -23,7 +23,12 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 @click.group()
 def command() -> None:
-    """Explains, checks and lists configurations."""
+    """Explains, checks and lists configurations.
+
+    \b
+    kvdepot config check /etc/kvdepot.yaml
+    kvdepot config explain /etc/kvdepot.yaml
+    """
 
 
 @command.command()

@@ -21,6 +21,10 @@ def command() -> None:
 
     A trace has one request per line: {"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [...]}, as
     Mooncake published them and as `enable_record_traces` records them.
+
+    \b
+    kvdepot trace generate agents --requests 2000 --output agents.jsonl
+    kvdepot trace replay agents.jsonl --capacity 64GB,256GB --block-mib 10
     """
 
 
