@@ -45,7 +45,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         yield add
         assert hidden or total in (None, counts[label])
 
-    for verb in ("namespaces", "stop", "trace", "verify"):
+    for verb in ("export", "gc", "namespaces", "prefetch", "rm", "stop", "trace", "trace_fleet", "verify"):
         monkeypatch.setattr(f"kvdepot.cli.{verb}.counting", counting)
     monkeypatch.setattr(progress, "counting", counting)
     return counts
@@ -106,12 +106,47 @@ def test_commands_that_read_directories_count_files(tmp_path: Path, shown: dict[
         assert shown == {"blocks found" if words[0] == "ls" else "block files found": 5}
 
 
+def test_commands_that_change_directories_count_files(tmp_path: Path, shown: dict[str, int]) -> None:
+    file, blocks, runtime = tmp_path / "x.kvx", tmp_path / "blocks", tmp_path / "depot.yaml"
+    blocks.mkdir()
+    with kvdepot.open(
+        {"directories": [str(blocks)], "pool_gb": 1 / 64, "log_level": "error"}, layout=[4096], namespace={"m": 1}
+    ) as store:
+        payload = [[np.full(4096, index, dtype=np.uint8)] for index in range(5)]
+        store.dump([b"block %d" % index for index in range(5)], payload).wait().raise_for_failures()
+        root = store.namespace_id
+        assert store.drain(60_000)
+    aside = next(blocks.rglob("*.kvb"))
+    aside.rename(aside.with_suffix(".bad"))
+
+    def counts(*words: object) -> dict[str, int]:
+        shown.clear()
+        run(*words, "--json")
+        assert shown == {}
+        run(*words)
+        return dict(shown)
+
+    with tempfile.TemporaryDirectory(prefix="kvd") as directory:
+        runtime.write_text(f"directories: [{blocks}]\npool_gb: 0.015625\nsocket: {directory}/depot.sock\n")
+        with serving(f"{directory}/depot.sock", "--config", str(runtime)):
+            assert counts("export", root, file, "--force", "--config", runtime) == {
+                "waiting for the depot to write": 0,
+                "block files found": 4,
+            }
+            assert counts("prefetch", root, "--config", runtime) == {"block files found": 4, "blocks requested": 4}
+    assert counts("gc", blocks, "--capacity-gb", 1) == {"garbage found": 1, "block files found": 4}
+    shown.clear()
+    run("rm", root, "--directory", blocks, "--yes")
+    assert shown == {"block files found": 4, "block files removed": 5}
+
+
 def test_commands_for_traces_count_requests(tmp_path: Path, shown: dict[str, int]) -> None:
     made, public = tmp_path / "made.jsonl", tmp_path / "public.jsonl"
     for words, counts, told in (
         (("generate", "chat", "--requests", 20, "--output", made), {"requests written": 20}, str(made)),
         (("convert", made, "--output", public), {"lines read": 20, "requests written": 20}, str(public)),
         (("replay", made, "--policy", "lru", "--capacity", "10,20"), {"lines read": 20, "replays": 2}, None),
+        (("fleet", made, "--nodes", 2, "--capacity", 10), {"lines read": 20, "routes simulated": 3}, None),
         (("play", made, "--block-kib", 4, "--requests", 10), {"lines read": 20, "requests served": 10}, None),
     ):
         shown.clear()
@@ -123,20 +158,27 @@ def test_commands_for_traces_count_requests(tmp_path: Path, shown: dict[str, int
         assert shown == counts
 
 
+@contextmanager
+def serving(socket: str, *words: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """A depot that serves a socket, and logs to a file beside it."""
+    command = [sys.executable, "-m", "kvdepot", "serve", *words, "--socket", socket, "--log-file", f"{socket}.log"]
+    with subprocess.Popen(command) as process:
+        try:
+            end = time.monotonic() + 60
+            while read_status(socket) is None:
+                assert time.monotonic() < end
+                time.sleep(0.05)
+            yield process
+        finally:
+            process.kill()
+
+
 def test_a_stop_waits_visibly(shown: dict[str, int]) -> None:
     with tempfile.TemporaryDirectory(prefix="kvd") as directory:
         socket, core = f"{directory}/depot.sock", '{"pipeline": "Cache", "pool_bytes": 16777216}'
-        words = [sys.executable, "-m", "kvdepot", "serve", "--core-json", core, "--socket", socket]
-        with subprocess.Popen([*words, "--log-file", f"{directory}/log"]) as process:
-            try:
-                end = time.monotonic() + 60
-                while read_status(socket) is None:
-                    assert time.monotonic() < end
-                    time.sleep(0.05)
-                run("stop", "--socket", socket)
-                assert process.wait(60) == 0
-            finally:
-                process.kill()
+        with serving(socket, "--core-json", core) as process:
+            run("stop", "--socket", socket)
+            assert process.wait(60) == 0
     assert shown == {"waiting for its exit": 0}
 
 

@@ -10,7 +10,7 @@ import click
 
 from kvdepot.cli import places, targets
 from kvdepot.cli.output import print_json
-from kvdepot.cli.progress import progress
+from kvdepot.cli.progress import counting, progress
 from kvdepot.cli.resolve import Resolved, epoch_of, namespace_of
 from kvdepot.errors import ConfigError
 from kvdepot.stored.blocks import contents
@@ -63,11 +63,13 @@ def command(
     target = targets.find(file, socket, directories)
     written = True
     if target.running is not None:
-        with target.open(1) as depot:
+        with target.open(1) as depot, counting("waiting for the depot to write", 0, hidden=as_json):
             written = depot.drain(DRAIN_MS)
     found = namespace_of(target, namespace)
     if found.namespace.directories:
-        with progress("export", contents(found.namespace).bytes, hidden=as_json) as done:
+        with counting("block files found", hidden=as_json) as told:
+            total = contents(found.namespace, told).bytes
+        with progress("export", total, hidden=as_json) as done:
             result = export_namespace(found.namespace, path, done)
     else:
         result = _from_depot(found, target, path, as_json)
@@ -87,7 +89,8 @@ def command(
 def _from_depot(found: Resolved, target: targets.Target, path: Path, quiet: bool) -> Exported:
     with target.open(1) as depot:
         opened = found.open_in(depot)
-        hashes = list(dict.fromkeys(chain.from_iterable(list_blocks(depot, opened).values())))
+        with counting("waiting for the depot's list", 0, hidden=quiet):
+            hashes = list(dict.fromkeys(chain.from_iterable(list_blocks(depot, opened).values())))
         store = depot.store(opened, timeout_ms=LOAD_MS)
         with progress("export", len(hashes) * opened.block_bytes, hidden=quiet) as done:
             return export_served(

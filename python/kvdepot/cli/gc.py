@@ -11,7 +11,7 @@ import click
 
 from kvdepot.cli.output import print_json, print_table
 from kvdepot.cli.places import age_text, chosen_directories, size_text
-from kvdepot.cli.progress import progress
+from kvdepot.cli.progress import counted, counting, progress
 from kvdepot.cli.running import RunningDepot, user_of
 from kvdepot.config import KVDepotConfig, load_config
 from kvdepot.config.sizes import GIB
@@ -82,12 +82,14 @@ def command(
         if apply_ and members:
             raise BusyError(f"{_named(members[0])} shares these directories: stop it, and wait for {LEASE_S} s")
         capacity = _capacity(capacity_gb, config, members)
-        found = list(find_garbage(places))
-        found += [] if capacity.bytes is None else find_cold(places, capacity.bytes)
+        found = list(counted(find_garbage(places), "garbage found", hidden=as_json))
+        if capacity.bytes is not None:
+            with counting("block files found", hidden=as_json) as told:
+                found += find_cold(places, capacity.bytes, told=told)
     except OSError as error:
         raise storage_error(error) from error
     going = [one for one in found if unknown or one.kind != UNKNOWN]
-    freed, failures = _remove(going, places, config) if apply_ else (0, [])
+    freed, failures = _remove(going, places, config, quiet=as_json) if apply_ else (0, [])
     if as_json:
         print_json(
             {
@@ -158,13 +160,15 @@ def _check_unused(user: RunningDepot | None) -> None:
         )
 
 
-def _remove(going: list[Garbage], places: list[Path], config: KVDepotConfig | None) -> tuple[int, list[str]]:
+def _remove(
+    going: list[Garbage], places: list[Path], config: KVDepotConfig | None, *, quiet: bool
+) -> tuple[int, list[str]]:
     """Removes garbage. Returns the bytes that were freed, and an error for each file that could not be removed."""
     freed, failures = 0, []
     if any(one.kind == COLD for one in going):
         forget_checkpoints(places)
     looked: float | None = None
-    with progress("gc", sum(one.bytes for one in going), hidden=False) as done:
+    with progress("gc", sum(one.bytes for one in going), hidden=quiet) as done:
         for one in going:
             if looked is None or time.monotonic() - looked > LOOK_AGAIN_S:
                 # Listing may have taken long, and so may removing.

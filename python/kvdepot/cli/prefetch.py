@@ -9,6 +9,7 @@ from kvdepot import _native
 from kvdepot.cli import targets
 from kvdepot.cli.output import print_json
 from kvdepot.cli.places import Places
+from kvdepot.cli.progress import counted, counting
 from kvdepot.cli.resolve import Resolved, namespace_of
 from kvdepot.stored.blocks import block_files
 from kvdepot.stored.served import POOL, list_blocks
@@ -39,10 +40,13 @@ def command(
     found = namespace_of(target, namespace)
     with target.open(1) as depot:
         opened = found.open_in(depot)
-        names = _newest(target, found, depot, opened, limit)
+        names = _newest(target, found, depot, opened, limit, quiet=as_json)
         store = depot.store(opened)
-        for first in range(0, len(names), BATCH):
-            store.prefetch(names[first : first + BATCH])
+        with counting("blocks requested", len(names), hidden=as_json) as told:
+            for first in range(0, len(names), BATCH):
+                batch = names[first : first + BATCH]
+                store.prefetch(batch)
+                told(len(batch))
         store.close()
     if as_json:
         print_json({"namespace": found.root, "asked": len(names)})
@@ -53,18 +57,27 @@ def command(
 
 
 def _newest(
-    target: targets.Target, found: Resolved, depot: _native.Depot, opened: _native.Namespace, limit: int
+    target: targets.Target,
+    found: Resolved,
+    depot: _native.Depot,
+    opened: _native.Namespace,
+    limit: int,
+    *,
+    quiet: bool,
 ) -> list[bytes]:
     """Returns the hashes of the last used blocks, the last written ones of media, or any that the depot lists."""
     if found.namespace.directories:
-        newest = heapq.nlargest(limit, block_files(found.namespace), key=lambda one: one.used_unix_s)
+        files = counted(block_files(found.namespace), "block files found", hidden=quiet)
+        newest = heapq.nlargest(limit, files, key=lambda one: one.used_unix_s)
         return [bytes.fromhex(one.hash) for one in newest]
     media, _ = Places((), target.media).open_media()
-    on_media = (block for medium in media for block in medium.blocks(found.root))
+    blocks = (block for medium in media for block in medium.blocks(found.root))
+    on_media = counted(blocks, "blocks found", hidden=quiet)
     written = [bytes.fromhex(one.hash) for one in heapq.nlargest(limit, on_media, key=lambda one: one.order)]
     if written:
         return written
-    listed = list_blocks(depot, opened)
+    with counting("waiting for the depot's list", 0, hidden=quiet):
+        listed = list_blocks(depot, opened)
     pool = set(listed.get(POOL, ()))
     below = chain.from_iterable(hashes for place, hashes in listed.items() if place != POOL)
     return [one for one in dict.fromkeys(below) if one not in pool][:limit]

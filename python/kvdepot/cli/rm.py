@@ -7,6 +7,7 @@ import click
 from kvdepot.cli import targets
 from kvdepot.cli.output import print_json
 from kvdepot.cli.places import size_text
+from kvdepot.cli.progress import counting
 from kvdepot.cli.resolve import Resolved, namespace_of
 from kvdepot.errors import ConfigError, storage_error
 from kvdepot.stored.blocks import contents
@@ -37,7 +38,7 @@ def command(
     target = targets.find(file, socket, directories)
     found = namespace_of(target, namespace, removes=True)
     _check_reach(target, found)
-    where, held_blocks, held_bytes = _held(found)
+    where, held_blocks, held_bytes = _held(found, as_json)
     if not yes:
         if as_json or not sys.stdin.isatty():
             raise ConfigError("rm: asks for confirmation before it removes blocks: add --yes if there is no terminal")
@@ -47,14 +48,15 @@ def command(
         target = targets.find(file, socket, directories)
         found = namespace_of(target, found.root, removes=True)
         _check_reach(target, found)
-        where, held_blocks, held_bytes = _held(found)
+        where, held_blocks, held_bytes = _held(found, as_json)
     if target.running is not None:
-        with target.open(1) as depot:
+        with target.open(1) as depot, counting("waiting for the reset", 0, hidden=as_json):
             depot.reset([found.open_in(depot)])
         removed, freed = held_blocks, held_bytes
     else:
         try:
-            removed, freed = remove_blocks(found.namespace)
+            with counting("block files removed", hidden=as_json) as told:
+                removed, freed = remove_blocks(found.namespace, told)
         except OSError as error:
             raise storage_error(error, "removed") from error
     if as_json:
@@ -74,9 +76,10 @@ def _check_reach(target: targets.Target, found: Resolved) -> None:
         )
 
 
-def _held(found: Resolved) -> tuple[str, int, int]:
+def _held(found: Resolved, quiet: bool) -> tuple[str, int, int]:
     """Returns where blocks can be counted, in words that follow their size, their number, and their bytes."""
     if not found.namespace.directories and found.known is not None:
         return " in the pool, and all in other tiers", found.known.pool_blocks, found.known.pool_bytes
-    held = contents(found.namespace)
+    with counting("block files found", hidden=quiet) as told:
+        held = contents(found.namespace, told)
     return "", held.blocks, held.bytes

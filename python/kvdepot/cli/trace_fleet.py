@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kvdepot.cli.output import print_json, print_table
+from kvdepot.cli.progress import counted, counting
 from kvdepot.cli.trace_options import BAR_CHARACTERS, BLOCK_MIB, FILES, JSON
 from kvdepot.errors import ConfigError
 
@@ -88,7 +89,8 @@ def fleet(
     asked["reset"] = reset
     changes = [change_at(name, text) for name, texts in asked.items() for text in texts]
     changes += upgrades(upgrade, nodes, takes_over=take_over) if upgrade else []
-    trace, notes = read_traces(files)
+    with counting("lines read", hidden=as_json) as told:
+        trace, notes = read_traces(files, told)
     for note in notes:
         click.echo(f"note: {note}", err=True)
     if not trace.counts()[1]:
@@ -141,7 +143,9 @@ def show(
     """Simulates each route and prints the results."""
     from kvdepot.traces.fleet import ROUTES, together
 
-    found = {route: simulated.simulate(trace, route) for route in routes or ROUTES}
+    asked = list(routes or ROUTES)
+    each = counted(asked, "routes simulated", len(dict.fromkeys(asked)), hidden=as_json)
+    found = {route: simulated.simulate(trace, route) for route in each}
     requests, references, distinct = trace.counts()
     ceiling = (references - distinct) / references
     requests, references = requests * simulated.copies, references * simulated.copies

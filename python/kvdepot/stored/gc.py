@@ -11,7 +11,7 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,7 +70,12 @@ def find_garbage(directories: Iterable[Path], now_s: float | None = None) -> Ite
             yield from _of_namespace(directory / namespace.root, namespace, now)
 
 
-def find_cold(directories: Iterable[Path], capacity_bytes: int, now_s: float | None = None) -> list[Garbage]:
+def find_cold(
+    directories: Iterable[Path],
+    capacity_bytes: int,
+    now_s: float | None = None,
+    told: Callable[[int], object] = lambda _: None,
+) -> list[Garbage]:
     """Returns the blocks that do not fit into a capacity, those used longest ago first.
 
     Reads the metadata of each block of a current epoch. A depot keeps the time of a block's last use, to a minute, as
@@ -81,6 +86,7 @@ def find_cold(directories: Iterable[Path], capacity_bytes: int, now_s: float | N
         directories: directories of a Posix tier, which no depot uses.
         capacity_bytes: bytes that the blocks in all of them together may take.
         now_s: time that ages are relative to; now when left out.
+        told: called with the number of each step's blocks, whether they fit or not.
 
     Raises:
         OSError: a directory cannot be read.
@@ -89,6 +95,7 @@ def find_cold(directories: Iterable[Path], capacity_bytes: int, now_s: float | N
     blocks = []
     for namespace in find_namespaces(list(directories)):
         for path in () if namespace.problem else _current_blocks(namespace):
+            told(1)
             with contextlib.suppress(FileNotFoundError):
                 facts = path.lstat()
                 if stat.S_ISREG(facts.st_mode):
@@ -159,10 +166,14 @@ def forget_checkpoints(directories: Iterable[Path]) -> None:
         (directory / CHECKPOINT).unlink(missing_ok=True)
 
 
-def remove_blocks(namespace: StoredNamespace) -> tuple[int, int]:
+def remove_blocks(namespace: StoredNamespace, told: Callable[[int], object] = lambda _: None) -> tuple[int, int]:
     """Removes a namespace's blocks of all epochs, and its directories unless that would lose an epoch.
 
     The directories' checkpoints are removed as well: a depot would list blocks by them until it has scanned the files.
+
+    Args:
+        namespace: the namespace.
+        told: called with the number of files that each step removed.
 
     Returns:
         Number of removed files, and their bytes.
@@ -179,6 +190,7 @@ def remove_blocks(namespace: StoredNamespace) -> tuple[int, int]:
                 total += path.lstat().st_size
                 path.unlink()
                 files += 1
+                told(1)
         if namespace.epoch == 0 and _only_ours(root):
             with contextlib.suppress(FileNotFoundError):
                 _remove_empty(root, time.time())
