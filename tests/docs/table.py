@@ -625,6 +625,7 @@ SMALL_FORMS: dict[str, tuple[str, ...]] = {
     "kvdepot reset 3f2a": ("reset", "reset --socket", "reset --config"),
     "kvdepot rm 3f2a": ("rm", "rm --socket", "rm --config"),
     "kvdepot rm": ("rm",),
+    "kvdepot reset": ("reset",),
     "kvdepot prefetch 3f2a": ("prefetch", "prefetch --socket", "prefetch --config"),
     "kvdepot top": ("top", "top --json"),
     "kvdepot top --once": ("top",),
@@ -697,6 +698,10 @@ NOT_RUN = {
     '"prompt": "Confidential: …", "max_tokens": 64, '
     '"kv_transfer_params": {"max_load_tokens": 4096, "kvdepot.no_store": true}}\'': (
         "needs a server; tests/python/engines/test_vllm_asks.py reads what it asks for"
+    ),
+    "curl http://localhost:8000/v1/completions -H 'Content-Type: application/json' "
+    '-d "{\\"model\\": \\"MODEL\\", \\"max_tokens\\": 8, \\"prompt\\": \\"$(seq -s \' \' 800)\\"}"': (
+        "needs a server; `make demo` sends long prompts to one, before and after it is restarted"
     ),
     "curl --unix-socket /run/user/1000/kvdepot/depot-0123456789ab.sock.http http://localhost/metrics": (
         "needs a depot at that socket; crates/kvdepot-server/tests/status_door.rs asks one"
