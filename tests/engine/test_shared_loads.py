@@ -40,3 +40,13 @@ def test_identical_requests_load_once_between_steps(real_lab: Lab, kind: str) ->
     assert together["warm"]["cached"] == alone["warm"]["cached"] * REQUESTS == [BLOCKS * BLOCK] * REQUESTS
     loaded = [run["metrics"]["vllm:kvdepot_load_blocks"] for run in (alone, together)]
     assert loaded[0] == loaded[1] > 0
+
+
+def test_requests_of_whole_blocks_load_only_their_last_block_again(real_lab: Lab) -> None:
+    """vLLM's own cache leaves a token of a prompt to compute, and with it the last block."""
+    options, whole = {"use_layerwise": False}, [[[3, BLOCKS * BLOCK]]]
+    alone = real_lab.run("llama", [one_by_one("cold", whole), settle(real_lab)], options=options)
+    together = real_lab.run("llama", [generate("warm", whole * REQUESTS, 16)], options=options)
+    assert together["warm"]["tokens"] == alone["cold"]["tokens"] * REQUESTS
+    assert together["metrics"]["vllm:kvdepot_load_blocks"] == BLOCKS + REQUESTS - 1
+    assert together["metrics"]["vllm:kvdepot_shared_load_tokens"] == (REQUESTS - 1) * (BLOCKS - 1) * BLOCK

@@ -10,6 +10,7 @@ from engine_parts import BLOCK, FakeDepot, Step, pages, request, scheduler
 from kvdepot.engines.vllm.meta import LoadReport
 from kvdepot.engines.vllm.scheduler import SchedulerSide
 from kvdepot.engines.vllm.shared_loads import WAIT_S_MAX, SharedLoads
+from kvdepot.engines.vllm.turns import PENDING_CLAIMS_PER_STEP
 
 
 class Clock:
@@ -55,6 +56,7 @@ def test_a_request_waits_for_the_load_of_its_prefix_and_then_hits_vllms_own_cach
     load_id = loading(side, of_prefix("leader", 8, 8))
     follower = of_prefix("follower", 8, 8)
     assert [side.match(follower, 0) for _ in range(3)] == [(None, False)] * 3
+    assert "shared_load_tokens" not in side.stats.data
     side.reported(LoadReport({load_id: 1}))
     assert side.match(follower, 8 * BLOCK) == (0, False)
     side.allocated(follower, pages(list(range(1, 10))), 0)
@@ -95,14 +97,70 @@ def test_a_request_loads_everything_itself_if_the_other_load_fails() -> None:
     assert side.match(follower, 0) == (8 * BLOCK, True)
 
 
-def test_a_load_of_a_request_that_was_aborted_still_counts_until_it_ends() -> None:
+def test_nobody_waits_for_the_load_of_a_request_that_was_aborted() -> None:
+    """vLLM frees its pages and caches none of them."""
     side = between_steps()
-    load_id = loading(side, of_prefix("leader", 8, 8))
-    side.finished("leader")
+    loading(side, of_prefix("leader", 8, 8))
     follower = of_prefix("follower", 8, 8)
     assert side.match(follower, 0) == (None, False)
-    side.reported(LoadReport({load_id: 1}))
+    side.finished("leader")
     assert side.match(follower, 0) == (8 * BLOCK, True)
+
+
+def test_a_follower_that_is_asked_before_its_leader_is_cached_waits_one_more_step() -> None:
+    """vLLM up to 0.31 asks for it in the step that caches the leader's pages, if it is ahead in the queue."""
+    side = between_steps()
+    load_id = loading(side, of_prefix("leader", 8, 8))
+    follower = of_prefix("follower", 8, 8)
+    side.reported(LoadReport({load_id: 1}))
+    assert side.match(follower, 0) == (None, False)
+    side.build_step(Step().output())
+    assert side.match(follower, 0) == (8 * BLOCK, True)
+
+
+def test_requests_of_whole_blocks_wait_once_and_then_load_their_last_block_side_by_side() -> None:
+    """vLLM's own cache never has the last token of a prompt, so it cannot give them the last block."""
+    side = between_steps()
+    load_id = loading(side, request("same", 8 * BLOCK))
+    followers = [request("same", 8 * BLOCK) for _ in range(4)]
+    for number, follower in enumerate(followers):
+        follower.request_id = f"follower{number}"
+        assert side.match(follower, 0) == (None, False)
+    side.reported(LoadReport({load_id: 1}))
+    for follower in followers:
+        assert side.match(follower, 7 * BLOCK) == (BLOCK, True)
+        side.allocated(follower, pages(list(range(1, 9))), BLOCK)
+    late = request("same", 8 * BLOCK)
+    late.request_id = "late"
+    assert side.match(late, 7 * BLOCK) == (BLOCK, True)
+    assert side.stats.data["shared_load_tokens"] == 4 * 7 * BLOCK
+
+
+def test_a_thousand_requests_that_wait_cost_the_depot_no_call() -> None:
+    side = between_steps()
+    loading(side, of_prefix("leader", 8, 8))
+    depot: Any = side._depot
+    claims = len(depot.claims)
+    followers = [of_prefix(f"follower{number}", 8, 8) for number in range(1_000)]
+    for _ in range(2):
+        assert [side.match(follower, 0) for follower in followers] == [(None, False)] * 1_000
+        side.build_step(Step().output())
+    assert len(depot.claims) == claims
+
+
+def test_requests_whose_claim_shows_that_they_share_open_few_claims_in_a_step() -> None:
+    """They might need much beyond the prefix; the depot has no more, which only a claim shows."""
+    side = scheduler(FakeDepot(units=8), use_layerwise=False)
+    loading(side, of_prefix("leader", 8, 8))
+    depot: Any = side._depot
+    followers = [of_prefix(f"follower{number}", 8, 30) for number in range(100)]
+    assert [side.match(follower, 0) for follower in followers] == [(None, False)] * 100
+    assert len(depot.claims) == 1 + PENDING_CLAIMS_PER_STEP
+    polls = sum(claim.polls for claim in depot.claims)
+    side.build_step(Step().output())
+    waiting = followers[:PENDING_CLAIMS_PER_STEP]
+    assert [side.match(follower, 0) for follower in waiting] == [(None, False)] * len(waiting)
+    assert sum(claim.polls for claim in depot.claims) == polls
 
 
 def test_a_load_that_hangs_costs_other_requests_a_bounded_wait(clock: Clock) -> None:
@@ -116,15 +174,13 @@ def test_a_load_that_hangs_costs_other_requests_a_bounded_wait(clock: Clock) -> 
     assert side.match(follower, 0) == (8 * BLOCK, True)
 
 
-def test_a_wait_for_several_loads_in_turn_is_bounded_as_a_whole(clock: Clock) -> None:
+def test_a_request_waits_for_one_load_only() -> None:
     side = between_steps()
     follower = of_prefix("follower", 8, 8)
-    for number in range(2):
-        load_id = loading(side, of_prefix(f"leader{number}", 8, 8))
-        assert side.match(follower, 0) == (None, False)
-        side.reported(LoadReport({load_id: 1}, failed={load_id}))
-        clock.now_s += WAIT_S_MAX / 2
-    loading(side, of_prefix("leader2", 8, 8))
+    load_id = loading(side, of_prefix("leader", 8, 8))
+    assert side.match(follower, 0) == (None, False)
+    side.reported(LoadReport({load_id: 1}, failed={load_id}))
+    loading(side, of_prefix("another", 8, 8))
     assert side.match(follower, 0) == (8 * BLOCK, True)
 
 
@@ -133,8 +189,10 @@ def test_the_load_of_one_rank_alone_is_no_prefix_for_others() -> None:
     load_id = loading(side, of_prefix("leader", 8, 8))
     follower = of_prefix("follower", 8, 8)
     side.reported(LoadReport({load_id: 1}))
+    side.build_step(Step().output())
     assert side.match(follower, 0) == (None, False)
     side.reported(LoadReport({load_id: 1}))
+    side.build_step(Step().output())
     assert side.match(follower, 0) == (8 * BLOCK, True)
 
 
@@ -153,6 +211,15 @@ def test_with_windows_only_the_same_hit_is_waited_for(shared: int, waits: bool) 
     side.allocated(leader, pages(list(range(1, 10)), list(range(1, 10))), tokens or 0)
     assert side.match(of_prefix("follower", shared, 8), 0) == ((None, False) if waits else (8 * BLOCK, True))
     assert side.match(of_prefix("shorter", 8, 7), 0) == (7 * BLOCK, True)
+
+
+def test_with_windows_nobody_waits_for_a_load_that_ends_within_its_prompt() -> None:
+    """vLLM keeps the blocks of a window at the end of a prompt, and maybe nowhere else."""
+    side = scheduler(FakeDepot(units=8), use_layerwise=False, windows=(0, 2))
+    leader = of_prefix("leader", 8, 9)
+    tokens, _ = side.match(leader, 0)
+    side.allocated(leader, pages(list(range(1, 11)), list(range(1, 11))), tokens or 0)
+    assert side.match(of_prefix("follower", 8, 9), 0) == (8 * BLOCK, True)
 
 
 def test_loads_that_a_step_waits_for_hold_nobody_up() -> None:
@@ -178,20 +245,25 @@ def test_the_shared_part_is_what_one_load_brings_and_no_more() -> None:
         if running and random_.random() < 0.3:
             gone = random_.choice(list(running))
             del running[gone]
-            shared.ended(gone)
+            shared.forget(gone)
         brought = [
-            (sum(key in loaded for key in keys[begin:]), keys[begin] in loaded, end) for loaded, end in running.values()
+            (sum(key in loaded for key in keys[begin:]), keys[begin] in loaded, load_id, end)
+            for load_id, (loaded, end) in running.items()
         ]
-        part, end = next(((part, end) for part, begins, end in brought if begins), (0, 0))
-        is_worth = part >= max(end - begin - part, depth - begin - part)
-        found = shared.worth_waiting_for(keys, begin, depth)
-        assert found == (part if is_worth else 0)
-        waits += bool(found)
-        if not any(part for part, _, _ in brought):
+        part, load_id, end = next(((part, load_id, end) for part, begins, load_id, end in brought if begins), (0, 0, 0))
+        own_end = depth - random_.randrange(2)
+        part = min(part, max(0, own_end - begin))
+        is_worth = part > 0 and part >= max(end - begin - part, depth - begin - part)
+        found = shared.find(keys, begin, depth, own_end)
+        assert found == (load_id if is_worth else None)
+        waits += found is not None
+        if not any(part for part, _, _, _ in brought):
             running[number] = (set(keys[begin:]), depth)
             shared.begin(number, keys, begin, depth)
     assert waits > 100
     for number in list(running):
         shared.ended(number)
+    assert shared._loads.keys() == running.keys()
+    shared.step_planned()
     assert not shared._load_of
     assert not shared._loads

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from kvdepot.engines.vllm.adapters import block_keys, is_key_list_of, with_adapter
 from kvdepot.engines.vllm.asks import Ask
 from kvdepot.engines.vllm.lookup import Lookup, Miss
+from kvdepot.engines.vllm.shared_loads import Wait
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -23,7 +24,7 @@ class RequestState:
             used yet holds its leases here.
         miss: why the last lookup found nothing beyond ``local_tokens``; ``None`` after a hit.
         waits_since_s: when a lookup began that was dropped before it settled; ``None`` = the next one is the first.
-        shares_since_s: when it began to wait for another request's load of the same prefix; ``None`` = it does not.
+        share: its wait for another request's load of the same prefix; ``None`` = it has not waited yet.
         loaded_tokens: tokens loaded beyond ``local_tokens`` when the request was admitted.
         asked_tokens: tokens that the last lookup asked the depot for.
         missed_tokens: local hit of the last lookup that found nothing beyond it, -1 if there was none.
@@ -43,7 +44,7 @@ class RequestState:
     lookup: Lookup | None = None
     miss: Miss | None = None
     waits_since_s: float | None = None
-    shares_since_s: float | None = None
+    share: Wait | None = None
     local_tokens: int = 0
     loaded_tokens: int = 0
     missed_tokens: int = -1

@@ -21,7 +21,7 @@ from kvdepot.engines.vllm.rank_reports import UntilAllRanks
 from kvdepot.engines.vllm.rates import Rates
 from kvdepot.engines.vllm.requests import RequestState
 from kvdepot.engines.vllm.saveplan import SavePlan
-from kvdepot.engines.vllm.shared_loads import WAIT_S_MAX, SharedLoads
+from kvdepot.engines.vllm.shared_loads import WAIT_S_MAX, SharedLoads, Wait
 from kvdepot.engines.vllm.stats import DepotStats
 from kvdepot.engines.vllm.taint import Taint
 from kvdepot.engines.vllm.turns import Turns
@@ -157,13 +157,18 @@ class SchedulerSide:
         if self._namespaces.wait_for_ranks() or self._namespaces.wait_for_weights(not self._refusal(state)):
             self._waited = True
             return None, False
-        if not self._follow_local_hit(state, local_tokens):
-            return None, False
         now_s = time.monotonic()
+        # Asked first, so that requests that wait cost no call of the depot.
+        if self._still_shares(state, now_s) or not self._follow_local_hit(state, local_tokens):
+            return None, False
         answer = self._look_up(state, local_tokens, now_s)
         if isinstance(answer, Pending):
             return None, False
-        if isinstance(answer, Hit) and self._waits_for_load(state, answer.tokens, now_s):
+        hash_tokens = self._geometry.hash_tokens
+        if isinstance(answer, Hit) and self._begins_to_share(
+            state, (local_tokens + answer.tokens) // hash_tokens, now_s
+        ):
+            self._turns.claim_is_pending()
             return None, False
         if self._spans is not None:
             asked_tokens = state.asked_tokens if state.lookup is not None else 0
@@ -221,23 +226,37 @@ class SchedulerSide:
                 return Miss("no_depot")
         return answer
 
-    def _waits_for_load(self, state: RequestState, hit_tokens: int, now_s: float) -> bool:
-        """Returns whether a request waits for what another one's load brings into vLLM's own cache.
+    def _still_shares(self, state: RequestState, now_s: float) -> bool:
+        """Returns whether a request goes on waiting for another one's load. Counts what it has got when it does not."""
+        share = state.share
+        if share is None or share.is_over:
+            return False
+        got = state.local_tokens - share.local_tokens
+        if got == 0 and share.load_id in self._shared_loads and now_s - share.since_s < WAIT_S_MAX:
+            return True
+        self.stats.add("shared_load_tokens", max(0, got))
+        state.share = share._replace(is_over=True)
+        return False
 
-        Loads that a step waits for are cached at once. A hit with a window that ends elsewhere needs other blocks.
+    def _begins_to_share(self, state: RequestState, end: int, now_s: float) -> bool:
+        """Returns whether a request begins to wait for what another one's load brings into vLLM's own cache.
+
+        Loads that a step waits for are cached at once. ``end`` is the unit after the last one of its hit, or at first
+        of what it will claim.
         """
-        if self.loads_before_forward or not self._options.shares_prefixes:
+        if self.loads_before_forward or not self._options.shares_prefixes or state.share is not None:
             return False
-        unit = self._geometry.hash_tokens
-        begin = state.local_tokens // unit
-        end, windowed = begin + hit_tokens // unit, self._geometry.windowed
-        shared = self._shared_loads.worth_waiting_for(state.hashes, begin, end, all_of_it=windowed)
-        if not shared:
+        begin, own_end = state.local_tokens // self._geometry.hash_tokens, self._own_end(state.request.num_tokens)
+        windowed = self._geometry.windowed
+        load_id = self._shared_loads.find(state.hashes, begin, end, own_end, all_of_it=windowed)
+        if load_id is None:
             return False
-        if state.shares_since_s is None:
-            state.shares_since_s = now_s
-            self.stats.add("shared_load_tokens", shared * unit)
-        return now_s - state.shares_since_s < WAIT_S_MAX
+        state.share = Wait(load_id, now_s, state.local_tokens)
+        return True
+
+    def _own_end(self, tokens: int) -> int:
+        """Returns the unit after the last one that vLLM finds in its own cache for so many tokens."""
+        return (tokens - 1) // self._geometry.hit_tokens * self._geometry.hit_tokens // self._geometry.hash_tokens
 
     def _poll(self, lookup: Lookup, now_s: float) -> Pending | Miss | Hit:
         """Polls a claim, if this step may: always a new one and one that has settled, the others in turn."""
@@ -257,6 +276,8 @@ class SchedulerSide:
         bounds = self._limits.bounds(state.request, local_tokens, state.ask.load_tokens_max)
         if isinstance(bounds, Miss):
             return bounds
+        if self._begins_to_share(state, bounds.limit - bounds.dropped, now_s):
+            return PENDING
         if not self._turns.may_claim():
             return PENDING
         self.stats.add("claims")
@@ -299,7 +320,7 @@ class SchedulerSide:
         if state is None:
             return
         lookup, state.lookup = state.lookup, None
-        state.waits_since_s = state.shares_since_s = None
+        state.waits_since_s = state.share = None
         self._log_once(state, external_tokens, lookup)
         page_ids = blocks.get_block_ids()
         # Another connector may load into these pages before a step computes on them, so pending dumps must have read
@@ -325,8 +346,11 @@ class SchedulerSide:
             leased.claim_spans = lookup.claim_spans
             leased.span = self._spans.load_begun(state.trace, load, external_tokens, state.tier_tokens)
         self._running_loads.begin(load_id, leased)
-        if not before_forward:
-            unit = self._geometry.hash_tokens
+        unit = self._geometry.hash_tokens
+        # With windows or states vLLM may keep only what the end of a prompt needs.
+        if not before_forward and (
+            not self._geometry.windowed or end_tokens // unit == self._own_end(request.num_prompt_tokens)
+        ):
             self._shared_loads.begin(load_id, state.hashes, lookup.local_tokens // unit, end_tokens // unit)
         self._step.loads.append(load)
         self.stats.add_hit(external_tokens, state.tier_tokens)
@@ -386,6 +410,7 @@ class SchedulerSide:
         step.computes = bool(output.num_scheduled_tokens)
         self._idle.begin_step(output.total_num_scheduled_tokens == 0)
         self._turns.next_step()
+        self._shared_loads.step_planned()
         step.decoding = any(
             output.num_scheduled_tokens[name] <= DECODE_TOKENS_MAX for name in output.scheduled_cached_reqs.req_ids
         )
@@ -512,6 +537,7 @@ class SchedulerSide:
     def _load_failed(self, load_id: int) -> None:
         load = self._running_loads.get(load_id)
         self._saves.load_failed(load_id)
+        self._shared_loads.forget(load_id)
         if load is None:
             return
         if self._spans is not None:
@@ -584,6 +610,9 @@ class SchedulerSide:
     def finished(self, request_id: str) -> None:
         """``request_finished``: loads of the request in flight keep their leases until all ranks have reported."""
         self._taint.ended(request_id)
+        for load_id, load in self._running_loads.items():
+            if load.request_id == request_id:
+                self._shared_loads.forget(load_id)  # vLLM frees its pages without caching them
         state = self._requests.pop(request_id, None)
         if state is not None:
             if self._spans is not None:
