@@ -12,9 +12,6 @@ use super::{Medium, Piece, reopened};
 use crate::buf::MemRun;
 use crate::fork::{OfProcess, Private};
 
-/// Pages have 4, 16 or 64 KiB, as the processor has it.
-const PAGE_BYTES_MAX: usize = 64 << 10;
-
 /// What a mapping is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Use {
@@ -87,6 +84,23 @@ impl MappedMedium {
         self.whole()?;
         // `within` has compared it with the length of the mapping, so it fits an address.
         Ok((self.start + at as usize) as *mut u8)
+    }
+
+    /// Returns the pages that hold these bytes: their address and their length.
+    fn pages(&self, at: u64, bytes: usize) -> Result<(*mut u8, usize)> {
+        // A mapping begins with a page.
+        let before = at as usize % rustix::param::page_size();
+        let len = bytes.saturating_add(before);
+        Ok((self.address(at - before as u64, len)?, len))
+    }
+
+    /// Returns whether all of these bytes are in the page cache, and not in swap space.
+    pub(super) fn is_resident(&self, at: u64, bytes: usize) -> bool {
+        let Ok((from, len)) = self.pages(at, bytes) else { return false };
+        let mut pages = vec![0_u8; len.div_ceil(rustix::param::page_size())];
+        // SAFETY: whole pages of our own mapping, and a byte for each of them.
+        let asked = unsafe { libc::mincore(from.cast(), len, pages.as_mut_ptr()) } == 0;
+        asked && pages.iter().all(|page| page & 1 == 1)
     }
 
     fn address_to_write(&self, at: u64, bytes: usize) -> Result<*mut u8> {
@@ -218,18 +232,16 @@ impl Medium for MappedMedium {
         true
     }
 
-    fn map_ahead(&self, at: u64, bytes: usize) {
-        // A mapping begins with a page.
-        let before = at as usize % PAGE_BYTES_MAX;
-        let (at, bytes) = (at - before as u64, bytes.saturating_add(before));
-        let Ok(from) = self.address(at, bytes) else { return };
+    fn map_ahead(&self, at: u64, bytes: usize) -> bool {
+        let Ok((from, len)) = self.pages(at, bytes) else { return true };
         // SAFETY: whole pages of our own mapping, whose bytes do not change. Pages that are lost make it fail; they raise no
         // signal.
-        let mapped =
-            unsafe { rustix::mm::madvise(from.cast(), bytes, rustix::mm::Advice::LinuxPopulateRead) };
+        let mapped = unsafe { rustix::mm::madvise(from.cast(), len, rustix::mm::Advice::LinuxPopulateRead) };
         if let Err(error) = mapped {
-            tracing::debug!(path = %self.path.display(), %error, at, bytes, "pages of a medium were not mapped ahead of their first read");
+            tracing::debug!(path = %self.path.display(), %error, at, bytes, "cannot map pages of a medium ahead of their first read");
         }
+        // Before Linux 5.14 there is no such call.
+        mapped != Err(rustix::io::Errno::INVAL)
     }
 
     fn lend(&self) -> Result<Option<OwnedFd>> {

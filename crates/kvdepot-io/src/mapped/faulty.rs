@@ -145,6 +145,13 @@ pub enum MediumCall {
     },
     /// `persist`.
     Persist,
+    /// `map_ahead`; if the hook fails, nothing is mapped.
+    MapAhead {
+        /// First byte.
+        at: u64,
+        /// Length.
+        bytes: usize,
+    },
 }
 
 /// A test's callback for each call: it may block, and then lets the call continue or fail.
@@ -220,8 +227,8 @@ impl Medium for HookMedium {
         self.inner.is_read_from_memory()
     }
 
-    fn map_ahead(&self, at: u64, bytes: usize) {
-        self.inner.map_ahead(at, bytes);
+    fn map_ahead(&self, at: u64, bytes: usize) -> bool {
+        (self.hook)(MediumCall::MapAhead { at, bytes }).is_err() || self.inner.map_ahead(at, bytes)
     }
 
     fn lend(&self) -> Result<Option<OwnedFd>> {

@@ -101,9 +101,11 @@ pub trait Medium: Send + Sync + Debug {
         false
     }
 
-    /// Maps the pages of `bytes` from `at` on into this process, so that the first read of each does not fault. It reads
-    /// and writes nothing, and what cannot be mapped is left to that read.
-    fn map_ahead(&self, _at: u64, _bytes: usize) {}
+    /// Maps the pages of `bytes` from `at` on into this process, so that the first read of each does not fault. What cannot
+    /// be mapped, or would have to be read from swap space, is left to that read. Returns `false` if nothing ever can.
+    fn map_ahead(&self, _at: u64, _bytes: usize) -> bool {
+        false
+    }
 
     /// Returns a descriptor by which other processes can map the medium to read it ([`LentMedium`]); `None` if it has
     /// none.

@@ -269,11 +269,13 @@ impl Medium for FileMedium {
         self.mapping.is_some() && self.rests_in_memory()
     }
 
-    fn map_ahead(&self, at: u64, bytes: usize) {
-        if self.is_read_from_memory()
-            && let Some(mapping) = &self.mapping
-        {
-            mapping.map_ahead(at, bytes);
+    fn map_ahead(&self, at: u64, bytes: usize) -> bool {
+        match &self.mapping {
+            Some(mapping) if self.is_read_from_memory() => {
+                let is_there = in_memory::is_dax(&self.file) || mapping.is_resident(at, bytes);
+                !is_there || mapping.map_ahead(at, bytes)
+            }
+            _ => false,
         }
     }
 

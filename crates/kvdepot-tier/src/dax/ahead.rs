@@ -6,8 +6,8 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
-use std::thread::JoinHandle;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::time::Duration;
 
 use kvdepot_io::mapped::Medium;
 use parking_lot::Mutex;
@@ -16,6 +16,8 @@ use parking_lot::Mutex;
 const CALL_BYTES: usize = 2 << 20;
 /// Blocks that wait for the thread. Further ones are mapped when they are read.
 const WAITING_MAX: usize = 4096;
+/// How long the end of a tier waits for the thread. A medium may hang in the middle of a call.
+const STOP_MAX: Duration = Duration::from_secs(1);
 
 /// An extent of a medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,22 +30,30 @@ pub(super) struct Extent {
 #[derive(Debug, Default)]
 pub(super) struct Ahead {
     written: Option<SyncSender<Extent>>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    /// Disconnected when the thread has ended.
+    ended: Mutex<Option<Receiver<()>>>,
     is_stopping: Arc<AtomicBool>,
 }
 
 impl Ahead {
-    /// Begins with the blocks that were found on the medium, in this order.
-    pub(super) fn begin(medium: &Arc<dyn Medium>, found: Vec<Extent>) -> Self {
+    /// Begins with the blocks that were found on the medium, each with its generation: the newest ones first.
+    pub(super) fn begin(medium: &Arc<dyn Medium>, found: impl Iterator<Item = (u64, Extent)>) -> Self {
         if !medium.is_read_from_memory() {
             return Self::default();
         }
+        let mut found: Vec<_> = found.collect();
         let (written, waiting) = sync_channel(WAITING_MAX);
         let is_stopping = Arc::new(AtomicBool::new(false));
         let (medium, stopping) = (Arc::clone(medium), Arc::clone(&is_stopping));
-        let run = move || run(&*medium, found, &waiting, &stopping);
+        let (end, ended) = sync_channel(0);
+        let run = move || {
+            found.sort_unstable_by_key(|(generation, _)| std::cmp::Reverse(*generation));
+            run(&*medium, found, &waiting, &stopping);
+            drop(medium);
+            drop(end);
+        };
         match std::thread::Builder::new().name("kvd-dax-map".to_owned()).spawn(run) {
-            Ok(thread) => Self { written: Some(written), thread: Mutex::new(Some(thread)), is_stopping },
+            Ok(_) => Self { written: Some(written), ended: Mutex::new(Some(ended)), is_stopping },
             Err(error) => {
                 tracing::warn!(%error, "no thread maps a medium's pages ahead of their first read, which will take longer");
                 Self::default()
@@ -60,28 +70,36 @@ impl Ahead {
         }
     }
 
-    /// Stops the thread and waits for it: at most for one call.
+    /// Stops the thread and waits for it: for the end of a call, or a second.
     pub(super) fn stop(&self) {
         self.is_stopping.store(true, Ordering::Release);
         // Wakes the thread if nothing is left to map.
         self.written(Extent { at: 0, bytes: 0 });
-        if let Some(thread) = self.thread.lock().take()
-            && thread.join().is_err()
+        if let Some(ended) = self.ended.lock().take()
+            && ended.recv_timeout(STOP_MAX) == Err(RecvTimeoutError::Timeout)
         {
-            tracing::error!("the thread that maps a medium's pages has panicked");
+            tracing::warn!("a medium hangs while its pages are mapped: it stays open until that ends");
         }
     }
 }
 
-fn run(medium: &dyn Medium, found: Vec<Extent>, waiting: &Receiver<Extent>, is_stopping: &AtomicBool) {
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn run(medium: &dyn Medium, found: Vec<(u64, Extent)>, waiting: &Receiver<Extent>, is_stopping: &AtomicBool) {
     // On Linux it applies to the thread.
     let _ = rustix::process::nice(10);
-    for extent in found.into_iter().chain(waiting) {
+    for extent in found.into_iter().map(|(_, extent)| extent).chain(waiting) {
         for from in (0..extent.bytes).step_by(CALL_BYTES) {
             if is_stopping.load(Ordering::Acquire) {
                 return;
             }
-            medium.map_ahead(extent.at + from as u64, CALL_BYTES.min(extent.bytes - from));
+            if !medium.map_ahead(extent.at + from as u64, CALL_BYTES.min(extent.bytes - from)) {
+                return;
+            }
         }
         if is_stopping.load(Ordering::Acquire) {
             return;

@@ -96,8 +96,9 @@ impl DaxTier {
             queue_max: NAMESPACES_MAX,
         });
         let format::Opened { geometry, epochs, recovered, units_max } = opened;
+        let engine = Arc::new(PsyncEngine::new(engine)?);
         let shared = Shared::new(config, medium, owner, geometry, units_max, recovered.slots, epochs);
-        Ok(Self { shared: Arc::new(shared), engine: Arc::new(PsyncEngine::new(engine)?), calls })
+        Ok(Self { shared: Arc::new(shared), engine, calls })
     }
 
     /// Looks at the medium of a tier and changes nothing. Fails where `open` would, except for errors of the medium.

@@ -109,13 +109,10 @@ impl Shared {
         slots: Slots,
         epochs: Epochs,
     ) -> Self {
-        let mut newest: Vec<_> = slots.live().collect();
-        newest.sort_by_key(|(_, header)| std::cmp::Reverse(header.generation));
-        let extent = |(unit, header): (u32, Header)| Extent {
-            at: geometry.payload_at(unit),
-            bytes: header.bytes as usize,
+        let extent = |(unit, header): (u32, Header)| {
+            (header.generation, Extent { at: geometry.payload_at(unit), bytes: header.bytes as usize })
         };
-        let ahead = Ahead::begin(&medium, newest.into_iter().map(extent).collect());
+        let ahead = Ahead::begin(&medium, slots.live().map(extent));
         let state = State {
             slots,
             spaces: HashMap::new(),
