@@ -127,6 +127,9 @@ const _: () = assert!(NAMESPACE_SPEC_BYTES_MAX * 2 < SMALL_FILE_BYTES_MAX);
 /// for the namespace until that is reset.
 pub const REMOVALS_OWED_MAX: usize = 1 << 13;
 
+/// How long after its deadline an operation of a tier counts as hung.
+pub const OVERDUE: std::time::Duration = std::time::Duration::from_secs(1);
+
 /// Maximum number of writes in flight at a tier, even if it takes more bytes.
 pub const WRITES_IN_FLIGHT_MAX: usize = 1 << 11;
 

@@ -7,7 +7,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
-use kvdepot_core::machine::{Event, GROW_BYTES, Machine, PoolConfig};
+use kvdepot_core::limits::OVERDUE;
+use kvdepot_core::machine::{Event, GROW_BYTES, Machine, Nanos, PoolConfig};
 use kvdepot_core::pipeline::{PipelineSpec, PoolKind};
 use kvdepot_core::{BlockKey, Error, ErrorKind, Result, eviction};
 use kvdepot_tier::{Tier, TierMemory, registry};
@@ -143,6 +144,7 @@ impl Depot {
             .with_placements(&config.placements(pool_kind, &names)?)
             .with_write_budgets(&config.write_budgets(&names))
             .with_write_windows(&windows)
+            .with_write_patience(write_patience(config.timeout_ms))
             .with_parts(Arc::new(move |tier: usize, key: &BlockKey| parted[tier].part(key)));
         if is_kept {
             machine.keep_ledger();
@@ -308,6 +310,12 @@ fn note_stall(runner: &Runner, stall: Stall) {
     }
 }
 
+/// Returns the time after which a write has hung: its deadline is `timeout_ms` after it was passed to the tier.
+fn write_patience(timeout_ms: u64) -> Nanos {
+    let patience = Duration::from_millis(timeout_ms).saturating_add(OVERDUE);
+    Nanos::try_from(patience.as_nanos()).unwrap_or(Nanos::MAX)
+}
+
 fn janitor(runner: &Arc<Runner>) {
     let mut stalls = StallWatch::default();
     while !runner.stopping.load(Ordering::Acquire) {
@@ -320,6 +328,7 @@ fn janitor(runner: &Arc<Runner>) {
             note_stall(runner, stall);
         }
         runner.expire_probes();
+        runner.locator.tiers.iter().for_each(|tier| tier.tick());
         runner.tell(Event::Tick);
         runner.keep_history();
     }

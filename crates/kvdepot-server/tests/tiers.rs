@@ -365,3 +365,33 @@ fn a_tier_that_hangs_delays_nobody_beyond_the_deadline() {
     // A device that never answers cannot be waited for: its threads and this depot end with the process.
     std::mem::forget(attachment);
 }
+
+#[test]
+fn dumps_go_on_while_a_tier_hangs_in_its_writes() {
+    let directory = tempfile::tempdir().unwrap();
+    let spec = spec("hung", layout());
+    let posix = serde_json::json!({"directories": [directory.path()], "faults": "write_hang=1.0,seed=1",
+        "write_threads": 32, "capacity_percent": 0, "free_floor_percent": 0});
+    let hung = serde_json::json!({"pipeline": "Cache|Posix", "posix": posix, "timeout_ms": 300});
+    let attachment = embedded(config(16 << 20, hung));
+    let mut engine = Engine::within(&attachment, &spec, 16, LONG);
+    engine.fill(1);
+    let mut names = (0..16).map(|n| n * 16..(n + 1) * 16).map(Iterator::collect::<Vec<u64>>);
+    assert!(names.any(|names| !engine.dump(&names, &engine.all_pages()).is_empty()), "too much is dirty");
+    // The writes count as failed after a while, and dumps are taken again, for as long as they hang.
+    let until = Instant::now() + LONG;
+    let mut next = 10_000;
+    let mut taken = 0;
+    while taken < 64 {
+        assert!(Instant::now() < until, "{}", attachment.stats()["depot"]);
+        let names: Vec<u64> = (next..next + 16).collect();
+        next += 16;
+        let refused = engine.dump(&names, &engine.all_pages()).len();
+        taken = if refused == 0 { taken + 1 } else { 0 };
+        if refused == 0 {
+            assert!(engine.load(&names, &engine.all_pages()).is_empty(), "the pool serves them");
+        }
+    }
+    // A device that never answers cannot be waited for: its threads and this depot end with the process.
+    std::mem::forget(attachment);
+}

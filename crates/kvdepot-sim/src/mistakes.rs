@@ -93,11 +93,13 @@ pub enum Mistake {
     LostHitCounts,
     /// More of a tier's memory is leased than may be.
     LeasedShareIgnored,
+    /// The slot of a write that hangs is used again, although the tier still reads it.
+    HungWriteLetGo,
 }
 
 impl Mistake {
     /// All of them.
-    pub const ALL: [Self; 44] = [
+    pub const ALL: [Self; 45] = [
         Self::SealedEarly,
         Self::LeaseKept,
         Self::NoQuarantine,
@@ -142,6 +144,7 @@ impl Mistake {
         Self::LossNoticedLate,
         Self::LostHitCounts,
         Self::LeasedShareIgnored,
+        Self::HungWriteLetGo,
     ];
 
     /// Returns the mistake with that name.
@@ -184,6 +187,7 @@ impl Mistake {
             Self::LossNoticedLate => Some(Flaw::LossNoticedLate),
             Self::LostHitCounts => Some(Flaw::LostHitCounts),
             Self::LeasedShareIgnored => Some(Flaw::LeasedShareIgnored),
+            Self::HungWriteLetGo => Some(Flaw::HungWriteLetGo),
             _ => None,
         }
     }

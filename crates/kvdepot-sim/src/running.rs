@@ -10,7 +10,7 @@ use crate::mistakes::Mistake;
 use crate::plan::Feature;
 use crate::tier::Luck;
 use crate::work::{Running, Work};
-use crate::world::World;
+use crate::world::{WRITE_PATIENCE, World};
 
 impl World {
     /// Passes the oldest command to its tier.
@@ -245,6 +245,12 @@ impl World {
             _ => None,
         });
         running.chain(queued)
+    }
+
+    /// Returns whether a write may count as hung by now.
+    pub(crate) fn has_hung(&self, write: u64) -> bool {
+        self.has(Feature::Hangs)
+            && self.write_times.get(&write).is_some_and(|&begun| self.now >= begun + WRITE_PATIENCE)
     }
 
     /// Returns the numbers of writes that tiers have not completed and that were ordered already.

@@ -25,6 +25,9 @@ use crate::specs;
 use crate::tier::SimTier;
 use crate::work::Running;
 
+/// Time after which a write counts as hung.
+pub(crate) const WRITE_PATIENCE: Nanos = 30_000_000_000;
+
 /// A namespace of the run.
 #[derive(Debug)]
 pub(crate) struct Space {
@@ -77,6 +80,8 @@ pub(crate) struct World {
     pub(crate) clients: Vec<Client>,
     pub(crate) outbox: VecDeque<(u64, Command)>,
     pub(crate) commands_ever: u64,
+    /// When each write was ordered.
+    pub(crate) write_times: BTreeMap<u64, Nanos>,
     /// Bytes that no tier had after the previous step.
     not_saved: u64,
     /// Whether slots of an earlier depot are being adopted. They were within the share then, or their client had
@@ -145,6 +150,7 @@ impl World {
             clients: Vec::new(),
             outbox: VecDeque::new(),
             commands_ever: 0,
+            write_times: BTreeMap::new(),
             not_saved: 0,
             adopting: false,
             running: Vec::new(),
@@ -285,6 +291,7 @@ impl World {
             self.commands_ever += 1;
             if let Command::Write { tier, slot, key, runs } = &command {
                 written.push((*tier, *slot, *key, runs.iter().map(|run| run.len).sum()));
+                self.write_times.insert(self.commands_ever, self.now);
             }
             self.note(|| format!("      command {}", show_command(&command)));
             self.outbox.push_back((self.commands_ever, command));
@@ -451,6 +458,9 @@ fn machine(plan: &Plan, mistake: Option<Mistake>) -> Machine {
     machine = machine.with_regions(&region_bytes(&plan.shape.regions));
     if plan.features.has(Feature::Forgetting) {
         machine = machine.with_namespaces_max(plan.shape.namespaces_max);
+    }
+    if plan.features.has(Feature::Hangs) {
+        machine = machine.with_write_patience(WRITE_PATIENCE);
     }
     if plan.features.has(Feature::SmallSteps) {
         machine.set_pace(kvdepot_core::machine::Pace::small(plan.seed));

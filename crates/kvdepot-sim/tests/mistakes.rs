@@ -259,3 +259,8 @@ fn a_hit_of_blocks_that_were_lost_before_it_was_told() {
 fn a_tier_of_whose_memory_too_much_is_leased() {
     finds(Mistake::LeasedShareIgnored, &[Rule::Caps]);
 }
+
+#[test]
+fn the_slot_of_a_hung_write_used_again() {
+    finds(Mistake::HungWriteLetGo, &[Rule::Owners, Rule::Panic]);
+}

@@ -5,11 +5,16 @@
 //! one operation is let through as a trial, and its outcome decides. Failures of single blocks (a write's `NotFound`,
 //! `Corrupt`), of the caller (`Config`, a deadline in the past) or of the load (`Busy`) say nothing about the tier.
 //! Neither does an answer that may have come from an index without I/O (`Miss`, `AlreadyThere`, a probe's count).
+//!
+//! An operation that has not ended [`OVERDUE`] after its deadline has hung: it counts as a failure then, and not again if
+//! it ends with one.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use kvdepot_core::limits::OVERDUE;
 use kvdepot_core::{BlockKey, Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
 use parking_lot::Mutex;
 
@@ -50,6 +55,8 @@ struct Shared {
     clock: Clock,
     reads: Mutex<Breaker>,
     writes: Mutex<Breaker>,
+    reads_begun: Mutex<Begun>,
+    writes_begun: Mutex<Begun>,
     listener: Mutex<Option<Weak<dyn TierEvents>>>,
     told: Mutex<Told>,
 }
@@ -80,6 +87,34 @@ struct Breaker {
     pause: Duration,
     /// The deadline of the trial in flight: one that has not completed by then has failed.
     trial_until: Option<Instant>,
+}
+
+/// Operations that have not ended, and have not hung, by their deadlines. Trials are not among them: the breaker watches
+/// them.
+#[derive(Debug, Default)]
+struct Begun {
+    ever: u64,
+    until: BTreeSet<(Instant, u64)>,
+}
+
+/// One of them.
+type BegunOne = (Instant, u64);
+
+impl Begun {
+    fn begin(&mut self, deadline: Instant) -> BegunOne {
+        self.ever += 1;
+        self.until.insert((deadline, self.ever));
+        (deadline, self.ever)
+    }
+
+    /// Takes the first operation that has hung.
+    fn take_hung(&mut self, now: Instant) -> Option<BegunOne> {
+        let first = self.until.first().copied();
+        let first = first.filter(|(deadline, _)| now.saturating_duration_since(*deadline) >= OVERDUE);
+        first.inspect(|first| {
+            self.until.remove(first);
+        })
+    }
 }
 
 /// A breaker's answer to an operation.
@@ -158,6 +193,26 @@ impl Shared {
         }
     }
 
+    const fn begun(&self, side: Side) -> &Mutex<Begun> {
+        match side {
+            Side::Tier => &self.reads_begun,
+            Side::Writes => &self.writes_begun,
+        }
+    }
+
+    /// Counts the operations that have hung by now.
+    fn note_hung(&self) {
+        for side in [Side::Tier, Side::Writes] {
+            let now = (self.clock)();
+            let next = || self.begun(side).lock().take_hung(now);
+            while let Some((deadline, _)) = next() {
+                let error = Error::new(ErrorKind::Timeout, "an operation has hung")
+                    .with("late_ms", (now - deadline).as_millis());
+                self.note(side, Pass::On, Verdict::Bad(&error));
+            }
+        }
+    }
+
     fn ask(&self, side: Side, deadline: Instant) -> Pass {
         self.breaker(side).lock().ask((self.clock)(), deadline, &self.config)
     }
@@ -202,12 +257,18 @@ impl Shared {
         self: &Arc<Self>,
         side: Side,
         pass: Pass,
+        deadline: Instant,
         did_io: fn(&T) -> bool,
         done: Done<T>,
     ) -> Done<T> {
         let shared = Arc::clone(self);
+        let begun = (pass == Pass::On).then(|| self.begun(side).lock().begin(deadline));
         Box::new(move |outcome| {
-            shared.note(side, pass, judge(&outcome, did_io));
+            let had_hung = begun.is_some_and(|one| !shared.begun(side).lock().until.remove(&one));
+            match judge(&outcome, did_io) {
+                Verdict::Bad(_) if had_hung => {}
+                verdict => shared.note(side, pass, verdict),
+            }
             done(outcome);
         })
     }
@@ -258,8 +319,10 @@ impl<T: Tier> Guarded<T> {
     /// Guards a tier, using the caller's clock.
     pub fn with_clock(inner: T, config: GuardConfig, clock: Clock) -> Self {
         let (name, reads, writes) = (inner.name().to_owned(), Mutex::default(), Mutex::default());
+        let (reads_begun, writes_begun) = (Mutex::default(), Mutex::default());
         let (listener, told) = (Mutex::default(), Mutex::default());
-        Self { inner, shared: Arc::new(Shared { name, config, clock, reads, writes, listener, told }) }
+        let shared = Shared { name, config, clock, reads, writes, reads_begun, writes_begun, listener, told };
+        Self { inner, shared: Arc::new(shared) }
     }
 
     /// Returns the guarded tier.
@@ -346,7 +409,8 @@ impl<T: Tier> Tier for Guarded<T> {
         let pass = self.shared.ask(Side::Tier, deadline);
         let (reads, held_back) = let_through(reads, pass);
         let watched = reads.into_iter().map(|read| {
-            let done = self.shared.watched(Side::Tier, pass, |end| *end == Fetched::Whole, read.done);
+            let done =
+                self.shared.watched(Side::Tier, pass, deadline, |end| *end == Fetched::Whole, read.done);
             ReadItem { done, ..read }
         });
         let watched: Vec<ReadItem> = watched.collect();
@@ -371,7 +435,7 @@ impl<T: Tier> Tier for Guarded<T> {
         let pass = self.shared.ask(Side::Tier, deadline);
         let (leases, held_back) = let_through(leases, pass);
         let watched = leases.into_iter().map(|lease| {
-            let done = self.shared.watched(Side::Tier, pass, Option::is_some, lease.done);
+            let done = self.shared.watched(Side::Tier, pass, deadline, Option::is_some, lease.done);
             LeaseItem { done, ..lease }
         });
         let watched: Vec<LeaseItem> = watched.collect();
@@ -400,7 +464,7 @@ impl<T: Tier> Tier for Guarded<T> {
         };
         let (writes, held_back) = let_through(writes, pass);
         let watched = writes.into_iter().map(|write| {
-            let done = self.shared.watched(side, pass, |end| *end == Written::New, write.done);
+            let done = self.shared.watched(side, pass, deadline, |end| *end == Written::New, write.done);
             WriteItem { done, ..write }
         });
         let watched: Vec<WriteItem> = watched.collect();
@@ -462,6 +526,11 @@ impl<T: Tier> Tier for Guarded<T> {
     /// Returns nothing while the tier is switched off, because nothing can be read then.
     fn keys_from(&self, namespace: NamespaceId, from: u64) -> (Vec<BlockKey>, Option<u64>) {
         if self.is_off() { (Vec::new(), None) } else { self.inner.keys_from(namespace, from) }
+    }
+
+    fn tick(&self) {
+        self.shared.note_hung();
+        self.inner.tick();
     }
 
     fn drain(&self, deadline: Instant) -> bool {

@@ -374,6 +374,9 @@ pub trait Tier: Send + Sync + Debug {
         keys
     }
 
+    /// Some time has passed: notices what has hung meanwhile. Called several times a second; must not block.
+    fn tick(&self) {}
+
     /// Waits until everything accepted so far has completed. Returns `false` if the deadline passes.
     fn drain(&self, deadline: Instant) -> bool;
 }

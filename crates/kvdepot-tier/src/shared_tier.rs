@@ -102,6 +102,10 @@ impl<T: Tier + ?Sized> Tier for Arc<T> {
         (**self).keys_from(namespace, from)
     }
 
+    fn tick(&self) {
+        (**self).tick();
+    }
+
     fn drain(&self, deadline: Instant) -> bool {
         (**self).drain(deadline)
     }

@@ -5,11 +5,15 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvdepot_core::{BlockKey, ErrorKind};
+use kvdepot_core::limits::OVERDUE;
+use kvdepot_core::{BlockKey, Error, ErrorKind};
 use kvdepot_io::faults::{Fault, FaultDevice, FaultOp, Faults};
 use kvdepot_io::{Device, DirDevice, DirectUse};
-use kvdepot_tier::conformance::{self, Bench, listen};
-use kvdepot_tier::{FakeTier, GuardConfig, Guarded, PosixConfig, PosixTier, Presence, Tier, TierEvents};
+use kvdepot_tier::conformance::{self, Bench, Script, ScriptedTier, listen};
+use kvdepot_tier::{
+    FakeTier, GuardConfig, Guarded, PosixConfig, PosixTier, Presence, ReadItem, Tier, TierEvents, WriteItem,
+    Written,
+};
 use parking_lot::Mutex;
 
 const CONFIG: GuardConfig =
@@ -269,4 +273,114 @@ fn only_one_trial_at_a_time_and_a_hung_one_has_failed() {
 #[test]
 fn a_guarded_tier_is_a_tier() {
     conformance::check(&|| Arc::new(Guarded::new(FakeTier::new(0), GuardConfig::default())));
+}
+
+/// A tier whose reads and writes end when the test says so.
+#[derive(Default)]
+struct Hanging {
+    reads: Mutex<Vec<ReadItem>>,
+    writes: Mutex<Vec<WriteItem>>,
+}
+
+impl Script for Hanging {
+    fn read(&self, _: &Arc<FakeTier>, reads: Vec<ReadItem>, _: Instant) {
+        self.reads.lock().extend(reads);
+    }
+
+    fn write(&self, _: &Arc<FakeTier>, writes: Vec<WriteItem>, _: Instant) {
+        self.writes.lock().extend(writes);
+    }
+}
+
+struct HangingRig {
+    tier: Arc<Guarded<ScriptedTier<Hanging>>>,
+    bench: Bench,
+    now: Arc<Mutex<Instant>>,
+}
+
+impl HangingRig {
+    fn new() -> Self {
+        let now = Arc::new(Mutex::new(Instant::now()));
+        let clock = Arc::clone(&now);
+        let inner = ScriptedTier::new(Hanging::default());
+        let tier = Arc::new(Guarded::with_clock(inner, CONFIG, Arc::new(move || *clock.lock())));
+        Self { bench: Bench::new(Arc::clone(&tier) as _), tier, now }
+    }
+
+    /// Begins so many writes, whose deadline is in ten seconds.
+    fn begin_writes(&self, count: u64) {
+        let deadline = *self.now.lock() + Duration::from_secs(10);
+        (0..count).for_each(|n| drop(self.bench.begin_write(n, self.bench.filled(n), deadline)));
+    }
+
+    fn begin_reads(&self, count: u64) {
+        let deadline = *self.now.lock() + Duration::from_secs(10);
+        (0..count).for_each(|n| drop(self.bench.begin_read(n, self.bench.slot(), deadline)));
+    }
+
+    fn pass(&self, time: Duration) {
+        *self.now.lock() += time;
+        self.tier.tick();
+    }
+
+    fn end_writes(&self, outcome: &kvdepot_core::Result<Written>) {
+        let writes = std::mem::take(&mut *self.tier.inner().script.writes.lock());
+        writes.into_iter().for_each(|write| write.end(outcome.clone()));
+    }
+}
+
+const TEN_SECONDS: Duration = Duration::from_secs(10);
+
+#[test]
+fn writes_that_hang_switch_writes_off() {
+    let rig = HangingRig::new();
+    rig.begin_writes(3);
+    rig.pass(TEN_SECONDS + OVERDUE - Duration::from_millis(1));
+    assert!(!rig.tier.writes_are_off(), "they may be about to end");
+    rig.pass(Duration::from_millis(1));
+    assert!(rig.tier.writes_are_off() && !rig.tier.is_off());
+    rig.begin_writes(3);
+    assert_eq!(rig.tier.inner().script.writes.lock().len(), 3, "no more reach the tier");
+    // It comes back by a trial.
+    rig.end_writes(&Ok(Written::New));
+    rig.pass(Duration::from_secs(101));
+    rig.begin_writes(3);
+    assert_eq!(rig.tier.inner().script.writes.lock().len(), 1);
+    rig.end_writes(&Ok(Written::New));
+    rig.begin_writes(3);
+    assert_eq!(rig.tier.inner().script.writes.lock().len(), 3);
+}
+
+#[test]
+fn reads_that_hang_switch_the_tier_off() {
+    let rig = HangingRig::new();
+    rig.begin_reads(3);
+    rig.pass(TEN_SECONDS);
+    assert!(!rig.tier.is_off());
+    rig.pass(OVERDUE);
+    assert!(rig.tier.is_off());
+}
+
+#[test]
+fn an_operation_that_hangs_fails_once() {
+    let rig = HangingRig::new();
+    rig.begin_writes(2);
+    rig.pass(TEN_SECONDS + OVERDUE);
+    rig.end_writes(&Err(Error::new(ErrorKind::Timeout, "late")));
+    rig.pass(TEN_SECONDS);
+    assert!(!rig.tier.writes_are_off(), "two failures of three");
+    rig.begin_writes(1);
+    rig.end_writes(&Err(Error::new(ErrorKind::Timeout, "late")));
+    assert!(rig.tier.writes_are_off());
+}
+
+#[test]
+fn operations_that_end_in_time_do_not_hang() {
+    let rig = HangingRig::new();
+    for outcome in [Ok(Written::New), Ok(Written::AlreadyThere), Err(Error::new(ErrorKind::Busy, "busy"))] {
+        rig.begin_writes(3);
+        rig.end_writes(&outcome);
+        rig.pass(TEN_SECONDS + OVERDUE);
+        assert!(!rig.tier.writes_are_off(), "{outcome:?}");
+    }
 }

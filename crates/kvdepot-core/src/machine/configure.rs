@@ -2,6 +2,7 @@
 
 use super::Machine;
 use super::budget::Budgets;
+use super::event::Nanos;
 #[cfg(any(test, feature = "model"))]
 use super::flaw::{Flaw, Flaws};
 use super::owed::{PartOf, Parts};
@@ -63,6 +64,14 @@ impl Machine {
     pub fn with_write_windows(mut self, bytes: &[u64]) -> Self {
         debug_assert_eq!(bytes.len(), self.flow.tier_count(), "one window for each tier");
         self.flow.set_write_windows(bytes);
+        self
+    }
+
+    /// Counts a write as failed if it has not ended after so long: it has hung. The default is never. Call it before the
+    /// first event.
+    #[must_use]
+    pub const fn with_write_patience(mut self, patience: Nanos) -> Self {
+        self.flow.write_patience = patience;
         self
     }
 

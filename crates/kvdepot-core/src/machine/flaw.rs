@@ -65,6 +65,8 @@ pub enum Flaw {
     LossNoticedLate,
     /// A claim counts what it has leased, although it was lost, removed or reset since.
     LostHitCounts,
+    /// The slot of a write that hangs is used again, although the tier still reads it.
+    HungWriteLetGo,
     /// More of a tier's memory is leased than may be.
     LeasedShareIgnored,
 }

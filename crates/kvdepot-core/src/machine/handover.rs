@@ -96,7 +96,9 @@ impl Machine {
         let everywhere =
             unwritten_value || slot.is_unreplaced() || (slot.block.is_dirty() && slot.to_write == 0);
         // Late writes are decided again by the tiers' placements.
-        let to_write = if everywhere { TierMask::MAX } else { slot.to_write & !slot.late };
+        // A write that hangs is made again.
+        let unwritten = slot.to_write | slot.writing;
+        let to_write = if everywhere { TierMask::MAX } else { unwritten & !slot.late };
         let state = HandedState::Block {
             key: self.catalog.block_key(&slot.key),
             saved: slot.saved & !to_write,

@@ -14,7 +14,7 @@ impl Machine {
         if let Some(slot) = self.pool.find(&key) {
             let found = self.pool.slot(slot);
             // A tier that has yet to get a value may have another one, whose removal is in flight.
-            saved = found.saved != 0 || (found.is_value() && found.to_write != 0);
+            saved = found.saved != 0 || (found.is_value() && found.to_write | found.writing != 0);
             self.pool.unname(slot);
             self.flow.displace(&mut self.pool, slot);
         }

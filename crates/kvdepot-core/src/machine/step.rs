@@ -78,6 +78,7 @@ impl Machine {
             }
             Event::Tick => {
                 self.flow.tick(&self.catalog, out);
+                self.flow.note_hung_writes(&mut self.pool, &mut self.counters);
                 self.pool.look_who_stopped();
                 let (claims, mut rooms) = split(self);
                 claims.tick(&mut rooms, now, out);

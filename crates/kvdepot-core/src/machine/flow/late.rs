@@ -57,7 +57,7 @@ impl Flow {
         tiers: TierMask,
     ) {
         let slot = pool.slot(id);
-        let wanted = tiers & !slot.saved & !slot.to_write & !slot.refused;
+        let wanted = tiers & !slot.saved & !slot.to_write & !slot.writing & !slot.refused;
         if wanted == 0 || slot.is_value() || !slot.block.is_readable() || self.is_leaving(&slot.key) {
             return;
         }

@@ -66,6 +66,8 @@ pub(crate) struct Flow {
     pub(super) uses: Uses,
     pub(super) placements: Placements,
     pub(super) budgets: Budgets,
+    /// Time after which a write that has not ended has hung.
+    pub(super) write_patience: Nanos,
     /// The time of the current step.
     pub(super) now: Nanos,
     pub(crate) pace: Pace,
@@ -89,6 +91,7 @@ impl Flow {
             uses: Uses::default(),
             placements: Placements::new(&vec![Placement::default(); tiers], true),
             budgets: Budgets::default(),
+            write_patience: Nanos::MAX,
             now: 0,
             pace: Pace::default(),
             flaws: Flaws::default(),

@@ -8,6 +8,9 @@ use super::super::queue::Queue;
 use crate::eviction::SlotId;
 use crate::limits::WRITES_IN_FLIGHT_MAX;
 
+/// A tier is given no writes while hung ones pin more than this part of the pool.
+const HUNG_DIVISOR: u64 = 8;
+
 /// A read of a block by a tier.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Read {
@@ -32,6 +35,15 @@ pub(super) struct Write {
     pub(super) late: bool,
 }
 
+/// A write that a tier has begun.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Begun {
+    pub(super) write: Write,
+    pub(super) bytes: u64,
+    /// It has hung if it has not ended by then.
+    pub(super) until: Nanos,
+}
+
 /// The queues of one tier.
 #[derive(Clone, Debug, Default)]
 pub(super) struct TierFlow {
@@ -40,9 +52,13 @@ pub(super) struct TierFlow {
     pub(super) writes: Queue<Write>,
     /// Late writes: after all others.
     pub(super) late: Queue<Write>,
-    pub(super) writes_in_flight: HashMap<SlotId, Write>,
+    pub(super) writes_in_flight: HashMap<SlotId, Begun>,
     /// Bytes of these blocks.
     pub(super) bytes_in_flight: u64,
+    /// Writes that have hung: they count as failed, and take no turn. Their slots stay pinned until they end (P4).
+    pub(super) writes_hung: HashMap<SlotId, Begun>,
+    /// Bytes of these blocks.
+    pub(super) bytes_hung: u64,
     /// Bytes up to which more than the usual number of writes are in flight.
     pub(super) write_window_bytes: u64,
 }
@@ -53,6 +69,35 @@ impl TierFlow {
         let count = self.writes_in_flight.len();
         let fits = self.bytes_in_flight < self.write_window_bytes && count < WRITES_IN_FLIGHT_MAX;
         count < pace.writes_in_flight || fits
+    }
+
+    /// Returns whether so many writes have hung that the tier is given none: each could pin another slot.
+    pub(super) fn is_clogged(&self, pace: &Pace, pool_bytes: u64) -> bool {
+        self.writes_hung.len() >= pace.writes_in_flight || self.bytes_hung > pool_bytes / HUNG_DIVISOR
+    }
+
+    /// Takes a write that is about to end, and returns whether it had hung.
+    pub(super) fn take_write(&mut self, slot: SlotId) -> Option<(Write, bool)> {
+        if let Some(begun) = self.writes_in_flight.remove(&slot) {
+            self.bytes_in_flight -= begun.bytes;
+            return Some((begun.write, false));
+        }
+        let begun = self.writes_hung.remove(&slot)?;
+        self.bytes_hung -= begun.bytes;
+        Some((begun.write, true))
+    }
+
+    /// Moves the writes that have hung by now out of those in flight. Returns them in the order of their slots.
+    pub(super) fn take_hung(&mut self, now: Nanos) -> Vec<Write> {
+        let hung = self.writes_in_flight.extract_if(|_, begun| begun.until <= now);
+        let mut hung: Vec<Begun> = hung.map(|(_, begun)| begun).collect();
+        hung.sort_unstable_by_key(|begun| begun.write.slot);
+        for begun in &hung {
+            self.bytes_in_flight -= begun.bytes;
+            self.bytes_hung += begun.bytes;
+            self.writes_hung.insert(begun.write.slot, *begun);
+        }
+        hung.into_iter().map(|begun| begun.write).collect()
     }
 
     pub(super) fn next_write(&mut self) -> Option<Write> {

@@ -9,9 +9,9 @@ use super::super::pool::Pool;
 use super::super::slots::Slot;
 use super::super::tiers::{TierMask, bit};
 use super::Flow;
-use super::queues::Write;
+use super::queues::{Begun, Write};
 use super::turns::{Next, Until};
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::eviction::SlotId;
 use crate::misses::Fate;
 
@@ -59,7 +59,7 @@ impl Flow {
 
     /// Returns the tiers that must write a block again that none of them has.
     pub(crate) fn to_write_again(&self, pool: &Pool, slot: SlotId) -> TierMask {
-        self.at_seal(pool, slot) & !pool.slot(slot).to_write
+        self.at_seal(pool, slot) & !pool.slot(slot).to_write & !pool.slot(slot).writing
     }
 
     /// Returns whether a tier gets this block late, if at all.
@@ -132,20 +132,21 @@ impl Flow {
         outcome: &Result<Stored>,
         out: &mut Effects,
     ) {
-        let Some(write) = self.tiers[tier].writes_in_flight.remove(&slot) else {
+        let Some((write, had_hung)) = self.tiers[tier].take_write(slot) else {
             debug_assert!(false, "a write ends once");
             return;
         };
         let (key, bytes) = (pool.slot(slot).key, pool.slot(slot).bytes());
-        self.tiers[tier].bytes_in_flight -= bytes;
         if wrote_nothing(outcome) || (outcome.is_err() && self.flaws.has(Flaw::BudgetRefundsErrors)) {
             self.budgets.refund(tier, bytes);
         }
         let wanted = !pool.slot(slot).block.is_doomed();
-        if self.try_again(pool, catalog, tier, &write, key, wanted, outcome, out) {
-            return;
+        if !had_hung {
+            if self.try_again(pool, catalog, tier, &write, key, wanted, outcome, out) {
+                return;
+            }
+            self.write_over(write.drain);
         }
-        self.write_over(write.drain);
         match outcome {
             Ok(Stored::New) => {
                 counters.write_blocks += 1;
@@ -153,6 +154,8 @@ impl Flow {
                 counters.late_write_blocks += u64::from(write.late);
             }
             Ok(Stored::AlreadyThere) => {}
+            // It was counted when it hung.
+            Err(_) if had_hung => {}
             Err(error) => {
                 counters.failed("write", error);
                 counters.late_write_blocks_dropped += u64::from(write.late);
@@ -163,8 +166,10 @@ impl Flow {
                 && (!write.replaces || self.flaws.has(Flaw::AlreadyThereIsStored)));
         let dropped = pool.edit(slot, |slot| {
             slot.writing &= !bit(tier);
-            slot.to_write &= !bit(tier);
-            slot.late &= !bit(tier);
+            if !had_hung || stored {
+                slot.to_write &= !bit(tier);
+                slot.late &= !bit(tier);
+            }
             if stored {
                 slot.saved |= bit(tier);
             } else if write.late {
@@ -172,7 +177,7 @@ impl Flow {
             }
             slot.set_unreplaced(slot.is_unreplaced() || (write.replaces && !stored));
             slot.settle_writes();
-            !write.late && !slot.is_pressing() && slot.saved == 0
+            !had_hung && !write.late && !slot.is_pressing() && slot.saved == 0
         });
         counters.write_blocks_dropped += u64::from(dropped);
         if dropped && wanted {
@@ -188,12 +193,39 @@ impl Flow {
         pool.free_if_over(slot);
     }
 
+    /// Gives up the writes that have not ended long after their deadline, so that they keep their blocks dirty no longer and
+    /// take no turn of others. The tier may still read their slots, which stay pinned until the writes end (P4).
+    pub(crate) fn note_hung_writes(&mut self, pool: &mut Pool, counters: &mut Counters) {
+        for tier in 0..self.tiers.len() {
+            for write in self.tiers[tier].take_hung(self.now) {
+                self.write_over(write.drain);
+                counters.failed("write", &Error::new(ErrorKind::Timeout, "a write has hung"));
+                counters.late_write_blocks_dropped += u64::from(write.late);
+                let let_go = self.flaws.has(Flaw::HungWriteLetGo);
+                let (key, dropped) = pool.edit(write.slot, |slot| {
+                    slot.to_write &= !bit(tier);
+                    slot.late &= !bit(tier);
+                    if let_go {
+                        slot.writing &= !bit(tier);
+                    }
+                    slot.settle_writes();
+                    let dropped = !write.late && !slot.is_pressing() && slot.saved == 0;
+                    (slot.key, dropped && !slot.block.is_doomed())
+                });
+                counters.write_blocks_dropped += u64::from(dropped);
+                if dropped {
+                    pool.went(key, Fate::WriteFailed, Some(tier));
+                }
+            }
+        }
+    }
+
     /// Removes a value if a tier may still have its predecessor: an empty key is better than one with the earlier value
     /// (P1). It waits until all tiers have completed, because a write in flight at another tier could land after the
     /// removal, and the next removal would take this one's end for its own.
     fn remove_unreplaced(&mut self, pool: &mut Pool, catalog: &Catalog, slot: SlotId, out: &mut Effects) {
         let found = pool.slot(slot);
-        if found.is_unreplaced() && found.to_write == 0 {
+        if found.is_unreplaced() && found.to_write == 0 && found.writing == 0 {
             let key = found.key;
             pool.edit(slot, |slot| {
                 slot.set_unreplaced(false);
@@ -281,6 +313,11 @@ impl Flow {
             self.give_up_write(pool, catalog, tier, &write, write.late, out);
             return false;
         }
+        if slot.writing & bit(tier) != 0 {
+            // An earlier write of it hangs in the tier.
+            self.give_up_write(pool, catalog, tier, &write, write.late, out);
+            return false;
+        }
         if !catalog.is_live(key.space) {
             // The sweep has not reached it yet.
             pool.doom(write.slot);
@@ -302,9 +339,15 @@ impl Flow {
             }
             slot.writing |= bit(tier);
         });
-        self.tiers[tier].writes_in_flight.insert(write.slot, write);
+        let begun = Begun { write, bytes, until: self.now.saturating_add(self.write_patience) };
+        self.tiers[tier].writes_in_flight.insert(write.slot, begun);
         self.tiers[tier].bytes_in_flight += bytes;
-        out.commands.push(Command::Write { tier, slot: write.slot, key, runs });
+        if self.tiers[tier].is_clogged(&self.pace, pool.bytes()) {
+            let outcome = Err(Error::new(ErrorKind::Unavailable, "too many writes hang in the tier"));
+            self.write_ended(pool, catalog, counters, tier, write.slot, &outcome, out);
+        } else {
+            out.commands.push(Command::Write { tier, slot: write.slot, key, runs });
+        }
         true
     }
 }

@@ -435,7 +435,7 @@ impl Pool {
         self.edit(id, |slot| {
             slot.block.doom();
             slot.to_write &= if flawed { slot.to_write } else { slot.writing };
-            if slot.to_write == 0 && slot.block.is_writing() {
+            if slot.to_write | slot.writing == 0 && slot.block.is_writing() {
                 slot.block.write_ended(slot.saved != 0);
             }
         });
