@@ -395,3 +395,47 @@ fn dumps_go_on_while_a_tier_hangs_in_its_writes() {
     // A device that never answers cannot be waited for: its threads and this depot end with the process.
     std::mem::forget(attachment);
 }
+
+#[test]
+fn a_block_whose_read_hangs_is_missed_at_once_and_stored_by_a_dump() {
+    let directory = tempfile::tempdir().unwrap();
+    let spec = spec("hung", layout());
+    {
+        let attachment = embedded(on_disk(16 << 20, directory.path(), no()));
+        let mut engine = Engine::new(&attachment, &spec, 8);
+        engine.fill(1);
+        dump_all(&attachment, &engine, 0, 8);
+    }
+    let posix = serde_json::json!({"directories": [directory.path()], "faults": "read_hang=1.0,seed=1"});
+    let hung = serde_json::json!({"pipeline": "Cache|Posix", "posix": posix, "timeout_ms": 1_000});
+    let attachment = embedded(config(16 << 20, hung));
+    let mut engine = Engine::within(&attachment, &spec, 16, LONG);
+    engine.fill(1);
+    let mut stuck = claim(&attachment, &[full(&spec)], 0..8);
+    let (settled, units, _) = stuck.wait(LONG);
+    assert_eq!((settled, units), (true, 0));
+    stuck.release();
+    // The engine has computed the first half meanwhile, and dumps it.
+    let names: Vec<u64> = (0..4).collect();
+    assert!(engine.dump(&names, &engine.all_pages()[..4]).is_empty());
+    assert!(engine.load(&names, &engine.all_pages()[8..12]).is_empty());
+    assert!((0..4).all(|i| engine.holds(8 + i, i, 1)));
+    // Nobody waits for the second half once the reads count as hung: the tier is off, or in a trial.
+    let until = Instant::now() + LONG;
+    loop {
+        let mut later = claim(&attachment, &[full(&spec)], 0..8);
+        let (settled, units, _) = later.wait(LONG);
+        later.release();
+        assert_eq!((settled, units), (true, 4));
+        let names: Vec<u64> = (4..8).collect();
+        if engine.dump(&names, &engine.all_pages()[4..8]).is_empty()
+            && engine.load(&names, &engine.all_pages()[12..]).is_empty()
+        {
+            break;
+        }
+        assert!(Instant::now() < until, "{}", attachment.stats()["depot"]);
+    }
+    assert!((4..8).all(|i| engine.holds(8 + i, i, 1)));
+    // A device that never answers cannot be waited for: its threads and this depot end with the process.
+    std::mem::forget(attachment);
+}

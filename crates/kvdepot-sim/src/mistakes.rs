@@ -95,11 +95,13 @@ pub enum Mistake {
     LeasedShareIgnored,
     /// The slot of a write that hangs is used again, although the tier still reads it.
     HungWriteLetGo,
+    /// The slot of a read that hangs is used again, although the tier still fills it.
+    HungReadLetGo,
 }
 
 impl Mistake {
     /// All of them.
-    pub const ALL: [Self; 45] = [
+    pub const ALL: [Self; 46] = [
         Self::SealedEarly,
         Self::LeaseKept,
         Self::NoQuarantine,
@@ -145,6 +147,7 @@ impl Mistake {
         Self::LostHitCounts,
         Self::LeasedShareIgnored,
         Self::HungWriteLetGo,
+        Self::HungReadLetGo,
     ];
 
     /// Returns the mistake with that name.
@@ -188,6 +191,7 @@ impl Mistake {
             Self::LostHitCounts => Some(Flaw::LostHitCounts),
             Self::LeasedShareIgnored => Some(Flaw::LeasedShareIgnored),
             Self::HungWriteLetGo => Some(Flaw::HungWriteLetGo),
+            Self::HungReadLetGo => Some(Flaw::HungReadLetGo),
             _ => None,
         }
     }

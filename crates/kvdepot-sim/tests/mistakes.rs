@@ -264,3 +264,8 @@ fn a_tier_of_whose_memory_too_much_is_leased() {
 fn the_slot_of_a_hung_write_used_again() {
     finds(Mistake::HungWriteLetGo, &[Rule::Owners, Rule::Panic]);
 }
+
+#[test]
+fn the_slot_of_a_hung_read_used_again() {
+    finds(Mistake::HungReadLetGo, &[Rule::Owners, Rule::Panic, Rule::Bytes]);
+}

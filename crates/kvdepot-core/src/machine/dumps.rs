@@ -15,6 +15,7 @@ use crate::lease::LeaseId;
 use crate::misses::Fate;
 
 impl Machine {
+    #[expect(clippy::too_many_arguments, reason = "the fields of the request")]
     pub(super) fn reserve(
         &mut self,
         owner: Owner,
@@ -23,6 +24,7 @@ impl Machine {
         hashes: &[crate::BlockHash],
         how: Reserve,
         runs_max: usize,
+        out: &mut Effects,
     ) -> Result<Reply> {
         self.note_near(owner, namespace);
         let namespace = self.catalog.get_as(namespace, id)?.clone();
@@ -41,7 +43,7 @@ impl Machine {
             .collect();
         self.pool.prefetch(keys.iter().map(|&(_, hash)| hash));
         for (key, hash) in keys {
-            if how != Reserve::Value && self.pool.find_kept_hashed(&key, hash).is_some() {
+            if how != Reserve::Value && self.has_for_dump(&key, hash, out) {
                 self.counters.dump_blocks_had += 1;
                 outcomes.push(Outcome::Have);
                 continue;
@@ -77,6 +79,15 @@ impl Machine {
         self.pool.filling_begun(owner, filling);
         self.counters.dump_blocks += outcomes.len() as u64;
         Ok(Reply::Slots(outcomes))
+    }
+
+    /// Returns whether a block need not be dumped. If a tier is late with it, the tier's read is given up: the caller has it.
+    fn has_for_dump(&mut self, key: &PoolKey, hash: u64, out: &mut Effects) -> bool {
+        let Some(slot) = self.pool.find_kept_hashed(key, hash) else { return false };
+        let Some(tier) = self.flow.late_reader(&self.pool, slot) else { return true };
+        self.give_up_read(tier, slot, out);
+        // It may have been a copy of a block that lies in a tier's memory.
+        self.pool.find_kept_hashed(key, hash).is_some()
     }
 
     fn reserve_one(

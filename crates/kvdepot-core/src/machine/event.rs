@@ -157,6 +157,9 @@ pub enum Job {
     /// A read of a tier that is closed for the block.
     #[expect(missing_docs, reason = "fields are named for what they carry")]
     Miss { tier: TierIndex, slot: SlotId },
+    /// The end of a read that a tier was not asked for, because too many of its reads hang.
+    #[expect(missing_docs, reason = "fields are named for what they carry")]
+    ReadHeldBack { tier: TierIndex, slot: SlotId },
 }
 
 /// Shards of a commit.

@@ -3,6 +3,7 @@
 
 use super::arrivals::Come;
 use super::event::{Command, Effects, Fetched, NamespaceHandle, Nanos, Now, Owner, TierIndex};
+use super::flaw::Flaw;
 use super::flow::ReadEnd;
 use super::loads::lease_slot;
 use super::pool::NoRoom;
@@ -117,6 +118,11 @@ impl Machine {
     ) {
         if self.pool.in_place_tier() == Some(tier) && tells_of_loss(outcome) {
             self.pool.doom_copied(slot);
+            // If the read of a copy was given up, the block is found where it lies again.
+            let found = self.pool.find(&self.pool.slot(slot).key).filter(|&found| found != slot);
+            if let Some(leased) = found.filter(|&found| self.pool.slot(found).is_in_place()) {
+                self.pool.show_no_more(leased);
+            }
         }
         self.read_over(tier, slot, outcome, out);
     }
@@ -130,18 +136,50 @@ impl Machine {
         out: &mut Effects,
     ) {
         let Self { flow, pool, counters, demotions, .. } = self;
-        let for_nobody = demotions.is_reading(slot) && !pool.slot(slot).has_waiters();
-        let end = flow.read_ended(pool, counters, tier, slot, outcome, for_nobody);
-        if end == ReadEnd::GoesOn {
+        if flow.hung_read_ended(tier, slot) {
+            // Whatever it has read, the block's fetch has failed, and others may be under its key.
+            pool.edit(slot, |slot| slot.block.quarantine_ended());
+            pool.free_if_doomed(slot);
             return;
         }
+        let for_nobody = demotions.is_reading(slot) && !pool.slot(slot).has_waiters();
+        let end = flow.read_ended(pool, counters, tier, slot, outcome, for_nobody);
+        if end != ReadEnd::GoesOn {
+            self.fetch_over(tier, slot, end == ReadEnd::Whole, for_nobody, out);
+        }
+    }
+
+    /// Gives up a fetch whose tier is late, so that nobody waits for it. Its slot is free when the tier has ended it (P4);
+    /// until then another slot may get the block.
+    pub(super) fn give_up_read(&mut self, tier: TierIndex, slot: SlotId, out: &mut Effects) {
+        let Self { flow, pool, counters, .. } = self;
+        flow.give_up_read(pool, counters, tier, slot);
+        if flow.flaws.has(Flaw::HungReadLetGo) {
+            pool.edit(slot, |slot| slot.block.quarantine_ended());
+        }
+        self.fetch_over(tier, slot, false, false, out);
+    }
+
+    /// Tells those who wait for a block that it is there, or that it could not be read.
+    fn fetch_over(
+        &mut self,
+        tier: TierIndex,
+        slot: SlotId,
+        is_whole: bool,
+        for_nobody: bool,
+        out: &mut Effects,
+    ) {
+        let Self { pool, counters, demotions, .. } = self;
         let demoted_to = demotions.read_over(slot);
-        counters.demote_blocks_dropped += u64::from(demoted_to.is_some() && end != ReadEnd::Whole);
+        counters.demote_blocks_dropped += u64::from(demoted_to.is_some() && !is_whole);
         let waiters = pool.edit(slot, slots::Slot::take_waiters);
-        let is_whole = end == ReadEnd::Whole;
         // A copy that was to take the place of a block leased in a tier's memory, and did not come, leaves it there.
         let is_live = self.is_live(slot);
         let left = self.pool.end_copy(slot, is_live);
+        if !is_whole && !self.pool.slot(slot).block.is_freeable() {
+            // It was given up, and the tier may still fill it.
+            self.pool.unname(slot);
+        }
         let fetched = Some(Come { slot, tier }).filter(|_| is_whole && self.is_current(slot));
         let come =
             fetched.or_else(|| Some(Come { slot: left?, tier: self.pool.in_place_tier().unwrap_or(tier) }));

@@ -67,6 +67,8 @@ pub enum Flaw {
     LostHitCounts,
     /// The slot of a write that hangs is used again, although the tier still reads it.
     HungWriteLetGo,
+    /// The slot of a read that hangs is used again, although the tier still fills it.
+    HungReadLetGo,
     /// More of a tier's memory is leased than may be.
     LeasedShareIgnored,
 }

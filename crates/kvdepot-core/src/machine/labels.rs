@@ -45,6 +45,7 @@ impl Job {
             Self::Arrival(_) => "arrival",
             Self::Emit => "emit",
             Self::Miss { .. } => "miss",
+            Self::ReadHeldBack { .. } => "read_held_back",
         }
     }
 }

@@ -106,7 +106,7 @@ impl Machine {
             Request::Reserve { namespace, id, hashes, how, runs_max } => {
                 self.users.touch(namespace);
                 let hashes = &hashes[..hashes.len().min(blocks_max)];
-                self.reserve(owner, namespace, id, hashes, how, runs_max)?
+                self.reserve(owner, namespace, id, hashes, how, runs_max, out)?
             }
             Request::Commit { leases, shards, crc64 } => {
                 let leases = &leases[..leases.len().min(blocks_max)];

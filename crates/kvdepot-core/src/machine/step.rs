@@ -4,7 +4,7 @@ use super::event::{Ask, Effects, Event, Fetched, Job, Location, Nanos, Owner, Re
 use super::pool::GoneHere;
 use super::rooms::Rooms;
 use super::{Machine, split};
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::key::BlockKey;
 use crate::misses::{Fate, Gone};
 
@@ -79,6 +79,9 @@ impl Machine {
             Event::Tick => {
                 self.flow.tick(&self.catalog, out);
                 self.flow.note_hung_writes(&mut self.pool, &mut self.counters);
+                for (tier, slot) in self.flow.hung_reads(&self.pool) {
+                    self.give_up_read(tier, slot, out);
+                }
                 self.pool.look_who_stopped();
                 let (claims, mut rooms) = split(self);
                 claims.tick(&mut rooms, now, out);
@@ -205,6 +208,10 @@ impl Machine {
             // Every step emits.
             Job::Emit => {}
             Job::Miss { tier, slot } => self.read_over(tier, slot, &Ok(Fetched::Miss), out),
+            Job::ReadHeldBack { tier, slot } => {
+                let outcome = Err(Error::new(ErrorKind::Unavailable, "too many reads hang in the tier"));
+                self.read_over(tier, slot, &outcome, out);
+            }
         }
     }
 

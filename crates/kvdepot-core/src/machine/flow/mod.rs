@@ -14,8 +14,10 @@ mod writes;
 
 use hashbrown::HashMap;
 
+use crate::block::Phase;
 use crate::error::{Error, ErrorKind, Result};
 use crate::eviction::SlotId;
+use crate::limits::OVERDUE;
 use crate::misses::Fate;
 
 use super::budget::Budgets;
@@ -32,6 +34,10 @@ use super::tiers::bit;
 use super::uses::Uses;
 use queues::{Read, TierFlow, Write};
 use turns::{Apart, Turns};
+
+/// How long after its deadline a read has hung.
+#[expect(clippy::cast_possible_truncation, reason = "a second")]
+const OVERDUE_NS: Nanos = OVERDUE.as_nanos() as Nanos;
 
 /// Outcome of a read, for requests that wait for the block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,7 +120,10 @@ impl Flow {
 
     /// Returns the number of uncompleted reads.
     pub(crate) fn reads_left(&self) -> usize {
-        self.tiers.iter().map(|tier| tier.reads.len() + tier.reads_in_flight.len()).sum()
+        self.tiers
+            .iter()
+            .map(|tier| tier.reads.len() + tier.reads_in_flight.len() + tier.reads_hung.len())
+            .sum()
     }
 
     /// Returns the number of uncompleted writes.
@@ -137,7 +146,7 @@ impl Flow {
         self.turns.len() > 0
             || !self.apart.is_empty()
             || !self.owed.is_empty()
-            || self.tiers.iter().any(|tier| !tier.reads_in_flight.is_empty())
+            || self.tiers.iter().any(|tier| !tier.reads_in_flight.is_empty() || !tier.reads_hung.is_empty())
     }
 
     /// Queues the read of a block into a slot that was inserted for it.
@@ -205,6 +214,59 @@ impl Flow {
         ReadEnd::Failed
     }
 
+    /// Returns the reads into the pool that have not ended long after their deadline. A tier that leases a block where it lies
+    /// writes into no slot.
+    pub(crate) fn hung_reads(&self, pool: &Pool) -> Vec<(TierIndex, SlotId)> {
+        let mut hung = Vec::new();
+        for (tier, flow) in self.tiers.iter().enumerate() {
+            let is_late = |read: &Read| read.deadline.saturating_add(OVERDUE_NS) <= self.now;
+            hung.extend(
+                flow.reads_in_flight.values().filter(|read| is_late(read)).map(|read| (tier, read.slot)),
+            );
+        }
+        hung.retain(|(_, slot)| !pool.slot(*slot).is_in_place());
+        hung.sort_unstable();
+        hung
+    }
+
+    /// Returns the tier that reads into a slot of the pool and has not ended that by its deadline, if any does.
+    pub(crate) fn late_reader(&self, pool: &Pool, slot: SlotId) -> Option<TierIndex> {
+        let found = pool.slot(slot);
+        if found.block.phase() != Phase::Fetching || found.is_in_place() {
+            return None;
+        }
+        let is_late =
+            |flow: &TierFlow| flow.reads_in_flight.get(&slot).is_some_and(|r| r.deadline <= self.now);
+        self.tiers.iter().position(is_late)
+    }
+
+    /// Gives up a read that the tier has not ended. The slot is for nobody any more, and stays pinned until
+    /// [`Self::hung_read_ended`].
+    pub(crate) fn give_up_read(
+        &mut self,
+        pool: &mut Pool,
+        counters: &mut Counters,
+        tier: TierIndex,
+        slot: SlotId,
+    ) {
+        let (key, bytes) = (pool.slot(slot).key, pool.slot(slot).bytes());
+        let flow = &mut self.tiers[tier];
+        flow.reads_in_flight.remove(&slot);
+        flow.reads_hung.insert(slot, bytes);
+        flow.read_bytes_hung += bytes;
+        counters.failed("fetch", &Error::new(ErrorKind::Timeout, "a read has hung"));
+        pool.went(key, Fate::TooSlow, Some(tier));
+        pool.edit(slot, |slot| slot.block.abandon());
+    }
+
+    /// Records that a tier has ended a read that was given up, if it is one.
+    pub(crate) fn hung_read_ended(&mut self, tier: TierIndex, slot: SlotId) -> bool {
+        let flow = &mut self.tiers[tier];
+        let hung = flow.reads_hung.remove(&slot);
+        flow.read_bytes_hung -= hung.unwrap_or(0);
+        hung.is_some()
+    }
+
     /// Queues delayed writes again, the oldest first and a bounded number per tick, and retries failed removals.
     pub(crate) fn tick(&mut self, catalog: &Catalog, out: &mut Effects) {
         self.retry_removals(catalog, out);
@@ -263,6 +325,11 @@ impl Flow {
                 if self.closed(catalog, &slot.key) & bit(tier) != 0 {
                     self.tiers[tier].reads_in_flight.insert(read.slot, read);
                     out.again.push(Job::Miss { tier, slot: read.slot });
+                    continue;
+                }
+                if self.tiers[tier].is_clogged_for_reads(&self.pace, pool.bytes()) {
+                    self.tiers[tier].reads_in_flight.insert(read.slot, read);
+                    out.again.push(Job::ReadHeldBack { tier, slot: read.slot });
                     continue;
                 }
                 let left = read.deadline.saturating_sub(now);

@@ -49,6 +49,10 @@ pub(super) struct Begun {
 pub(super) struct TierFlow {
     pub(super) reads: Queue<Read>,
     pub(super) reads_in_flight: HashMap<SlotId, Read>,
+    /// Reads that have hung, and the bytes of their slots, which stay pinned until they end (P4).
+    pub(super) reads_hung: HashMap<SlotId, u64>,
+    /// The total of these bytes.
+    pub(super) read_bytes_hung: u64,
     pub(super) writes: Queue<Write>,
     /// Late writes: after all others.
     pub(super) late: Queue<Write>,
@@ -74,6 +78,11 @@ impl TierFlow {
     /// Returns whether so many writes have hung that the tier is given none: each could pin another slot.
     pub(super) fn is_clogged(&self, pace: &Pace, pool_bytes: u64) -> bool {
         self.writes_hung.len() >= pace.writes_in_flight || self.bytes_hung > pool_bytes / HUNG_DIVISOR
+    }
+
+    /// The same for reads.
+    pub(super) fn is_clogged_for_reads(&self, pace: &Pace, pool_bytes: u64) -> bool {
+        self.reads_hung.len() >= pace.reads_in_flight || self.read_bytes_hung > pool_bytes / HUNG_DIVISOR
     }
 
     /// Takes a write that is about to end, and returns whether it had hung.
