@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::RecvTimeoutError;
 use hashbrown::HashSet;
+use kvdepot_core::limits::NAMESPACE_OPEN_MS;
 use kvdepot_core::machine::{NamespaceHandle, Opened, Owner, Reply, Request};
 use kvdepot_core::{Error, ErrorKind, NamespaceId, NamespaceSpec, Result};
 use kvdepot_tier::Done;
@@ -27,12 +28,39 @@ const ROUNDS_MAX: usize = 4;
 
 /// How late after its deadline a tier's answer is still accepted.
 const ANSWER_GRACE: Duration = Duration::from_secs(1);
+/// Within this time a client is told whether its namespace is open, whatever tiers do.
+pub(crate) const OPEN_ANSWER: Duration = Duration::from_millis(NAMESPACE_OPEN_MS + 500);
 
 /// Number of namespaces that tiers are asked about at a time: all classes of values.
 const TOGETHER_MAX: usize = 64;
 
 /// The owner of the depot's own requests, which leases nothing.
 const NOBODY: Owner = 0;
+
+/// How long tiers are asked and waited for.
+#[derive(Clone, Copy)]
+struct Patience {
+    /// The deadline of their work.
+    deadline: Instant,
+    /// Until when their answers are accepted.
+    end: Instant,
+}
+
+impl Patience {
+    /// As long as for any other operation.
+    fn of_operation(runner: &Runner) -> Self {
+        let deadline = runner.config.deadline();
+        Self { deadline, end: deadline + ANSWER_GRACE }
+    }
+
+    /// While a client waits for a namespace to be opened: whatever a tier does, the client has its answer before it takes
+    /// the depot for lost (P2, P6).
+    fn of_opening(runner: &Runner) -> Self {
+        let (now, whole) = (Instant::now(), Self::of_operation(runner));
+        let deadline = whole.deadline.min(now + Duration::from_millis(NAMESPACE_OPEN_MS));
+        Self { deadline, end: whole.end.min(now + OPEN_ANSWER) }
+    }
+}
 
 /// The tiers' answer about a namespace.
 struct Told {
@@ -91,7 +119,7 @@ impl Question {
 /// Only a single tier can be left for later: the pool holds nothing from before.
 pub(crate) fn open(runner: &Arc<Runner>, user: Owner, specs: &[Arc<NamespaceSpec>]) -> Vec<Result<Opened>> {
     let _openings = begin_openings(runner, specs.iter());
-    let told = tell(runner, specs.iter().map(|spec| (spec, 0)));
+    let told = tell(runner, specs.iter().map(|spec| (spec, 0)), Patience::of_opening(runner));
     specs.iter().zip(told).map(|(spec, told)| open_told(runner, user, spec, told)).collect()
 }
 
@@ -124,13 +152,15 @@ fn open_told(runner: &Arc<Runner>, user: Owner, spec: &Arc<NamespaceSpec>, told:
 /// Opens namespaces of which the pool may hold earlier blocks, at no less than these epochs. Returns one outcome for
 /// each. A tier that fails may know of a reset, so a namespace is not opened unless every tier answers. Its epoch still
 /// holds when it is opened later, because possibly nothing else knows of it (P1).
+///
+/// No client waits for it, and a tier that is given up costs these blocks: it may take as long as any operation.
 pub(crate) fn reopen(runner: &Arc<Runner>, namespaces: &[(String, u32)]) -> Vec<Result<Opened>> {
     let specs: Vec<Result<Arc<NamespaceSpec>>> =
         namespaces.iter().map(|(text, _)| NamespaceSpec::from_canonical(text).map(Arc::new)).collect();
     let _openings = begin_openings(runner, specs.iter().flatten());
     let known =
         specs.iter().zip(namespaces).filter_map(|(spec, (_, epoch))| Some((spec.as_ref().ok()?, *epoch)));
-    let mut told = tell(runner, known).into_iter();
+    let mut told = tell(runner, known, Patience::of_operation(runner)).into_iter();
     let reopened = specs.into_iter().map(|spec| {
         let spec = spec?;
         let Told { epoch, error } = told.next().expect("one answer for each namespace");
@@ -149,13 +179,17 @@ fn is_passing(error: &Error) -> bool {
 }
 
 /// Opens namespaces in all tiers until these agree on an epoch for each, no lower than the given one and its floor.
-fn tell<'a>(runner: &Runner, namespaces: impl Iterator<Item = (&'a Arc<NamespaceSpec>, u32)>) -> Vec<Told> {
+///
+/// All rounds share the time: a tier that hangs costs one wait.
+fn tell<'a>(
+    runner: &Runner,
+    namespaces: impl Iterator<Item = (&'a Arc<NamespaceSpec>, u32)>,
+    patience: Patience,
+) -> Vec<Told> {
     let tiers = &runner.locator.tiers;
     let mut questions: Vec<Question> = namespaces
         .map(|(spec, at_least)| Question::new(spec, at_least.max(runner.floors.of(spec.root())), tiers.len()))
         .collect();
-    // One deadline for all rounds: a tier that hangs costs one wait.
-    let deadline = runner.config.deadline();
     for _ in 0..ROUNDS_MAX {
         let asked: Vec<(usize, usize)> = (0..questions.len())
             .flat_map(|question| (0..tiers.len()).map(move |tier| (question, tier)))
@@ -166,9 +200,9 @@ fn tell<'a>(runner: &Runner, namespaces: impl Iterator<Item = (&'a Arc<Namespace
         }
         let ask = |(question, tier): (usize, usize), done| {
             let Question { spec, told, .. } = &questions[question];
-            tiers[tier].open_namespace(spec, told.epoch, deadline, done);
+            tiers[tier].open_namespace(spec, told.epoch, patience.deadline, done);
         };
-        let answers = wait_for_all(&asked, deadline, ask);
+        let answers = wait_for_all(&asked, patience, ask);
         for ((question, tier), outcome) in asked.into_iter().zip(answers) {
             questions[question].answered(tier, tiers[tier].name(), outcome);
         }
@@ -186,12 +220,14 @@ fn tell<'a>(runner: &Runner, namespaces: impl Iterator<Item = (&'a Arc<Namespace
 
 /// Like [`tell`], for one namespace.
 fn tell_one(runner: &Runner, spec: &Arc<NamespaceSpec>, at_least: u32) -> Told {
-    tell(runner, std::iter::once((spec, at_least))).pop().expect("one namespace, one answer")
+    tell(runner, std::iter::once((spec, at_least)), Patience::of_operation(runner))
+        .pop()
+        .expect("one namespace, one answer")
 }
 
-/// Begins one call for each item and waits for all of them, until the deadline. Returns one outcome for each, in their
-/// order.
-fn wait_for_all<I: Copy>(items: &[I], deadline: Instant, begin: impl Fn(I, Done<u32>)) -> Vec<Result<u32>> {
+/// Begins one call for each item and waits for all of them, as long as patience lasts. Returns one outcome for each, in
+/// their order.
+fn wait_for_all<I: Copy>(items: &[I], patience: Patience, begin: impl Fn(I, Done<u32>)) -> Vec<Result<u32>> {
     let (send, receive) = crossbeam_channel::unbounded();
     for (index, &item) in items.iter().enumerate() {
         let send = send.clone();
@@ -199,10 +235,8 @@ fn wait_for_all<I: Copy>(items: &[I], deadline: Instant, begin: impl Fn(I, Done<
     }
     drop(send);
     let mut outcomes: Vec<Option<Result<u32>>> = vec![None; items.len()];
-    // The answer of a tier that takes until its deadline still counts.
-    let deadline = deadline + ANSWER_GRACE;
     for _ in items {
-        match receive.recv_deadline(deadline) {
+        match receive.recv_deadline(patience.end) {
             Ok((index, outcome)) => outcomes[index] = Some(outcome),
             Err(_) => break,
         }
@@ -221,11 +255,11 @@ pub(crate) fn advance(runner: &Arc<Runner>, handles: &[NamespaceHandle]) -> Vec<
     let _openings = begin_openings(runner, begun.iter().flatten().map(|begun| &begun.spec));
     let asked: Vec<(&Opened, usize)> =
         begun.iter().flatten().flat_map(|begun| (0..tiers.len()).map(move |tier| (begun, tier))).collect();
-    let deadline = runner.config.deadline();
+    let patience = Patience::of_operation(runner);
     let ask = |(begun, tier): (&Opened, usize), done| {
-        tiers[tier].advance_epoch(&begun.spec, begun.epoch, deadline, done);
+        tiers[tier].advance_epoch(&begun.spec, begun.epoch, patience.deadline, done);
     };
-    let mut answers = wait_for_all(&asked, deadline, ask).into_iter();
+    let mut answers = wait_for_all(&asked, patience, ask).into_iter();
     // A tier that cannot be reached must not keep the others from learning it.
     let moved: Vec<Result<(Opened, Option<Error>)>> = begun
         .iter()
@@ -259,7 +293,7 @@ fn agree(runner: &Arc<Runner>, moved: Vec<Result<(Opened, Option<Error>)>>) -> V
     let ended = moved.iter().flatten().filter(|(_, error)| error.is_none());
     let mut told = match runner.locator.tiers.len() {
         0 | 1 => Vec::new(),
-        _ => tell(runner, ended.map(|(ended, _)| (&ended.spec, ended.epoch))),
+        _ => tell(runner, ended.map(|(ended, _)| (&ended.spec, ended.epoch)), Patience::of_operation(runner)),
     }
     .into_iter();
     let outcomes = moved.into_iter().map(|moved| match moved? {
@@ -330,7 +364,9 @@ fn look(runner: &Arc<Runner>, handles: &[NamespaceHandle]) -> Vec<NamespaceHandl
     let known: Vec<Opened> =
         handles.iter().filter_map(|&handle| runner.locator.directory.get(handle).ok()).collect();
     let _openings = begin_openings(runner, known.iter().map(|known| &known.spec));
-    let told = tell(runner, known.iter().map(|known| (&known.spec, known.epoch)));
+    // In the background a tier that is merely slow gets the time that it had not when a client waited.
+    let known_epochs = known.iter().map(|known| (&known.spec, known.epoch));
+    let told = tell(runner, known_epochs, Patience::of_operation(runner));
     let mut failed = Vec::new();
     for (known, told) in known.iter().zip(told) {
         // An advance of this depot's own is logged where it is made.

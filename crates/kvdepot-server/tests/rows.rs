@@ -12,10 +12,12 @@ mod wire;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use bucket_server::{Act, BucketServer};
 use common::{Engine, LONG, Served, config, embedded, spec};
 use kvdepot_depot::DepotConfig;
+use kvdepot_depot::client::Attachment;
 use pool::{claim, layout, over, until};
 use serde_json::{Value, json};
 use wire::Wired;
@@ -152,6 +154,36 @@ fn a_depot_that_starts_without_its_bucket_serves_when_the_bucket_is_back() {
     assert_eq!(row.gets(), 0);
     depot.close();
     served.stop();
+}
+
+/// P2, P6: the bucket is the only tier of some depots, and below a disk in others.
+#[test]
+fn a_bucket_that_hangs_takes_no_other_namespace_from_the_client() {
+    for pipeline in ["Cache|Slab|Object", "Cache|Object"] {
+        let (mut row, home) = (Row::new(), tempfile::tempdir().unwrap());
+        let mut served = Served::start(row.config(pipeline, &home.path().join("slab")));
+        // As engines do: their calls take seconds in the background, whatever the requests allow.
+        let wait = Duration::from_secs(1);
+        let depot = Attachment::connect(served.socket.clone(), None, LONG, wait).unwrap();
+        let mut engine = Engine::new(&depot, &spec("row", layout()), BLOCKS as usize);
+        engine.fill(3);
+        let names: Vec<u64> = (0..BLOCKS).collect();
+        assert!(engine.dump(&names, &engine.all_pages()).is_empty());
+        row.bucket.plan(|_| Act::Hang);
+        depot.register(&spec("another", layout())).unwrap();
+        assert!(depot.attached(), "{pipeline}: {}", depot.trouble());
+        engine.clear();
+        assert!(engine.load(&names, &engine.all_pages()).is_empty(), "{pipeline}: {}", depot.stats());
+        assert!((0..BLOCKS as usize).all(|page| engine.holds(page, page, 3)));
+        let all = u32::try_from(BLOCKS).unwrap();
+        assert_eq!(claim(&depot, &spec("row", layout()), BLOCKS), (true, all, 0), "from the pool");
+        // Ends the requests that hang.
+        row.bucket.stop();
+        drop(engine);
+        depot.close();
+        served.stop();
+        row.server.close();
+    }
 }
 
 #[test]

@@ -46,6 +46,8 @@ pub(super) struct Known {
     pub(super) spec: Arc<NamespaceSpec>,
     /// Whether a store of it reads blocks in a tier's memory, if the depot passes that.
     pub(super) in_place: bool,
+    /// Whether the depot could not open it when it was asked last.
+    pub(super) has_failed: bool,
 }
 
 /// This process's attachment.

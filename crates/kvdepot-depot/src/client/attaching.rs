@@ -22,6 +22,8 @@ const RETRY_MIN: Duration = Duration::from_millis(20);
 const RETRY_MAX: Duration = Duration::from_secs(1);
 /// Longest pause while another depot takes the pool over.
 const RETRY_TAKE_OVER_MAX: Duration = Duration::from_millis(40);
+/// Once the depot has failed to open a namespace for so long, the others are opened after the attachment is there.
+const OPEN_BEFORE_ATTACHED: Duration = Duration::from_secs(1);
 /// How often an attached process checks whether its depot is still there.
 pub(super) const WATCH: Duration = Duration::from_millis(200);
 
@@ -67,14 +69,14 @@ impl Attachment {
             let mut namespaces = self.namespaces.lock();
             let at = namespaces.iter().position(|known| known.spec.canonical() == spec.canonical());
             let at = at.unwrap_or_else(|| {
-                namespaces.push(Known { spec: Arc::clone(spec), in_place });
+                namespaces.push(Known { spec: Arc::clone(spec), in_place, has_failed: false });
                 namespaces.len() - 1
             });
             namespaces[at].in_place |= in_place;
             namespaces[at].clone()
         };
         let Ok(generation) = self.generation() else { return Ok(()) };
-        match self.open(&generation, &known) {
+        match self.open_noted(&generation, &known) {
             // Retried in the background; until then all of its blocks are misses (P2).
             Err(error)
                 if matches!(
@@ -123,11 +125,38 @@ impl Attachment {
 
     /// Opens the namespaces that this generation does not know yet. Tries all of them and returns the first error.
     pub(super) fn open_missing(self: &Arc<Self>, generation: &Arc<Generation>) -> Result<()> {
-        let namespaces = self.namespaces.lock().clone();
+        self.open_missing_while(generation, || true)
+    }
+
+    /// Like `open_missing`. After a failure it goes on only if `goes_on`.
+    fn open_missing_while(
+        self: &Arc<Self>,
+        generation: &Arc<Generation>,
+        goes_on: impl Fn() -> bool,
+    ) -> Result<()> {
+        let mut namespaces = self.namespaces.lock().clone();
+        // One that waits for a tier in vain must not delay those that work.
+        namespaces.sort_by_key(|known| known.has_failed);
         let mut outcome = Ok(());
         for known in namespaces {
-            outcome = outcome.and(self.open(generation, &known));
+            if let Err(error) = self.open_noted(generation, &known) {
+                outcome = outcome.and(Err(error));
+                if !goes_on() || generation.is_lost() {
+                    break;
+                }
+            }
         }
+        outcome
+    }
+
+    /// Like `open`, and notes for the next time whether it failed.
+    fn open_noted(self: &Arc<Self>, generation: &Arc<Generation>, known: &Known) -> Result<()> {
+        let outcome = self.open(generation, known);
+        let mut namespaces = self.namespaces.lock();
+        if let Some(known) = namespaces.iter_mut().find(|it| it.spec.canonical() == known.spec.canonical()) {
+            known.has_failed = outcome.is_err();
+        }
+        drop(namespaces);
         outcome
     }
 
@@ -179,7 +208,9 @@ impl Attachment {
         };
         let generation = Arc::new(Generation::new(welcome, pool, memory));
         generation.lanes.lock().push(lane);
-        if let Err(error) = self.open_missing(&generation) {
+        let opening = Instant::now();
+        let goes_on = || opening.elapsed() < OPEN_BEFORE_ATTACHED;
+        if let Err(error) = self.open_missing_while(&generation, goes_on) {
             tracing::warn!("a namespace cannot be opened and is retried: {error}");
         }
         // The lane that opened everything is connected: the scheduler's first claim must not wait for a connect.

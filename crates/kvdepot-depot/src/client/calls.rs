@@ -18,7 +18,7 @@ impl Attachment {
         let handles = namespaces.iter().map(|spec| self.handle(&generation, spec)).collect::<Result<_>>()?;
         let wait = std::time::Duration::from_millis(generation.welcome.timeout_ms);
         let mut lane = self.lane(&generation, self.call_timeout)?;
-        let answer = lane.call(Request::Reset { namespaces: handles }, Instant::now() + wait)?;
+        let answer = lane.call_late(Request::Reset { namespaces: handles }, Instant::now() + wait)?;
         lane.finish();
         if let Response::Epochs(_) = answer { Ok(()) } else { Err(lane::unexpected()) }
     }

@@ -119,7 +119,7 @@ impl Generation {
         }
         // The time is that of the call, however long another one took.
         let deadline = Instant::now() + wait;
-        match lane.call(Request::OpenNamespace { canonical: canonical.into() }, deadline)? {
+        match lane.call_late(Request::OpenNamespace { canonical: canonical.into() }, deadline)? {
             Response::Namespace { handle, .. } => Ok(handle),
             _ => Err(unexpected()),
         }

@@ -9,11 +9,16 @@ use kvdepot_core::{BlockHash, Error, ErrorKind, Result};
 
 use crate::client::attach::{Attachment, Target};
 use crate::client::generation::Generation;
-use crate::client::lane::Lane;
+use crate::client::lane::{Lane, unexpected};
+use crate::epochs::OPEN_ANSWER;
 use crate::message::{Hashes, Request, Response, hash_bytes};
 
 /// The time for a handshake.
 pub(super) const HANDSHAKE_WAIT: Duration = Duration::from_secs(5);
+const _: () = assert!(
+    OPEN_ANSWER.as_millis() < HANDSHAKE_WAIT.as_millis(),
+    "a depot that waits for a tier is not late"
+);
 /// Number of lanes kept for reuse.
 const IDLE_LANES_MAX: usize = 16;
 
@@ -98,6 +103,31 @@ impl Attachment {
         })
     }
 
+    /// Like `call_on`, for a call that waits for tiers. A depot that is late with it, but answers others, is not lost: only
+    /// the lane is dropped, and what this process has open there works on (P6).
+    fn call_on_late<T>(
+        self: &Arc<Self>,
+        generation: &Arc<Generation>,
+        slot: &mut Option<Lane>,
+        call: impl FnOnce(&mut Lane) -> Result<T>,
+    ) -> Result<T> {
+        let mut late = None;
+        let outcome = self.call_on(generation, slot, |lane| match call(lane) {
+            Err(error) if error.kind() == ErrorKind::Timeout => {
+                lane.look_for_announcement();
+                late = Some(error);
+                Ok(None)
+            }
+            outcome => outcome.map(Some),
+        })?;
+        if let Some(outcome) = outcome {
+            return Ok(outcome);
+        }
+        *slot = None;
+        self.is_answering(generation);
+        Err(late.unwrap_or_else(unexpected))
+    }
+
     /// Returns whether the depot answers a call in time. If not, it counts as lost.
     fn is_answering(self: &Arc<Self>, generation: &Arc<Generation>) -> bool {
         if let Ok(mut lane) = self.lane(generation, self.call_timeout)
@@ -154,6 +184,15 @@ impl LaneGuard {
         let named = request.namespaces();
         let call = |lane: &mut Lane| lane.call(request, deadline);
         let response = self.attachment.call_on(&self.generation, &mut self.lane, call)?;
+        self.generation.checked(&named, response)
+    }
+
+    /// Like `call`, for a request that waits for tiers: a depot that is late with it is lost only if it answers nothing
+    /// else either.
+    pub(crate) fn call_late(&mut self, request: Request<'_>, deadline: Instant) -> Result<Response> {
+        let named = request.namespaces();
+        let call = |lane: &mut Lane| lane.call(request, deadline);
+        let response = self.attachment.call_on_late(&self.generation, &mut self.lane, call)?;
         self.generation.checked(&named, response)
     }
 

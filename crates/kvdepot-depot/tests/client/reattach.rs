@@ -36,6 +36,9 @@ struct Door {
     /// Number of namespace handles given out, and the one up to which they are forgotten.
     opened: u64,
     forgotten: u64,
+    /// Whether openings of namespaces called late are not answered, and how many were not.
+    opens_late: bool,
+    late: usize,
     /// Whether the depot says that a tier's memory can be mapped. It never passes it.
     has_memory: bool,
 }
@@ -137,8 +140,12 @@ fn serve(mut socket: SeqPacket, pool: &PoolMapping, door: &Mutex<Door>) {
                     has_memory: door.has_memory,
                 }
             }
-            Request::OpenNamespace { .. } => {
+            Request::OpenNamespace { canonical } => {
                 let mut door = door.lock().unwrap();
+                if door.opens_late && canonical.contains("late") {
+                    door.late += 1;
+                    continue;
+                }
                 door.opened += 1;
                 Response::Namespace { handle: door.opened, id: [1; 16], epoch: 0 }
             }
@@ -328,6 +335,45 @@ fn a_dump_to_a_depot_that_hangs_ends_long_before_its_deadline() {
     assert!(task.wait(Some(HANG / 2)), "the task ends at its deadline only");
     assert_eq!(task.failed().len(), 1);
     lab.depot.door.lock().unwrap().is_hung = false;
+}
+
+/// P6: a tier that hangs may keep the depot from answering about one namespace.
+#[test]
+fn a_depot_that_is_late_with_a_namespace_is_not_lost_for_the_others() {
+    let lab = Lab::with_calls_of(Duration::from_secs(1));
+    lab.depot.door.lock().unwrap().opens_late = true;
+    let (other, hit) = (spec("late"), |spec| claim(&lab.attachment, spec).poll().1);
+    lab.attachment.register(&other).unwrap();
+    assert!(
+        lab.attachment.attached() && lab.depot.door.lock().unwrap().late > 0,
+        "{}",
+        lab.attachment.trouble()
+    );
+    assert_eq!((hit(&lab.spec), hit(&other)), (1, 0));
+    lab.depot.door.lock().unwrap().opens_late = false;
+    eventually("the other namespace is open", || hit(&other) == 1);
+}
+
+/// P2, P6: a client that attaches waits for one of them, and those that can be opened are open.
+#[test]
+fn namespaces_that_cannot_be_opened_delay_neither_the_attachment_nor_others() {
+    let lab = Lab::with_calls_of(Duration::from_secs(1));
+    lab.depot.door.lock().unwrap().opens_late = true;
+    std::thread::scope(|scope| {
+        for name in ["late 1", "late 2", "late 3"] {
+            let attachment = &lab.attachment;
+            scope.spawn(move || attachment.register(&spec(name)).unwrap());
+        }
+    });
+    let working = spec("working");
+    lab.attachment.register(&working).unwrap();
+    lab.depot.hang_up();
+    lab.depot.door.lock().unwrap().late = 0;
+    let late = || lab.depot.door.lock().unwrap().late;
+    eventually("lost", || !lab.attachment.attached());
+    eventually("attached again", || lab.attachment.attached());
+    assert!(late() < 3, "it waited for all that are late");
+    assert_eq!(claim(&lab.attachment, &working).poll().1, 1, "it is behind those that are late");
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use kvdepot_core::limits::NAMESPACE_OPEN_MS;
 use kvdepot_core::pipeline::PoolKind;
 use kvdepot_core::{BlockHash, BlockKey, BlockLayout, Error, ErrorKind, NamespaceId, NamespaceSpec};
 use kvdepot_depot::message::{Request, Response};
@@ -57,6 +58,8 @@ struct Flaky {
     calls: AtomicUsize,
     /// Calls that must have come before any of them ends.
     wanted: AtomicUsize,
+    /// The longest time that a call was given.
+    longest: Mutex<Duration>,
 }
 
 /// Calls that have not ended.
@@ -104,6 +107,9 @@ impl Tier for Flaky {
     }
 
     fn open_namespace(&self, spec: &Arc<NamespaceSpec>, at_least: u32, deadline: Instant, done: Done<u32>) {
+        let mut longest = self.longest.lock().unwrap();
+        *longest = longest.max(deadline.saturating_duration_since(Instant::now()));
+        drop(longest);
         let spec = Arc::clone(spec);
         self.when_all_have_come(done, move |tier, done| tier.open_namespace(&spec, at_least, deadline, done));
     }
@@ -263,6 +269,26 @@ fn a_tier_that_cannot_open_a_namespace_is_tried_again_and_followed() {
     assert_eq!(epoch(&depot), 0, "the pool serves without its tier");
     tier.set_broken(false);
     until("the depot follows its tier", || epoch(&depot) == 5);
+}
+
+/// Whatever the tier is and however patient the depot: the client that waits would give the depot up (P2, P6).
+#[test]
+fn a_tier_that_never_answers_about_a_namespace_is_not_waited_for_like_a_read() {
+    let config =
+        serde_json::json!({"pipeline": "Cache", "pool_bytes": POOL, "timeout_ms": 600_000}).to_string();
+    let pool = PoolMapping::create_private(POOL).unwrap();
+    let tiers: Vec<Arc<Flaky>> = (0..2).map(|_| Arc::default()).collect();
+    tiers[1].wanted.store(usize::MAX, Ordering::SeqCst);
+    let over = tiers.iter().map(|tier| Arc::clone(tier) as Arc<dyn Tier>).collect();
+    let depot =
+        Depot::with_tiers(DepotConfig::from_json(&config).unwrap(), PoolKind::Cache, over, pool).unwrap();
+    let began = Instant::now();
+    assert_eq!(depot.direct().open_namespace(spec().canonical()).unwrap_err().kind(), ErrorKind::Timeout);
+    assert!(began.elapsed() < HANG, "the client has given the depot up long ago");
+    let most = Duration::from_millis(NAMESPACE_OPEN_MS);
+    assert!(tiers.iter().all(|tier| *tier.longest.lock().unwrap() <= most), "a tier had more time");
+    tiers[1].wanted.store(0, Ordering::SeqCst);
+    assert_eq!(epoch(&depot), 0, "it answers again");
 }
 
 /// The tier that does not answer may know of a reset that the other one missed.
