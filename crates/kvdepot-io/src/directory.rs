@@ -395,8 +395,10 @@ impl Device for DirDevice {
             _ => self.parent(to).map(|(dir, name)| (Some(dir), name))?,
         };
         let to_dir = other_dir.as_ref().unwrap_or(&from_dir);
-        rustix::fs::renameat(&from_dir, from_name, to_dir, to_name)
-            .map_err(|e| self.fail("cannot rename a file into place", to, e))
+        let renamed = or_took_effect((from_dir.as_fd(), from_name), (to_dir.as_fd(), to_name), || {
+            rustix::fs::renameat(&from_dir, from_name, to_dir, to_name)
+        });
+        renamed.map_err(|e| self.fail("cannot rename a file into place", to, e))
     }
 
     fn rename_new(&self, from: &Path, to: &Path) -> Result<bool> {
@@ -429,9 +431,8 @@ impl Device for DirDevice {
             Err(Errno::EXIST) => {
                 // The answer of a network file system to a repeated request may be that of the first one: then it is
                 // this very file that has the name.
-                let stat = |dir, name| rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW);
-                match (stat(&from_dir, from_name), stat(&to_dir, to_name)) {
-                    (Ok(mine), Ok(there)) => Ok((mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)),
+                match (identity(from_dir.as_fd(), from_name), identity(to_dir.as_fd(), to_name)) {
+                    (Ok(mine), Ok(there)) => Ok(mine == there),
                     // The name is not free any more, and whose file has it is not known.
                     (Err(e), _) | (_, Err(e)) => {
                         Err(self.fail("cannot tell whether a file was linked", to, e))
@@ -619,6 +620,26 @@ impl Device for DirDevice {
     }
 }
 
+/// Identifies the file that has a name.
+fn identity(dir: BorrowedFd<'_>, name: &OsStr) -> rustix::io::Result<(u64, u64)> {
+    let stat = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    Ok((stat.st_dev, stat.st_ino))
+}
+
+/// Renames a file. An error does not count if the file has its new name: the answer of a network file system may be that to a
+/// repeated request, or the first one came too late.
+fn or_took_effect(
+    from: (BorrowedFd<'_>, &OsStr),
+    to: (BorrowedFd<'_>, &OsStr),
+    rename: impl FnOnce() -> rustix::io::Result<()>,
+) -> rustix::io::Result<()> {
+    let mine = identity(from.0, from.1);
+    rename().or_else(|error| match (mine, identity(to.0, to.1)) {
+        (Ok(mine), Ok(there)) if mine == there => Ok(()),
+        _ => Err(error),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -628,6 +649,29 @@ mod tests {
         let error = DirDevice::open(Path::new("/nowhere/at/all"), DirectUse::Never).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config);
         assert!(error.to_string().contains("/nowhere/at/all"));
+    }
+
+    /// As the answers of an NFS server to a request that was repeated after its restart, and of one that came too late.
+    #[test]
+    fn a_rename_that_took_effect_is_none_that_failed() {
+        let dir = tempfile::tempdir().unwrap();
+        let device = DirDevice::open(dir.path(), DirectUse::Never).unwrap();
+        let root = device.root_fd().unwrap();
+        let (from, to) = (OsStr::new(".tmp-a"), OsStr::new("a"));
+        let fails = |errno: Errno, takes_effect: bool| {
+            std::fs::write(dir.path().join(from), b"new").unwrap();
+            or_took_effect((root.as_fd(), from), (root.as_fd(), to), || {
+                if takes_effect {
+                    rustix::fs::renameat(&root, from, &root, to).unwrap();
+                }
+                Err(errno)
+            })
+        };
+        assert_eq!(fails(Errno::IO, false), Err(Errno::IO), "there is no file of this name");
+        for errno in [Errno::NOENT, Errno::TIMEDOUT, Errno::IO] {
+            assert_eq!(fails(errno, true), Ok(()));
+            assert_eq!(fails(errno, false), Err(errno), "another file has the name");
+        }
     }
 
     #[test]

@@ -32,12 +32,14 @@ pub enum Prepared {
 }
 
 /// The outcome of a file write.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum FileWritten {
     /// The complete file was written and renamed into place.
     Published,
     /// `prepare` returned [`Prepared::Skip`].
     Skipped,
+    /// The rename failed with this error, and may have taken effect all the same: the file may have its final name.
+    InDoubt(Error),
 }
 
 /// The completion callback of a request. It is called exactly once, from any thread, possibly before `submit` returns

@@ -1,5 +1,6 @@
 //! Transfers complete files: the steps of a read and of a write, and how a thread runs all of them by plain calls.
 
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -102,6 +103,8 @@ pub(crate) struct Writing {
     make_room: Option<Box<dyn FnOnce() -> Result<bool> + Send>>,
     done: Ended<FileWritten>,
     pub(crate) buf: IoBuf,
+    /// Whether the rename has failed.
+    is_rename_failed: Cell<bool>,
 }
 
 /// The file to overwrite, if any.
@@ -124,7 +127,8 @@ impl Writing {
             }
         };
         let make_room = Some(make_room);
-        Some((Self { device, temporary, target, durable, make_room, done, buf }, over))
+        let is_rename_failed = Cell::new(false);
+        Some((Self { device, temporary, target, durable, make_room, done, buf, is_rename_failed }, over))
     }
 
     /// Creates the file under its temporary name, unless there is one to overwrite.
@@ -164,7 +168,9 @@ impl Writing {
     pub(crate) fn publish(&self, file: Box<dyn DeviceFile>) -> Result<()> {
         // The rename publishes the file, so an error that the system delayed must surface first.
         file.finish()?;
-        self.device.publish(&self.temporary, &self.target)
+        let renamed = self.device.publish(&self.temporary, &self.target);
+        self.is_rename_failed.set(renamed.is_err());
+        renamed
     }
 
     /// Ends a failed attempt. Returns the write if it should be retried.
@@ -172,7 +178,11 @@ impl Writing {
         let is_full = error.kind() == ErrorKind::NoSpace;
         let error =
             if is_full { error.with("free_bytes", self.device.free_bytes().unwrap_or(0)) } else { error };
-        self.unlink();
+        // What was still there under its temporary name was not renamed, and cannot be any more.
+        if !self.unlink() && self.is_rename_failed.get() {
+            self.end(Ok(FileWritten::InDoubt(error)));
+            return None;
+        }
         let made = if is_full { self.make_room.take().map(|make_room| make_room()) } else { None };
         match made {
             Some(Ok(true)) => return Some(self),
@@ -188,9 +198,10 @@ impl Writing {
         self.end(Err(error));
     }
 
-    fn unlink(&self) {
+    /// Removes the temporary file. Returns whether it was there and is gone.
+    fn unlink(&self) -> bool {
         // Best effort: the sweep finds leftovers (P4).
-        let _ = self.device.unlink(&self.temporary);
+        self.device.unlink(&self.temporary).unwrap_or(false)
     }
 
     pub(crate) fn end(self, outcome: Result<FileWritten>) {

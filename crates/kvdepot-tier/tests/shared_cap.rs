@@ -591,3 +591,26 @@ fn a_shared_cap_needs_shared_directories_and_a_cap() {
         assert!(error.to_string().contains("posix_capacity_shared needs"), "{error}");
     }
 }
+
+/// As after a restart of an NFS server, whose answer to a repeated rename is that there is no such file.
+#[test]
+fn a_rename_that_fails_and_takes_effect_is_counted() {
+    const CAP: u64 = 24;
+    let (memory, faults) = (MemoryDevice::default(), Faults::default());
+    faults.forbid_overwriting();
+    let device: Arc<dyn Device> = Arc::new(FaultDevice::new(Arc::new(memory.clone()), faults.clone()));
+    let tier = PosixTier::open_on_devices(shared(Path::new("memory"), CAP), vec![device]).unwrap();
+    let bench = Bench::new(Arc::new(tier));
+    let write = |n| bench.begin_write(n, bench.filled(n), Bench::soon()).recv().unwrap();
+    (0..8).for_each(|n| assert!(write(n).is_ok()));
+    // The second makes it impossible to look whether the first took effect.
+    faults.chance(FaultOp::Publish, Fault::Late, 0.5).chance(FaultOp::Meta, Fault::Eio, 0.2);
+    let outcomes: Vec<bool> = (100..400).map(|n| write(n).is_ok()).collect();
+    faults.set_enabled(false);
+    assert!(outcomes.contains(&true) && outcomes.contains(&false));
+    // What was in doubt is in nobody's way for good.
+    (400..500).for_each(|n| _ = write(n));
+    bench.drain();
+    let most = memory.images().iter().map(block_bytes).max().unwrap();
+    assert!(most <= CAP * FILE_BYTES, "{} blocks of {CAP}", most / FILE_BYTES);
+}

@@ -24,9 +24,9 @@ impl FaultDevice {
         Self { inner, faults }
     }
 
-    fn strike(&self, op: FaultOp, path: &Path) -> Result<()> {
+    fn strike(&self, op: FaultOp, path: &Path) -> Result<Option<Fault>> {
         let struck = self.faults.strike_at(op, path);
-        struck.map(drop).map_err(|e| e.with("path", self.inner.root().join(path).display()))
+        struck.map_err(|e| e.with("path", self.inner.root().join(path).display()))
     }
 
     fn wrap(&self, file: Box<dyn DeviceFile>) -> Box<dyn DeviceFile> {
@@ -147,8 +147,9 @@ impl Device for FaultDevice {
     }
 
     fn publish(&self, from: &Path, to: &Path) -> Result<()> {
-        self.strike(FaultOp::Publish, to)?;
-        self.inner.publish(from, to)
+        let fault = self.strike(FaultOp::Publish, to)?;
+        self.inner.publish(from, to)?;
+        if fault == Some(Fault::Late) { Err(Faults::lost_answer()) } else { Ok(()) }
     }
 
     fn rename_new(&self, from: &Path, to: &Path) -> Result<bool> {

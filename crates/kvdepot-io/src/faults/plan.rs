@@ -64,6 +64,8 @@ pub enum Fault {
     Slow(Duration),
     /// Does not return before [`Faults::release`].
     Hang,
+    /// Takes effect, and fails with EIO: the answer was lost (the rename that publishes).
+    Late,
 }
 
 #[derive(Debug, Default)]
@@ -185,6 +187,10 @@ impl Faults {
         self.shared.0.lock().disk_bytes
     }
 
+    pub(super) fn lost_answer() -> Error {
+        os_error("injected fault: EIO after the operation", 5)
+    }
+
     pub(super) fn no_space() -> Error {
         os_error("injected fault: ENOSPC", 28)
     }
@@ -221,7 +227,7 @@ impl Faults {
     }
 
     /// Draws the fault of the next operation of a kind. Sleeps through `Slow` and `Hang`, and returns errors as such;
-    /// the caller carries out `Short` and `Flip`.
+    /// the caller carries out `Short`, `Flip` and `Late`.
     pub fn strike(&self, op: FaultOp) -> Result<Option<Fault>> {
         self.act(self.draw(op, None))
     }

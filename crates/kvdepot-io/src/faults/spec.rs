@@ -7,7 +7,7 @@ use kvdepot_core::{Error, ErrorKind, Result};
 use super::plan::{Fault, FaultOp, Faults};
 
 /// The keys of probabilities. `slow_ms` replaces the duration of `Slow`.
-const CHANCES: [(&str, FaultOp, Fault); 16] = [
+const CHANCES: [(&str, FaultOp, Fault); 17] = [
     ("open_eio", FaultOp::Open, Fault::Eio),
     ("read_eio", FaultOp::Read, Fault::Eio),
     ("read_short", FaultOp::Read, Fault::Short),
@@ -21,6 +21,7 @@ const CHANCES: [(&str, FaultOp, Fault); 16] = [
     ("write_slow", FaultOp::Write, Fault::Slow(Duration::ZERO)),
     ("write_hang", FaultOp::Write, Fault::Hang),
     ("publish_eio", FaultOp::Publish, Fault::Eio),
+    ("publish_late", FaultOp::Publish, Fault::Late),
     ("meta_eio", FaultOp::Meta, Fault::Eio),
     ("grow_enospc", FaultOp::Grow, Fault::NoSpace),
     ("flush_eio", FaultOp::Flush, Fault::Eio),

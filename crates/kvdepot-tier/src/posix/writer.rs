@@ -121,6 +121,14 @@ impl Shared {
         temporary: PathBuf,
         outcome: Result<FileWritten>,
     ) {
+        let (outcome, in_doubt) = match outcome {
+            // The block's file is there, whosesoever it is: it counts as the one that was written.
+            Ok(FileWritten::InDoubt(_)) if self.find(&space, &key).unwrap_or(false) => {
+                (Ok(FileWritten::Published), false)
+            }
+            Ok(FileWritten::InDoubt(error)) => (Err(error), true),
+            outcome => (outcome, false),
+        };
         if outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::Io) {
             // The next write of this block must not run into it again. This is the I/O thread: other threads never end
             // with `Io`.
@@ -134,9 +142,9 @@ impl Shared {
                 state.keep_reserved(key, space, directory);
                 if current { Ok(Written::New) } else { Err(Self::no_namespace(&key)) }
             }
-            Ok(FileWritten::Skipped) => Ok(Written::AlreadyThere),
+            Ok(_) => Ok(Written::AlreadyThere),
             Err(error) => {
-                state.drop_reserved(&key, directory, temporary);
+                state.drop_reserved(&key, directory, temporary, in_doubt);
                 Err(error.with("key", key))
             }
         };
@@ -178,12 +186,13 @@ impl State {
         }
     }
 
-    /// Gives the reservation of a failed write back.
-    fn drop_reserved(&mut self, key: &BlockKey, directory: usize, temporary: PathBuf) {
+    /// Gives the reservation of a failed write back. `in_doubt`: its file may have its final name.
+    fn drop_reserved(&mut self, key: &BlockKey, directory: usize, temporary: PathBuf, in_doubt: bool) {
         if let Some(bytes) = self.reserved.remove(key) {
             self.bytes -= bytes;
             if let Some(purse) = &mut self.purse {
-                self.leftovers.add(directory, temporary, bytes, purse.fail(bytes));
+                let membership = purse.fail(bytes);
+                self.leftovers.add(directory, temporary, bytes, membership, in_doubt);
             }
         }
     }

@@ -25,13 +25,20 @@ fn clear_directory(shared: &Arc<Shared>, directory: usize) {
     let mine = shared.lock().leftovers.take(directory);
     let mut stuck = Vec::new();
     for leftover in mine {
-        if let Err(error) = shared.device(directory).unlink(&leftover.temporary) {
-            tracing::debug!(%error, "a file of a failed write stays for now");
-            stuck.push(Leftover { is_stuck: true, ..leftover });
-            continue;
-        }
+        let was_there = match shared.device(directory).unlink(&leftover.temporary) {
+            Ok(was_there) => was_there,
+            Err(error) => {
+                tracing::debug!(%error, "a file of a failed write stays for now");
+                stuck.push(Leftover { is_stuck: true, ..leftover });
+                continue;
+            }
+        };
         if let Some(purse) = &mut shared.lock().purse {
-            purse.undo(leftover.bytes, leftover.membership);
+            if leftover.in_doubt && !was_there {
+                purse.leave_written(leftover.bytes, leftover.membership);
+            } else {
+                purse.undo(leftover.bytes, leftover.membership);
+            }
         }
     }
     shared.lock().leftovers.end_clearing(directory, stuck);

@@ -8,7 +8,7 @@ use hashbrown::HashSet;
 /// the next survey.
 const LEFTOVERS_MAX: usize = 4096;
 
-/// A write that failed: its bytes are free once its temporary file is known to be gone.
+/// A write that failed: its bytes are free once its temporary file is known to be gone, and not to have been renamed.
 #[derive(Debug)]
 pub(super) struct Leftover {
     pub(super) directory: usize,
@@ -16,6 +16,9 @@ pub(super) struct Leftover {
     pub(super) bytes: u64,
     /// The membership in which they were spent.
     pub(super) membership: u64,
+    /// Whether its rename failed and may have taken effect: if there is no temporary file, there may be one of its final
+    /// name, or somebody has removed that and counted its bytes as free.
+    pub(super) in_doubt: bool,
     /// Whether its file could not be removed: tried again in every turn with the ledger.
     pub(super) is_stuck: bool,
 }
@@ -36,8 +39,9 @@ impl Leftovers {
         temporary: PathBuf,
         bytes: u64,
         membership: u64,
+        in_doubt: bool,
     ) {
-        self.push(Leftover { directory, temporary, bytes, membership, is_stuck: false });
+        self.push(Leftover { directory, temporary, bytes, membership, in_doubt, is_stuck: false });
     }
 
     fn push(&mut self, leftover: Leftover) {

@@ -54,6 +54,8 @@ enum Mistake {
     LateUnlinks,
     /// A rename is noted in the account only after it.
     LateMoves,
+    /// A write whose rename failed has left nothing, although the rename may have taken effect.
+    RenameForgotten,
 }
 
 struct Depot {
@@ -69,9 +71,10 @@ struct Depot {
     writes: Vec<u64>,
     /// Writes begun.
     wrote: u64,
-    /// Files unlinked, writes failed and files renamed that are not noted in the account yet.
+    /// Files unlinked, writes failed (and whether their rename is in doubt) and files renamed that are not noted in the
+    /// account yet.
     unlinking: Vec<Option<Unlinking>>,
-    failed: Vec<u64>,
+    failed: Vec<(u64, bool)>,
     moving: usize,
     survey: Survey,
     /// Places to list, and what was found.
@@ -265,10 +268,15 @@ impl World {
         }
         let place = self.pick(PLACES);
         let fails = self.pick(8) == 0;
+        let in_doubt = fails && self.pick(2) == 0;
         let depot = &mut self.depots[at];
         let file = depot.writes.remove(0);
         if fails {
-            depot.failed.push(depot.purse.fail(BLOCK));
+            // A rename may take effect although it fails.
+            depot.failed.push((depot.purse.fail(BLOCK), in_doubt));
+            if in_doubt {
+                self.files.insert(file, place);
+            }
         } else {
             self.files.insert(file, place);
             self.written += 1;
@@ -304,15 +312,20 @@ impl World {
 
     /// Notes what was done to files.
     fn note(&mut self, at: usize) {
-        let is_late = self.mistake == Some(Mistake::LateMoves);
+        let mistake = self.mistake;
+        let is_late = mistake == Some(Mistake::LateMoves);
         // Some renames take long, and surveys begin and end meanwhile.
         let has_renamed = self.pick(8) == 0;
         let Depot { purse, now_ms, unlinking, failed, moving, .. } = &mut self.depots[at];
         if let Some(one) = unlinking.pop() {
             let one = one.unwrap_or_else(|| purse.begin_unlink(BLOCK));
             purse.end_unlink(one, BLOCK);
-        } else if let Some(membership) = failed.pop() {
-            purse.undo(BLOCK, membership);
+        } else if let Some((membership, in_doubt)) = failed.pop() {
+            if in_doubt && mistake != Some(Mistake::RenameForgotten) {
+                purse.leave_written(BLOCK, membership);
+            } else {
+                purse.undo(BLOCK, membership);
+            }
         } else if *moving > 0 && has_renamed {
             *moving -= 1;
             if !is_late || purse.begin_move(BLOCK, *now_ms) {
@@ -520,6 +533,7 @@ fn every_planted_mistake_is_found() {
         Mistake::OldSurvey,
         Mistake::LateUnlinks,
         Mistake::LateMoves,
+        Mistake::RenameForgotten,
     ] {
         let laziest = if mistake == Mistake::NoFence { LAZY } else { 6 };
         let found = (1..=20_000).find_map(|seed| run(seed, Some(mistake), laziest).err().map(|_| seed));

@@ -263,6 +263,14 @@ impl Purse {
         }
     }
 
+    /// Notes that a failed write of a membership may have left its file under its final name. It counts as written: the next
+    /// survey finds it, or that it is not there. Whoever unlinks it has its bytes.
+    pub(in crate::posix) fn leave_written(&mut self, bytes: u64, membership: u64) {
+        if membership == self.membership {
+            self.done += bytes;
+        }
+    }
+
     /// Notes that a file of at most `bytes` is about to be unlinked.
     pub(in crate::posix) fn begin_unlink(&mut self, bytes: u64) -> Unlinking {
         self.unlinking += bytes;
