@@ -36,7 +36,7 @@ struct Door {
     /// Number of namespace handles given out, and the one up to which they are forgotten.
     opened: u64,
     forgotten: u64,
-    /// Whether openings of namespaces called late are not answered, and how many were not.
+    /// Whether resets, and openings of namespaces called late, are not answered, and how many openings were not.
     opens_late: bool,
     late: usize,
     /// Whether the depot says that a tier's memory can be mapped. It never passes it.
@@ -157,6 +157,7 @@ fn serve(mut socket: SeqPacket, pool: &PoolMapping, door: &Mutex<Door>) {
             Request::ClaimOpen { .. } => {
                 Response::Claim { claim: 1, settled: true, units: 1, units_from_tier: 0, arriving: None }
             }
+            Request::Reset { .. } if door.lock().unwrap().opens_late => continue,
             Request::Drain { .. } => {
                 door.lock().unwrap().is_draining = true;
                 while door.lock().unwrap().is_full {
@@ -352,6 +353,16 @@ fn a_depot_that_is_late_with_a_namespace_is_not_lost_for_the_others() {
     assert_eq!((hit(&lab.spec), hit(&other)), (1, 0));
     lab.depot.door.lock().unwrap().opens_late = false;
     eventually("the other namespace is open", || hit(&other) == 1);
+}
+
+/// P6: a tier may take as long for a reset as the client waits.
+#[test]
+fn a_depot_that_is_late_with_a_reset_is_not_lost() {
+    let lab = Lab::with_calls_of(Duration::from_secs(1));
+    lab.depot.door.lock().unwrap().opens_late = true;
+    let late = lab.attachment.reset(&[Arc::clone(&lab.spec)]).unwrap_err();
+    assert!(late.kind() == ErrorKind::Timeout && lab.attachment.attached(), "{late}");
+    assert_eq!(claim(&lab.attachment, &lab.spec).poll().1, 1);
 }
 
 /// P2, P6: a client that attaches waits for one of them, and those that can be opened are open.
