@@ -288,7 +288,10 @@ fn a_failing_tier_costs_blocks_and_never_bytes() {
     engine.clear();
     let names: Vec<u64> = (0..100).collect();
     let failed = engine.load(&names, &engine.all_pages());
-    assert!(!failed.is_empty() && failed.len() < 60, "{} of 100 failed", failed.len());
+    // A block whose read failed before the load asked for it is read again, so it may have come nevertheless.
+    let stats = attachment.stats();
+    assert!(stats["depot"]["failures"]["fetch"]["io"].as_u64() > Some(0), "{stats}");
+    assert!(failed.len() < 60, "{} of 100 failed", failed.len());
     assert!((0..100).all(|page| failed.contains(&page) || engine.holds(page, page, 6)));
 }
 
