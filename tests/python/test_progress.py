@@ -90,14 +90,19 @@ def test_short_work_and_files_get_no_count(monkeypatch: pytest.MonkeyPatch) -> N
         assert stream.getvalue() == ""
 
 
-def test_commands_that_read_directories_count_files(tmp_path: Path, shown: dict[str, int]) -> None:
+def store_five_blocks(directory: Path) -> str:
+    """Returns the id of their namespace."""
     with kvdepot.open(
-        {"directories": [str(tmp_path)], "pool_gb": 1 / 64, "log_level": "error"}, layout=[4096], namespace={"m": 1}
+        {"directories": [str(directory)], "pool_gb": 1 / 64, "log_level": "error"}, layout=[4096], namespace={"m": 1}
     ) as store:
         blocks = [[np.full(4096, index, dtype=np.uint8)] for index in range(5)]
         store.dump([b"block %d" % index for index in range(5)], blocks).wait().raise_for_failures()
-        root = store.namespace_id
         assert store.drain(60_000)
+        return str(store.namespace_id)
+
+
+def test_commands_that_read_directories_count_files(tmp_path: Path, shown: dict[str, int]) -> None:
+    root = store_five_blocks(tmp_path)
     for words in (["ls", root[:4]], ["namespaces"], ["verify"]):
         shown.clear()
         run(*words, "--directory", tmp_path, "--json")
@@ -109,13 +114,7 @@ def test_commands_that_read_directories_count_files(tmp_path: Path, shown: dict[
 def test_commands_that_change_directories_count_files(tmp_path: Path, shown: dict[str, int]) -> None:
     file, blocks, runtime = tmp_path / "x.kvx", tmp_path / "blocks", tmp_path / "depot.yaml"
     blocks.mkdir()
-    with kvdepot.open(
-        {"directories": [str(blocks)], "pool_gb": 1 / 64, "log_level": "error"}, layout=[4096], namespace={"m": 1}
-    ) as store:
-        payload = [[np.full(4096, index, dtype=np.uint8)] for index in range(5)]
-        store.dump([b"block %d" % index for index in range(5)], payload).wait().raise_for_failures()
-        root = store.namespace_id
-        assert store.drain(60_000)
+    root = store_five_blocks(blocks)
     aside = next(blocks.rglob("*.kvb"))
     aside.rename(aside.with_suffix(".bad"))
 

@@ -47,6 +47,14 @@ fn dump_all(attachment: &Arc<Attachment>, engine: &Engine, first: u64, count: us
     }
 }
 
+/// Stores `count` blocks on a disk, by a depot that then ends.
+fn store_all(directory: &Path, spec: &Arc<NamespaceSpec>, fill: u8, count: usize) {
+    let attachment = embedded(on_disk(16 << 20, directory, no()));
+    let mut engine = Engine::new(&attachment, spec, count);
+    engine.fill(fill);
+    dump_all(&attachment, &engine, 0, count);
+}
+
 #[test]
 fn a_restarted_depot_finds_what_an_earlier_one_wrote() {
     let directory = tempfile::tempdir().unwrap();
@@ -251,12 +259,7 @@ fn reset_amid_reads() -> bool {
     const SLOW: Duration = Duration::from_millis(200);
     let directory = tempfile::tempdir().unwrap();
     let spec = spec("race", layout());
-    {
-        let attachment = embedded(on_disk(16 << 20, directory.path(), no()));
-        let mut engine = Engine::new(&attachment, &spec, 64);
-        engine.fill(1);
-        dump_all(&attachment, &engine, 0, 64);
-    }
+    store_all(directory.path(), &spec, 1, 64);
     let faults = format!("read_slow=1.0,slow_ms={},seed=1", SLOW.as_millis());
     let slow = serde_json::json!({"faults": faults});
     let attachment = embedded(on_disk(16 << 20, directory.path(), slow));
@@ -276,12 +279,7 @@ fn reset_amid_reads() -> bool {
 fn a_failing_tier_costs_blocks_and_never_bytes() {
     let directory = tempfile::tempdir().unwrap();
     let spec = spec("faults", layout());
-    {
-        let attachment = embedded(on_disk(16 << 20, directory.path(), no()));
-        let mut engine = Engine::new(&attachment, &spec, 100);
-        engine.fill(6);
-        dump_all(&attachment, &engine, 0, 100);
-    }
+    store_all(directory.path(), &spec, 6, 100);
     let attachment =
         embedded(on_disk(16 << 20, directory.path(), serde_json::json!({"faults": "read_eio=0.1,seed=7"})));
     let mut engine = Engine::new(&attachment, &spec, 100);
@@ -299,12 +297,7 @@ fn a_failing_tier_costs_blocks_and_never_bytes() {
 fn files_damaged_between_runs_are_misses() {
     let directory = tempfile::tempdir().unwrap();
     let spec = spec("damage", layout());
-    {
-        let attachment = embedded(on_disk(16 << 20, directory.path(), no()));
-        let mut engine = Engine::new(&attachment, &spec, 30);
-        engine.fill(4);
-        dump_all(&attachment, &engine, 0, 30);
-    }
+    store_all(directory.path(), &spec, 4, 30);
     let mut blocks = Vec::new();
     let mut folders = vec![directory.path().to_owned()];
     while let Some(folder) = folders.pop() {
@@ -342,12 +335,7 @@ fn files_damaged_between_runs_are_misses() {
 fn a_tier_that_hangs_delays_nobody_beyond_the_deadline() {
     let directory = tempfile::tempdir().unwrap();
     let spec = spec("hung", layout());
-    {
-        let attachment = embedded(on_disk(16 << 20, directory.path(), no()));
-        let mut engine = Engine::new(&attachment, &spec, 8);
-        engine.fill(1);
-        dump_all(&attachment, &engine, 0, 8);
-    }
+    store_all(directory.path(), &spec, 1, 8);
     let posix = serde_json::json!({"directories": [directory.path()], "faults": "read_hang=1.0,seed=1"});
     let hung = serde_json::json!({"pipeline": "Cache|Posix", "posix": posix, "timeout_ms": 3_000});
     let attachment = embedded(config(16 << 20, hung));
@@ -403,12 +391,7 @@ fn dumps_go_on_while_a_tier_hangs_in_its_writes() {
 fn a_block_whose_read_hangs_is_missed_at_once_and_stored_by_a_dump() {
     let directory = tempfile::tempdir().unwrap();
     let spec = spec("hung", layout());
-    {
-        let attachment = embedded(on_disk(16 << 20, directory.path(), no()));
-        let mut engine = Engine::new(&attachment, &spec, 8);
-        engine.fill(1);
-        dump_all(&attachment, &engine, 0, 8);
-    }
+    store_all(directory.path(), &spec, 1, 8);
     let posix = serde_json::json!({"directories": [directory.path()], "faults": "read_hang=1.0,seed=1"});
     let hung = serde_json::json!({"pipeline": "Cache|Posix", "posix": posix, "timeout_ms": 1_000});
     let attachment = embedded(config(16 << 20, hung));
