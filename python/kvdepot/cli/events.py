@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from kvdepot.cli import events_publish
+from kvdepot.cli.running import BLOCK_BYTES
 from kvdepot.config import load_config
 from kvdepot.errors import ConfigError
 from kvdepot.events import BlockEvent, BlockEvents
@@ -14,9 +15,7 @@ from kvdepot.events import BlockEvent, BlockEvents
 @click.command()
 @click.option("--config", "file", type=click.Path(dir_okay=False), help="Configuration file; default: the defaults.")
 @click.option("--socket", type=click.Path(), help="Unix socket; made from the configuration when left out.")
-@click.option(
-    "--block-bytes", type=click.IntRange(min=1), help="Block size in bytes (Staging pools are sized in blocks)."
-)
+@BLOCK_BYTES
 @click.option("--follow", is_flag=True, help="Then print each change, until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @events_publish.options

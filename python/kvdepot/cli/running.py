@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
+
 from kvdepot import _native
 from kvdepot.checks.software import DirectoryUser
 from kvdepot.cli.processes import own_serving, pid_here, posix_directories, process, serving
@@ -18,6 +20,10 @@ from kvdepot.config.machine import Machine
 from kvdepot.config.socket_path import runtime_directories
 
 WAIT_MS = 5000
+BLOCK_BYTES = click.option(
+    "--block-bytes", type=click.IntRange(min=1), help="Block size in bytes (Staging pools are sized in blocks)."
+)
+"""The option of commands that find a depot by its configuration."""
 
 
 @dataclass(frozen=True)

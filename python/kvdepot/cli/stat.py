@@ -8,7 +8,7 @@ import click
 from kvdepot import _native
 from kvdepot.cli.output import print_json, print_table
 from kvdepot.cli.places import size_text
-from kvdepot.cli.running import WAIT_MS, peer_pid
+from kvdepot.cli.running import BLOCK_BYTES, WAIT_MS, peer_pid
 from kvdepot.config import load_config
 from kvdepot.errors import UnavailableError
 
@@ -16,9 +16,7 @@ from kvdepot.errors import UnavailableError
 @click.command()
 @click.option("--config", "file", type=click.Path(dir_okay=False), help="Configuration file; default: the defaults.")
 @click.option("--socket", type=click.Path(), help="Unix socket; default: derived from the configuration.")
-@click.option(
-    "--block-bytes", type=click.IntRange(min=1), help="Block size in bytes (Staging pools are sized in blocks)."
-)
+@BLOCK_BYTES
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(file: str | None, socket: str | None, block_bytes: int | None, as_json: bool) -> None:
     """Shows the counters and gauges of a running depot, found by its configuration, as engines find it.

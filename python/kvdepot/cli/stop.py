@@ -10,7 +10,7 @@ import click
 
 from kvdepot.cli.output import print_json
 from kvdepot.cli.progress import counting
-from kvdepot.cli.running import RunningDepot, ask, running_depots
+from kvdepot.cli.running import BLOCK_BYTES, RunningDepot, ask, running_depots
 from kvdepot.cli.status_door import WAIT_S, read_status
 from kvdepot.config import load_config
 from kvdepot.errors import DepotTimeoutError, KVDepotError, UnavailableError
@@ -21,9 +21,7 @@ STEP_S = 0.5
 @click.command()
 @click.option("--config", "file", type=click.Path(dir_okay=False), help="Configuration file; default: the defaults.")
 @click.option("--socket", type=click.Path(), help="Unix socket; default: derived from the configuration.")
-@click.option(
-    "--block-bytes", type=click.IntRange(min=1), help="Block size in bytes (Staging pools are sized in blocks)."
-)
+@BLOCK_BYTES
 @click.option("--all", "all_depots", is_flag=True, help="Stop all depots that `kvdepot depots` lists.")
 @click.option(
     "--timeout", type=click.FloatRange(min=0), default=60.0, show_default=True, help="Seconds to wait for the exit."

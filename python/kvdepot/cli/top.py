@@ -10,7 +10,7 @@ import click
 
 from kvdepot.cli.output import print_json, print_table
 from kvdepot.cli.places import size_text
-from kvdepot.cli.running import running_depots
+from kvdepot.cli.running import BLOCK_BYTES, running_depots
 from kvdepot.cli.status_door import read_page, read_status
 from kvdepot.config import load_config
 from kvdepot.errors import UnavailableError
@@ -36,9 +36,7 @@ CLEAR = "\x1b[H\x1b[2J"
 @click.command()
 @click.option("--config", "file", type=click.Path(dir_okay=False), help="Configuration file of the depot.")
 @click.option("--socket", "sockets", multiple=True, type=click.Path(), help="Unix socket; default: all running depots.")
-@click.option(
-    "--block-bytes", type=click.IntRange(min=1), help="Block size in bytes (Staging pools are sized in blocks)."
-)
+@BLOCK_BYTES
 @click.option(
     "--interval", type=click.FloatRange(min=0.1), default=2.0, show_default=True, help="Seconds between two samples."
 )

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from kvdepot.cli.output import print_json, print_table
-from kvdepot.cli.running import running_depots
+from kvdepot.cli.running import BLOCK_BYTES, running_depots
 from kvdepot.cli.status_door import ask_json
 from kvdepot.config import load_config
 from kvdepot.errors import ConfigError, UnavailableError
@@ -51,9 +51,7 @@ REASONS: Mapping[str, str] = {
 )
 @click.option("--config", "file", type=click.Path(dir_okay=False), help="Configuration file of the depot.")
 @click.option("--socket", type=click.Path(), help="Unix socket of the depot; the only depot that runs when left out.")
-@click.option(
-    "--block-bytes", type=click.IntRange(min=1), help="Block size in bytes (Staging pools are sized in blocks)."
-)
+@BLOCK_BYTES
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     what: tuple[str, ...],

@@ -52,6 +52,10 @@ class Geometry:
         """Whether some group reads only the last blocks of a hit."""
         return any(group.window_blocks for group in self.groups)
 
+    def aligned(self, tokens: int) -> int:
+        """Returns the longest hit of at most ``tokens`` tokens."""
+        return tokens - tokens % self.hit_tokens
+
     @property
     def recomputes_by_block(self) -> bool:
         """Whether vLLM can recompute from the first block that a load failed to bring; else it recomputes the request.

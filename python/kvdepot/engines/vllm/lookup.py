@@ -135,23 +135,20 @@ class HitLimits:
         """Returns the range to claim for a request of which the engine already has ``local_tokens``."""
         # Limited before the claim, not after: a shorter hit needs other blocks of a window.
         geometry = self.geometry
-        known = self._aligned(min(request.num_tokens, len(request.block_hashes) * geometry.hash_tokens))
+        known = geometry.aligned(min(request.num_tokens, len(request.block_hashes) * geometry.hash_tokens))
         tokens: int = request.num_tokens - (1 if self.leaves_token else 0)
         if self.hit_ratio is not None:
             tokens = min(tokens, int(self.hit_ratio * request.num_prompt_tokens))
-        tokens = min(self._aligned(tokens), known - self.dropped_tokens)
+        tokens = min(geometry.aligned(tokens), known - self.dropped_tokens)
         if tokens <= local_tokens:
             return Miss("own_cache" if local_tokens else "short")
         if load_tokens_max is not None:
-            tokens = min(tokens, self._aligned(local_tokens + load_tokens_max))
+            tokens = min(tokens, geometry.aligned(local_tokens + load_tokens_max))
             if tokens <= local_tokens:
                 return Miss("asked")
         unit = geometry.hash_tokens
         dropped = self.dropped_tokens // unit
         return Bounds(local_tokens // unit, tokens // unit + dropped, dropped)
-
-    def _aligned(self, tokens: int) -> int:
-        return tokens - tokens % self.geometry.hit_tokens
 
 
 @dataclass(frozen=True)

@@ -256,7 +256,7 @@ class SchedulerSide:
 
     def _own_end(self, tokens: int) -> int:
         """Returns the unit after the last one that vLLM finds in its own cache for so many tokens."""
-        return (tokens - 1) // self._geometry.hit_tokens * self._geometry.hit_tokens // self._geometry.hash_tokens
+        return self._geometry.aligned(tokens - 1) // self._geometry.hash_tokens
 
     def _poll(self, lookup: Lookup, now_s: float) -> Pending | Miss | Hit:
         """Polls a claim, if this step may: always a new one and one that has settled, the others in turn."""
