@@ -5,6 +5,7 @@ mod common;
 #[path = "common/nodes.rs"]
 mod nodes;
 
+use std::collections::HashSet;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -14,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use common::{config, disk_bytes, files, open};
 use kvdepot_core::ErrorKind;
-use kvdepot_io::faults::{Fault, FaultDevice, FaultOp, Faults, Image, MemoryDevice};
+use kvdepot_io::faults::{Fault, FaultDevice, FaultOp, Faults, Image, MemoryDevice, Mutation};
 use kvdepot_io::{Device, DirDevice, DirectUse};
 use kvdepot_tier::conformance::{Bench, until};
 use kvdepot_tier::{PosixConfig, PosixTier, Tier};
@@ -105,6 +106,31 @@ fn three_depots_keep_one_cap_by_overwriting() {
 #[test]
 fn three_depots_keep_one_cap_by_removing() {
     three_depots_on_one_device(false);
+}
+
+/// Whoever finds the next name of the ledger taken looks whether its own temporary file has it. Two depots of one process
+/// that used one name for theirs both found so, and both took what the ledger grants only one of them.
+#[test]
+fn depots_of_one_process_share_no_temporary_file() {
+    let memory = MemoryDevice::default();
+    let device: Arc<dyn Device> = Arc::new(memory.clone());
+    let make = || {
+        let config = shared(Path::new("memory"), 64);
+        Bench::new(Arc::new(PosixTier::open_on_devices(config, vec![Arc::clone(&device)]).unwrap()))
+    };
+    let benches = [make(), make()];
+    for n in 0..8 {
+        for (bench, first) in benches.iter().zip([0, 100]) {
+            until("a block is stored", || bench.write(first + n).is_ok());
+        }
+    }
+    let images = memory.images();
+    let created = images.iter().filter(|image| image.mutation == Mutation::Create);
+    let names: Vec<_> = created.filter_map(|image| image.path.file_name()?.to_str()).collect();
+    let temporary: Vec<_> = names.iter().filter(|name| name.starts_with(".tmp-")).collect();
+    let different: HashSet<_> = temporary.iter().collect();
+    assert!(temporary.len() > 20, "{names:?}");
+    assert_eq!(different.len(), temporary.len(), "{temporary:?}");
 }
 
 /// Not a test itself: a depot of the tests below. It writes blocks and reports each.

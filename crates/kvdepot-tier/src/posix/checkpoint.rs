@@ -13,6 +13,7 @@ use kvdepot_core::{BlockHash, Error, ErrorKind, NamespaceId, Result};
 use kvdepot_io::checksum::crc64;
 use kvdepot_io::{Device, DeviceFile, IoBuf, SlotBuf};
 
+use super::identity::temporary_name;
 use super::index::{Listed, seconds, time_of};
 use super::shared::Shared;
 use super::space::Space;
@@ -294,7 +295,7 @@ impl Shared {
 
     /// Writes a checkpoint into every directory; abandoned at the deadline. Each replaces its predecessor as a whole.
     pub(super) fn save(&self, deadline: Option<Instant>) -> Result<()> {
-        let temporaries: Vec<String> = self.devices.iter().map(|_| self.temporary_name()).collect();
+        let temporaries: Vec<String> = self.devices.iter().map(|_| temporary_name()).collect();
         let outcome = self.save_as(&temporaries, deadline);
         if outcome.is_err() {
             for (device, temporary) in self.devices.iter().zip(&temporaries) {

@@ -12,6 +12,7 @@ use kvdepot_core::limits::EPOCH_CLAIMS_MAX;
 use kvdepot_core::{Error, ErrorKind, NamespaceId, NamespaceSpec, Result, next_epoch};
 use kvdepot_io::Device;
 
+use super::identity::temporary_name;
 use super::shared::Shared;
 use super::space::{BLOCK_SUFFIX, NamespaceFile, below_of_dir, epoch_of_dir};
 
@@ -161,7 +162,7 @@ impl Shared {
             if here.file.as_ref() == Some(file) {
                 continue;
             }
-            if let Err(error) = file.write(&**device, &self.temporary_name()) {
+            if let Err(error) = file.write(&**device, &temporary_name()) {
                 tracing::warn!(%error, "a namespace.json is out of date: the names of its directories count");
                 outcome = Err(error);
             }
@@ -227,7 +228,7 @@ impl Shared {
                 let device = &**self.device(directory);
                 let stored = NamespaceFile::read(device, root).ok().flatten();
                 if stored.is_none_or(|file| file.epoch < epoch) {
-                    self.current_file(root)?.write(device, &self.temporary_name())?;
+                    self.current_file(root)?.write(device, &temporary_name())?;
                 }
                 device.create_dir(&Mark::Epoch(epoch).path(root))?;
                 device.sync_dir(&root_dir(root))

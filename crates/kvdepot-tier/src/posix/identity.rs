@@ -1,6 +1,7 @@
 //! Names for temporary files that tell anyone whether their writer is still alive (P4).
 
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A process as temporary names spell it: `<host>-<pid>-<start time>`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,6 +16,14 @@ pub(super) struct Identity {
 /// Prefix of every temporary name.
 pub(super) const TEMPORARY_PREFIX: &str = ".tmp-";
 
+/// Returns a name for a temporary file that nothing else in this process uses. Several of its tiers may share a directory,
+/// and whose file a name is decides which of them has written the next version of the ledger.
+pub(super) fn temporary_name() -> String {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    // Relaxed: only uniqueness counts.
+    Identity::own().temporary_name(NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
 impl Identity {
     /// This process.
     pub(super) fn own() -> &'static Self {
@@ -26,7 +35,7 @@ impl Identity {
     }
 
     /// The name of this process's `n`-th temporary file.
-    pub(super) fn temporary_name(&self, n: u64) -> String {
+    fn temporary_name(&self, n: u64) -> String {
         format!("{TEMPORARY_PREFIX}{}-{}-{}-{n}", self.host, self.pid, self.start_time)
     }
 

@@ -41,7 +41,6 @@ mod waste;
 mod writer;
 
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -56,6 +55,7 @@ use crate::{
 };
 pub use chores::SweepReport;
 pub use config::PosixConfig;
+use identity::{Identity, temporary_name};
 use shared::Shared;
 use state::{PIECE, PIECE_SLOTS, State};
 
@@ -198,7 +198,7 @@ impl PosixTier {
 
     /// This process as it appears in the names of its temporary files: `<host>-<pid>-<start time>`.
     pub fn writer_identity() -> String {
-        let own = identity::Identity::own();
+        let own = Identity::own();
         format!("{}-{}-{}", own.host, own.pid, own.start_time)
     }
 
@@ -234,10 +234,7 @@ fn clock_skew_s(device: &dyn Device) -> Result<i64> {
         let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
     };
-    // Counted down, because the names of blocks that are being written are counted up.
-    static TRIALS: AtomicU64 = AtomicU64::new(u64::MAX);
-    let trial = || identity::Identity::own().temporary_name(TRIALS.fetch_sub(1, Ordering::Relaxed));
-    let (name, second) = (trial(), trial());
+    let (name, second) = (temporary_name(), temporary_name());
     let path = Path::new(&name);
     let written = device.write_small(path, Path::new(&second), b"can this directory be written?\n");
     match written {

@@ -12,7 +12,7 @@ use parking_lot::{Condvar, Mutex};
 use super::config::PosixConfig;
 use super::free_space::FreeSpace;
 use super::held::Held;
-use super::identity::{Identity, host_name};
+use super::identity::host_name;
 use super::ledger::terms::open_purse;
 use super::namespaces::Namespaces;
 use super::state::{Prior, State};
@@ -50,7 +50,6 @@ pub(super) struct Shared {
     pub(super) ledger: Condvar,
     /// By `boot_time`.
     opened: Duration,
-    temporaries: AtomicU64,
 }
 
 impl std::fmt::Debug for Shared {
@@ -91,7 +90,6 @@ impl Shared {
             unlinks: Condvar::new(),
             ledger: Condvar::new(),
             opened: boot_time(),
-            temporaries: AtomicU64::new(0),
         }
     }
 
@@ -130,12 +128,6 @@ impl Shared {
         self.unlinks.notify_all();
         self.ledger.notify_all();
         self.changed.notify_all();
-    }
-
-    /// A new temporary name.
-    pub(super) fn temporary_name(&self) -> String {
-        // Relaxed: only uniqueness counts.
-        Identity::own().temporary_name(self.temporaries.fetch_add(1, Ordering::Relaxed))
     }
 
     pub(super) fn device(&self, directory: usize) -> &Arc<dyn Device> {

@@ -12,6 +12,7 @@ use kvdepot_core::{BlockHash, Result};
 use kvdepot_io::Device;
 use kvdepot_io::checksum::crc64;
 
+use super::identity::temporary_name;
 use super::shared::Shared;
 
 /// Its name in each directory.
@@ -93,7 +94,7 @@ impl Shared {
     fn record(&self, total: u64) {
         let written = self.devices.iter().enumerate().try_for_each(|(position, device)| {
             let bytes = encode(total, self.total_set, self.devices.len(), position);
-            device.write_small(Path::new(TOTAL_NAME), Path::new(&self.temporary_name()), &bytes)?;
+            device.write_small(Path::new(TOTAL_NAME), Path::new(&temporary_name()), &bytes)?;
             device.sync_dir(Path::new(""))
         });
         let mut recorded = Some(total);

@@ -9,6 +9,7 @@ use kvdepot_core::limits::WRITERS_WAITING_MAX;
 use kvdepot_core::{BlockKey, Error, ErrorKind, Result};
 use kvdepot_io::{Class, FileWritten, Op, Prepared, Request, SlotBuf, WriteFile};
 
+use super::identity::temporary_name;
 use super::leaving::{Leave, Leaving};
 use super::reserve::Room;
 use super::shared::Shared;
@@ -41,7 +42,7 @@ impl Shared {
             }
         };
         let directory = home(key.hash, self.devices.len());
-        let temporary = space.block_dir(key.hash).join(self.temporary_name());
+        let temporary = space.block_dir(key.hash).join(temporary_name());
         let (shared, mine, path) = (Arc::clone(self), Arc::clone(&space), temporary.clone());
         let prepare = Box::new(move || shared.prepare(key, &mine, &src, &path, deadline));
         let (shared, file_bytes) = (Arc::clone(self), space.file_bytes);

@@ -14,7 +14,7 @@ use kvdepot_io::Device;
 
 use super::book::Book;
 use super::codec::{LEDGER_BYTES_MAX, decode, encode, later_version};
-use crate::posix::identity::Identity;
+use crate::posix::identity::{Identity, temporary_name};
 
 /// The directory of the ledger.
 pub(super) const LEDGER_DIR: &str = ".kvdepot-ledger";
@@ -101,11 +101,10 @@ impl Chain {
         Error::new(ErrorKind::Unsupported, what).with("path", self.path().display()).with("version", version)
     }
 
-    /// Checks that a ledger can be kept here; `names` are three new temporary names. Only what no later attempt can mend
-    /// is an error.
-    pub(super) fn check(&self, names: [String; 3]) -> Result<()> {
+    /// Checks that a ledger can be kept here. Only what no later attempt can mend is an error.
+    pub(super) fn check(&self) -> Result<()> {
         let directory = Path::new(LEDGER_DIR);
-        let [one, two, other] = names.map(|name| directory.join(name));
+        let [one, two, other] = std::array::from_fn(|_| directory.join(temporary_name()));
         let made = self.device.make_dir(directory);
         let linked = made
             .and_then(|()| self.device.write_small(&one, &other, b"can this file have a second name?\n"))
@@ -126,8 +125,8 @@ impl Chain {
         }
     }
 
-    /// Writes the version after `number`; `names` are two new temporary names.
-    pub(super) fn write(&self, number: u64, book: &Book, names: [String; 2]) -> Result<Wrote> {
+    /// Writes the version after `number`.
+    pub(super) fn write(&self, number: u64, book: &Book) -> Result<Wrote> {
         let next = number + 1;
         if next > NUMBER_MAX {
             return Err(Error::new(
@@ -137,7 +136,7 @@ impl Chain {
             .with("path", self.path().display()));
         }
         let directory = Path::new(LEDGER_DIR);
-        let [temporary, other] = names.map(|name| directory.join(name));
+        let [temporary, other] = std::array::from_fn(|_| directory.join(temporary_name()));
         self.device.make_dir(directory)?;
         self.device.write_small(&temporary, &other, &encode(book, next))?;
         let linked = self.device.link_new(&temporary, &path_of(next));
@@ -198,27 +197,23 @@ mod tests {
 
     use super::*;
 
-    fn names(n: u64) -> [String; 2] {
-        [2 * n, 2 * n + 1].map(|n| Identity::own().temporary_name(n))
-    }
-
     #[test]
     fn one_of_two_writers_is_first() {
         let device: Arc<dyn Device> = Arc::new(MemoryDevice::default());
         let chain = Chain::new(Arc::clone(&device));
         assert!(matches!(chain.read(), Ok(Found::Nothing)));
         let (one, two) = (Book::new(1, 1), Book::new(2, 1));
-        assert_eq!(chain.write(0, &one, names(0)).unwrap(), Wrote::Yes);
-        assert_eq!(chain.write(0, &two, names(1)).unwrap(), Wrote::Lost);
+        assert_eq!(chain.write(0, &one).unwrap(), Wrote::Yes);
+        assert_eq!(chain.write(0, &two).unwrap(), Wrote::Lost);
         assert!(matches!(chain.read(), Ok(Found::Book(1, book)) if book == one));
         for number in 1..40 {
-            assert_eq!(chain.write(number, &two, names(number + 2)).unwrap(), Wrote::Yes);
+            assert_eq!(chain.write(number, &two).unwrap(), Wrote::Yes);
         }
         let (numbers, others) = chain.numbers().unwrap();
         assert_eq!((numbers.len() as u64, others.len(), numbers[0]), (VERSIONS_KEPT + 1, 0, FIRST));
         // Far behind, where the names are free again: the version is no one's successor, and does not count.
-        assert_eq!(chain.write(3, &one, names(99)).unwrap(), Wrote::Unknown);
-        assert_eq!(chain.write(0, &one, names(100)).unwrap(), Wrote::Lost, "a second first ledger");
+        assert_eq!(chain.write(3, &one).unwrap(), Wrote::Unknown);
+        assert_eq!(chain.write(0, &one).unwrap(), Wrote::Lost, "a second first ledger");
         assert!(matches!(chain.read(), Ok(Found::Book(40, book)) if book == two));
     }
 
@@ -226,10 +221,10 @@ mod tests {
     fn what_is_no_ledger_is_noticed() {
         let device: Arc<dyn Device> = Arc::new(MemoryDevice::default());
         let chain = Chain::new(Arc::clone(&device));
-        chain.write(0, &Book::new(1, 1), names(0)).unwrap();
+        chain.write(0, &Book::new(1, 1)).unwrap();
         device.create_dir(&path_of(2)).unwrap();
         assert!(matches!(chain.read(), Ok(Found::Damaged(2))));
-        assert_eq!(chain.write(2, &Book::new(3, 1), names(1)).unwrap(), Wrote::Yes);
+        assert_eq!(chain.write(2, &Book::new(3, 1)).unwrap(), Wrote::Yes);
         for name in ["7", "+0000000000000000007", "99999999999999999999", "000000000000000007x"] {
             assert_eq!(number_of(name), None, "{name}");
         }

@@ -44,8 +44,7 @@ pub(in crate::posix) fn start(shared: &Arc<Shared>) -> Result<()> {
             .with("path", device.root().join(LEDGER_DIR).display()));
         }
     }
-    let names = std::array::from_fn(|_| shared.temporary_name());
-    Chain::new(Arc::clone(shared.device(0))).check(names)?;
+    Chain::new(Arc::clone(shared.device(0))).check()?;
     start_thread(shared, "kvd-posix-ledger", run)
 }
 
@@ -169,8 +168,7 @@ impl Runner<'_> {
                 self.member.turn(book, purse, reserved, survey, now_ms, fate)
             };
             let turn = turn.map_err(|refusal| self.refuse(refusal))?;
-            let names = [self.shared.temporary_name(), self.shared.temporary_name()];
-            match self.chain.write(number, &turn.book, names) {
+            match self.chain.write(number, &turn.book) {
                 Ok(Wrote::Yes) => return self.written(&turn, began_ms),
                 Ok(Wrote::Lost) => {
                     if let Some(purse) = &mut self.shared.lock().purse {
@@ -284,8 +282,7 @@ impl Runner<'_> {
                 let unspent = purse.unspent();
                 book.leave(id, unspent, reserved);
             }
-            let names = [self.shared.temporary_name(), self.shared.temporary_name()];
-            if !matches!(self.chain.write(number, &book, names), Ok(Wrote::Lost)) {
+            if !matches!(self.chain.write(number, &book), Ok(Wrote::Lost)) {
                 return;
             }
         }
