@@ -113,14 +113,29 @@ impl Question {
     }
 }
 
+/// What becomes of a new namespace about which one of several tiers does not answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unanswered {
+    /// It is not opened: for values, of which a tier may have earlier ones, and for other depots, which name its epoch.
+    Refused,
+    /// It is opened provisionally: until all tiers have answered, it has the pool only.
+    Provisional,
+}
+
 /// Opens namespaces in the depot and all tiers. Returns one outcome for each.
 ///
 /// A tier that fails may know of a reset that the others missed, so their blocks must not be served without its answer.
-/// Only a single tier can be left for later: the pool holds nothing from before.
-pub(crate) fn open(runner: &Arc<Runner>, user: Owner, specs: &[Arc<NamespaceSpec>]) -> Vec<Result<Opened>> {
+/// The pool holds nothing from before. A single tier is left for later, and the namespace has the epoch of its answer if
+/// no reset was missed. Of several tiers, none is used until all have answered.
+pub(crate) fn open(
+    runner: &Arc<Runner>,
+    user: Owner,
+    specs: &[Arc<NamespaceSpec>],
+    unanswered: Unanswered,
+) -> Vec<Result<Opened>> {
     let _openings = begin_openings(runner, specs.iter());
     let told = tell(runner, specs.iter().map(|spec| (spec, 0)), Patience::of_opening(runner));
-    specs.iter().zip(told).map(|(spec, told)| open_told(runner, user, spec, told)).collect()
+    specs.iter().zip(told).map(|(spec, told)| open_told(runner, user, spec, told, unanswered)).collect()
 }
 
 /// Keeps tiers from closing the namespaces until the returned values are dropped.
@@ -131,16 +146,34 @@ fn begin_openings<'a, 'b>(
     specs.map(|spec| runner.openings.begin(&runner.locator, spec.root())).collect()
 }
 
-fn open_told(runner: &Arc<Runner>, user: Owner, spec: &Arc<NamespaceSpec>, told: Told) -> Result<Opened> {
-    match &told.error {
-        Some(error) if runner.locator.tiers.len() == 1 && is_passing(error) => tracing::warn!(
-            %error, namespace = %spec.root(),
-            "a tier cannot open a namespace: the namespace is used without that tier, which is retried"
-        ),
+fn open_told(
+    runner: &Arc<Runner>,
+    user: Owner,
+    spec: &Arc<NamespaceSpec>,
+    told: Told,
+    unanswered: Unanswered,
+) -> Result<Opened> {
+    let (spec, epoch) = (Arc::clone(spec), told.epoch);
+    let request = match &told.error {
+        None => Request::OpenNamespace { spec, epoch },
+        Some(error) if !is_passing(error) => return Err(error.clone()),
+        Some(error) if runner.locator.tiers.len() == 1 => {
+            tracing::warn!(
+                %error, namespace = %spec.root(),
+                "a tier cannot open a namespace: the namespace is used without that tier, which is retried"
+            );
+            Request::OpenNamespace { spec, epoch }
+        }
+        Some(error) if unanswered == Unanswered::Provisional => {
+            tracing::warn!(
+                %error, namespace = %spec.root(),
+                "a tier cannot open a namespace: until it can, the namespace is kept in the pool only, and no tier is used \
+                 for it"
+            );
+            Request::OpenProvisionally { spec, epoch, provisional: new_provisional() }
+        }
         Some(error) => return Err(error.clone()),
-        None => {}
-    }
-    let request = Request::OpenNamespace { spec: Arc::clone(spec), epoch: told.epoch };
+    };
     let opened = namespace(runner, user, request)?;
     // Its remains from before it was forgotten may be ahead of the tiers.
     if told.error.is_some() || opened.epoch > told.epoch {
@@ -281,11 +314,12 @@ pub(crate) fn advance(runner: &Arc<Runner>, handles: &[NamespaceHandle]) -> Vec<
 }
 
 fn begin_advance(runner: &Arc<Runner>, handle: NamespaceHandle) -> Result<Opened> {
-    namespace(
-        runner,
-        NOBODY,
-        Request::BeginAdvance { namespace: handle, provisional: NamespaceId(kvdepot_io::random::id()) },
-    )
+    namespace(runner, NOBODY, Request::BeginAdvance { namespace: handle, provisional: new_provisional() })
+}
+
+/// Returns an id that no epoch has.
+fn new_provisional() -> NamespaceId {
+    NamespaceId(kvdepot_io::random::id())
 }
 
 /// After an advance: tells tiers with a lower epoch about the highest one.
@@ -298,6 +332,7 @@ fn agree(runner: &Arc<Runner>, moved: Vec<Result<(Opened, Option<Error>)>>) -> V
     .into_iter();
     let outcomes = moved.into_iter().map(|moved| match moved? {
         (ended, Some(error)) => {
+            runner.advances.set_owed(ended.handle, true);
             runner.looks.soon(ended.handle);
             log_reset(&ended, Err(&error));
             Err(error)
@@ -307,6 +342,7 @@ fn agree(runner: &Arc<Runner>, moved: Vec<Result<(Opened, Option<Error>)>>) -> V
                 Some(told) => settle(runner, ended.handle, told),
                 None => Ok(ended.clone()),
             };
+            runner.advances.set_owed(ended.handle, settled.is_err());
             log_reset(settled.as_ref().unwrap_or(&ended), settled.as_ref().map(drop));
             settled
         }
@@ -367,8 +403,16 @@ fn look(runner: &Arc<Runner>, handles: &[NamespaceHandle]) -> Vec<NamespaceHandl
     // In the background a tier that is merely slow gets the time that it had not when a client waited.
     let known_epochs = known.iter().map(|known| (&known.spec, known.epoch));
     let told = tell(runner, known_epochs, Patience::of_operation(runner));
-    let mut failed = Vec::new();
+    let (mut failed, mut repeated) = (Vec::new(), Vec::new());
     for (known, told) in known.iter().zip(told) {
+        if told.error.is_none() && runner.advances.is_owed(known.handle) {
+            if told.epoch > known.epoch {
+                // The tier that missed the reset has blocks from before it, in an epoch that this depot did not know.
+                repeated.push(known.handle);
+                continue;
+            }
+            runner.advances.set_owed(known.handle, false);
+        }
         // An advance of this depot's own is logged where it is made.
         if told.epoch > known.epoch && !runner.advances.any_since(mark, known.handle) {
             tracing::info!(
@@ -381,8 +425,17 @@ fn look(runner: &Arc<Runner>, handles: &[NamespaceHandle]) -> Vec<NamespaceHandl
         }
         // A tier that merely does not answer now has stored the earlier epoch.
         if told.error.is_none() || told.epoch > known.epoch {
-            let _ = follow(runner, known.handle, told.epoch, told.error.is_none());
+            let followed = follow(runner, known.handle, told.epoch, told.error.is_none());
+            if !known.has_epoch_id() && followed.is_ok_and(|now| now.has_epoch_id()) {
+                tracing::info!(namespace = %known.spec.root(), "all tiers have answered about a namespace, and are used");
+            }
         }
+    }
+    if !repeated.is_empty() {
+        let outcomes = advance(runner, &repeated);
+        failed.extend(
+            repeated.iter().zip(outcomes).filter(|(_, outcome)| outcome.is_err()).map(|(handle, _)| handle),
+        );
     }
     failed
 }

@@ -5,15 +5,20 @@ use std::sync::Arc;
 use kvdepot_core::machine::{NamespaceHandle, Opened, Owner, Request};
 use kvdepot_core::{Error, ErrorKind, NamespaceSpec, Result, epoch_moves};
 
-use crate::epochs;
+use crate::epochs::{self, Unanswered};
 use crate::runner::Runner;
 
 impl Runner {
     /// Opens a namespace in the depot and its tiers, with the highest epoch that any tier knows. A known one is checked
     /// again in the background, so that the start of an engine makes the depot follow another depot's reset. `user`
     /// uses it from now on, until it ends.
-    pub(crate) fn open_namespace(self: &Arc<Self>, user: Owner, canonical: &str) -> Result<Opened> {
-        let opened = self.open_namespaces(user, std::slice::from_ref(&canonical))?;
+    pub(crate) fn open_namespace(
+        self: &Arc<Self>,
+        user: Owner,
+        canonical: &str,
+        unanswered: Unanswered,
+    ) -> Result<Opened> {
+        let opened = self.open_namespaces(user, std::slice::from_ref(&canonical), unanswered)?;
         opened.into_iter().next().ok_or_else(|| Error::new(ErrorKind::Protocol, "no namespace was opened"))
     }
 
@@ -23,12 +28,16 @@ impl Runner {
         self: &Arc<Self>,
         user: Owner,
         canonical: &[T],
+        unanswered: Unanswered,
     ) -> Result<Vec<Opened>> {
         let found: Vec<(Arc<NamespaceSpec>, Option<Opened>)> = canonical
             .iter()
             .map(|text| {
                 let spec = self.checked(text.as_ref())?;
                 let known = self.use_known(user, &spec)?;
+                // A provisional one is opened again for those who cannot use it.
+                let known =
+                    known.filter(|known| unanswered == Unanswered::Provisional || known.has_epoch_id());
                 Ok((Arc::new(spec), known))
             })
             .collect::<Result<_>>()?;
@@ -39,7 +48,7 @@ impl Runner {
             // Before any tier is told: a refused namespace must not leave anything behind in a tier.
             self.look(|machine| machine.may_open(user))?;
         }
-        let mut opened = epochs::open(self, user, &new).into_iter();
+        let mut opened = epochs::open(self, user, &new, unanswered).into_iter();
         let outcomes = found.into_iter().map(|(_, known)| match known {
             Some(known) => Some(Ok(known)),
             None => opened.next(),

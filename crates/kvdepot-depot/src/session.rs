@@ -21,6 +21,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::copies::Copies;
 use crate::death::DeathGuard;
 use crate::ending::Waits;
+use crate::epochs::Unanswered;
 use crate::events::Following;
 use crate::message::{
     Arriving, CameFrom, ClaimGroup, ClaimTimes, Grant, HELLO_MAGIC, Hashes, NamespaceHandle,
@@ -119,8 +120,8 @@ impl Session {
     }
 
     /// Opens a namespace, which this session's user uses from now on.
-    pub(crate) fn open_namespace(&self, canonical: &str) -> Result<Opened> {
-        self.runner.open_namespace(self.user(), canonical)
+    pub(crate) fn open_namespace(&self, canonical: &str, unanswered: Unanswered) -> Result<Opened> {
+        self.runner.open_namespace(self.user(), canonical, unanswered)
     }
 
     /// Notes that this session's user uses a namespace that another user has opened, within its quota.
@@ -180,7 +181,7 @@ impl Session {
             }
             Request::Hello { magic, version, .. } => self.welcome(magic, version)?,
             Request::OpenNamespace { canonical } => {
-                let opened = self.open_namespace(&canonical)?;
+                let opened = self.open_namespace(&canonical, Unanswered::Provisional)?;
                 Response::Namespace { handle: opened.handle, id: opened.id.0, epoch: opened.epoch }
             }
             Request::CloseNamespace { namespace } => {

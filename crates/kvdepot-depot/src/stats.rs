@@ -182,12 +182,18 @@ pub const GAUGES_HELP: &[(&str, &str)] = &[
     ("in_place_leased_bytes", "Memory of the `Dax` tier that holds leased blocks"),
     ("in_place_idle_bytes", "Memory of the `Dax` tier that holds leased blocks without a reader"),
     ("namespaces", "Known namespaces"),
+    (
+        "namespaces_provisional",
+        "Namespaces kept in the pool only, because a tier has not answered about them",
+    ),
     ("namespace_epochs", "Known namespaces, each epoch counted separately"),
     ("claims_open", "Open claims"),
     ("claims_queued", "Claims that wait for space in the pool"),
     ("loads_open", "Loads in flight"),
     ("fetches_queued", "Blocks that wait to be read from tiers"),
     ("writes_queued", "Blocks that wait to be written to tiers"),
+    ("fetches_hung", "Blocks of failed reads that a tier has not ended, which keep memory of the pool"),
+    ("writes_hung", "Blocks of failed writes that a tier has not ended, which keep memory of the pool"),
     (
         "demotions_queued",
         "Blocks that a tier is about to evict, which wait to be read and given to the tier below",
@@ -205,7 +211,7 @@ pub const EVICTIONS_HELP: &[(&str, &str)] = &[
 ];
 
 /// Returns the machine's gauges, by the names that `stat` and the metrics use.
-pub(crate) fn gauges(gauges: &Gauges) -> [(&'static str, u64); 27] {
+pub(crate) fn gauges(gauges: &Gauges) -> [(&'static str, u64); 30] {
     [
         ("pool_bytes", gauges.pool_bytes),
         ("pool_free_bytes", gauges.pool_free_bytes),
@@ -221,12 +227,15 @@ pub(crate) fn gauges(gauges: &Gauges) -> [(&'static str, u64); 27] {
         ("in_place_leased_bytes", gauges.in_place.bytes),
         ("in_place_idle_bytes", gauges.in_place.idle_bytes),
         ("namespaces", gauges.namespaces as u64),
+        ("namespaces_provisional", gauges.namespaces_provisional as u64),
         ("namespace_epochs", gauges.spaces as u64),
         ("claims_open", gauges.claims_open as u64),
         ("claims_queued", gauges.claims_queued as u64),
         ("loads_open", gauges.loads_open as u64),
         ("fetches_queued", gauges.reads_queued as u64),
         ("writes_queued", gauges.writes_queued as u64),
+        ("fetches_hung", gauges.reads_hung as u64),
+        ("writes_hung", gauges.writes_hung as u64),
         ("demotions_queued", gauges.demotions_queued as u64),
         ("removals_owed", gauges.removals_owed as u64),
         ("removals_closed", gauges.removals_closed as u64),

@@ -10,6 +10,7 @@ use crate::asked::Asked;
 use crate::client::{NO_LEASE, Wish};
 use crate::fail::{Fail, Rule, fail};
 use crate::plan::Feature;
+use crate::rng::Rng;
 use crate::specs;
 use crate::work::Work;
 use crate::world::World;
@@ -46,16 +47,28 @@ impl World {
         let (spec, was_known) = (&specs::all()[number], self.spaces[number].known);
         let stored = self.tiers.iter().map(|tier| tier.epoch(spec.root())).max().unwrap_or(0);
         // A known namespace is opened by its number.
-        let request = match was_known && self.rng.chance(50) {
-            true => Request::UseNamespace { namespace: self.spaces[number].handle },
-            false => Request::OpenNamespace { spec: Arc::clone(spec), epoch: stored },
+        let use_known = was_known && self.rng.chance(50);
+        let silent = if use_known { None } else { self.silent_tier(number) };
+        let request = match silent {
+            _ if use_known => Request::UseNamespace { namespace: self.spaces[number].handle },
+            Some(silent) => {
+                let others = self.tiers.iter().enumerate().filter(|&(tier, _)| tier != silent);
+                let epoch = others.map(|(_, tier)| tier.epoch(spec.root())).max().unwrap_or(0);
+                let mut provisional = [0xDD; 16];
+                provisional[..8].copy_from_slice(&self.number().to_le_bytes());
+                let provisional = NamespaceId(provisional);
+                self.provisional_ids.insert(provisional);
+                Request::OpenProvisionally { spec: Arc::clone(spec), epoch, provisional }
+            }
+            None => Request::OpenNamespace { spec: Arc::clone(spec), epoch: stored },
         };
         self.opened.clear();
         let leases = self.machine.leases_granted();
         self.request_of(client, request, Asked::Use)?;
         let Some(opened) = self.opened.pop() else { return Ok(()) };
+        let provisional = self.provisional_ids.contains(&opened.id);
         let space = &mut self.spaces[number];
-        if !self.tiers.is_empty() && opened.epoch < space.epoch {
+        if !self.tiers.is_empty() && opened.epoch < space.epoch && !provisional {
             return fail(
                 Rule::Stale,
                 format!("epoch {} is over, and {} came back with its namespace", space.epoch, opened.epoch),
@@ -71,7 +84,8 @@ impl World {
             space.earlier.retain(|&id| id != opened.id);
             space.leases_before = leases;
         }
-        (space.handle, space.epoch, space.known) = (opened.handle, opened.epoch, true);
+        (space.handle, space.epoch, space.known) = (opened.handle, opened.epoch.max(space.epoch), true);
+        space.provisional = provisional;
         if let Some(client) = client {
             self.clients[client].uses.insert(number);
             if self.clients[client].uses.len() > self.share() {
@@ -80,6 +94,56 @@ impl World {
         }
         if !was_known {
             self.reached.insert("opened again");
+        }
+        Ok(())
+    }
+
+    /// Draws the tier that does not answer about a namespace, if one does not. A namespace of values is not opened then.
+    fn silent_tier(&self, number: usize) -> Option<usize> {
+        // Random numbers of its own, so that the plan's do not change.
+        let mut rng = Rng::new(self.plan.seed ^ (self.at as u64) << 8 ^ number as u64 ^ 0x51_1E47);
+        // Only in some runs, so that others stay as they were.
+        let may =
+            number != specs::VALUES && self.tiers.len() > 1 && self.has(Feature::Forgetting) && !self.calm;
+        let is_such_a_run = Rng::new(self.plan.seed ^ 0x51_1E4A).chance(50);
+        (may && is_such_a_run && rng.chance(40)).then(|| rng.below(self.tiers.len()))
+    }
+
+    /// The silent tiers answer about a namespace that the depot has opened provisionally.
+    pub(crate) fn settle_provisional(&mut self, number: usize) -> Result<(), Fail> {
+        let (space, leases) = (&self.spaces[number], self.machine.leases_granted());
+        if !(space.known && space.provisional) {
+            return Ok(());
+        }
+        let (namespace, root, acknowledged) = (space.handle, space.root, space.acknowledged);
+        let told = self.tiers.iter().map(|tier| tier.epoch(root)).max().unwrap_or(0);
+        let epoch = told.max(space.epoch);
+        let mut stored = true;
+        for tier in &mut self.tiers {
+            stored &= tier.epoch(root) >= epoch || tier.set_epoch(root, epoch);
+        }
+        self.opened.clear();
+        self.request_of(None, Request::FollowEpoch { namespace, epoch, stored }, Asked::Done)?;
+        let Some(opened) = self.opened.pop().filter(|opened| opened.epoch >= acknowledged) else {
+            return fail(
+                Rule::Stale,
+                format!("epoch {acknowledged} was acknowledged, and an earlier one came"),
+            );
+        };
+        let provisional = self.provisional_ids.contains(&opened.id);
+        if provisional == stored {
+            return fail(
+                Rule::Replies,
+                format!("all tiers have answered: {stored}, provisional: {provisional}"),
+            );
+        }
+        let space = &mut self.spaces[number];
+        (space.epoch, space.unstored, space.provisional) = (opened.epoch, !stored, provisional);
+        if stored {
+            let id = std::mem::replace(&mut space.id, opened.id);
+            space.earlier.push(id);
+            space.leases_before = leases;
+            self.reached.insert("provisional settled");
         }
         Ok(())
     }
@@ -100,6 +164,7 @@ impl World {
 
     pub(crate) fn use_namespace(&mut self) -> Result<(), Fail> {
         let (client, space) = (self.someone(), self.rng.below(self.spaces.len()));
+        self.settle_provisional(self.at % self.spaces.len())?;
         if self.rng.chance(25) {
             return self.close_namespace(client, space);
         }
@@ -203,6 +268,10 @@ impl World {
         if !self.know(None, number)? {
             return Ok(());
         }
+        self.settle_provisional(number)?;
+        if self.spaces[number].provisional {
+            return Ok(());
+        }
         let (namespace, epoch) = (self.spaces[number].handle, self.spaces[number].epoch + 1);
         let leases = self.machine.leases_granted();
         let (root, earlier) = (self.spaces[number].root, self.spaces[number].id);
@@ -267,6 +336,10 @@ impl World {
         for number in 0..self.spaces.len() {
             let space = &self.spaces[number];
             if !space.unstored {
+                continue;
+            }
+            if space.provisional {
+                self.settle_provisional(number)?;
                 continue;
             }
             let (root, epoch, namespace) = (space.root, space.epoch, space.handle);

@@ -47,6 +47,8 @@ pub enum Mistake {
     HandleUsedAgain,
     /// A namespace is forgotten although a tier has not stored its epoch.
     ForgottenUnstored,
+    /// Tiers are given blocks of a namespace that is provisional.
+    ProvisionalWritten,
     /// A namespace is forgotten while a block of it is written.
     ForgottenWhileBusy,
     /// A past epoch is forgotten while a tier's command of it is in flight.
@@ -101,7 +103,7 @@ pub enum Mistake {
 
 impl Mistake {
     /// All of them.
-    pub const ALL: [Self; 46] = [
+    pub const ALL: [Self; 47] = [
         Self::SealedEarly,
         Self::LeaseKept,
         Self::NoQuarantine,
@@ -123,6 +125,7 @@ impl Mistake {
         Self::RecoveredNotHeld,
         Self::HandleUsedAgain,
         Self::ForgottenUnstored,
+        Self::ProvisionalWritten,
         Self::ForgottenWhileBusy,
         Self::SpaceForgottenEarly,
         Self::FailedRemovalCounts,
@@ -167,6 +170,7 @@ impl Mistake {
             Self::ValueKept => Some(Flaw::AlreadyThereIsStored),
             Self::PlacementIgnored => Some(Flaw::PlacementIgnored),
             Self::HandleUsedAgain => Some(Flaw::HandlesUsedAgain),
+            Self::ProvisionalWritten => Some(Flaw::ProvisionalWritten),
             Self::ForgottenUnstored => Some(Flaw::ForgetUnstored),
             Self::ForgottenWhileBusy => Some(Flaw::ForgetWhileBusy),
             Self::SpaceForgottenEarly => Some(Flaw::ForgetSpaceEarly),

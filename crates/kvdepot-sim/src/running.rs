@@ -4,18 +4,38 @@ use kvdepot_core::machine::{Command, Event, Fetched, Nanos};
 use kvdepot_core::runs::Runs;
 use kvdepot_core::{BlockKey, Error, ErrorKind};
 
-use crate::fail::Fail;
+use crate::fail::{Fail, Rule, fail};
 use crate::memory::pages;
 use crate::mistakes::Mistake;
+use crate::model::name;
 use crate::plan::Feature;
 use crate::tier::Luck;
 use crate::work::{Running, Work};
 use crate::world::{WRITE_PATIENCE, World};
 
+/// Returns the keys that a tier is told.
+fn keys_of(command: &Command) -> &[BlockKey] {
+    match command {
+        Command::Read { key, .. }
+        | Command::Lease { key, .. }
+        | Command::Write { key, .. }
+        | Command::Remove { key, .. } => std::slice::from_ref(key),
+        Command::Probe { keys, .. } | Command::Touch { keys, .. } => keys,
+        Command::EndLeases { .. } => &[],
+    }
+}
+
 impl World {
     /// Passes the oldest command to its tier.
     pub(crate) fn execute_one(&mut self) -> Result<(), Fail> {
         let Some((number, command)) = self.outbox.pop_front() else { return Ok(()) };
+        if let Some(key) = keys_of(&command).iter().find(|key| self.provisional_ids.contains(&key.namespace))
+        {
+            return fail(
+                Rule::Stale,
+                format!("a tier hears of {}, which is provisional: {command:?}", name(key)),
+            );
+        }
         let (tier, work) = match command {
             Command::Read { tier, slot, key, runs, deadline, .. } => {
                 self.memory.begin_write(&runs, 1 << 40 | number)?;

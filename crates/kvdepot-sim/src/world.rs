@@ -46,6 +46,8 @@ pub(crate) struct Space {
     pub(crate) known: bool,
     /// Whether a tier has not stored its epoch yet.
     pub(crate) unstored: bool,
+    /// Whether a tier has not answered about it, so that the depot has opened it provisionally.
+    pub(crate) provisional: bool,
 }
 
 /// An answer to a question, in flight.
@@ -82,6 +84,8 @@ pub(crate) struct World {
     pub(crate) commands_ever: u64,
     /// When each write was ordered.
     pub(crate) write_times: BTreeMap<u64, Nanos>,
+    /// Ids under which namespaces were opened provisionally: tiers must never hear of them.
+    pub(crate) provisional_ids: HashSet<NamespaceId>,
     /// Bytes that no tier had after the previous step.
     not_saved: u64,
     /// Whether slots of an earlier depot are being adopted. They were within the share then, or their client had
@@ -151,6 +155,7 @@ impl World {
             outbox: VecDeque::new(),
             commands_ever: 0,
             write_times: BTreeMap::new(),
+            provisional_ids: HashSet::new(),
             not_saved: 0,
             adopting: false,
             running: Vec::new(),
@@ -256,6 +261,7 @@ impl World {
                 pages: spec.layout().shard_count(),
                 known: true,
                 unstored: false,
+                provisional: false,
             };
             if number < self.spaces.len() {
                 self.spaces[number] = space;
@@ -507,6 +513,9 @@ fn show_command(command: &Command) -> String {
 
 fn show_request(request: &Request) -> String {
     match request {
+        Request::OpenProvisionally { spec, epoch, .. } => {
+            format!("OpenProvisionally {} epoch {epoch}", spec.canonical())
+        }
         Request::OpenNamespace { spec, epoch } => format!("OpenNamespace {} epoch {epoch}", spec.canonical()),
         Request::Publish { lease, others } => {
             format!(

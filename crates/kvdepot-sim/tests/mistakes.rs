@@ -148,6 +148,11 @@ fn a_namespace_forgotten_with_a_reset_that_no_tier_stored() {
 }
 
 #[test]
+fn blocks_given_to_tiers_before_all_have_answered_about_the_namespace() {
+    finds(Mistake::ProvisionalWritten, &[Rule::Stale]);
+}
+
+#[test]
 fn a_namespace_forgotten_while_a_block_of_it_is_written() {
     finds(Mistake::ForgottenWhileBusy, &[Rule::Forgetting]);
 }

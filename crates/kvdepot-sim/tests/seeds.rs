@@ -63,6 +63,7 @@ fn every_seed_keeps_all_promises() {
         "opened again",
         "over budget",
         "promoted",
+        "provisional settled",
         "published",
         "read",
         "recorded",

@@ -24,13 +24,17 @@ pub struct Namespace {
     pub spec: Arc<NamespaceSpec>,
     /// Its epoch.
     pub epoch: u32,
-    /// The id that keys carry now. While the namespace is being advanced, an id that no epoch has.
+    /// The id that keys carry now. While the namespace is being advanced, and while it is provisional, an id that no epoch
+    /// has.
     pub id: NamespaceId,
     pub(crate) space: SpaceId,
     /// Number of advances in flight.
     advancing: u32,
     /// Whether a tier has not stored the epoch, as far as is known here.
     unstored: bool,
+    /// Whether a tier has not answered about the namespace since it was opened. Until then it has the pool only: tiers are
+    /// neither asked for its blocks nor given any.
+    pub provisional: bool,
     /// The preferred region of the pool for its blocks.
     pub(crate) near: Option<RegionIndex>,
     /// Whether its readers can read blocks in a tier's memory, as far as their loads have told.
@@ -50,6 +54,11 @@ impl Namespace {
     /// Returns whether its epoch is moving, or is not stored everywhere: it must not be forgotten now.
     pub(crate) const fn is_moving(&self) -> bool {
         self.advancing > 0 || self.unstored
+    }
+
+    /// Returns whether its keys carry the id of its epoch.
+    const fn has_epoch_id(&self) -> bool {
+        self.advancing == 0 && !self.provisional
     }
 }
 
@@ -137,6 +146,11 @@ impl Catalog {
         self.namespaces.len()
     }
 
+    /// Returns the number of provisional namespaces.
+    pub(crate) fn provisional_len(&self) -> usize {
+        self.namespaces.values().filter(|namespace| namespace.provisional).count()
+    }
+
     /// Returns the number of spaces of which something is left, including those of known namespaces.
     pub(crate) fn spaces_len(&self) -> usize {
         self.spaces.len()
@@ -193,6 +207,12 @@ impl Catalog {
         Some((root, self.by_root.contains_key(&root)))
     }
 
+    /// Returns whether a space belongs to a namespace that is provisional now.
+    pub(crate) fn is_provisional(&self, space: SpaceId) -> bool {
+        let namespace = self.spaces.get(&space).and_then(|space| self.namespaces.get(&space.handle?));
+        namespace.is_some_and(|namespace| namespace.provisional)
+    }
+
     /// Whether keys of this space can still be asked for.
     pub(crate) fn is_live(&self, space: SpaceId) -> bool {
         self.spaces.get(&space).is_some_and(|space| space.handle.is_some())
@@ -208,8 +228,14 @@ impl Catalog {
         self.spaces_of.get(&namespace.spec.root()) == Some(&1)
     }
 
-    /// Makes an unknown namespace known, in `epoch` or a later one.
-    pub(crate) fn open(&mut self, spec: &Arc<NamespaceSpec>, mut epoch: u32) -> NamespaceHandle {
+    /// Makes an unknown namespace known, in `epoch` or a later one. With a `provisional` id, which no epoch has, it is
+    /// provisional: what is dumped meanwhile is lost when it moves to its epoch.
+    pub(crate) fn open(
+        &mut self,
+        spec: &Arc<NamespaceSpec>,
+        mut epoch: u32,
+        provisional: Option<NamespaceId>,
+    ) -> NamespaceHandle {
         let (root, mut handle) = (spec.root(), self.handles_ever);
         self.handles_ever += 1;
         if self.flaws.has(Flaw::HandlesUsedAgain) {
@@ -220,7 +246,7 @@ impl Catalog {
         let left = self.forgotten.remove(&root);
         epoch = epoch.max(kept);
         epoch = left.and_then(|space| self.spaces.get(&space)).map_or(epoch, |left| left.epoch.max(epoch));
-        let id = spec.id(epoch);
+        let id = provisional.unwrap_or_else(|| spec.id(epoch));
         let same = left.filter(|space| self.spaces.get(space).is_some_and(|left| left.id == id));
         let space = same.unwrap_or_else(|| self.new_space(Space { id, root, epoch, handle: None }));
         if let Some(entry) = self.spaces.get_mut(&space) {
@@ -235,6 +261,7 @@ impl Catalog {
             space,
             advancing: 0,
             unstored: false,
+            provisional: provisional.is_some(),
             near: None,
             in_place: false,
         };
@@ -284,7 +311,7 @@ impl Catalog {
             return Ok(None);
         }
         entry.epoch = epoch;
-        if entry.advancing > 0 {
+        if !entry.has_epoch_id() {
             return Ok(None);
         }
         let id = entry.spec.id(epoch);
@@ -304,6 +331,11 @@ impl Catalog {
             return Ok(None);
         }
         entry.unstored = !stored;
+        if stored && std::mem::take(&mut entry.provisional) {
+            entry.epoch = epoch;
+            let id = entry.has_epoch_id().then(|| entry.spec.id(epoch));
+            return Ok(id.map(|id| self.move_to(handle, id)));
+        }
         self.enter(handle, epoch)
     }
 
@@ -339,7 +371,7 @@ impl Catalog {
         }
         entry.advancing -= 1;
         entry.epoch = entry.epoch.max(epoch);
-        if entry.advancing > 0 {
+        if !entry.has_epoch_id() {
             return Ok(None);
         }
         let id = entry.spec.id(entry.epoch);
@@ -396,7 +428,7 @@ mod tests {
     #[test]
     fn a_key_of_an_epoch_that_passed_names_nothing() {
         let mut catalog = Catalog::default();
-        let handle = catalog.open(&spec("a"), 0);
+        let handle = catalog.open(&spec("a"), 0, None);
         let old = catalog.get(handle).unwrap().clone();
         let key = BlockKey { namespace: old.id, hash: BlockHash([1; 16]) };
         let pool_key = catalog.pool_key(&key).unwrap();
@@ -413,18 +445,18 @@ mod tests {
     #[test]
     fn an_epoch_moves_forward_and_never_back() {
         let mut catalog = Catalog::default();
-        let handle = catalog.open(&spec("a"), 2);
+        let handle = catalog.open(&spec("a"), 2, None);
         assert_eq!(catalog.follow(handle, 1, true).unwrap(), None);
         assert!(catalog.follow(handle, 5, true).unwrap().is_some());
         assert_eq!(catalog.get(handle).unwrap().epoch, 5);
         assert!(catalog.enter(handle, 4).is_err());
-        assert_eq!(catalog.open(&spec("b"), 0), handle + 1);
+        assert_eq!(catalog.open(&spec("b"), 0, None), handle + 1);
     }
 
     #[test]
     fn no_epoch_is_served_while_the_next_one_is_not_known() {
         let mut catalog = Catalog::default();
-        let handle = catalog.open(&spec("a"), 3);
+        let handle = catalog.open(&spec("a"), 3, None);
         let is_an_epoch =
             |catalog: &Catalog| (0..20).any(|epoch| spec("a").id(epoch) == catalog.get(handle).unwrap().id);
         catalog.begin_advance(handle, NamespaceId([1; 16])).unwrap();
@@ -442,9 +474,38 @@ mod tests {
     }
 
     #[test]
+    fn a_provisional_namespace_has_no_epochs_id_until_all_tiers_have_answered() {
+        let mut catalog = Catalog::default();
+        let handle = catalog.open(&spec("a"), 3, Some(NamespaceId([1; 16])));
+        let namespace = |catalog: &Catalog| catalog.get(handle).unwrap().clone();
+        let first = namespace(&catalog);
+        assert_eq!((first.id, first.epoch), (NamespaceId([1; 16]), 3));
+        assert!(catalog.is_provisional(first.space) && !first.is_moving());
+        assert_eq!(catalog.follow(handle, 4, false).unwrap(), None, "a tier has not answered");
+        assert_eq!(catalog.enter(handle, 5).unwrap(), None);
+        assert_eq!(catalog.begin_advance(handle, NamespaceId([2; 16])).unwrap(), first.space);
+        assert_eq!(catalog.follow(handle, 6, true).unwrap(), None, "an advance is under way");
+        assert_eq!(namespace(&catalog).id, NamespaceId([2; 16]));
+        let second = namespace(&catalog).space;
+        assert_eq!(catalog.end_advance(handle, 7, true).unwrap(), Some(second));
+        assert_eq!((namespace(&catalog).id, namespace(&catalog).epoch), (spec("a").id(7), 7));
+
+        let handle = catalog.open(&spec("b"), 0, Some(NamespaceId([3; 16])));
+        let space = catalog.get(handle).unwrap().space;
+        catalog.begin_advance(handle, NamespaceId([4; 16])).unwrap();
+        assert_eq!(catalog.end_advance(handle, 2, false).unwrap(), None, "a tier has not answered");
+        let advanced = catalog.get(handle).unwrap().clone();
+        assert_eq!((advanced.id, advanced.epoch), (NamespaceId([4; 16]), 2));
+        assert!(catalog.is_provisional(advanced.space) && !catalog.is_live(space));
+        assert_eq!(catalog.follow(handle, 1, true).unwrap(), None, "an answer about an earlier epoch");
+        assert_eq!(catalog.follow(handle, 2, true).unwrap(), Some(advanced.space));
+        assert_eq!(catalog.get(handle).unwrap().id, spec("b").id(2));
+    }
+
+    #[test]
     fn an_advance_that_is_not_stored_moves_until_that_very_epoch_is() {
         let mut catalog = Catalog::default();
-        let handle = catalog.open(&spec("a"), 0);
+        let handle = catalog.open(&spec("a"), 0, None);
         catalog.begin_advance(handle, NamespaceId([1; 16])).unwrap();
         assert!(catalog.get(handle).unwrap().is_moving());
         catalog.end_advance(handle, 4, false).unwrap();
@@ -459,21 +520,21 @@ mod tests {
     #[test]
     fn a_forgotten_namespace_has_another_number_and_what_is_left_of_its_space() {
         let mut catalog = Catalog::default();
-        let old = catalog.open(&spec("a"), 3);
+        let old = catalog.open(&spec("a"), 3, None);
         let namespace = catalog.get(old).unwrap().clone();
         let key = BlockKey { namespace: namespace.id, hash: BlockHash([1; 16]) };
         assert_eq!(catalog.forget(old), Some((spec("a").root(), namespace.space)));
         assert!(catalog.get(old).is_err() && catalog.pool_key(&key).is_none());
         assert_eq!(catalog.block_key(&namespace.pool_key(key.hash)), key);
         // Its tiers may report an earlier epoch than the space's blocks have seen.
-        let new = catalog.open(&spec("a"), 1);
+        let new = catalog.open(&spec("a"), 1, None);
         assert!(new != old && catalog.get(old).is_err());
         let again = catalog.get(new).unwrap();
         assert_eq!((again.space, again.epoch), (namespace.space, 3));
         assert_eq!((catalog.len(), catalog.spaces_len()), (1, 1));
         catalog.forget(new);
         catalog.forget_space(namespace.space);
-        let last = catalog.open(&spec("a"), 0);
+        let last = catalog.open(&spec("a"), 0, None);
         assert_eq!(catalog.get(last).unwrap().epoch, 0, "nothing is left of it");
     }
 
@@ -481,12 +542,12 @@ mod tests {
     fn without_tiers_an_epoch_outlives_its_namespace() {
         for (is_alone, epoch) in [(true, 5), (false, 0)] {
             let mut catalog = Catalog::new(is_alone);
-            let handle = catalog.open(&spec("a"), 0);
+            let handle = catalog.open(&spec("a"), 0, None);
             catalog.enter(handle, 5).unwrap();
             let (_, space) = catalog.forget(handle).unwrap();
             // Nothing is left of it.
             catalog.forget_space(space);
-            let again = catalog.open(&spec("a"), 0);
+            let again = catalog.open(&spec("a"), 0, None);
             assert_eq!(catalog.get(again).unwrap().epoch, epoch, "alone: {is_alone}");
         }
     }

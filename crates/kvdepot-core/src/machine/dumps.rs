@@ -4,7 +4,8 @@ use smallvec::SmallVec;
 
 use super::batch::REQUEST_BLOCKS;
 use super::event::{Effects, Leased, NamespaceHandle, Outcome, Owner, Reply, Reserve, ShardSet};
-use super::names::PoolKey;
+use super::flaw::Flaw;
+use super::names::{PoolKey, SpaceId};
 use super::pool::NoRoom;
 use super::{Location, Machine, Namespace};
 use crate::block::Block;
@@ -28,6 +29,13 @@ impl Machine {
     ) -> Result<Reply> {
         self.note_near(owner, namespace);
         let namespace = self.catalog.get_as(namespace, id)?.clone();
+        if how == Reserve::Value && namespace.provisional {
+            // A tier may have an earlier value, which would be found again when the namespace moves to its epoch (P1).
+            return Err(Error::new(
+                ErrorKind::Unavailable,
+                "a tier has not answered about a namespace of values yet",
+            ));
+        }
         self.pool.seen(owner);
         let mut runs_left = runs_max;
         let mut outcomes = Vec::with_capacity(hashes.len());
@@ -187,13 +195,18 @@ impl Machine {
 
     /// A block's last shard came: visible from now on, and queued for the tiers.
     fn sealed(&mut self, slot: SlotId, replaces: bool) {
-        let readable = self.pool.slot(slot).block.is_readable();
-        if readable && self.flow.has_tiers() {
+        let (readable, space) = (self.pool.slot(slot).block.is_readable(), self.pool.slot(slot).key.space);
+        if readable && self.flow.has_tiers() && !self.stays_in_pool(space) {
             self.flow.write(&mut self.pool, slot, replaces);
         } else {
             self.pool.edit(slot, |slot| slot.block.seal_clean());
         }
         self.pool.free_if_over(slot);
+    }
+
+    /// Returns whether tiers get no blocks of a space, because one of them has not answered about its namespace.
+    pub(super) fn stays_in_pool(&self, space: SpaceId) -> bool {
+        self.catalog.is_provisional(space) && !self.flaws.has(Flaw::ProvisionalWritten)
     }
 
     pub(super) fn publish(
@@ -207,10 +220,15 @@ impl Machine {
         let sealed = self.pool.edit(slot, |slot| slot.block.all_filled());
         let filled = self.pool.forget_lease(owner, lease)?;
         self.pool.filling_ended(owner, filled);
-        let live = self.catalog.is_live(self.pool.slot(slot).key.space);
+        let space = self.pool.slot(slot).key.space;
+        // A tier that has not answered may have an earlier value, which would come back with the namespace's epoch.
+        let live = self.catalog.is_live(space) && !self.catalog.is_provisional(space);
         if !sealed? || !live || !self.pool.slot(slot).block.is_readable() {
             self.pool.doom(slot);
-            return Err(Error::new(ErrorKind::NotFound, "the namespace was reset while a value was stored"));
+            return Err(Error::new(
+                ErrorKind::NotFound,
+                "the namespace of a value was reset, or a tier has not answered about it",
+            ));
         }
         for other in others {
             if let Some(key) = self.catalog.pool_key(other) {

@@ -198,6 +198,11 @@ pub enum Request {
     /// Makes a namespace known, at this epoch or later. The owner, if it is not 0, uses it until it ends. If too many
     /// are known, an unused one is forgotten. Reply: `Namespace`.
     OpenNamespace { spec: Arc<NamespaceSpec>, epoch: u32 },
+    /// As `OpenNamespace`, for a namespace about which a tier has not answered; `epoch` is the highest that others told. An
+    /// unknown one becomes provisional: its keys carry `provisional`, which no epoch has, and it has the pool only until an
+    /// `OpenNamespace`, or a `FollowEpoch` whose epoch is `stored`, tells that all tiers have answered. What was dumped
+    /// meanwhile is lost then. A known one stays what it is. Reply: `Namespace`.
+    OpenProvisionally { spec: Arc<NamespaceSpec>, epoch: u32, provisional: NamespaceId },
     /// The owner uses a known namespace until it ends. Reply: `Namespace`.
     UseNamespace { namespace: NamespaceHandle },
     /// The owner does not use a namespace any more. What it has in flight there goes on. Reply: `Done`.
@@ -384,6 +389,13 @@ pub struct Opened {
     pub epoch: u32,
     /// Its fingerprinted specification.
     pub spec: Arc<NamespaceSpec>,
+}
+
+impl Opened {
+    /// Returns whether its keys carry the id of its epoch; not while it is provisional or its epoch is moving.
+    pub fn has_epoch_id(&self) -> bool {
+        self.id == self.spec.id(self.epoch)
+    }
 }
 
 /// A namespace that is no longer known.

@@ -224,7 +224,8 @@ impl Machine {
                 keys.push(self.catalog.block_key(&key));
                 continue;
             }
-            let again = self.flow.to_write_again(&self.pool, id);
+            let stays = self.stays_in_pool(key.space);
+            let again = if stays { 0 } else { self.flow.to_write_again(&self.pool, id) };
             if slot.saved != 0 {
                 keys.push(self.catalog.block_key(&key));
             } else if !slot.is_pressing()
@@ -235,7 +236,9 @@ impl Machine {
                 self.counters.rewrite_blocks += 1;
                 self.flow.write_again(&mut self.pool, id, again);
             }
-            self.flow.used(&mut self.pool, &mut self.counters, id);
+            if !stays {
+                self.flow.used(&mut self.pool, &mut self.counters, id);
+            }
         }
         if !keys.is_empty() {
             out.commands.push(Command::Touch { keys });

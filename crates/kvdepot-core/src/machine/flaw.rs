@@ -23,6 +23,8 @@ pub enum Flaw {
     HandlesUsedAgain,
     /// A namespace is forgotten although a tier has not stored its epoch.
     ForgetUnstored,
+    /// Tiers are given blocks of a namespace about which one of them has not answered.
+    ProvisionalWritten,
     /// A namespace is forgotten although something is in flight in it.
     ForgetWhileBusy,
     /// A past epoch is forgotten although a tier has not completed a command of it.

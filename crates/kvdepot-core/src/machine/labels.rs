@@ -54,6 +54,7 @@ impl Request {
     const fn name(&self) -> &'static str {
         match self {
             Self::OpenNamespace { .. } => "open_namespace",
+            Self::OpenProvisionally { .. } => "open_provisionally",
             Self::UseNamespace { .. } => "use_namespace",
             Self::CloseNamespace { .. } => "close_namespace",
             Self::EnterEpoch { .. } => "enter_epoch",

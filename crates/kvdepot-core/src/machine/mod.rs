@@ -122,6 +122,8 @@ pub struct Gauges {
     pub dirty_blocks: u64,
     /// Known namespaces.
     pub namespaces: usize,
+    /// Those about which a tier has not answered since they were opened, so that they have the pool only.
+    pub namespaces_provisional: usize,
     /// Epochs of namespaces of which something is left, including the current ones.
     pub spaces: usize,
     /// Claims that have not ended.
@@ -134,6 +136,10 @@ pub struct Gauges {
     pub reads_queued: usize,
     /// Writes that have not completed.
     pub writes_queued: usize,
+    /// Reads that have not ended long after their deadline, and count as failed.
+    pub reads_hung: usize,
+    /// The same for writes.
+    pub writes_hung: usize,
     /// Blocks that a tier is about to evict and that have not been given to the one below it.
     pub demotions_queued: usize,
     /// Removals that a tier failed and that are retried.
@@ -241,6 +247,7 @@ impl Machine {
     /// What is held now.
     pub fn gauges(&self) -> Gauges {
         let (leases, lease_age_max_s) = self.pool.lease_gauges();
+        let (reads_hung, writes_hung) = self.flow.hung();
         Gauges {
             pool_bytes: self.pool.bytes(),
             pool_free_bytes: self.pool.free_bytes(),
@@ -250,12 +257,15 @@ impl Machine {
             pool_blocks: self.pool.blocks(),
             dirty_blocks: self.pool.dirty_blocks(),
             namespaces: self.catalog.len(),
+            namespaces_provisional: self.catalog.provisional_len(),
             spaces: self.catalog.spaces_len(),
             claims_open: self.claims.len(),
             claims_queued: self.claims.queued(),
             loads_open: self.loads.len(),
             reads_queued: self.flow.reads_left(),
             writes_queued: self.flow.writes_left(),
+            reads_hung,
+            writes_hung,
             demotions_queued: self.demotions.len(),
             removals_owed: self.flow.removals_owed(),
             removals_closed: self.flow.places_closed(),

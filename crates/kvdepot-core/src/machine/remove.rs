@@ -44,7 +44,11 @@ impl Machine {
             if was_there {
                 self.pool.went(key, Fate::Removed, None);
             }
-            if self.forget(key, location) {
+            if self.catalog.is_provisional(key.space) {
+                // What tiers have of the namespace has another key, and may be served when all have answered.
+                self.forget(key, Location::Absent);
+                removal.failed += 1;
+            } else if self.forget(key, location) {
                 removal.left += usize::from(self.flow.remove(&self.catalog, key, Some(token), out));
             }
         }

@@ -1,5 +1,7 @@
 //! Clients' requests: passes each to the module that answers it.
 
+use std::sync::Arc;
+
 use super::catalog::Namespace;
 use super::claims::Open;
 use super::event::{Effects, Leased, NamespaceHandle, Now, Opened, Owner, Reply, Request, Token};
@@ -10,7 +12,7 @@ use super::rooms::Rooms;
 use super::{Machine, split};
 use crate::error::{Error, ErrorKind, Result};
 use crate::eviction::SlotId;
-use crate::key::BlockKey;
+use crate::key::{BlockKey, NamespaceId, NamespaceSpec};
 
 /// Returns whether a request may take slots or need a tier. Requests that end leases, and those about epochs, continue
 /// during a handover.
@@ -18,6 +20,7 @@ const fn begins_something(request: &Request) -> bool {
     !matches!(
         request,
         Request::OpenNamespace { .. }
+            | Request::OpenProvisionally { .. }
             | Request::UseNamespace { .. }
             | Request::CloseNamespace { .. }
             | Request::EnterEpoch { .. }
@@ -53,23 +56,9 @@ impl Machine {
         }
         let blocks_max = self.pace.request_blocks;
         let reply = match request {
-            Request::OpenNamespace { spec, epoch } => {
-                let (handle, left) = match self.catalog.find(&spec) {
-                    Some(handle) => {
-                        self.begin_use(owner, handle)?;
-                        let behind = self.catalog.get(handle)?.epoch < epoch;
-                        (handle, if behind { self.catalog.enter(handle, epoch)? } else { None })
-                    }
-                    None => {
-                        self.make_room(owner, out)?;
-                        let handle = self.catalog.open(&spec, epoch);
-                        self.users.came(handle);
-                        self.begin_use(owner, handle)?;
-                        (handle, None)
-                    }
-                };
-                self.note_near(owner, handle);
-                self.namespace_moved(handle, left, out)?
+            Request::OpenNamespace { spec, epoch } => self.open_namespace(owner, &spec, epoch, None, out)?,
+            Request::OpenProvisionally { spec, epoch, provisional } => {
+                self.open_namespace(owner, &spec, epoch, Some(provisional), out)?
             }
             Request::UseNamespace { namespace } => {
                 self.begin_use(owner, namespace)?;
@@ -215,6 +204,39 @@ impl Machine {
         let opened = Opened { handle, id, epoch, spec };
         out.namespaces.push(opened.clone());
         Ok(Reply::Namespace(opened))
+    }
+
+    fn open_namespace(
+        &mut self,
+        owner: Owner,
+        spec: &Arc<NamespaceSpec>,
+        epoch: u32,
+        provisional: Option<NamespaceId>,
+        out: &mut Effects,
+    ) -> Result<Reply> {
+        let (handle, left) = match self.catalog.find(spec) {
+            Some(handle) => {
+                self.begin_use(owner, handle)?;
+                let known = self.catalog.get(handle)?;
+                let left = if known.provisional && provisional.is_none() {
+                    self.catalog.follow(handle, epoch, true)?
+                } else if known.epoch < epoch {
+                    self.catalog.enter(handle, epoch)?
+                } else {
+                    None
+                };
+                (handle, left)
+            }
+            None => {
+                self.make_room(owner, out)?;
+                let handle = self.catalog.open(spec, epoch, provisional);
+                self.users.came(handle);
+                self.begin_use(owner, handle)?;
+                (handle, None)
+            }
+        };
+        self.note_near(owner, handle);
+        self.namespace_moved(handle, left, out)
     }
 
     /// Leases blocks to examine their bytes. This is not a use: it changes neither the eviction order nor which tiers

@@ -61,8 +61,20 @@ impl Lab {
         }
     }
 
+    fn open_provisionally(&mut self, owner: u64, name: usize, provisional: NamespaceId) -> Opened {
+        let request = Request::OpenProvisionally { spec: spec(name), epoch: 0, provisional };
+        match self.ask(owner, request).unwrap() {
+            Reply::Namespace(opened) => opened,
+            other => panic!("{other:?}"),
+        }
+    }
+
     fn reserve(&mut self, owner: u64, namespace: NamespaceHandle) -> Result<LeaseId> {
-        let (hashes, how) = (vec![BlockHash([1; 16])], Reserve::Block);
+        self.reserve_as(owner, namespace, Reserve::Block)
+    }
+
+    fn reserve_as(&mut self, owner: u64, namespace: NamespaceHandle, how: Reserve) -> Result<LeaseId> {
+        let hashes = vec![BlockHash([1; 16])];
         let request = Request::Reserve { namespace, id: None, hashes, how, runs_max: usize::MAX };
         match self.ask(owner, request)? {
             Reply::Slots(outcomes) => match &outcomes[0] {
@@ -223,6 +235,70 @@ fn a_reset_that_is_not_stored_is_not_forgotten() {
     lab.ask(0, Request::FollowEpoch { namespace: kept, epoch: 1, stored: true }).unwrap();
     lab.crowd(30, 3);
     assert!(lab.forgotten.contains(&kept));
+}
+
+/// A tier that does not answer may know of a reset. So the pool serves, and tiers neither serve nor get anything, under an
+/// id that no epoch has.
+#[test]
+fn a_provisional_namespace_has_the_pool_only() {
+    const PROVISIONAL: NamespaceId = NamespaceId([9; 16]);
+    let key = |namespace| BlockKey { namespace, hash: BlockHash([1; 16]) };
+    let mut lab = Lab::new(64, 2, 8);
+    let opened = lab.open_provisionally(1, 0, PROVISIONAL);
+    let namespace = opened.handle;
+    assert_eq!((opened.id, opened.epoch), (PROVISIONAL, 0));
+    assert!(!lab.loads(1, namespace).unwrap());
+    lab.dump(1, namespace);
+    (0..3).for_each(|_| assert!(lab.loads(1, namespace).unwrap(), "the pool has it"));
+    lab.feed(Event::Tick);
+    assert!(lab.commands.is_empty(), "{:?}", lab.commands);
+    assert_eq!(lab.machine.gauges().dirty_blocks, 0, "it waits for no tier");
+
+    let error = lab.reserve_as(1, namespace, Reserve::Value).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "a tier may have an earlier value");
+    let remove =
+        |namespace| Request::Remove { keys: vec![key(namespace)], locations: vec![Location::Tier(0)] };
+    match lab.ask(1, remove(PROVISIONAL)).unwrap() {
+        Reply::Removed { was_there, left } => assert_eq!((was_there, left), (vec![true], 1), "not in tiers"),
+        other => panic!("{other:?}"),
+    }
+    assert!(!lab.loads(1, namespace).unwrap() && lab.commands.is_empty(), "{:?}", lab.commands);
+
+    lab.dump(1, namespace);
+    lab.ask(0, Request::FollowEpoch { namespace, epoch: 2, stored: false }).unwrap();
+    assert!(lab.loads(1, namespace).unwrap(), "one tier has still not answered");
+    // Another client opens it, and another one knows more.
+    assert_eq!(lab.open_provisionally(2, 0, NamespaceId([8; 16])).id, PROVISIONAL);
+    lab.ask(0, Request::FollowEpoch { namespace, epoch: 2, stored: true }).unwrap();
+    assert!(!lab.loads(1, namespace).unwrap(), "what was dumped before is lost");
+    lab.dump(1, namespace);
+    let writes = lab.commands.iter().filter_map(|command| match command {
+        Command::Write { key, .. } => Some(*key),
+        _ => None,
+    });
+    assert_eq!(writes.collect::<Vec<_>>(), [key(spec(0).id(2)); 2], "both tiers get what came after");
+}
+
+#[test]
+fn opening_a_provisional_namespace_with_all_answers_moves_it_to_its_epoch() {
+    let mut lab = Lab::new(64, 2, 8);
+    let provisional = lab.open_provisionally(1, 0, NamespaceId([9; 16]));
+    let opened = lab.open(2, 0).unwrap();
+    assert_eq!((opened.handle, opened.id), (provisional.handle, spec(0).id(0)));
+    // One that is known is not made provisional.
+    assert_eq!(lab.open_provisionally(3, 0, NamespaceId([8; 16])).id, spec(0).id(0));
+}
+
+#[test]
+fn a_provisional_namespace_without_users_is_forgotten() {
+    let mut lab = Lab::new(64, 2, 3);
+    let opened = lab.open_provisionally(1, 0, NamespaceId([9; 16]));
+    lab.dump(1, opened.handle);
+    lab.end(1);
+    lab.crowd(1, 5);
+    assert!(lab.forgotten.contains(&opened.handle));
+    let again = lab.open_provisionally(1, 0, NamespaceId([8; 16]));
+    assert!(!lab.loads(1, again.handle).unwrap(), "its blocks had a key that nothing has");
 }
 
 #[test]

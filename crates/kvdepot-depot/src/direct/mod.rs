@@ -11,6 +11,7 @@ use kvdepot_core::machine::{
 };
 use kvdepot_core::{BlockHash, BlockKey, Error, ErrorKind, NamespaceId, Result};
 
+use crate::epochs::Unanswered;
 use crate::locate::Locator;
 use crate::message::{Hashes, NamespaceHandle};
 use crate::session::LoadHow;
@@ -91,15 +92,15 @@ impl From<Opened> for OpenNamespace {
 }
 
 impl Direct {
-    /// Opens a namespace. May wait for a tier's disk.
+    /// Opens a namespace. May wait for a tier's disk. Fails if one of several tiers does not answer.
     pub fn open_namespace(&self, canonical: &str) -> Result<OpenNamespace> {
-        self.session.open_namespace(canonical).map(OpenNamespace::from)
+        self.session.open_namespace(canonical, Unanswered::Refused).map(OpenNamespace::from)
     }
 
     /// Opens namespaces, all at the same time. May wait for a tier's disk, and no longer than for one namespace.
     pub fn open_namespaces(&self, canonical: &[String]) -> Result<Vec<OpenNamespace>> {
         let session = &self.session;
-        let opened = session.runner().open_namespaces(session.user(), canonical)?;
+        let opened = session.runner().open_namespaces(session.user(), canonical, Unanswered::Refused)?;
         Ok(opened.into_iter().map(OpenNamespace::from).collect())
     }
 

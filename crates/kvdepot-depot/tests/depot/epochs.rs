@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use kvdepot_core::limits::NAMESPACE_OPEN_MS;
 use kvdepot_core::pipeline::PoolKind;
 use kvdepot_core::{BlockHash, BlockKey, BlockLayout, Error, ErrorKind, NamespaceId, NamespaceSpec};
-use kvdepot_depot::message::{Request, Response};
+use kvdepot_depot::message::{Grant, Hashes, Request, Response, Shards};
 use kvdepot_depot::recover::LeftLedger;
 use kvdepot_depot::values::{Found, Values};
-use kvdepot_depot::{Depot, DepotConfig, PoolMapping};
+use kvdepot_depot::{Depot, DepotConfig, PoolMapping, Session};
 use kvdepot_tier::conformance::Waiting;
 use kvdepot_tier::{Done, FakeTier, Presence, ReadItem, Tier, TierUsage, WriteItem};
 
@@ -260,6 +260,22 @@ fn a_tier_that_missed_a_reset_is_told_when_it_works_again() {
     until("the tier that was broken is told", || stored(&tiers[0]) == 1);
 }
 
+/// Blocks of the later epoch are from before the reset, too.
+#[test]
+fn a_reset_is_repeated_in_a_tier_that_missed_it_in_a_later_epoch() {
+    let tiers: Vec<Arc<Flaky>> = (0..2).map(|_| Arc::default()).collect();
+    let depot = depot(tiers.iter().map(|tier| Arc::clone(tier) as _).collect());
+    let direct = depot.direct();
+    let handle = direct.open_namespace(spec().canonical()).unwrap().handle;
+    // By another depot, before this one checks again.
+    tiers[1].advance_and_wait(&spec(), 5).unwrap();
+    tiers[1].set_broken(true);
+    assert_eq!(direct.reset(&[handle]).unwrap_err().kind(), ErrorKind::Io);
+    tiers[1].set_broken(false);
+    until("all tiers have left the later epoch", || tiers.iter().all(|tier| stored(tier) == 6));
+    until("so has the pool", || epoch(&depot) == 6);
+}
+
 #[test]
 fn a_tier_that_cannot_open_a_namespace_is_tried_again_and_followed() {
     let tier: Arc<Flaky> = Arc::default();
@@ -301,6 +317,112 @@ fn one_tier_is_not_believed_while_another_cannot_answer() {
     assert_eq!(depot.direct().open_namespace(spec().canonical()).unwrap_err().kind(), ErrorKind::Io);
     tiers[1].set_broken(false);
     assert_eq!(epoch(&depot), 5);
+}
+
+/// A client opens a namespace, as an engine does.
+fn opened_by_client(session: &Session) -> (u64, NamespaceId, u32) {
+    match session.handle(Request::OpenNamespace { canonical: spec().canonical().into() }) {
+        Response::Namespace { handle, id, epoch } => (handle, NamespaceId(id), epoch),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn one_hash() -> Hashes<'static> {
+    Hashes(vec![1; 16].into())
+}
+
+fn is_there(session: &Session, namespace: u64) -> bool {
+    match session.handle(Request::Lookup { namespace, hashes: one_hash() }) {
+        Response::Present(there) => there == [1],
+        other => panic!("{other:?}"),
+    }
+}
+
+fn dump(session: &Session, namespace: u64) {
+    let Response::Grants(grants) = session.handle(Request::Reserve { namespace, hashes: one_hash() }) else {
+        panic!("no space")
+    };
+    let [Grant::Leased { lease, .. }] = grants[..] else { panic!("{grants:?}") };
+    let sealed = session.handle(Request::Commit { leases: vec![lease], shards: Shards::All });
+    assert!(matches!(sealed, Response::Ok), "{sealed:?}");
+    let drained = session.handle(Request::Drain { wait_ms: 60_000 });
+    assert!(matches!(drained, Response::Drained(true)), "{drained:?}");
+}
+
+/// An engine that starts while the bucket below the disk is away reuses what it computes itself. The disk serves nothing,
+/// since the bucket may know of a reset that the disk missed (P1, P2).
+#[test]
+fn a_new_namespace_has_the_pool_while_one_of_its_tiers_does_not_answer() {
+    let tiers: Vec<Arc<Flaky>> = (0..2).map(|_| Arc::default()).collect();
+    let over = |tiers: &[Arc<Flaky>]| depot(tiers.iter().map(|tier| Arc::clone(tier) as _).collect());
+    let before = over(&tiers[..1]);
+    let session = before.session();
+    dump(&session, opened_by_client(&session).0);
+    assert_eq!(tiers[0].keys(spec().id(0)).len(), 1, "a block from before the reset");
+    drop((session, before));
+    tiers[1].advance_and_wait(&spec(), 5).unwrap();
+    tiers[1].set_broken(true);
+
+    let depot = over(&tiers);
+    let session = depot.session();
+    let (namespace, id, epoch) = opened_by_client(&session);
+    assert!(epoch == 0 && (0..9).all(|epoch| spec().id(epoch) != id), "an id that no epoch has");
+    assert!(!is_there(&session, namespace), "the tier's block is not served");
+    dump(&session, namespace);
+    assert!(is_there(&session, namespace), "the pool serves");
+    assert_eq!(opened_by_client(&depot.session()), (namespace, id, 0), "also other engines");
+    assert!(tiers.iter().all(|tier| tier.keys(id).is_empty()), "no tier has got it");
+    let provisional = || depot.direct().stats()["namespaces_provisional"].as_u64().unwrap();
+    assert_eq!(provisional(), 1);
+    // Others name its epoch, or may find an earlier value: to them it is not open.
+    assert_eq!(depot.direct().open_namespace(spec().canonical()).unwrap_err().kind(), ErrorKind::Io);
+    // A reset while the tier is away fails, and is not lost.
+    assert!(matches!(
+        session.handle(Request::Reset { namespaces: vec![namespace] }),
+        Response::Failed { .. }
+    ));
+    let (_, again, _) = opened_by_client(&session);
+    assert!(again != id && !is_there(&session, namespace), "what was dumped before it is gone");
+
+    tiers[1].set_broken(false);
+    until("all tiers have answered", || provisional() == 0);
+    let (same, id, epoch) = opened_by_client(&session);
+    assert_eq!((same, id), (namespace, spec().id(epoch)));
+    assert!(epoch > 5 && tiers.iter().all(|tier| stored(tier) == epoch), "the reset holds in every tier");
+    assert!(!is_there(&session, namespace));
+    dump(&session, namespace);
+    let one = BlockKey { namespace: id, hash: BlockHash([1; 16]) };
+    assert!(tiers.iter().all(|tier| tier.keys(id) == [one]), "tiers get what came after");
+}
+
+/// A pool server, or a depot for values, has opened what an engine opened provisionally before.
+#[test]
+fn whoever_needs_all_tiers_makes_them_answer_about_a_provisional_namespace() {
+    let tiers: Vec<Arc<Flaky>> = (0..2).map(|_| Arc::default()).collect();
+    tiers[1].set_broken(true);
+    let depot = depot(tiers.iter().map(|tier| Arc::clone(tier) as _).collect());
+    let session = depot.session();
+    let (handle, _, _) = opened_by_client(&session);
+    tiers[1].set_broken(false);
+    let opened = depot.direct().open_namespace(spec().canonical()).unwrap();
+    assert_eq!((opened.handle, opened.id), (handle, spec().id(0)));
+}
+
+/// What was dumped under an id that no epoch has is not taken over after a crash.
+#[test]
+fn a_provisional_namespace_does_not_outlive_its_depot() {
+    let tiers: Vec<Arc<Flaky>> = (0..2).map(|_| Arc::default()).collect();
+    let over = || tiers.iter().map(|tier| Arc::clone(tier) as Arc<dyn Tier>).collect();
+    tiers[1].set_broken(true);
+    let first = kept(over(), PoolMapping::create(POOL).unwrap());
+    let session = first.session();
+    dump(&session, opened_by_client(&session).0);
+    drop(session);
+    let (pool, left) = crash(first);
+    tiers[1].set_broken(false);
+    let second = kept(over(), pool);
+    assert_eq!(second.recover(&left, false).blocks, 0);
+    assert_eq!(epoch(&second), 0);
 }
 
 #[test]

@@ -37,7 +37,8 @@ impl Claims {
                 }
                 None if !rooms.flow.has_tiers()
                     || rooms.flow.is_leaving(&key)
-                    || !rooms.catalog.is_live(key.space) =>
+                    || !rooms.catalog.is_live(key.space)
+                    || rooms.catalog.is_provisional(key.space) =>
                 {
                     Known::ABSENT
                 }

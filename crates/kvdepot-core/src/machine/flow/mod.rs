@@ -5,6 +5,7 @@
 //! So a key has a *turn* from the moment its slot is displaced during a write, or its removal is sent, until tiers have
 //! completed that. Later stores and removals of the key come after it, and the latest wins.
 
+mod hung;
 mod late;
 mod order;
 mod queues;
@@ -126,6 +127,14 @@ impl Flow {
             .sum()
     }
 
+    /// Returns the numbers of reads and of writes that have hung.
+    pub(crate) fn hung(&self) -> (usize, usize) {
+        let count = |(reads, writes), tier: &TierFlow| {
+            (reads + tier.reads_hung.len(), writes + tier.writes_hung.len())
+        };
+        self.tiers.iter().fold((0, 0), count)
+    }
+
     /// Returns the number of uncompleted writes.
     pub(crate) fn writes_left(&self) -> usize {
         self.undrained.values().sum()
@@ -146,7 +155,7 @@ impl Flow {
         self.turns.len() > 0
             || !self.apart.is_empty()
             || !self.owed.is_empty()
-            || self.tiers.iter().any(|tier| !tier.reads_in_flight.is_empty() || !tier.reads_hung.is_empty())
+            || self.tiers.iter().any(|tier| !tier.reads_in_flight.is_empty() || tier.reads_hung.len() > 0)
     }
 
     /// Queues the read of a block into a slot that was inserted for it.
@@ -252,8 +261,7 @@ impl Flow {
         let (key, bytes) = (pool.slot(slot).key, pool.slot(slot).bytes());
         let flow = &mut self.tiers[tier];
         flow.reads_in_flight.remove(&slot);
-        flow.reads_hung.insert(slot, bytes);
-        flow.read_bytes_hung += bytes;
+        flow.reads_hung.add(slot, (), bytes);
         counters.failed("fetch", &Error::new(ErrorKind::Timeout, "a read has hung"));
         pool.went(key, Fate::TooSlow, Some(tier));
         pool.edit(slot, |slot| slot.block.abandon());
@@ -261,10 +269,7 @@ impl Flow {
 
     /// Records that a tier has ended a read that was given up, if it is one.
     pub(crate) fn hung_read_ended(&mut self, tier: TierIndex, slot: SlotId) -> bool {
-        let flow = &mut self.tiers[tier];
-        let hung = flow.reads_hung.remove(&slot);
-        flow.read_bytes_hung -= hung.unwrap_or(0);
-        hung.is_some()
+        self.tiers[tier].reads_hung.take(slot).is_some()
     }
 
     /// Queues delayed writes again, the oldest first and a bounded number per tick, and retries failed removals.
@@ -327,7 +332,7 @@ impl Flow {
                     out.again.push(Job::Miss { tier, slot: read.slot });
                     continue;
                 }
-                if self.tiers[tier].is_clogged_for_reads(&self.pace, pool.bytes()) {
+                if self.tiers[tier].reads_hung.is_clogged(self.pace.reads_in_flight, pool.bytes()) {
                     self.tiers[tier].reads_in_flight.insert(read.slot, read);
                     out.again.push(Job::ReadHeldBack { tier, slot: read.slot });
                     continue;

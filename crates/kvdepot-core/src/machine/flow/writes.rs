@@ -323,6 +323,10 @@ impl Flow {
             pool.doom(write.slot);
             return false;
         }
+        if catalog.is_provisional(key.space) && !self.flaws.has(Flaw::ProvisionalWritten) {
+            self.give_up_write(pool, catalog, tier, &write, false, out);
+            return false;
+        }
         let is_alone = slot.saved == 0 && slot.to_write == bit(tier);
         if !self.may_spend(tier, slot.bytes(), slot.is_value()) {
             counters.over_budget_blocks += 1;
@@ -342,7 +346,7 @@ impl Flow {
         let begun = Begun { write, bytes, until: self.now.saturating_add(self.write_patience) };
         self.tiers[tier].writes_in_flight.insert(write.slot, begun);
         self.tiers[tier].bytes_in_flight += bytes;
-        if self.tiers[tier].is_clogged(&self.pace, pool.bytes()) {
+        if self.tiers[tier].writes_hung.is_clogged(self.pace.writes_in_flight, pool.bytes()) {
             let outcome = Err(Error::new(ErrorKind::Unavailable, "too many writes hang in the tier"));
             self.write_ended(pool, catalog, counters, tier, write.slot, &outcome, out);
         } else {

@@ -139,7 +139,8 @@ impl Load {
             return Want::Missed(ErrorKind::NotFound);
         }
         let Some(slot) = rooms.pool.find_kept(&key) else {
-            let hopeless = !rooms.flow.has_tiers() || rooms.flow.is_leaving(&key);
+            let asks_tiers = rooms.flow.has_tiers() && !rooms.catalog.is_provisional(key.space);
+            let hopeless = !asks_tiers || rooms.flow.is_leaving(&key);
             return if hopeless { Want::Missed(ErrorKind::NotFound) } else { Want::Unlocated };
         };
         if !self.can_read(rooms, slot) {
