@@ -152,6 +152,34 @@ def test_a_forked_child_is_told_at_once_and_opens_a_store_of_its_own(mode, tmp_p
     assert run(script, mode, tmp_path) == "0\n"
 
 
+def test_a_forked_child_is_another_member_of_a_shared_ledger(tmp_path):
+    """A depot of the child that took part under its parent's name would be declared dead by the parent (P5)."""
+    script = """
+        shared = {
+            **EMBEDDED, "pipeline": "Cache|Posix", "directories": str(directory / "blocks"),
+            "posix_capacity_gb": 1, "posix_capacity_shared": True,
+        }
+        (directory / "blocks").mkdir()
+
+        def members():
+            ledgers = [path for path in (directory / "blocks" / ".kvdepot-ledger").iterdir() if path.name.isdigit()]
+            return max(ledgers, key=lambda path: int(path.name)).read_bytes()
+
+        def dumped(key):
+            with kvdepot.open(shared, layout=[4096], namespace={"model": "tiny"}) as own:
+                own.dump([key], [row]).wait().raise_for_failures()
+                own.drain(60_000)
+                return f"-{os.getpid()}-".encode() in members()
+
+        assert dumped(b"a")
+        if (pid := os.fork()) == 0:
+            os._exit(7 if dumped(b"b") else 1)
+        print(ended(pid))
+        store.close()
+    """
+    assert run(script, "embedded", tmp_path) == "7\n"
+
+
 def test_a_fork_under_tasks(mode, tmp_path):
     """Locks that other threads hold at the fork are never waited for in the child."""
     script = """

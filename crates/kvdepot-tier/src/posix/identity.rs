@@ -1,7 +1,8 @@
 //! Names for temporary files that tell anyone whether their writer is still alive (P4).
 
-use std::sync::OnceLock;
+use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// A process as temporary names spell it: `<host>-<pid>-<start time>`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,13 +25,24 @@ pub(super) fn temporary_name() -> String {
     Identity::own().temporary_name(NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
+thread_local! {
+    /// The process that this thread last belonged to: a fork moves its copy of the thread to another one. Not a lock, which
+    /// could be held by another thread while the process forks.
+    static OWN: RefCell<Option<Arc<Identity>>> = const { RefCell::new(None) };
+}
+
 impl Identity {
-    /// This process.
-    pub(super) fn own() -> &'static Self {
-        static OWN: OnceLock<Identity> = OnceLock::new();
-        OWN.get_or_init(|| {
-            let pid = std::process::id();
-            Self { host: own_host(), pid, start_time: start_time(pid).unwrap_or(0) }
+    /// This process. A forked child is another one than its parent.
+    pub(super) fn own() -> Arc<Self> {
+        static HOST: OnceLock<String> = OnceLock::new();
+        let pid = std::process::id();
+        OWN.with_borrow_mut(|own| {
+            if let Some(own) = own.as_ref().filter(|own| own.pid == pid) {
+                return Arc::clone(own);
+            }
+            let host = HOST.get_or_init(own_host).clone();
+            let new = Arc::new(Self { host, pid, start_time: start_time(pid).unwrap_or(0) });
+            Arc::clone(own.insert(new))
         })
     }
 
@@ -96,11 +108,11 @@ mod tests {
         let own = Identity::own();
         assert!(own.start_time > 0);
         let name = own.temporary_name(7);
-        assert_eq!(Identity::of_temporary(&name).as_ref(), Some(own));
+        assert_eq!(Identity::of_temporary(&name).as_ref(), Some(&*own));
         assert_eq!(own.is_alive(), Some(true));
-        let other = Identity { start_time: own.start_time + 1, ..own.clone() };
+        let other = Identity { start_time: own.start_time + 1, ..(*own).clone() };
         assert_eq!(other.is_alive(), Some(false));
-        let foreign = Identity { host: "elsewhere".to_owned(), ..own.clone() };
+        let foreign = Identity { host: "elsewhere".to_owned(), ..(*own).clone() };
         assert_eq!(foreign.is_alive(), None);
         for name in ["", ".tmp-", ".tmp-a-b-c-d", "x.kvb", ".tmp-1-2-3"] {
             assert_eq!(Identity::of_temporary(name), None, "{name}");
