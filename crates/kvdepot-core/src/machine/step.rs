@@ -79,7 +79,7 @@ impl Machine {
             Event::Tick => {
                 self.flow.tick(&self.catalog, out);
                 self.flow.note_hung_writes(&mut self.pool, &mut self.counters);
-                for (tier, slot) in self.flow.hung_reads(&self.pool) {
+                for (tier, slot) in self.flow.hung_reads() {
                     self.give_up_read(tier, slot, out);
                 }
                 self.pool.look_who_stopped();

@@ -12,6 +12,7 @@ use kvdepot_core::{BlockHash, Error, ErrorKind, SlotId};
 use crate::lab::{Lab, claim};
 
 mod ahead;
+mod hung;
 mod losses;
 mod room;
 

@@ -223,9 +223,8 @@ impl Flow {
         ReadEnd::Failed
     }
 
-    /// Returns the reads into the pool that have not ended long after their deadline. A tier that leases a block where it lies
-    /// writes into no slot.
-    pub(crate) fn hung_reads(&self, pool: &Pool) -> Vec<(TierIndex, SlotId)> {
+    /// Returns the reads that have not ended long after their deadline, and the leases of blocks where they lie.
+    pub(crate) fn hung_reads(&self) -> Vec<(TierIndex, SlotId)> {
         let mut hung = Vec::new();
         for (tier, flow) in self.tiers.iter().enumerate() {
             let is_late = |read: &Read| read.deadline.saturating_add(OVERDUE_NS) <= self.now;
@@ -233,15 +232,13 @@ impl Flow {
                 flow.reads_in_flight.values().filter(|read| is_late(read)).map(|read| (tier, read.slot)),
             );
         }
-        hung.retain(|(_, slot)| !pool.slot(*slot).is_in_place());
         hung.sort_unstable();
         hung
     }
 
-    /// Returns the tier that reads into a slot of the pool and has not ended that by its deadline, if any does.
+    /// Returns the tier that reads into a slot, or leases its block, and has not ended that by its deadline, if any does.
     pub(crate) fn late_reader(&self, pool: &Pool, slot: SlotId) -> Option<TierIndex> {
-        let found = pool.slot(slot);
-        if found.block.phase() != Phase::Fetching || found.is_in_place() {
+        if pool.slot(slot).block.phase() != Phase::Fetching {
             return None;
         }
         let is_late =
@@ -258,7 +255,9 @@ impl Flow {
         tier: TierIndex,
         slot: SlotId,
     ) {
-        let (key, bytes) = (pool.slot(slot).key, pool.slot(slot).bytes());
+        let found = pool.slot(slot);
+        // A block in a tier's memory pins none of the pool's.
+        let (key, bytes) = (found.key, if found.is_in_place() { 0 } else { found.bytes() });
         let flow = &mut self.tiers[tier];
         flow.reads_in_flight.remove(&slot);
         flow.reads_hung.add(slot, (), bytes);
