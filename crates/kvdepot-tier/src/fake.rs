@@ -79,7 +79,7 @@ impl FakeTier {
         }
         let bytes = block_bytes as u64;
         if self.capacity_bytes > 0 && bytes > self.capacity_bytes {
-            return Err(Error::new(ErrorKind::NoSpace, "a block is larger than the tier's cap")
+            return Err(Error::new(ErrorKind::Config, "a block is larger than the tier's cap")
                 .with("block_bytes", bytes)
                 .with("capacity_bytes", self.capacity_bytes));
         }

@@ -275,6 +275,16 @@ fn a_guarded_tier_is_a_tier() {
     conformance::check(&|| Arc::new(Guarded::new(FakeTier::new(0), GuardConfig::default())));
 }
 
+/// Blocks of one namespace that can never fit do not stop the writes of others.
+#[test]
+fn blocks_larger_than_the_tier_do_not_stop_writes() {
+    let tier = Arc::new(Guarded::new(FakeTier::new(4096), CONFIG));
+    let bench = Bench::new(Arc::clone(&tier) as _);
+    for n in 0..10 {
+        assert_eq!(kind_of_write(&bench, n), Some(ErrorKind::Config), "10,000 bytes into 4096");
+    }
+}
+
 /// A tier whose reads and writes end when the test says so.
 #[derive(Default)]
 struct Hanging {

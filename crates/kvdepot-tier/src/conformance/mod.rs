@@ -82,5 +82,5 @@ pub fn check_cooling(make: &dyn Fn(u64) -> Arc<dyn Tier>) {
 pub fn check_capped(make: &dyn Fn(u64) -> Arc<dyn Tier>) {
     persistent::the_cap_holds(make);
     persistent::the_coldest_goes_first(make);
-    persistent::a_block_larger_than_the_cap_has_no_space(make);
+    persistent::a_block_larger_than_the_cap_is_refused_as_configuration(make);
 }

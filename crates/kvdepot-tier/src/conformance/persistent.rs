@@ -102,8 +102,9 @@ pub(super) fn the_coldest_goes_first(make: &dyn Fn(u64) -> Arc<dyn Tier>) {
     assert!(bench.read_is_right(0) && bench.read_is_right(2), "those that were used stay");
 }
 
-pub(super) fn a_block_larger_than_the_cap_has_no_space(make: &dyn Fn(u64) -> Arc<dyn Tier>) {
+/// The configuration is wrong, not the tier, which goes on for other namespaces.
+pub(super) fn a_block_larger_than_the_cap_is_refused_as_configuration(make: &dyn Fn(u64) -> Arc<dyn Tier>) {
     let bench = Bench::new(make(4096));
-    assert_eq!(bench.write(0).expect_err("10,000 bytes into 4096").kind(), ErrorKind::NoSpace);
+    assert_eq!(bench.write(0).expect_err("10,000 bytes into 4096").kind(), ErrorKind::Config);
     assert_eq!(bench.tier.usage().bytes, 0);
 }

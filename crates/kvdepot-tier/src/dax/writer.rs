@@ -174,12 +174,16 @@ impl Shared {
             .ok_or_else(|| no_namespace(&put.key))?;
         let units = self.geometry.units_of(u64::from(put.bytes));
         let reserved = state.slots.reserve(put.key, epoch, units, put.bytes).ok_or_else(|| {
-            Error::new(
-                ErrorKind::NoSpace,
-                "a medium has no space for a block: it is larger than the cap, or all blocks are in use",
-            )
-            .with("block_bytes", put.bytes)
-            .with("cap_bytes", u64::from(self.units_max) * self.geometry.unit_bytes)
+            let error = if units <= self.units_max {
+                Error::new(
+                    ErrorKind::Busy,
+                    "a medium has no space for a block now: the blocks in its place are in use",
+                )
+            } else {
+                Error::new(ErrorKind::Config, "a block is larger than the cap of a medium")
+            };
+            let cap_bytes = u64::from(self.units_max) * self.geometry.unit_bytes;
+            error.with("block_bytes", put.bytes).with("cap_bytes", cap_bytes)
         })?;
         reserved.victims.into_iter().for_each(|(_, key)| state.note_evicted(key));
         Ok(reserved.unit)

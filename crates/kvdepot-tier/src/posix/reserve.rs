@@ -30,7 +30,7 @@ pub(super) enum Room {
 }
 
 impl Shared {
-    /// Reserves a block's bytes for a write, evicting the least recently used blocks. `NoSpace` if it can never fit,
+    /// Reserves a block's bytes for a write, evicting the least recently used blocks. `Config` if it can never fit,
     /// `Busy` if other reservations do not end by the deadline.
     pub(super) fn reserve(
         &self,
@@ -49,7 +49,7 @@ impl Shared {
             self.cap_in(&state)
         };
         if cap > 0 && bytes > cap {
-            return Err(Error::new(ErrorKind::NoSpace, "a block is larger than the tier's cap")
+            return Err(Error::new(ErrorKind::Config, "a block is larger than the tier's cap")
                 .with("file_bytes", bytes)
                 .with("capacity_bytes", cap));
         }

@@ -79,7 +79,7 @@ impl Shared {
         let most = self.medium.shape.record_bytes_max();
         if space.record_bytes > most {
             let error = Error::new(
-                ErrorKind::NoSpace,
+                ErrorKind::Config,
                 "a block is larger than a segment of the Slab tier: format the medium with larger segments",
             );
             let error = error.with("record_bytes", space.record_bytes).with("record_bytes_max", most);

@@ -272,3 +272,18 @@ fn leases_end_when_the_tier_closes() {
     }
     closing.join().unwrap();
 }
+
+/// That is load, and no failure of the tier: its breaker must not count it.
+#[test]
+fn a_medium_whose_blocks_are_all_in_use_is_busy() {
+    let media = Media::new();
+    let bench = Bench::new(open(leasing(&media, Access::Auto)));
+    let refused = (0..1000).find_map(|n| match bench.write(n) {
+        Ok(_) => {
+            bench.lease(n).unwrap().unwrap();
+            None
+        }
+        Err(error) => Some(error),
+    });
+    assert_eq!(refused.unwrap().kind(), ErrorKind::Busy);
+}
