@@ -1,13 +1,19 @@
-"""The proof at the start: what it leaves in the engine's pages if a copy is late."""
+"""The proof at the start: what it leaves in the engine's pages if a copy is late, and beside another connector."""
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from engine_parts import FakeDepot, FakeTask, options
+from engine_parts import FakeDepot, FakeTask, geometry, options
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
-from kvdepot.engines.vllm import compute, selftest
+from kvdepot.engines.vllm import compute, selftest, worker
+from kvdepot.engines.vllm.meta import StepMetadata
+from kvdepot.engines.vllm.siblings import has_siblings
+from kvdepot.engines.vllm.step_order import StepOrder
 from kvdepot.engines.vllm.stores import GroupStore
+from kvdepot.engines.vllm.worker import WorkerSide
 
 PAGES, PAGE_BYTES = 8, 16
 
@@ -76,3 +82,121 @@ def test_a_load_that_is_late_writes_nothing_after_the_pages_were_given_back(
             selftest.self_test(depot, {0: store}, {"a": cache}, config, options())
     tasks[0].end()
     assert torch.equal(cache, before)
+
+
+class Child(KVConnectorBase_V1):  # type: ignore[misc, unused-ignore]
+    """A connector that wants to know whether it has siblings."""
+
+    def __init__(self) -> None:
+        self.found = has_siblings(self)
+
+
+class Heir(Child):
+    """The same under another name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+
+class Parent(KVConnectorBase_V1):  # type: ignore[misc, unused-ignore]
+    """Has children, as `MultiConnector`."""
+
+    def __init__(self) -> None:
+        self.children = [kind() for kind in (Child, Heir)]
+
+
+for connector in (Child, Heir, Parent):
+    connector.__abstractmethods__ = frozenset()  # of vLLM's base class, where it is installed
+
+
+class Engine:
+    """Has a connector."""
+
+    def __init__(self, kind: type[Any]) -> None:
+        self.connector = kind()
+
+
+@pytest.mark.parametrize("kind", [Child, Heir])
+def test_a_connector_knows_whether_another_one_creates_it(kind: type[Child]) -> None:
+    assert not Engine(kind).connector.found
+    assert all(child.found for child in Engine(Parent).connector.children)
+
+
+def late_depot() -> Any:
+    """Returns a depot that does not answer yet."""
+    depot: Any = FakeDepot()
+    depot.attached, depot.close = False, lambda: None
+    return depot
+
+
+def registered(
+    monkeypatch: pytest.MonkeyPatch, depot: Any, caches: dict[str, Any], stores: Any, *, siblings: bool
+) -> WorkerSide:
+    """Returns the only rank of an engine, with its KV cache."""
+    groups = SimpleNamespace(
+        get_pp_group=lambda: SimpleNamespace(rank_in_group=0), get_tp_group=lambda: SimpleNamespace(rank_in_group=0)
+    )
+    monkeypatch.setattr(sys.modules["vllm.distributed"], "parallel_state", groups, raising=False)
+    monkeypatch.setattr(WorkerSide, "_open_stores", lambda side, *_: side._stores.update(stores))
+    side = WorkerSide(depot, options(step_order=StepOrder()), geometry(), has_siblings=siblings)
+    sizes = {"data_parallel_size": 1, "tensor_parallel_size": 1, "pipeline_parallel_size": 1}
+    config: Any = SimpleNamespace(
+        parallel_config=SimpleNamespace(**sizes), model_config=SimpleNamespace(), speculative_config=None
+    )
+    layers = [SimpleNamespace(layer_names=["a"], kv_cache_spec=SimpleNamespace())]
+    cache: Any = SimpleNamespace(num_blocks=PAGES, kv_cache_tensors=[], kv_cache_groups=layers)
+    side.register(config, cache, caches)
+    return side
+
+
+@pytest.mark.parametrize("siblings", [True, False])
+def test_a_depot_that_comes_late_is_tested_only_where_nobody_else_uses_the_pages(
+    monkeypatch: pytest.MonkeyPatch, siblings: bool
+) -> None:
+    """Beside other connectors all ranks stay off, and the log says what to do."""
+    depot, tested = late_depot(), []
+
+    def self_test(*_: Any) -> bool:
+        tested.append(depot.attached)
+        return bool(depot.attached)
+
+    monkeypatch.setattr(worker, "self_test", self_test)
+    store = SimpleNamespace(close=lambda *_: True)
+    side = registered(monkeypatch, depot, {}, {0: store}, siblings=siblings)
+    report = side.report()
+    assert report is not None
+    assert [("start the depot first" in rank.broken) for rank in report.ranks] == [siblings]
+    depot.attached = True
+    side.prepare(StepMetadata())
+    assert tested == ([False] if siblings else [False, True])
+    side.close()
+
+
+def test_what_another_connector_receives_in_a_page_stays_when_a_depot_comes_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The self-test puts back what it found in the pages, which would undo a transfer that arrives meanwhile (P1)."""
+    torch = pytest.importorskip("torch")
+    cache = torch.zeros((PAGES, PAGE_BYTES), dtype=torch.uint8)
+    page, arrived = selftest.SOURCE_PAGES[0], []
+
+    def arrive() -> None:
+        if not arrived:
+            cache[page] = 0x5A
+            arrived.append(page)
+
+    def dump(blocks: Any, after: Any) -> FakeTask:
+        arrive()
+        return FakeTask((0,))
+
+    trial = SimpleNamespace(dump=dump, namespaces=["trial"], parts=[], close=lambda: None)
+    store: Any = SimpleNamespace(page_count=PAGES, layer_names=("a",), at_start=(), close=lambda *_: True)
+    monkeypatch.setattr(GroupStore, "open", lambda *args, **kwargs: trial)
+    monkeypatch.setattr(compute, "_cuda", lambda: None)
+    depot = late_depot()
+    side = registered(monkeypatch, depot, {"a": cache}, {0: store}, siblings=True)
+    depot.attached = True
+    side.prepare(StepMetadata())
+    arrive()
+    assert torch.all(cache[page] == 0x5A)
+    side.close()

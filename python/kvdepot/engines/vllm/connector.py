@@ -19,6 +19,7 @@ from kvdepot.engines.vllm.log import connector_logger
 from kvdepot.engines.vllm.meta import LoadReport, StepMetadata
 from kvdepot.engines.vllm.options import ConnectorOptions, read_options
 from kvdepot.engines.vllm.releases.sleep import calls_hooks
+from kvdepot.engines.vllm.siblings import has_siblings
 from kvdepot.engines.vllm.sources import all_on_this_node
 from kvdepot.engines.vllm.stats import DepotStats, stats_from
 
@@ -123,7 +124,7 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
             from kvdepot.engines.vllm.request_spans import WorkerSpans
             from kvdepot.engines.vllm.worker import WorkerSide
 
-            self._worker = WorkerSide(depot, options, shape, WorkerSpans.of_process())
+            self._worker = WorkerSide(depot, options, shape, WorkerSpans.of_process(), has_siblings=has_siblings(self))
 
     def _tell_events(self, depot: Any, shape: "Geometry") -> None:
         from kvdepot.engines.vllm.events import DepotEvents, wants_events

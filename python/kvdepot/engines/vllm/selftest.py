@@ -47,7 +47,8 @@ def self_test(
 ) -> bool:
     """Dumps and loads a pattern in every group, in a namespace of its own. Returns false if there is no depot.
 
-    No copy may be in flight, and nothing may compute. The pages' content is restored.
+    No copy may be in flight, and nothing may compute. Nobody else may use the pages, whose content is restored: what
+    another connector writes there meanwhile would be lost.
 
     Raises:
         SelfTestError: a group's bytes did not survive the round trip.

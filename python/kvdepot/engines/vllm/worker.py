@@ -35,6 +35,11 @@ logger = connector_logger()
 IDLE_S = 0.1
 """Seconds of a pause between steps after which a sample of the weights is checked."""
 
+NO_DEPOT_TO_PROVE = (
+    "no depot answered when the engine allocated its KV cache, and the test of its layout would later write to pages "
+    "that other connectors below MultiConnector use: start the depot first, and then this engine again"
+)
+
 _written_for_ever: list[object] = []
 """KV caches that a hung device may still write to: they stay allocated for the lifetime of this process (P1)."""
 
@@ -48,9 +53,17 @@ class WorkerSide:
     """
 
     def __init__(
-        self, depot: "Depot", options: ConnectorOptions, geometry: Geometry, spans: "WorkerSpans | None" = None
+        self,
+        depot: "Depot",
+        options: ConnectorOptions,
+        geometry: Geometry,
+        spans: "WorkerSpans | None" = None,
+        *,
+        has_siblings: bool = False,
     ) -> None:
+        """``has_siblings``: other connectors of this engine read and write the same pages, whenever they like."""
         self._depot = depot
+        self._has_siblings = has_siblings
         self._options = options
         self._geometry = geometry
         self._stores: dict[int, GroupStore] = {}
@@ -120,15 +133,27 @@ class WorkerSide:
                 watch_sleep(caller_with("wake_up"), self.sleep, self.wake_up)
             self._open_stores(vllm_config, kv_cache_config, kv_caches)
             if not self._proves():
-                logger.warning("kvdepot: no depot yet: the KV cache's layout is tested when one answers")
-                self._proof_is_due = True
-                self._refuse()
+                self._postpone_proof()
         except Exception as error:  # after any failure, an engine without a cache is better than none
             if self._options.use_gdr is True:
                 raise  # requested explicitly, but unavailable: the configuration is wrong (P10)
             logger.exception("kvdepot cannot use this engine's KV cache")
             self._names = RankNamespaces(broken=f"{type(error).__name__}: {error}")
             self._stores.clear()
+
+    def _postpone_proof(self) -> None:
+        """Leaves the self-test for the first step that has a depot, unless other connectors use the pages by then (P1).
+
+        The test restores the pages that it has written to: what another connector receives there meanwhile would be
+        lost, and what it sends would be the test's pattern. Only before the first step does it use none.
+        """
+        if self._has_siblings:
+            self._names = RankNamespaces(broken=NO_DEPOT_TO_PROVE)
+            self._stores.clear()
+            return
+        logger.warning("kvdepot: no depot yet: the KV cache's layout is tested when one answers")
+        self._proof_is_due = True
+        self._refuse()
 
     def _proves(self) -> bool:
         """Runs the self-test. Returns false if there is no depot for it."""
@@ -138,7 +163,8 @@ class WorkerSide:
     def _prove_late(self) -> None:
         """Runs the self-test that had no depot at the start. Until it passes nothing is loaded or dumped (P1).
 
-        So no copy is in flight; and no step computes, because this is called at the beginning of one.
+        So no copy is in flight; no step computes, because this is called at the beginning of one; and there is no other
+        connector.
         """
         try:
             if not self._proves():
