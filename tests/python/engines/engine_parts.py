@@ -201,9 +201,19 @@ def scheduler(
     loads: bool = True,
     dumps: bool = True,
     drafts: Drafts | None = None,
+    has_siblings: bool = False,
     **values: Any,
 ) -> SchedulerSide:
-    side = SchedulerSide(depot, options(**values), geometry(*windows), ranks, loads=loads, dumps=dumps, drafts=drafts)
+    side = SchedulerSide(
+        depot,
+        options(**values),
+        geometry(*windows),
+        ranks,
+        loads=loads,
+        dumps=dumps,
+        drafts=drafts,
+        has_siblings=has_siblings,
+    )
     side.open_namespaces([found(rank, len(windows)) for rank in range(ranks)])
     return side
 

@@ -23,6 +23,9 @@ NO_LOAD = "kvdepot.no_load"
 NO_STORE = "kvdepot.no_store"
 KEYS = (MAX_LOAD, MAX_STORE, LOAD_TIERS, NO_LOAD, NO_STORE)
 
+REMOTE_PREFILL = "do_remote_prefill"
+"""Key of the connectors that hand over KV between engines; they unset it when they begin to load."""
+
 MEDIA = ("CPU", "STORAGE")
 LOCALITIES = ("LOCAL", "REMOTE")
 TIERS = {"Posix": ("STORAGE", None), "Remote": (None, "REMOTE")}
@@ -36,6 +39,14 @@ SHORT = reprlib.Repr()
 SHORT.maxstring = SHORT.maxother = 80
 
 POOL_ONLY = "it is loaded from host memory alone"
+
+
+def is_prefilled_remotely(params: Any) -> bool:
+    """Returns whether another engine has computed the prompt, and a connector beside this one is about to load it.
+
+    ``params``: the request's ``kv_transfer_params`` now; not kept, because the other connector changes them.
+    """
+    return isinstance(params, Mapping) and bool(params.get(REMOTE_PREFILL))
 
 
 @dataclass(frozen=True)

@@ -117,6 +117,7 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
                 drafts=drafts_of(vllm_config, kv_cache_config),
                 adapters=Adapters(lora_options(vllm_config)),
                 spans=SchedulerSpans.of_process(),
+                has_siblings=has_siblings(self),
             )
             self._let_vllm_recompute(options.load_failure_policy)
             self._tell_events(depot, shape)

@@ -36,6 +36,7 @@ MISSES = {
     "adapter": "the files of its LoRA adapter are not to be trusted",
     "failed": "a load of it has failed, so it is computed",
     "asked": "the request itself asked for it",
+    "remote": "another engine has computed it, and another connector loads it",
     "short": "it is too short: under persist_token_threshold, or less than a block may be hit",
     "own_cache": "vLLM itself has all that could be hit",
     "not_taken": "vLLM did not take what was found: another connector's hit came first",

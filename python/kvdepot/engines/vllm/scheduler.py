@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import kvdepot
 from kvdepot.engines.vllm.adapters import Adapters
-from kvdepot.engines.vllm.asks import Asks
+from kvdepot.engines.vllm.asks import Asks, is_prefilled_remotely
 from kvdepot.engines.vllm.drafts import Drafts
 from kvdepot.engines.vllm.groups import Geometry
 from kvdepot.engines.vllm.loadplan import LeasedLoad, planned_blocks
@@ -73,9 +73,12 @@ class SchedulerSide:
         drafts: Drafts | None = None,
         adapters: Adapters | None = None,
         spans: "SchedulerSpans | None" = None,
+        has_siblings: bool = False,
     ) -> None:
+        """``has_siblings``: other connectors of this engine load blocks, too."""
         self._depot = depot
         self._options = options
+        self._has_siblings = has_siblings
         self._geometry = geometry
         # Overlapping loads with the computation requires loads that the step waits for. With several groups vLLM cannot
         # recompute after such a load fails, so those load before they are scheduled (P2).
@@ -154,7 +157,10 @@ class SchedulerSide:
         state.ran = False
         if self._spans is not None:
             self._spans.asked(state.trace)
-        if self._namespaces.wait_for_ranks() or self._namespaces.wait_for_weights(not self._refusal(state)):
+        refusal = self._refusal(state)
+        # `MultiConnector` waits for all of its connectors before it uses the hit of any.
+        waits_for_ranks = refusal != "remote" and self._namespaces.wait_for_ranks()
+        if waits_for_ranks or self._namespaces.wait_for_weights(not refusal):
             self._waited = True
             return None, False
         now_s = time.monotonic()
@@ -201,7 +207,7 @@ class SchedulerSide:
         return True
 
     def _look_up(self, state: RequestState, local_tokens: int, now_s: float) -> Pending | Miss | Hit:
-        if refusal := self._namespaces.why_closed() or self._refusal(state):
+        if refusal := self._refusal(state) or self._namespaces.why_closed():
             return Miss(refusal)
         if state.missed_tokens == local_tokens and now_s - state.missed_s < MISS_RECHECK_S:
             return state.miss or Miss("unknown")
@@ -302,6 +308,8 @@ class SchedulerSide:
         request = state.request
         if self._namespaces.off:
             return "off"
+        if self._has_siblings and is_prefilled_remotely(getattr(request, "kv_transfer_params", None)):
+            return "remote"
         if not self._loads:
             return "role"
         if state.adapter is None:
