@@ -1,10 +1,12 @@
 """Parts of an engine and of the core, reduced to what the connector's logic needs."""
 
+import sys
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from kvdepot.engines.vllm.compute import ComputePoint
 from kvdepot.engines.vllm.drafts import Drafts
@@ -13,6 +15,7 @@ from kvdepot.engines.vllm.meta import RankNamespaces
 from kvdepot.engines.vllm.scheduler import SchedulerSide
 from kvdepot.engines.vllm.shares import ALONE, Share
 from kvdepot.engines.vllm.step_order import StepOrder
+from kvdepot.engines.vllm.worker import WorkerSide
 from kvdepot.task import TaskResult
 
 BLOCK = 16
@@ -215,6 +218,30 @@ def scheduler(
         has_siblings=has_siblings,
     )
     side.open_namespaces([found(rank, len(windows)) for rank in range(ranks)])
+    return side
+
+
+def registered(
+    monkeypatch: pytest.MonkeyPatch,
+    depot: Any,
+    stores: Any,
+    kv_cache_config: Any = None,
+    kv_caches: Any = None,
+    *,
+    has_siblings: bool = False,
+    **model_config: Any,
+) -> WorkerSide:
+    """Returns the only rank of an engine, which has allocated its KV cache; ``stores`` are those that it opens."""
+    alone = SimpleNamespace(rank_in_group=0)
+    groups = SimpleNamespace(get_pp_group=lambda: alone, get_tp_group=lambda: alone)
+    monkeypatch.setattr(sys.modules["vllm.distributed"], "parallel_state", groups, raising=False)
+    monkeypatch.setattr(WorkerSide, "_open_stores", lambda side, *_: side._stores.update(stores))
+    side = WorkerSide(depot, options(), geometry(), has_siblings=has_siblings)
+    sizes = {"data_parallel_size": 1, "tensor_parallel_size": 1, "pipeline_parallel_size": 1}
+    config: Any = SimpleNamespace(
+        parallel_config=SimpleNamespace(**sizes), model_config=SimpleNamespace(**model_config), speculative_config=None
+    )
+    side.register(config, kv_cache_config, kv_caches or {})
     return side
 
 

@@ -1,21 +1,24 @@
 """The proof at the start: what it leaves in the engine's pages if a copy is late, and beside another connector."""
 
-import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from engine_parts import FakeDepot, FakeTask, geometry, options
+from engine_parts import FakeDepot, FakeTask, options, registered
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
 from kvdepot.engines.vllm import compute, selftest, worker
 from kvdepot.engines.vllm.meta import StepMetadata
 from kvdepot.engines.vllm.siblings import has_siblings
-from kvdepot.engines.vllm.step_order import StepOrder
 from kvdepot.engines.vllm.stores import GroupStore
-from kvdepot.engines.vllm.worker import WorkerSide
 
 PAGES, PAGE_BYTES = 8, 16
+
+
+def kv_cache_config() -> Any:
+    """Returns vLLM's configuration of a cache with one layer."""
+    groups = [SimpleNamespace(layer_names=["a"], kv_cache_spec=SimpleNamespace())]
+    return SimpleNamespace(num_blocks=PAGES, kv_cache_tensors=[], kv_cache_groups=groups)
 
 
 class LateLoad(FakeTask):
@@ -73,8 +76,7 @@ def test_a_load_that_is_late_writes_nothing_after_the_pages_were_given_back(
     monkeypatch.setattr(compute, "_cuda", lambda: None)
     depot: Any = FakeDepot()
     depot.attached = True
-    groups = [SimpleNamespace(layer_names=["a"], kv_cache_spec=SimpleNamespace())]
-    config: Any = SimpleNamespace(num_blocks=PAGES, kv_cache_tensors=[], kv_cache_groups=groups)
+    config = kv_cache_config()
     if loads_right:
         assert selftest.self_test(depot, {0: store}, {"a": cache}, config, options())
     else:
@@ -129,26 +131,6 @@ def late_depot() -> Any:
     return depot
 
 
-def registered(
-    monkeypatch: pytest.MonkeyPatch, depot: Any, caches: dict[str, Any], stores: Any, *, siblings: bool
-) -> WorkerSide:
-    """Returns the only rank of an engine, with its KV cache."""
-    groups = SimpleNamespace(
-        get_pp_group=lambda: SimpleNamespace(rank_in_group=0), get_tp_group=lambda: SimpleNamespace(rank_in_group=0)
-    )
-    monkeypatch.setattr(sys.modules["vllm.distributed"], "parallel_state", groups, raising=False)
-    monkeypatch.setattr(WorkerSide, "_open_stores", lambda side, *_: side._stores.update(stores))
-    side = WorkerSide(depot, options(step_order=StepOrder()), geometry(), has_siblings=siblings)
-    sizes = {"data_parallel_size": 1, "tensor_parallel_size": 1, "pipeline_parallel_size": 1}
-    config: Any = SimpleNamespace(
-        parallel_config=SimpleNamespace(**sizes), model_config=SimpleNamespace(), speculative_config=None
-    )
-    layers = [SimpleNamespace(layer_names=["a"], kv_cache_spec=SimpleNamespace())]
-    cache: Any = SimpleNamespace(num_blocks=PAGES, kv_cache_tensors=[], kv_cache_groups=layers)
-    side.register(config, cache, caches)
-    return side
-
-
 @pytest.mark.parametrize("siblings", [True, False])
 def test_a_depot_that_comes_late_is_tested_only_where_nobody_else_uses_the_pages(
     monkeypatch: pytest.MonkeyPatch, siblings: bool
@@ -162,7 +144,7 @@ def test_a_depot_that_comes_late_is_tested_only_where_nobody_else_uses_the_pages
 
     monkeypatch.setattr(worker, "self_test", self_test)
     store = SimpleNamespace(close=lambda *_: True)
-    side = registered(monkeypatch, depot, {}, {0: store}, siblings=siblings)
+    side = registered(monkeypatch, depot, {0: store}, kv_cache_config(), has_siblings=siblings)
     report = side.report()
     assert report is not None
     assert [("start the depot first" in rank.broken) for rank in report.ranks] == [siblings]
@@ -194,7 +176,7 @@ def test_what_another_connector_receives_in_a_page_stays_when_a_depot_comes_late
     monkeypatch.setattr(GroupStore, "open", lambda *args, **kwargs: trial)
     monkeypatch.setattr(compute, "_cuda", lambda: None)
     depot = late_depot()
-    side = registered(monkeypatch, depot, {"a": cache}, {0: store}, siblings=True)
+    side = registered(monkeypatch, depot, {0: store}, kv_cache_config(), {"a": cache}, has_siblings=True)
     depot.attached = True
     side.prepare(StepMetadata())
     arrive()

@@ -3,7 +3,9 @@
 from typing import Any
 
 import pytest
+from engine_parts import FakeDepot, registered
 
+from kvdepot.engines.vllm import worker as rank
 from kvdepot.engines.vllm.releases.sleep import UnwatchedSleepError, watch_sleep
 
 
@@ -63,3 +65,27 @@ def test_an_engine_whose_sleep_cannot_be_watched_is_refused() -> None:
     """Its copies would touch missing memory, and its registrations would refer to freed memory (P1)."""
     with pytest.raises(UnwatchedSleepError, match="--enable-sleep-mode"):
         watch_sleep(None, lambda: None, lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("options", "watched"),
+    [
+        ({}, False),
+        ({"enable_sleep_mode": False, "enable_cumem_allocator": False}, False),
+        ({"enable_sleep_mode": True, "enable_cumem_allocator": True}, True),
+        ({"enable_sleep_mode": True}, True),
+        ({"enable_sleep_mode": False, "enable_cumem_allocator": True}, True),
+    ],
+)
+def test_every_engine_whose_pages_can_lose_their_memory_is_watched(
+    options: dict[str, bool], watched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its allocator alone, vLLM's worker has no sleep mode, but sleeps when it is told to."""
+    seen: list[Any] = []
+    monkeypatch.setattr(rank, "watch_sleep", lambda *hooks: seen.append(hooks))
+    monkeypatch.setattr(rank, "self_test", lambda *_: True)
+    depot: Any = FakeDepot()
+    depot.close = lambda: None
+    side = registered(monkeypatch, depot, {}, kv_cache_config=object(), **options)
+    assert bool(seen) == watched
+    side.close()

@@ -16,7 +16,7 @@ from kvdepot.engines.vllm.log import connector_logger
 from kvdepot.engines.vllm.meta import LoadReport, RankNamespaces, StepMetadata
 from kvdepot.engines.vllm.options import ConnectorOptions
 from kvdepot.engines.vllm.ranks import is_last_stage, rank_number, this_rank
-from kvdepot.engines.vllm.releases.sleep import watch_sleep
+from kvdepot.engines.vllm.releases.sleep import may_sleep, watch_sleep
 from kvdepot.engines.vllm.saves import Saves
 from kvdepot.engines.vllm.selftest import self_test
 from kvdepot.engines.vllm.stats import DepotStats
@@ -129,7 +129,7 @@ class WorkerSide:
             if self._spans is not None:
                 self._spans.rank = self._names.rank
             self._sampled = self._weights.sample()
-            if getattr(vllm_config.model_config, "enable_sleep_mode", False) and not sleep_hooks:
+            if may_sleep(vllm_config.model_config) and not sleep_hooks:
                 watch_sleep(caller_with("wake_up"), self.sleep, self.wake_up)
             self._open_stores(vllm_config, kv_cache_config, kv_caches)
             if not self._proves():

@@ -6,7 +6,10 @@ memory. There the worker's own methods are wrapped.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig
 
 PAGES_TAG = "kv_cache"
 HOOK = "unregister_kv_caches"
@@ -14,6 +17,15 @@ HOOK = "unregister_kv_caches"
 
 class UnwatchedSleepError(RuntimeError):
     """Sleep could not be noticed: there is no worker to watch."""
+
+
+def may_sleep(model_config: "ModelConfig") -> bool:
+    """Returns whether vLLM can take the pages' memory away.
+
+    On GPUs the KV cache is in the memory that sleeps with either option: sleep mode implies the allocator.
+    """
+    sleeps = getattr(model_config, "enable_sleep_mode", False)
+    return bool(sleeps or getattr(model_config, "enable_cumem_allocator", False))
 
 
 def calls_hooks(base: type) -> bool:
@@ -31,7 +43,7 @@ def watch_sleep(worker: Any, before_sleep: Callable[[], None], after_wake_up: Ca
     if worker is None:
         raise UnwatchedSleepError(
             "this version of vLLM does not expose its worker, so copies could run during its sleep: start it without "
-            "--enable-sleep-mode, or without the connector"
+            "--enable-sleep-mode and --enable-cumem-allocator, or without the connector"
         )
     sleep, wake_up, discard = worker.sleep, worker.wake_up, getattr(worker, "discard", None)
 
