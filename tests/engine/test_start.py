@@ -181,3 +181,31 @@ def test_a_model_that_cannot_use_the_depot_attaches_none(lab: Lab, monkeypatch: 
             assert side.reset_cache()
         side.shutdown()
     assert attached == []
+
+
+@pytest.mark.parametrize("pipeline", ["Cache", "Cache|Posix"])
+def test_an_engine_on_two_nodes_attaches_a_depot_only_with_a_tier_that_they_may_share(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, pipeline: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+    from vllm.engine.arg_utils import EngineArgs
+
+    from kvdepot.engines.vllm import connector as module
+    from kvdepot.engines.vllm import groups
+    from kvdepot.engines.vllm.attachment import NoDepot
+
+    attached: list[Any] = []
+
+    def attach(*given: Any) -> Any:
+        attached.append(given)
+        return NoDepot()
+
+    monkeypatch.setattr(module, "attach", attach)
+    monkeypatch.setattr(groups, "_supported", lambda *_: groups.Geometry((), 16, 16))
+    monkeypatch.setattr("kvdepot.engines.vllm.drafts.drafts_of", lambda *_: None)
+    kv = transfer(pipeline=pipeline)
+    config = EngineArgs(lab.model("llama"), dtype="float32", kv_transfer_config=kv).create_engine_config()
+    config.parallel_config.nnodes = 2
+    cache = SimpleNamespace(kv_cache_groups=[SimpleNamespace()], num_blocks=1, kv_cache_tensors=[])
+    module.KVDepotConnector(config, KVConnectorRole.SCHEDULER, cache).shutdown()
+    assert ("2 nodes" in caplog.text) == (not attached) == (pipeline == "Cache")

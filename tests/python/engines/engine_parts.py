@@ -177,6 +177,7 @@ def options(**values: Any) -> Any:
         "enable_event_sync": True,
         "drop_at_reset": False,
         "tiers": ("Posix",),
+        "may_share_a_tier": True,
         "kv_head_slices": 0,
         "shares_prefixes": True,
     }

@@ -78,7 +78,8 @@ def refuse_unsupported(engine: Engine, options: Options, chunk_bytes: int, block
     if nodes > 1 or (ranks > 1 and way not in ONE_NODE):
         raise ConfigError(
             f"{ranks} ranks run by {way!r} on {nodes} nodes: a tier reaches the scheduler's node only, so "
-            "other nodes would load nothing: use KVDepotConnector, or --distributed-executor-backend mp on one node"
+            "other nodes would load nothing: use --distributed-executor-backend mp on one node, or KVDepotConnector, "
+            "which on several nodes needs a tier that all of them share"
         )
     if vllm_config.lora_config is not None and not options.adapters_version:
         raise ConfigError(

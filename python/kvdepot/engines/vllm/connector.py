@@ -77,6 +77,7 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
         from kvdepot.engines.vllm.early import check
         from kvdepot.engines.vllm.graphs import may_replay_whole_steps
         from kvdepot.engines.vllm.groups import geometry
+        from kvdepot.engines.vllm.nodes import within_reach
         from kvdepot.engines.vllm.step_order import step_order
 
         extra_config = self._kv_transfer_config.kv_connector_extra_config
@@ -89,8 +90,9 @@ class KVDepotConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, u
         )
         self._tiers_are_local = all_on_this_node(options.config.tiers)
         parallel = vllm_config.parallel_config
-        # Before anything is started, read or registered: the connector may not support the model.
+        # Before anything is started, read or registered: the connector may not support the model, or its ranks' places.
         shape = geometry(vllm_config, kv_cache_config)
+        shape = within_reach(shape, parallel, shares_a_tier=options.may_share_a_tier)
         if role == KVConnectorRole.SCHEDULER and options.config.enable_record_traces:
             from kvdepot.engines.vllm.recording import record
 

@@ -93,6 +93,7 @@ class RankNamespaces:
         rank: index of the worker in the engine.
         weights: digest of the weights in its memory; empty = unknown.
         named: whether the namespaces' facts distinguish the weights from others.
+        node: the machine that the worker runs on; empty = unknown.
     """
 
     canonical: dict[int, tuple[str, ...]] = field(default_factory=dict)
@@ -100,6 +101,7 @@ class RankNamespaces:
     rank: int = 0
     weights: str = ""
     named: bool = True
+    node: str = ""
 
 
 @dataclass

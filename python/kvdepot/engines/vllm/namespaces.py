@@ -14,6 +14,7 @@ from kvdepot.engines.vllm.facts import canonical_of_version
 from kvdepot.engines.vllm.groups import Geometry
 from kvdepot.engines.vllm.log import connector_logger
 from kvdepot.engines.vllm.meta import RankNamespaces
+from kvdepot.engines.vllm.nodes import problem_of_nodes
 from kvdepot.engines.vllm.versions import WeightsVersion
 from kvdepot.errors import KVDepotError
 
@@ -48,6 +49,7 @@ class EngineNamespaces:
         *,
         drop_at_reset: bool,
         claimed_more_tokens: int,
+        shares_a_tier: bool,
         closed: Callable[[], None],
     ) -> None:
         """Starts without a namespace.
@@ -58,6 +60,7 @@ class EngineNamespaces:
             ranks: number of ranks that report.
             drop_at_reset: whether a reset also drops what is stored for every engine.
             claimed_more_tokens: tokens by which claims are longer than their hits, see ``drafts``.
+            shares_a_tier: whether depots of several nodes may find each other's blocks.
             closed: called when there are no namespaces any more.
         """
         self._depot = depot
@@ -65,6 +68,7 @@ class EngineNamespaces:
         self._ranks = ranks
         self._drop_at_reset = drop_at_reset
         self._claimed_more_tokens = claimed_more_tokens
+        self._shares_a_tier = shares_a_tier
         self._closed = closed
         self._found: list[RankNamespaces] = []
         self._names: list[list[str]] = []
@@ -91,6 +95,9 @@ class EngineNamespaces:
             return
         if broken := next((rank.broken for rank in ranks if rank.broken), ""):
             self.turn_off(broken)
+            return
+        if apart := problem_of_nodes((rank.node for rank in ranks), shares_a_tier=self._shares_a_tier):
+            self.turn_off(apart)
             return
         digests = {rank.rank: rank.weights for rank in ranks}
         if unknown := self.weights.begin(digests, all(rank.named for rank in ranks)):

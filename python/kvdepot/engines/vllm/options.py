@@ -21,6 +21,8 @@ POLICIES = ("recompute", "fail")
 RESET_KEY = "on_reset"
 RESETS = ("keep_unchanged", "drop")
 VERSION_KEY = "weights_version"
+REACHED_BY_ALL = frozenset({"Mooncake", "Object", "Remote"})
+"""Tiers that are on no node in particular."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,12 @@ class ConnectorOptions:
     def tiers(self) -> tuple[str, ...]:
         """Tiers below the pool, nearest first."""
         return self.config.tiers
+
+    @property
+    def may_share_a_tier(self) -> bool:
+        """Whether depots of several nodes may find each other's blocks in a tier; directories may be a common mount."""
+        in_directories = "Posix" in self.tiers and bool(self.config.directories_shared)  # type: ignore[attr-defined]
+        return in_directories or not REACHED_BY_ALL.isdisjoint(self.tiers)
 
     @property
     def use_gdr(self) -> bool | str:

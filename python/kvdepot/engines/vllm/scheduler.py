@@ -111,6 +111,7 @@ class SchedulerSide:
             ranks,
             drop_at_reset=options.drop_at_reset,
             claimed_more_tokens=dropped_tokens,
+            shares_a_tier=options.may_share_a_tier,
             closed=self._forget,
         )
         if not (loads and dumps):

@@ -14,6 +14,7 @@ from kvdepot.engines.vllm.live import LiveWeights, caller_with
 from kvdepot.engines.vllm.loads import Loads
 from kvdepot.engines.vllm.log import connector_logger
 from kvdepot.engines.vllm.meta import LoadReport, RankNamespaces, StepMetadata
+from kvdepot.engines.vllm.nodes import this_node
 from kvdepot.engines.vllm.options import ConnectorOptions
 from kvdepot.engines.vllm.ranks import is_last_stage, rank_number, this_rank
 from kvdepot.engines.vllm.releases.sleep import may_sleep, watch_sleep
@@ -69,7 +70,7 @@ class WorkerSide:
         self._stores: dict[int, GroupStore] = {}
         self._kv_caches: Mapping[str, torch.Tensor] = {}
         self._kv_cache_config: KVCacheConfig | None = None
-        self._names = RankNamespaces(broken=geometry.unsupported)
+        self._names = RankNamespaces(broken=geometry.unsupported, node=this_node())
         self._order = ComputeOrder(options.enable_event_sync)
         self.stats = DepotStats()
         self._loads = Loads(
